@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A distribution of latencies in nanoseconds.
+//!
+//! The buckets are those of the `histogram` crate with [`GROUPING_POWER`]: every power of two is cut into eight equal
+//! parts, so a bucket is at most 12.5 % wide. The BPF programs count into the same layout (`bpf/histogram.bpf.h`), and a
+//! property test compares the two. Count, sum, minimum and maximum are exact; percentiles are bucket bounds.
+
+use std::ops::RangeInclusive;
+
+use histogram::{Config, Histogram as DenseHistogram, SparseHistogram};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Each power of two is cut into `2^GROUPING_POWER` buckets.
+pub const GROUPING_POWER: u8 = 3;
+
+/// Every `u64` has a bucket.
+pub const MAX_VALUE_POWER: u8 = 64;
+
+const LAYOUT: Config = match Config::new(GROUPING_POWER, MAX_VALUE_POWER) {
+    Ok(layout) => layout,
+    Err(_) => panic!("the histogram layout is valid"),
+};
+
+/// Number of buckets in the layout.
+pub const BUCKETS: usize = LAYOUT.total_buckets();
+
+/// How often each latency was seen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Histogram {
+    buckets: SparseHistogram,
+    /// 128 bits: 2^64 values of 2^64 ns cannot overflow it.
+    sum_ns: u128,
+    min_ns: u64,
+    max_ns: u64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram { buckets: SparseHistogram::with_config(&LAYOUT), sum_ns: 0, min_ns: u64::MAX, max_ns: 0 }
+    }
+}
+
+impl Histogram {
+    /// Takes over counts by bucket index, ascending and each at most once, as a BPF program gathered them.
+    ///
+    /// Empty buckets are left out. Returns `None` when the indices are not ascending or lie outside the layout.
+    pub fn from_buckets(
+        counts: impl IntoIterator<Item = (u32, u64)>,
+        sum_ns: u64,
+        min_ns: u64,
+        max_ns: u64,
+    ) -> Option<Self> {
+        let (index, count): (Vec<u32>, Vec<u64>) = counts.into_iter().filter(|&(_, n)| n > 0).unzip();
+        if index.is_empty() {
+            return Some(Histogram::default());
+        }
+        let buckets = SparseHistogram::from_parts(LAYOUT, index, count).ok()?;
+        Some(Histogram { buckets, sum_ns: sum_ns.into(), min_ns, max_ns })
+    }
+
+    /// `count` values, all of them zero.
+    pub fn zeros(count: u64) -> Self {
+        Histogram::from_buckets([(0, count)], 0, 0, 0).unwrap_or_default()
+    }
+
+    /// Number of values.
+    pub fn count(&self) -> u64 {
+        self.buckets.count().iter().sum()
+    }
+
+    /// True when no value was recorded.
+    pub fn is_empty(&self) -> bool {
+        self.buckets.is_empty()
+    }
+
+    /// Sum of all values.
+    pub fn sum_ns(&self) -> u128 {
+        self.sum_ns
+    }
+
+    /// Smallest value, exact; 0 when empty.
+    pub fn min_ns(&self) -> u64 {
+        if self.is_empty() { 0 } else { self.min_ns }
+    }
+
+    /// Largest value, exact; 0 when empty.
+    pub fn max_ns(&self) -> u64 {
+        self.max_ns
+    }
+
+    /// Arithmetic mean, exact up to the nanosecond below; 0 when empty.
+    pub fn mean_ns(&self) -> u64 {
+        let count = u128::from(self.count());
+        if count == 0 { 0 } else { u64::try_from(self.sum_ns / count).unwrap_or(u64::MAX) }
+    }
+
+    /// The value that a share `quantile` (0 to 1) of the values do not exceed: the upper bound of its bucket, but never
+    /// more than the maximum seen. At most 12.5 % above the true value, never below it; 0 when empty.
+    pub fn quantile_ns(&self, quantile: f64) -> u64 {
+        let total = self.count();
+        // The smallest rank that covers the share; at least the first value.
+        let rank = ((quantile.clamp(0.0, 1.0) * total as f64).ceil() as u64).clamp(1, total.max(1));
+        let mut seen = 0;
+        for (range, count) in self.iter() {
+            seen += count;
+            if seen >= rank {
+                return (*range.end()).min(self.max_ns);
+            }
+        }
+        0
+    }
+
+    /// The buckets that hold values, ascending: their bounds in nanoseconds, both inclusive, and their counts.
+    pub fn iter(&self) -> impl Iterator<Item = (RangeInclusive<u64>, u64)> + '_ {
+        self.buckets.iter().map(|bucket| (bucket.range(), bucket.count()))
+    }
+
+    /// Adds all values of `other`.
+    pub fn merge(&mut self, other: &Histogram) {
+        if other.is_empty() {
+            return;
+        }
+        // Both sides have one layout, so only a count above 2^64 could fail; wrapping is what the kernel counters do too.
+        if let Ok(sum) = self.buckets.wrapping_add(&other.buckets) {
+            self.buckets = sum;
+        }
+        self.sum_ns += other.sum_ns;
+        self.min_ns = self.min_ns.min(other.min_ns);
+        self.max_ns = self.max_ns.max(other.max_ns);
+    }
+}
+
+impl FromIterator<u64> for Histogram {
+    fn from_iter<I: IntoIterator<Item = u64>>(values_ns: I) -> Self {
+        let mut dense = DenseHistogram::with_config(&LAYOUT);
+        let mut result = Histogram::default();
+        for value_ns in values_ns {
+            // The layout covers every u64.
+            if dense.increment(value_ns).is_ok() {
+                result.sum_ns += u128::from(value_ns);
+                result.min_ns = result.min_ns.min(value_ns);
+                result.max_ns = result.max_ns.max(value_ns);
+            }
+        }
+        result.buckets = SparseHistogram::from(&dense);
+        result
+    }
+}
+
+/// The form that `--json` prints; see docs/json.md.
+#[derive(Serialize, Deserialize)]
+struct Printed {
+    count: u64,
+    min_ns: u64,
+    mean_ns: u64,
+    p50_ns: u64,
+    p90_ns: u64,
+    p99_ns: u64,
+    p999_ns: u64,
+    max_ns: u64,
+    /// Without it a reader could only restore the sum to within `count` nanoseconds.
+    sum_ns: u64,
+    buckets: Vec<(u64, u64)>,
+}
+
+impl Serialize for Histogram {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Printed {
+            count: self.count(),
+            min_ns: self.min_ns(),
+            mean_ns: self.mean_ns(),
+            p50_ns: self.quantile_ns(0.5),
+            p90_ns: self.quantile_ns(0.9),
+            p99_ns: self.quantile_ns(0.99),
+            p999_ns: self.quantile_ns(0.999),
+            max_ns: self.max_ns(),
+            sum_ns: u64::try_from(self.sum_ns).unwrap_or(u64::MAX),
+            buckets: self.iter().map(|(range, count)| (*range.end(), count)).collect(),
+        }
+        .serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Histogram {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let printed = Printed::deserialize(deserializer)?;
+        let mut dense = DenseHistogram::with_config(&LAYOUT);
+        for (upper_ns, count) in printed.buckets {
+            dense.add(upper_ns, count).map_err(serde::de::Error::custom)?;
+        }
+        let buckets = SparseHistogram::from(&dense);
+        if buckets.is_empty() {
+            return Ok(Histogram::default());
+        }
+        Ok(Histogram { buckets, sum_ns: printed.sum_ns.into(), min_ns: printed.min_ns, max_ns: printed.max_ns })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn exact_quantile(sorted: &[u64], quantile: f64) -> u64 {
+        let rank = ((quantile * sorted.len() as f64).ceil() as usize).clamp(1, sorted.len());
+        sorted[rank - 1]
+    }
+
+    #[test]
+    fn an_empty_histogram_is_all_zero() {
+        let empty = Histogram::default();
+        assert_eq!(
+            (empty.count(), empty.min_ns(), empty.mean_ns(), empty.max_ns(), empty.quantile_ns(0.99)),
+            (0, 0, 0, 0, 0)
+        );
+    }
+
+    #[test]
+    fn the_layout_has_the_size_that_the_bpf_header_states() {
+        assert_eq!(BUCKETS, 496);
+    }
+
+    #[test]
+    fn buckets_out_of_order_or_outside_the_layout_are_refused() {
+        assert!(Histogram::from_buckets([(5, 1), (4, 1)], 0, 0, 0).is_none());
+        assert!(Histogram::from_buckets([(496, 1)], 0, 0, 0).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn quantiles_lie_in_the_bucket_of_the_true_value(
+            mut values in prop::collection::vec(0u64..1 << 40, 1..300),
+            quantile in 0.0f64..=1.0,
+        ) {
+            let histogram: Histogram = values.iter().copied().collect();
+            values.sort_unstable();
+            let exact = exact_quantile(&values, quantile);
+            let measured = histogram.quantile_ns(quantile);
+            prop_assert!(measured >= exact);
+            prop_assert!(measured as f64 <= exact as f64 * 1.125 + 1.0);
+            prop_assert!(measured <= histogram.max_ns());
+        }
+
+        #[test]
+        fn merging_is_recording_both(a in prop::collection::vec(any::<u64>(), 0..100), b in prop::collection::vec(any::<u64>(), 0..100)) {
+            let mut merged: Histogram = a.iter().copied().collect();
+            merged.merge(&b.iter().copied().collect());
+            let together: Histogram = a.iter().chain(&b).copied().collect();
+            prop_assert_eq!(merged, together);
+        }
+
+        #[test]
+        fn json_restores_the_histogram(values in prop::collection::vec(0u64..1 << 50, 0..100)) {
+            let histogram: Histogram = values.into_iter().collect();
+            let text = serde_json::to_string(&histogram).expect("a histogram serialises");
+            prop_assert_eq!(serde_json::from_str::<Histogram>(&text).expect("and parses"), histogram);
+        }
+    }
+}

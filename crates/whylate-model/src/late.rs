@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One latency over the user's threshold.
+
+use serde::{Deserialize, Serialize};
+
+use crate::snapshot::Labels;
+
+/// Something that waited longer than the user allows.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LateEvent {
+    /// What waited, e.g. `handler` and `workqueue`, and who asked for it.
+    pub labels: Labels,
+    /// When the wait ended, in nanoseconds since 1970 (UTC).
+    #[serde(rename = "at", with = "crate::units::rfc3339")]
+    pub at_unix_ns: u64,
+    /// How long it waited.
+    pub latency_ns: u64,
+    /// Where it was served.
+    pub cpu: u32,
+    /// The named parts of the wait in order; they add up to `latency_ns`. Empty where the source has no parts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<(String, u64)>,
+    /// The kernel stack of whoever asked for the work, innermost first; empty unless asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stack: Vec<String>,
+    /// What made it wait; they add up to `latency_ns`. Empty unless `--why` asks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub causes: Vec<Cause>,
+}
+
+/// A part of a late event's time and who had it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cause {
+    /// What kind of delay it is.
+    pub kind: CauseKind,
+    /// Who caused it, e.g. `dd:4242` or a handler's name.
+    pub who: String,
+    /// The time it took.
+    pub ns: u64,
+    /// The stack of whoever caused it, innermost first, where known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stack: Vec<String>,
+}
+
+/// The kinds of delay that whylate tells apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CauseKind {
+    /// Interrupts were disabled.
+    IrqsOff,
+    /// Preemption was disabled.
+    PreemptOff,
+    /// A hardware interrupt handler ran.
+    Irq,
+    /// A softirq ran.
+    Softirq,
+    /// A non-maskable interrupt ran.
+    Nmi,
+    /// Another thread had the CPU.
+    Thread,
+    /// Another work item had the worker.
+    Work,
+    /// The workqueue had its maximum of items active.
+    MaxActive,
+    /// The CPU came out of an idle state.
+    IdleExit,
+    /// The wakeup itself took long.
+    Wakeup,
+    /// The hypervisor ran something else.
+    Steal,
+    /// It cannot be told apart.
+    Unknown,
+}

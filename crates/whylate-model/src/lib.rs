@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The plain data that whylate's sources yield and its outputs show.
+//!
+//! Nothing in this crate touches the kernel, reads a clock or needs a privilege, so that a recording replays through the
+//! same code as a live run and every output can be tested from a fixed [`Snapshot`].
+
+pub mod histogram;
+pub mod late;
+pub mod snapshot;
+pub mod stack;
+pub mod units;
+
+pub use histogram::Histogram;
+pub use late::{Cause, CauseKind, LateEvent};
+pub use snapshot::{Labels, Probe, Series, Snapshot};
+pub use stack::Stack;

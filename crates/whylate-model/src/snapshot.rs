@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What one source saw in one span of time.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Histogram, LateEvent, Stack};
+
+/// The version of the JSON form; a reader refuses a higher one.
+pub const SCHEMA: u32 = 1;
+
+/// Names and values that tell one series from another, e.g. `handler` = `vmstat_update`.
+pub type Labels = BTreeMap<String, String>;
+
+/// Everything one source saw since its previous snapshot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Version of this form, [`SCHEMA`].
+    pub schema: u32,
+    /// The source's name, e.g. `wq`.
+    pub source: String,
+    /// Which of the source's ways to measure was used.
+    pub backend: String,
+    /// The machine's host name.
+    pub host: String,
+    /// When the span began, in nanoseconds since 1970 (UTC).
+    #[serde(rename = "start", with = "crate::units::rfc3339")]
+    pub start_unix_ns: u64,
+    /// How long the span is.
+    pub duration_ns: u64,
+    /// Distributions and figures by label.
+    pub series: Vec<Series>,
+    /// Call stacks with their weights.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stacks: Vec<Stack>,
+    /// Latencies over the threshold, where one was given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub late: Vec<LateEvent>,
+    /// Events that could not be counted, by reason. Reasons that did not occur may be zero or absent.
+    pub lost: BTreeMap<String, u64>,
+    /// What measuring cost.
+    pub probe: Probe,
+}
+
+/// The distributions and figures of one label set.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Series {
+    /// What the figures are about.
+    pub labels: Labels,
+    /// Distributions by name, e.g. `latency`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub histograms: BTreeMap<String, Histogram>,
+    /// Single figures by name; shares are fractions from 0 to 1.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub values: BTreeMap<String, f64>,
+}
+
+/// The run time of the source's own BPF programs, from `kernel.bpf_stats_enabled`.
+///
+/// Both are zero unless the kernel counts (`sysctl kernel.bpf_stats_enabled=1`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probe {
+    /// Time spent in them.
+    pub run_ns: u64,
+    /// How often they ran.
+    pub runs: u64,
+}
+
+impl Snapshot {
+    /// An empty snapshot of `source`, to be filled.
+    pub fn new(source: &str, backend: &str, host: &str, start_unix_ns: u64) -> Self {
+        Snapshot {
+            schema: SCHEMA,
+            source: source.to_owned(),
+            backend: backend.to_owned(),
+            host: host.to_owned(),
+            start_unix_ns,
+            duration_ns: 0,
+            series: Vec::new(),
+            stacks: Vec::new(),
+            late: Vec::new(),
+            lost: BTreeMap::new(),
+            probe: Probe::default(),
+        }
+    }
+
+    /// The series merged by one label: all series with the same value of `label` become one, sorted by that value.
+    pub fn merged_by(&self, label: &str) -> Vec<Series> {
+        let mut merged: BTreeMap<&str, Series> = BTreeMap::new();
+        for series in &self.series {
+            let value = series.labels.get(label).map_or("", String::as_str);
+            let into = merged.entry(value).or_insert_with(|| Series { labels: Labels::new(), ..Series::default() });
+            into.absorb(series);
+        }
+        merged.into_values().collect()
+    }
+
+    /// The distribution `name` over all series.
+    pub fn total(&self, name: &str) -> Histogram {
+        let mut total = Histogram::default();
+        for histogram in self.series.iter().filter_map(|series| series.histograms.get(name)) {
+            total.merge(histogram);
+        }
+        total
+    }
+}
+
+impl Series {
+    /// Adds the figures of `other`; labels on which the two differ list both values, separated by commas.
+    pub fn absorb(&mut self, other: &Series) {
+        for (name, value) in &other.labels {
+            let mine = self.labels.entry(name.clone()).or_insert_with(|| value.clone());
+            if !mine.split(',').any(|known| known == value) {
+                mine.push(',');
+                mine.push_str(value);
+            }
+        }
+        for (name, histogram) in &other.histograms {
+            self.histograms.entry(name.clone()).or_default().merge(histogram);
+        }
+        for (name, value) in &other.values {
+            *self.values.entry(name.clone()).or_default() += value;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(handler: &str, workqueue: &str, latencies_ns: &[u64]) -> Series {
+        Series {
+            labels: [("handler", handler), ("workqueue", workqueue)].map(|(k, v)| (k.into(), v.into())).into(),
+            histograms: [("latency".to_owned(), latencies_ns.iter().copied().collect())].into(),
+            values: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn merging_by_handler_adds_its_workqueues() {
+        let mut snapshot = Snapshot::new("wq", "fentry", "host", 0);
+        snapshot.series =
+            vec![series("b", "events", &[1]), series("a", "events", &[5, 7]), series("a", "kblockd", &[9])];
+        let merged = snapshot.merged_by("handler");
+        assert_eq!(merged.len(), 2);
+        assert_eq!(merged[0].labels["handler"], "a");
+        assert_eq!(merged[0].labels["workqueue"], "events,kblockd");
+        assert_eq!(merged[0].histograms["latency"].count(), 3);
+        assert_eq!(snapshot.total("latency").sum_ns(), 22);
+    }
+
+    #[test]
+    fn json_restores_the_snapshot() {
+        let mut snapshot = Snapshot::new("wq", "fentry", "host", 1_795_252_440_123_000_000);
+        snapshot.series = vec![series("a", "events", &[5, 7])];
+        snapshot.lost.insert("unmatched".into(), 3);
+        let text = serde_json::to_string(&snapshot).expect("a snapshot serialises");
+        assert_eq!(serde_json::from_str::<Snapshot>(&text).expect("and parses"), snapshot);
+    }
+}

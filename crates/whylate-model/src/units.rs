@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Units as people write and read them.
+
+use thiserror::Error;
+
+/// Why a duration could not be read.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum DurationError {
+    /// It is not a number with a unit.
+    #[error("write a number and a unit, such as 500us, 10ms, 2.5s, 5m or 1h")]
+    Malformed,
+    /// More than 2^64 nanoseconds.
+    #[error("that is more than 584 years")]
+    TooLong,
+}
+
+/// Reads `10s`, `5m`, `1.33ms`, `200us`, `800ns`, `1h` or `2d`; a bare number is in `bare_unit_ns`.
+///
+/// # Errors
+/// When the text is no such duration; negative ones are malformed.
+pub fn parse_duration_ns(text: &str, bare_unit_ns: u64) -> Result<u64, DurationError> {
+    let text = text.trim();
+    let unit_at = text.find(|c: char| c.is_ascii_alphabetic() || c == 'µ').unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let unit_ns = match unit {
+        "" => bare_unit_ns,
+        "ns" => 1,
+        "us" | "µs" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        "m" => 60_000_000_000,
+        "h" => 3_600_000_000_000,
+        "d" => 86_400_000_000_000,
+        _ => return Err(DurationError::Malformed),
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let digits = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
+    if (whole.is_empty() && fraction.is_empty()) || !digits(whole) || !digits(fraction) || fraction.len() > 18 {
+        return Err(DurationError::Malformed);
+    }
+    let whole_ns = if whole.is_empty() {
+        0
+    } else {
+        // Only too many digits can fail here.
+        whole.parse::<u64>().ok().and_then(|n| n.checked_mul(unit_ns)).ok_or(DurationError::TooLong)?
+    };
+    let fraction_ns = if fraction.is_empty() {
+        0
+    } else {
+        let numerator: u128 = fraction.parse().map_err(|_| DurationError::Malformed)?;
+        u64::try_from(numerator * u128::from(unit_ns) / 10u128.pow(fraction.len() as u32))
+            .map_err(|_| DurationError::TooLong)?
+    };
+    whole_ns.checked_add(fraction_ns).ok_or(DurationError::TooLong)
+}
+
+/// A duration with three significant digits and its unit, e.g. `12.3ms`, as people read it.
+pub fn format_ns(ns: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [(1, "ns"), (1_000, "us"), (1_000_000, "ms"), (1_000_000_000, "s")];
+    // A value that would round up to 1000 of a unit belongs to the next one.
+    let (unit_ns, unit) =
+        UNITS.into_iter().find(|&(unit_ns, _)| u128::from(ns) * 2 < u128::from(unit_ns) * 1999).unwrap_or(UNITS[3]);
+    let value = ns as f64 / unit_ns as f64;
+    let digits = match value {
+        _ if unit_ns == 1 => 0,
+        v if v < 9.995 => 2,
+        v if v < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$}{unit}")
+}
+
+/// Text that is safe on a terminal: control characters, which a process may put into its name, become `?`.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// Wall-clock stamps as RFC 3339 in UTC, to the microsecond.
+pub mod rfc3339 {
+    use jiff::Timestamp;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    /// The text form of `unix_ns`.
+    pub fn format(unix_ns: u64) -> String {
+        match Timestamp::from_nanosecond(unix_ns.into()) {
+            Ok(stamp) => format!("{stamp:.6}"),
+            Err(_) => String::new(),
+        }
+    }
+
+    /// For `#[serde(with = …)]`.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(unix_ns: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format(*unix_ns))
+    }
+
+    /// For `#[serde(with = …)]`.
+    ///
+    /// # Errors
+    /// When the text is no RFC 3339 stamp after 1970.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let stamp: Timestamp = text.parse().map_err(serde::de::Error::custom)?;
+        u64::try_from(stamp.as_nanosecond()).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn durations_are_read_with_their_units() {
+        let s = 1_000_000_000;
+        assert_eq!(parse_duration_ns("10s", s), Ok(10 * s));
+        assert_eq!(parse_duration_ns("1.33ms", s), Ok(1_330_000));
+        assert_eq!(parse_duration_ns("200us", s), Ok(200_000));
+        assert_eq!(parse_duration_ns("5", s), Ok(5 * s));
+        assert_eq!(parse_duration_ns(".5", s), Ok(s / 2));
+        for bad in ["", "s", "-1s", "1 0s", "1x", "1e3", "..", "1s2", "٣s"] {
+            assert_eq!(parse_duration_ns(bad, s), Err(DurationError::Malformed), "{bad:?}");
+        }
+        assert_eq!(parse_duration_ns("99999999999999d", s), Err(DurationError::TooLong));
+    }
+
+    #[test]
+    fn durations_are_written_with_three_digits() {
+        for (ns, text) in [
+            (0, "0ns"),
+            (999, "999ns"),
+            (1_000, "1.00us"),
+            (999_499, "999us"),
+            (999_500, "1.00ms"),
+            (12_345_678, "12.3ms"),
+            (61_000_000_000, "61.0s"),
+        ] {
+            assert_eq!(format_ns(ns), text);
+        }
+    }
+
+    #[test]
+    fn escape_sequences_lose_their_effect() {
+        assert_eq!(printable("a\x1b[31mb\u{9b}c\n"), "a?[31mb?c?");
+    }
+
+    #[test]
+    fn stamps_are_rfc3339() {
+        assert_eq!(rfc3339::format(1_795_252_440_123_456_789), "2026-11-21T09:14:00.123456Z");
+    }
+
+    proptest! {
+        #[test]
+        fn reading_a_duration_never_panics(text in ".*") {
+            let _ = parse_duration_ns(&text, 1);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The kernel types that the BPF programs read, with only the fields they use. CO-RE relocates every access to the running
+ * kernel's layout, so order and completeness do not matter here. No other header describes the kernel.
+ */
+#pragma once
+
+typedef signed char __s8;
+typedef unsigned char __u8;
+typedef short __s16;
+typedef unsigned short __u16;
+typedef int __s32;
+typedef unsigned int __u32;
+typedef long long __s64;
+typedef unsigned long long __u64;
+typedef __u16 __be16;
+typedef __u32 __be32;
+typedef __u32 __wsum;
+typedef __u8 u8;
+typedef __u16 u16;
+typedef __s32 s32;
+typedef __u32 u32;
+typedef __s64 s64;
+typedef __u64 u64;
+typedef _Bool bool;
+
+#define true 1
+#define false 0
+#define NULL ((void *)0)
+
+/* Stable numbers of the BPF system call (include/uapi/linux/bpf.h). */
+enum bpf_map_type {
+	BPF_MAP_TYPE_HASH = 1,
+	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
+	BPF_MAP_TYPE_STACK_TRACE = 7,
+	BPF_MAP_TYPE_RINGBUF = 27,
+};
+
+enum {
+	BPF_ANY = 0,
+};
+
+enum {
+	BPF_F_MMAPABLE = 1U << 10,
+};
+
+/* Opaque to BPF programs; the kernel finds it in a map value by this name (6.10). */
+struct bpf_wq {
+	__u64 __opaque[2];
+} __attribute__((aligned(8)));
+
+/* Opaque to BPF programs; the kernel finds it in a map value by this name (5.15). */
+struct bpf_timer {
+	__u64 __opaque[2];
+} __attribute__((aligned(8)));
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+typedef struct {
+	s64 counter;
+} atomic64_t;
+
+struct work_struct {
+	atomic64_t data;
+	void (*func)(struct work_struct *work);
+};
+
+struct workqueue_attrs {
+	int nice;
+};
+
+struct worker_pool {
+	int cpu;
+	int id;
+	unsigned int flags;
+	struct workqueue_attrs *attrs;
+};
+
+struct workqueue_struct {
+	/* 24 bytes up to 6.8, 32 since. */
+	char name[32];
+};
+
+struct pool_workqueue {
+	struct worker_pool *pool;
+	struct workqueue_struct *wq;
+};
+
+struct worker {
+	struct task_struct *task;
+	struct worker_pool *pool;
+	struct workqueue_struct *rescue_wq;
+};
+
+struct sched_entity {
+	u64 exec_start;
+	u64 sum_exec_runtime;
+};
+
+struct sched_info {
+	unsigned long long run_delay;
+};
+
+struct task_struct {
+	unsigned int flags;
+	int pid;
+	int tgid;
+	char comm[16];
+	unsigned long nvcsw;
+	unsigned long nivcsw;
+	struct sched_entity se;
+	struct sched_info sched_info;
+};
+
+#pragma clang attribute pop

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Compiles every `src/*/*.bpf.c` and generates its skeleton; the list is the folder itself.
+
+use std::env;
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use libbpf_cargo::SkeletonBuilder;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    // Directories are watched too, so that a new file is found.
+    println!("cargo:rerun-if-changed=bpf");
+    println!("cargo:rerun-if-changed=src");
+    println!("cargo:rerun-if-env-changed=CLANG");
+    for program in bpf_programs(Path::new("src"))? {
+        let name = program.file_name().and_then(|n| n.to_str()).ok_or("a BPF source has no readable name")?;
+        let skeleton = out.join(name.replace(".bpf.c", ".skel.rs"));
+        SkeletonBuilder::new()
+            .source(&program)
+            // v3 has the atomic compare-and-exchange and fetch instructions (kernel 5.12).
+            .clang_args(["-I", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"])
+            .build_and_generate(&skeleton)
+            .map_err(|error| format!("cannot build {}: {error:#} (is clang installed?)", program.display()))?;
+    }
+    Ok(())
+}
+
+fn bpf_programs(sources: &Path) -> Result<Vec<PathBuf>, Box<dyn Error>> {
+    let mut found = Vec::new();
+    for folder in fs::read_dir(sources)? {
+        let folder = folder?.path();
+        if folder.is_dir() {
+            for file in fs::read_dir(folder)? {
+                let file = file?.path();
+                if file.to_str().is_some_and(|name| name.ends_with(".bpf.c")) {
+                    found.push(file);
+                }
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What every source is: a description, a way to attach, and snapshots from then on.
+
+use thiserror::Error;
+use whylate_model::{LateEvent, Snapshot};
+
+/// A thing that attaches to the kernel and yields snapshots. Stateless: a description and a factory.
+pub trait Source: Sync {
+    /// What it measures and what it needs.
+    fn info(&self) -> &'static SourceInfo;
+
+    /// Starts measuring.
+    ///
+    /// # Errors
+    /// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
+    fn attach(&self, options: &Options) -> Result<Box<dyn Attached>, AttachError>;
+}
+
+/// A source that measures. Dropping it detaches it and restores every kernel setting it changed.
+pub trait Attached {
+    /// The backend in use, and why it is not a better one.
+    fn backend(&self) -> Backend<'_>;
+
+    /// Everything seen since the previous call, or since attaching. The caller drives the cadence.
+    ///
+    /// # Errors
+    /// When the kernel refuses to hand over what was gathered.
+    fn snapshot(&mut self) -> anyhow::Result<Snapshot>;
+
+    /// Hands over the late events that have come in, waiting at most `wait` for the first one.
+    ///
+    /// # Errors
+    /// When the kernel refuses to hand over what was gathered.
+    fn drain_late(&mut self, wait: std::time::Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()>;
+}
+
+/// The way a source measures on this kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backend<'a> {
+    /// Its name, as `--backend` takes it.
+    pub name: &'a str,
+    /// Why a better one is not in use; `None` when this is the best.
+    pub fallback_reason: Option<&'a str>,
+}
+
+/// A source's description, the same on every machine.
+#[derive(Debug)]
+pub struct SourceInfo {
+    /// Lower-case name: folder, command and JSON `source`.
+    pub name: &'static str,
+    /// What waits.
+    pub waits: &'static str,
+    /// The event that a wait begins with.
+    pub from: &'static str,
+    /// The event that a wait ends with.
+    pub to: &'static str,
+    /// Its ways to measure, best first.
+    pub backends: &'static [BackendInfo],
+}
+
+/// One way to measure.
+#[derive(Debug)]
+pub struct BackendInfo {
+    /// Name, as `--backend` takes it.
+    pub name: &'static str,
+    /// What it needs of the kernel.
+    pub needs: &'static [Need],
+    /// What is weaker than with the best one; empty for the best.
+    pub weaker: &'static str,
+}
+
+/// Something a backend needs of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Type information of the running kernel in `/sys/kernel/btf/vmlinux`.
+    Btf,
+    /// BPF programs of type tracing: `tp_btf` and `fentry`.
+    TracingPrograms,
+    /// A tracepoint, `group:name`.
+    Tracepoint(&'static str),
+    /// A kernel function that BTF describes and to which programs can attach.
+    Function(&'static str),
+    /// A BPF map type.
+    Map(MapKind),
+}
+
+/// The BPF map types in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapKind {
+    /// `BPF_MAP_TYPE_ARRAY`
+    Array,
+    /// `BPF_MAP_TYPE_RINGBUF`
+    RingBuf,
+    /// `BPF_MAP_TYPE_STACK_TRACE`
+    StackTrace,
+}
+
+/// What to measure. Sources ignore what does not apply to them only where the command line does not offer it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Name of the backend to use; `None` takes the best that works.
+    pub backend: Option<String>,
+    /// Measure only what has this name (a handler for `wq`).
+    pub only: Option<String>,
+    /// How series are told apart.
+    pub by: By,
+    /// Measure every phase and the run time, not the latency alone.
+    pub phases: bool,
+    /// Yield a late event for each latency of at least this.
+    pub late_over_ns: Option<u64>,
+    /// Late events carry the kernel stack of whoever asked for the work.
+    pub stacks: bool,
+}
+
+/// How series are told apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum By {
+    /// One series for everything.
+    #[default]
+    Nothing,
+    /// By handler and workqueue.
+    Handler,
+    /// By workqueue.
+    Workqueue,
+    /// By the CPU on which it was served.
+    Cpu,
+    /// By worker pool.
+    Pool,
+}
+
+/// Why a source could not attach.
+#[derive(Debug, Error)]
+pub enum AttachError {
+    /// The caller lacks a privilege.
+    #[error("not permitted (run as root, or grant CAP_BPF and CAP_PERFMON)")]
+    NotPermitted,
+    /// The kernel lacks something.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The backend's name is none of this source's.
+    #[error("no backend is named {name} (choose from: auto, {known})")]
+    UnknownBackend {
+        /// What was asked for.
+        name: String,
+        /// What there is, separated by commas.
+        known: String,
+    },
+    /// Loading or attaching failed for another reason.
+    #[error(transparent)]
+    Failed(#[from] anyhow::Error),
+}

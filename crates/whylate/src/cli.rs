@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The command line as clap sees it. Each command's arguments stand with the command.
+
+use clap::{Parser, Subcommand};
+
+use crate::commands::{doctor, generate, inject, wq};
+
+/// Tells why Linux is late: where work items, timers, interrupts and threads wait, for how long, and what made them wait.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Wq(wq::Arguments),
+    Inject(inject::Arguments),
+    Doctor(doctor::Arguments),
+    #[command(hide = true)]
+    Generate(generate::Arguments),
+}
+
+/// Reads a duration with its unit; a bare number is in seconds.
+pub fn duration_ns(text: &str) -> Result<u64, String> {
+    match whylate_model::units::parse_duration_ns(text, 1_000_000_000) {
+        Ok(0) => Err("it must be more than zero".to_owned()),
+        Ok(ns) => Ok(ns),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}
