@@ -90,8 +90,8 @@ impl Histogram {
 
     /// Arithmetic mean, exact up to the nanosecond below; 0 when empty.
     pub fn mean_ns(&self) -> u64 {
-        let count = u128::from(self.count());
-        if count == 0 { 0 } else { u64::try_from(self.sum_ns / count).unwrap_or(u64::MAX) }
+        let mean = self.sum_ns.checked_div(self.count().into()).unwrap_or(0);
+        u64::try_from(mean).unwrap_or(u64::MAX)
     }
 
     /// The value that a share `quantile` (0 to 1) of the values do not exceed: the upper bound of its bucket, but never

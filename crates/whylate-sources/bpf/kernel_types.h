@@ -93,9 +93,19 @@ struct worker {
 	struct workqueue_struct *rescue_wq;
 };
 
+struct rq {
+	u64 clock;
+	u64 clock_task;
+};
+
+struct cfs_rq {
+	struct rq *rq;
+};
+
 struct sched_entity {
 	u64 exec_start;
 	u64 sum_exec_runtime;
+	struct cfs_rq *cfs_rq;
 };
 
 struct sched_info {
@@ -111,6 +121,11 @@ struct task_struct {
 	unsigned long nivcsw;
 	struct sched_entity se;
 	struct sched_info sched_info;
+	void *worker_private;
+};
+
+struct kthread {
+	void *data;
 };
 
 #pragma clang attribute pop

@@ -3,6 +3,16 @@
 //!
 //! Sources yield plain data of `whylate-model` and never print.
 
+pub mod attach;
+pub mod capabilities;
+pub mod clock;
+pub mod mapped;
 pub mod source;
+pub mod symbols;
+pub mod tracefs;
+pub mod wq;
 
 pub use source::{AttachError, Attached, Backend, BackendInfo, By, MapKind, Need, Options, Source, SourceInfo};
+
+/// Every source, in the order in which they are listed.
+pub static SOURCES: &[&dyn Source] = &[&wq::Wq];

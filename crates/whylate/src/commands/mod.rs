@@ -4,6 +4,7 @@
 pub mod doctor;
 pub mod generate;
 pub mod inject;
+pub mod watch;
 pub mod wq;
 
 use std::io;

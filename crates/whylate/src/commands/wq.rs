@@ -1,12 +1,245 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate wq`.
+//! `whylate wq`: how long work items wait for a worker.
 
-use clap::Args;
+mod show;
 
-/// Placeholder.
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use jiff::tz::TimeZone;
+use whylate_model::{LateEvent, Snapshot};
+use whylate_sources::wq::Wq;
+use whylate_sources::{Attached, By, Options, Source, symbols};
+
+use crate::cli::duration_ns;
+use crate::commands::watch::{Ended, Watch};
+use crate::output::late;
+
+/// How many late events one JSON line carries at most; the others are counted as lost.
+const LATE_EVENTS_A_LINE: usize = 100_000;
+
+/// Work queue latency: how long work items wait before a worker starts them, as histograms.
 #[derive(Debug, Args)]
-pub struct Arguments {}
+#[command(after_help = "\
+examples:
+    whylate wq               # summarize work queue latency as a histogram
+    whylate wq 1 10          # print 1 second summaries, 10 times
+    whylate wq -W            # show each work handler separately
+    whylate wq -w xyz        # show the work handler named \"xyz\" only
+    whylate wq --table 1     # a row per handler: latency and run time, each second
+    whylate wq --slower 10ms # a line per item that waited 10 ms or longer, as it happens")]
+pub struct Arguments {
+    /// Output interval, in seconds
+    #[arg(value_parser = duration_ns)]
+    interval: Option<u64>,
+    /// Number of outputs
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// Print a histogram per work handler
+    #[arg(short = 'W', long)]
+    works: bool,
+    /// Trace only this work handler
+    #[arg(short, long, value_name = "HANDLER")]
+    work: Option<String>,
+    /// Print a histogram of each phase: waiting for max_active, waiting for a worker, running, on a CPU, asleep, ready
+    #[arg(long)]
+    phases: bool,
+    /// Print a row per handler with its latency and run time
+    #[arg(long)]
+    table: bool,
+    /// Column that orders the table
+    #[arg(long, value_enum, default_value_t = Sort::Max, requires = "table")]
+    sort: Sort,
+    /// What to tell apart
+    #[arg(long, value_enum)]
+    by: Option<Key>,
+    /// Print a line per item that waited at least this long, as it happens (e.g. 10ms)
+    #[arg(long, value_name = "LATENCY", value_parser = duration_ns)]
+    slower: Option<u64>,
+    /// With --slower: the kernel stack that queued the item
+    #[arg(long, requires = "slower")]
+    stack: bool,
+    /// End after this time (e.g. 10s, 5m, 1h)
+    #[arg(short, long, value_parser = duration_ns)]
+    duration: Option<u64>,
+    /// One JSON object a line per output
+    #[arg(long)]
+    json: bool,
+    /// Where the start of an item is taken: fentry, tracepoint, or auto for the best that works
+    #[arg(long, value_name = "BACKEND", default_value = "auto")]
+    backend: String,
+}
 
-pub fn run(_arguments: &Arguments) -> anyhow::Result<()> {
+/// What the series are told apart by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Key {
+    Handler,
+    Workqueue,
+    Cpu,
+    Pool,
+}
+
+impl Key {
+    /// The label of a series that holds it.
+    fn label(self) -> &'static str {
+        match self {
+            Key::Handler => "handler",
+            Key::Workqueue => "workqueue",
+            Key::Cpu => "cpu",
+            Key::Pool => "pool",
+        }
+    }
+}
+
+/// The column that orders the table, largest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Sort {
+    Count,
+    Mean,
+    P50,
+    P99,
+    Max,
+    /// Longest run time
+    Runtime,
+    /// By name, A to Z
+    Name,
+}
+
+impl Arguments {
+    /// True when the lines of `--slower` are all that is to be printed.
+    fn lines_only(&self) -> bool {
+        self.slower.is_some() && !(self.json || self.table || self.works || self.phases || self.interval.is_some())
+    }
+
+    /// Measures no more than what is printed.
+    fn options(&self) -> Options {
+        let by = match self.by {
+            Some(Key::Handler) => By::Handler,
+            Some(Key::Workqueue) => By::Workqueue,
+            Some(Key::Cpu) => By::Cpu,
+            Some(Key::Pool) => By::Pool,
+            None if self.json || self.table || self.works || self.work.is_some() => By::Handler,
+            None => By::Nothing,
+        };
+        Options {
+            backend: Some(self.backend.clone()),
+            only: self.work.clone(),
+            by,
+            phases: self.json || self.table || self.phases || self.slower.is_some(),
+            late_over_ns: self.slower,
+            stacks: self.stack,
+        }
+    }
+}
+
+/// Attaches, prints at each interval, and once more at the end.
+///
+/// # Errors
+/// When the source cannot attach, or the output cannot be written.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+    let mut source = Wq.attach(&arguments.options()).context("cannot attach wq")?;
+    if let Some(reason) = source.backend().fallback_reason {
+        eprintln!("whylate: wq uses the {} backend: {reason}", source.backend().name);
+    }
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    show::write_first_lines(&mut out, arguments)?;
+    out.flush()?;
+
+    let started = Instant::now();
+    let interval = arguments.interval.map(Duration::from_nanos);
+    let end = arguments.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
+    let mut seen_any = false;
+    for output in 1.. {
+        // A fixed schedule: an output that takes long does not shift the ones after it.
+        let due = interval.and_then(|interval| started.checked_add(interval.saturating_mul(output)));
+        let until = [due, end].into_iter().flatten().min();
+        let mut late_events = LateEvents::new(arguments);
+        let ended = wait(source.as_mut(), &watch, until, &mut late_events, &mut out)?;
+        if ended == Ended::OutputClosed {
+            return Ok(());
+        }
+        let mut snapshot = source.snapshot()?;
+        late_events.move_into(&mut snapshot);
+        seen_any |= !snapshot.total("latency").is_empty();
+        show::write(&mut out, arguments, &snapshot)?;
+        out.flush()?;
+        let last = ended == Ended::Signal
+            || interval.is_none()
+            || end.is_some_and(|end| Instant::now() >= end)
+            || arguments.count.is_some_and(|count| u64::from(output) >= count);
+        if last {
+            break;
+        }
+    }
+    drop(out);
+    if let (Some(handler), false) = (&arguments.work, seen_any) {
+        let why = match symbols::is_kernel_function(handler) {
+            Some(false) => " (the kernel has no function of that name)",
+            _ => "",
+        };
+        eprintln!("whylate: no work item of {handler} was seen{why}");
+    }
     Ok(())
+}
+
+/// Late events on their way: printed as they come, or kept for the JSON line.
+struct LateEvents {
+    wanted: bool,
+    /// `None` prints.
+    kept: Option<Vec<LateEvent>>,
+    beyond_limit: u64,
+    zone: TimeZone,
+}
+
+impl LateEvents {
+    fn new(arguments: &Arguments) -> Self {
+        LateEvents {
+            wanted: arguments.slower.is_some(),
+            kept: arguments.json.then(Vec::new),
+            beyond_limit: 0,
+            zone: TimeZone::system(),
+        }
+    }
+
+    fn take_from(&mut self, source: &mut dyn Attached, out: &mut dyn Write) -> anyhow::Result<()> {
+        let mut written = Ok(());
+        source.drain_late(Duration::ZERO, &mut |event| match &mut self.kept {
+            Some(kept) if kept.len() < LATE_EVENTS_A_LINE => kept.push(event),
+            Some(_) => self.beyond_limit += 1,
+            None if written.is_ok() => written = late::write(out, &event, &self.zone),
+            None => {}
+        })?;
+        written?;
+        Ok(out.flush()?)
+    }
+
+    fn move_into(self, snapshot: &mut Snapshot) {
+        snapshot.late = self.kept.unwrap_or_default();
+        *snapshot.lost.entry("late_events".to_owned()).or_default() += self.beyond_limit;
+    }
+}
+
+/// Waits until the next output, taking late events in meanwhile.
+fn wait(
+    source: &mut dyn Attached,
+    watch: &Watch,
+    until: Option<Instant>,
+    late_events: &mut LateEvents,
+    out: &mut dyn Write,
+) -> anyhow::Result<Ended> {
+    if !late_events.wanted {
+        return Ok(watch.until(until)?);
+    }
+    loop {
+        // Ten times a second is at once for a person, and little work.
+        let soon = Instant::now() + Duration::from_millis(100);
+        let ended = watch.until(Some(until.map_or(soon, |until| until.min(soon))))?;
+        late_events.take_from(source, out)?;
+        if ended != Ended::Time || until.is_some_and(|until| Instant::now() >= until) {
+            return Ok(ended);
+        }
+    }
 }

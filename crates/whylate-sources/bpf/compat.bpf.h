@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Every difference between kernel versions that the BPF programs have to know, with the version that made it. */
+#pragma once
+
+#include <bpf/bpf_core_read.h>
+
+/* Named in 6.9; before, an anonymous enum with the same bits since 5.15 (bit 1 was called DELAYED until then). */
+enum work_bits {
+	WORK_STRUCT_PENDING_BIT = 0,
+	WORK_STRUCT_INACTIVE_BIT = 1,
+};
+
+/* The item is queued and its worker has not taken it yet. */
+static __always_inline bool work_is_pending(const struct work_struct *work)
+{
+	return work->data.counter & (1 << WORK_STRUCT_PENDING_BIT);
+}
+
+/* The item waits for max_active. */
+static __always_inline bool work_is_inactive(const struct work_struct *work)
+{
+	return work->data.counter & (1 << WORK_STRUCT_INACTIVE_BIT);
+}
+
+/* PF_WQ_WORKER has been this bit since 3.7. */
+enum {
+	PF_WQ_WORKER = 0x20,
+};
+
+/*
+ * A workqueue that runs in softirq context (WQ_BH, 6.9) has a worker without a task: whoever was interrupted is `current`.
+ * Every other worker has one.
+ */
+enum worker_pool_flags {
+	POOL_BH = 1 << 0,
+};
+
+static __always_inline bool pool_is_bh(const struct worker_pool *pool)
+{
+	return bpf_core_enum_value_exists(enum worker_pool_flags, POOL_BH) && (pool->flags & POOL_BH);
+}
+
+static __always_inline bool worker_is_bh(const struct worker *worker)
+{
+	return worker->task == NULL;
+}
+
+/* sched_info exists with CONFIG_SCHED_INFO only. */
+static __always_inline u64 task_run_delay_ns(const struct task_struct *task)
+{
+	if (bpf_core_field_exists(task->sched_info.run_delay))
+		return task->sched_info.run_delay;
+	return 0;
+}
+
+/* A kthread's struct kthread is in worker_private since 5.17, so in every kernel with the other hooks. */
+static __always_inline bool is_rescuer(const struct task_struct *task)
+{
+	struct kthread *kthread;
+	struct worker *worker;
+
+	if (!(task->flags & PF_WQ_WORKER))
+		return false;
+	kthread = BPF_CORE_READ(task, worker_private);
+	worker = (struct worker *)BPF_CORE_READ(kthread, data);
+	return BPF_CORE_READ(worker, rescue_wq) != NULL;
+}

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * A latency histogram of 64-bit counters whose memory follows the values that occur: the 496 buckets are cut into pages of 16,
+ * and a page exists once a value has fallen into it. Most latencies of one handler span a few powers of two, so a distribution
+ * takes about half a kilobyte instead of four.
+ *
+ * User space maps the same memory. It takes counts out by atomic exchange with zero, so that no value is counted twice or lost.
+ */
+#pragma once
+
+#include "histogram.bpf.h"
+
+/* Functions without `static` are verified once, not at each call. */
+
+enum {
+	PAGE_BUCKETS = 16,
+	DISTRIBUTION_PAGES = HISTOGRAM_BUCKETS / PAGE_BUCKETS,
+	/* 4 MB of pages. */
+	MAX_PAGES = 32768,
+};
+
+struct distribution {
+	u64 sum_ns;
+	u64 max_ns;
+	/* The complement of the smallest value, so that 0 means that there is none. */
+	u64 inverted_min_ns;
+	/* Index into bucket_pages, 0 where there is no page yet. */
+	u32 pages[DISTRIBUTION_PAGES + 1];
+};
+
+struct bucket_page {
+	u64 counts[PAGE_BUCKETS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_PAGES);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, u32);
+	__type(value, struct bucket_page);
+} bucket_pages SEC(".maps");
+
+/* Page 0 stands for no page. */
+u32 next_page = 1;
+
+/* Gives a distribution its page; 0 when there is none left. Two CPUs may race: one page then stays unused. */
+__noinline u32 new_page(u32 *entry)
+{
+	u32 page, taken;
+
+	if (!entry || next_page >= MAX_PAGES)
+		return 0;
+	page = __sync_fetch_and_add(&next_page, 1);
+	if (page >= MAX_PAGES)
+		return 0;
+	taken = __sync_val_compare_and_swap(entry, 0, page);
+	return taken ? taken : page;
+}
+
+/* Every failed attempt means that another CPU raised the maximum in between, so few are ever needed. */
+__noinline int raise_contended(u64 *maximum, u64 value)
+{
+	if (!maximum)
+		return 1;
+	for (int attempt = 0; attempt < 64; attempt++) {
+		u64 seen = *maximum;
+
+		if (value <= seen || __sync_val_compare_and_swap(maximum, seen, value) == seen)
+			return 0;
+	}
+	return 1;
+}
+
+static __always_inline void raise_to(u64 *maximum, u64 value)
+{
+	if (value > *maximum)
+		raise_contended(maximum, value);
+}
+
+/* Counts a value; false when no page is left for it. */
+static __always_inline bool distribution_add(struct distribution *distribution, u64 value_ns)
+{
+	u32 bucket = histogram_bucket(value_ns);
+	u32 *entry = &distribution->pages[(bucket / PAGE_BUCKETS) % (DISTRIBUTION_PAGES + 1)];
+	u32 index = *entry;
+	struct bucket_page *page;
+
+	if (!index) {
+		index = new_page(entry);
+		if (!index)
+			return false;
+	}
+	page = bpf_map_lookup_elem(&bucket_pages, &index);
+	if (!page)
+		return false;
+	__sync_fetch_and_add(&page->counts[bucket % PAGE_BUCKETS], 1);
+	__sync_fetch_and_add(&distribution->sum_ns, value_ns);
+	raise_to(&distribution->max_ns, value_ns);
+	raise_to(&distribution->inverted_min_ns, ~value_ns);
+	return true;
+}
+
+/* The same for where it is rarely needed: not repeated in the program. */
+__noinline bool distribution_add_rare(struct distribution *distribution, u64 value_ns)
+{
+	return distribution && distribution_add(distribution, value_ns);
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What every source does when it loads BPF programs.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+
+use libbpf_rs::libbpf_sys::{bpf_obj_get_info_by_fd, bpf_prog_info};
+use libbpf_rs::{ErrorKind, OpenObject};
+use whylate_model::Probe;
+
+use crate::source::{AttachError, SourceInfo};
+
+/// Type information of the running kernel; without it no program can be adapted to the kernel.
+pub const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
+
+/// Memory for a skeleton that has to live as long as the source that owns it. The skeleton closes its BPF object when it is
+/// dropped; the few bytes given out here are never freed.
+pub fn open_object() -> &'static mut MaybeUninit<OpenObject> {
+    Box::leak(Box::new(MaybeUninit::uninit()))
+}
+
+/// Keeps libbpf from writing to standard error: what it has to say comes back as an error.
+pub fn silence_libbpf() {
+    libbpf_rs::set_print(None);
+}
+
+/// Fails early, with the reason, where no source with BPF programs can work.
+///
+/// # Errors
+/// When the kernel has no type information.
+pub fn require_btf() -> Result<(), AttachError> {
+    if Path::new(KERNEL_BTF).exists() {
+        Ok(())
+    } else {
+        Err(AttachError::Unsupported("this kernel has no BTF (needs CONFIG_DEBUG_INFO_BTF=y)".to_owned()))
+    }
+}
+
+/// The backends to try, in order.
+///
+/// # Errors
+/// When `wanted` is none of the source's.
+pub fn backends_to_try(info: &SourceInfo, wanted: Option<&str>) -> Result<Vec<&'static str>, AttachError> {
+    let known: Vec<&'static str> = info.backends.iter().map(|backend| backend.name).collect();
+    match wanted {
+        None | Some("auto") => Ok(known),
+        Some(name) => match known.iter().find(|backend| **backend == name) {
+            Some(backend) => Ok(vec![*backend]),
+            None => Err(AttachError::UnknownBackend { name: name.to_owned(), known: known.join(", ") }),
+        },
+    }
+}
+
+impl From<libbpf_rs::Error> for AttachError {
+    fn from(error: libbpf_rs::Error) -> Self {
+        match error.kind() {
+            ErrorKind::PermissionDenied => AttachError::NotPermitted,
+            _ => AttachError::Failed(error.into()),
+        }
+    }
+}
+
+/// What one program has done so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProgramStatistics {
+    /// Its run time, where the kernel counts it.
+    pub probe: Probe,
+    /// How often it was not run because it was running on the same CPU already. The kernel counts these always.
+    pub recursion_misses: u64,
+}
+
+/// Asks the kernel for the sums over `programs`; a program that it does not answer for counts as zero.
+pub fn statistics<Fd: AsFd>(programs: impl IntoIterator<Item = Fd>) -> ProgramStatistics {
+    let mut sum = ProgramStatistics::default();
+    for program in programs {
+        let mut info = bpf_prog_info::default();
+        let mut length = size_of::<bpf_prog_info>() as u32;
+        // SAFETY: `info` and `length` are valid for the call, which writes at most `length` bytes; all-zero input asks for
+        // nothing that would be written elsewhere.
+        let failed =
+            unsafe { bpf_obj_get_info_by_fd(program.as_fd().as_raw_fd(), (&raw mut info).cast(), &raw mut length) };
+        if failed == 0 {
+            sum.probe.run_ns += info.run_time_ns;
+            sum.probe.runs += info.run_cnt;
+            sum.recursion_misses += info.recursion_misses;
+        }
+    }
+    sum
+}
+
+/// A record of a BPF program: made of integers and arrays of integers, so that any bytes are a valid value of it.
+/// # Safety
+/// The type has no padding that matters, no pointers, and no values that are not valid.
+pub unsafe trait PlainData: Copy + Default {}
+
+/// The record at the start of `bytes`; `None` when they are too few.
+pub fn read_plain<T: PlainData>(bytes: &[u8]) -> Option<T> {
+    if bytes.len() < size_of::<T>() {
+        return None;
+    }
+    // SAFETY: there are enough bytes, any bytes are a valid `T`, and the read does not need alignment.
+    Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+}

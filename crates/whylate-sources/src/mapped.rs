@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! BPF arrays mapped into this process, so that reading them takes no system call and counters can be taken out without
+//! losing an event.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// A `BPF_MAP_TYPE_ARRAY` with `BPF_F_MMAPABLE`. Kernel and user space change it at the same time, so every access is an
+/// atomic one.
+#[derive(Debug)]
+pub struct MappedArray {
+    memory: NonNull<u8>,
+    bytes: usize,
+    /// Distance of two elements: the kernel rounds the element size up to 8 bytes.
+    stride: usize,
+    entries: usize,
+}
+
+impl MappedArray {
+    /// Maps `entries` elements of `element_bytes` each.
+    ///
+    /// # Errors
+    /// When the kernel refuses, e.g. because the map is smaller or not made for it.
+    pub fn new(map: impl AsFd, entries: usize, element_bytes: usize) -> io::Result<Self> {
+        let stride = element_bytes.next_multiple_of(8);
+        let bytes =
+            entries.checked_mul(stride).ok_or(io::ErrorKind::OutOfMemory)?.next_multiple_of(rustix::param::page_size());
+        // SAFETY: a new mapping at an address that the kernel chooses; it replaces nothing.
+        let memory =
+            unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, map, 0)? };
+        let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(MappedArray { memory, bytes, stride, entries })
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.entries
+    }
+
+    /// The 64-bit counter at `offset` bytes into element `index`.
+    ///
+    /// # Panics
+    /// When it does not lie within the element or is not aligned.
+    pub fn u64_at(&self, index: usize, offset: usize) -> &AtomicU64 {
+        let at = self.position::<AtomicU64>(index, offset);
+        // SAFETY: within the mapping and aligned, as `position` checks; all access is atomic.
+        unsafe { AtomicU64::from_ptr(at.cast()) }
+    }
+
+    /// The 32-bit number at `offset` bytes into element `index`.
+    ///
+    /// # Panics
+    /// When it does not lie within the element or is not aligned.
+    pub fn u32_at(&self, index: usize, offset: usize) -> &AtomicU32 {
+        let at = self.position::<AtomicU32>(index, offset);
+        // SAFETY: within the mapping and aligned, as `position` checks; all access is atomic.
+        unsafe { AtomicU32::from_ptr(at.cast()) }
+    }
+
+    /// The byte at `offset` bytes into element `index`.
+    ///
+    /// # Panics
+    /// When it does not lie within the element.
+    pub fn u8_at(&self, index: usize, offset: usize) -> &AtomicU8 {
+        let at = self.position::<AtomicU8>(index, offset);
+        // SAFETY: within the mapping, as `position` checks; all access is atomic.
+        unsafe { AtomicU8::from_ptr(at) }
+    }
+
+    fn position<T>(&self, index: usize, offset: usize) -> *mut u8 {
+        assert!(index < self.entries && offset + size_of::<T>() <= self.stride, "outside the BPF array");
+        assert!(offset.is_multiple_of(align_of::<T>()), "not aligned in the BPF array");
+        // SAFETY: the assertions keep the address within the mapping, whose base is aligned to a page.
+        unsafe { self.memory.as_ptr().add(index * self.stride + offset) }
+    }
+}
+
+impl Drop for MappedArray {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and references into it cannot outlive `self`.
+        let _ = unsafe { munmap(self.memory.as_ptr().cast::<c_void>(), self.bytes) };
+    }
+}

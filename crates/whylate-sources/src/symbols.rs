@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Names of kernel addresses.
+
+use std::collections::HashMap;
+
+use blazesym::MaybeDefault;
+use blazesym::symbolize::source::{Kernel, Source};
+use blazesym::symbolize::{Input, Symbolizer};
+
+/// Looks kernel addresses up, each once. Reading the kernel's symbols takes some ten milliseconds and megabytes, so it happens with
+/// the first look-up only.
+#[derive(Debug, Default)]
+pub struct KernelSymbols {
+    symbolizer: Option<Symbolizer>,
+    names: HashMap<u64, String>,
+}
+
+impl KernelSymbols {
+    /// The function's name, or the address where nothing is known (e.g. under `kernel.kptr_restrict`).
+    pub fn name(&mut self, address: u64) -> &str {
+        if !self.names.contains_key(&address) {
+            let name = self.look_up(address);
+            self.names.insert(address, name);
+        }
+        &self.names[&address]
+    }
+
+    fn look_up(&mut self, address: u64) -> String {
+        let symbolizer = self.symbolizer.get_or_insert_with(Symbolizer::new);
+        // The running kernel's own list has every function; an image on disk would have to be searched for.
+        let kernel = Source::Kernel(Kernel { vmlinux: MaybeDefault::None, debug_syms: false, ..Kernel::default() });
+        match symbolizer.symbolize_single(&kernel, Input::AbsAddr(address)) {
+            Ok(found) => found.as_sym().map_or_else(|| format!("{address:#x}"), |symbol| symbol.name.to_string()),
+            Err(_) => format!("{address:#x}"),
+        }
+    }
+}
+
+/// Whether the kernel or one of its modules has a function of this name; `None` where the kernel does not tell.
+pub fn is_kernel_function(name: &str) -> Option<bool> {
+    let symbols = std::fs::read_to_string("/proc/kallsyms").ok()?;
+    Some(symbols.lines().any(|line| line.split_ascii_whitespace().nth(2) == Some(name)))
+}

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The loaded programs and what they have gathered.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{Link, MapCore, MapFlags, RingBuffer, RingBufferBuilder};
+use whylate_model::{LateEvent, Snapshot};
+
+use super::gather::Gathered;
+use super::skel::types::{item_limits, late_item, lost_reason, series_key};
+use super::skel::{OpenWqSkel, WqSkel, WqSkelBuilder};
+use super::{FENTRY, INFO, late};
+use crate::attach::{self, ProgramStatistics};
+use crate::clock;
+use crate::mapped::MappedArray;
+use crate::source::{AttachError, Attached, Backend, By, Options};
+use crate::symbols::KernelSymbols;
+
+/// How many different stacks of queuers are kept.
+const QUEUEING_STACKS: u32 = 16384;
+
+/// Every reason for a lost event, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
+const LOST: [(lost_reason, &str); 11] = [
+    (lost_reason::LOST_UNMATCHED, "unmatched"),
+    (lost_reason::LOST_CANCELLED, "cancelled"),
+    (lost_reason::LOST_REUSED, "reused"),
+    (lost_reason::LOST_ITEMS_FULL, "items_full"),
+    (lost_reason::LOST_EVICTED, "evicted"),
+    (lost_reason::LOST_SERIES_FULL, "series_full"),
+    (lost_reason::LOST_BUCKETS_FULL, "buckets_full"),
+    (lost_reason::LOST_END_UNMATCHED, "end_unmatched"),
+    (lost_reason::LOST_RUNNING_FULL, "running_full"),
+    (lost_reason::LOST_LATE_EVENTS, "late_events"),
+    (lost_reason::LOST_STACKS, "stacks"),
+];
+
+/// The source `wq`, measuring. The programs go with the links.
+pub(super) struct AttachedWq {
+    /// Dropped first, so that nothing runs while the rest goes.
+    _links: Vec<Link>,
+    skeleton: WqSkel<'static>,
+    backend: &'static str,
+    fallback_reason: Option<String>,
+    gathered: Gathered,
+    lost: MappedArray,
+    ring: Option<RingBuffer<'static>>,
+    late: Rc<RefCell<VecDeque<late_item>>>,
+    symbols: KernelSymbols,
+    host: String,
+    /// When the span of the next snapshot began.
+    since_unix_ns: u64,
+    since_monotonic_ns: u64,
+    statistics: ProgramStatistics,
+}
+
+impl AttachedWq {
+    pub(super) fn new(
+        options: &Options,
+        backend: &'static str,
+        fallback_reason: Option<String>,
+    ) -> Result<Self, AttachError> {
+        let mut open = WqSkelBuilder::default().open(attach::open_object())?;
+        configure(&mut open, options, backend)?;
+        let mut skeleton = open.load()?;
+        let gathered = Gathered::new(&skeleton, options)?;
+        let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>())
+            .context("cannot map the counts of lost events")?;
+        let late = Rc::new(RefCell::new(VecDeque::new()));
+        let ring = match options.late_over_ns {
+            Some(_) => Some(late_ring(&skeleton, Rc::clone(&late))?),
+            None => None,
+        };
+        let links = attach_programs(&skeleton, options, backend)?;
+        let data = skeleton.maps.bss_data.as_mut().context("the BPF object has no variables")?;
+        let since_monotonic_ns = clock::monotonic_ns();
+        data.enabled = true;
+        Ok(AttachedWq {
+            _links: links,
+            backend,
+            fallback_reason,
+            gathered,
+            lost,
+            ring,
+            late,
+            symbols: KernelSymbols::default(),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            since_unix_ns: clock::unix_ns(),
+            since_monotonic_ns,
+            statistics: ProgramStatistics::default(),
+            skeleton,
+        })
+    }
+}
+
+fn configure(open: &mut OpenWqSkel<'_>, options: &Options, backend: &str) -> Result<(), AttachError> {
+    let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
+    settings.series_key = match options.by {
+        By::Nothing => series_key::BY_NOTHING,
+        By::Handler => series_key::BY_HANDLER,
+        By::Workqueue => series_key::BY_WORKQUEUE,
+        By::Cpu => series_key::BY_CPU,
+        By::Pool => series_key::BY_POOL,
+    };
+    settings.measure_phases = options.phases;
+    settings.late_over_ns = options.late_over_ns.unwrap_or(0);
+    settings.keep_stacks = options.stacks;
+    settings.taken_under_lock = backend == FENTRY;
+    if let Some(handler) = &options.only {
+        // One byte stays for the end of the text.
+        if handler.is_empty() || handler.len() >= settings.wanted_handler.len() {
+            return Err(AttachError::Unsupported("a handler's name has 1 to 127 characters".to_owned()));
+        }
+        for (to, from) in settings.wanted_handler.iter_mut().zip(handler.bytes()) {
+            *to = from as _;
+        }
+        settings.has_wanted_handler = true;
+    }
+
+    // Memory for what is asked for only.
+    let has_series = options.by != By::Nothing || options.only.is_some();
+    if !has_series {
+        open.maps.series_by_id.set_max_entries(1)?;
+        open.maps.series_index.set_max_entries(1)?;
+        open.maps.bucket_pages.set_max_entries(super::gather::PAGES_OF_ONE_SERIES)?;
+    }
+    if !options.phases {
+        open.maps.running_items.set_max_entries(1)?;
+    }
+    if options.late_over_ns.is_some() {
+        open.maps.queuers.set_max_entries(item_limits::ITEM_SETS.0)?;
+        if options.stacks {
+            open.maps.queueing_stacks.set_max_entries(QUEUEING_STACKS)?;
+        }
+    }
+
+    open.progs.on_process_one_work.set_autoload(backend == FENTRY);
+    open.progs.on_workqueue_execute_start.set_autoload(backend != FENTRY);
+    open.progs.on_workqueue_activate_work.set_autoload(options.phases);
+    open.progs.on_workqueue_execute_end.set_autoload(options.phases);
+    Ok(())
+}
+
+/// Attaches the events of an item's end first, so that none is seen starting whose end could not be.
+fn attach_programs(skeleton: &WqSkel<'_>, options: &Options, backend: &str) -> Result<Vec<Link>, AttachError> {
+    let programs = &skeleton.progs;
+    let mut links = Vec::new();
+    if options.phases {
+        links.push(programs.on_workqueue_execute_end.attach()?);
+        links.push(programs.on_workqueue_activate_work.attach()?);
+    }
+    links.push(if backend == FENTRY {
+        programs.on_process_one_work.attach()?
+    } else {
+        programs.on_workqueue_execute_start.attach()?
+    });
+    links.push(programs.on_workqueue_queue_work.attach()?);
+    Ok(links)
+}
+
+fn late_ring(
+    skeleton: &WqSkel<'_>,
+    late: Rc<RefCell<VecDeque<late_item>>>,
+) -> Result<RingBuffer<'static>, AttachError> {
+    let mut builder = RingBufferBuilder::new();
+    builder.add(&skeleton.maps.late_items, move |bytes| {
+        if let Some(item) = attach::read_plain::<late_item>(bytes) {
+            late.borrow_mut().push_back(item);
+        }
+        0
+    })?;
+    Ok(builder.build()?)
+}
+
+impl Attached for AttachedWq {
+    fn backend(&self) -> Backend<'_> {
+        Backend { name: self.backend, fallback_reason: self.fallback_reason.as_deref() }
+    }
+
+    fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        let now_monotonic_ns = clock::monotonic_ns();
+        let now_unix_ns = clock::unix_ns();
+        let mut snapshot = Snapshot::new(INFO.name, self.backend, &self.host, self.since_unix_ns);
+        snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
+        snapshot.series = self.gathered.take_series();
+        for (reason, name) in LOST {
+            let count = self.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed);
+            snapshot.lost.insert(name.to_owned(), count);
+        }
+        let programs = &self.skeleton.progs;
+        let statistics = attach::statistics([
+            programs.on_workqueue_queue_work.as_fd(),
+            programs.on_workqueue_activate_work.as_fd(),
+            programs.on_process_one_work.as_fd(),
+            programs.on_workqueue_execute_start.as_fd(),
+            programs.on_workqueue_execute_end.as_fd(),
+        ]);
+        snapshot.probe.run_ns = statistics.probe.run_ns - self.statistics.probe.run_ns;
+        snapshot.probe.runs = statistics.probe.runs - self.statistics.probe.runs;
+        // A program that interrupts itself, e.g. in an NMI, is not run.
+        let nested = statistics.recursion_misses - self.statistics.recursion_misses;
+        snapshot.lost.insert("nested".to_owned(), nested);
+        self.statistics = statistics;
+        self.since_monotonic_ns = now_monotonic_ns;
+        self.since_unix_ns = now_unix_ns;
+        Ok(snapshot)
+    }
+
+    fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        let Some(ring) = &self.ring else {
+            return Ok(());
+        };
+        match ring.poll(wait) {
+            Ok(()) => {}
+            Err(error) if error.kind() == libbpf_rs::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error).context("cannot read late events"),
+        }
+        // Taken out one by one: `each` may take long, and more may come in meanwhile.
+        while let Some(item) = self.take_late() {
+            let stack = self.stack_of(&item);
+            each(late::event_of(&item, stack));
+        }
+        Ok(())
+    }
+}
+
+impl AttachedWq {
+    fn take_late(&self) -> Option<late_item> {
+        self.late.borrow_mut().pop_front()
+    }
+
+    /// The stack of whoever queued the item, innermost frame first.
+    fn stack_of(&mut self, item: &late_item) -> Vec<String> {
+        let Ok(id) = u32::try_from(item.stack) else {
+            return Vec::new();
+        };
+        let stack = self.skeleton.maps.queueing_stacks.lookup(&id.to_ne_bytes(), MapFlags::ANY);
+        let Ok(Some(bytes)) = stack else {
+            return Vec::new();
+        };
+        bytes
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|frame| u64::from_ne_bytes(*frame))
+            .take_while(|&frame| frame != 0)
+            .map(|frame| self.symbols.name(frame).to_owned())
+            .collect()
+    }
+}

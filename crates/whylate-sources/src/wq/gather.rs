@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! From the mapped arrays of the BPF programs to series.
+
+use std::collections::BTreeMap;
+use std::mem::offset_of;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use anyhow::Context as _;
+use whylate_model::{Histogram, Labels, Series};
+
+use super::skel::WqSkel;
+use super::skel::types::{
+    bucket_page, distribution, distribution_kind, key_mark, series, series_group, series_limits, series_slot,
+    series_use,
+};
+use crate::mapped::MappedArray;
+use crate::source::{AttachError, By, Options};
+
+const KINDS: usize = distribution_kind::DISTRIBUTION_KINDS.0 as usize;
+const PAGE_BUCKETS: usize = size_of::<bucket_page>() / size_of::<u64>();
+/// The last of the array's elements only rounds its size.
+const DISTRIBUTION_PAGES: usize = whylate_model::histogram::BUCKETS / PAGE_BUCKETS;
+
+/// Enough pages for every bucket of every distribution of one series, and page 0, which stands for none.
+pub(super) const PAGES_OF_ONE_SERIES: u32 = (KINDS * DISTRIBUTION_PAGES + 1) as u32;
+
+/// What the BPF programs have counted.
+pub(super) struct Gathered {
+    by: By,
+    phases: bool,
+    index: MappedArray,
+    series: MappedArray,
+    pages: MappedArray,
+}
+
+impl Gathered {
+    pub(super) fn new(skeleton: &WqSkel<'_>, options: &Options) -> Result<Self, AttachError> {
+        use libbpf_rs::MapCore as _;
+        let maps = &skeleton.maps;
+        let entries = |map: &libbpf_rs::MapMut<'_>| map.max_entries() as usize;
+        Ok(Gathered {
+            by: options.by,
+            phases: options.phases,
+            index: MappedArray::new(maps.series_index.as_fd(), entries(&maps.series_index), size_of::<series_group>())
+                .context("cannot map the index of series")?,
+            series: MappedArray::new(maps.series_by_id.as_fd(), entries(&maps.series_by_id), size_of::<series>())
+                .context("cannot map the series")?,
+            pages: MappedArray::new(maps.bucket_pages.as_fd(), entries(&maps.bucket_pages), size_of::<bucket_page>())
+                .context("cannot map the histograms")?,
+        })
+    }
+
+    /// Takes out everything counted since the last time. Series with the same labels are added up; empty ones are left out.
+    pub(super) fn take_series(&mut self) -> Vec<Series> {
+        let mut by_labels: BTreeMap<Labels, Series> = BTreeMap::new();
+        if self.by == By::Nothing {
+            by_labels.insert(Labels::new(), self.take_one(series_limits::SERIES_EVERYTHING.0 as usize, Labels::new()));
+        } else {
+            for (id, handler, retired) in self.ids_in_use() {
+                if self.series.u32_at(id, offset_of!(series, r#use)).load(Acquire) == series_use::SERIES_COUNTS.0 {
+                    let labels = self.labels(id);
+                    let taken = self.take_one(id, labels.clone());
+                    if !taken.histograms.values().all(Histogram::is_empty) {
+                        by_labels.entry(labels).or_default().absorb(&taken);
+                    }
+                }
+                if retired {
+                    self.recycle(id, handler);
+                }
+            }
+        }
+        by_labels.into_values().collect()
+    }
+
+    /// Every series that some key leads to: its number, the position of its slot, and whether no item can come any more.
+    fn ids_in_use(&self) -> Vec<(usize, (usize, usize), bool)> {
+        let slots = size_of::<series_group>() / size_of::<series_slot>();
+        let mut ids = Vec::new();
+        for group in 0..self.index.len() {
+            for slot in 0..slots {
+                let offset = slot * size_of::<series_slot>() + offset_of!(series_slot, handler);
+                let mark = self.index.u64_at(group, offset).load(Acquire);
+                if mark != u64::from(key_mark::SLOT_FREE.0) && mark != u64::from(key_mark::SLOT_CLAIMED.0) {
+                    let id = series_limits::SERIES_FIRST.0 as usize + group * slots + slot;
+                    ids.push((id, (group, offset), mark == u64::from(key_mark::SLOT_RETIRED.0)));
+                }
+            }
+        }
+        ids
+    }
+
+    /// Gives the slot of a workqueue that is gone to the next one that comes. Its counts have been taken out; its pages stay with it.
+    fn recycle(&self, id: usize, (group, offset): (usize, usize)) {
+        self.series.u32_at(id, offset_of!(series, r#use)).store(series_use::SERIES_UNUSED.0, Relaxed);
+        self.index.u64_at(group, offset).store(key_mark::SLOT_FREE.0.into(), std::sync::atomic::Ordering::Release);
+    }
+
+    fn take_one(&self, id: usize, labels: Labels) -> Series {
+        let take = |kind: distribution_kind| self.take_histogram(id, kind);
+        let mut histograms = BTreeMap::new();
+        let immediate = take(distribution_kind::LATENCY_OF_IMMEDIATE);
+        if self.phases {
+            // An item that max_active did not hold back was activated at once, and waited for a worker only.
+            let deferred = take(distribution_kind::LATENCY_OF_DEFERRED);
+            let activate = take(distribution_kind::ACTIVATE_OF_DEFERRED);
+            let pool = take(distribution_kind::POOL_OF_DEFERRED);
+            histograms.insert("activate", sum(Histogram::zeros(immediate.count()), &activate));
+            histograms.insert("pool", sum(immediate.clone(), &pool));
+            histograms.insert("latency", sum(immediate, &deferred));
+            // A worker that was never switched out was on its CPU all the time.
+            let steady = take(distribution_kind::RUNTIME_OF_STEADY);
+            let switched = take(distribution_kind::RUNTIME_OF_SWITCHED);
+            let none = Histogram::zeros(steady.count());
+            histograms.insert("asleep", sum(none.clone(), &take(distribution_kind::ASLEEP_OF_SWITCHED)));
+            histograms.insert("ready", sum(none, &take(distribution_kind::READY_OF_SWITCHED)));
+            histograms.insert("on_cpu", sum(steady.clone(), &take(distribution_kind::ON_CPU_OF_SWITCHED)));
+            histograms.insert("runtime", sum(steady, &switched));
+        } else {
+            histograms.insert("latency", immediate);
+        }
+        let histograms = histograms.into_iter().map(|(name, histogram)| (name.to_owned(), histogram)).collect();
+        Series { labels, histograms, values: BTreeMap::new() }
+    }
+
+    fn take_histogram(&self, id: usize, kind: distribution_kind) -> Histogram {
+        let start = offset_of!(series, distributions) + kind.0 as usize * size_of::<distribution>();
+        let mut counts = Vec::new();
+        for page in 0..DISTRIBUTION_PAGES {
+            let entry = start + offset_of!(distribution, pages) + page * size_of::<u32>();
+            let number = self.series.u32_at(id, entry).load(Acquire) as usize;
+            if number == 0 || number >= self.pages.len() {
+                continue;
+            }
+            for bucket in 0..PAGE_BUCKETS {
+                let count = self.pages.u64_at(number, bucket * size_of::<u64>()).swap(0, Relaxed);
+                if count > 0 {
+                    counts.push(((page * PAGE_BUCKETS + bucket) as u32, count));
+                }
+            }
+        }
+        let take = |offset: usize| self.series.u64_at(id, start + offset).swap(0, Relaxed);
+        let sum_ns = take(offset_of!(distribution, sum_ns));
+        let max_ns = take(offset_of!(distribution, max_ns));
+        let min_ns = !take(offset_of!(distribution, inverted_min_ns));
+        // The indices ascend as they are read, so they are taken.
+        Histogram::from_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default()
+    }
+
+    fn labels(&self, id: usize) -> Labels {
+        let number = |offset: usize| self.series.u32_at(id, offset).load(Relaxed);
+        let text_at = |offset: usize, length: usize| {
+            let bytes: Vec<u8> = (0..length).map(|i| self.series.u8_at(id, offset + i).load(Relaxed)).collect();
+            text_of_bytes(&bytes)
+        };
+        let mut labels = Labels::new();
+        let workqueue = || text_at(offset_of!(series, workqueue), size_of_val(&series::default().workqueue));
+        match self.by {
+            By::Nothing => {}
+            By::Handler => {
+                handler_labels(
+                    &text_at(offset_of!(series, handler), size_of_val(&series::default().handler)),
+                    &mut labels,
+                );
+                labels.insert("workqueue".to_owned(), workqueue());
+            }
+            By::Workqueue => {
+                labels.insert("workqueue".to_owned(), workqueue());
+            }
+            By::Cpu => {
+                labels.insert("cpu".to_owned(), number(offset_of!(series, cpu)).to_string());
+            }
+            By::Pool => {
+                let pool = Pool {
+                    id: number(offset_of!(series, pool_id)) as i32,
+                    cpu: number(offset_of!(series, pool_cpu)) as i32,
+                    nice: number(offset_of!(series, pool_nice)) as i32,
+                    is_bh: self.series.u8_at(id, offset_of!(series, pool_is_bh)).load(Relaxed) != 0,
+                };
+                labels.insert("pool".to_owned(), pool.name());
+            }
+        }
+        labels
+    }
+}
+
+/// A worker pool as the kernel numbers it.
+struct Pool {
+    id: i32,
+    /// Negative where its workers are not bound to a CPU.
+    cpu: i32,
+    nice: i32,
+    is_bh: bool,
+}
+
+impl Pool {
+    /// The name in the manner of its kworkers: `cpu1`, `cpu1 highpri`, `cpu1 bh`, or `unbound 8`.
+    fn name(&self) -> String {
+        let place = if self.cpu >= 0 { format!("cpu{}", self.cpu) } else { format!("unbound {}", self.id) };
+        let kind = match (self.is_bh, self.nice) {
+            (true, 0) => " bh",
+            (true, _) => " bh highpri",
+            (false, nice) if nice < 0 => " highpri",
+            (false, _) => "",
+        };
+        place + kind
+    }
+}
+
+fn sum(mut into: Histogram, other: &Histogram) -> Histogram {
+    into.merge(other);
+    into
+}
+
+/// Splits `function [module]` into its labels.
+pub(super) fn handler_labels(symbol: &str, labels: &mut Labels) {
+    let (handler, module) = symbol.split_once(' ').unwrap_or((symbol, ""));
+    labels.insert("handler".to_owned(), handler.to_owned());
+    let module = module.trim_start_matches('[').trim_end_matches(']');
+    if !module.is_empty() {
+        labels.insert("module".to_owned(), module.to_owned());
+    }
+}
+
+/// The text up to its first zero byte.
+pub(super) fn text(characters: &[i8]) -> String {
+    let bytes: Vec<u8> = characters.iter().map(|&c| c as u8).collect();
+    text_of_bytes(&bytes)
+}
+
+fn text_of_bytes(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handler_in_a_module_has_two_labels() {
+        let mut labels = Labels::new();
+        handler_labels("nvme_scan_work [nvme_core]", &mut labels);
+        assert_eq!(labels["handler"], "nvme_scan_work");
+        assert_eq!(labels["module"], "nvme_core");
+        let mut labels = Labels::new();
+        handler_labels("vmstat_update", &mut labels);
+        assert_eq!(labels.len(), 1);
+    }
+
+    #[test]
+    fn pools_are_named_like_their_workers() {
+        let pool = |cpu, nice, is_bh| Pool { id: 8, cpu, nice, is_bh }.name();
+        assert_eq!(pool(1, 0, false), "cpu1");
+        assert_eq!(pool(1, -20, false), "cpu1 highpri");
+        assert_eq!(pool(0, 0, true), "cpu0 bh");
+        assert_eq!(pool(-1, 0, false), "unbound 8");
+    }
+
+    #[test]
+    fn the_pages_of_a_distribution_hold_every_bucket() {
+        assert_eq!(DISTRIBUTION_PAGES * PAGE_BUCKETS, whylate_model::histogram::BUCKETS);
+        assert!(distribution::default().pages.len() >= DISTRIBUTION_PAGES);
+    }
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The work items that run, by worker: the item itself may be freed while it runs. */
+#pragma once
+
+enum {
+	RUNNING_SET_BITS = 10,
+	RUNNING_SETS = 1 << RUNNING_SET_BITS,
+};
+
+struct running_item {
+	u64 item;
+	u64 started_ns;
+	/* When the scheduler last accounted the worker, on the clock that user space calls CLOCK_MONOTONIC but for a constant. */
+	u64 accounted_ns;
+	/* CPU time of the worker up to then. */
+	u64 cpu_time_ns;
+	u64 switches;
+	u64 run_delay_ns;
+	u32 series;
+} __attribute__((aligned(64)));
+
+/*
+ * A worker runs one item at a time and only itself writes its entry. Workers of BH workqueues have no task: their key is the
+ * CPU plus one, which no kernel address equals; softirqs do not nest on a CPU.
+ */
+struct running_set {
+	u64 workers_by_way[WAYS];
+	struct running_item items[WAYS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, RUNNING_SETS);
+	__type(key, u32);
+	__type(value, struct running_set);
+} running_items SEC(".maps");
+
+static __always_inline struct running_set *running_set_of(u64 worker)
+{
+	u32 index = hash_of(low_half(worker), RUNNING_SET_BITS);
+
+	return bpf_map_lookup_elem(&running_items, &index);
+}
+
+/*
+ * When the scheduler last accounted the task, on sched_clock(). exec_start is on the run queue's task clock, which leaves out the
+ * time of interrupts and of the hypervisor and so runs apart from CPU to CPU; without CONFIG_FAIR_GROUP_SCHED nothing leads from
+ * the task to its run queue, and that time counts as time on the CPU.
+ */
+static __always_inline u64 accounted_ns(const struct task_struct *task)
+{
+	const struct rq *rq;
+
+	if (!bpf_core_field_exists(task->se.cfs_rq))
+		return task->se.exec_start;
+	rq = task->se.cfs_rq->rq;
+	return task->se.exec_start + (rq->clock - rq->clock_task);
+}
+
+static __always_inline u64 switches_of(const struct task_struct *task)
+{
+	return task->nvcsw + task->nivcsw;
+}
+
+static __always_inline u64 bh_worker(void)
+{
+	return (u64)bpf_get_smp_processor_id() + 1;
+}
+
+static __always_inline void item_runs(u64 worker, u64 item, u32 series, u64 now_ns)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct running_set *set = running_set_of(worker);
+	struct running_item *running;
+	u32 way;
+
+	if (!set)
+		return;
+	/* An end that was not seen leaves an entry behind. */
+	way = way_of(set->workers_by_way, worker);
+	if (way == WAYS)
+		way = claim_way(set->workers_by_way, worker);
+	if (way >= WAYS) {
+		lose(LOST_RUNNING_FULL);
+		return;
+	}
+	running = &set->items[way];
+	running->item = item;
+	running->started_ns = now_ns;
+	running->accounted_ns = accounted_ns(task);
+	running->cpu_time_ns = task->se.sum_exec_runtime;
+	running->switches = switches_of(task);
+	running->run_delay_ns = task_run_delay_ns(task);
+	running->series = series;
+}
+
+static __always_inline struct running_item *running_item_of(u64 worker, u64 item, u64 **owner)
+{
+	struct running_set *set = running_set_of(worker);
+	u32 way;
+
+	if (!set)
+		return NULL;
+	way = way_of(set->workers_by_way, worker);
+	if (way >= WAYS || set->items[way].item != item)
+		return NULL;
+	*owner = &set->workers_by_way[way];
+	return &set->items[way];
+}
+
+/* The parts of a run time; they add up. */
+struct run {
+	u64 runtime_ns;
+	u64 on_cpu_ns;
+	u64 asleep_ns;
+	/* Runnable, but another task had the CPU. */
+	u64 ready_ns;
+};
+
+/*
+ * The run of a worker that was switched out in between. The scheduler accounts a task when it is switched and at ticks; between those
+ * its CPU time grows with the clock. So it was off the CPU for as much as the time of the last accounting grew beyond the CPU time.
+ */
+static __always_inline struct run run_of(const struct running_item *running, const struct task_struct *task)
+{
+	struct run run = { .runtime_ns = bpf_ktime_get_ns() - running->started_ns };
+	s64 off_cpu_ns = accounted_ns(task) - running->accounted_ns;
+
+	off_cpu_ns -= task->se.sum_exec_runtime - running->cpu_time_ns;
+	/* The clocks of two CPUs may differ by a little. */
+	if (off_cpu_ns < 0)
+		off_cpu_ns = 0;
+	if ((u64)off_cpu_ns > run.runtime_ns)
+		off_cpu_ns = run.runtime_ns;
+	run.ready_ns = task_run_delay_ns(task) - running->run_delay_ns;
+	if (run.ready_ns > (u64)off_cpu_ns)
+		run.ready_ns = off_cpu_ns;
+	run.asleep_ns = off_cpu_ns - run.ready_ns;
+	run.on_cpu_ns = run.runtime_ns - off_cpu_ns;
+	return run;
+}

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The distributions of one handler and workqueue (or of one CPU, pool, or everything), found by a key of two words. */
+#pragma once
+
+enum series_limits {
+	SERIES_GROUP_BITS = 11,
+	SERIES_GROUPS = 1 << SERIES_GROUP_BITS,
+	/* Four slots of two words fill a cache line. */
+	SERIES_GROUP_SIZE = 4,
+	MAX_SERIES = SERIES_GROUPS * SERIES_GROUP_SIZE,
+	/* How many groups a key may lie away from its home. */
+	SERIES_PROBES = 16,
+	/* The one series for everything; the others follow, in the order of their slots. */
+	SERIES_EVERYTHING = 0,
+	SERIES_FIRST = 1,
+	SERIES_NONE = SERIES_FIRST + MAX_SERIES,
+	/* A workqueue's memory is freed after an RCU grace period, which takes longer. */
+	WORKQUEUE_CHECK_NS = 1000000,
+};
+
+/*
+ * Only what cannot be derived is counted, so that the common item costs two counters: an item that max_active did not hold
+ * back has `activate` 0 and `pool` equal to `latency`, and one whose worker never left the CPU has `on_cpu` equal to
+ * `runtime`.
+ */
+enum distribution_kind {
+	LATENCY_OF_IMMEDIATE,
+	LATENCY_OF_DEFERRED,
+	ACTIVATE_OF_DEFERRED,
+	POOL_OF_DEFERRED,
+	RUNTIME_OF_STEADY,
+	RUNTIME_OF_SWITCHED,
+	ON_CPU_OF_SWITCHED,
+	ASLEEP_OF_SWITCHED,
+	READY_OF_SWITCHED,
+	DISTRIBUTION_KINDS,
+};
+
+enum series_use {
+	/* Not in use: user space skips it. */
+	SERIES_UNUSED,
+	SERIES_COUNTS,
+	/* The handler is the one asked for. */
+	SERIES_IS_WANTED,
+	/* It is not. */
+	SERIES_IS_UNWANTED,
+};
+
+enum key_mark {
+	SLOT_FREE = 0,
+	/* Its owner is still writing. */
+	SLOT_CLAIMED = 1,
+	/* The workqueue is gone: no item can come any more, and another one may get its address. */
+	SLOT_RETIRED = 2,
+	/* The first word of keys without a handler. */
+	KEY_NO_HANDLER = 3,
+	/* The second word of the entries that say whether a handler is wanted. */
+	KEY_IS_FILTER = 4,
+	/* Added to CPU and pool numbers in the second word; addresses are larger. */
+	KEY_FIRST_NUMBER = 16,
+};
+
+struct series {
+	/* enum series_use */
+	u32 use;
+	s32 pool_id;
+	/* -1 for pools that are not bound to a CPU. */
+	s32 pool_cpu;
+	s32 pool_nice;
+	bool pool_is_bh;
+	u32 cpu;
+	/* When the workqueue's name was last compared. */
+	u64 checked_ns;
+	/* "function" or "function [module]", as the kernel's %ps prints it, so that it stays right after the module is gone. */
+	char handler[SYMBOL_LENGTH];
+	char workqueue[WORKQUEUE_NAME_LENGTH];
+	struct distribution distributions[DISTRIBUTION_KINDS];
+};
+
+struct series_slot {
+	u64 handler;
+	u64 place;
+};
+
+struct series_group {
+	struct series_slot slots[SERIES_GROUP_SIZE];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SERIES_GROUPS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, u32);
+	__type(value, struct series_group);
+} series_index SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SERIES_FIRST + MAX_SERIES);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, u32);
+	__type(value, struct series);
+} series_by_id SEC(".maps");
+
+static __always_inline u32 series_home(u64 handler, u64 place)
+{
+	return hash_of(low_half(handler) ^ (low_half(place) * 0x85EBCA6BU), SERIES_GROUP_BITS);
+}
+
+/* The series of the key if its home group holds it, else SERIES_NONE. */
+static __always_inline u32 known_series(u64 handler, u64 place)
+{
+	u32 home = series_home(handler, place);
+	struct series_group *group = bpf_map_lookup_elem(&series_index, &home);
+
+	if (!group)
+		return SERIES_NONE;
+#pragma unroll
+	for (u32 slot = 0; slot < SERIES_GROUP_SIZE; slot++) {
+		if (group->slots[slot].handler == handler && group->slots[slot].place == place)
+			return SERIES_FIRST + home * SERIES_GROUP_SIZE + slot;
+	}
+	return SERIES_NONE;
+}
+
+/* Searches all groups in which the key may stand. */
+static __noinline u32 search_series(u64 handler, u64 place)
+{
+	u32 home = series_home(handler, place);
+
+	for (u32 probe = 0; probe < SERIES_PROBES; probe++) {
+		u32 index = (home + probe) % SERIES_GROUPS;
+		struct series_group *group = bpf_map_lookup_elem(&series_index, &index);
+
+		if (!group)
+			return SERIES_NONE;
+#pragma unroll
+		for (u32 slot = 0; slot < SERIES_GROUP_SIZE; slot++) {
+			if (group->slots[slot].handler == handler && group->slots[slot].place == place)
+				return SERIES_FIRST + index * SERIES_GROUP_SIZE + slot;
+		}
+	}
+	return SERIES_NONE;
+}
+
+/*
+ * Takes a free slot, which user space does not see before publish_series(). Two CPUs may claim two slots for one key at once;
+ * the later one then stays behind with few counts, and user space adds up the series that have the same labels.
+ */
+static __noinline u32 claim_series(u64 handler, u64 place)
+{
+	u32 home = series_home(handler, place);
+
+	for (u32 probe = 0; probe < SERIES_PROBES; probe++) {
+		u32 index = (home + probe) % SERIES_GROUPS;
+		struct series_group *group = bpf_map_lookup_elem(&series_index, &index);
+
+		if (!group)
+			return SERIES_NONE;
+#pragma unroll
+		for (u32 slot = 0; slot < SERIES_GROUP_SIZE; slot++) {
+			u64 *owner = &group->slots[slot].handler;
+
+			if (*owner == SLOT_FREE && __sync_val_compare_and_swap(owner, SLOT_FREE, SLOT_CLAIMED) == SLOT_FREE) {
+				group->slots[slot].place = place;
+				return SERIES_FIRST + index * SERIES_GROUP_SIZE + slot;
+			}
+		}
+	}
+	return SERIES_NONE;
+}
+
+/* Makes a claimed slot found by its key. */
+static __always_inline void publish_series(u32 id, u64 handler)
+{
+	u32 position = id - SERIES_FIRST;
+	u32 index = position / SERIES_GROUP_SIZE;
+	struct series_group *group = bpf_map_lookup_elem(&series_index, &index);
+
+	if (group)
+		__sync_lock_test_and_set(&group->slots[position % SERIES_GROUP_SIZE].handler, handler);
+}
+
+/* No item finds the series any more; its counts stay. */
+static __always_inline void retire_series(u32 id)
+{
+	publish_series(id, SLOT_RETIRED);
+}

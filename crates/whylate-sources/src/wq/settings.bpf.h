@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What user space sets, what it reads, and the reasons for which events are lost. */
+#pragma once
+
+enum series_key {
+	BY_NOTHING,
+	BY_HANDLER,
+	BY_WORKQUEUE,
+	BY_CPU,
+	BY_POOL,
+};
+
+/* Events that could not be counted, by reason. */
+enum lost_reason {
+	/* An item started that was not seen being queued, e.g. because it was queued before tracing began. */
+	LOST_UNMATCHED,
+	/* A queued item was cancelled, or armed anew with a delay: seen when the same memory is queued again. */
+	LOST_CANCELLED,
+	/* Another handler stands in the item than when it was queued: the memory was freed and used again. */
+	LOST_REUSED,
+	/* No room for a queued item. */
+	LOST_ITEMS_FULL,
+	/* A queued item that did not start within EVICTABLE_NS had to make room for another one. */
+	LOST_EVICTED,
+	/* No room for a series. */
+	LOST_SERIES_FULL,
+	/* No room for a value in a histogram. */
+	LOST_BUCKETS_FULL,
+	/* An item ended whose start was not seen. */
+	LOST_END_UNMATCHED,
+	/* No room for a running item. */
+	LOST_RUNNING_FULL,
+	/* No room for a late event: the reader is too slow. */
+	LOST_LATE_EVENTS,
+	/* A stack of whoever queued an item could not be kept. */
+	LOST_STACKS,
+	LOST_REASONS,
+};
+
+enum {
+	STACK_FRAMES = 64,
+	SYMBOL_LENGTH = 128,
+	WORKQUEUE_NAME_LENGTH = 32,
+};
+
+/* A latency over the threshold. */
+struct late_item {
+	u64 queued_ns;
+	u64 activated_ns;
+	u64 started_ns;
+	u32 cpu;
+	u32 worker_tid;
+	/* Who queued it. */
+	u32 tid;
+	u32 pid;
+	s32 stack;
+	u32 by_rescuer;
+	char comm[16];
+	char worker_comm[16];
+	char handler[SYMBOL_LENGTH];
+	char workqueue[WORKQUEUE_NAME_LENGTH];
+};
+
+const volatile enum series_key series_key = BY_NOTHING;
+const volatile bool measure_phases = false;
+/* 0: no late events. */
+const volatile u64 late_over_ns = 0;
+const volatile bool keep_stacks = false;
+/* A handler's name, without its module. */
+const volatile char wanted_handler[SYMBOL_LENGTH] = {};
+const volatile bool has_wanted_handler = false;
+/* Items are taken over at the entry of process_one_work(), not at the later tracepoint. */
+const volatile bool taken_under_lock = true;
+
+/* User space sets it when everything is attached. */
+bool enabled = false;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LOST_REASONS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, u32);
+	__type(value, u64);
+} lost_by_reason SEC(".maps");
+
+static __always_inline void lose(enum lost_reason reason)
+{
+	u32 index = reason;
+	u64 *count = bpf_map_lookup_elem(&lost_by_reason, &index);
+
+	if (count)
+		__sync_fetch_and_add(count, 1);
+}
+
+/* "function" or "function [module]". */
+static __always_inline void write_symbol(char *name, u64 address)
+{
+	BPF_SNPRINTF(name, SYMBOL_LENGTH, "%ps", (void *)address);
+}

@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * How long work items wait and run: queued -> activated (max_active) -> taken by a worker -> ends.
+ *
+ * "Taken" is the entry of process_one_work(), under the lock of the pool and before PENDING is cleared: only there can nobody have
+ * queued the item again. Where that function cannot be attached to, the tracepoint workqueue_execute_start stands in.
+ */
+#include "kernel_types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include "compat.bpf.h"
+#include "ways.bpf.h"
+#include "distribution.bpf.h"
+#include "settings.bpf.h"
+#include "series.bpf.h"
+#include "items.bpf.h"
+#include "late.bpf.h"
+#include "running.bpf.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+struct {
+	struct late_item late_item;
+	enum lost_reason lost_reason;
+	enum item_limits item_limits;
+	enum series_limits series_limits;
+	enum distribution_kind distribution_kind;
+	enum series_use series_use;
+	enum key_mark key_mark;
+} layouts = {};
+
+/* Return addresses inside mod_delayed_work_on(), as they are found. */
+u64 mod_delayed_calls[4] = {};
+/* The address of wq_barrier_func(), once it is found. */
+u64 barrier_handler = 0;
+
+/* Whether "function" or "function [module]" is the function asked for. */
+static __noinline bool is_wanted(const char *name)
+{
+	for (u32 i = 0; i < SYMBOL_LENGTH; i++) {
+		char wanted = wanted_handler[i], is = name[i];
+
+		if (!wanted)
+			return !is || is == ' ';
+		if (wanted != is)
+			return false;
+	}
+	return false;
+}
+
+/* Makes the series of a key that was not found. */
+static __always_inline u32 new_series(u64 handler, u64 place, struct pool_workqueue *pwq)
+{
+	u32 id = claim_series(handler, place);
+	struct series *series = bpf_map_lookup_elem(&series_by_id, &id);
+	u32 use = SERIES_COUNTS;
+
+	if (!series) {
+		lose(LOST_SERIES_FULL);
+		return SERIES_NONE;
+	}
+	if (handler != KEY_NO_HANDLER)
+		write_symbol(series->handler, handler);
+	if (place == KEY_IS_FILTER)
+		use = is_wanted(series->handler) ? SERIES_IS_WANTED : SERIES_IS_UNWANTED;
+	if (pwq) {
+		struct worker_pool *pool = pwq->pool;
+
+		bpf_core_read_str(series->workqueue, sizeof(series->workqueue), &pwq->wq->name);
+		series->pool_id = pool->id;
+		series->pool_cpu = pool->cpu;
+		series->pool_nice = pool->attrs->nice;
+		series->pool_is_bh = pool_is_bh(pool);
+	}
+	series->cpu = bpf_get_smp_processor_id();
+	series->use = use;
+	publish_series(id, handler);
+	return id;
+}
+
+static __always_inline u32 series_of(u64 handler, u64 place, struct pool_workqueue *pwq)
+{
+	u32 id = known_series(handler, place);
+
+	if (id == SERIES_NONE)
+		id = search_series(handler, place);
+	if (id == SERIES_NONE)
+		id = new_series(handler, place, pwq);
+	return id;
+}
+
+/* False when the user asked for another handler. */
+static __always_inline bool handler_is_wanted(u64 handler)
+{
+	u32 id = series_of(handler, KEY_IS_FILTER, NULL);
+	struct series *series = bpf_map_lookup_elem(&series_by_id, &id);
+
+	return !series || series->use == SERIES_IS_WANTED;
+}
+
+/* Another workqueue may have got the address of one that is gone. */
+static __noinline bool is_same_workqueue(struct series *series, const void *name)
+{
+	char now[WORKQUEUE_NAME_LENGTH] = {};
+
+	bpf_probe_read_kernel_str(now, sizeof(now), name);
+	for (u32 i = 0; i < WORKQUEUE_NAME_LENGTH; i++) {
+		if (now[i] != series->workqueue[i])
+			return false;
+	}
+	return true;
+}
+
+static __always_inline u32 series_of_workqueue(u64 handler, struct pool_workqueue *pwq, u64 now_ns)
+{
+	u64 workqueue = (u64)pwq->wq;
+	u32 id = series_of(handler, workqueue, pwq);
+	struct series *series = bpf_map_lookup_elem(&series_by_id, &id);
+
+	if (!series || now_ns - series->checked_ns < WORKQUEUE_CHECK_NS)
+		return id;
+	series->checked_ns = now_ns;
+	if (is_same_workqueue(series, &pwq->wq->name))
+		return id;
+	retire_series(id);
+	return series_of(handler, workqueue, pwq);
+}
+
+static __always_inline u32 series_of_queued(struct pool_workqueue *pwq, u64 handler, u64 now_ns)
+{
+	switch (series_key) {
+	case BY_HANDLER:
+		return series_of_workqueue(handler, pwq, now_ns);
+	case BY_WORKQUEUE:
+		return series_of_workqueue(KEY_NO_HANDLER, pwq, now_ns);
+	case BY_POOL:
+		return series_of(KEY_NO_HANDLER, KEY_FIRST_NUMBER + (u64)pwq->pool->id, pwq);
+	default:
+		return SERIES_EVERYTHING;
+	}
+}
+
+static __always_inline void count(struct series *series, enum distribution_kind kind, u64 value_ns)
+{
+	if (!distribution_add(&series->distributions[kind], value_ns))
+		lose(LOST_BUCKETS_FULL);
+}
+
+static __always_inline void count_rare(struct series *series, enum distribution_kind kind, u64 value_ns)
+{
+	if (!distribution_add_rare(&series->distributions[kind], value_ns))
+		lose(LOST_BUCKETS_FULL);
+}
+
+/*
+ * mod_delayed_work(.., 0) takes a queued item out and queues it again at once: the item has been waiting since the first time.
+ * There is no event for taking out, but the call stack tells. This runs for items that are queued twice only.
+ */
+static __noinline bool is_mod_delayed(void *ctx)
+{
+	u64 stack[12] = {};
+	long bytes = bpf_get_stack(ctx, stack, sizeof(stack), 0);
+
+	for (u32 frame = 0; frame < 12; frame++) {
+		char name[SYMBOL_LENGTH];
+		u64 address = stack[frame];
+
+		if (!address || (long)(frame * sizeof(u64)) >= bytes)
+			return false;
+#pragma unroll
+		for (u32 known = 0; known < 4; known++) {
+			if (mod_delayed_calls[known] == address)
+				return true;
+		}
+		write_symbol(name, address);
+		if (bpf_strncmp(name, sizeof("mod_delayed_work_on"), "mod_delayed_work_on") == 0) {
+#pragma unroll
+			for (u32 known = 0; known < 4; known++) {
+				if (__sync_val_compare_and_swap(&mod_delayed_calls[known], 0, address) == 0)
+					break;
+			}
+			return true;
+		}
+	}
+	return false;
+}
+
+/* An item is queued that has not been seen starting since it was queued before. True when nothing else has to be done. */
+static __always_inline bool queued_twice(void *ctx, struct queued_item *queued, u64 handler, u64 now_ns)
+{
+	u64 first_ns = queued->moved ? queued->earlier_ns : queued->queued_ns;
+
+	if (queued->handler == handler && is_mod_delayed(ctx)) {
+		queued->moved = true;
+		queued->earlier_ns = first_ns;
+		queued->queued_ns = now_ns;
+		queued->activated_ns = 0;
+		return true;
+	}
+	if (taken_under_lock) {
+		lose(LOST_CANCELLED);
+		queued->earlier_ns = 0;
+	} else {
+		/* Cancelled, or taken by a worker that has not come to the tracepoint yet. */
+		if (queued->earlier_ns && !queued->moved)
+			lose(LOST_CANCELLED);
+		queued->earlier_ns = first_ns;
+	}
+	return false;
+}
+
+SEC("tp_btf/workqueue_queue_work")
+int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, struct work_struct *work)
+{
+	u64 item = (u64)work;
+	u64 handler, now_ns;
+	struct item_place place;
+	struct queued_item *queued;
+	u32 series;
+
+	if (!enabled)
+		return 0;
+	handler = (u64)work->func;
+	if (has_wanted_handler && !handler_is_wanted(handler))
+		return 0;
+	now_ns = bpf_ktime_get_ns();
+	series = series_of_queued(pwq, handler, now_ns);
+	if (series == SERIES_NONE)
+		return 0;
+	place = find_item(item);
+	queued = item_at(&place);
+	if (queued) {
+		if (queued_twice(ctx, queued, handler, now_ns))
+			return 0;
+	} else {
+		place = claim_item(item, now_ns);
+		queued = item_at(&place);
+		if (!queued)
+			return 0;
+		queued->earlier_ns = 0;
+	}
+	queued->queued_ns = now_ns;
+	queued->activated_ns = 0;
+	queued->handler = handler;
+	queued->workqueue = (u64)pwq->wq;
+	queued->series = series;
+	queued->moved = false;
+	queued->is_bh = pool_is_bh(pwq->pool);
+	if (late_over_ns)
+		remember_queuer(ctx, &place);
+	return 0;
+}
+
+SEC("tp_btf/workqueue_activate_work")
+int BPF_PROG(on_workqueue_activate_work, struct work_struct *work)
+{
+	struct item_place place;
+	struct queued_item *queued;
+
+	/* Nearly every item is activated while it is queued, and is not marked inactive then. */
+	if (!work_is_inactive(work) || !enabled)
+		return 0;
+	place = find_item((u64)work);
+	queued = item_at(&place);
+	if (queued)
+		queued->activated_ns = bpf_ktime_get_ns();
+	return 0;
+}
+
+/* Flush barriers are put into a worklist without the event of being queued. */
+static __noinline bool is_barrier(u64 handler)
+{
+	char name[SYMBOL_LENGTH];
+
+	if (barrier_handler)
+		return handler == barrier_handler;
+	write_symbol(name, handler);
+	if (bpf_strncmp(name, sizeof("wq_barrier_func"), "wq_barrier_func") != 0)
+		return false;
+	barrier_handler = handler;
+	return true;
+}
+
+/*
+ * When the item that starts was queued. One that was queued twice has either waited since the first time (moved), or was cancelled in
+ * between; or, at the tracepoint only, it was queued again after its worker took it: then it is pending now, the run that starts
+ * belongs to the earlier queueing, and the later one stays queued.
+ */
+static __always_inline u64 own_queueing(struct queued_item *queued, struct work_struct *work, bool *stays_queued)
+{
+	u64 earlier_ns = queued->earlier_ns;
+
+	if (!earlier_ns)
+		return queued->queued_ns;
+	if (!taken_under_lock && work_is_pending(work)) {
+		queued->earlier_ns = 0;
+		queued->moved = false;
+		*stays_queued = true;
+		return earlier_ns;
+	}
+	if (queued->moved)
+		return earlier_ns;
+	lose(LOST_CANCELLED);
+	return queued->queued_ns;
+}
+
+static __always_inline void count_start(u32 id, u64 queued_ns, u64 activated_ns, u64 now_ns)
+{
+	struct series *series = bpf_map_lookup_elem(&series_by_id, &id);
+
+	if (!series)
+		return;
+	if (!measure_phases || !activated_ns) {
+		count(series, LATENCY_OF_IMMEDIATE, now_ns - queued_ns);
+	} else {
+		count_rare(series, LATENCY_OF_DEFERRED, now_ns - queued_ns);
+		count_rare(series, ACTIVATE_OF_DEFERRED, activated_ns - queued_ns);
+		count_rare(series, POOL_OF_DEFERRED, now_ns - activated_ns);
+	}
+}
+
+/* A worker takes an item. `task` is NULL for a worker in a softirq. */
+static __always_inline int item_starts(struct work_struct *work, struct task_struct *task)
+{
+	u64 item = (u64)work;
+	u64 handler = (u64)work->func;
+	u64 worker = task ? (u64)task : bh_worker();
+	u64 now_ns = bpf_ktime_get_ns();
+	struct item_place place = find_item(item);
+	struct queued_item *queued = item_at(&place);
+	u64 queued_ns, activated_ns;
+	u32 id = SERIES_NONE;
+	bool stays_queued = false;
+
+	if (!queued) {
+		if ((!has_wanted_handler || handler_is_wanted(handler)) && !is_barrier(handler))
+			lose(LOST_UNMATCHED);
+	} else if (queued->handler != handler) {
+		lose(LOST_REUSED);
+		free_item(&place);
+	} else {
+		/* At the tracepoint a softirq looks like the worker that it interrupts. */
+		if (queued->is_bh)
+			worker = bh_worker();
+		queued_ns = own_queueing(queued, work, &stays_queued);
+		activated_ns = stays_queued ? 0 : queued->activated_ns;
+		id = queued->series;
+		if (series_key == BY_CPU)
+			id = series_of(KEY_NO_HANDLER, KEY_FIRST_NUMBER + (u64)bpf_get_smp_processor_id(), NULL);
+		if (late_over_ns && now_ns - queued_ns >= late_over_ns)
+			report_late(&place, queued, queued_ns, activated_ns, now_ns);
+		if (!stays_queued)
+			free_item(&place);
+		count_start(id, queued_ns, activated_ns, now_ns);
+	}
+	if (measure_phases)
+		item_runs(worker, item, id, now_ns);
+	return 0;
+}
+
+SEC("?fentry/process_one_work")
+int BPF_PROG(on_process_one_work, struct worker *worker, struct work_struct *work)
+{
+	if (!enabled)
+		return 0;
+	return item_starts(work, worker_is_bh(worker) ? NULL : bpf_get_current_task_btf());
+}
+
+/* Stands in for on_process_one_work() where that cannot be attached. */
+SEC("?tp_btf/workqueue_execute_start")
+int BPF_PROG(on_workqueue_execute_start, struct work_struct *work)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	if (!enabled)
+		return 0;
+	return item_starts(work, task->flags & PF_WQ_WORKER ? task : NULL);
+}
+
+/*
+ * The item's memory may be gone by now: only its address is of use. (The verifier refuses the second argument, the handler, because it
+ * points to code.)
+ */
+SEC("tp_btf/workqueue_execute_end")
+int BPF_PROG(on_workqueue_execute_end, struct work_struct *work)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct running_item *running;
+	struct series *series;
+	u64 *owner = NULL;
+	struct run run;
+	u32 id;
+
+	if (!enabled)
+		return 0;
+	running = running_item_of((u64)task, (u64)work, &owner);
+	if (!running)
+		running = running_item_of(bh_worker(), (u64)work, &owner);
+	if (!running || !owner) {
+		lose(LOST_END_UNMATCHED);
+		return 0;
+	}
+	id = running->series;
+	series = bpf_map_lookup_elem(&series_by_id, &id);
+	if (series && running->switches == switches_of(task)) {
+		count(series, RUNTIME_OF_STEADY, bpf_ktime_get_ns() - running->started_ns);
+	} else if (series) {
+		run = run_of(running, task);
+		count_rare(series, RUNTIME_OF_SWITCHED, run.runtime_ns);
+		count_rare(series, ON_CPU_OF_SWITCHED, run.on_cpu_ns);
+		count_rare(series, ASLEEP_OF_SWITCHED, run.asleep_ns);
+		count_rare(series, READY_OF_SWITCHED, run.ready_ns);
+	}
+	*owner = 0;
+	return 0;
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What `whylate wq` prints of a snapshot.
+
+use std::cmp::Reverse;
+use std::io::{self, Write};
+
+use whylate_model::units::{format_ns, printable};
+use whylate_model::{Histogram, Series, Snapshot};
+
+use super::{Arguments, Key, Sort};
+use crate::output::table::{Align, Table};
+use crate::output::{footer, histogram, json, late};
+
+/// The phases in the order in which an item goes through them, with what they are.
+const PHASES: [(&str, &str); 7] = [
+    ("latency", "queued until a worker starts it"),
+    ("activate", "waiting for max_active"),
+    ("pool", "waiting for a worker"),
+    ("runtime", "from start to end"),
+    ("on_cpu", "of the run time, on a CPU"),
+    ("asleep", "of the run time, asleep"),
+    ("ready", "of the run time, waiting for a CPU"),
+];
+
+/// Writes what comes before the first figures; nothing where programs read.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write_first_lines(out: &mut dyn Write, arguments: &Arguments) -> io::Result<()> {
+    if arguments.json {
+        return Ok(());
+    }
+    match &arguments.work {
+        Some(handler) => writeln!(out, "Tracing work queue latency for {}... Hit Ctrl-C to end.", printable(handler))?,
+        None => writeln!(out, "Tracing work queue latency ... Hit Ctrl-C to end.")?,
+    }
+    if arguments.slower.is_some() { late::write_heading(out) } else { Ok(()) }
+}
+
+/// Writes one output.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write(out: &mut dyn Write, arguments: &Arguments, snapshot: &Snapshot) -> io::Result<()> {
+    if arguments.json {
+        return json::write_line(out, snapshot);
+    }
+    if !arguments.lines_only() {
+        writeln!(out)?;
+        if arguments.table {
+            write_table(out, snapshot, arguments.by.unwrap_or(Key::Handler), arguments.sort)?;
+        } else {
+            write_histograms(out, arguments, snapshot)?;
+        }
+    }
+    footer::write(out, snapshot)
+}
+
+fn write_histograms(out: &mut dyn Write, arguments: &Arguments, snapshot: &Snapshot) -> io::Result<()> {
+    writeln!(out, "Printing histogram")?;
+    let key = match arguments.by {
+        None if arguments.works => Some(Key::Handler),
+        by => by,
+    };
+    let Some(key) = key else {
+        return write_phases(out, arguments, |phase| snapshot.total(phase));
+    };
+    for series in snapshot.merged_by(key.label()) {
+        let heading = if key == Key::Handler { "work handler" } else { key.label() };
+        writeln!(out, "\n{heading} = {}", printable(&name_of(&series, key)))?;
+        write_phases(out, arguments, |phase| series.histograms.get(phase).cloned().unwrap_or_default())?;
+    }
+    Ok(())
+}
+
+fn write_phases(
+    out: &mut dyn Write,
+    arguments: &Arguments,
+    histogram_of: impl Fn(&str) -> Histogram,
+) -> io::Result<()> {
+    if !arguments.phases {
+        return histogram::write(out, &histogram_of("latency"));
+    }
+    for (phase, meaning) in PHASES {
+        writeln!(out, "\n{phase}: {meaning}")?;
+        histogram::write(out, &histogram_of(phase))?;
+    }
+    Ok(())
+}
+
+/// The value of the key; a handler of a module as the kernel prints it, `function [module]`.
+fn name_of(series: &Series, key: Key) -> String {
+    let label = |name: &str| series.labels.get(name).map_or("", String::as_str);
+    match series.labels.get("module") {
+        Some(module) if key == Key::Handler => format!("{} [{module}]", label("handler")),
+        _ => label(key.label()).to_owned(),
+    }
+}
+
+fn write_table(out: &mut dyn Write, snapshot: &Snapshot, key: Key, sort: Sort) -> io::Result<()> {
+    let (title, with_workqueue) = match key {
+        Key::Handler => ("HANDLER", true),
+        Key::Workqueue => ("WORKQUEUE", false),
+        Key::Cpu => ("CPU", false),
+        Key::Pool => ("POOL", false),
+    };
+    let mut columns = vec![(title, Align::Left)];
+    for figure in ["COUNT", "MEAN", "P50", "P99", "MAX", "RUN-MEAN", "RUN-MAX"] {
+        columns.push((figure, Align::Right));
+    }
+    if with_workqueue {
+        columns.push(("WORKQUEUE", Align::Left));
+    }
+    let mut table = Table::new(&columns);
+    let mut rows = snapshot.merged_by(key.label());
+    // The sort is stable, so rows that tie stay in the order of their names.
+    rows.sort_by_key(|series| Reverse(rank(series, sort)));
+    for series in &rows {
+        let none = Histogram::default();
+        let latency = series.histograms.get("latency").unwrap_or(&none);
+        let runtime = series.histograms.get("runtime").unwrap_or(&none);
+        let mut cells = vec![name_of(series, key), latency.count().to_string()];
+        cells.extend(
+            [latency.mean_ns(), latency.quantile_ns(0.5), latency.quantile_ns(0.99), latency.max_ns()].map(format_ns),
+        );
+        cells.extend([runtime.mean_ns(), runtime.max_ns()].map(format_ns));
+        if with_workqueue {
+            cells.push(series.labels.get("workqueue").cloned().unwrap_or_default());
+        }
+        table.row(cells);
+    }
+    table.write(out)
+}
+
+/// What a row is ordered by; the largest comes first.
+fn rank(series: &Series, sort: Sort) -> u64 {
+    let none = Histogram::default();
+    let latency = series.histograms.get("latency").unwrap_or(&none);
+    match sort {
+        Sort::Count => latency.count(),
+        Sort::Mean => latency.mean_ns(),
+        Sort::P50 => latency.quantile_ns(0.5),
+        Sort::P99 => latency.quantile_ns(0.99),
+        Sort::Max => latency.max_ns(),
+        Sort::Runtime => series.histograms.get("runtime").map_or(0, Histogram::max_ns),
+        Sort::Name => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn series(handler: &str, workqueue: &str, latencies_ns: &[u64], runtimes_ns: &[u64]) -> Series {
+        let mut labels = whylate_model::Labels::new();
+        let (function, module) = handler.split_once('@').unwrap_or((handler, ""));
+        labels.insert("handler".to_owned(), function.to_owned());
+        labels.insert("workqueue".to_owned(), workqueue.to_owned());
+        if !module.is_empty() {
+            labels.insert("module".to_owned(), module.to_owned());
+        }
+        let latency: Histogram = latencies_ns.iter().copied().collect();
+        let runtime: Histogram = runtimes_ns.iter().copied().collect();
+        let zero = Histogram::zeros(latency.count());
+        let histograms = [
+            ("latency", latency.clone()),
+            ("activate", zero.clone()),
+            ("pool", latency),
+            ("runtime", runtime.clone()),
+            ("on_cpu", runtime),
+            ("asleep", zero.clone()),
+            ("ready", zero),
+        ];
+        Series {
+            labels,
+            histograms: histograms.map(|(name, histogram)| (name.to_owned(), histogram)).into(),
+            ..Series::default()
+        }
+    }
+
+    fn snapshot() -> Snapshot {
+        let mut snapshot = Snapshot::new("wq", "fentry", "web1", 1_795_252_440_000_000_000);
+        snapshot.duration_ns = 5_000_000_000;
+        snapshot.series = vec![
+            series("flush_to_ldisc", "events_unbound", &[3_000, 20_000, 21_000, 22_000], &[2_000, 2_000, 9_000, 4_000]),
+            series("nvme_scan_work@nvme_core", "nvme-wq", &[12_000_000], &[48_000_000]),
+            series("vmstat_update", "mm_percpu_wq", &[5_000, 9_000, 10_000, 17_000], &[900; 4]),
+            series("vmstat_update", "events", &[6_000], &[700]),
+        ];
+        snapshot.lost = [("unmatched".to_owned(), 2), ("late_events".to_owned(), 1), ("reused".to_owned(), 0)].into();
+        snapshot
+    }
+
+    fn printed(line: &str) -> String {
+        let words = std::iter::once("wq").chain(line.split_whitespace());
+        let arguments = Line::try_parse_from(words).expect("a valid command line").arguments;
+        let mut out = Vec::new();
+        write_first_lines(&mut out, &arguments).expect("a vector takes everything");
+        write(&mut out, &arguments, &snapshot()).expect("a vector takes everything");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn summary() {
+        insta::assert_snapshot!(printed(""));
+    }
+
+    #[test]
+    fn a_histogram_per_handler() {
+        insta::assert_snapshot!(printed("-W"));
+    }
+
+    #[test]
+    fn one_handler() {
+        insta::assert_snapshot!(printed("-w flush_to_ldisc"));
+    }
+
+    #[test]
+    fn phases() {
+        insta::assert_snapshot!(printed("--phases"));
+    }
+
+    #[test]
+    fn table() {
+        insta::assert_snapshot!(printed("--table"));
+    }
+
+    #[test]
+    fn table_by_workqueue_ordered_by_count() {
+        insta::assert_snapshot!(printed("--table --by workqueue --sort count"));
+    }
+
+    #[test]
+    fn json() {
+        insta::assert_snapshot!(printed("--json"));
+    }
+
+    #[test]
+    fn only_lines_of_late_items() {
+        insta::assert_snapshot!(printed("--slower 10ms"));
+    }
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One line a late work item, as it happens.
+
+use std::io::{self, Write};
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use whylate_model::LateEvent;
+use whylate_model::units::{format_ns, printable};
+
+/// Writes the heading of the lines.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
+    writeln!(
+        out,
+        "{:<15} {:>3} {:>8} {:>8} {:>8}  {:<28} {:<20} {:<16} QUEUED BY",
+        "TIME", "CPU", "LATENCY", "ACTIVATE", "POOL", "HANDLER", "WORKQUEUE", "WORKER"
+    )
+}
+
+/// Writes one late item, and below it the stack of whoever queued it where it is known.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
+    let label = |name: &str| printable(event.labels.get(name).map_or("", String::as_str));
+    let phase = |name: &str| {
+        event.phases.iter().find(|(phase, _)| phase == name).map_or_else(|| "-".to_owned(), |(_, ns)| format_ns(*ns))
+    };
+    writeln!(
+        out,
+        "{:<15} {:>3} {:>8} {:>8} {:>8}  {:<28} {:<20} {:<16} {}:{}",
+        time_of_day(event.at_unix_ns, zone),
+        event.cpu,
+        format_ns(event.latency_ns),
+        phase("activate"),
+        phase("pool"),
+        label("handler"),
+        label("workqueue"),
+        label("worker"),
+        label("queued_by"),
+        label("queued_by_pid"),
+    )?;
+    for frame in &event.stack {
+        writeln!(out, "    {}", printable(frame))?;
+    }
+    Ok(())
+}
+
+fn time_of_day(unix_ns: u64, zone: &TimeZone) -> String {
+    match Timestamp::from_nanosecond(unix_ns.into()) {
+        Ok(stamp) => stamp.to_zoned(zone.clone()).strftime("%H:%M:%S%.6f").to_string(),
+        Err(_) => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_tells_what_waited_for_how_long_and_who_queued_it() {
+        let labels = [
+            ("handler", "wb_workfn"),
+            ("workqueue", "writeback"),
+            ("worker", "kworker/u4:1"),
+            ("queued_by", "dd\x1b[2J"),
+            ("queued_by_pid", "4242"),
+        ];
+        let event = LateEvent {
+            labels: labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            at_unix_ns: 1_795_252_440_123_456_789,
+            latency_ns: 12_345_678,
+            cpu: 1,
+            phases: vec![("activate".to_owned(), 345_678), ("pool".to_owned(), 12_000_000)],
+            stack: vec!["__queue_work".to_owned(), "wb_wakeup".to_owned()],
+            causes: Vec::new(),
+        };
+        let mut out = Vec::new();
+        write_heading(&mut out).expect("a vector takes everything");
+        write(&mut out, &event, &TimeZone::UTC).expect("a vector takes everything");
+        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+    }
+}
