@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Set-associative tables in plain BPF arrays. A BPF hash map costs two to three times as much for an insertion and a
- * deletion: it hashes the key with jhash, takes a bucket lock and hands elements to a free list. Here the keys of one set fill
- * one cache line, a free way holds key 0, and a way is claimed by compare-and-exchange.
- *
- * One key is never inserted by two CPUs at once; the callers say why.
+ * Set-associative tables in plain BPF arrays: the keys of one set fill a cache line, a free way holds key 0, and a way is claimed by
+ * compare-and-exchange. One key is never inserted by two CPUs at once; the callers say why.
  */
 #pragma once
 
@@ -32,7 +29,7 @@ static __always_inline u32 hash_of(u32 low, u32 bits)
 	return (low * 0x9E3779B1U) >> (32 - bits);
 }
 
-/* A second, independent one. */
+/* Another one, so that keys which meet in one table part in the other. */
 static __always_inline u32 other_hash_of(u32 low, u32 bits)
 {
 	return (low * 0x85EBCA6BU) >> (32 - bits);

@@ -6,6 +6,7 @@
 pub mod attach;
 pub mod capabilities;
 pub mod clock;
+pub mod inject;
 pub mod mapped;
 pub mod source;
 pub mod symbols;

@@ -39,7 +39,7 @@ impl MappedArray {
     }
 
     /// Number of elements.
-    pub fn len(&self) -> usize {
+    pub fn entries(&self) -> usize {
         self.entries
     }
 

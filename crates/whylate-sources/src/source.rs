@@ -74,11 +74,11 @@ pub struct BackendInfo {
 pub enum Need {
     /// Type information of the running kernel in `/sys/kernel/btf/vmlinux`.
     Btf,
-    /// BPF programs of type tracing: `tp_btf` and `fentry`.
-    TracingPrograms,
+    /// BPF programs on tracepoints with the kernel's types (`tp_btf`).
+    TpBtfPrograms,
     /// A tracepoint, `group:name`.
     Tracepoint(&'static str),
-    /// A kernel function that BTF describes and to which programs can attach.
+    /// A kernel function that BTF describes and at whose entry programs can run (`fentry`).
     Function(&'static str),
     /// A BPF map type.
     Map(MapKind),

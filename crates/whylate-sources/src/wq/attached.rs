@@ -13,8 +13,8 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags, RingBuffer, RingBufferBuilder};
 use whylate_model::{LateEvent, Snapshot};
 
-use super::gather::Gathered;
-use super::skel::types::{item_limits, late_item, lost_reason, series_key};
+use super::gather::{self, Gathered, per_cpu};
+use super::skel::types::{late_item, lost_reason, series_key};
 use super::skel::{OpenWqSkel, WqSkel, WqSkelBuilder};
 use super::{FENTRY, INFO, late};
 use crate::attach::{self, ProgramStatistics};
@@ -23,16 +23,20 @@ use crate::mapped::MappedArray;
 use crate::source::{AttachError, Attached, Backend, By, Options};
 use crate::symbols::KernelSymbols;
 
+/// How many queued items can have a known queuer at once.
+const DETAILS_WITH_LATE_EVENTS: u32 = 131_072;
+
 /// How many different stacks of queuers are kept.
 const QUEUEING_STACKS: u32 = 16384;
 
 /// Every reason for a lost event, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
-const LOST: [(lost_reason, &str); 11] = [
+const LOST: [(lost_reason, &str); 12] = [
     (lost_reason::LOST_UNMATCHED, "unmatched"),
     (lost_reason::LOST_CANCELLED, "cancelled"),
     (lost_reason::LOST_REUSED, "reused"),
     (lost_reason::LOST_ITEMS_FULL, "items_full"),
     (lost_reason::LOST_EVICTED, "evicted"),
+    (lost_reason::LOST_DETAILS_FULL, "details_full"),
     (lost_reason::LOST_SERIES_FULL, "series_full"),
     (lost_reason::LOST_BUCKETS_FULL, "buckets_full"),
     (lost_reason::LOST_END_UNMATCHED, "end_unmatched"),
@@ -102,6 +106,8 @@ impl AttachedWq {
 fn configure(open: &mut OpenWqSkel<'_>, options: &Options, backend: &str) -> Result<(), AttachError> {
     let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
     settings.series_key = match options.by {
+        // The search for a handler needs the series of handlers.
+        By::Nothing if options.only.is_some() => series_key::BY_HANDLER,
         By::Nothing => series_key::BY_NOTHING,
         By::Handler => series_key::BY_HANDLER,
         By::Workqueue => series_key::BY_WORKQUEUE,
@@ -124,17 +130,18 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &Options, backend: &str) -> Res
     }
 
     // Memory for what is asked for only.
-    let has_series = options.by != By::Nothing || options.only.is_some();
-    if !has_series {
-        open.maps.series_by_id.set_max_entries(1)?;
+    if per_cpu(options) {
+        let cpus = libbpf_rs::num_possible_cpus().context("cannot tell how many CPUs there are")?;
+        let cpus = u32::try_from(cpus).context("there are too many CPUs")?;
+        open.maps.series_by_id.set_max_entries(cpus)?;
         open.maps.series_index.set_max_entries(1)?;
-        open.maps.bucket_pages.set_max_entries(super::gather::PAGES_OF_ONE_SERIES)?;
+        open.maps.bucket_pages.set_max_entries(gather::PAGES_OF_ONE_SERIES * cpus)?;
     }
     if !options.phases {
         open.maps.running_items.set_max_entries(1)?;
     }
     if options.late_over_ns.is_some() {
-        open.maps.queuers.set_max_entries(item_limits::ITEM_SETS.0)?;
+        open.maps.details_by_item.set_max_entries(DETAILS_WITH_LATE_EVENTS)?;
         if options.stacks {
             open.maps.queueing_stacks.set_max_entries(QUEUEING_STACKS)?;
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! From the mapped arrays of the BPF programs to series.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::mem::offset_of;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -11,8 +11,7 @@ use whylate_model::{Histogram, Labels, Series};
 
 use super::skel::WqSkel;
 use super::skel::types::{
-    bucket_page, distribution, distribution_kind, key_mark, series, series_group, series_limits, series_slot,
-    series_use,
+    bucket_page, distribution, distribution_kind, key_mark, series, series_group, series_slot, series_use,
 };
 use crate::mapped::MappedArray;
 use crate::source::{AttachError, By, Options};
@@ -25,9 +24,16 @@ const DISTRIBUTION_PAGES: usize = whylate_model::histogram::BUCKETS / PAGE_BUCKE
 /// Enough pages for every bucket of every distribution of one series, and page 0, which stands for none.
 pub(super) const PAGES_OF_ONE_SERIES: u32 = (KINDS * DISTRIBUTION_PAGES + 1) as u32;
 
+/// True when the series are the CPUs' own, and not found by a key.
+pub(super) fn per_cpu(options: &Options) -> bool {
+    options.by == By::Nothing && options.only.is_none()
+}
+
 /// What the BPF programs have counted.
 pub(super) struct Gathered {
     by: By,
+    /// Counters that belong to one CPU each must not be written by anybody else: what they held the last time, by position.
+    seen: Option<HashMap<(Array, usize, usize), u64>>,
     phases: bool,
     index: MappedArray,
     series: MappedArray,
@@ -41,6 +47,7 @@ impl Gathered {
         let entries = |map: &libbpf_rs::MapMut<'_>| map.max_entries() as usize;
         Ok(Gathered {
             by: options.by,
+            seen: per_cpu(options).then(HashMap::new),
             phases: options.phases,
             index: MappedArray::new(maps.series_index.as_fd(), entries(&maps.series_index), size_of::<series_group>())
                 .context("cannot map the index of series")?,
@@ -54,8 +61,11 @@ impl Gathered {
     /// Takes out everything counted since the last time. Series with the same labels are added up; empty ones are left out.
     pub(super) fn take_series(&mut self) -> Vec<Series> {
         let mut by_labels: BTreeMap<Labels, Series> = BTreeMap::new();
-        if self.by == By::Nothing {
-            by_labels.insert(Labels::new(), self.take_one(series_limits::SERIES_EVERYTHING.0 as usize, Labels::new()));
+        if self.seen.is_some() {
+            for cpu in 0..self.series.entries() {
+                let taken = self.take_one(cpu, Labels::new());
+                by_labels.entry(Labels::new()).or_default().absorb(&taken);
+            }
         } else {
             for (id, handler, retired) in self.ids_in_use() {
                 if self.series.u32_at(id, offset_of!(series, r#use)).load(Acquire) == series_use::SERIES_COUNTS.0 {
@@ -77,12 +87,12 @@ impl Gathered {
     fn ids_in_use(&self) -> Vec<(usize, (usize, usize), bool)> {
         let slots = size_of::<series_group>() / size_of::<series_slot>();
         let mut ids = Vec::new();
-        for group in 0..self.index.len() {
+        for group in 0..self.index.entries() {
             for slot in 0..slots {
                 let offset = slot * size_of::<series_slot>() + offset_of!(series_slot, handler);
                 let mark = self.index.u64_at(group, offset).load(Acquire);
                 if mark != u64::from(key_mark::SLOT_FREE.0) && mark != u64::from(key_mark::SLOT_CLAIMED.0) {
-                    let id = series_limits::SERIES_FIRST.0 as usize + group * slots + slot;
+                    let id = group * slots + slot;
                     ids.push((id, (group, offset), mark == u64::from(key_mark::SLOT_RETIRED.0)));
                 }
             }
@@ -96,11 +106,12 @@ impl Gathered {
         self.index.u64_at(group, offset).store(key_mark::SLOT_FREE.0.into(), std::sync::atomic::Ordering::Release);
     }
 
-    fn take_one(&self, id: usize, labels: Labels) -> Series {
-        let take = |kind: distribution_kind| self.take_histogram(id, kind);
+    fn take_one(&mut self, id: usize, labels: Labels) -> Series {
+        let phases = self.phases;
+        let mut take = |kind: distribution_kind| self.take_histogram(id, kind);
         let mut histograms = BTreeMap::new();
         let immediate = take(distribution_kind::LATENCY_OF_IMMEDIATE);
-        if self.phases {
+        if phases {
             // An item that max_active did not hold back was activated at once, and waited for a worker only.
             let deferred = take(distribution_kind::LATENCY_OF_DEFERRED);
             let activate = take(distribution_kind::ACTIVATE_OF_DEFERRED);
@@ -123,28 +134,46 @@ impl Gathered {
         Series { labels, histograms, values: BTreeMap::new() }
     }
 
-    fn take_histogram(&self, id: usize, kind: distribution_kind) -> Histogram {
+    fn take_histogram(&mut self, id: usize, kind: distribution_kind) -> Histogram {
         let start = offset_of!(series, distributions) + kind.0 as usize * size_of::<distribution>();
         let mut counts = Vec::new();
         for page in 0..DISTRIBUTION_PAGES {
             let entry = start + offset_of!(distribution, pages) + page * size_of::<u32>();
             let number = self.series.u32_at(id, entry).load(Acquire) as usize;
-            if number == 0 || number >= self.pages.len() {
+            if number == 0 || number >= self.pages.entries() {
                 continue;
             }
             for bucket in 0..PAGE_BUCKETS {
-                let count = self.pages.u64_at(number, bucket * size_of::<u64>()).swap(0, Relaxed);
+                let count = self.take_counter(Array::Pages, number, bucket * size_of::<u64>());
                 if count > 0 {
                     counts.push(((page * PAGE_BUCKETS + bucket) as u32, count));
                 }
             }
         }
+        let sum_ns = self.take_counter(Array::Series, id, start + offset_of!(distribution, sum_ns));
+        // Extremes are raised by compare-and-exchange everywhere.
         let take = |offset: usize| self.series.u64_at(id, start + offset).swap(0, Relaxed);
-        let sum_ns = take(offset_of!(distribution, sum_ns));
         let max_ns = take(offset_of!(distribution, max_ns));
         let min_ns = !take(offset_of!(distribution, inverted_min_ns));
         // The indices ascend as they are read, so they are taken.
         Histogram::from_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default()
+    }
+
+    /// What a counter has grown by since the last time.
+    fn take_counter(&mut self, array: Array, index: usize, offset: usize) -> u64 {
+        let memory = match array {
+            Array::Series => &self.series,
+            Array::Pages => &self.pages,
+        };
+        let counter = memory.u64_at(index, offset);
+        match &mut self.seen {
+            None => counter.swap(0, Relaxed),
+            Some(seen) => {
+                let now = counter.load(Relaxed);
+                let before = if now > 0 { seen.insert((array, index, offset), now).unwrap_or(0) } else { 0 };
+                now.wrapping_sub(before)
+            }
+        }
     }
 
     fn labels(&self, id: usize) -> Labels {
@@ -182,6 +211,13 @@ impl Gathered {
         }
         labels
     }
+}
+
+/// The arrays that hold counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Array {
+    Series,
+    Pages,
 }
 
 /// A worker pool as the kernel numbers it.

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The distributions of one handler and workqueue (or of one CPU, pool, or everything), found by a key of two words. */
+/*
+ * The distributions of one handler and workqueue, or of one CPU or pool, found by a key of two words; a series' number is the position of
+ * its key. Without a key each CPU has the series of its number.
+ */
 #pragma once
 
 enum series_limits {
@@ -10,10 +13,7 @@ enum series_limits {
 	MAX_SERIES = SERIES_GROUPS * SERIES_GROUP_SIZE,
 	/* How many groups a key may lie away from its home. */
 	SERIES_PROBES = 16,
-	/* The one series for everything; the others follow, in the order of their slots. */
-	SERIES_EVERYTHING = 0,
-	SERIES_FIRST = 1,
-	SERIES_NONE = SERIES_FIRST + MAX_SERIES,
+	SERIES_NONE = MAX_SERIES,
 	/* A workqueue's memory is freed after an RCU grace period, which takes longer. */
 	WORKQUEUE_CHECK_NS = 1000000,
 };
@@ -96,7 +96,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, SERIES_FIRST + MAX_SERIES);
+	__uint(max_entries, MAX_SERIES);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, u32);
 	__type(value, struct series);
@@ -118,7 +118,7 @@ static __always_inline u32 known_series(u64 handler, u64 place)
 #pragma unroll
 	for (u32 slot = 0; slot < SERIES_GROUP_SIZE; slot++) {
 		if (group->slots[slot].handler == handler && group->slots[slot].place == place)
-			return SERIES_FIRST + home * SERIES_GROUP_SIZE + slot;
+			return home * SERIES_GROUP_SIZE + slot;
 	}
 	return SERIES_NONE;
 }
@@ -137,7 +137,7 @@ static __noinline u32 search_series(u64 handler, u64 place)
 #pragma unroll
 		for (u32 slot = 0; slot < SERIES_GROUP_SIZE; slot++) {
 			if (group->slots[slot].handler == handler && group->slots[slot].place == place)
-				return SERIES_FIRST + index * SERIES_GROUP_SIZE + slot;
+				return index * SERIES_GROUP_SIZE + slot;
 		}
 	}
 	return SERIES_NONE;
@@ -163,7 +163,7 @@ static __noinline u32 claim_series(u64 handler, u64 place)
 
 			if (*owner == SLOT_FREE && __sync_val_compare_and_swap(owner, SLOT_FREE, SLOT_CLAIMED) == SLOT_FREE) {
 				group->slots[slot].place = place;
-				return SERIES_FIRST + index * SERIES_GROUP_SIZE + slot;
+				return index * SERIES_GROUP_SIZE + slot;
 			}
 		}
 	}
@@ -173,12 +173,11 @@ static __noinline u32 claim_series(u64 handler, u64 place)
 /* Makes a claimed slot found by its key. */
 static __always_inline void publish_series(u32 id, u64 handler)
 {
-	u32 position = id - SERIES_FIRST;
-	u32 index = position / SERIES_GROUP_SIZE;
+	u32 index = id / SERIES_GROUP_SIZE;
 	struct series_group *group = bpf_map_lookup_elem(&series_index, &index);
 
 	if (group)
-		__sync_lock_test_and_set(&group->slots[position % SERIES_GROUP_SIZE].handler, handler);
+		__sync_lock_test_and_set(&group->slots[id % SERIES_GROUP_SIZE].handler, handler);
 }
 
 /* No item finds the series any more; its counts stay. */

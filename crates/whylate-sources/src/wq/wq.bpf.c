@@ -137,13 +137,18 @@ static __always_inline u32 series_of_queued(struct pool_workqueue *pwq, u64 hand
 	case BY_POOL:
 		return series_of(KEY_NO_HANDLER, KEY_FIRST_NUMBER + (u64)pwq->pool->id, pwq);
 	default:
-		return SERIES_EVERYTHING;
+		/* Known when it starts. */
+		return 0;
 	}
 }
 
 static __always_inline void count(struct series *series, enum distribution_kind kind, u64 value_ns)
 {
-	if (!distribution_add(&series->distributions[kind], value_ns))
+	/*
+	 * Without a key each CPU has a series of its own. The kernel does not run a program that is running on the same CPU already (it
+	 * counts that), and each kind is counted by one program, so no other writer can come in between.
+	 */
+	if (!distribution_add(&series->distributions[kind], value_ns, series_key != BY_NOTHING))
 		lose(LOST_BUCKETS_FULL);
 }
 
@@ -186,37 +191,50 @@ static __noinline bool is_mod_delayed(void *ctx)
 	return false;
 }
 
-/* An item is queued that has not been seen starting since it was queued before. True when nothing else has to be done. */
-static __always_inline bool queued_twice(void *ctx, struct queued_item *queued, u64 handler, u64 now_ns)
+/*
+ * An item is queued that has not been seen starting since it was queued before: it was moved by mod_delayed_work(); or cancelled; or, where
+ * starts are seen at the tracepoint, its worker has taken it and not come there yet. own_queueing() tells them apart when it starts.
+ */
+static __noinline void queued_twice(void *ctx, struct queued_item *queued, u64 item, u64 handler)
 {
-	u64 first_ns = queued->moved ? queued->earlier_ns : queued->queued_ns;
+	struct item_details *details;
+	u64 first_ns = queued->queued_ns;
+	bool moved;
 
-	if (queued->handler == handler && is_mod_delayed(ctx)) {
-		queued->moved = true;
-		queued->earlier_ns = first_ns;
-		queued->queued_ns = now_ns;
-		queued->activated_ns = 0;
-		return true;
-	}
-	if (taken_under_lock) {
+	if (queued->handler != low_half(handler)) {
 		lose(LOST_CANCELLED);
-		queued->earlier_ns = 0;
-	} else {
-		/* Cancelled, or taken by a worker that has not come to the tracepoint yet. */
-		if (queued->earlier_ns && !queued->moved)
-			lose(LOST_CANCELLED);
-		queued->earlier_ns = first_ns;
+		forget_details(queued, item);
+		queued->flags &= ITEM_IS_SPILLED;
+		return;
 	}
-	return false;
+	moved = is_mod_delayed(ctx);
+	if (!moved && taken_under_lock) {
+		lose(LOST_CANCELLED);
+		forget_details(queued, item);
+		queued->flags &= ITEM_IS_SPILLED;
+		return;
+	}
+	details = make_details(queued, item);
+	if (!details)
+		return;
+	if (details->earlier_ns) {
+		if (details->moved || moved)
+			first_ns = details->earlier_ns;
+		else
+			lose(LOST_CANCELLED);
+	}
+	details->earlier_ns = first_ns;
+	details->moved = moved;
+	details->activated_ns = 0;
 }
 
 SEC("tp_btf/workqueue_queue_work")
 int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, struct work_struct *work)
 {
 	u64 item = (u64)work;
-	u64 handler, now_ns;
-	struct item_place place;
 	struct queued_item *queued;
+	struct queued_set *home;
+	u64 handler, now_ns;
 	u32 series;
 
 	if (!enabled)
@@ -226,45 +244,42 @@ int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, s
 		return 0;
 	now_ns = bpf_ktime_get_ns();
 	series = series_of_queued(pwq, handler, now_ns);
-	if (series == SERIES_NONE)
+	home = home_of(item);
+	if (series == SERIES_NONE || !home)
 		return 0;
-	place = find_item(item);
-	queued = item_at(&place);
-	if (queued) {
-		if (queued_twice(ctx, queued, handler, now_ns))
-			return 0;
-	} else {
-		place = claim_item(item, now_ns);
-		queued = item_at(&place);
-		if (!queued)
-			return 0;
-		queued->earlier_ns = 0;
-	}
+	queued = find_item(home, item);
+	if (queued)
+		queued_twice(ctx, queued, item, handler);
+	else
+		queued = claim_item(home, item, now_ns);
+	if (!queued)
+		return 0;
 	queued->queued_ns = now_ns;
-	queued->activated_ns = 0;
-	queued->handler = handler;
-	queued->workqueue = (u64)pwq->wq;
+	queued->handler = low_half(handler);
 	queued->series = series;
-	queued->moved = false;
-	queued->is_bh = pool_is_bh(pwq->pool);
+	if (measure_phases && pool_is_bh(pwq->pool))
+		queued->flags |= ITEM_IS_BH;
 	if (late_over_ns)
-		remember_queuer(ctx, &place);
+		remember_queuer(ctx, queued, item, (u64)pwq->wq);
 	return 0;
 }
 
 SEC("tp_btf/workqueue_activate_work")
 int BPF_PROG(on_workqueue_activate_work, struct work_struct *work)
 {
-	struct item_place place;
+	u64 item = (u64)work;
 	struct queued_item *queued;
+	struct item_details *details;
+	struct queued_set *home;
 
 	/* Nearly every item is activated while it is queued, and is not marked inactive then. */
 	if (!work_is_inactive(work) || !enabled)
 		return 0;
-	place = find_item((u64)work);
-	queued = item_at(&place);
-	if (queued)
-		queued->activated_ns = bpf_ktime_get_ns();
+	home = home_of(item);
+	queued = home ? find_item(home, item) : NULL;
+	details = queued ? make_details(queued, item) : NULL;
+	if (details)
+		details->activated_ns = bpf_ktime_get_ns();
 	return 0;
 }
 
@@ -282,41 +297,56 @@ static __noinline bool is_barrier(u64 handler)
 	return true;
 }
 
-/*
- * When the item that starts was queued. One that was queued twice has either waited since the first time (moved), or was cancelled in
- * between; or, at the tracepoint only, it was queued again after its worker took it: then it is pending now, the run that starts
- * belongs to the earlier queueing, and the later one stays queued.
- */
-static __always_inline u64 own_queueing(struct queued_item *queued, struct work_struct *work, bool *stays_queued)
-{
-	u64 earlier_ns = queued->earlier_ns;
+/* When and how the item that starts was queued. */
+struct queueing {
+	u64 queued_ns;
+	/* 0 when max_active did not hold it back. */
+	u64 activated_ns;
+	/* Another queueing of it still waits. */
+	bool stays_queued;
+};
 
-	if (!earlier_ns)
-		return queued->queued_ns;
+/*
+ * An item that was queued twice has either waited since the first time (moved), or was cancelled in between; or, at the tracepoint only, it
+ * was queued again after its worker took it: then it is pending now, the run that starts belongs to the earlier queueing, and the later one
+ * stays queued.
+ */
+static __always_inline struct queueing own_queueing(const struct queued_item *queued, struct item_details *details,
+						    struct work_struct *work)
+{
+	struct queueing queueing = { .queued_ns = queued->queued_ns };
+
+	if (!details)
+		return queueing;
+	queueing.activated_ns = details->activated_ns;
+	if (!details->earlier_ns)
+		return queueing;
 	if (!taken_under_lock && work_is_pending(work)) {
-		queued->earlier_ns = 0;
-		queued->moved = false;
-		*stays_queued = true;
-		return earlier_ns;
+		queueing.queued_ns = details->earlier_ns;
+		queueing.activated_ns = 0;
+		queueing.stays_queued = true;
+		details->earlier_ns = 0;
+		details->moved = false;
+	} else if (details->moved) {
+		queueing.queued_ns = details->earlier_ns;
+	} else {
+		lose(LOST_CANCELLED);
 	}
-	if (queued->moved)
-		return earlier_ns;
-	lose(LOST_CANCELLED);
-	return queued->queued_ns;
+	return queueing;
 }
 
-static __always_inline void count_start(u32 id, u64 queued_ns, u64 activated_ns, u64 now_ns)
+static __always_inline void count_start(u32 id, const struct queueing *queueing, u64 now_ns)
 {
 	struct series *series = bpf_map_lookup_elem(&series_by_id, &id);
 
 	if (!series)
 		return;
-	if (!measure_phases || !activated_ns) {
-		count(series, LATENCY_OF_IMMEDIATE, now_ns - queued_ns);
+	if (!measure_phases || !queueing->activated_ns) {
+		count(series, LATENCY_OF_IMMEDIATE, now_ns - queueing->queued_ns);
 	} else {
-		count_rare(series, LATENCY_OF_DEFERRED, now_ns - queued_ns);
-		count_rare(series, ACTIVATE_OF_DEFERRED, activated_ns - queued_ns);
-		count_rare(series, POOL_OF_DEFERRED, now_ns - activated_ns);
+		count_rare(series, LATENCY_OF_DEFERRED, now_ns - queueing->queued_ns);
+		count_rare(series, ACTIVATE_OF_DEFERRED, queueing->activated_ns - queueing->queued_ns);
+		count_rare(series, POOL_OF_DEFERRED, now_ns - queueing->activated_ns);
 	}
 }
 
@@ -327,32 +357,34 @@ static __always_inline int item_starts(struct work_struct *work, struct task_str
 	u64 handler = (u64)work->func;
 	u64 worker = task ? (u64)task : bh_worker();
 	u64 now_ns = bpf_ktime_get_ns();
-	struct item_place place = find_item(item);
-	struct queued_item *queued = item_at(&place);
-	u64 queued_ns, activated_ns;
+	struct queued_set *home = home_of(item);
+	struct queued_item *queued = home ? find_item(home, item) : NULL;
+	struct item_details *details;
+	struct queueing queueing;
 	u32 id = SERIES_NONE;
-	bool stays_queued = false;
 
 	if (!queued) {
 		if ((!has_wanted_handler || handler_is_wanted(handler)) && !is_barrier(handler))
 			lose(LOST_UNMATCHED);
-	} else if (queued->handler != handler) {
+	} else if (queued->handler != low_half(handler)) {
 		lose(LOST_REUSED);
-		free_item(&place);
+		free_item(home, queued, item);
 	} else {
 		/* At the tracepoint a softirq looks like the worker that it interrupts. */
-		if (queued->is_bh)
+		if (queued->flags & ITEM_IS_BH)
 			worker = bh_worker();
-		queued_ns = own_queueing(queued, work, &stays_queued);
-		activated_ns = stays_queued ? 0 : queued->activated_ns;
+		details = details_of(queued, item);
+		queueing = own_queueing(queued, details, work);
 		id = queued->series;
+		if (series_key == BY_NOTHING)
+			id = bpf_get_smp_processor_id();
 		if (series_key == BY_CPU)
 			id = series_of(KEY_NO_HANDLER, KEY_FIRST_NUMBER + (u64)bpf_get_smp_processor_id(), NULL);
-		if (late_over_ns && now_ns - queued_ns >= late_over_ns)
-			report_late(&place, queued, queued_ns, activated_ns, now_ns);
-		if (!stays_queued)
-			free_item(&place);
-		count_start(id, queued_ns, activated_ns, now_ns);
+		if (late_over_ns && details && now_ns - queueing.queued_ns >= late_over_ns)
+			report_late(queued, details, handler, queueing.queued_ns, queueing.activated_ns, now_ns);
+		if (!queueing.stays_queued)
+			free_item(home, queued, item);
+		count_start(id, &queueing, now_ns);
 	}
 	if (measure_phases)
 		item_runs(worker, item, id, now_ns);

@@ -1,12 +1,31 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate doctor`.
 
+use std::io::{self, BufWriter, Write};
+
 use clap::Args;
+use whylate_sources::capabilities;
 
-/// Placeholder.
+use crate::output::{doctor, doctor_json};
+
+/// Shows what this kernel can do, source by source, and what to enable for more.
+///
+/// Changes nothing, and runs without privileges too: what cannot be found out then is shown as unknown, with the reason.
 #[derive(Debug, Args)]
-pub struct Arguments {}
+pub struct Arguments {
+    /// Write one JSON object on one line.
+    #[arg(long)]
+    json: bool,
+}
 
-pub fn run(_arguments: &Arguments) -> anyhow::Result<()> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let found = capabilities::probe();
+    let mut out = BufWriter::new(io::stdout().lock());
+    if arguments.json {
+        doctor_json::write(&found, &mut out)?;
+    } else {
+        doctor::write(&found, &mut out)?;
+    }
+    out.flush()?;
     Ok(())
 }

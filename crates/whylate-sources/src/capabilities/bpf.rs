@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What BPF can do here: found by trying it, and by the names in the kernel's type information.
+
+use std::collections::HashMap;
+use std::fs;
+
+use libbpf_rs::btf::types::{Func, Typedef};
+use libbpf_rs::{ErrorKind, MapType, ProgramType, libbpf_sys};
+
+use super::attempt::{Attempt, load_program, make_map};
+use super::{Fact, Privileges};
+use crate::source::MapKind;
+
+const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
+const NO_BTF: &str = "boot a kernel with CONFIG_DEBUG_INFO_BTF=y";
+/// For every tracepoint `x` the kernel's type information has a `typedef … btf_trace_x`.
+const TRACEPOINT_PREFIX: &str = "btf_trace_";
+
+/// Type information of the running kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Btf {
+    /// Whether it is there and readable.
+    pub fact: Fact,
+    /// Where it is looked for.
+    pub path: &'static str,
+    /// Its size.
+    pub size_bytes: Option<u64>,
+}
+
+/// BPF programs, maps and kernel functions that whylate uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bpf {
+    /// Programs at tracepoints, with type information.
+    pub tp_btf: Fact,
+    /// Programs at the entry of kernel functions.
+    pub fentry: Fact,
+    /// Raw tracepoint programs, which need no type information.
+    pub raw_tracepoint_programs: Fact,
+    /// Programs that are run from user space.
+    pub syscall_programs: Fact,
+    /// Array maps.
+    pub array_maps: Fact,
+    /// Ring buffers.
+    pub ring_buffer_maps: Fact,
+    /// Maps of stacks.
+    pub stack_trace_maps: Fact,
+    /// Work items in BPF.
+    pub bpf_wq: Fact,
+    /// Timers in BPF.
+    pub bpf_timer: Fact,
+    /// Disabling interrupts in BPF.
+    pub bpf_local_irq_save: Fact,
+    /// Walking over all threads.
+    pub task_iterator: Fact,
+}
+
+impl Bpf {
+    /// Every fact with its key and what people call it.
+    pub fn each(&self) -> [(&'static str, &'static str, &Fact); 11] {
+        [
+            ("tp_btf", "tp_btf programs", &self.tp_btf),
+            ("fentry", "fentry programs", &self.fentry),
+            ("raw_tracepoint_programs", "raw tracepoint programs", &self.raw_tracepoint_programs),
+            ("syscall_programs", "syscall programs", &self.syscall_programs),
+            ("array_maps", "array maps", &self.array_maps),
+            ("ring_buffer_maps", "ring buffer maps", &self.ring_buffer_maps),
+            ("stack_trace_maps", "stack trace maps", &self.stack_trace_maps),
+            ("bpf_wq", "bpf_wq", &self.bpf_wq),
+            ("bpf_timer", "bpf_timer", &self.bpf_timer),
+            ("bpf_local_irq_save", "bpf_local_irq_save", &self.bpf_local_irq_save),
+            ("task_iterator", "task iterator", &self.task_iterator),
+        ]
+    }
+
+    /// The fact about a kind of map, and what people call it.
+    pub fn map(&self, kind: MapKind) -> (&'static str, &Fact) {
+        match kind {
+            MapKind::Array => ("array maps", &self.array_maps),
+            MapKind::RingBuf => ("ring buffer maps", &self.ring_buffer_maps),
+            MapKind::StackTrace => ("stack trace maps", &self.stack_trace_maps),
+        }
+    }
+}
+
+/// The names that the kernel's type information has, with the identifiers of their types.
+#[derive(Debug, Default)]
+pub(super) struct KernelNames {
+    functions: HashMap<String, u32>,
+    tracepoints: HashMap<String, u32>,
+}
+
+impl KernelNames {
+    /// The names of these functions and typedefs.
+    pub(super) fn new<'a>(
+        functions: impl IntoIterator<Item = (&'a str, u32)>,
+        typedefs: impl IntoIterator<Item = (&'a str, u32)>,
+    ) -> Self {
+        let tracepoint = |(name, id): (&'a str, u32)| Some((name.strip_prefix(TRACEPOINT_PREFIX)?.to_owned(), id));
+        Self {
+            functions: functions.into_iter().map(|(name, id)| (name.to_owned(), id)).collect(),
+            tracepoints: typedefs.into_iter().filter_map(tracepoint).collect(),
+        }
+    }
+
+    pub(super) fn have_function(&self, name: &str) -> bool {
+        self.functions.contains_key(name)
+    }
+
+    /// `name` is without the group: tracepoint names are unique in a kernel.
+    pub(super) fn have_tracepoint(&self, name: &str) -> bool {
+        self.tracepoints.contains_key(name)
+    }
+
+    /// True when the kernel is built with CONFIG_SECURITY_LOCKDOWN_LSM.
+    pub(super) fn have_lockdown(&self) -> bool {
+        self.have_function("lockdown_is_locked_down")
+    }
+}
+
+/// Reads the kernel's type information; the names are `None` when there is none.
+pub(super) fn probe_btf() -> (Btf, Option<KernelNames>) {
+    // Opened first: libbpf's own error does not tell an absent file from one that is not readable.
+    let size_bytes = fs::File::open(BTF_PATH).and_then(|file| file.metadata()).map(|metadata| metadata.len());
+    let (fact, names) = match &size_bytes {
+        Ok(_) => match quietly(read_names) {
+            Ok(names) => (Fact::yes(""), Some(names)),
+            Err(error) => (Fact::unknown(format!("cannot read {BTF_PATH}: {error}")), None),
+        },
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            (Fact::no(format!("{BTF_PATH} is absent ({NO_BTF})")), None)
+        }
+        Err(error) => (Fact::unknown(format!("cannot read {BTF_PATH}: {error}")), None),
+    };
+    (Btf { fact, path: BTF_PATH, size_bytes: size_bytes.ok() }, names)
+}
+
+fn read_names() -> libbpf_rs::Result<KernelNames> {
+    let btf = libbpf_rs::Btf::from_path(BTF_PATH)?;
+    let functions =
+        btf.type_by_kind::<Func<'_>>().filter_map(|one| Some((one.name()?.to_str()?, one.type_id().into())));
+    let typedefs =
+        btf.type_by_kind::<Typedef<'_>>().filter_map(|one| Some((one.name()?.to_str()?, one.type_id().into())));
+    Ok(KernelNames::new(functions, typedefs))
+}
+
+/// Tries what can be tried and looks up the rest.
+pub(super) fn probe(privileges: &Privileges, names: Option<&KernelNames>) -> Bpf {
+    let refusal = &privileges.refusal();
+    let program = |kind, remedy| judge(load_program(kind, Attempt::Plain), refusal, remedy);
+    let map = |kind, remedy| judge(make_map(kind), refusal, remedy);
+    let kernel_functions = |wanted: &[&str], remedy| look_up(names, wanted, remedy);
+    quietly(|| Bpf {
+        tp_btf: tp_btf(refusal, names),
+        fentry: fentry(refusal, names),
+        raw_tracepoint_programs: program(ProgramType::RawTracepoint, "boot a kernel with CONFIG_BPF_EVENTS=y"),
+        syscall_programs: judge(
+            load_program(ProgramType::Syscall, Attempt::Sleepable),
+            refusal,
+            "boot kernel 5.14 or later",
+        ),
+        array_maps: map(MapType::Array, "boot a kernel with CONFIG_BPF_SYSCALL=y"),
+        ring_buffer_maps: map(MapType::RingBuf, "boot kernel 5.8 or later"),
+        stack_trace_maps: map(MapType::StackTrace, "boot a kernel with CONFIG_PERF_EVENTS=y"),
+        bpf_wq: kernel_functions(
+            &["bpf_wq_init", "bpf_wq_set_callback_impl", "bpf_wq_start"],
+            "boot kernel 6.10 or later",
+        ),
+        // A helper, not a kfunc, but its function is in the type information like any other.
+        bpf_timer: kernel_functions(&["bpf_timer_init", "bpf_timer_start"], "boot kernel 5.15 or later"),
+        bpf_local_irq_save: kernel_functions(&["bpf_local_irq_save"], "boot kernel 6.14 or later"),
+        task_iterator: kernel_functions(&["bpf_iter_task"], "boot kernel 5.8 or later"),
+    })
+}
+
+/// Loads, and does not attach, a program for a tracepoint that every kernel has.
+fn tp_btf(refusal: &Fact, names: Option<&KernelNames>) -> Fact {
+    let remedy = "boot kernel 5.5 or later with CONFIG_BPF_EVENTS=y, CONFIG_BPF_JIT=y and CONFIG_DEBUG_INFO_BTF=y";
+    let Some(names) = names else { return nowhere_to_look() };
+    match names.tracepoints.get("sched_switch") {
+        Some(&id) => {
+            let attempt = Attempt::At { type_id: id, attach_type: libbpf_sys::BPF_TRACE_RAW_TP };
+            judge(load_program(ProgramType::Tracing, attempt), refusal, remedy)
+        }
+        None => Fact::no(remedy),
+    }
+}
+
+/// Loads, and does not attach, a program for a function that every kernel has. libbpf's own probe is this load with a
+/// type that is no function: it takes a refusal for a lack, and says nothing about `tp_btf`, which may be let through.
+fn fentry(refusal: &Fact, names: Option<&KernelNames>) -> Fact {
+    let Some(names) = names else { return nowhere_to_look() };
+    // They are attached through ftrace's direct calls, which not every configuration and architecture has.
+    let remedy = "boot a kernel with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS=y; on arm64 6.4 or later";
+    match names.functions.get("vfs_read") {
+        Some(&id) if names.have_function("register_ftrace_direct") => {
+            let attempt = Attempt::At { type_id: id, attach_type: libbpf_sys::BPF_TRACE_FENTRY };
+            judge(load_program(ProgramType::Tracing, attempt), refusal, remedy)
+        }
+        _ => Fact::no(remedy),
+    }
+}
+
+fn judge(attempt: libbpf_rs::Result<()>, refusal: &Fact, remedy: &str) -> Fact {
+    let Err(error) = attempt else { return Fact::yes("") };
+    match error.kind() {
+        ErrorKind::PermissionDenied => refusal.clone(),
+        ErrorKind::Unsupported => Fact::no("boot a kernel with CONFIG_BPF_SYSCALL=y"),
+        // An unknown type, an unknown flag, or a longer argument than the kernel knows.
+        ErrorKind::InvalidInput | ErrorKind::TooBig => Fact::no(remedy),
+        _ => Fact::unknown(format!("trying it failed: {error}")),
+    }
+}
+
+fn look_up(names: Option<&KernelNames>, wanted: &[&str], remedy: &str) -> Fact {
+    let Some(names) = names else { return nowhere_to_look() };
+    match wanted.iter().find(|name| !names.have_function(name)) {
+        None => Fact::yes(""),
+        Some(name) => Fact::no(format!("the kernel has no {name} ({remedy})")),
+    }
+}
+
+fn nowhere_to_look() -> Fact {
+    Fact::unknown(format!("no type information to look it up in ({NO_BTF})"))
+}
+
+/// Runs something without the messages that libbpf prints on standard error.
+fn quietly<T>(run: impl FnOnce() -> T) -> T {
+    let before = libbpf_rs::set_print(None);
+    let result = run();
+    libbpf_rs::set_print(before);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capabilities::State;
+
+    fn names(functions: &[&str], typedefs: &[&str]) -> KernelNames {
+        KernelNames::new(functions.iter().map(|&name| (name, 1)), typedefs.iter().map(|&name| (name, 2)))
+    }
+
+    #[test]
+    fn a_refusal_is_no_lack() {
+        let refusal = Fact::unknown("not permitted");
+        let failed = |errno| judge(Err(libbpf_rs::Error::from_raw_os_error(errno)), &refusal, "boot another");
+        assert_eq!(judge(Ok(()), &refusal, "boot another"), Fact::yes(""));
+        assert_eq!(failed(libc::EINVAL), Fact::no("boot another"));
+        assert_eq!(failed(libc::EPERM), refusal);
+        assert!(failed(libc::ENOSYS).detail.contains("CONFIG_BPF_SYSCALL"));
+        assert_eq!(failed(libc::ENOMEM).state, State::Unknown);
+    }
+
+    #[test]
+    fn functions_are_looked_up_by_their_whole_name() {
+        let names = names(&["bpf_wq_init"], &["btf_trace_irq_disable", "u64"]);
+        assert!(look_up(Some(&names), &["bpf_wq_init"], "").is_yes());
+        let missing = look_up(Some(&names), &["bpf_wq_init", "bpf_wq"], "boot kernel 6.10 or later");
+        assert_eq!(missing, Fact::no("the kernel has no bpf_wq (boot kernel 6.10 or later)"));
+        assert_eq!(look_up(None, &["bpf_wq_init"], "").state, State::Unknown);
+        assert!(names.have_tracepoint("irq_disable"));
+        assert!(!names.have_tracepoint("u64"));
+    }
+
+    #[test]
+    fn without_direct_calls_there_is_no_fentry() {
+        let refusal = Fact::unknown("not permitted");
+        assert!(fentry(&refusal, Some(&names(&["vfs_read"], &[]))).detail.contains("DIRECT_CALLS"));
+        assert_eq!(fentry(&refusal, None).state, State::Unknown);
+        assert_eq!(tp_btf(&refusal, Some(&names(&[], &[]))).state, State::No);
+    }
+}

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernel's version and the machine under it, from the text of its files.
+
+use super::{Fact, read_line, words};
+
+const CPUS: &str = "/sys/devices/system/cpu";
+const CLOCK_SOURCES: &str = "/sys/devices/system/clocksource/clocksource0";
+const SCHED_PREEMPT: &str = "/sys/kernel/debug/sched/preempt";
+
+/// The kernel's version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// As `uname -r` has it.
+    pub release: Option<String>,
+    /// The machine's architecture, as `uname -m` has it.
+    pub arch: String,
+    /// How threads inside the kernel are preempted.
+    pub preemption: String,
+}
+
+/// What time stamps are made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClockSource {
+    /// The one in use.
+    pub current: Option<String>,
+    /// The ones to choose from, best first.
+    pub available: Vec<String>,
+}
+
+impl ClockSource {
+    /// True when it is a device that takes a microsecond or more to read, which every time stamp then costs.
+    pub fn is_slow(&self) -> bool {
+        self.current.as_deref().is_some_and(|name| matches!(name, "hpet" | "acpi_pm" | "pit" | "refined-jiffies"))
+    }
+}
+
+/// Some of the CPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuList {
+    /// As the kernel writes it: `0-3,8`; empty for none.
+    pub list: String,
+    /// How many; `None` when the list makes no sense.
+    pub count: Option<u64>,
+}
+
+/// The CPUs; `None` where the kernel does not tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cpus {
+    /// Running.
+    pub online: Option<CpuList>,
+    /// May ever run.
+    pub possible: Option<CpuList>,
+    /// Kept free of other threads by `isolcpus=` or a cpuset partition.
+    pub isolated: Option<CpuList>,
+    /// Without a tick while one thread runs.
+    pub nohz_full: Option<CpuList>,
+}
+
+pub(super) fn probe_kernel() -> Kernel {
+    let version = read_line("/proc/sys/kernel/version");
+    let mode = read_line(SCHED_PREEMPT);
+    Kernel {
+        release: read_line("/proc/sys/kernel/osrelease").ok(),
+        // The file is there since 6.1.
+        arch: read_line("/proc/sys/kernel/arch").unwrap_or_else(|_| std::env::consts::ARCH.to_owned()),
+        preemption: preemption(&mode, version.as_deref().ok()),
+    }
+}
+
+/// From the list of modes with the one in force in parentheses, or else from the version, as `uname -v` has it.
+fn preemption(modes: &Result<String, String>, version: Option<&str>) -> String {
+    let in_force = modes.as_ref().ok().and_then(|modes| Some(modes.split_once('(')?.1.split_once(')')?.0));
+    let built = version.and_then(|version| version.split_whitespace().find(|word| word.starts_with("PREEMPT")));
+    match (built, in_force, version) {
+        // A real-time kernel's list has modes too, but what matters is that it is one.
+        (Some("PREEMPT_RT"), Some(mode), _) => format!("PREEMPT_RT, {mode}"),
+        (Some(built), Some(mode), _) => format!("{built}, {mode} in force"),
+        (None, Some(mode), _) => format!("{mode} in force"),
+        (Some("PREEMPT_DYNAMIC"), None, _) => match modes {
+            Ok(_) => "PREEMPT_DYNAMIC".to_owned(),
+            Err(why) if why.ends_with("is absent") => {
+                "PREEMPT_DYNAMIC (to see the mode, as root: mount -t debugfs debugfs /sys/kernel/debug)".to_owned()
+            }
+            Err(why) => format!("PREEMPT_DYNAMIC (mode unknown: {why})"),
+        },
+        (Some(built), None, _) => built.to_owned(),
+        (None, None, Some(_)) => "none or voluntary".to_owned(),
+        (None, None, None) => "preemption unknown (/proc is not readable)".to_owned(),
+    }
+}
+
+pub(super) fn probe_clock_source() -> ClockSource {
+    let read = |name: &str| read_line(&format!("{CLOCK_SOURCES}/{name}"));
+    ClockSource {
+        current: read("current_clocksource").ok(),
+        available: read("available_clocksource").map(|line| words(&line)).unwrap_or_default(),
+    }
+}
+
+pub(super) fn probe_cpus() -> Cpus {
+    let read = |name: &str| read_line(&format!("{CPUS}/{name}")).ok().map(|line| cpu_list(&line));
+    Cpus {
+        online: read("online"),
+        possible: read("possible"),
+        isolated: read("isolated"),
+        nohz_full: read("nohz_full"),
+    }
+}
+
+fn cpu_list(text: &str) -> CpuList {
+    // Some kernels print the null pointer of an empty nohz_full like this.
+    let list = if text.trim() == "(null)" { "" } else { text.trim() };
+    CpuList { list: list.to_owned(), count: count_cpus(list) }
+}
+
+fn count_cpus(list: &str) -> Option<u64> {
+    if list.is_empty() {
+        return Some(0);
+    }
+    list.split(',').try_fold(0u64, |sum, range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+        sum.checked_add(last.checked_sub(first)?.checked_add(1)?)
+    })
+}
+
+pub(super) fn probe_hypervisor(clock_source: &ClockSource) -> Fact {
+    let cpuinfo = read_line("/proc/cpuinfo");
+    let xen = read_line("/sys/hypervisor/type");
+    let firmware: Vec<String> = ["sys_vendor", "product_name"]
+        .iter()
+        .filter_map(|name| read_line(&format!("/sys/class/dmi/id/{name}")).ok())
+        .filter(|name| !name.is_empty())
+        .collect();
+    hypervisor(cpuinfo.as_deref().ok(), xen.as_deref().ok(), &firmware.join(" "), clock_source)
+}
+
+/// x86 CPUs have a flag for it; elsewhere only names tell. `firmware` is the maker's and the product's name.
+fn hypervisor(cpuinfo: Option<&str>, xen: Option<&str>, firmware: &str, clock_source: &ClockSource) -> Fact {
+    let flags = cpuinfo.map(|text| text.lines().filter(|line| line.starts_with("flags")));
+    let flagged = flags.map(|mut lines| lines.any(|line| line.split_whitespace().any(|flag| flag == "hypervisor")));
+    let by_clock = clock_source.available.iter().find_map(|name| match name.as_str() {
+        "kvm-clock" => Some("KVM"),
+        "xen" => Some("Xen"),
+        name if name.starts_with("hyperv_clocksource") => Some("Hyper-V"),
+        _ => None,
+    });
+    // Only makers whose firmware is never found on bare metal. EC2 and others sell bare metal under the same name.
+    let by_firmware = ["QEMU", "KVM", "VMware", "VirtualBox", "Bochs", "Virtual Machine"]
+        .into_iter()
+        .find(|name| firmware.contains(name))
+        .map(|_| firmware);
+    let name = xen.filter(|name| !name.is_empty()).or(by_clock).or(by_firmware);
+    let mut detail: Vec<&str> = name.into_iter().collect();
+    if !firmware.is_empty() && !detail.contains(&firmware) {
+        detail.push(firmware);
+    }
+    match (flagged, name) {
+        (Some(true), _) | (_, Some(_)) => Fact::yes(detail.join(", ")),
+        (Some(false), None) => Fact::no("none found"),
+        (None, None) => Fact::unknown("/proc/cpuinfo is not readable"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn clock(available: &[&str]) -> ClockSource {
+        ClockSource { current: None, available: available.iter().map(|&name| name.to_owned()).collect() }
+    }
+
+    #[test]
+    fn the_mode_in_force_is_named() {
+        let dynamic = Some("#1 SMP PREEMPT_DYNAMIC Debian 6.12.1");
+        let modes = |text: &str| Ok(text.to_owned());
+        let absent = || Err(format!("{SCHED_PREEMPT} is absent"));
+        assert_eq!(preemption(&modes("none voluntary (full) lazy"), dynamic), "PREEMPT_DYNAMIC, full in force");
+        assert_eq!(preemption(&modes("none"), dynamic), "PREEMPT_DYNAMIC");
+        assert!(preemption(&absent(), dynamic).contains("mount -t debugfs"));
+        assert_eq!(
+            preemption(&Err("it is closed".to_owned()), dynamic),
+            "PREEMPT_DYNAMIC (mode unknown: it is closed)"
+        );
+        assert_eq!(preemption(&modes("(full) lazy"), Some("#1 SMP PREEMPT_RT")), "PREEMPT_RT, full");
+        assert_eq!(preemption(&absent(), Some("#1 SMP PREEMPT_RT")), "PREEMPT_RT");
+        assert_eq!(preemption(&absent(), Some("#1 SMP Mon")), "none or voluntary");
+        assert!(preemption(&absent(), None).contains("unknown"));
+    }
+
+    #[test]
+    fn cpus_are_counted() {
+        for (list, count) in [
+            ("0", Some(1)),
+            ("0-3,8", Some(5)),
+            ("", Some(0)),
+            ("(null)", Some(0)),
+            ("3-1", None),
+            ("a", None),
+            ("0-18446744073709551615", None),
+        ] {
+            assert_eq!(cpu_list(list).count, count, "{list}");
+        }
+    }
+
+    #[test]
+    fn a_hypervisor_is_found_by_flag_and_by_name() {
+        let none = clock(&["tsc", "hpet"]);
+        let flagged = Some("processor : 0\nflags\t\t: fpu hypervisor lm\n");
+        assert_eq!(hypervisor(flagged, None, "", &clock(&["tsc", "kvm-clock"])), Fact::yes("KVM"));
+        assert_eq!(hypervisor(flagged, None, "QEMU Standard PC", &none), Fact::yes("QEMU Standard PC"));
+        assert_eq!(hypervisor(flagged, None, "Amazon EC2 m5.large", &none), Fact::yes("Amazon EC2 m5.large"));
+        assert_eq!(hypervisor(Some("flags : fpu"), None, "Dell", &none), Fact::no("none found"));
+        assert_eq!(hypervisor(Some("flags : fpu"), Some("xen"), "", &none), Fact::yes("xen"));
+        assert_eq!(hypervisor(None, None, "", &none), Fact::unknown("/proc/cpuinfo is not readable"));
+        // The model's name is not a flag.
+        assert_eq!(hypervisor(Some("model name : hypervisor\n"), None, "", &none), Fact::no("none found"));
+    }
+
+    #[test]
+    fn devices_outside_the_cpu_are_slow_clocks() {
+        let of = |name: &str| ClockSource { current: Some(name.to_owned()), available: Vec::new() };
+        assert!(of("hpet").is_slow());
+        assert!(!of("tsc").is_slow());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_without_a_panic(a in ".*", b in ".*", list in "[0-9,-]{0,30}") {
+            preemption(&Ok(a.clone()), Some(&b));
+            preemption(&Err(b.clone()), Some(&a));
+            cpu_list(&a);
+            cpu_list(&list);
+            hypervisor(Some(&a), Some(&b), &a, &clock(&[&b]));
+            hypervisor(Some(&format!("flags{a}")), None, &b, &clock(&[]));
+        }
+    }
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Which backend each source would use, and what the better ones lack.
+
+use std::path::Path;
+
+use super::bpf::KernelNames;
+use super::{Bpf, Fact, State};
+use crate::source::{Need, SourceInfo};
+
+/// How a source would measure here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Readiness {
+    /// The source, or the kind of known delays.
+    pub name: String,
+    /// `Yes`: it works. `No`: the kernel lacks something for every backend. `Unknown`: it may work.
+    pub state: State,
+    /// The backend it would use, when it works.
+    pub backend: Option<String>,
+    /// What is weaker with it than with the best; empty for the best.
+    pub weaker: String,
+    /// The backends that would be better, best first.
+    pub better: Vec<BetterBackend>,
+}
+
+/// A backend that is not in use although it would be better.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BetterBackend {
+    /// Its name.
+    pub backend: String,
+    /// `No`: the kernel lacks something. `Unknown`: it may work.
+    pub state: State,
+    /// What is missing and what to enable, or why it is not known; every reason once.
+    pub reasons: Vec<String>,
+}
+
+/// What is known about this kernel.
+pub(super) struct Evidence<'a> {
+    pub btf: &'a Fact,
+    pub names: Option<&'a KernelNames>,
+    /// Where tracefs is, when it is readable.
+    pub tracefs: Option<&'a str>,
+    pub bpf: &'a Bpf,
+}
+
+impl Evidence<'_> {
+    /// Whether a need is met; the detail names what is missing.
+    fn judge(&self, need: Need) -> Fact {
+        match need {
+            Need::Btf => named("BTF", self.btf),
+            // Those that sit on functions ask for their function as well.
+            Need::TpBtfPrograms => named("tp_btf programs", &self.bpf.tp_btf),
+            Need::Tracepoint(name) => self.tracepoint(name),
+            Need::Function(name) => self.function(name),
+            Need::Map(kind) => {
+                let (name, fact) = self.bpf.map(kind);
+                named(name, fact)
+            }
+        }
+    }
+
+    fn tracepoint(&self, group_and_name: &str) -> Fact {
+        let (group, name) = group_and_name.split_once(':').unwrap_or(("", group_and_name));
+        let is_there = match (self.names, self.tracefs) {
+            (Some(names), _) => names.have_tracepoint(name),
+            (None, Some(tracefs)) => Path::new(tracefs).join("events").join(group).join(name).is_dir(),
+            (None, None) => {
+                return Fact::unknown(format!("tracepoint {group_and_name}: neither BTF nor tracefs is there to tell"));
+            }
+        };
+        if is_there {
+            Fact::yes("")
+        } else {
+            Fact::no(format!("tracepoint {group_and_name} is not in this kernel (boot one that has it)"))
+        }
+    }
+
+    fn function(&self, name: &str) -> Fact {
+        let Some(names) = self.names else {
+            return Fact::unknown(format!("function {name}: no BTF is there to tell"));
+        };
+        if !names.have_function(name) {
+            return Fact::no(format!(
+                "function {name} is not in BTF (this kernel has no such function, or inlines it)"
+            ));
+        }
+        named("fentry programs", &self.bpf.fentry)
+    }
+}
+
+/// The fact with its name before what to do. What cannot be found out has one reason for many facts: no name there.
+fn named(name: &str, fact: &Fact) -> Fact {
+    match fact.state {
+        State::No => Fact::no(format!("{name}: {}", fact.detail)),
+        State::Yes | State::Unknown => fact.clone(),
+    }
+}
+
+/// Which of a source's backends it would use.
+pub(super) fn readiness(info: &SourceInfo, evidence: &Evidence<'_>) -> Readiness {
+    let candidates = info.backends.iter().map(|backend| {
+        let facts = backend.needs.iter().map(|&need| evidence.judge(need)).collect();
+        (backend.name, backend.weaker, facts)
+    });
+    choose(info.name, candidates)
+}
+
+/// Known delays are work items that BPF makes.
+pub(super) fn injections(bpf: &Bpf) -> Vec<Readiness> {
+    let work = [("syscall programs", &bpf.syscall_programs), ("array maps", &bpf.array_maps), ("bpf_wq", &bpf.bpf_wq)];
+    let facts = work.map(|(name, fact)| named(name, fact)).to_vec();
+    vec![choose("inject work", [("bpf_wq", "", facts)])]
+}
+
+/// Takes the first backend that has all it needs. Candidates are name, what is weaker, and needs; best first.
+fn choose<'a>(name: &str, candidates: impl IntoIterator<Item = (&'a str, &'a str, Vec<Fact>)>) -> Readiness {
+    let mut better: Vec<BetterBackend> = Vec::new();
+    for (backend, weaker, facts) in candidates {
+        let state = worst(facts.iter().map(|fact| fact.state));
+        if state == State::Yes {
+            let (backend, weaker) = (Some(backend.to_owned()), weaker.to_owned());
+            return Readiness { name: name.to_owned(), state, backend, weaker, better };
+        }
+        let mut reasons: Vec<String> = Vec::new();
+        for fact in facts {
+            // What is not known does not matter where something is missing for sure; often it is why.
+            if fact.state == state && !reasons.contains(&fact.detail) {
+                reasons.push(fact.detail);
+            }
+        }
+        better.push(BetterBackend { backend: backend.to_owned(), state, reasons });
+    }
+    let may_work = better.iter().any(|backend| backend.state == State::Unknown);
+    let state = if may_work { State::Unknown } else { State::No };
+    Readiness { name: name.to_owned(), state, backend: None, weaker: String::new(), better }
+}
+
+/// `No` when one is, else `Unknown` when one is.
+fn worst(states: impl Iterator<Item = State>) -> State {
+    states.fold(State::Yes, |worst, state| match (worst, state) {
+        (State::No, _) | (_, State::No) => State::No,
+        (State::Unknown, _) | (_, State::Unknown) => State::Unknown,
+        (State::Yes, State::Yes) => State::Yes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::{BackendInfo, MapKind};
+
+    const INFO: SourceInfo = SourceInfo {
+        name: "wq",
+        waits: "a work item",
+        from: "queued",
+        to: "started",
+        backends: &[
+            BackendInfo {
+                name: "fentry",
+                needs: &[
+                    Need::Btf,
+                    Need::TpBtfPrograms,
+                    Need::Function("process_one_work"),
+                    Need::Map(MapKind::RingBuf),
+                ],
+                weaker: "",
+            },
+            BackendInfo {
+                name: "tracepoint",
+                needs: &[Need::TpBtfPrograms, Need::Tracepoint("workqueue:workqueue_queue_work")],
+                weaker: "requeue races are counted as lost",
+            },
+        ],
+    };
+
+    fn bpf(tracing: Fact) -> Bpf {
+        let yes = || Fact::yes("");
+        Bpf {
+            tp_btf: tracing.clone(),
+            fentry: tracing,
+            raw_tracepoint_programs: yes(),
+            syscall_programs: yes(),
+            array_maps: yes(),
+            ring_buffer_maps: yes(),
+            stack_trace_maps: yes(),
+            bpf_wq: Fact::no("boot kernel 6.10 or later"),
+            bpf_timer: yes(),
+            bpf_local_irq_save: yes(),
+            task_iterator: yes(),
+        }
+    }
+
+    fn on(functions: &[&str], tracing: Fact) -> Readiness {
+        let names = KernelNames::new(functions.iter().map(|&name| (name, 1)), [("btf_trace_workqueue_queue_work", 2)]);
+        let (btf, bpf) = (Fact::yes(""), bpf(tracing));
+        readiness(&INFO, &Evidence { btf: &btf, names: Some(&names), tracefs: None, bpf: &bpf })
+    }
+
+    #[test]
+    fn the_best_backend_needs_no_excuse() {
+        let best = on(&["process_one_work"], Fact::yes(""));
+        assert_eq!(best.backend.as_deref(), Some("fentry"));
+        assert!(best.better.is_empty() && best.weaker.is_empty());
+    }
+
+    #[test]
+    fn a_fallback_says_what_is_weaker_and_why() {
+        let fallback = on(&[], Fact::yes(""));
+        assert_eq!(fallback.backend.as_deref(), Some("tracepoint"));
+        assert_eq!(fallback.weaker, "requeue races are counted as lost");
+        assert_eq!(fallback.better[0].backend, "fentry");
+        assert_eq!(fallback.better[0].state, State::No);
+        assert!(fallback.better[0].reasons[0].contains("process_one_work"));
+    }
+
+    #[test]
+    fn without_privileges_nothing_is_promised_and_one_reason_is_said_once() {
+        let unknown = on(&["process_one_work"], Fact::unknown("not permitted"));
+        assert_eq!((unknown.state, unknown.backend), (State::Unknown, None));
+        assert_eq!(unknown.better[0].reasons, ["not permitted"]);
+    }
+
+    #[test]
+    fn a_kernel_that_lacks_something_for_every_backend_is_a_no() {
+        let none = on(&["process_one_work"], Fact::no("boot another kernel"));
+        assert_eq!((none.state, none.backend), (State::No, None));
+        assert_eq!(none.better[1].reasons, ["tp_btf programs: boot another kernel"]);
+    }
+
+    #[test]
+    fn without_btf_tracefs_tells_about_tracepoints() {
+        let tracefs = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir_all(tracefs.path().join("events/workqueue/workqueue_queue_work")).expect("a folder");
+        let (btf, bpf) = (Fact::no("boot another"), bpf(Fact::yes("")));
+        let mut evidence = Evidence { btf: &btf, names: None, tracefs: tracefs.path().to_str(), bpf: &bpf };
+        assert!(evidence.judge(Need::Tracepoint("workqueue:workqueue_queue_work")).is_yes());
+        assert_eq!(evidence.judge(Need::Tracepoint("workqueue:other")).state, State::No);
+        assert_eq!(evidence.judge(Need::Function("process_one_work")).state, State::Unknown);
+        assert_eq!(evidence.judge(Need::Btf).state, State::No);
+        evidence.tracefs = None;
+        assert_eq!(evidence.judge(Need::Tracepoint("workqueue:workqueue_queue_work")).state, State::Unknown);
+    }
+
+    #[test]
+    fn injecting_work_needs_bpf_wq() {
+        let work = &injections(&bpf(Fact::yes("")))[0];
+        assert_eq!(work.state, State::No);
+        assert_eq!(work.better[0].reasons, ["bpf_wq: boot kernel 6.10 or later"]);
+    }
+}

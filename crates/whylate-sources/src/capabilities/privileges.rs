@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What this process may do, and the settings that restrict it.
+
+use std::fs;
+
+use super::{Fact, State, read_line};
+
+const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
+/// `PROC_USER_INIT_INO`: the inode of the first user namespace is the same on every kernel.
+const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
+
+/// Bit, name, and what whylate needs it for.
+const USED: [(u32, &str, &str); 7] = [
+    (39, "CAP_BPF", "loads BPF programs; CAP_SYS_ADMIN does too"),
+    (38, "CAP_PERFMON", "lets them read the kernel; CAP_SYS_ADMIN does too"),
+    (21, "CAP_SYS_ADMIN", "needed for tracefs, and for BPF before 5.8"),
+    (34, "CAP_SYSLOG", "needed for the names in kernel stacks and of handlers"),
+    (24, "CAP_SYS_RESOURCE", "needed for BPF maps before 5.11 only"),
+    (23, "CAP_SYS_NICE", "needed for real-time threads"),
+    (14, "CAP_IPC_LOCK", "needed to keep memory from being paged out"),
+];
+
+/// What this process may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Privileges {
+    /// Effective user.
+    pub uid: u32,
+    /// False inside a user namespace, where capabilities do not hold for the kernel as a whole; `None` when not known.
+    pub in_first_user_namespace: Option<bool>,
+    /// The capabilities that matter.
+    pub capabilities: Vec<Privilege>,
+}
+
+impl Privileges {
+    /// What it means that the kernel refuses a BPF program or map with EPERM or EACCES.
+    pub(super) fn refusal(&self) -> Fact {
+        if self.in_first_user_namespace == Some(false) {
+            return Fact::unknown("not permitted in a user namespace (run as root outside of it)");
+        }
+        if self.may_trace() {
+            // Lockdown, a BPF program of a security module, or a seccomp filter: the error does not tell which.
+            return Fact::no(
+                "refused despite the capabilities (a security policy of this machine or container has to allow it)",
+            );
+        }
+        Fact::unknown("not permitted (run as root, or grant CAP_BPF and CAP_PERFMON)")
+    }
+
+    /// True when the kernel lets this process load tracing programs, as far as its capabilities tell.
+    pub fn may_trace(&self) -> bool {
+        // Without /proc the capabilities are not known, but root usually has them.
+        let is = |state: State| match state {
+            State::Yes => true,
+            State::No => false,
+            State::Unknown => self.uid == 0,
+        };
+        let has = |name| self.capabilities.iter().any(|one| one.name == name && is(one.state));
+        self.in_first_user_namespace != Some(false) && (has("CAP_SYS_ADMIN") || has("CAP_BPF") && has("CAP_PERFMON"))
+    }
+}
+
+/// A capability in the effective set, or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Privilege {
+    /// As in `capabilities(7)`.
+    pub name: &'static str,
+    /// Whether it is effective.
+    pub state: State,
+    /// What it is for.
+    pub purpose: &'static str,
+}
+
+/// A kernel setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sysctl {
+    /// As `sysctl` takes it.
+    pub name: &'static str,
+    /// Its value; `None` when it is absent or not readable.
+    pub value: Option<i64>,
+    /// What the value means here, or why there is none.
+    pub detail: String,
+}
+
+pub(super) fn probe() -> Privileges {
+    let status = read_line("/proc/self/status");
+    let namespace = fs::read_link("/proc/self/ns/user");
+    Privileges {
+        uid: rustix::process::geteuid().as_raw(),
+        in_first_user_namespace: namespace.ok().map(|target| target.as_os_str() == FIRST_USER_NAMESPACE),
+        capabilities: privileges(status.ok().and_then(|status| effective(&status))),
+    }
+}
+
+/// The effective set in the text of `/proc/self/status`.
+fn effective(status: &str) -> Option<u64> {
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(mask.trim(), 16).ok()
+}
+
+fn privileges(effective: Option<u64>) -> Vec<Privilege> {
+    let state = |bit: u32| match effective {
+        Some(mask) if mask & (1 << bit) != 0 => State::Yes,
+        Some(_) => State::No,
+        None => State::Unknown,
+    };
+    USED.iter().map(|&(bit, name, purpose)| Privilege { name, state: state(bit), purpose }).collect()
+}
+
+/// `built_in`: whether the kernel has lockdown, if that is known.
+pub(super) fn probe_lockdown(built_in: Option<bool>) -> Fact {
+    lockdown(read_line(LOCKDOWN), built_in)
+}
+
+/// From the list of modes with the one in force in brackets.
+fn lockdown(modes: Result<String, String>, built_in: Option<bool>) -> Fact {
+    let modes = match (modes, built_in) {
+        (Ok(modes), _) => modes,
+        (Err(_), Some(false)) => return Fact::no("not in this kernel"),
+        (Err(why), _) => {
+            return Fact::unknown(format!(
+                "{why} (to see it, as root: mount -t securityfs securityfs /sys/kernel/security)"
+            ));
+        }
+    };
+    match modes.split_once('[').and_then(|(_, rest)| Some(rest.split_once(']')?.0)) {
+        Some("none") => Fact::no("not in force"),
+        // Refused since 5.4: LOCKDOWN_BPF_READ_KERNEL, LOCKDOWN_PERF, LOCKDOWN_TRACEFS, LOCKDOWN_KPROBES.
+        Some("confidentiality") => Fact::yes(
+            "confidentiality: BPF may not read kernel memory, tracefs is closed (boot with lockdown=integrity or without)",
+        ),
+        Some("integrity") => Fact::yes("integrity: BPF may read kernel memory; most files of debugfs are closed"),
+        Some(other) => Fact::yes(other),
+        None => Fact::unknown(format!("{LOCKDOWN} has no mode in force")),
+    }
+}
+
+pub(super) fn probe_sysctls() -> Vec<Sysctl> {
+    const NAMES: [&str; 4] = [
+        "kernel.unprivileged_bpf_disabled",
+        "kernel.bpf_stats_enabled",
+        "kernel.kptr_restrict",
+        "kernel.perf_event_paranoid",
+    ];
+    let read = |name: &'static str| sysctl(name, read_line(&format!("/proc/sys/{}", name.replace('.', "/"))));
+    NAMES.into_iter().map(read).collect()
+}
+
+fn sysctl(name: &'static str, content: Result<String, String>) -> Sysctl {
+    match content.map(|text| text.parse::<i64>().map_err(|_| text)) {
+        Ok(Ok(value)) => Sysctl { name, value: Some(value), detail: meaning(name, value).to_owned() },
+        Ok(Err(text)) => Sysctl { name, value: None, detail: format!("not a number: {text}") },
+        Err(why) => Sysctl { name, value: None, detail: why },
+    }
+}
+
+fn meaning(name: &str, value: i64) -> &'static str {
+    match (name, value) {
+        ("kernel.unprivileged_bpf_disabled", 0) => "any user may load some BPF programs; tracing ones need CAP_PERFMON",
+        ("kernel.unprivileged_bpf_disabled", _) => "BPF needs CAP_BPF",
+        ("kernel.bpf_stats_enabled", 0) => "the kernel does not count the run time of BPF programs",
+        ("kernel.bpf_stats_enabled", _) => {
+            "the kernel counts the run time of BPF programs, which makes each run slower"
+        }
+        ("kernel.kptr_restrict", 0 | 1) => "kernel addresses have names for those with CAP_SYSLOG",
+        ("kernel.kptr_restrict", _) => "kernel addresses have no names (set 1 to have them)",
+        ("kernel.perf_event_paranoid", value) if value <= 1 => "any user may measure the kernel with perf events",
+        ("kernel.perf_event_paranoid", _) => "perf events of the kernel need CAP_PERFMON",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn with(mask: u64, in_first_user_namespace: Option<bool>) -> Privileges {
+        Privileges { uid: 0, in_first_user_namespace, capabilities: privileges(Some(mask)) }
+    }
+
+    #[test]
+    fn capabilities_are_read_from_the_effective_set() {
+        let status = "Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t000001fffeffffff\n";
+        let mask = effective(status);
+        assert_eq!(mask, Some(0x1ff_feff_ffff));
+        let missing: Vec<_> =
+            privileges(mask).into_iter().filter(|one| one.state == State::No).map(|one| one.name).collect();
+        assert_eq!(missing, ["CAP_SYS_RESOURCE"]);
+        assert!(privileges(effective("")).iter().all(|one| one.state == State::Unknown));
+    }
+
+    #[test]
+    fn tracing_needs_two_capabilities_or_the_old_one() {
+        assert!(with(1 << 39 | 1 << 38, Some(true)).may_trace());
+        assert!(with(1 << 21, None).may_trace());
+        assert!(!with(1 << 39, Some(true)).may_trace());
+        assert!(!with(u64::MAX, Some(false)).may_trace());
+        let without_proc = |uid| Privileges { uid, in_first_user_namespace: None, capabilities: privileges(None) };
+        assert!(without_proc(0).may_trace() && !without_proc(1).may_trace());
+    }
+
+    #[test]
+    fn a_refusal_means_something_else_to_whoever_has_the_capabilities() {
+        assert_eq!(with(u64::MAX, Some(true)).refusal().state, State::No);
+        assert_eq!(with(0, Some(true)).refusal().state, State::Unknown);
+        assert!(with(u64::MAX, Some(false)).refusal().detail.contains("user namespace"));
+    }
+
+    #[test]
+    fn lockdown_is_the_mode_in_brackets() {
+        let of = |text: &str| lockdown(Ok(text.to_owned()), None).state;
+        assert_eq!(of("[none] integrity confidentiality"), State::No);
+        assert_eq!(of("none [integrity] confidentiality"), State::Yes);
+        assert_eq!(of("none integrity [confidentiality]"), State::Yes);
+        assert_eq!(of("none"), State::Unknown);
+        let absent = || Err("it is absent".to_owned());
+        assert_eq!(lockdown(absent(), Some(false)).state, State::No);
+        assert_eq!(lockdown(absent(), Some(true)).state, State::Unknown);
+        assert_eq!(lockdown(absent(), None).state, State::Unknown);
+    }
+
+    #[test]
+    fn settings_are_numbers_with_a_meaning() {
+        let restricted = sysctl("kernel.kptr_restrict", Ok("2".to_owned()));
+        assert_eq!(restricted.value, Some(2));
+        assert!(restricted.detail.contains("set 1"));
+        assert_eq!(sysctl("kernel.kptr_restrict", Err("absent".to_owned())).detail, "absent");
+        assert!(probe_sysctls().iter().all(|one| !one.detail.is_empty()));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_without_a_panic(text in ".*", mask in any::<u64>()) {
+            effective(&text);
+            effective(&format!("CapEff:{text}"));
+            privileges(Some(mask));
+            lockdown(Ok(text.clone()), None);
+            lockdown(Ok(format!("[{text}")), None);
+            sysctl("kernel.kptr_restrict", Ok(text));
+        }
+    }
+}

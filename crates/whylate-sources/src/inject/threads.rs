@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Where the calling thread runs and how urgently, and threads that keep every CPU busy.
+#![allow(unsafe_code)]
+
+use std::hint;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// How long to wait for the busy threads to run.
+const LOAD_START: Duration = Duration::from_secs(2);
+/// Rounds of spinning between two looks at the clock, some microseconds.
+const SPINS: u32 = 10_000;
+
+/// Lets the calling thread run on these CPUs only.
+pub(super) fn run_on(cpus: &[u32]) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    for &cpu in cpus {
+        let index = usize::try_from(cpu).ok().filter(|&index| index < CpuSet::MAX_CPU);
+        set.set(index.ok_or(io::ErrorKind::InvalidInput)?);
+    }
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// The CPUs that are online and that the calling thread may be moved to. Leaves it free to run on all of them.
+pub(super) fn usable_cpus() -> io::Result<Vec<u32>> {
+    let mut every = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|cpu| every.set(cpu));
+    // The kernel takes out what the cgroup's cpuset forbids, and what is offline when asked.
+    sched_setaffinity(None, &every)?;
+    let usable = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&cpu| usable.is_set(cpu)).filter_map(|cpu| u32::try_from(cpu).ok()).collect())
+}
+
+fn set_policy(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
+    // SAFETY: `sched_param` is made of integers, for which zero is a value.
+    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    parameters.sched_priority = priority;
+    // SAFETY: the pointer is to a live `sched_param`, which the call only reads; thread 0 is the caller.
+    match unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// While it lives no normal thread, in particular no worker, takes the CPU from the calling thread: a batch of items is
+/// queued in one go. Without the privilege for it the batch may be interrupted.
+pub(super) struct Urgent(());
+
+impl Urgent {
+    pub(super) fn new() -> Self {
+        let _ = set_policy(libc::SCHED_FIFO, 1);
+        Self(())
+    }
+}
+
+impl Drop for Urgent {
+    fn drop(&mut self) {
+        let _ = set_policy(libc::SCHED_OTHER, 0);
+    }
+}
+
+/// One busy thread of normal priority per CPU, until it is dropped or the time is over.
+pub(super) struct Load {
+    over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    /// Returns once the threads run, which a loaded machine may delay.
+    pub(super) fn start(cpus: &[u32], at_most: Duration) -> io::Result<Self> {
+        let over = Arc::new(AtomicBool::new(false));
+        let running = Arc::new(AtomicUsize::new(0));
+        let mut load = Self { over: Arc::clone(&over), threads: Vec::with_capacity(cpus.len()) };
+        let deadline = Instant::now() + at_most;
+        for &cpu in cpus {
+            let (over, running) = (Arc::clone(&over), Arc::clone(&running));
+            let thread = thread::Builder::new().name("whylate-load".to_owned());
+            load.threads.push(thread.spawn(move || {
+                // A thread inherits its creator's policy. A busy real-time thread on every CPU would stall the machine.
+                if set_policy(libc::SCHED_OTHER, 0).is_err() || run_on(&[cpu]).is_err() {
+                    return;
+                }
+                running.fetch_add(1, Ordering::Relaxed);
+                while !over.load(Ordering::Relaxed) && Instant::now() < deadline {
+                    (0..SPINS).for_each(|spin| {
+                        hint::black_box(spin);
+                    });
+                }
+            })?);
+        }
+        let started = Instant::now();
+        while running.load(Ordering::Relaxed) < cpus.len() {
+            if started.elapsed() > LOAD_START {
+                return Err(io::Error::other("the busy threads did not start"));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(load)
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}

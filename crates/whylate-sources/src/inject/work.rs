@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Known work items, queued by BPF (`bpf_wq`): how many, when and for how long is known beforehand.
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use libbpf_rs::btf::types::Func;
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{Btf, ProgramInput, ProgramMut};
+use rustix::thread::sched_getcpu;
+
+use super::reserve::Reserve;
+use super::threads::{self, Load, Urgent};
+use crate::AttachError;
+use crate::attach::{require_btf, silence_libbpf};
+use crate::clock::unix_ns_of;
+
+#[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/work.skel.rs"));
+}
+
+/// The handler of every item, as the kernel names it.
+pub const HANDLER: &str = "bpf_wq_work";
+/// The most items one run queues.
+pub const MAX_ITEMS: u64 = 1_000_000;
+/// The longest an item keeps its CPU busy.
+pub const MAX_BUSY_NS: u64 = 50_000_000;
+/// The longest that all items of a run keep their CPU busy.
+const MAX_BUSY_TOTAL_NS: u64 = 60_000_000_000;
+/// The longest wait before queueing.
+const MAX_DELAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The most items that can wait at the same time; they are used again for the rest.
+pub const MAX_AT_ONCE: u64 = 16_384;
+/// Allocating from a BPF program cannot wait for memory, so it fails now and then until the kernel has refilled its
+/// reserves. After this many failures in a row, this far apart, room is made for the rest; after as many again, it is over.
+const ALLOCATION_TRIES: u32 = 5;
+const ALLOCATION_PAUSE: Duration = Duration::from_millis(2);
+/// How often to look whether items can be queued again.
+const REFILL: Duration = Duration::from_millis(1);
+/// How often to look whether it is time to go on.
+const POLL: Duration = Duration::from_millis(10);
+/// How long items that end at once may take to do so.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// How many executions.
+    pub items: u64,
+    /// How many of them may wait at the same time; the rest follow in batches, a millisecond apart.
+    pub at_once: u64,
+    /// How long to wait before queueing.
+    pub delay: Duration,
+    /// How long each item keeps its worker's CPU busy.
+    pub busy_ns: u64,
+    /// The CPU to queue on; `None` is the current one.
+    pub cpu: Option<u32>,
+    /// Keep every CPU busy with a normal thread meanwhile.
+    pub load: bool,
+}
+
+impl Plan {
+    /// # Errors
+    /// When it asks for nothing, or for so much that the machine would suffer.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if self.items == 0 || self.items > MAX_ITEMS {
+            return Err(anyhow!("ask for 1 to {MAX_ITEMS} items"));
+        }
+        if self.at_once == 0 || self.at_once > MAX_AT_ONCE {
+            return Err(anyhow!("let 1 to {MAX_AT_ONCE} items wait at once"));
+        }
+        if self.busy_ns > MAX_BUSY_NS {
+            return Err(anyhow!("an item may be busy for {} ms at most", MAX_BUSY_NS / 1_000_000));
+        }
+        let total_ns = self.items * self.busy_ns;
+        if total_ns > MAX_BUSY_TOTAL_NS {
+            return Err(anyhow!(
+                "that would keep a CPU busy for {:.1} s, and {} s is the limit: ask for fewer or shorter items",
+                total_ns as f64 / 1e9,
+                MAX_BUSY_TOTAL_NS / 1_000_000_000
+            ));
+        }
+        if self.delay > MAX_DELAY {
+            return Err(anyhow!("the delay may be {} hours at most", MAX_DELAY.as_secs() / 3600));
+        }
+        Ok(())
+    }
+
+    fn slots(&self) -> u64 {
+        self.items.min(self.at_once)
+    }
+
+    /// How long the items may take, many times what they should.
+    fn patience(&self) -> Duration {
+        let busy = Duration::from_nanos(self.items.saturating_mul(self.busy_ns));
+        let batches = self.items.div_ceil(self.at_once.max(1));
+        Duration::from_secs(10)
+            + 4 * busy
+            + Duration::from_micros(20 * self.items)
+            + 5 * REFILL * u32::try_from(batches).unwrap_or(u32::MAX)
+    }
+}
+
+/// A moment on both clocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// `CLOCK_MONOTONIC`, the clock of BPF and of the `mono` trace clock.
+    pub monotonic_ns: u64,
+    /// Wall clock, since 1970.
+    pub unix_ns: u64,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Items queued.
+    pub queued: u64,
+    /// Items executed.
+    pub executed: u64,
+    /// The CPU they were queued on.
+    pub cpu: u32,
+    /// The largest number of items that waited at the same time.
+    pub at_once: u64,
+    /// How long the handlers ran in all, as they measured it.
+    pub busy_total_ns: u64,
+    /// The longest run of a handler, as it measured it.
+    pub busy_max_ns: u64,
+    /// Just before the first item was queued; `None` when none was.
+    pub first_queue: Option<Moment>,
+    /// Just after the last item was queued.
+    pub last_queue: Option<Moment>,
+    /// When the first handler started.
+    pub first_start: Option<Moment>,
+    /// When the last handler ended.
+    pub last_end: Option<Moment>,
+    /// All were queued and have run, none was cut short.
+    pub complete: bool,
+}
+
+/// Queues the items and waits until they have run. `stop` ends it early, with what is pending cut short.
+///
+/// # Errors
+/// When the plan is not sound, or the kernel or the caller's privileges do not allow it.
+pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
+    plan.check()?;
+    // The current CPU of the caller, not of the thread below.
+    let here = u32::try_from(sched_getcpu()).context("the current CPU is unknown")?;
+    // A thread of our own, as it is moved to another CPU and becomes real-time now and then.
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("whylate-inject".to_owned());
+        let thread = thread.spawn_scoped(scope, || run_here(plan, here, stop)).context("cannot start a thread")?;
+        thread.join().map_err(|_| anyhow!("the thread that queues the items failed"))?
+    })
+}
+
+fn run_here(plan: &Plan, here: u32, stop: &AtomicBool) -> Result<Report, AttachError> {
+    let cpus = threads::usable_cpus().context("cannot tell which CPUs there are")?;
+    let cpu = plan.cpu.unwrap_or(here);
+    if !cpus.contains(&cpu) {
+        return Err(anyhow!("CPU {cpu} is offline or not ours to use: choose one of {}", list(&cpus)).into());
+    }
+    threads::run_on(&[cpu]).with_context(|| format!("cannot move to CPU {cpu}"))?;
+
+    let types = kernel_types()?;
+    let mut object = MaybeUninit::uninit();
+    let mut open = skel::WorkSkelBuilder::default().open(&mut object).context("cannot open the BPF programs")?;
+    open.maps.items_by_slot.set_max_entries(plan.slots() as u32).context("cannot size the map")?;
+    let settings = open.maps.rodata_data.as_deref_mut().context("the BPF programs have no settings")?;
+    settings.items_wanted = plan.items;
+    settings.busy_ns = plan.busy_ns;
+    let mut work = Work { skel: open.load()? };
+
+    work.allocate(plan.slots(), &types, stop)?;
+    let due = Instant::now() + plan.delay;
+    while let Some(left) = due.checked_duration_since(Instant::now()).filter(|_| !stop.load(Ordering::Relaxed)) {
+        thread::sleep(left.min(POLL));
+    }
+    let patience = plan.patience();
+    let load = match plan.load && !stop.load(Ordering::Relaxed) {
+        true => Some(Load::start(&cpus, patience).context("cannot load the CPUs")?),
+        false => None,
+    };
+    let deadline = Instant::now() + patience;
+    let over = || stop.load(Ordering::Relaxed) || Instant::now() >= deadline;
+    let queued = work.queue(plan.items, &over)?;
+    // A thread that wakes up often delays the workers of its CPU, on a loaded one for seconds.
+    let others: Vec<u32> = cpus.iter().copied().filter(|&other| other != cpu).collect();
+    if !others.is_empty() {
+        threads::run_on(&others).context("cannot move to another CPU")?;
+    }
+    let complete = queued && work.wait(plan.items, &over)?;
+    drop(load);
+    work.drain()?;
+    work.report(cpu, complete)
+}
+
+/// The loaded programs.
+struct Work<'a> {
+    skel: skel::WorkSkel<'a>,
+}
+
+impl Work<'_> {
+    fn account(&self) -> anyhow::Result<skel::types::account> {
+        let shared = self.skel.maps.bss_data.as_deref().context("the BPF programs have no account")?;
+        Ok(read_shared(&shared.account))
+    }
+
+    /// Allocates as many items as the kernel gives, `wanted` at most.
+    fn allocate(&mut self, wanted: u64, types: &Btf<'_>, stop: &AtomicBool) -> Result<(), AttachError> {
+        let mut reserve = None;
+        let mut failures = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let before = self.account()?.allocated;
+            call(&mut self.skel.progs.prepare)?;
+            let allocated = self.account()?.allocated;
+            if allocated >= wanted {
+                break;
+            }
+            failures = if allocated > before { 0 } else { failures + 1 };
+            if failures >= ALLOCATION_TRIES {
+                match reserve {
+                    // Without it there are fewer at the same time.
+                    None => reserve = Some(Reserve::new(types, wanted - allocated)),
+                    Some(_) if allocated > 0 => break,
+                    Some(_) => return Err(anyhow!("the kernel has no memory for a work item: try again later").into()),
+                }
+                failures = 0;
+            } else {
+                thread::sleep(ALLOCATION_PAUSE);
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues in batches as large as there are idle items. True when all are queued, false when it had to end before.
+    fn queue(&mut self, wanted: u64, over: &impl Fn() -> bool) -> Result<bool, AttachError> {
+        let _urgent = Urgent::new();
+        while !over() {
+            call(&mut self.skel.progs.queue_items)?;
+            if self.account()?.queued >= wanted {
+                return Ok(true);
+            }
+            thread::sleep(REFILL);
+        }
+        Ok(false)
+    }
+
+    /// True once all have run, false when it had to end before.
+    fn wait(&self, wanted: u64, over: &impl Fn() -> bool) -> anyhow::Result<bool> {
+        while !over() {
+            if self.account()?.executed >= wanted {
+                return Ok(true);
+            }
+            thread::sleep(POLL);
+        }
+        Ok(false)
+    }
+
+    /// Items that are still pending run without being busy, so that what was queued has been executed in the end.
+    fn drain(&mut self) -> anyhow::Result<()> {
+        let shared = self.skel.maps.bss_data.as_deref_mut().context("the BPF programs have no account")?;
+        shared.stopping = 1;
+        let deadline = Instant::now() + DRAIN;
+        loop {
+            let account = self.account()?;
+            if account.executed >= account.queued || Instant::now() >= deadline {
+                return Ok(());
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    fn report(&self, cpu: u32, complete: bool) -> Result<Report, AttachError> {
+        let account = self.account()?;
+        // The clock was far from 0 when the first item was queued: 0 is "never".
+        let moment =
+            |monotonic_ns: u64| (monotonic_ns > 0).then(|| Moment { monotonic_ns, unix_ns: unix_ns_of(monotonic_ns) });
+        Ok(Report {
+            queued: account.queued,
+            executed: account.executed,
+            cpu,
+            at_once: account.at_once,
+            busy_total_ns: account.busy_total_ns,
+            busy_max_ns: account.busy_max_ns,
+            first_queue: moment(account.first_queue_ns),
+            last_queue: moment(account.last_queue_ns),
+            first_start: moment(account.first_start_ns),
+            last_end: moment(account.last_end_ns),
+            complete,
+        })
+    }
+}
+
+/// A copy of what BPF programs may be changing at this moment. Each integer is whole; they need not fit each other.
+#[allow(unsafe_code)]
+fn read_shared(account: &skel::types::account) -> skel::types::account {
+    // SAFETY: a reference is valid for reads, and the type is made of integers, which have no invalid values.
+    unsafe { std::ptr::read_volatile(account) }
+}
+
+fn call(program: &mut ProgramMut<'_>) -> Result<(), AttachError> {
+    program.test_run(ProgramInput::default())?;
+    Ok(())
+}
+
+/// The kernel's types, where they have `bpf_wq`.
+fn kernel_types() -> Result<Btf<'static>, AttachError> {
+    silence_libbpf();
+    require_btf()?;
+    let types = Btf::from_vmlinux()?;
+    match types.type_by_name::<Func<'_>>("bpf_wq_set_callback_impl") {
+        Some(_) => Ok(types),
+        None => Err(AttachError::Unsupported("this kernel has no bpf_wq (Linux 6.10 and later)".to_owned())),
+    }
+}
+
+fn list(cpus: &[u32]) -> String {
+    cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(items: u64, busy_ns: u64) -> Plan {
+        Plan { items, at_once: MAX_AT_ONCE, delay: Duration::ZERO, busy_ns, cpu: None, load: false }
+    }
+
+    #[test]
+    fn sound_plans_pass() {
+        for plan in [plan(1, 0), plan(MAX_ITEMS, 60_000), plan(1_200, MAX_BUSY_NS), plan(12_000, 5_000_000)] {
+            assert!(plan.check().is_ok(), "{plan:?}");
+        }
+    }
+
+    #[test]
+    fn plans_that_ask_for_nothing_or_too_much_do_not() {
+        for plan in [
+            plan(0, 0),
+            plan(MAX_ITEMS + 1, 0),
+            plan(u64::MAX, u64::MAX),
+            plan(1, MAX_BUSY_NS + 1),
+            plan(1_201, MAX_BUSY_NS),
+            plan(MAX_ITEMS, 60_001),
+            Plan { at_once: 0, ..plan(1, 0) },
+            Plan { at_once: MAX_AT_ONCE + 1, ..plan(1, 0) },
+            Plan { delay: MAX_DELAY + Duration::from_nanos(1), ..plan(1, 0) },
+        ] {
+            assert!(plan.check().is_err(), "{plan:?}");
+        }
+    }
+
+    #[test]
+    fn an_unsound_plan_does_not_reach_the_kernel() {
+        let outcome = run(&plan(2_000, MAX_BUSY_NS), &AtomicBool::new(false)).map_err(|error| error.to_string());
+        let told = "that would keep a CPU busy for 100.0 s, and 60 s is the limit: ask for fewer or shorter items";
+        assert_eq!(outcome, Err(told.to_owned()));
+    }
+
+    #[test]
+    fn patience_is_bounded_and_exceeds_the_work() {
+        for plan in [plan(1, 0), plan(12_000, 5_000_000), plan(MAX_ITEMS, 60_000)] {
+            let busy = Duration::from_nanos(plan.items * plan.busy_ns);
+            assert!(plan.patience() > 2 * busy && plan.patience() < Duration::from_secs(300), "{plan:?}");
+        }
+    }
+}
