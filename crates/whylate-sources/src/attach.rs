@@ -21,9 +21,12 @@ pub fn open_object() -> &'static mut MaybeUninit<OpenObject> {
     Box::leak(Box::new(MaybeUninit::uninit()))
 }
 
-/// Keeps libbpf from writing to standard error: what it has to say comes back as an error.
+/// Keeps libbpf from writing to standard error: what it has to say comes back as an error. With `WHYLATE_LIBBPF_LOG` in the environment it
+/// may, and shows what the kernel's verifier dislikes.
 pub fn silence_libbpf() {
-    libbpf_rs::set_print(None);
+    if std::env::var_os("WHYLATE_LIBBPF_LOG").is_none() {
+        libbpf_rs::set_print(None);
+    }
 }
 
 /// Fails early, with the reason, where no source with BPF programs can work.

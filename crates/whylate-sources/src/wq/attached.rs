@@ -258,6 +258,8 @@ impl AttachedWq {
             .map(|frame| u64::from_ne_bytes(*frame))
             .take_while(|&frame| frame != 0)
             .map(|frame| self.symbols.name(frame).to_owned())
+            // Our own program and what calls it.
+            .skip_while(|name| name.starts_with("bpf_prog_") || name.starts_with("bpf_trace_run"))
             .collect()
     }
 }

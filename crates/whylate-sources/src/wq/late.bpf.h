@@ -37,6 +37,7 @@ static __always_inline void remember_queuer(void *ctx, struct queued_item *queue
 static __always_inline void report_late(const struct queued_item *queued, const struct item_details *details, u64 handler,
 					u64 queued_ns, u64 activated_ns, u64 now_ns)
 {
+	const struct workqueue_struct *workqueue = (const struct workqueue_struct *)details->workqueue;
 	struct late_item *late = bpf_ringbuf_reserve(&late_items, sizeof(*late), 0);
 
 	if (!late) {
@@ -55,6 +56,6 @@ static __always_inline void report_late(const struct queued_item *queued, const 
 	__builtin_memcpy(late->comm, details->comm, sizeof(late->comm));
 	bpf_get_current_comm(late->worker_comm, sizeof(late->worker_comm));
 	write_symbol(late->handler, handler);
-	bpf_core_read_str(late->workqueue, sizeof(late->workqueue), &((struct workqueue_struct *)details->workqueue)->name);
+	bpf_core_read_str(late->workqueue, sizeof(late->workqueue), &workqueue->name);
 	bpf_ringbuf_submit(late, 0);
 }
