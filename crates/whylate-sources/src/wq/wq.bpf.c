@@ -191,98 +191,6 @@ static __noinline bool is_mod_delayed(void *ctx)
 	return false;
 }
 
-/*
- * An item is queued that has not been seen starting since it was queued before: it was moved by mod_delayed_work(); or cancelled; or, where
- * starts are seen at the tracepoint, its worker has taken it and not come there yet. own_queueing() tells them apart when it starts.
- */
-static __noinline void queued_twice(void *ctx, struct queued_item *queued, u64 item, u64 handler)
-{
-	struct item_details *details;
-	u64 first_ns = queued->queued_ns;
-	bool moved;
-
-	if (queued->handler != low_half(handler)) {
-		lose(LOST_CANCELLED);
-		forget_details(queued, item);
-		queued->flags &= ITEM_IS_SPILLED;
-		return;
-	}
-	moved = is_mod_delayed(ctx);
-	if (!moved && taken_under_lock) {
-		lose(LOST_CANCELLED);
-		forget_details(queued, item);
-		queued->flags &= ITEM_IS_SPILLED;
-		return;
-	}
-	details = make_details(queued, item);
-	if (!details)
-		return;
-	if (details->earlier_ns) {
-		if (details->moved || moved)
-			first_ns = details->earlier_ns;
-		else
-			lose(LOST_CANCELLED);
-	}
-	details->earlier_ns = first_ns;
-	details->moved = moved;
-	details->activated_ns = 0;
-}
-
-SEC("tp_btf/workqueue_queue_work")
-int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, struct work_struct *work)
-{
-	u64 item = (u64)work;
-	struct queued_item *queued;
-	struct queued_set *home;
-	u64 handler, now_ns;
-	u32 series;
-
-	if (!enabled)
-		return 0;
-	handler = (u64)work->func;
-	if (has_wanted_handler && !handler_is_wanted(handler))
-		return 0;
-	now_ns = bpf_ktime_get_ns();
-	series = series_of_queued(pwq, handler, now_ns);
-	home = home_of(item);
-	if (series == SERIES_NONE || !home)
-		return 0;
-	queued = find_item(home, item);
-	if (queued)
-		queued_twice(ctx, queued, item, handler);
-	else
-		queued = claim_item(home, item, now_ns);
-	if (!queued)
-		return 0;
-	queued->queued_ns = now_ns;
-	queued->handler = low_half(handler);
-	queued->series = series;
-	if (measure_phases && pool_is_bh(pwq->pool))
-		queued->flags |= ITEM_IS_BH;
-	if (late_over_ns)
-		remember_queuer(ctx, queued, item, (u64)pwq->wq);
-	return 0;
-}
-
-SEC("tp_btf/workqueue_activate_work")
-int BPF_PROG(on_workqueue_activate_work, struct work_struct *work)
-{
-	u64 item = (u64)work;
-	struct queued_item *queued;
-	struct item_details *details;
-	struct queued_set *home;
-
-	/* Nearly every item is activated while it is queued, and is not marked inactive then. */
-	if (!work_is_inactive(work) || !enabled)
-		return 0;
-	home = home_of(item);
-	queued = home ? find_item(home, item) : NULL;
-	details = queued ? make_details(queued, item) : NULL;
-	if (details)
-		details->activated_ns = bpf_ktime_get_ns();
-	return 0;
-}
-
 /* Flush barriers are put into a worklist without the event of being queued. */
 static __noinline bool is_barrier(u64 handler)
 {
@@ -391,6 +299,7 @@ static __always_inline int item_starts(struct work_struct *work, struct task_str
 	return 0;
 }
 
+/* The first program, because programs are loaded in their order here: the one that a kernel may refuse must not cost time. */
 SEC("?fentry/process_one_work")
 int BPF_PROG(on_process_one_work, struct worker *worker, struct work_struct *work)
 {
@@ -445,5 +354,97 @@ int BPF_PROG(on_workqueue_execute_end, struct work_struct *work)
 		count_rare(series, READY_OF_SWITCHED, run.ready_ns);
 	}
 	*owner = 0;
+	return 0;
+}
+
+/*
+ * An item is queued that has not been seen starting since it was queued before: it was moved by mod_delayed_work(); or cancelled; or, where
+ * starts are seen at the tracepoint, its worker has taken it and not come there yet. own_queueing() tells them apart when it starts.
+ */
+static __noinline void queued_twice(void *ctx, struct queued_item *queued, u64 item, u64 handler)
+{
+	struct item_details *details;
+	u64 first_ns = queued->queued_ns;
+	bool moved;
+
+	if (queued->handler != low_half(handler)) {
+		lose(LOST_CANCELLED);
+		forget_details(queued, item);
+		queued->flags &= ITEM_IS_SPILLED;
+		return;
+	}
+	moved = is_mod_delayed(ctx);
+	if (!moved && taken_under_lock) {
+		lose(LOST_CANCELLED);
+		forget_details(queued, item);
+		queued->flags &= ITEM_IS_SPILLED;
+		return;
+	}
+	details = make_details(queued, item);
+	if (!details)
+		return;
+	if (details->earlier_ns) {
+		if (details->moved || moved)
+			first_ns = details->earlier_ns;
+		else
+			lose(LOST_CANCELLED);
+	}
+	details->earlier_ns = first_ns;
+	details->moved = moved;
+	details->activated_ns = 0;
+}
+
+SEC("tp_btf/workqueue_queue_work")
+int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, struct work_struct *work)
+{
+	u64 item = (u64)work;
+	struct queued_item *queued;
+	struct queued_set *home;
+	u64 handler, now_ns;
+	u32 series;
+
+	if (!enabled)
+		return 0;
+	handler = (u64)work->func;
+	if (has_wanted_handler && !handler_is_wanted(handler))
+		return 0;
+	now_ns = bpf_ktime_get_ns();
+	series = series_of_queued(pwq, handler, now_ns);
+	home = home_of(item);
+	if (series == SERIES_NONE || !home)
+		return 0;
+	queued = find_item(home, item);
+	if (queued)
+		queued_twice(ctx, queued, item, handler);
+	else
+		queued = claim_item(home, item, now_ns);
+	if (!queued)
+		return 0;
+	queued->queued_ns = now_ns;
+	queued->handler = low_half(handler);
+	queued->series = series;
+	if (measure_phases && pool_is_bh(pwq->pool))
+		queued->flags |= ITEM_IS_BH;
+	if (late_over_ns)
+		remember_queuer(ctx, queued, item, (u64)pwq->wq);
+	return 0;
+}
+
+SEC("tp_btf/workqueue_activate_work")
+int BPF_PROG(on_workqueue_activate_work, struct work_struct *work)
+{
+	u64 item = (u64)work;
+	struct queued_item *queued;
+	struct item_details *details;
+	struct queued_set *home;
+
+	/* Nearly every item is activated while it is queued, and is not marked inactive then. */
+	if (!work_is_inactive(work) || !enabled)
+		return 0;
+	home = home_of(item);
+	queued = home ? find_item(home, item) : NULL;
+	details = queued ? make_details(queued, item) : NULL;
+	if (details)
+		details->activated_ns = bpf_ktime_get_ns();
 	return 0;
 }

@@ -1,12 +1,122 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate generate`.
+//! `whylate generate`: the man pages and shell completions that `make install` puts in place.
 
-use clap::Args;
+use std::fs;
+use std::path::{Path, PathBuf};
 
-/// Placeholder.
+use anyhow::Context;
+use clap::{Args, Command, CommandFactory, ValueEnum};
+use clap_complete::Shell;
+
+use crate::cli::Cli;
+
+const NAME: &str = "whylate";
+
+/// Write the man pages or the shell completions, for packaging
 #[derive(Debug, Args)]
-pub struct Arguments {}
+pub struct Arguments {
+    /// What to write
+    #[arg(value_enum)]
+    what: What,
 
-pub fn run(_arguments: &Arguments) -> anyhow::Result<()> {
+    /// Folder to write to; it is made if it is not there
+    #[arg(long = "to", value_name = "DIR")]
+    folder: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum What {
+    /// One page for `whylate` and one for each command
+    Man,
+    /// Completions for bash, zsh and fish
+    Completions,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let folder = &arguments.folder;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    match arguments.what {
+        What::Man => clap_mangen::generate_to(documented_command(), folder)
+            .with_context(|| format!("cannot write the man pages to {}", folder.display()))?,
+        What::Completions => write_completions(folder)?,
+    }
     Ok(())
+}
+
+fn write_completions(folder: &Path) -> anyhow::Result<()> {
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        clap_complete::generate_to(shell, &mut documented_command(), NAME, folder)
+            .with_context(|| format!("cannot write the {shell} completions to {}", folder.display()))?;
+    }
+    Ok(())
+}
+
+/// The command line without its hidden commands: clap's completions offer those too, and clap cannot remove one.
+fn documented_command() -> Command {
+    let all = Cli::command();
+    let mut shown = Command::new(NAME)
+        .version(env!("CARGO_PKG_VERSION"))
+        .propagate_version(true)
+        .disable_help_subcommand(true)
+        .subcommand_required(all.is_subcommand_required_set())
+        .args(all.get_arguments().cloned())
+        .subcommands(all.get_subcommands().filter(|command| !command.is_hide_set()).cloned());
+    if let Some(about) = all.get_about() {
+        shown = shown.about(about.clone());
+    }
+    if let Some(about) = all.get_long_about() {
+        shown = shown.long_about(about.clone());
+    }
+    if let Some(after) = all.get_after_help() {
+        shown = shown.after_help(after.clone());
+    }
+    if let Some(after) = all.get_after_long_help() {
+        shown = shown.after_long_help(after.clone());
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn generate(what: What) -> (tempfile::TempDir, BTreeSet<String>) {
+        let parent = tempfile::tempdir().expect("a temporary folder");
+        let folder = parent.path().join("made/on/demand");
+        run(&Arguments { what, folder: folder.clone() }).expect("the files are written");
+        let names = fs::read_dir(folder)
+            .expect("the folder is there")
+            .map(|file| file.expect("a file").file_name().to_string_lossy().into_owned())
+            .collect();
+        (parent, names)
+    }
+
+    #[test]
+    fn every_command_on_show_has_a_page() {
+        let (_parent, pages) = generate(What::Man);
+        assert!(pages.contains("whylate.1"), "{pages:?}");
+        for command in Cli::command().get_subcommands() {
+            let page = format!("whylate-{}.1", command.get_name());
+            assert_eq!(pages.contains(&page), !command.is_hide_set(), "{page} in {pages:?}");
+        }
+    }
+
+    #[test]
+    fn each_shell_has_completions_without_hidden_commands() {
+        let (parent, names) = generate(What::Completions);
+        assert_eq!(names.iter().map(String::as_str).collect::<Vec<_>>(), ["_whylate", "whylate.bash", "whylate.fish"]);
+        for name in names {
+            let text = fs::read_to_string(parent.path().join("made/on/demand").join(&name)).expect("a text file");
+            assert!(text.contains("doctor"), "{name} offers no doctor");
+            assert!(!text.contains("generate"), "{name} offers the hidden command");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let error = run(&Arguments { what: What::Man, folder: "/dev/null/man".into() }).expect_err("not a folder");
+        assert!(format!("{error:#}").starts_with("cannot make the folder /dev/null/man: "), "{error:#}");
+    }
 }
