@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+CARGO ?= cargo
+# rustup's folder is on the PATH of login shells only, and its Rust is newer than the distribution's.
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+target := $(or $(CARGO_TARGET_DIR),target)
+binary := $(target)/release/whylate
+static_triple := x86_64-unknown-linux-gnu
+
+bindir := $(DESTDIR)$(PREFIX)/bin
+mandir := $(DESTDIR)$(PREFIX)/share/man/man1
+bashdir := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+zshdir := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
+fishdir := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+.PHONY: deps
+deps: ## install what is missing to build and test
+	@scripts/install-deps
+
+.PHONY: build
+build: ## build the program (release): target/release/whylate
+	@# A build that fails on a fresh machine mostly fails for a package.
+	@$(CARGO) build --release -p whylate || { scripts/install-deps --check >/dev/null || true; exit 1; }
+
+.PHONY: demo
+demo: deps build ## install what is missing, build, and show this kernel's work items
+	@scripts/demo
+
+.PHONY: test
+test: deps ## everything CI checks; tests of the kernel need root and say so otherwise
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --document-private-items
+	@scripts/check-tests
+
+.PHONY: bench-wq
+bench-wq: ## what `whylate wq` costs, beside the tools users have today (as root)
+	@scripts/install-deps bench
+	$(CARGO) run --release -p whylate-bench -- wq
+
+.PHONY: install
+install: ## install program, man pages and completions (PREFIX=/usr/local, DESTDIR=)
+	@# Under sudo, cargo would be another user's, or leave root's files in the build folder.
+	@if [ -z "$${SUDO_USER:-}" ]; then $(MAKE) build; fi
+	@test -x $(binary) || { echo 'install: there is no $(binary): run `make build` first' >&2; exit 1; }
+	@made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	$(binary) generate man --to "$$made/man"; \
+	$(binary) generate completions --to "$$made/completions"; \
+	install -d $(bindir) $(mandir) $(bashdir) $(zshdir) $(fishdir); \
+	install -m 755 $(binary) $(bindir)/whylate; \
+	install -m 644 "$$made"/man/*.1 $(mandir)/; \
+	install -m 644 "$$made/completions/whylate.bash" $(bashdir)/whylate; \
+	install -m 644 "$$made/completions/_whylate" $(zshdir)/_whylate; \
+	install -m 644 "$$made/completions/whylate.fish" $(fishdir)/whylate.fish
+	@echo 'installed $(bindir)/whylate'
+
+.PHONY: uninstall
+uninstall: ## remove what `make install` put there
+	rm -f $(bindir)/whylate $(mandir)/whylate.1 $(mandir)/whylate-*.1
+	rm -f $(bashdir)/whylate $(zshdir)/_whylate $(fishdir)/whylate.fish
+
+.PHONY: static
+static: ## a static x86-64 binary: target/static/whylate
+	@scripts/install-deps static
+	@# A static glibc can load no NSS module, so nothing in whylate may look up a user or a host by name.
+	@# With --target, the flag holds for the program alone and not for build scripts and derive macros.
+	RUSTFLAGS='-C target-feature=+crt-static' \
+	    $(CARGO) build --release -p whylate --features static --target $(static_triple)
+	@install -D -m 755 $(target)/$(static_triple)/release/whylate $(target)/static/whylate
+	@linked=$$(ldd $(target)/static/whylate 2>&1 || true); \
+	case $$linked in \
+	*'statically linked'* | *'not a dynamic executable'*) ;; \
+	*) echo "static: the binary still needs: $$linked" >&2; exit 1 ;; \
+	esac
+	@echo "$(target)/static/whylate: $$(stat -c %s $(target)/static/whylate) bytes, needs no shared library"
+
+.PHONY: deny
+deny: ## check licences, advisories and origins of all dependencies
+	@cargo-deny --version >/dev/null 2>&1 || \
+	    { echo 'deny: cargo-deny is not installed: `cargo install cargo-deny --locked` builds it' >&2; exit 1; }
+	$(CARGO) deny check
+
+.PHONY: fmt
+fmt: ## format the Rust code
+	$(CARGO) fmt --all
+
+.PHONY: clean
+clean: ## remove everything that was built
+	$(CARGO) clean
