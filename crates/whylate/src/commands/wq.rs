@@ -8,17 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use jiff::tz::TimeZone;
-use whylate_model::{LateEvent, Snapshot};
+use whylate_model::units::printable;
 use whylate_sources::wq::Wq;
 use whylate_sources::{Attached, By, Options, Source, symbols};
 
 use crate::cli::duration_ns;
 use crate::commands::watch::{Ended, Watch};
-use crate::output::late;
-
-/// How many late events one JSON line carries at most; the others are counted as lost.
-const LATE_EVENTS_A_LINE: usize = 100_000;
+use crate::output::Output;
+use crate::output::json::JsonLines;
 
 /// Work queue latency: how long work items wait before a worker starts them, as histograms.
 #[derive(Debug, Args)]
@@ -145,99 +142,69 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         eprintln!("whylate: wq uses the {} backend: {reason}", source.backend().name);
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
-    show::write_first_lines(&mut out, arguments)?;
+    let mut output: Box<dyn Output> =
+        if arguments.json { Box::new(JsonLines::default()) } else { Box::new(show::Text::new(arguments)) };
+    output.begin(&mut out)?;
     out.flush()?;
 
     let started = Instant::now();
     let interval = arguments.interval.map(Duration::from_nanos);
     let end = arguments.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
     let mut seen_any = false;
-    for output in 1.. {
+    for number in 1.. {
         // A fixed schedule: an output that takes long does not shift the ones after it.
-        let due = interval.and_then(|interval| started.checked_add(interval.saturating_mul(output)));
+        let due = interval.and_then(|interval| started.checked_add(interval.saturating_mul(number)));
         let until = [due, end].into_iter().flatten().min();
-        let mut late_events = LateEvents::new(arguments);
-        let ended = wait(source.as_mut(), &watch, until, &mut late_events, &mut out)?;
+        let ended = if arguments.slower.is_some() {
+            wait_for_late_events(source.as_mut(), &watch, until, output.as_mut(), &mut out)?
+        } else {
+            watch.until(until)?
+        };
         if ended == Ended::OutputClosed {
             return Ok(());
         }
-        let mut snapshot = source.snapshot()?;
-        late_events.move_into(&mut snapshot);
+        let snapshot = source.snapshot()?;
         seen_any |= !snapshot.total("latency").is_empty();
-        show::write(&mut out, arguments, &snapshot)?;
+        output.snapshot(&mut out, snapshot)?;
         out.flush()?;
         let last = ended == Ended::Signal
             || interval.is_none()
             || end.is_some_and(|end| Instant::now() >= end)
-            || arguments.count.is_some_and(|count| u64::from(output) >= count);
+            || arguments.count.is_some_and(|count| u64::from(number) >= count);
         if last {
             break;
         }
     }
-    drop(out);
     if let (Some(handler), false) = (&arguments.work, seen_any) {
         let why = match symbols::is_kernel_function(handler) {
             Some(false) => " (the kernel has no function of that name)",
             _ => "",
         };
-        eprintln!("whylate: no work item of {handler} was seen{why}");
+        eprintln!("whylate: no work item of {} was seen{why}", printable(handler));
     }
     Ok(())
 }
 
-/// Late events on their way: printed as they come, or kept for the JSON line.
-struct LateEvents {
-    wanted: bool,
-    /// `None` prints.
-    kept: Option<Vec<LateEvent>>,
-    beyond_limit: u64,
-    zone: TimeZone,
-}
-
-impl LateEvents {
-    fn new(arguments: &Arguments) -> Self {
-        LateEvents {
-            wanted: arguments.slower.is_some(),
-            kept: arguments.json.then(Vec::new),
-            beyond_limit: 0,
-            zone: TimeZone::system(),
-        }
-    }
-
-    fn take_from(&mut self, source: &mut dyn Attached, out: &mut dyn Write) -> anyhow::Result<()> {
-        let mut written = Ok(());
-        source.drain_late(Duration::ZERO, &mut |event| match &mut self.kept {
-            Some(kept) if kept.len() < LATE_EVENTS_A_LINE => kept.push(event),
-            Some(_) => self.beyond_limit += 1,
-            None if written.is_ok() => written = late::write(out, &event, &self.zone),
-            None => {}
-        })?;
-        written?;
-        Ok(out.flush()?)
-    }
-
-    fn move_into(self, snapshot: &mut Snapshot) {
-        snapshot.late = self.kept.unwrap_or_default();
-        *snapshot.lost.entry("late_events".to_owned()).or_default() += self.beyond_limit;
-    }
-}
-
-/// Waits until the next output, taking late events in meanwhile.
-fn wait(
+/// Waits until the next output, and shows late events meanwhile.
+fn wait_for_late_events(
     source: &mut dyn Attached,
     watch: &Watch,
     until: Option<Instant>,
-    late_events: &mut LateEvents,
+    output: &mut dyn Output,
     out: &mut dyn Write,
 ) -> anyhow::Result<Ended> {
-    if !late_events.wanted {
-        return Ok(watch.until(until)?);
-    }
     loop {
         // Ten times a second is at once for a person, and little work.
         let soon = Instant::now() + Duration::from_millis(100);
         let ended = watch.until(Some(until.map_or(soon, |until| until.min(soon))))?;
-        late_events.take_from(source, out)?;
+        let mut written = Ok(());
+        source.drain_late(Duration::ZERO, &mut |event| {
+            if written.is_ok() {
+                written = output.late(out, event);
+            }
+        })?;
+        written?;
+        out.flush()?;
         if ended != Ended::Time || until.is_some_and(|until| Instant::now() >= until) {
             return Ok(ended);
         }

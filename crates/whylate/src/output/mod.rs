@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Functions from snapshots to what people and programs read.
+//! From snapshots to what people and programs read.
 
 pub mod doctor;
 pub mod doctor_json;
@@ -8,3 +8,28 @@ pub mod histogram;
 pub mod json;
 pub mod late;
 pub mod table;
+
+use std::io::{self, Write};
+
+use whylate_model::{LateEvent, Snapshot};
+
+/// Shows what a source yields, as it comes. Whoever drives the source flushes.
+pub trait Output {
+    /// Writes what comes before the first figures.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()>;
+
+    /// Takes a late event as it happens: writes it, or keeps it for the next snapshot.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    fn late(&mut self, out: &mut dyn Write, event: LateEvent) -> io::Result<()>;
+
+    /// Writes a snapshot.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()>;
+}

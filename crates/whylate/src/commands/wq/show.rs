@@ -4,12 +4,13 @@
 use std::cmp::Reverse;
 use std::io::{self, Write};
 
+use jiff::tz::TimeZone;
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Histogram, Series, Snapshot};
+use whylate_model::{Histogram, LateEvent, Series, Snapshot};
 
 use super::{Arguments, Key, Sort};
 use crate::output::table::{Align, Table};
-use crate::output::{footer, histogram, json, late};
+use crate::output::{Output, footer, histogram, late};
 
 /// The phases in the order in which an item goes through them, with what they are.
 const PHASES: [(&str, &str); 7] = [
@@ -22,38 +23,45 @@ const PHASES: [(&str, &str); 7] = [
     ("ready", "of the run time, waiting for a CPU"),
 ];
 
-/// Writes what comes before the first figures; nothing where programs read.
-///
-/// # Errors
-/// Those of the writer.
-pub fn write_first_lines(out: &mut dyn Write, arguments: &Arguments) -> io::Result<()> {
-    if arguments.json {
-        return Ok(());
-    }
-    match &arguments.work {
-        Some(handler) => writeln!(out, "Tracing work queue latency for {}... Hit Ctrl-C to end.", printable(handler))?,
-        None => writeln!(out, "Tracing work queue latency ... Hit Ctrl-C to end.")?,
-    }
-    if arguments.slower.is_some() { late::write_heading(out) } else { Ok(()) }
+/// The text that people read.
+pub struct Text<'a> {
+    arguments: &'a Arguments,
+    zone: TimeZone,
 }
 
-/// Writes one output.
-///
-/// # Errors
-/// Those of the writer.
-pub fn write(out: &mut dyn Write, arguments: &Arguments, snapshot: &Snapshot) -> io::Result<()> {
-    if arguments.json {
-        return json::write_line(out, snapshot);
+impl<'a> Text<'a> {
+    /// Stamps are in the system's time zone.
+    pub fn new(arguments: &'a Arguments) -> Self {
+        Text { arguments, zone: TimeZone::system() }
     }
-    if !arguments.lines_only() {
-        writeln!(out)?;
-        if arguments.table {
-            write_table(out, snapshot, arguments.by.unwrap_or(Key::Handler), arguments.sort)?;
-        } else {
-            write_histograms(out, arguments, snapshot)?;
+}
+
+impl Output for Text<'_> {
+    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        match &self.arguments.work {
+            Some(handler) => {
+                writeln!(out, "Tracing work queue latency for {}... Hit Ctrl-C to end.", printable(handler))?
+            }
+            None => writeln!(out, "Tracing work queue latency ... Hit Ctrl-C to end.")?,
         }
+        if self.arguments.slower.is_some() { late::write_heading(out) } else { Ok(()) }
     }
-    footer::write(out, snapshot)
+
+    fn late(&mut self, out: &mut dyn Write, event: LateEvent) -> io::Result<()> {
+        late::write(out, &event, &self.zone)
+    }
+
+    fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
+        if !self.arguments.lines_only() {
+            writeln!(out)?;
+            if self.arguments.table {
+                write_table(out, &snapshot, self.arguments.by.unwrap_or(Key::Handler), self.arguments.sort)?;
+            } else {
+                write_histograms(out, self.arguments, &snapshot)?;
+            }
+        }
+        footer::write(out, &snapshot)
+    }
 }
 
 fn write_histograms(out: &mut dyn Write, arguments: &Arguments, snapshot: &Snapshot) -> io::Result<()> {
@@ -152,6 +160,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::output::json::JsonLines;
 
     #[derive(Parser)]
     struct Line {
@@ -203,8 +212,10 @@ mod tests {
         let words = std::iter::once("wq").chain(line.split_whitespace());
         let arguments = Line::try_parse_from(words).expect("a valid command line").arguments;
         let mut out = Vec::new();
-        write_first_lines(&mut out, &arguments).expect("a vector takes everything");
-        write(&mut out, &arguments, &snapshot()).expect("a vector takes everything");
+        let mut output: Box<dyn Output> =
+            if arguments.json { Box::new(JsonLines::default()) } else { Box::new(Text::new(&arguments)) };
+        output.begin(&mut out).expect("a vector takes everything");
+        output.snapshot(&mut out, snapshot()).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
     }
 
