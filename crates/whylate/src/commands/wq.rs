@@ -16,6 +16,7 @@ use crate::cli::duration_ns;
 use crate::commands::watch::{Ended, Watch};
 use crate::output::Output;
 use crate::output::json::JsonLines;
+use crate::output::table::terminal_columns;
 
 /// Work queue latency: how long work items wait before a worker starts them, as histograms.
 #[derive(Debug, Args)]
@@ -142,8 +143,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         eprintln!("whylate: wq uses the {} backend: {reason}", source.backend().name);
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let mut output: Box<dyn Output> =
-        if arguments.json { Box::new(JsonLines::default()) } else { Box::new(show::Text::new(arguments)) };
+    let mut output: Box<dyn Output> = if arguments.json {
+        Box::new(JsonLines::default())
+    } else {
+        Box::new(show::Text::new(arguments, terminal_columns()))
+    };
     output.begin(&mut out)?;
     out.flush()?;
 

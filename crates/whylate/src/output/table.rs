@@ -33,11 +33,12 @@ impl Table {
         self.rows.push(cells.iter().map(|cell| printable(cell)).collect());
     }
 
-    /// Writes heading and rows, two spaces between columns, nothing after the last.
+    /// Writes heading and rows, two spaces between columns, nothing after the last. What is wider than the terminal, if there is one, is
+    /// cut off.
     ///
     /// # Errors
     /// Those of the writer.
-    pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+    pub fn write(&self, out: &mut dyn Write, terminal_columns: Option<usize>) -> io::Result<()> {
         let widths: Vec<usize> = self
             .columns
             .iter()
@@ -59,8 +60,43 @@ impl Table {
                     Align::Right => line.push_str(&format!("{cell:>width$}")),
                 }
             }
-            writeln!(out, "{}", line.trim_end())?;
+            let shown: String = line.chars().take(terminal_columns.unwrap_or(usize::MAX)).collect();
+            writeln!(out, "{}", shown.trim_end())?;
         }
         Ok(())
+    }
+}
+
+/// How wide the terminal is that standard output goes to; `None` when it goes elsewhere, and programs may read it whole.
+pub fn terminal_columns() -> Option<usize> {
+    let stdout = io::stdout();
+    // Only a terminal has a size.
+    rustix::termios::tcgetwinsize(&stdout).ok().map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(terminal_columns: Option<usize>) -> String {
+        let mut table = Table::new(&[("NAME", Align::Left), ("COUNT", Align::Right), ("WHERE", Align::Left)]);
+        table.row(vec!["a\x1b[2Jname".to_owned(), "7".to_owned(), "somewhere far away".to_owned()]);
+        table.row(vec!["b".to_owned(), "1234567".to_owned(), String::new()]);
+        let mut out = Vec::new();
+        table.write(&mut out, terminal_columns).expect("a vector takes everything");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn columns_are_aligned_and_names_cannot_move_the_cursor() {
+        assert_eq!(
+            written(None),
+            "NAME         COUNT  WHERE\na?[2Jname        7  somewhere far away\nb          1234567\n"
+        );
+    }
+
+    #[test]
+    fn a_narrow_terminal_cuts_lines_off() {
+        assert!(written(Some(24)).lines().all(|line| line.len() <= 24));
     }
 }

@@ -27,12 +27,13 @@ const PHASES: [(&str, &str); 7] = [
 pub struct Text<'a> {
     arguments: &'a Arguments,
     zone: TimeZone,
+    terminal_columns: Option<usize>,
 }
 
 impl<'a> Text<'a> {
-    /// Stamps are in the system's time zone.
-    pub fn new(arguments: &'a Arguments) -> Self {
-        Text { arguments, zone: TimeZone::system() }
+    /// Stamps are in the system's time zone; tables fit the terminal, if there is one.
+    pub fn new(arguments: &'a Arguments, terminal_columns: Option<usize>) -> Self {
+        Text { arguments, zone: TimeZone::system(), terminal_columns }
     }
 }
 
@@ -55,7 +56,8 @@ impl Output for Text<'_> {
         if !self.arguments.lines_only() {
             writeln!(out)?;
             if self.arguments.table {
-                write_table(out, &snapshot, self.arguments.by.unwrap_or(Key::Handler), self.arguments.sort)?;
+                let key = self.arguments.by.unwrap_or(Key::Handler);
+                table_of(&snapshot, key, self.arguments.sort).write(out, self.terminal_columns)?;
             } else {
                 write_histograms(out, self.arguments, &snapshot)?;
             }
@@ -105,7 +107,7 @@ fn name_of(series: &Series, key: Key) -> String {
     }
 }
 
-fn write_table(out: &mut dyn Write, snapshot: &Snapshot, key: Key, sort: Sort) -> io::Result<()> {
+fn table_of(snapshot: &Snapshot, key: Key, sort: Sort) -> Table {
     let (title, with_workqueue) = match key {
         Key::Handler => ("HANDLER", true),
         Key::Workqueue => ("WORKQUEUE", false),
@@ -137,7 +139,7 @@ fn write_table(out: &mut dyn Write, snapshot: &Snapshot, key: Key, sort: Sort) -
         }
         table.row(cells);
     }
-    table.write(out)
+    table
 }
 
 /// What a row is ordered by; the largest comes first.
@@ -213,7 +215,7 @@ mod tests {
         let arguments = Line::try_parse_from(words).expect("a valid command line").arguments;
         let mut out = Vec::new();
         let mut output: Box<dyn Output> =
-            if arguments.json { Box::new(JsonLines::default()) } else { Box::new(Text::new(&arguments)) };
+            if arguments.json { Box::new(JsonLines::default()) } else { Box::new(Text::new(&arguments, None)) };
         output.begin(&mut out).expect("a vector takes everything");
         output.snapshot(&mut out, snapshot()).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
