@@ -35,6 +35,7 @@ enum queued_flags {
 struct queued_item {
 	/* The address, 0 for a free entry. */
 	u64 item;
+	/* 0 from the moment in which the entry becomes free until its next owner has written it: nobody may evict that one. */
 	u64 queued_ns;
 	/*
 	 * Half of the handler's address, which is all of it within the kernel's text: recognises memory that was freed and reused without
@@ -157,6 +158,8 @@ static __always_inline void free_item(struct queued_set *home, struct queued_ite
 	forget_details(queued, item);
 	if (queued->flags & ITEM_IS_SPILLED)
 		__sync_fetch_and_add(&home->spilled, -1);
+	queued->queued_ns = 0;
+	barrier();
 	queued->item = 0;
 }
 
@@ -167,9 +170,13 @@ static __always_inline struct queued_item *evict_in(struct queued_set *set, u64 
 	for (u32 i = 0; i < SET_ITEMS; i++) {
 		struct queued_item *old = &set->items[i];
 		u64 owner = old->item;
+		u64 queued_ns = old->queued_ns;
 		struct queued_set *home;
 
-		if (!owner || (s64)(now_ns - old->queued_ns) < (s64)EVICTABLE_NS)
+		if (!owner || !queued_ns || (s64)(now_ns - queued_ns) < (s64)EVICTABLE_NS)
+			continue;
+		/* Whoever takes the stamp takes the entry, unless its item starts just now. */
+		if (__sync_val_compare_and_swap(&old->queued_ns, queued_ns, 0) != queued_ns)
 			continue;
 		if (__sync_val_compare_and_swap(&old->item, owner, item) != owner)
 			continue;

@@ -48,13 +48,20 @@ static __always_inline void report_late(const struct queued_item *queued, const 
 	late->activated_ns = activated_ns;
 	late->started_ns = now_ns;
 	late->cpu = bpf_get_smp_processor_id();
-	late->worker_tid = (u32)bpf_get_current_pid_tgid();
-	late->by_rescuer = !(queued->flags & ITEM_IS_BH) && is_rescuer(bpf_get_current_task_btf());
+	if (queued->flags & ITEM_IS_BH) {
+		/* Whoever was interrupted is not the worker. */
+		late->worker_tid = 0;
+		late->by_rescuer = false;
+		__builtin_memcpy(late->worker_comm, "softirq", sizeof("softirq"));
+	} else {
+		late->worker_tid = (u32)bpf_get_current_pid_tgid();
+		late->by_rescuer = is_rescuer(bpf_get_current_task_btf());
+		bpf_get_current_comm(late->worker_comm, sizeof(late->worker_comm));
+	}
 	late->tid = details->tid;
 	late->pid = details->pid;
 	late->stack = details->stack;
 	__builtin_memcpy(late->comm, details->comm, sizeof(late->comm));
-	bpf_get_current_comm(late->worker_comm, sizeof(late->worker_comm));
 	write_symbol(late->handler, handler);
 	bpf_core_read_str(late->workqueue, sizeof(late->workqueue), &workqueue->name);
 	bpf_ringbuf_submit(late, 0);

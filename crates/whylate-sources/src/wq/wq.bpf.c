@@ -96,7 +96,8 @@ static __always_inline bool handler_is_wanted(u64 handler)
 	u32 id = series_of(handler, KEY_IS_FILTER, NULL);
 	struct series *series = bpf_map_lookup_elem(&series_by_id, &id);
 
-	return !series || series->use == SERIES_IS_WANTED;
+	/* Without room for the answer the handler counts as unwanted, and LOST_SERIES_FULL tells. */
+	return series && series->use == SERIES_IS_WANTED;
 }
 
 /* Another workqueue may have got the address of one that is gone. */
@@ -108,6 +109,8 @@ static __noinline bool is_same_workqueue(struct series *series, const void *name
 	for (u32 i = 0; i < WORKQUEUE_NAME_LENGTH; i++) {
 		if (now[i] != series->workqueue[i])
 			return false;
+		if (!now[i])
+			break;
 	}
 	return true;
 }
