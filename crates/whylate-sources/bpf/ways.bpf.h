@@ -56,3 +56,9 @@ static __always_inline u32 claim_way(u64 *keys, u64 key)
 	}
 	return WAYS;
 }
+
+/* The clock is read on different CPUs, and may step back by a little between two of them. */
+static __always_inline u64 since(u64 now_ns, u64 then_ns)
+{
+	return now_ns > then_ns ? now_ns - then_ns : 0;
+}

@@ -14,7 +14,7 @@ use libbpf_rs::{Link, MapCore, MapFlags, RingBuffer, RingBufferBuilder};
 use whylate_model::{LateEvent, Snapshot};
 
 use super::gather::{self, Gathered, per_cpu};
-use super::skel::types::{late_item, lost_reason, series_key};
+use super::skel::types::{item_limits, late_item, lost_reason, series_key};
 use super::skel::{OpenWqSkel, WqSkel, WqSkelBuilder};
 use super::{FENTRY, INFO, late};
 use crate::attach::{self, ProgramStatistics};
@@ -23,20 +23,16 @@ use crate::mapped::MappedArray;
 use crate::source::{AttachError, Attached, Backend, By, Options};
 use crate::symbols::KernelSymbols;
 
-/// How many queued items can have a known queuer at once.
-const DETAILS_WITH_LATE_EVENTS: u32 = 131_072;
-
 /// How many different stacks of queuers are kept.
 const QUEUEING_STACKS: u32 = 16384;
 
 /// Every reason for a lost event, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
-const LOST: [(lost_reason, &str); 12] = [
+const LOST: [(lost_reason, &str); 11] = [
     (lost_reason::LOST_UNMATCHED, "unmatched"),
     (lost_reason::LOST_CANCELLED, "cancelled"),
     (lost_reason::LOST_REUSED, "reused"),
     (lost_reason::LOST_ITEMS_FULL, "items_full"),
     (lost_reason::LOST_EVICTED, "evicted"),
-    (lost_reason::LOST_DETAILS_FULL, "details_full"),
     (lost_reason::LOST_SERIES_FULL, "series_full"),
     (lost_reason::LOST_BUCKETS_FULL, "buckets_full"),
     (lost_reason::LOST_END_UNMATCHED, "end_unmatched"),
@@ -141,7 +137,7 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &Options, backend: &str) -> Res
         open.maps.running_items.set_max_entries(1)?;
     }
     if options.late_over_ns.is_some() {
-        open.maps.details_by_item.set_max_entries(DETAILS_WITH_LATE_EVENTS)?;
+        open.maps.queuer_by_entry.set_max_entries(item_limits::ENTRIES.0)?;
         if options.stacks {
             open.maps.queueing_stacks.set_max_entries(QUEUEING_STACKS)?;
         }

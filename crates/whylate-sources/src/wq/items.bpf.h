@@ -4,9 +4,14 @@
  * bucket lock, and moves elements to and from a free list. And most of what is left is cache misses, so a set is one cache line, and the
  * home sets are few enough to stay in the cache; what has no room there goes to a large second table.
  *
- * Everything about one item happens in an order that the kernel enforces: it is queued by whoever set its PENDING bit, under the lock of the
- * pool, and a worker takes it under that lock. So one address is never inserted by two CPUs at once, and an entry is never read before it
- * is written.
+ * Who writes an entry: an item is queued by whoever set its PENDING bit, so its queue events come one after the other; its starts do too,
+ * because it does not run twice at the same time. But where starts are seen at a tracepoint, a queueing may meet the start of the one
+ * before. They meet in one word, the stamp, which changes hands by compare-and-exchange:
+ *
+ *   0             the entry is free, or idle: its item is not queued, and any item may take the entry
+ *   STAMP_BUSY    somebody writes the entry
+ *   even          when the item was queued
+ *   odd           the same, and its history holds an earlier queueing without a start
  */
 #pragma once
 
@@ -18,25 +23,33 @@ enum item_limits {
 	SPILL_SETS = 1 << SPILL_SET_BITS,
 	/* How many sets of the second table an item may stand in. */
 	SPILL_PROBES = 8,
+	FIRST_SPILLED = HOME_SETS * SET_ITEMS,
+	ENTRIES = FIRST_SPILLED + SPILL_SETS * SET_ITEMS,
+	NO_ENTRY = ENTRIES,
+};
+
+enum {
+	STAMP_BUSY = 1,
+	/* The clock is even without its last bit, half the time a nanosecond early. */
+	STAMP_HAS_EARLIER = 1,
 };
 
 /* A queued item older than this gives way when there is no room: it was most likely cancelled. */
 #define EVICTABLE_NS 10000000000ULL
 
+/* mod_delayed_work() on an item that is thought to be queued for longer than this may have found it cancelled. */
+#define MOVE_WITHIN_NS 1000000000ULL
+
 enum queued_flags {
 	/* Its worker is a softirq. */
 	ITEM_IS_BH = 1 << 0,
-	/* There is an entry in details_by_item. */
-	ITEM_HAS_DETAILS = 1 << 1,
-	/* It stands in the second table. */
-	ITEM_IS_SPILLED = 1 << 2,
+	/* max_active held it back; its history says until when. */
+	ITEM_WAS_DEFERRED = 1 << 1,
 };
 
 struct queued_item {
-	/* The address, 0 for a free entry. */
 	u64 item;
-	/* 0 from the moment in which the entry becomes free until its next owner has written it: nobody may evict that one. */
-	u64 queued_ns;
+	u64 stamp;
 	/*
 	 * Half of the handler's address, which is all of it within the kernel's text: recognises memory that was freed and reused without
 	 * a cancellation that we could see.
@@ -57,6 +70,7 @@ struct queued_set {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, HOME_SETS);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, u32);
 	__type(value, struct queued_set);
 } queued_items SEC(".maps");
@@ -64,34 +78,27 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SPILL_SETS);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, u32);
 	__type(value, struct queued_set);
 } spilled_items SEC(".maps");
 
 /* What few items have. */
-struct item_details {
-	/* 0, or when max_active let it in; an item that was not held back has none. */
+struct item_history {
+	/* When max_active let it in; with ITEM_WAS_DEFERRED. */
 	u64 activated_ns;
-	/* 0, or when the item was queued before, if it was queued twice without a start in between. */
+	/* When the item was queued before; with STAMP_HAS_EARLIER. */
 	u64 earlier_ns;
 	/* It was queued twice by mod_delayed_work(): it waits since the first time. */
 	bool moved;
-	/* The rest is kept where late events are asked for. */
-	u64 workqueue;
-	u32 tid;
-	u32 pid;
-	/* Kernel stack of whoever queued it, negative without one. */
-	s32 stack;
-	char comm[16];
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	/* User space makes it larger where late events are asked for. */
-	__uint(max_entries, 8192);
-	__type(key, u64);
-	__type(value, struct item_details);
-} details_by_item SEC(".maps");
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ENTRIES);
+	__type(key, u32);
+	__type(value, struct item_history);
+} history_by_entry SEC(".maps");
 
 static __always_inline struct queued_set *home_of(u64 item)
 {
@@ -100,150 +107,155 @@ static __always_inline struct queued_set *home_of(u64 item)
 	return bpf_map_lookup_elem(&queued_items, &index);
 }
 
-static __always_inline struct queued_set *spill_set(u64 item, u32 probe)
+static __always_inline u32 home_index(u64 item)
 {
-	u32 index = (other_hash_of(low_half(item), SPILL_SET_BITS) + probe) % SPILL_SETS;
-
-	return bpf_map_lookup_elem(&spilled_items, &index);
+	return hash_of(low_half(item), HOME_SET_BITS);
 }
 
-static __always_inline struct queued_item *item_in(struct queued_set *set, u64 item)
+static __always_inline u32 spill_index(u64 item, u32 probe)
 {
-	if (set->items[0].item == item)
-		return &set->items[0];
-	if (set->items[1].item == item)
-		return &set->items[1];
-	return NULL;
+	return (other_hash_of(low_half(item), SPILL_SET_BITS) + probe) % SPILL_SETS;
 }
 
-static __always_inline struct queued_item *claim_in(struct queued_set *set, u64 item)
+/* The entry of this number; numbers of home entries come first. */
+static __noinline struct queued_item *entry_at(u32 entry)
 {
-	if (!set->items[0].item && !__sync_val_compare_and_swap(&set->items[0].item, 0, item))
-		return &set->items[0];
-	if (!set->items[1].item && !__sync_val_compare_and_swap(&set->items[1].item, 0, item))
-		return &set->items[1];
-	return NULL;
+	struct queued_set *set;
+	u32 index;
+
+	if (entry < FIRST_SPILLED) {
+		index = entry / SET_ITEMS;
+		set = bpf_map_lookup_elem(&queued_items, &index);
+		if (!set)
+			return NULL;
+		return entry % SET_ITEMS ? &set->items[1] : &set->items[0];
+	}
+	index = (entry - FIRST_SPILLED) / SET_ITEMS;
+	set = bpf_map_lookup_elem(&spilled_items, &index);
+	if (!set)
+		return NULL;
+	return entry % SET_ITEMS ? &set->items[1] : &set->items[0];
 }
 
-static __noinline struct queued_item *find_spilled(u64 item)
+/* The number of the entry in the second table that holds the item, or NO_ENTRY. */
+static __noinline u32 find_spilled(u64 item)
 {
 	for (u32 probe = 0; probe < SPILL_PROBES; probe++) {
-		struct queued_set *set = spill_set(item, probe);
-		struct queued_item *queued = set ? item_in(set, item) : NULL;
-
-		if (queued)
-			return queued;
-	}
-	return NULL;
-}
-
-/* The entry of an item that is queued already, or NULL. */
-static __always_inline struct queued_item *find_item(struct queued_set *home, u64 item)
-{
-	struct queued_item *queued = item_in(home, item);
-
-	if (!queued && home->spilled)
-		queued = find_spilled(item);
-	return queued;
-}
-
-static __always_inline void forget_details(const struct queued_item *queued, u64 item)
-{
-	if (queued->flags & ITEM_HAS_DETAILS)
-		bpf_map_delete_elem(&details_by_item, &item);
-}
-
-static __always_inline void free_item(struct queued_set *home, struct queued_item *queued, u64 item)
-{
-	forget_details(queued, item);
-	if (queued->flags & ITEM_IS_SPILLED)
-		__sync_fetch_and_add(&home->spilled, -1);
-	queued->queued_ns = 0;
-	barrier();
-	queued->item = 0;
-}
-
-/* Takes over an entry that is so old that its item was most likely cancelled. */
-static __always_inline struct queued_item *evict_in(struct queued_set *set, u64 item, u64 now_ns)
-{
-#pragma unroll
-	for (u32 i = 0; i < SET_ITEMS; i++) {
-		struct queued_item *old = &set->items[i];
-		u64 owner = old->item;
-		u64 queued_ns = old->queued_ns;
-		struct queued_set *home;
-
-		if (!owner || !queued_ns || (s64)(now_ns - queued_ns) < (s64)EVICTABLE_NS)
-			continue;
-		/* Whoever takes the stamp takes the entry, unless its item starts just now. */
-		if (__sync_val_compare_and_swap(&old->queued_ns, queued_ns, 0) != queued_ns)
-			continue;
-		if (__sync_val_compare_and_swap(&old->item, owner, item) != owner)
-			continue;
-		forget_details(old, owner);
-		home = home_of(owner);
-		if (home && old->flags & ITEM_IS_SPILLED)
-			__sync_fetch_and_add(&home->spilled, -1);
-		old->flags = 0;
-		lose(LOST_EVICTED);
-		return old;
-	}
-	return NULL;
-}
-
-/* An entry where the home set has none free. */
-static __noinline struct queued_item *spill(struct queued_set *home, u64 item, u64 now_ns)
-{
-	struct queued_item *queued = evict_in(home, item, now_ns);
-
-	if (queued)
-		return queued;
-	for (u32 probe = 0; probe < SPILL_PROBES && !queued; probe++) {
-		struct queued_set *set = spill_set(item, probe);
+		u32 index = spill_index(item, probe);
+		struct queued_set *set = bpf_map_lookup_elem(&spilled_items, &index);
 
 		if (!set)
 			break;
-		queued = claim_in(set, item);
-		if (!queued)
-			queued = evict_in(set, item, now_ns);
+		if (set->items[0].item == item)
+			return FIRST_SPILLED + index * SET_ITEMS;
+		if (set->items[1].item == item)
+			return FIRST_SPILLED + index * SET_ITEMS + 1;
 	}
-	if (!queued) {
-		lose(LOST_ITEMS_FULL);
+	return NO_ENTRY;
+}
+
+/* The entry that holds the item, queued or idle, and its number; NULL when there is none. */
+static __always_inline struct queued_item *find_item(struct queued_set *home, u64 item, u32 *entry)
+{
+	*entry = home_index(item) * SET_ITEMS;
+	if (home->items[0].item == item)
+		return &home->items[0];
+	*entry += 1;
+	if (home->items[1].item == item)
+		return &home->items[1];
+	if (!home->spilled)
 		return NULL;
-	}
-	queued->flags = ITEM_IS_SPILLED;
-	__sync_fetch_and_add(&home->spilled, 1);
-	return queued;
+	*entry = find_spilled(item);
+	return *entry < NO_ENTRY ? entry_at(*entry) : NULL;
 }
 
-static __always_inline struct queued_item *claim_item(struct queued_set *home, u64 item, u64 now_ns)
+/* Takes a free or idle entry to be written. */
+static __always_inline bool claim(struct queued_item *queued, u64 item)
 {
-	struct queued_item *queued = claim_in(home, item);
-
-	if (!queued)
-		return spill(home, item, now_ns);
-	queued->flags = 0;
-	return queued;
+	if (queued->stamp || __sync_val_compare_and_swap(&queued->stamp, 0, STAMP_BUSY))
+		return false;
+	queued->item = item;
+	return true;
 }
 
-static __always_inline struct item_details *details_of(const struct queued_item *queued, u64 item)
+static __always_inline void leave_second_table(u64 item)
 {
-	if (!(queued->flags & ITEM_HAS_DETAILS))
-		return NULL;
-	return bpf_map_lookup_elem(&details_by_item, &item);
+	struct queued_set *home = home_of(item);
+
+	if (home)
+		__sync_fetch_and_add(&home->spilled, -1);
 }
 
-/* The details of an item that may have none yet; NULL when there is no room. */
-static __noinline struct item_details *make_details(struct queued_item *queued, u64 item)
+/* Takes over an entry that is so old that its item was most likely cancelled. */
+static __always_inline bool evict(struct queued_item *queued, u64 item, u64 now_ns, bool spilled)
 {
-	struct item_details none = {};
+	u64 stamp = queued->stamp;
 
-	if (!(queued->flags & ITEM_HAS_DETAILS)) {
-		if (bpf_map_update_elem(&details_by_item, &item, &none, BPF_ANY)) {
-			lose(LOST_DETAILS_FULL);
-			return NULL;
+	if (stamp <= STAMP_BUSY || (s64)(now_ns - stamp) < (s64)EVICTABLE_NS)
+		return false;
+	if (__sync_val_compare_and_swap(&queued->stamp, stamp, STAMP_BUSY) != stamp)
+		return false;
+	if (spilled)
+		leave_second_table(queued->item);
+	queued->item = item;
+	lose(LOST_EVICTED);
+	return true;
+}
+
+/* An entry where the home set has none free. */
+static __noinline u32 claim_spilled(struct queued_set *home, u64 item, u64 now_ns)
+{
+	if (evict(&home->items[0], item, now_ns, false))
+		return home_index(item) * SET_ITEMS;
+	if (evict(&home->items[1], item, now_ns, false))
+		return home_index(item) * SET_ITEMS + 1;
+	for (u32 probe = 0; probe < SPILL_PROBES; probe++) {
+		u32 index = spill_index(item, probe);
+		struct queued_set *set = bpf_map_lookup_elem(&spilled_items, &index);
+
+		if (!set)
+			break;
+#pragma unroll
+		for (u32 i = 0; i < SET_ITEMS; i++) {
+			struct queued_item *queued = &set->items[i];
+
+			if (claim(queued, item) || evict(queued, item, now_ns, true)) {
+				__sync_fetch_and_add(&home->spilled, 1);
+				return FIRST_SPILLED + index * SET_ITEMS + i;
+			}
 		}
-		queued->flags |= ITEM_HAS_DETAILS;
 	}
-	return bpf_map_lookup_elem(&details_by_item, &item);
+	lose(LOST_ITEMS_FULL);
+	return NO_ENTRY;
+}
+
+/* An entry for an item that has none, to be written, and its number; NULL when there is no room. */
+static __always_inline struct queued_item *claim_item(struct queued_set *home, u64 item, u64 now_ns, u32 *entry)
+{
+	*entry = home_index(item) * SET_ITEMS;
+	if (claim(&home->items[0], item))
+		return &home->items[0];
+	*entry += 1;
+	if (claim(&home->items[1], item))
+		return &home->items[1];
+	*entry = claim_spilled(home, item, now_ns);
+	return *entry < NO_ENTRY ? entry_at(*entry) : NULL;
+}
+
+/*
+ * A start takes the entry whose stamp it has seen: false when the item was queued again meanwhile. A home entry stays behind idle, where
+ * the item finds it the next time; an entry of the second table becomes free, so that no look-up has to go there any more.
+ */
+static __always_inline bool take_item(struct queued_item *queued, u32 entry, u64 item, u64 stamp)
+{
+	bool spilled = entry >= FIRST_SPILLED;
+
+	if (__sync_val_compare_and_swap(&queued->stamp, stamp, spilled ? STAMP_BUSY : 0) != stamp)
+		return false;
+	if (spilled) {
+		queued->item = 0;
+		leave_second_table(item);
+		__sync_lock_test_and_set(&queued->stamp, 0);
+	}
+	return true;
 }

@@ -2,6 +2,23 @@
 /* Who queued an item, and the report of one that was late. */
 #pragma once
 
+struct queuer {
+	u64 workqueue;
+	u32 tid;
+	u32 pid;
+	/* Kernel stack, negative without one. */
+	s32 stack;
+	char comm[16];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	/* User space makes it ENTRIES long where late events are asked for. */
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct queuer);
+} queuer_by_entry SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
@@ -15,31 +32,36 @@ struct {
 	__uint(value_size, STACK_FRAMES * sizeof(u64));
 } queueing_stacks SEC(".maps");
 
-static __always_inline void remember_queuer(void *ctx, struct queued_item *queued, u64 item, u64 workqueue)
+static __always_inline void remember_queuer(void *ctx, u32 entry, u64 workqueue)
 {
-	struct item_details *details = make_details(queued, item);
+	struct queuer *queuer = bpf_map_lookup_elem(&queuer_by_entry, &entry);
 	u64 id = bpf_get_current_pid_tgid();
 
-	if (!details)
+	if (!queuer)
 		return;
-	details->workqueue = workqueue;
-	details->tid = (u32)id;
-	details->pid = id >> 32;
-	bpf_get_current_comm(details->comm, sizeof(details->comm));
-	details->stack = -1;
+	queuer->workqueue = workqueue;
+	queuer->tid = (u32)id;
+	queuer->pid = id >> 32;
+	bpf_get_current_comm(queuer->comm, sizeof(queuer->comm));
+	queuer->stack = -1;
 	if (keep_stacks) {
-		details->stack = bpf_get_stackid(ctx, &queueing_stacks, 0);
-		if (details->stack < 0)
+		queuer->stack = bpf_get_stackid(ctx, &queueing_stacks, 0);
+		if (queuer->stack < 0)
 			lose(LOST_STACKS);
 	}
 }
 
-static __always_inline void report_late(const struct queued_item *queued, const struct item_details *details, u64 handler,
-					u64 queued_ns, u64 activated_ns, u64 now_ns)
+static __always_inline void report_late(const struct queued_item *queued, u32 entry, u64 handler, u64 queued_ns, u64 activated_ns,
+					u64 now_ns)
 {
-	const struct workqueue_struct *workqueue = (const struct workqueue_struct *)details->workqueue;
-	struct late_item *late = bpf_ringbuf_reserve(&late_items, sizeof(*late), 0);
+	const struct queuer *queuer = bpf_map_lookup_elem(&queuer_by_entry, &entry);
+	const struct workqueue_struct *workqueue;
+	struct late_item *late;
 
+	if (!queuer)
+		return;
+	workqueue = (const struct workqueue_struct *)queuer->workqueue;
+	late = bpf_ringbuf_reserve(&late_items, sizeof(*late), 0);
 	if (!late) {
 		lose(LOST_LATE_EVENTS);
 		return;
@@ -58,10 +80,10 @@ static __always_inline void report_late(const struct queued_item *queued, const 
 		late->by_rescuer = is_rescuer(bpf_get_current_task_btf());
 		bpf_get_current_comm(late->worker_comm, sizeof(late->worker_comm));
 	}
-	late->tid = details->tid;
-	late->pid = details->pid;
-	late->stack = details->stack;
-	__builtin_memcpy(late->comm, details->comm, sizeof(late->comm));
+	late->tid = queuer->tid;
+	late->pid = queuer->pid;
+	late->stack = queuer->stack;
+	__builtin_memcpy(late->comm, queuer->comm, sizeof(late->comm));
 	write_symbol(late->handler, handler);
 	bpf_core_read_str(late->workqueue, sizeof(late->workqueue), &workqueue->name);
 	bpf_ringbuf_submit(late, 0);

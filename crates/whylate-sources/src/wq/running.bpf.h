@@ -94,6 +94,14 @@ static __always_inline void item_runs(u64 worker, u64 item, u32 series, u64 now_
 	running->series = series;
 }
 
+/* A worker does not start an item before it has ended the one before. */
+static __always_inline bool runs_an_item(u64 worker)
+{
+	struct running_set *set = running_set_of(worker);
+
+	return set && way_of(set->workers_by_way, worker) < WAYS;
+}
+
 static __always_inline struct running_item *running_item_of(u64 worker, u64 item, u64 **owner)
 {
 	struct running_set *set = running_set_of(worker);
@@ -123,7 +131,7 @@ struct run {
  */
 static __always_inline struct run run_of(const struct running_item *running, const struct task_struct *task)
 {
-	struct run run = { .runtime_ns = bpf_ktime_get_ns() - running->started_ns };
+	struct run run = { .runtime_ns = since(bpf_ktime_get_ns(), running->started_ns) };
 	s64 off_cpu_ns = accounted_ns(task) - running->accounted_ns;
 
 	off_cpu_ns -= task->se.sum_exec_runtime - running->cpu_time_ns;

@@ -22,8 +22,6 @@ enum lost_reason {
 	LOST_ITEMS_FULL,
 	/* A queued item that did not start within EVICTABLE_NS had to make room for another one. */
 	LOST_EVICTED,
-	/* No room for when an item was activated or queued before, or who queued it. */
-	LOST_DETAILS_FULL,
 	/* No room for a series. */
 	LOST_SERIES_FULL,
 	/* No room for a value in a histogram. */

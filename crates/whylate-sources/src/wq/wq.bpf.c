@@ -210,55 +210,100 @@ static __noinline bool is_barrier(u64 handler)
 
 /* When and how the item that starts was queued. */
 struct queueing {
+	/* 0 when it was not seen being queued. */
 	u64 queued_ns;
 	/* 0 when max_active did not hold it back. */
 	u64 activated_ns;
-	/* Another queueing of it still waits. */
-	bool stays_queued;
 };
 
-/*
- * An item that was queued twice has either waited since the first time (moved), or was cancelled in between; or, at the tracepoint only, it
- * was queued again after its worker took it: then it is pending now, the run that starts belongs to the earlier queueing, and the later one
- * stays queued.
- */
-static __always_inline struct queueing own_queueing(const struct queued_item *queued, struct item_details *details,
-						    struct work_struct *work)
+/* Under the lock of the pool nothing else happens to the item. */
+static __always_inline void take_under_lock(struct queued_item *queued, u32 entry, u64 item, u64 stamp, struct queueing *queueing)
 {
-	struct queueing queueing = { .queued_ns = queued->queued_ns };
+	struct item_history *history;
 
-	if (!details)
-		return queueing;
-	queueing.activated_ns = details->activated_ns;
-	if (!details->earlier_ns)
-		return queueing;
-	if (!taken_under_lock && work_is_pending(work)) {
-		queueing.queued_ns = details->earlier_ns;
-		queueing.activated_ns = 0;
-		queueing.stays_queued = true;
-		details->earlier_ns = 0;
-		details->moved = false;
-	} else if (details->moved) {
-		queueing.queued_ns = details->earlier_ns;
-	} else {
-		lose(LOST_CANCELLED);
+	queueing->queued_ns = stamp & ~STAMP_HAS_EARLIER;
+	if (stamp & STAMP_HAS_EARLIER) {
+		history = bpf_map_lookup_elem(&history_by_entry, &entry);
+		if (history && history->moved)
+			queueing->queued_ns = history->earlier_ns;
 	}
-	return queueing;
+	take_item(queued, entry, item, stamp);
+}
+
+/*
+ * At the tracepoint the item may have been queued again since its worker took it. Then it is pending now, the run that starts belongs to the
+ * earlier queueing, and the later one stays. The event of being queued comes after the bit, so it may also come at any moment here: the
+ * compare-and-exchange notices. An earlier queueing of an item that is not pending was cancelled, or moved.
+ */
+static __always_inline void take_at_tracepoint(struct queued_item *queued, u32 entry, u64 item, u64 stamp, struct work_struct *work,
+					       struct queueing *queueing)
+{
+	struct item_history *history = NULL;
+
+	queueing->queued_ns = stamp & ~STAMP_HAS_EARLIER;
+	if (stamp & STAMP_HAS_EARLIER)
+		history = bpf_map_lookup_elem(&history_by_entry, &entry);
+	if (history && work_is_pending(work)) {
+		queueing->queued_ns = history->earlier_ns;
+		queueing->activated_ns = 0;
+		__sync_val_compare_and_swap(&queued->stamp, stamp, stamp & ~STAMP_HAS_EARLIER);
+		return;
+	}
+	if (history && history->moved)
+		queueing->queued_ns = history->earlier_ns;
+	else if (history)
+		lose(LOST_CANCELLED);
+	if (take_item(queued, entry, item, stamp))
+		return;
+	/* Queued again just now: what its history holds is this run. */
+	stamp = queued->stamp;
+	__sync_val_compare_and_swap(&queued->stamp, stamp, stamp & ~STAMP_HAS_EARLIER);
 }
 
 static __always_inline void count_start(u32 id, const struct queueing *queueing, u64 now_ns)
 {
 	struct series *series = bpf_map_lookup_elem(&series_by_id, &id);
 
-	if (!series)
+	if (!series) {
+		lose(LOST_SERIES_FULL);
 		return;
-	if (!measure_phases || !queueing->activated_ns) {
-		count(series, LATENCY_OF_IMMEDIATE, now_ns - queueing->queued_ns);
-	} else {
-		count_rare(series, LATENCY_OF_DEFERRED, now_ns - queueing->queued_ns);
-		count_rare(series, ACTIVATE_OF_DEFERRED, queueing->activated_ns - queueing->queued_ns);
-		count_rare(series, POOL_OF_DEFERRED, now_ns - queueing->activated_ns);
 	}
+	if (!measure_phases || !queueing->activated_ns) {
+		count(series, LATENCY_OF_IMMEDIATE, since(now_ns, queueing->queued_ns));
+	} else {
+		count_rare(series, LATENCY_OF_DEFERRED, since(now_ns, queueing->queued_ns));
+		count_rare(series, ACTIVATE_OF_DEFERRED, since(queueing->activated_ns, queueing->queued_ns));
+		count_rare(series, POOL_OF_DEFERRED, since(now_ns, queueing->activated_ns));
+	}
+}
+
+/* The start of an item whose queueing is known. Returns its series. */
+static __always_inline u32 known_item_starts(struct queued_item *queued, u32 entry, u64 stamp, struct work_struct *work, u64 now_ns)
+{
+	struct queueing queueing = {};
+	struct item_history *history;
+	u64 handler = (u64)work->func;
+	u32 id = queued->series;
+
+	if (measure_phases && queued->flags & ITEM_WAS_DEFERRED) {
+		history = bpf_map_lookup_elem(&history_by_entry, &entry);
+		if (history)
+			queueing.activated_ns = history->activated_ns;
+	}
+	if (taken_under_lock)
+		take_under_lock(queued, entry, (u64)work, stamp, &queueing);
+	else
+		take_at_tracepoint(queued, entry, (u64)work, stamp, work, &queueing);
+	if (queueing.activated_ns && (queueing.activated_ns < queueing.queued_ns || queueing.activated_ns > now_ns))
+		queueing.activated_ns = 0;
+	if (series_key == BY_NOTHING)
+		id = bpf_get_smp_processor_id();
+	if (series_key == BY_CPU)
+		id = series_of(KEY_NO_HANDLER, KEY_FIRST_NUMBER + (u64)bpf_get_smp_processor_id(), NULL);
+	if (late_over_ns && since(now_ns, queueing.queued_ns) >= late_over_ns)
+		report_late(queued, entry, handler, queueing.queued_ns, queueing.activated_ns, now_ns);
+	count_start(id, &queueing, now_ns);
+	return id;
 }
 
 /* A worker takes an item. `task` is NULL for a worker in a softirq. */
@@ -266,39 +311,29 @@ static __always_inline int item_starts(struct work_struct *work, struct task_str
 {
 	u64 item = (u64)work;
 	u64 handler = (u64)work->func;
-	u64 worker = task ? (u64)task : bh_worker();
-	u64 now_ns = bpf_ktime_get_ns();
 	struct queued_set *home = home_of(item);
-	struct queued_item *queued = home ? find_item(home, item) : NULL;
-	struct item_details *details;
-	struct queueing queueing;
+	u32 entry = NO_ENTRY;
+	struct queued_item *queued = home ? find_item(home, item, &entry) : NULL;
+	u64 stamp = queued ? queued->stamp : 0;
+	/* After the stamp, so that it is not before it. */
+	u64 now_ns = bpf_ktime_get_ns();
+	bool is_bh = !task;
 	u32 id = SERIES_NONE;
 
-	if (!queued) {
+	if (!queued || stamp <= STAMP_BUSY || queued->item != item) {
 		if ((!has_wanted_handler || handler_is_wanted(handler)) && !is_barrier(handler))
 			lose(LOST_UNMATCHED);
+		/* At the tracepoint a softirq looks like the worker that it interrupts; but that one has its item already. */
+		is_bh |= measure_phases && runs_an_item((u64)task);
 	} else if (queued->handler != low_half(handler)) {
 		lose(LOST_REUSED);
-		free_item(home, queued, item);
+		take_item(queued, entry, item, stamp);
 	} else {
-		/* At the tracepoint a softirq looks like the worker that it interrupts. */
-		if (queued->flags & ITEM_IS_BH)
-			worker = bh_worker();
-		details = details_of(queued, item);
-		queueing = own_queueing(queued, details, work);
-		id = queued->series;
-		if (series_key == BY_NOTHING)
-			id = bpf_get_smp_processor_id();
-		if (series_key == BY_CPU)
-			id = series_of(KEY_NO_HANDLER, KEY_FIRST_NUMBER + (u64)bpf_get_smp_processor_id(), NULL);
-		if (late_over_ns && details && now_ns - queueing.queued_ns >= late_over_ns)
-			report_late(queued, details, handler, queueing.queued_ns, queueing.activated_ns, now_ns);
-		if (!queueing.stays_queued)
-			free_item(home, queued, item);
-		count_start(id, &queueing, now_ns);
+		is_bh |= queued->flags & ITEM_IS_BH;
+		id = known_item_starts(queued, entry, stamp, work, now_ns);
 	}
 	if (measure_phases)
-		item_runs(worker, item, id, now_ns);
+		item_runs(is_bh ? bh_worker() : (u64)task, item, id, now_ns);
 	return 0;
 }
 
@@ -308,17 +343,23 @@ int BPF_PROG(on_process_one_work, struct worker *worker, struct work_struct *wor
 {
 	if (!enabled)
 		return 0;
-	return item_starts(work, worker_is_bh(worker) ? NULL : bpf_get_current_task_btf());
+	/* Who runs an item matters for its end only. */
+	if (!measure_phases || worker_is_bh(worker))
+		return item_starts(work, NULL);
+	return item_starts(work, bpf_get_current_task_btf());
 }
 
 /* Stands in for on_process_one_work() where that cannot be attached. */
 SEC("?tp_btf/workqueue_execute_start")
 int BPF_PROG(on_workqueue_execute_start, struct work_struct *work)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
+	struct task_struct *task;
 
 	if (!enabled)
 		return 0;
+	if (!measure_phases)
+		return item_starts(work, NULL);
+	task = bpf_get_current_task_btf();
 	return item_starts(work, task->flags & PF_WQ_WORKER ? task : NULL);
 }
 
@@ -348,7 +389,7 @@ int BPF_PROG(on_workqueue_execute_end, struct work_struct *work)
 	id = running->series;
 	series = bpf_map_lookup_elem(&series_by_id, &id);
 	if (series && running->switches == switches_of(task)) {
-		count(series, RUNTIME_OF_STEADY, bpf_ktime_get_ns() - running->started_ns);
+		count(series, RUNTIME_OF_STEADY, since(bpf_ktime_get_ns(), running->started_ns));
 	} else if (series) {
 		run = run_of(running, task);
 		count_rare(series, RUNTIME_OF_SWITCHED, run.runtime_ns);
@@ -362,39 +403,63 @@ int BPF_PROG(on_workqueue_execute_end, struct work_struct *work)
 
 /*
  * An item is queued that has not been seen starting since it was queued before: it was moved by mod_delayed_work(); or cancelled; or, where
- * starts are seen at the tracepoint, its worker has taken it and not come there yet. own_queueing() tells them apart when it starts.
+ * starts are seen at the tracepoint, its worker has taken it and not come there yet. The start tells them apart. False when that start came
+ * just now, and took the entry.
  */
-static __noinline void queued_twice(void *ctx, struct queued_item *queued, u64 item, u64 handler)
+static __noinline bool queued_twice(void *ctx, struct queued_item *queued, u32 entry, u64 stamp, u64 now_ns)
 {
-	struct item_details *details;
-	u64 first_ns = queued->queued_ns;
+	struct item_history *history = bpf_map_lookup_elem(&history_by_entry, &entry);
+	u64 earlier_ns = stamp & ~STAMP_HAS_EARLIER;
 	bool moved;
 
-	if (queued->handler != low_half(handler)) {
-		lose(LOST_CANCELLED);
-		forget_details(queued, item);
-		queued->flags &= ITEM_IS_SPILLED;
-		return;
-	}
+	if (!history)
+		return false;
 	moved = is_mod_delayed(ctx);
-	if (!moved && taken_under_lock) {
-		lose(LOST_CANCELLED);
-		forget_details(queued, item);
-		queued->flags &= ITEM_IS_SPILLED;
-		return;
+	if (moved && earlier_ns + MOVE_WITHIN_NS < now_ns && !(queued->flags & ITEM_WAS_DEFERRED)) {
+		/* It may as well have been cancelled long ago: nobody can tell, so it is not called late. */
+		moved = false;
 	}
-	details = make_details(queued, item);
-	if (!details)
-		return;
-	if (details->earlier_ns) {
-		if (details->moved || moved)
-			first_ns = details->earlier_ns;
+	if (stamp & STAMP_HAS_EARLIER) {
+		if (moved && history->moved)
+			earlier_ns = history->earlier_ns;
 		else
 			lose(LOST_CANCELLED);
 	}
-	details->earlier_ns = first_ns;
-	details->moved = moved;
-	details->activated_ns = 0;
+	history->earlier_ns = earlier_ns;
+	history->moved = moved;
+	if (taken_under_lock && !moved) {
+		lose(LOST_CANCELLED);
+		queued->stamp = now_ns;
+		return true;
+	}
+	return __sync_val_compare_and_swap(&queued->stamp, stamp, now_ns | STAMP_HAS_EARLIER) == stamp;
+}
+
+/* The entry of an item that is queued now, to be written, and its number. It is stamped already when `*is_stamped`. */
+static __always_inline struct queued_item *entry_for(void *ctx, struct queued_set *home, u64 item, u32 handler, u64 now_ns, u32 *entry,
+						     bool *is_stamped)
+{
+	struct queued_item *queued = find_item(home, item, entry);
+	u64 stamp;
+
+	if (!queued)
+		return claim_item(home, item, now_ns, entry);
+	stamp = queued->stamp;
+	if (!stamp && claim(queued, item))
+		return queued;
+	/* Read after the stamp: an idle entry may have been taken over. */
+	if (stamp > STAMP_BUSY && queued->item == item) {
+		if (queued->handler != handler) {
+			/* The memory was freed with the item queued, so that one was cancelled. */
+			lose(LOST_CANCELLED);
+			if (__sync_val_compare_and_swap(&queued->stamp, stamp, STAMP_BUSY) == stamp)
+				return queued;
+		} else if (queued_twice(ctx, queued, *entry, stamp, now_ns)) {
+			*is_stamped = true;
+			return queued;
+		}
+	}
+	return claim_item(home, item, now_ns, entry);
 }
 
 SEC("tp_btf/workqueue_queue_work")
@@ -403,33 +468,31 @@ int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, s
 	u64 item = (u64)work;
 	struct queued_item *queued;
 	struct queued_set *home;
+	bool is_stamped = false;
 	u64 handler, now_ns;
-	u32 series;
+	u32 series, entry;
 
 	if (!enabled)
 		return 0;
 	handler = (u64)work->func;
 	if (has_wanted_handler && !handler_is_wanted(handler))
 		return 0;
-	now_ns = bpf_ktime_get_ns();
+	now_ns = bpf_ktime_get_ns() & ~(u64)STAMP_HAS_EARLIER;
 	series = series_of_queued(pwq, handler, now_ns);
 	home = home_of(item);
 	if (series == SERIES_NONE || !home)
 		return 0;
-	queued = find_item(home, item);
-	if (queued)
-		queued_twice(ctx, queued, item, handler);
-	else
-		queued = claim_item(home, item, now_ns);
+	queued = entry_for(ctx, home, item, low_half(handler), now_ns, &entry, &is_stamped);
 	if (!queued)
 		return 0;
-	queued->queued_ns = now_ns;
 	queued->handler = low_half(handler);
 	queued->series = series;
-	if (measure_phases && pool_is_bh(pwq->pool))
-		queued->flags |= ITEM_IS_BH;
+	queued->flags = measure_phases && pool_is_bh(pwq->pool) ? ITEM_IS_BH : 0;
 	if (late_over_ns)
-		remember_queuer(ctx, queued, item, (u64)pwq->wq);
+		remember_queuer(ctx, entry, (u64)pwq->wq);
+	barrier();
+	if (!is_stamped)
+		queued->stamp = now_ns;
 	return 0;
 }
 
@@ -437,17 +500,20 @@ SEC("tp_btf/workqueue_activate_work")
 int BPF_PROG(on_workqueue_activate_work, struct work_struct *work)
 {
 	u64 item = (u64)work;
+	struct item_history *history;
 	struct queued_item *queued;
-	struct item_details *details;
 	struct queued_set *home;
+	u32 entry;
 
 	/* Nearly every item is activated while it is queued, and is not marked inactive then. */
 	if (!work_is_inactive(work) || !enabled)
 		return 0;
 	home = home_of(item);
-	queued = home ? find_item(home, item) : NULL;
-	details = queued ? make_details(queued, item) : NULL;
-	if (details)
-		details->activated_ns = bpf_ktime_get_ns();
+	queued = home ? find_item(home, item, &entry) : NULL;
+	history = queued ? bpf_map_lookup_elem(&history_by_entry, &entry) : NULL;
+	if (!history || queued->stamp <= STAMP_BUSY)
+		return 0;
+	history->activated_ns = bpf_ktime_get_ns();
+	queued->flags |= ITEM_WAS_DEFERRED;
 	return 0;
 }

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* The floor: what the kernel asks for two events of a work item, when nothing is done with them. */
+#include "kernel_types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+SEC("tp_btf/workqueue_queue_work")
+int BPF_PROG(on_queue_work, int req_cpu, struct pool_workqueue *pwq, struct work_struct *work)
+{
+	return 0;
+}
+
+SEC("tp_btf/workqueue_execute_start")
+int BPF_PROG(on_execute_start, struct work_struct *work)
+{
+	return 0;
+}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The empty pair of programs, in this process.
+
+use std::mem::MaybeUninit;
+
+use libbpf_rs::Link;
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+
+#[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/floor.skel.rs"));
+}
+
+/// Attaches it, until the links are dropped: they keep their programs.
+pub fn attach() -> libbpf_rs::Result<Vec<Link>> {
+    let mut object = MaybeUninit::uninit();
+    let skeleton = skel::FloorSkelBuilder::default().open(&mut object)?.load()?;
+    Ok(vec![skeleton.progs.on_queue_work.attach()?, skeleton.progs.on_execute_start.attach()?])
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What watching work items costs, with whylate and with the usual bpftrace one-liner, on the same load.
+
+mod cost;
+mod footprint;
+mod report;
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use rustix::process::geteuid;
+
+use crate::{kernel, machine, results};
+
+/// Limits of the other figures.
+const START_LIMIT_MS: f64 = 150.0;
+const MEMORY_LIMIT_MB: f64 = 30.0;
+
+/// The cost of one work item, the time to the first output, and the memory of `whylate wq`.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Timed rounds; each measures every subject once. One more that is not timed comes first.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Rewrite the section `wq` of this file with the results.
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
+}
+
+/// Returns whether every figure is within its limit.
+pub fn run(arguments: &Arguments) -> Result<bool> {
+    if let Some(reason) = lack_of_machine() {
+        println!("skipped: {reason}");
+        return Ok(true);
+    }
+    let whylate = build()?;
+    if let Some(reason) = lack_of_load(&whylate) {
+        println!("skipped: {reason}");
+        return Ok(true);
+    }
+    // Before the load of the rounds: what the first start of all reads is in the page cache from the build.
+    let mut checks = vec![report::Check::new(
+        "start to first output of `whylate wq`, median of 10",
+        footprint::start_ms(&whylate)?,
+        "ms",
+        START_LIMIT_MS,
+    )];
+    for options in [["wq", "-W", "1"], ["wq", "--json", "1"]] {
+        let what = format!("peak resident memory of `whylate {}` after 10,000 items", options.join(" "));
+        checks.push(report::Check::new(&what, footprint::peak_mb(&whylate, &options)?, "MB", MEMORY_LIMIT_MB));
+    }
+    let _counting = kernel::count_run_times().context("the kernel does not count run times of BPF programs")?;
+    let rounds = cost::measure(&whylate, arguments.rounds)?;
+
+    let machine = format!("{}- backend of `whylate wq`: {}\n", machine::describe(), backend(&whylate)?);
+    let text = report::markdown(&rounds, &checks, arguments.rounds, &machine);
+    print!("{text}");
+    if let Some(path) = &arguments.write {
+        results::write(path, "wq", &text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(report::within_limits(&rounds, &checks))
+}
+
+/// Builds what is measured. It lands beside this program, which therefore has to be built the same way.
+fn build() -> Result<PathBuf> {
+    if cfg!(debug_assertions) {
+        bail!("only a release build tells anything: run `make bench-wq`");
+    }
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["build", "--release", "--quiet", "-p", "whylate"])
+        .status()
+        .context("cannot run cargo")?;
+    if !status.success() {
+        bail!("cannot build whylate");
+    }
+    let ours = env::current_exe().context("the path of this program is unknown")?;
+    Ok(ours.with_file_name("whylate"))
+}
+
+/// Why nothing can be measured here at all.
+fn lack_of_machine() -> Option<&'static str> {
+    if !geteuid().is_root() {
+        return Some("needs root");
+    }
+    if Command::new("bpftrace").arg("--version").stdout(Stdio::null()).status().is_err() {
+        return Some("no bpftrace to compare with");
+    }
+    None
+}
+
+/// Why there are no known work items, e.g. a kernel without `bpf_wq`.
+fn lack_of_load(whylate: &Path) -> Option<String> {
+    match Command::new(whylate).args(["inject", "work"]).output() {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Some(format!("cannot run whylate: {error}")),
+    }
+}
+
+/// Where it takes the start of an item: what it costs depends on that.
+fn backend(whylate: &Path) -> Result<String> {
+    let output = Command::new(whylate).args(["wq", "--json", "--duration", "100ms"]).output();
+    let output = output.context("cannot run whylate")?.stdout;
+    let line: serde_json::Value = serde_json::from_slice(&output).context("whylate does not tell its backend")?;
+    Ok(line["backend"].as_str().unwrap_or("unknown").to_owned())
+}
+
+/// A load that has run.
+struct Load {
+    /// How many items waited together: fewer than asked for where the kernel is short of memory for a moment.
+    at_once: u64,
+    items_per_second: f64,
+}
+
+/// Runs known work items, `at_once` of them waiting together. Fails when not all have run.
+fn inject(whylate: &Path, items: u64, at_once: u64) -> Result<Load> {
+    let (items_text, at_once_text) = (items.to_string(), at_once.to_string());
+    let output = Command::new(whylate)
+        .args(["inject", "work", "--json", "--items", &items_text, "--at-once", &at_once_text])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot inject work")?;
+    let record: serde_json::Value =
+        serde_json::from_slice(&output.stdout).context("the load does not tell what it did")?;
+    let number = |name: &str| record[name].as_u64().with_context(|| format!("the load does not tell {name}"));
+    let executed = number("executed")?;
+    if executed != items {
+        bail!("the load ran {executed} items, not {items}");
+    }
+    let span_ns = number("last_end_monotonic_ns")?.saturating_sub(number("first_queue_monotonic_ns")?);
+    Ok(Load { at_once: number("at_once")?, items_per_second: items as f64 * 1e9 / span_ns.max(1) as f64 })
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The figures as Markdown, and whether they are within their limits.
+
+use std::fmt::Write as _;
+
+use super::cost::{self, BPFTRACE, LOADS, Round, SUBJECTS, Sample};
+
+/// A figure with a limit of its own.
+pub struct Check {
+    what: String,
+    value: f64,
+    unit: &'static str,
+    limit: f64,
+}
+
+impl Check {
+    pub fn new(what: &str, value: f64, unit: &'static str, limit: f64) -> Self {
+        Self { what: what.to_owned(), value, unit, limit }
+    }
+}
+
+/// The middle one, or the mean of the two in the middle; 0 of none.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => 0.0,
+        length if length % 2 == 1 => sorted[middle],
+        _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
+    }
+}
+
+/// One subject under one load, over all rounds.
+struct Row {
+    median_ns: f64,
+    min_ns: f64,
+    /// Median of the ratios within each round, and the smallest and largest of them.
+    ratio: f64,
+    ratio_min: f64,
+    ratio_max: f64,
+    programs: Vec<(String, f64)>,
+    items_per_second: f64,
+    missed: u64,
+}
+
+impl Row {
+    fn of(rounds: &[Round], load: usize, subject: usize) -> Self {
+        let samples: Vec<&Sample> = rounds.iter().map(|round| &round[load][subject]).collect();
+        let medians = |figure: &dyn Fn(&Sample) -> f64| -> Vec<f64> { samples.iter().map(|s| figure(s)).collect() };
+        let costs = medians(&Sample::cost_ns);
+        let ratios: Vec<f64> =
+            rounds.iter().map(|round| round[load][subject].cost_ns() / round[load][BPFTRACE].cost_ns()).collect();
+        let names = samples.first().map_or(&[][..], |sample| &sample.programs);
+        let programs = names.iter().enumerate().map(|(index, (name, _))| {
+            let mean_ns = median(&medians(&|sample| sample.programs.get(index).map_or(0.0, |program| program.1)));
+            (name.clone(), mean_ns)
+        });
+        Self {
+            median_ns: median(&costs),
+            min_ns: costs.iter().copied().fold(f64::INFINITY, f64::min),
+            ratio: median(&ratios),
+            ratio_min: ratios.iter().copied().fold(f64::INFINITY, f64::min),
+            ratio_max: ratios.iter().copied().fold(0.0, f64::max),
+            programs: programs.collect(),
+            items_per_second: median(&medians(&|sample| sample.items_per_second)),
+            missed: samples.iter().map(|sample| sample.missed).sum(),
+        }
+    }
+}
+
+/// True when no limit is missed.
+pub fn within_limits(rounds: &[Round], checks: &[Check]) -> bool {
+    let costs = (0..LOADS.len()).all(|load| {
+        SUBJECTS
+            .iter()
+            .enumerate()
+            .all(|(subject, of)| of.limit.is_none_or(|l| Row::of(rounds, load, subject).ratio <= l))
+    });
+    costs && checks.iter().all(|check| check.value <= check.limit)
+}
+
+/// Everything that was measured.
+pub fn markdown(rounds: &[Round], checks: &[Check], count: u32, machine: &str) -> String {
+    let mut text = String::from("## `whylate wq`\n\n");
+    text += &format!(
+        "Command: `make bench-wq` (`cargo run --release -p whylate-bench -- wq --rounds {count}`)\n\n{machine}\n"
+    );
+    text += &format!(
+        "Cost of one work item: the sum of the mean run times of a subject's BPF programs, as the kernel counts them \
+         (`BPF_ENABLE_STATS`; its clock reads are in every figure). Rounds: {count}, and one more before them; in each, each subject alone, \
+         in a rotating order. The ratio to bpftrace is the median of the ratios within each round; in brackets the \
+         smallest and the largest.\n"
+    );
+    for (load, at_once) in LOADS.iter().enumerate() {
+        text += &format!("\nLoad: `whylate inject work --items {} --at-once {at_once}`\n\n", cost::ITEMS);
+        text += "| subject | what | median ns | min ns | ratio to bpftrace | limit | result | items/s |\n";
+        text += "|---|---|--:|--:|--:|--:|---|--:|\n";
+        let mut details = String::new();
+        for (index, subject) in SUBJECTS.iter().enumerate() {
+            let row = Row::of(rounds, load, index);
+            let (limit, result) = match subject.limit {
+                Some(limit) => (format!("{limit:.2}"), word(row.ratio, limit)),
+                None => (String::new(), ""),
+            };
+            text += &format!(
+                "| {} | {} | {:.0} | {:.0} | {:.2} ({:.2} to {:.2}) | {limit} | {result} | {:.0} |\n",
+                subject.name,
+                subject.what,
+                row.median_ns,
+                row.min_ns,
+                row.ratio,
+                row.ratio_min,
+                row.ratio_max,
+                row.items_per_second
+            );
+            details += &details_line(subject.name, &row);
+        }
+        text += &format!("\nEach program, mean ns, median of the rounds:\n\n{details}");
+    }
+    text += "\n| figure | measured | limit | result |\n|---|--:|--:|---|\n";
+    for Check { what, value, unit, limit } in checks {
+        text += &format!("| {what} | {value:.1} {unit} | {limit:.0} {unit} | {} |\n", word(*value, *limit));
+    }
+    text
+}
+
+fn details_line(subject: &str, row: &Row) -> String {
+    let mut line = format!("- {subject}:");
+    for (index, (name, mean_ns)) in row.programs.iter().enumerate() {
+        // A `String` takes everything.
+        let _ = write!(line, "{} `{name}` {mean_ns:.0}", if index > 0 { "," } else { "" });
+    }
+    if row.missed > 0 {
+        let _ = write!(line, " ({} events of all rounds missed)", row.missed);
+    }
+    line + "\n"
+}
+
+fn word(value: f64, limit: f64) -> &'static str {
+    if value <= limit { "pass" } else { "**fail**" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rounds(costs: [f64; 4]) -> Vec<Round> {
+        let sample = |ns| Sample { programs: vec![("p".to_owned(), ns)], items_per_second: 1.0, missed: 0 };
+        vec![vec![costs.map(sample).to_vec(); LOADS.len()]; 3]
+    }
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert!((median(&[3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
+        assert!((median(&[4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_limit_is_missed_when_it_is_passed() {
+        assert!(within_limits(&rounds([10.0, 100.0, 60.0, 120.0]), &[]));
+        assert!(!within_limits(&rounds([10.0, 100.0, 61.0, 120.0]), &[]));
+        assert!(!within_limits(&rounds([10.0, 100.0, 60.0, 120.0]), &[Check::new("x", 31.0, "MB", 30.0)]));
+        let text = markdown(&rounds([10.0, 100.0, 60.0, 121.0]), &[], 3, "- here\n");
+        assert!(text.contains("0.60 (0.60 to 0.60) | 0.60 | pass") && text.contains("| 1.20 | **fail** |"));
+    }
+}
