@@ -43,7 +43,8 @@ impl Default for Histogram {
 impl Histogram {
     /// Takes over counts by bucket index, ascending and each at most once, as a BPF program gathered them.
     ///
-    /// Empty buckets are left out. Returns `None` when the indices are not ascending or lie outside the layout.
+    /// Whoever reads counters that are being counted may see a value in its bucket and not yet in the sum or the extremes, or the other
+    /// way round. Those are then put within the bounds that the buckets leave them. Empty buckets are left out. Returns `None` when the indices are not ascending or lie outside the layout.
     pub fn from_buckets(
         counts: impl IntoIterator<Item = (u32, u64)>,
         sum_ns: u64,
@@ -55,7 +56,18 @@ impl Histogram {
             return Some(Histogram::default());
         }
         let buckets = SparseHistogram::from_parts(LAYOUT, index, count).ok()?;
-        Some(Histogram { buckets, sum_ns: sum_ns.into(), min_ns, max_ns })
+        let bound = |value: fn(&histogram::Bucket) -> u64| {
+            buckets.iter().map(|bucket| u128::from(value(&bucket)) * u128::from(bucket.count())).sum::<u128>()
+        };
+        let (lowest_sum, highest_sum) = (bound(histogram::Bucket::start), bound(histogram::Bucket::end));
+        let first = buckets.iter().next()?.range();
+        let last = buckets.iter().last()?.range();
+        Some(Histogram {
+            sum_ns: u128::from(sum_ns).clamp(lowest_sum, highest_sum),
+            min_ns: min_ns.clamp(*first.start(), *first.end()),
+            max_ns: max_ns.clamp(*last.start(), *last.end()),
+            buckets,
+        })
     }
 
     /// `count` values, all of them zero.
@@ -219,6 +231,15 @@ mod tests {
     #[test]
     fn the_layout_has_the_size_that_the_bpf_header_states() {
         assert_eq!(BUCKETS, 496);
+    }
+
+    #[test]
+    fn a_value_that_is_half_counted_stays_within_its_bucket() {
+        let half = Histogram::from_buckets([(100, 1)], 0, u64::MAX, 0).expect("a valid bucket");
+        let range = half.iter().next().expect("one bucket").0;
+        for value_ns in [half.min_ns(), half.mean_ns(), half.max_ns(), half.quantile_ns(0.5)] {
+            assert!(range.contains(&value_ns), "{value_ns} is outside {range:?}");
+        }
     }
 
     #[test]

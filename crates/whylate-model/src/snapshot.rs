@@ -107,7 +107,7 @@ impl Snapshot {
 }
 
 impl Series {
-    /// Adds the figures of `other`; labels on which the two differ list both values, separated by commas.
+    /// Adds the figures of `other`, and takes the larger one of those named `oldest_…`; labels on which the two differ list both values, separated by commas.
     pub fn absorb(&mut self, other: &Series) {
         for (name, value) in &other.labels {
             let mine = self.labels.entry(name.clone()).or_insert_with(|| value.clone());
@@ -120,7 +120,8 @@ impl Series {
             self.histograms.entry(name.clone()).or_default().merge(histogram);
         }
         for (name, value) in &other.values {
-            *self.values.entry(name.clone()).or_default() += value;
+            let mine = self.values.entry(name.clone()).or_default();
+            *mine = if name.starts_with("oldest_") { mine.max(*value) } else { *mine + value };
         }
     }
 }

@@ -16,9 +16,12 @@
 enum {
 	PAGE_BUCKETS = 16,
 	DISTRIBUTION_PAGES = HISTOGRAM_BUCKETS / PAGE_BUCKETS,
-	/* 4 MB of pages. */
-	MAX_PAGES = 32768,
+	/* 8 MB of pages: about sixteen for each of the series of `wq`. */
+	MAX_PAGES = 65536,
 };
+
+/* As long as bucket_pages: user space makes that shorter where few series are. */
+const volatile u32 page_limit = MAX_PAGES;
 
 struct distribution {
 	u64 sum_ns;
@@ -49,10 +52,10 @@ __noinline u32 new_page(u32 *entry)
 {
 	u32 page, taken;
 
-	if (!entry || next_page >= MAX_PAGES)
+	if (!entry || next_page >= page_limit)
 		return 0;
 	page = __sync_fetch_and_add(&next_page, 1);
-	if (page >= MAX_PAGES)
+	if (page >= page_limit)
 		return 0;
 	taken = __sync_val_compare_and_swap(entry, 0, page);
 	return taken ? taken : page;

@@ -6,8 +6,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
+use libbpf_rs::OpenObject;
 use libbpf_rs::libbpf_sys::{bpf_obj_get_info_by_fd, bpf_prog_info};
-use libbpf_rs::{ErrorKind, OpenObject};
 use whylate_model::Probe;
 
 use crate::source::{AttachError, SourceInfo};
@@ -41,6 +41,15 @@ pub fn require_btf() -> Result<(), AttachError> {
     }
 }
 
+/// Whether the kernel's type information has a function of this name.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn kernel_has_function(name: &str) -> Result<bool, AttachError> {
+    let types = libbpf_rs::Btf::from_vmlinux()?;
+    Ok(types.type_by_name::<libbpf_rs::btf::types::Func<'_>>(name).is_some())
+}
+
 /// The backends to try, in order.
 ///
 /// # Errors
@@ -58,8 +67,18 @@ pub fn backends_to_try(info: &SourceInfo, wanted: Option<&str>) -> Result<Vec<&'
 
 impl From<libbpf_rs::Error> for AttachError {
     fn from(error: libbpf_rs::Error) -> Self {
-        match error.kind() {
-            ErrorKind::PermissionDenied => AttachError::NotPermitted,
+        // The verifier says EACCES or EINVAL to a program that it refuses, and a missing privilege is EPERM. libbpf-rs has one kind
+        // for the first and the last.
+        let errno = errno_of(&error);
+        match errno {
+            Some(libc::EPERM) if may_load_programs() => {
+                AttachError::Unsupported("the kernel refuses this kind of BPF program (is it locked down?)".to_owned())
+            }
+            Some(libc::EPERM) => AttachError::NotPermitted,
+            // No such tracepoint or function, or no way to attach there.
+            Some(libc::ESRCH | libc::EOPNOTSUPP | 524) => {
+                AttachError::Unsupported(format!("this kernel lacks a hook that it needs ({error})"))
+            }
             _ => AttachError::Failed(error.into()),
         }
     }
@@ -105,4 +124,41 @@ pub fn read_plain<T: PlainData>(bytes: &[u8]) -> Option<T> {
     }
     // SAFETY: there are enough bytes, any bytes are a valid `T`, and the read does not need alignment.
     Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+}
+
+/// The error number that the kernel gave. libbpf-rs shows it only in the text of its innermost error.
+fn errno_of(error: &libbpf_rs::Error) -> Option<i32> {
+    let text = format!("{error:#}");
+    let (_, number) = text.rsplit_once("(os error ")?;
+    number.split(')').next()?.parse().ok()
+}
+
+/// CAP_SYS_ADMIN, or CAP_BPF and CAP_PERFMON: what tracing programs need (5.8).
+fn may_load_programs() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let Some(capabilities) = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()) else {
+        return false;
+    };
+    const CAP_SYS_ADMIN: u64 = 1 << 21;
+    const CAP_PERFMON_AND_BPF: u64 = 1 << 38 | 1 << 39;
+    capabilities & CAP_SYS_ADMIN != 0 || capabilities & CAP_PERFMON_AND_BPF == CAP_PERFMON_AND_BPF
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_error_number_is_found() {
+        for errno in [libc::EPERM, libc::EACCES, libc::EINVAL] {
+            assert_eq!(errno_of(&libbpf_rs::Error::from_raw_os_error(errno)), Some(errno));
+        }
+    }
+
+    #[test]
+    fn a_program_that_the_verifier_refuses_is_no_matter_of_privileges() {
+        let error = AttachError::from(libbpf_rs::Error::from_raw_os_error(libc::EACCES));
+        assert!(matches!(error, AttachError::Failed(_)), "{error:?}");
+    }
 }

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -61,6 +61,16 @@ impl MappedArray {
         let at = self.position::<AtomicU32>(index, offset);
         // SAFETY: within the mapping and aligned, as `position` checks; all access is atomic.
         unsafe { AtomicU32::from_ptr(at.cast()) }
+    }
+
+    /// The 16-bit number at `offset` bytes into element `index`.
+    ///
+    /// # Panics
+    /// When it does not lie within the element or is not aligned.
+    pub fn u16_at(&self, index: usize, offset: usize) -> &AtomicU16 {
+        let at = self.position::<AtomicU16>(index, offset);
+        // SAFETY: within the mapping and aligned, as `position` checks; all access is atomic.
+        unsafe { AtomicU16::from_ptr(at.cast()) }
     }
 
     /// The byte at `offset` bytes into element `index`.

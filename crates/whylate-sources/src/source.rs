@@ -80,6 +80,13 @@ pub enum Need {
     Tracepoint(&'static str),
     /// A kernel function that BTF describes and at whose entry programs can run (`fentry`).
     Function(&'static str),
+    /// This kernel version or a later one. Distributions port changes back, so a function that came with it tells, not the number.
+    Since {
+        /// The version.
+        version: &'static str,
+        /// The function, which no compiler inlines.
+        function: &'static str,
+    },
     /// A BPF map type.
     Map(MapKind),
 }

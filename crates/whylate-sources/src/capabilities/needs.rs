@@ -51,6 +51,11 @@ impl Evidence<'_> {
             Need::TpBtfPrograms => named("tp_btf programs", &self.bpf.tp_btf),
             Need::Tracepoint(name) => self.tracepoint(name),
             Need::Function(name) => self.function(name),
+            Need::Since { version, function } => match self.names {
+                None => Fact::unknown(format!("Linux {version}: no BTF is there to tell")),
+                Some(names) if names.have_function(function) => Fact::yes(""),
+                Some(_) => Fact::no(format!("boot kernel {version} or later")),
+            },
             Need::Map(kind) => {
                 let (name, fact) = self.bpf.map(kind);
                 named(name, fact)

@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -127,11 +127,12 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &Options, backend: &str) -> Res
 
     // Memory for what is asked for only.
     if per_cpu(options) {
-        let cpus = libbpf_rs::num_possible_cpus().context("cannot tell how many CPUs there are")?;
-        let cpus = u32::try_from(cpus).context("there are too many CPUs")?;
+        let cpus = highest_cpu().context("cannot tell which CPUs there are")? + 1;
         open.maps.series_by_id.set_max_entries(cpus)?;
         open.maps.series_index.set_max_entries(1)?;
-        open.maps.bucket_pages.set_max_entries(gather::PAGES_OF_ONE_SERIES * cpus)?;
+        let pages = gather::PAGES_OF_ONE_SERIES * cpus;
+        settings.page_limit = pages;
+        open.maps.bucket_pages.set_max_entries(pages)?;
     }
     if !options.phases {
         open.maps.running_items.set_max_entries(1)?;
@@ -167,6 +168,28 @@ fn attach_programs(skeleton: &WqSkel<'_>, options: &Options, backend: &str) -> R
     Ok(links)
 }
 
+/// The programs in use: the others have no descriptor.
+fn loaded_programs<'a>(skeleton: &'a WqSkel<'_>) -> impl Iterator<Item = BorrowedFd<'a>> {
+    let programs = &skeleton.progs;
+    [
+        &programs.on_workqueue_queue_work,
+        &programs.on_workqueue_activate_work,
+        &programs.on_process_one_work,
+        &programs.on_workqueue_execute_start,
+        &programs.on_workqueue_execute_end,
+    ]
+    .into_iter()
+    .filter(|program| program.autoload())
+    .map(|program| program.as_fd())
+}
+
+/// The largest CPU number that there can be; numbers may be left out below it.
+fn highest_cpu() -> anyhow::Result<u32> {
+    let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    let last = possible.trim().rsplit([',', '-']).next().unwrap_or_default();
+    Ok(last.parse()?)
+}
+
 fn late_ring(
     skeleton: &WqSkel<'_>,
     late: Rc<RefCell<VecDeque<late_item>>>,
@@ -191,23 +214,16 @@ impl Attached for AttachedWq {
         let now_unix_ns = clock::unix_ns();
         let mut snapshot = Snapshot::new(INFO.name, self.backend, &self.host, self.since_unix_ns);
         snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
-        snapshot.series = self.gathered.take_series();
+        snapshot.series = self.gathered.take_series(now_monotonic_ns);
         for (reason, name) in LOST {
             let count = self.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed);
             snapshot.lost.insert(name.to_owned(), count);
         }
-        let programs = &self.skeleton.progs;
-        let statistics = attach::statistics([
-            programs.on_workqueue_queue_work.as_fd(),
-            programs.on_workqueue_activate_work.as_fd(),
-            programs.on_process_one_work.as_fd(),
-            programs.on_workqueue_execute_start.as_fd(),
-            programs.on_workqueue_execute_end.as_fd(),
-        ]);
-        snapshot.probe.run_ns = statistics.probe.run_ns - self.statistics.probe.run_ns;
-        snapshot.probe.runs = statistics.probe.runs - self.statistics.probe.runs;
+        let statistics = attach::statistics(loaded_programs(&self.skeleton));
+        snapshot.probe.run_ns = statistics.probe.run_ns.saturating_sub(self.statistics.probe.run_ns);
+        snapshot.probe.runs = statistics.probe.runs.saturating_sub(self.statistics.probe.runs);
         // A program that interrupts itself, e.g. in an NMI, is not run.
-        let nested = statistics.recursion_misses - self.statistics.recursion_misses;
+        let nested = statistics.recursion_misses.saturating_sub(self.statistics.recursion_misses);
         snapshot.lost.insert("nested".to_owned(), nested);
         self.statistics = statistics;
         self.since_monotonic_ns = now_monotonic_ns;

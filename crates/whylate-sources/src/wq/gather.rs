@@ -13,6 +13,7 @@ use super::skel::WqSkel;
 use super::skel::types::{
     bucket_page, distribution, distribution_kind, key_mark, series, series_group, series_slot, series_use,
 };
+use super::unfinished::{Counts, Unfinished};
 use crate::mapped::MappedArray;
 use crate::source::{AttachError, By, Options};
 
@@ -38,6 +39,7 @@ pub(super) struct Gathered {
     index: MappedArray,
     series: MappedArray,
     pages: MappedArray,
+    unfinished: Unfinished,
 }
 
 impl Gathered {
@@ -55,23 +57,27 @@ impl Gathered {
                 .context("cannot map the series")?,
             pages: MappedArray::new(maps.bucket_pages.as_fd(), entries(&maps.bucket_pages), size_of::<bucket_page>())
                 .context("cannot map the histograms")?,
+            unfinished: Unfinished::new(skeleton)?,
         })
     }
 
     /// Takes out everything counted since the last time. Series with the same labels are added up; empty ones are left out.
-    pub(super) fn take_series(&mut self) -> Vec<Series> {
+    pub(super) fn take_series(&mut self, now_ns: u64) -> Vec<Series> {
         let mut by_labels: BTreeMap<Labels, Series> = BTreeMap::new();
+        let unfinished = self.unfinished.by_series(now_ns);
         if self.seen.is_some() {
             for cpu in 0..self.series.entries() {
-                let taken = self.take_one(cpu, Labels::new());
+                let mut taken = self.take_one(cpu, Labels::new());
+                add_values(&mut taken, unfinished.get(&cpu));
                 by_labels.entry(Labels::new()).or_default().absorb(&taken);
             }
         } else {
             for (id, handler, retired) in self.ids_in_use() {
                 if self.series.u32_at(id, offset_of!(series, r#use)).load(Acquire) == series_use::SERIES_COUNTS.0 {
                     let labels = self.labels(id);
-                    let taken = self.take_one(id, labels.clone());
-                    if !taken.histograms.values().all(Histogram::is_empty) {
+                    let mut taken = self.take_one(id, labels.clone());
+                    add_values(&mut taken, unfinished.get(&id));
+                    if !taken.values.is_empty() || !taken.histograms.values().all(Histogram::is_empty) {
                         by_labels.entry(labels).or_default().absorb(&taken);
                     }
                 }
@@ -150,6 +156,10 @@ impl Gathered {
                 }
             }
         }
+        if counts.is_empty() {
+            // What a value has left elsewhere by now belongs to the count that is still to come.
+            return Histogram::default();
+        }
         let sum_ns = self.take_counter(Array::Series, id, start + offset_of!(distribution, sum_ns));
         // Extremes are raised by compare-and-exchange everywhere.
         let take = |offset: usize| self.series.u64_at(id, start + offset).swap(0, Relaxed);
@@ -210,6 +220,19 @@ impl Gathered {
             }
         }
         labels
+    }
+}
+
+/// The figures of items that have not started or not ended, where there are any.
+fn add_values(series: &mut Series, counts: Option<&Counts>) {
+    let Some(counts) = counts else { return };
+    for (name, oldest, (count, oldest_ns)) in
+        [("queued", "oldest_queued_ns", counts.queued), ("running", "oldest_running_ns", counts.running)]
+    {
+        if count > 0 {
+            series.values.insert(name.to_owned(), count as f64);
+            series.values.insert(oldest.to_owned(), oldest_ns as f64);
+        }
     }
 }
 

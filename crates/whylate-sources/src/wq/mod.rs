@@ -4,6 +4,7 @@
 mod attached;
 mod gather;
 mod late;
+mod unfinished;
 
 use crate::attach;
 use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};
@@ -18,6 +19,9 @@ pub struct Wq;
 
 const FENTRY: &str = "fentry";
 const TRACEPOINT: &str = "tracepoint";
+
+/// Before, process_one_work() is entered also by a worker that finds the item running elsewhere and leaves it to that worker.
+const OWN_WORKER_ONLY: Need = Need::Since { version: "6.6", function: "wq_affn_dfl_set" };
 
 static INFO: SourceInfo = SourceInfo {
     name: "wq",
@@ -34,6 +38,7 @@ static INFO: SourceInfo = SourceInfo {
                 Need::Tracepoint("workqueue:workqueue_execute_end"),
                 Need::TpBtfPrograms,
                 Need::Function("process_one_work"),
+                OWN_WORKER_ONLY,
                 Need::Map(MapKind::Array),
                 Need::Map(MapKind::RingBuf),
                 Need::Map(MapKind::StackTrace),
@@ -71,13 +76,30 @@ impl Source for Wq {
             let reason = refused.as_ref().map(|error| match error {
                 // Root may load some kinds of BPF programs and not others, e.g. where the kernel is locked down.
                 AttachError::NotPermitted => "process_one_work cannot be attached to: not permitted".to_owned(),
-                error => format!("process_one_work cannot be attached to: {error}"),
+                error => error.to_string(),
             });
-            match attached::AttachedWq::new(options, backend, reason) {
+            match try_backend(options, backend, reason) {
                 Ok(attached) => return Ok(Box::new(attached)),
                 Err(error) => refused = Some(error),
             }
         }
         Err(refused.unwrap_or_else(|| AttachError::Unsupported("there is no backend".to_owned())))
     }
+}
+
+fn try_backend(
+    options: &Options,
+    backend: &'static str,
+    fallback_reason: Option<String>,
+) -> Result<attached::AttachedWq, AttachError> {
+    let attached = attached::AttachedWq::new(options, backend, fallback_reason)?;
+    // Looked up last: it takes some ten milliseconds, and matters only where the program was let in.
+    if let (FENTRY, Need::Since { version, function }) = (backend, OWN_WORKER_ONLY)
+        && !attach::kernel_has_function(function)?
+    {
+        return Err(AttachError::Unsupported(format!(
+            "before Linux {version} process_one_work is entered for items that another worker keeps"
+        )));
+    }
+    Ok(attached)
 }

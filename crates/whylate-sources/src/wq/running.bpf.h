@@ -31,6 +31,7 @@ struct running_set {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, RUNNING_SETS);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, u32);
 	__type(value, struct running_set);
 } running_items SEC(".maps");

@@ -6,7 +6,7 @@
 #pragma once
 
 enum series_limits {
-	SERIES_GROUP_BITS = 11,
+	SERIES_GROUP_BITS = 10,
 	SERIES_GROUPS = 1 << SERIES_GROUP_BITS,
 	/* Four slots of two words fill a cache line. */
 	SERIES_GROUP_SIZE = 4,

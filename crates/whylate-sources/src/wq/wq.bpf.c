@@ -401,13 +401,21 @@ int BPF_PROG(on_workqueue_execute_end, struct work_struct *work)
 	return 0;
 }
 
+/* Where the entry of an item that is queued is, and what is in it already. */
+struct placing {
+	u32 entry;
+	bool is_stamped;
+	bool keeps_queuer;
+};
+
 /*
  * An item is queued that has not been seen starting since it was queued before: it was moved by mod_delayed_work(); or cancelled; or, where
  * starts are seen at the tracepoint, its worker has taken it and not come there yet. The start tells them apart. False when that start came
  * just now, and took the entry.
  */
-static __noinline bool queued_twice(void *ctx, struct queued_item *queued, u32 entry, u64 stamp, u64 now_ns)
+static __noinline bool queued_twice(void *ctx, struct queued_item *queued, u64 stamp, u64 now_ns, struct placing *placing)
 {
+	u32 entry = placing->entry;
 	struct item_history *history = bpf_map_lookup_elem(&history_by_entry, &entry);
 	u64 earlier_ns = stamp & ~STAMP_HAS_EARLIER;
 	bool moved;
@@ -427,6 +435,8 @@ static __noinline bool queued_twice(void *ctx, struct queued_item *queued, u32 e
 	}
 	history->earlier_ns = earlier_ns;
 	history->moved = moved;
+	placing->is_stamped = true;
+	placing->keeps_queuer = moved;
 	if (taken_under_lock && !moved) {
 		lose(LOST_CANCELLED);
 		queued->stamp = now_ns;
@@ -435,15 +445,15 @@ static __noinline bool queued_twice(void *ctx, struct queued_item *queued, u32 e
 	return __sync_val_compare_and_swap(&queued->stamp, stamp, now_ns | STAMP_HAS_EARLIER) == stamp;
 }
 
-/* The entry of an item that is queued now, to be written, and its number. It is stamped already when `*is_stamped`. */
-static __always_inline struct queued_item *entry_for(void *ctx, struct queued_set *home, u64 item, u32 handler, u64 now_ns, u32 *entry,
-						     bool *is_stamped)
+/* The entry of an item that is queued now, to be written. */
+static __always_inline struct queued_item *entry_for(void *ctx, struct queued_set *home, u64 item, u32 handler, u64 now_ns,
+						     struct placing *placing)
 {
-	struct queued_item *queued = find_item(home, item, entry);
+	struct queued_item *queued = find_item(home, item, &placing->entry);
 	u64 stamp;
 
 	if (!queued)
-		return claim_item(home, item, now_ns, entry);
+		return claim_item(home, item, now_ns, &placing->entry);
 	stamp = queued->stamp;
 	if (!stamp && claim(queued, item))
 		return queued;
@@ -454,12 +464,12 @@ static __always_inline struct queued_item *entry_for(void *ctx, struct queued_se
 			lose(LOST_CANCELLED);
 			if (__sync_val_compare_and_swap(&queued->stamp, stamp, STAMP_BUSY) == stamp)
 				return queued;
-		} else if (queued_twice(ctx, queued, *entry, stamp, now_ns)) {
-			*is_stamped = true;
+		} else if (queued_twice(ctx, queued, stamp, now_ns, placing)) {
 			return queued;
 		}
 	}
-	return claim_item(home, item, now_ns, entry);
+	placing->is_stamped = false;
+	return claim_item(home, item, now_ns, &placing->entry);
 }
 
 SEC("tp_btf/workqueue_queue_work")
@@ -468,9 +478,9 @@ int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, s
 	u64 item = (u64)work;
 	struct queued_item *queued;
 	struct queued_set *home;
-	bool is_stamped = false;
+	struct placing placing = { .entry = NO_ENTRY };
 	u64 handler, now_ns;
-	u32 series, entry;
+	u32 series;
 
 	if (!enabled)
 		return 0;
@@ -482,16 +492,17 @@ int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, s
 	home = home_of(item);
 	if (series == SERIES_NONE || !home)
 		return 0;
-	queued = entry_for(ctx, home, item, low_half(handler), now_ns, &entry, &is_stamped);
+	queued = entry_for(ctx, home, item, low_half(handler), now_ns, &placing);
 	if (!queued)
 		return 0;
 	queued->handler = low_half(handler);
 	queued->series = series;
 	queued->flags = measure_phases && pool_is_bh(pwq->pool) ? ITEM_IS_BH : 0;
-	if (late_over_ns)
-		remember_queuer(ctx, entry, (u64)pwq->wq);
+	/* An item that was moved waits since somebody queued it first. */
+	if (late_over_ns && !(placing.is_stamped && placing.keeps_queuer))
+		remember_queuer(ctx, placing.entry, (u64)pwq->wq);
 	barrier();
-	if (!is_stamped)
+	if (!placing.is_stamped)
 		queued->stamp = now_ns;
 	return 0;
 }

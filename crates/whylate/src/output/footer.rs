@@ -3,14 +3,20 @@
 
 use std::io::{self, Write};
 
-use whylate_model::Snapshot;
-use whylate_model::units::format_ns;
+use whylate_model::units::{format_ns, printable};
+use whylate_model::{Series, Snapshot};
 
-/// Writes a line for lost events, if there are any, and one for the probes' run time, where the kernel counts it.
+/// How long an item has to wait or run at the end of an output to be mentioned: shorter ones are on their way.
+const STUCK_NS: f64 = 1e6;
+
+/// Writes a line for items that still wait or run, one for lost events, if there are any, and one for the probes' run time, where the
+/// kernel counts it.
 ///
 /// # Errors
 /// Those of the writer.
 pub fn write(out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
+    write_stuck(out, snapshot, "queued", "oldest_queued_ns")?;
+    write_stuck(out, snapshot, "running", "oldest_running_ns")?;
     let lost: Vec<String> = snapshot
         .lost
         .iter()
@@ -25,4 +31,15 @@ pub fn write(out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
         writeln!(out, "probe: {} in {} runs, {each_ns} ns each", format_ns(probe.run_ns), probe.runs)?;
     }
     Ok(())
+}
+
+fn write_stuck(out: &mut dyn Write, snapshot: &Snapshot, count: &str, oldest: &str) -> io::Result<()> {
+    let value = |series: &Series, name: &str| series.values.get(name).copied().unwrap_or(0.0);
+    let oldest_series = snapshot.series.iter().max_by(|a, b| value(a, oldest).total_cmp(&value(b, oldest)));
+    let Some(series) = oldest_series.filter(|series| value(series, oldest) >= STUCK_NS) else {
+        return Ok(());
+    };
+    let items: f64 = snapshot.series.iter().map(|series| value(series, count)).sum();
+    let who = series.labels.values().next().map(|label| format!(" ({})", printable(label))).unwrap_or_default();
+    writeln!(out, "still {count}: {items}, the oldest for {}{who}", format_ns(value(series, oldest) as u64))
 }
