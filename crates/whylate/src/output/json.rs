@@ -8,7 +8,7 @@ use whylate_model::{LateEvent, Snapshot};
 use super::Output;
 
 /// How many late events one line carries at most, so that memory stays bounded; the others are counted as lost.
-const LATE_EVENTS_A_LINE: usize = 10_000;
+const LATE_EVENTS_A_LINE: usize = 4_000;
 
 /// Each snapshot on a line of its own, with the late events that came before it.
 #[derive(Debug, Default)]

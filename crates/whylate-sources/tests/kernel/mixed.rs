@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Many kinds of work items at once: files, terminals, processes, namespaces and injected ones.
+
+use std::fs::File;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use whylate_sources::inject::work::{Plan, run};
+
+use super::turn::plan;
+
+/// Between two rounds, so that a trace can hold everything.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Keeps the machine at it for so long.
+pub fn mixed_load(time: Duration) -> Result<()> {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+    let over = AtomicBool::new(false);
+    let until_over = |step: &(dyn Fn(u32) -> Result<()> + Sync)| -> Result<()> {
+        (0..).take_while(|_| !over.load(Ordering::Relaxed)).try_for_each(step)
+    };
+    let write_files = |round: u32| {
+        let mut file = File::create(folder.path().join(format!("file{}", round % 8)))?;
+        file.write_all(&vec![b'x'; 1 << 20])?;
+        Ok(file.sync_all()?)
+    };
+    let sync_all = |_| {
+        rustix::fs::sync();
+        thread::sleep(PAUSE);
+        Ok(())
+    };
+    let use_terminals = |_| silently(&["script", "-qec", "head -c 100000 /dev/zero | od -An -v", "/dev/null"]);
+    let make_namespaces = |_| silently(&["unshare", "-n", "true"]);
+    let inject = |round: u32| {
+        let load = round % 2 == 1;
+        let busy_ns = if round % 4 < 2 { 0 } else { 200_000 };
+        run(&Plan { load, busy_ns, ..plan(if busy_ns > 0 { 500 } else { 2_000 }) }, &AtomicBool::new(false))?;
+        thread::sleep(PAUSE);
+        Ok(())
+    };
+    let steps: [&(dyn Fn(u32) -> Result<()> + Sync); 5] =
+        [&write_files, &sync_all, &use_terminals, &make_namespaces, &inject];
+    thread::scope(|scope| {
+        let began = Instant::now();
+        let threads = steps.map(|step| scope.spawn(|| until_over(step)));
+        while began.elapsed() < time {
+            thread::sleep(Duration::from_millis(10));
+        }
+        over.store(true, Ordering::Relaxed);
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| anyhow::bail!("a load failed")))
+    })
+}
+
+/// Runs a program that a small machine may not have.
+fn silently(command: &[&str]) -> Result<()> {
+    let (program, arguments) = (command[0], &command[1..]);
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let _ = command.status();
+    thread::sleep(PAUSE);
+    Ok(())
+}

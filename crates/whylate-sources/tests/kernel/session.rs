@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The source `wq` and a trace in the same span of time.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Result, ensure};
+use whylate_model::{Histogram, Snapshot};
+use whylate_sources::clock::{monotonic_ns, unix_ns_of};
+use whylate_sources::inject::work::{HANDLER, Plan, Report, run};
+use whylate_sources::wq::Wq;
+use whylate_sources::{Attached, Options, Source};
+
+use super::oracle::{Truth, Window, pair};
+use super::trace::Trace;
+
+/// The wall clock may be slewed meanwhile, and what the source does between reading the clock and counting takes time.
+const SLACK_NS: u64 = 1_000_000;
+
+/// What the source saw, and what happened.
+pub struct Session<T> {
+    pub snapshot: Snapshot,
+    pub truth: Truth,
+    pub outcome: T,
+}
+
+impl<T> Session<T> {
+    /// One distribution of one handler, on all workqueues.
+    pub fn of(&self, handler: &str, name: &str) -> Histogram {
+        by_label(&self.snapshot, "handler", name).remove(handler).unwrap_or_default()
+    }
+
+    /// Fails when an event that was seen could not be counted.
+    pub fn ensure_nothing_hidden(&self) -> Result<()> {
+        let hiding = |(reason, count): &(&String, &u64)| **count > 0 && !HARMLESS.contains(&reason.as_str());
+        let hidden: Vec<_> = self.snapshot.lost.iter().filter(hiding).collect();
+        ensure!(hidden.is_empty(), "{hidden:?}");
+        Ok(())
+    }
+}
+
+/// The reasons that occur on any machine, mostly at the edges of the window, and those that concern late events only.
+const HARMLESS: [&str; 6] = ["unmatched", "cancelled", "reused", "end_unmatched", "late_events", "stacks"];
+
+/// The distribution `name` of the series by one of their labels.
+pub fn by_label(snapshot: &Snapshot, label: &str, name: &str) -> BTreeMap<String, Histogram> {
+    let mut merged: BTreeMap<String, Histogram> = BTreeMap::new();
+    for series in &snapshot.series {
+        if let Some(histogram) = series.histograms.get(name) {
+            merged.entry(series.labels.get(label).cloned().unwrap_or_default()).or_default().merge(histogram);
+        }
+    }
+    merged
+}
+
+/// Adds what was seen later.
+pub fn append(snapshot: &mut Snapshot, later: Snapshot) {
+    snapshot.duration_ns += later.duration_ns;
+    snapshot.series.extend(later.series);
+    for (reason, count) in later.lost {
+        *snapshot.lost.entry(reason).or_default() += count;
+    }
+}
+
+/// Injects items and waits until they have run.
+pub fn inject(plan: &Plan) -> Result<Report> {
+    let report = run(plan, &AtomicBool::new(false))?;
+    ensure!(report.complete && report.executed == plan.items, "not all items have run: {report:?}");
+    Ok(report)
+}
+
+/// Measures while `act` does something; it gets the source and what was seen so far, to which it may append.
+pub fn session<T>(
+    options: &Options,
+    act: impl FnOnce(&mut dyn Attached, &mut Snapshot) -> Result<T>,
+) -> Result<Session<T>> {
+    traced(Trace::start()?, options, act)
+}
+
+/// The same with a trace that was begun before.
+pub fn traced<T>(
+    trace: Trace,
+    options: &Options,
+    act: impl FnOnce(&mut dyn Attached, &mut Snapshot) -> Result<T>,
+) -> Result<Session<T>> {
+    let mut source = Wq.attach(options)?;
+    let mut snapshot = source.snapshot()?;
+    let outcome = act(source.as_mut(), &mut snapshot)?;
+    let last = source.snapshot()?;
+    let seen_ns = monotonic_ns();
+    let ended_unix_ns = last.start_unix_ns + last.duration_ns;
+    append(&mut snapshot, last);
+    drop(source);
+    let events = trace.finish()?;
+
+    let now_ns = monotonic_ns();
+    let now_unix_ns = unix_ns_of(now_ns);
+    let monotonic_of = |unix_ns: u64| now_ns - now_unix_ns.saturating_sub(unix_ns);
+    let began_ns = monotonic_of(snapshot.start_unix_ns);
+    let ended_ns = monotonic_of(ended_unix_ns);
+    let window = Window {
+        began_ns: began_ns - SLACK_NS..began_ns + SLACK_NS,
+        ended_ns: ended_ns - SLACK_NS..seen_ns.max(ended_ns),
+    };
+    Ok(Session { snapshot, truth: pair(&events, &window), outcome })
+}
+
+/// How many items of the injected handler ran: `items`, and those that somebody else injected at the same time.
+pub fn injected<T>(session: &Session<T>, items: u64) -> Result<u64> {
+    let ran = session.truth.of(HANDLER).len() as u64;
+    ensure!(ran >= items, "{ran} of {items} items are in the trace");
+    if ran > items {
+        println!("somebody else injected {} items", ran - items);
+    }
+    Ok(ran)
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernel's own record of work items: a tracefs instance that nobody else uses.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use whylate_sources::tracefs;
+
+const NAME: &str = "whylate-test-";
+/// A frame of this function: the item was queued already, was taken out and is queued again.
+const MOVES: &str = " => mod_delayed_work_on";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Queue,
+    Activate,
+    Start,
+    End,
+}
+
+#[derive(Clone, Debug)]
+pub struct Event {
+    pub kind: Kind,
+    /// On CLOCK_MONOTONIC, in steps of a microsecond.
+    pub at_ns: u64,
+    /// The thread in whose context it happened.
+    pub tid: u32,
+    pub cpu: u32,
+    pub item: u64,
+    pub handler: String,
+    /// Known of `Queue`.
+    pub workqueue: String,
+    /// Queued by mod_delayed_work(), which takes it out first where it is queued already. Known where stacks are recorded.
+    pub moved: bool,
+}
+
+pub struct Trace {
+    folder: PathBuf,
+}
+
+impl Trace {
+    /// Records every work item from now on.
+    pub fn start() -> Result<Self> {
+        let instances = tracefs::find()?.join("instances");
+        remove_leftovers(&instances);
+        let folder = instances.join(format!("{NAME}{}", std::process::id()));
+        fs::create_dir(&folder).context("cannot create a tracefs instance")?;
+        let trace = Self { folder };
+        for (file, value) in [
+            ("buffer_size_kb", "65536"),
+            ("trace_clock", "mono"),
+            ("events/workqueue/workqueue_queue_work/enable", "1"),
+            ("events/workqueue/workqueue_activate_work/enable", "1"),
+            ("events/workqueue/workqueue_execute_start/enable", "1"),
+            ("events/workqueue/workqueue_execute_end/enable", "1"),
+        ] {
+            fs::write(trace.folder.join(file), value).with_context(|| format!("cannot write {file}"))?;
+        }
+        // Without it the kernel prints hashes of the addresses, which differ as well, but for an accident.
+        let _ = fs::write(trace.folder.join("options/hash-ptr"), "0");
+        Ok(trace)
+    }
+
+    /// Records the stack of whoever queues an item too.
+    pub fn with_stacks(self) -> Result<Self> {
+        fs::write(self.folder.join("events/workqueue/workqueue_queue_work/trigger"), "stacktrace")?;
+        Ok(self)
+    }
+
+    /// Everything that was recorded, in the order in which it happened.
+    ///
+    /// # Errors
+    /// When an event was lost.
+    pub fn finish(self) -> Result<Vec<Event>> {
+        fs::write(self.folder.join("tracing_on"), "0")?;
+        let mut events: Vec<Event> = Vec::new();
+        // A stack comes after its event; an interrupt may come in between.
+        let mut stack_of = None;
+        for line in BufReader::new(fs::File::open(self.folder.join("trace"))?).lines() {
+            let line = line?;
+            if let Some((_, counts)) = line.split_once("entries-in-buffer/entries-written:") {
+                let counts = counts.split_whitespace().next().unwrap_or_default();
+                match counts.split_once('/') {
+                    Some((kept, written)) if kept == written => {}
+                    _ => bail!("the trace is not whole: {counts}"),
+                }
+            }
+            if let Some(head) = line.strip_suffix(": <stack trace>") {
+                let (_, tid, cpu) = head_of(head).context("a stack of nobody")?;
+                stack_of =
+                    events.iter().rposition(|event| (event.kind, event.tid, event.cpu) == (Kind::Queue, tid, cpu));
+            } else if line == MOVES {
+                if let Some(place) = stack_of {
+                    events[place].moved = true;
+                }
+            } else if !line.starts_with('#') {
+                events.extend(event_of(&line));
+            }
+        }
+        Ok(events)
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.folder);
+    }
+}
+
+/// Removes the instances of tests that were killed.
+fn remove_leftovers(instances: &Path) {
+    for entry in fs::read_dir(instances).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|name| name.strip_prefix(NAME)?.parse::<u32>().ok());
+        if owner.is_some_and(|pid| pid == std::process::id() || !Path::new(&format!("/proc/{pid}")).exists()) {
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+/// ` kworker/1:1-24536   [001] .....  4035.327833: workqueue_execute_start: work struct 00000000fe0f3e51: function vmstat_update`
+fn event_of(line: &str) -> Option<Event> {
+    let (head, event) = line.split_at(line.find(": workqueue_")?);
+    let (name, fields) = event.trim_start_matches(": ").split_once(' ')?;
+    let (at_ns, tid, cpu) = head_of(head)?;
+    let words: Vec<&str> = fields.split([' ', '=']).collect();
+    let after = |key: &str| words.iter().position(|&word| word == key).and_then(|place| words.get(place + 1).copied());
+    let item = after("struct")?.trim_end_matches(':').trim_start_matches("0x");
+    Some(Event {
+        kind: match name {
+            "workqueue_queue_work:" => Kind::Queue,
+            "workqueue_activate_work:" => Kind::Activate,
+            "workqueue_execute_start:" => Kind::Start,
+            "workqueue_execute_end:" => Kind::End,
+            _ => return None,
+        },
+        at_ns,
+        tid,
+        cpu,
+        item: u64::from_str_radix(item, 16).ok()?,
+        handler: after("function").unwrap_or_default().to_owned(),
+        workqueue: after("workqueue").unwrap_or_default().to_owned(),
+        moved: false,
+    })
+}
+
+/// When, in which thread and on which CPU; the name of the thread may have spaces.
+fn head_of(head: &str) -> Option<(u64, u32, u32)> {
+    let mut words = head.rsplit(' ').filter(|word| !word.is_empty());
+    let (stamp, _flags, cpu, task) = (words.next()?, words.next()?, words.next()?, words.next()?);
+    let (seconds, fraction) = stamp.split_once('.')?;
+    let at_us = seconds.parse::<u64>().ok()? * 1_000_000 + fraction.parse::<u64>().ok()?;
+    Some((at_us * 1000, task.rsplit_once('-')?.1.parse().ok()?, cpu.trim_matches(['[', ']']).parse().ok()?))
+}
+
+/// Times in microseconds of the events of one handler: queued and started.
+pub fn times_us(events: &[Event], handler: &str) -> (Vec<u64>, Vec<u64>) {
+    let times = |kind: Kind| {
+        let ours = events.iter().filter(|event| event.kind == kind && event.handler == handler);
+        ours.map(|event| event.at_ns / 1000).collect()
+    };
+    (times(Kind::Queue), times(Kind::Start))
+}
+
+/// The events of each item, in order, each with the event before it in the context of its thread.
+pub fn by_item(events: &[Event]) -> HashMap<u64, Vec<(&Event, Option<&Event>)>> {
+    let mut items: HashMap<u64, Vec<(&Event, Option<&Event>)>> = HashMap::new();
+    let mut last_of_thread: HashMap<(u32, u32), &Event> = HashMap::new();
+    for event in events {
+        // The idle threads of all CPUs are number 0.
+        let thread = (event.tid, if event.tid == 0 { event.cpu } else { 0 });
+        let before = last_of_thread.insert(thread, event);
+        items.entry(event.item).or_default().push((event, before));
+    }
+    items
+}

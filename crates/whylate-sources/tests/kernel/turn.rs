@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One kernel test at a time on the whole machine, and none where the machine cannot run them.
+
+use std::fs::File;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use whylate_sources::inject::work::{MAX_AT_ONCE, Plan, run};
+use whylate_sources::{AttachError, tracefs};
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// While it lives no other kernel test runs, in whatever process.
+pub struct Turn {
+    _machine: File,
+    _process: MutexGuard<'static, ()>,
+}
+
+/// So many items that end at once.
+pub fn plan(items: u64) -> Plan {
+    Plan { items, at_once: MAX_AT_ONCE, delay: Duration::ZERO, busy_ns: 0, cpu: None, load: false }
+}
+
+/// `None`, and a line that says why, where the machine cannot run these tests.
+pub fn turn() -> Option<Turn> {
+    match wait_for_turn() {
+        Ok(turn) => Some(turn),
+        Err(reason) => {
+            println!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+fn wait_for_turn() -> Result<Turn, String> {
+    let process = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let tracefs = tracefs::find().map_err(|error| format!("tracefs: {error}"))?;
+    // The folder itself is the lock that all processes share, so that nothing stays behind.
+    let machine = File::open(tracefs.join("instances")).map_err(|error| format!("tracefs: {error}"))?;
+    flock(&machine, FlockOperation::LockExclusive).map_err(|error| format!("cannot wait for other tests: {error}"))?;
+    match run(&plan(1), &AtomicBool::new(false)) {
+        Err(error @ (AttachError::NotPermitted | AttachError::Unsupported(_))) => Err(error.to_string()),
+        // Anything else is for the test to find out.
+        _ => Ok(Turn { _machine: machine, _process: process }),
+    }
+}

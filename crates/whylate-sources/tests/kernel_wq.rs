@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the source `wq` sees, compared with what was injected and with the kernel's own trace of the same span of time.
+
+mod kernel;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use whylate_model::{Histogram, LateEvent};
+use whylate_sources::inject::work::{HANDLER, Plan};
+use whylate_sources::wq::Wq;
+use whylate_sources::{Attached, By, Options, Source};
+
+use kernel::oracle::{Execution, agree, bucket_of, counts};
+use kernel::session::{append, by_label, inject, injected, session, traced};
+use kernel::trace::Trace;
+use kernel::turn::{plan, turn};
+use kernel::{mixed, programs, undisturbed};
+
+fn by(by: By) -> Options {
+    Options { by, phases: true, ..Options::default() }
+}
+
+fn only_injected() -> Options {
+    Options { only: Some(HANDLER.to_owned()), ..by(By::Handler) }
+}
+
+/// Runs the items, and fails unless each of them is counted, once.
+fn ensure_all_are_counted(options: &Options, plan: &Plan) -> Result<()> {
+    let session = session(options, |_, _| inject(plan))?;
+    let ran = injected(&session, plan.items)?;
+    session.ensure_nothing_hidden()?;
+    for phase in ["latency", "activate", "pool", "runtime", "on_cpu", "asleep", "ready"] {
+        let counted = session.of(HANDLER, phase).count();
+        ensure!(counted == ran, "{phase}: {counted} of {ran}, lost {:?}", session.snapshot.lost);
+    }
+    println!("{ran} items, {ran} counted; lost: {:?}", session.snapshot.lost);
+    Ok(())
+}
+
+#[test]
+fn ten_thousand_items_are_counted_ten_thousand_times() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    ensure_all_are_counted(&by(By::Handler), &plan(10_000))?;
+    ensure_all_are_counted(&only_injected(), &plan(10_000))
+}
+
+#[test]
+fn fifty_thousand_items_on_a_loaded_machine_are_counted_fifty_thousand_times() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    ensure_all_are_counted(&by(By::Handler), &Plan { load: true, ..plan(50_000) })
+}
+
+/// The bounds of the bucket of each value, ascending.
+fn buckets(histogram: &Histogram) -> Vec<(u64, u64)> {
+    histogram
+        .iter()
+        .flat_map(|(range, count)| std::iter::repeat_n((*range.start(), *range.end()), count as usize))
+        .collect()
+}
+
+#[test]
+fn each_item_waits_for_the_busy_ones_before_it() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    const BUSY_NS: u64 = 5_000_000;
+    let busy = Plan { busy_ns: BUSY_NS, cpu: Some(1), ..plan(20) };
+    undisturbed(|| {
+        let session = session(&only_injected(), |_, _| inject(&busy))?;
+        let ran = session.truth.of(HANDLER);
+        ensure!(ran.len() == 20, "somebody else injects too");
+        let first_queued_ns = ran.iter().map(|execution| execution.queued_ns).min().unwrap_or(0);
+        let last_queued_ns = ran.iter().map(|execution| execution.queued_ns).max().unwrap_or(0);
+        let batch_ns = last_queued_ns - first_queued_ns;
+
+        // However busy the machine is, an item cannot start before those in front of it have ended.
+        let latency = session.of(HANDLER, "latency");
+        let seen = buckets(&latency);
+        assert_eq!(seen.len(), 20);
+        for (place, (_, upper_ns)) in (0..).zip(&seen) {
+            assert!(upper_ns + batch_ns + 1_000 >= place * BUSY_NS, "item {place} waited {upper_ns} ns at most");
+        }
+        let runtime = session.of(HANDLER, "runtime");
+        assert_eq!(runtime.count(), 20);
+        assert!(runtime.min_ns() >= BUSY_NS, "an item ran for {} ns", runtime.min_ns());
+        let parts = ["on_cpu", "asleep", "ready"].map(|part| session.of(HANDLER, part).sum_ns());
+        assert_eq!(parts.iter().sum::<u128>(), runtime.sum_ns());
+
+        let mut waits: Vec<u64> = ran.iter().map(|execution| execution.wait_ns()).collect();
+        waits.sort_unstable();
+        for (wait_ns, (_, upper_ns)) in waits.iter().zip(&seen) {
+            // A wait of some microseconds is not more exact in the trace than its buckets are.
+            ensure!(agree(*wait_ns, *upper_ns, 20_000), "{wait_ns} ns in the trace, up to {upper_ns} ns measured");
+        }
+        let max_ns = waits[19];
+        let off_ns = latency.max_ns().abs_diff(max_ns);
+        ensure!(off_ns <= 200_000.max(max_ns / 50), "max {} ns, in the trace {max_ns} ns", latency.max_ns());
+        println!("max {} ns, in the trace {max_ns} ns; ideal {} ns", latency.max_ns(), 19 * BUSY_NS);
+        Ok(())
+    })
+}
+
+#[test]
+fn counts_and_maxima_per_handler_agree_with_the_trace() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    undisturbed(|| {
+        let trace = Trace::start()?.with_stacks()?;
+        let session = traced(trace, &by(By::Handler), |_, _| mixed::mixed_load(Duration::from_secs(5)))?;
+        session.ensure_nothing_hidden()?;
+        let executions = session.truth.executions.len() as u64;
+        let latency = by_label(&session.snapshot, "handler", "latency");
+        let matched: u64 = latency.values().map(Histogram::count).sum();
+        let mut handlers: BTreeMap<String, Vec<&Execution>> = session.truth.by(|execution| execution.handler.clone());
+        for handler in latency.keys() {
+            handlers.entry(handler.clone()).or_default();
+        }
+        let (mut disagreeing, mut missing) = (0, 0);
+        for (handler, executions) in &handlers {
+            let seen = latency.get(handler).cloned().unwrap_or_default();
+            let (least, most) = counts(executions);
+            let wait_ns = |execution: &&Execution| execution.wait_ns();
+            // At the edges the source may have seen more than is certain.
+            let max_ns = executions.iter().filter(|execution| !execution.at_edge).map(wait_ns).max().unwrap_or(0);
+            let max_with_edges_ns = executions.iter().map(wait_ns).max().unwrap_or(0);
+            let max_agrees = [max_ns, max_with_edges_ns].iter().any(|max_ns| agree(*max_ns, seen.max_ns(), 50_000))
+                || (max_ns..=max_with_edges_ns).contains(&seen.max_ns());
+            if !(least..=most).contains(&seen.count()) || !max_agrees {
+                // A few may be missing where the source says so.
+                let few = least.saturating_sub(seen.count());
+                missing += few;
+                if seen.count() > most || few > 1.max(least / 1_000) || !max_agrees {
+                    disagreeing += 1;
+                }
+                let twice = executions.iter().filter(|execution| execution.queued_twice).count();
+                println!(
+                    "{handler}: counted {}, in the trace {least} to {most} ({twice} of them queued twice); max {} ns, in the trace {max_ns} ns",
+                    seen.count(),
+                    seen.max_ns()
+                );
+            }
+        }
+        let total = executions + session.truth.unqueued;
+        let twice = session.truth.executions.iter().filter(|execution| execution.queued_twice).count();
+        let agreeing = handlers.len() - disagreeing;
+        println!(
+            "{total} executions, {matched} matched ({:.3} %), {twice} queued twice; {} handlers, {agreeing} agree; lost: {:?}",
+            matched as f64 / total as f64 * 100.0,
+            handlers.len(),
+            session.snapshot.lost
+        );
+        let stated = session.snapshot.lost["unmatched"];
+        ensure!(missing <= stated, "{missing} executions are missing, and {stated} are stated");
+        ensure!(matched * 100 >= total * 99, "{matched} of {total} executions are matched");
+        ensure!(agreeing * 100 >= handlers.len() * 99, "{agreeing} of {} handlers agree", handlers.len());
+        Ok(())
+    })
+}
+
+#[test]
+fn the_phases_of_every_series_add_up() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    for key in [By::Handler, By::Nothing, By::Pool] {
+        let session = session(&by(key), |_, _| mixed::mixed_load(Duration::from_secs(1)))?;
+        ensure!(!session.snapshot.series.is_empty());
+        for series in &session.snapshot.series {
+            let sum = |name: &str| series.histograms[name].sum_ns();
+            assert_eq!(sum("activate") + sum("pool"), sum("latency"), "{:?}", series.labels);
+            assert_eq!(sum("on_cpu") + sum("asleep") + sum("ready"), sum("runtime"), "{:?}", series.labels);
+            let count = |name: &str| series.histograms[name].count();
+            assert_eq!((count("activate"), count("pool")), (count("latency"), count("latency")), "{:?}", series.labels);
+            assert_eq!(
+                [count("on_cpu"), count("asleep"), count("ready")],
+                [count("runtime"); 3],
+                "{:?}",
+                series.labels
+            );
+        }
+        println!("by {key:?}: the phases of {} series add up", session.snapshot.series.len());
+    }
+    Ok(())
+}
+
+#[test]
+fn items_beyond_max_active_wait_to_be_activated() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    undisturbed(|| {
+        let session = session(&only_injected(), |_, _| inject(&Plan { busy_ns: 10_000, ..plan(10_000) }))?;
+        let ran = session.truth.of(HANDLER);
+        ensure!(ran.len() == 10_000, "somebody else injects too");
+        let held_back = ran.iter().filter_map(|run| Some((run.activated_ns?, run)));
+        let truth: Histogram = held_back.map(|(activated_ns, run)| activated_ns - run.queued_ns).collect();
+        let activate = session.of(HANDLER, "activate");
+        let at_once: u64 = activate.iter().filter(|(range, _)| *range.end() == 0).map(|(_, count)| count).sum();
+        let seen = activate.count() - at_once;
+        println!("held back: {seen}, in the trace {}", truth.count());
+        println!("max {} ns, in the trace {} ns", activate.max_ns(), truth.max_ns());
+        println!("sum {} ns, in the trace {} ns", activate.sum_ns(), truth.sum_ns());
+        assert!(truth.count() > 0, "max_active holds no item back");
+        assert_eq!(seen, truth.count());
+        ensure!(agree(activate.max_ns(), truth.max_ns(), 50_000), "the longest activations differ");
+        ensure!(activate.sum_ns().abs_diff(truth.sum_ns()) * 100 <= truth.sum_ns(), "the sums differ");
+        Ok(())
+    })
+}
+
+/// Runs the items with late events, and hands over those of the injected handler with their true executions, by start.
+fn late_events(options: &Options, plan: &Plan) -> Result<(Vec<LateEvent>, Vec<Execution>)> {
+    let session = session(options, |source, _| {
+        let mut events = Vec::new();
+        let mut take = |source: &mut dyn Attached| source.drain_late(Duration::ZERO, &mut |event| events.push(event));
+        thread::scope(|scope| {
+            let injection = scope.spawn(|| inject(plan));
+            while !injection.is_finished() {
+                take(source)?;
+                thread::sleep(Duration::from_millis(1));
+            }
+            injection.join().map_err(|_| anyhow!("the injection failed"))?
+        })?;
+        take(source)?;
+        Ok(events)
+    })?;
+    ensure!(session.snapshot.lost["late_events"] == 0, "late events are lost: {:?}", session.snapshot.lost);
+    let truth: Vec<Execution> = session.truth.of(HANDLER).into_iter().cloned().collect();
+    ensure!(truth.len() as u64 == plan.items, "somebody else injects too");
+    let mut events = session.outcome;
+    events.retain(|event| event.labels["handler"] == HANDLER);
+    events.sort_by_key(|event| event.at_unix_ns);
+    Ok((events, truth))
+}
+
+#[test]
+fn every_item_over_the_threshold_is_a_late_event() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    undisturbed(|| {
+        let options = Options { late_over_ns: Some(1), stacks: true, ..only_injected() };
+        let (events, truth) = late_events(&options, &Plan { busy_ns: 2_000_000, ..plan(30) })?;
+        assert_eq!(events.len(), 30);
+        let mut worst_ns = 0;
+        for (event, execution) in events.iter().zip(&truth) {
+            let label = |name: &str| event.labels.get(name).map(String::as_str).unwrap_or_default();
+            assert_eq!(label("workqueue"), execution.workqueue);
+            assert_eq!(label("queued_by"), "whylate-inject");
+            assert_eq!(label("queued_by_pid"), std::process::id().to_string());
+            assert_eq!(label("queued_by_tid"), execution.queued_by_tid.to_string());
+            assert!(label("worker").starts_with("kworker/"), "{}", label("worker"));
+            assert_eq!(event.cpu, execution.cpu);
+            assert_eq!(event.phases.iter().map(|(_, ns)| ns).sum::<u64>(), event.latency_ns);
+            assert!(event.stack.iter().any(|frame| frame.contains("queue_work")), "{:?}", event.stack);
+            worst_ns = worst_ns.max(event.latency_ns.abs_diff(execution.wait_ns()));
+        }
+        println!("30 late events, at most {worst_ns} ns off the trace; stack {:?}", events[0].stack);
+        ensure!(worst_ns < 100_000, "a late event is {worst_ns} ns off");
+
+        let over_ns = 20_000_000;
+        let options = Options { late_over_ns: Some(over_ns), ..only_injected() };
+        let (events, truth) = late_events(&options, &Plan { busy_ns: 2_000_000, ..plan(30) })?;
+        assert!(events.iter().all(|event| event.latency_ns >= over_ns && event.stack.is_empty()));
+        let late = truth.iter().filter(|execution| execution.wait_ns() >= over_ns).count();
+        println!("{} late events over 20 ms, in the trace {late}", events.len());
+        ensure!(events.len() == late, "{} late events, in the trace {late}", events.len());
+        Ok(())
+    })
+}
+
+#[test]
+fn ten_thousand_late_events_are_all_reported_or_counted_as_lost() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    // Nobody reads them meanwhile.
+    let options = Options { late_over_ns: Some(1), ..only_injected() };
+    let session = session(&options, |source, _| {
+        inject(&plan(10_000))?;
+        let mut events = 0;
+        source.drain_late(Duration::ZERO, &mut |event| events += u64::from(event.labels["handler"] == HANDLER))?;
+        Ok(events)
+    })?;
+    let ran = injected(&session, 10_000)?;
+    let lost = session.snapshot.lost["late_events"];
+    println!("{} late events, {lost} counted as lost", session.outcome);
+    assert_eq!(session.outcome + lost, ran);
+    assert_eq!(session.of(HANDLER, "latency").count(), ran);
+    Ok(())
+}
+
+#[test]
+fn a_handler_that_does_not_exist_is_never_seen() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let options = Options { only: Some("no_such_handler".to_owned()), ..by(By::Handler) };
+    let session = session(&options, |_, _| inject(&plan(1_000)))?;
+    println!("lost: {:?}", session.snapshot.lost);
+    assert!(session.snapshot.series.is_empty(), "{:?}", session.snapshot.series);
+    assert_eq!(session.snapshot.lost["unmatched"], 0);
+    session.ensure_nothing_hidden()
+}
+
+#[test]
+fn the_total_does_not_depend_on_how_series_are_told_apart() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    for key in [By::Nothing, By::Handler, By::Workqueue, By::Cpu, By::Pool] {
+        let session = session(&by(key), |_, _| inject(&plan(10_000)))?;
+        let (least, most) = session.truth.count();
+        let total = session.snapshot.total("latency").count();
+        println!("by {key:?}: {total}, in the trace {least} to {most}, {} series", session.snapshot.series.len());
+        assert!((least..=most).contains(&total), "by {key:?}: {total}, in the trace {least} to {most}");
+        assert!(least >= 10_000);
+        session.ensure_nothing_hidden()?;
+        let (label, groups) = match key {
+            By::Handler => ("handler", session.truth.by(|execution| execution.handler.clone())),
+            By::Workqueue => ("workqueue", session.truth.by(|execution| execution.workqueue.clone())),
+            By::Cpu => ("cpu", session.truth.by(|execution| execution.cpu.to_string())),
+            By::Nothing | By::Pool => continue,
+        };
+        let counted = by_label(&session.snapshot, label, "latency");
+        for (name, executions) in groups {
+            let (least, most) = counts(&executions);
+            let count = counted.get(&name).map_or(0, Histogram::count);
+            assert!((least..=most).contains(&count), "{label} {name}: {count}, in the trace {least} to {most}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn snapshots_taken_meanwhile_lose_and_double_nothing() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    for (key, phases) in [(By::Handler, true), (By::Nothing, true), (By::Handler, false), (By::Nothing, false)] {
+        let session = session(&Options { phases, ..by(key) }, |source, so_far| {
+            let over = AtomicBool::new(false);
+            let mut snapshots = 0;
+            thread::scope(|scope| {
+                let injection = scope.spawn(|| {
+                    let report = inject(&Plan { busy_ns: 20_000, at_once: 2_000, ..plan(20_000) });
+                    over.store(true, Ordering::Relaxed);
+                    report
+                });
+                while !over.load(Ordering::Relaxed) {
+                    append(so_far, source.snapshot()?);
+                    snapshots += 1;
+                    thread::sleep(Duration::from_millis(50));
+                }
+                injection.join().map_err(|_| anyhow!("the injection failed"))?
+            })?;
+            Ok(snapshots)
+        })?;
+        let ran = injected(&session, 20_000)?;
+        session.ensure_nothing_hidden()?;
+        let (least, most) = session.truth.count();
+        let total = session.snapshot.total("latency");
+        println!(
+            "by {key:?}, phases {phases}: {} in {} snapshots, in the trace {least} to {most}",
+            total.count(),
+            session.outcome
+        );
+        assert!(
+            (least..=most).contains(&total.count()),
+            "{} in the snapshots, in the trace {least} to {most}",
+            total.count()
+        );
+        if key == By::Handler {
+            assert_eq!(session.of(HANDLER, "latency").count(), ran);
+        }
+        if phases {
+            let sum = |name: &str| session.snapshot.total(name).sum_ns();
+            // What starts while a snapshot is taken may be in two of them with its parts, but not get lost.
+            assert_eq!(sum("activate") + sum("pool"), sum("latency"));
+            assert_eq!(sum("on_cpu") + sum("asleep") + sum("ready"), sum("runtime"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_source_that_is_dropped_leaves_no_program_behind() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let before = programs::held_by(std::process::id())?;
+    let mut source = Wq.attach(&Options { late_over_ns: Some(1), stacks: true, ..by(By::Handler) })?;
+    let mut held = programs::held_by(std::process::id())?;
+    held.retain(|id| !before.contains(id));
+    println!("{} programs", held.len());
+    assert!(held.len() >= 4, "{held:?}");
+    inject(&plan(100))?;
+    source.snapshot().context("no snapshot")?;
+    drop(source);
+    programs::ensure_gone(&held)
+}
+
+#[test]
+fn attaching_is_told_how_long_it_takes() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let began = Instant::now();
+    let source = Wq.attach(&by(By::Handler))?;
+    println!(
+        "{} backend attached after {:?}: {:?}",
+        source.backend().name,
+        began.elapsed(),
+        source.backend().fallback_reason
+    );
+    assert_eq!(bucket_of(u64::MAX), 495);
+    Ok(())
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The program as its users meet it: exit statuses, what it writes where, and how it ends.
+
+#[path = "../../whylate-sources/tests/kernel/programs.rs"]
+mod programs;
+mod running;
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use whylate_model::Snapshot;
+use whylate_sources::inject::work::{HANDLER, Plan, run};
+
+use running::{Running, whylate};
+use turn::{plan, turn};
+
+/// What may stand on standard error when all is well: which backend is used, and why.
+fn assert_nothing_but_the_backend(stderr: &str) {
+    let others: Vec<&str> = stderr.lines().filter(|line| !line.starts_with("whylate: wq uses the ")).collect();
+    assert!(others.is_empty(), "{others:?}");
+}
+
+fn output_of(arguments: &[&str]) -> Result<Output> {
+    Ok(whylate(arguments).output()?)
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn intervals_that_make_no_sense_are_refused() -> Result<()> {
+    for arguments in [["wq", "0"], ["wq", "-1"], ["wq", "abc"], ["wq", "1e99"]] {
+        let output = output_of(&arguments)?;
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn without_privileges_it_says_so_in_one_line() -> Result<()> {
+    let mut command = if rustix::process::geteuid().is_root() {
+        // Where anybody can reach it.
+        let folder = tempfile::tempdir()?.keep();
+        fs::set_permissions(&folder, Permissions::from_mode(0o755))?;
+        let program = folder.join("whylate");
+        fs::copy(env!("CARGO_BIN_EXE_whylate"), &program)?;
+        fs::set_permissions(&program, Permissions::from_mode(0o755))?;
+        let mut command = Command::new(program);
+        command.args(["wq", "1", "1"]).uid(65534).gid(65534).current_dir("/");
+        command
+    } else {
+        whylate(&["wq", "1", "1"])
+    };
+    let output = command.stdin(Stdio::null()).output();
+    if let Some(folder) =
+        std::path::Path::new(command.get_program()).parent().filter(|_| rustix::process::geteuid().is_root())
+    {
+        fs::remove_dir_all(folder)?;
+    }
+    let output = output?;
+    let stderr = text(&output.stderr);
+    println!("{stderr}");
+    assert_eq!(output.status.code(), Some(3), "{stderr}");
+    assert!(output.stdout.is_empty());
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(stderr.starts_with("whylate: cannot attach wq: "), "{stderr}");
+    Ok(())
+}
+
+#[test]
+fn a_backend_that_does_not_exist_is_refused() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let output = output_of(&["wq", "--backend", "nonsense", "1", "1"])?;
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("no backend is named nonsense") && stderr.lines().count() == 1, "{stderr}");
+    Ok(())
+}
+
+#[test]
+fn a_reader_that_has_had_enough_is_a_normal_end() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let began = Instant::now();
+    let mut whylate = Running::start(&["wq", "1", "3"])?;
+    let mut lines = BufReader::new(whylate.stdout()?).lines();
+    let first = lines.next().context("no first line")??;
+    println!("first line after {:?}", began.elapsed());
+    assert_eq!(first, "Tracing work queue latency ... Hit Ctrl-C to end.");
+    lines.next().context("no second line")??;
+    drop(lines);
+    let (status, stderr) = whylate.end()?;
+    assert_eq!(status.code(), Some(0), "{stderr}");
+    assert_nothing_but_the_backend(&stderr);
+    Ok(())
+}
+
+#[test]
+fn a_handler_that_does_not_exist_is_named_at_the_end() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let output = output_of(&["wq", "-w", "no_such_handler", "-d", "1s"])?;
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert!(stderr.contains("whylate: no work item of no_such_handler was seen"), "{stderr}");
+    assert!(text(&output.stdout).starts_with("Tracing work queue latency for no_such_handler..."));
+    Ok(())
+}
+
+#[test]
+fn ctrl_c_prints_what_was_gathered() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let mut whylate = Running::start(&["wq", "-w", HANDLER])?;
+    let mut stdout = BufReader::new(whylate.stdout()?);
+    // The line comes once it measures.
+    stdout.read_line(&mut String::new())?;
+    run(&plan(1_000), &AtomicBool::new(false))?;
+    whylate.signal(Signal::INT)?;
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest)?;
+    let (status, stderr) = whylate.end()?;
+    assert_eq!(status.code(), Some(0), "{stderr}");
+    assert_nothing_but_the_backend(&stderr);
+    assert!(rest.contains("usecs") && rest.contains("|*"), "{rest}");
+    Ok(())
+}
+
+#[test]
+fn a_second_ctrl_c_ends_it_even_when_nobody_reads() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let mut whylate = Running::start(&["wq", "--slower", "1ns"])?;
+    let mut stdout = BufReader::new(whylate.stdout()?);
+    stdout.read_line(&mut String::new())?;
+    while !whylate.is_stuck_writing()? {
+        run(&plan(1_000), &AtomicBool::new(false))?;
+    }
+    whylate.signal(Signal::INT)?;
+    whylate.wait_until_delivered(Signal::INT)?;
+    whylate.signal(Signal::INT)?;
+    let (status, stderr) = whylate.end()?;
+    println!("{status}");
+    assert!(status.code() == Some(130) || status.signal() == Some(Signal::INT.as_raw()), "{status}: {stderr}");
+    assert_nothing_but_the_backend(&stderr);
+    Ok(())
+}
+
+#[test]
+fn killed_it_leaves_no_program_behind() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let mut whylate = Running::start(&["wq", "--table", "--slower", "1s", "--stack"])?;
+    let mut stdout = BufReader::new(whylate.stdout()?);
+    stdout.read_line(&mut String::new())?;
+    let held = programs::held_by(whylate.pid())?;
+    assert!(held.len() >= 4, "{held:?}");
+    whylate.signal(Signal::KILL)?;
+    let (status, _) = whylate.end()?;
+    assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
+    programs::ensure_gone(&held)
+}
+
+#[test]
+fn json_is_one_snapshot_a_line() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let mut whylate = Running::start(&["wq", "--json", "1", "2", "--slower", "10s"])?;
+    let lines: Vec<String> = BufReader::new(whylate.stdout()?).lines().collect::<Result<_, _>>()?;
+    let (status, stderr) = whylate.end()?;
+    assert_eq!(status.code(), Some(0), "{stderr}");
+    assert_nothing_but_the_backend(&stderr);
+    assert_eq!(lines.len(), 2);
+    for line in &lines {
+        let snapshot: Snapshot = serde_json::from_str(line)?;
+        assert_eq!((snapshot.schema, snapshot.source.as_str()), (1, "wq"));
+        assert!(snapshot.duration_ns >= 900_000_000, "{}", snapshot.duration_ns);
+        let value: serde_json::Value = serde_json::from_str(line)?;
+        for field in ["schema", "source", "backend", "host", "start", "duration_ns", "series", "lost", "probe"] {
+            assert!(value.get(field).is_some(), "{field} is missing");
+        }
+        assert!(value["lost"]["unmatched"].is_u64() && value["probe"]["runs"].is_u64());
+        let start = value["start"].as_str().context("start is a text")?;
+        assert!(start.ends_with('Z') && start.contains('T'), "{start}");
+        for series in value["series"].as_array().context("series is a list")? {
+            assert!(series["labels"]["handler"].is_string() && series["labels"]["workqueue"].is_string(), "{series}");
+            let latency = &series["histograms"]["latency"];
+            for field in ["count", "min_ns", "mean_ns", "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns"] {
+                assert!(latency[field].is_u64(), "{field} is missing: {series}");
+            }
+            let buckets = latency["buckets"].as_array().context("buckets is a list")?;
+            let sum: u64 = buckets.iter().filter_map(|bucket| bucket[1].as_u64()).sum();
+            assert_eq!(Some(sum), latency["count"].as_u64());
+        }
+    }
+    Ok(())
+}
+
+/// Injects items while a reader takes a little of the output now and then, for at least `items` of them.
+fn read_slowly(arguments: &[&str], items: u64) -> Result<(u64, String)> {
+    let mut whylate = Running::start(arguments)?;
+    let mut stdout = whylate.stdout()?;
+    // All its programs are there: it measures, or is about to.
+    while programs::held_by(whylate.pid())?.len() < 4 {
+        ensure!(whylate.is_alive()?, "it ended");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let injection = thread::spawn(move || run(&Plan { at_once: 4_000, ..plan(items) }, &AtomicBool::new(false)));
+    let mut some = [0; 4096];
+    let mut peak_kb = 0;
+    while !injection.is_finished() {
+        peak_kb = peak_kb.max(whylate.peak_memory_kb()?);
+        if arguments.contains(&"--json") {
+            thread::sleep(Duration::from_millis(20));
+        } else {
+            ensure!(stdout.read(&mut some)? > 0, "it ended");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    let report = injection.join().map_err(|_| anyhow::anyhow!("the injection failed"))??;
+    assert!(report.complete);
+    whylate.signal(Signal::INT)?;
+    // It gets rid of what it has when somebody reads, and then ends.
+    let mut rest = Vec::new();
+    loop {
+        let bytes = stdout.read(&mut some)?;
+        if bytes == 0 {
+            break;
+        }
+        rest.extend_from_slice(&some[..bytes]);
+        peak_kb = peak_kb.max(whylate.peak_memory_kb().unwrap_or(0));
+    }
+    let (status, stderr) = whylate.end()?;
+    assert_eq!(status.code(), Some(0), "{stderr}");
+    assert_nothing_but_the_backend(&stderr);
+    Ok((peak_kb, text(&rest)))
+}
+
+#[test]
+fn a_slow_reader_of_every_item_does_not_cost_memory() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let (peak_kb, rest) = read_slowly(&["wq", "--slower", "1ns"], 100_000)?;
+    println!("text: {peak_kb} KB at most; it ends with {:?}", rest.lines().last());
+    assert!(peak_kb < 30 * 1024, "{peak_kb} KB");
+    let (peak_kb, _) = read_slowly(&["wq", "--slower", "1ns", "--json"], 100_000)?;
+    println!("json: {peak_kb} KB at most");
+    Ok(())
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A `whylate` that runs, is watched and is sent signals. It goes with the test.
+
+use std::fs;
+use std::io::Read;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Far longer than anything takes here.
+const PATIENCE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(5);
+
+/// The built program.
+pub fn whylate(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_whylate"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+pub struct Running(Child);
+
+impl Running {
+    pub fn start(arguments: &[&str]) -> Result<Self> {
+        let child = whylate(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        Ok(Running(child))
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    pub fn stdout(&mut self) -> Result<ChildStdout> {
+        self.0.stdout.take().context("its output is in use")
+    }
+
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill_process(Pid::from_child(&self.0), signal)?)
+    }
+
+    pub fn is_alive(&mut self) -> Result<bool> {
+        Ok(self.0.try_wait()?.is_none())
+    }
+
+    /// Waits for its end; its status and what it wrote on standard error.
+    pub fn end(&mut self) -> Result<(ExitStatus, String)> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.0.try_wait()? {
+                let mut stderr = String::new();
+                self.0.stderr.take().context("it has no standard error")?.read_to_string(&mut stderr)?;
+                return Ok((status, stderr));
+            }
+            if Instant::now() >= deadline {
+                bail!("it does not end");
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    /// True when it is writing to a pipe that is full.
+    pub fn is_stuck_writing(&self) -> Result<bool> {
+        let state = self.proc("status")?;
+        let is_asleep = state.lines().any(|line| line.starts_with("State:") && line.contains('S'));
+        // In the x86-64 numbers of system calls write is 1, in the generic ones 64.
+        let call = self.proc("syscall")?;
+        Ok(is_asleep && ["1 0x1 ", "64 0x1 "].iter().any(|write| call.starts_with(write)))
+    }
+
+    /// Waits until the signal is not pending any more.
+    pub fn wait_until_delivered(&self, signal: Signal) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let bit = 1_u64 << (signal.as_raw() - 1);
+        while Instant::now() < deadline {
+            let status = self.proc("status")?;
+            let pending = |name: &str| {
+                let mask = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("0").trim();
+                u64::from_str_radix(mask, 16).is_ok_and(|mask| mask & bit != 0)
+            };
+            if !pending("SigPnd:") && !pending("ShdPnd:") && self.is_stuck_writing()? {
+                return Ok(());
+            }
+            thread::sleep(POLL);
+        }
+        bail!("the signal is not delivered")
+    }
+
+    /// The most memory it had.
+    pub fn peak_memory_kb(&self) -> Result<u64> {
+        let status = self.proc("status")?;
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("it has ended")?;
+        Ok(peak.trim().trim_end_matches(" kB").parse()?)
+    }
+
+    fn proc(&self, file: &str) -> Result<String> {
+        let path = format!("/proc/{}/{file}", self.pid());
+        fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
