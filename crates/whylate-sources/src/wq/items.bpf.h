@@ -100,16 +100,18 @@ struct {
 	__type(value, struct item_history);
 } history_by_entry SEC(".maps");
 
-static __always_inline struct queued_set *home_of(u64 item)
-{
-	u32 index = hash_of(low_half(item), HOME_SET_BITS);
+/* Where an item belongs. */
+struct home {
+	struct queued_set *set;
+	u32 index;
+};
 
-	return bpf_map_lookup_elem(&queued_items, &index);
-}
-
-static __always_inline u32 home_index(u64 item)
+static __always_inline struct home home_of(u64 item)
 {
-	return hash_of(low_half(item), HOME_SET_BITS);
+	struct home home = { .index = hash_of(low_half(item), HOME_SET_BITS) };
+
+	home.set = bpf_map_lookup_elem(&queued_items, &home.index);
+	return home;
 }
 
 static __always_inline u32 spill_index(u64 item, u32 probe)
@@ -155,15 +157,17 @@ static __noinline u32 find_spilled(u64 item)
 }
 
 /* The entry that holds the item, queued or idle, and its number; NULL when there is none. */
-static __always_inline struct queued_item *find_item(struct queued_set *home, u64 item, u32 *entry)
+static __always_inline struct queued_item *find_item(const struct home *home, u64 item, u32 *entry)
 {
-	*entry = home_index(item) * SET_ITEMS;
-	if (home->items[0].item == item)
-		return &home->items[0];
+	if (!home->set)
+		return NULL;
+	*entry = home->index * SET_ITEMS;
+	if (home->set->items[0].item == item)
+		return &home->set->items[0];
 	*entry += 1;
-	if (home->items[1].item == item)
-		return &home->items[1];
-	if (!home->spilled)
+	if (home->set->items[1].item == item)
+		return &home->set->items[1];
+	if (!home->set->spilled)
 		return NULL;
 	*entry = find_spilled(item);
 	return *entry < NO_ENTRY ? entry_at(*entry) : NULL;
@@ -180,10 +184,10 @@ static __always_inline bool claim(struct queued_item *queued, u64 item)
 
 static __always_inline void leave_second_table(u64 item)
 {
-	struct queued_set *home = home_of(item);
+	struct home home = home_of(item);
 
-	if (home)
-		__sync_fetch_and_add(&home->spilled, -1);
+	if (home.set)
+		__sync_fetch_and_add(&home.set->spilled, -1);
 }
 
 /* Takes over an entry that is so old that its item was most likely cancelled. */
@@ -203,12 +207,12 @@ static __always_inline bool evict(struct queued_item *queued, u64 item, u64 now_
 }
 
 /* An entry where the home set has none free. */
-static __noinline u32 claim_spilled(struct queued_set *home, u64 item, u64 now_ns)
+static __noinline u32 claim_spilled(struct queued_set *home, u32 home_index, u64 item, u64 now_ns)
 {
 	if (evict(&home->items[0], item, now_ns, false))
-		return home_index(item) * SET_ITEMS;
+		return home_index * SET_ITEMS;
 	if (evict(&home->items[1], item, now_ns, false))
-		return home_index(item) * SET_ITEMS + 1;
+		return home_index * SET_ITEMS + 1;
 	for (u32 probe = 0; probe < SPILL_PROBES; probe++) {
 		u32 index = spill_index(item, probe);
 		struct queued_set *set = bpf_map_lookup_elem(&spilled_items, &index);
@@ -230,15 +234,17 @@ static __noinline u32 claim_spilled(struct queued_set *home, u64 item, u64 now_n
 }
 
 /* An entry for an item that has none, to be written, and its number; NULL when there is no room. */
-static __always_inline struct queued_item *claim_item(struct queued_set *home, u64 item, u64 now_ns, u32 *entry)
+static __always_inline struct queued_item *claim_item(const struct home *home, u64 item, u64 now_ns, u32 *entry)
 {
-	*entry = home_index(item) * SET_ITEMS;
-	if (claim(&home->items[0], item))
-		return &home->items[0];
+	if (!home->set)
+		return NULL;
+	*entry = home->index * SET_ITEMS;
+	if (claim(&home->set->items[0], item))
+		return &home->set->items[0];
 	*entry += 1;
-	if (claim(&home->items[1], item))
-		return &home->items[1];
-	*entry = claim_spilled(home, item, now_ns);
+	if (claim(&home->set->items[1], item))
+		return &home->set->items[1];
+	*entry = claim_spilled(home->set, home->index, item, now_ns);
 	return *entry < NO_ENTRY ? entry_at(*entry) : NULL;
 }
 

@@ -20,7 +20,8 @@ struct running_item {
 } __attribute__((aligned(64)));
 
 /*
- * A worker runs one item at a time and only itself writes its entry. Workers of BH workqueues have no task: their key is the
+ * A worker runs one item at a time and only itself writes its entry, which stays its own between two items: then `item` is 0, and only where
+ * a set is full another worker may take it over. Workers of BH workqueues have no task: their key is the
  * CPU plus one, which no kernel address equals; softirqs do not nest on a CPU.
  */
 struct running_set {
@@ -68,6 +69,19 @@ static __always_inline u64 bh_worker(void)
 	return (u64)bpf_get_smp_processor_id() + 1;
 }
 
+/* A set full of workers, most of which have nothing to run or are gone. */
+static __noinline u32 take_over_way(struct running_set *set, u64 worker)
+{
+#pragma unroll
+	for (u32 way = 0; way < WAYS; way++) {
+		u64 other = set->workers_by_way[way];
+
+		if (!set->items[way].item && __sync_val_compare_and_swap(&set->workers_by_way[way], other, worker) == other)
+			return way;
+	}
+	return WAYS;
+}
+
 static __always_inline void item_runs(u64 worker, u64 item, u32 series, u64 now_ns)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -77,10 +91,11 @@ static __always_inline void item_runs(u64 worker, u64 item, u32 series, u64 now_
 
 	if (!set)
 		return;
-	/* An end that was not seen leaves an entry behind. */
 	way = way_of(set->workers_by_way, worker);
 	if (way == WAYS)
 		way = claim_way(set->workers_by_way, worker);
+	if (way == WAYS)
+		way = take_over_way(set, worker);
 	if (way >= WAYS) {
 		lose(LOST_RUNNING_FULL);
 		return;
@@ -95,15 +110,8 @@ static __always_inline void item_runs(u64 worker, u64 item, u32 series, u64 now_
 	running->series = series;
 }
 
-/* A worker does not start an item before it has ended the one before. */
-static __always_inline bool runs_an_item(u64 worker)
-{
-	struct running_set *set = running_set_of(worker);
-
-	return set && way_of(set->workers_by_way, worker) < WAYS;
-}
-
-static __always_inline struct running_item *running_item_of(u64 worker, u64 item, u64 **owner)
+/* The entry of a worker that runs an item, or NULL. */
+static __always_inline struct running_item *running_item_of(u64 worker)
 {
 	struct running_set *set = running_set_of(worker);
 	u32 way;
@@ -111,9 +119,8 @@ static __always_inline struct running_item *running_item_of(u64 worker, u64 item
 	if (!set)
 		return NULL;
 	way = way_of(set->workers_by_way, worker);
-	if (way >= WAYS || set->items[way].item != item)
+	if (way >= WAYS || !set->items[way].item)
 		return NULL;
-	*owner = &set->workers_by_way[way];
 	return &set->items[way];
 }
 

@@ -60,11 +60,10 @@ impl Unfinished {
         }
         for set in 0..self.running.entries() {
             for way in 0..WAYS {
-                let worker = self.running.u64_at(set, way * size_of::<u64>()).load(Acquire);
-                if worker == 0 {
+                let item = offset_of!(running_set, items) + way * size_of::<running_item>();
+                if self.running.u64_at(set, item + offset_of!(running_item, item)).load(Acquire) == 0 {
                     continue;
                 }
-                let item = offset_of!(running_set, items) + way * size_of::<running_item>();
                 let started_ns = self.running.u64_at(set, item + offset_of!(running_item, started_ns)).load(Acquire);
                 let series = self.running.u32_at(set, item + offset_of!(running_item, series)).load(Acquire);
                 add(&mut counts.entry(series as usize).or_default().running, now_ns.saturating_sub(started_ns));

@@ -311,9 +311,9 @@ static __always_inline int item_starts(struct work_struct *work, struct task_str
 {
 	u64 item = (u64)work;
 	u64 handler = (u64)work->func;
-	struct queued_set *home = home_of(item);
+	struct home home = home_of(item);
 	u32 entry = NO_ENTRY;
-	struct queued_item *queued = home ? find_item(home, item, &entry) : NULL;
+	struct queued_item *queued = find_item(&home, item, &entry);
 	u64 stamp = queued ? queued->stamp : 0;
 	/* After the stamp, so that it is not before it. */
 	u64 now_ns = bpf_ktime_get_ns();
@@ -324,7 +324,7 @@ static __always_inline int item_starts(struct work_struct *work, struct task_str
 		if ((!has_wanted_handler || handler_is_wanted(handler)) && !is_barrier(handler))
 			lose(LOST_UNMATCHED);
 		/* At the tracepoint a softirq looks like the worker that it interrupts; but that one has its item already. */
-		is_bh |= measure_phases && runs_an_item((u64)task);
+		is_bh |= measure_phases && running_item_of((u64)task);
 	} else if (queued->handler != low_half(handler)) {
 		lose(LOST_REUSED);
 		take_item(queued, entry, item, stamp);
@@ -373,16 +373,15 @@ int BPF_PROG(on_workqueue_execute_end, struct work_struct *work)
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct running_item *running;
 	struct series *series;
-	u64 *owner = NULL;
 	struct run run;
 	u32 id;
 
 	if (!enabled)
 		return 0;
-	running = running_item_of((u64)task, (u64)work, &owner);
-	if (!running)
-		running = running_item_of(bh_worker(), (u64)work, &owner);
-	if (!running || !owner) {
+	running = running_item_of((u64)task);
+	if (!running || running->item != (u64)work)
+		running = running_item_of(bh_worker());
+	if (!running || running->item != (u64)work) {
 		lose(LOST_END_UNMATCHED);
 		return 0;
 	}
@@ -397,7 +396,7 @@ int BPF_PROG(on_workqueue_execute_end, struct work_struct *work)
 		count_rare(series, ASLEEP_OF_SWITCHED, run.asleep_ns);
 		count_rare(series, READY_OF_SWITCHED, run.ready_ns);
 	}
-	*owner = 0;
+	running->item = 0;
 	return 0;
 }
 
@@ -446,7 +445,7 @@ static __noinline bool queued_twice(void *ctx, struct queued_item *queued, u64 s
 }
 
 /* The entry of an item that is queued now, to be written. */
-static __always_inline struct queued_item *entry_for(void *ctx, struct queued_set *home, u64 item, u32 handler, u64 now_ns,
+static __always_inline struct queued_item *entry_for(void *ctx, const struct home *home, u64 item, u32 handler, u64 now_ns,
 						     struct placing *placing)
 {
 	struct queued_item *queued = find_item(home, item, &placing->entry);
@@ -455,7 +454,11 @@ static __always_inline struct queued_item *entry_for(void *ctx, struct queued_se
 	if (!queued)
 		return claim_item(home, item, now_ns, &placing->entry);
 	stamp = queued->stamp;
-	if (!stamp && claim(queued, item))
+	/*
+	 * Idle since its last start, so nobody else writes it; but for an item without room that takes it over in this very instant. Then one
+	 * of the two is counted as unmatched, and the stamp fits both.
+	 */
+	if (!stamp)
 		return queued;
 	/* Read after the stamp: an idle entry may have been taken over. */
 	if (stamp > STAMP_BUSY && queued->item == item) {
@@ -477,7 +480,7 @@ int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, s
 {
 	u64 item = (u64)work;
 	struct queued_item *queued;
-	struct queued_set *home;
+	struct home home;
 	struct placing placing = { .entry = NO_ENTRY };
 	u64 handler, now_ns;
 	u32 series;
@@ -490,9 +493,9 @@ int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, s
 	now_ns = bpf_ktime_get_ns() & ~(u64)STAMP_HAS_EARLIER;
 	series = series_of_queued(pwq, handler, now_ns);
 	home = home_of(item);
-	if (series == SERIES_NONE || !home)
+	if (series == SERIES_NONE)
 		return 0;
-	queued = entry_for(ctx, home, item, low_half(handler), now_ns, &placing);
+	queued = entry_for(ctx, &home, item, low_half(handler), now_ns, &placing);
 	if (!queued)
 		return 0;
 	queued->handler = low_half(handler);
@@ -513,14 +516,14 @@ int BPF_PROG(on_workqueue_activate_work, struct work_struct *work)
 	u64 item = (u64)work;
 	struct item_history *history;
 	struct queued_item *queued;
-	struct queued_set *home;
+	struct home home;
 	u32 entry;
 
 	/* Nearly every item is activated while it is queued, and is not marked inactive then. */
 	if (!work_is_inactive(work) || !enabled)
 		return 0;
 	home = home_of(item);
-	queued = home ? find_item(home, item, &entry) : NULL;
+	queued = find_item(&home, item, &entry);
 	history = queued ? bpf_map_lookup_elem(&history_by_entry, &entry) : NULL;
 	if (!history || queued->stamp <= STAMP_BUSY)
 		return 0;
