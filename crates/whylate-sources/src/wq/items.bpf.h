@@ -17,7 +17,7 @@
 
 enum item_limits {
 	SET_ITEMS = 2,
-	HOME_SET_BITS = 11,
+	HOME_SET_BITS = 12,
 	HOME_SETS = 1 << HOME_SET_BITS,
 	SPILL_SET_BITS = 16,
 	SPILL_SETS = 1 << SPILL_SET_BITS,
