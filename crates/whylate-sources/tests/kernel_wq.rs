@@ -294,6 +294,15 @@ fn a_handler_that_does_not_exist_is_never_seen() -> Result<()> {
     session.ensure_nothing_hidden()
 }
 
+/// What is not counted is stated as unmatched, and is rare.
+fn assert_counted(count: u64, (least, most): (u64, u64), stated: u64, what: &str) {
+    assert!(
+        count <= most && count + stated >= least,
+        "{what}: {count} and {stated} unmatched, in the trace {least} to {most}"
+    );
+    assert!(stated <= 1 + most / 1_000, "{what}: {stated} unmatched of {most}");
+}
+
 #[test]
 fn the_total_does_not_depend_on_how_series_are_told_apart() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
@@ -302,7 +311,8 @@ fn the_total_does_not_depend_on_how_series_are_told_apart() -> Result<()> {
         let (least, most) = session.truth.count();
         let total = session.snapshot.total("latency").count();
         println!("by {key:?}: {total}, in the trace {least} to {most}, {} series", session.snapshot.series.len());
-        assert!((least..=most).contains(&total), "by {key:?}: {total}, in the trace {least} to {most}");
+        let stated = session.snapshot.lost["unmatched"];
+        assert_counted(total, (least, most), stated, &format!("by {key:?}"));
         assert!(least >= 10_000);
         session.ensure_nothing_hidden()?;
         let (label, groups) = match key {
@@ -315,7 +325,7 @@ fn the_total_does_not_depend_on_how_series_are_told_apart() -> Result<()> {
         for (name, executions) in groups {
             let (least, most) = counts(&executions);
             let count = counted.get(&name).map_or(0, Histogram::count);
-            assert!((least..=most).contains(&count), "{label} {name}: {count}, in the trace {least} to {most}");
+            assert_counted(count, (least, most), stated, &format!("{label} {name}"));
         }
     }
     Ok(())
@@ -352,11 +362,7 @@ fn snapshots_taken_meanwhile_lose_and_double_nothing() -> Result<()> {
             total.count(),
             session.outcome
         );
-        assert!(
-            (least..=most).contains(&total.count()),
-            "{} in the snapshots, in the trace {least} to {most}",
-            total.count()
-        );
+        assert_counted(total.count(), (least, most), session.snapshot.lost["unmatched"], "in the snapshots");
         if key == By::Handler {
             assert_eq!(session.of(HANDLER, "latency").count(), ran);
         }
