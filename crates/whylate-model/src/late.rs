@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::blame::WorkEvidence;
 use crate::snapshot::Labels;
 
 /// Something that waited longer than the user allows.
@@ -26,6 +27,9 @@ pub struct LateEvent {
     /// What made it wait; they add up to `latency_ns`. Empty unless `--why` asks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub causes: Vec<Cause>,
+    /// What the causes were told from; kept only where it is asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evidence: Option<Box<WorkEvidence>>,
 }
 
 /// A part of a late event's time and who had it.

@@ -4,13 +4,17 @@
 //! Nothing in this crate touches the kernel, reads a clock or needs a privilege, so that a recording replays through the
 //! same code as a live run and every output can be tested from a fixed [`Snapshot`].
 
+pub mod blame;
 pub mod histogram;
 pub mod late;
+pub mod occupancy;
 pub mod snapshot;
 pub mod stack;
 pub mod units;
 
+pub use blame::WorkEvidence;
 pub use histogram::Histogram;
 pub use late::{Cause, CauseKind, LateEvent};
+pub use occupancy::{Interval, Occupancy, Occupant};
 pub use snapshot::{Labels, Probe, Series, Snapshot};
 pub use stack::Stack;

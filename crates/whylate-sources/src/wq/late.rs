@@ -38,6 +38,7 @@ pub(super) fn event_of(item: &late_item, stack: Vec<String>) -> LateEvent {
         ],
         stack,
         causes: Vec::new(),
+        evidence: None,
     }
 }
 
