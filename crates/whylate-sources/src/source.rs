@@ -117,6 +117,10 @@ pub struct Options {
     pub late_over_ns: Option<u64>,
     /// Late events carry the kernel stack of whoever asked for the work.
     pub stacks: bool,
+    /// Yield a late event with its causes for each latency of at least this.
+    pub explain_over_ns: Option<u64>,
+    /// Late events also carry what their causes were told from.
+    pub keep_evidence: bool,
 }
 
 /// How series are told apart.

@@ -128,6 +128,7 @@ impl Arguments {
             phases: self.json || self.table || self.phases || self.slower.is_some(),
             late_over_ns: self.slower,
             stacks: self.stack,
+            ..Options::default()
         }
     }
 }
