@@ -5,16 +5,20 @@
 //! same code as a live run and every output can be tested from a fixed [`Snapshot`].
 
 pub mod blame;
+pub mod culprits;
 pub mod histogram;
 pub mod late;
 pub mod occupancy;
 pub mod snapshot;
 pub mod stack;
 pub mod units;
+pub mod worst;
 
 pub use blame::WorkEvidence;
+pub use culprits::Culprits;
 pub use histogram::Histogram;
 pub use late::{Cause, CauseKind, LateEvent};
 pub use occupancy::{Interval, Occupancy, Occupant};
 pub use snapshot::{Labels, Probe, Series, Snapshot};
 pub use stack::Stack;
+pub use worst::Worst;

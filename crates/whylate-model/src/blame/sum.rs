@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Time by cause.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use crate::{Cause, CauseKind};
+
+/// What a span of time is blamed on: the kind of delay, and who caused it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Blame {
+    pub kind: CauseKind,
+    pub who: String,
+}
+
+impl Blame {
+    pub fn new(kind: CauseKind, who: impl Into<String>) -> Self {
+        Blame { kind, who: who.into() }
+    }
+
+    /// It cannot be told; `why` says what is missing.
+    pub fn unknown(why: &str) -> Self {
+        Blame::new(CauseKind::Unknown, why)
+    }
+}
+
+/// Adds up the parts of a window by what they are blamed on.
+#[derive(Debug, Default)]
+pub(super) struct Sum<'a> {
+    by_blame: BTreeMap<Blame, Part<'a>>,
+    total_ns: u64,
+}
+
+#[derive(Debug, Default)]
+struct Part<'a> {
+    ns: u64,
+    /// How much of it was seen with each stack; only stacks that have frames.
+    by_stack: BTreeMap<&'a [String], u64>,
+}
+
+impl<'a> Sum<'a> {
+    pub fn add(&mut self, blame: Blame, ns: u64, stack: &'a [String]) {
+        if ns == 0 {
+            return;
+        }
+        self.total_ns += ns;
+        let part = self.by_blame.entry(blame).or_default();
+        part.ns += ns;
+        if !stack.is_empty() {
+            *part.by_stack.entry(stack).or_default() += ns;
+        }
+    }
+
+    pub fn total_ns(&self) -> u64 {
+        self.total_ns
+    }
+
+    /// The causes, largest first, each with the stack that most of it was seen with.
+    pub fn into_causes(self) -> Vec<Cause> {
+        let mut causes: Vec<Cause> = self
+            .by_blame
+            .into_iter()
+            .map(|(blame, part)| {
+                // Of equals the first in order, so that the same evidence always gives the same causes.
+                let stack = part.by_stack.into_iter().min_by_key(|&(_, ns)| Reverse(ns));
+                let stack = stack.map(|(stack, _)| stack.to_vec()).unwrap_or_default();
+                Cause { kind: blame.kind, who: blame.who, ns: part.ns, stack }
+            })
+            .collect();
+        // Stable: causes of equal length stay in order of kind and name.
+        causes.sort_by_key(|cause| Reverse(cause.ns));
+        causes
+    }
+}
