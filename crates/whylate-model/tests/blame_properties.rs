@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What holds of the causes of any evidence, however contradictory, and a second way to tell them: instant by instant.
+
+use std::collections::BTreeMap;
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use whylate_model::blame::{HeldSlot, PoolClass, Wakeup, WorkEvidence, causes};
+use whylate_model::occupancy::{BusyPools, Merged, MergedPart, Taken};
+use whylate_model::{Cause, CauseKind, Interval, Occupancy, Occupant};
+
+const WORKER: u32 = 77;
+const KERNEL_STACK: [&str; 4] =
+    ["hrtimer_interrupt", "asm_sysvec_apic_timer_interrupt", "_raw_spin_unlock_irqrestore", "console_unlock"];
+
+/// Times from a small range collide, times from a large one overflow what does not expect them.
+fn any_time() -> impl Strategy<Value = u64> + Clone + use<> {
+    prop_oneof![8 => 0..120u64, 1 => any::<u64>(), 1 => u64::MAX - 40..=u64::MAX]
+}
+
+fn small_time() -> impl Strategy<Value = u64> + Clone + use<> {
+    0..120u64
+}
+
+fn any_occupant() -> impl Strategy<Value = Occupant> {
+    let work = |handler: &str, tid, name: &str| Occupant::Work { handler: handler.into(), tid, name: name.into() };
+    prop_oneof![
+        Just(Occupant::Idle),
+        Just(Occupant::Thread { tid: 1, name: "dd".into() }),
+        Just(Occupant::Thread { tid: WORKER, name: "kworker/1:0".into() }),
+        Just(work("own_fn", WORKER, "kworker/1:0")),
+        Just(work("other_fn", 78, "kworker/1:2")),
+        Just(work("high_fn", 79, "kworker/1:1H")),
+        Just(work("unbound_fn", 80, "kworker/u4:1")),
+        Just(Occupant::Irq { name: "local_timer".into() }),
+        Just(Occupant::Irq { name: "nvme0q1".into() }),
+        Just(Occupant::Softirq { name: "net_rx".into() }),
+    ]
+}
+
+fn any_stack() -> impl Strategy<Value = Vec<String>> {
+    // Nothing, user code, and kernel code.
+    prop_oneof![Just(0), Just(2), Just(3), Just(4)]
+        .prop_map(|frames| KERNEL_STACK[..frames].iter().map(|f| f.to_string()).collect())
+}
+
+fn any_slot(time: impl Strategy<Value = u64> + Clone) -> impl Strategy<Value = HeldSlot> {
+    (prop_oneof![Just("a_fn"), Just("b_fn"), Just("c_fn")], time.clone(), time)
+        .prop_map(|(handler, started_ns, ended_ns)| HeldSlot { handler: handler.into(), started_ns, ended_ns })
+}
+
+fn any_taken() -> impl Strategy<Value = Taken> {
+    let some = || prop_oneof![3 => Just(0), 2 => 0..60u64, 1 => any::<u64>()];
+    (some(), some()).prop_map(|(steal_ns, nmi_ns)| Taken { steal_ns, nmi_ns })
+}
+
+fn any_interval() -> impl Strategy<Value = Interval> {
+    (any_time(), any_time(), any_occupant(), any_taken(), any_time(), any_stack(), any::<(bool, bool)>()).prop_map(
+        |(start_ns, end_ns, occupant, taken, late_ns, stack, (normal, highpri))| Interval {
+            start_ns,
+            end_ns,
+            occupant,
+            taken,
+            late_ns,
+            stack,
+            busy: BusyPools { normal, highpri },
+        },
+    )
+}
+
+fn any_merged() -> impl Strategy<Value = Merged> {
+    let part =
+        (any_occupant(), any_time(), any_taken()).prop_map(|(occupant, ns, taken)| MergedPart { occupant, ns, taken });
+    (any_time(), any_time(), vec(part, 0..6)).prop_map(|(start_ns, end_ns, parts)| Merged { start_ns, end_ns, parts })
+}
+
+/// In order and disjoint, with nothing taken, as a source yields it.
+fn sound_intervals() -> impl Strategy<Value = Vec<Interval>> {
+    let interval = (0..25u64, 0..4u64, any_occupant(), 0..60u64, any_stack(), any::<(bool, bool)>());
+    vec(interval, 0..12).prop_map(|drawn| {
+        let mut now_ns = 0;
+        let mut intervals = Vec::new();
+        for (ns, gap_ns, occupant, late_ns, stack, (normal, highpri)) in drawn {
+            let start_ns = now_ns + gap_ns / 3;
+            now_ns = start_ns + ns + 1;
+            let is_irq = matches!(occupant, Occupant::Irq { .. });
+            intervals.push(Interval {
+                start_ns,
+                end_ns: now_ns,
+                occupant,
+                taken: Taken::default(),
+                late_ns: if is_irq { late_ns } else { 0 },
+                stack: if is_irq { stack } else { Vec::new() },
+                busy: BusyPools { normal, highpri },
+            });
+        }
+        intervals
+    })
+}
+
+fn any_pool() -> impl Strategy<Value = PoolClass> {
+    prop_oneof![Just(PoolClass::Normal), Just(PoolClass::Highpri), Just(PoolClass::Unbound), Just(PoolClass::Softirq)]
+}
+
+fn evidence_of(
+    time: impl Strategy<Value = u64> + Clone + 'static,
+    occupancy: impl Strategy<Value = Occupancy>,
+) -> impl Strategy<Value = WorkEvidence> {
+    let wakeup =
+        (time.clone(), option::of((time.clone(), 0..4u32))).prop_map(|(woken_ns, moved)| Wakeup { woken_ns, moved });
+    (
+        (time.clone(), time.clone(), time.clone(), any_pool(), any::<bool>(), time.clone()),
+        (option::of(wakeup), vec(any_slot(time.clone()), 0..5), option::of(any_slot(time)), occupancy),
+    )
+        .prop_map(
+            |(
+                (queued_ns, activated_ns, started_ns, pool, rescued, created_ns),
+                (wakeup, slots, previous, occupancy),
+            )| {
+                WorkEvidence {
+                    queued_ns,
+                    activated_ns,
+                    started_ns,
+                    workqueue: "events".into(),
+                    pool,
+                    worker_tid: WORKER,
+                    by_rescuer: rescued && created_ns % 4 == 0,
+                    worker_created_ns: if created_ns % 3 == 0 { created_ns } else { 0 },
+                    wakeup,
+                    slots,
+                    previous,
+                    occupancy,
+                }
+            },
+        )
+}
+
+fn any_evidence() -> impl Strategy<Value = WorkEvidence> {
+    let occupancy = (any_time(), option::of(any_merged()), vec(any_interval(), 0..12))
+        .prop_map(|(since_ns, merged, intervals)| Occupancy { cpu: 1, since_ns, merged, intervals });
+    evidence_of(any_time(), occupancy)
+}
+
+fn sound_evidence() -> impl Strategy<Value = WorkEvidence> {
+    let occupancy = sound_intervals().prop_map(|intervals| Occupancy { cpu: 1, since_ns: 0, merged: None, intervals });
+    evidence_of(small_time(), occupancy)
+}
+
+fn by_blame(causes: &[Cause]) -> BTreeMap<(CauseKind, String), u64> {
+    causes.iter().map(|cause| ((cause.kind, cause.who.clone()), cause.ns)).collect()
+}
+
+/// What the instant from `at_ns` to the next nanosecond is blamed on, told by the rules alone. Only for one slot at most.
+fn blame_at(evidence: &WorkEvidence, at_ns: u64) -> (CauseKind, String) {
+    let cause = |kind, who: &str| (kind, who.to_owned());
+    if at_ns < evidence.activated_ns {
+        let holder = evidence.slots.iter().find(|slot| slot.started_ns < slot.ended_ns && at_ns < slot.ended_ns);
+        return cause(CauseKind::MaxActive, holder.map_or("events", |slot| &slot.handler));
+    }
+    let previous = evidence.previous.as_ref().filter(|item| item.started_ns <= at_ns && at_ns < item.ended_ns);
+    let interval =
+        evidence.occupancy.intervals.iter().find(|interval| interval.start_ns <= at_ns && at_ns < interval.end_ns);
+    if evidence.pool != PoolClass::Softirq && evidence.wakeup.is_none_or(|wakeup| at_ns < wakeup.woken_ns) {
+        let busy = interval.is_some_and(|interval| match evidence.pool {
+            PoolClass::Normal => interval.busy.normal,
+            PoolClass::Highpri => interval.busy.highpri,
+            PoolClass::Unbound | PoolClass::Softirq => false,
+        });
+        let awaited = interval.is_some_and(|interval| {
+            matches!(interval.occupant, Occupant::Thread { tid: WORKER, .. } | Occupant::Work { tid: WORKER, .. })
+        });
+        if !busy && !awaited {
+            return match previous {
+                Some(item) => cause(CauseKind::Work, &item.handler),
+                None if evidence.by_rescuer => cause(CauseKind::Wakeup, "rescuer"),
+                None if at_ns < evidence.worker_created_ns => cause(CauseKind::Wakeup, "worker creation"),
+                None if interval.is_none() => cause(CauseKind::Unknown, "not recorded"),
+                None if evidence.wakeup.is_none() => cause(CauseKind::Unknown, "the worker's wakeup was not seen"),
+                None => cause(CauseKind::Unknown, "no worker was woken"),
+            };
+        }
+    } else if let Some((_, cpu)) = evidence
+        .wakeup
+        .filter(|_| evidence.pool != PoolClass::Softirq)
+        .and_then(|wakeup| wakeup.moved)
+        .filter(|&(moved_ns, _)| at_ns < moved_ns)
+    {
+        return match previous {
+            Some(item) => cause(CauseKind::Work, &item.handler),
+            None => cause(CauseKind::Wakeup, &format!("run queue of CPU {cpu}")),
+        };
+    }
+    let Some(interval) = interval else {
+        return cause(CauseKind::Unknown, "not recorded");
+    };
+    let (kind, who) = match &interval.occupant {
+        Occupant::Idle => return cause(CauseKind::IdleExit, "CPU 1"),
+        Occupant::Irq { name } => return cause(CauseKind::Irq, name),
+        Occupant::Softirq { name } => cause(CauseKind::Softirq, name),
+        Occupant::Work { handler, .. } => cause(CauseKind::Work, handler),
+        Occupant::Thread { tid: WORKER, name } => cause(CauseKind::Wakeup, &format!("{name}:{WORKER}")),
+        Occupant::Thread { tid, name } => cause(CauseKind::Thread, &format!("{name}:{tid}")),
+    };
+    let masked = evidence.occupancy.intervals.iter().any(|irq| {
+        let from_user = irq.stack.len() == 2;
+        irq.late_ns > 0 && !from_user && irq.start_ns > at_ns && irq.start_ns.saturating_sub(irq.late_ns) <= at_ns
+    });
+    (if masked { CauseKind::IrqsOff } else { kind }, who)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    #[test]
+    fn causes_add_up_to_the_latency(evidence in any_evidence()) {
+        let found = causes(&evidence);
+        let total: u128 = found.iter().map(|cause| u128::from(cause.ns)).sum();
+        prop_assert_eq!(total, u128::from(evidence.started_ns.saturating_sub(evidence.queued_ns)));
+        prop_assert!(found.iter().all(|cause| cause.ns > 0), "{:?}", found);
+        prop_assert!(found.is_sorted_by(|a, b| a.ns >= b.ns), "{:?}", found);
+        prop_assert_eq!(by_blame(&found).len(), found.len(), "equal causes are one");
+        prop_assert_eq!(causes(&evidence), found);
+    }
+
+    #[test]
+    fn each_instant_is_blamed_by_the_rules(mut evidence in sound_evidence()) {
+        evidence.slots.truncate(1);
+        let mut expected = BTreeMap::new();
+        for at_ns in evidence.queued_ns..evidence.started_ns {
+            *expected.entry(blame_at(&evidence, at_ns)).or_default() += 1u64;
+        }
+        prop_assert_eq!(by_blame(&causes(&evidence)), expected);
+    }
+
+    #[test]
+    fn where_an_account_is_cut_does_not_matter(evidence in sound_evidence(), cuts in vec(0..300u64, 0..8)) {
+        let mut cut = evidence.clone();
+        for at_ns in cuts {
+            let Some(index) = cut.occupancy.intervals.iter().position(|i| i.start_ns < at_ns && at_ns < i.end_ns) else {
+                continue;
+            };
+            let whole = &mut cut.occupancy.intervals[index];
+            // An interrupt comes in once.
+            let rest = Interval { start_ns: at_ns, late_ns: 0, stack: Vec::new(), ..whole.clone() };
+            whole.end_ns = at_ns;
+            cut.occupancy.intervals.insert(index + 1, rest);
+        }
+        prop_assert_eq!(causes(&cut), causes(&evidence));
+    }
+
+    #[test]
+    fn order_of_the_evidence_does_not_matter(evidence in sound_evidence()) {
+        let mut turned = evidence.clone();
+        turned.slots.reverse();
+        turned.occupancy.intervals.reverse();
+        prop_assert_eq!(causes(&turned), causes(&evidence));
+    }
+
+    /// Without stacks of late interrupts, an account says the same after it has been merged.
+    #[test]
+    fn merging_conserves_the_time_of_each_occupant(mut intervals in sound_intervals(), pool in any_pool()) {
+        for (now_ns, interval) in intervals.iter_mut().enumerate() {
+            interval.late_ns = 0;
+            interval.taken.steal_ns = (interval.end_ns - interval.start_ns) / (2 + now_ns as u64);
+        }
+        let end_ns = intervals.last().map_or(0, |interval| interval.end_ns);
+        let woken = WorkEvidence {
+            started_ns: end_ns,
+            pool,
+            worker_tid: WORKER,
+            wakeup: Some(Wakeup::default()),
+            occupancy: Occupancy { cpu: 1, since_ns: 0, merged: None, intervals },
+            ..WorkEvidence::default()
+        };
+        let mut merged = woken.clone();
+        let parts = merged.occupancy.intervals.drain(..).map(|interval| MergedPart {
+            ns: interval.end_ns - interval.start_ns,
+            occupant: interval.occupant,
+            taken: interval.taken,
+        });
+        let parts = parts.collect();
+        merged.occupancy.merged = Some(Merged { start_ns: 0, end_ns, parts });
+        prop_assert_eq!(by_blame(&causes(&merged)), by_blame(&causes(&woken)));
+    }
+
+    #[test]
+    fn without_evidence_all_is_unknown(queued_ns in any::<u64>(), latency_ns in 1..u64::MAX, pool in any_pool()) {
+        let started_ns = queued_ns.saturating_add(latency_ns);
+        let bare = WorkEvidence { queued_ns, activated_ns: queued_ns, started_ns, pool, worker_tid: WORKER, ..WorkEvidence::default() };
+        let found = causes(&bare);
+        prop_assert!(found.iter().all(|cause| cause.kind == CauseKind::Unknown && cause.stack.is_empty()), "{:?}", found);
+        prop_assert_eq!(found.iter().map(|cause| cause.ns).sum::<u64>(), started_ns - queued_ns);
+    }
+
+    #[test]
+    fn json_keeps_the_evidence(evidence in any_evidence()) {
+        let text = serde_json::to_string(&evidence).expect("evidence serialises");
+        prop_assert_eq!(serde_json::from_str::<WorkEvidence>(&text).expect("and parses"), evidence);
+    }
+}
