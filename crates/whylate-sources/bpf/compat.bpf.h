@@ -53,15 +53,26 @@ static __always_inline u64 task_run_delay_ns(const struct task_struct *task)
 	return 0;
 }
 
-/* A kthread's struct kthread is in worker_private since 5.17, so in every kernel with the other hooks. */
+/*
+ * The worker of a thread with PF_WQ_WORKER. A kthread's struct kthread is in worker_private since 5.17, so in every kernel with the other
+ * hooks.
+ */
+static __always_inline struct worker *worker_of(const struct task_struct *task)
+{
+	struct kthread *kthread = task->worker_private;
+
+	return (struct worker *)BPF_CORE_READ(kthread, data);
+}
+
 static __always_inline bool is_rescuer(const struct task_struct *task)
 {
-	struct kthread *kthread;
-	struct worker *worker;
-
 	if (!(task->flags & PF_WQ_WORKER))
 		return false;
-	kthread = BPF_CORE_READ(task, worker_private);
-	worker = (struct worker *)BPF_CORE_READ(kthread, data);
-	return BPF_CORE_READ(worker, rescue_wq) != NULL;
+	return BPF_CORE_READ(worker_of(task), rescue_wq) != NULL;
+}
+
+/* The function of the item that a worker has, or 0. */
+static __always_inline u64 handler_of_worker(const struct task_struct *task)
+{
+	return (u64)BPF_CORE_READ(worker_of(task), current_func);
 }

@@ -88,6 +88,7 @@ struct pool_workqueue {
 };
 
 struct worker {
+	void (*current_func)(struct work_struct *work);
 	struct task_struct *task;
 	struct worker_pool *pool;
 	struct workqueue_struct *rescue_wq;
@@ -96,6 +97,7 @@ struct worker {
 struct rq {
 	u64 clock;
 	u64 clock_task;
+	u64 prev_steal_time_rq;
 };
 
 struct cfs_rq {
@@ -112,10 +114,18 @@ struct sched_info {
 	unsigned long long run_delay;
 };
 
+struct thread_info {
+	u32 cpu;
+};
+
 struct task_struct {
+	struct thread_info thread_info;
 	unsigned int flags;
 	int pid;
 	int tgid;
+	int static_prio;
+	int nr_cpus_allowed;
+	u64 start_time;
 	char comm[16];
 	unsigned long nvcsw;
 	unsigned long nivcsw;
@@ -126,6 +136,19 @@ struct task_struct {
 
 struct kthread {
 	void *data;
+};
+
+struct irqaction {
+	const char *name;
+};
+
+struct timerqueue_node {
+	s64 expires;
+};
+
+struct hrtimer {
+	struct timerqueue_node node;
+	void *function;
 };
 
 #pragma clang attribute pop

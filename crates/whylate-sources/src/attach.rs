@@ -93,6 +93,14 @@ pub struct ProgramStatistics {
     pub recursion_misses: u64,
 }
 
+impl std::ops::AddAssign for ProgramStatistics {
+    fn add_assign(&mut self, other: Self) {
+        self.probe.run_ns += other.probe.run_ns;
+        self.probe.runs += other.probe.runs;
+        self.recursion_misses += other.recursion_misses;
+    }
+}
+
 /// Asks the kernel for the sums over `programs`; a program that it does not answer for counts as zero.
 pub fn statistics<Fd: AsFd>(programs: impl IntoIterator<Item = Fd>) -> ProgramStatistics {
     let mut sum = ProgramStatistics::default();
@@ -124,6 +132,12 @@ pub fn read_plain<T: PlainData>(bytes: &[u8]) -> Option<T> {
     }
     // SAFETY: there are enough bytes, any bytes are a valid `T`, and the read does not need alignment.
     Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+}
+
+/// The text of a character array, up to its first zero byte.
+pub fn text(characters: &[i8]) -> String {
+    let bytes: Vec<u8> = characters.iter().map(|&c| c as u8).take_while(|&byte| byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The error number that the kernel gave. libbpf-rs shows it only in the text of its innermost error.

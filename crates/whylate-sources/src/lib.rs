@@ -6,8 +6,10 @@
 pub mod attach;
 pub mod capabilities;
 pub mod clock;
+pub mod cpus;
 pub mod inject;
 pub mod mapped;
+mod occupancy;
 pub mod source;
 pub mod symbols;
 pub mod tracefs;

@@ -32,6 +32,11 @@ pub trait Attached {
     /// # Errors
     /// When the kernel refuses to hand over what was gathered.
     fn drain_late(&mut self, wait: std::time::Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()>;
+
+    /// What cannot be told on this kernel of what was asked for, if anything.
+    fn weaker(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// The way a source measures on this kernel.

@@ -25,6 +25,19 @@ impl KernelSymbols {
         &self.names[&address]
     }
 
+    /// The functions of a stack as the kernel's stack maps hold it, innermost first, without our own program and what calls it.
+    pub fn stack(&mut self, addresses: &[u8]) -> Vec<String> {
+        addresses
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|address| u64::from_ne_bytes(*address))
+            .take_while(|&address| address != 0)
+            .map(|address| self.name(address).to_owned())
+            .skip_while(|name| name.starts_with("bpf_prog_") || name.starts_with("bpf_trace_run"))
+            .collect()
+    }
+
     fn look_up(&mut self, address: u64) -> String {
         let symbolizer = self.symbolizer.get_or_insert_with(Symbolizer::new);
         // The running kernel's own list has every function; an image on disk would have to be searched for.

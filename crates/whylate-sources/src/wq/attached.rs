@@ -14,17 +14,22 @@ use libbpf_rs::{Link, MapCore, MapFlags, RingBuffer, RingBufferBuilder};
 use whylate_model::{LateEvent, Snapshot};
 
 use super::gather::{self, Gathered, per_cpu};
-use super::skel::types::{item_limits, late_item, lost_reason, series_key};
+use super::skel::types::{explain_limits, item_limits, late_item, lost_reason, series_key};
 use super::skel::{OpenWqSkel, WqSkel, WqSkelBuilder};
-use super::{FENTRY, INFO, late};
+use super::{FENTRY, INFO, explain, late};
 use crate::attach::{self, ProgramStatistics};
 use crate::clock;
+use crate::cpus;
 use crate::mapped::MappedArray;
+use crate::occupancy::Account;
 use crate::source::{AttachError, Attached, Backend, By, Options};
 use crate::symbols::KernelSymbols;
 
 /// How many different stacks of queuers are kept.
 const QUEUEING_STACKS: u32 = 16384;
+
+/// Room for late events with their windows, in bytes: some hundred large ones, some thousand small ones.
+const EXPLAINED_ITEMS_BYTES: u32 = 4 << 20;
 
 /// Every reason for a lost event, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
 const LOST: [(lost_reason, &str); 11] = [
@@ -41,6 +46,16 @@ const LOST: [(lost_reason, &str); 11] = [
     (lost_reason::LOST_STACKS, "stacks"),
 ];
 
+/// What the kernel has told of late items, in order.
+type LateRecords = Rc<RefCell<VecDeque<LateRecord>>>;
+
+/// One late item as the kernel tells of it.
+enum LateRecord {
+    Plain(Box<late_item>),
+    /// With a window of the account.
+    Explained(Box<[u8]>),
+}
+
 /// The source `wq`, measuring. The programs go with the links.
 pub(super) struct AttachedWq {
     /// Dropped first, so that nothing runs while the rest goes.
@@ -51,7 +66,9 @@ pub(super) struct AttachedWq {
     gathered: Gathered,
     lost: MappedArray,
     ring: Option<RingBuffer<'static>>,
-    late: Rc<RefCell<VecDeque<late_item>>>,
+    late: LateRecords,
+    account: Option<Account>,
+    keep_evidence: bool,
     symbols: KernelSymbols,
     host: String,
     /// When the span of the next snapshot began.
@@ -65,19 +82,28 @@ impl AttachedWq {
         options: &Options,
         backend: &'static str,
         fallback_reason: Option<String>,
+        account: &mut Option<Account>,
     ) -> Result<Self, AttachError> {
         let mut open = WqSkelBuilder::default().open(attach::open_object())?;
         configure(&mut open, options, backend)?;
+        if let Some(account) = account {
+            prepare_to_explain(&mut open, account)?;
+        }
         let mut skeleton = open.load()?;
         let gathered = Gathered::new(&skeleton, options)?;
         let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>())
             .context("cannot map the counts of lost events")?;
         let late = Rc::new(RefCell::new(VecDeque::new()));
-        let ring = match options.late_over_ns {
-            Some(_) => Some(late_ring(&skeleton, Rc::clone(&late))?),
+        let ring = match options.late_over_ns.or(options.explain_over_ns) {
+            Some(_) => Some(late_ring(&skeleton, &late)?),
             None => None,
         };
         let links = attach_programs(&skeleton, options, backend)?;
+        // After our own programs, so that the account still says who was before the item that starts.
+        let mut account = account.take();
+        if let Some(account) = &mut account {
+            account.attach()?;
+        }
         let data = skeleton.maps.bss_data.as_mut().context("the BPF object has no variables")?;
         let since_monotonic_ns = clock::monotonic_ns();
         data.enabled = true;
@@ -89,6 +115,8 @@ impl AttachedWq {
             lost,
             ring,
             late,
+            account,
+            keep_evidence: options.keep_evidence,
             symbols: KernelSymbols::default(),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             since_unix_ns: clock::unix_ns(),
@@ -112,6 +140,7 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &Options, backend: &str) -> Res
     };
     settings.measure_phases = options.phases;
     settings.late_over_ns = options.late_over_ns.unwrap_or(0);
+    settings.explain_over_ns = options.explain_over_ns.unwrap_or(0);
     settings.keep_stacks = options.stacks;
     settings.taken_under_lock = backend == FENTRY;
     if let Some(handler) = &options.only {
@@ -127,7 +156,7 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &Options, backend: &str) -> Res
 
     // Memory for what is asked for only.
     if per_cpu(options) {
-        let cpus = highest_cpu().context("cannot tell which CPUs there are")? + 1;
+        let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
         open.maps.series_by_id.set_max_entries(cpus)?;
         open.maps.series_index.set_max_entries(1)?;
         let pages = gather::PAGES_OF_ONE_SERIES * cpus;
@@ -137,7 +166,7 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &Options, backend: &str) -> Res
     if !options.phases {
         open.maps.running_items.set_max_entries(1)?;
     }
-    if options.late_over_ns.is_some() {
+    if options.late_over_ns.or(options.explain_over_ns).is_some() {
         open.maps.queuer_by_entry.set_max_entries(item_limits::ENTRIES.0)?;
         if options.stacks {
             open.maps.queueing_stacks.set_max_entries(QUEUEING_STACKS)?;
@@ -183,22 +212,30 @@ fn loaded_programs<'a>(skeleton: &'a WqSkel<'_>) -> impl Iterator<Item = Borrowe
     .map(|program| program.as_fd())
 }
 
-/// The largest CPU number that there can be; numbers may be left out below it.
-fn highest_cpu() -> anyhow::Result<u32> {
-    let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
-    let last = possible.trim().rsplit([',', '-']).next().unwrap_or_default();
-    Ok(last.parse()?)
+/// Lets the programs read the account, and keep what else explains a late item.
+fn prepare_to_explain(open: &mut OpenWqSkel<'_>, account: &Account) -> Result<(), AttachError> {
+    let [accounts, intervals, wakeups] = account.shared();
+    open.maps.account_by_cpu.reuse_fd(accounts)?;
+    open.maps.intervals_by_position.reuse_fd(intervals)?;
+    open.maps.wakeup_by_tid.reuse_fd(wakeups)?;
+    open.maps.held_slots_by_pwq.set_max_entries(explain_limits::HELD_SLOT_RINGS.0)?;
+    open.maps.last_item_by_worker.set_max_entries(explain_limits::LAST_ITEMS.0)?;
+    open.maps.explained_items.set_max_entries(EXPLAINED_ITEMS_BYTES)?;
+    Ok(())
 }
 
-fn late_ring(
-    skeleton: &WqSkel<'_>,
-    late: Rc<RefCell<VecDeque<late_item>>>,
-) -> Result<RingBuffer<'static>, AttachError> {
+fn late_ring(skeleton: &WqSkel<'_>, late: &LateRecords) -> Result<RingBuffer<'static>, AttachError> {
     let mut builder = RingBufferBuilder::new();
+    let plain = Rc::clone(late);
     builder.add(&skeleton.maps.late_items, move |bytes| {
         if let Some(item) = attach::read_plain::<late_item>(bytes) {
-            late.borrow_mut().push_back(item);
+            plain.borrow_mut().push_back(LateRecord::Plain(Box::new(item)));
         }
+        0
+    })?;
+    let explained = Rc::clone(late);
+    builder.add(&skeleton.maps.explained_items, move |bytes| {
+        explained.borrow_mut().push_back(LateRecord::Explained(bytes.into()));
         0
     })?;
     Ok(builder.build()?)
@@ -219,7 +256,15 @@ impl Attached for AttachedWq {
             let count = self.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed);
             snapshot.lost.insert(name.to_owned(), count);
         }
-        let statistics = attach::statistics(loaded_programs(&self.skeleton));
+        if let Some(account) = &mut self.account {
+            for (reason, count) in account.take_lost() {
+                snapshot.lost.insert(reason.to_owned(), count);
+            }
+        }
+        let mut statistics = attach::statistics(loaded_programs(&self.skeleton));
+        if let Some(account) = &self.account {
+            statistics += attach::statistics(account.programs());
+        }
         snapshot.probe.run_ns = statistics.probe.run_ns.saturating_sub(self.statistics.probe.run_ns);
         snapshot.probe.runs = statistics.probe.runs.saturating_sub(self.statistics.probe.runs);
         // A program that interrupts itself, e.g. in an NMI, is not run.
@@ -241,37 +286,44 @@ impl Attached for AttachedWq {
             Err(error) => return Err(error).context("cannot read late events"),
         }
         // Taken out one by one: `each` may take long, and more may come in meanwhile.
-        while let Some(item) = self.take_late() {
-            let stack = self.stack_of(&item);
-            each(late::event_of(&item, stack));
+        while let Some(record) = self.take_late() {
+            if let Some(event) = self.event_of(record) {
+                each(event);
+            }
         }
         Ok(())
+    }
+
+    fn weaker(&self) -> Option<&str> {
+        self.account.as_ref().and_then(Account::weaker)
     }
 }
 
 impl AttachedWq {
-    fn take_late(&self) -> Option<late_item> {
+    fn take_late(&self) -> Option<LateRecord> {
         self.late.borrow_mut().pop_front()
     }
 
+    fn event_of(&mut self, record: LateRecord) -> Option<LateEvent> {
+        let (mut event, stack) = match (record, &mut self.account) {
+            (LateRecord::Plain(item), _) => (late::event_of(&item, Vec::new()), item.stack),
+            (LateRecord::Explained(bytes), Some(account)) => {
+                explain::event_of(&bytes, account, &mut self.symbols, self.keep_evidence)?
+            }
+            (LateRecord::Explained(_), None) => return None,
+        };
+        event.stack = self.stack_of(stack);
+        Some(event)
+    }
+
     /// The stack of whoever queued the item, innermost frame first.
-    fn stack_of(&mut self, item: &late_item) -> Vec<String> {
-        let Ok(id) = u32::try_from(item.stack) else {
+    fn stack_of(&mut self, id: i32) -> Vec<String> {
+        let Ok(id) = u32::try_from(id) else {
             return Vec::new();
         };
-        let stack = self.skeleton.maps.queueing_stacks.lookup(&id.to_ne_bytes(), MapFlags::ANY);
-        let Ok(Some(bytes)) = stack else {
-            return Vec::new();
-        };
-        bytes
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .map(|frame| u64::from_ne_bytes(*frame))
-            .take_while(|&frame| frame != 0)
-            .map(|frame| self.symbols.name(frame).to_owned())
-            // Our own program and what calls it.
-            .skip_while(|name| name.starts_with("bpf_prog_") || name.starts_with("bpf_trace_run"))
-            .collect()
+        match self.skeleton.maps.queueing_stacks.lookup(&id.to_ne_bytes(), MapFlags::ANY) {
+            Ok(Some(bytes)) => self.symbols.stack(&bytes),
+            _ => Vec::new(),
+        }
     }
 }

@@ -282,11 +282,6 @@ pub(super) fn handler_labels(symbol: &str, labels: &mut Labels) {
 }
 
 /// The text up to its first zero byte.
-pub(super) fn text(characters: &[i8]) -> String {
-    let bytes: Vec<u8> = characters.iter().map(|&c| c as u8).collect();
-    text_of_bytes(&bytes)
-}
-
 fn text_of_bytes(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()

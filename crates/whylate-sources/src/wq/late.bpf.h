@@ -2,8 +2,16 @@
 /* Who queued an item, and the report of one that was late. */
 #pragma once
 
+/* When and how the item that starts was queued. */
+struct queueing {
+	/* 0 when it was not seen being queued. */
+	u64 queued_ns;
+	/* 0 when max_active did not hold it back. */
+	u64 activated_ns;
+};
+
 struct queuer {
-	u64 workqueue;
+	u64 pwq;
 	u32 tid;
 	u32 pid;
 	/* Kernel stack, negative without one. */
@@ -32,14 +40,14 @@ struct {
 	__uint(value_size, STACK_FRAMES * sizeof(u64));
 } queueing_stacks SEC(".maps");
 
-static __always_inline void remember_queuer(void *ctx, u32 entry, u64 workqueue)
+static __always_inline void remember_queuer(void *ctx, u32 entry, u64 pwq)
 {
 	struct queuer *queuer = bpf_map_lookup_elem(&queuer_by_entry, &entry);
 	u64 id = bpf_get_current_pid_tgid();
 
 	if (!queuer)
 		return;
-	queuer->workqueue = workqueue;
+	queuer->pwq = pwq;
 	queuer->tid = (u32)id;
 	queuer->pid = id >> 32;
 	bpf_get_current_comm(queuer->comm, sizeof(queuer->comm));
@@ -51,26 +59,15 @@ static __always_inline void remember_queuer(void *ctx, u32 entry, u64 workqueue)
 	}
 }
 
-static __always_inline void report_late(const struct queued_item *queued, u32 entry, u64 handler, u64 queued_ns, u64 activated_ns,
-					u64 now_ns)
+/* Everything but the times. */
+static __always_inline void describe_late(struct late_item *late, u32 flags, const struct queuer *queuer, u64 handler)
 {
-	const struct queuer *queuer = bpf_map_lookup_elem(&queuer_by_entry, &entry);
-	const struct workqueue_struct *workqueue;
-	struct late_item *late;
+	/* An item in progress keeps its pwq. */
+	const struct pool_workqueue *pwq = (const struct pool_workqueue *)queuer->pwq;
+	const struct workqueue_struct *workqueue = BPF_CORE_READ(pwq, wq);
 
-	if (!queuer)
-		return;
-	workqueue = (const struct workqueue_struct *)queuer->workqueue;
-	late = bpf_ringbuf_reserve(&late_items, sizeof(*late), 0);
-	if (!late) {
-		lose(LOST_LATE_EVENTS);
-		return;
-	}
-	late->queued_ns = queued_ns;
-	late->activated_ns = activated_ns;
-	late->started_ns = now_ns;
 	late->cpu = bpf_get_smp_processor_id();
-	if (queued->flags & ITEM_IS_BH) {
+	if (flags & ITEM_IS_BH) {
 		/* Whoever was interrupted is not the worker. */
 		late->worker_tid = 0;
 		late->by_rescuer = false;
@@ -86,5 +83,23 @@ static __always_inline void report_late(const struct queued_item *queued, u32 en
 	__builtin_memcpy(late->comm, queuer->comm, sizeof(late->comm));
 	write_symbol(late->handler, handler);
 	bpf_core_read_str(late->workqueue, sizeof(late->workqueue), &workqueue->name);
+}
+
+static __noinline void report_late(const struct queued_item *queued, u32 entry, const struct queueing *queueing, u64 handler, u64 now_ns)
+{
+	const struct queuer *queuer = bpf_map_lookup_elem(&queuer_by_entry, &entry);
+	struct late_item *late;
+
+	if (!queuer)
+		return;
+	late = bpf_ringbuf_reserve(&late_items, sizeof(*late), 0);
+	if (!late) {
+		lose(LOST_LATE_EVENTS);
+		return;
+	}
+	late->queued_ns = queueing->queued_ns;
+	late->activated_ns = queueing->activated_ns;
+	late->started_ns = now_ns;
+	describe_late(late, queued->flags, queuer, handler);
 	bpf_ringbuf_submit(late, 0);
 }

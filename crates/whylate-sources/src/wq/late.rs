@@ -3,9 +3,9 @@
 
 use whylate_model::{Labels, LateEvent};
 
-use super::gather::{handler_labels, text};
+use super::gather::handler_labels;
 use super::skel::types::late_item;
-use crate::attach::PlainData;
+use crate::attach::{PlainData, text};
 use crate::clock;
 
 // SAFETY: integers and arrays of integers only.

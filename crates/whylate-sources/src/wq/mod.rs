@@ -2,11 +2,13 @@
 //! How long work items wait for a worker, and how long they run.
 
 mod attached;
+mod explain;
 mod gather;
 mod late;
 mod unfinished;
 
 use crate::attach;
+use crate::occupancy::Account;
 use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
@@ -72,13 +74,17 @@ impl Source for Wq {
         attach::require_btf()?;
         attach::silence_libbpf();
         let mut refused: Option<AttachError> = None;
+        let mut account = None;
         for backend in attach::backends_to_try(&INFO, options.backend.as_deref())? {
             let reason = refused.as_ref().map(|error| match error {
                 // Root may load some kinds of BPF programs and not others, e.g. where the kernel is locked down.
                 AttachError::NotPermitted => "process_one_work cannot be attached to: not permitted".to_owned(),
                 error => error.to_string(),
             });
-            match try_backend(options, backend, reason) {
+            if options.explain_over_ns.is_some() && account.is_none() {
+                account = Some(Account::load()?);
+            }
+            match try_backend(options, backend, reason, &mut account) {
                 Ok(attached) => return Ok(Box::new(attached)),
                 Err(error) => refused = Some(error),
             }
@@ -91,8 +97,9 @@ fn try_backend(
     options: &Options,
     backend: &'static str,
     fallback_reason: Option<String>,
+    account: &mut Option<Account>,
 ) -> Result<attached::AttachedWq, AttachError> {
-    let attached = attached::AttachedWq::new(options, backend, fallback_reason)?;
+    let attached = attached::AttachedWq::new(options, backend, fallback_reason, account)?;
     // Looked up last: it takes some ten milliseconds, and matters only where the program was let in.
     if let (FENTRY, Need::Since { version, function }) = (backend, OWN_WORKER_ONLY)
         && !attach::kernel_has_function(function)?

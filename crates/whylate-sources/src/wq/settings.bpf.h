@@ -65,6 +65,8 @@ const volatile enum series_key series_key = BY_NOTHING;
 const volatile bool measure_phases = false;
 /* 0: no late events. */
 const volatile u64 late_over_ns = 0;
+/* 0: no late events with causes. */
+const volatile u64 explain_over_ns = 0;
 const volatile bool keep_stacks = false;
 /* A handler's name, without its module. */
 const volatile char wanted_handler[SYMBOL_LENGTH] = {};

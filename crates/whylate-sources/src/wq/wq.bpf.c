@@ -16,12 +16,18 @@
 #include "items.bpf.h"
 #include "late.bpf.h"
 #include "running.bpf.h"
+#include "wakeups.bpf.h"
+#include "window.bpf.h"
+#include "explain.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
 struct {
 	struct late_item late_item;
+	struct explained_item explained_item;
+	enum explain_limits explain_limits;
+	enum pool_class pool_class;
 	enum lost_reason lost_reason;
 	enum item_limits item_limits;
 	enum series_limits series_limits;
@@ -208,14 +214,6 @@ static __noinline bool is_barrier(u64 handler)
 	return true;
 }
 
-/* When and how the item that starts was queued. */
-struct queueing {
-	/* 0 when it was not seen being queued. */
-	u64 queued_ns;
-	/* 0 when max_active did not hold it back. */
-	u64 activated_ns;
-};
-
 /* Under the lock of the pool nothing else happens to the item. */
 static __always_inline void take_under_lock(struct queued_item *queued, u32 entry, u64 item, u64 stamp, struct queueing *queueing)
 {
@@ -300,8 +298,19 @@ static __always_inline u32 known_item_starts(struct queued_item *queued, u32 ent
 		id = bpf_get_smp_processor_id();
 	if (series_key == BY_CPU)
 		id = series_of(KEY_NO_HANDLER, KEY_FIRST_NUMBER + (u64)bpf_get_smp_processor_id(), NULL);
-	if (late_over_ns && since(now_ns, queueing.queued_ns) >= late_over_ns)
-		report_late(queued, entry, handler, queueing.queued_ns, queueing.activated_ns, now_ns);
+	if (explain_over_ns && since(now_ns, queueing.queued_ns) >= explain_over_ns) {
+		struct late_start start = {
+			.handler = handler,
+			.queueing = queueing,
+			.started_ns = now_ns,
+			.entry = entry,
+			.flags = queued->flags,
+		};
+
+		explain_late(&start);
+	} else if (late_over_ns && since(now_ns, queueing.queued_ns) >= late_over_ns) {
+		report_late(queued, entry, &queueing, handler, now_ns);
+	}
 	count_start(id, &queueing, now_ns);
 	return id;
 }
@@ -332,6 +341,8 @@ static __always_inline int item_starts(struct work_struct *work, struct task_str
 		is_bh |= queued->flags & ITEM_IS_BH;
 		id = known_item_starts(queued, entry, stamp, work, now_ns);
 	}
+	if (explain_over_ns)
+		item_began(is_bh ? bh_worker() : (u64)task, item, entry, handler, now_ns);
 	if (measure_phases)
 		item_runs(is_bh ? bh_worker() : (u64)task, item, id, now_ns);
 	return 0;
@@ -378,6 +389,8 @@ int BPF_PROG(on_workqueue_execute_end, struct work_struct *work)
 
 	if (!enabled)
 		return 0;
+	if (explain_over_ns && !item_finished((u64)task, (u64)work))
+		item_finished(bh_worker(), (u64)work);
 	running = running_item_of((u64)task);
 	if (!running || running->item != (u64)work)
 		running = running_item_of(bh_worker());
@@ -502,8 +515,8 @@ int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, s
 	queued->series = series;
 	queued->flags = measure_phases && pool_is_bh(pwq->pool) ? ITEM_IS_BH : 0;
 	/* An item that was moved waits since somebody queued it first. */
-	if (late_over_ns && !(placing.is_stamped && placing.keeps_queuer))
-		remember_queuer(ctx, placing.entry, (u64)pwq->wq);
+	if ((late_over_ns || explain_over_ns) && !(placing.is_stamped && placing.keeps_queuer))
+		remember_queuer(ctx, placing.entry, (u64)pwq);
 	barrier();
 	if (!placing.is_stamped)
 		queued->stamp = now_ns;

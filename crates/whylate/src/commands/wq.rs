@@ -143,6 +143,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(reason) = source.backend().fallback_reason {
         eprintln!("whylate: wq uses the {} backend: {reason}", source.backend().name);
     }
+    if let Some(weaker) = source.weaker() {
+        eprintln!("whylate: {weaker}");
+    }
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut output: Box<dyn Output> = if arguments.json {
         Box::new(JsonLines::default())

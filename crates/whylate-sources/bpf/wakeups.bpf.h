@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* When workers were woken the last time, and moved since: direct-mapped by thread id, as a later one may take an entry over. */
+#pragma once
+
+enum wakeup_limits {
+	WAKEUPS = 1 << 13,
+};
+
+struct wakeup {
+	u64 woken_ns;
+	/* 0: not moved to another CPU since. */
+	u64 moved_ns;
+	u32 tid;
+	u32 moved_from;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	/* User space makes it WAKEUPS long where causes are asked for. */
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct wakeup);
+} wakeup_by_tid SEC(".maps");
+
+static __always_inline struct wakeup *wakeup_of(u32 tid)
+{
+	u32 index = tid & (WAKEUPS - 1);
+
+	return bpf_map_lookup_elem(&wakeup_by_tid, &index);
+}

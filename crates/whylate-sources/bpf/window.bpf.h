@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* How a source's program copies a window of the account of its CPU into a late event. */
+#pragma once
+
+#include "occupancy.bpf.h"
+
+/* How far a walk back through the account has come. */
+struct walk {
+	u64 from_ns;
+	u64 end_ns;
+	u32 cpu;
+	u32 next;
+	/* Intervals left until the oldest one. */
+	u32 left;
+};
+
+static __always_inline void merge_part(struct window *window, const struct interval *interval, u64 ns)
+{
+	u32 home = (u32)(interval->handler >> 4) + interval->id * 7 + interval->kind;
+
+	for (u32 probe = 0; probe < MERGED_PROBES; probe++) {
+		struct merged_part *part = &window->merged[(home + probe) % MERGED_PARTS];
+
+		if (!part->ns) {
+			part->handler = interval->kind == OCCUPANT_THREAD ? interval->handler : 0;
+			part->id = interval->id;
+			part->kind = interval->kind;
+			part->steal_ns = 0;
+			part->nmi_ns = 0;
+			__builtin_memcpy(part->name, interval->name, sizeof(part->name));
+		} else if (part->id != interval->id || part->kind != interval->kind ||
+			   (part->kind == OCCUPANT_THREAD && part->handler != interval->handler)) {
+			continue;
+		}
+		part->ns += ns;
+		part->steal_ns += interval->steal_ns;
+		part->nmi_ns += interval->nmi_ns;
+		return;
+	}
+}
+
+struct walk_with_window {
+	struct window *window;
+	struct walk walk;
+};
+
+/* One step back in time; 1 at the end. Global, so that the verifier looks at one step only. */
+__noinline int step_back(struct window *window, struct walk *walk)
+{
+	const struct interval *interval;
+	u64 start_ns;
+	u32 count;
+
+	if (!window || !walk)
+		return 1;
+	count = window->count;
+	if (!walk->left)
+		return 1;
+	walk->left--;
+	walk->next--;
+	interval = interval_at(walk->cpu, walk->next);
+	if (!interval)
+		return 1;
+	start_ns = interval->start_ns;
+	if (count < WINDOW_INTERVALS) {
+		__builtin_memcpy(&window->intervals[count], interval, sizeof(*interval));
+		window->count = count + 1;
+	} else {
+		if (!window->merged_end_ns)
+			window->merged_end_ns = walk->end_ns;
+		if (start_ns < walk->from_ns)
+			start_ns = walk->from_ns;
+		merge_part(window, interval, since(walk->end_ns, start_ns));
+		window->merged_start_ns = start_ns;
+	}
+	window->since_ns = start_ns;
+	walk->end_ns = interval->start_ns;
+	return interval->start_ns <= walk->from_ns;
+}
+
+static long copy_interval(u64 step, struct walk_with_window *walk)
+{
+	return step_back(walk->window, &walk->walk) != 0;
+}
+
+/*
+ * Copies what has happened on this CPU since a moment. The programs of the account must not come in between, which an interrupt on this CPU
+ * could: it finds the account busy.
+ */
+static __noinline u32 copy_window(struct window *window, u64 from_ns, u64 now_ns)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct account *account = account_of(cpu);
+	struct walk_with_window back = { .window = window, .walk = { .from_ns = from_ns, .cpu = cpu } };
+	struct walk *walk = &back.walk;
+	u32 was_busy;
+
+	window->cpu = cpu;
+	window->count = 0;
+	window->since_ns = now_ns;
+	window->end_ns = now_ns;
+	window->merged_start_ns = 0;
+	window->merged_end_ns = 0;
+	for (u32 part = 0; part < MERGED_PARTS; part++)
+		window->merged[part].ns = 0;
+	if (!account || !account->since_ns)
+		return 0;
+	was_busy = account->is_busy;
+	account->is_busy = true;
+	barrier();
+	describe(&window->intervals[0], account);
+	window->since_ns = account->since_ns;
+	window->count = 1;
+	walk->end_ns = account->since_ns;
+	walk->next = account->written;
+	walk->left = account->written < INTERVALS ? account->written : INTERVALS;
+	if (account->since_ns > from_ns)
+		bpf_loop(INTERVALS, copy_interval, &back, 0);
+	barrier();
+	account->is_busy = was_busy;
+	return window->count;
+}

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Prints what the causes of late work items are told from, a JSON object a line: `evidence THRESHOLD_US SECONDS`. For new golden files.
+
+use std::time::{Duration, Instant};
+
+use whylate_sources::wq::Wq;
+use whylate_sources::{Options, Source as _};
+
+fn main() -> anyhow::Result<()> {
+    let number = |index| std::env::args().nth(index).and_then(|text: String| text.parse::<u64>().ok());
+    let options = Options {
+        explain_over_ns: Some(number(1).unwrap_or(1_000) * 1_000),
+        keep_evidence: true,
+        phases: true,
+        ..Options::default()
+    };
+    let mut source = Wq.attach(&options)?;
+    let end = Instant::now() + Duration::from_secs(number(2).unwrap_or(10));
+    while Instant::now() < end {
+        source.drain_late(Duration::from_millis(100), &mut |event| {
+            println!("{}", serde_json::json!({ "evidence": event.evidence, "causes": event.causes }));
+        })?;
+    }
+    eprintln!("{:?}", source.snapshot()?.lost);
+    Ok(())
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Which CPUs there are.
+
+use std::io;
+
+/// The largest number that a CPU can have; numbers may be left out below it.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn highest_possible() -> io::Result<u32> {
+    read("possible")?.into_iter().max().ok_or_else(|| io::Error::other("the kernel names no CPU"))
+}
+
+/// Those that run.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn online() -> io::Result<Vec<u32>> {
+    read("online")
+}
+
+fn read(which: &str) -> io::Result<Vec<u32>> {
+    let text = std::fs::read_to_string(format!("/sys/devices/system/cpu/{which}"))?;
+    numbers(&text).ok_or_else(|| io::Error::other(format!("the kernel's list of {which} CPUs makes no sense")))
+}
+
+/// From the kernel's form, `0-3,8`.
+fn numbers(list: &str) -> Option<Vec<u32>> {
+    let mut cpus = Vec::new();
+    for range in list.trim().split(',').filter(|range| !range.is_empty()) {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        cpus.extend(first.parse::<u32>().ok()?..=last.parse().ok()?);
+    }
+    Some(cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus_are_read() {
+        assert_eq!(numbers("0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
+        assert_eq!(numbers("\n"), Some(vec![]));
+        assert_eq!(numbers("0-x"), None);
+    }
+}

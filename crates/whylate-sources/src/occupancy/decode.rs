@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! From the kernel's record of a window to the model's.
+
+use libbpf_rs::{MapCore as _, MapFlags};
+use whylate_model::occupancy::{BusyPools, Interval, Merged, MergedPart, Occupancy, Occupant, Taken};
+
+use super::Account;
+use super::skel::types::{busy_pools, interval, irq_vector, lateness, merged_part, occupant_kind, window};
+use crate::attach::{self, PlainData};
+use crate::symbols::KernelSymbols;
+
+// SAFETY: integers and arrays of integers only.
+#[allow(unsafe_code)]
+unsafe impl PlainData for window {}
+// SAFETY: integers only.
+#[allow(unsafe_code)]
+unsafe impl PlainData for lateness {}
+
+/// The kernel's names of softirqs, by number (include/linux/interrupt.h).
+const SOFTIRQS: [&str; 10] =
+    ["hi", "timer", "net_tx", "net_rx", "block", "irq_poll", "tasklet", "sched", "hrtimer", "rcu"];
+
+impl Account {
+    /// A window as a source's program copied it; `bytes` may lack intervals that are not in use.
+    pub(crate) fn window(&mut self, bytes: &[u8], symbols: &mut KernelSymbols) -> Option<Occupancy> {
+        let mut whole = bytes.to_vec();
+        whole.resize(size_of::<window>().max(bytes.len()), 0);
+        let record: window = attach::read_plain(&whole)?;
+        let mut end_ns = record.end_ns;
+        let mut intervals = Vec::new();
+        for from in record.intervals.iter().take(record.count as usize) {
+            if from.kind != occupant_kind::OCCUPANT_NOBODY.0 as u8 {
+                intervals.push(self.interval(from, end_ns, symbols));
+            }
+            end_ns = from.start_ns.min(end_ns);
+        }
+        intervals.reverse();
+        let merged = (record.merged_end_ns != 0).then(|| Merged {
+            start_ns: record.merged_start_ns,
+            end_ns: record.merged_end_ns,
+            parts: record.merged.iter().filter(|part| part.ns != 0).map(|part| merged_from(part, symbols)).collect(),
+        });
+        Some(Occupancy { cpu: record.cpu, since_ns: record.since_ns, merged, intervals })
+    }
+
+    fn interval(&mut self, from: &interval, end_ns: u64, symbols: &mut KernelSymbols) -> Interval {
+        let mut to = Interval {
+            start_ns: from.start_ns,
+            end_ns: end_ns.max(from.start_ns),
+            occupant: occupant(from.kind.into(), from.id, from.handler, &from.name, symbols),
+            taken: Taken { steal_ns: from.steal_ns.into(), nmi_ns: from.nmi_ns.into() },
+            busy: BusyPools {
+                normal: u32::from(from.busy) & busy_pools::BUSY_NORMAL.0 != 0,
+                highpri: u32::from(from.busy) & busy_pools::BUSY_HIGHPRI.0 != 0,
+            },
+            ..Interval::default()
+        };
+        if matches!(to.occupant, Occupant::Irq { .. })
+            && let Some(lateness) = attach::read_plain::<lateness>(&from.handler.to_ne_bytes())
+            && lateness.late_ns > 0
+        {
+            to.late_ns = lateness.late_ns.into();
+            to.stack = self.stack(lateness.stack, symbols);
+        }
+        to
+    }
+
+    /// Stacks are kept by the kernel as long as the account, so each is looked up once.
+    fn stack(&mut self, id: i32, symbols: &mut KernelSymbols) -> Vec<String> {
+        if id < 0 {
+            return Vec::new();
+        }
+        let stacks = &self.skeleton.maps.late_interrupt_stacks;
+        let read = || {
+            let bytes = stacks.lookup(&id.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
+            symbols.stack(&bytes)
+        };
+        self.stacks.entry(id).or_insert_with(read).clone()
+    }
+}
+
+fn merged_from(part: &merged_part, symbols: &mut KernelSymbols) -> MergedPart {
+    MergedPart {
+        occupant: occupant(part.kind, part.id, part.handler, &part.name, symbols),
+        ns: part.ns,
+        taken: Taken { steal_ns: part.steal_ns, nmi_ns: part.nmi_ns },
+    }
+}
+
+fn occupant(kind: u32, id: u32, handler: u64, name: &[i8; 16], symbols: &mut KernelSymbols) -> Occupant {
+    let text = || attach::text(name);
+    match occupant_kind(kind) {
+        occupant_kind::OCCUPANT_THREAD if handler != 0 => {
+            Occupant::Work { handler: symbols.name(handler).to_owned(), tid: id, name: text() }
+        }
+        occupant_kind::OCCUPANT_THREAD => Occupant::Thread { tid: id, name: text() },
+        occupant_kind::OCCUPANT_SOFTIRQ => {
+            let known = SOFTIRQS.get(id as usize).map(|&name| name.to_owned());
+            Occupant::Softirq { name: known.unwrap_or_else(|| id.to_string()) }
+        }
+        occupant_kind::OCCUPANT_DEVICE_IRQ => {
+            let name = text();
+            Occupant::Irq { name: if name.is_empty() { format!("irq {id}") } else { name } }
+        }
+        occupant_kind::OCCUPANT_VECTOR => Occupant::Irq { name: vector(id).map_or_else(text, str::to_owned) },
+        _ => Occupant::Idle,
+    }
+}
+
+/// The name of an interrupt that no device makes, as the kernel's event has it.
+fn vector(id: u32) -> Option<&'static str> {
+    Some(match irq_vector(id) {
+        irq_vector::VECTOR_LOCAL_TIMER => "local_timer",
+        irq_vector::VECTOR_RESCHEDULE => "reschedule",
+        irq_vector::VECTOR_CALL_FUNCTION => "call_function",
+        irq_vector::VECTOR_CALL_FUNCTION_SINGLE => "call_function_single",
+        irq_vector::VECTOR_IRQ_WORK => "irq_work",
+        irq_vector::VECTOR_PLATFORM_IPI => "x86_platform_ipi",
+        irq_vector::VECTOR_THERMAL => "thermal_apic",
+        irq_vector::VECTOR_THRESHOLD => "threshold_apic",
+        irq_vector::VECTOR_DEFERRED_ERROR => "deferred_error_apic",
+        irq_vector::VECTOR_ERROR => "error_apic",
+        irq_vector::VECTOR_SPURIOUS => "spurious_apic",
+        _ => return None,
+    })
+}

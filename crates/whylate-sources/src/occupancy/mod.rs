@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Who has each CPU: the account that explains late events, kept by BPF programs while somebody asks for causes.
+
+mod decode;
+mod heartbeat;
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use anyhow::Context as _;
+use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
+use libbpf_rs::{Link, MapCore as _, MapFlags, Program};
+
+use self::heartbeat::Heartbeats;
+use self::skel::types::{account, occupancy_limits, wakeup_limits};
+use self::skel::{OccupancySkel, OccupancySkelBuilder, OpenOccupancySkel};
+use crate::attach::{self, PlainData};
+use crate::cpus;
+use crate::source::AttachError;
+
+#[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/occupancy.skel.rs"));
+}
+
+/// The account of every CPU. It ends when it is dropped.
+pub(crate) struct Account {
+    links: Vec<Link>,
+    skeleton: OccupancySkel<'static>,
+    _heartbeats: Option<Heartbeats>,
+    weaker: Option<String>,
+    cpus: u32,
+    stacks: BTreeMap<i32, Vec<String>>,
+    /// What has been told already.
+    lost: Lost,
+}
+
+/// Sums over all CPUs since the beginning.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lost {
+    nested: u64,
+    stacks: u64,
+}
+
+impl Account {
+    /// Loads the programs, but lets none run yet.
+    pub(crate) fn load() -> Result<Self, AttachError> {
+        let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        let online = cpus::online().context("cannot tell which CPUs are online")?;
+        let (heartbeats, weaker) = match Heartbeats::start(&online) {
+            Ok(heartbeats) => (Some(heartbeats), None),
+            Err(error) => (None, Some(format!("interrupts that are off cannot be told from running threads: {error}"))),
+        };
+        let mut open = OccupancySkelBuilder::default().open(attach::open_object())?;
+        let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
+        settings.heartbeat_function = heartbeats.as_ref().map_or(0, |heartbeats| heartbeats.function);
+        open.maps.account_by_cpu.set_max_entries(cpus)?;
+        open.maps.intervals_by_position.set_max_entries(cpus * occupancy_limits::INTERVALS.0)?;
+        open.maps.wakeup_by_tid.set_max_entries(wakeup_limits::WAKEUPS.0)?;
+        leave_out_what_the_kernel_lacks(&mut open)?;
+        let skeleton = open.load()?;
+        Ok(Account {
+            links: Vec::new(),
+            skeleton,
+            _heartbeats: heartbeats,
+            weaker,
+            cpus,
+            stacks: BTreeMap::new(),
+            lost: Lost::default(),
+        })
+    }
+
+    /// Lets the programs run: those that end an interval first, so that none is seen beginning that does not end.
+    pub(crate) fn attach(&mut self) -> Result<(), AttachError> {
+        let mut programs: Vec<_> = self.skeleton.object().progs_mut().filter(|program| program.autoload()).collect();
+        programs.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));
+        for program in programs {
+            self.links.push(program.attach()?);
+        }
+        Ok(())
+    }
+
+    /// The maps that a source's programs share: accounts, intervals, wakeups.
+    pub(crate) fn shared(&self) -> [BorrowedFd<'_>; 3] {
+        let maps = &self.skeleton.maps;
+        [maps.account_by_cpu.as_fd(), maps.intervals_by_position.as_fd(), maps.wakeup_by_tid.as_fd()]
+    }
+
+    /// What is weaker here than it could be.
+    pub(crate) fn weaker(&self) -> Option<&str> {
+        self.weaker.as_deref()
+    }
+
+    /// The programs, for their run times.
+    pub(crate) fn programs(&self) -> impl Iterator<Item = Program<'_>> {
+        self.skeleton.object().progs().filter(Program::autoload)
+    }
+
+    /// Events lost since the last call, by reason.
+    pub(crate) fn take_lost(&mut self) -> [(&'static str, u64); 2] {
+        let mut now = Lost::default();
+        for cpu in 0..self.cpus {
+            let bytes = self.skeleton.maps.account_by_cpu.lookup(&cpu.to_ne_bytes(), MapFlags::ANY);
+            if let Some(account) = bytes.ok().flatten().and_then(|bytes| attach::read_plain::<account>(&bytes)) {
+                now.nested += account.nested;
+                now.stacks += account.stacks_lost;
+            }
+        }
+        let before = std::mem::replace(&mut self.lost, now);
+        [("occupancy_nested", now.nested - before.nested), ("occupancy_stacks", now.stacks - before.stacks)]
+    }
+}
+
+// SAFETY: integers and arrays of integers only.
+#[allow(unsafe_code)]
+unsafe impl PlainData for account {}
+
+/// Interrupt vectors depend on the architecture and on the kernel's configuration.
+fn leave_out_what_the_kernel_lacks(open: &mut OpenOccupancySkel<'_>) -> Result<(), AttachError> {
+    let types = libbpf_rs::Btf::from_vmlinux()?;
+    for mut program in open.open_object_mut().progs_mut() {
+        // The question mark that makes a program optional is not in the section's name any more.
+        let section = program.section().to_string_lossy().into_owned();
+        let Some(event) = section.strip_prefix("tp_btf/").filter(|_| !program.autoload()) else {
+            continue;
+        };
+        // Each tracepoint has a type of this name for its BPF programs.
+        let typedef = format!("btf_trace_{event}");
+        program.set_autoload(types.type_by_name::<libbpf_rs::btf::types::Typedef<'_>>(&typedef).is_some());
+    }
+    Ok(())
+}

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Keeps the account of who has each CPU: each event that hands a CPU over ends one interval and begins the next, so each instant belongs to
+ * exactly one occupant. An interrupt lies above a softirq, and that above a thread.
+ */
+#include "kernel_types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include "compat.bpf.h"
+#include "ways.bpf.h"
+#include "occupancy.bpf.h"
+#include "wakeups.bpf.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+struct {
+	struct account account;
+	struct window window;
+	struct wakeup wakeup;
+	struct lateness lateness;
+	enum occupant_kind occupant_kind;
+	enum irq_vector irq_vector;
+	enum busy_pools busy_pools;
+	enum wakeup_limits wakeup_limits;
+	enum occupancy_limits occupancy_limits;
+} layouts = {};
+
+enum {
+	STACK_FRAMES = 64,
+	/* Interrupts are off for shorter times all the time. */
+	LATE_NS = 100000,
+};
+
+/* The function of the timers whose lateness counts: they set themselves only for times to come. 0: none. */
+const volatile u64 heartbeat_function = 0;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
+	__uint(max_entries, 4096);
+	__uint(key_size, sizeof(u32));
+	__uint(value_size, STACK_FRAMES * sizeof(u64));
+} late_interrupt_stacks SEC(".maps");
+
+/* The account of this CPU, for one program at a time; NULL for a program that interrupts another one. */
+static __always_inline struct account *open_account(u32 cpu)
+{
+	struct account *account = account_of(cpu);
+
+	if (!account)
+		return NULL;
+	if (account->is_busy) {
+		account->nested++;
+		return NULL;
+	}
+	account->is_busy = true;
+	barrier();
+	return account;
+}
+
+static __always_inline void close_account(struct account *account)
+{
+	barrier();
+	account->is_busy = false;
+}
+
+/* Ends the present interval. */
+static __always_inline struct interval *end_interval(struct account *account, u32 cpu, u64 now_ns)
+{
+	struct interval *interval = NULL;
+
+	if (account->since_ns) {
+		interval = interval_at(cpu, account->written);
+		if (interval) {
+			describe(interval, account);
+			account->written++;
+		}
+	}
+	account->nmi_seen_ns = account->nmi_ns;
+	account->since_ns = now_ns;
+	return interval;
+}
+
+/* Its run queue's steal clock, which the scheduler has brought up to date before it switches. */
+static __always_inline u64 steal_clock_ns(const struct task_struct *task)
+{
+	if (!bpf_core_field_exists(task->se.cfs_rq) || !bpf_core_field_exists(struct rq, prev_steal_time_rq))
+		return 0;
+	return task->se.cfs_rq->rq->prev_steal_time_rq;
+}
+
+static __always_inline u8 pool_of_worker(const struct task_struct *task)
+{
+	/* A worker that may run elsewhere belongs to no CPU's own pool. */
+	if (task->nr_cpus_allowed != 1)
+		return 0;
+	/* A worker's nice value is its pool's, and a kernel thread's priority is 120 + nice. */
+	return task->static_prio < 120 ? BUSY_HIGHPRI : BUSY_NORMAL;
+}
+
+/* A worker with an item that was preempted keeps its pool from starting another worker. */
+static __always_inline void leave_worker(struct account *account, bool was_preempted)
+{
+	if (!was_preempted)
+		return;
+	if (account->own_pool == BUSY_NORMAL)
+		account->preempted_normal = account->tid;
+	if (account->own_pool == BUSY_HIGHPRI)
+		account->preempted_highpri = account->tid;
+}
+
+static __always_inline void enter_worker(struct account *account, const struct task_struct *task)
+{
+	if (account->preempted_normal == account->tid)
+		account->preempted_normal = 0;
+	if (account->preempted_highpri == account->tid)
+		account->preempted_highpri = 0;
+	account->handler = handler_of_worker(task);
+	if (account->handler)
+		account->own_pool = pool_of_worker(task);
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct account *account = open_account(cpu);
+	struct interval *ended;
+	u64 steal_ns;
+
+	if (!account)
+		return 0;
+	ended = end_interval(account, cpu, bpf_ktime_get_ns());
+	steal_ns = steal_clock_ns(next);
+	if (ended)
+		ended->steal_ns = steal_ns - account->steal_seen_ns;
+	account->steal_seen_ns = steal_ns;
+
+	/* With PREEMPT_RT a softirq may be preempted; it is then known by its thread. */
+	account->in_irq = false;
+	account->softirq = 0;
+	if (account->own_pool)
+		leave_worker(account, preempt);
+	account->own_pool = 0;
+	account->handler = 0;
+	account->tid = next->pid;
+	account->kind = next->pid ? OCCUPANT_THREAD : OCCUPANT_IDLE;
+	bpf_probe_read_kernel(account->name, sizeof(account->name), next->comm);
+	if (next->flags & PF_WQ_WORKER)
+		enter_worker(account, next);
+	close_account(account);
+	return 0;
+}
+
+/* The first worker of an item that begins or ends is the current thread; in a softirq it is whoever was interrupted. */
+static __always_inline int item_changes(u64 handler)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	u32 cpu = bpf_get_smp_processor_id();
+	struct account *account;
+
+	if (!(task->flags & PF_WQ_WORKER))
+		return 0;
+	account = open_account(cpu);
+	if (!account)
+		return 0;
+	if (account->since_ns && !account->softirq && !account->in_irq && account->handler != handler) {
+		end_interval(account, cpu, bpf_ktime_get_ns());
+		account->handler = handler;
+		account->own_pool = handler ? pool_of_worker(task) : 0;
+	}
+	close_account(account);
+	return 0;
+}
+
+SEC("tp_btf/workqueue_execute_start")
+int BPF_PROG(on_workqueue_execute_start, struct work_struct *work)
+{
+	return item_changes((u64)work->func);
+}
+
+SEC("tp_btf/workqueue_execute_end")
+int BPF_PROG(on_workqueue_execute_end, struct work_struct *work)
+{
+	return item_changes(0);
+}
+
+SEC("tp_btf/softirq_entry")
+int BPF_PROG(on_softirq_entry, unsigned int number)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct account *account = open_account(cpu);
+
+	if (!account)
+		return 0;
+	if (account->since_ns) {
+		end_interval(account, cpu, bpf_ktime_get_ns());
+		account->softirq = number + 1;
+	}
+	close_account(account);
+	return 0;
+}
+
+SEC("tp_btf/softirq_exit")
+int BPF_PROG(on_softirq_exit, unsigned int number)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct account *account = open_account(cpu);
+
+	if (!account)
+		return 0;
+	if (account->softirq) {
+		end_interval(account, cpu, bpf_ktime_get_ns());
+		account->softirq = 0;
+	}
+	close_account(account);
+	return 0;
+}
+
+static __always_inline int irq_begins(u32 kind, u32 id, const char *name)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct account *account = open_account(cpu);
+
+	if (!account)
+		return 0;
+	if (account->since_ns) {
+		end_interval(account, cpu, bpf_ktime_get_ns());
+		account->in_irq = true;
+		account->irq_kind = kind;
+		account->irq_id = id;
+		account->lateness.late_ns = 0;
+		account->lateness.stack = -1;
+		if (name)
+			bpf_probe_read_kernel_str(account->irq_name, sizeof(account->irq_name), name);
+	}
+	close_account(account);
+	return 0;
+}
+
+static __always_inline int irq_ends(void)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct account *account = open_account(cpu);
+
+	if (!account)
+		return 0;
+	if (account->in_irq) {
+		end_interval(account, cpu, bpf_ktime_get_ns());
+		account->in_irq = false;
+	}
+	close_account(account);
+	return 0;
+}
+
+SEC("tp_btf/irq_handler_entry")
+int BPF_PROG(on_irq_handler_entry, int irq, struct irqaction *action)
+{
+	return irq_begins(OCCUPANT_DEVICE_IRQ, irq, action->name);
+}
+
+SEC("tp_btf/irq_handler_exit")
+int BPF_PROG(on_irq_handler_exit)
+{
+	return irq_ends();
+}
+
+/* One pair of programs for each vector that the architecture's kernel has events for. */
+#define VECTOR(event, vector)                                                                                                              \
+	SEC("?tp_btf/" #event "_entry") int BPF_PROG(on_##event##_entry)                                                                   \
+	{                                                                                                                                  \
+		return irq_begins(OCCUPANT_VECTOR, vector, NULL);                                                                          \
+	}                                                                                                                                  \
+	SEC("?tp_btf/" #event "_exit") int BPF_PROG(on_##event##_exit)                                                                     \
+	{                                                                                                                                  \
+		return irq_ends();                                                                                                         \
+	}
+
+VECTOR(local_timer, VECTOR_LOCAL_TIMER)
+VECTOR(reschedule, VECTOR_RESCHEDULE)
+VECTOR(call_function, VECTOR_CALL_FUNCTION)
+VECTOR(call_function_single, VECTOR_CALL_FUNCTION_SINGLE)
+VECTOR(irq_work, VECTOR_IRQ_WORK)
+VECTOR(x86_platform_ipi, VECTOR_PLATFORM_IPI)
+VECTOR(thermal_apic, VECTOR_THERMAL)
+VECTOR(threshold_apic, VECTOR_THRESHOLD)
+VECTOR(deferred_error_apic, VECTOR_DEFERRED_ERROR)
+VECTOR(error_apic, VECTOR_ERROR)
+VECTOR(spurious_apic, VECTOR_SPURIOUS)
+
+/* arm64: the reason is a text, such as "Rescheduling interrupts". */
+SEC("?tp_btf/ipi_entry")
+int BPF_PROG(on_ipi_entry, const char *reason)
+{
+	return irq_begins(OCCUPANT_VECTOR, VECTOR_NAMED, reason);
+}
+
+SEC("?tp_btf/ipi_exit")
+int BPF_PROG(on_ipi_exit)
+{
+	return irq_ends();
+}
+
+/* x86: comes after the handler, and tells how long it ran. */
+SEC("?tp_btf/nmi_handler")
+int BPF_PROG(on_nmi_handler, void *handler, s64 delta_ns)
+{
+	struct account *account = account_of(bpf_get_smp_processor_id());
+
+	/* Nothing but an NMI interrupts an NMI's handler, and those do not nest. */
+	if (account && delta_ns > 0)
+		account->nmi_ns += delta_ns;
+	return 0;
+}
+
+/*
+ * A timer that comes late tells that interrupts were off: at least since it was due. Its stack tells who enabled them, because the
+ * interrupt comes in right there.
+ */
+SEC("tp_btf/hrtimer_expire_entry")
+int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
+{
+	struct account *account;
+	u64 due_ns, late_ns;
+
+	if (!heartbeat_function || (u64)timer->function != heartbeat_function)
+		return 0;
+	due_ns = timer->node.expires;
+	account = open_account(bpf_get_smp_processor_id());
+	if (!account)
+		return 0;
+	late_ns = since(account->since_ns, due_ns);
+	if (account->in_irq && account->since_ns && late_ns >= LATE_NS && late_ns > account->lateness.late_ns) {
+		account->lateness.late_ns = late_ns > 0xffffffff ? 0xffffffff : late_ns;
+		account->lateness.stack = bpf_get_stackid(ctx, &late_interrupt_stacks, 0);
+		if (account->lateness.stack < 0)
+			account->stacks_lost++;
+	}
+	close_account(account);
+	return 0;
+}
+
+/* Whoever wakes a thread that is not asleep any more does not come here. */
+SEC("tp_btf/sched_waking")
+int BPF_PROG(on_sched_waking, struct task_struct *task)
+{
+	struct wakeup *wakeup;
+
+	if (!(task->flags & PF_WQ_WORKER))
+		return 0;
+	wakeup = wakeup_of(task->pid);
+	if (!wakeup)
+		return 0;
+	wakeup->tid = task->pid;
+	wakeup->moved_ns = 0;
+	wakeup->woken_ns = bpf_ktime_get_ns();
+	return 0;
+}
+
+/* Still on its former CPU. */
+SEC("tp_btf/sched_migrate_task")
+int BPF_PROG(on_sched_migrate_task, struct task_struct *task)
+{
+	struct wakeup *wakeup;
+
+	if (!(task->flags & PF_WQ_WORKER))
+		return 0;
+	wakeup = wakeup_of(task->pid);
+	if (!wakeup || wakeup->tid != (u32)task->pid)
+		return 0;
+	wakeup->moved_from = task->thread_info.cpu;
+	wakeup->moved_ns = bpf_ktime_get_ns();
+	return 0;
+}

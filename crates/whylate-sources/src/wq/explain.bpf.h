@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the causes of a late item's latency are told from: copied at its start, because it is gone soon after. */
+#pragma once
+
+enum explain_limits {
+	/* Ended items that are kept for each workqueue and CPU (or node). */
+	HELD_SLOTS = 32,
+	HELD_SLOT_RINGS_BITS = 11,
+	HELD_SLOT_RINGS = 1 << HELD_SLOT_RINGS_BITS,
+	LAST_ITEMS_BITS = 12,
+	LAST_ITEMS = 1 << LAST_ITEMS_BITS,
+};
+
+enum pool_class {
+	POOL_IS_NORMAL,
+	POOL_IS_HIGHPRI,
+	POOL_IS_UNBOUND,
+	POOL_IS_SOFTIRQ,
+};
+
+struct held_slot {
+	u64 pwq;
+	u64 handler;
+	u64 started_ns;
+	u64 ended_ns;
+};
+
+/* The latest ended items; several workqueues may share a ring. */
+struct held_slots {
+	u64 position;
+	struct held_slot slots[HELD_SLOTS];
+};
+
+/* The item that a worker has, or had last. */
+struct last_item {
+	u64 worker;
+	u64 item;
+	/* `ended_ns` is 0 until it ends. */
+	struct held_slot slot;
+};
+
+struct explained_item {
+	struct late_item late;
+	/* 0: not seen. */
+	u64 woken_ns;
+	u64 moved_ns;
+	u64 worker_created_ns;
+	u32 moved_from;
+	/* enum pool_class */
+	u32 pool;
+	struct held_slot previous;
+	/* In no order; those in use have an end. */
+	struct held_slot slots[HELD_SLOTS];
+};
+
+struct explanation {
+	struct explained_item item;
+	/* The last, because the end of it is left out where it is not in use. */
+	struct window window;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	/* User space makes it HELD_SLOT_RINGS long where causes are asked for. */
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct held_slots);
+} held_slots_by_pwq SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	/* User space makes it LAST_ITEMS long where causes are asked for. */
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct last_item);
+} last_item_by_worker SEC(".maps");
+
+/* Too large for the stack; no other program of ours that uses it comes in between on the same CPU. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct explanation);
+} explanation_to_send SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	/* User space makes it larger where causes are asked for. */
+	__uint(max_entries, 4096);
+} explained_items SEC(".maps");
+
+static __always_inline struct last_item *last_item_of(u64 worker)
+{
+	u32 index = hash_of(low_half(worker), LAST_ITEMS_BITS);
+
+	return bpf_map_lookup_elem(&last_item_by_worker, &index);
+}
+
+static __always_inline struct held_slots *held_slots_of(u64 pwq)
+{
+	/* A pwq is aligned to 256 bytes, as its address shares a word with flags. */
+	u32 index = hash_of(low_half(pwq) >> 8, HELD_SLOT_RINGS_BITS);
+
+	return bpf_map_lookup_elem(&held_slots_by_pwq, &index);
+}
+
+static __always_inline void item_began(u64 worker, u64 item, u32 entry, u64 handler, u64 now_ns)
+{
+	const struct queuer *queuer = bpf_map_lookup_elem(&queuer_by_entry, &entry);
+	struct last_item *last = last_item_of(worker);
+
+	if (!last)
+		return;
+	last->worker = worker;
+	last->item = item;
+	last->slot.pwq = queuer ? queuer->pwq : 0;
+	last->slot.handler = handler;
+	last->slot.started_ns = now_ns;
+	last->slot.ended_ns = 0;
+}
+
+/* Gives its slot of max_active free. */
+static __always_inline bool item_finished(u64 worker, u64 item)
+{
+	struct last_item *last = last_item_of(worker);
+	struct held_slots *held;
+	struct held_slot *slot;
+	u64 position;
+
+	if (!last || last->worker != worker || last->item != item || last->slot.ended_ns)
+		return false;
+	last->slot.ended_ns = bpf_ktime_get_ns();
+	held = held_slots_of(last->slot.pwq);
+	if (!held)
+		return true;
+	position = __sync_fetch_and_add(&held->position, 1);
+	slot = &held->slots[position % HELD_SLOTS];
+	/* A reader on another CPU takes no slot without an end. */
+	slot->ended_ns = 0;
+	barrier();
+	slot->pwq = last->slot.pwq;
+	slot->handler = last->slot.handler;
+	slot->started_ns = last->slot.started_ns;
+	barrier();
+	slot->ended_ns = last->slot.ended_ns;
+	return true;
+}
+
+static __always_inline u32 class_of_pool(struct pool_workqueue *pwq)
+{
+	struct worker_pool *pool = BPF_CORE_READ(pwq, pool);
+
+	if (bpf_core_enum_value_exists(enum worker_pool_flags, POOL_BH) && BPF_CORE_READ(pool, flags) & POOL_BH)
+		return POOL_IS_SOFTIRQ;
+	if (BPF_CORE_READ(pool, cpu) < 0)
+		return POOL_IS_UNBOUND;
+	return BPF_CORE_READ(pool, attrs, nice) < 0 ? POOL_IS_HIGHPRI : POOL_IS_NORMAL;
+}
+
+static __always_inline void copy_worker(struct explained_item *explained, u64 worker, const struct task_struct *task)
+{
+	const struct last_item *last = last_item_of(worker);
+	const struct wakeup *wakeup;
+
+	explained->woken_ns = 0;
+	explained->moved_ns = 0;
+	explained->moved_from = 0;
+	explained->worker_created_ns = 0;
+	__builtin_memset(&explained->previous, 0, sizeof(explained->previous));
+	if (last && last->worker == worker && last->slot.ended_ns)
+		__builtin_memcpy(&explained->previous, &last->slot, sizeof(explained->previous));
+	if (explained->pool == POOL_IS_SOFTIRQ)
+		return;
+	explained->worker_created_ns = task->start_time;
+	wakeup = wakeup_of(task->pid);
+	if (!wakeup || wakeup->tid != (u32)task->pid)
+		return;
+	explained->woken_ns = wakeup->woken_ns;
+	explained->moved_ns = wakeup->moved_ns;
+	explained->moved_from = wakeup->moved_from;
+}
+
+static __always_inline void copy_held_slots(struct explained_item *explained, u64 pwq, u64 from_ns)
+{
+	const struct held_slots *held = held_slots_of(pwq);
+
+	for (u32 slot = 0; slot < HELD_SLOTS; slot++) {
+		explained->slots[slot].ended_ns = 0;
+		if (!held || held->slots[slot].pwq != pwq || held->slots[slot].ended_ns <= from_ns)
+			continue;
+		__builtin_memcpy(&explained->slots[slot], &held->slots[slot], sizeof(explained->slots[slot]));
+	}
+}
+
+/* The start of a late item. */
+struct late_start {
+	u64 handler;
+	struct queueing queueing;
+	u64 started_ns;
+	u32 entry;
+	/* enum queued_flags */
+	u32 flags;
+};
+
+/* Global, so that the verifier walks through it once and not for every way that leads here. */
+__noinline int explain_late(struct late_start *start)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct explanation *to_send;
+	struct queuer *queuer;
+	u32 zero = 0, count, entry;
+	u64 size;
+
+	if (!start)
+		return 0;
+	entry = start->entry;
+	queuer = bpf_map_lookup_elem(&queuer_by_entry, &entry);
+	to_send = bpf_map_lookup_elem(&explanation_to_send, &zero);
+	if (!queuer || !to_send)
+		return 0;
+	describe_late(&to_send->item.late, start->flags, queuer, start->handler);
+	to_send->item.late.queued_ns = start->queueing.queued_ns;
+	to_send->item.late.activated_ns = start->queueing.activated_ns;
+	to_send->item.late.started_ns = start->started_ns;
+	to_send->item.pool = class_of_pool((struct pool_workqueue *)queuer->pwq);
+	copy_worker(&to_send->item, start->flags & ITEM_IS_BH ? bh_worker() : (u64)task, task);
+	copy_held_slots(&to_send->item, queuer->pwq, start->queueing.activated_ns ? start->queueing.queued_ns : start->started_ns);
+	count = copy_window(&to_send->window, start->queueing.queued_ns, start->started_ns);
+	if (count > WINDOW_INTERVALS)
+		count = WINDOW_INTERVALS;
+	size = sizeof(*to_send) - (WINDOW_INTERVALS - count) * sizeof(struct interval);
+	if (size > sizeof(*to_send))
+		return 0;
+	if (bpf_ringbuf_output(&explained_items, to_send, size, 0))
+		lose(LOST_LATE_EVENTS);
+	return 0;
+}
