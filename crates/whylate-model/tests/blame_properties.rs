@@ -175,7 +175,9 @@ fn blame_at(evidence: &WorkEvidence, at_ns: u64) -> (CauseKind, String) {
                 Some(item) => cause(CauseKind::Work, &item.handler),
                 None if evidence.by_rescuer => cause(CauseKind::Wakeup, "rescuer"),
                 None if at_ns < evidence.worker_created_ns => cause(CauseKind::Wakeup, "worker creation"),
-                None if interval.is_none() => cause(CauseKind::Unknown, "not recorded"),
+                None if interval.is_none() && evidence.pool != PoolClass::Unbound => {
+                    cause(CauseKind::Unknown, "not recorded")
+                }
                 None if evidence.wakeup.is_none() => cause(CauseKind::Unknown, "the worker's wakeup was not seen"),
                 None => cause(CauseKind::Unknown, "no worker was woken"),
             };

@@ -129,8 +129,8 @@ impl<'a> Window<'a> {
                     sum.add(otherwise.clone(), part.ns() - ns, &[]);
                 }
                 Known::Nothing => {
-                    let nothing_else = otherwise.kind == CauseKind::Unknown;
-                    let blame = if nothing_else { Blame::unknown(NOT_RECORDED) } else { otherwise.clone() };
+                    let for_want_of_it = pool.is_some() && otherwise.kind == CauseKind::Unknown;
+                    let blame = if for_want_of_it { Blame::unknown(NOT_RECORDED) } else { otherwise.clone() };
                     sum.add(blame, part.ns(), &[]);
                 }
             }),

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Who is blamed for a work item's wait, case by case.
+
+use whylate_model::blame::{HeldSlot, PoolClass, Wakeup, WorkEvidence, causes};
+use whylate_model::occupancy::{BusyPools, Merged, MergedPart, Taken};
+use whylate_model::{CauseKind, Interval, Occupancy, Occupant};
+
+const WORKER: u32 = 77;
+
+fn thread(name: &str, tid: u32) -> Occupant {
+    Occupant::Thread { tid, name: name.to_owned() }
+}
+
+fn work(handler: &str, name: &str) -> Occupant {
+    Occupant::Work { handler: handler.to_owned(), tid: 12, name: name.to_owned() }
+}
+
+fn irq() -> Occupant {
+    Occupant::Irq { name: "local_timer".to_owned() }
+}
+
+fn interval(start_ns: u64, end_ns: u64, occupant: Occupant) -> Interval {
+    Interval { start_ns, end_ns, occupant, ..Interval::default() }
+}
+
+fn late_irq(start_ns: u64, end_ns: u64, late_ns: u64, frames: &[&str]) -> Interval {
+    Interval {
+        late_ns,
+        stack: frames.iter().map(|&frame| frame.to_owned()).collect(),
+        ..interval(start_ns, end_ns, irq())
+    }
+}
+
+/// An item that was queued at 1000, with a worker that was awake at once, and started at 2000.
+fn woken_at_once(intervals: Vec<Interval>) -> WorkEvidence {
+    WorkEvidence {
+        queued_ns: 1000,
+        activated_ns: 1000,
+        started_ns: 2000,
+        workqueue: "events".to_owned(),
+        worker_tid: WORKER,
+        wakeup: Some(Wakeup { woken_ns: 1000, moved: None }),
+        occupancy: Occupancy { cpu: 1, intervals, ..Occupancy::default() },
+        ..WorkEvidence::default()
+    }
+}
+
+fn told(evidence: &WorkEvidence) -> Vec<(CauseKind, String, u64)> {
+    causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
+}
+
+fn cause(kind: CauseKind, who: &str, ns: u64) -> (CauseKind, String, u64) {
+    (kind, who.to_owned(), ns)
+}
+
+#[test]
+fn two_causes_in_one_window_are_both_named() {
+    let evidence = woken_at_once(vec![
+        interval(0, 1800, thread("dd", 5)),
+        late_irq(1800, 1810, 700, &["asm_sysvec_apic_timer_interrupt", "console_unlock", "vprintk"]),
+        interval(1810, 2000, thread("stress-ng", 6)),
+    ]);
+    assert_eq!(
+        told(&evidence),
+        [
+            cause(CauseKind::IrqsOff, "dd:5", 700),
+            cause(CauseKind::Thread, "stress-ng:6", 190),
+            cause(CauseKind::Thread, "dd:5", 100),
+            cause(CauseKind::Irq, "local_timer", 10),
+        ]
+    );
+    assert_eq!(causes(&evidence)[0].stack, ["console_unlock", "vprintk"]);
+}
+
+#[test]
+fn an_interrupt_that_the_hypervisor_made_late_disables_nothing() {
+    let stolen = |steal_ns| Interval { taken: Taken { steal_ns, nmi_ns: 0 }, ..interval(1000, 1900, thread("dd", 5)) };
+    let timer = late_irq(1900, 2000, 600, &["asm_sysvec_apic_timer_interrupt", "ksys_write"]);
+    assert_eq!(
+        told(&woken_at_once(vec![stolen(600), timer.clone()])),
+        [
+            cause(CauseKind::Steal, "hypervisor", 600),
+            cause(CauseKind::Thread, "dd:5", 300),
+            cause(CauseKind::Irq, "local_timer", 100),
+        ]
+    );
+    assert_eq!(
+        told(&woken_at_once(vec![stolen(500), timer])),
+        [
+            cause(CauseKind::Steal, "hypervisor", 500),
+            cause(CauseKind::Thread, "dd:5", 300),
+            cause(CauseKind::IrqsOff, "dd:5", 100),
+            cause(CauseKind::Irq, "local_timer", 100),
+        ]
+    );
+}
+
+#[test]
+fn an_interrupt_that_came_from_user_space_blames_nobody_for_being_late() {
+    let evidence = woken_at_once(vec![
+        interval(1000, 1900, thread("dd", 5)),
+        late_irq(1900, 2000, 600, &["hrtimer_interrupt", "asm_sysvec_apic_timer_interrupt"]),
+    ]);
+    assert_eq!(told(&evidence), [cause(CauseKind::Thread, "dd:5", 900), cause(CauseKind::Irq, "local_timer", 100)]);
+}
+
+#[test]
+fn of_two_late_interrupts_the_first_one_saw_who_enabled_them() {
+    let evidence = woken_at_once(vec![
+        interval(1000, 1500, thread("dd", 5)),
+        late_irq(1500, 1510, 300, &["asm_common_interrupt", "first"]),
+        late_irq(1510, 1520, 400, &["asm_common_interrupt", "second"]),
+        interval(1520, 2000, Occupant::Idle),
+    ]);
+    let found = causes(&evidence);
+    let irqs_off = found.iter().find(|cause| cause.kind == CauseKind::IrqsOff).expect("one cause");
+    // 300 before the first one; another 90 in which only the second one was due.
+    assert_eq!((irqs_off.ns, irqs_off.stack.as_slice()), (390, ["first".to_owned()].as_slice()));
+}
+
+#[test]
+fn a_pool_waits_only_behind_items_of_its_own_that_do_not_sleep() {
+    let busy = |interval| Interval { busy: BusyPools { normal: true, highpri: false }, ..interval };
+    let mut evidence = woken_at_once(vec![
+        busy(interval(1000, 1600, work("hog", "kworker/1:3"))),
+        busy(interval(1600, 1700, thread("dd", 5))),
+        interval(1700, 1900, thread("dd", 5)),
+        interval(1900, 2000, Occupant::Idle),
+    ]);
+    evidence.wakeup = Some(Wakeup { woken_ns: 1900, moved: None });
+    assert_eq!(
+        told(&evidence),
+        [
+            cause(CauseKind::Work, "hog", 600),
+            cause(CauseKind::Unknown, "no worker was woken", 200),
+            cause(CauseKind::Thread, "dd:5", 100),
+            cause(CauseKind::IdleExit, "CPU 1", 100),
+        ]
+    );
+    // The other pool of the CPU is none of its business.
+    evidence.pool = PoolClass::Highpri;
+    assert_eq!(told(&evidence)[0], cause(CauseKind::Unknown, "no worker was woken", 900));
+}
+
+#[test]
+fn a_merged_account_is_the_pools_only_where_one_of_its_workers_had_the_cpu() {
+    let part = |occupant, ns| MergedPart { occupant, ns, taken: Taken::default() };
+    let merged = |worker: &str| {
+        let parts = vec![part(work("hog", worker), 600), part(thread("dd", 5), 300)];
+        let mut evidence = woken_at_once(Vec::new());
+        evidence.wakeup = Some(Wakeup { woken_ns: 2000, moved: None });
+        evidence.occupancy.merged = Some(Merged { start_ns: 1000, end_ns: 2000, parts });
+        told(&evidence)
+    };
+    assert_eq!(
+        merged("kworker/1:3"),
+        [
+            cause(CauseKind::Work, "hog", 600),
+            cause(CauseKind::Thread, "dd:5", 300),
+            cause(CauseKind::Unknown, "no worker was woken", 100),
+        ]
+    );
+    for other in ["kworker/1:3H", "kworker/2:3", "kworker/u4:1", "kworker/R-ext4"] {
+        assert_eq!(merged(other), [cause(CauseKind::Unknown, "no worker was woken", 1000)], "{other}");
+    }
+}
+
+#[test]
+fn without_a_worker_awake_its_earlier_item_its_making_or_the_rescuer_is_the_cause() {
+    let mut evidence = woken_at_once(Vec::new());
+    evidence.pool = PoolClass::Unbound;
+    evidence.wakeup = Some(Wakeup { woken_ns: 1900, moved: Some((1950, 3)) });
+    evidence.occupancy.intervals = vec![interval(1950, 2000, thread("dd", 5))];
+    evidence.previous = Some(HeldSlot { handler: "slow_fn".to_owned(), started_ns: 900, ended_ns: 1800 });
+    let rest = [cause(CauseKind::Thread, "dd:5", 50), cause(CauseKind::Wakeup, "run queue of CPU 3", 50)];
+    let and_rest = |first: &[_]| [first, &rest].concat();
+    let unknown = cause(CauseKind::Unknown, "no worker was woken", 100);
+    assert_eq!(told(&evidence), and_rest(&[cause(CauseKind::Work, "slow_fn", 800), unknown.clone()]));
+
+    evidence.previous = None;
+    evidence.worker_created_ns = 1800;
+    assert_eq!(told(&evidence), and_rest(&[cause(CauseKind::Wakeup, "worker creation", 800), unknown]));
+
+    evidence.worker_created_ns = 0;
+    evidence.by_rescuer = true;
+    assert_eq!(told(&evidence), and_rest(&[cause(CauseKind::Wakeup, "rescuer", 900)]));
+}
+
+#[test]
+fn max_active_without_known_holders_is_the_workqueues() {
+    let mut evidence = woken_at_once(Vec::new());
+    evidence.activated_ns = 2000;
+    assert_eq!(told(&evidence), [cause(CauseKind::MaxActive, "events", 1000)]);
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Recorded late events replay to the causes that stand beside them.
+//!
+//! Every file in `golden/` is one event: `evidence`, and the `causes` told from it. `WHYLATE_BLESS=1` writes the causes of this build
+//! into the files; a new file needs the evidence alone then. Names of files that begin with `made-` hold events that were written by
+//! hand, the others were recorded on a kernel.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use whylate_model::blame::causes;
+use whylate_model::{Cause, WorkEvidence};
+
+#[derive(Serialize, Deserialize)]
+struct Golden {
+    evidence: WorkEvidence,
+    #[serde(default)]
+    causes: Vec<Cause>,
+}
+
+fn files() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let entries = fs::read_dir(folder).expect("the folder is there");
+    let paths = entries.map(|entry| entry.expect("and can be read").path());
+    let mut files: Vec<PathBuf> =
+        paths.filter(|path| path.extension().is_some_and(|extension| extension == "json")).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn recorded_events_have_the_causes_they_had() {
+    let files = files();
+    assert!(!files.is_empty(), "there is no golden file");
+    for path in files {
+        let text = fs::read_to_string(&path).expect("a golden file can be read");
+        let mut golden: Golden =
+            serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let found = causes(&golden.evidence);
+        let total_ns: u64 = found.iter().map(|cause| cause.ns).sum();
+        assert_eq!(
+            total_ns,
+            golden.evidence.started_ns.saturating_sub(golden.evidence.queued_ns),
+            "{}",
+            path.display()
+        );
+        if std::env::var_os("WHYLATE_BLESS").is_some() {
+            golden.causes = found;
+            let mut text = serde_json::to_string_pretty(&golden).expect("a golden file serialises");
+            text.push('\n');
+            fs::write(&path, text).expect("a golden file can be written");
+        } else {
+            assert_eq!(found, golden.causes, "{}", path.display());
+        }
+    }
+}
