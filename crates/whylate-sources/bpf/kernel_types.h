@@ -45,6 +45,12 @@ enum {
 	BPF_F_MMAPABLE = 1U << 10,
 };
 
+/* A flag of bpf_timer_start() (6.7), and the clock of bpf_ktime_get_ns() (include/uapi/linux/time.h). */
+enum {
+	BPF_F_TIMER_CPU_PIN = 1U << 1,
+	CLOCK_MONOTONIC = 1,
+};
+
 /* Opaque to BPF programs; the kernel finds it in a map value by this name (6.10). */
 struct bpf_wq {
 	__u64 __opaque[2];

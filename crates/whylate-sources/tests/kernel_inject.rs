@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use whylate_sources::inject::work::{HANDLER, Moment, Plan, Report, run};
+use whylate_sources::inject::Moment;
+use whylate_sources::inject::work::{HANDLER, Plan, Report, run};
 
 use kernel::trace::{Trace, times_us};
 use kernel::turn::{plan, turn};

@@ -109,11 +109,18 @@ pub(super) fn readiness(info: &SourceInfo, evidence: &Evidence<'_>) -> Readiness
     choose(info.name, candidates)
 }
 
-/// Known delays are work items that BPF makes.
+/// The known delays that BPF makes. `inject hog` is a thread, and works everywhere.
 pub(super) fn injections(bpf: &Bpf) -> Vec<Readiness> {
-    let work = [("syscall programs", &bpf.syscall_programs), ("array maps", &bpf.array_maps), ("bpf_wq", &bpf.bpf_wq)];
-    let facts = work.map(|(name, fact)| named(name, fact)).to_vec();
-    vec![choose("inject work", [("bpf_wq", "", facts)])]
+    let ways = [
+        ("inject work", "bpf_wq", &bpf.bpf_wq),
+        ("inject irqs-off", "bpf_local_irq_save", &bpf.bpf_local_irq_save),
+        ("inject softirq", "bpf_timer", &bpf.bpf_timer),
+    ];
+    let ready = ways.map(|(name, way, fact)| {
+        let needs = [("syscall programs", &bpf.syscall_programs), ("array maps", &bpf.array_maps), (way, fact)];
+        choose(name, [(way, "", needs.map(|(name, fact)| named(name, fact)).to_vec())])
+    });
+    ready.to_vec()
 }
 
 /// Takes the first backend that has all it needs. Candidates are name, what is weaker, and needs; best first.
@@ -246,9 +253,11 @@ mod tests {
     }
 
     #[test]
-    fn injecting_work_needs_bpf_wq() {
-        let work = &injections(&bpf(Fact::yes("")))[0];
-        assert_eq!(work.state, State::No);
-        assert_eq!(work.better[0].reasons, ["bpf_wq: boot kernel 6.10 or later"]);
+    fn each_injection_needs_its_own_part_of_bpf() {
+        let found = injections(&bpf(Fact::yes("")));
+        assert_eq!(found[0].state, State::No);
+        assert_eq!(found[0].better[0].reasons, ["bpf_wq: boot kernel 6.10 or later"]);
+        let works = |name| found.iter().any(|one| one.name == name && one.state == State::Yes);
+        assert!(works("inject irqs-off") && works("inject softirq"));
     }
 }

@@ -1,6 +1,42 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Known delays on demand, made by BPF: the truth that sources are tested against.
+//! Known delays on demand: the truth that sources are tested against.
 
+pub mod disturbance;
+mod hog;
+mod irqs_off;
 mod reserve;
+mod softirq;
 mod threads;
 pub mod work;
+
+use libbpf_rs::{ProgramInput, ProgramMut};
+
+use crate::AttachError;
+use crate::clock::unix_ns_of;
+
+/// A moment on both clocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// `CLOCK_MONOTONIC`, the clock of BPF and of the `mono` trace clock.
+    pub monotonic_ns: u64,
+    /// Wall clock, since 1970.
+    pub unix_ns: u64,
+}
+
+impl Moment {
+    fn at(monotonic_ns: u64) -> Self {
+        Self { monotonic_ns, unix_ns: unix_ns_of(monotonic_ns) }
+    }
+}
+
+/// Runs a `SEC("syscall")` program on the calling thread; what it returns.
+fn call(program: &mut ProgramMut<'_>) -> Result<u32, AttachError> {
+    Ok(program.test_run(ProgramInput::default())?.return_value)
+}
+
+/// A copy of what BPF programs may be changing at this moment. Each integer is whole; they need not fit each other.
+#[allow(unsafe_code)]
+fn read_shared<T: Copy>(shared: &T) -> T {
+    // SAFETY: a reference is valid for reads. The skeletons' types are made of integers, which have no invalid values.
+    unsafe { std::ptr::read_volatile(shared) }
+}

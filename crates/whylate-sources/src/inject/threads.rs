@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use anyhow::{Context, anyhow};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 /// How long to wait for the busy threads to run.
 const LOAD_START: Duration = Duration::from_secs(2);
@@ -27,13 +28,48 @@ pub(super) fn run_on(cpus: &[u32]) -> io::Result<()> {
 }
 
 /// The CPUs that are online and that the calling thread may be moved to. Leaves it free to run on all of them.
-pub(super) fn usable_cpus() -> io::Result<Vec<u32>> {
+fn usable_cpus() -> io::Result<Vec<u32>> {
     let mut every = CpuSet::new();
     (0..CpuSet::MAX_CPU).for_each(|cpu| every.set(cpu));
     // The kernel takes out what the cgroup's cpuset forbids, and what is offline when asked.
     sched_setaffinity(None, &every)?;
     let usable = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU).filter(|&cpu| usable.is_set(cpu)).filter_map(|cpu| u32::try_from(cpu).ok()).collect())
+}
+
+/// Where the calling thread is at this moment.
+pub(super) fn current_cpu() -> anyhow::Result<u32> {
+    u32::try_from(sched_getcpu()).context("the current CPU is unknown")
+}
+
+/// Moves the calling thread to this CPU for good. Returns it, and the others that it could have been moved to.
+pub(super) fn move_to(cpu: u32) -> anyhow::Result<(u32, Vec<u32>)> {
+    let cpus = usable_cpus().context("cannot tell which CPUs there are")?;
+    if !cpus.contains(&cpu) {
+        let list = cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        return Err(anyhow!("CPU {cpu} is offline or not ours to use: choose one of {list}"));
+    }
+    run_on(&[cpu]).with_context(|| format!("cannot move to CPU {cpu}"))?;
+    Ok((cpu, cpus.into_iter().filter(|&other| other != cpu).collect()))
+}
+
+/// While it lives the calling thread runs on the given CPUs only.
+pub(super) struct Away {
+    before: CpuSet,
+}
+
+impl Away {
+    pub(super) fn to(cpus: &[u32]) -> io::Result<Self> {
+        let away = Self { before: sched_getaffinity(None)? };
+        run_on(cpus)?;
+        Ok(away)
+    }
+}
+
+impl Drop for Away {
+    fn drop(&mut self) {
+        let _ = sched_setaffinity(None, &self.before);
+    }
 }
 
 fn set_policy(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
@@ -47,20 +83,30 @@ fn set_policy(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
     }
 }
 
+/// Gives the calling thread a real-time priority.
+pub(super) fn become_fifo(priority: u8) -> io::Result<()> {
+    set_policy(libc::SCHED_FIFO, priority.into())
+}
+
+/// Gives the calling thread the policy that threads have by default.
+pub(super) fn become_normal() -> io::Result<()> {
+    set_policy(libc::SCHED_OTHER, 0)
+}
+
 /// While it lives no normal thread, in particular no worker, takes the CPU from the calling thread: a batch of items is
 /// queued in one go. Without the privilege for it the batch may be interrupted.
 pub(super) struct Urgent(());
 
 impl Urgent {
     pub(super) fn new() -> Self {
-        let _ = set_policy(libc::SCHED_FIFO, 1);
+        let _ = become_fifo(1);
         Self(())
     }
 }
 
 impl Drop for Urgent {
     fn drop(&mut self) {
-        let _ = set_policy(libc::SCHED_OTHER, 0);
+        let _ = become_normal();
     }
 }
 
@@ -82,7 +128,7 @@ impl Load {
             let thread = thread::Builder::new().name("whylate-load".to_owned());
             load.threads.push(thread.spawn(move || {
                 // A thread inherits its creator's policy. A busy real-time thread on every CPU would stall the machine.
-                if set_policy(libc::SCHED_OTHER, 0).is_err() || run_on(&[cpu]).is_err() {
+                if become_normal().is_err() || run_on(&[cpu]).is_err() {
                     return;
                 }
                 running.fetch_add(1, Ordering::Relaxed);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Known work items, without a kernel module: every bpf_wq is one work item whose handler is the kernel's bpf_wq_work().
- * User space runs `prepare` until enough items are allocated, then `queue_items` until all are queued.
+ * User space runs `prepare` until enough items are allocated, then `queue_items` until all are queued. When `stopping`
+ * is set, no item is queued any more and those that are pending end at once.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
+#include "busy.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -39,9 +41,6 @@ struct account {
 
 struct account account = {};
 
-/* Set by user space: no item is queued any more and those that are pending end at once. */
-volatile u32 stopping = 0;
-
 struct item {
 	struct bpf_wq wq;
 	/* Queued and not started. bpf_wq_start() on a pending item is dropped by the kernel, and not reported. */
@@ -57,8 +56,8 @@ struct {
 } items_by_slot SEC(".maps");
 
 enum {
-	/* The limit of bpf_loop(), enough for far more than the longest busy time: each round reads the clock. */
-	BUSY_ROUNDS = 1 << 23,
+	/* The limit of bpf_loop(). */
+	MAX_ROUNDS = 1 << 23,
 	/* Items that end at the same time on several workers of one CPU are few. */
 	RAISE_TRIES = 16,
 };
@@ -73,25 +72,17 @@ static void raise_to(u64 *place, u64 value)
 	}
 }
 
-static long is_busy_over(u32 round, u64 *until_ns)
-{
-	return stopping || bpf_ktime_get_ns() >= *until_ns;
-}
-
 static int run_item(void *map, int *key, void *value)
 {
 	struct item *item = value;
 	u64 start_ns = bpf_ktime_get_ns();
-	u64 until_ns = start_ns + busy_ns;
 	u64 end_ns;
 
 	/* The kernel clears its own pending bit before it calls a handler: from here on the item can be queued again. */
 	item->pending = 0;
 	__sync_fetch_and_add(&account.started, 1);
 	__sync_val_compare_and_swap(&account.first_start_ns, 0, start_ns);
-	if (busy_ns)
-		bpf_loop(BUSY_ROUNDS, is_busy_over, &until_ns, 0);
-	end_ns = bpf_ktime_get_ns();
+	end_ns = busy_ns ? keep_busy(start_ns, busy_ns) : bpf_ktime_get_ns();
 	__sync_fetch_and_add(&account.busy_total_ns, end_ns - start_ns);
 	raise_to(&account.busy_max_ns, end_ns - start_ns);
 	raise_to(&account.last_end_ns, end_ns);
@@ -117,7 +108,7 @@ int prepare(void *context)
 {
 	u32 slot = account.allocated;
 
-	bpf_loop(BUSY_ROUNDS, allocate_item, &slot, 0);
+	bpf_loop(MAX_ROUNDS, allocate_item, &slot, 0);
 	account.allocated = slot;
 	return 0;
 }

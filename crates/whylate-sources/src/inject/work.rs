@@ -7,16 +7,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use libbpf_rs::Btf;
 use libbpf_rs::btf::types::Func;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Btf, ProgramInput, ProgramMut};
-use rustix::thread::sched_getcpu;
 
 use super::reserve::Reserve;
 use super::threads::{self, Load, Urgent};
+use super::{Moment, call, read_shared};
 use crate::AttachError;
 use crate::attach::{require_btf, silence_libbpf};
-use crate::clock::unix_ns_of;
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
 mod skel {
@@ -106,15 +105,6 @@ impl Plan {
     }
 }
 
-/// A moment on both clocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
-    /// `CLOCK_MONOTONIC`, the clock of BPF and of the `mono` trace clock.
-    pub monotonic_ns: u64,
-    /// Wall clock, since 1970.
-    pub unix_ns: u64,
-}
-
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
@@ -149,7 +139,7 @@ pub struct Report {
 pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
     plan.check()?;
     // The current CPU of the caller, not of the thread below.
-    let here = u32::try_from(sched_getcpu()).context("the current CPU is unknown")?;
+    let here = threads::current_cpu()?;
     // A thread of our own, as it is moved to another CPU and becomes real-time now and then.
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("whylate-inject".to_owned());
@@ -159,13 +149,7 @@ pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
 }
 
 fn run_here(plan: &Plan, here: u32, stop: &AtomicBool) -> Result<Report, AttachError> {
-    let cpus = threads::usable_cpus().context("cannot tell which CPUs there are")?;
-    let cpu = plan.cpu.unwrap_or(here);
-    if !cpus.contains(&cpu) {
-        return Err(anyhow!("CPU {cpu} is offline or not ours to use: choose one of {}", list(&cpus)).into());
-    }
-    threads::run_on(&[cpu]).with_context(|| format!("cannot move to CPU {cpu}"))?;
-
+    let (cpu, others) = threads::move_to(plan.cpu.unwrap_or(here))?;
     let types = kernel_types()?;
     let mut object = MaybeUninit::uninit();
     let mut open = skel::WorkSkelBuilder::default().open(&mut object).context("cannot open the BPF programs")?;
@@ -182,14 +166,13 @@ fn run_here(plan: &Plan, here: u32, stop: &AtomicBool) -> Result<Report, AttachE
     }
     let patience = plan.patience();
     let load = match plan.load && !stop.load(Ordering::Relaxed) {
-        true => Some(Load::start(&cpus, patience).context("cannot load the CPUs")?),
+        true => Some(Load::start(&[&[cpu], others.as_slice()].concat(), patience).context("cannot load the CPUs")?),
         false => None,
     };
     let deadline = Instant::now() + patience;
     let over = || stop.load(Ordering::Relaxed) || Instant::now() >= deadline;
     let queued = work.queue(plan.items, &over)?;
     // A thread that wakes up often delays the workers of its CPU, on a loaded one for seconds.
-    let others: Vec<u32> = cpus.iter().copied().filter(|&other| other != cpu).collect();
     if !others.is_empty() {
         threads::run_on(&others).context("cannot move to another CPU")?;
     }
@@ -263,7 +246,7 @@ impl Work<'_> {
 
     /// Items that are still pending run without being busy, so that what was queued has been executed in the end.
     fn drain(&mut self) -> anyhow::Result<()> {
-        let shared = self.skel.maps.bss_data.as_deref_mut().context("the BPF programs have no account")?;
+        let shared = self.skel.maps.bss_stopping_data.as_deref_mut().context("the BPF programs cannot be stopped")?;
         shared.stopping = 1;
         let deadline = Instant::now() + DRAIN;
         loop {
@@ -278,8 +261,7 @@ impl Work<'_> {
     fn report(&self, cpu: u32, complete: bool) -> Result<Report, AttachError> {
         let account = self.account()?;
         // The clock was far from 0 when the first item was queued: 0 is "never".
-        let moment =
-            |monotonic_ns: u64| (monotonic_ns > 0).then(|| Moment { monotonic_ns, unix_ns: unix_ns_of(monotonic_ns) });
+        let moment = |monotonic_ns: u64| (monotonic_ns > 0).then(|| Moment::at(monotonic_ns));
         Ok(Report {
             queued: account.queued,
             executed: account.executed,
@@ -296,18 +278,6 @@ impl Work<'_> {
     }
 }
 
-/// A copy of what BPF programs may be changing at this moment. Each integer is whole; they need not fit each other.
-#[allow(unsafe_code)]
-fn read_shared(account: &skel::types::account) -> skel::types::account {
-    // SAFETY: a reference is valid for reads, and the type is made of integers, which have no invalid values.
-    unsafe { std::ptr::read_volatile(account) }
-}
-
-fn call(program: &mut ProgramMut<'_>) -> Result<(), AttachError> {
-    program.test_run(ProgramInput::default())?;
-    Ok(())
-}
-
 /// The kernel's types, where they have `bpf_wq`.
 fn kernel_types() -> Result<Btf<'static>, AttachError> {
     silence_libbpf();
@@ -317,10 +287,6 @@ fn kernel_types() -> Result<Btf<'static>, AttachError> {
         Some(_) => Ok(types),
         None => Err(AttachError::Unsupported("this kernel has no bpf_wq (Linux 6.10 and later)".to_owned())),
     }
-}
-
-fn list(cpus: &[u32]) -> String {
-    cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

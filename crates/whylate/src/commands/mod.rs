@@ -7,6 +7,8 @@ pub mod inject;
 pub mod watch;
 pub mod wq;
 
+use std::error::Error;
+use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
@@ -20,6 +22,18 @@ const FAILURE: u8 = 1;
 pub const USAGE: u8 = 2;
 /// Exit status where the machine or the caller's privileges do not allow it.
 const NOT_POSSIBLE: u8 = 3;
+
+/// Arguments that are sound one by one, and make no sense together.
+#[derive(Debug)]
+pub struct Senseless(pub anyhow::Error);
+
+impl fmt::Display for Senseless {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Error for Senseless {}
 
 /// Runs a command and turns its error into one line on standard error and an exit status.
 pub fn run(command: Command) -> ExitCode {
@@ -50,6 +64,7 @@ fn exit_status(error: &anyhow::Error) -> u8 {
     match error.chain().find_map(|cause| cause.downcast_ref::<AttachError>()) {
         Some(AttachError::NotPermitted | AttachError::Unsupported(_)) => NOT_POSSIBLE,
         Some(AttachError::UnknownBackend { .. }) => USAGE,
+        _ if error.chain().any(|cause| cause.is::<Senseless>()) => USAGE,
         _ => FAILURE,
     }
 }

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Known disturbances of one CPU: so many, so long, so far apart, each measured from inside.
+//!
+//! One thread lives on that CPU and makes them one after the other. The caller's thread stays on the other CPUs meanwhile,
+//! so that a signal is seen, and what is being made is cut short, while nothing else gets to run on that CPU.
+
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use whylate_model::units::format_ns;
+
+use super::threads::{self, Away};
+use super::{Moment, hog, irqs_off, softirq};
+use crate::AttachError;
+use crate::clock::monotonic_ns;
+
+/// The shortest disturbance: a CPU does not take notice of less.
+pub const MIN_LENGTH_NS: u64 = 1_000;
+/// The longest disturbance. The kernel's own limits begin at some seconds.
+pub const MAX_LENGTH_NS: u64 = 50_000_000;
+/// The most disturbances of one run.
+pub const MAX_TIMES: u64 = 10_000;
+/// The longest that all disturbances of a run take.
+const MAX_TOTAL_NS: u64 = 60_000_000_000;
+/// The longest from one start to the next.
+const MAX_EVERY_NS: u64 = 3_600_000_000_000;
+/// The highest real-time priority; 99 is that of the kernel's own threads that must not wait.
+pub const MAX_PRIORITY: u8 = 98;
+/// How soon a stop is seen.
+const POLL: Duration = Duration::from_millis(5);
+/// An abstract socket: it needs no file, goes with the process, and only one process of a network namespace can have it.
+const ONLY_ONE: &[u8] = b"whylate-inject";
+
+/// What disturbs the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Its interrupts are off.
+    IrqsOff,
+    /// A softirq (`HRTIMER`) runs there.
+    Softirq,
+    /// A thread keeps it busy.
+    Hog(Policy),
+}
+
+/// How urgent a hog is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// `SCHED_FIFO` of this priority: only what is more urgent interrupts it.
+    Fifo(u8),
+    /// `SCHED_OTHER`: it shares the CPU with others like it.
+    Normal,
+}
+
+impl Kind {
+    /// The name of the thread on the CPU, 15 bytes at most.
+    pub fn thread(self) -> &'static str {
+        match self {
+            Self::IrqsOff => "whylate-irqsoff",
+            Self::Softirq => "whylate-softirq",
+            Self::Hog(_) => "whylate-hog",
+        }
+    }
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// What disturbs the CPU.
+    pub kind: Kind,
+    /// How long each time.
+    pub length_ns: u64,
+    /// How often.
+    pub times: u64,
+    /// From one start to the next one, or a little more.
+    pub every_ns: u64,
+    /// The CPU to disturb; `None` is the current one.
+    pub cpu: Option<u32>,
+}
+
+impl Plan {
+    /// # Errors
+    /// When it asks for nothing, or for so much that the machine would suffer.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if self.length_ns < MIN_LENGTH_NS || self.length_ns > MAX_LENGTH_NS {
+            return Err(anyhow!(
+                "a disturbance may take {} to {}, and this is {}",
+                format_ns(MIN_LENGTH_NS),
+                format_ns(MAX_LENGTH_NS),
+                format_ns(self.length_ns)
+            ));
+        }
+        if self.times == 0 || self.times > MAX_TIMES {
+            return Err(anyhow!("ask for 1 to {MAX_TIMES} disturbances"));
+        }
+        if self.every_ns < 2 * self.length_ns {
+            return Err(anyhow!(
+                "disturbances may take half of the CPU's time at most: make one every {} or more, or shorter ones",
+                format_ns(2 * self.length_ns)
+            ));
+        }
+        if self.every_ns > MAX_EVERY_NS {
+            return Err(anyhow!("make one every {} hour at least", MAX_EVERY_NS / 3_600_000_000_000));
+        }
+        let total_ns = self.times * self.length_ns;
+        if total_ns > MAX_TOTAL_NS {
+            return Err(anyhow!(
+                "that would disturb the CPU for {:.2} s, and {} s is the limit: ask for fewer or shorter disturbances",
+                total_ns as f64 / 1e9,
+                MAX_TOTAL_NS / 1_000_000_000
+            ));
+        }
+        if matches!(self.kind, Kind::Hog(Policy::Fifo(priority)) if priority == 0 || priority > MAX_PRIORITY) {
+            return Err(anyhow!("a real-time priority is 1 to {MAX_PRIORITY}"));
+        }
+        Ok(())
+    }
+}
+
+/// What was made, as measured from inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Disturbance {
+    /// When it began.
+    pub start: Moment,
+    /// How long it took, by `CLOCK_MONOTONIC`: as long as planned or a little more, less where it was cut short.
+    pub length_ns: u64,
+    /// Where it was.
+    pub cpu: u32,
+    /// How long of it a hog's thread was running; the rest others took.
+    pub on_cpu_ns: Option<u64>,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The CPU that was disturbed.
+    pub cpu: u32,
+    /// Every disturbance, in order.
+    pub made: Vec<Disturbance>,
+    /// All were made, none was cut short.
+    pub complete: bool,
+}
+
+/// Told to stop, by the caller or because the caller's thread has failed.
+#[derive(Clone, Copy)]
+pub(super) struct Stop<'a> {
+    asked: &'a AtomicBool,
+    failed: &'a AtomicBool,
+}
+
+impl Stop<'_> {
+    pub(super) fn is_set(self) -> bool {
+        self.asked.load(Ordering::Relaxed) || self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Sleeps until a moment on `CLOCK_MONOTONIC`, or until it is told to stop. False when it is.
+    pub(super) fn sleep_until(self, due_ns: u64) -> bool {
+        while !self.is_set() {
+            match due_ns.checked_sub(monotonic_ns()) {
+                None | Some(0) => return true,
+                // The caller's thread ends it when it sees a stop.
+                Some(left_ns) => thread::park_timeout(Duration::from_nanos(left_ns)),
+            }
+        }
+        false
+    }
+}
+
+/// The times of one disturbance on `CLOCK_MONOTONIC`.
+#[derive(Clone, Copy)]
+pub(super) struct Made {
+    /// 0 where it was told to stop before it began, or found itself on the wrong CPU.
+    pub(super) start_ns: u64,
+    pub(super) end_ns: u64,
+    pub(super) cpu: u32,
+    pub(super) on_cpu_ns: Option<u64>,
+}
+
+/// Makes disturbances of one kind on the CPU of the thread that it belongs to.
+pub(super) trait Maker {
+    /// Makes one, `lead_ns` from now.
+    fn make(&mut self, stop: Stop<'_>) -> Result<Made, AttachError>;
+
+    /// How long before it is due `make` has to be called.
+    fn lead_ns(&self) -> u64 {
+        0
+    }
+
+    /// The map in which another thread stores a 1 to cut short what is being made.
+    fn cut(&self) -> Result<Option<MapHandle>, AttachError> {
+        Ok(None)
+    }
+}
+
+/// What the thread on the disturbed CPU tells the caller's thread.
+enum Told {
+    Ready { cpu: u32, others: Vec<u32>, cut: Option<MapHandle> },
+    Made(Made),
+}
+
+/// Makes the disturbances, and hands over each one when it is over. `stop`, or an error from `each`, ends it at once.
+///
+/// The calling thread is kept away from the disturbed CPU until this returns.
+///
+/// # Errors
+/// When the plan is not sound, the kernel or the caller's privileges do not allow it, or `each` fails.
+pub fn run(
+    plan: &Plan,
+    stop: &AtomicBool,
+    each: &mut dyn FnMut(&Disturbance) -> anyhow::Result<()>,
+) -> Result<Report, AttachError> {
+    plan.check()?;
+    let here = threads::current_cpu()?;
+    let _only = be_the_only_one()?;
+    let failed = AtomicBool::new(false);
+    let stop = Stop { asked: stop, failed: &failed };
+    let (tell, told) = mpsc::channel();
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name(plan.kind.thread().to_owned());
+        let thread =
+            thread.spawn_scoped(scope, move || run_there(plan, here, stop, &tell)).context("cannot start a thread")?;
+        let mut made: Vec<Disturbance> = Vec::new();
+        let (mut disturbed, mut cutter, mut away, mut failure) = (here, None, None, None);
+        loop {
+            match told.recv_timeout(POLL) {
+                Ok(Told::Ready { cpu, others, cut }) => {
+                    (disturbed, cutter) = (cpu, cut);
+                    match Away::to(&others) {
+                        Ok(guard) => away = Some(guard),
+                        Err(error) => {
+                            failure = Some(anyhow!(error).context(format!("cannot move away from CPU {cpu}")));
+                        }
+                    }
+                }
+                Ok(Told::Made(one)) => {
+                    let one = Disturbance {
+                        start: Moment::at(one.start_ns),
+                        length_ns: one.end_ns - one.start_ns,
+                        cpu: one.cpu,
+                        on_cpu_ns: one.on_cpu_ns,
+                    };
+                    made.push(one);
+                    // After a failure there is nobody to hand over to.
+                    failure = failure.or_else(|| each(&one).err());
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            failed.fetch_or(failure.is_some(), Ordering::Relaxed);
+            if stop.is_set() {
+                thread.thread().unpark();
+                if let Some(cut) = cutter.take() {
+                    // Where it fails, the disturbance ends by itself soon.
+                    let _ = cut.update(&0_u32.to_ne_bytes(), &1_u32.to_ne_bytes(), MapFlags::ANY);
+                }
+            }
+        }
+        drop(away);
+        thread.join().map_err(|_| anyhow!("the thread that disturbs the CPU failed"))??;
+        if let Some(failure) = failure {
+            return Err(failure.into());
+        }
+        let in_full = made.iter().filter(|one| one.length_ns >= plan.length_ns).count() as u64;
+        Ok(Report { cpu: disturbed, made, complete: in_full == plan.times })
+    })
+}
+
+fn run_there(plan: &Plan, here: u32, stop: Stop<'_>, tell: &Sender<Told>) -> Result<(), AttachError> {
+    let (cpu, others) = threads::move_to(plan.cpu.unwrap_or(here))?;
+    if others.is_empty() {
+        let reason = "all CPUs must not stall at once, and there is only one to use here: run it where there are two";
+        return Err(AttachError::Unsupported(reason.to_owned()));
+    }
+    let mut maker: Box<dyn Maker> = match plan.kind {
+        Kind::IrqsOff => Box::new(irqs_off::IrqsOff::new(cpu, plan.length_ns)?),
+        Kind::Softirq => Box::new(softirq::Softirq::new(cpu, plan.length_ns)?),
+        Kind::Hog(policy) => Box::new(hog::Hog::new(policy, plan.length_ns)?),
+    };
+    // The caller's thread listens until this one has ended.
+    let _ = tell.send(Told::Ready { cpu, others, cut: maker.cut()? });
+    let mut due_ns: u64 = 0;
+    for _ in 0..plan.times {
+        if !stop.sleep_until(due_ns.saturating_sub(maker.lead_ns())) {
+            break;
+        }
+        let made = maker.make(stop)?;
+        if made.cpu != cpu {
+            return Err(anyhow!("it came to run on CPU {}, and not on CPU {cpu}: choose another CPU", made.cpu).into());
+        }
+        if made.start_ns == 0 {
+            break;
+        }
+        let _ = tell.send(Told::Made(made));
+        // One that took longer than planned, because the machine itself was interrupted, leaves as much time to others.
+        due_ns = (made.start_ns + plan.every_ns).max(made.end_ns + plan.length_ns);
+    }
+    Ok(())
+}
+
+/// While the socket lives no other process disturbs a CPU: two at once could stall all that there are.
+fn be_the_only_one() -> anyhow::Result<UnixDatagram> {
+    let name = SocketAddr::from_abstract_name(ONLY_ONE)?;
+    UnixDatagram::bind_addr(&name).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => anyhow!("another whylate inject disturbs a CPU already: wait for it, or stop it"),
+        _ => anyhow!(error).context("cannot tell whether another whylate inject disturbs a CPU"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS_NS: u64 = 1_000_000;
+
+    fn plan(length_ns: u64, times: u64, every_ns: u64) -> Plan {
+        Plan { kind: Kind::IrqsOff, length_ns, times, every_ns, cpu: None }
+    }
+
+    fn hog(policy: Policy) -> Plan {
+        Plan { kind: Kind::Hog(policy), ..plan(10 * MS_NS, 5, 200 * MS_NS) }
+    }
+
+    #[test]
+    fn sound_plans_pass() {
+        for plan in [
+            plan(10 * MS_NS, 5, 200 * MS_NS),
+            plan(MAX_LENGTH_NS, 1_200, 2 * MAX_LENGTH_NS),
+            plan(MIN_LENGTH_NS, MAX_TIMES, 2 * MIN_LENGTH_NS),
+            plan(6 * MS_NS, MAX_TIMES, MAX_EVERY_NS),
+            hog(Policy::Fifo(1)),
+            hog(Policy::Fifo(MAX_PRIORITY)),
+            hog(Policy::Normal),
+        ] {
+            assert!(plan.check().is_ok(), "{plan:?}");
+        }
+    }
+
+    #[test]
+    fn plans_that_ask_for_nothing_or_too_much_do_not() {
+        for plan in [
+            plan(0, 1, MS_NS),
+            plan(MIN_LENGTH_NS - 1, 1, MS_NS),
+            plan(MAX_LENGTH_NS + 1, 1, 1_000 * MS_NS),
+            plan(u64::MAX, u64::MAX, u64::MAX),
+            plan(MS_NS, 0, 200 * MS_NS),
+            plan(MS_NS, MAX_TIMES + 1, 200 * MS_NS),
+            plan(10 * MS_NS, 5, 20 * MS_NS - 1),
+            plan(10 * MS_NS, 5, MAX_EVERY_NS + 1),
+            plan(MAX_LENGTH_NS, 1_201, 200 * MS_NS),
+            hog(Policy::Fifo(0)),
+            hog(Policy::Fifo(MAX_PRIORITY + 1)),
+        ] {
+            assert!(plan.check().is_err(), "{plan:?}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_what_to_do() {
+        let said = |plan: Plan| plan.check().map_err(|error| error.to_string());
+        let half =
+            "disturbances may take half of the CPU's time at most: make one every 20.0ms or more, or shorter ones";
+        assert_eq!(said(plan(10 * MS_NS, 5, 15 * MS_NS)), Err(half.to_owned()));
+        let long = "a disturbance may take 1.00us to 50.0ms, and this is 51.0ms";
+        assert_eq!(said(plan(51 * MS_NS, 5, 200 * MS_NS)), Err(long.to_owned()));
+    }
+
+    #[test]
+    fn names_of_threads_are_not_cut_off() {
+        for kind in [Kind::IrqsOff, Kind::Softirq, Kind::Hog(Policy::Normal)] {
+            assert!(kind.thread().len() <= 15, "{}", kind.thread());
+        }
+    }
+
+    #[test]
+    fn an_unsound_plan_does_not_reach_the_kernel() {
+        let outcome = run(&plan(MS_NS, 0, 2 * MS_NS), &AtomicBool::new(false), &mut |_| Ok(()));
+        let told = outcome.map_err(|error| error.to_string());
+        assert_eq!(told, Err("ask for 1 to 10000 disturbances".to_owned()));
+    }
+}
