@@ -35,6 +35,7 @@ impl Account {
             end_ns = from.start_ns.min(end_ns);
         }
         intervals.reverse();
+        spread_steal(&mut intervals);
         let merged = (record.merged_end_ns != 0).then(|| Merged {
             start_ns: record.merged_start_ns,
             end_ns: record.merged_end_ns,
@@ -76,6 +77,33 @@ impl Account {
             symbols.stack(&bytes)
         };
         self.stacks.entry(id).or_insert_with(read).clone()
+    }
+}
+
+/// The steal clock is read when a thread leaves the CPU, so what was stolen since it came is all told at its last interval. The
+/// hypervisor's breaks are long beside all else, so the thread's longest intervals take it, with the interrupts among them.
+fn spread_steal(intervals: &mut [Interval]) {
+    let thread_of = |interval: &Interval| match interval.occupant {
+        Occupant::Thread { tid, .. } | Occupant::Work { tid, .. } => Some(tid),
+        Occupant::Idle => Some(0),
+        Occupant::Irq { .. } | Occupant::Softirq { .. } => None,
+    };
+    for last in (0..intervals.len()).rev() {
+        let mut left_ns = std::mem::take(&mut intervals[last].taken.steal_ns);
+        if left_ns == 0 {
+            continue;
+        }
+        let thread = thread_of(&intervals[last]);
+        let same_stay = |interval: &&Interval| thread_of(interval).is_none_or(|tid| Some(tid) == thread);
+        let first = last - intervals[..last].iter().rev().take_while(same_stay).count();
+        let mut longest_first: Vec<usize> = (first..=last).collect();
+        longest_first.sort_by_key(|&index| std::cmp::Reverse(intervals[index].end_ns - intervals[index].start_ns));
+        for index in longest_first {
+            let interval = &mut intervals[index];
+            let takes_ns = left_ns.min(interval.end_ns - interval.start_ns);
+            interval.taken.steal_ns += takes_ns;
+            left_ns -= takes_ns;
+        }
     }
 }
 
@@ -123,4 +151,26 @@ fn vector(id: u32) -> Option<&'static str> {
         irq_vector::VECTOR_SPURIOUS => "spurious_apic",
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steal_is_spread_over_the_stay_of_the_thread_that_it_is_told_at() {
+        let thread = |tid| Occupant::Thread { tid, name: String::new() };
+        let irq = Occupant::Irq { name: "local_timer".to_owned() };
+        let spans =
+            [(thread(7), 0, 500, 0), (thread(8), 500, 3800, 0), (irq, 3800, 3850, 0), (thread(8), 3850, 3853, 3310)];
+        let mut intervals = spans.map(|(occupant, start_ns, end_ns, steal_ns)| Interval {
+            start_ns,
+            end_ns,
+            occupant,
+            taken: Taken { steal_ns, nmi_ns: 0 },
+            ..Interval::default()
+        });
+        spread_steal(&mut intervals);
+        assert_eq!(intervals.map(|interval| interval.taken.steal_ns), [0, 3300, 10, 0]);
+    }
 }
