@@ -64,7 +64,7 @@ pub struct Arguments {
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns, group = "late")]
     why: Option<u64>,
     /// With --why: print only the N longest waits, longest first, at each output
-    #[arg(long, value_name = "N", requires = "why", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", requires = "why", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     worst: Option<u16>,
     /// With --slower or --why: the kernel stack that queued the item
     #[arg(long, requires = "late")]
