@@ -14,7 +14,7 @@ const VICTIMS: usize = 1_000;
 /// Adds up what each culprit did. Memory is bounded.
 #[derive(Debug, Default)]
 pub struct Culprits {
-    /// Who, by kind: most names have one, and they are looked up without being copied.
+    /// By kind and then by name, so that a name is looked up without being copied.
     delays: HashMap<CauseKind, HashMap<String, Delay>>,
     count: usize,
     unknown: Delay,

@@ -41,8 +41,13 @@ fn any_occupant() -> impl Strategy<Value = Occupant> {
 
 fn any_stack() -> impl Strategy<Value = Vec<String>> {
     // Nothing, user code, and kernel code.
-    prop_oneof![Just(0), Just(2), Just(3), Just(4)]
-        .prop_map(|frames| KERNEL_STACK[..frames].iter().map(|f| f.to_string()).collect())
+    (prop_oneof![Just(0), Just(2), Just(3), Just(4)], any::<bool>()).prop_map(|(frames, in_switch)| {
+        let mut stack: Vec<String> = KERNEL_STACK[..frames].iter().map(|frame| frame.to_string()).collect();
+        if in_switch && frames == 3 {
+            stack.push("finish_task_switch.isra.0".into());
+        }
+        stack
+    })
 }
 
 fn any_slot(time: impl Strategy<Value = u64> + Clone) -> impl Strategy<Value = HeldSlot> {
@@ -151,6 +156,26 @@ fn by_blame(causes: &[Cause]) -> BTreeMap<(CauseKind, String), u64> {
     causes.iter().map(|cause| ((cause.kind, cause.who.clone()), cause.ns)).collect()
 }
 
+/// Whether `irq` was held off by whoever had the CPU at this instant.
+fn could_not_come_in(occupancy: &Occupancy, at_ns: u64, irq: &Interval) -> bool {
+    let from_user = irq.stack.len() == 2;
+    let due_ns = irq.start_ns.saturating_sub(irq.late_ns);
+    if irq.late_ns == 0 || from_user || irq.start_ns <= at_ns || at_ns < due_ns {
+        return false;
+    }
+    let occupant_at =
+        |at_ns| occupancy.intervals.iter().find(|i| i.start_ns <= at_ns && at_ns < i.end_ns).map(|i| &i.occupant);
+    let mut since: Vec<Option<&Occupant>> = (at_ns..irq.start_ns).map(occupant_at).collect();
+    // Interrupts right before it.
+    while since.last().is_some_and(|last| matches!(last, Some(Occupant::Irq { .. }))) {
+        since.pop();
+    }
+    since.dedup();
+    let nobody = |occupant: &Option<&Occupant>| matches!(occupant, None | Some(Occupant::Idle | Occupant::Irq { .. }));
+    let switches = irq.stack.iter().filter(|frame| frame.starts_with("finish_task_switch")).count();
+    !since.iter().any(nobody) && since.len() <= 1 + switches
+}
+
 /// What the instant from `at_ns` to the next nanosecond is blamed on, told by the rules alone. Only for one slot at most.
 fn blame_at(evidence: &WorkEvidence, at_ns: u64) -> (CauseKind, String) {
     let cause = |kind, who: &str| (kind, who.to_owned());
@@ -204,10 +229,7 @@ fn blame_at(evidence: &WorkEvidence, at_ns: u64) -> (CauseKind, String) {
         Occupant::Thread { tid: WORKER, name } => cause(CauseKind::Wakeup, &format!("{name}:{WORKER}")),
         Occupant::Thread { tid, name } => cause(CauseKind::Thread, &format!("{name}:{tid}")),
     };
-    let masked = evidence.occupancy.intervals.iter().any(|irq| {
-        let from_user = irq.stack.len() == 2;
-        irq.late_ns > 0 && !from_user && irq.start_ns > at_ns && irq.start_ns.saturating_sub(irq.late_ns) <= at_ns
-    });
+    let masked = evidence.occupancy.intervals.iter().any(|irq| could_not_come_in(&evidence.occupancy, at_ns, irq));
     (if masked { CauseKind::IrqsOff } else { kind }, who)
 }
 

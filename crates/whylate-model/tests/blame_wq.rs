@@ -119,6 +119,43 @@ fn of_two_late_interrupts_the_first_one_saw_who_enabled_them() {
 }
 
 #[test]
+fn nobody_disables_interrupts_beyond_giving_up_the_cpu() {
+    let before = |frames: &[&str]| {
+        told(&woken_at_once(vec![
+            interval(1000, 1500, thread("dd", 5)),
+            interval(1500, 1900, thread("cat", 6)),
+            late_irq(1900, 2000, 800, frames),
+        ]))
+    };
+    let irq = cause(CauseKind::Irq, "local_timer", 100);
+    assert_eq!(
+        before(&["asm_sysvec_apic_timer_interrupt", "vfs_read"]),
+        [cause(CauseKind::Thread, "dd:5", 500), cause(CauseKind::IrqsOff, "cat:6", 400), irq.clone()]
+    );
+    // The switch from dd to cat itself was long.
+    assert_eq!(
+        before(&["asm_sysvec_apic_timer_interrupt", "finish_task_switch.isra.0", "__schedule"]),
+        [
+            cause(CauseKind::IrqsOff, "cat:6", 400),
+            cause(CauseKind::IrqsOff, "dd:5", 400),
+            irq,
+            cause(CauseKind::Thread, "dd:5", 100),
+        ]
+    );
+}
+
+#[test]
+fn an_interrupt_that_came_in_shows_that_interrupts_were_enabled() {
+    let evidence = woken_at_once(vec![
+        interval(1000, 1400, thread("dd", 5)),
+        interval(1400, 1410, Occupant::Irq { name: "nvme0q1".to_owned() }),
+        interval(1410, 1900, thread("dd", 5)),
+        late_irq(1900, 2000, 800, &["asm_sysvec_apic_timer_interrupt", "vfs_read"]),
+    ]);
+    assert_eq!(told(&evidence)[..2], [cause(CauseKind::IrqsOff, "dd:5", 490), cause(CauseKind::Thread, "dd:5", 400)]);
+}
+
+#[test]
 fn a_pool_waits_only_behind_items_of_its_own_that_do_not_sleep() {
     let busy = |interval| Interval { busy: BusyPools { normal: true, highpri: false }, ..interval };
     let mut evidence = woken_at_once(vec![

@@ -76,42 +76,53 @@ impl<'a> Timeline<'a> {
     }
 }
 
-/// Finds where interrupts were disabled: from when a late interrupt was due to when it came in, except where the CPU was idle (an idle
-/// state is left with interrupts disabled, which is no thread's doing) or handled another interrupt.
+/// Finds where interrupts were disabled: from when a late interrupt was due to when it came in, as far as nothing shows that they were
+/// enabled in between.
 ///
-/// An instant before several late interrupts belongs to the one that came first: it saw who enabled interrupts.
+/// Whoever gives up the CPU does so with interrupts enabled, so only the last occupant before the interrupt can have disabled them,
+/// and not before another interrupt came in; except in the switch from one thread to the next, which the stack shows. An idle state
+/// is left with interrupts disabled, which is nobody's doing. An instant before several late interrupts belongs to the one that came
+/// first: it saw who enabled them.
 fn find_irqs_off(pieces: &mut [Piece<'_>]) {
-    // Late interrupts after the piece at hand: when they were due and what they found. The first to come is last; those that came
-    // later were due earlier, or they say nothing new.
-    let mut late: Vec<(u64, &[String])> = Vec::new();
-    for piece in pieces.iter_mut().rev() {
-        // All that these cover is behind.
-        while late.last().is_some_and(|&(due_ns, _)| due_ns >= piece.span.to_ns) {
-            late.pop();
+    for irq in 0..pieces.len() {
+        let interval = pieces[irq].interval;
+        if !matches!(interval.occupant, Occupant::Irq { .. }) || interval.late_ns == 0 {
+            continue;
         }
-        match piece.interval.occupant {
-            Occupant::Thread { .. } | Occupant::Work { .. } | Occupant::Softirq { .. } => {
-                let mut to_ns = piece.span.to_ns;
-                for &(due_ns, stack) in late.iter().rev() {
-                    let from_ns = due_ns.max(piece.span.from_ns);
-                    if from_ns >= to_ns {
-                        break;
-                    }
-                    piece.irqs_off.push((Span { from_ns, to_ns }, stack));
-                    to_ns = from_ns;
-                }
+        // Between two instructions of user code interrupts are enabled: something else made this one late.
+        let Interrupted::Kernel(stack) = interrupted(&interval.stack) else {
+            continue;
+        };
+        let due_ns = interval.start_ns.saturating_sub(interval.late_ns);
+        let mut in_switch = is_in_switch(stack);
+        let mut blamed: Option<&Occupant> = None;
+        for index in (0..irq).rev() {
+            let next_ns = pieces[index + 1].span.from_ns;
+            let piece = &mut pieces[index];
+            if piece.span.to_ns != next_ns || next_ns <= due_ns {
+                break;
             }
-            Occupant::Irq { .. } if piece.interval.late_ns > 0 => {
-                let due_ns = piece.interval.start_ns.saturating_sub(piece.interval.late_ns);
-                // Between two instructions of user code interrupts are enabled: something else made this one late.
-                if let Interrupted::Kernel(stack) = interrupted(&piece.interval.stack) {
-                    while late.last().is_some_and(|&(other_ns, _)| other_ns >= due_ns) {
-                        late.pop();
-                    }
-                    late.push((due_ns, stack));
-                }
+            match &piece.interval.occupant {
+                // One came in right after the other.
+                Occupant::Irq { .. } if blamed.is_none() => continue,
+                Occupant::Irq { .. } | Occupant::Idle => break,
+                same if blamed.is_none_or(|blamed| blamed == same) => {}
+                _ if in_switch => in_switch = false,
+                _ => break,
             }
-            Occupant::Irq { .. } | Occupant::Idle => {}
+            blamed = Some(&piece.interval.occupant);
+            // Earlier interrupts have the end of the piece.
+            let to_ns = piece.irqs_off.last().map_or(piece.span.to_ns, |&(span, _)| span.from_ns);
+            let from_ns = due_ns.max(piece.span.from_ns);
+            if from_ns < to_ns {
+                piece.irqs_off.push((Span { from_ns, to_ns }, stack));
+            }
         }
     }
+}
+
+/// Whether interrupts were enabled at the end of a switch between threads: they were disabled since before it.
+fn is_in_switch(stack: &[String]) -> bool {
+    // Above it are only the functions that release the run queue's lock.
+    stack.iter().take(3).any(|frame| frame.starts_with("finish_task_switch"))
 }

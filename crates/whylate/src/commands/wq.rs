@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use whylate_model::units::printable;
 use whylate_sources::wq::Wq;
 use whylate_sources::{Attached, By, Options, Source, symbols};
@@ -27,7 +27,11 @@ examples:
     whylate wq -W            # show each work handler separately
     whylate wq -w xyz        # show the work handler named \"xyz\" only
     whylate wq --table 1     # a row per handler: latency and run time, each second
-    whylate wq --slower 10ms # a line per item that waited 10 ms or longer, as it happens")]
+    whylate wq --slower 10ms # a line per item that waited 10 ms or longer, as it happens
+    whylate wq --why 10ms    # and what made each of them wait, and who caused most of it
+    whylate wq --why 1ms --worst 5 -d 1m
+                             # explain the 5 longest waits of a minute")]
+#[command(group = ArgGroup::new("late").multiple(true))]
 pub struct Arguments {
     /// Output interval, in seconds
     #[arg(value_parser = duration_ns)]
@@ -54,10 +58,16 @@ pub struct Arguments {
     #[arg(long, value_enum)]
     by: Option<Key>,
     /// Print a line per item that waited at least this long, as it happens (e.g. 10ms)
-    #[arg(long, value_name = "LATENCY", value_parser = duration_ns)]
+    #[arg(long, value_name = "LATENCY", value_parser = duration_ns, group = "late")]
     slower: Option<u64>,
-    /// With --slower: the kernel stack that queued the item
-    #[arg(long, requires = "slower")]
+    /// Explain every item that waited at least this long (e.g. 1ms): its causes, which add up to the wait, and who caused most in all
+    #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns, group = "late")]
+    why: Option<u64>,
+    /// With --why: print only the N longest waits, longest first, at each output
+    #[arg(long, value_name = "N", requires = "why", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    worst: Option<u16>,
+    /// With --slower or --why: the kernel stack that queued the item
+    #[arg(long, requires = "late")]
     stack: bool,
     /// End after this time (e.g. 10s, 5m, 1h)
     #[arg(short, long, value_parser = duration_ns)]
@@ -106,9 +116,19 @@ enum Sort {
 }
 
 impl Arguments {
-    /// True when the lines of `--slower` are all that is to be printed.
+    /// True when late items are to be printed.
+    fn lines(&self) -> bool {
+        self.slower.is_some() || self.why.is_some()
+    }
+
+    /// How many late items are to be kept until the next output, where not all of them are to be printed.
+    fn worst(&self) -> Option<usize> {
+        self.worst.map(usize::from)
+    }
+
+    /// True when late items and their culprits are all that is to be printed.
     fn lines_only(&self) -> bool {
-        self.slower.is_some() && !(self.json || self.table || self.works || self.phases || self.interval.is_some())
+        self.lines() && !(self.json || self.table || self.works || self.phases || self.interval.is_some())
     }
 
     /// Measures no more than what is printed.
@@ -125,8 +145,9 @@ impl Arguments {
             backend: Some(self.backend.clone()),
             only: self.work.clone(),
             by,
-            phases: self.json || self.table || self.phases || self.slower.is_some(),
+            phases: self.json || self.table || self.phases || self.lines(),
             late_over_ns: self.slower,
+            explain_over_ns: self.why,
             stacks: self.stack,
             ..Options::default()
         }
@@ -148,7 +169,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut output: Box<dyn Output> = if arguments.json {
-        Box::new(JsonLines::default())
+        Box::new(JsonLines::new(arguments.worst()))
     } else {
         Box::new(show::Text::new(arguments, terminal_columns()))
     };
@@ -163,7 +184,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         // A fixed schedule: an output that takes long does not shift the ones after it.
         let due = interval.and_then(|interval| started.checked_add(interval.saturating_mul(number)));
         let until = [due, end].into_iter().flatten().min();
-        let ended = if arguments.slower.is_some() {
+        let ended = if arguments.lines() {
             wait_for_late_events(source.as_mut(), &watch, until, output.as_mut(), &mut out)?
         } else {
             watch.until(until)?

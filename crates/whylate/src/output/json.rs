@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-use whylate_model::{LateEvent, Snapshot};
+use whylate_model::{LateEvent, Snapshot, Worst};
 
 use super::Output;
 
@@ -15,6 +15,15 @@ const LATE_EVENTS_A_LINE: usize = 4_000;
 pub struct JsonLines {
     late: Vec<LateEvent>,
     beyond_limit: u64,
+    /// Where only the worst of the explained events are asked for; the others are not lost then.
+    worst: Option<Worst>,
+}
+
+impl JsonLines {
+    /// Of the late events with causes, each line carries only the `worst` ones, worst first, if there is such a limit.
+    pub fn new(worst: Option<usize>) -> Self {
+        JsonLines { worst: worst.map(Worst::new), ..JsonLines::default() }
+    }
 }
 
 impl Output for JsonLines {
@@ -23,7 +32,9 @@ impl Output for JsonLines {
     }
 
     fn late(&mut self, _out: &mut dyn Write, event: LateEvent) -> io::Result<()> {
-        if self.late.len() < LATE_EVENTS_A_LINE {
+        if let Some(worst) = self.worst.as_mut().filter(|_| !event.causes.is_empty()) {
+            worst.add(event);
+        } else if self.late.len() < LATE_EVENTS_A_LINE {
             self.late.push(event);
         } else {
             self.beyond_limit += 1;
@@ -33,6 +44,7 @@ impl Output for JsonLines {
 
     fn snapshot(&mut self, out: &mut dyn Write, mut snapshot: Snapshot) -> io::Result<()> {
         snapshot.late.append(&mut self.late);
+        snapshot.late.extend(self.worst.iter_mut().flat_map(Worst::take));
         let beyond_limit = std::mem::take(&mut self.beyond_limit);
         if beyond_limit > 0 {
             *snapshot.lost.entry("late_events".to_owned()).or_default() += beyond_limit;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One line a late work item, as it happens.
+//! One line a late work item, and its causes below it.
 
 use std::io::{self, Write};
 
@@ -7,6 +7,8 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use whylate_model::LateEvent;
 use whylate_model::units::{format_ns, printable};
+
+use super::why;
 
 /// Writes the heading of the lines.
 ///
@@ -20,7 +22,7 @@ pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
     )
 }
 
-/// Writes one late item, and below it the stack of whoever queued it where it is known.
+/// Writes one late item, and below it its causes and the stack of whoever queued it, where they are known.
 ///
 /// # Errors
 /// Those of the writer.
@@ -43,8 +45,16 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
         label("queued_by"),
         label("queued_by_pid"),
     )?;
+    why::write_causes(out, event)?;
+    // The causes may have stacks too.
+    let indent = if event.causes.is_empty() || event.stack.is_empty() {
+        4
+    } else {
+        writeln!(out, "    queued from")?;
+        8
+    };
     for frame in &event.stack {
-        writeln!(out, "    {}", printable(frame))?;
+        writeln!(out, "{:indent$}{}", "", printable(frame))?;
     }
     Ok(())
 }

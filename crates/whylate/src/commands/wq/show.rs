@@ -6,11 +6,11 @@ use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Histogram, LateEvent, Series, Snapshot};
+use whylate_model::{Culprits, Histogram, LateEvent, Series, Snapshot, Worst};
 
 use super::{Arguments, Key, Sort};
 use crate::output::table::{Align, Table};
-use crate::output::{Output, footer, histogram, late};
+use crate::output::{Output, footer, histogram, late, why};
 
 /// The phases in the order in which an item goes through them, with what they are.
 const PHASES: [(&str, &str); 7] = [
@@ -28,12 +28,38 @@ pub struct Text<'a> {
     arguments: &'a Arguments,
     zone: TimeZone,
     terminal_columns: Option<usize>,
+    culprits: Culprits,
+    worst: Option<Worst>,
 }
 
 impl<'a> Text<'a> {
     /// Stamps are in the system's time zone; tables fit the terminal, if there is one.
     pub fn new(arguments: &'a Arguments, terminal_columns: Option<usize>) -> Self {
-        Text { arguments, zone: TimeZone::system(), terminal_columns }
+        Text {
+            arguments,
+            zone: TimeZone::system(),
+            terminal_columns,
+            culprits: Culprits::default(),
+            worst: arguments.worst().map(Worst::new),
+        }
+    }
+
+    /// Writes the worst late events, where only these are asked for, and who caused all of them.
+    fn write_why(&mut self, out: &mut dyn Write, threshold_ns: u64) -> io::Result<()> {
+        let ranking = self.culprits.take();
+        if ranking.events == 0 {
+            return writeln!(out, "No item waited {} or longer.", format_ns(threshold_ns));
+        }
+        if let Some(worst) = &mut self.worst {
+            let worst = worst.take();
+            writeln!(out, "\nLongest waits: {} of {}", worst.len(), ranking.events)?;
+            late::write_heading(out)?;
+            for event in &worst {
+                late::write(out, event, &self.zone)?;
+            }
+        }
+        writeln!(out)?;
+        why::write_ranking(out, &ranking)
     }
 }
 
@@ -45,14 +71,24 @@ impl Output for Text<'_> {
             }
             None => writeln!(out, "Tracing work queue latency ... Hit Ctrl-C to end.")?,
         }
-        if self.arguments.slower.is_some() { late::write_heading(out) } else { Ok(()) }
+        // The longest waits come with a heading of their own.
+        let lines = self.arguments.slower.is_some() || self.arguments.why.is_some() && self.worst.is_none();
+        if lines { late::write_heading(out) } else { Ok(()) }
     }
 
     fn late(&mut self, out: &mut dyn Write, event: LateEvent) -> io::Result<()> {
-        late::write(out, &event, &self.zone)
+        self.culprits.add(&event);
+        match &mut self.worst {
+            Some(worst) if !event.causes.is_empty() => worst.add(event),
+            _ => late::write(out, &event, &self.zone)?,
+        }
+        Ok(())
     }
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
+        if let Some(threshold_ns) = self.arguments.why {
+            self.write_why(out, threshold_ns)?;
+        }
         if !self.arguments.lines_only() {
             writeln!(out)?;
             if self.arguments.table {
@@ -160,6 +196,7 @@ fn rank(series: &Series, sort: Sort) -> u64 {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use whylate_model::{Cause, CauseKind};
 
     use super::*;
     use crate::output::json::JsonLines;
@@ -210,13 +247,78 @@ mod tests {
         snapshot
     }
 
+    fn text_in_utc(arguments: &Arguments) -> Text<'_> {
+        Text { zone: TimeZone::UTC, ..Text::new(arguments, None) }
+    }
+
+    /// A late item with causes, unless there are none.
+    fn late_item(at_ms: u64, handler: &str, causes: &[(CauseKind, &str, u64, &str)]) -> LateEvent {
+        let causes: Vec<Cause> = causes
+            .iter()
+            .map(|&(kind, who, ns, stack)| {
+                let stack = stack.split_whitespace().map(str::to_owned).collect();
+                Cause { kind, who: who.to_owned(), ns, stack }
+            })
+            .collect();
+        let labels = [
+            ("handler", handler),
+            ("workqueue", "writeback"),
+            ("worker", "kworker/u4:1"),
+            ("queued_by", "sync"),
+            ("queued_by_pid", "4311"),
+        ];
+        let latency_ns = causes.iter().map(|cause| cause.ns).sum::<u64>().max(1_500_000);
+        LateEvent {
+            labels: labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            at_unix_ns: 1_795_252_440_000_000_000 + at_ms * 1_000_000,
+            latency_ns,
+            cpu: 1,
+            phases: vec![("activate".to_owned(), 0), ("pool".to_owned(), latency_ns)],
+            causes,
+            ..LateEvent::default()
+        }
+    }
+
+    fn late_items() -> Vec<LateEvent> {
+        let console = "_raw_spin_unlock_irqrestore serial8250_console_write console_flush_all console_unlock vprintk_emit \
+                       devkmsg_write vfs_write ksys_write do_syscall_64 entry_SYSCALL_64_after_hwframe";
+        let mut first = late_item(
+            100,
+            "wb_workfn",
+            &[
+                (CauseKind::IrqsOff, "dd\x1b[2J:4242", 10_960_000, console),
+                (CauseKind::Thread, "stress-ng:77", 1_160_000, ""),
+                (CauseKind::Softirq, "timer", 33_000, ""),
+                (CauseKind::Unknown, "no worker was woken", 3_000, ""),
+            ],
+        );
+        first.stack = vec!["__queue_work".to_owned(), "wb_queue_work".to_owned()];
+        let hog = |ns| (CauseKind::Work, "wb_workfn", ns, "");
+        vec![
+            first,
+            late_item(200, "too_short_for_why", &[]),
+            late_item(300, "vmstat_update", &[hog(48_000_000)]),
+            late_item(400, "vmstat_shepherd", &[(CauseKind::Thread, "stress-ng:77", 9_000_000, ""), hog(3_000_000)]),
+        ]
+    }
+
     fn printed(line: &str) -> String {
+        printed_with(line, Vec::new())
+    }
+
+    fn printed_with(line: &str, late: Vec<LateEvent>) -> String {
         let words = std::iter::once("wq").chain(line.split_whitespace());
         let arguments = Line::try_parse_from(words).expect("a valid command line").arguments;
         let mut out = Vec::new();
-        let mut output: Box<dyn Output> =
-            if arguments.json { Box::new(JsonLines::default()) } else { Box::new(Text::new(&arguments, None)) };
+        let mut output: Box<dyn Output> = if arguments.json {
+            Box::new(JsonLines::new(arguments.worst()))
+        } else {
+            Box::new(text_in_utc(&arguments))
+        };
         output.begin(&mut out).expect("a vector takes everything");
+        for event in late {
+            output.late(&mut out, event).expect("a vector takes everything");
+        }
         output.snapshot(&mut out, snapshot()).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
     }
@@ -259,5 +361,48 @@ mod tests {
     #[test]
     fn only_lines_of_late_items() {
         insta::assert_snapshot!(printed("--slower 10ms"));
+    }
+    #[test]
+    fn causes_of_late_items() {
+        insta::assert_snapshot!(printed_with("--why 2ms --slower 1ms --stack", late_items()));
+    }
+
+    #[test]
+    fn the_longest_waits() {
+        insta::assert_snapshot!(printed_with("--why 2ms --worst 2", late_items().split_off(2)));
+    }
+
+    #[test]
+    fn nothing_was_late_enough_to_explain() {
+        insta::assert_snapshot!(printed("--why 2ms"));
+    }
+
+    #[test]
+    fn causes_in_json() {
+        let line = printed_with("--json --why 2ms", late_items());
+        let snapshot: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+        insta::assert_snapshot!(serde_json::to_string_pretty(&snapshot["late"][0]).expect("JSON"));
+    }
+
+    #[test]
+    fn the_longest_waits_in_json() {
+        let line = printed_with("--json --why 2ms --worst 2", late_items().split_off(2));
+        let snapshot: Snapshot = serde_json::from_str(&line).expect("a snapshot");
+        let handlers: Vec<&str> = snapshot.late.iter().map(|event| event.labels["handler"].as_str()).collect();
+        assert_eq!(handlers, ["vmstat_update", "vmstat_shepherd"]);
+        // Those that were not asked for are not lost.
+        assert_eq!(snapshot.lost["late_events"], 1);
+    }
+
+    #[test]
+    fn why_goes_with_what_it_needs() {
+        for line in ["--worst 3", "--stack", "--why 1ms --worst 0", "--why 0"] {
+            let words = std::iter::once("wq").chain(line.split_whitespace());
+            assert!(Line::try_parse_from(words).is_err(), "{line}");
+        }
+        let words = ["wq", "--why", "1ms", "--stack", "--worst", "3"];
+        let options = Line::try_parse_from(words).expect("a valid command line").arguments.options();
+        assert_eq!((options.explain_over_ns, options.late_over_ns), (Some(1_000_000), None));
+        assert!(options.phases && options.stacks);
     }
 }

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What made late items wait: the causes of each, and who caused most.
+
+use std::io::{self, Write};
+
+use whylate_model::culprits::{Caused, Culprit, Ranking};
+use whylate_model::units::{format_ns, printable};
+use whylate_model::{Cause, CauseKind, LateEvent};
+
+/// How many frames of a cause's stack are shown: the innermost tell what took the time.
+const FRAMES: usize = 8;
+/// How many culprits are shown by name.
+const CULPRITS: usize = 10;
+
+/// Writes the causes of a late event, largest first, and the stack of each that has one.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write_causes(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
+    for Cause { kind, who, ns, stack } in &event.causes {
+        let share = percent(*ns, event.latency_ns);
+        let who = printable(who);
+        writeln!(out, "    {share:>5.1}% {:>8}  {:<14}  {who}", format_ns(*ns), word(*kind))?;
+        for frame in stack.iter().take(FRAMES) {
+            writeln!(out, "{:39}{}", "", printable(frame))?;
+        }
+        if stack.len() > FRAMES {
+            writeln!(out, "{:39}... {} more", "", stack.len() - FRAMES)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a line per culprit, by the delay it caused, then what cannot be told.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking) -> io::Result<()> {
+    let waited = format_ns(ranking.latency_ns);
+    writeln!(out, "{} waited {waited} in all. Who caused it:", counted(ranking.events, "late item"))?;
+    let mut line = |ns: u64, text: String| writeln!(out, "    {:>5.1}%  {text}", percent(ns, ranking.latency_ns));
+    let (named, others) = ranking.culprits.split_at(ranking.culprits.len().min(CULPRITS));
+    for culprit in named {
+        line(culprit.caused.total_ns, sentence(culprit))?;
+    }
+    let others_ns: u64 = others.iter().map(|culprit| culprit.caused.total_ns).sum::<u64>() + ranking.others.total_ns;
+    if others_ns > 0 {
+        let more = if ranking.others.total_ns > 0 { "more than " } else { "" };
+        line(others_ns, format!("{more}{}: {} in all", counted(others.len() as u64, "other"), format_ns(others_ns)))?;
+    }
+    let unknown = ranking.unknown;
+    if unknown.items > 0 {
+        let items = counted(unknown.items, "item");
+        line(unknown.total_ns, format!("unknown: {items}, {} in all", format_ns(unknown.total_ns)))?;
+    }
+    Ok(())
+}
+
+/// What a kind of delay is called.
+fn word(kind: CauseKind) -> &'static str {
+    match kind {
+        CauseKind::IrqsOff => "interrupts off",
+        CauseKind::PreemptOff => "preemption off",
+        CauseKind::Irq => "interrupt",
+        CauseKind::Softirq => "softirq",
+        CauseKind::Nmi => "NMI",
+        CauseKind::Thread => "thread",
+        CauseKind::Work => "work",
+        CauseKind::MaxActive => "max_active",
+        CauseKind::IdleExit => "idle exit",
+        CauseKind::Wakeup => "wakeup",
+        CauseKind::Steal => "steal",
+        CauseKind::Unknown => "unknown",
+    }
+}
+
+fn sentence(culprit: &Culprit) -> String {
+    let who = printable(&culprit.who);
+    let word = word(culprit.kind);
+    let name = match culprit.kind {
+        CauseKind::Work => who,
+        CauseKind::Irq | CauseKind::Softirq | CauseKind::Thread => format!("{word} {who}"),
+        CauseKind::IrqsOff | CauseKind::PreemptOff => format!("{word} in {who}"),
+        _ => format!("{word} ({who})"),
+    };
+    let Caused { items, handlers, total_ns, worst_ns } = culprit.caused;
+    if items == 1 {
+        return format!("{name} delayed 1 item by {}", format_ns(total_ns));
+    }
+    format!(
+        "{name} delayed {items} items of {} by {} in all, worst {}",
+        counted(handlers, "handler"),
+        format_ns(total_ns),
+        format_ns(worst_ns)
+    )
+}
+
+fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+fn percent(part_ns: u64, whole_ns: u64) -> f64 {
+    part_ns as f64 * 100.0 / whole_ns.max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use whylate_model::Culprits;
+
+    use super::*;
+
+    fn late(handler: &str, causes: &[(CauseKind, &str, u64)]) -> LateEvent {
+        LateEvent {
+            labels: [("handler".to_owned(), handler.to_owned())].into(),
+            latency_ns: causes.iter().map(|cause| cause.2).sum(),
+            causes: causes
+                .iter()
+                .map(|&(kind, who, ns)| Cause { kind, who: who.to_owned(), ns, stack: Vec::new() })
+                .collect(),
+            ..LateEvent::default()
+        }
+    }
+
+    fn ranked(events: &[LateEvent]) -> String {
+        let mut culprits = Culprits::default();
+        for event in events {
+            culprits.add(event);
+        }
+        let mut out = Vec::new();
+        write_ranking(&mut out, &culprits.take()).expect("a vector takes everything");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn culprits_are_ranked_by_the_delay_they_caused() {
+        use CauseKind::{IdleExit, Irq, IrqsOff, MaxActive, Softirq, Steal, Thread, Unknown, Wakeup, Work};
+        let mut events = vec![
+            late("vmstat_update", &[(Work, "wb_workfn", 48_000_000), (Irq, "nvme0q1", 20_000), (Unknown, "x", 7_000)]),
+            late("flush_to_ldisc", &[(Work, "wb_workfn", 20_000_000), (Thread, "evil\x1b[2J:77", 3_000_000)]),
+            late("flush_to_ldisc", &[(IrqsOff, "dd:4242", 11_000_000), (Thread, "evil\x1b[2J:77", 1_000_000)]),
+            late("xlog_ioend_work", &[(MaxActive, "xlog_cil_push_work", 9_000_000), (Steal, "hypervisor", 400_000)]),
+            late("xlog_ioend_work", &[(Wakeup, "run queue of CPU 3", 90_000), (Softirq, "net_rx", 80_000)]),
+            late("xlog_ioend_work", &[(IdleExit, "CPU 1", 70_000), (Unknown, "y", 5_000), (Unknown, "z", 5_000)]),
+        ];
+        for number in 0..3 {
+            events.push(late("vmstat_update", &[(Thread, &format!("small:{number}"), 1_000 + number)]));
+        }
+        insta::assert_snapshot!(ranked(&events));
+    }
+
+    #[test]
+    fn one_item_is_not_several() {
+        insta::assert_snapshot!(ranked(&[late("a", &[(CauseKind::Work, "b", 5_000)])]));
+    }
+}
