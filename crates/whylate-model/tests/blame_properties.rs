@@ -180,7 +180,9 @@ fn could_not_come_in(occupancy: &Occupancy, at_ns: u64, irq: &Interval) -> bool 
 fn blame_at(evidence: &WorkEvidence, at_ns: u64) -> (CauseKind, String) {
     let cause = |kind, who: &str| (kind, who.to_owned());
     if at_ns < evidence.activated_ns {
-        let holder = evidence.slots.iter().find(|slot| slot.started_ns < slot.ended_ns && at_ns < slot.ended_ns);
+        // One slot: what is before it and what is after it is its too.
+        let of_wait = |slot: &&HeldSlot| slot.ended_ns > slot.started_ns.max(evidence.queued_ns);
+        let holder = evidence.slots.iter().find(of_wait);
         return cause(CauseKind::MaxActive, holder.map_or("events", |slot| &slot.handler));
     }
     let previous = evidence.previous.as_ref().filter(|item| item.started_ns <= at_ns && at_ns < item.ended_ns);
@@ -204,7 +206,7 @@ fn blame_at(evidence: &WorkEvidence, at_ns: u64) -> (CauseKind, String) {
                     cause(CauseKind::Unknown, "not recorded")
                 }
                 None if evidence.wakeup.is_none() => cause(CauseKind::Unknown, "the worker's wakeup was not seen"),
-                None => cause(CauseKind::Unknown, "no worker was woken"),
+                None => cause(CauseKind::Unknown, "before a worker was woken"),
             };
         }
     } else if let Some((_, cpu)) = evidence

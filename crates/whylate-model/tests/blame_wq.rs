@@ -169,14 +169,14 @@ fn a_pool_waits_only_behind_items_of_its_own_that_do_not_sleep() {
         told(&evidence),
         [
             cause(CauseKind::Work, "hog", 600),
-            cause(CauseKind::Unknown, "no worker was woken", 200),
+            cause(CauseKind::Unknown, "before a worker was woken", 200),
             cause(CauseKind::Thread, "dd:5", 100),
             cause(CauseKind::IdleExit, "CPU 1", 100),
         ]
     );
     // The other pool of the CPU is none of its business.
     evidence.pool = PoolClass::Highpri;
-    assert_eq!(told(&evidence)[0], cause(CauseKind::Unknown, "no worker was woken", 900));
+    assert_eq!(told(&evidence)[0], cause(CauseKind::Unknown, "before a worker was woken", 900));
 }
 
 #[test]
@@ -194,11 +194,11 @@ fn a_merged_account_is_the_pools_only_where_one_of_its_workers_had_the_cpu() {
         [
             cause(CauseKind::Work, "hog", 600),
             cause(CauseKind::Thread, "dd:5", 300),
-            cause(CauseKind::Unknown, "no worker was woken", 100),
+            cause(CauseKind::Unknown, "before a worker was woken", 100),
         ]
     );
     for other in ["kworker/1:3H", "kworker/2:3", "kworker/u4:1", "kworker/R-ext4"] {
-        assert_eq!(merged(other), [cause(CauseKind::Unknown, "no worker was woken", 1000)], "{other}");
+        assert_eq!(merged(other), [cause(CauseKind::Unknown, "before a worker was woken", 1000)], "{other}");
     }
 }
 
@@ -211,7 +211,7 @@ fn without_a_worker_awake_its_earlier_item_its_making_or_the_rescuer_is_the_caus
     evidence.previous = Some(HeldSlot { handler: "slow_fn".to_owned(), started_ns: 900, ended_ns: 1800 });
     let rest = [cause(CauseKind::Thread, "dd:5", 50), cause(CauseKind::Wakeup, "run queue of CPU 3", 50)];
     let and_rest = |first: &[_]| [first, &rest].concat();
-    let unknown = cause(CauseKind::Unknown, "no worker was woken", 100);
+    let unknown = cause(CauseKind::Unknown, "before a worker was woken", 100);
     assert_eq!(told(&evidence), and_rest(&[cause(CauseKind::Work, "slow_fn", 800), unknown.clone()]));
 
     evidence.previous = None;

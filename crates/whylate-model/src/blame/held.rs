@@ -11,7 +11,8 @@ use crate::CauseKind;
 /// Shares a span among the holders of the slots.
 ///
 /// An instant that several held is shared equally. One that nobody held belongs to the next holder to start: an active item has
-/// its slot while it waits for its own worker. What is after the last end known is blamed on `otherwise`.
+/// its slot while it waits for its own worker. What is after the last end belongs to whoever ended: its worker lets the next item go some
+/// instructions later. `otherwise` is blamed where no holder is known.
 pub(super) fn share(span: Span, slots: &[HeldSlot], otherwise: &Blame, sum: &mut Sum<'_>) {
     let mut slots: Vec<&HeldSlot> =
         slots.iter().filter(|slot| slot.ended_ns > slot.started_ns.max(span.from_ns)).collect();
@@ -21,6 +22,7 @@ pub(super) fn share(span: Span, slots: &[HeldSlot], otherwise: &Blame, sum: &mut
     let mut ends = ends.into_iter().peekable();
     // By number in `slots`.
     let mut holders: BTreeSet<usize> = BTreeSet::new();
+    let last_ended = slots.iter().max_by_key(|slot| slot.ended_ns).copied();
     let mut next = 0;
     let mut now_ns = span.from_ns;
     while now_ns < span.to_ns {
@@ -36,8 +38,8 @@ pub(super) fn share(span: Span, slots: &[HeldSlot], otherwise: &Blame, sum: &mut
         let ns = until_ns - now_ns;
         let blamed = |slot: &HeldSlot| Blame::new(CauseKind::MaxActive, slot.handler.clone());
         if holders.is_empty() {
-            let holder = slots.get(next).map_or_else(|| otherwise.clone(), |slot| blamed(slot));
-            sum.add(holder, ns, &[]);
+            let holder = slots.get(next).or(last_ended.as_ref());
+            sum.add(holder.map_or_else(|| otherwise.clone(), |slot| blamed(slot)), ns, &[]);
         }
         let count = holders.len() as u64;
         for (number, &holder) in (0..).zip(&holders) {
@@ -81,8 +83,13 @@ mod tests {
     }
 
     #[test]
+    fn what_is_after_the_last_end_belongs_to_whoever_ended() {
+        assert_eq!(shares(0, 10, &[("b", 0, 9), ("a", 0, 4)]), of(&[("b", 8), ("a", 2)]));
+    }
+
+    #[test]
     fn what_nobody_is_known_to_have_held_is_the_workqueues() {
-        assert_eq!(shares(0, 10, &[("a", 0, 4)]), of(&[("wq", 6), ("a", 4)]));
+        assert_eq!(shares(0, 10, &[]), of(&[("wq", 10)]));
         assert_eq!(shares(5, 10, &[("a", 0, 4), ("backwards", 9, 6)]), of(&[("wq", 5)]));
     }
 }

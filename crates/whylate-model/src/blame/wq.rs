@@ -10,7 +10,7 @@ use crate::occupancy::BusyPools;
 use crate::{Cause, CauseKind, Occupancy, Occupant};
 
 /// Nothing is known that kept the pool from waking a worker.
-const NO_WORKER_WOKEN: &str = "no worker was woken";
+const NO_WORKER_WOKEN: &str = "before a worker was woken";
 /// It may have been awake or not.
 const WAKEUP_NOT_SEEN: &str = "the worker's wakeup was not seen";
 

@@ -12,12 +12,19 @@ const FRAMES: usize = 8;
 /// How many culprits are shown by name.
 const CULPRITS: usize = 10;
 
+/// Causes of less than this share of the latency are summed up, if there are several.
+const SMALL_PERCENT: f64 = 0.5;
+
 /// Writes the causes of a late event, largest first, and the stack of each that has one.
 ///
 /// # Errors
 /// Those of the writer.
 pub fn write_causes(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
-    for Cause { kind, who, ns, stack } in &event.causes {
+    let is_small = |cause: &Cause| percent(cause.ns, event.latency_ns) < SMALL_PERCENT;
+    let shown = event.causes.partition_point(|cause| !is_small(cause));
+    let (shown, small) =
+        if event.causes.len() - shown > 1 { event.causes.split_at(shown) } else { (&event.causes[..], &[][..]) };
+    for Cause { kind, who, ns, stack } in shown {
         let share = percent(*ns, event.latency_ns);
         let who = printable(who);
         writeln!(out, "    {share:>5.1}% {:>8}  {:<14}  {who}", format_ns(*ns), word(*kind))?;
@@ -27,6 +34,16 @@ pub fn write_causes(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
         if stack.len() > FRAMES {
             writeln!(out, "{:39}... {} more", "", stack.len() - FRAMES)?;
         }
+    }
+    if !small.is_empty() {
+        let ns: u64 = small.iter().map(|cause| cause.ns).sum();
+        writeln!(
+            out,
+            "    {:>5.1}% {:>8}  {} smaller causes",
+            percent(ns, event.latency_ns),
+            format_ns(ns),
+            small.len()
+        )?;
     }
     Ok(())
 }

@@ -289,7 +289,7 @@ mod tests {
                 (CauseKind::IrqsOff, "dd\x1b[2J:4242", 10_960_000, console),
                 (CauseKind::Thread, "stress-ng:77", 1_160_000, ""),
                 (CauseKind::Softirq, "timer", 33_000, ""),
-                (CauseKind::Unknown, "no worker was woken", 3_000, ""),
+                (CauseKind::Unknown, "before a worker was woken", 3_000, ""),
             ],
         );
         first.stack = vec!["__queue_work".to_owned(), "wb_queue_work".to_owned()];
