@@ -106,7 +106,9 @@ struct account {
 	/* Events that came while a program was at work. */
 	u64 nested;
 	u64 stacks_lost;
-	u64 _unused[3];
+	/* How often another thread had the CPU than the one that was seen taking it. */
+	u64 astray;
+	u64 _unused[2];
 };
 
 struct merged_part {

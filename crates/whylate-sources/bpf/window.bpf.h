@@ -109,6 +109,8 @@ static __noinline u32 copy_window(struct window *window, u64 from_ns, u64 now_ns
 	account->is_busy = true;
 	barrier();
 	describe(&window->intervals[0], account);
+	if (window->intervals[0].kind == OCCUPANT_THREAD && account->tid != (u32)bpf_get_current_pid_tgid())
+		window->intervals[0].kind = OCCUPANT_NOBODY;
 	window->since_ns = account->since_ns;
 	window->count = 1;
 	walk->end_ns = account->since_ns;

@@ -6,6 +6,9 @@ use super::window::Span;
 use crate::occupancy::Merged;
 use crate::{Interval, Occupancy, Occupant};
 
+/// An account sees a little time between an interrupt and the next one that was pending with it: leaving the one, entering the other.
+const BETWEEN_INTERRUPTS_NS: u64 = 20_000;
+
 /// The intervals of an account, in order of time and disjoint whatever the account looks like.
 #[derive(Debug)]
 pub(super) struct Timeline<'a> {
@@ -98,13 +101,19 @@ fn find_irqs_off(pieces: &mut [Piece<'_>]) {
         let mut blamed: Option<&Occupant> = None;
         for index in (0..irq).rev() {
             let next_ns = pieces[index + 1].span.from_ns;
+            let has_interrupt_before = index > 0 && matches!(pieces[index - 1].interval.occupant, Occupant::Irq { .. });
             let piece = &mut pieces[index];
             if piece.span.to_ns != next_ns || next_ns <= due_ns {
                 break;
             }
             match &piece.interval.occupant {
-                // One came in right after the other.
+                // One came in right after the other, with some instructions of whoever was interrupted between them.
                 Occupant::Irq { .. } if blamed.is_none() => continue,
+                Occupant::Thread { .. } | Occupant::Work { .. } | Occupant::Softirq { .. }
+                    if blamed.is_none() && piece.span.ns() <= BETWEEN_INTERRUPTS_NS && has_interrupt_before =>
+                {
+                    continue;
+                }
                 Occupant::Irq { .. } | Occupant::Idle => break,
                 same if blamed.is_none_or(|blamed| blamed == same) => {}
                 _ if in_switch => in_switch = false,

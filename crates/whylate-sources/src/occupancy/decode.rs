@@ -29,13 +29,18 @@ impl Account {
         let mut end_ns = record.end_ns;
         let mut intervals = Vec::new();
         for from in record.intervals.iter().take(record.count as usize) {
+            // An interrupt came in between the end of the window and its copying.
+            if from.start_ns >= end_ns {
+                continue;
+            }
             if from.kind != occupant_kind::OCCUPANT_NOBODY.0 as u8 {
                 intervals.push(self.interval(from, end_ns, symbols));
             }
-            end_ns = from.start_ns.min(end_ns);
+            end_ns = from.start_ns;
         }
         intervals.reverse();
         spread_steal(&mut intervals);
+        let intervals = cut_out_steal(intervals);
         let merged = (record.merged_end_ns != 0).then(|| Merged {
             start_ns: record.merged_start_ns,
             end_ns: record.merged_end_ns,
@@ -47,7 +52,7 @@ impl Account {
     fn interval(&mut self, from: &interval, end_ns: u64, symbols: &mut KernelSymbols) -> Interval {
         let mut to = Interval {
             start_ns: from.start_ns,
-            end_ns: end_ns.max(from.start_ns),
+            end_ns,
             occupant: occupant(from.kind.into(), from.id, from.handler, &from.name, symbols),
             taken: Taken { steal_ns: from.steal_ns.into(), nmi_ns: from.nmi_ns.into() },
             busy: BusyPools {
@@ -105,6 +110,28 @@ fn spread_steal(intervals: &mut [Interval]) {
             left_ns -= takes_ns;
         }
     }
+}
+
+/// What was stolen of an interval that a late interrupt ends was stolen at its end: the interrupt was kept waiting by it.
+fn cut_out_steal(intervals: Vec<Interval>) -> Vec<Interval> {
+    let late: Vec<bool> = intervals.iter().skip(1).map(|next| next.late_ns > 0).chain([false]).collect();
+    let mut cut = Vec::with_capacity(intervals.len());
+    for (mut interval, is_before_late) in intervals.into_iter().zip(late) {
+        let steal_ns = interval.taken.steal_ns;
+        if is_before_late && steal_ns > 0 && steal_ns < interval.end_ns - interval.start_ns {
+            let stolen = Interval { start_ns: interval.end_ns - steal_ns, ..interval.clone() };
+            interval.end_ns = stolen.start_ns;
+            interval.taken = Taken::default();
+            // What NMIs took is not known to be in either part.
+            let nmi_ns = stolen.taken.nmi_ns.min(interval.end_ns - interval.start_ns);
+            interval.taken.nmi_ns = nmi_ns;
+            cut.push(interval);
+            cut.push(Interval { taken: Taken { steal_ns, nmi_ns: 0 }, ..stolen });
+        } else {
+            cut.push(interval);
+        }
+    }
+    cut
 }
 
 fn merged_from(part: &merged_part, symbols: &mut KernelSymbols) -> MergedPart {
@@ -172,5 +199,17 @@ mod tests {
         });
         spread_steal(&mut intervals);
         assert_eq!(intervals.map(|interval| interval.taken.steal_ns), [0, 3300, 10, 0]);
+    }
+
+    #[test]
+    fn steal_before_a_late_interrupt_ends_with_it() {
+        let thread = Occupant::Thread { tid: 8, name: String::new() };
+        let stolen = Taken { steal_ns: 60, nmi_ns: 0 };
+        let before =
+            Interval { start_ns: 0, end_ns: 100, occupant: thread.clone(), taken: stolen, ..Interval::default() };
+        let irq = Interval { start_ns: 100, end_ns: 110, late_ns: 50, ..Interval::default() };
+        let cut = cut_out_steal(vec![before, irq]);
+        let told: Vec<_> = cut.iter().map(|part| (part.start_ns, part.end_ns, part.taken.steal_ns)).collect();
+        assert_eq!(told, [(0, 40, 0), (40, 100, 60), (100, 110, 0)]);
     }
 }

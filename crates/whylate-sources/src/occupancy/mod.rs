@@ -40,6 +40,7 @@ pub(crate) struct Account {
 struct Lost {
     nested: u64,
     stacks: u64,
+    astray: u64,
 }
 
 impl Account {
@@ -97,17 +98,25 @@ impl Account {
     }
 
     /// Events lost since the last call, by reason.
-    pub(crate) fn take_lost(&mut self) -> [(&'static str, u64); 2] {
+    pub(crate) fn take_lost(&mut self) -> [(&'static str, u64); 3] {
         let mut now = Lost::default();
         for cpu in 0..self.cpus {
             let bytes = self.skeleton.maps.account_by_cpu.lookup(&cpu.to_ne_bytes(), MapFlags::ANY);
             if let Some(account) = bytes.ok().flatten().and_then(|bytes| attach::read_plain::<account>(&bytes)) {
                 now.nested += account.nested;
                 now.stacks += account.stacks_lost;
+                now.astray += account.astray;
             }
         }
         let before = std::mem::replace(&mut self.lost, now);
-        [("occupancy_nested", now.nested - before.nested), ("occupancy_stacks", now.stacks - before.stacks)]
+        [
+            // Events that interrupted the account's own programs.
+            ("occupancy_nested", now.nested - before.nested),
+            // Late interrupts whose stack had no room.
+            ("occupancy_stacks", now.stacks - before.stacks),
+            // Times in which another thread had the CPU than the one that was seen taking it.
+            ("occupancy_astray", now.astray - before.astray),
+        ]
     }
 }
 

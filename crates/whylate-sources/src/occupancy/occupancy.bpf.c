@@ -98,17 +98,6 @@ static __always_inline u8 pool_of_worker(const struct task_struct *task)
 	return task->static_prio < 120 ? BUSY_HIGHPRI : BUSY_NORMAL;
 }
 
-/* A worker with an item that was preempted keeps its pool from starting another worker. */
-static __always_inline void leave_worker(struct account *account, bool was_preempted)
-{
-	if (!was_preempted)
-		return;
-	if (account->own_pool == BUSY_NORMAL)
-		account->preempted_normal = account->tid;
-	if (account->own_pool == BUSY_HIGHPRI)
-		account->preempted_highpri = account->tid;
-}
-
 static __always_inline void enter_worker(struct account *account, const struct task_struct *task)
 {
 	if (account->preempted_normal == account->tid)
@@ -118,6 +107,57 @@ static __always_inline void enter_worker(struct account *account, const struct t
 	account->handler = handler_of_worker(task);
 	if (account->handler)
 		account->own_pool = pool_of_worker(task);
+}
+
+/* The thread that has the CPU from now on. */
+static __always_inline void enter_thread(struct account *account, const struct task_struct *task)
+{
+	account->own_pool = 0;
+	account->handler = 0;
+	account->tid = task->pid;
+	account->kind = task->pid ? OCCUPANT_THREAD : OCCUPANT_IDLE;
+	bpf_probe_read_kernel(account->name, sizeof(account->name), task->comm);
+	if (task->flags & PF_WQ_WORKER)
+		enter_worker(account, task);
+}
+
+/*
+ * Where a switch was not seen (some kernels hide the threads of a supervisor from tracing), whoever had the CPU until now is not known.
+ */
+static __always_inline bool is_astray(const struct account *account, const struct task_struct *task)
+{
+	return account->since_ns && account->tid != (u32)task->pid;
+}
+
+static __always_inline void forget_thread(struct account *account)
+{
+	account->kind = OCCUPANT_NOBODY;
+	account->own_pool = 0;
+	account->astray++;
+}
+
+/* Ends the present interval of a CPU whose thread stays. */
+static __always_inline void end_interval_of_thread(struct account *account, u32 cpu)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	bool astray = is_astray(account, task);
+
+	if (astray)
+		forget_thread(account);
+	end_interval(account, cpu, bpf_ktime_get_ns());
+	if (astray)
+		enter_thread(account, task);
+}
+
+/* A worker with an item that was preempted keeps its pool from starting another worker. */
+static __always_inline void leave_worker(struct account *account, bool was_preempted)
+{
+	if (!was_preempted)
+		return;
+	if (account->own_pool == BUSY_NORMAL)
+		account->preempted_normal = account->tid;
+	if (account->own_pool == BUSY_HIGHPRI)
+		account->preempted_highpri = account->tid;
 }
 
 SEC("tp_btf/sched_switch")
@@ -130,6 +170,8 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 
 	if (!account)
 		return 0;
+	if (is_astray(account, prev))
+		forget_thread(account);
 	ended = end_interval(account, cpu, bpf_ktime_get_ns());
 	steal_ns = steal_clock_ns(next);
 	if (ended)
@@ -141,18 +183,12 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 	account->softirq = 0;
 	if (account->own_pool)
 		leave_worker(account, preempt);
-	account->own_pool = 0;
-	account->handler = 0;
-	account->tid = next->pid;
-	account->kind = next->pid ? OCCUPANT_THREAD : OCCUPANT_IDLE;
-	bpf_probe_read_kernel(account->name, sizeof(account->name), next->comm);
-	if (next->flags & PF_WQ_WORKER)
-		enter_worker(account, next);
+	enter_thread(account, next);
 	close_account(account);
 	return 0;
 }
 
-/* The first worker of an item that begins or ends is the current thread; in a softirq it is whoever was interrupted. */
+/* The worker of an item that begins or ends is the current thread; in a softirq that is whoever was interrupted. */
 static __always_inline int item_changes(u64 handler)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -165,7 +201,7 @@ static __always_inline int item_changes(u64 handler)
 	if (!account)
 		return 0;
 	if (account->since_ns && !account->softirq && !account->in_irq && account->handler != handler) {
-		end_interval(account, cpu, bpf_ktime_get_ns());
+		end_interval_of_thread(account, cpu);
 		account->handler = handler;
 		account->own_pool = handler ? pool_of_worker(task) : 0;
 	}
@@ -194,7 +230,7 @@ int BPF_PROG(on_softirq_entry, unsigned int number)
 	if (!account)
 		return 0;
 	if (account->since_ns) {
-		end_interval(account, cpu, bpf_ktime_get_ns());
+		end_interval_of_thread(account, cpu);
 		account->softirq = number + 1;
 	}
 	close_account(account);
@@ -210,7 +246,7 @@ int BPF_PROG(on_softirq_exit, unsigned int number)
 	if (!account)
 		return 0;
 	if (account->softirq) {
-		end_interval(account, cpu, bpf_ktime_get_ns());
+		end_interval_of_thread(account, cpu);
 		account->softirq = 0;
 	}
 	close_account(account);
@@ -225,7 +261,7 @@ static __always_inline int irq_begins(u32 kind, u32 id, const char *name)
 	if (!account)
 		return 0;
 	if (account->since_ns) {
-		end_interval(account, cpu, bpf_ktime_get_ns());
+		end_interval_of_thread(account, cpu);
 		account->in_irq = true;
 		account->irq_kind = kind;
 		account->irq_id = id;
@@ -246,7 +282,7 @@ static __always_inline int irq_ends(void)
 	if (!account)
 		return 0;
 	if (account->in_irq) {
-		end_interval(account, cpu, bpf_ktime_get_ns());
+		end_interval_of_thread(account, cpu);
 		account->in_irq = false;
 	}
 	close_account(account);

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Late work items with their causes, on a CPU that somebody disturbs.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use whylate_model::{CauseKind, LateEvent, Snapshot, WorkEvidence};
+use whylate_sources::wq::Wq;
+use whylate_sources::{Options, Source};
+
+/// Handler of the items that wait: one on every CPU for each read of the file.
+pub const VICTIM: &str = "refresh_vm_stats";
+const MAKES_VICTIMS: &str = "/proc/sys/vm/stat_refresh";
+
+/// The CPU of the tool and of everything that watches, and the one that is disturbed.
+#[derive(Clone, Copy)]
+pub struct Places {
+    pub tool: u32,
+    pub disturbed: u32,
+}
+
+impl Places {
+    /// `None`, and a line that says why, on a machine with a single CPU.
+    pub fn find() -> Option<Places> {
+        let usable = sched_getaffinity(None).expect("the kernel tells its CPUs");
+        let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| usable.is_set(cpu)).map(|cpu| cpu as u32);
+        match (cpus.next(), cpus.next_back()) {
+            (Some(tool), Some(disturbed)) => Some(Places { tool, disturbed }),
+            _ => {
+                println!("skipped: this needs two CPUs");
+                None
+            }
+        }
+    }
+}
+
+/// Keeps the calling thread on one CPU.
+pub fn stay_on(cpu: u32) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu as usize);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// What was late while something was done, and what that returned.
+pub struct Watched<T> {
+    pub events: Vec<LateEvent>,
+    pub snapshot: Snapshot,
+    pub outcome: T,
+}
+
+/// Explains all items that wait for so long on the disturbed CPU, while items keep being queued there from the other one. `act` is given
+/// the number of those that were late so far.
+pub fn watched<T: Send>(
+    places: Places,
+    explain_over: Duration,
+    act: impl FnOnce(&AtomicUsize) -> Result<T> + Send,
+) -> Result<Watched<T>> {
+    let options = Options {
+        explain_over_ns: Some(explain_over.as_nanos() as u64),
+        keep_evidence: true,
+        phases: true,
+        ..Options::default()
+    };
+    stay_on(places.tool)?;
+    let mut source = Wq.attach(&options)?;
+    let mut events = Vec::new();
+    let seen = AtomicUsize::new(0);
+    let over = AtomicBool::new(false);
+    let outcome = thread::scope(|scope| {
+        let victims = scope.spawn(|| -> Result<()> {
+            while !over.load(Ordering::Relaxed) {
+                std::fs::read(MAKES_VICTIMS).context("cannot queue items")?;
+                thread::sleep(Duration::from_micros(300));
+            }
+            Ok(())
+        });
+        let act = scope.spawn(|| act(&seen));
+        let mut drain = |wait| {
+            source.drain_late(wait, &mut |event| {
+                if event.cpu == places.disturbed {
+                    seen.fetch_add(usize::from(event.labels["handler"] == VICTIM), Ordering::Relaxed);
+                    events.push(event);
+                }
+            })
+        };
+        let mut drained = Ok(());
+        while !act.is_finished() && drained.is_ok() {
+            drained = drain(Duration::from_millis(50));
+        }
+        let outcome = act.join().expect("what is done does not panic");
+        over.store(true, Ordering::Relaxed);
+        victims.join().expect("reading does not panic")?;
+        drained.and_then(|()| drain(Duration::from_millis(50)))?;
+        outcome
+    })?;
+    let snapshot = source.snapshot()?;
+    // Some machines hide switches of a supervisor's threads from tracing: then it is not known who had the CPU.
+    let may_have_gaps = snapshot.lost["occupancy_astray"] > 0;
+    for event in &events {
+        ensure_sound(event, may_have_gaps)?;
+    }
+    Ok(Watched { events, snapshot, outcome })
+}
+
+/// What was seen of an event that was asked for with its evidence.
+pub fn evidence(event: &LateEvent) -> &WorkEvidence {
+    event.evidence.as_ref().expect("the evidence was asked for")
+}
+
+/// The time in which the item waited.
+pub fn span(event: &LateEvent) -> Range<u64> {
+    evidence(event).queued_ns..evidence(event).started_ns
+}
+
+/// How long two spans overlap.
+pub fn common_ns(a: &Range<u64>, b: &Range<u64>) -> u64 {
+    a.end.min(b.end).saturating_sub(a.start.max(b.start))
+}
+
+/// The time of all causes of these kinds whose name begins so.
+pub fn blamed_ns(event: &LateEvent, kinds: &[CauseKind], who: &str) -> u64 {
+    let causes = event.causes.iter().filter(|cause| kinds.contains(&cause.kind) && cause.who.starts_with(who));
+    causes.map(|cause| cause.ns).sum()
+}
+
+/// The causes add up, and what they are told from is the account of this window of this CPU and nothing else.
+fn ensure_sound(event: &LateEvent, may_have_gaps: bool) -> Result<()> {
+    let sum: u64 = event.causes.iter().map(|cause| cause.ns).sum();
+    ensure!(sum == event.latency_ns, "the causes add up to {sum}: {event:?}");
+    let window = span(event);
+    let account = &evidence(event).occupancy;
+    ensure!(account.cpu == event.cpu, "the account is another CPU's: {event:?}");
+    let merged = account.merged.as_ref();
+    let mut reached_ns = merged.map_or(account.since_ns, |merged| merged.end_ns);
+    for interval in &account.intervals {
+        // The first one may have begun before the window.
+        let begins = interval.start_ns == reached_ns || (reached_ns == account.since_ns && merged.is_none());
+        let begins = begins || (may_have_gaps && interval.start_ns > reached_ns);
+        ensure!(begins && interval.end_ns >= interval.start_ns, "the account has a gap at {reached_ns}: {event:?}");
+        reached_ns = interval.end_ns;
+    }
+    ensure!(
+        reached_ns == window.end || (may_have_gaps && reached_ns < window.end),
+        "the account does not end with the window: {event:?}"
+    );
+    if let Some(merged) = merged {
+        let parts: u64 = merged.parts.iter().map(|part| part.ns).sum();
+        ensure!(
+            merged.start_ns >= window.start && parts <= merged.end_ns - merged.start_ns,
+            "too much is merged: {event:?}"
+        );
+    }
+    Ok(())
+}

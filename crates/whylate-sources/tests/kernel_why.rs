@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The causes of late work items, against disturbances of known cause and length. They run as root.
+
+mod kernel;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use kernel::late::{Places, VICTIM, Watched, blamed_ns, common_ns, span, stay_on, watched};
+use kernel::trace::{Event, Kind as TraceKind, Trace};
+use kernel::turn::{plan, turn};
+use whylate_model::{CauseKind, LateEvent};
+use whylate_sources::AttachError;
+use whylate_sources::inject::disturbance::{self, Kind, Policy};
+use whylate_sources::inject::work::{self, HANDLER};
+
+/// Every disturbance is so long, and late is what waits for most of it.
+const LENGTH_NS: u64 = 8_000_000;
+const LATE: Duration = Duration::from_millis(5);
+const WANTED_EVENTS: usize = 200;
+/// In rounds of so many, until there are events enough: not each has an item waiting, and on a busy machine few have.
+const TIMES: u64 = 60;
+const MAX_ROUNDS: usize = 40;
+
+fn disturb(kind: Kind, cpu: u32, length_ns: u64, times: u64, every_ns: u64) -> Result<Vec<Range<u64>>> {
+    let plan = disturbance::Plan { kind, length_ns, times, every_ns, cpu: Some(cpu) };
+    let report = disturbance::run(&plan, &AtomicBool::new(false), &mut |_| Ok(()))?;
+    ensure!(report.complete, "not every disturbance was made");
+    let spans = report.made.iter().map(|made| made.start.monotonic_ns..made.start.monotonic_ns + made.length_ns);
+    Ok(spans.collect())
+}
+
+/// Rounds of the same until there are so many late events, some more than are wanted as some will be late for other reasons.
+fn rounds<T>(seen: &AtomicUsize, wanted: usize, mut round: impl FnMut() -> Result<Vec<T>>) -> Result<Vec<T>> {
+    let mut all = Vec::new();
+    for _ in 0..MAX_ROUNDS {
+        all.extend(round()?);
+        if seen.load(Ordering::Relaxed) >= wanted + wanted / 4 {
+            break;
+        }
+    }
+    Ok(all)
+}
+
+/// Kernels before 6.14 cannot keep interrupts off on demand.
+fn is_unsupported(error: &anyhow::Error) -> bool {
+    let unsupported = matches!(error.downcast_ref(), Some(AttachError::Unsupported(_)));
+    if unsupported {
+        println!("skipped: {error:#}");
+    }
+    unsupported
+}
+
+/// A busy thread of normal priority on the disturbed CPU meanwhile.
+fn while_loaded<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let load = thread::Builder::new().name("test-load".to_owned()).spawn_scoped(scope, || {
+            stay_on(cpu)?;
+            while !over.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+            anyhow::Ok(())
+        })?;
+        let outcome = act();
+        over.store(true, Ordering::Relaxed);
+        load.join().expect("spinning does not panic")?;
+        outcome
+    })
+}
+
+/// Of the events that were late mostly because of a disturbance, nearly all must blame it first, and little may stay unknown.
+fn ensure_blamed(watched: &Watched<Vec<Range<u64>>>, is_cause: impl Fn(&LateEvent) -> bool) -> Result<()> {
+    let disturbed = |event: &&LateEvent| {
+        let common_ns: u64 = watched.outcome.iter().map(|made| common_ns(made, &span(event))).sum();
+        event.labels["handler"] == VICTIM && common_ns * 10 >= event.latency_ns * 6
+    };
+    let events: Vec<_> = watched.events.iter().filter(disturbed).collect();
+    let right = events.iter().filter(|event| is_cause(event)).count();
+    let total_ns: u64 = events.iter().map(|event| event.latency_ns).sum();
+    let unknown_ns: u64 = events.iter().map(|event| blamed_ns(event, &[CauseKind::Unknown], "")).sum();
+    println!("{right} of {} events name the true cause first; unknown: {unknown_ns} of {total_ns} ns", events.len());
+    for event in events.iter().filter(|event| !is_cause(event)).take(5) {
+        println!("another cause first: {:?}", event.causes);
+    }
+    ensure!(events.len() >= WANTED_EVENTS, "only {} late events; lost: {:?}", events.len(), watched.snapshot.lost);
+    ensure!(right * 100 >= events.len() * 95, "too few are right");
+    ensure!(unknown_ns * 20 <= total_ns, "too much is unknown");
+    Ok(())
+}
+
+fn disturbances_are_blamed(kind: Kind, is_cause: impl Fn(&LateEvent) -> bool) -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn(), Places::find()) else {
+        return Ok(());
+    };
+    let cpu = places.disturbed;
+    let watched = watched(places, LATE, |seen| {
+        while_loaded(cpu, || rounds(seen, WANTED_EVENTS, || disturb(kind, cpu, LENGTH_NS, TIMES, 3 * LENGTH_NS)))
+    });
+    match watched {
+        Err(error) if is_unsupported(&error) => Ok(()),
+        watched => ensure_blamed(&watched?, is_cause),
+    }
+}
+
+fn first_is(event: &LateEvent, kind: CauseKind, who: &str) -> bool {
+    event.causes.first().is_some_and(|cause| cause.kind == kind && cause.who.starts_with(who))
+}
+
+#[test]
+fn interrupts_off_are_blamed_with_the_stack_that_enabled_them() -> Result<()> {
+    disturbances_are_blamed(Kind::IrqsOff, |event| {
+        first_is(event, CauseKind::IrqsOff, "whylate-irqsoff:")
+            && event.causes[0].stack.iter().any(|frame| frame == "bpf_local_irq_restore")
+    })
+}
+
+#[test]
+fn a_thread_of_higher_priority_is_blamed() -> Result<()> {
+    disturbances_are_blamed(Kind::Hog(Policy::Fifo(50)), |event| first_is(event, CauseKind::Thread, "whylate-hog:"))
+}
+
+#[test]
+fn a_long_softirq_is_blamed() -> Result<()> {
+    disturbances_are_blamed(Kind::Softirq, |event| first_is(event, CauseKind::Softirq, "hrtimer"))
+}
+
+/// When injected items ran, by the kernel's own trace.
+fn runs(events: &[Event]) -> Vec<Range<u64>> {
+    let of = |kind| events.iter().filter(move |event| event.kind == kind && event.handler == HANDLER);
+    let ends = |start: &&Event| {
+        let mut ends = of(TraceKind::End).filter(|end| end.tid == start.tid && end.at_ns >= start.at_ns);
+        ends.next().map(|end| start.at_ns..end.at_ns)
+    };
+    of(TraceKind::Start).collect::<Vec<_>>().iter().filter_map(ends).collect()
+}
+
+fn busy_items(cpu: u32, items: u64, busy_ns: u64) -> Result<Vec<()>> {
+    let plan = work::Plan { busy_ns, at_once: 1, cpu: Some(cpu), ..plan(items) };
+    ensure!(work::run(&plan, &AtomicBool::new(false))?.complete, "not every item has run");
+    Ok(Vec::new())
+}
+
+#[test]
+fn an_item_that_does_not_sleep_is_blamed() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn(), Places::find()) else {
+        return Ok(());
+    };
+    let trace = Trace::start()?;
+    let cpu = places.disturbed;
+    let watched = watched(places, LATE, |seen| {
+        while_loaded(cpu, || rounds(seen, WANTED_EVENTS, || busy_items(cpu, TIMES, LENGTH_NS)))
+    })?;
+    let _: &Vec<()> = &watched.outcome;
+    let watched = Watched { events: watched.events, snapshot: watched.snapshot, outcome: runs(&trace.finish()?) };
+    ensure_blamed(&watched, |event| first_is(event, CauseKind::Work, HANDLER))
+}
+
+/// An item that is busy for 5 ms, and something else that takes the CPU from it, or after it where the kernel cannot be preempted.
+fn both_are_named(kind: Kind, length_ns: u64, kinds: &[CauseKind], who: &str) -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn(), Places::find()) else {
+        return Ok(());
+    };
+    let cpu = places.disturbed;
+    let trace = Trace::start()?;
+    let watched = watched(places, Duration::from_millis(3), |seen| {
+        rounds(seen, 400, || {
+            thread::scope(|scope| {
+                let items = scope.spawn(|| busy_items(cpu, 200, 5_000_000));
+                let disturbed = disturb(kind, cpu, length_ns, 80, 15_000_000);
+                items.join().expect("injecting does not panic")?;
+                disturbed
+            })
+        })
+    });
+    let watched = match watched {
+        Err(error) if is_unsupported(&error) => return Ok(()),
+        watched => watched?,
+    };
+    let items = runs(&trace.finish()?);
+    println!("{} disturbances, {} items, {} events", watched.outcome.len(), items.len(), watched.events.len());
+    let (mut pairs, mut wrong) = (0, 0);
+    for event in watched.events.iter().filter(|event| event.labels["handler"] == VICTIM) {
+        let window = span(event);
+        let of = |spans: &[Range<u64>]| spans.iter().map(|span| common_ns(span, &window)).sum::<u64>();
+        let mut both_ns = 0;
+        for made in &watched.outcome {
+            for item in &items {
+                let common = made.start.max(item.start)..made.end.min(item.end);
+                both_ns += common_ns(&common, &window);
+            }
+        }
+        let (true_other_ns, true_item_ns) = (of(&watched.outcome), of(&items) - both_ns);
+        if true_other_ns * 10 < length_ns * 9 || true_item_ns < 1_000_000 {
+            continue;
+        }
+        let (other_ns, item_ns) = (blamed_ns(event, kinds, who), blamed_ns(event, &[CauseKind::Work], HANDLER));
+        let near = |told: u64, truth: u64| told.abs_diff(truth) * 10 <= truth;
+        pairs += 1;
+        if !near(other_ns, true_other_ns) || !near(item_ns, true_item_ns) {
+            wrong += 1;
+            println!("{other_ns} of {true_other_ns}, {item_ns} of {true_item_ns}: {:?}", event.causes);
+        }
+    }
+    println!("{pairs} items with both causes, {wrong} of them wrong");
+    ensure!(pairs >= 20, "too few items had both causes");
+    // The hypervisor, or a burst of interrupts, may take its part of an item too.
+    ensure!(wrong * 20 <= pairs, "too many are wrong");
+    Ok(())
+}
+
+#[test]
+fn an_item_and_the_thread_that_preempts_it_are_both_named() -> Result<()> {
+    both_are_named(Kind::Hog(Policy::Fifo(50)), 3_000_000, &[CauseKind::Thread], "whylate-hog:")
+}
+
+#[test]
+fn an_item_and_interrupts_off_within_it_are_both_named() -> Result<()> {
+    both_are_named(Kind::IrqsOff, 2_000_000, &[CauseKind::IrqsOff, CauseKind::Thread], "whylate-irqsoff:")
+}
