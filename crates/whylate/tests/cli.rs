@@ -50,6 +50,24 @@ fn intervals_that_make_no_sense_are_refused() -> Result<()> {
 
 #[test]
 fn without_privileges_it_says_so_in_one_line() -> Result<()> {
+    for (arguments, told) in [
+        (&["wq", "1", "1"][..], "whylate: cannot attach wq: "),
+        (&["inject", "irqs-off"], "whylate: cannot inject irqs-off: not permitted"),
+        (&["inject", "softirq"], "whylate: cannot inject softirq: not permitted"),
+        (&["inject", "hog"], "whylate: cannot inject hog: not permitted"),
+    ] {
+        let output = output_without_privileges(arguments)?;
+        let stderr = text(&output.stderr);
+        println!("{stderr}");
+        assert_eq!(output.status.code(), Some(3), "{stderr}");
+        assert!(output.stdout.is_empty());
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        assert!(stderr.starts_with(told), "{stderr}");
+    }
+    Ok(())
+}
+
+fn output_without_privileges(arguments: &[&str]) -> Result<Output> {
     let mut command = if rustix::process::geteuid().is_root() {
         // Where anybody can reach it.
         let folder = tempfile::tempdir()?.keep();
@@ -58,10 +76,10 @@ fn without_privileges_it_says_so_in_one_line() -> Result<()> {
         fs::copy(env!("CARGO_BIN_EXE_whylate"), &program)?;
         fs::set_permissions(&program, Permissions::from_mode(0o755))?;
         let mut command = Command::new(program);
-        command.args(["wq", "1", "1"]).uid(65534).gid(65534).current_dir("/");
+        command.args(arguments).uid(65534).gid(65534).current_dir("/");
         command
     } else {
-        whylate(&["wq", "1", "1"])
+        whylate(arguments)
     };
     let output = command.stdin(Stdio::null()).output();
     if let Some(folder) =
@@ -69,14 +87,7 @@ fn without_privileges_it_says_so_in_one_line() -> Result<()> {
     {
         fs::remove_dir_all(folder)?;
     }
-    let output = output?;
-    let stderr = text(&output.stderr);
-    println!("{stderr}");
-    assert_eq!(output.status.code(), Some(3), "{stderr}");
-    assert!(output.stdout.is_empty());
-    assert_eq!(stderr.lines().count(), 1, "{stderr}");
-    assert!(stderr.starts_with("whylate: cannot attach wq: "), "{stderr}");
-    Ok(())
+    Ok(output?)
 }
 
 #[test]

@@ -132,7 +132,7 @@ pub struct Disturbance {
     pub length_ns: u64,
     /// Where it was.
     pub cpu: u32,
-    /// How long of it a hog's thread was running; the rest others took.
+    /// How long of it a hog's thread was running; other threads took the rest, or a hypervisor.
     pub on_cpu_ns: Option<u64>,
 }
 
@@ -200,7 +200,7 @@ pub(super) trait Maker {
 
 /// What the thread on the disturbed CPU tells the caller's thread.
 enum Told {
-    Ready { cpu: u32, others: Vec<u32>, cut: Option<MapHandle> },
+    Ready { cpu: u32, others: Vec<u32>, cut: Option<MapHandle>, only: UnixDatagram },
     Made(Made),
 }
 
@@ -217,7 +217,6 @@ pub fn run(
 ) -> Result<Report, AttachError> {
     plan.check()?;
     let here = threads::current_cpu()?;
-    let _only = be_the_only_one()?;
     let failed = AtomicBool::new(false);
     let stop = Stop { asked: stop, failed: &failed };
     let (tell, told) = mpsc::channel();
@@ -226,11 +225,12 @@ pub fn run(
         let thread =
             thread.spawn_scoped(scope, move || run_there(plan, here, stop, &tell)).context("cannot start a thread")?;
         let mut made: Vec<Disturbance> = Vec::new();
-        let (mut disturbed, mut cutter, mut away, mut failure) = (here, None, None, None);
+        let (mut disturbed, mut cutter, mut failure) = (here, None, None);
+        let (mut away, mut alone) = (None, None);
         loop {
             match told.recv_timeout(POLL) {
-                Ok(Told::Ready { cpu, others, cut }) => {
-                    (disturbed, cutter) = (cpu, cut);
+                Ok(Told::Ready { cpu, others, cut, only }) => {
+                    (disturbed, cutter, alone) = (cpu, cut, Some(only));
                     match Away::to(&others) {
                         Ok(guard) => away = Some(guard),
                         Err(error) => {
@@ -261,7 +261,7 @@ pub fn run(
                 }
             }
         }
-        drop(away);
+        drop((away, alone));
         thread.join().map_err(|_| anyhow!("the thread that disturbs the CPU failed"))??;
         if let Some(failure) = failure {
             return Err(failure.into());
@@ -282,8 +282,10 @@ fn run_there(plan: &Plan, here: u32, stop: Stop<'_>, tell: &Sender<Told>) -> Res
         Kind::Softirq => Box::new(softirq::Softirq::new(cpu, plan.length_ns)?),
         Kind::Hog(policy) => Box::new(hog::Hog::new(policy, plan.length_ns)?),
     };
+    // What the caller may not do, or the kernel cannot, does not depend on others: it is told first.
+    let only = be_the_only_one()?;
     // The caller's thread listens until this one has ended.
-    let _ = tell.send(Told::Ready { cpu, others, cut: maker.cut()? });
+    let _ = tell.send(Told::Ready { cpu, others, cut: maker.cut()?, only });
     let mut due_ns: u64 = 0;
     for _ in 0..plan.times {
         if !stop.sleep_until(due_ns.saturating_sub(maker.lead_ns())) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernel's own record of work items: a tracefs instance that nobody else uses.
+//! The kernel's own record of what happens: a tracefs instance that nobody else uses.
 
 use std::collections::HashMap;
 use std::fs;
@@ -41,22 +41,42 @@ pub struct Trace {
     folder: PathBuf,
 }
 
+/// Any event, as it was printed.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// On CLOCK_MONOTONIC, in steps of a microsecond.
+    pub at_us: u64,
+    /// The thread in whose context it happened.
+    pub thread: String,
+    pub cpu: u32,
+    pub event: String,
+    /// What follows the event's name.
+    pub fields: String,
+}
+
+const WORK_ITEMS: [&str; 4] = [
+    "workqueue/workqueue_queue_work",
+    "workqueue/workqueue_activate_work",
+    "workqueue/workqueue_execute_start",
+    "workqueue/workqueue_execute_end",
+];
+
 impl Trace {
     /// Records every work item from now on.
     pub fn start() -> Result<Self> {
+        Self::of(&WORK_ITEMS)
+    }
+
+    /// Records these events, each a group and a name or a whole group, from now on.
+    pub fn of(events: &[&str]) -> Result<Self> {
         let instances = tracefs::find()?.join("instances");
         remove_leftovers(&instances);
         let folder = instances.join(format!("{NAME}{}", std::process::id()));
         fs::create_dir(&folder).context("cannot create a tracefs instance")?;
         let trace = Self { folder };
-        for (file, value) in [
-            ("buffer_size_kb", "65536"),
-            ("trace_clock", "mono"),
-            ("events/workqueue/workqueue_queue_work/enable", "1"),
-            ("events/workqueue/workqueue_activate_work/enable", "1"),
-            ("events/workqueue/workqueue_execute_start/enable", "1"),
-            ("events/workqueue/workqueue_execute_end/enable", "1"),
-        ] {
+        let enable: Vec<String> = events.iter().map(|event| format!("events/{event}/enable")).collect();
+        let settings = [("buffer_size_kb", "65536"), ("trace_clock", "mono")];
+        for (file, value) in settings.into_iter().chain(enable.iter().map(|file| (file.as_str(), "1"))) {
             fs::write(trace.folder.join(file), value).with_context(|| format!("cannot write {file}"))?;
         }
         // Without it the kernel prints hashes of the addresses, which differ as well, but for an accident.
@@ -75,10 +95,41 @@ impl Trace {
     /// # Errors
     /// When an event was lost.
     pub fn finish(self) -> Result<Vec<Event>> {
-        fs::write(self.folder.join("tracing_on"), "0")?;
         let mut events: Vec<Event> = Vec::new();
         // A stack comes after its event; an interrupt may come in between.
         let mut stack_of = None;
+        self.each_line(|line| {
+            if let Some(head) = line.strip_suffix(": <stack trace>") {
+                let (_, tid, cpu) = head_of(head).context("a stack of nobody")?;
+                stack_of =
+                    events.iter().rposition(|event| (event.kind, event.tid, event.cpu) == (Kind::Queue, tid, cpu));
+            } else if line == MOVES {
+                if let Some(place) = stack_of {
+                    events[place].moved = true;
+                }
+            } else {
+                events.extend(event_of(line));
+            }
+            Ok(())
+        })?;
+        Ok(events)
+    }
+
+    /// The same of any events.
+    ///
+    /// # Errors
+    /// When an event was lost.
+    pub fn finish_lines(self) -> Result<Vec<Line>> {
+        let mut lines = Vec::new();
+        self.each_line(|line| {
+            lines.push(line_of(line).with_context(|| format!("cannot read {line:?}"))?);
+            Ok(())
+        })?;
+        Ok(lines)
+    }
+
+    fn each_line(&self, mut each: impl FnMut(&str) -> Result<()>) -> Result<()> {
+        fs::write(self.folder.join("tracing_on"), "0")?;
         for line in BufReader::new(fs::File::open(self.folder.join("trace"))?).lines() {
             let line = line?;
             if let Some((_, counts)) = line.split_once("entries-in-buffer/entries-written:") {
@@ -88,19 +139,11 @@ impl Trace {
                     _ => bail!("the trace is not whole: {counts}"),
                 }
             }
-            if let Some(head) = line.strip_suffix(": <stack trace>") {
-                let (_, tid, cpu) = head_of(head).context("a stack of nobody")?;
-                stack_of =
-                    events.iter().rposition(|event| (event.kind, event.tid, event.cpu) == (Kind::Queue, tid, cpu));
-            } else if line == MOVES {
-                if let Some(place) = stack_of {
-                    events[place].moved = true;
-                }
-            } else if !line.starts_with('#') {
-                events.extend(event_of(&line));
+            if !line.starts_with('#') {
+                each(&line)?;
             }
         }
-        Ok(events)
+        Ok(())
     }
 }
 
@@ -144,6 +187,22 @@ fn event_of(line: &str) -> Option<Event> {
         handler: after("function").unwrap_or_default().to_owned(),
         workqueue: after("workqueue").unwrap_or_default().to_owned(),
         moved: false,
+    })
+}
+
+/// `     whylate-hog-812     [001] d..2.  4035.327833: sched_switch: prev_comm=whylate-hog prev_pid=812 …`
+fn line_of(line: &str) -> Option<Line> {
+    // The name of a thread may have a colon and a space in it as well.
+    let (name_at, _) = line.match_indices(": ").find(|&(place, _)| head_of(&line[..place]).is_some())?;
+    let (at_ns, tid, cpu) = head_of(&line[..name_at])?;
+    let (event, fields) = line[name_at + 2..].split_once(':')?;
+    let thread = line[..line.find(&format!("-{tid} "))?].trim_start();
+    Some(Line {
+        at_us: at_ns / 1000,
+        thread: thread.to_owned(),
+        cpu,
+        event: event.to_owned(),
+        fields: fields.trim_start().to_owned(),
     })
 }
 

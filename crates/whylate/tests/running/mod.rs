@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A `whylate` that runs, is watched and is sent signals. It goes with the test.
+//! A `whylate` that runs, is watched and is sent signals. It goes with the test. Not every test program uses all of it.
+#![allow(dead_code)]
 
 use std::fs;
 use std::io::Read;

@@ -41,7 +41,8 @@ struct Common {
 /// Turns the interrupts of one CPU off for a known time.
 ///
 /// A BPF program does it (`bpf_local_irq_save`, Linux 6.14 and later), in a thread whose name is whylate-irqsoff.
-/// Meanwhile the CPU takes no interrupt and runs nothing else: no timer ends there, and no thread is woken up.
+/// Meanwhile the CPU takes no interrupt and runs nothing else: no timer ends there, and no thread is woken up. Another CPU
+/// that needs an answer from it, to flush a TLB for instance, waits as well.
 ///
 /// Only one CPU is disturbed at a time, by one `whylate inject` at a time: others have to be able to go on.
 #[derive(Debug, Args)]

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Injected disturbances, compared with what the kernel's own tracepoints saw on that CPU.
+
+mod kernel;
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use whylate_sources::AttachError;
+use whylate_sources::inject::disturbance::{Disturbance, Kind, Plan, Policy, Report, run};
+
+use kernel::trace::{Line, Trace};
+use kernel::turn::{Turn, turn};
+use kernel::undisturbed;
+
+const MS_NS: u64 = 1_000_000;
+/// The trace is rounded to the nearest microsecond, and its clock may be a little off the one that BPF reads.
+const ROUNDING_US: u64 = 2;
+
+/// Longer than the tick of any kernel: in each disturbance an interrupt becomes due.
+fn plan(kind: Kind, cpu: u32) -> Plan {
+    Plan { kind, length_ns: 25 * MS_NS, times: 10, every_ns: 60 * MS_NS, cpu: Some(cpu) }
+}
+
+/// A turn, where the machine can make this disturbance.
+fn turn_for(kind: Kind) -> Option<Turn> {
+    let turn = turn()?;
+    let outcome = run(&Plan { length_ns: 1_000, times: 1, ..plan(kind, 0) }, &AtomicBool::new(false), &mut |_| Ok(()));
+    match outcome {
+        Err(error @ (AttachError::NotPermitted | AttachError::Unsupported(_))) => {
+            println!("skipped: {error}");
+            None
+        }
+        // Anything else is for the test to find out.
+        _ => Some(turn),
+    }
+}
+
+fn traced(plan: &Plan, stop: &AtomicBool, events: &[&str]) -> Result<(Report, Vec<Line>)> {
+    let trace = Trace::of(events)?;
+    let mut handed_over = Vec::new();
+    let report = run(plan, stop, &mut |one| {
+        handed_over.push(*one);
+        Ok(())
+    })?;
+    let lines = trace.finish_lines()?;
+    ensure!(handed_over == report.made, "{handed_over:?} is not {report:?}");
+    Ok((report, lines.into_iter().filter(|line| Some(line.cpu) == plan.cpu).collect()))
+}
+
+fn assert_as_planned(plan: &Plan, report: &Report) {
+    assert!(report.complete);
+    assert_eq!((Some(report.cpu), report.made.len() as u64), (plan.cpu, plan.times));
+    assert!(report.made.iter().all(|one| one.length_ns >= plan.length_ns && Some(one.cpu) == plan.cpu), "{report:?}");
+    for pair in report.made.windows(2) {
+        let apart_ns = pair[1].start.monotonic_ns - pair[0].start.monotonic_ns;
+        // What is called ahead may come a little early; nothing is called twice.
+        assert!(apart_ns + MS_NS >= plan.every_ns, "{apart_ns} ns apart");
+    }
+}
+
+/// When it began and ended, in microseconds, as far as the trace can tell.
+fn span_us(one: &Disturbance) -> (u64, u64) {
+    (one.start.monotonic_ns / 1000, (one.start.monotonic_ns + one.length_ns) / 1000)
+}
+
+#[test]
+fn while_interrupts_are_off_nothing_happens_there_and_then_the_tick_comes() -> Result<()> {
+    let Some(_turn) = turn_for(Kind::IrqsOff) else { return Ok(()) };
+    let plan = plan(Kind::IrqsOff, 1);
+    let (report, lines) =
+        traced(&plan, &AtomicBool::new(false), &["irq_vectors", "irq", "sched/sched_switch", "timer"])?;
+    assert_as_planned(&plan, &report);
+    for one in &report.made {
+        let (start_us, end_us) = span_us(one);
+        let within: Vec<&Line> = lines
+            .iter()
+            .filter(|line| start_us + ROUNDING_US < line.at_us && line.at_us + ROUNDING_US < end_us)
+            .collect();
+        assert!(within.is_empty(), "interrupts were not off: {within:?}");
+        // The one that had to wait interrupts the thread that turned interrupts on again, before it does anything else.
+        let next = lines.iter().find(|line| line.at_us + ROUNDING_US >= end_us).context("nothing came after it")?;
+        assert!(next.event.ends_with("_entry") && next.thread == Kind::IrqsOff.thread(), "{next:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_softirq_runs_from_its_entry_to_its_exit_and_takes_interrupts() -> Result<()> {
+    let Some(_turn) = turn_for(Kind::Softirq) else { return Ok(()) };
+    let plan = plan(Kind::Softirq, 1);
+    // A trace may lack what happens in the context of threads that the machine keeps out of it.
+    undisturbed(|| {
+        let (report, lines) = traced(&plan, &AtomicBool::new(false), &["irq_vectors", "irq", "sched/sched_switch"])?;
+        assert_as_planned(&plan, &report);
+        let mut extra_us = Vec::new();
+        for one in &report.made {
+            let (start_us, end_us) = span_us(one);
+            let is_edge = |line: &Line, event: &str| line.event == event && line.fields.contains("[action=HRTIMER]");
+            let is_before = |line: &Line| line.at_us <= start_us + ROUNDING_US;
+            let entry = lines.iter().rposition(|line| is_edge(line, "softirq_entry") && is_before(line));
+            let entry = entry.context("no softirq was entered before it")?;
+            let exit = lines[entry..].iter().position(|line| is_edge(line, "softirq_exit"));
+            let inside = &lines[entry..=entry + exit.context("the softirq did not end")?];
+            let (entered_us, left_us) = (inside[0].at_us, inside[inside.len() - 1].at_us);
+            ensure!(left_us + ROUNDING_US >= end_us, "the softirq ended at {left_us} us, and it at {end_us} us");
+            ensure!(!inside.iter().any(|line| line.event == "sched_switch"), "{inside:?}");
+            ensure!(inside.iter().any(|line| line.event == "local_timer_entry"), "no tick came in: {inside:?}");
+            extra_us.push((left_us - entered_us).saturating_sub(end_us - start_us));
+        }
+        extra_us.sort_unstable();
+        println!("the softirqs took longer than told by, in us: {extra_us:?}");
+        Ok(())
+    })
+}
+
+/// When the thread was switched to and when away from, in microseconds.
+fn spans_on_cpu_us(lines: &[Line], thread: &str) -> Vec<(u64, u64)> {
+    // Known by its number, because it is first switched to with the name of the thread that made it.
+    let name = format!("prev_comm={thread} ");
+    // The last one, because another hog before may have ended after the trace began.
+    let tid = lines.iter().rfind(|line| line.fields.starts_with(&name)).and_then(|line| value_of(line, "prev_pid"));
+    let mut spans = Vec::new();
+    let (mut since_us, mut before_us) = (None, 0);
+    for line in lines.iter().filter(|line| line.event == "sched_switch" && tid.is_some()) {
+        if value_of(line, "next_pid") == tid {
+            since_us = Some(line.at_us);
+        } else if value_of(line, "prev_pid") == tid {
+            // Some machines keep threads of their own out of every trace: what these switch to is not seen.
+            spans.push((since_us.take().unwrap_or(before_us), line.at_us));
+        }
+        before_us = line.at_us;
+    }
+    // The trace may end before a thread is done with ending.
+    spans.extend(since_us.map(|since_us| (since_us, u64::MAX)));
+    spans
+}
+
+/// How long of it the thread was on the CPU.
+fn on_cpu_us(one: &Disturbance, spans: &[(u64, u64)]) -> u64 {
+    let (start_us, end_us) = span_us(one);
+    spans.iter().map(|&(from, to)| to.min(end_us).saturating_sub(from.max(start_us))).sum()
+}
+
+/// The scheduler's account and its tracepoint are not of the same instant, and it leaves out what a hypervisor took.
+fn ensure_ran_as_told(report: &Report, spans: &[(u64, u64)]) -> Result<()> {
+    let (mut told_us, mut traced_us, mut excess_us) = (0, 0, 0);
+    for one in &report.made {
+        let on_cpu_ns = one.on_cpu_ns.context("it does not tell how long it ran")?;
+        assert!(on_cpu_ns <= one.length_ns, "{one:?}");
+        let (told, traced) = (on_cpu_ns / 1000, on_cpu_us(one, spans));
+        excess_us = excess_us.max(told.saturating_sub(traced));
+        told_us += told;
+        traced_us += traced;
+    }
+    println!("it tells of {told_us} us on the CPU, the trace of {traced_us} us; one tells {excess_us} us more");
+    ensure!(excess_us < 200, "it tells {excess_us} us more than the trace");
+    ensure!(told_us >= traced_us / 2, "it tells far less than the trace");
+    Ok(())
+}
+
+fn value_of<'a>(line: &'a Line, key: &str) -> Option<&'a str> {
+    line.fields.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
+}
+
+#[test]
+fn a_fifo_hog_leaves_its_cpu_only_to_what_is_more_urgent() -> Result<()> {
+    const PRIORITY: u8 = 50;
+    let kind = Kind::Hog(Policy::Fifo(PRIORITY));
+    let Some(_turn) = turn_for(kind) else { return Ok(()) };
+    let plan = plan(kind, 1);
+    undisturbed(|| {
+        let (report, lines) = traced(&plan, &AtomicBool::new(false), &["sched/sched_switch"])?;
+        assert_as_planned(&plan, &report);
+        let spans = spans_on_cpu_us(&lines, kind.thread());
+        for one in &report.made {
+            let (start_us, end_us) = span_us(one);
+            assert!(
+                spans.iter().any(|&(from, _)| from <= start_us + ROUNDING_US),
+                "it was not switched to before it began"
+            );
+            for line in
+                lines.iter().filter(|line| start_us + ROUNDING_US < line.at_us && line.at_us + ROUNDING_US < end_us)
+            {
+                // The kernel counts real-time priorities from 99 down to 0, the most urgent one.
+                let priority: i32 = value_of(line, "next_prio").context("a switch without a priority")?.parse()?;
+                let is_back = line.fields.contains(&format!("next_comm={} ", kind.thread()));
+                assert!(is_back || priority < 99 - i32::from(PRIORITY), "{line:?}");
+            }
+        }
+        ensure_ran_as_told(&report, &spans)
+    })
+}
+
+#[test]
+fn a_normal_hog_tells_how_long_it_ran() -> Result<()> {
+    let kind = Kind::Hog(Policy::Normal);
+    let Some(_turn) = turn_for(kind) else { return Ok(()) };
+    let plan = plan(kind, 1);
+    undisturbed(|| {
+        // Another thread wants that CPU as well.
+        let over = AtomicBool::new(false);
+        let (report, lines) = thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut cpu = rustix::thread::CpuSet::new();
+                cpu.set(1);
+                rustix::thread::sched_setaffinity(None, &cpu).expect("a thread may be moved");
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let outcome = traced(&plan, &AtomicBool::new(false), &["sched/sched_switch"]);
+            over.store(true, Ordering::Relaxed);
+            outcome
+        })?;
+        assert_as_planned(&plan, &report);
+        let shares = report.made.iter().map(|one| one.on_cpu_ns.map(|ns| ns / 10_000 * 100 / (one.length_ns / 10_000)));
+        println!("it ran for so many percent: {:?}", shares.flatten().collect::<Vec<_>>());
+        ensure_ran_as_told(&report, &spans_on_cpu_us(&lines, kind.thread()))
+    })
+}
+
+#[test]
+fn told_to_stop_it_cuts_short_what_is_being_made() -> Result<()> {
+    for kind in [Kind::IrqsOff, Kind::Softirq, Kind::Hog(Policy::Fifo(50))] {
+        let Some(_turn) = turn_for(kind) else { continue };
+        let plan = Plan { length_ns: 50 * MS_NS, times: 100, every_ns: 100 * MS_NS, ..plan(kind, 1) };
+        undisturbed(|| {
+            let stop = AtomicBool::new(false);
+            let report = thread::scope(|scope| {
+                run(&plan, &stop, &mut |_| {
+                    let stop = &stop;
+                    // In the middle of the next one.
+                    scope.spawn(move || {
+                        thread::sleep(Duration::from_millis(75));
+                        stop.store(true, Ordering::Relaxed);
+                    });
+                    Ok(())
+                })
+            })?;
+            assert!(!report.complete && (report.made.len() as u64) < plan.times, "{report:?}");
+            let (last, others) = report.made.split_last().context("there is none")?;
+            assert!(others.iter().all(|one| one.length_ns >= plan.length_ns), "{report:?}");
+            ensure!(report.made.len() == 2 && last.length_ns < plan.length_ns, "it came between two: {report:?}");
+            println!("{kind:?}: the one that was cut short took {} us", last.length_ns / 1000);
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn two_do_not_disturb_at_the_same_time() -> Result<()> {
+    let kind = Kind::Hog(Policy::Fifo(1));
+    let Some(_turn) = turn_for(kind) else { return Ok(()) };
+    let once = |cpu| Plan { length_ns: MS_NS, times: 1, ..plan(kind, cpu) };
+    let mut refused = None;
+    run(&once(1), &AtomicBool::new(false), &mut |_| {
+        refused = run(&once(0), &AtomicBool::new(false), &mut |_| Ok(())).err();
+        Ok(())
+    })?;
+    let refused = refused.context("the second one was let through")?.to_string();
+    assert_eq!(refused, "another whylate inject disturbs a CPU already: wait for it, or stop it");
+    assert!(run(&once(0), &AtomicBool::new(false), &mut |_| Ok(()))?.complete);
+    Ok(())
+}
+
+#[test]
+fn whoever_asks_runs_where_it_did_before_and_its_failure_ends_it() -> Result<()> {
+    let kind = Kind::Hog(Policy::Normal);
+    let Some(_turn) = turn_for(kind) else { return Ok(()) };
+    let before = rustix::thread::sched_getaffinity(None)?;
+    let mut calls = 0;
+    let outcome = run(&plan(kind, 1), &AtomicBool::new(false), &mut |_| {
+        calls += 1;
+        ensure!(!rustix::thread::sched_getaffinity(None)?.is_set(1), "it is on the disturbed CPU");
+        bail!("enough")
+    });
+    assert_eq!((outcome.map_err(|error| error.to_string()), calls), (Err("enough".to_owned()), 1));
+    assert_eq!(rustix::thread::sched_getaffinity(None)?, before);
+    Ok(())
+}
+
+#[test]
+fn a_cpu_that_is_not_there_is_refused() -> Result<()> {
+    for kind in [Kind::IrqsOff, Kind::Softirq, Kind::Hog(Policy::Normal)] {
+        let Some(_turn) = turn_for(kind) else { continue };
+        let outcome = run(&plan(kind, 1_000_000), &AtomicBool::new(false), &mut |_| Ok(()));
+        let error = outcome.err().ok_or_else(|| io::Error::other("it ran"))?;
+        assert!(error.to_string().starts_with("CPU 1000000 is offline or not ours to use"), "{error}");
+    }
+    Ok(())
+}
