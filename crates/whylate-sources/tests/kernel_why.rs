@@ -6,7 +6,7 @@ mod kernel;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use kernel::late::{Places, VICTIM, Watched, blamed_ns, common_ns, span, stay_on, watched};
@@ -23,7 +23,7 @@ const LATE: Duration = Duration::from_millis(5);
 const WANTED_EVENTS: usize = 200;
 /// In rounds of so many, until there are events enough: not each has an item waiting, and on a busy machine few have.
 const TIMES: u64 = 60;
-const MAX_ROUNDS: usize = 40;
+const DEADLINE: Duration = Duration::from_secs(180);
 
 fn disturb(kind: Kind, cpu: u32, length_ns: u64, times: u64, every_ns: u64) -> Result<Vec<Range<u64>>> {
     let plan = disturbance::Plan { kind, length_ns, times, every_ns, cpu: Some(cpu) };
@@ -36,11 +36,9 @@ fn disturb(kind: Kind, cpu: u32, length_ns: u64, times: u64, every_ns: u64) -> R
 /// Rounds of the same until there are so many late events, some more than are wanted as some will be late for other reasons.
 fn rounds<T>(seen: &AtomicUsize, wanted: usize, mut round: impl FnMut() -> Result<Vec<T>>) -> Result<Vec<T>> {
     let mut all = Vec::new();
-    for _ in 0..MAX_ROUNDS {
+    let began = Instant::now();
+    while seen.load(Ordering::Relaxed) < wanted + wanted / 4 && began.elapsed() < DEADLINE {
         all.extend(round()?);
-        if seen.load(Ordering::Relaxed) >= wanted + wanted / 4 {
-            break;
-        }
     }
     Ok(all)
 }
@@ -79,6 +77,7 @@ fn ensure_blamed(watched: &Watched<Vec<Range<u64>>>, is_cause: impl Fn(&LateEven
         event.labels["handler"] == VICTIM && common_ns * 10 >= event.latency_ns * 6
     };
     let events: Vec<_> = watched.events.iter().filter(disturbed).collect();
+    println!("{} disturbances, {} late events", watched.outcome.len(), watched.events.len());
     let right = events.iter().filter(|event| is_cause(event)).count();
     let total_ns: u64 = events.iter().map(|event| event.latency_ns).sum();
     let unknown_ns: u64 = events.iter().map(|event| blamed_ns(event, &[CauseKind::Unknown], "")).sum();
@@ -138,8 +137,8 @@ fn runs(events: &[Event]) -> Vec<Range<u64>> {
     of(TraceKind::Start).collect::<Vec<_>>().iter().filter_map(ends).collect()
 }
 
-fn busy_items(cpu: u32, items: u64, busy_ns: u64) -> Result<Vec<()>> {
-    let plan = work::Plan { busy_ns, at_once: 1, cpu: Some(cpu), ..plan(items) };
+fn busy_items(cpu: u32, items: u64, at_once: u64, busy_ns: u64) -> Result<Vec<()>> {
+    let plan = work::Plan { busy_ns, at_once, cpu: Some(cpu), ..plan(items) };
     ensure!(work::run(&plan, &AtomicBool::new(false))?.complete, "not every item has run");
     Ok(Vec::new())
 }
@@ -152,7 +151,7 @@ fn an_item_that_does_not_sleep_is_blamed() -> Result<()> {
     let trace = Trace::start()?;
     let cpu = places.disturbed;
     let watched = watched(places, LATE, |seen| {
-        while_loaded(cpu, || rounds(seen, WANTED_EVENTS, || busy_items(cpu, TIMES, LENGTH_NS)))
+        while_loaded(cpu, || rounds(seen, WANTED_EVENTS, || busy_items(cpu, TIMES, 4, LENGTH_NS)))
     })?;
     let _: &Vec<()> = &watched.outcome;
     let watched = Watched { events: watched.events, snapshot: watched.snapshot, outcome: runs(&trace.finish()?) };
@@ -169,7 +168,7 @@ fn both_are_named(kind: Kind, length_ns: u64, kinds: &[CauseKind], who: &str) ->
     let watched = watched(places, Duration::from_millis(3), |seen| {
         rounds(seen, 400, || {
             thread::scope(|scope| {
-                let items = scope.spawn(|| busy_items(cpu, 200, 5_000_000));
+                let items = scope.spawn(|| busy_items(cpu, 200, 1, 5_000_000));
                 let disturbed = disturb(kind, cpu, length_ns, 80, 15_000_000);
                 items.join().expect("injecting does not panic")?;
                 disturbed
