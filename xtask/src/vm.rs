@@ -51,7 +51,7 @@ pub struct Arguments {
     /// More words for the kernel's command line
     #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
     append: Option<String>,
-    /// The command and its arguments; no shell reads them
+    /// The command and its arguments, after NAME=VALUE for its environment; no shell reads them
     #[arg(required = true, last = true)]
     command: Vec<OsString>,
 }

@@ -11,7 +11,8 @@ mount -t devtmpfs dev /dev
 mkdir -p /dev/pts /dev/shm /tmp
 mount -t devpts -o ptmxmode=666 devpts /dev/pts
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
-mount -t tmpfs -o mode=1777 tmpfs /tmp
+# No mount: what was put there has to stay in sight.
+chmod 1777 /tmp /var/tmp
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t debugfs debugfs /sys/kernel/debug
 mount -t bpf bpf /sys/fs/bpf
@@ -28,8 +29,8 @@ if ! exec 3>/dev/ttyS1 || ! stty -F /dev/ttyS1 raw -echo; then
     poweroff -f
 fi
 cd /root
-# It starts the command itself, so that no builtin of the shell takes its place.
-setsid @COMMAND@ </dev/null >&3 2>&3 3>&-
+# `env` starts what the command names, where the shell would take a builtin of its own.
+env -- @COMMAND@ </dev/null >&3 2>&3 3>&-
 printf '%s%d\n' '@MARK@' $? >&3
 # The machine is switched off from outside; a kernel without a second line has nobody to do so.
 sleep 60
