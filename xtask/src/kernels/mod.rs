@@ -47,6 +47,9 @@ pub struct Arguments {
     /// Get them again, in the newest version that Debian has
     #[arg(long)]
     refresh: bool,
+    /// Get none, and fail if one is not there
+    #[arg(long, conflicts_with = "refresh")]
+    cached: bool,
 }
 
 /// Prints the path of each.
@@ -60,7 +63,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let mut debian = None;
     for kernel in chosen {
         let folder = cache.join(kernel.name);
-        if arguments.refresh || !is_there(kernel, &folder) {
+        if arguments.cached {
+            find(kernel.name)?;
+        } else if arguments.refresh || !is_there(kernel, &folder) {
             let debian = match &mut debian {
                 Some(debian) => debian,
                 none => none.insert(Debian::new(&cache)?),
