@@ -6,11 +6,15 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag::register_usize;
 
 use crate::host::{self, cannot_run};
 use crate::initramfs::{self, Contents};
@@ -19,6 +23,10 @@ use crate::output::{Output, new_mark};
 
 /// The status of a command that took too long: that of timeout(1).
 const TIMED_OUT: u8 = 124;
+/// Above this, a status says which signal ended it.
+const SIGNALLED: u8 = 128;
+/// How often signals are looked for.
+const POLL: Duration = Duration::from_millis(100);
 const MEBIBYTE: u64 = 1 << 20;
 
 /// Runs a command on another kernel, in QEMU, and exits with its status: 124 if it takes too long, 125 if the kernel does
@@ -60,6 +68,11 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<u8> {
     let kernel = kernels::find(&arguments.kernel)?;
     let whylate = if arguments.no_whylate { None } else { Some(static_whylate()?) };
+    // Told to end, it takes the machine and its files along.
+    let signal = Arc::new(AtomicUsize::new(0));
+    for known in [SIGHUP, SIGINT, SIGTERM] {
+        register_usize(known, Arc::clone(&signal), known as usize)?;
+    }
     let folder = tempfile::tempdir()?;
     let console = arguments.console.clone().unwrap_or_else(|| folder.path().join("console"));
     let archive = folder.path().join("initramfs");
@@ -81,22 +94,32 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
     let mut output = Output::new(io::stdout().lock(), &mark);
     let bytes = machine.output()?;
     loop {
-        match bytes.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        let received = bytes.recv_timeout(POLL);
+        let ended_by = signal.load(Ordering::Relaxed) as u8;
+        if ended_by != 0 {
+            return Ok(SIGNALLED + ended_by);
+        }
+        match received {
             Ok(bytes) => {
                 if let Some(status) = output.take(&bytes)? {
                     return Ok(status);
                 }
             }
-            Err(RecvTimeoutError::Timeout) => {
-                eprintln!("xtask: the command has not ended after {} s: --timeout gives it more", arguments.timeout);
-                eprintln!("{}", last_lines(&console));
-                return Ok(TIMED_OUT);
-            }
+            Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 bail!("the kernel ended before the command did; its last messages:\n{}", last_lines(&console))
             }
         }
+        if Instant::now() >= deadline {
+            return Ok(timed_out(arguments.timeout, &console));
+        }
     }
+}
+
+fn timed_out(timeout_s: u64, console: &Path) -> u8 {
+    eprintln!("xtask: the command has not ended after {timeout_s} s: --timeout gives it more");
+    eprintln!("{}", last_lines(console));
+    TIMED_OUT
 }
 
 /// Builds it where its sources are newer.

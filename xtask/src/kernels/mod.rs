@@ -15,6 +15,9 @@ use debian::Debian;
 /// Where the kernels are, instead of in the user's cache.
 const FOLDER: &str = "WHYLATE_KERNELS";
 
+/// How the folders begin in which kernels are made; then comes the number of the process.
+const MAKING: &str = ".making-";
+
 /// A kernel and how to get it.
 struct Kernel {
     name: &'static str,
@@ -118,8 +121,10 @@ fn is_there(kernel: &Kernel, folder: &Path) -> bool {
 /// Makes the folder of a kernel, all at once.
 fn get(kernel: &Kernel, debian: &Debian, cache: &Path) -> Result<()> {
     fs::create_dir_all(cache).with_context(|| format!("cannot create {}: set {FOLDER}", cache.display()))?;
+    remove_leftovers(cache);
     // In the cache, because a kernel's objects are too large for some machines' /tmp.
-    let work = tempfile::Builder::new().prefix(".making-").tempdir_in(cache)?;
+    let prefix = format!("{MAKING}{}-", std::process::id());
+    let work = tempfile::Builder::new().prefix(&prefix).tempdir_in(cache)?;
     let made = work.path().join("made");
     fs::create_dir(&made)?;
     let version = match kernel.from {
@@ -150,6 +155,17 @@ fn get(kernel: &Kernel, debian: &Debian, cache: &Path) -> Result<()> {
         fs::rename(&folder, work.path().join("old"))?;
     }
     fs::rename(&made, &folder).with_context(|| format!("cannot put the kernel in {}", folder.display()))
+}
+
+/// Removes what was being made by processes that were killed: a kernel's objects take gigabytes.
+fn remove_leftovers(cache: &Path) {
+    for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let maker = name.to_str().and_then(|name| name.strip_prefix(MAKING)?.split('-').next()?.parse::<u32>().ok());
+        if maker.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// Takes the one image and its configuration from a package's /boot.
