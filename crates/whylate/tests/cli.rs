@@ -22,7 +22,7 @@ use whylate_model::Snapshot;
 use whylate_sources::inject::work::{HANDLER, Plan, run};
 
 use running::{Running, whylate};
-use turn::{plan, turn};
+use turn::{plan, turn, turn_to_measure};
 
 /// What may stand on standard error when all is well: which backend is used, and why.
 fn assert_nothing_but_the_backend(stderr: &str) {
@@ -92,7 +92,7 @@ fn output_without_privileges(arguments: &[&str]) -> Result<Output> {
 
 #[test]
 fn a_backend_that_does_not_exist_is_refused() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let output = output_of(&["wq", "--backend", "nonsense", "1", "1"])?;
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
@@ -102,7 +102,7 @@ fn a_backend_that_does_not_exist_is_refused() -> Result<()> {
 
 #[test]
 fn a_reader_that_has_had_enough_is_a_normal_end() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let began = Instant::now();
     let mut whylate = Running::start(&["wq", "1", "3"])?;
     let mut lines = BufReader::new(whylate.stdout()?).lines();
@@ -119,7 +119,7 @@ fn a_reader_that_has_had_enough_is_a_normal_end() -> Result<()> {
 
 #[test]
 fn a_handler_that_does_not_exist_is_named_at_the_end() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let output = output_of(&["wq", "-w", "no_such_handler", "-d", "1s"])?;
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
@@ -167,7 +167,7 @@ fn a_second_ctrl_c_ends_it_even_when_nobody_reads() -> Result<()> {
 
 #[test]
 fn killed_it_leaves_no_program_behind() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut whylate = Running::start(&["wq", "--table", "--slower", "1s", "--stack"])?;
     let mut stdout = BufReader::new(whylate.stdout()?);
     stdout.read_line(&mut String::new())?;
@@ -181,7 +181,7 @@ fn killed_it_leaves_no_program_behind() -> Result<()> {
 
 #[test]
 fn json_is_one_snapshot_a_line() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut whylate = Running::start(&["wq", "--json", "1", "2", "--slower", "10s"])?;
     let lines: Vec<String> = BufReader::new(whylate.stdout()?).lines().collect::<Result<_, _>>()?;
     let (status, stderr) = whylate.end()?;

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use whylate_sources::inject::work::{MAX_AT_ONCE, Plan, run};
-use whylate_sources::{AttachError, tracefs};
+use whylate_sources::wq::Wq;
+use whylate_sources::{AttachError, Options, Source, tracefs};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -23,9 +24,18 @@ pub fn plan(items: u64) -> Plan {
     Plan { items, at_once: MAX_AT_ONCE, delay: Duration::ZERO, busy_ns: 0, cpu: None, load: false }
 }
 
-/// `None`, and a line that says why, where the machine cannot run these tests.
+/// `None`, and a line that says why, where the machine cannot run tests with injected items.
 pub fn turn() -> Option<Turn> {
-    match wait_for_turn() {
+    turn_if(|| run(&plan(1), &AtomicBool::new(false)).map(|_| ()))
+}
+
+/// The same for tests that inject nothing, or only where that is possible.
+pub fn turn_to_measure() -> Option<Turn> {
+    turn_if(|| Wq.attach(&Options::default()).map(|_| ()))
+}
+
+fn turn_if(possible: impl FnOnce() -> Result<(), AttachError>) -> Option<Turn> {
+    match wait_for_turn(possible) {
         Ok(turn) => Some(turn),
         Err(reason) => {
             println!("skipped: {reason}");
@@ -34,13 +44,13 @@ pub fn turn() -> Option<Turn> {
     }
 }
 
-fn wait_for_turn() -> Result<Turn, String> {
+fn wait_for_turn(possible: impl FnOnce() -> Result<(), AttachError>) -> Result<Turn, String> {
     let process = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let tracefs = tracefs::find().map_err(|error| format!("tracefs: {error}"))?;
     // The folder itself is the lock that all processes share, so that nothing stays behind.
     let machine = File::open(tracefs.join("instances")).map_err(|error| format!("tracefs: {error}"))?;
     flock(&machine, FlockOperation::LockExclusive).map_err(|error| format!("cannot wait for other tests: {error}"))?;
-    match run(&plan(1), &AtomicBool::new(false)) {
+    match possible() {
         Err(error @ (AttachError::NotPermitted | AttachError::Unsupported(_))) => Err(error.to_string()),
         // Anything else is for the test to find out.
         _ => Ok(Turn { _machine: machine, _process: process }),

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a virtual machine has for a disk: busybox, whylate, other programs with their libraries, and what to run.
+
+mod cpio;
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{BufWriter, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, anyhow};
+
+use crate::host::{cannot_run, which};
+use cpio::Archive;
+
+/// Tools to compare with; those that are installed are there.
+const TOOLS: [&str; 5] = ["bpftrace", "cyclictest", "perf", "rtla", "trace-cmd"];
+
+/// The first process. It puts busybox's commands last on the search path: they stand in for what is not there.
+const INIT: &str = include_str!("init.sh");
+
+/// What goes into the virtual machine.
+pub struct Contents<'a> {
+    pub whylate: Option<PathBuf>,
+    /// The folder of the kernel's modules, where it has one.
+    pub modules: Option<PathBuf>,
+    /// Programs, files and folders of this machine, by path or, of programs, by name.
+    pub with: &'a [OsString],
+    pub tools: bool,
+    pub command: &'a [OsString],
+    pub mark: &'a str,
+}
+
+/// Writes the archive.
+pub fn write(contents: &Contents<'_>, to: impl Write) -> Result<()> {
+    let mut archive = Archive::default();
+    for folder in ["/dev", "/proc", "/sys", "/root", "/run", "/busybox", "/var/tmp"] {
+        archive.folder(folder);
+    }
+    let busybox = which(OsStr::new("busybox")).ok_or_else(|| cannot_run("busybox", not_found()))?;
+    archive.copy("/bin/busybox", &busybox);
+    archive.link("/bin/sh", "busybox");
+    archive.script("/init", init(contents.command, contents.mark)?);
+    archive.script("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n".to_owned());
+    if let Some(whylate) = &contents.whylate {
+        archive.copy("/usr/bin/whylate", whylate);
+    }
+    for module in contents.modules.iter().flat_map(fs::read_dir).flatten() {
+        let module = module?;
+        archive.copy(Path::new("/lib/modules").join(module.file_name()), &module.path());
+    }
+    for name in contents.with {
+        let path = Path::new(name);
+        let path = if path.components().count() > 1 { Some(path.to_owned()) } else { which(name) };
+        let path = path.filter(|path| path.exists());
+        let path = path.ok_or_else(|| anyhow!("there is no {}: give a path, or install it", name.to_string_lossy()))?;
+        with_libraries(&mut archive, &std::path::absolute(&path)?)?;
+    }
+    for tool in TOOLS.iter().filter(|_| contents.tools).filter_map(|tool| which(OsStr::new(tool))) {
+        with_libraries(&mut archive, &tool)?;
+    }
+    let mut to = BufWriter::new(to);
+    archive.write(&mut to)?;
+    Ok(to.flush()?)
+}
+
+fn not_found() -> std::io::Error {
+    std::io::ErrorKind::NotFound.into()
+}
+
+/// Copies a file, or all files of a folder, to where they are on this machine.
+fn with_libraries(archive: &mut Archive, path: &Path) -> Result<()> {
+    if path.is_dir() {
+        for entry in fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))? {
+            with_libraries(archive, &entry?.path())?;
+        }
+        return Ok(());
+    }
+    archive.copy(path, path);
+    let mut magic = [0; 4];
+    let length = fs::File::open(path).and_then(|mut file| file.read(&mut magic));
+    if length.with_context(|| format!("cannot read {}", path.display()))? < 4 || magic != *b"\x7fELF" {
+        return Ok(());
+    }
+    // It fails for a program that needs no library.
+    let libraries = Command::new("ldd").arg(path).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let libraries = libraries.map_err(|error| cannot_run("ldd", error))?;
+    for word in libraries.stdout.split(u8::is_ascii_whitespace).filter(|word| word.first() == Some(&b'/')) {
+        let library = Path::new(OsStr::from_bytes(word));
+        if library.is_file() && !archive.has(library) {
+            archive.copy(library, library);
+        }
+    }
+    Ok(())
+}
+
+fn init(command: &[OsString], mark: &str) -> Result<String> {
+    let command: Vec<Vec<u8>> = command.iter().map(|word| quoted(word)).collect();
+    let command = OsString::from_vec(command.join(&b' '));
+    let command = command.into_string().map_err(|_| anyhow!("the command has to be UTF-8"))?;
+    Ok(INIT.replace("@MARK@", mark).replace("@COMMAND@", &command))
+}
+
+/// One word for the shell, whatever is in it.
+fn quoted(word: &OsStr) -> Vec<u8> {
+    let mut quoted = vec![b'\''];
+    for &byte in word.as_bytes() {
+        match byte {
+            b'\'' => quoted.extend_from_slice(b"'\\''"),
+            _ => quoted.push(byte),
+        }
+    }
+    quoted.push(b'\'');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shell_takes_every_word_as_it_is() -> Result<()> {
+        let words = ["printf", "%s|", "two words", "it's", "$HOME `id` \"x\"", "", "a\nb", "\\", "*", "#"];
+        let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+        let line: Vec<Vec<u8>> = words.iter().map(|word| quoted(word)).collect();
+        let output = Command::new("sh").arg("-c").arg(OsString::from_vec(line.join(&b' '))).output()?;
+        assert_eq!(String::from_utf8(output.stdout)?, "two words|it's|$HOME `id` \"x\"||a\nb|\\|*|#|");
+        Ok(())
+    }
+
+    #[test]
+    fn a_program_comes_with_its_libraries() -> Result<()> {
+        let mut archive = Archive::default();
+        let program = std::env::current_exe()?;
+        with_libraries(&mut archive, &program)?;
+        assert!(archive.has(&program));
+        let mut bytes = Vec::new();
+        archive.write(&mut bytes)?;
+        let has = |name: &[u8]| bytes.windows(name.len()).any(|window| window == name);
+        assert!(has(b"libc.so.6\0") && has(b"ld-linux"));
+        Ok(())
+    }
+}

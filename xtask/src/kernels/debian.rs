@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Packages of Debian 12, on whatever system has apt: with lists and settings of our own, so that nothing changes there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::host::{cannot_run, output_of, run};
+
+/// It has 6.1; its security archive also has 6.12, built for it.
+const SOURCES: &str = "\
+Types: deb
+URIs: http://deb.debian.org/debian
+Suites: bookworm
+Components: main
+Architectures: amd64
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+Types: deb
+URIs: http://deb.debian.org/debian-security
+Suites: bookworm-security
+Components: main
+Architectures: amd64
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+";
+
+/// apt with its own state.
+pub struct Debian {
+    options: Vec<String>,
+}
+
+impl Debian {
+    /// Reads the lists of packages.
+    pub fn new(cache: &Path) -> Result<Self> {
+        let folder = cache.join("apt");
+        for sub in ["lists/partial", "cache/archives/partial", "sources", "preferences"] {
+            fs::create_dir_all(folder.join(sub)).with_context(|| format!("cannot create {}", folder.display()))?;
+        }
+        fs::write(folder.join("sources/debian.sources"), SOURCES)?;
+        // What the system has installed is of no interest.
+        fs::write(folder.join("status"), "")?;
+        let at = |sub: &str| folder.join(sub).display().to_string();
+        let options = [
+            format!("Dir::State={}", at("")),
+            format!("Dir::State::lists={}", at("lists")),
+            format!("Dir::State::status={}", at("status")),
+            format!("Dir::Cache={}", at("cache")),
+            "Dir::Etc::sourcelist=/dev/null".to_owned(),
+            format!("Dir::Etc::sourceparts={}", at("sources")),
+            "Dir::Etc::preferences=/dev/null".to_owned(),
+            format!("Dir::Etc::preferencesparts={}", at("preferences")),
+            "APT::Architecture=amd64".to_owned(),
+            "APT::Architectures::=amd64".to_owned(),
+            // Hooks of the system, which clean its own caches.
+            "APT::Update::Post-Invoke=".to_owned(),
+            "APT::Update::Post-Invoke-Success=".to_owned(),
+            // The user that apt downloads as cannot write here.
+            "APT::Sandbox::User=".to_owned(),
+            "Acquire::Languages=none".to_owned(),
+            "Acquire::Retries=3".to_owned(),
+        ];
+        let options = options.into_iter().flat_map(|option| ["-o".to_owned(), option]).collect();
+        let debian = Self { options };
+        // Without this option apt takes it for a success when it could read no list.
+        run(debian.apt("apt-get").args(["-qq", "--error-on=any", "update"])).context("cannot read Debian's lists")?;
+        Ok(debian)
+    }
+
+    fn apt(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.args(&self.options).env("LC_ALL", "C");
+        command
+    }
+
+    /// The kernel image on which a package without files depends.
+    pub fn image_of(&self, package: &str) -> Result<String> {
+        let depends = output_of(self.apt("apt-cache").args(["depends", "--important", package]))?;
+        let mut packages = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        let image = packages.find(|package| package.starts_with("linux-image-"));
+        Ok(image.with_context(|| format!("Debian's {package} depends on no kernel"))?.to_owned())
+    }
+
+    /// The newest version.
+    pub fn version_of(&self, package: &str) -> Result<String> {
+        let policy = output_of(self.apt("apt-cache").args(["policy", package]))?;
+        let version = policy.lines().find_map(|line| line.trim().strip_prefix("Candidate: "));
+        Ok(version
+            .filter(|&version| version != "(none)")
+            .with_context(|| format!("Debian has no {package}"))?
+            .to_owned())
+    }
+
+    /// Downloads a package and unpacks some of its folders; returns where.
+    pub fn unpack(&self, package: &str, folders: &[&str], work: &Path) -> Result<PathBuf> {
+        let download = work.join("download");
+        fs::create_dir_all(&download)?;
+        run(self.apt("apt-get").args(["-qq", "download", package]).current_dir(&download))?;
+        let mut files = fs::read_dir(&download)?.filter_map(Result::ok).map(|entry| entry.path());
+        let file = files.find(|path| path.extension().is_some_and(|extension| extension == "deb"));
+        let file = file.with_context(|| format!("apt-get downloaded no {package}"))?;
+        let to = work.join("package");
+        fs::create_dir_all(&to)?;
+        let mut archive = Command::new("dpkg-deb");
+        archive.arg("--fsys-tarfile").arg(&file).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut archive = archive.spawn().map_err(|error| cannot_run("dpkg-deb", error))?;
+        let content = archive.stdout.take().context("dpkg-deb has no output")?;
+        let mut unpack = Command::new("tar");
+        unpack.arg("-x").arg("-C").arg(&to).args(folders).stdin(content);
+        let unpacked = unpack.status().map_err(|error| cannot_run("tar", error));
+        let archived = archive.wait()?;
+        if !unpacked?.success() || !archived.success() {
+            bail!("cannot unpack {}: see the message above", file.display());
+        }
+        fs::remove_dir_all(&download)?;
+        Ok(to)
+    }
+}

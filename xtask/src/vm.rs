@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A command on another kernel, in a virtual machine that needs no permission of the host: the processor is emulated.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag::register_usize;
+
+use crate::host::{self, cannot_run};
+use crate::initramfs::{self, Contents};
+use crate::kernels;
+use crate::output::{Output, new_mark};
+
+/// The status of a command that took too long: that of timeout(1).
+const TIMED_OUT: u8 = 124;
+/// Above this, a status says which signal ended it.
+const SIGNALLED: u8 = 128;
+/// How often signals are looked for.
+const POLL: Duration = Duration::from_millis(100);
+const MEBIBYTE: u64 = 1 << 20;
+
+/// Runs a command on another kernel, in QEMU, and exits with its status: 124 if it takes too long, 125 if the kernel does
+/// not run it.
+///
+/// The machine has two CPUs, no network and no disk: busybox, whylate (built by `make static`), tools to compare with
+/// that are installed here, and what --with names. Standard error of the command comes with its standard output.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// One of `cargo xtask kernels`, or the path of a kernel image
+    kernel: String,
+    /// A program, file or folder that is to be there, at the same path, with the libraries it needs
+    #[arg(long, value_name = "PATH")]
+    with: Vec<OsString>,
+    /// Leave out the tools to compare with: it starts sooner
+    #[arg(long)]
+    no_tools: bool,
+    /// Leave out whylate, and do not build it
+    #[arg(long)]
+    no_whylate: bool,
+    /// Seconds until it is given up
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    timeout: u64,
+    /// Memory; by default as much as what is in it needs
+    #[arg(long, value_name = "MEBIBYTES")]
+    memory: Option<u64>,
+    /// Write the kernel's messages there
+    #[arg(long, value_name = "FILE")]
+    console: Option<PathBuf>,
+    /// More words for the kernel's command line
+    #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
+    append: Option<String>,
+    /// The command and its arguments, after NAME=VALUE for its environment; no shell reads them
+    #[arg(required = true, last = true)]
+    command: Vec<OsString>,
+}
+
+/// The command's status.
+pub fn run(arguments: &Arguments) -> Result<u8> {
+    let kernel = kernels::find(&arguments.kernel)?;
+    let whylate = if arguments.no_whylate { None } else { Some(static_whylate()?) };
+    // Told to end, it takes the machine and its files along.
+    let signal = Arc::new(AtomicUsize::new(0));
+    for known in [SIGHUP, SIGINT, SIGTERM] {
+        register_usize(known, Arc::clone(&signal), known as usize)?;
+    }
+    let folder = tempfile::tempdir()?;
+    let console = arguments.console.clone().unwrap_or_else(|| folder.path().join("console"));
+    let archive = folder.path().join("initramfs");
+    let mark = new_mark();
+    let contents = Contents {
+        whylate,
+        modules: Some(kernel.with_file_name("modules")).filter(|modules| modules.is_dir()),
+        with: &arguments.with,
+        tools: !arguments.no_tools,
+        command: &arguments.command,
+        mark: &mark,
+    };
+    initramfs::write(&contents, fs::File::create(&archive)?)?;
+    // While it is unpacked it is there twice; and files may take half of the memory at most.
+    let memory = arguments.memory.unwrap_or(1024.max(512 + 3 * fs::metadata(&archive)?.len() / MEBIBYTE));
+
+    let mut machine = Machine::start(&kernel, &archive, &console, memory, arguments.append.as_deref())?;
+    let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
+    let mut output = Output::new(io::stdout().lock(), &mark);
+    let bytes = machine.output()?;
+    loop {
+        let received = bytes.recv_timeout(POLL);
+        let ended_by = signal.load(Ordering::Relaxed) as u8;
+        if ended_by != 0 {
+            return Ok(SIGNALLED + ended_by);
+        }
+        match received {
+            Ok(bytes) => {
+                if let Some(status) = output.take(&bytes)? {
+                    return Ok(status);
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                bail!("the kernel ended before the command did; its last messages:\n{}", last_lines(&console))
+            }
+        }
+        if Instant::now() >= deadline {
+            return Ok(timed_out(arguments.timeout, &console));
+        }
+    }
+}
+
+fn timed_out(timeout_s: u64, console: &Path) -> u8 {
+    eprintln!("xtask: the command has not ended after {timeout_s} s: --timeout gives it more");
+    eprintln!("{}", last_lines(console));
+    TIMED_OUT
+}
+
+/// Builds it where its sources are newer.
+fn static_whylate() -> Result<PathBuf> {
+    host::run(Command::new("make").args(["--silent", "static"]).current_dir(host::root()))?;
+    Ok(host::target().join("static/whylate"))
+}
+
+/// A running QEMU. It goes with this process, however that ends.
+struct Machine(Child);
+
+impl Machine {
+    fn start(kernel: &Path, archive: &Path, console: &Path, memory: u64, append: Option<&str>) -> Result<Self> {
+        let mut words = vec!["console=ttyS0", "loglevel=5", "panic=-1", "nowatchdog"];
+        words.extend(append);
+        // QEMU takes a comma in an option doubled.
+        let console = console.to_str().context("the path of the console has to be UTF-8")?.replace(',', ",,");
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--pdeathsig", "KILL", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max"])
+            .args(["-smp", "2", "-m", &memory.to_string(), "-no-reboot", "-nodefaults", "-display", "none"])
+            .args(["-serial", &format!("file:{console}"), "-serial", "stdio"])
+            .arg("-kernel")
+            .arg(kernel)
+            .arg("-initrd")
+            .arg(archive)
+            .args(["-append", &words.join(" ")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        if host::which("qemu-system-x86_64".as_ref()).is_none() {
+            return Err(cannot_run("qemu-system-x86_64", io::ErrorKind::NotFound.into()));
+        }
+        Ok(Self(command.spawn().map_err(|error| cannot_run("setpriv", error))?))
+    }
+
+    /// What comes from the command, as it comes.
+    fn output(&mut self) -> Result<Receiver<Vec<u8>>> {
+        let mut stdout = self.0.stdout.take().context("the output is in use")?;
+        let (send, receive) = channel();
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(length @ 1..) = stdout.read(&mut bytes) {
+                if send.send(bytes[..length].to_owned()).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(receive)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The end of what the kernel said.
+fn last_lines(console: &Path) -> String {
+    let text = fs::read(console).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(20)..].join("\n")
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What whylate measures on other kernels than the running one, each in a virtual machine: the kernel tests of the
+//! sources, which compare with raw trace lines of the same run, and the static program.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+/// Far more than a kernel needs, also on a busy machine.
+const PATIENCE_S: &str = "1500";
+/// So many executions have to be compared for their share to mean anything.
+const ENOUGH: u64 = 3_000;
+/// Programs that make work items.
+const LOADS: [&str; 2] = ["script", "unshare"];
+
+/// The status of a machine in which the kernel ended before the command.
+const NO_ANSWER: i32 = 125;
+/// A kernel changes its code under a breakpoint, tells all CPUs, and forgets the breakpoint. A CPU that QEMU 7.2 emulates
+/// in a thread of its own can run the translated breakpoint once more after that, rarely, and its kernel panics.
+const EMULATOR_FAULT: &str = "Oops: int3: ";
+
+/// Two machines at once would measure each other.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+#[test]
+fn debian_6_1_cloud() -> Result<()> {
+    // It enters process_one_work() for items that it does not run, so `fentry` cannot be used, and has no bpf_wq.
+    matrix("6.1-cloud", &Expected { backend: "tracepoint", injects: false })
+}
+
+#[test]
+fn debian_6_12_cloud() -> Result<()> {
+    matrix("6.12-cloud", &Expected { backend: "fentry", injects: true })
+}
+
+#[test]
+fn debian_6_12_rt() -> Result<()> {
+    matrix("6.12-rt", &Expected { backend: "fentry", injects: true })
+}
+
+#[test]
+fn built_6_12_tracers() -> Result<()> {
+    matrix("6.12-tracers", &Expected { backend: "fentry", injects: true })
+}
+
+#[test]
+fn built_6_12_tracers_sees_a_delay_that_its_module_makes() -> Result<()> {
+    let Some(machine) = Machine::new("6.12-tracers")? else { return Ok(()) };
+    let output = machine.run(&[], &words(&["sh", "-ec", DELAY]))?;
+    let max_us: u64 = output.trim().parse().with_context(|| format!("it printed {output}"))?;
+    ensure!(max_us >= 20_000, "interrupts were off for 20 ms, and the tracer saw {max_us} us");
+    Ok(())
+}
+
+/// Turns interrupts off for 20 ms and prints what the kernel's own tracer saw, in microseconds.
+const DELAY: &str = "
+    cd /sys/kernel/tracing
+    for tracer in irqsoff preemptoff preemptirqsoff wakeup hwlat osnoise timerlat function_graph; do
+        grep -qw $tracer available_tracers || { echo no $tracer; exit 1; }
+    done
+    echo irqsoff >current_tracer
+    echo 0 >tracing_max_latency
+    insmod /lib/modules/preemptirq_delay_test.ko test_mode=irq delay=20000
+    rmmod preemptirq_delay_test
+    cat tracing_max_latency
+";
+
+/// What is known of a kernel.
+struct Expected {
+    backend: &'static str,
+    injects: bool,
+}
+
+fn matrix(kernel: &str, expected: &Expected) -> Result<()> {
+    let Some(machine) = Machine::new(kernel)? else { return Ok(()) };
+    program_says_what_it_uses(&machine, expected)?;
+    wq_agrees_with_the_trace(&machine, expected)
+}
+
+/// The static program measures, and names its backend and why it is not the best one.
+fn program_says_what_it_uses(machine: &Machine<'_>, expected: &Expected) -> Result<()> {
+    let output = machine.run(&[], &words(&["whylate", "wq", "--json", "-d", "1s"]))?;
+    let mut lines = output.lines();
+    let snapshot = lines.find_map(|line| serde_json::from_str::<Value>(line).ok()).context("it printed no snapshot")?;
+    ensure!(snapshot["backend"] == expected.backend, "the backend is {}", snapshot["backend"]);
+    let reason = output.lines().find(|line| line.starts_with("whylate: wq uses the "));
+    ensure!(reason.is_some() == (expected.backend != "fentry"), "the reason given is {reason:?}");
+    let seen = snapshot["series"].as_array().context("the snapshot has no series")?;
+    ensure!(!seen.is_empty(), "no work item was seen");
+    Ok(())
+}
+
+/// The kernel tests of `wq`, all of them.
+fn wq_agrees_with_the_trace(machine: &Machine<'_>, expected: &Expected) -> Result<()> {
+    let tests = test_program("kernel_wq")?;
+    let mut command = words(&["WHYLATE_EMULATED=1"]);
+    command.push(tests.clone().into());
+    command.extend(words(&["--test-threads=1", "--show-output"]));
+    let output = machine.run(&[tests], &command)?;
+
+    let skipped: Vec<&str> = output.lines().filter_map(|line| line.strip_prefix("skipped: ")).collect();
+    ensure!(skipped.is_empty() == expected.injects, "{} tests were skipped", skipped.len());
+    let other = skipped.iter().find(|reason| !reason.contains("this kernel has no bpf_wq"));
+    ensure!(other.is_none(), "a test was skipped: {other:?}");
+    // `9913 executions, 9913 matched (100.000 %), …`: the last try is the one that counts.
+    let summary = output.lines().rev().find_map(|line| {
+        let (executions, rest) = line.split_once(" executions, ")?;
+        let (matched, _) = rest.split_once(" matched (")?;
+        Some((executions.parse::<u64>().ok()?, matched.parse::<u64>().ok()?))
+    });
+    let (executions, matched) = summary.context("no executions were compared with the trace")?;
+    ensure!(executions >= ENOUGH, "only {executions} executions were compared with the trace");
+    ensure!(matched * 100 >= executions * 99, "{matched} of {executions} executions are matched");
+    Ok(())
+}
+
+struct Machine<'a> {
+    kernel: &'a str,
+    console: tempfile::NamedTempFile,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl<'a> Machine<'a> {
+    /// `None`, and a line that says why, where there can be none.
+    fn new(kernel: &'a str) -> Result<Option<Self>> {
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(reason) = can_run(kernel) {
+            // CI installs what is needed: what is missing there is a failure.
+            ensure!(env::var_os("CI").is_none(), "{reason}");
+            println!("skipped: {reason}");
+            return Ok(None);
+        }
+        Ok(Some(Self { kernel, console: tempfile::NamedTempFile::new()?, _turn: turn }))
+    }
+
+    /// What a command printed that succeeded; the kernel has to be content as well.
+    fn run(&self, with: &[PathBuf], command: &[OsString]) -> Result<String> {
+        for _ in 0..2 {
+            let (status, text) = self.once(with, command)?;
+            if status == NO_ANSWER && self.console()?.contains(EMULATOR_FAULT) {
+                println!("{}: another try: the emulator ran an instruction that was gone", self.kernel);
+                continue;
+            }
+            return self.judge(command, status, text);
+        }
+        let (status, text) = self.once(with, command)?;
+        self.judge(command, status, text)
+    }
+
+    fn judge(&self, command: &[OsString], status: i32, text: String) -> Result<String> {
+        let console = self.console()?;
+        ensure!(status == 0, "{command:?} failed on {}: status {status}\n{console}", self.kernel);
+        let complaints = ["WARNING: ", "BUG: ", "Oops: ", "general protection fault"];
+        let complaint = console.lines().find(|line| complaints.iter().any(|complaint| line.contains(complaint)));
+        ensure!(complaint.is_none(), "the kernel {} complains: {complaint:?}\n{console}", self.kernel);
+        Ok(text)
+    }
+
+    fn console(&self) -> Result<String> {
+        Ok(String::from_utf8_lossy(&fs::read(self.console.path())?).into_owned())
+    }
+
+    /// Boots and runs; the status and what was printed.
+    fn once(&self, with: &[PathBuf], command: &[OsString]) -> Result<(i32, String)> {
+        let began = Instant::now();
+        let mut vm = xtask();
+        vm.args(["vm", self.kernel, "--no-tools", "--timeout", PATIENCE_S, "--console"]).arg(self.console.path());
+        for name in LOADS.iter().filter(|name| installed(name)) {
+            vm.args(["--with", name]);
+        }
+        for path in with {
+            vm.arg("--with").arg(path);
+        }
+        let output = vm.arg("--").args(command).stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        // In front of each line the kernel, so that nobody takes its results for those of this run.
+        for line in text.lines() {
+            println!("{}| {line}", self.kernel);
+        }
+        println!("{}: {} after {:.0?}", self.kernel, output.status, began.elapsed());
+        Ok((output.status.code().context("xtask was killed")?, text))
+    }
+}
+
+/// Why there can be no virtual machine with this kernel.
+fn can_run(kernel: &str) -> Result<()> {
+    let status = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
+    if !status.is_ok_and(|status| status.success()) {
+        bail!("qemu-system-x86_64 is not installed (scripts/install-deps vm)");
+    }
+    let output = xtask().args(["kernels", "--cached", kernel]).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
+}
+
+fn xtask() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_xtask"))
+}
+
+fn words(words: &[&str]) -> Vec<OsString> {
+    words.iter().map(OsString::from).collect()
+}
+
+fn installed(name: &str) -> bool {
+    let folders = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&folders).any(|folder| folder.join(name).is_file())
+}
+
+/// Builds a test program and returns where it is.
+fn test_program(name: &str) -> Result<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the work tree has no root")?;
+    let mut cargo = Command::new(env!("CARGO"));
+    // With the features of a build of everything, which is there already.
+    cargo.args(["test", "--workspace", "--test", name, "--no-run", "--message-format=json"]);
+    let output = cargo.current_dir(root).stdin(Stdio::null()).output()?;
+    ensure!(output.status.success(), "cannot build {name}: {}", String::from_utf8_lossy(&output.stderr));
+    let messages = String::from_utf8(output.stdout)?;
+    let mut messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let program = messages.find(|message| message["target"]["name"] == name && message["executable"].is_string());
+    let program = program.with_context(|| format!("cargo names no program for {name}"))?;
+    Ok(PathBuf::from(program["executable"].as_str().unwrap_or_default()))
+}
