@@ -4,6 +4,8 @@
 #[path = "../../whylate-sources/tests/kernel/programs.rs"]
 mod programs;
 mod running;
+// Not every test program uses all of it.
+#[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
 mod turn;
 

@@ -37,7 +37,8 @@ const volatile u64 heartbeat_function = 0;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
-	__uint(max_entries, 4096);
+	/* Half empty, so that few stacks meet in one place. */
+	__uint(max_entries, 8192);
 	__uint(key_size, sizeof(u32));
 	__uint(value_size, STACK_FRAMES * sizeof(u64));
 } late_interrupt_stacks SEC(".maps");
