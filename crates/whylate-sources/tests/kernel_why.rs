@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use kernel::late::{Places, VICTIM, Watched, blamed_ns, common_ns, span, stay_on, watched};
+use kernel::late::{Places, VICTIM, Watched, blamed_ns, common_ns, evidence, span, stay_on, watched};
+use kernel::ping_pong;
 use kernel::trace::{Event, Kind as TraceKind, Trace};
 use kernel::turn::{plan, turn};
 use whylate_model::{CauseKind, LateEvent};
@@ -219,4 +220,34 @@ fn an_item_and_the_thread_that_preempts_it_are_both_named() -> Result<()> {
 #[test]
 fn an_item_and_interrupts_off_within_it_are_both_named() -> Result<()> {
     both_are_named(Kind::IrqsOff, 2_000_000, &[CauseKind::IrqsOff, CauseKind::Thread], "whylate-irqsoff:")
+}
+
+/// Some seconds; for longer with `WHYLATE_TEST_SECONDS`.
+fn span_of_play() -> Duration {
+    let asked = std::env::var("WHYLATE_TEST_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(asked.unwrap_or(5))
+}
+
+#[test]
+fn a_hundred_thousand_switches_a_second_are_merged_and_no_event_is_explained_from_anothers() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn(), Places::find()) else {
+        return Ok(());
+    };
+    let began = Instant::now();
+    let watched = watched(places, Duration::from_millis(4), |_| ping_pong::play(places.disturbed, span_of_play()))?;
+    let rate = watched.outcome.switches / began.elapsed().as_secs().max(1);
+    println!("{rate} switches a second, {} late events, lost: {:?}", watched.events.len(), watched.snapshot.lost);
+    let (mut explained_ns, mut true_ns, mut merged) = (0, 0, 0);
+    for event in watched.events.iter().filter(|event| event.labels["handler"] == VICTIM) {
+        true_ns += watched.outcome.bursts.iter().map(|burst| common_ns(burst, &span(event))).sum::<u64>();
+        let players = ping_pong::THREADS.map(|name| blamed_ns(event, &[CauseKind::Thread], name));
+        explained_ns += players.iter().sum::<u64>();
+        merged += usize::from(evidence(event).occupancy.merged.is_some());
+    }
+    println!("{merged} with merged intervals; {explained_ns} of {true_ns} ns are blamed on the two threads");
+    ensure!(merged > 0, "no window had too many intervals");
+    // Interrupts and the idle moments between two threads have some of it too; nobody else may.
+    ensure!(explained_ns <= true_ns + true_ns / 50, "the two threads are blamed for more than they did");
+    ensure!(explained_ns * 10 >= true_ns * 8, "the two threads are blamed for too little");
+    Ok(())
 }

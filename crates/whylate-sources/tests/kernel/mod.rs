@@ -5,6 +5,7 @@
 pub mod late;
 pub mod mixed;
 pub mod oracle;
+pub mod ping_pong;
 pub mod programs;
 pub mod session;
 pub mod trace;
