@@ -115,7 +115,7 @@ impl Account {
             // Late interrupts whose stack had no room.
             ("occupancy_stacks", now.stacks - before.stacks),
             // Times in which another thread had the CPU than the one that was seen taking it.
-            ("occupancy_astray", now.astray - before.astray),
+            ("unseen_switches", now.astray - before.astray),
         ]
     }
 }

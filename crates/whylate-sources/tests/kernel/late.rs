@@ -99,7 +99,7 @@ pub fn watched<T: Send>(
     })?;
     let snapshot = source.snapshot()?;
     // Some machines hide switches of a supervisor's threads from tracing: then it is not known who had the CPU.
-    let may_have_gaps = snapshot.lost["occupancy_astray"] > 0;
+    let may_have_gaps = snapshot.lost["unseen_switches"] > 0;
     for event in &events {
         ensure_sound(event, may_have_gaps)?;
     }
