@@ -156,8 +156,8 @@ fn by_blame(causes: &[Cause]) -> BTreeMap<(CauseKind, String), u64> {
     causes.iter().map(|cause| ((cause.kind, cause.who.clone()), cause.ns)).collect()
 }
 
-/// Whether `irq` was held off by whoever had the CPU at this instant.
-fn could_not_come_in(occupancy: &Occupancy, at_ns: u64, irq: &Interval) -> bool {
+/// Whether `irq` was held off by whoever had the CPU at this instant; interrupts with no more than `between_ns` between them are of one burst.
+fn could_not_come_in(occupancy: &Occupancy, at_ns: u64, irq: &Interval, between_ns: u64) -> bool {
     let from_user = irq.stack.len() == 2;
     let due_ns = irq.start_ns.saturating_sub(irq.late_ns);
     if irq.late_ns == 0 || from_user || irq.start_ns <= at_ns || at_ns < due_ns {
@@ -165,11 +165,23 @@ fn could_not_come_in(occupancy: &Occupancy, at_ns: u64, irq: &Interval) -> bool 
     }
     let occupant_at =
         |at_ns| occupancy.intervals.iter().find(|i| i.start_ns <= at_ns && at_ns < i.end_ns).map(|i| &i.occupant);
-    let mut since: Vec<Option<&Occupant>> = (at_ns..irq.start_ns).map(occupant_at).collect();
-    // Interrupts right before it.
-    while since.last().is_some_and(|last| matches!(last, Some(Occupant::Irq { .. }))) {
-        since.pop();
+    let is_irq = |at_ns: u64| matches!(occupant_at(at_ns), Some(Occupant::Irq { .. }));
+    // Interrupts right before it, and those with only a little in between.
+    let mut end_ns = irq.start_ns;
+    let mut first_ns = irq.start_ns;
+    while end_ns > 0
+        && !matches!(occupant_at(end_ns - 1), None | Some(Occupant::Idle))
+        && first_ns - end_ns <= between_ns
+    {
+        end_ns -= 1;
+        if is_irq(end_ns) {
+            first_ns = end_ns;
+        }
     }
+    if at_ns >= first_ns {
+        return false;
+    }
+    let mut since: Vec<Option<&Occupant>> = (at_ns..first_ns).map(occupant_at).collect();
     since.dedup();
     let nobody = |occupant: &Option<&Occupant>| matches!(occupant, None | Some(Occupant::Idle | Occupant::Irq { .. }));
     let switches = irq.stack.iter().filter(|frame| frame.starts_with("finish_task_switch")).count();
@@ -177,7 +189,7 @@ fn could_not_come_in(occupancy: &Occupancy, at_ns: u64, irq: &Interval) -> bool 
 }
 
 /// What the instant from `at_ns` to the next nanosecond is blamed on, told by the rules alone. Only for one slot at most.
-fn blame_at(evidence: &WorkEvidence, at_ns: u64) -> (CauseKind, String) {
+fn blame_at(evidence: &WorkEvidence, at_ns: u64, between_ns: u64) -> (CauseKind, String) {
     let cause = |kind, who: &str| (kind, who.to_owned());
     if at_ns < evidence.activated_ns {
         // One slot: what is before it and what is after it is its too.
@@ -231,8 +243,28 @@ fn blame_at(evidence: &WorkEvidence, at_ns: u64) -> (CauseKind, String) {
         Occupant::Thread { tid: WORKER, name } => cause(CauseKind::Wakeup, &format!("{name}:{WORKER}")),
         Occupant::Thread { tid, name } => cause(CauseKind::Thread, &format!("{name}:{tid}")),
     };
-    let masked = evidence.occupancy.intervals.iter().any(|irq| could_not_come_in(&evidence.occupancy, at_ns, irq));
+    let holds_off = |irq: &Interval| could_not_come_in(&evidence.occupancy, at_ns, irq, between_ns);
+    let masked = evidence.occupancy.intervals.iter().any(holds_off);
     (if masked { CauseKind::IrqsOff } else { kind }, who)
+}
+
+/// Makes each time so many times as large.
+fn scale(evidence: &mut WorkEvidence, by: u64) {
+    let WorkEvidence { queued_ns, activated_ns, started_ns, worker_created_ns, .. } = evidence;
+    let mut times = vec![queued_ns, activated_ns, started_ns, worker_created_ns];
+    if let Some(wakeup) = &mut evidence.wakeup {
+        times.push(&mut wakeup.woken_ns);
+        times.extend(wakeup.moved.as_mut().map(|(moved_ns, _)| moved_ns));
+    }
+    for slot in evidence.slots.iter_mut().chain(&mut evidence.previous) {
+        times.extend([&mut slot.started_ns, &mut slot.ended_ns]);
+    }
+    for interval in &mut evidence.occupancy.intervals {
+        times.extend([&mut interval.start_ns, &mut interval.end_ns, &mut interval.late_ns]);
+    }
+    for time_ns in times {
+        *time_ns *= by;
+    }
 }
 
 proptest! {
@@ -250,12 +282,16 @@ proptest! {
     }
 
     #[test]
-    fn each_instant_is_blamed_by_the_rules(mut evidence in sound_evidence()) {
+    fn each_instant_is_blamed_by_the_rules(
+        mut evidence in sound_evidence(),
+        unit_ns in prop_oneof![Just(1u64), Just(2_000), Just(20_000)],
+    ) {
         evidence.slots.truncate(1);
         let mut expected = BTreeMap::new();
-        for at_ns in evidence.queued_ns..evidence.started_ns {
-            *expected.entry(blame_at(&evidence, at_ns)).or_default() += 1u64;
+        for at in evidence.queued_ns..evidence.started_ns {
+            *expected.entry(blame_at(&evidence, at, 20_000 / unit_ns)).or_default() += unit_ns;
         }
+        scale(&mut evidence, unit_ns);
         prop_assert_eq!(by_blame(&causes(&evidence)), expected);
     }
 

@@ -146,13 +146,23 @@ fn nobody_disables_interrupts_beyond_giving_up_the_cpu() {
 
 #[test]
 fn an_interrupt_that_came_in_shows_that_interrupts_were_enabled() {
-    let evidence = woken_at_once(vec![
-        interval(1000, 1400, thread("dd", 5)),
-        interval(1400, 1410, Occupant::Irq { name: "nvme0q1".to_owned() }),
-        interval(1410, 1900, thread("dd", 5)),
-        late_irq(1900, 2000, 800, &["asm_sysvec_apic_timer_interrupt", "vfs_read"]),
-    ]);
-    assert_eq!(told(&evidence)[..2], [cause(CauseKind::IrqsOff, "dd:5", 490), cause(CauseKind::Thread, "dd:5", 400)]);
+    let evidence = |came_in_ns| WorkEvidence {
+        started_ns: 1_000_000,
+        ..woken_at_once(vec![
+            interval(1_000, came_in_ns, thread("dd", 5)),
+            interval(came_in_ns, came_in_ns + 10_000, Occupant::Irq { name: "nvme0q1".to_owned() }),
+            interval(came_in_ns + 10_000, 900_000, thread("dd", 5)),
+            late_irq(900_000, 1_000_000, 800_000, &["asm_sysvec_apic_timer_interrupt", "vfs_read"]),
+        ])
+    };
+    let told_first = told(&evidence(400_000));
+    assert_eq!(
+        told_first[..2],
+        [cause(CauseKind::IrqsOff, "dd:5", 490_000), cause(CauseKind::Thread, "dd:5", 399_000)]
+    );
+    // Both were pending when interrupts were enabled; the one was let in a little before the other.
+    let told_first = told(&evidence(885_000));
+    assert_eq!(told_first[0], cause(CauseKind::IrqsOff, "dd:5", 785_000));
 }
 
 #[test]

@@ -99,21 +99,13 @@ fn find_irqs_off(pieces: &mut [Piece<'_>]) {
         let due_ns = interval.start_ns.saturating_sub(interval.late_ns);
         let mut in_switch = is_in_switch(stack);
         let mut blamed: Option<&Occupant> = None;
-        for index in (0..irq).rev() {
+        for index in (0..first_of_burst(pieces, irq)).rev() {
             let next_ns = pieces[index + 1].span.from_ns;
-            let has_interrupt_before = index > 0 && matches!(pieces[index - 1].interval.occupant, Occupant::Irq { .. });
             let piece = &mut pieces[index];
             if piece.span.to_ns != next_ns || next_ns <= due_ns {
                 break;
             }
             match &piece.interval.occupant {
-                // One came in right after the other, with some instructions of whoever was interrupted between them.
-                Occupant::Irq { .. } if blamed.is_none() => continue,
-                Occupant::Thread { .. } | Occupant::Work { .. } | Occupant::Softirq { .. }
-                    if blamed.is_none() && piece.span.ns() <= BETWEEN_INTERRUPTS_NS && has_interrupt_before =>
-                {
-                    continue;
-                }
                 Occupant::Irq { .. } | Occupant::Idle => break,
                 same if blamed.is_none_or(|blamed| blamed == same) => {}
                 _ if in_switch => in_switch = false,
@@ -128,6 +120,25 @@ fn find_irqs_off(pieces: &mut [Piece<'_>]) {
             }
         }
     }
+}
+
+/// The first of the interrupts that came in one right after the other up to this one, with no more than some instructions of whoever was
+/// interrupted between them.
+fn first_of_burst(pieces: &[Piece<'_>], irq: usize) -> usize {
+    let mut first = irq;
+    for index in (0..irq).rev() {
+        let (piece, next_ns) = (&pieces[index], pieces[index + 1].span.from_ns);
+        let between_ns = pieces[first].span.from_ns - next_ns;
+        if piece.span.to_ns != next_ns || between_ns > BETWEEN_INTERRUPTS_NS {
+            break;
+        }
+        match piece.interval.occupant {
+            Occupant::Irq { .. } => first = index,
+            Occupant::Idle => break,
+            _ => {}
+        }
+    }
+    first
 }
 
 /// Whether interrupts were enabled at the end of a switch between threads: they were disabled since before it.
