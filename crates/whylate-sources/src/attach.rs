@@ -141,7 +141,7 @@ pub fn text(characters: &[i8]) -> String {
 }
 
 /// The error number that the kernel gave. libbpf-rs shows it only in the text of its innermost error.
-fn errno_of(error: &libbpf_rs::Error) -> Option<i32> {
+pub(crate) fn errno_of(error: &libbpf_rs::Error) -> Option<i32> {
     let text = format!("{error:#}");
     let (_, number) = text.rsplit_once("(os error ")?;
     number.split(')').next()?.parse().ok()

@@ -19,6 +19,7 @@ pub use needs::{BetterBackend, Readiness};
 pub use privileges::{Privilege, Privileges, Sysctl};
 
 use crate::SOURCES;
+use crate::occupancy;
 use crate::tracefs;
 
 /// Whether something is there.
@@ -88,6 +89,8 @@ pub struct Capabilities {
     pub hypervisor: Fact,
     /// Which backend each source would use.
     pub sources: Vec<Readiness>,
+    /// How `--why` would tell who had a CPU.
+    pub causes: Readiness,
     /// Whether known delays can be made.
     pub injections: Vec<Readiness>,
 }
@@ -117,6 +120,7 @@ pub fn probe() -> Capabilities {
         bpf: &bpf,
     };
     let sources = SOURCES.iter().map(|source| needs::readiness(source.info(), &evidence)).collect();
+    let causes = needs::causes(&occupancy::probe_heartbeat(), &evidence);
     let injections = needs::injections(&bpf);
     Capabilities {
         kernel: machine::probe_kernel(),
@@ -130,6 +134,7 @@ pub fn probe() -> Capabilities {
         privileges,
         clock_source,
         sources,
+        causes,
         injections,
     }
 }

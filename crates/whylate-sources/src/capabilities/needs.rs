@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::bpf::KernelNames;
 use super::{Bpf, Fact, State};
+use crate::occupancy;
 use crate::source::{Need, SourceInfo};
 
 /// How a source would measure here.
@@ -107,6 +108,14 @@ pub(super) fn readiness(info: &SourceInfo, evidence: &Evidence<'_>) -> Readiness
         (backend.name, backend.weaker, facts)
     });
     choose(info.name, candidates)
+}
+
+/// How late events are explained.
+pub(super) fn causes(heartbeat: &Fact, evidence: &Evidence<'_>) -> Readiness {
+    let facts: Vec<Fact> = occupancy::NEEDS.iter().map(|&need| evidence.judge(need)).collect();
+    let with_heartbeat = facts.iter().cloned().chain([named("a timer on each CPU", heartbeat)]).collect();
+    let candidates = [("occupancy", "", with_heartbeat), ("no heartbeat", occupancy::WITHOUT_HEARTBEAT, facts)];
+    choose("--why", candidates)
 }
 
 /// The known delays that BPF makes. `inject hog` is a thread, and works everywhere.
@@ -250,6 +259,23 @@ mod tests {
         assert_eq!(evidence.judge(Need::Btf).state, State::No);
         evidence.tracefs = None;
         assert_eq!(evidence.judge(Need::Tracepoint("workqueue:workqueue_queue_work")).state, State::Unknown);
+    }
+
+    #[test]
+    fn without_a_heartbeat_causes_are_told_and_something_is_weaker() {
+        let needed = ["btf_trace_sched_switch", "btf_trace_sched_waking", "btf_trace_sched_migrate_task"];
+        let needed = needed.into_iter().chain(["btf_trace_irq_handler_entry", "btf_trace_softirq_entry"]);
+        let needed = needed.chain(["btf_trace_workqueue_execute_start", "btf_trace_hrtimer_expire_entry"]);
+        let (btf, bpf) = (Fact::yes(""), bpf(Fact::yes("")));
+        let told = |heartbeat: Fact, left_out: usize| {
+            let names = KernelNames::new([], needed.clone().skip(left_out).map(|name| (name, 1)));
+            causes(&heartbeat, &Evidence { btf: &btf, names: Some(&names), tracefs: None, bpf: &bpf })
+        };
+        assert_eq!(told(Fact::yes(""), 0).backend.as_deref(), Some("occupancy"));
+        let weaker = told(Fact::no("not permitted"), 0);
+        assert_eq!(weaker.backend.as_deref(), Some("no heartbeat"));
+        assert!(weaker.weaker.contains("interrupts") && weaker.better[0].reasons[0].contains("not permitted"));
+        assert_eq!(told(Fact::yes(""), 1).state, State::No);
     }
 
     #[test]

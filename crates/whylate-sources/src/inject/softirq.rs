@@ -11,7 +11,7 @@ use super::disturbance::{Made, Maker, Stop};
 use super::threads::Urgent;
 use super::{call, read_shared};
 use crate::AttachError;
-use crate::attach::{kernel_has_function, open_object, require_btf, silence_libbpf};
+use crate::attach::{errno_of, kernel_has_function, open_object, require_btf, silence_libbpf};
 use crate::clock::monotonic_ns;
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
@@ -50,7 +50,7 @@ impl Softirq {
         settings.length_ns = length_ns;
         settings.cpu_to_disturb = cpu;
         settings.lead_ns = LEAD_NS;
-        let mut skel = open.load()?;
+        let mut skel = open.load().map_err(refusal)?;
         if call(&mut skel.progs.prepare_timer)? != 0 {
             return Err(anyhow!("the kernel has no memory for a timer: try again later").into());
         }
@@ -59,6 +59,16 @@ impl Softirq {
 
     fn account(&self) -> anyhow::Result<&skel::types::bss> {
         self.skel.maps.bss_data.as_deref().context("the BPF programs have no account")
+    }
+}
+
+/// The verifier of a PREEMPT_RT kernel lets no program of this kind have timers (kernel/bpf/verifier.c, process_timer_func()).
+fn refusal(error: libbpf_rs::Error) -> AttachError {
+    match errno_of(&error) {
+        Some(libc::EOPNOTSUPP) => {
+            AttachError::Unsupported("this kernel lets no BPF program have a timer (it is PREEMPT_RT)".to_owned())
+        }
+        _ => error.into(),
     }
 }
 

@@ -15,12 +15,36 @@ use self::heartbeat::Heartbeats;
 use self::skel::types::{account, occupancy_limits, wakeup_limits};
 use self::skel::{OccupancySkel, OccupancySkelBuilder, OpenOccupancySkel};
 use crate::attach::{self, PlainData};
+use crate::capabilities::Fact;
 use crate::cpus;
-use crate::source::AttachError;
+use crate::source::{AttachError, Need};
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
 mod skel {
     include!(concat!(env!("OUT_DIR"), "/occupancy.skel.rs"));
+}
+
+/// What the account needs of a kernel.
+pub(crate) const NEEDS: &[Need] = &[
+    Need::TpBtfPrograms,
+    Need::Tracepoint("sched:sched_switch"),
+    Need::Tracepoint("sched:sched_waking"),
+    Need::Tracepoint("sched:sched_migrate_task"),
+    Need::Tracepoint("irq:irq_handler_entry"),
+    Need::Tracepoint("irq:softirq_entry"),
+    Need::Tracepoint("workqueue:workqueue_execute_start"),
+    Need::Tracepoint("timer:hrtimer_expire_entry"),
+];
+/// What is weaker without a timer of its own on each CPU.
+pub(crate) const WITHOUT_HEARTBEAT: &str = "interrupts that are off cannot be told from running threads";
+
+/// Whether there can be a timer of its own on each CPU.
+pub(crate) fn probe_heartbeat() -> Fact {
+    let online = cpus::online().unwrap_or_default();
+    match Heartbeats::start(online.get(..1).unwrap_or_default()) {
+        Ok(_) => Fact::yes(""),
+        Err(error) => Fact::no(format!("{error} (run as root, or with CAP_PERFMON and CAP_SYSLOG)")),
+    }
 }
 
 /// The account of every CPU. It ends when it is dropped.
@@ -50,7 +74,7 @@ impl Account {
         let online = cpus::online().context("cannot tell which CPUs are online")?;
         let (heartbeats, weaker) = match Heartbeats::start(&online) {
             Ok(heartbeats) => (Some(heartbeats), None),
-            Err(error) => (None, Some(format!("interrupts that are off cannot be told from running threads: {error}"))),
+            Err(error) => (None, Some(format!("{WITHOUT_HEARTBEAT}: {error}"))),
         };
         let mut open = OccupancySkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;

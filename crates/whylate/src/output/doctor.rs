@@ -30,7 +30,7 @@ pub fn write(found: &Capabilities, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "{label:width$}  {}", printable(&value))?;
     }
     writeln!(out)?;
-    sources(found.sources.iter().chain(&found.injections), out)
+    sources(found.sources.iter().chain([&found.causes]).chain(&found.injections), out)
 }
 
 fn kernel(kernel: &Kernel) -> String {
@@ -248,6 +248,17 @@ pub(super) mod tests {
                     better: Vec::new(),
                 },
             ],
+            causes: Readiness {
+                name: "--why".to_owned(),
+                state: State::Yes,
+                backend: Some("no heartbeat".to_owned()),
+                weaker: "interrupts that are off cannot be told".to_owned(),
+                better: vec![BetterBackend {
+                    backend: "occupancy".to_owned(),
+                    state: State::No,
+                    reasons: vec!["a timer on each CPU: not permitted".to_owned()],
+                }],
+            },
             injections: vec![Readiness {
                 name: "inject work".to_owned(),
                 state: State::Unknown,

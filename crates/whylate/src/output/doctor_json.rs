@@ -64,6 +64,7 @@ fn object(found: &Capabilities) -> Value {
         },
         "hypervisor": fact(&found.hypervisor),
         "sources": found.sources.iter().map(readiness).collect::<Vec<_>>(),
+        "causes": readiness(&found.causes),
         "injections": found.injections.iter().map(readiness).collect::<Vec<_>>(),
     })
 }
