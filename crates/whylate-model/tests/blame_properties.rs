@@ -158,9 +158,9 @@ fn by_blame(causes: &[Cause]) -> BTreeMap<(CauseKind, String), u64> {
 
 /// Whether `irq` was held off by whoever had the CPU at this instant; interrupts with no more than `between_ns` between them are of one burst.
 fn could_not_come_in(occupancy: &Occupancy, at_ns: u64, irq: &Interval, between_ns: u64) -> bool {
-    let from_user = irq.stack.len() == 2;
+    let from_user_or_unknown = [0, 2].contains(&irq.stack.len());
     let due_ns = irq.start_ns.saturating_sub(irq.late_ns);
-    if irq.late_ns == 0 || from_user || irq.start_ns <= at_ns || at_ns < due_ns {
+    if irq.late_ns == 0 || from_user_or_unknown || irq.start_ns <= at_ns || at_ns < due_ns {
         return false;
     }
     let occupant_at =
@@ -227,8 +227,14 @@ fn blame_at(evidence: &WorkEvidence, at_ns: u64, between_ns: u64) -> (CauseKind,
         .and_then(|wakeup| wakeup.moved)
         .filter(|&(moved_ns, _)| at_ns < moved_ns)
     {
+        let woken_ns = evidence.wakeup.map_or(0, |wakeup| wakeup.woken_ns);
+        let ran_since = evidence
+            .previous
+            .as_ref()
+            .is_some_and(|item| woken_ns <= item.started_ns && item.started_ns < item.ended_ns);
         return match previous {
             Some(item) => cause(CauseKind::Work, &item.handler),
+            None if ran_since => cause(CauseKind::Unknown, &format!("the worker was on CPU {cpu}")),
             None => cause(CauseKind::Wakeup, &format!("run queue of CPU {cpu}")),
         };
     }

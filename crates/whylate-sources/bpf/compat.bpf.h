@@ -8,6 +8,9 @@
 enum work_bits {
 	WORK_STRUCT_PENDING_BIT = 0,
 	WORK_STRUCT_INACTIVE_BIT = 1,
+	WORK_STRUCT_PWQ_BIT = 2,
+	/* CONFIG_DEBUG_OBJECTS_WORK adds one, which makes the address of a pwq uncertain. */
+	WORK_STRUCT_FLAG_BITS = 8,
 };
 
 /* The item is queued and its worker has not taken it yet. */
@@ -20,6 +23,24 @@ static __always_inline bool work_is_pending(const struct work_struct *work)
 static __always_inline bool work_is_inactive(const struct work_struct *work)
 {
 	return work->data.counter & (1 << WORK_STRUCT_INACTIVE_BIT);
+}
+
+/* The pwq of a queued item, 0 where it is not there any more: from the start on, the item's worker has it. */
+static __always_inline u64 pwq_of_queued(const struct work_struct *work)
+{
+	u64 data = work->data.counter;
+
+	return data & (1 << WORK_STRUCT_PWQ_BIT) ? data & ~((1ull << WORK_STRUCT_FLAG_BITS) - 1) : 0;
+}
+
+/* max_active of an unbound workqueue is for a whole node since 6.9, and before for each pwq as that of others. */
+struct workqueue_struct___6_9 {
+	void *node_nr_active[1];
+} __attribute__((preserve_access_index));
+
+static __always_inline bool max_active_is_per_node(const struct worker_pool *pool)
+{
+	return bpf_core_field_exists(struct workqueue_struct___6_9, node_nr_active) && BPF_CORE_READ(pool, cpu) < 0;
 }
 
 /* PF_WQ_WORKER has been this bit since 3.7. */

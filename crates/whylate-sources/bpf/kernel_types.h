@@ -78,6 +78,7 @@ struct workqueue_attrs {
 
 struct worker_pool {
 	int cpu;
+	int node;
 	int id;
 	unsigned int flags;
 	struct workqueue_attrs *attrs;
@@ -95,6 +96,7 @@ struct pool_workqueue {
 
 struct worker {
 	void (*current_func)(struct work_struct *work);
+	struct pool_workqueue *current_pwq;
 	struct task_struct *task;
 	struct worker_pool *pool;
 	struct workqueue_struct *rescue_wq;

@@ -51,15 +51,16 @@ fn traced(plan: &Plan, stop: &AtomicBool, events: &[&str]) -> Result<(Report, Ve
     Ok((report, lines.into_iter().filter(|line| Some(line.cpu) == plan.cpu).collect()))
 }
 
-fn assert_as_planned(plan: &Plan, report: &Report) {
-    assert!(report.complete);
-    assert_eq!((Some(report.cpu), report.made.len() as u64), (plan.cpu, plan.times));
-    assert!(report.made.iter().all(|one| one.length_ns >= plan.length_ns && Some(one.cpu) == plan.cpu), "{report:?}");
+fn ensure_as_planned(plan: &Plan, report: &Report) -> Result<()> {
+    ensure!(report.complete, "not all were made: {report:?}");
+    ensure!((Some(report.cpu), report.made.len() as u64) == (plan.cpu, plan.times), "{report:?}");
+    ensure!(report.made.iter().all(|one| one.length_ns >= plan.length_ns && Some(one.cpu) == plan.cpu), "{report:?}");
     for pair in report.made.windows(2) {
         let apart_ns = pair[1].start.monotonic_ns - pair[0].start.monotonic_ns;
         // What is called ahead may come a little early; nothing is called twice.
-        assert!(apart_ns + MS_NS >= plan.every_ns, "{apart_ns} ns apart");
+        ensure!(apart_ns + MS_NS >= plan.every_ns, "{apart_ns} ns apart");
     }
+    Ok(())
 }
 
 /// When it began and ended, in microseconds, as far as the trace can tell.
@@ -71,21 +72,21 @@ fn span_us(one: &Disturbance) -> (u64, u64) {
 fn while_interrupts_are_off_nothing_happens_there_and_then_the_tick_comes() -> Result<()> {
     let Some(_turn) = turn_for(Kind::IrqsOff) else { return Ok(()) };
     let plan = plan(Kind::IrqsOff, 1);
-    let (report, lines) =
-        traced(&plan, &AtomicBool::new(false), &["irq_vectors", "irq", "sched/sched_switch", "timer"])?;
-    assert_as_planned(&plan, &report);
-    for one in &report.made {
-        let (start_us, end_us) = span_us(one);
-        let within: Vec<&Line> = lines
-            .iter()
-            .filter(|line| start_us + ROUNDING_US < line.at_us && line.at_us + ROUNDING_US < end_us)
-            .collect();
-        assert!(within.is_empty(), "interrupts were not off: {within:?}");
-        // The one that had to wait interrupts the thread that turned interrupts on again, before it does anything else.
-        let next = lines.iter().find(|line| line.at_us + ROUNDING_US >= end_us).context("nothing came after it")?;
-        assert!(next.event.ends_with("_entry") && next.thread == Kind::IrqsOff.thread(), "{next:?}");
-    }
-    Ok(())
+    let events = ["irq_vectors", "irq", "sched/sched_switch", "timer"];
+    undisturbed(|| {
+        let (report, lines) = traced(&plan, &AtomicBool::new(false), &events)?;
+        ensure_as_planned(&plan, &report)?;
+        for one in &report.made {
+            let (start_us, end_us) = span_us(one);
+            let is_within = |line: &&Line| start_us + ROUNDING_US < line.at_us && line.at_us + ROUNDING_US < end_us;
+            let within: Vec<&Line> = lines.iter().filter(is_within).collect();
+            ensure!(within.is_empty(), "interrupts were not off: {within:?}");
+            // The one that had to wait interrupts the thread that turned interrupts on again, before it does anything else.
+            let next = lines.iter().find(|line| line.at_us + ROUNDING_US >= end_us).context("nothing came after it")?;
+            ensure!(next.event.ends_with("_entry") && next.thread == Kind::IrqsOff.thread(), "{next:?}");
+        }
+        Ok(())
+    })
 }
 
 #[test]
@@ -95,7 +96,7 @@ fn a_softirq_runs_from_its_entry_to_its_exit_and_takes_interrupts() -> Result<()
     // A trace may lack what happens in the context of threads that the machine keeps out of it.
     undisturbed(|| {
         let (report, lines) = traced(&plan, &AtomicBool::new(false), &["irq_vectors", "irq", "sched/sched_switch"])?;
-        assert_as_planned(&plan, &report);
+        ensure_as_planned(&plan, &report)?;
         let mut extra_us = Vec::new();
         for one in &report.made {
             let (start_us, end_us) = span_us(one);
@@ -150,7 +151,7 @@ fn ensure_ran_as_told(report: &Report, spans: &[(u64, u64)]) -> Result<()> {
     let (mut told_us, mut traced_us, mut excess_us) = (0, 0, 0);
     for one in &report.made {
         let on_cpu_ns = one.on_cpu_ns.context("it does not tell how long it ran")?;
-        assert!(on_cpu_ns <= one.length_ns, "{one:?}");
+        ensure!(on_cpu_ns <= one.length_ns, "{one:?}");
         let (told, traced) = (on_cpu_ns / 1000, on_cpu_us(one, spans));
         excess_us = excess_us.max(told.saturating_sub(traced));
         told_us += told;
@@ -174,21 +175,19 @@ fn a_fifo_hog_leaves_its_cpu_only_to_what_is_more_urgent() -> Result<()> {
     let plan = plan(kind, 1);
     undisturbed(|| {
         let (report, lines) = traced(&plan, &AtomicBool::new(false), &["sched/sched_switch"])?;
-        assert_as_planned(&plan, &report);
+        ensure_as_planned(&plan, &report)?;
         let spans = spans_on_cpu_us(&lines, kind.thread());
         for one in &report.made {
             let (start_us, end_us) = span_us(one);
-            assert!(
-                spans.iter().any(|&(from, _)| from <= start_us + ROUNDING_US),
-                "it was not switched to before it began"
-            );
+            let is_in_time = |&(from_us, _): &(u64, u64)| from_us <= start_us + ROUNDING_US;
+            ensure!(spans.iter().any(is_in_time), "it was not switched to before it began");
             for line in
                 lines.iter().filter(|line| start_us + ROUNDING_US < line.at_us && line.at_us + ROUNDING_US < end_us)
             {
                 // The kernel counts real-time priorities from 99 down to 0, the most urgent one.
                 let priority: i32 = value_of(line, "next_prio").context("a switch without a priority")?.parse()?;
                 let is_back = line.fields.contains(&format!("next_comm={} ", kind.thread()));
-                assert!(is_back || priority < 99 - i32::from(PRIORITY), "{line:?}");
+                ensure!(is_back || priority < 99 - i32::from(PRIORITY), "{line:?}");
             }
         }
         ensure_ran_as_told(&report, &spans)
@@ -216,7 +215,7 @@ fn a_normal_hog_tells_how_long_it_ran() -> Result<()> {
             over.store(true, Ordering::Relaxed);
             outcome
         })?;
-        assert_as_planned(&plan, &report);
+        ensure_as_planned(&plan, &report)?;
         let shares = report.made.iter().map(|one| one.on_cpu_ns.map(|ns| ns / 10_000 * 100 / (one.length_ns / 10_000)));
         println!("it ran for so many percent: {:?}", shares.flatten().collect::<Vec<_>>());
         ensure_ran_as_told(&report, &spans_on_cpu_us(&lines, kind.thread()))

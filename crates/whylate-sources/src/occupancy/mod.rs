@@ -135,11 +135,11 @@ impl Account {
         let before = std::mem::replace(&mut self.lost, now);
         [
             // Events that interrupted the account's own programs.
-            ("occupancy_nested", now.nested - before.nested),
+            ("occupancy_nested", now.nested.saturating_sub(before.nested)),
             // Late interrupts whose stack had no room.
-            ("occupancy_stacks", now.stacks - before.stacks),
+            ("occupancy_stacks", now.stacks.saturating_sub(before.stacks)),
             // Times in which another thread had the CPU than the one that was seen taking it.
-            ("unseen_switches", now.astray - before.astray),
+            ("unseen_switches", now.astray.saturating_sub(before.astray)),
         ]
     }
 }

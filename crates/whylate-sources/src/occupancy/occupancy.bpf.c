@@ -90,10 +90,17 @@ static __always_inline u64 steal_clock_ns(const struct task_struct *task)
 	return task->se.cfs_rq->rq->prev_steal_time_rq;
 }
 
+/* The CPU's own pool for which a worker's item counts as in progress. */
 static __always_inline u8 pool_of_worker(const struct task_struct *task)
 {
+	struct worker *worker;
+
 	/* A worker that may run elsewhere belongs to no CPU's own pool. */
 	if (task->nr_cpus_allowed != 1)
+		return 0;
+	worker = worker_of(task);
+	/* Unbound workers may have one CPU left to run on; and no pool waits for a rescuer's items. */
+	if (BPF_CORE_READ(worker, pool, cpu) < 0 || BPF_CORE_READ(worker, rescue_wq))
 		return 0;
 	/* A worker's nice value is its pool's, and a kernel thread's priority is 120 + nice. */
 	return task->static_prio < 120 ? BUSY_HIGHPRI : BUSY_NORMAL;

@@ -32,7 +32,7 @@ const QUEUEING_STACKS: u32 = 16384;
 const EXPLAINED_ITEMS_BYTES: u32 = 4 << 20;
 
 /// Every reason for a lost event, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
-const LOST: [(lost_reason, &str); 11] = [
+const LOST: [(lost_reason, &str); 12] = [
     (lost_reason::LOST_UNMATCHED, "unmatched"),
     (lost_reason::LOST_CANCELLED, "cancelled"),
     (lost_reason::LOST_REUSED, "reused"),
@@ -44,6 +44,7 @@ const LOST: [(lost_reason, &str); 11] = [
     (lost_reason::LOST_RUNNING_FULL, "running_full"),
     (lost_reason::LOST_LATE_EVENTS, "late_events"),
     (lost_reason::LOST_STACKS, "stacks"),
+    (lost_reason::LOST_HOLDERS, "holders"),
 ];
 
 /// What the kernel has told of late items, in order.
@@ -218,7 +219,7 @@ fn prepare_to_explain(open: &mut OpenWqSkel<'_>, account: &Account) -> Result<()
     open.maps.account_by_cpu.reuse_fd(accounts)?;
     open.maps.intervals_by_position.reuse_fd(intervals)?;
     open.maps.wakeup_by_tid.reuse_fd(wakeups)?;
-    open.maps.held_slots_by_pwq.set_max_entries(explain_limits::HELD_SLOT_RINGS.0)?;
+    open.maps.held_slots_by_quota.set_max_entries(explain_limits::HELD_SLOT_RINGS.0)?;
     open.maps.last_item_by_worker.set_max_entries(explain_limits::LAST_ITEMS.0)?;
     open.maps.explained_items.set_max_entries(EXPLAINED_ITEMS_BYTES)?;
     Ok(())

@@ -3,8 +3,10 @@
 #pragma once
 
 enum explain_limits {
-	/* Ended items that are kept for each workqueue and CPU (or node). */
+	/* Items that are kept for each workqueue and CPU (or node). */
 	HELD_SLOTS = 32,
+	/* How many items in progress are passed over to find room for another one. */
+	HELD_SLOT_PROBES = 4,
 	HELD_SLOT_RINGS_BITS = 11,
 	HELD_SLOT_RINGS = 1 << HELD_SLOT_RINGS_BITS,
 	LAST_ITEMS_BITS = 12,
@@ -19,13 +21,16 @@ enum pool_class {
 };
 
 struct held_slot {
-	u64 pwq;
+	/* What max_active is a number of slots of: a pwq, or a workqueue on a node. */
+	u64 quota;
 	u64 handler;
+	/* 0: not in use. */
 	u64 started_ns;
+	/* 0: still in progress. */
 	u64 ended_ns;
 };
 
-/* The latest ended items; several workqueues may share a ring. */
+/* The latest items; several quotas may share a ring. */
 struct held_slots {
 	u64 position;
 	struct held_slot slots[HELD_SLOTS];
@@ -37,6 +42,8 @@ struct last_item {
 	u64 item;
 	/* `ended_ns` is 0 until it ends. */
 	struct held_slot slot;
+	/* Where it is in the ring of its quota. */
+	u64 position;
 };
 
 struct explained_item {
@@ -48,8 +55,10 @@ struct explained_item {
 	u32 moved_from;
 	/* enum pool_class */
 	u32 pool;
+	/* Items that ended before may have been overwritten; 0: none has. */
+	u64 holders_since_ns;
 	struct held_slot previous;
-	/* In no order; those in use have an end. */
+	/* In no order. Those in use have an end, if only that of the window. */
 	struct held_slot slots[HELD_SLOTS];
 };
 
@@ -65,7 +74,7 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, struct held_slots);
-} held_slots_by_pwq SEC(".maps");
+} held_slots_by_quota SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -96,27 +105,83 @@ static __always_inline struct last_item *last_item_of(u64 worker)
 	return bpf_map_lookup_elem(&last_item_by_worker, &index);
 }
 
-static __always_inline struct held_slots *held_slots_of(u64 pwq)
+static __always_inline u64 quota_of(u64 pwq)
 {
-	/* A pwq is aligned to 256 bytes, as its address shares a word with flags. */
-	u32 index = hash_of(low_half(pwq) >> 8, HELD_SLOT_RINGS_BITS);
+	const struct pool_workqueue *of = (const struct pool_workqueue *)pwq;
+	const struct worker_pool *pool;
 
-	return bpf_map_lookup_elem(&held_slots_by_pwq, &index);
+	if (!of)
+		return 0;
+	pool = BPF_CORE_READ(of, pool);
+	if (!max_active_is_per_node(pool))
+		return pwq;
+	/* All addresses of the kernel begin with the same bits. */
+	return (u64)BPF_CORE_READ(of, wq) << 10 | (BPF_CORE_READ(pool, node) & 0x3ff);
 }
 
-static __always_inline void item_began(u64 worker, u64 item, u32 entry, u64 handler, u64 now_ns)
+static __always_inline struct held_slots *held_slots_of(u64 quota)
 {
-	const struct queuer *queuer = bpf_map_lookup_elem(&queuer_by_entry, &entry);
+	/* A pwq is aligned to 256 bytes, as its address shares a word with flags. */
+	u32 index = hash_of(low_half(quota >> 8), HELD_SLOT_RINGS_BITS);
+
+	return bpf_map_lookup_elem(&held_slots_by_quota, &index);
+}
+
+/* Takes the place of the oldest, but rather of one that has ended. */
+static __always_inline u64 keep_slot(struct held_slots *held, const struct held_slot *from)
+{
+	struct held_slot *slot = NULL;
+	u64 position = 0;
+
+	for (u32 probe = 0; probe < HELD_SLOT_PROBES; probe++) {
+		position = __sync_fetch_and_add(&held->position, 1);
+		slot = &held->slots[position % HELD_SLOTS];
+		if (!slot->started_ns || slot->ended_ns)
+			break;
+	}
+	if (!slot)
+		return 0;
+	/* A reader on another CPU takes no slot without a start. */
+	slot->started_ns = 0;
+	barrier();
+	slot->quota = from->quota;
+	slot->handler = from->handler;
+	slot->ended_ns = from->ended_ns;
+	barrier();
+	slot->started_ns = from->started_ns;
+	return position;
+}
+
+/* The pwq of an item that starts, also of one that was not seen being queued; 0 where nobody knows. */
+static __always_inline u64 pwq_of_started(const struct work_struct *work, const struct task_struct *task)
+{
+	if (taken_under_lock)
+		return pwq_of_queued(work);
+	if (!task || !(task->flags & PF_WQ_WORKER))
+		return 0;
+	return (u64)BPF_CORE_READ(worker_of(task), current_pwq);
+}
+
+/* Takes a slot of max_active, or did when it was activated. */
+static __always_inline void item_began(u64 worker, const struct work_struct *work, u64 pwq, u64 now_ns)
+{
 	struct last_item *last = last_item_of(worker);
+	struct held_slots *held;
 
 	if (!last)
 		return;
+	/* The item of a worker that shares its place, and is in progress. */
+	if (last->worker && last->worker != worker && !last->slot.ended_ns)
+		lose(LOST_HOLDERS);
 	last->worker = worker;
-	last->item = item;
-	last->slot.pwq = queuer ? queuer->pwq : 0;
-	last->slot.handler = handler;
+	last->item = (u64)work;
+	last->slot.quota = quota_of(pwq);
+	last->slot.handler = (u64)work->func;
 	last->slot.started_ns = now_ns;
 	last->slot.ended_ns = 0;
+	held = held_slots_of(last->slot.quota);
+	if (held)
+		last->position = keep_slot(held, &last->slot);
 }
 
 /* Gives its slot of max_active free. */
@@ -125,24 +190,18 @@ static __always_inline bool item_finished(u64 worker, u64 item)
 	struct last_item *last = last_item_of(worker);
 	struct held_slots *held;
 	struct held_slot *slot;
-	u64 position;
 
 	if (!last || last->worker != worker || last->item != item || last->slot.ended_ns)
 		return false;
 	last->slot.ended_ns = bpf_ktime_get_ns();
-	held = held_slots_of(last->slot.pwq);
+	held = held_slots_of(last->slot.quota);
 	if (!held)
 		return true;
-	position = __sync_fetch_and_add(&held->position, 1);
-	slot = &held->slots[position % HELD_SLOTS];
-	/* A reader on another CPU takes no slot without an end. */
-	slot->ended_ns = 0;
-	barrier();
-	slot->pwq = last->slot.pwq;
-	slot->handler = last->slot.handler;
-	slot->started_ns = last->slot.started_ns;
-	barrier();
-	slot->ended_ns = last->slot.ended_ns;
+	slot = &held->slots[last->position % HELD_SLOTS];
+	if (slot->started_ns == last->slot.started_ns && slot->quota == last->slot.quota)
+		slot->ended_ns = last->slot.ended_ns;
+	else
+		keep_slot(held, &last->slot);
 	return true;
 }
 
@@ -180,16 +239,36 @@ static __always_inline void copy_worker(struct explained_item *explained, u64 wo
 	explained->moved_from = wakeup->moved_from;
 }
 
-static __always_inline void copy_held_slots(struct explained_item *explained, u64 pwq, u64 from_ns)
+/* The items that held slots between two moments. */
+static __always_inline void copy_held_slots(struct explained_item *explained, u64 quota, u64 from_ns, u64 until_ns)
 {
-	const struct held_slots *held = held_slots_of(pwq);
+	const struct held_slots *held = held_slots_of(quota);
+	u64 first_end_ns = 0;
+	bool is_full = held;
 
-	for (u32 slot = 0; slot < HELD_SLOTS; slot++) {
-		explained->slots[slot].ended_ns = 0;
-		if (!held || held->slots[slot].pwq != pwq || held->slots[slot].ended_ns <= from_ns)
+	for (u32 index = 0; index < HELD_SLOTS; index++) {
+		struct held_slot *to = &explained->slots[index];
+		const struct held_slot *from;
+		u64 ended_ns;
+
+		to->ended_ns = 0;
+		if (!held)
 			continue;
-		__builtin_memcpy(&explained->slots[slot], &held->slots[slot], sizeof(explained->slots[slot]));
+		from = &held->slots[index];
+		ended_ns = from->ended_ns;
+		if (!from->started_ns || (ended_ns && ended_ns <= from_ns)) {
+			is_full = false;
+			continue;
+		}
+		if (ended_ns && (!first_end_ns || ended_ns < first_end_ns))
+			first_end_ns = ended_ns;
+		if (from->quota != quota || from->started_ns >= until_ns)
+			continue;
+		__builtin_memcpy(to, from, sizeof(*to));
+		/* It may end in this instant. */
+		to->ended_ns = ended_ns ?: until_ns;
 	}
+	explained->holders_since_ns = is_full ? first_end_ns : 0;
 }
 
 /* The start of a late item. */
@@ -224,7 +303,9 @@ __noinline int explain_late(struct late_start *start)
 	to_send->item.late.started_ns = start->started_ns;
 	to_send->item.pool = class_of_pool((struct pool_workqueue *)queuer->pwq);
 	copy_worker(&to_send->item, start->flags & ITEM_IS_BH ? bh_worker() : (u64)task, task);
-	copy_held_slots(&to_send->item, queuer->pwq, start->queueing.activated_ns ? start->queueing.queued_ns : start->started_ns);
+	/* An item that was activated at once waited for nobody's slot. */
+	copy_held_slots(&to_send->item, quota_of(queuer->pwq),
+			start->queueing.activated_ns ? start->queueing.queued_ns : start->started_ns, start->started_ns);
 	count = copy_window(&to_send->window, start->queueing.queued_ns, start->started_ns);
 	if (count > WINDOW_INTERVALS)
 		count = WINDOW_INTERVALS;

@@ -54,15 +54,14 @@ pub(super) fn event_of(
 fn slots_of(record: &explained_item, symbols: &mut KernelSymbols) -> Vec<HeldSlot> {
     let mut slots: Vec<HeldSlot> = record.slots.iter().filter_map(|from| slot(from, symbols)).collect();
     slots.sort_by_key(|slot| slot.ended_ns);
-    // Where there is no room left, earlier holders have been overwritten: nobody knows who they were.
-    if slots.len() == record.slots.len()
-        && let Some(first) = slots.first()
-        && first.started_ns > record.late.queued_ns
-    {
+    // Nobody knows who was overwritten. Once there is a holder who is known, it is blamed.
+    let first_known_ns = slots.iter().map(|slot| slot.started_ns).min().unwrap_or(u64::MAX);
+    let unknown_until_ns = record.holders_since_ns.min(first_known_ns);
+    if unknown_until_ns > record.late.queued_ns {
         let unnamed = HeldSlot {
             handler: attach::text(&record.late.workqueue),
             started_ns: record.late.queued_ns,
-            ended_ns: first.started_ns,
+            ended_ns: unknown_until_ns,
         };
         slots.insert(0, unnamed);
     }

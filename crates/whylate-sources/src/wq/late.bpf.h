@@ -40,7 +40,8 @@ struct {
 	__uint(value_size, STACK_FRAMES * sizeof(u64));
 } queueing_stacks SEC(".maps");
 
-static __always_inline void remember_queuer(void *ctx, u32 entry, u64 pwq)
+/* Only the pwq of an item that was moved, as it waits since somebody queued it first. */
+static __always_inline void remember_queuer(void *ctx, u32 entry, u64 pwq, bool was_moved)
 {
 	struct queuer *queuer = bpf_map_lookup_elem(&queuer_by_entry, &entry);
 	u64 id = bpf_get_current_pid_tgid();
@@ -48,6 +49,8 @@ static __always_inline void remember_queuer(void *ctx, u32 entry, u64 pwq)
 	if (!queuer)
 		return;
 	queuer->pwq = pwq;
+	if (was_moved)
+		return;
 	queuer->tid = (u32)id;
 	queuer->pid = id >> 32;
 	bpf_get_current_comm(queuer->comm, sizeof(queuer->comm));

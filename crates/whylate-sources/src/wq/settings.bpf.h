@@ -34,6 +34,8 @@ enum lost_reason {
 	LOST_LATE_EVENTS,
 	/* A stack of whoever queued an item could not be kept. */
 	LOST_STACKS,
+	/* An item in progress that others may have to wait for could not be kept, for want of room. */
+	LOST_HOLDERS,
 	LOST_REASONS,
 };
 

@@ -342,7 +342,7 @@ static __always_inline int item_starts(struct work_struct *work, struct task_str
 		id = known_item_starts(queued, entry, stamp, work, now_ns);
 	}
 	if (explain_over_ns)
-		item_began(is_bh ? bh_worker() : (u64)task, item, entry, handler, now_ns);
+		item_began(is_bh ? bh_worker() : (u64)task, work, pwq_of_started(work, is_bh ? NULL : task), now_ns);
 	if (measure_phases)
 		item_runs(is_bh ? bh_worker() : (u64)task, item, id, now_ns);
 	return 0;
@@ -514,9 +514,8 @@ int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, s
 	queued->handler = low_half(handler);
 	queued->series = series;
 	queued->flags = measure_phases && pool_is_bh(pwq->pool) ? ITEM_IS_BH : 0;
-	/* An item that was moved waits since somebody queued it first. */
-	if ((late_over_ns || explain_over_ns) && !(placing.is_stamped && placing.keeps_queuer))
-		remember_queuer(ctx, placing.entry, (u64)pwq);
+	if (late_over_ns || explain_over_ns)
+		remember_queuer(ctx, placing.entry, (u64)pwq, placing.is_stamped && placing.keeps_queuer);
 	barrier();
 	if (!placing.is_stamped)
 		queued->stamp = now_ns;
