@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use whylate_model::{Histogram, LateEvent};
+use whylate_model::{Histogram, LateEvent, Snapshot};
 use whylate_sources::inject::work::{HANDLER, Plan};
 use whylate_sources::wq::Wq;
 use whylate_sources::{Attached, By, Options, Source};
@@ -18,7 +18,8 @@ use kernel::oracle::{Execution, agree, bucket_of, counts};
 use kernel::session::{append, by_label, inject, injected, session, traced};
 use kernel::trace::Trace;
 use kernel::turn::{plan, turn, turn_to_measure};
-use kernel::{is_emulated, judged, mixed, programs, undisturbed};
+use kernel::urgent::patching;
+use kernel::{amount, is_emulated, judged, mixed, programs, undisturbed};
 
 fn by(by: By) -> Options {
     Options { by, phases: true, ..Options::default() }
@@ -44,14 +45,14 @@ fn ensure_all_are_counted(options: &Options, plan: &Plan) -> Result<()> {
 #[test]
 fn ten_thousand_items_are_counted_ten_thousand_times() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    ensure_all_are_counted(&by(By::Handler), &plan(10_000))?;
-    ensure_all_are_counted(&only_injected(), &plan(10_000))
+    ensure_all_are_counted(&by(By::Handler), &plan(amount(10_000)))?;
+    ensure_all_are_counted(&only_injected(), &plan(amount(10_000)))
 }
 
 #[test]
 fn fifty_thousand_items_on_a_loaded_machine_are_counted_fifty_thousand_times() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    ensure_all_are_counted(&by(By::Handler), &Plan { load: true, ..plan(50_000) })
+    ensure_all_are_counted(&by(By::Handler), &Plan { load: true, ..plan(amount(50_000)) })
 }
 
 /// The bounds of the bucket of each value, ascending.
@@ -114,7 +115,7 @@ fn times_agree(executions: &[&Execution], seen: &Histogram) -> (u64, bool) {
     if is_emulated() {
         let near = |percent: usize| waits[(waits.len() - 1) * percent / 100];
         // Of a few, the one in the middle is not typical either.
-        let agree = waits.len() < 20 || {
+        let agree = waits.len() < 100 || {
             let median_ns = seen.quantile_ns(0.5);
             let typical_ns = median_ns.clamp(near(45), near(55));
             agree(median_ns, typical_ns, 50_000)
@@ -178,26 +179,26 @@ fn counts_and_maxima_per_handler_agree_with_the_trace() -> Result<()> {
     })
 }
 
+fn phases_add_up(snapshot: &Snapshot) -> Result<()> {
+    ensure!(!snapshot.series.is_empty());
+    for series in &snapshot.series {
+        let sum = |name: &str| series.histograms[name].sum_ns();
+        ensure!(sum("activate") + sum("pool") == sum("latency"), "{:?}", series.labels);
+        ensure!(sum("on_cpu") + sum("asleep") + sum("ready") == sum("runtime"), "{:?}", series.labels);
+        let count = |name: &str| series.histograms[name].count();
+        ensure!([count("activate"), count("pool")] == [count("latency"); 2], "{:?}", series.labels);
+        ensure!([count("on_cpu"), count("asleep"), count("ready")] == [count("runtime"); 3], "{:?}", series.labels);
+    }
+    println!("the phases of {} series add up", snapshot.series.len());
+    Ok(())
+}
+
 #[test]
 fn the_phases_of_every_series_add_up() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for key in [By::Handler, By::Nothing, By::Pool] {
-        let session = session(&by(key), |_, _| mixed::mixed_load(Duration::from_secs(1)))?;
-        ensure!(!session.snapshot.series.is_empty());
-        for series in &session.snapshot.series {
-            let sum = |name: &str| series.histograms[name].sum_ns();
-            assert_eq!(sum("activate") + sum("pool"), sum("latency"), "{:?}", series.labels);
-            assert_eq!(sum("on_cpu") + sum("asleep") + sum("ready"), sum("runtime"), "{:?}", series.labels);
-            let count = |name: &str| series.histograms[name].count();
-            assert_eq!((count("activate"), count("pool")), (count("latency"), count("latency")), "{:?}", series.labels);
-            assert_eq!(
-                [count("on_cpu"), count("asleep"), count("ready")],
-                [count("runtime"); 3],
-                "{:?}",
-                series.labels
-            );
-        }
-        println!("by {key:?}: the phases of {} series add up", session.snapshot.series.len());
+        // What is being counted when the last snapshot is taken is in it with a part; an emulated CPU may stop right there.
+        undisturbed(|| phases_add_up(&session(&by(key), |_, _| mixed::mixed_load(Duration::from_secs(1)))?.snapshot))?;
     }
     Ok(())
 }
@@ -206,9 +207,9 @@ fn the_phases_of_every_series_add_up() -> Result<()> {
 fn items_beyond_max_active_wait_to_be_activated() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     undisturbed(|| {
-        let session = session(&only_injected(), |_, _| inject(&Plan { busy_ns: 10_000, ..plan(10_000) }))?;
+        let session = session(&only_injected(), |_, _| inject(&Plan { busy_ns: 10_000, ..plan(amount(10_000)) }))?;
         let ran = session.truth.of(HANDLER);
-        ensure!(ran.len() == 10_000, "somebody else injects too");
+        ensure!(ran.len() as u64 == amount(10_000), "somebody else injects too");
         let held_back = ran.iter().filter_map(|run| Some((run.activated_ns?, run)));
         let truth: Histogram = held_back.map(|(activated_ns, run)| activated_ns - run.queued_ns).collect();
         let activate = session.of(HANDLER, "activate");
@@ -291,12 +292,12 @@ fn ten_thousand_late_events_are_all_reported_or_counted_as_lost() -> Result<()> 
     // Nobody reads them meanwhile.
     let options = Options { late_over_ns: Some(1), ..only_injected() };
     let session = session(&options, |source, _| {
-        inject(&plan(10_000))?;
+        inject(&plan(amount(10_000)))?;
         let mut events = 0;
         source.drain_late(Duration::ZERO, &mut |event| events += u64::from(event.labels["handler"] == HANDLER))?;
         Ok(events)
     })?;
-    let ran = injected(&session, 10_000)?;
+    let ran = injected(&session, amount(10_000))?;
     let lost = session.snapshot.lost["late_events"];
     println!("{} late events, {lost} counted as lost", session.outcome);
     assert_eq!(session.outcome + lost, ran);
@@ -321,20 +322,22 @@ fn assert_counted(count: u64, (least, most): (u64, u64), stated: u64, what: &str
         count <= most && count + stated >= least,
         "{what}: {count} and {stated} unmatched, in the trace {least} to {most}"
     );
-    assert!(stated <= 1 + most / 1_000, "{what}: {stated} unmatched of {most}");
+    // Items of before wait for longer while the other CPUs of an emulator are kept busy.
+    let before = if is_emulated() { 3 } else { 1 };
+    assert!(stated <= before + most / 1_000, "{what}: {stated} unmatched of {most}");
 }
 
 #[test]
 fn the_total_does_not_depend_on_how_series_are_told_apart() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for key in [By::Nothing, By::Handler, By::Workqueue, By::Cpu, By::Pool] {
-        let session = session(&by(key), |_, _| inject(&plan(10_000)))?;
+        let session = session(&by(key), |_, _| inject(&plan(amount(10_000))))?;
         let (least, most) = session.truth.count();
         let total = session.snapshot.total("latency").count();
         println!("by {key:?}: {total}, in the trace {least} to {most}, {} series", session.snapshot.series.len());
         let stated = session.snapshot.lost["unmatched"];
         assert_counted(total, (least, most), stated, &format!("by {key:?}"));
-        assert!(least >= 10_000);
+        assert!(least >= amount(10_000));
         session.ensure_nothing_hidden()?;
         let (label, groups) = match key {
             By::Handler => ("handler", session.truth.by(|execution| execution.handler.clone())),
@@ -356,43 +359,46 @@ fn the_total_does_not_depend_on_how_series_are_told_apart() -> Result<()> {
 fn snapshots_taken_meanwhile_lose_and_double_nothing() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for (key, phases) in [(By::Handler, true), (By::Nothing, true), (By::Handler, false), (By::Nothing, false)] {
-        let session = session(&Options { phases, ..by(key) }, |source, so_far| {
-            let over = AtomicBool::new(false);
-            let mut snapshots = 0;
-            thread::scope(|scope| {
-                let injection = scope.spawn(|| {
-                    let report = inject(&Plan { busy_ns: 20_000, at_once: 2_000, ..plan(20_000) });
-                    over.store(true, Ordering::Relaxed);
-                    report
-                });
-                while !over.load(Ordering::Relaxed) {
-                    append(so_far, source.snapshot()?);
-                    snapshots += 1;
-                    thread::sleep(Duration::from_millis(50));
-                }
-                injection.join().map_err(|_| anyhow!("the injection failed"))?
+        undisturbed(|| {
+            let session = session(&Options { phases, ..by(key) }, |source, so_far| {
+                let over = AtomicBool::new(false);
+                let mut snapshots = 0;
+                thread::scope(|scope| {
+                    let injection = scope.spawn(|| {
+                        let report = inject(&Plan { busy_ns: 20_000, at_once: amount(2_000), ..plan(amount(20_000)) });
+                        over.store(true, Ordering::Relaxed);
+                        report
+                    });
+                    while !over.load(Ordering::Relaxed) {
+                        append(so_far, source.snapshot()?);
+                        snapshots += 1;
+                        thread::sleep(Duration::from_millis(50));
+                    }
+                    injection.join().map_err(|_| anyhow!("the injection failed"))?
+                })?;
+                Ok(snapshots)
             })?;
-            Ok(snapshots)
+            let ran = injected(&session, amount(20_000))?;
+            session.ensure_nothing_hidden()?;
+            let (least, most) = session.truth.count();
+            let total = session.snapshot.total("latency");
+            println!(
+                "by {key:?}, phases {phases}: {} in {} snapshots, in the trace {least} to {most}",
+                total.count(),
+                session.outcome
+            );
+            assert_counted(total.count(), (least, most), session.snapshot.lost["unmatched"], "in the snapshots");
+            if key == By::Handler {
+                ensure!(session.of(HANDLER, "latency").count() == ran, "not all items are in the snapshots");
+            }
+            if phases {
+                let sum = |name: &str| session.snapshot.total(name).sum_ns();
+                // What starts while a snapshot is taken may be in two of them with its parts, but not get lost.
+                ensure!(sum("activate") + sum("pool") == sum("latency"), "latencies do not add up");
+                ensure!(sum("on_cpu") + sum("asleep") + sum("ready") == sum("runtime"), "runtimes do not add up");
+            }
+            Ok(())
         })?;
-        let ran = injected(&session, 20_000)?;
-        session.ensure_nothing_hidden()?;
-        let (least, most) = session.truth.count();
-        let total = session.snapshot.total("latency");
-        println!(
-            "by {key:?}, phases {phases}: {} in {} snapshots, in the trace {least} to {most}",
-            total.count(),
-            session.outcome
-        );
-        assert_counted(total.count(), (least, most), session.snapshot.lost["unmatched"], "in the snapshots");
-        if key == By::Handler {
-            assert_eq!(session.of(HANDLER, "latency").count(), ran);
-        }
-        if phases {
-            let sum = |name: &str| session.snapshot.total(name).sum_ns();
-            // What starts while a snapshot is taken may be in two of them with its parts, but not get lost.
-            assert_eq!(sum("activate") + sum("pool"), sum("latency"));
-            assert_eq!(sum("on_cpu") + sum("asleep") + sum("ready"), sum("runtime"));
-        }
     }
     Ok(())
 }
@@ -401,14 +407,15 @@ fn snapshots_taken_meanwhile_lose_and_double_nothing() -> Result<()> {
 fn a_source_that_is_dropped_leaves_no_program_behind() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let before = programs::held_by(std::process::id())?;
-    let mut source = Wq.attach(&Options { late_over_ns: Some(1), stacks: true, ..by(By::Handler) })?;
+    let options = Options { late_over_ns: Some(1), stacks: true, ..by(By::Handler) };
+    let mut source = patching(|| Wq.attach(&options))?;
     let mut held = programs::held_by(std::process::id())?;
     held.retain(|id| !before.contains(id));
     println!("{} programs", held.len());
     assert!(held.len() >= 4, "{held:?}");
     mixed::mixed_load(Duration::from_millis(100))?;
     source.snapshot().context("no snapshot")?;
-    drop(source);
+    patching(|| drop(source));
     programs::ensure_gone(&held)
 }
 
@@ -416,7 +423,7 @@ fn a_source_that_is_dropped_leaves_no_program_behind() -> Result<()> {
 fn attaching_is_told_how_long_it_takes() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let began = Instant::now();
-    let source = Wq.attach(&by(By::Handler))?;
+    let source = patching(|| Wq.attach(&by(By::Handler)))?;
     println!(
         "{} backend attached after {:?}: {:?}",
         source.backend().name,

@@ -12,6 +12,8 @@ use whylate_model::{CauseKind, LateEvent, Snapshot, WorkEvidence};
 use whylate_sources::wq::Wq;
 use whylate_sources::{Options, Source};
 
+use super::urgent::patching;
+
 /// Handler of the items that wait: one on every CPU for each read of the file.
 pub const VICTIM: &str = "refresh_vm_stats";
 const MAKES_VICTIMS: &str = "/proc/sys/vm/stat_refresh";
@@ -66,7 +68,7 @@ pub fn watched<T: Send>(
         ..Options::default()
     };
     stay_on(places.tool)?;
-    let mut source = Wq.attach(&options)?;
+    let mut source = patching(|| Wq.attach(&options))?;
     let mut events = Vec::new();
     let seen = AtomicUsize::new(0);
     let over = AtomicBool::new(false);
@@ -98,6 +100,7 @@ pub fn watched<T: Send>(
         outcome
     })?;
     let snapshot = source.snapshot()?;
+    patching(|| drop(source));
     // Some machines hide switches of a supervisor's threads from tracing: then it is not known who had the CPU.
     let may_have_gaps = snapshot.lost["unseen_switches"] > 0;
     for event in &events {

@@ -10,6 +10,7 @@ pub mod programs;
 pub mod session;
 pub mod trace;
 pub mod turn;
+pub mod urgent;
 
 /// Runs a comparison of times up to five times: a machine that is busy may disturb one run, but not what is true of all of them.
 pub fn undisturbed(mut once: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<()> {
@@ -28,6 +29,11 @@ pub fn undisturbed(mut once: impl FnMut() -> anyhow::Result<()>) -> anyhow::Resu
 /// instructions, and so between two records of one event: what is compared of many times is the typical one, not the worst.
 pub fn is_emulated() -> bool {
     std::env::var_os("WHYLATE_EMULATED").is_some()
+}
+
+/// So many, or fewer where everything takes a hundred times as long.
+pub fn amount(of: u64) -> u64 {
+    if is_emulated() { of / 5 } else { of }
 }
 
 /// Of many differences, the one that has to be small.

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Two real-time threads that hand one CPU to each other as fast as they can, in bursts.
-#![allow(unsafe_code)]
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use whylate_sources::clock::monotonic_ns;
 
-use super::late::stay_on;
+use super::urgent::be_urgent_on;
 
 /// How long a burst is, and from one to the next: other threads need their share.
 const BURST: Duration = Duration::from_millis(6);
 const EVERY: Duration = Duration::from_millis(10);
+const PRIORITY: i32 = 30;
 pub const THREADS: [&str; 2] = ["test-ping", "test-pong"];
 
 /// What the two threads did.
@@ -40,7 +40,7 @@ pub fn play(cpu: u32, time: Duration) -> Result<Played> {
 }
 
 fn ask(cpu: u32, time: Duration, mut from: PipeReader, mut to: PipeWriter) -> Result<Played> {
-    become_urgent(cpu)?;
+    be_urgent_on(cpu, PRIORITY)?;
     let began = Instant::now();
     let mut played = Played { switches: 0, bursts: Vec::new() };
     while began.elapsed() < time {
@@ -58,22 +58,10 @@ fn ask(cpu: u32, time: Duration, mut from: PipeReader, mut to: PipeWriter) -> Re
 }
 
 fn answer(cpu: u32, mut from: PipeReader, mut to: PipeWriter) -> Result<()> {
-    become_urgent(cpu)?;
+    be_urgent_on(cpu, PRIORITY)?;
     while from.read(&mut [0])? == 1 {
         // The other one may have ended.
         let _ = to.write_all(&[1]);
     }
     Ok(())
-}
-
-fn become_urgent(cpu: u32) -> Result<()> {
-    stay_on(cpu)?;
-    // SAFETY: `sched_param` is made of integers, for which zero is a value.
-    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
-    parameters.sched_priority = 30;
-    // SAFETY: the pointer is to a live `sched_param`, which the call only reads; thread 0 is the caller.
-    match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()).context("cannot become a real-time thread"),
-    }
 }

@@ -13,6 +13,7 @@ use whylate_sources::{Attached, Options, Source};
 
 use super::oracle::{Truth, Window, pair};
 use super::trace::Trace;
+use super::urgent::patching;
 
 /// The wall clock may be slewed meanwhile, and what the source does between reading the clock and counting takes time.
 const SLACK_NS: u64 = 1_000_000;
@@ -83,14 +84,14 @@ pub fn traced<T>(
     options: &Options,
     act: impl FnOnce(&mut dyn Attached, &mut Snapshot) -> Result<T>,
 ) -> Result<Session<T>> {
-    let mut source = Wq.attach(options)?;
+    let mut source = patching(|| Wq.attach(options))?;
     let mut snapshot = source.snapshot()?;
     let outcome = act(source.as_mut(), &mut snapshot)?;
     let last = source.snapshot()?;
     let seen_ns = monotonic_ns();
     let ended_unix_ns = last.start_unix_ns + last.duration_ns;
     append(&mut snapshot, last);
-    drop(source);
+    patching(|| drop(source));
     let events = trace.finish()?;
 
     let now_ns = monotonic_ns();

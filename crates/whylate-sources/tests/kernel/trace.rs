@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use whylate_sources::tracefs;
 
+use super::urgent::patching;
+
 const NAME: &str = "whylate-test-";
 /// A frame of this function: the item was queued already, was taken out and is queued again.
 const MOVES: &str = " => mod_delayed_work_on";
@@ -76,9 +78,12 @@ impl Trace {
         let trace = Self { folder };
         let enable: Vec<String> = events.iter().map(|event| format!("events/{event}/enable")).collect();
         let settings = [("buffer_size_kb", "65536"), ("trace_clock", "mono")];
-        for (file, value) in settings.into_iter().chain(enable.iter().map(|file| (file.as_str(), "1"))) {
-            fs::write(trace.folder.join(file), value).with_context(|| format!("cannot write {file}"))?;
-        }
+        let settings = settings.into_iter().chain(enable.iter().map(|file| (file.as_str(), "1")));
+        patching(|| {
+            settings.into_iter().try_for_each(|(file, value)| {
+                fs::write(trace.folder.join(file), value).with_context(|| format!("cannot write {file}"))
+            })
+        })?;
         // Without it the kernel prints hashes of the addresses, which differ as well, but for an accident.
         let _ = fs::write(trace.folder.join("options/hash-ptr"), "0");
         Ok(trace)
@@ -149,7 +154,9 @@ impl Trace {
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.folder);
+        patching(|| {
+            let _ = fs::remove_dir(&self.folder);
+        });
     }
 }
 

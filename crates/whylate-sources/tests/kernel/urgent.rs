@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Real-time threads, and a kernel whose code changes while no other CPU runs it.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+
+use super::is_emulated;
+use super::late::stay_on;
+
+/// Above the kernel's own threads of normal priority and below those that must always run.
+const PRIORITY: i32 = 90;
+/// Twice as long as attaching takes there. Nothing may wait for longer for what those CPUs have to do.
+const AT_MOST: Duration = Duration::from_secs(2);
+
+/// Makes the calling thread a FIFO thread of this CPU.
+pub fn be_urgent_on(cpu: u32, priority: i32) -> Result<()> {
+    stay_on(cpu)?;
+    // SAFETY: `sched_param` is made of integers, for which zero is a value.
+    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    parameters.sched_priority = priority;
+    // SAFETY: the pointer is to a live `sched_param`, which the call only reads; thread 0 is the caller.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()).context("cannot become a real-time thread"),
+    }
+}
+
+/// Does what changes the kernel's code, such as attaching.
+///
+/// A CPU that QEMU 7.2 emulates in a thread of its own can go on with a breakpoint that the kernel has set and taken away meanwhile, when
+/// it came there in that very moment. So other emulated CPUs are kept in user space.
+pub fn patching<T>(patch: impl FnOnce() -> T) -> T {
+    if !is_emulated() {
+        return patch();
+    }
+    let before = sched_getaffinity(None).expect("the kernel tells its CPUs");
+    let here = sched_getcpu();
+    stay_on(here as u32).expect("a thread may stay where it is");
+    let (over, ready) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let others: Vec<u32> =
+        (0..CpuSet::MAX_CPU).filter(|&cpu| before.is_set(cpu) && cpu != here).map(|cpu| cpu as u32).collect();
+    let patched = thread::scope(|scope| {
+        for &cpu in &others {
+            let (over, ready) = (&over, &ready);
+            scope.spawn(move || {
+                be_urgent_on(cpu, PRIORITY).expect("root may have real-time threads");
+                ready.fetch_add(1, Ordering::Relaxed);
+                let began = Instant::now();
+                while !over.load(Ordering::Relaxed) && began.elapsed() < AT_MOST {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        while ready.load(Ordering::Relaxed) < others.len() {
+            thread::yield_now();
+        }
+        let patched = patch();
+        over.store(true, Ordering::Relaxed);
+        patched
+    });
+    sched_setaffinity(None, &before).expect("a thread may go where it was");
+    patched
+}
