@@ -108,7 +108,9 @@ struct account {
 	u64 stacks_lost;
 	/* How often another thread had the CPU than the one that was seen taking it. */
 	u64 astray;
-	u64 _unused[2];
+	/* No stack is taken before. */
+	u64 next_stack_ns;
+	u64 _unused;
 };
 
 struct merged_part {

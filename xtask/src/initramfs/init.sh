@@ -1,6 +1,6 @@
 #!/bin/busybox sh
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# The first process of the virtual machine. @COMMAND@ is what to run, @MARK@ what comes before its status.
+# The first process of the virtual machine: runs the command and tells its status, after a mark.
 
 export PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin:/busybox
 export HOME=/root TMPDIR=/tmp LANG=C.UTF-8

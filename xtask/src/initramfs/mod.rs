@@ -131,6 +131,13 @@ mod tests {
     }
 
     #[test]
+    fn the_command_stands_in_one_place_only() -> Result<()> {
+        let init = init(&["one\ntwo".into()], "the mark")?;
+        assert_eq!((init.matches("'one\ntwo'").count(), init.matches("the mark").count()), (1, 1));
+        Ok(())
+    }
+
+    #[test]
     fn a_program_comes_with_its_libraries() -> Result<()> {
         let mut archive = Archive::default();
         let program = std::env::current_exe()?;

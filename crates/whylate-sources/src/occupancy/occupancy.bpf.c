@@ -30,6 +30,8 @@ enum {
 	STACK_FRAMES = 64,
 	/* Interrupts are off for shorter times all the time. */
 	LATE_NS = 100000,
+	/* Of the time, at most one part in so many goes into stacks. */
+	STACK_SHARE = 16,
 };
 
 /* The function of the timers whose lateness counts: they set themselves only for times to come. 0: none. */
@@ -358,6 +360,22 @@ int BPF_PROG(on_nmi_handler, void *handler, s64 delta_ns)
 }
 
 /*
+ * The stack that a late interrupt found. On a slow machine taking it can make the next interrupt late in turn, and that one the next: so
+ * some rest follows.
+ */
+static __always_inline s32 stack_of_late(void *ctx, struct account *account)
+{
+	u64 now_ns = bpf_ktime_get_ns();
+	s32 stack;
+
+	if (now_ns < account->next_stack_ns)
+		return -1;
+	stack = bpf_get_stackid(ctx, &late_interrupt_stacks, 0);
+	account->next_stack_ns = now_ns + STACK_SHARE * since(bpf_ktime_get_ns(), now_ns);
+	return stack;
+}
+
+/*
  * A timer that comes late tells that interrupts were off: at least since it was due. Its stack tells who enabled them, because the
  * interrupt comes in right there.
  */
@@ -376,7 +394,7 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 	late_ns = since(account->since_ns, due_ns);
 	if (account->in_irq && account->since_ns && late_ns >= LATE_NS && late_ns > account->lateness.late_ns) {
 		account->lateness.late_ns = late_ns > 0xffffffff ? 0xffffffff : late_ns;
-		account->lateness.stack = bpf_get_stackid(ctx, &late_interrupt_stacks, 0);
+		account->lateness.stack = stack_of_late(ctx, account);
 		if (account->lateness.stack < 0)
 			account->stacks_lost++;
 	}
