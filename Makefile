@@ -60,6 +60,11 @@ bench-wq: ## what `whylate wq` costs, beside the tools users have today (as root
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- wq
 
+.PHONY: bench-occupancy
+bench-occupancy: ## what the account behind `--why` costs a context switch (as root)
+	@scripts/install-deps bench
+	$(CARGO) run --release -p whylate-bench -- occupancy
+
 .PHONY: install
 install: ## install program, man pages and completions (PREFIX=/usr/local, DESTDIR=)
 	@# Under sudo, cargo would be another user's, or leave root's files in the build folder.

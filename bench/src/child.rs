@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 use std::io::Read;
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
@@ -74,7 +75,8 @@ impl Tool {
         }
         kill_process(Pid::from_child(&self.child), Signal::INT).context("cannot end a tool")?;
         match self.wait()? {
-            Some(status) if status.success() => Ok(()),
+            // Some tools tidy up and then let the signal end them.
+            Some(status) if status.success() || status.signal() == Some(Signal::INT.as_raw()) => Ok(()),
             Some(status) => Err(self.failure(&format!("failed, {status}"))),
             None => Err(self.failure("did not end")),
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The floor: what the kernel asks for two events of a work item, when nothing is done with them. */
+/* The floor: what the kernel asks for an event when nothing is done with it. */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
@@ -14,6 +14,12 @@ int BPF_PROG(on_queue_work, int req_cpu, struct pool_workqueue *pwq, struct work
 
 SEC("tp_btf/workqueue_execute_start")
 int BPF_PROG(on_execute_start, struct work_struct *work)
+{
+	return 0;
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_switch)
 {
 	return 0;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The empty pair of programs, in this process.
+//! Empty programs, in this process.
 
 use std::mem::MaybeUninit;
 
@@ -11,9 +11,16 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/floor.skel.rs"));
 }
 
-/// Attaches it, until the links are dropped: they keep their programs.
+/// Attaches the pair of a work item, until the links are dropped: they keep their programs.
 pub fn attach() -> libbpf_rs::Result<Vec<Link>> {
     let mut object = MaybeUninit::uninit();
     let skeleton = skel::FloorSkelBuilder::default().open(&mut object)?.load()?;
     Ok(vec![skeleton.progs.on_queue_work.attach()?, skeleton.progs.on_execute_start.attach()?])
+}
+
+/// Attaches the one of a context switch, as long.
+pub fn attach_to_switches() -> libbpf_rs::Result<Link> {
+    let mut object = MaybeUninit::uninit();
+    let skeleton = skel::FloorSkelBuilder::default().open(&mut object)?.load()?;
+    skeleton.progs.on_switch.attach()
 }

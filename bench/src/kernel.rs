@@ -3,9 +3,11 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::Duration;
 
 use libbpf_rs::libbpf_sys::{BPF_STATS_RUN_TIME, bpf_enable_stats};
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -26,4 +28,27 @@ pub fn count_run_times() -> io::Result<OwnedFd> {
 pub fn die_with_parent(command: &mut Command) -> &mut Command {
     // SAFETY: between fork and exec there is one system call, which takes no lock and no memory.
     unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?)) }
+}
+
+/// What ended children of this process, and theirs, have used.
+#[derive(Clone, Copy, Debug)]
+pub struct Usage {
+    pub cpu: Duration,
+    /// How often they gave up a CPU, of their own accord or not.
+    pub switches: u64,
+}
+
+pub fn usage_of_children() -> io::Result<Usage> {
+    let mut usage = MaybeUninit::<libc::rusage>::uninit();
+    // SAFETY: the pointer is valid for a write of the structure, which the call fills when it succeeds.
+    if unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call above has succeeded.
+    let usage = unsafe { usage.assume_init() };
+    let duration = |time: libc::timeval| {
+        Duration::from_secs(time.tv_sec.unsigned_abs()) + Duration::from_micros(time.tv_usec.unsigned_abs())
+    };
+    let switches = usage.ru_nvcsw.unsigned_abs() + usage.ru_nivcsw.unsigned_abs();
+    Ok(Usage { cpu: duration(usage.ru_utime) + duration(usage.ru_stime), switches })
 }

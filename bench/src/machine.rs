@@ -8,20 +8,24 @@ use std::process::Command;
 /// One line of Markdown per fact.
 pub fn describe() -> String {
     let mut text = String::new();
-    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let load: Vec<&str> = load.split(' ').take(3).collect();
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     for (what, fact) in [
         ("kernel", rustix::system::uname().release().to_string_lossy().into_owned()),
         ("CPU", format!("{} ({cpus} usable)", cpu_model())),
         ("clang", version("clang")),
         ("bpftrace", version("bpftrace")),
-        ("load average at the end (1, 5, 15 min)", load.join(" ")),
+        ("load average at the end (1, 5, 15 min)", load_average()),
     ] {
         // A `String` takes everything.
         let _ = writeln!(text, "- {what}: {fact}");
     }
     text
+}
+
+/// Of 1, 5 and 15 minutes.
+pub fn load_average() -> String {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    load.split(' ').take(3).collect::<Vec<_>>().join(" ")
 }
 
 fn cpu_model() -> String {

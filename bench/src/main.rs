@@ -2,11 +2,14 @@
 //! Benchmarks of whylate against the tools people use today. Each one measures both in the same run.
 
 mod child;
+mod figures;
 mod floor;
 mod kernel;
 mod machine;
+mod occupancy;
 mod programs;
 mod results;
+mod whylate;
 mod wq;
 
 use std::process::ExitCode;
@@ -24,11 +27,18 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum What {
     Wq(wq::Arguments),
+    Occupancy(occupancy::Arguments),
+    #[command(hide = true)]
+    Paced(occupancy::paced::Arguments),
 }
 
 fn main() -> ExitCode {
-    let What::Wq(arguments) = Arguments::parse().what;
-    match wq::run(&arguments) {
+    let outcome = match Arguments::parse().what {
+        What::Wq(arguments) => wq::run(&arguments),
+        What::Occupancy(arguments) => occupancy::run(&arguments),
+        What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),
+    };
+    match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(error) => {

@@ -5,7 +5,6 @@ mod cost;
 mod footprint;
 mod report;
 
-use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -13,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use rustix::process::geteuid;
 
-use crate::{kernel, machine, results};
+use crate::{kernel, machine, results, whylate};
 
 /// Limits of the other figures.
 const START_LIMIT_MS: f64 = 150.0;
@@ -36,7 +35,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         println!("skipped: {reason}");
         return Ok(true);
     }
-    let whylate = build()?;
+    let whylate = whylate::build("bench-wq")?;
     if let Some(reason) = lack_of_load(&whylate) {
         println!("skipped: {reason}");
         return Ok(true);
@@ -62,23 +61,6 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         results::write(path, "wq", &text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(report::within_limits(&rounds, &checks))
-}
-
-/// Builds what is measured. It lands beside this program, which therefore has to be built the same way.
-fn build() -> Result<PathBuf> {
-    if cfg!(debug_assertions) {
-        bail!("only a release build tells anything: run `make bench-wq`");
-    }
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
-        .args(["build", "--release", "--quiet", "-p", "whylate"])
-        .status()
-        .context("cannot run cargo")?;
-    if !status.success() {
-        bail!("cannot build whylate");
-    }
-    let ours = env::current_exe().context("the path of this program is unknown")?;
-    Ok(ours.with_file_name("whylate"))
 }
 
 /// Why nothing can be measured here at all.

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::{cost, inject, report};
+use super::{cost, inject};
 use crate::child::Tool;
+use crate::figures::median;
 
 const STARTS: usize = 10;
 const ITEMS: u64 = 10_000;
@@ -22,7 +23,7 @@ pub fn start_ms(whylate: &Path) -> Result<f64> {
         times.push(tool.first_output()?.as_secs_f64() * 1e3);
         tool.end()?;
     }
-    Ok(report::median(&times))
+    Ok(median(&times))
 }
 
 /// The most memory it has had when it has counted the items and printed them; so `options` have an interval of a second.

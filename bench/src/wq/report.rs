@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 
 use super::cost::{self, BPFTRACE, LOADS, Round, SUBJECTS, Sample};
+use crate::figures::{median, word};
 
 /// A figure with a limit of its own.
 pub struct Check {
@@ -16,18 +17,6 @@ pub struct Check {
 impl Check {
     pub fn new(what: &str, value: f64, unit: &'static str, limit: f64) -> Self {
         Self { what: what.to_owned(), value, unit, limit }
-    }
-}
-
-/// The middle one, or the mean of the two in the middle; 0 of none.
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => 0.0,
-        length if length % 2 == 1 => sorted[middle],
-        _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
     }
 }
 
@@ -137,10 +126,6 @@ fn details_line(subject: &str, row: &Row) -> String {
     line + "\n"
 }
 
-fn word(value: f64, limit: f64) -> &'static str {
-    if value <= limit { "pass" } else { "**fail**" }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,12 +133,6 @@ mod tests {
     fn rounds(costs: [f64; 4]) -> Vec<Round> {
         let sample = |ns| Sample { programs: vec![("p".to_owned(), ns)], items_per_second: 1.0, missed: 0 };
         vec![vec![costs.map(sample).to_vec(); LOADS.len()]; 3]
-    }
-
-    #[test]
-    fn the_median_is_in_the_middle() {
-        assert!((median(&[3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
-        assert!((median(&[4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);
     }
 
     #[test]

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What runs while a subject watches.
+
+use std::env;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::kernel;
+
+/// Loads of one CPU run on this one, and what watches them on the other, as far as its user space goes.
+pub const LOAD_CPU: usize = 1;
+pub const TOOLS_CPU: usize = 0;
+
+/// The index of the paced load among those that are measured.
+pub const PACED: usize = 1;
+
+/// The rate that the paced load keeps when nobody watches.
+const SWITCHES_PER_SECOND: f64 = 100_000.0;
+/// Turns of each of the two threads of the paced load; fewer to find out how long one takes.
+const PACED_ROUNDS: u64 = 50_000;
+const TRIAL_ROUNDS: u64 = 5_000;
+const TRIALS: usize = 10;
+
+const PIPE_LOOPS: &str = "300000";
+const MESSAGING: [&str; 4] = ["-g", "5", "-l", "300"];
+
+/// A program that runs for about a second and prints how many seconds its switches took.
+pub struct Load {
+    pub name: String,
+    pub what: &'static str,
+    /// Whether it runs on `LOAD_CPU` alone.
+    pub is_pinned: bool,
+    command: Vec<String>,
+}
+
+/// One run of a load.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    pub elapsed_s: f64,
+    /// What it had of all CPUs: without the time in which somebody else's threads were on them.
+    pub cpu_s: f64,
+    pub switches: u64,
+}
+
+impl Load {
+    pub fn pipe() -> Self {
+        let cpu = LOAD_CPU.to_string();
+        let what = "two processes of one CPU that do nothing but wake each other";
+        Self::of(&["taskset", "-c", &cpu, "perf", "bench", "-f", "simple", "sched", "pipe", "-l", PIPE_LOOPS], what)
+    }
+
+    pub fn messaging() -> Self {
+        let mut load = Self::of(&["perf", "bench", "-f", "simple", "sched", "messaging"], "200 processes on all CPUs");
+        load.command.extend(MESSAGING.map(str::to_owned));
+        Self { name: load.command.join(" "), is_pinned: false, ..load }
+    }
+
+    /// Its work fills the time that 100,000 switches a second leave.
+    pub fn paced() -> Result<Self> {
+        let [few, many] = [1_000, 10_000];
+        let (few_s, many_s) = (turn_s(few)?, turn_s(many)?);
+        let step_s = (many_s - few_s) / (many - few) as f64;
+        let steps = few as f64 + (1.0 / SWITCHES_PER_SECOND - few_s) / step_s;
+        if !steps.is_finite() || steps < 1.0 {
+            bail!("this CPU does not switch 100,000 times a second");
+        }
+        Self::turns(PACED_ROUNDS, steps as u64)
+    }
+
+    fn turns(rounds: u64, steps: u64) -> Result<Self> {
+        let ours = env::current_exe().context("the path of this program is unknown")?;
+        let options = format!("paced --cpu {LOAD_CPU} --rounds {rounds} --steps {steps}");
+        let mut command = vec![ours.to_string_lossy().into_owned()];
+        command.extend(options.split(' ').map(str::to_owned));
+        let what = "two threads of one CPU, with as much work in between as makes 100,000 switches a second";
+        Ok(Self { name: format!("whylate-bench {options}"), what, is_pinned: true, command })
+    }
+
+    fn of(command: &[&str], what: &'static str) -> Self {
+        let command: Vec<String> = command.iter().copied().map(str::to_owned).collect();
+        Self { name: command.join(" "), what, is_pinned: true, command }
+    }
+
+    pub fn run(&self) -> Result<Run> {
+        let before = kernel::usage_of_children()?;
+        let (program, arguments) = self.command.split_first().context("a load without a command")?;
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).stderr(Stdio::inherit());
+        let output = kernel::die_with_parent(&mut command).output().with_context(|| format!("cannot run {program}"))?;
+        let after = kernel::usage_of_children()?;
+        let seconds = String::from_utf8_lossy(&output.stdout).trim().parse();
+        match seconds {
+            Ok(elapsed_s) if output.status.success() => Ok(Run {
+                elapsed_s,
+                cpu_s: (after.cpu - before.cpu).as_secs_f64(),
+                switches: after.switches - before.switches,
+            }),
+            _ => bail!("`{}` failed, {}", self.name, output.status),
+        }
+    }
+}
+
+/// How long one turn takes, with its switch: the shortest of several, because the work is always the same.
+fn turn_s(steps: u64) -> Result<f64> {
+    let trial = Load::turns(TRIAL_ROUNDS, steps)?;
+    let mut shortest_s = f64::INFINITY;
+    for _ in 0..TRIALS {
+        shortest_s = shortest_s.min(trial.run()?.elapsed_s);
+    }
+    Ok(shortest_s / (2 * TRIAL_ROUNDS) as f64)
+}

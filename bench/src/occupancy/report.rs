@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The figures as Markdown, and whether they are within their limits.
+
+use std::fmt::Write as _;
+
+use super::cost::{self, Sample as Cost};
+use super::loads::{Load, PACED};
+use super::slowdown::{self, Sample as Slowdown};
+use super::subjects::{Subject, Tools};
+use crate::figures::{median, word};
+
+/// Of the programs at a context switch.
+const SWITCH_LIMIT_NS: f64 = 200.0;
+/// Under the paced load, in percent.
+const SLOWDOWN_LIMIT: f64 = 2.0;
+
+/// Median, smallest and largest of all rounds.
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    fn of(values: &[f64]) -> Self {
+        Self {
+            median: median(values),
+            min: values.iter().copied().fold(f64::INFINITY, f64::min),
+            max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        }
+    }
+
+    fn percent(&self) -> String {
+        let [median, min, max] = [self.median, self.min, self.max].map(|part| part * 100.0);
+        format!("{median:.2} % ({min:.2} to {max:.2})")
+    }
+
+    fn ns(&self) -> String {
+        format!("{:.0} ({:.0} to {:.0})", self.median, self.min, self.max)
+    }
+}
+
+fn slowdowns(rounds: &[slowdown::Round], load: usize, subject: usize, figure: fn(&Slowdown) -> f64) -> Spread {
+    Spread::of(&rounds.iter().map(|round| figure(&round[load][subject])).collect::<Vec<_>>())
+}
+
+fn costs(rounds: &[cost::Round], load: usize, subject: usize, figure: impl Fn(&Cost) -> f64) -> Spread {
+    Spread::of(&rounds.iter().map(|round| figure(&round[load][subject])).collect::<Vec<_>>())
+}
+
+fn index_of(subject: Subject, subjects: &[Subject]) -> usize {
+    subjects.iter().position(|&other| other == subject).unwrap_or_default()
+}
+
+fn paced_percent(rounds: &[slowdown::Round]) -> f64 {
+    slowdowns(rounds, PACED, index_of(Subject::Whylate, &Subject::ALL), Slowdown::slowdown).median * 100.0
+}
+
+/// The larger one of the loads.
+fn at_switch_ns(rounds: &[cost::Round]) -> f64 {
+    let ours = index_of(Subject::Whylate, &Subject::WITH_PROGRAMS);
+    let loads = rounds.first().map_or(0, Vec::len);
+    (0..loads).map(|load| costs(rounds, load, ours, Cost::at_switch_ns).median).fold(0.0, f64::max)
+}
+
+/// True when no limit is missed.
+pub fn within_limits(slowdowns: &[slowdown::Round], costs: &[cost::Round]) -> bool {
+    paced_percent(slowdowns) <= SLOWDOWN_LIMIT && at_switch_ns(costs) <= SWITCH_LIMIT_NS
+}
+
+/// Everything that was measured.
+pub fn markdown(
+    tools: &Tools,
+    loads: &[Load],
+    slowdowns: &[slowdown::Round],
+    costs: &[cost::Round],
+    machine: &str,
+) -> String {
+    let count = slowdowns.len();
+    let mut text = String::from("## Who has each CPU\n\n");
+    text += &format!(
+        "Command: `make bench-occupancy` (`cargo run --release -p whylate-bench -- occupancy --rounds {count}`)\n\n\
+         {machine}\n"
+    );
+    text += "| figure | measured | limit | result |\n|---|--:|--:|---|\n";
+    let (ns, percent) = (at_switch_ns(costs), paced_percent(slowdowns));
+    text += &format!(
+        "| `on_sched_switch` at a context switch, the larger one of the loads | {ns:.0} ns | {SWITCH_LIMIT_NS:.0} ns | {} |\n\
+         | slowdown at 100,000 switches a second | {percent:.2} % | {SLOWDOWN_LIMIT:.0} % | {} |\n",
+        word(ns, SWITCH_LIMIT_NS),
+        word(percent, SLOWDOWN_LIMIT)
+    );
+    text += &format!(
+        "\n### Slowdown\n\nEach run of a load that is watched lies between two that nobody watches, and is compared with their mean: \
+         by what the load tells (elapsed), and by its time on CPUs, which leaves out the time of other threads there. \
+         Rounds: {count}, and one more before them; the subjects take turns in a rotating order. Medians; in brackets \
+         the smallest and the largest. \"Nobody\" is a run that nobody watches beside the next such run: what the \
+         machine itself adds. The kernel counts no run times meanwhile. Tools are on another CPU than a load of one \
+         CPU; what they do there is in no figure.\n"
+    );
+    for (index, load) in loads.iter().enumerate() {
+        text += &slowdown_table(tools, load, slowdowns, index);
+    }
+    text += "\n### Cost of one event\n\nThe kernel's own count (`BPF_ENABLE_STATS`); its clock reads are in every figure, \
+             and the floor tells about how much they are. `perf` runs no BPF program.\n";
+    for (index, load) in loads.iter().enumerate().take(costs.first().map_or(0, Vec::len)) {
+        text += &cost_table(load, costs, index);
+    }
+    text
+}
+
+fn slowdown_table(tools: &Tools, load: &Load, rounds: &[slowdown::Round], index: usize) -> String {
+    let unwatched: Vec<_> = rounds.iter().flat_map(|round| &round[index]).map(|sample| sample.before).collect();
+    let rate = median(&unwatched.iter().map(|run| run.switches as f64 / run.elapsed_s).collect::<Vec<_>>());
+    let elapsed_s = median(&unwatched.iter().map(|run| run.elapsed_s).collect::<Vec<_>>());
+    let noise = Spread::of(&rounds.iter().flat_map(|round| &round[index]).map(Slowdown::noise).collect::<Vec<_>>());
+    let mut text = format!(
+        "\nLoad: `{}`: {}. When nobody watches: {elapsed_s:.2} s, {rate:.0} switches/s.\n\n\
+         | subject | what | slowdown, elapsed | slowdown, CPU time | added CPU ns a switch |\n|---|---|--:|--:|--:|\n\
+         | nobody | | {} | | |\n",
+        load.name,
+        load.what,
+        noise.percent()
+    );
+    for (which, subject) in Subject::ALL.into_iter().enumerate() {
+        let spread = |figure| slowdowns(rounds, index, which, figure);
+        // A `String` takes everything.
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {} |",
+            subject.name(),
+            subject.what(tools),
+            spread(Slowdown::slowdown).percent(),
+            spread(Slowdown::cpu_slowdown).percent(),
+            spread(Slowdown::added_ns_per_switch).ns()
+        );
+    }
+    text
+}
+
+fn cost_table(load: &Load, rounds: &[cost::Round], index: usize) -> String {
+    let mut text = format!(
+        "\nLoad: `{}`\n\n| subject | program | runs a switch | mean ns, median (min to max) |\n|---|---|--:|--:|\n",
+        load.name
+    );
+    let mut idle = Vec::new();
+    for (which, subject) in Subject::WITH_PROGRAMS.into_iter().enumerate() {
+        let names = rounds.first().map_or(&[][..], |round| &round[index][which].programs);
+        for (nth, counts) in names.iter().enumerate() {
+            let runs = costs(rounds, index, which, |sample| sample.programs[nth].runs as f64 / sample.switches as f64);
+            if runs.max == 0.0 {
+                idle.push(format!("`{}`", counts.name));
+                continue;
+            }
+            let ns = costs(rounds, index, which, |sample| sample.programs[nth].mean_ns());
+            let _ = writeln!(text, "| {} | `{}` | {:.4} | {} |", subject.name(), counts.name, runs.median, ns.ns());
+        }
+        let sum = costs(rounds, index, which, Cost::ns_per_switch);
+        let _ = writeln!(text, "| {} | all, a switch of the load | | {} |", subject.name(), sum.ns());
+    }
+    if !idle.is_empty() {
+        text += &format!("\nNever run under this load: {}.\n", idle.join(", "));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::loads::Run;
+    use super::*;
+    use crate::programs::Counts;
+
+    fn slowdown_rounds(watched_s: f64) -> Vec<slowdown::Round> {
+        let run = |elapsed_s| Run { elapsed_s, cpu_s: elapsed_s, switches: 1_000_000 };
+        let sample = Slowdown { before: run(0.9), watched: run(watched_s), after: run(1.1) };
+        vec![vec![vec![sample; Subject::ALL.len()]; 3]; 5]
+    }
+
+    fn cost_rounds(ns: u64) -> Vec<cost::Round> {
+        let program = |name: &str, run_ns| Counts { name: name.to_owned(), runs: 10, run_ns: run_ns * 10, missed: 0 };
+        let programs = vec![program("on_sched_waking", 1000), program("on_sched_switch", ns)];
+        vec![vec![vec![Cost { programs, switches: 10 }; Subject::WITH_PROGRAMS.len()]; 2]; 5]
+    }
+
+    #[test]
+    fn a_slowdown_is_told_beside_both_neighbours() {
+        let sample = slowdown_rounds(1.05)[0][0][0];
+        assert!((sample.slowdown() - 0.05).abs() < 1e-9);
+        assert!((sample.added_ns_per_switch() - 50.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_limit_is_missed_when_it_is_passed() {
+        assert!(within_limits(&slowdown_rounds(1.019), &cost_rounds(200)));
+        assert!(!within_limits(&slowdown_rounds(1.021), &cost_rounds(200)));
+        assert!(!within_limits(&slowdown_rounds(1.0), &cost_rounds(201)));
+    }
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How much longer a load takes while it is watched.
+
+use anyhow::{Context, Result, bail};
+
+use super::loads::{Load, Run};
+use super::subjects::{Running, Subject, Tools};
+
+/// A watched run and the runs right before and right after it, in which nobody watched.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    pub before: Run,
+    pub watched: Run,
+    pub after: Run,
+}
+
+impl Sample {
+    /// How much longer it took, in parts of the time without.
+    pub fn slowdown(&self) -> f64 {
+        2.0 * self.watched.elapsed_s / (self.before.elapsed_s + self.after.elapsed_s) - 1.0
+    }
+
+    /// The same of its time on CPUs.
+    pub fn cpu_slowdown(&self) -> f64 {
+        2.0 * self.watched.cpu_s / (self.before.cpu_s + self.after.cpu_s) - 1.0
+    }
+
+    /// Its time on CPUs that is added to a switch.
+    pub fn added_ns_per_switch(&self) -> f64 {
+        let per_switch_ns = |run: &Run| run.cpu_s * 1e9 / run.switches.max(1) as f64;
+        per_switch_ns(&self.watched) - (per_switch_ns(&self.before) + per_switch_ns(&self.after)) / 2.0
+    }
+
+    /// What two runs differ by when nobody watches.
+    pub fn noise(&self) -> f64 {
+        self.after.elapsed_s / self.before.elapsed_s - 1.0
+    }
+}
+
+/// By load and subject.
+pub type Round = Vec<Vec<Sample>>;
+
+/// Measures all rounds. One more that does not count comes first. Subjects take turns, and each round begins with another.
+pub fn measure(tools: &Tools, loads: &[Load], rounds: u32) -> Result<Vec<Round>> {
+    let mut counted = Vec::new();
+    for round in 0..=rounds as usize {
+        eprintln!("slowdown: round {round} of {rounds}{}", if round == 0 { " (does not count)" } else { "" });
+        let samples = loads.iter().map(|load| under_load(tools, load, round)).collect::<Result<_>>()?;
+        if round > 0 {
+            counted.push(samples);
+        }
+    }
+    Ok(counted)
+}
+
+fn under_load(tools: &Tools, load: &Load, round: usize) -> Result<Vec<Sample>> {
+    let mut samples = [None; Subject::ALL.len()];
+    let mut before = load.run()?;
+    for turn in 0..Subject::ALL.len() {
+        let which = (round + turn) % Subject::ALL.len();
+        let subject = Subject::ALL[which];
+        let watched = watched(tools, load, subject).with_context(|| format!("cannot measure {}", subject.name()))?;
+        let after = load.run()?;
+        samples[which] = Some(Sample { before, watched, after });
+        before = after;
+    }
+    Ok(samples.into_iter().flatten().collect())
+}
+
+fn watched(tools: &Tools, load: &Load, subject: Subject) -> Result<Run> {
+    let running = subject.start(tools, load.is_pinned)?;
+    let run = load.run()?;
+    fail_if_counted(&running)?;
+    subject.end(tools, running, run.switches)?;
+    Ok(run)
+}
+
+/// Where run times are counted, each run takes two clock reads more.
+fn fail_if_counted(running: &Running) -> Result<()> {
+    if running.programs()?.values().any(|counts| counts.runs > 0) {
+        bail!("somebody has the kernel count run times of BPF programs, which slows them: try again later");
+    }
+    Ok(())
+}

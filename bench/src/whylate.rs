@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The program that is measured.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// Builds what is measured by `make target`. It lands beside this program, which therefore has to be built the same way.
+pub fn build(target: &str) -> Result<PathBuf> {
+    if cfg!(debug_assertions) {
+        bail!("only a release build tells anything: run `make {target}`");
+    }
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["build", "--release", "--quiet", "-p", "whylate"])
+        .status()
+        .context("cannot run cargo")?;
+    if !status.success() {
+        bail!("cannot build whylate");
+    }
+    let ours = env::current_exe().context("the path of this program is unknown")?;
+    Ok(ours.with_file_name("whylate"))
+}
