@@ -26,8 +26,10 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    Wq(wq::Arguments),
-    Occupancy(occupancy::Arguments),
+    /// The cost of one work item, the time to the first output, and the memory of `whylate wq`.
+    Wq(results::Arguments),
+    /// How much slower loads get, and the time that BPF programs take for an event.
+    Occupancy(results::Arguments),
     #[command(hide = true)]
     Paced(occupancy::paced::Arguments),
 }

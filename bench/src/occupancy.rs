@@ -9,30 +9,17 @@ mod slowdown;
 mod subjects;
 
 use std::fs;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
-use clap::Args;
+use anyhow::{Result, bail};
 use rustix::process::geteuid;
 
 use self::loads::Load;
 use self::subjects::Tools;
 use crate::{machine, results, whylate};
 
-/// How much slower loads get, and the time that BPF programs take for an event.
-#[derive(Debug, Args)]
-pub struct Arguments {
-    /// Rounds; each measures every subject once under every load.
-    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    rounds: u32,
-    /// Rewrite the section `occupancy` of this file with the results.
-    #[arg(long, value_name = "FILE")]
-    write: Option<PathBuf>,
-}
-
 /// Returns whether every figure is within its limit.
-pub fn run(arguments: &Arguments) -> Result<bool> {
+pub fn run(arguments: &results::Arguments) -> Result<bool> {
     if let Some(reason) = lack_of_machine() {
         println!("skipped: {reason}");
         return Ok(true);
@@ -47,10 +34,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
 
     let machine = format!("{}- the same at the beginning: {load_before}\n", machine::describe());
     let text = report::markdown(&tools, &loads, &slowdowns, &costs, &machine);
-    print!("{text}");
-    if let Some(path) = &arguments.write {
-        results::write(path, "occupancy", &text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    arguments.publish("occupancy", &text)?;
     Ok(report::within_limits(&slowdowns, &costs))
 }
 

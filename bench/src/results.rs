@@ -3,12 +3,37 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
 
 const HEADING: &str = "# Benchmark results\n\nEach section is written by the command it names.\n";
 
+/// What every benchmark takes.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Rounds; each measures every subject once.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Rewrite the benchmark's section of this file with the results.
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
+}
+
+impl Arguments {
+    /// Prints the results, and writes them where that is asked for.
+    pub fn publish(&self, section: &str, text: &str) -> Result<()> {
+        print!("{text}");
+        match &self.write {
+            Some(path) => write(path, section, text).with_context(|| format!("cannot write {}", path.display())),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Rewrites one section of the file, and leaves the others.
-pub fn write(path: &Path, section: &str, text: &str) -> io::Result<()> {
+fn write(path: &Path, section: &str, text: &str) -> io::Result<()> {
     let old = match fs::read_to_string(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => HEADING.to_owned(),
         other => other?,

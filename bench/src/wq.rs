@@ -5,11 +5,10 @@ mod cost;
 mod footprint;
 mod report;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
 use rustix::process::geteuid;
 
 use crate::{kernel, machine, results, whylate};
@@ -18,19 +17,8 @@ use crate::{kernel, machine, results, whylate};
 const START_LIMIT_MS: f64 = 150.0;
 const MEMORY_LIMIT_MB: f64 = 30.0;
 
-/// The cost of one work item, the time to the first output, and the memory of `whylate wq`.
-#[derive(Debug, Args)]
-pub struct Arguments {
-    /// Timed rounds; each measures every subject once. One more that is not timed comes first.
-    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    rounds: u32,
-    /// Rewrite the section `wq` of this file with the results.
-    #[arg(long, value_name = "FILE")]
-    write: Option<PathBuf>,
-}
-
 /// Returns whether every figure is within its limit.
-pub fn run(arguments: &Arguments) -> Result<bool> {
+pub fn run(arguments: &results::Arguments) -> Result<bool> {
     if let Some(reason) = lack_of_machine() {
         println!("skipped: {reason}");
         return Ok(true);
@@ -56,10 +44,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
 
     let machine = format!("{}- backend of `whylate wq`: {}\n", machine::describe(), backend(&whylate)?);
     let text = report::markdown(&rounds, &checks, arguments.rounds, &machine);
-    print!("{text}");
-    if let Some(path) = &arguments.write {
-        results::write(path, "wq", &text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    arguments.publish("wq", &text)?;
     Ok(report::within_limits(&rounds, &checks))
 }
 

@@ -288,8 +288,12 @@ impl Attached for AttachedWq {
         }
         // Taken out one by one: `each` may take long, and more may come in meanwhile.
         while let Some(record) = self.take_late() {
-            if let Some(event) = self.event_of(record) {
-                each(event);
+            match self.event_of(record) {
+                Some(event) => each(event),
+                // Cut short.
+                None => {
+                    self.lost.u64_at(lost_reason::LOST_LATE_EVENTS.0 as usize, 0).fetch_add(1, Ordering::Relaxed);
+                }
             }
         }
         Ok(())
