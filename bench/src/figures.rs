@@ -13,6 +13,13 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// A quarter of them are smaller; 0 of none.
+pub fn first_quartile(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 4).copied().unwrap_or(0.0)
+}
+
 /// Whether a figure is within its limit.
 pub fn word(value: f64, limit: f64) -> &'static str {
     if value <= limit { "pass" } else { "**fail**" }
@@ -26,5 +33,11 @@ mod tests {
     fn the_median_is_in_the_middle() {
         assert!((median(&[3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
         assert!((median(&[4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_quarter_is_smaller_than_the_first_quartile() {
+        assert!((first_quartile(&[4.0, 1.0, 2.0, 3.0]) - 2.0).abs() < 1e-9);
+        assert!(first_quartile(&[]).abs() < 1e-9);
     }
 }

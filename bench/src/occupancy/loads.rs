@@ -18,7 +18,9 @@ pub const PACED: usize = 1;
 /// The rate that the paced load keeps when nobody watches.
 const SWITCHES_PER_SECOND: f64 = 100_000.0;
 /// Turns of each of the two threads of the paced load; fewer to find out how long one takes.
-const PACED_ROUNDS: u64 = 50_000;
+const PACED_ROUNDS: u64 = 5_000;
+/// How often the paced load runs for one sample.
+const PACED_RUNS: usize = 10;
 const TRIAL_ROUNDS: u64 = 5_000;
 const TRIALS: usize = 10;
 
@@ -32,15 +34,29 @@ pub struct Load {
     /// Whether it runs on `LOAD_CPU` alone.
     pub is_pinned: bool,
     command: Vec<String>,
+    /// How often it runs for one sample.
+    pub runs: usize,
 }
 
-/// One run of a load.
-#[derive(Clone, Copy, Debug)]
+/// What a load did for one sample.
+#[derive(Clone, Debug)]
 pub struct Run {
-    pub elapsed_s: f64,
-    /// What it had of all CPUs: without the time in which somebody else's threads were on them.
+    /// Of each run.
+    pub elapsed_s: Vec<f64>,
+    /// What all runs had of all CPUs: without the time in which somebody else's threads were on them.
     pub cpu_s: f64,
+    /// Of all runs.
     pub switches: u64,
+}
+
+impl Run {
+    pub fn mean_s(&self) -> f64 {
+        self.elapsed_s.iter().sum::<f64>() / self.elapsed_s.len().max(1) as f64
+    }
+
+    pub fn switches_per_second(&self) -> f64 {
+        self.switches as f64 / self.elapsed_s.iter().sum::<f64>()
+    }
 }
 
 impl Load {
@@ -65,7 +81,7 @@ impl Load {
         if !steps.is_finite() || steps < 1.0 {
             bail!("this CPU does not switch 100,000 times a second");
         }
-        Self::turns(PACED_ROUNDS, steps as u64)
+        Ok(Self { runs: PACED_RUNS, ..Self::turns(PACED_ROUNDS, steps as u64)? })
     }
 
     fn turns(rounds: u64, steps: u64) -> Result<Self> {
@@ -74,28 +90,30 @@ impl Load {
         let mut command = vec![ours.to_string_lossy().into_owned()];
         command.extend(options.split(' ').map(str::to_owned));
         let what = "two threads of one CPU, with as much work in between as makes 100,000 switches a second";
-        Ok(Self { name: format!("whylate-bench {options}"), what, is_pinned: true, command })
+        Ok(Self { name: format!("whylate-bench {options}"), what, is_pinned: true, command, runs: 1 })
     }
 
     fn of(command: &[&str], what: &'static str) -> Self {
         let command: Vec<String> = command.iter().copied().map(str::to_owned).collect();
-        Self { name: command.join(" "), what, is_pinned: true, command }
+        Self { name: command.join(" "), what, is_pinned: true, command, runs: 1 }
     }
 
     pub fn run(&self) -> Result<Run> {
         let before = kernel::usage_of_children()?;
+        let elapsed_s = (0..self.runs).map(|_| self.run_once()).collect::<Result<Vec<_>>>()?;
+        let after = kernel::usage_of_children()?;
+        Ok(Run { elapsed_s, cpu_s: (after.cpu - before.cpu).as_secs_f64(), switches: after.switches - before.switches })
+    }
+
+    /// Seconds that it took.
+    fn run_once(&self) -> Result<f64> {
         let (program, arguments) = self.command.split_first().context("a load without a command")?;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stderr(Stdio::inherit());
         let output = kernel::die_with_parent(&mut command).output().with_context(|| format!("cannot run {program}"))?;
-        let after = kernel::usage_of_children()?;
         let seconds = String::from_utf8_lossy(&output.stdout).trim().parse();
         match seconds {
-            Ok(elapsed_s) if output.status.success() => Ok(Run {
-                elapsed_s,
-                cpu_s: (after.cpu - before.cpu).as_secs_f64(),
-                switches: after.switches - before.switches,
-            }),
+            Ok(elapsed_s) if output.status.success() => Ok(elapsed_s),
             _ => bail!("`{}` failed, {}", self.name, output.status),
         }
     }
@@ -106,7 +124,7 @@ fn turn_s(steps: u64) -> Result<f64> {
     let trial = Load::turns(TRIAL_ROUNDS, steps)?;
     let mut shortest_s = f64::INFINITY;
     for _ in 0..TRIALS {
-        shortest_s = shortest_s.min(trial.run()?.elapsed_s);
+        shortest_s = shortest_s.min(trial.run_once()?);
     }
     Ok(shortest_s / (2 * TRIAL_ROUNDS) as f64)
 }

@@ -7,7 +7,7 @@ use super::loads::{Load, Run};
 use super::subjects::{Running, Subject, Tools};
 
 /// A watched run and the runs right before and right after it, in which nobody watched.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Sample {
     pub before: Run,
     pub watched: Run,
@@ -17,7 +17,7 @@ pub struct Sample {
 impl Sample {
     /// How much longer it took, in parts of the time without.
     pub fn slowdown(&self) -> f64 {
-        2.0 * self.watched.elapsed_s / (self.before.elapsed_s + self.after.elapsed_s) - 1.0
+        2.0 * self.watched.mean_s() / (self.before.mean_s() + self.after.mean_s()) - 1.0
     }
 
     /// The same of its time on CPUs.
@@ -33,7 +33,7 @@ impl Sample {
 
     /// What two runs differ by when nobody watches.
     pub fn noise(&self) -> f64 {
-        self.after.elapsed_s / self.before.elapsed_s - 1.0
+        self.after.mean_s() / self.before.mean_s() - 1.0
     }
 }
 
@@ -54,14 +54,14 @@ pub fn measure(tools: &Tools, loads: &[Load], rounds: u32) -> Result<Vec<Round>>
 }
 
 fn under_load(tools: &Tools, load: &Load, round: usize) -> Result<Vec<Sample>> {
-    let mut samples = [None; Subject::ALL.len()];
+    let mut samples = [const { None }; Subject::ALL.len()];
     let mut before = load.run()?;
     for turn in 0..Subject::ALL.len() {
         let which = (round + turn) % Subject::ALL.len();
         let subject = Subject::ALL[which];
         let watched = watched(tools, load, subject).with_context(|| format!("cannot measure {}", subject.name()))?;
         let after = load.run()?;
-        samples[which] = Some(Sample { before, watched, after });
+        samples[which] = Some(Sample { before, watched, after: after.clone() });
         before = after;
     }
     Ok(samples.into_iter().flatten().collect())

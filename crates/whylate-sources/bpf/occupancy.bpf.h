@@ -110,8 +110,10 @@ struct account {
 	u64 astray;
 	/* No stack is taken before. */
 	u64 next_stack_ns;
-	u64 _unused;
+	/* CPUs share no cache line. */
+	u64 _unused[6];
 };
+_Static_assert(sizeof(struct account) % 64 == 0, "accounts of two CPUs share a cache line");
 
 struct merged_part {
 	u64 ns;
@@ -139,6 +141,7 @@ struct window {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	/* User space makes it as long as there are CPUs. */
 	__uint(max_entries, 1);
 	__type(key, u32);

@@ -22,6 +22,11 @@ pub struct MappedArray {
     entries: usize,
 }
 
+// SAFETY: the mapping is shared memory that no thread owns, and all access to it is atomic.
+unsafe impl Send for MappedArray {}
+// SAFETY: as above.
+unsafe impl Sync for MappedArray {}
+
 impl MappedArray {
     /// Maps `entries` elements of `element_bytes` each.
     ///

@@ -7,6 +7,20 @@ use blazesym::MaybeDefault;
 use blazesym::symbolize::source::{Kernel, Source};
 use blazesym::symbolize::{Input, Symbolizer};
 
+/// Where a kernel function is.
+///
+/// # Errors
+/// When the kernel does not tell, as it does not under `kernel.kptr_restrict` without CAP_SYSLOG.
+pub fn address_of(function: &str) -> std::io::Result<u64> {
+    let symbols = std::fs::read_to_string("/proc/kallsyms")?;
+    let line = symbols.lines().find(|line| line.split_ascii_whitespace().nth(2) == Some(function));
+    let address = line.and_then(|line| u64::from_str_radix(line.split_ascii_whitespace().next()?, 16).ok());
+    match address {
+        Some(address) if address != 0 => Ok(address),
+        _ => Err(std::io::Error::other(format!("/proc/kallsyms does not tell where {function} is"))),
+    }
+}
+
 /// Looks kernel addresses up, each once. Reading the kernel's symbols takes some ten milliseconds and megabytes, so it happens with
 /// the first look-up only.
 #[derive(Debug, Default)]

@@ -3,6 +3,7 @@
 
 mod kernel;
 
+use std::io::{Read, Write};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -79,6 +80,34 @@ fn while_loaded<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
+/// Two threads on the disturbed CPU that do nothing but wake each other meanwhile: its heartbeat rests then, and the tick has to do.
+fn while_switching<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    let (from_first, to_second) = std::io::pipe()?;
+    let (from_second, to_first) = std::io::pipe()?;
+    let over = AtomicBool::new(false);
+    let hand_on = |mut from: std::io::PipeReader, mut to: std::io::PipeWriter| {
+        stay_on(cpu)?;
+        rustix::process::setpriority_process(None, 10)?;
+        // When one ends, the other finds its pipe closed.
+        while !over.load(Ordering::Relaxed) {
+            if to.write_all(&[0]).and_then(|()| from.read_exact(&mut [0])).is_err() {
+                break;
+            }
+        }
+        anyhow::Ok(())
+    };
+    thread::scope(|scope| {
+        let pairs = [(from_second, to_second), (from_first, to_first)];
+        let threads = pairs.map(|(from, to)| scope.spawn(move || hand_on(from, to)));
+        let outcome = act();
+        over.store(true, Ordering::Relaxed);
+        for thread in threads {
+            thread.join().expect("handing on does not panic")?;
+        }
+        outcome
+    })
+}
+
 /// Of the events that were late mostly because of a disturbance, nearly all must blame it first, and little may stay unknown. Where the CPU
 /// is emulated, most must name it.
 fn ensure_blamed(watched: &Watched<Vec<Range<u64>>>, is_true: impl Fn(&Cause) -> bool) -> Result<()> {
@@ -128,6 +157,25 @@ fn interrupts_off_are_blamed_with_the_stack_that_enabled_them() -> Result<()> {
         is(cause, CauseKind::IrqsOff, "whylate-irqsoff:")
             && cause.stack.iter().any(|frame| frame == "bpf_local_irq_restore")
     })
+}
+
+#[test]
+fn interrupts_off_are_blamed_on_a_cpu_that_switches_all_the_time() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+        return Ok(());
+    };
+    let cpu = places.disturbed;
+    let watched = watched(places, LATE, |seen| {
+        while_switching(cpu, || {
+            // Until heartbeats rest.
+            thread::sleep(Duration::from_millis(200));
+            rounds(seen, wanted_events(), || disturb(Kind::IrqsOff, cpu, 2 * LENGTH_NS, TIMES, 6 * LENGTH_NS))
+        })
+    });
+    match watched {
+        Err(error) if is_unsupported(&error) => Ok(()),
+        watched => ensure_blamed(&watched?, |cause| is(cause, CauseKind::IrqsOff, "whylate-irqsoff:")),
+    }
 }
 
 #[test]

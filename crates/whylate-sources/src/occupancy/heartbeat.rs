@@ -1,33 +1,123 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A timer on each CPU whose interrupt is due every millisecond: when it comes late, interrupts were off.
+//! A timer on each CPU whose interrupt is due every millisecond: when it comes late, interrupts were off. It rests while the CPU changes
+//! hands often.
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd as _, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use libbpf_rs::libbpf_sys::{PERF_COUNT_SW_CPU_CLOCK, PERF_FLAG_FD_CLOEXEC, PERF_TYPE_SOFTWARE, perf_event_attr};
+
+use crate::symbols::address_of;
 
 /// How often it is due. Interrupts that are off for longer are seen; of their length at most this much is not.
 const PERIOD_NS: u64 = 1_000_000;
 /// The kernel's function that the timer calls (kernel/events/core.c). It sets the timer anew for times to come only.
 const FUNCTION: &str = "perf_swevent_hrtimer";
 
+/// How often it is decided whether a CPU's timer rests.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Intervals in that time from which on it rests: 20,000 a second. Each end of one shows that interrupts were on, and the tick still tells
+/// when they were not; in a virtual machine a timer's interrupt may cost 20 µs.
+const REST_FROM: u32 = 400;
+/// How many times in a row fewer must be found until it beats again.
+const CALM_LOOKS: u32 = 5;
+
 /// The timers of all CPUs, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Heartbeats {
     /// Address of the timers' function.
     pub function: u64,
-    _events: Vec<OwnedFd>,
+    beats: Vec<Beat>,
+    pace: Option<Pace>,
+}
+
+/// The timer of one CPU.
+#[derive(Debug)]
+struct Beat {
+    cpu: u32,
+    event: OwnedFd,
+    /// Looks until it beats again; 0 while it does.
+    rests: u32,
+    /// Intervals of the CPU when it was looked at the last time.
+    seen: u32,
+}
+
+/// The thread that lets timers rest.
+#[derive(Debug)]
+struct Pace {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
 }
 
 impl Heartbeats {
     /// Starts a timer on each of the CPUs. Nobody reads its samples: only its interrupt matters.
     pub(super) fn start(cpus: &[u32]) -> io::Result<Self> {
         let function = address_of(FUNCTION)?;
-        let events = cpus.iter().map(|&cpu| start_on(cpu)).collect::<io::Result<_>>()?;
-        Ok(Heartbeats { function, _events: events })
+        let beats = cpus
+            .iter()
+            .map(|&cpu| Ok(Beat { cpu, event: start_on(cpu)?, rests: 0, seen: 0 }))
+            .collect::<io::Result<_>>()?;
+        Ok(Heartbeats { function, beats, pace: None })
+    }
+
+    /// From now on lets timers rest on CPUs of which `written` tells many intervals. It gets the number of a CPU and returns how many
+    /// intervals that has had, wrapping.
+    pub(super) fn keep_pace(&mut self, written: impl Fn(u32) -> u32 + Send + 'static) -> io::Result<()> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let mut beats = std::mem::take(&mut self.beats);
+        let thread = thread::Builder::new().name("heartbeats".to_owned()).spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                thread::park_timeout(LOOK_EVERY);
+                for beat in &mut beats {
+                    beat.adapt(written(beat.cpu));
+                }
+            }
+        })?;
+        self.pace = Some(Pace { stop, thread });
+        Ok(())
     }
 }
+
+impl Drop for Heartbeats {
+    fn drop(&mut self) {
+        if let Some(pace) = self.pace.take() {
+            pace.stop.store(true, Ordering::Relaxed);
+            pace.thread.thread().unpark();
+            // It cannot panic, and its timers end with it.
+            let _ = pace.thread.join();
+        }
+    }
+}
+
+impl Beat {
+    fn adapt(&mut self, written: u32) {
+        let since = written.wrapping_sub(self.seen);
+        self.seen = written;
+        let rests = looks_left(self.rests, since);
+        let request = match (self.rests, rests) {
+            (0, 1..) => PERF_EVENT_IOC_DISABLE,
+            (1.., 0) => PERF_EVENT_IOC_ENABLE,
+            _ => {
+                self.rests = rests;
+                return;
+            }
+        };
+        // SAFETY: the request takes no memory, and the descriptor is that of a perf event.
+        if unsafe { libc::ioctl(self.event.as_raw_fd(), request, 0) } == 0 {
+            self.rests = rests;
+        }
+    }
+}
+
+/// `_IO('$', 0)` and `_IO('$', 1)` of include/uapi/linux/perf_event.h.
+const PERF_EVENT_IOC_ENABLE: libc::Ioctl = 0x2400;
+const PERF_EVENT_IOC_DISABLE: libc::Ioctl = 0x2401;
 
 fn start_on(cpu: u32) -> io::Result<OwnedFd> {
     let mut attributes = perf_event_attr {
@@ -56,13 +146,23 @@ fn start_on(cpu: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(event as i32) })
 }
 
-/// Where a kernel function is.
-fn address_of(function: &str) -> io::Result<u64> {
-    let symbols = std::fs::read_to_string("/proc/kallsyms")?;
-    let line = symbols.lines().find(|line| line.split_ascii_whitespace().nth(2) == Some(function));
-    let address = line.and_then(|line| u64::from_str_radix(line.split_ascii_whitespace().next()?, 16).ok());
-    match address {
-        Some(address) if address != 0 => Ok(address),
-        _ => Err(io::Error::other(format!("/proc/kallsyms does not tell where {function} is"))),
+/// How many looks are left until a timer beats again, after one that has found so many intervals.
+fn looks_left(before: u32, intervals: u32) -> u32 {
+    if intervals >= REST_FROM { CALM_LOOKS } else { before.saturating_sub(1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timer_rests_at_once_and_beats_again_when_it_stays_calm() {
+        let mut rests = 0;
+        let found = [10, REST_FROM, 10, 10, 10, 10, REST_FROM - 1, 10];
+        let told = found.map(|intervals| {
+            rests = looks_left(rests, intervals);
+            rests > 0
+        });
+        assert_eq!(told, [false, true, true, true, true, true, false, false]);
     }
 }

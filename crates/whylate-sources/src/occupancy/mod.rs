@@ -5,7 +5,9 @@ mod decode;
 mod heartbeat;
 
 use std::collections::BTreeMap;
+use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
@@ -17,7 +19,9 @@ use self::skel::{OccupancySkel, OccupancySkelBuilder, OpenOccupancySkel};
 use crate::attach::{self, PlainData};
 use crate::capabilities::Fact;
 use crate::cpus;
+use crate::mapped::MappedArray;
 use crate::source::{AttachError, Need};
+use crate::symbols::address_of;
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
 mod skel {
@@ -35,6 +39,8 @@ pub(crate) const NEEDS: &[Need] = &[
     Need::Tracepoint("workqueue:workqueue_execute_start"),
     Need::Tracepoint("timer:hrtimer_expire_entry"),
 ];
+/// The kernel's function of a CPU's tick (kernel/time/tick-sched.c): its name from 6.9 on comes second, because before it was that of another one.
+const TICK_FUNCTIONS: [&str; 2] = ["tick_sched_timer", "tick_nohz_handler"];
 /// What is weaker without a timer of its own on each CPU.
 pub(crate) const WITHOUT_HEARTBEAT: &str = "interrupts that are off cannot be told from running threads";
 
@@ -52,7 +58,7 @@ pub(crate) fn probe_heartbeat() -> Fact {
 pub(crate) struct Account {
     links: Vec<Link>,
     skeleton: OccupancySkel<'static>,
-    _heartbeats: Option<Heartbeats>,
+    heartbeats: Option<Heartbeats>,
     weaker: Option<String>,
     cpus: u32,
     stacks: BTreeMap<i32, Vec<String>>,
@@ -80,6 +86,7 @@ impl Account {
         let mut open = OccupancySkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.heartbeat_function = heartbeats.as_ref().map_or(0, |heartbeats| heartbeats.function);
+        settings.tick_function = TICK_FUNCTIONS.iter().find_map(|function| address_of(function).ok()).unwrap_or(0);
         open.maps.account_by_cpu.set_max_entries(cpus)?;
         open.maps.intervals_by_position.set_max_entries(cpus * occupancy_limits::INTERVALS.0)?;
         open.maps.wakeup_by_tid.set_max_entries(wakeup_limits::WAKEUPS.0)?;
@@ -88,7 +95,7 @@ impl Account {
         Ok(Account {
             links: Vec::new(),
             skeleton,
-            _heartbeats: heartbeats,
+            heartbeats,
             weaker,
             cpus,
             stacks: BTreeMap::new(),
@@ -103,6 +110,15 @@ impl Account {
         for program in programs {
             self.links.push(program.attach()?);
         }
+        self.keep_pace()
+    }
+
+    fn keep_pace(&mut self) -> Result<(), AttachError> {
+        let Some(heartbeats) = &mut self.heartbeats else { return Ok(()) };
+        let accounts = MappedArray::new(&self.skeleton.maps.account_by_cpu, self.cpus as usize, size_of::<account>())
+            .context("cannot map the accounts of CPUs")?;
+        let written = move |cpu| accounts.u32_at(cpu as usize, offset_of!(account, written)).load(Ordering::Relaxed);
+        heartbeats.keep_pace(written).context("cannot start the thread that lets heartbeats rest")?;
         Ok(())
     }
 

@@ -36,6 +36,8 @@ enum {
 
 /* The function of the timers whose lateness counts: they set themselves only for times to come. 0: none. */
 const volatile u64 heartbeat_function = 0;
+/* That of the CPU's own tick, for which the same holds. */
+const volatile u64 tick_function = 0;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
@@ -119,6 +121,16 @@ static __always_inline void enter_worker(struct account *account, const struct t
 		account->own_pool = pool_of_worker(task);
 }
 
+/* In words: half as long as a call of bpf_probe_read_kernel(). */
+static __always_inline void read_name(char *name, const struct task_struct *task)
+{
+	const u64 *from = (const u64 *)task->comm;
+	u64 *to = (u64 *)name;
+
+	to[0] = from[0];
+	to[1] = from[1];
+}
+
 /* The thread that has the CPU from now on. */
 static __always_inline void enter_thread(struct account *account, const struct task_struct *task)
 {
@@ -126,7 +138,7 @@ static __always_inline void enter_thread(struct account *account, const struct t
 	account->handler = 0;
 	account->tid = task->pid;
 	account->kind = task->pid ? OCCUPANT_THREAD : OCCUPANT_IDLE;
-	bpf_probe_read_kernel(account->name, sizeof(account->name), task->comm);
+	read_name(account->name, task);
 	if (task->flags & PF_WQ_WORKER)
 		enter_worker(account, task);
 }
@@ -375,6 +387,14 @@ static __always_inline s32 stack_of_late(void *ctx, struct account *account)
 	return stack;
 }
 
+/* Its lateness tells of interrupts that were off, because nobody sets it for times that are over. */
+static __always_inline bool timer_counts(const struct hrtimer *timer)
+{
+	u64 function = (u64)timer->function;
+
+	return function == heartbeat_function || function == tick_function;
+}
+
 /*
  * A timer that comes late tells that interrupts were off: at least since it was due. Its stack tells who enabled them, because the
  * interrupt comes in right there.
@@ -385,7 +405,7 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 	struct account *account;
 	u64 due_ns, late_ns;
 
-	if (!heartbeat_function || (u64)timer->function != heartbeat_function)
+	if (!timer_counts(timer))
 		return 0;
 	due_ns = timer->node.expires;
 	account = open_account(bpf_get_smp_processor_id());
