@@ -8,7 +8,51 @@ mod frames;
 mod held;
 mod sum;
 mod timeline;
+mod timer;
 mod window;
 mod wq;
 
+pub use timer::{TimerAnalysis, TimerEvidence, timer_analysis, timer_causes};
 pub use wq::{HeldSlot, PoolClass, Wakeup, WorkEvidence, causes};
+
+use serde::{Deserialize, Serialize};
+
+/// What the causes of a late event were told from; each source has its own kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Evidence {
+    /// Of a work item.
+    Work(WorkEvidence),
+    /// Of a timer and the thread that it wakes.
+    Timer(TimerEvidence),
+}
+
+impl Evidence {
+    /// The causes, largest first.
+    pub fn causes(&self) -> Vec<crate::Cause> {
+        match self {
+            Evidence::Work(evidence) => causes(evidence),
+            Evidence::Timer(evidence) => timer_causes(evidence),
+        }
+    }
+
+    /// How long the event was late.
+    pub fn latency_ns(&self) -> u64 {
+        match self {
+            Evidence::Work(evidence) => evidence.started_ns.saturating_sub(evidence.queued_ns),
+            Evidence::Timer(evidence) => evidence.thread_ns.saturating_sub(evidence.due_ns),
+        }
+    }
+}
+
+impl From<WorkEvidence> for Evidence {
+    fn from(evidence: WorkEvidence) -> Self {
+        Evidence::Work(evidence)
+    }
+}
+
+impl From<TimerEvidence> for Evidence {
+    fn from(evidence: TimerEvidence) -> Self {
+        Evidence::Timer(evidence)
+    }
+}

@@ -3,7 +3,8 @@
 //!
 //! The buckets are those of the `histogram` crate with [`GROUPING_POWER`]: every power of two is cut into eight equal
 //! parts, so a bucket is at most 12.5 % wide. The BPF programs count into the same layout (`bpf/histogram.bpf.h`), and a
-//! property test compares the two. Count, sum, minimum and maximum are exact; percentiles are bucket bounds.
+//! property test compares the two. Sources that count in user space have the room for [`FINE_GROUPING_POWER`], with buckets of at most
+//! 1.6 %. Count, sum, minimum and maximum are exact; percentiles are bucket bounds.
 
 use std::ops::RangeInclusive;
 
@@ -13,16 +14,48 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Each power of two is cut into `2^GROUPING_POWER` buckets.
 pub const GROUPING_POWER: u8 = 3;
 
+/// The same of the fine layout.
+pub const FINE_GROUPING_POWER: u8 = 6;
+
 /// Every `u64` has a bucket.
 pub const MAX_VALUE_POWER: u8 = 64;
 
-const LAYOUT: Config = match Config::new(GROUPING_POWER, MAX_VALUE_POWER) {
-    Ok(layout) => layout,
-    Err(_) => panic!("the histogram layout is valid"),
-};
+const LAYOUT: Config = layout(GROUPING_POWER);
+const FINE_LAYOUT: Config = layout(FINE_GROUPING_POWER);
+
+const fn layout(grouping_power: u8) -> Config {
+    match Config::new(grouping_power, MAX_VALUE_POWER) {
+        Ok(layout) => layout,
+        Err(_) => panic!("the histogram layout is valid"),
+    }
+}
 
 /// Number of buckets in the layout.
 pub const BUCKETS: usize = LAYOUT.total_buckets();
+/// Number of buckets in the fine layout.
+pub const FINE_BUCKETS: usize = FINE_LAYOUT.total_buckets();
+
+/// The number of a value's bucket in the layout; the same as in `bpf/histogram.bpf.h`.
+pub fn bucket_of(ns: u64) -> usize {
+    bucket_in(GROUPING_POWER, ns)
+}
+
+/// The number of a value's bucket in the fine layout.
+pub fn fine_bucket_of(ns: u64) -> usize {
+    bucket_in(FINE_GROUPING_POWER, ns)
+}
+
+fn bucket_in(grouping_power: u8, ns: u64) -> usize {
+    let exact_below = 1 << (grouping_power + 1);
+    if ns < exact_below {
+        return ns as usize;
+    }
+    let power = ns.ilog2();
+    let parts = 1 << grouping_power;
+    // The bits after the highest one.
+    let within = (ns >> (power - u32::from(grouping_power))) as usize & (parts - 1);
+    ((power as usize - usize::from(grouping_power) + 1) << grouping_power) + within
+}
 
 /// How often each latency was seen.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,8 +77,29 @@ impl Histogram {
     /// Takes over counts by bucket index, ascending and each at most once, as a BPF program gathered them.
     ///
     /// Whoever reads counters that are being counted may see a value in its bucket and not yet in the sum or the extremes, or the other
-    /// way round. Those are then put within the bounds that the buckets leave them. Empty buckets are left out. Returns `None` when the indices are not ascending or lie outside the layout.
+    /// way round. Those are then put within the bounds that the buckets leave them. Empty buckets are left out. Returns `None` when the
+    /// indices are not ascending or lie outside the layout.
     pub fn from_buckets(
+        counts: impl IntoIterator<Item = (u32, u64)>,
+        sum_ns: u64,
+        min_ns: u64,
+        max_ns: u64,
+    ) -> Option<Self> {
+        Self::of(LAYOUT, counts, sum_ns, min_ns, max_ns)
+    }
+
+    /// The same with buckets of the fine layout.
+    pub fn from_fine_buckets(
+        counts: impl IntoIterator<Item = (u32, u64)>,
+        sum_ns: u64,
+        min_ns: u64,
+        max_ns: u64,
+    ) -> Option<Self> {
+        Self::of(FINE_LAYOUT, counts, sum_ns, min_ns, max_ns)
+    }
+
+    fn of(
+        layout: Config,
         counts: impl IntoIterator<Item = (u32, u64)>,
         sum_ns: u64,
         min_ns: u64,
@@ -55,7 +109,7 @@ impl Histogram {
         if index.is_empty() {
             return Some(Histogram::default());
         }
-        let buckets = SparseHistogram::from_parts(LAYOUT, index, count).ok()?;
+        let buckets = SparseHistogram::from_parts(layout, index, count).ok()?;
         let bound = |value: fn(&histogram::Bucket) -> u64| {
             buckets.iter().map(|bucket| u128::from(value(&bucket)) * u128::from(bucket.count())).sum::<u128>()
         };
@@ -107,7 +161,7 @@ impl Histogram {
     }
 
     /// The value that a share `quantile` (0 to 1) of the values do not exceed: the upper bound of its bucket, but never
-    /// more than the maximum seen. At most 12.5 % above the true value, never below it; 0 when empty.
+    /// more than the maximum seen. At most 12.5 % above the true value (1.6 % in the fine layout), never below it; 0 when empty.
     pub fn quantile_ns(&self, quantile: f64) -> u64 {
         let total = self.count();
         // The smallest rank that covers the share; at least the first value.
@@ -127,19 +181,46 @@ impl Histogram {
         self.buckets.iter().map(|bucket| (bucket.range(), bucket.count()))
     }
 
-    /// Adds all values of `other`.
+    /// Adds all values of `other`. Of different layouts the coarser one remains.
     pub fn merge(&mut self, other: &Histogram) {
         if other.is_empty() {
             return;
         }
-        // Both sides have one layout, so only a count above 2^64 could fail; wrapping is what the kernel counters do too.
-        if let Ok(sum) = self.buckets.wrapping_add(&other.buckets) {
+        if self.is_empty() {
+            *self = other.clone();
+            return;
+        }
+        let (mine, others) = if self.buckets.config() == other.buckets.config() {
+            (self.buckets.clone(), other.buckets.clone())
+        } else {
+            (coarse(&self.buckets), coarse(&other.buckets))
+        };
+        // Both sides have one layout now, so only a count above 2^64 could fail; wrapping is what the kernel counters do too.
+        if let Ok(sum) = mine.wrapping_add(&others) {
             self.buckets = sum;
         }
         self.sum_ns += other.sum_ns;
         self.min_ns = self.min_ns.min(other.min_ns);
         self.max_ns = self.max_ns.max(other.max_ns);
     }
+
+    fn is_fine(&self) -> bool {
+        self.buckets.config() == FINE_LAYOUT
+    }
+}
+
+/// Each bucket of the fine layout lies within one of the other.
+fn coarse(buckets: &SparseHistogram) -> SparseHistogram {
+    SparseHistogram::from(&dense(LAYOUT, buckets.iter().map(|bucket| (bucket.end(), bucket.count()))))
+}
+
+fn dense(layout: Config, counts: impl Iterator<Item = (u64, u64)>) -> DenseHistogram {
+    let mut dense = DenseHistogram::with_config(&layout);
+    for (ns, count) in counts {
+        // Every layout covers every u64.
+        let _ = dense.add(ns, count);
+    }
+    dense
 }
 
 impl FromIterator<u64> for Histogram {
@@ -170,9 +251,20 @@ struct Printed {
     p99_ns: u64,
     p999_ns: u64,
     max_ns: u64,
+    /// Into how many parts a power of two is cut, as a power of two; left out where it is 3.
+    #[serde(default = "usual_power", skip_serializing_if = "is_usual")]
+    grouping_power: u8,
     /// Without it a reader could only restore the sum to within `count` nanoseconds.
     sum_ns: u64,
     buckets: Vec<(u64, u64)>,
+}
+
+fn usual_power() -> u8 {
+    GROUPING_POWER
+}
+
+fn is_usual(grouping_power: &u8) -> bool {
+    *grouping_power == GROUPING_POWER
 }
 
 impl Serialize for Histogram {
@@ -186,6 +278,7 @@ impl Serialize for Histogram {
             p99_ns: self.quantile_ns(0.99),
             p999_ns: self.quantile_ns(0.999),
             max_ns: self.max_ns(),
+            grouping_power: if self.is_fine() { FINE_GROUPING_POWER } else { GROUPING_POWER },
             sum_ns: u64::try_from(self.sum_ns).unwrap_or(u64::MAX),
             buckets: self.iter().map(|(range, count)| (*range.end(), count)).collect(),
         }
@@ -196,11 +289,8 @@ impl Serialize for Histogram {
 impl<'de> Deserialize<'de> for Histogram {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let printed = Printed::deserialize(deserializer)?;
-        let mut dense = DenseHistogram::with_config(&LAYOUT);
-        for (upper_ns, count) in printed.buckets {
-            dense.add(upper_ns, count).map_err(serde::de::Error::custom)?;
-        }
-        let buckets = SparseHistogram::from(&dense);
+        let layout = if printed.grouping_power == FINE_GROUPING_POWER { FINE_LAYOUT } else { LAYOUT };
+        let buckets = SparseHistogram::from(&dense(layout, printed.buckets.into_iter()));
         if buckets.is_empty() {
             return Ok(Histogram::default());
         }
@@ -249,6 +339,32 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_value_lies_in_the_bucket_that_is_named(power in 0u32..64, below in any::<u64>()) {
+            for ns in [below >> (63 - power), (1u64 << power) - 1, 1 << power] {
+                let one: Histogram = [ns].into_iter().collect();
+                let named = Histogram::from_buckets([(bucket_of(ns) as u32, 1)], ns, ns, ns);
+                prop_assert_eq!(Some(one), named);
+                let fine = Histogram::from_fine_buckets([(fine_bucket_of(ns) as u32, 1)], 0, u64::MAX, 0).expect("a bucket");
+                let range = fine.iter().next().expect("one bucket").0;
+                prop_assert!(range.contains(&ns));
+                prop_assert!((range.end() - range.start()) as f64 <= ns as f64 / 64.0);
+            }
+        }
+
+        #[test]
+        fn a_fine_histogram_is_restored_and_can_become_a_coarse_one(values in prop::collection::vec(0u64..1 << 50, 1..100)) {
+            let mut fine = Histogram::default();
+            for &ns in &values {
+                fine.merge(&Histogram::from_fine_buckets([(fine_bucket_of(ns) as u32, 1)], ns, ns, ns).expect("a bucket"));
+            }
+            let text = serde_json::to_string(&fine).expect("a histogram serialises");
+            prop_assert_eq!(&serde_json::from_str::<Histogram>(&text).expect("and parses"), &fine);
+            let mut coarse: Histogram = [7].into_iter().collect();
+            coarse.merge(&fine);
+            prop_assert_eq!(coarse, std::iter::once(7).chain(values).collect());
+        }
+
         #[test]
         fn quantiles_lie_in_the_bucket_of_the_true_value(
             mut values in prop::collection::vec(0u64..1 << 40, 1..300),

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::blame::WorkEvidence;
+use crate::blame::Evidence;
 use crate::snapshot::Labels;
 
 /// Something that waited longer than the user allows.
@@ -29,7 +29,7 @@ pub struct LateEvent {
     pub causes: Vec<Cause>,
     /// What the causes were told from; kept only where it is asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub evidence: Option<Box<WorkEvidence>>,
+    pub evidence: Option<Box<Evidence>>,
 }
 
 /// A part of a late event's time and who had it.

@@ -11,14 +11,16 @@ pub mod late;
 pub mod occupancy;
 pub mod snapshot;
 pub mod stack;
+pub mod steps;
 pub mod units;
 pub mod worst;
 
-pub use blame::WorkEvidence;
+pub use blame::{TimerAnalysis, TimerEvidence, WorkEvidence};
 pub use culprits::Culprits;
 pub use histogram::Histogram;
 pub use late::{Cause, CauseKind, LateEvent};
 pub use occupancy::{Interval, Occupancy, Occupant};
 pub use snapshot::{Labels, Probe, Series, Snapshot};
 pub use stack::Stack;
+pub use steps::Steps;
 pub use worst::Worst;

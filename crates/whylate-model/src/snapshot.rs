@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Histogram, LateEvent, Stack};
+use crate::{Histogram, LateEvent, Stack, Steps};
 
 /// The version of the JSON form; a reader refuses a higher one.
 pub const SCHEMA: u32 = 1;
@@ -51,6 +51,9 @@ pub struct Series {
     /// Distributions by name, e.g. `latency`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub histograms: BTreeMap<String, Histogram>,
+    /// Counts by equal steps by name, where they are asked for.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub steps: BTreeMap<String, Steps>,
     /// Single figures by name; shares are fractions from 0 to 1.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub values: BTreeMap<String, f64>,
@@ -119,6 +122,9 @@ impl Series {
         for (name, histogram) in &other.histograms {
             self.histograms.entry(name.clone()).or_default().merge(histogram);
         }
+        for (name, steps) in &other.steps {
+            self.steps.entry(name.clone()).or_default().merge(steps);
+        }
         for (name, value) in &other.values {
             let mine = self.values.entry(name.clone()).or_default();
             *mine = if name.starts_with("oldest_") { mine.max(*value) } else { *mine + value };
@@ -134,7 +140,7 @@ mod tests {
         Series {
             labels: [("handler", handler), ("workqueue", workqueue)].map(|(k, v)| (k.into(), v.into())).into(),
             histograms: [("latency".to_owned(), latencies_ns.iter().copied().collect())].into(),
-            values: BTreeMap::new(),
+            ..Series::default()
         }
     }
 

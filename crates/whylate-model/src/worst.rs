@@ -30,6 +30,11 @@ impl Worst {
         }
     }
 
+    /// What is kept so far, worst first.
+    pub fn iter(&self) -> impl Iterator<Item = &LateEvent> {
+        self.events.values().rev()
+    }
+
     /// Hands over what was kept, worst first, and begins anew.
     pub fn take(&mut self) -> Vec<LateEvent> {
         std::mem::take(&mut self.events).into_values().rev().collect()

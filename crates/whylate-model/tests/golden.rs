@@ -9,12 +9,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use whylate_model::blame::causes;
-use whylate_model::{Cause, WorkEvidence};
+use whylate_model::Cause;
+use whylate_model::blame::Evidence;
 
 #[derive(Serialize, Deserialize)]
 struct Golden {
-    evidence: WorkEvidence,
+    evidence: Evidence,
     #[serde(default)]
     causes: Vec<Cause>,
 }
@@ -37,14 +37,9 @@ fn recorded_events_have_the_causes_they_had() {
         let text = fs::read_to_string(&path).expect("a golden file can be read");
         let mut golden: Golden =
             serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let found = causes(&golden.evidence);
+        let found = golden.evidence.causes();
         let total_ns: u64 = found.iter().map(|cause| cause.ns).sum();
-        assert_eq!(
-            total_ns,
-            golden.evidence.started_ns.saturating_sub(golden.evidence.queued_ns),
-            "{}",
-            path.display()
-        );
+        assert_eq!(total_ns, golden.evidence.latency_ns(), "{}", path.display());
         if std::env::var_os("WHYLATE_BLESS").is_some() {
             golden.causes = found;
             let mut text = serde_json::to_string_pretty(&golden).expect("a golden file serialises");

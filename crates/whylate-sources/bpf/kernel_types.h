@@ -156,7 +156,14 @@ struct timerqueue_node {
 
 struct hrtimer {
 	struct timerqueue_node node;
+	/* When it was asked for; `node` has the slack of the thread added. */
+	s64 _softexpires;
 	void *function;
+};
+
+struct hrtimer_sleeper {
+	struct hrtimer timer;
+	struct task_struct *task;
 };
 
 #pragma clang attribute pop

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Prints what the causes of late work items are told from, a JSON object a line: `evidence THRESHOLD_US SECONDS`. For new golden files.
+//! Prints what the causes of late events are told from, a JSON object a line: `evidence THRESHOLD_US SECONDS [SOURCE]`. For new golden
+//! files.
 
 use std::time::{Duration, Instant};
 
-use whylate_sources::wq::Wq;
-use whylate_sources::{Options, Source as _};
+use anyhow::Context as _;
+use whylate_sources::{Options, SOURCES};
 
 fn main() -> anyhow::Result<()> {
     let number = |index| std::env::args().nth(index).and_then(|text: String| text.parse::<u64>().ok());
@@ -14,7 +15,9 @@ fn main() -> anyhow::Result<()> {
         phases: true,
         ..Options::default()
     };
-    let mut source = Wq.attach(&options)?;
+    let name = std::env::args().nth(3).unwrap_or_else(|| "wq".to_owned());
+    let source = SOURCES.iter().find(|source| source.info().name == name).context("no source has this name")?;
+    let mut source = source.attach(&options)?;
     let end = Instant::now() + Duration::from_secs(number(2).unwrap_or(10));
     while Instant::now() < end {
         source.drain_late(Duration::from_millis(100), &mut |event| {

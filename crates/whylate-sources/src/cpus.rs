@@ -24,12 +24,17 @@ fn read(which: &str) -> io::Result<Vec<u32>> {
     numbers(&text).ok_or_else(|| io::Error::other(format!("the kernel's list of {which} CPUs makes no sense")))
 }
 
-/// From the kernel's form, `0-3,8`.
-fn numbers(list: &str) -> Option<Vec<u32>> {
+/// From the kernel's form, `0-3,8`; `None` where it is another one.
+pub fn numbers(list: &str) -> Option<Vec<u32>> {
     let mut cpus = Vec::new();
     for range in list.trim().split(',').filter(|range| !range.is_empty()) {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
-        cpus.extend(first.parse::<u32>().ok()?..=last.parse().ok()?);
+        let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
+        // No kernel has more CPUs than this.
+        if last < first || last > 0xffff {
+            return None;
+        }
+        cpus.extend(first..=last);
     }
     Some(cpus)
 }
@@ -43,5 +48,7 @@ mod tests {
         assert_eq!(numbers("0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
         assert_eq!(numbers("\n"), Some(vec![]));
         assert_eq!(numbers("0-x"), None);
+        assert_eq!(numbers("3-1"), None);
+        assert_eq!(numbers("0-4000000000"), None);
     }
 }

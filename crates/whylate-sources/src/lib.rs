@@ -10,12 +10,14 @@ pub mod cpus;
 pub mod inject;
 pub mod mapped;
 mod occupancy;
+pub mod restore;
 pub mod source;
 pub mod symbols;
+pub mod timerlat;
 pub mod tracefs;
 pub mod wq;
 
 pub use source::{AttachError, Attached, Backend, BackendInfo, By, MapKind, Need, Options, Source, SourceInfo};
 
 /// Every source, in the order in which they are listed.
-pub static SOURCES: &[&dyn Source] = &[&wq::Wq];
+pub static SOURCES: &[&dyn Source] = &[&wq::Wq, &timerlat::Timerlat];

@@ -21,6 +21,9 @@ pub fn address_of(function: &str) -> std::io::Result<u64> {
     }
 }
 
+/// How functions begin that stand in a stack only because a program of ours takes it.
+const OWN: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"];
+
 /// Looks kernel addresses up, each once. Reading the kernel's symbols takes some ten milliseconds and megabytes, so it happens with
 /// the first look-up only.
 #[derive(Debug, Default)]
@@ -48,7 +51,7 @@ impl KernelSymbols {
             .map(|address| u64::from_ne_bytes(*address))
             .take_while(|&address| address != 0)
             .map(|address| self.name(address).to_owned())
-            .skip_while(|name| name.starts_with("bpf_prog_") || name.starts_with("bpf_trace_run"))
+            .skip_while(|name| OWN.iter().any(|prefix| name.starts_with(prefix)))
             .collect()
     }
 

@@ -10,13 +10,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use kernel::disturb::{disturb, is, is_unsupported, while_loaded};
 use kernel::late::{Places, VICTIM, Watched, blamed_ns, common_ns, evidence, span, stay_on, watched};
 use kernel::trace::{Event, Kind as TraceKind, Trace};
 use kernel::turn::{plan, turn, turn_to_measure};
 use kernel::{is_emulated, ping_pong};
 use whylate_model::{Cause, CauseKind, LateEvent};
-use whylate_sources::AttachError;
-use whylate_sources::inject::disturbance::{self, Kind, Policy};
+use whylate_sources::inject::disturbance::{Kind, Policy};
 use whylate_sources::inject::work::{self, HANDLER};
 
 /// Every disturbance is so long, and late is what waits for most of it.
@@ -34,14 +34,6 @@ fn wanted_events() -> usize {
     if is_emulated() { WANTED_EVENTS_EMULATED } else { WANTED_EVENTS }
 }
 
-fn disturb(kind: Kind, cpu: u32, length_ns: u64, times: u64, every_ns: u64) -> Result<Vec<Range<u64>>> {
-    let plan = disturbance::Plan { kind, length_ns, times, every_ns, cpu: Some(cpu) };
-    let report = disturbance::run(&plan, &AtomicBool::new(false), &mut |_| Ok(()))?;
-    ensure!(report.complete, "not every disturbance was made");
-    let spans = report.made.iter().map(|made| made.start.monotonic_ns..made.start.monotonic_ns + made.length_ns);
-    Ok(spans.collect())
-}
-
 /// Rounds of the same until there are so many late events, some more than are wanted as some will be late for other reasons.
 fn rounds<T>(seen: &AtomicUsize, wanted: usize, mut round: impl FnMut() -> Result<Vec<T>>) -> Result<Vec<T>> {
     let mut all = Vec::new();
@@ -50,34 +42,6 @@ fn rounds<T>(seen: &AtomicUsize, wanted: usize, mut round: impl FnMut() -> Resul
         all.extend(round()?);
     }
     Ok(all)
-}
-
-/// Kernels before 6.14 cannot keep interrupts off on demand.
-fn is_unsupported(error: &anyhow::Error) -> bool {
-    let unsupported = matches!(error.downcast_ref(), Some(AttachError::Unsupported(_)));
-    if unsupported {
-        println!("skipped: {error:#}");
-    }
-    unsupported
-}
-
-/// A busy thread on the disturbed CPU meanwhile, nice enough not to be what is waited for most.
-fn while_loaded<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let load = thread::Builder::new().name("test-load".to_owned()).spawn_scoped(scope, || {
-            stay_on(cpu)?;
-            rustix::process::setpriority_process(None, 10)?;
-            while !over.load(Ordering::Relaxed) {
-                std::hint::spin_loop();
-            }
-            anyhow::Ok(())
-        })?;
-        let outcome = act();
-        over.store(true, Ordering::Relaxed);
-        load.join().expect("spinning does not panic")?;
-        outcome
-    })
 }
 
 /// Two threads on the disturbed CPU that do nothing but wake each other meanwhile: its heartbeat rests then, and the tick has to do.
@@ -145,10 +109,6 @@ fn disturbances_are_blamed(kind: Kind, is_true: impl Fn(&Cause) -> bool) -> Resu
         Err(error) if is_unsupported(&error) => Ok(()),
         watched => ensure_blamed(&watched?, is_true),
     }
-}
-
-fn is(cause: &Cause, kind: CauseKind, who: &str) -> bool {
-    cause.kind == kind && cause.who.starts_with(who)
 }
 
 #[test]

@@ -54,6 +54,27 @@ pub(crate) fn probe_heartbeat() -> Fact {
     }
 }
 
+/// From which lateness on interrupts count as having been off where a source's own threads are watched closely.
+const OWN_LATE_FROM_NS: u64 = 5_000;
+
+/// Whether this is a virtual machine, as far as the CPU says so (x86).
+fn is_virtual() -> bool {
+    let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    cpus.lines().any(|line| line.starts_with("flags") && line.split_whitespace().any(|flag| flag == "hypervisor"))
+}
+
+/// The kernel's function of timers that wake a thread (kernel/time/hrtimer.c).
+pub(crate) const WAKEUP_FUNCTION: &str = "hrtimer_wakeup";
+
+/// Timers whose lateness tells that interrupts were off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Timers {
+    /// One of each CPU that is there for this.
+    Heartbeats,
+    /// And those of this process's threads.
+    OwnThreadsToo,
+}
+
 /// The account of every CPU. It ends when it is dropped.
 pub(crate) struct Account {
     links: Vec<Link>,
@@ -66,6 +87,25 @@ pub(crate) struct Account {
     lost: Lost,
 }
 
+/// Which thread has each CPU, at any time.
+pub(crate) struct Threads {
+    accounts: MappedArray,
+}
+
+impl Threads {
+    /// CPU, and the thread's name and id. Idle CPUs are left out.
+    pub(crate) fn now(&self) -> Vec<(u32, String)> {
+        let tid = |cpu| self.accounts.u32_at(cpu, offset_of!(account, tid)).load(Ordering::Relaxed);
+        let name = |cpu| {
+            let bytes =
+                (0..16).map(|at| self.accounts.u8_at(cpu, offset_of!(account, name) + at).load(Ordering::Relaxed));
+            String::from_utf8_lossy(&bytes.take_while(|&byte| byte != 0).collect::<Vec<_>>()).into_owned()
+        };
+        let busy = (0..self.accounts.entries()).filter(|&cpu| tid(cpu) != 0);
+        busy.map(|cpu| (cpu as u32, format!("{}:{}", name(cpu), tid(cpu)))).collect()
+    }
+}
+
 /// Sums over all CPUs since the beginning.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lost {
@@ -76,7 +116,7 @@ struct Lost {
 
 impl Account {
     /// Loads the programs, but lets none run yet.
-    pub(crate) fn load() -> Result<Self, AttachError> {
+    pub(crate) fn load(of: Timers) -> Result<Self, AttachError> {
         let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
         let online = cpus::online().context("cannot tell which CPUs are online")?;
         let (heartbeats, weaker) = match Heartbeats::start(&online) {
@@ -87,6 +127,14 @@ impl Account {
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.heartbeat_function = heartbeats.as_ref().map_or(0, |heartbeats| heartbeats.function);
         settings.tick_function = TICK_FUNCTIONS.iter().find_map(|function| address_of(function).ok()).unwrap_or(0);
+        if of == Timers::OwnThreadsToo {
+            settings.wakeup_function = address_of(WAKEUP_FUNCTION).unwrap_or(0);
+            settings.own_process = std::process::id();
+            // Each activation has such a timer, so little is missed; but a hypervisor makes many late by tens of microseconds.
+            if !is_virtual() {
+                settings.late_from_ns = OWN_LATE_FROM_NS;
+            }
+        }
         open.maps.account_by_cpu.set_max_entries(cpus)?;
         open.maps.intervals_by_position.set_max_entries(cpus * occupancy_limits::INTERVALS.0)?;
         open.maps.wakeup_by_tid.set_max_entries(wakeup_limits::WAKEUPS.0)?;
@@ -111,6 +159,13 @@ impl Account {
             self.links.push(program.attach()?);
         }
         self.keep_pace()
+    }
+
+    /// Tells which thread has each CPU, as far as it was seen.
+    pub(crate) fn threads(&self) -> std::io::Result<Threads> {
+        let cpus = self.cpus as usize;
+        let accounts = MappedArray::new(&self.skeleton.maps.account_by_cpu, cpus, size_of::<account>())?;
+        Ok(Threads { accounts })
     }
 
     fn keep_pace(&mut self) -> Result<(), AttachError> {

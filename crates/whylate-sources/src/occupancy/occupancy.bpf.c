@@ -28,8 +28,6 @@ struct {
 
 enum {
 	STACK_FRAMES = 64,
-	/* Interrupts are off for shorter times all the time. */
-	LATE_NS = 100000,
 	/* Of the time, at most one part in so many goes into stacks. */
 	STACK_SHARE = 16,
 };
@@ -38,6 +36,13 @@ enum {
 const volatile u64 heartbeat_function = 0;
 /* That of the CPU's own tick, for which the same holds. */
 const volatile u64 tick_function = 0;
+
+/* Interrupts that are off for shorter are not told. */
+const volatile u64 late_from_ns = 100000;
+
+/* The function of timers that wake a thread, where those of a source's own threads count too. 0: they do not. */
+const volatile u64 wakeup_function = 0;
+const volatile u32 own_process = 0;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
@@ -387,12 +392,20 @@ static __always_inline s32 stack_of_late(void *ctx, struct account *account)
 	return stack;
 }
 
-/* Its lateness tells of interrupts that were off, because nobody sets it for times that are over. */
+/*
+ * Its lateness tells of interrupts that were off, because nobody sets it for times that are over. A thread of ours that is stopped may; its
+ * source knows then.
+ */
 static __always_inline bool timer_counts(const struct hrtimer *timer)
 {
 	u64 function = (u64)timer->function;
 
-	return function == heartbeat_function || function == tick_function;
+	if (function == heartbeat_function || function == tick_function)
+		return true;
+	if (!wakeup_function || function != wakeup_function)
+		return false;
+	/* The timer is its first member. */
+	return (u32)BPF_CORE_READ((const struct hrtimer_sleeper *)timer, task, tgid) == own_process;
 }
 
 /*
@@ -412,7 +425,7 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 	if (!account)
 		return 0;
 	late_ns = since(account->since_ns, due_ns);
-	if (account->in_irq && account->since_ns && late_ns >= LATE_NS && late_ns > account->lateness.late_ns) {
+	if (account->in_irq && account->since_ns && late_ns >= late_from_ns && late_ns > account->lateness.late_ns) {
 		account->lateness.late_ns = late_ns > 0xffffffff ? 0xffffffff : late_ns;
 		account->lateness.stack = stack_of_late(ctx, account);
 		if (account->lateness.stack < 0)

@@ -47,7 +47,7 @@ pub(super) fn event_of(
         occupancy: account.window(window, symbols)?,
     };
     event.causes = blame::causes(&evidence);
-    event.evidence = keep_evidence.then(|| Box::new(evidence));
+    event.evidence = keep_evidence.then(|| Box::new(evidence.into()));
     Some((event, record.late.stack))
 }
 

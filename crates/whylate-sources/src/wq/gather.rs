@@ -137,7 +137,7 @@ impl Gathered {
             histograms.insert("latency", immediate);
         }
         let histograms = histograms.into_iter().map(|(name, histogram)| (name.to_owned(), histogram)).collect();
-        Series { labels, histograms, values: BTreeMap::new() }
+        Series { labels, histograms, ..Series::default() }
     }
 
     fn take_histogram(&mut self, id: usize, kind: distribution_kind) -> Histogram {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use whylate_model::blame::Evidence;
 use whylate_model::{CauseKind, LateEvent, Snapshot, WorkEvidence};
 use whylate_sources::wq::Wq;
 use whylate_sources::{Options, Source};
@@ -111,7 +112,10 @@ pub fn watched<T: Send>(
 
 /// What was seen of an event that was asked for with its evidence.
 pub fn evidence(event: &LateEvent) -> &WorkEvidence {
-    event.evidence.as_ref().expect("the evidence was asked for")
+    match event.evidence.as_deref() {
+        Some(Evidence::Work(evidence)) => evidence,
+        _ => panic!("the evidence was asked for"),
+    }
 }
 
 /// The time in which the item waited.

@@ -2,6 +2,7 @@
 //! What the kernel tests share. Not every test program uses all of it.
 #![allow(dead_code)]
 
+pub mod disturb;
 pub mod late;
 pub mod mixed;
 pub mod oracle;

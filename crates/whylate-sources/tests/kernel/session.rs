@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use whylate_model::{Histogram, Snapshot};
@@ -11,6 +13,7 @@ use whylate_sources::inject::work::{HANDLER, Plan, Report, run};
 use whylate_sources::wq::Wq;
 use whylate_sources::{Attached, Options, Source};
 
+use super::is_emulated;
 use super::oracle::{Truth, Window, pair};
 use super::trace::Trace;
 use super::urgent::patching;
@@ -70,11 +73,18 @@ pub fn inject(plan: &Plan) -> Result<Report> {
     Ok(report)
 }
 
+/// How long freeing programs takes on a slow machine.
+const FREED: Duration = Duration::from_millis(500);
+
 /// Measures while `act` does something; it gets the source and what was seen so far, to which it may append.
 pub fn session<T>(
     options: &Options,
     act: impl FnOnce(&mut dyn Attached, &mut Snapshot) -> Result<T>,
 ) -> Result<Session<T>> {
+    if is_emulated() {
+        // Programs of the session before are freed by items that are queued already, and unmatched if they start later.
+        thread::sleep(FREED);
+    }
     traced(Trace::start()?, options, act)
 }
 

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Settings of the kernel that are changed for a while. They are put back at the end, and after a SIGKILL by the next start: what they were
+//! is written down before each change.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, ensure};
+
+/// Where it is written down, in a file for each process; it goes with a reboot, as the settings do.
+const RECORDS: &str = "/run/whylate";
+/// Only files below these are settings of the kernel.
+const SETTINGS: [&str; 2] = ["/sys/", "/proc/sys/"];
+
+/// Changed settings, until it is dropped.
+#[derive(Debug)]
+pub struct Restore {
+    record: PathBuf,
+    /// Each with what it was, in the order of the changes.
+    changed: Vec<(PathBuf, String)>,
+}
+
+impl Restore {
+    /// Nothing is changed yet.
+    ///
+    /// # Errors
+    /// When this process cannot be told from others.
+    pub fn new() -> anyhow::Result<Self> {
+        Self::recorded_in(Path::new(RECORDS))
+    }
+
+    pub(crate) fn recorded_in(records: &Path) -> anyhow::Result<Self> {
+        let name = format!("{}-{}", std::process::id(), started(std::process::id()).context("/proc is not mounted")?);
+        Ok(Restore { record: records.join(name), changed: Vec::new() })
+    }
+
+    /// What a setting is, without the end of its line.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read(path: &Path) -> anyhow::Result<String> {
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(text.trim_end().to_owned())
+    }
+
+    /// Changes a setting of one line, if it is another one.
+    ///
+    /// # Errors
+    /// When it cannot be written, or what it was cannot be written down.
+    pub fn set(&mut self, path: &Path, value: &str) -> anyhow::Result<()> {
+        let was = Self::read(path)?;
+        if was == value {
+            return Ok(());
+        }
+        self.write_down(path, &was)?;
+        fs::write(path, value).with_context(|| format!("cannot write to {} (run as root)", path.display()))?;
+        self.changed.push((path.to_owned(), was));
+        Ok(())
+    }
+
+    fn write_down(&self, path: &Path, was: &str) -> anyhow::Result<()> {
+        let folder = self.record.parent().context("the record has no folder")?;
+        let made = DirBuilder::new().mode(0o700).create(folder);
+        if made.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::AlreadyExists) {
+            made.with_context(|| format!("cannot make {} (run as root)", folder.display()))?;
+        }
+        ensure!(is_ours(folder), "{} belongs to somebody else: remove it", folder.display());
+        let mut record = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&self.record)
+            .with_context(|| format!("cannot write to {}", self.record.display()))?;
+        writeln!(record, "{}\t{was}", path.display())?;
+        record
+            .sync_data()
+            .or_else(|error| if error.kind() == io::ErrorKind::InvalidInput { Ok(()) } else { Err(error) })?;
+        Ok(())
+    }
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        for (path, was) in self.changed.iter().rev() {
+            // Whoever could change it can change it back, unless what it belongs to is gone.
+            let _ = fs::write(path, was);
+        }
+        // There is none where nothing was changed.
+        let _ = fs::remove_file(&self.record);
+    }
+}
+
+/// Puts back what processes that are gone have left changed; returns how many settings that were.
+pub fn recover() -> usize {
+    recover_from(Path::new(RECORDS), &SETTINGS)
+}
+
+fn recover_from(records: &Path, settings: &[&str]) -> usize {
+    // Whoever else could write there could have us write anywhere.
+    if !is_ours(records) {
+        return 0;
+    }
+    let files = fs::read_dir(records).into_iter().flatten().flatten().map(|entry| entry.path());
+    files.filter(|file| !is_alive(file)).map(|file| recover_one(&file, settings)).sum()
+}
+
+fn recover_one(record: &Path, settings: &[&str]) -> usize {
+    let text = fs::read_to_string(record).unwrap_or_default();
+    let lines: Vec<_> = text.lines().filter_map(|line| line.split_once('\t')).collect();
+    let allowed = |path: &str| settings.iter().any(|place| path.starts_with(place)) && !path.contains("/../");
+    // The first line of a setting has what it was before all.
+    let put_back = lines.iter().rev().filter(|(path, was)| allowed(path) && fs::write(path, was).is_ok()).count();
+    let _ = fs::remove_file(record);
+    put_back
+}
+
+/// A folder that nobody else can write to.
+fn is_ours(folder: &Path) -> bool {
+    fs::symlink_metadata(folder).is_ok_and(|data| {
+        data.is_dir() && data.uid() == rustix::process::geteuid().as_raw() && data.mode() & 0o022 == 0
+    })
+}
+
+/// Whether the process that a record is named after still runs: another one with its number has started at another time.
+fn is_alive(record: &Path) -> bool {
+    let name = record.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    name.split_once('-').is_some_and(|(pid, start)| pid.parse().ok().and_then(started).is_some_and(|now| now == start))
+}
+
+/// When a process started, in the kernel's ticks (field 22 of proc_pid_stat(5)).
+fn started(pid: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(')').next()?.split_whitespace().nth(19).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn setting(folder: &Path, name: &str, value: &str) -> PathBuf {
+        let path = folder.join(name);
+        fs::write(&path, value).expect("written");
+        path
+    }
+
+    fn content(path: &Path) -> String {
+        fs::read_to_string(path).expect("read").trim().to_owned()
+    }
+
+    #[test]
+    fn settings_are_put_back_at_the_end() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (a, b) = (setting(folder.path(), "a", "1\n"), setting(folder.path(), "b", "x\n"));
+        let mut restore = Restore::recorded_in(&folder.path().join("records")).expect("made");
+        for (path, value) in [(&a, "2"), (&a, "3"), (&b, "x")] {
+            restore.set(path, value).expect("set");
+        }
+        assert_eq!((content(&a), content(&b)), ("3".to_owned(), "x".to_owned()));
+        drop(restore);
+        assert_eq!(content(&a), "1");
+        assert_eq!(fs::read_dir(folder.path().join("records")).expect("there").count(), 0);
+    }
+
+    #[test]
+    fn what_a_killed_process_has_left_is_put_back_and_what_a_living_one_has_changed_is_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let records = folder.path().join("records");
+        let (a, b) = (setting(folder.path(), "a", "1"), setting(folder.path(), "b", "1"));
+        let mut living = Restore::recorded_in(&records).expect("made");
+        living.set(&b, "2").expect("set");
+        // No process has a number so large.
+        let mut killed = Restore { record: records.join("4294967295-1"), changed: Vec::new() };
+        killed.set(&a, "2").expect("set");
+        killed.set(&a, "3").expect("set");
+        std::mem::forget(killed);
+        let place = folder.path().to_string_lossy().into_owned();
+        assert_eq!(recover_from(&records, &["/elsewhere/"]), 0);
+        let mut killed = Restore { record: records.join("4294967295-1"), changed: Vec::new() };
+        killed.set(&a, "4").expect("set");
+        std::mem::forget(killed);
+        assert_eq!(recover_from(&records, &[&place]), 1);
+        assert_eq!((content(&a), content(&b)), ("3".to_owned(), "2".to_owned()));
+        drop(living);
+        assert_eq!(content(&b), "1");
+    }
+
+    #[test]
+    fn a_folder_that_others_can_write_to_is_not_trusted() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).expect("set");
+        assert!(!is_ours(folder.path()));
+        let a = setting(folder.path(), "a", "1");
+        let mut restore = Restore { record: folder.path().join("1-1"), changed: Vec::new() };
+        assert!(restore.set(&a, "2").is_err());
+        assert_eq!(content(&a), "1");
+    }
+}

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The measured threads: one on each CPU, which sleeps until the next period, again and again.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+
+use anyhow::{Context, anyhow};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::activation::Activation;
+use super::tally::{StepWidth, Tally, Times};
+use crate::clock::monotonic_ns;
+use crate::mapped::MappedArray;
+
+/// How urgent a thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// SCHED_OTHER with a nice value.
+    Other(i32),
+    /// SCHED_RR with a priority from 1 to 99.
+    RoundRobin(u8),
+    /// SCHED_FIFO with a priority from 1 to 99.
+    Fifo(u8),
+    /// SCHED_DEADLINE.
+    Deadline {
+        /// Time on the CPU in each period.
+        runtime_ns: u64,
+        /// The period.
+        period_ns: u64,
+    },
+}
+
+/// A thread that is measured, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Measured {
+    pub cpu: u32,
+    pub tally: Arc<Tally>,
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<anyhow::Result<()>>>,
+}
+
+/// What a thread needs to know.
+#[derive(Debug)]
+pub(super) struct Orders {
+    pub cpu: u32,
+    pub period_ns: u64,
+    pub policy: Policy,
+    pub map: Arc<MappedArray>,
+    pub width: Option<StepWidth>,
+    pub stop: Stop,
+    pub stopped: Arc<Stopped>,
+}
+
+/// Latencies from which on measuring stops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stop {
+    /// Of the interrupt.
+    pub irq_ns: Option<u64>,
+    /// Of the thread, and of its return to user space.
+    pub thread_ns: Option<u64>,
+}
+
+impl Stop {
+    fn is_hit(&self, times: Times) -> bool {
+        let since_due = |ns: u64| ns.saturating_sub(times.due_ns);
+        self.irq_ns.is_some_and(|limit_ns| since_due(times.irq_ns) >= limit_ns)
+            || self.thread_ns.is_some_and(|limit_ns| since_due(times.thread_ns.max(times.user_ns)) >= limit_ns)
+    }
+}
+
+/// Tells which thread has each CPU.
+type Tasks = Box<dyn Fn() -> Vec<(u32, String)> + Send + Sync>;
+
+/// Which CPU has stopped the measurement, for all threads.
+pub(super) struct Stopped {
+    /// Its number plus one; 0 while all measure, and [`SETTLING`] before.
+    by: AtomicU32,
+    /// When, on CLOCK_MONOTONIC.
+    at_ns: AtomicU64,
+    tasks: Option<Tasks>,
+    tasks_then: Mutex<Vec<(u32, String)>>,
+}
+
+/// Threads touch their memory and code for the first time, which may take milliseconds.
+const SETTLING: u32 = u32::MAX;
+
+impl Stopped {
+    pub(super) fn new(tasks: Option<Tasks>) -> Self {
+        Self { by: AtomicU32::new(SETTLING), at_ns: AtomicU64::new(0), tasks, tasks_then: Mutex::default() }
+    }
+
+    pub(super) fn by(&self) -> Option<u32> {
+        self.by.load(Ordering::Acquire).checked_sub(1).filter(|&cpu| cpu < SETTLING - 1)
+    }
+
+    /// Until when activations count: the end of the one that stopped the measurement.
+    pub(super) fn until_ns(&self) -> u64 {
+        if self.measures() { u64::MAX } else { self.at_ns.load(Ordering::Acquire) }
+    }
+
+    fn measures(&self) -> bool {
+        self.by.load(Ordering::Acquire) == 0
+    }
+
+    /// From now on activations count.
+    pub(super) fn resume(&self) {
+        self.at_ns.store(0, Ordering::Release);
+        self.by.store(0, Ordering::Release);
+    }
+
+    pub(super) fn tasks(&self) -> Vec<(u32, String)> {
+        self.tasks_then.lock().map(|tasks| tasks.clone()).unwrap_or_default()
+    }
+
+    /// The first one counts. Nothing is measured any more, so it may take its time.
+    fn stop(&self, cpu: u32, at_ns: u64) {
+        let _ = self.at_ns.compare_exchange(0, at_ns, Ordering::AcqRel, Ordering::Relaxed);
+        let is_first = self.by.compare_exchange(0, cpu + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if let (true, Some(tasks), Ok(mut then)) = (is_first, &self.tasks, self.tasks_then.lock()) {
+            *then = tasks();
+        }
+    }
+}
+
+impl std::fmt::Debug for Stopped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stopped").field("by", &self.by).finish_non_exhaustive()
+    }
+}
+
+impl Measured {
+    /// Starts it; returns when it is about to sleep for the first time.
+    pub(super) fn start(orders: Orders) -> anyhow::Result<Self> {
+        let (tally, over) = (Arc::new(Tally::new(orders.width)), Arc::new(AtomicBool::new(false)));
+        let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
+        let cpu = orders.cpu;
+        let thread = thread::Builder::new().name(format!("timerlat/{cpu}")).spawn({
+            let (tally, over) = (Arc::clone(&tally), Arc::clone(&over));
+            move || {
+                let prepared = prepare(&orders);
+                let may_go = prepared.is_ok();
+                // The starter waits for it.
+                let _ = ready.send(prepared);
+                if may_go { repeat(&orders, &tally, &over) } else { Ok(()) }
+            }
+        })?;
+        let measured = Measured { cpu, tally, over, thread: Some(thread) };
+        is_ready.recv().map_err(|_| anyhow!("the measured thread of CPU {cpu} failed"))??;
+        Ok(measured)
+    }
+}
+
+impl Drop for Measured {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        // It ends within a period.
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn prepare(orders: &Orders) -> anyhow::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(orders.cpu as usize);
+    sched_setaffinity(None, &set).with_context(|| format!("cannot run a thread on CPU {}", orders.cpu))?;
+    // Threads that are no real-time threads may be woken later by so much; real-time threads have no slack.
+    rustix::thread::set_current_timer_slack(NonZeroU64::new(1)).context("cannot set the slack of a thread's timers")?;
+    set_policy(orders.policy).with_context(|| match orders.policy {
+        Policy::Deadline { .. } => {
+            "cannot make the measured threads deadline threads, which the kernel keeps on one CPU only where that is a cpuset partition of \
+             its own (choose another -P)"
+        }
+        _ => "cannot give the measured threads their priority (run as root, or grant CAP_SYS_NICE)",
+    })
+}
+
+/// Allocates nothing, and takes no lock: what it waited for would be measured too.
+fn repeat(orders: &Orders, tally: &Tally, over: &AtomicBool) -> anyhow::Result<()> {
+    let activation = Activation { map: &orders.map, cpu: orders.cpu };
+    activation.measure(true);
+    let mut due_ns = monotonic_ns() + orders.period_ns;
+    while !over.load(Ordering::Relaxed) {
+        activation.expect(due_ns);
+        sleep_until(due_ns)?;
+        let user_ns = monotonic_ns();
+        let times = activation.times(due_ns, user_ns);
+        if orders.stopped.measures() {
+            tally.activation(times, orders.period_ns);
+            if orders.stop.is_hit(times) {
+                orders.stopped.stop(orders.cpu, user_ns);
+            }
+        }
+        let periods = 1 + (user_ns.saturating_sub(due_ns)) / orders.period_ns;
+        due_ns += periods * orders.period_ns;
+    }
+    activation.measure(false);
+    Ok(())
+}
+
+fn sleep_until(due_ns: u64) -> io::Result<()> {
+    let due = libc::timespec {
+        tv_sec: (due_ns / 1_000_000_000) as libc::time_t,
+        tv_nsec: (due_ns % 1_000_000_000) as libc::c_long,
+    };
+    loop {
+        // SAFETY: the time is valid for the call, which only reads it; there is no remaining time to write.
+        let error = unsafe {
+            libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const due, std::ptr::null_mut())
+        };
+        match error {
+            0 => return Ok(()),
+            libc::EINTR => {}
+            error => return Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
+/// Keeps all memory of the process in place: a page that has to be fetched makes a thread late.
+pub(super) fn lock_memory() -> io::Result<()> {
+    // SAFETY: the call takes flags alone.
+    match unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The kernel's `struct sched_attr` in its first version (48 bytes, include/uapi/linux/sched/types.h).
+#[repr(C)]
+#[derive(Default)]
+struct SchedAttr {
+    size: u32,
+    sched_policy: u32,
+    sched_flags: u64,
+    sched_nice: i32,
+    sched_priority: u32,
+    sched_runtime: u64,
+    sched_deadline: u64,
+    sched_period: u64,
+}
+
+fn set_policy(policy: Policy) -> io::Result<()> {
+    let mut attributes = SchedAttr { size: size_of::<SchedAttr>() as u32, ..SchedAttr::default() };
+    match policy {
+        Policy::Other(nice) => {
+            attributes.sched_policy = libc::SCHED_OTHER as u32;
+            attributes.sched_nice = nice;
+        }
+        Policy::RoundRobin(priority) => {
+            attributes.sched_policy = libc::SCHED_RR as u32;
+            attributes.sched_priority = priority.into();
+        }
+        Policy::Fifo(priority) => {
+            attributes.sched_policy = libc::SCHED_FIFO as u32;
+            attributes.sched_priority = priority.into();
+        }
+        Policy::Deadline { runtime_ns, period_ns } => {
+            attributes.sched_policy = libc::SCHED_DEADLINE as u32;
+            attributes.sched_runtime = runtime_ns;
+            attributes.sched_deadline = period_ns;
+            attributes.sched_period = period_ns;
+        }
+    }
+    let (this_thread, no_flags) = (0, 0);
+    // SAFETY: the attributes are valid for the call, which only reads as much as their size says.
+    match unsafe { libc::syscall(libc::SYS_sched_setattr, this_thread, &raw const attributes, no_flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * When the timer of each measured thread came in, and when the thread got its CPU. Everything else is reckoned by the thread itself, which
+ * reads these two times as soon as it runs.
+ */
+#include "kernel_types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include "compat.bpf.h"
+#include "ways.bpf.h"
+#include "occupancy.bpf.h"
+#include "window.bpf.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+enum {
+	STACK_FRAMES = 64,
+};
+
+enum irq_times {
+	/* In place of the interrupt's time: the thread set its timer when it was due already. */
+	ARMED_LATE = 1,
+};
+
+enum timerlat_lost {
+	TIMERLAT_LATE_EVENTS,
+	TIMERLAT_LOST_REASONS,
+};
+
+/* One activation of the measured thread of a CPU. */
+struct activation {
+	/* Written by the thread before it sleeps; the kernel's timer has the same time. */
+	u64 due_ns;
+	/* When the timer's function was called; 0: it was not yet. */
+	u64 irq_ns;
+	/* When the thread got the CPU; 0: it has not yet. */
+	u64 thread_ns;
+	/* The thread whose timer it is, which the programs find out: user space may be in another namespace of process ids. */
+	u32 tid;
+	/* Whether a thread is measured on this CPU. */
+	u32 is_measured;
+	u64 lost[TIMERLAT_LOST_REASONS];
+	/* Latencies from which on a late event is sent, of the thread and of the interrupt; user space changes them. */
+	u64 explain_over_ns;
+	u64 explain_irq_over_ns;
+	/* The longest latency of the interrupt that found the CPU idle. */
+	u64 max_from_idle_ns;
+	/* When the thread got the CPU the last time before its timer came in. */
+	u64 back_ns;
+	u64 _unused[7];
+};
+_Static_assert(sizeof(struct activation) % 64 == 0, "activations of two CPUs share a cache line");
+
+/* The kernel stack that the timer's interrupt found. */
+struct interrupted_stack {
+	s64 bytes;
+	u64 frames[STACK_FRAMES];
+};
+
+/* A late activation with what is needed to explain it. */
+struct late_activation {
+	u64 due_ns;
+	u64 irq_ns;
+	u64 thread_ns;
+	u32 tid;
+	u32 cpu;
+	struct interrupted_stack stack;
+	struct window window;
+};
+
+/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+struct {
+	struct activation activation;
+	struct late_activation late_activation;
+	enum timerlat_lost timerlat_lost;
+	enum irq_times irq_times;
+} layouts = {};
+
+/* The kernel's function of timers that wake a thread; 0: not known. */
+const volatile u64 wakeup_function = 0;
+const volatile bool with_events = false;
+/* Late events carry the stack that the timer's interrupt found. Taking it costs a microsecond or two at each activation. */
+const volatile bool with_stacks = false;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	/* User space makes it as long as there are CPUs. */
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct activation);
+} activation_by_cpu SEC(".maps");
+
+/* Too large for the stack; programs of this file do not interrupt each other there, as it is used with interrupts off. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct late_activation);
+} activation_to_send SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct interrupted_stack);
+} interrupted_stack_here SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	/* User space makes it larger where causes are asked for. */
+	__uint(max_entries, 4096);
+} late_activations SEC(".maps");
+
+static __always_inline struct activation *activation_here(void)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+
+	return bpf_map_lookup_elem(&activation_by_cpu, &cpu);
+}
+
+static __always_inline void take_stack(void *ctx)
+{
+	struct interrupted_stack *stack;
+	u32 zero = 0;
+
+	stack = bpf_map_lookup_elem(&interrupted_stack_here, &zero);
+	if (stack)
+		stack->bytes = bpf_get_stack(ctx, stack->frames, sizeof(stack->frames), 0);
+}
+
+static __noinline int explain_late(struct activation *activation)
+{
+	struct late_activation *late;
+	u32 zero = 0, count;
+	u64 size;
+
+	if (!activation)
+		return 0;
+	late = bpf_map_lookup_elem(&activation_to_send, &zero);
+	if (!late)
+		return 0;
+	late->due_ns = activation->due_ns;
+	late->irq_ns = activation->irq_ns;
+	late->thread_ns = activation->thread_ns;
+	late->tid = activation->tid;
+	late->cpu = bpf_get_smp_processor_id();
+	late->stack.bytes = 0;
+	if (with_stacks) {
+		const struct interrupted_stack *stack = bpf_map_lookup_elem(&interrupted_stack_here, &zero);
+
+		if (stack)
+			late->stack = *stack;
+	}
+	count = copy_window(&late->window, late->due_ns, late->thread_ns);
+	if (count > WINDOW_INTERVALS)
+		count = WINDOW_INTERVALS;
+	size = sizeof(*late) - (WINDOW_INTERVALS - count) * sizeof(struct interval);
+	if (size > sizeof(*late))
+		return 0;
+	if (bpf_ringbuf_output(&late_activations, late, size, 0))
+		activation->lost[TIMERLAT_LATE_EVENTS]++;
+	return 0;
+}
+
+static __always_inline void has_cpu(struct activation *activation, u64 now_ns)
+{
+	activation->thread_ns = now_ns;
+	if (!with_events)
+		return;
+	if (since(now_ns, activation->due_ns) >= activation->explain_over_ns ||
+	    since(activation->irq_ns, activation->due_ns) >= activation->explain_irq_over_ns)
+		explain_late(activation);
+}
+
+SEC("tp_btf/hrtimer_expire_entry")
+int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
+{
+	const struct hrtimer_sleeper *sleeper = (const struct hrtimer_sleeper *)timer;
+	struct activation *activation;
+	u64 now_ns;
+	u32 interrupted;
+
+	if (wakeup_function && (u64)timer->function != wakeup_function)
+		return 0;
+	activation = activation_here();
+	/* Another thread's timer may be due at the same nanosecond: that takes an accident. */
+	if (!activation || !activation->is_measured || (u64)timer->_softexpires != activation->due_ns || activation->irq_ns)
+		return 0;
+	/* It was stopped, or preempted on its way to sleep, and has gone on since: no interrupt was late. */
+	if (activation->back_ns > activation->due_ns) {
+		activation->irq_ns = ARMED_LATE;
+		return 0;
+	}
+	now_ns = bpf_ktime_get_ns();
+	if (!activation->tid)
+		activation->tid = BPF_CORE_READ(sleeper, task, pid);
+	activation->irq_ns = now_ns;
+	interrupted = bpf_get_current_task_btf()->pid;
+	if (!interrupted && since(now_ns, activation->due_ns) > activation->max_from_idle_ns)
+		activation->max_from_idle_ns = since(now_ns, activation->due_ns);
+	if (with_stacks)
+		take_stack(ctx);
+	/* It was about to sleep, and does not any more. */
+	if (activation->tid == interrupted)
+		has_cpu(activation, now_ns);
+	return 0;
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	struct activation *activation = activation_here();
+
+	if (!activation || activation->tid != (u32)next->pid || !activation->tid)
+		return 0;
+	if (!activation->irq_ns)
+		activation->back_ns = bpf_ktime_get_ns();
+	/* Only the first time after its timer: it may be preempted, or have had a signal. */
+	else if (!activation->thread_ns && activation->irq_ns >= activation->due_ns && activation->due_ns)
+		has_cpu(activation, bpf_ktime_get_ns());
+	return 0;
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Disturbances of known cause and length, and a load beside them.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::{Result, ensure};
+use whylate_model::{Cause, CauseKind};
+use whylate_sources::AttachError;
+use whylate_sources::inject::disturbance::{self, Kind};
+
+use super::late::stay_on;
+
+/// Makes them on a CPU; returns when each was made, on CLOCK_MONOTONIC.
+pub fn disturb(kind: Kind, cpu: u32, length_ns: u64, times: u64, every_ns: u64) -> Result<Vec<Range<u64>>> {
+    let plan = disturbance::Plan { kind, length_ns, times, every_ns, cpu: Some(cpu) };
+    let report = disturbance::run(&plan, &AtomicBool::new(false), &mut |_| Ok(()))?;
+    ensure!(report.complete, "not every disturbance was made");
+    let spans = report.made.iter().map(|made| made.start.monotonic_ns..made.start.monotonic_ns + made.length_ns);
+    Ok(spans.collect())
+}
+
+/// Kernels before 6.14 cannot keep interrupts off on demand.
+pub fn is_unsupported(error: &anyhow::Error) -> bool {
+    let unsupported = matches!(error.downcast_ref(), Some(AttachError::Unsupported(_)));
+    if unsupported {
+        println!("skipped: {error:#}");
+    }
+    unsupported
+}
+
+/// A busy thread on the disturbed CPU meanwhile, nice enough not to be what is waited for most.
+pub fn while_loaded<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let load = thread::Builder::new().name("test-load".to_owned()).spawn_scoped(scope, || {
+            stay_on(cpu)?;
+            rustix::process::setpriority_process(None, 10)?;
+            while !over.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+            anyhow::Ok(())
+        })?;
+        let outcome = act();
+        over.store(true, Ordering::Relaxed);
+        load.join().expect("spinning does not panic")?;
+        outcome
+    })
+}
+
+/// Whether it is of that kind, by somebody of that name.
+pub fn is(cause: &Cause, kind: CauseKind, who: &str) -> bool {
+    cause.kind == kind && cause.who.starts_with(who)
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Timers and the threads that they wake, against a schedule and disturbances of known cause and length. They run as root.
+
+mod kernel;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use kernel::disturb::{disturb, is, is_unsupported, while_loaded};
+use kernel::is_emulated;
+use kernel::late::{Places, blamed_ns, common_ns, stay_on};
+use kernel::turn::turn_to_measure;
+use kernel::urgent::patching;
+use whylate_model::blame::Evidence;
+use whylate_model::{Cause, CauseKind, LateEvent, Series, Snapshot, TimerEvidence};
+use whylate_sources::Attached;
+use whylate_sources::inject::disturbance::{Kind, Policy as HogPolicy};
+use whylate_sources::timerlat::{AttachedTimerlat, Stop, TimerlatOptions, attach};
+
+const MS_NS: u64 = 1_000_000;
+const WANTED_EVENTS: usize = 200;
+const TIMES: u64 = 60;
+const DEADLINE: Duration = Duration::from_secs(120);
+
+fn start(options: &TimerlatOptions) -> Result<AttachedTimerlat> {
+    Ok(patching(|| attach(options))?)
+}
+
+fn evidence(event: &LateEvent) -> &TimerEvidence {
+    match event.evidence.as_deref() {
+        Some(Evidence::Timer(evidence)) => evidence,
+        _ => panic!("the evidence was asked for"),
+    }
+}
+
+fn of_cpu(snapshot: &Snapshot, cpu: u32) -> &Series {
+    let found = snapshot.series.iter().find(|series| series.labels["cpu"] == cpu.to_string());
+    found.expect("each measured CPU has a series")
+}
+
+#[test]
+fn activations_and_missed_periods_make_up_the_schedule() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+        return Ok(());
+    };
+    for period_ns in [MS_NS, 5 * MS_NS] {
+        let options =
+            TimerlatOptions { period_ns, cpus: vec![places.tool, places.disturbed], ..TimerlatOptions::default() };
+        let mut source = start(&options)?;
+        thread::sleep(Duration::from_secs(3));
+        let snapshot = source.snapshot()?;
+        patching(|| drop(source));
+        for series in &snapshot.series {
+            let [irq, thread, user] = ["irq", "thread", "user"].map(|kind| &series.histograms[kind]);
+            let delivered = user.count() + series.values["missed"] as u64;
+            let due = snapshot.duration_ns / period_ns;
+            println!("{delivered} of {due} periods, lost {:?}", snapshot.lost);
+            // The threads start one after the other, and each within its first period.
+            ensure!(delivered.abs_diff(due) <= 1 + (50 * MS_NS) / period_ns, "{delivered} of {due} periods");
+            ensure!(irq.mean_ns() < thread.mean_ns() && thread.mean_ns() < user.mean_ns(), "not in order");
+            // One may be counted just now.
+            ensure!(irq.count().abs_diff(thread.count()) <= 1, "each activation has both times");
+            let uncounted = user.count().saturating_sub(irq.count());
+            ensure!(uncounted <= snapshot.lost["unseen"] + 1, "an activation is neither counted nor lost");
+            let corrected = series.histograms["thread_corrected"].count();
+            ensure!(corrected + 1 >= thread.count(), "{corrected} corrected of {}", thread.count());
+        }
+    }
+    Ok(())
+}
+
+/// Explains what is late on the disturbed CPU by so much, while it is disturbed in rounds, until there are events enough.
+fn explained(places: Places, over_ns: u64, kind: Kind, length_ns: u64) -> Result<(Vec<Range<u64>>, Vec<LateEvent>)> {
+    let options = TimerlatOptions {
+        cpus: vec![places.disturbed],
+        explain_over_ns: Some(over_ns),
+        keep_evidence: true,
+        ..TimerlatOptions::default()
+    };
+    stay_on(places.tool)?;
+    let mut source = start(&options)?;
+    let (mut made, mut events) = (Vec::new(), Vec::new());
+    let began = Instant::now();
+    let cpu = places.disturbed;
+    while events.len() < WANTED_EVENTS * 3 / 2 && began.elapsed() < DEADLINE {
+        let over = AtomicBool::new(false);
+        let round = thread::scope(|scope| {
+            let disturbing = scope.spawn(|| {
+                let round = while_loaded(cpu, || disturb(kind, cpu, length_ns, TIMES, 20 * MS_NS));
+                over.store(true, Ordering::Relaxed);
+                round
+            });
+            let mut drained = Ok(());
+            while !over.load(Ordering::Relaxed) && drained.is_ok() {
+                drained = source.drain_late(Duration::from_millis(50), &mut |event| events.push(event));
+            }
+            let round = disturbing.join().expect("disturbing does not panic");
+            drained.and(round)
+        });
+        made.extend(round?);
+        source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+    }
+    patching(|| drop(source));
+    Ok((made, events))
+}
+
+/// Of activations that were late mostly because of a disturbance, nearly all must blame it first, and nearly all of the time is explained.
+fn disturbances_are_blamed(kind: Kind, length_ns: u64, is_true: impl Fn(&Cause) -> bool) -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+        return Ok(());
+    };
+    if is_emulated() {
+        println!("skipped: an emulated CPU is late all the time");
+        return Ok(());
+    }
+    let (made, events) = match explained(places, length_ns / 2, kind, length_ns) {
+        Err(error) if is_unsupported(&error) => return Ok(()),
+        explained => explained?,
+    };
+    for event in &events {
+        let sum: u64 = event.causes.iter().map(|cause| cause.ns).sum();
+        ensure!(sum == event.latency_ns, "the causes add up to {sum}: {event:?}");
+    }
+    let disturbed = |event: &&LateEvent| {
+        let span = evidence(event).due_ns..evidence(event).thread_ns;
+        made.iter().map(|made| common_ns(made, &span)).sum::<u64>() * 20 >= event.latency_ns * 11
+    };
+    let events: Vec<&LateEvent> = events.iter().filter(disturbed).collect();
+    let right = events.iter().filter(|event| event.causes.first().is_some_and(&is_true)).count();
+    let total_ns: u64 = events.iter().map(|event| event.latency_ns).sum();
+    let unknown_ns: u64 = events.iter().map(|event| blamed_ns(event, &[CauseKind::Unknown], "")).sum();
+    println!("{right} of {} name the true cause; unknown: {unknown_ns} of {total_ns} ns", events.len());
+    for event in events.iter().filter(|event| !event.causes.first().is_some_and(&is_true)).take(3) {
+        println!("another cause: {:?}", event.causes);
+    }
+    ensure!(events.len() >= WANTED_EVENTS, "only {} late events of {}", events.len(), made.len());
+    ensure!(right * 100 >= events.len() * 95, "too few are right");
+    ensure!(unknown_ns * 100 <= total_ns * 5, "too much is unknown");
+    Ok(())
+}
+
+#[test]
+fn interrupts_off_are_blamed() -> Result<()> {
+    disturbances_are_blamed(Kind::IrqsOff, 2 * MS_NS, |cause| is(cause, CauseKind::IrqsOff, "whylate-irqsoff:"))
+}
+
+#[test]
+fn a_thread_of_higher_priority_is_blamed() -> Result<()> {
+    let hog = Kind::Hog(HogPolicy::Fifo(98));
+    disturbances_are_blamed(hog, 3 * MS_NS, |cause| is(cause, CauseKind::Thread, "whylate-hog:"))
+}
+
+#[test]
+fn a_softirq_is_blamed() -> Result<()> {
+    disturbances_are_blamed(Kind::Softirq, 2 * MS_NS, |cause| is(cause, CauseKind::Softirq, "hrtimer"))
+}
+
+#[test]
+fn a_threshold_stops_the_measurement_of_every_cpu() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+        return Ok(());
+    };
+    let cpus = vec![places.tool, places.disturbed];
+    let stop = Stop { irq_ns: None, thread_ns: Some(2 * MS_NS) };
+    let options = TimerlatOptions {
+        cpus,
+        stop,
+        explain_over_ns: stop.thread_ns,
+        keep_evidence: true,
+        ..TimerlatOptions::default()
+    };
+    let mut source = start(&options)?;
+    let hog = Kind::Hog(HogPolicy::Fifo(98));
+    disturb(hog, places.disturbed, 10 * MS_NS, 3, 20 * MS_NS)?;
+    let began = Instant::now();
+    while source.stopped_by().is_none() {
+        ensure!(began.elapsed() < DEADLINE, "nothing stopped it");
+        thread::sleep(Duration::from_millis(1));
+    }
+    ensure!(!source.tasks_at_stop().is_empty(), "nobody had a CPU");
+    let mut hit = false;
+    source.drain_late(Duration::ZERO, &mut |event| hit |= event.latency_ns >= 2 * MS_NS)?;
+    ensure!(hit, "what stopped it is not told");
+    source.snapshot()?;
+    thread::sleep(Duration::from_millis(100));
+    let after = source.snapshot()?;
+    ensure!(after.total("thread").is_empty(), "threads go on counting");
+    source.resume();
+    thread::sleep(Duration::from_millis(200));
+    ensure!(!source.snapshot()?.total("thread").is_empty(), "nothing is counted after going on");
+    patching(|| drop(source));
+    Ok(())
+}
+
+#[test]
+fn the_worst_are_the_worst() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+        return Ok(());
+    };
+    let cpu = places.disturbed;
+    let options = TimerlatOptions { cpus: vec![cpu], explain_worst: Some(5), ..TimerlatOptions::default() };
+    let mut source = start(&options)?;
+    let (mut latencies_ns, mut later) = (Vec::new(), 0);
+    for tenth in 0..20 {
+        source.drain_late(Duration::ZERO, &mut |event| {
+            latencies_ns.push(event.latency_ns);
+            later += u64::from(tenth >= 10);
+        })?;
+        thread::sleep(Duration::from_millis(100));
+    }
+    source.drain_late(Duration::ZERO, &mut |event| latencies_ns.push(event.latency_ns))?;
+    let snapshot = source.snapshot()?;
+    patching(|| drop(source));
+    let thread_latency = &of_cpu(&snapshot, cpu).histograms["thread"];
+    ensure!(latencies_ns.iter().max() == Some(&thread_latency.max_ns()), "the worst is missing");
+    ensure!(later < 500, "{later} events in a second, of which five can matter at a time");
+    Ok(())
+}
