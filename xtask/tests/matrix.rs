@@ -113,7 +113,8 @@ fn matrix(kernel: &str, expected: &Expected) -> Result<()> {
     let Some(machine) = Machine::new(kernel)? else { return Ok(()) };
     program_says_what_it_uses(&machine, expected)?;
     wq_agrees_with_the_trace(&machine, expected)?;
-    why_names_what_disturbed(&machine, expected)
+    why_names_what_disturbed(&machine, expected)?;
+    timerlat_keeps_its_schedule(&machine)
 }
 
 /// The static program measures, and names its backend and why it is not the best one.
@@ -150,6 +151,12 @@ fn wq_agrees_with_the_trace(machine: &Machine<'_>, expected: &Expected) -> Resul
 fn why_names_what_disturbed(machine: &Machine<'_>, expected: &Expected) -> Result<()> {
     let output = machine.run_tests("kernel_why")?;
     ensure_skipped_for(&output, expected.cannot_disturb)
+}
+
+/// The kernel tests of `timerlat`. Emulated CPUs are late all the time, so none disturbs them.
+fn timerlat_keeps_its_schedule(machine: &Machine<'_>) -> Result<()> {
+    let output = machine.run_tests("kernel_timerlat")?;
+    ensure_skipped_for(&output, &["an emulated CPU is late all the time"])
 }
 
 /// Tests were skipped for each of these reasons, and for no other.

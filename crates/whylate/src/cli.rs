@@ -3,7 +3,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{doctor, generate, inject, wq};
+use crate::commands::{doctor, generate, inject, timerlat, wq};
 
 /// Tells why Linux is late: where work items, timers, interrupts and threads wait, for how long, and what made them wait.
 #[derive(Debug, Parser)]
@@ -16,6 +16,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Wq(wq::Arguments),
+    Timerlat(Box<timerlat::Arguments>),
     Inject(inject::Arguments),
     Doctor(doctor::Arguments),
     #[command(hide = true)]

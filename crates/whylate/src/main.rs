@@ -15,7 +15,7 @@ fn main() -> ExitCode {
         Err(error) => {
             // Help and version are no failures; a closed pipe does not matter for them either.
             let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { commands::USAGE } else { 0 });
+            return ExitCode::from(if error.use_stderr() { commands::usage_status() } else { 0 });
         }
     };
     commands::run(cli.command)

@@ -4,6 +4,7 @@
 pub mod doctor;
 pub mod generate;
 pub mod inject;
+pub mod timerlat;
 pub mod watch;
 pub mod wq;
 
@@ -16,10 +17,14 @@ use whylate_sources::AttachError;
 
 use crate::cli::Command;
 
+/// Exit status of a run that did what was asked.
+pub const SUCCESS: u8 = 0;
+/// Exit status of `timerlat` when a threshold was hit, as rtla's from 6.16 on.
+pub const THRESHOLD_HIT: u8 = 2;
 /// Exit status of a run that failed.
 const FAILURE: u8 = 1;
 /// Exit status of a command line that makes no sense.
-pub const USAGE: u8 = 2;
+const USAGE: u8 = 2;
 /// Exit status where the machine or the caller's privileges do not allow it.
 const NOT_POSSIBLE: u8 = 3;
 
@@ -35,16 +40,23 @@ impl fmt::Display for Senseless {
 
 impl Error for Senseless {}
 
+/// Exit status of a command line that makes no sense: 1 for `timerlat`, where 2 means that a threshold was hit.
+pub fn usage_status() -> u8 {
+    let is_timerlat = std::env::args_os().nth(1).is_some_and(|word| word == "timerlat");
+    if is_timerlat { FAILURE } else { USAGE }
+}
+
 /// Runs a command and turns its error into one line on standard error and an exit status.
 pub fn run(command: Command) -> ExitCode {
     let result = match command {
-        Command::Wq(arguments) => wq::run(&arguments),
-        Command::Inject(arguments) => inject::run(&arguments),
-        Command::Doctor(arguments) => doctor::run(&arguments),
-        Command::Generate(arguments) => generate::run(&arguments),
+        Command::Wq(arguments) => wq::run(&arguments).map(|()| SUCCESS),
+        Command::Timerlat(arguments) => timerlat::run(&arguments),
+        Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
+        Command::Doctor(arguments) => doctor::run(&arguments).map(|()| SUCCESS),
+        Command::Generate(arguments) => generate::run(&arguments).map(|()| SUCCESS),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => ExitCode::from(status),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("whylate: {error:#}");
@@ -63,8 +75,8 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 fn exit_status(error: &anyhow::Error) -> u8 {
     match error.chain().find_map(|cause| cause.downcast_ref::<AttachError>()) {
         Some(AttachError::NotPermitted | AttachError::Unsupported(_)) => NOT_POSSIBLE,
-        Some(AttachError::UnknownBackend { .. }) => USAGE,
-        _ if error.chain().any(|cause| cause.is::<Senseless>()) => USAGE,
+        Some(AttachError::UnknownBackend { .. }) => usage_status(),
+        _ if error.chain().any(|cause| cause.is::<Senseless>()) => usage_status(),
         _ => FAILURE,
     }
 }

@@ -59,7 +59,8 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
     Ok(())
 }
 
-fn time_of_day(unix_ns: u64, zone: &TimeZone) -> String {
+/// The time of day where the clock shows `zone`.
+pub fn time_of_day(unix_ns: u64, zone: &TimeZone) -> String {
     match Timestamp::from_nanosecond(unix_ns.into()) {
         Ok(stamp) => stamp.to_zoned(zone.clone()).strftime("%H:%M:%S%.6f").to_string(),
         Err(_) => String::new(),

@@ -8,6 +8,7 @@ pub mod histogram;
 pub mod json;
 pub mod late;
 pub mod table;
+pub mod timerlat;
 pub mod why;
 
 use std::io::{self, Write};

@@ -74,7 +74,7 @@ pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking) -> io::Result<()> {
 }
 
 /// What a kind of delay is called.
-fn word(kind: CauseKind) -> &'static str {
+pub fn word(kind: CauseKind) -> &'static str {
     match kind {
         CauseKind::IrqsOff => "interrupts off",
         CauseKind::PreemptOff => "preemption off",

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What is done when a threshold is hit, and at the end.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, bail};
+use rustix::fs::OFlags;
+use rustix::process::{Pid, Signal, getppid, kill_process};
+use whylate_model::LateEvent;
+
+use super::values::Action;
+use crate::output::timerlat::trace;
+
+/// Performs actions in their order, and none after one that fails. Returns whether to go on measuring.
+///
+/// # Errors
+/// That of the action that failed.
+pub fn perform(actions: &[Action], late: &[LateEvent]) -> anyhow::Result<bool> {
+    let mut goes_on = false;
+    for action in actions {
+        match action {
+            Action::Trace(path) => save(path, late)?,
+            Action::Signal { number, pid } => signal(*number, *pid)?,
+            Action::Shell(command) => shell(command)?,
+            Action::Continue => goes_on = true,
+        }
+    }
+    Ok(goes_on)
+}
+
+/// Writes late activations to a file of this user alone. A symbolic link is not followed: somebody else may have put it there.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn save(path: &Path, late: &[LateEvent]) -> anyhow::Result<()> {
+    let file = open(path).with_context(|| format!("cannot save the trace to {}", path.display()))?;
+    let mut out = BufWriter::new(file);
+    trace::write(&mut out, late)
+        .and_then(|()| out.flush())
+        .with_context(|| format!("cannot save the trace to {}", path.display()))
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let no_link = OFlags::NOFOLLOW.bits() as i32;
+    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).custom_flags(no_link).open(path)
+}
+
+fn signal(number: i32, pid: Option<i32>) -> anyhow::Result<()> {
+    let whom = pid.map_or_else(getppid, Pid::from_raw).context("there is no process to send a signal to")?;
+    let signal = Signal::from_named_raw(number).context("no signal has this number")?;
+    kill_process(whom, signal)
+        .with_context(|| format!("cannot send signal {number} to process {}", whom.as_raw_nonzero()))
+}
+
+fn shell(command: &str) -> anyhow::Result<()> {
+    let status = Command::new("/bin/sh").arg("-c").arg(command).status().context("cannot start a shell")?;
+    if !status.success() {
+        bail!("`{command}` failed, {status}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn actions_are_done_in_order_up_to_the_first_that_fails() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let shell = |command: &str| Action::Shell(format!("cd {} && {command}", folder.path().display()));
+        assert!(!perform(&[shell("touch a,b")], &[]).expect("performed"));
+        assert!(folder.path().join("a,b").exists());
+        assert!(perform(&[Action::Continue, shell("touch c")], &[]).expect("performed"));
+        assert!(perform(&[shell("false"), shell("touch never")], &[]).is_err());
+        assert!(folder.path().join("c").exists() && !folder.path().join("never").exists());
+    }
+
+    #[test]
+    fn a_trace_is_the_users_own_and_follows_no_link() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("trace.txt");
+        perform(&[Action::Trace(path.clone())], &[LateEvent::default()]).expect("saved");
+        assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).expect("linked");
+        assert!(save(&link, &[]).is_err());
+    }
+
+    #[test]
+    fn a_signal_reaches_its_process() {
+        let mut child = Command::new("sleep").arg("60").spawn().expect("started");
+        let pid = i32::try_from(child.id()).expect("a process id");
+        perform(&[Action::Signal { number: 15, pid: Some(pid) }], &[]).expect("sent");
+        assert!(!child.wait().expect("ended").success());
+        assert!(perform(&[Action::Signal { number: 15, pid: Some(pid) }], &[]).is_err());
+    }
+}

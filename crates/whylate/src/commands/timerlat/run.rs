@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Measuring, from the first activation to the last output.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use jiff::tz::TimeZone;
+use whylate_model::blame::Evidence;
+use whylate_model::{LateEvent, Snapshot, TimerEvidence, Worst};
+use whylate_sources::timerlat::idle::{self, Shallow};
+use whylate_sources::timerlat::{self, AttachedTimerlat, placement};
+use whylate_sources::{AttachError, Attached as _, cpus, restore};
+
+use super::screen::Screen;
+use super::values::Action;
+use super::{Arguments, Common, Plan, View, actions};
+use crate::commands::watch::{Ended, Watch};
+use crate::commands::{SUCCESS, THRESHOLD_HIT};
+use crate::output::Output as _;
+use crate::output::json::JsonLines;
+use crate::output::timerlat::total::Total;
+use crate::output::timerlat::{analysis, hist, late, percentiles, top};
+use crate::output::{footer, timerlat as view};
+
+/// From one refresh of the table to the next.
+const REFRESH: Duration = Duration::from_secs(1);
+/// How long a threshold may have been hit before it is noticed.
+const SLICE: Duration = Duration::from_millis(50);
+/// How many late activations of one run are kept for a trace.
+const KEPT: usize = 1_000;
+
+/// Measures until the duration is over, a threshold is hit, or Ctrl-C. Returns the exit status.
+///
+/// # Errors
+/// When the kernel or the caller's privileges do not allow it, or the output cannot be written.
+pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
+    let plan = arguments.plan();
+    plan.common.refuse_what_is_not_there()?;
+    plan.refuse_an_empty_trace()?;
+    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+    let options = plan.options();
+    // Until the end.
+    let _surroundings = Surroundings::arrange(plan.common)?;
+    let source = timerlat::attach(&options).context("cannot attach timerlat")?;
+    if let Some(weaker) = source.weaker() {
+        eprintln!("whylate: {weaker}");
+    }
+    if plan.common.debug {
+        eprintln!("whylate: backend {}, {options:?}", source.backend().name);
+    }
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut measurement = Measurement::new(&plan, source, watch);
+    let status = measurement.measure(&mut out)?;
+    out.flush()?;
+    Ok(status)
+}
+
+impl Common {
+    fn refuse_what_is_not_there(&self) -> Result<(), AttachError> {
+        if !["auto", "bpf"].contains(&self.backend.as_str()) {
+            return Err(AttachError::UnknownBackend { name: self.backend.clone(), known: "bpf".to_owned() });
+        }
+        match self.needs_tracer() {
+            Some(option) => Err(AttachError::Unsupported(format!(
+                "{option} needs the kernel's timerlat tracer, and timerlat measures by the bpf backend: leave {option} out"
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Plan<'_> {
+    /// Without anything that makes late activations known there are none to save.
+    fn refuse_an_empty_trace(&self) -> anyhow::Result<()> {
+        let saves = self.common.on_end.iter().any(|action| matches!(action, Action::Trace(_)));
+        let options = self.options();
+        let knows =
+            options.explain_over_ns.or(options.explain_irq_over_ns).is_some() || options.explain_worst.is_some();
+        if saves && !knows {
+            bail!("no late activation is asked for that --on-end trace could save: add -i, -T, -a, --why or --worst");
+        }
+        Ok(())
+    }
+}
+
+/// What is changed on the machine as long as something is measured.
+struct Surroundings {
+    _latency: Option<File>,
+    _idle: Option<Shallow>,
+}
+
+impl Surroundings {
+    fn arrange(common: &Common) -> anyhow::Result<Self> {
+        let put_back = restore::recover();
+        if put_back > 0 {
+            eprintln!(
+                "whylate: put back {put_back} settings that an earlier whylate, which was killed, has left changed"
+            );
+        }
+        let online = cpus::online().context("cannot tell which CPUs are online")?;
+        let measured = common.cpus.as_ref().map_or(&online, |cpus| &cpus.0);
+        if let Some(name) = common.cgroup.as_deref().filter(|name| !name.is_empty()) {
+            placement::join_cgroup(name)?;
+        }
+        let others: Vec<u32> = online.iter().copied().filter(|cpu| !measured.contains(cpu)).collect();
+        match &common.house_keeping {
+            Some(cpus) => placement::keep_to(&cpus.0)?,
+            // As rtla does: whoever measures stays away from what is measured.
+            None => {
+                // Where that may not be, it shares their CPUs.
+                let _ = others.is_empty() || placement::keep_to(&others).is_ok();
+            }
+        }
+        let latency = common.dma_latency.map(idle::bound_exit_latency).transpose()?;
+        let idle = common.deepest_idle_state.map(|state| Shallow::new(measured, state)).transpose()?;
+        Ok(Surroundings { _latency: latency, _idle: idle })
+    }
+}
+
+/// Why a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Refresh,
+    Over,
+    OutputClosed,
+    Hit,
+}
+
+struct Measurement<'a> {
+    plan: &'a Plan<'a>,
+    source: AttachedTimerlat,
+    watch: Watch,
+    screen: Screen,
+    zone: TimeZone,
+    total: Total,
+    json: JsonLines,
+    worst: Worst,
+    /// Those that hit a threshold, the first of each CPU.
+    hits: BTreeMap<u32, LateEvent>,
+    /// For a trace at the end.
+    kept: Vec<LateEvent>,
+}
+
+impl<'a> Measurement<'a> {
+    fn new(plan: &'a Plan<'a>, source: AttachedTimerlat, watch: Watch) -> Self {
+        let common = plan.common;
+        let worst = common.worst.map(usize::from);
+        Measurement {
+            plan,
+            source,
+            watch,
+            screen: Screen::new(),
+            zone: TimeZone::system(),
+            total: Total::default(),
+            json: JsonLines::new(worst.filter(|_| common.why.is_none())),
+            worst: Worst::new(worst.unwrap_or(0)),
+            hits: BTreeMap::new(),
+            kept: Vec::new(),
+        }
+    }
+
+    fn measure(&mut self, out: &mut dyn Write) -> anyhow::Result<u8> {
+        let common = self.plan.common;
+        if let Some(warm_up) = common.warm_up {
+            let until = Instant::now() + Duration::from_nanos(warm_up);
+            if self.watch.until(Some(until))? != Ended::Time {
+                return Ok(SUCCESS);
+            }
+            self.source.drain_late(Duration::ZERO, &mut |_| {})?;
+            self.source.snapshot()?;
+            self.source.resume();
+        }
+        if common.why.is_some() && !common.json {
+            late::write_heading(out)?;
+            out.flush()?;
+        }
+        let started = Instant::now();
+        let end = common.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
+        let mut refreshes = 0;
+        loop {
+            // A fixed schedule: an output that takes long does not shift the ones after it.
+            let refresh = started + REFRESH.saturating_mul(refreshes + 1);
+            let step = self.wait(end.map_or(refresh, |end| end.min(refresh)), end, out)?;
+            if step == Step::OutputClosed {
+                return Ok(SUCCESS);
+            }
+            let latest = self.source.snapshot()?;
+            self.total.add(&latest);
+            let hit = step == Step::Hit && !self.goes_on_after_hit(out)?;
+            if hit || step == Step::Over {
+                self.finish(out, latest, hit)?;
+                return Ok(if hit { THRESHOLD_HIT } else { SUCCESS });
+            }
+            if step == Step::Refresh {
+                refreshes += 1;
+                self.refresh(out, latest)?;
+                out.flush()?;
+            }
+        }
+    }
+
+    /// Waits for the next refresh, and takes late activations meanwhile.
+    fn wait(&mut self, until: Instant, end: Option<Instant>, out: &mut dyn Write) -> anyhow::Result<Step> {
+        loop {
+            let ended = self.watch.until(Some(until.min(Instant::now() + SLICE)))?;
+            // Whoever stops it has told why before.
+            let is_hit = self.source.stopped_by().is_some();
+            self.take_late(out)?;
+            out.flush()?;
+            match ended {
+                Ended::OutputClosed => return Ok(Step::OutputClosed),
+                Ended::Signal => return Ok(Step::Over),
+                Ended::Time if is_hit => return Ok(Step::Hit),
+                Ended::Time if end.is_some_and(|end| Instant::now() >= end) => return Ok(Step::Over),
+                Ended::Time if Instant::now() >= until => return Ok(Step::Refresh),
+                Ended::Time => {}
+            }
+        }
+    }
+
+    fn take_late(&mut self, out: &mut dyn Write) -> anyhow::Result<()> {
+        let mut events = Vec::new();
+        self.source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+        for mut event in events {
+            if self.is_hit(&event) {
+                self.hits.entry(event.cpu).or_insert_with(|| event.clone());
+            }
+            if common_worst(self.plan) == 0 && self.kept.len() < KEPT {
+                self.kept.push(event.clone());
+            }
+            let common = self.plan.common;
+            if self.plan.stack_ns.is_some_and(|over_ns| event.latency_ns < over_ns) {
+                event.stack.clear();
+            }
+            let is_asked = common.why.is_some_and(|over_ns| event.latency_ns >= over_ns);
+            if common.json {
+                let evidence = event.evidence.take();
+                if is_asked || common.worst.is_some() || (evidence.is_some() && common.why.is_none()) {
+                    self.json.late(out, event)?;
+                }
+            } else {
+                if is_asked {
+                    late::write(out, &event, &self.zone)?;
+                }
+                self.worst.add(event);
+            }
+        }
+        Ok(())
+    }
+
+    fn is_hit(&self, event: &LateEvent) -> bool {
+        let irq_ns = evidence_of(event).map_or(0, |evidence| evidence.irq_ns.saturating_sub(evidence.due_ns));
+        let stop = self.plan.stop;
+        stop.irq_ns.is_some_and(|limit_ns| irq_ns >= limit_ns)
+            || stop.thread_ns.is_some_and(|limit_ns| event.latency_ns >= limit_ns)
+    }
+
+    /// Performs the actions; where they say so, measuring goes on.
+    fn goes_on_after_hit(&mut self, out: &mut dyn Write) -> anyhow::Result<bool> {
+        let common = self.plan.common;
+        let late: Vec<LateEvent> = self.hits.values().cloned().collect();
+        match actions::perform(&common.on_threshold, &late) {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
+            Err(error) => {
+                // What was measured is still to be shown.
+                eprintln!("whylate: {error:#}");
+                return Ok(false);
+            }
+        }
+        if !common.json {
+            self.write_hit(out)?;
+        }
+        self.hits.clear();
+        // What came in after the stop is of no measurement.
+        self.source.drain_late(Duration::ZERO, &mut |_| {})?;
+        self.source.snapshot()?;
+        self.source.resume();
+        Ok(true)
+    }
+
+    fn refresh(&mut self, out: &mut dyn Write, latest: Snapshot) -> anyhow::Result<()> {
+        let common = self.plan.common;
+        let is_live = match self.plan.view {
+            View::Top { is_live } => is_live,
+            View::Hist { is_live, .. } => is_live,
+            View::Analysis => false,
+        };
+        if common.json && matches!(self.plan.view, View::Top { is_live: true }) {
+            self.json.snapshot(out, latest)?;
+            // Each line has the worst of its second.
+            self.source.forget_worst();
+        } else if is_live && !common.json && common.why.is_none() {
+            let text = self.text()?;
+            self.screen.show(out, &text)?;
+        }
+        Ok(())
+    }
+
+    /// What is shown of everything so far.
+    fn text(&mut self) -> anyhow::Result<String> {
+        let mut text = Vec::new();
+        let unit = self.plan.common.unit();
+        match &self.plan.view {
+            View::Top { .. } => top::write(&mut text, &self.total, unit, true)?,
+            View::Hist { shown, .. } => hist::write(&mut text, &self.total, shown)?,
+            View::Analysis => {}
+        }
+        if self.plan.common.percentiles {
+            percentiles::write(&mut text, &self.total, unit, true)?;
+        }
+        if self.plan.common.worst.is_some() {
+            writeln!(text, "The worst:")?;
+            late::write_heading(&mut text)?;
+            for event in self.worst.iter() {
+                late::write(&mut text, event, &self.zone)?;
+            }
+        }
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    fn finish(&mut self, out: &mut dyn Write, latest: Snapshot, hit: bool) -> anyhow::Result<()> {
+        let common = self.plan.common;
+        if common.json {
+            let is_live = matches!(self.plan.view, View::Top { is_live: true });
+            let snapshot = if is_live { latest } else { std::mem::take(&mut self.total).into_snapshot(latest) };
+            self.json.snapshot(out, snapshot)?;
+        } else {
+            let text = self.text()?;
+            self.screen.leave(out)?;
+            out.write_all(text.as_bytes())?;
+            match (&self.plan.view, hit) {
+                (View::Analysis, false) => {
+                    let max_ns = self.total.all().latencies.iter().take(2).map(|latencies| latencies.max_ns()).max();
+                    writeln!(out, "  Max latency was {}", max_ns.unwrap_or(0) / common.unit().ns())?;
+                }
+                (View::Analysis, true) => {}
+                _ => self.write_footer(out, latest)?,
+            }
+            if hit {
+                self.write_hit(out)?;
+            }
+        }
+        let mut late: Vec<LateEvent> = self.hits.values().cloned().collect();
+        if let Some(path) = common.trace_file().filter(|_| hit) {
+            actions::save(&path, &late)?;
+            if !common.json {
+                writeln!(out, "  Saving trace to {}", path.display())?;
+            }
+        }
+        out.flush()?;
+        if late.is_empty() {
+            late = self.kept.drain(..).chain(self.worst.take()).collect();
+        }
+        actions::perform(&common.on_end, &late)?;
+        Ok(())
+    }
+
+    fn write_footer(&self, out: &mut dyn Write, latest: Snapshot) -> anyhow::Result<()> {
+        let only = matches!(&self.plan.view, View::Hist { shown, .. } if shown.without_summary);
+        if !only {
+            percentiles::write_missed(out, &self.total)?;
+        }
+        let lost = Snapshot { lost: self.total.lost.clone(), probe: self.total.probe, series: Vec::new(), ..latest };
+        footer::write(out, &lost)?;
+        Ok(())
+    }
+
+    /// The analysis of what stopped the measurement.
+    fn write_hit(&mut self, out: &mut dyn Write) -> anyhow::Result<()> {
+        let common = self.plan.common;
+        writeln!(out, "whylate timerlat hit stop tracing")?;
+        if common.no_aa {
+            return Ok(());
+        }
+        for (cpu, event) in &self.hits {
+            if let Some(mut evidence) = evidence_of(event).cloned() {
+                let shows_stack = self.plan.stack_ns.is_some_and(|over_ns| event.latency_ns >= over_ns);
+                if !shows_stack {
+                    evidence.stack.clear();
+                }
+                analysis::write(out, *cpu, &evidence)?;
+                writeln!(out)?;
+            }
+        }
+        if let Some(cpu) = self.source.stopped_by().filter(|cpu| !self.hits.contains_key(cpu)) {
+            writeln!(out, "## CPU {cpu} hit stop tracing, and it was not recorded who had it ##")?;
+        }
+        if let Some((cpu, ns)) = self.source.max_from_idle() {
+            let us = ns as f64 / 1_000.0;
+            writeln!(out, "  Max timerlat IRQ latency from idle: {us:.2} us in cpu {cpu}")?;
+        }
+        if common.dump_tasks {
+            writeln!(out, "Printing CPU tasks:")?;
+            for (cpu, thread) in self.source.tasks_at_stop() {
+                writeln!(out, "    [{cpu}] {}", view::printable_task(&thread))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn common_worst(plan: &Plan<'_>) -> u16 {
+    plan.common.worst.unwrap_or(0)
+}
+
+fn evidence_of(event: &LateEvent) -> Option<&TimerEvidence> {
+    match event.evidence.as_deref()? {
+        Evidence::Timer(evidence) => Some(evidence),
+        Evidence::Work(_) => None,
+    }
+}

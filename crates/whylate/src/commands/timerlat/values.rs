@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How the values of timerlat's options are read.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use whylate_model::units::parse_duration_ns;
+use whylate_sources::cpus;
+use whylate_sources::timerlat::{PERIODS_NS, Policy};
+
+/// A latency; a bare number is in microseconds.
+pub fn us(text: &str) -> Result<u64, String> {
+    match parse_duration_ns(text, 1_000) {
+        Ok(0) => Err("it must be more than zero".to_owned()),
+        Ok(ns) => Ok(ns),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A period; a bare number is in microseconds.
+pub fn period(text: &str) -> Result<u64, String> {
+    us(text).ok().filter(|ns| PERIODS_NS.contains(ns)).ok_or_else(|| "a period is from 100 us to 1 s long".to_owned())
+}
+
+/// A list of CPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cpus(pub Vec<u32>);
+
+impl FromStr for Cpus {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut cpus = cpus::numbers(text).filter(|cpus| !cpus.is_empty()).ok_or("CPUs are listed like this: 0,2-5")?;
+        cpus.sort_unstable();
+        cpus.dedup();
+        Ok(Cpus(cpus))
+    }
+}
+
+/// `o:nice`, `r:priority`, `f:priority` or `d:runtime:period`.
+pub fn policy(text: &str) -> Result<Policy, String> {
+    let wrong = "a priority is o:NICE, r:PRIORITY, f:PRIORITY or d:RUNTIME:PERIOD, e.g. f:95 or d:500us:1ms";
+    let (class, rest) = text.split_once(':').ok_or(wrong)?;
+    let real_time = || match rest.parse() {
+        Ok(priority @ 1..=99) => Ok(priority),
+        _ => Err("a real-time priority is from 1 to 99"),
+    };
+    let length_ns = |text: &str| parse_duration_ns(text, 1).ok().filter(|&ns| ns > 0).ok_or(wrong);
+    match class {
+        "o" => match rest.parse() {
+            Ok(nice @ -20..=19) => Ok(Policy::Other(nice)),
+            _ => Err("a nice value is from -20 to 19".to_owned()),
+        },
+        "r" => Ok(Policy::RoundRobin(real_time()?)),
+        "f" => Ok(Policy::Fifo(real_time()?)),
+        "d" => {
+            let (runtime, period) = rest.split_once(':').ok_or(wrong)?;
+            let (runtime_ns, period_ns) = (length_ns(runtime)?, length_ns(period)?);
+            if runtime_ns > period_ns {
+                return Err("the runtime of a deadline thread fits into its period".to_owned());
+            }
+            Ok(Policy::Deadline { runtime_ns, period_ns })
+        }
+        _ => Err(wrong.to_owned()),
+    }
+}
+
+/// What to do when a threshold is hit, or at the end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Save the late activations to a file.
+    Trace(PathBuf),
+    /// Send a signal to a process.
+    Signal {
+        /// The signal's number.
+        number: i32,
+        /// `None` for the parent.
+        pid: Option<i32>,
+    },
+    /// Run a command in a shell.
+    Shell(String),
+    /// Go on measuring.
+    Continue,
+}
+
+/// Where traces go that have no other name.
+pub const TRACE_FILE: &str = "timerlat_trace.txt";
+
+impl FromStr for Action {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (what, rest) = text.split_once(',').map_or((text, None), |(what, rest)| (what, Some(rest)));
+        match (what, rest) {
+            ("trace", None) => Ok(Action::Trace(TRACE_FILE.into())),
+            ("trace", Some(rest)) => match rest.strip_prefix("file=") {
+                Some(file) if !file.is_empty() => Ok(Action::Trace(file.into())),
+                _ => Err("it is trace or trace,file=FILE".to_owned()),
+            },
+            // A command may have commas.
+            ("shell", Some(rest)) => match rest.strip_prefix("command=") {
+                Some(command) if !command.is_empty() => Ok(Action::Shell(command.to_owned())),
+                _ => Err("it is shell,command=COMMAND".to_owned()),
+            },
+            ("signal", Some(rest)) => {
+                signal(rest).ok_or_else(|| "it is signal,num=NUMBER,pid=PID, or pid=parent".to_owned())
+            }
+            ("continue", None) => Ok(Action::Continue),
+            _ => Err("an action is trace, signal, shell or continue".to_owned()),
+        }
+    }
+}
+
+fn signal(text: &str) -> Option<Action> {
+    let (mut number, mut whom) = (None, None);
+    for part in text.split(',') {
+        match part.split_once('=')? {
+            ("num", value) => number = value.parse().ok().filter(|number| (1..=64).contains(number)),
+            ("pid", "parent") => whom = Some(None),
+            ("pid", value) => whom = Some(Some(value.parse().ok().filter(|&pid: &i32| pid > 0)?)),
+            _ => return None,
+        }
+    }
+    Some(Action::Signal { number: number?, pid: whom? })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn latencies_are_microseconds_unless_they_say_otherwise() {
+        assert_eq!((us("40"), us("1.5ms")), (Ok(40_000), Ok(1_500_000)));
+        assert!(us("0").is_err() && us("x").is_err() && us("-1").is_err());
+    }
+
+    #[test]
+    fn periods_are_bounded_as_the_kernels_are() {
+        assert_eq!((period("100"), period("1s")), (Ok(100_000), Ok(1_000_000_000)));
+        assert!(period("99").is_err() && period("1000001").is_err());
+    }
+
+    #[test]
+    fn lists_of_cpus_are_sorted() {
+        assert_eq!("3,0-1,1".parse(), Ok(Cpus(vec![0, 1, 3])));
+        for text in ["", "x", "1-", "3-1", "-1"] {
+            assert!(text.parse::<Cpus>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_class_of_priority_is_read() {
+        assert_eq!(policy("o:-5"), Ok(Policy::Other(-5)));
+        assert_eq!(policy("r:1"), Ok(Policy::RoundRobin(1)));
+        assert_eq!(policy("f:95"), Ok(Policy::Fifo(95)));
+        assert_eq!(policy("d:500us:1ms"), Ok(Policy::Deadline { runtime_ns: 500_000, period_ns: 1_000_000 }));
+        assert_eq!(policy("d:500:1000"), Ok(Policy::Deadline { runtime_ns: 500, period_ns: 1_000 }));
+        for text in ["", "f", "f:0", "f:100", "r:x", "o:20", "d:1ms", "d:2ms:1ms", "x:1", "f:95:1"] {
+            assert!(policy(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_action_is_read() {
+        assert_eq!("trace".parse(), Ok(Action::Trace(TRACE_FILE.into())));
+        assert_eq!("trace,file=a b".parse(), Ok(Action::Trace("a b".into())));
+        assert_eq!("signal,num=2,pid=parent".parse(), Ok(Action::Signal { number: 2, pid: None }));
+        assert_eq!("signal,pid=77,num=15".parse(), Ok(Action::Signal { number: 15, pid: Some(77) }));
+        assert_eq!("shell,command=echo a,b".parse(), Ok(Action::Shell("echo a,b".to_owned())));
+        assert_eq!("continue".parse(), Ok(Action::Continue));
+        for text in [
+            "",
+            "trace,",
+            "trace,file=",
+            "signal",
+            "signal,num=2",
+            "signal,num=0,pid=1",
+            "signal,num=9,pid=-1",
+            "shell",
+            "stop",
+        ] {
+            assert!(text.parse::<Action>().is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_is_typed_panics(text in ".{0,40}") {
+            let _ = (us(&text), period(&text), policy(&text), text.parse::<Cpus>(), text.parse::<Action>());
+        }
+    }
+}

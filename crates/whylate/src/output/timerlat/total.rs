@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Everything that was measured since the beginning.
+
+use std::collections::BTreeMap;
+
+use whylate_model::{Histogram, Probe, Series, Snapshot, Steps};
+
+/// The latencies that are told apart, in the order of their columns.
+pub const KINDS: [&str; 3] = ["irq", "thread", "user"];
+/// The thread's as every period would have seen it.
+pub const CORRECTED: &str = "thread_corrected";
+
+/// By CPU.
+#[derive(Clone, Debug, Default)]
+pub struct Total {
+    pub cpus: BTreeMap<u32, OfCpu>,
+    pub duration_ns: u64,
+    pub lost: BTreeMap<String, u64>,
+    pub probe: Probe,
+}
+
+/// Of one CPU.
+#[derive(Clone, Debug, Default)]
+pub struct OfCpu {
+    /// In the order of [`KINDS`].
+    pub latencies: [Histogram; 3],
+    pub corrected: Histogram,
+    pub last_ns: [u64; 3],
+    /// Counts by equal steps, where they are asked for.
+    pub steps: [Steps; 3],
+    /// Periods in which the thread was still late for an earlier one.
+    pub missed: u64,
+}
+
+impl OfCpu {
+    /// How many activations were seen.
+    pub fn count(&self) -> u64 {
+        self.latencies.iter().map(Histogram::count).max().unwrap_or(0)
+    }
+}
+
+impl Total {
+    /// Adds a span of time.
+    pub fn add(&mut self, snapshot: &Snapshot) {
+        self.duration_ns += snapshot.duration_ns;
+        for (reason, count) in &snapshot.lost {
+            *self.lost.entry(reason.clone()).or_default() += count;
+        }
+        self.probe.run_ns += snapshot.probe.run_ns;
+        self.probe.runs += snapshot.probe.runs;
+        for series in &snapshot.series {
+            if let Some(cpu) = series.labels.get("cpu").and_then(|cpu| cpu.parse().ok()) {
+                self.cpus.entry(cpu).or_default().add(series);
+            }
+        }
+    }
+
+    /// All CPUs as one; no latency is its last one.
+    pub fn all(&self) -> OfCpu {
+        let mut all = OfCpu::default();
+        for of_cpu in self.cpus.values() {
+            for kind in 0..KINDS.len() {
+                all.latencies[kind].merge(&of_cpu.latencies[kind]);
+                // All CPUs have the same steps.
+                all.steps[kind].merge(&of_cpu.steps[kind]);
+            }
+            all.corrected.merge(&of_cpu.corrected);
+            all.missed += of_cpu.missed;
+        }
+        all
+    }
+
+    /// As one snapshot, with the rest of it from the latest one.
+    pub fn into_snapshot(self, latest: Snapshot) -> Snapshot {
+        let start_unix_ns = (latest.start_unix_ns + latest.duration_ns).saturating_sub(self.duration_ns);
+        let series = self.cpus.into_iter().map(|(cpu, of_cpu)| of_cpu.into_series(cpu)).collect();
+        let (duration_ns, lost, probe) = (self.duration_ns, self.lost, self.probe);
+        Snapshot { start_unix_ns, duration_ns, series, lost, probe, ..latest }
+    }
+}
+
+impl OfCpu {
+    fn add(&mut self, series: &Series) {
+        for (index, kind) in KINDS.into_iter().enumerate() {
+            if let Some(histogram) = series.histograms.get(kind).filter(|histogram| !histogram.is_empty()) {
+                self.latencies[index].merge(histogram);
+                // Of an interval without an activation the last one is not of this measurement.
+                self.last_ns[index] = series.values.get(&last(kind)).map_or(0, |&ns| ns as u64);
+            }
+            if let Some(steps) = series.steps.get(kind) {
+                self.steps[index].merge(steps);
+            }
+        }
+        if let Some(corrected) = series.histograms.get(CORRECTED) {
+            self.corrected.merge(corrected);
+        }
+        self.missed += series.values.get("missed").map_or(0, |&missed| missed as u64);
+    }
+
+    fn into_series(self, cpu: u32) -> Series {
+        let mut series = Series::default();
+        series.labels.insert("cpu".to_owned(), cpu.to_string());
+        let parts = KINDS.into_iter().zip(self.latencies).zip(self.last_ns).zip(self.steps);
+        for (((kind, histogram), last_ns), steps) in parts {
+            series.histograms.insert(kind.to_owned(), histogram);
+            series.values.insert(last(kind), last_ns as f64);
+            if steps.step_ns > 0 {
+                series.steps.insert(kind.to_owned(), steps);
+            }
+        }
+        series.histograms.insert(CORRECTED.to_owned(), self.corrected);
+        series.values.insert("missed".to_owned(), self.missed as f64);
+        series
+    }
+}
+
+fn last(kind: &str) -> String {
+    format!("{kind}_last_ns")
+}
+
+/// What tests of outputs are fed with.
+#[cfg(test)]
+pub(super) mod sample {
+    use super::*;
+
+    /// Two CPUs, the second one without a return to user space.
+    pub fn total() -> Total {
+        let mut total = Total::default();
+        let mut snapshot = Snapshot::new("timerlat", "bpf", "host", 0);
+        snapshot.duration_ns = 6_400_000_000;
+        for (cpu, latencies_ns) in [(0, [4_900, 50_000, 73_100]), (12, [150, 9_999, 0])] {
+            let mut of_cpu = OfCpu { missed: u64::from(cpu), last_ns: latencies_ns, ..OfCpu::default() };
+            for (kind, &ns) in latencies_ns.iter().enumerate().filter(|&(_, &ns)| ns > 0) {
+                let values = [ns, 2 * ns, 3_456 * ns];
+                of_cpu.latencies[kind] = values.into_iter().collect();
+                let mut steps = Steps { step_ns: 1_000, counts: vec![0; 256], over: 0 };
+                for ns in values {
+                    match steps.counts.get_mut((ns / 1_000) as usize) {
+                        Some(count) => *count += 1,
+                        None => steps.over += 1,
+                    }
+                }
+                of_cpu.steps[kind] = steps;
+            }
+            of_cpu.corrected = of_cpu.latencies[1].clone();
+            snapshot.series.push(of_cpu.into_series(cpu));
+        }
+        snapshot.lost.insert("unseen".to_owned(), 3);
+        total.add(&snapshot);
+        total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_total_is_a_snapshot_again() {
+        let total = sample::total();
+        let before = total.all();
+        let mut latest = Snapshot::new("timerlat", "bpf", "host", 9_000_000_000);
+        latest.duration_ns = 1_000_000_000;
+        let snapshot = total.clone().into_snapshot(latest);
+        assert_eq!(snapshot.start_unix_ns, 10_000_000_000 - total.duration_ns);
+        let mut again = Total::default();
+        again.add(&snapshot);
+        let after = again.all();
+        assert_eq!((before.latencies, before.steps, before.missed), (after.latencies, after.steps, after.missed));
+        assert_eq!(again.lost["unseen"], 3);
+        assert_eq!(again.cpus[&0].last_ns, [4_900, 50_000, 73_100]);
+    }
+}

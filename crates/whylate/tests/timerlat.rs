@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate timerlat` as its users meet it: each option that changes what is measured, shown or done. They run as root.
+
+mod running;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Output;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use whylate_model::{Series, Snapshot};
+
+use running::{Running, whylate};
+use turn::turn_to_measure;
+
+/// What every activation is late by, and more.
+const ALWAYS: &str = "1";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn timerlat(arguments: &[&str]) -> Result<Output> {
+    Ok(whylate(&[&["timerlat"], arguments].concat()).output()?)
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The standard output of a run that ends well.
+fn shown(arguments: &[&str]) -> Result<String> {
+    let output = timerlat(arguments)?;
+    ensure!(output.status.success(), "{arguments:?}: {}, {}", output.status, text(&output.stderr));
+    Ok(text(&output.stdout))
+}
+
+/// The standard output of a run that a threshold ends.
+fn hit(arguments: &[&str]) -> Result<String> {
+    let output = timerlat(arguments)?;
+    ensure!(output.status.code() == Some(2), "{arguments:?}: {}, {}", output.status, text(&output.stderr));
+    Ok(text(&output.stdout))
+}
+
+/// Its status, and the one line on standard error.
+fn refused(arguments: &[&str]) -> Result<(i32, String)> {
+    let output = timerlat(arguments)?;
+    let stderr = text(&output.stderr);
+    ensure!(output.stdout.is_empty(), "{arguments:?} printed {}", text(&output.stdout));
+    ensure!(stderr.lines().count() == 1, "{arguments:?}: {stderr}");
+    Ok((output.status.code().context("it was killed")?, stderr))
+}
+
+fn snapshots(json: &str) -> Result<Vec<Snapshot>> {
+    json.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+}
+
+fn counts(series: &Series) -> u64 {
+    series.histograms["user"].count() + series.values["missed"] as u64
+}
+
+#[test]
+fn what_is_not_there_is_refused_in_one_line() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let cases: [(&[&str], i32, &str); 7] = [
+        (&["-c", "4095", "-d", "1"], 3, "CPU 4095 is not online"),
+        (&["-C=no/such/group", "-d", "1"], 1, "cgroup"),
+        (&["-C=../etc", "-d", "1"], 1, "cgroup"),
+        (&["-U", "-d", "1"], 3, "-U needs the kernel's timerlat tracer"),
+        (&["-e", "sched:sched_switch", "-t", "-d", "1"], 3, "-e needs the kernel's timerlat tracer"),
+        (&["--backend", "magic", "-d", "1"], 1, "no backend is named magic"),
+        (&["--on-end", "trace", "-d", "1"], 1, "no late activation is asked for"),
+    ];
+    for (arguments, status, told) in cases {
+        let (found, line) = refused(arguments)?;
+        ensure!((found, line.contains(told)) == (status, true), "{arguments:?}: {found}, {line}");
+    }
+    // Status 2 would be a threshold.
+    ensure!(timerlat(&["-p", "5"])?.status.code() == Some(1), "a period that is too short has another status");
+    Ok(())
+}
+
+#[test]
+fn without_privileges_it_says_so_in_one_line() -> Result<()> {
+    let mut command = whylate(&["timerlat", "-d", "1"]);
+    if rustix::process::geteuid().is_root() {
+        // Who may not open it cannot be shown to be refused by it.
+        let program = PathBuf::from(command.get_program());
+        if program.ancestors().any(|folder| fs::metadata(folder).is_ok_and(|data| data.permissions().mode() & 0o1 == 0))
+        {
+            println!("skipped: the program is in a folder of root alone");
+            return Ok(());
+        }
+        command.uid(65_534).gid(65_534);
+    }
+    let output = command.output()?;
+    let stderr = text(&output.stderr);
+    ensure!(output.status.code() == Some(3) && stderr.lines().count() == 1, "{}: {stderr}", output.status);
+    ensure!(stderr.starts_with("whylate: cannot attach timerlat: not permitted"), "{stderr}");
+    Ok(())
+}
+
+#[test]
+fn a_second_that_is_missed_is_counted() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let mut running = Running::start(&["timerlat", "hist", "--json", "-d", "4"])?;
+    thread::sleep(Duration::from_millis(1_500));
+    running.signal(Signal::STOP)?;
+    thread::sleep(Duration::from_secs(1));
+    running.signal(Signal::CONT)?;
+    let mut out = String::new();
+    std::io::Read::read_to_string(&mut running.stdout()?, &mut out)?;
+    ensure!(running.end()?.0.success(), "{out}");
+    for series in &snapshots(&out)?.first().context("nothing was printed")?.series {
+        let missed = series.values["missed"];
+        ensure!(missed >= 990.0, "{missed} missed");
+        let corrected_ns = series.histograms["thread_corrected"].quantile_ns(0.99) as f64;
+        ensure!((corrected_ns / 960e6 - 1.0).abs() <= 0.05, "corrected p99: {corrected_ns}");
+        // No interrupt was late: the thread was away.
+        let irq_ns = series.histograms["irq"].max_ns();
+        ensure!(irq_ns < 500_000_000, "an interrupt is said to be {irq_ns} ns late");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_threshold_ends_it_and_is_explained() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let trace = folder.path().join("trace.txt");
+    let to_trace = format!("-t={}", trace.display());
+    let auto = hit(&["-a", ALWAYS, "-c", "0", "-q", &to_trace, "--dump-tasks"])?;
+    let wanted =
+        ["CPU COUNT", "hit stop tracing", "## CPU 0 hit stop tracing", "IRQ handler delay:", "Thread latency:"];
+    for line in wanted.into_iter().chain(["Printing CPU tasks:", "Saving trace to", "Blocking thread stacktrace"]) {
+        ensure!(auto.contains(line), "no {line}: {auto}");
+    }
+    ensure!(fs::metadata(&trace)?.permissions().mode() & 0o777 == 0o600, "others may read the trace");
+    ensure!(fs::read_to_string(&trace)?.contains("WHO HAD THE CPU"), "nothing is in the trace");
+
+    let thread = hit(&["-T", ALWAYS, "-c", "0", "-q"])?;
+    ensure!(thread.contains("## CPU 0") && !thread.contains("stacktrace") && !thread.contains("CPU tasks"), "{thread}");
+    let irq = hit(&["-i", ALWAYS, "-c", "0", "-q", "--no-aa"])?;
+    ensure!(irq.contains("hit stop tracing") && !irq.contains("##"), "{irq}");
+    let only = hit(&["--aa-only", ALWAYS, "-c", "0"])?;
+    ensure!(only.contains("## CPU 0") && !only.contains("CPU COUNT"), "{only}");
+    // Nothing is so late.
+    let never = shown(&["--aa-only", "100s", "-c", "0", "-d", "1"])?;
+    ensure!(never.trim_start().starts_with("Max latency was "), "{never}");
+    Ok(())
+}
+
+#[test]
+fn actions_are_performed() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let path = |name: &str| folder.path().join(name);
+    let touch = |name: &str| format!("shell,command=touch {}", path(name).display());
+    hit(&["-T", ALWAYS, "-q", "--on-threshold", &touch("hit"), "--on-end", &touch("end")])?;
+    ensure!(path("hit").exists() && path("end").exists(), "an action was not performed");
+    let saves = format!("trace,file={}", path("trace").display());
+    let on = shown(&["-T", ALWAYS, "-q", "-d", "1", "--on-threshold", &saves, "--on-threshold", "continue"])?;
+    ensure!(on.matches("hit stop tracing").count() > 1 && path("trace").exists(), "{on}");
+    Ok(())
+}
+
+#[test]
+fn the_period_the_unit_and_the_warm_up_count() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let json = shown(&["top", "-q", "--json", "-d", "2", "-p", "10ms", "--warm-up", "1", "-c", "0"])?;
+    let all = snapshots(&json)?;
+    ensure!(all.len() == 1 && all[0].series.len() == 1, "{json}");
+    let periods = counts(&all[0].series[0]);
+    ensure!((190..=210).contains(&periods), "{periods} periods of 10 ms in 2 s");
+    ensure!((1_900..2_500).contains(&(all[0].duration_ns / 1_000_000)), "{} ns", all[0].duration_ns);
+    let nano = shown(&["top", "-q", "-n", "-d", "1", "--percentiles"])?;
+    ensure!(nano.contains("IRQ Timer Latency (ns)") && nano.contains("p99.9999"), "{nano}");
+    Ok(())
+}
+
+#[test]
+fn json_comes_each_second_with_causes_that_add_up() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let all = snapshots(&shown(&["top", "--json", "-d", "3", "-c", "0", "--why", "5"])?)?;
+    ensure!(all.len() >= 3, "{} lines", all.len());
+    let late: Vec<_> = all.iter().flat_map(|snapshot| &snapshot.late).collect();
+    ensure!(!late.is_empty(), "nothing was late by 5 us");
+    for event in late {
+        ensure!(event.causes.iter().map(|cause| cause.ns).sum::<u64>() == event.latency_ns, "{event:?}");
+        ensure!(event.phases.iter().map(|phase| phase.1).sum::<u64>() == event.latency_ns, "{event:?}");
+        ensure!(event.latency_ns >= 5_000 && event.evidence.is_none(), "{event:?}");
+    }
+    let worst = snapshots(&shown(&["top", "-q", "--json", "-d", "2", "--worst", "3"])?)?;
+    ensure!(worst[0].late.len() == 3, "{} worst", worst[0].late.len());
+    Ok(())
+}
+
+#[test]
+fn text_has_no_escape_codes_off_a_terminal() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let views: [(&[&str], &str); 3] = [
+        (&["top", "-d", "3", "-c", "0"], "Timer Latency  "),
+        (&["hist", "--live", "-d", "3", "-c", "0"], "# RTLA timerlat histogram"),
+        (&["top", "-d", "3", "-c", "0", "--worst", "2"], "The worst:"),
+    ];
+    for (arguments, head) in views {
+        let out = shown(arguments)?;
+        ensure!(!out.contains('\x1b'), "{out:?}");
+        ensure!(out.matches(head).count() >= 2, "not refreshed: {out}");
+    }
+    let why = shown(&["top", "-d", "1", "-c", "0", "--why", "5"])?;
+    ensure!(why.starts_with("TIME ") && why.matches("Timer Latency  ").count() == 1 && why.contains('%'), "{why}");
+    ensure!(shown(&["hist", "-d", "2", "-c", "0"])?.matches("# RTLA").count() == 1, "a histogram comes at the end");
+    Ok(())
+}
+
+/// What is seen of a running program before it is told to end.
+fn while_running<T>(arguments: &[&str], look: impl FnOnce(u32) -> Result<T>) -> Result<T> {
+    let mut running = Running::start(&[&["timerlat", "-q"], arguments].concat())?;
+    let began = Instant::now();
+    while measured_threads(running.pid())?.is_empty() {
+        ensure!(began.elapsed() < PATIENCE && running.is_alive()?, "{arguments:?}: nothing is measured");
+        thread::sleep(Duration::from_millis(20));
+    }
+    thread::sleep(Duration::from_millis(300));
+    let seen = look(running.pid());
+    running.signal(Signal::INT)?;
+    let mut out = String::new();
+    std::io::Read::read_to_string(&mut running.stdout()?, &mut out)?;
+    let (status, stderr) = running.end()?;
+    ensure!(status.success() && out.contains("CPU COUNT"), "{arguments:?}: {status}, {out}, {stderr}");
+    seen
+}
+
+/// Names of the measured threads, with what `/proc` tells of their scheduling: priority and policy.
+fn measured_threads(pid: u32) -> Result<Vec<(String, String, String)>> {
+    let mut threads = Vec::new();
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let stat = fs::read_to_string(task?.path().join("stat"))?;
+        let name = stat.split(['(', ')']).nth(1).unwrap_or_default().to_owned();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        if name.starts_with("timerlat/") {
+            // Fields 40 and 41 of proc_pid_stat(5); the first one after the name is field 3.
+            threads.push((name, fields[37].to_owned(), fields[38].to_owned()));
+        }
+    }
+    threads.sort();
+    Ok(threads)
+}
+
+#[test]
+fn threads_run_where_and_as_they_are_told_to() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    // Policy 1 is SCHED_FIFO, 2 SCHED_RR, 0 SCHED_OTHER.
+    for (arguments, priority, policy) in [(&[][..], "95", "1"), (&["-P", "r:7"], "7", "2"), (&["-P", "o:5"], "0", "0")]
+    {
+        let threads = while_running(&[&["-c", "0"], arguments].concat(), measured_threads)?;
+        ensure!(threads == [("timerlat/0".to_owned(), priority.to_owned(), policy.to_owned())], "{threads:?}");
+    }
+    let deadline = timerlat(&["-P", "d:200us:1ms", "-q", "-d", "1"])?;
+    ensure!(deadline.status.success() || text(&deadline.stderr).contains("deadline"), "{deadline:?}");
+    let other = snapshots(&shown(&["-P", "o:0", "-q", "--json", "-d", "1"])?)?;
+    ensure!(other[0].total("thread").count() >= 500, "timers of normal threads are not seen: {:?}", other[0].lost);
+    let allowed = |pid: u32| -> Result<String> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        Ok(line.context("no list of CPUs")?.trim().to_owned())
+    };
+    ensure!(while_running(&["-H", "0"], allowed)? == "0", "house keeping is elsewhere");
+    ensure!(while_running(&["-c", "0"], allowed)? != "0", "house keeping is on the measured CPU");
+    Ok(())
+}
+
+#[test]
+fn idle_states_and_cgroups_are_asked_for() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let files = |pid: u32| -> Result<Vec<PathBuf>> {
+        fs::read_dir(format!("/proc/{pid}/fd"))?.map(|entry| Ok(fs::read_link(entry?.path())?)).collect()
+    };
+    let device = PathBuf::from("/dev/cpu_dma_latency");
+    if device.exists() {
+        ensure!(while_running(&["--dma-latency", "0"], files)?.contains(&device), "no latency is asked for");
+    } else {
+        ensure!(refused(&["--dma-latency", "0", "-d", "1"])?.1.contains("--dma-latency"), "it is not told");
+    }
+    ensure!(!while_running(&[], files)?.contains(&device), "a latency is asked for");
+
+    let group = PathBuf::from("/sys/fs/cgroup").join(format!("whylate-test-{}", std::process::id()));
+    if fs::metadata("/sys/fs/cgroup/cgroup.procs").is_err() || fs::create_dir(&group).is_err() {
+        println!("skipped: no cgroup of version 2 can be made here");
+        return Ok(());
+    }
+    let name = group.file_name().context("a name")?.to_string_lossy().into_owned();
+    let of = |pid: u32| Ok(fs::read_to_string(format!("/proc/{pid}/cgroup"))?);
+    let found = while_running(&[&format!("-C={name}")], of);
+    fs::remove_dir(&group)?;
+    let found = found?;
+    ensure!(found.trim().ends_with(&name), "{found}");
+    ensure!(while_running(&["-C"], of).is_ok(), "its own cgroup is refused");
+    Ok(())
+}
+
+#[test]
+fn debugging_says_what_is_done() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let output = timerlat(&["-D", "-q", "-d", "1", "-p", "2000"])?;
+    ensure!(text(&output.stderr).contains("backend bpf") && text(&output.stderr).contains("2000000"), "{output:?}");
+    ensure!(timerlat(&["-q", "-d", "1"])?.stderr.is_empty(), "it says too much");
+    Ok(())
+}
