@@ -65,6 +65,11 @@ bench-occupancy: ## what the account behind `--why` costs a context switch (as r
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- occupancy
 
+.PHONY: bench-timerlat
+bench-timerlat: ## what `whylate timerlat` tells and costs, beside cyclictest (as root)
+	@scripts/install-deps bench
+	$(CARGO) run --release -p whylate-bench -- timerlat
+
 .PHONY: install
 install: ## install program, man pages and completions (PREFIX=/usr/local, DESTDIR=)
 	@# Under sudo, cargo would be another user's, or leave root's files in the build folder.

@@ -34,6 +34,8 @@ pub fn die_with_parent(command: &mut Command) -> &mut Command {
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
     pub cpu: Duration,
+    /// Of that, in user space, as far as the kernel can tell it apart.
+    pub user: Duration,
     /// How often they gave up a CPU, of their own accord or not.
     pub switches: u64,
 }
@@ -50,5 +52,6 @@ pub fn usage_of_children() -> io::Result<Usage> {
         Duration::from_secs(time.tv_sec.unsigned_abs()) + Duration::from_micros(time.tv_usec.unsigned_abs())
     };
     let switches = usage.ru_nvcsw.unsigned_abs() + usage.ru_nivcsw.unsigned_abs();
-    Ok(Usage { cpu: duration(usage.ru_utime) + duration(usage.ru_stime), switches })
+    let user = duration(usage.ru_utime);
+    Ok(Usage { cpu: user + duration(usage.ru_stime), user, switches })
 }

@@ -9,6 +9,7 @@ mod machine;
 mod occupancy;
 mod programs;
 mod results;
+mod timerlat;
 mod whylate;
 mod wq;
 
@@ -30,6 +31,8 @@ enum What {
     Wq(results::Arguments),
     /// How much slower loads get, and the time that BPF programs take for an event.
     Occupancy(results::Arguments),
+    /// How late threads are by `whylate timerlat` and by cyclictest, and what an activation costs with each.
+    Timerlat(results::Arguments),
     #[command(hide = true)]
     Paced(occupancy::paced::Arguments),
 }
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().what {
         What::Wq(arguments) => wq::run(&arguments),
         What::Occupancy(arguments) => occupancy::run(&arguments),
+        What::Timerlat(arguments) => timerlat::run(&arguments),
         What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),
     };
     match outcome {
