@@ -51,7 +51,7 @@ pub struct TimerAnalysis {
 }
 
 /// The causes of an activation's latency, largest first. They add up to it to the nanosecond, whatever the evidence is like; what is not
-/// known is [`CauseKind::Unknown`](crate::CauseKind::Unknown).
+/// known is [`CauseKind::Unknown`].
 ///
 /// Each instant belongs to whoever had the CPU: until the timer's interrupt the one that kept interrupts off, the idle state that was
 /// left, or the interrupt before; then that interrupt itself, and whoever kept the thread from the CPU.
