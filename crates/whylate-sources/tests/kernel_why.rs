@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use kernel::disturb::{disturb, is, is_unsupported, while_loaded};
-use kernel::late::{Places, VICTIM, Watched, blamed_ns, common_ns, evidence, span, stay_on, watched};
+use kernel::late::{Places, VICTIM, Watched, blamed_ns, common_ns, evidence, span, watched};
 use kernel::trace::{Event, Kind as TraceKind, Trace};
 use kernel::turn::{plan, turn, turn_to_measure};
+use kernel::urgent::be_idle_on;
 use kernel::{is_emulated, ping_pong};
 use whylate_model::{Cause, CauseKind, LateEvent};
 use whylate_sources::inject::disturbance::{Kind, Policy};
@@ -44,14 +45,14 @@ fn rounds<T>(seen: &AtomicUsize, wanted: usize, mut round: impl FnMut() -> Resul
     Ok(all)
 }
 
-/// Two threads on the disturbed CPU that do nothing but wake each other meanwhile: its heartbeat rests then, and the tick has to do.
+/// Two threads on the disturbed CPU that do nothing but wake each other meanwhile: its heartbeat rests then, and the tick has to do. They
+/// give way to all others, which would wait for them otherwise.
 fn while_switching<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let (from_first, to_second) = std::io::pipe()?;
     let (from_second, to_first) = std::io::pipe()?;
     let over = AtomicBool::new(false);
     let hand_on = |mut from: std::io::PipeReader, mut to: std::io::PipeWriter| {
-        stay_on(cpu)?;
-        rustix::process::setpriority_process(None, 10)?;
+        be_idle_on(cpu)?;
         // When one ends, the other finds its pipe closed.
         while !over.load(Ordering::Relaxed) {
             if to.write_all(&[0]).and_then(|()| from.read_exact(&mut [0])).is_err() {

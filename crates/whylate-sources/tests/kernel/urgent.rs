@@ -21,13 +21,23 @@ const AT_MOST: Duration = Duration::from_secs(2);
 /// Makes the calling thread a FIFO thread of this CPU.
 pub fn be_urgent_on(cpu: u32, priority: i32) -> Result<()> {
     stay_on(cpu)?;
+    schedule_as(libc::SCHED_FIFO, priority).context("cannot become a real-time thread")
+}
+
+/// Makes the calling thread one of this CPU that runs only where no other one wants to.
+pub fn be_idle_on(cpu: u32) -> Result<()> {
+    stay_on(cpu)?;
+    schedule_as(libc::SCHED_IDLE, 0).context("cannot give way to other threads")
+}
+
+fn schedule_as(policy: i32, priority: i32) -> io::Result<()> {
     // SAFETY: `sched_param` is made of integers, for which zero is a value.
     let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
     parameters.sched_priority = priority;
     // SAFETY: the pointer is to a live `sched_param`, which the call only reads; thread 0 is the caller.
-    match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) } {
+    match unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } {
         0 => Ok(()),
-        _ => Err(io::Error::last_os_error()).context("cannot become a real-time thread"),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
