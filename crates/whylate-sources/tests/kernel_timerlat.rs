@@ -59,14 +59,16 @@ fn activations_and_missed_periods_make_up_the_schedule() -> Result<()> {
             let due = snapshot.duration_ns / period_ns;
             println!("{delivered} of {due} periods, lost {:?}", snapshot.lost);
             // The threads start one after the other, and each within its first period.
-            ensure!(delivered.abs_diff(due) <= 1 + (50 * MS_NS) / period_ns, "{delivered} of {due} periods");
+            let apart = 1 + if is_emulated() { 300 * MS_NS / period_ns } else { 50 * MS_NS / period_ns };
+            ensure!(delivered.abs_diff(due) <= apart, "{delivered} of {due} periods");
             ensure!(irq.mean_ns() < thread.mean_ns() && thread.mean_ns() < user.mean_ns(), "not in order");
-            // One may be counted just now.
-            ensure!(irq.count().abs_diff(thread.count()) <= 1, "each activation has both times");
+            // Threads go on counting while their counts are taken, which takes long on an emulated CPU.
+            let meanwhile = if is_emulated() { 300 * MS_NS / period_ns } else { 1 };
+            ensure!(irq.count().abs_diff(thread.count()) <= meanwhile, "each activation has both times");
             let uncounted = user.count().saturating_sub(irq.count());
-            ensure!(uncounted <= snapshot.lost["unseen"] + 1, "an activation is neither counted nor lost");
+            ensure!(uncounted <= snapshot.lost["unseen"] + meanwhile, "an activation is neither counted nor lost");
             let corrected = series.histograms["thread_corrected"].count();
-            ensure!(corrected + 1 >= thread.count(), "{corrected} corrected of {}", thread.count());
+            ensure!(corrected + meanwhile >= thread.count(), "{corrected} corrected of {}", thread.count());
         }
     }
     Ok(())
@@ -211,11 +213,12 @@ fn the_worst_are_the_worst() -> Result<()> {
         })?;
         thread::sleep(Duration::from_millis(100));
     }
-    source.drain_late(Duration::ZERO, &mut |event| latencies_ns.push(event.latency_ns))?;
     let snapshot = source.snapshot()?;
+    // After the snapshot, so that every activation in it is there.
+    source.drain_late(Duration::ZERO, &mut |event| latencies_ns.push(event.latency_ns))?;
     patching(|| drop(source));
     let thread_latency = &of_cpu(&snapshot, cpu).histograms["thread"];
-    ensure!(latencies_ns.iter().max() == Some(&thread_latency.max_ns()), "the worst is missing");
+    ensure!(latencies_ns.contains(&thread_latency.max_ns()), "the worst is missing");
     ensure!(later < 500, "{later} events in a second, of which five can matter at a time");
     Ok(())
 }
