@@ -5,10 +5,12 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
+use std::time::Duration;
 
-use libbpf_rs::OpenObject;
+use anyhow::Context as _;
 use libbpf_rs::libbpf_sys::{bpf_obj_get_info_by_fd, bpf_prog_info};
-use whylate_model::Probe;
+use libbpf_rs::{OpenObject, RingBuffer};
+use whylate_model::{Probe, Snapshot};
 
 use crate::source::{AttachError, SourceInfo};
 
@@ -98,6 +100,36 @@ impl std::ops::AddAssign for ProgramStatistics {
         self.probe.run_ns += other.probe.run_ns;
         self.probe.runs += other.probe.runs;
         self.recursion_misses += other.recursion_misses;
+    }
+}
+
+/// Tells what a source's programs have done since the last time.
+#[derive(Debug, Default)]
+pub struct Meter {
+    told: ProgramStatistics,
+}
+
+impl Meter {
+    /// Adds to a snapshot what is new in the sums.
+    pub fn tell(&mut self, now: ProgramStatistics, snapshot: &mut Snapshot) {
+        snapshot.probe.run_ns = now.probe.run_ns.saturating_sub(self.told.probe.run_ns);
+        snapshot.probe.runs = now.probe.runs.saturating_sub(self.told.probe.runs);
+        // A program that interrupts itself, e.g. in an NMI, is not run.
+        let nested = now.recursion_misses.saturating_sub(self.told.recursion_misses);
+        snapshot.lost.insert("nested".to_owned(), nested);
+        self.told = now;
+    }
+}
+
+/// Has the ring's callback take what has come in, and waits at most so long for the first record.
+///
+/// # Errors
+/// When the kernel refuses; a signal only ends the wait.
+pub fn poll(ring: &RingBuffer<'_>, wait: Duration) -> anyhow::Result<()> {
+    match ring.poll(wait) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == libbpf_rs::ErrorKind::Interrupted => Ok(()),
+        Err(error) => Err(error).context("cannot read late events"),
     }
 }
 

@@ -22,7 +22,7 @@ use super::skel::types::{activation, interrupted_stack, late_activation, timerla
 use super::skel::{TimerlatSkel, TimerlatSkelBuilder};
 use super::threads::{self, Measured, Orders, Stopped};
 use super::{BPF, INFO, TimerlatOptions};
-use crate::attach::{self, ProgramStatistics};
+use crate::attach::{self, Meter};
 use crate::mapped::MappedArray;
 use crate::occupancy::{Account, Timers, WAKEUP_FUNCTION};
 use crate::source::{AttachError, Attached, Backend};
@@ -57,10 +57,12 @@ pub struct AttachedTimerlat {
     since_monotonic_ns: u64,
     /// Late events before are of no measurement.
     counts_from_ns: u64,
+    /// Late events whose records were.
+    cut_short: u64,
     explain_over_ns: u64,
     explain_irq_over_ns: u64,
     weaker: Option<String>,
-    statistics: ProgramStatistics,
+    meter: Meter,
     skeleton: TimerlatSkel<'static>,
 }
 
@@ -137,10 +139,11 @@ impl AttachedTimerlat {
             since_unix_ns: 0,
             since_monotonic_ns: 0,
             counts_from_ns: 0,
+            cut_short: 0,
             weaker: None,
             explain_over_ns: options.explain_over_ns.unwrap_or(u64::MAX),
             explain_irq_over_ns: options.explain_irq_over_ns.unwrap_or(u64::MAX),
-            statistics: ProgramStatistics::default(),
+            meter: Meter::default(),
             skeleton,
         };
         attached.since_monotonic_ns = clock::monotonic_ns();
@@ -183,7 +186,7 @@ impl Attached for AttachedTimerlat {
         let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
         let mut snapshot = Snapshot::new(INFO.name, BPF, &self.host, self.since_unix_ns);
         snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
-        let (mut late_events, mut unseen, mut armed_late) = (0, 0, 0);
+        let (mut late_events, mut unseen, mut armed_late) = (std::mem::take(&mut self.cut_short), 0, 0);
         for measured in &self.measured {
             let tally = &measured.tally;
             let mut series = Series::default();
@@ -223,11 +226,7 @@ impl Attached for AttachedTimerlat {
         if let Some(account) = &self.account {
             statistics += attach::statistics(account.programs());
         }
-        snapshot.probe.run_ns = statistics.probe.run_ns.saturating_sub(self.statistics.probe.run_ns);
-        snapshot.probe.runs = statistics.probe.runs.saturating_sub(self.statistics.probe.runs);
-        let nested = statistics.recursion_misses.saturating_sub(self.statistics.recursion_misses);
-        snapshot.lost.insert("nested".to_owned(), nested);
-        self.statistics = statistics;
+        self.meter.tell(statistics, &mut snapshot);
         self.since_monotonic_ns = now_monotonic_ns;
         self.since_unix_ns = now_unix_ns;
         Ok(snapshot)
@@ -237,16 +236,14 @@ impl Attached for AttachedTimerlat {
         let Some(ring) = &self.ring else {
             return Ok(());
         };
-        match ring.poll(wait) {
-            Ok(()) => {}
-            Err(error) if error.kind() == libbpf_rs::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error).context("cannot read late events"),
-        }
+        attach::poll(ring, wait)?;
         // Others send theirs until they notice a stop.
         let until_ns = self.stopped.until_ns();
         while let Some(bytes) = self.take_record() {
-            let (due_ns, event) =
-                self.event_of(&bytes).context("the kernel's record of a late activation is cut short")?;
+            let Some((due_ns, event)) = self.event_of(&bytes) else {
+                self.cut_short += 1;
+                continue;
+            };
             if due_ns >= self.counts_from_ns && due_ns + event.latency_ns <= until_ns {
                 self.raise_floor(&event);
                 each(event);

@@ -17,7 +17,7 @@ use super::gather::{self, Gathered, per_cpu};
 use super::skel::types::{explain_limits, item_limits, late_item, lost_reason, series_key};
 use super::skel::{OpenWqSkel, WqSkel, WqSkelBuilder};
 use super::{FENTRY, INFO, explain, late};
-use crate::attach::{self, ProgramStatistics};
+use crate::attach::{self, Meter};
 use crate::clock;
 use crate::cpus;
 use crate::mapped::MappedArray;
@@ -75,7 +75,7 @@ pub(super) struct AttachedWq {
     /// When the span of the next snapshot began.
     since_unix_ns: u64,
     since_monotonic_ns: u64,
-    statistics: ProgramStatistics,
+    meter: Meter,
 }
 
 impl AttachedWq {
@@ -122,7 +122,7 @@ impl AttachedWq {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             since_unix_ns: clock::unix_ns(),
             since_monotonic_ns,
-            statistics: ProgramStatistics::default(),
+            meter: Meter::default(),
             skeleton,
         })
     }
@@ -266,12 +266,7 @@ impl Attached for AttachedWq {
         if let Some(account) = &self.account {
             statistics += attach::statistics(account.programs());
         }
-        snapshot.probe.run_ns = statistics.probe.run_ns.saturating_sub(self.statistics.probe.run_ns);
-        snapshot.probe.runs = statistics.probe.runs.saturating_sub(self.statistics.probe.runs);
-        // A program that interrupts itself, e.g. in an NMI, is not run.
-        let nested = statistics.recursion_misses.saturating_sub(self.statistics.recursion_misses);
-        snapshot.lost.insert("nested".to_owned(), nested);
-        self.statistics = statistics;
+        self.meter.tell(statistics, &mut snapshot);
         self.since_monotonic_ns = now_monotonic_ns;
         self.since_unix_ns = now_unix_ns;
         Ok(snapshot)
@@ -281,11 +276,7 @@ impl Attached for AttachedWq {
         let Some(ring) = &self.ring else {
             return Ok(());
         };
-        match ring.poll(wait) {
-            Ok(()) => {}
-            Err(error) if error.kind() == libbpf_rs::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error).context("cannot read late events"),
-        }
+        attach::poll(ring, wait)?;
         // Taken out one by one: `each` may take long, and more may come in meanwhile.
         while let Some(record) = self.take_late() {
             match self.event_of(record) {
