@@ -187,10 +187,12 @@ impl Attached for AttachedTimerlat {
         let mut snapshot = Snapshot::new(INFO.name, BPF, &self.host, self.since_unix_ns);
         snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
         let (mut late_events, mut unseen, mut armed_late) = (std::mem::take(&mut self.cut_short), 0, 0);
-        for measured in &self.measured {
-            let tally = &measured.tally;
+        // All at once, so that their span is the same.
+        let taken: Vec<_> =
+            self.measured.iter().map(|measured| (measured.cpu, measured.tallies.change_over())).collect();
+        for (cpu, tally) in taken {
             let mut series = Series::default();
-            series.labels.insert("cpu".to_owned(), measured.cpu.to_string());
+            series.labels.insert("cpu".to_owned(), cpu.to_string());
             let kinds = [
                 ("irq", &tally.irq),
                 ("thread", &tally.thread),
@@ -210,7 +212,7 @@ impl Attached for AttachedTimerlat {
             unseen += tally.unseen.swap(0, Ordering::Relaxed);
             armed_late += tally.armed_late.swap(0, Ordering::Relaxed);
             let lost = offset_of!(activation, lost) + 8 * timerlat_lost::TIMERLAT_LATE_EVENTS.0 as usize;
-            late_events += self.map.u64_at(measured.cpu as usize, lost).swap(0, Ordering::Relaxed);
+            late_events += self.map.u64_at(cpu as usize, lost).swap(0, Ordering::Relaxed);
         }
         // Activations whose timer or thread the programs have not seen: they have a latency of the return to user space only.
         snapshot.lost.insert("unseen".to_owned(), unseen);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the measured thread of a CPU has counted: written by that thread alone, without a lock or an allocation, and read by another one.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use super::skel::types::irq_times;
 use whylate_model::histogram::{FINE_BUCKETS, fine_bucket_of};
@@ -138,6 +140,51 @@ impl Tally {
     }
 }
 
+/// Two tallies of one CPU: the measured thread fills one while the other is taken, so that what is taken is of whole activations.
+#[derive(Debug)]
+pub(super) struct Tallies {
+    both: [Tally; 2],
+    /// The one to fill from the next activation on.
+    filled: AtomicUsize,
+    /// The one that is being filled plus one; 0 between activations.
+    in_use: AtomicUsize,
+}
+
+/// How long an activation takes to count, far more than enough.
+const COUNTED: Duration = Duration::from_micros(50);
+
+impl Tallies {
+    pub(super) fn new(width: Option<StepWidth>) -> Self {
+        let both = [Tally::new(width), Tally::new(width)];
+        Self { both, filled: AtomicUsize::new(0), in_use: AtomicUsize::new(0) }
+    }
+
+    /// Counts an activation; never waits. For the measured thread alone.
+    pub(super) fn activation(&self, times: Times, period_ns: u64) {
+        let which = loop {
+            let which = self.filled.load(Ordering::SeqCst);
+            self.in_use.store(which + 1, Ordering::SeqCst);
+            // Whoever changes over after this sees that it is in use.
+            if self.filled.load(Ordering::SeqCst) == which {
+                break which;
+            }
+        };
+        self.both[which].activation(times, period_ns);
+        self.in_use.store(0, Ordering::SeqCst);
+    }
+
+    /// From the next activation on the other one is filled, which was taken before. Returns what has been counted until now. For one
+    /// thread alone.
+    pub(super) fn change_over(&self) -> &Tally {
+        let which = self.filled.load(Ordering::SeqCst);
+        self.filled.store(1 - which, Ordering::SeqCst);
+        while self.in_use.load(Ordering::SeqCst) == which + 1 {
+            thread::sleep(COUNTED);
+        }
+        &self.both[which]
+    }
+}
+
 /// Of one activation, on CLOCK_MONOTONIC.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Times {
@@ -176,6 +223,33 @@ mod tests {
         tally.activation(Times { due_ns: 5, irq_ns: 6, thread_ns: 7, user_ns: 5 + 3 * MS_NS }, MS_NS);
         let corrected = tally.corrected.take();
         assert_eq!((tally.missed.load(Ordering::Relaxed), corrected.count(), corrected.max_ns()), (3, 4, 2 * MS_NS));
+    }
+
+    #[test]
+    fn what_is_taken_while_a_thread_counts_is_of_whole_activations() {
+        let tallies = Tallies::new(None);
+        let activations = 200_000;
+        let (over, mut taken) = (AtomicUsize::new(0), 0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 0..activations {
+                    let due_ns = 5 + number * MS_NS;
+                    let times = Times { due_ns, irq_ns: due_ns + 1, thread_ns: due_ns + 2, user_ns: due_ns + 3 };
+                    tallies.activation(times, MS_NS);
+                }
+                over.store(1, Ordering::SeqCst);
+            });
+            let mut rest = 2;
+            while rest > 0 {
+                // Both, after the last activation.
+                rest -= over.load(Ordering::SeqCst);
+                let tally = tallies.change_over();
+                let counts = [&tally.irq, &tally.thread, &tally.user, &tally.corrected].map(|kind| kind.take().count());
+                assert_eq!(counts, [counts[0]; 4]);
+                taken += counts[0];
+            }
+        });
+        assert_eq!(taken, activations);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use anyhow::{Context, anyhow};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::activation::Activation;
-use super::tally::{StepWidth, Tally, Times};
+use super::tally::{StepWidth, Tallies, Times};
 use crate::clock::monotonic_ns;
 use crate::mapped::MappedArray;
 
@@ -38,7 +38,7 @@ pub enum Policy {
 #[derive(Debug)]
 pub(super) struct Measured {
     pub cpu: u32,
-    pub tally: Arc<Tally>,
+    pub tallies: Arc<Tallies>,
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<anyhow::Result<()>>>,
 }
@@ -135,20 +135,20 @@ impl std::fmt::Debug for Stopped {
 impl Measured {
     /// Starts it; returns when it is about to sleep for the first time.
     pub(super) fn start(orders: Orders) -> anyhow::Result<Self> {
-        let (tally, over) = (Arc::new(Tally::new(orders.width)), Arc::new(AtomicBool::new(false)));
+        let (tallies, over) = (Arc::new(Tallies::new(orders.width)), Arc::new(AtomicBool::new(false)));
         let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
         let cpu = orders.cpu;
         let thread = thread::Builder::new().name(format!("timerlat/{cpu}")).spawn({
-            let (tally, over) = (Arc::clone(&tally), Arc::clone(&over));
+            let (tallies, over) = (Arc::clone(&tallies), Arc::clone(&over));
             move || {
                 let prepared = prepare(&orders);
                 let may_go = prepared.is_ok();
                 // The starter waits for it.
                 let _ = ready.send(prepared);
-                if may_go { repeat(&orders, &tally, &over) } else { Ok(()) }
+                if may_go { repeat(&orders, &tallies, &over) } else { Ok(()) }
             }
         })?;
-        let measured = Measured { cpu, tally, over, thread: Some(thread) };
+        let measured = Measured { cpu, tallies, over, thread: Some(thread) };
         is_ready.recv().map_err(|_| anyhow!("the measured thread of CPU {cpu} failed"))??;
         Ok(measured)
     }
@@ -180,7 +180,7 @@ fn prepare(orders: &Orders) -> anyhow::Result<()> {
 }
 
 /// Allocates nothing, and takes no lock: what it waited for would be measured too.
-fn repeat(orders: &Orders, tally: &Tally, over: &AtomicBool) -> anyhow::Result<()> {
+fn repeat(orders: &Orders, tallies: &Tallies, over: &AtomicBool) -> anyhow::Result<()> {
     let activation = Activation { map: &orders.map, cpu: orders.cpu };
     activation.measure(true);
     let mut due_ns = monotonic_ns() + orders.period_ns;
@@ -190,7 +190,7 @@ fn repeat(orders: &Orders, tally: &Tally, over: &AtomicBool) -> anyhow::Result<(
         let user_ns = monotonic_ns();
         let times = activation.times(due_ns, user_ns);
         if orders.stopped.measures() {
-            tally.activation(times, orders.period_ns);
+            tallies.activation(times, orders.period_ns);
             if orders.stop.is_hit(times) {
                 orders.stopped.stop(orders.cpu, user_ns);
             }
