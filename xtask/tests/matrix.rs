@@ -15,6 +15,9 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+#[path = "matrix/tracer.rs"]
+mod tracer;
+
 /// Far more than a kernel needs, also on a busy machine.
 const PATIENCE_S: &str = "1500";
 /// So many executions have to be compared for their share to mean anything.
@@ -38,26 +41,42 @@ fn debian_6_1_cloud() -> Result<()> {
     // It enters process_one_work() for items that it does not run, so `fentry` cannot be used, and has no bpf_wq.
     matrix(
         "6.1-cloud",
-        &Expected { backend: "tracepoint", injects: false, cannot_disturb: &[NO_TIMES, NO_IRQS_OFF, "bpf_wq"] },
+        &Expected {
+            backend: "tracepoint",
+            injects: false,
+            cannot_disturb: &[NO_TIMES, NO_IRQS_OFF, "bpf_wq"],
+            has_tracer: false,
+        },
     )
 }
 
 #[test]
 fn debian_6_12_cloud() -> Result<()> {
-    matrix("6.12-cloud", &Expected { backend: "fentry", injects: true, cannot_disturb: &[NO_TIMES, NO_IRQS_OFF] })
+    matrix(
+        "6.12-cloud",
+        &Expected { backend: "fentry", injects: true, cannot_disturb: &[NO_TIMES, NO_IRQS_OFF], has_tracer: false },
+    )
 }
 
 #[test]
 fn debian_6_12_rt() -> Result<()> {
     matrix(
         "6.12-rt",
-        &Expected { backend: "fentry", injects: true, cannot_disturb: &[NO_TIMES, NO_IRQS_OFF, "PREEMPT_RT"] },
+        &Expected {
+            backend: "fentry",
+            injects: true,
+            cannot_disturb: &[NO_TIMES, NO_IRQS_OFF, "PREEMPT_RT"],
+            has_tracer: true,
+        },
     )
 }
 
 #[test]
 fn built_6_12_tracers() -> Result<()> {
-    matrix("6.12-tracers", &Expected { backend: "fentry", injects: true, cannot_disturb: &[NO_TIMES, NO_IRQS_OFF] })
+    matrix(
+        "6.12-tracers",
+        &Expected { backend: "fentry", injects: true, cannot_disturb: &[NO_TIMES, NO_IRQS_OFF], has_tracer: true },
+    )
 }
 
 #[test]
@@ -104,6 +123,8 @@ struct Expected {
     injects: bool,
     /// Why some disturbances cannot be made, or compared with.
     cannot_disturb: &'static [&'static str],
+    /// Has the timerlat tracer.
+    has_tracer: bool,
 }
 
 const NO_IRQS_OFF: &str = "bpf_local_irq_save";
@@ -114,7 +135,8 @@ fn matrix(kernel: &str, expected: &Expected) -> Result<()> {
     program_says_what_it_uses(&machine, expected)?;
     wq_agrees_with_the_trace(&machine, expected)?;
     why_names_what_disturbed(&machine, expected)?;
-    timerlat_keeps_its_schedule(&machine)
+    timerlat_keeps_its_schedule(&machine, expected)?;
+    if expected.has_tracer { tracer::options_are_honoured(&machine) } else { Ok(()) }
 }
 
 /// The static program measures, and names its backend and why it is not the best one.
@@ -154,8 +176,12 @@ fn why_names_what_disturbed(machine: &Machine<'_>, expected: &Expected) -> Resul
 }
 
 /// The kernel tests of `timerlat`. Emulated CPUs are late all the time, so none disturbs them.
-fn timerlat_keeps_its_schedule(machine: &Machine<'_>) -> Result<()> {
+fn timerlat_keeps_its_schedule(machine: &Machine<'_>, expected: &Expected) -> Result<()> {
     let output = machine.run_tests("kernel_timerlat")?;
+    for threads in ["Kernel", "User"] {
+        let is_measured = output.contains(&format!("tracer {threads}: "));
+        ensure!(is_measured == expected.has_tracer, "the tracer's threads ({threads}) are measured: {is_measured}");
+    }
     ensure_skipped_for(&output, &["an emulated CPU is late all the time"])
 }
 

@@ -166,4 +166,9 @@ struct hrtimer_sleeper {
 	struct task_struct *task;
 };
 
+struct timerlat_variables {
+	struct task_struct *kthread;
+	struct hrtimer timer;
+};
+
 #pragma clang attribute pop

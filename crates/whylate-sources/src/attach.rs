@@ -126,11 +126,16 @@ impl Meter {
 /// # Errors
 /// When the kernel refuses; a signal only ends the wait.
 pub fn poll(ring: &RingBuffer<'_>, wait: Duration) -> anyhow::Result<()> {
-    match ring.poll(wait) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == libbpf_rs::ErrorKind::Interrupted => Ok(()),
-        Err(error) => Err(error).context("cannot read late events"),
+    // The kernel tells that there are records a while after it has written them: on PREEMPT_RT a thread does (irq_work), which others keep
+    // from running. They are there all the same.
+    if !wait.is_zero() {
+        match ring.poll(wait) {
+            Ok(()) => {}
+            Err(error) if error.kind() == libbpf_rs::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error).context("cannot read late events"),
+        }
     }
+    ring.consume().context("cannot read late events")
 }
 
 /// Asks the kernel for the sums over `programs`; a program that it does not answer for counts as zero.

@@ -2,15 +2,19 @@
 //! Settings of the kernel that are changed for a while. They are put back at the end, and after a SIGKILL by the next start: what they were
 //! is written down before each change.
 
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Write as _};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
+
+use crate::tracefs::{self, instance};
 
 /// Where it is written down, in a file for each process; it goes with a reboot, as the settings do.
 const RECORDS: &str = "/run/whylate";
+/// No setting is longer.
+const LONGEST: usize = 64 << 10;
 /// Only files below these are settings of the kernel.
 const SETTINGS: [&str; 2] = ["/sys/", "/proc/sys/"];
 
@@ -32,7 +36,7 @@ impl Restore {
     }
 
     pub(crate) fn recorded_in(records: &Path) -> anyhow::Result<Self> {
-        let name = format!("{}-{}", std::process::id(), started(std::process::id()).context("/proc is not mounted")?);
+        let name = this_process().context("/proc is not mounted")?;
         Ok(Restore { record: records.join(name), changed: Vec::new() })
     }
 
@@ -41,8 +45,12 @@ impl Restore {
     /// # Errors
     /// When it cannot be read.
     pub fn read(path: &Path) -> anyhow::Result<String> {
-        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Ok(text.trim_end().to_owned())
+        // In one piece: some files of the kernel refuse to be read into what may be too short (osnoise_cpus_read()).
+        let mut bytes = vec![0; LONGEST];
+        let length = File::open(path)
+            .and_then(|mut file| file.read(&mut bytes))
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(String::from_utf8_lossy(&bytes[..length]).trim_end().to_owned())
     }
 
     /// Changes a setting of one line, if it is another one.
@@ -57,6 +65,27 @@ impl Restore {
         self.write_down(path, &was)?;
         fs::write(path, value).with_context(|| format!("cannot write to {} (run as root)", path.display()))?;
         self.changed.push((path.to_owned(), was));
+        Ok(())
+    }
+
+    /// Changes one of several settings that a file lists by name, each with `NO_` before it where it is off.
+    ///
+    /// # Errors
+    /// When the file does not list it, it cannot be written, or what it was cannot be written down.
+    pub fn set_flag(&mut self, path: &Path, name: &str, is_on: bool) -> anyhow::Result<()> {
+        let was = Self::read(path)?;
+        let off = format!("NO_{name}");
+        let was_on = match was.split_whitespace().find(|&word| word == name || word == off) {
+            Some(word) => word == name,
+            None => bail!("{} lists no {name}", path.display()),
+        };
+        if was_on == is_on {
+            return Ok(());
+        }
+        let (old, new) = if was_on { (name, off.as_str()) } else { (off.as_str(), name) };
+        self.write_down(path, old)?;
+        fs::write(path, new).with_context(|| format!("cannot write to {} (run as root)", path.display()))?;
+        self.changed.push((path.to_owned(), old.to_owned()));
         Ok(())
     }
 
@@ -92,9 +121,20 @@ impl Drop for Restore {
     }
 }
 
-/// Puts back what processes that are gone have left changed; returns how many settings that were.
-pub fn recover() -> usize {
-    recover_from(Path::new(RECORDS), &SETTINGS)
+/// What processes that are gone had left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PutBack {
+    /// Settings that they had changed.
+    pub settings: usize,
+    /// Tracing instances of theirs.
+    pub instances: usize,
+}
+
+/// Puts back what processes that are gone have left changed, and removes the tracing instances that they have left.
+pub fn recover() -> PutBack {
+    // The tracer of an instance that is gone does not begin anew with each setting.
+    let instances = tracefs::find().map_or(0, |folder| instance::remove_leftovers(&folder));
+    PutBack { settings: recover_from(Path::new(RECORDS), &SETTINGS), instances }
 }
 
 fn recover_from(records: &Path, settings: &[&str]) -> usize {
@@ -126,6 +166,17 @@ fn is_ours(folder: &Path) -> bool {
 /// Whether the process that a record is named after still runs: another one with its number has started at another time.
 fn is_alive(record: &Path) -> bool {
     let name = record.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    is_running(&name)
+}
+
+/// A name that no other process has had or will have until a reboot; `None` without `/proc`.
+pub(crate) fn this_process() -> Option<String> {
+    let pid = std::process::id();
+    Some(format!("{pid}-{}", started(pid)?))
+}
+
+/// Whether the process of such a name runs.
+pub(crate) fn is_running(name: &str) -> bool {
     name.split_once('-').is_some_and(|(pid, start)| pid.parse().ok().and_then(started).is_some_and(|now| now == start))
 }
 
@@ -161,6 +212,20 @@ mod tests {
         drop(restore);
         assert_eq!(content(&a), "1");
         assert_eq!(fs::read_dir(folder.path().join("records")).expect("there").count(), 0);
+    }
+
+    #[test]
+    fn one_of_several_settings_in_a_file_is_put_back() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let options = setting(folder.path(), "options", "DEFAULTS OSNOISE_WORKLOAD NO_PANIC_ON_STOP\n");
+        let mut restore = Restore::recorded_in(&folder.path().join("records")).expect("made");
+        restore.set_flag(&options, "PANIC_ON_STOP", false).expect("it is off already");
+        restore.set_flag(&options, "OSNOISE_WORKLOAD", false).expect("set");
+        assert_eq!(content(&options), "NO_OSNOISE_WORKLOAD");
+        assert!(restore.set_flag(&options, "ANOTHER", true).is_err());
+        drop(restore);
+        // A plain file has what was written last; the kernel's lists all.
+        assert_eq!(content(&options), "OSNOISE_WORKLOAD");
     }
 
     #[test]

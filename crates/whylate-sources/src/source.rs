@@ -94,6 +94,8 @@ pub enum Need {
     },
     /// A BPF map type.
     Map(MapKind),
+    /// One of ftrace's tracers.
+    Tracer(&'static str),
 }
 
 /// The BPF map types in use.

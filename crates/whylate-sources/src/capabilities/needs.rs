@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Which backend each source would use, and what the better ones lack.
 
+use std::fs;
 use std::path::Path;
 
 use super::bpf::KernelNames;
@@ -61,6 +62,7 @@ impl Evidence<'_> {
                 let (name, fact) = self.bpf.map(kind);
                 named(name, fact)
             }
+            Need::Tracer(name) => self.tracer(name),
         }
     }
 
@@ -77,6 +79,20 @@ impl Evidence<'_> {
             Fact::yes("")
         } else {
             Fact::no(format!("tracepoint {group_and_name} is not in this kernel (boot one that has it)"))
+        }
+    }
+
+    fn tracer(&self, name: &str) -> Fact {
+        let Some(tracefs) = self.tracefs else {
+            return Fact::unknown(format!("tracer {name}: no tracefs is there to tell"));
+        };
+        match fs::read_to_string(Path::new(tracefs).join("available_tracers")) {
+            Ok(tracers) if tracers.split_whitespace().any(|tracer| tracer == name) => Fact::yes(""),
+            Ok(_) => Fact::no(format!(
+                "tracer {name} is not in this kernel (boot one with CONFIG_{}_TRACER=y)",
+                name.to_uppercase()
+            )),
+            Err(error) => Fact::unknown(format!("tracer {name}: {error}")),
         }
     }
 

@@ -65,6 +65,8 @@ fn is_virtual() -> bool {
 
 /// The kernel's function of timers that wake a thread (kernel/time/hrtimer.c).
 pub(crate) const WAKEUP_FUNCTION: &str = "hrtimer_wakeup";
+/// Of those of the timerlat tracer (kernel/trace/trace_osnoise.c).
+pub(crate) const TRACER_FUNCTION: &str = "timerlat_irq";
 
 /// Timers whose lateness tells that interrupts were off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +75,8 @@ pub(crate) enum Timers {
     Heartbeats,
     /// And those of this process's threads.
     OwnThreadsToo,
+    /// And those of the kernel's timerlat tracer.
+    TracersToo,
 }
 
 /// The account of every CPU. It ends when it is dropped.
@@ -127,9 +131,15 @@ impl Account {
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.heartbeat_function = heartbeats.as_ref().map_or(0, |heartbeats| heartbeats.function);
         settings.tick_function = TICK_FUNCTIONS.iter().find_map(|function| address_of(function).ok()).unwrap_or(0);
-        if of == Timers::OwnThreadsToo {
-            settings.wakeup_function = address_of(WAKEUP_FUNCTION).unwrap_or(0);
-            settings.own_process = std::process::id();
+        match of {
+            Timers::Heartbeats => {}
+            Timers::OwnThreadsToo => {
+                settings.wakeup_function = address_of(WAKEUP_FUNCTION).unwrap_or(0);
+                settings.own_process = std::process::id();
+            }
+            Timers::TracersToo => settings.tracer_function = address_of(TRACER_FUNCTION).unwrap_or(0),
+        }
+        if of != Timers::Heartbeats {
             // Each activation has such a timer, so little is missed; but a hypervisor makes many late by tens of microseconds.
             if !is_virtual() {
                 settings.late_from_ns = OWN_LATE_FROM_NS;

@@ -43,6 +43,8 @@ const volatile u64 late_from_ns = 100000;
 /* The function of timers that wake a thread, where those of a source's own threads count too. 0: they do not. */
 const volatile u64 wakeup_function = 0;
 const volatile u32 own_process = 0;
+/* The same of the kernel's timerlat tracer. */
+const volatile u64 tracer_function = 0;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
@@ -401,6 +403,8 @@ static __always_inline bool timer_counts(const struct hrtimer *timer)
 	u64 function = (u64)timer->function;
 
 	if (function == heartbeat_function || function == tick_function)
+		return true;
+	if (tracer_function && function == tracer_function)
 		return true;
 	if (!wakeup_function || function != wakeup_function)
 		return false;

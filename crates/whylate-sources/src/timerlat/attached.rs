@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::io::Write;
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;
 use std::rc::Rc;
@@ -14,17 +15,19 @@ use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
 use whylate_model::blame::{self, TimerEvidence};
-use whylate_model::{LateEvent, Series, Snapshot};
+use whylate_model::{LateEvent, Snapshot};
 
 use super::activation::Activation;
 use super::floors::Floors;
 use super::skel::types::{activation, interrupted_stack, late_activation, timerlat_lost};
 use super::skel::{TimerlatSkel, TimerlatSkelBuilder};
-use super::threads::{self, Measured, Orders, Stopped};
-use super::{BPF, INFO, TimerlatOptions};
+use super::threads::{self, Stopped};
+use super::tracer::Tracer;
+use super::workload::Workload;
+use super::{INFO, TimerlatOptions};
 use crate::attach::{self, Meter};
 use crate::mapped::MappedArray;
-use crate::occupancy::{Account, Timers, WAKEUP_FUNCTION};
+use crate::occupancy::{Account, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION};
 use crate::source::{AttachError, Attached, Backend};
 use crate::symbols::{KernelSymbols, address_of};
 use crate::{clock, cpus};
@@ -32,16 +35,13 @@ use crate::{clock, cpus};
 /// Room for late events with their windows, in bytes.
 const LATE_BYTES: u32 = 4 << 20;
 
-/// How long threads run before their activations count, unless ten of them are over sooner.
-const SETTLING: Duration = Duration::from_millis(50);
-
 /// Records as the kernel wrote them, in order.
 type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
 
 /// Measures until it is dropped.
 pub struct AttachedTimerlat {
-    /// First, so that they end while the programs still run.
-    measured: Vec<Measured>,
+    /// First, so that it ends while the programs still run.
+    workload: Workload,
     _links: Vec<Link>,
     ring: Option<RingBuffer<'static>>,
     records: Records,
@@ -61,26 +61,33 @@ pub struct AttachedTimerlat {
     cut_short: u64,
     explain_over_ns: u64,
     explain_irq_over_ns: u64,
+    /// Of a stop, what made it has come in.
+    is_told: bool,
+    fallback_reason: Option<String>,
     weaker: Option<String>,
     meter: Meter,
     skeleton: TimerlatSkel<'static>,
 }
 
 impl AttachedTimerlat {
-    pub(super) fn new(options: &TimerlatOptions) -> Result<Self, AttachError> {
+    /// With the kernel's tracer, or with threads of this process.
+    pub(super) fn new(options: &TimerlatOptions, with_tracer: bool) -> Result<Self, AttachError> {
         let online = cpus::online().context("cannot tell which CPUs are online")?;
         let wanted = if options.cpus.is_empty() { online.clone() } else { options.cpus.clone() };
         if let Some(cpu) = wanted.iter().find(|cpu| !online.contains(cpu)) {
             return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
         }
-        let mut account = match options.explains() {
-            true => Some(Account::load(Timers::OwnThreadsToo)?),
-            false => None,
-        };
+        let tracer = with_tracer.then(|| Tracer::new(options, &wanted)).transpose()?;
+        let timers = if with_tracer { Timers::TracersToo } else { Timers::OwnThreadsToo };
+        let mut account = options.explains().then(|| Account::load(timers)).transpose()?;
         let mut open = TimerlatSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
-        // Without it, whose timer it is is told by when it is due alone.
-        settings.wakeup_function = address_of(WAKEUP_FUNCTION).unwrap_or(0);
+        settings.of_tracer = with_tracer;
+        settings.timer_function = match with_tracer {
+            true => address_of(TRACER_FUNCTION).context("cannot tell the tracer's timers from others")?,
+            // Without it, whose timer it is is told by when it is due alone.
+            false => address_of(WAKEUP_FUNCTION).unwrap_or(0),
+        };
         settings.with_events = options.explains();
         settings.with_stacks = options.stacks;
         let entries = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
@@ -109,23 +116,16 @@ impl AttachedTimerlat {
         for &cpu in &wanted {
             Activation { map: &map, cpu }.explain_from(u64::MAX, u64::MAX);
         }
-        let measured = wanted
-            .iter()
-            .map(|&cpu| {
-                Measured::start(Orders {
-                    cpu,
-                    period_ns: options.period_ns,
-                    policy: options.policy,
-                    map: Arc::clone(&map),
-                    width: options.steps,
-                    stop: options.stop,
-                    stopped: Arc::clone(&stopped),
-                })
-            })
-            .collect::<anyhow::Result<_>>()?;
-        std::thread::sleep(SETTLING.min(Duration::from_nanos(options.period_ns.saturating_mul(10))));
+        let workload = match tracer {
+            Some(tracer) => {
+                wanted.iter().for_each(|&cpu| Activation { map: &map, cpu }.measure(true));
+                Workload::Tracer(Box::new(tracer))
+            }
+            None => Workload::start(options, &wanted, &map, &stopped)?,
+        };
+        workload.settle(options.period_ns);
         let mut attached = AttachedTimerlat {
-            measured,
+            workload,
             _links: links,
             ring,
             records,
@@ -140,17 +140,25 @@ impl AttachedTimerlat {
             since_monotonic_ns: 0,
             counts_from_ns: 0,
             cut_short: 0,
+            is_told: false,
+            fallback_reason: None,
             weaker: None,
             explain_over_ns: options.explain_over_ns.unwrap_or(u64::MAX),
             explain_irq_over_ns: options.explain_irq_over_ns.unwrap_or(u64::MAX),
             meter: Meter::default(),
             skeleton,
         };
-        attached.since_monotonic_ns = clock::monotonic_ns();
-        attached.since_unix_ns = clock::unix_ns();
         attached.weaker = weaker(attached.account.as_ref(), &wanted);
-        attached.resume();
+        attached.resume()?;
+        attached.since_monotonic_ns = attached.counts_from_ns;
+        attached.since_unix_ns = clock::unix_ns_of(attached.counts_from_ns);
         Ok(attached)
+    }
+
+    /// Says why the tracer is not used.
+    pub(super) fn instead_of_tracer(mut self, reason: String) -> Self {
+        self.fallback_reason = Some(reason);
+        self
     }
 }
 
@@ -179,45 +187,34 @@ fn ring_of(skeleton: &TimerlatSkel<'_>, records: &Records) -> Result<RingBuffer<
 
 impl Attached for AttachedTimerlat {
     fn backend(&self) -> Backend<'_> {
-        Backend { name: BPF, fallback_reason: None }
+        Backend { name: self.workload.backend(), fallback_reason: self.fallback_reason.as_deref() }
     }
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        // What has gathered may take a while; what has come in since does not.
+        self.workload.collect()?;
         let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
-        let mut snapshot = Snapshot::new(INFO.name, BPF, &self.host, self.since_unix_ns);
+        self.workload.collect()?;
+        let mut snapshot = Snapshot::new(INFO.name, self.workload.backend(), &self.host, self.since_unix_ns);
         snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
         let (mut late_events, mut unseen, mut armed_late) = (std::mem::take(&mut self.cut_short), 0, 0);
-        // All at once, so that their span is the same.
-        let taken: Vec<_> =
-            self.measured.iter().map(|measured| (measured.cpu, measured.tallies.change_over())).collect();
-        for (cpu, tally) in taken {
-            let mut series = Series::default();
+        for (cpu, taken) in self.workload.take() {
+            let mut series = taken.series;
             series.labels.insert("cpu".to_owned(), cpu.to_string());
-            let kinds = [
-                ("irq", &tally.irq),
-                ("thread", &tally.thread),
-                ("user", &tally.user),
-                ("thread_corrected", &tally.corrected),
-            ];
-            for (name, distribution) in kinds {
-                if let Some(steps) = distribution.take_steps() {
-                    series.steps.insert(name.to_owned(), steps);
-                }
-                series.histograms.insert(name.to_owned(), distribution.take());
-                series.values.insert(format!("{name}_last_ns"), distribution.last_ns() as f64);
-            }
-            let missed = tally.missed.swap(0, Ordering::Relaxed);
-            series.values.insert("missed".to_owned(), missed as f64);
             snapshot.series.push(series);
-            unseen += tally.unseen.swap(0, Ordering::Relaxed);
-            armed_late += tally.armed_late.swap(0, Ordering::Relaxed);
+            unseen += taken.unseen;
+            armed_late += taken.armed_late;
             let lost = offset_of!(activation, lost) + 8 * timerlat_lost::TIMERLAT_LATE_EVENTS.0 as usize;
             late_events += self.map.u64_at(cpu as usize, lost).swap(0, Ordering::Relaxed);
         }
-        // Activations whose timer or thread the programs have not seen: they have a latency of the return to user space only.
+        // Activations whose timer or thread was not seen: they have a latency of the return to user space only.
         snapshot.lost.insert("unseen".to_owned(), unseen);
-        // The same where the thread was stopped, or preempted on its way to sleep, until after its timer was due.
-        snapshot.lost.insert("armed_late".to_owned(), armed_late);
+        match &mut self.workload {
+            // The same where the thread was stopped, or preempted on its way to sleep, until after its timer was due.
+            Workload::Own { .. } => snapshot.lost.insert("armed_late".to_owned(), armed_late),
+            // Samples that the kernel overwrote before they were read.
+            Workload::Tracer(tracer) => snapshot.lost.insert("samples".to_owned(), tracer.take_lost()),
+        };
         snapshot.lost.insert("late_events".to_owned(), late_events);
         if let Some(account) = &mut self.account {
             snapshot.lost.extend(account.take_lost().map(|(reason, count)| (reason.to_owned(), count)));
@@ -235,20 +232,27 @@ impl Attached for AttachedTimerlat {
     }
 
     fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
-        let Some(ring) = &self.ring else {
-            return Ok(());
-        };
-        attach::poll(ring, wait)?;
-        // Others send theirs until they notice a stop.
-        let until_ns = self.stopped.until_ns();
+        if let Some(ring) = &self.ring {
+            attach::poll(ring, wait)?;
+        }
+        // After it, so that what made a stop is known for such.
+        self.workload.collect()?;
+        if let (Workload::Tracer(_), Some(cpu)) = (&self.workload, self.workload.stopped_by()) {
+            self.stopped.stop(cpu, clock::monotonic_ns());
+        }
         while let Some(bytes) = self.take_record() {
-            let Some((due_ns, event)) = self.event_of(&bytes) else {
+            let Some((evidence, event)) = self.event_of(&bytes) else {
                 self.cut_short += 1;
                 continue;
             };
-            if due_ns >= self.counts_from_ns && due_ns + event.latency_ns <= until_ns {
+            let is_hit = self.is_hit(event.cpu, evidence.due_ns);
+            self.is_told |= is_hit;
+            let irq_ns = evidence.irq_ns.saturating_sub(evidence.due_ns);
+            let is_asked = event.latency_ns >= self.floor_ns() || irq_ns >= self.explain_irq_over_ns;
+            let counts = self.workload.counts(event.cpu, evidence.due_ns, evidence.thread_ns);
+            if evidence.due_ns >= self.counts_from_ns && counts && (is_asked || is_hit) {
                 self.raise_floor(&event);
-                each(event);
+                each(self.with_evidence(event, evidence));
             }
         }
         Ok(())
@@ -262,15 +266,63 @@ impl Attached for AttachedTimerlat {
 impl AttachedTimerlat {
     /// The CPU whose latency stopped the measurement, if one did. No thread counts from then on.
     pub fn stopped_by(&self) -> Option<u32> {
-        self.stopped.by()
+        let by = self.workload.stopped_by()?;
+        match &self.workload {
+            // The tracer stops at an interrupt before the thread has run, whose late event tells why.
+            Workload::Tracer(tracer) if self.ring.is_some() && !self.is_told && !tracer.is_overdue() => None,
+            _ => Some(by),
+        }
+    }
+
+    /// Whether an activation has stopped the measurement by the tracer's own samples.
+    pub fn is_hit(&self, cpu: u32, due_ns: u64) -> bool {
+        matches!(&self.workload, Workload::Tracer(tracer) if tracer.is_hit(cpu, due_ns))
+    }
+
+    /// Whether threads return to user space, and have a latency of that.
+    pub fn has_user(&self) -> bool {
+        self.workload.has_user()
+    }
+
+    /// The threads of the kernel that are measured; empty where others are.
+    pub fn kernel_threads(&self) -> &[u32] {
+        match &self.workload {
+            Workload::Own { .. } => &[],
+            Workload::Tracer(tracer) => &tracer.threads,
+        }
+    }
+
+    /// Writes what the tracer has recorded, as text; returns whether there is any.
+    ///
+    /// # Errors
+    /// When it cannot be read or written.
+    pub fn write_trace(&self, out: &mut dyn Write) -> anyhow::Result<bool> {
+        match &self.workload {
+            Workload::Own { .. } => Ok(false),
+            Workload::Tracer(tracer) => tracer.save(out),
+        }
+    }
+
+    /// Whether the tracer records.
+    pub fn records(&self) -> bool {
+        matches!(&self.workload, Workload::Tracer(tracer) if tracer.records())
+    }
+
+    /// Histograms that the kernel made because a trigger told it to, each with the name `SYSTEM_EVENT`.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn kernel_histograms(&self) -> anyhow::Result<Vec<(String, String)>> {
+        match &self.workload {
+            Workload::Own { .. } => Ok(Vec::new()),
+            Workload::Tracer(tracer) => tracer.histograms(),
+        }
     }
 
     /// The longest latency of an interrupt that found its CPU idle, and that CPU; `None` where none did.
     pub fn max_from_idle(&self) -> Option<(u32, u64)> {
-        let each = self.measured.iter().map(|measured| {
-            let cpu = measured.cpu;
-            (cpu, Activation { map: &self.map, cpu }.max_from_idle_ns())
-        });
+        let cpus = self.workload.cpus().into_iter();
+        let each = cpus.map(|cpu| (cpu, Activation { map: &self.map, cpu }.max_from_idle_ns()));
         each.max_by_key(|&(_, ns)| ns).filter(|&(_, ns)| ns > 0)
     }
 
@@ -280,13 +332,18 @@ impl AttachedTimerlat {
     }
 
     /// Goes on after a stop. Late events of before do not come any more, and are not among the worst.
-    pub fn resume(&mut self) {
+    ///
+    /// # Errors
+    /// When the tracer cannot be told to.
+    pub fn resume(&mut self) -> anyhow::Result<()> {
         self.forget_worst();
-        for measured in &self.measured {
-            Activation { map: &self.map, cpu: measured.cpu }.forget_idle();
+        for cpu in self.workload.cpus() {
+            Activation { map: &self.map, cpu }.forget_idle();
         }
+        self.is_told = false;
         self.counts_from_ns = clock::monotonic_ns();
-        self.stopped.resume();
+        self.stopped.resume(self.counts_from_ns);
+        self.workload.resume(self.counts_from_ns)
     }
 
     /// From now on, activations are compared with later ones only to find the worst.
@@ -294,17 +351,31 @@ impl AttachedTimerlat {
         if let Some(floors) = &mut self.floors {
             floors.forget();
         }
-        // The worst so far are any at all, to begin with.
-        let over_ns = if self.floors.is_some() { 0 } else { self.explain_over_ns };
-        for measured in &self.measured {
-            Activation { map: &self.map, cpu: measured.cpu }.explain_from(over_ns, self.explain_irq_over_ns);
+        let (over_ns, irq_over_ns) = (self.sent_over(self.floor_ns()), self.sent_over(self.explain_irq_over_ns));
+        for cpu in self.workload.cpus() {
+            Activation { map: &self.map, cpu }.explain_from(over_ns, irq_over_ns);
+        }
+    }
+
+    /// From which latency on late events are wanted where nothing else is known: the worst so far are any at all, to begin with.
+    fn floor_ns(&self) -> u64 {
+        if self.floors.is_some() { 0 } else { self.explain_over_ns }
+    }
+
+    /// From which latency on the programs send what is wanted from this one on: they see an activation before the tracer takes its samples,
+    /// which may be the ones that are late enough to stop at.
+    fn sent_over(&self, over_ns: u64) -> u64 {
+        match &self.workload {
+            Workload::Tracer(tracer) if tracer.has_stop() && over_ns < u64::MAX => over_ns / 2,
+            _ => over_ns,
         }
     }
 
     fn raise_floor(&mut self, event: &LateEvent) {
         let cpu = event.cpu;
         if let Some(floor_ns) = self.floors.as_mut().and_then(|floors| floors.add(cpu, event.latency_ns)) {
-            Activation { map: &self.map, cpu }.explain_worse_than(floor_ns.min(self.explain_over_ns));
+            let over_ns = self.sent_over(floor_ns.min(self.explain_over_ns));
+            Activation { map: &self.map, cpu }.explain_worse_than(over_ns);
         }
     }
 
@@ -312,8 +383,13 @@ impl AttachedTimerlat {
         self.records.borrow_mut().pop_front()
     }
 
-    /// And when it was due.
-    fn event_of(&mut self, bytes: &[u8]) -> Option<(u64, LateEvent)> {
+    fn with_evidence(&self, mut event: LateEvent, evidence: TimerEvidence) -> LateEvent {
+        event.evidence = self.keep_evidence.then(|| Box::new(evidence.into()));
+        event
+    }
+
+    /// And what its causes were told from.
+    fn event_of(&mut self, bytes: &[u8]) -> Option<(TimerEvidence, LateEvent)> {
         let u64_at = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let u32_at = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let due_ns = u64_at(offset_of!(late_activation, due_ns))?;
@@ -343,7 +419,6 @@ impl AttachedTimerlat {
             ..LateEvent::default()
         };
         event.labels.insert("cpu".to_owned(), cpu.to_string());
-        event.evidence = self.keep_evidence.then(|| Box::new(evidence.into()));
-        Some((due_ns, event))
+        Some((evidence, event))
     }
 }

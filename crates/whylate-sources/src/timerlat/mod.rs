@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How late timers and the threads that they wake are, on each CPU.
 //!
+//! Backend `tracer`: the kernel's timerlat tracer measures threads of its own, or ones in user space that read its files, and samples their
+//! latencies.
+//!
 //! Backend `bpf`: a real-time thread on each CPU sleeps until absolute times on CLOCK_MONOTONIC, as cyclictest's do; BPF programs tell it
 //! when its timer's interrupt and when it itself had the CPU, as the kernel's timerlat tracer would.
 
@@ -11,10 +14,13 @@ pub mod idle;
 pub mod placement;
 mod tally;
 mod threads;
+mod tracer;
+mod workload;
 
 pub use attached::AttachedTimerlat;
 pub use tally::StepWidth;
 pub use threads::{Policy, Stop};
+pub use tracer::{Record, TraceEvent};
 
 use crate::attach;
 use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};
@@ -28,6 +34,16 @@ mod skel {
 pub const PERIODS_NS: std::ops::RangeInclusive<u64> = 100_000..=1_000_000_000;
 
 const BPF: &str = "bpf";
+const TRACER: &str = "tracer";
+/// What both backends use.
+const NEEDS: [Need; 6] = [
+    Need::Btf,
+    Need::TpBtfPrograms,
+    Need::Tracepoint("timer:hrtimer_expire_entry"),
+    Need::Tracepoint("sched:sched_switch"),
+    Need::Map(MapKind::Array),
+    Need::Map(MapKind::RingBuf),
+];
 
 /// The source's description.
 pub static INFO: SourceInfo = SourceInfo {
@@ -35,23 +51,39 @@ pub static INFO: SourceInfo = SourceInfo {
     waits: "a timer and the thread it wakes",
     from: "due",
     to: "the thread runs",
-    backends: &[BackendInfo {
-        name: BPF,
-        needs: &[
-            Need::Btf,
-            Need::TpBtfPrograms,
-            Need::Tracepoint("timer:hrtimer_expire_entry"),
-            Need::Tracepoint("sched:sched_switch"),
-            Need::Map(MapKind::Array),
-            Need::Map(MapKind::RingBuf),
-        ],
-        weaker: "",
-    }],
+    backends: &[
+        BackendInfo {
+            name: TRACER,
+            needs: &[Need::Tracer("timerlat"), NEEDS[0], NEEDS[1], NEEDS[2], NEEDS[3], NEEDS[4], NEEDS[5]],
+            weaker: "",
+        },
+        BackendInfo { name: BPF, needs: &NEEDS, weaker: "" },
+    ],
 };
+
+/// Whose threads are measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Threads {
+    /// Those in user space where there is a way, or the kernel's.
+    #[default]
+    Any,
+    /// Threads in user space.
+    User,
+    /// The tracer's threads in the kernel.
+    Kernel,
+    /// Whoever reads the tracer's files.
+    Others,
+}
 
 /// What to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimerlatOptions {
+    /// Name of the backend to use; `None` takes the tracer where there is one.
+    pub backend: Option<String>,
+    /// Whose threads are measured. All but those in user space need the tracer.
+    pub threads: Threads,
+    /// Have the tracer record events, to be saved as text.
+    pub record: Option<Record>,
     /// From one activation to the next.
     pub period_ns: u64,
     /// CPUs with a measured thread; empty for all that are online.
@@ -66,6 +98,8 @@ pub struct TimerlatOptions {
     pub explain_worst: Option<usize>,
     /// Late events carry the kernel stack that the timer's interrupt found.
     pub stacks: bool,
+    /// From which thread latency on what is recorded has that stack.
+    pub stack_over_ns: Option<u64>,
     /// Stop measuring at such latencies.
     pub stop: Stop,
     /// Count by equal steps too.
@@ -77,6 +111,9 @@ pub struct TimerlatOptions {
 impl Default for TimerlatOptions {
     fn default() -> Self {
         TimerlatOptions {
+            backend: None,
+            threads: Threads::Any,
+            record: None,
             period_ns: 1_000_000,
             cpus: Vec::new(),
             policy: Policy::Fifo(95),
@@ -84,6 +121,7 @@ impl Default for TimerlatOptions {
             explain_irq_over_ns: None,
             explain_worst: None,
             stacks: false,
+            stack_over_ns: None,
             stop: Stop::default(),
             steps: None,
             keep_evidence: false,
@@ -92,6 +130,11 @@ impl Default for TimerlatOptions {
 }
 
 impl TimerlatOptions {
+    fn needs_tracer(&self) -> bool {
+        matches!(self.threads, Threads::Kernel | Threads::Others)
+            || self.record.as_ref().is_some_and(|record| !record.events.is_empty())
+    }
+
     fn explains(&self) -> bool {
         self.explain_over_ns.is_some() || self.explain_irq_over_ns.is_some() || self.explain_worst.is_some()
     }
@@ -108,6 +151,7 @@ impl Source for Timerlat {
 
     fn attach(&self, options: &Options) -> Result<Box<dyn Attached>, AttachError> {
         let ours = TimerlatOptions {
+            backend: options.backend.clone(),
             explain_over_ns: options.explain_over_ns,
             stacks: options.stacks,
             keep_evidence: options.keep_evidence,
@@ -125,7 +169,25 @@ pub fn attach(options: &TimerlatOptions) -> Result<AttachedTimerlat, AttachError
     if !PERIODS_NS.contains(&options.period_ns) {
         return Err(AttachError::Unsupported("a period is from 100 us to 1 s long".to_owned()));
     }
+    let tried = attach::backends_to_try(&INFO, options.backend.as_deref())?;
     attach::require_btf()?;
     attach::silence_libbpf();
-    AttachedTimerlat::new(options)
+    let mut reason = None;
+    if tried.contains(&TRACER) {
+        match AttachedTimerlat::new(options, true) {
+            Err(error) if tried.contains(&BPF) && !options.needs_tracer() => reason = Some(error),
+            attached => return attached,
+        }
+    } else if options.needs_tracer() {
+        let told =
+            "the backend bpf measures threads in user space of its own, and records no events: leave --backend bpf out";
+        return Err(AttachError::Unsupported(told.to_owned()));
+    }
+    let attached = AttachedTimerlat::new(options, false)?;
+    Ok(match reason {
+        // It is no worse for that.
+        None | Some(AttachError::NotPermitted) => attached,
+        Some(AttachError::Unsupported(told)) if told == tracer::NOT_THERE => attached,
+        Some(error) => attached.instead_of_tracer(error.to_string()),
+    })
 }

@@ -25,19 +25,39 @@ pub fn keep_to(cpus: &[u32]) -> anyhow::Result<()> {
 /// # Errors
 /// When it is not there, or the caller may not move into it.
 pub fn join_cgroup(name: &str) -> anyhow::Result<()> {
+    let this_process = 0;
+    move_to_cgroup(name, &[this_process])
+}
+
+/// Moves threads of the kernel, or processes, into a cgroup (version 2), named from the top; without a name, into that of this process.
+///
+/// # Errors
+/// When it is not there, or the caller may not move them there.
+pub fn move_to_cgroup(name: &str, processes: &[u32]) -> anyhow::Result<()> {
+    if processes.is_empty() {
+        return Ok(());
+    }
     let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read which file systems are mounted")?;
     let Some(top) = mount_point(&mounts) else {
         bail!("no cgroup file system of version 2 is mounted: leave -C out");
     };
-    let name = name.trim_start_matches('/');
-    if Path::new(name).components().any(|part| !matches!(part, Component::Normal(_))) {
-        bail!("a cgroup is named from the top, without dots: {name}");
-    }
+    let own = fs::read_to_string("/proc/self/cgroup").context("cannot read the cgroup of this process")?;
+    let name = match name.trim_start_matches('/') {
+        "" => own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or(""),
+        name if Path::new(name).components().any(|part| !matches!(part, Component::Normal(_))) => {
+            bail!("a cgroup is named from the top, without dots: {name}")
+        }
+        name => name,
+    };
     let folder = Path::new(top).join(name);
     if !folder.is_dir() {
         bail!("there is no cgroup {name} below {top}");
     }
-    fs::write(folder.join("cgroup.procs"), "0").with_context(|| format!("cannot move into the cgroup {name}"))
+    for process in processes {
+        fs::write(folder.join("cgroup.procs"), process.to_string())
+            .with_context(|| format!("cannot move process {process} (0: this one) into the cgroup {name}"))?;
+    }
+    Ok(())
 }
 
 fn mount_point(mounts: &str) -> Option<&str> {

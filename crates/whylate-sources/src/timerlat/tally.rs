@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the measured thread of a CPU has counted: written by that thread alone, without a lock or an allocation, and read by another one.
+//! What was counted on a CPU. Its measured thread counts without a lock or an allocation, while another one takes out.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::skel::types::irq_times;
 use whylate_model::histogram::{FINE_BUCKETS, fine_bucket_of};
-use whylate_model::{Histogram, Steps};
+use whylate_model::{Histogram, Series, Steps};
 
 /// How wide the steps are that are counted too, and how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,101 +18,115 @@ pub struct StepWidth {
     pub steps: usize,
 }
 
-/// Latencies of one kind.
+/// The latencies that are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// From when the timer was due to its interrupt's function.
+    Irq,
+    /// From when the timer was due to when the thread got the CPU.
+    Thread,
+    /// From when the timer was due to when the thread was back in user space.
+    User,
+    /// From when a timer would have been due in a period that the thread missed to when the thread was there.
+    Missed,
+}
+
+impl Kind {
+    /// Latencies of activations, in the order of the enumeration.
+    const REAL: [Kind; 3] = [Kind::Irq, Kind::Thread, Kind::User];
+    const ALL: usize = 4;
+
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Irq => "irq",
+            Kind::Thread => "thread",
+            Kind::User => "user",
+            Kind::Missed => "missed",
+        }
+    }
+}
+
+/// Figures of one kind.
 #[derive(Debug)]
-pub(super) struct Distribution {
-    counts: Box<[AtomicU64]>,
+struct Figures {
     sum_ns: AtomicU64,
     min_ns: AtomicU64,
     max_ns: AtomicU64,
     last_ns: AtomicU64,
-    step_ns: u64,
-    /// The last one counts what lies beyond the steps; empty where none are asked for.
-    steps: Box<[AtomicU64]>,
 }
 
-impl Distribution {
-    pub(super) fn new(width: Option<StepWidth>) -> Self {
-        Self {
-            counts: (0..FINE_BUCKETS).map(|_| AtomicU64::new(0)).collect(),
-            sum_ns: AtomicU64::new(0),
-            min_ns: AtomicU64::new(u64::MAX),
-            max_ns: AtomicU64::new(0),
-            last_ns: AtomicU64::new(0),
-            step_ns: width.map_or(1, |width| width.step_ns.max(1)),
-            steps: (0..width.map_or(0, |width| width.steps + 1)).map(|_| AtomicU64::new(0)).collect(),
-        }
-    }
-
-    /// Counts one latency. Several threads may take counts out meanwhile, but only one may count.
-    pub(super) fn count(&self, ns: u64) {
-        // Whoever takes out does so with an exchange, hence no plain store of a sum.
-        self.counts[fine_bucket_of(ns)].fetch_add(1, Ordering::Relaxed);
-        self.sum_ns.fetch_add(ns, Ordering::Relaxed);
-        self.min_ns.fetch_min(ns, Ordering::Relaxed);
-        self.max_ns.fetch_max(ns, Ordering::Relaxed);
-        self.last_ns.store(ns, Ordering::Relaxed);
-        if let Some(over) = self.steps.len().checked_sub(1) {
-            let step = usize::try_from(ns / self.step_ns).unwrap_or(over).min(over);
-            self.steps[step].fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Everything counted since the last call.
-    pub(super) fn take(&self) -> Histogram {
-        let max_ns = self.max_ns.swap(0, Ordering::Relaxed);
-        let min_ns = self.min_ns.swap(u64::MAX, Ordering::Relaxed);
-        let sum_ns = self.sum_ns.swap(0, Ordering::Relaxed);
-        let counts = (0..).zip(self.counts.iter()).map(|(index, count)| (index, count.swap(0, Ordering::Relaxed)));
-        // The indices ascend and lie within the layout.
-        Histogram::from_fine_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default()
-    }
-
-    /// The same by steps, where they are asked for.
-    pub(super) fn take_steps(&self) -> Option<Steps> {
-        let mut counts: Vec<u64> = self.steps.iter().map(|count| count.swap(0, Ordering::Relaxed)).collect();
-        let over = counts.pop()?;
-        Some(Steps { step_ns: self.step_ns, counts, over })
-    }
-
-    /// The latency that was counted last.
-    pub(super) fn last_ns(&self) -> u64 {
-        self.last_ns.load(Ordering::Relaxed)
+impl Figures {
+    fn new() -> Self {
+        let [sum_ns, max_ns, last_ns] = [const { AtomicU64::new(0) }; 3];
+        Self { sum_ns, min_ns: AtomicU64::new(u64::MAX), max_ns, last_ns }
     }
 }
 
 /// In place of an interrupt's time, from the programs.
 const ARMED_LATE: u64 = irq_times::ARMED_LATE.0 as u64;
 
-/// Of one CPU.
+/// Of one CPU. The kinds of one bucket, and of one step, lie side by side: the latencies of an activation are close to each other, and a
+/// thread that has slept finds neither its memory nor its page tables in a cache.
+///
+/// Only one thread uses it at a time, so nothing needs an exchange.
 #[derive(Debug)]
 pub(super) struct Tally {
-    /// From when the timer was due to its interrupt's function.
-    pub irq: Distribution,
-    /// From when the timer was due to when the thread got the CPU.
-    pub thread: Distribution,
-    /// From when the timer was due to when the thread was back in user space.
-    pub user: Distribution,
-    /// The thread's latency as every period would have seen it: one that is missed began to wait when it was due.
-    pub corrected: Distribution,
+    counts: Box<[[AtomicU64; Kind::ALL]]>,
+    figures: [Figures; Kind::ALL],
+    step_ns: u64,
+    /// The last one counts what lies beyond the steps; empty where none are asked for.
+    steps: Box<[[AtomicU64; Kind::REAL.len()]]>,
     /// Periods in which the thread was still late for an earlier one.
-    pub missed: AtomicU64,
-    /// Activations whose times were not seen by the programs.
-    pub unseen: AtomicU64,
+    missed: AtomicU64,
+    /// Activations whose times were not seen.
+    unseen: AtomicU64,
     /// Activations whose timer was set when it was due already, because the thread was stopped or preempted.
-    pub armed_late: AtomicU64,
+    armed_late: AtomicU64,
+}
+
+fn add(to: &AtomicU64, value: u64) {
+    to.store(to.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
+}
+
+fn take(from: &AtomicU64) -> u64 {
+    let value = from.load(Ordering::Relaxed);
+    if value > 0 {
+        from.store(0, Ordering::Relaxed);
+    }
+    value
 }
 
 impl Tally {
     pub(super) fn new(width: Option<StepWidth>) -> Self {
+        let [missed, unseen, armed_late] = [const { AtomicU64::new(0) }; 3];
         Self {
-            irq: Distribution::new(width),
-            thread: Distribution::new(width),
-            user: Distribution::new(width),
-            corrected: Distribution::new(None),
-            missed: AtomicU64::new(0),
-            unseen: AtomicU64::new(0),
-            armed_late: AtomicU64::new(0),
+            counts: (0..FINE_BUCKETS).map(|_| [const { AtomicU64::new(0) }; Kind::ALL]).collect(),
+            figures: [(); Kind::ALL].map(|()| Figures::new()),
+            step_ns: width.map_or(1, |width| width.step_ns.max(1)),
+            steps: (0..width.map_or(0, |width| width.steps + 1))
+                .map(|_| [const { AtomicU64::new(0) }; Kind::REAL.len()])
+                .collect(),
+            missed,
+            unseen,
+            armed_late,
+        }
+    }
+
+    /// Counts one latency.
+    pub(super) fn count(&self, kind: Kind, ns: u64) {
+        let (figures, index) = (&self.figures[kind as usize], kind as usize);
+        add(&self.counts[fine_bucket_of(ns)][index], 1);
+        add(&figures.sum_ns, ns);
+        if ns < figures.min_ns.load(Ordering::Relaxed) {
+            figures.min_ns.store(ns, Ordering::Relaxed);
+        }
+        if ns > figures.max_ns.load(Ordering::Relaxed) {
+            figures.max_ns.store(ns, Ordering::Relaxed);
+        }
+        figures.last_ns.store(ns, Ordering::Relaxed);
+        if let (Some(over), true) = (self.steps.len().checked_sub(1), index < Kind::REAL.len()) {
+            let step = usize::try_from(ns / self.step_ns).unwrap_or(over).min(over);
+            add(&self.steps[step][index], 1);
         }
     }
 
@@ -120,24 +134,78 @@ impl Tally {
     pub(super) fn activation(&self, times: Times, period_ns: u64) {
         let since_due = |ns: u64| ns.saturating_sub(times.due_ns);
         if times.irq_ns == ARMED_LATE {
-            self.armed_late.fetch_add(1, Ordering::Relaxed);
+            add(&self.armed_late, 1);
         } else if times.irq_ns < times.due_ns || times.thread_ns < times.irq_ns {
-            self.unseen.fetch_add(1, Ordering::Relaxed);
+            self.is_unseen();
         } else {
-            self.irq.count(since_due(times.irq_ns));
-            self.thread.count(since_due(times.thread_ns));
-            self.corrected.count(since_due(times.thread_ns));
+            self.count(Kind::Irq, since_due(times.irq_ns));
+            self.count(Kind::Thread, since_due(times.thread_ns));
         }
-        // A period that is missed began to wait when it was due, and the thread is there for it when it is back in user space.
-        let mut waits_ns = since_due(times.user_ns);
-        while waits_ns >= period_ns {
-            waits_ns -= period_ns;
-            self.corrected.count(waits_ns);
-        }
-        self.user.count(since_due(times.user_ns));
-        let missed = since_due(times.user_ns) / period_ns;
-        self.missed.fetch_add(missed, Ordering::Relaxed);
+        self.count(Kind::User, since_due(times.user_ns));
+        // The thread is there for the periods after this one when it is back in user space.
+        self.missed_periods(times.due_ns, times.user_ns, since_due(times.user_ns) / period_ns, period_ns);
     }
+
+    /// Counts an activation whose times were not seen.
+    pub(super) fn is_unseen(&self) {
+        add(&self.unseen, 1);
+    }
+
+    /// Counts periods after the one that was due then, in which the thread was not there until it was. Each began to wait when it was due.
+    pub(super) fn missed_periods(&self, due_ns: u64, there_ns: u64, missed: u64, period_ns: u64) {
+        if missed > 0 {
+            add(&self.missed, missed);
+            for period in 1..=missed {
+                self.count(Kind::Missed, there_ns.saturating_sub(due_ns + period * period_ns));
+            }
+        }
+    }
+
+    /// Everything counted since the last call: a series, and what is lost. Threads that do not return to user space have no latency of that.
+    pub(super) fn take(&self, has_user: bool) -> Taken {
+        let mut series = Series::default();
+        let kinds = if has_user { &Kind::REAL[..] } else { &Kind::REAL[..2] };
+        for &kind in kinds {
+            if let Some(steps) = self.take_steps(kind) {
+                series.steps.insert(kind.name().to_owned(), steps);
+            }
+            series.histograms.insert(kind.name().to_owned(), self.take_kind(kind));
+            let last_ns = self.figures[kind as usize].last_ns.load(Ordering::Relaxed);
+            series.values.insert(format!("{}_last_ns", kind.name()), last_ns as f64);
+        }
+        // The thread's latency as every period would have seen it.
+        let mut corrected = series.histograms[Kind::Thread.name()].clone();
+        corrected.merge(&self.take_kind(Kind::Missed));
+        series.histograms.insert("thread_corrected".to_owned(), corrected);
+        series.values.insert("missed".to_owned(), take(&self.missed) as f64);
+        Taken { series, unseen: take(&self.unseen), armed_late: take(&self.armed_late) }
+    }
+
+    fn take_kind(&self, kind: Kind) -> Histogram {
+        let figures = &self.figures[kind as usize];
+        let (sum_ns, max_ns) = (take(&figures.sum_ns), take(&figures.max_ns));
+        let min_ns = figures.min_ns.load(Ordering::Relaxed);
+        figures.min_ns.store(u64::MAX, Ordering::Relaxed);
+        let counts = (0..).zip(&self.counts).map(|(index, count)| (index, take(&count[kind as usize])));
+        // The indices ascend and lie within the layout.
+        Histogram::from_fine_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default()
+    }
+
+    /// The same by steps, where they are asked for.
+    fn take_steps(&self, kind: Kind) -> Option<Steps> {
+        let mut counts: Vec<u64> = self.steps.iter().map(|step| take(&step[kind as usize])).collect();
+        let over = counts.pop()?;
+        Some(Steps { step_ns: self.step_ns, counts, over })
+    }
+}
+
+/// What was counted on one CPU in a span of time.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    /// Without labels.
+    pub series: Series,
+    pub unseen: u64,
+    pub armed_late: u64,
 }
 
 /// Two tallies of one CPU: the measured thread fills one while the other is taken, so that what is taken is of whole activations.
@@ -200,6 +268,13 @@ mod tests {
 
     const MS_NS: u64 = 1_000_000;
 
+    /// Counts of the interrupt, the thread and the return to user space, corrected and missed.
+    fn counts(taken: &Taken) -> [u64; 5] {
+        let [irq, thread, user, corrected] =
+            ["irq", "thread", "user", "thread_corrected"].map(|kind| taken.series.histograms[kind].count());
+        [irq, thread, user, corrected, taken.series.values["missed"] as u64]
+    }
+
     #[test]
     fn a_thread_that_is_late_for_a_second_misses_a_thousand_periods() {
         let tally = Tally::new(None);
@@ -209,11 +284,10 @@ mod tests {
             let due_ns = late.user_ns + number * MS_NS;
             tally.activation(Times { due_ns, irq_ns: due_ns + 1, thread_ns: due_ns + 5, user_ns: due_ns + 9 }, MS_NS);
         }
-        assert_eq!(tally.missed.load(Ordering::Relaxed), 1_000);
-        let (raw, corrected) = (tally.thread.take(), tally.corrected.take());
-        assert_eq!((raw.count(), corrected.count()), (3_001, 4_001));
-        assert_eq!(raw.quantile_ns(0.99), 5);
-        let p99_ns = corrected.quantile_ns(0.99) as f64;
+        let taken = tally.take(true);
+        assert_eq!(counts(&taken), [3_001, 3_001, 3_001, 4_001, 1_000]);
+        assert_eq!(taken.series.histograms["thread"].quantile_ns(0.99), 5);
+        let p99_ns = taken.series.histograms["thread_corrected"].quantile_ns(0.99) as f64;
         assert!((p99_ns / 960e6 - 1.0).abs() < 0.02, "{p99_ns}");
     }
 
@@ -221,8 +295,9 @@ mod tests {
     fn a_thread_that_does_not_come_back_in_time_misses_periods_too() {
         let tally = Tally::new(None);
         tally.activation(Times { due_ns: 5, irq_ns: 6, thread_ns: 7, user_ns: 5 + 3 * MS_NS }, MS_NS);
-        let corrected = tally.corrected.take();
-        assert_eq!((tally.missed.load(Ordering::Relaxed), corrected.count(), corrected.max_ns()), (3, 4, 2 * MS_NS));
+        let taken = tally.take(true);
+        assert_eq!(counts(&taken), [1, 1, 1, 4, 3]);
+        assert_eq!(taken.series.histograms["thread_corrected"].max_ns(), 2 * MS_NS);
     }
 
     #[test]
@@ -243,10 +318,11 @@ mod tests {
             while rest > 0 {
                 // Both, after the last activation.
                 rest -= over.load(Ordering::SeqCst);
-                let tally = tallies.change_over();
-                let counts = [&tally.irq, &tally.thread, &tally.user, &tally.corrected].map(|kind| kind.take().count());
-                assert_eq!(counts, [counts[0]; 4]);
-                taken += counts[0];
+                let span = tallies.change_over().take(true);
+                let [irq, ..] = counts(&span);
+                assert_eq!(counts(&span), [irq, irq, irq, irq, 0]);
+                assert_eq!(span.series.histograms["user"].sum_ns(), u128::from(3 * irq));
+                taken += irq;
             }
         });
         assert_eq!(taken, activations);
@@ -254,15 +330,24 @@ mod tests {
 
     #[test]
     fn what_is_taken_out_is_not_there_any_more() {
-        let distribution = Distribution::new(Some(StepWidth { step_ns: 1_000, steps: 2 }));
-        [3, 1_000, 70_000].iter().for_each(|&ns| distribution.count(ns));
-        let taken = distribution.take();
-        assert_eq!((taken.count(), taken.sum_ns(), taken.min_ns(), taken.max_ns()), (3, 71_003, 3, 70_000));
-        assert!(distribution.take().is_empty());
-        let steps = Steps { step_ns: 1_000, counts: vec![1, 1], over: 1 };
-        assert_eq!(distribution.take_steps(), Some(steps));
-        assert!(Distribution::new(None).take_steps().is_none());
-        assert_eq!(distribution.last_ns(), 70_000);
+        let tally = Tally::new(Some(StepWidth { step_ns: 1_000, steps: 2 }));
+        [3, 1_000, 70_000].iter().for_each(|&ns| tally.count(Kind::Irq, ns));
+        let series = tally.take(true).series;
+        let irq = &series.histograms["irq"];
+        assert_eq!((irq.count(), irq.sum_ns(), irq.min_ns(), irq.max_ns()), (3, 71_003, 3, 70_000));
+        assert_eq!(series.steps["irq"], Steps { step_ns: 1_000, counts: vec![1, 1], over: 1 });
+        assert_eq!(series.values["irq_last_ns"], 70_000.0);
+        let after = tally.take(true).series;
+        assert!(after.histograms["irq"].is_empty());
+        assert_eq!(after.steps["irq"], Steps { step_ns: 1_000, counts: vec![0, 0], over: 0 });
+        assert!(Tally::new(None).take(true).series.steps.is_empty());
+    }
+
+    #[test]
+    fn kernel_threads_do_not_return_to_user_space() {
+        let series = Tally::new(Some(StepWidth { step_ns: 1_000, steps: 2 })).take(false).series;
+        assert!(!series.histograms.contains_key("user") && !series.steps.contains_key("user"));
+        assert!(series.histograms.contains_key("irq") && series.histograms.contains_key("thread_corrected"));
     }
 
     #[test]
@@ -270,8 +355,8 @@ mod tests {
         let tally = Tally::new(None);
         tally.activation(Times { due_ns: 100, irq_ns: 0, thread_ns: 0, user_ns: 140 }, MS_NS);
         tally.activation(Times { due_ns: 100, irq_ns: ARMED_LATE, thread_ns: 0, user_ns: 140 }, MS_NS);
-        assert_eq!((tally.unseen.load(Ordering::Relaxed), tally.armed_late.load(Ordering::Relaxed)), (1, 1));
-        assert!(tally.irq.take().is_empty() && tally.thread.take().is_empty());
-        assert_eq!(tally.user.take().max_ns(), 40);
+        let taken = tally.take(true);
+        assert_eq!((taken.unseen, taken.armed_late, counts(&taken)), (1, 1, [0, 0, 2, 0, 0]));
+        assert_eq!(taken.series.histograms["user"].max_ns(), 40);
     }
 }

@@ -81,6 +81,8 @@ pub(super) struct Stopped {
     by: AtomicU32,
     /// When, on CLOCK_MONOTONIC.
     at_ns: AtomicU64,
+    /// Activations that were due before are of no measurement.
+    from_ns: AtomicU64,
     tasks: Option<Tasks>,
     tasks_then: Mutex<Vec<(u32, String)>>,
 }
@@ -90,7 +92,8 @@ const SETTLING: u32 = u32::MAX;
 
 impl Stopped {
     pub(super) fn new(tasks: Option<Tasks>) -> Self {
-        Self { by: AtomicU32::new(SETTLING), at_ns: AtomicU64::new(0), tasks, tasks_then: Mutex::default() }
+        let [at_ns, from_ns] = [const { AtomicU64::new(0) }; 2];
+        Self { by: AtomicU32::new(SETTLING), at_ns, from_ns, tasks, tasks_then: Mutex::default() }
     }
 
     pub(super) fn by(&self) -> Option<u32> {
@@ -106,9 +109,10 @@ impl Stopped {
         self.by.load(Ordering::Acquire) == 0
     }
 
-    /// From now on activations count.
-    pub(super) fn resume(&self) {
+    /// From then on activations count.
+    pub(super) fn resume(&self, from_ns: u64) {
         self.at_ns.store(0, Ordering::Release);
+        self.from_ns.store(from_ns, Ordering::Release);
         self.by.store(0, Ordering::Release);
     }
 
@@ -117,7 +121,7 @@ impl Stopped {
     }
 
     /// The first one counts. Nothing is measured any more, so it may take its time.
-    fn stop(&self, cpu: u32, at_ns: u64) {
+    pub(super) fn stop(&self, cpu: u32, at_ns: u64) {
         let _ = self.at_ns.compare_exchange(0, at_ns, Ordering::AcqRel, Ordering::Relaxed);
         let is_first = self.by.compare_exchange(0, cpu + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if let (true, Some(tasks), Ok(mut then)) = (is_first, &self.tasks, self.tasks_then.lock()) {
@@ -170,7 +174,8 @@ fn prepare(orders: &Orders) -> anyhow::Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("cannot run a thread on CPU {}", orders.cpu))?;
     // Threads that are no real-time threads may be woken later by so much; real-time threads have no slack.
     rustix::thread::set_current_timer_slack(NonZeroU64::new(1)).context("cannot set the slack of a thread's timers")?;
-    set_policy(orders.policy).with_context(|| match orders.policy {
+    let this_thread = 0;
+    set_policy(this_thread, orders.policy).with_context(|| match orders.policy {
         Policy::Deadline { .. } => {
             "cannot make the measured threads deadline threads, which the kernel keeps on one CPU only where that is a cpuset partition of \
              its own (choose another -P)"
@@ -189,7 +194,7 @@ fn repeat(orders: &Orders, tallies: &Tallies, over: &AtomicBool) -> anyhow::Resu
         sleep_until(due_ns)?;
         let user_ns = monotonic_ns();
         let times = activation.times(due_ns, user_ns);
-        if orders.stopped.measures() {
+        if orders.stopped.measures() && due_ns >= orders.stopped.from_ns.load(Ordering::Relaxed) {
             tallies.activation(times, orders.period_ns);
             if orders.stop.is_hit(times) {
                 orders.stopped.stop(orders.cpu, user_ns);
@@ -231,8 +236,8 @@ pub(super) fn lock_memory() -> io::Result<()> {
 
 /// The kernel's `struct sched_attr` in its first version (48 bytes, include/uapi/linux/sched/types.h).
 #[repr(C)]
-#[derive(Default)]
-struct SchedAttr {
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SchedAttr {
     size: u32,
     sched_policy: u32,
     sched_flags: u64,
@@ -243,7 +248,7 @@ struct SchedAttr {
     sched_period: u64,
 }
 
-fn set_policy(policy: Policy) -> io::Result<()> {
+pub(super) fn attributes_of(policy: Policy) -> SchedAttr {
     let mut attributes = SchedAttr { size: size_of::<SchedAttr>() as u32, ..SchedAttr::default() };
     match policy {
         Policy::Other(nice) => {
@@ -265,9 +270,14 @@ fn set_policy(policy: Policy) -> io::Result<()> {
             attributes.sched_period = period_ns;
         }
     }
-    let (this_thread, no_flags) = (0, 0);
+    attributes
+}
+
+/// Makes a thread as urgent as that; 0 is the calling one.
+pub(super) fn set_policy(tid: u32, policy: Policy) -> io::Result<()> {
+    let (attributes, no_flags) = (attributes_of(policy), 0);
     // SAFETY: the attributes are valid for the call, which only reads as much as their size says.
-    match unsafe { libc::syscall(libc::SYS_sched_setattr, this_thread, &raw const attributes, no_flags) } {
+    match unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const attributes, no_flags) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

@@ -35,20 +35,22 @@ struct activation {
 	u64 irq_ns;
 	/* When the thread got the CPU; 0: it has not yet. */
 	u64 thread_ns;
+	/* When the thread got the CPU the last time before its timer came in. */
+	u64 back_ns;
 	/* The thread whose timer it is, which the programs find out: user space may be in another namespace of process ids. */
 	u32 tid;
 	/* Whether a thread is measured on this CPU. */
 	u32 is_measured;
-	u64 lost[TIMERLAT_LOST_REASONS];
 	/* Latencies from which on a late event is sent, of the thread and of the interrupt; user space changes them. */
 	u64 explain_over_ns;
 	u64 explain_irq_over_ns;
 	/* The longest latency of the interrupt that found the CPU idle. */
 	u64 max_from_idle_ns;
-	/* When the thread got the CPU the last time before its timer came in. */
-	u64 back_ns;
+	/* What is above is used at each activation, when it is in no cache. */
+	u64 lost[TIMERLAT_LOST_REASONS];
 	u64 _unused[7];
 };
+_Static_assert(__builtin_offsetof(struct activation, lost) == 64, "an activation takes more than one cache line");
 _Static_assert(sizeof(struct activation) % 64 == 0, "activations of two CPUs share a cache line");
 
 /* The kernel stack that the timer's interrupt found. */
@@ -76,8 +78,10 @@ struct {
 	enum irq_times irq_times;
 } layouts = {};
 
-/* The kernel's function of timers that wake a thread; 0: not known. */
-const volatile u64 wakeup_function = 0;
+/* The function of the timers of measured threads; 0: not known. */
+const volatile u64 timer_function = 0;
+/* Threads are those of the kernel's tracer, which tell nobody when their timers are due. */
+const volatile bool of_tracer = false;
 const volatile bool with_events = false;
 /* Late events carry the stack that the timer's interrupt found. Taking it costs a microsecond or two at each activation. */
 const volatile bool with_stacks = false;
@@ -173,28 +177,53 @@ static __always_inline void has_cpu(struct activation *activation, u64 now_ns)
 		explain_late(activation);
 }
 
+/* The thread that a timer wakes. */
+static __always_inline u32 woken_by(const struct hrtimer *timer)
+{
+	const struct hrtimer_sleeper *sleeper = (const struct hrtimer_sleeper *)timer;
+
+	return of_tracer ? tid_of_tracers_timer(timer) : BPF_CORE_READ(sleeper, task, pid);
+}
+
+/* Whether a timer that is of the right kind is that of the measured thread. */
+static __always_inline bool is_measured_timer(struct activation *activation, const struct hrtimer *timer)
+{
+	if (!activation->is_measured)
+		return false;
+	if (of_tracer) {
+		activation->due_ns = timer->_softexpires;
+		activation->irq_ns = 0;
+		activation->thread_ns = 0;
+		/* Another one may read the tracer's file by now. */
+		activation->tid = 0;
+		return true;
+	}
+	/* Another thread's timer may be due at the same nanosecond: that takes an accident. */
+	if ((u64)timer->_softexpires != activation->due_ns || activation->irq_ns)
+		return false;
+	/* It was stopped, or preempted on its way to sleep, and has gone on since: no interrupt was late. */
+	if (activation->back_ns > activation->due_ns) {
+		activation->irq_ns = ARMED_LATE;
+		return false;
+	}
+	return true;
+}
+
 SEC("tp_btf/hrtimer_expire_entry")
 int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 {
-	const struct hrtimer_sleeper *sleeper = (const struct hrtimer_sleeper *)timer;
 	struct activation *activation;
 	u64 now_ns;
 	u32 interrupted;
 
-	if (wakeup_function && (u64)timer->function != wakeup_function)
+	if (timer_function && (u64)timer->function != timer_function)
 		return 0;
 	activation = activation_here();
-	/* Another thread's timer may be due at the same nanosecond: that takes an accident. */
-	if (!activation || !activation->is_measured || (u64)timer->_softexpires != activation->due_ns || activation->irq_ns)
+	if (!activation || !is_measured_timer(activation, timer))
 		return 0;
-	/* It was stopped, or preempted on its way to sleep, and has gone on since: no interrupt was late. */
-	if (activation->back_ns > activation->due_ns) {
-		activation->irq_ns = ARMED_LATE;
-		return 0;
-	}
 	now_ns = bpf_ktime_get_ns();
 	if (!activation->tid)
-		activation->tid = BPF_CORE_READ(sleeper, task, pid);
+		activation->tid = woken_by(timer);
 	activation->irq_ns = now_ns;
 	interrupted = bpf_get_current_task_btf()->pid;
 	if (!interrupted && since(now_ns, activation->due_ns) > activation->max_from_idle_ns)

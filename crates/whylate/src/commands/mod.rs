@@ -14,6 +14,7 @@ use std::io;
 use std::process::ExitCode;
 
 use whylate_sources::AttachError;
+use whylate_sources::restore::{self, PutBack};
 
 use crate::cli::Command;
 
@@ -46,8 +47,22 @@ pub fn usage_status() -> u8 {
     if is_timerlat { FAILURE } else { USAGE }
 }
 
+/// Puts right what a killed process of ours has left, before anything is measured.
+fn recover() {
+    let left = restore::recover();
+    if left != PutBack::default() {
+        eprintln!(
+            "whylate: an earlier whylate was killed: put back {} settings of the kernel and removed {} tracing instances that it has left",
+            left.settings, left.instances
+        );
+    }
+}
+
 /// Runs a command and turns its error into one line on standard error and an exit status.
 pub fn run(command: Command) -> ExitCode {
+    if !matches!(command, Command::Generate(_)) {
+        recover();
+    }
     let result = match command {
         Command::Wq(arguments) => wq::run(&arguments).map(|()| SUCCESS),
         Command::Timerlat(arguments) => timerlat::run(&arguments),

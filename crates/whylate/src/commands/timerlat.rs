@@ -2,6 +2,7 @@
 //! `whylate timerlat`: how late timers and the threads that they wake are. The command line is that of `rtla timerlat`.
 
 mod actions;
+mod events;
 mod run;
 mod screen;
 mod values;
@@ -9,8 +10,9 @@ mod values;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Subcommand};
-use whylate_sources::timerlat::{Policy, StepWidth, Stop, TimerlatOptions};
+use whylate_sources::timerlat::{Policy, Record, StepWidth, Stop, Threads, TimerlatOptions};
 
+use self::events::Events;
 use self::values::{Action, Cpus, TRACE_FILE};
 use crate::cli::duration_ns;
 use crate::output::timerlat::Unit;
@@ -112,10 +114,10 @@ struct Common {
     /// Ask for idle states that are left within so many microseconds, through /dev/cpu_dma_latency
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u32).range(0..=10_000))]
     dma_latency: Option<u32>,
-    /// Measure threads in user space, which is what the bpf backend does
+    /// Measure threads in user space; the default where there is a way
     #[arg(short, long, conflicts_with_all = ["user_load", "kernel_threads"])]
     user_threads: bool,
-    /// Measure threads that somebody else starts (needs the kernel's timerlat tracer)
+    /// Measure threads that somebody else starts, which read osnoise/per_cpu/cpuN/timerlat_fd (needs the kernel's timerlat tracer)
     #[arg(short = 'U', long, conflicts_with = "kernel_threads")]
     user_load: bool,
     /// Measure kernel threads (needs the kernel's timerlat tracer)
@@ -133,18 +135,14 @@ struct Common {
     /// Say what is done
     #[arg(short = 'D', long)]
     debug: bool,
-    /// Save the late activations when a threshold is hit
+    /// Save the trace when a threshold is hit: the tracer's, or the late activations where there is none
     #[arg(short, long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = TRACE_FILE)]
     trace: Option<PathBuf>,
-    /// Trace this event too (needs the kernel's timerlat tracer)
-    #[arg(short, long, value_name = "SYSTEM:EVENT")]
-    event: Vec<String>,
-    /// Filter of the event before (needs the kernel's timerlat tracer)
-    #[arg(long, requires = "event")]
-    filter: Vec<String>,
-    /// Trigger of the event before (needs the kernel's timerlat tracer)
-    #[arg(long, requires = "event")]
-    trigger: Vec<String>,
+    #[command(flatten)]
+    events: Events,
+    /// Size of the buffer of each CPU for -t and -a (KiB; needs the kernel's timerlat tracer)
+    #[arg(long, value_name = "KB", value_parser = clap::value_parser!(u32).range(1..))]
+    trace_buffer_size: Option<u32>,
     /// How urgent the measured threads are: o:NICE, r:PRIORITY, f:PRIORITY or d:RUNTIME:PERIOD
     #[arg(short = 'P', long, value_name = "CLASS", default_value = "f:95", value_parser = values::policy)]
     priority: Policy,
@@ -184,7 +182,7 @@ struct Common {
     /// One JSON object a line: each second, or of everything at the end (hist, and top -q)
     #[arg(long)]
     json: bool,
-    /// How to measure: bpf, or auto for the best that works
+    /// How to measure: tracer, bpf, or auto for the kernel's tracer where there is one
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,
 }
@@ -262,16 +260,19 @@ impl Common {
         self.trace.clone().or_else(|| self.auto.map(|_| TRACE_FILE.into()))
     }
 
-    /// An option that the backend `bpf` cannot honour.
-    fn needs_tracer(&self) -> Option<&'static str> {
-        let options = [
-            (self.user_load, "-U"),
-            (self.kernel_threads, "-k"),
-            (!self.event.is_empty(), "-e"),
-            (!self.filter.is_empty(), "--filter"),
-            (!self.trigger.is_empty(), "--trigger"),
-        ];
-        options.into_iter().find(|(is_asked, _)| *is_asked).map(|(_, option)| option)
+    fn threads(&self) -> Threads {
+        match (self.user_threads, self.user_load, self.kernel_threads) {
+            (true, _, _) => Threads::User,
+            (_, true, _) => Threads::Others,
+            (_, _, true) => Threads::Kernel,
+            _ => Threads::Any,
+        }
+    }
+
+    /// Whether a trace may be asked for.
+    fn saves(&self) -> bool {
+        let mut actions = self.on_threshold.iter().chain(&self.on_end);
+        self.trace_file().is_some() || actions.any(|action| matches!(action, Action::Trace(_)))
     }
 }
 
@@ -280,16 +281,18 @@ impl Plan<'_> {
     fn analyses(&self) -> bool {
         let common = self.common;
         let has_stop = self.stop.irq_ns.is_some() || self.stop.thread_ns.is_some();
-        let saves = common.trace_file().is_some()
-            || common.on_threshold.iter().chain(&common.on_end).any(|action| matches!(action, Action::Trace(_)));
-        has_stop && (!common.no_aa || saves)
+        has_stop && (!common.no_aa || common.saves())
     }
 
     fn options(&self) -> TimerlatOptions {
         let common = self.common;
         let analyses = self.analyses();
         let stop_ns = self.stop.thread_ns.filter(|_| analyses);
+        let record = Record { events: common.events.0.clone(), buffer_kb: common.trace_buffer_size };
         TimerlatOptions {
+            backend: Some(common.backend.clone()),
+            threads: common.threads(),
+            record: common.saves().then_some(record),
             period_ns: common.period,
             cpus: common.cpus.as_ref().map(|cpus| cpus.0.clone()).unwrap_or_default(),
             policy: common.priority,
@@ -297,6 +300,7 @@ impl Plan<'_> {
             explain_irq_over_ns: self.stop.irq_ns.filter(|_| analyses),
             explain_worst: common.worst.map(usize::from),
             stacks: self.stack_ns.is_some(),
+            stack_over_ns: self.stack_ns,
             stop: self.stop,
             steps: self.steps,
             keep_evidence: true,
@@ -335,7 +339,12 @@ mod tests {
         for words in [&["-q", "-p", "500"][..], &["top", "-q", "-p", "500"]] {
             assert_eq!(
                 options(words),
-                TimerlatOptions { period_ns: 500_000, keep_evidence: true, ..TimerlatOptions::default() }
+                TimerlatOptions {
+                    backend: Some("auto".to_owned()),
+                    period_ns: 500_000,
+                    keep_evidence: true,
+                    ..TimerlatOptions::default()
+                }
             );
             with(words, |plan| assert!(matches!(plan.view, View::Top { is_live: false })));
         }
@@ -400,11 +409,25 @@ mod tests {
     }
 
     #[test]
-    fn options_of_the_tracer_are_told() {
-        let told = |words: &[&str]| with(words, |plan| plan.common.needs_tracer());
-        assert_eq!((told(&["-U"]), told(&["-k"]), told(&["-u"])), (Some("-U"), Some("-k"), None));
-        assert_eq!(told(&["-e", "sched:sched_switch"]), Some("-e"));
-        assert!(is_refused(&["--filter", "x"]) && is_refused(&["--trigger", "x"]));
+    fn options_of_the_tracer_are_passed_on() {
+        let threads = |words: &[&str]| options(words).threads;
+        assert_eq!(
+            [threads(&["-U"]), threads(&["-k"]), threads(&["-u"]), threads(&[])],
+            [Threads::Others, Threads::Kernel, Threads::User, Threads::Any]
+        );
+        let recorded = |words: &[&str]| options(words).record;
+        let record = recorded(&["-t", "-e", "sched:sched_switch", "--filter", "a", "--trace-buffer-size", "64"]);
+        let record = record.expect("a trace is asked for");
+        assert_eq!((record.events.len(), record.events[0].filter.as_deref()), (1, Some("a")));
+        assert_eq!(record.buffer_kb, Some(64));
+        // Nobody would see what is recorded.
+        assert_eq!(recorded(&["-e", "sched:sched_switch"]), None);
+        for words in [&["-a", "9"][..], &["--on-threshold", "trace", "-T", "9"], &["--on-end", "trace"]] {
+            assert!(recorded(words).is_some(), "{words:?}");
+        }
+        let stacks = options(&["-s", "9"]);
+        assert_eq!((stacks.stacks, stacks.stack_over_ns), (true, Some(9_000)));
+        assert_eq!(options(&["--backend", "tracer"]).backend.as_deref(), Some("tracer"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! What is done when a threshold is hit, and at the end.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Write as _};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::Command;
@@ -10,20 +10,18 @@ use std::process::Command;
 use anyhow::{Context as _, bail};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, getppid, kill_process};
-use whylate_model::LateEvent;
 
 use super::values::Action;
-use crate::output::timerlat::trace;
 
-/// Performs actions in their order, and none after one that fails. Returns whether to go on measuring.
+/// Performs actions in their order, and none after one that fails; traces are saved by `save`. Returns whether to go on measuring.
 ///
 /// # Errors
 /// That of the action that failed.
-pub fn perform(actions: &[Action], late: &[LateEvent]) -> anyhow::Result<bool> {
+pub fn perform(actions: &[Action], save: &mut dyn FnMut(&Path) -> anyhow::Result<()>) -> anyhow::Result<bool> {
     let mut goes_on = false;
     for action in actions {
         match action {
-            Action::Trace(path) => save(path, late)?,
+            Action::Trace(path) => save(path)?,
             Action::Signal { number, pid } => signal(*number, *pid)?,
             Action::Shell(command) => shell(command)?,
             Action::Continue => goes_on = true,
@@ -32,16 +30,18 @@ pub fn perform(actions: &[Action], late: &[LateEvent]) -> anyhow::Result<bool> {
     Ok(goes_on)
 }
 
-/// Writes late activations to a file of this user alone. A symbolic link is not followed: somebody else may have put it there.
+/// Writes to a file of this user alone. A symbolic link is not followed: somebody else may have put it there.
 ///
 /// # Errors
 /// When the file cannot be written.
-pub fn save(path: &Path, late: &[LateEvent]) -> anyhow::Result<()> {
-    let file = open(path).with_context(|| format!("cannot save the trace to {}", path.display()))?;
-    let mut out = BufWriter::new(file);
-    trace::write(&mut out, late)
-        .and_then(|()| out.flush())
-        .with_context(|| format!("cannot save the trace to {}", path.display()))
+pub fn save<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let save = || {
+        let mut out = BufWriter::new(open(path)?);
+        let written = write(&mut out)?;
+        out.flush()?;
+        Ok(written)
+    };
+    save().map_err(|error: anyhow::Error| error.context(format!("cannot save to {}", path.display())))
 }
 
 fn open(path: &Path) -> io::Result<File> {
@@ -75,10 +75,11 @@ mod tests {
     fn actions_are_done_in_order_up_to_the_first_that_fails() {
         let folder = tempfile::tempdir().expect("a folder");
         let shell = |command: &str| Action::Shell(format!("cd {} && {command}", folder.path().display()));
-        assert!(!perform(&[shell("touch a,b")], &[]).expect("performed"));
+        let nothing = &mut |_: &Path| Ok(());
+        assert!(!perform(&[shell("touch a,b")], nothing).expect("performed"));
         assert!(folder.path().join("a,b").exists());
-        assert!(perform(&[Action::Continue, shell("touch c")], &[]).expect("performed"));
-        assert!(perform(&[shell("false"), shell("touch never")], &[]).is_err());
+        assert!(perform(&[Action::Continue, shell("touch c")], nothing).expect("performed"));
+        assert!(perform(&[shell("false"), shell("touch never")], nothing).is_err());
         assert!(folder.path().join("c").exists() && !folder.path().join("never").exists());
     }
 
@@ -86,19 +87,20 @@ mod tests {
     fn a_trace_is_the_users_own_and_follows_no_link() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("trace.txt");
-        perform(&[Action::Trace(path.clone())], &[LateEvent::default()]).expect("saved");
+        let write = |out: &mut dyn Write| Ok(out.write_all(b"late")?);
+        perform(&[Action::Trace(path.clone())], &mut |path| save(path, write)).expect("saved");
         assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&path, &link).expect("linked");
-        assert!(save(&link, &[]).is_err());
+        assert!(save(&link, write).is_err());
     }
 
     #[test]
     fn a_signal_reaches_its_process() {
         let mut child = Command::new("sleep").arg("60").spawn().expect("started");
         let pid = i32::try_from(child.id()).expect("a process id");
-        perform(&[Action::Signal { number: 15, pid: Some(pid) }], &[]).expect("sent");
+        perform(&[Action::Signal { number: 15, pid: Some(pid) }], &mut |_| Ok(())).expect("sent");
         assert!(!child.wait().expect("ended").success());
-        assert!(perform(&[Action::Signal { number: 15, pid: Some(pid) }], &[]).is_err());
+        assert!(perform(&[Action::Signal { number: 15, pid: Some(pid) }], &mut |_| Ok(())).is_err());
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -12,7 +13,7 @@ use whylate_model::blame::Evidence;
 use whylate_model::{LateEvent, Snapshot, TimerEvidence, Worst};
 use whylate_sources::timerlat::idle::{self, Shallow};
 use whylate_sources::timerlat::{self, AttachedTimerlat, placement};
-use whylate_sources::{AttachError, Attached as _, cpus, restore};
+use whylate_sources::{Attached as _, cpus};
 
 use super::screen::Screen;
 use super::values::Action;
@@ -21,8 +22,9 @@ use crate::commands::watch::{Ended, Watch};
 use crate::commands::{SUCCESS, THRESHOLD_HIT};
 use crate::output::Output as _;
 use crate::output::json::JsonLines;
+use crate::output::timerlat::hist::Shown;
 use crate::output::timerlat::total::Total;
-use crate::output::timerlat::{analysis, hist, late, percentiles, top};
+use crate::output::timerlat::{analysis, hist, late, percentiles, top, trace};
 use crate::output::{footer, timerlat as view};
 
 /// From one refresh of the table to the next.
@@ -38,13 +40,20 @@ const KEPT: usize = 1_000;
 /// When the kernel or the caller's privileges do not allow it, or the output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let plan = arguments.plan();
-    plan.common.refuse_what_is_not_there()?;
-    plan.refuse_an_empty_trace()?;
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let options = plan.options();
     // Until the end.
     let _surroundings = Surroundings::arrange(plan.common)?;
     let source = timerlat::attach(&options).context("cannot attach timerlat")?;
+    if let Some(reason) = source.backend().fallback_reason {
+        eprintln!("whylate: timerlat uses the {} backend: {reason}", source.backend().name);
+    }
+    if !source.records() {
+        plan.refuse_an_empty_trace()?;
+    }
+    if let Some(cgroup) = &plan.common.cgroup {
+        placement::move_to_cgroup(cgroup, source.kernel_threads())?;
+    }
     if let Some(weaker) = source.weaker() {
         eprintln!("whylate: {weaker}");
     }
@@ -56,20 +65,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let status = measurement.measure(&mut out)?;
     out.flush()?;
     Ok(status)
-}
-
-impl Common {
-    fn refuse_what_is_not_there(&self) -> Result<(), AttachError> {
-        if !["auto", "bpf"].contains(&self.backend.as_str()) {
-            return Err(AttachError::UnknownBackend { name: self.backend.clone(), known: "bpf".to_owned() });
-        }
-        match self.needs_tracer() {
-            Some(option) => Err(AttachError::Unsupported(format!(
-                "{option} needs the kernel's timerlat tracer, and timerlat measures by the bpf backend: leave {option} out"
-            ))),
-            None => Ok(()),
-        }
-    }
 }
 
 impl Plan<'_> {
@@ -94,12 +89,6 @@ struct Surroundings {
 
 impl Surroundings {
     fn arrange(common: &Common) -> anyhow::Result<Self> {
-        let put_back = restore::recover();
-        if put_back > 0 {
-            eprintln!(
-                "whylate: put back {put_back} settings that an earlier whylate, which was killed, has left changed"
-            );
-        }
         let online = cpus::online().context("cannot tell which CPUs are online")?;
         let measured = common.cpus.as_ref().map_or(&online, |cpus| &cpus.0);
         if let Some(name) = common.cgroup.as_deref().filter(|name| !name.is_empty()) {
@@ -171,7 +160,7 @@ impl<'a> Measurement<'a> {
             }
             self.source.drain_late(Duration::ZERO, &mut |_| {})?;
             self.source.snapshot()?;
-            self.source.resume();
+            self.source.resume()?;
         }
         if common.why.is_some() && !common.json {
             late::write_heading(out)?;
@@ -252,7 +241,11 @@ impl<'a> Measurement<'a> {
     }
 
     fn is_hit(&self, event: &LateEvent) -> bool {
-        let irq_ns = evidence_of(event).map_or(0, |evidence| evidence.irq_ns.saturating_sub(evidence.due_ns));
+        let Some(evidence) = evidence_of(event) else { return false };
+        if self.source.is_hit(event.cpu, evidence.due_ns) {
+            return true;
+        }
+        let irq_ns = evidence.irq_ns.saturating_sub(evidence.due_ns);
         let stop = self.plan.stop;
         stop.irq_ns.is_some_and(|limit_ns| irq_ns >= limit_ns)
             || stop.thread_ns.is_some_and(|limit_ns| event.latency_ns >= limit_ns)
@@ -262,7 +255,7 @@ impl<'a> Measurement<'a> {
     fn goes_on_after_hit(&mut self, out: &mut dyn Write) -> anyhow::Result<bool> {
         let common = self.plan.common;
         let late: Vec<LateEvent> = self.hits.values().cloned().collect();
-        match actions::perform(&common.on_threshold, &late) {
+        match actions::perform(&common.on_threshold, &mut |path| save(&self.source, path, &late)) {
             Ok(true) => {}
             Ok(false) => return Ok(false),
             Err(error) => {
@@ -278,7 +271,7 @@ impl<'a> Measurement<'a> {
         // What came in after the stop is of no measurement.
         self.source.drain_late(Duration::ZERO, &mut |_| {})?;
         self.source.snapshot()?;
-        self.source.resume();
+        self.source.resume()?;
         Ok(true)
     }
 
@@ -303,14 +296,17 @@ impl<'a> Measurement<'a> {
     /// What is shown of everything so far.
     fn text(&mut self) -> anyhow::Result<String> {
         let mut text = Vec::new();
-        let unit = self.plan.common.unit();
+        let (unit, has_user) = (self.plan.common.unit(), self.source.has_user());
         match &self.plan.view {
-            View::Top { .. } => top::write(&mut text, &self.total, unit, true)?,
-            View::Hist { shown, .. } => hist::write(&mut text, &self.total, shown)?,
+            View::Top { .. } => top::write(&mut text, &self.total, unit, has_user)?,
+            View::Hist { shown, .. } => {
+                let [irq, thread, user] = shown.kinds;
+                hist::write(&mut text, &self.total, &Shown { kinds: [irq, thread, user && has_user], ..*shown })?;
+            }
             View::Analysis => {}
         }
         if self.plan.common.percentiles {
-            percentiles::write(&mut text, &self.total, unit, true)?;
+            percentiles::write(&mut text, &self.total, unit, has_user)?;
         }
         if self.plan.common.worst.is_some() {
             writeln!(text, "The worst:")?;
@@ -346,7 +342,7 @@ impl<'a> Measurement<'a> {
         }
         let mut late: Vec<LateEvent> = self.hits.values().cloned().collect();
         if let Some(path) = common.trace_file().filter(|_| hit) {
-            actions::save(&path, &late)?;
+            save(&self.source, &path, &late)?;
             if !common.json {
                 writeln!(out, "  Saving trace to {}", path.display())?;
             }
@@ -355,7 +351,7 @@ impl<'a> Measurement<'a> {
         if late.is_empty() {
             late = self.kept.drain(..).chain(self.worst.take()).collect();
         }
-        actions::perform(&common.on_end, &late)?;
+        actions::perform(&common.on_end, &mut |path| save(&self.source, path, &late))?;
         Ok(())
     }
 
@@ -401,6 +397,19 @@ impl<'a> Measurement<'a> {
         }
         Ok(())
     }
+}
+
+/// What the tracer has recorded, or the late activations.
+fn save(source: &AttachedTimerlat, path: &Path, late: &[LateEvent]) -> anyhow::Result<()> {
+    if !source.records() {
+        return actions::save(path, |out| Ok(trace::write(out, late)?));
+    }
+    actions::save(path, |out| source.write_trace(out))?;
+    for (event, histogram) in source.kernel_histograms()? {
+        let path = PathBuf::from(format!("{event}_hist.txt"));
+        actions::save(&path, |out| Ok(out.write_all(histogram.as_bytes())?))?;
+    }
+    Ok(())
 }
 
 fn common_worst(plan: &Plan<'_>) -> u16 {

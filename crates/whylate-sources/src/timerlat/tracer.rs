@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernel's timerlat tracer in instances of our own (kernel/trace/trace_osnoise.c). Its threads, or processes that read its files, sleep
+//! until the next period; it samples their latencies, and stops at those that it is told.
+
+mod readers;
+mod recording;
+mod samples;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read as _, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::fs::OFlags;
+
+pub use self::recording::{Record, TraceEvent};
+
+use self::readers::Reader;
+use self::recording::Recording;
+use self::samples::{Activations, Context, SampleFormat};
+use super::tally::{Taken, Tally};
+use super::threads::{Stop, set_policy};
+use super::{Threads, TimerlatOptions};
+use crate::restore::Restore;
+use crate::source::AttachError;
+use crate::tracefs;
+use crate::tracefs::instance::Instance;
+use crate::tracefs::ring_page::Page;
+
+/// The tracer's name, and how the names of its threads begin.
+pub(super) const TRACER: &str = "timerlat";
+/// Why there is none of it.
+pub(super) const NOT_THERE: &str =
+    "this kernel has no timerlat tracer (boot one with CONFIG_TIMERLAT_TRACER=y, or measure with --backend bpf)";
+/// The largest page that the kernel hands over at a time (`buffer_subbuf_size_kb`, from 6.8 on).
+const LARGEST_PAGE: usize = 64 << 10;
+/// For so long a thread's late event may be missing after its CPU has stopped the measurement: the thread has not run yet.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The tracer, until it is dropped: then its settings are as they were.
+pub(super) struct Tracer {
+    /// First, and before whatever they read: the tracer kills them when it ends.
+    readers: Vec<Reader>,
+    /// As long as somebody reads, the tracer cannot be changed.
+    cpus: Vec<Traced>,
+    recording: Option<Recording>,
+    instance: Instance,
+    _settings: Restore,
+    sample: SampleFormat,
+    period_ns: u64,
+    stop: Stop,
+    pub has_user: bool,
+    /// The kernel's threads, where those are measured.
+    pub threads: Vec<u32>,
+    hit: Option<Hit>,
+    /// Samples of before are of no measurement.
+    counts_from_ns: u64,
+    lost: u64,
+    page: Vec<u8>,
+}
+
+/// A CPU that the tracer samples.
+struct Traced {
+    cpu: u32,
+    tally: Tally,
+    activations: Activations,
+    pages: File,
+}
+
+/// What has stopped the measurement.
+#[derive(Clone, Copy, Debug)]
+struct Hit {
+    cpu: u32,
+    at_ns: u64,
+    due_ns: u64,
+    noticed: Instant,
+}
+
+impl Tracer {
+    pub(super) fn new(options: &TimerlatOptions, cpus: &[u32]) -> Result<Self, AttachError> {
+        let folder = tracefs::find().map_err(|error| AttachError::Unsupported(format!("tracefs is {error}")))?;
+        match fs::read_to_string(folder.join("available_tracers")) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(AttachError::NotPermitted),
+            Ok(tracers) if tracers.split_whitespace().any(|tracer| tracer == TRACER) => {}
+            _ => return Err(AttachError::Unsupported(NOT_THERE.to_owned())),
+        }
+        if let Some(other) = other_user(&folder) {
+            return Err(AttachError::Unsupported(format!(
+                "{} uses the timerlat tracer, whose settings are the same for all: end that first",
+                other.display()
+            )));
+        }
+        let has_files = folder.join("osnoise/per_cpu/cpu0/timerlat_fd").exists();
+        let threads = match options.threads {
+            Threads::Any if has_files => Threads::User,
+            Threads::Any => Threads::Kernel,
+            Threads::User | Threads::Others if !has_files => {
+                let told = "this kernel's timerlat tracer measures no threads in user space (boot Linux 6.5 or later, or use -k)";
+                return Err(AttachError::Unsupported(told.to_owned()));
+            }
+            threads => threads,
+        };
+        Ok(Self::start(&folder, options, threads, cpus)?)
+    }
+
+    fn start(folder: &Path, options: &TimerlatOptions, threads: Threads, cpus: &[u32]) -> Result<Self> {
+        let instance = Instance::new(folder, "")?;
+        let settings = set_up(&folder.join("osnoise"), options, threads, cpus)?;
+        instance.write("trace_clock", "mono")?;
+        let sample = SampleFormat::parse(&instance.read("events/ftrace/timerlat/format").or_else(|_| {
+            // Instances have no formats of ftrace's own events before 6.13.
+            let path = folder.join("events/ftrace/timerlat/format");
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+        })?);
+        let recording = options.record.as_ref().map(|record| Recording::new(folder, record)).transpose()?;
+        // Before anybody reads: the tracer cannot be changed then.
+        instance.write("current_tracer", TRACER)?;
+        recording.as_ref().map(Recording::start).transpose()?;
+        let mut tracer = Tracer {
+            readers: Vec::new(),
+            cpus: cpus.iter().map(|&cpu| Traced::new(&instance, cpu, options)).collect::<Result<_>>()?,
+            recording,
+            instance,
+            _settings: settings,
+            sample: sample.context("the format of timerlat's samples is another one")?,
+            period_ns: options.period_ns,
+            stop: options.stop,
+            has_user: threads != Threads::Kernel,
+            threads: Vec::new(),
+            hit: None,
+            counts_from_ns: u64::MAX,
+            lost: 0,
+            page: vec![0; LARGEST_PAGE],
+        };
+        match threads {
+            Threads::Kernel => {
+                tracer.threads = cpus.iter().map(|&cpu| kernel_thread_of(cpu)).collect::<Result<_>>()?;
+                for &tid in &tracer.threads {
+                    set_policy(tid, options.policy).context("cannot give the tracer's threads their priority")?;
+                }
+            }
+            Threads::Others => {}
+            Threads::User | Threads::Any => {
+                let file = |cpu| folder.join(format!("osnoise/per_cpu/cpu{cpu}/timerlat_fd"));
+                let start = |&cpu| Reader::start(cpu, &file(cpu), options.policy);
+                tracer.readers = cpus.iter().map(start).collect::<Result<_>>()?;
+            }
+        }
+        Ok(tracer)
+    }
+
+    pub(super) fn cpus(&self) -> Vec<u32> {
+        self.cpus.iter().map(|traced| traced.cpu).collect()
+    }
+
+    /// Counts the samples that have come in.
+    pub(super) fn collect(&mut self) -> Result<()> {
+        let mut page = std::mem::take(&mut self.page);
+        let before = self.hit.map(|hit| hit.at_ns);
+        let mut hits = Vec::new();
+        let collected = (0..self.cpus.len()).try_for_each(|index| {
+            loop {
+                match self.cpus[index].pages.read(&mut page) {
+                    Ok(0) => return Ok(()),
+                    Ok(length) => hits.extend(self.count(index, &page[..length])),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error).context("cannot read the tracer's samples"),
+                }
+            }
+        });
+        self.page = page;
+        // The kernel stops at the first one, and another CPU may come that far as well.
+        if before.is_none() {
+            self.hit = hits.into_iter().min_by_key(|hit| hit.at_ns);
+        }
+        collected
+    }
+
+    fn count(&mut self, index: usize, bytes: &[u8]) -> Option<Hit> {
+        let traced = &mut self.cpus[index];
+        let Some(page) = Page::new(bytes) else {
+            self.lost += 1;
+            traced.activations.forget();
+            return None;
+        };
+        if page.missed > 0 {
+            self.lost += page.missed;
+            traced.activations.forget();
+        }
+        let mut first = None;
+        for record in page {
+            let Some(sample) = self.sample.read(record.data) else { continue };
+            if record.time_ns.saturating_sub(sample.latency_ns) < self.counts_from_ns {
+                continue;
+            }
+            traced.activations.add(sample, record.time_ns, self.period_ns, self.has_user, &traced.tally);
+            let limit_ns = if sample.context == Context::Irq { self.stop.irq_ns } else { self.stop.thread_ns };
+            // As the kernel compares, in microseconds.
+            if limit_ns.is_some_and(|limit_ns| sample.latency_ns / 1_000 >= limit_ns.div_ceil(1_000)) && first.is_none()
+            {
+                let due_ns = record.time_ns.saturating_sub(sample.latency_ns);
+                first = Some(Hit { cpu: traced.cpu, at_ns: record.time_ns, due_ns, noticed: Instant::now() });
+            }
+        }
+        first
+    }
+
+    /// What was counted since the last call, on each CPU.
+    pub(super) fn take(&mut self) -> Vec<(u32, Taken)> {
+        self.cpus.iter().map(|traced| (traced.cpu, traced.tally.take(self.has_user))).collect()
+    }
+
+    /// Samples that the kernel overwrote before they were read, since the last call.
+    pub(super) fn take_lost(&mut self) -> u64 {
+        std::mem::take(&mut self.lost)
+    }
+
+    /// The CPU that has stopped the measurement.
+    pub(super) fn stopped_by(&self) -> Option<u32> {
+        self.hit.map(|hit| hit.cpu)
+    }
+
+    /// Whether what stopped the measurement has been known for long.
+    pub(super) fn is_overdue(&self) -> bool {
+        self.hit.is_some_and(|hit| hit.noticed.elapsed() >= PATIENCE)
+    }
+
+    /// Whether an activation that was due then has stopped the measurement.
+    pub(super) fn is_hit(&self, cpu: u32, due_ns: u64) -> bool {
+        self.hit.is_some_and(|hit| hit.cpu == cpu && hit.due_ns.abs_diff(due_ns) < self.period_ns / 2)
+    }
+
+    /// Whether an activation that was due then is of the measurement.
+    pub(super) fn counts(&self, cpu: u32, due_ns: u64) -> bool {
+        due_ns >= self.counts_from_ns && (self.is_hit(cpu, due_ns) || self.hit.is_none_or(|hit| due_ns <= hit.at_ns))
+    }
+
+    /// From then on activations count.
+    pub(super) fn resume(&mut self, from_ns: u64) -> Result<()> {
+        self.take();
+        (self.hit, self.counts_from_ns) = (None, from_ns);
+        for traced in &mut self.cpus {
+            traced.activations.forget();
+        }
+        if let Some(recording) = &self.recording {
+            recording.resume()?;
+        }
+        self.instance.write("tracing_on", "1")
+    }
+
+    /// Whether it stops by itself.
+    pub(super) fn has_stop(&self) -> bool {
+        self.stop.irq_ns.is_some() || self.stop.thread_ns.is_some()
+    }
+
+    /// Whether it records.
+    pub(super) fn records(&self) -> bool {
+        self.recording.is_some()
+    }
+
+    /// What was recorded, as text; `false` where nothing is.
+    pub(super) fn save(&self, out: &mut dyn Write) -> Result<bool> {
+        self.recording.as_ref().map(|recording| recording.save(out)).transpose().map(|saved| saved.is_some())
+    }
+
+    pub(super) fn histograms(&self) -> Result<Vec<(String, String)>> {
+        self.recording.as_ref().map_or_else(|| Ok(Vec::new()), Recording::histograms)
+    }
+}
+
+impl Traced {
+    fn new(instance: &Instance, cpu: u32, options: &TimerlatOptions) -> Result<Self> {
+        let path = instance.path(&format!("per_cpu/cpu{cpu}/trace_pipe_raw"));
+        let without_waiting = OFlags::NONBLOCK.bits() as i32;
+        let pages = OpenOptions::new()
+            .read(true)
+            .custom_flags(without_waiting)
+            .open(&path)
+            .with_context(|| format!("cannot open {}", path.display()))?;
+        Ok(Traced { cpu, tally: Tally::new(options.steps), activations: Activations::default(), pages })
+    }
+}
+
+/// The settings of the tracer, which are those of all its instances.
+fn set_up(osnoise: &Path, options: &TimerlatOptions, threads: Threads, cpus: &[u32]) -> Result<Restore> {
+    let mut settings = Restore::new()?;
+    // 0: never. Microseconds.
+    let us = |ns: Option<u64>| ns.map_or(0, |ns| ns.div_ceil(1_000)).to_string();
+    let wanted = [
+        ("stop_tracing_us", us(options.stop.irq_ns)),
+        ("stop_tracing_total_us", us(options.stop.thread_ns)),
+        ("print_stack", us(options.stack_over_ns.filter(|_| options.record.is_some()))),
+        ("timerlat_period_us", (options.period_ns / 1_000).to_string()),
+        ("cpus", cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",")),
+    ];
+    for (name, value) in wanted {
+        settings.set(&osnoise.join(name), &value)?;
+    }
+    // There are options since 6.2, and before a kernel has threads of its own always.
+    let file = osnoise.join("options");
+    if file.exists() {
+        settings.set_flag(&file, "OSNOISE_WORKLOAD", threads == Threads::Kernel)?;
+    }
+    Ok(settings)
+}
+
+/// The tracer's thread on a CPU.
+fn kernel_thread_of(cpu: u32) -> Result<u32> {
+    let name = format!("{TRACER}/{cpu}");
+    for process in fs::read_dir("/proc").context("/proc is not mounted")?.flatten() {
+        let Ok(tid) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
+        let is_named = fs::read_to_string(process.path().join("comm")).is_ok_and(|comm| comm.trim_end() == name);
+        // A thread of the kernel has no program.
+        if is_named && fs::read_link(process.path().join("exe")).is_err() {
+            return Ok(tid);
+        }
+    }
+    bail!("the tracer has started no thread on CPU {cpu}")
+}
+
+/// Whoever uses the tracer: the top level, or another instance.
+fn other_user(folder: &Path) -> Option<PathBuf> {
+    let instances = fs::read_dir(folder.join("instances")).into_iter().flatten().flatten().map(|entry| entry.path());
+    let uses = |folder: &PathBuf| {
+        let current = fs::read_to_string(folder.join("current_tracer")).unwrap_or_default();
+        [TRACER, "osnoise"].contains(&current.trim())
+    };
+    std::iter::once(folder.to_owned()).chain(instances).find(uses)
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The threads that are measured, whoever they belong to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::tally::Taken;
+use super::threads::{Measured, Orders, Stopped};
+use super::tracer::Tracer;
+use super::{BPF, TRACER, TimerlatOptions};
+use crate::mapped::MappedArray;
+
+/// How long threads run before their activations count, unless ten of them are over sooner.
+const SETTLING: Duration = Duration::from_millis(50);
+
+/// Until it is dropped.
+pub(super) enum Workload {
+    /// Threads of this process.
+    Own { measured: Vec<Measured>, stopped: Arc<Stopped> },
+    /// The kernel's tracer.
+    Tracer(Box<Tracer>),
+}
+
+impl Workload {
+    /// Starts threads on these CPUs. They do not count yet.
+    pub(super) fn start(
+        options: &TimerlatOptions,
+        cpus: &[u32],
+        map: &Arc<MappedArray>,
+        stopped: &Arc<Stopped>,
+    ) -> anyhow::Result<Self> {
+        let start = |&cpu| {
+            Measured::start(Orders {
+                cpu,
+                period_ns: options.period_ns,
+                policy: options.policy,
+                map: Arc::clone(map),
+                width: options.steps,
+                stop: options.stop,
+                stopped: Arc::clone(stopped),
+            })
+        };
+        let measured = cpus.iter().map(start).collect::<anyhow::Result<_>>()?;
+        Ok(Workload::Own { measured, stopped: Arc::clone(stopped) })
+    }
+
+    /// Waits until the threads have been at it for a while.
+    pub(super) fn settle(&self, period_ns: u64) {
+        std::thread::sleep(SETTLING.min(Duration::from_nanos(period_ns.saturating_mul(10))));
+    }
+
+    pub(super) fn backend(&self) -> &'static str {
+        match self {
+            Workload::Own { .. } => BPF,
+            Workload::Tracer(_) => TRACER,
+        }
+    }
+
+    pub(super) fn cpus(&self) -> Vec<u32> {
+        match self {
+            Workload::Own { measured, .. } => measured.iter().map(|measured| measured.cpu).collect(),
+            Workload::Tracer(tracer) => tracer.cpus(),
+        }
+    }
+
+    /// Whether threads return to user space.
+    pub(super) fn has_user(&self) -> bool {
+        match self {
+            Workload::Own { .. } => true,
+            Workload::Tracer(tracer) => tracer.has_user,
+        }
+    }
+
+    /// Takes in what somebody else has sampled.
+    pub(super) fn collect(&mut self) -> anyhow::Result<()> {
+        match self {
+            Workload::Own { .. } => Ok(()),
+            Workload::Tracer(tracer) => tracer.collect(),
+        }
+    }
+
+    /// What was counted since the last call, on each CPU.
+    pub(super) fn take(&mut self) -> Vec<(u32, Taken)> {
+        match self {
+            Workload::Own { measured, .. } => {
+                // All at once, so that their span is the same.
+                let tallies: Vec<_> =
+                    measured.iter().map(|measured| (measured.cpu, measured.tallies.change_over())).collect();
+                tallies.into_iter().map(|(cpu, tally)| (cpu, tally.take(true))).collect()
+            }
+            Workload::Tracer(tracer) => tracer.take(),
+        }
+    }
+
+    pub(super) fn stopped_by(&self) -> Option<u32> {
+        match self {
+            Workload::Own { stopped, .. } => stopped.by(),
+            Workload::Tracer(tracer) => tracer.stopped_by(),
+        }
+    }
+
+    /// Whether an activation is of the measurement: others send theirs until they notice a stop.
+    pub(super) fn counts(&self, cpu: u32, due_ns: u64, thread_ns: u64) -> bool {
+        match self {
+            Workload::Own { stopped, .. } => thread_ns <= stopped.until_ns(),
+            Workload::Tracer(tracer) => tracer.counts(cpu, due_ns),
+        }
+    }
+
+    /// From then on activations count.
+    pub(super) fn resume(&mut self, from_ns: u64) -> anyhow::Result<()> {
+        match self {
+            Workload::Own { .. } => Ok(()),
+            Workload::Tracer(tracer) => tracer.resume(from_ns),
+        }
+    }
+}

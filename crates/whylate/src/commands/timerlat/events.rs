@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `-e`, `--filter` and `--trigger`: the last two belong to the event before them on the command line.
+
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches, error::ErrorKind};
+use whylate_sources::timerlat::TraceEvent;
+
+/// The events to record, in the order of the command line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Events(pub Vec<TraceEvent>);
+
+const EVENT: &str = "event";
+const FILTER: &str = "filter";
+const TRIGGER: &str = "trigger";
+
+impl Args for Events {
+    fn augment_args(command: Command) -> Command {
+        let option =
+            |id: &'static str, value: &'static str| Arg::new(id).long(id).value_name(value).action(ArgAction::Append);
+        let event = option(EVENT, "SYSTEM[:EVENT]").short('e');
+        command
+            .arg(event.help("With -t or -a: trace this event too (needs the kernel's timerlat tracer)"))
+            .arg(option(FILTER, "FILTER").requires(EVENT).help("Filter of the event before, in the kernel's language"))
+            .arg(option(TRIGGER, "TRIGGER").requires(EVENT).help(
+                "Trigger of the event before, in the kernel's language; the histogram of hist: is saved to SYSTEM_EVENT_hist.txt",
+            ))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Events {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let mut words = Vec::new();
+        for id in [EVENT, FILTER, TRIGGER] {
+            let values = matches.get_many::<String>(id).into_iter().flatten();
+            words.extend(matches.indices_of(id).into_iter().flatten().zip(values.map(move |value| (id, value))));
+        }
+        words.sort_unstable();
+        let mut events: Vec<TraceEvent> = Vec::new();
+        for (_, (id, value)) in words {
+            if id == EVENT {
+                events.push(event(value).map_err(|told| Error::raw(ErrorKind::ValueValidation, told))?);
+                continue;
+            }
+            let refused = |told| Error::raw(ErrorKind::MissingRequiredArgument, told);
+            let last =
+                events.last_mut().ok_or_else(|| refused(format!("--{id} comes after the -e that it is for\n")))?;
+            let place = if id == FILTER { &mut last.filter } else { &mut last.trigger };
+            if place.replace(value.clone()).is_some() {
+                return Err(refused(format!("an event has one --{id} only\n")));
+            }
+        }
+        Ok(Events(events))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// `system:event`, or `system` for all of its events.
+fn event(text: &str) -> Result<TraceEvent, String> {
+    let (system, name) = text.split_once(':').map_or((text, None), |(system, name)| (system, Some(name)));
+    // They are names of folders.
+    let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
+    if !is_name(system) || !name.is_none_or(is_name) {
+        return Err(format!("an event is named SYSTEM or SYSTEM:EVENT, e.g. sched:sched_switch, and not {text}\n"));
+    }
+    Ok(TraceEvent { system: system.to_owned(), name: name.map(str::to_owned), filter: None, trigger: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        events: Events,
+    }
+
+    fn parse(words: &[&str]) -> Result<Vec<TraceEvent>, Error> {
+        Line::try_parse_from([&["timerlat"], words].concat()).map(|line| line.events.0)
+    }
+
+    fn named(system: &str, name: Option<&str>) -> TraceEvent {
+        TraceEvent { system: system.to_owned(), name: name.map(str::to_owned), filter: None, trigger: None }
+    }
+
+    #[test]
+    fn filters_and_triggers_are_those_of_the_event_before() {
+        let words = [
+            "-e",
+            "sched:sched_switch",
+            "--filter",
+            "prev_prio<100",
+            "-e",
+            "irq",
+            "--event=a:b",
+            "--trigger",
+            "hist:key=c",
+        ];
+        let first = TraceEvent { filter: Some("prev_prio<100".to_owned()), ..named("sched", Some("sched_switch")) };
+        let last = TraceEvent { trigger: Some("hist:key=c".to_owned()), ..named("a", Some("b")) };
+        assert_eq!(parse(&words).expect("parsed"), [first, named("irq", None), last]);
+        assert_eq!(parse(&[]).expect("parsed"), []);
+    }
+
+    #[test]
+    fn what_belongs_to_no_event_is_refused() {
+        for words in [
+            &["--filter", "a"][..],
+            &["--filter", "a", "-e", "sched"],
+            &["-e", "sched", "--filter", "a", "--filter", "b"],
+            &["-e", "../../etc:passwd"],
+            &["-e", "sched:"],
+            &["-e", ""],
+        ] {
+            assert!(parse(words).is_err(), "{words:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_event_names_another_folder(text in ".{0,30}") {
+            if let Ok(event) = event(&text) {
+                let names = [Some(event.system), event.name];
+                prop_assert!(names.iter().flatten().all(|name| !name.contains(['/', '.']) && !name.is_empty()));
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# usage: sh tracer.sh threads|readers|trace|others|killed
+#
+# What `whylate timerlat` does with the kernel's tracer; runs in a virtual machine whose kernel has it, as root, with busybox alone. Prints
+# what is wrong, and a last line.
+
+tracing=/sys/kernel/tracing
+osnoise=$tracing/osnoise
+failures=0
+cd /tmp || exit 1
+
+wrong() {
+    echo "WRONG: $*"
+    echo "--- its output:"
+    cat out err 2>/dev/null
+    echo "---"
+    failures=$((failures + 1))
+}
+# The status of a run is in $status, what it said in the files `out` and `err`.
+run() {
+    "$@" >out 2>err
+    status=$?
+}
+# The same, while something else looks at it.
+run_beside() {
+    look=$1
+    shift
+    "$@" >out 2>err &
+    measuring=$!
+    sleep 5
+    $look
+    wait $measuring
+    status=$?
+}
+expect() {
+    [ "$status" = "$1" ] || wrong "status $status, not $1: $2"
+}
+settings() {
+    for file in cpus stop_tracing_us stop_tracing_total_us print_stack timerlat_period_us options; do
+        echo "$file: $(cat $osnoise/$file)"
+    done
+    ls $tracing/instances
+}
+thread_named() {
+    for process in /proc/[0-9]*; do
+        [ "$(cat "$process/comm" 2>/dev/null)" = "$1" ] && echo "${process#/proc/}"
+    done
+}
+# The policy and the real-time priority (fields 41 and 40 of proc_pid_stat(5)) of a thread without a blank in its name.
+policy_of() {
+    # shellcheck disable=SC2046
+    set -- $(cat "/proc/$1/stat")
+    shift 39
+    echo "$2 $1"
+}
+
+look_at_kernel_threads() {
+    [ "$(cat $osnoise/cpus)" = 1 ] || wrong "-c: $(cat $osnoise/cpus)"
+    [ "$(cat $osnoise/timerlat_period_us)" = 2000 ] || wrong "-p: $(cat $osnoise/timerlat_period_us)"
+    grep -qw OSNOISE_WORKLOAD $osnoise/options || wrong "-k: $(cat $osnoise/options)"
+    tid=$(thread_named timerlat/1)
+    [ "$(policy_of "$tid")" = "1 50" ] || wrong "-P: $(policy_of "$tid")"
+    grep -q '^0::/ours$' "/proc/$tid/cgroup" || wrong "-C: $(cat "/proc/$tid/cgroup")"
+    [ -z "$(thread_named timerlat/0)" ] || wrong "-c 1 measures CPU 0 as well"
+}
+# The kernel's threads: where, how often, how urgent, and in which cgroup.
+threads() {
+    mkdir -p cg && mount -t cgroup2 none cg && mkdir -p cg/ours
+    run_beside look_at_kernel_threads whylate timerlat top -k -q -c 1 -p 2000 -P f:50 -C=ours -d 8
+    expect 0 "-k"
+    grep -q 'Thread Timer Latency' out || wrong "-k shows no table"
+    grep -q 'Ret user' out && wrong "kernel threads return to user space"
+    umount cg
+}
+
+look_at_readers() {
+    for cpu in 0 1; do
+        pid=$(thread_named timerlatu/$cpu)
+        [ "$(policy_of "$pid")" = "1 95" ] || wrong "timerlatu/$cpu: $(policy_of "$pid")"
+        grep -q "^Cpus_allowed_list:[[:space:]]*$cpu$" "/proc/$pid/status" || wrong "timerlatu/$cpu runs elsewhere"
+    done
+    grep -qw NO_OSNOISE_WORKLOAD $osnoise/options || wrong "-u: $(cat $osnoise/options)"
+}
+read_the_file() {
+    for _ in 1 2 3 4 5; do
+        taskset 1 head -c 1 $osnoise/per_cpu/cpu0/timerlat_fd
+    done
+}
+# Threads in user space: ours, by default too, and somebody else's.
+readers() {
+    for option in "" -u; do
+        # shellcheck disable=SC2086
+        run_beside look_at_readers whylate timerlat top $option -q -d 8
+        expect 0 "top $option"
+        grep -q 'Ret user' out || wrong "threads in user space do not return there"
+    done
+    run whylate timerlat hist --json -d 2
+    grep -q '"backend":"tracer"' out || wrong "auto does not take the tracer"
+    [ -z "$(thread_named timerlatu/0)" ] || wrong "a reader is left"
+    run whylate timerlat hist --backend bpf --json -d 2
+    grep -q '"backend":"bpf"' out || wrong "--backend bpf is ignored"
+    run_beside read_the_file whylate timerlat hist -U --json -d 8
+    expect 0 "-U"
+    grep -q '"cpu":"0"},"histograms":{"irq":{"count":[1-9]' out || wrong "-U does not measure who reads"
+    grep -q '"cpu":"1"},"histograms":{"irq":{"count":0' out || wrong "-U measures somebody else"
+}
+
+# What is saved at a stop, with events. The hog is more urgent than the measured threads.
+trace() {
+    whylate inject hog --for 20ms --times 20 --every 500ms --cpu 1 >hog 2>&1 &
+    hog=$!
+    run whylate timerlat top -k -q -P f:10 -T 15000 -s 1000 -t=trace.txt --trace-buffer-size 512 \
+        -e sched:sched_switch --filter 'prev_pid==0' --trigger 'hist:key=next_pid' -e irq
+    expect 2 "-T"
+    wait $hog || wrong "inject hog: $(cat hog)"
+    grep -q 'hit stop tracing' out || wrong "-T does not say why it ends"
+    grep -q 'whylate-hog:' out || wrong "the hog is not blamed"
+    grep -q 'Saving trace to trace.txt' out || wrong "-t does not say where the trace is"
+    grep -q 'context thread timer_latency' trace.txt || wrong "-t has no samples"
+    grep -q 'irq_noise' trace.txt || wrong "-t has no noise"
+    grep -q 'sched_switch: .*prev_pid=0 ' trace.txt || wrong "-e is ignored"
+    grep 'sched_switch: ' trace.txt | grep -vq 'prev_pid=0 ' && wrong "--filter is ignored"
+    grep -qE 'irq_handler_entry|softirq_entry' trace.txt || wrong "-e of a group is ignored"
+    grep -q '<stack trace>' trace.txt || wrong "-s is ignored"
+    grep -q 'next_pid' sched_sched_switch_hist.txt || wrong "--trigger is ignored"
+    [ "$(stat -c %a trace.txt)" = 600 ] || wrong "others may read the trace"
+    rm -f trace.txt
+    run whylate timerlat top -q -i 1 -t=trace.txt
+    expect 2 "-i"
+    grep -q 'context *irq timer_latency' trace.txt || wrong "-i has no samples"
+    grep -q 'IRQ latency:' out || wrong "-i is not explained"
+    run whylate timerlat top -q -d 2 --on-end trace,file=end.txt
+    grep -q 'timer_latency' end.txt || wrong "--on-end trace has no samples"
+    run whylate timerlat top -q -T 1 --on-threshold continue -d 4
+    expect 0 "--on-threshold continue"
+    [ "$(grep -c 'hit stop tracing$' out)" -gt 2 ] || wrong "it does not go on after a stop"
+    run whylate timerlat top -k -e no_such:event -t -d 1
+    expect 1 "an event that is not there"
+    grep -q 'no_such' err || wrong "it does not say which event is not there"
+}
+
+# Somebody else has the tracer.
+others() {
+    mkdir $tracing/instances/another
+    echo timerlat >$tracing/instances/another/current_tracer
+    run whylate timerlat top -q -d 1 --backend tracer
+    expect 3 "the tracer is in use"
+    grep -q 'another uses the timerlat tracer' err || wrong "it does not say who has the tracer"
+    run whylate timerlat top -q -d 2
+    expect 0 "the tracer is in use"
+    grep -q 'uses the bpf backend: ' err || wrong "it does not say why it takes the other backend"
+    echo nop >$tracing/instances/another/current_tracer
+    rmdir $tracing/instances/another
+}
+
+killed() {
+    for option in -k -u; do
+        whylate timerlat top -q -p 3000 -T 1000000 -t $option >out 2>err &
+        measuring=$!
+        sleep 4
+        [ "$(settings)" = "$before" ] && wrong "$option changes nothing"
+        kill -9 $measuring
+        wait $measuring
+        [ "$(settings)" = "$before" ] && wrong "nothing is left over"
+        run whylate wq -d 1
+        expect 0 "the next whylate"
+        grep -q 'an earlier whylate was killed: put back [1-9][0-9]* settings of the kernel and removed 2 tracing instances' err ||
+            wrong "the next whylate does not say what it has put back"
+        [ "$(settings)" = "$before" ] || wrong "$option was killed, and the next whylate leaves: $(settings)"
+    done
+}
+
+before=$(settings)
+"$1"
+[ "$(settings)" = "$before" ] || wrong "$1 leaves settings changed: $(settings)"
+echo "$failures wrong"
