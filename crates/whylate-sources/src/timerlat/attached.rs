@@ -1,52 +1,35 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The source `timerlat` while it measures.
 
-use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::io::Write;
 use std::mem::offset_of;
-use std::os::fd::AsFd as _;
-use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
-use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
 use whylate_model::blame::{self, TimerEvidence};
 use whylate_model::{LateEvent, Snapshot};
 
 use super::activation::Activation;
 use super::floors::Floors;
-use super::skel::types::{activation, interrupted_stack, late_activation, timerlat_lost};
-use super::skel::{TimerlatSkel, TimerlatSkelBuilder};
+use super::programs::Programs;
+use super::skel::types::{interrupted_stack, late_activation};
 use super::threads::{self, Stopped};
 use super::tracer::Tracer;
 use super::workload::Workload;
 use super::{INFO, TimerlatOptions};
-use crate::attach::{self, Meter};
-use crate::mapped::MappedArray;
-use crate::occupancy::{Account, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION};
+use crate::attach::Meter;
+use crate::occupancy::Account;
 use crate::source::{AttachError, Attached, Backend};
-use crate::symbols::{KernelSymbols, address_of};
+use crate::symbols::KernelSymbols;
 use crate::{clock, cpus};
-
-/// Room for late events with their windows, in bytes.
-const LATE_BYTES: u32 = 4 << 20;
-
-/// Records as the kernel wrote them, in order.
-type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
 
 /// Measures until it is dropped.
 pub struct AttachedTimerlat {
     /// First, so that it ends while the programs still run.
     workload: Workload,
-    _links: Vec<Link>,
-    ring: Option<RingBuffer<'static>>,
-    records: Records,
-    account: Option<Account>,
-    map: Arc<MappedArray>,
+    /// The tracer needs none where no causes are asked for: nothing is in the way of what it measures then.
+    programs: Option<Programs>,
     stopped: Arc<Stopped>,
     /// Where only the worst activations are asked for.
     floors: Option<Floors>,
@@ -66,7 +49,6 @@ pub struct AttachedTimerlat {
     fallback_reason: Option<String>,
     weaker: Option<String>,
     meter: Meter,
-    skeleton: TimerlatSkel<'static>,
 }
 
 impl AttachedTimerlat {
@@ -78,61 +60,31 @@ impl AttachedTimerlat {
             return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
         }
         let tracer = with_tracer.then(|| Tracer::new(options, &wanted)).transpose()?;
-        let timers = if with_tracer { Timers::TracersToo } else { Timers::OwnThreadsToo };
-        let mut account = options.explains().then(|| Account::load(timers)).transpose()?;
-        let mut open = TimerlatSkelBuilder::default().open(attach::open_object())?;
-        let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
-        settings.of_tracer = with_tracer;
-        settings.timer_function = match with_tracer {
-            true => address_of(TRACER_FUNCTION).context("cannot tell the tracer's timers from others")?,
-            // Without it, whose timer it is is told by when it is due alone.
-            false => address_of(WAKEUP_FUNCTION).unwrap_or(0),
-        };
-        settings.with_events = options.explains();
-        settings.with_stacks = options.stacks;
-        let entries = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
-        open.maps.activation_by_cpu.set_max_entries(entries)?;
-        if let Some(account) = &account {
-            let [accounts, intervals, _] = account.shared();
-            open.maps.account_by_cpu.reuse_fd(accounts)?;
-            open.maps.intervals_by_position.reuse_fd(intervals)?;
-            open.maps.late_activations.set_max_entries(LATE_BYTES)?;
-        }
-        let skeleton = open.load()?;
-        let map = MappedArray::new(skeleton.maps.activation_by_cpu.as_fd(), entries as usize, size_of::<activation>())
-            .context("cannot map the activations")?;
-        let map = Arc::new(map);
-        let records = Records::default();
-        let ring = options.explains().then(|| ring_of(&skeleton, &records)).transpose()?;
-        let links = vec![skeleton.progs.on_sched_switch.attach()?, skeleton.progs.on_hrtimer_expire_entry.attach()?];
-        if let Some(account) = &mut account {
-            account.attach()?;
-        }
+        let has_programs = !with_tracer || options.explains();
+        let programs = has_programs.then(|| Programs::attach(options, with_tracer)).transpose()?;
         // Without the privilege a page may have to be fetched, and that is then part of what is measured.
         let _ = threads::lock_memory();
-        let tasks = account.as_ref().map(Account::threads).transpose().context("cannot map the accounts of CPUs")?;
+        let account = programs.as_ref().and_then(|programs| programs.account.as_ref());
+        let tasks = account.map(Account::threads).transpose().context("cannot map the accounts of CPUs")?;
+        let weaker = weaker(account, &wanted);
         let stopped = Arc::new(Stopped::new(tasks.map(|threads| Box::new(move || threads.now()) as _)));
-        let floors = options.explain_worst.map(Floors::new);
-        for &cpu in &wanted {
-            Activation { map: &map, cpu }.explain_from(u64::MAX, u64::MAX);
+        for (programs, &cpu) in programs.iter().flat_map(|programs| wanted.iter().map(move |cpu| (programs, cpu))) {
+            programs.activation(cpu).explain_from(u64::MAX, u64::MAX);
+            programs.activation(cpu).measure(with_tracer);
         }
-        let workload = match tracer {
-            Some(tracer) => {
-                wanted.iter().for_each(|&cpu| Activation { map: &map, cpu }.measure(true));
-                Workload::Tracer(Box::new(tracer))
+        let workload = match (tracer, &programs) {
+            (Some(tracer), _) => Workload::Tracer(Box::new(tracer)),
+            (None, programs) => {
+                let map = &programs.as_ref().context("threads of this process need the programs")?.map;
+                Workload::start(options, &wanted, map, &stopped)?
             }
-            None => Workload::start(options, &wanted, &map, &stopped)?,
         };
         workload.settle(options.period_ns);
         let mut attached = AttachedTimerlat {
             workload,
-            _links: links,
-            ring,
-            records,
-            account,
-            map,
+            programs,
             stopped,
-            floors,
+            floors: options.explain_worst.map(Floors::new),
             symbols: KernelSymbols::default(),
             keep_evidence: options.keep_evidence,
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
@@ -142,13 +94,11 @@ impl AttachedTimerlat {
             cut_short: 0,
             is_told: false,
             fallback_reason: None,
-            weaker: None,
+            weaker,
             explain_over_ns: options.explain_over_ns.unwrap_or(u64::MAX),
             explain_irq_over_ns: options.explain_irq_over_ns.unwrap_or(u64::MAX),
             meter: Meter::default(),
-            skeleton,
         };
-        attached.weaker = weaker(attached.account.as_ref(), &wanted);
         attached.resume()?;
         attached.since_monotonic_ns = attached.counts_from_ns;
         attached.since_unix_ns = clock::unix_ns_of(attached.counts_from_ns);
@@ -175,16 +125,6 @@ fn weaker(account: Option<&Account>, cpus: &[u32]) -> Option<String> {
     account.and_then(Account::weaker).map(str::to_owned)
 }
 
-fn ring_of(skeleton: &TimerlatSkel<'_>, records: &Records) -> Result<RingBuffer<'static>, AttachError> {
-    let mut builder = RingBufferBuilder::new();
-    let records = Rc::clone(records);
-    builder.add(&skeleton.maps.late_activations, move |bytes| {
-        records.borrow_mut().push_back(bytes.into());
-        0
-    })?;
-    Ok(builder.build()?)
-}
-
 impl Attached for AttachedTimerlat {
     fn backend(&self) -> Backend<'_> {
         Backend { name: self.workload.backend(), fallback_reason: self.fallback_reason.as_deref() }
@@ -204,8 +144,7 @@ impl Attached for AttachedTimerlat {
             snapshot.series.push(series);
             unseen += taken.unseen;
             armed_late += taken.armed_late;
-            let lost = offset_of!(activation, lost) + 8 * timerlat_lost::TIMERLAT_LATE_EVENTS.0 as usize;
-            late_events += self.map.u64_at(cpu as usize, lost).swap(0, Ordering::Relaxed);
+            late_events += self.programs.as_ref().map_or(0, |programs| programs.take_lost(cpu));
         }
         // Activations whose timer or thread was not seen: they have a latency of the return to user space only.
         snapshot.lost.insert("unseen".to_owned(), unseen);
@@ -216,31 +155,27 @@ impl Attached for AttachedTimerlat {
             Workload::Tracer(tracer) => snapshot.lost.insert("samples".to_owned(), tracer.take_lost()),
         };
         snapshot.lost.insert("late_events".to_owned(), late_events);
-        if let Some(account) = &mut self.account {
-            snapshot.lost.extend(account.take_lost().map(|(reason, count)| (reason.to_owned(), count)));
+        if let Some(programs) = &mut self.programs {
+            if let Some(account) = &mut programs.account {
+                snapshot.lost.extend(account.take_lost().map(|(reason, count)| (reason.to_owned(), count)));
+            }
+            self.meter.tell(programs.statistics(), &mut snapshot);
         }
-        let programs = &self.skeleton.progs;
-        let ours = [programs.on_hrtimer_expire_entry.as_fd(), programs.on_sched_switch.as_fd()];
-        let mut statistics = attach::statistics(ours);
-        if let Some(account) = &self.account {
-            statistics += attach::statistics(account.programs());
-        }
-        self.meter.tell(statistics, &mut snapshot);
         self.since_monotonic_ns = now_monotonic_ns;
         self.since_unix_ns = now_unix_ns;
         Ok(snapshot)
     }
 
     fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
-        if let Some(ring) = &self.ring {
-            attach::poll(ring, wait)?;
+        if let Some(programs) = &self.programs {
+            programs.poll(wait)?;
         }
         // After it, so that what made a stop is known for such.
         self.workload.collect()?;
         if let (Workload::Tracer(_), Some(cpu)) = (&self.workload, self.workload.stopped_by()) {
             self.stopped.stop(cpu, clock::monotonic_ns());
         }
-        while let Some(bytes) = self.take_record() {
+        while let Some(bytes) = self.programs.as_ref().and_then(Programs::take_record) {
             let Some((evidence, event)) = self.event_of(&bytes) else {
                 self.cut_short += 1;
                 continue;
@@ -269,9 +204,17 @@ impl AttachedTimerlat {
         let by = self.workload.stopped_by()?;
         match &self.workload {
             // The tracer stops at an interrupt before the thread has run, whose late event tells why.
-            Workload::Tracer(tracer) if self.ring.is_some() && !self.is_told && !tracer.is_overdue() => None,
+            Workload::Tracer(tracer) if self.explains() && !self.is_told && !tracer.is_overdue() => None,
             _ => Some(by),
         }
+    }
+
+    fn explains(&self) -> bool {
+        self.programs.as_ref().is_some_and(|programs| programs.account.is_some())
+    }
+
+    fn activation(&self, cpu: u32) -> Option<Activation<'_>> {
+        self.programs.as_ref().map(|programs| programs.activation(cpu))
     }
 
     /// Whether an activation has stopped the measurement by the tracer's own samples.
@@ -322,7 +265,7 @@ impl AttachedTimerlat {
     /// The longest latency of an interrupt that found its CPU idle, and that CPU; `None` where none did.
     pub fn max_from_idle(&self) -> Option<(u32, u64)> {
         let cpus = self.workload.cpus().into_iter();
-        let each = cpus.map(|cpu| (cpu, Activation { map: &self.map, cpu }.max_from_idle_ns()));
+        let each = cpus.filter_map(|cpu| Some((cpu, self.activation(cpu)?.max_from_idle_ns())));
         each.max_by_key(|&(_, ns)| ns).filter(|&(_, ns)| ns > 0)
     }
 
@@ -337,8 +280,8 @@ impl AttachedTimerlat {
     /// When the tracer cannot be told to.
     pub fn resume(&mut self) -> anyhow::Result<()> {
         self.forget_worst();
-        for cpu in self.workload.cpus() {
-            Activation { map: &self.map, cpu }.forget_idle();
+        for activation in self.workload.cpus().into_iter().filter_map(|cpu| self.activation(cpu)) {
+            activation.forget_idle();
         }
         self.is_told = false;
         self.counts_from_ns = clock::monotonic_ns();
@@ -352,8 +295,8 @@ impl AttachedTimerlat {
             floors.forget();
         }
         let (over_ns, irq_over_ns) = (self.sent_over(self.floor_ns()), self.sent_over(self.explain_irq_over_ns));
-        for cpu in self.workload.cpus() {
-            Activation { map: &self.map, cpu }.explain_from(over_ns, irq_over_ns);
+        for activation in self.workload.cpus().into_iter().filter_map(|cpu| self.activation(cpu)) {
+            activation.explain_from(over_ns, irq_over_ns);
         }
     }
 
@@ -375,12 +318,10 @@ impl AttachedTimerlat {
         let cpu = event.cpu;
         if let Some(floor_ns) = self.floors.as_mut().and_then(|floors| floors.add(cpu, event.latency_ns)) {
             let over_ns = self.sent_over(floor_ns.min(self.explain_over_ns));
-            Activation { map: &self.map, cpu }.explain_worse_than(over_ns);
+            if let Some(activation) = self.activation(cpu) {
+                activation.explain_worse_than(over_ns);
+            }
         }
-    }
-
-    fn take_record(&self) -> Option<Box<[u8]>> {
-        self.records.borrow_mut().pop_front()
     }
 
     fn with_evidence(&self, mut event: LateEvent, evidence: TimerEvidence) -> LateEvent {
@@ -403,7 +344,7 @@ impl AttachedTimerlat {
         let frames = bytes.get(frames_at..frames_at + usize::try_from(stack_bytes).unwrap_or(0));
         let stack = frames.map_or_else(Vec::new, |frames| self.symbols.stack(frames));
         let window = bytes.get(offset_of!(late_activation, window)..)?;
-        let occupancy = self.account.as_mut()?.window(window, &mut self.symbols)?;
+        let occupancy = self.programs.as_mut()?.account.as_mut()?.window(window, &mut self.symbols)?;
         let evidence = TimerEvidence { due_ns, irq_ns, thread_ns, tid, occupancy, stack };
         let latency_ns = thread_ns.saturating_sub(due_ns);
         let mut event = LateEvent {

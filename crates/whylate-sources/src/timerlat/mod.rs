@@ -12,6 +12,7 @@ mod attached;
 mod floors;
 pub mod idle;
 pub mod placement;
+mod programs;
 mod tally;
 mod threads;
 mod tracer;
@@ -170,8 +171,6 @@ pub fn attach(options: &TimerlatOptions) -> Result<AttachedTimerlat, AttachError
         return Err(AttachError::Unsupported("a period is from 100 us to 1 s long".to_owned()));
     }
     let tried = attach::backends_to_try(&INFO, options.backend.as_deref())?;
-    attach::require_btf()?;
-    attach::silence_libbpf();
     let mut reason = None;
     if tried.contains(&TRACER) {
         match AttachedTimerlat::new(options, true) {

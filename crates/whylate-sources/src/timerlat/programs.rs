@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The BPF programs: when timers and threads came in, and what had the CPU meanwhile.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::mem::offset_of;
+use std::os::fd::AsFd as _;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anyhow::Context as _;
+use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
+use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
+
+use super::TimerlatOptions;
+use super::activation::Activation;
+use super::skel::types::{activation, timerlat_lost};
+use super::skel::{TimerlatSkel, TimerlatSkelBuilder};
+use crate::attach::{self, ProgramStatistics};
+use crate::cpus;
+use crate::mapped::MappedArray;
+use crate::occupancy::{Account, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION};
+use crate::source::AttachError;
+use crate::symbols::address_of;
+
+/// Room for late events with their windows, in bytes.
+const LATE_BYTES: u32 = 4 << 20;
+
+/// Records as the kernel wrote them, in order.
+type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
+
+/// They run until they are dropped.
+pub(super) struct Programs {
+    _links: Vec<Link>,
+    ring: Option<RingBuffer<'static>>,
+    records: Records,
+    /// Where causes are asked for.
+    pub account: Option<Account>,
+    pub map: Arc<MappedArray>,
+    skeleton: TimerlatSkel<'static>,
+}
+
+impl Programs {
+    /// For threads of the kernel's tracer, or of this process.
+    pub(super) fn attach(options: &TimerlatOptions, of_tracer: bool) -> Result<Self, AttachError> {
+        attach::require_btf()?;
+        attach::silence_libbpf();
+        let timers = if of_tracer { Timers::TracersToo } else { Timers::OwnThreadsToo };
+        let mut account = options.explains().then(|| Account::load(timers)).transpose()?;
+        let mut open = TimerlatSkelBuilder::default().open(attach::open_object())?;
+        let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
+        settings.of_tracer = of_tracer;
+        settings.timer_function = match of_tracer {
+            true => address_of(TRACER_FUNCTION).context("cannot tell the tracer's timers from others")?,
+            // Without it, whose timer it is is told by when it is due alone.
+            false => address_of(WAKEUP_FUNCTION).unwrap_or(0),
+        };
+        settings.with_events = options.explains();
+        settings.with_stacks = options.stacks;
+        let entries = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        open.maps.activation_by_cpu.set_max_entries(entries)?;
+        if let Some(account) = &account {
+            let [accounts, intervals, _] = account.shared();
+            open.maps.account_by_cpu.reuse_fd(accounts)?;
+            open.maps.intervals_by_position.reuse_fd(intervals)?;
+            open.maps.late_activations.set_max_entries(LATE_BYTES)?;
+        }
+        let skeleton = open.load()?;
+        let map = MappedArray::new(skeleton.maps.activation_by_cpu.as_fd(), entries as usize, size_of::<activation>())
+            .context("cannot map the activations")?;
+        let records = Records::default();
+        let ring = options.explains().then(|| ring_of(&skeleton, &records)).transpose()?;
+        let links = vec![skeleton.progs.on_sched_switch.attach()?, skeleton.progs.on_hrtimer_expire_entry.attach()?];
+        if let Some(account) = &mut account {
+            account.attach()?;
+        }
+        Ok(Programs { _links: links, ring, records, account, map: Arc::new(map), skeleton })
+    }
+
+    pub(super) fn activation(&self, cpu: u32) -> Activation<'_> {
+        Activation { map: &self.map, cpu }
+    }
+
+    /// Takes in late events, and waits at most so long for the first one.
+    pub(super) fn poll(&self, wait: std::time::Duration) -> anyhow::Result<()> {
+        self.ring.as_ref().map_or(Ok(()), |ring| attach::poll(ring, wait))
+    }
+
+    pub(super) fn take_record(&self) -> Option<Box<[u8]>> {
+        self.records.borrow_mut().pop_front()
+    }
+
+    /// Late events of a CPU that found no room, since the last call.
+    pub(super) fn take_lost(&self, cpu: u32) -> u64 {
+        let lost = offset_of!(activation, lost) + 8 * timerlat_lost::TIMERLAT_LATE_EVENTS.0 as usize;
+        self.map.u64_at(cpu as usize, lost).swap(0, Ordering::Relaxed)
+    }
+
+    pub(super) fn statistics(&self) -> ProgramStatistics {
+        let programs = &self.skeleton.progs;
+        let ours = [programs.on_hrtimer_expire_entry.as_fd(), programs.on_sched_switch.as_fd()];
+        let mut statistics = attach::statistics(ours);
+        if let Some(account) = &self.account {
+            statistics += attach::statistics(account.programs());
+        }
+        statistics
+    }
+}
+
+fn ring_of(skeleton: &TimerlatSkel<'_>, records: &Records) -> Result<RingBuffer<'static>, AttachError> {
+    let mut builder = RingBufferBuilder::new();
+    let records = Rc::clone(records);
+    builder.add(&skeleton.maps.late_activations, move |bytes| {
+        records.borrow_mut().push_back(bytes.into());
+        0
+    })?;
+    Ok(builder.build()?)
+}
