@@ -70,6 +70,12 @@ bench-timerlat: ## what `whylate timerlat` tells and costs, beside cyclictest (a
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- timerlat
 
+.PHONY: bench-timerlat-vm
+bench-timerlat-vm: ## what `whylate timerlat` tells and costs, beside rtla, in a virtual machine
+	@scripts/install-deps bench static vm
+	@$(CARGO) xtask kernels 6.12-rt >/dev/null
+	$(CARGO) run --release -p whylate-bench -- timerlat-vm
+
 .PHONY: install
 install: ## install program, man pages and completions (PREFIX=/usr/local, DESTDIR=)
 	@# Under sudo, cargo would be another user's, or leave root's files in the build folder.

@@ -10,6 +10,8 @@ mod occupancy;
 mod programs;
 mod results;
 mod timerlat;
+mod timerlat_vm;
+mod user_time;
 mod whylate;
 mod wq;
 
@@ -33,6 +35,8 @@ enum What {
     Occupancy(results::Arguments),
     /// How late threads are by `whylate timerlat` and by cyclictest, and what an activation costs with each.
     Timerlat(results::Arguments),
+    /// How late timers and threads are by `whylate timerlat` and by `rtla timerlat`, in a virtual machine.
+    TimerlatVm(results::Arguments),
     #[command(hide = true)]
     Paced(occupancy::paced::Arguments),
 }
@@ -42,6 +46,7 @@ fn main() -> ExitCode {
         What::Wq(arguments) => wq::run(&arguments),
         What::Occupancy(arguments) => occupancy::run(&arguments),
         What::Timerlat(arguments) => timerlat::run(&arguments),
+        What::TimerlatVm(arguments) => timerlat_vm::run(&arguments),
         What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),
     };
     match outcome {

@@ -12,7 +12,7 @@ use serde_json::Value;
 use whylate_model::Snapshot;
 
 use crate::figures::{median, word};
-use crate::{floor, kernel, machine, programs, results, whylate};
+use crate::{floor, kernel, machine, programs, results, user_time, whylate};
 
 /// Of the mean latency, in percent of cyclictest's.
 const MEAN_LIMIT: f64 = 20.0;
@@ -21,8 +21,7 @@ const BPF_LIMIT_NS: f64 = 300.0;
 /// Starting costs the same however long a run is, so the difference of two tells what an activation costs.
 const SHORT_S: u64 = 2;
 const LONG_S: u64 = 7;
-/// Some 1 kHz and 10 kHz. The kernel tells user space from the rest at ticks, which have to meet every part of an activation: so no multiple
-/// of the period is a tick's length.
+/// Some 1 kHz and 10 kHz. No multiple is a tick's length, so that ticks come in at any part of an activation.
 const PERIODS_US: [u64; 2] = [1_007, 101];
 
 /// What one program tells and costs at one period.
@@ -50,7 +49,7 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
         return Ok(true);
     }
     let program = whylate::build("bench-timerlat")?;
-    let mut rounds: Vec<Round> = Vec::new();
+    let (mut rounds, mut costs): (Vec<Round>, _) = (Vec::new(), [const { Vec::new() }; PERIODS_US.len()]);
     for number in 1..=arguments.rounds {
         eprintln!("round {number} of {}", arguments.rounds);
         let mut round = Round::default();
@@ -62,8 +61,11 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
             }
         }
         rounds.push(round);
+        for (costs, period_us) in costs.iter_mut().zip(PERIODS_US) {
+            costs.push(bpf(&program, period_us)?);
+        }
     }
-    let bpf = [bpf(&program, PERIODS_US[0])?, bpf(&program, PERIODS_US[1])?];
+    let bpf = costs.map(|costs| Bpf::median(&costs));
     let text = markdown(&rounds, &bpf);
     arguments.publish("timerlat", &text)?;
     Ok(figures(&rounds, &bpf).iter().all(|(_, value, limit)| value <= limit))
@@ -83,7 +85,13 @@ fn ours(program: &Path, period_us: u64) -> Result<Sample> {
     let activations = user.count() as f64 * (LONG_S - SHORT_S) as f64 / LONG_S as f64;
     Ok(Sample {
         mean_us: user.mean_ns() as f64 / 1e3,
-        user_us: (long.user.as_secs_f64() - short.user.as_secs_f64()) * 1e6 / activations,
+        user_us: user_us(|seconds| {
+            let duration = seconds.to_string();
+            let words = ["timerlat", "hist", "--json", "--dma-latency", "0", "-p", &period, "-d", &duration];
+            let (ns, out) = user_time::of(program, &words)?;
+            let json = out.lines().find(|line| line.starts_with('{')).context("it printed no snapshot")?;
+            Ok((ns, serde_json::from_str::<Snapshot>(json)?.total("user").count() as f64))
+        })?,
         cpu_us: (long.cpu.as_secs_f64() - short.cpu.as_secs_f64()) * 1e6 / activations,
         missed: snapshot.series.iter().map(|series| series.values["missed"]).sum(),
         unseen: snapshot.lost["unseen"] as f64,
@@ -112,10 +120,25 @@ fn cyclictest(period_us: u64) -> Result<Sample> {
     let activations = cycles * (LONG_S - SHORT_S) as f64 / LONG_S as f64;
     Ok(Sample {
         mean_us: sum_us / cycles,
-        user_us: (long.user.as_secs_f64() - short.user.as_secs_f64()) * 1e6 / activations,
+        user_us: user_us(|seconds| {
+            let [interval, duration] = [format!("-i{period_us}"), format!("-D{seconds}")];
+            let told = option("--json=", &json).display().to_string();
+            let words = ["-m", "-S", "-p95", "-d0", "-q", &interval, &duration, &told];
+            let (ns, _) = user_time::of(Path::new("/usr/bin/cyclictest"), &words)?;
+            let told: Value = serde_json::from_str(&fs::read_to_string(&json)?)?;
+            let threads = told["thread"].as_object().context("cyclictest tells of no thread")?;
+            Ok((ns, threads.values().filter_map(|thread| thread["cycles"].as_f64()).sum()))
+        })?,
         cpu_us: (long.cpu.as_secs_f64() - short.cpu.as_secs_f64()) * 1e6 / activations,
         ..Sample::default()
     })
+}
+
+/// Of an activation, by a short run and a long one. Whoever measures it makes both programs slower: it has runs of its own.
+fn user_us(run: impl Fn(u64) -> Result<(u64, f64)>) -> Result<f64> {
+    let ((short_ns, short), (long_ns, long)) = (run(SHORT_S)?, run(LONG_S)?);
+    ensure!(long > short, "the longer run has no more activations");
+    Ok((long_ns as f64 - short_ns as f64) / 1e3 / (long - short))
 }
 
 fn option(name: &str, path: &Path) -> PathBuf {
@@ -148,6 +171,11 @@ struct Bpf {
 }
 
 impl Bpf {
+    fn median(of: &[Bpf]) -> Bpf {
+        let middle = |figure: fn(&Bpf) -> f64| median(&of.iter().map(figure).collect::<Vec<_>>());
+        Bpf { ns: middle(|bpf| bpf.ns), runs: middle(|bpf| bpf.runs), floor_ns: middle(|bpf| bpf.floor_ns) }
+    }
+
     fn without_clock_reads_ns(&self) -> f64 {
         self.ns - self.runs * self.floor_ns
     }
@@ -207,7 +235,8 @@ fn markdown(rounds: &[Round], bpf: &[Bpf; 2]) -> String {
     let _ = write!(
         text,
         "\nBoth run for {SHORT_S} s and for {LONG_S} s, in turn, with a FIFO:95 thread on each CPU and `/dev/cpu_dma_latency` at 0; what an \
-         activation costs is the difference. The latency is that of the return to user space, which is what cyclictest measures. \
+         activation costs is the difference. User space is from each return to it to the next system call, by bpftrace, in runs of their own. \
+         The latency is that of the return to user space, which is what cyclictest measures. \
          Medians of all rounds.\n\n\
          | program | period (us) | mean latency (us) | user space (us) | all CPU time (us) | missed periods | unseen |\n\
          |---|--:|--:|--:|--:|--:|--:|\n"

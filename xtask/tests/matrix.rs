@@ -88,6 +88,12 @@ fn built_6_12_tracers_sees_a_delay_that_its_module_makes() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn built_6_12_tracers_blames_who_keeps_interrupts_off() -> Result<()> {
+    let Some(machine) = Machine::new("6.12-tracers")? else { return Ok(()) };
+    tracer::interrupts_off_are_blamed(&machine)
+}
+
 /// Turns interrupts off for 20 ms and prints what the kernel's own tracer saw, in microseconds.
 const DELAY: &str = "
     cd /sys/kernel/tracing

@@ -2,6 +2,7 @@
 //! The kernel's timerlat tracer, where there is one: its options, and what is left of a run that is killed.
 
 use anyhow::{Result, ensure};
+use serde_json::Value;
 
 use crate::{KEEP_ENABLED, Machine, words};
 
@@ -15,3 +16,48 @@ pub fn options_are_honoured(machine: &Machine<'_>) -> Result<()> {
     }
     Ok(())
 }
+
+/// Whoever keeps interrupts off for 30 ms is blamed for late activations, by both backends.
+pub fn interrupts_off_are_blamed(machine: &Machine<'_>) -> Result<()> {
+    for backend in ["tracer", "bpf"] {
+        let words = words(&["sh", "-ec", KEEP_ENABLED, "sh", "sh", "-c", DELAYS, "sh", backend]);
+        let output = machine.run(&[], &words)?;
+        let snapshots = output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let late: Vec<Value> =
+            snapshots.flat_map(|snapshot| snapshot["late"].as_array().cloned().unwrap_or_default()).collect();
+        let long = late.iter().filter(|event| event["latency_ns"].as_u64() >= Some(DELAY_NS / 2));
+        let (mut events, mut right) = (0, 0);
+        for event in long {
+            let causes = event["causes"].as_array().map_or(&[][..], Vec::as_slice);
+            let sum: u64 = causes.iter().filter_map(|cause| cause["ns"].as_u64()).sum();
+            ensure!(event["latency_ns"] == sum, "the causes add up to {sum}: {event}");
+            let first = causes.first().unwrap_or(&Value::Null);
+            let who = first["who"].as_str().unwrap_or_default();
+            events += 1;
+            if first["kind"] == "irqs_off" && who.starts_with("irq_test:") {
+                right += 1;
+            } else {
+                println!("another cause: {event}");
+            }
+        }
+        println!("{backend}: {right} of {events} name who kept interrupts off");
+        ensure!(events >= DELAYS_MADE * 9 / 10, "only {events} activations were late of {DELAYS_MADE}");
+        ensure!(right * 100 >= events * 95, "too few are right");
+    }
+    Ok(())
+}
+
+const DELAY_NS: u64 = 30_000_000;
+const DELAYS_MADE: usize = 30;
+/// A kernel's own module keeps interrupts off.
+const DELAYS: &str = "
+    whylate timerlat top --backend $1 -c 1 --json --why 10ms -d 30 &
+    measuring=$!
+    sleep 4
+    for number in $(seq 30); do
+        insmod /lib/modules/preemptirq_delay_test.ko test_mode=irq delay=30000 cpu_affinity=1
+        rmmod preemptirq_delay_test
+        sleep 0.3
+    done
+    wait $measuring
+";

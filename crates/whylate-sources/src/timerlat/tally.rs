@@ -125,7 +125,12 @@ impl Tally {
         }
         figures.last_ns.store(ns, Ordering::Relaxed);
         if let (Some(over), true) = (self.steps.len().checked_sub(1), index < Kind::REAL.len()) {
-            let step = usize::try_from(ns / self.step_ns).unwrap_or(over).min(over);
+            // Short numbers are divided in half the time.
+            let step = match (u32::try_from(ns), u32::try_from(self.step_ns)) {
+                (Ok(ns), Ok(step_ns)) => (ns / step_ns) as usize,
+                _ => usize::try_from(ns / self.step_ns).unwrap_or(over),
+            };
+            let step = step.min(over);
             add(&self.steps[step][index], 1);
         }
     }
@@ -142,8 +147,10 @@ impl Tally {
             self.count(Kind::Thread, since_due(times.thread_ns));
         }
         self.count(Kind::User, since_due(times.user_ns));
-        // The thread is there for the periods after this one when it is back in user space.
-        self.missed_periods(times.due_ns, times.user_ns, since_due(times.user_ns) / period_ns, period_ns);
+        // The thread is there for the periods after this one when it is back in user space. Dividing takes long.
+        if since_due(times.user_ns) >= period_ns {
+            self.missed_periods(times.due_ns, times.user_ns, since_due(times.user_ns) / period_ns, period_ns);
+        }
     }
 
     /// Counts an activation whose times were not seen.
@@ -238,7 +245,7 @@ impl Tallies {
             }
         };
         self.both[which].activation(times, period_ns);
-        self.in_use.store(0, Ordering::SeqCst);
+        self.in_use.store(0, Ordering::Release);
     }
 
     /// From the next activation on the other one is filled, which was taken before. Returns what has been counted until now. For one

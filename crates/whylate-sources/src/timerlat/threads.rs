@@ -200,8 +200,10 @@ fn repeat(orders: &Orders, tallies: &Tallies, over: &AtomicBool) -> anyhow::Resu
                 orders.stopped.stop(orders.cpu, user_ns);
             }
         }
-        let periods = 1 + (user_ns.saturating_sub(due_ns)) / orders.period_ns;
-        due_ns += periods * orders.period_ns;
+        due_ns += orders.period_ns;
+        if due_ns <= user_ns {
+            due_ns += ((user_ns - due_ns) / orders.period_ns + 1) * orders.period_ns;
+        }
     }
     activation.measure(false);
     Ok(())

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate timerlat` by both backends beside `rtla timerlat`, in one boot of a kernel that has the tracer, in a virtual machine.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use whylate_model::Snapshot;
+
+use crate::figures::{median, word};
+use crate::{kernel, machine, results};
+
+const KERNEL: &str = "6.12-rt";
+const SECONDS: u64 = 5;
+/// The medians of latencies are apart by one of these at most.
+const APART_PERCENT: f64 = 10.0;
+const APART_US: f64 = 2.0;
+
+/// Each prints a line that says what follows, what it measured, and what it and all before have had of the CPUs.
+const SCRIPT: &str = r#"
+    cd /sys/kernel/tracing/instances
+    for instance in first second; do
+        mkdir $instance
+        echo 0 >$instance/tracing_on
+        for events in irq_vectors irq nmi/nmi_handler timer/hrtimer_expire_entry sched/sched_switch; do
+            echo 1 >$instance/events/$events/enable
+        done
+    done
+    cd /tmp
+    measure() {
+        name=$1
+        shift
+        times | sed -n 2p >before
+        "$@" >out 2>/dev/null
+        echo "@ $name $(cat before) $(times | sed -n 2p)"
+        cat out
+    }
+    for round in $(seq $1); do
+        measure rtla rtla timerlat hist -d ${2}s -b 1 -E 8192
+        measure tracer whylate timerlat hist -k --json -d ${2}s
+        measure bpf whylate timerlat hist --backend bpf --json -d ${2}s
+        measure rtla-10kHz rtla timerlat hist -p 100 -d ${2}s -b 1 -E 8192
+        measure tracer-10kHz whylate timerlat hist -k -p 100 --json -d ${2}s
+    done
+    echo "@ end 0m0s 0m0s 0m0s 0m0s"
+"#;
+
+/// What one run told, and cost.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sample {
+    irq_us: f64,
+    thread_us: f64,
+    activations: f64,
+    user_us: f64,
+    /// What was delivered and what was missed, less what was due, where it is told.
+    off_schedule: f64,
+    lost: f64,
+}
+
+type Figure = fn(&Sample) -> f64;
+
+/// Returns whether every figure is within its limit.
+pub fn run(arguments: &results::Arguments) -> Result<bool> {
+    if Command::new("rtla").arg("--help").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        println!("skipped: no rtla to compare with (scripts/install-deps bench)");
+        return Ok(true);
+    }
+    let mut vm = Command::new("cargo");
+    vm.args([
+        "xtask",
+        "vm",
+        KERNEL,
+        "--no-tools",
+        "--timeout",
+        "3000",
+        "--with",
+        "rtla",
+        "--",
+        "sh",
+        "-ec",
+        SCRIPT,
+        "sh",
+    ]);
+    vm.args([arguments.rounds.to_string(), SECONDS.to_string()]);
+    let output = kernel::die_with_parent(vm.stdin(Stdio::null()).stderr(Stdio::inherit())).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "the virtual machine failed, {}: {text}", output.status);
+    let samples = samples(&text)?;
+    let figures = figures(&samples)?;
+    arguments.publish("timerlat-vm", &markdown(&samples, &figures, arguments.rounds.into())?)?;
+    Ok(figures.iter().all(|(_, value, limit)| value <= limit))
+}
+
+fn samples(text: &str) -> Result<BTreeMap<String, Vec<Sample>>> {
+    let mut samples: BTreeMap<String, Vec<Sample>> = BTreeMap::new();
+    for part in text.split("\n@ ").map(|part| part.trim_start_matches("@ ")) {
+        let (head, rest) = part.split_once('\n').unwrap_or((part, ""));
+        let words: Vec<&str> = head.split_whitespace().collect();
+        let [name, before, _, after, _] = words[..] else { continue };
+        if name == "end" || seconds(before).is_none() {
+            continue;
+        }
+        let mut sample = if name.starts_with("rtla") { of_rtla(rest)? } else { of_json(rest)? };
+        let user_s = seconds(after).context("no time")? - seconds(before).context("no time")?;
+        sample.user_us = user_s * 1e6 / sample.activations.max(1.0);
+        samples.entry(name.to_owned()).or_default().push(sample);
+    }
+    Ok(samples)
+}
+
+/// Of `1m2.34s`.
+fn seconds(text: &str) -> Option<f64> {
+    let (minutes, seconds) = text.strip_suffix('s')?.split_once('m')?;
+    Some(minutes.parse::<f64>().ok()? * 60.0 + seconds.parse::<f64>().ok()?)
+}
+
+/// Means over the CPUs of their medians.
+fn of_rtla(text: &str) -> Result<Sample> {
+    let heading = text.lines().find(|line| line.starts_with("Index")).context("rtla printed no histogram")?;
+    let names: Vec<&str> = heading.split_whitespace().collect();
+    let rows: Vec<Vec<f64>> = text
+        .lines()
+        .filter(|line| line.starts_with(|c: char| c.is_ascii_digit()))
+        .map(|line| line.split_whitespace().filter_map(|word| word.parse().ok()).collect())
+        .collect();
+    let of = |kind: &str| {
+        let columns = (1..names.len()).filter(|&column| names[column].starts_with(kind));
+        let medians: Vec<f64> = columns.map(|column| middle(&rows, column)).collect();
+        medians.iter().sum::<f64>() / medians.len().max(1) as f64
+    };
+    let counts = text.lines().find_map(|line| line.strip_prefix("count:")).context("rtla printed no counts")?;
+    let counts: Vec<f64> = counts.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    // Of each CPU one of the interrupt and one of the thread.
+    let activations = counts.iter().sum::<f64>() / 2.0;
+    Ok(Sample { irq_us: of("IRQ"), thread_us: of("Thr"), activations, ..Sample::default() })
+}
+
+/// Of a column, by steps of one microsecond: the middle of the step.
+fn middle(rows: &[Vec<f64>], column: usize) -> f64 {
+    let at = |row: &Vec<f64>| row.get(column).copied().unwrap_or(0.0);
+    let total: f64 = rows.iter().map(at).sum();
+    let mut seen = 0.0;
+    let found = rows.iter().find(|row| {
+        seen += at(row);
+        seen * 2.0 >= total
+    });
+    found.and_then(|row| row.first()).map_or(0.0, |us| us + 0.5)
+}
+
+fn of_json(text: &str) -> Result<Sample> {
+    let line = text.lines().find(|line| line.starts_with('{')).context("whylate printed no snapshot")?;
+    let snapshot: Snapshot = serde_json::from_str(line)?;
+    let cpus = snapshot.series.len().max(1) as f64;
+    let of = |kind: &str| {
+        let medians = snapshot.series.iter().map(|series| series.histograms[kind].quantile_ns(0.5) as f64 / 1e3);
+        medians.sum::<f64>() / cpus
+    };
+    let period_ns =
+        if snapshot.total("thread").count() > 3 * SECONDS * 1_000 * snapshot.series.len() as u64 { 1e5 } else { 1e6 };
+    let due = snapshot.duration_ns as f64 / period_ns;
+    let off = snapshot.series.iter().map(|series| {
+        let delivered = series.histograms.get("user").unwrap_or(&series.histograms["thread"]).count() as f64;
+        (delivered + series.values["missed"] - due).abs()
+    });
+    Ok(Sample {
+        irq_us: of("irq"),
+        thread_us: of("thread"),
+        activations: snapshot.total("thread").count() as f64,
+        off_schedule: off.fold(0.0, f64::max),
+        lost: snapshot.lost.get("samples").copied().unwrap_or(0) as f64,
+        ..Sample::default()
+    })
+}
+
+fn middle_of(samples: &BTreeMap<String, Vec<Sample>>, name: &str, figure: Figure) -> Result<f64> {
+    let of = samples.get(name).with_context(|| format!("{name} was not measured"))?;
+    Ok(median(&of.iter().map(figure).collect::<Vec<_>>()))
+}
+
+fn figures(samples: &BTreeMap<String, Vec<Sample>>) -> Result<Vec<(String, f64, f64)>> {
+    let kinds = [("the interrupt", (|sample| sample.irq_us) as Figure), ("the thread", |sample| sample.thread_us)];
+    let mut figures = Vec::new();
+    for backend in ["tracer", "bpf"] {
+        for (kind, figure) in kinds {
+            let (ours, rtlas) = (middle_of(samples, backend, figure)?, middle_of(samples, "rtla", figure)?);
+            let limit = APART_US.max(rtlas * APART_PERCENT / 100.0);
+            figures.push((
+                format!("median latency of {kind}, {backend}: apart from rtla's (us)"),
+                (ours - rtlas).abs(),
+                limit,
+            ));
+        }
+    }
+    for suffix in ["", "-10kHz"] {
+        let user = |name: &str| middle_of(samples, &format!("{name}{suffix}"), |sample| sample.user_us);
+        let name = format!("user space an activation, tracer{suffix} (us; the limit is rtla's)");
+        figures.push((name, user("tracer")?, user("rtla")?));
+        let lost = middle_of(samples, &format!("tracer{suffix}"), |sample| sample.lost)?;
+        figures.push((format!("lost samples, tracer{suffix}"), lost, 0.0));
+    }
+    Ok(figures)
+}
+
+fn markdown(samples: &BTreeMap<String, Vec<Sample>>, figures: &[(String, f64, f64)], rounds: u64) -> Result<String> {
+    let mut text = format!(
+        "## Timer latency beside rtla, in a virtual machine\n\nCommand: `make bench-timerlat-vm` (`cargo run --release -p whylate-bench -- \
+         timerlat-vm --rounds {rounds}`)\n\n{}- in the machine: Debian's {KERNEL}, CPUs that QEMU emulates; rtla 6.1 with the kernel's \
+         threads\n\n| figure | measured | limit | result |\n|---|--:|--:|---|\n",
+        machine::describe()
+    );
+    for (name, value, limit) in figures {
+        writeln!(text, "| {name} | {value:.2} | {limit:.2} | {} |", word(*value, *limit))?;
+    }
+    write!(
+        text,
+        "\nAll in one boot, in turn, each for {SECONDS} s. Medians of all rounds; of each run the mean over the CPUs, and in brackets the \
+         rounds' smallest and largest. An emulated CPU is slow, and slower for BPF programs than for the kernel: times are not those of a \
+         machine.\n\n| run | IRQ latency (us) | thread latency (us) | user space (us an activation) | off schedule (periods) |\n\
+         |---|--:|--:|--:|--:|\n"
+    )?;
+    for (name, of) in samples {
+        let shown = |figure: fn(&Sample) -> f64| {
+            let values: Vec<f64> = of.iter().map(figure).collect();
+            let (least, most) =
+                (values.iter().copied().fold(f64::MAX, f64::min), values.iter().copied().fold(0.0, f64::max));
+            format!("{:.1} ({least:.1} to {most:.1})", median(&values))
+        };
+        let schedule =
+            if name.starts_with("rtla") { "not told".to_owned() } else { shown(|sample| sample.off_schedule) };
+        writeln!(
+            text,
+            "| {name} | {} | {} | {} | {schedule} |",
+            shown(|sample| sample.irq_us),
+            shown(|sample| sample.thread_us),
+            shown(|sample| sample.user_us),
+        )?;
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_rtla_prints_is_read() {
+        let text = "# RTLA\nIndex   IRQ-000   Thr-000   IRQ-001   Thr-001\n3      5     0     9   0\n7   6   11    2     0\n9 0 0 0 11\n\
+                    over:    0 0 0 0\ncount:  11 11 11 11\n";
+        let sample = of_rtla(text).expect("read");
+        assert_eq!((sample.irq_us, sample.thread_us, sample.activations), ((7.5 + 3.5) / 2.0, (7.5 + 9.5) / 2.0, 22.0));
+        assert_eq!(seconds("1m2.50s"), Some(62.5));
+    }
+}
