@@ -166,6 +166,23 @@ fn an_interrupt_that_came_in_shows_that_interrupts_were_enabled() {
 }
 
 #[test]
+fn an_interrupt_that_comes_in_while_another_one_is_left_was_pending_with_it() {
+    let evidence = |innermost: &'static str| WorkEvidence {
+        started_ns: 1_000_000,
+        ..woken_at_once(vec![
+            interval(1_000, 700_000, thread("dd", 5)),
+            interval(700_000, 710_000, Occupant::Irq { name: "reschedule".to_owned() }),
+            interval(710_000, 800_000, thread("dd", 5)),
+            late_irq(800_000, 1_000_000, 795_000, &["asm_sysvec_apic_timer_interrupt", innermost, "irqentry_exit"]),
+        ])
+    };
+    let leaving = told(&evidence("preempt_schedule_irq+0x34"));
+    assert_eq!(leaving[0], cause(CauseKind::IrqsOff, "dd:5", 695_000));
+    // Nothing says that they were not enabled in between.
+    assert_eq!(told(&evidence("vfs_read"))[0], cause(CauseKind::Thread, "dd:5", 699_000));
+}
+
+#[test]
 fn a_pool_waits_only_behind_items_of_its_own_that_do_not_sleep() {
     let busy = |interval| Interval { busy: BusyPools { normal: true, highpri: false }, ..interval };
     let mut evidence = woken_at_once(vec![

@@ -102,7 +102,7 @@ fn find_irqs_off(pieces: &mut [Piece<'_>]) {
         let due_ns = interval.start_ns.saturating_sub(interval.late_ns);
         let mut in_switch = is_in_switch(stack);
         let mut blamed: Option<&Occupant> = None;
-        for index in (0..first_of_burst(pieces, irq)).rev() {
+        for index in (0..first_of_burst(pieces, irq, is_leaving_interrupt(stack))).rev() {
             let next_ns = pieces[index + 1].span.from_ns;
             let piece = &mut pieces[index];
             if piece.span.to_ns != next_ns || next_ns <= due_ns {
@@ -126,22 +126,30 @@ fn find_irqs_off(pieces: &mut [Piece<'_>]) {
 }
 
 /// The first of the interrupts that came in one right after the other up to this one, with no more than some instructions of whoever was
-/// interrupted between them.
-fn first_of_burst(pieces: &[Piece<'_>], irq: usize) -> usize {
+/// interrupted between them; or however long that took, where the last one came in while the one before was being left.
+fn first_of_burst(pieces: &[Piece<'_>], irq: usize, is_leaving: bool) -> usize {
     let mut first = irq;
     for index in (0..irq).rev() {
         let (piece, next_ns) = (&pieces[index], pieces[index + 1].span.from_ns);
         let between_ns = pieces[first].span.from_ns - next_ns;
-        if piece.span.to_ns != next_ns || between_ns > BETWEEN_INTERRUPTS_NS {
+        let is_left = is_leaving && first == irq;
+        if piece.span.to_ns != next_ns || (between_ns > BETWEEN_INTERRUPTS_NS && !is_left) {
             break;
         }
-        match piece.interval.occupant {
+        match &piece.interval.occupant {
             Occupant::Irq { .. } => first = index,
             Occupant::Idle => break,
+            occupant if is_left && index + 1 < irq && pieces[index + 1].interval.occupant != *occupant => break,
             _ => {}
         }
     }
     first
+}
+
+/// Whether interrupts were enabled on the way out of an interrupt, to which they were disabled: whoever it has woken is to run, and the
+/// scheduler enables them before it looks for it (preempt_schedule_irq() in kernel/sched/core.c).
+fn is_leaving_interrupt(stack: &[String]) -> bool {
+    stack.first().and_then(|frame| frame.split(['+', ' ']).next()) == Some("preempt_schedule_irq")
 }
 
 /// Whether interrupts were enabled at the end of a switch between threads: they were disabled since before it.
