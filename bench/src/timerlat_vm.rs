@@ -31,9 +31,11 @@ const SCRIPT: &str = r#"
     measure() {
         name=$1
         shift
-        times | sed -n 2p >before
-        "$@" >out 2>/dev/null
-        echo "@ $name $(cat before) $(times | sed -n 2p)"
+        # In a pipe it would be of another shell.
+        times >before
+        "$@" >out 2>/dev/null || true
+        times >after
+        echo "@ $name $(sed -n 2p before) $(sed -n 2p after)"
         cat out
     }
     for round in $(seq $1); do
@@ -101,7 +103,11 @@ fn samples(text: &str) -> Result<BTreeMap<String, Vec<Sample>>> {
         if name == "end" || seconds(before).is_none() {
             continue;
         }
-        let mut sample = if name.starts_with("rtla") { of_rtla(rest)? } else { of_json(rest)? };
+        let mut sample = if name.starts_with("rtla") {
+            of_rtla(rest)?
+        } else {
+            of_json(rest, if name.ends_with("10kHz") { 1e5 } else { 1e6 })?
+        };
         let user_s = seconds(after).context("no time")? - seconds(before).context("no time")?;
         sample.user_us = user_s * 1e6 / sample.activations.max(1.0);
         samples.entry(name.to_owned()).or_default().push(sample);
@@ -148,7 +154,7 @@ fn middle(rows: &[Vec<f64>], column: usize) -> f64 {
     found.and_then(|row| row.first()).map_or(0.0, |us| us + 0.5)
 }
 
-fn of_json(text: &str) -> Result<Sample> {
+fn of_json(text: &str, period_ns: f64) -> Result<Sample> {
     let line = text.lines().find(|line| line.starts_with('{')).context("whylate printed no snapshot")?;
     let snapshot: Snapshot = serde_json::from_str(line)?;
     let cpus = snapshot.series.len().max(1) as f64;
@@ -156,8 +162,6 @@ fn of_json(text: &str) -> Result<Sample> {
         let medians = snapshot.series.iter().map(|series| series.histograms[kind].quantile_ns(0.5) as f64 / 1e3);
         medians.sum::<f64>() / cpus
     };
-    let period_ns =
-        if snapshot.total("thread").count() > 3 * SECONDS * 1_000 * snapshot.series.len() as u64 { 1e5 } else { 1e6 };
     let due = snapshot.duration_ns as f64 / period_ns;
     let off = snapshot.series.iter().map(|series| {
         let delivered = series.histograms.get("user").unwrap_or(&series.histograms["thread"]).count() as f64;
@@ -214,7 +218,7 @@ fn markdown(samples: &BTreeMap<String, Vec<Sample>>, figures: &[(String, f64, f6
     }
     write!(
         text,
-        "\nAll in one boot, in turn, each for {SECONDS} s. Medians of all rounds; of each run the mean over the CPUs, and in brackets the \
+        "\nThe tracer samples a thread when it runs, and the programs see it when it gets the CPU, which is before. All in one boot, in turn, each for {SECONDS} s. Medians of all rounds; of each run the mean over the CPUs, and in brackets the \
          rounds' smallest and largest. An emulated CPU is slow, and slower for BPF programs than for the kernel: times are not those of a \
          machine.\n\n| run | IRQ latency (us) | thread latency (us) | user space (us an activation) | off schedule (periods) |\n\
          |---|--:|--:|--:|--:|\n"
@@ -224,7 +228,7 @@ fn markdown(samples: &BTreeMap<String, Vec<Sample>>, figures: &[(String, f64, f6
             let values: Vec<f64> = of.iter().map(figure).collect();
             let (least, most) =
                 (values.iter().copied().fold(f64::MAX, f64::min), values.iter().copied().fold(0.0, f64::max));
-            format!("{:.1} ({least:.1} to {most:.1})", median(&values))
+            format!("{:.2} ({least:.2} to {most:.2})", median(&values))
         };
         let schedule =
             if name.starts_with("rtla") { "not told".to_owned() } else { shown(|sample| sample.off_schedule) };

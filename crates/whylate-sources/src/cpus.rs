@@ -39,6 +39,16 @@ pub fn numbers(list: &str) -> Option<Vec<u32>> {
     Some(cpus)
 }
 
+/// In the kernel's form, `0-3,8`, from ascending numbers.
+pub fn list(cpus: &[u32]) -> String {
+    let ranges = cpus.chunk_by(|one, next| one + 1 == *next);
+    let named = ranges.filter_map(|range| match (range.first()?, range.last()?) {
+        (first, last) if first == last => Some(first.to_string()),
+        (first, last) => Some(format!("{first}-{last}")),
+    });
+    named.collect::<Vec<_>>().join(",")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,5 +60,7 @@ mod tests {
         assert_eq!(numbers("0-x"), None);
         assert_eq!(numbers("3-1"), None);
         assert_eq!(numbers("0-4000000000"), None);
+        assert_eq!(list(&[0, 1, 2, 3, 8]), "0-3,8");
+        assert_eq!(list(&[]), "");
     }
 }

@@ -6,6 +6,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, bail, ensure};
 
@@ -36,7 +37,10 @@ impl Restore {
     }
 
     pub(crate) fn recorded_in(records: &Path) -> anyhow::Result<Self> {
-        let name = this_process().context("/proc is not mounted")?;
+        // Each of a process has a record of its own: it goes with it.
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let process = this_process().context("/proc is not mounted")?;
+        let name = format!("{process}.{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         Ok(Restore { record: records.join(name), changed: Vec::new() })
     }
 
@@ -63,7 +67,7 @@ impl Restore {
             return Ok(());
         }
         self.write_down(path, &was)?;
-        fs::write(path, value).with_context(|| format!("cannot write to {} (run as root)", path.display()))?;
+        write(path, value).with_context(|| format!("cannot write to {} (run as root)", path.display()))?;
         self.changed.push((path.to_owned(), was));
         Ok(())
     }
@@ -84,7 +88,7 @@ impl Restore {
         }
         let (old, new) = if was_on { (name, off.as_str()) } else { (off.as_str(), name) };
         self.write_down(path, old)?;
-        fs::write(path, new).with_context(|| format!("cannot write to {} (run as root)", path.display()))?;
+        write(path, new).with_context(|| format!("cannot write to {} (run as root)", path.display()))?;
         self.changed.push((path.to_owned(), old.to_owned()));
         Ok(())
     }
@@ -114,7 +118,7 @@ impl Drop for Restore {
     fn drop(&mut self) {
         for (path, was) in self.changed.iter().rev() {
             // Whoever could change it can change it back, unless what it belongs to is gone.
-            let _ = fs::write(path, was);
+            let _ = write(path, was);
         }
         // There is none where nothing was changed.
         let _ = fs::remove_file(&self.record);
@@ -151,7 +155,8 @@ fn recover_one(record: &Path, settings: &[&str]) -> usize {
     let lines: Vec<_> = text.lines().filter_map(|line| line.split_once('\t')).collect();
     let allowed = |path: &str| settings.iter().any(|place| path.starts_with(place)) && !path.contains("/../");
     // The first line of a setting has what it was before all.
-    let put_back = lines.iter().rev().filter(|(path, was)| allowed(path) && fs::write(path, was).is_ok()).count();
+    let put_back =
+        lines.iter().rev().filter(|(path, was)| allowed(path) && write(Path::new(path), was).is_ok()).count();
     let _ = fs::remove_file(record);
     put_back
 }
@@ -166,7 +171,12 @@ fn is_ours(folder: &Path) -> bool {
 /// Whether the process that a record is named after still runs: another one with its number has started at another time.
 fn is_alive(record: &Path) -> bool {
     let name = record.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    is_running(&name)
+    is_running(name.split('.').next().unwrap_or_default())
+}
+
+/// Writes a line: some files of the kernel take what comes after the end of the text for more of it (osnoise_cpus_write()).
+fn write(path: &Path, value: &str) -> io::Result<()> {
+    fs::write(path, format!("{value}\n"))
 }
 
 /// A name that no other process has had or will have until a reboot; `None` without `/proc`.

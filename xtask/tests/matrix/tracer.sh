@@ -71,6 +71,8 @@ threads() {
     expect 0 "-k"
     grep -q 'Thread Timer Latency' out || wrong "-k shows no table"
     grep -q 'Ret user' out && wrong "kernel threads return to user space"
+    run whylate timerlat hist -k --json -d 1
+    grep -q '"user"' out && wrong "kernel threads return to user space in JSON"
     umount cg
 }
 
@@ -135,11 +137,20 @@ trace() {
     run whylate timerlat top -q -T 1 --on-threshold continue -d 4
     expect 0 "--on-threshold continue"
     [ "$(grep -c 'hit stop tracing$' out)" -gt 2 ] || wrong "it does not go on after a stop"
+    run whylate timerlat hist -T 1 --no-index --with-zeros --json -d 5
+    expect 2 "a stop of a thread"
+    grep -q '"thread":{"count":[1-9]' out || wrong "what stopped it is not counted"
+    run whylate timerlat top -k -q -t -e sched:sched_waking --trigger 'hist:keys=pid:ts0=common_timestamp.usecs' -T 1
+    expect 2 "a histogram with a variable"
     run whylate timerlat top -k -e no_such:event -t -d 1
     expect 1 "an event that is not there"
     grep -q 'no_such' err || wrong "it does not say which event is not there"
 }
 
+restart_the_tracer() {
+    echo PANIC_ON_STOP >$osnoise/options
+    echo NO_PANIC_ON_STOP >$osnoise/options
+}
 # Somebody else has the tracer.
 others() {
     mkdir $tracing/instances/another
@@ -151,12 +162,17 @@ others() {
     expect 0 "the tracer is in use"
     grep -q 'uses the bpf backend: ' err || wrong "it does not say why it takes the other backend"
     echo nop >$tracing/instances/another/current_tracer
+    # The kernel kills whoever reads when its settings change.
+    run_beside restart_the_tracer whylate timerlat top -q -d 30
+    expect 1 "a reader is killed"
+    grep -q 'another program has changed the settings' err || wrong "it does not say that a reader was killed"
     rmdir $tracing/instances/another
 }
 
 killed() {
     for option in -k -u; do
-        whylate timerlat top -q -p 3000 -T 1000000 -t $option >out 2>err &
+        whylate timerlat top -q -p 3000 -T 1000000 -t $option \
+            -e sched:sched_waking --trigger 'hist:keys=pid:ts0=common_timestamp.usecs' >out 2>err &
         measuring=$!
         sleep 4
         [ "$(settings)" = "$before" ] && wrong "$option changes nothing"

@@ -79,7 +79,7 @@ impl AttachedTimerlat {
                 Workload::start(options, &wanted, map, &stopped)?
             }
         };
-        workload.settle(options.period_ns);
+        workload.settle(options.period_ns)?;
         let mut attached = AttachedTimerlat {
             workload,
             programs,
@@ -215,6 +215,11 @@ impl AttachedTimerlat {
 
     fn activation(&self, cpu: u32) -> Option<Activation<'_>> {
         self.programs.as_ref().map(|programs| programs.activation(cpu))
+    }
+
+    /// The same, also where what made it is still to come.
+    pub fn has_stopped(&self) -> bool {
+        self.workload.stopped_by().is_some()
     }
 
     /// Whether an activation has stopped the measurement by the tracer's own samples.

@@ -171,17 +171,26 @@ impl Drop for Measured {
 fn prepare(orders: &Orders) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     set.set(orders.cpu as usize);
-    sched_setaffinity(None, &set).with_context(|| format!("cannot run a thread on CPU {}", orders.cpu))?;
-    // Threads that are no real-time threads may be woken later by so much; real-time threads have no slack.
-    rustix::thread::set_current_timer_slack(NonZeroU64::new(1)).context("cannot set the slack of a thread's timers")?;
+    let stay = || sched_setaffinity(None, &set).with_context(|| format!("cannot run a thread on CPU {}", orders.cpu));
     let this_thread = 0;
-    set_policy(this_thread, orders.policy).with_context(|| match orders.policy {
+    match orders.policy {
+        // Where a deadline thread may be is settled before it is one.
         Policy::Deadline { .. } => {
-            "cannot make the measured threads deadline threads, which the kernel keeps on one CPU only where that is a cpuset partition of \
-             its own (choose another -P)"
+            stay()?;
+            set_policy(this_thread, orders.policy).context(
+                "cannot make the measured threads deadline threads, which the kernel keeps on one CPU only where that is a cpuset partition \
+                 of its own (choose another -P)",
+            )?;
         }
-        _ => "cannot give the measured threads their priority (run as root, or grant CAP_SYS_NICE)",
-    })
+        // On its CPU there may be somebody more urgent than it is yet.
+        _ => {
+            set_policy(this_thread, orders.policy)
+                .context("cannot give the measured threads their priority (run as root, or grant CAP_SYS_NICE)")?;
+            stay()?;
+        }
+    }
+    // Threads that are no real-time threads may be woken later by so much; real-time threads have no slack.
+    rustix::thread::set_current_timer_slack(NonZeroU64::new(1)).context("cannot set the slack of a thread's timers")
 }
 
 /// Allocates nothing, and takes no lock: what it waited for would be measured too.

@@ -21,7 +21,7 @@ use self::readers::Reader;
 use self::recording::Recording;
 use self::samples::{Activations, Context, SampleFormat};
 use super::tally::{Taken, Tally};
-use super::threads::{Stop, set_policy};
+use super::threads::{Policy, Stop, set_policy};
 use super::{Threads, TimerlatOptions};
 use crate::restore::Restore;
 use crate::source::AttachError;
@@ -51,6 +51,9 @@ pub(super) struct Tracer {
     sample: SampleFormat,
     period_ns: u64,
     stop: Stop,
+    policy: Policy,
+    /// The kernel had stopped tracing when it was looked at, and no sample tells why.
+    was_off: bool,
     pub has_user: bool,
     /// The kernel's threads, where those are measured.
     pub threads: Vec<u32>,
@@ -75,6 +78,8 @@ struct Hit {
     cpu: u32,
     at_ns: u64,
     due_ns: u64,
+    /// It was late on its way back, of which no late event tells.
+    is_return: bool,
     noticed: Instant,
 }
 
@@ -106,27 +111,32 @@ impl Tracer {
     }
 
     fn start(folder: &Path, options: &TimerlatOptions, threads: Threads, cpus: &[u32]) -> Result<Self> {
-        let instance = Instance::new(folder, "")?;
+        // Each is dropped before those that it stands on, whatever fails: readers, pages, instances, settings.
         let settings = set_up(&folder.join("osnoise"), options, threads, cpus)?;
+        let instance = Instance::new(folder, "")?;
         instance.write("trace_clock", "mono")?;
         let sample = SampleFormat::parse(&instance.read("events/ftrace/timerlat/format").or_else(|_| {
             // Instances have no formats of ftrace's own events before 6.13.
             let path = folder.join("events/ftrace/timerlat/format");
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
         })?);
+        let sample = sample.context("the format of timerlat's samples is another one")?;
         let recording = options.record.as_ref().map(|record| Recording::new(folder, record)).transpose()?;
         // Before anybody reads: the tracer cannot be changed then.
         instance.write("current_tracer", TRACER)?;
         recording.as_ref().map(Recording::start).transpose()?;
+        let traced = cpus.iter().map(|&cpu| Traced::new(&instance, cpu, options)).collect::<Result<_>>()?;
         let mut tracer = Tracer {
             readers: Vec::new(),
-            cpus: cpus.iter().map(|&cpu| Traced::new(&instance, cpu, options)).collect::<Result<_>>()?,
+            cpus: traced,
             recording,
             instance,
             _settings: settings,
-            sample: sample.context("the format of timerlat's samples is another one")?,
+            sample,
             period_ns: options.period_ns,
             stop: options.stop,
+            policy: options.policy,
+            was_off: false,
             has_user: threads != Threads::Kernel,
             threads: Vec::new(),
             hit: None,
@@ -137,9 +147,6 @@ impl Tracer {
         match threads {
             Threads::Kernel => {
                 tracer.threads = cpus.iter().map(|&cpu| kernel_thread_of(cpu)).collect::<Result<_>>()?;
-                for &tid in &tracer.threads {
-                    set_policy(tid, options.policy).context("cannot give the tracer's threads their priority")?;
-                }
             }
             Threads::Others => {}
             Threads::User | Threads::Any => {
@@ -151,6 +158,14 @@ impl Tracer {
         Ok(tracer)
     }
 
+    /// Gives the tracer's threads their priority, when they have run: they begin with one of their own.
+    pub(super) fn set_policy(&self) -> Result<()> {
+        self.threads
+            .iter()
+            .try_for_each(|&tid| set_policy(tid, self.policy))
+            .context("cannot give the tracer's threads their priority")
+    }
+
     pub(super) fn cpus(&self) -> Vec<u32> {
         self.cpus.iter().map(|traced| traced.cpu).collect()
     }
@@ -158,7 +173,6 @@ impl Tracer {
     /// Counts the samples that have come in.
     pub(super) fn collect(&mut self) -> Result<()> {
         let mut page = std::mem::take(&mut self.page);
-        let before = self.hit.map(|hit| hit.at_ns);
         let mut hits = Vec::new();
         let collected = (0..self.cpus.len()).try_for_each(|index| {
             loop {
@@ -172,11 +186,35 @@ impl Tracer {
             }
         });
         self.page = page;
+        collected?;
         // The kernel stops at the first one, and another CPU may come that far as well.
-        if before.is_none() {
-            self.hit = hits.into_iter().min_by_key(|hit| hit.at_ns);
+        if let (None, Some(hit)) = (self.hit, hits.into_iter().min_by_key(|hit| hit.at_ns)) {
+            self.hit = Some(hit);
+            // Nothing more comes in of the activations that it has cut off.
+            for traced in &mut self.cpus {
+                traced.activations.cut_off(traced.cpu == hit.cpu, &traced.tally);
+            }
         }
-        collected
+        self.readers.iter_mut().try_for_each(Reader::is_alive)?;
+        self.go_on_after_stop_of_before()
+    }
+
+    /// An activation that is of no measurement, because it was due before it began, may be late enough for the kernel to stop.
+    fn go_on_after_stop_of_before(&mut self) -> Result<()> {
+        let is_on = |instance: &Instance| Ok::<_, anyhow::Error>(instance.read("tracing_on")?.trim() == "1");
+        let recording_is_on = self.recording.as_ref().map_or(Ok(true), |recording| is_on(&recording.instance))?;
+        let is_off = self.hit.is_none() && !(recording_is_on && is_on(&self.instance)?);
+        // The sample that tells why may have come in since samples were read.
+        if is_off && self.was_off {
+            self.start_tracing()?;
+        }
+        self.was_off = is_off && !self.was_off;
+        Ok(())
+    }
+
+    fn start_tracing(&self) -> Result<()> {
+        self.recording.as_ref().map_or(Ok(()), Recording::resume)?;
+        self.instance.write("tracing_on", "1")
     }
 
     fn count(&mut self, index: usize, bytes: &[u8]) -> Option<Hit> {
@@ -202,7 +240,8 @@ impl Tracer {
             if limit_ns.is_some_and(|limit_ns| sample.latency_ns / 1_000 >= limit_ns.div_ceil(1_000)) && first.is_none()
             {
                 let due_ns = record.time_ns.saturating_sub(sample.latency_ns);
-                first = Some(Hit { cpu: traced.cpu, at_ns: record.time_ns, due_ns, noticed: Instant::now() });
+                let (cpu, is_return) = (traced.cpu, sample.context == Context::User);
+                first = Some(Hit { cpu, at_ns: record.time_ns, due_ns, is_return, noticed: Instant::now() });
             }
         }
         first
@@ -223,9 +262,9 @@ impl Tracer {
         self.hit.map(|hit| hit.cpu)
     }
 
-    /// Whether what stopped the measurement has been known for long.
+    /// Whether no late event that tells of the stop is to be waited for.
     pub(super) fn is_overdue(&self) -> bool {
-        self.hit.is_some_and(|hit| hit.noticed.elapsed() >= PATIENCE)
+        self.hit.is_some_and(|hit| hit.is_return || hit.noticed.elapsed() >= PATIENCE)
     }
 
     /// Whether an activation that was due then has stopped the measurement.
@@ -245,10 +284,8 @@ impl Tracer {
         for traced in &mut self.cpus {
             traced.activations.forget();
         }
-        if let Some(recording) = &self.recording {
-            recording.resume()?;
-        }
-        self.instance.write("tracing_on", "1")
+        self.was_off = false;
+        self.start_tracing()
     }
 
     /// Whether it stops by itself.
@@ -294,7 +331,8 @@ fn set_up(osnoise: &Path, options: &TimerlatOptions, threads: Threads, cpus: &[u
         ("stop_tracing_total_us", us(options.stop.thread_ns)),
         ("print_stack", us(options.stack_over_ns.filter(|_| options.record.is_some()))),
         ("timerlat_period_us", (options.period_ns / 1_000).to_string()),
-        ("cpus", cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",")),
+        // The kernel takes 255 characters.
+        ("cpus", crate::cpus::list(cpus)),
     ];
     for (name, value) in wanted {
         settings.set(&osnoise.join(name), &value)?;

@@ -45,8 +45,12 @@ impl Workload {
     }
 
     /// Waits until the threads have been at it for a while.
-    pub(super) fn settle(&self, period_ns: u64) {
+    pub(super) fn settle(&self, period_ns: u64) -> anyhow::Result<()> {
         std::thread::sleep(SETTLING.min(Duration::from_nanos(period_ns.saturating_mul(10))));
+        match self {
+            Workload::Own { .. } => Ok(()),
+            Workload::Tracer(tracer) => tracer.set_policy(),
+        }
     }
 
     pub(super) fn backend(&self) -> &'static str {

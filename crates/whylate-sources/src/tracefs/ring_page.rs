@@ -164,10 +164,18 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_page_makes_it_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+        fn no_page_makes_it_panic(
+            words in proptest::collection::vec((0..32_u32, proptest::num::u32::ANY, 0..20_u32), 0..60), flags in 0..4_u64, cut in 0..8_usize
+        ) {
+            // Of each record its kind, and what could be a length.
+            let words: Vec<u32> = words.into_iter().flat_map(|(kind, delta, length)| [word(kind, delta & 0xff), length]).collect();
+            let mut bytes = page(5, flags << 30, &words);
+            bytes.truncate(bytes.len() - cut);
             if let Some(page) = Page::new(&bytes) {
                 // Each record takes four bytes at least.
                 proptest::prop_assert!(page.count() <= bytes.len() / 4);
+            } else {
+                proptest::prop_assert!(cut > 0);
             }
         }
     }

@@ -34,6 +34,7 @@ const REPORT: RawFd = 3;
 #[derive(Debug)]
 pub(super) struct Reader {
     pid: Pid,
+    has_ended: bool,
 }
 
 impl Reader {
@@ -43,19 +44,21 @@ impl Reader {
         let name = CString::new(format!("timerlatu/{cpu}")).context("a CPU's number has a zero")?;
         let mut set = CpuSet::new();
         set.set(cpu as usize);
+        let is_deadline = matches!(policy, Policy::Deadline { .. });
         let (attributes, parent) = (threads::attributes_of(policy), rustix::process::getpid());
+        let orders = Orders { set, attributes, is_deadline, file, name, parent };
         let (mut reports, report) = io::pipe().context("cannot make a pipe")?;
         // SAFETY: the child calls only functions that are safe after a fork of a process with threads, allocates nothing, and never returns.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()).context("cannot start a reader"),
             0 => {
-                let error = read(&Orders { set, attributes, file, name, parent }, report.as_raw_fd());
+                let error = read(&orders, report.as_raw_fd());
                 // SAFETY: the call ends this process at once, without what the parent would do at its end.
                 unsafe { libc::_exit(error) }
             }
             pid => {
                 let pid = Pid::from_raw(pid).context("a child has no number")?;
-                let reader = Reader { pid };
+                let reader = Reader { pid, has_ended: false };
                 drop(report);
                 wait_for(&mut reports)?;
                 Ok(reader)
@@ -77,9 +80,25 @@ fn wait_for(reports: &mut PipeReader) -> anyhow::Result<()> {
     }
 }
 
+impl Reader {
+    /// Fails where it has ended, which it does not by itself.
+    pub(super) fn is_alive(&mut self) -> anyhow::Result<()> {
+        if waitpid(Some(self.pid), WaitOptions::NOHANG).context("cannot look after a reader")?.is_some() {
+            self.has_ended = true;
+            bail!(
+                "the kernel has ended a measured thread: another program has changed the settings of the timerlat tracer (measure again)"
+            );
+        }
+        Ok(())
+    }
+}
+
 impl Drop for Reader {
     fn drop(&mut self) {
-        // It is not waited for before, so no other process has its number.
+        if self.has_ended {
+            return;
+        }
+        // Nobody has waited for it, so no other process has its number.
         let _ = kill_process(self.pid, Signal::KILL);
         let _ = waitpid(Some(self.pid), WaitOptions::empty());
     }
@@ -88,6 +107,7 @@ impl Drop for Reader {
 struct Orders {
     set: CpuSet,
     attributes: SchedAttr,
+    is_deadline: bool,
     file: CString,
     name: CString,
     parent: Pid,
@@ -123,10 +143,16 @@ fn read(orders: &Orders, report: RawFd) -> i32 {
         // Pages stay once they are there; those that only the parent uses are not copied.
         libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT);
         let this_thread = 0;
+        let set_policy = || libc::syscall(libc::SYS_sched_setattr, this_thread, &raw const orders.attributes, 0);
+        // On its CPU there may be somebody more urgent than it is yet.
+        if !orders.is_deadline && set_policy() < 0 {
+            return failed(1);
+        }
         if libc::syscall(libc::SYS_sched_setaffinity, this_thread, size_of::<CpuSet>(), &raw const orders.set) < 0 {
             return failed(0);
         }
-        if libc::syscall(libc::SYS_sched_setattr, this_thread, &raw const orders.attributes, 0) < 0 {
+        // Where a deadline thread may be is settled before.
+        if orders.is_deadline && set_policy() < 0 {
             return failed(1);
         }
         if libc::syscall(libc::SYS_close_range, REPORT + 1, libc::c_int::MAX, 0) < 0 {

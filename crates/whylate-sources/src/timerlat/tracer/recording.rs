@@ -48,7 +48,7 @@ pub struct Record {
 /// Until it is dropped.
 #[derive(Debug)]
 pub(super) struct Recording {
-    instance: Instance,
+    pub(super) instance: Instance,
     events: Vec<TraceEvent>,
 }
 
@@ -104,5 +104,14 @@ impl Recording {
                 Ok((format!("{}_{name}", event.system), text))
             })
             .collect()
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // An instance whose events have histograms with variables cannot be removed; one may need another.
+        for (event, trigger) in self.events.iter().rev().filter_map(|event| Some((event, event.trigger.as_ref()?))) {
+            let _ = self.instance.write(&format!("{}/trigger", event.folder()), &format!("!{trigger}"));
+        }
     }
 }

@@ -83,8 +83,10 @@ impl Activations {
                 // The record is made a little after the clock was read, which is little beside a period.
                 let due_ns = time_ns.saturating_sub(sample.latency_ns);
                 let periods = (due_ns.saturating_sub(self.due_ns) + period_ns / 2) / period_ns;
+                // Where nobody waited for the timer, nobody was late; the thread may have been there just before a period was over.
+                let late = self.there_ns.saturating_sub(self.due_ns) / period_ns + 1;
                 if self.due_ns > 0 && periods > 1 {
-                    tally.missed_periods(self.due_ns, self.there_ns, periods - 1, period_ns);
+                    tally.missed_periods(self.due_ns, self.there_ns, (periods - 1).min(late), period_ns);
                 }
                 self.due_ns = due_ns;
             }
@@ -107,6 +109,17 @@ impl Activations {
     fn finish(&mut self, user_ns: Option<u64>, tally: &Tally) {
         if let Some(open) = self.open.take() {
             count(open, user_ns, tally);
+        }
+    }
+
+    /// No more samples come of the activation that is not over. The interrupt may have been what was too late.
+    pub(super) fn cut_off(&mut self, is_told: bool, tally: &Tally) {
+        if let Some(open) = self.open.take() {
+            match open.thread_ns {
+                Some(_) => count(open, None, tally),
+                None if is_told => tally.count(Kind::Irq, open.irq_ns),
+                None => {}
+            }
         }
     }
 
@@ -189,6 +202,30 @@ mod tests {
     }
 
     #[test]
+    fn what_a_stop_cuts_off_is_counted_where_it_made_the_stop() {
+        for (samples, is_told, counts) in [
+            (&[(Context::Irq, 10), (Context::Thread, 500)][..], true, [1, 1]),
+            (&[(Context::Irq, 500)], true, [1, 0]),
+            (&[(Context::Irq, 10)], false, [0, 0]),
+        ] {
+            let (tally, mut activations) = (Tally::new(None), Activations::default());
+            for &(context, latency_ns) in samples {
+                activations.add(Sample { context, latency_ns }, MS_NS + latency_ns, MS_NS, true, &tally);
+            }
+            activations.cut_off(is_told, &tally);
+            let series = tally.take(true).series;
+            assert_eq!(["irq", "thread"].map(|kind| series.histograms[kind].count()), counts);
+        }
+    }
+
+    #[test]
+    fn nobody_is_late_who_does_not_wait() {
+        use Context::{Irq, Thread};
+        let gap = [(Irq, MS_NS, 10), (Thread, MS_NS, 50), (Irq, 60_001 * MS_NS, 10), (Thread, 60_001 * MS_NS, 20)];
+        assert_eq!(counted(false, &gap), ([2, 3, 1], 0));
+    }
+
+    #[test]
     fn periods_between_two_interrupts_are_missed() {
         use Context::{Irq, Thread};
         let late = [(Irq, MS_NS, 10), (Thread, MS_NS, 3 * MS_NS + 50), (Irq, 5 * MS_NS, 10), (Thread, 5 * MS_NS, 20)];
@@ -197,7 +234,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_format_and_no_record_makes_it_panic(text in ".{0,200}", data in prop::collection::vec(any::<u8>(), 0..40), at in any::<usize>()) {
+        fn no_format_and_no_record_makes_it_panic(
+            cut in 0..FORMAT.len(), inserted in "[ID:offset;0-9\\n-]{0,12}", data in prop::collection::vec(any::<u8>(), 0..40), at in 0..48_usize
+        ) {
+            let text = format!("{}{inserted}{}", &FORMAT[..cut], &FORMAT[cut..]);
             let _ = SampleFormat::parse(&text);
             let _ = SampleFormat { id: 17, context_at: at, latency_at: at / 2 }.read(&data);
         }

@@ -201,13 +201,18 @@ impl<'a> Measurement<'a> {
             out.flush()?;
             match ended {
                 Ended::OutputClosed => return Ok(Step::OutputClosed),
-                Ended::Signal => return Ok(Step::Over),
                 Ended::Time if is_hit => return Ok(Step::Hit),
-                Ended::Time if end.is_some_and(|end| Instant::now() >= end) => return Ok(Step::Over),
+                Ended::Signal => return Ok(self.over()),
+                Ended::Time if end.is_some_and(|end| Instant::now() >= end) => return Ok(self.over()),
                 Ended::Time if Instant::now() >= until => return Ok(Step::Refresh),
                 Ended::Time => {}
             }
         }
+    }
+
+    /// At the end: a threshold may have been hit since it was looked for.
+    fn over(&self) -> Step {
+        if self.source.has_stopped() { Step::Hit } else { Step::Over }
     }
 
     fn take_late(&mut self, out: &mut dyn Write) -> anyhow::Result<()> {

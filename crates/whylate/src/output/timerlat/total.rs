@@ -24,6 +24,8 @@ pub struct Total {
 pub struct OfCpu {
     /// In the order of [`KINDS`].
     pub latencies: [Histogram; 3],
+    /// Which of them are measured at all.
+    pub is_measured: [bool; 3],
     pub corrected: Histogram,
     pub last_ns: [u64; 3],
     /// Counts by equal steps, where they are asked for.
@@ -82,6 +84,7 @@ impl Total {
 impl OfCpu {
     fn add(&mut self, series: &Series) {
         for (index, kind) in KINDS.into_iter().enumerate() {
+            self.is_measured[index] |= series.histograms.contains_key(kind);
             if let Some(histogram) = series.histograms.get(kind).filter(|histogram| !histogram.is_empty()) {
                 self.latencies[index].merge(histogram);
                 // Of an interval without an activation the last one is not of this measurement.
@@ -100,8 +103,8 @@ impl OfCpu {
     fn into_series(self, cpu: u32) -> Series {
         let mut series = Series::default();
         series.labels.insert("cpu".to_owned(), cpu.to_string());
-        let parts = KINDS.into_iter().zip(self.latencies).zip(self.last_ns).zip(self.steps);
-        for (((kind, histogram), last_ns), steps) in parts {
+        let parts = KINDS.into_iter().zip(self.latencies).zip(self.last_ns).zip(self.steps).zip(self.is_measured);
+        for ((((kind, histogram), last_ns), steps), _) in parts.filter(|&(_, is_measured)| is_measured) {
             series.histograms.insert(kind.to_owned(), histogram);
             series.values.insert(last(kind), last_ns as f64);
             if steps.step_ns > 0 {
@@ -129,7 +132,8 @@ pub(super) mod sample {
         let mut snapshot = Snapshot::new("timerlat", "bpf", "host", 0);
         snapshot.duration_ns = 6_400_000_000;
         for (cpu, latencies_ns) in [(0, [4_900, 50_000, 73_100]), (12, [150, 9_999, 0])] {
-            let mut of_cpu = OfCpu { missed: u64::from(cpu), last_ns: latencies_ns, ..OfCpu::default() };
+            let is_measured = [true, true, cpu == 0];
+            let mut of_cpu = OfCpu { missed: u64::from(cpu), last_ns: latencies_ns, is_measured, ..OfCpu::default() };
             for (kind, &ns) in latencies_ns.iter().enumerate().filter(|&(_, &ns)| ns > 0) {
                 let values = [ns, 2 * ns, 3_456 * ns];
                 of_cpu.latencies[kind] = values.into_iter().collect();
@@ -168,6 +172,8 @@ mod tests {
         let after = again.all();
         assert_eq!((before.latencies, before.steps, before.missed), (after.latencies, after.steps, after.missed));
         assert_eq!(again.lost["unseen"], 3);
+        let has_user = |series: &Series| series.histograms.contains_key("user");
+        assert!(has_user(&snapshot.series[0]) && !has_user(&snapshot.series[1]));
         assert_eq!(again.cpus[&0].last_ns, [4_900, 50_000, 73_100]);
     }
 }
