@@ -67,7 +67,7 @@ look_at_kernel_threads() {
 # The kernel's threads: where, how often, how urgent, and in which cgroup.
 threads() {
     mkdir -p cg && mount -t cgroup2 none cg && mkdir -p cg/ours
-    run_beside look_at_kernel_threads whylate timerlat top -k -q -c 1 -p 2000 -P f:50 -C=ours -d 8
+    run_beside look_at_kernel_threads whylate timerlat top -k -q -c 1 -p 2000 -P f:50 -C=ours -d 16
     expect 0 "-k"
     grep -q 'Thread Timer Latency' out || wrong "-k shows no table"
     grep -q 'Ret user' out && wrong "kernel threads return to user space"
@@ -93,7 +93,7 @@ read_the_file() {
 readers() {
     for option in "" -u; do
         # shellcheck disable=SC2086
-        run_beside look_at_readers whylate timerlat top $option -q -d 8
+        run_beside look_at_readers whylate timerlat top $option -q -d 16
         expect 0 "top $option"
         grep -q 'Ret user' out || wrong "threads in user space do not return there"
     done

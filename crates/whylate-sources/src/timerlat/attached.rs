@@ -289,9 +289,9 @@ impl AttachedTimerlat {
             activation.forget_idle();
         }
         self.is_told = false;
-        self.counts_from_ns = clock::monotonic_ns();
+        self.counts_from_ns = self.workload.resume()?;
         self.stopped.resume(self.counts_from_ns);
-        self.workload.resume(self.counts_from_ns)
+        Ok(())
     }
 
     /// From now on, activations are compared with later ones only to find the worst.

@@ -23,6 +23,7 @@ use self::samples::{Activations, Context, SampleFormat};
 use super::tally::{Taken, Tally};
 use super::threads::{Policy, Stop, set_policy};
 use super::{Threads, TimerlatOptions};
+use crate::clock;
 use crate::restore::Restore;
 use crate::source::AttachError;
 use crate::tracefs;
@@ -277,15 +278,17 @@ impl Tracer {
         due_ns >= self.counts_from_ns && (self.is_hit(cpu, due_ns) || self.hit.is_none_or(|hit| due_ns <= hit.at_ns))
     }
 
-    /// From then on activations count.
-    pub(super) fn resume(&mut self, from_ns: u64) -> Result<()> {
+    /// Lets activations count. Returns from when on: those that were due before do not.
+    pub(super) fn resume(&mut self) -> Result<u64> {
         self.take();
-        (self.hit, self.counts_from_ns) = (None, from_ns);
+        (self.hit, self.was_off) = (None, false);
         for traced in &mut self.cpus {
             traced.activations.forget();
         }
-        self.was_off = false;
-        self.start_tracing()
+        self.start_tracing()?;
+        // All three samples of an activation that is due from now on come in.
+        self.counts_from_ns = clock::monotonic_ns();
+        Ok(self.counts_from_ns)
     }
 
     /// Whether it stops by itself.

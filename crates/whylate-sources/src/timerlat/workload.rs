@@ -8,6 +8,7 @@ use super::tally::Taken;
 use super::threads::{Measured, Orders, Stopped};
 use super::tracer::Tracer;
 use super::{BPF, TRACER, TimerlatOptions};
+use crate::clock;
 use crate::mapped::MappedArray;
 
 /// How long threads run before their activations count, unless ten of them are over sooner.
@@ -111,11 +112,11 @@ impl Workload {
         }
     }
 
-    /// From then on activations count.
-    pub(super) fn resume(&mut self, from_ns: u64) -> anyhow::Result<()> {
+    /// Lets activations count. Returns from when on: those that were due before do not.
+    pub(super) fn resume(&mut self) -> anyhow::Result<u64> {
         match self {
-            Workload::Own { .. } => Ok(()),
-            Workload::Tracer(tracer) => tracer.resume(from_ns),
+            Workload::Own { .. } => Ok(clock::monotonic_ns()),
+            Workload::Tracer(tracer) => tracer.resume(),
         }
     }
 }
