@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use kernel::disturb::{disturb, is, is_unsupported, while_loaded};
-use kernel::is_emulated;
 use kernel::late::{Places, blamed_ns, common_ns, stay_on};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
+use kernel::{is_emulated, unless_stolen};
 use whylate_model::blame::Evidence;
 use whylate_model::{Cause, CauseKind, LateEvent, Series, Snapshot, TimerEvidence};
 use whylate_sources::Attached as _;
@@ -181,18 +181,22 @@ fn disturbances_are_blamed(kind: Kind, length_ns: u64, is_true: impl Fn(&Cause) 
 
 #[test]
 fn interrupts_off_are_blamed() -> Result<()> {
-    disturbances_are_blamed(Kind::IrqsOff, 2 * MS_NS, |cause| is(cause, CauseKind::IrqsOff, "whylate-irqsoff:"))
+    unless_stolen(|| {
+        disturbances_are_blamed(Kind::IrqsOff, 2 * MS_NS, |cause| is(cause, CauseKind::IrqsOff, "whylate-irqsoff:"))
+    })
 }
 
 #[test]
 fn a_thread_of_higher_priority_is_blamed() -> Result<()> {
     let hog = Kind::Hog(HogPolicy::Fifo(98));
-    disturbances_are_blamed(hog, 3 * MS_NS, |cause| is(cause, CauseKind::Thread, "whylate-hog:"))
+    unless_stolen(|| disturbances_are_blamed(hog, 3 * MS_NS, |cause| is(cause, CauseKind::Thread, "whylate-hog:")))
 }
 
 #[test]
 fn a_softirq_is_blamed() -> Result<()> {
-    disturbances_are_blamed(Kind::Softirq, 2 * MS_NS, |cause| is(cause, CauseKind::Softirq, "hrtimer"))
+    unless_stolen(|| {
+        disturbances_are_blamed(Kind::Softirq, 2 * MS_NS, |cause| is(cause, CauseKind::Softirq, "hrtimer"))
+    })
 }
 
 #[test]

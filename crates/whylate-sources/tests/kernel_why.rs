@@ -15,7 +15,7 @@ use kernel::late::{Places, VICTIM, Watched, blamed_ns, common_ns, evidence, span
 use kernel::trace::{Event, Kind as TraceKind, Trace};
 use kernel::turn::{plan, turn, turn_to_measure};
 use kernel::urgent::be_idle_on;
-use kernel::{is_emulated, ping_pong};
+use kernel::{is_emulated, ping_pong, unless_stolen};
 use whylate_model::{Cause, CauseKind, LateEvent};
 use whylate_sources::inject::disturbance::{Kind, Policy};
 use whylate_sources::inject::work::{self, HANDLER};
@@ -114,10 +114,11 @@ fn disturbances_are_blamed(kind: Kind, is_true: impl Fn(&Cause) -> bool) -> Resu
 
 #[test]
 fn interrupts_off_are_blamed_with_the_stack_that_enabled_them() -> Result<()> {
-    disturbances_are_blamed(Kind::IrqsOff, |cause| {
+    let is_true = |cause: &Cause| {
         is(cause, CauseKind::IrqsOff, "whylate-irqsoff:")
             && cause.stack.iter().any(|frame| frame == "bpf_local_irq_restore")
-    })
+    };
+    unless_stolen(|| disturbances_are_blamed(Kind::IrqsOff, is_true))
 }
 
 #[test]
@@ -141,12 +142,13 @@ fn interrupts_off_are_blamed_on_a_cpu_that_switches_all_the_time() -> Result<()>
 
 #[test]
 fn a_thread_of_higher_priority_is_blamed() -> Result<()> {
-    disturbances_are_blamed(Kind::Hog(Policy::Fifo(50)), |cause| is(cause, CauseKind::Thread, "whylate-hog:"))
+    let hog = Kind::Hog(Policy::Fifo(50));
+    unless_stolen(|| disturbances_are_blamed(hog, |cause| is(cause, CauseKind::Thread, "whylate-hog:")))
 }
 
 #[test]
 fn a_long_softirq_is_blamed() -> Result<()> {
-    disturbances_are_blamed(Kind::Softirq, |cause| is(cause, CauseKind::Softirq, "hrtimer"))
+    unless_stolen(|| disturbances_are_blamed(Kind::Softirq, |cause| is(cause, CauseKind::Softirq, "hrtimer")))
 }
 
 /// When injected items ran, by the kernel's own trace.
@@ -239,12 +241,14 @@ fn both_are_named(kind: Kind, length_ns: u64, kinds: &[CauseKind], who: &str) ->
 
 #[test]
 fn an_item_and_the_thread_that_preempts_it_are_both_named() -> Result<()> {
-    both_are_named(Kind::Hog(Policy::Fifo(50)), 3_000_000, &[CauseKind::Thread], "whylate-hog:")
+    let hog = Kind::Hog(Policy::Fifo(50));
+    unless_stolen(|| both_are_named(hog, 3_000_000, &[CauseKind::Thread], "whylate-hog:"))
 }
 
 #[test]
 fn an_item_and_interrupts_off_within_it_are_both_named() -> Result<()> {
-    both_are_named(Kind::IrqsOff, 2_000_000, &[CauseKind::IrqsOff, CauseKind::Thread], "whylate-irqsoff:")
+    let kinds = [CauseKind::IrqsOff, CauseKind::Thread];
+    unless_stolen(|| both_are_named(Kind::IrqsOff, 2_000_000, &kinds, "whylate-irqsoff:"))
 }
 
 /// Some seconds; for longer with `WHYLATE_TEST_SECONDS`.
