@@ -232,7 +232,12 @@ impl Tracer {
         let mut first = None;
         for record in page {
             let Some(sample) = self.sample.read(record.data) else { continue };
-            if record.time_ns.saturating_sub(sample.latency_ns) < self.counts_from_ns {
+            // The first sample tells whether an activation is of the measurement: when it was due is known from each a little differently.
+            let is_counted = match sample.context {
+                Context::Irq => record.time_ns.saturating_sub(sample.latency_ns) >= self.counts_from_ns,
+                Context::Thread | Context::User => traced.activations.is_open(),
+            };
+            if !is_counted {
                 continue;
             }
             traced.activations.add(sample, record.time_ns, self.period_ns, self.has_user, &traced.tally);

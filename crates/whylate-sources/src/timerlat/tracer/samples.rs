@@ -106,6 +106,11 @@ impl Activations {
         }
     }
 
+    /// Whether an activation is not over yet.
+    pub(super) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
     fn finish(&mut self, user_ns: Option<u64>, tally: &Tally) {
         if let Some(open) = self.open.take() {
             count(open, user_ns, tally);
