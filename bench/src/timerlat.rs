@@ -50,6 +50,7 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
     }
     let program = whylate::build("bench-timerlat")?;
     let (mut rounds, mut costs): (Vec<Round>, _) = (Vec::new(), [const { Vec::new() }; PERIODS_US.len()]);
+    let mut halted = Vec::new();
     for number in 1..=arguments.rounds {
         eprintln!("round {number} of {}", arguments.rounds);
         let mut round = Round::default();
@@ -62,11 +63,12 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
         }
         rounds.push(round);
         for (costs, period_us) in costs.iter_mut().zip(PERIODS_US) {
-            costs.push(bpf(&program, period_us)?);
+            costs.push(bpf(&program, period_us, &["--dma-latency", "0"])?);
         }
+        halted.push(bpf(&program, PERIODS_US[0], &[])?);
     }
     let bpf = costs.map(|costs| Bpf::median(&costs));
-    let text = markdown(&rounds, &bpf);
+    let text = markdown(&rounds, &bpf, &Bpf::median(&halted));
     arguments.publish("timerlat", &text)?;
     Ok(figures(&rounds, &bpf).iter().all(|(_, value, limit)| value <= limit))
 }
@@ -182,12 +184,13 @@ impl Bpf {
 }
 
 /// On an idle machine: other switches and timers are in it too.
-fn bpf(program: &Path, period_us: u64) -> Result<Bpf> {
+fn bpf(program: &Path, period_us: u64, more: &[&str]) -> Result<Bpf> {
     let _counting = kernel::count_run_times().context("the kernel does not count run times")?;
     let _floor = floor::attach_to_switches()?;
     let before = programs::of_process(std::process::id())?;
+    let period = period_us.to_string();
     let (out, _) =
-        measured(Command::new(program).args(["timerlat", "hist", "--json", "-d", "5", "-p", &period_us.to_string()]))?;
+        measured(Command::new(program).args(["timerlat", "hist", "--json", "-d", "5", "-p", &period]).args(more))?;
     let empty = programs::difference(&before, &programs::of_process(std::process::id())?);
     let floor_ns = empty.iter().map(programs::Counts::mean_ns).fold(0.0, f64::max);
     let snapshot: Snapshot = serde_json::from_str(&out)?;
@@ -214,7 +217,7 @@ fn figures(rounds: &[Round], bpf: &[Bpf; 2]) -> Vec<(String, f64, f64)> {
     figures
 }
 
-fn markdown(rounds: &[Round], bpf: &[Bpf; 2]) -> String {
+fn markdown(rounds: &[Round], bpf: &[Bpf; 2], halted: &Bpf) -> String {
     let mut text = format!(
         "## Timer latency\n\nCommand: `make bench-timerlat` (`cargo run --release -p whylate-bench -- timerlat --rounds {}`)\n\n{}\n\
          | figure | measured | limit | result |\n|---|--:|--:|---|\n",
@@ -225,11 +228,15 @@ fn markdown(rounds: &[Round], bpf: &[Bpf; 2]) -> String {
         // A `String` takes everything.
         let _ = writeln!(text, "| {name} | {value:.2} | {limit:.2} | {} |", word(value, limit));
     }
-    for (Bpf { ns, runs, floor_ns }, period_us) in bpf.iter().zip(PERIODS_US) {
+    let halted =
+        (halted, (PERIODS_US[0], ", with CPUs that halt when they are idle and find nothing in a cache afterwards"));
+    for (cost, (period_us, how)) in bpf.iter().zip(PERIODS_US.map(|period_us| (period_us, ""))).chain([halted]) {
+        let Bpf { ns, runs, floor_ns } = cost;
+        let without_ns = cost.without_clock_reads_ns();
         let _ = write!(
             text,
-            "\nBPF every {period_us} us: {ns:.0} ns in {runs:.2} runs an activation by the kernel's count; an empty program takes \
-             {floor_ns:.0} ns by it.\n"
+            "\nBPF every {period_us} us{how}: {ns:.0} ns in {runs:.2} runs an activation by the kernel's count; an empty program takes \
+             {floor_ns:.0} ns by it; without it {without_ns:.0} ns.\n"
         );
     }
     let _ = write!(

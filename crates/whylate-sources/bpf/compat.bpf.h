@@ -98,13 +98,13 @@ static __always_inline u64 handler_of_worker(const struct task_struct *task)
 	return (u64)BPF_CORE_READ(worker_of(task), current_func);
 }
 
-/* The thread that a timer of the timerlat tracer wakes; 0 where the kernel has no such tracer (5.14, CONFIG_TIMERLAT_TRACER). */
-static __always_inline u32 tid_of_tracers_timer(const struct hrtimer *timer)
+/* The thread that a timer of the timerlat tracer wakes; NULL where the kernel has no such tracer (5.14, CONFIG_TIMERLAT_TRACER). */
+static __always_inline struct task_struct *task_of_tracers_timer(const struct hrtimer *timer)
 {
 	const struct timerlat_variables *variables;
 
 	if (!bpf_core_type_exists(struct timerlat_variables))
-		return 0;
+		return NULL;
 	variables = (const void *)timer - bpf_core_field_offset(struct timerlat_variables, timer);
-	return BPF_CORE_READ(variables, kthread, pid);
+	return BPF_CORE_READ(variables, kthread);
 }

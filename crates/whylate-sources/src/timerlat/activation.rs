@@ -2,7 +2,7 @@
 //! The times that the measured thread of a CPU and the BPF programs tell each other, in memory that both have mapped.
 
 use std::mem::offset_of;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::skel::types::activation;
 use super::tally::Times;
@@ -11,59 +11,74 @@ use crate::mapped::MappedArray;
 /// The activation of one CPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Activation<'a> {
-    pub map: &'a MappedArray,
-    pub cpu: u32,
+    due_ns: &'a AtomicU64,
+    irq_ns: &'a AtomicU64,
+    thread_ns: &'a AtomicU64,
+    task: &'a AtomicU64,
+    is_measured: &'a AtomicU32,
+    explain_over_ns: &'a AtomicU64,
+    explain_irq_over_ns: &'a AtomicU64,
+    max_from_idle_ns: &'a AtomicU64,
 }
 
-impl Activation<'_> {
-    fn at(&self, offset: usize) -> &std::sync::atomic::AtomicU64 {
-        self.map.u64_at(self.cpu as usize, offset)
+impl<'a> Activation<'a> {
+    pub(super) fn of(map: &'a MappedArray, cpu: u32) -> Self {
+        let at = |offset| map.u64_at(cpu as usize, offset);
+        Activation {
+            due_ns: at(offset_of!(activation, due_ns)),
+            irq_ns: at(offset_of!(activation, irq_ns)),
+            thread_ns: at(offset_of!(activation, thread_ns)),
+            task: at(offset_of!(activation, task)),
+            is_measured: map.u32_at(cpu as usize, offset_of!(activation, is_measured)),
+            explain_over_ns: at(offset_of!(activation, explain_over_ns)),
+            explain_irq_over_ns: at(offset_of!(activation, explain_irq_over_ns)),
+            max_from_idle_ns: at(offset_of!(activation, max_from_idle_ns)),
+        }
     }
 
     /// From now on the programs look out for the timer of a thread here, or do not any more.
     pub(super) fn measure(&self, is_measured: bool) {
         // The programs find out who it is.
-        self.map.u32_at(self.cpu as usize, offset_of!(activation, tid)).store(0, Ordering::Release);
-        let offset = offset_of!(activation, is_measured);
-        self.map.u32_at(self.cpu as usize, offset).store(is_measured.into(), Ordering::Release);
+        self.task.store(0, Ordering::Release);
+        self.is_measured.store(is_measured.into(), Ordering::Release);
     }
 
     /// Latencies of the thread and of the interrupt from which on the programs send a late event; `u64::MAX` for never.
     pub(super) fn explain_from(&self, thread_ns: u64, irq_ns: u64) {
-        self.at(offset_of!(activation, explain_over_ns)).store(thread_ns, Ordering::Release);
-        self.at(offset_of!(activation, explain_irq_over_ns)).store(irq_ns, Ordering::Release);
+        self.explain_over_ns.store(thread_ns, Ordering::Release);
+        self.explain_irq_over_ns.store(irq_ns, Ordering::Release);
     }
 
     /// The same of the thread alone.
     pub(super) fn explain_worse_than(&self, thread_ns: u64) {
-        self.at(offset_of!(activation, explain_over_ns)).store(thread_ns, Ordering::Release);
+        self.explain_over_ns.store(thread_ns, Ordering::Release);
     }
 
     /// Begins anew with the longest latency that found the CPU idle.
     pub(super) fn forget_idle(&self) {
-        self.at(offset_of!(activation, max_from_idle_ns)).store(0, Ordering::Relaxed);
+        self.max_from_idle_ns.store(0, Ordering::Relaxed);
     }
 
     /// The longest latency of an interrupt that found the CPU idle.
     pub(super) fn max_from_idle_ns(&self) -> u64 {
-        self.at(offset_of!(activation, max_from_idle_ns)).load(Ordering::Relaxed)
+        self.max_from_idle_ns.load(Ordering::Relaxed)
     }
 
     /// The thread is about to sleep until then.
     pub(super) fn expect(&self, due_ns: u64) {
         // In this order, as a timer's function between two of them finds nothing that it could take for its own.
-        self.at(offset_of!(activation, due_ns)).store(0, Ordering::Release);
-        self.at(offset_of!(activation, irq_ns)).store(0, Ordering::Release);
-        self.at(offset_of!(activation, thread_ns)).store(0, Ordering::Release);
-        self.at(offset_of!(activation, due_ns)).store(due_ns, Ordering::Release);
+        self.due_ns.store(0, Ordering::Release);
+        self.irq_ns.store(0, Ordering::Release);
+        self.thread_ns.store(0, Ordering::Release);
+        self.due_ns.store(due_ns, Ordering::Release);
     }
 
     /// What has become of it, now that the thread is back in user space.
     pub(super) fn times(&self, due_ns: u64, user_ns: u64) -> Times {
         Times {
             due_ns,
-            irq_ns: self.at(offset_of!(activation, irq_ns)).load(Ordering::Acquire),
-            thread_ns: self.at(offset_of!(activation, thread_ns)).load(Ordering::Acquire),
+            irq_ns: self.irq_ns.load(Ordering::Acquire),
+            thread_ns: self.thread_ns.load(Ordering::Acquire),
             user_ns,
         }
     }

@@ -132,9 +132,9 @@ impl Attached for AttachedTimerlat {
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         // What has gathered may take a while; what has come in since does not.
-        self.workload.collect()?;
+        self.workload.collect(clock::monotonic_ns())?;
         let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
-        self.workload.collect()?;
+        self.workload.collect(now_monotonic_ns)?;
         let mut snapshot = Snapshot::new(INFO.name, self.workload.backend(), &self.host, self.since_unix_ns);
         snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
         let (mut late_events, mut unseen, mut armed_late) = (std::mem::take(&mut self.cut_short), 0, 0);
@@ -171,7 +171,7 @@ impl Attached for AttachedTimerlat {
             programs.poll(wait)?;
         }
         // After it, so that what made a stop is known for such.
-        self.workload.collect()?;
+        self.workload.collect(clock::monotonic_ns())?;
         if let (Workload::Tracer(_), Some(cpu)) = (&self.workload, self.workload.stopped_by()) {
             self.stopped.stop(cpu, clock::monotonic_ns());
         }
@@ -225,6 +225,11 @@ impl AttachedTimerlat {
     /// Whether an activation has stopped the measurement by the tracer's own samples.
     pub fn is_hit(&self, cpu: u32, due_ns: u64) -> bool {
         matches!(&self.workload, Workload::Tracer(tracer) if tracer.is_hit(cpu, due_ns))
+    }
+
+    /// Whether the kernel's tracer measures.
+    pub fn has_tracer(&self) -> bool {
+        matches!(self.workload, Workload::Tracer(_))
     }
 
     /// Whether threads return to user space, and have a latency of that.

@@ -10,6 +10,7 @@
 mod activation;
 mod attached;
 mod floors;
+mod handover;
 pub mod idle;
 pub mod placement;
 mod programs;
@@ -33,6 +34,9 @@ mod skel {
 
 /// Periods that the kernel's tracer takes too, in nanoseconds.
 pub const PERIODS_NS: std::ops::RangeInclusive<u64> = 100_000..=1_000_000_000;
+
+/// How often late events are to be drained, which takes in what was measured: the room for it is for twice as long.
+pub const POLLED_EVERY: std::time::Duration = std::time::Duration::from_millis(250);
 
 const BPF: &str = "bpf";
 const TRACER: &str = "tracer";
@@ -136,7 +140,8 @@ impl TimerlatOptions {
             || self.record.as_ref().is_some_and(|record| !record.events.is_empty())
     }
 
-    fn explains(&self) -> bool {
+    /// Whether late events are asked for.
+    pub fn explains(&self) -> bool {
         self.explain_over_ns.is_some() || self.explain_irq_over_ns.is_some() || self.explain_worst.is_some()
     }
 }

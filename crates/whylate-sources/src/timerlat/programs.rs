@@ -79,7 +79,7 @@ impl Programs {
     }
 
     pub(super) fn activation(&self, cpu: u32) -> Activation<'_> {
-        Activation { map: &self.map, cpu }
+        Activation::of(&self.map, cpu)
     }
 
     /// Takes in late events, and waits at most so long for the first one.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What was counted on a CPU. Its measured thread counts without a lock or an allocation, while another one takes out.
+//! What was counted on a CPU, without a lock or an allocation, also while another thread takes out.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -65,8 +65,7 @@ impl Figures {
 /// In place of an interrupt's time, from the programs.
 const ARMED_LATE: u64 = irq_times::ARMED_LATE.0 as u64;
 
-/// Of one CPU. The kinds of one bucket, and of one step, lie side by side: the latencies of an activation are close to each other, and a
-/// thread that has slept finds neither its memory nor its page tables in a cache.
+/// Of one CPU. The kinds of one bucket, and of one step, lie side by side: the latencies of an activation are close to each other.
 ///
 /// Only one thread uses it at a time, so nothing needs an exchange.
 #[derive(Debug)]
@@ -168,6 +167,29 @@ impl Tally {
         }
     }
 
+    /// Adds what another one has counted, and takes it out there.
+    pub(super) fn absorb(&self, other: &Tally) {
+        // Every activation has one of these.
+        if other.figures[Kind::User as usize].min_ns.load(Ordering::Relaxed) == u64::MAX {
+            return;
+        }
+        let move_all =
+            |to: &[AtomicU64], from: &[AtomicU64]| to.iter().zip(from).for_each(|(to, from)| add(to, take(from)));
+        self.counts.iter().zip(&other.counts).for_each(|(to, from)| move_all(to, from));
+        self.steps.iter().zip(&other.steps).for_each(|(to, from)| move_all(to, from));
+        for (to, from) in self.figures.iter().zip(&other.figures) {
+            add(&to.sum_ns, take(&from.sum_ns));
+            to.min_ns.fetch_min(from.min_ns.swap(u64::MAX, Ordering::Relaxed), Ordering::Relaxed);
+            to.max_ns.fetch_max(take(&from.max_ns), Ordering::Relaxed);
+            to.last_ns.store(from.last_ns.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        for (to, from) in
+            [(&self.missed, &other.missed), (&self.unseen, &other.unseen), (&self.armed_late, &other.armed_late)]
+        {
+            add(to, take(from));
+        }
+    }
+
     /// Everything counted since the last call: a series, and what is lost. Threads that do not return to user space have no latency of that.
     pub(super) fn take(&self, has_user: bool) -> Taken {
         let mut series = Series::default();
@@ -215,7 +237,7 @@ pub(super) struct Taken {
     pub armed_late: u64,
 }
 
-/// Two tallies of one CPU: the measured thread fills one while the other is taken, so that what is taken is of whole activations.
+/// Two tallies of one CPU: a thread fills one while the other is taken, so that what is taken is of whole activations.
 #[derive(Debug)]
 pub(super) struct Tallies {
     both: [Tally; 2],
@@ -234,7 +256,7 @@ impl Tallies {
         Self { both, filled: AtomicUsize::new(0), in_use: AtomicUsize::new(0) }
     }
 
-    /// Counts an activation; never waits. For the measured thread alone.
+    /// Counts an activation; never waits. For one thread alone.
     pub(super) fn activation(&self, times: Times, period_ns: u64) {
         let which = loop {
             let which = self.filled.load(Ordering::SeqCst);

@@ -12,7 +12,8 @@ use anyhow::{Context, anyhow};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::activation::Activation;
-use super::tally::{StepWidth, Tallies, Times};
+use super::handover::{self, Counter, Giver};
+use super::tally::{StepWidth, Times};
 use crate::clock::monotonic_ns;
 use crate::mapped::MappedArray;
 
@@ -38,8 +39,8 @@ pub enum Policy {
 #[derive(Debug)]
 pub(super) struct Measured {
     pub cpu: u32,
-    pub tallies: Arc<Tallies>,
-    over: Arc<AtomicBool>,
+    pub counter: Counter,
+    stopped: Arc<Stopped>,
     thread: Option<JoinHandle<anyhow::Result<()>>>,
 }
 
@@ -51,6 +52,8 @@ pub(super) struct Orders {
     pub policy: Policy,
     pub map: Arc<MappedArray>,
     pub width: Option<StepWidth>,
+    /// How often what it has measured is counted, at least.
+    pub counted_every_ns: u64,
     pub stop: Stop,
     pub stopped: Arc<Stopped>,
 }
@@ -83,6 +86,8 @@ pub(super) struct Stopped {
     at_ns: AtomicU64,
     /// Activations that were due before are of no measurement.
     from_ns: AtomicU64,
+    /// Threads are to end.
+    is_over: AtomicBool,
     tasks: Option<Tasks>,
     tasks_then: Mutex<Vec<(u32, String)>>,
 }
@@ -93,7 +98,8 @@ const SETTLING: u32 = u32::MAX;
 impl Stopped {
     pub(super) fn new(tasks: Option<Tasks>) -> Self {
         let [at_ns, from_ns] = [const { AtomicU64::new(0) }; 2];
-        Self { by: AtomicU32::new(SETTLING), at_ns, from_ns, tasks, tasks_then: Mutex::default() }
+        let is_over = AtomicBool::new(false);
+        Self { by: AtomicU32::new(SETTLING), at_ns, from_ns, is_over, tasks, tasks_then: Mutex::default() }
     }
 
     pub(super) fn by(&self) -> Option<u32> {
@@ -139,20 +145,17 @@ impl std::fmt::Debug for Stopped {
 impl Measured {
     /// Starts it; returns when it is about to sleep for the first time.
     pub(super) fn start(orders: Orders) -> anyhow::Result<Self> {
-        let (tallies, over) = (Arc::new(Tallies::new(orders.width)), Arc::new(AtomicBool::new(false)));
+        let (mut giver, counter) = handover::ends(orders.period_ns, orders.counted_every_ns, orders.width);
         let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
-        let cpu = orders.cpu;
-        let thread = thread::Builder::new().name(format!("timerlat/{cpu}")).spawn({
-            let (tallies, over) = (Arc::clone(&tallies), Arc::clone(&over));
-            move || {
-                let prepared = prepare(&orders);
-                let may_go = prepared.is_ok();
-                // The starter waits for it.
-                let _ = ready.send(prepared);
-                if may_go { repeat(&orders, &tallies, &over) } else { Ok(()) }
-            }
+        let (cpu, stopped) = (orders.cpu, Arc::clone(&orders.stopped));
+        let thread = thread::Builder::new().name(format!("timerlat/{cpu}")).spawn(move || {
+            let prepared = prepare(&orders);
+            let may_go = prepared.is_ok();
+            // The starter waits for it.
+            let _ = ready.send(prepared);
+            if may_go { repeat(&orders, &mut giver) } else { Ok(()) }
         })?;
-        let measured = Measured { cpu, tallies, over, thread: Some(thread) };
+        let measured = Measured { cpu, counter, stopped, thread: Some(thread) };
         is_ready.recv().map_err(|_| anyhow!("the measured thread of CPU {cpu} failed"))??;
         Ok(measured)
     }
@@ -160,7 +163,8 @@ impl Measured {
 
 impl Drop for Measured {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        // One is not measured without the others.
+        self.stopped.is_over.store(true, Ordering::Relaxed);
         // It ends within a period.
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -194,24 +198,26 @@ fn prepare(orders: &Orders) -> anyhow::Result<()> {
 }
 
 /// Allocates nothing, and takes no lock: what it waited for would be measured too.
-fn repeat(orders: &Orders, tallies: &Tallies, over: &AtomicBool) -> anyhow::Result<()> {
-    let activation = Activation { map: &orders.map, cpu: orders.cpu };
+fn repeat(orders: &Orders, giver: &mut Giver) -> anyhow::Result<()> {
+    // After it has slept nothing is in a cache: what it needs is looked up before.
+    let (cpu, period_ns, stop, stopped) = (orders.cpu, orders.period_ns, orders.stop, &*orders.stopped);
+    let activation = Activation::of(&orders.map, cpu);
     activation.measure(true);
-    let mut due_ns = monotonic_ns() + orders.period_ns;
-    while !over.load(Ordering::Relaxed) {
+    let mut due_ns = monotonic_ns() + period_ns;
+    while !stopped.is_over.load(Ordering::Relaxed) {
         activation.expect(due_ns);
         sleep_until(due_ns)?;
         let user_ns = monotonic_ns();
         let times = activation.times(due_ns, user_ns);
-        if orders.stopped.measures() && due_ns >= orders.stopped.from_ns.load(Ordering::Relaxed) {
-            tallies.activation(times, orders.period_ns);
-            if orders.stop.is_hit(times) {
-                orders.stopped.stop(orders.cpu, user_ns);
+        if stopped.measures() && due_ns >= stopped.from_ns.load(Ordering::Relaxed) {
+            giver.give(times);
+            if stop.is_hit(times) {
+                stopped.stop(cpu, user_ns);
             }
         }
-        due_ns += orders.period_ns;
+        due_ns += period_ns;
         if due_ns <= user_ns {
-            due_ns += ((user_ns - due_ns) / orders.period_ns + 1) * orders.period_ns;
+            due_ns += ((user_ns - due_ns) / period_ns + 1) * period_ns;
         }
     }
     activation.measure(false);

@@ -37,20 +37,24 @@ struct activation {
 	u64 thread_ns;
 	/* When the thread got the CPU the last time before its timer came in. */
 	u64 back_ns;
-	/* The thread whose timer it is, which the programs find out: user space may be in another namespace of process ids. */
+	/*
+	 * The thread whose timer it is, which the programs find out: user space may be in another namespace of process ids. Told by its
+	 * struct task_struct, because looking into that takes another cache line.
+	 */
+	u64 task;
 	u32 tid;
 	/* Whether a thread is measured on this CPU. */
 	u32 is_measured;
 	/* Latencies from which on a late event is sent, of the thread and of the interrupt; user space changes them. */
 	u64 explain_over_ns;
 	u64 explain_irq_over_ns;
+	/* What is above is used at each activation, when it is in no cache; what follows only where causes are asked for. */
 	/* The longest latency of the interrupt that found the CPU idle. */
 	u64 max_from_idle_ns;
-	/* What is above is used at each activation, when it is in no cache. */
 	u64 lost[TIMERLAT_LOST_REASONS];
-	u64 _unused[7];
+	u64 _unused[6];
 };
-_Static_assert(__builtin_offsetof(struct activation, lost) == 64, "an activation takes more than one cache line");
+_Static_assert(__builtin_offsetof(struct activation, max_from_idle_ns) == 64, "an activation takes more than one cache line");
 _Static_assert(sizeof(struct activation) % 64 == 0, "activations of two CPUs share a cache line");
 
 /* The kernel stack that the timer's interrupt found. */
@@ -177,12 +181,14 @@ static __always_inline void has_cpu(struct activation *activation, u64 now_ns)
 		explain_late(activation);
 }
 
-/* The thread that a timer wakes. */
-static __always_inline u32 woken_by(const struct hrtimer *timer)
+/* Finds out which thread a timer wakes. */
+static __always_inline void find_task(struct activation *activation, const struct hrtimer *timer)
 {
 	const struct hrtimer_sleeper *sleeper = (const struct hrtimer_sleeper *)timer;
+	const struct task_struct *task = of_tracer ? task_of_tracers_timer(timer) : BPF_CORE_READ(sleeper, task);
 
-	return of_tracer ? tid_of_tracers_timer(timer) : BPF_CORE_READ(sleeper, task, pid);
+	activation->task = (u64)task;
+	activation->tid = task ? BPF_CORE_READ(task, pid) : 0;
 }
 
 /* Whether a timer that is of the right kind is that of the measured thread. */
@@ -195,7 +201,7 @@ static __always_inline bool is_measured_timer(struct activation *activation, con
 		activation->irq_ns = 0;
 		activation->thread_ns = 0;
 		/* Another one may read the tracer's file by now. */
-		activation->tid = 0;
+		activation->task = 0;
 		return true;
 	}
 	/* Another thread's timer may be due at the same nanosecond: that takes an accident. */
@@ -213,8 +219,8 @@ SEC("tp_btf/hrtimer_expire_entry")
 int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 {
 	struct activation *activation;
+	struct task_struct *interrupted;
 	u64 now_ns;
-	u32 interrupted;
 
 	if (timer_function && (u64)timer->function != timer_function)
 		return 0;
@@ -222,16 +228,16 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 	if (!activation || !is_measured_timer(activation, timer))
 		return 0;
 	now_ns = bpf_ktime_get_ns();
-	if (!activation->tid)
-		activation->tid = woken_by(timer);
+	if (!activation->task)
+		find_task(activation, timer);
 	activation->irq_ns = now_ns;
-	interrupted = bpf_get_current_task_btf()->pid;
-	if (!interrupted && since(now_ns, activation->due_ns) > activation->max_from_idle_ns)
+	interrupted = bpf_get_current_task_btf();
+	if (with_events && !interrupted->pid && since(now_ns, activation->due_ns) > activation->max_from_idle_ns)
 		activation->max_from_idle_ns = since(now_ns, activation->due_ns);
 	if (with_stacks)
 		take_stack(ctx);
 	/* It was about to sleep, and does not any more. */
-	if (activation->tid == interrupted)
+	if (activation->task == (u64)interrupted)
 		has_cpu(activation, now_ns);
 	return 0;
 }
@@ -241,7 +247,7 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 {
 	struct activation *activation = activation_here();
 
-	if (!activation || activation->tid != (u32)next->pid || !activation->tid)
+	if (!activation || activation->task != (u64)next)
 		return 0;
 	if (!activation->irq_ns)
 		activation->back_ns = bpf_ktime_get_ns();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::tally::Taken;
 use super::threads::{Measured, Orders, Stopped};
 use super::tracer::Tracer;
-use super::{BPF, TRACER, TimerlatOptions};
+use super::{BPF, POLLED_EVERY, TRACER, TimerlatOptions};
 use crate::clock;
 use crate::mapped::MappedArray;
 
@@ -37,6 +37,7 @@ impl Workload {
                 policy: options.policy,
                 map: Arc::clone(map),
                 width: options.steps,
+                counted_every_ns: POLLED_EVERY.as_nanos() as u64,
                 stop: options.stop,
                 stopped: Arc::clone(stopped),
             })
@@ -76,10 +77,13 @@ impl Workload {
         }
     }
 
-    /// Takes in what somebody else has sampled.
-    pub(super) fn collect(&mut self) -> anyhow::Result<()> {
+    /// Takes in what was measured until then.
+    pub(super) fn collect(&mut self, until_ns: u64) -> anyhow::Result<()> {
         match self {
-            Workload::Own { .. } => Ok(()),
+            Workload::Own { measured, .. } => {
+                measured.iter_mut().for_each(|measured| measured.counter.count(until_ns));
+                Ok(())
+            }
             Workload::Tracer(tracer) => tracer.collect(),
         }
     }
@@ -88,10 +92,7 @@ impl Workload {
     pub(super) fn take(&mut self) -> Vec<(u32, Taken)> {
         match self {
             Workload::Own { measured, .. } => {
-                // All at once, so that their span is the same.
-                let tallies: Vec<_> =
-                    measured.iter().map(|measured| (measured.cpu, measured.tallies.change_over())).collect();
-                tallies.into_iter().map(|(cpu, tally)| (cpu, tally.take(true))).collect()
+                measured.iter_mut().map(|measured| (measured.cpu, measured.counter.take())).collect()
             }
             Workload::Tracer(tracer) => tracer.take(),
         }

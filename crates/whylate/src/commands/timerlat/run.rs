@@ -12,7 +12,7 @@ use jiff::tz::TimeZone;
 use whylate_model::blame::Evidence;
 use whylate_model::{LateEvent, Snapshot, TimerEvidence, Worst};
 use whylate_sources::timerlat::idle::{self, Shallow};
-use whylate_sources::timerlat::{self, AttachedTimerlat, placement};
+use whylate_sources::timerlat::{self, AttachedTimerlat, Stop, placement};
 use whylate_sources::{Attached as _, cpus};
 
 use super::screen::Screen;
@@ -29,7 +29,7 @@ use crate::output::{footer, timerlat as view};
 
 /// From one refresh of the table to the next.
 const REFRESH: Duration = Duration::from_secs(1);
-/// How long a threshold may have been hit before it is noticed.
+/// How long a threshold may have been hit before it is noticed, and how long what the tracer has sampled waits to be taken in.
 const SLICE: Duration = Duration::from_millis(50);
 /// How many late activations of one run are kept for a trace.
 const KEPT: usize = 1_000;
@@ -171,8 +171,8 @@ impl<'a> Measurement<'a> {
         let mut refreshes = 0;
         loop {
             // A fixed schedule: an output that takes long does not shift the ones after it.
-            let refresh = started + REFRESH.saturating_mul(refreshes + 1);
-            let step = self.wait(end.map_or(refresh, |end| end.min(refresh)), end, out)?;
+            let refresh = self.refreshes().then(|| started + REFRESH.saturating_mul(refreshes + 1));
+            let step = self.wait(refresh.into_iter().chain(end).min(), end, out)?;
             if step == Step::OutputClosed {
                 return Ok(SUCCESS);
             }
@@ -192,9 +192,13 @@ impl<'a> Measurement<'a> {
     }
 
     /// Waits for the next refresh, and takes late activations meanwhile.
-    fn wait(&mut self, until: Instant, end: Option<Instant>, out: &mut dyn Write) -> anyhow::Result<Step> {
+    fn wait(&mut self, until: Option<Instant>, end: Option<Instant>, out: &mut dyn Write) -> anyhow::Result<Step> {
+        let options = self.plan.options();
+        let looks_out = options.stop != Stop::default() || options.explains() || self.source.has_tracer();
+        let slice = if looks_out { SLICE } else { timerlat::POLLED_EVERY };
         loop {
-            let ended = self.watch.until(Some(until.min(Instant::now() + SLICE)))?;
+            let slice_ends = Instant::now() + slice;
+            let ended = self.watch.until(Some(until.map_or(slice_ends, |until| until.min(slice_ends))))?;
             // Whoever stops it has told why before.
             let is_hit = self.source.stopped_by().is_some();
             self.take_late(out)?;
@@ -204,7 +208,7 @@ impl<'a> Measurement<'a> {
                 Ended::Time if is_hit => return Ok(Step::Hit),
                 Ended::Signal => return Ok(self.over()),
                 Ended::Time if end.is_some_and(|end| Instant::now() >= end) => return Ok(self.over()),
-                Ended::Time if Instant::now() >= until => return Ok(Step::Refresh),
+                Ended::Time if until.is_some_and(|until| Instant::now() >= until) => return Ok(Step::Refresh),
                 Ended::Time => {}
             }
         }
@@ -281,21 +285,25 @@ impl<'a> Measurement<'a> {
     }
 
     fn refresh(&mut self, out: &mut dyn Write, latest: Snapshot) -> anyhow::Result<()> {
-        let common = self.plan.common;
-        let is_live = match self.plan.view {
-            View::Top { is_live } => is_live,
-            View::Hist { is_live, .. } => is_live,
-            View::Analysis => false,
-        };
-        if common.json && matches!(self.plan.view, View::Top { is_live: true }) {
+        if self.plan.common.json {
             self.json.snapshot(out, latest)?;
             // Each line has the worst of its second.
             self.source.forget_worst();
-        } else if is_live && !common.json && common.why.is_none() {
+        } else {
             let text = self.text()?;
             self.screen.show(out, &text)?;
         }
         Ok(())
+    }
+
+    /// Whether what was measured is shown again and again: taking it out costs more than measuring it.
+    fn refreshes(&self) -> bool {
+        let common = self.plan.common;
+        match self.plan.view {
+            View::Top { is_live: true } => common.json || common.why.is_none(),
+            View::Hist { is_live: true, .. } => !common.json && common.why.is_none(),
+            _ => false,
+        }
     }
 
     /// What is shown of everything so far.

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The way of an activation's times from its measured thread to who counts them. The thread has slept and finds nothing in a cache, so it
+//! touches as little as it can; counting a hundred activations at once takes a fraction of that.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::tally::{StepWidth, Taken, Tallies, Tally, Times};
+
+/// Room for one activation, in one half of a cache line.
+#[derive(Debug, Default)]
+#[repr(align(32))]
+struct Slot {
+    due_ns: AtomicU64,
+    irq_ns: AtomicU64,
+    thread_ns: AtomicU64,
+    /// 0 where the slot is free.
+    user_ns: AtomicU64,
+}
+
+/// Hands activations over. The measured thread has it.
+#[derive(Debug)]
+pub(super) struct Giver {
+    slots: Arc<[Slot]>,
+    next: usize,
+    period_ns: u64,
+    /// Where an activation goes that finds no slot free, as whoever counts is kept from it.
+    rest: Arc<Tallies>,
+}
+
+/// Counts them.
+#[derive(Debug)]
+pub(super) struct Counter {
+    slots: Arc<[Slot]>,
+    next: usize,
+    period_ns: u64,
+    rest: Arc<Tallies>,
+    tally: Tally,
+}
+
+/// Both ends for a thread that is activated with this period, whose activations are counted at least so often.
+pub(super) fn ends(period_ns: u64, counted_every_ns: u64, width: Option<StepWidth>) -> (Giver, Counter) {
+    // Twice what comes in: whoever counts may be late too.
+    let slots = (2 * counted_every_ns / period_ns.max(1)).clamp(64, 8_192).next_power_of_two();
+    let slots: Arc<[Slot]> = (0..slots).map(|_| Slot::default()).collect();
+    let rest = Arc::new(Tallies::new(width));
+    let giver = Giver { slots: Arc::clone(&slots), next: 0, period_ns, rest: Arc::clone(&rest) };
+    (giver, Counter { slots, next: 0, period_ns, rest, tally: Tally::new(width) })
+}
+
+impl Giver {
+    /// Never waits.
+    pub(super) fn give(&mut self, times: Times) {
+        let slot = &self.slots[self.next & (self.slots.len() - 1)];
+        if slot.user_ns.load(Ordering::Acquire) > 0 {
+            self.rest.activation(times, self.period_ns);
+            return;
+        }
+        slot.due_ns.store(times.due_ns, Ordering::Relaxed);
+        slot.irq_ns.store(times.irq_ns, Ordering::Relaxed);
+        slot.thread_ns.store(times.thread_ns, Ordering::Relaxed);
+        // From here on it is the other side's.
+        slot.user_ns.store(times.user_ns, Ordering::Release);
+        self.next = self.next.wrapping_add(1);
+    }
+}
+
+impl Counter {
+    /// Counts the activations that were over by then.
+    pub(super) fn count(&mut self, until_ns: u64) {
+        loop {
+            let slot = &self.slots[self.next & (self.slots.len() - 1)];
+            let user_ns = slot.user_ns.load(Ordering::Acquire);
+            if user_ns == 0 || user_ns > until_ns {
+                return;
+            }
+            let [due_ns, irq_ns, thread_ns] =
+                [&slot.due_ns, &slot.irq_ns, &slot.thread_ns].map(|time| time.load(Ordering::Relaxed));
+            slot.user_ns.store(0, Ordering::Release);
+            self.next = self.next.wrapping_add(1);
+            self.tally.activation(Times { due_ns, irq_ns, thread_ns, user_ns }, self.period_ns);
+        }
+    }
+
+    /// What was counted since the last call.
+    pub(super) fn take(&mut self) -> Taken {
+        self.tally.absorb(self.rest.change_over());
+        self.tally.take(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use super::*;
+
+    const MS_NS: u64 = 1_000_000;
+
+    fn times(number: u64) -> Times {
+        let due_ns = 5 + number * MS_NS;
+        Times { due_ns, irq_ns: due_ns + 1, thread_ns: due_ns + 2, user_ns: due_ns + 3 }
+    }
+
+    /// Counts of the interrupt, the thread, the return to user space and corrected, and the sum of the return to user space.
+    fn counts(taken: &Taken) -> ([u64; 4], u128) {
+        let histograms = &taken.series.histograms;
+        let counts = ["irq", "thread", "user", "thread_corrected"].map(|kind| histograms[kind].count());
+        (counts, histograms["user"].sum_ns())
+    }
+
+    #[test]
+    fn activations_without_a_free_slot_are_counted_too() {
+        let (mut giver, mut counter) = ends(MS_NS, MS_NS, Some(StepWidth { step_ns: 1, steps: 3 }));
+        (0..100).for_each(|number| giver.give(times(number)));
+        counter.count(u64::MAX);
+        (100..150).for_each(|number| giver.give(times(number)));
+        counter.count(u64::MAX);
+        let taken = counter.take();
+        assert_eq!(counts(&taken), ([150; 4], 450));
+        assert_eq!(taken.series.steps["thread"].counts, vec![0, 0, 150]);
+        assert_eq!(taken.series.steps["user"].over, 150);
+        assert_eq!(counts(&counter.take()), ([0; 4], 0));
+    }
+
+    #[test]
+    fn activations_that_were_over_later_count_the_next_time() {
+        let (mut giver, mut counter) = ends(MS_NS, MS_NS, None);
+        (0..10).for_each(|number| giver.give(times(number)));
+        counter.count(times(3).user_ns);
+        assert_eq!(counts(&counter.take()), ([4; 4], 12));
+        counter.count(u64::MAX);
+        assert_eq!(counts(&counter.take()), ([6; 4], 18));
+    }
+
+    #[test]
+    fn what_is_taken_while_a_thread_gives_is_of_whole_activations() {
+        let (mut giver, mut counter) = ends(MS_NS, 100 * MS_NS, None);
+        let (activations, over) = (200_000, AtomicBool::new(false));
+        let mut seen = 0;
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..activations).for_each(|number| giver.give(times(number)));
+                over.store(true, Ordering::Release);
+            });
+            let mut is_last = false;
+            while !is_last {
+                is_last = over.load(Ordering::Acquire);
+                // Twice after the last one, as the thread may have filled either tally.
+                for _ in 0..2 {
+                    counter.count(u64::MAX);
+                    let taken = counter.take();
+                    let (counts, sum_ns) = counts(&taken);
+                    assert_eq!((counts, sum_ns), ([counts[0]; 4], u128::from(3 * counts[0])));
+                    seen += counts[0];
+                }
+            }
+        });
+        assert_eq!(seen, activations);
+    }
+}
