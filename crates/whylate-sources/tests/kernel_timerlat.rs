@@ -239,7 +239,7 @@ fn stops_and_goes_on(places: Places, way: &TimerlatOptions) -> Result<()> {
     while source.snapshot()?.total("thread").is_empty() {
         ensure!(began.elapsed() < DEADLINE, "nothing is counted after going on");
         // An emulated CPU may be late again at once, and stop it by an activation whose thread was not seen.
-        if source.has_stopped() {
+        if is_emulated() && source.has_stopped() {
             source.resume()?;
         }
         thread::sleep(Duration::from_millis(50));

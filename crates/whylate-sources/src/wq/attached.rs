@@ -106,7 +106,8 @@ impl AttachedWq {
             account.attach()?;
         }
         let data = skeleton.maps.bss_data.as_mut().context("the BPF object has no variables")?;
-        let since_monotonic_ns = clock::monotonic_ns();
+        // Right before it begins to count: nothing is counted that was before the span.
+        let (since_unix_ns, since_monotonic_ns) = (clock::unix_ns(), clock::monotonic_ns());
         data.enabled = true;
         Ok(AttachedWq {
             _links: links,
@@ -120,7 +121,7 @@ impl AttachedWq {
             keep_evidence: options.keep_evidence,
             symbols: KernelSymbols::default(),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            since_unix_ns: clock::unix_ns(),
+            since_unix_ns,
             since_monotonic_ns,
             meter: Meter::default(),
             skeleton,

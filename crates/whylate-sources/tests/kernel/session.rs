@@ -18,11 +18,8 @@ use super::oracle::{Truth, Window, pair};
 use super::trace::Trace;
 use super::urgent::patching;
 
-/// The wall clock may be slewed meanwhile, and what the source does between reading the clock and counting takes time. An emulator may
-/// stop it there for as long as it likes.
-fn slack_ns() -> u64 {
-    if is_emulated() { 20_000_000 } else { 1_000_000 }
-}
+/// The wall clock may be slewed meanwhile, and what the source does between reading the clock and counting takes time.
+const SLACK_NS: u64 = 1_000_000;
 
 /// What the source saw, and what happened.
 pub struct Session<T> {
@@ -113,8 +110,8 @@ pub fn traced<T>(
     let began_ns = monotonic_of(snapshot.start_unix_ns);
     let ended_ns = monotonic_of(ended_unix_ns);
     let window = Window {
-        began_ns: began_ns - slack_ns()..began_ns + slack_ns(),
-        ended_ns: ended_ns - slack_ns()..seen_ns.max(ended_ns),
+        began_ns: began_ns - SLACK_NS..began_ns + SLACK_NS,
+        ended_ns: ended_ns - SLACK_NS..seen_ns.max(ended_ns),
     };
     Ok(Session { snapshot, truth: pair(&events, &window), outcome })
 }
