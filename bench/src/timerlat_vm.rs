@@ -218,7 +218,7 @@ fn markdown(samples: &BTreeMap<String, Vec<Sample>>, figures: &[(String, f64, f6
     }
     write!(
         text,
-        "\nThe tracer samples a thread when it runs, and the programs see it when it gets the CPU, which is before. All in one boot, in turn, each for {SECONDS} s. Medians of all rounds; of each run the mean over the CPUs, and in brackets the \
+        "\nAll in one boot, in turn, each for {SECONDS} s. Medians of all rounds; of each run the mean over the CPUs, and in brackets the \
          rounds' smallest and largest. An emulated CPU is slow, and slower for BPF programs than for the kernel: times are not those of a \
          machine.\n\n| run | IRQ latency (us) | thread latency (us) | user space (us an activation) | off schedule (periods) |\n\
          |---|--:|--:|--:|--:|\n"

@@ -72,6 +72,7 @@ fn activations_and_missed_periods_make_up_the_schedule() -> Result<()> {
             let mut source = start(&TimerlatOptions { period_ns, cpus, ..way.clone() })?;
             thread::sleep(Duration::from_secs(3));
             let snapshot = source.snapshot()?;
+            println!("latency until it runs: {}", source.tells_ran());
             ensure!(Some(snapshot.backend.as_str()) == way.backend.as_deref(), "the backend is {}", snapshot.backend);
             patching(|| drop(source));
             keeps_its_schedule(&snapshot, period_ns, way.threads)?;

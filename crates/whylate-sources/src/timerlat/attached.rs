@@ -232,6 +232,11 @@ impl AttachedTimerlat {
         matches!(self.workload, Workload::Tracer(_))
     }
 
+    /// Whether the threads' latency ends when they ran, and not when they had the CPU, some steps before.
+    pub fn tells_ran(&self) -> bool {
+        self.programs.as_ref().is_none_or(|programs| self.has_tracer() || programs.tells_ran())
+    }
+
     /// Whether threads return to user space, and have a latency of that.
     pub fn has_user(&self) -> bool {
         self.workload.has_user()

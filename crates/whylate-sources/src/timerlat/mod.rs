@@ -5,7 +5,8 @@
 //! latencies.
 //!
 //! Backend `bpf`: a real-time thread on each CPU sleeps until absolute times on CLOCK_MONOTONIC, as cyclictest's do; BPF programs tell it
-//! when its timer's interrupt and when it itself had the CPU, as the kernel's timerlat tracer would.
+//! when its timer's interrupt came and when it itself ran, as the kernel's timerlat tracer would. Where the kernel lets no program in at the
+//! exit of a function, and where causes are told, the thread's latency ends when it had the CPU, a microsecond before or less.
 
 mod activation;
 mod attached;
@@ -14,6 +15,7 @@ mod handover;
 pub mod idle;
 pub mod placement;
 mod programs;
+mod ran;
 mod tally;
 mod threads;
 mod tracer;

@@ -15,6 +15,7 @@ use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
 
 use super::TimerlatOptions;
 use super::activation::Activation;
+use super::ran::Ran;
 use super::skel::types::{activation, timerlat_lost};
 use super::skel::{TimerlatSkel, TimerlatSkelBuilder};
 use crate::attach::{self, ProgramStatistics};
@@ -33,6 +34,8 @@ type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
 /// They run until they are dropped.
 pub(super) struct Programs {
     _links: Vec<Link>,
+    /// What tells when a thread ran; without it, it is when the thread had the CPU.
+    ran: Option<Ran>,
     ring: Option<RingBuffer<'static>>,
     records: Records,
     /// Where causes are asked for.
@@ -71,11 +74,16 @@ impl Programs {
             .context("cannot map the activations")?;
         let records = Records::default();
         let ring = options.explains().then(|| ring_of(&skeleton, &records)).transpose()?;
+        // The causes of a late event are of the time until the thread had the CPU, so its latency ends there then.
+        let tells_ran = !of_tracer && !options.explains();
+        let ran = tells_ran.then(|| Ran::attach(skeleton.maps.activation_by_cpu.as_fd(), entries)).transpose();
         let links = vec![skeleton.progs.on_sched_switch.attach()?, skeleton.progs.on_hrtimer_expire_entry.attach()?];
         if let Some(account) = &mut account {
             account.attach()?;
         }
-        Ok(Programs { _links: links, ring, records, account, map: Arc::new(map), skeleton })
+        // Where it is refused, a microsecond is missing at most.
+        let ran = ran.unwrap_or_default();
+        Ok(Programs { _links: links, ran, ring, records, account, map: Arc::new(map), skeleton })
     }
 
     pub(super) fn activation(&self, cpu: u32) -> Activation<'_> {
@@ -97,10 +105,15 @@ impl Programs {
         self.map.u64_at(cpu as usize, lost).swap(0, Ordering::Relaxed)
     }
 
+    /// Whether the thread's latency ends when it ran, and not when it had the CPU.
+    pub(super) fn tells_ran(&self) -> bool {
+        self.ran.is_some()
+    }
+
     pub(super) fn statistics(&self) -> ProgramStatistics {
         let programs = &self.skeleton.progs;
         let ours = [programs.on_hrtimer_expire_entry.as_fd(), programs.on_sched_switch.as_fd()];
-        let mut statistics = attach::statistics(ours);
+        let mut statistics = attach::statistics(ours.into_iter().chain(self.ran.iter().map(Ran::program)));
         if let Some(account) = &self.account {
             statistics += attach::statistics(account.programs());
         }

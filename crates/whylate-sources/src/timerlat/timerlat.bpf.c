@@ -10,6 +10,7 @@
 #include "ways.bpf.h"
 #include "occupancy.bpf.h"
 #include "window.bpf.h"
+#include "activation.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -21,41 +22,6 @@ enum irq_times {
 	/* In place of the interrupt's time: the thread set its timer when it was due already. */
 	ARMED_LATE = 1,
 };
-
-enum timerlat_lost {
-	TIMERLAT_LATE_EVENTS,
-	TIMERLAT_LOST_REASONS,
-};
-
-/* One activation of the measured thread of a CPU. */
-struct activation {
-	/* Written by the thread before it sleeps; the kernel's timer has the same time. */
-	u64 due_ns;
-	/* When the timer's function was called; 0: it was not yet. */
-	u64 irq_ns;
-	/* When the thread got the CPU; 0: it has not yet. */
-	u64 thread_ns;
-	/* When the thread got the CPU the last time before its timer came in. */
-	u64 back_ns;
-	/*
-	 * The thread whose timer it is, which the programs find out: user space may be in another namespace of process ids. Told by its
-	 * struct task_struct, because looking into that takes another cache line.
-	 */
-	u64 task;
-	u32 tid;
-	/* Whether a thread is measured on this CPU. */
-	u32 is_measured;
-	/* Latencies from which on a late event is sent, of the thread and of the interrupt; user space changes them. */
-	u64 explain_over_ns;
-	u64 explain_irq_over_ns;
-	/* What is above is used at each activation, when it is in no cache; what follows only where causes are asked for. */
-	/* The longest latency of the interrupt that found the CPU idle. */
-	u64 max_from_idle_ns;
-	u64 lost[TIMERLAT_LOST_REASONS];
-	u64 _unused[6];
-};
-_Static_assert(__builtin_offsetof(struct activation, max_from_idle_ns) == 64, "an activation takes more than one cache line");
-_Static_assert(sizeof(struct activation) % 64 == 0, "activations of two CPUs share a cache line");
 
 /* The kernel stack that the timer's interrupt found. */
 struct interrupted_stack {
@@ -90,15 +56,6 @@ const volatile bool with_events = false;
 /* Late events carry the stack that the timer's interrupt found. Taking it costs a microsecond or two at each activation. */
 const volatile bool with_stacks = false;
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	/* User space makes it as long as there are CPUs. */
-	__uint(max_entries, 1);
-	__type(key, u32);
-	__type(value, struct activation);
-} activation_by_cpu SEC(".maps");
-
 /* Too large for the stack; programs of this file do not interrupt each other there, as it is used with interrupts off. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -119,13 +76,6 @@ struct {
 	/* User space makes it larger where causes are asked for. */
 	__uint(max_entries, 4096);
 } late_activations SEC(".maps");
-
-static __always_inline struct activation *activation_here(void)
-{
-	u32 cpu = bpf_get_smp_processor_id();
-
-	return bpf_map_lookup_elem(&activation_by_cpu, &cpu);
-}
 
 static __always_inline void take_stack(void *ctx)
 {
@@ -208,7 +158,7 @@ static __always_inline bool is_measured_timer(struct activation *activation, con
 	if ((u64)timer->_softexpires != activation->due_ns || activation->irq_ns)
 		return false;
 	/* It was stopped, or preempted on its way to sleep, and has gone on since: no interrupt was late. */
-	if (activation->back_ns > activation->due_ns) {
+	if (__builtin_expect(activation->back_ns > activation->due_ns, 0)) {
 		activation->irq_ns = ARMED_LATE;
 		return false;
 	}
@@ -228,7 +178,8 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 	if (!activation || !is_measured_timer(activation, timer))
 		return 0;
 	now_ns = bpf_ktime_get_ns();
-	if (!activation->task)
+	/* Once in a measurement. What is rare lies apart, so that an activation fetches fewer cache lines of code. */
+	if (__builtin_expect(!activation->task, 0))
 		find_task(activation, timer);
 	activation->irq_ns = now_ns;
 	interrupted = bpf_get_current_task_btf();
@@ -237,7 +188,7 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 	if (with_stacks)
 		take_stack(ctx);
 	/* It was about to sleep, and does not any more. */
-	if (activation->task == (u64)interrupted)
+	if (__builtin_expect(activation->task == (u64)interrupted, 0))
 		has_cpu(activation, now_ns);
 	return 0;
 }

@@ -58,7 +58,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         eprintln!("whylate: {weaker}");
     }
     if plan.common.debug {
-        eprintln!("whylate: backend {}, {options:?}", source.backend().name);
+        let end = if source.tells_ran() { "runs" } else { "has the CPU" };
+        eprintln!("whylate: backend {}, a thread's latency ends when it {end}, {options:?}", source.backend().name);
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut measurement = Measurement::new(&plan, source, watch);

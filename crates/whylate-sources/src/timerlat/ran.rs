@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The program that tells when a measured thread ran again, where the kernel lets programs in at the exit of a function.
+
+use std::os::fd::{AsFd as _, BorrowedFd};
+
+use libbpf_rs::Link;
+use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
+
+use crate::attach;
+use crate::source::AttachError;
+
+#[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/ran.skel.rs"));
+}
+
+/// It runs until it is dropped.
+pub(super) struct Ran {
+    _link: Link,
+    skeleton: skel::RanSkel<'static>,
+}
+
+impl Ran {
+    /// With the activations of so many CPUs.
+    pub(super) fn attach(activations: BorrowedFd<'_>, cpus: u32) -> Result<Self, AttachError> {
+        let mut open = skel::RanSkelBuilder::default().open(attach::open_object())?;
+        open.maps.activation_by_cpu.set_max_entries(cpus)?;
+        open.maps.activation_by_cpu.reuse_fd(activations)?;
+        let skeleton = open.load()?;
+        let link = skeleton.progs.on_hrtimer_nanosleep_exit.attach()?;
+        Ok(Ran { _link: link, skeleton })
+    }
+
+    pub(super) fn program(&self) -> BorrowedFd<'_> {
+        self.skeleton.progs.on_hrtimer_nanosleep_exit.as_fd()
+    }
+}
