@@ -230,8 +230,8 @@ fn stops_and_goes_on(places: Places, way: &TimerlatOptions) -> Result<()> {
     }
     ensure!(!source.tasks_at_stop().is_empty(), "nobody had a CPU");
     source.drain_late(Duration::ZERO, &mut |event| hit |= event.latency_ns >= 2 * MS_NS)?;
-    ensure!(hit, "what stopped it is not told");
-    source.snapshot()?;
+    let lost = source.snapshot()?.lost;
+    ensure!(hit, "what stopped it is not told, {way:?}, lost {lost:?}");
     thread::sleep(Duration::from_millis(100));
     let after = source.snapshot()?;
     ensure!(after.total("thread").is_empty(), "threads go on counting");

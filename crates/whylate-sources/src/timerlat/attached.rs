@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The source `timerlat` while it measures.
 
+use std::collections::VecDeque;
 use std::io::Write;
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -24,6 +25,9 @@ use crate::source::{AttachError, Attached, Backend};
 use crate::symbols::KernelSymbols;
 use crate::{clock, cpus};
 
+/// Far more activations than come between a late event and the sample of the same activation.
+const HELD: usize = 16;
+
 /// Measures until it is dropped.
 pub struct AttachedTimerlat {
     /// First, so that it ends while the programs still run.
@@ -46,6 +50,8 @@ pub struct AttachedTimerlat {
     explain_irq_over_ns: u64,
     /// Of a stop, what made it has come in.
     is_told: bool,
+    /// Late events that nobody asked for, the newest last: the sample that stops the tracer comes in after them.
+    held: VecDeque<(TimerEvidence, LateEvent)>,
     fallback_reason: Option<String>,
     weaker: Option<String>,
     meter: Meter,
@@ -93,6 +99,7 @@ impl AttachedTimerlat {
             counts_from_ns: 0,
             cut_short: 0,
             is_told: false,
+            held: VecDeque::new(),
             fallback_reason: None,
             weaker,
             explain_over_ns: options.explain_over_ns.unwrap_or(u64::MAX),
@@ -185,10 +192,23 @@ impl Attached for AttachedTimerlat {
             let irq_ns = evidence.irq_ns.saturating_sub(evidence.due_ns);
             let is_asked = event.latency_ns >= self.floor_ns() || irq_ns >= self.explain_irq_over_ns;
             let counts = self.workload.counts(event.cpu, evidence.due_ns, evidence.thread_ns);
-            if evidence.due_ns >= self.counts_from_ns && counts && (is_asked || is_hit) {
+            if evidence.due_ns < self.counts_from_ns || !counts {
+                continue;
+            }
+            if is_asked || is_hit {
                 self.raise_floor(&event);
                 each(self.with_evidence(event, evidence));
+            } else if self.workload.stopped_by().is_none() {
+                while self.held.len() >= HELD {
+                    self.held.pop_front();
+                }
+                self.held.push_back((evidence, event));
             }
+        }
+        if let Some((evidence, event)) = self.take_held_hit() {
+            self.is_told = true;
+            self.raise_floor(&event);
+            each(self.with_evidence(event, evidence));
         }
         Ok(())
     }
@@ -207,6 +227,12 @@ impl AttachedTimerlat {
             Workload::Tracer(tracer) if self.explains() && !self.is_told && !tracer.is_overdue() => None,
             _ => Some(by),
         }
+    }
+
+    /// The late event of the activation that stopped the tracer, where it came in before the sample that did.
+    fn take_held_hit(&mut self) -> Option<(TimerEvidence, LateEvent)> {
+        let index = self.held.iter().position(|(evidence, event)| self.is_hit(event.cpu, evidence.due_ns))?;
+        self.held.remove(index)
     }
 
     fn explains(&self) -> bool {
@@ -299,6 +325,7 @@ impl AttachedTimerlat {
             activation.forget_idle();
         }
         self.is_told = false;
+        self.held.clear();
         self.counts_from_ns = self.workload.resume()?;
         self.stopped.resume(self.counts_from_ns);
         Ok(())
