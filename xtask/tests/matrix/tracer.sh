@@ -110,10 +110,10 @@ readers() {
 
 # What is saved at a stop, with events. The hog is more urgent than the measured threads.
 trace() {
-    whylate inject hog --for 20ms --times 20 --every 500ms --cpu 1 >hog 2>&1 &
+    whylate inject hog --for 45ms --times 20 --every 500ms --cpu 1 >hog 2>&1 &
     hog=$!
-    # On its CPU alone: an emulator may stop another one for as long.
-    run whylate timerlat top -k -q -c 1 -P f:10 -T 15000 -s 1000 -t=trace.txt --trace-buffer-size 512 \
+    # On its CPU alone, and longer than an emulator stops that one: 20 ms happen.
+    run whylate timerlat top -k -q -c 1 -P f:10 -T 40000 -s 1000 -t=trace.txt --trace-buffer-size 512 \
         -e sched:sched_switch --filter 'prev_pid==0' --trigger 'hist:key=next_pid' -e irq
     expect 2 "-T"
     wait $hog || wrong "inject hog: $(cat hog)"
