@@ -97,12 +97,14 @@ static __always_inline bool distribution_add(struct distribution *distribution, 
 	page = bpf_map_lookup_elem(&bucket_pages, &index);
 	if (!page)
 		return false;
+	/* The count comes last: whoever reads counts first finds what is counted in the sum. */
 	if (shared) {
-		__sync_fetch_and_add(&page->counts[bucket % PAGE_BUCKETS], 1);
 		__sync_fetch_and_add(&distribution->sum_ns, value_ns);
+		__sync_fetch_and_add(&page->counts[bucket % PAGE_BUCKETS], 1);
 	} else {
-		page->counts[bucket % PAGE_BUCKETS]++;
 		distribution->sum_ns += value_ns;
+		barrier();
+		page->counts[bucket % PAGE_BUCKETS]++;
 	}
 	raise_to(&distribution->max_ns, value_ns);
 	raise_to(&distribution->inverted_min_ns, ~value_ns);

@@ -34,7 +34,10 @@ pub(super) fn per_cpu(options: &Options) -> bool {
 pub(super) struct Gathered {
     by: By,
     /// Counters that belong to one CPU each must not be written by anybody else: what they held the last time, by position.
-    seen: Option<HashMap<(Array, usize, usize), u64>>,
+    seen: Option<HashMap<Position, u64>>,
+    /// By number of the series and kind, what the sum of a distribution was more than its counts allow, in nanoseconds: some count came in
+    /// later, and it belongs to what is taken the next time.
+    owed_ns: HashMap<(usize, u32), i64>,
     phases: bool,
     index: MappedArray,
     series: MappedArray,
@@ -50,6 +53,7 @@ impl Gathered {
         Ok(Gathered {
             by: options.by,
             seen: per_cpu(options).then(HashMap::new),
+            owed_ns: HashMap::new(),
             phases: options.phases,
             index: MappedArray::new(maps.series_index.as_fd(), entries(&maps.series_index), size_of::<series_group>())
                 .context("cannot map the index of series")?,
@@ -82,6 +86,7 @@ impl Gathered {
                     }
                 }
                 if retired {
+                    self.owed_ns.retain(|&(series, _), _| series != id);
                     self.recycle(id, handler);
                 }
             }
@@ -142,7 +147,51 @@ impl Gathered {
 
     fn take_histogram(&mut self, id: usize, kind: distribution_kind) -> Histogram {
         let start = offset_of!(series, distributions) + kind.0 as usize * size_of::<distribution>();
+        let (buckets, sum_ns) = self.read(id, start);
         let mut counts = Vec::new();
+        for (bucket, position, value) in buckets {
+            let count = self.take_counter(position, value);
+            if count > 0 {
+                counts.push((bucket, count));
+            }
+        }
+        if counts.is_empty() {
+            // What a value has left elsewhere by now belongs to the count that is still to come.
+            return Histogram::default();
+        }
+        let owed_ns = self.owed_ns.remove(&(id, kind.0)).unwrap_or(0);
+        let sum_ns = self.take_counter((Array::Series, id, start + offset_of!(distribution, sum_ns)), sum_ns);
+        let sum_ns = sum_ns.saturating_add_signed(owed_ns);
+        // Extremes are raised by compare-and-exchange everywhere.
+        let take = |offset: usize| self.series.u64_at(id, start + offset).swap(0, Relaxed);
+        let max_ns = take(offset_of!(distribution, max_ns));
+        let min_ns = !take(offset_of!(distribution, inverted_min_ns));
+        // The indices ascend as they are read, so they are taken.
+        let histogram = Histogram::from_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default();
+        let rest_ns = i128::from(sum_ns) - i128::try_from(histogram.sum_ns()).unwrap_or(i128::MAX);
+        if let (false, Ok(rest_ns)) = (rest_ns == 0, i64::try_from(rest_ns)) {
+            self.owed_ns.insert((id, kind.0), rest_ns);
+        }
+        histogram
+    }
+
+    /// The counters of a distribution that hold anything, each with its bucket, position and value, and its sum: none was counted while they
+    /// were read. Where counting never pauses, the last attempt counts, and what its parts do not agree on is made up for the next time.
+    fn read(&self, id: usize, start: usize) -> (Vec<(u32, Position, u64)>, u64) {
+        let mut before = self.read_buckets(id, start);
+        for attempt in 1.. {
+            let sum_ns = self.series.u64_at(id, start + offset_of!(distribution, sum_ns)).load(Acquire);
+            let after = self.read_buckets(id, start);
+            if before == after || attempt == READ_ATTEMPTS {
+                return (before, sum_ns);
+            }
+            before = after;
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    fn read_buckets(&self, id: usize, start: usize) -> Vec<(u32, Position, u64)> {
+        let mut buckets = Vec::new();
         for page in 0..DISTRIBUTION_PAGES {
             let entry = start + offset_of!(distribution, pages) + page * size_of::<u32>();
             let number = self.series.u32_at(id, entry).load(Acquire) as usize;
@@ -150,38 +199,31 @@ impl Gathered {
                 continue;
             }
             for bucket in 0..PAGE_BUCKETS {
-                let count = self.take_counter(Array::Pages, number, bucket * size_of::<u64>());
-                if count > 0 {
-                    counts.push(((page * PAGE_BUCKETS + bucket) as u32, count));
+                let offset = bucket * size_of::<u64>();
+                let value = self.pages.u64_at(number, offset).load(Acquire);
+                if value > 0 {
+                    buckets.push(((page * PAGE_BUCKETS + bucket) as u32, (Array::Pages, number, offset), value));
                 }
             }
         }
-        if counts.is_empty() {
-            // What a value has left elsewhere by now belongs to the count that is still to come.
-            return Histogram::default();
-        }
-        let sum_ns = self.take_counter(Array::Series, id, start + offset_of!(distribution, sum_ns));
-        // Extremes are raised by compare-and-exchange everywhere.
-        let take = |offset: usize| self.series.u64_at(id, start + offset).swap(0, Relaxed);
-        let max_ns = take(offset_of!(distribution, max_ns));
-        let min_ns = !take(offset_of!(distribution, inverted_min_ns));
-        // The indices ascend as they are read, so they are taken.
-        Histogram::from_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default()
+        buckets
     }
 
-    /// What a counter has grown by since the last time.
-    fn take_counter(&mut self, array: Array, index: usize, offset: usize) -> u64 {
-        let memory = match array {
-            Array::Series => &self.series,
-            Array::Pages => &self.pages,
-        };
-        let counter = memory.u64_at(index, offset);
+    /// What a counter that has this value has grown by since the last time.
+    fn take_counter(&mut self, position: Position, value: u64) -> u64 {
+        let (array, index, offset) = position;
         match &mut self.seen {
-            None => counter.swap(0, Relaxed),
+            None => {
+                let memory = match array {
+                    Array::Series => &self.series,
+                    Array::Pages => &self.pages,
+                };
+                memory.u64_at(index, offset).fetch_sub(value, Relaxed);
+                value
+            }
             Some(seen) => {
-                let now = counter.load(Relaxed);
-                let before = if now > 0 { seen.insert((array, index, offset), now).unwrap_or(0) } else { 0 };
-                now.wrapping_sub(before)
+                let before = if value > 0 { seen.insert(position, value).unwrap_or(0) } else { 0 };
+                value.wrapping_sub(before)
             }
         }
     }
@@ -235,6 +277,12 @@ fn add_values(series: &mut Series, counts: Option<&Counts>) {
         }
     }
 }
+
+/// A counter: its array, which element of it, and where in that.
+type Position = (Array, usize, usize);
+
+/// A reading takes some microseconds, and few of them come between two values.
+const READ_ATTEMPTS: u32 = 16;
 
 /// The arrays that hold counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
