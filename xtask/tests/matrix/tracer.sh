@@ -135,7 +135,7 @@ trace() {
     grep -q 'IRQ latency:' out || wrong "-i is not explained"
     run whylate timerlat top -q -d 2 --on-end trace,file=end.txt
     grep -q 'timer_latency' end.txt || wrong "--on-end trace has no samples"
-    run whylate timerlat top -q -T 1 --on-threshold continue -d 4
+    run whylate timerlat top -q -T 1 --on-threshold continue -d 12
     expect 0 "--on-threshold continue"
     [ "$(grep -c 'hit stop tracing$' out)" -gt 2 ] || wrong "it does not go on after a stop"
     run whylate timerlat hist -T 1 --no-index --with-zeros --json -d 5
