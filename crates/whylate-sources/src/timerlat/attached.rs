@@ -15,7 +15,7 @@ use super::activation::Activation;
 use super::floors::Floors;
 use super::programs::Programs;
 use super::skel::types::{interrupted_stack, late_activation};
-use super::threads::{self, Stopped};
+use super::threads::{self, Stop, Stopped};
 use super::tracer::Tracer;
 use super::workload::Workload;
 use super::{INFO, TimerlatOptions};
@@ -48,9 +48,11 @@ pub struct AttachedTimerlat {
     cut_short: u64,
     explain_over_ns: u64,
     explain_irq_over_ns: u64,
+    /// A threshold stops it.
+    has_stop: bool,
     /// Of a stop, what made it has come in.
     is_told: bool,
-    /// Late events that nobody asked for, the newest last: the sample that stops the tracer comes in after them.
+    /// Late events that nobody asked for, the newest last: what stops the measurement comes in after them.
     held: VecDeque<(TimerEvidence, LateEvent)>,
     fallback_reason: Option<String>,
     weaker: Option<String>,
@@ -104,6 +106,7 @@ impl AttachedTimerlat {
             weaker,
             explain_over_ns: options.explain_over_ns.unwrap_or(u64::MAX),
             explain_irq_over_ns: options.explain_irq_over_ns.unwrap_or(u64::MAX),
+            has_stop: options.stop != Stop::default(),
             meter: Meter::default(),
         };
         attached.resume()?;
@@ -180,7 +183,7 @@ impl Attached for AttachedTimerlat {
         // After it, so that what made a stop is known for such.
         self.workload.collect(clock::monotonic_ns())?;
         if let (Workload::Tracer(_), Some(cpu)) = (&self.workload, self.workload.stopped_by()) {
-            self.stopped.stop(cpu, clock::monotonic_ns());
+            self.stopped.stop(cpu, 0, clock::monotonic_ns());
         }
         while let Some(bytes) = self.programs.as_ref().and_then(Programs::take_record) {
             let Some((evidence, event)) = self.event_of(&bytes) else {
@@ -248,9 +251,13 @@ impl AttachedTimerlat {
         self.workload.stopped_by().is_some()
     }
 
-    /// Whether an activation has stopped the measurement by the tracer's own samples.
+    /// Whether an activation that was due then has stopped the measurement, by what the tracer or the thread itself has measured: that may
+    /// be more than the latency that its late event tells, which ends when the thread has the CPU.
     pub fn is_hit(&self, cpu: u32, due_ns: u64) -> bool {
-        matches!(&self.workload, Workload::Tracer(tracer) if tracer.is_hit(cpu, due_ns))
+        match &self.workload {
+            Workload::Own { .. } => self.stopped.is_by(cpu, due_ns),
+            Workload::Tracer(tracer) => tracer.is_hit(cpu, due_ns),
+        }
     }
 
     /// Whether the kernel's tracer measures.
@@ -347,13 +354,10 @@ impl AttachedTimerlat {
         if self.floors.is_some() { 0 } else { self.explain_over_ns }
     }
 
-    /// From which latency on the programs send what is wanted from this one on: they see an activation before the tracer takes its samples,
-    /// which may be the ones that are late enough to stop at.
+    /// From which latency on the programs send what is wanted from this one on: they see an activation before the tracer takes its samples
+    /// and the thread is back in user space, which may be what is late enough to stop at.
     fn sent_over(&self, over_ns: u64) -> u64 {
-        match &self.workload {
-            Workload::Tracer(tracer) if tracer.has_stop() && over_ns < u64::MAX => over_ns / 2,
-            _ => over_ns,
-        }
+        if self.has_stop && over_ns < u64::MAX { over_ns / 2 } else { over_ns }
     }
 
     fn raise_floor(&mut self, event: &LateEvent) {

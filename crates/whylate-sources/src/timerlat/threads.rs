@@ -84,6 +84,8 @@ pub(super) struct Stopped {
     by: AtomicU32,
     /// When, on CLOCK_MONOTONIC.
     at_ns: AtomicU64,
+    /// When the activation that did was due.
+    due_ns: AtomicU64,
     /// Activations that were due before are of no measurement.
     from_ns: AtomicU64,
     /// Threads are to end.
@@ -97,9 +99,9 @@ const SETTLING: u32 = u32::MAX;
 
 impl Stopped {
     pub(super) fn new(tasks: Option<Tasks>) -> Self {
-        let [at_ns, from_ns] = [const { AtomicU64::new(0) }; 2];
+        let [at_ns, due_ns, from_ns] = [const { AtomicU64::new(0) }; 3];
         let is_over = AtomicBool::new(false);
-        Self { by: AtomicU32::new(SETTLING), at_ns, from_ns, is_over, tasks, tasks_then: Mutex::default() }
+        Self { by: AtomicU32::new(SETTLING), at_ns, due_ns, from_ns, is_over, tasks, tasks_then: Mutex::default() }
     }
 
     pub(super) fn by(&self) -> Option<u32> {
@@ -126,13 +128,21 @@ impl Stopped {
         self.tasks_then.lock().map(|tasks| tasks.clone()).unwrap_or_default()
     }
 
-    /// The first one counts. Nothing is measured any more, so it may take its time.
-    pub(super) fn stop(&self, cpu: u32, at_ns: u64) {
-        let _ = self.at_ns.compare_exchange(0, at_ns, Ordering::AcqRel, Ordering::Relaxed);
+    /// An activation that was due then stops it. The first one counts. Nothing is measured any more, so it may take its time.
+    pub(super) fn stop(&self, cpu: u32, due_ns: u64, at_ns: u64) {
+        if self.at_ns.compare_exchange(0, at_ns, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return;
+        }
+        self.due_ns.store(due_ns, Ordering::Relaxed);
         let is_first = self.by.compare_exchange(0, cpu + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if let (true, Some(tasks), Ok(mut then)) = (is_first, &self.tasks, self.tasks_then.lock()) {
             *then = tasks();
         }
+    }
+
+    /// Whether an activation that was due then has stopped it.
+    pub(super) fn is_by(&self, cpu: u32, due_ns: u64) -> bool {
+        self.by() == Some(cpu) && self.due_ns.load(Ordering::Relaxed) == due_ns
     }
 }
 
@@ -212,7 +222,7 @@ fn repeat(orders: &Orders, giver: &mut Giver) -> anyhow::Result<()> {
         if stopped.measures() && due_ns >= stopped.from_ns.load(Ordering::Relaxed) {
             giver.give(times);
             if stop.is_hit(times) {
-                stopped.stop(cpu, user_ns);
+                stopped.stop(cpu, due_ns, user_ns);
             }
         }
         due_ns += period_ns;

@@ -296,11 +296,6 @@ impl Tracer {
         Ok(self.counts_from_ns)
     }
 
-    /// Whether it stops by itself.
-    pub(super) fn has_stop(&self) -> bool {
-        self.stop.irq_ns.is_some() || self.stop.thread_ns.is_some()
-    }
-
     /// Whether it records.
     pub(super) fn records(&self) -> bool {
         self.recording.is_some()

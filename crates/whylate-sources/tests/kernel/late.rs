@@ -2,6 +2,7 @@
 //! Late work items with their causes, on a CPU that somebody disturbs.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -29,7 +30,9 @@ pub struct Places {
 impl Places {
     /// `None`, and a line that says why, on a machine with a single CPU.
     pub fn find() -> Option<Places> {
-        let usable = sched_getaffinity(None).expect("the kernel tells its CPUs");
+        // Once: whoever measures keeps to one CPU from then on, and may try again.
+        static USABLE: OnceLock<CpuSet> = OnceLock::new();
+        let usable = USABLE.get_or_init(|| sched_getaffinity(None).expect("the kernel tells its CPUs"));
         let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| usable.is_set(cpu)).map(|cpu| cpu as u32);
         match (cpus.next(), cpus.next_back()) {
             (Some(tool), Some(disturbed)) => Some(Places { tool, disturbed }),
