@@ -232,7 +232,7 @@ impl AttachedTimerlat {
         }
     }
 
-    /// The late event of the activation that stopped the tracer, where it came in before the sample that did.
+    /// The late event of the activation that stopped the measurement, where it came in before what did.
     fn take_held_hit(&mut self) -> Option<(TimerEvidence, LateEvent)> {
         let index = self.held.iter().position(|(evidence, event)| self.is_hit(event.cpu, evidence.due_ns))?;
         self.held.remove(index)

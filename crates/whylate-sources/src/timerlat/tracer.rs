@@ -79,7 +79,7 @@ struct Hit {
     cpu: u32,
     at_ns: u64,
     due_ns: u64,
-    /// It was late on its way back, of which no late event tells.
+    /// It was late on its way back: its late event, if it has one, came in before.
     is_return: bool,
     noticed: Instant,
 }
