@@ -96,9 +96,9 @@ fn keeps_its_schedule(snapshot: &Snapshot, period_ns: u64, threads: Threads) -> 
         let unseen_there = if is_tracers { unseen } else { 0 };
         let delivered = user.unwrap_or(thread).count() + missed + unseen_there;
         let due = snapshot.duration_ns / period_ns;
+        ensure!(series.values["overdue"] == 0.0, "{} periods are overdue", series.values["overdue"]);
         println!("{} {threads:?}: {delivered} of {due} periods, lost {:?}", snapshot.backend, snapshot.lost);
-        // The threads start one after the other, and each within its first period.
-        ensure!(delivered.abs_diff(due) <= 1 + (50 * MS_NS) / period_ns, "{delivered} of {due} periods");
+        ensure!(delivered.abs_diff(due) <= 1, "{delivered} of {due} periods");
         ensure!(irq.mean_ns() < thread.mean_ns(), "a thread ran before its timer came in");
         ensure!(user.is_none_or(|user| thread.mean_ns() < user.mean_ns()), "a thread returned before it ran");
         ensure!(irq.count() == thread.count(), "each activation has both times");

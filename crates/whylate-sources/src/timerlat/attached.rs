@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io::Write;
 use std::mem::offset_of;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use whylate_model::blame::{self, TimerEvidence};
@@ -27,6 +27,10 @@ use crate::{clock, cpus};
 
 /// Far more activations than come between a late event and the sample of the same activation.
 const HELD: usize = 16;
+/// A snapshot waits for activations that were due before it, so long at most.
+const UNDER_WAY: Duration = Duration::from_millis(200);
+/// How often it looks whether they have come in.
+const LOOKED_AFTER: Duration = Duration::from_micros(200);
 
 /// Measures until it is dropped.
 pub struct AttachedTimerlat {
@@ -144,13 +148,16 @@ impl Attached for AttachedTimerlat {
         // What has gathered may take a while; what has come in since does not.
         self.workload.collect(clock::monotonic_ns())?;
         let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
-        self.workload.collect(now_monotonic_ns)?;
+        let overdue = self.collect_all(now_monotonic_ns)?;
         let mut snapshot = Snapshot::new(INFO.name, self.workload.backend(), &self.host, self.since_unix_ns);
-        snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
+        // It may begin a moment after attaching.
+        snapshot.duration_ns = now_monotonic_ns.saturating_sub(self.since_monotonic_ns);
         let (mut late_events, mut unseen, mut armed_late) = (std::mem::take(&mut self.cut_short), 0, 0);
         for (cpu, taken) in self.workload.take() {
             let mut series = taken.series;
             series.labels.insert("cpu".to_owned(), cpu.to_string());
+            let overdue = overdue.iter().find(|&&(of, _)| of == cpu).map_or(0, |&(_, periods)| periods);
+            series.values.insert("overdue".to_owned(), overdue as f64);
             snapshot.series.push(series);
             unseen += taken.unseen;
             armed_late += taken.armed_late;
@@ -236,6 +243,19 @@ impl AttachedTimerlat {
     fn take_held_hit(&mut self) -> Option<(TimerEvidence, LateEvent)> {
         let index = self.held.iter().position(|(evidence, event)| self.is_hit(event.cpu, evidence.due_ns))?;
         self.held.remove(index)
+    }
+
+    /// Takes in the activations that were due until then, waiting for those that are on their way. Returns how many are late for longer.
+    fn collect_all(&mut self, until_ns: u64) -> anyhow::Result<Vec<(u32, u64)>> {
+        let began = Instant::now();
+        loop {
+            self.workload.collect(until_ns)?;
+            let overdue = self.workload.overdue(until_ns);
+            if overdue.iter().all(|&(_, periods)| periods == 0) || began.elapsed() >= UNDER_WAY {
+                return Ok(overdue);
+            }
+            std::thread::sleep(LOOKED_AFTER);
+        }
     }
 
     fn explains(&self) -> bool {
@@ -333,8 +353,7 @@ impl AttachedTimerlat {
         }
         self.is_told = false;
         self.held.clear();
-        self.counts_from_ns = self.workload.resume()?;
-        self.stopped.resume(self.counts_from_ns);
+        self.counts_from_ns = self.workload.resume(&self.stopped)?;
         Ok(())
     }
 

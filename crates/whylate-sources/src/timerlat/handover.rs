@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::missed::{Missed, due_after, overdue};
 use super::tally::{StepWidth, Taken, Tallies, Tally, Times};
 
 /// Room for one activation, in one half of a cache line.
@@ -36,6 +37,9 @@ pub(super) struct Counter {
     period_ns: u64,
     rest: Arc<Tallies>,
     tally: Tally,
+    /// When the thread is due after the activation that was counted last; 0: it is not known.
+    next_due_ns: u64,
+    missed: Missed,
 }
 
 /// Both ends for a thread that is activated with this period, whose activations are counted at least so often.
@@ -45,7 +49,8 @@ pub(super) fn ends(period_ns: u64, counted_every_ns: u64, width: Option<StepWidt
     let slots: Arc<[Slot]> = (0..slots).map(|_| Slot::default()).collect();
     let rest = Arc::new(Tallies::new(width));
     let giver = Giver { slots: Arc::clone(&slots), next: 0, period_ns, rest: Arc::clone(&rest) };
-    (giver, Counter { slots, next: 0, period_ns, rest, tally: Tally::new(width) })
+    let (tally, missed) = (Tally::new(width), Missed::default());
+    (giver, Counter { slots, next: 0, period_ns, rest, tally, next_due_ns: 0, missed })
 }
 
 impl Giver {
@@ -66,20 +71,40 @@ impl Giver {
 }
 
 impl Counter {
-    /// Counts the activations that were over by then.
-    pub(super) fn count(&mut self, until_ns: u64) {
+    /// Counts the activations that were due in this span, and the periods that were missed in it. Those before it are of no measurement.
+    pub(super) fn count(&mut self, from_ns: u64, until_ns: u64) {
+        self.missed.count(from_ns, until_ns, self.period_ns, &self.tally);
         loop {
             let slot = &self.slots[self.next & (self.slots.len() - 1)];
             let user_ns = slot.user_ns.load(Ordering::Acquire);
-            if user_ns == 0 || user_ns > until_ns {
+            let due_ns = slot.due_ns.load(Ordering::Relaxed);
+            if user_ns == 0 || due_ns > until_ns {
                 return;
             }
-            let [due_ns, irq_ns, thread_ns] =
-                [&slot.due_ns, &slot.irq_ns, &slot.thread_ns].map(|time| time.load(Ordering::Relaxed));
+            let [irq_ns, thread_ns] = [&slot.irq_ns, &slot.thread_ns].map(|time| time.load(Ordering::Relaxed));
             slot.user_ns.store(0, Ordering::Release);
             self.next = self.next.wrapping_add(1);
-            self.tally.activation(Times { due_ns, irq_ns, thread_ns, user_ns }, self.period_ns);
+            let times = Times { due_ns, irq_ns, thread_ns, user_ns };
+            if due_ns >= from_ns {
+                self.tally.activation(times);
+            }
+            self.next_due_ns = due_after(due_ns, user_ns, self.period_ns);
+            if self.next_due_ns - due_ns > self.period_ns {
+                self.missed = Missed::after(times, self.period_ns);
+                self.missed.count(from_ns, until_ns, self.period_ns, &self.tally);
+            }
         }
+    }
+
+    /// How many activations that were due from then until then, and periods after them, have not come in: their thread is still late.
+    pub(super) fn overdue(&self, from_ns: u64, until_ns: u64) -> u64 {
+        let slot = &self.slots[self.next & (self.slots.len() - 1)];
+        // It is due after what was counted.
+        if slot.user_ns.load(Ordering::Acquire) > 0 {
+            return 0;
+        }
+        // Where nothing has come in yet, it may be due for the first time a period later.
+        overdue(self.next_due_ns.max(from_ns + self.period_ns), until_ns, self.period_ns)
     }
 
     /// What was counted since the last call.
@@ -114,9 +139,9 @@ mod tests {
     fn activations_without_a_free_slot_are_counted_too() {
         let (mut giver, mut counter) = ends(MS_NS, MS_NS, Some(StepWidth { step_ns: 1, steps: 3 }));
         (0..100).for_each(|number| giver.give(times(number)));
-        counter.count(u64::MAX);
+        counter.count(0, u64::MAX);
         (100..150).for_each(|number| giver.give(times(number)));
-        counter.count(u64::MAX);
+        counter.count(0, u64::MAX);
         let taken = counter.take();
         assert_eq!(counts(&taken), ([150; 4], 450));
         assert_eq!(taken.series.steps["thread"].counts, vec![0, 0, 150]);
@@ -125,13 +150,43 @@ mod tests {
     }
 
     #[test]
-    fn activations_that_were_over_later_count_the_next_time() {
+    fn activations_that_were_due_later_count_the_next_time() {
         let (mut giver, mut counter) = ends(MS_NS, MS_NS, None);
         (0..10).for_each(|number| giver.give(times(number)));
-        counter.count(times(3).user_ns);
+        counter.count(0, times(3).due_ns);
         assert_eq!(counts(&counter.take()), ([4; 4], 12));
-        counter.count(u64::MAX);
+        assert_eq!(counter.overdue(0, times(3).due_ns), 0);
+        counter.count(0, u64::MAX);
         assert_eq!(counts(&counter.take()), ([6; 4], 18));
+    }
+
+    #[test]
+    fn periods_count_when_they_were_due() {
+        let (mut giver, mut counter) = ends(MS_NS, MS_NS, None);
+        let (due_ns, ended_ns) = (5 + 2 * MS_NS, 5 + 2 * MS_NS + 500);
+        // It was due before the measurement began, and there after the first span of it.
+        giver.give(Times { due_ns: 5, irq_ns: 6, thread_ns: 7, user_ns: 9 + 4 * MS_NS });
+        giver.give(times(5));
+        counter.count(due_ns, ended_ns);
+        let taken = counter.take();
+        assert_eq!((counts(&taken), taken.series.values["missed"]), (([0, 0, 0, 1], 0), 1.0));
+        counter.count(due_ns, u64::MAX);
+        let taken = counter.take();
+        assert_eq!((counts(&taken), taken.series.values["missed"]), (([1, 1, 1, 3], 3), 2.0));
+    }
+
+    #[test]
+    fn what_has_not_come_in_is_overdue() {
+        let (mut giver, mut counter) = ends(MS_NS, MS_NS, None);
+        assert_eq!(counter.overdue(5, 5 + MS_NS - 1), 0);
+        assert_eq!(counter.overdue(5, 5 + 2 * MS_NS), 2);
+        giver.give(times(0));
+        counter.count(0, u64::MAX);
+        assert_eq!(counter.overdue(0, times(1).due_ns - 1), 0);
+        assert_eq!(counter.overdue(0, times(1).due_ns), 1);
+        assert_eq!(counter.overdue(0, times(3).due_ns), 3);
+        giver.give(times(1));
+        assert_eq!(counter.overdue(0, times(1).due_ns), 0);
     }
 
     #[test]
@@ -149,7 +204,7 @@ mod tests {
                 is_last = over.load(Ordering::Acquire);
                 // Twice after the last one, as the thread may have filled either tally.
                 for _ in 0..2 {
-                    counter.count(u64::MAX);
+                    counter.count(0, u64::MAX);
                     let taken = counter.take();
                     let (counts, sum_ns) = counts(&taken);
                     assert_eq!((counts, sum_ns), ([counts[0]; 4], u128::from(3 * counts[0])));

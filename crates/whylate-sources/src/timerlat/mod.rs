@@ -13,6 +13,7 @@ mod attached;
 mod floors;
 mod handover;
 pub mod idle;
+mod missed;
 pub mod placement;
 mod programs;
 mod ran;

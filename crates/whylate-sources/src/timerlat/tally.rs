@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use super::missed::Missed;
 use super::skel::types::irq_times;
 use whylate_model::histogram::{FINE_BUCKETS, fine_bucket_of};
 use whylate_model::{Histogram, Series, Steps};
@@ -134,8 +135,8 @@ impl Tally {
         }
     }
 
-    /// Counts an activation and the periods that it made the thread miss.
-    pub(super) fn activation(&self, times: Times, period_ns: u64) {
+    /// Counts the latencies of an activation.
+    pub(super) fn activation(&self, times: Times) {
         let since_due = |ns: u64| ns.saturating_sub(times.due_ns);
         if times.irq_ns == ARMED_LATE {
             add(&self.armed_late, 1);
@@ -146,10 +147,6 @@ impl Tally {
             self.count(Kind::Thread, since_due(times.thread_ns));
         }
         self.count(Kind::User, since_due(times.user_ns));
-        // The thread is there for the periods after this one when it is back in user space. Dividing takes long.
-        if since_due(times.user_ns) >= period_ns {
-            self.missed_periods(times.due_ns, times.user_ns, since_due(times.user_ns) / period_ns, period_ns);
-        }
     }
 
     /// Counts an activation whose times were not seen.
@@ -157,14 +154,10 @@ impl Tally {
         add(&self.unseen, 1);
     }
 
-    /// Counts periods after the one that was due then, in which the thread was not there until it was. Each began to wait when it was due.
-    pub(super) fn missed_periods(&self, due_ns: u64, there_ns: u64, missed: u64, period_ns: u64) {
-        if missed > 0 {
-            add(&self.missed, missed);
-            for period in 1..=missed {
-                self.count(Kind::Missed, there_ns.saturating_sub(due_ns + period * period_ns));
-            }
-        }
+    /// Counts a period in which the thread was not there until so long after it was due.
+    pub(super) fn missed_period(&self, late_ns: u64) {
+        add(&self.missed, 1);
+        self.count(Kind::Missed, late_ns);
     }
 
     /// Adds what another one has counted, and takes it out there.
@@ -256,7 +249,7 @@ impl Tallies {
         Self { both, filled: AtomicUsize::new(0), in_use: AtomicUsize::new(0) }
     }
 
-    /// Counts an activation; never waits. For one thread alone.
+    /// Counts an activation and the periods that it made the thread miss, whenever they were due; never waits. For one thread alone.
     pub(super) fn activation(&self, times: Times, period_ns: u64) {
         let which = loop {
             let which = self.filled.load(Ordering::SeqCst);
@@ -266,7 +259,8 @@ impl Tallies {
                 break which;
             }
         };
-        self.both[which].activation(times, period_ns);
+        self.both[which].activation(times);
+        Missed::after(times, period_ns).count(0, u64::MAX, period_ns, &self.both[which]);
         self.in_use.store(0, Ordering::Release);
     }
 
@@ -306,14 +300,14 @@ mod tests {
 
     #[test]
     fn a_thread_that_is_late_for_a_second_misses_a_thousand_periods() {
-        let tally = Tally::new(None);
+        let tallies = Tallies::new(None);
         let late = Times { due_ns: 5, irq_ns: 6, thread_ns: 5 + 1_000 * MS_NS, user_ns: 7 + 1_000 * MS_NS };
-        tally.activation(late, MS_NS);
+        tallies.activation(late, MS_NS);
         for number in 0..3_000 {
             let due_ns = late.user_ns + number * MS_NS;
-            tally.activation(Times { due_ns, irq_ns: due_ns + 1, thread_ns: due_ns + 5, user_ns: due_ns + 9 }, MS_NS);
+            tallies.activation(Times { due_ns, irq_ns: due_ns + 1, thread_ns: due_ns + 5, user_ns: due_ns + 9 }, MS_NS);
         }
-        let taken = tally.take(true);
+        let taken = tallies.change_over().take(true);
         assert_eq!(counts(&taken), [3_001, 3_001, 3_001, 4_001, 1_000]);
         assert_eq!(taken.series.histograms["thread"].quantile_ns(0.99), 5);
         let p99_ns = taken.series.histograms["thread_corrected"].quantile_ns(0.99) as f64;
@@ -322,9 +316,9 @@ mod tests {
 
     #[test]
     fn a_thread_that_does_not_come_back_in_time_misses_periods_too() {
-        let tally = Tally::new(None);
-        tally.activation(Times { due_ns: 5, irq_ns: 6, thread_ns: 7, user_ns: 5 + 3 * MS_NS }, MS_NS);
-        let taken = tally.take(true);
+        let tallies = Tallies::new(None);
+        tallies.activation(Times { due_ns: 5, irq_ns: 6, thread_ns: 7, user_ns: 5 + 3 * MS_NS }, MS_NS);
+        let taken = tallies.change_over().take(true);
         assert_eq!(counts(&taken), [1, 1, 1, 4, 3]);
         assert_eq!(taken.series.histograms["thread_corrected"].max_ns(), 2 * MS_NS);
     }
@@ -382,8 +376,8 @@ mod tests {
     #[test]
     fn times_in_the_wrong_order_are_not_counted_as_latencies() {
         let tally = Tally::new(None);
-        tally.activation(Times { due_ns: 100, irq_ns: 0, thread_ns: 0, user_ns: 140 }, MS_NS);
-        tally.activation(Times { due_ns: 100, irq_ns: ARMED_LATE, thread_ns: 0, user_ns: 140 }, MS_NS);
+        tally.activation(Times { due_ns: 100, irq_ns: 0, thread_ns: 0, user_ns: 140 });
+        tally.activation(Times { due_ns: 100, irq_ns: ARMED_LATE, thread_ns: 0, user_ns: 140 });
         let taken = tally.take(true);
         assert_eq!((taken.unseen, taken.armed_late, counts(&taken)), (1, 1, [0, 0, 2, 0, 0]));
         assert_eq!(taken.series.histograms["user"].max_ns(), 40);

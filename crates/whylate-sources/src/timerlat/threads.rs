@@ -113,6 +113,11 @@ impl Stopped {
         if self.measures() { u64::MAX } else { self.at_ns.load(Ordering::Acquire) }
     }
 
+    /// From when on activations count.
+    pub(super) fn began_ns(&self) -> u64 {
+        self.from_ns.load(Ordering::Acquire)
+    }
+
     fn measures(&self) -> bool {
         self.by.load(Ordering::Acquire) == 0
     }
@@ -219,9 +224,11 @@ fn repeat(orders: &Orders, giver: &mut Giver) -> anyhow::Result<()> {
         sleep_until(due_ns)?;
         let user_ns = monotonic_ns();
         let times = activation.times(due_ns, user_ns);
-        if stopped.measures() && due_ns >= stopped.from_ns.load(Ordering::Relaxed) {
+        // Of an activation that was due before they count, the periods do that it made the thread miss.
+        let from_ns = stopped.from_ns.load(Ordering::Relaxed);
+        if stopped.measures() && user_ns >= from_ns {
             giver.give(times);
-            if stop.is_hit(times) {
+            if due_ns >= from_ns && stop.is_hit(times) {
                 stopped.stop(cpu, due_ns, user_ns);
             }
         }

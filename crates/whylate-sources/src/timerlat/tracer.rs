@@ -6,6 +6,7 @@ mod readers;
 mod recording;
 mod samples;
 
+use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -19,7 +20,7 @@ pub use self::recording::{Record, TraceEvent};
 
 use self::readers::Reader;
 use self::recording::Recording;
-use self::samples::{Activations, Context, SampleFormat};
+use self::samples::{Activations, Context, Rules, SampleFormat, Taken as TakenSample};
 use super::tally::{Taken, Tally};
 use super::threads::{Policy, Stop, set_policy};
 use super::{Threads, TimerlatOptions};
@@ -56,6 +57,8 @@ pub(super) struct Tracer {
     /// The kernel had stopped tracing when it was looked at, and no sample tells why.
     was_off: bool,
     pub has_user: bool,
+    /// Nobody of ours reads, and whoever does may take its time between two activations.
+    is_others: bool,
     /// The kernel's threads, where those are measured.
     pub threads: Vec<u32>,
     hit: Option<Hit>,
@@ -70,7 +73,16 @@ struct Traced {
     cpu: u32,
     tally: Tally,
     activations: Activations,
+    /// What has come in and is not counted yet.
+    samples: VecDeque<Came>,
     pages: File,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Came {
+    Sample(TakenSample),
+    /// What was here is lost.
+    Gap,
 }
 
 /// What has stopped the measurement.
@@ -139,6 +151,7 @@ impl Tracer {
             policy: options.policy,
             was_off: false,
             has_user: threads != Threads::Kernel,
+            is_others: threads == Threads::Others,
             threads: Vec::new(),
             hit: None,
             counts_from_ns: u64::MAX,
@@ -171,15 +184,14 @@ impl Tracer {
         self.cpus.iter().map(|traced| traced.cpu).collect()
     }
 
-    /// Counts the samples that have come in.
-    pub(super) fn collect(&mut self) -> Result<()> {
+    /// Takes in the samples that have come, and counts those of activations that were due until then.
+    pub(super) fn collect(&mut self, until_ns: u64) -> Result<()> {
         let mut page = std::mem::take(&mut self.page);
-        let mut hits = Vec::new();
         let collected = (0..self.cpus.len()).try_for_each(|index| {
             loop {
                 match self.cpus[index].pages.read(&mut page) {
                     Ok(0) => return Ok(()),
-                    Ok(length) => hits.extend(self.count(index, &page[..length])),
+                    Ok(length) => self.take_in(index, &page[..length]),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Err(error) => return Err(error).context("cannot read the tracer's samples"),
@@ -188,16 +200,34 @@ impl Tracer {
         });
         self.page = page;
         collected?;
+        let hit = self.count(until_ns);
         // The kernel stops at the first one, and another CPU may come that far as well.
-        if let (None, Some(hit)) = (self.hit, hits.into_iter().min_by_key(|hit| hit.at_ns)) {
-            self.hit = Some(hit);
+        if let (None, Some(_)) = (self.hit, hit) {
+            self.hit = hit.into_iter().chain(self.count(u64::MAX)).min_by_key(|hit| hit.at_ns);
             // Nothing more comes in of the activations that it has cut off.
             for traced in &mut self.cpus {
-                traced.activations.cut_off(traced.cpu == hit.cpu, &traced.tally);
+                let is_told = self.hit.is_some_and(|hit| hit.cpu == traced.cpu);
+                traced.activations.cut_off(is_told, &traced.tally);
             }
         }
         self.readers.iter_mut().try_for_each(Reader::is_alive)?;
         self.go_on_after_stop_of_before()
+    }
+
+    /// How many activations and periods that were due until then are still to come, on each CPU: somebody is late.
+    pub(super) fn overdue(&self, until_ns: u64) -> Vec<(u32, u64)> {
+        let rules = self.rules(until_ns);
+        let of_cpu = |traced: &Traced| match traced.samples.front() {
+            _ if self.hit.is_some() || self.is_others => 0,
+            // It is due later, and comes in order.
+            Some(_) => 0,
+            None => traced.activations.overdue(&rules),
+        };
+        self.cpus.iter().map(|traced| (traced.cpu, of_cpu(traced))).collect()
+    }
+
+    fn rules(&self, until_ns: u64) -> Rules {
+        Rules { period_ns: self.period_ns, has_user: self.has_user, from_ns: self.counts_from_ns, until_ns }
     }
 
     /// An activation that is of no measurement, because it was due before it began, may be late enough for the kernel to stop.
@@ -218,39 +248,29 @@ impl Tracer {
         self.instance.write("tracing_on", "1")
     }
 
-    fn count(&mut self, index: usize, bytes: &[u8]) -> Option<Hit> {
+    fn take_in(&mut self, index: usize, bytes: &[u8]) {
         let traced = &mut self.cpus[index];
         let Some(page) = Page::new(bytes) else {
             self.lost += 1;
-            traced.activations.forget();
-            return None;
+            traced.samples.push_back(Came::Gap);
+            return;
         };
         if page.missed > 0 {
             self.lost += page.missed;
-            traced.activations.forget();
+            traced.samples.push_back(Came::Gap);
         }
-        let mut first = None;
         for record in page {
-            let Some(sample) = self.sample.read(record.data) else { continue };
-            // The first sample tells whether an activation is of the measurement: when it was due is known from each a little differently.
-            let is_counted = match sample.context {
-                Context::Irq => record.time_ns.saturating_sub(sample.latency_ns) >= self.counts_from_ns,
-                Context::Thread | Context::User => traced.activations.is_open(),
-            };
-            if !is_counted {
-                continue;
-            }
-            traced.activations.add(sample, record.time_ns, self.period_ns, self.has_user, &traced.tally);
-            let limit_ns = if sample.context == Context::Irq { self.stop.irq_ns } else { self.stop.thread_ns };
-            // As the kernel compares, in microseconds.
-            if limit_ns.is_some_and(|limit_ns| sample.latency_ns / 1_000 >= limit_ns.div_ceil(1_000)) && first.is_none()
-            {
-                let due_ns = record.time_ns.saturating_sub(sample.latency_ns);
-                let (cpu, is_return) = (traced.cpu, sample.context == Context::User);
-                first = Some(Hit { cpu, at_ns: record.time_ns, due_ns, is_return, noticed: Instant::now() });
+            if let Some(sample) = self.sample.read(record.data) {
+                traced.samples.push_back(Came::Sample(TakenSample { sample, time_ns: record.time_ns }));
             }
         }
-        first
+    }
+
+    /// Counts what was due until then. Returns the first of what stops the measurement.
+    fn count(&mut self, until_ns: u64) -> Option<Hit> {
+        let (rules, stop) = (self.rules(until_ns), self.stop);
+        let hits = self.cpus.iter_mut().filter_map(|traced| traced.count(&rules, stop));
+        hits.min_by_key(|hit| hit.at_ns)
     }
 
     /// What was counted since the last call, on each CPU.
@@ -288,7 +308,7 @@ impl Tracer {
         self.take();
         (self.hit, self.was_off) = (None, false);
         for traced in &mut self.cpus {
-            traced.activations.forget();
+            traced.activations = Activations::default();
         }
         self.start_tracing()?;
         // All three samples of an activation that is due from now on come in.
@@ -320,7 +340,36 @@ impl Traced {
             .custom_flags(without_waiting)
             .open(&path)
             .with_context(|| format!("cannot open {}", path.display()))?;
-        Ok(Traced { cpu, tally: Tally::new(options.steps), activations: Activations::default(), pages })
+        let (tally, activations) = (Tally::new(options.steps), Activations::default());
+        Ok(Traced { cpu, tally, activations, samples: VecDeque::new(), pages })
+    }
+
+    /// Counts what was due until then. Returns the first of what stops the measurement.
+    fn count(&mut self, rules: &Rules, stop: Stop) -> Option<Hit> {
+        self.activations.count_missed(rules, &self.tally);
+        let mut first = None;
+        while let Some(&came) = self.samples.front() {
+            let is_irq = |taken: &TakenSample| taken.sample.context == Context::Irq;
+            if matches!(&came, Came::Sample(taken) if is_irq(taken) && taken.due_ns() > rules.until_ns) {
+                break;
+            }
+            self.samples.pop_front();
+            let Came::Sample(taken) = came else {
+                self.activations.forget();
+                continue;
+            };
+            let counts = self.activations.add(taken, rules, &self.tally);
+            let is_irq = is_irq(&taken);
+            let limit_ns = if is_irq { stop.irq_ns } else { stop.thread_ns };
+            // As the kernel compares, in microseconds.
+            let is_over = |limit_ns: u64| taken.sample.latency_ns / 1_000 >= limit_ns.div_ceil(1_000);
+            if counts && first.is_none() && limit_ns.is_some_and(is_over) {
+                let (at_ns, due_ns) = (taken.time_ns, taken.due_ns());
+                let is_return = taken.sample.context == Context::User;
+                first = Some(Hit { cpu: self.cpu, at_ns, due_ns, is_return, noticed: Instant::now() });
+            }
+        }
+        first
     }
 }
 

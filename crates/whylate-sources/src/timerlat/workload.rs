@@ -14,6 +14,9 @@ use crate::mapped::MappedArray;
 /// How long threads run before their activations count, unless ten of them are over sooner.
 const SETTLING: Duration = Duration::from_millis(50);
 
+/// How long it takes to tell threads that their activations count.
+const TOLD: Duration = Duration::from_micros(50);
+
 /// Until it is dropped.
 pub(super) enum Workload {
     /// Threads of this process.
@@ -77,14 +80,30 @@ impl Workload {
         }
     }
 
-    /// Takes in what was measured until then.
+    /// Takes in what was measured of activations that were due until then.
     pub(super) fn collect(&mut self, until_ns: u64) -> anyhow::Result<()> {
         match self {
-            Workload::Own { measured, .. } => {
-                measured.iter_mut().for_each(|measured| measured.counter.count(until_ns));
+            Workload::Own { measured, stopped } => {
+                let from_ns = stopped.began_ns();
+                measured.iter_mut().for_each(|measured| measured.counter.count(from_ns, until_ns));
                 Ok(())
             }
-            Workload::Tracer(tracer) => tracer.collect(),
+            Workload::Tracer(tracer) => tracer.collect(until_ns),
+        }
+    }
+
+    /// How many activations that were due until then, and periods after them, are still to come in, on each CPU: their threads are late.
+    pub(super) fn overdue(&self, until_ns: u64) -> Vec<(u32, u64)> {
+        match self {
+            Workload::Own { measured, stopped } => {
+                let from_ns = stopped.began_ns();
+                // Nothing comes in of activations that a stop has cut off.
+                let is_over = stopped.by().is_some();
+                let of_cpu =
+                    |measured: &Measured| if is_over { 0 } else { measured.counter.overdue(from_ns, until_ns) };
+                measured.iter().map(|measured| (measured.cpu, of_cpu(measured))).collect()
+            }
+            Workload::Tracer(tracer) => tracer.overdue(until_ns),
         }
     }
 
@@ -114,10 +133,19 @@ impl Workload {
     }
 
     /// Lets activations count. Returns from when on: those that were due before do not.
-    pub(super) fn resume(&mut self) -> anyhow::Result<u64> {
-        match self {
-            Workload::Own { .. } => Ok(clock::monotonic_ns()),
-            Workload::Tracer(tracer) => tracer.resume(),
+    pub(super) fn resume(&mut self, stopped: &Stopped) -> anyhow::Result<u64> {
+        if let Workload::Tracer(tracer) = self {
+            let from_ns = tracer.resume()?;
+            stopped.resume(from_ns);
+            return Ok(from_ns);
+        }
+        loop {
+            // Every thread knows before.
+            let from_ns = clock::monotonic_ns() + TOLD.as_nanos() as u64;
+            stopped.resume(from_ns);
+            if clock::monotonic_ns() < from_ns {
+                return Ok(from_ns);
+            }
         }
     }
 }

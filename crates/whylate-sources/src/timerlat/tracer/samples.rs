@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The tracer's samples: three of an activation at most, which come one after the other.
 
+use super::super::missed::{Missed, due_after, overdue};
 use super::super::tally::{Kind, Tally};
 
 /// What a sample is of.
@@ -55,71 +56,151 @@ impl SampleFormat {
     }
 }
 
+/// A sample, with when it was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Taken {
+    pub sample: Sample,
+    /// The record is made a little after the clock was read, which is little beside a period.
+    pub time_ns: u64,
+}
+
+impl Taken {
+    /// When the activation was due, which each of its samples tells a little differently.
+    pub(super) fn due_ns(self) -> u64 {
+        self.time_ns.saturating_sub(self.sample.latency_ns)
+    }
+}
+
+/// What the samples of one CPU are put together by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    pub period_ns: u64,
+    /// An activation is over when its thread is back in user space.
+    pub has_user: bool,
+    /// Activations that were due before are of no measurement.
+    pub from_ns: u64,
+    /// Periods that were due later count in another span.
+    pub until_ns: u64,
+}
+
 /// Makes activations of the samples of one CPU.
 #[derive(Debug, Default)]
 pub(super) struct Activations {
     /// The one that is not over yet.
     open: Option<Open>,
-    /// When the one before was due; 0: it is not known.
+    /// When the last one that is over was due; 0: it is not known.
     due_ns: u64,
-    /// When the thread was there the last time.
+    /// When its thread was there.
     there_ns: u64,
+    /// How many periods after it are known for missed.
+    skipped: u64,
+    missed: Missed,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Open {
+    /// From the sample that was recorded the soonest after its clock was read: the interrupt's alone may be off by periods where a
+    /// hypervisor stops the CPU in between.
+    due_ns: u64,
     irq_ns: u64,
     thread_ns: Option<u64>,
+    there_ns: u64,
+    /// It is of the measurement.
+    counts: bool,
 }
 
 impl Activations {
-    /// Adds a sample that was taken then, and counts the activation if that was the last one of it.
-    pub(super) fn add(&mut self, sample: Sample, time_ns: u64, period_ns: u64, has_user: bool, tally: &Tally) {
-        match (sample.context, &mut self.open) {
-            (Context::Irq, open) => {
-                if let Some(unfinished) = open.replace(Open { irq_ns: sample.latency_ns, thread_ns: None }) {
-                    count(unfinished, None, tally);
-                }
-                // The record is made a little after the clock was read, which is little beside a period.
-                let due_ns = time_ns.saturating_sub(sample.latency_ns);
-                let periods = (due_ns.saturating_sub(self.due_ns) + period_ns / 2) / period_ns;
-                // Where nobody waited for the timer, nobody was late; the thread may have been there just before a period was over.
-                let late = self.there_ns.saturating_sub(self.due_ns) / period_ns + 1;
-                if self.due_ns > 0 && periods > 1 {
-                    tally.missed_periods(self.due_ns, self.there_ns, (periods - 1).min(late), period_ns);
-                }
-                self.due_ns = due_ns;
+    /// Adds a sample, and counts the activation if that was the last one of it. Returns whether it is of the measurement.
+    pub(super) fn add(&mut self, taken: Taken, rules: &Rules, tally: &Tally) -> bool {
+        let (latency_ns, due_ns) = (taken.sample.latency_ns, taken.due_ns());
+        if taken.sample.context == Context::Irq {
+            // The first sample tells whether an activation is of the measurement.
+            let counts = due_ns >= rules.from_ns;
+            let open = Open { due_ns, irq_ns: latency_ns, thread_ns: None, there_ns: 0, counts };
+            if let Some(unfinished) = self.open.replace(open) {
+                self.end(unfinished, None, rules, tally);
             }
-            // The interrupt was before the measurement began, or its sample is lost.
-            (_, None) => {}
-            (Context::Thread, Some(open)) => {
-                open.thread_ns = Some(sample.latency_ns);
-                self.there_ns = time_ns;
-                if !has_user {
-                    self.finish(None, tally);
-                }
+            return counts;
+        }
+        let is_user = taken.sample.context == Context::User;
+        let is_last = is_user || !rules.has_user;
+        let Some(open) = &mut self.open else {
+            // Its interrupt was before tracing began.
+            if due_ns.abs_diff(self.due_ns) > rules.period_ns / 2 {
+                (self.due_ns, self.skipped) = (due_ns, 0);
             }
-            (Context::User, Some(_)) => {
-                self.there_ns = time_ns;
-                self.finish(Some(sample.latency_ns), tally);
+            self.there_ns = taken.time_ns;
+            if is_last {
+                self.skip_until_there(rules, tally);
             }
+            return false;
+        };
+        open.due_ns = open.due_ns.min(due_ns);
+        open.there_ns = taken.time_ns;
+        if !is_user {
+            open.thread_ns = Some(latency_ns);
+        }
+        let open = *open;
+        if is_last {
+            self.open = None;
+            self.end(open, is_user.then_some(latency_ns), rules, tally);
+        }
+        open.counts
+    }
+
+    fn end(&mut self, open: Open, user_ns: Option<u64>, rules: &Rules, tally: &Tally) {
+        self.count_gap(open.due_ns, rules, tally);
+        count(open, user_ns, tally);
+        (self.due_ns, self.there_ns, self.skipped) = (open.due_ns, self.there_ns.max(open.there_ns), 0);
+        self.skip_until_there(rules, tally);
+    }
+
+    fn skip_until_there(&mut self, rules: &Rules, tally: &Tally) {
+        self.skip(self.there_ns.saturating_sub(self.due_ns) / rules.period_ns, rules, tally);
+    }
+
+    /// The next activation tells how many periods there were none.
+    fn count_gap(&mut self, due_ns: u64, rules: &Rules, tally: &Tally) {
+        let period_ns = rules.period_ns;
+        let periods = (due_ns.saturating_sub(self.due_ns) + period_ns / 2) / period_ns;
+        // Where nobody waited for the timer, nobody was late; the thread may have been there just before a period was over.
+        let late = self.there_ns.saturating_sub(self.due_ns) / period_ns + 1;
+        if self.due_ns > 0 && periods > 1 {
+            self.skip((periods - 1).min(late), rules, tally);
         }
     }
 
-    /// Whether an activation is not over yet.
-    pub(super) fn is_open(&self) -> bool {
-        self.open.is_some()
+    /// So many periods after the last activation are missed, some of which may be known for it.
+    fn skip(&mut self, periods: u64, rules: &Rules, tally: &Tally) {
+        if periods > self.skipped {
+            let first_ns = self.due_ns + (self.skipped + 1) * rules.period_ns;
+            self.missed.add(first_ns, periods - self.skipped, self.there_ns);
+            self.skipped = periods;
+            self.count_missed(rules, tally);
+        }
     }
 
-    fn finish(&mut self, user_ns: Option<u64>, tally: &Tally) {
-        if let Some(open) = self.open.take() {
-            count(open, user_ns, tally);
-        }
+    /// Counts the missed periods that were due by now.
+    pub(super) fn count_missed(&mut self, rules: &Rules, tally: &Tally) {
+        self.missed.count(rules.from_ns, rules.until_ns, rules.period_ns, tally);
+    }
+
+    /// How many activations and periods that were due until then have not come in: their thread is still late.
+    pub(super) fn overdue(&self, rules: &Rules) -> u64 {
+        // Where nothing has come in yet, it may be due for the first time a period later.
+        let first_ns = rules.from_ns.saturating_add(rules.period_ns);
+        let next_due_ns = match (self.open, self.due_ns) {
+            (Some(open), _) if open.counts => open.due_ns,
+            (Some(open), _) => due_after(open.due_ns, rules.from_ns, rules.period_ns),
+            (None, 0) => first_ns,
+            (None, due_ns) => due_after(due_ns, self.there_ns, rules.period_ns).max(first_ns),
+        };
+        overdue(next_due_ns, rules.until_ns, rules.period_ns)
     }
 
     /// No more samples come of the activation that is not over. The interrupt may have been what was too late.
     pub(super) fn cut_off(&mut self, is_told: bool, tally: &Tally) {
-        if let Some(open) = self.open.take() {
+        if let Some(open) = self.open.take().filter(|open| open.counts) {
             match open.thread_ns {
                 Some(_) => count(open, None, tally),
                 None if is_told => tally.count(Kind::Irq, open.irq_ns),
@@ -130,11 +211,14 @@ impl Activations {
 
     /// The samples that follow are not those that follow in time.
     pub(super) fn forget(&mut self) {
-        *self = Activations::default();
+        *self = Activations { missed: self.missed, ..Activations::default() };
     }
 }
 
 fn count(activation: Open, user_ns: Option<u64>, tally: &Tally) {
+    if !activation.counts {
+        return;
+    }
     match activation.thread_ns {
         Some(thread_ns) => {
             tally.count(Kind::Irq, activation.irq_ns);
@@ -180,11 +264,18 @@ mod tests {
 
     const MS_NS: u64 = 1_000_000;
 
+    fn taken(context: Context, due_ns: u64, latency_ns: u64) -> Taken {
+        Taken { sample: Sample { context, latency_ns }, time_ns: due_ns + latency_ns + 200 }
+    }
+
+    fn rules(has_user: bool, from_ns: u64, until_ns: u64) -> Rules {
+        Rules { period_ns: MS_NS, has_user, from_ns, until_ns }
+    }
+
     fn counted(has_user: bool, samples: &[(Context, u64, u64)]) -> ([u64; 3], u64) {
         let (tally, mut activations) = (Tally::new(None), Activations::default());
         for &(context, due_ns, latency_ns) in samples {
-            let sample = Sample { context, latency_ns };
-            activations.add(sample, due_ns + latency_ns + 200, MS_NS, has_user, &tally);
+            activations.add(taken(context, due_ns, latency_ns), &rules(has_user, 1, u64::MAX), &tally);
         }
         let taken = tally.take(has_user);
         let [irq, thread] = ["irq", "thread"].map(|kind| taken.series.histograms[kind].count());
@@ -215,7 +306,7 @@ mod tests {
         ] {
             let (tally, mut activations) = (Tally::new(None), Activations::default());
             for &(context, latency_ns) in samples {
-                activations.add(Sample { context, latency_ns }, MS_NS + latency_ns, MS_NS, true, &tally);
+                activations.add(taken(context, MS_NS, latency_ns), &rules(true, 1, u64::MAX), &tally);
             }
             activations.cut_off(is_told, &tally);
             let series = tally.take(true).series;
@@ -235,6 +326,53 @@ mod tests {
         use Context::{Irq, Thread};
         let late = [(Irq, MS_NS, 10), (Thread, MS_NS, 3 * MS_NS + 50), (Irq, 5 * MS_NS, 10), (Thread, 5 * MS_NS, 20)];
         assert_eq!(counted(false, &late), ([2, 5, 3], 0));
+    }
+
+    #[test]
+    fn periods_count_when_they_were_due() {
+        use Context::{Irq, Thread, User};
+        let (tally, mut activations) = (Tally::new(None), Activations::default());
+        let mut add = |context, due_ns, latency_ns, until_ns| {
+            let rules = rules(true, 2 * MS_NS, until_ns);
+            activations.add(taken(context, due_ns, latency_ns), &rules, &tally);
+            activations.count_missed(&rules, &tally);
+            (activations.overdue(&rules), tally.take(true).series.values["missed"])
+        };
+        // Of an activation that was due before the measurement, only what it made its thread miss counts.
+        assert_eq!(add(Irq, MS_NS, 10, 2 * MS_NS), (0, 0.0));
+        assert_eq!(add(Thread, MS_NS, 20, 3 * MS_NS), (1, 0.0));
+        assert_eq!(add(User, MS_NS, 3 * MS_NS + 50, 3 * MS_NS), (0, 1.0));
+        assert_eq!(add(Irq, 5 * MS_NS, 10, 5 * MS_NS + 500), (1, 2.0));
+        assert_eq!(add(Thread, 5 * MS_NS, 20, 5 * MS_NS + 600), (1, 0.0));
+        assert_eq!(add(User, 5 * MS_NS, 40, 6 * MS_NS - 1), (0, 0.0));
+        // What follows has no interrupt, as tracing began after it.
+        activations.forget();
+        assert_eq!(activations.overdue(&rules(true, 2 * MS_NS, 3 * MS_NS - 1)), 0);
+        assert_eq!(activations.overdue(&rules(true, 2 * MS_NS, 3 * MS_NS)), 1);
+    }
+
+    #[test]
+    fn a_record_that_is_made_late_is_no_missed_period() {
+        let (tally, mut activations) = (Tally::new(None), Activations::default());
+        for due in 1..=4 {
+            let of_irq = taken(Context::Irq, due * MS_NS, 10);
+            // The clock was read long before.
+            let stopped_ns = if due == 2 { 3 * MS_NS / 4 } else { 0 };
+            let of_irq = Taken { time_ns: of_irq.time_ns + stopped_ns, ..of_irq };
+            let of_thread = taken(Context::Thread, due * MS_NS, 4 * MS_NS / 5);
+            for taken in [of_irq, of_thread] {
+                activations.add(taken, &rules(false, 1, u64::MAX), &tally);
+            }
+        }
+        let series = tally.take(false).series;
+        assert_eq!((series.histograms["thread"].count(), series.values["missed"]), (4, 0.0));
+    }
+
+    #[test]
+    fn an_activation_without_its_interrupt_makes_its_thread_miss_periods() {
+        use Context::{Irq, Thread};
+        let late = [(Thread, MS_NS, 2 * MS_NS + 50), (Irq, 4 * MS_NS, 10), (Thread, 4 * MS_NS, 20)];
+        assert_eq!(counted(false, &late), ([1, 3, 2], 0));
     }
 
     proptest! {

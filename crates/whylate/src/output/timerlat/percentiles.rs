@@ -65,7 +65,11 @@ pub fn write_missed(out: &mut dyn Write, total: &Total) -> io::Result<()> {
         out,
         "missed: {} of {periods} periods ({share:.2} %), in which a thread was still late for an earlier one",
         all.missed
-    )
+    )?;
+    match all.overdue {
+        0 => Ok(()),
+        overdue => writeln!(out, "overdue: {overdue} more had no thread that came for them by the end"),
+    }
 }
 
 #[cfg(test)]
@@ -79,6 +83,16 @@ mod tests {
         write(&mut out, &sample::total(), Unit::Microseconds, true).expect("a vector takes everything");
         write_missed(&mut out, &sample::total()).expect("a vector takes everything");
         insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+    }
+
+    #[test]
+    fn what_has_not_come_by_the_end_is_told() {
+        let mut total = sample::total();
+        total.cpus.values_mut().for_each(|of_cpu| of_cpu.overdue = 3);
+        let mut out = Vec::new();
+        write_missed(&mut out, &total).expect("a vector takes everything");
+        let overdue = format!("overdue: {} more", 3 * total.cpus.len());
+        assert!(String::from_utf8(out).expect("text").contains(&overdue));
     }
 
     #[test]

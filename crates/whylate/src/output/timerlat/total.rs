@@ -32,6 +32,8 @@ pub struct OfCpu {
     pub steps: [Steps; 3],
     /// Periods in which the thread was still late for an earlier one.
     pub missed: u64,
+    /// Activations that were due by the end of the last span, and periods after them, whose thread had not come.
+    pub overdue: u64,
 }
 
 impl OfCpu {
@@ -68,6 +70,7 @@ impl Total {
             }
             all.corrected.merge(&of_cpu.corrected);
             all.missed += of_cpu.missed;
+            all.overdue += of_cpu.overdue;
         }
         all
     }
@@ -97,7 +100,10 @@ impl OfCpu {
         if let Some(corrected) = series.histograms.get(CORRECTED) {
             self.corrected.merge(corrected);
         }
-        self.missed += series.values.get("missed").map_or(0, |&missed| missed as u64);
+        let value = |name| series.values.get(name).map_or(0, |&value| value as u64);
+        self.missed += value("missed");
+        // Those of earlier spans have come, or still are.
+        self.overdue = value("overdue");
     }
 
     fn into_series(self, cpu: u32) -> Series {
@@ -113,6 +119,7 @@ impl OfCpu {
         }
         series.histograms.insert(CORRECTED.to_owned(), self.corrected);
         series.values.insert("missed".to_owned(), self.missed as f64);
+        series.values.insert("overdue".to_owned(), self.overdue as f64);
         series
     }
 }

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Periods of one CPU in which its thread was still late for an earlier one. Each counts in the span in which it was due, as activations
+//! do, so that the counts of a span are those of its schedule.
+
+use super::tally::{Tally, Times};
+
+/// When a thread that was there then is due next. It was due before, and skips the periods that are over (`wait_next_period()` in
+/// kernel/trace/trace_osnoise.c does so too).
+pub(super) fn due_after(due_ns: u64, there_ns: u64, period_ns: u64) -> u64 {
+    match there_ns.saturating_sub(due_ns) {
+        // Dividing takes long.
+        late_ns if late_ns < period_ns => due_ns + period_ns,
+        late_ns => due_ns + (late_ns / period_ns + 1) * period_ns,
+    }
+}
+
+/// How many periods after `next_due_ns`, and that one, were due until then.
+pub(super) fn overdue(next_due_ns: u64, until_ns: u64, period_ns: u64) -> u64 {
+    until_ns.checked_sub(next_due_ns).map_or(0, |late_ns| late_ns / period_ns + 1)
+}
+
+/// Those that are not counted yet, because they were due after the span.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Missed {
+    next_due_ns: u64,
+    left: u64,
+    /// When the thread was there again, which was late for all of them.
+    there_ns: u64,
+}
+
+impl Missed {
+    /// Those that an activation has made its thread miss, which is there for the ones after it when it is back in user space.
+    pub(super) fn after(times: Times, period_ns: u64) -> Self {
+        let mut missed = Missed::default();
+        let late_ns = times.user_ns.saturating_sub(times.due_ns);
+        if late_ns >= period_ns {
+            missed.add(times.due_ns + period_ns, late_ns / period_ns, times.user_ns);
+        }
+        missed
+    }
+
+    /// The periods from this one on. Those of before are counted: the thread's next activation is due after them.
+    pub(super) fn add(&mut self, next_due_ns: u64, left: u64, there_ns: u64) {
+        *self = Missed { next_due_ns, left, there_ns };
+    }
+
+    /// Counts those that were due in this span; those before it are of no measurement.
+    pub(super) fn count(&mut self, from_ns: u64, until_ns: u64, period_ns: u64, tally: &Tally) {
+        while self.left > 0 && self.next_due_ns <= until_ns {
+            if self.next_due_ns >= from_ns {
+                tally.missed_period(self.there_ns.saturating_sub(self.next_due_ns));
+            }
+            self.next_due_ns += period_ns;
+            self.left -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missed(tally: &Tally) -> (u64, u64) {
+        let series = tally.take(true).series;
+        (series.values["missed"] as u64, series.histograms["thread_corrected"].max_ns())
+    }
+
+    #[test]
+    fn each_counts_in_the_span_in_which_it_was_due() {
+        let (tally, mut periods) = (Tally::new(None), Missed::default());
+        periods.add(110, 5, 155);
+        periods.count(115, 130, 10, &tally);
+        assert_eq!(missed(&tally), (2, 35));
+        periods.count(115, 139, 10, &tally);
+        assert_eq!(missed(&tally), (0, 0));
+        periods.count(115, 1_000, 10, &tally);
+        assert_eq!(missed(&tally), (2, 15));
+        periods.count(115, 2_000, 10, &tally);
+        assert_eq!(missed(&tally), (0, 0));
+    }
+
+    #[test]
+    fn a_thread_skips_the_periods_that_are_over() {
+        let due = |there_ns| due_after(100, there_ns, 10);
+        assert_eq!([99, 100, 109, 110, 137].map(due), [110, 110, 110, 120, 140]);
+        let overdue = |until_ns| overdue(110, until_ns, 10);
+        assert_eq!([109, 110, 119, 120, 137].map(overdue), [0, 1, 1, 2, 3]);
+    }
+}
