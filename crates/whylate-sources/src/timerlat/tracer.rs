@@ -227,7 +227,8 @@ impl Tracer {
     }
 
     fn rules(&self, until_ns: u64) -> Rules {
-        Rules { period_ns: self.period_ns, has_user: self.has_user, from_ns: self.counts_from_ns, until_ns }
+        let (has_user, may_pause) = (self.has_user, self.is_others);
+        Rules { period_ns: self.period_ns, has_user, may_pause, from_ns: self.counts_from_ns, until_ns }
     }
 
     /// An activation that is of no measurement, because it was due before it began, may be late enough for the kernel to stop.

@@ -77,6 +77,8 @@ pub(super) struct Rules {
     pub period_ns: u64,
     /// An activation is over when its thread is back in user space.
     pub has_user: bool,
+    /// Whoever waits for the timer may do something else between two activations, without being late.
+    pub may_pause: bool,
     /// Activations that were due before are of no measurement.
     pub from_ns: u64,
     /// Periods that were due later count in another span.
@@ -164,7 +166,10 @@ impl Activations {
         let period_ns = rules.period_ns;
         let periods = (due_ns.saturating_sub(self.due_ns) + period_ns / 2) / period_ns;
         // Where nobody waited for the timer, nobody was late; the thread may have been there just before a period was over.
-        let late = self.there_ns.saturating_sub(self.due_ns) / period_ns + 1;
+        let late = match rules.may_pause {
+            true => self.there_ns.saturating_sub(self.due_ns) / period_ns + 1,
+            false => u64::MAX,
+        };
         if self.due_ns > 0 && periods > 1 {
             self.skip((periods - 1).min(late), rules, tally);
         }
@@ -269,7 +274,7 @@ mod tests {
     }
 
     fn rules(has_user: bool, from_ns: u64, until_ns: u64) -> Rules {
-        Rules { period_ns: MS_NS, has_user, from_ns, until_ns }
+        Rules { period_ns: MS_NS, has_user, may_pause: true, from_ns, until_ns }
     }
 
     fn counted(has_user: bool, samples: &[(Context, u64, u64)]) -> ([u64; 3], u64) {
@@ -317,8 +322,15 @@ mod tests {
     #[test]
     fn nobody_is_late_who_does_not_wait() {
         use Context::{Irq, Thread};
-        let gap = [(Irq, MS_NS, 10), (Thread, MS_NS, 50), (Irq, 60_001 * MS_NS, 10), (Thread, 60_001 * MS_NS, 20)];
+        let gap = [(Irq, MS_NS, 10), (Thread, MS_NS, 50), (Irq, 601 * MS_NS, 10), (Thread, 601 * MS_NS, 20)];
         assert_eq!(counted(false, &gap), ([2, 3, 1], 0));
+        // A thread that waits always was kept from it.
+        let (tally, mut activations) = (Tally::new(None), Activations::default());
+        for (context, due_ns, latency_ns) in gap {
+            let rules = Rules { may_pause: false, ..rules(false, 1, u64::MAX) };
+            activations.add(taken(context, due_ns, latency_ns), &rules, &tally);
+        }
+        assert_eq!(tally.take(false).series.values["missed"], 599.0);
     }
 
     #[test]
