@@ -3,7 +3,7 @@
 //! touches as little as it can; counting a hundred activations at once takes a fraction of that.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::missed::{Missed, due_after, overdue};
 use super::tally::{StepWidth, Taken, Tallies, Tally, Times};
@@ -24,6 +24,9 @@ struct Slot {
 pub(super) struct Giver {
     slots: Arc<[Slot]>,
     next: usize,
+    /// So many were counted at least when it was looked last. The slots themselves are in the cache of who counts.
+    known: usize,
+    counted: Arc<AtomicUsize>,
     period_ns: u64,
     /// Where an activation goes that finds no slot free, as whoever counts is kept from it.
     rest: Arc<Tallies>,
@@ -34,6 +37,7 @@ pub(super) struct Giver {
 pub(super) struct Counter {
     slots: Arc<[Slot]>,
     next: usize,
+    counted: Arc<AtomicUsize>,
     period_ns: u64,
     rest: Arc<Tallies>,
     tally: Tally,
@@ -48,19 +52,24 @@ pub(super) fn ends(period_ns: u64, counted_every_ns: u64, width: Option<StepWidt
     let slots = (2 * counted_every_ns / period_ns.max(1)).clamp(64, 8_192).next_power_of_two();
     let slots: Arc<[Slot]> = (0..slots).map(|_| Slot::default()).collect();
     let rest = Arc::new(Tallies::new(width));
-    let giver = Giver { slots: Arc::clone(&slots), next: 0, period_ns, rest: Arc::clone(&rest) };
+    let counted = Arc::new(AtomicUsize::new(0));
+    let (slots_too, counted_too, rest_too) = (Arc::clone(&slots), Arc::clone(&counted), Arc::clone(&rest));
+    let giver = Giver { slots: slots_too, next: 0, known: 0, counted: counted_too, period_ns, rest: rest_too };
     let (tally, missed) = (Tally::new(width), Missed::default());
-    (giver, Counter { slots, next: 0, period_ns, rest, tally, next_due_ns: 0, missed })
+    (giver, Counter { slots, next: 0, counted, period_ns, rest, tally, next_due_ns: 0, missed })
 }
 
 impl Giver {
     /// Never waits.
     pub(super) fn give(&mut self, times: Times) {
-        let slot = &self.slots[self.next & (self.slots.len() - 1)];
-        if slot.user_ns.load(Ordering::Acquire) > 0 {
-            self.rest.activation(times, self.period_ns);
-            return;
+        if self.next.wrapping_sub(self.known) >= self.slots.len() {
+            self.known = self.counted.load(Ordering::Acquire);
+            if self.next.wrapping_sub(self.known) >= self.slots.len() {
+                self.rest.activation(times, self.period_ns);
+                return;
+            }
         }
+        let slot = &self.slots[self.next & (self.slots.len() - 1)];
         slot.due_ns.store(times.due_ns, Ordering::Relaxed);
         slot.irq_ns.store(times.irq_ns, Ordering::Relaxed);
         slot.thread_ns.store(times.thread_ns, Ordering::Relaxed);
@@ -74,6 +83,12 @@ impl Counter {
     /// Counts the activations that were due in this span, and the periods that were missed in it. Those before it are of no measurement.
     pub(super) fn count(&mut self, from_ns: u64, until_ns: u64) {
         self.missed.count(from_ns, until_ns, self.period_ns, &self.tally);
+        self.count_given(from_ns, until_ns);
+        // Their slots are free from here on.
+        self.counted.store(self.next, Ordering::Release);
+    }
+
+    fn count_given(&mut self, from_ns: u64, until_ns: u64) {
         loop {
             let slot = &self.slots[self.next & (self.slots.len() - 1)];
             let user_ns = slot.user_ns.load(Ordering::Acquire);
@@ -82,7 +97,7 @@ impl Counter {
                 return;
             }
             let [irq_ns, thread_ns] = [&slot.irq_ns, &slot.thread_ns].map(|time| time.load(Ordering::Relaxed));
-            slot.user_ns.store(0, Ordering::Release);
+            slot.user_ns.store(0, Ordering::Relaxed);
             self.next = self.next.wrapping_add(1);
             let times = Times { due_ns, irq_ns, thread_ns, user_ns };
             if due_ns >= from_ns {

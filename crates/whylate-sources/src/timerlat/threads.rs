@@ -78,18 +78,19 @@ impl Stop {
 /// Tells which thread has each CPU.
 type Tasks = Box<dyn Fn() -> Vec<(u32, String)> + Send + Sync>;
 
-/// Which CPU has stopped the measurement, for all threads.
+/// Which CPU has stopped the measurement, for all threads. What they read in each activation is in one cache line.
+#[repr(C, align(64))]
 pub(super) struct Stopped {
     /// Its number plus one; 0 while all measure, and [`SETTLING`] before.
     by: AtomicU32,
+    /// Threads are to end.
+    is_over: AtomicBool,
+    /// Activations that were due before are of no measurement.
+    from_ns: AtomicU64,
     /// When, on CLOCK_MONOTONIC.
     at_ns: AtomicU64,
     /// When the activation that did was due.
     due_ns: AtomicU64,
-    /// Activations that were due before are of no measurement.
-    from_ns: AtomicU64,
-    /// Threads are to end.
-    is_over: AtomicBool,
     tasks: Option<Tasks>,
     tasks_then: Mutex<Vec<(u32, String)>>,
 }
@@ -247,14 +248,19 @@ fn sleep_until(due_ns: u64) -> io::Result<()> {
         tv_nsec: (due_ns % 1_000_000_000) as libc::c_long,
     };
     loop {
+        let no_rest = std::ptr::null_mut::<libc::timespec>();
+        // libc's own function can be cancelled, and tells it to other threads by two exchanges before and after.
         // SAFETY: the time is valid for the call, which only reads it; there is no remaining time to write.
-        let error = unsafe {
-            libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const due, std::ptr::null_mut())
+        let result = unsafe {
+            let (clock, flags) = (libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME);
+            libc::syscall(libc::SYS_clock_nanosleep, clock, flags, &raw const due, no_rest)
         };
-        match error {
-            0 => return Ok(()),
-            libc::EINTR => {}
-            error => return Err(io::Error::from_raw_os_error(error)),
+        if result == 0 {
+            return Ok(());
+        }
+        match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::Interrupted => {}
+            error => return Err(error),
         }
     }
 }
