@@ -6,6 +6,7 @@
 
 pub mod blame;
 pub mod culprits;
+pub mod ftrace;
 pub mod histogram;
 pub mod late;
 pub mod occupancy;

@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The events of a capture: sections with interrupts or preemption off, handlers, and timers that were late meanwhile.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use super::line::{Line, function, number};
+use super::series::{AllSeries, Place};
+use super::timers::Timers;
+use super::{Lates, section_event, section_labels};
+use crate::{Cause, CauseKind, Labels, LateEvent, Snapshot};
+
+/// No machine has more CPUs; a damaged file may name more.
+const CPUS: usize = 8 << 10;
+/// No kernel has more functions that disable interrupts.
+const NAMES: usize = 64 << 10;
+/// So many sections of a CPU are kept to explain what comes next there.
+const RECENT: usize = 512;
+/// Shorter ones make nothing late.
+const MATTERS_NS: u64 = 1_000;
+
+/// Functions that the CPU enters through with an interrupt, which disables interrupts itself.
+const ENTRIES: [&str; 9] = [
+    "irqentry_enter",
+    "el1_irq",
+    "el0_irq",
+    "el1_interrupt",
+    "el0_interrupt",
+    "enter_from_kernel_mode",
+    "do_el1_interrupt",
+    "__irq_svc",
+    "common_interrupt",
+];
+
+/// A name, once however often it stands in the file.
+type Name = u32;
+
+#[derive(Debug, Default)]
+struct Names {
+    numbers: HashMap<Box<str>, Name>,
+    names: Vec<Box<str>>,
+}
+
+impl Names {
+    fn number(&mut self, name: &str) -> Name {
+        if let Some(&number) = self.numbers.get(name) {
+            return number;
+        }
+        // One more stands for all that there is no room for.
+        let name = if self.names.len() < NAMES { name } else { "(others)" };
+        let next = self.names.len() as Name;
+        let number = *self.numbers.entry(name.into()).or_insert(next);
+        if number == next {
+            self.names.push(name.into());
+        }
+        number
+    }
+
+    fn get(&self, name: Name) -> &str {
+        self.names.get(name as usize).map_or("", |name| name)
+    }
+}
+
+/// What is off, from then on.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    since_ns: u64,
+    disabled_by: Name,
+    /// A handler that was called meanwhile.
+    handler: Option<Name>,
+}
+
+/// What was off, or who had the CPU.
+#[derive(Clone, Copy, Debug)]
+struct Section {
+    start_ns: u64,
+    end_ns: u64,
+    kind: CauseKind,
+    /// Whose thread it was.
+    comm: Name,
+    tid: u32,
+    function: Name,
+    caller: Name,
+    place: Option<Place>,
+}
+
+#[derive(Debug, Default)]
+struct Cpu {
+    irqs: Option<Open>,
+    preempt: Option<Open>,
+    handler: Option<(Name, u64)>,
+    recent: VecDeque<Section>,
+}
+
+impl Cpu {
+    fn remember(&mut self, section: Section) {
+        if self.recent.len() >= RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(section);
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    kind: CauseKind,
+    function: Name,
+    caller: Name,
+    disabled_by: Name,
+}
+
+/// A timer that was called late.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LateTimer<'a> {
+    /// Its function.
+    pub function: &'a str,
+    /// When it was called.
+    pub at_ns: u64,
+    pub lateness_ns: u64,
+    /// Periods that it has missed.
+    pub missed: u64,
+}
+
+/// Everything that a capture has told so far.
+#[derive(Debug, Default)]
+pub(super) struct Capture {
+    pub series: AllSeries,
+    names: Names,
+    known: HashMap<Key, Option<Place>>,
+    cpus: HashMap<u32, Cpu>,
+    timers: Timers,
+    span_ns: Option<(u64, u64)>,
+    has_any: bool,
+    lost: BTreeMap<&'static str, u64>,
+}
+
+impl Capture {
+    /// Whether an event of interrupts or timers was there.
+    pub(super) fn has_any(&self) -> bool {
+        self.has_any
+    }
+
+    /// The stamp of the last event; 0 without any.
+    pub(super) fn last_ns(&self) -> u64 {
+        self.span_ns.map_or(0, |(_, last_ns)| last_ns)
+    }
+
+    pub(super) fn lose(&mut self, reason: &'static str, more: u64) {
+        let lost = self.lost.entry(reason).or_default();
+        *lost = lost.saturating_add(more);
+    }
+
+    /// Whether a line tells of events that are missing: `CPU:6 [LOST 12 EVENTS]`, or `##### CPU 6 buffer started ####`. What was off before
+    /// may have been on again since.
+    pub(super) fn gap(&mut self, line: &str) -> bool {
+        let line = line.trim();
+        let (cpu, lost) = if let Some(rest) = line.strip_prefix("CPU:") {
+            let Some((cpu, rest)) = rest.split_once(" [LOST ") else { return false };
+            let Some(count) = rest.strip_suffix("EVENTS]") else { return false };
+            // Without a number the kernel does not know it.
+            (cpu, number(count.trim()).filter(|&lost| lost > 0).unwrap_or(1))
+        } else if let Some(rest) = line.strip_prefix("##### CPU ") {
+            let Some((cpu, _)) = rest.split_once(" buffer started") else { return false };
+            (cpu, 0)
+        } else {
+            return false;
+        };
+        let Some(cpu) = number::<u32>(cpu.trim()) else { return false };
+        self.lose("events", lost);
+        if let Some(cpu) = self.cpus.get_mut(&cpu) {
+            (cpu.irqs, cpu.preempt, cpu.handler) = (None, None, None);
+        }
+        true
+    }
+
+    /// Takes the next event of the capture.
+    pub(super) fn add(&mut self, line: &Line<'_>, lates: &mut Lates<'_>) {
+        let (first_ns, last_ns) = self.span_ns.unwrap_or((line.time_ns, line.time_ns));
+        self.span_ns = Some((first_ns.min(line.time_ns), last_ns.max(line.time_ns)));
+        if self.cpus.len() >= CPUS && !self.cpus.contains_key(&line.cpu) {
+            return self.lose("cpus_full", 1);
+        }
+        match line.event {
+            "irq_disable" | "preempt_disable" => self.disable(line),
+            "irq_enable" | "preempt_enable" => self.enable(line, lates),
+            "irq_handler_entry" => self.handler_begins(line),
+            "irq_handler_exit" => self.handler_ends(line, lates),
+            event => {
+                let timer = if event.starts_with("hrtimer_") { self.timers.event(line) } else { None };
+                let timer = timer.or_else(|| self.timers.printed(line));
+                self.has_any |= timer.is_some() || matches!(event, "hrtimer_start" | "hrtimer_expire_entry");
+                if let Some(timer) = timer {
+                    self.timer(line, &timer, lates);
+                }
+            }
+        }
+    }
+
+    fn disable(&mut self, line: &Line<'_>) {
+        self.has_any = true;
+        let disabled_by = self.names.number(function(line.field("caller").unwrap_or_default()));
+        let cpu = self.cpus.entry(line.cpu).or_default();
+        let open = if line.event == "irq_disable" { &mut cpu.irqs } else { &mut cpu.preempt };
+        if open.replace(Open { since_ns: line.time_ns, disabled_by, handler: None }).is_some() {
+            self.lose("unmatched", 1);
+        }
+    }
+
+    fn enable(&mut self, line: &Line<'_>, lates: &mut Lates<'_>) {
+        self.has_any = true;
+        let is_irqs = line.event == "irq_enable";
+        let cpu = self.cpus.entry(line.cpu).or_default();
+        let open = if is_irqs { cpu.irqs.take() } else { cpu.preempt.take() };
+        let Some(open) = open.filter(|open| open.since_ns <= line.time_ns) else { return self.lose("unmatched", 1) };
+        let function_name = function(line.field("caller").unwrap_or_default());
+        let caller = self.names.number(function(line.field("parent").unwrap_or_default()));
+        let is_entry = ENTRIES.iter().any(|entry| self.names.get(open.disabled_by).starts_with(entry));
+        let (kind, function) = match (is_irqs, open.handler) {
+            (false, _) => (CauseKind::PreemptOff, self.names.number(function_name)),
+            (true, Some(handler)) => (CauseKind::Irq, handler),
+            (true, None) if is_entry => (CauseKind::Irq, self.names.number(function_name)),
+            (true, None) => (CauseKind::IrqsOff, self.names.number(function_name)),
+        };
+        self.section(line, kind, function, caller, open, lates);
+    }
+
+    fn handler_begins(&mut self, line: &Line<'_>) {
+        self.has_any = true;
+        let handler = self.names.number(name_of_handler(line.text));
+        let cpu = self.cpus.entry(line.cpu).or_default();
+        match &mut cpu.irqs {
+            Some(open) => open.handler = open.handler.or(Some(handler)),
+            None => cpu.handler = Some((handler, line.time_ns)),
+        }
+    }
+
+    /// A handler counts for itself where nothing tells how long interrupts were off.
+    fn handler_ends(&mut self, line: &Line<'_>, lates: &mut Lates<'_>) {
+        let Some((handler, since_ns)) = self.cpus.entry(line.cpu).or_default().handler.take() else { return };
+        let nobody = self.names.number("");
+        if since_ns <= line.time_ns {
+            let open = Open { since_ns, disabled_by: nobody, handler: None };
+            self.section(line, CauseKind::Irq, handler, nobody, open, lates);
+        }
+    }
+
+    fn section(
+        &mut self,
+        line: &Line<'_>,
+        kind: CauseKind,
+        function: Name,
+        caller: Name,
+        open: Open,
+        lates: &mut Lates<'_>,
+    ) {
+        let length_ns = line.time_ns - open.since_ns;
+        let key = Key { kind, function, caller, disabled_by: open.disabled_by };
+        let (names, series) = (&self.names, &mut self.series);
+        let place = *self.known.entry(key).or_insert_with(|| series.place(labels_of(names, key)));
+        match place {
+            Some(place) => self.series.section(place, length_ns),
+            None => self.lose("series_full", 1),
+        }
+        if lates.wants(length_ns) {
+            let mut labels = labels_of(&self.names, key);
+            labels.insert("task".to_owned(), line.comm.to_owned());
+            labels.insert("tid".to_owned(), line.tid.to_string());
+            let frames = [function, caller].map(|name| self.names.get(name).to_owned());
+            let is_call = kind != CauseKind::Irq;
+            let stack = frames.into_iter().filter(|name| is_call && !name.is_empty()).collect();
+            let who = who(kind, self.names.get(function), line.comm, line.tid);
+            lates.give(section_event(labels, who, line.time_ns, length_ns, line.cpu, stack));
+        }
+        if length_ns >= MATTERS_NS {
+            let (comm, tid, start_ns, end_ns) = (self.names.number(line.comm), line.tid, open.since_ns, line.time_ns);
+            let section = Section { start_ns, end_ns, kind, comm, tid, function, caller, place };
+            self.cpus.entry(line.cpu).or_default().remember(section);
+        }
+    }
+
+    fn timer(&mut self, line: &Line<'_>, timer: &LateTimer<'_>, lates: &mut Lates<'_>) {
+        let mut labels = Labels::from([("timer".to_owned(), timer.function.to_owned())]);
+        labels.insert("cpu".to_owned(), line.cpu.to_string());
+        match self.series.place(labels.clone()) {
+            Some(place) => {
+                self.series.timer(place, timer.lateness_ns);
+                self.series.value(place, "missed", timer.missed);
+            }
+            None => self.lose("series_full", 1),
+        }
+        if timer.missed == 0 && !lates.wants(timer.lateness_ns) {
+            return;
+        }
+        let (causes, main) = self.causes(line, timer);
+        if let Some(place) = main.filter(|_| timer.missed > 0) {
+            self.series.value(place, "overruns", timer.missed);
+        }
+        if lates.wants(timer.lateness_ns) {
+            labels.insert("missed".to_owned(), timer.missed.to_string());
+            let (latency_ns, cpu) = (timer.lateness_ns, line.cpu);
+            lates.give(LateEvent { labels, at_unix_ns: timer.at_ns, latency_ns, cpu, causes, ..LateEvent::default() });
+        }
+    }
+
+    /// What was off while the timer was due, and the series of what was off longest. The causes add up to the lateness.
+    fn causes(&self, line: &Line<'_>, timer: &LateTimer<'_>) -> (Vec<Cause>, Option<Place>) {
+        let due_ns = timer.at_ns.saturating_sub(timer.lateness_ns);
+        let cpu = self.cpus.get(&line.cpu);
+        let mut left_ns = timer.lateness_ns;
+        let mut causes: Vec<Cause> = Vec::new();
+        let mut longest: (u64, Option<Place>) = (0, None);
+        let mut blame = |kind, who: String, from_ns: u64, until_ns: u64, stack: Vec<String>| {
+            let ns = until_ns.min(timer.at_ns).saturating_sub(from_ns.max(due_ns)).min(left_ns);
+            left_ns -= ns;
+            match causes.iter_mut().find(|cause| cause.kind == kind && cause.who == who) {
+                Some(cause) => cause.ns += ns,
+                None if ns > 0 => causes.push(Cause { kind, who, ns, stack }),
+                None => {}
+            }
+            ns
+        };
+        if let Some(open) = cpu.and_then(|cpu| cpu.irqs) {
+            let (kind, who) = match open.handler {
+                Some(handler) => (CauseKind::Irq, self.names.get(handler).to_owned()),
+                None => (CauseKind::IrqsOff, format!("{}:{}", line.comm, line.tid)),
+            };
+            blame(kind, who, open.since_ns, timer.at_ns, Vec::new());
+        }
+        // Sections of one kind do not overlap; preemption that is off makes no timer late.
+        let recent =
+            cpu.into_iter().flat_map(|cpu| &cpu.recent).filter(|section| section.kind != CauseKind::PreemptOff);
+        for section in recent {
+            let frames = [section.function, section.caller].map(|name| self.names.get(name).to_owned());
+            let is_call = section.kind == CauseKind::IrqsOff;
+            let stack = frames.into_iter().filter(|name| is_call && !name.is_empty()).collect();
+            let who = who(section.kind, self.names.get(section.function), self.names.get(section.comm), section.tid);
+            let ns = blame(section.kind, who, section.start_ns, section.end_ns, stack);
+            if ns > longest.0 {
+                longest = (ns, section.place);
+            }
+        }
+        causes.sort_by_key(|cause| std::cmp::Reverse(cause.ns));
+        if left_ns > 0 {
+            causes.push(Cause {
+                kind: CauseKind::Unknown,
+                who: "not recorded".to_owned(),
+                ns: left_ns,
+                stack: Vec::new(),
+            });
+        }
+        (causes, longest.1)
+    }
+
+    /// Writes everything into the snapshot.
+    pub(super) fn finish(mut self, snapshot: &mut Snapshot) {
+        // What was off at the end of the file has no length.
+        let unfinished = |cpu: &Cpu| u64::from(cpu.irqs.is_some()) + u64::from(cpu.preempt.is_some());
+        let open = self.cpus.values().map(unfinished).sum();
+        self.lose("unmatched", open);
+        let (first_ns, last_ns) = self.span_ns.unwrap_or_default();
+        (snapshot.start_unix_ns, snapshot.duration_ns) = (first_ns, last_ns - first_ns);
+        snapshot.lost = self.lost.iter().map(|(&reason, &count)| (reason.to_owned(), count)).collect();
+        snapshot.series = self.series.into_series();
+    }
+}
+
+/// Who is blamed: a handler, or a thread.
+fn who(kind: CauseKind, function: &str, comm: &str, tid: u32) -> String {
+    match kind {
+        CauseKind::Irq => function.to_owned(),
+        _ => format!("{comm}:{tid}"),
+    }
+}
+
+fn labels_of(names: &Names, key: Key) -> Labels {
+    let mut labels = section_labels(key.kind, names.get(key.function), names.get(key.caller));
+    labels.insert("disabled_by".to_owned(), names.get(key.disabled_by).to_owned());
+    labels.retain(|_, name| !name.is_empty());
+    labels
+}
+
+/// Of `irq=3 name=arch timer`: a name may hold spaces.
+fn name_of_handler(text: &str) -> &str {
+    text.split_once("name=").map_or(text, |(_, name)| name)
+}
