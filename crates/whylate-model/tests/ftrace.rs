@@ -71,7 +71,7 @@ fn a_report_with_both_and_prose_between_them_is_read() {
     assert_eq!(trace.labels["kind"], "irqs_off");
     let worst = &late[0];
     assert_eq!((worst.latency_ns, worst.cpu), (12_116 * US_NS, 7));
-    assert_eq!(format!("{}-{}", worst.labels["task"], worst.labels["tid"]), "qseecom-unload--207");
+    assert_eq!(worst.labels["task"], "qseecom-unload-:207");
     assert_eq!(
         (worst.labels["started_at"].as_str(), worst.labels["ended_at"].as_str()),
         ("vprintk_emit", "vprintk_emit")
@@ -109,7 +109,7 @@ fn handlers_count_alone_where_no_event_tells_of_interrupts_that_are_off() {
     let text = "<idle>-0 [001] d.h.. 5.000000: irq_handler_entry: irq=9 name=my disk\n\
         <idle>-0 [001] d.h.. 5.000250: irq_handler_exit: irq=9 ret=handled\n";
     let (snapshot, _) = read(text.as_bytes(), None).expect("a capture");
-    let handler = series(&snapshot, "function", "my disk");
+    let handler = series(&snapshot, "handler", "my disk");
     assert_eq!((handler.labels["kind"].as_str(), handler.histograms["length"].max_ns()), ("irq", 250 * US_NS));
 }
 

@@ -262,8 +262,7 @@ impl Capture {
         }
         if lates.wants(length_ns) {
             let mut labels = labels_of(&self.names, key);
-            labels.insert("task".to_owned(), line.comm.to_owned());
-            labels.insert("tid".to_owned(), line.tid.to_string());
+            labels.insert("task".to_owned(), format!("{}:{}", line.comm, line.tid));
             let frames = [function, caller].map(|name| self.names.get(name).to_owned());
             let is_call = kind != CauseKind::Irq;
             let stack = frames.into_iter().filter(|name| is_call && !name.is_empty()).collect();
@@ -372,10 +371,7 @@ fn who(kind: CauseKind, function: &str, comm: &str, tid: u32) -> String {
 }
 
 fn labels_of(names: &Names, key: Key) -> Labels {
-    let mut labels = section_labels(key.kind, names.get(key.function), names.get(key.caller));
-    labels.insert("disabled_by".to_owned(), names.get(key.disabled_by).to_owned());
-    labels.retain(|_, name| !name.is_empty());
-    labels
+    section_labels(key.kind, names.get(key.function), names.get(key.caller), names.get(key.disabled_by))
 }
 
 /// Of `irq=3 name=arch timer`: a name may hold spaces.

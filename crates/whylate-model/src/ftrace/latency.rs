@@ -67,6 +67,15 @@ impl LatencyTrace {
         self.enabled_by.as_deref().unwrap_or(&self.ended_at)
     }
 
+    /// Who called that function, as far as it is told.
+    pub fn caller(&self) -> &str {
+        if self.function() != self.ended_at {
+            return &self.ended_at;
+        }
+        let within = self.stack.iter().position(|frame| frame == self.function()).map_or(0, |at| at + 1);
+        self.stack.get(within).map_or("", String::as_str)
+    }
+
     /// Innermost first, with the functions that are named apart from it.
     pub fn whole_stack(&self) -> Vec<String> {
         let mut stack = self.stack.clone();
@@ -80,19 +89,17 @@ impl LatencyTrace {
 
     /// Names of the section, to tell it from others.
     pub fn labels(&self) -> Labels {
-        let mut labels = super::section_labels(self.kind(), self.function(), &self.ended_at);
-        labels.insert("disabled_by".to_owned(), self.disabled_by.clone().unwrap_or_else(|| self.started_at.clone()));
-        labels
+        let disabled_by = self.disabled_by.as_deref().unwrap_or(&self.started_at);
+        super::section_labels(self.kind(), self.function(), self.caller(), disabled_by)
     }
 
     /// The late event of the section, which ended then.
     pub fn event(&self, at_unix_ns: u64) -> LateEvent {
         let mut labels = self.labels();
-        labels.insert("task".to_owned(), self.comm.clone());
-        labels.insert("tid".to_owned(), self.tid.to_string());
+        let who = format!("{}:{}", self.comm, self.tid);
+        labels.insert("task".to_owned(), who.clone());
         labels.insert("started_at".to_owned(), self.started_at.clone());
         labels.insert("ended_at".to_owned(), self.ended_at.clone());
-        let who = format!("{}:{}", self.comm, self.tid);
         super::section_event(labels, who, at_unix_ns, self.latency_ns, self.cpu, self.whole_stack())
     }
 }
@@ -218,11 +225,15 @@ fn record(line: &str) -> Option<Record<'_>> {
     if text.trim() == "<stack trace>" {
         return Some(Record::Stack);
     }
-    let Some((called, _)) = text.split_once(" <-") else { return Some(Record::Event) };
+    // A kernel without frame pointers does not know the caller.
+    let called = text.split_once(" <-").map_or(text, |(called, _)| called).trim();
+    if called.is_empty() || called.contains([' ', ':', '=']) {
+        return Some(Record::Event);
+    }
     // The word before the stamp begins with the CPU and the flags.
     let flags = line[..at].trim_end_matches(|c: char| c.is_ascii_digit()).split_ascii_whitespace().next_back()?;
     let irqs_off = flags.trim_start_matches(|c: char| c.is_ascii_digit()).starts_with(['d', 'D']);
-    Some(Record::Call { function: function(called.trim()), irqs_off })
+    Some(Record::Call { function: function(called), irqs_off })
 }
 
 /// Whether a number of microseconds ends there, with a mark and a colon after it.
@@ -268,6 +279,16 @@ mod tests {
         assert_eq!(trace.function(), "execute_preemptirqtest");
         assert_eq!(trace.disabled_by.as_deref(), Some("preemptirqtest_0"));
         assert_eq!(trace.whole_stack(), ["execute_preemptirqtest", "preemptirqtest_0"]);
+    }
+
+    #[test]
+    fn a_trace_of_6_12_without_callers_is_read() {
+        let trace = LatencyTrace::parse(include_str!("../../tests/ftrace/irqsoff-6.12.txt")).expect("a trace");
+        assert_eq!((trace.latency_ns, trace.cpu, trace.kind()), (20_113_000, 1, CauseKind::IrqsOff));
+        assert_eq!((trace.function(), trace.caller()), ("execute_preemptirqtest", "preemptirq_delay_run"));
+        assert_eq!(trace.labels()["disabled_by"], "execute_preemptirqtest");
+        let stack = "execute_preemptirqtest preemptirq_delay_run kthread ret_from_fork ret_from_fork_asm";
+        assert_eq!(trace.whole_stack(), stack.split_whitespace().collect::<Vec<_>>());
     }
 
     #[test]

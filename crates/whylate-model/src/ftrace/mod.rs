@@ -226,9 +226,12 @@ fn kind_name(kind: CauseKind) -> &'static str {
     }
 }
 
-fn section_labels(kind: CauseKind, function: &str, caller: &str) -> Labels {
-    let names = [("kind", kind_name(kind)), ("function", function), ("caller", caller)];
-    names.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
+/// Without names that are not known. `function` is the handler of an interrupt.
+fn section_labels(kind: CauseKind, function: &str, caller: &str, disabled_by: &str) -> Labels {
+    let (handler, function) = if kind == CauseKind::Irq { (function, "") } else { ("", function) };
+    let names = [("handler", handler), ("function", function), ("caller", caller), ("disabled_by", disabled_by)];
+    let known = names.into_iter().filter(|(_, value)| !value.is_empty()).chain([("kind", kind_name(kind))]);
+    known.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
 /// The late event of a section. Its cause is itself.
