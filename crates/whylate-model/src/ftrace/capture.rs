@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::line::{Line, function, number};
-use super::series::{AllSeries, Place};
+use super::place::Place;
+use super::series::{AllSeries, SeriesPlace};
 use super::timers::Timers;
-use super::{Lates, section_event, section_labels};
+use super::{Lates, section_event};
 use crate::{Cause, CauseKind, Labels, LateEvent, Snapshot};
 
 /// No machine has more CPUs; a damaged file may name more.
@@ -17,19 +18,6 @@ const NAMES: usize = 64 << 10;
 const RECENT: usize = 512;
 /// Shorter ones make nothing late.
 const MATTERS_NS: u64 = 1_000;
-
-/// Functions that the CPU enters through with an interrupt, which disables interrupts itself.
-const ENTRIES: [&str; 9] = [
-    "irqentry_enter",
-    "el1_irq",
-    "el0_irq",
-    "el1_interrupt",
-    "el0_interrupt",
-    "enter_from_kernel_mode",
-    "do_el1_interrupt",
-    "__irq_svc",
-    "common_interrupt",
-];
 
 /// A name, once however often it stands in the file.
 type Name = u32;
@@ -74,13 +62,11 @@ struct Open {
 struct Section {
     start_ns: u64,
     end_ns: u64,
-    kind: CauseKind,
+    key: Key,
     /// Whose thread it was.
     comm: Name,
     tid: u32,
-    function: Name,
-    caller: Name,
-    place: Option<Place>,
+    series: Option<SeriesPlace>,
 }
 
 #[derive(Debug, Default)]
@@ -102,10 +88,11 @@ impl Cpu {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
-    kind: CauseKind,
-    function: Name,
+    is_preemption: bool,
+    enabled_by: Name,
     caller: Name,
     disabled_by: Name,
+    handler: Name,
 }
 
 /// A timer that was called late.
@@ -125,7 +112,7 @@ pub(super) struct LateTimer<'a> {
 pub(super) struct Capture {
     pub series: AllSeries,
     names: Names,
-    known: HashMap<Key, Option<Place>>,
+    known: HashMap<Key, Option<SeriesPlace>>,
     cpus: HashMap<u32, Cpu>,
     timers: Timers,
     span_ns: Option<(u64, u64)>,
@@ -211,16 +198,11 @@ impl Capture {
         let cpu = self.cpus.entry(line.cpu).or_default();
         let open = if is_irqs { cpu.irqs.take() } else { cpu.preempt.take() };
         let Some(open) = open.filter(|open| open.since_ns <= line.time_ns) else { return self.lose("unmatched", 1) };
-        let function_name = function(line.field("caller").unwrap_or_default());
+        let enabled_by = self.names.number(function(line.field("caller").unwrap_or_default()));
         let caller = self.names.number(function(line.field("parent").unwrap_or_default()));
-        let is_entry = ENTRIES.iter().any(|entry| self.names.get(open.disabled_by).starts_with(entry));
-        let (kind, function) = match (is_irqs, open.handler) {
-            (false, _) => (CauseKind::PreemptOff, self.names.number(function_name)),
-            (true, Some(handler)) => (CauseKind::Irq, handler),
-            (true, None) if is_entry => (CauseKind::Irq, self.names.number(function_name)),
-            (true, None) => (CauseKind::IrqsOff, self.names.number(function_name)),
-        };
-        self.section(line, kind, function, caller, open, lates);
+        let handler = open.handler.unwrap_or_else(|| self.names.number(""));
+        let key = Key { is_preemption: !is_irqs, enabled_by, caller, disabled_by: open.disabled_by, handler };
+        self.section(line, key, open.since_ns, lates);
     }
 
     fn handler_begins(&mut self, line: &Line<'_>) {
@@ -238,40 +220,27 @@ impl Capture {
         let Some((handler, since_ns)) = self.cpus.entry(line.cpu).or_default().handler.take() else { return };
         let nobody = self.names.number("");
         if since_ns <= line.time_ns {
-            let open = Open { since_ns, disabled_by: nobody, handler: None };
-            self.section(line, CauseKind::Irq, handler, nobody, open, lates);
+            let key = Key { is_preemption: false, enabled_by: nobody, caller: nobody, disabled_by: nobody, handler };
+            self.section(line, key, since_ns, lates);
         }
     }
 
-    fn section(
-        &mut self,
-        line: &Line<'_>,
-        kind: CauseKind,
-        function: Name,
-        caller: Name,
-        open: Open,
-        lates: &mut Lates<'_>,
-    ) {
-        let length_ns = line.time_ns - open.since_ns;
-        let key = Key { kind, function, caller, disabled_by: open.disabled_by };
-        let (names, series) = (&self.names, &mut self.series);
-        let place = *self.known.entry(key).or_insert_with(|| series.place(labels_of(names, key)));
-        match place {
-            Some(place) => self.series.section(place, length_ns),
+    fn section(&mut self, line: &Line<'_>, key: Key, start_ns: u64, lates: &mut Lates<'_>) {
+        let length_ns = line.time_ns - start_ns;
+        let (names, all) = (&self.names, &mut self.series);
+        let series = *self.known.entry(key).or_insert_with(|| all.place(place_of(names, key).labels()));
+        match series {
+            Some(series) => self.series.section(series, length_ns),
             None => self.lose("series_full", 1),
         }
         if lates.wants(length_ns) {
-            let mut labels = labels_of(&self.names, key);
-            labels.insert("task".to_owned(), format!("{}:{}", line.comm, line.tid));
-            let frames = [function, caller].map(|name| self.names.get(name).to_owned());
-            let is_call = kind != CauseKind::Irq;
-            let stack = frames.into_iter().filter(|name| is_call && !name.is_empty()).collect();
-            let who = who(kind, self.names.get(function), line.comm, line.tid);
-            lates.give(section_event(labels, who, line.time_ns, length_ns, line.cpu, stack));
+            let place = place_of(&self.names, key);
+            let thread = format!("{}:{}", line.comm, line.tid);
+            lates.give(section_event(&place, &thread, line.time_ns, length_ns, line.cpu, stack_of(&place)));
         }
         if length_ns >= MATTERS_NS {
-            let (comm, tid, start_ns, end_ns) = (self.names.number(line.comm), line.tid, open.since_ns, line.time_ns);
-            let section = Section { start_ns, end_ns, kind, comm, tid, function, caller, place };
+            let (comm, tid, end_ns) = (self.names.number(line.comm), line.tid, line.time_ns);
+            let section = Section { start_ns, end_ns, key, comm, tid, series };
             self.cpus.entry(line.cpu).or_default().remember(section);
         }
     }
@@ -301,12 +270,12 @@ impl Capture {
     }
 
     /// What was off while the timer was due, and the series of what was off longest. The causes add up to the lateness.
-    fn causes(&self, line: &Line<'_>, timer: &LateTimer<'_>) -> (Vec<Cause>, Option<Place>) {
+    fn causes(&self, line: &Line<'_>, timer: &LateTimer<'_>) -> (Vec<Cause>, Option<SeriesPlace>) {
         let due_ns = timer.at_ns.saturating_sub(timer.lateness_ns);
         let cpu = self.cpus.get(&line.cpu);
         let mut left_ns = timer.lateness_ns;
         let mut causes: Vec<Cause> = Vec::new();
-        let mut longest: (u64, Option<Place>) = (0, None);
+        let mut longest: (u64, Option<SeriesPlace>) = (0, None);
         let mut blame = |kind, who: String, from_ns: u64, until_ns: u64, stack: Vec<String>| {
             let ns = until_ns.min(timer.at_ns).saturating_sub(from_ns.max(due_ns)).min(left_ns);
             left_ns -= ns;
@@ -325,16 +294,13 @@ impl Capture {
             blame(kind, who, open.since_ns, timer.at_ns, Vec::new());
         }
         // Sections of one kind do not overlap; preemption that is off makes no timer late.
-        let recent =
-            cpu.into_iter().flat_map(|cpu| &cpu.recent).filter(|section| section.kind != CauseKind::PreemptOff);
+        let recent = cpu.into_iter().flat_map(|cpu| &cpu.recent).filter(|section| !section.key.is_preemption);
         for section in recent {
-            let frames = [section.function, section.caller].map(|name| self.names.get(name).to_owned());
-            let is_call = section.kind == CauseKind::IrqsOff;
-            let stack = frames.into_iter().filter(|name| is_call && !name.is_empty()).collect();
-            let who = who(section.kind, self.names.get(section.function), self.names.get(section.comm), section.tid);
-            let ns = blame(section.kind, who, section.start_ns, section.end_ns, stack);
+            let place = place_of(&self.names, section.key);
+            let who = place.who(&format!("{}:{}", self.names.get(section.comm), section.tid));
+            let ns = blame(place.kind(), who, section.start_ns, section.end_ns, stack_of(&place));
             if ns > longest.0 {
-                longest = (ns, section.place);
+                longest = (ns, section.series);
             }
         }
         causes.sort_by_key(|cause| std::cmp::Reverse(cause.ns));
@@ -362,16 +328,20 @@ impl Capture {
     }
 }
 
-/// Who is blamed: a handler, or a thread.
-fn who(kind: CauseKind, function: &str, comm: &str, tid: u32) -> String {
-    match kind {
-        CauseKind::Irq => function.to_owned(),
-        _ => format!("{comm}:{tid}"),
+fn place_of(names: &Names, key: Key) -> Place<'_> {
+    Place {
+        is_preemption: key.is_preemption,
+        enabled_by: names.get(key.enabled_by),
+        caller: names.get(key.caller),
+        disabled_by: names.get(key.disabled_by),
+        handler: names.get(key.handler),
     }
 }
 
-fn labels_of(names: &Names, key: Key) -> Labels {
-    section_labels(key.kind, names.get(key.function), names.get(key.caller), names.get(key.disabled_by))
+/// The event tells two frames; those at the end of a handler are nobody's doing.
+fn stack_of(place: &Place<'_>) -> Vec<String> {
+    let frames = if place.kind() == CauseKind::Irq { [""; 2] } else { [place.enabled_by, place.caller] };
+    frames.into_iter().filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
 /// Of `irq=3 name=arch timer`: a name may hold spaces.

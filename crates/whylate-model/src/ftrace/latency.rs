@@ -3,7 +3,8 @@
 //! it, and the stack at its end (kernel/trace/trace.c, print_trace_header(); the same since 2.6, with more flags in each line).
 
 use super::line::{function, number};
-use crate::{CauseKind, Labels, LateEvent};
+use super::place::Place;
+use crate::{Labels, LateEvent};
 
 /// What the tracers' own functions are called in a trace, at the end of a section.
 const HOOKS: [&str; 6] = [
@@ -54,12 +55,15 @@ impl LatencyTrace {
         found.or_else(|| reader.finish())
     }
 
-    /// What was off.
-    pub fn kind(&self) -> CauseKind {
-        match (self.tracer.as_str(), self.ended_with_irqs_off) {
-            ("preemptoff", _) | ("preemptirqsoff", Some(false)) => CauseKind::PreemptOff,
-            _ => CauseKind::IrqsOff,
-        }
+    /// Where it began and ended.
+    pub fn place(&self) -> Place<'_> {
+        let is_preemption = match self.tracer.as_str() {
+            "preemptoff" => true,
+            "preemptirqsoff" => self.ended_with_irqs_off == Some(false),
+            _ => false,
+        };
+        let disabled_by = self.disabled_by.as_deref().unwrap_or(&self.started_at);
+        Place { is_preemption, enabled_by: self.function(), caller: self.caller(), disabled_by, handler: "" }
     }
 
     /// Who ended it, as far as it is told: `vprintk_emit` where a function that it called enabled interrupts.
@@ -89,18 +93,17 @@ impl LatencyTrace {
 
     /// Names of the section, to tell it from others.
     pub fn labels(&self) -> Labels {
-        let disabled_by = self.disabled_by.as_deref().unwrap_or(&self.started_at);
-        super::section_labels(self.kind(), self.function(), self.caller(), disabled_by)
+        self.place().labels()
     }
 
     /// The late event of the section, which ended then.
     pub fn event(&self, at_unix_ns: u64) -> LateEvent {
-        let mut labels = self.labels();
-        let who = format!("{}:{}", self.comm, self.tid);
-        labels.insert("task".to_owned(), who.clone());
-        labels.insert("started_at".to_owned(), self.started_at.clone());
-        labels.insert("ended_at".to_owned(), self.ended_at.clone());
-        super::section_event(labels, who, at_unix_ns, self.latency_ns, self.cpu, self.whole_stack())
+        let thread = format!("{}:{}", self.comm, self.tid);
+        let stack = self.whole_stack();
+        let mut event = super::section_event(&self.place(), &thread, at_unix_ns, self.latency_ns, self.cpu, stack);
+        event.labels.insert("started_at".to_owned(), self.started_at.clone());
+        event.labels.insert("ended_at".to_owned(), self.ended_at.clone());
+        event
     }
 }
 
@@ -245,6 +248,7 @@ fn is_stamp(line: &str, at: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CauseKind;
 
     pub(crate) const REFERENCE: &str = include_str!("../../tests/ftrace/irqsoff-5.4.txt");
 
@@ -256,7 +260,7 @@ mod tests {
         assert_eq!((trace.started_at.as_str(), trace.ended_at.as_str()), ("vprintk_emit", "vprintk_emit"));
         assert_eq!((trace.tracer.as_str(), trace.release.as_str()), ("irqsoff", "5.4.161-qgki-debug"));
         assert_eq!(trace.function(), "console_trylock_spinning");
-        assert_eq!(trace.kind(), CauseKind::IrqsOff);
+        assert_eq!(trace.place().kind(), CauseKind::IrqsOff);
         let stack = "console_trylock_spinning vprintk_emit vprintk_default vprintk_func printk __dynamic_pr_debug \
                      __qseecom_unload_app_kthread_func kthread ret_from_fork";
         assert_eq!(trace.whole_stack(), stack.split_whitespace().collect::<Vec<_>>());
@@ -275,7 +279,10 @@ mod tests {
             my task(-88        1...1. 20012us : tracer_preempt_on <-preemptirqtest_0\n\
             my task(-88        1...1. 20020us : <stack trace>\n => preemptirqtest_0+0x9/0x20\n\n# tracer: nop\n => not_of_it\n";
         let trace = LatencyTrace::parse(text).expect("a trace");
-        assert_eq!((trace.comm.as_str(), trace.tid, trace.kind()), ("my task (uid:7)-1", 88, CauseKind::PreemptOff));
+        assert_eq!(
+            (trace.comm.as_str(), trace.tid, trace.place().kind()),
+            ("my task (uid:7)-1", 88, CauseKind::PreemptOff)
+        );
         assert_eq!(trace.function(), "execute_preemptirqtest");
         assert_eq!(trace.disabled_by.as_deref(), Some("preemptirqtest_0"));
         assert_eq!(trace.whole_stack(), ["execute_preemptirqtest", "preemptirqtest_0"]);
@@ -284,7 +291,7 @@ mod tests {
     #[test]
     fn a_trace_of_6_12_without_callers_is_read() {
         let trace = LatencyTrace::parse(include_str!("../../tests/ftrace/irqsoff-6.12.txt")).expect("a trace");
-        assert_eq!((trace.latency_ns, trace.cpu, trace.kind()), (20_113_000, 1, CauseKind::IrqsOff));
+        assert_eq!((trace.latency_ns, trace.cpu, trace.place().kind()), (20_113_000, 1, CauseKind::IrqsOff));
         assert_eq!((trace.function(), trace.caller()), ("execute_preemptirqtest", "preemptirq_delay_run"));
         assert_eq!(trace.labels()["disabled_by"], "execute_preemptirqtest");
         let stack = "execute_preemptirqtest preemptirq_delay_run kthread ret_from_fork ret_from_fork_asm";

@@ -7,6 +7,7 @@
 mod capture;
 mod latency;
 mod line;
+mod place;
 mod series;
 mod timers;
 
@@ -16,10 +17,11 @@ use thiserror::Error;
 
 pub use self::latency::LatencyTrace;
 pub use self::line::Line;
+pub use self::place::Place;
 
 use self::capture::Capture;
 use self::latency::{LatencyReader, Was};
-use crate::{Cause, CauseKind, Labels, LateEvent, Snapshot, Worst};
+use crate::{Cause, LateEvent, Snapshot, Worst};
 
 /// Longer lines are no lines of a trace.
 const LONGEST: usize = 8 << 10;
@@ -216,38 +218,17 @@ fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     }
 }
 
-/// The word for a kind in a label: the one of JSON.
-fn kind_name(kind: CauseKind) -> &'static str {
-    match kind {
-        CauseKind::PreemptOff => "preempt_off",
-        CauseKind::Irq => "irq",
-        CauseKind::Softirq => "softirq",
-        _ => "irqs_off",
-    }
-}
-
-/// Without names that are not known. `function` is the handler of an interrupt.
-fn section_labels(kind: CauseKind, function: &str, caller: &str, disabled_by: &str) -> Labels {
-    let (handler, function) = if kind == CauseKind::Irq { (function, "") } else { ("", function) };
-    let names = [("handler", handler), ("function", function), ("caller", caller), ("disabled_by", disabled_by)];
-    let known = names.into_iter().filter(|(_, value)| !value.is_empty()).chain([("kind", kind_name(kind))]);
-    known.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
-}
-
-/// The late event of a section. Its cause is itself.
-fn section_event(
-    labels: Labels,
-    who: String,
+/// The late event of a section that ended then, in a thread (`name:tid`). Its cause is itself.
+pub fn section_event(
+    place: &Place<'_>,
+    thread: &str,
     at_unix_ns: u64,
     latency_ns: u64,
     cpu: u32,
     stack: Vec<String>,
 ) -> LateEvent {
-    let kind = match labels.get("kind").map(String::as_str) {
-        Some("preempt_off") => CauseKind::PreemptOff,
-        Some("irq") => CauseKind::Irq,
-        _ => CauseKind::IrqsOff,
-    };
-    let causes = vec![Cause { kind, who, ns: latency_ns, stack: stack.clone() }];
+    let mut labels = place.labels();
+    labels.insert("task".to_owned(), thread.to_owned());
+    let causes = vec![Cause { kind: place.kind(), who: place.who(thread), ns: latency_ns, stack: stack.clone() }];
     LateEvent { labels, at_unix_ns, latency_ns, cpu, stack, causes, ..LateEvent::default() }
 }

@@ -47,19 +47,19 @@ struct Filled {
 
 /// Which of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place(usize);
+pub(super) struct SeriesPlace(usize);
 
 /// All of them.
 #[derive(Debug, Default)]
 pub(super) struct AllSeries {
-    by_labels: HashMap<Labels, Place>,
+    by_labels: HashMap<Labels, SeriesPlace>,
     filled: Vec<Filled>,
 }
 
 impl AllSeries {
     /// That of these labels; `None` when there is no room for another one.
-    pub(super) fn place(&mut self, labels: Labels) -> Option<Place> {
-        let next = Place(self.filled.len());
+    pub(super) fn place(&mut self, labels: Labels) -> Option<SeriesPlace> {
+        let next = SeriesPlace(self.filled.len());
         if self.filled.len() >= MOST {
             return self.by_labels.get(&labels).copied();
         }
@@ -71,24 +71,24 @@ impl AllSeries {
     }
 
     /// Counts a section.
-    pub(super) fn section(&mut self, place: Place, length_ns: u64) {
+    pub(super) fn section(&mut self, place: SeriesPlace, length_ns: u64) {
         self.filled[place.0].length.add(length_ns);
     }
 
     /// Counts how late a timer was.
-    pub(super) fn timer(&mut self, place: Place, lateness_ns: u64) {
+    pub(super) fn timer(&mut self, place: SeriesPlace, lateness_ns: u64) {
         self.filled[place.0].lateness.add(lateness_ns);
     }
 
     /// Adds to a figure.
-    pub(super) fn value(&mut self, place: Place, name: &'static str, more: u64) {
+    pub(super) fn value(&mut self, place: SeriesPlace, name: &'static str, more: u64) {
         let value = self.filled[place.0].values.entry(name).or_default();
         *value = value.saturating_add(more);
     }
 
     /// By label.
     pub(super) fn into_series(self) -> Vec<Series> {
-        let sorted: BTreeMap<Labels, Place> = self.by_labels.into_iter().collect();
+        let sorted: BTreeMap<Labels, SeriesPlace> = self.by_labels.into_iter().collect();
         let series = sorted.into_iter().map(|(labels, place)| {
             let filled = &self.filled[place.0];
             let named = [(LENGTH, &filled.length), (LATENESS, &filled.lateness)];
