@@ -7,7 +7,10 @@ pub mod attach;
 pub mod capabilities;
 pub mod clock;
 pub mod cpus;
+mod distribution;
+mod floors;
 pub mod inject;
+pub mod irqsoff;
 pub mod mapped;
 mod occupancy;
 pub mod restore;
@@ -20,4 +23,4 @@ pub mod wq;
 pub use source::{AttachError, Attached, Backend, BackendInfo, By, MapKind, Need, Options, Source, SourceInfo};
 
 /// Every source, in the order in which they are listed.
-pub static SOURCES: &[&dyn Source] = &[&wq::Wq, &timerlat::Timerlat];
+pub static SOURCES: &[&dyn Source] = &[&wq::Wq, &timerlat::Timerlat, &irqsoff::Irqsoff];
