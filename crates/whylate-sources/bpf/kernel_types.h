@@ -155,8 +155,17 @@ struct timerqueue_node {
 	s64 expires;
 };
 
+struct hrtimer_cpu_base {
+	u32 cpu;
+};
+
+struct hrtimer_clock_base {
+	struct hrtimer_cpu_base *cpu_base;
+};
+
 struct hrtimer {
 	struct timerqueue_node node;
+	struct hrtimer_clock_base *base;
 	/* When it was asked for; `node` has the slack of the thread added. */
 	s64 _softexpires;
 	void *function;
@@ -165,6 +174,26 @@ struct hrtimer {
 struct hrtimer_sleeper {
 	struct hrtimer timer;
 	struct task_struct *task;
+};
+
+struct hw_perf_event {
+	/* Of software clocks. */
+	struct hrtimer hrtimer;
+};
+
+struct perf_event {
+	struct hw_perf_event hw;
+	u64 id;
+};
+
+/* On x86. */
+struct pt_regs {
+	unsigned long cs;
+};
+
+/* What the hypervisor tells of a CPU (arch/x86/include/uapi/asm/kvm_para.h). */
+struct kvm_steal_time {
+	u64 steal;
 };
 
 struct timerlat_variables {

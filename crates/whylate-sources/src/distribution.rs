@@ -15,6 +15,11 @@ const PAGES: usize = BUCKETS / PAGE_BUCKETS;
 /// A reading takes some microseconds, and few of them come between two values.
 const READ_ATTEMPTS: u32 = 16;
 
+/// A counter: the number of its page, and where in that, in bytes.
+type Position = (usize, usize);
+/// A bucket, its counter and what that holds.
+type Counted = (u32, Position, u64);
+
 /// Where the fields of a distribution are in its owner, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places {
@@ -66,7 +71,7 @@ impl Distributions {
 
     /// The counters that hold anything, each with its bucket, position and value, and the sum: none was counted while they were read. Where
     /// counting never pauses, the last attempt counts.
-    fn read(&self, owners: &MappedArray, id: usize) -> (Vec<(u32, (usize, usize), u64)>, u64) {
+    fn read(&self, owners: &MappedArray, id: usize) -> (Vec<Counted>, u64) {
         let mut before = self.read_buckets(owners, id);
         for attempt in 1.. {
             let sum_ns = owners.u64_at(id, self.places.sum_ns).load(Acquire);
@@ -79,7 +84,7 @@ impl Distributions {
         unreachable!("the last attempt returns")
     }
 
-    fn read_buckets(&self, owners: &MappedArray, id: usize) -> Vec<(u32, (usize, usize), u64)> {
+    fn read_buckets(&self, owners: &MappedArray, id: usize) -> Vec<Counted> {
         let mut buckets = Vec::new();
         for page in 0..PAGES {
             let entry = self.places.pages + page * size_of::<u32>();

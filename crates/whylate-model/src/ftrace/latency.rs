@@ -43,6 +43,8 @@ pub struct LatencyTrace {
     pub enabled_by: Option<String>,
     /// Whether interrupts were disabled when the function that ended it was called, where its line is there.
     ended_with_irqs_off: Option<bool>,
+    /// When the record of the end was made, since the beginning.
+    ended_us: Option<u64>,
     /// Of whoever ended it, innermost first.
     pub stack: Vec<String>,
 }
@@ -53,6 +55,14 @@ impl LatencyTrace {
         let mut reader = LatencyReader::default();
         let found = text.lines().find_map(|line| reader.take(line).1);
         found.or_else(|| reader.finish())
+    }
+
+    /// Whether the heading fits the records: the kernel may begin another trace while one is read. The records of the end are made just
+    /// before and after the latency is taken.
+    pub fn is_whole(&self) -> bool {
+        let latency_us = self.latency_ns / 1_000;
+        let has_end = self.ended_us.is_some_and(|ended_us| ended_us.abs_diff(latency_us) <= 50 + latency_us / 20);
+        has_end && !self.stack.is_empty()
     }
 
     /// Where it began and ended.
@@ -163,13 +173,14 @@ impl LatencyReader {
                 self.in_stack = true;
                 (Was::Part, None)
             }
-            Some(Record::Call { function, irqs_off }) => {
+            Some(Record::Call { function, irqs_off, at_us }) => {
                 if trace.disabled_by.is_none() {
                     trace.disabled_by = Some(function.to_owned());
                 }
                 if !HOOKS.iter().any(|hook| function.starts_with(hook)) {
                     trace.enabled_by = Some(function.to_owned());
                     trace.ended_with_irqs_off = Some(irqs_off);
+                    trace.ended_us = at_us;
                 }
                 (Was::Part, None)
             }
@@ -216,7 +227,7 @@ fn heading(trace: &mut LatencyTrace, line: &str) -> bool {
 /// A line of a trace, after its heading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Record<'a> {
-    Call { function: &'a str, irqs_off: bool },
+    Call { function: &'a str, irqs_off: bool, at_us: Option<u64> },
     Stack,
     Event,
 }
@@ -236,7 +247,8 @@ fn record(line: &str) -> Option<Record<'_>> {
     // The word before the stamp begins with the CPU and the flags.
     let flags = line[..at].trim_end_matches(|c: char| c.is_ascii_digit()).split_ascii_whitespace().next_back()?;
     let irqs_off = flags.trim_start_matches(|c: char| c.is_ascii_digit()).starts_with(['d', 'D']);
-    Some(Record::Call { function: function(called), irqs_off })
+    let stamp = line[..at].rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+    Some(Record::Call { function: function(called), irqs_off, at_us: number(stamp) })
 }
 
 /// Whether a number of microseconds ends there, with a mark and a colon after it.
@@ -260,6 +272,7 @@ mod tests {
         assert_eq!((trace.started_at.as_str(), trace.ended_at.as_str()), ("vprintk_emit", "vprintk_emit"));
         assert_eq!((trace.tracer.as_str(), trace.release.as_str()), ("irqsoff", "5.4.161-qgki-debug"));
         assert_eq!(trace.function(), "console_trylock_spinning");
+        assert!(trace.is_whole());
         assert_eq!(trace.place().kind(), CauseKind::IrqsOff);
         let stack = "console_trylock_spinning vprintk_emit vprintk_default vprintk_func printk __dynamic_pr_debug \
                      __qseecom_unload_app_kthread_func kthread ret_from_fork";
@@ -304,5 +317,14 @@ mod tests {
         assert_eq!(LatencyTrace::parse(until(" us, #4/4")), None);
         let broken = LatencyTrace::parse(until("qseecom--207")).expect("a trace");
         assert_eq!((broken.latency_ns, broken.function()), (12_116_000, "vprintk_emit"));
+        assert!(!broken.is_whole());
+    }
+
+    #[test]
+    fn a_trace_that_changed_while_it_was_read_does_not_fit_itself() {
+        for (was, is) in [("latency: 12116 us", "latency: 13116 us"), (" => ", "")] {
+            let trace = LatencyTrace::parse(&REFERENCE.replace(was, is)).expect("a trace");
+            assert!(!trace.is_whole(), "{is}");
+        }
     }
 }

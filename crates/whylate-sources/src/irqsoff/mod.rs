@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Who keeps interrupts off, and for how long.
 //!
+//! Backend `events`: the kernel's events at the beginning and the end of each section, where it has them.
+//!
+//! Backend `tracer`: the kernel's tracers of the longest section.
+//!
 //! Backend `ticks`: a timer of each CPU is due once in a period. When its interrupt comes late although no handler ran and no hypervisor had
 //! the CPU, interrupts were off, and it comes in where they were enabled again: the stack that it finds names who did that.
 
 mod events;
+mod ticks;
 mod tracer;
 
 use crate::attach;
@@ -19,12 +24,13 @@ pub const DEFAULT_FROM_NS: u64 = 100_000;
 
 const EVENTS: &str = "events";
 const TRACER: &str = "tracer";
+const TICKS: &str = "ticks";
 
 /// Starts measuring in one way; the text is why a better one is not in use.
 type Attach = fn(&IrqsoffOptions, Option<String>) -> Result<Box<dyn Attached>, AttachError>;
 
 /// How each backend is started, by its name.
-const BACKENDS: [(&str, Attach); 2] = [(EVENTS, events::attach), (TRACER, tracer::attach)];
+const BACKENDS: [(&str, Attach); 3] = [(EVENTS, events::attach), (TRACER, tracer::attach), (TICKS, ticks::attach)];
 
 /// The source's description.
 pub static INFO: SourceInfo = SourceInfo {
@@ -48,7 +54,21 @@ pub static INFO: SourceInfo = SourceInfo {
         BackendInfo {
             name: TRACER,
             needs: &[Need::Tracer("irqsoff")],
-            weaker: "of each 10 ms only the longest section is told",
+            weaker: "of each 10 ms it tells the longest section alone",
+        },
+        BackendInfo {
+            name: TICKS,
+            needs: &[
+                Need::Btf,
+                Need::TpBtfPrograms,
+                Need::Tracepoint("timer:hrtimer_expire_entry"),
+                Need::Tracepoint("timer:hrtimer_expire_exit"),
+                Need::Tracepoint("irq:irq_handler_entry"),
+                Need::Map(MapKind::Array),
+                Need::Map(MapKind::RingBuf),
+                Need::Map(MapKind::StackTrace),
+            ],
+            weaker: "a section is seen where a tick falls into it, and is up to a period longer than it is told",
         },
     ],
 };
@@ -70,7 +90,7 @@ pub struct IrqsoffOptions {
     pub backend: Option<String>,
     /// What is off.
     pub what: What,
-    /// The tracer records each function that is called meanwhile, which makes sections longer.
+    /// `tracer` records each function that is called meanwhile, which makes sections longer.
     pub functions: bool,
     /// How often each CPU's timer is due, for `ticks`.
     pub period_ns: u64,
@@ -137,12 +157,25 @@ pub fn attach(options: &IrqsoffOptions) -> Result<Box<dyn Attached>, AttachError
     for name in attach::backends_to_try(&INFO, options.backend.as_deref())? {
         let reason = refused.as_ref().map(ToString::to_string);
         let Some((_, start)) = BACKENDS.iter().find(|(backend, _)| *backend == name) else { continue };
-        match start(options, reason) {
+        let outcome = match (name, options.what) {
+            // An interrupt comes in where preemption is off.
+            (TICKS, What::Preemption) => Err(no_preemption(refused.take())),
+            _ => start(options, reason),
+        };
+        match outcome {
             Ok(attached) => return Ok(attached),
             Err(error) => refused = Some(error),
         }
     }
     Err(refused.unwrap_or_else(|| AttachError::Unsupported("there is no backend".to_owned())))
+}
+
+/// Why there is no way to tell how long preemption is off.
+fn no_preemption(refused: Option<AttachError>) -> AttachError {
+    match refused {
+        Some(error) => error,
+        None => AttachError::Unsupported("ticks come in where preemption is off: leave --backend ticks out".to_owned()),
+    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::clock;
 use crate::tracefs::instance::Instance;
 
 /// How often a trace is read again where another maximum came while it was read.
-const ATTEMPTS: u32 = 4;
+const ATTEMPTS: u32 = 8;
 /// So many wait to be taken, at most: of a quarter of an hour.
 const ROOM: usize = 100_000;
 
@@ -129,32 +129,34 @@ impl Files {
         self.maximum.write_at(floor.as_bytes(), 0).context("cannot write to tracing_max_latency").map(|_| ())
     }
 
-    /// Takes the maximum, if there is another one.
+    /// Takes the maximum, if there is another one; and longer ones that come while it is read.
     fn look(&mut self, shared: &Shared) -> Result<()> {
-        let mut maximum_us = self.maximum_us()?;
-        if maximum_us <= self.floor_us {
+        if self.maximum_us()? <= self.floor_us {
             return Ok(());
         }
+        let mut told_us = 0;
         for _ in 0..ATTEMPTS {
             let text = std::fs::read(&self.trace).with_context(|| format!("cannot read {}", self.trace.display()))?;
             let at_unix_ns = clock::unix_ns();
-            let trace = LatencyTrace::parse(&String::from_utf8_lossy(&text));
-            // Another one that came meanwhile may have changed the trace while it was read.
-            let now_us = self.maximum_us()?;
-            let is_whole = |trace: &LatencyTrace| trace.latency_ns / 1_000 == now_us && now_us == maximum_us;
-            if let Some(trace) = trace.filter(is_whole) {
-                self.reset()?;
-                let mut found = locked(&shared.found);
-                if found.len() < ROOM {
-                    found.push(Maximum { trace, at_unix_ns });
-                } else {
-                    shared.lost.fetch_add(1, Ordering::Relaxed);
+            // One that the kernel changed while it was read does not fit itself.
+            let trace = LatencyTrace::parse(&String::from_utf8_lossy(&text)).filter(LatencyTrace::is_whole);
+            if let Some(trace) = trace {
+                let latency_us = trace.latency_ns / 1_000;
+                if latency_us > told_us {
+                    told_us = latency_us;
+                    let mut found = locked(&shared.found);
+                    if found.len() < ROOM {
+                        found.push(Maximum { trace, at_unix_ns });
+                    } else {
+                        shared.lost.fetch_add(1, Ordering::Relaxed);
+                    }
                 }
-                return Ok(());
             }
-            maximum_us = now_us;
+            if self.maximum_us()? == told_us {
+                return self.reset();
+            }
         }
-        // The kernel could not swap the buffers, or it changes all the time.
+        // The kernel could not swap its buffers, or longer ones come all the time.
         shared.lost.fetch_add(1, Ordering::Relaxed);
         self.reset()
     }
