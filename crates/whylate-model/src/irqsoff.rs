@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Who kept interrupts off, told from what was seen of an interrupt that came late.
 
+mod advice;
+
+pub use advice::advice;
+
 use serde::{Deserialize, Serialize};
 
 use crate::blame::frames::{Interrupted, interrupted};

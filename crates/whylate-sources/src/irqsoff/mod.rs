@@ -102,7 +102,7 @@ pub struct IrqsoffOptions {
     pub late_over_ns: Option<u64>,
     /// Yield a late event with its causes for each length of at least this.
     pub explain_over_ns: Option<u64>,
-    /// Yield late events of which the worst, so many, are the worst there were since the last snapshot.
+    /// Yield late events of which the longest with interrupts off, so many, are the longest there were since the last snapshot.
     pub worst: Option<usize>,
     /// Late events also carry what their causes were told from.
     pub keep_evidence: bool,
@@ -176,6 +176,11 @@ fn no_preemption(refused: Option<AttachError>) -> AttachError {
         Some(error) => error,
         None => AttachError::Unsupported("ticks come in where preemption is off: leave --backend ticks out".to_owned()),
     }
+}
+
+/// The level up to which the kernel prints messages on consoles; `None` where it does not tell.
+pub fn console_level() -> Option<u32> {
+    std::fs::read_to_string("/proc/sys/kernel/printk").ok()?.split_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use whylate_model::irqsoff::{LateTick, causes, interrupted_stack};
-use whylate_model::{LateEvent, Series, Snapshot};
+use whylate_model::irqsoff::{Culprit, LateTick, causes, interrupted_stack};
+use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Stack};
 
 use self::culprits::Late;
-use self::programs::Programs;
+use self::programs::{Programs, Told};
 use super::{INFO, IrqsoffOptions, TICKS};
 use crate::attach::{self, Meter};
 use crate::floors::Floors;
@@ -104,6 +104,10 @@ impl AttachedTicks {
     }
 
     fn raise_floor(&mut self, event: &LateEvent) {
+        // Others may be longer, and are not what was asked for.
+        if event.labels.get("kind").is_some_and(|kind| kind != CauseKind::IrqsOff.name()) {
+            return;
+        }
         let floor_ns = self.floors.as_mut().and_then(|floors| floors.add(event.cpu, event.latency_ns));
         if let Some(floor_ns) = floor_ns {
             self.programs.send_from(event.cpu, floor_ns.min(self.send_always_ns()));
@@ -122,6 +126,33 @@ impl AttachedTicks {
             }
         }
         Ok(())
+    }
+
+    /// A series for each culprit, and a stack for each way in which it was found.
+    fn tell_culprits(&mut self, snapshot: &mut Snapshot) {
+        let measured_ns = snapshot.duration_ns as f64 * self.cpus.len() as f64;
+        let mut lengths: BTreeMap<Culprit, Histogram> = BTreeMap::new();
+        for Told { culprit, stack, length } in self.programs.take_culprits(&mut self.symbols) {
+            if culprit.kind == CauseKind::IrqsOff {
+                let weight_ns = u64::try_from(length.sum_ns()).unwrap_or(u64::MAX);
+                let (labels, samples) = (culprit.labels(), length.count());
+                snapshot.stacks.push(Stack { labels, samples, weight_ns, kernel: stack, ..Stack::default() });
+            }
+            lengths.entry(culprit).or_default().merge(&length);
+        }
+        for (culprit, length) in lengths {
+            let values = [
+                ("period_ns".to_owned(), self.options.period_ns as f64),
+                ("share".to_owned(), length.sum_ns() as f64 / measured_ns.max(1.0)),
+            ];
+            let histograms = [("length".to_owned(), length)].into();
+            snapshot.series.push(Series {
+                labels: culprit.labels(),
+                histograms,
+                values: values.into(),
+                ..Series::default()
+            });
+        }
     }
 
     fn event_of(&mut self, late: &Late, window: &[u8]) -> Option<LateEvent> {
@@ -174,20 +205,7 @@ impl Attached for AttachedTicks {
         let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
         let mut snapshot = Snapshot::new(INFO.name, TICKS, &self.host, self.since_unix_ns);
         snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
-        let measured_ns = snapshot.duration_ns as f64 * self.cpus.len() as f64;
-        for (culprit, length) in self.programs.take_culprits(&mut self.symbols) {
-            let values = [
-                ("period_ns".to_owned(), self.options.period_ns as f64),
-                ("share".to_owned(), length.sum_ns() as f64 / measured_ns.max(1.0)),
-            ];
-            let histograms = [("length".to_owned(), length)];
-            snapshot.series.push(Series {
-                labels: culprit.labels(),
-                histograms: histograms.into(),
-                values: values.into(),
-                ..Series::default()
-            });
-        }
+        self.tell_culprits(&mut snapshot);
         snapshot.lost = self.programs.take_lost(&self.cpus);
         *snapshot.lost.entry("late_events".to_owned()).or_default() += std::mem::take(&mut self.cut_short);
         self.meter.tell(self.programs.statistics(), &mut snapshot);

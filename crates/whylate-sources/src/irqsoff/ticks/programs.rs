@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use libbpf_rs::{Link, MapCore as _, MapFlags, RingBuffer, RingBufferBuilder};
-use whylate_model::irqsoff::{Culprit, culprit as culprit_of};
+use whylate_model::irqsoff::{Culprit, culprit as culprit_of, interrupted_stack};
 use whylate_model::{Histogram, Occupancy};
 
 use self::types::{bucket_page, culprit, culprit_key, distribution, tick, tick_limits};
@@ -52,9 +52,18 @@ pub(super) struct Programs {
     culprits: MappedArray,
     lengths: Distributions,
     stacks: HashMap<i32, Vec<String>>,
-    /// Where a stack is kept no more than its culprit.
-    names: HashMap<usize, Culprit>,
+    /// Culprits by their number, each with what was interrupted.
+    names: HashMap<usize, (Culprit, Vec<String>)>,
     skeleton: skel::TicksSkel<'static>,
+}
+
+/// What one culprit did.
+#[derive(Clone, Debug)]
+pub(super) struct Told {
+    pub culprit: Culprit,
+    /// What was interrupted, innermost function first; empty where it does not matter.
+    pub stack: Vec<String>,
+    pub length: Histogram,
 }
 
 // SAFETY: integers only.
@@ -140,22 +149,21 @@ impl Programs {
         self.ticks.u64_at(cpu as usize, offset)
     }
 
-    /// Who made ticks late since the last call, and for how long.
-    pub(super) fn take_culprits(&mut self, symbols: &mut KernelSymbols) -> BTreeMap<Culprit, Histogram> {
+    /// Who made ticks late since the last call, by the stack that was found, and for how long.
+    pub(super) fn take_culprits(&mut self, symbols: &mut KernelSymbols) -> Vec<Told> {
         let given = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.culprits);
-        let mut taken: BTreeMap<Culprit, Histogram> = BTreeMap::new();
+        let mut taken = Vec::new();
         for id in 0..given.min(tick_limits::MAX_CULPRITS.0) as usize {
             let length = self.lengths.take(&self.culprits, id);
-            if length.is_empty() {
-                continue;
+            if !length.is_empty() {
+                let (culprit, stack) = self.culprit(id, symbols);
+                taken.push(Told { culprit, stack, length });
             }
-            let culprit = self.culprit(id, symbols);
-            taken.entry(culprit).or_default().merge(&length);
         }
         taken
     }
 
-    fn culprit(&mut self, id: usize, symbols: &mut KernelSymbols) -> Culprit {
+    fn culprit(&mut self, id: usize, symbols: &mut KernelSymbols) -> (Culprit, Vec<String>) {
         if let Some(known) = self.names.get(&id) {
             return known.clone();
         }
@@ -166,8 +174,9 @@ impl Programs {
         let reason = culprits::reason(&key, &attach::text(&name), symbols);
         let stack = self.stack(key.stack, symbols);
         let culprit = culprit_of(culprits::found(&key), &reason, &stack);
-        self.names.insert(id, culprit.clone());
-        culprit
+        let named = (culprit, interrupted_stack(&stack).to_vec());
+        self.names.insert(id, named.clone());
+        named
     }
 
     /// Stacks are kept by the kernel as long as the programs, so each is looked up once.
