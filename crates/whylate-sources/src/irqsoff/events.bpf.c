@@ -41,7 +41,9 @@ struct section {
 	/* Set by user space: a late event is sent of each section of at least this length. */
 	u64 send_from_ns;
 	/* Set by user space: the CPU is to be measured. */
-	u64 is_watched;
+	u32 is_watched;
+	/* The idle thread has the CPU, with preemption off. */
+	u32 is_idle;
 	u64 lost[SECTION_LOST_REASONS];
 };
 
@@ -216,7 +218,8 @@ static __always_inline int ends(void *context, u64 address, u64 parent)
 	if (!section || !section->is_watched)
 		return 0;
 	if (!section->since_ns) {
-		lose(section, SECTION_UNMATCHED);
+		if (!section->is_idle)
+			lose(section, SECTION_UNMATCHED);
 		return 0;
 	}
 	length_ns = since(now_ns, section->since_ns);
@@ -260,6 +263,22 @@ SEC("?tp_btf/preempt_enable")
 int BPF_PROG(on_preempt_enable, unsigned long address, unsigned long parent)
 {
 	return ends(ctx, address, parent);
+}
+
+/*
+ * Preemption is off from schedule() on in one thread until it is over in another one. Between them the CPU may be idle, and whoever is next
+ * has it from the switch on.
+ */
+SEC("?tp_btf/sched_switch")
+int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *previous, struct task_struct *next)
+{
+	struct section *section = section_of_cpu(bpf_get_smp_processor_id());
+
+	if (!section || !section->is_watched)
+		return 0;
+	section->is_idle = next->pid == 0;
+	section->since_ns = section->is_idle ? 0 : bpf_ktime_get_ns();
+	return 0;
 }
 
 /*

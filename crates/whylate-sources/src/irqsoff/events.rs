@@ -105,8 +105,15 @@ impl AttachedEvents {
         let addresses: Vec<u64> = late.stack.iter().copied().take(bytes / size_of::<u64>()).collect();
         // What stands before whoever ended the section is the event and this program.
         let own = addresses.iter().position(|&address| address == late.key.enabled_by).unwrap_or(0);
-        let addresses: Vec<u8> = addresses[own..].iter().flat_map(|address| address.to_ne_bytes()).collect();
-        let stack = self.symbols.stack(&addresses);
+        let stack = addresses[own..].iter().map(|&address| {
+            // These names are the kernel's own, of that moment: the module may be newer than the symbols, or gone.
+            let known = [(late.key.enabled_by, &names.enabled_by), (late.key.caller, &names.caller)];
+            match known.into_iter().find(|&(known, name)| known == address && !name.is_empty()) {
+                Some((_, name)) => name.clone(),
+                None => self.symbols.name(address).to_owned(),
+            }
+        });
+        let stack = stack.collect();
         let thread = format!("{}:{}", attach::text(&late.comm), late.tid);
         let latency_ns = late.end_ns.saturating_sub(late.start_ns);
         let at_unix_ns = clock::unix_ns_of(late.end_ns);

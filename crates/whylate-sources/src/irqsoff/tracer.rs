@@ -231,14 +231,10 @@ mod tests {
 
     #[test]
     fn maxima_of_one_place_are_one_series() {
-        let maximum = |ended_at: &str, latency_ns| Maximum {
-            trace: LatencyTrace {
-                tracer: "irqsoff".to_owned(),
-                latency_ns,
-                ended_at: ended_at.to_owned(),
-                ..LatencyTrace::default()
-            },
-            at_unix_ns: 0,
+        let maximum = |ended_at: &str, latency_ns| {
+            let mut trace = LatencyTrace::default();
+            (trace.tracer, trace.latency_ns, trace.ended_at) = ("irqsoff".to_owned(), latency_ns, ended_at.to_owned());
+            Maximum { trace, at_unix_ns: 0 }
         };
         let series = series(&[maximum("a", 5_000), maximum("b", 7_000), maximum("a", 15_000)], 1e6);
         let told: Vec<_> = series

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{ArgGroup, Args};
-use whylate_sources::irqsoff::{DEFAULT_PERIOD_NS, IrqsoffOptions, attach, console_level};
+use whylate_sources::irqsoff::{DEFAULT_PERIOD_NS, IrqsoffOptions, What, attach, console_level};
 
 use crate::cli::duration_ns;
 use crate::commands::drive::{Schedule, drive};
@@ -63,6 +63,9 @@ pub struct Arguments {
     /// Only these CPUs, e.g. 0,2-5
     #[arg(short, long, value_name = "CPUS")]
     cpus: Option<Cpus>,
+    /// Preemption that is off, not interrupts. Needs a kernel with the events preemptirq:preempt_* or the tracer preemptoff
+    #[arg(long)]
+    preempt: bool,
     /// End after this time (e.g. 10s, 5m, 1h)
     #[arg(short, long, value_parser = duration_ns)]
     duration: Option<u64>,
@@ -74,7 +77,7 @@ pub struct Arguments {
     backend: String,
     /// Read what ftrace has written, and measure nothing: a latency trace of irqsoff, preemptoff or preemptirqsoff, a capture of trace_pipe
     /// with irq_disable, irq_enable, irq_handler_* and hrtimer_*, or both in one file; - for standard input
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["interval", "count", "duration", "cpus", "backend", "period", "from"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["interval", "count", "duration", "cpus", "backend", "period", "from", "preempt"])]
     import: Option<PathBuf>,
 }
 
@@ -98,6 +101,7 @@ impl Arguments {
     fn options(&self) -> IrqsoffOptions {
         IrqsoffOptions {
             backend: Some(self.backend.clone()),
+            what: if self.preempt { What::Preemption } else { What::Irqs },
             period_ns: self.period,
             cpus: self.cpus.as_ref().map_or_else(Vec::new, |cpus| cpus.0.clone()),
             from_ns: self.from,

@@ -100,7 +100,13 @@ impl Programs {
         for mut program in open.open_object_mut().progs_mut() {
             let name = program.name().to_string_lossy().into_owned();
             let event = name.strip_prefix("on_").unwrap_or_default();
-            program.set_autoload(event == begins || event == ends || event == "cpuhp_enter" && has(event));
+            let is_wanted = match event {
+                "sched_switch" => what == What::Preemption,
+                // Only where CPUs can go offline.
+                "cpuhp_enter" => has(event),
+                event => event == begins || event == ends,
+            };
+            program.set_autoload(is_wanted);
         }
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.page_limit = PAGES;
@@ -124,7 +130,7 @@ impl Programs {
 
     /// Counts on a CPU from now on.
     pub(super) fn watch(&self, cpu: u32) {
-        self.counter(cpu, offset_of!(section, is_watched)).store(1, Ordering::Release);
+        self.sections.u32_at(cpu as usize, offset_of!(section, is_watched)).store(1, Ordering::Release);
     }
 
     /// A late event of the CPU is sent from this length on; `u64::MAX` for never.

@@ -2,6 +2,7 @@
 //! One maximum of the tracer after the other: a thread reads the trace of each and resets it.
 
 use std::fs::{File, OpenOptions};
+use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,6 +18,10 @@ use crate::tracefs::instance::Instance;
 
 /// How often a trace is read again where another maximum came while it was read.
 const ATTEMPTS: u32 = 8;
+/// How much longer to wait before each attempt.
+const STEP: Duration = Duration::from_millis(1);
+/// How much of a trace is read at a time, in bytes.
+const PIECE: usize = 64 << 10;
 /// So many wait to be taken, at most: of a quarter of an hour.
 const ROOM: usize = 100_000;
 
@@ -129,14 +134,31 @@ impl Files {
         self.maximum.write_at(floor.as_bytes(), 0).context("cannot write to tracing_max_latency").map(|_| ())
     }
 
+    /// In large pieces: the kernel goes through the trace from its beginning for each.
+    fn read_trace(&self) -> std::io::Result<Vec<u8>> {
+        let mut trace = File::open(&self.trace)?;
+        let (mut text, mut length) = (vec![0; PIECE], 0);
+        loop {
+            let read = trace.read(&mut text[length..])?;
+            length += read;
+            if read == 0 {
+                text.truncate(length);
+                return Ok(text);
+            }
+            text.resize(length + PIECE, 0);
+        }
+    }
+
     /// Takes the maximum, if there is another one; and longer ones that come while it is read.
     fn look(&mut self, shared: &Shared) -> Result<()> {
         if self.maximum_us()? <= self.floor_us {
             return Ok(());
         }
         let mut told_us = 0;
-        for _ in 0..ATTEMPTS {
-            let text = std::fs::read(&self.trace).with_context(|| format!("cannot read {}", self.trace.display()))?;
+        for attempt in 0..ATTEMPTS {
+            // The kernel tells the length before it changes the trace, and a hypervisor may stop it between the two.
+            thread::sleep(attempt * STEP);
+            let text = self.read_trace().with_context(|| format!("cannot read {}", self.trace.display()))?;
             let at_unix_ns = clock::unix_ns();
             // One that the kernel changed while it was read does not fit itself.
             let trace = LatencyTrace::parse(&String::from_utf8_lossy(&text)).filter(LatencyTrace::is_whole);

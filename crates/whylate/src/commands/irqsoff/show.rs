@@ -44,8 +44,11 @@ impl<'a> Text<'a> {
     fn write_worst(&mut self, out: &mut dyn Write) -> io::Result<Vec<LateEvent>> {
         let Some((irqs_off, others)) = &mut self.worst else { return Ok(Vec::new()) };
         let (irqs_off, others) = (irqs_off.take(), others.take());
-        let (heading, shown) =
-            if irqs_off.is_empty() { ("Latest", others) } else { ("Longest with interrupts off", irqs_off) };
+        let (heading, shown) = match irqs_off.is_empty() {
+            true => ("Latest", others),
+            false if self.arguments.preempt => ("Longest with preemption off", irqs_off),
+            false => ("Longest with interrupts off", irqs_off),
+        };
         if !shown.is_empty() {
             writeln!(out, "\n{heading}:")?;
             irqsoff::write_heading(out)?;
@@ -60,7 +63,8 @@ impl<'a> Text<'a> {
 impl Output for Text<'_> {
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
         if self.arguments.import.is_none() {
-            writeln!(out, "Tracing interrupts that are off ... Hit Ctrl-C to end.")?;
+            let what = if self.arguments.preempt { "preemption that is" } else { "interrupts that are" };
+            writeln!(out, "Tracing {what} off ... Hit Ctrl-C to end.")?;
         }
         if self.arguments.lines() { irqsoff::write_heading(out) } else { Ok(()) }
     }
@@ -70,7 +74,10 @@ impl Output for Text<'_> {
             irqsoff::write(out, &event, &self.zone)?;
         }
         if let Some((irqs_off, others)) = &mut self.worst {
-            let is_off = event.labels.get("kind").is_none_or(|kind| kind == CauseKind::IrqsOff.name());
+            let is_off = match event.labels.get("kind") {
+                Some(kind) => kind == CauseKind::IrqsOff.name() || kind == CauseKind::PreemptOff.name(),
+                None => true,
+            };
             if is_off { irqs_off.add(event) } else { others.add(event) }
         }
         Ok(())
