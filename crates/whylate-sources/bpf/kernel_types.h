@@ -34,6 +34,7 @@ enum bpf_map_type {
 	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_STACK_TRACE = 7,
+	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_RINGBUF = 27,
 };
 
@@ -161,6 +162,8 @@ struct hrtimer_cpu_base {
 
 struct hrtimer_clock_base {
 	struct hrtimer_cpu_base *cpu_base;
+	/* From CLOCK_MONOTONIC to this clock. */
+	s64 offset;
 };
 
 struct hrtimer {
@@ -169,6 +172,8 @@ struct hrtimer {
 	/* When it was asked for; `node` has the slack of the thread added. */
 	s64 _softexpires;
 	void *function;
+	/* Its function is called in a softirq. */
+	u8 is_soft;
 };
 
 struct hrtimer_sleeper {

@@ -2,6 +2,7 @@
 //! Takes histograms out of the memory in which BPF programs count (`bpf/distribution.bpf.h`), where several CPUs count into each.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use whylate_model::Histogram;
@@ -32,7 +33,7 @@ pub(crate) struct Places {
 /// Distributions of one kind, each in an element of an array.
 #[derive(Debug)]
 pub(crate) struct Distributions {
-    pages: MappedArray,
+    pages: Rc<MappedArray>,
     places: Places,
     /// What the sum of a distribution was more than its counts allow, in nanoseconds: some count came in later, and it belongs to what is
     /// taken the next time.
@@ -40,7 +41,7 @@ pub(crate) struct Distributions {
 }
 
 impl Distributions {
-    pub(crate) fn new(pages: MappedArray, places: Places) -> Self {
+    pub(crate) fn new(pages: Rc<MappedArray>, places: Places) -> Self {
         Distributions { pages, places, owed_ns: HashMap::new() }
     }
 

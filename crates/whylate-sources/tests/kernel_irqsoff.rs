@@ -3,6 +3,7 @@
 
 mod kernel;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -15,11 +16,11 @@ use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use kernel::{is_emulated, unless_stolen};
 use whylate_model::blame::Evidence;
-use whylate_model::irqsoff::LateTick;
-use whylate_model::{Labels, LateEvent, Snapshot};
+use whylate_model::irqsoff::{Found, LateTick};
+use whylate_model::{Labels, LateEvent, Series, Snapshot};
 use whylate_sources::Attached;
 use whylate_sources::inject::disturbance::Kind;
-use whylate_sources::irqsoff::{IrqsoffOptions, attach};
+use whylate_sources::irqsoff::{IrqsoffOptions, attach, attach_timers};
 
 const MS_NS: u64 = 1_000_000;
 const TIMES: u64 = 50;
@@ -166,4 +167,124 @@ fn windows_with_interrupts_off_are_seen_within_their_bounds() -> Result<()> {
         Err(error) if is_unsupported(&error) => Ok(()),
         outcome => outcome,
     }
+}
+
+/// Lateness of user code is somebody else's doing: of what is told to have interrupts off, the stack shows who enabled them.
+#[test]
+fn user_code_is_never_told_to_keep_interrupts_off() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+        return Ok(());
+    };
+    stay_on(places.tool)?;
+    // Any lateness at all, as an undisturbed machine has no other.
+    let from_ns = 5_000;
+    let mut source = start(&IrqsoffOptions { from_ns, late_over_ns: Some(from_ns), ..options(places) })?;
+    while_loaded(places.disturbed, || {
+        thread::sleep(Duration::from_secs(2));
+        Ok(())
+    })?;
+    let mut events = Vec::new();
+    source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+    let lost = source.snapshot()?.lost;
+    patching(|| drop(source));
+    let in_user = |event: &&LateEvent| tick(event).found == Found::User;
+    let kinds: BTreeSet<&str> = events.iter().filter(in_user).map(|event| event.labels["kind"].as_str()).collect();
+    println!(
+        "{} late, {} of them in user code, told as {kinds:?}, lost {lost:?}",
+        events.len(),
+        events.iter().filter(in_user).count()
+    );
+    for event in &events {
+        let is_off = event.labels["kind"] == "irqs_off";
+        ensure!(!(is_off && tick(event).found == Found::User), "{event:?}");
+        ensure!(
+            !is_off || lost["stacks"] > 0 || event.labels.contains_key("function"),
+            "nobody enabled them: {event:?}"
+        );
+        // What the hypervisor took nearly all of is nobody's doing.
+        ensure!(!is_off || tick(event).steal_ns + from_ns <= event.latency_ns, "it was stolen: {event:?}");
+        ensure!(event.causes.iter().map(|cause| cause.ns).sum::<u64>() == event.latency_ns, "{event:?}");
+    }
+    if cfg!(target_arch = "x86_64") {
+        ensure!(events.iter().any(|event| in_user(&event)), "a CPU that runs user code is never interrupted in it");
+    }
+    Ok(())
+}
+
+/// The timers of `ticks` themselves, as the other programs see them: each period either has one, or is missed.
+#[test]
+fn timers_and_missed_periods_make_up_the_schedule() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+        return Ok(());
+    };
+    unless_stolen(|| {
+        stay_on(places.tool)?;
+        let period_ns = if is_emulated() { 20 * MS_NS } else { MS_NS };
+        let mut ticks = start(&IrqsoffOptions { period_ns, timer_test: true, ..options(places) })?;
+        let mut timers = patching(|| attach_timers(&[places.disturbed]))?;
+        // From here on the period is known.
+        thread::sleep(Duration::from_nanos(20 * period_ns));
+        (timers.snapshot()?, ticks.snapshot()?);
+        let length_ns = 10 * MS_NS;
+        let made = match disturb(Kind::IrqsOff, places.disturbed, length_ns, 10, 50 * MS_NS) {
+            Err(error) if is_unsupported(&error) => {
+                thread::sleep(Duration::from_secs(1));
+                Vec::new()
+            }
+            made => made?,
+        };
+        let (timers_seen, ticks_seen) = (timers.snapshot()?, ticks.snapshot()?);
+        patching(|| drop((timers, ticks)));
+        let is_ours = |series: &&Series| {
+            series.labels.get("callback").is_some_and(|name| name == "perf_swevent_hrtimer")
+                && series.labels["cpu"] == places.disturbed.to_string()
+                && series.values.contains_key("period_ns")
+        };
+        let ours = timers_seen.series.iter().find(is_ours).context("its timer is not seen")?;
+        let (latency, runtime) = (&ours.histograms["latency"], &ours.histograms["runtime"]);
+        let overruns = ours.values["overruns"] as u64;
+        let due = timers_seen.duration_ns / period_ns;
+        println!(
+            "{} and {overruns} missed of {due} periods, latest {} ns, lost {:?}",
+            latency.count(),
+            latency.max_ns(),
+            timers_seen.lost
+        );
+        ensure!(ours.labels["mode"] == "hard" && ours.values["period_ns"] as u64 == period_ns, "{:?}", ours.values);
+        ensure!(runtime.count().abs_diff(latency.count()) <= 1, "a function has two ends");
+        let cpu = |series: &&Series| series.histograms.contains_key("lateness");
+        let test = ticks_seen.series.iter().find(cpu).context("the ticks are not counted")?;
+        let test_overruns = test.values["overruns"] as u64;
+        ensure!(test_overruns.abs_diff(overruns) <= 2, "{test_overruns} are missed by the ticks' own count");
+        if !made.is_empty() {
+            // A window of ten periods hits nine or ten.
+            ensure!((90..=102).contains(&overruns), "{overruns} are missed in ten windows of ten periods");
+            ensure!(
+                (length_ns - MS_NS..length_ns * 5 / 4).contains(&latency.max_ns()),
+                "the latest was late by {}",
+                latency.max_ns()
+            );
+        }
+        // Others' events on the CPU make the kernel set its timers anew.
+        let unseen = ticks_seen.lost["unseen"];
+        ensure!(
+            (latency.count() + overruns).abs_diff(due) <= 2 + unseen,
+            "{} and {overruns} of {due}",
+            latency.count()
+        );
+        Ok(())
+    })
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    for refused in [
+        IrqsoffOptions { cpus: vec![60_000], ..IrqsoffOptions::default() },
+        IrqsoffOptions { period_ns: 1, ..IrqsoffOptions::default() },
+        IrqsoffOptions { backend: Some("nonsense".to_owned()), ..IrqsoffOptions::default() },
+    ] {
+        ensure!(attach(&refused).is_err(), "{refused:?}");
+    }
+    Ok(())
 }

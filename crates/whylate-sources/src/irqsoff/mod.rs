@@ -10,7 +10,10 @@
 
 mod events;
 mod ticks;
+mod timers;
 mod tracer;
+
+pub use timers::attach_timers;
 
 use crate::attach;
 use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};
@@ -104,6 +107,8 @@ pub struct IrqsoffOptions {
     pub explain_over_ns: Option<u64>,
     /// Yield late events of which the longest with interrupts off, so many, are the longest there were since the last snapshot.
     pub worst: Option<usize>,
+    /// With `ticks`, count all ticks of each CPU: how late they were, and the periods that they have missed.
+    pub timer_test: bool,
     /// Late events also carry what their causes were told from.
     pub keep_evidence: bool,
 }
@@ -120,6 +125,7 @@ impl Default for IrqsoffOptions {
             late_over_ns: None,
             explain_over_ns: None,
             worst: None,
+            timer_test: false,
             keep_evidence: false,
         }
     }

@@ -34,6 +34,8 @@ const volatile u64 timer_function = 0;
 const volatile u64 period_ns = 0;
 /* What is late by less does not count. */
 const volatile u64 from_ns = 0;
+/* All ticks count, late or not. */
+const volatile bool counts_all = false;
 /* Late events carry a window of the account. */
 const volatile bool with_causes = false;
 
@@ -333,6 +335,17 @@ static __always_inline void learn_delivery(struct tick *tick, u64 late_ns)
 		tick->delivery_ns = delivery_ns > step_ns ? delivery_ns - step_ns : 1;
 }
 
+/* Separate, as it is asked for rarely. */
+__noinline int count_tick(struct tick *tick, u64 late_ns)
+{
+	if (!tick || !period_ns)
+		return 0;
+	tick->overruns += late_ns / period_ns;
+	if (!distribution_add(&tick->lateness, late_ns, true))
+		tick->lost_buckets++;
+	return 0;
+}
+
 static __always_inline void tick_comes(void *ctx, struct tick *tick, u64 due_ns, u64 now_ns)
 {
 	u64 steal_ns = steal_clock_ns(tick->timer_bases);
@@ -347,6 +360,8 @@ static __always_inline void tick_comes(void *ctx, struct tick *tick, u64 due_ns,
 	tick->due_ns = due_ns;
 	tick->steal_ns = steal_ns;
 	tick->ticks++;
+	if (counts_all)
+		count_tick(tick, since(now_ns, due_ns));
 	if (tick->handler_since_ns > due_ns) {
 		came_ns = tick->handler_since_ns;
 		learn_delivery(tick, came_ns - due_ns);

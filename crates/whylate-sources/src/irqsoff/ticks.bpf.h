@@ -79,7 +79,9 @@ struct tick {
 	u64 lost_stacks;
 	u64 lost_culprits;
 	u64 lost_buckets;
-	u64 _unused[4];
+	/* Of all ticks, where they are to be counted: periods that were over when one came in, and how late they were. */
+	u64 overruns;
+	struct distribution lateness;
 };
 _Static_assert(sizeof(struct tick) % 64 == 0, "two CPUs share a cache line");
 

@@ -155,6 +155,20 @@ impl AttachedTicks {
         }
     }
 
+    /// A series for each CPU, of all its ticks.
+    fn tell_ticks(&mut self, snapshot: &mut Snapshot) {
+        for &cpu in &self.cpus {
+            let (lateness, overruns) = self.programs.take_ticks(cpu);
+            let values = [("overruns", overruns as f64), ("period_ns", self.options.period_ns as f64)];
+            snapshot.series.push(Series {
+                labels: [("cpu".to_owned(), cpu.to_string())].into(),
+                histograms: [("lateness".to_owned(), lateness)].into(),
+                values: values.map(|(name, value)| (name.to_owned(), value)).into(),
+                ..Series::default()
+            });
+        }
+    }
+
     fn event_of(&mut self, late: &Late, window: &[u8]) -> Option<LateEvent> {
         let occupancy = self.programs.occupancy(window, &mut self.symbols);
         // The record is cut short.
@@ -175,6 +189,10 @@ impl AttachedTicks {
         };
         let mut labels = tick.culprit().labels();
         labels.insert("task".to_owned(), tick.thread.clone());
+        if self.options.timer_test {
+            let overruns = (tick.late_ns() + late.delivery_ns) / self.options.period_ns;
+            labels.insert("overruns".to_owned(), overruns.to_string());
+        }
         Some(LateEvent {
             labels,
             at_unix_ns: clock::unix_ns_of(late.came_ns),
@@ -206,6 +224,9 @@ impl Attached for AttachedTicks {
         let mut snapshot = Snapshot::new(INFO.name, TICKS, &self.host, self.since_unix_ns);
         snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
         self.tell_culprits(&mut snapshot);
+        if self.options.timer_test {
+            self.tell_ticks(&mut snapshot);
+        }
         snapshot.lost = self.programs.take_lost(&self.cpus);
         *snapshot.lost.entry("late_events".to_owned()).or_default() += std::mem::take(&mut self.cut_short);
         self.meter.tell(self.programs.statistics(), &mut snapshot);

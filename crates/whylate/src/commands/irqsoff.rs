@@ -3,13 +3,14 @@
 
 mod import;
 mod show;
+mod timers;
 
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{ArgGroup, Args};
-use whylate_sources::irqsoff::{DEFAULT_PERIOD_NS, IrqsoffOptions, What, attach, console_level};
+use whylate_sources::irqsoff::{IrqsoffOptions, What, attach, attach_timers, console_level};
 
 use crate::cli::duration_ns;
 use crate::commands::drive::{Schedule, drive};
@@ -29,6 +30,9 @@ examples:
     whylate irqsoff --slower 5ms
                                 # a line each time that interrupts are off for 5 ms or longer, as it happens
     whylate irqsoff --why 5ms   # and what had the CPU meanwhile
+    whylate irqsoff --timers 1  # how late every hrtimer is, by its function and CPU, each second
+    whylate irqsoff --timer-test 1.33ms
+                                # a periodic timer per CPU: the periods it misses, and what made it miss them
     whylate irqsoff -c 3 --period 100us
                                 # one CPU, whose timer is due each 100 us
     whylate irqsoff --import trace.txt
@@ -60,6 +64,15 @@ pub struct Arguments {
     /// Leave out what is shorter than this
     #[arg(long, value_name = "LENGTH", value_parser = duration_ns, default_value = "100us")]
     from: u64,
+    /// Print how late every hrtimer of the system is, by its function and CPU, with missed periods and the run time of the function
+    #[arg(
+        long,
+        conflicts_with_all = ["late_lengths", "worst", "period", "from", "backend", "timer_test"],
+    )]
+    timers: bool,
+    /// Test with a periodic timer per CPU: print each time that it misses periods, with what made it late
+    #[arg(long, value_name = "PERIOD", value_parser = period, conflicts_with_all = ["late_lengths", "period", "from"])]
+    timer_test: Option<u64>,
     /// Only these CPUs, e.g. 0,2-5
     #[arg(short, long, value_name = "CPUS")]
     cpus: Option<Cpus>,
@@ -84,12 +97,12 @@ pub struct Arguments {
 impl Arguments {
     /// True when lines are to be printed as it happens.
     fn lines(&self) -> bool {
-        self.slower.is_some() || self.why.is_some()
+        self.slower.is_some() || self.why.is_some() || self.timer_test.is_some()
     }
 
     /// From which length on a line is printed.
     fn lines_from_ns(&self) -> u64 {
-        [self.slower, self.why].into_iter().flatten().min().unwrap_or(u64::MAX)
+        [self.slower, self.why, self.timer_test].into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
     /// How many of the longest are to be kept until the next output.
@@ -102,12 +115,13 @@ impl Arguments {
         IrqsoffOptions {
             backend: Some(self.backend.clone()),
             what: if self.preempt { What::Preemption } else { What::Irqs },
-            period_ns: self.period,
+            period_ns: self.timer_test.unwrap_or(self.period),
             cpus: self.cpus.as_ref().map_or_else(Vec::new, |cpus| cpus.0.clone()),
-            from_ns: self.from,
-            late_over_ns: self.slower,
+            from_ns: self.timer_test.unwrap_or(self.from),
+            late_over_ns: self.slower.or(self.timer_test),
             explain_over_ns: self.why,
             worst: self.worst(),
+            timer_test: self.timer_test.is_some(),
             ..IrqsoffOptions::default()
         }
     }
@@ -118,12 +132,13 @@ impl Arguments {
 /// # Errors
 /// When the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    debug_assert_eq!(DEFAULT_PERIOD_NS, 1_000_000);
     if let Some(file) = &arguments.import {
         return import::run(arguments, file);
     }
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
-    let mut source = attach(&arguments.options()).context("cannot attach irqsoff")?;
+    let options = arguments.options();
+    let attached = if arguments.timers { attach_timers(&options.cpus) } else { attach(&options) };
+    let mut source = attached.context("cannot attach irqsoff")?;
     if let Some(reason) = source.backend().fallback_reason {
         eprintln!("whylate: irqsoff uses the {} backend: {reason}", source.backend().name);
     }
@@ -133,6 +148,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut output: Box<dyn Output> = if arguments.json {
         Box::new(JsonLines::new(arguments.worst()))
+    } else if arguments.timers {
+        Box::new(timers::Text::new(arguments.histogram, terminal_columns()))
     } else {
         Box::new(show::Text::new(arguments, terminal_columns(), console_level()))
     };

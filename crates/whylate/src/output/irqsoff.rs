@@ -18,9 +18,10 @@ pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn write_line(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
+    let overruns = event.labels.get("overruns").map(|count| format!(" ({} overruns)", printable(count)));
     writeln!(
         out,
-        "{:<15} {:>3} {:>8} {:>8}  {:<14} {:<24} {}",
+        "{:<15} {:>3} {:>8} {:>8}  {:<14} {:<24} {}{}",
         late::time_of_day(event.at_unix_ns, zone),
         event.cpu,
         format_ns(event.latency_ns),
@@ -28,6 +29,7 @@ fn write_line(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Re
         kind(&event.labels),
         printable(event.labels.get("task").map_or("", String::as_str)),
         printable(&who(&event.labels)),
+        overruns.unwrap_or_default(),
     )
 }
 

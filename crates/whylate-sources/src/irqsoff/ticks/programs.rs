@@ -51,6 +51,7 @@ pub(super) struct Programs {
     ticks: MappedArray,
     culprits: MappedArray,
     lengths: Distributions,
+    lateness: Distributions,
     stacks: HashMap<i32, Vec<String>>,
     /// Culprits by their number, each with what was interrupted.
     names: HashMap<usize, (Culprit, Vec<String>)>,
@@ -81,6 +82,7 @@ impl Programs {
         })?;
         settings.period_ns = options.period_ns;
         settings.from_ns = options.from_ns;
+        settings.counts_all = options.timer_test;
         settings.with_causes = options.explain_over_ns.is_some();
         settings.page_limit = PAGES;
         let variables = PerCpu::new()?;
@@ -103,7 +105,9 @@ impl Programs {
         let ticks = map(&maps.tick_by_cpu, entries, size_of::<tick>()).context("cannot map the ticks")?;
         let culprits = map(&maps.culprit_by_id, tick_limits::MAX_CULPRITS.0, size_of::<culprit>());
         let pages = map(&maps.bucket_pages, PAGES, size_of::<bucket_page>()).context("cannot map the histograms")?;
-        let lengths = Distributions::new(pages, places());
+        let pages = Rc::new(pages);
+        let lengths = Distributions::new(Rc::clone(&pages), places(offset_of!(culprit, length)));
+        let lateness = Distributions::new(pages, places(offset_of!(tick, lateness)));
         let records = Records::default();
         let ring = ring_of(&skeleton, &records)?;
         // Before our own programs, so that the account has a late timer when a window of it is copied.
@@ -122,6 +126,7 @@ impl Programs {
             ticks,
             culprits: culprits.context("cannot map the culprits")?,
             lengths,
+            lateness,
             stacks: HashMap::new(),
             names: HashMap::new(),
             skeleton,
@@ -143,6 +148,12 @@ impl Programs {
     /// How often the CPU's timer has come in so far.
     pub(super) fn ticks(&self, cpu: u32) -> u64 {
         self.counter(cpu, offset_of!(tick, ticks)).load(Ordering::Relaxed)
+    }
+
+    /// How late all ticks of the CPU were, and the periods that they have missed, since the last call. They count where that is asked for.
+    pub(super) fn take_ticks(&mut self, cpu: u32) -> (Histogram, u64) {
+        let overruns = self.counter(cpu, offset_of!(tick, overruns)).swap(0, Ordering::Relaxed);
+        (self.lateness.take(&self.ticks, cpu as usize), overruns)
     }
 
     fn counter(&self, cpu: u32, offset: usize) -> &std::sync::atomic::AtomicU64 {
@@ -240,8 +251,7 @@ impl Programs {
     }
 }
 
-fn places() -> Places {
-    let at = offset_of!(culprit, length);
+fn places(at: usize) -> Places {
     Places {
         sum_ns: at + offset_of!(distribution, sum_ns),
         max_ns: at + offset_of!(distribution, max_ns),

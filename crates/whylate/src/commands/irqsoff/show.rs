@@ -62,9 +62,15 @@ impl<'a> Text<'a> {
 
 impl Output for Text<'_> {
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        if self.arguments.import.is_none() {
-            let what = if self.arguments.preempt { "preemption that is" } else { "interrupts that are" };
-            writeln!(out, "Tracing {what} off ... Hit Ctrl-C to end.")?;
+        let what = if self.arguments.preempt { "preemption that is" } else { "interrupts that are" };
+        match self.arguments.timer_test {
+            Some(period_ns) => writeln!(
+                out,
+                "Testing a timer of {} per CPU, printing when it misses periods ... Hit Ctrl-C to end.",
+                format_ns(period_ns)
+            )?,
+            None if self.arguments.import.is_some() => {}
+            None => writeln!(out, "Tracing {what} off ... Hit Ctrl-C to end.")?,
         }
         if self.arguments.lines() { irqsoff::write_heading(out) } else { Ok(()) }
     }
@@ -85,12 +91,16 @@ impl Output for Text<'_> {
 
     fn snapshot(&mut self, out: &mut dyn Write, mut snapshot: Snapshot) -> io::Result<()> {
         writeln!(out)?;
+        if self.arguments.timer_test.is_some() {
+            test_of(&snapshot).write(out, self.terminal_columns)?;
+            writeln!(out)?;
+        }
         let mut rows: Vec<&Series> =
             snapshot.series.iter().filter(|series| series.histograms.contains_key("length")).collect();
         // The sort is stable, so rows that tie stay in the order of their names.
         rows.sort_by_key(|series| Reverse(length(series).max_ns()));
         if rows.is_empty() {
-            writeln!(out, "No interrupt was late by {} or longer.", format_ns(self.arguments.from))?;
+            writeln!(out, "No interrupt was late by {} or longer.", format_ns(self.arguments.options().from_ns))?;
         } else {
             table_of(&rows).write(out, self.terminal_columns)?;
         }
@@ -140,6 +150,22 @@ fn table_of(rows: &[&Series]) -> Table {
     table
 }
 
+/// A row for each CPU's own timer.
+fn test_of(snapshot: &Snapshot) -> Table {
+    let columns = ["CPU", "TICKS", "OVERRUNS", "P50", "P99", "MAX"].map(|name| (name, Align::Right));
+    let mut table = Table::new(&columns);
+    for series in &snapshot.series {
+        let (Some(lateness), Some(cpu)) = (series.histograms.get("lateness"), series.labels.get("cpu")) else {
+            continue;
+        };
+        let overruns = series.values.get("overruns").copied().unwrap_or(0.0);
+        let mut cells = vec![cpu.clone(), lateness.count().to_string(), overruns.to_string()];
+        cells.extend([lateness.quantile_ns(0.5), lateness.quantile_ns(0.99), lateness.max_ns()].map(format_ns));
+        table.row(cells);
+    }
+    table
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -177,6 +203,13 @@ mod tests {
             series(&CONSOLE, &[10_966_000, 9_000_000, 8_500_000]),
             series(&[("kind", "steal")], &[4_000_000; 7]),
         ];
+        let lateness: Histogram = [3_000, 4_000, 10_966_000].into_iter().collect();
+        snapshot.series.push(Series {
+            labels: labels(&[("cpu", "6")]),
+            histograms: [("lateness".to_owned(), lateness)].into(),
+            values: [("overruns".to_owned(), 8.0)].into(),
+            ..Series::default()
+        });
         snapshot.lost = [("unseen".to_owned(), 2), ("stacks".to_owned(), 0)].into();
         snapshot
     }
@@ -200,6 +233,7 @@ mod tests {
             ..LateEvent::default()
         };
         console.labels.insert("task".to_owned(), "qseecom:6462".to_owned());
+        console.labels.insert("overruns".to_owned(), "8".to_owned());
         let mut stolen = LateEvent {
             labels: labels(&[("kind", "steal"), ("task", "hog:7")]),
             latency_ns: 14_000_000,
@@ -246,6 +280,11 @@ mod tests {
     #[test]
     fn histograms() {
         insta::assert_snapshot!(printed("--histogram"));
+    }
+
+    #[test]
+    fn a_test_of_timers() {
+        insta::assert_snapshot!(printed("--timer-test 1.33ms"));
     }
 
     #[test]
