@@ -32,12 +32,12 @@ fn check_capture(snapshot: &Snapshot, late: &[LateEvent]) {
     assert_eq!(window.labels["caller"], "vprintk_emit");
     assert_eq!(window.labels["disabled_by"], "console_unlock");
     assert_eq!(window.values["overruns"], 8.0);
-    let timer = series(snapshot, "timer", "hrtimer_cb");
-    assert_eq!(timer.values["missed"], 8.0);
+    let timer = series(snapshot, "callback", "hrtimer_cb");
+    assert_eq!(timer.values["overruns"], 8.0);
     assert_eq!(timer.histograms["lateness"].max_ns(), 9_656 * US_NS);
-    let timers: Vec<&LateEvent> = late.iter().filter(|event| event.labels.contains_key("timer")).collect();
+    let timers: Vec<&LateEvent> = late.iter().filter(|event| event.labels.contains_key("callback")).collect();
     let [event] = timers[..] else { panic!("one timer was late: {timers:?}") };
-    assert_eq!((event.cpu, event.latency_ns, event.labels["missed"].as_str()), (6, 9_656 * US_NS, "8"));
+    assert_eq!((event.cpu, event.latency_ns, event.labels["overruns"].as_str()), (6, 9_656 * US_NS, "8"));
     let cause = &event.causes[0];
     assert_eq!((cause.kind, cause.who.as_str()), (CauseKind::IrqsOff, "<...>:6462"));
     assert_eq!(cause.stack, ["console_unlock", "vprintk_emit"]);
@@ -95,11 +95,11 @@ fn the_kernels_own_timer_events_tell_lateness_and_missed_periods() {
         x-1 [000] d.h1. 10.005012: hrtimer_expire_exit: hrtimer=00000000aabbccdd\n\
         x-1 [000] d.h1. 10.008510: hrtimer_expire_entry: hrtimer=00000000aabbccdd function=cb now=10008509000\n";
     let (snapshot, late) = read(text.as_bytes(), Some(3_000 * US_NS)).expect("a capture");
-    let timer = series(&snapshot, "timer", "cb");
+    let timer = series(&snapshot, "callback", "cb");
     assert_eq!((timer.histograms["lateness"].count(), timer.histograms["lateness"].max_ns()), (3, 3_500 * US_NS));
     // Two periods of 1 ms passed before the last call; the period was not known yet at the first.
-    assert_eq!(timer.values["missed"], 2.0);
-    let first = late.iter().find(|event| event.labels.contains_key("timer")).expect("the timer was late");
+    assert_eq!(timer.values["overruns"], 2.0);
+    let first = late.iter().find(|event| event.labels.contains_key("callback")).expect("the timer was late");
     assert_eq!((first.latency_ns, first.causes[0].ns), (3_500 * US_NS, 3_499 * US_NS));
     assert_eq!(first.causes[1].kind, CauseKind::Unknown);
 }

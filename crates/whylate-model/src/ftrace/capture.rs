@@ -246,12 +246,12 @@ impl Capture {
     }
 
     fn timer(&mut self, line: &Line<'_>, timer: &LateTimer<'_>, lates: &mut Lates<'_>) {
-        let mut labels = Labels::from([("timer".to_owned(), timer.function.to_owned())]);
+        let mut labels = Labels::from([("callback".to_owned(), timer.function.to_owned())]);
         labels.insert("cpu".to_owned(), line.cpu.to_string());
         match self.series.place(labels.clone()) {
             Some(place) => {
                 self.series.timer(place, timer.lateness_ns);
-                self.series.value(place, "missed", timer.missed);
+                self.series.value(place, "overruns", timer.missed);
             }
             None => self.lose("series_full", 1),
         }
@@ -263,7 +263,7 @@ impl Capture {
             self.series.value(place, "overruns", timer.missed);
         }
         if lates.wants(timer.lateness_ns) {
-            labels.insert("missed".to_owned(), timer.missed.to_string());
+            labels.insert("overruns".to_owned(), timer.missed.to_string());
             let (latency_ns, cpu) = (timer.lateness_ns, line.cpu);
             lates.give(LateEvent { labels, at_unix_ns: timer.at_ns, latency_ns, cpu, causes, ..LateEvent::default() });
         }

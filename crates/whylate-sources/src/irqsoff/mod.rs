@@ -166,6 +166,8 @@ pub fn attach(options: &IrqsoffOptions) -> Result<Box<dyn Attached>, AttachError
         let outcome = match (name, options.what) {
             // An interrupt comes in where preemption is off.
             (TICKS, What::Preemption) => Err(no_preemption(refused.take())),
+            // Only there the timer is our own.
+            (EVENTS | TRACER, _) if options.timer_test => continue,
             _ => start(options, reason),
         };
         match outcome {

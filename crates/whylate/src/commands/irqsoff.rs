@@ -90,7 +90,7 @@ pub struct Arguments {
     backend: String,
     /// Read what ftrace has written, and measure nothing: a latency trace of irqsoff, preemptoff or preemptirqsoff, a capture of trace_pipe
     /// with irq_disable, irq_enable, irq_handler_* and hrtimer_*, or both in one file; - for standard input
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["interval", "count", "duration", "cpus", "backend", "period", "from", "preempt"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["interval", "count", "duration", "cpus", "backend", "period", "from", "preempt", "timers", "timer_test"])]
     import: Option<PathBuf>,
 }
 

@@ -120,7 +120,7 @@ impl Programs {
         let sections = map(&maps.section_by_cpu, entries, size_of::<section>()).context("cannot map the sections")?;
         let places = map(&maps.place_by_id, MAX_PLACES, size_of::<place>()).context("cannot map the places")?;
         let pages = map(&maps.bucket_pages, PAGES, size_of::<bucket_page>()).context("cannot map the histograms")?;
-        let lengths = Distributions::new(pages, length_places());
+        let lengths = Distributions::new(Rc::new(pages), length_places());
         let records = Records::default();
         let ring = ring_of(&skeleton, &records)?;
         let programs = skeleton.object().progs_mut().filter(|program| program.autoload());

@@ -49,7 +49,7 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
     output.begin(out)?;
     let mut written = Ok(());
     let snapshot = import(input, "", options, &mut |event| {
-        if !arguments.json && event.labels.contains_key("timer") {
+        if !arguments.json && event.labels.contains_key("callback") {
             timers.add(event);
         } else if written.is_ok() {
             written = output.late(out, event);
@@ -67,14 +67,14 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
 /// The worst first.
 fn timers_of(snapshot: &Snapshot) -> Vec<Series> {
     let mut series: Vec<Series> =
-        snapshot.series.iter().filter(|series| series.labels.contains_key("timer")).cloned().collect();
+        snapshot.series.iter().filter(|series| series.labels.contains_key("callback")).cloned().collect();
     series.sort_by_key(|series| std::cmp::Reverse(series.histograms.get("lateness").map_or(0, |late| late.max_ns())));
     series
 }
 
 fn write_timers(out: &mut dyn Write, timers: &[Series], late: &Worst) -> io::Result<()> {
-    let figures = ["COUNT", "LATE-P99", "LATE-MAX", "MISSED", "CPU"].map(|name| (name, Align::Right));
-    let columns: Vec<_> = figures.into_iter().chain([("TIMER", Align::Left)]).collect();
+    let figures = ["COUNT", "LATE-P99", "LATE-MAX", "OVERRUNS", "CPU"].map(|name| (name, Align::Right));
+    let columns: Vec<_> = figures.into_iter().chain([("CALLBACK", Align::Left)]).collect();
     let mut table = Table::new(&columns);
     for series in timers {
         let lateness = series.histograms.get("lateness").cloned().unwrap_or_default();
@@ -83,9 +83,9 @@ fn write_timers(out: &mut dyn Write, timers: &[Series], late: &Worst) -> io::Res
             lateness.count().to_string(),
             format_ns(lateness.quantile_ns(0.99)),
             format_ns(lateness.max_ns()),
-            format!("{}", series.values.get("missed").copied().unwrap_or(0.0)),
+            format!("{}", series.values.get("overruns").copied().unwrap_or(0.0)),
             label("cpu"),
-            label("timer"),
+            label("callback"),
         ]);
     }
     writeln!(out)?;
@@ -98,14 +98,14 @@ fn write_timers(out: &mut dyn Write, timers: &[Series], late: &Worst) -> io::Res
 
 fn write_timer(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
     let label = |name: &str| printable(event.labels.get(name).map_or("", String::as_str));
-    let missed = match label("missed").as_str() {
+    let missed = match label("overruns").as_str() {
         "0" => String::new(),
         "1" => ", and missed a period".to_owned(),
         missed => format!(", and missed {missed} periods"),
     };
     let late = format_ns(event.latency_ns);
     let at = crate::output::late::time_of_day(event.at_unix_ns, &TimeZone::UTC);
-    writeln!(out, "\n{at} the timer {} on CPU {} was late by {late}{missed}:", label("timer"), event.cpu)?;
+    writeln!(out, "\n{at} the timer {} on CPU {} was late by {late}{missed}:", label("callback"), event.cpu)?;
     why::write_causes(out, event)
 }
 
@@ -146,7 +146,7 @@ mod tests {
     fn json_has_the_window_and_the_overruns() {
         let snapshot: Snapshot = serde_json::from_str(&printed("--json", PIPE)).expect("a snapshot");
         assert_eq!((snapshot.backend.as_str(), snapshot.late.len()), ("import", 2));
-        assert_eq!(snapshot.late.iter().filter(|event| event.labels.contains_key("timer")).count(), 1);
+        assert_eq!(snapshot.late.iter().filter(|event| event.labels.contains_key("callback")).count(), 1);
     }
 
     #[test]
