@@ -4,7 +4,7 @@
 //! A source's rules ([`causes`] for work items) cut the window of a late event into parts and say how each is explained;
 //! `window` does the arithmetic, in whole nanoseconds, and what no rule explains is [`CauseKind::Unknown`](crate::CauseKind::Unknown).
 
-mod frames;
+pub(crate) mod frames;
 mod held;
 mod sum;
 mod timeline;
@@ -17,6 +17,8 @@ pub use wq::{HeldSlot, PoolClass, Wakeup, WorkEvidence, causes};
 
 use serde::{Deserialize, Serialize};
 
+use crate::irqsoff::{self, LateTick};
+
 /// What the causes of a late event were told from; each source has its own kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -25,6 +27,8 @@ pub enum Evidence {
     Work(WorkEvidence),
     /// Of a timer and the thread that it wakes.
     Timer(TimerEvidence),
+    /// Of an interrupt that came late.
+    Tick(LateTick),
 }
 
 impl Evidence {
@@ -33,6 +37,7 @@ impl Evidence {
         match self {
             Evidence::Work(evidence) => causes(evidence),
             Evidence::Timer(evidence) => timer_causes(evidence),
+            Evidence::Tick(tick) => irqsoff::causes(tick),
         }
     }
 
@@ -41,6 +46,7 @@ impl Evidence {
         match self {
             Evidence::Work(evidence) => evidence.started_ns.saturating_sub(evidence.queued_ns),
             Evidence::Timer(evidence) => evidence.thread_ns.saturating_sub(evidence.due_ns),
+            Evidence::Tick(tick) => tick.late_ns(),
         }
     }
 }
@@ -54,5 +60,11 @@ impl From<WorkEvidence> for Evidence {
 impl From<TimerEvidence> for Evidence {
     fn from(evidence: TimerEvidence) -> Self {
         Evidence::Timer(evidence)
+    }
+}
+
+impl From<LateTick> for Evidence {
+    fn from(tick: LateTick) -> Self {
+        Evidence::Tick(tick)
     }
 }

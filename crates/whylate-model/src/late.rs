@@ -16,6 +16,9 @@ pub struct LateEvent {
     pub at_unix_ns: u64,
     /// How long it waited.
     pub latency_ns: u64,
+    /// How long it waited at most, where `latency_ns` is only what it waited at least.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_most_ns: Option<u64>,
     /// Where it was served.
     pub cpu: u32,
     /// The named parts of the wait in order; they add up to `latency_ns`. Empty where the source has no parts.
@@ -74,4 +77,40 @@ pub enum CauseKind {
     Steal,
     /// It cannot be told apart.
     Unknown,
+}
+
+impl CauseKind {
+    /// Its name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            CauseKind::IrqsOff => "irqs_off",
+            CauseKind::PreemptOff => "preempt_off",
+            CauseKind::Irq => "irq",
+            CauseKind::Softirq => "softirq",
+            CauseKind::Nmi => "nmi",
+            CauseKind::Thread => "thread",
+            CauseKind::Work => "work",
+            CauseKind::MaxActive => "max_active",
+            CauseKind::IdleExit => "idle_exit",
+            CauseKind::Wakeup => "wakeup",
+            CauseKind::Steal => "steal",
+            CauseKind::Unknown => "unknown",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_json() {
+        use CauseKind::{
+            IdleExit, Irq, IrqsOff, MaxActive, Nmi, PreemptOff, Softirq, Steal, Thread, Unknown, Wakeup, Work,
+        };
+        for kind in [IrqsOff, PreemptOff, Irq, Softirq, Nmi, Thread, Work, MaxActive, IdleExit, Wakeup, Steal, Unknown]
+        {
+            assert_eq!(serde_json::to_value(kind).expect("a name"), kind.name());
+        }
+    }
 }

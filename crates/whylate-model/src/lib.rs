@@ -6,7 +6,9 @@
 
 pub mod blame;
 pub mod culprits;
+pub mod ftrace;
 pub mod histogram;
+pub mod irqsoff;
 pub mod late;
 pub mod occupancy;
 pub mod snapshot;

@@ -110,7 +110,8 @@ impl Snapshot {
 }
 
 impl Series {
-    /// Adds the figures of `other`, and takes the larger one of those named `oldest_…`; labels on which the two differ list both values, separated by commas.
+    /// Adds the figures of `other`, and takes the larger one of those named `oldest_…` and of `period_ns`; labels on which the two differ
+    /// list both values, separated by commas.
     pub fn absorb(&mut self, other: &Series) {
         for (name, value) in &other.labels {
             let mine = self.labels.entry(name.clone()).or_insert_with(|| value.clone());
@@ -127,7 +128,7 @@ impl Series {
         }
         for (name, value) in &other.values {
             let mine = self.values.entry(name.clone()).or_default();
-            *mine = if name.starts_with("oldest_") { mine.max(*value) } else { *mine + value };
+            *mine = if name.starts_with("oldest_") || name == "period_ns" { mine.max(*value) } else { *mine + value };
         }
     }
 }

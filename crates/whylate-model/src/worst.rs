@@ -30,6 +30,11 @@ impl Worst {
         }
     }
 
+    /// Whether another one is kept only instead of one that is there.
+    pub fn is_full(&self) -> bool {
+        self.events.len() >= self.limit
+    }
+
     /// What is kept so far, worst first.
     pub fn iter(&self) -> impl Iterator<Item = &LateEvent> {
         self.events.values().rev()

@@ -34,11 +34,13 @@ enum bpf_map_type {
 	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_STACK_TRACE = 7,
+	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_RINGBUF = 27,
 };
 
 enum {
 	BPF_ANY = 0,
+	BPF_NOEXIST = 1,
 };
 
 enum {
@@ -154,16 +156,49 @@ struct timerqueue_node {
 	s64 expires;
 };
 
+struct hrtimer_cpu_base {
+	u32 cpu;
+};
+
+struct hrtimer_clock_base {
+	struct hrtimer_cpu_base *cpu_base;
+	/* From CLOCK_MONOTONIC to this clock. */
+	s64 offset;
+};
+
 struct hrtimer {
 	struct timerqueue_node node;
+	struct hrtimer_clock_base *base;
 	/* When it was asked for; `node` has the slack of the thread added. */
 	s64 _softexpires;
 	void *function;
+	/* Its function is called in a softirq. */
+	u8 is_soft;
 };
 
 struct hrtimer_sleeper {
 	struct hrtimer timer;
 	struct task_struct *task;
+};
+
+struct hw_perf_event {
+	/* Of software clocks. */
+	struct hrtimer hrtimer;
+};
+
+struct perf_event {
+	struct hw_perf_event hw;
+	u64 id;
+};
+
+/* On x86. */
+struct pt_regs {
+	unsigned long cs;
+};
+
+/* What the hypervisor tells of a CPU (arch/x86/include/uapi/asm/kvm_para.h). */
+struct kvm_steal_time {
+	u64 steal;
 };
 
 struct timerlat_variables {

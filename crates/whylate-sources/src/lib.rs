@@ -7,9 +7,14 @@ pub mod attach;
 pub mod capabilities;
 pub mod clock;
 pub mod cpus;
+mod distribution;
+mod floors;
+mod heartbeat;
 pub mod inject;
+pub mod irqsoff;
 pub mod mapped;
 mod occupancy;
+mod percpu;
 pub mod restore;
 pub mod source;
 pub mod symbols;
@@ -20,4 +25,4 @@ pub mod wq;
 pub use source::{AttachError, Attached, Backend, BackendInfo, By, MapKind, Need, Options, Source, SourceInfo};
 
 /// Every source, in the order in which they are listed.
-pub static SOURCES: &[&dyn Source] = &[&wq::Wq, &timerlat::Timerlat];
+pub static SOURCES: &[&dyn Source] = &[&wq::Wq, &timerlat::Timerlat, &irqsoff::Irqsoff];

@@ -56,6 +56,16 @@ impl KernelSymbols {
     }
 
     fn look_up(&mut self, address: u64) -> String {
+        let name = self.look_up_known(address);
+        // BPF programs come and go: one that was loaded since the symbols were read would be taken for the one before it.
+        if name.starts_with("bpf_prog_") && !self.names.is_empty() {
+            self.symbolizer = None;
+            return self.look_up_known(address);
+        }
+        name
+    }
+
+    fn look_up_known(&mut self, address: u64) -> String {
         let symbolizer = self.symbolizer.get_or_insert_with(Symbolizer::new);
         // The running kernel's own list has every function; an image on disk would have to be searched for.
         let kernel = Source::Kernel(Kernel { vmlinux: MaybeDefault::None, debug_syms: false, ..Kernel::default() });

@@ -3,7 +3,7 @@
 
 /// What the interrupt found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Interrupted<'a> {
+pub(crate) enum Interrupted<'a> {
     /// Kernel code: its frames, innermost first. All frames where the interrupt's entry is not among them, none where there are none.
     Kernel(&'a [String]),
     /// User code, in which interrupts are enabled.
@@ -11,7 +11,7 @@ pub(super) enum Interrupted<'a> {
 }
 
 /// Takes the interrupt's own frames off a stack, innermost frame first.
-pub(super) fn interrupted(stack: &[String]) -> Interrupted<'_> {
+pub(crate) fn interrupted(stack: &[String]) -> Interrupted<'_> {
     // The first entry is that of the interrupt that took the stack; one further out is what it interrupted.
     let Some(entry) = stack.iter().position(|frame| is_entry(frame)) else {
         return Interrupted::Kernel(stack);

@@ -174,7 +174,7 @@ fn occupant(kind: u32, id: u32, handler: u64, name: &[i8; 16], symbols: &mut Ker
 }
 
 /// The name of an interrupt that no device makes, as the kernel's event has it.
-fn vector(id: u32) -> Option<&'static str> {
+pub(crate) fn vector(id: u32) -> Option<&'static str> {
     Some(match irq_vector(id) {
         irq_vector::VECTOR_LOCAL_TIMER => "local_timer",
         irq_vector::VECTOR_RESCHEDULE => "reschedule",

@@ -2,7 +2,6 @@
 //! Who has each CPU: the account that explains late events, kept by BPF programs while somebody asks for causes.
 
 mod decode;
-mod heartbeat;
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -11,14 +10,15 @@ use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
-use libbpf_rs::{Link, MapCore as _, MapFlags, Program};
+use libbpf_rs::{Link, MapCore as _, MapFlags, OpenObject, Program};
 
-use self::heartbeat::Heartbeats;
+pub(crate) use self::decode::vector;
 use self::skel::types::{account, occupancy_limits, wakeup_limits};
-use self::skel::{OccupancySkel, OccupancySkelBuilder, OpenOccupancySkel};
+use self::skel::{OccupancySkel, OccupancySkelBuilder};
 use crate::attach::{self, PlainData};
 use crate::capabilities::Fact;
 use crate::cpus;
+use crate::heartbeat::{self, Heartbeats};
 use crate::mapped::MappedArray;
 use crate::source::{AttachError, Need};
 use crate::symbols::address_of;
@@ -47,7 +47,7 @@ pub(crate) const WITHOUT_HEARTBEAT: &str = "interrupts that are off cannot be to
 /// Whether there can be a timer of its own on each CPU.
 pub(crate) fn probe_heartbeat() -> Fact {
     let online = cpus::online().unwrap_or_default();
-    match Heartbeats::start(online.get(..1).unwrap_or_default()) {
+    match Heartbeats::start(online.get(..1).unwrap_or_default(), heartbeat::PERIOD_NS) {
         Ok(_) => Fact::yes(""),
         // Whoever lacks the privilege cannot find out more.
         Err(error) => Fact::unknown(format!("{error} (run as root, or with CAP_PERFMON and CAP_SYSLOG)")),
@@ -77,6 +77,11 @@ pub(crate) enum Timers {
     OwnThreadsToo,
     /// And those of the kernel's timerlat tracer.
     TracersToo,
+    /// The heartbeats that a source has started itself. Interrupts that are off for so long are told, in nanoseconds.
+    HeartbeatsOfSource {
+        /// From which lateness on.
+        late_from_ns: u64,
+    },
 }
 
 /// The account of every CPU. It ends when it is dropped.
@@ -123,9 +128,12 @@ impl Account {
     pub(crate) fn load(of: Timers) -> Result<Self, AttachError> {
         let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
         let online = cpus::online().context("cannot tell which CPUs are online")?;
-        let (heartbeats, weaker) = match Heartbeats::start(&online) {
-            Ok(heartbeats) => (Some(heartbeats), None),
-            Err(error) => (None, Some(format!("{WITHOUT_HEARTBEAT}: {error}"))),
+        let (heartbeats, weaker) = match of {
+            Timers::HeartbeatsOfSource { .. } => (None, None),
+            _ => match Heartbeats::start(&online, heartbeat::PERIOD_NS) {
+                Ok(heartbeats) => (Some(heartbeats), None),
+                Err(error) => (None, Some(format!("{WITHOUT_HEARTBEAT}: {error}"))),
+            },
         };
         let mut open = OccupancySkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
@@ -133,13 +141,17 @@ impl Account {
         settings.tick_function = TICK_FUNCTIONS.iter().find_map(|function| address_of(function).ok()).unwrap_or(0);
         match of {
             Timers::Heartbeats => {}
+            Timers::HeartbeatsOfSource { late_from_ns } => {
+                settings.heartbeat_function = address_of(heartbeat::FUNCTION).unwrap_or(0);
+                settings.late_from_ns = late_from_ns;
+            }
             Timers::OwnThreadsToo => {
                 settings.wakeup_function = address_of(WAKEUP_FUNCTION).unwrap_or(0);
                 settings.own_process = std::process::id();
             }
             Timers::TracersToo => settings.tracer_function = address_of(TRACER_FUNCTION).unwrap_or(0),
         }
-        if of != Timers::Heartbeats {
+        if matches!(of, Timers::OwnThreadsToo | Timers::TracersToo) {
             // Each activation has such a timer, so little is missed; but a hypervisor makes many late by tens of microseconds.
             if !is_virtual() {
                 settings.late_from_ns = OWN_LATE_FROM_NS;
@@ -148,7 +160,7 @@ impl Account {
         open.maps.account_by_cpu.set_max_entries(cpus)?;
         open.maps.intervals_by_position.set_max_entries(cpus * occupancy_limits::INTERVALS.0)?;
         open.maps.wakeup_by_tid.set_max_entries(wakeup_limits::WAKEUPS.0)?;
-        leave_out_what_the_kernel_lacks(&mut open)?;
+        leave_out_what_the_kernel_lacks(open.open_object_mut())?;
         let skeleton = open.load()?;
         Ok(Account {
             links: Vec::new(),
@@ -231,9 +243,9 @@ impl Account {
 unsafe impl PlainData for account {}
 
 /// Interrupt vectors depend on the architecture and on the kernel's configuration.
-fn leave_out_what_the_kernel_lacks(open: &mut OpenOccupancySkel<'_>) -> Result<(), AttachError> {
+pub(crate) fn leave_out_what_the_kernel_lacks(open: &mut OpenObject) -> Result<(), AttachError> {
     let types = libbpf_rs::Btf::from_vmlinux()?;
-    for mut program in open.open_object_mut().progs_mut() {
+    for mut program in open.progs_mut() {
         // The question mark that makes a program optional is not in the section's name any more.
         let section = program.section().to_string_lossy().into_owned();
         let Some(event) = section.strip_prefix("tp_btf/").filter(|_| !program.autoload()) else {

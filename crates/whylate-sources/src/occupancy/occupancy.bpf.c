@@ -10,6 +10,7 @@
 #include "ways.bpf.h"
 #include "occupancy.bpf.h"
 #include "wakeups.bpf.h"
+#include "irq_vectors.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -341,17 +342,7 @@ int BPF_PROG(on_irq_handler_exit)
 		return irq_ends();                                                                                                         \
 	}
 
-VECTOR(local_timer, VECTOR_LOCAL_TIMER)
-VECTOR(reschedule, VECTOR_RESCHEDULE)
-VECTOR(call_function, VECTOR_CALL_FUNCTION)
-VECTOR(call_function_single, VECTOR_CALL_FUNCTION_SINGLE)
-VECTOR(irq_work, VECTOR_IRQ_WORK)
-VECTOR(x86_platform_ipi, VECTOR_PLATFORM_IPI)
-VECTOR(thermal_apic, VECTOR_THERMAL)
-VECTOR(threshold_apic, VECTOR_THRESHOLD)
-VECTOR(deferred_error_apic, VECTOR_DEFERRED_ERROR)
-VECTOR(error_apic, VECTOR_ERROR)
-VECTOR(spurious_apic, VECTOR_SPURIOUS)
+EACH_VECTOR(VECTOR)
 
 /* arm64: the reason is a text, such as "Rescheduling interrupts". */
 SEC("?tp_btf/ipi_entry")

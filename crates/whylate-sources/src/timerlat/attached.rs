@@ -12,7 +12,6 @@ use whylate_model::blame::{self, TimerEvidence};
 use whylate_model::{LateEvent, Snapshot};
 
 use super::activation::Activation;
-use super::floors::Floors;
 use super::programs::Programs;
 use super::skel::types::{interrupted_stack, late_activation};
 use super::threads::{self, Stop, Stopped};
@@ -20,6 +19,7 @@ use super::tracer::Tracer;
 use super::workload::Workload;
 use super::{INFO, TimerlatOptions};
 use crate::attach::Meter;
+use crate::floors::Floors;
 use crate::occupancy::Account;
 use crate::source::{AttachError, Attached, Backend};
 use crate::symbols::KernelSymbols;

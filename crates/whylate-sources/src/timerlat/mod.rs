@@ -10,7 +10,6 @@
 
 mod activation;
 mod attached;
-mod floors;
 mod handover;
 pub mod idle;
 mod missed;

@@ -37,8 +37,7 @@ pub(super) fn event_of(item: &late_item, stack: Vec<String>) -> LateEvent {
             ("pool".to_owned(), item.started_ns.saturating_sub(activated_ns)),
         ],
         stack,
-        causes: Vec::new(),
-        evidence: None,
+        ..LateEvent::default()
     }
 }
 

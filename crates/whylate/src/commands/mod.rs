@@ -2,8 +2,10 @@
 //! One module a command: its arguments and what it does.
 
 pub mod doctor;
+pub mod drive;
 pub mod generate;
 pub mod inject;
+pub mod irqsoff;
 pub mod timerlat;
 pub mod watch;
 pub mod wq;
@@ -66,6 +68,7 @@ pub fn run(command: Command) -> ExitCode {
     let result = match command {
         Command::Wq(arguments) => wq::run(&arguments).map(|()| SUCCESS),
         Command::Timerlat(arguments) => timerlat::run(&arguments),
+        Command::Irqsoff(arguments) => irqsoff::run(&arguments).map(|()| SUCCESS),
         Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
         Command::Doctor(arguments) => doctor::run(&arguments).map(|()| SUCCESS),
         Command::Generate(arguments) => generate::run(&arguments).map(|()| SUCCESS),

@@ -5,7 +5,7 @@ mod actions;
 mod events;
 mod run;
 mod screen;
-mod values;
+pub mod values;
 
 use std::path::PathBuf;
 

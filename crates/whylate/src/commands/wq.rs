@@ -4,16 +4,16 @@
 mod show;
 
 use std::io::{self, Write};
-use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{ArgGroup, Args, ValueEnum};
 use whylate_model::units::printable;
 use whylate_sources::wq::Wq;
-use whylate_sources::{Attached, By, Options, Source, symbols};
+use whylate_sources::{By, Options, Source, symbols};
 
 use crate::cli::duration_ns;
-use crate::commands::watch::{Ended, Watch};
+use crate::commands::drive::{Schedule, drive};
+use crate::commands::watch::Watch;
 use crate::output::Output;
 use crate::output::json::JsonLines;
 use crate::output::table::terminal_columns;
@@ -176,34 +176,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     output.begin(&mut out)?;
     out.flush()?;
 
-    let started = Instant::now();
-    let interval = arguments.interval.map(Duration::from_nanos);
-    let end = arguments.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
+    let schedule =
+        Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };
     let mut seen_any = false;
-    for number in 1.. {
-        // A fixed schedule: an output that takes long does not shift the ones after it.
-        let due = interval.and_then(|interval| started.checked_add(interval.saturating_mul(number)));
-        let until = [due, end].into_iter().flatten().min();
-        let ended = if arguments.lines() {
-            wait_for_late_events(source.as_mut(), &watch, until, output.as_mut(), &mut out)?
-        } else {
-            watch.until(until)?
-        };
-        if ended == Ended::OutputClosed {
-            return Ok(());
-        }
-        let snapshot = source.snapshot()?;
+    drive(source.as_mut(), &watch, schedule, arguments.lines(), (output.as_mut(), &mut out), &mut |snapshot| {
         seen_any |= !snapshot.total("latency").is_empty();
-        output.snapshot(&mut out, snapshot)?;
-        out.flush()?;
-        let last = ended == Ended::Signal
-            || interval.is_none()
-            || end.is_some_and(|end| Instant::now() >= end)
-            || arguments.count.is_some_and(|count| u64::from(number) >= count);
-        if last {
-            break;
-        }
-    }
+    })?;
     if let (Some(handler), false) = (&arguments.work, seen_any) {
         let why = match symbols::is_kernel_function(handler) {
             Some(false) => " (the kernel has no function of that name)",
@@ -212,30 +190,4 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         eprintln!("whylate: no work item of {} was seen{why}", printable(handler));
     }
     Ok(())
-}
-
-/// Waits until the next output, and shows late events meanwhile.
-fn wait_for_late_events(
-    source: &mut dyn Attached,
-    watch: &Watch,
-    until: Option<Instant>,
-    output: &mut dyn Output,
-    out: &mut dyn Write,
-) -> anyhow::Result<Ended> {
-    loop {
-        // Ten times a second is at once for a person, and little work.
-        let soon = Instant::now() + Duration::from_millis(100);
-        let ended = watch.until(Some(until.map_or(soon, |until| until.min(soon))))?;
-        let mut written = Ok(());
-        source.drain_late(Duration::ZERO, &mut |event| {
-            if written.is_ok() {
-                written = output.late(out, event);
-            }
-        })?;
-        written?;
-        out.flush()?;
-        if ended != Ended::Time || until.is_some_and(|until| Instant::now() >= until) {
-            return Ok(ended);
-        }
-    }
 }

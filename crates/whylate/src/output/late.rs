@@ -87,8 +87,7 @@ mod tests {
             cpu: 1,
             phases: vec![("activate".to_owned(), 345_678), ("pool".to_owned(), 12_000_000)],
             stack: vec!["__queue_work".to_owned(), "wb_wakeup".to_owned()],
-            causes: Vec::new(),
-            evidence: None,
+            ..LateEvent::default()
         };
         let mut out = Vec::new();
         write_heading(&mut out).expect("a vector takes everything");

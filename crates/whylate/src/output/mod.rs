@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod doctor_json;
 pub mod footer;
 pub mod histogram;
+pub mod irqsoff;
 pub mod json;
 pub mod late;
 pub mod table;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A timer on each CPU whose interrupt is due every millisecond: when it comes late, interrupts were off. It rests while the CPU changes
-//! hands often.
+//! A timer on each CPU whose interrupt is due once in a period: when it comes late, interrupts were off. For the account of CPUs it rests
+//! while the CPU changes hands often.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -14,10 +14,10 @@ use libbpf_rs::libbpf_sys::{PERF_COUNT_SW_CPU_CLOCK, PERF_FLAG_FD_CLOEXEC, PERF_
 
 use crate::symbols::address_of;
 
-/// How often it is due. Interrupts that are off for longer are seen; of their length at most this much is not.
-const PERIOD_NS: u64 = 1_000_000;
+/// How often it is due for the account. Interrupts that are off for longer are seen; of their length at most this much is not.
+pub(crate) const PERIOD_NS: u64 = 1_000_000;
 /// The kernel's function that the timer calls (kernel/events/core.c). It sets the timer anew for times to come only.
-const FUNCTION: &str = "perf_swevent_hrtimer";
+pub(crate) const FUNCTION: &str = "perf_swevent_hrtimer";
 
 /// How often it is decided whether a CPU's timer rests.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -29,7 +29,7 @@ const CALM_LOOKS: u32 = 5;
 
 /// The timers of all CPUs, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Heartbeats {
+pub(crate) struct Heartbeats {
     /// Address of the timers' function.
     pub function: u64,
     beats: Vec<Beat>,
@@ -56,18 +56,32 @@ struct Pace {
 
 impl Heartbeats {
     /// Starts a timer on each of the CPUs. Nobody reads its samples: only its interrupt matters.
-    pub(super) fn start(cpus: &[u32]) -> io::Result<Self> {
+    pub(crate) fn start(cpus: &[u32], period_ns: u64) -> io::Result<Self> {
         let function = address_of(FUNCTION)?;
         let beats = cpus
             .iter()
-            .map(|&cpu| Ok(Beat { cpu, event: start_on(cpu)?, rests: 0, seen: 0 }))
+            .map(|&cpu| Ok(Beat { cpu, event: start_on(cpu, period_ns)?, rests: 0, seen: 0 }))
             .collect::<io::Result<_>>()?;
         Ok(Heartbeats { function, beats, pace: None })
     }
 
+    /// Each CPU with the kernel's number of its event, by which a program knows it in every namespace.
+    pub(crate) fn ids(&self) -> io::Result<Vec<(u32, u64)>> {
+        self.beats.iter().map(|beat| Ok((beat.cpu, beat.id()?))).collect()
+    }
+
+    /// Starts the timer of a CPU anew, whose old one went when the CPU did. Returns the number of its event.
+    pub(crate) fn restart(&mut self, cpu: u32, period_ns: u64) -> io::Result<u64> {
+        let beat = Beat { cpu, event: start_on(cpu, period_ns)?, rests: 0, seen: 0 };
+        let id = beat.id()?;
+        self.beats.retain(|beat| beat.cpu != cpu);
+        self.beats.push(beat);
+        Ok(id)
+    }
+
     /// From now on lets timers rest on CPUs of which `written` tells many intervals. It gets the number of a CPU and returns how many
     /// intervals that has had, wrapping.
-    pub(super) fn keep_pace(&mut self, written: impl Fn(u32) -> u32 + Send + 'static) -> io::Result<()> {
+    pub(crate) fn keep_pace(&mut self, written: impl Fn(u32) -> u32 + Send + 'static) -> io::Result<()> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let mut beats = std::mem::take(&mut self.beats);
@@ -96,6 +110,15 @@ impl Drop for Heartbeats {
 }
 
 impl Beat {
+    fn id(&self) -> io::Result<u64> {
+        let mut id = 0_u64;
+        // SAFETY: the request writes one number of 64 bits, for which the pointer is valid; the descriptor is that of a perf event.
+        match unsafe { libc::ioctl(self.event.as_raw_fd(), PERF_EVENT_IOC_ID, &raw mut id) } {
+            0 => Ok(id),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     fn adapt(&mut self, written: u32) {
         let since = written.wrapping_sub(self.seen);
         self.seen = written;
@@ -118,15 +141,17 @@ impl Beat {
 /// `_IO('$', 0)` and `_IO('$', 1)` of include/uapi/linux/perf_event.h.
 const PERF_EVENT_IOC_ENABLE: libc::Ioctl = 0x2400;
 const PERF_EVENT_IOC_DISABLE: libc::Ioctl = 0x2401;
+/// `_IOR('$', 7, __u64 *)`, whose size is that of a pointer.
+const PERF_EVENT_IOC_ID: libc::Ioctl = 0x8000_2407 | ((size_of::<*const u64>() as libc::Ioctl) << 16);
 
-fn start_on(cpu: u32) -> io::Result<OwnedFd> {
+fn start_on(cpu: u32, period_ns: u64) -> io::Result<OwnedFd> {
     let mut attributes = perf_event_attr {
         type_: PERF_TYPE_SOFTWARE,
         size: size_of::<perf_event_attr>() as u32,
         config: PERF_COUNT_SW_CPU_CLOCK.into(),
         ..perf_event_attr::default()
     };
-    attributes.__bindgen_anon_1.sample_period = PERIOD_NS;
+    attributes.__bindgen_anon_1.sample_period = period_ns;
     let (every_process, no_group) = (-1, -1);
     // SAFETY: the attributes are valid for the call, which only reads them.
     let event = unsafe {

@@ -6,24 +6,24 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 /// The worst latencies of each CPU so far.
 #[derive(Debug)]
-pub(super) struct Floors {
+pub(crate) struct Floors {
     limit: usize,
     worst_ns: BTreeMap<u32, BinaryHeap<Reverse<u64>>>,
 }
 
 impl Floors {
     /// For the worst `limit` of each CPU.
-    pub(super) fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Floors { limit, worst_ns: BTreeMap::new() }
     }
 
     /// Begins anew.
-    pub(super) fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.worst_ns.clear();
     }
 
     /// Adds a latency; returns from which one on a further one is among the worst, once there are as many as wanted.
-    pub(super) fn add(&mut self, cpu: u32, latency_ns: u64) -> Option<u64> {
+    pub(crate) fn add(&mut self, cpu: u32, latency_ns: u64) -> Option<u64> {
         let worst_ns = self.worst_ns.entry(cpu).or_default();
         worst_ns.push(Reverse(latency_ns));
         if worst_ns.len() > self.limit {

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The events of a capture: sections with interrupts or preemption off, handlers, and timers that were late meanwhile.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use super::line::{Line, function, number};
+use super::place::Place;
+use super::series::{AllSeries, SeriesPlace};
+use super::timers::Timers;
+use super::{Lates, section_event};
+use crate::{Cause, CauseKind, Labels, LateEvent, Snapshot};
+
+/// No machine has more CPUs; a damaged file may name more.
+const CPUS: usize = 8 << 10;
+/// No kernel has more functions that disable interrupts.
+const NAMES: usize = 64 << 10;
+/// So many sections of a CPU are kept to explain what comes next there.
+const RECENT: usize = 512;
+/// Shorter ones make nothing late.
+const MATTERS_NS: u64 = 1_000;
+
+/// A name, once however often it stands in the file.
+type Name = u32;
+
+#[derive(Debug, Default)]
+struct Names {
+    numbers: HashMap<Box<str>, Name>,
+    names: Vec<Box<str>>,
+}
+
+impl Names {
+    fn number(&mut self, name: &str) -> Name {
+        if let Some(&number) = self.numbers.get(name) {
+            return number;
+        }
+        // One more stands for all that there is no room for.
+        let name = if self.names.len() < NAMES { name } else { "(others)" };
+        let next = self.names.len() as Name;
+        let number = *self.numbers.entry(name.into()).or_insert(next);
+        if number == next {
+            self.names.push(name.into());
+        }
+        number
+    }
+
+    fn get(&self, name: Name) -> &str {
+        self.names.get(name as usize).map_or("", |name| name)
+    }
+}
+
+/// What is off, from then on.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    since_ns: u64,
+    disabled_by: Name,
+    /// A handler that was called meanwhile.
+    handler: Option<Name>,
+}
+
+/// What was off, or who had the CPU.
+#[derive(Clone, Copy, Debug)]
+struct Section {
+    start_ns: u64,
+    end_ns: u64,
+    key: Key,
+    /// Whose thread it was.
+    comm: Name,
+    tid: u32,
+    series: Option<SeriesPlace>,
+}
+
+#[derive(Debug, Default)]
+struct Cpu {
+    irqs: Option<Open>,
+    preempt: Option<Open>,
+    handler: Option<(Name, u64)>,
+    recent: VecDeque<Section>,
+}
+
+impl Cpu {
+    fn remember(&mut self, section: Section) {
+        if self.recent.len() >= RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(section);
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    is_preemption: bool,
+    enabled_by: Name,
+    caller: Name,
+    disabled_by: Name,
+    handler: Name,
+}
+
+/// A timer that was called late.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LateTimer<'a> {
+    /// Its function.
+    pub function: &'a str,
+    /// When it was called.
+    pub at_ns: u64,
+    pub lateness_ns: u64,
+    /// Periods that it has missed.
+    pub missed: u64,
+}
+
+/// Everything that a capture has told so far.
+#[derive(Debug, Default)]
+pub(super) struct Capture {
+    pub series: AllSeries,
+    names: Names,
+    known: HashMap<Key, Option<SeriesPlace>>,
+    cpus: HashMap<u32, Cpu>,
+    timers: Timers,
+    span_ns: Option<(u64, u64)>,
+    has_any: bool,
+    lost: BTreeMap<&'static str, u64>,
+}
+
+impl Capture {
+    /// Whether an event of interrupts or timers was there.
+    pub(super) fn has_any(&self) -> bool {
+        self.has_any
+    }
+
+    /// The stamp of the last event; 0 without any.
+    pub(super) fn last_ns(&self) -> u64 {
+        self.span_ns.map_or(0, |(_, last_ns)| last_ns)
+    }
+
+    pub(super) fn lose(&mut self, reason: &'static str, more: u64) {
+        let lost = self.lost.entry(reason).or_default();
+        *lost = lost.saturating_add(more);
+    }
+
+    /// Whether a line tells of events that are missing: `CPU:6 [LOST 12 EVENTS]`, or `##### CPU 6 buffer started ####`. What was off before
+    /// may have been on again since.
+    pub(super) fn gap(&mut self, line: &str) -> bool {
+        let line = line.trim();
+        let (cpu, lost) = if let Some(rest) = line.strip_prefix("CPU:") {
+            let Some((cpu, rest)) = rest.split_once(" [LOST ") else { return false };
+            let Some(count) = rest.strip_suffix("EVENTS]") else { return false };
+            // Without a number the kernel does not know it.
+            (cpu, number(count.trim()).filter(|&lost| lost > 0).unwrap_or(1))
+        } else if let Some(rest) = line.strip_prefix("##### CPU ") {
+            let Some((cpu, _)) = rest.split_once(" buffer started") else { return false };
+            (cpu, 0)
+        } else {
+            return false;
+        };
+        let Some(cpu) = number::<u32>(cpu.trim()) else { return false };
+        self.lose("events", lost);
+        if let Some(cpu) = self.cpus.get_mut(&cpu) {
+            (cpu.irqs, cpu.preempt, cpu.handler) = (None, None, None);
+        }
+        true
+    }
+
+    /// Takes the next event of the capture.
+    pub(super) fn add(&mut self, line: &Line<'_>, lates: &mut Lates<'_>) {
+        let (first_ns, last_ns) = self.span_ns.unwrap_or((line.time_ns, line.time_ns));
+        self.span_ns = Some((first_ns.min(line.time_ns), last_ns.max(line.time_ns)));
+        if self.cpus.len() >= CPUS && !self.cpus.contains_key(&line.cpu) {
+            return self.lose("cpus_full", 1);
+        }
+        match line.event {
+            "irq_disable" | "preempt_disable" => self.disable(line),
+            "irq_enable" | "preempt_enable" => self.enable(line, lates),
+            "irq_handler_entry" => self.handler_begins(line),
+            "irq_handler_exit" => self.handler_ends(line, lates),
+            event => {
+                let timer = if event.starts_with("hrtimer_") { self.timers.event(line) } else { None };
+                let timer = timer.or_else(|| self.timers.printed(line));
+                self.has_any |= timer.is_some() || matches!(event, "hrtimer_start" | "hrtimer_expire_entry");
+                if let Some(timer) = timer {
+                    self.timer(line, &timer, lates);
+                }
+            }
+        }
+    }
+
+    fn disable(&mut self, line: &Line<'_>) {
+        self.has_any = true;
+        let disabled_by = self.names.number(function(line.field("caller").unwrap_or_default()));
+        let cpu = self.cpus.entry(line.cpu).or_default();
+        let open = if line.event == "irq_disable" { &mut cpu.irqs } else { &mut cpu.preempt };
+        if open.replace(Open { since_ns: line.time_ns, disabled_by, handler: None }).is_some() {
+            self.lose("unmatched", 1);
+        }
+    }
+
+    fn enable(&mut self, line: &Line<'_>, lates: &mut Lates<'_>) {
+        self.has_any = true;
+        let is_irqs = line.event == "irq_enable";
+        let cpu = self.cpus.entry(line.cpu).or_default();
+        let open = if is_irqs { cpu.irqs.take() } else { cpu.preempt.take() };
+        let Some(open) = open.filter(|open| open.since_ns <= line.time_ns) else { return self.lose("unmatched", 1) };
+        let enabled_by = self.names.number(function(line.field("caller").unwrap_or_default()));
+        let caller = self.names.number(function(line.field("parent").unwrap_or_default()));
+        let handler = open.handler.unwrap_or_else(|| self.names.number(""));
+        let key = Key { is_preemption: !is_irqs, enabled_by, caller, disabled_by: open.disabled_by, handler };
+        self.section(line, key, open.since_ns, lates);
+    }
+
+    fn handler_begins(&mut self, line: &Line<'_>) {
+        self.has_any = true;
+        let handler = self.names.number(name_of_handler(line.text));
+        let cpu = self.cpus.entry(line.cpu).or_default();
+        match &mut cpu.irqs {
+            Some(open) => open.handler = open.handler.or(Some(handler)),
+            None => cpu.handler = Some((handler, line.time_ns)),
+        }
+    }
+
+    /// A handler counts for itself where nothing tells how long interrupts were off.
+    fn handler_ends(&mut self, line: &Line<'_>, lates: &mut Lates<'_>) {
+        let Some((handler, since_ns)) = self.cpus.entry(line.cpu).or_default().handler.take() else { return };
+        let nobody = self.names.number("");
+        if since_ns <= line.time_ns {
+            let key = Key { is_preemption: false, enabled_by: nobody, caller: nobody, disabled_by: nobody, handler };
+            self.section(line, key, since_ns, lates);
+        }
+    }
+
+    fn section(&mut self, line: &Line<'_>, key: Key, start_ns: u64, lates: &mut Lates<'_>) {
+        let length_ns = line.time_ns - start_ns;
+        let (names, all) = (&self.names, &mut self.series);
+        let series = *self.known.entry(key).or_insert_with(|| all.place(place_of(names, key).labels()));
+        match series {
+            Some(series) => self.series.section(series, length_ns),
+            None => self.lose("series_full", 1),
+        }
+        if lates.wants(length_ns) {
+            let place = place_of(&self.names, key);
+            let thread = format!("{}:{}", line.comm, line.tid);
+            lates.give(section_event(&place, &thread, line.time_ns, length_ns, line.cpu, stack_of(&place)));
+        }
+        if length_ns >= MATTERS_NS {
+            let (comm, tid, end_ns) = (self.names.number(line.comm), line.tid, line.time_ns);
+            let section = Section { start_ns, end_ns, key, comm, tid, series };
+            self.cpus.entry(line.cpu).or_default().remember(section);
+        }
+    }
+
+    fn timer(&mut self, line: &Line<'_>, timer: &LateTimer<'_>, lates: &mut Lates<'_>) {
+        let mut labels = Labels::from([("callback".to_owned(), timer.function.to_owned())]);
+        labels.insert("cpu".to_owned(), line.cpu.to_string());
+        match self.series.place(labels.clone()) {
+            Some(place) => {
+                self.series.timer(place, timer.lateness_ns);
+                self.series.value(place, "overruns", timer.missed);
+            }
+            None => self.lose("series_full", 1),
+        }
+        if timer.missed == 0 && !lates.wants(timer.lateness_ns) {
+            return;
+        }
+        let (causes, main) = self.causes(line, timer);
+        if let Some(place) = main.filter(|_| timer.missed > 0) {
+            self.series.value(place, "overruns", timer.missed);
+        }
+        if lates.wants(timer.lateness_ns) {
+            labels.insert("overruns".to_owned(), timer.missed.to_string());
+            let (latency_ns, cpu) = (timer.lateness_ns, line.cpu);
+            lates.give(LateEvent { labels, at_unix_ns: timer.at_ns, latency_ns, cpu, causes, ..LateEvent::default() });
+        }
+    }
+
+    /// What was off while the timer was due, and the series of what was off longest. The causes add up to the lateness.
+    fn causes(&self, line: &Line<'_>, timer: &LateTimer<'_>) -> (Vec<Cause>, Option<SeriesPlace>) {
+        let due_ns = timer.at_ns.saturating_sub(timer.lateness_ns);
+        let cpu = self.cpus.get(&line.cpu);
+        let mut left_ns = timer.lateness_ns;
+        let mut causes: Vec<Cause> = Vec::new();
+        let mut longest: (u64, Option<SeriesPlace>) = (0, None);
+        let mut blame = |kind, who: String, from_ns: u64, until_ns: u64, stack: Vec<String>| {
+            let ns = until_ns.min(timer.at_ns).saturating_sub(from_ns.max(due_ns)).min(left_ns);
+            left_ns -= ns;
+            match causes.iter_mut().find(|cause| cause.kind == kind && cause.who == who) {
+                Some(cause) => cause.ns += ns,
+                None if ns > 0 => causes.push(Cause { kind, who, ns, stack }),
+                None => {}
+            }
+            ns
+        };
+        if let Some(open) = cpu.and_then(|cpu| cpu.irqs) {
+            let (kind, who) = match open.handler {
+                Some(handler) => (CauseKind::Irq, self.names.get(handler).to_owned()),
+                None => (CauseKind::IrqsOff, format!("{}:{}", line.comm, line.tid)),
+            };
+            blame(kind, who, open.since_ns, timer.at_ns, Vec::new());
+        }
+        // Sections of one kind do not overlap; preemption that is off makes no timer late.
+        let recent = cpu.into_iter().flat_map(|cpu| &cpu.recent).filter(|section| !section.key.is_preemption);
+        for section in recent {
+            let place = place_of(&self.names, section.key);
+            let who = place.who(&format!("{}:{}", self.names.get(section.comm), section.tid));
+            let ns = blame(place.kind(), who, section.start_ns, section.end_ns, stack_of(&place));
+            if ns > longest.0 {
+                longest = (ns, section.series);
+            }
+        }
+        causes.sort_by_key(|cause| std::cmp::Reverse(cause.ns));
+        if left_ns > 0 {
+            causes.push(Cause {
+                kind: CauseKind::Unknown,
+                who: "not recorded".to_owned(),
+                ns: left_ns,
+                stack: Vec::new(),
+            });
+        }
+        (causes, longest.1)
+    }
+
+    /// Writes everything into the snapshot.
+    pub(super) fn finish(mut self, snapshot: &mut Snapshot) {
+        // What was off at the end of the file has no length.
+        let unfinished = |cpu: &Cpu| u64::from(cpu.irqs.is_some()) + u64::from(cpu.preempt.is_some());
+        let open = self.cpus.values().map(unfinished).sum();
+        self.lose("unmatched", open);
+        let (first_ns, last_ns) = self.span_ns.unwrap_or_default();
+        (snapshot.start_unix_ns, snapshot.duration_ns) = (first_ns, last_ns - first_ns);
+        snapshot.lost = self.lost.iter().map(|(&reason, &count)| (reason.to_owned(), count)).collect();
+        snapshot.series = self.series.into_series();
+    }
+}
+
+fn place_of(names: &Names, key: Key) -> Place<'_> {
+    Place {
+        is_preemption: key.is_preemption,
+        enabled_by: names.get(key.enabled_by),
+        caller: names.get(key.caller),
+        disabled_by: names.get(key.disabled_by),
+        handler: names.get(key.handler),
+    }
+}
+
+/// The event tells two frames; those at the end of a handler are nobody's doing.
+fn stack_of(place: &Place<'_>) -> Vec<String> {
+    let frames = if place.kind() == CauseKind::Irq { [""; 2] } else { [place.enabled_by, place.caller] };
+    frames.into_iter().filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// Of `irq=3 name=arch timer`: a name may hold spaces.
+fn name_of_handler(text: &str) -> &str {
+    text.split_once("name=").map_or(text, |(_, name)| name)
+}

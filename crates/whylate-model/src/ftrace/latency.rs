@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The latency trace of the tracers `irqsoff`, `preemptoff` and `preemptirqsoff`: a heading about the longest section, what was recorded in
+//! it, and the stack at its end (kernel/trace/trace.c, print_trace_header(); the same since 2.6, with more flags in each line).
+
+use super::line::{function, number};
+use super::place::Place;
+use crate::{Labels, LateEvent};
+
+/// What the tracers' own functions are called in a trace, at the end of a section.
+const HOOKS: [&str; 6] = [
+    "trace_hardirqs_on",
+    "trace_hardirqs_off",
+    "tracer_hardirqs_",
+    "trace_preempt_on",
+    "tracer_preempt_on",
+    "stop_critical_timing",
+];
+/// No stack of the kernel's has more frames.
+const FRAMES: usize = 128;
+
+/// The longest section that a tracer saw.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LatencyTrace {
+    /// Which of the tracers it was.
+    pub tracer: String,
+    /// The kernel's release.
+    pub release: String,
+    /// How long the section was, in whole microseconds.
+    pub latency_ns: u64,
+    /// Where it was.
+    pub cpu: u32,
+    /// Who ended it.
+    pub comm: String,
+    /// The number of that thread.
+    pub tid: u32,
+    /// The caller of what began it.
+    pub started_at: String,
+    /// The caller of what ended it.
+    pub ended_at: String,
+    /// The function that began it, where its line is there.
+    pub disabled_by: Option<String>,
+    /// The function that ended it, where its line is there.
+    pub enabled_by: Option<String>,
+    /// Whether interrupts were disabled when the function that ended it was called, where its line is there.
+    ended_with_irqs_off: Option<bool>,
+    /// When the record of the end was made, since the beginning.
+    ended_us: Option<u64>,
+    /// Of whoever ended it, innermost first.
+    pub stack: Vec<String>,
+}
+
+impl LatencyTrace {
+    /// The first one in a text.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut reader = LatencyReader::default();
+        let found = text.lines().find_map(|line| reader.take(line).1);
+        found.or_else(|| reader.finish())
+    }
+
+    /// Whether the heading fits the records: the kernel may begin another trace while one is read. The records of the end are made just
+    /// before and after the latency is taken.
+    pub fn is_whole(&self) -> bool {
+        let latency_us = self.latency_ns / 1_000;
+        let has_end = self.ended_us.is_some_and(|ended_us| ended_us.abs_diff(latency_us) <= 50 + latency_us / 20);
+        has_end && !self.stack.is_empty()
+    }
+
+    /// Where it began and ended.
+    pub fn place(&self) -> Place<'_> {
+        let is_preemption = match self.tracer.as_str() {
+            "preemptoff" => true,
+            "preemptirqsoff" => self.ended_with_irqs_off == Some(false),
+            _ => false,
+        };
+        let disabled_by = self.disabled_by.as_deref().unwrap_or(&self.started_at);
+        Place { is_preemption, enabled_by: self.function(), caller: self.caller(), disabled_by, handler: "" }
+    }
+
+    /// Who ended it, as far as it is told: `vprintk_emit` where a function that it called enabled interrupts.
+    pub fn function(&self) -> &str {
+        self.enabled_by.as_deref().unwrap_or(&self.ended_at)
+    }
+
+    /// Who called that function, as far as it is told.
+    pub fn caller(&self) -> &str {
+        if self.function() != self.ended_at {
+            return &self.ended_at;
+        }
+        let within = self.stack.iter().position(|frame| frame == self.function()).map_or(0, |at| at + 1);
+        self.stack.get(within).map_or("", String::as_str)
+    }
+
+    /// Innermost first, with the functions that are named apart from it.
+    pub fn whole_stack(&self) -> Vec<String> {
+        let mut stack = self.stack.clone();
+        for name in [Some(&self.ended_at), self.enabled_by.as_ref()].into_iter().flatten() {
+            if !name.is_empty() && !stack.contains(name) {
+                stack.insert(0, name.clone());
+            }
+        }
+        stack
+    }
+
+    /// Names of the section, to tell it from others.
+    pub fn labels(&self) -> Labels {
+        self.place().labels()
+    }
+
+    /// The late event of the section, which ended then.
+    pub fn event(&self, at_unix_ns: u64) -> LateEvent {
+        let thread = format!("{}:{}", self.comm, self.tid);
+        let stack = self.whole_stack();
+        let mut event = super::section_event(&self.place(), &thread, at_unix_ns, self.latency_ns, self.cpu, stack);
+        event.labels.insert("started_at".to_owned(), self.started_at.clone());
+        event.labels.insert("ended_at".to_owned(), self.ended_at.clone());
+        event
+    }
+}
+
+/// Puts a trace together, line by line.
+#[derive(Debug, Default)]
+pub struct LatencyReader {
+    open: Option<LatencyTrace>,
+    /// The heading has been read as far as the latency.
+    has_latency: bool,
+    in_stack: bool,
+}
+
+/// What a line was to the reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Was {
+    /// A part of a latency trace.
+    Part,
+    /// The heading of another tracer's latency trace.
+    AnotherTracer,
+    /// Something else.
+    Other,
+}
+
+impl LatencyReader {
+    /// What the line was; and the trace that ended with it, or before it.
+    pub fn take(&mut self, line: &str) -> (Was, Option<LatencyTrace>) {
+        let line = line.trim_end();
+        if let Some((tracer, release)) = line.strip_prefix("# ").and_then(|rest| rest.split_once(" latency trace v")) {
+            let finished = self.finish();
+            let is_ours = ["irqsoff", "preemptoff", "preemptirqsoff"].contains(&tracer);
+            if !is_ours {
+                return (Was::AnotherTracer, finished);
+            }
+            let release = release.split_once(" on ").map_or("", |(_, release)| release.trim());
+            let (tracer, release) = (tracer.to_owned(), release.to_owned());
+            self.open = Some(LatencyTrace { tracer, release, ..LatencyTrace::default() });
+            return (Was::Part, finished);
+        }
+        let Some(trace) = &mut self.open else { return (Was::Other, None) };
+        if let Some(comment) = line.strip_prefix('#') {
+            if comment.trim_start().starts_with("tracer:") {
+                return (Was::Part, self.finish());
+            }
+            self.has_latency |= heading(trace, comment.trim());
+            return (Was::Part, None);
+        }
+        if let Some(frame) = line.trim_start().strip_prefix("=> ") {
+            if self.in_stack && trace.stack.len() < FRAMES {
+                trace.stack.push(function(frame).to_owned());
+            }
+            return (Was::Part, None);
+        }
+        match record(line) {
+            // The stack is the last of it.
+            Some(_) if self.in_stack => (Was::Other, self.finish()),
+            Some(Record::Stack) => {
+                self.in_stack = true;
+                (Was::Part, None)
+            }
+            Some(Record::Call { function, irqs_off, at_us }) => {
+                if trace.disabled_by.is_none() {
+                    trace.disabled_by = Some(function.to_owned());
+                }
+                if !HOOKS.iter().any(|hook| function.starts_with(hook)) {
+                    trace.enabled_by = Some(function.to_owned());
+                    trace.ended_with_irqs_off = Some(irqs_off);
+                    trace.ended_us = at_us;
+                }
+                (Was::Part, None)
+            }
+            Some(Record::Event) => (Was::Part, None),
+            None if self.in_stack => (Was::Other, self.finish()),
+            None => (Was::Other, None),
+        }
+    }
+
+    /// The trace that has begun, unless its heading breaks off before the latency.
+    pub fn finish(&mut self) -> Option<LatencyTrace> {
+        let LatencyReader { open, has_latency, .. } = std::mem::take(self);
+        open.filter(|_| has_latency)
+    }
+}
+
+/// Takes one line of the heading; true for the one with the latency.
+fn heading(trace: &mut LatencyTrace, line: &str) -> bool {
+    if let Some(rest) = line.strip_prefix("latency: ") {
+        let latency = rest.split_once(" us").and_then(|(us, _)| number::<u64>(us)?.checked_mul(1_000));
+        let cpu = rest
+            .split_once("CPU#")
+            .map(|(_, rest)| rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default());
+        if let (Some(latency_ns), Some(cpu)) = (latency, cpu.and_then(number)) {
+            (trace.latency_ns, trace.cpu) = (latency_ns, cpu);
+            return true;
+        }
+    } else if let Some(rest) = line.strip_prefix("| task: ") {
+        // A name may hold anything.
+        let thread = rest.rsplit_once(" (uid:").map_or(rest, |(thread, _)| thread);
+        if let Some((comm, tid)) = thread.rsplit_once('-')
+            && let Some(tid) = number(tid)
+        {
+            (trace.comm, trace.tid) = (comm.to_owned(), tid);
+        }
+    } else if let Some(place) = line.strip_prefix("=> started at:") {
+        trace.started_at = function(place).to_owned();
+    } else if let Some(place) = line.strip_prefix("=> ended at:") {
+        trace.ended_at = function(place).to_owned();
+    }
+    false
+}
+
+/// A line of a trace, after its heading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Record<'a> {
+    Call { function: &'a str, irqs_off: bool, at_us: Option<u64> },
+    Stack,
+    Event,
+}
+
+/// Of `comm-tid 7d..1 12116us : function <-parent`: the name may hold spaces, so the line is read from its stamp on.
+fn record(line: &str) -> Option<Record<'_>> {
+    let at = line.match_indices("us").map(|(at, _)| at).take(8).find(|&at| is_stamp(line, at))?;
+    let (_, text) = line[at + 2..].split_once(": ")?;
+    if text.trim() == "<stack trace>" {
+        return Some(Record::Stack);
+    }
+    // A kernel without frame pointers does not know the caller.
+    let called = text.split_once(" <-").map_or(text, |(called, _)| called).trim();
+    if called.is_empty() || called.contains([' ', ':', '=']) {
+        return Some(Record::Event);
+    }
+    // The word before the stamp begins with the CPU and the flags.
+    let flags = line[..at].trim_end_matches(|c: char| c.is_ascii_digit()).split_ascii_whitespace().next_back()?;
+    let irqs_off = flags.trim_start_matches(|c: char| c.is_ascii_digit()).starts_with(['d', 'D']);
+    let stamp = line[..at].rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+    Some(Record::Call { function: function(called), irqs_off, at_us: number(stamp) })
+}
+
+/// Whether a number of microseconds ends there, with a mark and a colon after it.
+fn is_stamp(line: &str, at: usize) -> bool {
+    let (before, after) = (&line.as_bytes()[..at], &line.as_bytes()[at + 2..]);
+    before.last().is_some_and(u8::is_ascii_digit) && matches!(after, [_, b':', b' ', ..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CauseKind;
+
+    pub(crate) const REFERENCE: &str = include_str!("../../tests/ftrace/irqsoff-5.4.txt");
+
+    #[test]
+    fn the_trace_of_a_5_4_kernel_is_read() {
+        let trace = LatencyTrace::parse(REFERENCE).expect("a trace");
+        assert_eq!((trace.latency_ns, trace.cpu, trace.tid), (12_116_000, 7, 207));
+        assert_eq!(format!("{}-{}", trace.comm, trace.tid), "qseecom-unload--207");
+        assert_eq!((trace.started_at.as_str(), trace.ended_at.as_str()), ("vprintk_emit", "vprintk_emit"));
+        assert_eq!((trace.tracer.as_str(), trace.release.as_str()), ("irqsoff", "5.4.161-qgki-debug"));
+        assert_eq!(trace.function(), "console_trylock_spinning");
+        assert!(trace.is_whole());
+        assert_eq!(trace.place().kind(), CauseKind::IrqsOff);
+        let stack = "console_trylock_spinning vprintk_emit vprintk_default vprintk_func printk __dynamic_pr_debug \
+                     __qseecom_unload_app_kthread_func kthread ret_from_fork";
+        assert_eq!(trace.whole_stack(), stack.split_whitespace().collect::<Vec<_>>());
+        let event = trace.event(1);
+        assert_eq!((event.latency_ns, event.causes[0].ns), (12_116_000, 12_116_000));
+    }
+
+    #[test]
+    fn flags_of_newer_kernels_and_offsets_make_no_difference() {
+        let text = "# preemptirqsoff latency trace v1.1.5 on 6.12.57\n\
+            # latency: 20012 us, #4/4, CPU#1 | (M:preempt VP:0, KP:0, SP:0 HP:0 #P:2)\n\
+            #    | task: my task (uid:7)-1-88 (uid:0 nice:0 policy:0 rt_prio:0)\n\
+            #  => started at: execute_preemptirqtest+0x30/0x100\n#  => ended at:   preemptirqtest_0+0x9/0x20\n\
+            my task(-88        1...1.    0us : preemptirqtest_0 <-preemptirq_delay_run\n\
+            my task(-88        1...1. 20011us!: execute_preemptirqtest+0x5/0x10 <-preemptirqtest_0+0x9/0x20\n\
+            my task(-88        1...1. 20012us : tracer_preempt_on <-preemptirqtest_0\n\
+            my task(-88        1...1. 20020us : <stack trace>\n => preemptirqtest_0+0x9/0x20\n\n# tracer: nop\n => not_of_it\n";
+        let trace = LatencyTrace::parse(text).expect("a trace");
+        assert_eq!(
+            (trace.comm.as_str(), trace.tid, trace.place().kind()),
+            ("my task (uid:7)-1", 88, CauseKind::PreemptOff)
+        );
+        assert_eq!(trace.function(), "execute_preemptirqtest");
+        assert_eq!(trace.disabled_by.as_deref(), Some("preemptirqtest_0"));
+        assert_eq!(trace.whole_stack(), ["execute_preemptirqtest", "preemptirqtest_0"]);
+    }
+
+    #[test]
+    fn a_trace_of_6_12_without_callers_is_read() {
+        let trace = LatencyTrace::parse(include_str!("../../tests/ftrace/irqsoff-6.12.txt")).expect("a trace");
+        assert_eq!((trace.latency_ns, trace.cpu, trace.place().kind()), (20_113_000, 1, CauseKind::IrqsOff));
+        assert_eq!((trace.function(), trace.caller()), ("execute_preemptirqtest", "preemptirq_delay_run"));
+        assert_eq!(trace.labels()["disabled_by"], "execute_preemptirqtest");
+        let stack = "execute_preemptirqtest preemptirq_delay_run kthread ret_from_fork ret_from_fork_asm";
+        assert_eq!(trace.whole_stack(), stack.split_whitespace().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_heading_that_breaks_off_is_no_trace() {
+        let until = |mark: &str| &REFERENCE[..REFERENCE.find(mark).expect("it is there")];
+        assert_eq!(LatencyTrace::parse(until(" us, #4/4")), None);
+        let broken = LatencyTrace::parse(until("qseecom--207")).expect("a trace");
+        assert_eq!((broken.latency_ns, broken.function()), (12_116_000, "vprintk_emit"));
+        assert!(!broken.is_whole());
+    }
+
+    #[test]
+    fn a_trace_that_changed_while_it_was_read_does_not_fit_itself() {
+        for (was, is) in [("latency: 12116 us", "latency: 13116 us"), (" => ", "")] {
+            let trace = LatencyTrace::parse(&REFERENCE.replace(was, is)).expect("a trace");
+            assert!(!trace.is_whole(), "{is}");
+        }
+    }
+}

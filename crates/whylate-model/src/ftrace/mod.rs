@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What ftrace has written to a file: latency traces of `irqsoff` and its kin, and captures of `trace_pipe`. Both may stand in one file,
+//! with anything between them, as in a report that somebody has sent.
+//!
+//! A file is read once, a line at a time, and what is kept does not grow with it.
+
+mod capture;
+mod latency;
+mod line;
+mod place;
+mod series;
+mod timers;
+
+use std::io::{self, BufRead};
+
+use thiserror::Error;
+
+pub use self::latency::LatencyTrace;
+pub use self::line::Line;
+pub use self::place::Place;
+
+use self::capture::Capture;
+use self::latency::{LatencyReader, Was};
+use crate::{Cause, LateEvent, Snapshot, Worst};
+
+/// Longer lines are no lines of a trace.
+const LONGEST: usize = 8 << 10;
+/// The start of what `trace-cmd record` writes, and of compressed files.
+const TRACE_DAT: &[u8] = b"\x17\x08\x44tracing";
+const COMPRESSED: [&[u8]; 3] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"];
+
+/// What to do with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImportOptions {
+    /// Hand over each section, and each timer, that was at least so long or so late.
+    pub late_over_ns: Option<u64>,
+    /// Hand over so many of the longest ones at the end, where there is no threshold.
+    pub worst: usize,
+}
+
+/// Why a file told nothing.
+#[derive(Debug, Error)]
+pub enum ImportError {
+    /// It cannot be read.
+    #[error("cannot read it: {0}")]
+    Io(#[from] io::Error),
+    /// It is of `trace-cmd`.
+    #[error("this is a trace.dat: give what `trace-cmd report -i` prints of it")]
+    TraceDat,
+    /// It is compressed.
+    #[error("this is compressed: decompress it first")]
+    Compressed,
+    /// A latency trace stops before its latency, and there is nothing else.
+    #[error("the latency trace breaks off in its heading: copy all of it")]
+    Truncated,
+    /// A latency trace of a tracer that measures something else.
+    #[error("this is the latency trace of another tracer: give one of irqsoff, preemptoff or preemptirqsoff")]
+    AnotherTracer,
+    /// There are events, and none tells of interrupts or timers.
+    #[error(
+        "no event in it tells of interrupts: record irq_disable and irq_enable, and irq_handler_* and hrtimer_* beside them"
+    )]
+    NoSuchEvents,
+    /// No line is of ftrace.
+    #[error(
+        "no line in it is a latency trace or an event of trace_pipe: give the text of ftrace's file `trace` or `trace_pipe`"
+    )]
+    NotATrace,
+}
+
+/// Reads a file to its end. Late events are handed over as they are found.
+///
+/// Stamps are by the clock of the trace, which begins when the machine did: as wall-clock times they are of 1970.
+///
+/// # Errors
+/// When it cannot be read, or tells nothing of interrupts.
+pub fn import(
+    mut input: impl BufRead,
+    host: &str,
+    options: ImportOptions,
+    each: &mut dyn FnMut(LateEvent),
+) -> Result<Snapshot, ImportError> {
+    let start = input.fill_buf()?;
+    if start.starts_with(TRACE_DAT) {
+        return Err(ImportError::TraceDat);
+    }
+    if COMPRESSED.iter().any(|magic| start.starts_with(magic)) {
+        return Err(ImportError::Compressed);
+    }
+    let mut found = Found::default();
+    let mut lates = Lates { threshold_ns: options.late_over_ns, worst: Worst::new(options.worst), each };
+    let mut bytes = Vec::new();
+    while read_line(&mut input, &mut bytes)? {
+        found.line(&String::from_utf8_lossy(&bytes), &mut lates);
+    }
+    found.end(host, &mut lates)
+}
+
+/// Who is given the late events.
+struct Lates<'a> {
+    threshold_ns: Option<u64>,
+    worst: Worst,
+    each: &'a mut dyn FnMut(LateEvent),
+}
+
+impl Lates<'_> {
+    /// Whether one so long would be handed over now or at the end.
+    fn wants(&self, latency_ns: u64) -> bool {
+        match self.threshold_ns {
+            Some(threshold_ns) => latency_ns >= threshold_ns,
+            None => {
+                !self.worst.is_full() || self.worst.iter().last().is_some_and(|least| latency_ns > least.latency_ns)
+            }
+        }
+    }
+
+    fn give(&mut self, event: LateEvent) {
+        match self.threshold_ns {
+            Some(threshold_ns) if event.latency_ns < threshold_ns => {}
+            Some(_) => (self.each)(event),
+            None => self.worst.add(event),
+        }
+    }
+}
+
+/// What a file has told so far.
+#[derive(Debug, Default)]
+struct Found {
+    latency: LatencyReader,
+    capture: Capture,
+    traces: u64,
+    events: u64,
+    has_broken_heading: bool,
+    has_another_tracer: bool,
+    unreadable: u64,
+}
+
+impl Found {
+    fn line(&mut self, line: &str, lates: &mut Lates<'_>) {
+        let (was, finished) = self.latency.take(line);
+        if let Some(trace) = finished {
+            self.trace(&trace, lates);
+        }
+        match was {
+            Was::Part => self.has_broken_heading = true,
+            Was::AnotherTracer => self.has_another_tracer = true,
+            Was::Other => {
+                if let Some(line) = Line::parse(line) {
+                    self.events += 1;
+                    self.capture.add(&line, lates);
+                } else if !self.capture.gap(line) && !is_blank(line) {
+                    self.unreadable += 1;
+                }
+            }
+        }
+    }
+
+    fn trace(&mut self, trace: &LatencyTrace, lates: &mut Lates<'_>) {
+        self.traces += 1;
+        match self.capture.series.place(trace.labels()) {
+            Some(place) => self.capture.series.section(place, trace.latency_ns),
+            None => self.capture.lose("series_full", 1),
+        }
+        if lates.wants(trace.latency_ns) {
+            lates.give(trace.event(self.capture.last_ns()));
+        }
+    }
+
+    fn end(mut self, host: &str, lates: &mut Lates<'_>) -> Result<Snapshot, ImportError> {
+        if let Some(trace) = self.latency.finish() {
+            self.trace(&trace, lates);
+        }
+        if self.traces == 0 && !self.capture.has_any() {
+            return Err(match self {
+                Found { events: 1.., .. } => ImportError::NoSuchEvents,
+                Found { has_broken_heading: true, .. } => ImportError::Truncated,
+                Found { has_another_tracer: true, .. } => ImportError::AnotherTracer,
+                _ => ImportError::NotATrace,
+            });
+        }
+        for event in lates.worst.take() {
+            (lates.each)(event);
+        }
+        let mut snapshot = Snapshot::new("irqsoff", "import", host, 0);
+        self.capture.finish(&mut snapshot);
+        *snapshot.lost.entry("unreadable".to_owned()).or_default() += self.unreadable;
+        Ok(snapshot)
+    }
+}
+
+/// Headings, stacks and empty lines tell nothing, and nothing is lost with them.
+fn is_blank(line: &str) -> bool {
+    let line = line.trim();
+    line.is_empty() || line.starts_with('#') || line.starts_with("=> ") || line.ends_with("<stack trace>")
+}
+
+/// Takes the next line without its end; what is beyond the longest line is dropped. False at the end of the file.
+fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
+    line.clear();
+    let mut is_any = false;
+    loop {
+        let bytes = match input.fill_buf() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            bytes => bytes?,
+        };
+        if bytes.is_empty() {
+            return Ok(is_any);
+        }
+        is_any = true;
+        let end = bytes.iter().position(|&byte| byte == b'\n');
+        let part = &bytes[..end.unwrap_or(bytes.len())];
+        line.extend_from_slice(&part[..part.len().min(LONGEST - line.len())]);
+        let taken = part.len() + usize::from(end.is_some());
+        input.consume(taken);
+        if end.is_some() {
+            return Ok(true);
+        }
+    }
+}
+
+/// The late event of a section that ended then, in a thread (`name:tid`). Its cause is itself.
+pub fn section_event(
+    place: &Place<'_>,
+    thread: &str,
+    at_unix_ns: u64,
+    latency_ns: u64,
+    cpu: u32,
+    stack: Vec<String>,
+) -> LateEvent {
+    let mut labels = place.labels();
+    labels.insert("task".to_owned(), thread.to_owned());
+    let causes = vec![Cause { kind: place.kind(), who: place.who(thread), ns: latency_ns, stack: stack.clone() }];
+    LateEvent { labels, at_unix_ns, latency_ns, cpu, stack, causes, ..LateEvent::default() }
+}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Who kept interrupts off, told from what was seen of an interrupt that came late.
+
+mod advice;
+
+pub use advice::advice;
+
+use serde::{Deserialize, Serialize};
+
+use crate::blame::frames::{Interrupted, interrupted};
+use crate::blame::{TimerEvidence, timer_causes};
+use crate::{Cause, CauseKind, Labels, Occupancy};
+
+/// What an interrupt interrupted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Found {
+    /// Kernel code, of a thread.
+    #[default]
+    Kernel,
+    /// Kernel code, of the idle loop.
+    Idle,
+    /// User code, in which interrupts are on.
+    User,
+}
+
+/// What made an interrupt late, where that is known without a look at the stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// It is not.
+    #[default]
+    Unknown,
+    /// The hypervisor had the CPU for most of the time.
+    Steal,
+    /// Handlers of other interrupts ran for most of it; this is the one that ran longest.
+    Handler(String),
+}
+
+/// What was seen of an interrupt that came late. Times are CLOCK_MONOTONIC.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LateTick {
+    /// When its timer was due.
+    pub due_ns: u64,
+    /// When it was let in.
+    pub came_ns: u64,
+    /// What it interrupted.
+    pub found: Found,
+    /// What is known of what made it late.
+    pub reason: Reason,
+    /// The kernel stack that it found, innermost frame first, with the frames of the interrupt itself.
+    pub stack: Vec<String>,
+    /// Of that, what the hypervisor took.
+    pub steal_ns: u64,
+    /// Of that, what handlers of other interrupts took.
+    pub handlers_ns: u64,
+    /// The CPU.
+    pub cpu: u32,
+    /// The thread that had it, as causes name it: `name:tid`.
+    pub thread: String,
+    /// Who had the CPU meanwhile, where causes are asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub occupancy: Option<Occupancy>,
+}
+
+impl LateTick {
+    /// How late it was.
+    pub fn late_ns(&self) -> u64 {
+        self.came_ns.saturating_sub(self.due_ns)
+    }
+
+    /// Who made it late.
+    pub fn culprit(&self) -> Culprit {
+        culprit(self.found, &self.reason, &self.stack)
+    }
+}
+
+/// Who made interrupts late, and how.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Culprit {
+    /// How.
+    pub kind: CauseKind,
+    /// The function that enabled interrupts again.
+    pub function: Option<String>,
+    /// The one that called it.
+    pub caller: Option<String>,
+    /// The handler of an interrupt.
+    pub handler: Option<String>,
+}
+
+impl Culprit {
+    /// As the labels of a series: `kind`, and `function`, `caller` or `handler` where they are known.
+    pub fn labels(&self) -> Labels {
+        let names = [("function", &self.function), ("caller", &self.caller), ("handler", &self.handler)];
+        let known = names.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value.clone()?)));
+        known.chain([("kind".to_owned(), self.kind.name().to_owned())]).collect()
+    }
+
+    fn of(kind: CauseKind) -> Self {
+        Culprit { kind, function: None, caller: None, handler: None }
+    }
+}
+
+/// Who made it late.
+///
+/// Only kernel code keeps interrupts off: one that interrupts user code was kept waiting by a handler, by the hypervisor, or by the machine
+/// itself (system management mode). One that is late in kernel code comes in where interrupts were enabled again. An idle state is left with
+/// interrupts off, which is nobody's doing.
+pub fn culprit(found: Found, reason: &Reason, stack: &[String]) -> Culprit {
+    match reason {
+        Reason::Steal => return Culprit::of(CauseKind::Steal),
+        Reason::Handler(name) => return Culprit { handler: Some(name.clone()), ..Culprit::of(CauseKind::Irq) },
+        Reason::Unknown => {}
+    }
+    let frames = match interrupted(stack) {
+        _ if found == Found::User => return Culprit::of(CauseKind::Unknown),
+        Interrupted::User => return Culprit::of(CauseKind::Unknown),
+        Interrupted::Kernel(frames) => frames,
+    };
+    if found == Found::Idle && is_idle_state(frames) {
+        return Culprit::of(CauseKind::IdleExit);
+    }
+    Culprit { function: frames.first().cloned(), caller: frames.get(1).cloned(), ..Culprit::of(CauseKind::IrqsOff) }
+}
+
+/// What a stack has below the frames of the interrupt; empty where that has interrupted user code.
+pub fn interrupted_stack(stack: &[String]) -> &[String] {
+    match interrupted(stack) {
+        Interrupted::Kernel(frames) => frames,
+        Interrupted::User => &[],
+    }
+}
+
+/// Whether the idle loop was in an idle state, or on the way into or out of one.
+fn is_idle_state(frames: &[String]) -> bool {
+    let is_state = |frame: &String| {
+        let function = frame.split(['+', ' ']).next().unwrap_or_default();
+        // What the idle loop calls when it gives the CPU to a thread.
+        function != "schedule_idle" && ["idle", "halt", "mwait"].iter().any(|part| function.contains(part))
+    };
+    let called = frames.iter().take_while(|frame| !frame.starts_with("schedule_idle"));
+    let reaches_loop = called.clone().count() == frames.len();
+    reaches_loop && called.take(3).any(is_state)
+}
+
+/// What made it late, largest first; the parts add up to how late it was. With an account of the CPU each instant has its cause.
+pub fn causes(tick: &LateTick) -> Vec<Cause> {
+    let late_ns = tick.late_ns();
+    if let Some(occupancy) = &tick.occupancy {
+        let stack = tick.stack.clone();
+        let LateTick { due_ns, came_ns, .. } = *tick;
+        let occupancy = occupancy.clone();
+        return timer_causes(&TimerEvidence { due_ns, irq_ns: came_ns, thread_ns: came_ns, tid: 0, occupancy, stack });
+    }
+    let culprit = tick.culprit();
+    let steal_ns = tick.steal_ns.min(late_ns);
+    let handlers_ns = tick.handlers_ns.min(late_ns - steal_ns);
+    let rest_ns = late_ns - steal_ns - handlers_ns;
+    let cause = |kind, who: &str, ns| Cause { kind, who: who.to_owned(), ns, stack: Vec::new() };
+    let handlers = |name: &str| cause(CauseKind::Irq, name, handlers_ns);
+    let (handlers, rest) = match &culprit {
+        Culprit { kind: CauseKind::Irq, handler, .. } => (
+            handlers(handler.as_deref().unwrap_or_default()),
+            cause(CauseKind::Unknown, "beside the handlers", rest_ns),
+        ),
+        Culprit { kind: CauseKind::Steal, .. } => {
+            (handlers("handlers"), cause(CauseKind::Unknown, "beside what was stolen", rest_ns))
+        }
+        Culprit { kind: CauseKind::IdleExit, .. } => {
+            (handlers("handlers"), cause(CauseKind::IdleExit, &format!("CPU {}", tick.cpu), rest_ns))
+        }
+        Culprit { kind: CauseKind::IrqsOff, .. } => {
+            let stack = interrupted_stack(&tick.stack).to_vec();
+            (handlers("handlers"), Cause { stack, ..cause(CauseKind::IrqsOff, &tick.thread, rest_ns) })
+        }
+        _ => (handlers("handlers"), cause(CauseKind::Unknown, "user code ran: the machine or its hypervisor", rest_ns)),
+    };
+    let mut causes = vec![cause(CauseKind::Steal, "hypervisor", steal_ns), handlers, rest];
+    causes.retain(|cause| cause.ns > 0);
+    causes.sort_by_key(|cause| std::cmp::Reverse(cause.ns));
+    causes
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn stack(frames: &str) -> Vec<String> {
+        let own = "hrtimer_interrupt sysvec_apic_timer_interrupt asm_sysvec_apic_timer_interrupt";
+        format!("{own} {frames}").split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn told(found: Found, frames: &str) -> (CauseKind, Option<String>, Option<String>) {
+        let culprit = culprit(found, &Reason::Unknown, &stack(frames));
+        (culprit.kind, culprit.function, culprit.caller)
+    }
+
+    #[test]
+    fn whoever_enabled_interrupts_is_the_culprit() {
+        let held = "_raw_spin_unlock_irqrestore serial8250_console_write console_unlock";
+        let names = |function: &str, caller: &str| (Some(function.to_owned()), Some(caller.to_owned()));
+        let (kind, function, caller) = told(Found::Kernel, held);
+        assert_eq!(
+            (kind, (function, caller)),
+            (CauseKind::IrqsOff, names("_raw_spin_unlock_irqrestore", "serial8250_console_write"))
+        );
+        // The idle loop runs the scheduler too, and softirqs.
+        let switch = "finish_task_switch __schedule schedule_idle do_idle cpu_startup_entry";
+        assert_eq!(told(Found::Idle, switch).0, CauseKind::IrqsOff);
+        let softirq = "_raw_spin_unlock_irqrestore net_rx_action handle_softirqs irq_exit_rcu do_idle";
+        assert_eq!(told(Found::Idle, softirq).0, CauseKind::IrqsOff);
+    }
+
+    #[test]
+    fn an_idle_state_is_nobodys_doing() {
+        for frames in ["pv_native_safe_halt default_idle do_idle", "cpuidle_enter_state cpuidle_enter do_idle"] {
+            assert_eq!(told(Found::Idle, frames), (CauseKind::IdleExit, None, None), "{frames}");
+        }
+    }
+
+    #[test]
+    fn user_code_keeps_no_interrupts_off() {
+        assert_eq!(told(Found::User, "anything").0, CauseKind::Unknown);
+        assert_eq!(told(Found::Kernel, "").0, CauseKind::Unknown);
+        let late =
+            LateTick { found: Found::User, came_ns: 900, steal_ns: 800, reason: Reason::Steal, ..LateTick::default() };
+        let kinds: Vec<_> = causes(&late).iter().map(|cause| (cause.kind, cause.ns)).collect();
+        assert_eq!(kinds, [(CauseKind::Steal, 800), (CauseKind::Unknown, 100)]);
+    }
+
+    #[test]
+    fn labels_name_what_is_known() {
+        let handler = culprit(Found::User, &Reason::Handler("nvme0q1".to_owned()), &[]);
+        let pairs = |culprit: &Culprit| culprit.labels().into_iter().collect::<Vec<_>>();
+        let text = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(pairs(&handler), [text("handler", "nvme0q1"), text("kind", "irq")]);
+        assert_eq!(pairs(&culprit(Found::Kernel, &Reason::Steal, &[])), [text("kind", "steal")]);
+        let held = culprit(Found::Kernel, &Reason::Unknown, &stack("unlock write"));
+        assert_eq!(pairs(&held), [text("caller", "write"), text("function", "unlock"), text("kind", "irqs_off")]);
+    }
+
+    proptest! {
+        #[test]
+        fn the_parts_add_up(late_ns in 0u64..1000, steal_ns in 0u64..1500, handlers_ns in 0u64..1500, reason in 0..3, found in 0..3) {
+            let reason = [Reason::Unknown, Reason::Steal, Reason::Handler("h".to_owned())][reason as usize].clone();
+            let found = [Found::Kernel, Found::Idle, Found::User][found as usize];
+            let tick = LateTick { found, reason, stack: stack("a b"), came_ns: late_ns, steal_ns, handlers_ns, ..LateTick::default() };
+            prop_assert_eq!(causes(&tick).iter().map(|cause| cause.ns).sum::<u64>(), late_ns);
+        }
+    }
+}

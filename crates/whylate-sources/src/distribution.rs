@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Takes histograms out of the memory in which BPF programs count (`bpf/distribution.bpf.h`), where several CPUs count into each.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use whylate_model::Histogram;
+use whylate_model::histogram::BUCKETS;
+
+use crate::mapped::MappedArray;
+
+/// Counts of one page.
+const PAGE_BUCKETS: usize = 16;
+const PAGES: usize = BUCKETS / PAGE_BUCKETS;
+/// A reading takes some microseconds, and few of them come between two values.
+const READ_ATTEMPTS: u32 = 16;
+
+/// A counter: the number of its page, and where in that, in bytes.
+type Position = (usize, usize);
+/// A bucket, its counter and what that holds.
+type Counted = (u32, Position, u64);
+
+/// Where the fields of a distribution are in its owner, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Places {
+    pub sum_ns: usize,
+    pub max_ns: usize,
+    pub inverted_min_ns: usize,
+    pub pages: usize,
+}
+
+/// Distributions of one kind, each in an element of an array.
+#[derive(Debug)]
+pub(crate) struct Distributions {
+    pages: Rc<MappedArray>,
+    places: Places,
+    /// What the sum of a distribution was more than its counts allow, in nanoseconds: some count came in later, and it belongs to what is
+    /// taken the next time.
+    owed_ns: HashMap<usize, i64>,
+}
+
+impl Distributions {
+    pub(crate) fn new(pages: Rc<MappedArray>, places: Places) -> Self {
+        Distributions { pages, places, owed_ns: HashMap::new() }
+    }
+
+    /// Takes out everything counted since the last time.
+    pub(crate) fn take(&mut self, owners: &MappedArray, id: usize) -> Histogram {
+        let (buckets, sum_ns) = self.read(owners, id);
+        let counts: Vec<(u32, u64)> = buckets.iter().map(|&(bucket, _, count)| (bucket, count)).collect();
+        if counts.is_empty() {
+            // What a value has left elsewhere by now belongs to the count that is still to come.
+            return Histogram::default();
+        }
+        for (_, (page, offset), count) in buckets {
+            self.pages.u64_at(page, offset).fetch_sub(count, Relaxed);
+        }
+        owners.u64_at(id, self.places.sum_ns).fetch_sub(sum_ns, Relaxed);
+        let owed_ns = self.owed_ns.remove(&id).unwrap_or(0);
+        let sum_ns = sum_ns.saturating_add_signed(owed_ns);
+        let max_ns = owners.u64_at(id, self.places.max_ns).swap(0, Relaxed);
+        let min_ns = !owners.u64_at(id, self.places.inverted_min_ns).swap(0, Relaxed);
+        // The indices ascend as they are read, so they are taken.
+        let histogram = Histogram::from_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default();
+        let rest_ns = i128::from(sum_ns) - i128::try_from(histogram.sum_ns()).unwrap_or(i128::MAX);
+        if let (false, Ok(rest_ns)) = (rest_ns == 0, i64::try_from(rest_ns)) {
+            self.owed_ns.insert(id, rest_ns);
+        }
+        histogram
+    }
+
+    /// The counters that hold anything, each with its bucket, position and value, and the sum: none was counted while they were read. Where
+    /// counting never pauses, the last attempt counts.
+    fn read(&self, owners: &MappedArray, id: usize) -> (Vec<Counted>, u64) {
+        let mut before = self.read_buckets(owners, id);
+        for attempt in 1.. {
+            let sum_ns = owners.u64_at(id, self.places.sum_ns).load(Acquire);
+            let after = self.read_buckets(owners, id);
+            if before == after || attempt == READ_ATTEMPTS {
+                return (before, sum_ns);
+            }
+            before = after;
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    fn read_buckets(&self, owners: &MappedArray, id: usize) -> Vec<Counted> {
+        let mut buckets = Vec::new();
+        for page in 0..PAGES {
+            let entry = self.places.pages + page * size_of::<u32>();
+            let number = owners.u32_at(id, entry).load(Acquire) as usize;
+            if number == 0 || number >= self.pages.entries() {
+                continue;
+            }
+            for bucket in 0..PAGE_BUCKETS {
+                let offset = bucket * size_of::<u64>();
+                let value = self.pages.u64_at(number, offset).load(Acquire);
+                if value > 0 {
+                    buckets.push(((page * PAGE_BUCKETS + bucket) as u32, (number, offset), value));
+                }
+            }
+        }
+        buckets
+    }
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Backend `events`: every section with interrupts off, or with preemption off, by the kernel's events at its beginning and its end.
+
+mod programs;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use whylate_model::ftrace::section_event;
+use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
+
+use self::programs::{Programs, late_section};
+use super::{EVENTS, INFO, IrqsoffOptions};
+use crate::attach::{self, Meter};
+use crate::floors::Floors;
+use crate::source::{AttachError, Attached, Backend};
+use crate::symbols::KernelSymbols;
+use crate::{clock, cpus};
+
+/// Starts it.
+pub(super) fn attach(
+    options: &IrqsoffOptions,
+    fallback_reason: Option<String>,
+) -> Result<Box<dyn Attached>, AttachError> {
+    Ok(Box::new(AttachedEvents::new(options, fallback_reason)?))
+}
+
+/// Measures until it is dropped.
+struct AttachedEvents {
+    /// First, so that no program runs while the rest goes.
+    programs: Programs,
+    options: IrqsoffOptions,
+    /// Those that can be there, or those that were asked for.
+    cpus: Vec<u32>,
+    floors: Option<Floors>,
+    symbols: KernelSymbols,
+    host: String,
+    since_unix_ns: u64,
+    since_monotonic_ns: u64,
+    fallback_reason: Option<String>,
+    meter: Meter,
+    /// Late events whose records were cut short.
+    cut_short: u64,
+}
+
+impl AttachedEvents {
+    fn new(options: &IrqsoffOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
+        attach::require_btf()?;
+        attach::silence_libbpf();
+        let online = cpus::online().context("cannot tell which CPUs are online")?;
+        if let Some(cpu) = options.cpus.iter().find(|cpu| !online.contains(cpu)) {
+            return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
+        }
+        let programs = Programs::attach(options.what)?;
+        // One that comes later is measured too.
+        let cpus = if options.cpus.is_empty() { (0..programs.cpus()).collect() } else { options.cpus.clone() };
+        let mut attached = AttachedEvents {
+            programs,
+            options: options.clone(),
+            cpus,
+            floors: options.worst.map(Floors::new),
+            symbols: KernelSymbols::default(),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            since_unix_ns: clock::unix_ns(),
+            since_monotonic_ns: clock::monotonic_ns(),
+            fallback_reason,
+            meter: Meter::default(),
+            cut_short: 0,
+        };
+        attached.forget_worst();
+        attached.cpus.iter().for_each(|&cpu| attached.programs.watch(cpu));
+        Ok(attached)
+    }
+
+    /// From now on, lengths are compared with later ones only to find the worst.
+    fn forget_worst(&mut self) {
+        let from_ns = match &mut self.floors {
+            // Shorter ones come by the thousand.
+            Some(floors) => {
+                floors.forget();
+                self.options.from_ns.min(self.send_always_ns())
+            }
+            None => self.send_always_ns(),
+        };
+        self.cpus.iter().for_each(|&cpu| self.programs.send_from(cpu, from_ns));
+    }
+
+    /// From which length on a late event is sent, whatever else was seen.
+    fn send_always_ns(&self) -> u64 {
+        let asked = [self.options.late_over_ns, self.options.explain_over_ns];
+        asked.into_iter().flatten().min().unwrap_or(u64::MAX)
+    }
+
+    fn raise_floor(&mut self, event: &LateEvent) {
+        let floor_ns = self.floors.as_mut().and_then(|floors| floors.add(event.cpu, event.latency_ns));
+        if let Some(floor_ns) = floor_ns {
+            self.programs.send_from(event.cpu, floor_ns.min(self.send_always_ns()));
+        }
+    }
+
+    fn event_of(&mut self, late: &late_section) -> LateEvent {
+        let names = self.programs.names(late.place);
+        let bytes = usize::try_from(late.stack_bytes).unwrap_or(0);
+        let addresses: Vec<u64> = late.stack.iter().copied().take(bytes / size_of::<u64>()).collect();
+        // What stands before whoever ended the section is the event and this program.
+        let own = addresses.iter().position(|&address| address == late.key.enabled_by).unwrap_or(0);
+        let stack = addresses[own..].iter().map(|&address| {
+            // These names are the kernel's own, of that moment: the module may be newer than the symbols, or gone.
+            let known = [(late.key.enabled_by, &names.enabled_by), (late.key.caller, &names.caller)];
+            match known.into_iter().find(|&(known, name)| known == address && !name.is_empty()) {
+                Some((_, name)) => name.clone(),
+                None => self.symbols.name(address).to_owned(),
+            }
+        });
+        let stack = stack.collect();
+        let thread = format!("{}:{}", attach::text(&late.comm), late.tid);
+        let latency_ns = late.end_ns.saturating_sub(late.start_ns);
+        let at_unix_ns = clock::unix_ns_of(late.end_ns);
+        section_event(&names.place(self.options.what), &thread, at_unix_ns, latency_ns, late.cpu, stack)
+    }
+
+    /// Places with the same names are one series.
+    fn series(&mut self, measured_ns: f64) -> Vec<Series> {
+        let mut lengths: BTreeMap<Labels, Histogram> = BTreeMap::new();
+        for (names, length) in self.programs.take_lengths() {
+            lengths.entry(names.place(self.options.what).labels()).or_default().merge(&length);
+        }
+        let series = lengths.into_iter().map(|(labels, length)| Series {
+            labels,
+            values: [("share".to_owned(), length.sum_ns() as f64 / measured_ns)].into(),
+            histograms: [("length".to_owned(), length)].into(),
+            ..Series::default()
+        });
+        series.collect()
+    }
+}
+
+impl Attached for AttachedEvents {
+    fn backend(&self) -> Backend<'_> {
+        Backend { name: EVENTS, fallback_reason: self.fallback_reason.as_deref() }
+    }
+
+    fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
+        let online = cpus::online().context("cannot tell which CPUs are online")?;
+        let measured = self.cpus.iter().filter(|cpu| online.contains(cpu)).count();
+        let mut snapshot = Snapshot::new(INFO.name, EVENTS, &self.host, self.since_unix_ns);
+        snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
+        snapshot.series = self.series((snapshot.duration_ns as f64 * measured as f64).max(1.0));
+        snapshot.lost = self.programs.take_lost();
+        *snapshot.lost.entry("late_events".to_owned()).or_default() += std::mem::take(&mut self.cut_short);
+        self.meter.tell(self.programs.statistics(), &mut snapshot);
+        self.forget_worst();
+        (self.since_monotonic_ns, self.since_unix_ns) = (now_monotonic_ns, now_unix_ns);
+        Ok(snapshot)
+    }
+
+    fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        self.programs.poll(wait)?;
+        while let Some(bytes) = self.programs.take_record() {
+            match attach::read_plain::<late_section>(&bytes) {
+                Some(late) => {
+                    let event = self.event_of(&late);
+                    self.raise_floor(&event);
+                    each(event);
+                }
+                None => self.cut_short += 1,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The BPF programs of `events` and the memory that they count in.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::mem::offset_of;
+use std::os::fd::AsFd as _;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use libbpf_rs::btf::types::Typedef;
+use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
+use libbpf_rs::{Btf, Link, RingBuffer, RingBufferBuilder};
+use whylate_model::Histogram;
+use whylate_model::ftrace::Place;
+
+pub(super) use self::skel::types::late_section;
+use self::skel::types::{bucket_page, distribution, place, section, section_limits, section_lost};
+use super::super::What;
+use crate::attach::{self, PlainData, ProgramStatistics};
+use crate::cpus;
+use crate::distribution::{Distributions, Places};
+use crate::mapped::MappedArray;
+use crate::source::AttachError;
+
+#[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/events.skel.rs"));
+}
+
+const MAX_PLACES: u32 = section_limits::MAX_PLACES.0;
+const NAME_LENGTH: usize = section_limits::PLACE_NAME_LENGTH.0 as usize;
+/// Five pages of buckets for each place: most sections of one are alike.
+const PAGES: u32 = 5 * MAX_PLACES;
+
+/// Every reason for a lost event, with its name in the output. What it means stands at the enum in `events.bpf.c`.
+const LOST: [(section_lost, &str); 4] = [
+    (section_lost::SECTION_UNMATCHED, "unmatched"),
+    (section_lost::SECTION_PLACES_FULL, "culprits_full"),
+    (section_lost::SECTION_BUCKETS_FULL, "buckets_full"),
+    (section_lost::SECTION_LATE_EVENTS, "late_events"),
+];
+
+// SAFETY: integers and arrays of integers only.
+#[allow(unsafe_code)]
+unsafe impl PlainData for late_section {}
+
+/// Names of functions of a place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Names {
+    pub enabled_by: String,
+    pub caller: String,
+    pub disabled_by: String,
+}
+
+impl Names {
+    pub(super) fn place(&self, what: What) -> Place<'_> {
+        Place {
+            is_preemption: what == What::Preemption,
+            enabled_by: &self.enabled_by,
+            caller: &self.caller,
+            disabled_by: &self.disabled_by,
+            handler: "",
+        }
+    }
+}
+
+/// Records as the kernel wrote them, in order.
+type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
+
+/// They run until they are dropped.
+pub(super) struct Programs {
+    _links: Vec<Link>,
+    ring: RingBuffer<'static>,
+    records: Records,
+    sections: MappedArray,
+    places: MappedArray,
+    lengths: Distributions,
+    skeleton: skel::EventsSkel<'static>,
+}
+
+impl Programs {
+    /// They count on the CPUs that are watched, none yet.
+    pub(super) fn attach(what: What) -> Result<Self, AttachError> {
+        let (begins, ends) = match what {
+            What::Irqs => ("irq_disable", "irq_enable"),
+            What::Preemption => ("preempt_disable", "preempt_enable"),
+        };
+        let types = Btf::from_vmlinux()?;
+        let has = |event: &str| types.type_by_name::<Typedef<'_>>(&format!("btf_trace_{event}")).is_some();
+        if !has(begins) {
+            let option = if what == What::Irqs { "CONFIG_TRACE_IRQFLAGS" } else { "CONFIG_TRACE_PREEMPT_TOGGLE" };
+            return Err(AttachError::Unsupported(format!(
+                "this kernel has no event preemptirq:{begins} (boot one with CONFIG_PREEMPTIRQ_TRACEPOINTS and {option})"
+            )));
+        }
+        let mut open = skel::EventsSkelBuilder::default().open(attach::open_object())?;
+        for mut program in open.open_object_mut().progs_mut() {
+            let name = program.name().to_string_lossy().into_owned();
+            let event = name.strip_prefix("on_").unwrap_or_default();
+            let is_wanted = match event {
+                "sched_switch" => what == What::Preemption,
+                // Only where CPUs can go offline.
+                "cpuhp_enter" => has(event),
+                event => event == begins || event == ends,
+            };
+            program.set_autoload(is_wanted);
+        }
+        let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
+        settings.page_limit = PAGES;
+        let entries = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        open.maps.section_by_cpu.set_max_entries(entries)?;
+        open.maps.bucket_pages.set_max_entries(PAGES)?;
+        let skeleton = open.load()?;
+        let map =
+            |map: &libbpf_rs::MapMut<'_>, entries: u32, bytes| MappedArray::new(map.as_fd(), entries as usize, bytes);
+        let maps = &skeleton.maps;
+        let sections = map(&maps.section_by_cpu, entries, size_of::<section>()).context("cannot map the sections")?;
+        let places = map(&maps.place_by_id, MAX_PLACES, size_of::<place>()).context("cannot map the places")?;
+        let pages = map(&maps.bucket_pages, PAGES, size_of::<bucket_page>()).context("cannot map the histograms")?;
+        let lengths = Distributions::new(Rc::new(pages), length_places());
+        let records = Records::default();
+        let ring = ring_of(&skeleton, &records)?;
+        let programs = skeleton.object().progs_mut().filter(|program| program.autoload());
+        let links = programs.map(|program| program.attach()).collect::<Result<Vec<_>, _>>()?;
+        Ok(Programs { _links: links, ring, records, sections, places, lengths, skeleton })
+    }
+
+    /// Counts on a CPU from now on.
+    pub(super) fn watch(&self, cpu: u32) {
+        self.sections.u32_at(cpu as usize, offset_of!(section, is_watched)).store(1, Ordering::Release);
+    }
+
+    /// A late event of the CPU is sent from this length on; `u64::MAX` for never.
+    pub(super) fn send_from(&self, cpu: u32, ns: u64) {
+        self.counter(cpu, offset_of!(section, send_from_ns)).store(ns, Ordering::Release);
+    }
+
+    fn counter(&self, cpu: u32, offset: usize) -> &std::sync::atomic::AtomicU64 {
+        self.sections.u64_at(cpu as usize, offset)
+    }
+
+    /// How many CPUs there can be.
+    pub(super) fn cpus(&self) -> u32 {
+        self.sections.entries() as u32
+    }
+
+    /// The lengths of sections since the last call, by place.
+    pub(super) fn take_lengths(&mut self) -> Vec<(Names, Histogram)> {
+        let given = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.places);
+        let mut taken = Vec::new();
+        for id in 0..given.min(MAX_PLACES) as usize {
+            let length = self.lengths.take(&self.places, id);
+            if !length.is_empty() {
+                taken.push((self.names(id as u32), length));
+            }
+        }
+        taken
+    }
+
+    /// What the kernel called the functions of a place when it was new; nothing where there is no such place.
+    pub(super) fn names(&self, id: u32) -> Names {
+        if id as usize >= self.places.entries() {
+            return Names::default();
+        }
+        let name = |offset: usize| {
+            let byte = |at: usize| self.places.u8_at(id as usize, offset + at).load(Ordering::Relaxed);
+            let bytes: Vec<u8> = (0..NAME_LENGTH).map(byte).take_while(|&byte| byte != 0).collect();
+            // Without its module: `function [module]`.
+            let name = String::from_utf8_lossy(&bytes);
+            name.split(' ').next().unwrap_or_default().to_owned()
+        };
+        Names {
+            enabled_by: name(offset_of!(place, enabled_by)),
+            caller: name(offset_of!(place, caller)),
+            disabled_by: name(offset_of!(place, disabled_by)),
+        }
+    }
+
+    /// Takes in late events, and waits at most so long for the first one.
+    pub(super) fn poll(&self, wait: Duration) -> anyhow::Result<()> {
+        attach::poll(&self.ring, wait)
+    }
+
+    pub(super) fn take_record(&self) -> Option<Box<[u8]>> {
+        self.records.borrow_mut().pop_front()
+    }
+
+    /// What could not be counted since the last call, by reason.
+    pub(super) fn take_lost(&self) -> BTreeMap<String, u64> {
+        let of = |reason: section_lost| {
+            let offset = offset_of!(section, lost) + 8 * reason.0 as usize;
+            (0..self.cpus()).map(|cpu| self.counter(cpu, offset).swap(0, Ordering::Relaxed)).sum()
+        };
+        LOST.into_iter().map(|(reason, name)| (name.to_owned(), of(reason))).collect()
+    }
+
+    pub(super) fn statistics(&self) -> ProgramStatistics {
+        attach::statistics(self.skeleton.object().progs().filter(libbpf_rs::Program::autoload))
+    }
+}
+
+fn length_places() -> Places {
+    let at = offset_of!(place, length);
+    Places {
+        sum_ns: at + offset_of!(distribution, sum_ns),
+        max_ns: at + offset_of!(distribution, max_ns),
+        inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
+        pages: at + offset_of!(distribution, pages),
+    }
+}
+
+fn ring_of(skeleton: &skel::EventsSkel<'_>, records: &Records) -> Result<RingBuffer<'static>, AttachError> {
+    let mut builder = RingBufferBuilder::new();
+    let records = Rc::clone(records);
+    builder.add(&skeleton.maps.late_sections, move |bytes| {
+        records.borrow_mut().push_back(bytes.into());
+        0
+    })?;
+    Ok(builder.build()?)
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Who keeps interrupts off, and for how long.
+//!
+//! Backend `events`: the kernel's events at the beginning and the end of each section, where it has them.
+//!
+//! Backend `tracer`: the kernel's tracers of the longest section.
+//!
+//! Backend `ticks`: a timer of each CPU is due once in a period. When its interrupt comes late although no handler ran and no hypervisor had
+//! the CPU, interrupts were off, and it comes in where they were enabled again: the stack that it finds names who did that.
+
+mod events;
+mod ticks;
+mod timers;
+mod tracer;
+
+pub use timers::attach_timers;
+
+use crate::attach;
+use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};
+
+/// Periods that a timer may have, in nanoseconds: the kernel throttles timers that are due more often.
+pub const PERIODS_NS: std::ops::RangeInclusive<u64> = 100_000..=1_000_000_000;
+/// The period unless asked for another one.
+pub const DEFAULT_PERIOD_NS: u64 = 1_000_000;
+/// The shortest lateness that counts unless asked for another one: a hypervisor makes timers late by tens of microseconds.
+pub const DEFAULT_FROM_NS: u64 = 100_000;
+
+const EVENTS: &str = "events";
+const TRACER: &str = "tracer";
+const TICKS: &str = "ticks";
+
+/// Starts measuring in one way; the text is why a better one is not in use.
+type Attach = fn(&IrqsoffOptions, Option<String>) -> Result<Box<dyn Attached>, AttachError>;
+
+/// How each backend is started, by its name.
+const BACKENDS: [(&str, Attach); 3] = [(EVENTS, events::attach), (TRACER, tracer::attach), (TICKS, ticks::attach)];
+
+/// The source's description.
+pub static INFO: SourceInfo = SourceInfo {
+    name: "irqsoff",
+    waits: "an interrupt",
+    from: "interrupts are disabled",
+    to: "they are enabled",
+    backends: &[
+        BackendInfo {
+            name: EVENTS,
+            needs: &[
+                Need::Btf,
+                Need::TpBtfPrograms,
+                Need::Tracepoint("preemptirq:irq_disable"),
+                Need::Tracepoint("preemptirq:irq_enable"),
+                Need::Map(MapKind::Array),
+                Need::Map(MapKind::RingBuf),
+            ],
+            weaker: "",
+        },
+        BackendInfo {
+            name: TRACER,
+            needs: &[Need::Tracer("irqsoff")],
+            weaker: "of each 10 ms it tells the longest section alone",
+        },
+        BackendInfo {
+            name: TICKS,
+            needs: &[
+                Need::Btf,
+                Need::TpBtfPrograms,
+                Need::Tracepoint("timer:hrtimer_expire_entry"),
+                Need::Tracepoint("timer:hrtimer_expire_exit"),
+                Need::Tracepoint("irq:irq_handler_entry"),
+                Need::Map(MapKind::Array),
+                Need::Map(MapKind::RingBuf),
+                Need::Map(MapKind::StackTrace),
+            ],
+            weaker: "a section is seen where a tick falls into it, and is up to a period longer than it is told",
+        },
+    ],
+};
+
+/// What is off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum What {
+    /// Interrupts.
+    #[default]
+    Irqs,
+    /// Preemption.
+    Preemption,
+}
+
+/// What to measure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IrqsoffOptions {
+    /// Name of the backend to use; `None` takes the best that works.
+    pub backend: Option<String>,
+    /// What is off.
+    pub what: What,
+    /// `tracer` records each function that is called meanwhile, which makes sections longer.
+    pub functions: bool,
+    /// How often each CPU's timer is due, for `ticks`.
+    pub period_ns: u64,
+    /// CPUs to measure; empty for all that are online.
+    pub cpus: Vec<u32>,
+    /// Shorter ones do not count.
+    pub from_ns: u64,
+    /// Yield a late event for each length of at least this.
+    pub late_over_ns: Option<u64>,
+    /// Yield a late event with its causes for each length of at least this.
+    pub explain_over_ns: Option<u64>,
+    /// Yield late events of which the longest with interrupts off, so many, are the longest there were since the last snapshot.
+    pub worst: Option<usize>,
+    /// With `ticks`, count all ticks of each CPU: how late they were, and the periods that they have missed.
+    pub timer_test: bool,
+    /// Late events also carry what their causes were told from.
+    pub keep_evidence: bool,
+}
+
+impl Default for IrqsoffOptions {
+    fn default() -> Self {
+        IrqsoffOptions {
+            backend: None,
+            what: What::Irqs,
+            functions: false,
+            period_ns: DEFAULT_PERIOD_NS,
+            cpus: Vec::new(),
+            from_ns: DEFAULT_FROM_NS,
+            late_over_ns: None,
+            explain_over_ns: None,
+            worst: None,
+            timer_test: false,
+            keep_evidence: false,
+        }
+    }
+}
+
+/// The source `irqsoff`.
+#[derive(Debug)]
+pub struct Irqsoff;
+
+impl Source for Irqsoff {
+    fn info(&self) -> &'static SourceInfo {
+        &INFO
+    }
+
+    fn attach(&self, options: &Options) -> Result<Box<dyn Attached>, AttachError> {
+        attach(&IrqsoffOptions {
+            backend: options.backend.clone(),
+            late_over_ns: options.late_over_ns,
+            explain_over_ns: options.explain_over_ns,
+            keep_evidence: options.keep_evidence,
+            ..IrqsoffOptions::default()
+        })
+    }
+}
+
+/// Starts measuring.
+///
+/// # Errors
+/// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
+pub fn attach(options: &IrqsoffOptions) -> Result<Box<dyn Attached>, AttachError> {
+    if !PERIODS_NS.contains(&options.period_ns) {
+        return Err(AttachError::Unsupported("a period is from 100 us to 1 s long".to_owned()));
+    }
+    let mut refused: Option<AttachError> = None;
+    for name in attach::backends_to_try(&INFO, options.backend.as_deref())? {
+        let reason = refused.as_ref().map(ToString::to_string);
+        let Some((_, start)) = BACKENDS.iter().find(|(backend, _)| *backend == name) else { continue };
+        let outcome = match (name, options.what) {
+            // An interrupt comes in where preemption is off.
+            (TICKS, What::Preemption) => Err(no_preemption(refused.take())),
+            // Only there the timer is our own.
+            (EVENTS | TRACER, _) if options.timer_test => continue,
+            _ => start(options, reason),
+        };
+        match outcome {
+            Ok(attached) => return Ok(attached),
+            Err(error) => refused = Some(error),
+        }
+    }
+    Err(refused.unwrap_or_else(|| AttachError::Unsupported("there is no backend".to_owned())))
+}
+
+/// Why there is no way to tell how long preemption is off.
+fn no_preemption(refused: Option<AttachError>) -> AttachError {
+    match refused {
+        Some(error) => error,
+        None => AttachError::Unsupported("ticks come in where preemption is off: leave --backend ticks out".to_owned()),
+    }
+}
+
+/// The level up to which the kernel prints messages on consoles; `None` where it does not tell.
+pub fn console_level() -> Option<u32> {
+    std::fs::read_to_string("/proc/sys/kernel/printk").ok()?.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_backend_can_be_started() {
+        let described: Vec<&str> = INFO.backends.iter().map(|backend| backend.name).collect();
+        assert_eq!(BACKENDS.map(|(name, _)| name).to_vec(), described);
+    }
+
+    #[test]
+    fn a_name_that_no_backend_has_is_refused() {
+        let options = IrqsoffOptions { backend: Some("nonsense".to_owned()), ..IrqsoffOptions::default() };
+        assert!(matches!(attach(&options), Err(AttachError::UnknownBackend { .. })));
+        let senseless = IrqsoffOptions { period_ns: 1_000, ..IrqsoffOptions::default() };
+        assert!(matches!(attach(&senseless), Err(AttachError::Unsupported(_))));
+    }
+}

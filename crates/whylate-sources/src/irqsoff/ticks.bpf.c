@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * How late the timer of each CPU comes in, and what made it late: a handler, the hypervisor, or whoever enabled interrupts where it came in.
+ *
+ * Of an interrupt nothing can be told but when it comes in: interrupts were off since the timer was due, at least.
+ */
+#include "kernel_types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include "compat.bpf.h"
+#include "ways.bpf.h"
+#include "distribution.bpf.h"
+#include "window.bpf.h"
+#include "irq_vectors.bpf.h"
+#include "steal.bpf.h"
+#include "ticks.bpf.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+struct {
+	struct tick tick;
+	struct late_tick late_tick;
+	struct culprit culprit;
+	struct culprit_key culprit_key;
+	enum tick_found tick_found;
+	enum tick_reason tick_reason;
+	enum tick_limits tick_limits;
+	enum irq_vector irq_vector;
+} layouts = {};
+
+/* The function of the CPUs' timers. */
+const volatile u64 timer_function = 0;
+const volatile u64 period_ns = 0;
+/* What is late by less does not count. */
+const volatile u64 from_ns = 0;
+/* All ticks count, late or not. */
+const volatile bool counts_all = false;
+/* Late events carry a window of the account. */
+const volatile bool with_causes = false;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	/* User space makes it as long as there are CPUs. */
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct tick);
+} tick_by_cpu SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
+	__uint(max_entries, MAX_STACKS);
+	__uint(key_size, sizeof(u32));
+	__uint(value_size, STACK_FRAMES * sizeof(u64));
+} late_tick_stacks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_CULPRITS);
+	__type(key, struct culprit_key);
+	__type(value, u32);
+} culprit_id_by_key SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MAX_CULPRITS);
+	__type(key, u32);
+	__type(value, struct culprit);
+} culprit_by_id SEC(".maps");
+
+/* Too large for the stack; its program does not interrupt itself. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct late_tick);
+} late_tick_to_send SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	/* User space makes it larger where causes are asked for. */
+	__uint(max_entries, 1 << 19);
+} late_ticks SEC(".maps");
+
+/* How many numbers of culprits are given out. Two CPUs that find the same culprit at once take two; user space adds them up. */
+u32 culprits = 0;
+
+static __always_inline struct tick *tick_here(void)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+
+	return bpf_map_lookup_elem(&tick_by_cpu, &cpu);
+}
+
+static __always_inline int handler_begins(u32 kind, u64 id, const char *name)
+{
+	struct tick *tick = tick_here();
+
+	if (!tick)
+		return 0;
+	tick->handler_since_ns = bpf_ktime_get_ns();
+	tick->handler.kind = kind;
+	tick->handler.id = id;
+	tick->longest_callback_ns = 0;
+	if (name)
+		bpf_probe_read_kernel_str(tick->handler.name, sizeof(tick->handler.name), name);
+	return 0;
+}
+
+/* Of a timer's interrupt it is the function that took most of it which matters. */
+static __always_inline void name_callback(struct tick *tick, struct handler *handler, u64 ran_ns)
+{
+	if (tick->longest_callback_ns * 2 > ran_ns) {
+		handler->kind = REASON_CALLBACK;
+		handler->id = tick->longest_callback;
+	}
+}
+
+/* Handlers run with interrupts off: what they take once the timer is due makes it late. */
+static __always_inline int handler_ends(void)
+{
+	struct tick *tick = tick_here();
+	u64 now_ns, ran_ns, late_ns;
+
+	if (!tick || !tick->handler_since_ns)
+		return 0;
+	now_ns = bpf_ktime_get_ns();
+	late_ns = tick->due_ns ? since(now_ns, tick->due_ns) : 0;
+	ran_ns = since(now_ns, tick->handler_since_ns);
+	tick->handler_since_ns = 0;
+	if (!late_ns)
+		return 0;
+	if (ran_ns < late_ns)
+		late_ns = ran_ns;
+	tick->handlers_ns += late_ns;
+	if (late_ns > tick->longest_ns) {
+		tick->longest_ns = late_ns;
+		__builtin_memcpy(&tick->longest, &tick->handler, sizeof(tick->longest));
+		name_callback(tick, &tick->longest, ran_ns);
+	}
+	return 0;
+}
+
+SEC("tp_btf/irq_handler_entry")
+int BPF_PROG(on_irq_handler_entry, int irq, struct irqaction *action)
+{
+	return handler_begins(REASON_DEVICE_IRQ, irq, action->name);
+}
+
+SEC("tp_btf/irq_handler_exit")
+int BPF_PROG(on_irq_handler_exit)
+{
+	return handler_ends();
+}
+
+#define VECTOR(event, vector)                                                                                                              \
+	SEC("?tp_btf/" #event "_entry") int BPF_PROG(on_##event##_entry)                                                                   \
+	{                                                                                                                                  \
+		return handler_begins(REASON_VECTOR, vector, NULL);                                                                        \
+	}                                                                                                                                  \
+	SEC("?tp_btf/" #event "_exit") int BPF_PROG(on_##event##_exit)                                                                     \
+	{                                                                                                                                  \
+		return handler_ends();                                                                                                     \
+	}
+
+EACH_VECTOR(VECTOR)
+
+/* arm64: the reason is a text, such as "Rescheduling interrupts". */
+SEC("?tp_btf/ipi_entry")
+int BPF_PROG(on_ipi_entry, const char *reason)
+{
+	return handler_begins(REASON_VECTOR, VECTOR_NAMED, reason);
+}
+
+SEC("?tp_btf/ipi_exit")
+int BPF_PROG(on_ipi_exit)
+{
+	return handler_ends();
+}
+
+/* Whether it is the timer of this CPU's event. */
+static __always_inline bool is_tick(struct tick *tick, const struct hrtimer *timer)
+{
+	const struct perf_event *event;
+
+	if ((u64)timer->function != timer_function)
+		return false;
+	if (tick->timer == (u64)timer)
+		return true;
+	if (!tick->event_id)
+		return false;
+	event = (const void *)timer - bpf_core_field_offset(struct perf_event, hw.hrtimer);
+	if (BPF_CORE_READ(event, id) != tick->event_id)
+		return false;
+	tick->timer = (u64)timer;
+	tick->timer_bases = timer_bases_here(timer);
+	return true;
+}
+
+static __always_inline u32 what_is_interrupted(const struct tick *tick)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	if (user_is_interrupted(tick->timer_bases))
+		return FOUND_USER;
+	return task->pid ? FOUND_KERNEL : FOUND_IDLE;
+}
+
+/* Tells what made it late: whoever took at least half of the time that the hypervisor has left. */
+static __always_inline void find_reason(struct tick *tick, struct late_tick *late)
+{
+	u64 late_ns = since(late->came_ns, late->due_ns);
+
+	late->key.reason = REASON_NONE;
+	late->key.id = 0;
+	if (late->steal_ns + from_ns > late_ns || (late->key.found == FOUND_USER && late->steal_ns * 2 > late_ns)) {
+		late->key.reason = REASON_STEAL;
+	} else if (late->handlers_ns * 2 >= late_ns - late->steal_ns) {
+		late->key.reason = tick->longest.kind;
+		late->key.id = tick->longest.id;
+		__builtin_memcpy(late->name, tick->longest.name, sizeof(late->name));
+	}
+}
+
+static __always_inline u32 new_culprit(const struct late_tick *late)
+{
+	u32 id = __sync_fetch_and_add(&culprits, 1);
+	struct culprit *culprit;
+
+	culprit = bpf_map_lookup_elem(&culprit_by_id, &id);
+	if (!culprit)
+		return MAX_CULPRITS;
+	__builtin_memcpy(&culprit->key, &late->key, sizeof(culprit->key));
+	__builtin_memcpy(culprit->name, late->name, sizeof(culprit->name));
+	bpf_map_update_elem(&culprit_id_by_key, &late->key, &id, BPF_ANY);
+	return id;
+}
+
+static __always_inline void count(struct tick *tick, const struct late_tick *late)
+{
+	u32 *known = bpf_map_lookup_elem(&culprit_id_by_key, &late->key);
+	u32 id = known ? *known : new_culprit(late);
+	struct culprit *culprit = bpf_map_lookup_elem(&culprit_by_id, &id);
+
+	if (!culprit)
+		tick->lost_culprits++;
+	else if (!distribution_add(&culprit->length, since(late->came_ns, late->due_ns), true))
+		tick->lost_buckets++;
+}
+
+static __always_inline void send(struct tick *tick, struct late_tick *late)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	u64 size = __builtin_offsetof(struct late_tick, window);
+	u32 intervals;
+
+	late->cpu = bpf_get_smp_processor_id();
+	late->tid = task->pid;
+	__builtin_memcpy(late->comm, task->comm, sizeof(late->comm));
+	if (with_causes) {
+		intervals = copy_window(&late->window, late->due_ns, late->came_ns);
+		if (intervals > WINDOW_INTERVALS)
+			intervals = WINDOW_INTERVALS;
+		size = sizeof(*late) - (WINDOW_INTERVALS - intervals) * sizeof(struct interval);
+	}
+	if (size > sizeof(*late))
+		return;
+	if (bpf_ringbuf_output(&late_ticks, late, size, 0))
+		tick->lost_late_events++;
+}
+
+/* Global, so that the verifier walks through it once. */
+__noinline int tick_is_late(struct tick *tick, u64 came_ns, u64 steal_ns, s32 stack)
+{
+	struct late_tick *late;
+	u32 zero = 0;
+	u64 late_ns;
+
+	if (!tick)
+		return 0;
+	late = bpf_map_lookup_elem(&late_tick_to_send, &zero);
+	if (!late)
+		return 0;
+	late->due_ns = tick->due_ns;
+	late->came_ns = came_ns;
+	late->delivery_ns = tick->delivery_ns;
+	late_ns = since(came_ns, tick->due_ns);
+	/* Some of it may have been before the timer was due. */
+	late->steal_ns = steal_ns < late_ns ? steal_ns : late_ns;
+	late->handlers_ns = tick->handlers_ns < late_ns ? tick->handlers_ns : late_ns;
+	__builtin_memset(late->name, 0, sizeof(late->name));
+	late->key.found = what_is_interrupted(tick);
+	late->key.stack = stack;
+	find_reason(tick, late);
+	if (late_ns >= tick->send_from_ns)
+		send(tick, late);
+	/* The stack has nothing to do with it. */
+	if (late->key.reason != REASON_NONE || late->key.found == FOUND_USER) {
+		late->key.stack = -1;
+		late->key.found = late->key.reason == REASON_NONE ? FOUND_USER : FOUND_KERNEL;
+	}
+	count(tick, late);
+	return 0;
+}
+
+/* The tick became due while the handler ran that it is called in: the functions before it made it late. */
+static __always_inline void blame_present_handler(struct tick *tick, u64 now_ns)
+{
+	tick->handlers_ns = since(now_ns, tick->due_ns);
+	tick->longest_ns = tick->handlers_ns;
+	__builtin_memcpy(&tick->longest, &tick->handler, sizeof(tick->longest));
+	name_callback(tick, &tick->longest, since(now_ns, tick->handler_since_ns));
+}
+
+/*
+ * Delivering an interrupt takes some hundred nanoseconds, and in a virtual machine some thousand; the program sees it when that is over. A
+ * length that is told too short by as much is still a length that there was at least. The seventh part of eight is found in steps, of which
+ * those up are seven times as long as those down.
+ */
+static __always_inline void learn_delivery(struct tick *tick, u64 late_ns)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	u64 delivery_ns = tick->delivery_ns, step_ns = delivery_ns / 64 + 8;
+
+	/* Idle CPUs wake up first. */
+	if (late_ns >= from_ns || !task->pid)
+		return;
+	if (!delivery_ns)
+		tick->delivery_ns = late_ns;
+	else if (late_ns > delivery_ns)
+		tick->delivery_ns = delivery_ns + 7 * step_ns;
+	else if (late_ns < delivery_ns)
+		tick->delivery_ns = delivery_ns > step_ns ? delivery_ns - step_ns : 1;
+}
+
+/* Separate, as it is asked for rarely. */
+__noinline int count_tick(struct tick *tick, u64 late_ns)
+{
+	if (!tick || !period_ns)
+		return 0;
+	tick->overruns += late_ns / period_ns;
+	if (!distribution_add(&tick->lateness, late_ns, true))
+		tick->lost_buckets++;
+	return 0;
+}
+
+static __always_inline void tick_comes(void *ctx, struct tick *tick, u64 due_ns, u64 now_ns)
+{
+	u64 steal_ns = steal_clock_ns(tick->timer_bases);
+	u64 stolen_ns = since(steal_ns, tick->steal_ns), came_ns = now_ns;
+	s32 stack;
+
+	if (tick->due_ns && due_ns > tick->due_ns)
+		tick->unseen += (due_ns - tick->due_ns) / period_ns;
+	/* Nothing is known of what was before the first one. */
+	if (!tick->due_ns)
+		stolen_ns = 0;
+	tick->due_ns = due_ns;
+	tick->steal_ns = steal_ns;
+	tick->ticks++;
+	if (counts_all)
+		count_tick(tick, since(now_ns, due_ns));
+	if (tick->handler_since_ns > due_ns) {
+		came_ns = tick->handler_since_ns;
+		learn_delivery(tick, came_ns - due_ns);
+		came_ns -= tick->delivery_ns;
+	} else if (tick->handler_since_ns && since(now_ns, due_ns) >= from_ns) {
+		blame_present_handler(tick, now_ns);
+	}
+	if (since(came_ns, due_ns) < from_ns)
+		return;
+	stack = bpf_get_stackid(ctx, &late_tick_stacks, 0);
+	if (stack < 0) {
+		tick->lost_stacks++;
+		stack = -1;
+	}
+	tick_is_late(tick, came_ns, stolen_ns, stack);
+}
+
+SEC("tp_btf/hrtimer_expire_entry")
+int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
+{
+	struct tick *tick = tick_here();
+	u64 now_ns;
+
+	if (!tick)
+		return 0;
+	now_ns = bpf_ktime_get_ns();
+	if (is_tick(tick, timer))
+		tick_comes(ctx, tick, timer->node.expires, now_ns);
+	/* Those in softirqs run with interrupts on. */
+	if (!tick->handler_since_ns)
+		return 0;
+	tick->callback_since_ns = now_ns;
+	tick->callback = (u64)timer->function;
+	return 0;
+}
+
+SEC("tp_btf/hrtimer_expire_exit")
+int BPF_PROG(on_hrtimer_expire_exit, struct hrtimer *timer)
+{
+	struct tick *tick = tick_here();
+	u64 ran_ns;
+
+	if (!tick)
+		return 0;
+	if (tick->timer == (u64)timer) {
+		/* Its function has set it anew. */
+		tick->due_ns = timer->node.expires;
+		tick->handlers_ns = 0;
+		tick->longest_ns = 0;
+	}
+	if (!tick->handler_since_ns || !tick->callback_since_ns)
+		return 0;
+	ran_ns = since(bpf_ktime_get_ns(), tick->callback_since_ns);
+	tick->callback_since_ns = 0;
+	if (ran_ns > tick->longest_callback_ns) {
+		tick->longest_callback_ns = ran_ns;
+		tick->longest_callback = tick->callback;
+	}
+	return 0;
+}

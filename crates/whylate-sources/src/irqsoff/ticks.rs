@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Backend `ticks`: how late each CPU's own timer comes in.
+
+mod culprits;
+mod programs;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use whylate_model::irqsoff::{Culprit, LateTick, causes, interrupted_stack};
+use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Stack};
+
+use self::culprits::Late;
+use self::programs::{Programs, Told};
+use super::{INFO, IrqsoffOptions, TICKS};
+use crate::attach::{self, Meter};
+use crate::floors::Floors;
+use crate::heartbeat::Heartbeats;
+use crate::source::{AttachError, Attached, Backend};
+use crate::symbols::KernelSymbols;
+use crate::{clock, cpus};
+
+/// Starts it.
+pub(super) fn attach(
+    options: &IrqsoffOptions,
+    fallback_reason: Option<String>,
+) -> Result<Box<dyn Attached>, AttachError> {
+    Ok(Box::new(AttachedTicks::new(options, fallback_reason)?))
+}
+
+/// Measures until it is dropped.
+struct AttachedTicks {
+    /// First, so that no program runs while the rest goes.
+    programs: Programs,
+    heartbeats: Heartbeats,
+    options: IrqsoffOptions,
+    cpus: Vec<u32>,
+    floors: Option<Floors>,
+    /// Ticks of each CPU when it was looked at the last time.
+    ticks_seen: BTreeMap<u32, u64>,
+    symbols: KernelSymbols,
+    host: String,
+    since_unix_ns: u64,
+    since_monotonic_ns: u64,
+    fallback_reason: Option<String>,
+    weaker: Option<String>,
+    meter: Meter,
+    /// Late events whose records were cut short.
+    cut_short: u64,
+}
+
+impl AttachedTicks {
+    fn new(options: &IrqsoffOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
+        attach::require_btf()?;
+        attach::silence_libbpf();
+        let online = cpus::online().context("cannot tell which CPUs are online")?;
+        let wanted = if options.cpus.is_empty() { online.clone() } else { options.cpus.clone() };
+        if let Some(cpu) = wanted.iter().find(|cpu| !online.contains(cpu)) {
+            return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
+        }
+        let programs = Programs::attach(options)?;
+        let heartbeats = Heartbeats::start(&wanted, options.period_ns).map_err(refused_heartbeat)?;
+        for (cpu, id) in heartbeats.ids().context("cannot tell the timers of CPUs apart")? {
+            programs.watch(cpu, id);
+        }
+        let floors = options.worst.map(Floors::new);
+        let weaker = programs.weaker().map(str::to_owned);
+        let mut attached = AttachedTicks {
+            programs,
+            heartbeats,
+            options: options.clone(),
+            cpus: wanted,
+            floors,
+            ticks_seen: BTreeMap::new(),
+            symbols: KernelSymbols::default(),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            since_unix_ns: clock::unix_ns(),
+            since_monotonic_ns: clock::monotonic_ns(),
+            fallback_reason,
+            weaker,
+            meter: Meter::default(),
+            cut_short: 0,
+        };
+        attached.forget_worst();
+        Ok(attached)
+    }
+
+    /// From now on, lengths are compared with later ones only to find the worst.
+    fn forget_worst(&mut self) {
+        if let Some(floors) = &mut self.floors {
+            floors.forget();
+        }
+        let from_ns = if self.floors.is_some() { 0 } else { self.send_always_ns() };
+        for &cpu in &self.cpus {
+            self.programs.send_from(cpu, from_ns);
+        }
+    }
+
+    /// From which length on a late event is sent, whatever else was seen.
+    fn send_always_ns(&self) -> u64 {
+        let asked = [self.options.late_over_ns, self.options.explain_over_ns];
+        asked.into_iter().flatten().min().unwrap_or(u64::MAX)
+    }
+
+    fn raise_floor(&mut self, event: &LateEvent) {
+        // Others may be longer, and are not what was asked for.
+        if event.labels.get("kind").is_some_and(|kind| kind != CauseKind::IrqsOff.name()) {
+            return;
+        }
+        let floor_ns = self.floors.as_mut().and_then(|floors| floors.add(event.cpu, event.latency_ns));
+        if let Some(floor_ns) = floor_ns {
+            self.programs.send_from(event.cpu, floor_ns.min(self.send_always_ns()));
+        }
+    }
+
+    /// A CPU that went offline has lost its timer: once it is back it gets another one.
+    fn restart_lost_timers(&mut self) -> anyhow::Result<()> {
+        let online = cpus::online().context("cannot tell which CPUs are online")?;
+        for &cpu in &self.cpus {
+            let ticks = self.programs.ticks(cpu);
+            let before = self.ticks_seen.insert(cpu, ticks);
+            if before == Some(ticks) && online.contains(&cpu) {
+                let id = self.heartbeats.restart(cpu, self.options.period_ns);
+                self.programs.watch(cpu, id.with_context(|| format!("cannot start the timer of CPU {cpu} again"))?);
+            }
+        }
+        Ok(())
+    }
+
+    /// A series for each culprit, and a stack for each way in which it was found.
+    fn tell_culprits(&mut self, snapshot: &mut Snapshot) {
+        let measured_ns = snapshot.duration_ns as f64 * self.cpus.len() as f64;
+        let mut lengths: BTreeMap<Culprit, Histogram> = BTreeMap::new();
+        for Told { culprit, stack, length } in self.programs.take_culprits(&mut self.symbols) {
+            if culprit.kind == CauseKind::IrqsOff {
+                let weight_ns = u64::try_from(length.sum_ns()).unwrap_or(u64::MAX);
+                let (labels, samples) = (culprit.labels(), length.count());
+                snapshot.stacks.push(Stack { labels, samples, weight_ns, kernel: stack, ..Stack::default() });
+            }
+            lengths.entry(culprit).or_default().merge(&length);
+        }
+        for (culprit, length) in lengths {
+            let values = [
+                ("period_ns".to_owned(), self.options.period_ns as f64),
+                ("share".to_owned(), length.sum_ns() as f64 / measured_ns.max(1.0)),
+            ];
+            let histograms = [("length".to_owned(), length)].into();
+            snapshot.series.push(Series {
+                labels: culprit.labels(),
+                histograms,
+                values: values.into(),
+                ..Series::default()
+            });
+        }
+    }
+
+    /// A series for each CPU, of all its ticks.
+    fn tell_ticks(&mut self, snapshot: &mut Snapshot) {
+        for &cpu in &self.cpus {
+            let (lateness, overruns) = self.programs.take_ticks(cpu);
+            let values = [("overruns", overruns as f64), ("period_ns", self.options.period_ns as f64)];
+            snapshot.series.push(Series {
+                labels: [("cpu".to_owned(), cpu.to_string())].into(),
+                histograms: [("lateness".to_owned(), lateness)].into(),
+                values: values.map(|(name, value)| (name.to_owned(), value)).into(),
+                ..Series::default()
+            });
+        }
+    }
+
+    fn event_of(&mut self, late: &Late, window: &[u8]) -> Option<LateEvent> {
+        let occupancy = self.programs.occupancy(window, &mut self.symbols);
+        // The record is cut short.
+        if occupancy.is_none() && self.options.explain_over_ns.is_some() {
+            return None;
+        }
+        let tick = LateTick {
+            due_ns: late.due_ns,
+            came_ns: late.came_ns,
+            found: late.found,
+            reason: late.reason(&mut self.symbols),
+            stack: self.programs.stack(late.stack, &mut self.symbols),
+            steal_ns: late.steal_ns,
+            handlers_ns: late.handlers_ns,
+            cpu: late.cpu,
+            thread: format!("{}:{}", late.name, late.tid),
+            occupancy,
+        };
+        let mut labels = tick.culprit().labels();
+        labels.insert("task".to_owned(), tick.thread.clone());
+        if self.options.timer_test {
+            let overruns = (tick.late_ns() + late.delivery_ns) / self.options.period_ns;
+            labels.insert("overruns".to_owned(), overruns.to_string());
+        }
+        Some(LateEvent {
+            labels,
+            at_unix_ns: clock::unix_ns_of(late.came_ns),
+            latency_ns: tick.late_ns(),
+            at_most_ns: Some(tick.late_ns().saturating_add(late.delivery_ns + self.options.period_ns)),
+            cpu: late.cpu,
+            stack: interrupted_stack(&tick.stack).to_vec(),
+            causes: causes(&tick),
+            evidence: self.options.keep_evidence.then(|| Box::new(tick.into())),
+            ..LateEvent::default()
+        })
+    }
+}
+
+fn refused_heartbeat(error: std::io::Error) -> AttachError {
+    match error.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => AttachError::NotPermitted,
+        _ => AttachError::Unsupported(format!("there can be no timer of its own on each CPU: {error}")),
+    }
+}
+
+impl Attached for AttachedTicks {
+    fn backend(&self) -> Backend<'_> {
+        Backend { name: TICKS, fallback_reason: self.fallback_reason.as_deref() }
+    }
+
+    fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
+        let mut snapshot = Snapshot::new(INFO.name, TICKS, &self.host, self.since_unix_ns);
+        snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
+        self.tell_culprits(&mut snapshot);
+        if self.options.timer_test {
+            self.tell_ticks(&mut snapshot);
+        }
+        snapshot.lost = self.programs.take_lost(&self.cpus);
+        *snapshot.lost.entry("late_events".to_owned()).or_default() += std::mem::take(&mut self.cut_short);
+        self.meter.tell(self.programs.statistics(), &mut snapshot);
+        self.restart_lost_timers()?;
+        self.forget_worst();
+        self.since_monotonic_ns = now_monotonic_ns;
+        self.since_unix_ns = now_unix_ns;
+        Ok(snapshot)
+    }
+
+    fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        self.programs.poll(wait)?;
+        while let Some(bytes) = self.programs.take_record() {
+            let event = Late::read(&bytes).and_then(|(late, window)| self.event_of(&late, window));
+            let Some(event) = event else {
+                self.cut_short += 1;
+                continue;
+            };
+            self.raise_floor(&event);
+            each(event);
+        }
+        Ok(())
+    }
+
+    fn weaker(&self) -> Option<&str> {
+        self.weaker.as_deref()
+    }
+}

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The BPF programs of `ticks` and the memory that they count in.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::mem::offset_of;
+use std::os::fd::AsFd as _;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
+use libbpf_rs::{Link, MapCore as _, MapFlags, RingBuffer, RingBufferBuilder};
+use whylate_model::irqsoff::{Culprit, culprit as culprit_of, interrupted_stack};
+use whylate_model::{Histogram, Occupancy};
+
+use self::types::{bucket_page, culprit, culprit_key, distribution, tick, tick_limits};
+use super::culprits;
+use crate::attach::{self, PlainData, ProgramStatistics};
+use crate::distribution::{Distributions, Places};
+use crate::irqsoff::IrqsoffOptions;
+use crate::mapped::MappedArray;
+use crate::occupancy::{Account, Timers, leave_out_what_the_kernel_lacks};
+use crate::percpu::PerCpu;
+use crate::source::AttachError;
+use crate::symbols::{KernelSymbols, address_of};
+use crate::{cpus, heartbeat};
+
+#[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/ticks.skel.rs"));
+}
+pub(super) use skel::types;
+
+/// Room for late events with their windows, in bytes.
+const LATE_BYTES: u32 = 4 << 20;
+/// Eight pages of buckets for each culprit: the lengths of one are alike.
+const PAGES: u32 = 8 * tick_limits::MAX_CULPRITS.0;
+
+/// Records as the kernel wrote them, in order.
+type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
+
+/// They run until they are dropped.
+pub(super) struct Programs {
+    _links: Vec<Link>,
+    ring: RingBuffer<'static>,
+    records: Records,
+    /// Where causes are asked for.
+    account: Option<Account>,
+    ticks: MappedArray,
+    culprits: MappedArray,
+    lengths: Distributions,
+    lateness: Distributions,
+    stacks: HashMap<i32, Vec<String>>,
+    /// Culprits by their number, each with what was interrupted.
+    names: HashMap<usize, (Culprit, Vec<String>)>,
+    skeleton: skel::TicksSkel<'static>,
+}
+
+/// What one culprit did.
+#[derive(Clone, Debug)]
+pub(super) struct Told {
+    pub culprit: Culprit,
+    /// What was interrupted, innermost function first; empty where it does not matter.
+    pub stack: Vec<String>,
+    pub length: Histogram,
+}
+
+// SAFETY: integers only.
+#[allow(unsafe_code)]
+unsafe impl PlainData for culprit_key {}
+
+impl Programs {
+    pub(super) fn attach(options: &IrqsoffOptions) -> Result<Self, AttachError> {
+        let timers = Timers::HeartbeatsOfSource { late_from_ns: options.from_ns };
+        let mut account = options.explain_over_ns.map(|_| Account::load(timers)).transpose()?;
+        let mut open = skel::TicksSkelBuilder::default().open(attach::open_object())?;
+        let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
+        settings.timer_function = address_of(heartbeat::FUNCTION).map_err(|error| {
+            AttachError::Unsupported(format!("cannot tell timers apart: {error} (grant CAP_SYSLOG)"))
+        })?;
+        settings.period_ns = options.period_ns;
+        settings.from_ns = options.from_ns;
+        settings.counts_all = options.timer_test;
+        settings.with_causes = options.explain_over_ns.is_some();
+        settings.page_limit = PAGES;
+        let variables = PerCpu::new()?;
+        settings.steal_time_distance = variables.distance("hrtimer_bases", "steal_time").unwrap_or(0);
+        settings.irq_registers_distance = variables.distance("hrtimer_bases", "__irq_regs").unwrap_or(0);
+        let entries = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        open.maps.tick_by_cpu.set_max_entries(entries)?;
+        open.maps.bucket_pages.set_max_entries(PAGES)?;
+        if let Some(account) = &account {
+            let [accounts, intervals, _] = account.shared();
+            open.maps.account_by_cpu.reuse_fd(accounts)?;
+            open.maps.intervals_by_position.reuse_fd(intervals)?;
+            open.maps.late_ticks.set_max_entries(LATE_BYTES)?;
+        }
+        leave_out_what_the_kernel_lacks(open.open_object_mut())?;
+        let skeleton = open.load()?;
+        let map =
+            |map: &libbpf_rs::MapMut<'_>, entries: u32, bytes| MappedArray::new(map.as_fd(), entries as usize, bytes);
+        let maps = &skeleton.maps;
+        let ticks = map(&maps.tick_by_cpu, entries, size_of::<tick>()).context("cannot map the ticks")?;
+        let culprits = map(&maps.culprit_by_id, tick_limits::MAX_CULPRITS.0, size_of::<culprit>());
+        let pages = map(&maps.bucket_pages, PAGES, size_of::<bucket_page>()).context("cannot map the histograms")?;
+        let pages = Rc::new(pages);
+        let lengths = Distributions::new(Rc::clone(&pages), places(offset_of!(culprit, length)));
+        let lateness = Distributions::new(pages, places(offset_of!(tick, lateness)));
+        let records = Records::default();
+        let ring = ring_of(&skeleton, &records)?;
+        // Before our own programs, so that the account has a late timer when a window of it is copied.
+        if let Some(account) = &mut account {
+            account.attach()?;
+        }
+        let mut programs: Vec<_> = skeleton.object().progs_mut().filter(|program| program.autoload()).collect();
+        // The end of a handler is always seen.
+        programs.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));
+        let links = programs.into_iter().map(|program| program.attach()).collect::<Result<Vec<_>, _>>()?;
+        Ok(Programs {
+            _links: links,
+            ring,
+            records,
+            account,
+            ticks,
+            culprits: culprits.context("cannot map the culprits")?,
+            lengths,
+            lateness,
+            stacks: HashMap::new(),
+            names: HashMap::new(),
+            skeleton,
+        })
+    }
+
+    /// From now on, the timer of the event with this number is the CPU's.
+    pub(super) fn watch(&self, cpu: u32, event_id: u64) {
+        self.counter(cpu, offset_of!(tick, timer)).store(0, Ordering::Release);
+        self.counter(cpu, offset_of!(tick, due_ns)).store(0, Ordering::Release);
+        self.counter(cpu, offset_of!(tick, event_id)).store(event_id, Ordering::Release);
+    }
+
+    /// A late event of the CPU is sent from this length on; `u64::MAX` for never.
+    pub(super) fn send_from(&self, cpu: u32, ns: u64) {
+        self.counter(cpu, offset_of!(tick, send_from_ns)).store(ns, Ordering::Release);
+    }
+
+    /// How often the CPU's timer has come in so far.
+    pub(super) fn ticks(&self, cpu: u32) -> u64 {
+        self.counter(cpu, offset_of!(tick, ticks)).load(Ordering::Relaxed)
+    }
+
+    /// How late all ticks of the CPU were, and the periods that they have missed, since the last call. They count where that is asked for.
+    pub(super) fn take_ticks(&mut self, cpu: u32) -> (Histogram, u64) {
+        let overruns = self.counter(cpu, offset_of!(tick, overruns)).swap(0, Ordering::Relaxed);
+        (self.lateness.take(&self.ticks, cpu as usize), overruns)
+    }
+
+    fn counter(&self, cpu: u32, offset: usize) -> &std::sync::atomic::AtomicU64 {
+        self.ticks.u64_at(cpu as usize, offset)
+    }
+
+    /// Who made ticks late since the last call, by the stack that was found, and for how long.
+    pub(super) fn take_culprits(&mut self, symbols: &mut KernelSymbols) -> Vec<Told> {
+        let given = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.culprits);
+        let mut taken = Vec::new();
+        for id in 0..given.min(tick_limits::MAX_CULPRITS.0) as usize {
+            let length = self.lengths.take(&self.culprits, id);
+            if !length.is_empty() {
+                let (culprit, stack) = self.culprit(id, symbols);
+                taken.push(Told { culprit, stack, length });
+            }
+        }
+        taken
+    }
+
+    fn culprit(&mut self, id: usize, symbols: &mut KernelSymbols) -> (Culprit, Vec<String>) {
+        if let Some(known) = self.names.get(&id) {
+            return known.clone();
+        }
+        let byte = |at: usize| self.culprits.u8_at(id, at).load(Ordering::Relaxed);
+        let bytes: Vec<u8> = (0..size_of::<culprit_key>()).map(|at| byte(offset_of!(culprit, key) + at)).collect();
+        let key: culprit_key = attach::read_plain(&bytes).unwrap_or_default();
+        let name: Vec<i8> = (0..16).map(|at| byte(offset_of!(culprit, name) + at) as i8).collect();
+        let reason = culprits::reason(&key, &attach::text(&name), symbols);
+        let stack = self.stack(key.stack, symbols);
+        let culprit = culprit_of(culprits::found(&key), &reason, &stack);
+        let named = (culprit, interrupted_stack(&stack).to_vec());
+        self.names.insert(id, named.clone());
+        named
+    }
+
+    /// Stacks are kept by the kernel as long as the programs, so each is looked up once.
+    pub(super) fn stack(&mut self, id: i32, symbols: &mut KernelSymbols) -> Vec<String> {
+        if id < 0 {
+            return Vec::new();
+        }
+        let stacks = &self.skeleton.maps.late_tick_stacks;
+        let read = || {
+            let bytes = stacks.lookup(&id.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
+            symbols.stack(&bytes)
+        };
+        self.stacks.entry(id).or_insert_with(read).clone()
+    }
+
+    /// A window of the account; `None` where there is no account.
+    pub(super) fn occupancy(&mut self, window: &[u8], symbols: &mut KernelSymbols) -> Option<Occupancy> {
+        self.account.as_mut()?.window(window, symbols)
+    }
+
+    /// Takes in late events, and waits at most so long for the first one.
+    pub(super) fn poll(&self, wait: Duration) -> anyhow::Result<()> {
+        attach::poll(&self.ring, wait)
+    }
+
+    pub(super) fn take_record(&self) -> Option<Box<[u8]>> {
+        self.records.borrow_mut().pop_front()
+    }
+
+    /// What could not be counted or told since the last call, by reason.
+    pub(super) fn take_lost(&mut self, cpus: &[u32]) -> BTreeMap<String, u64> {
+        let reasons = [
+            // Ticks that were due and not seen: lateness of theirs is not counted.
+            ("unseen", offset_of!(tick, unseen)),
+            ("late_events", offset_of!(tick, lost_late_events)),
+            // Late ticks that count without the function that enabled interrupts.
+            ("stacks", offset_of!(tick, lost_stacks)),
+            ("culprits_full", offset_of!(tick, lost_culprits)),
+            ("buckets_full", offset_of!(tick, lost_buckets)),
+        ];
+        let sum = |offset| cpus.iter().map(|&cpu| self.counter(cpu, offset).swap(0, Ordering::Relaxed)).sum();
+        let mut lost: BTreeMap<String, u64> =
+            reasons.into_iter().map(|(name, offset)| (name.to_owned(), sum(offset))).collect();
+        if let Some(account) = &mut self.account {
+            lost.extend(account.take_lost().map(|(reason, count)| (reason.to_owned(), count)));
+        }
+        lost
+    }
+
+    pub(super) fn weaker(&self) -> Option<&str> {
+        self.account.as_ref().and_then(Account::weaker)
+    }
+
+    pub(super) fn statistics(&self) -> ProgramStatistics {
+        let ours = self.skeleton.object().progs().filter(libbpf_rs::Program::autoload);
+        let mut statistics = attach::statistics(ours);
+        if let Some(account) = &self.account {
+            statistics += attach::statistics(account.programs());
+        }
+        statistics
+    }
+}
+
+fn places(at: usize) -> Places {
+    Places {
+        sum_ns: at + offset_of!(distribution, sum_ns),
+        max_ns: at + offset_of!(distribution, max_ns),
+        inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
+        pages: at + offset_of!(distribution, pages),
+    }
+}
+
+fn ring_of(skeleton: &skel::TicksSkel<'_>, records: &Records) -> Result<RingBuffer<'static>, AttachError> {
+    let mut builder = RingBufferBuilder::new();
+    let records = Rc::clone(records);
+    builder.add(&skeleton.maps.late_ticks, move |bytes| {
+        records.borrow_mut().push_back(bytes.into());
+        0
+    })?;
+    Ok(builder.build()?)
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * How late the functions of all hrtimers are called, by function and CPU, and how long they run. Those of timers in softirqs are apart: they
+ * wait for interrupts and for softirqs. All timers of a CPU expire on it one after the other, but for a softirq's that is interrupted.
+ */
+#include "kernel_types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include "compat.bpf.h"
+#include "ways.bpf.h"
+#include "distribution.bpf.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+enum timer_limits {
+	/* Functions and CPUs that are told apart. */
+	MAX_TIMER_SERIES = 4096,
+	/* Timers whose periods are known; the least recently used one makes room. */
+	MAX_TIMERS = 8192,
+	/* So many steps of one length, or of a multiple, and a timer is periodic. */
+	PERIODIC_FROM = 3,
+};
+
+enum timers_lost {
+	/* No room for a function on a CPU. */
+	TIMERS_SERIES_FULL,
+	/* No room for a value in a histogram. */
+	TIMERS_BUCKETS_FULL,
+	/* A function returned that was not seen being called: it ran when measuring began. */
+	TIMERS_UNMATCHED,
+	TIMERS_LOST_REASONS,
+};
+
+struct timer_key {
+	u64 function;
+	u32 cpu;
+	u32 is_soft;
+};
+
+struct timer_series {
+	struct timer_key key;
+	/* The last one that was seen, of a timer that is periodic. */
+	u64 period_ns;
+	/* Periods that were over when such a timer's function was called. */
+	u64 overruns;
+	struct distribution latency;
+	struct distribution runtime;
+};
+
+/* What is known of one timer. */
+struct timer_state {
+	/* When it was due, by its own clock. */
+	u64 due_ns;
+	/* The least step from one such time to the next of which others are multiples. */
+	u64 period_ns;
+	/* How many steps in a row were. */
+	u32 steps;
+	u32 id;
+	/* When its function was called; 0: it does not run. */
+	u64 called_ns;
+};
+
+/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+struct {
+	struct timer_series timer_series;
+	enum timer_limits timer_limits;
+	enum timers_lost timers_lost;
+} layouts = {};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_TIMER_SERIES);
+	__type(key, struct timer_key);
+	__type(value, u32);
+} timer_series_id_by_key SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MAX_TIMER_SERIES);
+	__type(key, u32);
+	__type(value, struct timer_series);
+} timer_series_by_id SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_TIMERS);
+	__type(key, u64);
+	__type(value, struct timer_state);
+} state_by_timer SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, TIMERS_LOST_REASONS);
+	__type(key, u32);
+	__type(value, u64);
+} lost_by_reason SEC(".maps");
+
+/* How many numbers of series are given out. */
+u32 timer_series_count = 0;
+
+static __always_inline void lose(enum timers_lost reason)
+{
+	u32 index = reason;
+	u64 *count = bpf_map_lookup_elem(&lost_by_reason, &index);
+
+	if (count)
+		__sync_fetch_and_add(count, 1);
+}
+
+static __always_inline u32 series_of(const struct hrtimer *timer)
+{
+	struct timer_key key = {
+		.function = (u64)timer->function,
+		.cpu = bpf_get_smp_processor_id(),
+		.is_soft = bpf_core_field_exists(timer->is_soft) ? timer->is_soft : 0,
+	};
+	u32 *known = bpf_map_lookup_elem(&timer_series_id_by_key, &key), id;
+	struct timer_series *series;
+
+	if (known)
+		return *known;
+	id = __sync_fetch_and_add(&timer_series_count, 1);
+	series = bpf_map_lookup_elem(&timer_series_by_id, &id);
+	if (!series)
+		return MAX_TIMER_SERIES;
+	series->key = key;
+	bpf_map_update_elem(&timer_series_id_by_key, &key, &id, BPF_ANY);
+	return id;
+}
+
+static __always_inline void count(struct distribution *distribution, u64 value_ns)
+{
+	if (!distribution_add_rare(distribution, value_ns))
+		lose(TIMERS_BUCKETS_FULL);
+}
+
+/*
+ * A timer that is set anew for a multiple of its period, as hrtimer_forward() does, was late for those that lie between. One that is set for
+ * any time has no period.
+ */
+static __always_inline void learn_period(struct timer_state *state, u64 due_ns)
+{
+	u64 step_ns = since(due_ns, state->due_ns);
+
+	if (state->due_ns && step_ns) {
+		if (state->period_ns && step_ns % state->period_ns == 0) {
+			state->steps++;
+		} else {
+			state->period_ns = step_ns;
+			state->steps = 0;
+		}
+	}
+	state->due_ns = due_ns;
+}
+
+SEC("tp_btf/hrtimer_expire_entry")
+int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
+{
+	struct timer_state *state, fresh = {};
+	u64 now_ns = bpf_ktime_get_ns(), address = (u64)timer;
+	/* By its own clock, which may be that of the day; the offset is to CLOCK_MONOTONIC. */
+	u64 due_ns = timer->node.expires;
+	u64 late_ns = since(now_ns, due_ns - BPF_CORE_READ(timer, base, offset));
+	struct timer_series *series;
+	u32 id = series_of(timer);
+
+	series = bpf_map_lookup_elem(&timer_series_by_id, &id);
+	if (!series) {
+		lose(TIMERS_SERIES_FULL);
+		return 0;
+	}
+	/* One with a slack may come in earlier than at the end of it. */
+	count(&series->latency, late_ns);
+	state = bpf_map_lookup_elem(&state_by_timer, &address);
+	if (!state) {
+		bpf_map_update_elem(&state_by_timer, &address, &fresh, BPF_ANY);
+		state = bpf_map_lookup_elem(&state_by_timer, &address);
+		if (!state)
+			return 0;
+	}
+	learn_period(state, due_ns);
+	if (state->steps >= PERIODIC_FROM) {
+		series->period_ns = state->period_ns;
+		__sync_fetch_and_add(&series->overruns, late_ns / state->period_ns);
+	}
+	state->id = id;
+	state->called_ns = bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("tp_btf/hrtimer_expire_exit")
+int BPF_PROG(on_hrtimer_expire_exit, struct hrtimer *timer)
+{
+	u64 now_ns = bpf_ktime_get_ns(), address = (u64)timer;
+	struct timer_state *state = bpf_map_lookup_elem(&state_by_timer, &address);
+	struct timer_series *series;
+	u32 id;
+
+	if (!state || !state->called_ns) {
+		lose(TIMERS_UNMATCHED);
+		return 0;
+	}
+	id = state->id;
+	series = bpf_map_lookup_elem(&timer_series_by_id, &id);
+	if (series)
+		count(&series->runtime, since(now_ns, state->called_ns));
+	state->called_ns = 0;
+	return 0;
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How late every hrtimer is, by its function and CPU.
+
+use std::collections::BTreeMap;
+use std::mem::offset_of;
+use std::os::fd::AsFd as _;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use libbpf_rs::Link;
+use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
+use whylate_model::{Labels, LateEvent, Series, Snapshot};
+
+use self::skel::types::{bucket_page, distribution, timer_key, timer_limits, timer_series, timers_lost};
+use super::INFO;
+use crate::attach::{self, Meter};
+use crate::clock;
+use crate::distribution::{Distributions, Places};
+use crate::mapped::MappedArray;
+use crate::source::{AttachError, Attached, Backend};
+use crate::symbols::KernelSymbols;
+
+#[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/timers.skel.rs"));
+}
+
+/// The name of this way to measure.
+const TIMERS: &str = "timers";
+/// Eight pages of buckets for each function on a CPU.
+const PAGES: u32 = 8 * timer_limits::MAX_TIMER_SERIES.0;
+/// Every reason for a lost event, with its name in the output. What it means stands at the enum.
+const LOST: [(timers_lost, &str); 3] = [
+    (timers_lost::TIMERS_SERIES_FULL, "series_full"),
+    (timers_lost::TIMERS_BUCKETS_FULL, "buckets_full"),
+    (timers_lost::TIMERS_UNMATCHED, "unmatched"),
+];
+
+/// Starts measuring every hrtimer of these CPUs; of all where there are none.
+///
+/// # Errors
+/// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
+pub fn attach_timers(cpus: &[u32]) -> Result<Box<dyn Attached>, AttachError> {
+    Ok(Box::new(AttachedTimers::new(cpus)?))
+}
+
+/// Measures until it is dropped.
+struct AttachedTimers {
+    /// First, so that no program runs while the rest goes.
+    _links: Vec<Link>,
+    skeleton: skel::TimersSkel<'static>,
+    cpus: Vec<u32>,
+    series: MappedArray,
+    lost: MappedArray,
+    latency: Distributions,
+    runtime: Distributions,
+    symbols: KernelSymbols,
+    host: String,
+    since_unix_ns: u64,
+    since_monotonic_ns: u64,
+    meter: Meter,
+}
+
+impl AttachedTimers {
+    fn new(cpus: &[u32]) -> Result<Self, AttachError> {
+        attach::require_btf()?;
+        attach::silence_libbpf();
+        let mut open = skel::TimersSkelBuilder::default().open(attach::open_object())?;
+        open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.page_limit = PAGES;
+        open.maps.bucket_pages.set_max_entries(PAGES)?;
+        let skeleton = open.load()?;
+        let maps = &skeleton.maps;
+        let series = timer_limits::MAX_TIMER_SERIES.0 as usize;
+        let series = MappedArray::new(maps.timer_series_by_id.as_fd(), series, size_of::<timer_series>());
+        let pages = MappedArray::new(maps.bucket_pages.as_fd(), PAGES as usize, size_of::<bucket_page>());
+        let pages = Rc::new(pages.context("cannot map the histograms")?);
+        let lost = MappedArray::new(maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>());
+        // The end of a function first, so that none is seen being called whose end is not.
+        let links =
+            vec![skeleton.progs.on_hrtimer_expire_exit.attach()?, skeleton.progs.on_hrtimer_expire_entry.attach()?];
+        Ok(AttachedTimers {
+            _links: links,
+            cpus: cpus.to_vec(),
+            series: series.context("cannot map the series")?,
+            lost: lost.context("cannot map the counts of lost events")?,
+            latency: Distributions::new(Rc::clone(&pages), places(offset_of!(timer_series, latency))),
+            runtime: Distributions::new(pages, places(offset_of!(timer_series, runtime))),
+            symbols: KernelSymbols::default(),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            since_unix_ns: clock::unix_ns(),
+            since_monotonic_ns: clock::monotonic_ns(),
+            meter: Meter::default(),
+            skeleton,
+        })
+    }
+
+    /// Functions on CPUs whose timers came in since the last call. Those that have got two numbers are added up.
+    fn take_series(&mut self) -> Vec<Series> {
+        let given = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.timer_series_count);
+        let mut by_labels: BTreeMap<(String, u32, bool), Series> = BTreeMap::new();
+        for id in 0..given.min(timer_limits::MAX_TIMER_SERIES.0) as usize {
+            let latency = self.latency.take(&self.series, id);
+            let runtime = self.runtime.take(&self.series, id);
+            let key_at = offset_of!(timer_series, key);
+            let number = |offset| self.series.u32_at(id, key_at + offset).load(Ordering::Relaxed);
+            let (cpu, is_soft) = (number(offset_of!(timer_key, cpu)), number(offset_of!(timer_key, is_soft)) != 0);
+            let overruns = self.series.u64_at(id, offset_of!(timer_series, overruns)).swap(0, Ordering::Relaxed);
+            if (latency.is_empty() && runtime.is_empty()) || !(self.cpus.is_empty() || self.cpus.contains(&cpu)) {
+                continue;
+            }
+            let function = self.series.u64_at(id, key_at + offset_of!(timer_key, function)).load(Ordering::Relaxed);
+            let callback = self.symbols.name(function).to_owned();
+            let period_ns = self.series.u64_at(id, offset_of!(timer_series, period_ns)).load(Ordering::Relaxed);
+            let labels = labels(&callback, cpu, is_soft);
+            let mut values = BTreeMap::from([("overruns".to_owned(), overruns as f64)]);
+            if period_ns > 0 {
+                values.insert("period_ns".to_owned(), period_ns as f64);
+            }
+            let histograms = [("latency".to_owned(), latency), ("runtime".to_owned(), runtime)].into();
+            let series = Series { labels: labels.clone(), histograms, values, ..Series::default() };
+            let into =
+                by_labels.entry((callback, cpu, is_soft)).or_insert_with(|| Series { labels, ..Series::default() });
+            into.absorb(&series);
+        }
+        by_labels.into_values().collect()
+    }
+}
+
+fn labels(callback: &str, cpu: u32, is_soft: bool) -> Labels {
+    let mode = if is_soft { "soft" } else { "hard" };
+    let pairs = [("callback", callback.to_owned()), ("cpu", cpu.to_string()), ("mode", mode.to_owned())];
+    pairs.map(|(name, value)| (name.to_owned(), value)).into()
+}
+
+fn places(at: usize) -> Places {
+    Places {
+        sum_ns: at + offset_of!(distribution, sum_ns),
+        max_ns: at + offset_of!(distribution, max_ns),
+        inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
+        pages: at + offset_of!(distribution, pages),
+    }
+}
+
+impl Attached for AttachedTimers {
+    fn backend(&self) -> Backend<'_> {
+        Backend { name: TIMERS, fallback_reason: None }
+    }
+
+    fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
+        let mut snapshot = Snapshot::new(INFO.name, TIMERS, &self.host, self.since_unix_ns);
+        snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
+        snapshot.series = self.take_series();
+        for (reason, name) in LOST {
+            let count = self.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed);
+            snapshot.lost.insert(name.to_owned(), count);
+        }
+        let statistics = attach::statistics(self.skeleton.object().progs());
+        self.meter.tell(statistics, &mut snapshot);
+        self.since_monotonic_ns = now_monotonic_ns;
+        self.since_unix_ns = now_unix_ns;
+        Ok(snapshot)
+    }
+
+    fn drain_late(&mut self, wait: Duration, _each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        // There are none.
+        std::thread::sleep(wait);
+        Ok(())
+    }
+}

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Backend `tracer`: the kernel's tracers `irqsoff` and `preemptoff` in an instance of our own (kernel/trace/trace_irqsoff.c). They keep the
+//! trace of the longest section alone: a thread reads it as soon as there is one, and has the tracer begin anew.
+
+mod maxima;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use whylate_model::{Labels, LateEvent, Series, Snapshot};
+
+use self::maxima::{Maxima, Maximum};
+use super::{INFO, IrqsoffOptions, TRACER, What};
+use crate::source::{AttachError, Attached, Backend};
+use crate::tracefs::instance::Instance;
+use crate::{clock, cpus, tracefs};
+
+/// Only one instance can have one of these at a time.
+const TRACERS: [&str; 3] = ["irqsoff", "preemptoff", "preemptirqsoff"];
+/// Each section leaves four records and a stack.
+const BUFFER_KB: &str = "64";
+/// With the functions that are called meanwhile, some ten thousand in a millisecond.
+const BUFFER_WITH_FUNCTIONS_KB: &str = "8192";
+/// How often a maximum is looked for. Two of one such time are told as one.
+const EVERY: Duration = Duration::from_millis(10);
+const WEAKER: &str = "of each 10 ms the tracer tells the longest section alone";
+
+/// Starts it.
+pub(super) fn attach(
+    options: &IrqsoffOptions,
+    fallback_reason: Option<String>,
+) -> Result<Box<dyn Attached>, AttachError> {
+    Ok(Box::new(AttachedTracer::new(options, fallback_reason)?))
+}
+
+/// Measures until it is dropped.
+struct AttachedTracer {
+    maxima: Maxima,
+    options: IrqsoffOptions,
+    /// Of the span.
+    taken: Vec<Maximum>,
+    /// Those of them that were handed over, where late events are asked for.
+    drained: usize,
+    cpus: usize,
+    host: String,
+    since_unix_ns: u64,
+    since_monotonic_ns: u64,
+    fallback_reason: Option<String>,
+}
+
+impl AttachedTracer {
+    fn new(options: &IrqsoffOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
+        let folder = tracefs::find().map_err(|error| AttachError::Unsupported(format!("tracefs is {error}")))?;
+        let tracer = match options.what {
+            What::Irqs => TRACERS[0],
+            What::Preemption => TRACERS[1],
+        };
+        match fs::read_to_string(folder.join("available_tracers")) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(AttachError::NotPermitted),
+            Ok(tracers) if tracers.split_whitespace().any(|there| there == tracer) => {}
+            _ => return Err(AttachError::Unsupported(not_there(tracer))),
+        }
+        if let Some((other, theirs)) = other_user(&folder) {
+            return Err(AttachError::Unsupported(in_use(&theirs, &other)));
+        }
+        let online = cpus::online().map_err(anyhow::Error::from)?;
+        let wanted = if options.cpus.is_empty() { &online } else { &options.cpus };
+        if let Some(cpu) = wanted.iter().find(|cpu| !online.contains(cpu)) {
+            return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
+        }
+        let instance = Instance::new(&folder, "")?;
+        set_up(&folder, &instance, options)?;
+        // Whoever came between has it.
+        instance.write("current_tracer", tracer).map_err(|error| match error.downcast_ref::<std::io::Error>() {
+            Some(refused) if refused.kind() == ErrorKind::ResourceBusy => match other_user(&folder) {
+                Some((other, theirs)) => AttachError::Unsupported(in_use(&theirs, &other)),
+                None => AttachError::Unsupported(format!("somebody else uses the {tracer} tracer: end that first")),
+            },
+            _ => AttachError::Failed(error),
+        })?;
+        Ok(AttachedTracer {
+            maxima: Maxima::start(instance, options.from_ns, EVERY)?,
+            options: options.clone(),
+            taken: Vec::new(),
+            drained: 0,
+            cpus: wanted.len(),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            since_unix_ns: clock::unix_ns(),
+            since_monotonic_ns: clock::monotonic_ns(),
+            fallback_reason,
+        })
+    }
+
+    /// From which length on a section is a late event.
+    fn late_from_ns(&self) -> Option<u64> {
+        let asked = [self.options.late_over_ns, self.options.explain_over_ns, self.options.worst.map(|_| 0)];
+        asked.into_iter().flatten().min()
+    }
+
+    fn take(&mut self) -> anyhow::Result<()> {
+        self.taken.extend(self.maxima.take()?);
+        Ok(())
+    }
+}
+
+impl Attached for AttachedTracer {
+    fn backend(&self) -> Backend<'_> {
+        Backend { name: TRACER, fallback_reason: self.fallback_reason.as_deref() }
+    }
+
+    fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        self.take()?;
+        let mut snapshot = Snapshot::new(INFO.name, TRACER, &self.host, self.since_unix_ns);
+        let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
+        snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
+        let measured_ns = (snapshot.duration_ns as f64 * self.cpus as f64).max(1.0);
+        snapshot.series = series(&self.taken, measured_ns);
+        // What was not handed over is not lost: whoever asks for late events drains them before.
+        self.taken.clear();
+        self.drained = 0;
+        snapshot.lost.insert("traces".to_owned(), self.maxima.take_lost());
+        (self.since_monotonic_ns, self.since_unix_ns) = (now_monotonic_ns, now_unix_ns);
+        Ok(snapshot)
+    }
+
+    fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        if self.maxima.is_empty() {
+            std::thread::sleep(wait.min(2 * EVERY));
+        }
+        self.take()?;
+        let Some(from_ns) = self.late_from_ns() else { return Ok(()) };
+        let late = self.taken[self.drained..].iter().filter(|maximum| maximum.trace.latency_ns >= from_ns);
+        late.for_each(|maximum| each(maximum.trace.event(maximum.at_unix_ns)));
+        self.drained = self.taken.len();
+        Ok(())
+    }
+
+    fn weaker(&self) -> Option<&str> {
+        Some(WEAKER)
+    }
+}
+
+fn series(maxima: &[Maximum], measured_ns: f64) -> Vec<Series> {
+    let mut lengths: BTreeMap<Labels, Vec<u64>> = BTreeMap::new();
+    for Maximum { trace, .. } in maxima {
+        lengths.entry(trace.labels()).or_default().push(trace.latency_ns);
+    }
+    let series = lengths.into_iter().map(|(labels, lengths_ns)| {
+        let share = lengths_ns.iter().sum::<u64>() as f64 / measured_ns;
+        Series {
+            labels,
+            histograms: [("length".to_owned(), lengths_ns.into_iter().collect())].into(),
+            values: [("share".to_owned(), share)].into(),
+            ..Series::default()
+        }
+    });
+    series.collect()
+}
+
+/// Before the tracer begins.
+fn set_up(folder: &Path, instance: &Instance, options: &IrqsoffOptions) -> anyhow::Result<()> {
+    // The tracer takes the beginning of a section from the clock of the main instance, and shows no record that is older.
+    let clocks = fs::read_to_string(folder.join("trace_clock")).unwrap_or_default();
+    if let Some(clock) = clocks.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(clock, _)| clock) {
+        instance.write("trace_clock", clock)?;
+    }
+    // Only with CONFIG_FUNCTION_TRACER.
+    if instance.path("options/function-trace").exists() {
+        instance.write("options/function-trace", if options.functions { "1" } else { "0" })?;
+    }
+    for (option, is_on) in
+        [("print-parent", "1"), ("sym-offset", "0"), ("sym-addr", "0"), ("verbose", "0"), ("display-graph", "0")]
+    {
+        if instance.path(&format!("options/{option}")).exists() {
+            instance.write(&format!("options/{option}"), is_on)?;
+        }
+    }
+    instance.write("buffer_size_kb", if options.functions { BUFFER_WITH_FUNCTIONS_KB } else { BUFFER_KB })?;
+    if !options.cpus.is_empty() {
+        instance.write("tracing_cpumask", &mask(&options.cpus))?;
+    }
+    Ok(())
+}
+
+/// In the kernel's form: words of 32 bits in hexadecimal, the highest first.
+fn mask(cpus: &[u32]) -> String {
+    let highest = cpus.iter().max().map_or(0, |cpu| cpu / 32);
+    let word =
+        |number: u32| cpus.iter().filter(|&cpu| cpu / 32 == number).fold(0_u32, |word, cpu| word | 1 << (cpu % 32));
+    (0..=highest).rev().map(|number| format!("{:08x}", word(number))).collect::<Vec<_>>().join(",")
+}
+
+fn not_there(tracer: &str) -> String {
+    let option = if tracer == TRACERS[0] { "CONFIG_IRQSOFF_TRACER" } else { "CONFIG_PREEMPT_TRACER" };
+    format!("this kernel has no {tracer} tracer (boot one with {option}=y, or measure with --backend ticks)")
+}
+
+fn in_use(theirs: &str, other: &Path) -> String {
+    format!(
+        "{} uses the {theirs} tracer, and only one can: end that first (echo nop >{})",
+        other.display(),
+        other.join("current_tracer").display()
+    )
+}
+
+/// Which instance has one of these tracers, and which.
+fn other_user(folder: &Path) -> Option<(PathBuf, String)> {
+    let instances = fs::read_dir(folder.join("instances")).into_iter().flatten().flatten().map(|entry| entry.path());
+    std::iter::once(folder.to_owned()).chain(instances).find_map(|folder| {
+        let current = fs::read_to_string(folder.join("current_tracer")).unwrap_or_default();
+        let current = current.trim();
+        TRACERS.contains(&current).then(|| (folder, current.to_owned()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use whylate_model::ftrace::LatencyTrace;
+
+    use super::*;
+
+    #[test]
+    fn cpus_are_given_as_the_kernel_reads_them() {
+        assert_eq!(mask(&[0, 1]), "00000003");
+        assert_eq!(mask(&[0, 33]), "00000002,00000001");
+        assert_eq!(mask(&[64]), "00000001,00000000,00000000");
+    }
+
+    #[test]
+    fn maxima_of_one_place_are_one_series() {
+        let maximum = |ended_at: &str, latency_ns| {
+            let mut trace = LatencyTrace::default();
+            (trace.tracer, trace.latency_ns, trace.ended_at) = ("irqsoff".to_owned(), latency_ns, ended_at.to_owned());
+            Maximum { trace, at_unix_ns: 0 }
+        };
+        let series = series(&[maximum("a", 5_000), maximum("b", 7_000), maximum("a", 15_000)], 1e6);
+        let told: Vec<_> = series
+            .iter()
+            .map(|series| (series.labels["function"].as_str(), series.histograms["length"].count()))
+            .collect();
+        assert_eq!(told, [("a", 2), ("b", 1)]);
+        assert_eq!(series[0].histograms["length"].max_ns(), 15_000);
+        assert!((series[0].values["share"] - 0.02).abs() < 1e-9);
+    }
+
+    #[test]
+    fn whoever_has_the_tracer_is_found() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let other = folder.path().join("instances/other");
+        fs::create_dir_all(&other).expect("made");
+        fs::write(folder.path().join("current_tracer"), "nop\n").expect("written");
+        fs::write(other.join("current_tracer"), "preemptirqsoff\n").expect("written");
+        assert_eq!(other_user(folder.path()), Some((other, "preemptirqsoff".to_owned())));
+    }
+}

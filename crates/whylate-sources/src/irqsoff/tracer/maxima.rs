@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One maximum of the tracer after the other: a thread reads the trace of each and resets it.
+
+use std::fs::{File, OpenOptions};
+use std::io::Read as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow};
+use whylate_model::ftrace::LatencyTrace;
+
+use crate::clock;
+use crate::tracefs::instance::Instance;
+
+/// How often a trace is read again where another maximum came while it was read.
+const ATTEMPTS: u32 = 8;
+/// How much longer to wait before each attempt.
+const STEP: Duration = Duration::from_millis(1);
+/// How much of a trace is read at a time, in bytes.
+const PIECE: usize = 64 << 10;
+/// So many wait to be taken, at most: of a quarter of an hour.
+const ROOM: usize = 100_000;
+
+/// The longest section of a while.
+#[derive(Clone, Debug)]
+pub(super) struct Maximum {
+    pub trace: LatencyTrace,
+    /// When it was read, which is up to 10 ms after its end: the trace itself has no wall-clock time.
+    pub at_unix_ns: u64,
+}
+
+/// What the thread shares with whoever takes the maxima.
+#[derive(Debug, Default)]
+struct Shared {
+    found: Mutex<Vec<Maximum>>,
+    lost: AtomicU64,
+    is_over: AtomicBool,
+    failure: Mutex<Option<anyhow::Error>>,
+}
+
+/// Ends the thread, and then the tracer, when it is dropped.
+#[derive(Debug)]
+pub(super) struct Maxima {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    /// The thread has its files open, and with them the instance cannot be removed.
+    _instance: Instance,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Maxima {
+    /// Looks for sections longer than `floor_ns` from now on.
+    pub(super) fn start(instance: Instance, floor_ns: u64, every: Duration) -> Result<Self> {
+        let mut files = Files::open(&instance, floor_ns)?;
+        files.reset()?;
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        let watch = move || {
+            while !theirs.is_over.load(Ordering::Relaxed) {
+                if let Err(error) = files.look(&theirs) {
+                    *locked(&theirs.failure) = Some(error);
+                    return;
+                }
+                thread::park_timeout(every);
+            }
+        };
+        let thread =
+            thread::Builder::new().name("whylate-maxima".to_owned()).spawn(watch).context("cannot start a thread")?;
+        Ok(Maxima { shared, thread: Some(thread), _instance: instance })
+    }
+
+    /// What was found since the last time.
+    pub(super) fn take(&self) -> Result<Vec<Maximum>> {
+        if let Some(failure) = locked(&self.shared.failure).take() {
+            return Err(failure);
+        }
+        Ok(std::mem::take(&mut *locked(&self.shared.found)))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        locked(&self.shared.found).is_empty()
+    }
+
+    /// Maxima whose trace was not there, since the last time.
+    pub(super) fn take_lost(&self) -> u64 {
+        self.shared.lost.swap(0, Ordering::Relaxed)
+    }
+}
+
+impl Drop for Maxima {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It does not panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Files of the instance.
+struct Files {
+    maximum: File,
+    trace: PathBuf,
+    /// What the tracer shows when nothing was longer.
+    floor_us: u64,
+}
+
+impl Files {
+    fn open(instance: &Instance, floor_ns: u64) -> Result<Self> {
+        let path = instance.path("tracing_max_latency");
+        let maximum = OpenOptions::new().read(true).write(true).open(&path);
+        let maximum = maximum.with_context(|| format!("cannot open {}", path.display()))?;
+        Ok(Files { maximum, trace: instance.path("trace"), floor_us: floor_ns / 1_000 })
+    }
+
+    /// The longest section since the last reset, in microseconds.
+    fn maximum_us(&self) -> Result<u64> {
+        let mut bytes = [0; 32];
+        let length = self.maximum.read_at(&mut bytes, 0).context("cannot read tracing_max_latency")?;
+        let text = String::from_utf8_lossy(&bytes[..length]);
+        text.trim().parse().map_err(|_| anyhow!("tracing_max_latency is no number: {}", text.trim()))
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        let floor = self.floor_us.to_string();
+        self.maximum.write_at(floor.as_bytes(), 0).context("cannot write to tracing_max_latency").map(|_| ())
+    }
+
+    /// In large pieces: the kernel goes through the trace from its beginning for each.
+    fn read_trace(&self) -> std::io::Result<Vec<u8>> {
+        let mut trace = File::open(&self.trace)?;
+        let (mut text, mut length) = (vec![0; PIECE], 0);
+        loop {
+            let read = trace.read(&mut text[length..])?;
+            length += read;
+            if read == 0 {
+                text.truncate(length);
+                return Ok(text);
+            }
+            text.resize(length + PIECE, 0);
+        }
+    }
+
+    /// Takes the maximum, if there is another one; and longer ones that come while it is read.
+    fn look(&mut self, shared: &Shared) -> Result<()> {
+        if self.maximum_us()? <= self.floor_us {
+            return Ok(());
+        }
+        let mut told_us = 0;
+        for attempt in 0..ATTEMPTS {
+            // The kernel tells the length before it changes the trace, and a hypervisor may stop it between the two.
+            thread::sleep(attempt * STEP);
+            let text = self.read_trace().with_context(|| format!("cannot read {}", self.trace.display()))?;
+            let at_unix_ns = clock::unix_ns();
+            // One that the kernel changed while it was read does not fit itself.
+            let trace = LatencyTrace::parse(&String::from_utf8_lossy(&text)).filter(LatencyTrace::is_whole);
+            if let Some(trace) = trace {
+                let latency_us = trace.latency_ns / 1_000;
+                if latency_us > told_us {
+                    told_us = latency_us;
+                    let mut found = locked(&shared.found);
+                    if found.len() < ROOM {
+                        found.push(Maximum { trace, at_unix_ns });
+                    } else {
+                        shared.lost.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            }
+            if self.maximum_us()? == told_us {
+                return self.reset();
+            }
+        }
+        // The kernel could not swap its buffers, or longer ones come all the time.
+        shared.lost.fetch_add(1, Ordering::Relaxed);
+        self.reset()
+    }
+}

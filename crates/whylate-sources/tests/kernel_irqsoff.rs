@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Interrupts that are off for a known time, and what is late for other reasons. They run as root.
+
+mod kernel;
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use kernel::disturb::{disturb, is_unsupported, while_loaded};
+use kernel::late::{Places, common_ns, stay_on};
+use kernel::turn::turn_to_measure;
+use kernel::urgent::patching;
+use kernel::{is_emulated, unless_stolen};
+use whylate_model::blame::Evidence;
+use whylate_model::irqsoff::{Found, LateTick};
+use whylate_model::{Labels, LateEvent, Series, Snapshot};
+use whylate_sources::Attached;
+use whylate_sources::inject::disturbance::Kind;
+use whylate_sources::irqsoff::{IrqsoffOptions, attach, attach_timers};
+
+const MS_NS: u64 = 1_000_000;
+const TIMES: u64 = 50;
+
+fn start(options: &IrqsoffOptions) -> Result<Box<dyn Attached>> {
+    Ok(patching(|| attach(options))?)
+}
+
+fn tick(event: &LateEvent) -> &LateTick {
+    match event.evidence.as_deref() {
+        Some(Evidence::Tick(tick)) => tick,
+        _ => panic!("the evidence was asked for"),
+    }
+}
+
+/// What was seen while a CPU was disturbed.
+struct Seen {
+    made: Vec<Range<u64>>,
+    events: Vec<LateEvent>,
+    snapshot: Snapshot,
+}
+
+/// Measures a CPU while it is disturbed under load.
+fn seen(places: Places, options: &IrqsoffOptions, kind: Kind, length_ns: u64) -> Result<Seen> {
+    stay_on(places.tool)?;
+    let mut source = start(options)?;
+    source.snapshot()?;
+    let cpu = places.disturbed;
+    let mut events = Vec::new();
+    let over = AtomicBool::new(false);
+    // Not a multiple of the period, so that windows begin at any moment of it.
+    let every_ns = 2 * length_ns + 17 * MS_NS + 137_000;
+    let made = thread::scope(|scope| {
+        let disturbing = scope.spawn(|| {
+            let made = while_loaded(cpu, || disturb(kind, cpu, length_ns, TIMES, every_ns));
+            over.store(true, Ordering::Relaxed);
+            made
+        });
+        let mut drained = Ok(());
+        while !over.load(Ordering::Relaxed) && drained.is_ok() {
+            drained = source.drain_late(Duration::from_millis(50), &mut |event| events.push(event));
+        }
+        let made = disturbing.join().expect("disturbing does not panic");
+        drained.and(made)
+    })?;
+    source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+    let snapshot = source.snapshot()?;
+    patching(|| drop(source));
+    Ok(Seen { made, events, snapshot })
+}
+
+fn options(places: Places) -> IrqsoffOptions {
+    IrqsoffOptions {
+        cpus: vec![places.disturbed],
+        late_over_ns: Some(100_000),
+        keep_evidence: true,
+        ..IrqsoffOptions::default()
+    }
+}
+
+/// The late event of a window: the one that came in right after it.
+fn event_of<'a>(events: &'a [LateEvent], made: &Range<u64>) -> Option<&'a LateEvent> {
+    events
+        .iter()
+        .max_by_key(|event| common_ns(made, &(tick(event).due_ns..tick(event).came_ns)))
+        .filter(|event| common_ns(made, &(tick(event).due_ns..tick(event).came_ns)) > 0)
+}
+
+/// What has become of windows of known length.
+#[derive(Debug, Default)]
+struct Tally {
+    windows: usize,
+    missed: usize,
+    outside: usize,
+    /// The same where what delivering an interrupt takes counts as an error.
+    strictly_outside: usize,
+    named: usize,
+}
+
+const ENABLES: &str = "bpf_local_irq_restore";
+
+fn is_by(labels: &Labels, function: &str) -> bool {
+    labels["kind"] == "irqs_off" && labels.get("function").is_some_and(|found| found == function)
+}
+
+fn windows_are_seen(places: Places, length_ns: u64, tally: &mut Tally) -> Result<()> {
+    let seen = seen(places, &options(places), Kind::IrqsOff, length_ns)?;
+    for made in &seen.made {
+        tally.windows += 1;
+        let Some(event) = event_of(&seen.events, made) else {
+            tally.missed += 1;
+            continue;
+        };
+        let length_ns = made.end - made.start;
+        let at_most_ns = event.at_most_ns.context("it has no upper bound")?;
+        let least_ns = event.latency_ns;
+        tally.strictly_outside += usize::from(!(least_ns..=least_ns + MS_NS).contains(&length_ns));
+        if !(least_ns..=at_most_ns).contains(&length_ns) {
+            println!("{length_ns} ns are not within {least_ns} and {at_most_ns} ns: {:?}", event.causes);
+            tally.outside += 1;
+        }
+        if is_by(&event.labels, ENABLES) {
+            tally.named += 1;
+            ensure!(event.stack.first().is_some_and(|frame| frame == ENABLES), "{:?}", event.stack);
+        } else {
+            println!("another culprit: {:?}, found {:?}", event.labels, tick(event));
+        }
+        ensure!(event.causes.iter().map(|cause| cause.ns).sum::<u64>() == event.latency_ns, "{event:?}");
+    }
+    let counted: u64 = seen
+        .snapshot
+        .series
+        .iter()
+        .filter(|series| is_by(&series.labels, ENABLES))
+        .map(|series| series.histograms["length"].count())
+        .sum();
+    let told = seen.events.iter().filter(|event| is_by(&event.labels, ENABLES)).count() as u64;
+    println!("{length_ns} ns: {counted} counted, lost {:?}", seen.snapshot.lost);
+    ensure!(counted == told, "{counted} are counted, and {told} told");
+    Ok(())
+}
+
+#[test]
+fn windows_with_interrupts_off_are_seen_within_their_bounds() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+        return Ok(());
+    };
+    if is_emulated() {
+        println!("skipped: an emulated CPU is late all the time");
+        return Ok(());
+    }
+    let outcome = unless_stolen(|| {
+        let mut tally = Tally::default();
+        for length_ms in [2, 5, 10, 20] {
+            windows_are_seen(places, length_ms * MS_NS, &mut tally)?;
+        }
+        println!("{tally:?}");
+        ensure!(tally.windows as u64 == 4 * TIMES && tally.missed == 0, "not every window was seen: {tally:?}");
+        ensure!(tally.named == tally.windows, "another culprit was named: {tally:?}");
+        ensure!(tally.outside * 100 <= tally.windows, "too many are outside their bounds: {tally:?}");
+        Ok(())
+    });
+    match outcome {
+        Err(error) if is_unsupported(&error) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+/// Lateness of user code is somebody else's doing: of what is told to have interrupts off, the stack shows who enabled them.
+#[test]
+fn user_code_is_never_told_to_keep_interrupts_off() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+        return Ok(());
+    };
+    stay_on(places.tool)?;
+    // Any lateness at all, as an undisturbed machine has no other.
+    let from_ns = 5_000;
+    let mut source = start(&IrqsoffOptions { from_ns, late_over_ns: Some(from_ns), ..options(places) })?;
+    while_loaded(places.disturbed, || {
+        thread::sleep(Duration::from_secs(2));
+        Ok(())
+    })?;
+    let mut events = Vec::new();
+    source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+    let lost = source.snapshot()?.lost;
+    patching(|| drop(source));
+    let in_user = |event: &&LateEvent| tick(event).found == Found::User;
+    let kinds: BTreeSet<&str> = events.iter().filter(in_user).map(|event| event.labels["kind"].as_str()).collect();
+    println!(
+        "{} late, {} of them in user code, told as {kinds:?}, lost {lost:?}",
+        events.len(),
+        events.iter().filter(in_user).count()
+    );
+    for event in &events {
+        let is_off = event.labels["kind"] == "irqs_off";
+        ensure!(!(is_off && tick(event).found == Found::User), "{event:?}");
+        ensure!(
+            !is_off || lost["stacks"] > 0 || event.labels.contains_key("function"),
+            "nobody enabled them: {event:?}"
+        );
+        // What the hypervisor took nearly all of is nobody's doing.
+        ensure!(!is_off || tick(event).steal_ns + from_ns <= event.latency_ns, "it was stolen: {event:?}");
+        ensure!(event.causes.iter().map(|cause| cause.ns).sum::<u64>() == event.latency_ns, "{event:?}");
+    }
+    if cfg!(target_arch = "x86_64") {
+        ensure!(events.iter().any(|event| in_user(&event)), "a CPU that runs user code is never interrupted in it");
+    }
+    Ok(())
+}
+
+/// The timers of `ticks` themselves, as the other programs see them: each period either has one, or is missed.
+#[test]
+fn timers_and_missed_periods_make_up_the_schedule() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+        return Ok(());
+    };
+    unless_stolen(|| {
+        stay_on(places.tool)?;
+        let period_ns = if is_emulated() { 20 * MS_NS } else { MS_NS };
+        let mut ticks = start(&IrqsoffOptions { period_ns, timer_test: true, ..options(places) })?;
+        let mut timers = patching(|| attach_timers(&[places.disturbed]))?;
+        // From here on the period is known.
+        thread::sleep(Duration::from_nanos(20 * period_ns));
+        (timers.snapshot()?, ticks.snapshot()?);
+        let length_ns = 10 * MS_NS;
+        let made = match disturb(Kind::IrqsOff, places.disturbed, length_ns, 10, 50 * MS_NS) {
+            Err(error) if is_unsupported(&error) => {
+                thread::sleep(Duration::from_secs(1));
+                Vec::new()
+            }
+            made => made?,
+        };
+        let (timers_seen, ticks_seen) = (timers.snapshot()?, ticks.snapshot()?);
+        patching(|| drop((timers, ticks)));
+        let is_ours = |series: &&Series| {
+            series.labels.get("callback").is_some_and(|name| name == "perf_swevent_hrtimer")
+                && series.labels["cpu"] == places.disturbed.to_string()
+                && series.values.contains_key("period_ns")
+        };
+        let ours = timers_seen.series.iter().find(is_ours).context("its timer is not seen")?;
+        let (latency, runtime) = (&ours.histograms["latency"], &ours.histograms["runtime"]);
+        let overruns = ours.values["overruns"] as u64;
+        let due = timers_seen.duration_ns / period_ns;
+        println!(
+            "{} and {overruns} missed of {due} periods, latest {} ns, lost {:?}",
+            latency.count(),
+            latency.max_ns(),
+            timers_seen.lost
+        );
+        ensure!(ours.labels["mode"] == "hard" && ours.values["period_ns"] as u64 == period_ns, "{:?}", ours.values);
+        ensure!(runtime.count().abs_diff(latency.count()) <= 1, "a function has two ends");
+        let cpu = |series: &&Series| series.histograms.contains_key("lateness");
+        let test = ticks_seen.series.iter().find(cpu).context("the ticks are not counted")?;
+        let test_overruns = test.values["overruns"] as u64;
+        ensure!(test_overruns.abs_diff(overruns) <= 2, "{test_overruns} are missed by the ticks' own count");
+        if !made.is_empty() {
+            // A window of ten periods hits nine or ten.
+            ensure!((90..=102).contains(&overruns), "{overruns} are missed in ten windows of ten periods");
+            ensure!(
+                (length_ns - MS_NS..length_ns * 5 / 4).contains(&latency.max_ns()),
+                "the latest was late by {}",
+                latency.max_ns()
+            );
+        }
+        // Others' events on the CPU make the kernel set its timers anew.
+        let unseen = ticks_seen.lost["unseen"];
+        ensure!(
+            (latency.count() + overruns).abs_diff(due) <= 2 + unseen,
+            "{} and {overruns} of {due}",
+            latency.count()
+        );
+        Ok(())
+    })
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    for refused in [
+        IrqsoffOptions { cpus: vec![60_000], ..IrqsoffOptions::default() },
+        IrqsoffOptions { period_ns: 1, ..IrqsoffOptions::default() },
+        IrqsoffOptions { backend: Some("nonsense".to_owned()), ..IrqsoffOptions::default() },
+    ] {
+        ensure!(attach(&refused).is_err(), "{refused:?}");
+    }
+    Ok(())
+}

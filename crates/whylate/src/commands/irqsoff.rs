@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate irqsoff`: who keeps interrupts off.
+
+mod import;
+mod show;
+mod timers;
+
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::{ArgGroup, Args};
+use whylate_sources::irqsoff::{IrqsoffOptions, What, attach, attach_timers, console_level};
+
+use crate::cli::duration_ns;
+use crate::commands::drive::{Schedule, drive};
+use crate::commands::timerlat::values::{Cpus, period};
+use crate::commands::watch::Watch;
+use crate::output::Output;
+use crate::output::json::JsonLines;
+use crate::output::table::terminal_columns;
+
+/// Interrupts off: who disables them, for how long, and what else makes interrupts late
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate irqsoff             # who kept interrupts off, and the longest time with its stack, at Ctrl-C
+    whylate irqsoff 1 10        # the same each second, ten times
+    whylate irqsoff --histogram # a histogram of lengths per culprit
+    whylate irqsoff --slower 5ms
+                                # a line each time that interrupts are off for 5 ms or longer, as it happens
+    whylate irqsoff --why 5ms   # and what had the CPU meanwhile
+    whylate irqsoff --timers 1  # how late every hrtimer is, by its function and CPU, each second
+    whylate irqsoff --timer-test 1.33ms
+                                # a periodic timer per CPU: the periods it misses, and what made it miss them
+    whylate irqsoff -c 3 --period 100us
+                                # one CPU, whose timer is due each 100 us
+    whylate irqsoff --import trace.txt
+                                # what ftrace has written elsewhere: a latency trace of irqsoff, or a capture of trace_pipe")]
+#[command(group = ArgGroup::new("late_lengths").multiple(true))]
+pub struct Arguments {
+    /// Output interval, in seconds
+    #[arg(value_parser = duration_ns)]
+    interval: Option<u64>,
+    /// Number of outputs
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// Print a histogram of lengths per culprit
+    #[arg(long)]
+    histogram: bool,
+    /// Print a line each time that interrupts are off for at least this long, as it happens (e.g. 5ms)
+    #[arg(long, value_name = "LENGTH", value_parser = duration_ns, group = "late_lengths")]
+    slower: Option<u64>,
+    /// Explain each time that an interrupt is late by at least this (e.g. 5ms): its causes, which add up to that, with handlers apart
+    #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns, group = "late_lengths")]
+    why: Option<u64>,
+    /// Print the N longest times with interrupts off, with their stacks, at each output; 1 unless lines are printed as it happens
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    worst: Option<u16>,
+    /// How often the timer of each CPU is due (e.g. 500us; a bare number is in microseconds). What is shorter is seen by chance only, and
+    /// lengths are known to this much
+    #[arg(long, value_name = "PERIOD", value_parser = period, default_value = "1ms")]
+    period: u64,
+    /// Leave out what is shorter than this
+    #[arg(long, value_name = "LENGTH", value_parser = duration_ns, default_value = "100us")]
+    from: u64,
+    /// Print how late every hrtimer of the system is, by its function and CPU, with missed periods and the run time of the function
+    #[arg(
+        long,
+        conflicts_with_all = ["late_lengths", "worst", "period", "from", "backend", "timer_test"],
+    )]
+    timers: bool,
+    /// Test with a periodic timer per CPU: print each time that it misses periods, with what made it late
+    #[arg(long, value_name = "PERIOD", value_parser = period, conflicts_with_all = ["late_lengths", "period", "from"])]
+    timer_test: Option<u64>,
+    /// Only these CPUs, e.g. 0,2-5
+    #[arg(short, long, value_name = "CPUS")]
+    cpus: Option<Cpus>,
+    /// Preemption that is off, not interrupts. Needs a kernel with the events preemptirq:preempt_* or the tracer preemptoff
+    #[arg(long)]
+    preempt: bool,
+    /// End after this time (e.g. 10s, 5m, 1h)
+    #[arg(short, long, value_parser = duration_ns)]
+    duration: Option<u64>,
+    /// One JSON object a line per output
+    #[arg(long)]
+    json: bool,
+    /// How to measure: events, tracer, ticks, or auto for the best that works
+    #[arg(long, value_name = "BACKEND", default_value = "auto")]
+    backend: String,
+    /// Read what ftrace has written, and measure nothing: a latency trace of irqsoff, preemptoff or preemptirqsoff, a capture of trace_pipe
+    /// with irq_disable, irq_enable, irq_handler_* and hrtimer_*, or both in one file; - for standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["interval", "count", "duration", "cpus", "backend", "period", "from", "preempt", "timers", "timer_test"])]
+    import: Option<PathBuf>,
+}
+
+impl Arguments {
+    /// True when lines are to be printed as it happens.
+    fn lines(&self) -> bool {
+        self.slower.is_some() || self.why.is_some() || self.timer_test.is_some()
+    }
+
+    /// From which length on a line is printed.
+    fn lines_from_ns(&self) -> u64 {
+        [self.slower, self.why, self.timer_test].into_iter().flatten().min().unwrap_or(u64::MAX)
+    }
+
+    /// How many of the longest are to be kept until the next output.
+    fn worst(&self) -> Option<usize> {
+        let unless_asked = (!self.json && !self.lines()).then_some(1);
+        self.worst.or(unless_asked).map(usize::from)
+    }
+
+    fn options(&self) -> IrqsoffOptions {
+        IrqsoffOptions {
+            backend: Some(self.backend.clone()),
+            what: if self.preempt { What::Preemption } else { What::Irqs },
+            period_ns: self.timer_test.unwrap_or(self.period),
+            cpus: self.cpus.as_ref().map_or_else(Vec::new, |cpus| cpus.0.clone()),
+            from_ns: self.timer_test.unwrap_or(self.from),
+            late_over_ns: self.slower.or(self.timer_test),
+            explain_over_ns: self.why,
+            worst: self.worst(),
+            timer_test: self.timer_test.is_some(),
+            ..IrqsoffOptions::default()
+        }
+    }
+}
+
+/// Attaches, prints at each interval, and once more at the end.
+///
+/// # Errors
+/// When the source cannot attach, or the output cannot be written.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let Some(file) = &arguments.import {
+        return import::run(arguments, file);
+    }
+    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+    let options = arguments.options();
+    let attached = if arguments.timers { attach_timers(&options.cpus) } else { attach(&options) };
+    let mut source = attached.context("cannot attach irqsoff")?;
+    if let Some(reason) = source.backend().fallback_reason {
+        eprintln!("whylate: irqsoff uses the {} backend: {reason}", source.backend().name);
+    }
+    if let Some(weaker) = source.weaker() {
+        eprintln!("whylate: {weaker}");
+    }
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut output: Box<dyn Output> = if arguments.json {
+        Box::new(JsonLines::new(arguments.worst()))
+    } else if arguments.timers {
+        Box::new(timers::Text::new(arguments.histogram, terminal_columns()))
+    } else {
+        Box::new(show::Text::new(arguments, terminal_columns(), console_level()))
+    };
+    output.begin(&mut out)?;
+    out.flush()?;
+    let schedule =
+        Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };
+    let has_late_events = arguments.lines() || arguments.worst().is_some();
+    drive(source.as_mut(), &watch, schedule, has_late_events, (output.as_mut(), &mut out), &mut |_| ())
+}

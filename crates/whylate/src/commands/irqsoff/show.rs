@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What `whylate irqsoff` prints of a snapshot.
+
+use std::cmp::Reverse;
+use std::io::{self, Write};
+
+use jiff::tz::TimeZone;
+use whylate_model::irqsoff::advice;
+use whylate_model::units::{format_ns, printable};
+use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Worst};
+
+use super::Arguments;
+use crate::output::table::{Align, Table};
+use crate::output::{Output, footer, histogram, irqsoff};
+
+/// The text that people read.
+pub struct Text<'a> {
+    arguments: &'a Arguments,
+    zone: TimeZone,
+    terminal_columns: Option<usize>,
+    console_level: Option<u32>,
+    /// The longest with interrupts off, and those that were late for other reasons.
+    worst: Option<(Worst, Worst)>,
+}
+
+impl<'a> Text<'a> {
+    /// Stamps are in the system's time zone; tables fit the terminal, if there is one.
+    pub fn new(arguments: &'a Arguments, terminal_columns: Option<usize>, console_level: Option<u32>) -> Self {
+        Text {
+            arguments,
+            zone: TimeZone::system(),
+            terminal_columns,
+            console_level,
+            worst: arguments.worst().map(|count| (Worst::new(count), Worst::new(count))),
+        }
+    }
+
+    /// Stamps are of UTC: those of a trace begin with the machine that was traced.
+    pub fn in_utc(self) -> Self {
+        Text { zone: TimeZone::UTC, ..self }
+    }
+
+    /// Returns what it has written.
+    fn write_worst(&mut self, out: &mut dyn Write) -> io::Result<Vec<LateEvent>> {
+        let Some((irqs_off, others)) = &mut self.worst else { return Ok(Vec::new()) };
+        let (irqs_off, others) = (irqs_off.take(), others.take());
+        let (heading, shown) = match irqs_off.is_empty() {
+            true => ("Latest", others),
+            false if self.arguments.preempt => ("Longest with preemption off", irqs_off),
+            false => ("Longest with interrupts off", irqs_off),
+        };
+        if !shown.is_empty() {
+            writeln!(out, "\n{heading}:")?;
+            irqsoff::write_heading(out)?;
+        }
+        for event in &shown {
+            irqsoff::write_whole(out, event, &self.zone)?;
+        }
+        Ok(shown)
+    }
+}
+
+impl Output for Text<'_> {
+    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        let what = if self.arguments.preempt { "preemption that is" } else { "interrupts that are" };
+        match self.arguments.timer_test {
+            Some(period_ns) => writeln!(
+                out,
+                "Testing a timer of {} per CPU, printing when it misses periods ... Hit Ctrl-C to end.",
+                format_ns(period_ns)
+            )?,
+            None if self.arguments.import.is_some() => {}
+            None => writeln!(out, "Tracing {what} off ... Hit Ctrl-C to end.")?,
+        }
+        if self.arguments.lines() { irqsoff::write_heading(out) } else { Ok(()) }
+    }
+
+    fn late(&mut self, out: &mut dyn Write, event: LateEvent) -> io::Result<()> {
+        if event.latency_ns >= self.arguments.lines_from_ns() {
+            irqsoff::write(out, &event, &self.zone)?;
+        }
+        if let Some((irqs_off, others)) = &mut self.worst {
+            let is_off = match event.labels.get("kind") {
+                Some(kind) => kind == CauseKind::IrqsOff.name() || kind == CauseKind::PreemptOff.name(),
+                None => true,
+            };
+            if is_off { irqs_off.add(event) } else { others.add(event) }
+        }
+        Ok(())
+    }
+
+    fn snapshot(&mut self, out: &mut dyn Write, mut snapshot: Snapshot) -> io::Result<()> {
+        writeln!(out)?;
+        if self.arguments.timer_test.is_some() {
+            test_of(&snapshot).write(out, self.terminal_columns)?;
+            writeln!(out)?;
+        }
+        let mut rows: Vec<&Series> =
+            snapshot.series.iter().filter(|series| series.histograms.contains_key("length")).collect();
+        // The sort is stable, so rows that tie stay in the order of their names.
+        rows.sort_by_key(|series| Reverse(length(series).max_ns()));
+        if rows.is_empty() {
+            writeln!(out, "No interrupt was late by {} or longer.", format_ns(self.arguments.options().from_ns))?;
+        } else {
+            table_of(&rows).write(out, self.terminal_columns)?;
+        }
+        if self.arguments.histogram {
+            for series in &rows {
+                writeln!(out, "\n{}", printable(&irqsoff::who(&series.labels)))?;
+                histogram::write(out, length(series))?;
+            }
+        }
+        let shown = self.write_worst(out)?;
+        snapshot.late.extend(shown);
+        let advice = advice(&snapshot, self.console_level);
+        if !advice.is_empty() {
+            writeln!(out)?;
+        }
+        for sentence in advice {
+            writeln!(out, "{}", printable(&sentence))?;
+        }
+        footer::write(out, &snapshot)
+    }
+}
+
+fn length(series: &Series) -> &Histogram {
+    static NONE: std::sync::LazyLock<Histogram> = std::sync::LazyLock::new(Histogram::default);
+    series.histograms.get("length").unwrap_or(&NONE)
+}
+
+fn table_of(rows: &[&Series]) -> Table {
+    let figures = ["COUNT", "MAX", "P50", "P99", "TOTAL", "SHARE"].map(|name| (name, Align::Right));
+    let columns: Vec<_> = [("KIND", Align::Left)].into_iter().chain(figures).chain([("WHO", Align::Left)]).collect();
+    let mut table = Table::new(&columns);
+    for series in rows {
+        let length = length(series);
+        let total_ns = u64::try_from(length.sum_ns()).unwrap_or(u64::MAX);
+        let share = series.values.get("share").copied().unwrap_or(0.0) * 100.0;
+        table.row(vec![
+            irqsoff::kind(&series.labels),
+            length.count().to_string(),
+            format_ns(length.max_ns()),
+            format_ns(length.quantile_ns(0.5)),
+            format_ns(length.quantile_ns(0.99)),
+            format_ns(total_ns),
+            format!("{share:.2}%"),
+            irqsoff::who(&series.labels),
+        ]);
+    }
+    table
+}
+
+/// A row for each CPU's own timer.
+fn test_of(snapshot: &Snapshot) -> Table {
+    let columns = ["CPU", "TICKS", "OVERRUNS", "P50", "P99", "MAX"].map(|name| (name, Align::Right));
+    let mut table = Table::new(&columns);
+    for series in &snapshot.series {
+        let (Some(lateness), Some(cpu)) = (series.histograms.get("lateness"), series.labels.get("cpu")) else {
+            continue;
+        };
+        let overruns = series.values.get("overruns").copied().unwrap_or(0.0);
+        let mut cells = vec![cpu.clone(), lateness.count().to_string(), overruns.to_string()];
+        cells.extend([lateness.quantile_ns(0.5), lateness.quantile_ns(0.99), lateness.max_ns()].map(format_ns));
+        table.row(cells);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use whylate_model::{Cause, Labels};
+
+    use super::*;
+    use crate::output::json::JsonLines;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn labels(pairs: &[(&str, &str)]) -> Labels {
+        pairs.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+
+    const CONSOLE: [(&str, &str); 3] =
+        [("kind", "irqs_off"), ("function", "_raw_spin_unlock_irqrestore"), ("caller", "serial8250_console_write")];
+
+    fn snapshot() -> Snapshot {
+        let mut snapshot = Snapshot::new("irqsoff", "ticks", "web1", 1_795_252_440_000_000_000);
+        snapshot.duration_ns = 5_000_000_000;
+        let series = |pairs: &[(&str, &str)], lengths_ns: &[u64]| {
+            let length: Histogram = lengths_ns.iter().copied().collect();
+            let share = length.sum_ns() as f64 / 10e9;
+            let values = [("period_ns".to_owned(), 1e6), ("share".to_owned(), share)];
+            let histograms = [("length".to_owned(), length)];
+            Series { labels: labels(pairs), histograms: histograms.into(), values: values.into(), ..Series::default() }
+        };
+        snapshot.series = vec![
+            series(&[("kind", "idle_exit")], &[120_000, 130_000]),
+            series(&[("kind", "irq"), ("handler", "nvme0q1")], &[2_000_000]),
+            series(&CONSOLE, &[10_966_000, 9_000_000, 8_500_000]),
+            series(&[("kind", "steal")], &[4_000_000; 7]),
+        ];
+        let lateness: Histogram = [3_000, 4_000, 10_966_000].into_iter().collect();
+        snapshot.series.push(Series {
+            labels: labels(&[("cpu", "6")]),
+            histograms: [("lateness".to_owned(), lateness)].into(),
+            values: [("overruns".to_owned(), 8.0)].into(),
+            ..Series::default()
+        });
+        snapshot.lost = [("unseen".to_owned(), 2), ("stacks".to_owned(), 0)].into();
+        snapshot
+    }
+
+    fn events() -> Vec<LateEvent> {
+        let stack = ["_raw_spin_unlock_irqrestore", "serial8250_console_write", "console_unlock", "evil\x1b[2J"];
+        let stack: Vec<String> = stack.map(str::to_owned).to_vec();
+        let cause =
+            |kind, who: &str, ns, stack: &[String]| Cause { kind, who: who.to_owned(), ns, stack: stack.to_vec() };
+        let mut console = LateEvent {
+            labels: labels(&CONSOLE),
+            at_unix_ns: 1_795_252_440_100_000_000,
+            latency_ns: 10_966_000,
+            at_most_ns: Some(11_970_000),
+            cpu: 6,
+            stack: stack.clone(),
+            causes: vec![
+                cause(CauseKind::IrqsOff, "qseecom:6462", 10_900_000, &stack),
+                cause(CauseKind::Irq, "nvme0q1", 66_000, &[]),
+            ],
+            ..LateEvent::default()
+        };
+        console.labels.insert("task".to_owned(), "qseecom:6462".to_owned());
+        console.labels.insert("overruns".to_owned(), "8".to_owned());
+        let mut stolen = LateEvent {
+            labels: labels(&[("kind", "steal"), ("task", "hog:7")]),
+            latency_ns: 14_000_000,
+            at_most_ns: Some(15_000_000),
+            causes: vec![cause(CauseKind::Steal, "hypervisor", 14_000_000, &[])],
+            ..console.clone()
+        };
+        stolen.stack.clear();
+        vec![console, stolen]
+    }
+
+    fn printed(line: &str) -> String {
+        let words = std::iter::once("irqsoff").chain(line.split_whitespace());
+        let arguments = Line::try_parse_from(words).expect("a valid command line").arguments;
+        let mut out = Vec::new();
+        let mut output: Box<dyn Output> = if arguments.json {
+            Box::new(JsonLines::new(arguments.worst()))
+        } else {
+            Box::new(Text { zone: TimeZone::UTC, ..Text::new(&arguments, None, Some(7)) })
+        };
+        output.begin(&mut out).expect("a vector takes everything");
+        for event in events() {
+            output.late(&mut out, event).expect("a vector takes everything");
+        }
+        output.snapshot(&mut out, snapshot()).expect("a vector takes everything");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn culprits_and_the_longest() {
+        insta::assert_snapshot!(printed(""));
+    }
+
+    #[test]
+    fn lines_as_it_happens() {
+        insta::assert_snapshot!(printed("--slower 12ms"));
+    }
+
+    #[test]
+    fn causes() {
+        insta::assert_snapshot!(printed("--why 5ms"));
+    }
+
+    #[test]
+    fn histograms() {
+        insta::assert_snapshot!(printed("--histogram"));
+    }
+
+    #[test]
+    fn a_test_of_timers() {
+        insta::assert_snapshot!(printed("--timer-test 1.33ms"));
+    }
+
+    #[test]
+    fn json() {
+        insta::assert_snapshot!(printed("--json --worst 1"));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for line in [
+            "0",
+            "--period 1us",
+            "--period 2s",
+            "--worst 0",
+            "--slower 0",
+            "-c x",
+            "--why nonsense",
+            "1 0",
+            "--from -1",
+        ] {
+            let words = std::iter::once("irqsoff").chain(line.split_whitespace());
+            assert!(Line::try_parse_from(words).is_err(), "{line}");
+        }
+    }
+}

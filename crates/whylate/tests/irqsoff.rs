@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate irqsoff` as its users meet it.
+
+mod running;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::process::Output;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use whylate_model::Snapshot;
+
+use running::{Running, whylate};
+use turn::turn_to_measure;
+
+fn irqsoff(arguments: &[&str]) -> Result<Output> {
+    Ok(whylate(&[&["irqsoff"], arguments].concat()).output()?)
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// What it prints where all is well.
+fn shown(arguments: &[&str]) -> Result<String> {
+    let output = irqsoff(arguments)?;
+    ensure!(output.status.success(), "{arguments:?}: {output:?}");
+    Ok(text(&output.stdout))
+}
+
+fn snapshots(json: &str) -> Result<Vec<Snapshot>> {
+    json.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_one_status() -> Result<()> {
+    let _turn = turn_to_measure();
+    for arguments in [
+        &["0"][..],
+        &["1", "0"],
+        &["abc"],
+        &["--period", "1us"],
+        &["--period", "garbage"],
+        &["--slower", "-1ms"],
+        &["--why", "0"],
+        &["--worst", "0"],
+        &["-c", "1-"],
+        &["-c", "4294967296"],
+        &["--from", "\u{7f}\u{1b}[2J"],
+        &["--timers", "--why", "1ms"],
+        &["--timer-test", "0"],
+        &["--backend", "nonsense", "1", "1"],
+        &["--nonsense"],
+    ] {
+        let output = irqsoff(arguments)?;
+        ensure!(output.status.code() == Some(2), "{arguments:?}: {output:?}");
+        ensure!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}: {output:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_cpu_that_is_not_there_is_no_matter_of_usage() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let output = irqsoff(&["-c", "60000", "-d", "1"])?;
+    let stderr = text(&output.stderr);
+    ensure!(output.status.code() == Some(3), "{output:?}");
+    ensure!(stderr == "whylate: cannot attach irqsoff: CPU 60000 is not online: choose others\n", "{stderr:?}");
+    Ok(())
+}
+
+#[test]
+fn json_has_a_line_per_interval_and_only_culprits_that_are_named() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let all = snapshots(&shown(&["--json", "1", "2", "--from", "20us", "--slower", "20us"])?)?;
+    ensure!(all.len() == 2, "{} lines", all.len());
+    for snapshot in &all {
+        ensure!(snapshot.source == "irqsoff" && snapshot.backend == "ticks", "{snapshot:?}");
+        for series in &snapshot.series {
+            let length = series.histograms.get("length").context("a culprit without lengths")?;
+            ensure!(
+                series.labels.contains_key("kind") && !length.is_empty() && length.min_ns() >= 20_000,
+                "{series:?}"
+            );
+            ensure!((series.values["period_ns"] - 1e6).abs() < 0.5, "{series:?}");
+            let share = length.sum_ns() as f64 / (snapshot.duration_ns as f64 * cpus()? as f64);
+            ensure!((series.values["share"] - share).abs() < 1e-6, "{series:?}, not {share}");
+        }
+        for event in &snapshot.late {
+            ensure!(event.causes.iter().map(|cause| cause.ns).sum::<u64>() == event.latency_ns, "{event:?}");
+            ensure!(event.at_most_ns.is_some_and(|ns| ns >= event.latency_ns + 1_000_000), "{event:?}");
+            ensure!(event.evidence.is_none(), "{event:?}");
+        }
+    }
+    let worst = snapshots(&shown(&["--json", "-d", "2", "--from", "5us", "--worst", "3"])?)?;
+    ensure!(worst[0].late.len() <= 3, "{} worst", worst[0].late.len());
+    Ok(())
+}
+
+fn cpus() -> Result<usize> {
+    Ok(whylate_sources::cpus::online()?.len())
+}
+
+#[test]
+fn causes_from_the_account_add_up() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let all = snapshots(&shown(&["--json", "-d", "2", "--from", "15us", "--why", "15us"])?)?;
+    for event in all.iter().flat_map(|snapshot| &snapshot.late) {
+        ensure!(!event.causes.is_empty(), "{event:?}");
+        ensure!(event.causes.iter().map(|cause| cause.ns).sum::<u64>() == event.latency_ns, "{event:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn timers_are_told_by_function_and_cpu() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let all = snapshots(&shown(&["--timers", "--json", "-d", "2"])?)?;
+    let told = all.first().context("no snapshot")?;
+    ensure!(told.backend == "timers" && !told.series.is_empty(), "{told:?}");
+    for series in &told.series {
+        let labels: Vec<&str> = series.labels.keys().map(String::as_str).collect();
+        ensure!(labels == ["callback", "cpu", "mode"], "{labels:?}");
+        ensure!(["latency", "runtime"].iter().all(|name| series.histograms.contains_key(*name)), "{series:?}");
+    }
+    let text = shown(&["--timers", "-d", "1"])?;
+    ensure!(text.contains("CALLBACK") && text.contains("OVERRUNS") && !text.contains('\u{1b}'), "{text}");
+    Ok(())
+}
+
+#[test]
+fn a_test_of_timers_counts_the_ticks_of_its_period() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let all = snapshots(&shown(&["--timer-test", "10ms", "--json", "-d", "2", "-c", "0"])?)?;
+    let told = all.first().context("no snapshot")?;
+    let series = told.series.iter().find(|series| series.labels.get("cpu").is_some_and(|cpu| cpu == "0"));
+    let series = series.context("CPU 0 is not told")?;
+    let ticks = series.histograms["lateness"].count() + series.values["overruns"] as u64;
+    let (due, unseen) = (told.duration_ns / 10_000_000, told.lost["unseen"]);
+    ensure!(ticks.abs_diff(due) <= 2 + unseen, "{ticks} of {due} ticks, {unseen} unseen");
+    Ok(())
+}
+
+#[test]
+fn it_ends_at_a_signal_with_what_it_has() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let mut running = Running::start(&["irqsoff"])?;
+    let mut out = running.stdout()?;
+    let mut first = [0_u8; 8];
+    std::io::Read::read_exact(&mut out, &mut first)?;
+    ensure!(&first == b"Tracing ", "{first:?}");
+    running.signal(Signal::INT)?;
+    let (status, stderr) = running.end()?;
+    ensure!(status.success() && stderr.is_empty(), "{status}, {stderr}");
+    Ok(())
+}
