@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Who keeps interrupts off, and for how long.
 //!
-//! Backend `ticks`: a timer of each CPU is due once in a period. When its interrupt comes late although no handler ran and no hypervisor had
-//! the CPU, interrupts were off, and it comes in where they were enabled again: the stack that it finds names who did that.
+//! Backend `ticks`: a timer of each CPU is due once in a period. When its interrupt comes late although no handler ran and no hypervisor
+//! had the CPU, interrupts were off, and it comes in where they were enabled again: the stack that it finds names who did that.
 
 mod ticks;
 mod timers;
