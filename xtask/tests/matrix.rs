@@ -138,7 +138,7 @@ const KEEP_ENABLED: &str = "
     for instance in first second; do
         mkdir $instance
         echo 0 >$instance/tracing_on
-        for events in workqueue irq_vectors irq nmi/nmi_handler timer/hrtimer_expire_entry \
+        for events in workqueue irq_vectors irq nmi/nmi_handler timer/hrtimer_expire_entry timer/hrtimer_expire_exit \
             sched/sched_switch sched/sched_waking sched/sched_migrate_task; do
             echo 1 >$instance/events/$events/enable
         done
@@ -166,6 +166,7 @@ fn matrix(kernel: &str, expected: &Expected) -> Result<()> {
     wq_agrees_with_the_trace(&machine, expected)?;
     why_names_what_disturbed(&machine, expected)?;
     timerlat_keeps_its_schedule(&machine, expected)?;
+    irqsoff_blames_no_user_code(&machine)?;
     tracer::options_are_honoured(&machine, expected.of_tracer)
 }
 
@@ -218,6 +219,13 @@ fn timerlat_keeps_its_schedule(machine: &Machine<'_>, expected: &Expected) -> Re
     // Only where programs may be at the exit of a function; the tracer's own samples are always taken there.
     let tells_ran = !output.contains("latency until it runs: false");
     ensure!(tells_ran, "a thread's latency ends when it has the CPU");
+    ensure_skipped_for(&output, &["an emulated CPU is late all the time"])
+}
+
+/// The kernel tests of `irqsoff`, but for windows of known length: its programs load, and late interrupts of user code are told as that.
+fn irqsoff_blames_no_user_code(machine: &Machine<'_>) -> Result<()> {
+    let output = machine.run_tests("kernel_irqsoff")?;
+    ensure!(output.contains(" of them in user code"), "user code was never interrupted");
     ensure_skipped_for(&output, &["an emulated CPU is late all the time"])
 }
 
