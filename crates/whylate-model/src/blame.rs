@@ -6,12 +6,14 @@
 
 mod frames;
 mod held;
+mod starved;
 mod sum;
 mod timeline;
 mod timer;
 mod window;
 mod wq;
 
+pub use starved::{StarvedEvidence, starved_causes};
 pub use timer::{TimerAnalysis, TimerEvidence, timer_analysis, timer_causes};
 pub use wq::{HeldSlot, PoolClass, Wakeup, WorkEvidence, causes};
 
@@ -25,6 +27,8 @@ pub enum Evidence {
     Work(WorkEvidence),
     /// Of a timer and the thread that it wakes.
     Timer(TimerEvidence),
+    /// Of a thread that waited for a CPU.
+    Starved(StarvedEvidence),
 }
 
 impl Evidence {
@@ -33,6 +37,7 @@ impl Evidence {
         match self {
             Evidence::Work(evidence) => causes(evidence),
             Evidence::Timer(evidence) => timer_causes(evidence),
+            Evidence::Starved(evidence) => starved_causes(evidence),
         }
     }
 
@@ -41,6 +46,7 @@ impl Evidence {
         match self {
             Evidence::Work(evidence) => evidence.started_ns.saturating_sub(evidence.queued_ns),
             Evidence::Timer(evidence) => evidence.thread_ns.saturating_sub(evidence.due_ns),
+            Evidence::Starved(evidence) => evidence.running_ns.saturating_sub(evidence.runnable_ns),
         }
     }
 }
@@ -54,5 +60,11 @@ impl From<WorkEvidence> for Evidence {
 impl From<TimerEvidence> for Evidence {
     fn from(evidence: TimerEvidence) -> Self {
         Evidence::Timer(evidence)
+    }
+}
+
+impl From<StarvedEvidence> for Evidence {
+    fn from(evidence: StarvedEvidence) -> Self {
+        Evidence::Starved(evidence)
     }
 }

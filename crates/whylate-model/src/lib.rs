@@ -10,6 +10,7 @@ pub mod histogram;
 pub mod late;
 pub mod occupancy;
 pub mod snapshot;
+pub mod sqpoll;
 pub mod stack;
 pub mod steps;
 pub mod units;

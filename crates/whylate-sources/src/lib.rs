@@ -12,6 +12,7 @@ pub mod mapped;
 mod occupancy;
 pub mod restore;
 pub mod source;
+pub mod sqpoll;
 pub mod symbols;
 pub mod timerlat;
 pub mod tracefs;
@@ -20,4 +21,4 @@ pub mod wq;
 pub use source::{AttachError, Attached, Backend, BackendInfo, By, MapKind, Need, Options, Source, SourceInfo};
 
 /// Every source, in the order in which they are listed.
-pub static SOURCES: &[&dyn Source] = &[&wq::Wq, &timerlat::Timerlat];
+pub static SOURCES: &[&dyn Source] = &[&wq::Wq, &timerlat::Timerlat, &sqpoll::Sqpoll];
