@@ -41,7 +41,8 @@ pub(super) fn parse(text: &str) -> RingText {
 }
 
 fn microseconds(value: &str) -> Option<u64> {
-    value.strip_suffix("us")?.parse().ok()
+    // Kernels print the unit, or not.
+    value.strip_suffix("us").unwrap_or(value).parse().ok()
 }
 
 #[cfg(test)]
@@ -74,6 +75,12 @@ mod tests {
             let ring = parse(text);
             assert_eq!((ring.thread, ring.total_us, ring.work_us), (None, None, None), "{text}");
         }
+    }
+
+    #[test]
+    fn times_are_microseconds_also_without_their_unit() {
+        let ring = parse("SqThread:\t12\nSqTotalTime:\t597415\nSqWorkTime:\t116758\n");
+        assert_eq!((ring.total_us, ring.work_us), (Some(597_415), Some(116_758)));
     }
 
     #[test]

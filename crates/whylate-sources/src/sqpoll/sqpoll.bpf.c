@@ -67,14 +67,18 @@ int BPF_PROG(on_io_uring_submit_req, struct io_kiocb *req)
 	if (!(task->flags & PF_IO_WORKER))
 		return 0;
 	thread = found(task);
-	if (!thread) {
+	/* The first of a round. What was before is spinning, and a hypervisor may have stopped it there for long. */
+	if (!thread || !thread->has_work) {
 		now_ns = bpf_ktime_get_ns();
 		thread = enrolled(task, now_ns);
 		if (!thread)
 			return 0;
+		begin_change(thread);
+		close_round(thread, now_ns);
+		thread->has_work = true;
+		end_change(thread);
 	}
 	begin_change(thread);
-	thread->has_work = true;
 	thread->submitted++;
 	if (BPF_CORE_READ(req, ctx, flags) & IORING_SETUP_IOPOLL)
 		thread->polled_ring = (u64)BPF_CORE_READ(req, ctx);
