@@ -105,19 +105,26 @@ static __always_inline void write_ring(struct seq_file *seq, struct io_ring_ctx 
 	bpf_seq_write(seq, &record, sizeof(record));
 }
 
-/* A whole record, as of `now_ns` in it. */
+/* A record, as of `now_ns` in it; false if it changed meanwhile. */
+static __noinline bool take_thread_once(struct thread_record *record, struct task_struct *task, struct sq_thread *thread)
+{
+	u32 version = *(volatile u32 *)&thread->version;
+
+	barrier();
+	__builtin_memcpy(&record->thread, thread, sizeof(*thread));
+	record->run_delay_ns = task_run_delay_ns(task);
+	record->waiting_ns = task_waiting_ns(task);
+	record->now_ns = bpf_ktime_get_ns();
+	barrier();
+	return !(version & 1) && version == *(volatile u32 *)&thread->version;
+}
+
+/* The verifier of 6.1 dislikes how clang turns this loop round unless it is unrolled. */
 static __always_inline void take_thread(struct thread_record *record, struct task_struct *task, struct sq_thread *thread)
 {
+#pragma unroll
 	for (u32 tries = 0; tries < LOOK_TRIES; tries++) {
-		u32 version = *(volatile u32 *)&thread->version;
-
-		barrier();
-		__builtin_memcpy(&record->thread, thread, sizeof(*thread));
-		record->run_delay_ns = task_run_delay_ns(task);
-		record->waiting_ns = task_waiting_ns(task);
-		record->now_ns = bpf_ktime_get_ns();
-		barrier();
-		if (!(version & 1) && version == *(volatile u32 *)&thread->version)
+		if (take_thread_once(record, task, thread))
 			break;
 	}
 }
