@@ -52,7 +52,7 @@ impl Output for Text {
     fn late(&mut self, out: &mut dyn Write, event: LateEvent) -> io::Result<()> {
         let label = |name: &str| event.labels.get(name).map_or("?", String::as_str);
         let at = rfc3339::format(event.at_unix_ns);
-        let time = at.split_once('T').map_or(at.as_str(), |(_, time)| time);
+        let time = at.split_once('T').map_or(at.as_str(), |(_, time)| time.trim_end_matches('Z'));
         let (who, latency) = (format!("{}:{}", label("process"), label("tid")), format_ns(event.latency_ns));
         writeln!(out, "{time}  {} waited {latency} for CPU {}", printable(&who), event.cpu)?;
         why::write_causes(out, &event)?;
