@@ -6,12 +6,14 @@
 
 pub(crate) mod frames;
 mod held;
+mod starved;
 mod sum;
 mod timeline;
 mod timer;
 mod window;
 mod wq;
 
+pub use starved::{StarvedEvidence, starved_causes};
 pub use timer::{TimerAnalysis, TimerEvidence, timer_analysis, timer_causes};
 pub use wq::{HeldSlot, PoolClass, Wakeup, WorkEvidence, causes};
 
@@ -29,6 +31,8 @@ pub enum Evidence {
     Timer(TimerEvidence),
     /// Of an interrupt that came late.
     Tick(LateTick),
+    /// Of a thread that waited for a CPU.
+    Starved(StarvedEvidence),
 }
 
 impl Evidence {
@@ -38,6 +42,7 @@ impl Evidence {
             Evidence::Work(evidence) => causes(evidence),
             Evidence::Timer(evidence) => timer_causes(evidence),
             Evidence::Tick(tick) => irqsoff::causes(tick),
+            Evidence::Starved(evidence) => starved_causes(evidence),
         }
     }
 
@@ -47,6 +52,7 @@ impl Evidence {
             Evidence::Work(evidence) => evidence.started_ns.saturating_sub(evidence.queued_ns),
             Evidence::Timer(evidence) => evidence.thread_ns.saturating_sub(evidence.due_ns),
             Evidence::Tick(tick) => tick.late_ns(),
+            Evidence::Starved(evidence) => evidence.running_ns.saturating_sub(evidence.runnable_ns),
         }
     }
 }
@@ -66,5 +72,11 @@ impl From<TimerEvidence> for Evidence {
 impl From<LateTick> for Evidence {
     fn from(tick: LateTick) -> Self {
         Evidence::Tick(tick)
+    }
+}
+
+impl From<StarvedEvidence> for Evidence {
+    fn from(evidence: StarvedEvidence) -> Self {
+        Evidence::Starved(evidence)
     }
 }

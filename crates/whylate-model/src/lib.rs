@@ -12,6 +12,7 @@ pub mod irqsoff;
 pub mod late;
 pub mod occupancy;
 pub mod snapshot;
+pub mod sqpoll;
 pub mod stack;
 pub mod steps;
 pub mod units;

@@ -108,3 +108,76 @@ static __always_inline struct task_struct *task_of_tracers_timer(const struct hr
 	variables = (const void *)timer - bpf_core_field_offset(struct timerlat_variables, timer);
 	return BPF_CORE_READ(variables, kthread);
 }
+
+/* A thread of io_uring, 5.11: a submission thread or a worker. */
+enum {
+	PF_IO_WORKER = 0x10,
+};
+
+static __always_inline bool begins_with(const char *text, const char *prefix, u32 length)
+{
+	for (u32 i = 0; i < length; i++) {
+		if (text[i] != prefix[i])
+			return false;
+	}
+	return true;
+}
+
+/* Submission threads are called iou-sqp-PID, in the process of the ring, since 5.12; workers are iou-wrk-PID. */
+static __always_inline bool is_sq_thread(const struct task_struct *task)
+{
+	char prefix[8];
+
+	if (!(task->flags & PF_IO_WORKER))
+		return false;
+	bpf_core_read(prefix, sizeof(prefix), &task->comm);
+	return begins_with(prefix, "iou-sqp-", sizeof(prefix));
+}
+
+/* Microseconds that the thread itself counts as work, 6.9; -1 before. */
+struct io_sq_data___6_9 {
+	u64 work_time;
+} __attribute__((preserve_access_index));
+
+static __always_inline s64 sq_work_time_us(const struct io_sq_data *sqd)
+{
+	const struct io_sq_data___6_9 *newer = (const void *)sqd;
+
+	if (!bpf_core_field_exists(newer->work_time))
+		return -1;
+	return BPF_CORE_READ(newer, work_time);
+}
+
+/* Network devices that the ring polls, 6.9. */
+struct io_ring_ctx___6_9 {
+	struct list_head napi_list;
+} __attribute__((preserve_access_index));
+
+static __always_inline bool ring_polls_network(const struct io_ring_ctx *ctx)
+{
+	const struct io_ring_ctx___6_9 *newer = (const void *)ctx;
+
+	if (!bpf_core_field_exists(newer->napi_list))
+		return false;
+	return BPF_CORE_READ(newer, napi_list.next) != (const void *)ctx + bpf_core_field_offset(newer->napi_list);
+}
+
+/* Requests that wait to be polled for: a singly linked list until 6.19. */
+static __always_inline bool ring_has_polled_requests(const struct io_ring_ctx *ctx)
+{
+	if (!bpf_core_field_exists(ctx->iopoll_list.first))
+		return false;
+	return BPF_CORE_READ(ctx, iopoll_list.first) != NULL;
+}
+
+/* How long a runnable thread has been waiting for its CPU, until that CPU's clock was read last, a tick ago at most; 0 when it does not. */
+static __always_inline u64 task_waiting_ns(struct task_struct *task)
+{
+	u64 since, now;
+
+	if (!bpf_core_field_exists(task->sched_info.last_queued))
+		return 0;
+	since = BPF_CORE_READ(task, sched_info.last_queued);
+	now = BPF_CORE_READ(task, se.cfs_rq, rq, clock);
+	return since && now > since ? now - since : 0;
+}

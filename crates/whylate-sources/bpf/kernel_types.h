@@ -122,6 +122,7 @@ struct sched_entity {
 
 struct sched_info {
 	unsigned long long run_delay;
+	unsigned long long last_queued;
 };
 
 struct thread_info {
@@ -137,6 +138,9 @@ struct task_struct {
 	int nr_cpus_allowed;
 	u64 start_time;
 	char comm[16];
+	int on_cpu;
+	struct task_struct *group_leader;
+	struct io_uring_task *io_uring;
 	unsigned long nvcsw;
 	unsigned long nivcsw;
 	struct sched_entity se;
@@ -199,6 +203,93 @@ struct pt_regs {
 /* What the hypervisor tells of a CPU (arch/x86/include/uapi/asm/kvm_para.h). */
 struct kvm_steal_time {
 	u64 steal;
+};
+
+struct list_head {
+	struct list_head *next;
+};
+
+struct qstr {
+	const unsigned char *name;
+};
+
+struct super_block {
+	unsigned long s_magic;
+};
+
+struct dentry {
+	struct qstr d_name;
+};
+
+struct path {
+	struct dentry *dentry;
+};
+
+struct inode {
+	struct super_block *i_sb;
+};
+
+struct file {
+	void *private_data;
+	struct inode *f_inode;
+	struct path f_path;
+};
+
+struct io_uring {
+	u32 head;
+	u32 tail;
+};
+
+struct io_rings {
+	struct io_uring sq;
+	struct io_uring cq;
+};
+
+struct io_wq_work_node;
+
+struct io_wq_work_list {
+	struct io_wq_work_node *first;
+};
+
+struct io_sq_data {
+	struct task_struct *thread;
+	unsigned int sq_thread_idle;
+	int sq_cpu;
+};
+
+struct io_ring_ctx {
+	unsigned int flags;
+	struct io_rings *rings;
+	unsigned int sq_entries;
+	unsigned int cq_entries;
+	struct io_wq_work_list iopoll_list;
+	struct io_sq_data *sq_data;
+};
+
+struct io_kiocb {
+	struct io_ring_ctx *ctx;
+};
+
+struct io_uring_task {
+	struct file *registered_rings[16];
+};
+
+struct seq_file;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
+
+struct bpf_iter__task {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+};
+
+struct bpf_iter__task_file {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+	u32 fd;
+	struct file *file;
 };
 
 struct timerlat_variables {

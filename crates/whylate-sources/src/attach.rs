@@ -2,13 +2,17 @@
 //! What every source does when it loads BPF programs.
 #![allow(unsafe_code)]
 
+use std::io::Read as _;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use libbpf_rs::libbpf_sys::{bpf_obj_get_info_by_fd, bpf_prog_info};
+use libbpf_rs::libbpf_sys::{
+    BPF_TRACE_ITER, bpf_iter_create, bpf_iter_link_info, bpf_link_create, bpf_link_create_opts, bpf_obj_get_info_by_fd,
+    bpf_prog_info,
+};
 use libbpf_rs::{OpenObject, RingBuffer};
 use whylate_model::{Probe, Snapshot};
 
@@ -136,6 +140,37 @@ pub fn poll(ring: &RingBuffer<'_>, wait: Duration) -> anyhow::Result<()> {
         }
     }
     ring.consume().context("cannot read late events")
+}
+
+/// What an iterator program over the descriptors of tasks writes about one process.
+///
+/// # Errors
+/// When the process is gone, or the kernel refuses.
+pub fn iterate_over_process(program: BorrowedFd<'_>, pid: u32) -> std::io::Result<Vec<u8>> {
+    // SAFETY: the union and the structures are made of integers and of pointers that may be null, so zero is a value of them.
+    let mut about: bpf_iter_link_info = unsafe { std::mem::zeroed() };
+    about.task.pid = pid;
+    // SAFETY: as above.
+    let mut options: bpf_link_create_opts = unsafe { std::mem::zeroed() };
+    options.sz = size_of::<bpf_link_create_opts>() as _;
+    options.iter_info = &raw mut about;
+    options.iter_info_len = size_of::<bpf_iter_link_info>() as u32;
+    // SAFETY: `options` and what it points to live until the call returns, which only reads them.
+    let link = owned(unsafe { bpf_link_create(program.as_raw_fd(), 0, BPF_TRACE_ITER, &raw const options) })?;
+    // SAFETY: the call takes numbers.
+    let iterator = owned(unsafe { bpf_iter_create(link.as_raw_fd()) })?;
+    let mut bytes = Vec::new();
+    std::fs::File::from(iterator).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// A descriptor that a call of libbpf has just made, or its negative error.
+fn owned(fd: i32) -> std::io::Result<OwnedFd> {
+    if fd < 0 {
+        return Err(std::io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Asks the kernel for the sums over `programs`; a program that it does not answer for counts as zero.

@@ -8,6 +8,11 @@ pub fn monotonic_ns() -> u64 {
     now_ns(ClockId::Monotonic)
 }
 
+/// Now on CLOCK_BOOTTIME, which goes on while the machine is suspended.
+pub fn boot_ns() -> u64 {
+    now_ns(ClockId::Boottime)
+}
+
 /// Now in nanoseconds since 1970 (UTC).
 pub fn unix_ns() -> u64 {
     now_ns(ClockId::Realtime)

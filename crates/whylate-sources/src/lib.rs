@@ -17,6 +17,7 @@ mod occupancy;
 mod percpu;
 pub mod restore;
 pub mod source;
+pub mod sqpoll;
 pub mod symbols;
 pub mod timerlat;
 pub mod tracefs;
@@ -25,4 +26,4 @@ pub mod wq;
 pub use source::{AttachError, Attached, Backend, BackendInfo, By, MapKind, Need, Options, Source, SourceInfo};
 
 /// Every source, in the order in which they are listed.
-pub static SOURCES: &[&dyn Source] = &[&wq::Wq, &timerlat::Timerlat, &irqsoff::Irqsoff];
+pub static SOURCES: &[&dyn Source] = &[&wq::Wq, &timerlat::Timerlat, &irqsoff::Irqsoff, &sqpoll::Sqpoll];

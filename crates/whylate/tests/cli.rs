@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use whylate_model::Snapshot;
+use whylate_sources::inject::sqpoll::{Load, Plan as LoadPlan};
 use whylate_sources::inject::work::{HANDLER, Plan, run};
 
 use running::{Running, whylate};
@@ -88,6 +89,44 @@ fn output_without_privileges(arguments: &[&str]) -> Result<Output> {
         fs::remove_dir_all(folder)?;
     }
     Ok(output?)
+}
+
+#[test]
+fn without_a_submission_thread_it_says_how_to_make_one() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    // This process has none, whatever else runs on the machine.
+    let pid = std::process::id().to_string();
+    for backend in ["bpf", "fdinfo"] {
+        let output = output_of(&["sqpoll", "-p", &pid, "--backend", backend])?;
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        assert!(output.stdout.is_empty());
+        assert!(
+            stderr.contains("has no io_uring submission thread now") && stderr.contains("IORING_SETUP_SQPOLL"),
+            "{stderr}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn submission_threads_are_json_too() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let load = Load::start(&LoadPlan::default())?;
+    let pid = std::process::id().to_string();
+    let output = output_of(&["sqpoll", "-p", &pid, "--json", "1", "2"])?;
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    let lines: Vec<Snapshot> = text(&output.stdout).lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    assert_eq!(lines.len(), 2);
+    for snapshot in lines {
+        assert_eq!((snapshot.source.as_str(), snapshot.backend.as_str()), ("sqpoll", "bpf"));
+        let series = snapshot.series.iter().find(|series| series.labels.get("tid") == Some(&load.tid().to_string()));
+        let series = series.context("the thread has a series")?;
+        let sum: f64 = ["working", "spinning", "sleeping", "starved"].iter().map(|name| series.values[*name]).sum();
+        assert!((sum - 1.0).abs() < 1e-9 && series.values["utilisation"] <= 1.0, "{series:?}");
+    }
+    Ok(())
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod hog;
 mod irqs_off;
 mod reserve;
 mod softirq;
+pub mod sqpoll;
 mod threads;
 pub mod work;
 

@@ -2,6 +2,7 @@
 //! `whylate inject`.
 
 mod disturbance;
+mod sqpoll;
 mod work;
 
 use std::sync::Arc;
@@ -24,6 +25,7 @@ enum What {
     IrqsOff(disturbance::IrqsOffArguments),
     Softirq(disturbance::SoftirqArguments),
     Hog(disturbance::HogArguments),
+    Sqpoll(sqpoll::Arguments),
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -40,5 +42,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         What::IrqsOff(arguments) => disturbance::irqs_off(arguments, &stop),
         What::Softirq(arguments) => disturbance::softirq(arguments, &stop),
         What::Hog(arguments) => disturbance::hog(arguments, &stop),
+        What::Sqpoll(arguments) => sqpoll::run(arguments, &stop),
     }
 }

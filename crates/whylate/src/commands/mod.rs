@@ -6,6 +6,7 @@ pub mod drive;
 pub mod generate;
 pub mod inject;
 pub mod irqsoff;
+pub mod sqpoll;
 pub mod timerlat;
 pub mod watch;
 pub mod wq;
@@ -69,6 +70,7 @@ pub fn run(command: Command) -> ExitCode {
         Command::Wq(arguments) => wq::run(&arguments).map(|()| SUCCESS),
         Command::Timerlat(arguments) => timerlat::run(&arguments),
         Command::Irqsoff(arguments) => irqsoff::run(&arguments).map(|()| SUCCESS),
+        Command::Sqpoll(arguments) => sqpoll::run(&arguments).map(|()| SUCCESS),
         Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
         Command::Doctor(arguments) => doctor::run(&arguments).map(|()| SUCCESS),
         Command::Generate(arguments) => generate::run(&arguments).map(|()| SUCCESS),

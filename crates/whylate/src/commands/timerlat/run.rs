@@ -433,6 +433,6 @@ fn common_worst(plan: &Plan<'_>) -> u16 {
 fn evidence_of(event: &LateEvent) -> Option<&TimerEvidence> {
     match event.evidence.as_deref()? {
         Evidence::Timer(evidence) => Some(evidence),
-        Evidence::Work(_) | Evidence::Tick(_) => None,
+        Evidence::Work(_) | Evidence::Tick(_) | Evidence::Starved(_) => None,
     }
 }

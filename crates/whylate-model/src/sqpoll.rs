@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What io_uring's submission threads do with their time: from counters to shares, and from shares to advice.
+
+mod verdict;
+
+use std::collections::BTreeMap;
+
+use crate::snapshot::{Labels, Series};
+
+pub use verdict::verdicts;
+
+/// Which submission thread: a tid is used again, so its birth belongs to it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SqThread {
+    /// Its process.
+    pub pid: u32,
+    /// The thread itself.
+    pub tid: u32,
+    /// When it was created, on whichever clock the source reads.
+    pub born: u64,
+}
+
+/// Sums of one thread since some moment, as of `at_ns`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// When they were read (CLOCK_MONOTONIC).
+    pub at_ns: u64,
+    /// Time on a CPU.
+    pub running_ns: u64,
+    /// Of that, with something to do; `None` where it cannot be told.
+    pub working_ns: Option<u64>,
+    /// Time in which it could run and had no CPU.
+    pub starved_ns: u64,
+    /// Requests it has taken from its rings, where they are counted.
+    pub sqes: Option<u64>,
+    /// How often it was woken from its sleep, where that is counted.
+    pub wakeups: Option<u64>,
+    /// Of the time without a CPU, how much went by before it got one from whom.
+    pub behind_ns: BTreeMap<String, u64>,
+}
+
+/// What a thread did between two readings. The shares of its states add up to 1.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// Between the readings.
+    pub duration_ns: u64,
+    /// On a CPU with something to do.
+    pub working: Option<f64>,
+    /// On a CPU with nothing to do.
+    pub spinning: Option<f64>,
+    /// On a CPU: both together.
+    pub running: f64,
+    /// Without a CPU, as it did not want one.
+    pub sleeping: f64,
+    /// Without a CPU, although it could run.
+    pub starved: f64,
+    /// A second.
+    pub sqes_per_s: Option<f64>,
+    /// A second.
+    pub wakeups_per_s: Option<f64>,
+    /// Shares of the time, by who had the CPU before it; largest first.
+    pub starved_by: Vec<(String, f64)>,
+}
+
+impl Usage {
+    /// What happened from `before` to `after`; `None` where no time has passed.
+    ///
+    /// What was measured with two clocks may exceed the time by a little: waiting then yields to running.
+    pub fn between(before: &Counters, after: &Counters) -> Option<Usage> {
+        let duration_ns = after.at_ns.checked_sub(before.at_ns).filter(|&ns| ns > 0)?;
+        let running_ns = after.running_ns.saturating_sub(before.running_ns).min(duration_ns);
+        let starved_ns = after.starved_ns.saturating_sub(before.starved_ns).min(duration_ns - running_ns);
+        let since = |now: Option<u64>, then: Option<u64>| Some(now?.saturating_sub(then?));
+        let share = |ns: u64| ns as f64 / duration_ns as f64;
+        let a_second = |count: u64| count as f64 * 1e9 / duration_ns as f64;
+        let working_ns = since(after.working_ns, before.working_ns).map(|ns| ns.min(running_ns));
+        let mut starved_by: Vec<(String, f64)> = after
+            .behind_ns
+            .iter()
+            .map(|(who, &ns)| (who.clone(), ns.saturating_sub(before.behind_ns.get(who).copied().unwrap_or(0))))
+            .filter(|&(_, ns)| ns > 0)
+            .map(|(who, ns)| (who, share(ns)))
+            .collect();
+        starved_by.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+        Some(Usage {
+            duration_ns,
+            working: working_ns.map(share),
+            spinning: working_ns.map(|ns| share(running_ns - ns)),
+            running: share(running_ns),
+            sleeping: share(duration_ns - running_ns - starved_ns),
+            starved: share(starved_ns),
+            sqes_per_s: since(after.sqes, before.sqes).map(a_second),
+            wakeups_per_s: since(after.wakeups, before.wakeups).map(a_second),
+            starved_by,
+        })
+    }
+
+    /// Of its time on a CPU, the share with something to do; `None` where it had none, or where it cannot be told.
+    pub fn utilisation(&self) -> Option<f64> {
+        self.working.filter(|_| self.running > 0.0).map(|working| working / self.running)
+    }
+
+    /// Puts the shares into a series of that thread.
+    pub fn describe(&self, values: &mut BTreeMap<String, f64>) {
+        let mut put = |name: &str, value: Option<f64>| {
+            if let Some(value) = value {
+                values.insert(name.to_owned(), value);
+            }
+        };
+        put("working", self.working);
+        put("spinning", self.spinning);
+        put("running", self.working.is_none().then_some(self.running));
+        put("sleeping", Some(self.sleeping));
+        put("starved", Some(self.starved));
+        put("utilisation", self.utilisation());
+        put("sqes_per_s", self.sqes_per_s);
+        put("wakeups_per_s", self.wakeups_per_s);
+    }
+}
+
+/// The labels of a thread's series.
+pub fn labels(process: &str, thread: &SqThread) -> Labels {
+    let labels = [("process", process.to_owned()), ("pid", thread.pid.to_string()), ("tid", thread.tid.to_string())];
+    labels.map(|(name, value)| (name.to_owned(), value)).into()
+}
+
+/// Whether a series is about a whole thread, and not about one of its rings or of those that kept it from a CPU.
+pub fn is_thread(series: &Series) -> bool {
+    !series.labels.contains_key("ring") && !series.labels.contains_key("by")
+}
+
+/// Whether a series is about a part of what the other one is about.
+pub fn is_part_of(part: &Series, whole: &Series) -> bool {
+    !is_thread(part) && whole.labels.iter().all(|(name, value)| part.labels.get(name) == Some(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn counters(at_ns: u64, running_ns: u64, working_ns: u64, starved_ns: u64) -> Counters {
+        Counters { at_ns, running_ns, working_ns: Some(working_ns), starved_ns, ..Counters::default() }
+    }
+
+    #[test]
+    fn shares_are_of_the_time_between_two_readings() {
+        let usage =
+            Usage::between(&counters(1_000, 500, 100, 10), &counters(2_000, 1_000, 150, 260)).expect("time has passed");
+        assert_eq!((usage.working, usage.spinning), (Some(0.05), Some(0.45)));
+        assert_eq!((usage.sleeping, usage.starved), (0.25, 0.25));
+        assert_eq!(usage.utilisation(), Some(0.1));
+    }
+
+    #[test]
+    fn nothing_is_told_of_no_time() {
+        assert_eq!(Usage::between(&counters(5, 0, 0, 0), &counters(5, 0, 0, 0)), None);
+        assert_eq!(Usage::between(&counters(5, 0, 0, 0), &counters(4, 0, 0, 0)), None);
+    }
+
+    #[test]
+    fn a_thread_that_only_slept_has_no_utilisation() {
+        let usage = Usage::between(&counters(0, 7, 3, 0), &counters(10, 7, 3, 0)).expect("time has passed");
+        assert_eq!((usage.sleeping, usage.utilisation()), (1.0, None));
+    }
+
+    #[test]
+    fn without_a_way_to_tell_work_there_is_only_running() {
+        let blind = |at_ns, running_ns| Counters { at_ns, running_ns, ..Counters::default() };
+        let usage = Usage::between(&blind(0, 0), &blind(10, 4)).expect("time has passed");
+        let mut values = BTreeMap::new();
+        usage.describe(&mut values);
+        assert_eq!(values.get("running"), Some(&0.4));
+        assert!(!values.contains_key("working") && !values.contains_key("utilisation"), "{values:?}");
+    }
+
+    #[test]
+    fn who_had_the_cpu_before_comes_by_how_long_it_took() {
+        let behind = |pairs: &[(&str, u64)]| pairs.iter().map(|&(who, ns)| (who.to_owned(), ns)).collect();
+        let before = Counters { behind_ns: behind(&[("a:1", 100)]), ..Counters::default() };
+        let after = Counters {
+            at_ns: 1_000,
+            starved_ns: 600,
+            behind_ns: behind(&[("a:1", 200), ("b:2", 500), ("c:3", 0)]),
+            ..Counters::default()
+        };
+        let usage = Usage::between(&before, &after).expect("time has passed");
+        assert_eq!(usage.starved_by, [("b:2".to_owned(), 0.5), ("a:1".to_owned(), 0.1)]);
+    }
+
+    proptest! {
+        #[test]
+        fn the_states_add_up_to_all_of_the_time(
+            ns in 1_u64..1 << 50, running in 0_u64..1 << 51, working in 0_u64..1 << 51, starved in 0_u64..1 << 51
+        ) {
+            let usage = Usage::between(&counters(7, 0, 0, 0), &counters(7 + ns, running, working, starved)).expect("time has passed");
+            let sum = usage.working.unwrap_or(0.0) + usage.spinning.unwrap_or(0.0) + usage.sleeping + usage.starved;
+            prop_assert!((sum - 1.0).abs() < 1e-9, "{sum}");
+            prop_assert!(usage.utilisation().is_none_or(|share| (0.0..=1.0).contains(&share)));
+        }
+    }
+}

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A load for an io_uring submission thread whose share of work is known from outside: for as long as requests are outstanding that the
+//! thread carries out itself, it works.
+//!
+//! Each request reads random bytes, which the thread makes at once, and which takes it some microseconds. The application watches the ring
+//! without a pause meanwhile, so it knows to the microsecond when the last one is done. What the thread waited for a CPU meanwhile, by the
+//! scheduler's count, is taken out, and what the application missed of the end because it had no CPU itself is told as uncertain.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use io_uring::{IoUring, opcode, types};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::threads::become_fifo;
+use crate::clock::monotonic_ns;
+
+/// Rings that can share one submission thread here.
+pub const MAX_RINGS: usize = 8;
+const ENTRIES: u32 = 2048;
+/// What a request reads: some 10 us of a CPU.
+pub const READ_BYTES: usize = 4 << 10;
+/// io_uring carries out at once what it knows not to wait; it asks the file, which says so where it is open as non-blocking.
+const RANDOM: &str = "/dev/urandom";
+/// A pause of the watching thread by which it may have missed the end.
+const GAP_NS: u64 = 20_000;
+/// Of the application where it is urgent: the lowest there is.
+const PRIORITY: u8 = 1;
+/// Until a batch that does not end is given up.
+const PATIENCE_NS: u64 = 5_000_000_000;
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// Share of the time in which requests are outstanding, from 0 to 1.
+    pub duty: f64,
+    /// From the start of one batch to the start of the next.
+    pub period: Duration,
+    /// Rings that share the thread.
+    pub rings: usize,
+    /// `sq_thread_idle`: how long the thread spins before it sleeps.
+    pub idle_ms: u32,
+    /// The CPU of the submission thread.
+    pub sq_cpu: Option<u32>,
+    /// The CPU of the application.
+    pub app_cpu: Option<u32>,
+    /// The application comes before all normal threads while it watches, which takes privileges.
+    pub urgent: bool,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Plan {
+            duty: 0.1,
+            period: Duration::from_millis(10),
+            rings: 1,
+            idle_ms: 2_000,
+            sq_cpu: None,
+            app_cpu: None,
+            urgent: false,
+        }
+    }
+}
+
+/// What was done until now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// When this was told (CLOCK_MONOTONIC).
+    pub at_ns: u64,
+    /// How long requests were outstanding while their thread did not wait for a CPU.
+    pub busy_ns: u64,
+    /// Of that, how much may have been after the last request was done, as nobody looked.
+    pub uncertain_ns: u64,
+    /// Requests carried out.
+    pub requests: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    done: Done,
+    /// When the batch that is outstanding began, or 0.
+    since_ns: u64,
+    error: Option<io::Error>,
+}
+
+/// A load. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Load {
+    state: Arc<Mutex<State>>,
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    tid: u32,
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Load {
+    /// Makes the rings and begins.
+    ///
+    /// # Errors
+    /// When the kernel refuses a ring, as it does where io_uring is disabled (`kernel.io_uring_disabled`).
+    pub fn start(plan: &Plan) -> io::Result<Load> {
+        if !(0.0..=1.0).contains(&plan.duty) || plan.period.is_zero() || !(1..=MAX_RINGS).contains(&plan.rings) {
+            return Err(io::Error::other(
+                "a duty is from 0 to 1, a period is longer than 0, and there are 1 to 8 rings",
+            ));
+        }
+        let there = own_sq_threads()?;
+        let rings = rings(plan)?;
+        let tid = new_sq_thread(&there)?;
+        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(RANDOM)?;
+        let state = Arc::new(Mutex::new(State::default()));
+        let over = Arc::new(AtomicBool::new(false));
+        let mut worker = Worker {
+            plan: *plan,
+            rings,
+            file,
+            buffer: vec![0; READ_BYTES],
+            state: Arc::clone(&state),
+            over: Arc::clone(&over),
+            tid,
+        };
+        let thread = thread::Builder::new().name("whylate-app".to_owned()).spawn(move || {
+            if let Err(error) = worker.run() {
+                lock(&worker.state).error = Some(error);
+            }
+        })?;
+        Ok(Load { state, over, thread: Some(thread), tid })
+    }
+
+    /// The submission thread.
+    pub fn tid(&self) -> u32 {
+        self.tid
+    }
+
+    /// What was done until now.
+    ///
+    /// # Errors
+    /// When the load has failed.
+    pub fn done(&self) -> io::Result<Done> {
+        let mut state = lock(&self.state);
+        if let Some(error) = state.error.take() {
+            return Err(error);
+        }
+        let at_ns = monotonic_ns();
+        let open_ns = if state.since_ns > 0 { at_ns.saturating_sub(state.since_ns) } else { 0 };
+        Ok(Done { at_ns, busy_ns: state.done.busy_ns + open_ns, ..state.done })
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Done {
+    /// What was done since then.
+    pub fn since(&self, before: &Done) -> Done {
+        Done {
+            at_ns: self.at_ns.saturating_sub(before.at_ns),
+            busy_ns: self.busy_ns.saturating_sub(before.busy_ns),
+            uncertain_ns: self.uncertain_ns.saturating_sub(before.uncertain_ns),
+            requests: self.requests.saturating_sub(before.requests),
+        }
+    }
+}
+
+fn rings(plan: &Plan) -> io::Result<Vec<IoUring>> {
+    let mut rings: Vec<IoUring> = Vec::new();
+    for _ in 0..plan.rings {
+        let mut builder = IoUring::builder();
+        builder.setup_sqpoll(plan.idle_ms);
+        if let Some(cpu) = plan.sq_cpu {
+            builder.setup_sqpoll_cpu(cpu);
+        }
+        if let Some(first) = rings.first() {
+            builder.setup_attach_wq(first.as_raw_fd());
+        }
+        rings.push(builder.build(ENTRIES)?);
+    }
+    Ok(rings)
+}
+
+/// Submission threads of this process. Each gets its name when it runs first.
+fn own_sq_threads() -> io::Result<BTreeSet<u32>> {
+    let mut found = BTreeSet::new();
+    for task in fs::read_dir("/proc/self/task")? {
+        let task = task?;
+        let is_one = fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with("iou-sqp-"));
+        found.extend(task.file_name().to_str().and_then(|tid| tid.parse::<u32>().ok()).filter(|_| is_one));
+    }
+    Ok(found)
+}
+
+fn new_sq_thread(there: &BTreeSet<u32>) -> io::Result<u32> {
+    let began_ns = monotonic_ns();
+    while monotonic_ns() - began_ns < PATIENCE_NS {
+        if let Some(&tid) = own_sq_threads()?.difference(there).next() {
+            return Ok(tid);
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Err(io::Error::other("the kernel started no submission thread"))
+}
+
+/// How long a thread of this process has waited for a CPU, by the scheduler's count.
+fn waited_ns(tid: u32) -> io::Result<u64> {
+    let text = fs::read_to_string(format!("/proc/self/task/{tid}/schedstat"))?;
+    let waited_ns = text.split_whitespace().nth(1).and_then(|word| word.parse().ok());
+    waited_ns.ok_or_else(|| io::Error::other("the kernel does not count how long threads wait for a CPU"))
+}
+
+struct Worker {
+    plan: Plan,
+    rings: Vec<IoUring>,
+    file: File,
+    buffer: Vec<u8>,
+    state: Arc<Mutex<State>>,
+    over: Arc<AtomicBool>,
+    tid: u32,
+}
+
+impl Worker {
+    fn run(&mut self) -> io::Result<()> {
+        if let Some(cpu) = self.plan.app_cpu {
+            let mut only = CpuSet::new();
+            only.set(cpu as usize);
+            sched_setaffinity(None, &only)?;
+        }
+        if self.plan.urgent {
+            become_fifo(PRIORITY)?;
+        }
+        let period_ns = self.plan.period.as_nanos() as u64;
+        let began_ns = monotonic_ns();
+        let mut next_ns = began_ns;
+        // Learnt from the batches.
+        let mut request_ns = 10_000.0;
+        while !self.over.load(Ordering::Relaxed) {
+            let now_ns = monotonic_ns();
+            let done = lock(&self.state).done;
+            // What is missing until the end of this period for the duty to be right from the beginning on.
+            let until_ns = (now_ns - began_ns + period_ns) as f64;
+            let owed_ns = (self.plan.duty * until_ns - done.busy_ns as f64).clamp(0.0, period_ns as f64);
+            let requests = ((owed_ns / request_ns).round() as usize).max(1);
+            if self.plan.duty > 0.0 {
+                let batch = self.batch(requests.min(ENTRIES as usize * self.rings.len() / 2))?;
+                request_ns = 0.8 * request_ns + 0.2 * batch.busy_ns as f64 / batch.requests.max(1) as f64;
+            }
+            next_ns = (next_ns + period_ns).max(monotonic_ns());
+            if self.plan.duty < 1.0 {
+                let pause_ns = next_ns.saturating_sub(monotonic_ns());
+                thread::sleep(Duration::from_nanos(pause_ns));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the thread has a CPU: a wait that began before a batch would count as one within it.
+    fn rouse(&mut self) -> io::Result<()> {
+        let Some(ring) = self.rings.first_mut() else { return Ok(()) };
+        // SAFETY: the request has no buffer.
+        unsafe { ring.submission().push(&opcode::Nop::new().build()) }
+            .map_err(|_| io::Error::other("the ring is full"))?;
+        ring.submit()?;
+        let began_ns = monotonic_ns();
+        while ring.completion().next().is_none() {
+            if monotonic_ns() - began_ns > PATIENCE_NS {
+                return Err(io::Error::other("the submission thread does not carry its requests out"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Submits so many requests at once and watches until they are done.
+    fn batch(&mut self, requests: usize) -> io::Result<Done> {
+        self.rouse()?;
+        let each = requests.div_ceil(self.rings.len());
+        let read = opcode::Read::new(types::Fd(self.file.as_raw_fd()), self.buffer.as_mut_ptr(), READ_BYTES as u32);
+        let read = read.build();
+        let mut queues: Vec<_> = self.rings.iter_mut().map(IoUring::submission).collect();
+        for queue in &mut queues {
+            for _ in 0..each {
+                // SAFETY: the file and the buffer live as long as the rings, and nobody reads the buffer.
+                unsafe { queue.push(&read) }.map_err(|_| io::Error::other("the ring is full"))?;
+            }
+        }
+        let waited_before_ns = waited_ns(self.tid)?;
+        let began_ns = monotonic_ns();
+        lock(&self.state).since_ns = began_ns;
+        // The thread sees the requests from here on.
+        drop(queues);
+        for ring in &self.rings {
+            ring.submit()?;
+        }
+        let mut batch = Done { requests: (each * self.rings.len()) as u64, ..Done::default() };
+        let mut left = batch.requests;
+        let mut now_ns = began_ns;
+        while left > 0 {
+            for ring in &mut self.rings {
+                for completion in ring.completion() {
+                    if completion.result() < 0 {
+                        return Err(io::Error::from_raw_os_error(-completion.result()));
+                    }
+                    left = left.saturating_sub(1);
+                }
+            }
+            let before_ns = std::mem::replace(&mut now_ns, monotonic_ns());
+            if left == 0 && now_ns - before_ns > GAP_NS {
+                batch.uncertain_ns = now_ns - before_ns;
+            }
+            if now_ns - began_ns > PATIENCE_NS {
+                return Err(io::Error::other("the submission thread does not carry its requests out"));
+            }
+        }
+        batch.busy_ns = (now_ns - began_ns).saturating_sub(waited_ns(self.tid)? - waited_before_ns);
+        let mut state = lock(&self.state);
+        state.since_ns = 0;
+        state.done.busy_ns += batch.busy_ns;
+        state.done.uncertain_ns += batch.uncertain_ns;
+        state.done.requests += batch.requests;
+        Ok(batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_that_makes_no_sense_is_refused() {
+        for plan in [
+            Plan { duty: 1.1, ..Plan::default() },
+            Plan { duty: f64::NAN, ..Plan::default() },
+            Plan { rings: 0, ..Plan::default() },
+            Plan { period: Duration::ZERO, ..Plan::default() },
+        ] {
+            assert!(Load::start(&plan).is_err(), "{plan:?}");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The source `sqpoll`, measuring.
+
+use std::time::Duration;
+
+use whylate_model::{LateEvent, Snapshot};
+
+use super::of_kernel::OfKernel;
+use super::of_proc::OfProc;
+use super::programs::Way;
+use super::seen::{self, Look};
+use super::{BPF, FDINFO, INFO, SqpollOptions};
+use crate::attach::Meter;
+use crate::clock;
+use crate::source::{AttachError, Attached, Backend};
+
+/// How threads and rings are looked at.
+enum Looks {
+    Kernel(Box<OfKernel>),
+    Proc(OfProc),
+}
+
+/// The source `sqpoll`, measuring until it is dropped.
+pub struct AttachedSqpoll {
+    looks: Looks,
+    fallback_reason: Option<String>,
+    before: Look,
+    host: String,
+    since_unix_ns: u64,
+    since_monotonic_ns: u64,
+    meter: Meter,
+}
+
+impl AttachedSqpoll {
+    pub(super) fn of_kernel(options: &SqpollOptions) -> Result<Self, AttachError> {
+        Self::new(Looks::Kernel(Box::new(OfKernel::attach(options)?)), None)
+    }
+
+    pub(super) fn of_proc(options: &SqpollOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
+        Self::new(Looks::Proc(OfProc::new(options.pid)), fallback_reason)
+    }
+
+    fn new(mut looks: Looks, fallback_reason: Option<String>) -> Result<Self, AttachError> {
+        let before = looks.look()?;
+        Ok(AttachedSqpoll {
+            looks,
+            fallback_reason,
+            before,
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            since_unix_ns: clock::unix_ns(),
+            since_monotonic_ns: clock::monotonic_ns(),
+            meter: Meter::default(),
+        })
+    }
+
+    /// Whether there was any thread at the last look.
+    pub fn sees_any(&self) -> bool {
+        !self.before.is_empty()
+    }
+
+    /// How work is told from spinning, for whoever wants to know.
+    pub fn way(&self) -> &'static str {
+        match &self.looks {
+            Looks::Kernel(looks) => match looks.way() {
+                Way::Rounds => "rounds",
+                Way::Functions => "functions",
+            },
+            Looks::Proc(_) => "fdinfo",
+        }
+    }
+}
+
+impl Looks {
+    fn look(&mut self) -> anyhow::Result<Look> {
+        match self {
+            Looks::Kernel(looks) => looks.look(),
+            Looks::Proc(looks) => looks.look(),
+        }
+    }
+}
+
+impl Attached for AttachedSqpoll {
+    fn backend(&self) -> Backend<'_> {
+        let name = match self.looks {
+            Looks::Kernel(_) => BPF,
+            Looks::Proc(_) => FDINFO,
+        };
+        Backend { name, fallback_reason: self.fallback_reason.as_deref() }
+    }
+
+    fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        let now = self.looks.look()?;
+        let (now_unix_ns, now_monotonic_ns) = (clock::unix_ns(), clock::monotonic_ns());
+        let mut snapshot = Snapshot::new(INFO.name, self.backend().name, &self.host, self.since_unix_ns);
+        snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
+        snapshot.series = seen::series(&self.before, &now, snapshot.duration_ns);
+        let mut lost: Vec<(&'static str, u64)> = Vec::new();
+        match &mut self.looks {
+            Looks::Kernel(looks) => {
+                self.meter.tell(looks.programs.statistics(), &mut snapshot);
+                lost.extend(looks.take_lost());
+                if let Some(account) = &mut looks.programs.account {
+                    lost.extend(account.take_lost());
+                }
+            }
+            Looks::Proc(looks) => lost.extend(looks.take_lost()),
+        }
+        snapshot.lost.extend(lost.into_iter().map(|(reason, count)| (reason.to_owned(), count)));
+        self.before = now;
+        self.since_unix_ns = now_unix_ns;
+        self.since_monotonic_ns = now_monotonic_ns;
+        Ok(snapshot)
+    }
+
+    fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        let Looks::Kernel(looks) = &mut self.looks else {
+            return Ok(());
+        };
+        looks.programs.poll(wait)?;
+        // Taken out one by one: `each` may take long, and more may come in meanwhile.
+        while let Some(event) = looks.take_late() {
+            each(event);
+        }
+        Ok(())
+    }
+
+    fn weaker(&self) -> Option<&str> {
+        match &self.looks {
+            Looks::Kernel(looks) => looks.programs.account.as_ref().and_then(|account| account.weaker()),
+            Looks::Proc(looks) => looks.weaker(),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the kernel prints of a ring in `/proc/PID/fdinfo/FD`.
+
+/// The lines that matter. Whole dumps of pending requests and completions stand between them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct RingText {
+    /// Which ring it is: descriptors of one ring have the same.
+    pub inode: Option<u64>,
+    pub sq_head: Option<u32>,
+    pub sq_tail: Option<u32>,
+    pub sq_mask: Option<u32>,
+    /// The submission thread. A ring that is busy prints -1, or no such line (6.15); one without such a thread prints -1.
+    pub thread: Option<u32>,
+    /// Time that the thread, or before 6.18 its whole process, had in the kernel (6.9).
+    pub total_us: Option<u64>,
+    /// Time that the thread counts as work (6.9).
+    pub work_us: Option<u64>,
+}
+
+pub(super) fn parse(text: &str) -> RingText {
+    let mut ring = RingText::default();
+    for line in text.lines() {
+        let Some((name, value)) = line.split_once(':') else { continue };
+        let value = value.trim();
+        match name {
+            "ino" => ring.inode = value.parse().ok(),
+            "SqHead" => ring.sq_head = value.parse().ok(),
+            "SqTail" => ring.sq_tail = value.parse().ok(),
+            "SqMask" => ring.sq_mask = value.strip_prefix("0x").and_then(|hex| u32::from_str_radix(hex, 16).ok()),
+            "SqThread" => ring.thread = value.parse().ok().filter(|&tid| tid > 0),
+            "SqTotalTime" => ring.total_us = microseconds(value),
+            "SqWorkTime" => ring.work_us = microseconds(value),
+            _ => {}
+        }
+    }
+    // A ring that is busy prints zeros beside -1: the times are of nobody then, and no reset.
+    if ring.thread.is_none() {
+        (ring.total_us, ring.work_us) = (None, None);
+    }
+    ring
+}
+
+fn microseconds(value: &str) -> Option<u64> {
+    // Kernels print the unit, or not.
+    value.strip_suffix("us").unwrap_or(value).parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUIET: &str = "pos:\t0\nflags:\t02000002\nmnt_id:\t16\nino:\t7034\nSqMask:\t0x3\nSqHead:\t3197153\nSqTail:\t3197155\n\
+        CachedSqHead:\t3197153\nCqMask:\t0x7\nSQEs:\t1\n    0: opcode:READ, fd:5, flags:0\nCQEs:\t0\nSqThread:\t9231\n\
+        SqThreadCpu:\t11\nSqTotalTime:\t18099614us\nSqWorkTime:\t16748316us\nUserFiles:\t0\n";
+
+    #[test]
+    fn a_quiet_ring_tells_all() {
+        let expected = RingText {
+            inode: Some(7034),
+            sq_head: Some(3_197_153),
+            sq_tail: Some(3_197_155),
+            sq_mask: Some(3),
+            thread: Some(9231),
+            total_us: Some(18_099_614),
+            work_us: Some(16_748_316),
+        };
+        assert_eq!(parse(QUIET), expected);
+    }
+
+    #[test]
+    fn a_busy_ring_is_not_one_that_was_reset() {
+        let zeros = "SqHead:\t5\nSqThread:\t-1\nSqThreadCpu:\t-1\nSqTotalTime:\t0us\nSqWorkTime:\t0us\n";
+        let nothing = "pos:\t0\nflags:\t02000002\nmnt_id:\t16\nino:\t7034\n";
+        for text in [zeros, nothing] {
+            let ring = parse(text);
+            assert_eq!((ring.thread, ring.total_us, ring.work_us), (None, None, None), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_are_microseconds_also_without_their_unit() {
+        let ring = parse("SqThread:\t12\nSqTotalTime:\t597415\nSqWorkTime:\t116758\n");
+        assert_eq!((ring.total_us, ring.work_us), (Some(597_415), Some(116_758)));
+    }
+
+    #[test]
+    fn a_kernel_before_6_9_has_no_times() {
+        let ring = parse("SqHead:\t5\nSqThread:\t12\nSqThreadCpu:\t1\n");
+        assert_eq!((ring.thread, ring.work_us), (Some(12), None));
+    }
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What io_uring's submission threads (`IORING_SETUP_SQPOLL`) do with their time: working, spinning, sleeping, waiting for a CPU.
+//!
+//! Backend `bpf` takes no lock of a ring: programs at the marks of a thread's rounds tell work from spinning, and iterators read what the
+//! scheduler has counted. Backend `fdinfo` reads what the kernel prints of a ring, which makes the ring wait meanwhile.
+
+mod attached;
+mod fdinfo;
+mod late;
+mod look;
+mod of_kernel;
+mod of_proc;
+mod programs;
+mod seen;
+
+pub use attached::AttachedSqpoll;
+
+use crate::attach;
+use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};
+
+#[allow(missing_docs, unsafe_code, dead_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/sqpoll.skel.rs"));
+}
+
+const BPF: &str = "bpf";
+const FDINFO: &str = "fdinfo";
+
+/// The source's description.
+pub static INFO: SourceInfo = SourceInfo {
+    name: "sqpoll",
+    waits: "an io_uring submission thread",
+    from: "runnable",
+    to: "on a CPU",
+    backends: &[
+        BackendInfo {
+            name: BPF,
+            needs: &[
+                Need::Btf,
+                Need::TpBtfPrograms,
+                Need::Tracepoint("sched:sched_switch"),
+                Need::Tracepoint("sched:sched_process_exit"),
+                Need::Map(MapKind::Array),
+                Need::Map(MapKind::RingBuf),
+            ],
+            weaker: "",
+        },
+        BackendInfo {
+            name: FDINFO,
+            needs: &[],
+            weaker: "reading a ring makes it wait; work is counted from Linux 6.9 on, by the tick, and as that kernel defines it",
+        },
+    ],
+};
+
+/// What to measure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SqpollOptions {
+    /// Name of the backend to use; `None` takes the best that works.
+    pub backend: Option<String>,
+    /// Only threads of this process.
+    pub pid: Option<u32>,
+    /// Tell work by the functions that do it, and not by the marks of rounds.
+    pub precise: bool,
+    /// Yield a late event with its causes for each wait for a CPU of at least this.
+    pub explain_over_ns: Option<u64>,
+    /// Late events also carry what their causes were told from.
+    pub keep_evidence: bool,
+}
+
+/// The source `sqpoll`.
+#[derive(Debug)]
+pub struct Sqpoll;
+
+impl Source for Sqpoll {
+    fn info(&self) -> &'static SourceInfo {
+        &INFO
+    }
+
+    fn attach(&self, options: &Options) -> Result<Box<dyn Attached>, AttachError> {
+        let ours = SqpollOptions {
+            backend: options.backend.clone(),
+            explain_over_ns: options.explain_over_ns,
+            keep_evidence: options.keep_evidence,
+            ..SqpollOptions::default()
+        };
+        Ok(Box::new(attach(&ours)?))
+    }
+}
+
+/// Starts measuring.
+///
+/// # Errors
+/// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
+pub fn attach(options: &SqpollOptions) -> Result<AttachedSqpoll, AttachError> {
+    let tried = attach::backends_to_try(&INFO, options.backend.as_deref())?;
+    let needs_bpf = options.precise || options.explain_over_ns.is_some();
+    let mut reason = None;
+    if tried.contains(&BPF) {
+        match AttachedSqpoll::of_kernel(options) {
+            Err(error) if tried.contains(&FDINFO) && !needs_bpf => reason = Some(error.to_string()),
+            attached => return attached,
+        }
+    } else if needs_bpf {
+        return Err(AttachError::Unsupported(
+            "--precise and --why need the backend bpf: leave --backend fdinfo out".to_owned(),
+        ));
+    }
+    AttachedSqpoll::of_proc(options, reason)
+}

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The backend `fdinfo`: threads, schedstat and fdinfo in `/proc`.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use whylate_model::sqpoll::{Counters, SqThread};
+
+use super::fdinfo::{self, RingText};
+use super::seen::{Look, Seen, SeenRing};
+use crate::clock;
+
+/// How a submission thread's name begins (5.12).
+const NAME: &str = "iou-sqp-";
+/// Where a descriptor of a ring leads.
+const RING: &str = "anon_inode:[io_uring]";
+/// Between two tries to read a ring that is busy; each is twice as long as the one before.
+const FIRST_PAUSE: Duration = Duration::from_micros(250);
+const TRIES: u32 = 8;
+
+#[derive(Debug)]
+pub(super) struct OfProc {
+    pid: Option<u32>,
+    /// Rings that stayed busy at every try.
+    busy: u64,
+    /// Rings, by process and inode, that have never told of a submission thread: without one, most probably.
+    without: HashSet<(u32, u64)>,
+    has_work_times: Option<bool>,
+}
+
+/// What the scheduler tells of a thread.
+struct Scheduled {
+    running_ns: u64,
+    waited_ns: u64,
+    cpu: u32,
+    /// In ticks of user space since boot.
+    born: u64,
+}
+
+impl OfProc {
+    pub(super) fn new(pid: Option<u32>) -> Self {
+        OfProc { pid, busy: 0, without: HashSet::new(), has_work_times: None }
+    }
+
+    pub(super) fn weaker(&self) -> Option<&str> {
+        match self.has_work_times {
+            Some(false) => {
+                Some("this kernel does not count work before Linux 6.9: only whether a thread has a CPU is told")
+            }
+            _ => Some(super::INFO.backends.last()?.weaker),
+        }
+    }
+
+    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 1] {
+        [("busy_rings", std::mem::take(&mut self.busy))]
+    }
+
+    pub(super) fn look(&mut self) -> anyhow::Result<Look> {
+        let processes = match self.pid {
+            Some(pid) => vec![pid],
+            None => numbers(Path::new("/proc")).context("cannot list processes")?,
+        };
+        let mut look = Look::new();
+        for pid in processes {
+            // One that is gone meanwhile has no threads.
+            let tasks = numbers(Path::new(&format!("/proc/{pid}/task"))).unwrap_or_default();
+            let is_sq_thread = |&&tid: &&u32| read(pid, tid, "comm").is_some_and(|name| name.starts_with(NAME));
+            let threads: Vec<u32> = tasks.iter().filter(is_sq_thread).copied().collect();
+            if !threads.is_empty() {
+                self.look_at_process(pid, &tasks, &threads, &mut look);
+            }
+        }
+        Ok(look)
+    }
+
+    fn look_at_process(&mut self, pid: u32, tasks: &[u32], threads: &[u32], look: &mut Look) {
+        let mut rings = self.rings(pid);
+        for &tid in threads {
+            let Some(scheduled) = scheduled(pid, tid) else { continue };
+            let at_ns = clock::monotonic_ns();
+            let process = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            let of_thread = |ring: &RingText| thread_of(ring, tasks, threads) == Some(tid);
+            let ours: Vec<(u32, RingText)> = rings.extract_if(.., |(_, ring)| of_thread(ring)).collect();
+            // All rings of a thread print the same time; they were read one after another.
+            let work_us = ours.iter().filter_map(|(_, ring)| ring.work_us).max();
+            if !ours.is_empty() {
+                self.has_work_times = Some(work_us.is_some());
+            }
+            let counters = Counters {
+                at_ns,
+                running_ns: scheduled.running_ns,
+                working_ns: work_us.map(|us| us * 1_000),
+                starved_ns: scheduled.waited_ns,
+                sqes: None,
+                wakeups: None,
+                behind_ns: BTreeMap::new(),
+            };
+            let seen = Seen {
+                process: process.trim_end().to_owned(),
+                cpu: Some(scheduled.cpu),
+                idle_ms: None,
+                zero_ns: monotonic_ns_of(scheduled.born),
+                counters,
+                rings: ours.iter().map(|(fd, ring)| ring_of(*fd, ring)).collect(),
+            };
+            look.insert(SqThread { pid, tid, born: scheduled.born }, seen);
+        }
+    }
+
+    /// Each ring of a process once, with its first descriptor.
+    fn rings(&mut self, pid: u32) -> Vec<(u32, RingText)> {
+        let mut rings: Vec<(u32, RingText)> = Vec::new();
+        let mut descriptors = numbers(Path::new(&format!("/proc/{pid}/fd"))).unwrap_or_default();
+        descriptors.sort_unstable();
+        for fd in descriptors {
+            let leads_to = fs::read_link(format!("/proc/{pid}/fd/{fd}"));
+            if leads_to.is_ok_and(|path| path.as_os_str() == RING)
+                && let Some(ring) = self.ring(pid, fd, &rings)
+            {
+                rings.push((fd, ring));
+            }
+        }
+        rings
+    }
+
+    /// Reads a ring until it is not busy; `None` for one that is known, gone, busy, or without a submission thread.
+    fn ring(&mut self, pid: u32, fd: u32, known: &[(u32, RingText)]) -> Option<RingText> {
+        let mut pause = FIRST_PAUSE;
+        let mut inode = None;
+        let mut is_busy = false;
+        for _ in 0..TRIES {
+            let ring = fdinfo::parse(&fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?);
+            inode = ring.inode;
+            if inode.is_some() && known.iter().any(|(_, other)| other.inode == inode) {
+                return None;
+            }
+            if ring.thread.is_some() {
+                self.without.remove(&(pid, inode.unwrap_or(0)));
+                return Some(ring);
+            }
+            // From 6.15 on, a ring that is busy prints nothing; before, as one without a submission thread does always.
+            is_busy = ring.sq_head.is_none();
+            if !is_busy && self.without.contains(&(pid, inode.unwrap_or(0))) {
+                return None;
+            }
+            thread::sleep(pause);
+            pause *= 2;
+        }
+        if is_busy {
+            self.busy += 1;
+        } else {
+            self.without.insert((pid, inode.unwrap_or(0)));
+        }
+        None
+    }
+}
+
+/// Whose ring it is. The number in it is that of the first namespace of pids, and of the creator until the thread has run first.
+fn thread_of(ring: &RingText, tasks: &[u32], threads: &[u32]) -> Option<u32> {
+    let tid = ring.thread?;
+    match threads {
+        _ if threads.contains(&tid) => Some(tid),
+        [only] if !tasks.contains(&tid) => Some(*only),
+        _ => None,
+    }
+}
+
+fn ring_of(fd: u32, ring: &RingText) -> SeenRing {
+    SeenRing {
+        key: ring.inode.unwrap_or(u64::from(fd)),
+        name: format!("fd {fd}"),
+        sq_head: ring.sq_head,
+        sq_tail: ring.sq_tail.unwrap_or(0),
+        sq_entries: ring.sq_mask.map_or(0, |mask| mask + 1),
+    }
+}
+
+fn read(pid: u32, tid: u32, file: &str) -> Option<String> {
+    fs::read_to_string(format!("/proc/{pid}/task/{tid}/{file}")).ok()
+}
+
+fn scheduled(pid: u32, tid: u32) -> Option<Scheduled> {
+    let schedstat = read(pid, tid, "schedstat")?;
+    let mut times = schedstat.split_whitespace().map_while(|word| word.parse().ok());
+    let (running_ns, waited_ns) = (times.next()?, times.next()?);
+    let stat = read(pid, tid, "stat")?;
+    // The name may have blanks and parentheses in it (proc_pid_stat(5)); the third field comes after it.
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    Some(Scheduled {
+        running_ns,
+        waited_ns,
+        cpu: fields.get(36)?.trim().parse().ok()?,
+        born: fields.get(19)?.parse().ok()?,
+    })
+}
+
+/// Ticks of user space since boot, which counts suspended time too, as a moment on CLOCK_MONOTONIC.
+fn monotonic_ns_of(born: u64) -> u64 {
+    let ticks_a_second = rustix::param::clock_ticks_per_second().max(1);
+    let born_ns = born.saturating_mul(1_000_000_000 / ticks_a_second);
+    let suspended_ns = clock::boot_ns().saturating_sub(clock::monotonic_ns());
+    born_ns.saturating_sub(suspended_ns)
+}
+
+/// The entries of a folder that are numbers.
+fn numbers(folder: &Path) -> std::io::Result<Vec<u32>> {
+    let entries = fs::read_dir(folder)?;
+    Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(thread: Option<u32>) -> RingText {
+        RingText { thread, ..RingText::default() }
+    }
+
+    #[test]
+    fn a_number_of_the_creator_is_no_submission_thread() {
+        let (tasks, threads) = ([10, 11, 12], [12]);
+        assert_eq!(thread_of(&ring(Some(12)), &tasks, &threads), Some(12));
+        assert_eq!(thread_of(&ring(Some(11)), &tasks, &threads), None);
+        assert_eq!(thread_of(&ring(None), &tasks, &threads), None);
+    }
+
+    #[test]
+    fn a_number_of_another_namespace_is_the_only_thread_of_the_process() {
+        assert_eq!(thread_of(&ring(Some(4711)), &[10, 12], &[12]), Some(12));
+        assert_eq!(thread_of(&ring(Some(4711)), &[10, 12, 13], &[12, 13]), None);
+    }
+
+    #[test]
+    fn this_thread_has_run() {
+        let pid = std::process::id();
+        let scheduled = scheduled(pid, pid).expect("every process has a first thread");
+        assert!(scheduled.running_ns > 0);
+        assert!(monotonic_ns_of(scheduled.born) < clock::monotonic_ns());
+    }
+}

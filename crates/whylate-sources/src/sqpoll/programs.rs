@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The BPF programs, and the two ways in which they tell work from spinning.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::os::fd::AsFd as _;
+use std::rc::Rc;
+
+use anyhow::Context as _;
+use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
+use libbpf_rs::{Btf, Link, Program, RingBuffer, RingBufferBuilder, btf};
+
+use super::SqpollOptions;
+use super::skel::types::sq_lost;
+use super::skel::{OpenSqpollSkel, SqpollSkel, SqpollSkelBuilder};
+use crate::attach::{self, ProgramStatistics};
+use crate::cpus;
+use crate::mapped::MappedArray;
+use crate::occupancy::{Account, Timers};
+use crate::source::AttachError;
+
+/// Room for late events with their windows, in bytes.
+const LATE_BYTES: u32 = 4 << 20;
+/// Entered for requests.
+const SUBMIT: &str = "io_submit_sqes";
+/// For completions: from 6.9 on, and before.
+const COMPLETIONS: [&str; 2] = ["io_handle_tw_list", "tctx_task_work"];
+/// To ask a device.
+const POLL: &str = "io_do_iopoll";
+/// The function in which rounds end since 6.9.
+const ROUND: &str = "tctx_task_work_run";
+
+/// Records as the kernel wrote them, in order.
+type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
+
+/// How work is told from spinning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By tracepoints at the end of each round and at each request (6.9).
+    Rounds,
+    /// By the functions that work.
+    Functions,
+}
+
+/// They run until they are dropped.
+pub(super) struct Programs {
+    _links: Vec<Link>,
+    /// The iterator over all threads.
+    pub threads: Link,
+    ring: Option<RingBuffer<'static>>,
+    records: Records,
+    pub account: Option<Account>,
+    pub lost: MappedArray,
+    pub way: Way,
+    pub skeleton: SqpollSkel<'static>,
+}
+
+impl Programs {
+    pub(super) fn attach(options: &SqpollOptions) -> Result<Self, AttachError> {
+        attach::require_btf()?;
+        attach::silence_libbpf();
+        let kernel = Btf::from_vmlinux()?;
+        let has_rounds = has_function(&kernel, ROUND) && has_tracepoint(&kernel, "io_uring_submit_req");
+        if has_rounds && !options.precise {
+            return Self::attach_way(options, Way::Rounds, &kernel);
+        }
+        Self::attach_way(options, Way::Functions, &kernel).map_err(|error| match error {
+            AttachError::Unsupported(reason) if options.precise => AttachError::Unsupported(format!(
+                "--precise needs programs at the entry and exit of the kernel's functions: {reason}; leave it out"
+            )),
+            AttachError::Unsupported(reason) => {
+                AttachError::Unsupported(format!("before Linux 6.9 work is told by the functions that do it: {reason}"))
+            }
+            error => error,
+        })
+    }
+
+    fn attach_way(options: &SqpollOptions, way: Way, kernel: &Btf<'_>) -> Result<Self, AttachError> {
+        let mut account = options.explain_over_ns.map(|_| Account::load(Timers::Heartbeats)).transpose()?;
+        let mut open = SqpollSkelBuilder::default().open(attach::open_object())?;
+        open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.explain_over_ns =
+            options.explain_over_ns.unwrap_or(0);
+        choose(&mut open, way, kernel)?;
+        if let Some(account) = &account {
+            let [accounts, intervals, _] = account.shared();
+            open.maps.account_by_cpu.reuse_fd(accounts)?;
+            open.maps.intervals_by_position.reuse_fd(intervals)?;
+            open.maps.late_waits.set_max_entries(LATE_BYTES)?;
+        } else {
+            open.maps
+                .account_by_cpu
+                .set_max_entries(cpus::highest_possible().context("cannot tell which CPUs there are")? + 1)?;
+        }
+        let skeleton = open.load()?;
+        let lost = MappedArray::new(
+            skeleton.maps.lost_by_reason.as_fd(),
+            sq_lost::SQ_LOST_REASONS.0 as usize,
+            size_of::<u64>(),
+        )
+        .context("cannot map the counts of lost events")?;
+        let records = Records::default();
+        let ring = options.explain_over_ns.map(|_| ring_of(&skeleton, &records)).transpose()?;
+        let mut links = Vec::new();
+        let mut marks: Vec<_> = skeleton
+            .object()
+            .progs_mut()
+            .filter(|program| program.autoload() && !program.section().to_string_lossy().starts_with("iter/"))
+            .collect();
+        // What ends work first, so that none is seen beginning that does not end.
+        marks.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));
+        for program in marks {
+            links.push(program.attach()?);
+        }
+        if let Some(account) = &mut account {
+            // After our own programs, so that the account still says who had the CPU before.
+            account.attach()?;
+        }
+        let threads = skeleton.progs.look_at_threads.attach()?;
+        Ok(Programs { _links: links, threads, ring, records, account, lost, way, skeleton })
+    }
+
+    /// Takes in late events, and waits at most so long for the first one.
+    pub(super) fn poll(&self, wait: std::time::Duration) -> anyhow::Result<()> {
+        self.ring.as_ref().map_or(Ok(()), |ring| attach::poll(ring, wait))
+    }
+
+    pub(super) fn take_record(&self) -> Option<Box<[u8]>> {
+        self.records.borrow_mut().pop_front()
+    }
+
+    pub(super) fn statistics(&self) -> ProgramStatistics {
+        let mut statistics = attach::statistics(self.skeleton.object().progs().filter(Program::autoload));
+        if let Some(account) = &self.account {
+            statistics += attach::statistics(account.programs());
+        }
+        statistics
+    }
+}
+
+/// Loads the programs of one way, as far as the kernel has what they are attached to.
+fn choose(open: &mut OpenSqpollSkel<'_>, way: Way, kernel: &Btf<'_>) -> Result<(), AttachError> {
+    let programs = &mut open.progs;
+    let rounds = way == Way::Rounds;
+    programs.on_io_uring_submit_req.set_autoload(rounds);
+    programs.on_io_uring_task_work_run.set_autoload(rounds);
+    if rounds {
+        return Ok(());
+    }
+    if !has_function(kernel, SUBMIT) {
+        return Err(AttachError::Unsupported(format!("this kernel has no function {SUBMIT}")));
+    }
+    let [newer, older] = COMPLETIONS.map(|function| has_function(kernel, function));
+    let polls = has_function(kernel, POLL);
+    programs.on_io_submit_sqes.set_autoload(true);
+    programs.on_io_submit_sqes_exit.set_autoload(true);
+    programs.on_io_do_iopoll.set_autoload(polls);
+    programs.on_io_do_iopoll_exit.set_autoload(polls);
+    programs.on_io_handle_tw_list.set_autoload(newer);
+    programs.on_io_handle_tw_list_exit.set_autoload(newer);
+    programs.on_tctx_task_work.set_autoload(older && !newer);
+    programs.on_tctx_task_work_exit.set_autoload(older && !newer);
+    Ok(())
+}
+
+fn has_function(kernel: &Btf<'_>, name: &str) -> bool {
+    kernel.type_by_name::<btf::types::Func<'_>>(name).is_some()
+}
+
+fn has_tracepoint(kernel: &Btf<'_>, name: &str) -> bool {
+    kernel.type_by_name::<btf::types::Typedef<'_>>(&format!("btf_trace_{name}")).is_some()
+}
+
+fn ring_of(skeleton: &SqpollSkel<'_>, records: &Records) -> Result<RingBuffer<'static>, AttachError> {
+    let mut builder = RingBufferBuilder::new();
+    let records = Rc::clone(records);
+    builder.add(&skeleton.maps.late_waits, move |bytes| {
+        records.borrow_mut().push_back(bytes.into());
+        0
+    })?;
+    Ok(builder.build()?)
+}

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What each submission thread has done so far. Only the CPU that has the thread, or gives it up, changes its record. */
+#pragma once
+
+enum sq_limits {
+	SQ_THREADS = 4096,
+	/* Of who had the CPU when the thread got it, so many are told apart. */
+	COMPETITORS = 8,
+};
+
+/* Events that could not be counted, by reason. */
+enum sq_lost {
+	/* No room for a thread. */
+	SQ_LOST_THREADS,
+	/* No room for a late event: the reader is too slow. */
+	SQ_LOST_LATE_EVENTS,
+	SQ_LOST_REASONS,
+};
+
+/* include/uapi/linux/io_uring.h */
+enum {
+	IORING_SETUP_IOPOLL = 1 << 0,
+	IORING_SETUP_SQPOLL = 1 << 1,
+	IORING_SETUP_ATTACH_WQ = 1 << 5,
+};
+
+/* Who had the CPU last while the thread waited for it, and for how long it waited then, in all. */
+struct competitor {
+	u64 waited_ns;
+	u32 tid;
+	u32 _unused;
+	char name[16];
+};
+
+struct sq_thread {
+	/* Odd while it is changed. */
+	u32 version;
+	u32 tid;
+	u32 tgid;
+	/* How many of the functions that are work it is in. */
+	u32 depth;
+	/* Since it was created: with the tid, who it is. */
+	u64 born_ns;
+	/* From when on this record tells all that it did, and until when, once it has ended. */
+	u64 known_since_ns;
+	u64 ended_ns;
+	/* Since when it has the CPU without a mark in between, or has not. */
+	u64 since_ns;
+	/* What it had of the CPU in the present round before. */
+	u64 round_ns;
+	u64 working_ns;
+	u64 spinning_ns;
+	/* What the kernel has counted of its waiting for a CPU when the record began, and when the thread ended. */
+	u64 first_run_delay_ns;
+	u64 last_run_delay_ns;
+	/* The IOPOLL ring that it has submitted to last, or 0. */
+	u64 polled_ring;
+	u64 wakeups;
+	u64 submitted;
+	u8 has_cpu;
+	u8 has_work;
+	u8 is_asleep;
+	u8 _unused[5];
+	struct competitor competitors[COMPETITORS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, SQ_THREADS);
+	__type(key, u64);
+	__type(value, struct sq_thread);
+} sq_thread_by_identity SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SQ_LOST_REASONS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, u32);
+	__type(value, u64);
+} lost_by_reason SEC(".maps");
+
+/* The size of a record is more than a program may have on its stack beside other things. Never written. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct sq_thread);
+} empty_sq_thread SEC(".maps");
+
+static __always_inline void lose(enum sq_lost reason)
+{
+	u32 index = reason;
+	u64 *count = bpf_map_lookup_elem(&lost_by_reason, &index);
+
+	if (count)
+		__sync_fetch_and_add(count, 1);
+}
+
+/* A thread's id and, in microseconds, when it was created: ids are used again. */
+static __always_inline u64 identity_of(const struct task_struct *task)
+{
+	return (task->start_time >> 10 << 32) | (u32)task->pid;
+}
+
+/* Whoever reads a record takes it again when its version was odd or has changed. */
+static __always_inline void begin_change(struct sq_thread *thread)
+{
+	*(volatile u32 *)&thread->version = thread->version + 1;
+	barrier();
+}
+
+static __always_inline void end_change(struct sq_thread *thread)
+{
+	barrier();
+	*(volatile u32 *)&thread->version = thread->version + 1;
+}
+
+static __always_inline struct sq_thread *found(const struct task_struct *task)
+{
+	u64 identity = identity_of(task);
+
+	return bpf_map_lookup_elem(&sq_thread_by_identity, &identity);
+}
+
+/* The thread's record, which begins now if there was none. NULL for other threads. */
+static __always_inline struct sq_thread *enrolled_as(struct task_struct *task, u64 now_ns, bool has_cpu)
+{
+	u64 identity = identity_of(task);
+	struct sq_thread *thread, *empty;
+	u32 zero = 0;
+
+	thread = bpf_map_lookup_elem(&sq_thread_by_identity, &identity);
+	if (thread || !is_sq_thread(task))
+		return thread;
+	empty = bpf_map_lookup_elem(&empty_sq_thread, &zero);
+	if (!empty)
+		return NULL;
+	/* Another CPU may be as far: the first one's record counts. */
+	bpf_map_update_elem(&sq_thread_by_identity, &identity, empty, BPF_NOEXIST);
+	thread = bpf_map_lookup_elem(&sq_thread_by_identity, &identity);
+	if (!thread) {
+		lose(SQ_LOST_THREADS);
+		return NULL;
+	}
+	if (__sync_val_compare_and_swap(&thread->born_ns, 0, task->start_time))
+		return thread;
+	begin_change(thread);
+	thread->tid = task->pid;
+	thread->tgid = task->tgid;
+	thread->known_since_ns = now_ns;
+	thread->since_ns = now_ns;
+	thread->first_run_delay_ns = task_run_delay_ns(task);
+	thread->has_cpu = has_cpu;
+	end_change(thread);
+	return thread;
+}
+
+static __always_inline struct sq_thread *enrolled(struct task_struct *task, u64 now_ns)
+{
+	if (!(task->flags & PF_IO_WORKER))
+		return NULL;
+	return enrolled_as(task, now_ns, true);
+}
+
+/* Ends what the thread has had of the CPU so far in this round, and gives it to what the round is. */
+static __always_inline void close_round(struct sq_thread *thread, u64 now_ns)
+{
+	u64 round_ns = thread->round_ns + since(now_ns, thread->since_ns);
+
+	if (thread->has_work)
+		thread->working_ns += round_ns;
+	else
+		thread->spinning_ns += round_ns;
+	thread->round_ns = 0;
+	thread->since_ns = now_ns;
+}
+
+/* It has waited for so long, and got the CPU from that thread. */
+static __always_inline void charge(struct sq_thread *thread, const struct task_struct *before, u64 waited_ns)
+{
+	struct competitor *least = &thread->competitors[0];
+
+	/* Waking up an idle CPU is no competition. */
+	if (!waited_ns || !before->pid)
+		return;
+	for (u32 i = 0; i < COMPETITORS; i++) {
+		struct competitor *one = &thread->competitors[i];
+
+		if (one->tid == (u32)before->pid) {
+			one->waited_ns += waited_ns;
+			return;
+		}
+		if (one->waited_ns < least->waited_ns)
+			least = one;
+	}
+	/* The one that delayed it least makes room. */
+	least->waited_ns = waited_ns;
+	least->tid = before->pid;
+	bpf_core_read(least->name, sizeof(least->name), &before->comm);
+}
+
+static __always_inline void leave_cpu(struct sq_thread *thread, u64 now_ns, bool sleeps)
+{
+	begin_change(thread);
+	if (sleeps && !thread->has_work)
+		close_round(thread, now_ns);
+	else
+		thread->round_ns += since(now_ns, thread->since_ns);
+	thread->since_ns = now_ns;
+	thread->has_cpu = false;
+	/* A pause within work, as for a lock, is not the sleep that somebody has to wake it from. */
+	thread->is_asleep = sleeps && !thread->has_work;
+	end_change(thread);
+}
+
+static __always_inline void get_cpu(struct sq_thread *thread, const struct task_struct *before, u64 waited_ns, u64 now_ns)
+{
+	begin_change(thread);
+	if (thread->is_asleep)
+		thread->wakeups++;
+	thread->is_asleep = false;
+	thread->has_cpu = true;
+	thread->since_ns = now_ns;
+	charge(thread, before, waited_ns);
+	end_change(thread);
+}
+
+static __always_inline void end_thread(struct sq_thread *thread, const struct task_struct *task, u64 now_ns)
+{
+	begin_change(thread);
+	close_round(thread, now_ns);
+	thread->has_cpu = false;
+	thread->last_run_delay_ns = task_run_delay_ns(task);
+	thread->ended_ns = now_ns;
+	end_change(thread);
+}
+
+/* Whether the thread has requests that it has to poll a device for: as the kernel, this counts as work. */
+static __always_inline bool polls_for_requests(const struct sq_thread *thread, const struct task_struct *task)
+{
+	const struct io_ring_ctx *ring = (const void *)thread->polled_ring;
+
+	if (!ring)
+		return false;
+	/* A ring that has gone belongs to nobody, or is somebody else's. */
+	return BPF_CORE_READ(ring, sq_data, thread) == task && ring_has_polled_requests(ring);
+}

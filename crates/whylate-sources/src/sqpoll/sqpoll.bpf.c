@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * What io_uring's submission threads do with their time. No lock of a ring is taken, and nothing of a ring is written.
+ *
+ * A thread goes round a loop: it submits what its rings hold, runs what has completed, and begins again, or goes to sleep. Its time on a CPU
+ * is work in a round that found something to do, and spinning in one that did not. Rounds are told apart in one of two ways:
+ * - by tracepoints (6.9): one at the end of each round and one at each request;
+ * - by functions, which the thread enters only when there is something to do.
+ */
+#include "kernel_types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include "compat.bpf.h"
+#include "ways.bpf.h"
+#include "occupancy.bpf.h"
+#include "window.bpf.h"
+#include "sq_thread.bpf.h"
+#include "late_wait.bpf.h"
+#include "look.bpf.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
+{
+	struct sq_thread *thread;
+	u64 now_ns, waited_ns;
+
+	if (!((prev->flags | next->flags) & PF_IO_WORKER))
+		return 0;
+	now_ns = bpf_ktime_get_ns();
+	thread = enrolled(prev, now_ns);
+	if (thread)
+		leave_cpu(thread, now_ns, !preempt && prev_state);
+	thread = enrolled(next, now_ns);
+	if (!thread)
+		return 0;
+	/* The scheduler has just read its clock, and counts the wait by the same reading after this. */
+	waited_ns = task_waiting_ns(next);
+	get_cpu(thread, prev, waited_ns, now_ns);
+	if (explain_over_ns && waited_ns >= explain_over_ns)
+		explain_wait(next, waited_ns, now_ns);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(on_sched_process_exit, struct task_struct *task)
+{
+	struct sq_thread *thread;
+
+	if (!(task->flags & PF_IO_WORKER))
+		return 0;
+	thread = found(task);
+	if (thread)
+		end_thread(thread, task, bpf_ktime_get_ns());
+	return 0;
+}
+
+/* A request is taken from a ring, by the ring's thread or by whoever calls io_uring_enter(). */
+SEC("?tp_btf/io_uring_submit_req")
+int BPF_PROG(on_io_uring_submit_req, struct io_kiocb *req)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct sq_thread *thread;
+	u64 now_ns;
+
+	if (!(task->flags & PF_IO_WORKER))
+		return 0;
+	thread = found(task);
+	/* The first of a round. What was before is spinning, and a hypervisor may have stopped it there for long. */
+	if (!thread || !thread->has_work) {
+		now_ns = bpf_ktime_get_ns();
+		thread = enrolled(task, now_ns);
+		if (!thread)
+			return 0;
+		begin_change(thread);
+		close_round(thread, now_ns);
+		thread->has_work = true;
+		end_change(thread);
+	}
+	begin_change(thread);
+	thread->submitted++;
+	if (BPF_CORE_READ(req, ctx, flags) & IORING_SETUP_IOPOLL)
+		thread->polled_ring = (u64)BPF_CORE_READ(req, ctx);
+	end_change(thread);
+	return 0;
+}
+
+/* The end of a round (6.9). `count` is how many completions the thread has run in it. */
+SEC("?tp_btf/io_uring_task_work_run")
+int BPF_PROG(on_io_uring_task_work_run, void *tctx, unsigned int count)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct sq_thread *thread;
+	u64 now_ns;
+
+	if (!(task->flags & PF_IO_WORKER))
+		return 0;
+	now_ns = bpf_ktime_get_ns();
+	thread = enrolled(task, now_ns);
+	if (!thread)
+		return 0;
+	begin_change(thread);
+	if (count || polls_for_requests(thread, task))
+		thread->has_work = true;
+	close_round(thread, now_ns);
+	thread->has_work = false;
+	end_change(thread);
+	return 0;
+}
+
+/* Work within work, as a completion that submits, is the outer one's. */
+static __always_inline int enter_work(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct sq_thread *thread;
+	u64 now_ns;
+
+	if (!(task->flags & PF_IO_WORKER))
+		return 0;
+	now_ns = bpf_ktime_get_ns();
+	thread = enrolled(task, now_ns);
+	if (!thread)
+		return 0;
+	begin_change(thread);
+	if (!thread->depth++) {
+		close_round(thread, now_ns);
+		thread->has_work = true;
+	}
+	end_change(thread);
+	return 0;
+}
+
+static __always_inline int leave_work(s64 submitted)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct sq_thread *thread;
+	u64 now_ns;
+
+	if (!(task->flags & PF_IO_WORKER))
+		return 0;
+	now_ns = bpf_ktime_get_ns();
+	thread = found(task);
+	if (!thread)
+		return 0;
+	begin_change(thread);
+	if (submitted > 0)
+		thread->submitted += submitted;
+	/* 0: its entry was before the programs were attached, or before the thread was known. */
+	if (thread->depth && !--thread->depth) {
+		close_round(thread, now_ns);
+		thread->has_work = false;
+	}
+	end_change(thread);
+	return 0;
+}
+
+SEC("?fentry/io_submit_sqes")
+int BPF_PROG(on_io_submit_sqes)
+{
+	return enter_work();
+}
+
+SEC("?fexit/io_submit_sqes")
+int BPF_PROG(on_io_submit_sqes_exit, struct io_ring_ctx *ring, unsigned int nr, int submitted)
+{
+	return leave_work(submitted);
+}
+
+SEC("?fentry/io_do_iopoll")
+int BPF_PROG(on_io_do_iopoll)
+{
+	return enter_work();
+}
+
+SEC("?fexit/io_do_iopoll")
+int BPF_PROG(on_io_do_iopoll_exit)
+{
+	return leave_work(0);
+}
+
+/* Completions, since 6.9. */
+SEC("?fentry/io_handle_tw_list")
+int BPF_PROG(on_io_handle_tw_list)
+{
+	return enter_work();
+}
+
+SEC("?fexit/io_handle_tw_list")
+int BPF_PROG(on_io_handle_tw_list_exit)
+{
+	return leave_work(0);
+}
+
+/* Completions, before 6.9. */
+SEC("?fentry/tctx_task_work")
+int BPF_PROG(on_tctx_task_work)
+{
+	return enter_work();
+}
+
+SEC("?fexit/tctx_task_work")
+int BPF_PROG(on_tctx_task_work_exit)
+{
+	return leave_work(0);
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate sqpoll`: what io_uring's submission threads do with their time.
+
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use clap::Args;
+use whylate_sources::Attached;
+use whylate_sources::sqpoll::{self, AttachedSqpoll, SqpollOptions};
+
+use crate::cli::duration_ns;
+use crate::commands::watch::{Ended, Watch};
+use crate::output::Output;
+use crate::output::json::JsonLines;
+use crate::output::sqpoll::Text;
+use crate::output::table::terminal_columns;
+
+/// How to get a submission thread to look at.
+const HOW_TO: &str = "a ring that is set up with IORING_SETUP_SQPOLL has one, e.g. of `whylate inject sqpoll` or of fio's sqthread_poll=1";
+
+/// How busy io_uring's submission threads really are: working, spinning, sleeping, waiting for a CPU.
+///
+/// A submission thread (IORING_SETUP_SQPOLL) that looks busy may only spin. This tells the two apart on any kernel from 6.1 on, and takes no
+/// lock of a ring.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate sqpoll           # a row per submission thread at Ctrl-C, and what to change
+    whylate sqpoll 1 10      # each second, ten times
+    whylate sqpoll -p 1234 1 # of one process
+    whylate sqpoll --why 1ms # and who had the CPU each time that one waited 1 ms or longer for it")]
+pub struct Arguments {
+    /// Output interval, in seconds
+    #[arg(value_parser = duration_ns)]
+    interval: Option<u64>,
+    /// Number of outputs
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// Only threads of this process
+    #[arg(short, long, value_name = "PID")]
+    pid: Option<u32>,
+    /// Tell work by the entry and exit of the functions that do it, where the kernel lets programs in there
+    #[arg(long)]
+    precise: bool,
+    /// Explain each wait for a CPU that is at least this long (e.g. 1ms): who had it meanwhile
+    #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
+    why: Option<u64>,
+    /// End after this time (e.g. 10s, 5m, 1h)
+    #[arg(short, long, value_parser = duration_ns)]
+    duration: Option<u64>,
+    /// One JSON object a line per output
+    #[arg(long)]
+    json: bool,
+    /// Where figures come from: bpf, fdinfo, or auto for the best that works
+    #[arg(long, value_name = "BACKEND", default_value = "auto")]
+    backend: String,
+}
+
+/// Attaches, prints at each interval, and once more at the end.
+///
+/// # Errors
+/// When the source cannot attach, or the output cannot be written.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+    let options = SqpollOptions {
+        backend: Some(arguments.backend.clone()),
+        pid: arguments.pid,
+        precise: arguments.precise,
+        explain_over_ns: arguments.why,
+        keep_evidence: false,
+    };
+    let mut source = sqpoll::attach(&options).context("cannot attach sqpoll")?;
+    if let Some(reason) = source.backend().fallback_reason {
+        eprintln!("whylate: sqpoll uses the {} backend: {reason}", source.backend().name);
+    }
+    if let Some(weaker) = source.weaker() {
+        eprintln!("whylate: {weaker}");
+    }
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let is_lasting = arguments.interval.is_some() || arguments.duration.is_some();
+    if !source.sees_any() {
+        let whose = arguments.pid.map_or_else(|| "this host".to_owned(), |pid| format!("process {pid}"));
+        eprintln!("whylate: {whose} has no io_uring submission thread now: {HOW_TO}");
+        // One may come while somebody waits for it.
+        if !is_lasting {
+            return Ok(());
+        }
+    }
+    let mut output: Box<dyn Output> = if arguments.json {
+        Box::new(JsonLines::new(None))
+    } else {
+        Box::new(Text::new(arguments.why.is_some(), terminal_columns()))
+    };
+    output.begin(&mut out)?;
+    out.flush()?;
+    measure(arguments, &watch, &mut source, output.as_mut(), &mut out)
+}
+
+fn measure(
+    arguments: &Arguments,
+    watch: &Watch,
+    source: &mut AttachedSqpoll,
+    output: &mut dyn Output,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let interval = arguments.interval.map(Duration::from_nanos);
+    let end = arguments.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
+    for number in 1.. {
+        // A fixed schedule: an output that takes long does not shift the ones after it.
+        let due = interval.and_then(|interval| started.checked_add(interval.saturating_mul(number)));
+        let until = [due, end].into_iter().flatten().min();
+        let ended = wait(arguments.why.is_some(), watch, until, source, output, out)?;
+        if ended == Ended::OutputClosed {
+            return Ok(());
+        }
+        let snapshot = source.snapshot()?;
+        output.snapshot(out, snapshot)?;
+        out.flush()?;
+        let last = ended == Ended::Signal
+            || interval.is_none()
+            || end.is_some_and(|end| Instant::now() >= end)
+            || arguments.count.is_some_and(|count| u64::from(number) >= count);
+        if last {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the next output, and shows late events meanwhile.
+fn wait(
+    explains: bool,
+    watch: &Watch,
+    until: Option<Instant>,
+    source: &mut dyn Attached,
+    output: &mut dyn Output,
+    out: &mut dyn Write,
+) -> anyhow::Result<Ended> {
+    if !explains {
+        return Ok(watch.until(until)?);
+    }
+    loop {
+        // Ten times a second is at once for a person, and little work.
+        let soon = Instant::now() + Duration::from_millis(100);
+        let ended = watch.until(Some(until.map_or(soon, |until| until.min(soon))))?;
+        let mut written = Ok(());
+        source.drain_late(Duration::ZERO, &mut |event| {
+            if written.is_ok() {
+                written = output.late(out, event);
+            }
+        })?;
+        written?;
+        out.flush()?;
+        if ended != Ended::Time || until.is_some_and(|until| Instant::now() >= until) {
+            return Ok(ended);
+        }
+    }
+}

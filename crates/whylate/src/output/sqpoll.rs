@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Submission threads as a table, with what to change below it.
+
+use std::io::{self, Write};
+
+use whylate_model::sqpoll::{is_part_of, is_thread, verdicts};
+use whylate_model::units::{format_ns, printable, rfc3339};
+use whylate_model::{Culprits, LateEvent, Series, Snapshot};
+
+use super::Output;
+use super::footer;
+use super::table::{Align, Table};
+use super::why;
+
+const COLUMNS: [(&str, Align); 13] = [
+    ("PROCESS", Align::Left),
+    ("PID", Align::Right),
+    ("TID", Align::Right),
+    ("CPU", Align::Right),
+    ("IDLE", Align::Right),
+    ("RINGS", Align::Right),
+    ("WORK%", Align::Right),
+    ("SPIN%", Align::Right),
+    ("SLEEP%", Align::Right),
+    ("STARVED%", Align::Right),
+    ("UTIL%", Align::Right),
+    ("SQES/s", Align::Right),
+    ("WAKES/s", Align::Right),
+];
+
+/// A row per thread, and one per ring of a thread that has several.
+#[derive(Debug)]
+pub struct Text {
+    explains: bool,
+    terminal_columns: Option<usize>,
+    culprits: Culprits,
+    is_first: bool,
+}
+
+impl Text {
+    /// Whether late events come too, and how wide the terminal is.
+    pub fn new(explains: bool, terminal_columns: Option<usize>) -> Self {
+        Text { explains, terminal_columns, culprits: Culprits::default(), is_first: true }
+    }
+}
+
+impl Output for Text {
+    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "Watching io_uring submission threads ... Hit Ctrl-C to end.")
+    }
+
+    fn late(&mut self, out: &mut dyn Write, event: LateEvent) -> io::Result<()> {
+        let label = |name: &str| event.labels.get(name).map_or("?", String::as_str);
+        let at = rfc3339::format(event.at_unix_ns);
+        let time = at.split_once('T').map_or(at.as_str(), |(_, time)| time.trim_end_matches('Z'));
+        let (who, latency) = (format!("{}:{}", label("process"), label("tid")), format_ns(event.latency_ns));
+        writeln!(out, "{time}  {} waited {latency} for CPU {}", printable(&who), event.cpu)?;
+        why::write_causes(out, &event)?;
+        self.culprits.add(&event);
+        Ok(())
+    }
+
+    fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
+        if !std::mem::take(&mut self.is_first) {
+            writeln!(out)?;
+        }
+        write_table(out, &snapshot, self.terminal_columns)?;
+        for verdict in verdicts(&snapshot) {
+            writeln!(out, "{}", printable(&verdict))?;
+        }
+        if self.explains {
+            let ranking = self.culprits.take();
+            if ranking.events > 0 {
+                writeln!(out)?;
+                why::write_ranking(out, &ranking)?;
+            }
+        }
+        footer::write(out, &snapshot)
+    }
+}
+
+fn write_table(out: &mut dyn Write, snapshot: &Snapshot, terminal_columns: Option<usize>) -> io::Result<()> {
+    let mut table = Table::new(&COLUMNS);
+    let mut is_empty = true;
+    for series in snapshot.series.iter().filter(|series| is_thread(series)) {
+        is_empty = false;
+        table.row(row(series));
+        let parts = || snapshot.series.iter().filter(|part| is_part_of(part, series));
+        let rings: Vec<&Series> = parts().filter(|part| part.labels.contains_key("ring")).collect();
+        for ring in rings.iter().filter(|_| rings.len() > 1) {
+            let mut cells = vec![String::new(); COLUMNS.len()];
+            cells[0] = format!("  {}", ring.labels["ring"]);
+            cells[11] = count(ring.values.get("sqes_per_s"));
+            table.row(cells);
+        }
+    }
+    if is_empty {
+        return writeln!(out, "no submission thread in {}", format_ns(snapshot.duration_ns));
+    }
+    table.write(out, terminal_columns)
+}
+
+fn row(series: &Series) -> Vec<String> {
+    let label = |name: &str| series.labels.get(name).cloned().unwrap_or_default();
+    let value = |name: &str| series.values.get(name);
+    let whole = |name: &str| value(name).map_or_else(|| "-".to_owned(), |value| format!("{value:.0}"));
+    // Where work cannot be told, all of the time on a CPU stands where it is most probably right.
+    let spinning = value("spinning").map_or_else(
+        || value("running").map_or_else(|| "-".to_owned(), |share| format!("<={}", percent(Some(share)))),
+        |share| percent(Some(share)),
+    );
+    vec![
+        label("process"),
+        label("pid"),
+        label("tid"),
+        whole("cpu"),
+        value("idle_ms").map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0}ms")),
+        whole("rings"),
+        percent(value("working")),
+        spinning,
+        percent(value("sleeping")),
+        percent(value("starved")),
+        percent(value("utilisation")),
+        count(value("sqes_per_s")),
+        count(value("wakeups_per_s")),
+    ]
+}
+
+fn percent(share: Option<&f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}", share * 100.0))
+}
+
+fn count(a_second: Option<&f64>) -> String {
+    match a_second {
+        None => "-".to_owned(),
+        Some(count) if *count > 0.0 && *count < 10.0 => format!("{count:.1}"),
+        Some(count) => format!("{count:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use whylate_model::{Cause, CauseKind};
+
+    use super::*;
+
+    fn series(labels: &[(&str, &str)], values: &[(&str, f64)]) -> Series {
+        Series {
+            labels: labels.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            values: values.iter().map(|&(name, value)| (name.to_owned(), value)).collect(),
+            ..Series::default()
+        }
+    }
+
+    fn snapshot() -> Snapshot {
+        let mut snapshot = Snapshot::new("sqpoll", "bpf", "host", 1_795_252_440_000_000_000);
+        snapshot.duration_ns = 1_000_000_000;
+        let fio = [("process", "fio"), ("pid", "900"), ("tid", "931")];
+        let app = [("process", "app\x1b[2J"), ("pid", "77"), ("tid", "78")];
+        let part = |whole: &[(&'static str, &'static str)], name, value| {
+            let labels: Vec<_> = whole.iter().copied().chain([(name, value)]).collect();
+            labels
+        };
+        snapshot.series = vec![
+            series(
+                &app,
+                &[
+                    ("working", 0.004),
+                    ("spinning", 0.746),
+                    ("sleeping", 0.1),
+                    ("starved", 0.15),
+                    ("utilisation", 0.005333),
+                    ("cpu", 1.0),
+                    ("idle_ms", 1000.0),
+                    ("rings", 2.0),
+                    ("sqes_per_s", 1234.5),
+                    ("wakeups_per_s", 0.5),
+                ],
+            ),
+            series(&part(&app, "ring", "fd 5"), &[("sqes_per_s", 1000.0)]),
+            series(&part(&app, "ring", "registered 0"), &[("sqes_per_s", 234.5)]),
+            series(&part(&app, "by", "stress:9"), &[("starved_by", 0.12)]),
+            series(&fio, &[("running", 0.5), ("sleeping", 0.5), ("starved", 0.0), ("rings", 1.0)]),
+        ];
+        snapshot.lost.insert("busy_rings".to_owned(), 2);
+        snapshot
+    }
+
+    fn written(output: &mut Text, snapshot: Snapshot) -> String {
+        let mut out = Vec::new();
+        output.snapshot(&mut out, snapshot).expect("a vector takes everything");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn a_row_per_thread_and_per_ring_of_several() {
+        insta::assert_snapshot!(written(&mut Text::new(false, None), snapshot()));
+    }
+
+    #[test]
+    fn no_thread_is_said() {
+        let mut none = snapshot();
+        none.series.clear();
+        none.lost.clear();
+        assert_eq!(written(&mut Text::new(false, None), none), "no submission thread in 1.00s\n");
+    }
+
+    #[test]
+    fn waits_are_explained_as_they_come_and_ranked_at_the_end() {
+        let mut output = Text::new(true, None);
+        let labels = [("process", "app"), ("pid", "77"), ("tid", "78")];
+        let event = LateEvent {
+            labels: labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            at_unix_ns: 1_795_252_440_123_456_789,
+            latency_ns: 4_000_000,
+            cpu: 1,
+            causes: vec![
+                Cause { kind: CauseKind::Thread, who: "stress:9".to_owned(), ns: 3_900_000, stack: Vec::new() },
+                Cause { kind: CauseKind::Irq, who: "local_timer".to_owned(), ns: 100_000, stack: Vec::new() },
+            ],
+            ..LateEvent::default()
+        };
+        let mut out = Vec::new();
+        output.late(&mut out, event).expect("a vector takes everything");
+        let lines = String::from_utf8(out).expect("text");
+        insta::assert_snapshot!(lines + &written(&mut output, snapshot()));
+    }
+}
