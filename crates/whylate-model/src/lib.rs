@@ -13,6 +13,7 @@ pub mod snapshot;
 pub mod stack;
 pub mod steps;
 pub mod units;
+pub mod wait;
 pub mod worst;
 
 pub use blame::{TimerAnalysis, TimerEvidence, WorkEvidence};
@@ -23,4 +24,5 @@ pub use occupancy::{Interval, Occupancy, Occupant};
 pub use snapshot::{Labels, Probe, Series, Snapshot};
 pub use stack::Stack;
 pub use steps::Steps;
+pub use wait::{Wait, WaitClass};
 pub use worst::Worst;

@@ -35,10 +35,17 @@ enum bpf_map_type {
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_STACK_TRACE = 7,
 	BPF_MAP_TYPE_RINGBUF = 27,
+	BPF_MAP_TYPE_TASK_STORAGE = 29,
 };
 
 enum {
 	BPF_ANY = 0,
+	BPF_NOEXIST = 1,
+};
+
+enum {
+	BPF_F_NO_PREALLOC = 1U << 0,
+	BPF_LOCAL_STORAGE_GET_F_CREATE = 1U << 0,
 };
 
 enum {
@@ -110,6 +117,7 @@ struct rq {
 
 struct cfs_rq {
 	struct rq *rq;
+	int throttle_count;
 };
 
 struct sched_entity {
@@ -126,11 +134,44 @@ struct thread_info {
 	u32 cpu;
 };
 
+struct kernfs_node {
+	u64 id;
+};
+
+struct cgroup_subsys_state {
+	struct cgroup_subsys_state *parent;
+};
+
+struct cgroup {
+	struct cgroup_subsys_state self;
+	struct kernfs_node *kn;
+};
+
+struct css_set {
+	struct cgroup *dfl_cgrp;
+};
+
+/* x86-64 only: where the kernel has no such fields, user stacks are not read. */
+struct pt_regs {
+	unsigned long bp;
+	unsigned long orig_ax;
+	unsigned long ip;
+	unsigned long cs;
+	unsigned long sp;
+};
+
 struct task_struct {
 	struct thread_info thread_info;
+	unsigned int __state;
+	int exit_state;
+	int on_cpu;
 	unsigned int flags;
 	int pid;
 	int tgid;
+	unsigned in_iowait : 1;
+	u32 self_exec_id;
+	struct task_struct *group_leader;
+	struct css_set *cgroups;
 	int static_prio;
 	int nr_cpus_allowed;
 	u64 start_time;
@@ -144,6 +185,17 @@ struct task_struct {
 
 struct kthread {
 	void *data;
+};
+
+struct seq_file;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
+
+struct bpf_iter__task {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
 };
 
 struct irqaction {

@@ -5,14 +5,17 @@
 
 pub mod attach;
 pub mod capabilities;
+pub mod cgroups;
 pub mod clock;
 pub mod cpus;
 pub mod inject;
 pub mod mapped;
 mod occupancy;
+pub mod offcpu;
 pub mod restore;
 pub mod source;
 pub mod symbols;
+mod syscalls;
 pub mod timerlat;
 pub mod tracefs;
 pub mod wq;
@@ -20,4 +23,4 @@ pub mod wq;
 pub use source::{AttachError, Attached, Backend, BackendInfo, By, MapKind, Need, Options, Source, SourceInfo};
 
 /// Every source, in the order in which they are listed.
-pub static SOURCES: &[&dyn Source] = &[&wq::Wq, &timerlat::Timerlat];
+pub static SOURCES: &[&dyn Source] = &[&wq::Wq, &timerlat::Timerlat, &offcpu::Offcpu];
