@@ -6,12 +6,15 @@
 
 pub mod blame;
 pub mod culprits;
+pub mod folded;
 pub mod histogram;
+pub mod import;
 pub mod late;
 pub mod occupancy;
 pub mod snapshot;
 pub mod stack;
 pub mod steps;
+pub mod tree;
 pub mod units;
 pub mod wait;
 pub mod worst;
