@@ -3,7 +3,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{doctor, generate, inject, timerlat, wq};
+use crate::commands::{doctor, generate, inject, offcpu, timerlat, wq};
 
 /// Tells why Linux is late: where work items, timers, interrupts and threads wait, for how long, and what made them wait.
 #[derive(Debug, Parser)]
@@ -17,6 +17,7 @@ pub struct Cli {
 pub enum Command {
     Wq(wq::Arguments),
     Timerlat(Box<timerlat::Arguments>),
+    Offcpu(Box<offcpu::Arguments>),
     Inject(inject::Arguments),
     Doctor(doctor::Arguments),
     #[command(hide = true)]

@@ -4,6 +4,7 @@
 pub mod doctor;
 pub mod generate;
 pub mod inject;
+pub mod offcpu;
 pub mod timerlat;
 pub mod watch;
 pub mod wq;
@@ -66,6 +67,7 @@ pub fn run(command: Command) -> ExitCode {
     let result = match command {
         Command::Wq(arguments) => wq::run(&arguments).map(|()| SUCCESS),
         Command::Timerlat(arguments) => timerlat::run(&arguments),
+        Command::Offcpu(arguments) => offcpu::run(&arguments).map(|()| SUCCESS),
         Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
         Command::Doctor(arguments) => doctor::run(&arguments).map(|()| SUCCESS),
         Command::Generate(arguments) => generate::run(&arguments).map(|()| SUCCESS),

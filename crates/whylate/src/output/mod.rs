@@ -7,6 +7,7 @@ pub mod footer;
 pub mod histogram;
 pub mod json;
 pub mod late;
+pub mod offcpu;
 pub mod table;
 pub mod timerlat;
 pub mod why;
