@@ -42,7 +42,8 @@ impl Imported {
     pub fn read(text: &str, names: Names) -> Result<Self, ImportError> {
         let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
         let mut imported = Imported::default();
-        if is_procstat_heading(first) || procstat_line(first, None).is_some() {
+        // Somebody may have copied it with what stands before and after it.
+        if text.lines().any(is_procstat_heading) || procstat_line(first, None).is_some() {
             imported.read_procstat(text, names);
         } else if text.lines().any(|line| kernel_frame(line).is_some()) {
             imported.read_dump(text, names);
@@ -225,6 +226,13 @@ mod tests {
 
     fn squeezed(text: &str) -> String {
         text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n").collect()
+    }
+
+    #[test]
+    fn text_around_it_is_left_out_and_counted() {
+        let text = format!("My threads:\n\nprocstat -ka\n\n{}[...]\n1.27 real\n", squeezed(PADDED));
+        let read = Imported::read(&text, Names::Process).expect("it is procstat's");
+        assert_eq!((read.stacks.values().sum::<u64>(), read.unread), (4, 4));
     }
 
     #[test]

@@ -44,8 +44,7 @@ impl KernelSymbols {
 
     /// Looks up all of these addresses together, which takes a third of the time that it takes one by one.
     pub fn look_up_all(&mut self, addresses: &BTreeSet<u64>) {
-        let unknown: Vec<u64> =
-            addresses.iter().copied().filter(|address| !self.names.contains_key(address)).collect();
+        let unknown: Vec<u64> = addresses.iter().copied().filter(|address| !self.names.contains_key(address)).collect();
         if unknown.is_empty() {
             return;
         }

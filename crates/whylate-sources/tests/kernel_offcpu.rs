@@ -75,7 +75,10 @@ fn shares_names_and_time(sleepers: &Sleepers, of_each: u64) -> Result<()> {
         *ns_by_thread.entry(&stack.labels["tid"]).or_default() += stack.weight_ns;
     }
     let threads = sleepers.threads()?;
-    ensure!(ns_by_thread.keys().map(|tid| (*tid).to_owned()).collect::<BTreeSet<_>>() == threads, "not all threads were seen");
+    ensure!(
+        ns_by_thread.keys().map(|tid| (*tid).to_owned()).collect::<BTreeSet<_>>() == threads,
+        "not all threads were seen"
+    );
     for (tid, ns) in ns_by_thread {
         let difference = ns.abs_diff(snapshot.duration_ns);
         ensure!(difference < PERIOD.as_nanos() as u64, "thread {tid} has {ns} of {} ns", snapshot.duration_ns);
@@ -146,7 +149,12 @@ fn stacks_that_are_too_deep_say_so() -> Result<()> {
     let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
     let snapshot = sampled(&options, Duration::from_millis(300))?;
     let deep = snapshot.stacks.iter().find(|stack| is_at(stack, "descend")).context("the deep stack was not seen")?;
-    ensure!(deep.user.len() == 128 && deep.user[127] == "[unwound partly]", "{} frames: {:?}", deep.user.len(), deep.user.last());
+    ensure!(
+        deep.user.len() == 128 && deep.user[127] == "[unwound partly]",
+        "{} frames: {:?}",
+        deep.user.len(),
+        deep.user.last()
+    );
     ensure!(deep.user.iter().filter(|frame| frame.contains("descend")).count() > 100, "{:?}", deep.user);
     let shallow = sampled(&OffcpuOptions { max_depth: 3, ..options }, Duration::from_millis(300))?;
     let depths: BTreeSet<usize> = shallow.stacks.iter().map(|stack| stack.kernel.len()).collect();
@@ -159,13 +167,19 @@ fn filters_leave_the_others_out() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let span = Duration::from_millis(300);
     let kernel = sampled(&OffcpuOptions { kernel_threads: KernelThreads::Only, ..OffcpuOptions::default() }, span)?;
-    ensure!(!kernel.stacks.is_empty() && kernel.stacks.iter().all(|stack| stack.labels.contains_key("kernel")), "processes are there");
+    ensure!(
+        !kernel.stacks.is_empty() && kernel.stacks.iter().all(|stack| stack.labels.contains_key("kernel")),
+        "processes are there"
+    );
     let others = sampled(&OffcpuOptions { kernel_threads: KernelThreads::No, ..OffcpuOptions::default() }, span)?;
     ensure!(others.stacks.iter().all(|stack| !stack.labels.contains_key("kernel")), "threads of the kernel are there");
     let sleepers = Sleepers::start("all", 2)?;
     let options = OffcpuOptions { process: Some(sleepers.pid()), states: "D".to_owned(), ..OffcpuOptions::default() };
     let uninterruptible = sampled(&options, span)?;
-    ensure!(!uninterruptible.stacks.is_empty() && uninterruptible.stacks.iter().all(|stack| stack.state == "D"), "others are there");
+    ensure!(
+        !uninterruptible.stacks.is_empty() && uninterruptible.stacks.iter().all(|stack| stack.state == "D"),
+        "others are there"
+    );
     let without_user = sampled(&OffcpuOptions { user_stacks: false, states: String::new(), ..options }, span)?;
     ensure!(without_user.stacks.iter().all(|stack| stack.user.is_empty()), "user frames are there");
     ensure!(

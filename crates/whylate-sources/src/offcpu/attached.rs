@@ -90,7 +90,8 @@ impl AttachedOffcpu {
             .places
             .iter()
             .map(|(key, sum)| {
-                let kernel = frames(key.kernel_stack).iter().map(|&at| self.names.kernel.name(at).to_owned()).collect();
+                let kernel =
+                    frames(key.kernel_stack).iter().map(|&at| plain(self.names.kernel.name(at)).to_owned()).collect();
                 let user = user_frames(key, frames(key.user_stack), &user);
                 let process = gathered.processes.get(&key.process);
                 stack_of(key, *sum, kernel, user, process, cgroups.path(key.cgroup))
@@ -106,6 +107,13 @@ impl AttachedOffcpu {
         stacks.sort_by_key(|stack| std::cmp::Reverse(stack.weight_ns));
         stacks
     }
+}
+
+/// The function's name without what the compiler adds to the names of parts and copies of functions.
+fn plain(name: &str) -> &str {
+    const ADDED: [&str; 5] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm."];
+    let end = ADDED.iter().filter_map(|added| name.find(added)).filter(|&at| at > 0).min();
+    &name[..end.unwrap_or(name.len())]
 }
 
 fn user_frames(key: &place_key, addresses: &[u64], names: &HashMap<(u32, u64, bool), String>) -> Vec<String> {
@@ -228,4 +236,21 @@ mod plain {
     unsafe impl PlainData for stack_value {}
     // SAFETY: an integer.
     unsafe impl PlainData for u32 {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plain;
+
+    #[test]
+    fn copies_of_functions_have_the_name_of_the_function() {
+        for (name, shown) in [
+            ("sigsuspend.isra.0", "sigsuspend"),
+            ("poll_schedule_timeout.constprop.0.isra.1", "poll_schedule_timeout"),
+            ("futex_wait", "futex_wait"),
+            ("0xffffffff81000000", "0xffffffff81000000"),
+        ] {
+            assert_eq!(plain(name), shown);
+        }
+    }
 }

@@ -91,9 +91,7 @@ impl Elf {
         match &self.unwind {
             // Code that comes without this, such as Go's, keeps frame pointers.
             None => Rule::plain(rule_base::RULE_CHAIN),
-            Some(sections) => {
-                self.unwound(sections, offset).unwrap_or_else(|| Rule::plain(rule_base::RULE_BROKEN))
-            }
+            Some(sections) => self.unwound(sections, offset).unwrap_or_else(|| Rule::plain(rule_base::RULE_BROKEN)),
         }
     }
 
@@ -106,13 +104,8 @@ impl Elf {
         let header = EhFrameHdr::new(self.bytes.get(header.clone())?, LittleEndian).parse(&bases, 8).ok()?;
         let frames = EhFrame::new(self.bytes.get(frames.clone())?, LittleEndian);
         let mut context = UnwindContext::new();
-        let row = header.table()?.unwind_info_for_address(
-            &frames,
-            &bases,
-            &mut context,
-            address,
-            EhFrame::cie_from_offset,
-        );
+        let row =
+            header.table()?.unwind_info_for_address(&frames, &bases, &mut context, address, EhFrame::cie_from_offset);
         rule_of(row.ok()?, &frames)
     }
 }
@@ -149,11 +142,9 @@ fn rule_of(row: &UnwindTableRow<usize>, frames: &EhFrame<Bytes<'_>>) -> Option<R
 fn aligned(row: &UnwindTableRow<usize>, frames: &EhFrame<Bytes<'_>>) -> Option<Rule> {
     let CfaRule::Expression(expression) = row.cfa() else { return None };
     match *operations(expression.get(frames).ok()?.0).as_slice() {
-        [(BP, offset, true)] => Some(Rule {
-            base: rule_base::RULE_AT_BP,
-            cfa_offset: i32::try_from(offset).ok()?,
-            bp_offset: BP_KEPT,
-        }),
+        [(BP, offset, true)] => {
+            Some(Rule { base: rule_base::RULE_AT_BP, cfa_offset: i32::try_from(offset).ok()?, bp_offset: BP_KEPT })
+        }
         _ => None,
     }
 }

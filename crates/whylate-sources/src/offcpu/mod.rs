@@ -37,11 +37,7 @@ pub static INFO: SourceInfo = SourceInfo {
     waits: "a sleeping thread",
     from: "it left its CPU",
     to: "it has one again",
-    backends: &[BackendInfo {
-        name: SAMPLE,
-        needs: &[Need::Btf, Need::Map(MapKind::Array), SLEEPABLE],
-        weaker: "",
-    }],
+    backends: &[BackendInfo { name: SAMPLE, needs: &[Need::Btf, Need::Map(MapKind::Array), SLEEPABLE], weaker: "" }],
 };
 
 /// Programs that may read the memory of other processes, and loops in them.

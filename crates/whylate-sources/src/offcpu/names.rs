@@ -30,7 +30,12 @@ pub(super) struct Names {
 
 /// An address in user space that is to be named: where its name is.
 enum Place {
-    File { names: PathBuf, is_address: bool, offset: u64, shown: String },
+    File {
+        names: PathBuf,
+        is_address: bool,
+        offset: u64,
+        shown: String,
+    },
     /// Named already.
     Name(String),
 }

@@ -217,8 +217,7 @@ fn read_perf_map(tgid: u32) -> Option<Vec<(u64, u64, String)>> {
     let root = File::open(format!("/proc/{tgid}/root")).ok()?;
     let path = PathBuf::from(format!("tmp/perf-{own_number}.map"));
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file =
-        openat2(&root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS).ok()?;
+    let file = openat2(&root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS).ok()?;
     let file = File::from(file);
     let about = file.metadata().ok()?;
     if !about.is_file() || about.len() > LARGEST_PERF_MAP_BYTES {

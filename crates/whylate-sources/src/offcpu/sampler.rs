@@ -109,11 +109,7 @@ impl Sampler {
             walk: skeleton.progs.on_each_thread.attach()?,
             tell: skeleton.progs.on_each_thread_tell.attach()?,
             rules: Rules::new(map(&maps.rule_by_slot, offcpu_limits::RULES.0 as usize, 24)?),
-            unknown: map(
-                &maps.unknown_frames,
-                offcpu_limits::UNKNOWN_FRAMES.0 as usize,
-                size_of::<unknown_frame>(),
-            )?,
+            unknown: map(&maps.unknown_frames, offcpu_limits::UNKNOWN_FRAMES.0 as usize, size_of::<unknown_frame>())?,
             sums: map(&maps.sum_by_place, offcpu_limits::PLACES.0 as usize, size_of::<place_sum>())?,
             lost: map(&maps.lost_by_reason, LOST.len(), size_of::<u64>())?,
             processes: Processes::default(),
@@ -234,7 +230,9 @@ impl Sampler {
         }
         let mut stacks = HashMap::new();
         for key in maps.stack_by_hash.keys() {
-            if let Some(stack) = maps.stack_by_hash.lookup(&key, MapFlags::ANY)?.and_then(|s| read_plain::<stack_value>(&s)) {
+            if let Some(stack) =
+                maps.stack_by_hash.lookup(&key, MapFlags::ANY)?.and_then(|s| read_plain::<stack_value>(&s))
+            {
                 let length = (stack.length as usize).min(stack.frames.len());
                 stacks.insert(stack.id, stack.frames[..length].to_vec());
             }
@@ -317,9 +315,11 @@ impl Sampler {
                 Err(RecvTimeoutError::Timeout) => {
                     // A kernel that refuses a walk will refuse the last one too, and that one tells.
                     let _ = self.walk();
-                    // Never more than half of a CPU, however long a walk takes.
+                    // Never more than half of a CPU, however long a walk takes; and walks that came too late are not made up for, as
+                    // the time is measured.
                     let earliest = Instant::now() + Duration::from_nanos(self.met.took_ns);
-                    due = (due + jitter.next(period)).max(earliest);
+                    let interval = jitter.next(period);
+                    due = if due + period < earliest { earliest + interval } else { (due + interval).max(earliest) };
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }

@@ -31,7 +31,8 @@ pub(super) fn mask(letters: &str) -> Result<u32, AttachError> {
     }
     let mut mask = 0;
     for letter in letters.chars().filter(|&letter| letter != ',') {
-        let bits = STATES.iter().filter(|(_, state)| state.letter() == letter).fold(0, |bits, (state, _)| bits | 1 << state.0);
+        let bits =
+            STATES.iter().filter(|(_, state)| state.letter() == letter).fold(0, |bits, (state, _)| bits | 1 << state.0);
         if bits == 0 {
             return Err(AttachError::Unsupported(format!(
                 "{letter} is no state of a thread (choose from R, S, D, I, T, t, P)"

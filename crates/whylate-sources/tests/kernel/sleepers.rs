@@ -21,9 +21,9 @@ pub const PLACES: [(&str, &str, WaitClass); 8] = [
     ("sleep_in_futex", "futex_wait", WaitClass::Lock),
     ("sleep_in_nanosleep", "nanosleep", WaitClass::Timer),
     ("sleep_in_pipe", "pipe_read", WaitClass::Pipe),
-    ("sleep_in_epoll", "ep_poll", WaitClass::Idle),
+    ("sleep_in_epoll", "epoll_wait", WaitClass::Idle),
     ("sleep_in_poll", "do_sys_poll", WaitClass::Idle),
-    ("sleep_in_flock", "flock_lock_inode_wait", WaitClass::Lock),
+    ("sleep_in_flock", "lock_inode_wait", WaitClass::Lock),
     ("sleep_in_condition", "futex_wait", WaitClass::Idle),
     ("sleep_in_clone", "kernel_clone", WaitClass::Other),
 ];
@@ -255,7 +255,12 @@ fn sleep_in_clone() {
     // SAFETY: the child has a stack of its own, which outlives it: this thread waits for its end.
     let outcome = unsafe {
         let top = stack.as_mut_ptr().add(stack.len());
-        libc::clone(pause_until_killed, top.cast(), libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD, std::ptr::null_mut())
+        libc::clone(
+            pause_until_killed,
+            top.cast(),
+            libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
+            std::ptr::null_mut(),
+        )
     };
     black_box((outcome, stack));
 }

@@ -62,7 +62,7 @@ pub struct Arguments {
     #[arg(long, value_name = "PATH")]
     cgroup: Option<String>,
     /// Only while in one of these states, in the letters of ps(1): R, S, D, I, T, t, P
-    #[arg(long, value_name = "LETTERS")]
+    #[arg(long, value_name = "LETTERS", value_parser = states)]
     state: Option<String>,
     /// The kernel's own threads
     #[arg(long, value_enum, default_value_t = Kernel::Yes)]
@@ -96,6 +96,15 @@ pub struct Arguments {
     backend: String,
 }
 
+/// The letters of ps(1) for states.
+fn states(text: &str) -> Result<String, String> {
+    match text.chars().find(|letter| !"RSDITtP,".contains(*letter)) {
+        None if text.is_empty() => Err("name at least one state".to_owned()),
+        None => Ok(text.to_owned()),
+        Some(letter) => Err(format!("{letter:?} is no state of a thread (choose from R, S, D, I, T, t, P)")),
+    }
+}
+
 #[derive(Debug, Subcommand)]
 enum Sub {
     Import(import::Arguments),
@@ -125,13 +134,13 @@ impl Arguments {
     }
 
     fn options(&self) -> anyhow::Result<OffcpuOptions> {
-        let cgroup = match &self.cgroup {
-            Some(path) => Some(
-                cgroups::id_of(path)
-                    .with_context(|| format!("cannot find the cgroup {} (name a folder of cgroup v2)", printable(path)))?,
-            ),
-            None => None,
-        };
+        let cgroup =
+            match &self.cgroup {
+                Some(path) => Some(cgroups::id_of(path).with_context(|| {
+                    format!("cannot find the cgroup {} (name a folder of cgroup v2)", printable(path))
+                })?),
+                None => None,
+            };
         Ok(OffcpuOptions {
             backend: Some(self.backend.clone()),
             rate_hz: self.frequency,

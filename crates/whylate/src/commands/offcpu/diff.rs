@@ -25,10 +25,15 @@ pub fn run(before: &Path, after: &Path, output: Option<&Path>) -> anyhow::Result
         match form {
             Form::Svg => {
                 let title = "Off-CPU: red waits more than before, blue less";
-                svg::write_lines(&mut out, title, "millionths of all time", &difference.lines()).with_context(cannot)?;
+                svg::write_lines(&mut out, title, "millionths of all time", &difference.lines())
+                    .with_context(cannot)?;
             }
             Form::Folded => write_lines(&mut out, &difference.lines()).with_context(cannot)?,
-            _ => return Err(Senseless(anyhow::anyhow!("write a difference to a file that ends in .svg or .folded")).into()),
+            _ => {
+                return Err(
+                    Senseless(anyhow::anyhow!("write a difference to a file that ends in .svg or .folded")).into()
+                );
+            }
         }
         out.flush().with_context(cannot)?;
     }

@@ -70,20 +70,32 @@ pub mod sample {
         snapshot.series =
             vec![Series { values: values.map(|(name, value)| (name.to_owned(), value)).into(), ..Series::default() }];
         snapshot.lost.insert("torn".to_owned(), 1);
-        let stack = |process: &str, thread: &str, state: &str, class, user: &str, kernel: &str, ns, ages: &[u64]| Stack {
-            labels: [("process", process), ("thread", thread), ("pid", "7")].map(|(k, v)| (k.into(), v.into())).into(),
-            state: state.to_owned(),
-            samples: ns / 100_000_000,
-            weight_ns: ns,
-            wait: Some(Wait { class, rule: "because".to_owned() }),
-            user: names(user),
-            kernel: names(kernel),
-            age: ages.iter().copied().collect(),
-            ..Stack::default()
-        };
+        let stack =
+            |process: &str, thread: &str, state: &str, class, user: &str, kernel: &str, ns, ages: &[u64]| Stack {
+                labels: [("process", process), ("thread", thread), ("pid", "7")]
+                    .map(|(k, v)| (k.into(), v.into()))
+                    .into(),
+                state: state.to_owned(),
+                samples: ns / 100_000_000,
+                weight_ns: ns,
+                wait: Some(Wait { class, rule: "because".to_owned() }),
+                user: names(user),
+                kernel: names(kernel),
+                age: ages.iter().copied().collect(),
+                ..Stack::default()
+            };
         let s = 1_000_000_000;
         snapshot.stacks = vec![
-            stack("db", "worker", "S", WaitClass::Lock, "futex lock work start", "futex_wait do_futex", 6 * s, &[s, 5 * s]),
+            stack(
+                "db",
+                "worker",
+                "S",
+                WaitClass::Lock,
+                "futex lock work start",
+                "futex_wait do_futex",
+                6 * s,
+                &[s, 5 * s],
+            ),
             stack("db", "worker", "S", WaitClass::Idle, "poll work start", "do_poll", 4 * s, &[s]),
             stack(EVIL, EVIL, "D", WaitClass::Disk, "read main", "io_schedule", 2 * s, &[40 * s]),
             stack("db", "worker", "R", WaitClass::OnCpu, "", "", s, &[]),

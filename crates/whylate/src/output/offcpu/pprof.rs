@@ -30,6 +30,8 @@ struct Profile {
     period_type: Option<ValueType>,
     #[prost(int64, tag = "12")]
     period: i64,
+    #[prost(int64, tag = "14")]
+    default_sample_type: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -137,8 +139,10 @@ fn profile(snapshot: &Snapshot, hide_idle: bool) -> Profile {
     let waits = value("waits", "count");
     let rate_hz = super::value(snapshot, "rate_hz");
     let sample = waiting(snapshot, hide_idle).map(|stack| tables.sample(stack)).collect();
-    let location =
-        tables.functions.iter().map(|function| Location { id: function.id, line: vec![Line { function_id: function.id }] });
+    let location = tables
+        .functions
+        .iter()
+        .map(|function| Location { id: function.id, line: vec![Line { function_id: function.id }] });
     Profile {
         sample,
         location: location.collect(),
@@ -146,6 +150,7 @@ fn profile(snapshot: &Snapshot, hide_idle: bool) -> Profile {
         duration_nanos: snapshot.duration_ns as i64,
         period: if rate_hz > 0.0 { (1e9 / rate_hz) as i64 } else { 0 },
         sample_type: vec![time.clone(), waits],
+        default_sample_type: time.kind,
         period_type: Some(time),
         function: tables.functions,
         string_table: tables.texts,
@@ -182,12 +187,11 @@ mod tests {
         assert_eq!(text(0), "");
         assert_eq!((text(profile.sample_type[0].kind), text(profile.sample_type[0].unit)), ("off_cpu", "nanoseconds"));
         assert_eq!(profile.sample.iter().map(|sample| sample.value[0]).sum::<i64>(), 12_000_000_000);
-        let names: Vec<&str> = profile.sample[0]
-            .location_id
-            .iter()
-            .map(|id| text(profile.function[*id as usize - 1].name))
-            .collect();
+        let names: Vec<&str> =
+            profile.sample[0].location_id.iter().map(|id| text(profile.function[*id as usize - 1].name)).collect();
         assert_eq!(names, ["futex_wait", "do_futex", "futex", "lock", "work", "start", "db"]);
-        assert!(profile.sample[2].label.iter().any(|label| text(label.key) == "thread" && text(label.text) == sample::EVIL));
+        assert!(
+            profile.sample[2].label.iter().any(|label| text(label.key) == "thread" && text(label.text) == sample::EVIL)
+        );
     }
 }

@@ -69,7 +69,8 @@ mod tests {
         assert_eq!(profiles.len(), 2);
         let mut total = 0;
         for profile in profiles {
-            let (samples, weights) = (profile["samples"].as_array().expect("samples"), profile["weights"].as_array().expect("weights"));
+            let (samples, weights) =
+                (profile["samples"].as_array().expect("samples"), profile["weights"].as_array().expect("weights"));
             assert_eq!(samples.len(), weights.len());
             for frame in samples.iter().flat_map(|sample| sample.as_array().expect("frames")) {
                 assert!(frame.as_u64().expect("an index") < frames);

@@ -86,7 +86,10 @@ mod tests {
         assert!(!svg.contains('\x1b'));
         assert!(svg.contains("2.00s at 9 Hz, 7 threads, 12.0s off CPU, 1 samples lost"), "no subtitle");
         let kernel = color("do_poll", Kind::Kernel);
-        assert!(svg.contains(&format!("rgb({},{},{})", kernel.r, kernel.g, kernel.b)), "the kernel has no color of its own");
+        assert!(
+            svg.contains(&format!("rgb({},{},{})", kernel.r, kernel.g, kernel.b)),
+            "the kernel has no color of its own"
+        );
     }
 
     #[test]

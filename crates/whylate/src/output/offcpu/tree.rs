@@ -65,7 +65,8 @@ impl Writer<'_> {
             names.push(shown(next));
             end = child;
         }
-        let mut line = format!("{:>6}  {}{}", percent(node.weight_ns, self.whole_ns), "  ".repeat(depth), names.join(" > "));
+        let mut line =
+            format!("{:>6}  {}{}", percent(node.weight_ns, self.whole_ns), "  ".repeat(depth), names.join(" > "));
         if end.children.is_empty() {
             let about = about(end);
             if let Some(columns) = self.columns {
