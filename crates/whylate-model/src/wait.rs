@@ -372,6 +372,10 @@ pub fn classify(seen: &Seen<'_>) -> Wait {
         };
         if let Some(frame) = frames.iter().find(|frame| beginnings.iter().any(|beginning| frame.starts_with(beginning)))
         {
+            // Functions that take locks do not stand in stacks (they are `__sched`), but nobody waits for data without being woken by signals.
+            if *class == WaitClass::Pipe && seen.state == State::Uninterruptible {
+                return Wait { class: WaitClass::Lock, rule: format!("waits for the pipe's own lock: {frame}") };
+            }
             return Wait { class: *class, rule: format!("{why}: {frame}") };
         }
     }
@@ -448,6 +452,7 @@ mod tests {
             ),
             (Sleeping, "ep_poll do_epoll_wait", "", WaitClass::Idle),
             (Sleeping, "anon_pipe_read vfs_read ksys_read", "", WaitClass::Pipe),
+            (Uninterruptible, "anon_pipe_write vfs_write ksys_write", "", WaitClass::Lock),
             (Sleeping, "flock_lock_inode_wait __do_sys_flock", "", WaitClass::Lock),
             (Sleeping, "wait_woken sk_wait_data tcp_recvmsg_locked", "", WaitClass::Network),
             (Sleeping, "inet_csk_accept inet_accept", "", WaitClass::Idle),

@@ -16,7 +16,7 @@ use kernel::undisturbed;
 use sleepers::{EVIL_NAME, PLACES, Sleepers};
 use whylate_model::{Snapshot, Stack, WaitClass};
 use whylate_sources::Attached;
-use whylate_sources::clock::monotonic_ns;
+use whylate_sources::clock::unix_ns;
 use whylate_sources::offcpu::{KernelThreads, Offcpu, OffcpuOptions};
 
 /// How long a walk may come after the end of a period.
@@ -90,13 +90,13 @@ fn shares_names_and_time(sleepers: &Sleepers, of_each: u64) -> Result<()> {
 fn the_age_of_a_wait_is_since_it_began() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     undisturbed(|| {
-        let before_ns = monotonic_ns();
+        let before_ns = unix_ns();
         let sleepers = Sleepers::start("all", 3)?;
-        let asleep_ns = monotonic_ns();
+        let asleep_ns = unix_ns();
         sleep(Duration::from_millis(700));
         let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
         let snapshot = sampled(&options, Duration::from_millis(300))?;
-        let end_ns = monotonic_ns();
+        let end_ns = snapshot.start_unix_ns + snapshot.duration_ns;
         let ages: Vec<_> =
             snapshot.stacks.iter().filter(|stack| PLACES.iter().any(|(function, ..)| is_at(stack, function))).collect();
         ensure!(ages.iter().map(|stack| stack.age.count()).sum::<u64>() == 24, "threads are missing");

@@ -93,7 +93,8 @@ impl Names {
                 .iter()
                 .zip(offsets)
                 .map(|(found, offset)| match found {
-                    Symbolized::Sym(symbol) => symbol.name.to_string(),
+                    // glibc's own name for what it exports under the rest of it.
+                    Symbolized::Sym(symbol) => symbol.name.strip_prefix("__GI_").unwrap_or(&symbol.name).to_owned(),
                     Symbolized::Unknown(_) => unknown(offset),
                 })
                 .collect(),

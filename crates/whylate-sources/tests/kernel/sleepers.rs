@@ -25,7 +25,7 @@ pub const PLACES: [(&str, &str, WaitClass); 8] = [
     ("sleep_in_poll", "do_sys_poll", WaitClass::Idle),
     ("sleep_in_flock", "lock_inode_wait", WaitClass::Lock),
     ("sleep_in_condition", "futex_wait", WaitClass::Idle),
-    ("sleep_in_clone", "kernel_clone", WaitClass::Other),
+    ("sleep_in_mutex", "pipe_write", WaitClass::Lock),
 ];
 
 /// What breaks lines, JSON, XML and terminals, in the 15 bytes that a thread's name has.
@@ -94,7 +94,7 @@ pub fn run_if_asked() -> Result<()> {
                     spawn(name(place), function)?;
                 }
             }
-            wait_until_asleep(of_each as usize * PLACES.len())?;
+            wait_until_asleep(of_each as usize * PLACES.len() + 1)?;
         }
         "evil" => {
             spawn(EVIL_NAME.to_owned(), sleep_in_nanosleep)?;
@@ -125,7 +125,7 @@ pub fn run_if_asked() -> Result<()> {
     }
 }
 
-fn spawn(name: String, function: fn()) -> Result<()> {
+fn spawn(name: String, function: impl FnOnce() + Send + 'static) -> Result<()> {
     thread::Builder::new().name(name).stack_size(128 << 10).spawn(function)?;
     Ok(())
 }
@@ -152,6 +152,8 @@ fn wait_until_asleep(threads: usize) -> Result<()> {
 static PIPE: AtomicU64 = AtomicU64::new(0);
 static EPOLL: AtomicU64 = AtomicU64::new(0);
 static LOCKED: AtomicU64 = AtomicU64::new(0);
+/// A pipe whose mutex a thread has.
+static HELD_PIPE: AtomicU64 = AtomicU64::new(0);
 
 fn functions() -> Result<[fn(); 8]> {
     let mut ends = [0; 2];
@@ -168,6 +170,7 @@ fn functions() -> Result<[fn(); 8]> {
     ensure!(unsafe { libc::flock(holder.as_raw_fd(), libc::LOCK_EX) } == 0, "no lock");
     LOCKED.store(waiter.as_raw_fd() as u64, Ordering::Relaxed);
     std::mem::forget((holder, waiter));
+    hold_a_pipe()?;
     Ok([
         sleep_in_futex,
         sleep_in_nanosleep,
@@ -176,7 +179,7 @@ fn functions() -> Result<[fn(); 8]> {
         sleep_in_poll,
         sleep_in_flock,
         sleep_in_condition,
-        sleep_in_clone,
+        sleep_in_mutex,
     ])
 }
 
@@ -238,31 +241,49 @@ fn sleep_in_condition() {
     black_box(outcome);
 }
 
-extern "C" fn pause_until_killed(_: *mut c_void) -> i32 {
-    loop {
-        // SAFETY: no memory is involved; the child goes with the thread that made it.
-        unsafe {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            libc::pause();
-        }
-    }
+/// Whoever writes to a pipe has its mutex, and keeps it while a page that is written from is missing. Others wait for it without being
+/// woken by signals.
+#[inline(never)]
+fn sleep_in_mutex() {
+    let byte = 0_u8;
+    // SAFETY: one byte is there.
+    let outcome = unsafe { libc::write(HELD_PIPE.load(Ordering::Relaxed) as i32, (&raw const byte).cast(), 1) };
+    black_box(outcome);
 }
 
-/// Whoever makes a child that shares its memory, and waits until it has ended, is not woken by signals other than deadly ones.
-#[inline(never)]
-fn sleep_in_clone() {
-    let mut stack = vec![0_u128; 1024];
-    // SAFETY: the child has a stack of its own, which outlives it: this thread waits for its end.
-    let outcome = unsafe {
-        let top = stack.as_mut_ptr().add(stack.len());
-        libc::clone(
-            pause_until_killed,
-            top.cast(),
-            libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
-            std::ptr::null_mut(),
-        )
+/// Has a thread take the mutex of a pipe for as long as the process lives: what it writes is in a page that nobody fills
+/// (userfaultfd(2)).
+fn hold_a_pipe() -> Result<()> {
+    /// `UFFDIO_API` and `UFFDIO_REGISTER` (include/uapi/linux/userfaultfd.h).
+    const API: libc::c_ulong = 0xc018_aa3f;
+    const REGISTER: libc::c_ulong = 0xc020_aa00;
+    const LENGTH: usize = 4096;
+    let mut ends = [0; 2];
+    // SAFETY: an array of two for the two ends.
+    ensure!(unsafe { libc::pipe(ends.as_mut_ptr()) } == 0, "no pipe");
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let page = unsafe {
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        libc::mmap(std::ptr::null_mut(), LENGTH, access, kind, -1, 0)
     };
-    black_box((outcome, stack));
+    ensure!(page != libc::MAP_FAILED, "no page");
+    let mut api = [0xaa_u64, 0, 0];
+    let mut registered = [page as u64, LENGTH as u64, 1, 0];
+    // SAFETY: the arrays are laid out as the kernel's structures, and outlive the calls.
+    unsafe {
+        let faults = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as i32;
+        ensure!(faults >= 0, "no userfaultfd: {}", std::io::Error::last_os_error());
+        ensure!(libc::ioctl(faults, API, api.as_mut_ptr()) == 0, "another userfaultfd");
+        ensure!(libc::ioctl(faults, REGISTER, registered.as_mut_ptr()) == 0, "the page is not taken");
+    }
+    HELD_PIPE.store(ends[1] as u64, Ordering::Relaxed);
+    let (pipe, page) = (ends[1], page as usize);
+    spawn("holder".to_owned(), move || {
+        // SAFETY: the page is mapped; nothing else uses it.
+        let outcome = unsafe { libc::write(pipe, page as *const c_void, 1) };
+        black_box(outcome);
+    })?;
+    wait_until_asleep(1)
 }
 
 /// Sleeps below so many frames.

@@ -24,7 +24,7 @@ fn value(snapshot: &Snapshot, name: &str) -> f64 {
 pub fn summary(snapshot: &Snapshot, hide_idle: bool) -> String {
     let off_ns: u64 = waiting(snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
     let lost: u64 = snapshot.lost.values().sum();
-    let lost = if lost == 0 { String::new() } else { format!(", {lost} samples lost") };
+    let lost = if lost == 0 { String::new() } else { format!(", {lost} lost") };
     format!(
         "{} at {} Hz, {} threads, {} off CPU{}{lost}",
         format_ns(snapshot.duration_ns),

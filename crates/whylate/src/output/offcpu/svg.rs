@@ -84,7 +84,7 @@ mod tests {
         assert!(!svg.contains("<script>alert"), "a name is markup");
         assert!(svg.contains("&lt;script&gt;alert"), "the name is gone");
         assert!(!svg.contains('\x1b'));
-        assert!(svg.contains("2.00s at 9 Hz, 7 threads, 12.0s off CPU, 1 samples lost"), "no subtitle");
+        assert!(svg.contains("2.00s at 9 Hz, 7 threads, 12.0s off CPU, 1 lost"), "no subtitle");
         let kernel = color("do_poll", Kind::Kernel);
         assert!(
             svg.contains(&format!("rgb({},{},{})", kernel.r, kernel.g, kernel.b)),

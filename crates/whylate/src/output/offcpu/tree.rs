@@ -56,12 +56,13 @@ impl Writer<'_> {
 
     fn branch(&mut self, frame: &Frame, node: &Node, depth: usize) -> io::Result<()> {
         let mut names = vec![shown(frame)];
-        let mut end = node;
+        let (mut end, mut last) = (node, frame.kind);
         while let Some((next, child)) = end.children.first_key_value().filter(|_| end.children.len() == 1) {
             // Whose stack it is stays on a line of its own.
-            if end.own_ns() > 0 || (names.len() == 1 && frame.kind == Kind::Label && next.kind != Kind::Label) {
+            if end.own_ns() > 0 || (last == Kind::Label && next.kind != Kind::Label) {
                 break;
             }
+            last = next.kind;
             names.push(shown(next));
             end = child;
         }
