@@ -162,7 +162,7 @@ fn procstat_line(line: &str, stack_column: Option<usize>) -> Option<ProcstatThre
     let (name, frames) = match stack_column.and_then(|column| Some((line.get(..column)?, line.get(column..)?))) {
         Some((before, stack)) => {
             // The padded columns before the stack: process and thread, with spaces of their own.
-            let name = before.splitn(2, process).nth(1)?;
+            let name = after_word(after_word(after_word(before)?)?)?;
             (name.trim().to_owned(), stack.split_whitespace().collect::<Vec<_>>())
         }
         None => {
@@ -173,6 +173,12 @@ fn procstat_line(line: &str, stack_column: Option<usize>) -> Option<ProcstatThre
     };
     let frames = frames.into_iter().map(crate::folded::safe).collect();
     Some(ProcstatThread { process: crate::folded::safe(process), name: crate::folded::safe(&name), frames })
+}
+
+/// What follows a text's first word.
+fn after_word(text: &str) -> Option<&str> {
+    let text = text.trim_start();
+    text.get(text.find(char::is_whitespace)?..)
 }
 
 /// A line of proc_pid_stack(5), `[<0>] function+0x12/0x34 [module]`, without what follows the function's name.
