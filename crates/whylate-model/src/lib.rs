@@ -6,8 +6,10 @@
 
 pub mod blame;
 pub mod culprits;
+pub mod folded;
 pub mod ftrace;
 pub mod histogram;
+pub mod import;
 pub mod irqsoff;
 pub mod late;
 pub mod occupancy;
@@ -15,7 +17,9 @@ pub mod snapshot;
 pub mod sqpoll;
 pub mod stack;
 pub mod steps;
+pub mod tree;
 pub mod units;
+pub mod wait;
 pub mod worst;
 
 pub use blame::{TimerAnalysis, TimerEvidence, WorkEvidence};
@@ -26,4 +30,5 @@ pub use occupancy::{Interval, Occupancy, Occupant};
 pub use snapshot::{Labels, Probe, Series, Snapshot};
 pub use stack::Stack;
 pub use steps::Steps;
+pub use wait::{Wait, WaitClass};
 pub use worst::Worst;

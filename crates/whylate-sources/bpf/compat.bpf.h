@@ -181,3 +181,19 @@ static __always_inline u64 task_waiting_ns(struct task_struct *task)
 	now = BPF_CORE_READ(task, se.cfs_rq, rq, clock);
 	return since && now > since ? now - since : 0;
 }
+
+/* Since 6.18 a thread of a throttled cgroup is taken off its queue when it returns to user space; before, its queue was. */
+struct task_struct___6_18 {
+	bool throttled;
+} __attribute__((preserve_access_index));
+
+static __always_inline bool is_throttled(const struct task_struct *task)
+{
+	const struct task_struct___6_18 *newer = (const void *)task;
+
+	if (bpf_core_field_exists(newer->throttled))
+		return BPF_CORE_READ(newer, throttled);
+	if (bpf_core_field_exists(struct cfs_rq, throttle_count) && bpf_core_field_exists(struct sched_entity, cfs_rq))
+		return BPF_CORE_READ(task, se.cfs_rq, throttle_count) > 0;
+	return false;
+}

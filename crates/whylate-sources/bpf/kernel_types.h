@@ -36,11 +36,17 @@ enum bpf_map_type {
 	BPF_MAP_TYPE_STACK_TRACE = 7,
 	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_RINGBUF = 27,
+	BPF_MAP_TYPE_TASK_STORAGE = 29,
 };
 
 enum {
 	BPF_ANY = 0,
 	BPF_NOEXIST = 1,
+};
+
+enum {
+	BPF_F_NO_PREALLOC = 1U << 0,
+	BPF_LOCAL_STORAGE_GET_F_CREATE = 1U << 0,
 };
 
 enum {
@@ -112,6 +118,7 @@ struct rq {
 
 struct cfs_rq {
 	struct rq *rq;
+	int throttle_count;
 };
 
 struct sched_entity {
@@ -129,17 +136,48 @@ struct thread_info {
 	u32 cpu;
 };
 
+struct kernfs_node {
+	u64 id;
+};
+
+struct cgroup_subsys_state {
+	struct cgroup_subsys_state *parent;
+};
+
+struct cgroup {
+	struct cgroup_subsys_state self;
+	struct kernfs_node *kn;
+};
+
+struct css_set {
+	struct cgroup *dfl_cgrp;
+};
+
+/* x86-64 only: where the kernel has no such fields, user stacks are not read. */
+struct pt_regs {
+	unsigned long bp;
+	unsigned long orig_ax;
+	unsigned long ip;
+	unsigned long cs;
+	unsigned long sp;
+};
+
 struct task_struct {
 	struct thread_info thread_info;
+	unsigned int __state;
+	int exit_state;
+	int on_cpu;
 	unsigned int flags;
 	int pid;
 	int tgid;
+	unsigned in_iowait : 1;
+	u32 self_exec_id;
+	struct task_struct *group_leader;
+	struct css_set *cgroups;
 	int static_prio;
 	int nr_cpus_allowed;
 	u64 start_time;
 	char comm[16];
-	int on_cpu;
-	struct task_struct *group_leader;
 	struct io_uring_task *io_uring;
 	unsigned long nvcsw;
 	unsigned long nivcsw;
@@ -150,6 +188,17 @@ struct task_struct {
 
 struct kthread {
 	void *data;
+};
+
+struct seq_file;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
+
+struct bpf_iter__task {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
 };
 
 struct irqaction {
@@ -193,11 +242,6 @@ struct hw_perf_event {
 struct perf_event {
 	struct hw_perf_event hw;
 	u64 id;
-};
-
-/* On x86. */
-struct pt_regs {
-	unsigned long cs;
 };
 
 /* What the hypervisor tells of a CPU (arch/x86/include/uapi/asm/kvm_para.h). */
@@ -272,17 +316,6 @@ struct io_kiocb {
 
 struct io_uring_task {
 	struct file *registered_rings[16];
-};
-
-struct seq_file;
-
-struct bpf_iter_meta {
-	struct seq_file *seq;
-};
-
-struct bpf_iter__task {
-	struct bpf_iter_meta *meta;
-	struct task_struct *task;
 };
 
 struct bpf_iter__task_file {

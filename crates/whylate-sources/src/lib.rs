@@ -5,6 +5,7 @@
 
 pub mod attach;
 pub mod capabilities;
+pub mod cgroups;
 pub mod clock;
 pub mod cpus;
 mod distribution;
@@ -14,11 +15,13 @@ pub mod inject;
 pub mod irqsoff;
 pub mod mapped;
 mod occupancy;
+pub mod offcpu;
 mod percpu;
 pub mod restore;
 pub mod source;
 pub mod sqpoll;
 pub mod symbols;
+mod syscalls;
 pub mod timerlat;
 pub mod tracefs;
 pub mod wq;
@@ -26,4 +29,5 @@ pub mod wq;
 pub use source::{AttachError, Attached, Backend, BackendInfo, By, MapKind, Need, Options, Source, SourceInfo};
 
 /// Every source, in the order in which they are listed.
-pub static SOURCES: &[&dyn Source] = &[&wq::Wq, &timerlat::Timerlat, &irqsoff::Irqsoff, &sqpoll::Sqpoll];
+pub static SOURCES: &[&dyn Source] =
+    &[&wq::Wq, &timerlat::Timerlat, &irqsoff::Irqsoff, &offcpu::Offcpu, &sqpoll::Sqpoll];

@@ -3,7 +3,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{doctor, generate, inject, irqsoff, sqpoll, timerlat, wq};
+use crate::commands::{doctor, generate, inject, irqsoff, offcpu, sqpoll, timerlat, wq};
 
 /// Tells why Linux is late: where work items, timers, interrupts and threads wait, for how long, and what made them wait.
 #[derive(Debug, Parser)]
@@ -18,6 +18,7 @@ pub enum Command {
     Wq(wq::Arguments),
     Timerlat(Box<timerlat::Arguments>),
     Irqsoff(irqsoff::Arguments),
+    Offcpu(Box<offcpu::Arguments>),
     Sqpoll(sqpoll::Arguments),
     Inject(inject::Arguments),
     Doctor(doctor::Arguments),

@@ -6,6 +6,7 @@ pub mod drive;
 pub mod generate;
 pub mod inject;
 pub mod irqsoff;
+pub mod offcpu;
 pub mod sqpoll;
 pub mod timerlat;
 pub mod watch;
@@ -70,6 +71,7 @@ pub fn run(command: Command) -> ExitCode {
         Command::Wq(arguments) => wq::run(&arguments).map(|()| SUCCESS),
         Command::Timerlat(arguments) => timerlat::run(&arguments),
         Command::Irqsoff(arguments) => irqsoff::run(&arguments).map(|()| SUCCESS),
+        Command::Offcpu(arguments) => offcpu::run(&arguments).map(|()| SUCCESS),
         Command::Sqpoll(arguments) => sqpoll::run(&arguments).map(|()| SUCCESS),
         Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
         Command::Doctor(arguments) => doctor::run(&arguments).map(|()| SUCCESS),

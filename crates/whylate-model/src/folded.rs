@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Stacks as one line each, frames from the outermost to the innermost: what flame graphs are made of.
+
+use std::collections::BTreeMap;
+
+use crate::wait::WaitClass;
+use crate::{Snapshot, Stack};
+
+/// Stands between user and kernel frames.
+pub const BETWEEN: &str = "-";
+
+/// What a flame graph begins with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Root {
+    /// The process's name.
+    #[default]
+    Process,
+    /// The process's and the thread's name.
+    Thread,
+    /// The cgroup's path and the process's name.
+    Cgroup,
+}
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Whose stack it is.
+    Label,
+    /// A function of the program.
+    User,
+    /// What stands between user and kernel.
+    Between,
+    /// A function of the kernel.
+    Kernel,
+}
+
+/// A frame with its name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Frame {
+    /// What it is.
+    pub kind: Kind,
+    /// Its name as it may stand in a line.
+    pub name: String,
+}
+
+/// The frames of a stack, outermost first.
+pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
+    let label = |name: &str| Frame {
+        kind: Kind::Label,
+        name: safe(stack.labels.get(name).map(String::as_str).filter(|name| !name.is_empty()).unwrap_or("?")),
+    };
+    let mut frames = match root {
+        Root::Process => vec![label("process")],
+        Root::Thread => vec![label("process"), label("thread")],
+        Root::Cgroup => vec![label("cgroup"), label("process")],
+    };
+    if let (Root::Thread, Some(tid)) = (root, stack.labels.get("tid")) {
+        frames.push(Frame { kind: Kind::Label, name: safe(tid) });
+    }
+    frames.extend(stack.user.iter().rev().map(|name| Frame { kind: Kind::User, name: safe(name) }));
+    if !stack.user.is_empty() && !stack.kernel.is_empty() {
+        frames.push(Frame { kind: Kind::Between, name: BETWEEN.to_owned() });
+    }
+    frames.extend(stack.kernel.iter().rev().map(|name| Frame { kind: Kind::Kernel, name: safe(name) }));
+    frames
+}
+
+/// The stacks of threads that are off their CPUs, without those that are idle by design where these are not wanted.
+pub fn waiting(snapshot: &Snapshot, hide_idle: bool) -> impl Iterator<Item = &Stack> {
+    snapshot.stacks.iter().filter(move |stack| match stack.wait.as_ref().map(|wait| wait.class) {
+        Some(WaitClass::OnCpu) => false,
+        Some(WaitClass::Idle) => !hide_idle,
+        _ => true,
+    })
+}
+
+/// Lines of frames separated by semicolons, a space and microseconds; stacks with equal frames are one. Sorted.
+pub fn lines<'a>(stacks: impl IntoIterator<Item = &'a Stack>, root: Root) -> Vec<String> {
+    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    for stack in stacks {
+        let names: Vec<String> = frames(stack, root).into_iter().map(|frame| frame.name).collect();
+        *sums.entry(names.join(";")).or_default() += stack.weight_ns;
+    }
+    let lines = sums.into_iter().map(|(frames, ns)| (frames, (ns + 500) / 1000)).filter(|&(_, us)| us > 0);
+    lines.map(|(frames, us)| format!("{frames} {us}")).collect()
+}
+
+/// A name without what separates frames or moves a terminal's cursor: processes choose their own.
+pub fn safe(name: &str) -> String {
+    name.chars()
+        .map(|c| match c {
+            ';' => ':',
+            c if c.is_control() => '?',
+            c => c,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wait::Wait;
+
+    fn stack(process: &str, user: &[&str], kernel: &[&str], weight_ns: u64) -> Stack {
+        Stack {
+            labels: [("process", process), ("thread", "a;\"b\"\x1b<script>")].map(|(k, v)| (k.into(), v.into())).into(),
+            weight_ns,
+            user: user.iter().map(|name| (*name).to_owned()).collect(),
+            kernel: kernel.iter().map(|name| (*name).to_owned()).collect(),
+            ..Stack::default()
+        }
+    }
+
+    #[test]
+    fn a_line_goes_from_the_outermost_frame_to_the_innermost() {
+        let stacks = [
+            stack("p", &["read", "main"], &["pipe_read", "ksys_read"], 2_000_000),
+            stack("p", &["read", "main"], &["pipe_read", "ksys_read"], 1_000),
+            stack("k", &[], &["worker_thread"], 400),
+        ];
+        assert_eq!(lines(&stacks, Root::Process), ["p;main;read;-;ksys_read;pipe_read 2001"]);
+    }
+
+    #[test]
+    fn names_cannot_make_frames_of_their_own() {
+        assert_eq!(lines(&[stack("p", &[], &["f"], 1_000)], Root::Thread), ["p;a:\"b\"?<script>;f 1"]);
+    }
+
+    #[test]
+    fn threads_on_a_cpu_do_not_wait() {
+        let mut snapshot = Snapshot::new("offcpu", "sample", "host", 0);
+        for class in [WaitClass::OnCpu, WaitClass::Idle, WaitClass::Disk] {
+            let wait = Some(Wait { class, rule: String::new() });
+            snapshot.stacks.push(Stack { wait, ..stack("p", &[], &["f"], 1) });
+        }
+        assert_eq!(waiting(&snapshot, false).count(), 2);
+        assert_eq!(waiting(&snapshot, true).count(), 1);
+    }
+}

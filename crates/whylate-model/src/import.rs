@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Stacks from what other tools write: FreeBSD's `procstat -ka`, dumps of `/proc/PID/stack`, and folded lines.
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+/// Why a text could not be read.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum ImportError {
+    /// It is none of the forms.
+    #[error("this is no output of procstat -ka, no dump of /proc/PID/stack and no folded lines")]
+    UnknownForm,
+}
+
+/// What a stack begins with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Names {
+    /// Nothing: the stacks alone.
+    Nothing,
+    /// The process's name.
+    #[default]
+    Process,
+    /// The process's and the thread's name.
+    Thread,
+}
+
+/// Counts by stack, frames in the order in which the tool writes them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Imported {
+    /// Labels and frames, with how often they were seen.
+    pub stacks: BTreeMap<(Vec<String>, Vec<String>), u64>,
+    /// Lines that are none of the form.
+    pub unread: u64,
+}
+
+impl Imported {
+    /// Reads a text in whichever form it is.
+    ///
+    /// # Errors
+    /// When it is in none.
+    pub fn read(text: &str, names: Names) -> Result<Self, ImportError> {
+        let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+        let mut imported = Imported::default();
+        // Somebody may have copied it with what stands before and after it.
+        if text.lines().any(is_procstat_heading) || procstat_line(first, None).is_some() {
+            imported.read_procstat(text, names);
+        } else if text.lines().any(|line| kernel_frame(line).is_some()) {
+            imported.read_dump(text, names);
+        } else {
+            imported.read_folded(text);
+        }
+        if imported.stacks.is_empty() && !text.trim().is_empty() {
+            return Err(ImportError::UnknownForm);
+        }
+        Ok(imported)
+    }
+
+    /// Adds the stacks of another file, of a later sample.
+    pub fn merge(&mut self, other: Imported) {
+        for (stack, count) in other.stacks {
+            *self.stacks.entry(stack).or_default() += count;
+        }
+        self.unread += other.unread;
+    }
+
+    /// Folded lines with counts; the frames as they came, or the other way round.
+    pub fn lines(&self, reversed: bool) -> Vec<String> {
+        self.stacks
+            .iter()
+            .map(|((labels, frames), count)| {
+                let mut frames = frames.clone();
+                if reversed {
+                    frames.reverse();
+                }
+                let all: Vec<&str> = labels.iter().chain(&frames).map(String::as_str).collect();
+                format!("{} {count}", all.join(";"))
+            })
+            .collect()
+    }
+
+    fn count(&mut self, labels: Vec<String>, frames: Vec<String>, times: u64) {
+        *self.stacks.entry((labels, frames)).or_default() += times;
+    }
+
+    fn read_procstat(&mut self, text: &str, names: Names) {
+        let mut stack_column = None;
+        for line in text.lines().map(str::trim_end).filter(|line| !line.is_empty()) {
+            if is_procstat_heading(line) {
+                // Where its columns are padded, the heading tells where the stack begins.
+                stack_column = line.find("KSTACK").filter(|&column| column >= 40);
+                continue;
+            }
+            let Some(thread) = procstat_line(line, stack_column) else {
+                self.unread += 1;
+                continue;
+            };
+            let labels = match names {
+                Names::Nothing => Vec::new(),
+                Names::Process => vec![thread.process],
+                Names::Thread => vec![thread.process, thread.name],
+            };
+            self.count(labels, thread.frames, 1);
+        }
+    }
+
+    fn read_dump(&mut self, text: &str, names: Names) {
+        let mut label = None;
+        let mut frames: Vec<String> = Vec::new();
+        // A line that is no frame ends a stack; it tells whose the next one is.
+        for line in text.lines().chain(std::iter::once("")) {
+            if let Some(frame) = kernel_frame(line) {
+                frames.push(frame);
+                continue;
+            }
+            if !frames.is_empty() {
+                // From the outermost on, as in flame graphs.
+                let outermost_first: Vec<String> = std::mem::take(&mut frames).into_iter().rev().collect();
+                let labels = if names == Names::Nothing { Vec::new() } else { label.take().into_iter().collect() };
+                self.count(labels, outermost_first, 1);
+            }
+            let heading = line.trim().trim_start_matches("==>").trim_end_matches("<==").trim();
+            if !heading.is_empty() {
+                label = Some(crate::folded::safe(heading));
+            }
+        }
+    }
+
+    fn read_folded(&mut self, text: &str) {
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            match line.rsplit_once(' ').and_then(|(frames, count)| Some((frames, count.parse::<u64>().ok()?))) {
+                Some((frames, count)) => {
+                    self.count(Vec::new(), frames.split(';').map(crate::folded::safe).collect(), count);
+                }
+                None => self.unread += 1,
+            }
+        }
+    }
+}
+
+struct ProcstatThread {
+    process: String,
+    name: String,
+    frames: Vec<String>,
+}
+
+fn is_procstat_heading(line: &str) -> bool {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    words.first() == Some(&"PID") && words.contains(&"KSTACK")
+}
+
+/// In what threads of FreeBSD are when they are off their CPU, or not there to be looked at: the first frame of a stack.
+const INNERMOST: [&str; 6] = ["mi_switch", "sched_switch", "fork_trampoline", "<running>", "<swapped", "<no"];
+
+/// Process and thread numbers, the process's name, the thread's, which may have spaces, and the stack, innermost frame first.
+fn procstat_line(line: &str, stack_column: Option<usize>) -> Option<ProcstatThread> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [pid, tid, process, rest @ ..] = words.as_slice() else { return None };
+    if pid.parse::<u32>().is_err() || tid.parse::<u32>().is_err() {
+        return None;
+    }
+    let (name, frames) = match stack_column.and_then(|column| Some((line.get(..column)?, line.get(column..)?))) {
+        Some((before, stack)) => {
+            // The padded columns before the stack: process and thread, with spaces of their own.
+            let name = after_word(after_word(after_word(before)?)?)?;
+            (name.trim().to_owned(), stack.split_whitespace().collect::<Vec<_>>())
+        }
+        None => {
+            // In text whose columns are not padded any more, the first frame is known by its name.
+            let at = rest.iter().position(|word| INNERMOST.contains(word))?;
+            (rest[..at].join(" "), rest[at..].to_vec())
+        }
+    };
+    let frames = frames.into_iter().map(crate::folded::safe).collect();
+    Some(ProcstatThread { process: crate::folded::safe(process), name: crate::folded::safe(&name), frames })
+}
+
+/// What follows a text's first word.
+fn after_word(text: &str) -> Option<&str> {
+    let text = text.trim_start();
+    text.get(text.find(char::is_whitespace)?..)
+}
+
+/// A line of proc_pid_stack(5), `[<0>] function+0x12/0x34 [module]`, without what follows the function's name.
+fn kernel_frame(line: &str) -> Option<String> {
+    let (_, frame) = line.trim().strip_prefix("[<")?.split_once(">]")?;
+    let name = frame.split_whitespace().next()?;
+    let name = name.split_once("+0x").map_or(name, |(name, _)| name);
+    Some(crate::folded::safe(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The columns as procstat pads them: 5, 6, 16 and 16 characters wide.
+    const PADDED: &str = "\
+  PID    TID COMM             TDNAME           KSTACK                       
+    0 100000 kernel           swapper          mi_switch sleepq_timedwait _sleep swapper btext 
+    0 100023 kernel           firmware taskq   mi_switch sleepq_wait _sleep taskqueue_thread_loop fork_exit fork_trampoline 
+    0 100025 kernel           kqueue taskq     mi_switch sleepq_wait _sleep taskqueue_thread_loop fork_exit fork_trampoline 
+  812 100110 nginx            -                mi_switch sleepq_catch_signals sleepq_wait_sig _sleep kern_kevent sys_kevent amd64_syscall Xfast_syscall 
+";
+
+    #[test]
+    fn procstat_gives_the_lines_of_the_shell_that_is_in_use_for_it() {
+        for text in [PADDED.to_owned(), squeezed(PADDED)] {
+            let read = |names| Imported::read(&text, names).expect("it is procstat's").lines(false);
+            assert_eq!(
+                read(Names::Nothing),
+                [
+                    "mi_switch;sleepq_catch_signals;sleepq_wait_sig;_sleep;kern_kevent;sys_kevent;amd64_syscall;Xfast_syscall 1",
+                    "mi_switch;sleepq_timedwait;_sleep;swapper;btext 1",
+                    "mi_switch;sleepq_wait;_sleep;taskqueue_thread_loop;fork_exit;fork_trampoline 2",
+                ]
+            );
+            assert_eq!(
+                read(Names::Process)[1..],
+                [
+                    "kernel;mi_switch;sleepq_wait;_sleep;taskqueue_thread_loop;fork_exit;fork_trampoline 2",
+                    "nginx;mi_switch;sleepq_catch_signals;sleepq_wait_sig;_sleep;kern_kevent;sys_kevent;amd64_syscall;Xfast_syscall 1",
+                ]
+            );
+            assert_eq!(
+                read(Names::Thread)[0],
+                "kernel;firmware taskq;mi_switch;sleepq_wait;_sleep;taskqueue_thread_loop;fork_exit;fork_trampoline 1"
+            );
+        }
+    }
+
+    fn squeezed(text: &str) -> String {
+        text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n").collect()
+    }
+
+    #[test]
+    fn text_around_it_is_left_out_and_counted() {
+        let text = format!("My threads:\n\nprocstat -ka\n\n{}[...]\n1.27 real\n", squeezed(PADDED));
+        let read = Imported::read(&text, Names::Process).expect("it is procstat's");
+        assert_eq!((read.stacks.values().sum::<u64>(), read.unread), (4, 4));
+    }
+
+    #[test]
+    fn each_file_is_a_sample() {
+        let mut all = Imported::read(PADDED, Names::Process).expect("it is procstat's");
+        all.merge(Imported::read(PADDED, Names::Process).expect("it is procstat's"));
+        assert!(all.lines(false).contains(&"kernel;mi_switch;sleepq_timedwait;_sleep;swapper;btext 2".to_owned()));
+    }
+
+    #[test]
+    fn the_outermost_frame_can_come_first() {
+        let read = Imported::read(PADDED, Names::Process).expect("it is procstat's");
+        assert_eq!(read.lines(true)[0], "kernel;btext;swapper;_sleep;sleepq_timedwait;mi_switch 1");
+    }
+
+    #[test]
+    fn dumps_of_linux_have_a_stack_after_each_heading() {
+        let text = "==> /proc/1/stack <==\n[<0>] do_epoll_wait+0x6c/0x90\n[<0>] f+0x1/0x2 [ext4]\n\n\
+                    [<0>] pipe_read+0x1/0x2\n";
+        let read = |names| Imported::read(text, names).expect("it is a dump").lines(false);
+        assert_eq!(read(Names::Process), ["pipe_read 1", "/proc/1/stack;f;do_epoll_wait 1"]);
+        assert_eq!(read(Names::Nothing), ["f;do_epoll_wait 1", "pipe_read 1"]);
+    }
+
+    #[test]
+    fn folded_lines_stay_as_they_are() {
+        let read = Imported::read("a;b c;d 3\n# comment\na;b c;d 4\nbroken\n", Names::Process).expect("folded");
+        assert_eq!((read.lines(false), read.unread), (vec!["a;b c;d 7".to_owned()], 1));
+    }
+
+    #[test]
+    fn anything_else_is_refused() {
+        assert_eq!(Imported::read("hello\nworld\n", Names::Process), Err(ImportError::UnknownForm));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_fail(text in "(?s).*") {
+            if let Ok(read) = Imported::read(&text, Names::Thread) {
+                prop_assert!(read.lines(false).iter().all(|line| !line.contains('\n')));
+            }
+        }
+
+        #[test]
+        fn no_procstat_line_makes_it_fail(rest in "[ -~]*", column in 0_usize..80) {
+            procstat_line(&format!("1 2 {rest}"), Some(column));
+            procstat_line(&format!("1 2 {rest}"), None);
+        }
+    }
+}

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The source while it samples, and snapshots of what it has gathered.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::mpsc::{self, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use whylate_model::wait::{Seen, State, classify};
+use whylate_model::{LateEvent, Series, Snapshot, Stack};
+
+use super::names::{Names, TORN, UNREADABLE, UNWOUND_PARTLY};
+use super::sampler::{Gathered, Met, Sampler, Sum};
+use super::skel::types::{place_key, thread_now, user_end};
+use super::{INFO, OffcpuOptions, SAMPLE, state};
+use crate::attach::{self, Meter, PlainData};
+use crate::cgroups::Cgroups;
+use crate::clock;
+use crate::source::{AttachError, Attached, Backend};
+
+/// The source `offcpu`, sampling on a thread of its own. Its programs go with it.
+pub struct AttachedOffcpu {
+    /// `None` once it has been told to end.
+    ask: Option<Sender<Sender<anyhow::Result<Gathered>>>>,
+    sampler: Option<JoinHandle<()>>,
+    names: Names,
+    host: String,
+    meter: Meter,
+    met: Met,
+    rate_hz: u32,
+}
+
+impl AttachedOffcpu {
+    pub(super) fn new(options: &OffcpuOptions) -> Result<Self, AttachError> {
+        let (ask, asked) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        let period = Duration::from_secs(1) / options.rate_hz.max(1);
+        let options_there = options.clone();
+        let sampler = thread::Builder::new()
+            .name("whylate-offcpu".to_owned())
+            .spawn(move || match Sampler::new(&options_there) {
+                Ok(sampler) => {
+                    if tell.send(Ok(())).is_ok() {
+                        sampler.run(&asked, period);
+                    }
+                }
+                Err(error) => drop(tell.send(Err(error))),
+            })
+            .context("cannot start a thread")?;
+        told.recv().map_err(|_| anyhow!("the thread that samples has ended: try again"))??;
+        Ok(AttachedOffcpu {
+            ask: Some(ask),
+            sampler: Some(sampler),
+            names: Names::default(),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            meter: Meter::default(),
+            met: Met::default(),
+            rate_hz: options.rate_hz,
+        })
+    }
+
+    /// What the last walk of the last snapshot has met.
+    pub fn met(&self) -> Met {
+        self.met
+    }
+
+    fn gather(&self) -> anyhow::Result<Gathered> {
+        let gone = || anyhow!("the thread that samples has ended: try again");
+        let (answer, answered) = mpsc::channel();
+        self.ask.as_ref().ok_or_else(gone)?.send(answer).map_err(|_| gone())?;
+        answered.recv().map_err(|_| gone())?
+    }
+
+    fn stacks(&mut self, gathered: &Gathered) -> Vec<Stack> {
+        let frames = |stack: u32| gathered.stacks.get(&stack).map_or(&[][..], Vec::as_slice);
+        let wanted: BTreeSet<(u32, u64, bool)> = gathered
+            .places
+            .iter()
+            .flat_map(|(key, _)| {
+                frames(key.user_stack).iter().enumerate().map(|(depth, &address)| (key.process, address, depth == 0))
+            })
+            .collect();
+        let user = self.names.user(&wanted, &gathered.memory);
+        let addresses: BTreeSet<u64> =
+            gathered.places.iter().flat_map(|(key, _)| frames(key.kernel_stack)).copied().collect();
+        self.names.kernel.look_up_all(&addresses);
+        let mut cgroups = Cgroups::default();
+        let mut stacks: Vec<Stack> = gathered
+            .places
+            .iter()
+            .map(|(key, sum)| {
+                let kernel =
+                    frames(key.kernel_stack).iter().map(|&at| plain(self.names.kernel.name(at)).to_owned()).collect();
+                let user = user_frames(key, frames(key.user_stack), &user);
+                let process = gathered.processes.get(&key.process);
+                stack_of(key, *sum, kernel, user, process, cgroups.path(key.cgroup))
+            })
+            .collect();
+        let mut ages: HashMap<usize, Vec<u64>> = HashMap::new();
+        for (place, thread) in &gathered.threads {
+            ages.entry(*place).or_default().push(gathered.ended_ns.saturating_sub(thread.since_ns));
+        }
+        for (place, ages) in ages {
+            stacks[place].age = ages.into_iter().collect();
+        }
+        stacks.sort_by_key(|stack| std::cmp::Reverse(stack.weight_ns));
+        stacks
+    }
+}
+
+/// The function's name without what the compiler adds to the names of parts and copies of functions.
+fn plain(name: &str) -> &str {
+    const ADDED: [&str; 5] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm."];
+    let end = ADDED.iter().filter_map(|added| name.find(added)).filter(|&at| at > 0).min();
+    &name[..end.unwrap_or(name.len())]
+}
+
+fn user_frames(key: &place_key, addresses: &[u64], names: &HashMap<(u32, u64, bool), String>) -> Vec<String> {
+    let mut user: Vec<String> = addresses
+        .iter()
+        .enumerate()
+        .map(|(depth, &address)| {
+            let name = names.get(&(key.process, address, depth == 0));
+            name.cloned().unwrap_or_else(|| format!("{address:#x}"))
+        })
+        .collect();
+    match user_end(key.user_end.into()) {
+        user_end::USER_PARTLY => user.push(UNWOUND_PARTLY.to_owned()),
+        user_end::USER_TORN => user.push(TORN.to_owned()),
+        user_end::USER_UNREADABLE => user.push(UNREADABLE.to_owned()),
+        _ => {}
+    }
+    user
+}
+
+fn stack_of(
+    key: &place_key,
+    sum: Sum,
+    kernel: Vec<String>,
+    user: Vec<String>,
+    process: Option<&(u32, String)>,
+    cgroup: Option<String>,
+) -> Stack {
+    let state = state::of(key.state);
+    let syscall = crate::syscalls::name(key.syscall);
+    let wait = classify(&Seen {
+        state,
+        in_iowait: key.in_iowait != 0,
+        is_kernel: key.is_kernel != 0,
+        syscall: syscall.as_deref(),
+        kernel: &kernel,
+        user: &user,
+    });
+    let mut labels: whylate_model::Labels = [("thread".to_owned(), attach::text(&key.comm))].into();
+    if let Some((pid, name)) = process {
+        labels.insert("process".to_owned(), name.clone());
+        labels.insert("pid".to_owned(), pid.to_string());
+    }
+    if key.tid != 0 {
+        labels.insert("tid".to_owned(), key.tid.to_string());
+    }
+    if key.is_kernel != 0 {
+        labels.insert("kernel".to_owned(), "yes".to_owned());
+    }
+    labels.extend(syscall.map(|call| ("syscall".to_owned(), call)));
+    labels.extend(cgroup.map(|path| ("cgroup".to_owned(), path)));
+    Stack {
+        labels,
+        state: state.letter().to_string(),
+        samples: sum.samples,
+        weight_ns: sum.ns,
+        waits: sum.waits,
+        wait: (state != State::Other || !kernel.is_empty()).then_some(wait),
+        kernel,
+        user,
+        ..Stack::default()
+    }
+}
+
+impl Attached for AttachedOffcpu {
+    fn backend(&self) -> Backend<'_> {
+        Backend { name: SAMPLE, fallback_reason: None }
+    }
+
+    fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        let gathered = self.gather()?;
+        let start = clock::unix_ns_of(gathered.began_ns);
+        let mut snapshot = Snapshot::new(INFO.name, SAMPLE, &self.host, start);
+        snapshot.duration_ns = gathered.ended_ns - gathered.began_ns;
+        snapshot.stacks = self.stacks(&gathered);
+        snapshot.lost = gathered.lost.iter().map(|&(reason, count)| (reason.to_owned(), count)).collect();
+        self.meter.tell(gathered.statistics, &mut snapshot);
+        self.met = gathered.met;
+        let values = [
+            ("walks", gathered.walks as f64),
+            ("rate_hz", f64::from(self.rate_hz)),
+            ("threads", gathered.met.threads as f64),
+            ("threads_changed", gathered.met.changed as f64),
+            ("walk_ns", gathered.met.took_ns as f64),
+        ];
+        snapshot.series =
+            vec![Series { values: values.map(|(name, value)| (name.to_owned(), value)).into(), ..Series::default() }];
+        Ok(snapshot)
+    }
+
+    fn drain_late(&mut self, wait: Duration, _each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        // It has none.
+        thread::sleep(wait);
+        Ok(())
+    }
+}
+
+impl Drop for AttachedOffcpu {
+    fn drop(&mut self) {
+        // The sampler ends when nobody can ask it any more, and is waited for: its programs are gone then.
+        self.ask = None;
+        if let Some(sampler) = self.sampler.take() {
+            let _ = sampler.join();
+        }
+    }
+}
+
+#[allow(unsafe_code)]
+mod plain {
+    use super::super::skel::types::{place_key, process_value, stack_value};
+    use super::{PlainData, thread_now};
+
+    // SAFETY: integers and arrays of them.
+    unsafe impl PlainData for thread_now {}
+    // SAFETY: the same.
+    unsafe impl PlainData for place_key {}
+    // SAFETY: the same.
+    unsafe impl PlainData for process_value {}
+    // SAFETY: the same.
+    unsafe impl PlainData for stack_value {}
+    // SAFETY: an integer.
+    unsafe impl PlainData for u32 {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plain;
+
+    #[test]
+    fn copies_of_functions_have_the_name_of_the_function() {
+        for (name, shown) in [
+            ("sigsuspend.isra.0", "sigsuspend"),
+            ("poll_schedule_timeout.constprop.0.isra.1", "poll_schedule_timeout"),
+            ("futex_wait", "futex_wait"),
+            ("0xffffffff81000000", "0xffffffff81000000"),
+        ] {
+            assert_eq!(plain(name), shown);
+        }
+    }
+}

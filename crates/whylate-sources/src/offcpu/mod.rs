@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Where threads that are off their CPUs wait, and for how long.
+//!
+//! A BPF program walks over all threads at a fixed rate. One that has not run since the last walk only adds time to the place where it
+//! was; of others the kernel and the user stack are taken. Stacks are told apart and stored in the kernel, and named when they are asked for.
+
+mod attached;
+mod elf;
+mod names;
+mod process;
+mod rules;
+mod sampler;
+mod state;
+
+pub use attached::AttachedOffcpu;
+pub use sampler::Met;
+
+use crate::attach;
+use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};
+
+#[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/offcpu.skel.rs"));
+}
+
+/// Walks a second unless another rate is asked for: few enough to cost little, and no divisor of common periods.
+pub const DEFAULT_HZ: u32 = 9;
+
+/// Rates that make sense, in walks a second.
+pub const RATES_HZ: std::ops::RangeInclusive<u32> = 1..=999;
+
+const SAMPLE: &str = "sample";
+
+/// The source's description.
+pub static INFO: SourceInfo = SourceInfo {
+    name: "offcpu",
+    waits: "a sleeping thread",
+    from: "it left its CPU",
+    to: "it has one again",
+    backends: &[BackendInfo { name: SAMPLE, needs: &[Need::Btf, Need::Map(MapKind::Array), SLEEPABLE], weaker: "" }],
+};
+
+/// Programs that may read the memory of other processes, and loops in them.
+const SLEEPABLE: Need = Need::Since { version: "5.18", function: "bpf_copy_from_user_task" };
+
+/// Which of the kernel's own threads are of interest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KernelThreads {
+    /// They and those of processes.
+    #[default]
+    Yes,
+    /// Those of processes only.
+    No,
+    /// They only.
+    Only,
+}
+
+/// What to look at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OffcpuOptions {
+    /// Name of the backend to use; `None` takes the best that works.
+    pub backend: Option<String>,
+    /// Walks a second.
+    pub rate_hz: u32,
+    /// Only the threads of this process.
+    pub process: Option<u32>,
+    /// Only threads of this name, without what the kernel cuts off.
+    pub thread_name: Option<String>,
+    /// Only threads in the cgroup of this number, or below.
+    pub cgroup: Option<u64>,
+    /// Only while in one of these states, in the letters of ps(1); empty for all.
+    pub states: String,
+    /// Which of the kernel's threads.
+    pub kernel_threads: KernelThreads,
+    /// User frames too.
+    pub user_stacks: bool,
+    /// Each thread for itself.
+    pub by_thread: bool,
+    /// At most so many frames of each stack, the innermost ones.
+    pub max_depth: u32,
+}
+
+impl Default for OffcpuOptions {
+    fn default() -> Self {
+        OffcpuOptions {
+            backend: None,
+            rate_hz: DEFAULT_HZ,
+            process: None,
+            thread_name: None,
+            cgroup: None,
+            states: String::new(),
+            kernel_threads: KernelThreads::Yes,
+            user_stacks: true,
+            by_thread: false,
+            max_depth: 127,
+        }
+    }
+}
+
+/// The source `offcpu`.
+pub struct Offcpu;
+
+impl Offcpu {
+    /// Starts sampling.
+    ///
+    /// # Errors
+    /// When the kernel or the caller's privileges do not allow it.
+    pub fn attach_with(&self, options: &OffcpuOptions) -> Result<AttachedOffcpu, AttachError> {
+        attach::require_btf()?;
+        attach::silence_libbpf();
+        attach::backends_to_try(&INFO, options.backend.as_deref())?;
+        AttachedOffcpu::new(options)
+    }
+}
+
+impl Source for Offcpu {
+    fn info(&self) -> &'static SourceInfo {
+        &INFO
+    }
+
+    fn attach(&self, options: &Options) -> Result<Box<dyn Attached>, AttachError> {
+        let options = OffcpuOptions { backend: options.backend.clone(), ..OffcpuOptions::default() };
+        Ok(Box::new(self.attach_with(&options)?))
+    }
+}

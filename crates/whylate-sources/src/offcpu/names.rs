@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Names for the addresses of stacks, each once, all of a file together.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+
+use blazesym::symbolize::source::{Elf as ElfSource, Source};
+use blazesym::symbolize::{Input, Symbolized, Symbolizer};
+
+use super::process::Process;
+use crate::symbols::KernelSymbols;
+
+/// A frame whose caller could not be told.
+pub(super) const UNWOUND_PARTLY: &str = "[unwound partly]";
+/// A thread that ran while its stack was read.
+pub(super) const TORN: &str = "[ran meanwhile]";
+/// A program that is not 64 bits wide, or another architecture.
+pub(super) const UNREADABLE: &str = "[not a 64-bit program]";
+/// A process that ended before its memory was read.
+const EXITED: &str = "[exited]";
+
+/// Names of addresses.
+#[derive(Default)]
+pub(super) struct Names {
+    pub(super) kernel: KernelSymbols,
+    symbolizer: Option<Symbolizer>,
+    /// By file and by what the file calls the address.
+    known: HashMap<(PathBuf, u64), String>,
+}
+
+/// An address in user space that is to be named: where its name is.
+enum Place {
+    File {
+        names: PathBuf,
+        is_address: bool,
+        offset: u64,
+        shown: String,
+    },
+    /// Named already.
+    Name(String),
+}
+
+impl Names {
+    /// Names all frames of user stacks, by the process's number and the address; the flag tells the innermost frame.
+    pub(super) fn user(
+        &mut self,
+        wanted: &BTreeSet<(u32, u64, bool)>,
+        processes: &HashMap<u32, Process>,
+    ) -> HashMap<(u32, u64, bool), String> {
+        let mut named = HashMap::new();
+        let mut by_file: BTreeMap<(PathBuf, bool, String), BTreeSet<u64>> = BTreeMap::new();
+        let mut places = Vec::new();
+        for &(id, address, innermost) in wanted {
+            // A return address is behind the call, which may be the last instruction of its function.
+            let at = if innermost { address } else { address.wrapping_sub(1) };
+            match place_of(processes.get(&id), at) {
+                Place::Name(name) => {
+                    named.insert((id, address, innermost), name);
+                }
+                Place::File { names, is_address, offset, shown } => {
+                    if !self.known.contains_key(&(names.clone(), offset)) {
+                        by_file.entry((names.clone(), is_address, shown)).or_default().insert(offset);
+                    }
+                    places.push(((id, address, innermost), names, offset));
+                }
+            }
+        }
+        for ((file, is_address, shown), offsets) in by_file {
+            let offsets: Vec<u64> = offsets.into_iter().collect();
+            for (offset, name) in offsets.iter().zip(self.in_file(&file, is_address, &shown, &offsets)) {
+                self.known.insert((file.clone(), *offset), name);
+            }
+        }
+        for (key, file, offset) in places {
+            if let Some(name) = self.known.get(&(file, offset)) {
+                named.insert(key, name.clone());
+            }
+        }
+        named
+    }
+
+    fn in_file(&mut self, file: &Path, is_address: bool, shown: &str, offsets: &[u64]) -> Vec<String> {
+        let unknown = |offset: &u64| format!("{shown}+{offset:#x}");
+        let symbolizer = self.symbolizer.get_or_insert_with(|| {
+            // Lines and inlined functions take a hundred times as long.
+            Symbolizer::builder().enable_code_info(false).enable_inlined_fns(false).enable_demangling(true).build()
+        });
+        let mut elf = ElfSource::new(file);
+        elf.debug_syms = false;
+        let input = if is_address { Input::VirtOffset(offsets) } else { Input::FileOffset(offsets) };
+        match symbolizer.symbolize(&Source::Elf(elf), input) {
+            Ok(found) => found
+                .iter()
+                .zip(offsets)
+                .map(|(found, offset)| match found {
+                    // glibc's own name for what it exports under the rest of it.
+                    Symbolized::Sym(symbol) => symbol.name.strip_prefix("__GI_").unwrap_or(&symbol.name).to_owned(),
+                    Symbolized::Unknown(_) => unknown(offset),
+                })
+                .collect(),
+            Err(_) => offsets.iter().map(unknown).collect(),
+        }
+    }
+}
+
+/// The last part of a path.
+fn shown(file: &Path) -> String {
+    file.file_name().map_or_else(|| "?".into(), |name| name.to_string_lossy()).into_owned()
+}
+
+fn place_of(process: Option<&Process>, at: u64) -> Place {
+    let Some(process) = process else { return Place::Name(EXITED.to_owned()) };
+    let Some(mapping) = process.mapping_of(at) else { return Place::Name(EXITED.to_owned()) };
+    let Some(elf) = &mapping.elf else {
+        let after = process.compiled.partition_point(|(start, _, _)| *start <= at);
+        let compiled = process.compiled[..after].last().filter(|(start, length, _)| at - start < *length);
+        return Place::Name(match compiled {
+            Some((_, _, name)) => name.clone(),
+            None if mapping.path.is_empty() => "[anonymous code]".to_owned(),
+            None => mapping.path.clone(),
+        });
+    };
+    let offset = mapping.offset_of(at);
+    let shown = shown(Path::new(&mapping.path));
+    match &elf.names {
+        Some((file, true)) => match elf.address_of(offset) {
+            Some(address) => Place::File { names: file.clone(), is_address: true, offset: address, shown },
+            None => Place::Name(format!("{shown}+{offset:#x}")),
+        },
+        Some((file, false)) => Place::File { names: file.clone(), is_address: false, offset, shown },
+        None => Place::Name(format!("{shown}+{offset:#x}")),
+    }
+}

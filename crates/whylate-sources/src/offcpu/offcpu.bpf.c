@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * A walk over all threads. A thread that has not run since the last one only adds time to the place it is at: it costs reading its
+ * switch count and one addition. Only one thread of user space walks at a time, so nothing here is atomic.
+ */
+#include "kernel_types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include "compat.bpf.h"
+#include "settings.bpf.h"
+#include "unwind.bpf.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+struct {
+	struct thread_now thread_now;
+	struct unwind_rule unwind_rule;
+	struct unknown_frame unknown_frame;
+	struct process_value process_value;
+	struct stack_value stack_value;
+	struct place_key place_key;
+	struct place_sum place_sum;
+	enum thread_state thread_state;
+	enum lost_reason lost_reason;
+	enum offcpu_limits offcpu_limits;
+	enum user_end user_end;
+	enum rule_base rule_base;
+} layouts = {};
+
+/* Bits of task_struct.__state (include/linux/sched.h). */
+enum {
+	TASK_INTERRUPTIBLE = 0x1,
+	TASK_UNINTERRUPTIBLE = 0x2,
+	TASK_STOPPED = 0x4,
+	TASK_TRACED = 0x8,
+	TASK_PARKED = 0x40,
+	TASK_WAKING = 0x200,
+	TASK_NOLOAD = 0x400,
+	TASK_RTLOCK_WAIT = 0x1000,
+};
+
+/* Bits of task_struct.flags: threads of user processes without user frames, and those of the kernel. */
+enum {
+	PF_USER_WORKER = 0x4000,
+	PF_KTHREAD = 0x200000,
+};
+
+/* The verifier would look at the whole rest once for each state: what comes out of memory it does not know. */
+volatile u32 state_told = 0;
+
+static __always_inline enum thread_state which_state(const struct task_struct *task)
+{
+	u32 state;
+
+	if (task->on_cpu)
+		return STATE_ON_CPU;
+	state = task->__state;
+	if (!(state & ~TASK_WAKING))
+		return is_throttled(task) ? STATE_THROTTLED : STATE_READY;
+	if (state & TASK_INTERRUPTIBLE)
+		return STATE_SLEEPING;
+	if ((state & TASK_UNINTERRUPTIBLE) && (state & TASK_NOLOAD))
+		return STATE_IDLE;
+	if (state & (TASK_UNINTERRUPTIBLE | TASK_RTLOCK_WAIT))
+		return STATE_UNINTERRUPTIBLE;
+	if (state & TASK_TRACED)
+		return STATE_TRACED;
+	if (state & TASK_STOPPED)
+		return STATE_STOPPED;
+	if (state & TASK_PARKED)
+		return STATE_PARKED;
+	return STATE_OTHER;
+}
+
+static __always_inline enum thread_state state_of(const struct task_struct *task)
+{
+	state_told = which_state(task);
+	return state_told;
+}
+
+static __always_inline u64 switches_of(const struct task_struct *task)
+{
+	return task->nvcsw + task->nivcsw;
+}
+
+/* How far the clock of a thread's run queue, which stands still in interrupts and while the hypervisor runs others, is behind. */
+static __always_inline u64 behind_ns(const struct task_struct *task)
+{
+	struct rq *rq;
+
+	if (!bpf_core_field_exists(struct sched_entity, cfs_rq))
+		return 0;
+	rq = BPF_CORE_READ(task, se.cfs_rq, rq);
+	return BPF_CORE_READ(rq, clock) - BPF_CORE_READ(rq, clock_task);
+}
+
+/*
+ * The sampler has just been given its CPU, and this moment stands in its own record on the run queue's clock. It may have run on for
+ * a while, so the least difference is the best; it may grow by 2 us a walk, as the two clocks drift apart.
+ */
+static __always_inline void calibrate(u64 now_ns)
+{
+	struct task_struct *sampler = (void *)bpf_get_current_task();
+	u64 offset_ns = now_ns - BPF_CORE_READ(sampler, se.exec_start) - behind_ns(sampler);
+
+	if (!has_clock_offset || (s64)(offset_ns - clock_offset_ns) < 2000)
+		clock_offset_ns = offset_ns;
+	else
+		clock_offset_ns += 2000;
+	has_clock_offset = true;
+}
+
+/* Since when the thread has been off its CPU: when it last ran. It was seen running, or elsewhere, at `after_ns`. */
+static __always_inline u64 since_of(const struct task_struct *task, u64 after_ns, u64 now_ns)
+{
+	u64 ran_ns = task->se.exec_start;
+	u64 since_ns;
+
+	/* Of a thread that was moved to another CPU while it was woken, the kernel forgets it. */
+	if (!ran_ns)
+		return now_ns;
+	since_ns = ran_ns + behind_ns(task) + clock_offset_ns;
+	if (since_ns > now_ns)
+		return now_ns;
+	return since_ns < after_ns ? after_ns : since_ns;
+}
+
+static __always_inline bool is_in_wanted_cgroup(struct cgroup *cgroup)
+{
+	for (u32 level = 0; level < CGROUP_LEVELS && cgroup; level++) {
+		if (BPF_CORE_READ(cgroup, kn, id) == wanted_cgroup)
+			return true;
+		/* A cgroup begins with its own state. */
+		cgroup = (struct cgroup *)BPF_CORE_READ(cgroup, self.parent);
+	}
+	return false;
+}
+
+static __always_inline bool has_wanted_name(const struct task_struct *task)
+{
+	char comm[16];
+
+	bpf_probe_read_kernel(comm, sizeof(comm), task->comm);
+	for (u32 i = 0; i < sizeof(comm); i++) {
+		if (comm[i] != wanted_comm[i])
+			return false;
+		if (!comm[i])
+			break;
+	}
+	return true;
+}
+
+static __always_inline bool is_wanted(const struct task_struct *task, bool is_kernel)
+{
+	if ((is_kernel && !take_kernel_threads) || (!is_kernel && !take_user_threads))
+		return false;
+	if (has_wanted_comm && !has_wanted_name(task))
+		return false;
+	return !wanted_cgroup || is_in_wanted_cgroup(BPF_CORE_READ(task, cgroups, dfl_cgrp));
+}
+
+/* 0 where there is no room. */
+static __always_inline u32 process_of(const struct task_struct *task, bool is_kernel)
+{
+	struct process_key key = {};
+	struct process_value value = {};
+	struct process_value *known;
+
+	key.started_ns = BPF_CORE_READ(task, group_leader, start_time);
+	key.tgid = task->tgid;
+	key.execs = task->self_exec_id;
+	known = bpf_map_lookup_elem(&process_by_key, &key);
+	if (known)
+		return known->id;
+	value.id = processes + 1;
+	value.is_kernel = is_kernel;
+	BPF_CORE_READ_STR_INTO(&value.comm, task, group_leader, comm);
+	if (bpf_map_update_elem(&process_by_key, &key, &value, BPF_ANY))
+		return 0;
+	processes++;
+	return value.id;
+}
+
+struct hashing {
+	const u64 *frames;
+	u64 hash[2];
+	u32 length;
+};
+
+static long hash_frame(u64 index, struct hashing *hashing)
+{
+	u64 frame;
+
+	if (index >= MAX_FRAMES || index >= hashing->length)
+		return 1;
+	frame = hashing->frames[index];
+	hashing->hash[0] = (hashing->hash[0] ^ frame) * 0x9e3779b97f4a7c15ull;
+	hashing->hash[0] ^= hashing->hash[0] >> 29;
+	hashing->hash[1] = (hashing->hash[1] + frame) * 0xd6e8feb86659fd93ull;
+	hashing->hash[1] ^= hashing->hash[1] >> 32;
+	return 0;
+}
+
+/* The number of a stack, a new one where it is not known; 0 where there is no room. */
+static __always_inline u32 number_of_stack(struct stack_value *stack, u32 process)
+{
+	struct hashing hashing = {};
+	struct stack_value *known;
+	struct stack_key key;
+
+	hashing.frames = stack->frames;
+	hashing.length = stack->length;
+	hashing.hash[0] = (u64)process << 32 | stack->length;
+	hashing.hash[1] = ~hashing.hash[0];
+	bpf_loop(MAX_FRAMES, hash_frame, &hashing, 0);
+	key.hash[0] = hashing.hash[0];
+	key.hash[1] = hashing.hash[1];
+	known = bpf_map_lookup_elem(&stack_by_hash, &key);
+	if (known)
+		return known->id;
+	stack->id = stacks + 1;
+	if (bpf_map_update_elem(&stack_by_hash, &key, stack, BPF_ANY))
+		return 0;
+	stacks++;
+	return stack->id;
+}
+
+enum looked {
+	LOOKED_OK,
+	LOOKED_AGAIN,
+	LOOKED_NO_ROOM,
+};
+
+/* Finds both stacks. */
+static __always_inline enum looked look_at_stacks(struct task_struct *task, struct place_key *key, bool has_user_frames)
+{
+	enum user_end end = USER_COMPLETE;
+	struct scratch *scratch;
+	u32 zero = 0;
+	long bytes;
+
+	scratch = bpf_map_lookup_elem(&scratch_of_sampler, &zero);
+	if (!scratch)
+		return LOOKED_NO_ROOM;
+	bytes = bpf_get_task_stack(task, scratch->kernel.frames, sizeof(scratch->kernel.frames), 0);
+	if (bytes > 0) {
+		u32 length = (u64)bytes / 8;
+
+		scratch->kernel.length = length < max_depth ? length : max_depth;
+		key->kernel_stack = number_of_stack(&scratch->kernel, 0);
+		if (!key->kernel_stack)
+			return LOOKED_NO_ROOM;
+	}
+	if (has_user_frames) {
+		end = unwind_user(task, scratch, key->process);
+		if (end == USER_UNKNOWN) {
+			if (!is_last_round)
+				return LOOKED_AGAIN;
+			end = USER_PARTLY;
+		}
+		if (scratch->user.length) {
+			key->user_stack = number_of_stack(&scratch->user, key->process);
+			if (!key->user_stack)
+				return LOOKED_NO_ROOM;
+		}
+	}
+	key->user_end = end;
+	return LOOKED_OK;
+}
+
+static __always_inline s32 syscall_of(struct task_struct *task)
+{
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+
+	if (!bpf_core_field_exists(regs->orig_ax))
+		return -1;
+	return (s32)BPF_CORE_READ(regs, orig_ax);
+}
+
+/* 0, or the reason for which the place is not known. */
+static __always_inline enum looked place_of(struct task_struct *task, struct thread_record *record, enum thread_state state,
+					    u64 switches, u32 *place, enum lost_reason *reason)
+{
+	bool is_kernel = task->flags & PF_KTHREAD;
+	bool has_user_frames = read_user_stacks && !(task->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER));
+	struct place_key key = {};
+	u32 *known;
+
+	if (!record->process || record->generation != generation + 1 || record->execs != task->self_exec_id) {
+		record->process = process_of(task, is_kernel);
+		record->execs = task->self_exec_id;
+	}
+	*reason = LOST_PROCESSES;
+	if (!record->process)
+		return LOOKED_NO_ROOM;
+	key.process = record->process;
+	key.tid = tell_threads_apart ? task->pid : 0;
+	key.cgroup = BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id);
+	key.state = state;
+	key.is_kernel = is_kernel;
+	key.syscall = -1;
+	BPF_CORE_READ_STR_INTO(&key.comm, task, comm);
+	if (state != STATE_ON_CPU) {
+		enum looked looked;
+
+		key.in_iowait = BPF_CORE_READ_BITFIELD_PROBED(task, in_iowait);
+		if (!is_kernel)
+			key.syscall = syscall_of(task);
+		*reason = LOST_STACKS;
+		looked = look_at_stacks(task, &key, has_user_frames);
+		if (looked != LOOKED_OK)
+			return looked;
+		/* It is the same wait as long as it has not run; a thread that runs is counted when it stops. */
+		if (switches_of(task) != switches || state_of(task) != state) {
+			if (!is_last_round)
+				return LOOKED_AGAIN;
+			lose(LOST_TORN);
+			key.kernel_stack = 0;
+			key.user_stack = 0;
+			key.syscall = -1;
+			key.user_end = USER_TORN;
+		}
+	}
+	known = bpf_map_lookup_elem(&place_by_key, &key);
+	if (known) {
+		*place = *known;
+		return LOOKED_OK;
+	}
+	*reason = LOST_PLACES;
+	*place = places;
+	if (*place >= PLACES || bpf_map_update_elem(&place_by_key, &key, place, BPF_ANY))
+		return LOOKED_NO_ROOM;
+	places++;
+	return LOOKED_OK;
+}
+
+/* Adds the time since the thread was last counted. */
+static __always_inline void count(struct thread_record *record, u64 now_ns, u32 waits)
+{
+	u32 place = record->place;
+	struct place_sum *sum = bpf_map_lookup_elem(&sum_by_place, &place);
+
+	if (sum) {
+		sum->ns += now_ns - record->counted_ns;
+		sum->samples++;
+		sum->waits += waits;
+	}
+	record->counted_ns = now_ns;
+}
+
+static __noinline void look_again(struct task_struct *task, struct thread_record *record, enum thread_state state, u64 now_ns)
+{
+	u64 switches = switches_of(task);
+	bool has_run = !record->is_known || record->switches != switches;
+	enum lost_reason reason;
+	enum looked looked;
+	u32 place = 0;
+
+	looked = place_of(task, record, state, switches, &place, &reason);
+	if (looked != LOOKED_OK && !is_last_round) {
+		/* Memory that there is none of now may have been found by the next round. */
+		record->is_unresolved = true;
+		unresolved++;
+		return;
+	}
+	/* Before the time is counted, while `counted_ns` is still when it was last seen. */
+	if (has_run || record->state != state) {
+		u64 after_ns = BPF_CORE_READ(task, start_time);
+
+		if (record->is_known)
+			after_ns = record->counted_ns;
+		record->since_ns = since_of(task, after_ns, now_ns);
+	}
+	record->is_unresolved = false;
+	record->switches = switches;
+	record->state = state;
+	record->is_known = true;
+	if (looked != LOOKED_OK) {
+		lose(reason);
+		record->counted_ns = now_ns;
+		record->generation = 0;
+		return;
+	}
+	record->place = place;
+	record->generation = generation + 1;
+	count(record, now_ns, has_run);
+}
+
+/* 0.1 us for a thread that is not wanted, 0.3 us for one that has not run, 2 us and more for others. */
+SEC("iter.s/task")
+int on_each_thread(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	struct thread_record *record;
+	enum thread_state state;
+	u64 switches, now_ns;
+
+	if (!is_calibrated) {
+		calibrate(bpf_ktime_get_ns());
+		is_calibrated = true;
+	}
+	if (!task || task->exit_state || task->tgid == own_tgid || (wanted_tgid && task->tgid != wanted_tgid))
+		return 0;
+	record = bpf_task_storage_get(&record_by_thread, task, 0, walk_round == 0 ? BPF_LOCAL_STORAGE_GET_F_CREATE : 0);
+	if (!record) {
+		if (walk_round == 0)
+			lose(LOST_THREADS);
+		return 0;
+	}
+	if (walk_round == 0)
+		threads_met++;
+	else if (!record->is_unresolved)
+		return 0;
+	now_ns = bpf_ktime_get_ns();
+	switches = switches_of(task);
+	if (!record->counted_ns)
+		record->counted_ns = task->start_time > began_ns ? task->start_time : began_ns;
+	else if (record->switches == switches && record->is_skipped)
+		return 0;
+	state = state_of(task);
+	if (record->switches == switches && record->state == state && state != STATE_ON_CPU &&
+	    record->generation == generation + 1 && !record->is_unresolved) {
+		count(record, now_ns, 0);
+		return 0;
+	}
+	/* Threads are given other names, and moved to other cgroups. */
+	record->is_skipped = !is_wanted(task, task->flags & PF_KTHREAD);
+	if (record->is_skipped || !(wanted_states & 1u << state)) {
+		record->switches = switches;
+		record->counted_ns = now_ns;
+		record->generation = 0;
+		return 0;
+	}
+	threads_changed++;
+	look_again(task, record, state, now_ns);
+	return 0;
+}
+
+/* Tells user space since when each thread waits, after a walk. */
+SEC("iter/task")
+int on_each_thread_tell(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	struct thread_record *record;
+	struct thread_now now = {};
+
+	if (!task || task->exit_state)
+		return 0;
+	record = bpf_task_storage_get(&record_by_thread, task, 0, 0);
+	if (!record || !record->is_known || record->is_skipped || record->generation != generation + 1)
+		return 0;
+	now.since_ns = record->since_ns;
+	now.place = record->place;
+	now.tid = task->pid;
+	now.tgid = task->tgid;
+	now.state = record->state;
+	bpf_seq_write(ctx->meta->seq, &now, sizeof(now));
+	return 0;
+}

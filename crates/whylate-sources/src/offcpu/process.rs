@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The memory of processes: which file each piece of code comes from, kept so that it is known when the process has ended.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::elf::Elf;
+use super::rules::{INNERMOST, Rule, Rules};
+use super::skel::types::{offcpu_limits, rule_base, unknown_frame};
+
+/// Where a piece of a file lies in a process.
+#[derive(Clone)]
+pub(super) struct Mapping {
+    start: u64,
+    end: u64,
+    offset: u64,
+    /// `None` for memory without a file, such as that of a just-in-time compiler.
+    pub(super) elf: Option<Arc<Elf>>,
+    /// The file's path as the process sees it.
+    pub(super) path: String,
+}
+
+/// A process whose user stacks were read.
+#[derive(Clone, Default)]
+pub(super) struct Process {
+    pub(super) tgid: u32,
+    /// Executable ones, in order of their addresses.
+    mappings: Vec<Mapping>,
+    /// Of a just-in-time compiler, by address: where it begins, how long it is, and its name.
+    pub(super) compiled: Arc<Vec<(u64, u64, String)>>,
+    /// The walk in which the mappings were read last.
+    read_in: u64,
+}
+
+impl Process {
+    /// Where an address lies.
+    pub(super) fn mapping_of(&self, address: u64) -> Option<&Mapping> {
+        let after = self.mappings.partition_point(|mapping| mapping.start <= address);
+        self.mappings[..after].last().filter(|mapping| address < mapping.end)
+    }
+}
+
+impl Mapping {
+    /// The offset in the file.
+    pub(super) fn offset_of(&self, address: u64) -> u64 {
+        address - self.start + self.offset
+    }
+}
+
+/// Answers the program's questions.
+#[derive(Default)]
+pub(super) struct Processes {
+    by_id: HashMap<u32, Process>,
+    /// Each file once, by what tells it from others.
+    elf_by_file: HashMap<String, Option<Arc<Elf>>>,
+    walk: u64,
+}
+
+/// A file is kept open for as long as its names may be needed; so many are enough, and far from what a process may have open.
+const FILES: usize = 400;
+
+impl Processes {
+    /// Begins a walk: mappings that do not hold an address may be read again.
+    pub(super) fn begin_walk(&mut self) {
+        self.walk += 1;
+    }
+
+    /// What is known of processes by their number.
+    pub(super) fn known(&self) -> HashMap<u32, Process> {
+        self.by_id.clone()
+    }
+
+    /// Reads the lists of compiled code of processes that have some, for as long as they live.
+    pub(super) fn read_compiled(&mut self) {
+        for process in self.by_id.values_mut().filter(|process| process.mappings.iter().any(|m| m.path.is_empty())) {
+            if let Some(compiled) = read_perf_map(process.tgid) {
+                process.compiled = Arc::new(compiled);
+            }
+        }
+    }
+
+    /// Forgets processes, whose numbers are given out anew.
+    pub(super) fn clear(&mut self) {
+        self.by_id.clear();
+    }
+
+    /// Finds the rule for a frame, and for those of its callers, as far as they are not known.
+    pub(super) fn answer(&mut self, unknown: &unknown_frame, rules: &Rules) {
+        let memory = File::open(format!("/proc/{}/mem", unknown.tid)).ok();
+        let word = |at: u64| {
+            let mut bytes = [0; 8];
+            memory.as_ref()?.read_exact_at(&mut bytes, at).ok()?;
+            Some(u64::from_ne_bytes(bytes))
+        };
+        let (mut ip, mut sp, mut bp) = (unknown.ip, unknown.sp, unknown.bp);
+        let mut innermost = unknown.innermost != 0;
+        for _ in 0..offcpu_limits::MAX_FRAMES.0 {
+            let key = if innermost { ip | INNERMOST } else { ip };
+            let rule = rules.find(unknown.process, key).unwrap_or_else(|| {
+                let rule = self.rule_for(unknown, ip, innermost);
+                rules.insert(unknown.process, key, rule);
+                rule
+            });
+            let Some(caller) = caller_of(rule, sp, bp, word) else { return };
+            (ip, sp, bp) = caller;
+            innermost = false;
+        }
+    }
+
+    fn rule_for(&mut self, unknown: &unknown_frame, ip: u64, innermost: bool) -> Rule {
+        // A return address is behind the call, which may be the last instruction of its function.
+        let at = if innermost { ip } else { ip.wrapping_sub(1) };
+        let process = self.process(unknown.process, unknown.tgid, at);
+        match process.mapping_of(at) {
+            None => Rule::plain(rule_base::RULE_BROKEN),
+            Some(Mapping { elf: None, .. }) => Rule::plain(rule_base::RULE_CHAIN),
+            Some(mapping) => match &mapping.elf {
+                Some(elf) => elf.rule_at(mapping.offset_of(at)),
+                None => Rule::plain(rule_base::RULE_CHAIN),
+            },
+        }
+    }
+
+    /// The process, with mappings that are read again where they do not hold the address.
+    fn process(&mut self, id: u32, tgid: u32, address: u64) -> &Process {
+        let is_stale =
+            self.by_id.get(&id).is_none_or(|known| known.mapping_of(address).is_none() && known.read_in != self.walk);
+        if is_stale {
+            let mappings = self.read_mappings(tgid);
+            let known = self.by_id.entry(id).or_insert_with(|| Process { tgid, ..Process::default() });
+            known.read_in = self.walk;
+            // Of a process that has ended meanwhile nothing is left to read.
+            if !mappings.is_empty() {
+                known.mappings = mappings;
+            }
+        }
+        self.by_id.entry(id).or_default()
+    }
+
+    fn read_mappings(&mut self, tgid: u32) -> Vec<Mapping> {
+        let text = fs::read(format!("/proc/{tgid}/maps")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        text.lines().filter_map(|line| self.mapping(tgid, line)).collect()
+    }
+
+    /// A line of proc_pid_maps(5) that is executable.
+    fn mapping(&mut self, tgid: u32, line: &str) -> Option<Mapping> {
+        let mut words = line.splitn(6, ' ');
+        let range = words.next()?;
+        let (start, end) = range.split_once('-')?;
+        if !words.next()?.contains('x') {
+            return None;
+        }
+        let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+        let (device, inode) = (words.next()?, words.next()?);
+        let path = words.next().unwrap_or_default().trim_start();
+        let elf = if inode == "0" { None } else { self.elf(tgid, range, &format!("{device} {inode}"), path) };
+        Some(Mapping {
+            start: u64::from_str_radix(start, 16).ok()?,
+            end: u64::from_str_radix(end, 16).ok()?,
+            offset,
+            elf,
+            path: path.to_owned(),
+        })
+    }
+
+    fn elf(&mut self, tgid: u32, range: &str, file: &str, path: &str) -> Option<Arc<Elf>> {
+        if let Some(known) = self.elf_by_file.get(file) {
+            return known.clone();
+        }
+        if self.elf_by_file.len() >= FILES {
+            self.elf_by_file.retain(|_, elf| elf.as_ref().is_some_and(|elf| Arc::strong_count(elf) > 1));
+        }
+        // By its mapping the file is found in other mount namespaces and when it has been deleted; that takes a privilege.
+        let candidates =
+            [format!("/proc/{tgid}/map_files/{range}"), format!("/proc/{tgid}/root{path}"), path.to_owned()];
+        let elf = candidates.iter().find_map(|candidate| Elf::open(Path::new(candidate))).map(Arc::new);
+        self.elf_by_file.insert(file.to_owned(), elf.clone());
+        elf
+    }
+}
+
+/// The caller's instruction, stack and frame pointer; the same in BPF: `step()`.
+fn caller_of(rule: Rule, sp: u64, bp: u64, word: impl Fn(u64) -> Option<u64>) -> Option<(u64, u64, u64)> {
+    let from_bp = || bp.checked_add_signed(rule.cfa_offset.into());
+    let cfa = match rule.base {
+        rule_base::RULE_SP => sp.checked_add_signed(rule.cfa_offset.into())?,
+        rule_base::RULE_BP => from_bp()?,
+        rule_base::RULE_AT_BP => word(from_bp()?)?,
+        rule_base::RULE_CHAIN if bp != 0 => bp.checked_add(16)?,
+        _ => return None,
+    };
+    if cfa <= sp {
+        return None;
+    }
+    let caller = word(cfa.checked_sub(8)?)?;
+    let callers_bp = match rule.base {
+        rule_base::RULE_CHAIN | rule_base::RULE_AT_BP => word(bp)?,
+        _ if rule.bp_offset == super::rules::BP_KEPT => bp,
+        _ => word(cfa.checked_add_signed(rule.bp_offset.into())?)?,
+    };
+    (caller != 0).then_some((caller, cfa, callers_bp))
+}
+
+/// A larger list is none that a compiler writes.
+const LARGEST_PERF_MAP_BYTES: u64 = 256 << 20;
+
+/// The list of compiled code that a process writes, in its own mount and process namespaces, sorted by address. Any process can write
+/// anything there, so it is opened without following links, and a process can only name its own code.
+fn read_perf_map(tgid: u32) -> Option<Vec<(u64, u64, String)>> {
+    use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+    let status = fs::read_to_string(format!("/proc/{tgid}/status")).ok()?;
+    let own_number = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?;
+    let root = File::open(format!("/proc/{tgid}/root")).ok()?;
+    let path = PathBuf::from(format!("tmp/perf-{own_number}.map"));
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = openat2(&root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS).ok()?;
+    let file = File::from(file);
+    let about = file.metadata().ok()?;
+    if !about.is_file() || about.len() > LARGEST_PERF_MAP_BYTES {
+        return None;
+    }
+    let mut bytes = vec![0; about.len() as usize];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    Some(parse_perf_map(&String::from_utf8_lossy(&bytes)))
+}
+
+fn parse_perf_map(text: &str) -> Vec<(u64, u64, String)> {
+    let mut found: Vec<(u64, u64, String)> = text
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.splitn(3, ' ');
+            let number = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
+            Some((number(words.next()?)?, number(words.next()?)?, words.next()?.to_owned()))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn compiled_code_is_named_by_lines_of_start_length_and_name() {
+        let lines = "7f00 20 later name\n0x1000 10 LazyCompile:~f file.js:1\nnonsense\n";
+        assert_eq!(
+            parse_perf_map(lines),
+            [(0x1000, 0x10, "LazyCompile:~f file.js:1".to_owned()), (0x7f00, 0x20, "later name".to_owned())]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_list_of_compiled_code_makes_it_fail(text in ".*") {
+            parse_perf_map(&text);
+        }
+    }
+
+    #[test]
+    fn callers_are_found_by_each_kind_of_rule() {
+        // At 0x100: the canonical frame address is 0x120, with the return address below it and the frame pointer below that.
+        let word = |at: u64| [(0x118, 0xabc), (0x110, 0x200), (0x108, 0x120)].iter().find(|w| w.0 == at).map(|w| w.1);
+        let rule = |base, cfa_offset, bp_offset| Rule { base, cfa_offset, bp_offset };
+        let kept = super::super::rules::BP_KEPT;
+        for (rule, bp, callers_bp) in [
+            (rule(rule_base::RULE_SP, 0x20, kept), 7, 7),
+            (rule(rule_base::RULE_SP, 0x20, -16), 7, 0x200),
+            (rule(rule_base::RULE_BP, 0x10, -16), 0x110, 0x200),
+            (rule(rule_base::RULE_AT_BP, -8, kept), 0x110, 0x200),
+            (rule(rule_base::RULE_CHAIN, 0, kept), 0x110, 0x200),
+        ] {
+            assert_eq!(caller_of(rule, 0x100, bp, word), Some((0xabc, 0x120, callers_bp)), "{rule:?}");
+        }
+        for base in [rule_base::RULE_ROOT, rule_base::RULE_BROKEN] {
+            assert_eq!(caller_of(Rule::plain(base), 0x100, 0x110, word), None);
+        }
+        // Never downwards.
+        assert_eq!(caller_of(rule(rule_base::RULE_BP, 0x10, kept), 0x120, 0x110, word), None);
+    }
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The table of unwind rules that the BPF program reads, and what is done with its questions.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::skel::types::{offcpu_limits, rule_base, unwind_rule};
+use crate::mapped::MappedArray;
+
+/// `bp_offset` where the caller's frame pointer is still in its register (`BP_KEPT` in `settings.bpf.h`).
+pub(super) const BP_KEPT: i32 = 0x7fff_ffff;
+/// Marks the innermost frame, whose address is not that of a call.
+pub(super) const INNERMOST: u64 = 1 << 63;
+
+const IP: usize = std::mem::offset_of!(unwind_rule, ip);
+const PROCESS: usize = std::mem::offset_of!(unwind_rule, process);
+const BASE: usize = std::mem::offset_of!(unwind_rule, base);
+const CFA_OFFSET: usize = std::mem::offset_of!(unwind_rule, cfa_offset);
+const BP_OFFSET: usize = std::mem::offset_of!(unwind_rule, bp_offset);
+
+/// How to get from a frame to its caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rule {
+    pub(super) base: rule_base,
+    pub(super) cfa_offset: i32,
+    pub(super) bp_offset: i32,
+}
+
+impl Rule {
+    /// A rule without offsets.
+    pub(super) fn plain(base: rule_base) -> Self {
+        Rule { base, cfa_offset: 0, bp_offset: BP_KEPT }
+    }
+}
+
+/// The table, in memory that the program reads. It runs only while the thread that writes here waits for it.
+pub(super) struct Rules {
+    slots: MappedArray,
+}
+
+impl Rules {
+    pub(super) fn new(slots: MappedArray) -> Self {
+        Rules { slots }
+    }
+
+    /// The first slot of an address; the same in BPF: `rule_slot()`.
+    fn slot(&self, process: u32, ip: u64, probe: u32) -> usize {
+        let hash = ((ip ^ u64::from(process) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u32;
+        (hash.wrapping_add(probe) & (self.slots.entries() as u32 - 1)) as usize
+    }
+
+    /// The rule for an address, where it is known.
+    pub(super) fn find(&self, process: u32, ip: u64) -> Option<Rule> {
+        (0..offcpu_limits::RULE_PROBES.0).map(|probe| self.slot(process, ip, probe)).find_map(|slot| {
+            let is_it = self.slots.u64_at(slot, IP).load(Relaxed) == ip
+                && self.slots.u32_at(slot, PROCESS).load(Relaxed) == process;
+            let base = rule_base(self.slots.u32_at(slot, BASE).load(Relaxed));
+            (is_it && base != rule_base::RULE_NONE && base != rule_base::RULE_ASKED).then(|| Rule {
+                base,
+                cfa_offset: self.slots.u32_at(slot, CFA_OFFSET).load(Relaxed) as i32,
+                bp_offset: self.slots.u32_at(slot, BP_OFFSET).load(Relaxed) as i32,
+            })
+        })
+    }
+
+    /// Writes a rule down; where there is no room the program counts that.
+    pub(super) fn insert(&self, process: u32, ip: u64, rule: Rule) {
+        for probe in 0..offcpu_limits::RULE_PROBES.0 {
+            let slot = self.slot(process, ip, probe);
+            let is_it = self.slots.u64_at(slot, IP).load(Relaxed) == ip
+                && self.slots.u32_at(slot, PROCESS).load(Relaxed) == process;
+            if is_it || self.slots.u32_at(slot, BASE).load(Relaxed) == rule_base::RULE_NONE.0 {
+                self.slots.u64_at(slot, IP).store(ip, Relaxed);
+                self.slots.u32_at(slot, PROCESS).store(process, Relaxed);
+                self.slots.u32_at(slot, CFA_OFFSET).store(rule.cfa_offset as u32, Relaxed);
+                self.slots.u32_at(slot, BP_OFFSET).store(rule.bp_offset as u32, Relaxed);
+                self.slots.u32_at(slot, BASE).store(rule.base.0, Relaxed);
+                return;
+            }
+        }
+    }
+
+    /// Forgets all of them: they are asked for again.
+    pub(super) fn clear(&self) {
+        for slot in 0..self.slots.entries() {
+            self.slots.u32_at(slot, BASE).store(rule_base::RULE_NONE.0, Relaxed);
+        }
+    }
+}

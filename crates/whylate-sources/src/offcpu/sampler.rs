@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Walks over the threads, on a thread of their own that has the programs to itself.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read};
+use std::mem::offset_of;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{Iter, Link, MapCore, MapFlags};
+
+use super::process::{Process, Processes};
+use super::rules::Rules;
+use super::skel::types::{
+    lost_reason, offcpu_limits, place_key, place_sum, process_value, rodata, stack_value, thread_now, unknown_frame,
+};
+use super::skel::{OffcpuSkel, OffcpuSkelBuilder};
+use super::{KernelThreads, OffcpuOptions};
+use crate::attach::{self, ProgramStatistics, read_plain};
+use crate::clock;
+use crate::mapped::MappedArray;
+use crate::source::AttachError;
+
+/// Every reason for a lost sample, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
+pub(super) const LOST: [(lost_reason, &str); 6] = [
+    (lost_reason::LOST_TORN, "torn"),
+    (lost_reason::LOST_THREADS, "threads_full"),
+    (lost_reason::LOST_PROCESSES, "processes_full"),
+    (lost_reason::LOST_STACKS, "stacks_full"),
+    (lost_reason::LOST_PLACES, "places_full"),
+    (lost_reason::LOST_RULES, "rules_full"),
+];
+
+/// After so many rounds a thread's stack is taken as far as it is known.
+const ROUNDS: u32 = 6;
+
+/// What a walk has met.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Met {
+    /// Threads.
+    pub threads: u64,
+    /// Those of them whose stacks were looked at.
+    pub changed: u64,
+    /// How long the walk took.
+    pub took_ns: u64,
+}
+
+/// Everything that was gathered in one span, as numbers and addresses.
+pub(super) struct Gathered {
+    pub(super) began_ns: u64,
+    pub(super) ended_ns: u64,
+    pub(super) places: Vec<(place_key, Sum)>,
+    /// Frames by the number of the stack, innermost first.
+    pub(super) stacks: HashMap<u32, Vec<u64>>,
+    pub(super) processes: HashMap<u32, (u32, String)>,
+    pub(super) memory: HashMap<u32, Process>,
+    pub(super) threads: Vec<(usize, thread_now)>,
+    pub(super) lost: Vec<(&'static str, u64)>,
+    pub(super) statistics: ProgramStatistics,
+    pub(super) walks: u64,
+    pub(super) met: Met,
+}
+
+/// What was added to a place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sum {
+    pub(super) ns: u64,
+    pub(super) samples: u64,
+    pub(super) waits: u64,
+}
+
+pub(super) struct Sampler {
+    skeleton: OffcpuSkel<'static>,
+    walk: Link,
+    tell: Link,
+    rules: Rules,
+    unknown: MappedArray,
+    sums: MappedArray,
+    lost: MappedArray,
+    processes: Processes,
+    /// What the sums were when the last span ended.
+    told: Vec<Sum>,
+    told_lost: [u64; LOST.len()],
+    lost_rules: u64,
+    /// How many processes there had been when the tables were emptied.
+    processes_before: u32,
+    since_ns: u64,
+    walks: u64,
+    met: Met,
+}
+
+impl Sampler {
+    /// Loads the programs, and takes the first look at all threads: what they did before is not counted.
+    pub(super) fn new(options: &OffcpuOptions) -> Result<Self, AttachError> {
+        let mut open = OffcpuSkelBuilder::default().open(attach::open_object())?;
+        configure(open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?, options)?;
+        let mut skeleton = open.load()?;
+        let began_ns = clock::monotonic_ns();
+        skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?.began_ns = began_ns;
+        let map = |map: &libbpf_rs::MapMut<'_>, entries: usize, bytes: usize| {
+            use std::os::fd::AsFd;
+            MappedArray::new(map.as_fd(), entries, bytes).context("cannot map what the programs write")
+        };
+        let maps = &skeleton.maps;
+        let mut sampler = Sampler {
+            walk: skeleton.progs.on_each_thread.attach()?,
+            tell: skeleton.progs.on_each_thread_tell.attach()?,
+            rules: Rules::new(map(&maps.rule_by_slot, offcpu_limits::RULES.0 as usize, 24)?),
+            unknown: map(&maps.unknown_frames, offcpu_limits::UNKNOWN_FRAMES.0 as usize, size_of::<unknown_frame>())?,
+            sums: map(&maps.sum_by_place, offcpu_limits::PLACES.0 as usize, size_of::<place_sum>())?,
+            lost: map(&maps.lost_by_reason, LOST.len(), size_of::<u64>())?,
+            processes: Processes::default(),
+            told: Vec::new(),
+            told_lost: [0; LOST.len()],
+            lost_rules: 0,
+            processes_before: 0,
+            since_ns: began_ns,
+            walks: 0,
+            met: Met::default(),
+            skeleton,
+        };
+        sampler.walk()?;
+        sampler.told = sampler.sums();
+        sampler.told_lost = sampler.lost_counts();
+        sampler.since_ns = clock::monotonic_ns();
+        Ok(sampler)
+    }
+
+    /// Looks at every thread once, and at those again whose stacks need rules that user space has to find.
+    pub(super) fn walk(&mut self) -> anyhow::Result<()> {
+        let began = Instant::now();
+        self.processes.begin_walk();
+        let variables = self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
+        variables.is_calibrated = false;
+        variables.threads_met = 0;
+        variables.threads_changed = 0;
+        for round in 0..ROUNDS {
+            let variables = self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
+            variables.walk_round = round;
+            variables.is_last_round = round + 1 == ROUNDS;
+            variables.unresolved = 0;
+            variables.unknown_frames_count = 0;
+            iterate(&self.walk, |_| {})?;
+            let variables = self.skeleton.maps.bss_data.as_deref().context("the BPF object has no variables")?;
+            if variables.unresolved == 0 {
+                break;
+            }
+            for index in 0..variables.unknown_frames_count.min(offcpu_limits::UNKNOWN_FRAMES.0) {
+                let unknown = self.unknown_frame(index as usize);
+                self.processes.answer(&unknown, &self.rules);
+            }
+        }
+        let lost_rules = self.lost.u64_at(lost_reason::LOST_RULES.0 as usize, 0).load(Relaxed);
+        if lost_rules > self.lost_rules {
+            // Most rules are of processes that have ended.
+            self.rules.clear();
+            self.lost_rules = lost_rules;
+        }
+        let variables = self.skeleton.maps.bss_data.as_deref().context("the BPF object has no variables")?;
+        self.met = Met {
+            threads: variables.threads_met,
+            changed: variables.threads_changed,
+            took_ns: began.elapsed().as_nanos() as u64,
+        };
+        self.walks += 1;
+        Ok(())
+    }
+
+    fn unknown_frame(&self, index: usize) -> unknown_frame {
+        let long = |offset| self.unknown.u64_at(index, offset).load(Relaxed);
+        let int = |offset| self.unknown.u32_at(index, offset).load(Relaxed);
+        unknown_frame {
+            ip: long(offset_of!(unknown_frame, ip)),
+            sp: long(offset_of!(unknown_frame, sp)),
+            bp: long(offset_of!(unknown_frame, bp)),
+            process: int(offset_of!(unknown_frame, process)),
+            tgid: int(offset_of!(unknown_frame, tgid)),
+            tid: int(offset_of!(unknown_frame, tid)),
+            innermost: int(offset_of!(unknown_frame, innermost)),
+        }
+    }
+
+    fn places_in_use(&self) -> usize {
+        self.skeleton.maps.bss_data.as_deref().map_or(0, |variables| variables.places as usize)
+    }
+
+    fn sums(&self) -> Vec<Sum> {
+        (0..self.places_in_use().min(self.sums.entries()))
+            .map(|place| Sum {
+                ns: self.sums.u64_at(place, offset_of!(place_sum, ns)).load(Relaxed),
+                samples: self.sums.u64_at(place, offset_of!(place_sum, samples)).load(Relaxed),
+                waits: self.sums.u64_at(place, offset_of!(place_sum, waits)).load(Relaxed),
+            })
+            .collect()
+    }
+
+    fn lost_counts(&self) -> [u64; LOST.len()] {
+        std::array::from_fn(|index| self.lost.u64_at(index, 0).load(Relaxed))
+    }
+
+    /// A last look at all threads, and what was gathered since the last span ended.
+    pub(super) fn gather(&mut self) -> anyhow::Result<Gathered> {
+        self.walk()?;
+        let ended_ns = clock::monotonic_ns();
+        let mut threads = Vec::new();
+        iterate(&self.tell, |bytes| {
+            threads.extend(bytes.chunks_exact(size_of::<thread_now>()).filter_map(read_plain::<thread_now>));
+        })?;
+        let sums = self.sums();
+        let maps = &self.skeleton.maps;
+        let mut places = Vec::new();
+        let mut index_of_place = HashMap::new();
+        for key in maps.place_by_key.keys() {
+            let Some(place) = maps.place_by_key.lookup(&key, MapFlags::ANY)? else { continue };
+            let place = read_plain::<u32>(&place).unwrap_or(u32::MAX);
+            let (Some(now), Some(key)) = (sums.get(place as usize), read_plain::<place_key>(&key)) else { continue };
+            let before = self.told.get(place as usize).copied().unwrap_or_default();
+            if now.samples > before.samples {
+                index_of_place.insert(place, places.len());
+                let sum = Sum {
+                    ns: now.ns - before.ns,
+                    samples: now.samples - before.samples,
+                    waits: now.waits - before.waits,
+                };
+                places.push((key, sum));
+            }
+        }
+        let mut stacks = HashMap::new();
+        for key in maps.stack_by_hash.keys() {
+            if let Some(stack) =
+                maps.stack_by_hash.lookup(&key, MapFlags::ANY)?.and_then(|s| read_plain::<stack_value>(&s))
+            {
+                let length = (stack.length as usize).min(stack.frames.len());
+                stacks.insert(stack.id, stack.frames[..length].to_vec());
+            }
+        }
+        let mut processes = HashMap::new();
+        for key in maps.process_by_key.keys() {
+            let tgid = key.get(8..12).and_then(read_plain::<u32>).unwrap_or(0);
+            if let Some(process) =
+                maps.process_by_key.lookup(&key, MapFlags::ANY)?.and_then(|value| read_plain::<process_value>(&value))
+            {
+                processes.insert(process.id, (tgid, attach::text(&process.comm)));
+            }
+        }
+        let lost = self.lost_counts();
+        let told_lost = std::mem::replace(&mut self.told_lost, lost);
+        self.processes.read_compiled();
+        let gathered = Gathered {
+            began_ns: std::mem::replace(&mut self.since_ns, ended_ns),
+            ended_ns,
+            places,
+            stacks,
+            processes,
+            memory: self.processes.known(),
+            threads: threads
+                .into_iter()
+                .filter_map(|thread| Some((*index_of_place.get(&thread.place)?, thread)))
+                .collect(),
+            lost: LOST.iter().enumerate().map(|(index, &(_, name))| (name, lost[index] - told_lost[index])).collect(),
+            statistics: attach::statistics([&self.skeleton.progs.on_each_thread]),
+            walks: std::mem::take(&mut self.walks),
+            met: self.met,
+        };
+        self.told = sums;
+        self.make_room()?;
+        Ok(gathered)
+    }
+
+    /// Empties the tables where they are half full. Threads then are looked at anew.
+    fn make_room(&mut self) -> anyhow::Result<()> {
+        let variables = self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
+        if variables.places < offcpu_limits::PLACES.0 / 2
+            && variables.stacks < offcpu_limits::STACKS.0 / 2
+            && variables.processes - self.processes_before < offcpu_limits::PROCESSES.0 / 2
+        {
+            return Ok(());
+        }
+        variables.generation += 1;
+        self.processes_before = variables.processes;
+        (variables.places, variables.stacks) = (0, 0);
+        let maps = &self.skeleton.maps;
+        for key in maps.place_by_key.keys().collect::<Vec<_>>() {
+            maps.place_by_key.delete(&key)?;
+        }
+        for key in maps.stack_by_hash.keys().collect::<Vec<_>>() {
+            maps.stack_by_hash.delete(&key)?;
+        }
+        for key in maps.process_by_key.keys().collect::<Vec<_>>() {
+            maps.process_by_key.delete(&key)?;
+        }
+        // Both are by the numbers of processes, which are not given out twice.
+        self.processes.clear();
+        self.rules.clear();
+        for place in 0..self.sums.entries() {
+            for offset in [offset_of!(place_sum, ns), offset_of!(place_sum, samples), offset_of!(place_sum, waits)] {
+                self.sums.u64_at(place, offset).store(0, Relaxed);
+            }
+        }
+        self.told.clear();
+        Ok(())
+    }
+
+    /// Walks at times that no clock of the machine keeps, until nobody asks any more.
+    pub(super) fn run(mut self, asked: &Receiver<Sender<anyhow::Result<Gathered>>>, period: Duration) {
+        let mut jitter = Jitter(clock::monotonic_ns() | 1);
+        let mut due = Instant::now() + jitter.next(period);
+        loop {
+            match asked.recv_timeout(due.saturating_duration_since(Instant::now())) {
+                // Whoever asked may have gone.
+                Ok(answer) => drop(answer.send(self.gather())),
+                Err(RecvTimeoutError::Timeout) => {
+                    // A kernel that refuses a walk will refuse the last one too, and that one tells.
+                    let _ = self.walk();
+                    // Never more than half of a CPU, however long a walk takes; and walks that came too late are not made up for, as
+                    // the time is measured.
+                    let earliest = Instant::now() + Duration::from_nanos(self.met.took_ns);
+                    let interval = jitter.next(period);
+                    due = if due + period < earliest { earliest + interval } else { (due + interval).max(earliest) };
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+}
+
+/// Periods from half of the wanted one to one and a half, evenly spread, so that no thread that wakes regularly is met at the same point
+/// each time.
+struct Jitter(u64);
+
+impl Jitter {
+    fn next(&mut self, period: Duration) -> Duration {
+        // xorshift64 (Marsaglia 2003).
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        period.mul_f64(0.5 + (self.0 >> 11) as f64 / (1_u64 << 53) as f64)
+    }
+}
+
+/// Runs an iterator over all threads, and hands over what it writes.
+fn iterate(link: &Link, mut each: impl FnMut(&[u8])) -> anyhow::Result<()> {
+    let mut iterator = Iter::new(link).context("cannot walk over the threads")?;
+    let mut buffer = vec![0; 32 << 10];
+    loop {
+        match iterator.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(bytes) => each(&buffer[..bytes]),
+            // A million threads were met since the last read, or a signal came.
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error).context("cannot walk over the threads"),
+        }
+    }
+}
+
+fn configure(settings: &mut rodata, options: &OffcpuOptions) -> Result<(), AttachError> {
+    settings.own_tgid = std::process::id() as i32;
+    settings.wanted_tgid = options.process.map_or(0, |pid| pid as i32);
+    settings.wanted_cgroup = options.cgroup.unwrap_or(0);
+    if let Some(name) = &options.thread_name {
+        // The kernel keeps the first 15 bytes of a name.
+        for (to, from) in settings.wanted_comm.iter_mut().take(15).zip(name.bytes()) {
+            *to = from as _;
+        }
+        settings.has_wanted_comm = true;
+    }
+    settings.wanted_states = super::state::mask(&options.states)?;
+    settings.take_kernel_threads = options.kernel_threads != KernelThreads::No;
+    settings.take_user_threads = options.kernel_threads != KernelThreads::Only;
+    settings.read_user_stacks = options.user_stacks;
+    settings.tell_threads_apart = options.by_thread;
+    settings.max_depth = options.max_depth.clamp(1, offcpu_limits::MAX_FRAMES.0);
+    Ok(())
+}

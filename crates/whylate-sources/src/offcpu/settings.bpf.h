@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What user space sets, what it reads, and the reasons for which samples are lost. */
+#pragma once
+
+/* What a thread does, as ps(1) tells it, with the runnable ones told apart. */
+enum thread_state {
+	STATE_ON_CPU,
+	/* Runnable, and another thread has the CPU. */
+	STATE_READY,
+	/* Runnable, and its cgroup has used its share up. */
+	STATE_THROTTLED,
+	STATE_SLEEPING,
+	STATE_UNINTERRUPTIBLE,
+	/* A kernel thread without work. */
+	STATE_IDLE,
+	STATE_STOPPED,
+	STATE_TRACED,
+	STATE_PARKED,
+	STATE_OTHER,
+};
+
+/* Samples that could not be counted, by reason. */
+enum lost_reason {
+	/* The thread ran while its stack was read: its time is counted, without a stack. */
+	LOST_TORN,
+	/* No memory for a thread's record. */
+	LOST_THREADS,
+	/* No room for a process. */
+	LOST_PROCESSES,
+	/* No room for a stack. */
+	LOST_STACKS,
+	/* No room for a place. */
+	LOST_PLACES,
+	/* No room for the rule by which a frame is unwound: the stack is marked as unwound partly. */
+	LOST_RULES,
+	LOST_REASONS,
+};
+
+enum offcpu_limits {
+	MAX_FRAMES = 127,
+	STACKS = 32768,
+	PLACES = 131072,
+	PROCESSES = 65536,
+	RULES = 131072,
+	RULE_PROBES = 8,
+	UNKNOWN_FRAMES = 8192,
+	/* Of a user stack so much is copied at a time, within a page. */
+	WINDOW_BYTES = 1024,
+	PAGE_BYTES = 4096,
+	CGROUP_LEVELS = 16,
+};
+
+/* What is known of a thread's user stack. */
+enum user_end {
+	/* To the function that began the thread. */
+	USER_COMPLETE,
+	/* The next frame could not be told, or there are more of them than are wanted. */
+	USER_PARTLY,
+	/* The thread ran meanwhile. */
+	USER_TORN,
+	/* A 32-bit program, or another architecture: its frames are not read. */
+	USER_UNREADABLE,
+	/* User space has to say how to unwind a frame. */
+	USER_UNKNOWN,
+};
+
+/* How to get from a frame to its caller. */
+enum rule_base {
+	RULE_NONE,
+	/* User space has been asked. */
+	RULE_ASKED,
+	/* The canonical frame address is the stack pointer, or the frame pointer, plus an offset. */
+	RULE_SP,
+	RULE_BP,
+	/* It lies in memory at the frame pointer plus the offset, and the frame pointer points to the caller's: a function that aligns its stack. */
+	RULE_AT_BP,
+	/* Nothing is known of this code: it is taken to keep a chain of frame pointers. */
+	RULE_CHAIN,
+	/* The first function of a thread. */
+	RULE_ROOT,
+	/* The code says how, in a way that is not understood here. */
+	RULE_BROKEN,
+};
+
+enum {
+	/* As `bp_offset`: the caller's frame pointer is still in its register. */
+	BP_KEPT = 0x7fffffff,
+};
+
+/* A rule holds for one address in one process; the innermost frame's address is not a return address, and is told apart. */
+struct unwind_rule {
+	u64 ip;
+	u32 process;
+	u32 base;
+	s32 cfa_offset;
+	/* Where the caller's frame pointer is, from the canonical frame address. */
+	s32 bp_offset;
+};
+
+/* A frame for which there is no rule, and whose it is. */
+struct unknown_frame {
+	u64 ip;
+	u64 sp;
+	u64 bp;
+	u32 process;
+	u32 tgid;
+	u32 tid;
+	u32 innermost;
+};
+
+/* A process is told from later ones of the same number, and from what it was before it called exec. */
+struct process_key {
+	u64 started_ns;
+	u32 tgid;
+	u32 execs;
+};
+
+struct process_value {
+	u32 id;
+	u32 is_kernel;
+	char comm[16];
+};
+
+/* Two independent 64-bit hashes over all frames and, of user stacks, the process. */
+struct stack_key {
+	u64 hash[2];
+};
+
+struct stack_value {
+	u32 id;
+	u32 length;
+	u64 frames[MAX_FRAMES];
+};
+
+/* Where time is spent: everything that the time is told apart by. */
+struct place_key {
+	u64 cgroup;
+	u32 process;
+	/* 0 unless threads are told apart. */
+	u32 tid;
+	/* 0: none. */
+	u32 kernel_stack;
+	u32 user_stack;
+	/* -1: none. */
+	s32 syscall;
+	u8 state;
+	u8 in_iowait;
+	u8 user_end;
+	u8 is_kernel;
+	char comm[16];
+};
+
+/* Only the thread that samples writes these. */
+struct place_sum {
+	u64 ns;
+	u64 samples;
+	/* How many waits of their own the samples are of. */
+	u64 waits;
+};
+
+/* What is remembered of a thread. */
+struct thread_record {
+	/* Voluntary and involuntary switches at the last sight: as long as they stay the same, the thread has not run. */
+	u64 switches;
+	/* Up to when its time is counted. */
+	u64 counted_ns;
+	/* Since when it does what it does now, on CLOCK_MONOTONIC. */
+	u64 since_ns;
+	u32 place;
+	u32 process;
+	u32 execs;
+	/* One more than that of the tables in which its place is; 0: it has none. */
+	u32 generation;
+	u8 state;
+	u8 is_unresolved;
+	u8 is_skipped;
+	u8 is_known;
+};
+
+/* A thread at the end of a span, for whoever asks how long it has waited. */
+struct thread_now {
+	u64 since_ns;
+	u32 place;
+	u32 tid;
+	u32 tgid;
+	u32 state;
+};
+
+const volatile s32 own_tgid = 0;
+/* 0: all. */
+const volatile s32 wanted_tgid = 0;
+const volatile u64 wanted_cgroup = 0;
+const volatile char wanted_comm[16] = {};
+const volatile bool has_wanted_comm = false;
+/* A bit for each state. */
+const volatile u32 wanted_states = ~0u;
+const volatile bool take_kernel_threads = true;
+const volatile bool take_user_threads = true;
+const volatile bool read_user_stacks = true;
+const volatile bool tell_threads_apart = false;
+const volatile u32 max_depth = MAX_FRAMES;
+
+/* Each walk over the threads has rounds: after the first one, user space says how to unwind what was not known. */
+u32 walk_round = 0;
+bool is_last_round = false;
+/* Changes when the tables have been emptied. */
+u32 generation = 0;
+u64 began_ns = 0;
+u32 unresolved = 0;
+u32 unknown_frames_count = 0;
+/* How many there are; each gets the next number. */
+u32 processes = 0;
+u32 stacks = 0;
+u32 places = 0;
+/* Threads that the last walk has met, and those of them whose stack was looked at. */
+u64 threads_met = 0;
+u64 threads_changed = 0;
+/* From the clock of the run queues to CLOCK_MONOTONIC. */
+u64 clock_offset_ns = 0;
+bool has_clock_offset = false;
+/* User space takes it back when it begins a walk. */
+bool is_calibrated = false;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LOST_REASONS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, u32);
+	__type(value, u64);
+} lost_by_reason SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct thread_record);
+} record_by_thread SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, PROCESSES);
+	__type(key, struct process_key);
+	__type(value, struct process_value);
+} process_by_key SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, STACKS);
+	__type(key, struct stack_key);
+	__type(value, struct stack_value);
+} stack_by_hash SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, PLACES);
+	__type(key, struct place_key);
+	__type(value, u32);
+} place_by_key SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, PLACES);
+	__type(key, u32);
+	__type(value, struct place_sum);
+} sum_by_place SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, RULES);
+	__type(key, u32);
+	__type(value, struct unwind_rule);
+} rule_by_slot SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, UNKNOWN_FRAMES);
+	__type(key, u32);
+	__type(value, struct unknown_frame);
+} unknown_frames SEC(".maps");
+
+struct scratch {
+	u64 window[WINDOW_BYTES / 8];
+	struct stack_value kernel;
+	struct stack_value user;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct scratch);
+} scratch_of_sampler SEC(".maps");
+
+static __always_inline void lose(enum lost_reason reason)
+{
+	u32 index = reason;
+	u64 *count = bpf_map_lookup_elem(&lost_by_reason, &index);
+
+	if (count)
+		*count += 1;
+}

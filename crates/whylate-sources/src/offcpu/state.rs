@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What threads do, in the letters of ps(1).
+
+use whylate_model::wait::State;
+
+use super::skel::types::thread_state;
+use crate::source::AttachError;
+
+const STATES: [(thread_state, State); 10] = [
+    (thread_state::STATE_ON_CPU, State::OnCpu),
+    (thread_state::STATE_READY, State::Ready),
+    (thread_state::STATE_THROTTLED, State::Throttled),
+    (thread_state::STATE_SLEEPING, State::Sleeping),
+    (thread_state::STATE_UNINTERRUPTIBLE, State::Uninterruptible),
+    (thread_state::STATE_IDLE, State::Idle),
+    (thread_state::STATE_STOPPED, State::Stopped),
+    (thread_state::STATE_TRACED, State::Traced),
+    (thread_state::STATE_PARKED, State::Parked),
+    (thread_state::STATE_OTHER, State::Other),
+];
+
+/// The state that the programs tell.
+pub(super) fn of(number: u8) -> State {
+    STATES.iter().find(|(state, _)| state.0 == u32::from(number)).map_or(State::Other, |&(_, state)| state)
+}
+
+/// A bit for each state that one of the letters stands for; all of them where there are no letters.
+pub(super) fn mask(letters: &str) -> Result<u32, AttachError> {
+    if letters.is_empty() {
+        return Ok(u32::MAX);
+    }
+    let mut mask = 0;
+    for letter in letters.chars().filter(|&letter| letter != ',') {
+        let bits =
+            STATES.iter().filter(|(_, state)| state.letter() == letter).fold(0, |bits, (state, _)| bits | 1 << state.0);
+        if bits == 0 {
+            return Err(AttachError::Unsupported(format!(
+                "{letter} is no state of a thread (choose from R, S, D, I, T, t, P)"
+            )));
+        }
+        mask |= bits;
+    }
+    Ok(mask)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn letters_choose_states() {
+        let bit = |state: thread_state| 1 << state.0;
+        assert_eq!(mask("D").ok(), Some(bit(thread_state::STATE_UNINTERRUPTIBLE)));
+        assert_eq!(
+            mask("S,R").ok(),
+            Some(
+                bit(thread_state::STATE_SLEEPING)
+                    | bit(thread_state::STATE_READY)
+                    | bit(thread_state::STATE_THROTTLED)
+                    | bit(thread_state::STATE_ON_CPU)
+            )
+        );
+        assert_eq!(mask("").ok(), Some(u32::MAX));
+        assert!(mask("X").is_err());
+    }
+}

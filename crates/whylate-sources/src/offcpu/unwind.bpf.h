@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The user stack of a thread that sleeps. User space translates the unwind information of the code (.eh_frame) into one rule for
+ * each address that stands in a stack; these are few, since threads sleep in few places. A frame without a rule ends the walk, and user
+ * space is asked.
+ */
+#pragma once
+
+struct walk {
+	struct task_struct *task;
+	struct scratch *scratch;
+	u64 ip;
+	u64 sp;
+	u64 bp;
+	/* What is in the window, and where it lies in the thread's memory. */
+	u64 window_at;
+	u32 window_bytes;
+	u32 process;
+	u32 length;
+	u32 end;
+};
+
+/* The same in Rust: rules.rs. */
+static __always_inline u32 rule_slot(u32 process, u64 ip)
+{
+	return ((ip ^ (u64)process << 40) * 0x9e3779b97f4a7c15ull) >> 40;
+}
+
+/* A word of the thread's stack; a whole piece of it is copied, as words that are read next lie above. */
+static __always_inline int read_word(struct walk *walk, u64 at, u64 *word)
+{
+	u64 offset = at - walk->window_at;
+
+	if (at & 7)
+		return -1;
+	if (at < walk->window_at || offset + 8 > walk->window_bytes) {
+		u32 bytes = PAGE_BYTES - (at & (PAGE_BYTES - 1));
+
+		if (bytes > WINDOW_BYTES)
+			bytes = WINDOW_BYTES;
+		walk->window_bytes = 0;
+		if (bpf_copy_from_user_task(walk->scratch->window, bytes, (void *)at, walk->task, 0))
+			return -1;
+		walk->window_at = at;
+		walk->window_bytes = bytes;
+		offset = 0;
+	}
+	*word = walk->scratch->window[(offset >> 3) & (WINDOW_BYTES / 8 - 1)];
+	return 0;
+}
+
+static __always_inline void ask(struct walk *walk, bool innermost)
+{
+	u32 index = unknown_frames_count;
+	struct unknown_frame *unknown = bpf_map_lookup_elem(&unknown_frames, &index);
+
+	if (!unknown)
+		return;
+	unknown->ip = walk->ip;
+	unknown->sp = walk->sp;
+	unknown->bp = walk->bp;
+	unknown->process = walk->process;
+	unknown->tgid = walk->task->tgid;
+	unknown->tid = walk->task->pid;
+	unknown->innermost = innermost;
+	unknown_frames_count = index + 1;
+}
+
+enum {
+	/* User space has to be asked, or has been. */
+	RULE_TO_ASK = -1,
+	RULE_IS_ASKED = -2,
+	RULE_NO_ROOM = -3,
+};
+
+/* The slot of the rule for an address, or one of the above. A function that the verifier looks at by itself, once. */
+__noinline int slot_of_rule(u32 process, u64 ip)
+{
+	u32 slot = rule_slot(process, ip);
+
+	for (u32 probe = 0; probe < RULE_PROBES; probe++) {
+		u32 index = (slot + probe) & (RULES - 1);
+		struct unwind_rule *rule = bpf_map_lookup_elem(&rule_by_slot, &index);
+
+		if (!rule)
+			break;
+		if (rule->base == RULE_NONE) {
+			rule->ip = ip;
+			rule->process = process;
+			rule->base = RULE_ASKED;
+			return RULE_TO_ASK;
+		}
+		if (rule->ip == ip && rule->process == process)
+			return rule->base == RULE_ASKED ? (int)RULE_IS_ASKED : (int)index;
+	}
+	return RULE_NO_ROOM;
+}
+
+/* The rule for where the walk is; NULL when user space has to be asked first, or there is no room for one. */
+static __always_inline struct unwind_rule *find_rule(struct walk *walk, bool innermost)
+{
+	/* Addresses of user space have no such high bit. */
+	int found = slot_of_rule(walk->process, walk->ip | (u64)innermost << 63);
+	u32 index = found;
+
+	if (found >= 0)
+		return bpf_map_lookup_elem(&rule_by_slot, &index);
+	if (found == RULE_NO_ROOM) {
+		lose(LOST_RULES);
+		return NULL;
+	}
+	if (found == RULE_TO_ASK)
+		ask(walk, innermost);
+	walk->end = USER_UNKNOWN;
+	return NULL;
+}
+
+static long step(u64 index, struct walk *walk)
+{
+	/* Not from `walk`, of which the verifier would follow each value that it can have. */
+	bool innermost = index == 0;
+	struct unwind_rule *rule;
+	u64 cfa, caller;
+
+	if (index >= MAX_FRAMES || index >= max_depth)
+		return 1;
+	walk->scratch->user.frames[index] = walk->ip;
+	walk->length = index + 1;
+	rule = find_rule(walk, innermost);
+	if (!rule)
+		return 1;
+	switch (rule->base) {
+	case RULE_ROOT:
+		walk->end = USER_COMPLETE;
+		return 1;
+	case RULE_SP:
+		cfa = walk->sp + rule->cfa_offset;
+		break;
+	case RULE_BP:
+		cfa = walk->bp + rule->cfa_offset;
+		break;
+	case RULE_AT_BP:
+		if (read_word(walk, walk->bp + rule->cfa_offset, &cfa))
+			return 1;
+		break;
+	case RULE_CHAIN:
+		if (!walk->bp) {
+			walk->end = USER_COMPLETE;
+			return 1;
+		}
+		cfa = walk->bp + 16;
+		break;
+	default:
+		return 1;
+	}
+	/* Callers lie above, so that the walk ends. */
+	if (cfa <= walk->sp || read_word(walk, cfa - 8, &caller))
+		return 1;
+	if (rule->base == RULE_CHAIN || rule->base == RULE_AT_BP) {
+		if (read_word(walk, walk->bp, &walk->bp))
+			return 1;
+	} else if (rule->bp_offset != BP_KEPT) {
+		if (read_word(walk, cfa + rule->bp_offset, &walk->bp))
+			return 1;
+	}
+	if (!caller) {
+		walk->end = USER_COMPLETE;
+		return 1;
+	}
+	walk->sp = cfa;
+	walk->ip = caller;
+	return 0;
+}
+
+enum {
+	/* Code segment of 64-bit programs on x86 (arch/x86/include/asm/segment.h, __USER_CS). */
+	X86_USER_CS = 0x33,
+};
+
+/* Fills scratch->user; tells how the stack ends. */
+static __always_inline enum user_end unwind_user(struct task_struct *task, struct scratch *scratch, u32 process)
+{
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	struct walk walk = {};
+
+	scratch->user.length = 0;
+	if (!bpf_core_field_exists(regs->ip) || (u16)BPF_CORE_READ(regs, cs) != X86_USER_CS)
+		return USER_UNREADABLE;
+	walk.task = task;
+	walk.scratch = scratch;
+	walk.ip = BPF_CORE_READ(regs, ip);
+	walk.sp = BPF_CORE_READ(regs, sp);
+	walk.bp = BPF_CORE_READ(regs, bp);
+	walk.process = process;
+	walk.end = USER_PARTLY;
+	bpf_loop(MAX_FRAMES, step, &walk, 0);
+	scratch->user.length = walk.length;
+	return walk.end;
+}

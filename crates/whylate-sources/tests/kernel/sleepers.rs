@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A process whose threads sleep in known places.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::ffi::c_void;
+use std::fs::{self, File};
+use std::hint::black_box;
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use whylate_model::WaitClass;
+
+/// What a place is called, a function of the kernel that it is in, and what it is waited for there.
+pub const PLACES: [(&str, &str, WaitClass); 8] = [
+    ("sleep_in_futex", "futex_wait", WaitClass::Lock),
+    ("sleep_in_nanosleep", "nanosleep", WaitClass::Timer),
+    ("sleep_in_pipe", "pipe_read", WaitClass::Pipe),
+    ("sleep_in_epoll", "epoll_wait", WaitClass::Idle),
+    ("sleep_in_poll", "do_sys_poll", WaitClass::Idle),
+    ("sleep_in_flock", "lock_inode_wait", WaitClass::Lock),
+    ("sleep_in_condition", "futex_wait", WaitClass::Idle),
+    ("sleep_in_mutex", "pipe_write", WaitClass::Lock),
+];
+
+/// What breaks lines, JSON, XML and terminals, in the 15 bytes that a thread's name has.
+pub const EVIL_NAME: &str = "a;\"b' \x1b<script>";
+
+const WHAT: &str = "WHYLATE_SLEEPERS";
+const COUNT: &str = "WHYLATE_SLEEPERS_COUNT";
+const READY: &str = "all asleep";
+
+/// The name of the threads in a place.
+pub fn name(place: usize) -> String {
+    format!("at {place}")
+}
+
+/// The process. It goes with this.
+pub struct Sleepers(Child);
+
+impl Sleepers {
+    /// Starts it, and waits until its threads sleep.
+    pub fn start(what: &str, of_each: u64) -> Result<Self> {
+        let child = Command::new(std::env::current_exe()?)
+            .args(["--exact", "sleepers_process", "--nocapture", "--test-threads=1"])
+            .env(WHAT, what)
+            .env(COUNT, of_each.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut sleepers = Sleepers(child);
+        let output = BufReader::new(sleepers.0.stdout.take().context("it has no output")?);
+        for line in output.lines() {
+            if line?.contains(READY) {
+                return Ok(sleepers);
+            }
+        }
+        bail!("the process with the sleeping threads has ended")
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// The numbers of its threads.
+    pub fn threads(&self) -> Result<BTreeSet<String>> {
+        fs::read_dir(format!("/proc/{}/task", self.pid()))?
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect()
+    }
+}
+
+impl Drop for Sleepers {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Sleeps as asked in the environment, for ever.
+pub fn run_if_asked() -> Result<()> {
+    let Ok(what) = std::env::var(WHAT) else { return Ok(()) };
+    let of_each: u64 = std::env::var(COUNT)?.parse()?;
+    match what.as_str() {
+        "all" => {
+            let functions = functions()?;
+            for (place, function) in functions.into_iter().enumerate() {
+                for _ in 0..of_each {
+                    spawn(name(place), function)?;
+                }
+            }
+            wait_until_asleep(of_each as usize * PLACES.len() + 1)?;
+        }
+        "evil" => {
+            spawn(EVIL_NAME.to_owned(), sleep_in_nanosleep)?;
+            wait_until_asleep(1)?;
+        }
+        "deep" => {
+            spawn("deep".to_owned(), || descend(200))?;
+            wait_until_asleep(1)?;
+        }
+        "churn" => {
+            for _ in 0..of_each {
+                spawn("steady".to_owned(), sleep_in_nanosleep)?;
+            }
+            wait_until_asleep(of_each as usize)?;
+            thread::spawn(|| {
+                loop {
+                    // As fast as this machine gives birth to threads, a few at a time.
+                    let some: Vec<_> = (0..8).map(|_| thread::spawn(|| thread::yield_now())).collect();
+                    some.into_iter().for_each(|one| drop(one.join()));
+                }
+            });
+        }
+        _ => bail!("no such place"),
+    }
+    println!("{READY}");
+    loop {
+        thread::park();
+    }
+}
+
+fn spawn(name: String, function: impl FnOnce() + Send + 'static) -> Result<()> {
+    thread::Builder::new().name(name).stack_size(128 << 10).spawn(function)?;
+    Ok(())
+}
+
+/// Until so many threads of this process besides its first ones are asleep.
+fn wait_until_asleep(threads: usize) -> Result<()> {
+    for _ in 0..6_000 {
+        let mut asleep = 0;
+        for entry in fs::read_dir("/proc/self/task")? {
+            let stat = fs::read_to_string(entry?.path().join("stat")).unwrap_or_default();
+            let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).chars().next();
+            asleep += usize::from(matches!(state, Some('S' | 'D')));
+        }
+        // The thread that only waits for this one is asleep too.
+        if asleep > threads {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    bail!("not all threads fall asleep")
+}
+
+/// A pipe that nobody writes to, an epoll without events, and a file that is locked: for as long as the process lives.
+static PIPE: AtomicU64 = AtomicU64::new(0);
+static EPOLL: AtomicU64 = AtomicU64::new(0);
+static LOCKED: AtomicU64 = AtomicU64::new(0);
+/// A pipe whose mutex a thread has.
+static HELD_PIPE: AtomicU64 = AtomicU64::new(0);
+
+fn functions() -> Result<[fn(); 8]> {
+    let mut ends = [0; 2];
+    // SAFETY: an array of two for the two ends.
+    ensure!(unsafe { libc::pipe(ends.as_mut_ptr()) } == 0, "no pipe");
+    PIPE.store(ends[0] as u64, Ordering::Relaxed);
+    // SAFETY: no memory is involved.
+    let epoll = unsafe { libc::epoll_create1(0) };
+    ensure!(epoll >= 0, "no epoll");
+    EPOLL.store(epoll as u64, Ordering::Relaxed);
+    let file = tempfile::NamedTempFile::new()?;
+    let (holder, waiter) = (File::open(file.path())?, File::open(file.path())?);
+    // SAFETY: the descriptor is open.
+    ensure!(unsafe { libc::flock(holder.as_raw_fd(), libc::LOCK_EX) } == 0, "no lock");
+    LOCKED.store(waiter.as_raw_fd() as u64, Ordering::Relaxed);
+    std::mem::forget((holder, waiter));
+    hold_a_pipe()?;
+    Ok([
+        sleep_in_futex,
+        sleep_in_nanosleep,
+        sleep_in_pipe,
+        sleep_in_epoll,
+        sleep_in_poll,
+        sleep_in_flock,
+        sleep_in_condition,
+        sleep_in_mutex,
+    ])
+}
+
+#[inline(never)]
+fn sleep_in_futex() {
+    let word = 0_u32;
+    // SAFETY: the word outlives the call, and nobody else knows it.
+    unsafe { libc::syscall(libc::SYS_futex, &raw const word, libc::FUTEX_WAIT, 0, std::ptr::null::<c_void>()) };
+    black_box(word);
+}
+
+#[inline(never)]
+fn sleep_in_nanosleep() {
+    let time = libc::timespec { tv_sec: 100_000, tv_nsec: 0 };
+    // SAFETY: the time outlives the call.
+    let outcome = unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
+    black_box(outcome);
+}
+
+#[inline(never)]
+fn sleep_in_pipe() {
+    let mut byte = 0_u8;
+    // SAFETY: one byte has room there.
+    let outcome = unsafe { libc::read(PIPE.load(Ordering::Relaxed) as i32, (&raw mut byte).cast(), 1) };
+    black_box(outcome);
+}
+
+#[inline(never)]
+fn sleep_in_epoll() {
+    let mut event = libc::epoll_event { events: 0, u64: 0 };
+    // SAFETY: one event has room there.
+    let outcome = unsafe { libc::epoll_wait(EPOLL.load(Ordering::Relaxed) as i32, &raw mut event, 1, -1) };
+    black_box(outcome);
+}
+
+#[inline(never)]
+fn sleep_in_poll() {
+    // SAFETY: there are no descriptors to read.
+    let outcome = unsafe { libc::poll(std::ptr::null_mut(), 0, -1) };
+    black_box(outcome);
+}
+
+#[inline(never)]
+fn sleep_in_flock() {
+    // SAFETY: no memory is involved.
+    let outcome = unsafe { libc::flock(LOCKED.load(Ordering::Relaxed) as i32, libc::LOCK_EX) };
+    black_box(outcome);
+}
+
+#[inline(never)]
+fn sleep_in_condition() {
+    let mut mutex = libc::PTHREAD_MUTEX_INITIALIZER;
+    let mut condition = libc::PTHREAD_COND_INITIALIZER;
+    // SAFETY: both outlive the calls, and stay where they are.
+    let outcome = unsafe {
+        libc::pthread_mutex_lock(&raw mut mutex);
+        libc::pthread_cond_wait(&raw mut condition, &raw mut mutex)
+    };
+    black_box(outcome);
+}
+
+/// Whoever writes to a pipe has its mutex, and keeps it while a page that is written from is missing. Others wait for it without being
+/// woken by signals.
+#[inline(never)]
+fn sleep_in_mutex() {
+    let byte = 0_u8;
+    // SAFETY: one byte is there.
+    let outcome = unsafe { libc::write(HELD_PIPE.load(Ordering::Relaxed) as i32, (&raw const byte).cast(), 1) };
+    black_box(outcome);
+}
+
+/// Has a thread take the mutex of a pipe for as long as the process lives: what it writes is in a page that nobody fills
+/// (userfaultfd(2)).
+fn hold_a_pipe() -> Result<()> {
+    /// `UFFDIO_API` and `UFFDIO_REGISTER` (include/uapi/linux/userfaultfd.h).
+    const API: libc::c_ulong = 0xc018_aa3f;
+    const REGISTER: libc::c_ulong = 0xc020_aa00;
+    const LENGTH: usize = 4096;
+    let mut ends = [0; 2];
+    // SAFETY: an array of two for the two ends.
+    ensure!(unsafe { libc::pipe(ends.as_mut_ptr()) } == 0, "no pipe");
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let page = unsafe {
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        libc::mmap(std::ptr::null_mut(), LENGTH, access, kind, -1, 0)
+    };
+    ensure!(page != libc::MAP_FAILED, "no page");
+    let mut api = [0xaa_u64, 0, 0];
+    let mut registered = [page as u64, LENGTH as u64, 1, 0];
+    // SAFETY: the arrays are laid out as the kernel's structures, and outlive the calls.
+    unsafe {
+        let faults = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as i32;
+        ensure!(faults >= 0, "no userfaultfd: {}", std::io::Error::last_os_error());
+        ensure!(libc::ioctl(faults, API, api.as_mut_ptr()) == 0, "another userfaultfd");
+        ensure!(libc::ioctl(faults, REGISTER, registered.as_mut_ptr()) == 0, "the page is not taken");
+    }
+    HELD_PIPE.store(ends[1] as u64, Ordering::Relaxed);
+    let (pipe, page) = (ends[1], page as usize);
+    spawn("holder".to_owned(), move || {
+        // SAFETY: the page is mapped; nothing else uses it.
+        let outcome = unsafe { libc::write(pipe, page as *const c_void, 1) };
+        black_box(outcome);
+    })?;
+    wait_until_asleep(1)
+}
+
+/// Sleeps below so many frames.
+#[inline(never)]
+fn descend(frames: u32) {
+    if black_box(frames) == 0 {
+        sleep_in_nanosleep();
+    } else {
+        descend(frames - 1);
+    }
+    black_box(frames);
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The source `offcpu` on threads that sleep in known places. They are in a process of their own, which is this program again.
+
+mod kernel;
+#[path = "kernel/sleepers.rs"]
+mod sleepers;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use kernel::is_emulated;
+use kernel::turn::turn_to_measure;
+use kernel::undisturbed;
+use sleepers::{EVIL_NAME, PLACES, Sleepers};
+use whylate_model::{Snapshot, Stack, WaitClass};
+use whylate_sources::Attached;
+use whylate_sources::clock::unix_ns;
+use whylate_sources::offcpu::{KernelThreads, Offcpu, OffcpuOptions};
+
+/// How long a walk may come after the end of a period.
+const PERIOD: Duration = Duration::from_millis(112);
+
+fn sampled(options: &OffcpuOptions, span: Duration) -> Result<Snapshot> {
+    let mut source = Offcpu.attach_with(options)?;
+    sleep(span);
+    source.snapshot()
+}
+
+fn lost(snapshot: &Snapshot) -> u64 {
+    snapshot.lost.values().sum()
+}
+
+fn is_at(stack: &Stack, function: &str) -> bool {
+    stack.user.iter().any(|frame| frame.contains(function))
+}
+
+#[test]
+fn threads_in_known_places_have_their_shares_names_and_time() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let of_each = if is_emulated() { 25 } else { 500 };
+    let sleepers = Sleepers::start("all", of_each)?;
+    undisturbed(|| shares_names_and_time(&sleepers, of_each))
+}
+
+fn shares_names_and_time(sleepers: &Sleepers, of_each: u64) -> Result<()> {
+    let options = OffcpuOptions { process: Some(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
+    let snapshot = sampled(&options, Duration::from_secs(3))?;
+    ensure!(lost(&snapshot) == 0, "lost: {:?}", snapshot.lost);
+
+    let whole_ns: u64 = snapshot.stacks.iter().map(|stack| stack.weight_ns).sum();
+    let mut named = 0;
+    for (place, (function, kernel, class)) in PLACES.iter().enumerate() {
+        let there: Vec<&Stack> = snapshot.stacks.iter().filter(|stack| is_at(stack, function)).collect();
+        let ns: u64 = there.iter().map(|stack| stack.weight_ns).sum();
+        let share = ns as f64 / whole_ns as f64;
+        ensure!((share - 0.125).abs() < 0.01, "{function} has {share} of the time");
+        for stack in there {
+            ensure!(stack.kernel.iter().any(|frame| frame.contains(kernel)), "{function} is in {:?}", stack.kernel);
+            let told = stack.wait.as_ref().map(|wait| wait.class);
+            ensure!(told == Some(*class), "{function} is told as {:?}", stack.wait);
+            ensure!(stack.labels["thread"] == sleepers::name(place), "{:?}", stack.labels);
+            named += u64::from(stack.user.last().is_some_and(|frame| frame.contains("clone")));
+        }
+    }
+    // From the system call to the function that began the thread.
+    ensure!(named * 100 >= of_each * 8 * 99, "{named} of {} user stacks are whole", of_each * 8);
+    let uninterruptible: u64 =
+        snapshot.stacks.iter().filter(|stack| stack.state == "D").map(|stack| stack.age.count()).sum();
+    ensure!(uninterruptible == of_each, "{uninterruptible} threads are uninterruptible");
+
+    let mut ns_by_thread: BTreeMap<&str, u64> = BTreeMap::new();
+    for stack in &snapshot.stacks {
+        *ns_by_thread.entry(&stack.labels["tid"]).or_default() += stack.weight_ns;
+    }
+    let threads = sleepers.threads()?;
+    ensure!(
+        ns_by_thread.keys().map(|tid| (*tid).to_owned()).collect::<BTreeSet<_>>() == threads,
+        "not all threads were seen"
+    );
+    for (tid, ns) in ns_by_thread {
+        let difference = ns.abs_diff(snapshot.duration_ns);
+        ensure!(difference < PERIOD.as_nanos() as u64, "thread {tid} has {ns} of {} ns", snapshot.duration_ns);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_age_of_a_wait_is_since_it_began() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    undisturbed(|| {
+        let before_ns = unix_ns();
+        let sleepers = Sleepers::start("all", 3)?;
+        let asleep_ns = unix_ns();
+        sleep(Duration::from_millis(700));
+        let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
+        let snapshot = sampled(&options, Duration::from_millis(300))?;
+        let end_ns = snapshot.start_unix_ns + snapshot.duration_ns;
+        let ages: Vec<_> =
+            snapshot.stacks.iter().filter(|stack| PLACES.iter().any(|(function, ..)| is_at(stack, function))).collect();
+        ensure!(ages.iter().map(|stack| stack.age.count()).sum::<u64>() == 24, "threads are missing");
+        for stack in ages {
+            // What interrupts and the hypervisor took of the CPU meanwhile is missing.
+            let least_ns = (end_ns - asleep_ns) * 9 / 10;
+            ensure!(stack.age.min_ns() >= least_ns.saturating_sub(50_000_000), "{} < {least_ns}", stack.age.min_ns());
+            ensure!(stack.age.max_ns() <= end_ns - before_ns, "{} > {}", stack.age.max_ns(), end_ns - before_ns);
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn names_are_those_that_the_threads_gave_themselves() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let sleepers = Sleepers::start("evil", 1)?;
+    let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
+    let snapshot = sampled(&options, Duration::from_millis(300))?;
+    let names: BTreeSet<&str> = snapshot.stacks.iter().map(|stack| stack.labels["thread"].as_str()).collect();
+    ensure!(names.contains(EVIL_NAME), "{names:?}");
+    let only = OffcpuOptions { thread_name: Some(EVIL_NAME.to_owned()), ..options };
+    let snapshot = sampled(&only, Duration::from_millis(300))?;
+    ensure!(!snapshot.stacks.is_empty(), "no thread of that name was seen");
+    ensure!(snapshot.stacks.iter().all(|stack| stack.labels["thread"] == EVIL_NAME), "others were seen too");
+    Ok(())
+}
+
+#[test]
+fn threads_that_are_born_and_die_are_counted_or_lost() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let sleepers = Sleepers::start("churn", 50)?;
+    let options = OffcpuOptions { process: Some(sleepers.pid()), rate_hz: 99, ..OffcpuOptions::default() };
+    let snapshot = sampled(&options, Duration::from_secs(2))?;
+    println!("lost: {:?}, {} stacks", snapshot.lost, snapshot.stacks.len());
+    let steady: u64 =
+        snapshot.stacks.iter().filter(|stack| is_at(stack, PLACES[1].0)).map(|stack| stack.weight_ns).sum();
+    let wanted = 50 * snapshot.duration_ns;
+    ensure!(steady.abs_diff(wanted) * 100 < wanted, "the threads that stay have {steady} of {wanted} ns");
+    // Of 9 threads at a time at most, each lives for less than the span.
+    let others: u64 = snapshot.stacks.iter().map(|stack| stack.weight_ns).sum::<u64>() - steady;
+    ensure!(others < 20 * snapshot.duration_ns, "threads that live shortly have {others} ns");
+    Ok(())
+}
+
+#[test]
+fn stacks_that_are_too_deep_say_so() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let sleepers = Sleepers::start("deep", 1)?;
+    let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
+    let snapshot = sampled(&options, Duration::from_millis(300))?;
+    let deep = snapshot.stacks.iter().find(|stack| is_at(stack, "descend")).context("the deep stack was not seen")?;
+    ensure!(
+        deep.user.len() == 128 && deep.user[127] == "[unwound partly]",
+        "{} frames: {:?}",
+        deep.user.len(),
+        deep.user.last()
+    );
+    ensure!(deep.user.iter().filter(|frame| frame.contains("descend")).count() > 100, "{:?}", deep.user);
+    let shallow = sampled(&OffcpuOptions { max_depth: 3, ..options }, Duration::from_millis(300))?;
+    let depths: BTreeSet<usize> = shallow.stacks.iter().map(|stack| stack.kernel.len()).collect();
+    ensure!(depths.iter().all(|&depth| depth <= 3), "{depths:?}");
+    Ok(())
+}
+
+#[test]
+fn filters_leave_the_others_out() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let span = Duration::from_millis(300);
+    let kernel = sampled(&OffcpuOptions { kernel_threads: KernelThreads::Only, ..OffcpuOptions::default() }, span)?;
+    ensure!(
+        !kernel.stacks.is_empty() && kernel.stacks.iter().all(|stack| stack.labels.contains_key("kernel")),
+        "processes are there"
+    );
+    let others = sampled(&OffcpuOptions { kernel_threads: KernelThreads::No, ..OffcpuOptions::default() }, span)?;
+    ensure!(others.stacks.iter().all(|stack| !stack.labels.contains_key("kernel")), "threads of the kernel are there");
+    let sleepers = Sleepers::start("all", 2)?;
+    let options = OffcpuOptions { process: Some(sleepers.pid()), states: "D".to_owned(), ..OffcpuOptions::default() };
+    let uninterruptible = sampled(&options, span)?;
+    ensure!(
+        !uninterruptible.stacks.is_empty() && uninterruptible.stacks.iter().all(|stack| stack.state == "D"),
+        "others are there"
+    );
+    let without_user = sampled(&OffcpuOptions { user_stacks: false, states: String::new(), ..options }, span)?;
+    ensure!(without_user.stacks.iter().all(|stack| stack.user.is_empty()), "user frames are there");
+    ensure!(
+        without_user.stacks.iter().any(|stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Timer)),
+        "no class is told"
+    );
+    Ok(())
+}
+
+/// What the other process runs.
+#[test]
+fn sleepers_process() -> Result<()> {
+    sleepers::run_if_asked()
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate offcpu`: where threads wait while they are off their CPUs.
+
+mod diff;
+mod import;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand, ValueEnum};
+use whylate_model::folded::Root;
+use whylate_model::units::{format_ns, printable};
+use whylate_sources::offcpu::{KernelThreads, Offcpu, OffcpuOptions};
+use whylate_sources::{Attached, cgroups};
+
+use crate::cli::duration_ns;
+use crate::commands::Senseless;
+use crate::commands::watch::{Ended, Watch};
+use crate::output::offcpu::file::{self, Form};
+use crate::output::offcpu::{flat, tree};
+use crate::output::table::terminal_columns;
+use crate::output::{Output, footer, json::JsonLines};
+
+/// Where threads wait while they are off their CPUs: every sleeping thread's stack, sampled at a fixed rate
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    after_help = "\
+examples:
+    whylate offcpu -d 10s                 # a tree of where threads wait, widest first
+    whylate offcpu -d 10s -o sleep.svg    # the same as a flame graph
+    whylate offcpu -d 10s -p 1234 --flat  # a row for each place where process 1234 waits
+    whylate offcpu --blocked 10s          # threads that have waited for 10 s or longer by now
+    whylate offcpu --state D --kernel-threads no -d 1m
+                                          # what keeps processes in uninterruptible sleep
+    whylate offcpu --diff before.folded after.folded -o diff.svg
+    whylate offcpu import procstat.txt -o sleep.svg"
+)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Option<Sub>,
+    /// Samples a second, 1 to 999; the times between them vary, so that no regular sleeper is met at the same point each time
+    #[arg(short = 'F', long = "frequency", value_name = "HZ", default_value_t = whylate_sources::offcpu::DEFAULT_HZ,
+          value_parser = clap::value_parser!(u32).range(1..=999))]
+    frequency: u32,
+    /// End after this time (e.g. 10s, 5m, 1h)
+    #[arg(short, long, value_parser = duration_ns)]
+    duration: Option<u64>,
+    /// Write to a file, by its end: .svg, .folded, .pb.gz, .json or .speedscope.json
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Only the threads of this process
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Option<u32>,
+    /// Only threads of this name
+    #[arg(long, value_name = "NAME")]
+    comm: Option<String>,
+    /// Only threads in this cgroup, or below
+    #[arg(long, value_name = "PATH")]
+    cgroup: Option<String>,
+    /// Only while in one of these states, in the letters of ps(1): R, S, D, I, T, t, P
+    #[arg(long, value_name = "LETTERS", value_parser = states)]
+    state: Option<String>,
+    /// The kernel's own threads
+    #[arg(long, value_enum, default_value_t = Kernel::Yes)]
+    kernel_threads: Kernel,
+    /// Kernel frames only
+    #[arg(long)]
+    no_user: bool,
+    /// At most so many frames of each stack, innermost ones
+    #[arg(long, value_name = "FRAMES", default_value_t = 127, value_parser = clap::value_parser!(u32).range(1..=127))]
+    max_depth: u32,
+    /// What stacks are told apart by
+    #[arg(long, value_enum, default_value_t = By::Process)]
+    by: By,
+    /// A row for each place, with the rule that tells what it is waited for
+    #[arg(long)]
+    flat: bool,
+    /// Leave out threads that are idle by design
+    #[arg(long)]
+    hide_idle: bool,
+    /// Print the threads that have waited for at least this long by now (e.g. 10s), in one look
+    #[arg(long, value_name = "TIME", value_parser = duration_ns, conflicts_with_all = ["output", "duration"])]
+    blocked: Option<u64>,
+    /// Compare two profiles (folded or JSON): what waits more, and what less
+    #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], conflicts_with_all = ["blocked", "json", "flat"])]
+    diff: Option<Vec<PathBuf>>,
+    /// One JSON object
+    #[arg(long, conflicts_with_all = ["flat", "blocked"])]
+    json: bool,
+    /// How threads are sampled: sample, or auto for the best that works
+    #[arg(long, value_name = "BACKEND", default_value = "auto")]
+    backend: String,
+}
+
+/// The letters of ps(1) for states.
+fn states(text: &str) -> Result<String, String> {
+    match text.chars().find(|letter| !"RSDITtP,".contains(*letter)) {
+        None if text.is_empty() => Err("name at least one state".to_owned()),
+        None => Ok(text.to_owned()),
+        Some(letter) => Err(format!("{letter:?} is no state of a thread (choose from R, S, D, I, T, t, P)")),
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum Sub {
+    Import(import::Arguments),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kernel {
+    Yes,
+    No,
+    Only,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum By {
+    Process,
+    Thread,
+    Cgroup,
+}
+
+impl Arguments {
+    fn root(&self) -> Root {
+        match self.by {
+            By::Process => Root::Process,
+            By::Thread => Root::Thread,
+            By::Cgroup => Root::Cgroup,
+        }
+    }
+
+    fn options(&self) -> anyhow::Result<OffcpuOptions> {
+        let cgroup =
+            match &self.cgroup {
+                Some(path) => Some(cgroups::id_of(path).with_context(|| {
+                    format!("cannot find the cgroup {} (name a folder of cgroup v2)", printable(path))
+                })?),
+                None => None,
+            };
+        Ok(OffcpuOptions {
+            backend: Some(self.backend.clone()),
+            rate_hz: self.frequency,
+            process: self.pid,
+            thread_name: self.comm.clone(),
+            cgroup,
+            states: self.state.clone().unwrap_or_default(),
+            kernel_threads: match self.kernel_threads {
+                Kernel::Yes => KernelThreads::Yes,
+                Kernel::No => KernelThreads::No,
+                Kernel::Only => KernelThreads::Only,
+            },
+            user_stacks: !self.no_user,
+            by_thread: self.by == By::Thread || self.blocked.is_some(),
+            max_depth: self.max_depth,
+        })
+    }
+}
+
+/// Samples until told to end, and shows or writes what was seen.
+///
+/// # Errors
+/// When the source cannot attach, or the output cannot be written.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let Some(Sub::Import(arguments)) = &arguments.command {
+        return import::run(arguments);
+    }
+    if let Some([before, after]) = arguments.diff.as_deref() {
+        return diff::run(before, after, arguments.output.as_deref());
+    }
+    let form = match &arguments.output {
+        Some(path) => Some((path, Form::of(path).map_err(Senseless)?)),
+        None => None,
+    };
+    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+    let mut source = Offcpu.attach_with(&arguments.options()?).context("cannot attach offcpu")?;
+    if arguments.blocked.is_none() {
+        if !arguments.json {
+            eprintln!("Sampling where threads wait, {} times a second ... Hit Ctrl-C to end.", arguments.frequency);
+        }
+        let end = arguments.duration.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
+        // A file is for somebody else than whoever reads our output.
+        if watch.until(end)? == Ended::OutputClosed && form.is_none() {
+            return Ok(());
+        }
+    }
+    let snapshot = source.snapshot()?;
+    if let Some((path, form)) = form {
+        let cannot = || format!("cannot write {}", path.display());
+        let mut out = file::create(path).with_context(cannot)?;
+        file::write(&mut out, form, &snapshot, arguments.root(), arguments.hide_idle).with_context(cannot)?;
+        return Ok(());
+    }
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if arguments.json {
+        JsonLines::default().snapshot(&mut out, snapshot)?;
+    } else {
+        let columns = terminal_columns();
+        match arguments.blocked {
+            Some(least_ns) => {
+                let table = flat::table(&snapshot, arguments.hide_idle, Some(least_ns));
+                writeln!(out, "Threads that have waited {} or longer:\n", format_ns(least_ns))?;
+                table.write(&mut out, columns)?;
+            }
+            None if arguments.flat => flat::table(&snapshot, arguments.hide_idle, None).write(&mut out, columns)?,
+            None => tree::write(&mut out, &snapshot, arguments.root(), arguments.hide_idle, columns)?,
+        }
+        footer::write(&mut out, &snapshot)?;
+    }
+    out.flush()?;
+    Ok(())
+}

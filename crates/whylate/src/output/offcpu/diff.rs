@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What waits more and what less than before.
+
+use std::collections::BTreeMap;
+
+use crate::output::table::{Align, Table};
+
+/// Two profiles by stack, as parts of a million of all their thread-seconds: so runs of different length and with different numbers of
+/// threads can be compared.
+#[derive(Debug, Default, PartialEq)]
+pub struct Difference {
+    by_stack: BTreeMap<String, [u64; 2]>,
+}
+
+/// What shares are parts of.
+const WHOLE: u128 = 1_000_000;
+
+impl Difference {
+    /// Of folded lines before and after.
+    pub fn of(before: &[String], after: &[String]) -> Self {
+        let mut difference = Difference::default();
+        for (side, lines) in [before, after].into_iter().enumerate() {
+            let parsed: Vec<(&str, u64)> = lines
+                .iter()
+                .filter_map(|line| {
+                    let (frames, count) = line.rsplit_once(' ')?;
+                    Some((frames, count.parse().ok()?))
+                })
+                .collect();
+            let all: u128 = parsed.iter().map(|&(_, count)| u128::from(count)).sum();
+            for (frames, count) in parsed {
+                let part = (u128::from(count) * WHOLE / all.max(1)) as u64;
+                difference.by_stack.entry(frames.to_owned()).or_default()[side] += part;
+            }
+        }
+        difference
+    }
+
+    /// Lines with both shares, as differential flame graphs are drawn of.
+    pub fn lines(&self) -> Vec<String> {
+        self.by_stack.iter().map(|(frames, [before, after])| format!("{frames} {before} {after}")).collect()
+    }
+
+    /// What changed most first; changes of less than a thousandth of everything are left out.
+    pub fn table(&self) -> Table {
+        let mut table = Table::new(&[
+            ("CHANGE", Align::Right),
+            ("BEFORE", Align::Right),
+            ("AFTER", Align::Right),
+            ("STACK", Align::Left),
+        ]);
+        let mut rows: Vec<(i64, &String, &[u64; 2])> =
+            self.by_stack.iter().map(|(frames, both)| (both[1] as i64 - both[0] as i64, frames, both)).collect();
+        rows.sort_by_key(|&(change, frames, _)| (std::cmp::Reverse(change.abs()), frames));
+        let percent = |part: f64| part * 100.0 / WHOLE as f64;
+        for (change, frames, [before, after]) in rows.into_iter().filter(|row| row.0.abs() >= 1000) {
+            table.row(vec![
+                format!("{:+.1}%", percent(change as f64)),
+                format!("{:.1}%", percent(*before as f64)),
+                format!("{:.1}%", percent(*after as f64)),
+                frames.clone(),
+            ]);
+        }
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(lines: &[&str]) -> Vec<String> {
+        lines.iter().map(|line| (*line).to_owned()).collect()
+    }
+
+    #[test]
+    fn shares_are_compared_whatever_the_length() {
+        let difference = Difference::of(&lines(&["a;b 10", "a;c 10"]), &lines(&["a;b 3000", "a;d 1000"]));
+        assert_eq!(difference.lines(), ["a;b 500000 750000", "a;c 500000 0", "a;d 0 250000"]);
+        let mut out = Vec::new();
+        difference.table().write(&mut out, None).expect("a vector takes everything");
+        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+    }
+
+    #[test]
+    fn what_stays_the_same_is_no_difference() {
+        let both = lines(&["a;b 10", "a;c 30"]);
+        let mut out = Vec::new();
+        Difference::of(&both, &both).table().write(&mut out, None).expect("a vector takes everything");
+        assert_eq!(String::from_utf8(out).expect("text").lines().count(), 1);
+    }
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Files by their extension.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use whylate_model::Snapshot;
+use whylate_model::folded::{Root, lines, waiting};
+
+use super::{pprof, speedscope, svg, write_lines};
+
+/// What a file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A flame graph.
+    Svg,
+    /// A line a stack.
+    Folded,
+    /// For `go tool pprof`.
+    Pprof,
+    /// The snapshot.
+    Json,
+    /// For speedscope.
+    Speedscope,
+}
+
+impl Form {
+    /// By the end of the file's name.
+    ///
+    /// # Errors
+    /// When it is none of those that are known.
+    pub fn of(path: &Path) -> anyhow::Result<Self> {
+        let name = path.to_string_lossy();
+        let forms = [
+            (".svg", Form::Svg),
+            (".folded", Form::Folded),
+            (".pb.gz", Form::Pprof),
+            (".speedscope.json", Form::Speedscope),
+            (".json", Form::Json),
+        ];
+        forms.into_iter().find(|(end, _)| name.ends_with(end)).map(|(_, form)| form).ok_or_else(|| {
+            anyhow::anyhow!("write to a file that ends in .svg, .folded, .pb.gz, .json or .speedscope.json, not {name}")
+        })
+    }
+}
+
+/// Makes a file that only its owner reads: stacks tell of everybody's programs.
+///
+/// # Errors
+/// When the file system refuses.
+pub fn create(path: &Path) -> io::Result<BufWriter<File>> {
+    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path).map(BufWriter::new)
+}
+
+/// Writes a snapshot in this form.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write(out: &mut dyn Write, form: Form, snapshot: &Snapshot, root: Root, hide_idle: bool) -> io::Result<()> {
+    match form {
+        Form::Svg => svg::write(out, snapshot, root, hide_idle)?,
+        Form::Folded => write_lines(out, &lines(waiting(snapshot, hide_idle), root))?,
+        Form::Pprof => pprof::write(out, snapshot, hide_idle)?,
+        Form::Speedscope => speedscope::write(out, snapshot, root, hide_idle)?,
+        Form::Json => {
+            serde_json::to_writer(&mut *out, snapshot)?;
+            writeln!(out)?;
+        }
+    }
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_name_tells_the_form() {
+        let form = |name: &str| Form::of(Path::new(name)).ok();
+        assert_eq!(form("a/b.svg"), Some(Form::Svg));
+        assert_eq!(form("x.speedscope.json"), Some(Form::Speedscope));
+        assert_eq!(form("x.json"), Some(Form::Json));
+        assert_eq!(form("x.pb.gz"), Some(Form::Pprof));
+        assert_eq!(form("x.folded"), Some(Form::Folded));
+        assert_eq!(form("x.png"), None);
+    }
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Where threads wait: as a tree, a table, a flame graph, and in the forms that other tools read.
+
+pub mod diff;
+pub mod file;
+pub mod flat;
+pub mod pprof;
+pub mod speedscope;
+pub mod svg;
+pub mod tree;
+
+use std::io::{self, Write};
+
+use whylate_model::Snapshot;
+use whylate_model::folded::waiting;
+use whylate_model::units::format_ns;
+
+/// A figure of the whole snapshot.
+fn value(snapshot: &Snapshot, name: &str) -> f64 {
+    snapshot.series.iter().filter_map(|series| series.values.get(name)).sum()
+}
+
+/// How much was looked at: `2.00s at 9 Hz, 92 threads, 180s off CPU`.
+pub fn summary(snapshot: &Snapshot, hide_idle: bool) -> String {
+    let off_ns: u64 = waiting(snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
+    let lost: u64 = snapshot.lost.values().sum();
+    let lost = if lost == 0 { String::new() } else { format!(", {lost} lost") };
+    format!(
+        "{} at {} Hz, {} threads, {} off CPU{}{lost}",
+        format_ns(snapshot.duration_ns),
+        value(snapshot, "rate_hz"),
+        value(snapshot, "threads"),
+        format_ns(off_ns),
+        if hide_idle { " without those idle by design" } else { "" },
+    )
+}
+
+/// Writes the lines with a newline after each.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write_lines(out: &mut dyn Write, lines: &[String]) -> io::Result<()> {
+    lines.iter().try_for_each(|line| writeln!(out, "{line}"))
+}
+
+/// A share in percent with one digit.
+fn percent(part: u64, whole: u64) -> String {
+    format!("{:.1}%", part as f64 * 100.0 / whole.max(1) as f64)
+}
+
+#[cfg(test)]
+pub mod sample {
+    //! A snapshot with everything that an output has to cope with.
+
+    use whylate_model::wait::{Wait, WaitClass};
+    use whylate_model::{Series, Snapshot, Stack};
+
+    /// Names with what breaks lines, JSON, XML and terminals.
+    pub const EVIL: &str = "a;b \"c\" '\\\x1b[31m<script>alert(1)</script>";
+
+    fn names(names: &str) -> Vec<String> {
+        names.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// Four places of two processes.
+    pub fn snapshot() -> Snapshot {
+        let mut snapshot = Snapshot::new("offcpu", "sample", "host", 1_795_252_440_000_000_000);
+        snapshot.duration_ns = 2_000_000_000;
+        let values = [("rate_hz", 9.0), ("threads", 7.0), ("walks", 18.0)];
+        snapshot.series =
+            vec![Series { values: values.map(|(name, value)| (name.to_owned(), value)).into(), ..Series::default() }];
+        snapshot.lost.insert("torn".to_owned(), 1);
+        let stack =
+            |process: &str, thread: &str, state: &str, class, user: &str, kernel: &str, ns, ages: &[u64]| Stack {
+                labels: [("process", process), ("thread", thread), ("pid", "7")]
+                    .map(|(k, v)| (k.into(), v.into()))
+                    .into(),
+                state: state.to_owned(),
+                samples: ns / 100_000_000,
+                weight_ns: ns,
+                wait: Some(Wait { class, rule: "because".to_owned() }),
+                user: names(user),
+                kernel: names(kernel),
+                age: ages.iter().copied().collect(),
+                ..Stack::default()
+            };
+        let s = 1_000_000_000;
+        snapshot.stacks = vec![
+            stack(
+                "db",
+                "worker",
+                "S",
+                WaitClass::Lock,
+                "futex lock work start",
+                "futex_wait do_futex",
+                6 * s,
+                &[s, 5 * s],
+            ),
+            stack("db", "worker", "S", WaitClass::Idle, "poll work start", "do_poll", 4 * s, &[s]),
+            stack(EVIL, EVIL, "D", WaitClass::Disk, "read main", "io_schedule", 2 * s, &[40 * s]),
+            stack("db", "worker", "R", WaitClass::OnCpu, "", "", s, &[]),
+        ];
+        snapshot
+    }
+}

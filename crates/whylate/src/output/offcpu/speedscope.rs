@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The file format of speedscope: <https://www.speedscope.app/file-format-schema.json>.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+
+use serde_json::json;
+use whylate_model::Snapshot;
+use whylate_model::folded::{Root, frames, waiting};
+
+/// Writes a profile for each process, or whatever graphs begin with; weights are nanoseconds.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write(out: &mut dyn Write, snapshot: &Snapshot, root: Root, hide_idle: bool) -> io::Result<()> {
+    let mut index_of: HashMap<String, usize> = HashMap::new();
+    let mut names = Vec::new();
+    let mut profiles: BTreeMap<String, (Vec<Vec<usize>>, Vec<u64>)> = BTreeMap::new();
+    for stack in waiting(snapshot, hide_idle) {
+        let frames = frames(stack, root);
+        let title = frames.first().map(|frame| frame.name.clone()).unwrap_or_default();
+        let indices = frames
+            .into_iter()
+            .map(|frame| {
+                *index_of.entry(frame.name.clone()).or_insert_with(|| {
+                    names.push(json!({ "name": frame.name }));
+                    names.len() - 1
+                })
+            })
+            .collect();
+        let profile = profiles.entry(title).or_default();
+        profile.0.push(indices);
+        profile.1.push(stack.weight_ns);
+    }
+    let profiles: Vec<_> = profiles
+        .into_iter()
+        .map(|(name, (samples, weights))| {
+            json!({
+                "type": "sampled", "name": name, "unit": "nanoseconds", "startValue": 0,
+                "endValue": weights.iter().sum::<u64>(), "samples": samples, "weights": weights,
+            })
+        })
+        .collect();
+    let file = json!({
+        "$schema": "https://www.speedscope.app/file-format-schema.json",
+        "exporter": concat!("whylate ", env!("CARGO_PKG_VERSION")),
+        "name": "off-CPU time",
+        "shared": { "frames": names },
+        "profiles": profiles,
+    });
+    serde_json::to_writer(&mut *out, &file)?;
+    writeln!(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::super::sample;
+    use super::*;
+
+    #[test]
+    fn samples_have_weights_and_frames_that_are_there() {
+        let mut out = Vec::new();
+        write(&mut out, &sample::snapshot(), Root::Process, false).expect("a vector takes everything");
+        let file: Value = serde_json::from_slice(&out).expect("JSON");
+        let frames = file["shared"]["frames"].as_array().expect("frames").len() as u64;
+        let profiles = file["profiles"].as_array().expect("profiles");
+        assert_eq!(profiles.len(), 2);
+        let mut total = 0;
+        for profile in profiles {
+            let (samples, weights) =
+                (profile["samples"].as_array().expect("samples"), profile["weights"].as_array().expect("weights"));
+            assert_eq!(samples.len(), weights.len());
+            for frame in samples.iter().flat_map(|sample| sample.as_array().expect("frames")) {
+                assert!(frame.as_u64().expect("an index") < frames);
+            }
+            let sum: u64 = weights.iter().map(|weight| weight.as_u64().expect("a weight")).sum();
+            assert_eq!(profile["endValue"].as_u64(), Some(sum));
+            total += sum;
+        }
+        assert_eq!(total, 12_000_000_000);
+    }
+}

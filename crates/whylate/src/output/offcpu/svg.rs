@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A flame graph that a browser searches and zooms.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use inferno::flamegraph::color::{BackgroundColor, BasicPalette, Color, Palette, PaletteMap};
+use inferno::flamegraph::{self, Options};
+use whylate_model::Snapshot;
+use whylate_model::folded::{Kind, Root, frames, lines, waiting};
+
+use super::summary;
+
+/// Writes the flame graph of a snapshot: kernel frames are darker than those of programs.
+///
+/// # Errors
+/// Those of the writer, and when nothing waits.
+pub fn write(out: &mut dyn Write, snapshot: &Snapshot, root: Root, hide_idle: bool) -> io::Result<()> {
+    let mut colors = PaletteMap::default();
+    let mut kinds = BTreeMap::new();
+    for frame in waiting(snapshot, hide_idle).flat_map(|stack| frames(stack, root)) {
+        kinds.insert(frame.name, frame.kind);
+    }
+    for (name, kind) in kinds {
+        colors.insert(&name, color(&name, kind));
+    }
+    let mut options = options("Off-CPU time");
+    options.subtitle = Some(summary(snapshot, hide_idle));
+    options.palette_map = Some(&mut colors);
+    draw(out, options, &lines(waiting(snapshot, hide_idle), root))
+}
+
+/// Writes the flame graph of folded lines: those with two counts are drawn as a difference.
+///
+/// # Errors
+/// Those of the writer, and when there are no lines.
+pub fn write_lines(out: &mut dyn Write, title: &str, count: &str, folded: &[String]) -> io::Result<()> {
+    let mut options = options(title);
+    options.count_name = count.to_owned();
+    draw(out, options, folded)
+}
+
+fn options(title: &str) -> Options<'static> {
+    let mut options = Options::default();
+    options.title = title.to_owned();
+    options.count_name = "us".to_owned();
+    options.colors = Palette::Basic(BasicPalette::Io);
+    options.bgcolors = Some(BackgroundColor::Blue);
+    options.deterministic = true;
+    options
+}
+
+fn draw(out: &mut dyn Write, mut options: Options<'_>, folded: &[String]) -> io::Result<()> {
+    if folded.is_empty() {
+        return Err(io::Error::other("there is nothing to draw: no thread was seen waiting"));
+    }
+    flamegraph::from_lines(&mut options, folded.iter().map(String::as_str), out)
+}
+
+/// Blues: labels grey, programs light, the kernel dark; functions differ a little, and have the same color in each graph.
+fn color(name: &str, kind: Kind) -> Color {
+    // FNV-1a (RFC draft eastlake-fnv).
+    let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let shade = (hash >> 24) as u8 / 5;
+    let [r, g, b] = match kind {
+        Kind::Label => [190, 196 + shade / 4, 205],
+        Kind::Between => [160, 160, 160],
+        Kind::User => [105 + shade, 170 + shade, 235],
+        Kind::Kernel => [60 + shade, 110 + shade, 205],
+    };
+    Color { r, g, b }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample;
+    use super::*;
+
+    #[test]
+    fn names_are_text_and_no_markup() {
+        let mut out = Vec::new();
+        write(&mut out, &sample::snapshot(), Root::Thread, false).expect("a vector takes everything");
+        let svg = String::from_utf8(out).expect("text");
+        assert!(!svg.contains("<script>alert"), "a name is markup");
+        assert!(svg.contains("&lt;script&gt;alert"), "the name is gone");
+        assert!(!svg.contains('\x1b'));
+        assert!(svg.contains("2.00s at 9 Hz, 7 threads, 12.0s off CPU, 1 lost"), "no subtitle");
+        let kernel = color("do_poll", Kind::Kernel);
+        assert!(
+            svg.contains(&format!("rgb({},{},{})", kernel.r, kernel.g, kernel.b)),
+            "the kernel has no color of its own"
+        );
+    }
+
+    #[test]
+    fn nothing_is_not_drawn() {
+        let empty = Snapshot::new("offcpu", "sample", "host", 0);
+        assert!(write(&mut Vec::new(), &empty, Root::Process, false).is_err());
+    }
+}

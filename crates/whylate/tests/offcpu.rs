@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate offcpu` as its users meet it.
+
+mod running;
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Output;
+
+use anyhow::{Context, Result, ensure};
+use running::whylate;
+use serde_json::Value;
+use turn::turn_to_measure;
+use whylate_model::{Snapshot, WaitClass};
+
+const PROCSTAT: &str = "\
+  PID    TID COMM             TDNAME           KSTACK
+    0 100000 kernel           swapper          mi_switch sleepq_timedwait _sleep swapper btext
+    0 100023 kernel           firmware taskq   mi_switch sleepq_wait _sleep taskqueue_thread_loop fork_exit fork_trampoline
+";
+
+fn output_of(arguments: &[&str]) -> Result<Output> {
+    Ok(whylate(arguments).output()?)
+}
+
+fn printed(arguments: &[&str]) -> Result<String> {
+    let output = output_of(arguments)?;
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{arguments:?}: {stderr}");
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() -> Result<()> {
+    for arguments in [
+        &["offcpu", "-F", "0"][..],
+        &["offcpu", "-F", "1000"],
+        &["offcpu", "--state", "X"],
+        &["offcpu", "--max-depth", "128"],
+        &["offcpu", "-o", "graph.png"],
+        &["offcpu", "--blocked", "1s", "-d", "1s"],
+        &["offcpu", "import"],
+    ] {
+        let output = output_of(arguments)?;
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn files_of_procstat_become_folded_lines_and_a_graph() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let text = folder.path().join("procstat.txt");
+    fs::write(&text, PROCSTAT)?;
+    let text = text.to_str().context("a name in UTF-8")?;
+    assert_eq!(
+        printed(&["offcpu", "import", text, text, "--by", "thread"])?,
+        "kernel;firmware taskq;mi_switch;sleepq_wait;_sleep;taskqueue_thread_loop;fork_exit;fork_trampoline 2\n\
+         kernel;swapper;mi_switch;sleepq_timedwait;_sleep;swapper;btext 2\n"
+    );
+    let graph = folder.path().join("graph.svg");
+    printed(&["offcpu", "import", text, "-o", graph.to_str().context("a name in UTF-8")?])?;
+    let svg = fs::read_to_string(&graph)?;
+    assert!(svg.contains("taskqueue_thread_loop") && svg.trim_end().ends_with("</svg>"));
+    let output = output_of(&["offcpu", "import", "/proc/version"])?;
+    assert_eq!(output.status.code(), Some(1));
+    Ok(())
+}
+
+#[test]
+fn two_profiles_are_compared() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = |name: &str, text: &str| -> Result<String> {
+        let path = folder.path().join(name);
+        fs::write(&path, text)?;
+        Ok(path.to_str().context("a name in UTF-8")?.to_owned())
+    };
+    let (before, after) = (file("a.folded", "p;f 10\np;g 10\n")?, file("b.folded", "p;f 30\np;h 10\n")?);
+    let graph = file("d.svg", "")?;
+    let table = printed(&["offcpu", "--diff", &before, &after, "-o", &graph])?;
+    assert_eq!(table.lines().nth(1).map(str::trim), Some("-50.0%   50.0%   0.0%  p;g"), "{table}");
+    assert!(fs::read_to_string(&graph)?.contains("</svg>"));
+    Ok(())
+}
+
+#[test]
+fn each_form_of_file_is_written_for_its_owner_alone() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    for (name, begins) in [
+        ("x.svg", &b"<?xml"[..]),
+        ("x.folded", b""),
+        ("x.pb.gz", &[0x1f, 0x8b]),
+        ("x.json", b"{\"schema\":1"),
+        ("x.speedscope.json", b"{"),
+    ] {
+        let path = folder.path().join(name);
+        printed(&["offcpu", "-d", "300ms", "-o", path.to_str().context("a name in UTF-8")?])?;
+        let bytes = fs::read(&path)?;
+        ensure!(bytes.starts_with(begins) && !bytes.is_empty(), "{name} has something else");
+        ensure!(fs::metadata(&path)?.permissions().mode() & 0o777 == 0o600, "others may read {name}");
+        if name.ends_with("json") {
+            serde_json::from_slice::<Value>(&bytes)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn one_snapshot_tells_where_this_test_waits() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let pid = std::process::id().to_string();
+    let text = printed(&["offcpu", "--json", "-d", "500ms", "-p", &pid])?;
+    let snapshot: Snapshot = serde_json::from_str(&text)?;
+    ensure!(snapshot.source == "offcpu" && snapshot.backend == "sample", "{} {}", snapshot.source, snapshot.backend);
+    // One of its threads waits for the program's output.
+    let reads = snapshot.stacks.iter().any(|stack| stack.labels.get("syscall").is_some_and(|call| call == "poll"));
+    ensure!(reads, "{text}");
+    ensure!(snapshot.stacks.iter().all(|stack| stack.labels["pid"] == pid), "others are there");
+    ensure!(snapshot.stacks.iter().all(|stack| stack.wait.is_some()), "a wait has no class");
+
+    let threads = printed(&["offcpu", "-p", &pid, "--by", "thread", "-d", "300ms"])?;
+    ensure!(threads.contains("at 9 Hz"), "{threads}");
+    let blocked = printed(&["offcpu", "-p", &pid, "--blocked", "1h"])?;
+    ensure!(
+        blocked.starts_with("Threads that have waited 3600s or longer:\n\n SHARE") || blocked.contains("SHARE"),
+        "{blocked}"
+    );
+    ensure!(
+        snapshot.stacks.iter().any(|stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Idle)),
+        "{text}"
+    );
+    Ok(())
+}
