@@ -70,6 +70,11 @@ bench-timerlat: ## what `whylate timerlat` tells and costs, beside cyclictest (a
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- timerlat
 
+.PHONY: bench-irqsoff
+bench-irqsoff: ## how much `whylate irqsoff` slows a scheduler benchmark down, beside bpftrace (as root)
+	@scripts/install-deps bench
+	$(CARGO) run --release -p whylate-bench -- irqsoff
+
 .PHONY: bench-timerlat-vm
 bench-timerlat-vm: ## what `whylate timerlat` tells and costs, beside rtla, in a virtual machine
 	@scripts/install-deps bench static vm

@@ -4,6 +4,7 @@
 mod child;
 mod figures;
 mod floor;
+mod irqsoff;
 mod kernel;
 mod machine;
 mod occupancy;
@@ -37,6 +38,8 @@ enum What {
     Timerlat(results::Arguments),
     /// How late timers and threads are by `whylate timerlat` and by `rtla timerlat`, in a virtual machine.
     TimerlatVm(results::Arguments),
+    /// How much longer a scheduler benchmark takes while `whylate irqsoff` or a bpftrace script watches.
+    Irqsoff(results::Arguments),
     #[command(hide = true)]
     Paced(occupancy::paced::Arguments),
 }
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         What::Occupancy(arguments) => occupancy::run(&arguments),
         What::Timerlat(arguments) => timerlat::run(&arguments),
         What::TimerlatVm(arguments) => timerlat_vm::run(&arguments),
+        What::Irqsoff(arguments) => irqsoff::run(&arguments),
         What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),
     };
     match outcome {

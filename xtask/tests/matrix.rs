@@ -100,24 +100,6 @@ fn built_6_12_tracers_blames_who_keeps_interrupts_off() -> Result<()> {
     tracer::interrupts_off_are_blamed(&machine)
 }
 
-#[test]
-fn built_6_12_tracers_tells_delays_that_its_module_makes() -> Result<()> {
-    let Some(machine) = Machine::new("6.12-tracers")? else { return Ok(()) };
-    let output = machine.run_tests("kernel_irqsoff_delay")?;
-    // A table: backend, mode, length, how many were told, median and worst error in us, function. The last row of a case counts.
-    for backend in ["events", "tracer"] {
-        for mode in ["irq", "preempt"] {
-            for length_us in ["500", "1000", "5000", "20000"] {
-                let row = format!("row | {backend} | {mode} | {length_us} | ");
-                let told = output.lines().rev().find_map(|line| line.strip_prefix(&row));
-                let named = told.is_some_and(|told| told.contains("preemptirqtest"));
-                ensure!(named, "{backend} does not name who kept off {mode} for {length_us} us: {told:?}");
-            }
-        }
-    }
-    ensure_skipped_for(&output, &[])
-}
-
 /// Turns interrupts off for 20 ms and prints what the kernel's own tracer saw, in microseconds.
 const DELAY: &str = "
     cd /sys/kernel/tracing
@@ -138,7 +120,7 @@ const KEEP_ENABLED: &str = "
     for instance in first second; do
         mkdir $instance
         echo 0 >$instance/tracing_on
-        for events in workqueue irq_vectors irq nmi/nmi_handler timer/hrtimer_expire_entry \
+        for events in workqueue irq_vectors irq nmi/nmi_handler timer/hrtimer_expire_entry timer/hrtimer_expire_exit \
             sched/sched_switch sched/sched_waking sched/sched_migrate_task; do
             echo 1 >$instance/events/$events/enable
         done
@@ -166,6 +148,7 @@ fn matrix(kernel: &str, expected: &Expected) -> Result<()> {
     wq_agrees_with_the_trace(&machine, expected)?;
     why_names_what_disturbed(&machine, expected)?;
     timerlat_keeps_its_schedule(&machine, expected)?;
+    irqsoff_blames_no_user_code(&machine)?;
     tracer::options_are_honoured(&machine, expected.of_tracer)
 }
 
@@ -218,6 +201,13 @@ fn timerlat_keeps_its_schedule(machine: &Machine<'_>, expected: &Expected) -> Re
     // Only where programs may be at the exit of a function; the tracer's own samples are always taken there.
     let tells_ran = !output.contains("latency until it runs: false");
     ensure!(tells_ran, "a thread's latency ends when it has the CPU");
+    ensure_skipped_for(&output, &["an emulated CPU is late all the time"])
+}
+
+/// The kernel tests of `irqsoff`, but for windows of known length: its programs load, and late interrupts of user code are told as that.
+fn irqsoff_blames_no_user_code(machine: &Machine<'_>) -> Result<()> {
+    let output = machine.run_tests("kernel_irqsoff")?;
+    ensure!(output.contains(" of them in user code"), "user code was never interrupted");
     ensure_skipped_for(&output, &["an emulated CPU is late all the time"])
 }
 

@@ -104,8 +104,8 @@ impl Culprit {
 /// Who made it late.
 ///
 /// Only kernel code keeps interrupts off: one that interrupts user code was kept waiting by a handler, by the hypervisor, or by the machine
-/// itself (system management mode). One that is late in kernel code comes in where interrupts were enabled again. An idle state is left with
-/// interrupts off, which is nobody's doing.
+/// itself (system management mode). One that is late in kernel code comes in where interrupts were enabled again. An idle state is left
+/// with interrupts off, which is nobody's doing.
 pub fn culprit(found: Found, reason: &Reason, stack: &[String]) -> Culprit {
     match reason {
         Reason::Steal => return Culprit::of(CauseKind::Steal),

@@ -224,14 +224,17 @@ fn timers_and_missed_periods_make_up_the_schedule() -> Result<()> {
         let mut timers = patching(|| attach_timers(&[places.disturbed]))?;
         // From here on the period is known.
         thread::sleep(Duration::from_nanos(20 * period_ns));
-        (timers.snapshot()?, ticks.snapshot()?);
+        timers.snapshot()?;
+        ticks.snapshot()?;
         let length_ns = 10 * MS_NS;
-        let made = match disturb(Kind::IrqsOff, places.disturbed, length_ns, 10, 50 * MS_NS) {
-            Err(error) if is_unsupported(&error) => {
-                thread::sleep(Duration::from_secs(1));
-                Vec::new()
+        let made = if is_emulated() {
+            thread::sleep(Duration::from_secs(2));
+            Vec::new()
+        } else {
+            match disturb(Kind::IrqsOff, places.disturbed, length_ns, 10, 50 * MS_NS) {
+                Err(error) if is_unsupported(&error) => Vec::new(),
+                made => made?,
             }
-            made => made?,
         };
         let (timers_seen, ticks_seen) = (timers.snapshot()?, ticks.snapshot()?);
         patching(|| drop((timers, ticks)));
@@ -252,6 +255,10 @@ fn timers_and_missed_periods_make_up_the_schedule() -> Result<()> {
         );
         ensure!(ours.labels["mode"] == "hard" && ours.values["period_ns"] as u64 == period_ns, "{:?}", ours.values);
         ensure!(runtime.count().abs_diff(latency.count()) <= 1, "a function has two ends");
+        if is_emulated() {
+            println!("skipped: an emulated CPU is late all the time");
+            return Ok(());
+        }
         let cpu = |series: &&Series| series.histograms.contains_key("lateness");
         let test = ticks_seen.series.iter().find(cpu).context("the ticks are not counted")?;
         let test_overruns = test.values["overruns"] as u64;

@@ -49,7 +49,8 @@ fn console(snapshot: &Snapshot, level: Option<u32>) -> Option<String> {
     let longest_ns = longest_ns.map(|(_, ns)| ns).chain(named.map(|(_, length)| length.max_ns())).max()?;
     let now = level.map_or_else(String::new, |level| format!(", now {level}"));
     Some(format!(
-        "console output keeps interrupts off, for {} or longer: lower the console log level (dmesg -n 1){now}; drop console= on a slow line",
+        "console output keeps interrupts off, for {} or longer: lower the console log level (dmesg -n 1){now}; \
+         drop console= on a slow line",
         format_ns(longest_ns)
     ))
 }
@@ -64,7 +65,8 @@ fn handlers(snapshot: &Snapshot) -> Option<String> {
     let (handler, length) = own.filter(|(name, _)| !is_call(name)).max_by_key(|(_, length)| length.max_ns())?;
     (length.max_ns() >= MATTERS_NS).then(|| {
         format!(
-            "the handler {handler} runs for {} with interrupts off: give it a thread (boot with threadirqs), or serve its interrupt on another CPU (/proc/irq)",
+            "the handler {handler} runs for {} with interrupts off: give it a thread (boot with threadirqs), or serve \
+             its interrupt on another CPU (/proc/irq)",
             format_ns(length.max_ns())
         )
     })
@@ -75,7 +77,9 @@ fn calls(snapshot: &Snapshot) -> Option<String> {
         of_kind(snapshot, "irq").filter(|(series, _)| series.labels.get("handler").is_some_and(|name| is_call(name)));
     let count: u64 = calls.map(|(_, length)| length.count()).sum();
     (count > 0).then(|| {
-        format!("{count} times other CPUs' calls (IPIs) made interrupts late: isolate CPUs from those that change memory maps or kernel code")
+        format!("{count} times other CPUs' calls (IPIs) made interrupts late: isolate CPUs from those that change memory maps \
+             or kernel code"
+        )
     })
 }
 
@@ -93,7 +97,8 @@ fn machine(snapshot: &Snapshot) -> Option<String> {
     let longest_ns = of_kind(snapshot, "unknown").map(|(_, length)| length.max_ns()).max()?;
     (longest_ns >= MATTERS_NS).then(|| {
         format!(
-            "user code ran, and an interrupt was late by {}: the firmware (SMI) or a hypervisor that does not tell had the CPU; the hwlat tracer tells more",
+            "user code ran, and an interrupt was late by {}: the firmware (SMI) or a hypervisor that does not \
+             tell had the CPU; the hwlat tracer tells more",
             format_ns(longest_ns)
         )
     })

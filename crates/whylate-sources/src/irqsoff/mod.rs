@@ -5,8 +5,8 @@
 //!
 //! Backend `tracer`: the kernel's tracers of the longest section.
 //!
-//! Backend `ticks`: a timer of each CPU is due once in a period. When its interrupt comes late although no handler ran and no hypervisor had
-//! the CPU, interrupts were off, and it comes in where they were enabled again: the stack that it finds names who did that.
+//! Backend `ticks`: a timer of each CPU is due once in a period. When its interrupt comes late although no handler ran and no hypervisor
+//! had the CPU, interrupts were off, and it comes in where they were enabled again: the stack that it finds names who did that.
 
 mod events;
 mod ticks;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * How late the timer of each CPU comes in, and what made it late: a handler, the hypervisor, or whoever enabled interrupts where it came in.
+ * How late the timer of each CPU comes in, and what made it late: a handler, the hypervisor, or whoever enabled interrupts there.
  *
  * Of an interrupt nothing can be told but when it comes in: interrupts were off since the timer was due, at least.
  */

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
-use whylate_model::{Labels, LateEvent, Series, Snapshot};
+use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 
 use self::skel::types::{bucket_page, distribution, timer_key, timer_limits, timer_series, timers_lost};
 use super::INFO;
@@ -99,33 +99,55 @@ impl AttachedTimers {
     /// Functions on CPUs whose timers came in since the last call. Those that have got two numbers are added up.
     fn take_series(&mut self) -> Vec<Series> {
         let given = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.timer_series_count);
-        let mut by_labels: BTreeMap<(String, u32, bool), Series> = BTreeMap::new();
-        for id in 0..given.min(timer_limits::MAX_TIMER_SERIES.0) as usize {
-            let latency = self.latency.take(&self.series, id);
-            let runtime = self.runtime.take(&self.series, id);
-            let key_at = offset_of!(timer_series, key);
-            let number = |offset| self.series.u32_at(id, key_at + offset).load(Ordering::Relaxed);
-            let (cpu, is_soft) = (number(offset_of!(timer_key, cpu)), number(offset_of!(timer_key, is_soft)) != 0);
-            let overruns = self.series.u64_at(id, offset_of!(timer_series, overruns)).swap(0, Ordering::Relaxed);
-            if (latency.is_empty() && runtime.is_empty()) || !(self.cpus.is_empty() || self.cpus.contains(&cpu)) {
+        let ids = 0..given.min(timer_limits::MAX_TIMER_SERIES.0) as usize;
+        // All at once: reading the kernel's symbols, to name them, takes a while.
+        let taken: Vec<Taken> = ids.map(|id| self.take_one(id)).collect();
+        let mut by_labels: BTreeMap<Labels, Series> = BTreeMap::new();
+        for one in taken {
+            let is_measured = self.cpus.is_empty() || self.cpus.contains(&one.cpu);
+            if (one.latency.is_empty() && one.runtime.is_empty()) || !is_measured {
                 continue;
             }
-            let function = self.series.u64_at(id, key_at + offset_of!(timer_key, function)).load(Ordering::Relaxed);
-            let callback = self.symbols.name(function).to_owned();
-            let period_ns = self.series.u64_at(id, offset_of!(timer_series, period_ns)).load(Ordering::Relaxed);
-            let labels = labels(&callback, cpu, is_soft);
-            let mut values = BTreeMap::from([("overruns".to_owned(), overruns as f64)]);
-            if period_ns > 0 {
-                values.insert("period_ns".to_owned(), period_ns as f64);
+            let labels = labels(self.symbols.name(one.function), one.cpu, one.is_soft);
+            let mut values = BTreeMap::from([("overruns".to_owned(), one.overruns as f64)]);
+            if one.period_ns > 0 {
+                values.insert("period_ns".to_owned(), one.period_ns as f64);
             }
-            let histograms = [("latency".to_owned(), latency), ("runtime".to_owned(), runtime)].into();
-            let series = Series { labels: labels.clone(), histograms, values, ..Series::default() };
-            let into =
-                by_labels.entry((callback, cpu, is_soft)).or_insert_with(|| Series { labels, ..Series::default() });
+            let histograms = [("latency".to_owned(), one.latency), ("runtime".to_owned(), one.runtime)].into();
+            let series = Series { histograms, values, ..Series::default() };
+            let into = by_labels
+                .entry(labels)
+                .or_insert_with_key(|labels| Series { labels: labels.clone(), ..Series::default() });
             into.absorb(&series);
         }
         by_labels.into_values().collect()
     }
+
+    fn take_one(&mut self, id: usize) -> Taken {
+        let key_at = offset_of!(timer_series, key);
+        let number = |offset| self.series.u32_at(id, key_at + offset).load(Ordering::Relaxed);
+        let counter = |offset| self.series.u64_at(id, offset);
+        Taken {
+            function: counter(key_at + offset_of!(timer_key, function)).load(Ordering::Relaxed),
+            cpu: number(offset_of!(timer_key, cpu)),
+            is_soft: number(offset_of!(timer_key, is_soft)) != 0,
+            period_ns: counter(offset_of!(timer_series, period_ns)).load(Ordering::Relaxed),
+            overruns: counter(offset_of!(timer_series, overruns)).swap(0, Ordering::Relaxed),
+            latency: self.latency.take(&self.series, id),
+            runtime: self.runtime.take(&self.series, id),
+        }
+    }
+}
+
+/// What was counted of one function on one CPU.
+struct Taken {
+    function: u64,
+    cpu: u32,
+    is_soft: bool,
+    period_ns: u64,
+    overruns: u64,
+    latency: Histogram,
+    runtime: Histogram,
 }
 
 fn labels(callback: &str, cpu: u32, is_soft: bool) -> Labels {

@@ -163,15 +163,14 @@ impl Programs {
     /// Who made ticks late since the last call, by the stack that was found, and for how long.
     pub(super) fn take_culprits(&mut self, symbols: &mut KernelSymbols) -> Vec<Told> {
         let given = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.culprits);
-        let mut taken = Vec::new();
-        for id in 0..given.min(tick_limits::MAX_CULPRITS.0) as usize {
-            let length = self.lengths.take(&self.culprits, id);
-            if !length.is_empty() {
-                let (culprit, stack) = self.culprit(id, symbols);
-                taken.push(Told { culprit, stack, length });
-            }
-        }
-        taken
+        let ids = 0..given.min(tick_limits::MAX_CULPRITS.0) as usize;
+        // All at once: reading the kernel's symbols, to name them, takes a while.
+        let taken: Vec<_> = ids.map(|id| (id, self.lengths.take(&self.culprits, id))).collect();
+        let told = taken.into_iter().filter(|(_, length)| !length.is_empty()).map(|(id, length)| {
+            let (culprit, stack) = self.culprit(id, symbols);
+            Told { culprit, stack, length }
+        });
+        told.collect()
     }
 
     fn culprit(&mut self, id: usize, symbols: &mut KernelSymbols) -> (Culprit, Vec<String>) {
