@@ -27,8 +27,6 @@ pub(super) struct Timers {
     by_address: HashMap<u64, Timer>,
     /// By CPU and function: when it printed how late it was, and that.
     stated: HashMap<(u32, Box<str>), (u64, u64)>,
-    /// CPU and stamp of the last line with overruns: a report may show a line alone, and again among others.
-    told: Option<(u32, u64)>,
 }
 
 impl Timers {
@@ -84,9 +82,6 @@ impl Timers {
             return None;
         }
         let missed = number(line.text.strip_suffix("overruns").or_else(|| line.text.strip_suffix("overrun"))?.trim())?;
-        if self.told.replace((line.cpu, line.time_ns)) == Some((line.cpu, line.time_ns)) {
-            return None;
-        }
         let (at_ns, lateness_ns) = self.stated.remove(&key()).unwrap_or((line.time_ns, 0));
         Some(LateTimer { function: line.event, at_ns, lateness_ns, missed })
     }
