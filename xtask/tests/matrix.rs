@@ -109,24 +109,6 @@ fn built_6_12_tracers_blames_who_keeps_interrupts_off() -> Result<()> {
     tracer::interrupts_off_are_blamed(&machine)
 }
 
-#[test]
-fn built_6_12_tracers_tells_delays_that_its_module_makes() -> Result<()> {
-    let Some(machine) = Machine::new("6.12-tracers")? else { return Ok(()) };
-    let output = machine.run_tests("kernel_irqsoff_delay")?;
-    // A table: backend, mode, length, how many were told, median and worst error in us, function. The last row of a case counts.
-    for backend in ["events", "tracer"] {
-        for mode in ["irq", "preempt"] {
-            for length_us in ["500", "1000", "5000", "20000"] {
-                let row = format!("row | {backend} | {mode} | {length_us} | ");
-                let told = output.lines().rev().find_map(|line| line.strip_prefix(&row));
-                let named = told.is_some_and(|told| told.contains("preemptirqtest"));
-                ensure!(named, "{backend} does not name who kept off {mode} for {length_us} us: {told:?}");
-            }
-        }
-    }
-    ensure_skipped_for(&output, &[])
-}
-
 /// Turns interrupts off for 20 ms and prints what the kernel's own tracer saw, in microseconds.
 const DELAY: &str = "
     cd /sys/kernel/tracing

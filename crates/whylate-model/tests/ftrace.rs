@@ -130,6 +130,13 @@ fn nothing_spans_events_that_the_kernel_lost() {
 }
 
 #[test]
+fn spaces_of_a_web_page_are_spaces() {
+    let (snapshot, late) = read(format!("{LATENCY}{PIPE}").replace(' ', "\u{a0}").as_bytes(), None).expect("both");
+    check_capture(&snapshot, &late);
+    assert_eq!(late[0].labels["ended_at"], "vprintk_emit");
+}
+
+#[test]
 fn what_cannot_be_read_is_told_with_its_reason() {
     let error = |bytes: &[u8]| read(bytes, None).expect_err("it tells nothing").to_string();
     assert!(error(b"").starts_with("no line in it is a latency trace"));

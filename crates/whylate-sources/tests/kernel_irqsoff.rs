@@ -74,6 +74,7 @@ fn seen(places: Places, options: &IrqsoffOptions, kind: Kind, length_ns: u64) ->
 
 fn options(places: Places) -> IrqsoffOptions {
     IrqsoffOptions {
+        backend: Some("ticks".to_owned()),
         cpus: vec![places.disturbed],
         late_over_ns: Some(100_000),
         keep_evidence: true,

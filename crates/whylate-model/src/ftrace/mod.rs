@@ -91,7 +91,8 @@ pub fn import(
     let mut lates = Lates { threshold_ns: options.late_over_ns, worst: Worst::new(options.worst), each };
     let mut bytes = Vec::new();
     while read_line(&mut input, &mut bytes)? {
-        found.line(&String::from_utf8_lossy(&bytes), &mut lates);
+        // Text that was copied from a web page has spaces that do not break.
+        found.line(&String::from_utf8_lossy(&bytes).replace('\u{a0}', " "), &mut lates);
     }
     found.end(host, &mut lates)
 }
