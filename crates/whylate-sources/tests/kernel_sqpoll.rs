@@ -169,10 +169,12 @@ fn a_thread_that_sleeps_in_between_works_as_much() -> Result<()> {
             let snapshot = source.snapshot()?;
             let series = of_thread(&snapshot, load.tid())?;
             println!("{:?}", series.values);
-            ensure!(value(series, "sleeping")? > 0.5, "it sleeps nine tenths of the time: {series:?}");
-            // Once a period, unless somebody keeps the load from it.
+            // Others may keep it from a CPU for long, but it does not spin.
+            let (sleeping, starved) = (value(series, "sleeping")?, value(series, "starved")?);
+            ensure!(sleeping + starved > 0.7, "it neither works nor spins for most of the time: {series:?}");
             let wakeups = value(series, "wakeups_per_s")?;
-            ensure!((5.0..=15.0).contains(&wakeups) || is_emulated(), "{wakeups} wake-ups a second");
+            println!("{wakeups} wake-ups a second of 10");
+            ensure!(wakeups <= 15.0 && (wakeups >= 5.0 || starved > 0.1), "{wakeups} wake-ups a second: {series:?}");
             Ok(())
         })?;
         patching(|| drop(source));

@@ -2,6 +2,7 @@
 //! Known delays on demand: the truth that sources are tested against.
 
 pub mod disturbance;
+pub mod file_load;
 mod hog;
 mod irqs_off;
 mod reserve;

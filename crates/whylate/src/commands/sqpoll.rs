@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate sqpoll`: what io_uring's submission threads do with their time.
 
+mod sweep;
+
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, Subcommand};
 use whylate_sources::Attached;
 use whylate_sources::sqpoll::{self, AttachedSqpoll, SqpollOptions};
 
@@ -24,13 +26,18 @@ const HOW_TO: &str = "a ring that is set up with IORING_SETUP_SQPOLL has one, e.
 /// A submission thread (IORING_SETUP_SQPOLL) that looks busy may only spin. This tells the two apart on any kernel from 6.1 on, and takes no
 /// lock of a ring.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "\
 examples:
     whylate sqpoll           # a row per submission thread at Ctrl-C, and what to change
     whylate sqpoll 1 10      # each second, ten times
     whylate sqpoll -p 1234 1 # of one process
-    whylate sqpoll --why 1ms # and who had the CPU each time that one waited 1 ms or longer for it")]
+    whylate sqpoll --why 1ms # and who had the CPU each time that one waited 1 ms or longer for it
+    whylate sqpoll sweep --filename F
+                             # how busy one is at different numbers of requests in flight")]
 pub struct Arguments {
+    #[command(subcommand)]
+    what: Option<What>,
     /// Output interval, in seconds
     #[arg(value_parser = duration_ns)]
     interval: Option<u64>,
@@ -57,11 +64,19 @@ pub struct Arguments {
     backend: String,
 }
 
+#[derive(Debug, Subcommand)]
+enum What {
+    Sweep(sweep::Arguments),
+}
+
 /// Attaches, prints at each interval, and once more at the end.
 ///
 /// # Errors
 /// When the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let Some(What::Sweep(arguments)) = &arguments.what {
+        return sweep::run(arguments);
+    }
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let options = SqpollOptions {
         backend: Some(arguments.backend.clone()),

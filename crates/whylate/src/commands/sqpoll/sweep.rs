@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate sqpoll sweep`: how busy a submission thread is at different numbers of requests in flight.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use clap::{Args, ValueEnum};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use whylate_model::sqpoll::is_thread;
+use whylate_model::units::format_ns;
+use whylate_model::{Series, Snapshot};
+use whylate_sources::Attached as _;
+use whylate_sources::inject::file_load::{self, MAX_DEPTH, Plan, Report};
+use whylate_sources::sqpoll::{self, SqpollOptions};
+
+use crate::cli::duration_ns;
+use crate::commands::Senseless;
+use crate::output::table::{Align, Table, terminal_columns};
+
+/// The size of a file that is made to be written to.
+const MADE_BYTES: u64 = 64 << 20;
+const COLUMNS: [(&str, Align); 8] = [
+    ("IODEPTH", Align::Right),
+    ("UTIL%", Align::Right),
+    ("IDLE%", Align::Right),
+    ("WORK%", Align::Right),
+    ("STARVED%", Align::Right),
+    ("IOPS", Align::Right),
+    ("MEAN", Align::Right),
+    ("P99", Align::Right),
+];
+
+/// How busy a submission thread is under a load of its own, at different numbers of requests in flight.
+///
+/// UTIL% is work as a share of the thread's time on a CPU, and IDLE% is the rest of that time. Requests are direct I/O (O_DIRECT), from the
+/// start of the file to its end and again.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whylate sqpoll sweep --filename /dev/nvme0n1            read it with 1, 4, 8, 16 and 64 requests in flight
+  whylate sqpoll sweep --filename F --iodepth 32 --bs 4k  with 32 small ones
+  whylate sqpoll sweep --filename F --rw write            write to a new file, which is removed at the end")]
+pub struct Arguments {
+    /// The file or block device.
+    #[arg(long, value_name = "FILE")]
+    filename: PathBuf,
+    /// Requests in flight.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [1, 4, 8, 16, 64],
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
+    iodepth: Vec<u32>,
+    /// The size of a request, a multiple of 4k.
+    #[arg(long, value_name = "SIZE", default_value = "128k", value_parser = size_bytes)]
+    bs: u32,
+    /// Read or write.
+    #[arg(long, value_enum, default_value_t = Direction::Read)]
+    rw: Direction,
+    /// How long each number of requests is tried.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration_ns)]
+    runtime: u64,
+    /// How long the thread spins before it sleeps, in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 1_000)]
+    sq_thread_idle: u32,
+    /// Have the submission thread poll the device, which has to be made for it.
+    #[arg(long)]
+    iopoll: bool,
+    /// Write to a file or block device that is there already: what is in it is lost.
+    #[arg(long)]
+    destroy_what_is_there: bool,
+    /// Print one JSON object a line per number of requests.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Direction {
+    Read,
+    Write,
+}
+
+/// Reads `4096`, `128k` or `1m`.
+fn size_bytes(text: &str) -> Result<u32, String> {
+    let unit = match text.to_ascii_lowercase() {
+        text if text.ends_with('k') => 1 << 10,
+        text if text.ends_with('m') => 1 << 20,
+        _ => 1,
+    };
+    let number = text.trim_end_matches(['k', 'K', 'm', 'M']).parse::<u32>();
+    let bytes = number.ok().and_then(|number| number.checked_mul(unit)).filter(|&bytes| bytes > 0 && bytes <= 16 << 20);
+    match bytes {
+        Some(bytes) if bytes.is_multiple_of(4096) => Ok(bytes),
+        _ => Err("write a multiple of 4k, 16m at most, such as 4k, 128k or 1m".to_owned()),
+    }
+}
+
+/// A file that is removed at the end, however the run ends.
+struct Made<'a>(&'a PathBuf);
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.0);
+    }
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).context("cannot watch for signals")?;
+    }
+    let made = prepare(arguments)?;
+    let mut out = io::stdout().lock();
+    let mut table = Table::new(&COLUMNS);
+    for &depth in &arguments.iodepth {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        eprintln!("whylate: {depth} in flight for {} ...", format_ns(arguments.runtime));
+        let (snapshot, report) = measure(arguments, depth, &stop)?;
+        let thread = own_thread(&snapshot).context("the submission thread was not seen")?;
+        if arguments.json {
+            let latency = &report.latency;
+            let line = serde_json::json!({
+                "iodepth": depth, "requests": report.requests, "duration_ns": report.duration_ns,
+                "mean_ns": latency.mean_ns(), "p99_ns": latency.quantile_ns(0.99), "values": thread.values, "lost": snapshot.lost,
+            });
+            writeln!(out, "{line}")?;
+            out.flush()?;
+        } else {
+            table.row(row(depth, thread, &report));
+        }
+    }
+    if !arguments.json {
+        table.write(&mut out, terminal_columns())?;
+    }
+    out.flush()?;
+    drop(made);
+    if stop.load(Ordering::Relaxed) { Err(anyhow!("told to stop before it was done")) } else { Ok(()) }
+}
+
+/// Makes the file to write to, if it is not there.
+fn prepare(arguments: &Arguments) -> anyhow::Result<Option<Made<'_>>> {
+    if arguments.rw == Direction::Read {
+        return Ok(None);
+    }
+    if let Some(refusal) = file_load::refusal_to_write(&arguments.filename) {
+        if !arguments.destroy_what_is_there {
+            return Err(Senseless(anyhow!("{refusal}: if that is what you want, say --destroy-what-is-there")).into());
+        }
+        return Ok(None);
+    }
+    // Nobody else's file is taken, even if it comes into being right now.
+    let file = OpenOptions::new().write(true).create_new(true).open(&arguments.filename);
+    let file = file.with_context(|| format!("cannot make {}", arguments.filename.display()))?;
+    let made = Made(&arguments.filename);
+    file.set_len(MADE_BYTES).with_context(|| format!("cannot make {} larger", arguments.filename.display()))?;
+    Ok(Some(made))
+}
+
+fn measure(arguments: &Arguments, depth: u32, stop: &AtomicBool) -> anyhow::Result<(Snapshot, Report)> {
+    let plan = Plan {
+        path: arguments.filename.clone(),
+        writes: arguments.rw == Direction::Write,
+        block_bytes: arguments.bs,
+        depth,
+        runtime: Duration::from_nanos(arguments.runtime),
+        idle_ms: arguments.sq_thread_idle,
+        iopoll: arguments.iopoll,
+    };
+    let options = SqpollOptions { pid: Some(std::process::id()), ..SqpollOptions::default() };
+    let mut source = sqpoll::attach(&options).context("cannot attach sqpoll")?;
+    // From the first request on.
+    let started = || source.snapshot().map(|_| ()).map_err(io::Error::other);
+    let report = file_load::run(&plan, stop, started);
+    let report = report.with_context(|| format!("cannot use {} like this", arguments.filename.display()))?;
+    if report.requests == 0 {
+        bail!("no request was carried out");
+    }
+    Ok((source.snapshot()?, report))
+}
+
+/// The thread of the ring that has just gone: of several, as one before may be on its way out, the one that did most.
+fn own_thread(snapshot: &Snapshot) -> Option<&Series> {
+    let sqes = |series: &Series| series.values.get("sqes_per_s").copied().unwrap_or(0.0);
+    snapshot.series.iter().filter(|series| is_thread(series)).max_by(|a, b| sqes(a).total_cmp(&sqes(b)))
+}
+
+fn row(depth: u32, thread: &Series, report: &Report) -> Vec<String> {
+    let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}", share * 100.0));
+    let value = |name: &str| thread.values.get(name).copied();
+    vec![
+        depth.to_string(),
+        percent(value("utilisation")),
+        percent(value("utilisation").map(|share| 1.0 - share)),
+        percent(value("working")),
+        percent(value("starved")),
+        format!("{:.0}", report.requests as f64 * 1e9 / report.duration_ns.max(1) as f64),
+        format_ns(report.latency.mean_ns()),
+        format_ns(report.latency.quantile_ns(0.99)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_multiples_of_a_page() {
+        assert_eq!(size_bytes("128k"), Ok(128 << 10));
+        assert_eq!(size_bytes("1M"), Ok(1 << 20));
+        assert_eq!(size_bytes("4096"), Ok(4096));
+        for bad in ["", "k", "0", "1000", "17m", "4g", "-4k"] {
+            assert!(size_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    fn arguments(filename: PathBuf) -> Arguments {
+        Arguments {
+            filename,
+            iodepth: vec![1],
+            bs: 4096,
+            rw: Direction::Write,
+            runtime: 1,
+            sq_thread_idle: 1,
+            iopoll: false,
+            destroy_what_is_there: false,
+            json: false,
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_there_is_left_alone() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("dear");
+        fs::write(&path, "dear")?;
+        let error = run(&arguments(path.clone())).expect_err("it is there");
+        assert!(error.is::<Senseless>() && error.to_string().contains("--destroy-what-is-there"), "{error:#}");
+        assert_eq!(fs::read_to_string(&path)?, "dear");
+        Ok(())
+    }
+
+    #[test]
+    fn a_file_that_is_made_is_removed() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("new");
+        let arguments = arguments(path.clone());
+        let made = prepare(&arguments)?;
+        assert_eq!(fs::metadata(&path)?.len(), MADE_BYTES);
+        drop(made);
+        assert!(!path.exists());
+        Ok(())
+    }
+}
