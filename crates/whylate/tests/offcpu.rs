@@ -2,6 +2,7 @@
 //! `whylate offcpu` as its users meet it.
 
 mod running;
+#[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
 mod turn;
 
