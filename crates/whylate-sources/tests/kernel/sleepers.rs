@@ -112,7 +112,7 @@ pub fn run_if_asked() -> Result<()> {
             thread::spawn(|| {
                 loop {
                     // As fast as this machine gives birth to threads, a few at a time.
-                    let some: Vec<_> = (0..8).map(|_| thread::spawn(|| thread::yield_now())).collect();
+                    let some: Vec<_> = (0..8).map(|_| thread::spawn(thread::yield_now)).collect();
                     some.into_iter().for_each(|one| drop(one.join()));
                 }
             });
