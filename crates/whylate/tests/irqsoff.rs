@@ -153,6 +153,8 @@ fn it_ends_at_a_signal_with_what_it_has() -> Result<()> {
     ensure!(&first == b"Tracing ", "{first:?}");
     running.signal(Signal::INT)?;
     let (status, stderr) = running.end()?;
-    ensure!(status.success() && stderr.is_empty(), "{status}, {stderr}");
+    // Why it is not a better backend.
+    let is_quiet = stderr.lines().all(|line| line.starts_with("whylate: irqsoff uses the ticks backend: "));
+    ensure!(status.success() && is_quiet, "{status}, {stderr}");
     Ok(())
 }
