@@ -85,7 +85,7 @@ pub struct Arguments {
     /// One JSON object a line per output
     #[arg(long)]
     json: bool,
-    /// How to measure: events, tracer, ticks, or auto for the best that works
+    /// How to measure: events, ticks, tracer; auto takes events where the kernel has them, and else ticks
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,
     /// Read what ftrace has written, and measure nothing: a latency trace of irqsoff, preemptoff or preemptirqsoff, a capture of trace_pipe
