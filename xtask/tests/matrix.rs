@@ -45,7 +45,6 @@ fn debian_6_1_cloud() -> Result<()> {
             backend: "tracepoint",
             injects: false,
             cannot_disturb: &[NO_TIMES, NO_IRQS_OFF, "bpf_wq"],
-            sqpoll: &["functions"],
             of_tracer: &[],
         },
     )
@@ -55,13 +54,7 @@ fn debian_6_1_cloud() -> Result<()> {
 fn debian_6_12_cloud() -> Result<()> {
     matrix(
         "6.12-cloud",
-        &Expected {
-            backend: "fentry",
-            injects: true,
-            cannot_disturb: &[NO_TIMES, NO_IRQS_OFF],
-            sqpoll: &["rounds", "functions"],
-            of_tracer: &[],
-        },
+        &Expected { backend: "fentry", injects: true, cannot_disturb: &[NO_TIMES, NO_IRQS_OFF], of_tracer: &[] },
     )
 }
 
@@ -73,7 +66,6 @@ fn debian_6_12_rt() -> Result<()> {
             backend: "fentry",
             injects: true,
             cannot_disturb: &[NO_TIMES, NO_IRQS_OFF, "PREEMPT_RT"],
-            sqpoll: &["rounds", "functions"],
             of_tracer: &["threads", "readers", "trace", "others", "killed"],
         },
     )
@@ -88,7 +80,6 @@ fn built_6_12_tracers() -> Result<()> {
             backend: "fentry",
             injects: true,
             cannot_disturb: &[NO_TIMES, NO_IRQS_OFF],
-            sqpoll: &["rounds", "functions"],
             of_tracer: &["threads", "readers", "others"],
         },
     )
@@ -144,8 +135,6 @@ struct Expected {
     injects: bool,
     /// Why some disturbances cannot be made, or compared with.
     cannot_disturb: &'static [&'static str],
-    /// How `sqpoll` tells work from spinning.
-    sqpoll: &'static [&'static str],
     /// What is tried of the timerlat tracer; nothing where there is none.
     of_tracer: &'static [&'static str],
 }
@@ -160,7 +149,6 @@ fn matrix(kernel: &str, expected: &Expected) -> Result<()> {
     why_names_what_disturbed(&machine, expected)?;
     timerlat_keeps_its_schedule(&machine, expected)?;
     irqsoff_blames_no_user_code(&machine)?;
-    sqpoll_tells_work_from_spinning(&machine, expected)?;
     tracer::options_are_honoured(&machine, expected.of_tracer)
 }
 
@@ -191,17 +179,6 @@ fn wq_agrees_with_the_trace(machine: &Machine<'_>, expected: &Expected) -> Resul
     let (executions, matched) = summary.context("no executions were compared with the trace")?;
     ensure!(executions >= ENOUGH, "only {executions} executions were compared with the trace");
     ensure!(matched * 100 >= executions * 99, "{matched} of {executions} executions are matched");
-    Ok(())
-}
-
-/// The kernel tests of `sqpoll`, all of them: neither way to tell work needs what the kernel itself counts as work.
-fn sqpoll_tells_work_from_spinning(machine: &Machine<'_>, expected: &Expected) -> Result<()> {
-    let output = machine.run_tests("kernel_sqpoll")?;
-    let before_6_9: &[&str] = &["before Linux 6.9"];
-    ensure_skipped_for(&output, if expected.sqpoll.contains(&"rounds") { &[] } else { before_6_9 })?;
-    for way in expected.sqpoll {
-        ensure!(output.contains(&format!("work is told by {way}")), "work was not told by {way}");
-    }
     Ok(())
 }
 
