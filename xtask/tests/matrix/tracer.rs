@@ -17,33 +17,47 @@ pub fn options_are_honoured(machine: &Machine<'_>, parts: &[&str]) -> Result<()>
     Ok(())
 }
 
-/// Whoever keeps interrupts off for 50 ms is blamed for late activations, by both backends.
+/// Whoever keeps interrupts off for 50 ms is blamed for late activations, by both backends. An emulated CPU may stop for as long by itself,
+/// more than once in a run, but not in each of three.
 pub fn interrupts_off_are_blamed(machine: &Machine<'_>) -> Result<()> {
     for backend in ["tracer", "bpf"] {
-        let words = words(&["sh", "-ec", KEEP_ENABLED, "sh", "sh", "-c", DELAYS, "sh", backend]);
-        let output = machine.run(&[], &words)?;
-        let snapshots = output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let late: Vec<Value> =
-            snapshots.flat_map(|snapshot| snapshot["late"].as_array().cloned().unwrap_or_default()).collect();
-        let long = late.iter().filter(|event| event["latency_ns"].as_u64() >= Some(LONG_NS));
-        let (mut events, mut right) = (0, 0);
-        for event in long {
-            let causes = event["causes"].as_array().map_or(&[][..], Vec::as_slice);
-            let sum: u64 = causes.iter().filter_map(|cause| cause["ns"].as_u64()).sum();
-            ensure!(event["latency_ns"] == sum, "the causes add up to {sum}: {event}");
-            let first = causes.first().unwrap_or(&Value::Null);
-            let who = first["who"].as_str().unwrap_or_default();
-            events += 1;
-            if first["kind"] == "irqs_off" && who.starts_with("irq_test:") {
-                right += 1;
-            } else {
-                println!("another cause: {event}");
+        let mut outcome = Ok(());
+        for _ in 0..3 {
+            outcome = interrupts_off_are_blamed_by(backend, machine);
+            match &outcome {
+                Ok(()) => break,
+                Err(error) => println!("another try: {error:#}"),
             }
         }
-        println!("{backend}: {right} of {events} name who kept interrupts off");
-        ensure!(events >= DELAYS_MADE * 9 / 10, "only {events} activations were late of {DELAYS_MADE}");
-        ensure!(right * 100 >= events * 95, "too few are right");
+        outcome?;
     }
+    Ok(())
+}
+
+fn interrupts_off_are_blamed_by(backend: &str, machine: &Machine<'_>) -> Result<()> {
+    let words = words(&["sh", "-ec", KEEP_ENABLED, "sh", "sh", "-c", DELAYS, "sh", backend]);
+    let output = machine.run(&[], &words)?;
+    let snapshots = output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let late: Vec<Value> =
+        snapshots.flat_map(|snapshot| snapshot["late"].as_array().cloned().unwrap_or_default()).collect();
+    let long = late.iter().filter(|event| event["latency_ns"].as_u64() >= Some(LONG_NS));
+    let (mut events, mut right) = (0, 0);
+    for event in long {
+        let causes = event["causes"].as_array().map_or(&[][..], Vec::as_slice);
+        let sum: u64 = causes.iter().filter_map(|cause| cause["ns"].as_u64()).sum();
+        ensure!(event["latency_ns"] == sum, "the causes add up to {sum}: {event}");
+        let first = causes.first().unwrap_or(&Value::Null);
+        let who = first["who"].as_str().unwrap_or_default();
+        events += 1;
+        if first["kind"] == "irqs_off" && who.starts_with("irq_test:") {
+            right += 1;
+        } else {
+            println!("another cause: {event}");
+        }
+    }
+    println!("{backend}: {right} of {events} name who kept interrupts off");
+    ensure!(events >= DELAYS_MADE * 9 / 10, "only {events} activations were late of {DELAYS_MADE}");
+    ensure!(right * 100 >= events * 95, "too few are right");
     Ok(())
 }
 
