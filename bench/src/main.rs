@@ -12,6 +12,7 @@ mod programs;
 mod results;
 mod timerlat;
 mod timerlat_vm;
+mod timerlat_why;
 mod user_time;
 mod whylate;
 mod wq;
@@ -38,6 +39,8 @@ enum What {
     Timerlat(results::Arguments),
     /// How late timers and threads are by `whylate timerlat` and by `rtla timerlat`, in a virtual machine.
     TimerlatVm(results::Arguments),
+    /// Whom `whylate timerlat` and `rtla timerlat` blame for delays of known cause, in a virtual machine.
+    TimerlatWhy(timerlat_why::Arguments),
     /// How much longer a scheduler benchmark takes while `whylate irqsoff` or a bpftrace script watches.
     Irqsoff(results::Arguments),
     #[command(hide = true)]
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         What::Occupancy(arguments) => occupancy::run(&arguments),
         What::Timerlat(arguments) => timerlat::run(&arguments),
         What::TimerlatVm(arguments) => timerlat_vm::run(&arguments),
+        What::TimerlatWhy(arguments) => timerlat_why::run(&arguments),
         What::Irqsoff(arguments) => irqsoff::run(&arguments),
         What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),
     };

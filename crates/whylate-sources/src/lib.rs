@@ -13,6 +13,7 @@ mod floors;
 mod heartbeat;
 pub mod inject;
 pub mod irqsoff;
+mod loaded_code;
 pub mod mapped;
 mod occupancy;
 pub mod offcpu;

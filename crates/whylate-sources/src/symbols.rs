@@ -5,7 +5,9 @@ use std::collections::{BTreeSet, HashMap};
 
 use blazesym::MaybeDefault;
 use blazesym::symbolize::source::{Kernel, Source};
-use blazesym::symbolize::{Input, Symbolizer};
+use blazesym::symbolize::{Input, Symbolized, Symbolizer};
+
+use crate::loaded_code::LoadedCode;
 
 /// Where a kernel function is.
 ///
@@ -28,7 +30,7 @@ const OWN: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceit
 /// the first look-up only.
 #[derive(Debug, Default)]
 pub struct KernelSymbols {
-    symbolizer: Option<Symbolizer>,
+    symbolizer: Option<(Symbolizer, LoadedCode)>,
     names: HashMap<u64, String>,
 }
 
@@ -48,10 +50,10 @@ impl KernelSymbols {
         if unknown.is_empty() {
             return;
         }
-        let symbolizer = self.symbolizer.get_or_insert_with(Symbolizer::new);
+        let (symbolizer, code) = self.symbolizer.get_or_insert_with(now);
         let Ok(found) = symbolizer.symbolize(&Self::source(), Input::AbsAddr(&unknown)) else { return };
         for (address, found) in unknown.into_iter().zip(found) {
-            let name = found.as_sym().map_or_else(|| format!("{address:#x}"), |symbol| symbol.name.to_string());
+            let name = name(address, &found, code).unwrap_or_else(|| format!("{address:#x}"));
             self.names.insert(address, name);
         }
     }
@@ -75,22 +77,32 @@ impl KernelSymbols {
     }
 
     fn look_up(&mut self, address: u64) -> String {
-        let name = self.look_up_known(address);
-        // BPF programs come and go: one that was loaded since the symbols were read would be taken for the one before it.
-        if name.starts_with("bpf_prog_") && !self.names.is_empty() {
+        let mut name = self.look_up_known(address);
+        // BPF programs and modules come and go: one that was loaded since the symbols were read is not among them.
+        if name.is_none() && !self.names.is_empty() {
             self.symbolizer = None;
-            return self.look_up_known(address);
+            name = self.look_up_known(address);
         }
-        name
+        name.unwrap_or_else(|| format!("{address:#x}"))
     }
 
-    fn look_up_known(&mut self, address: u64) -> String {
-        let symbolizer = self.symbolizer.get_or_insert_with(Symbolizer::new);
-        match symbolizer.symbolize_single(&Self::source(), Input::AbsAddr(address)) {
-            Ok(found) => found.as_sym().map_or_else(|| format!("{address:#x}"), |symbol| symbol.name.to_string()),
-            Err(_) => format!("{address:#x}"),
-        }
+    fn look_up_known(&mut self, address: u64) -> Option<String> {
+        let (symbolizer, code) = self.symbolizer.get_or_insert_with(now);
+        let found = symbolizer.symbolize_single(&Self::source(), Input::AbsAddr(address)).ok()?;
+        name(address, &found, code)
     }
+}
+
+/// The kernel's symbols, read with the first look-up, and the code that there is.
+fn now() -> (Symbolizer, LoadedCode) {
+    (Symbolizer::new(), LoadedCode::now())
+}
+
+/// The name that was found, unless the function is over before the address.
+fn name(address: u64, found: &Symbolized<'_>, code: &mut LoadedCode) -> Option<String> {
+    let symbol = found.as_sym()?;
+    let begins = address.saturating_sub(symbol.offset as u64);
+    code.belongs(address, &symbol.name, begins).then(|| symbol.name.to_string())
 }
 
 /// Whether the kernel or one of its modules has a function of this name; `None` where the kernel does not tell.

@@ -57,10 +57,34 @@ pub(crate) fn probe_heartbeat() -> Fact {
 /// From which lateness on interrupts count as having been off where a source's own threads are watched closely.
 const OWN_LATE_FROM_NS: u64 = 5_000;
 
-/// Whether this is a virtual machine, as far as the CPU says so (x86).
-fn is_virtual() -> bool {
-    let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    cpus.lines().any(|line| line.starts_with("flags") && line.split_whitespace().any(|flag| flag == "hypervisor"))
+/// The same where the CPU is emulated: there every interrupt is late by some hundred microseconds, and a few by milliseconds.
+const EMULATED_LATE_FROM_NS: u64 = 10_000_000;
+
+/// What runs the kernel, as far as the CPU says so (x86).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Machine {
+    Bare,
+    Virtual,
+    Emulated,
+}
+
+impl Machine {
+    fn this() -> Self {
+        Self::of(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
+    }
+
+    /// Of the text of `/proc/cpuinfo`.
+    fn of(cpus: &str) -> Self {
+        let has = |field: &str, word: &str| {
+            cpus.lines().any(|line| line.starts_with(field) && line.split_whitespace().any(|found| found == word))
+        };
+        // QEMU calls it so in its own model names, and in those that it borrows it does not.
+        match () {
+            () if has("model name", "TCG") => Machine::Emulated,
+            () if has("flags", "hypervisor") => Machine::Virtual,
+            () => Machine::Bare,
+        }
+    }
 }
 
 /// The kernel's function of timers that wake a thread (kernel/time/hrtimer.c).
@@ -151,11 +175,12 @@ impl Account {
             }
             Timers::TracersToo => settings.tracer_function = address_of(TRACER_FUNCTION).unwrap_or(0),
         }
-        if matches!(of, Timers::OwnThreadsToo | Timers::TracersToo) {
+        match (Machine::this(), of) {
+            (_, Timers::HeartbeatsOfSource { .. }) => {}
+            (Machine::Emulated, _) => settings.late_from_ns = EMULATED_LATE_FROM_NS,
             // Each activation has such a timer, so little is missed; but a hypervisor makes many late by tens of microseconds.
-            if !is_virtual() {
-                settings.late_from_ns = OWN_LATE_FROM_NS;
-            }
+            (Machine::Bare, Timers::OwnThreadsToo | Timers::TracersToo) => settings.late_from_ns = OWN_LATE_FROM_NS,
+            _ => {}
         }
         open.maps.account_by_cpu.set_max_entries(cpus)?;
         open.maps.intervals_by_position.set_max_entries(cpus * occupancy_limits::INTERVALS.0)?;
@@ -256,4 +281,18 @@ pub(crate) fn leave_out_what_the_kernel_lacks(open: &mut OpenObject) -> Result<(
         program.set_autoload(types.type_by_name::<libbpf_rs::btf::types::Typedef<'_>>(&typedef).is_some());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Machine;
+
+    #[test]
+    fn a_machine_is_told_by_its_processor() {
+        let told = |model: &str, flags: &str| Machine::of(&format!("model name\t: {model}\nflags\t\t: fpu {flags}\n"));
+        assert_eq!(told("QEMU TCG CPU version 2.5+", "hypervisor apic"), Machine::Emulated);
+        assert_eq!(told("AMD EPYC", "apic hypervisor"), Machine::Virtual);
+        assert_eq!(told("AMD EPYC", "apic"), Machine::Bare);
+        assert_eq!(Machine::of(""), Machine::Bare);
+    }
 }

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Whom `whylate timerlat` and `rtla timerlat` blame for the same delays, in one boot of a kernel that has the tracer and a module that keeps
+//! interrupts off.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use crate::{kernel, machine, results};
+
+const KERNEL: &str = "6.12-tracers";
+/// Of all stops, in percent.
+const RIGHT_PERCENT: usize = 95;
+
+/// What the comparison takes.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    results: results::Arguments,
+    /// An rtla that analyses, from Linux 6.5 on (tools/tracing/rtla of its source).
+    #[arg(long, value_name = "PROGRAM")]
+    rtla: PathBuf,
+}
+
+/// What is done, what it is called by the tools, and in which part of the latency it belongs.
+struct Cause {
+    name: &'static str,
+    told_as: &'static str,
+    parts: &'static [&'static str],
+}
+
+/// Each lasts for 50 ms, or just less: an emulated CPU is late by milliseconds at any time.
+const CAUSES: [Cause; 3] = [
+    Cause { name: "interrupts off", told_as: "irq_test", parts: &["IRQ handler delay"] },
+    Cause { name: "a FIFO:98 thread", told_as: "whylate-hog", parts: &["Blocking thread", "Thread interference"] },
+    Cause { name: "a softirq", told_as: "hrtimer", parts: &["Softirq interference"] },
+];
+const TOOLS: [&str; 4] = ["rtla -T", "rtla -i", "whylate, tracer", "whylate, bpf"];
+
+/// A threshold of 40 ms stops each; what it printed follows a line that says what it is.
+const SCRIPT: &str = r#"
+    cd /sys/kernel/tracing/instances
+    for instance in first second; do
+        mkdir $instance
+        echo 0 >$instance/tracing_on
+        for events in irq_vectors irq nmi/nmi_handler timer/hrtimer_expire_entry sched/sched_switch; do
+            echo 1 >$instance/events/$events/enable
+        done
+    done
+    cd /tmp
+    cause() {
+        case $1 in
+        0)
+            insmod /lib/modules/preemptirq_delay_test.ko test_mode=irq delay=50000 cpu_affinity=1
+            rmmod preemptirq_delay_test
+            ;;
+        1) whylate inject hog --for 49ms --times 1 --cpu 1 --policy fifo --priority 98 ;;
+        2) whylate inject softirq --for 49ms --times 1 --cpu 1 ;;
+        esac >/dev/null
+    }
+    tool() {
+        case $1 in
+        0) exec $rtla timerlat top -k -c 1 -q -T 40000 -d 15 ;;
+        1) exec $rtla timerlat top -k -c 1 -q -i 40000 -d 15 ;;
+        2) exec whylate timerlat top -k -c 1 -q -T 40000 -d 15 ;;
+        3) exec whylate timerlat top --backend bpf -c 1 -q -T 40000 -d 15 ;;
+        esac
+    }
+    rtla=$2
+    for round in $(seq $1); do
+        for cause in 0 1 2; do
+            for tool in 0 1 2 3; do
+                tool $tool >out 2>&1 &
+                measuring=$!
+                sleep 3
+                cause $cause
+                wait $measuring || true
+                echo "@ $cause $tool"
+                cat out
+            done
+        done
+    done
+"#;
+
+/// The analysis of one stop.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Analysis {
+    /// The largest part of the latency, its share in percent, and who is named below it.
+    part: String,
+    percent: f64,
+    named: Vec<String>,
+    latency_us: f64,
+}
+
+/// Returns whether whylate was right often enough.
+pub fn run(arguments: &Arguments) -> Result<bool> {
+    let rtla = arguments.rtla.canonicalize().with_context(|| format!("no {}", arguments.rtla.display()))?;
+    let mut vm = Command::new("cargo");
+    vm.args(["xtask", "vm", KERNEL, "--no-tools", "--timeout", "3000", "--with"]).arg(&rtla);
+    vm.args(["--", "sh", "-ec", SCRIPT, "sh", &arguments.results.rounds.to_string()]).arg(&rtla);
+    let output = kernel::die_with_parent(vm.stdin(Stdio::null()).stderr(Stdio::inherit())).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "the virtual machine failed, {}: {text}", output.status);
+    let told = told(&text)?;
+    arguments.results.publish("timerlat-why", &markdown(&told, arguments.results.rounds)?)?;
+    let ours = told.iter().filter(|((_, tool), _)| TOOLS[*tool].starts_with("whylate"));
+    let (right, all) =
+        ours.fold((0, 0), |(right, all), ((cause, _), of)| (right + rights(&CAUSES[*cause], of).1, all + of.len()));
+    Ok(right * 100 >= all * RIGHT_PERCENT)
+}
+
+/// By cause and tool, what each run told; `None` where nothing stopped it.
+type Told = BTreeMap<(usize, usize), Vec<Option<Analysis>>>;
+
+fn told(text: &str) -> Result<Told> {
+    let mut told = Told::new();
+    for run in text.split("\n@ ").map(|run| run.trim_start_matches("@ ")) {
+        let (head, rest) = run.split_once('\n').unwrap_or((run, ""));
+        let words: Vec<&str> = head.split_whitespace().collect();
+        let [cause, tool] = words[..] else { bail!("not a run's head: {head}") };
+        let (cause, tool): (usize, usize) = (cause.parse()?, tool.parse()?);
+        ensure!(cause < CAUSES.len() && tool < TOOLS.len(), "not a run's head: {head}");
+        told.entry((cause, tool)).or_default().push(analysis(rest));
+    }
+    Ok(told)
+}
+
+/// Of the first stop: lines of parts have a share, lines below them have none.
+fn analysis(text: &str) -> Option<Analysis> {
+    let block = text.lines().skip_while(|line| !line.contains("hit stop tracing")).skip(1);
+    let (mut parts, mut latency_us) = (Vec::<Analysis>::new(), 0.0);
+    for line in block.take_while(|line| !line.contains("hit stop tracing")) {
+        let Some((before, after)) = line.rsplit_once(" us") else { continue };
+        let Some((name, us)) = before.trim().rsplit_once(char::is_whitespace) else { continue };
+        let (name, us): (&str, f64) = (name.trim().trim_end_matches(':'), us.parse().ok()?);
+        let share = after.trim().trim_start_matches('(').split(['%', ')']).next().unwrap_or_default().trim();
+        if share == "100" {
+            latency_us = us;
+            break;
+        }
+        match share.parse() {
+            Ok(percent) => {
+                parts.push(Analysis { part: name.to_owned(), percent, ..Analysis::default() });
+            }
+            // The latency itself has no share, and nobody below it.
+            Err(_) if name == "IRQ latency" => {}
+            Err(_) => parts.last_mut()?.named.push(name.to_owned()),
+        }
+    }
+    let largest = parts.into_iter().max_by(|a, b| a.percent.total_cmp(&b.percent))?;
+    Some(Analysis { latency_us, ..largest })
+}
+
+/// How many put the delay in the right part, and how many of those name who made it.
+fn rights(cause: &Cause, told: &[Option<Analysis>]) -> (usize, usize) {
+    let in_part = |analysis: &&Analysis| cause.parts.iter().any(|part| analysis.part.starts_with(part));
+    let in_part = told.iter().flatten().filter(in_part);
+    let names = |analysis: &&Analysis| analysis.named.iter().any(|name| name.to_lowercase().contains(cause.told_as));
+    (in_part.clone().count(), in_part.filter(names).count())
+}
+
+fn markdown(told: &Told, rounds: u32) -> Result<String> {
+    let mut text = format!(
+        "## Whom timerlat blames, beside rtla, in a virtual machine\n\nCommand: `cargo run --release -p whylate-bench -- timerlat-why --rounds \
+         {rounds} --rtla PROGRAM`, with rtla built of the source of Linux 6.12\n\n{}- in the machine: {KERNEL}, CPUs that QEMU \
+         emulates\n\nEach delay lasts 50 ms, the threshold is 40 ms, and each tool is stopped by it once a round. Told: the largest part of the \
+         latency that the analysis prints. Right in part: that is where the delay was. Right by name: and who is named below it made the \
+         delay. rtla has no name for interrupts that were off.\n\n| delay | tool | stops | right in part | right by name | told last \
+         |\n|---|---|--:|--:|--:|---|\n",
+        machine::describe()
+    );
+    for ((cause, tool), of) in told {
+        let cause = &CAUSES[*cause];
+        let (in_part, by_name) = rights(cause, of);
+        let stops = of.iter().flatten().count();
+        let last = of.iter().flatten().next_back().map_or_else(
+            || "no analysis".to_owned(),
+            |told| {
+                let named = told.named.first().map_or("nobody", String::as_str);
+                format!("{} {:.1} % of {:.1} ms: {named}", told.part, told.percent, told.latency_us / 1e3)
+            },
+        );
+        writeln!(
+            text,
+            "| {} | {} | {stops} of {} | {in_part} | {by_name} | {last} |",
+            cause.name,
+            TOOLS[*tool],
+            of.len()
+        )?;
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_part_is_told_with_who_is_named() {
+        let text = "Timer Latency\n## CPU 1 hit stop tracing, analyzing it ##\n  IRQ handler delay:  1.00 us (2.38 %)\n  IRQ latency: 28.13 us\n  \
+                    Blocking thread:     39.96 us (95.14 %)\n       irq_test:71   39.96 us\n    Blocking thread stack trace\n       -> timerlat_irq\n\
+                    ------\n  Thread latency:     42.00 us (100%)\nMax timerlat IRQ latency from idle: 7.00 us in cpu 0\n";
+        let analysis = analysis(text).expect("there is one");
+        let expected = Analysis {
+            part: "Blocking thread".to_owned(),
+            percent: 95.14,
+            named: vec!["irq_test:71".to_owned()],
+            latency_us: 42.0,
+        };
+        assert_eq!(analysis, expected);
+        assert_eq!(rights(&CAUSES[0], &[Some(analysis.clone()), None]), (0, 0));
+        assert_eq!(rights(&CAUSES[1], &[Some(analysis)]), (1, 0));
+    }
+
+    #[test]
+    fn a_run_that_nothing_stopped_has_no_analysis() {
+        let told = told("@ 0 1\nTimer Latency\n@ 2 3\n## CPU 0 hit stop tracing, analyzing it ##\n").expect("two runs");
+        assert_eq!(told, Told::from([((0, 1), vec![None]), ((2, 3), vec![None])]));
+        assert!(super::told("rubbish").is_err());
+    }
+}
