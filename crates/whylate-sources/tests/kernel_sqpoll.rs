@@ -40,9 +40,14 @@ fn start(options: &SqpollOptions) -> Result<AttachedSqpoll> {
     Ok(patching(|| attach(options))?)
 }
 
-/// The ways to tell work that this kernel has.
+/// Without trampolines, as on kernels before 6.9.
+fn sampled() -> SqpollOptions {
+    SqpollOptions { sampled: true, ..options("bpf") }
+}
+
+/// The ways to tell work that this kernel has. They have to be attached before a thread spins without end, and taken away after it.
 fn ways() -> Result<Vec<SqpollOptions>> {
-    let mut ways = vec![options("bpf")];
+    let mut ways = vec![options("bpf"), sampled()];
     match patching(|| attach(&precise())) {
         Ok(_) => ways.push(precise()),
         Err(AttachError::Unsupported(reason)) => println!("skipped: --precise: {reason}"),
@@ -78,19 +83,6 @@ fn ensure_adds_up(series: &Series) -> Result<()> {
 fn waited_ns(tid: u32) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/self/task/{tid}/schedstat"))?;
     Ok(text.split_whitespace().nth(1).context("schedstat has three fields")?.parse()?)
-}
-
-/// Before 6.9 programs at functions are attached only when every thread has slept once, so a thread that never does cannot be looked at.
-fn cannot_watch_who_never_sleeps() -> bool {
-    let uname = rustix::system::uname();
-    let mut numbers = uname.release().to_string_lossy().into_owned();
-    numbers.push('.');
-    let mut numbers = numbers.split('.').map_while(|number| number.parse::<u32>().ok());
-    let is_old = (numbers.next(), numbers.next()) < (Some(6), Some(9));
-    if is_old {
-        println!("skipped: before Linux 6.9 nothing is attached while a thread spins without end");
-    }
-    is_old
 }
 
 /// How long one request of the load takes as a system call, at best.
@@ -138,9 +130,6 @@ fn compare_once(source: &mut AttachedSqpoll, load: &Load, duty: f64) -> Result<(
 #[test]
 fn the_share_of_work_is_that_of_the_load() -> Result<()> {
     let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
-    if cannot_watch_who_never_sleeps() {
-        return Ok(());
-    }
     for way in ways()? {
         for duty in [0.01, 0.1, 0.37, 0.99] {
             let plan = Plan {
@@ -150,14 +139,15 @@ fn the_share_of_work_is_that_of_the_load() -> Result<()> {
                 urgent: true,
                 ..Plan::default()
             };
-            let load = Load::start(&plan)?;
             let mut source = start(&way)?;
+            let load = Load::start(&plan)?;
             println!("work is told by {}", source.way());
             // The load learns how long a request takes.
             thread::sleep(Duration::from_millis(300));
             for _ in 0..2 {
                 undisturbed(|| compare_once(&mut source, &load, duty))?;
             }
+            drop(load);
             patching(|| drop(source));
         }
     }
@@ -177,8 +167,8 @@ fn a_thread_that_sleeps_in_between_works_as_much() -> Result<()> {
         ..Plan::default()
     };
     for way in ways()? {
-        let load = Load::start(&plan)?;
         let mut source = start(&way)?;
+        let load = Load::start(&plan)?;
         println!("work is told by {}", source.way());
         undisturbed(|| {
             compare_once(&mut source, &load, plan.duty)?;
@@ -194,6 +184,7 @@ fn a_thread_that_sleeps_in_between_works_as_much() -> Result<()> {
             ensure!(wakeups <= 15.0 && (wakeups >= 5.0 || starved > 0.1), "{wakeups} wake-ups a second: {series:?}");
             Ok(())
         })?;
+        drop(load);
         patching(|| drop(source));
     }
     Ok(())
@@ -220,9 +211,6 @@ fn with_competitors<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
 #[test]
 fn a_thread_without_a_cpu_is_starved_as_the_scheduler_counts_it() -> Result<()> {
     let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
-    if cannot_watch_who_never_sleeps() {
-        return Ok(());
-    }
     let plan = Plan { duty: 0.05, sq_cpu: Some(places.disturbed), app_cpu: Some(places.tool), ..Plan::default() };
     for backend in ["bpf", "fdinfo"] {
         let load = Load::start(&plan)?;
@@ -255,9 +243,6 @@ fn a_thread_without_a_cpu_is_starved_as_the_scheduler_counts_it() -> Result<()> 
 #[test]
 fn long_waits_for_a_cpu_are_explained() -> Result<()> {
     let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
-    if cannot_watch_who_never_sleeps() {
-        return Ok(());
-    }
     let plan = Plan { duty: 0.05, sq_cpu: Some(places.disturbed), app_cpu: Some(places.tool), ..Plan::default() };
     let load = Load::start(&plan)?;
     let mut source = start(&SqpollOptions { explain_over_ns: Some(1_000_000), ..options("bpf") })?;
@@ -292,9 +277,6 @@ fn long_waits_for_a_cpu_are_explained() -> Result<()> {
 #[test]
 fn rings_that_share_a_thread_are_told_under_one_thread() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    if cannot_watch_who_never_sleeps() {
-        return Ok(());
-    }
     let load = Load::start(&Plan { duty: 0.05, rings: 2, ..Plan::default() })?;
     for backend in ["bpf", "fdinfo"] {
         let mut source = start(&options(backend))?;
@@ -404,9 +386,6 @@ fn a_ring_without_a_descriptor_is_seen() -> Result<()> {
 #[test]
 fn a_thread_that_ends_is_told_until_then() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    if cannot_watch_who_never_sleeps() {
-        return Ok(());
-    }
     let load = Load::start(&Plan { duty: 0.2, ..Plan::default() })?;
     let tid = load.tid();
     let mut source = start(&options("bpf"))?;

@@ -247,8 +247,8 @@ impl Worker {
         let period_ns = self.plan.period.as_nanos() as u64;
         let began_ns = monotonic_ns();
         let mut next_ns = began_ns;
-        // Learnt from the batches.
-        let mut request_ns = 10_000.0;
+        // Learnt from the batches: the least of late, as what comes on top is no request's.
+        let mut request_ns = f64::INFINITY;
         while !self.over.load(Ordering::Relaxed) {
             let now_ns = monotonic_ns();
             let done = lock(&self.state).done;
@@ -258,7 +258,7 @@ impl Worker {
             let requests = ((owed_ns / request_ns).round() as usize).max(1);
             if self.plan.duty > 0.0 {
                 let batch = self.batch(requests.min(ENTRIES as usize * self.rings.len() / 2))?;
-                request_ns = 0.8 * request_ns + 0.2 * batch.busy_ns as f64 / batch.requests.max(1) as f64;
+                request_ns = (1.05 * request_ns).min(batch.busy_ns as f64 / batch.requests.max(1) as f64);
             }
             next_ns = (next_ns + period_ns).max(monotonic_ns());
             if self.plan.duty < 1.0 {

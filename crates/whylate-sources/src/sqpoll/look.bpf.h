@@ -65,6 +65,7 @@ struct {
 	struct late_wait late_wait;
 	enum record_kind record_kind;
 	enum sq_limits sq_limits;
+	enum sample_limits sample_limits;
 	enum sq_lost sq_lost;
 } layouts = {};
 

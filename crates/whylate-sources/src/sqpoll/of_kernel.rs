@@ -82,11 +82,12 @@ impl OfKernel {
         Ok(seen)
     }
 
-    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 3] {
+    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 4] {
         let count = |reason: sq_lost| self.programs.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed);
         [
             ("threads_full", count(sq_lost::SQ_LOST_THREADS)),
             ("late_events", count(sq_lost::SQ_LOST_LATE_EVENTS)),
+            ("samples", count(sq_lost::SQ_LOST_SAMPLES) + self.programs.unsampled()),
             ("ended_unseen", std::mem::take(&mut self.unseen)),
         ]
     }

@@ -14,6 +14,8 @@ enum sq_lost {
 	SQ_LOST_THREADS,
 	/* No room for a late event: the reader is too slow. */
 	SQ_LOST_LATE_EVENTS,
+	/* A stack that the kernel could not tell. */
+	SQ_LOST_SAMPLES,
 	SQ_LOST_REASONS,
 };
 
