@@ -26,8 +26,8 @@ use crate::clock::monotonic_ns;
 /// Rings that can share one submission thread here.
 pub const MAX_RINGS: usize = 8;
 const ENTRIES: u32 = 2048;
-/// What a request reads: some 10 us of a CPU.
-pub const READ_BYTES: usize = 4 << 10;
+/// What a request reads: some 10 us of a CPU, so that half a ring of them fills a default period.
+pub const READ_BYTES: usize = 16 << 10;
 /// io_uring carries out at once what it knows not to wait; it asks the file, which says so where it is open as non-blocking.
 const RANDOM: &str = "/dev/urandom";
 /// A pause of the watching thread by which it may have missed the end.

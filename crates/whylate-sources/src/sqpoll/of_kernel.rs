@@ -11,7 +11,7 @@ use super::late;
 use super::look::{self, Records};
 use super::programs::{Programs, Way};
 use super::seen::{Look, Seen, SeenRing};
-use super::skel::types::{ring_record, sq_lost, sq_thread, thread_record};
+use super::skel::types::{ring_record, sq_lost, sq_thread, thread_record, uring_setup};
 use crate::attach::text;
 use crate::source::AttachError;
 use crate::symbols::KernelSymbols;
@@ -166,11 +166,18 @@ fn behind(thread: &sq_thread) -> BTreeMap<String, u64> {
 
 fn ring_of(ring: &ring_record) -> SeenRing {
     let kind = if ring.is_registered != 0 { "registered" } else { "fd" };
+    let has = |flag: uring_setup| ring.flags & flag.0 != 0;
+    let kinds = [
+        (has(uring_setup::IORING_SETUP_IOPOLL), "iopoll"),
+        (has(uring_setup::IORING_SETUP_ATTACH_WQ), "attached"),
+        (ring.polls_network != 0, "napi"),
+    ];
     SeenRing {
         key: ring.ring,
         name: format!("{kind} {}", ring.fd),
         sq_head: Some(ring.sq_head),
         sq_tail: ring.sq_tail,
         sq_entries: ring.sq_entries,
+        kinds: kinds.into_iter().filter_map(|(is_so, name)| is_so.then_some(name)).collect(),
     }
 }

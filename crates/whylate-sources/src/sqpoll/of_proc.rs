@@ -176,6 +176,7 @@ fn ring_of(fd: u32, ring: &RingText) -> SeenRing {
         sq_head: ring.sq_head,
         sq_tail: ring.sq_tail.unwrap_or(0),
         sq_entries: ring.sq_mask.map_or(0, |mask| mask + 1),
+        kinds: Vec::new(),
     }
 }
 

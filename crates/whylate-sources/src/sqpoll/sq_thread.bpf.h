@@ -20,7 +20,7 @@ enum sq_lost {
 };
 
 /* include/uapi/linux/io_uring.h */
-enum {
+enum uring_setup {
 	IORING_SETUP_IOPOLL = 1 << 0,
 	IORING_SETUP_SQPOLL = 1 << 1,
 	IORING_SETUP_ATTACH_WQ = 1 << 5,

@@ -46,7 +46,8 @@ pub struct Arguments {
     /// Only threads of this process
     #[arg(short, long, value_name = "PID")]
     pid: Option<u32>,
-    /// Tell work by the entry and exit of the functions that do it, where the kernel lets programs in there
+    /// Tell work by the entry and exit of the functions that do it, where the kernel lets programs in there. Beginning and ending wait
+    /// until each submission thread of this host has slept once
     #[arg(long)]
     precise: bool,
     /// Explain each wait for a CPU that is at least this long (e.g. 1ms): who had it meanwhile
@@ -82,7 +83,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         pid: arguments.pid,
         precise: arguments.precise,
         explain_over_ns: arguments.why,
-        keep_evidence: false,
+        ..SqpollOptions::default()
     };
     let mut source = sqpoll::attach(&options).context("cannot attach sqpoll")?;
     say_what_is_weaker("sqpoll", &source);
