@@ -77,16 +77,6 @@ pub fn become_fifo(priority: i32) -> io::Result<()> {
     }
 }
 
-/// This process may have so many descriptors. The limit that it may be raised to grows with it, which root may do.
-pub fn allow_descriptors(count: u64) -> io::Result<()> {
-    let limit = libc::rlimit { rlim_cur: count, rlim_max: count };
-    // SAFETY: the pointer is to a live structure, which the call only reads.
-    match unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Starts a process that does nothing and ends with this one. Only for programs with one thread.
 pub fn fork_sleeper() -> io::Result<()> {
     // SAFETY: this process has one thread, so the child may do anything; it makes system calls alone.

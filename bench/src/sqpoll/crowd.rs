@@ -4,10 +4,11 @@
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use whylate_sources::Attached as _;
 use whylate_sources::inject::sqpoll::{Load, Plan};
 use whylate_sources::sqpoll::{SqpollOptions, attach};
@@ -20,6 +21,8 @@ const PROCESSES: u32 = 5_000;
 const DESCRIPTORS: u32 = 100_000;
 /// Of one look, in milliseconds.
 const LIMIT_MS: f64 = 100.0;
+/// What this process needs beside those that are only there to be many.
+const SPARE: u32 = 1_000;
 /// From one look to the next.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -28,10 +31,14 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub struct Arguments {
     #[arg(long)]
     processes: u32,
+    /// Of each process.
+    #[arg(long)]
+    descriptors: u32,
 }
 
 /// Is such a crowd.
 pub fn be(arguments: &Arguments) -> Result<()> {
+    let _descriptors = descriptors(arguments.descriptors)?;
     for _ in 0..arguments.processes {
         kernel::fork_sleeper().context("cannot start a process")?;
     }
@@ -41,19 +48,31 @@ pub fn be(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The process with the ring has all the descriptors: no other one's are looked at.
+/// The process with the ring has as many of the descriptors as it may have, and the crowd has the others.
 pub fn measure(rounds: u32) -> Result<Part> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
+    let own = limit.maximum.map_or(DESCRIPTORS, |most| u32::try_from(most).unwrap_or(u32::MAX).saturating_sub(SPARE));
+    let own = own.min(DESCRIPTORS);
+    let each = (DESCRIPTORS - own).div_ceil(PROCESSES);
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["crowd", "--processes", &PROCESSES.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.args(["crowd", "--processes", &PROCESSES.to_string(), "--descriptors", &each.to_string()]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut crowd = kernel::die_with_parent(&mut command).spawn().context("cannot start a crowd")?;
-    let outcome = among(&mut crowd, rounds);
+    let outcome = among(&mut crowd, own, rounds);
     // Its processes end with it.
     let _ = crowd.kill();
     let _ = crowd.wait();
     outcome
 }
 
-fn among(crowd: &mut std::process::Child, rounds: u32) -> Result<Part> {
+fn descriptors(count: u32) -> Result<Vec<OwnedFd>> {
+    let null = File::open("/dev/null")?;
+    let made = (0..count).map(|_| Ok(null.try_clone()?.into())).collect::<std::io::Result<_>>();
+    made.context("cannot have so many descriptors")
+}
+
+fn among(crowd: &mut Child, own: u32, rounds: u32) -> Result<Part> {
     let mut said = [0; 6];
     crowd
         .stdout
@@ -61,12 +80,7 @@ fn among(crowd: &mut std::process::Child, rounds: u32) -> Result<Part> {
         .context("the crowd has no output")?
         .read_exact(&mut said)
         .context("the crowd is not there")?;
-    kernel::allow_descriptors(u64::from(DESCRIPTORS) + 1_000).context("cannot have so many descriptors")?;
-    let null = File::open("/dev/null")?;
-    let descriptors: Vec<OwnedFd> = (0..DESCRIPTORS)
-        .map(|_| Ok(null.try_clone()?.into()))
-        .collect::<std::io::Result<_>>()
-        .context("cannot have so many descriptors")?;
+    let descriptors = descriptors(own)?;
     let _load = Load::start(&Plan { duty: 0.05, ..Plan::default() })?;
     let mut cpu_ms = Vec::new();
     for backend in ["bpf", "fdinfo"] {
@@ -91,7 +105,7 @@ fn among(crowd: &mut std::process::Child, rounds: u32) -> Result<Part> {
         unit: "ms",
     }];
     let text = format!(
-        "### A machine with many processes\n\n{PROCESSES} processes, and {DESCRIPTORS} descriptors of the process whose ring is looked at; CPU time of the \
+        "### A machine with many processes\n\n{PROCESSES} processes and {DESCRIPTORS} descriptors, {own} of them of the process whose ring is looked at; CPU time of the \
          thread that looks, which runs the iterators too. {rounds} looks.\n\n| backend | median ms | max ms |\n|---|--:|--:|\n\
          | bpf | {bpf:.1} | {bpf_max:.1} |\n| fdinfo | {fdinfo:.1} | {fdinfo_max:.1} |\n"
     );

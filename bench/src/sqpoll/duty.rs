@@ -6,8 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use whylate_model::Series;
 use whylate_model::sqpoll::is_thread;
-use whylate_sources::inject::sqpoll::{Load, Plan};
+use whylate_sources::inject::sqpoll::{Done, Load, Plan};
 use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions, attach};
 use whylate_sources::{AttachError, Attached as _};
 
@@ -25,6 +26,8 @@ const UNSURE: f64 = 0.005;
 struct Way {
     name: &'static str,
     source: AttachedSqpoll,
+    /// What the load had done when it looked last, and what the hypervisor had taken.
+    before: (Done, f64),
     limit: Option<f64>,
     /// By duty, one each interval, in points.
     errors: [Vec<f64>; DUTIES.len()],
@@ -43,28 +46,30 @@ pub fn measure() -> Result<Part> {
         let load = Load::start(&plan)?;
         // The load learns how long a request takes.
         thread::sleep(Duration::from_millis(500));
-        for way in &mut ways {
-            way.source.snapshot()?;
-        }
-        for _ in 0..INTERVALS {
-            let (before, stolen_before) = (load.done()?, stolen_s());
-            thread::sleep(INTERVAL);
-            let (done, stolen_s) = (load.done()?.since(&before), stolen_s() - stolen_before);
-            let share = |ns: u64| ns as f64 / done.at_ns as f64;
-            let is_sure = share(done.uncertain_ns) <= UNSURE && stolen_s <= UNSURE;
-            unsure += usize::from(!is_sure);
+        for number in 0..=INTERVALS {
             for way in &mut ways {
+                // Looking takes the load some time too, so the truth is of each one's own interval.
                 let snapshot = way.source.snapshot()?;
-                let series = snapshot
-                    .series
-                    .iter()
-                    .find(|series| is_thread(series) && series.labels.get("tid") == Some(&load.tid().to_string()));
-                let working = series.context("the thread was not seen")?.values.get("working").copied();
-                match working {
-                    Some(working) if is_sure => way.errors[index].push((working - share(done.busy_ns)) * 100.0),
-                    Some(_) => {}
-                    None => way.blind += 1,
+                let now = (load.done()?, stolen_s());
+                let (before, stolen_before) = std::mem::replace(&mut way.before, now);
+                if number == 0 {
+                    continue;
                 }
+                let done = now.0.since(&before);
+                let share = |ns: u64| ns as f64 / done.at_ns as f64;
+                let is_of_load =
+                    |series: &&Series| is_thread(series) && series.labels.get("tid") == Some(&load.tid().to_string());
+                let series = snapshot.series.iter().find(is_of_load).context("the thread was not seen")?;
+                if share(done.uncertain_ns) > UNSURE || now.1 - stolen_before > UNSURE {
+                    unsure += 1;
+                } else if let Some(working) = series.values.get("working") {
+                    way.errors[index].push((working - share(done.busy_ns)) * 100.0);
+                } else {
+                    way.blind += 1;
+                }
+            }
+            if number < INTERVALS {
+                thread::sleep(INTERVAL);
             }
         }
     }
@@ -83,7 +88,9 @@ fn ways() -> Result<(Vec<Way>, String)> {
         ("fdinfo", of("fdinfo"), None),
     ] {
         match attach(&options) {
-            Ok(source) => ways.push(Way { name, source, limit, errors: Default::default(), blind: 0 }),
+            Ok(source) => {
+                ways.push(Way { name, source, before: Default::default(), limit, errors: Default::default(), blind: 0 })
+            }
             Err(AttachError::Unsupported(reason)) => notes += &format!("\nNot measured here: {name}: {reason}.\n"),
             Err(error) => return Err(error.into()),
         }
@@ -103,17 +110,20 @@ fn report(ways: &[Way], unsure: usize, notes: &str) -> Part {
     let mut checks = Vec::new();
     let mut text = format!(
         "### Loads of known work\n\nA submission thread has work for a share of the time (`whylate inject sqpoll`), {INTERVALS} intervals of 1 s \
-         each; all ways look at the same ones. The truth is for how long requests that the thread carries out itself were outstanding. Left out \
-         are {unsure} of {} intervals, in which the hypervisor or others on the application's CPU took more than {} points. \
+         each; all ways look at the same ones. The truth is for how long requests that the thread carries out itself were outstanding between its looks. Left out \
+         are {unsure} of {} figures, in which the hypervisor or others on the application's CPU took more than {} points. \
          Errors in points: mean of what it is off, and the largest.\n\n| work is told by | {} | told nothing |\n|---|{}--:|\n",
-        INTERVALS * DUTIES.len(),
+        INTERVALS * DUTIES.len() * ways.len(),
         UNSURE * 100.0,
         DUTIES.map(|duty| format!("{:.0} %", duty * 100.0)).join(" | "),
         "--:|".repeat(DUTIES.len()),
     );
     for way in ways {
         let cells = way.errors.each_ref().map(|errors| {
-            let mean = errors.iter().map(|error| error.abs()).sum::<f64>() / errors.len().max(1) as f64;
+            if errors.is_empty() {
+                return "-".to_owned();
+            }
+            let mean = errors.iter().map(|error| error.abs()).sum::<f64>() / errors.len() as f64;
             format!("{mean:.2}, {:.2}", largest(errors))
         });
         text += &format!("| {} | {} | {} |\n", way.name, cells.join(" | "), way.blind);

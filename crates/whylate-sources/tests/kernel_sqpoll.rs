@@ -116,7 +116,9 @@ fn compare_once(source: &mut AttachedSqpoll, load: &Load, duty: f64) -> Result<(
     );
     ensure!(unsure < OFF / 2.0 || is_emulated(), "others had the load's CPU for too long to tell: {unsure}");
     ensure!(done.requests > 0, "nothing was done");
-    ensure!(most > 0.7 * duty || is_emulated(), "the load has not reached {duty}: {most}");
+    // Others may keep the thread from its CPU.
+    let had_cpu = 1.0 - value(series, "starved")?;
+    ensure!(most > 0.7 * duty.min(had_cpu) || is_emulated(), "the load has not reached {duty}: {most}");
     ensure!(working <= most + OFF, "outstanding {most}, working {working}");
     if is_emulated() {
         // Whoever runs the emulator may stop one of its CPUs just when a request comes in: that is outstanding, and no work.
@@ -182,7 +184,9 @@ fn a_thread_that_sleeps_in_between_works_as_much() -> Result<()> {
             println!("{:?}", series.values);
             // Others may keep it from a CPU for long, but it does not spin.
             let (sleeping, starved) = (value(series, "sleeping")?, value(series, "starved")?);
-            ensure!(sleeping + starved > 0.7, "it neither works nor spins for most of the time: {series:?}");
+            // An emulated CPU that stops while it spins adds to that.
+            let most = if is_emulated() { 0.3 } else { 0.7 };
+            ensure!(sleeping + starved > most, "it neither works nor spins for most of the time: {series:?}");
             let wakeups = value(series, "wakeups_per_s")?;
             println!("{wakeups} wake-ups a second of 10");
             ensure!(wakeups <= 15.0 && (wakeups >= 5.0 || starved > 0.1), "{wakeups} wake-ups a second: {series:?}");
@@ -307,8 +311,10 @@ fn rings_that_share_a_thread_are_told_under_one_thread() -> Result<()> {
             ensure!(value(series, "rings")? as u64 == 2, "{backend}: {:?}", snapshot.series);
             let rings =
                 snapshot.series.iter().filter(|part| part.labels.contains_key("ring") && is_part_of(part, series));
-            let attached = rings.map(|ring| ring.values.contains_key("attached"));
-            ensure!(attached.eq([false, true]), "the second one was attached to the first: {:?}", snapshot.series);
+            let attached: Vec<bool> = rings.map(|ring| ring.values.contains_key("attached")).collect();
+            // fdinfo does not tell.
+            let expected = [false, backend == "bpf"];
+            ensure!(attached == expected, "the second one was attached to the first: {:?}", snapshot.series);
         } else {
             ensure!(snapshot.lost["busy_rings"] > 0, "{backend} lost its rings: {snapshot:?}");
         }
