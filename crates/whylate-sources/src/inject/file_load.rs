@@ -82,7 +82,8 @@ pub fn run(plan: &Plan, stop: &AtomicBool, started: impl FnOnce() -> io::Result<
     if plan.iopoll {
         builder.setup_iopoll();
     }
-    let ring: IoUring = builder.build(plan.depth.next_power_of_two())?;
+    // A request may be done before its place in the ring is free: the thread frees those that it took at once together.
+    let ring: IoUring = builder.build(2 * plan.depth.next_power_of_two())?;
     let mut flight =
         Flight { plan, ring, file, memory: vec![0; block * plan.depth as usize + ALIGNED], blocks, next: 0 };
     started()?;
