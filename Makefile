@@ -75,6 +75,11 @@ bench-irqsoff: ## how much `whylate irqsoff` slows a scheduler benchmark down, b
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- irqsoff
 
+.PHONY: bench-sqpoll
+bench-sqpoll: ## how right `whylate sqpoll` is and what it costs, beside fdinfo and fio (as root)
+	@scripts/install-deps bench
+	$(CARGO) run --release -p whylate-bench -- sqpoll
+
 .PHONY: bench-timerlat-vm
 bench-timerlat-vm: ## what `whylate timerlat` tells and costs, beside rtla, in a virtual machine
 	@scripts/install-deps bench static vm

@@ -41,9 +41,18 @@ pub struct Usage {
 }
 
 pub fn usage_of_children() -> io::Result<Usage> {
+    usage_of(libc::RUSAGE_CHILDREN)
+}
+
+/// What the calling thread has used.
+pub fn usage_of_this_thread() -> io::Result<Usage> {
+    usage_of(libc::RUSAGE_THREAD)
+}
+
+fn usage_of(whom: libc::c_int) -> io::Result<Usage> {
     let mut usage = MaybeUninit::<libc::rusage>::uninit();
     // SAFETY: the pointer is valid for a write of the structure, which the call fills when it succeeds.
-    if unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr()) } != 0 {
+    if unsafe { libc::getrusage(whom, usage.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the call above has succeeded.
@@ -54,4 +63,32 @@ pub fn usage_of_children() -> io::Result<Usage> {
     let switches = usage.ru_nvcsw.unsigned_abs() + usage.ru_nivcsw.unsigned_abs();
     let user = duration(usage.ru_utime);
     Ok(Usage { cpu: user + duration(usage.ru_stime), user, switches })
+}
+
+/// The calling thread comes before all normal ones.
+pub fn become_fifo(priority: i32) -> io::Result<()> {
+    // SAFETY: `sched_param` is made of integers, for which zero is a value.
+    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    parameters.sched_priority = priority;
+    // SAFETY: the pointer is to a live structure, which the call only reads; thread 0 is the caller.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Starts a process that does nothing and ends with this one. Only for programs with one thread.
+pub fn fork_sleeper() -> io::Result<()> {
+    // SAFETY: this process has one thread, so the child may do anything; it makes system calls alone.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            let _ = set_parent_process_death_signal(Some(Signal::KILL));
+            loop {
+                // SAFETY: the call takes nothing and waits for a signal.
+                unsafe { libc::pause() };
+            }
+        }
+        _ => Ok(()),
+    }
 }

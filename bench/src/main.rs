@@ -10,6 +10,7 @@ mod machine;
 mod occupancy;
 mod programs;
 mod results;
+mod sqpoll;
 mod timerlat;
 mod timerlat_vm;
 mod timerlat_why;
@@ -43,6 +44,10 @@ enum What {
     TimerlatWhy(timerlat_why::Arguments),
     /// How much longer a scheduler benchmark takes while `whylate irqsoff` or a bpftrace script watches.
     Irqsoff(results::Arguments),
+    /// How right `whylate sqpoll` is about loads that are known, what it costs a ring, and how it agrees with fio's.
+    Sqpoll(results::Arguments),
+    #[command(hide = true)]
+    Crowd(sqpoll::crowd::Arguments),
     #[command(hide = true)]
     Paced(occupancy::paced::Arguments),
 }
@@ -55,6 +60,8 @@ fn main() -> ExitCode {
         What::TimerlatVm(arguments) => timerlat_vm::run(&arguments),
         What::TimerlatWhy(arguments) => timerlat_why::run(&arguments),
         What::Irqsoff(arguments) => irqsoff::run(&arguments),
+        What::Sqpoll(arguments) => sqpoll::run(&arguments),
+        What::Crowd(arguments) => sqpoll::crowd::be(&arguments).map(|()| true),
         What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),
     };
     match outcome {

@@ -46,6 +46,7 @@ fn debian_6_1_cloud() -> Result<()> {
             injects: false,
             cannot_disturb: &[NO_TIMES, NO_IRQS_OFF, "bpf_wq"],
             of_tracer: &[],
+            sqpoll: Some("samples"),
         },
     )
 }
@@ -54,7 +55,13 @@ fn debian_6_1_cloud() -> Result<()> {
 fn debian_6_12_cloud() -> Result<()> {
     matrix(
         "6.12-cloud",
-        &Expected { backend: "fentry", injects: true, cannot_disturb: &[NO_TIMES, NO_IRQS_OFF], of_tracer: &[] },
+        &Expected {
+            backend: "fentry",
+            injects: true,
+            cannot_disturb: &[NO_TIMES, NO_IRQS_OFF],
+            of_tracer: &[],
+            sqpoll: Some("rounds"),
+        },
     )
 }
 
@@ -67,6 +74,7 @@ fn debian_6_12_rt() -> Result<()> {
             injects: true,
             cannot_disturb: &[NO_TIMES, NO_IRQS_OFF, "PREEMPT_RT"],
             of_tracer: &["threads", "readers", "trace", "others", "killed"],
+            sqpoll: None,
         },
     )
 }
@@ -81,6 +89,7 @@ fn built_6_12_tracers() -> Result<()> {
             injects: true,
             cannot_disturb: &[NO_TIMES, NO_IRQS_OFF],
             of_tracer: &["threads", "readers", "others"],
+            sqpoll: None,
         },
     )
 }
@@ -137,6 +146,8 @@ struct Expected {
     cannot_disturb: &'static [&'static str],
     /// What is tried of the timerlat tracer; nothing where there is none.
     of_tracer: &'static [&'static str],
+    /// How `sqpoll` tells work there, if that is tried.
+    sqpoll: Option<&'static str>,
 }
 
 const NO_IRQS_OFF: &str = "bpf_local_irq_save";
@@ -149,6 +160,9 @@ fn matrix(kernel: &str, expected: &Expected) -> Result<()> {
     why_names_what_disturbed(&machine, expected)?;
     timerlat_keeps_its_schedule(&machine, expected)?;
     irqsoff_blames_no_user_code(&machine)?;
+    if let Some(way) = expected.sqpoll {
+        sqpoll_tells_work(&machine, way)?;
+    }
     tracer::options_are_honoured(&machine, expected.of_tracer)
 }
 
@@ -210,6 +224,14 @@ fn timerlat_keeps_its_schedule(machine: &Machine<'_>, expected: &Expected) -> Re
 fn irqsoff_blames_no_user_code(machine: &Machine<'_>) -> Result<()> {
     let output = machine.run_tests("kernel_irqsoff")?;
     ensure!(output.contains(" of them in user code"), "user code was never interrupted");
+    ensure_skipped_for(&output, &["an emulated CPU is late all the time"])
+}
+
+/// The kernel tests of `sqpoll`, but for what a busy emulated CPU does to waits: working shares without `SqWorkTime`.
+fn sqpoll_tells_work(machine: &Machine<'_>, way: &str) -> Result<()> {
+    let output = machine.run_tests("kernel_sqpoll")?;
+    let first = output.lines().find_map(|line| line.split_once("work is told by ").map(|(_, way)| way));
+    ensure!(first == Some(way), "work is told by {first:?}");
     ensure_skipped_for(&output, &["an emulated CPU is late all the time"])
 }
 

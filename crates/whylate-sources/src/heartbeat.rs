@@ -145,6 +145,12 @@ const PERF_EVENT_IOC_DISABLE: libc::Ioctl = 0x2401;
 const PERF_EVENT_IOC_ID: libc::Ioctl = 0x8000_2407 | ((size_of::<*const u64>() as libc::Ioctl) << 16);
 
 fn start_on(cpu: u32, period_ns: u64) -> io::Result<OwnedFd> {
+    let every_process = -1;
+    start_timer(every_process, cpu as libc::c_int, period_ns)
+}
+
+/// Starts a timer of a thread or of a CPU (-1: of any), which goes with the descriptor.
+pub(crate) fn start_timer(tid: libc::pid_t, cpu: libc::c_int, period_ns: u64) -> io::Result<OwnedFd> {
     let mut attributes = perf_event_attr {
         type_: PERF_TYPE_SOFTWARE,
         size: size_of::<perf_event_attr>() as u32,
@@ -152,17 +158,10 @@ fn start_on(cpu: u32, period_ns: u64) -> io::Result<OwnedFd> {
         ..perf_event_attr::default()
     };
     attributes.__bindgen_anon_1.sample_period = period_ns;
-    let (every_process, no_group) = (-1, -1);
+    let no_group = -1;
     // SAFETY: the attributes are valid for the call, which only reads them.
     let event = unsafe {
-        libc::syscall(
-            libc::SYS_perf_event_open,
-            &raw const attributes,
-            every_process,
-            cpu,
-            no_group,
-            PERF_FLAG_FD_CLOEXEC,
-        )
+        libc::syscall(libc::SYS_perf_event_open, &raw const attributes, tid, cpu, no_group, PERF_FLAG_FD_CLOEXEC)
     };
     if event < 0 {
         return Err(io::Error::last_os_error());

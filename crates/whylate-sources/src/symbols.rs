@@ -23,6 +23,20 @@ pub fn address_of(function: &str) -> std::io::Result<u64> {
     }
 }
 
+/// From where to where the code of a kernel function reaches, up to the next symbol.
+///
+/// # Errors
+/// When the kernel does not tell, as above.
+pub(crate) fn code_of(function: &str) -> std::io::Result<std::ops::Range<u64>> {
+    let start = address_of(function)?;
+    let symbols = std::fs::read_to_string("/proc/kallsyms")?;
+    let addresses =
+        symbols.lines().filter_map(|line| u64::from_str_radix(line.split_ascii_whitespace().next()?, 16).ok());
+    let end = addresses.filter(|&address| address > start).min();
+    Ok(start
+        ..end.ok_or_else(|| std::io::Error::other(format!("/proc/kallsyms does not tell where {function} ends")))?)
+}
+
 /// How functions begin that stand in a stack only because a program of ours takes it.
 const OWN: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"];
 

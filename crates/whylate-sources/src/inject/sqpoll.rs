@@ -26,8 +26,8 @@ use crate::clock::monotonic_ns;
 /// Rings that can share one submission thread here.
 pub const MAX_RINGS: usize = 8;
 const ENTRIES: u32 = 2048;
-/// What a request reads: some 10 us of a CPU.
-pub const READ_BYTES: usize = 4 << 10;
+/// What a request reads: some 10 us of a CPU, so that half a ring of them fills a default period.
+pub const READ_BYTES: usize = 16 << 10;
 /// io_uring carries out at once what it knows not to wait; it asks the file, which says so where it is open as non-blocking.
 const RANDOM: &str = "/dev/urandom";
 /// A pause of the watching thread by which it may have missed the end.
@@ -247,8 +247,8 @@ impl Worker {
         let period_ns = self.plan.period.as_nanos() as u64;
         let began_ns = monotonic_ns();
         let mut next_ns = began_ns;
-        // Learnt from the batches.
-        let mut request_ns = 10_000.0;
+        // Learnt from the batches that had a CPU: the least of late, as what comes on top is no request's.
+        let mut request_ns = f64::INFINITY;
         while !self.over.load(Ordering::Relaxed) {
             let now_ns = monotonic_ns();
             let done = lock(&self.state).done;
@@ -257,8 +257,10 @@ impl Worker {
             let owed_ns = (self.plan.duty * until_ns - done.busy_ns as f64).clamp(0.0, period_ns as f64);
             let requests = ((owed_ns / request_ns).round() as usize).max(1);
             if self.plan.duty > 0.0 {
-                let batch = self.batch(requests.min(ENTRIES as usize * self.rings.len() / 2))?;
-                request_ns = 0.8 * request_ns + 0.2 * batch.busy_ns as f64 / batch.requests.max(1) as f64;
+                let (batch, waited_ns) = self.batch(requests.min(ENTRIES as usize * self.rings.len() / 2))?;
+                if waited_ns * 10 <= batch.busy_ns {
+                    request_ns = (1.05 * request_ns).min(batch.busy_ns as f64 / batch.requests.max(1) as f64);
+                }
             }
             next_ns = (next_ns + period_ns).max(monotonic_ns());
             if self.plan.duty < 1.0 {
@@ -285,8 +287,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Submits so many requests at once and watches until they are done.
-    fn batch(&mut self, requests: usize) -> io::Result<Done> {
+    /// Submits so many requests at once and watches until they are done. Also returns how long their thread waited for a CPU meanwhile.
+    fn batch(&mut self, requests: usize) -> io::Result<(Done, u64)> {
         self.rouse()?;
         let each = requests.div_ceil(self.rings.len());
         let read = opcode::Read::new(types::Fd(self.file.as_raw_fd()), self.buffer.as_mut_ptr(), READ_BYTES as u32);
@@ -326,13 +328,14 @@ impl Worker {
                 return Err(io::Error::other("the submission thread does not carry its requests out"));
             }
         }
-        batch.busy_ns = (now_ns - began_ns).saturating_sub(waited_ns(self.tid)? - waited_before_ns);
+        let waited_ns = waited_ns(self.tid)? - waited_before_ns;
+        batch.busy_ns = (now_ns - began_ns).saturating_sub(waited_ns);
         let mut state = lock(&self.state);
         state.since_ns = 0;
         state.done.busy_ns += batch.busy_ns;
         state.done.uncertain_ns += batch.uncertain_ns;
         state.done.requests += batch.requests;
-        Ok(batch)
+        Ok((batch, waited_ns))
     }
 }
 

@@ -64,6 +64,7 @@ impl AttachedSqpoll {
             Looks::Kernel(looks) => match looks.way() {
                 Way::Rounds => "rounds",
                 Way::Functions => "functions",
+                Way::Samples => "samples",
             },
             Looks::Proc(_) => "fdinfo",
         }

@@ -11,9 +11,7 @@ pub(super) struct RingText {
     pub sq_mask: Option<u32>,
     /// The submission thread. A ring that is busy prints -1, or no such line (6.15); one without such a thread prints -1.
     pub thread: Option<u32>,
-    /// Time that the thread, or before 6.18 its whole process, had in the kernel (6.9).
-    pub total_us: Option<u64>,
-    /// Time that the thread counts as work (6.9).
+    /// Time that the thread counts as work (6.9). SqTotalTime beside it is of the whole process before 6.18, and no better than schedstat since.
     pub work_us: Option<u64>,
 }
 
@@ -28,14 +26,13 @@ pub(super) fn parse(text: &str) -> RingText {
             "SqTail" => ring.sq_tail = value.parse().ok(),
             "SqMask" => ring.sq_mask = value.strip_prefix("0x").and_then(|hex| u32::from_str_radix(hex, 16).ok()),
             "SqThread" => ring.thread = value.parse().ok().filter(|&tid| tid > 0),
-            "SqTotalTime" => ring.total_us = microseconds(value),
             "SqWorkTime" => ring.work_us = microseconds(value),
             _ => {}
         }
     }
     // A ring that is busy prints zeros beside -1: the times are of nobody then, and no reset.
     if ring.thread.is_none() {
-        (ring.total_us, ring.work_us) = (None, None);
+        ring.work_us = None;
     }
     ring
 }
@@ -61,7 +58,6 @@ mod tests {
             sq_tail: Some(3_197_155),
             sq_mask: Some(3),
             thread: Some(9231),
-            total_us: Some(18_099_614),
             work_us: Some(16_748_316),
         };
         assert_eq!(parse(QUIET), expected);
@@ -73,14 +69,14 @@ mod tests {
         let nothing = "pos:\t0\nflags:\t02000002\nmnt_id:\t16\nino:\t7034\n";
         for text in [zeros, nothing] {
             let ring = parse(text);
-            assert_eq!((ring.thread, ring.total_us, ring.work_us), (None, None, None), "{text}");
+            assert_eq!((ring.thread, ring.work_us), (None, None), "{text}");
         }
     }
 
     #[test]
     fn times_are_microseconds_also_without_their_unit() {
         let ring = parse("SqThread:\t12\nSqTotalTime:\t597415\nSqWorkTime:\t116758\n");
-        assert_eq!((ring.total_us, ring.work_us), (Some(597_415), Some(116_758)));
+        assert_eq!(ring.work_us, Some(116_758));
     }
 
     #[test]

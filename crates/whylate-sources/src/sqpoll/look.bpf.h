@@ -65,6 +65,8 @@ struct {
 	struct late_wait late_wait;
 	enum record_kind record_kind;
 	enum sq_limits sq_limits;
+	enum uring_setup uring_setup;
+	enum sample_limits sample_limits;
 	enum sq_lost sq_lost;
 } layouts = {};
 

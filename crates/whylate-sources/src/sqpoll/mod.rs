@@ -8,9 +8,11 @@ mod attached;
 mod fdinfo;
 mod late;
 mod look;
+mod never_sleeps;
 mod of_kernel;
 mod of_proc;
 mod programs;
+mod samples;
 mod seen;
 
 pub use attached::AttachedSqpoll;
@@ -60,8 +62,10 @@ pub struct SqpollOptions {
     pub backend: Option<String>,
     /// Only threads of this process.
     pub pid: Option<u32>,
-    /// Tell work by the functions that do it, and not by the marks of rounds.
+    /// Tell work by the entry and exit of the functions that do it.
     pub precise: bool,
+    /// Tell work by samples, as before 6.9, also where the marks of rounds are there.
+    pub sampled: bool,
     /// Yield a late event with its causes for each wait for a CPU of at least this.
     pub explain_over_ns: Option<u64>,
     /// Late events also carry what their causes were told from.

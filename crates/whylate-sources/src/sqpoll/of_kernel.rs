@@ -11,7 +11,7 @@ use super::late;
 use super::look::{self, Records};
 use super::programs::{Programs, Way};
 use super::seen::{Look, Seen, SeenRing};
-use super::skel::types::{ring_record, sq_lost, sq_thread, thread_record};
+use super::skel::types::{ring_record, sq_lost, sq_thread, thread_record, uring_setup};
 use crate::attach::text;
 use crate::source::AttachError;
 use crate::symbols::KernelSymbols;
@@ -82,11 +82,12 @@ impl OfKernel {
         Ok(seen)
     }
 
-    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 3] {
+    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 4] {
         let count = |reason: sq_lost| self.programs.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed);
         [
             ("threads_full", count(sq_lost::SQ_LOST_THREADS)),
             ("late_events", count(sq_lost::SQ_LOST_LATE_EVENTS)),
+            ("samples", count(sq_lost::SQ_LOST_SAMPLES) + self.programs.unsampled()),
             ("ended_unseen", std::mem::take(&mut self.unseen)),
         ]
     }
@@ -165,11 +166,18 @@ fn behind(thread: &sq_thread) -> BTreeMap<String, u64> {
 
 fn ring_of(ring: &ring_record) -> SeenRing {
     let kind = if ring.is_registered != 0 { "registered" } else { "fd" };
+    let has = |flag: uring_setup| ring.flags & flag.0 != 0;
+    let kinds = [
+        (has(uring_setup::IORING_SETUP_IOPOLL), "iopoll"),
+        (has(uring_setup::IORING_SETUP_ATTACH_WQ), "attached"),
+        (ring.polls_network != 0, "napi"),
+    ];
     SeenRing {
         key: ring.ring,
         name: format!("{kind} {}", ring.fd),
         sq_head: Some(ring.sq_head),
         sq_tail: ring.sq_tail,
         sq_entries: ring.sq_entries,
+        kinds: kinds.into_iter().filter_map(|(is_so, name)| is_so.then_some(name)).collect(),
     }
 }

@@ -15,7 +15,7 @@ use super::seen::{Look, Seen, SeenRing};
 use crate::clock;
 
 /// How a submission thread's name begins (5.12).
-const NAME: &str = "iou-sqp-";
+pub(super) const NAME: &str = "iou-sqp-";
 /// Where a descriptor of a ring leads.
 const RING: &str = "anon_inode:[io_uring]";
 /// Between two tries to read a ring that is busy; each is twice as long as the one before.
@@ -176,6 +176,7 @@ fn ring_of(fd: u32, ring: &RingText) -> SeenRing {
         sq_head: ring.sq_head,
         sq_tail: ring.sq_tail.unwrap_or(0),
         sq_entries: ring.sq_mask.map_or(0, |mask| mask + 1),
+        kinds: Vec::new(),
     }
 }
 
@@ -207,7 +208,7 @@ fn monotonic_ns_of(born: u64) -> u64 {
 }
 
 /// The entries of a folder that are numbers.
-fn numbers(folder: &Path) -> std::io::Result<Vec<u32>> {
+pub(super) fn numbers(folder: &Path) -> std::io::Result<Vec<u32>> {
     let entries = fs::read_dir(folder)?;
     Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The BPF programs, and the two ways in which they tell work from spinning.
+//! The BPF programs, and the three ways in which they tell work from spinning.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::rc::Rc;
 
@@ -10,14 +11,16 @@ use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use libbpf_rs::{Btf, Link, Program, RingBuffer, RingBufferBuilder, btf};
 
-use super::SqpollOptions;
+use super::samples::Samples;
 use super::skel::types::sq_lost;
 use super::skel::{OpenSqpollSkel, SqpollSkel, SqpollSkelBuilder};
+use super::{SqpollOptions, never_sleeps};
 use crate::attach::{self, ProgramStatistics};
 use crate::cpus;
 use crate::mapped::MappedArray;
 use crate::occupancy::{Account, Timers};
 use crate::source::AttachError;
+use crate::symbols::code_of;
 
 /// Room for late events with their windows, in bytes.
 const LATE_BYTES: u32 = 4 << 20;
@@ -38,8 +41,10 @@ type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
 pub(super) enum Way {
     /// By tracepoints at the end of each round and at each request (6.9).
     Rounds,
-    /// By the functions that work.
+    /// By the entry and exit of the functions that work.
     Functions,
+    /// By samples of where a thread is.
+    Samples,
 }
 
 /// They run until they are dropped.
@@ -52,6 +57,7 @@ pub(super) struct Programs {
     pub account: Option<Account>,
     pub lost: MappedArray,
     pub way: Way,
+    samples: Option<Samples>,
     pub skeleton: SqpollSkel<'static>,
 }
 
@@ -60,26 +66,36 @@ impl Programs {
         attach::require_btf()?;
         attach::silence_libbpf();
         let kernel = Btf::from_vmlinux()?;
-        let has_rounds = has_function(&kernel, ROUND) && has_tracepoint(&kernel, "io_uring_submit_req");
-        if has_rounds && !options.precise {
-            return Self::attach_way(options, Way::Rounds, &kernel);
-        }
-        Self::attach_way(options, Way::Functions, &kernel).map_err(|error| match error {
-            AttachError::Unsupported(reason) if options.precise => AttachError::Unsupported(format!(
+        if options.precise {
+            let reason = match never_sleeps::find() {
+                Some(tid) => format!(
+                    "submission thread {tid} spins without sleeping, and the kernel waits for that before it lets programs in there"
+                ),
+                None => match Self::attach_way(options, Way::Functions, &kernel) {
+                    Err(AttachError::Unsupported(reason)) => reason,
+                    attached => return attached,
+                },
+            };
+            return Err(AttachError::Unsupported(format!(
                 "--precise needs programs at the entry and exit of the kernel's functions: {reason}; leave it out"
-            )),
-            AttachError::Unsupported(reason) => {
-                AttachError::Unsupported(format!("before Linux 6.9 work is told by the functions that do it: {reason}"))
-            }
-            error => error,
-        })
+            )));
+        }
+        let has_rounds = has_function(&kernel, ROUND) && has_tracepoint(&kernel, "io_uring_submit_req");
+        let way = if has_rounds && !options.sampled { Way::Rounds } else { Way::Samples };
+        Self::attach_way(options, way, &kernel)
     }
 
     fn attach_way(options: &SqpollOptions, way: Way, kernel: &Btf<'_>) -> Result<Self, AttachError> {
         let mut account = options.explain_over_ns.map(|_| Account::load(Timers::Heartbeats)).transpose()?;
         let mut open = SqpollSkelBuilder::default().open(attach::open_object())?;
-        open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.explain_over_ns =
-            options.explain_over_ns.unwrap_or(0);
+        let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
+        settings.explain_over_ns = options.explain_over_ns.unwrap_or(0);
+        if way == Way::Samples {
+            settings.by_samples = true;
+            for (which, code) in code_of_work(kernel)?.into_iter().enumerate() {
+                (settings.work_begins_at[which], settings.work_ends_at[which]) = (code.start, code.end);
+            }
+        }
         choose(&mut open, way, kernel)?;
         if let Some(account) = &account {
             let [accounts, intervals, _] = account.shared();
@@ -104,7 +120,10 @@ impl Programs {
         let mut marks: Vec<_> = skeleton
             .object()
             .progs_mut()
-            .filter(|program| program.autoload() && !program.section().to_string_lossy().starts_with("iter/"))
+            .filter(|program| {
+                let section = program.section().to_string_lossy();
+                program.autoload() && !section.starts_with("iter/") && !section.ends_with("perf_event")
+            })
             .collect();
         // What ends work first, so that none is seen beginning that does not end.
         marks.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));
@@ -116,7 +135,8 @@ impl Programs {
             account.attach()?;
         }
         let threads = skeleton.progs.look_at_threads.attach()?;
-        Ok(Programs { _links: links, threads, ring, records, account, lost, way, skeleton })
+        let samples = (way == Way::Samples).then(|| Samples::start(&skeleton)).transpose()?;
+        Ok(Programs { _links: links, threads, ring, records, account, lost, way, samples, skeleton })
     }
 
     /// Takes in late events, and waits at most so long for the first one.
@@ -126,6 +146,11 @@ impl Programs {
 
     pub(super) fn take_record(&self) -> Option<Box<[u8]>> {
         self.records.borrow_mut().pop_front()
+    }
+
+    /// How many threads could not be sampled, of those that came since the last time.
+    pub(super) fn unsampled(&self) -> u64 {
+        self.samples.as_ref().map_or(0, Samples::take_failed)
     }
 
     pub(super) fn statistics(&self) -> ProgramStatistics {
@@ -140,10 +165,12 @@ impl Programs {
 /// Loads the programs of one way, as far as the kernel has what they are attached to.
 fn choose(open: &mut OpenSqpollSkel<'_>, way: Way, kernel: &Btf<'_>) -> Result<(), AttachError> {
     let programs = &mut open.progs;
-    let rounds = way == Way::Rounds;
-    programs.on_io_uring_submit_req.set_autoload(rounds);
-    programs.on_io_uring_task_work_run.set_autoload(rounds);
-    if rounds {
+    let newer = has_tracepoint(kernel, "io_uring_submit_req");
+    programs.on_io_uring_submit_req.set_autoload(way != Way::Functions && newer);
+    programs.on_io_uring_submit_sqe.set_autoload(way == Way::Samples && !newer);
+    programs.on_io_uring_task_work_run.set_autoload(way == Way::Rounds);
+    programs.on_sample.set_autoload(way == Way::Samples);
+    if way != Way::Functions {
         return Ok(());
     }
     if !has_function(kernel, SUBMIT) {
@@ -160,6 +187,16 @@ fn choose(open: &mut OpenSqpollSkel<'_>, way: Way, kernel: &Btf<'_>) -> Result<(
     programs.on_tctx_task_work.set_autoload(older && !newer);
     programs.on_tctx_task_work_exit.set_autoload(older && !newer);
     Ok(())
+}
+
+/// Where the functions are that a thread is in while it works.
+fn code_of_work(kernel: &Btf<'_>) -> Result<Vec<Range<u64>>, AttachError> {
+    let completions = COMPLETIONS.into_iter().find(|function| has_function(kernel, function));
+    let functions = [Some(SUBMIT), completions, Some(POLL).filter(|function| has_function(kernel, function))];
+    let code = functions.into_iter().flatten().map(code_of).collect::<std::io::Result<_>>();
+    code.map_err(|error| {
+        AttachError::Unsupported(format!("before Linux 6.9 work is told by where a thread is: {error}"))
+    })
 }
 
 fn has_function(kernel: &Btf<'_>, name: &str) -> bool {

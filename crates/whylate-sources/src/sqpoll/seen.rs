@@ -33,6 +33,8 @@ pub(super) struct SeenRing {
     /// How many have been put into it.
     pub sq_tail: u32,
     pub sq_entries: u32,
+    /// What it was set up with, of what matters here.
+    pub kinds: Vec<&'static str>,
 }
 
 pub(super) type Look = HashMap<SqThread, Seen>;
@@ -85,6 +87,7 @@ fn of_ring(whole: &Series, ring: &SeenRing, before: Option<&Seen>, duration_ns: 
     let mut series = Series { labels: whole.labels.clone(), ..Series::default() };
     series.labels.insert("ring".to_owned(), ring.name.clone());
     series.values.insert("entries".to_owned(), f64::from(ring.sq_entries));
+    series.values.extend(ring.kinds.iter().map(|&kind| (kind.to_owned(), 1.0)));
     if let Some(head) = ring.sq_head {
         series.values.insert("pending".to_owned(), f64::from(ring.sq_tail.wrapping_sub(head)));
         let was = before.and_then(|seen| seen.rings.iter().find(|other| other.key == ring.key));
@@ -120,6 +123,7 @@ mod tests {
                 sq_head: Some(head),
                 sq_tail: head.wrapping_add(2),
                 sq_entries: 8,
+                kinds: vec!["iopoll"],
             }],
             ..Seen::default()
         }
@@ -151,6 +155,6 @@ mod tests {
         let mut blind = seen(2_000, 0, 6);
         blind.rings[0].sq_head = None;
         let series = between(Some(seen(1_000, 0, 1)), blind);
-        assert_eq!(series[1].values.keys().collect::<Vec<_>>(), ["entries"]);
+        assert_eq!(series[1].values.keys().collect::<Vec<_>>(), ["entries", "iopoll"]);
     }
 }

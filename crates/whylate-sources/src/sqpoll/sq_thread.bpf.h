@@ -14,11 +14,13 @@ enum sq_lost {
 	SQ_LOST_THREADS,
 	/* No room for a late event: the reader is too slow. */
 	SQ_LOST_LATE_EVENTS,
+	/* A stack that the kernel could not tell. */
+	SQ_LOST_SAMPLES,
 	SQ_LOST_REASONS,
 };
 
 /* include/uapi/linux/io_uring.h */
-enum {
+enum uring_setup {
 	IORING_SETUP_IOPOLL = 1 << 0,
 	IORING_SETUP_SQPOLL = 1 << 1,
 	IORING_SETUP_ATTACH_WQ = 1 << 5,

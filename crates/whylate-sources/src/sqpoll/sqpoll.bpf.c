@@ -3,9 +3,10 @@
  * What io_uring's submission threads do with their time. No lock of a ring is taken, and nothing of a ring is written.
  *
  * A thread goes round a loop: it submits what its rings hold, runs what has completed, and begins again, or goes to sleep. Its time on a CPU
- * is work in a round that found something to do, and spinning in one that did not. Rounds are told apart in one of two ways:
+ * is work in a round that found something to do, and spinning in one that did not. The two are told apart in one of three ways:
  * - by tracepoints (6.9): one at the end of each round and one at each request;
- * - by functions, which the thread enters only when there is something to do.
+ * - by functions, which the thread enters only when there is something to do: by their entry and exit;
+ * - by samples of where the thread is: in one of these functions or not.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -15,6 +16,7 @@
 #include "occupancy.bpf.h"
 #include "window.bpf.h"
 #include "sq_thread.bpf.h"
+#include "sample.bpf.h"
 #include "late_wait.bpf.h"
 #include "look.bpf.h"
 
@@ -66,6 +68,8 @@ int BPF_PROG(on_io_uring_submit_req, struct io_kiocb *req)
 
 	if (!(task->flags & PF_IO_WORKER))
 		return 0;
+	if (by_samples)
+		return count_request(task);
 	thread = found(task);
 	/* The first of a round. What was before is spinning, and a hypervisor may have stopped it there for long. */
 	if (!thread || !thread->has_work) {
@@ -82,6 +86,35 @@ int BPF_PROG(on_io_uring_submit_req, struct io_kiocb *req)
 	thread->submitted++;
 	if (BPF_CORE_READ(req, ctx, flags) & IORING_SETUP_IOPOLL)
 		thread->polled_ring = (u64)BPF_CORE_READ(req, ctx);
+	end_change(thread);
+	return 0;
+}
+
+/* The same before 6.3. */
+SEC("?tp_btf/io_uring_submit_sqe")
+int BPF_PROG(on_io_uring_submit_sqe)
+{
+	return count_request(bpf_get_current_task_btf());
+}
+
+/* A timer of the thread, which runs while it has a CPU: its time since the last sample is of what it does now. */
+SEC("?perf_event")
+int on_sample(void *ctx)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct sq_thread *thread;
+	bool has_work;
+	u64 now_ns;
+
+	if (!(task->flags & PF_IO_WORKER))
+		return 0;
+	now_ns = bpf_ktime_get_ns();
+	thread = enrolled(task, now_ns);
+	if (!thread || !read_stack(ctx, &has_work))
+		return 0;
+	begin_change(thread);
+	thread->has_work = has_work;
+	close_round(thread, now_ns);
 	end_change(thread);
 	return 0;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The loop of commands that print at intervals: waits, shows late events meanwhile, and prints a snapshot.
+//! What commands that print at intervals have in common: what they say at the start, and the loop that waits, shows late events meanwhile,
+//! and prints a snapshot.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -21,7 +22,17 @@ pub struct Schedule {
     pub duration_ns: Option<u64>,
 }
 
-/// Prints at each interval, and once more at the end. `seen` gets each snapshot before it is printed.
+/// Says on standard error which backend is in use if it is not the best one, and what is told less well here than it could be.
+pub fn say_what_is_weaker(name: &str, source: &dyn Attached) {
+    if let Some(reason) = source.backend().fallback_reason {
+        eprintln!("whylate: {name} uses the {} backend: {reason}", source.backend().name);
+    }
+    if let Some(weaker) = source.weaker() {
+        eprintln!("whylate: {weaker}");
+    }
+}
+
+/// Begins the output, prints at each interval, and once more at the end. `seen` gets each snapshot before it is printed.
 ///
 /// # Errors
 /// When the source fails, or the output cannot be written.
@@ -33,6 +44,8 @@ pub fn drive(
     (output, out): (&mut dyn Output, &mut dyn Write),
     seen: &mut dyn FnMut(&Snapshot),
 ) -> anyhow::Result<()> {
+    output.begin(out)?;
+    out.flush()?;
     let started = Instant::now();
     let interval = schedule.interval_ns.map(Duration::from_nanos);
     let end = schedule.duration_ns.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));

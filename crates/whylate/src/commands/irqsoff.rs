@@ -5,7 +5,7 @@ mod import;
 mod show;
 mod timers;
 
-use std::io::{self, Write as _};
+use std::io;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
@@ -13,7 +13,7 @@ use clap::{ArgGroup, Args};
 use whylate_sources::irqsoff::{IrqsoffOptions, What, attach, attach_timers, console_level};
 
 use crate::cli::duration_ns;
-use crate::commands::drive::{Schedule, drive};
+use crate::commands::drive::{Schedule, drive, say_what_is_weaker};
 use crate::commands::timerlat::values::{Cpus, period};
 use crate::commands::watch::Watch;
 use crate::output::Output;
@@ -139,12 +139,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let options = arguments.options();
     let attached = if arguments.timers { attach_timers(&options.cpus) } else { attach(&options) };
     let mut source = attached.context("cannot attach irqsoff")?;
-    if let Some(reason) = source.backend().fallback_reason {
-        eprintln!("whylate: irqsoff uses the {} backend: {reason}", source.backend().name);
-    }
-    if let Some(weaker) = source.weaker() {
-        eprintln!("whylate: {weaker}");
-    }
+    say_what_is_weaker("irqsoff", source.as_ref());
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut output: Box<dyn Output> = if arguments.json {
         Box::new(JsonLines::new(arguments.worst()))
@@ -153,8 +148,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     } else {
         Box::new(show::Text::new(arguments, terminal_columns(), console_level()))
     };
-    output.begin(&mut out)?;
-    out.flush()?;
     let schedule =
         Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };
     let has_late_events = arguments.lines() || arguments.worst().is_some();

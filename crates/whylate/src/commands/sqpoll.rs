@@ -3,16 +3,15 @@
 
 mod sweep;
 
-use std::io::{self, Write};
-use std::time::{Duration, Instant};
+use std::io;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use whylate_sources::Attached;
-use whylate_sources::sqpoll::{self, AttachedSqpoll, SqpollOptions};
+use whylate_sources::sqpoll::{self, SqpollOptions};
 
 use crate::cli::duration_ns;
-use crate::commands::watch::{Ended, Watch};
+use crate::commands::drive::{Schedule, drive, say_what_is_weaker};
+use crate::commands::watch::Watch;
 use crate::output::Output;
 use crate::output::json::JsonLines;
 use crate::output::sqpoll::Text;
@@ -47,7 +46,8 @@ pub struct Arguments {
     /// Only threads of this process
     #[arg(short, long, value_name = "PID")]
     pid: Option<u32>,
-    /// Tell work by the entry and exit of the functions that do it, where the kernel lets programs in there
+    /// Tell work by the entry and exit of the functions that do it, where the kernel lets programs in there. Beginning and ending wait
+    /// until each submission thread of this host has slept once
     #[arg(long)]
     precise: bool,
     /// Explain each wait for a CPU that is at least this long (e.g. 1ms): who had it meanwhile
@@ -83,15 +83,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         pid: arguments.pid,
         precise: arguments.precise,
         explain_over_ns: arguments.why,
-        keep_evidence: false,
+        ..SqpollOptions::default()
     };
     let mut source = sqpoll::attach(&options).context("cannot attach sqpoll")?;
-    if let Some(reason) = source.backend().fallback_reason {
-        eprintln!("whylate: sqpoll uses the {} backend: {reason}", source.backend().name);
-    }
-    if let Some(weaker) = source.weaker() {
-        eprintln!("whylate: {weaker}");
-    }
+    say_what_is_weaker("sqpoll", &source);
     let mut out = io::BufWriter::new(io::stdout().lock());
     let is_lasting = arguments.interval.is_some() || arguments.duration.is_some();
     if !source.sees_any() {
@@ -107,69 +102,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     } else {
         Box::new(Text::new(arguments.why.is_some(), terminal_columns()))
     };
-    output.begin(&mut out)?;
-    out.flush()?;
-    measure(arguments, &watch, &mut source, output.as_mut(), &mut out)
-}
-
-fn measure(
-    arguments: &Arguments,
-    watch: &Watch,
-    source: &mut AttachedSqpoll,
-    output: &mut dyn Output,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
-    let started = Instant::now();
-    let interval = arguments.interval.map(Duration::from_nanos);
-    let end = arguments.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
-    for number in 1.. {
-        // A fixed schedule: an output that takes long does not shift the ones after it.
-        let due = interval.and_then(|interval| started.checked_add(interval.saturating_mul(number)));
-        let until = [due, end].into_iter().flatten().min();
-        let ended = wait(arguments.why.is_some(), watch, until, source, output, out)?;
-        if ended == Ended::OutputClosed {
-            return Ok(());
-        }
-        let snapshot = source.snapshot()?;
-        output.snapshot(out, snapshot)?;
-        out.flush()?;
-        let last = ended == Ended::Signal
-            || interval.is_none()
-            || end.is_some_and(|end| Instant::now() >= end)
-            || arguments.count.is_some_and(|count| u64::from(number) >= count);
-        if last {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// Waits until the next output, and shows late events meanwhile.
-fn wait(
-    explains: bool,
-    watch: &Watch,
-    until: Option<Instant>,
-    source: &mut dyn Attached,
-    output: &mut dyn Output,
-    out: &mut dyn Write,
-) -> anyhow::Result<Ended> {
-    if !explains {
-        return Ok(watch.until(until)?);
-    }
-    loop {
-        // Ten times a second is at once for a person, and little work.
-        let soon = Instant::now() + Duration::from_millis(100);
-        let ended = watch.until(Some(until.map_or(soon, |until| until.min(soon))))?;
-        let mut written = Ok(());
-        source.drain_late(Duration::ZERO, &mut |event| {
-            if written.is_ok() {
-                written = output.late(out, event);
-            }
-        })?;
-        written?;
-        out.flush()?;
-        if ended != Ended::Time || until.is_some_and(|until| Instant::now() >= until) {
-            return Ok(ended);
-        }
-    }
+    let schedule =
+        Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };
+    drive(&mut source, &watch, schedule, arguments.why.is_some(), (output.as_mut(), &mut out), &mut |_| ())
 }

@@ -3,7 +3,7 @@
 
 mod show;
 
-use std::io::{self, Write};
+use std::io;
 
 use anyhow::Context as _;
 use clap::{ArgGroup, Args, ValueEnum};
@@ -12,7 +12,7 @@ use whylate_sources::wq::Wq;
 use whylate_sources::{By, Options, Source, symbols};
 
 use crate::cli::duration_ns;
-use crate::commands::drive::{Schedule, drive};
+use crate::commands::drive::{Schedule, drive, say_what_is_weaker};
 use crate::commands::watch::Watch;
 use crate::output::Output;
 use crate::output::json::JsonLines;
@@ -161,21 +161,13 @@ impl Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let mut source = Wq.attach(&arguments.options()).context("cannot attach wq")?;
-    if let Some(reason) = source.backend().fallback_reason {
-        eprintln!("whylate: wq uses the {} backend: {reason}", source.backend().name);
-    }
-    if let Some(weaker) = source.weaker() {
-        eprintln!("whylate: {weaker}");
-    }
+    say_what_is_weaker("wq", source.as_ref());
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut output: Box<dyn Output> = if arguments.json {
         Box::new(JsonLines::new(arguments.worst()))
     } else {
         Box::new(show::Text::new(arguments, terminal_columns()))
     };
-    output.begin(&mut out)?;
-    out.flush()?;
-
     let schedule =
         Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };
     let mut seen_any = false;

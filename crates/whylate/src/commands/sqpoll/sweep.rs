@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate sqpoll sweep`: how busy a submission thread is at different numbers of requests in flight.
 
+mod fio;
+
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -44,6 +46,7 @@ const COLUMNS: [(&str, Align); 8] = [
 Examples:
   whylate sqpoll sweep --filename /dev/nvme0n1            read it with 1, 4, 8, 16 and 64 requests in flight
   whylate sqpoll sweep --filename F --iodepth 32 --bs 4k  with 32 small ones
+  whylate sqpoll sweep --filename F --fio                 have fio make the load
   whylate sqpoll sweep --filename F --rw write            write to a new file, which is removed at the end")]
 pub struct Arguments {
     /// The file or block device.
@@ -68,6 +71,9 @@ pub struct Arguments {
     /// Have the submission thread poll the device, which has to be made for it.
     #[arg(long)]
     iopoll: bool,
+    /// Have fio make the load (ioengine=io_uring, sqthread_poll=1), whose threads spin for a second before they sleep
+    #[arg(long, conflicts_with = "sq_thread_idle")]
+    fio: bool,
     /// Write to a file or block device that is there already: what is in it is lost.
     #[arg(long)]
     destroy_what_is_there: bool,
@@ -97,6 +103,26 @@ fn size_bytes(text: &str) -> Result<u32, String> {
     }
 }
 
+/// What a load tells of itself.
+struct Told {
+    requests: u64,
+    duration_ns: u64,
+    mean_ns: u64,
+    p99_ns: u64,
+}
+
+impl From<Report> for Told {
+    fn from(report: Report) -> Self {
+        let latency = &report.latency;
+        Told {
+            requests: report.requests,
+            duration_ns: report.duration_ns,
+            mean_ns: latency.mean_ns(),
+            p99_ns: latency.quantile_ns(0.99),
+        }
+    }
+}
+
 /// A file that is removed at the end, however the run ends.
 struct Made<'a>(&'a PathBuf);
 
@@ -119,18 +145,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             break;
         }
         eprintln!("whylate: {depth} in flight for {} ...", format_ns(arguments.runtime));
-        let (snapshot, report) = measure(arguments, depth, &stop)?;
-        let thread = own_thread(&snapshot).context("the submission thread was not seen")?;
+        let (snapshot, pid, told) =
+            if arguments.fio { fio::measure(arguments, depth, &stop)? } else { measure(arguments, depth, &stop)? };
+        let thread = thread_of(&snapshot, pid).context("the submission thread was not seen")?;
         if arguments.json {
-            let latency = &report.latency;
             let line = serde_json::json!({
-                "iodepth": depth, "requests": report.requests, "duration_ns": report.duration_ns,
-                "mean_ns": latency.mean_ns(), "p99_ns": latency.quantile_ns(0.99), "values": thread.values, "lost": snapshot.lost,
+                "iodepth": depth, "requests": told.requests, "duration_ns": told.duration_ns,
+                "mean_ns": told.mean_ns, "p99_ns": told.p99_ns, "values": thread.values, "lost": snapshot.lost,
             });
             writeln!(out, "{line}")?;
             out.flush()?;
         } else {
-            table.row(row(depth, thread, &report));
+            table.row(row(depth, thread, &told));
         }
     }
     if !arguments.json {
@@ -160,7 +186,7 @@ fn prepare(arguments: &Arguments) -> anyhow::Result<Option<Made<'_>>> {
     Ok(Some(made))
 }
 
-fn measure(arguments: &Arguments, depth: u32, stop: &AtomicBool) -> anyhow::Result<(Snapshot, Report)> {
+fn measure(arguments: &Arguments, depth: u32, stop: &AtomicBool) -> anyhow::Result<(Snapshot, u32, Told)> {
     let plan = Plan {
         path: arguments.filename.clone(),
         writes: arguments.rw == Direction::Write,
@@ -170,8 +196,9 @@ fn measure(arguments: &Arguments, depth: u32, stop: &AtomicBool) -> anyhow::Resu
         idle_ms: arguments.sq_thread_idle,
         iopoll: arguments.iopoll,
     };
-    let options = SqpollOptions { pid: Some(std::process::id()), ..SqpollOptions::default() };
-    let mut source = sqpoll::attach(&options).context("cannot attach sqpoll")?;
+    let own = std::process::id();
+    let mut source = sqpoll::attach(&SqpollOptions { pid: Some(own), ..SqpollOptions::default() })
+        .context("cannot attach sqpoll")?;
     // From the first request on.
     let started = || source.snapshot().map(|_| ()).map_err(io::Error::other);
     let report = file_load::run(&plan, stop, started);
@@ -179,16 +206,17 @@ fn measure(arguments: &Arguments, depth: u32, stop: &AtomicBool) -> anyhow::Resu
     if report.requests == 0 {
         bail!("no request was carried out");
     }
-    Ok((source.snapshot()?, report))
+    Ok((source.snapshot()?, own, report.into()))
 }
 
-/// The thread of the ring that has just gone: of several, as one before may be on its way out, the one that did most.
-fn own_thread(snapshot: &Snapshot) -> Option<&Series> {
+/// A process's thread whose ring has just gone: of several, as one before may be on its way out, the one that did most.
+fn thread_of(snapshot: &Snapshot, pid: u32) -> Option<&Series> {
     let sqes = |series: &Series| series.values.get("sqes_per_s").copied().unwrap_or(0.0);
-    snapshot.series.iter().filter(|series| is_thread(series)).max_by(|a, b| sqes(a).total_cmp(&sqes(b)))
+    let is_own = |series: &&Series| is_thread(series) && series.labels.get("pid") == Some(&pid.to_string());
+    snapshot.series.iter().filter(is_own).max_by(|a, b| sqes(a).total_cmp(&sqes(b)))
 }
 
-fn row(depth: u32, thread: &Series, report: &Report) -> Vec<String> {
+fn row(depth: u32, thread: &Series, told: &Told) -> Vec<String> {
     let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}", share * 100.0));
     let value = |name: &str| thread.values.get(name).copied();
     vec![
@@ -197,9 +225,9 @@ fn row(depth: u32, thread: &Series, report: &Report) -> Vec<String> {
         percent(value("utilisation").map(|share| 1.0 - share)),
         percent(value("working")),
         percent(value("starved")),
-        format!("{:.0}", report.requests as f64 * 1e9 / report.duration_ns.max(1) as f64),
-        format_ns(report.latency.mean_ns()),
-        format_ns(report.latency.quantile_ns(0.99)),
+        format!("{:.0}", told.requests as f64 * 1e9 / told.duration_ns.max(1) as f64),
+        format_ns(told.mean_ns),
+        format_ns(told.p99_ns),
     ]
 }
 
@@ -226,6 +254,7 @@ mod tests {
             runtime: 1,
             sq_thread_idle: 1,
             iopoll: false,
+            fio: false,
             destroy_what_is_there: false,
             json: false,
         }

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate sqpoll` as people run it.
+
+mod running;
+
+use std::io::{BufRead as _, BufReader, Read as _};
+
+use anyhow::{Result, ensure};
+use running::{Running, whylate};
+use rustix::process::{Signal, geteuid};
+use serde_json::Value;
+
+fn is_root() -> bool {
+    if !geteuid().is_root() {
+        println!("skipped: needs root");
+    }
+    geteuid().is_root()
+}
+
+#[test]
+fn no_submission_thread_is_no_failure() -> Result<()> {
+    let pid = std::process::id().to_string();
+    for arguments in
+        [&["sqpoll", "-p", &pid][..], &["sqpoll", "-p", &pid, "--json"], &["sqpoll", "-p", &pid, "--backend", "fdinfo"]]
+    {
+        if !is_root() {
+            return Ok(());
+        }
+        let output = whylate(arguments).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(0), "{arguments:?}: {}: {said}", output.status);
+        ensure!(output.stdout.is_empty(), "{arguments:?} printed {}", String::from_utf8_lossy(&output.stdout));
+        let expected = format!(
+            "whylate: process {pid} has no io_uring submission thread now: a ring that is set up with IORING_SETUP_SQPOLL"
+        );
+        ensure!(said.contains(&expected), "{arguments:?} said {said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_thread_is_measured_until_ctrl_c() -> Result<()> {
+    if !is_root() {
+        return Ok(());
+    }
+    let mut load = Running::start(&["inject", "sqpoll", "--duty", "20", "--for", "60s"])?;
+    let mut begun = String::new();
+    BufReader::new(load.stdout()?).read_line(&mut begun)?;
+    let mut watcher = Running::start(&["sqpoll", "--json", "-p", &load.pid().to_string(), "0.2"])?;
+    let mut lines = BufReader::new(watcher.stdout()?);
+    let mut line = String::new();
+    lines.read_line(&mut line)?;
+    let snapshot: Value = serde_json::from_str(&line)?;
+    ensure!(snapshot["series"][0]["values"]["working"].is_f64(), "{snapshot}");
+    watcher.signal(Signal::INT)?;
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest)?;
+    let (status, said) = watcher.end()?;
+    ensure!(status.success() && rest.lines().count() >= 1, "{status}, {said}, after Ctrl-C {rest}");
+    load.signal(Signal::INT)?;
+    ensure!(load.end()?.0.success(), "the load failed");
+    Ok(())
+}
+
+#[test]
+fn a_closed_pipe_is_a_normal_end() -> Result<()> {
+    if !is_root() {
+        return Ok(());
+    }
+    let mut watcher = Running::start(&["sqpoll", "0.1"])?;
+    drop(watcher.stdout()?);
+    let (status, said) = watcher.end()?;
+    ensure!(status.success(), "{status}: {said}");
+    Ok(())
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() -> Result<()> {
+    for (arguments, status, word) in [
+        (&["sqpoll", "--backend", "none"][..], 2, "bpf, fdinfo"),
+        (&["sqpoll", "--backend", "fdinfo", "--precise"], 3, "leave --backend fdinfo out"),
+        (&["sqpoll", "1", "0"], 2, "0"),
+        (&["sqpoll", "x"], 2, "x"),
+        (&["sqpoll", "sweep"], 2, "--filename"),
+        (&["sqpoll", "sweep", "--filename", "/no/such/file"], 1, "/no/such/file"),
+        (&["sqpoll", "sweep", "--filename", "/dev/null", "--rw", "write"], 2, "--destroy-what-is-there"),
+    ] {
+        let needs_root = !arguments.contains(&"--backend") && arguments.contains(&"/no/such/file");
+        if needs_root && !is_root() {
+            continue;
+        }
+        let output = whylate(arguments).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.code() == Some(status) && said.contains(word),
+            "{arguments:?}: {}: {said}",
+            output.status
+        );
+    }
+    Ok(())
+}
