@@ -75,6 +75,12 @@ bench-irqsoff: ## how much `whylate irqsoff` slows a scheduler benchmark down, b
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- irqsoff
 
+.PHONY: bench-irqsoff-vm
+bench-irqsoff-vm: ## what each backend of `whylate irqsoff` tells of known delays, in a virtual machine
+	@scripts/install-deps bench static vm tracers
+	@$(CARGO) xtask kernels 6.12-tracers >/dev/null
+	$(CARGO) run --release -p whylate-bench -- irqsoff-vm
+
 .PHONY: bench-timerlat-vm
 bench-timerlat-vm: ## what `whylate timerlat` tells and costs, beside rtla, in a virtual machine
 	@scripts/install-deps bench static vm

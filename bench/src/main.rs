@@ -5,6 +5,7 @@ mod child;
 mod figures;
 mod floor;
 mod irqsoff;
+mod irqsoff_vm;
 mod kernel;
 mod machine;
 mod occupancy;
@@ -40,6 +41,8 @@ enum What {
     TimerlatVm(results::Arguments),
     /// How much longer a scheduler benchmark takes while `whylate irqsoff` or a bpftrace script watches.
     Irqsoff(results::Arguments),
+    /// What each backend of `whylate irqsoff` tells of delays of known length, in a virtual machine.
+    IrqsoffVm(results::Arguments),
     #[command(hide = true)]
     Paced(occupancy::paced::Arguments),
 }
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         What::Timerlat(arguments) => timerlat::run(&arguments),
         What::TimerlatVm(arguments) => timerlat_vm::run(&arguments),
         What::Irqsoff(arguments) => irqsoff::run(&arguments),
+        What::IrqsoffVm(arguments) => irqsoff_vm::run(&arguments),
         What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),
     };
     match outcome {
