@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use whylate_model::{LateEvent, Snapshot};
 
 use crate::figures::{median, word};

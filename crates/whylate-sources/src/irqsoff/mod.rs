@@ -57,7 +57,7 @@ pub static INFO: SourceInfo = SourceInfo {
         BackendInfo {
             name: TRACER,
             needs: &[Need::Tracer("irqsoff")],
-            weaker: "of each 10 ms it tells the longest section alone, and none whose trace the kernel could not keep",
+            weaker: "of each 10 ms it tells the longest section alone, and none during which another CPU ended a long one",
         },
         BackendInfo {
             name: TICKS,
