@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How much longer a scheduler benchmark takes while `whylate irqsoff` or what people use today watches.
 
-mod vm;
-
 use std::ffi::OsStr;
-use std::fmt::Write as _;
 use std::io::Read as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -22,8 +19,6 @@ use crate::{kernel, machine, results, whylate};
 const LIMIT: f64 = 1.0;
 /// Some seconds of `perf bench sched messaging`.
 const MESSAGING: [&str; 7] = ["bench", "sched", "messaging", "-g", "5", "-l", "1500"];
-/// So many are enough where nothing is judged.
-const VM_ROUNDS: u32 = 5;
 /// Far longer than it takes.
 const DEADLINE: Duration = Duration::from_secs(120);
 /// From a watcher's first output until it is surely attached, and from its end until the kernel has put its code back.
@@ -38,13 +33,13 @@ const EVENT: &str = "events/preemptirq/irq_disable";
 
 /// A watched run, and the mean of the runs right before and right after it, in seconds.
 #[derive(Clone, Copy, Debug)]
-struct Sample {
-    watched_s: f64,
-    bare_s: f64,
+pub struct Sample {
+    pub watched_s: f64,
+    pub bare_s: f64,
 }
 
 impl Sample {
-    fn slowdown_percent(&self) -> f64 {
+    pub fn slowdown_percent(&self) -> f64 {
         100.0 * (self.watched_s / self.bare_s - 1.0)
     }
 }
@@ -75,18 +70,13 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
             before_s = after_s;
         }
     }
-    let ticks = Row::of(SUBJECTS[0], &samples[0]).median;
-    let mut rows: Vec<Row> = SUBJECTS.iter().zip(&samples).map(|(name, of)| Row::of(name, of)).collect();
-    let in_vm = vm::samples(arguments.rounds.min(VM_ROUNDS))?;
-    let emulated = vm::SUBJECTS.iter().map(|&(key, name)| Row::of(name, in_vm.get(key).map_or(&[][..], Vec::as_slice)));
-    let split = rows.len();
-    rows.extend(emulated);
-    arguments.publish("irqsoff", &report(&rows, split, arguments.rounds))?;
-    Ok(ticks <= LIMIT)
+    let rows: Vec<Row> = SUBJECTS.iter().zip(&samples).map(|(name, of)| Row::of(name, of)).collect();
+    arguments.publish("irqsoff", &report(&rows, arguments.rounds))?;
+    Ok(rows[0].median <= LIMIT)
 }
 
 /// What one watcher costs, in percent.
-struct Row {
+pub struct Row {
     name: &'static str,
     median: f64,
     quartile: f64,
@@ -95,7 +85,7 @@ struct Row {
 }
 
 impl Row {
-    fn of(name: &'static str, samples: &[Sample]) -> Self {
+    pub fn of(name: &'static str, samples: &[Sample]) -> Self {
         let slowdowns: Vec<f64> = samples.iter().map(Sample::slowdown_percent).collect();
         Row {
             name,
@@ -106,7 +96,7 @@ impl Row {
         }
     }
 
-    fn line(&self, limit: Option<f64>) -> String {
+    pub fn line(&self, limit: Option<f64>) -> String {
         let judged = limit.map_or(("".to_owned(), ""), |limit| (format!("{limit} %"), word(self.median, limit)));
         let Row { name, median, quartile, least, most } = self;
         format!(
@@ -116,40 +106,29 @@ impl Row {
     }
 }
 
-fn report(rows: &[Row], split: usize, rounds: u32) -> String {
+fn report(rows: &[Row], rounds: u32) -> String {
     let mut text = format!(
-        "## What `whylate irqsoff` costs\n\nCommand: `make bench-irqsoff` (`cargo run --release -p whylate-bench -- irqsoff --rounds {rounds}`)\n\n{}",
+        "## What `whylate irqsoff` costs\n\nCommand: `make bench-irqsoff` (`cargo run --release -p whylate-bench -- irqsoff --rounds \
+         {rounds}`)\n\n{}",
         machine::describe()
     );
-    // A `String` takes everything.
-    let _ = writeln!(
-        text,
-        "\nSlowdown of `perf {}`, {rounds} rounds: each watched run is compared with the mean of the runs right before and right after it, which \
-         nobody watches; the watchers take turns at being first. Medians; in brackets the smallest and the largest.\n",
-        MESSAGING.join(" ")
-    );
-    let heading = "| watcher | slowdown | first quartile | limit | |\n|---|--:|--:|--:|---|\n";
-    text += heading;
-    for (index, row) in rows[..split].iter().enumerate() {
+    text += &how(&format!("perf {}", MESSAGING.join(" ")), rounds);
+    for (index, row) in rows.iter().enumerate() {
         text += &row.line((index == 0).then_some(LIMIT));
     }
-    let has_events = std::fs::exists(Path::new("/sys/kernel/tracing").join(EVENT)).unwrap_or(false);
-    if !has_events {
-        text += "| `events`, `tracer`, and a script on the same events | this kernel has no such events and no such tracer: see below | | | |\n";
-    }
-    let _ = writeln!(
-        text,
-        "\nThe same of `{}` on Linux {}, which has them, in a virtual machine. Its CPUs are emulated (QEMU without KVM), and are slower for BPF programs \
-         than for the kernel: only the order of the watchers tells anything. {} rounds.\n",
-        vm::LOAD,
-        vm::KERNEL,
-        rounds.min(VM_ROUNDS)
-    );
-    text += heading;
-    for row in &rows[split..] {
-        text += &row.line(None);
+    if !Path::new("/sys/kernel/tracing").join(EVENT).exists() {
+        text += "| `events`, `tracer`, a script on the events | this kernel has no such events, and no such tracer: see below | | | |\n";
     }
     text
+}
+
+/// What was done, and the heading of the table.
+pub fn how(load: &str, rounds: u32) -> String {
+    format!(
+        "\nSlowdown of `{load}`, {rounds} rounds: each watched run is compared with the mean of the runs right before and right after \
+         it, which nobody watches; the watchers take turns at being first. Medians; in brackets the smallest and the largest.\n\n\
+         | watcher | slowdown | first quartile | limit | |\n|---|--:|--:|--:|---|\n"
+    )
 }
 
 /// How long the load takes while a subject watches.

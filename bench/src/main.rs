@@ -6,6 +6,7 @@ mod figures;
 mod floor;
 mod irqsoff;
 mod irqsoff_vm;
+mod irqsoff_vm_cost;
 mod kernel;
 mod machine;
 mod occupancy;
@@ -43,6 +44,8 @@ enum What {
     Irqsoff(results::Arguments),
     /// What each backend of `whylate irqsoff` tells of delays of known length, in a virtual machine.
     IrqsoffVm(results::Arguments),
+    /// How much longer a scheduler benchmark takes while `whylate irqsoff`, the kernel's tracer or a bpftrace script watches, in a virtual machine.
+    IrqsoffVmCost(results::Arguments),
     #[command(hide = true)]
     Paced(occupancy::paced::Arguments),
 }
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         What::TimerlatVm(arguments) => timerlat_vm::run(&arguments),
         What::Irqsoff(arguments) => irqsoff::run(&arguments),
         What::IrqsoffVm(arguments) => irqsoff_vm::run(&arguments),
+        What::IrqsoffVmCost(arguments) => irqsoff_vm_cost::run(&arguments),
         What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),
     };
     match outcome {

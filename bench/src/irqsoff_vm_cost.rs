@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The same in a virtual machine, for what the running kernel may lack: the events of interrupts that are off, and the kernel's own tracer.
+//! How much longer a scheduler benchmark takes while `whylate irqsoff` watches, in a virtual machine: for what the running kernel may lack, the
+//! events of interrupts that are off and the kernel's own tracer.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use super::Sample;
-use crate::kernel;
+use crate::irqsoff::{Row, Sample, how};
+use crate::{kernel, machine, results};
 
-pub const KERNEL: &str = "6.12-tracers";
+const KERNEL: &str = "6.12-tracers";
 /// What watches there, as its rows are called.
-pub const SUBJECTS: [(&str, &str); 5] = [
+const SUBJECTS: [(&str, &str); 5] = [
     ("events", "`whylate irqsoff --backend events`"),
     ("tracer", "`whylate irqsoff --backend tracer`"),
     ("bare", "the kernel's tracer `irqsoff` alone, `function-trace` off"),
@@ -19,7 +20,7 @@ pub const SUBJECTS: [(&str, &str); 5] = [
     ("ticks", "`whylate irqsoff --backend ticks`"),
 ];
 /// A second or two of it there.
-pub const LOAD: &str = "perf bench sched messaging -g 1 -l 100";
+const LOAD: &str = "perf bench sched messaging -g 1 -l 100";
 
 /// What people write for the question, with no more than it needs.
 const BPFTRACE: &str = "BEGIN { printf(\"ready\\n\"); } tracepoint:preemptirq:irq_disable { @start[cpu] = nsecs; } \
@@ -86,8 +87,27 @@ const SCRIPT: &str = r#"
     echo "@ end"
 "#;
 
+/// Returns whether every figure is within its limit: none has one, as only the order of emulated figures tells anything.
+pub fn run(arguments: &results::Arguments) -> Result<bool> {
+    let samples = samples(arguments.rounds)?;
+    let mut text = format!(
+        "## What `whylate irqsoff` costs beside the kernel's tracer, in a virtual machine\n\nCommand: `make bench-irqsoff` (`cargo run \
+         --release -p whylate-bench -- irqsoff-vm-cost --rounds {}`)\n\n{}- in the machine: Linux {KERNEL}, CPUs that QEMU emulates, which are \
+         slower for BPF programs than for the kernel: only the order of the watchers tells anything\n",
+        arguments.rounds,
+        machine::describe()
+    );
+    text += &how(LOAD, arguments.rounds);
+    for (key, name) in SUBJECTS {
+        let of = samples.get(key).with_context(|| format!("{key} was not measured"))?;
+        text += &Row::of(name, of).line(None);
+    }
+    arguments.publish("irqsoff-vm-cost", &text)?;
+    Ok(true)
+}
+
 /// By subject.
-pub fn samples(rounds: u32) -> Result<BTreeMap<String, Vec<Sample>>> {
+fn samples(rounds: u32) -> Result<BTreeMap<String, Vec<Sample>>> {
     let mut vm = Command::new("cargo");
     vm.args(["xtask", "vm", KERNEL, "--no-tools", "--timeout", "3000", "--with", "perf", "--with", "bpftrace", "--"]);
     vm.args([format!("LOAD={LOAD}"), format!("SCRIPT={BPFTRACE}")]);
