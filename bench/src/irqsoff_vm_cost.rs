@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How much longer a scheduler benchmark takes while `whylate irqsoff` watches, in a virtual machine: for what the running kernel may lack, the
-//! events of interrupts that are off and the kernel's own tracer.
+//! How much longer a scheduler benchmark takes while `whylate irqsoff` watches, in a virtual machine: for what the running kernel may
+//! lack, the events of interrupts that are off and the kernel's own tracer.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -37,6 +37,7 @@ const SCRIPT: &str = r#"
     watched() {
         name=$1
         shift
+        rm -f out
         "$@" >out 2>err &
         watcher=$!
         tries=0
@@ -92,8 +93,8 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
     let samples = samples(arguments.rounds)?;
     let mut text = format!(
         "## What `whylate irqsoff` costs beside the kernel's tracer, in a virtual machine\n\nCommand: `make bench-irqsoff` (`cargo run \
-         --release -p whylate-bench -- irqsoff-vm-cost --rounds {}`)\n\n{}- in the machine: Linux {KERNEL}, CPUs that QEMU emulates, which are \
-         slower for BPF programs than for the kernel: only the order of the watchers tells anything\n",
+         --release -p whylate-bench -- irqsoff-vm-cost --rounds {}`)\n\n{}- in the machine: Linux {KERNEL}, CPUs that QEMU emulates, \
+         which are slower for BPF programs than for the kernel: only the order of the watchers tells anything\n",
         arguments.rounds,
         machine::describe()
     );

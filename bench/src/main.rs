@@ -44,7 +44,7 @@ enum What {
     Irqsoff(results::Arguments),
     /// What each backend of `whylate irqsoff` tells of delays of known length, in a virtual machine.
     IrqsoffVm(results::Arguments),
-    /// How much longer a scheduler benchmark takes while `whylate irqsoff`, the kernel's tracer or a bpftrace script watches, in a virtual machine.
+    /// How much longer it takes in a virtual machine, beside the kernel's tracer and a bpftrace script on the same events.
     IrqsoffVmCost(results::Arguments),
     #[command(hide = true)]
     Paced(occupancy::paced::Arguments),

@@ -124,6 +124,7 @@ console() {
     text=$(printf 'x%.0s' $(seq 800))
     echo 8 >/proc/sys/kernel/printk
     for backend in $backends; do
+        rm -f out
         whylate irqsoff --backend $backend >out 2>err &
         measuring=$!
         until [ -s out ]; do
