@@ -18,7 +18,7 @@ use crate::{kernel, machine, results, whylate};
 /// Of the median slowdown of `ticks`, in percent.
 const LIMIT: f64 = 1.0;
 /// Some seconds of `perf bench sched messaging`.
-const MESSAGING: [&str; 7] = ["bench", "sched", "messaging", "-g", "5", "-l", "1500"];
+const MESSAGING: [&str; 7] = ["bench", "sched", "messaging", "-g", "5", "-l", "500"];
 /// Far longer than it takes.
 const DEADLINE: Duration = Duration::from_secs(120);
 /// From a watcher's first output until it is surely attached, and from its end until the kernel has put its code back.
