@@ -205,7 +205,7 @@ fn markdown(rows: &[Row], figures: &[(String, f64, f64)], times: usize) -> Resul
         "\nThe kernel's `preemptirq_delay_test` makes {times} delays of each kind on one CPU. \"Error\" is what is told less the length \
          that was asked for; a CPU that the host stops meanwhile makes a delay longer. `ticks` tells bounds: its error is that of the \
          lower one, and the delay has to lie between both; a delay that is shorter than its period of 1 ms is seen by chance, \
-         and an emulated interrupt takes some 0.3 ms, which it takes off. The \
+         and what delivering an interrupt takes is taken off, which is much in an emulator. The \
          tracer keeps the longest section alone, and drops one during which another CPU had a longer one: \"longer\" is how many \
          sections of others at least as long were told meanwhile, which hide delays from it. Emulated CPUs stop all the time.\n\n\
          | backend | off | delay (us) | told | function | within bounds | median error (us) | worst error (us) | longer | lost |\n\
