@@ -71,9 +71,17 @@ bench-timerlat: ## what `whylate timerlat` tells and costs, beside cyclictest (a
 	$(CARGO) run --release -p whylate-bench -- timerlat
 
 .PHONY: bench-irqsoff
-bench-irqsoff: ## how much `whylate irqsoff` slows a scheduler benchmark down, beside bpftrace (as root)
-	@scripts/install-deps bench
+bench-irqsoff: ## how much `whylate irqsoff` slows a scheduler benchmark down, beside bpftrace and the kernel's tracer (as root)
+	@scripts/install-deps bench static vm tracers
+	@$(CARGO) xtask kernels 6.12-tracers >/dev/null
 	$(CARGO) run --release -p whylate-bench -- irqsoff
+	$(CARGO) run --release -p whylate-bench -- irqsoff-vm-cost --rounds 5
+
+.PHONY: bench-irqsoff-vm
+bench-irqsoff-vm: ## what each backend of `whylate irqsoff` tells of known delays, in a virtual machine
+	@scripts/install-deps bench static vm tracers
+	@$(CARGO) xtask kernels 6.12-tracers >/dev/null
+	$(CARGO) run --release -p whylate-bench -- irqsoff-vm
 
 .PHONY: bench-sqpoll
 bench-sqpoll: ## how right `whylate sqpoll` is and what it costs, beside fdinfo and fio (as root)

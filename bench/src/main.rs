@@ -5,6 +5,8 @@ mod child;
 mod figures;
 mod floor;
 mod irqsoff;
+mod irqsoff_vm;
+mod irqsoff_vm_cost;
 mod kernel;
 mod machine;
 mod occupancy;
@@ -48,6 +50,10 @@ enum What {
     Sqpoll(results::Arguments),
     #[command(hide = true)]
     Crowd(sqpoll::crowd::Arguments),
+    /// What each backend of `whylate irqsoff` tells of delays of known length, in a virtual machine.
+    IrqsoffVm(results::Arguments),
+    /// How much longer it takes in a virtual machine, beside the kernel's tracer and a bpftrace script on the same events.
+    IrqsoffVmCost(results::Arguments),
     #[command(hide = true)]
     Paced(occupancy::paced::Arguments),
 }
@@ -62,6 +68,8 @@ fn main() -> ExitCode {
         What::Irqsoff(arguments) => irqsoff::run(&arguments),
         What::Sqpoll(arguments) => sqpoll::run(&arguments),
         What::Crowd(arguments) => sqpoll::crowd::be(&arguments).map(|()| true),
+        What::IrqsoffVm(arguments) => irqsoff_vm::run(&arguments),
+        What::IrqsoffVmCost(arguments) => irqsoff_vm_cost::run(&arguments),
         What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),
     };
     match outcome {

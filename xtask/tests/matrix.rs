@@ -15,6 +15,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+#[path = "matrix/irqsoff.rs"]
+mod irqsoff;
 #[path = "matrix/tracer.rs"]
 mod tracer;
 
@@ -107,6 +109,21 @@ fn built_6_12_tracers_sees_a_delay_that_its_module_makes() -> Result<()> {
 fn built_6_12_tracers_blames_who_keeps_interrupts_off() -> Result<()> {
     let Some(machine) = Machine::new("6.12-tracers")? else { return Ok(()) };
     tracer::interrupts_off_are_blamed(&machine)
+}
+
+#[test]
+fn built_6_12_tracers_tells_who_keeps_interrupts_off() -> Result<()> {
+    let Some(machine) = Machine::new("6.12-tracers")? else { return Ok(()) };
+    irqsoff::delays_are_told(&machine)?;
+    let parts = ["hotplug", "killed", "in_use", "no_tracefs"];
+    irqsoff::nothing_is_left_or_made_up(&machine, &parts, &["events", "ticks", "tracer"])?;
+    irqsoff::nothing_is_left_or_made_up(&machine, &["console"], &["events", "ticks"])
+}
+
+#[test]
+fn debian_6_12_cloud_blames_a_slow_console() -> Result<()> {
+    let Some(machine) = Machine::new("6.12-cloud")? else { return Ok(()) };
+    irqsoff::nothing_is_left_or_made_up(&machine, &["console"], &["ticks"])
 }
 
 /// Turns interrupts off for 20 ms and prints what the kernel's own tracer saw, in microseconds.

@@ -63,6 +63,21 @@ fn a_capture_of_trace_pipe_gives_the_window_and_the_overruns_that_it_caused() {
 }
 
 #[test]
+fn a_line_of_overruns_that_a_report_shows_twice_is_one_event() {
+    let lone = PIPE.lines().find(|line| line.ends_with("overruns")).expect("there is one");
+    for text in [format!("{lone}\nAnalysis: it is late.\n{PIPE}"), format!("{PIPE}\nIt was this:\n{lone}\n")] {
+        let (snapshot, late) = read(text.as_bytes(), None).expect("a capture");
+        check_capture(&snapshot, &late);
+    }
+    // Alone, or with another stamp, it counts.
+    let later = lone.replace("743619", "843619");
+    for (text, overruns) in [(lone.to_owned(), 8.0), (format!("{lone}\n{PIPE}{later}"), 16.0)] {
+        let (snapshot, _) = read(text.as_bytes(), None).expect("a capture");
+        assert_eq!(series(&snapshot, "callback", "hrtimer_cb").values["overruns"], overruns, "{text}");
+    }
+}
+
+#[test]
 fn a_report_with_both_and_prose_between_them_is_read() {
     let text = format!("How we measured: a story\n\n{LATENCY}\nAnalysis: it is late.\n\n{PIPE}\nThe end.\n");
     let (snapshot, late) = read(text.as_bytes(), None).expect("both");

@@ -220,7 +220,7 @@ pub(crate) fn errno_of(error: &libbpf_rs::Error) -> Option<i32> {
 }
 
 /// CAP_SYS_ADMIN, or CAP_BPF and CAP_PERFMON: what tracing programs need (5.8).
-fn may_load_programs() -> bool {
+pub(crate) fn may_load_programs() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let Some(capabilities) = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()) else {

@@ -54,6 +54,11 @@ fn without_privileges_it_says_so_in_one_line() -> Result<()> {
     for (arguments, told) in [
         (&["wq", "1", "1"][..], "whylate: cannot attach wq: "),
         (&["offcpu", "--json", "-d", "1s"], "whylate: cannot attach offcpu: "),
+        (&["irqsoff", "1", "1"], "whylate: cannot attach irqsoff: not permitted"),
+        (&["irqsoff", "1", "1", "--why", "1ms"], "whylate: cannot attach irqsoff: not permitted"),
+        (&["irqsoff", "1", "1", "--timers"], "whylate: cannot attach irqsoff: not permitted"),
+        (&["irqsoff", "1", "1", "--backend", "ticks"], "whylate: cannot attach irqsoff: not permitted"),
+        (&["irqsoff", "1", "1", "--backend", "tracer"], "whylate: cannot attach irqsoff: not permitted"),
         (&["inject", "irqs-off"], "whylate: cannot inject irqs-off: not permitted"),
         (&["inject", "softirq"], "whylate: cannot inject softirq: not permitted"),
         (&["inject", "hog"], "whylate: cannot inject hog: not permitted"),

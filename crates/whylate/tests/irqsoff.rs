@@ -158,3 +158,52 @@ fn it_ends_at_a_signal_with_what_it_has() -> Result<()> {
     ensure!(status.success() && is_quiet, "{status}, {stderr}");
     Ok(())
 }
+
+const CAPTURE: &str = include_str!("../../whylate-model/tests/ftrace/trace-pipe-5.4.txt");
+
+#[test]
+fn files_that_tell_nothing_are_refused_in_one_line() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    for (name, bytes, told) in [
+        ("empty", &b""[..], "no line in it is a latency trace"),
+        ("garbage", b"\xff\xfe\0\0\x1b[2J\n\n=> \n#\n[[[[::::", "no line in it is a latency trace"),
+        ("truncated", b"# tracer: irqsoff\n# irqsoff latency trace v1.1.5 on 5.4\n# ---", "breaks off in its heading"),
+        ("trace.dat", b"\x17\x08\x44tracing6\0\0", "this is a trace.dat"),
+        ("compressed", b"\x1f\x8b\x08\0\0", "decompress it first"),
+        ("other", b"# wakeup latency trace v1.1.5 on 5.4\n# latency: 5 us, #1/1, CPU#0 |\n", "of another tracer"),
+    ] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes)?;
+        let path = path.to_str().context("a path")?;
+        let output = irqsoff(&["--import", path])?;
+        let stderr = text(&output.stderr);
+        ensure!(output.status.code() == Some(1), "{name}: {output:?}");
+        ensure!(stderr.lines().count() == 1 && stderr.contains(told), "{name}: {stderr}");
+        ensure!(stderr.starts_with(&format!("whylate: cannot import {path}: ")), "{name}: {stderr}");
+    }
+    let output = irqsoff(&["--import", "/nonexistent"])?;
+    ensure!(output.status.code() == Some(1) && text(&output.stderr).lines().count() == 1, "{output:?}");
+    Ok(())
+}
+
+/// Memory for the program itself, its libraries and what it keeps of a file, in KiB.
+const ENOUGH_KIB: u32 = 200 << 10;
+/// Far more than that: the file has nothing but a hole from there on.
+const LONG: u64 = 1 << 30;
+
+#[test]
+fn a_file_of_a_gigabyte_takes_little_memory() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("long");
+    std::fs::write(&path, CAPTURE)?;
+    std::fs::File::options().write(true).open(&path)?.set_len(LONG)?;
+    let script = format!("ulimit -v {ENOUGH_KIB}; exec \"$0\" irqsoff --json --import \"$1\"");
+    let mut limited = std::process::Command::new("sh");
+    let output = limited.args(["-c", &script, env!("CARGO_BIN_EXE_whylate")]).arg(&path).output()?;
+    ensure!(output.status.success(), "{output:?}");
+    let told = snapshots(&text(&output.stdout))?;
+    // The hole is a line that is none of ftrace's.
+    ensure!(told[0].lost["unreadable"] == 1, "{:?}", told[0].lost);
+    ensure!(told[0].late.iter().any(|event| event.latency_ns == 10_966_000), "{:?}", told[0].late);
+    Ok(())
+}

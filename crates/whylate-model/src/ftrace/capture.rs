@@ -107,6 +107,17 @@ pub(super) struct LateTimer<'a> {
     pub missed: u64,
 }
 
+/// A printed line of overruns.
+#[derive(Debug, PartialEq, Eq)]
+struct Overruns {
+    comm: Box<str>,
+    tid: u32,
+    cpu: u32,
+    time_ns: u64,
+    function: Box<str>,
+    missed: u64,
+}
+
 /// Everything that a capture has told so far.
 #[derive(Debug, Default)]
 pub(super) struct Capture {
@@ -115,6 +126,10 @@ pub(super) struct Capture {
     known: HashMap<Key, Option<SeriesPlace>>,
     cpus: HashMap<u32, Cpu>,
     timers: Timers,
+    /// The last line of overruns that told no lateness: a report may show it alone, and again among the events around it.
+    unstated: Option<Overruns>,
+    /// The last one that did.
+    stated: Option<Overruns>,
     span_ns: Option<(u64, u64)>,
     has_any: bool,
     lost: BTreeMap<&'static str, u64>,
@@ -176,10 +191,43 @@ impl Capture {
                 let timer = timer.or_else(|| self.timers.printed(line));
                 self.has_any |= timer.is_some() || matches!(event, "hrtimer_start" | "hrtimer_expire_entry");
                 if let Some(timer) = timer {
-                    self.timer(line, &timer, lates);
+                    self.timer_once(line, &timer, lates);
                 }
             }
         }
+    }
+
+    /// Counts a timer; the same line, with the same stamp, is the same event.
+    fn timer_once(&mut self, line: &Line<'_>, timer: &LateTimer<'_>, lates: &mut Lates<'_>) {
+        if timer.missed == 0 {
+            return self.timer(line, timer, lates);
+        }
+        let this = Overruns {
+            comm: line.comm.into(),
+            tid: line.tid,
+            cpu: line.cpu,
+            time_ns: line.time_ns,
+            function: timer.function.into(),
+            missed: timer.missed,
+        };
+        if self.unstated.as_ref() == Some(&this) {
+            self.unstated = None;
+        }
+        self.flush(lates);
+        if timer.lateness_ns > 0 {
+            self.stated = Some(this);
+            self.timer(line, timer, lates);
+        } else if self.stated.as_ref() != Some(&this) {
+            self.unstated = Some(this);
+        }
+    }
+
+    /// Counts what has waited for its line to be shown again.
+    pub(super) fn flush(&mut self, lates: &mut Lates<'_>) {
+        let Some(Overruns { comm, tid, cpu, time_ns, function, missed }) = self.unstated.take() else { return };
+        let line = Line { comm: &comm, tid, cpu, time_ns, event: &function, text: "" };
+        let timer = LateTimer { function: &function, at_ns: time_ns, lateness_ns: 0, missed };
+        self.timer(&line, &timer, lates);
     }
 
     fn disable(&mut self, line: &Line<'_>) {

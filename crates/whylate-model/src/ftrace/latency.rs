@@ -65,6 +65,12 @@ impl LatencyTrace {
         has_end && !self.stack.is_empty()
     }
 
+    /// Whether it is the time in which a CPU was offline: it went with interrupts off, and enables them as one that starts.
+    pub fn is_cpu_coming_online(&self) -> bool {
+        self.tid == 0
+            && ["start_secondary", "secondary_start_kernel"].iter().any(|name| self.ended_at.starts_with(name))
+    }
+
     /// Where it began and ended.
     pub fn place(&self) -> Place<'_> {
         let is_preemption = match self.tracer.as_str() {

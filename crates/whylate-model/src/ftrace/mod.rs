@@ -171,6 +171,7 @@ impl Found {
         if let Some(trace) = self.latency.finish() {
             self.trace(&trace, lates);
         }
+        self.capture.flush(lates);
         if self.traces == 0 && !self.capture.has_any() {
             return Err(match self {
                 Found { events: 1.., .. } => ImportError::NoSuchEvents,

@@ -47,6 +47,10 @@ fn console(snapshot: &Snapshot, level: Option<u32>) -> Option<String> {
         ["function", "caller"].iter().any(|label| series.labels.get(*label).is_some_and(|name| writes_to_console(name)))
     });
     let longest_ns = longest_ns.map(|(_, ns)| ns).chain(named.map(|(_, length)| length.max_ns())).max()?;
+    // Its lock is taken with interrupts off too where nothing is written.
+    if longest_ns < MATTERS_NS {
+        return None;
+    }
     let now = level.map_or_else(String::new, |level| format!(", now {level}"));
     Some(format!(
         "console output keeps interrupts off, for {} or longer: lower the console log level (dmesg -n 1){now}; \
@@ -133,6 +137,7 @@ mod tests {
         let told = advice(&snapshot(&[(held, 11_000_000)]), Some(7));
         assert_eq!(told.len(), 1);
         assert!(told[0].contains("11.0ms") && told[0].contains("now 7"), "{told:?}");
+        assert!(advice(&snapshot(&[(held, 200_000)]), Some(1)).is_empty());
         let mut by_stack = snapshot(&[(&[("kind", "irqs_off"), ("function", "a"), ("caller", "b")][..], 5_000_000)]);
         assert!(advice(&by_stack, None).is_empty());
         let kernel = ["a", "b", "console_unlock", "vprintk_emit"].map(str::to_owned).to_vec();

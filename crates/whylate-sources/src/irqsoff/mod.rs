@@ -57,7 +57,7 @@ pub static INFO: SourceInfo = SourceInfo {
         BackendInfo {
             name: TRACER,
             needs: &[Need::Tracer("irqsoff")],
-            weaker: "of each 10 ms it tells the longest section alone, and none whose trace the kernel could not keep",
+            weaker: "of each 10 ms it tells the longest section alone, and none during which another CPU ended a long one",
         },
         BackendInfo {
             name: TICKS,
@@ -167,7 +167,7 @@ pub fn attach(options: &IrqsoffOptions) -> Result<Box<dyn Attached>, AttachError
             // An interrupt comes in where preemption is off.
             (TICKS, What::Preemption) => Err(no_preemption(refused.take())),
             // It tells the longest alone, and may miss one while it hands over another: nobody is given that unasked.
-            (TRACER, What::Irqs) if options.backend.is_none() => continue,
+            (TRACER, What::Irqs) if options.backend.as_deref() != Some(TRACER) => continue,
             // Only there the timer is our own.
             (EVENTS | TRACER, _) if options.timer_test => continue,
             _ => start(options, reason),

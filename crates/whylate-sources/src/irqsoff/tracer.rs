@@ -26,7 +26,9 @@ const BUFFER_KB: &str = "64";
 const BUFFER_WITH_FUNCTIONS_KB: &str = "8192";
 /// How often a maximum is looked for. Two of one such time are told as one.
 const EVERY: Duration = Duration::from_millis(10);
-const WEAKER: &str = "of each 10 ms the tracer tells the longest section alone";
+/// The kernel drops a section during which it has noted one of another CPU (kernel/trace/trace_irqsoff.c, max_sequence).
+const WEAKER: &str = "of each 10 ms the tracer tells the longest section alone, and none during which another CPU ended one of --from or \
+                      longer: raise --from to what matters";
 
 /// Starts it.
 pub(super) fn attach(

@@ -78,6 +78,10 @@ impl Programs {
         let mut open = skel::TicksSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.timer_function = address_of(heartbeat::FUNCTION).map_err(|error| {
+            // Whoever may load no programs is told the least.
+            if !attach::may_load_programs() {
+                return AttachError::NotPermitted;
+            }
             AttachError::Unsupported(format!("cannot tell timers apart: {error} (grant CAP_SYSLOG)"))
         })?;
         settings.period_ns = options.period_ns;

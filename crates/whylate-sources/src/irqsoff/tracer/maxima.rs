@@ -16,7 +16,7 @@ use whylate_model::ftrace::LatencyTrace;
 use crate::clock;
 use crate::tracefs::instance::Instance;
 
-/// How often a trace is read again where another maximum came while it was read.
+/// How often a trace is read again that is not the one of the maximum.
 const ATTEMPTS: u32 = 8;
 /// How much longer to wait before each attempt.
 const STEP: Duration = Duration::from_millis(1);
@@ -40,6 +40,21 @@ struct Shared {
     lost: AtomicU64,
     is_over: AtomicBool,
     failure: Mutex<Option<anyhow::Error>>,
+}
+
+impl Shared {
+    fn keep(&self, maximum: Maximum) {
+        // It had interrupts off while it was away, and nobody waited for them.
+        if maximum.trace.is_cpu_coming_online() {
+            return;
+        }
+        let mut found = locked(&self.found);
+        if found.len() < ROOM {
+            found.push(maximum);
+        } else {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Ends the thread, and then the tracer, when it is dropped.
@@ -154,31 +169,26 @@ impl Files {
         if self.maximum_us()? <= self.floor_us {
             return Ok(());
         }
-        let mut told_us = 0;
-        for attempt in 0..ATTEMPTS {
+        let (mut told_us, mut attempt) = (0, 0);
+        while attempt < ATTEMPTS {
             // The kernel tells the length before it changes the trace, and a hypervisor may stop it between the two.
             thread::sleep(attempt * STEP);
             let text = self.read_trace().with_context(|| format!("cannot read {}", self.trace.display()))?;
             let at_unix_ns = clock::unix_ns();
             // One that the kernel changed while it was read does not fit itself.
             let trace = LatencyTrace::parse(&String::from_utf8_lossy(&text)).filter(LatencyTrace::is_whole);
-            if let Some(trace) = trace {
-                let latency_us = trace.latency_ns / 1_000;
-                if latency_us > told_us {
-                    told_us = latency_us;
-                    let mut found = locked(&shared.found);
-                    if found.len() < ROOM {
-                        found.push(Maximum { trace, at_unix_ns });
-                    } else {
-                        shared.lost.fetch_add(1, Ordering::Relaxed);
-                    }
-                }
+            attempt += 1;
+            if let Some(trace) = trace.filter(|trace| trace.latency_ns / 1_000 > told_us) {
+                told_us = trace.latency_ns / 1_000;
+                // Each longer one deserves as much patience; they come to an end.
+                attempt = 0;
+                shared.keep(Maximum { trace, at_unix_ns });
             }
             if self.maximum_us()? == told_us {
                 return self.reset();
             }
         }
-        // The kernel could not swap its buffers, or longer ones come all the time.
+        // The kernel could not swap its buffers.
         shared.lost.fetch_add(1, Ordering::Relaxed);
         self.reset()
     }

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What each backend of `whylate irqsoff` tells of delays of known length, in a virtual machine whose kernel has the events, the tracers
+//! and a module that makes the delays.
+
+use std::fmt::Write as _;
+use std::process::{Command, Stdio};
+
+use anyhow::{Result, ensure};
+use whylate_model::{LateEvent, Snapshot};
+
+use crate::figures::{median, word};
+use crate::{kernel, machine, results};
+
+const KERNEL: &str = "6.12-tracers";
+const LENGTHS_US: [u64; 4] = [500, 1_000, 5_000, 20_000];
+const MODES: [&str; 2] = ["irq", "preempt"];
+const BACKENDS: [&str; 3] = ["events", "tracer", "ticks"];
+/// The module and the backends then have one clock: a busy host makes the kernel measure the speed of each wrong.
+const ONE_CLOCK: &str = "tsc=reliable clocksource=tsc";
+/// In the names of the module's functions that make a delay.
+const MAKER: &str = "preemptirqtest";
+/// The median of lengths is off by one of these at most, where they are told exactly.
+const APART_PERCENT: f64 = 2.0;
+const APART_US: f64 = 20.0;
+
+/// Before each delay there is time for the one before to be told. All but the delays is kept on the other CPU.
+const SCRIPT: &str = r#"
+    cd /tmp
+    one() {
+        backend=$1 mode=$2 us=$3
+        [ $mode = irq ] && what= || what=--preempt
+        floor=$(($us / 2))us
+        rm -f out
+        whylate irqsoff $what --backend $backend --json --slower $floor --from $floor 1 >out 2>err &
+        measuring=$!
+        # Its first line comes a second after it has begun.
+        until [ -s out ]; do
+            sleep 0.2
+        done
+        insmod /lib/modules/preemptirq_delay_test.ko test_mode=$mode delay=$us cpu_affinity=1
+        for number in $(seq 2 $times); do
+            usleep 50000
+            echo 1 >/sys/kernel/preemptirq_delay_test/trigger
+        done
+        usleep 200000
+        rmmod preemptirq_delay_test
+        kill -INT $measuring
+        wait $measuring || { cat err; exit 1; }
+        echo "@ $backend $mode $us"
+        cat out
+    }
+    times=$1
+    for us in 500 1000 5000 20000; do
+        for mode in irq preempt; do
+            one events $mode $us
+            one tracer $mode $us
+            # Its timer comes in where preemption is off.
+            [ $mode = preempt ] || one ticks $mode $us
+        done
+    done
+    echo "@ end"
+"#;
+
+/// What a backend told of the delays of one kind.
+#[derive(Clone, Debug, Default)]
+struct Row {
+    backend: String,
+    mode: String,
+    length_us: u64,
+    /// What was told of each delay, less its length.
+    errors_us: Vec<f64>,
+    /// Of them, how many name the function that made it; all, where lengths are exact.
+    named: usize,
+    /// Of those that have a bound above, how many lie between the bounds.
+    within: Option<usize>,
+    /// How many sections of others were at least as long.
+    longer: usize,
+    function: String,
+    lost: u64,
+}
+
+impl Row {
+    fn median_us(&self) -> f64 {
+        median(&self.errors_us)
+    }
+
+    fn worst_us(&self) -> f64 {
+        self.errors_us.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap_or(0.0)
+    }
+
+    /// Of those that were told.
+    fn cells(&self) -> [String; 4] {
+        if self.errors_us.is_empty() {
+            return ["none", "", "", ""].map(str::to_owned);
+        }
+        let (told, within) = (self.errors_us.len(), self.within);
+        let within = within.map_or_else(|| "exact".to_owned(), |within| format!("{within} of {told}"));
+        let errors = [self.median_us(), self.worst_us()].map(|us| format!("{us:.1}"));
+        let [median, worst] = errors;
+        [format!("`{}` in {}", self.function, self.named), within, median, worst]
+    }
+
+    fn allowed_us(&self) -> f64 {
+        APART_US.max(self.length_us as f64 * APART_PERCENT / 100.0)
+    }
+}
+
+/// Returns whether every figure is within its limit.
+pub fn run(arguments: &results::Arguments) -> Result<bool> {
+    let mut vm = Command::new("cargo");
+    vm.args(["xtask", "vm", KERNEL, "--no-tools", "--timeout", "3000", "--append", ONE_CLOCK]);
+    vm.args(["--", "sh", "-ec", SCRIPT, "sh"]);
+    let times = arguments.rounds as usize;
+    vm.arg(times.to_string());
+    let output = kernel::die_with_parent(vm.stdin(Stdio::null()).stderr(Stdio::inherit())).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "the virtual machine failed, {}: {text}", output.status);
+    let rows = rows(&text)?;
+    let measured = LENGTHS_US.len() * (MODES.len() * BACKENDS.len() - 1);
+    ensure!(rows.len() == measured, "{} of {measured} were measured", rows.len());
+    let figures = figures(&rows, times);
+    arguments.publish("irqsoff-vm", &markdown(&rows, &figures, times)?)?;
+    Ok(figures.iter().all(|(_, value, limit)| value <= limit))
+}
+
+fn rows(text: &str) -> Result<Vec<Row>> {
+    let parts = text.split("\n@ ").map(|part| part.trim_start_matches("@ "));
+    let parts = parts.filter_map(|part| {
+        let (head, rest) = part.split_once('\n')?;
+        let words: Vec<&str> = head.split_whitespace().collect();
+        let [backend, mode, length_us] = words[..] else { return None };
+        Some((backend, mode, length_us.parse().ok()?, rest))
+    });
+    parts.map(|(backend, mode, length_us, rest)| row(backend, mode, length_us, rest)).collect()
+}
+
+fn row(backend: &str, mode: &str, length_us: u64, json: &str) -> Result<Row> {
+    let mut row = Row { backend: backend.to_owned(), mode: mode.to_owned(), length_us, ..Row::default() };
+    let mut snapshots = 0;
+    for line in json.lines().filter(|line| line.starts_with('{')) {
+        let snapshot: Snapshot = serde_json::from_str(line)?;
+        ensure!(snapshot.backend == backend, "{} measured, not {backend}", snapshot.backend);
+        snapshots += 1;
+        // `late_events` are there where a line holds no more of them, or nobody read them in time.
+        row.lost +=
+            ["traces", "late_events", "unseen"].iter().filter_map(|reason| snapshot.lost.get(*reason)).sum::<u64>();
+        snapshot.late.iter().for_each(|event| row.add(event));
+    }
+    ensure!(snapshots > 0, "{backend} printed nothing");
+    Ok(row)
+}
+
+impl Row {
+    fn add(&mut self, event: &LateEvent) {
+        let label = |name: &str| event.labels.get(name).map_or("", String::as_str);
+        let latency_us = event.latency_ns as f64 / 1e3;
+        let length_us = self.length_us as f64;
+        let is_of_thread = label("task").starts_with(&format!("{}_test:", self.mode));
+        // Whoever tells sections exactly tells those of interrupts that came between too.
+        let is_told = match event.at_most_ns {
+            Some(_) => event.stack.iter().any(|frame| frame.contains(MAKER)),
+            None => label("function").contains(MAKER),
+        };
+        if !is_of_thread || !is_told {
+            self.longer += usize::from(latency_us >= length_us);
+            return;
+        }
+        self.errors_us.push(latency_us - length_us);
+        if label("function").contains(MAKER) {
+            self.named += 1;
+            self.function = label("function").to_owned();
+        }
+        if let Some(at_most_ns) = event.at_most_ns {
+            let is_within = latency_us <= length_us + self.allowed_us() && at_most_ns as f64 / 1e3 >= length_us;
+            *self.within.get_or_insert(0) += usize::from(is_within);
+        }
+    }
+}
+
+/// Of the backends that tell a length exactly.
+fn figures(rows: &[Row], times: usize) -> Vec<(String, f64, f64)> {
+    let exact = rows.iter().filter(|row| row.backend != "ticks");
+    let errors = exact.map(|row| {
+        let name = format!("median error of `{}`, {} us, {} (us)", row.backend, row.length_us, row.mode);
+        (name, if row.errors_us.is_empty() { f64::MAX } else { row.median_us().abs() }, row.allowed_us())
+    });
+    let events = rows.iter().filter(|row| row.backend == "events");
+    let missed = events.clone().map(|row| times.abs_diff(row.errors_us.len())).sum::<usize>();
+    let name = format!("delays that `events` missed, of {}", events.count() * times);
+    errors.chain([(name, missed as f64, 0.0)]).collect()
+}
+
+fn markdown(rows: &[Row], figures: &[(String, f64, f64)], times: usize) -> Result<String> {
+    let mut text = format!(
+        "## Interrupts and preemption that are off for a known time, in a virtual machine\n\nCommand: `make bench-irqsoff-vm` (`cargo \
+         run --release -p whylate-bench -- irqsoff-vm --rounds {times}`)\n\n{}- in the machine: Linux {KERNEL}, CPUs that QEMU emulates\n\n\
+         | figure | measured | limit | result |\n|---|--:|--:|---|\n",
+        machine::describe()
+    );
+    for (name, value, limit) in figures {
+        writeln!(text, "| {name} | {value:.1} | {limit:.1} | {} |", word(*value, *limit))?;
+    }
+    write!(
+        text,
+        "\nThe kernel's `preemptirq_delay_test` makes {times} delays of each kind on one CPU. \"Error\" is what is told less the length \
+         that was asked for; a CPU that the host stops meanwhile makes a delay longer. `ticks` tells bounds: its error is that of the \
+         lower one, and the delay has to lie between both; a delay that is shorter than its period of 1 ms is seen by chance, \
+         and what delivering an interrupt takes is taken off, which is much in an emulator. The \
+         tracer keeps the longest section alone, and drops one during which another CPU had a longer one: \"longer\" is how many \
+         sections of others at least as long were told meanwhile, which hide delays from it. Emulated CPUs stop all the time.\n\n\
+         | backend | off | delay (us) | told | function | within bounds | median error (us) | worst error (us) | longer | lost |\n\
+         |---|---|--:|--:|---|--:|--:|--:|--:|--:|\n"
+    )?;
+    for row in rows {
+        let Row { backend, mode, length_us, errors_us, longer, lost, .. } = row;
+        let (told, cells) = (errors_us.len(), row.cells().join(" | "));
+        writeln!(text, "| {backend} | {mode} | {length_us} | {told} of {times} | {cells} | {longer} | {lost} |")?;
+    }
+    text += "| ticks | preempt | any | cannot tell: its timer comes in where preemption is off | | | | | | |\n";
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: &str = "2026-01-01T00:00:00.000Z";
+
+    #[test]
+    fn delays_are_told_from_sections_of_others() {
+        let event = |task: &str, function: &str, ns: u64| {
+            let labels = format!(r#"{{"task":"{task}","function":"{function}"}}"#);
+            format!(r#"{{"labels":{labels},"at":"{START}","latency_ns":{ns},"cpu":1,"stack":["{function}"]}}"#)
+        };
+        let late =
+            [event("irq_test:7", "execute_preemptirqtest", 1_010_000), event("sh:8", "other", 2_000_000)].join(",");
+        let line = format!(
+            r#"{{"schema":1,"source":"irqsoff","backend":"events","host":"","start":"{START}","duration_ns":1,"late":[{late}]}}"#
+        );
+        let rows = rows(&format!("@ events irq 1000\n{line}\n@ end\n")).expect("read");
+        let told: Vec<_> = rows.iter().map(|row| (row.errors_us.len(), row.named, row.longer)).collect();
+        assert_eq!(told, [(1, 1, 1)]);
+        assert!((rows[0].median_us() - 10.0).abs() < 1e-9 && (rows[0].allowed_us() - 20.0).abs() < 1e-9);
+    }
+}

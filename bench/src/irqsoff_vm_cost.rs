@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How much longer a scheduler benchmark takes while `whylate irqsoff` watches, in a virtual machine: for what the running kernel may
+//! lack, the events of interrupts that are off and the kernel's own tracer.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::irqsoff::{Row, Sample, how};
+use crate::{kernel, machine, results};
+
+const KERNEL: &str = "6.12-tracers";
+/// What watches there, as its rows are called.
+const SUBJECTS: [(&str, &str); 5] = [
+    ("events", "`whylate irqsoff --backend events`"),
+    ("tracer", "`whylate irqsoff --backend tracer`"),
+    ("bare", "the kernel's tracer `irqsoff` alone, `function-trace` off"),
+    ("bpftrace", "bpftrace script on `preemptirq:irq_disable` and `irq_enable`"),
+    ("ticks", "`whylate irqsoff --backend ticks`"),
+];
+/// A second or two of it there.
+const LOAD: &str = "perf bench sched messaging -g 1 -l 100";
+
+/// What people write for the question, with no more than it needs.
+const BPFTRACE: &str = "BEGIN { printf(\"ready\\n\"); } tracepoint:preemptirq:irq_disable { @start[cpu] = nsecs; } \
+                        tracepoint:preemptirq:irq_enable /@start[cpu]/ { @length = hist(nsecs - @start[cpu]); delete(@start[cpu]); }";
+
+/// Each watched run lies between two that nobody watches. The first run of all fills caches.
+const SCRIPT: &str = r#"
+    cd /tmp
+    instance=/sys/kernel/tracing/instances/bare
+    load() {
+        $LOAD >load.out 2>&1 || { cat load.out; exit 1; }
+        echo "@ $1 $(sed -n 's/.*Total time: *\([0-9.]*\).*/\1/p' load.out)"
+    }
+    watched() {
+        name=$1
+        shift
+        rm -f out
+        "$@" >out 2>err &
+        watcher=$!
+        tries=0
+        until [ -s out ]; do
+            sleep 0.5
+            tries=$((tries + 1))
+            [ $tries -lt 240 ] || { cat err; exit 1; }
+        done
+        sleep 1
+        load $name
+        kill -INT $watcher
+        wait $watcher || { cat err; exit 1; }
+        sleep 1
+    }
+    bare_tracer() {
+        mkdir $instance
+        echo 0 >$instance/options/function-trace
+        echo irqsoff >$instance/current_tracer
+        load bare
+        echo nop >$instance/current_tracer
+        rmdir $instance
+        sleep 1
+    }
+    one() {
+        case $1 in
+        bare) bare_tracer ;;
+        bpftrace) watched bpftrace bpftrace -e "$SCRIPT" ;;
+        *) watched $1 whylate irqsoff --backend $1 ;;
+        esac
+    }
+    load first >/dev/null
+    round=0
+    while [ $round -lt $1 ]; do
+        load nobody
+        # They take turns at being first.
+        for turn in 0 1 2 3 4; do
+            case $(((turn + round) % 5)) in
+            0) one events ;;
+            1) one tracer ;;
+            2) one bare ;;
+            3) one bpftrace ;;
+            4) one ticks ;;
+            esac
+            load nobody
+        done
+        round=$((round + 1))
+    done
+    echo "@ end"
+"#;
+
+/// Returns whether every figure is within its limit: none has one, as only the order of emulated figures tells anything.
+pub fn run(arguments: &results::Arguments) -> Result<bool> {
+    let samples = samples(arguments.rounds)?;
+    let mut text = format!(
+        "## What `whylate irqsoff` costs beside the kernel's tracer, in a virtual machine\n\nCommand: `make bench-irqsoff` (`cargo run \
+         --release -p whylate-bench -- irqsoff-vm-cost --rounds {}`)\n\n{}- in the machine: Linux {KERNEL}, CPUs that QEMU emulates, \
+         which are slower for BPF programs than for the kernel: only the order of the watchers tells anything\n",
+        arguments.rounds,
+        machine::describe()
+    );
+    text += &how(LOAD, arguments.rounds);
+    for (key, name) in SUBJECTS {
+        let of = samples.get(key).with_context(|| format!("{key} was not measured"))?;
+        text += &Row::of(name, of).line(None);
+    }
+    arguments.publish("irqsoff-vm-cost", &text)?;
+    Ok(true)
+}
+
+/// By subject.
+fn samples(rounds: u32) -> Result<BTreeMap<String, Vec<Sample>>> {
+    let mut vm = Command::new("cargo");
+    vm.args(["xtask", "vm", KERNEL, "--no-tools", "--timeout", "3000", "--with", "perf", "--with", "bpftrace", "--"]);
+    vm.args([format!("LOAD={LOAD}"), format!("SCRIPT={BPFTRACE}")]);
+    vm.args(["sh", "-ec", SCRIPT, "sh", &rounds.to_string()]);
+    let output = kernel::die_with_parent(vm.stdin(Stdio::null()).stderr(Stdio::inherit())).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success() && text.contains("@ end"), "the virtual machine failed, {}: {text}", output.status);
+    of_lines(&text)
+}
+
+/// From lines like `@ nobody 1.234` and `@ ticks 1.235`, in the order in which they ran.
+fn of_lines(text: &str) -> Result<BTreeMap<String, Vec<Sample>>> {
+    let runs: Vec<(&str, f64)> = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("@ ")?.split_once(' '))
+        .map(|(name, seconds)| Ok((name, seconds.parse().with_context(|| format!("{name} tells no time: {seconds}"))?)))
+        .collect::<Result<_>>()?;
+    let mut samples: BTreeMap<String, Vec<Sample>> = BTreeMap::new();
+    for neighbours in runs.windows(3) {
+        if let [("nobody", before_s), (name, watched_s), ("nobody", after_s)] = *neighbours {
+            samples.entry(name.to_owned()).or_default().push(Sample { watched_s, bare_s: (before_s + after_s) / 2.0 });
+        }
+    }
+    Ok(samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_run_is_compared_with_its_neighbours() {
+        let samples =
+            of_lines("@ nobody 1.0\n@ ticks 2.2\nx\n@ nobody 1.2\n@ bare 3.3\n@ nobody 1.0\n@ end\n").expect("read");
+        let slowdowns: Vec<(&str, f64)> =
+            samples.iter().map(|(name, samples)| (name.as_str(), samples[0].slowdown_percent().round())).collect();
+        assert_eq!(slowdowns, [("bare", 200.0), ("ticks", 100.0)]);
+        assert!(of_lines("@ nobody \n@ ticks 1\n").is_err());
+    }
+}
