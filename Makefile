@@ -75,6 +75,11 @@ bench-irqsoff: ## how much `whylate irqsoff` slows a scheduler benchmark down, b
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- irqsoff
 
+.PHONY: bench-offcpu
+bench-offcpu: ## what `whylate offcpu` costs a thread and a switch, beside /proc and offcputime (as root)
+	@scripts/install-deps bench
+	$(CARGO) run --release -p whylate-bench -- offcpu
+
 .PHONY: bench-timerlat-vm
 bench-timerlat-vm: ## what `whylate timerlat` tells and costs, beside rtla, in a virtual machine
 	@scripts/install-deps bench static vm

@@ -8,6 +8,7 @@ mod irqsoff;
 mod kernel;
 mod machine;
 mod occupancy;
+mod offcpu;
 mod programs;
 mod results;
 mod timerlat;
@@ -40,6 +41,10 @@ enum What {
     TimerlatVm(results::Arguments),
     /// How much longer a scheduler benchmark takes while `whylate irqsoff` or a bpftrace script watches.
     Irqsoff(results::Arguments),
+    /// What sampling sleeping threads costs, how fast it is named, and what tracing every switch costs beside offcputime.
+    Offcpu(results::Arguments),
+    #[command(hide = true)]
+    Sleepers(offcpu::sleepers::Arguments),
     #[command(hide = true)]
     Paced(occupancy::paced::Arguments),
 }
@@ -51,6 +56,8 @@ fn main() -> ExitCode {
         What::Timerlat(arguments) => timerlat::run(&arguments),
         What::TimerlatVm(arguments) => timerlat_vm::run(&arguments),
         What::Irqsoff(arguments) => irqsoff::run(&arguments),
+        What::Offcpu(arguments) => offcpu::run(&arguments),
+        What::Sleepers(arguments) => offcpu::sleepers::run(&arguments).map(|()| true),
         What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),
     };
     match outcome {

@@ -50,7 +50,7 @@ fn shares_names_and_time(sleepers: &Sleepers, of_each: u64) -> Result<()> {
     ensure!(lost(&snapshot) == 0, "lost: {:?}", snapshot.lost);
 
     let whole_ns: u64 = snapshot.stacks.iter().map(|stack| stack.weight_ns).sum();
-    let mut named = 0;
+    let (mut named, mut broken) = (0, None);
     for (place, (function, kernel, class)) in PLACES.iter().enumerate() {
         let there: Vec<&Stack> = snapshot.stacks.iter().filter(|stack| is_at(stack, function)).collect();
         let ns: u64 = there.iter().map(|stack| stack.weight_ns).sum();
@@ -61,11 +61,13 @@ fn shares_names_and_time(sleepers: &Sleepers, of_each: u64) -> Result<()> {
             let told = stack.wait.as_ref().map(|wait| wait.class);
             ensure!(told == Some(*class), "{function} is told as {:?}", stack.wait);
             ensure!(stack.labels["thread"] == sleepers::name(place), "{:?}", stack.labels);
-            named += u64::from(stack.user.last().is_some_and(|frame| frame.contains("clone")));
+            let is_whole = stack.user.last().is_some_and(|frame| frame.contains("clone"));
+            named += u64::from(is_whole);
+            broken = broken.or((!is_whole).then_some(&stack.user));
         }
     }
     // From the system call to the function that began the thread.
-    ensure!(named * 100 >= of_each * 8 * 99, "{named} of {} user stacks are whole", of_each * 8);
+    ensure!(named * 100 >= of_each * 8 * 99, "{named} of {} user stacks are whole; one is {broken:?}", of_each * 8);
     let uninterruptible: u64 =
         snapshot.stacks.iter().filter(|stack| stack.state == "D").map(|stack| stack.age.count()).sum();
     ensure!(uninterruptible == of_each, "{uninterruptible} threads are uninterruptible");
