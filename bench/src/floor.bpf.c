@@ -30,7 +30,9 @@ u64 frames[127];
 SEC("iter/task")
 int on_each_thread(struct bpf_iter__task *ctx)
 {
-	if (ctx->task)
-		bpf_get_task_stack(ctx->task, frames, sizeof(frames), 0);
+	struct task_struct *task = ctx->task;
+
+	if (task)
+		bpf_get_task_stack(task, frames, sizeof(frames), 0);
 	return 0;
 }

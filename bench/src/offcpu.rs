@@ -46,10 +46,12 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
     let graphs = (0..arguments.rounds).map(|_| naming::first_graph_ms(&program)).collect::<Result<Vec<_>>>()?;
     let mut costs = Vec::new();
     for threads in walks::THREADS {
-        eprintln!("{threads} threads");
-        costs.push(walks::measure(threads, arguments.rounds)?);
+        let cost = walks::measure(threads, arguments.rounds)?;
+        eprintln!("{cost:?}");
+        costs.push(cost);
     }
     let steady = walks::steady()?;
+    eprintln!("{steady:?}, names: {names_ms} ms, graphs: {graphs:?} ms");
     let slowdowns = slowdown::measure(&program, arguments.rounds)?;
     let figures = figures(&costs, &steady, [median(&graphs), names_ms], &slowdowns);
     arguments.publish("offcpu", &markdown(&figures, &costs, &slowdowns, arguments.rounds))?;
@@ -81,7 +83,11 @@ fn figures(costs: &[Cost], steady: &Steady, ms: [f64; 2], slowdowns: &Slowdowns)
         steady.cpu_percent,
         STEADY_LIMIT_PERCENT,
     ));
-    figures.push(("threads of those that are not in the result".to_owned(), (steady.threads - steady.seen) as f64, 0.0));
+    figures.push((
+        "threads of those that are not in the result".to_owned(),
+        (steady.threads - steady.seen) as f64,
+        0.0,
+    ));
     figures.push(("lost samples meanwhile".to_owned(), steady.lost as f64, 0.0));
     let graph = format!("Ctrl-C to the flame graph of {} threads in {} places (ms)", naming::THREADS, naming::PLACES);
     figures.push((graph, ms[0], GRAPH_LIMIT_MS));

@@ -87,8 +87,12 @@ impl Slowdowns {
         for (which, name) in SUBJECTS.iter().enumerate() {
             let elapsed = median(&self.0[which].iter().map(|sample| 100.0 * sample.slowdown()).collect::<Vec<_>>());
             // A `String` takes everything.
-            let _ =
-                writeln!(text, "| {name} | {elapsed:.1} % | {:.1} % | {:.0} |", self.percent(which), self.added_ns(which));
+            let _ = writeln!(
+                text,
+                "| {name} | {elapsed:.1} % | {:.1} % | {:.0} |",
+                self.percent(which),
+                self.added_ns(which)
+            );
         }
         text
     }

@@ -127,8 +127,9 @@ fn plain_ns(link: &Link, threads: u64) -> Result<f64> {
 }
 
 fn proc_ns(pid: u32) -> Result<f64> {
-    let folders: Vec<_> =
-        fs::read_dir(format!("/proc/{pid}/task"))?.map(|entry| Ok(entry?.path().join("stack"))).collect::<Result<_>>()?;
+    let folders: Vec<_> = fs::read_dir(format!("/proc/{pid}/task"))?
+        .map(|entry| Ok(entry?.path().join("stack")))
+        .collect::<Result<_>>()?;
     let mut bytes = vec![0; 64 << 10];
     let began_ns = thread_cpu_ns();
     for path in &folders {

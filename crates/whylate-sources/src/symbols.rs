@@ -21,6 +21,26 @@ pub fn address_of(function: &str) -> std::io::Result<u64> {
     }
 }
 
+/// From where to where the code of kernel functions goes, as far as the kernel tells.
+pub(crate) fn code_of<const COUNT: usize>(functions: [&str; COUNT]) -> [Option<(u64, u64)>; COUNT] {
+    let symbols = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+    let (mut begins, mut all) = ([None; COUNT], Vec::new());
+    for line in symbols.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let Some(address) = words.next().and_then(|word| u64::from_str_radix(word, 16).ok()) else { continue };
+        all.push(address);
+        if let Some(index) = words.nth(1).and_then(|name| functions.iter().position(|wanted| *wanted == name)) {
+            begins[index] = Some(address);
+        }
+    }
+    all.sort_unstable();
+    begins.map(|begin| {
+        let begin = begin.filter(|&begin| begin != 0)?;
+        let end = all.get(all.partition_point(|&address| address <= begin))?;
+        Some((begin, *end))
+    })
+}
+
 /// How functions begin that stand in a stack only because a program of ours takes it.
 const OWN: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"];
 

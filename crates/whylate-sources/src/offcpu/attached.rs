@@ -13,7 +13,7 @@ use whylate_model::{LateEvent, Series, Snapshot, Stack};
 use super::names::{Names, TORN, UNREADABLE, UNWOUND_PARTLY};
 use super::sampler::{Gathered, Met, Sampler, Sum};
 use super::skel::types::{place_key, thread_now, user_end};
-use super::{INFO, OffcpuOptions, SAMPLE, state};
+use super::{INFO, OffcpuOptions, SAMPLE, TRACE, state};
 use crate::attach::{self, Meter, PlainData};
 use crate::cgroups::Cgroups;
 use crate::clock;
@@ -29,22 +29,28 @@ pub struct AttachedOffcpu {
     meter: Meter,
     met: Met,
     rate_hz: u32,
+    backend: &'static str,
+    fallback_reason: Option<String>,
 }
 
 impl AttachedOffcpu {
-    pub(super) fn new(options: &OffcpuOptions) -> Result<Self, AttachError> {
+    pub(super) fn new(
+        options: &OffcpuOptions,
+        backend: &'static str,
+        fallback_reason: Option<String>,
+    ) -> Result<Self, AttachError> {
         let (ask, asked) = mpsc::channel();
         let (tell, told) = mpsc::channel();
         let period = Duration::from_secs(1) / options.rate_hz.max(1);
         let options_there = options.clone();
         let sampler = thread::Builder::new()
             .name("whylate-offcpu".to_owned())
-            .spawn(move || match Sampler::new(&options_there) {
-                Ok(sampler) => {
-                    if tell.send(Ok(())).is_ok() {
-                        sampler.run(&asked, period);
-                    }
-                }
+            .spawn(move || match Sampler::new(&options_there, backend == TRACE) {
+                Ok(sampler) => match (tell.send(Ok(())), backend) {
+                    (Err(_), _) => {}
+                    (_, TRACE) => sampler.trace(&asked),
+                    _ => sampler.run(&asked, period),
+                },
                 Err(error) => drop(tell.send(Err(error))),
             })
             .context("cannot start a thread")?;
@@ -57,6 +63,8 @@ impl AttachedOffcpu {
             meter: Meter::default(),
             met: Met::default(),
             rate_hz: options.rate_hz,
+            backend,
+            fallback_reason,
         })
     }
 
@@ -180,21 +188,22 @@ fn stack_of(
 
 impl Attached for AttachedOffcpu {
     fn backend(&self) -> Backend<'_> {
-        Backend { name: SAMPLE, fallback_reason: None }
+        Backend { name: self.backend, fallback_reason: self.fallback_reason.as_deref() }
     }
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let gathered = self.gather()?;
         let start = clock::unix_ns_of(gathered.began_ns);
-        let mut snapshot = Snapshot::new(INFO.name, SAMPLE, &self.host, start);
+        let mut snapshot = Snapshot::new(INFO.name, self.backend, &self.host, start);
         snapshot.duration_ns = gathered.ended_ns - gathered.began_ns;
         snapshot.stacks = self.stacks(&gathered);
         snapshot.lost = gathered.lost.iter().map(|&(reason, count)| (reason.to_owned(), count)).collect();
         self.meter.tell(gathered.statistics, &mut snapshot);
         self.met = gathered.met;
+        let rate_hz = if self.backend == SAMPLE { f64::from(self.rate_hz) } else { 0.0 };
         let values = [
             ("walks", gathered.walks as f64),
-            ("rate_hz", f64::from(self.rate_hz)),
+            ("rate_hz", rate_hz),
             ("threads", gathered.met.threads as f64),
             ("threads_changed", gathered.met.changed as f64),
             ("walk_ns", gathered.met.took_ns as f64),

@@ -29,7 +29,11 @@ pub const DEFAULT_HZ: u32 = 9;
 /// Rates that make sense, in walks a second.
 pub const RATES_HZ: std::ops::RangeInclusive<u32> = 1..=999;
 
-const SAMPLE: &str = "sample";
+/// A look at all threads at a fixed rate.
+pub const SAMPLE: &str = "sample";
+
+/// Each switch of threads.
+pub const TRACE: &str = "trace";
 
 /// The source's description.
 pub static INFO: SourceInfo = SourceInfo {
@@ -37,7 +41,14 @@ pub static INFO: SourceInfo = SourceInfo {
     waits: "a sleeping thread",
     from: "it left its CPU",
     to: "it has one again",
-    backends: &[BackendInfo { name: SAMPLE, needs: &[Need::Btf, Need::Map(MapKind::Array), SLEEPABLE], weaker: "" }],
+    backends: &[
+        BackendInfo { name: SAMPLE, needs: &[Need::Btf, Need::Map(MapKind::Array), SLEEPABLE], weaker: "" },
+        BackendInfo {
+            name: TRACE,
+            needs: &[Need::Btf, Need::Map(MapKind::Array), SLEEPABLE],
+            weaker: "costs the more the more threads switch",
+        },
+    ],
 };
 
 /// Programs that may read the memory of other processes, and loops in them.
@@ -108,8 +119,8 @@ impl Offcpu {
     pub fn attach_with(&self, options: &OffcpuOptions) -> Result<AttachedOffcpu, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
-        attach::backends_to_try(&INFO, options.backend.as_deref())?;
-        AttachedOffcpu::new(options)
+        let wanted = attach::backends_to_try(&INFO, options.backend.as_deref())?;
+        AttachedOffcpu::new(options, wanted[0], None)
     }
 }
 

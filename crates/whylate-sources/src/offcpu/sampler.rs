@@ -15,7 +15,8 @@ use libbpf_rs::{Iter, Link, MapCore, MapFlags};
 use super::process::{Process, Processes};
 use super::rules::Rules;
 use super::skel::types::{
-    lost_reason, offcpu_limits, place_key, place_sum, process_value, rodata, stack_value, thread_now, unknown_frame,
+    bss, lost_reason, offcpu_limits, place_key, place_sum, process_value, rodata, stack_value, thread_now,
+    unknown_frame,
 };
 use super::skel::{OffcpuSkel, OffcpuSkelBuilder};
 use super::{KernelThreads, OffcpuOptions};
@@ -23,6 +24,7 @@ use crate::attach::{self, ProgramStatistics, read_plain};
 use crate::clock;
 use crate::mapped::MappedArray;
 use crate::source::AttachError;
+use crate::symbols;
 
 /// Every reason for a lost sample, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
 pub(super) const LOST: [(lost_reason, &str); 6] = [
@@ -33,6 +35,12 @@ pub(super) const LOST: [(lost_reason, &str); 6] = [
     (lost_reason::LOST_PLACES, "places_full"),
     (lost_reason::LOST_RULES, "rules_full"),
 ];
+
+/// What stands in a stack only because a program takes it at a switch, in the order of their calls.
+const OWN_CODE: [&str; 3] = ["bpf_trace_run4", "__bpf_trace_sched_switch", "__traceiter_sched_switch"];
+
+/// How long a frame may be without a rule that is met at a switch for the first time.
+const ASK: Duration = Duration::from_millis(20);
 
 /// After so many rounds a thread's stack is taken as far as it is known.
 const ROUNDS: u32 = 6;
@@ -78,6 +86,10 @@ pub(super) struct Sampler {
     skeleton: OffcpuSkel<'static>,
     walk: Link,
     tell: Link,
+    /// Where each switch is traced.
+    switches: Vec<Link>,
+    /// How many questions have been answered that were asked between walks.
+    answered: u32,
     rules: Rules,
     unknown: MappedArray,
     sums: MappedArray,
@@ -96,9 +108,18 @@ pub(super) struct Sampler {
 
 impl Sampler {
     /// Loads the programs, and takes the first look at all threads: what they did before is not counted.
-    pub(super) fn new(options: &OffcpuOptions) -> Result<Self, AttachError> {
+    pub(super) fn new(options: &OffcpuOptions, traces: bool) -> Result<Self, AttachError> {
         let mut open = OffcpuSkelBuilder::default().open(attach::open_object())?;
-        configure(open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?, options)?;
+        let settings = open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?;
+        configure(settings, options)?;
+        settings.traces = traces;
+        open.progs.on_sched_switch.set_autoload(traces);
+        open.progs.on_task_newtask.set_autoload(traces);
+        if traces {
+            for (index, (begin, end)) in symbols::code_of(OWN_CODE).into_iter().flatten().enumerate() {
+                (settings.own_code_begin[index], settings.own_code_end[index]) = (begin, end);
+            }
+        }
         let mut skeleton = open.load()?;
         let began_ns = clock::monotonic_ns();
         skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?.began_ns = began_ns;
@@ -110,6 +131,8 @@ impl Sampler {
         let mut sampler = Sampler {
             walk: skeleton.progs.on_each_thread.attach()?,
             tell: skeleton.progs.on_each_thread_tell.attach()?,
+            switches: Vec::new(),
+            answered: 0,
             rules: Rules::new(map(&maps.rule_by_slot, offcpu_limits::RULES.0 as usize, 24)?),
             unknown: map(&maps.unknown_frames, offcpu_limits::UNKNOWN_FRAMES.0 as usize, size_of::<unknown_frame>())?,
             sums: map(&maps.sum_by_place, offcpu_limits::PLACES.0 as usize, size_of::<place_sum>())?,
@@ -127,12 +150,52 @@ impl Sampler {
         // The first one has most rules to find, and takes longer than others. Spans begin and end when walks begin, so that each thread is met
         // after as much of a walk at both ends.
         sampler.walk()?;
+        if traces {
+            // Switches are counted from now on; the next walk puts right what happened since the first one.
+            let programs = &sampler.skeleton.progs;
+            sampler.switches = vec![programs.on_task_newtask.attach()?, programs.on_sched_switch.attach()?];
+            sampler.variables()?.is_tracing = true;
+            std::thread::sleep(ASK);
+            sampler.answer();
+        }
         sampler.since_ns = clock::monotonic_ns();
         sampler.walk()?;
         sampler.told = sampler.sums();
         sampler.told_lost = sampler.lost_counts();
         sampler.walks = 0;
         Ok(sampler)
+    }
+
+    fn variables(&mut self) -> anyhow::Result<&mut bss> {
+        self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")
+    }
+
+    /// Finds the rules for frames that were met at switches. Those of a question that was overwritten are asked for again.
+    fn answer(&mut self) {
+        let asked = self.skeleton.maps.bss_data.as_deref().map_or(0, |variables| variables.unknown_frames_count);
+        if asked > offcpu_limits::UNKNOWN_FRAMES.0 {
+            self.rules.clear();
+            self.start_questions();
+            return;
+        }
+        self.processes.begin_walk();
+        for index in self.answered..asked {
+            let unknown = self.unknown_frame(index as usize);
+            self.processes.answer(&unknown, &self.rules);
+        }
+        self.answered = asked;
+        // A question that comes in between is lost with its rule, for as long as nobody clears them.
+        if asked > offcpu_limits::UNKNOWN_FRAMES.0 / 2 {
+            self.rules.clear();
+            self.start_questions();
+        }
+    }
+
+    fn start_questions(&mut self) {
+        self.answered = 0;
+        if let Some(variables) = self.skeleton.maps.bss_data.as_deref_mut() {
+            variables.unknown_frames_count = 0;
+        }
     }
 
     /// Looks at every thread once, and at those again whose stacks need rules that user space has to find.
@@ -144,19 +207,18 @@ impl Sampler {
         variables.threads_met = 0;
         variables.threads_changed = 0;
         for round in 0..ROUNDS {
-            let variables = self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
+            let traces = !self.switches.is_empty();
+            let variables = self.variables()?;
             variables.walk_round = round;
             variables.is_last_round = round + 1 == ROUNDS;
             variables.unresolved = 0;
-            variables.unknown_frames_count = 0;
-            iterate(&self.walk, |_| {})?;
-            let variables = self.skeleton.maps.bss_data.as_deref().context("the BPF object has no variables")?;
-            if variables.unresolved == 0 {
-                break;
+            if !traces {
+                self.start_questions();
             }
-            for index in 0..variables.unknown_frames_count.min(offcpu_limits::UNKNOWN_FRAMES.0) {
-                let unknown = self.unknown_frame(index as usize);
-                self.processes.answer(&unknown, &self.rules);
+            iterate(&self.walk, |_| {})?;
+            self.answer();
+            if self.variables()?.unresolved == 0 {
+                break;
             }
         }
         let lost_rules = self.lost.u64_at(lost_reason::LOST_RULES.0 as usize, 0).load(Relaxed);
@@ -268,13 +330,21 @@ impl Sampler {
                 .filter_map(|thread| Some((*index_of_place.get(&thread.place)?, thread)))
                 .collect(),
             lost: LOST.iter().enumerate().map(|(index, &(_, name))| (name, lost[index] - told_lost[index])).collect(),
-            statistics: attach::statistics([&self.skeleton.progs.on_each_thread]),
+            statistics: self.statistics(),
             walks: std::mem::take(&mut self.walks),
             met: self.met,
         };
         self.told = sums;
         self.make_room()?;
         Ok(gathered)
+    }
+
+    fn statistics(&self) -> ProgramStatistics {
+        let programs = &self.skeleton.progs;
+        if self.switches.is_empty() {
+            return attach::statistics([&programs.on_each_thread]);
+        }
+        attach::statistics([&programs.on_each_thread, &programs.on_sched_switch, &programs.on_task_newtask])
     }
 
     /// Empties the tables where they are half full. Threads then are looked at anew.
@@ -287,6 +357,9 @@ impl Sampler {
             return Ok(());
         }
         variables.generation += 1;
+        // Whoever is about to write down a place by the old numbers has finished by then.
+        std::thread::sleep(Duration::from_millis(if self.switches.is_empty() { 0 } else { 1 }));
+        let variables = self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
         self.processes_before = variables.processes;
         (variables.places, variables.stacks) = (0, 0);
         let maps = &self.skeleton.maps;
@@ -306,9 +379,21 @@ impl Sampler {
             for offset in [offset_of!(place_sum, ns), offset_of!(place_sum, samples), offset_of!(place_sum, waits)] {
                 self.sums.u64_at(place, offset).store(0, Relaxed);
             }
+            self.sums.u32_at(place, offset_of!(place_sum, ready_place)).store(0, Relaxed);
         }
         self.told.clear();
         Ok(())
+    }
+
+    /// Answers questions about frames that are met at switches, until nobody asks for snapshots any more.
+    pub(super) fn trace(mut self, asked: &Receiver<Sender<anyhow::Result<Gathered>>>) {
+        loop {
+            match asked.recv_timeout(ASK) {
+                Ok(answer) => drop(answer.send(self.gather())),
+                Err(RecvTimeoutError::Timeout) => self.answer(),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
     }
 
     /// Walks at times that no clock of the machine keeps, until nobody asks any more.
