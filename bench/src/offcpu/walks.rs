@@ -74,7 +74,7 @@ pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
 fn attach(user_stacks: bool) -> Result<AttachedOffcpu> {
     // Its own walks are not counted, and may not be in the way.
     let options = OffcpuOptions { rate_hz: 1, user_stacks, ..OffcpuOptions::default() };
-    Offcpu.attach_with(&options).context("cannot attach offcpu")
+    Offcpu.sample_with(&options).context("cannot attach offcpu")
 }
 
 /// A walk in which hardly a thread has run.
@@ -154,7 +154,7 @@ const STEADY: Duration = Duration::from_secs(5);
 /// All that this process uses while it samples: nothing else runs in it.
 pub fn steady() -> Result<Steady> {
     let sleepers = Sleepers::start(STEADY_THREADS, DESCENTS, 1)?;
-    let mut source = Offcpu.attach_with(&OffcpuOptions::default()).context("cannot attach offcpu")?;
+    let mut source = Offcpu.sample_with(&OffcpuOptions::default()).context("cannot attach offcpu")?;
     source.snapshot()?;
     let began_ns = process_cpu_ns();
     thread::sleep(STEADY);

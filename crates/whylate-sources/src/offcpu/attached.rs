@@ -11,9 +11,10 @@ use whylate_model::wait::{Seen, State, classify};
 use whylate_model::{LateEvent, Series, Snapshot, Stack};
 
 use super::names::{Names, TORN, UNREADABLE, UNWOUND_PARTLY};
+use super::pace::Pace;
 use super::sampler::{Gathered, Met, Sampler, Sum};
 use super::skel::types::{place_key, thread_now, user_end};
-use super::{INFO, OffcpuOptions, SAMPLE, TRACE, state};
+use super::{INFO, OffcpuOptions, TRACE, state};
 use crate::attach::{self, Meter, PlainData};
 use crate::cgroups::Cgroups;
 use crate::clock;
@@ -28,20 +29,16 @@ pub struct AttachedOffcpu {
     host: String,
     meter: Meter,
     met: Met,
-    rate_hz: u32,
+    /// Where it is not told by a budget.
+    rate_hz: Option<u32>,
     backend: &'static str,
-    fallback_reason: Option<String>,
 }
 
 impl AttachedOffcpu {
-    pub(super) fn new(
-        options: &OffcpuOptions,
-        backend: &'static str,
-        fallback_reason: Option<String>,
-    ) -> Result<Self, AttachError> {
+    pub(super) fn new(options: &OffcpuOptions, backend: &'static str) -> Result<Self, AttachError> {
         let (ask, asked) = mpsc::channel();
         let (tell, told) = mpsc::channel();
-        let period = Duration::from_secs(1) / options.rate_hz.max(1);
+        let pace = Pace::new(options, clock::monotonic_ns());
         let options_there = options.clone();
         let sampler = thread::Builder::new()
             .name("whylate-offcpu".to_owned())
@@ -49,7 +46,7 @@ impl AttachedOffcpu {
                 Ok(sampler) => match (tell.send(Ok(())), backend) {
                     (Err(_), _) => {}
                     (_, TRACE) => sampler.trace(&asked),
-                    _ => sampler.run(&asked, period),
+                    _ => sampler.run(&asked, pace),
                 },
                 Err(error) => drop(tell.send(Err(error))),
             })
@@ -62,9 +59,8 @@ impl AttachedOffcpu {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             meter: Meter::default(),
             met: Met::default(),
-            rate_hz: options.rate_hz,
+            rate_hz: options.budget_ppm.is_none().then_some(options.rate_hz),
             backend,
-            fallback_reason,
         })
     }
 
@@ -118,7 +114,7 @@ impl AttachedOffcpu {
 }
 
 /// The function's name without what the compiler adds to the names of parts and copies of functions.
-fn plain(name: &str) -> &str {
+pub(super) fn plain(name: &str) -> &str {
     const ADDED: [&str; 5] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm."];
     let end = ADDED.iter().filter_map(|added| name.find(added)).filter(|&at| at > 0).min();
     &name[..end.unwrap_or(name.len())]
@@ -188,7 +184,7 @@ fn stack_of(
 
 impl Attached for AttachedOffcpu {
     fn backend(&self) -> Backend<'_> {
-        Backend { name: self.backend, fallback_reason: self.fallback_reason.as_deref() }
+        Backend { name: self.backend, fallback_reason: None }
     }
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
@@ -200,7 +196,11 @@ impl Attached for AttachedOffcpu {
         snapshot.lost = gathered.lost.iter().map(|&(reason, count)| (reason.to_owned(), count)).collect();
         self.meter.tell(gathered.statistics, &mut snapshot);
         self.met = gathered.met;
-        let rate_hz = if self.backend == SAMPLE { f64::from(self.rate_hz) } else { 0.0 };
+        let rate_hz = match self.rate_hz {
+            _ if self.backend == TRACE => 0.0,
+            Some(rate_hz) => f64::from(rate_hz),
+            None => (gathered.walks as f64 * 1e10 / snapshot.duration_ns.max(1) as f64).round() / 10.0,
+        };
         let values = [
             ("walks", gathered.walks as f64),
             ("rate_hz", rate_hz),

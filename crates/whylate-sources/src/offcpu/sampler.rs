@@ -12,6 +12,7 @@ use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags};
 
+use super::pace::Pace;
 use super::process::{Process, Processes};
 use super::rules::Rules;
 use super::skel::types::{
@@ -397,9 +398,9 @@ impl Sampler {
     }
 
     /// Walks at times that no clock of the machine keeps, until nobody asks any more.
-    pub(super) fn run(mut self, asked: &Receiver<Sender<anyhow::Result<Gathered>>>, period: Duration) {
-        let mut jitter = Jitter(clock::monotonic_ns() | 1);
-        let mut due = Instant::now() + jitter.next(period);
+    pub(super) fn run(mut self, asked: &Receiver<Sender<anyhow::Result<Gathered>>>, mut pace: Pace) {
+        pace.learn(self.met.cpu_ns);
+        let mut due = Instant::now() + pace.interval();
         loop {
             match asked.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 // Whoever asked may have gone.
@@ -407,29 +408,20 @@ impl Sampler {
                 Err(RecvTimeoutError::Timeout) => {
                     // A kernel that refuses a walk will refuse the last one too, and that one tells.
                     let _ = self.walk();
+                    pace.learn(self.met.cpu_ns);
                     // Never more than half of a CPU, however long a walk takes; and walks that came too late are not made up for, as
                     // the time is measured.
                     let earliest = Instant::now() + Duration::from_nanos(self.met.took_ns);
-                    let interval = jitter.next(period);
-                    due = if due + period < earliest { earliest + interval } else { (due + interval).max(earliest) };
+                    let interval = pace.interval();
+                    due = if due + pace.period() < earliest {
+                        earliest + interval
+                    } else {
+                        (due + interval).max(earliest)
+                    };
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
-    }
-}
-
-/// Periods from half of the wanted one to one and a half, evenly spread, so that no thread that wakes regularly is met at the same point
-/// each time.
-struct Jitter(u64);
-
-impl Jitter {
-    fn next(&mut self, period: Duration) -> Duration {
-        // xorshift64 (Marsaglia 2003).
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        period.mul_f64(0.5 + (self.0 >> 11) as f64 / (1_u64 << 53) as f64)
     }
 }
 
