@@ -88,6 +88,11 @@ bench-sqpoll: ## how right `whylate sqpoll` is and what it costs, beside fdinfo 
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- sqpoll
 
+.PHONY: bench-offcpu
+bench-offcpu: ## what `whylate offcpu` costs a thread and a switch, beside /proc and offcputime (as root)
+	@scripts/install-deps bench
+	$(CARGO) run --release -p whylate-bench -- offcpu
+
 .PHONY: bench-timerlat-vm
 bench-timerlat-vm: ## what `whylate timerlat` tells and costs, beside rtla, in a virtual machine
 	@scripts/install-deps bench static vm

@@ -23,3 +23,16 @@ int BPF_PROG(on_switch)
 {
 	return 0;
 }
+
+/* A plain iterator: both loops that take a stack of every thread have it, and nothing else. */
+u64 frames[127];
+
+SEC("iter/task")
+int on_each_thread(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+
+	if (task)
+		bpf_get_task_stack(task, frames, sizeof(frames), 0);
+	return 0;
+}

@@ -24,3 +24,10 @@ pub fn attach_to_switches() -> libbpf_rs::Result<Link> {
     let skeleton = skel::FloorSkelBuilder::default().open(&mut object)?.load()?;
     skeleton.progs.on_switch.attach()
 }
+
+/// The iterator over all threads that takes the kernel stack of each and does nothing with it.
+pub fn attach_to_threads() -> libbpf_rs::Result<Link> {
+    let mut object = MaybeUninit::uninit();
+    let skeleton = skel::FloorSkelBuilder::default().open(&mut object)?.load()?;
+    skeleton.progs.on_each_thread.attach()
+}

@@ -10,6 +10,7 @@ mod irqsoff_vm_cost;
 mod kernel;
 mod machine;
 mod occupancy;
+mod offcpu;
 mod programs;
 mod results;
 mod sqpoll;
@@ -54,6 +55,10 @@ enum What {
     IrqsoffVm(results::Arguments),
     /// How much longer it takes in a virtual machine, beside the kernel's tracer and a bpftrace script on the same events.
     IrqsoffVmCost(results::Arguments),
+    /// What sampling sleeping threads costs, how fast it is named, and what tracing every switch costs beside offcputime.
+    Offcpu(results::Arguments),
+    #[command(hide = true)]
+    Sleepers(offcpu::sleepers::Arguments),
     #[command(hide = true)]
     Paced(occupancy::paced::Arguments),
 }
@@ -70,6 +75,8 @@ fn main() -> ExitCode {
         What::Crowd(arguments) => sqpoll::crowd::be(&arguments).map(|()| true),
         What::IrqsoffVm(arguments) => irqsoff_vm::run(&arguments),
         What::IrqsoffVmCost(arguments) => irqsoff_vm_cost::run(&arguments),
+        What::Offcpu(arguments) => offcpu::run(&arguments),
+        What::Sleepers(arguments) => offcpu::sleepers::run(&arguments).map(|()| true),
         What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),
     };
     match outcome {

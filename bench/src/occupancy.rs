@@ -2,10 +2,10 @@
 //! What the account of who has each CPU costs, beside other tools that watch every context switch, under the same loads.
 
 mod cost;
-mod loads;
+pub mod loads;
 pub mod paced;
 mod report;
-mod slowdown;
+pub mod slowdown;
 mod subjects;
 
 use std::fs;

@@ -182,7 +182,7 @@ fn after_word(text: &str) -> Option<&str> {
 }
 
 /// A line of proc_pid_stack(5), `[<0>] function+0x12/0x34 [module]`, without what follows the function's name.
-fn kernel_frame(line: &str) -> Option<String> {
+pub fn kernel_frame(line: &str) -> Option<String> {
     let (_, frame) = line.trim().strip_prefix("[<")?.split_once(">]")?;
     let name = frame.split_whitespace().next()?;
     let name = name.split_once("+0x").map_or(name, |(name, _)| name);

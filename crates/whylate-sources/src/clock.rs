@@ -13,6 +13,16 @@ pub fn boot_ns() -> u64 {
     now_ns(ClockId::Boottime)
 }
 
+/// What the calling thread has had of all CPUs.
+pub fn thread_cpu_ns() -> u64 {
+    now_ns(ClockId::ThreadCPUTime)
+}
+
+/// What this process has had of all CPUs.
+pub fn process_cpu_ns() -> u64 {
+    now_ns(ClockId::ProcessCPUTime)
+}
+
 /// Now in nanoseconds since 1970 (UTC).
 pub fn unix_ns() -> u64 {
     now_ns(ClockId::Realtime)
@@ -26,6 +36,6 @@ pub fn unix_ns_of(moment_monotonic_ns: u64) -> u64 {
 
 fn now_ns(clock: ClockId) -> u64 {
     let now = clock_gettime(clock);
-    // Both clocks are after their zero and nanoseconds are below a second.
+    // All of them are after their zero and nanoseconds are below a second.
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

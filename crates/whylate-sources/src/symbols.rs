@@ -2,6 +2,7 @@
 //! Names of kernel addresses.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 
 use blazesym::MaybeDefault;
 use blazesym::symbolize::source::{Kernel, Source};
@@ -23,18 +24,24 @@ pub fn address_of(function: &str) -> std::io::Result<u64> {
     }
 }
 
-/// From where to where the code of a kernel function reaches, up to the next symbol.
-///
-/// # Errors
-/// When the kernel does not tell, as above.
-pub(crate) fn code_of(function: &str) -> std::io::Result<std::ops::Range<u64>> {
-    let start = address_of(function)?;
-    let symbols = std::fs::read_to_string("/proc/kallsyms")?;
-    let addresses =
-        symbols.lines().filter_map(|line| u64::from_str_radix(line.split_ascii_whitespace().next()?, 16).ok());
-    let end = addresses.filter(|&address| address > start).min();
-    Ok(start
-        ..end.ok_or_else(|| std::io::Error::other(format!("/proc/kallsyms does not tell where {function} ends")))?)
+/// From where to where the code of kernel functions goes, as far as the kernel tells.
+pub(crate) fn code_of<const COUNT: usize>(functions: [&str; COUNT]) -> [Option<Range<u64>>; COUNT] {
+    let symbols = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+    let (mut begins, mut all) = ([None; COUNT], Vec::new());
+    for line in symbols.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let Some(address) = words.next().and_then(|word| u64::from_str_radix(word, 16).ok()) else { continue };
+        all.push(address);
+        if let Some(index) = words.nth(1).and_then(|name| functions.iter().position(|wanted| *wanted == name)) {
+            begins[index] = Some(address);
+        }
+    }
+    all.sort_unstable();
+    begins.map(|begin| {
+        let begin = begin.filter(|&begin| begin != 0)?;
+        let end = all.get(all.partition_point(|&address| address <= begin))?;
+        Some(begin..*end)
+    })
 }
 
 /// How functions begin that stand in a stack only because a program of ours takes it.

@@ -11,9 +11,10 @@ use whylate_model::wait::{Seen, State, classify};
 use whylate_model::{LateEvent, Series, Snapshot, Stack};
 
 use super::names::{Names, TORN, UNREADABLE, UNWOUND_PARTLY};
+use super::pace::Pace;
 use super::sampler::{Gathered, Met, Sampler, Sum};
 use super::skel::types::{place_key, thread_now, user_end};
-use super::{INFO, OffcpuOptions, SAMPLE, state};
+use super::{INFO, OffcpuOptions, TRACE, state};
 use crate::attach::{self, Meter, PlainData};
 use crate::cgroups::Cgroups;
 use crate::clock;
@@ -28,23 +29,25 @@ pub struct AttachedOffcpu {
     host: String,
     meter: Meter,
     met: Met,
-    rate_hz: u32,
+    /// Where it is not told by a budget.
+    rate_hz: Option<u32>,
+    backend: &'static str,
 }
 
 impl AttachedOffcpu {
-    pub(super) fn new(options: &OffcpuOptions) -> Result<Self, AttachError> {
+    pub(super) fn new(options: &OffcpuOptions, backend: &'static str) -> Result<Self, AttachError> {
         let (ask, asked) = mpsc::channel();
         let (tell, told) = mpsc::channel();
-        let period = Duration::from_secs(1) / options.rate_hz.max(1);
+        let pace = Pace::new(options, clock::monotonic_ns());
         let options_there = options.clone();
         let sampler = thread::Builder::new()
             .name("whylate-offcpu".to_owned())
-            .spawn(move || match Sampler::new(&options_there) {
-                Ok(sampler) => {
-                    if tell.send(Ok(())).is_ok() {
-                        sampler.run(&asked, period);
-                    }
-                }
+            .spawn(move || match Sampler::new(&options_there, backend == TRACE) {
+                Ok(sampler) => match (tell.send(Ok(())), backend) {
+                    (Err(_), _) => {}
+                    (_, TRACE) => sampler.trace(&asked),
+                    _ => sampler.run(&asked, pace),
+                },
                 Err(error) => drop(tell.send(Err(error))),
             })
             .context("cannot start a thread")?;
@@ -56,7 +59,8 @@ impl AttachedOffcpu {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             meter: Meter::default(),
             met: Met::default(),
-            rate_hz: options.rate_hz,
+            rate_hz: options.budget_ppm.is_none().then_some(options.rate_hz),
+            backend,
         })
     }
 
@@ -110,7 +114,7 @@ impl AttachedOffcpu {
 }
 
 /// The function's name without what the compiler adds to the names of parts and copies of functions.
-fn plain(name: &str) -> &str {
+pub(super) fn plain(name: &str) -> &str {
     const ADDED: [&str; 5] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm."];
     let end = ADDED.iter().filter_map(|added| name.find(added)).filter(|&at| at > 0).min();
     &name[..end.unwrap_or(name.len())]
@@ -180,21 +184,26 @@ fn stack_of(
 
 impl Attached for AttachedOffcpu {
     fn backend(&self) -> Backend<'_> {
-        Backend { name: SAMPLE, fallback_reason: None }
+        Backend { name: self.backend, fallback_reason: None }
     }
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let gathered = self.gather()?;
         let start = clock::unix_ns_of(gathered.began_ns);
-        let mut snapshot = Snapshot::new(INFO.name, SAMPLE, &self.host, start);
+        let mut snapshot = Snapshot::new(INFO.name, self.backend, &self.host, start);
         snapshot.duration_ns = gathered.ended_ns - gathered.began_ns;
         snapshot.stacks = self.stacks(&gathered);
         snapshot.lost = gathered.lost.iter().map(|&(reason, count)| (reason.to_owned(), count)).collect();
         self.meter.tell(gathered.statistics, &mut snapshot);
         self.met = gathered.met;
+        let rate_hz = match self.rate_hz {
+            _ if self.backend == TRACE => 0.0,
+            Some(rate_hz) => f64::from(rate_hz),
+            None => (gathered.walks as f64 * 1e10 / snapshot.duration_ns.max(1) as f64).round() / 10.0,
+        };
         let values = [
             ("walks", gathered.walks as f64),
-            ("rate_hz", f64::from(self.rate_hz)),
+            ("rate_hz", rate_hz),
             ("threads", gathered.met.threads as f64),
             ("threads_changed", gathered.met.changed as f64),
             ("walk_ns", gathered.met.took_ns as f64),

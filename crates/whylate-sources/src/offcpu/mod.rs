@@ -5,14 +5,18 @@
 //! was; of others the kernel and the user stack are taken. Stacks are told apart and stored in the kernel, and named when they are asked for.
 
 mod attached;
+mod choice;
 mod elf;
 mod names;
+mod pace;
+mod proc;
 mod process;
 mod rules;
 mod sampler;
 mod state;
 
 pub use attached::AttachedOffcpu;
+pub use choice::Choice;
 pub use sampler::Met;
 
 use crate::attach;
@@ -29,7 +33,14 @@ pub const DEFAULT_HZ: u32 = 9;
 /// Rates that make sense, in walks a second.
 pub const RATES_HZ: std::ops::RangeInclusive<u32> = 1..=999;
 
-const SAMPLE: &str = "sample";
+/// A look at all threads at a fixed rate.
+pub const SAMPLE: &str = "sample";
+
+/// Each switch of threads.
+pub const TRACE: &str = "trace";
+
+/// Files of /proc.
+pub const PROC: &str = "proc";
 
 /// The source's description.
 pub static INFO: SourceInfo = SourceInfo {
@@ -37,7 +48,15 @@ pub static INFO: SourceInfo = SourceInfo {
     waits: "a sleeping thread",
     from: "it left its CPU",
     to: "it has one again",
-    backends: &[BackendInfo { name: SAMPLE, needs: &[Need::Btf, Need::Map(MapKind::Array), SLEEPABLE], weaker: "" }],
+    backends: &[
+        BackendInfo { name: SAMPLE, needs: &[Need::Btf, Need::Map(MapKind::Array), SLEEPABLE], weaker: "" },
+        BackendInfo {
+            name: TRACE,
+            needs: &[Need::Btf, Need::Map(MapKind::Array), SLEEPABLE],
+            weaker: "costs the more the more threads switch",
+        },
+        BackendInfo { name: PROC, needs: &[], weaker: "kernel frames alone, and twenty microseconds for each thread" },
+    ],
 };
 
 /// Programs that may read the memory of other processes, and loops in them.
@@ -58,10 +77,12 @@ pub enum KernelThreads {
 /// What to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffcpuOptions {
-    /// Name of the backend to use; `None` takes the best that works.
+    /// Name of the backend to use; `None` samples with BPF if that works, and reads /proc if not.
     pub backend: Option<String>,
     /// Walks a second.
     pub rate_hz: u32,
+    /// The part of one CPU that walks may take, in millionths, which tells the rate instead.
+    pub budget_ppm: Option<u32>,
     /// Only the threads of this process.
     pub process: Option<u32>,
     /// Only threads of this name, without what the kernel cuts off.
@@ -85,6 +106,7 @@ impl Default for OffcpuOptions {
         OffcpuOptions {
             backend: None,
             rate_hz: DEFAULT_HZ,
+            budget_ppm: None,
             process: None,
             thread_name: None,
             cgroup: None,
@@ -101,15 +123,33 @@ impl Default for OffcpuOptions {
 pub struct Offcpu;
 
 impl Offcpu {
-    /// Starts sampling.
+    /// Starts to sample, or to trace.
     ///
     /// # Errors
     /// When the kernel or the caller's privileges do not allow it.
-    pub fn attach_with(&self, options: &OffcpuOptions) -> Result<AttachedOffcpu, AttachError> {
+    pub fn attach_with(&self, options: &OffcpuOptions) -> Result<Box<dyn Attached>, AttachError> {
+        let wanted = options.backend.as_deref().filter(|name| *name != "auto");
+        let reason = match (wanted, self.sample_with(options)) {
+            (Some(PROC), _) => None,
+            (_, Ok(attached)) => return Ok(Box::new(attached)),
+            (Some(_), Err(error)) => return Err(error),
+            (None, Err(error)) => Some(error.to_string()),
+        };
+        Ok(Box::new(proc::AttachedProc::new(options, reason)?))
+    }
+
+    /// The same with BPF programs alone.
+    ///
+    /// # Errors
+    /// When the kernel or the caller's privileges do not allow it.
+    pub fn sample_with(&self, options: &OffcpuOptions) -> Result<AttachedOffcpu, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
-        attach::backends_to_try(&INFO, options.backend.as_deref())?;
-        AttachedOffcpu::new(options)
+        let wanted = attach::backends_to_try(&INFO, options.backend.as_deref())?;
+        match wanted[0] {
+            PROC => Err(AttachError::Unsupported("the backend proc has no BPF programs".to_owned())),
+            backend => AttachedOffcpu::new(options, backend),
+        }
     }
 }
 
@@ -120,6 +160,6 @@ impl Source for Offcpu {
 
     fn attach(&self, options: &Options) -> Result<Box<dyn Attached>, AttachError> {
         let options = OffcpuOptions { backend: options.backend.clone(), ..OffcpuOptions::default() };
-        Ok(Box::new(self.attach_with(&options)?))
+        self.attach_with(&options)
     }
 }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * A walk over all threads. A thread that has not run since the last one only adds time to the place it is at: it costs reading its
- * switch count and one addition. Only one thread of user space walks at a time, so nothing here is atomic.
+ * switch count and one addition. Only one thread of user space walks at a time; where switches are traced (trace.bpf.h), each CPU looks up
+ * and adds as well.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
+#include <bpf/bpf_tracing.h>
 #include "compat.bpf.h"
 #include "settings.bpf.h"
 #include "unwind.bpf.h"
@@ -49,13 +51,8 @@ enum {
 /* The verifier would look at the whole rest once for each state: what comes out of memory it does not know. */
 volatile u32 state_told = 0;
 
-static __always_inline enum thread_state which_state(const struct task_struct *task)
+static __always_inline enum thread_state state_of_bits(const struct task_struct *task, u32 state)
 {
-	u32 state;
-
-	if (task->on_cpu)
-		return STATE_ON_CPU;
-	state = task->__state;
 	if (!(state & ~TASK_WAKING))
 		return is_throttled(task) ? STATE_THROTTLED : STATE_READY;
 	if (state & TASK_INTERRUPTIBLE)
@@ -75,7 +72,7 @@ static __always_inline enum thread_state which_state(const struct task_struct *t
 
 static __always_inline enum thread_state state_of(const struct task_struct *task)
 {
-	state_told = which_state(task);
+	state_told = task->on_cpu ? STATE_ON_CPU : state_of_bits(task, task->__state);
 	return state_told;
 }
 
@@ -173,13 +170,14 @@ static __always_inline u32 process_of(const struct task_struct *task, bool is_ke
 	known = bpf_map_lookup_elem(&process_by_key, &key);
 	if (known)
 		return known->id;
-	value.id = processes + 1;
+	value.id = __sync_fetch_and_add(&processes, 1) + 1;
 	value.is_kernel = is_kernel;
 	BPF_CORE_READ_STR_INTO(&value.comm, task, group_leader, comm);
-	if (bpf_map_update_elem(&process_by_key, &key, &value, BPF_ANY))
-		return 0;
-	processes++;
-	return value.id;
+	if (!bpf_map_update_elem(&process_by_key, &key, &value, BPF_NOEXIST))
+		return value.id;
+	/* Another CPU was faster, or there is no room. */
+	known = bpf_map_lookup_elem(&process_by_key, &key);
+	return known ? known->id : 0;
 }
 
 struct hashing {
@@ -219,11 +217,16 @@ static __always_inline u32 number_of_stack(struct stack_value *stack, u32 proces
 	known = bpf_map_lookup_elem(&stack_by_hash, &key);
 	if (known)
 		return known->id;
-	stack->id = stacks + 1;
-	if (bpf_map_update_elem(&stack_by_hash, &key, stack, BPF_ANY))
-		return 0;
-	stacks++;
-	return stack->id;
+	stack->id = __sync_fetch_and_add(&stacks, 1) + 1;
+	if (!bpf_map_update_elem(&stack_by_hash, &key, stack, BPF_NOEXIST))
+		return stack->id;
+	known = bpf_map_lookup_elem(&stack_by_hash, &key);
+	return known ? known->id : 0;
+}
+
+static __always_inline bool has_user_frames(const struct task_struct *task)
+{
+	return read_user_stacks && !(task->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER));
 }
 
 enum looked {
@@ -233,7 +236,7 @@ enum looked {
 };
 
 /* Finds both stacks. */
-static __always_inline enum looked look_at_stacks(struct task_struct *task, struct place_key *key, bool has_user_frames)
+static __always_inline enum looked look_at_stacks(struct task_struct *task, struct place_key *key)
 {
 	enum user_end end = USER_COMPLETE;
 	struct scratch *scratch;
@@ -252,8 +255,8 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 		if (!key->kernel_stack)
 			return LOOKED_NO_ROOM;
 	}
-	if (has_user_frames) {
-		end = unwind_user(task, scratch, key->process);
+	if (has_user_frames(task)) {
+		end = unwind_user(task, scratch, key->process, false);
 		if (end == USER_UNKNOWN) {
 			if (!is_last_round)
 				return LOOKED_AGAIN;
@@ -278,37 +281,60 @@ static __always_inline s32 syscall_of(struct task_struct *task)
 	return (s32)BPF_CORE_READ(regs, orig_ax);
 }
 
+/* Everything that a place is told by but the stacks; false where there is no room for the process. */
+static __always_inline bool fill_key(struct task_struct *task, struct thread_record *record, struct place_key *key)
+{
+	key->is_kernel = (task->flags & PF_KTHREAD) != 0;
+	if (!record->process || record->generation != generation + 1 || record->execs != task->self_exec_id) {
+		record->process = process_of(task, key->is_kernel);
+		record->execs = task->self_exec_id;
+	}
+	key->process = record->process;
+	key->tid = tell_threads_apart ? task->pid : 0;
+	key->cgroup = BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id);
+	key->syscall = -1;
+	BPF_CORE_READ_STR_INTO(&key->comm, task, comm);
+	return record->process != 0;
+}
+
+/* The number of a place, a new one where it is not known; PLACES where there is no room. */
+static __noinline u32 number_of_place(const struct place_key *key)
+{
+	u32 *known = bpf_map_lookup_elem(&place_by_key, key);
+	u32 place;
+
+	if (known)
+		return *known;
+	place = __sync_fetch_and_add(&places, 1);
+	if (place >= PLACES)
+		return PLACES;
+	if (!bpf_map_update_elem(&place_by_key, key, &place, BPF_NOEXIST))
+		return place;
+	/* Another CPU was faster, or there is no room. */
+	known = bpf_map_lookup_elem(&place_by_key, key);
+	return known ? *known : PLACES;
+}
+
+#include "count.bpf.h"
+
 /* 0, or the reason for which the place is not known. */
 static __always_inline enum looked place_of(struct task_struct *task, struct thread_record *record, enum thread_state state,
 					    u64 switches, u32 *place, enum lost_reason *reason)
 {
-	bool is_kernel = task->flags & PF_KTHREAD;
-	bool has_user_frames = read_user_stacks && !(task->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER));
 	struct place_key key = {};
-	u32 *known;
 
-	if (!record->process || record->generation != generation + 1 || record->execs != task->self_exec_id) {
-		record->process = process_of(task, is_kernel);
-		record->execs = task->self_exec_id;
-	}
 	*reason = LOST_PROCESSES;
-	if (!record->process)
+	if (!fill_key(task, record, &key))
 		return LOOKED_NO_ROOM;
-	key.process = record->process;
-	key.tid = tell_threads_apart ? task->pid : 0;
-	key.cgroup = BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id);
 	key.state = state;
-	key.is_kernel = is_kernel;
-	key.syscall = -1;
-	BPF_CORE_READ_STR_INTO(&key.comm, task, comm);
 	if (state != STATE_ON_CPU) {
 		enum looked looked;
 
 		key.in_iowait = BPF_CORE_READ_BITFIELD_PROBED(task, in_iowait);
-		if (!is_kernel)
+		if (!key.is_kernel)
 			key.syscall = syscall_of(task);
 		*reason = LOST_STACKS;
-		looked = look_at_stacks(task, &key, has_user_frames);
+		looked = look_at_stacks(task, &key);
 		if (looked != LOOKED_OK)
 			return looked;
 		/* It is the same wait as long as it has not run; a thread that runs is counted when it stops. */
@@ -322,30 +348,21 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 			key.user_end = USER_TORN;
 		}
 	}
-	known = bpf_map_lookup_elem(&place_by_key, &key);
-	if (known) {
-		*place = *known;
-		return LOOKED_OK;
-	}
 	*reason = LOST_PLACES;
-	*place = places;
-	if (*place >= PLACES || bpf_map_update_elem(&place_by_key, &key, place, BPF_ANY))
+	*place = number_of_place(&key);
+	if (*place == PLACES)
 		return LOOKED_NO_ROOM;
-	places++;
+	if (traces)
+		remember_ready_place(*place, &key);
 	return LOOKED_OK;
 }
 
 /* Adds the time since the thread was last counted. */
 static __always_inline void count(struct thread_record *record, u64 now_ns, u32 waits)
 {
-	u32 place = record->place;
-	struct place_sum *sum = bpf_map_lookup_elem(&sum_by_place, &place);
+	u64 ns = traces ? take_time(record, now_ns) : now_ns - record->counted_ns;
 
-	if (sum) {
-		sum->ns += now_ns - record->counted_ns;
-		sum->samples++;
-		sum->waits += waits;
-	}
+	add(record->place, ns, 1, waits);
 	record->counted_ns = now_ns;
 }
 
@@ -384,6 +401,10 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 	}
 	record->place = place;
 	record->generation = generation + 1;
+	if (traces && state == STATE_ON_CPU) {
+		record->on_cpu_place = place + 1;
+		record->on_cpu_generation = generation + 1;
+	}
 	count(record, now_ns, has_run);
 }
 
@@ -418,6 +439,11 @@ int on_each_thread(struct bpf_iter__task *ctx)
 		record->counted_ns = task->start_time > began_ns ? task->start_time : began_ns;
 	else if (record->switches == switches && record->is_skipped)
 		return 0;
+	if (traces && is_tracing && record->is_known && record->switches == switches && record->generation == generation + 1 &&
+	    !record->is_unresolved) {
+		count_traced(task, record, now_ns);
+		return 0;
+	}
 	state = state_of(task);
 	if (record->switches == switches && record->state == state && state != STATE_ON_CPU &&
 	    record->generation == generation + 1 && !record->is_unresolved) {
@@ -458,3 +484,5 @@ int on_each_thread_tell(struct bpf_iter__task *ctx)
 	bpf_seq_write(ctx->meta->seq, &now, sizeof(now));
 	return 0;
 }
+
+#include "trace.bpf.h"

@@ -12,10 +12,12 @@ use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags};
 
+use super::pace::Pace;
 use super::process::{Process, Processes};
 use super::rules::Rules;
 use super::skel::types::{
-    lost_reason, offcpu_limits, place_key, place_sum, process_value, rodata, stack_value, thread_now, unknown_frame,
+    bss, lost_reason, offcpu_limits, place_key, place_sum, process_value, rodata, stack_value, thread_now,
+    unknown_frame,
 };
 use super::skel::{OffcpuSkel, OffcpuSkelBuilder};
 use super::{KernelThreads, OffcpuOptions};
@@ -23,6 +25,7 @@ use crate::attach::{self, ProgramStatistics, read_plain};
 use crate::clock;
 use crate::mapped::MappedArray;
 use crate::source::AttachError;
+use crate::symbols;
 
 /// Every reason for a lost sample, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
 pub(super) const LOST: [(lost_reason, &str); 6] = [
@@ -33,6 +36,12 @@ pub(super) const LOST: [(lost_reason, &str); 6] = [
     (lost_reason::LOST_PLACES, "places_full"),
     (lost_reason::LOST_RULES, "rules_full"),
 ];
+
+/// What stands in a stack only because a program takes it at a switch, in the order of their calls.
+const OWN_CODE: [&str; 3] = ["bpf_trace_run4", "__bpf_trace_sched_switch", "__traceiter_sched_switch"];
+
+/// How long a frame may be without a rule that is met at a switch for the first time.
+const ASK: Duration = Duration::from_millis(20);
 
 /// After so many rounds a thread's stack is taken as far as it is known.
 const ROUNDS: u32 = 6;
@@ -46,6 +55,8 @@ pub struct Met {
     pub changed: u64,
     /// How long the walk took.
     pub took_ns: u64,
+    /// What it had of a CPU.
+    pub cpu_ns: u64,
 }
 
 /// Everything that was gathered in one span, as numbers and addresses.
@@ -76,6 +87,10 @@ pub(super) struct Sampler {
     skeleton: OffcpuSkel<'static>,
     walk: Link,
     tell: Link,
+    /// Where each switch is traced.
+    switches: Vec<Link>,
+    /// How many questions have been answered that were asked between walks.
+    answered: u32,
     rules: Rules,
     unknown: MappedArray,
     sums: MappedArray,
@@ -94,9 +109,18 @@ pub(super) struct Sampler {
 
 impl Sampler {
     /// Loads the programs, and takes the first look at all threads: what they did before is not counted.
-    pub(super) fn new(options: &OffcpuOptions) -> Result<Self, AttachError> {
+    pub(super) fn new(options: &OffcpuOptions, traces: bool) -> Result<Self, AttachError> {
         let mut open = OffcpuSkelBuilder::default().open(attach::open_object())?;
-        configure(open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?, options)?;
+        let settings = open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?;
+        configure(settings, options)?;
+        settings.traces = traces;
+        open.progs.on_sched_switch.set_autoload(traces);
+        open.progs.on_task_newtask.set_autoload(traces);
+        if traces {
+            for (index, code) in symbols::code_of(OWN_CODE).into_iter().flatten().enumerate() {
+                (settings.own_code_begin[index], settings.own_code_end[index]) = (code.start, code.end);
+            }
+        }
         let mut skeleton = open.load()?;
         let began_ns = clock::monotonic_ns();
         skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?.began_ns = began_ns;
@@ -108,6 +132,8 @@ impl Sampler {
         let mut sampler = Sampler {
             walk: skeleton.progs.on_each_thread.attach()?,
             tell: skeleton.progs.on_each_thread_tell.attach()?,
+            switches: Vec::new(),
+            answered: 0,
             rules: Rules::new(map(&maps.rule_by_slot, offcpu_limits::RULES.0 as usize, 24)?),
             unknown: map(&maps.unknown_frames, offcpu_limits::UNKNOWN_FRAMES.0 as usize, size_of::<unknown_frame>())?,
             sums: map(&maps.sum_by_place, offcpu_limits::PLACES.0 as usize, size_of::<place_sum>())?,
@@ -122,35 +148,78 @@ impl Sampler {
             met: Met::default(),
             skeleton,
         };
+        // The first one has most rules to find, and takes longer than others. Spans begin and end when walks begin, so that each thread is met
+        // after as much of a walk at both ends.
+        sampler.walk()?;
+        if traces {
+            // Switches are counted from now on; the next walk puts right what happened since the first one.
+            let programs = &sampler.skeleton.progs;
+            sampler.switches = vec![programs.on_task_newtask.attach()?, programs.on_sched_switch.attach()?];
+            sampler.variables()?.is_tracing = true;
+            std::thread::sleep(ASK);
+            sampler.answer();
+        }
+        sampler.since_ns = clock::monotonic_ns();
         sampler.walk()?;
         sampler.told = sampler.sums();
         sampler.told_lost = sampler.lost_counts();
-        sampler.since_ns = clock::monotonic_ns();
+        sampler.walks = 0;
         Ok(sampler)
+    }
+
+    fn variables(&mut self) -> anyhow::Result<&mut bss> {
+        self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")
+    }
+
+    /// Finds the rules for frames that were met at switches. Those of a question that was overwritten are asked for again.
+    fn answer(&mut self) {
+        let asked = self.skeleton.maps.bss_data.as_deref().map_or(0, |variables| variables.unknown_frames_count);
+        if asked > offcpu_limits::UNKNOWN_FRAMES.0 {
+            self.rules.clear();
+            self.start_questions();
+            return;
+        }
+        self.processes.begin_walk();
+        for index in self.answered..asked {
+            let unknown = self.unknown_frame(index as usize);
+            self.processes.answer(&unknown, &self.rules);
+        }
+        self.answered = asked;
+        // A question that comes in between is lost with its rule, for as long as nobody clears them.
+        if asked > offcpu_limits::UNKNOWN_FRAMES.0 / 2 {
+            self.rules.clear();
+            self.start_questions();
+        }
+    }
+
+    fn start_questions(&mut self) {
+        self.answered = 0;
+        if let Some(variables) = self.skeleton.maps.bss_data.as_deref_mut() {
+            variables.unknown_frames_count = 0;
+        }
     }
 
     /// Looks at every thread once, and at those again whose stacks need rules that user space has to find.
     pub(super) fn walk(&mut self) -> anyhow::Result<()> {
-        let began = Instant::now();
+        let (began, began_cpu_ns) = (Instant::now(), clock::thread_cpu_ns());
         self.processes.begin_walk();
         let variables = self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
         variables.is_calibrated = false;
         variables.threads_met = 0;
         variables.threads_changed = 0;
         for round in 0..ROUNDS {
-            let variables = self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
+            let traces = !self.switches.is_empty();
+            let variables = self.variables()?;
             variables.walk_round = round;
             variables.is_last_round = round + 1 == ROUNDS;
             variables.unresolved = 0;
-            variables.unknown_frames_count = 0;
-            iterate(&self.walk, |_| {})?;
-            let variables = self.skeleton.maps.bss_data.as_deref().context("the BPF object has no variables")?;
-            if variables.unresolved == 0 {
-                break;
+            if !traces {
+                self.start_questions();
             }
-            for index in 0..variables.unknown_frames_count.min(offcpu_limits::UNKNOWN_FRAMES.0) {
-                let unknown = self.unknown_frame(index as usize);
-                self.processes.answer(&unknown, &self.rules);
+            iterate(&self.walk, |_| {})?;
+            self.answer();
+            if self.variables()?.unresolved == 0 {
+                break;
             }
         }
         let lost_rules = self.lost.u64_at(lost_reason::LOST_RULES.0 as usize, 0).load(Relaxed);
@@ -164,6 +233,7 @@ impl Sampler {
             threads: variables.threads_met,
             changed: variables.threads_changed,
             took_ns: began.elapsed().as_nanos() as u64,
+            cpu_ns: clock::thread_cpu_ns() - began_cpu_ns,
         };
         self.walks += 1;
         Ok(())
@@ -203,8 +273,8 @@ impl Sampler {
 
     /// A last look at all threads, and what was gathered since the last span ended.
     pub(super) fn gather(&mut self) -> anyhow::Result<Gathered> {
-        self.walk()?;
         let ended_ns = clock::monotonic_ns();
+        self.walk()?;
         let mut threads = Vec::new();
         iterate(&self.tell, |bytes| {
             threads.extend(bytes.chunks_exact(size_of::<thread_now>()).filter_map(read_plain::<thread_now>));
@@ -261,13 +331,21 @@ impl Sampler {
                 .filter_map(|thread| Some((*index_of_place.get(&thread.place)?, thread)))
                 .collect(),
             lost: LOST.iter().enumerate().map(|(index, &(_, name))| (name, lost[index] - told_lost[index])).collect(),
-            statistics: attach::statistics([&self.skeleton.progs.on_each_thread]),
+            statistics: self.statistics(),
             walks: std::mem::take(&mut self.walks),
             met: self.met,
         };
         self.told = sums;
         self.make_room()?;
         Ok(gathered)
+    }
+
+    fn statistics(&self) -> ProgramStatistics {
+        let programs = &self.skeleton.progs;
+        if self.switches.is_empty() {
+            return attach::statistics([&programs.on_each_thread]);
+        }
+        attach::statistics([&programs.on_each_thread, &programs.on_sched_switch, &programs.on_task_newtask])
     }
 
     /// Empties the tables where they are half full. Threads then are looked at anew.
@@ -280,6 +358,9 @@ impl Sampler {
             return Ok(());
         }
         variables.generation += 1;
+        // Whoever is about to write down a place by the old numbers has finished by then.
+        std::thread::sleep(Duration::from_millis(if self.switches.is_empty() { 0 } else { 1 }));
+        let variables = self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
         self.processes_before = variables.processes;
         (variables.places, variables.stacks) = (0, 0);
         let maps = &self.skeleton.maps;
@@ -299,15 +380,27 @@ impl Sampler {
             for offset in [offset_of!(place_sum, ns), offset_of!(place_sum, samples), offset_of!(place_sum, waits)] {
                 self.sums.u64_at(place, offset).store(0, Relaxed);
             }
+            self.sums.u32_at(place, offset_of!(place_sum, ready_place)).store(0, Relaxed);
         }
         self.told.clear();
         Ok(())
     }
 
+    /// Answers questions about frames that are met at switches, until nobody asks for snapshots any more.
+    pub(super) fn trace(mut self, asked: &Receiver<Sender<anyhow::Result<Gathered>>>) {
+        loop {
+            match asked.recv_timeout(ASK) {
+                Ok(answer) => drop(answer.send(self.gather())),
+                Err(RecvTimeoutError::Timeout) => self.answer(),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
     /// Walks at times that no clock of the machine keeps, until nobody asks any more.
-    pub(super) fn run(mut self, asked: &Receiver<Sender<anyhow::Result<Gathered>>>, period: Duration) {
-        let mut jitter = Jitter(clock::monotonic_ns() | 1);
-        let mut due = Instant::now() + jitter.next(period);
+    pub(super) fn run(mut self, asked: &Receiver<Sender<anyhow::Result<Gathered>>>, mut pace: Pace) {
+        pace.learn(self.met.cpu_ns);
+        let mut due = Instant::now() + pace.interval();
         loop {
             match asked.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 // Whoever asked may have gone.
@@ -315,29 +408,20 @@ impl Sampler {
                 Err(RecvTimeoutError::Timeout) => {
                     // A kernel that refuses a walk will refuse the last one too, and that one tells.
                     let _ = self.walk();
+                    pace.learn(self.met.cpu_ns);
                     // Never more than half of a CPU, however long a walk takes; and walks that came too late are not made up for, as
                     // the time is measured.
                     let earliest = Instant::now() + Duration::from_nanos(self.met.took_ns);
-                    let interval = jitter.next(period);
-                    due = if due + period < earliest { earliest + interval } else { (due + interval).max(earliest) };
+                    let interval = pace.interval();
+                    due = if due + pace.period() < earliest {
+                        earliest + interval
+                    } else {
+                        (due + interval).max(earliest)
+                    };
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
-    }
-}
-
-/// Periods from half of the wanted one to one and a half, evenly spread, so that no thread that wakes regularly is met at the same point
-/// each time.
-struct Jitter(u64);
-
-impl Jitter {
-    fn next(&mut self, period: Duration) -> Duration {
-        // xorshift64 (Marsaglia 2003).
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        period.mul_f64(0.5 + (self.0 >> 11) as f64 / (1_u64 << 53) as f64)
     }
 }
 

@@ -48,6 +48,9 @@ enum offcpu_limits {
 	WINDOW_BYTES = 1024,
 	PAGE_BYTES = 4096,
 	CGROUP_LEVELS = 16,
+	OWN_CODE = 3,
+	/* Frames of the program that takes a stack and of what calls it; they are left out. */
+	OWN_FRAMES = 15,
 };
 
 /* What is known of a thread's user stack. */
@@ -150,12 +153,15 @@ struct place_key {
 	char comm[16];
 };
 
-/* Only the thread that samples writes these. */
+/* Only the thread that samples writes these; where switches are traced, each CPU adds to them. */
 struct place_sum {
 	u64 ns;
 	u64 samples;
 	/* How many waits of their own the samples are of. */
 	u64 waits;
+	/* Where switches are traced: one more than the place of the same wait once the thread could run again. */
+	u32 ready_place;
+	u32 unused;
 };
 
 /* What is remembered of a thread. */
@@ -175,6 +181,9 @@ struct thread_record {
 	u8 is_unresolved;
 	u8 is_skipped;
 	u8 is_known;
+	/* Where switches are traced: one more than the place of its time on CPUs, and of which tables that is. */
+	u32 on_cpu_place;
+	u32 on_cpu_generation;
 };
 
 /* A thread at the end of a span, for whoever asks how long it has waited. */
@@ -199,9 +208,16 @@ const volatile bool take_user_threads = true;
 const volatile bool read_user_stacks = true;
 const volatile bool tell_threads_apart = false;
 const volatile u32 max_depth = MAX_FRAMES;
+/* Each switch is counted, and not only what is found. */
+const volatile bool traces = false;
+/* Code of the kernel that stands in a stack only because a program takes it there. */
+const volatile u64 own_code_begin[OWN_CODE] = {};
+const volatile u64 own_code_end[OWN_CODE] = {};
 
 /* Each walk over the threads has rounds: after the first one, user space says how to unwind what was not known. */
 u32 walk_round = 0;
+/* From then on switches are counted. */
+bool is_tracing = false;
 bool is_last_round = false;
 /* Changes when the tables have been emptied. */
 u32 generation = 0;
@@ -287,6 +303,8 @@ struct {
 struct scratch {
 	u64 window[WINDOW_BYTES / 8];
 	struct stack_value kernel;
+	/* Stacks that begin with own frames go on here. */
+	u64 behind_kernel[OWN_FRAMES];
 	struct stack_value user;
 };
 
@@ -297,11 +315,18 @@ struct {
 	__type(value, struct scratch);
 } scratch_of_sampler SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct scratch);
+} scratch_of_cpu SEC(".maps");
+
 static __always_inline void lose(enum lost_reason reason)
 {
 	u32 index = reason;
 	u64 *count = bpf_map_lookup_elem(&lost_by_reason, &index);
 
 	if (count)
-		*count += 1;
+		__sync_fetch_and_add(count, 1);
 }

@@ -24,6 +24,11 @@ pub(super) fn of(number: u8) -> State {
     STATES.iter().find(|(state, _)| state.0 == u32::from(number)).map_or(State::Other, |&(_, state)| state)
 }
 
+/// The bit of a state.
+pub(super) fn bit(wanted: State) -> u32 {
+    STATES.iter().filter(|(_, state)| *state == wanted).fold(0, |bits, (state, _)| bits | 1 << state.0)
+}
+
 /// A bit for each state that one of the letters stands for; all of them where there are no letters.
 pub(super) fn mask(letters: &str) -> Result<u32, AttachError> {
     if letters.is_empty() {

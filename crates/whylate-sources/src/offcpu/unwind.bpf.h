@@ -27,7 +27,7 @@ static __always_inline u32 rule_slot(u32 process, u64 ip)
 }
 
 /* A word of the thread's stack; a whole piece of it is copied, as words that are read next lie above. */
-static __always_inline int read_word(struct walk *walk, u64 at, u64 *word)
+static __always_inline int read_word(struct walk *walk, u64 at, u64 *word, bool is_own)
 {
 	u64 offset = at - walk->window_at;
 
@@ -39,8 +39,12 @@ static __always_inline int read_word(struct walk *walk, u64 at, u64 *word)
 		if (bytes > WINDOW_BYTES)
 			bytes = WINDOW_BYTES;
 		walk->window_bytes = 0;
-		if (bpf_copy_from_user_task(walk->scratch->window, bytes, (void *)at, walk->task, 0))
+		if (is_own) {
+			if (bpf_probe_read_user(walk->scratch->window, bytes, (void *)at))
+				return -1;
+		} else if (bpf_copy_from_user_task(walk->scratch->window, bytes, (void *)at, walk->task, 0)) {
 			return -1;
+		}
 		walk->window_at = at;
 		walk->window_bytes = bytes;
 		offset = 0;
@@ -51,7 +55,7 @@ static __always_inline int read_word(struct walk *walk, u64 at, u64 *word)
 
 static __always_inline void ask(struct walk *walk, bool innermost)
 {
-	u32 index = unknown_frames_count;
+	u32 index = __sync_fetch_and_add(&unknown_frames_count, 1);
 	struct unknown_frame *unknown = bpf_map_lookup_elem(&unknown_frames, &index);
 
 	if (!unknown)
@@ -63,7 +67,6 @@ static __always_inline void ask(struct walk *walk, bool innermost)
 	unknown->tgid = walk->task->tgid;
 	unknown->tid = walk->task->pid;
 	unknown->innermost = innermost;
-	unknown_frames_count = index + 1;
 }
 
 enum {
@@ -115,7 +118,7 @@ static __always_inline struct unwind_rule *find_rule(struct walk *walk, bool inn
 	return NULL;
 }
 
-static long step(u64 index, struct walk *walk)
+static __always_inline long step_with(u64 index, struct walk *walk, bool is_own)
 {
 	/* Not from `walk`, of which the verifier would follow each value that it can have. */
 	bool innermost = index == 0;
@@ -140,7 +143,7 @@ static long step(u64 index, struct walk *walk)
 		cfa = walk->bp + rule->cfa_offset;
 		break;
 	case RULE_AT_BP:
-		if (read_word(walk, walk->bp + rule->cfa_offset, &cfa))
+		if (read_word(walk, walk->bp + rule->cfa_offset, &cfa, is_own))
 			return 1;
 		break;
 	case RULE_CHAIN:
@@ -154,13 +157,13 @@ static long step(u64 index, struct walk *walk)
 		return 1;
 	}
 	/* Callers lie above, so that the walk ends. */
-	if (cfa <= walk->sp || read_word(walk, cfa - 8, &caller))
+	if (cfa <= walk->sp || read_word(walk, cfa - 8, &caller, is_own))
 		return 1;
 	if (rule->base == RULE_CHAIN || rule->base == RULE_AT_BP) {
-		if (read_word(walk, walk->bp, &walk->bp))
+		if (read_word(walk, walk->bp, &walk->bp, is_own))
 			return 1;
 	} else if (rule->bp_offset != BP_KEPT) {
-		if (read_word(walk, cfa + rule->bp_offset, &walk->bp))
+		if (read_word(walk, cfa + rule->bp_offset, &walk->bp, is_own))
 			return 1;
 	}
 	if (!caller) {
@@ -172,13 +175,24 @@ static long step(u64 index, struct walk *walk)
 	return 0;
 }
 
+static long step(u64 index, struct walk *walk)
+{
+	return step_with(index, walk, false);
+}
+
+/* The same where the kernel may not sleep. */
+static long step_of_own(u64 index, struct walk *walk)
+{
+	return step_with(index, walk, true);
+}
+
 enum {
 	/* Code segment of 64-bit programs on x86 (arch/x86/include/asm/segment.h, __USER_CS). */
 	X86_USER_CS = 0x33,
 };
 
 /* Fills scratch->user; tells how the stack ends. */
-static __always_inline enum user_end unwind_user(struct task_struct *task, struct scratch *scratch, u32 process)
+static __always_inline enum user_end unwind_user(struct task_struct *task, struct scratch *scratch, u32 process, bool is_own)
 {
 	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
 	struct walk walk = {};
@@ -193,7 +207,10 @@ static __always_inline enum user_end unwind_user(struct task_struct *task, struc
 	walk.bp = BPF_CORE_READ(regs, bp);
 	walk.process = process;
 	walk.end = USER_PARTLY;
-	bpf_loop(MAX_FRAMES, step, &walk, 0);
+	if (is_own)
+		bpf_loop(MAX_FRAMES, step_of_own, &walk, 0);
+	else
+		bpf_loop(MAX_FRAMES, step, &walk, 0);
 	scratch->user.length = walk.length;
 	return walk.end;
 }

@@ -193,10 +193,14 @@ fn choose(open: &mut OpenSqpollSkel<'_>, way: Way, kernel: &Btf<'_>) -> Result<(
 fn code_of_work(kernel: &Btf<'_>) -> Result<Vec<Range<u64>>, AttachError> {
     let completions = COMPLETIONS.into_iter().find(|function| has_function(kernel, function));
     let functions = [Some(SUBMIT), completions, Some(POLL).filter(|function| has_function(kernel, function))];
-    let code = functions.into_iter().flatten().map(code_of).collect::<std::io::Result<_>>();
-    code.map_err(|error| {
-        AttachError::Unsupported(format!("before Linux 6.9 work is told by where a thread is: {error}"))
-    })
+    let code = code_of(functions.map(Option::unwrap_or_default));
+    let hidden = functions.iter().zip(&code).find_map(|(function, code)| function.filter(|_| code.is_none()));
+    match hidden {
+        Some(function) => Err(AttachError::Unsupported(format!(
+            "before Linux 6.9 work is told by where a thread is, and /proc/kallsyms does not tell where {function} is"
+        ))),
+        None => Ok(code.into_iter().flatten().collect()),
+    }
 }
 
 fn has_function(kernel: &Btf<'_>, name: &str) -> bool {

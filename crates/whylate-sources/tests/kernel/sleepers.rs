@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use whylate_model::WaitClass;
@@ -104,6 +104,13 @@ pub fn run_if_asked() -> Result<()> {
             spawn("deep".to_owned(), || descend(200))?;
             wait_until_asleep(1)?;
         }
+        "regular" => {
+            for (place, function) in functions()?.into_iter().enumerate() {
+                spawn(name(place), function)?;
+            }
+            spawn("regular".to_owned(), sleep_regularly)?;
+            wait_until_asleep(PLACES.len() + 1)?;
+        }
         "churn" => {
             for _ in 0..of_each {
                 spawn("steady".to_owned(), sleep_in_nanosleep)?;
@@ -123,6 +130,29 @@ pub fn run_if_asked() -> Result<()> {
     loop {
         thread::park();
     }
+}
+
+/// Of each 10 ms, 7 ms in one place and 3 ms in another, by a clock that drifts away from none.
+fn sleep_regularly() {
+    let mut due = Instant::now();
+    loop {
+        due += Duration::from_millis(7);
+        sleep_for_long(due);
+        due += Duration::from_millis(3);
+        sleep_shortly(due);
+    }
+}
+
+#[inline(never)]
+fn sleep_for_long(due: Instant) {
+    thread::sleep(due.saturating_duration_since(Instant::now()));
+    black_box(1);
+}
+
+#[inline(never)]
+fn sleep_shortly(due: Instant) {
+    thread::sleep(due.saturating_duration_since(Instant::now()));
+    black_box(2);
 }
 
 fn spawn(name: String, function: impl FnOnce() + Send + 'static) -> Result<()> {

@@ -12,8 +12,8 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use whylate_model::folded::Root;
 use whylate_model::units::{format_ns, printable};
-use whylate_sources::offcpu::{KernelThreads, Offcpu, OffcpuOptions};
-use whylate_sources::{Attached, cgroups};
+use whylate_sources::cgroups;
+use whylate_sources::offcpu::{Choice, KernelThreads, Offcpu, OffcpuOptions, TRACE};
 
 use crate::cli::duration_ns;
 use crate::commands::Senseless;
@@ -91,9 +91,21 @@ pub struct Arguments {
     /// One JSON object
     #[arg(long, conflicts_with_all = ["flat", "blocked"])]
     json: bool,
-    /// How threads are sampled: sample, or auto for the best that works
-    #[arg(long, value_name = "BACKEND", default_value = "auto")]
-    backend: String,
+    /// How: sample (the default), trace for every switch, proc without BPF, or auto for the cheaper one of sample and trace, with the reason
+    #[arg(long, value_name = "BACKEND")]
+    backend: Option<String>,
+    /// The part of one CPU that sampling may take (e.g. 1%), which tells how often instead of -F
+    #[arg(long, value_name = "SHARE", value_parser = budget_ppm, conflicts_with = "frequency")]
+    budget: Option<u32>,
+}
+
+/// A percentage in millionths.
+fn budget_ppm(text: &str) -> Result<u32, String> {
+    let percent: f64 = text.trim_end_matches('%').trim().parse().map_err(|_| "name a percentage, such as 1%")?;
+    if !(0.001..=100.0).contains(&percent) {
+        return Err("name a percentage from 0.001 to 100".to_owned());
+    }
+    Ok((percent * 10_000.0) as u32)
 }
 
 /// The letters of ps(1) for states.
@@ -142,8 +154,9 @@ impl Arguments {
                 None => None,
             };
         Ok(OffcpuOptions {
-            backend: Some(self.backend.clone()),
+            backend: self.backend.clone(),
             rate_hz: self.frequency,
+            budget_ppm: self.budget,
             process: self.pid,
             thread_name: self.comm.clone(),
             cgroup,
@@ -157,6 +170,14 @@ impl Arguments {
             by_thread: self.by == By::Thread || self.blocked.is_some(),
             max_depth: self.max_depth,
         })
+    }
+}
+
+fn what_is_done(arguments: &Arguments, backend: &str) -> String {
+    match arguments.budget {
+        _ if backend == TRACE => "Tracing every switch of threads".to_owned(),
+        Some(ppm) => format!("Sampling where threads wait, for {} % of a CPU", f64::from(ppm) / 1e4),
+        None => format!("Sampling where threads wait, {} times a second", arguments.frequency),
     }
 }
 
@@ -176,10 +197,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         None => None,
     };
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
-    let mut source = Offcpu.attach_with(&arguments.options()?).context("cannot attach offcpu")?;
+    let mut options = arguments.options()?;
+    if options.backend.as_deref() == Some("auto") {
+        let choice = Choice::look(options.rate_hz).context("cannot tell which backend is cheaper")?;
+        eprintln!("whylate: offcpu takes {choice}");
+        options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
+    }
+    let mut source = Offcpu.attach_with(&options).context("cannot attach offcpu")?;
+    if let Some(reason) = source.backend().fallback_reason {
+        eprintln!("whylate: offcpu uses the {} backend: {reason}", source.backend().name);
+    }
     if arguments.blocked.is_none() {
         if !arguments.json {
-            eprintln!("Sampling where threads wait, {} times a second ... Hit Ctrl-C to end.", arguments.frequency);
+            eprintln!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, source.backend().name));
         }
         let end = arguments.duration.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
         // A file is for somebody else than whoever reads our output.

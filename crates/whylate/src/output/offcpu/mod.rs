@@ -20,15 +20,24 @@ fn value(snapshot: &Snapshot, name: &str) -> f64 {
     snapshot.series.iter().filter_map(|series| series.values.get(name)).sum()
 }
 
+/// How often threads were looked at.
+fn rate(snapshot: &Snapshot) -> String {
+    match value(snapshot, "rate_hz") {
+        0.0 => "of every switch".to_owned(),
+        // One digit for what a budget came to.
+        hz => format!("at {} Hz", (hz * 10.0).round() / 10.0),
+    }
+}
+
 /// How much was looked at: `2.00s at 9 Hz, 92 threads, 180s off CPU`.
 pub fn summary(snapshot: &Snapshot, hide_idle: bool) -> String {
     let off_ns: u64 = waiting(snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
     let lost: u64 = snapshot.lost.values().sum();
     let lost = if lost == 0 { String::new() } else { format!(", {lost} lost") };
     format!(
-        "{} at {} Hz, {} threads, {} off CPU{}{lost}",
+        "{} {}, {} threads, {} off CPU{}{lost}",
         format_ns(snapshot.duration_ns),
-        value(snapshot, "rate_hz"),
+        rate(snapshot),
         value(snapshot, "threads"),
         format_ns(off_ns),
         if hide_idle { " without those idle by design" } else { "" },

@@ -59,11 +59,33 @@ mod tests {
     use super::super::sample;
     use super::*;
 
+    /// Every member that the schema requires, with the type and the words that it allows.
+    fn required(file: &Value) {
+        assert_eq!(file["$schema"], "https://www.speedscope.app/file-format-schema.json");
+        assert!(file["name"].is_string() && file["exporter"].is_string());
+        for frame in file["shared"]["frames"].as_array().expect("frames") {
+            assert!(frame["name"].is_string() && frame.as_object().is_some_and(|frame| frame.len() == 1), "{frame}");
+        }
+        for profile in file["profiles"].as_array().expect("profiles") {
+            assert_eq!(profile["type"], "sampled");
+            assert_eq!(profile["unit"], "nanoseconds");
+            assert!(profile["name"].is_string());
+            for number in ["startValue", "endValue"] {
+                assert!(profile[number].is_number(), "{number}");
+            }
+            for list in ["samples", "weights"] {
+                assert!(profile[list].is_array(), "{list}");
+            }
+            assert_eq!(profile.as_object().map(serde_json::Map::len), Some(7), "it has members that nobody reads");
+        }
+    }
+
     #[test]
     fn samples_have_weights_and_frames_that_are_there() {
         let mut out = Vec::new();
         write(&mut out, &sample::snapshot(), Root::Process, false).expect("a vector takes everything");
         let file: Value = serde_json::from_slice(&out).expect("JSON");
+        required(&file);
         let frames = file["shared"]["frames"].as_array().expect("frames").len() as u64;
         let profiles = file["profiles"].as_array().expect("profiles");
         assert_eq!(profiles.len(), 2);

@@ -76,6 +76,34 @@ mod tests {
     use super::super::sample;
     use super::*;
 
+    /// All text in it, as a parser of XML reads it, which takes nothing that is not well formed.
+    fn texts(svg: &str) -> Vec<String> {
+        use quick_xml::events::Event;
+        let mut reader = quick_xml::Reader::from_str(svg);
+        reader.config_mut().check_end_names = true;
+        let (mut texts, mut text) = (Vec::new(), String::new());
+        loop {
+            match reader.read_event().expect("XML") {
+                Event::Eof => return texts,
+                Event::Start(tag) | Event::Empty(tag) => {
+                    tag.attributes().for_each(|attribute| drop(attribute.expect("an attribute")));
+                    text.clear();
+                }
+                Event::Text(part) => text += &part.decode().expect("UTF-8"),
+                Event::GeneralRef(name) => match &*name.decode().expect("UTF-8") {
+                    "lt" => text.push('<'),
+                    "gt" => text.push('>'),
+                    "amp" => text.push('&'),
+                    "quot" => text.push('"'),
+                    "apos" => text.push('\''),
+                    other => assert!(other.starts_with('#'), "&{other}; is not of XML"),
+                },
+                Event::End(_) => texts.push(std::mem::take(&mut text)),
+                _ => {}
+            }
+        }
+    }
+
     #[test]
     fn names_are_text_and_no_markup() {
         let mut out = Vec::new();
@@ -84,6 +112,7 @@ mod tests {
         assert!(!svg.contains("<script>alert"), "a name is markup");
         assert!(svg.contains("&lt;script&gt;alert"), "the name is gone");
         assert!(!svg.contains('\x1b'));
+        assert!(texts(&svg).iter().any(|text| text.contains("<script>alert")), "no text has the name");
         assert!(svg.contains("2.00s at 9 Hz, 7 threads, 12.0s off CPU, 1 lost"), "no subtitle");
         let kernel = color("do_poll", Kind::Kernel);
         assert!(

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How long it takes from the last look at the threads to their flame graph, and to name many addresses of the kernel.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use whylate_sources::symbols::KernelSymbols;
+
+use super::sleepers::Sleepers;
+use crate::child::Tool;
+
+pub const THREADS: u32 = 10_000;
+pub const PLACES: u32 = 500;
+/// As many steps as a number below `PLACES` has bits.
+const DESCENTS: u32 = 9;
+/// Until it has looked at all threads.
+const SAMPLING: Duration = Duration::from_millis(1500);
+pub const ADDRESSES: usize = 100_000;
+
+/// Milliseconds from Ctrl-C to the end of `whylate offcpu -o x.svg`: a last look at all threads, their names, the graph, and its end.
+pub fn first_graph_ms(whylate: &Path) -> Result<f64> {
+    let _sleepers = Sleepers::start(THREADS, DESCENTS, PLACES)?;
+    let folder = tempfile::tempdir()?;
+    let svg = folder.path().join("first.svg");
+    let tool = Tool::start(whylate.as_os_str(), &["offcpu", "-o", &svg.to_string_lossy()])?;
+    thread::sleep(SAMPLING);
+    let began = Instant::now();
+    tool.end()?;
+    let ms = began.elapsed().as_secs_f64() * 1e3;
+    let drawn = fs::read_to_string(&svg).context("it wrote no flame graph")?;
+    ensure!(drawn.contains("descend") || drawn.contains("::left"), "the threads are not in the flame graph");
+    Ok(ms)
+}
+
+/// Milliseconds for so many addresses of as many functions as there are, by a process that has not looked anything up yet.
+pub fn names_ms() -> Result<f64> {
+    let symbols = fs::read_to_string("/proc/kallsyms")?;
+    let functions: BTreeSet<u64> = symbols
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_ascii_whitespace();
+            let address = u64::from_str_radix(words.next()?, 16).ok()?;
+            matches!(words.next()?, "t" | "T").then_some(address)
+        })
+        .collect();
+    ensure!(functions.len() > 10_000, "the kernel does not tell where its functions are");
+    // Inside functions, as return addresses are, and several in each where there are fewer functions than addresses.
+    let wanted: BTreeSet<u64> =
+        (1..).flat_map(|offset| functions.iter().map(move |at| at + offset)).take(ADDRESSES).collect();
+    let mut names = KernelSymbols::default();
+    let began = Instant::now();
+    names.look_up_all(&wanted);
+    let ms = began.elapsed().as_secs_f64() * 1e3;
+    let unnamed = wanted.iter().filter(|&&at| names.name(at).starts_with("0x")).count();
+    ensure!(unnamed * 100 < ADDRESSES, "{unnamed} addresses have no name");
+    Ok(ms)
+}

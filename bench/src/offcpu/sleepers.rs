@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A process whose threads all sleep at a known depth, in a known number of places, and wake together when they are told to.
+
+use std::hint::black_box;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use rustix::thread::futex;
+
+use crate::kernel;
+
+/// Has threads sleep, and wakes them for each line of standard input.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[arg(long)]
+    threads: u32,
+    /// How many functions deep, of the process's own.
+    #[arg(long)]
+    descents: u32,
+    /// In how many places.
+    #[arg(long)]
+    places: u32,
+}
+
+const ASLEEP: &str = "asleep";
+/// From the last thread's word until it has surely fallen asleep.
+const SETTLE: Duration = Duration::from_millis(100);
+/// Little of it is ever used, and nothing is kept for the rest.
+const STACK_BYTES: usize = 32 << 10;
+
+/// Threads sleep as long as it has the value that they saw.
+static WORD: AtomicU32 = AtomicU32::new(0);
+static READY: AtomicU32 = AtomicU32::new(0);
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let (descents, places) = (arguments.descents, arguments.places);
+    for number in 0..arguments.threads {
+        thread::Builder::new()
+            .name("sleeper".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || descend(number % places, descents))
+            .with_context(|| format!("cannot start thread {number}"))?;
+    }
+    tell_when_asleep(arguments.threads)?;
+    for line in io::stdin().lines() {
+        line?;
+        READY.store(0, SeqCst);
+        WORD.fetch_add(1, SeqCst);
+        futex::wake(&WORD, futex::Flags::PRIVATE, i32::MAX as u32)?;
+        tell_when_asleep(arguments.threads)?;
+    }
+    Ok(())
+}
+
+fn tell_when_asleep(threads: u32) -> Result<()> {
+    while READY.load(SeqCst) < threads {
+        thread::sleep(Duration::from_millis(1));
+    }
+    thread::sleep(SETTLE);
+    println!("{ASLEEP}");
+    io::stdout().flush()?;
+    Ok(())
+}
+
+/// The way down tells the place: a bit of its number for each step.
+fn descend(place: u32, descents: u32) {
+    match (descents, place & 1) {
+        (0, _) => sleep(),
+        (_, 0) => left(place >> 1, descents - 1),
+        _ => right(place >> 1, descents - 1),
+    }
+}
+
+#[inline(never)]
+fn left(place: u32, descents: u32) {
+    descend(place, descents);
+    black_box(1);
+}
+
+#[inline(never)]
+fn right(place: u32, descents: u32) {
+    descend(place, descents);
+    black_box(2);
+}
+
+#[inline(never)]
+fn sleep() {
+    loop {
+        let seen = WORD.load(SeqCst);
+        READY.fetch_add(1, SeqCst);
+        while WORD.load(SeqCst) == seen {
+            // It tells the same when the word has changed before it slept.
+            let _ = futex::wait(&WORD, futex::Flags::PRIVATE, seen, None);
+        }
+    }
+}
+
+/// The process. It ends with this.
+pub struct Sleepers {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Sleepers {
+    /// Starts it and waits until its threads sleep.
+    pub fn start(threads: u32, descents: u32, places: u32) -> Result<Self> {
+        let ours = std::env::current_exe().context("the path of this program is unknown")?;
+        let words = format!("sleepers --threads {threads} --descents {descents} --places {places}");
+        let mut command = Command::new(ours);
+        command.args(words.split(' ')).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = kernel::die_with_parent(&mut command).spawn().context("cannot start the sleeping threads")?;
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().context("the sleeping threads have no output")?);
+        let mut sleepers = Sleepers { child, input, output };
+        sleepers.until_asleep()?;
+        Ok(sleepers)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Wakes all of them, and waits until they sleep again.
+    pub fn wake(&mut self) -> Result<()> {
+        let input = self.input.as_mut().context("the sleeping threads have no input")?;
+        input.write_all(b"\n").context("the process with the sleeping threads has ended")?;
+        self.until_asleep()
+    }
+
+    fn until_asleep(&mut self) -> Result<()> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        ensure!(line.trim() == ASLEEP, "the process with the sleeping threads has ended");
+        Ok(())
+    }
+}
+
+impl Drop for Sleepers {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a look at a thread costs: one that has run since the last look, one that has not, with other means, and all of them for a while.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use libbpf_rs::{Iter, Link};
+use whylate_model::Snapshot;
+use whylate_sources::Attached;
+use whylate_sources::clock::{process_cpu_ns, thread_cpu_ns};
+use whylate_sources::offcpu::{AttachedOffcpu, Offcpu, OffcpuOptions};
+
+use super::sleepers::Sleepers;
+use crate::figures::median;
+use crate::floor;
+
+/// Threads of the process; those of the machine come to them.
+pub const THREADS: [u32; 4] = [100, 1_000, 10_000, 30_000];
+/// Its own functions in a thread's stack, so that 12 user frames are there with those that begin a thread.
+const DESCENTS: u32 = 5;
+/// A walk of its own may come in between.
+const TRIES: usize = 10;
+
+/// CPU time for each thread and look, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cost {
+    pub threads: u64,
+    pub unchanged_ns: f64,
+    pub changed_ns: f64,
+    /// Of that, for the user stack.
+    pub user_stack_ns: f64,
+    pub user_frames: f64,
+    pub plain_ns: f64,
+    pub proc_ns: f64,
+}
+
+pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
+    let mut sleepers = Sleepers::start(threads, DESCENTS, 1)?;
+    let plain = floor::attach_to_threads().context("cannot attach the plain iterator")?;
+    let mut whole = attach(true)?;
+    let mut kernel_only = attach(false)?;
+    let snapshot = whole.snapshot()?;
+    kernel_only.snapshot()?;
+    let mut costs = Vec::new();
+    for _ in 0..rounds {
+        let unchanged_ns = unchanged_ns(&mut whole)?;
+        let both_ns = changed_ns(&mut whole, &mut sleepers, threads, unchanged_ns)?;
+        let kernel_ns = changed_ns(&mut kernel_only, &mut sleepers, threads, unchanged_ns)?;
+        costs.push(Cost {
+            threads: whole.met().threads,
+            unchanged_ns,
+            changed_ns: both_ns,
+            user_stack_ns: both_ns - kernel_ns,
+            user_frames: 0.0,
+            plain_ns: plain_ns(&plain, whole.met().threads)?,
+            proc_ns: proc_ns(sleepers.pid())?,
+        });
+    }
+    let middle = |figure: fn(&Cost) -> f64| median(&costs.iter().map(figure).collect::<Vec<_>>());
+    Ok(Cost {
+        threads: costs.first().map_or(0, |cost| cost.threads),
+        unchanged_ns: middle(|cost| cost.unchanged_ns),
+        changed_ns: middle(|cost| cost.changed_ns),
+        user_stack_ns: middle(|cost| cost.user_stack_ns),
+        user_frames: user_frames(&snapshot, sleepers.pid())?,
+        plain_ns: middle(|cost| cost.plain_ns),
+        proc_ns: middle(|cost| cost.proc_ns),
+    })
+}
+
+fn attach(user_stacks: bool) -> Result<AttachedOffcpu> {
+    // Its own walks are not counted, and may not be in the way.
+    let options = OffcpuOptions { rate_hz: 1, user_stacks, ..OffcpuOptions::default() };
+    Offcpu.sample_with(&options).context("cannot attach offcpu")
+}
+
+/// A walk in which hardly a thread has run.
+fn unchanged_ns(source: &mut AttachedOffcpu) -> Result<f64> {
+    for _ in 0..TRIES {
+        // The first one finds what has run meanwhile.
+        source.snapshot()?;
+        source.snapshot()?;
+        let met = source.met();
+        if met.changed * 20 < met.threads {
+            return Ok(met.cpu_ns as f64 / met.threads as f64);
+        }
+    }
+    bail!("too many other threads run on this machine");
+}
+
+/// Of a thread that has run, in a walk in which all of the process have; what the others cost is taken off.
+fn changed_ns(source: &mut AttachedOffcpu, sleepers: &mut Sleepers, threads: u32, unchanged_ns: f64) -> Result<f64> {
+    for _ in 0..TRIES {
+        source.snapshot()?;
+        sleepers.wake()?;
+        source.snapshot()?;
+        let met = source.met();
+        if met.changed >= threads.into() {
+            let others_ns = unchanged_ns * (met.threads - met.changed) as f64;
+            return Ok((met.cpu_ns as f64 - others_ns) / met.changed as f64);
+        }
+    }
+    bail!("another walk always came in between")
+}
+
+/// How many frames there are in the user stacks of the process, on average.
+fn user_frames(snapshot: &Snapshot, pid: u32) -> Result<f64> {
+    let pid = pid.to_string();
+    let ours: Vec<f64> = snapshot
+        .stacks
+        .iter()
+        .filter(|stack| stack.labels.get("pid") == Some(&pid) && stack.labels["thread"] == "sleeper")
+        .map(|stack| stack.user.len() as f64)
+        .collect();
+    ensure!(!ours.is_empty(), "the threads were not seen");
+    Ok(ours.iter().sum::<f64>() / ours.len() as f64)
+}
+
+fn plain_ns(link: &Link, threads: u64) -> Result<f64> {
+    let began_ns = thread_cpu_ns();
+    let mut iterator = Iter::new(link)?;
+    while iterator.read(&mut [0; 64])? > 0 {}
+    Ok((thread_cpu_ns() - began_ns) as f64 / threads as f64)
+}
+
+fn proc_ns(pid: u32) -> Result<f64> {
+    let folders: Vec<_> = fs::read_dir(format!("/proc/{pid}/task"))?
+        .map(|entry| Ok(entry?.path().join("stack")))
+        .collect::<Result<_>>()?;
+    let mut bytes = vec![0; 64 << 10];
+    let began_ns = thread_cpu_ns();
+    for path in &folders {
+        let _ = File::open(path)?.read(&mut bytes)?;
+    }
+    Ok((thread_cpu_ns() - began_ns) as f64 / folders.len() as f64)
+}
+
+/// What sampling many threads at the usual rate takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Steady {
+    pub cpu_percent: f64,
+    /// Threads of the process that are in the result, of all of them.
+    pub seen: u64,
+    pub threads: u64,
+    pub lost: u64,
+}
+
+const STEADY_THREADS: u32 = 10_000;
+const STEADY: Duration = Duration::from_secs(5);
+
+/// All that this process uses while it samples: nothing else runs in it.
+pub fn steady() -> Result<Steady> {
+    let sleepers = Sleepers::start(STEADY_THREADS, DESCENTS, 1)?;
+    let mut source = Offcpu.sample_with(&OffcpuOptions::default()).context("cannot attach offcpu")?;
+    source.snapshot()?;
+    let began_ns = process_cpu_ns();
+    thread::sleep(STEADY);
+    let cpu_percent = (process_cpu_ns() - began_ns) as f64 / STEADY.as_nanos() as f64 * 100.0;
+    let snapshot = source.snapshot()?;
+    let pid = sleepers.pid().to_string();
+    let ours = snapshot.stacks.iter().filter(|stack| stack.labels.get("pid") == Some(&pid));
+    // Its first thread is there too.
+    let seen = ours.filter(|stack| stack.labels["thread"] == "sleeper").map(|stack| stack.age.count()).sum();
+    Ok(Steady { cpu_percent, seen, threads: STEADY_THREADS.into(), lost: snapshot.lost.values().sum() })
+}

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Adding time to places. Where switches are traced, CPUs and the walk do so at the same time. */
+#pragma once
+
+static __always_inline void add(u32 place, u64 ns, u32 samples, u32 waits)
+{
+	struct place_sum *sum = bpf_map_lookup_elem(&sum_by_place, &place);
+
+	if (!sum)
+		return;
+	if (!traces) {
+		sum->ns += ns;
+		sum->samples += samples;
+		sum->waits += waits;
+		return;
+	}
+	__sync_fetch_and_add(&sum->ns, ns);
+	__sync_fetch_and_add(&sum->samples, samples);
+	if (waits)
+		__sync_fetch_and_add(&sum->waits, waits);
+}
+
+/* The time since the thread was last counted, which nobody else counts then; 0 where somebody has. */
+static __always_inline u64 take_time(struct thread_record *record, u64 now_ns)
+{
+	u64 from_ns = record->counted_ns;
+
+	if (now_ns <= from_ns || __sync_val_compare_and_swap(&record->counted_ns, from_ns, now_ns) != from_ns)
+		return 0;
+	return now_ns - from_ns;
+}
+
+/* Makes the place for the end of a wait, when the thread could run and did not have a CPU yet. */
+static __always_inline void remember_ready_place(u32 place, const struct place_key *key)
+{
+	struct place_sum *sum = bpf_map_lookup_elem(&sum_by_place, &place);
+	struct place_key ready = *key;
+	u32 ready_place;
+
+	if (!sum || sum->ready_place || key->state == STATE_ON_CPU || key->state == STATE_READY || key->state == STATE_THROTTLED)
+		return;
+	ready.state = STATE_READY;
+	ready_place = number_of_place(&ready);
+	if (ready_place == PLACES)
+		lose(LOST_PLACES);
+	else
+		sum->ready_place = ready_place + 1;
+}
+
+/*
+ * Counts a wait: until the thread could run again at its place, and from then on as waiting for a CPU. The scheduler keeps when that was, on
+ * the run queue's clock, until the thread has one (sched_info.last_queued).
+ */
+static __always_inline void count_wait(struct task_struct *task, struct thread_record *record, u64 now_ns, u32 waits)
+{
+	u64 ns = take_time(record, now_ns), ready_ns = 0;
+	u32 place = record->place;
+	struct place_sum *sum;
+
+	if (record->state != STATE_READY && record->state != STATE_THROTTLED) {
+		ready_ns = task_waiting_ns(task);
+		if (ready_ns > ns)
+			ready_ns = ns;
+	}
+	if (wanted_states & 1u << (record->state & 31))
+		add(place, ns - ready_ns, 1, waits);
+	if (!ready_ns || !(wanted_states & 1u << STATE_READY))
+		return;
+	sum = bpf_map_lookup_elem(&sum_by_place, &place);
+	if (sum && sum->ready_place)
+		add(sum->ready_place - 1, ready_ns, 1, 0);
+}
+
+static __always_inline void count_on_cpu(struct thread_record *record, u64 now_ns)
+{
+	u64 ns = take_time(record, now_ns);
+
+	if (record->on_cpu_place && record->on_cpu_generation == generation + 1 && (wanted_states & 1u << STATE_ON_CPU))
+		add(record->on_cpu_place - 1, ns, 1, 0);
+}
+
+/* What has been seen of a thread whose last switch was counted. */
+static __always_inline void count_traced(struct task_struct *task, struct thread_record *record, u64 now_ns)
+{
+	if (record->state == STATE_ON_CPU)
+		count_on_cpu(record, now_ns);
+	else
+		count_wait(task, record, now_ns, 0);
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! When to walk.
+
+use std::time::Duration;
+
+use super::{OffcpuOptions, RATES_HZ};
+
+/// How far apart walks are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    period: Duration,
+    /// The part of a CPU that walks may take, in millionths.
+    budget_ppm: Option<u32>,
+    /// What a walk takes of a CPU.
+    cost_ns: f64,
+    /// xorshift64 (Marsaglia 2003).
+    random: u64,
+}
+
+impl Pace {
+    pub(super) fn new(options: &OffcpuOptions, seed: u64) -> Self {
+        let period = Duration::from_secs(1) / options.rate_hz.max(1);
+        Pace { period, budget_ppm: options.budget_ppm, cost_ns: 0.0, random: seed | 1 }
+    }
+
+    /// Learns what a walk took.
+    pub(super) fn learn(&mut self, cpu_ns: u64) {
+        let Some(budget_ppm) = self.budget_ppm else { return };
+        let now = cpu_ns as f64;
+        self.cost_ns = if self.cost_ns == 0.0 { now } else { 0.75 * self.cost_ns + 0.25 * now };
+        let period_ns = self.cost_ns * 1e6 / f64::from(budget_ppm.max(1));
+        let (shortest, longest) = (1e9 / f64::from(*RATES_HZ.end()), 1e9 / f64::from(*RATES_HZ.start()));
+        self.period = Duration::from_nanos(period_ns.clamp(shortest, longest) as u64);
+    }
+
+    pub(super) fn period(&self) -> Duration {
+        self.period
+    }
+
+    /// From half of the period to one and a half, evenly spread, so that no thread that wakes regularly is met at the same point each time.
+    pub(super) fn interval(&mut self) -> Duration {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.period.mul_f64(0.5 + (self.random >> 11) as f64 / (1_u64 << 53) as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_tells_the_period() {
+        let options = OffcpuOptions { budget_ppm: Some(10_000), ..OffcpuOptions::default() };
+        let mut pace = Pace::new(&options, 1);
+        // One percent of a CPU is a walk of 0.5 ms each 50 ms; one of 50 ms would take five percent at the lowest rate.
+        pace.learn(500_000);
+        assert_eq!(pace.period(), Duration::from_millis(50));
+        for _ in 0..50 {
+            pace.learn(50_000_000);
+        }
+        assert_eq!(pace.period(), Duration::from_secs(1));
+        let mut fixed = Pace::new(&OffcpuOptions::default(), 1);
+        fixed.learn(500_000);
+        assert_eq!(fixed.period(), Duration::from_secs(1) / 9);
+    }
+
+    #[test]
+    fn intervals_differ_and_keep_the_rate() {
+        let mut pace = Pace::new(&OffcpuOptions::default(), 7);
+        let intervals: Vec<Duration> = (0..1000).map(|_| pace.interval()).collect();
+        let (least, most) = (pace.period() / 2, pace.period() * 3 / 2);
+        assert!(intervals.iter().all(|interval| (least..=most).contains(interval)));
+        let mean = intervals.iter().sum::<Duration>() / 1000;
+        assert!(mean.abs_diff(pace.period()) < pace.period() / 20, "{mean:?}");
+    }
+}

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The same without BPF: `/proc/PID/task/TID/stack` of each thread, which takes some twenty microseconds.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use whylate_model::import::kernel_frame;
+use whylate_model::wait::{Seen, State, classify};
+use whylate_model::{LateEvent, Series, Snapshot, Stack};
+
+use super::attached::plain;
+use super::pace::Pace;
+use super::{INFO, KernelThreads, OffcpuOptions, PROC};
+use crate::clock;
+use crate::source::{AttachError, Attached, Backend};
+
+/// Bit of the flags of a thread of the kernel.
+const PF_KTHREAD: u64 = 0x20_0000;
+
+/// Reads on a thread of its own.
+pub(super) struct AttachedProc {
+    /// `None` once it has been told to end.
+    ask: Option<Sender<Sender<Snapshot>>>,
+    reader: Option<JoinHandle<()>>,
+    fallback_reason: Option<String>,
+}
+
+impl AttachedProc {
+    pub(super) fn new(options: &OffcpuOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
+        if options.cgroup.is_some() {
+            let reason = "the backend proc does not tell threads by cgroup: leave --cgroup out";
+            return Err(AttachError::Unsupported(reason.to_owned()));
+        }
+        // What is not permitted for our own thread is for none.
+        fs::read("/proc/self/stack").map_err(|_| AttachError::NotPermitted)?;
+        let mut walker = Walker::new(options)?;
+        let (ask, asked) = mpsc::channel();
+        let reader = thread::Builder::new()
+            .name("whylate-offcpu".to_owned())
+            .spawn(move || walker.run(&asked))
+            .context("cannot start a thread")?;
+        Ok(AttachedProc { ask: Some(ask), reader: Some(reader), fallback_reason })
+    }
+}
+
+impl Attached for AttachedProc {
+    fn backend(&self) -> Backend<'_> {
+        Backend { name: PROC, fallback_reason: self.fallback_reason.as_deref() }
+    }
+
+    fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        let gone = || anyhow!("the thread that reads /proc has ended: try again");
+        let (answer, answered) = mpsc::channel();
+        self.ask.as_ref().ok_or_else(gone)?.send(answer).map_err(|_| gone())?;
+        answered.recv().map_err(|_| gone())
+    }
+
+    fn drain_late(&mut self, wait: Duration, _each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        // It has none.
+        thread::sleep(wait);
+        Ok(())
+    }
+}
+
+impl Drop for AttachedProc {
+    fn drop(&mut self) {
+        self.ask = None;
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
+    }
+}
+
+/// Where a thread was.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Place {
+    pid: u32,
+    /// 0 unless threads are told apart.
+    tid: u32,
+    process: String,
+    thread: String,
+    is_kernel: bool,
+    state: char,
+    syscall: Option<i32>,
+    kernel: Vec<String>,
+}
+
+/// What a thread's `stat` tells (proc_pid_stat(5)).
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    name: String,
+    state: char,
+    is_kernel: bool,
+    /// Since the machine started; tells a thread from an earlier one of its number.
+    started: u64,
+}
+
+struct Walker {
+    options: OffcpuOptions,
+    /// A bit for each state that is wanted.
+    states: u32,
+    sums: HashMap<Place, (u64, u64)>,
+    /// Until when a thread's time is counted, by its number and start.
+    counted_ns: HashMap<(u32, u64), u64>,
+    since_ns: u64,
+    walks: u64,
+    threads: u64,
+    took_ns: u64,
+    /// Stacks that could not be read though the thread was there, mostly of processes that nobody may look at.
+    unreadable: u64,
+    pace: Pace,
+}
+
+impl Walker {
+    fn new(options: &OffcpuOptions) -> Result<Self, AttachError> {
+        let mut walker = Walker {
+            options: options.clone(),
+            states: super::state::mask(&options.states)?,
+            sums: HashMap::new(),
+            counted_ns: HashMap::new(),
+            since_ns: clock::monotonic_ns(),
+            walks: 0,
+            threads: 0,
+            took_ns: 0,
+            unreadable: 0,
+            pace: Pace::new(options, clock::monotonic_ns()),
+        };
+        walker.walk();
+        // What threads did before is not counted.
+        walker.sums.clear();
+        walker.walks = 0;
+        Ok(walker)
+    }
+
+    fn run(&mut self, asked: &Receiver<Sender<Snapshot>>) {
+        let mut due = Instant::now() + self.pace.interval();
+        loop {
+            match asked.recv_timeout(due.saturating_duration_since(Instant::now())) {
+                // Whoever asked may have gone.
+                Ok(answer) => drop(answer.send(self.snapshot())),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.walk();
+                    // Never more than half of a CPU.
+                    let earliest = Instant::now() + Duration::from_nanos(self.took_ns);
+                    due = (due + self.pace.interval()).max(earliest);
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn walk(&mut self) {
+        let (began, began_cpu_ns) = (Instant::now(), clock::thread_cpu_ns());
+        self.threads = 0;
+        let mut seen = HashMap::with_capacity(self.counted_ns.len());
+        let processes: Vec<u32> = match self.options.process {
+            Some(pid) => vec![pid],
+            None => numbers(Path::new("/proc")),
+        };
+        for pid in processes.into_iter().filter(|&pid| pid != std::process::id()) {
+            let folder = format!("/proc/{pid}/task");
+            let process = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            for tid in numbers(Path::new(&folder)) {
+                // It may have ended.
+                let _ = self.look(pid, tid, process.trim_end_matches('\n'), &mut seen);
+            }
+        }
+        self.counted_ns = seen;
+        self.walks += 1;
+        self.took_ns = began.elapsed().as_nanos() as u64;
+        self.pace.learn(clock::thread_cpu_ns() - began_cpu_ns);
+    }
+
+    fn look(&mut self, pid: u32, tid: u32, process: &str, seen: &mut HashMap<(u32, u64), u64>) -> Option<()> {
+        let folder = format!("/proc/{pid}/task/{tid}");
+        let stat = parse_stat(&String::from_utf8_lossy(&fs::read(format!("{folder}/stat")).ok()?))?;
+        let wanted = match self.options.kernel_threads {
+            KernelThreads::Yes => true,
+            KernelThreads::No => !stat.is_kernel,
+            KernelThreads::Only => stat.is_kernel,
+        };
+        // The kernel keeps the first 15 bytes of a name.
+        let is_named = |name: &String| name.as_bytes().iter().take(15).eq(stat.name.as_bytes());
+        if !wanted || !self.options.thread_name.as_ref().is_none_or(is_named) {
+            return None;
+        }
+        self.threads += 1;
+        let text = fs::read_to_string(format!("{folder}/stack"));
+        self.unreadable += u64::from(text.is_err());
+        let kernel: Vec<String> =
+            text.unwrap_or_default().lines().filter_map(kernel_frame).map(|name| plain(&name).to_owned()).collect();
+        let syscall = fs::read_to_string(format!("{folder}/syscall")).unwrap_or_default();
+        let syscall = syscall.split(' ').next().and_then(|number| number.parse().ok()).filter(|&number| number >= 0);
+        let now_ns = clock::monotonic_ns();
+        // A thread that has begun since the last walk has no time before.
+        let before_ns = self.counted_ns.get(&(tid, stat.started)).copied().unwrap_or(now_ns);
+        seen.insert((tid, stat.started), now_ns);
+        let state = state_of(stat.state, &kernel);
+        if self.states & super::state::bit(state) == 0 {
+            return None;
+        }
+        let place = Place {
+            pid,
+            tid: if self.options.by_thread { tid } else { 0 },
+            process: process.to_owned(),
+            thread: stat.name,
+            is_kernel: stat.is_kernel,
+            state: stat.state,
+            syscall,
+            kernel: kernel.into_iter().take(self.options.max_depth as usize).collect(),
+        };
+        let sum = self.sums.entry(place).or_default();
+        sum.0 += now_ns - before_ns;
+        sum.1 += 1;
+        Some(())
+    }
+
+    fn snapshot(&mut self) -> Snapshot {
+        let ended_ns = clock::monotonic_ns();
+        self.walk();
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let began_ns = std::mem::replace(&mut self.since_ns, ended_ns);
+        let mut snapshot = Snapshot::new(INFO.name, PROC, &host, clock::unix_ns_of(began_ns));
+        snapshot.duration_ns = ended_ns - began_ns;
+        snapshot.stacks = std::mem::take(&mut self.sums).into_iter().map(|(place, sum)| stack_of(place, sum)).collect();
+        snapshot.stacks.sort_by_key(|stack| std::cmp::Reverse(stack.weight_ns));
+        snapshot.lost.insert("unreadable".to_owned(), std::mem::take(&mut self.unreadable));
+        let walks = std::mem::take(&mut self.walks) as f64;
+        let values = [
+            ("walks", walks),
+            ("rate_hz", walks * 1e9 / snapshot.duration_ns.max(1) as f64),
+            ("threads", self.threads as f64),
+            ("walk_ns", self.took_ns as f64),
+        ];
+        snapshot.series =
+            vec![Series { values: values.map(|(name, value)| (name.to_owned(), value)).into(), ..Series::default() }];
+        snapshot
+    }
+}
+
+/// The numbers that name folders here.
+fn numbers(folder: &Path) -> Vec<u32> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+fn parse_stat(text: &str) -> Option<Stat> {
+    // The name may have parentheses and spaces of its own.
+    let (begin, end) = (text.find('(')?, text.rfind(')')?);
+    let fields: Vec<&str> = text.get(end + 1..)?.split_whitespace().collect();
+    let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+    Some(Stat {
+        name: text.get(begin + 1..end)?.to_owned(),
+        state: fields.first()?.chars().next()?,
+        is_kernel: number(6)? & PF_KTHREAD != 0,
+        started: number(19)?,
+    })
+}
+
+/// The kernel tells no stack of a thread that is on a CPU.
+fn state_of(letter: char, kernel: &[String]) -> State {
+    match letter {
+        'R' if kernel.is_empty() => State::OnCpu,
+        'R' => State::Ready,
+        'S' => State::Sleeping,
+        'D' => State::Uninterruptible,
+        'I' => State::Idle,
+        'T' => State::Stopped,
+        't' => State::Traced,
+        'P' => State::Parked,
+        _ => State::Other,
+    }
+}
+
+fn stack_of(place: Place, (weight_ns, samples): (u64, u64)) -> Stack {
+    let state = state_of(place.state, &place.kernel);
+    let syscall = place.syscall.and_then(crate::syscalls::name);
+    let wait = classify(&Seen {
+        state,
+        in_iowait: false,
+        is_kernel: place.is_kernel,
+        syscall: syscall.as_deref(),
+        kernel: &place.kernel,
+        user: &[],
+    });
+    let mut labels: whylate_model::Labels = [
+        ("thread".to_owned(), place.thread),
+        ("process".to_owned(), place.process),
+        ("pid".to_owned(), place.pid.to_string()),
+    ]
+    .into();
+    if place.tid != 0 {
+        labels.insert("tid".to_owned(), place.tid.to_string());
+    }
+    if place.is_kernel {
+        labels.insert("kernel".to_owned(), "yes".to_owned());
+    }
+    labels.extend(syscall.map(|call| ("syscall".to_owned(), call)));
+    Stack {
+        labels,
+        state: state.letter().to_string(),
+        samples,
+        weight_ns,
+        wait: Some(wait),
+        kernel: place.kernel,
+        ..Stack::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_parentheses_and_spaces() {
+        let flags = PF_KTHREAD | 0x40;
+        let text = format!("7 (a) b (c) S 2 0 0 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 4711 0 0\n");
+        let stat = Stat { name: "a) b (c".to_owned(), state: 'S', is_kernel: true, started: 4711 };
+        assert_eq!(parse_stat(&text), Some(stat));
+        assert_eq!(parse_stat("7 (a"), None);
+    }
+
+    #[test]
+    fn a_thread_without_a_stack_runs() {
+        assert_eq!(state_of('R', &[]), State::OnCpu);
+        assert_eq!(state_of('R', &["irqentry_exit".to_owned()]), State::Ready);
+    }
+}
