@@ -149,6 +149,7 @@ fn matrix(kernel: &str, expected: &Expected) -> Result<()> {
     why_names_what_disturbed(&machine, expected)?;
     timerlat_keeps_its_schedule(&machine, expected)?;
     irqsoff_blames_no_user_code(&machine)?;
+    offcpu_tells_where_threads_wait(&machine)?;
     tracer::options_are_honoured(&machine, expected.of_tracer)
 }
 
@@ -209,6 +210,13 @@ fn irqsoff_blames_no_user_code(machine: &Machine<'_>) -> Result<()> {
     let output = machine.run_tests("kernel_irqsoff")?;
     ensure!(output.contains(" of them in user code"), "user code was never interrupted");
     ensure_skipped_for(&output, &["an emulated CPU is late all the time"])
+}
+
+/// The kernel tests of `offcpu`, all of them: sampling, tracing and reading /proc.
+fn offcpu_tells_where_threads_wait(machine: &Machine<'_>) -> Result<()> {
+    let output = machine.run_tests("kernel_offcpu")?;
+    ensure!(output.contains("in the longer sleep"), "sampling was not compared with tracing");
+    ensure_skipped_for(&output, &[])
 }
 
 /// Tests were skipped for each of these reasons, and for no other.
