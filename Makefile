@@ -41,7 +41,7 @@ demo: deps build ## install what is missing, build, and show this kernel's work 
 
 .PHONY: test
 test: ## everything that is tested, on Debian's kernels too; tests of this kernel need root and say so otherwise
-	@scripts/install-deps static vm
+	@scripts/install-deps static vm browser
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --document-private-items

@@ -2,6 +2,7 @@
 //! Requests to the kernel that have no safe function elsewhere.
 #![allow(unsafe_code)]
 
+use std::ffi::c_void;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -28,6 +29,28 @@ pub fn count_run_times() -> io::Result<OwnedFd> {
 pub fn die_with_parent(command: &mut Command) -> &mut Command {
     // SAFETY: between fork and exec there is one system call, which takes no lock and no memory.
     unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?)) }
+}
+
+/// Begins a thread without what a Rust thread has: one mapping of memory alone, so that there is room for 30,000 of them.
+pub fn begin_thread(
+    begin: extern "C" fn(*mut c_void) -> *mut c_void,
+    number: usize,
+    stack_bytes: usize,
+) -> io::Result<()> {
+    let checked = |error| if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) };
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    // SAFETY: the call fills the structure.
+    checked(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
+    let attributes = attributes.as_mut_ptr();
+    let mut thread = 0;
+    // SAFETY: the attributes have been made; the calls change them, and read them.
+    unsafe {
+        checked(libc::pthread_attr_setstacksize(attributes, stack_bytes))?;
+        checked(libc::pthread_attr_setguardsize(attributes, 0))?;
+        checked(libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED))?;
+        // A number is passed as an address, which nobody reads from.
+        checked(libc::pthread_create(&raw mut thread, attributes, begin, number as *mut c_void))
+    }
 }
 
 /// What ended children of this process, and theirs, have used.

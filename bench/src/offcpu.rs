@@ -108,8 +108,8 @@ fn markdown(figures: &[(String, f64, f64)], costs: &[Cost], slowdowns: &Slowdown
         // A `String` takes everything.
         let _ = writeln!(text, "| {name} | {} | {} | {} |", short(*value), short(*limit), word(*value, *limit));
     }
-    text += "\n### CPU time for each thread and look, in ns\n\nAll threads of the machine are looked at; those of a process that sleeps \
-             are most of them. `changed` have run since the last look, and both their stacks are taken; the plain iterator takes the \
+    text += "\n### CPU time for each thread and look, in ns\n\nOf a process whose threads sleep; the others of the machine, some 110, are walked \
+             over, which is in the figures too. `changed` have run since the last look, and both their stacks are taken; the plain iterator takes the \
              kernel stack of each and does nothing with it. Medians of all rounds.\n\n\
              | threads | unchanged | changed | of that, user stack | plain iterator | /proc/PID/task/TID/stack | unchanged is cheaper by |\n\
              |--:|--:|--:|--:|--:|--:|--:|\n";

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A process whose threads all sleep at a known depth, in a known number of places, and wake together when they are told to.
 
+use std::ffi::c_void;
 use std::hint::black_box;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -40,10 +41,8 @@ static READY: AtomicU32 = AtomicU32::new(0);
 pub fn run(arguments: &Arguments) -> Result<()> {
     let (descents, places) = (arguments.descents, arguments.places);
     for number in 0..arguments.threads {
-        thread::Builder::new()
-            .name("sleeper".to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn(move || descend(number % places, descents))
+        let path = (number % places) << BITS | descents;
+        kernel::begin_thread(begin, path as usize, STACK_BYTES)
             .with_context(|| format!("cannot start thread {number}"))?;
     }
     tell_when_asleep(arguments.threads)?;
@@ -55,6 +54,15 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         tell_when_asleep(arguments.threads)?;
     }
     Ok(())
+}
+
+/// Of a number that tells the way down, how many are for its length.
+const BITS: u32 = 8;
+
+extern "C" fn begin(path: *mut c_void) -> *mut c_void {
+    let path = path as usize as u32;
+    descend(path >> BITS, path & ((1 << BITS) - 1));
+    black_box(std::ptr::null_mut())
 }
 
 fn tell_when_asleep(threads: u32) -> Result<()> {

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::{Iter, Link};
-use whylate_model::Snapshot;
+use whylate_model::{Snapshot, Stack};
 use whylate_sources::Attached;
 use whylate_sources::clock::{process_cpu_ns, thread_cpu_ns};
-use whylate_sources::offcpu::{AttachedOffcpu, Offcpu, OffcpuOptions};
+use whylate_sources::offcpu::{AttachedOffcpu, Choice, Offcpu, OffcpuOptions};
 
 use super::sleepers::Sleepers;
 use crate::figures::median;
@@ -20,7 +20,7 @@ use crate::floor;
 /// Threads of the process; those of the machine come to them.
 pub const THREADS: [u32; 4] = [100, 1_000, 10_000, 30_000];
 /// Its own functions in a thread's stack, so that 12 user frames are there with those that begin a thread.
-const DESCENTS: u32 = 5;
+const DESCENTS: u32 = 8;
 /// A walk of its own may come in between.
 const TRIES: usize = 10;
 
@@ -40,8 +40,8 @@ pub struct Cost {
 pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
     let mut sleepers = Sleepers::start(threads, DESCENTS, 1)?;
     let plain = floor::attach_to_threads().context("cannot attach the plain iterator")?;
-    let mut whole = attach(true)?;
-    let mut kernel_only = attach(false)?;
+    let mut whole = attach(true, sleepers.pid())?;
+    let mut kernel_only = attach(false, sleepers.pid())?;
     let snapshot = whole.snapshot()?;
     kernel_only.snapshot()?;
     let mut costs = Vec::new();
@@ -55,7 +55,7 @@ pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
             changed_ns: both_ns,
             user_stack_ns: both_ns - kernel_ns,
             user_frames: 0.0,
-            plain_ns: plain_ns(&plain, whole.met().threads)?,
+            plain_ns: plain_ns(&plain)?,
             proc_ns: proc_ns(sleepers.pid())?,
         });
     }
@@ -71,9 +71,9 @@ pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
     })
 }
 
-fn attach(user_stacks: bool) -> Result<AttachedOffcpu> {
-    // Its own walks are not counted, and may not be in the way.
-    let options = OffcpuOptions { rate_hz: 1, user_stacks, ..OffcpuOptions::default() };
+fn attach(user_stacks: bool, pid: u32) -> Result<AttachedOffcpu> {
+    // Its own walks are not counted, and may not be in the way. Others of the machine run all the time; they are walked over.
+    let options = OffcpuOptions { rate_hz: 1, user_stacks, process: Some(pid), ..OffcpuOptions::default() };
     Offcpu.sample_with(&options).context("cannot attach offcpu")
 }
 
@@ -84,7 +84,7 @@ fn unchanged_ns(source: &mut AttachedOffcpu) -> Result<f64> {
         source.snapshot()?;
         source.snapshot()?;
         let met = source.met();
-        if met.changed * 20 < met.threads {
+        if met.changed * 100 < met.threads {
             return Ok(met.cpu_ns as f64 / met.threads as f64);
         }
     }
@@ -106,20 +106,27 @@ fn changed_ns(source: &mut AttachedOffcpu, sleepers: &mut Sleepers, threads: u32
     bail!("another walk always came in between")
 }
 
+/// One of the threads that are told to sleep, and not the process's first.
+fn is_asleep(stack: &Stack) -> bool {
+    stack.user.iter().any(|frame| frame.contains("offcpu::sleepers::sleep"))
+}
+
 /// How many frames there are in the user stacks of the process, on average.
 fn user_frames(snapshot: &Snapshot, pid: u32) -> Result<f64> {
     let pid = pid.to_string();
     let ours: Vec<f64> = snapshot
         .stacks
         .iter()
-        .filter(|stack| stack.labels.get("pid") == Some(&pid) && stack.labels["thread"] == "sleeper")
+        .filter(|stack| stack.labels.get("pid") == Some(&pid) && is_asleep(stack))
         .map(|stack| stack.user.len() as f64)
         .collect();
     ensure!(!ours.is_empty(), "the threads were not seen");
     Ok(ours.iter().sum::<f64>() / ours.len() as f64)
 }
 
-fn plain_ns(link: &Link, threads: u64) -> Result<f64> {
+fn plain_ns(link: &Link) -> Result<f64> {
+    // It looks at all threads of the machine.
+    let threads = Choice::look(1).context("cannot count threads")?.threads;
     let began_ns = thread_cpu_ns();
     let mut iterator = Iter::new(link)?;
     while iterator.read(&mut [0; 64])? > 0 {}
@@ -162,7 +169,6 @@ pub fn steady() -> Result<Steady> {
     let snapshot = source.snapshot()?;
     let pid = sleepers.pid().to_string();
     let ours = snapshot.stacks.iter().filter(|stack| stack.labels.get("pid") == Some(&pid));
-    // Its first thread is there too.
-    let seen = ours.filter(|stack| stack.labels["thread"] == "sleeper").map(|stack| stack.age.count()).sum();
+    let seen = ours.filter(|stack| is_asleep(stack)).map(|stack| stack.age.count()).sum();
     Ok(Steady { cpu_percent, seen, threads: STEADY_THREADS.into(), lost: snapshot.lost.values().sum() })
 }

@@ -79,6 +79,17 @@ impl Rules {
         }
     }
 
+    /// Has what was asked for and not answered be asked for again.
+    pub(super) fn ask_again(&self) {
+        for slot in 0..self.slots.entries() {
+            let base = self.slots.u32_at(slot, BASE);
+            // An answer comes from this thread alone.
+            if base.load(Relaxed) == rule_base::RULE_ASKED.0 {
+                base.store(rule_base::RULE_NONE.0, Relaxed);
+            }
+        }
+    }
+
     /// Forgets all of them: they are asked for again.
     pub(super) fn clear(&self) {
         for slot in 0..self.slots.entries() {

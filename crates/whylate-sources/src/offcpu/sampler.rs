@@ -171,24 +171,18 @@ impl Sampler {
         self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")
     }
 
-    /// Finds the rules for frames that were met at switches. Those of a question that was overwritten are asked for again.
+    /// Finds the rules for frames that have none.
     fn answer(&mut self) {
         let asked = self.skeleton.maps.bss_data.as_deref().map_or(0, |variables| variables.unknown_frames_count);
-        if asked > offcpu_limits::UNKNOWN_FRAMES.0 {
-            self.rules.clear();
-            self.start_questions();
-            return;
-        }
-        self.processes.begin_walk();
-        for index in self.answered..asked {
+        for index in self.answered..asked.min(offcpu_limits::UNKNOWN_FRAMES.0) {
             let unknown = self.unknown_frame(index as usize);
             self.processes.answer(&unknown, &self.rules);
         }
-        self.answered = asked;
-        // A question that comes in between is lost with its rule, for as long as nobody clears them.
+        self.answered = asked.min(offcpu_limits::UNKNOWN_FRAMES.0);
         if asked > offcpu_limits::UNKNOWN_FRAMES.0 / 2 {
-            self.rules.clear();
             self.start_questions();
+            // Those for which there was no room, and any that came in between.
+            self.rules.ask_again();
         }
     }
 
@@ -213,6 +207,7 @@ impl Sampler {
             variables.walk_round = round;
             variables.is_last_round = round + 1 == ROUNDS;
             variables.unresolved = 0;
+            // Where switches are traced, questions come at any time.
             if !traces {
                 self.start_questions();
             }
@@ -391,7 +386,10 @@ impl Sampler {
         loop {
             match asked.recv_timeout(ASK) {
                 Ok(answer) => drop(answer.send(self.gather())),
-                Err(RecvTimeoutError::Timeout) => self.answer(),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.processes.begin_walk();
+                    self.answer();
+                }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }

@@ -48,6 +48,7 @@ enum offcpu_limits {
 	WINDOW_BYTES = 1024,
 	PAGE_BYTES = 4096,
 	CGROUP_LEVELS = 16,
+	LOOKS_PER_CLOCK_READ = 16,
 	OWN_CODE = 3,
 	/* Frames of the program that takes a stack and of what calls it; they are left out. */
 	OWN_FRAMES = 15,
@@ -231,6 +232,8 @@ u32 places = 0;
 /* Threads that the last walk has met, and those of them whose stack was looked at. */
 u64 threads_met = 0;
 u64 threads_changed = 0;
+/* When the clock was read last in this walk. */
+u64 walk_now_ns = 0;
 /* From the clock of the run queues to CLOCK_MONOTONIC. */
 u64 clock_offset_ns = 0;
 bool has_clock_offset = false;

@@ -84,7 +84,7 @@ static __always_inline void make_on_cpu_place(struct thread_record *record, cons
 		lose(LOST_PLACES);
 }
 
-/* The thread's record is in nobody's hands then: it has no place. */
+/* The thread has no place until it leaves a CPU the next time. */
 static __always_inline void give_up(struct thread_record *record, enum lost_reason reason, u64 now_ns)
 {
 	lose(reason);

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The flame graph in a browser: what is searched is found, and what is clicked fills the width.
+
+mod running;
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use running::whylate;
+
+/// Of ten parts, three wait in `poll`, all of them below `serve`.
+const FOLDED: &str = "server;serve;read;disk 6000000\nserver;serve;wait;poll 3000000\nserver;idle 1000000\n";
+
+/// Searches, then zooms, and leaves what a reader would see where the test finds it.
+const ASK: &str = r##"<script type="text/ecmascript"><![CDATA[
+window.addEventListener("load", function() {
+    var box = function(name) {
+        var groups = Array.from(document.querySelectorAll("#frames g"));
+        return groups.find(function(g) { return g.querySelector("title").textContent.startsWith(name + " "); });
+    };
+    var width = function(name) { return parseFloat(box(name).querySelector("rect").getAttribute("width")); };
+    var told = [];
+    search("poll");
+    told.push("found=" + document.getElementById("matched").firstChild.nodeValue);
+    told.push("before=" + width("wait"));
+    box("wait").dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    told.push("after=" + width("wait"));
+    told.push("others=" + box("idle").classList.contains("hide"));
+    unzoom();
+    told.push("again=" + width("wait"));
+    document.documentElement.setAttribute("data-told", told.join(";"));
+});
+]]></script></svg>"##;
+
+/// The names of the same browser.
+const BROWSERS: [&str; 3] = ["chromium-headless-shell", "chromium", "chromium-browser"];
+
+fn browser() -> Option<&'static str> {
+    BROWSERS.into_iter().find(|name| {
+        Command::new(name)
+            .arg("--version")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|s| s.success())
+    })
+}
+
+#[test]
+fn a_browser_searches_and_zooms() -> Result<()> {
+    let Some(browser) = browser() else {
+        // CI installs what is needed: what is missing there is a failure.
+        ensure!(std::env::var_os("CI").is_none(), "no chromium (scripts/install-deps browser)");
+        println!("skipped: no chromium (scripts/install-deps browser)");
+        return Ok(());
+    };
+    let folder = tempfile::tempdir()?;
+    let (folded, graph) = (folder.path().join("x.folded"), folder.path().join("x.svg"));
+    fs::write(&folded, FOLDED)?;
+    let paths = [&folded, &graph].map(|path| path.to_string_lossy().into_owned());
+    let drawn = whylate(&["offcpu", "import", &paths[0], "-o", &paths[1]]).status()?;
+    ensure!(drawn.success(), "the graph was not drawn");
+    let svg = fs::read_to_string(&graph)?;
+    fs::write(&graph, svg.trim_end().strip_suffix("</svg>").context("the graph does not end")?.to_owned() + ASK)?;
+    let shown = Command::new(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"])
+        .arg(format!("file://{}", graph.display()))
+        .arg(format!("--user-data-dir={}", folder.path().join("profile").display()))
+        .stdin(Stdio::null())
+        .output()?;
+    let page = String::from_utf8_lossy(&shown.stdout);
+    let told = page.split_once("data-told=\"").and_then(|(_, rest)| rest.split_once('"')).map(|(told, _)| told);
+    let told = told.with_context(|| format!("the page told nothing: {}", String::from_utf8_lossy(&shown.stderr)))?;
+    println!("{told}");
+    let value = |name: &str| told.split(';').find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+    ensure!(value("found") == Some("Matched: 30.0%"), "{told}");
+    let width = |name| -> Result<f64> { Ok(value(name).context("no width")?.trim_end_matches('%').parse()?) };
+    let (before, after, again) = (width("before")?, width("after")?, width("again")?);
+    // Widths are parts of the whole, or pixels; three tenths of it become all of it.
+    ensure!((after / before - 10.0 / 3.0).abs() < 0.05, "{told}");
+    ensure!((again - before).abs() < 0.01 && value("others") == Some("true"), "{told}");
+    Ok(())
+}
