@@ -36,7 +36,7 @@ build: ## build the program (release): target/release/whylate
 	@$(CARGO) build --release -p whylate || { scripts/install-deps --check >/dev/null || true; exit 1; }
 
 .PHONY: demo
-demo: deps build ## install what is missing, build, and show this kernel's work items
+demo: deps build ## install what is missing, build, and look at this machine while it is disturbed
 	@scripts/demo
 
 .PHONY: test

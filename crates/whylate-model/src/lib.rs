@@ -12,6 +12,7 @@ pub mod histogram;
 pub mod import;
 pub mod irqsoff;
 pub mod late;
+pub mod look;
 pub mod occupancy;
 pub mod snapshot;
 pub mod sqpoll;

@@ -3,14 +3,18 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{doctor, generate, inject, irqsoff, offcpu, sqpoll, timerlat, wq};
+use crate::commands::{doctor, generate, inject, irqsoff, look, offcpu, sqpoll, timerlat, wq};
 
 /// Tells why Linux is late: where work items, timers, interrupts and threads wait, for how long, and what made them wait.
+///
+/// Without a command, it takes one look at this machine with everything that it has.
 #[derive(Debug, Parser)]
-#[command(version, propagate_version = true, disable_help_subcommand = true)]
+#[command(version, propagate_version = true, disable_help_subcommand = true, args_conflicts_with_subcommands = true)]
 pub struct Cli {
     #[command(subcommand)]
-    pub command: Command,
+    pub command: Option<Command>,
+    #[command(flatten)]
+    pub look: look::Arguments,
 }
 
 #[derive(Debug, Subcommand)]

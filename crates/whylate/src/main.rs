@@ -18,5 +18,5 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { commands::usage_status() } else { 0 });
         }
     };
-    commands::run(cli.command)
+    commands::run(cli)
 }

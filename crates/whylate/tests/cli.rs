@@ -53,6 +53,7 @@ fn intervals_that_make_no_sense_are_refused() -> Result<()> {
 fn without_privileges_it_says_so_in_one_line() -> Result<()> {
     for (arguments, told) in [
         (&["wq", "1", "1"][..], "whylate: cannot attach wq: "),
+        (&["-d", "1s"], "whylate: cannot attach any source: "),
         (&["offcpu", "--json", "-d", "1s"], "whylate: cannot attach offcpu: "),
         (&["irqsoff", "1", "1"], "whylate: cannot attach irqsoff: not permitted"),
         (&["irqsoff", "1", "1", "--why", "1ms"], "whylate: cannot attach irqsoff: not permitted"),

@@ -6,6 +6,7 @@ pub mod drive;
 pub mod generate;
 pub mod inject;
 pub mod irqsoff;
+pub mod look;
 pub mod offcpu;
 pub mod sqpoll;
 pub mod timerlat;
@@ -20,7 +21,7 @@ use std::process::ExitCode;
 use whylate_sources::AttachError;
 use whylate_sources::restore::{self, PutBack};
 
-use crate::cli::Command;
+use crate::cli::{Cli, Command};
 
 /// Exit status of a run that did what was asked.
 pub const SUCCESS: u8 = 0;
@@ -63,11 +64,12 @@ fn recover() {
 }
 
 /// Runs a command and turns its error into one line on standard error and an exit status.
-pub fn run(command: Command) -> ExitCode {
-    if !matches!(command, Command::Generate(_)) {
+pub fn run(cli: Cli) -> ExitCode {
+    if !matches!(cli.command, Some(Command::Generate(_))) {
         recover();
     }
-    let result = match command {
+    let Some(command) = cli.command else { return end(look::run(&cli.look).map(|()| SUCCESS)) };
+    end(match command {
         Command::Wq(arguments) => wq::run(&arguments).map(|()| SUCCESS),
         Command::Timerlat(arguments) => timerlat::run(&arguments),
         Command::Irqsoff(arguments) => irqsoff::run(&arguments).map(|()| SUCCESS),
@@ -76,7 +78,10 @@ pub fn run(command: Command) -> ExitCode {
         Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
         Command::Doctor(arguments) => doctor::run(&arguments).map(|()| SUCCESS),
         Command::Generate(arguments) => generate::run(&arguments).map(|()| SUCCESS),
-    };
+    })
+}
+
+fn end(result: anyhow::Result<u8>) -> ExitCode {
     match result {
         Ok(status) => ExitCode::from(status),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,

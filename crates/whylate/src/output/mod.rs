@@ -8,6 +8,7 @@ pub mod histogram;
 pub mod irqsoff;
 pub mod json;
 pub mod late;
+pub mod look;
 pub mod offcpu;
 pub mod sqpoll;
 pub mod table;

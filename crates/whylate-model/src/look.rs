@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One look at a machine: what each source found, whether that is late, and who made others late, over all sources.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::rfc3339;
+use crate::{CauseKind, Histogram, LateEvent, Snapshot, Worst};
+
+/// How many of the worst events are kept.
+const WORST: usize = 5;
+/// Of each source no more than this, so that one cannot hide the others.
+const WORST_OF_SOURCE: usize = 3;
+/// A submission thread that waits for a CPU for more than this share of its time is starved.
+pub const STARVED_FROM: f64 = 0.1;
+
+/// From which latency on a source calls something late, in nanoseconds: what is longer is noticed by those who wait, on a machine that is
+/// not set up for real-time work as well as on one that is.
+pub const LATE_FROM: [(&str, u64); 5] =
+    [("wq", 10_000_000), ("timerlat", 5_000_000), ("irqsoff", 5_000_000), ("offcpu", 1_000_000_000), ("sqpoll", 5_000_000)];
+
+/// The limit of a source.
+pub fn late_from_ns(source: &str) -> u64 {
+    LATE_FROM.iter().find(|(name, _)| *name == source).map_or(u64::MAX, |(_, ns)| *ns)
+}
+
+/// Everything that one look has found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Look {
+    /// Version of this form.
+    pub schema: u32,
+    /// The machine's host name.
+    pub host: String,
+    /// When it began, in nanoseconds since 1970 (UTC).
+    #[serde(rename = "start", with = "rfc3339")]
+    pub start_unix_ns: u64,
+    /// How long it was.
+    pub duration_ns: u64,
+    /// What each source found, the one first whose victims lost most.
+    pub sources: Vec<Headline>,
+    /// The worst events of all sources, longest first.
+    pub worst: Vec<Sighting>,
+    /// Who made others late, by the delay they caused.
+    pub culprits: Vec<Culprit>,
+    /// What could not be measured.
+    pub unmeasured: Vec<Unmeasured>,
+}
+
+/// What one source found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Headline {
+    /// The source's name.
+    pub source: String,
+    /// How it measured.
+    pub backend: String,
+    /// What the figures are of.
+    pub of: String,
+    /// How many there were.
+    pub count: u64,
+    /// Their distribution.
+    pub p50_ns: u64,
+    /// The same.
+    pub p99_ns: u64,
+    /// The same.
+    pub max_ns: u64,
+    /// From where on one is late.
+    pub late_from_ns: u64,
+    /// How many were, as far as they were explained.
+    pub late: u64,
+    /// How long these were in all.
+    pub late_ns: u64,
+    /// Whether any was.
+    pub is_late: bool,
+    /// What else there is to say.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub remark: String,
+    /// Events that could not be counted, by reason; those that did not occur are left out.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub lost: BTreeMap<String, u64>,
+}
+
+/// A late event and whose it is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sighting {
+    /// The source's name.
+    pub source: String,
+    /// What it saw.
+    #[serde(flatten)]
+    pub event: LateEvent,
+}
+
+/// Who made others late. One disturbance that several sources see is one culprit with several victims.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Culprit {
+    /// How.
+    pub kind: CauseKind,
+    /// Its name.
+    pub who: String,
+    /// The delay that it caused, over all victims.
+    pub total_ns: u64,
+    /// Whom it delayed.
+    pub victims: Vec<Victims>,
+}
+
+/// What a culprit did to the events of one source.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Victims {
+    /// The source's name.
+    pub source: String,
+    /// How many late events had to wait for it.
+    pub events: u64,
+    /// How long in all.
+    pub total_ns: u64,
+    /// The longest of one event.
+    pub worst_ns: u64,
+}
+
+/// A source that did not measure.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Unmeasured {
+    /// The source's name.
+    pub source: String,
+    /// Why, and what would help.
+    pub reason: String,
+}
+
+/// Takes late events in as they come.
+#[derive(Debug, Default)]
+pub struct Gatherer {
+    culprits: BTreeMap<(CauseKind, String), BTreeMap<String, Victims>>,
+    worst: BTreeMap<String, Option<Worst>>,
+    late: BTreeMap<String, (u64, u64)>,
+}
+
+impl Gatherer {
+    /// Adds a late event of that source; one that is not as late as the source's limit is none.
+    pub fn add(&mut self, source: &str, event: LateEvent) {
+        if event.latency_ns < late_from_ns(source) {
+            return;
+        }
+        let (count, total_ns) = self.late.entry(source.to_owned()).or_default();
+        *count += 1;
+        *total_ns = total_ns.saturating_add(event.latency_ns);
+        let mut by_whom: BTreeMap<(CauseKind, &str), u64> = BTreeMap::new();
+        for cause in &event.causes {
+            *by_whom.entry((cause.kind, &cause.who)).or_default() += cause.ns;
+        }
+        for ((kind, who), ns) in by_whom {
+            let victims = self.culprits.entry((kind, who.to_owned())).or_default().entry(source.to_owned()).or_default();
+            victims.events += 1;
+            victims.total_ns = victims.total_ns.saturating_add(ns);
+            victims.worst_ns = victims.worst_ns.max(ns);
+        }
+        let worst = self.worst.entry(source.to_owned()).or_default();
+        worst.get_or_insert_with(|| Worst::new(WORST_OF_SOURCE)).add(event);
+    }
+
+    /// The look over the snapshots of all sources that measured.
+    pub fn finish(self, snapshots: &[Snapshot], unmeasured: Vec<Unmeasured>) -> Look {
+        let mut sources: Vec<Headline> = snapshots
+            .iter()
+            .map(|snapshot| {
+                let (late, late_ns) = self.late.get(&snapshot.source).copied().unwrap_or_default();
+                headline(snapshot, late, late_ns)
+            })
+            .collect();
+        sources.sort_by_key(|headline| (!headline.is_late, Reverse(headline.late_ns)));
+        let mut worst: Vec<Sighting> = self
+            .worst
+            .into_iter()
+            .flat_map(|(source, kept)| {
+                let events = kept.map(|mut kept| kept.take()).unwrap_or_default();
+                events.into_iter().map(move |event| Sighting { source: source.clone(), event })
+            })
+            .collect();
+        worst.sort_by_key(|sighting| Reverse(sighting.event.latency_ns));
+        worst.truncate(WORST);
+        let mut culprits: Vec<Culprit> = self
+            .culprits
+            .into_iter()
+            .map(|((kind, who), victims)| {
+                let mut victims: Vec<Victims> =
+                    victims.into_iter().map(|(source, victims)| Victims { source, ..victims }).collect();
+                victims.sort_by_key(|victims| Reverse(victims.total_ns));
+                Culprit { kind, who, total_ns: victims.iter().map(|victims| victims.total_ns).sum(), victims }
+            })
+            .collect();
+        culprits.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.who.cmp(&b.who)));
+        Look {
+            schema: crate::snapshot::SCHEMA,
+            host: snapshots.first().map(|snapshot| snapshot.host.clone()).unwrap_or_default(),
+            start_unix_ns: snapshots.iter().map(|snapshot| snapshot.start_unix_ns).min().unwrap_or_default(),
+            duration_ns: snapshots.iter().map(|snapshot| snapshot.duration_ns).max().unwrap_or_default(),
+            sources,
+            worst,
+            culprits,
+            unmeasured,
+        }
+    }
+}
+
+fn headline(snapshot: &Snapshot, late: u64, late_ns: u64) -> Headline {
+    let late_from_ns = late_from_ns(&snapshot.source);
+    let (of, figures) = figures(snapshot);
+    let mut remark = String::new();
+    let mut is_late = late > 0 || figures.max_ns() >= late_from_ns;
+    if snapshot.source == "sqpoll" {
+        let starved = |series: &&crate::Series| series.values.get("starved").is_some_and(|&share| share >= STARVED_FROM);
+        let threads = snapshot.series.iter().filter(|series| series.values.contains_key("starved"));
+        let (all, starving) = (threads.clone().count(), threads.filter(starved).count());
+        is_late |= starving > 0;
+        remark = format!("submission threads: {all}, starved: {starving}");
+    }
+    Headline {
+        source: snapshot.source.clone(),
+        backend: snapshot.backend.clone(),
+        of: of.to_owned(),
+        count: figures.count(),
+        p50_ns: figures.quantile_ns(0.5),
+        p99_ns: figures.quantile_ns(0.99),
+        max_ns: figures.max_ns(),
+        late_from_ns,
+        late,
+        late_ns,
+        is_late,
+        remark,
+        lost: snapshot.lost.iter().filter(|(_, count)| **count > 0).map(|(why, count)| (why.clone(), *count)).collect(),
+    }
+}
+
+/// What a source's figures are of, and their distribution.
+fn figures(snapshot: &Snapshot) -> (&'static str, Histogram) {
+    match snapshot.source.as_str() {
+        "wq" => ("work items, until a worker starts them", snapshot.total("latency")),
+        "timerlat" => ("threads that a timer wakes, until they run", snapshot.total("thread")),
+        "irqsoff" => {
+            let mut off = Histogram::default();
+            let kind = |series: &&crate::Series| {
+                series.labels.get("kind").is_some_and(|kind| ["irqs_off", "irq", "softirq"].contains(&kind.as_str()))
+            };
+            for series in snapshot.series.iter().filter(kind) {
+                off.merge(series.histograms.get("length").unwrap_or(&Histogram::default()));
+            }
+            ("interrupts, as long as they are off", off)
+        }
+        "offcpu" => {
+            let mut ages = Histogram::default();
+            // What sleeps uninterruptibly holds others up, and nobody can end it.
+            for stack in snapshot.stacks.iter().filter(|stack| stack.state == "D") {
+                ages.merge(&stack.age);
+            }
+            ("threads in uninterruptible sleep at the end, since it began", ages)
+        }
+        _ => ("", Histogram::default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Cause, Series};
+
+    fn late(latency_ns: u64, causes: &[(CauseKind, &str, u64)]) -> LateEvent {
+        let causes =
+            causes.iter().map(|&(kind, who, ns)| Cause { kind, who: who.to_owned(), ns, stack: Vec::new() }).collect();
+        LateEvent { latency_ns, causes, ..LateEvent::default() }
+    }
+
+    fn snapshot(source: &str, name: &str, labels: &[(&str, &str)], latencies_ns: &[u64]) -> Snapshot {
+        let mut snapshot = Snapshot::new(source, "bpf", "host", 7);
+        snapshot.series.push(Series {
+            labels: labels.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            histograms: [(name.to_owned(), latencies_ns.iter().copied().collect())].into(),
+            ..Series::default()
+        });
+        snapshot
+    }
+
+    #[test]
+    fn one_disturbance_is_one_culprit_with_several_victims() {
+        let mut gatherer = Gatherer::default();
+        let hog = (CauseKind::Thread, "hog:7");
+        gatherer.add("wq", late(20_000_000, &[(hog.0, hog.1, 19_000_000), (CauseKind::Unknown, "not recorded", 1_000_000)]));
+        gatherer.add("timerlat", late(12_000_000, &[(hog.0, hog.1, 7_000_000), (hog.0, hog.1, 5_000_000)]));
+        gatherer.add("timerlat", late(6_000_000, &[(hog.0, hog.1, 6_000_000)]));
+        // Not as long as its source's limit.
+        gatherer.add("wq", late(9_000_000, &[(CauseKind::Work, "other", 9_000_000)]));
+        let snapshots = [
+            snapshot("irqsoff", "length", &[("kind", "irqs_off")], &[200_000]),
+            snapshot("timerlat", "thread", &[("cpu", "0")], &[12_000_000, 6_000_000, 5_000]),
+            snapshot("wq", "latency", &[], &[20_000_000, 9_000_000]),
+        ];
+        let look = gatherer.finish(&snapshots, Vec::new());
+        let order: Vec<(&str, bool, u64)> =
+            look.sources.iter().map(|source| (source.source.as_str(), source.is_late, source.late)).collect();
+        assert_eq!(order, [("wq", true, 1), ("timerlat", true, 2), ("irqsoff", false, 0)]);
+        assert_eq!(look.culprits.len(), 2);
+        let first = &look.culprits[0];
+        assert_eq!((first.who.as_str(), first.total_ns), ("hog:7", 37_000_000));
+        let victims: Vec<(&str, u64, u64, u64)> =
+            first.victims.iter().map(|v| (v.source.as_str(), v.events, v.total_ns, v.worst_ns)).collect();
+        assert_eq!(victims, [("wq", 1, 19_000_000, 19_000_000), ("timerlat", 2, 18_000_000, 12_000_000)]);
+        let worst: Vec<u64> = look.worst.iter().map(|sighting| sighting.event.latency_ns).collect();
+        assert_eq!(worst, [20_000_000, 12_000_000, 6_000_000]);
+    }
+
+    #[test]
+    fn delays_that_culprits_caused_add_up_to_what_was_late() {
+        let mut gatherer = Gatherer::default();
+        for number in 1..50u64 {
+            let part_ns = number * 1_000_000;
+            let causes = [(CauseKind::Thread, "a:1", part_ns), (CauseKind::Irq, "b", part_ns / 2), (CauseKind::Steal, "c", 7)];
+            gatherer.add("timerlat", late(causes.iter().map(|cause| cause.2).sum(), &causes));
+        }
+        let look = gatherer.finish(&[snapshot("timerlat", "thread", &[], &[9_000_000])], Vec::new());
+        let told: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
+        assert_eq!(told, look.sources[0].late_ns);
+    }
+
+    #[test]
+    fn nothing_late_is_normal() {
+        let look = Gatherer::default().finish(&[snapshot("wq", "latency", &[], &[5_000, 90_000])], Vec::new());
+        assert!(!look.sources[0].is_late && look.culprits.is_empty() && look.worst.is_empty());
+        // A submission thread that had to wait is late, whatever nobody explained.
+        let mut starved = Snapshot::new("sqpoll", "bpf", "host", 7);
+        starved.series.push(Series { values: [("starved".to_owned(), 0.4)].into(), ..Series::default() });
+        let look = Gatherer::default().finish(&[starved], Vec::new());
+        assert_eq!((look.sources[0].is_late, look.sources[0].remark.as_str()), (true, "submission threads: 1, starved: 1"));
+    }
+}

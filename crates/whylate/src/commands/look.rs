@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate` without a command: one look at this machine by every source that can attach, what was late, and who made it late.
+
+use std::io::{self, IsTerminal as _, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use clap::Args;
+use whylate_model::look::{Gatherer, Unmeasured, late_from_ns};
+use whylate_model::{LateEvent, Snapshot};
+use whylate_sources::irqsoff::IrqsoffOptions;
+use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
+use whylate_sources::sqpoll::SqpollOptions;
+use whylate_sources::timerlat::TimerlatOptions;
+use whylate_sources::wq::Wq;
+use whylate_sources::{AttachError, Attached, Options, Source as _, irqsoff, sqpoll, timerlat};
+
+use crate::cli::duration_ns;
+use crate::commands::watch::{Ended, Watch};
+use crate::output::look;
+use crate::output::table::terminal_columns;
+
+/// How often late events are taken in, and the progress is shown.
+const ROUND: Duration = Duration::from_millis(200);
+/// Back to the line's start, and clear it.
+const CLEAR_LINE: &str = "\r\x1b[K";
+
+/// What a look takes.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// How long to look (e.g. 10s, 1m)
+    #[arg(short, long, value_name = "DURATION", value_parser = duration_ns, default_value = "10s")]
+    duration: u64,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// A source by its name, and how it is attached so that it explains what is late.
+type Attach = fn(u64) -> Result<Box<dyn Attached>, AttachError>;
+
+/// Measured threads come last: what attaching does to others is over then.
+const SOURCES: [(&str, Attach); 5] = [
+    ("wq", |over_ns| Wq.attach(&Options { explain_over_ns: Some(over_ns), phases: true, ..Options::default() })),
+    ("irqsoff", |over_ns| {
+        irqsoff::attach(&IrqsoffOptions { explain_over_ns: Some(over_ns), ..IrqsoffOptions::default() })
+    }),
+    ("offcpu", |_| Ok(Box::new(Offcpu.attach_with(&OffcpuOptions::default())?))),
+    ("sqpoll", |over_ns| {
+        Ok(Box::new(sqpoll::attach(&SqpollOptions { explain_over_ns: Some(over_ns), ..SqpollOptions::default() })?))
+    }),
+    // The kernel's tracer is one for everybody, who may be using it; programs measure the same.
+    ("timerlat", |over_ns| {
+        let backend = Some("bpf".to_owned());
+        Ok(Box::new(timerlat::attach(&TimerlatOptions {
+            backend,
+            explain_over_ns: Some(over_ns),
+            ..TimerlatOptions::default()
+        })?))
+    }),
+];
+
+struct Looking {
+    name: &'static str,
+    source: Box<dyn Attached>,
+}
+
+/// Looks, and prints one screen.
+///
+/// # Errors
+/// When no source can attach, a source fails, or the output cannot be written.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+    let progress = Progress::new();
+    progress.show("attaching");
+    let (mut looking, mut unmeasured) = attach()?;
+    let began = Instant::now();
+    // What came in while others were attached is of no common span.
+    for Looking { source, .. } in &mut looking {
+        source.snapshot()?;
+        source.drain_late(Duration::ZERO, &mut |_| ())?;
+    }
+    let mut gatherer = Gatherer::default();
+    let end = began.checked_add(Duration::from_nanos(arguments.duration));
+    loop {
+        let round = Instant::now() + ROUND;
+        let ended = watch.until(Some(end.map_or(round, |end| end.min(round))))?;
+        drain(&mut looking, &mut gatherer)?;
+        if ended == Ended::OutputClosed {
+            return Ok(());
+        }
+        if ended == Ended::Signal || end.is_some_and(|end| Instant::now() >= end) {
+            break;
+        }
+        progress.show(&format!("{} of {} s", began.elapsed().as_secs(), arguments.duration / 1_000_000_000));
+    }
+    progress.show("detaching");
+    let mut snapshots: Vec<Snapshot> = Vec::new();
+    for Looking { source, .. } in &mut looking {
+        snapshots.push(source.snapshot()?);
+    }
+    drain(&mut looking, &mut gatherer)?;
+    drop(looking);
+    progress.clear();
+    snapshots.retain(|snapshot| {
+        let sees_any = snapshot.source != "sqpoll" || !snapshot.series.is_empty();
+        if !sees_any {
+            let reason = "no io_uring submission thread is there (a ring set up with IORING_SETUP_SQPOLL has one)";
+            unmeasured.push(Unmeasured { source: "sqpoll".to_owned(), reason: reason.to_owned() });
+        }
+        sees_any
+    });
+    let look = gatherer.finish(&snapshots, unmeasured);
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if arguments.json {
+        serde_json::to_writer(&mut out, &look).map_err(io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        look::write(&mut out, &look, terminal_columns())?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// Every source that can attach, and why others cannot.
+fn attach() -> anyhow::Result<(Vec<Looking>, Vec<Unmeasured>)> {
+    let (mut looking, mut unmeasured, mut first) = (Vec::new(), Vec::new(), None);
+    for (name, attach) in SOURCES {
+        let reason = match attach(late_from_ns(name)) {
+            Ok(source) => {
+                let weaker = source.weaker().map(str::to_owned);
+                looking.push(Looking { name, source });
+                weaker
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                first.get_or_insert(error);
+                Some(reason)
+            }
+        };
+        unmeasured.extend(reason.map(|reason| Unmeasured { source: name.to_owned(), reason }));
+    }
+    match first {
+        Some(error) if looking.is_empty() => Err(anyhow::Error::from(error).context("cannot attach any source")),
+        _ => Ok((looking, unmeasured)),
+    }
+}
+
+fn drain(looking: &mut [Looking], gatherer: &mut Gatherer) -> anyhow::Result<()> {
+    for Looking { name, source } in looking {
+        source.drain_late(Duration::ZERO, &mut |event: LateEvent| gatherer.add(name, event))?;
+    }
+    Ok(())
+}
+
+/// One line that is written again and again, on a terminal.
+struct Progress {
+    is_shown: bool,
+}
+
+impl Progress {
+    fn new() -> Self {
+        Progress { is_shown: io::stderr().is_terminal() }
+    }
+
+    fn show(&self, text: &str) {
+        if self.is_shown {
+            // Whoever does not see it misses nothing.
+            let _ = write!(io::stderr(), "{CLEAR_LINE}Looking at this machine: {text} ...");
+        }
+    }
+
+    fn clear(&self) {
+        if self.is_shown {
+            let _ = write!(io::stderr(), "{CLEAR_LINE}");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
