@@ -235,7 +235,7 @@ mod tests {
         let late =
             [event("irq_test:7", "execute_preemptirqtest", 1_010_000), event("sh:8", "other", 2_000_000)].join(",");
         let line = format!(
-            r#"{{"schema":1,"source":"irqsoff","backend":"events","host":"","start":"{START}","duration_ns":1,"late":[{late}]}}"#
+            r#"{{"schema":1,"source":"irqsoff","backend":"events","host":"","start":"{START}","duration_ns":1,"series":[],"late":[{late}],"lost":{{}},"probe":{{"run_ns":0,"runs":0}}}}"#
         );
         let rows = rows(&format!("@ events irq 1000\n{line}\n@ end\n")).expect("read");
         let told: Vec<_> = rows.iter().map(|row| (row.errors_us.len(), row.named, row.longer)).collect();

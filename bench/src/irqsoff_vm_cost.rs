@@ -146,6 +146,6 @@ mod tests {
         let slowdowns: Vec<(&str, f64)> =
             samples.iter().map(|(name, samples)| (name.as_str(), samples[0].slowdown_percent().round())).collect();
         assert_eq!(slowdowns, [("bare", 200.0), ("ticks", 100.0)]);
-        assert!(of_lines("@ nobody \n@ ticks 1\n").is_err());
+        assert!(of_lines("@ nobody nothing\n@ ticks 1\n").is_err());
     }
 }

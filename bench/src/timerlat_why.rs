@@ -13,6 +13,8 @@ use clap::Args;
 use crate::{kernel, machine, results};
 
 const KERNEL: &str = "6.12-tracers";
+/// Of a latency, what a part has to have for the analysis to say that it was the delay.
+const MOST_PERCENT: f64 = 50.0;
 /// Of all stops, in percent.
 const RIGHT_PERCENT: usize = 95;
 
@@ -64,10 +66,10 @@ const SCRIPT: &str = r#"
     }
     tool() {
         case $1 in
-        0) exec $rtla timerlat top -k -c 1 -q -T 40000 -d 15 ;;
-        1) exec $rtla timerlat top -k -c 1 -q -i 40000 -d 15 ;;
-        2) exec whylate timerlat top -k -c 1 -q -T 40000 -d 15 ;;
-        3) exec whylate timerlat top --backend bpf -c 1 -q -T 40000 -d 15 ;;
+        0) exec $rtla timerlat top -k -c 1 -q -T 40000 -d 20 ;;
+        1) exec $rtla timerlat top -k -c 1 -q -i 40000 -d 20 ;;
+        2) exec whylate timerlat top -k -c 1 -q -T 40000 -d 20 ;;
+        3) exec whylate timerlat top --backend bpf -c 1 -q -T 40000 -d 20 ;;
         esac
     }
     rtla=$2
@@ -77,7 +79,12 @@ const SCRIPT: &str = r#"
                 tool $tool >out 2>&1 &
                 measuring=$!
                 sleep 3
-                cause $cause
+                # One tool takes longer to start than another.
+                for _ in $(seq 8); do
+                    kill -0 $measuring 2>/dev/null || break
+                    cause $cause
+                    sleep 1
+                done
                 wait $measuring || true
                 echo "@ $cause $tool"
                 cat out
@@ -131,9 +138,10 @@ fn told(text: &str) -> Result<Told> {
 
 /// Of the first stop: lines of parts have a share, lines below them have none.
 fn analysis(text: &str) -> Option<Analysis> {
-    let block = text.lines().skip_while(|line| !line.contains("hit stop tracing")).skip(1);
+    let is_head = |line: &&str| line.contains("hit stop tracing, analyzing it");
+    let block = text.lines().skip_while(|line| !is_head(line)).skip(1);
     let (mut parts, mut latency_us) = (Vec::<Analysis>::new(), 0.0);
-    for line in block.take_while(|line| !line.contains("hit stop tracing")) {
+    for line in block.take_while(|line| !is_head(line)) {
         let Some((before, after)) = line.rsplit_once(" us") else { continue };
         let Some((name, us)) = before.trim().rsplit_once(char::is_whitespace) else { continue };
         let (name, us): (&str, f64) = (name.trim().trim_end_matches(':'), us.parse().ok()?);
@@ -157,7 +165,9 @@ fn analysis(text: &str) -> Option<Analysis> {
 
 /// How many put the delay in the right part, and how many of those name who made it.
 fn rights(cause: &Cause, told: &[Option<Analysis>]) -> (usize, usize) {
-    let in_part = |analysis: &&Analysis| cause.parts.iter().any(|part| analysis.part.starts_with(part));
+    let in_part = |analysis: &&Analysis| {
+        analysis.percent >= MOST_PERCENT && cause.parts.iter().any(|part| analysis.part.starts_with(part))
+    };
     let in_part = told.iter().flatten().filter(in_part);
     let names = |analysis: &&Analysis| analysis.named.iter().any(|name| name.to_lowercase().contains(cause.told_as));
     (in_part.clone().count(), in_part.filter(names).count())
@@ -168,8 +178,8 @@ fn markdown(told: &Told, rounds: u32) -> Result<String> {
         "## Whom timerlat blames, beside rtla, in a virtual machine\n\nCommand: `cargo run --release -p whylate-bench -- timerlat-why --rounds \
          {rounds} --rtla PROGRAM`, with rtla built of the source of Linux 6.12\n\n{}- in the machine: {KERNEL}, CPUs that QEMU \
          emulates\n\nEach delay lasts 50 ms, the threshold is 40 ms, and each tool is stopped by it once a round. Told: the largest part of the \
-         latency that the analysis prints. Right in part: that is where the delay was. Right by name: and who is named below it made the \
-         delay. rtla has no name for interrupts that were off.\n\n| delay | tool | stops | right in part | right by name | told last \
+         latency that the analysis prints. Right in part: that is where the delay was, with half of the latency or more. Right by name: and \
+         who is named below it made the delay. rtla has no name for interrupts that were off, and with -i it is stopped by them only.\n\n| delay | tool | stops | right in part | right by name | told last \
          |\n|---|---|--:|--:|--:|---|\n",
         machine::describe()
     );
@@ -201,7 +211,7 @@ mod tests {
 
     #[test]
     fn the_largest_part_is_told_with_who_is_named() {
-        let text = "Timer Latency\n## CPU 1 hit stop tracing, analyzing it ##\n  IRQ handler delay:  1.00 us (2.38 %)\n  IRQ latency: 28.13 us\n  \
+        let text = "Timer Latency\nrtla timerlat hit stop tracing\n## CPU 1 hit stop tracing, analyzing it ##\n  IRQ handler delay:  1.00 us (2.38 %)\n  IRQ latency: 28.13 us\n  \
                     Blocking thread:     39.96 us (95.14 %)\n       irq_test:71   39.96 us\n    Blocking thread stack trace\n       -> timerlat_irq\n\
                     ------\n  Thread latency:     42.00 us (100%)\nMax timerlat IRQ latency from idle: 7.00 us in cpu 0\n";
         let analysis = analysis(text).expect("there is one");

@@ -18,8 +18,13 @@ pub const STARVED_FROM: f64 = 0.1;
 
 /// From which latency on a source calls something late, in nanoseconds: what is longer is noticed by those who wait, on a machine that is
 /// not set up for real-time work as well as on one that is.
-pub const LATE_FROM: [(&str, u64); 5] =
-    [("wq", 10_000_000), ("timerlat", 5_000_000), ("irqsoff", 5_000_000), ("offcpu", 1_000_000_000), ("sqpoll", 5_000_000)];
+pub const LATE_FROM: [(&str, u64); 5] = [
+    ("wq", 10_000_000),
+    ("timerlat", 5_000_000),
+    ("irqsoff", 5_000_000),
+    ("offcpu", 1_000_000_000),
+    ("sqpoll", 5_000_000),
+];
 
 /// The limit of a source.
 pub fn late_from_ns(source: &str) -> u64 {
@@ -148,7 +153,8 @@ impl Gatherer {
             *by_whom.entry((cause.kind, &cause.who)).or_default() += cause.ns;
         }
         for ((kind, who), ns) in by_whom {
-            let victims = self.culprits.entry((kind, who.to_owned())).or_default().entry(source.to_owned()).or_default();
+            let victims =
+                self.culprits.entry((kind, who.to_owned())).or_default().entry(source.to_owned()).or_default();
             victims.events += 1;
             victims.total_ns = victims.total_ns.saturating_add(ns);
             victims.worst_ns = victims.worst_ns.max(ns);
@@ -207,7 +213,8 @@ fn headline(snapshot: &Snapshot, late: u64, late_ns: u64) -> Headline {
     let mut remark = String::new();
     let mut is_late = late > 0 || figures.max_ns() >= late_from_ns;
     if snapshot.source == "sqpoll" {
-        let starved = |series: &&crate::Series| series.values.get("starved").is_some_and(|&share| share >= STARVED_FROM);
+        let starved =
+            |series: &&crate::Series| series.values.get("starved").is_some_and(|&share| share >= STARVED_FROM);
         let threads = snapshot.series.iter().filter(|series| series.values.contains_key("starved"));
         let (all, starving) = (threads.clone().count(), threads.filter(starved).count());
         is_late |= starving > 0;
@@ -282,7 +289,10 @@ mod tests {
     fn one_disturbance_is_one_culprit_with_several_victims() {
         let mut gatherer = Gatherer::default();
         let hog = (CauseKind::Thread, "hog:7");
-        gatherer.add("wq", late(20_000_000, &[(hog.0, hog.1, 19_000_000), (CauseKind::Unknown, "not recorded", 1_000_000)]));
+        gatherer.add(
+            "wq",
+            late(20_000_000, &[(hog.0, hog.1, 19_000_000), (CauseKind::Unknown, "not recorded", 1_000_000)]),
+        );
         gatherer.add("timerlat", late(12_000_000, &[(hog.0, hog.1, 7_000_000), (hog.0, hog.1, 5_000_000)]));
         gatherer.add("timerlat", late(6_000_000, &[(hog.0, hog.1, 6_000_000)]));
         // Not as long as its source's limit.
@@ -311,7 +321,8 @@ mod tests {
         let mut gatherer = Gatherer::default();
         for number in 1..50u64 {
             let part_ns = number * 1_000_000;
-            let causes = [(CauseKind::Thread, "a:1", part_ns), (CauseKind::Irq, "b", part_ns / 2), (CauseKind::Steal, "c", 7)];
+            let causes =
+                [(CauseKind::Thread, "a:1", part_ns), (CauseKind::Irq, "b", part_ns / 2), (CauseKind::Steal, "c", 7)];
             gatherer.add("timerlat", late(causes.iter().map(|cause| cause.2).sum(), &causes));
         }
         let look = gatherer.finish(&[snapshot("timerlat", "thread", &[], &[9_000_000])], Vec::new());
@@ -327,6 +338,9 @@ mod tests {
         let mut starved = Snapshot::new("sqpoll", "bpf", "host", 7);
         starved.series.push(Series { values: [("starved".to_owned(), 0.4)].into(), ..Series::default() });
         let look = Gatherer::default().finish(&[starved], Vec::new());
-        assert_eq!((look.sources[0].is_late, look.sources[0].remark.as_str()), (true, "submission threads: 1, starved: 1"));
+        assert_eq!(
+            (look.sources[0].is_late, look.sources[0].remark.as_str()),
+            (true, "submission threads: 1, starved: 1")
+        );
     }
 }

@@ -232,6 +232,47 @@ fn a_softirq_is_blamed() -> Result<()> {
     is_blamed_by_each(Kind::Softirq, 2 * MS_NS, |cause| is(cause, CauseKind::Softirq, "hrtimer"))
 }
 
+/// Nothing is made, so nobody but the way out of idle can be what an activation waits for, or whoever runs this machine.
+#[test]
+fn an_idle_cpu_is_late_because_it_comes_out_of_idle() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+        return Ok(());
+    };
+    if is_emulated() {
+        println!("skipped: an emulated CPU is late all the time");
+        return Ok(());
+    }
+    undisturbed(|| idle_exit_is_blamed(places))
+}
+
+fn idle_exit_is_blamed(places: Places) -> Result<()> {
+    stay_on(places.tool)?;
+    let cpus = vec![places.disturbed];
+    let mut source = start(&TimerlatOptions { cpus: cpus.clone(), ..TimerlatOptions::default() })?;
+    thread::sleep(Duration::from_secs(1));
+    let usual = source.snapshot()?.total("thread");
+    patching(|| drop(source));
+    // The later half, as far as the two runs are alike.
+    let over_ns = usual.quantile_ns(0.5);
+    let options =
+        TimerlatOptions { cpus, explain_over_ns: Some(over_ns), keep_evidence: true, ..TimerlatOptions::default() };
+    let mut source = start(&options)?;
+    let (mut events, began) = (Vec::new(), Instant::now());
+    while events.len() < wanted_events() && began.elapsed() < DEADLINE {
+        source.drain_late(Duration::from_millis(50), &mut |event| events.push(event))?;
+    }
+    patching(|| drop(source));
+    let is_true = |cause: &Cause| matches!(cause.kind, CauseKind::IdleExit | CauseKind::Steal);
+    let right = events.iter().filter(|event| event.causes.first().is_some_and(is_true)).count();
+    println!("{right} of {} over {over_ns} ns name the way out of idle", events.len());
+    for event in events.iter().filter(|event| !event.causes.first().is_some_and(is_true)).take(3) {
+        println!("another cause: {:?}", event.causes);
+    }
+    ensure!(events.len() >= wanted_events(), "only {} were over {over_ns} ns", events.len());
+    ensure!(right * 100 >= events.len() * 95, "too few are right");
+    Ok(())
+}
+
 #[test]
 fn a_threshold_stops_the_measurement_of_every_cpu() -> Result<()> {
     let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {

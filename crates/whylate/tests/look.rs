@@ -2,6 +2,7 @@
 //! `whylate` without a command, beside disturbances of known cause.
 
 mod running;
+#[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
 mod turn;
 

@@ -45,7 +45,9 @@ const SOURCES: [(&str, Attach); 5] = [
     ("irqsoff", |over_ns| {
         irqsoff::attach(&IrqsoffOptions { explain_over_ns: Some(over_ns), ..IrqsoffOptions::default() })
     }),
-    ("offcpu", |_| Ok(Box::new(Offcpu.attach_with(&OffcpuOptions::default())?))),
+    ("offcpu", |_| {
+        Offcpu.attach_with(&OffcpuOptions { backend: Some("sample".to_owned()), ..OffcpuOptions::default() })
+    }),
     ("sqpoll", |over_ns| {
         Ok(Box::new(sqpoll::attach(&SqpollOptions { explain_over_ns: Some(over_ns), ..SqpollOptions::default() })?))
     }),

@@ -141,7 +141,8 @@ fn write_culprits(out: &mut dyn Write, culprits: &[Culprit]) -> io::Result<()> {
     }
     if !rest.is_empty() {
         let rest_ns: u64 = rest.iter().map(|culprit| culprit.total_ns).sum();
-        writeln!(out, "    {:>5.1}%  {} others", percent(rest_ns), rest.len())?;
+        let others = if rest.len() == 1 { "other" } else { "others" };
+        writeln!(out, "    {:>5.1}%  {} {others}", percent(rest_ns), rest.len())?;
     }
     Ok(())
 }
