@@ -48,7 +48,7 @@ fn debian_6_1_cloud() -> Result<()> {
             injects: false,
             cannot_disturb: &[NO_TIMES, NO_IRQS_OFF, "bpf_wq"],
             of_tracer: &[],
-            sqpoll: Some("samples"),
+            sqpoll: None,
         },
     )
 }
@@ -112,6 +112,7 @@ fn built_6_12_tracers_blames_who_keeps_interrupts_off() -> Result<()> {
 }
 
 #[test]
+#[ignore = "takes ten minutes: cargo test -p xtask --test matrix -- --ignored"]
 fn built_6_12_tracers_tells_who_keeps_interrupts_off() -> Result<()> {
     let Some(machine) = Machine::new("6.12-tracers")? else { return Ok(()) };
     irqsoff::delays_are_told(&machine)?;
@@ -121,6 +122,7 @@ fn built_6_12_tracers_tells_who_keeps_interrupts_off() -> Result<()> {
 }
 
 #[test]
+#[ignore = "beside the machine's other tests: cargo test -p xtask --test matrix -- --ignored"]
 fn debian_6_12_cloud_blames_a_slow_console() -> Result<()> {
     let Some(machine) = Machine::new("6.12-cloud")? else { return Ok(()) };
     irqsoff::nothing_is_left_or_made_up(&machine, &["console"], &["ticks"])

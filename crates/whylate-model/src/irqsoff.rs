@@ -150,7 +150,9 @@ pub fn causes(tick: &LateTick) -> Vec<Cause> {
         let stack = tick.stack.clone();
         let LateTick { due_ns, came_ns, .. } = *tick;
         let occupancy = occupancy.clone();
-        return timer_causes(&TimerEvidence { due_ns, irq_ns: came_ns, thread_ns: came_ns, tid: 0, occupancy, stack });
+        let causes =
+            timer_causes(&TimerEvidence { due_ns, irq_ns: came_ns, thread_ns: came_ns, tid: 0, occupancy, stack });
+        return proven(tick, causes);
     }
     let culprit = tick.culprit();
     let steal_ns = tick.steal_ns.min(late_ns);
@@ -177,6 +179,26 @@ pub fn causes(tick: &LateTick) -> Vec<Cause> {
     };
     let mut causes = vec![cause(CauseKind::Steal, "hypervisor", steal_ns), handlers, rest];
     causes.retain(|cause| cause.ns > 0);
+    causes.sort_by_key(|cause| std::cmp::Reverse(cause.ns));
+    causes
+}
+
+/// The account misses an interrupt that comes in while it is being written. The late tick itself proves then what the thread that had the CPU
+/// did: it kept interrupts off.
+fn proven(tick: &LateTick, causes: Vec<Cause>) -> Vec<Cause> {
+    let is_told = causes.iter().any(|cause| cause.kind == CauseKind::IrqsOff);
+    if is_told || tick.culprit().kind != CauseKind::IrqsOff {
+        return causes;
+    }
+    let is_holder = |cause: &Cause| {
+        cause.kind == CauseKind::Unknown || (cause.kind == CauseKind::Thread && cause.who == tick.thread)
+    };
+    let (held, mut causes): (Vec<Cause>, Vec<Cause>) = causes.into_iter().partition(is_holder);
+    let ns = held.iter().map(|cause| cause.ns).sum();
+    if ns > 0 {
+        let stack = interrupted_stack(&tick.stack).to_vec();
+        causes.push(Cause { kind: CauseKind::IrqsOff, who: tick.thread.clone(), ns, stack });
+    }
     causes.sort_by_key(|cause| std::cmp::Reverse(cause.ns));
     causes
 }
@@ -218,6 +240,28 @@ mod tests {
         for frames in ["pv_native_safe_halt default_idle do_idle", "cpuidle_enter_state cpuidle_enter do_idle"] {
             assert_eq!(told(Found::Idle, frames), (CauseKind::IdleExit, None, None), "{frames}");
         }
+    }
+
+    #[test]
+    fn a_late_tick_proves_what_the_account_has_missed() {
+        let tick = LateTick {
+            found: Found::Kernel,
+            came_ns: 1_000,
+            stack: stack("bpf_local_irq_restore a b"),
+            thread: "dd:7".to_owned(),
+            ..LateTick::default()
+        };
+        let cause = |kind, who: &str, ns| Cause { kind, who: who.to_owned(), ns, stack: Vec::new() };
+        let (thread, irq, unknown) = (CauseKind::Thread, CauseKind::Irq, CauseKind::Unknown);
+        let missed = vec![cause(thread, "dd:7", 800), cause(unknown, "not recorded", 150), cause(irq, "eth0", 50)];
+        let told: Vec<_> = proven(&tick, missed.clone()).iter().map(|cause| (cause.kind, cause.ns)).collect();
+        assert_eq!(told, [(CauseKind::IrqsOff, 950), (irq, 50)]);
+        // Nothing is proven where user code was interrupted, and nothing changes where it is told.
+        let in_user = LateTick { found: Found::User, ..tick.clone() };
+        assert_eq!(proven(&in_user, missed.clone()), missed);
+        let mut seen = missed;
+        seen.push(cause(CauseKind::IrqsOff, "dd:7", 10));
+        assert_eq!(proven(&tick, seen.clone()), seen);
     }
 
     #[test]

@@ -33,7 +33,7 @@ impl LoadedCode {
             return module.contains(&address);
         }
         match function {
-            _ if function.starts_with("bpf_prog_") => {
+            _ if is_program(function) => {
                 let programs = self.programs.get_or_insert_with(programs);
                 // Without the privilege to ask, there are none.
                 programs.is_empty() || programs.iter().any(|program| program.contains(&address))
@@ -42,6 +42,12 @@ impl LoadedCode {
             _ => address.abs_diff(begins) < LONGEST_FUNCTION,
         }
     }
+}
+
+/// Whether the kernel made the name for a BPF program: `bpf_prog_`, its tag of 16 digits, and its own name (kernel/bpf/core.c).
+fn is_program(function: &str) -> bool {
+    let tag = function.strip_prefix("bpf_prog_").and_then(|rest| rest.get(..16));
+    tag.is_some_and(|tag| tag.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
 /// Of a line `name size users of-whom state address`.
@@ -68,6 +74,8 @@ fn programs() -> Vec<Range<u64>> {
 mod tests {
     use super::*;
 
+    const PROGRAM: &str = "bpf_prog_960b39305044d69d_on_x";
+
     #[test]
     fn a_gap_is_nobodys() {
         let lines = [
@@ -83,8 +91,10 @@ mod tests {
         assert!(code.belongs(0xffff_ffff_8100_0010, "schedule", 0xffff_ffff_8100_0000));
         assert!(code.belongs(0xffff_ffff_c030_0210, "crc16", 0xffff_ffff_c030_0200));
         assert!(!code.belongs(0xffff_ffff_c030_3210, "crc16", 0xffff_ffff_c030_0200));
-        assert!(code.belongs(0xffff_ffff_c000_1010, "bpf_prog_1_on_x", 0xffff_ffff_c000_1000));
-        assert!(!code.belongs(0xffff_ffff_c000_1210, "bpf_prog_1_on_x", 0xffff_ffff_c000_1000));
+        assert!(code.belongs(0xffff_ffff_c000_1010, PROGRAM, 0xffff_ffff_c000_1000));
+        assert!(!code.belongs(0xffff_ffff_c000_1210, PROGRAM, 0xffff_ffff_c000_1000));
+        // A function of the kernel's own.
+        assert!(code.belongs(0xffff_ffff_8100_1210, "bpf_prog_test_run_syscall", 0xffff_ffff_8100_1200));
         assert!(!code.belongs(0xffff_ffff_c000_1210, "_end", 0xffff_ffff_8300_0000));
     }
 }
