@@ -190,8 +190,11 @@ fn proven(tick: &LateTick, causes: Vec<Cause>) -> Vec<Cause> {
     if is_told || tick.culprit().kind != CauseKind::IrqsOff {
         return causes;
     }
+    let is_thread = |cause: &&Cause| matches!(cause.kind, CauseKind::Thread | CauseKind::Work);
+    // Of several threads, nobody tells which one was not recorded.
+    let is_alone = causes.iter().filter(is_thread).all(|cause| cause.who == tick.thread);
     let is_holder = |cause: &Cause| {
-        cause.kind == CauseKind::Unknown || (cause.kind == CauseKind::Thread && cause.who == tick.thread)
+        (cause.kind == CauseKind::Unknown && is_alone) || (cause.kind == CauseKind::Thread && cause.who == tick.thread)
     };
     let (held, mut causes): (Vec<Cause>, Vec<Cause>) = causes.into_iter().partition(is_holder);
     let ns = held.iter().map(|cause| cause.ns).sum();
@@ -256,6 +259,11 @@ mod tests {
         let missed = vec![cause(thread, "dd:7", 800), cause(unknown, "not recorded", 150), cause(irq, "eth0", 50)];
         let told: Vec<_> = proven(&tick, missed.clone()).iter().map(|cause| (cause.kind, cause.ns)).collect();
         assert_eq!(told, [(CauseKind::IrqsOff, 950), (irq, 50)]);
+        // Whoever else had the CPU may have had what was not recorded as well.
+        let two = vec![cause(thread, "sh:8", 800), cause(unknown, "not recorded", 150), cause(thread, "dd:7", 50)];
+        let told: Vec<_> = proven(&tick, two).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect();
+        let expected = [(thread, "sh:8", 800), (unknown, "not recorded", 150), (CauseKind::IrqsOff, "dd:7", 50)];
+        assert_eq!(told, expected.map(|(kind, who, ns)| (kind, who.to_owned(), ns)));
         // Nothing is proven where user code was interrupted, and nothing changes where it is told.
         let in_user = LateTick { found: Found::User, ..tick.clone() };
         assert_eq!(proven(&in_user, missed.clone()), missed);

@@ -51,6 +51,9 @@ pub struct Look {
     pub culprits: Vec<Culprit>,
     /// What could not be measured.
     pub unmeasured: Vec<Unmeasured>,
+    /// What is told less well here than it could be.
+    #[serde(default)]
+    pub weaker: Vec<Unmeasured>,
 }
 
 /// What one source found.
@@ -122,12 +125,12 @@ pub struct Victims {
     pub worst_ns: u64,
 }
 
-/// A source that did not measure.
+/// A source that did not measure, or less well than elsewhere.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Unmeasured {
     /// The source's name.
     pub source: String,
-    /// Why, and what would help.
+    /// Why.
     pub reason: String,
 }
 
@@ -203,6 +206,7 @@ impl Gatherer {
             worst,
             culprits,
             unmeasured,
+            weaker: Vec::new(),
         }
     }
 }
@@ -243,14 +247,8 @@ fn figures(snapshot: &Snapshot) -> (&'static str, Histogram) {
         "wq" => ("work items, until a worker starts them", snapshot.total("latency")),
         "timerlat" => ("threads that a timer wakes, until they run", snapshot.total("thread")),
         "irqsoff" => {
-            let mut off = Histogram::default();
-            let kind = |series: &&crate::Series| {
-                series.labels.get("kind").is_some_and(|kind| ["irqs_off", "irq", "softirq"].contains(&kind.as_str()))
-            };
-            for series in snapshot.series.iter().filter(kind) {
-                off.merge(series.histograms.get("length").unwrap_or(&Histogram::default()));
-            }
-            ("interrupts, as long as they are off", off)
+            // Whatever kept them out: late events are of all kinds too.
+            ("interrupts that were late, until they are let in", snapshot.total("length"))
         }
         "offcpu" => {
             let mut ages = Histogram::default();

@@ -29,9 +29,7 @@ impl LoadedCode {
 
     /// Whether the function that begins there, as the kernel's list of symbols has it, has code at the address.
     pub(crate) fn belongs(&mut self, address: u64, function: &str, begins: u64) -> bool {
-        if let Some(module) = self.modules.iter().find(|module| module.contains(&begins)) {
-            return module.contains(&address);
-        }
+        let mut modules = self.modules.iter().filter(|module| module.contains(&begins)).peekable();
         match function {
             _ if is_program(function) => {
                 let programs = self.programs.get_or_insert_with(programs);
@@ -39,7 +37,9 @@ impl LoadedCode {
                 programs.is_empty() || programs.iter().any(|program| program.contains(&address))
             }
             _ if function.starts_with("bpf_trampoline_") => address.abs_diff(begins) < TRAMPOLINE,
-            _ => address.abs_diff(begins) < LONGEST_FUNCTION,
+            _ if address.abs_diff(begins) >= LONGEST_FUNCTION => false,
+            // A module's size is that of all its parts, of which the code is the first: some may seem to overlap.
+            _ => modules.peek().is_none() || modules.any(|module| module.contains(&address)),
         }
     }
 }

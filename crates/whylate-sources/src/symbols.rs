@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use blazesym::MaybeDefault;
 use blazesym::symbolize::source::{Kernel, Source};
@@ -47,11 +48,14 @@ pub(crate) fn code_of<const COUNT: usize>(functions: [&str; COUNT]) -> [Option<R
 /// How functions begin that stand in a stack only because a program of ours takes it.
 const OWN: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"];
 
+/// Reading the symbols again for each address that is nobody's would take all the time.
+const READ_AGAIN_AFTER: Duration = Duration::from_millis(200);
+
 /// Looks kernel addresses up, each once. Reading the kernel's symbols takes some ten milliseconds and megabytes, so it happens with
 /// the first look-up only.
 #[derive(Debug, Default)]
 pub struct KernelSymbols {
-    symbolizer: Option<(Symbolizer, LoadedCode)>,
+    symbolizer: Option<(Symbolizer, LoadedCode, Instant)>,
     names: HashMap<u64, String>,
 }
 
@@ -71,12 +75,12 @@ impl KernelSymbols {
         if unknown.is_empty() {
             return;
         }
-        let (symbolizer, code) = self.symbolizer.get_or_insert_with(now);
+        let (symbolizer, code, _) = self.symbolizer.get_or_insert_with(now);
         let Ok(found) = symbolizer.symbolize(&Self::source(), Input::AbsAddr(&unknown)) else { return };
-        for (address, found) in unknown.into_iter().zip(found) {
-            let name = name(address, &found, code).unwrap_or_else(|| format!("{address:#x}"));
-            self.names.insert(address, name);
-        }
+        // Those that are not found may be of code that was loaded since: they are looked up again when they are asked for.
+        let named =
+            unknown.into_iter().zip(found).filter_map(|(address, found)| Some((address, name(address, &found, code)?)));
+        self.names.extend(named);
     }
 
     /// The running kernel's own list has every function; an image on disk would have to be searched for.
@@ -100,7 +104,8 @@ impl KernelSymbols {
     fn look_up(&mut self, address: u64) -> String {
         let mut name = self.look_up_known(address);
         // BPF programs and modules come and go: one that was loaded since the symbols were read is not among them.
-        if name.is_none() && !self.names.is_empty() {
+        let is_old = self.symbolizer.as_ref().is_some_and(|(_, _, read)| read.elapsed() >= READ_AGAIN_AFTER);
+        if name.is_none() && is_old {
             self.symbolizer = None;
             name = self.look_up_known(address);
         }
@@ -108,15 +113,15 @@ impl KernelSymbols {
     }
 
     fn look_up_known(&mut self, address: u64) -> Option<String> {
-        let (symbolizer, code) = self.symbolizer.get_or_insert_with(now);
+        let (symbolizer, code, _) = self.symbolizer.get_or_insert_with(now);
         let found = symbolizer.symbolize_single(&Self::source(), Input::AbsAddr(address)).ok()?;
         name(address, &found, code)
     }
 }
 
 /// The kernel's symbols, read with the first look-up, and the code that there is.
-fn now() -> (Symbolizer, LoadedCode) {
-    (Symbolizer::new(), LoadedCode::now())
+fn now() -> (Symbolizer, LoadedCode, Instant) {
+    (Symbolizer::new(), LoadedCode::now(), Instant::now())
 }
 
 /// The name that was found, unless the function is over before the address.

@@ -189,6 +189,10 @@ impl Walker {
         if !wanted || !self.options.thread_name.as_ref().is_none_or(is_named) {
             return None;
         }
+        // One that has ended waits for nothing, as BPF programs see it too.
+        if matches!(stat.state, 'Z' | 'X') {
+            return None;
+        }
         self.threads += 1;
         let text = fs::read_to_string(format!("{folder}/stack"));
         self.unreadable += u64::from(text.is_err());

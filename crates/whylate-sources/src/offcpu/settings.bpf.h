@@ -309,6 +309,8 @@ struct scratch {
 	/* Stacks that begin with own frames go on here. */
 	u64 behind_kernel[OWN_FRAMES];
 	struct stack_value user;
+	/* Of the thread that gives up its CPU: what comes out of memory the verifier does not follow. */
+	volatile u32 state;
 };
 
 struct {

@@ -168,15 +168,18 @@ static __always_inline bool is_traced(const struct task_struct *task)
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
 {
+	struct scratch *scratch;
+	u32 zero = 0;
 	u64 now_ns;
 
-	if (!is_tracing)
+	scratch = is_tracing ? bpf_map_lookup_elem(&scratch_of_cpu, &zero) : NULL;
+	if (!scratch)
 		return 0;
 	now_ns = bpf_ktime_get_ns();
 	if (is_traced(prev)) {
 		/* A thread that is preempted may have been about to sleep. */
-		state_told = preempt ? STATE_READY : state_of_bits(prev, prev_state);
-		on_leaving(prev, state_told, prev_state & TASK_DEAD, now_ns);
+		scratch->state = state_of_bits(prev, preempt ? 0 : prev_state);
+		on_leaving(prev, scratch->state, prev_state & TASK_DEAD, now_ns);
 	}
 	if (is_traced(next))
 		on_arriving(next, now_ns);

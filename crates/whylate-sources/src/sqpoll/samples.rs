@@ -73,7 +73,7 @@ impl Drop for Samples {
 }
 
 /// Starts a timer for each thread that is new, and ends those of threads that are gone. Returns how many could not be started.
-fn follow(threads: &MapHandle, program: &OwnedFd, timers: &mut HashMap<Vec<u8>, Option<OwnedFd>>) -> u64 {
+fn follow(threads: &MapHandle, program: &OwnedFd, timers: &mut HashMap<Vec<u8>, OwnedFd>) -> u64 {
     let there: Vec<Vec<u8>> = threads.keys().collect();
     timers.retain(|key, _| there.contains(key));
     let mut failed = 0;
@@ -84,14 +84,11 @@ fn follow(threads: &MapHandle, program: &OwnedFd, timers: &mut HashMap<Vec<u8>, 
         // One that is gone meanwhile needs none.
         let Ok(Some(bytes)) = threads.lookup(&key, MapFlags::ANY) else { continue };
         let Some(thread) = attach::read_plain::<sq_thread>(&bytes).filter(|thread| thread.tid != 0) else { continue };
-        let timer = match sample(thread.tid as libc::pid_t, program) {
-            Ok(timer) => Some(timer),
-            Err(error) => {
-                failed += u64::from(error.raw_os_error() != Some(libc::ESRCH));
-                None
-            }
-        };
-        timers.insert(key, timer);
+        match sample(thread.tid as libc::pid_t, program) {
+            Ok(timer) => drop(timers.insert(key, timer)),
+            // It is tried again, and counted each time: the thread has no samples meanwhile.
+            Err(error) => failed += u64::from(error.raw_os_error() != Some(libc::ESRCH)),
+        }
     }
     failed
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
-use whylate_model::look::{Gatherer, Unmeasured, late_from_ns};
+use whylate_model::look::{Gatherer, Look, Unmeasured, late_from_ns};
 use whylate_model::{LateEvent, Snapshot};
 use whylate_sources::irqsoff::IrqsoffOptions;
 use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
@@ -67,6 +67,14 @@ struct Looking {
     source: Box<dyn Attached>,
 }
 
+/// What measures, and what does not, or less well.
+#[derive(Default)]
+struct Sources {
+    looking: Vec<Looking>,
+    unmeasured: Vec<Unmeasured>,
+    weaker: Vec<Unmeasured>,
+}
+
 /// Looks, and prints one screen.
 ///
 /// # Errors
@@ -75,7 +83,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let progress = Progress::new();
     progress.show("attaching");
-    let (mut looking, mut unmeasured) = attach()?;
+    let Sources { mut looking, mut unmeasured, weaker } = attach()?;
     let began = Instant::now();
     // What came in while others were attached is of no common span.
     for Looking { source, .. } in &mut looking {
@@ -87,7 +95,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     loop {
         let round = Instant::now() + ROUND;
         let ended = watch.until(Some(end.map_or(round, |end| end.min(round))))?;
-        drain(&mut looking, &mut gatherer)?;
+        drain(&mut looking, &mut gatherer, &[])?;
         if ended == Ended::OutputClosed {
             return Ok(());
         }
@@ -101,18 +109,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     for Looking { source, .. } in &mut looking {
         snapshots.push(source.snapshot()?);
     }
-    drain(&mut looking, &mut gatherer)?;
+    drain(&mut looking, &mut gatherer, &snapshots)?;
     drop(looking);
     progress.clear();
     snapshots.retain(|snapshot| {
-        let sees_any = snapshot.source != "sqpoll" || !snapshot.series.is_empty();
+        let has_lost = snapshot.lost.values().any(|&count| count > 0);
+        let sees_any = snapshot.source != "sqpoll" || !snapshot.series.is_empty() || has_lost;
         if !sees_any {
             let reason = "no io_uring submission thread is there (a ring set up with IORING_SETUP_SQPOLL has one)";
             unmeasured.push(Unmeasured { source: "sqpoll".to_owned(), reason: reason.to_owned() });
         }
         sees_any
     });
-    let look = gatherer.finish(&snapshots, unmeasured);
+    let look = Look { weaker, ..gatherer.finish(&snapshots, unmeasured) };
     let mut out = io::BufWriter::new(io::stdout().lock());
     if arguments.json {
         serde_json::to_writer(&mut out, &look).map_err(io::Error::from)?;
@@ -125,32 +134,38 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Every source that can attach, and why others cannot.
-fn attach() -> anyhow::Result<(Vec<Looking>, Vec<Unmeasured>)> {
-    let (mut looking, mut unmeasured, mut first) = (Vec::new(), Vec::new(), None);
+fn attach() -> anyhow::Result<Sources> {
+    let (mut attached, mut first) = (Sources::default(), None);
     for (name, attach) in SOURCES {
-        let reason = match attach(late_from_ns(name)) {
+        let told = |reason| Unmeasured { source: name.to_owned(), reason };
+        match attach(late_from_ns(name)) {
             Ok(source) => {
-                let weaker = source.weaker().map(str::to_owned);
-                looking.push(Looking { name, source });
-                weaker
+                attached.weaker.extend(source.weaker().map(|weaker| told(weaker.to_owned())));
+                attached.looking.push(Looking { name, source });
             }
             Err(error) => {
-                let reason = error.to_string();
+                attached.unmeasured.push(told(error.to_string()));
                 first.get_or_insert(error);
-                Some(reason)
             }
-        };
-        unmeasured.extend(reason.map(|reason| Unmeasured { source: name.to_owned(), reason }));
+        }
     }
     match first {
-        Some(error) if looking.is_empty() => Err(anyhow::Error::from(error).context("cannot attach any source")),
-        _ => Ok((looking, unmeasured)),
+        Some(error) if attached.looking.is_empty() => {
+            Err(anyhow::Error::from(error).context("cannot attach any source"))
+        }
+        _ => Ok(attached),
     }
 }
 
-fn drain(looking: &mut [Looking], gatherer: &mut Gatherer) -> anyhow::Result<()> {
-    for Looking { name, source } in looking {
-        source.drain_late(Duration::ZERO, &mut |event: LateEvent| gatherer.add(name, event))?;
+/// Takes in late events; those that came after their source's snapshot are of no span.
+fn drain(looking: &mut [Looking], gatherer: &mut Gatherer, snapshots: &[Snapshot]) -> anyhow::Result<()> {
+    for (number, Looking { name, source }) in looking.iter_mut().enumerate() {
+        let end_unix_ns = snapshots.get(number).map_or(u64::MAX, |of| of.start_unix_ns + of.duration_ns);
+        source.drain_late(Duration::ZERO, &mut |event: LateEvent| {
+            if event.at_unix_ns <= end_unix_ns {
+                gatherer.add(name, event);
+            }
+        })?;
     }
     Ok(())
 }

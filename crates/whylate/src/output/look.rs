@@ -36,12 +36,11 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
         look.worst.iter().try_for_each(|sighting| write_sighting(out, sighting, zone))?;
     }
     write_culprits(out, &look.culprits)?;
-    if !look.unmeasured.is_empty() {
-        writeln!(out, "\nNot measured here:")?;
-        for unmeasured in &look.unmeasured {
-            writeln!(out, "    {:<9} {}", unmeasured.source, printable(&unmeasured.reason))?;
+    for (heading, of) in [("Not measured here", &look.unmeasured), ("Less well here than elsewhere", &look.weaker)] {
+        if !of.is_empty() {
+            writeln!(out, "\n{heading} (`whylate doctor` tells what the kernel lacks):")?;
         }
-        writeln!(out, "    `whylate doctor` tells what would enable it")?;
+        of.iter().try_for_each(|told| writeln!(out, "    {:<9} {}", told.source, printable(&told.reason)))?;
     }
     writeln!(out)?;
     let late: Vec<&Headline> = look.sources.iter().filter(|source| source.is_late).collect();
@@ -76,7 +75,8 @@ fn headlines(sources: &[Headline]) -> Table {
             figure(source.p99_ns),
             figure(source.max_ns),
             format_ns(source.late_from_ns),
-            source.late.to_string(),
+            // Sources that explain nothing count none.
+            if source.is_late && source.late == 0 { "-".to_owned() } else { source.late.to_string() },
             if source.remark.is_empty() { source.of.clone() } else { source.remark.clone() },
         ]);
     }
@@ -223,6 +223,7 @@ mod tests {
                 culprit(CauseKind::Irq, "nvme0q1", 3_000),
             ],
             unmeasured: vec![Unmeasured { source: "sqpoll".to_owned(), reason: "no thread is there".to_owned() }],
+            weaker: vec![Unmeasured { source: "wq".to_owned(), reason: "no heartbeat".to_owned() }],
             ..Look::default()
         };
         insta::assert_snapshot!(shown(&look));
