@@ -18,15 +18,9 @@ const APART_PERCENT: f64 = 10.0;
 const APART_US: f64 = 2.0;
 
 /// Each prints a line that says what follows, what it measured, and what it and all before have had of the CPUs.
-const SCRIPT: &str = r#"
-    cd /sys/kernel/tracing/instances
-    for instance in first second; do
-        mkdir $instance
-        echo 0 >$instance/tracing_on
-        for events in irq_vectors irq nmi/nmi_handler timer/hrtimer_expire_entry sched/sched_switch; do
-            echo 1 >$instance/events/$events/enable
-        done
-    done
+const SCRIPT: &str = concat!(
+    include_str!("../../xtask/keep-enabled.sh"),
+    r#"
     cd /tmp
     measure() {
         name=$1
@@ -50,7 +44,8 @@ const SCRIPT: &str = r#"
         rtla -10kHz 100 $2; tracer -10kHz 100 $2
     done
     echo "@ end 0m0s 0m0s 0m0s 0m0s"
-"#;
+"#
+);
 
 /// What one run told, and cost.
 #[derive(Clone, Copy, Debug, Default)]

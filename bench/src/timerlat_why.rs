@@ -44,15 +44,9 @@ const CAUSES: [Cause; 3] = [
 const TOOLS: [&str; 4] = ["rtla -T", "rtla -i", "whylate, tracer", "whylate, bpf"];
 
 /// A threshold of 40 ms stops each; what it printed follows a line that says what it is.
-const SCRIPT: &str = r#"
-    cd /sys/kernel/tracing/instances
-    for instance in first second; do
-        mkdir $instance
-        echo 0 >$instance/tracing_on
-        for events in irq_vectors irq nmi/nmi_handler timer/hrtimer_expire_entry sched/sched_switch; do
-            echo 1 >$instance/events/$events/enable
-        done
-    done
+const SCRIPT: &str = concat!(
+    include_str!("../../xtask/keep-enabled.sh"),
+    r#"
     cd /tmp
     cause() {
         case $1 in
@@ -91,7 +85,8 @@ const SCRIPT: &str = r#"
             done
         done
     done
-"#;
+"#
+);
 
 /// The analysis of one stop.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -141,21 +141,8 @@ const DELAY: &str = "
     cat tracing_max_latency
 ";
 
-/// Runs a program while tracepoints have two probes that do nothing. The kernel then changes none of its code when another one comes or
-/// goes (kernel/tracepoint.c), which emulated CPUs may miss.
-const KEEP_ENABLED: &str = "
-    cd /sys/kernel/tracing/instances
-    for instance in first second; do
-        mkdir $instance
-        echo 0 >$instance/tracing_on
-        for events in workqueue irq_vectors irq nmi/nmi_handler timer/hrtimer_expire_entry timer/hrtimer_expire_exit \
-            sched/sched_switch sched/sched_waking sched/sched_migrate_task; do
-            echo 1 >$instance/events/$events/enable
-        done
-    done
-    cd /
-    exec \"$@\"
-";
+/// Runs a program while the code at its tracepoints does not change.
+const KEEP_ENABLED: &str = concat!(include_str!("../keep-enabled.sh"), "exec \"$@\"\n");
 
 /// What is known of a kernel.
 struct Expected {

@@ -20,7 +20,7 @@ use kernel::urgent::patching;
 use kernel::{is_emulated, undisturbed};
 use whylate_model::sqpoll::{is_part_of, is_thread};
 use whylate_model::{CauseKind, Series, Snapshot};
-use whylate_sources::inject::sqpoll::{Load, Plan, READ_BYTES};
+use whylate_sources::inject::sqpoll::{Load, MOST_URGENT, Plan, READ_BYTES};
 use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions, attach};
 use whylate_sources::{AttachError, Attached as _};
 
@@ -98,6 +98,11 @@ fn read_ns() -> Result<u64> {
     Ok(best.as_nanos() as u64)
 }
 
+/// Others had the load's CPU for this share of the time: what it has done is not known.
+#[derive(Debug, thiserror::Error)]
+#[error("others had the load's CPU for too long to tell: {0}")]
+struct Unknown(f64);
+
 /// Compares one interval with what the load knows. Of some of the time it does not know whether its last request was done, as it had no CPU.
 fn compare_once(source: &mut AttachedSqpoll, load: &Load, duty: f64) -> Result<()> {
     source.snapshot()?;
@@ -111,10 +116,12 @@ fn compare_once(source: &mut AttachedSqpoll, load: &Load, duty: f64) -> Result<(
     let working = value(series, "working")?;
     let (most, unsure) = (share(done.busy_ns), share(done.uncertain_ns));
     println!(
-        "duty {duty}: outstanding {most:.4}, of that unsure {unsure:.4}; working {working:.4} ({:?})",
-        snapshot.lost
+        "duty {duty}: outstanding {most:.4}, of that unsure {unsure:.4}; working {working:.4} of {:?} ({:?})",
+        series.values, snapshot.lost
     );
-    ensure!(unsure < OFF / 2.0 || is_emulated(), "others had the load's CPU for too long to tell: {unsure}");
+    if unsure >= OFF / 2.0 && !is_emulated() {
+        return Err(Unknown(unsure).into());
+    }
     ensure!(done.requests > 0, "nothing was done");
     // Others may keep the thread from its CPU.
     let had_cpu = 1.0 - value(series, "starved")?;
@@ -136,7 +143,7 @@ fn the_share_of_work_is_that_of_the_load() -> Result<()> {
     let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
     for way in ways()? {
         // Emulated, a request takes longer than the shortest ones last.
-        let (duties, times) = if is_emulated() { (&[0.37, 0.99][..], 1) } else { (&[0.01, 0.1, 0.37][..], 2) };
+        let (duties, times) = if is_emulated() { (&[0.37, 0.99][..], 1) } else { (&[0.01, 0.1, 0.37, 0.99][..], 2) };
         for &duty in duties {
             let plan = Plan {
                 duty,
@@ -151,7 +158,17 @@ fn the_share_of_work_is_that_of_the_load() -> Result<()> {
             // The load learns how long a request takes.
             thread::sleep(Duration::from_millis(300));
             for _ in 0..times {
-                undisturbed(|| compare_once(&mut source, &load, duty))?;
+                let mut was_known = duty < MOST_URGENT;
+                let outcome = undisturbed(|| {
+                    let outcome = compare_once(&mut source, &load, duty);
+                    was_known |= outcome.as_ref().is_err_and(|error| !error.is::<Unknown>());
+                    outcome
+                });
+                match outcome {
+                    // So large a share comes from an application that is not urgent.
+                    Err(error) if !was_known => println!("skipped: {duty}: {error}"),
+                    outcome => outcome?,
+                }
             }
             drop(load);
             patching(|| drop(source));

@@ -20,7 +20,7 @@ use std::time::Duration;
 use io_uring::{IoUring, opcode, types};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::threads::become_fifo;
+use super::threads::{become_fifo, favour};
 use crate::clock::monotonic_ns;
 
 /// Rings that can share one submission thread here.
@@ -34,6 +34,9 @@ const RANDOM: &str = "/dev/urandom";
 const GAP_NS: u64 = 20_000;
 /// Of the application where it is urgent: the lowest there is.
 const PRIORITY: u8 = 1;
+/// Share of the time above which it is not of real-time priority: the kernel takes a CPU from real-time threads for 50 ms of each second in
+/// which others want it (`sched_rt_runtime_us`, and from 6.12 the fair server), and just then nobody would watch.
+pub const MOST_URGENT: f64 = 0.9;
 /// Until a batch that does not end is given up.
 const PATIENCE_NS: u64 = 5_000_000_000;
 
@@ -86,8 +89,8 @@ pub struct Done {
 #[derive(Debug, Default)]
 struct State {
     done: Done,
-    /// When the batch that is outstanding began, or 0.
-    since_ns: u64,
+    /// When the batch that is outstanding began, and what its thread had waited for a CPU by then.
+    since: Option<(u64, u64)>,
     error: Option<io::Error>,
 }
 
@@ -153,7 +156,12 @@ impl Load {
             return Err(error);
         }
         let at_ns = monotonic_ns();
-        let open_ns = if state.since_ns > 0 { at_ns.saturating_sub(state.since_ns) } else { 0 };
+        let open_ns = match state.since {
+            Some((began_ns, waited_before_ns)) => {
+                at_ns.saturating_sub(began_ns).saturating_sub(waited_ns(self.tid)?.saturating_sub(waited_before_ns))
+            }
+            None => 0,
+        };
         Ok(Done { at_ns, busy_ns: state.done.busy_ns + open_ns, ..state.done })
     }
 }
@@ -241,8 +249,11 @@ impl Worker {
             only.set(cpu as usize);
             sched_setaffinity(None, &only)?;
         }
-        if self.plan.urgent {
-            become_fifo(PRIORITY)?;
+        match self.plan.urgent {
+            // Both: of their cgroup's share of the machine (or their session's), a CPU gets what its threads weigh in it.
+            true if self.plan.duty > MOST_URGENT => [0, self.tid].into_iter().try_for_each(favour)?,
+            true => become_fifo(PRIORITY)?,
+            false => {}
         }
         let period_ns = self.plan.period.as_nanos() as u64;
         let began_ns = monotonic_ns();
@@ -302,7 +313,7 @@ impl Worker {
         }
         let waited_before_ns = waited_ns(self.tid)?;
         let began_ns = monotonic_ns();
-        lock(&self.state).since_ns = began_ns;
+        lock(&self.state).since = Some((began_ns, waited_before_ns));
         // The thread sees the requests from here on.
         drop(queues);
         for ring in &self.rings {
@@ -331,7 +342,7 @@ impl Worker {
         let waited_ns = waited_ns(self.tid)? - waited_before_ns;
         batch.busy_ns = (now_ns - began_ns).saturating_sub(waited_ns);
         let mut state = lock(&self.state);
-        state.since_ns = 0;
+        state.since = None;
         state.done.busy_ns += batch.busy_ns;
         state.done.uncertain_ns += batch.uncertain_ns;
         state.done.requests += batch.requests;

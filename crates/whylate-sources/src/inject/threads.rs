@@ -88,6 +88,15 @@ pub(super) fn become_fifo(priority: u8) -> io::Result<()> {
     set_policy(libc::SCHED_FIFO, priority.into())
 }
 
+/// Gives a thread, 0 for the calling one, the largest share of its CPU that a normal thread can have.
+pub(super) fn favour(tid: u32) -> io::Result<()> {
+    // SAFETY: the call takes numbers.
+    match unsafe { libc::setpriority(libc::PRIO_PROCESS, tid, -20) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Gives the calling thread the policy that threads have by default.
 pub(super) fn become_normal() -> io::Result<()> {
     set_policy(libc::SCHED_OTHER, 0)
