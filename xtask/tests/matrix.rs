@@ -48,7 +48,7 @@ fn debian_6_1_cloud() -> Result<()> {
             injects: false,
             cannot_disturb: &[NO_TIMES, NO_IRQS_OFF, "bpf_wq"],
             of_tracer: &[],
-            sqpoll: None,
+            sqpoll: Some("samples"),
         },
     )
 }

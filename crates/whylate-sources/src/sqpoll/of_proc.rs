@@ -25,11 +25,20 @@ const TRIES: u32 = 8;
 #[derive(Debug)]
 pub(super) struct OfProc {
     pid: Option<u32>,
-    /// Rings that stayed busy at every try.
+    /// Rings that stayed busy at every try, or told of no thread where one is left without a ring.
     busy: u64,
     /// Rings, by process and inode, that have never told of a submission thread: without one, most probably.
     without: HashSet<(u32, u64)>,
     has_work_times: Option<bool>,
+}
+
+/// What one descriptor of a ring tells.
+enum Told {
+    Ring(RingText),
+    /// A ring (by its inode) without a submission thread, or one that does not tell of it.
+    NoThread(Option<u64>),
+    /// It is known, gone or busy.
+    Nothing,
 }
 
 /// What the scheduler tells of a thread.
@@ -78,13 +87,15 @@ impl OfProc {
     }
 
     fn look_at_process(&mut self, pid: u32, tasks: &[u32], threads: &[u32], look: &mut Look) {
-        let mut rings = self.rings(pid);
+        let (mut rings, silent) = self.rings(pid);
+        let mut without_ring = false;
         for &tid in threads {
             let Some(scheduled) = scheduled(pid, tid) else { continue };
             let at_ns = clock::monotonic_ns();
             let process = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             let of_thread = |ring: &RingText| thread_of(ring, tasks, threads) == Some(tid);
             let ours: Vec<(u32, RingText)> = rings.extract_if(.., |(_, ring)| of_thread(ring)).collect();
+            without_ring |= ours.is_empty();
             // All rings of a thread print the same time; they were read one after another.
             let work_us = ours.iter().filter_map(|(_, ring)| ring.work_us).max();
             if !ours.is_empty() {
@@ -109,53 +120,62 @@ impl OfProc {
             };
             look.insert(SqThread { pid, tid, born: scheduled.born }, seen);
         }
+        // Before 6.7 a ring tells of its thread only while that sleeps.
+        if without_ring {
+            self.busy += silent;
+        }
     }
 
-    /// Each ring of a process once, with its first descriptor.
-    fn rings(&mut self, pid: u32) -> Vec<(u32, RingText)> {
+    /// Each ring of a process once, with its first descriptor; and how many do not tell of a submission thread, for which they may have none.
+    fn rings(&mut self, pid: u32) -> (Vec<(u32, RingText)>, u64) {
         let mut rings: Vec<(u32, RingText)> = Vec::new();
+        let mut silent = HashSet::new();
         let mut descriptors = numbers(Path::new(&format!("/proc/{pid}/fd"))).unwrap_or_default();
         descriptors.sort_unstable();
         for fd in descriptors {
             let leads_to = fs::read_link(format!("/proc/{pid}/fd/{fd}"));
-            if leads_to.is_ok_and(|path| path.as_os_str() == RING)
-                && let Some(ring) = self.ring(pid, fd, &rings)
-            {
-                rings.push((fd, ring));
+            if !leads_to.is_ok_and(|path| path.as_os_str() == RING) {
+                continue;
+            }
+            match self.ring(pid, fd, &rings) {
+                Told::Ring(ring) => rings.push((fd, ring)),
+                Told::NoThread(inode) => drop(silent.insert(inode)),
+                Told::Nothing => {}
             }
         }
-        rings
+        (rings, silent.len() as u64)
     }
 
-    /// Reads a ring until it is not busy; `None` for one that is known, gone, busy, or without a submission thread.
-    fn ring(&mut self, pid: u32, fd: u32, known: &[(u32, RingText)]) -> Option<RingText> {
+    /// Reads a ring until it is not busy.
+    fn ring(&mut self, pid: u32, fd: u32, known: &[(u32, RingText)]) -> Told {
         let mut pause = FIRST_PAUSE;
         let mut inode = None;
         let mut is_busy = false;
         for _ in 0..TRIES {
-            let ring = fdinfo::parse(&fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?);
+            let Ok(text) = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")) else { return Told::Nothing };
+            let ring = fdinfo::parse(&text);
             inode = ring.inode;
             if inode.is_some() && known.iter().any(|(_, other)| other.inode == inode) {
-                return None;
+                return Told::Nothing;
             }
             if ring.thread.is_some() {
                 self.without.remove(&(pid, inode.unwrap_or(0)));
-                return Some(ring);
+                return Told::Ring(ring);
             }
             // From 6.15 on, a ring that is busy prints nothing; before, as one without a submission thread does always.
             is_busy = ring.sq_head.is_none();
             if !is_busy && self.without.contains(&(pid, inode.unwrap_or(0))) {
-                return None;
+                break;
             }
             thread::sleep(pause);
             pause *= 2;
         }
         if is_busy {
             self.busy += 1;
-        } else {
-            self.without.insert((pid, inode.unwrap_or(0)));
+            return Told::Nothing;
         }
-        None
+        self.without.insert((pid, inode.unwrap_or(0)));
+        Told::NoThread(inode)
     }
 }
 
