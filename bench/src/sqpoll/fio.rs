@@ -8,22 +8,26 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::{Check, Part};
+use super::{Check, Part, places, stay_on, stay_on_any};
 use crate::figures::median;
 use crate::{kernel, whylate};
 
 /// Those of the reference.
 const DEPTHS: [u32; 5] = [1, 4, 8, 16, 64];
-const DEPTHS_WORD: &str = "1,4,8,16,64";
-/// Runs of each; each tells the utilisation of all depths.
-const ROUNDS: usize = 3;
-const RUNTIME: &str = "2s";
+/// Runs of each depth by each load, by turns: what a disk that others use as well gives differs from second to second.
+const ROUNDS: usize = 9;
+const RUNTIME: &str = "1s";
 const FILE_BYTES: usize = 256 << 20;
 /// In points.
 const LIMIT: f64 = 3.0;
 
-/// Utilisation in percent and IOPS, by depth.
-type Run = [(f64, f64); DEPTHS.len()];
+/// What was told of one depth: utilisation in percent, the share of time without a CPU in percent, and IOPS.
+#[derive(Clone, Copy, Default)]
+struct Run {
+    utilisation: f64,
+    starved: f64,
+    iops: f64,
+}
 
 pub fn measure() -> Result<Part> {
     if Command::new("fio").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
@@ -37,32 +41,28 @@ pub fn measure() -> Result<Part> {
         file.write_all(&[0x5a; 1 << 20])?;
     }
     file.as_file().sync_all()?;
-    let (mut own, mut fio): (Vec<Run>, Vec<Run>) = (Vec::new(), Vec::new());
-    for number in 1..=ROUNDS {
-        eprintln!("round {number} of {ROUNDS}: beside fio");
-        // They take turns at being first.
-        for turn in 0..2 {
-            match (turn + number) % 2 {
-                0 => own.push(sweep(&program, file.path(), &[])?),
-                _ => fio.push(sweep(&program, file.path(), &["--fio"])?),
-            }
-        }
-    }
-    let middle = |runs: &[Run], depth: usize, of: fn(&(f64, f64)) -> f64| {
-        median(&runs.iter().map(|run| of(&run[depth])).collect::<Vec<_>>())
-    };
+    let (app_cpu, sq_cpu) = places()?;
+    // fio is a child, and is where its parent may be.
+    stay_on(app_cpu)?;
+    let outcome = both(&program, file.path(), sq_cpu);
+    stay_on_any()?;
+    let [own, fio] = outcome?;
     let mut text = format!(
-        "### Beside fio\n\n`whylate sqpoll sweep --filename FILE --runtime {RUNTIME}` with its own load and with `--fio` (direct reads of 128k with \
-         sqthread_poll=1), medians of {ROUNDS} runs in turn.\n\n\
-         | iodepth | utilisation, own load | with fio | idle, own load | with fio | IOPS, own load | with fio |\n|--:|--:|--:|--:|--:|--:|--:|\n"
+        "### Beside fio\n\n`whylate sqpoll sweep --filename FILE --runtime {RUNTIME} --sq-cpu {sq_cpu}` with its own load and with `--fio` (direct reads of 128k \
+         with sqthread_poll=1), the application on CPU {app_cpu}. Medians of {ROUNDS} runs of each depth, by turns.\n\n\
+         | iodepth | utilisation, own load | with fio | idle, own load | with fio | starved, own load | with fio | IOPS, own load | with fio |\n\
+         |--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
     );
     let mut largest = 0.0_f64;
-    for (depth, in_flight) in DEPTHS.into_iter().enumerate() {
-        let [ours, theirs] = [&own, &fio].map(|runs| middle(runs, depth, |run| run.0));
-        let [our_iops, their_iops] = [&own, &fio].map(|runs| middle(runs, depth, |run| run.1));
+    for (depth, (own, fio)) in DEPTHS.into_iter().zip(own.iter().zip(&fio)) {
+        let middle = |runs: &[Run], of: fn(&Run) -> f64| median(&runs.iter().map(of).collect::<Vec<_>>());
+        let both = |of: fn(&Run) -> f64| [middle(own, of), middle(fio, of)];
+        let [ours, theirs] = both(|run| run.utilisation);
+        let [our_starved, their_starved] = both(|run| run.starved);
+        let [our_iops, their_iops] = both(|run| run.iops);
         largest = largest.max((ours - theirs).abs());
         text += &format!(
-            "| {in_flight} | {ours:.1} % | {theirs:.1} % | {:.1} % | {:.1} % | {our_iops:.0} | {their_iops:.0} |\n",
+            "| {depth} | {ours:.1} % | {theirs:.1} % | {:.1} % | {:.1} % | {our_starved:.1} % | {their_starved:.1} % | {our_iops:.0} | {their_iops:.0} |\n",
             100.0 - ours,
             100.0 - theirs
         );
@@ -71,22 +71,38 @@ pub fn measure() -> Result<Part> {
     Ok(Part { checks: vec![Check { what, value: largest, limit: LIMIT, unit: "points" }], text })
 }
 
-fn sweep(program: &Path, file: &Path, more: &[&str]) -> Result<Run> {
+/// By load and depth, what all runs told.
+fn both(program: &Path, file: &Path, sq_cpu: u32) -> Result<[Vec<Vec<Run>>; 2]> {
+    let mut told = [vec![Vec::new(); DEPTHS.len()], vec![Vec::new(); DEPTHS.len()]];
+    for number in 1..=ROUNDS {
+        eprintln!("round {number} of {ROUNDS}: beside fio");
+        for (place, depth) in DEPTHS.into_iter().enumerate() {
+            // They take turns at being first.
+            for turn in 0..2 {
+                let load = (turn + number) % 2;
+                let more: &[&str] = if load == 0 { &[] } else { &["--fio"] };
+                told[load][place].push(sweep(program, file, depth, sq_cpu, more)?);
+            }
+        }
+    }
+    Ok(told)
+}
+
+fn sweep(program: &Path, file: &Path, depth: u32, sq_cpu: u32, more: &[&str]) -> Result<Run> {
     let mut command = Command::new(program);
     command
-        .args(["sqpoll", "sweep", "--json", "--runtime", RUNTIME, "--iodepth", DEPTHS_WORD, "--filename"])
+        .args(["sqpoll", "sweep", "--json", "--runtime", RUNTIME, "--iodepth", &depth.to_string()])
+        .args(["--sq-cpu", &sq_cpu.to_string(), "--filename"])
         .arg(file)
         .args(more);
     let output = kernel::die_with_parent(command.stdin(Stdio::null())).output().context("cannot start whylate")?;
     ensure!(output.status.success(), "the sweep failed: {}", String::from_utf8_lossy(&output.stderr));
-    let lines: Vec<Value> =
-        String::from_utf8(output.stdout)?.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
-    ensure!(lines.len() == DEPTHS.len(), "the sweep printed {} lines", lines.len());
-    let mut run = Run::default();
-    for (told, line) in run.iter_mut().zip(&lines) {
-        let utilisation = line["values"]["utilisation"].as_f64().context("a line has no utilisation")?;
-        let requests = line["requests"].as_f64().context("a line has no requests")?;
-        *told = (utilisation * 100.0, requests * 1e9 / line["duration_ns"].as_f64().context("a line has no duration")?);
-    }
-    Ok(run)
+    let line: Value = serde_json::from_slice(&output.stdout).context("the sweep printed another number of lines")?;
+    let share = |name: &str| line["values"][name].as_f64().with_context(|| format!("a line has no {name}"));
+    let requests = line["requests"].as_f64().context("a line has no requests")?;
+    Ok(Run {
+        utilisation: share("utilisation")? * 100.0,
+        starved: share("starved")? * 100.0,
+        iops: requests * 1e9 / line["duration_ns"].as_f64().context("a line has no duration")?,
+    })
 }

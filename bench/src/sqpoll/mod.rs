@@ -73,3 +73,9 @@ fn stay_on(cpu: u32) -> Result<()> {
     only.set(cpu as usize);
     Ok(sched_setaffinity(None, &only)?)
 }
+
+fn stay_on_any() -> Result<()> {
+    let mut any = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|cpu| any.set(cpu));
+    Ok(sched_setaffinity(None, &any)?)
+}

@@ -14,6 +14,7 @@ pub mod irqsoff;
 pub mod late;
 pub mod look;
 pub mod occupancy;
+pub mod selftest;
 pub mod snapshot;
 pub mod sqpoll;
 pub mod stack;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which CPUs there are.
+//! Which CPUs there are, and of what kind.
 
 use std::io;
 
@@ -49,6 +49,37 @@ pub fn list(cpus: &[u32]) -> String {
     named.collect::<Vec<_>>().join(",")
 }
 
+/// What runs the kernel, as far as the CPU says so (x86).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Machine {
+    /// Nothing else.
+    Bare,
+    /// A hypervisor, which may take a CPU away.
+    Virtual,
+    /// QEMU, which makes up each instruction: a CPU may stop for milliseconds between any two of them.
+    Emulated,
+}
+
+impl Machine {
+    /// The one this runs on.
+    pub fn this() -> Self {
+        Self::of(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
+    }
+
+    /// Of the text of `/proc/cpuinfo`.
+    fn of(cpus: &str) -> Self {
+        let has = |field: &str, word: &str| {
+            cpus.lines().any(|line| line.starts_with(field) && line.split_whitespace().any(|found| found == word))
+        };
+        // QEMU calls it so in its own model names, and in those that it borrows it does not.
+        match () {
+            () if has("model name", "TCG") => Machine::Emulated,
+            () if has("flags", "hypervisor") => Machine::Virtual,
+            () => Machine::Bare,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,5 +93,14 @@ mod tests {
         assert_eq!(numbers("0-4000000000"), None);
         assert_eq!(list(&[0, 1, 2, 3, 8]), "0-3,8");
         assert_eq!(list(&[]), "");
+    }
+
+    #[test]
+    fn a_machine_is_told_by_its_processor() {
+        let told = |model: &str, flags: &str| Machine::of(&format!("model name\t: {model}\nflags\t\t: fpu {flags}\n"));
+        assert_eq!(told("QEMU TCG CPU version 2.5+", "hypervisor apic"), Machine::Emulated);
+        assert_eq!(told("AMD EPYC", "apic hypervisor"), Machine::Virtual);
+        assert_eq!(told("AMD EPYC", "apic"), Machine::Bare);
+        assert_eq!(Machine::of(""), Machine::Bare);
     }
 }

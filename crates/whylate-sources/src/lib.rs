@@ -18,6 +18,7 @@ pub mod mapped;
 mod occupancy;
 pub mod offcpu;
 mod percpu;
+pub mod realtime;
 pub mod restore;
 pub mod source;
 pub mod sqpoll;

@@ -3,7 +3,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{doctor, generate, inject, irqsoff, look, offcpu, sqpoll, timerlat, wq};
+use crate::commands::{doctor, generate, inject, irqsoff, look, offcpu, selftest, sqpoll, timerlat, wq};
 
 /// Tells why Linux is late: where work items, timers, interrupts and threads wait, for how long, and what made them wait.
 ///
@@ -25,6 +25,7 @@ pub enum Command {
     Offcpu(Box<offcpu::Arguments>),
     Sqpoll(sqpoll::Arguments),
     Inject(inject::Arguments),
+    Selftest(selftest::Arguments),
     Doctor(doctor::Arguments),
     #[command(hide = true)]
     Generate(generate::Arguments),

@@ -60,6 +60,7 @@ fn without_privileges_it_says_so_in_one_line() -> Result<()> {
         (&["irqsoff", "1", "1", "--timers"], "whylate: cannot attach irqsoff: not permitted"),
         (&["irqsoff", "1", "1", "--backend", "ticks"], "whylate: cannot attach irqsoff: not permitted"),
         (&["irqsoff", "1", "1", "--backend", "tracer"], "whylate: cannot attach irqsoff: not permitted"),
+        (&["selftest", "--force"], "whylate: cannot run the self-test: not permitted"),
         (&["inject", "irqs-off"], "whylate: cannot inject irqs-off: not permitted"),
         (&["inject", "softirq"], "whylate: cannot inject softirq: not permitted"),
         (&["inject", "hog"], "whylate: cannot inject hog: not permitted"),

@@ -38,6 +38,8 @@ pub struct Plan {
     pub runtime: Duration,
     /// `sq_thread_idle`.
     pub idle_ms: u32,
+    /// The CPU of the submission thread.
+    pub sq_cpu: Option<u32>,
     /// Have the submission thread poll the device (`IORING_SETUP_IOPOLL`).
     pub iopoll: bool,
 }
@@ -79,6 +81,9 @@ pub fn run(plan: &Plan, stop: &AtomicBool, started: impl FnOnce() -> io::Result<
     }
     let mut builder = IoUring::builder();
     builder.setup_sqpoll(plan.idle_ms);
+    if let Some(cpu) = plan.sq_cpu {
+        builder.setup_sqpoll_cpu(cpu);
+    }
     if plan.iopoll {
         builder.setup_iopoll();
     }

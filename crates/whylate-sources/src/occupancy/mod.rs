@@ -17,7 +17,7 @@ use self::skel::types::{account, occupancy_limits, wakeup_limits};
 use self::skel::{OccupancySkel, OccupancySkelBuilder};
 use crate::attach::{self, PlainData};
 use crate::capabilities::Fact;
-use crate::cpus;
+use crate::cpus::{self, Machine};
 use crate::heartbeat::{self, Heartbeats};
 use crate::mapped::MappedArray;
 use crate::source::{AttachError, Need};
@@ -59,33 +59,6 @@ const OWN_LATE_FROM_NS: u64 = 5_000;
 
 /// The same where the CPU is emulated: there every interrupt is late by some hundred microseconds, and a few by milliseconds.
 const EMULATED_LATE_FROM_NS: u64 = 10_000_000;
-
-/// What runs the kernel, as far as the CPU says so (x86).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Machine {
-    Bare,
-    Virtual,
-    Emulated,
-}
-
-impl Machine {
-    fn this() -> Self {
-        Self::of(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
-    }
-
-    /// Of the text of `/proc/cpuinfo`.
-    fn of(cpus: &str) -> Self {
-        let has = |field: &str, word: &str| {
-            cpus.lines().any(|line| line.starts_with(field) && line.split_whitespace().any(|found| found == word))
-        };
-        // QEMU calls it so in its own model names, and in those that it borrows it does not.
-        match () {
-            () if has("model name", "TCG") => Machine::Emulated,
-            () if has("flags", "hypervisor") => Machine::Virtual,
-            () => Machine::Bare,
-        }
-    }
-}
 
 /// The kernel's function of timers that wake a thread (kernel/time/hrtimer.c).
 pub(crate) const WAKEUP_FUNCTION: &str = "hrtimer_wakeup";
@@ -281,18 +254,4 @@ pub(crate) fn leave_out_what_the_kernel_lacks(open: &mut OpenObject) -> Result<(
         program.set_autoload(types.type_by_name::<libbpf_rs::btf::types::Typedef<'_>>(&typedef).is_some());
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Machine;
-
-    #[test]
-    fn a_machine_is_told_by_its_processor() {
-        let told = |model: &str, flags: &str| Machine::of(&format!("model name\t: {model}\nflags\t\t: fpu {flags}\n"));
-        assert_eq!(told("QEMU TCG CPU version 2.5+", "hypervisor apic"), Machine::Emulated);
-        assert_eq!(told("AMD EPYC", "apic hypervisor"), Machine::Virtual);
-        assert_eq!(told("AMD EPYC", "apic"), Machine::Bare);
-        assert_eq!(Machine::of(""), Machine::Bare);
-    }
 }

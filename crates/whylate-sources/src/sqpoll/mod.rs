@@ -16,6 +16,7 @@ mod samples;
 mod seen;
 
 pub use attached::AttachedSqpoll;
+pub(crate) use of_proc::numbers;
 
 use crate::attach;
 use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};

@@ -228,7 +228,7 @@ fn monotonic_ns_of(born: u64) -> u64 {
 }
 
 /// The entries of a folder that are numbers.
-pub(super) fn numbers(folder: &Path) -> std::io::Result<Vec<u32>> {
+pub(crate) fn numbers(folder: &Path) -> std::io::Result<Vec<u32>> {
     let entries = fs::read_dir(folder)?;
     Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
 }

@@ -8,6 +8,7 @@ pub mod inject;
 pub mod irqsoff;
 pub mod look;
 pub mod offcpu;
+pub mod selftest;
 pub mod sqpoll;
 pub mod timerlat;
 pub mod watch;
@@ -75,6 +76,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Irqsoff(arguments) => irqsoff::run(&arguments).map(|()| SUCCESS),
         Command::Offcpu(arguments) => offcpu::run(&arguments).map(|()| SUCCESS),
         Command::Sqpoll(arguments) => sqpoll::run(&arguments).map(|()| SUCCESS),
+        Command::Selftest(arguments) => selftest::run(&arguments),
         Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
         Command::Doctor(arguments) => doctor::run(&arguments).map(|()| SUCCESS),
         Command::Generate(arguments) => generate::run(&arguments).map(|()| SUCCESS),

@@ -10,6 +10,7 @@ pub mod json;
 pub mod late;
 pub mod look;
 pub mod offcpu;
+pub mod selftest;
 pub mod sqpoll;
 pub mod table;
 pub mod timerlat;

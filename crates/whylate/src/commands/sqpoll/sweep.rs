@@ -68,6 +68,9 @@ pub struct Arguments {
     /// How long the thread spins before it sleeps, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 1_000)]
     sq_thread_idle: u32,
+    /// Keep the submission thread on this CPU.
+    #[arg(long, value_name = "N")]
+    sq_cpu: Option<u32>,
     /// Have the submission thread poll the device, which has to be made for it.
     #[arg(long)]
     iopoll: bool,
@@ -194,6 +197,7 @@ fn measure(arguments: &Arguments, depth: u32, stop: &AtomicBool) -> anyhow::Resu
         depth,
         runtime: Duration::from_nanos(arguments.runtime),
         idle_ms: arguments.sq_thread_idle,
+        sq_cpu: arguments.sq_cpu,
         iopoll: arguments.iopoll,
     };
     let own = std::process::id();
@@ -253,6 +257,7 @@ mod tests {
             rw: Direction::Write,
             runtime: 1,
             sq_thread_idle: 1,
+            sq_cpu: None,
             iopoll: false,
             fio: false,
             destroy_what_is_there: false,

@@ -5,18 +5,25 @@ use std::io::{ErrorKind, Read as _};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use serde_json::Value;
-use whylate_model::Snapshot;
+use whylate_model::{Series, Snapshot};
 use whylate_sources::Attached as _;
 use whylate_sources::sqpoll::{self, SqpollOptions};
 
-use super::{Arguments, Direction, Told};
+use super::{Arguments, Direction, Told, thread_of};
 
 /// How often it is looked whether fio has ended.
 const POLL: Duration = Duration::from_millis(20);
+
+/// Of the run, so much is measured: a part at its end is left for what fio does then.
+const MEASURED: f64 = 0.9;
+
+fn takes_requests(thread: &Series) -> bool {
+    thread.values.get("sqes_per_s").is_some_and(|&rate| rate > 0.0)
+}
 
 /// Ended at the latest when it is dropped.
 struct Fio(Child);
@@ -35,6 +42,9 @@ pub(super) fn measure(arguments: &Arguments, depth: u32, stop: &AtomicBool) -> a
     let mut source = sqpoll::attach(&SqpollOptions::default()).context("cannot attach sqpoll")?;
     let mut fio = Fio(start(arguments, depth)?);
     let pid = fio.0.id();
+    // While the load runs: fio's thread is there, and spins, before its first request and after its last one.
+    let mut measured = None;
+    let mut end = None;
     let status = loop {
         if let Some(status) = fio.0.try_wait().context("cannot wait for fio")? {
             break status;
@@ -43,8 +53,16 @@ pub(super) fn measure(arguments: &Arguments, depth: u32, stop: &AtomicBool) -> a
             bail!("told to stop before it was done");
         }
         thread::sleep(POLL);
+        match end {
+            None => {
+                let is_at_work = thread_of(&source.snapshot()?, pid).is_some_and(takes_requests);
+                end = is_at_work.then(|| Instant::now() + Duration::from_nanos(arguments.runtime).mul_f64(MEASURED));
+            }
+            Some(end) if measured.is_none() && Instant::now() >= end => measured = Some(source.snapshot()?),
+            Some(_) => {}
+        }
     };
-    let snapshot = source.snapshot()?;
+    let snapshot = measured.map_or_else(|| source.snapshot(), Ok)?;
     let (mut out, mut said) = (String::new(), String::new());
     // Some kilobytes, which a pipe holds.
     fio.0.stdout.take().context("fio has no output")?.read_to_string(&mut out)?;
@@ -69,6 +87,9 @@ fn start(arguments: &Arguments, depth: u32) -> anyhow::Result<Child> {
     command.arg(if arguments.rw == Direction::Read { "--rw=read" } else { "--rw=write" });
     if arguments.iopoll {
         command.arg("--hipri=1");
+    }
+    if let Some(cpu) = arguments.sq_cpu {
+        command.arg(format!("--sqthread_poll_cpu={cpu}"));
     }
     let milliseconds = arguments.runtime.div_ceil(1_000_000);
     command

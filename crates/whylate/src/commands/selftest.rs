@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate selftest`: known disturbances of this machine, and whether the sources tell them right.
+
+mod disturbed;
+mod loads;
+mod sleepers;
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use clap::Args;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use whylate_model::selftest::{Check, Selftest, Verdict};
+use whylate_sources::cpus::{self, Machine};
+use whylate_sources::realtime::{self, RealtimeThread};
+use whylate_sources::wq::Wq;
+use whylate_sources::{AttachError, Options, Source as _, clock};
+
+use crate::commands::SUCCESS;
+use crate::output::selftest;
+use crate::output::table::terminal_columns;
+
+/// How often a check is tried: whoever else uses the machine disturbs it as well.
+const TRIES: u32 = 3;
+/// For so long it is watched whether real-time threads are at work.
+const WATCHED: Duration = Duration::from_millis(500);
+/// Exit status when a check has failed.
+const FAILED: u8 = 1;
+
+/// Proves on this machine that the figures are right.
+///
+/// Work items, interrupts that are off, softirqs, a real-time thread that keeps a CPU, sleeping threads and an io_uring submission thread are made
+/// for a known time, and each is compared with what its source tells of it, and with whom it blames.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit status: 0 when everything that can be tried here is right, 1 when something is not, 3 when nothing can be tried.")]
+pub struct Arguments {
+    /// Disturb this CPU, and not the last one
+    #[arg(long, value_name = "N")]
+    cpu: Option<u32>,
+    /// Also where real-time threads are at work
+    #[arg(long)]
+    force: bool,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+    /// Be the process of threads that sleep
+    #[arg(long, hide = true)]
+    sleepers: bool,
+}
+
+/// Where and how the checks are made.
+pub(crate) struct Place<'a> {
+    /// The CPU that is disturbed.
+    cpu: u32,
+    /// Another one.
+    other: u32,
+    /// How long a disturbance is: an emulated CPU is late by milliseconds by itself.
+    length_ns: u64,
+    /// How far apart two times may be, beside a twentieth of them.
+    apart_ns: f64,
+    is_emulated: bool,
+    stop: &'a AtomicBool,
+}
+
+type Try = fn(&Place<'_>) -> Result<Vec<Check>, AttachError>;
+
+/// In the order of the list of sources; each with its source and what it does.
+const CHECKS: [(&str, &str, Try); 7] = [
+    ("wq", loads::WORK, loads::work),
+    ("timerlat", disturbed::IRQS_OFF, disturbed::timer_and_irqs_off),
+    ("timerlat", disturbed::SOFTIRQ, disturbed::timer_and_softirq),
+    ("timerlat", disturbed::HOG, disturbed::timer_and_hog),
+    ("irqsoff", disturbed::IRQS_OFF, disturbed::windows),
+    ("offcpu", loads::SLEEP, loads::sleep),
+    ("sqpoll", loads::DUTY, loads::duty),
+];
+
+/// Tries everything, prints it and returns the exit status.
+///
+/// # Errors
+/// When it is refused or told to stop, nothing can be tried, or the output cannot be written.
+pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
+    if arguments.sleepers {
+        return sleepers::be().map(|()| SUCCESS);
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        let seen = Arc::clone(&stop);
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, seen)
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
+            .context("cannot watch for signals")?;
+    }
+    let place = place(arguments, &stop)?;
+    if !arguments.force {
+        refuse(&realtime::at_work(WATCHED).context("cannot tell whether real-time threads are at work")?)?;
+    }
+    if let Err(error @ AttachError::NotPermitted) = Wq.attach(&Options::default()) {
+        return Err(anyhow!(error).context("cannot run the self-test"));
+    }
+    announce(&place);
+    let start_unix_ns = clock::unix_ns();
+    let mut checks = Vec::new();
+    for (source, injected, attempt) in CHECKS {
+        checks.extend(tried(source, injected, attempt, &place)?);
+        if stop.load(Ordering::Relaxed) {
+            bail!("told to stop before it was done");
+        }
+    }
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let told = Selftest::new(&host, start_unix_ns, place.cpu, checks);
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if arguments.json {
+        serde_json::to_writer(&mut out, &told).map_err(io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        selftest::write(&mut out, &told, terminal_columns())?;
+    }
+    out.flush()?;
+    if told.passed + told.failed == 0 {
+        return Err(AttachError::Unsupported("nothing could be tried here".to_owned()).into());
+    }
+    Ok(if told.failed > 0 { FAILED } else { SUCCESS })
+}
+
+fn place<'a>(arguments: &Arguments, stop: &'a AtomicBool) -> anyhow::Result<Place<'a>> {
+    let online = cpus::online().context("cannot tell which CPUs there are")?;
+    let cpu = arguments.cpu.or(online.last().copied()).context("there is no CPU")?;
+    if !online.contains(&cpu) {
+        bail!("CPU {cpu} is offline or not there: choose one of {}", cpus::list(&online));
+    }
+    let is_emulated = Machine::this() == Machine::Emulated;
+    let other = online.into_iter().find(|&other| other != cpu).unwrap_or(cpu);
+    let (length_ns, apart_ns) = if is_emulated { (45_000_000, 20e6) } else { (10_000_000, 300e3) };
+    Ok(Place { cpu, other, length_ns, apart_ns, is_emulated, stop })
+}
+
+/// Whoever needs a CPU in time must not find it disturbed.
+fn refuse(at_work: &[RealtimeThread]) -> Result<(), AttachError> {
+    let Some(busiest) = at_work.iter().max_by_key(|thread| thread.ran_ns) else { return Ok(()) };
+    Err(AttachError::Unsupported(format!(
+        "{} real-time thread{} at work here, {} ({}) most of all, and would be disturbed: stop them first, or say --force",
+        at_work.len(),
+        if at_work.len() == 1 { " is" } else { "s are" },
+        busiest.name,
+        busiest.policy
+    )))
+}
+
+fn announce(place: &Place<'_>) {
+    let Place { cpu, length_ns, .. } = place;
+    // Whoever does not see it misses nothing.
+    let _ = writeln!(
+        io::stderr(),
+        "whylate: this takes some 20 seconds (more where others disturb it as well). CPU {cpu} is kept busy for up to {} ms at a time, \
+         60 times in all, interrupts off or by a real-time thread; 50 work items keep it busy for 1 ms each, and a submission thread for a third of 2 \
+         seconds.",
+        length_ns / 1_000_000
+    );
+}
+
+/// Up to three times, until all is right.
+fn tried(source: &str, injected: &str, attempt: Try, place: &Place<'_>) -> anyhow::Result<Vec<Check>> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let mut checks = match attempt(place) {
+            Ok(checks) => checks,
+            Err(AttachError::NotPermitted) => return Err(AttachError::NotPermitted.into()),
+            Err(AttachError::Unsupported(reason)) => return Ok(vec![Check::skipped(source, injected, reason)]),
+            Err(error) => {
+                let reason = format!("{:#}", anyhow!(error));
+                vec![Check { reason, ..Check::new(source, "", injected, "") }]
+            }
+        };
+        checks.iter_mut().for_each(|check| check.tries = tries);
+        let is_right = checks.iter().all(|check| check.verdict == Verdict::Pass);
+        if is_right || tries == TRIES || place.stop.load(Ordering::Relaxed) {
+            return Ok(checks);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn real_time_threads_at_work_are_a_reason_to_refuse() {
+        assert!(refuse(&[]).is_ok());
+        let thread = |name: &str, ran_ns| RealtimeThread { name: name.to_owned(), policy: "fifo", ran_ns };
+        let said = refuse(&[thread("jackd:7", 5), thread("rt:8", 9)]).map_err(|error| error.to_string());
+        let expected = "2 real-time threads are at work here, rt:8 (fifo) most of all, and would be disturbed: stop them first, or say --force";
+        assert_eq!(said, Err(expected.to_owned()));
+    }
+}

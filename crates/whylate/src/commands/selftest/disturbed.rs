@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A CPU that is disturbed for a known time, as a timer's thread and interrupts see it.
+
+use std::ops::Range;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use whylate_model::blame::Evidence;
+use whylate_model::selftest::{Check, Unit};
+use whylate_model::{Cause, CauseKind, LateEvent};
+use whylate_sources::inject::disturbance::{self, Kind, Plan, Policy};
+use whylate_sources::irqsoff::{self, IrqsoffOptions};
+use whylate_sources::timerlat::{self, TimerlatOptions};
+use whylate_sources::{AttachError, Attached};
+
+use super::Place;
+
+pub(super) const IRQS_OFF: &str = "interrupts off";
+pub(super) const SOFTIRQ: &str = "a softirq";
+pub(super) const HOG: &str = "a FIFO:98 thread";
+const TIMES: u64 = 20;
+/// The function that ends an injected window with interrupts off.
+const ENABLES: &str = "bpf_local_irq_restore";
+/// The same, as those are blamed that have the CPU meanwhile.
+const DISTURBS: &str = "whylate-irqsoff";
+/// What came in last is read after this.
+const SETTLE: Duration = Duration::from_millis(100);
+
+pub(super) fn timer_and_irqs_off(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
+    timer(place, IRQS_OFF, Kind::IrqsOff, DISTURBS, |cause| {
+        cause.kind == CauseKind::IrqsOff && cause.who.starts_with(DISTURBS)
+    })
+}
+
+pub(super) fn timer_and_softirq(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
+    timer(place, SOFTIRQ, Kind::Softirq, "softirq hrtimer", |cause| {
+        cause.kind == CauseKind::Softirq && cause.who == "hrtimer"
+    })
+}
+
+pub(super) fn timer_and_hog(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
+    timer(place, HOG, Kind::Hog(Policy::Fifo(98)), "whylate-hog", |cause| {
+        cause.kind == CauseKind::Thread && cause.who.starts_with("whylate-hog:")
+    })
+}
+
+/// The activation that each disturbance holds up longest: it lasts from when it was due to the end of the disturbance.
+fn timer(
+    place: &Place<'_>,
+    injected: &str,
+    kind: Kind,
+    cause: &str,
+    is_true: impl Fn(&Cause) -> bool,
+) -> Result<Vec<Check>, AttachError> {
+    let mut source = timerlat::attach(&TimerlatOptions {
+        backend: Some("bpf".to_owned()),
+        cpus: vec![place.cpu],
+        explain_over_ns: Some(place.length_ns / 2),
+        keep_evidence: true,
+        ..TimerlatOptions::default()
+    })?;
+    let seen = while_disturbed(&mut source, place, kind)?;
+    let mut latencies = Vec::new();
+    let mut right = 0;
+    for made in &seen.made {
+        let Some((event, waited)) = event_of(&seen.events, made) else { continue };
+        latencies.push((made.end.saturating_sub(waited.start) as f64, event.latency_ns as f64));
+        right += u64::from(event.causes.first().is_some_and(&is_true));
+    }
+    // Where nothing was seen, nobody waited by what was told.
+    let mean = |of: fn(&(f64, f64)) -> f64| latencies.iter().map(of).sum::<f64>() / latencies.len().max(1) as f64;
+    let measured = mean(|both| both.1);
+    let expected = if latencies.is_empty() { place.length_ns as f64 } else { mean(|both| both.0) };
+    let check = Check::new("timerlat", source.backend().name, injected, "mean latency of a thread")
+        .compare(Unit::Ns, expected, measured, place.apart_ns + expected / 20.0)
+        .blames(cause, right, seen.made.len() as u64);
+    Ok(vec![check])
+}
+
+/// Windows with interrupts off are told with bounds, and whose they are.
+pub(super) fn windows(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
+    let mut source = irqsoff::attach(&IrqsoffOptions {
+        backend: Some("ticks".to_owned()),
+        cpus: vec![place.cpu],
+        late_over_ns: Some(place.length_ns / 2),
+        keep_evidence: true,
+        ..IrqsoffOptions::default()
+    })?;
+    let seen = while_disturbed(source.as_mut(), place, Kind::IrqsOff)?;
+    let (mut within, mut right) = (0_u64, 0);
+    for made in &seen.made {
+        let Some((event, _)) = event_of(&seen.events, made) else { continue };
+        let bounds = event.latency_ns..=event.at_most_ns.unwrap_or(event.latency_ns);
+        within += u64::from(bounds.contains(&(made.end - made.start)));
+        right += u64::from(event.labels.get("function").is_some_and(|function| function == ENABLES));
+    }
+    let windows = seen.made.len() as u64;
+    let check = Check::new("irqsoff", source.backend().name, IRQS_OFF, "windows within their bounds")
+        .compare(Unit::Count, windows as f64, within as f64, windows as f64 / 20.0)
+        .blames(ENABLES, right, windows);
+    Ok(vec![check])
+}
+
+struct Seen {
+    /// On CLOCK_MONOTONIC.
+    made: Vec<Range<u64>>,
+    events: Vec<LateEvent>,
+}
+
+fn while_disturbed(source: &mut dyn Attached, place: &Place<'_>, kind: Kind) -> Result<Seen, AttachError> {
+    // Apart by no multiple of a period, so that they begin at any moment of it.
+    let every_ns = 3 * place.length_ns + 137_000;
+    let plan = Plan { kind, length_ns: place.length_ns, times: TIMES, every_ns, cpu: Some(place.cpu) };
+    let mut events = Vec::new();
+    let report = thread::scope(|scope| {
+        let disturbing = scope.spawn(|| disturbance::run(&plan, place.stop, &mut |_| Ok(())));
+        let mut drained = Ok(());
+        while !disturbing.is_finished() && drained.is_ok() {
+            drained = source.drain_late(Duration::from_millis(50), &mut |event| events.push(event));
+        }
+        let report = disturbing.join().map_err(|_| anyhow!("the thread that disturbs the CPU failed"))?;
+        drained.context("cannot read late events")?;
+        report
+    })?;
+    if !report.complete {
+        return Err(anyhow!("not every disturbance was made").into());
+    }
+    thread::sleep(SETTLE);
+    source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+    let span = |made: &disturbance::Disturbance| {
+        made.start.monotonic_ns..made.start.monotonic_ns.saturating_add(made.length_ns)
+    };
+    Ok(Seen { made: report.made.iter().map(span).collect(), events })
+}
+
+/// The event that a disturbance has delayed most, and the span in which it waited.
+fn event_of<'a>(events: &'a [LateEvent], made: &Range<u64>) -> Option<(&'a LateEvent, Range<u64>)> {
+    let common_ns = |waited: &Range<u64>| made.end.min(waited.end).saturating_sub(made.start.max(waited.start));
+    let with_spans = events.iter().filter_map(|event| Some((event, waited(event)?)));
+    with_spans.filter(|(_, waited)| common_ns(waited) > 0).max_by_key(|(_, waited)| common_ns(waited))
+}
+
+fn waited(event: &LateEvent) -> Option<Range<u64>> {
+    match event.evidence.as_deref()? {
+        Evidence::Timer(timer) => Some(timer.due_ns..timer.thread_ns),
+        Evidence::Tick(tick) => Some(tick.due_ns..tick.came_ns),
+        Evidence::Work(_) | Evidence::Starved(_) => None,
+    }
+}

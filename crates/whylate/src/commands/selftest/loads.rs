@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Work items, sleeping threads and a submission thread whose figures are known.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use whylate_model::CauseKind;
+use whylate_model::selftest::{Check, Unit};
+use whylate_model::sqpoll::is_thread;
+use whylate_sources::inject::sqpoll::{Load, Plan as LoadPlan};
+use whylate_sources::inject::work::{self, HANDLER, Plan as WorkPlan};
+use whylate_sources::offcpu::{DEFAULT_HZ, Offcpu, OffcpuOptions};
+use whylate_sources::sqpoll::{self, SqpollOptions};
+use whylate_sources::wq::Wq;
+use whylate_sources::{AttachError, Attached as _, By, Options, Source as _};
+
+use super::Place;
+use super::sleepers::{NAPS, SLEEPERS, Sleepers, WAITS};
+
+pub(super) const WORK: &str = "50 work items";
+pub(super) const SLEEP: &str = "sleeping threads";
+pub(super) const DUTY: &str = "an SQ thread at 37 %";
+const ITEMS: u64 = 50;
+const BUSY_NS: u64 = 1_000_000;
+const LATE_FROM_NS: u64 = 2_000_000;
+const DUTY_SHARE: f64 = 0.37;
+/// A share of work may be off by so much.
+const OFF: f64 = 0.02;
+const WINDOW: Duration = Duration::from_secs(1);
+/// Until threads are where they stay.
+const SETTLE: Duration = Duration::from_millis(300);
+
+/// They run one after another, so that each waits for those before it.
+pub(super) fn work(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
+    let options = Options { by: By::Handler, phases: true, explain_over_ns: Some(LATE_FROM_NS), ..Options::default() };
+    let mut source = Wq.attach(&options)?;
+    let plan = WorkPlan {
+        items: ITEMS,
+        at_once: ITEMS,
+        delay: Duration::ZERO,
+        busy_ns: BUSY_NS,
+        cpu: Some(place.cpu),
+        load: false,
+    };
+    let report = work::run(&plan, place.stop)?;
+    let mut events = Vec::new();
+    source.drain_late(Duration::from_millis(100), &mut |event| events.push(event))?;
+    let snapshot = source.snapshot()?;
+    let backend = source.backend().name;
+    let is_ours = |labels: &whylate_model::Labels| labels.get("handler").is_some_and(|handler| handler == HANDLER);
+    let histogram = |name: &str| {
+        let ours = snapshot.series.iter().filter(|series| is_ours(&series.labels));
+        let mut all = whylate_model::Histogram::default();
+        ours.filter_map(|series| series.histograms.get(name)).for_each(|of| all.merge(of));
+        all
+    };
+    events.retain(|event| is_ours(&event.labels));
+    let is_true = |cause: &whylate_model::Cause| cause.kind == CauseKind::Work && cause.who == HANDLER;
+    let right = events.iter().filter(|event| event.causes.first().is_some_and(is_true)).count();
+    let busy_ns = report.busy_total_ns as f64 / report.executed.max(1) as f64;
+    Ok(vec![
+        Check::new("wq", backend, WORK, "items counted").compare(
+            Unit::Count,
+            report.executed as f64,
+            histogram("latency").count() as f64,
+            0.0,
+        ),
+        Check::new("wq", backend, WORK, "mean run time")
+            .compare(Unit::Ns, busy_ns, histogram("runtime").mean_ns() as f64, place.apart_ns / 10.0 + busy_ns / 20.0)
+            .blames(HANDLER, right as u64, events.len() as u64),
+    ])
+}
+
+/// The weight of their stacks is the time that they were there.
+pub(super) fn sleep(_place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
+    let sleepers = Sleepers::start()?;
+    let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
+    let mut source = Offcpu.attach_with(&options)?;
+    thread::sleep(SETTLE);
+    source.snapshot()?;
+    thread::sleep(WINDOW);
+    let snapshot = source.snapshot()?;
+    drop(sleepers);
+    let backend = source.backend().name;
+    // A look at them is as exact as its period.
+    let tolerance_ns = 1e9 / f64::from(DEFAULT_HZ);
+    let check = |thread: &str, system_call: &str, threads: u64, figure: &str| {
+        let of_thread =
+            snapshot.stacks.iter().filter(|stack| stack.labels.get("thread").is_some_and(|name| name == thread));
+        let (mut weight_ns, mut samples, mut right) = (0, 0, 0);
+        for stack in of_thread {
+            weight_ns += stack.weight_ns;
+            samples += stack.samples;
+            let is_there = stack.labels.get("syscall").is_some_and(|name| name == system_call);
+            right += if is_there { stack.samples } else { 0 };
+        }
+        let expected = (threads * snapshot.duration_ns) as f64;
+        Check::new("offcpu", backend, SLEEP, figure)
+            .compare(Unit::Ns, expected, weight_ns as f64, threads as f64 * tolerance_ns)
+            .blames(system_call, right, samples)
+    };
+    Ok(vec![
+        check(NAPS, "clock_nanosleep", SLEEPERS, "time asleep"),
+        check(WAITS, "futex", 1, "time waiting for a lock"),
+    ])
+}
+
+/// Its share of work is that in which it had requests.
+pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
+    if place.other == place.cpu {
+        return Err(AttachError::Unsupported("this needs two CPUs".to_owned()));
+    }
+    let mut source = sqpoll::attach(&SqpollOptions { pid: Some(std::process::id()), ..SqpollOptions::default() })?;
+    let plan = LoadPlan {
+        duty: DUTY_SHARE,
+        sq_cpu: Some(place.cpu),
+        app_cpu: Some(place.other),
+        urgent: true,
+        ..LoadPlan::default()
+    };
+    let load = Load::start(&plan)
+        .map_err(|error| AttachError::Unsupported(format!("io_uring gives no submission thread: {error}")))?;
+    thread::sleep(SETTLE);
+    source.snapshot()?;
+    let before = load.done().context("the load failed")?;
+    thread::sleep(2 * WINDOW);
+    let snapshot = source.snapshot()?;
+    let done = load.done().context("the load failed")?.since(&before);
+    let tid = load.tid().to_string();
+    let is_it = |series: &&whylate_model::Series| is_thread(series) && series.labels.get("tid") == Some(&tid);
+    let series = snapshot.series.iter().find(is_it).ok_or_else(|| anyhow!("the submission thread was not seen"))?;
+    let Some(&working) = series.values.get("working") else {
+        let reason = "this kernel does not tell work from spinning by the backend that works here";
+        return Err(AttachError::Unsupported(reason.to_owned()));
+    };
+    let share = |ns: u64| ns as f64 / done.at_ns.max(1) as f64;
+    // Where one is emulated, requests are outstanding also while the emulator stops its CPU.
+    let tolerance = OFF + share(done.uncertain_ns) + if place.is_emulated { 0.15 } else { 0.0 };
+    let check = Check::new("sqpoll", source.backend().name, DUTY, "share of work");
+    Ok(vec![check.compare(Unit::Share, share(done.busy_ns), working, tolerance)])
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What was known, what was measured of it, and whether that is right.
+
+use std::io::{self, Write};
+
+use whylate_model::selftest::{Check, Selftest, Unit, Verdict};
+use whylate_model::units::{format_ns, printable};
+
+use super::table::{Align, Table};
+
+/// Writes a table, what could not be tried, and the sum.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write(out: &mut dyn Write, told: &Selftest, terminal_columns: Option<usize>) -> io::Result<()> {
+    let (left, right) = (|name| (name, Align::Left), |name| (name, Align::Right));
+    let mut table = Table::new(&[
+        left("RESULT"),
+        left("SOURCE"),
+        left("INJECTED"),
+        left("FIGURE"),
+        right("EXPECTED"),
+        right("MEASURED"),
+        right("ERROR"),
+        right("ALLOWED"),
+        left("CAUSE FOUND"),
+    ]);
+    for check in told.checks.iter().filter(|check| !check.figure.is_empty()) {
+        table.row(row(check));
+    }
+    table.write(out, terminal_columns)?;
+    for check in told.checks.iter().filter(|check| check.figure.is_empty()) {
+        let what = if check.verdict == Verdict::Skip { "not tried" } else { "failed" };
+        writeln!(out, "{what}: {}, {}: {}", check.source, check.injected, printable(&check.reason))?;
+    }
+    writeln!(out, "{} passed, {} failed, {} skipped", told.passed, told.failed, told.skipped)
+}
+
+fn row(check: &Check) -> Vec<String> {
+    let verdict = match check.verdict {
+        Verdict::Pass => "pass",
+        Verdict::Fail => "FAIL",
+        Verdict::Skip => "skip",
+    };
+    let tries = if check.tries > 1 { format!(" (try {})", check.tries) } else { String::new() };
+    let figure = |value: f64| format(check.unit, value);
+    let sign = if check.error() < 0.0 { "-" } else { "+" };
+    let found = check.found.as_ref();
+    vec![
+        format!("{verdict}{tries}"),
+        check.source.clone(),
+        check.injected.clone(),
+        check.figure.clone(),
+        figure(check.expected),
+        figure(check.measured),
+        format!("{sign}{}", figure(check.error().abs())),
+        figure(check.tolerance),
+        found.map_or_else(String::new, |found| format!("{}: {} of {}", found.cause, found.right, found.events)),
+    ]
+}
+
+fn format(unit: Unit, value: f64) -> String {
+    match unit {
+        Unit::Ns => format_ns(value.round() as u64),
+        Unit::Share => format!("{:.1}%", value * 100.0),
+        Unit::Count => format!("{value:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_a_table_and_a_sum() -> io::Result<()> {
+        let checks = vec![
+            Check::new("wq", "fentry", "50 work items", "mean run time")
+                .compare(Unit::Ns, 1_000_500.0, 1_003_000.0, 80_000.0)
+                .blames("bpf_wq_work", 48, 48),
+            Check { tries: 3, ..Check::new("sqpoll", "bpf", "a load", "share of work") }.compare(
+                Unit::Share,
+                0.37,
+                0.31,
+                0.02,
+            ),
+            Check::new("timerlat", "bpf", "a softirq", "mean latency of a thread")
+                .compare(Unit::Ns, 10e6, 0.0, 800e3)
+                .blames("softirq hrtimer", 0, 20),
+            Check::skipped("irqsoff", "interrupts off", "this kernel has none\u{1b}".to_owned()),
+        ];
+        let mut out = Vec::new();
+        write(&mut out, &Selftest::new("host", 0, 1, checks), None)?;
+        insta::assert_snapshot!(String::from_utf8_lossy(&out));
+        Ok(())
+    }
+}

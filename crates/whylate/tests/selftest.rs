@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate selftest` on this machine.
+
+mod running;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use whylate_model::selftest::{Selftest, Verdict};
+use whylate_sources::AttachError;
+use whylate_sources::inject::disturbance::{Kind, Plan, Policy, run};
+
+use running::{Running, whylate};
+use turn::turn_to_measure;
+
+#[test]
+fn every_source_that_attaches_is_right() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    // Whoever else runs here may have real-time threads.
+    let output = whylate(&["selftest", "--json", "--force"]).output()?;
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    let told: Selftest = serde_json::from_slice(&output.stdout).with_context(|| format!("no result: {stderr}"))?;
+    for check in &told.checks {
+        println!("{check:?}");
+        match check.verdict {
+            Verdict::Skip => println!("skipped: {}: {}", check.source, check.reason),
+            Verdict::Pass | Verdict::Fail => {}
+        }
+    }
+    ensure!(told.failed == 0 && output.status.code() == Some(0), "{} failed: {stderr}", told.failed);
+    ensure!(told.passed >= 5, "only {} were tried", told.passed);
+    ensure!(stderr.contains("some 20 seconds"), "it does not say what it will do: {stderr}");
+    Ok(())
+}
+
+#[test]
+fn real_time_threads_at_work_are_left_alone() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let over = AtomicBool::new(false);
+    let plan = Plan {
+        kind: Kind::Hog(Policy::Fifo(1)),
+        length_ns: 2_000_000,
+        times: 1_000,
+        every_ns: 20_000_000,
+        cpu: Some(0),
+    };
+    thread::scope(|scope| {
+        let hog = scope.spawn(|| run(&plan, &over, &mut |_| Ok(())));
+        // Until it runs.
+        thread::sleep(Duration::from_millis(500));
+        let output = whylate(&["selftest"]).output();
+        over.store(true, Ordering::Relaxed);
+        hog.join().expect("a hog does not panic").map_err(|error: AttachError| anyhow::anyhow!(error))?;
+        let output = output?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(3), "{said}");
+        ensure!(said.lines().count() == 1 && said.contains("whylate-hog:") && said.contains("--force"), "{said}");
+        Ok(())
+    })
+}
+
+#[test]
+fn it_ends_when_it_is_told_to() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let mut running = Running::start(&["selftest", "--force"])?;
+    thread::sleep(Duration::from_secs(2));
+    running.signal(Signal::INT)?;
+    let (status, said) = running.end()?;
+    ensure!(status.code() == Some(1) && said.contains("told to stop"), "{status}: {said}");
+    Ok(())
+}
