@@ -170,7 +170,24 @@ fn matrix(kernel: &str, expected: &Expected) -> Result<()> {
     if let Some(way) = expected.sqpoll {
         sqpoll_tells_work(&machine, way)?;
     }
+    selftest_passes(&machine, expected)?;
     tracer::options_are_honoured(&machine, expected.of_tracer)
+}
+
+/// What can be injected there is told right by the static program; the rest says why it cannot.
+fn selftest_passes(machine: &Machine<'_>, expected: &Expected) -> Result<()> {
+    let command = ["sh", "-ec", KEEP_ENABLED, "sh", "whylate", "selftest", "--json", "--force"];
+    let output = machine.run(&[], &words(&command))?;
+    let told = output.lines().find_map(|line| serde_json::from_str::<Value>(line).ok()).context("it told nothing")?;
+    let checks = told["checks"].as_array().context("it checked nothing")?;
+    for check in checks {
+        println!("{check}");
+        let (verdict, reason) = (check["verdict"].as_str(), check["reason"].as_str().unwrap_or_default());
+        let is_known = expected.cannot_disturb.iter().any(|known| reason.contains(known));
+        ensure!(verdict == Some("pass") || (verdict == Some("skip") && is_known), "{check}");
+    }
+    ensure!(checks.len() >= 7, "only {} checks", checks.len());
+    Ok(())
 }
 
 /// The static program measures, and names its backend and why it is not the best one.

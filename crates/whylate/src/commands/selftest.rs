@@ -25,6 +25,8 @@ use crate::output::table::terminal_columns;
 
 /// How often a check is tried: whoever else uses the machine disturbs it as well.
 const TRIES: u32 = 3;
+/// The same where a CPU is emulated, and stops whenever the machine below has something else to do.
+const EMULATED_TRIES: u32 = 5;
 /// For so long it is watched whether real-time threads are at work.
 const WATCHED: Duration = Duration::from_millis(500);
 /// Exit status when a check has failed.
@@ -162,9 +164,10 @@ fn announce(place: &Place<'_>) {
     );
 }
 
-/// Up to three times, until all is right.
+/// Some times, until all is right.
 fn tried(source: &str, injected: &str, attempt: Try, place: &Place<'_>) -> anyhow::Result<Vec<Check>> {
     let mut tries = 0;
+    let most = if place.is_emulated { EMULATED_TRIES } else { TRIES };
     loop {
         tries += 1;
         let mut checks = match attempt(place) {
@@ -178,7 +181,7 @@ fn tried(source: &str, injected: &str, attempt: Try, place: &Place<'_>) -> anyho
         };
         checks.iter_mut().for_each(|check| check.tries = tries);
         let is_right = checks.iter().all(|check| check.verdict == Verdict::Pass);
-        if is_right || tries == TRIES || place.stop.load(Ordering::Relaxed) {
+        if is_right || tries == most || place.stop.load(Ordering::Relaxed) {
             return Ok(checks);
         }
     }
