@@ -162,12 +162,20 @@ static __always_inline bool ring_polls_network(const struct io_ring_ctx *ctx)
 	return BPF_CORE_READ(newer, napi_list.next) != (const void *)ctx + bpf_core_field_offset(newer->napi_list);
 }
 
+struct io_ring_ctx___6_19 {
+	struct list_head iopoll_list;
+} __attribute__((preserve_access_index));
+
 /* Requests that wait to be polled for: a singly linked list until 6.19. */
 static __always_inline bool ring_has_polled_requests(const struct io_ring_ctx *ctx)
 {
-	if (!bpf_core_field_exists(ctx->iopoll_list.first))
+	const struct io_ring_ctx___6_19 *newer = (const void *)ctx;
+
+	if (bpf_core_field_exists(ctx->iopoll_list.first))
+		return BPF_CORE_READ(ctx, iopoll_list.first) != NULL;
+	if (!bpf_core_field_exists(newer->iopoll_list.next))
 		return false;
-	return BPF_CORE_READ(ctx, iopoll_list.first) != NULL;
+	return BPF_CORE_READ(newer, iopoll_list.next) != (const void *)ctx + bpf_core_field_offset(newer->iopoll_list);
 }
 
 /* How long a runnable thread has been waiting for its CPU, until that CPU's clock was read last, a tick ago at most; 0 when it does not. */

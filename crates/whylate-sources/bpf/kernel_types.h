@@ -156,6 +156,7 @@ struct css_set {
 /* x86-64 only: where the kernel has no such fields, user stacks are not read. */
 struct pt_regs {
 	unsigned long bp;
+	unsigned long r10;
 	unsigned long orig_ax;
 	unsigned long ip;
 	unsigned long cs;
@@ -271,6 +272,7 @@ struct path {
 
 struct inode {
 	struct super_block *i_sb;
+	unsigned long i_ino;
 };
 
 struct file {

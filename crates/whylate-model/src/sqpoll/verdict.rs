@@ -13,7 +13,7 @@ const PRESENT: f64 = 0.9;
 const IDLE_UTILISATION: f64 = 0.2;
 /// ... if it has this much of a CPU for nothing.
 const MUCH_SPINNING: f64 = 0.5;
-/// Each wake-up is a system call of the application and a context switch: so many a second are what SQPOLL is there to save.
+/// Each of these wake-ups is a system call of the application and a context switch: so many a second are what SQPOLL is there to save.
 const MANY_WAKEUPS_PER_S: f64 = 100.0;
 /// Spinning on through longer sleeps costs more than waking up.
 const SHORT_SLEEP_S: f64 = 0.01;
@@ -45,12 +45,21 @@ fn of_thread(series: &Series, snapshot: &Snapshot) -> Vec<String> {
     let value = |name: &str| series.values.get(name).copied();
     let name = |label: &str| series.labels.get(label).map_or("?", String::as_str);
     let who = format!("{}:{}", name("process"), name("tid"));
+    let has_ring =
+        |kind: &str| snapshot.series.iter().any(|part| is_part_of(part, series) && part.values.get(kind) == Some(&1.0));
+    // The kernel's own count leaves completions out, and counts each look at a network device.
+    let is_whole = snapshot.backend != "fdinfo";
+    let mut is_to_sleep_sooner = false;
     let now = value("idle_ms").map_or_else(String::new, |ms| format!(" (now {ms:.0} ms)"));
     let mut told = Vec::new();
     if let (Some(utilisation), Some(spinning)) = (value("utilisation"), value("spinning"))
         && utilisation < IDLE_UTILISATION
         && spinning > MUCH_SPINNING
+        && is_whole
+        // What it does for the network is no request.
+        && !has_ring("napi")
     {
+        is_to_sleep_sooner = true;
         told.push(format!(
             "{who} spins {} of the time and works {:.1} %: shorten sq_thread_idle{now}, or do without SQPOLL",
             percent(spinning),
@@ -60,6 +69,7 @@ fn of_thread(series: &Series, snapshot: &Snapshot) -> Vec<String> {
     if let (Some(wakeups), Some(sleeping)) = (value("wakeups_per_s"), value("sleeping"))
         && wakeups >= MANY_WAKEUPS_PER_S
         && sleeping / wakeups <= SHORT_SLEEP_S
+        && !is_to_sleep_sooner
     {
         let mean_ms = sleeping / wakeups * 1e3;
         told.push(format!(
@@ -68,21 +78,25 @@ fn of_thread(series: &Series, snapshot: &Snapshot) -> Vec<String> {
     }
     if let Some(starved) = value("starved").filter(|&starved| starved >= MUCH_STARVED) {
         let cpu = value("cpu").map_or_else(String::new, |cpu| format!(" CPU {cpu:.0}"));
-        let by = snapshot
-            .series
-            .iter()
-            .filter(|part| is_part_of(part, series))
-            .filter_map(|part| Some((part.labels.get("by")?, part.values.get("starved_by").copied()?)));
-        let most = by.max_by(|(_, a), (_, b)| a.total_cmp(b));
+        let parts = || {
+            let parts = snapshot.series.iter().filter(|part| is_part_of(part, series));
+            parts.filter_map(|part| Some((part.labels.get("by")?, part.values.get("starved_by").copied()?)))
+        };
+        let most = parts().max_by(|(_, a), (_, b)| a.total_cmp(b));
+        let known: f64 = parts().map(|(_, share)| share).sum();
         let by = most.map_or_else(String::new, |(by, share)| {
             format!(", {} of it behind {by}", percent((share / starved).min(1.0)))
         });
-        told.push(format!(
-            "{who} waits for{cpu} {} of the time{by}: pin it to a CPU of its own (sq_thread_cpu)",
-            percent(starved)
-        ));
+        let advice = if known >= starved / 2.0 {
+            "pin it to a CPU of its own (sq_thread_cpu)"
+        } else {
+            "see who else runs there, and whether its cgroup has used up its share (cpu.max)"
+        };
+        told.push(format!("{who} waits for{cpu} {} of the time{by}: {advice}", percent(starved)));
     }
-    if let Some(working) = value("working").filter(|&working| working > BUSY) {
+    // With IOPOLL a request that is outstanding is work.
+    let may_split = is_whole && !has_ring("iopoll");
+    if let Some(working) = value("working").filter(|&working| working > BUSY && may_split) {
         let what = match value("rings") {
             Some(rings) if rings > 1.0 => format!("share its {rings:.0} rings among several threads"),
             _ => "spread the load over another ring with its own thread".to_owned(),
@@ -198,6 +212,27 @@ mod tests {
             told(vec![busy(1.0)]),
             ["app:11 works 90 % of the time: spread the load over another ring with its own thread"]
         );
+    }
+
+    #[test]
+    fn one_that_waits_behind_nobody_may_be_held_by_its_cgroup() {
+        let starved = thread("11", &[("starved", 0.5), ("sleeping", 0.5), ("cpu", 3.0)]);
+        let told = told(vec![starved]);
+        assert!(told.len() == 1 && told[0].contains("cpu.max"), "{told:?}");
+    }
+
+    #[test]
+    fn advice_does_not_contradict_itself() {
+        let values = [SPINS.as_slice(), &[("wakeups_per_s", 200.0)]].concat();
+        assert_eq!(told(vec![thread("11", &values)]).len(), 1);
+    }
+
+    #[test]
+    fn polling_devices_is_no_reason_to_split() {
+        let busy = thread("11", &[("working", 0.99), ("spinning", 0.0), ("utilisation", 1.0), ("rings", 1.0)]);
+        let mut ring = thread("11", &[("iopoll", 1.0)]);
+        ring.labels.insert("ring".to_owned(), "fd 3".to_owned());
+        assert_eq!(told(vec![busy, ring]), [""; 0]);
     }
 
     #[test]

@@ -74,7 +74,8 @@ pub fn run(plan: &Plan, stop: &AtomicBool, started: impl FnOnce() -> io::Result<
     if block == 0 || !block.is_multiple_of(ALIGNED) || !(1..=MAX_DEPTH).contains(&plan.depth) {
         return Err(io::Error::other("a block is a multiple of 4096 bytes, and from 1 to 4096 requests are in flight"));
     }
-    let file = OpenOptions::new().read(true).write(plan.writes).custom_flags(libc::O_DIRECT).open(&plan.path)?;
+    let flags = libc::O_DIRECT | libc::O_CLOEXEC;
+    let file = OpenOptions::new().read(true).write(plan.writes).custom_flags(flags).open(&plan.path)?;
     let blocks = size_of_file(&file)? / block as u64;
     if blocks == 0 {
         return Err(io::Error::other("the file is smaller than one block"));

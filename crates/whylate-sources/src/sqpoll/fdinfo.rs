@@ -11,8 +11,10 @@ pub(super) struct RingText {
     pub sq_mask: Option<u32>,
     /// The submission thread. A ring that is busy prints -1, or no such line (6.15); one without such a thread prints -1.
     pub thread: Option<u32>,
-    /// Time that the thread counts as work (6.9). SqTotalTime beside it is of the whole process before 6.18, and no better than schedstat since.
+    /// Time that the thread counts as work (6.9).
     pub work_us: Option<u64>,
+    /// What it is a part of: system time of the thread since 6.18, and in older ones of its whole process.
+    pub total_us: Option<u64>,
 }
 
 pub(super) fn parse(text: &str) -> RingText {
@@ -27,12 +29,13 @@ pub(super) fn parse(text: &str) -> RingText {
             "SqMask" => ring.sq_mask = value.strip_prefix("0x").and_then(|hex| u32::from_str_radix(hex, 16).ok()),
             "SqThread" => ring.thread = value.parse().ok().filter(|&tid| tid > 0),
             "SqWorkTime" => ring.work_us = microseconds(value),
+            "SqTotalTime" => ring.total_us = microseconds(value),
             _ => {}
         }
     }
     // A ring that is busy prints zeros beside -1: the times are of nobody then, and no reset.
     if ring.thread.is_none() {
-        ring.work_us = None;
+        (ring.work_us, ring.total_us) = (None, None);
     }
     ring
 }
@@ -59,6 +62,7 @@ mod tests {
             sq_mask: Some(3),
             thread: Some(9231),
             work_us: Some(16_748_316),
+            total_us: Some(18_099_614),
         };
         assert_eq!(parse(QUIET), expected);
     }

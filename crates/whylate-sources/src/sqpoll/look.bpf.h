@@ -39,8 +39,9 @@ struct ring_record {
 	u32 kind;
 	/* Descriptor, or the number of a registered ring. */
 	u32 fd;
-	/* Which ring it is, however many descriptors it has. */
+	/* Which ring it is, however many descriptors it has: its memory is used again, and its inode's number is not. */
 	u64 ring;
+	u64 inode;
 	u64 task;
 	s64 work_time_us;
 	u32 tgid;
@@ -83,7 +84,8 @@ static __always_inline struct io_ring_ctx *ring_of(struct file *file)
 	return BPF_CORE_READ(file, private_data);
 }
 
-static __always_inline void write_ring(struct seq_file *seq, struct io_ring_ctx *ctx, u32 tgid, u32 fd, bool is_registered)
+static __always_inline void write_ring(struct seq_file *seq, struct file *file, struct io_ring_ctx *ctx, u32 tgid, u32 fd,
+				       bool is_registered)
 {
 	struct ring_record record = { .kind = RECORD_RING, .fd = fd, .tgid = tgid, .is_registered = is_registered };
 	struct io_sq_data *sqd = BPF_CORE_READ(ctx, sq_data);
@@ -93,6 +95,7 @@ static __always_inline void write_ring(struct seq_file *seq, struct io_ring_ctx 
 	if (!(record.flags & IORING_SETUP_SQPOLL) || !sqd)
 		return;
 	record.ring = (u64)ctx;
+	record.inode = BPF_CORE_READ(file, f_inode, i_ino);
 	record.task = (u64)BPF_CORE_READ(sqd, thread);
 	record.work_time_us = sq_work_time_us(sqd);
 	record.idle_jiffies = BPF_CORE_READ(sqd, sq_thread_idle);
@@ -185,7 +188,7 @@ int look_at_threads(struct bpf_iter__task *ctx)
 		bpf_core_read(&file, sizeof(file), &io_uring->registered_rings[i]);
 		ring = file ? ring_of(file) : NULL;
 		if (ring)
-			write_ring(seq, ring, task->tgid, i, true);
+			write_ring(seq, file, ring, task->tgid, i, true);
 	}
 	return 0;
 }
@@ -202,6 +205,6 @@ int look_at_rings(struct bpf_iter__task_file *ctx)
 		return 0;
 	ring = ring_of(file);
 	if (ring)
-		write_ring(ctx->meta->seq, ring, task->tgid, ctx->fd, false);
+		write_ring(ctx->meta->seq, file, ring, task->tgid, ctx->fd, false);
 	return 0;
 }

@@ -32,6 +32,8 @@ pub(super) struct Records {
     pub ended: Vec<sq_thread>,
     /// Threads that are gone without having been seen ending.
     pub unseen: u64,
+    /// Processes whose rings could not be looked at.
+    pub unread: u64,
 }
 
 /// Looks at all threads, or at those of one process.
@@ -50,16 +52,17 @@ pub(super) fn look(programs: &Programs, pid: Option<u32>) -> anyhow::Result<Reco
     records.ended.retain(|thread| pid.is_none_or(|pid| thread.tgid == pid));
     let processes: BTreeSet<u32> = records.threads.iter().map(|record| record.thread.tgid).collect();
     for process in processes {
-        // One that is gone meanwhile has no rings.
-        let Ok(bytes) = attach::iterate_over_process(programs.skeleton.progs.look_at_rings.as_fd(), process) else {
-            continue;
-        };
-        records.take(&bytes)?;
+        match attach::iterate_over_process(programs.skeleton.progs.look_at_rings.as_fd(), process) {
+            Ok(bytes) => records.take(&bytes)?,
+            // One that is gone meanwhile has no rings.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(_) => records.unread += 1,
+        }
     }
     let mut known = BTreeSet::new();
     // A descriptor rather than a registered ring, and of several the first.
     records.rings.sort_by_key(|ring| (ring.is_registered, ring.tgid, ring.fd));
-    records.rings.retain(|ring| known.insert(ring.ring));
+    records.rings.retain(|ring| known.insert((ring.ring, ring.inode)));
     Ok(records)
 }
 

@@ -31,6 +31,8 @@ pub(super) struct OfKernel {
     ticks_a_second: Option<u64>,
     /// Of threads that ended unseen.
     unseen: u64,
+    /// Of processes whose rings could not be looked at.
+    unread: u64,
     /// Names of processes whose threads may end.
     processes: BTreeMap<u32, String>,
 }
@@ -45,6 +47,7 @@ impl OfKernel {
             first: None,
             ticks_a_second: None,
             unseen: 0,
+            unread: 0,
             processes: BTreeMap::new(),
         })
     }
@@ -57,6 +60,7 @@ impl OfKernel {
         let records = look::look(&self.programs, self.pid)?;
         self.learn_tick(&records);
         self.unseen += records.unseen;
+        self.unread += records.unread;
         let mut seen = Look::new();
         for thread in &records.ended {
             let process = self.processes.get(&thread.tgid).cloned().unwrap_or_else(|| "?".to_owned());
@@ -75,6 +79,7 @@ impl OfKernel {
                     idle_ms: idle_jiffies.and_then(|jiffies| Some(jiffies * 1000 / ticks_a_second?)),
                     zero_ns: record.thread.known_since_ns,
                     counters: counters(record),
+                    has_ended: false,
                     rings: rings.into_iter().map(ring_of).collect(),
                 },
             );
@@ -82,13 +87,14 @@ impl OfKernel {
         Ok(seen)
     }
 
-    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 4] {
+    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 5] {
         let count = |reason: sq_lost| self.programs.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed);
         [
             ("threads_full", count(sq_lost::SQ_LOST_THREADS)),
             ("late_events", count(sq_lost::SQ_LOST_LATE_EVENTS)),
             ("samples", count(sq_lost::SQ_LOST_SAMPLES) + self.programs.unsampled()),
             ("ended_unseen", std::mem::take(&mut self.unseen)),
+            ("unread_processes", std::mem::take(&mut self.unread)),
         ]
     }
 
@@ -156,7 +162,7 @@ fn ended(thread: &sq_thread, process: String) -> Seen {
         wakeups: Some(thread.wakeups),
         behind_ns: behind(thread),
     };
-    Seen { process, zero_ns: thread.known_since_ns, counters, ..Seen::default() }
+    Seen { process, zero_ns: thread.known_since_ns, counters, has_ended: true, ..Seen::default() }
 }
 
 fn behind(thread: &sq_thread) -> BTreeMap<String, u64> {
@@ -173,7 +179,7 @@ fn ring_of(ring: &ring_record) -> SeenRing {
         (ring.polls_network != 0, "napi"),
     ];
     SeenRing {
-        key: ring.ring,
+        key: (ring.ring, ring.inode),
         name: format!("{kind} {}", ring.fd),
         sq_head: Some(ring.sq_head),
         sq_tail: ring.sq_tail,

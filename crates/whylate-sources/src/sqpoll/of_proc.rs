@@ -21,6 +21,8 @@ const RING: &str = "anon_inode:[io_uring]";
 /// Between two tries to read a ring that is busy; each is twice as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_micros(250);
 const TRIES: u32 = 8;
+/// By ticks, times are this far off.
+const TICKS_NS: u64 = 20_000_000;
 
 #[derive(Debug)]
 pub(super) struct OfProc {
@@ -30,6 +32,8 @@ pub(super) struct OfProc {
     /// Rings, by process and inode, that have never told of a submission thread: without one, most probably.
     without: HashSet<(u32, u64)>,
     has_work_times: Option<bool>,
+    /// Work is counted by the system time of the whole process, as some kernels from 6.9 to 6.17 do.
+    is_of_process: bool,
 }
 
 /// What one descriptor of a ring tells.
@@ -52,7 +56,7 @@ struct Scheduled {
 
 impl OfProc {
     pub(super) fn new(pid: Option<u32>) -> Self {
-        OfProc { pid, busy: 0, without: HashSet::new(), has_work_times: None }
+        OfProc { pid, busy: 0, without: HashSet::new(), has_work_times: None, is_of_process: false }
     }
 
     pub(super) fn weaker(&self) -> Option<&str> {
@@ -60,6 +64,9 @@ impl OfProc {
             Some(false) => {
                 Some("this kernel does not count work before Linux 6.9: only whether a thread has a CPU is told")
             }
+            _ if self.is_of_process => Some(
+                "this kernel counts the system time of a whole process as its thread's work (Linux 6.9 to 6.17): only whether a thread has a CPU is told",
+            ),
             _ => Some(super::INFO.backends.last()?.weaker),
         }
     }
@@ -89,18 +96,22 @@ impl OfProc {
     fn look_at_process(&mut self, pid: u32, tasks: &[u32], threads: &[u32], look: &mut Look) {
         let (mut rings, silent) = self.rings(pid);
         let mut without_ring = false;
+        let is_named = rings.iter().any(|(_, ring)| ring.thread.is_some_and(|tid| threads.contains(&tid)));
         for &tid in threads {
-            let Some(scheduled) = scheduled(pid, tid) else { continue };
-            let at_ns = clock::monotonic_ns();
             let process = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            let of_thread = |ring: &RingText| thread_of(ring, tasks, threads) == Some(tid);
+            let of_thread = |ring: &RingText| thread_of(ring, tasks, threads, is_named) == Some(tid);
             let ours: Vec<(u32, RingText)> = rings.extract_if(.., |(_, ring)| of_thread(ring)).collect();
             without_ring |= ours.is_empty();
-            // All rings of a thread print the same time; they were read one after another.
-            let work_us = ours.iter().filter_map(|(_, ring)| ring.work_us).max();
+            // All rings of a thread print the same times, of which one is read at the same moment as the scheduler's.
+            let times = ours.first().and_then(|(fd, ring)| self.times(pid, *fd, ring));
+            let Some(scheduled) = scheduled(pid, tid) else { continue };
+            let at_ns = clock::monotonic_ns();
             if !ours.is_empty() {
-                self.has_work_times = Some(work_us.is_some());
+                self.has_work_times = Some(ours.iter().any(|(_, ring)| ring.work_us.is_some()));
             }
+            self.is_of_process |=
+                times.is_some_and(|(_, total_us)| total_us * 1_000 > scheduled.running_ns / 20 * 21 + TICKS_NS);
+            let work_us = times.map(|(work_us, _)| work_us).filter(|_| !self.is_of_process);
             let counters = Counters {
                 at_ns,
                 running_ns: scheduled.running_ns,
@@ -116,13 +127,15 @@ impl OfProc {
                 idle_ms: None,
                 zero_ns: monotonic_ns_of(scheduled.born),
                 counters,
+                has_ended: false,
                 rings: ours.iter().map(|(fd, ring)| ring_of(*fd, ring)).collect(),
             };
             look.insert(SqThread { pid, tid, born: scheduled.born }, seen);
         }
-        // Before 6.7 a ring tells of its thread only while that sleeps.
         if without_ring {
-            self.busy += silent;
+            // Before 6.7 a ring tells of its thread only while that sleeps, and in another namespace of pids it tells a number of the first one.
+            self.busy += silent + rings.len() as u64;
+            self.without.retain(|(of, _)| *of != pid);
         }
     }
 
@@ -144,6 +157,22 @@ impl OfProc {
             }
         }
         (rings, silent.len() as u64)
+    }
+
+    /// Work and total time of a ring that has told of them, at this moment.
+    fn times(&mut self, pid: u32, fd: u32, told: &RingText) -> Option<(u64, u64)> {
+        told.work_us?;
+        let mut pause = FIRST_PAUSE;
+        for _ in 0..TRIES {
+            let ring = fdinfo::parse(&fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?);
+            if let (Some(work_us), Some(total_us)) = (ring.work_us, ring.total_us) {
+                return Some((work_us, total_us));
+            }
+            thread::sleep(pause);
+            pause *= 2;
+        }
+        self.busy += 1;
+        None
     }
 
     /// Reads a ring until it is not busy.
@@ -180,18 +209,25 @@ impl OfProc {
 }
 
 /// Whose ring it is. The number in it is that of the first namespace of pids, and of the creator until the thread has run first.
-fn thread_of(ring: &RingText, tasks: &[u32], threads: &[u32]) -> Option<u32> {
+///
+/// A ring that a process has from its parent, or from another process, has a thread of that one; so where one ring names a thread of this process
+/// (`is_named`), numbers are those of this namespace.
+fn thread_of(ring: &RingText, tasks: &[u32], threads: &[u32], is_named: bool) -> Option<u32> {
     let tid = ring.thread?;
     match threads {
         _ if threads.contains(&tid) => Some(tid),
-        [only] if !tasks.contains(&tid) => Some(*only),
+        [only] if !is_named && !tasks.contains(&tid) && !is_sq_thread_elsewhere(tid) => Some(*only),
         _ => None,
     }
 }
 
+fn is_sq_thread_elsewhere(tid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{tid}/comm")).is_ok_and(|name| name.starts_with(NAME))
+}
+
 fn ring_of(fd: u32, ring: &RingText) -> SeenRing {
     SeenRing {
-        key: ring.inode.unwrap_or(u64::from(fd)),
+        key: (0, ring.inode.unwrap_or(u64::from(fd))),
         name: format!("fd {fd}"),
         sq_head: ring.sq_head,
         sq_tail: ring.sq_tail.unwrap_or(0),
@@ -244,15 +280,17 @@ mod tests {
     #[test]
     fn a_number_of_the_creator_is_no_submission_thread() {
         let (tasks, threads) = ([10, 11, 12], [12]);
-        assert_eq!(thread_of(&ring(Some(12)), &tasks, &threads), Some(12));
-        assert_eq!(thread_of(&ring(Some(11)), &tasks, &threads), None);
-        assert_eq!(thread_of(&ring(None), &tasks, &threads), None);
+        assert_eq!(thread_of(&ring(Some(12)), &tasks, &threads, true), Some(12));
+        assert_eq!(thread_of(&ring(Some(11)), &tasks, &threads, true), None);
+        assert_eq!(thread_of(&ring(None), &tasks, &threads, true), None);
     }
 
     #[test]
     fn a_number_of_another_namespace_is_the_only_thread_of_the_process() {
-        assert_eq!(thread_of(&ring(Some(4711)), &[10, 12], &[12]), Some(12));
-        assert_eq!(thread_of(&ring(Some(4711)), &[10, 12, 13], &[12, 13]), None);
+        assert_eq!(thread_of(&ring(Some(4_000_711)), &[10, 12], &[12], false), Some(12));
+        // Its own ring names it, so the other one is its parent's.
+        assert_eq!(thread_of(&ring(Some(4_000_711)), &[10, 12], &[12], true), None);
+        assert_eq!(thread_of(&ring(Some(4_000_711)), &[10, 12, 13], &[12, 13], false), None);
     }
 
     #[test]

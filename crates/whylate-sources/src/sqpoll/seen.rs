@@ -18,6 +18,8 @@ pub(super) struct Seen {
     /// When its counters were 0 (CLOCK_MONOTONIC).
     pub zero_ns: u64,
     pub counters: Counters,
+    /// It has ended since, and this is what it was at its end.
+    pub has_ended: bool,
     pub rings: Vec<SeenRing>,
 }
 
@@ -25,7 +27,7 @@ pub(super) struct Seen {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SeenRing {
     /// Which one it is, however many descriptors it has.
-    pub key: u64,
+    pub key: (u64, u64),
     /// What people call it: a descriptor of the process.
     pub name: String,
     /// How many requests the thread has taken, modulo 2^32; `None` where it could not be read.
@@ -68,8 +70,9 @@ fn of_thread(thread: &SqThread, before: Option<&Seen>, now: &Seen, interval_ns: 
         put("idle_ms", idle_ms as f64);
     }
     put("rings", now.rings.len() as f64);
+    // One look takes a while, and threads that were there at both are told from one to the other.
     let present = usage.duration_ns as f64 / interval_ns.max(1) as f64;
-    if present < 0.99 {
+    if (before.is_none() || now.has_ended) && present < 0.99 {
         put("present", present);
     }
     let rings = now.rings.iter().map(|ring| of_ring(&whole, ring, before, usage.duration_ns));
@@ -90,9 +93,12 @@ fn of_ring(whole: &Series, ring: &SeenRing, before: Option<&Seen>, duration_ns: 
     series.values.extend(ring.kinds.iter().map(|&kind| (kind.to_owned(), 1.0)));
     if let Some(head) = ring.sq_head {
         series.values.insert("pending".to_owned(), f64::from(ring.sq_tail.wrapping_sub(head)));
-        let was = before.and_then(|seen| seen.rings.iter().find(|other| other.key == ring.key));
-        // A ring that is new has begun at 0.
-        if let Some(was) = was.map_or(Some(0), |ring| ring.sq_head) {
+        let was = match before {
+            // Those of a thread that is new have begun at 0. Others may have been busy at the last look.
+            None => Some(0),
+            Some(seen) => seen.rings.iter().find(|other| other.key == ring.key).and_then(|ring| ring.sq_head),
+        };
+        if let Some(was) = was {
             let taken = f64::from(head.wrapping_sub(was));
             series.values.insert("sqes_per_s".to_owned(), taken * 1e9 / duration_ns as f64);
         }
@@ -118,7 +124,7 @@ mod tests {
                 ..Counters::default()
             },
             rings: vec![SeenRing {
-                key: 1,
+                key: (1, 1),
                 name: "fd 3".to_owned(),
                 sq_head: Some(head),
                 sq_tail: head.wrapping_add(2),
@@ -148,6 +154,21 @@ mod tests {
         assert_eq!(series[1].labels["ring"], "fd 3");
         assert_eq!((series[1].values["pending"], series[1].values["sqes_per_s"]), (2.0, 10.0 * 1e6));
         assert!(!series[0].values.contains_key("present"));
+    }
+
+    #[test]
+    fn a_ring_that_was_busy_at_the_last_look_has_no_rate() {
+        let mut busy = seen(1_000, 0, 1);
+        busy.rings.clear();
+        let series = between(Some(busy), seen(2_000, 0, 3_197_153));
+        assert!(!series[1].values.contains_key("sqes_per_s"), "{series:?}");
+    }
+
+    #[test]
+    fn a_thread_that_was_there_at_both_looks_was_there_all_the_time() {
+        assert!(!between(Some(seen(1_000, 0, 1)), seen(1_500, 0, 1))[0].values.contains_key("present"));
+        let ended = Seen { has_ended: true, ..seen(1_500, 0, 1) };
+        assert_eq!(between(Some(seen(1_000, 0, 1)), ended)[0].values["present"], 0.5);
     }
 
     #[test]

@@ -8,6 +8,15 @@ enum sq_limits {
 	COMPETITORS = 8,
 };
 
+enum {
+	/* include/uapi/asm-generic/unistd.h; x86-64 has the same number. */
+	IO_URING_ENTER = 426,
+	/* include/linux/sched.h */
+	PF_KTHREAD = 0x200000,
+	/* include/uapi/linux/io_uring.h */
+	IORING_ENTER_SQ_WAKEUP = 1 << 1,
+};
+
 /* Events that could not be counted, by reason. */
 enum sq_lost {
 	/* No room for a thread. */
@@ -57,12 +66,12 @@ struct sq_thread {
 	u64 last_run_delay_ns;
 	/* The IOPOLL ring that it has submitted to last, or 0. */
 	u64 polled_ring;
+	/* Calls of the application that woke it, which any CPU counts. */
 	u64 wakeups;
 	u64 submitted;
 	u8 has_cpu;
 	u8 has_work;
-	u8 is_asleep;
-	u8 _unused[5];
+	u8 _unused[6];
 	struct competitor competitors[COMPETITORS];
 };
 
@@ -174,7 +183,9 @@ static __always_inline void close_round(struct sq_thread *thread, u64 now_ns)
 	else
 		thread->spinning_ns += round_ns;
 	thread->round_ns = 0;
-	thread->since_ns = now_ns;
+	/* A program that was preempted after it had read the clock is late. */
+	if (now_ns > thread->since_ns)
+		thread->since_ns = now_ns;
 }
 
 /* It has waited for so long, and got the CPU from that thread. */
@@ -201,6 +212,15 @@ static __always_inline void charge(struct sq_thread *thread, const struct task_s
 	bpf_core_read(least->name, sizeof(least->name), &before->comm);
 }
 
+/* In io_uring_enter() with IORING_ENTER_SQ_WAKEUP: its number, and the register of its fourth argument on x86-64. */
+static __always_inline bool asks_to_wake_sq_thread(struct task_struct *task)
+{
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+
+	return regs && !(task->flags & PF_KTHREAD) && BPF_CORE_READ(regs, orig_ax) == IO_URING_ENTER &&
+	       BPF_CORE_READ(regs, r10) & IORING_ENTER_SQ_WAKEUP;
+}
+
 static __always_inline void leave_cpu(struct sq_thread *thread, u64 now_ns, bool sleeps)
 {
 	begin_change(thread);
@@ -210,17 +230,12 @@ static __always_inline void leave_cpu(struct sq_thread *thread, u64 now_ns, bool
 		thread->round_ns += since(now_ns, thread->since_ns);
 	thread->since_ns = now_ns;
 	thread->has_cpu = false;
-	/* A pause within work, as for a lock, is not the sleep that somebody has to wake it from. */
-	thread->is_asleep = sleeps && !thread->has_work;
 	end_change(thread);
 }
 
 static __always_inline void get_cpu(struct sq_thread *thread, const struct task_struct *before, u64 waited_ns, u64 now_ns)
 {
 	begin_change(thread);
-	if (thread->is_asleep)
-		thread->wakeups++;
-	thread->is_asleep = false;
 	thread->has_cpu = true;
 	thread->since_ns = now_ns;
 	charge(thread, before, waited_ns);

@@ -45,6 +45,20 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 	return 0;
 }
 
+/* The application found its thread asleep, and wakes it (io_uring_enter(2)). Completions, too, wake a thread. */
+SEC("tp_btf/sched_waking")
+int BPF_PROG(on_sched_waking, struct task_struct *woken)
+{
+	struct sq_thread *thread;
+
+	if (!(woken->flags & PF_IO_WORKER) || !asks_to_wake_sq_thread(bpf_get_current_task_btf()))
+		return 0;
+	thread = found(woken);
+	if (thread)
+		__sync_fetch_and_add(&thread->wakeups, 1);
+	return 0;
+}
+
 SEC("tp_btf/sched_process_exit")
 int BPF_PROG(on_sched_process_exit, struct task_struct *task)
 {

@@ -5,7 +5,9 @@ mod fio;
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -127,11 +129,27 @@ impl From<Report> for Told {
 }
 
 /// A file that is removed at the end, however the run ends.
-struct Made<'a>(&'a PathBuf);
+struct Made<'a> {
+    path: &'a PathBuf,
+    file: fs::File,
+}
+
+impl Made<'_> {
+    /// Where it is reached whatever somebody has put in its place meanwhile.
+    fn as_opened(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))
+    }
+}
 
 impl Drop for Made<'_> {
     fn drop(&mut self) {
-        let _ = fs::remove_file(self.0);
+        // What is there by this name now may be somebody else's.
+        let is_it = |there: fs::Metadata| {
+            self.file.metadata().is_ok_and(|made| (made.dev(), made.ino()) == (there.dev(), there.ino()))
+        };
+        if fs::symlink_metadata(self.path).is_ok_and(is_it) {
+            let _ = fs::remove_file(self.path);
+        }
     }
 }
 
@@ -141,6 +159,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("cannot watch for signals")?;
     }
     let made = prepare(arguments)?;
+    let path = made.as_ref().map_or_else(|| arguments.filename.clone(), Made::as_opened);
     let mut out = io::stdout().lock();
     let mut table = Table::new(&COLUMNS);
     for &depth in &arguments.iodepth {
@@ -148,8 +167,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             break;
         }
         eprintln!("whylate: {depth} in flight for {} ...", format_ns(arguments.runtime));
-        let (snapshot, pid, told) =
-            if arguments.fio { fio::measure(arguments, depth, &stop)? } else { measure(arguments, depth, &stop)? };
+        let (snapshot, pid, told) = if arguments.fio {
+            fio::measure(arguments, &path, depth, &stop)?
+        } else {
+            measure(arguments, &path, depth, &stop)?
+        };
         let thread = thread_of(&snapshot, pid).context("the submission thread was not seen")?;
         if arguments.json {
             let line = serde_json::json!({
@@ -184,14 +206,14 @@ fn prepare(arguments: &Arguments) -> anyhow::Result<Option<Made<'_>>> {
     // Nobody else's file is taken, even if it comes into being right now.
     let file = OpenOptions::new().write(true).create_new(true).open(&arguments.filename);
     let file = file.with_context(|| format!("cannot make {}", arguments.filename.display()))?;
-    let made = Made(&arguments.filename);
-    file.set_len(MADE_BYTES).with_context(|| format!("cannot make {} larger", arguments.filename.display()))?;
+    let made = Made { path: &arguments.filename, file };
+    made.file.set_len(MADE_BYTES).with_context(|| format!("cannot make {} larger", arguments.filename.display()))?;
     Ok(Some(made))
 }
 
-fn measure(arguments: &Arguments, depth: u32, stop: &AtomicBool) -> anyhow::Result<(Snapshot, u32, Told)> {
+fn measure(arguments: &Arguments, path: &Path, depth: u32, stop: &AtomicBool) -> anyhow::Result<(Snapshot, u32, Told)> {
     let plan = Plan {
-        path: arguments.filename.clone(),
+        path: path.to_owned(),
         writes: arguments.rw == Direction::Write,
         block_bytes: arguments.bs,
         depth,
@@ -201,8 +223,9 @@ fn measure(arguments: &Arguments, depth: u32, stop: &AtomicBool) -> anyhow::Resu
         iopoll: arguments.iopoll,
     };
     let own = std::process::id();
-    let mut source = sqpoll::attach(&SqpollOptions { pid: Some(own), ..SqpollOptions::default() })
-        .context("cannot attach sqpoll")?;
+    let mut source =
+        sqpoll::attach(&SqpollOptions { backend: Some("bpf".to_owned()), pid: Some(own), ..SqpollOptions::default() })
+            .context("cannot attach sqpoll")?;
     // From the first request on.
     let started = || source.snapshot().map(|_| ()).map_err(io::Error::other);
     let report = file_load::run(&plan, stop, started);

@@ -2,6 +2,7 @@
 //! fio as the load.
 
 use std::io::{ErrorKind, Read as _};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -37,10 +38,16 @@ impl Drop for Fio {
 }
 
 /// What its submission thread did, its process, and what fio tells of itself.
-pub(super) fn measure(arguments: &Arguments, depth: u32, stop: &AtomicBool) -> anyhow::Result<(Snapshot, u32, Told)> {
+pub(super) fn measure(
+    arguments: &Arguments,
+    path: &Path,
+    depth: u32,
+    stop: &AtomicBool,
+) -> anyhow::Result<(Snapshot, u32, Told)> {
     // Of all processes: fio's ring is there before anybody could know its number.
-    let mut source = sqpoll::attach(&SqpollOptions::default()).context("cannot attach sqpoll")?;
-    let mut fio = Fio(start(arguments, depth)?);
+    let mut source = sqpoll::attach(&SqpollOptions { backend: Some("bpf".to_owned()), ..SqpollOptions::default() })
+        .context("cannot attach sqpoll")?;
+    let mut fio = Fio(start(arguments, path, depth)?);
     let pid = fio.0.id();
     // While the load runs: fio's thread is there, and spins, before its first request and after its last one.
     let mut measured = None;
@@ -72,7 +79,7 @@ pub(super) fn measure(arguments: &Arguments, depth: u32, stop: &AtomicBool) -> a
     Ok((snapshot, pid, told(&out, direction).with_context(|| format!("fio told nothing of its run: {}", said.trim()))?))
 }
 
-fn start(arguments: &Arguments, depth: u32) -> anyhow::Result<Child> {
+fn start(arguments: &Arguments, path: &Path, depth: u32) -> anyhow::Result<Child> {
     let mut command = Command::new("fio");
     // A thread, so that the ring is one of the process that is started here.
     command.args([
@@ -97,7 +104,7 @@ fn start(arguments: &Arguments, depth: u32) -> anyhow::Result<Child> {
         .arg(format!("--iodepth={depth}"))
         .arg(format!("--runtime={milliseconds}ms"));
     // fio takes a colon for the end of a name.
-    let name = arguments.filename.to_str().context("fio needs a file name in UTF-8")?;
+    let name = path.to_str().context("fio needs a file name in UTF-8")?;
     command.arg(format!("--filename={}", name.replace(':', "\\:")));
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     child.map_err(|error| match error.kind() {
