@@ -2,8 +2,10 @@
 //! Who kept interrupts off, told from what was seen of an interrupt that came late.
 
 mod advice;
+mod kept;
 
 pub use advice::advice;
+pub use kept::{Kept, NO_RESCHEDULE_POINT};
 
 use serde::{Deserialize, Serialize};
 
