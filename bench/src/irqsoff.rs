@@ -110,8 +110,7 @@ fn report(rounds: &[Round], share_percent: f64) -> String {
     }
     text += &format!(
         "\nThe BPF programs of `ticks` (1 ms) take {share_percent:.2} % of each CPU, as the kernel counts them (`BPF_ENABLE_STATS`). The \
-         rest is the timer's interrupt, which a hypervisor makes dear: setting the timer, its coming due and the interrupt each lead to \
-         the host. Half as many (`--period 2ms`) cost half of it.\n"
+         rest is the timer's interrupt, which costs as much without them.\n"
     );
     text
 }

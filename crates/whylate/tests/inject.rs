@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate inject irqs-off`, `softirq` and `hog` as their users meet them.
+//! `whylate inject irqs-off`, `preempt-off`, `softirq` and `hog` as their users meet them.
 
 #[path = "../../whylate-sources/tests/kernel/programs.rs"]
 mod programs;
@@ -18,7 +18,7 @@ use rustix::process::Signal;
 use running::{Running, whylate};
 use turn::turn;
 
-const KINDS: [&str; 3] = ["irqs-off", "softirq", "hog"];
+const KINDS: [&str; 4] = ["irqs-off", "preempt-off", "softirq", "hog"];
 
 /// True, and a line that says why, where this kernel cannot make it.
 fn is_skipped(kind: &str) -> Result<bool> {
