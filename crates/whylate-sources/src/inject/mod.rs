@@ -9,7 +9,7 @@ mod preempt_off;
 mod reserve;
 mod softirq;
 pub mod sqpoll;
-mod threads;
+pub(crate) mod threads;
 pub mod work;
 
 use libbpf_rs::{ProgramInput, ProgramMut};

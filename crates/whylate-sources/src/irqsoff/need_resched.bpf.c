@@ -67,8 +67,13 @@ struct {
 /* What is shorter does not count. */
 const volatile u64 from_ns = 0;
 
-/* Number of the flag that means "at once", as the kernel marks idle threads alone by it; 0 until one was marked. */
+/*
+ * Number of the flag that means "at once", 0 until it is known: idle threads are marked by no other. Of both numbers it is the smaller one
+ * (TIF_NEED_RESCHED, TIF_NEED_RESCHED_LAZY), which depend on the version and the processor.
+ */
 u32 need_resched_bit = 0;
+/* Set by user space while it makes the kernel mark a thread so: then others may be marked by either. */
+volatile u32 learning = 0;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -100,10 +105,10 @@ int BPF_PROG(on_sched_set_need_resched_tp, struct task_struct *task, int cpu, in
 {
 	struct mark *mark;
 
-	if (task->pid == 0) {
+	if ((learning || task->pid == 0) && (!need_resched_bit || (u32)flag < need_resched_bit))
 		need_resched_bit = flag;
+	if (task->pid == 0)
 		return 0;
-	}
 	mark = mark_of(cpu);
 	if (!mark || (need_resched_bit && (u32)flag != need_resched_bit))
 		return 0;

@@ -6,14 +6,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use libbpf_rs::btf::types::Typedef;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use libbpf_rs::{Btf, Link, RingBuffer, RingBufferBuilder};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use whylate_model::irqsoff::Kept;
 use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 
@@ -21,6 +22,7 @@ use self::skel::types::{kept, mark, mark_lost, stack_taken};
 use super::{INFO, IrqsoffOptions, NEED_RESCHED};
 use crate::attach::{self, Meter, PlainData};
 use crate::floors::Floors;
+use crate::inject::threads::become_fifo;
 use crate::mapped::MappedArray;
 use crate::source::{AttachError, Attached, Backend};
 use crate::symbols::KernelSymbols;
@@ -34,8 +36,10 @@ mod skel {
 /// Every reason for something that was not told, with its name in the output. What it means stands at the enum in `need_resched.bpf.c`.
 const LOST: [(mark_lost, &str); 2] =
     [(mark_lost::MARK_UNKNOWN_BIT, "unmatched"), (mark_lost::MARK_RECORDS, "late_events")];
-/// A CPU that wakes from idleness tells which flag is meant. Each sleep of this thread is one.
-const LEARNING: (u32, Duration) = (100, Duration::from_millis(1));
+/// How often a real-time thread takes the CPU from this one, to learn by which flag the kernel marks it, and how long it sleeps before.
+const TAKES: (u32, Duration) = (5, Duration::from_millis(1));
+/// How long that may take.
+const LEARNING_AT_MOST: Duration = Duration::from_millis(50);
 
 // SAFETY: integers and arrays of integers only.
 #[allow(unsafe_code)]
@@ -100,13 +104,13 @@ impl AttachedMarks {
         open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.from_ns = options.from_ns;
         let entries = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
         open.maps.mark_by_cpu.set_max_entries(entries)?;
-        let skeleton = open.load()?;
+        let mut skeleton = open.load()?;
         let marks = MappedArray::new(skeleton.maps.mark_by_cpu.as_fd(), entries as usize, size_of::<mark>())
             .context("cannot map the marks")?;
         let records = Records::default();
         let ring = ring_of(&skeleton, &records)?;
         let links = skeleton.object().progs_mut().map(|program| program.attach()).collect::<Result<Vec<_>, _>>()?;
-        learn_flag(&skeleton);
+        learn_flag(&mut skeleton)?;
         for &cpu in &wanted {
             marks.u64_at(cpu as usize, offset_of!(mark, is_watched)).store(1, Ordering::Release);
         }
@@ -188,15 +192,37 @@ impl AttachedMarks {
     }
 }
 
-/// The kernel marks threads by one flag where they are to be switched at once, and by another one where that may wait.
-fn learn_flag(skeleton: &skel::NeedReschedSkel<'_>) {
-    let (times, each) = LEARNING;
-    for _ in 0..times {
-        if skeleton.maps.bss_data.as_deref().is_some_and(|data| data.need_resched_bit != 0) {
-            return;
+/// The kernel marks threads by one flag where they are to be switched at once, and by another one where that may wait. A real-time thread never
+/// waits. Without the privilege for one, the first CPU that wakes from idleness tells the same.
+fn learn_flag(skeleton: &mut skel::NeedReschedSkel<'_>) -> anyhow::Result<()> {
+    let set = |skeleton: &mut skel::NeedReschedSkel<'_>, learning| {
+        if let Some(data) = skeleton.maps.bss_data.as_deref_mut() {
+            data.learning = learning;
         }
-        thread::sleep(each);
-    }
+    };
+    let before = sched_getaffinity(None)?;
+    let mut here = CpuSet::new();
+    here.set(sched_getcpu());
+    sched_setaffinity(None, &here)?;
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let taker = scope.spawn(|| {
+            if become_fifo(1).is_ok() {
+                let (times, sleep) = TAKES;
+                (0..times).for_each(|_| thread::sleep(sleep));
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        set(skeleton, 1);
+        let began = Instant::now();
+        while !over.load(Ordering::Relaxed) && began.elapsed() < LEARNING_AT_MOST {
+            std::hint::spin_loop();
+        }
+        // It cannot panic.
+        let _ = taker.join();
+        set(skeleton, 0);
+    });
+    Ok(sched_setaffinity(None, &before)?)
 }
 
 fn stack_of(taken: &stack_taken, symbols: &mut KernelSymbols) -> Vec<String> {
