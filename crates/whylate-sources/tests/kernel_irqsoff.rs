@@ -55,7 +55,8 @@ fn seen(places: Places, options: &IrqsoffOptions, kind: Kind, length_ns: u64) ->
     let every_ns = 2 * length_ns + 17 * MS_NS + 137_000;
     let made = thread::scope(|scope| {
         let disturbing = scope.spawn(|| {
-            let made = while_loaded(cpu, || disturb(kind, cpu, length_ns, TIMES, every_ns));
+            let disturb = || disturb(kind, cpu, length_ns, TIMES, every_ns);
+            let made = if kind == Kind::PreemptOff { while_wanted(cpu, disturb) } else { while_loaded(cpu, disturb) };
             over.store(true, Ordering::Relaxed);
             made
         });
@@ -307,21 +308,13 @@ fn while_wanted<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// Preemption that is off for a known time is told: exactly where the kernel has events of it, and else from when a thread waits for the CPU.
 fn preemption_off_is_told(places: Places, length_ns: u64) -> Result<()> {
-    stay_on(places.tool)?;
     let asked = IrqsoffOptions {
         what: What::Preemption,
         cpus: vec![places.disturbed],
         late_over_ns: Some(length_ns / 4),
         ..IrqsoffOptions::default()
     };
-    let mut source = start(&asked)?;
-    let made = while_wanted(places.disturbed, || {
-        disturb(Kind::PreemptOff, places.disturbed, length_ns, TIMES, 2 * length_ns + 17 * MS_NS + 137_000)
-    })?;
-    let mut events = Vec::new();
-    source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
-    let snapshot = source.snapshot()?;
-    patching(|| drop(source));
+    let Seen { made, mut events, snapshot } = seen(places, &asked, Kind::PreemptOff, length_ns)?;
     events.retain(|event| event.labels["task"].starts_with("whylate-preempt:") && event.cpu == places.disturbed);
     let is_exact = snapshot.backend == "events";
     let counted: u64 = snapshot.series.iter().map(|series| series.histograms["length"].count()).sum();
@@ -360,11 +353,10 @@ fn preemption_off_is_told(places: Places, length_ns: u64) -> Result<()> {
         within * 100 >= made.len() * if is_emulated() { 50 } else { 95 },
         "{within} of {told} are within their bounds"
     );
-    // A tick finds the program where a tick comes in while it runs: in 10 ms there are one or more at any rate of the kernel.
-    ensure!(
-        is_exact || length_ns < 10 * MS_NS || inside * 100 >= made.len() * 95,
-        "the program is seen {inside} times"
-    );
+    // A tick finds the program where a tick comes in while it runs: in 10 ms there are one or more at any rate of the kernel. The last ones
+    // are read when the program is gone, and has no name any more.
+    let is_found = is_exact || length_ns < 10 * MS_NS || inside * 100 >= made.len() * 90;
+    ensure!(is_found, "the program is seen {inside} times");
     Ok(())
 }
 
