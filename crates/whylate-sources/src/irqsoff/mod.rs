@@ -191,7 +191,7 @@ pub fn attach(options: &IrqsoffOptions) -> Result<Box<dyn Attached>, AttachError
             // It tells the longest alone, and may miss one while it hands over another: nobody is given that unasked.
             (TRACER, _) if !is_asked(TRACER) => continue,
             // Only there the timer is our own.
-            (EVENTS | TRACER, _) if options.timer_test => continue,
+            (EVENTS | TRACER | NEED_RESCHED, _) if options.timer_test => continue,
             _ => start(options, reason),
         };
         match outcome {

@@ -284,8 +284,6 @@ impl Attached for AttachedMarks {
     }
 
     fn weaker(&self) -> Option<&str> {
-        Some(
-            "it tells how long a thread was kept waiting because preemption was off, and nothing where no thread waited",
-        )
+        Some("preemption that is off is told from when a thread had to wait because of it, and not where none did")
     }
 }

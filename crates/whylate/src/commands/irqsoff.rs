@@ -68,11 +68,11 @@ pub struct Arguments {
     /// Print how late every hrtimer of the system is, by its function and CPU, with missed periods and the run time of the function
     #[arg(
         long,
-        conflicts_with_all = ["late_lengths", "worst", "period", "from", "backend", "timer_test"],
+        conflicts_with_all = ["late_lengths", "worst", "period", "from", "backend", "timer_test", "preempt"],
     )]
     timers: bool,
     /// Test with a periodic timer per CPU: print each time that it misses periods, with what made it late
-    #[arg(long, value_name = "PERIOD", value_parser = period, conflicts_with_all = ["late_lengths", "period", "from"])]
+    #[arg(long, value_name = "PERIOD", value_parser = period, conflicts_with_all = ["late_lengths", "period", "from", "preempt"])]
     timer_test: Option<u64>,
     /// Only these CPUs, e.g. 0,2-5
     #[arg(short, long, value_name = "CPUS")]
