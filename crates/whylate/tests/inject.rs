@@ -62,7 +62,7 @@ fn arguments_that_make_no_sense_are_refused() -> Result<()> {
 #[test]
 fn json_tells_every_disturbance() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    for (kind, in_json) in KINDS.into_iter().zip(["irqs_off", "softirq", "hog"]) {
+    for (kind, in_json) in KINDS.into_iter().zip(["irqs_off", "preempt_off", "softirq", "hog"]) {
         if is_skipped(kind)? {
             continue;
         }
