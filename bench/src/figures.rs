@@ -20,6 +20,24 @@ pub fn first_quartile(values: &[f64]) -> f64 {
     sorted.get(sorted.len() / 4).copied().unwrap_or(0.0)
 }
 
+/// Where the median of what they are a sample of lies, with a confidence of 95 %: the sign test's interval, which assumes nothing of how
+/// they are spread. `None` of fewer than six, of which no two are far enough apart.
+pub fn median_interval(values: &[f64]) -> Option<(f64, f64)> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let mut left_out = 0;
+    // The chance that so many or fewer are below the median: with as many above, it may be 5 % together.
+    let mut chance = 0.5_f64.powi(i32::try_from(sorted.len()).ok()?);
+    let mut term = chance;
+    while chance <= 0.025 {
+        left_out += 1;
+        term *= (sorted.len() + 1 - left_out) as f64 / left_out as f64;
+        chance += term;
+    }
+    let first = sorted.get(left_out.checked_sub(1)?)?;
+    Some((*first, *sorted.get(sorted.len() - left_out)?))
+}
+
 /// Whether a figure is within its limit.
 pub fn word(value: f64, limit: f64) -> &'static str {
     if value <= limit { "pass" } else { "**fail**" }
@@ -39,5 +57,17 @@ mod tests {
     fn a_quarter_is_smaller_than_the_first_quartile() {
         assert!((first_quartile(&[4.0, 1.0, 2.0, 3.0]) - 2.0).abs() < 1e-9);
         assert!(first_quartile(&[]).abs() < 1e-9);
+    }
+
+    #[test]
+    fn intervals_of_the_median_are_those_of_the_sign_test() {
+        let of = |count: u32| median_interval(&(1..=count).map(f64::from).collect::<Vec<_>>());
+        assert_eq!(of(0), None);
+        assert_eq!(of(5), None);
+        // As tables have them: the first and the last of 6, the second of 9, the fourth of 15, the sixth of 20.
+        assert_eq!(of(6), Some((1.0, 6.0)));
+        assert_eq!(of(9), Some((2.0, 8.0)));
+        assert_eq!(of(15), Some((4.0, 12.0)));
+        assert_eq!(of(20), Some((6.0, 15.0)));
     }
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::irqsoff::{Row, Sample, how};
+use crate::figures::{first_quartile, median};
 use crate::{kernel, machine, results};
 
 const KERNEL: &str = "6.12-tracers";
@@ -101,10 +101,59 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
     text += &how(LOAD, arguments.rounds);
     for (key, name) in SUBJECTS {
         let of = samples.get(key).with_context(|| format!("{key} was not measured"))?;
-        text += &Row::of(name, of).line(None);
+        text += &Row::of(name, of).line();
     }
     arguments.publish("irqsoff-vm-cost", &text)?;
     Ok(true)
+}
+
+/// A watched run, and the mean of the runs right before and right after it, in seconds.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    watched_s: f64,
+    bare_s: f64,
+}
+
+impl Sample {
+    fn slowdown_percent(&self) -> f64 {
+        100.0 * (self.watched_s / self.bare_s - 1.0)
+    }
+}
+
+/// What one watcher costs, in percent.
+struct Row {
+    name: &'static str,
+    median: f64,
+    quartile: f64,
+    least: f64,
+    most: f64,
+}
+
+impl Row {
+    fn of(name: &'static str, samples: &[Sample]) -> Self {
+        let slowdowns: Vec<f64> = samples.iter().map(Sample::slowdown_percent).collect();
+        Row {
+            name,
+            median: median(&slowdowns),
+            quartile: first_quartile(&slowdowns),
+            least: slowdowns.iter().copied().fold(f64::INFINITY, f64::min),
+            most: slowdowns.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        }
+    }
+
+    fn line(&self) -> String {
+        let Row { name, median, quartile, least, most } = self;
+        format!("| {name} | {median:.2} % ({least:.2} to {most:.2}) | {quartile:.2} % | | |\n")
+    }
+}
+
+/// What was done, and the heading of the table.
+fn how(load: &str, rounds: u32) -> String {
+    format!(
+        "\nSlowdown of `{load}`, {rounds} rounds: each watched run is compared with the mean of the runs right before and right after \
+         it, which nobody watches; the watchers take turns at being first. Medians; in brackets the smallest and the largest.\n\n\
+         | watcher | slowdown | first quartile | limit | |\n|---|--:|--:|--:|---|\n"
+    )
 }
 
 /// By subject.
@@ -147,5 +196,11 @@ mod tests {
             samples.iter().map(|(name, samples)| (name.as_str(), samples[0].slowdown_percent().round())).collect();
         assert_eq!(slowdowns, [("bare", 200.0), ("ticks", 100.0)]);
         assert!(of_lines("@ nobody nothing\n@ ticks 1\n").is_err());
+    }
+
+    #[test]
+    fn slowdowns_are_of_the_runs_around() {
+        let sample = Sample { watched_s: 1.02, bare_s: 1.0 };
+        assert!((sample.slowdown_percent() - 2.0).abs() < 1e-9);
     }
 }

@@ -2,8 +2,10 @@
 //! Who kept interrupts off, told from what was seen of an interrupt that came late.
 
 mod advice;
+mod kept;
 
 pub use advice::advice;
+pub use kept::{Kept, NO_RESCHEDULE_POINT};
 
 use serde::{Deserialize, Serialize};
 
@@ -211,6 +213,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::occupancy::{Interval, Occupant, Taken};
 
     fn stack(frames: &str) -> Vec<String> {
         let own = "hrtimer_interrupt sysvec_apic_timer_interrupt asm_sysvec_apic_timer_interrupt";
@@ -280,6 +283,52 @@ mod tests {
             LateTick { found: Found::User, came_ns: 900, steal_ns: 800, reason: Reason::Steal, ..LateTick::default() };
         let kinds: Vec<_> = causes(&late).iter().map(|cause| (cause.kind, cause.ns)).collect();
         assert_eq!(kinds, [(CauseKind::Steal, 800), (CauseKind::Unknown, 100)]);
+    }
+
+    /// The account of a vCPU that lost the processor in user code, and whose late interrupt it has or has not recorded.
+    fn account_of_user_code(stolen_ns: u64, late_ns: u64) -> Occupancy {
+        let taken = Taken { steal_ns: stolen_ns, ..Taken::default() };
+        let of = |occupant, span: std::ops::Range<u64>| Interval {
+            start_ns: span.start,
+            end_ns: span.end,
+            occupant,
+            ..Interval::default()
+        };
+        let thread = Occupant::Thread { tid: 7, name: "dd".to_owned() };
+        let interrupt = Occupant::Irq { name: "local_timer".to_owned() };
+        let intervals = vec![
+            Interval { taken, ..of(thread, 0..1_000) },
+            Interval { late_ns, stack: stack(""), ..of(interrupt, 1_000..1_001) },
+        ];
+        Occupancy { intervals, ..Occupancy::default() }
+    }
+
+    proptest! {
+        #[test]
+        fn stolen_time_never_has_interrupts_off(told_ns in 0u64..1500, late_ns in 0u64..1000, with_account: bool) {
+            // Some hypervisors do not tell of all that they take, and some of none.
+            for reason in [Reason::Steal, Reason::Unknown] {
+                let account = with_account.then(|| account_of_user_code(told_ns.min(1_000), late_ns));
+                let tick = LateTick {
+                    found: Found::User,
+                    reason,
+                    came_ns: 1_000,
+                    steal_ns: told_ns,
+                    stack: stack(""),
+                    thread: "dd:7".to_owned(),
+                    occupancy: account,
+                    ..LateTick::default()
+                };
+                prop_assert_ne!(tick.culprit().kind, CauseKind::IrqsOff);
+                let found = causes(&tick);
+                prop_assert!(found.iter().all(|cause| cause.kind != CauseKind::IrqsOff), "{:?}", found);
+                prop_assert_eq!(found.iter().map(|cause| cause.ns).sum::<u64>(), 1_000);
+            }
+            // In kernel code too, as long as the hypervisor tells.
+            let tick = LateTick { reason: Reason::Steal, came_ns: 1_000, steal_ns: told_ns, stack: stack("a b"), ..LateTick::default() };
+            prop_assert_eq!(tick.culprit().kind, CauseKind::Steal);
+            prop_assert!(causes(&tick).iter().all(|cause| cause.kind != CauseKind::IrqsOff));
+        }
     }
 
     #[test]

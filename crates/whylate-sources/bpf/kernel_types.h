@@ -133,6 +133,7 @@ struct sched_info {
 };
 
 struct thread_info {
+	unsigned long flags;
 	u32 cpu;
 };
 

@@ -90,6 +90,25 @@ fn while_interrupts_are_off_nothing_happens_there_and_then_the_tick_comes() -> R
 }
 
 #[test]
+fn while_preemption_is_off_interrupts_come_and_no_thread_is_switched() -> Result<()> {
+    let Some(_turn) = turn_for(Kind::PreemptOff) else { return Ok(()) };
+    let plan = plan(Kind::PreemptOff, 1);
+    undisturbed(|| {
+        let (report, lines) = traced(&plan, &AtomicBool::new(false), &["irq_vectors", "irq", "sched/sched_switch"])?;
+        ensure_as_planned(&plan, &report)?;
+        for one in &report.made {
+            let (start_us, end_us) = span_us(one);
+            let is_within = |line: &&Line| start_us + ROUNDING_US < line.at_us && line.at_us + ROUNDING_US < end_us;
+            let within: Vec<&Line> = lines.iter().filter(is_within).collect();
+            let switched = within.iter().find(|line| line.event == "sched_switch");
+            ensure!(switched.is_none(), "preemption was not off: {switched:?}");
+            ensure!(within.iter().any(|line| line.event.ends_with("_entry")), "no interrupt came in: {within:?}");
+        }
+        Ok(())
+    })
+}
+
+#[test]
 fn a_softirq_runs_from_its_entry_to_its_exit_and_takes_interrupts() -> Result<()> {
     let Some(_turn) = turn_for(Kind::Softirq) else { return Ok(()) };
     let plan = plan(Kind::Softirq, 1);
@@ -224,7 +243,7 @@ fn a_normal_hog_tells_how_long_it_ran() -> Result<()> {
 
 #[test]
 fn told_to_stop_it_cuts_short_what_is_being_made() -> Result<()> {
-    for kind in [Kind::IrqsOff, Kind::Softirq, Kind::Hog(Policy::Fifo(50))] {
+    for kind in [Kind::IrqsOff, Kind::PreemptOff, Kind::Softirq, Kind::Hog(Policy::Fifo(50))] {
         let Some(_turn) = turn_for(kind) else { continue };
         let plan = Plan { length_ns: 50 * MS_NS, times: 100, every_ns: 100 * MS_NS, ..plan(kind, 1) };
         undisturbed(|| {
@@ -285,7 +304,7 @@ fn whoever_asks_runs_where_it_did_before_and_its_failure_ends_it() -> Result<()>
 
 #[test]
 fn a_cpu_that_is_not_there_is_refused() -> Result<()> {
-    for kind in [Kind::IrqsOff, Kind::Softirq, Kind::Hog(Policy::Normal)] {
+    for kind in [Kind::IrqsOff, Kind::PreemptOff, Kind::Softirq, Kind::Hog(Policy::Normal)] {
         let Some(_turn) = turn_for(kind) else { continue };
         let outcome = run(&plan(kind, 1_000_000), &AtomicBool::new(false), &mut |_| Ok(()));
         let error = outcome.err().ok_or_else(|| io::Error::other("it ran"))?;

@@ -13,14 +13,14 @@ use anyhow::{Context as _, Result, ensure};
 use kernel::disturb::{disturb, is_unsupported, while_loaded};
 use kernel::late::{Places, common_ns, stay_on};
 use kernel::turn::turn_to_measure;
-use kernel::urgent::patching;
+use kernel::urgent::{be_urgent_on, patching};
 use kernel::{is_emulated, unless_stolen};
 use whylate_model::blame::Evidence;
 use whylate_model::irqsoff::{Found, LateTick};
 use whylate_model::{Labels, LateEvent, Series, Snapshot};
 use whylate_sources::Attached;
 use whylate_sources::inject::disturbance::Kind;
-use whylate_sources::irqsoff::{IrqsoffOptions, attach, attach_timers};
+use whylate_sources::irqsoff::{IrqsoffOptions, What, attach, attach_timers};
 
 const MS_NS: u64 = 1_000_000;
 const TIMES: u64 = 50;
@@ -55,7 +55,8 @@ fn seen(places: Places, options: &IrqsoffOptions, kind: Kind, length_ns: u64) ->
     let every_ns = 2 * length_ns + 17 * MS_NS + 137_000;
     let made = thread::scope(|scope| {
         let disturbing = scope.spawn(|| {
-            let made = while_loaded(cpu, || disturb(kind, cpu, length_ns, TIMES, every_ns));
+            let disturb = || disturb(kind, cpu, length_ns, TIMES, every_ns);
+            let made = if kind == Kind::PreemptOff { while_wanted(cpu, disturb) } else { while_loaded(cpu, disturb) };
             over.store(true, Ordering::Relaxed);
             made
         });
@@ -284,6 +285,104 @@ fn timers_and_missed_periods_make_up_the_schedule() -> Result<()> {
     })
 }
 
+/// How often a more urgent thread wants the CPU: so much of a section at most is over before its end is waited for.
+const WANTED_EVERY: Duration = Duration::from_millis(1);
+
+/// A thread that wants the CPU each millisecond, more urgently than any other one.
+fn while_wanted<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let wants = thread::Builder::new().name("test-wants".to_owned()).spawn_scoped(scope, || {
+            be_urgent_on(cpu, 90)?;
+            while !over.load(Ordering::Relaxed) {
+                thread::sleep(WANTED_EVERY);
+            }
+            anyhow::Ok(())
+        })?;
+        let outcome = act();
+        over.store(true, Ordering::Relaxed);
+        wants.join().expect("sleeping does not panic")?;
+        outcome
+    })
+}
+
+/// Preemption that is off for a known time is told: exactly where the kernel has events of it, and else from when a thread waits for the CPU.
+fn preemption_off_is_told(places: Places, length_ns: u64) -> Result<()> {
+    let asked = IrqsoffOptions {
+        what: What::Preemption,
+        cpus: vec![places.disturbed],
+        late_over_ns: Some(length_ns / 4),
+        ..IrqsoffOptions::default()
+    };
+    let Seen { made, mut events, snapshot } = seen(places, &asked, Kind::PreemptOff, length_ns)?;
+    events.retain(|event| event.labels["task"].starts_with("whylate-preempt:") && event.cpu == places.disturbed);
+    let is_exact = snapshot.backend == "events";
+    let counted: u64 = snapshot.series.iter().map(|series| series.histograms["length"].count()).sum();
+    ensure!(counted >= events.len() as u64, "{counted} are counted, and {} told", events.len());
+    // Whatever an emulator does to a length, and a host to a CPU.
+    let (wanted_ns, slack_ns) = if is_exact { (0, 20_000) } else { (WANTED_EVERY.as_nanos() as u64, 150_000) };
+    let slack_ns = slack_ns.max(length_ns / 50);
+    let (mut told, mut within, mut inside) = (0, 0, 0);
+    for made in &made {
+        let made_ns = made.end - made.start;
+        let of = events.iter().max_by_key(|event| {
+            let end_ns = event.at_unix_ns - unix_less_monotonic_ns();
+            common_ns(made, &(end_ns - event.latency_ns..end_ns))
+        });
+        let Some(event) = of.filter(|event| {
+            let end_ns = event.at_unix_ns - unix_less_monotonic_ns();
+            common_ns(made, &(end_ns - event.latency_ns..end_ns)) > 0
+        }) else {
+            continue;
+        };
+        told += 1;
+        let least_ns = made_ns.saturating_sub(wanted_ns + slack_ns);
+        within += usize::from((least_ns..=made_ns + slack_ns).contains(&event.latency_ns));
+        inside += usize::from(event.stack.iter().any(|frame| frame.contains("keep_preemption_off")));
+    }
+    let kinds: BTreeSet<&str> = events.iter().map(|event| event.labels["kind"].as_str()).collect();
+    println!(
+        "preemption off, {length_ns} ns by {}: {told} of {} told as {kinds:?}, {within} within, {inside} with the program on the stack, \
+         lost {:?}",
+        snapshot.backend,
+        made.len(),
+        snapshot.lost
+    );
+    ensure!(told == made.len(), "{told} of {} are told", made.len());
+    ensure!(
+        within * 100 >= made.len() * if is_emulated() { 50 } else { 95 },
+        "{within} of {told} are within their bounds"
+    );
+    // A tick finds the program where a tick comes in while it runs: in 10 ms there are one or more at any rate of the kernel. The last ones
+    // are read when the program is gone, and has no name any more.
+    let is_found = is_exact || length_ns < 10 * MS_NS || inside * 100 >= made.len() * 90;
+    ensure!(is_found, "the program is seen {inside} times");
+    Ok(())
+}
+
+/// What the clock of stamps is ahead of the one by which sections are made.
+fn unix_less_monotonic_ns() -> u64 {
+    let now = |clock| {
+        let time = rustix::time::clock_gettime(clock);
+        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    };
+    now(rustix::time::ClockId::Realtime) - now(rustix::time::ClockId::Monotonic)
+}
+
+#[test]
+fn preemption_that_is_off_is_told_while_a_thread_waits() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+        return Ok(());
+    };
+    for length_ms in [2, 5, 10, 20] {
+        match unless_stolen(|| preemption_off_is_told(places, length_ms * MS_NS)) {
+            Err(error) if is_unsupported(&error) => return Ok(()),
+            outcome => outcome?,
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn what_cannot_be_measured_is_refused() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
@@ -291,6 +390,8 @@ fn what_cannot_be_measured_is_refused() -> Result<()> {
         IrqsoffOptions { cpus: vec![60_000], ..IrqsoffOptions::default() },
         IrqsoffOptions { period_ns: 1, ..IrqsoffOptions::default() },
         IrqsoffOptions { backend: Some("nonsense".to_owned()), ..IrqsoffOptions::default() },
+        IrqsoffOptions { backend: Some("need_resched".to_owned()), ..IrqsoffOptions::default() },
+        IrqsoffOptions { backend: Some("ticks".to_owned()), what: What::Preemption, ..IrqsoffOptions::default() },
     ] {
         ensure!(attach(&refused).is_err(), "{refused:?}");
     }

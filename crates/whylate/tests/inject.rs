@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate inject irqs-off`, `softirq` and `hog` as their users meet them.
+//! `whylate inject irqs-off`, `preempt-off`, `softirq` and `hog` as their users meet them.
 
 #[path = "../../whylate-sources/tests/kernel/programs.rs"]
 mod programs;
@@ -18,7 +18,7 @@ use rustix::process::Signal;
 use running::{Running, whylate};
 use turn::turn;
 
-const KINDS: [&str; 3] = ["irqs-off", "softirq", "hog"];
+const KINDS: [&str; 4] = ["irqs-off", "preempt-off", "softirq", "hog"];
 
 /// True, and a line that says why, where this kernel cannot make it.
 fn is_skipped(kind: &str) -> Result<bool> {
@@ -62,7 +62,7 @@ fn arguments_that_make_no_sense_are_refused() -> Result<()> {
 #[test]
 fn json_tells_every_disturbance() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    for (kind, in_json) in KINDS.into_iter().zip(["irqs_off", "softirq", "hog"]) {
+    for (kind, in_json) in KINDS.into_iter().zip(["irqs_off", "preempt_off", "softirq", "hog"]) {
         if is_skipped(kind)? {
             continue;
         }

@@ -38,6 +38,8 @@ fn snapshots(json: &str) -> Result<Vec<Snapshot>> {
 fn what_makes_no_sense_is_refused_with_one_status() -> Result<()> {
     let _turn = turn_to_measure();
     for arguments in [
+        &["--preempt", "--timers"][..],
+        &["--preempt", "--timer-test", "1ms"],
         &["0"][..],
         &["1", "0"],
         &["abc"],

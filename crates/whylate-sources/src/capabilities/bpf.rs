@@ -50,13 +50,15 @@ pub struct Bpf {
     pub bpf_timer: Fact,
     /// Disabling interrupts in BPF.
     pub bpf_local_irq_save: Fact,
+    /// Disabling preemption in BPF.
+    pub bpf_preempt_disable: Fact,
     /// Walking over all threads.
     pub task_iterator: Fact,
 }
 
 impl Bpf {
     /// Every fact with its key and what people call it.
-    pub fn each(&self) -> [(&'static str, &'static str, &Fact); 11] {
+    pub fn each(&self) -> [(&'static str, &'static str, &Fact); 12] {
         [
             ("tp_btf", "tp_btf programs", &self.tp_btf),
             ("fentry", "fentry programs", &self.fentry),
@@ -68,6 +70,7 @@ impl Bpf {
             ("bpf_wq", "bpf_wq", &self.bpf_wq),
             ("bpf_timer", "bpf_timer", &self.bpf_timer),
             ("bpf_local_irq_save", "bpf_local_irq_save", &self.bpf_local_irq_save),
+            ("bpf_preempt_disable", "bpf_preempt_disable", &self.bpf_preempt_disable),
             ("task_iterator", "task iterator", &self.task_iterator),
         ]
     }
@@ -168,6 +171,7 @@ pub(super) fn probe(privileges: &Privileges, names: Option<&KernelNames>) -> Bpf
         // A helper, not a kfunc, but its function is in the type information like any other.
         bpf_timer: kernel_functions(&["bpf_timer_init", "bpf_timer_start"], "boot kernel 5.15 or later"),
         bpf_local_irq_save: kernel_functions(&["bpf_local_irq_save"], "boot kernel 6.14 or later"),
+        bpf_preempt_disable: kernel_functions(&["bpf_preempt_disable"], "boot kernel 6.10 or later"),
         task_iterator: kernel_functions(&["bpf_iter_task"], "boot kernel 5.8 or later"),
     })
 }

@@ -139,6 +139,7 @@ pub(super) fn injections(bpf: &Bpf) -> Vec<Readiness> {
     let ways = [
         ("inject work", "bpf_wq", &bpf.bpf_wq),
         ("inject irqs-off", "bpf_local_irq_save", &bpf.bpf_local_irq_save),
+        ("inject preempt-off", "bpf_preempt_disable", &bpf.bpf_preempt_disable),
         ("inject softirq", "bpf_timer", &bpf.bpf_timer),
     ];
     let ready = ways.map(|(name, way, fact)| {
@@ -222,6 +223,7 @@ mod tests {
             bpf_wq: Fact::no("boot kernel 6.10 or later"),
             bpf_timer: yes(),
             bpf_local_irq_save: yes(),
+            bpf_preempt_disable: yes(),
             task_iterator: yes(),
         }
     }

@@ -17,7 +17,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use whylate_model::units::format_ns;
 
 use super::threads::{self, Away};
-use super::{Moment, hog, irqs_off, softirq};
+use super::{Moment, hog, irqs_off, preempt_off, softirq};
 use crate::AttachError;
 use crate::clock::monotonic_ns;
 
@@ -43,6 +43,8 @@ const ONLY_ONE: &[u8] = b"whylate-inject";
 pub enum Kind {
     /// Its interrupts are off.
     IrqsOff,
+    /// Preemption is off there, with interrupts on.
+    PreemptOff,
     /// A softirq (`HRTIMER`) runs there.
     Softirq,
     /// A thread keeps it busy.
@@ -63,6 +65,7 @@ impl Kind {
     pub fn thread(self) -> &'static str {
         match self {
             Self::IrqsOff => "whylate-irqsoff",
+            Self::PreemptOff => "whylate-preempt",
             Self::Softirq => "whylate-softirq",
             Self::Hog(_) => "whylate-hog",
         }
@@ -293,6 +296,7 @@ fn run_there(
     }
     let mut maker: Box<dyn Maker> = match plan.kind {
         Kind::IrqsOff => Box::new(irqs_off::IrqsOff::new(cpu, plan.length_ns)?),
+        Kind::PreemptOff => Box::new(preempt_off::PreemptOff::new(cpu, plan.length_ns)?),
         Kind::Softirq => Box::new(softirq::Softirq::new(cpu, plan.length_ns)?),
         Kind::Hog(policy) => Box::new(hog::Hog::new(policy, plan.length_ns)?),
     };
@@ -392,7 +396,7 @@ mod tests {
 
     #[test]
     fn names_of_threads_are_not_cut_off() {
-        for kind in [Kind::IrqsOff, Kind::Softirq, Kind::Hog(Policy::Normal)] {
+        for kind in [Kind::IrqsOff, Kind::PreemptOff, Kind::Softirq, Kind::Hog(Policy::Normal)] {
             assert!(kind.thread().len() <= 15, "{}", kind.thread());
         }
     }

@@ -5,10 +5,11 @@ pub mod disturbance;
 pub mod file_load;
 mod hog;
 mod irqs_off;
+mod preempt_off;
 mod reserve;
 mod softirq;
 pub mod sqpoll;
-mod threads;
+pub(crate) mod threads;
 pub mod work;
 
 use libbpf_rs::{ProgramInput, ProgramMut};

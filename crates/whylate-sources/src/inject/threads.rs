@@ -84,7 +84,7 @@ fn set_policy(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
 }
 
 /// Gives the calling thread a real-time priority.
-pub(super) fn become_fifo(priority: u8) -> io::Result<()> {
+pub(crate) fn become_fifo(priority: u8) -> io::Result<()> {
     set_policy(libc::SCHED_FIFO, priority.into())
 }
 

@@ -7,8 +7,11 @@
 //!
 //! Backend `ticks`: a timer of each CPU is due once in a period. When its interrupt comes late although no handler ran and no hypervisor
 //! had the CPU, interrupts were off, and it comes in where they were enabled again: the stack that it finds names who did that.
+//!
+//! Backend `need_resched`, for preemption alone: how long a CPU goes on with a thread that is marked to be switched.
 
 mod events;
+mod need_resched;
 mod ticks;
 mod timers;
 mod tracer;
@@ -28,12 +31,14 @@ pub const DEFAULT_FROM_NS: u64 = 100_000;
 const EVENTS: &str = "events";
 const TRACER: &str = "tracer";
 const TICKS: &str = "ticks";
+const NEED_RESCHED: &str = "need_resched";
 
 /// Starts measuring in one way; the text is why a better one is not in use.
 type Attach = fn(&IrqsoffOptions, Option<String>) -> Result<Box<dyn Attached>, AttachError>;
 
 /// How each backend is started, by its name.
-const BACKENDS: [(&str, Attach); 3] = [(EVENTS, events::attach), (TRACER, tracer::attach), (TICKS, ticks::attach)];
+const BACKENDS: [(&str, Attach); 4] =
+    [(EVENTS, events::attach), (TRACER, tracer::attach), (TICKS, ticks::attach), (NEED_RESCHED, need_resched::attach)];
 
 /// The source's description.
 pub static INFO: SourceInfo = SourceInfo {
@@ -72,6 +77,19 @@ pub static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::StackTrace),
             ],
             weaker: "a section is seen where a tick falls into it, and is up to a period longer than it is told",
+        },
+        BackendInfo {
+            name: NEED_RESCHED,
+            needs: &[
+                Need::Btf,
+                Need::TpBtfPrograms,
+                Need::Tracepoint("sched:sched_set_need_resched_tp"),
+                Need::Tracepoint("sched:sched_entry_tp"),
+                Need::Tracepoint("timer:hrtimer_expire_entry"),
+                Need::Map(MapKind::Array),
+                Need::Map(MapKind::RingBuf),
+            ],
+            weaker: "of preemption alone: it is told from when a thread had to wait on, and not where none did",
         },
     ],
 };
@@ -160,16 +178,20 @@ pub fn attach(options: &IrqsoffOptions) -> Result<Box<dyn Attached>, AttachError
         return Err(AttachError::Unsupported("a period is from 100 us to 1 s long".to_owned()));
     }
     let mut refused: Option<AttachError> = None;
+    let is_asked = |name: &str| options.backend.as_deref() == Some(name);
     for name in attach::backends_to_try(&INFO, options.backend.as_deref())? {
         let reason = refused.as_ref().map(ToString::to_string);
         let Some((_, start)) = BACKENDS.iter().find(|(backend, _)| *backend == name) else { continue };
         let outcome = match (name, options.what) {
             // An interrupt comes in where preemption is off.
-            (TICKS, What::Preemption) => Err(no_preemption(refused.take())),
+            (TICKS, What::Preemption) if is_asked(TICKS) => Err(no_preemption()),
+            (TICKS, What::Preemption) => continue,
+            (NEED_RESCHED, What::Irqs) if is_asked(NEED_RESCHED) => Err(only_preemption()),
+            (NEED_RESCHED, What::Irqs) => continue,
             // It tells the longest alone, and may miss one while it hands over another: nobody is given that unasked.
-            (TRACER, What::Irqs) if options.backend.as_deref() != Some(TRACER) => continue,
+            (TRACER, _) if !is_asked(TRACER) => continue,
             // Only there the timer is our own.
-            (EVENTS | TRACER, _) if options.timer_test => continue,
+            (EVENTS | TRACER | NEED_RESCHED, _) if options.timer_test => continue,
             _ => start(options, reason),
         };
         match outcome {
@@ -180,12 +202,14 @@ pub fn attach(options: &IrqsoffOptions) -> Result<Box<dyn Attached>, AttachError
     Err(refused.unwrap_or_else(|| AttachError::Unsupported("there is no backend".to_owned())))
 }
 
-/// Why there is no way to tell how long preemption is off.
-fn no_preemption(refused: Option<AttachError>) -> AttachError {
-    match refused {
-        Some(error) => error,
-        None => AttachError::Unsupported("ticks come in where preemption is off: leave --backend ticks out".to_owned()),
-    }
+fn no_preemption() -> AttachError {
+    AttachError::Unsupported("ticks come in where preemption is off: leave --backend ticks out".to_owned())
+}
+
+fn only_preemption() -> AttachError {
+    AttachError::Unsupported(
+        "need_resched tells of preemption that is off, not of interrupts: add --preempt".to_owned(),
+    )
 }
 
 /// The level up to which the kernel prints messages on consoles; `None` where it does not tell.

@@ -197,7 +197,7 @@ fn mask(cpus: &[u32]) -> String {
 
 fn not_there(tracer: &str) -> String {
     let option = if tracer == TRACERS[0] { "CONFIG_IRQSOFF_TRACER" } else { "CONFIG_PREEMPT_TRACER" };
-    format!("this kernel has no {tracer} tracer (boot one with {option}=y, or measure with --backend ticks)")
+    format!("this kernel has no {tracer} tracer (boot one with {option}=y, or leave --backend tracer out)")
 }
 
 fn in_use(theirs: &str, other: &Path) -> String {

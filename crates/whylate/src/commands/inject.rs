@@ -23,6 +23,7 @@ pub struct Arguments {
 enum What {
     Work(work::Arguments),
     IrqsOff(disturbance::IrqsOffArguments),
+    PreemptOff(disturbance::PreemptOffArguments),
     Softirq(disturbance::SoftirqArguments),
     Hog(disturbance::HogArguments),
     Sqpoll(sqpoll::Arguments),
@@ -40,6 +41,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     match &arguments.what {
         What::Work(arguments) => work::run(arguments, &stop),
         What::IrqsOff(arguments) => disturbance::irqs_off(arguments, &stop),
+        What::PreemptOff(arguments) => disturbance::preempt_off(arguments, &stop),
         What::Softirq(arguments) => disturbance::softirq(arguments, &stop),
         What::Hog(arguments) => disturbance::hog(arguments, &stop),
         What::Sqpoll(arguments) => sqpoll::run(arguments, &stop),

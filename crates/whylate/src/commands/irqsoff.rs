@@ -33,6 +33,7 @@ examples:
     whylate irqsoff --timers 1  # how late every hrtimer is, by its function and CPU, each second
     whylate irqsoff --timer-test 1.33ms
                                 # a periodic timer per CPU: the periods it misses, and what made it miss them
+    whylate irqsoff --preempt   # who keeps a CPU that another thread waits for
     whylate irqsoff -c 3 --period 100us
                                 # one CPU, whose timer is due each 100 us
     whylate irqsoff --import trace.txt
@@ -67,16 +68,17 @@ pub struct Arguments {
     /// Print how late every hrtimer of the system is, by its function and CPU, with missed periods and the run time of the function
     #[arg(
         long,
-        conflicts_with_all = ["late_lengths", "worst", "period", "from", "backend", "timer_test"],
+        conflicts_with_all = ["late_lengths", "worst", "period", "from", "backend", "timer_test", "preempt"],
     )]
     timers: bool,
     /// Test with a periodic timer per CPU: print each time that it misses periods, with what made it late
-    #[arg(long, value_name = "PERIOD", value_parser = period, conflicts_with_all = ["late_lengths", "period", "from"])]
+    #[arg(long, value_name = "PERIOD", value_parser = period, conflicts_with_all = ["late_lengths", "period", "from", "preempt"])]
     timer_test: Option<u64>,
     /// Only these CPUs, e.g. 0,2-5
     #[arg(short, long, value_name = "CPUS")]
     cpus: Option<Cpus>,
-    /// Preemption that is off, not interrupts. Needs a kernel with the events preemptirq:preempt_* or the tracer preemptoff
+    /// Preemption that is off, not interrupts: by the events preemptirq:preempt_* where the kernel has them, and else, from Linux 6.17 on, by
+    /// how long the kernel keeps a CPU that another thread waits for
     #[arg(long)]
     preempt: bool,
     /// End after this time (e.g. 10s, 5m, 1h)
@@ -85,7 +87,8 @@ pub struct Arguments {
     /// One JSON object a line per output
     #[arg(long)]
     json: bool,
-    /// How to measure: events, ticks, tracer; auto takes events where the kernel has them, and else ticks
+    /// How to measure: events, ticks, tracer, need_resched; auto takes events where the kernel has them, and else ticks, or need_resched with
+    /// --preempt
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,
     /// Read what ftrace has written, and measure nothing: a latency trace of irqsoff, preemptoff or preemptirqsoff, a capture of trace_pipe
@@ -150,6 +153,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let schedule =
         Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };
-    let has_late_events = arguments.lines() || arguments.worst().is_some();
+    // Of preemption, what is seen has to be taken in to be counted.
+    let has_late_events = arguments.lines() || arguments.worst().is_some() || arguments.preempt;
     drive(source.as_mut(), &watch, schedule, has_late_events, (output.as_mut(), &mut out), &mut |_| ())
 }

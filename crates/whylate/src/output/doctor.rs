@@ -206,6 +206,7 @@ pub(super) mod tests {
                 bpf_wq: Fact::no("the kernel has no bpf_wq_init (boot kernel 6.10 or later)"),
                 bpf_timer: yes(),
                 bpf_local_irq_save: yes(),
+                bpf_preempt_disable: yes(),
                 task_iterator: yes(),
             },
             privileges: Privileges {

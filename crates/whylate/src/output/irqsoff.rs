@@ -4,6 +4,7 @@
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
+use whylate_model::irqsoff::NO_RESCHEDULE_POINT;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Labels, LateEvent};
 
@@ -59,6 +60,7 @@ pub fn kind(labels: &Labels) -> String {
     match labels.get("kind").map_or("", String::as_str) {
         "irqs_off" => "interrupts off".to_owned(),
         "preempt_off" => "preemption off".to_owned(),
+        NO_RESCHEDULE_POINT => "no reschedule point".to_owned(),
         "irq" => "handler".to_owned(),
         "idle_exit" => "idle exit".to_owned(),
         kind => kind.to_owned(),

@@ -56,6 +56,24 @@ pub struct IrqsOffArguments {
     common: Common,
 }
 
+/// Turns preemption off on one CPU for a known time.
+///
+/// A BPF program does it (`bpf_preempt_disable`, Linux 6.10 and later), in a thread whose name is whylate-preempt. Interrupts are taken
+/// meanwhile, and no other thread gets the CPU, however urgent it is. Where the kernel is not preemptible anyway, all its code is like that.
+///
+/// Only one CPU is disturbed at a time, by one `whylate inject` at a time: others have to be able to go on.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whylate inject preempt-off                              5 times 10 ms, one every 200 ms, on the current CPU
+  whylate inject preempt-off --for 2ms --times 100 --cpu 1
+                                                          for `whylate irqsoff --preempt` beside it
+  whylate inject preempt-off --json                       for a program to compare")]
+pub struct PreemptOffArguments {
+    #[command(flatten)]
+    common: Common,
+}
+
 /// Keeps one CPU in a softirq for a known time.
 ///
 /// The softirq is HRTIMER, with the callback of a BPF timer (Linux 5.15 and later); with PREEMPT_RT it runs in the CPU's
@@ -117,6 +135,10 @@ pub fn irqs_off(arguments: &IrqsOffArguments, stop: &AtomicBool) -> anyhow::Resu
     run(&arguments.common, Kind::IrqsOff, stop)
 }
 
+pub fn preempt_off(arguments: &PreemptOffArguments, stop: &AtomicBool) -> anyhow::Result<()> {
+    run(&arguments.common, Kind::PreemptOff, stop)
+}
+
 pub fn softirq(arguments: &SoftirqArguments, stop: &AtomicBool) -> anyhow::Result<()> {
     run(&arguments.common, Kind::Softirq, stop)
 }
@@ -168,6 +190,7 @@ fn run(common: &Common, kind: Kind, stop: &AtomicBool) -> anyhow::Result<()> {
 fn name(kind: Kind) -> &'static str {
     match kind {
         Kind::IrqsOff => "irqs-off",
+        Kind::PreemptOff => "preempt-off",
         Kind::Softirq => "softirq",
         Kind::Hog(_) => "hog",
     }
@@ -202,6 +225,7 @@ fn line(plan: &Plan, number: u64, one: &Disturbance) -> String {
 fn summary(plan: &Plan, report: &Report) -> String {
     let what = match plan.kind {
         Kind::IrqsOff => "kept interrupts off on".to_owned(),
+        Kind::PreemptOff => "kept preemption off on".to_owned(),
         Kind::Softirq => "kept softirq HRTIMER running on".to_owned(),
         Kind::Hog(disturbance::Policy::Fifo(priority)) => format!("a FIFO thread of priority {priority} kept busy"),
         Kind::Hog(disturbance::Policy::Normal) => "a normal thread kept busy".to_owned(),
@@ -253,6 +277,7 @@ impl Record {
         // The names that causes of late events have, where there is one.
         let (kind, policy, priority) = match plan.kind {
             Kind::IrqsOff => ("irqs_off", None, None),
+            Kind::PreemptOff => ("preempt_off", None, None),
             Kind::Softirq => ("softirq", None, None),
             Kind::Hog(disturbance::Policy::Fifo(priority)) => ("hog", Some("fifo"), Some(priority)),
             Kind::Hog(disturbance::Policy::Normal) => ("hog", Some("normal"), None),

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
-use whylate_model::irqsoff::advice;
+use whylate_model::irqsoff::{NO_RESCHEDULE_POINT, advice};
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Worst};
 
@@ -81,7 +81,8 @@ impl Output for Text<'_> {
         }
         if let Some((irqs_off, others)) = &mut self.worst {
             let is_off = match event.labels.get("kind") {
-                Some(kind) => kind == CauseKind::IrqsOff.name() || kind == CauseKind::PreemptOff.name(),
+                Some(kind) => [CauseKind::IrqsOff.name(), CauseKind::PreemptOff.name(), NO_RESCHEDULE_POINT]
+                    .contains(&kind.as_str()),
                 None => true,
             };
             if is_off { irqs_off.add(event) } else { others.add(event) }
@@ -100,7 +101,11 @@ impl Output for Text<'_> {
         // The sort is stable, so rows that tie stay in the order of their names.
         rows.sort_by_key(|series| Reverse(length(series).max_ns()));
         if rows.is_empty() {
-            writeln!(out, "No interrupt was late by {} or longer.", format_ns(self.arguments.options().from_ns))?;
+            let from = format_ns(self.arguments.options().from_ns);
+            match self.arguments.preempt {
+                true => writeln!(out, "Preemption was never off for {from} or longer while a thread waited for it.")?,
+                false => writeln!(out, "No interrupt was late by {from} or longer.")?,
+            }
         } else {
             table_of(&rows).write(out, self.terminal_columns)?;
         }

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * How long a CPU goes on with a thread although it is to be given to another one: from the mark that the kernel sets on the running thread
+ * until the scheduler is entered there. Preemption was off meanwhile, at least so long, or the kernel came to no point where it looks.
+ */
+#include "kernel_types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include "compat.bpf.h"
+#include "ways.bpf.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+enum mark_limits {
+	MARK_FRAMES = 48,
+};
+
+/* What could not be told, by reason. */
+enum mark_lost {
+	/* The mark was set before it was known which one means "at once". */
+	MARK_UNKNOWN_BIT,
+	/* No room for a record: the reader is too slow. */
+	MARK_RECORDS,
+	MARK_LOST_REASONS,
+};
+
+struct stack_taken {
+	/* Negative or 0: none. */
+	s64 bytes;
+	u64 frames[MARK_FRAMES];
+};
+
+/* The mark of one CPU's thread. */
+struct mark {
+	/* 0: none. Whoever sets the mark holds the lock of the CPU's run queue, and may be on another CPU. */
+	u64 task;
+	u64 since_ns;
+	/* Set by user space. */
+	u64 is_watched;
+	u64 lost[MARK_LOST_REASONS];
+	/* Taken by the first timer that came in since then. */
+	struct stack_taken inside;
+	u64 _unused[10];
+};
+_Static_assert(sizeof(struct mark) % 64 == 0, "two CPUs share a cache line");
+
+/* A thread that kept its CPU for too long. */
+struct kept {
+	u64 since_ns;
+	u64 end_ns;
+	u32 cpu;
+	u32 tid;
+	char comm[16];
+	struct stack_taken inside;
+	/* Where the scheduler was entered. */
+	struct stack_taken at_end;
+};
+
+/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+struct {
+	struct mark mark;
+	struct kept kept;
+	enum mark_lost mark_lost;
+	enum mark_limits mark_limits;
+} layouts = {};
+
+/* What is shorter does not count. */
+const volatile u64 from_ns = 0;
+
+/*
+ * Number of the flag that means "at once", 0 until it is known: idle threads are marked by no other. Of both numbers it is the smaller one
+ * (TIF_NEED_RESCHED, TIF_NEED_RESCHED_LAZY), which depend on the version and the processor.
+ */
+u32 need_resched_bit = 0;
+/* Set by user space while it makes the kernel mark a thread so: then others may be marked by either. */
+volatile u32 learning = 0;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	/* User space makes it as long as there are CPUs. */
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, u32);
+	__type(value, struct mark);
+} mark_by_cpu SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 21);
+} kept_cpus SEC(".maps");
+
+static __always_inline struct mark *mark_of(u32 cpu)
+{
+	struct mark *mark = bpf_map_lookup_elem(&mark_by_cpu, &cpu);
+
+	return mark && mark->is_watched ? mark : NULL;
+}
+
+/*
+ * The kernel calls it when the flag was not set yet. A flag that means "when it returns to user space, or at the next tick" (lazy
+ * preemption) is followed by the other one when the kernel waits no longer.
+ */
+SEC("tp_btf/sched_set_need_resched_tp")
+int BPF_PROG(on_sched_set_need_resched_tp, struct task_struct *task, int cpu, int flag)
+{
+	struct mark *mark;
+
+	if ((learning || task->pid == 0) && (!need_resched_bit || (u32)flag < need_resched_bit))
+		need_resched_bit = flag;
+	if (task->pid == 0)
+		return 0;
+	mark = mark_of(cpu);
+	if (!mark || (need_resched_bit && (u32)flag != need_resched_bit))
+		return 0;
+	if (!need_resched_bit) {
+		__sync_fetch_and_add(&mark->lost[MARK_UNKNOWN_BIT], 1);
+		return 0;
+	}
+	mark->inside.bytes = 0;
+	mark->since_ns = bpf_ktime_get_ns();
+	mark->task = (u64)task;
+	return 0;
+}
+
+/* The mark is there still, and is that of whoever runs. Of one that the scheduler took away unseen, the flag is gone. */
+static __always_inline struct mark *mark_here(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct mark *mark = mark_of(bpf_get_smp_processor_id());
+
+	if (!mark || mark->task != (u64)task || !(task->thread_info.flags & (1ul << (need_resched_bit & 31))))
+		return NULL;
+	return mark;
+}
+
+/* A timer's interrupt finds whoever keeps the CPU. */
+SEC("tp_btf/hrtimer_expire_entry")
+int BPF_PROG(on_hrtimer_expire_entry)
+{
+	struct mark *mark = mark_here();
+
+	if (mark && mark->inside.bytes == 0)
+		mark->inside.bytes = bpf_get_stack(ctx, mark->inside.frames, sizeof(mark->inside.frames), 0);
+	return 0;
+}
+
+SEC("tp_btf/sched_entry_tp")
+int BPF_PROG(on_sched_entry_tp)
+{
+	struct mark *mark = mark_here();
+	struct task_struct *task;
+	struct kept *kept;
+	u64 now_ns;
+
+	if (!mark)
+		return 0;
+	now_ns = bpf_ktime_get_ns();
+	mark->task = 0;
+	if (since(now_ns, mark->since_ns) < from_ns)
+		return 0;
+	kept = bpf_ringbuf_reserve(&kept_cpus, sizeof(*kept), 0);
+	if (!kept) {
+		__sync_fetch_and_add(&mark->lost[MARK_RECORDS], 1);
+		return 0;
+	}
+	task = bpf_get_current_task_btf();
+	kept->since_ns = mark->since_ns;
+	kept->end_ns = now_ns;
+	kept->cpu = bpf_get_smp_processor_id();
+	kept->tid = task->pid;
+	__builtin_memcpy(kept->comm, task->comm, sizeof(kept->comm));
+	__builtin_memcpy(&kept->inside, &mark->inside, sizeof(kept->inside));
+	kept->at_end.bytes = bpf_get_stack(ctx, kept->at_end.frames, sizeof(kept->at_end.frames), 0);
+	bpf_ringbuf_submit(kept, 0);
+	return 0;
+}

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Backend `need_resched`: how long a CPU goes on with a thread although the kernel has marked it to be given to another one.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::mem::offset_of;
+use std::os::fd::AsFd as _;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use libbpf_rs::btf::types::Typedef;
+use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
+use libbpf_rs::{Btf, Link, RingBuffer, RingBufferBuilder};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use whylate_model::irqsoff::Kept;
+use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
+
+use self::skel::types::{kept, mark, mark_lost, stack_taken};
+use super::{INFO, IrqsoffOptions, NEED_RESCHED};
+use crate::attach::{self, Meter, PlainData};
+use crate::floors::Floors;
+use crate::inject::threads::become_fifo;
+use crate::mapped::MappedArray;
+use crate::source::{AttachError, Attached, Backend};
+use crate::symbols::KernelSymbols;
+use crate::{clock, cpus};
+
+#[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/need_resched.skel.rs"));
+}
+
+/// Every reason for something that was not told, with its name in the output. What it means stands at the enum in `need_resched.bpf.c`.
+const LOST: [(mark_lost, &str); 2] =
+    [(mark_lost::MARK_UNKNOWN_BIT, "unmatched"), (mark_lost::MARK_RECORDS, "late_events")];
+/// How often a real-time thread takes the CPU from this one, to learn by which flag the kernel marks it, and how long it sleeps before.
+const TAKES: (u32, Duration) = (5, Duration::from_millis(1));
+/// How long that may take.
+const LEARNING_AT_MOST: Duration = Duration::from_millis(50);
+
+// SAFETY: integers and arrays of integers only.
+#[allow(unsafe_code)]
+unsafe impl PlainData for kept {}
+
+/// Records as the kernel wrote them, in order.
+type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
+
+/// Starts it.
+pub(super) fn attach(
+    options: &IrqsoffOptions,
+    fallback_reason: Option<String>,
+) -> Result<Box<dyn Attached>, AttachError> {
+    Ok(Box::new(AttachedMarks::new(options, fallback_reason)?))
+}
+
+/// Measures until it is dropped.
+struct AttachedMarks {
+    /// First, so that no program runs while the rest goes.
+    _links: Vec<Link>,
+    ring: RingBuffer<'static>,
+    records: Records,
+    marks: MappedArray,
+    skeleton: skel::NeedReschedSkel<'static>,
+    options: IrqsoffOptions,
+    cpus: Vec<u32>,
+    floors: Option<Floors>,
+    /// From which length on an event of a CPU is handed over; of others there is none yet.
+    hand_over_from_ns: BTreeMap<u32, u64>,
+    lengths: BTreeMap<Labels, Histogram>,
+    /// Seen, and not handed over yet.
+    late: VecDeque<LateEvent>,
+    symbols: KernelSymbols,
+    host: String,
+    since_unix_ns: u64,
+    since_monotonic_ns: u64,
+    fallback_reason: Option<String>,
+    meter: Meter,
+    /// Records that were cut short.
+    cut_short: u64,
+}
+
+impl AttachedMarks {
+    fn new(options: &IrqsoffOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
+        attach::require_btf()?;
+        attach::silence_libbpf();
+        let online = cpus::online().context("cannot tell which CPUs are online")?;
+        let wanted = if options.cpus.is_empty() { online.clone() } else { options.cpus.clone() };
+        if let Some(cpu) = wanted.iter().find(|cpu| !online.contains(cpu)) {
+            return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
+        }
+        let types = Btf::from_vmlinux()?;
+        for event in ["sched_set_need_resched_tp", "sched_entry_tp"] {
+            if types.type_by_name::<Typedef<'_>>(&format!("btf_trace_{event}")).is_none() {
+                return Err(AttachError::Unsupported(format!(
+                    "this kernel does not tell how long preemption is off: boot one with {event} (Linux 6.17), or with \
+                     CONFIG_PREEMPTIRQ_TRACEPOINTS and CONFIG_TRACE_PREEMPT_TOGGLE"
+                )));
+            }
+        }
+        let mut open = skel::NeedReschedSkelBuilder::default().open(attach::open_object())?;
+        open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.from_ns = options.from_ns;
+        let entries = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        open.maps.mark_by_cpu.set_max_entries(entries)?;
+        let mut skeleton = open.load()?;
+        let marks = MappedArray::new(skeleton.maps.mark_by_cpu.as_fd(), entries as usize, size_of::<mark>())
+            .context("cannot map the marks")?;
+        let records = Records::default();
+        let ring = ring_of(&skeleton, &records)?;
+        let links = skeleton.object().progs_mut().map(|program| program.attach()).collect::<Result<Vec<_>, _>>()?;
+        learn_flag(&mut skeleton)?;
+        for &cpu in &wanted {
+            marks.u64_at(cpu as usize, offset_of!(mark, is_watched)).store(1, Ordering::Release);
+        }
+        Ok(AttachedMarks {
+            _links: links,
+            ring,
+            records,
+            marks,
+            skeleton,
+            options: options.clone(),
+            cpus: wanted,
+            floors: options.worst.map(Floors::new),
+            hand_over_from_ns: BTreeMap::new(),
+            lengths: BTreeMap::new(),
+            late: VecDeque::new(),
+            symbols: KernelSymbols::default(),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            since_unix_ns: clock::unix_ns(),
+            since_monotonic_ns: clock::monotonic_ns(),
+            fallback_reason,
+            meter: Meter::default(),
+            cut_short: 0,
+        })
+    }
+
+    /// From which length on an event is handed over, whatever else was seen.
+    fn always_from_ns(&self) -> u64 {
+        let asked = [self.options.late_over_ns, self.options.explain_over_ns];
+        asked.into_iter().flatten().min().unwrap_or(u64::MAX)
+    }
+
+    /// Counts what has come in.
+    fn take_in(&mut self) {
+        loop {
+            let Some(bytes) = self.records.borrow_mut().pop_front() else { return };
+            let Some(record) = attach::read_plain::<kept>(&bytes) else {
+                self.cut_short += 1;
+                continue;
+            };
+            let event = self.event_of(&record);
+            let mut culprit = event.labels.clone();
+            culprit.remove("task");
+            self.lengths.entry(culprit).or_default().merge(&[event.latency_ns].into_iter().collect());
+            let unless_known = if self.floors.is_some() { 0 } else { u64::MAX };
+            let from_ns = self.hand_over_from_ns.get(&event.cpu).copied().unwrap_or(unless_known);
+            if event.latency_ns >= from_ns.min(self.always_from_ns()) {
+                if let Some(floor_ns) = self.floors.as_mut().and_then(|floors| floors.add(event.cpu, event.latency_ns))
+                {
+                    self.hand_over_from_ns.insert(event.cpu, floor_ns);
+                }
+                self.late.push_back(event);
+            }
+        }
+    }
+
+    fn event_of(&mut self, record: &kept) -> LateEvent {
+        let inside = stack_of(&record.inside, &mut self.symbols);
+        let at_end = stack_of(&record.at_end, &mut self.symbols);
+        let kept = Kept {
+            thread: format!("{}:{}", attach::text(&record.comm), record.tid),
+            cpu: record.cpu,
+            length_ns: record.end_ns.saturating_sub(record.since_ns),
+            inside,
+            at_end,
+        };
+        kept.event(clock::unix_ns_of(record.end_ns))
+    }
+
+    fn take_lost(&mut self) -> BTreeMap<String, u64> {
+        let of = |reason: mark_lost| {
+            let offset = offset_of!(mark, lost) + 8 * reason.0 as usize;
+            let cpus = self.cpus.iter();
+            cpus.map(|&cpu| self.marks.u64_at(cpu as usize, offset).swap(0, Ordering::Relaxed)).sum::<u64>()
+        };
+        let mut lost: BTreeMap<String, u64> =
+            LOST.into_iter().map(|(reason, name)| (name.to_owned(), of(reason))).collect();
+        *lost.entry("late_events".to_owned()).or_default() += std::mem::take(&mut self.cut_short);
+        lost
+    }
+}
+
+/// The kernel marks threads by one flag where they are to be switched at once, and by another one where that may wait. A real-time thread never
+/// waits. Without the privilege for one, the first CPU that wakes from idleness tells the same.
+fn learn_flag(skeleton: &mut skel::NeedReschedSkel<'_>) -> anyhow::Result<()> {
+    let set = |skeleton: &mut skel::NeedReschedSkel<'_>, learning| {
+        if let Some(data) = skeleton.maps.bss_data.as_deref_mut() {
+            data.learning = learning;
+        }
+    };
+    let before = sched_getaffinity(None)?;
+    let mut here = CpuSet::new();
+    here.set(sched_getcpu());
+    sched_setaffinity(None, &here)?;
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let taker = scope.spawn(|| {
+            if become_fifo(1).is_ok() {
+                let (times, sleep) = TAKES;
+                (0..times).for_each(|_| thread::sleep(sleep));
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        set(skeleton, 1);
+        let began = Instant::now();
+        while !over.load(Ordering::Relaxed) && began.elapsed() < LEARNING_AT_MOST {
+            std::hint::spin_loop();
+        }
+        // It cannot panic.
+        let _ = taker.join();
+        set(skeleton, 0);
+    });
+    Ok(sched_setaffinity(None, &before)?)
+}
+
+fn stack_of(taken: &stack_taken, symbols: &mut KernelSymbols) -> Vec<String> {
+    let bytes = usize::try_from(taken.bytes).unwrap_or(0);
+    let frames = taken.frames.iter().take(bytes / size_of::<u64>());
+    frames.map(|&address| symbols.name(address).to_owned()).collect()
+}
+
+fn ring_of(skeleton: &skel::NeedReschedSkel<'_>, records: &Records) -> Result<RingBuffer<'static>, AttachError> {
+    let mut builder = RingBufferBuilder::new();
+    let records = Rc::clone(records);
+    builder.add(&skeleton.maps.kept_cpus, move |bytes| {
+        records.borrow_mut().push_back(bytes.into());
+        0
+    })?;
+    Ok(builder.build()?)
+}
+
+impl Attached for AttachedMarks {
+    fn backend(&self) -> Backend<'_> {
+        Backend { name: NEED_RESCHED, fallback_reason: self.fallback_reason.as_deref() }
+    }
+
+    fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        attach::poll(&self.ring, Duration::ZERO)?;
+        self.take_in();
+        let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
+        let mut snapshot = Snapshot::new(INFO.name, NEED_RESCHED, &self.host, self.since_unix_ns);
+        snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
+        let measured_ns = (snapshot.duration_ns as f64 * self.cpus.len() as f64).max(1.0);
+        let lengths = std::mem::take(&mut self.lengths);
+        snapshot.series = lengths
+            .into_iter()
+            .map(|(labels, length)| Series {
+                labels,
+                values: [("share".to_owned(), length.sum_ns() as f64 / measured_ns)].into(),
+                histograms: [("length".to_owned(), length)].into(),
+                ..Series::default()
+            })
+            .collect();
+        snapshot.lost = self.take_lost();
+        self.meter.tell(attach::statistics(self.skeleton.object().progs()), &mut snapshot);
+        // From now on, lengths are compared with later ones only to find the worst.
+        if let Some(floors) = &mut self.floors {
+            floors.forget();
+        }
+        self.hand_over_from_ns.clear();
+        (self.since_monotonic_ns, self.since_unix_ns) = (now_monotonic_ns, now_unix_ns);
+        Ok(snapshot)
+    }
+
+    fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        if self.late.is_empty() {
+            attach::poll(&self.ring, wait)?;
+            self.take_in();
+        }
+        self.late.drain(..).for_each(each);
+        Ok(())
+    }
+
+    fn weaker(&self) -> Option<&str> {
+        Some("preemption that is off is told from when a thread had to wait because of it, and not where none did")
+    }
+}
