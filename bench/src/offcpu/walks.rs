@@ -11,7 +11,7 @@ use libbpf_rs::{Iter, Link};
 use whylate_model::{Snapshot, Stack};
 use whylate_sources::Attached;
 use whylate_sources::clock::{process_cpu_ns, thread_cpu_ns};
-use whylate_sources::offcpu::{AttachedOffcpu, Choice, Offcpu, OffcpuOptions};
+use whylate_sources::offcpu::{AttachedOffcpu, Choice, Offcpu, OffcpuOptions, Often};
 
 use super::sleepers::Sleepers;
 use crate::figures::median;
@@ -126,7 +126,7 @@ fn user_frames(snapshot: &Snapshot, pid: u32) -> Result<f64> {
 
 fn plain_ns(link: &Link) -> Result<f64> {
     // It looks at all threads of the machine.
-    let threads = Choice::look(1).context("cannot count threads")?.threads;
+    let threads = Choice::look(Often::RateHz(1)).context("cannot count threads")?.threads;
     let began_ns = thread_cpu_ns();
     let mut iterator = Iter::new(link)?;
     while iterator.read(&mut [0; 64])? > 0 {}

@@ -157,6 +157,71 @@ fn threads_that_are_born_and_die_are_counted_or_lost() -> Result<()> {
     Ok(())
 }
 
+/// More places than there may be before the tables are emptied: each thread has one where it waits for a CPU, and one on it.
+const ROOM: u64 = 40_000;
+
+#[test]
+fn a_trace_goes_on_when_its_tables_are_emptied() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    if is_emulated() {
+        println!("skipped: so many births take too long on an emulated CPU");
+        return Ok(());
+    }
+    let sleepers = Sleepers::start("churn", 20)?;
+    let options = OffcpuOptions {
+        process: Some(sleepers.pid()),
+        by_thread: true,
+        backend: Some("trace".to_owned()),
+        ..OffcpuOptions::default()
+    };
+    let mut source = Offcpu.attach_with(&options)?;
+    let first = births()?;
+    let mut emptied_after = None;
+    for _ in 0..60 {
+        let before = births()? - first;
+        sleep(Duration::from_millis(500));
+        let snapshot = source.snapshot()?;
+        let mut ns_by_thread: BTreeMap<&str, u64> = BTreeMap::new();
+        for stack in snapshot.stacks.iter().filter(|stack| stack.labels["thread"] == "steady") {
+            ensure!(is_at(stack, PLACES[1].0), "a thread that stays is at {:?}", stack.user);
+            *ns_by_thread.entry(&stack.labels["tid"]).or_default() += stack.weight_ns;
+        }
+        ensure!(ns_by_thread.len() == 20, "{} of 20 threads that stay are there", ns_by_thread.len());
+        for (tid, ns) in ns_by_thread {
+            let difference = ns.abs_diff(snapshot.duration_ns);
+            ensure!(difference < PERIOD.as_nanos() as u64, "thread {tid} has {ns} of {} ns", snapshot.duration_ns);
+        }
+        // Others live for less than a millisecond, several at a time on each CPU.
+        let most_ns =
+            snapshot.stacks.iter().filter(|stack| stack.labels["thread"] != "steady" && stack.user.is_empty());
+        let most_ns = most_ns.map(|stack| stack.weight_ns).max().unwrap_or(0);
+        ensure!(most_ns <= snapshot.duration_ns + PERIOD.as_nanos() as u64, "a thread has {most_ns} ns");
+        if before > ROOM {
+            println!("{before} births, lost: {:?}, {} places", snapshot.lost, snapshot.stacks.len());
+            if emptied_after.get_or_insert(before) != &before {
+                return Ok(());
+            }
+        }
+    }
+    anyhow::bail!("there were {} births, too few to fill the tables", births()? - first)
+}
+
+#[test]
+fn threads_that_end_meanwhile_are_not_unreadable() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let sleepers = Sleepers::start("churn", 1)?;
+    let options = OffcpuOptions {
+        process: Some(sleepers.pid()),
+        backend: Some("proc".to_owned()),
+        rate_hz: 999,
+        ..OffcpuOptions::default()
+    };
+    let snapshot = sampled(&options, Duration::from_secs(1))?;
+    let walks: f64 = snapshot.series.iter().filter_map(|series| series.values.get("walks")).sum();
+    ensure!(walks > 50.0 && snapshot.lost["unreadable"] == 0, "{walks} walks, lost: {:?}", snapshot.lost);
+    Ok(())
+}
+
 #[test]
 fn stacks_that_are_too_deep_say_so() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };

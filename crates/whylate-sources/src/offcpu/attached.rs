@@ -207,6 +207,7 @@ impl Attached for AttachedOffcpu {
             ("threads", gathered.met.threads as f64),
             ("threads_changed", gathered.met.changed as f64),
             ("walk_ns", gathered.met.took_ns as f64),
+            ("walk_cpu_ns", gathered.met.cpu_ns as f64),
         ];
         snapshot.series =
             vec![Series { values: values.map(|(name, value)| (name.to_owned(), value)).into(), ..Series::default() }];

@@ -16,7 +16,7 @@ mod sampler;
 mod state;
 
 pub use attached::AttachedOffcpu;
-pub use choice::Choice;
+pub use choice::{Choice, Often};
 pub use sampler::Met;
 
 use crate::attach;

@@ -360,10 +360,11 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 /* Adds the time since the thread was last counted. */
 static __always_inline void count(struct thread_record *record, u64 now_ns, u32 waits)
 {
-	u64 ns = traces ? take_time(record, now_ns) : now_ns - record->counted_ns;
+	u64 ns = take_time(record, now_ns);
 
-	add(record->place, ns, 1, waits);
-	record->counted_ns = now_ns;
+	/* Where switches are traced, a thread is looked at in each state, since it may change to one that is wanted. */
+	if (!traces || wanted_states & 1u << (record->state & 31))
+		add(record->place, ns, 1, waits);
 }
 
 static __noinline void look_again(struct task_struct *task, struct thread_record *record, enum thread_state state, u64 now_ns)
@@ -390,20 +391,23 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 		record->since_ns = since_of(task, after_ns, now_ns);
 	}
 	record->is_unresolved = false;
-	record->switches = switches;
+	record->is_new = false;
+	record->is_lost = looked != LOOKED_OK;
 	record->state = state;
 	record->is_known = true;
-	if (looked != LOOKED_OK) {
-		lose(reason);
-		record->counted_ns = now_ns;
-		record->generation = 0;
-		return;
-	}
 	record->place = place;
-	record->generation = generation + 1;
+	record->generation = looked == LOOKED_OK ? generation + 1 : 0;
 	if (traces && state == STATE_ON_CPU) {
 		record->on_cpu_place = place + 1;
-		record->on_cpu_generation = generation + 1;
+		record->on_cpu_generation = record->generation;
+	}
+	/* Last: whoever has left a CPU meanwhile has another number, and what was written over is told by it. */
+	barrier();
+	record->switches = switches;
+	if (looked != LOOKED_OK) {
+		lose(reason);
+		take_time(record, now_ns);
+		return;
 	}
 	count(record, now_ns, has_run);
 }
@@ -480,9 +484,9 @@ int on_each_thread(struct bpf_iter__task *ctx)
 	state = state_of(task);
 	/* Threads are given other names, and moved to other cgroups. */
 	record->is_skipped = !is_wanted(task, task->flags & PF_KTHREAD);
-	if (record->is_skipped || !(wanted_states & 1u << state)) {
+	if (record->is_skipped || (!traces && !(wanted_states & 1u << state))) {
 		record->switches = switches;
-		record->counted_ns = now_ns;
+		take_time(record, now_ns);
 		record->generation = 0;
 		return 0;
 	}

@@ -33,6 +33,8 @@ enum lost_reason {
 	LOST_PLACES,
 	/* No room for the rule by which a frame is unwound: the stack is marked as unwound partly. */
 	LOST_RULES,
+	/* A wait that was not seen to begin, where switches are traced: its time is left out. */
+	LOST_UNSEEN,
 	LOST_REASONS,
 };
 
@@ -73,6 +75,8 @@ enum rule_base {
 	RULE_NONE,
 	/* User space has been asked. */
 	RULE_ASKED,
+	/* Somebody is writing it: switches of several CPUs ask at the same time, and user space answers meanwhile. */
+	RULE_CLAIMED,
 	/* The canonical frame address is the stack pointer, or the frame pointer, plus an offset. */
 	RULE_SP,
 	RULE_BP,
@@ -108,6 +112,7 @@ struct unknown_frame {
 	u64 bp;
 	u32 process;
 	u32 tgid;
+	/* Written last, and taken back by user space: 0 as long as the rest is not there. */
 	u32 tid;
 	u32 innermost;
 };
@@ -185,6 +190,11 @@ struct thread_record {
 	/* Where switches are traced: one more than the place of its time on CPUs, and of which tables that is. */
 	u32 on_cpu_place;
 	u32 on_cpu_generation;
+	/* Born since switches are traced, and has had no CPU yet. */
+	u8 is_new;
+	/* What it does now is counted as lost already. */
+	u8 is_lost;
+	u16 unused;
 };
 
 /* A thread at the end of a span, for whoever asks how long it has waited. */

@@ -65,8 +65,9 @@ static __always_inline void ask(struct walk *walk, bool innermost)
 	unknown->bp = walk->bp;
 	unknown->process = walk->process;
 	unknown->tgid = walk->task->tgid;
-	unknown->tid = walk->task->pid;
 	unknown->innermost = innermost;
+	barrier();
+	unknown->tid = walk->task->pid;
 }
 
 enum {
@@ -87,14 +88,15 @@ __noinline int slot_of_rule(u32 process, u64 ip)
 
 		if (!rule)
 			break;
-		if (rule->base == RULE_NONE) {
+		if (rule->base == RULE_NONE && __sync_val_compare_and_swap(&rule->base, RULE_NONE, RULE_CLAIMED) == RULE_NONE) {
 			rule->ip = ip;
 			rule->process = process;
+			barrier();
 			rule->base = RULE_ASKED;
 			return RULE_TO_ASK;
 		}
 		if (rule->ip == ip && rule->process == process)
-			return rule->base == RULE_ASKED ? (int)RULE_IS_ASKED : (int)index;
+			return rule->base == RULE_ASKED || rule->base == RULE_CLAIMED ? (int)RULE_IS_ASKED : (int)index;
 	}
 	return RULE_NO_ROOM;
 }
