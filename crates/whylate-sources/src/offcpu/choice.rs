@@ -48,10 +48,8 @@ impl Choice {
         thread::sleep(LOOK);
         let switches_per_second = (switches()? - before) as f64 / began.elapsed().as_secs_f64();
         let load = fs::read_to_string("/proc/loadavg")?;
-        // `0.20 0.18 0.12 1/80 11206`: the threads are behind the slash (proc_loadavg(5)).
-        let threads = load.split(' ').nth(3).and_then(|field| field.split_once('/')?.1.parse().ok());
-        let threads =
-            threads.ok_or_else(|| io::Error::other("/proc/loadavg does not tell how many threads there are"))?;
+        let threads = threads_of(&load)
+            .ok_or_else(|| io::Error::other("/proc/loadavg does not tell how many threads there are"))?;
         Ok(Choice { threads, switches_per_second, often })
     }
 
@@ -106,6 +104,11 @@ impl fmt::Display for Choice {
             self.trace_share() * 100.0,
         )
     }
+}
+
+/// Threads of the machine: behind the slash in `0.20 0.18 0.12 1/80 11206` (proc_loadavg(5)).
+pub(super) fn threads_of(load: &str) -> Option<u64> {
+    load.split(' ').nth(3)?.split_once('/')?.1.parse().ok()
 }
 
 /// Of all CPUs since the start (proc_stat(5)).

@@ -412,6 +412,37 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 	count(record, now_ns, has_run);
 }
 
+/* What is remembered of the thread; NULL where that is nothing. */
+static __always_inline struct thread_record *record_of(struct task_struct *task)
+{
+	struct thread_record *record;
+	u32 slot = task->pid & records_mask;
+
+	if (!traces) {
+		record = bpf_map_lookup_elem(&record_by_slot, &slot);
+		if (record && record->started_ns == task->start_time)
+			return record;
+	}
+	return bpf_task_storage_get(&record_by_thread, task, 0, 0);
+}
+
+/* A record for a thread that has none; NULL where there is no memory. */
+static __always_inline struct thread_record *new_record(struct task_struct *task)
+{
+	struct thread_record *record;
+	u32 slot = task->pid & records_mask;
+
+	if (!traces) {
+		record = bpf_map_lookup_elem(&record_by_slot, &slot);
+		if (record && (!record->started_ns || record->counted_ns < last_walk_ns)) {
+			__builtin_memset(record, 0, sizeof(*record));
+			record->started_ns = task->start_time;
+			return record;
+		}
+	}
+	return bpf_task_storage_get(&record_by_thread, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+}
+
 /* The thread is where it was at the last look, and has been all the time. */
 static __always_inline bool has_not_run(const struct task_struct *task, const struct thread_record *record)
 {
@@ -445,7 +476,7 @@ int on_each_thread(struct bpf_iter__task *ctx)
 	}
 	if (!task)
 		return 0;
-	record = bpf_task_storage_get(&record_by_thread, task, 0, 0);
+	record = record_of(task);
 	/* Of most threads nothing else is read: each field in another line of memory costs as much as everything else. */
 	if (record && has_not_run(task, record)) {
 		if (walk_round == 0)
@@ -464,7 +495,7 @@ int on_each_thread(struct bpf_iter__task *ctx)
 	if (task->exit_state || task->tgid == own_tgid || (wanted_tgid && task->tgid != wanted_tgid))
 		return 0;
 	if (!record && walk_round == 0)
-		record = bpf_task_storage_get(&record_by_thread, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+		record = new_record(task);
 	if (!record) {
 		if (walk_round == 0)
 			lose(LOST_THREADS);
@@ -479,8 +510,10 @@ int on_each_thread(struct bpf_iter__task *ctx)
 	switches = switches_of(task);
 	if (!record->counted_ns)
 		record->counted_ns = task->start_time > began_ns ? task->start_time : began_ns;
-	else if (record->switches == switches && record->is_skipped)
+	else if (record->switches == switches && record->is_skipped) {
+		record->counted_ns = now_ns;
 		return 0;
+	}
 	state = state_of(task);
 	/* Threads are given other names, and moved to other cgroups. */
 	record->is_skipped = !is_wanted(task, task->flags & PF_KTHREAD);
@@ -505,7 +538,7 @@ int on_each_thread_tell(struct bpf_iter__task *ctx)
 
 	if (!task || task->exit_state)
 		return 0;
-	record = bpf_task_storage_get(&record_by_thread, task, 0, 0);
+	record = record_of(task);
 	if (!record || !record->is_known || record->is_skipped || record->generation != generation + 1)
 		return 0;
 	now.since_ns = record->since_ns;

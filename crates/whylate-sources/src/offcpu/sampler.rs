@@ -104,6 +104,7 @@ pub(super) struct Sampler {
     /// How many processes there had been when the tables were emptied.
     processes_before: u32,
     since_ns: u64,
+    walk_began_ns: u64,
     walks: u64,
     met: Met,
 }
@@ -122,6 +123,9 @@ impl Sampler {
                 (settings.own_code_begin[index], settings.own_code_end[index]) = (code.start, code.end);
             }
         }
+        let records = records_for(if traces { 0 } else { threads() });
+        settings.records_mask = records - 1;
+        open.maps.record_by_slot.set_max_entries(records)?;
         let mut skeleton = open.load()?;
         let began_ns = clock::monotonic_ns();
         skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?.began_ns = began_ns;
@@ -145,6 +149,7 @@ impl Sampler {
             lost_rules: 0,
             processes_before: 0,
             since_ns: began_ns,
+            walk_began_ns: 0,
             walks: 0,
             met: Met::default(),
             skeleton,
@@ -215,6 +220,7 @@ impl Sampler {
         self.processes.begin_walk();
         let variables = self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
         variables.is_calibrated = false;
+        (variables.last_walk_ns, self.walk_began_ns) = (self.walk_began_ns, clock::monotonic_ns());
         variables.threads_met = 0;
         variables.threads_changed = 0;
         for round in 0..ROUNDS {
@@ -449,6 +455,17 @@ impl Sampler {
             }
         }
     }
+}
+
+/// Of the machine, as far as it tells.
+fn threads() -> u32 {
+    std::fs::read_to_string("/proc/loadavg").ok().and_then(|load| super::choice::threads_of(&load)).unwrap_or(0) as u32
+}
+
+/// Slots for the records of so many threads and of four times as many: only where two threads share one it takes longer to find both.
+fn records_for(threads: u32) -> u32 {
+    let (least, most) = (offcpu_limits::LEAST_RECORDS.0, offcpu_limits::MOST_RECORDS.0);
+    threads.saturating_mul(4).clamp(least, most).next_power_of_two()
 }
 
 /// Waits until no CPU is in a program any more that began before.
