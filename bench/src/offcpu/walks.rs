@@ -21,8 +21,8 @@ use crate::floor;
 pub const THREADS: [u32; 4] = [100, 1_000, 10_000, 30_000];
 /// Its own functions in a thread's stack, so that 12 user frames are there with those that begin a thread.
 const DESCENTS: u32 = 8;
-/// A walk of its own may come in between.
-const TRIES: usize = 10;
+/// A walk of its own may come in between, and others run.
+const TRIES: usize = 50;
 
 /// CPU time for each thread and look, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -40,8 +40,8 @@ pub struct Cost {
 pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
     let mut sleepers = Sleepers::start(threads, DESCENTS, 1)?;
     let plain = floor::attach_to_threads().context("cannot attach the plain iterator")?;
-    let mut whole = attach(true, sleepers.pid())?;
-    let mut kernel_only = attach(false, sleepers.pid())?;
+    let mut whole = attach(true)?;
+    let mut kernel_only = attach(false)?;
     let snapshot = whole.snapshot()?;
     kernel_only.snapshot()?;
     let mut costs = Vec::new();
@@ -71,9 +71,9 @@ pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
     })
 }
 
-fn attach(user_stacks: bool, pid: u32) -> Result<AttachedOffcpu> {
-    // Its own walks are not counted, and may not be in the way. Others of the machine run all the time; they are walked over.
-    let options = OffcpuOptions { rate_hz: 1, user_stacks, process: Some(pid), ..OffcpuOptions::default() };
+fn attach(user_stacks: bool) -> Result<AttachedOffcpu> {
+    // Its own walks are not counted, and may not be in the way.
+    let options = OffcpuOptions { rate_hz: 1, user_stacks, ..OffcpuOptions::default() };
     Offcpu.sample_with(&options).context("cannot attach offcpu")
 }
 
