@@ -325,7 +325,7 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 	if (state != STATE_ON_CPU) {
 		enum looked looked;
 
-		key.in_iowait = BPF_CORE_READ_BITFIELD_PROBED(task, in_iowait);
+		key.in_iowait = BPF_CORE_READ_BITFIELD(task, in_iowait);
 		if (!key.is_kernel)
 			key.syscall = syscall_of(task);
 		*reason = LOST_STACKS;

@@ -119,7 +119,7 @@ static __always_inline void on_leaving(struct task_struct *task, enum thread_sta
 		return;
 	}
 	key.state = state;
-	key.in_iowait = BPF_CORE_READ_BITFIELD_PROBED(task, in_iowait);
+	key.in_iowait = BPF_CORE_READ_BITFIELD(task, in_iowait);
 	if (!key.is_kernel)
 		key.syscall = syscall_of(task);
 	if (!take_stacks(task, &key)) {
