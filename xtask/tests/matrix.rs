@@ -180,6 +180,7 @@ fn matrix(kernel: &str, expected: &Expected) -> Result<()> {
     why_names_what_disturbed(&machine, expected)?;
     timerlat_keeps_its_schedule(&machine, expected)?;
     irqsoff_blames_no_user_code(&machine)?;
+    offcpu_tells_where_threads_wait(&machine)?;
     if let Some(way) = expected.sqpoll {
         sqpoll_tells_work(&machine, way)?;
     }
@@ -246,6 +247,13 @@ fn irqsoff_blames_no_user_code(machine: &Machine<'_>) -> Result<()> {
     let output = machine.run_tests("kernel_irqsoff")?;
     ensure!(output.contains(" of them in user code"), "user code was never interrupted");
     ensure_skipped_for(&output, &["an emulated CPU is late all the time"])
+}
+
+/// The kernel tests of `offcpu`, but for what takes too many births of threads; there is no gdb to compare with.
+fn offcpu_tells_where_threads_wait(machine: &Machine<'_>) -> Result<()> {
+    let output = machine.run_tests("kernel_offcpu")?;
+    ensure!(output.contains(" births a second, lost: "), "no threads were born");
+    ensure_skipped_for(&output, &["so many births take too long on an emulated CPU", "gdb is not installed"])
 }
 
 /// The kernel tests of `sqpoll`, but for what a busy emulated CPU does to waits: working shares without `SqWorkTime`.

@@ -143,7 +143,7 @@ impl Sampler {
             unknown: map(&maps.unknown_frames, offcpu_limits::UNKNOWN_FRAMES.0 as usize, size_of::<unknown_frame>())?,
             sums: map(&maps.sum_by_place, offcpu_limits::PLACES.0 as usize, size_of::<place_sum>())?,
             lost: map(&maps.lost_by_reason, LOST.len(), size_of::<u64>())?,
-            processes: Processes::default(),
+            processes: Processes::new(options.call_graph),
             told: Vec::new(),
             told_lost: [0; LOST.len()],
             lost_rules: 0,

@@ -14,7 +14,7 @@ use whylate_model::Snapshot;
 use whylate_model::folded::Root;
 use whylate_model::units::{format_ns, printable};
 use whylate_sources::cgroups;
-use whylate_sources::offcpu::{Choice, KernelThreads, Offcpu, OffcpuOptions, Often, RATES_HZ, TRACE};
+use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, Offcpu, OffcpuOptions, Often, RATES_HZ, TRACE};
 
 use crate::cli::duration_ns;
 use crate::commands::Senseless;
@@ -74,6 +74,13 @@ pub struct Arguments {
     /// At most so many frames of each stack, innermost ones
     #[arg(long, value_name = "FRAMES", default_value_t = 127, value_parser = clap::value_parser!(u32).range(1..=127))]
     max_depth: u32,
+    /// How callers in user space are told: by the code's unwind information (.eh_frame), which programs without frame pointers have too, or by
+    /// frame pointers from the innermost function's caller on
+    #[arg(long, value_enum, default_value_t = Callers::Rules, conflicts_with = "no_user")]
+    call_graph: Callers,
+    /// File and line of each user frame, and functions that are inlined there, where debug information tells; this takes longer
+    #[arg(long, conflicts_with = "no_user")]
+    lines: bool,
     /// What stacks are told apart by
     #[arg(long, value_enum, default_value_t = By::Process)]
     by: By,
@@ -131,6 +138,14 @@ enum Kernel {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Callers {
+    /// perf(1) calls it dwarf, and copies stacks to user space for it; here the kernel follows the rules, and nothing is copied
+    #[value(alias = "dwarf")]
+    Rules,
+    Fp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum By {
     Process,
     Thread,
@@ -168,6 +183,11 @@ impl Arguments {
                 Kernel::Only => KernelThreads::Only,
             },
             user_stacks: !self.no_user,
+            call_graph: match self.call_graph {
+                Callers::Rules => CallGraph::Rules,
+                Callers::Fp => CallGraph::FramePointers,
+            },
+            lines: self.lines,
             by_thread: self.by == By::Thread || self.blocked.is_some(),
             max_depth: self.max_depth,
         })
