@@ -56,7 +56,7 @@ enum What {
     /// How much longer it takes in a virtual machine, beside the kernel's tracer and a bpftrace script on the same events.
     IrqsoffVmCost(results::Arguments),
     /// What sampling sleeping threads costs, how fast it is named, and what tracing every switch costs beside offcputime.
-    Offcpu(results::Arguments),
+    Offcpu(offcpu::Arguments),
     #[command(hide = true)]
     Sleepers(offcpu::sleepers::Arguments),
     #[command(hide = true)]

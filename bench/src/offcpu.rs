@@ -10,12 +10,37 @@ use std::fmt::Write as _;
 use std::process::{Command, Stdio};
 
 use anyhow::Result;
+use clap::{Args, ValueEnum};
 use rustix::process::geteuid;
 
-use self::slowdown::{SUBJECTS, Slowdowns};
-use self::walks::{Cost, Steady};
+use self::slowdown::SUBJECTS;
+use self::walks::Cost;
 use crate::figures::{median, word};
 use crate::{machine, results, whylate};
+
+/// What the benchmark takes.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    results: results::Arguments,
+    /// Only one part of it; each has a section of its own.
+    #[arg(long, value_enum)]
+    part: Option<Part>,
+}
+
+/// What can be measured by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// What a look at a thread costs.
+    Walks,
+    /// How soon there is a flame graph, and how fast addresses are named.
+    Names,
+    /// What switches cost that are watched.
+    Switches,
+}
+
+/// A figure, what was measured, and what it may be.
+type Figure = (String, f64, f64);
 
 /// Of a look at a thread that has not run, and of the user stack of one that has.
 const UNCHANGED_LIMIT_NS: f64 = 400.0;
@@ -30,37 +55,55 @@ const SAMPLE_LIMIT_PERCENT: f64 = 3.0;
 const TRACE_RATIO: f64 = 0.7;
 
 /// Returns whether every figure is within its limit.
-pub fn run(arguments: &results::Arguments) -> Result<bool> {
+pub fn run(arguments: &Arguments) -> Result<bool> {
     if !geteuid().is_root() {
         println!("skipped: needs root");
         return Ok(true);
     }
-    for (tool, why) in [("perf", "no load to watch"), ("offcputime", "nothing to compare with")] {
-        if Command::new(tool).arg("--help").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-            println!("skipped: no {tool}: {why}");
-            return Ok(true);
+    let mut are_within = true;
+    for (part, name) in [(Part::Walks, "walks"), (Part::Names, "names"), (Part::Switches, "switches")] {
+        if arguments.part.is_some_and(|wanted| wanted != part) {
+            continue;
         }
+        let rounds = arguments.results.rounds;
+        let measured = match part {
+            Part::Walks => Some(walks_part(rounds)?),
+            Part::Names => Some(names_part(rounds)?),
+            Part::Switches => switches_part(rounds)?,
+        };
+        let Some((title, figures, tables)) = measured else { continue };
+        let command = format!("cargo run --release -p whylate-bench -- offcpu --part {name} --rounds {rounds}");
+        let text = format!(
+            "## Off-CPU stacks: {title}\n\nCommand: `make bench-offcpu` (`{command}`)\n\n{}\n{}{tables}",
+            machine::describe(),
+            rows(&figures)
+        );
+        arguments.results.publish(&format!("offcpu-{name}"), &text)?;
+        are_within &= figures.iter().all(|(_, value, limit)| value <= limit);
     }
-    let program = whylate::build("bench-offcpu")?;
-    let names_ms = naming::names_ms()?;
-    let graphs = (0..arguments.rounds).map(|_| naming::first_graph_ms(&program)).collect::<Result<Vec<_>>>()?;
+    Ok(are_within)
+}
+
+fn rows(figures: &[Figure]) -> String {
+    let mut text = "| figure | measured | limit | result |\n|---|--:|--:|---|\n".to_owned();
+    for (name, value, limit) in figures {
+        // A `String` takes everything.
+        let _ = writeln!(text, "| {name} | {} | {} | {} |", short(*value), short(*limit), word(*value, *limit));
+    }
+    text
+}
+
+fn walks_part(rounds: u32) -> Result<(&'static str, Vec<Figure>, String)> {
     let mut costs = Vec::new();
     for threads in walks::THREADS {
-        let cost = walks::measure(threads, arguments.rounds)?;
+        let cost = walks::measure(threads, rounds)?;
         eprintln!("{cost:?}");
         costs.push(cost);
     }
     let steady = walks::steady()?;
-    eprintln!("{steady:?}, names: {names_ms} ms, graphs: {graphs:?} ms");
-    let slowdowns = slowdown::measure(&program, arguments.rounds)?;
-    let figures = figures(&costs, &steady, [median(&graphs), names_ms], &slowdowns);
-    arguments.publish("offcpu", &markdown(&figures, &costs, &slowdowns, arguments.rounds))?;
-    Ok(figures.iter().all(|(_, value, limit)| value <= limit))
-}
-
-fn figures(costs: &[Cost], steady: &Steady, ms: [f64; 2], slowdowns: &Slowdowns) -> Vec<(String, f64, f64)> {
+    eprintln!("{steady:?}");
     let mut figures = Vec::new();
-    for cost in costs {
+    for cost in &costs {
         let threads = cost.threads;
         figures.push((
             format!("a thread that has not run, {threads} threads (ns)"),
@@ -78,41 +121,51 @@ fn figures(costs: &[Cost], steady: &Steady, ms: [f64; 2], slowdowns: &Slowdowns)
             USER_STACK_LIMIT_NS,
         ));
     }
-    figures.push((
-        format!("{} sleeping threads at 9 Hz (% of a CPU)", steady.threads),
-        steady.cpu_percent,
-        STEADY_LIMIT_PERCENT,
-    ));
-    figures.push((
-        "threads of those that are not in the result".to_owned(),
-        (steady.threads - steady.seen) as f64,
-        0.0,
-    ));
-    figures.push(("lost samples meanwhile".to_owned(), steady.lost as f64, 0.0));
-    let graph = format!("Ctrl-C to the flame graph of {} threads in {} places (ms)", naming::THREADS, naming::PLACES);
-    figures.push((graph, ms[0], GRAPH_LIMIT_MS));
-    figures.push((format!("names of {} kernel addresses (ms)", naming::ADDRESSES), ms[1], NAMES_LIMIT_MS));
-    figures.push(("slowdown of the pipe by `sample` (%)".to_owned(), slowdowns.percent(0), SAMPLE_LIMIT_PERCENT));
-    let theirs_ns = slowdowns.added_ns(SUBJECTS.len() - 1);
-    figures.push(("added to a switch by `trace` (ns)".to_owned(), slowdowns.added_ns(1), TRACE_RATIO * theirs_ns));
-    figures
+    figures.extend([
+        (format!("{} sleeping threads at 9 Hz (% of a CPU)", steady.threads), steady.cpu_percent, STEADY_LIMIT_PERCENT),
+        ("threads of those that are not in the result".to_owned(), (steady.threads - steady.seen) as f64, 0.0),
+        ("lost samples meanwhile".to_owned(), steady.lost as f64, 0.0),
+    ]);
+    Ok(("looking at threads", figures, costs_table(&costs)))
 }
 
-fn markdown(figures: &[(String, f64, f64)], costs: &[Cost], slowdowns: &Slowdowns, rounds: u32) -> String {
-    let mut text = format!(
-        "## Off-CPU stacks\n\nCommand: `make bench-offcpu` (`cargo run --release -p whylate-bench -- offcpu --rounds {rounds}`)\n\n{}\n\
-         | figure | measured | limit | result |\n|---|--:|--:|---|\n",
-        machine::describe()
-    );
-    for (name, value, limit) in figures {
-        // A `String` takes everything.
-        let _ = writeln!(text, "| {name} | {} | {} | {} |", short(*value), short(*limit), word(*value, *limit));
+fn names_part(rounds: u32) -> Result<(&'static str, Vec<Figure>, String)> {
+    let program = whylate::build("bench-offcpu")?;
+    let names_ms = naming::names_ms()?;
+    let graphs = (0..rounds).map(|_| naming::first_graph_ms(&program)).collect::<Result<Vec<_>>>()?;
+    eprintln!("names: {names_ms} ms, graphs: {graphs:?} ms");
+    let graph = format!("Ctrl-C to the flame graph of {} threads in {} places (ms)", naming::THREADS, naming::PLACES);
+    let figures = vec![
+        (graph, median(&graphs), GRAPH_LIMIT_MS),
+        (format!("names of {} kernel addresses (ms)", naming::ADDRESSES), names_ms, NAMES_LIMIT_MS),
+    ];
+    Ok(("names and graphs", figures, String::new()))
+}
+
+/// `None` where the load or the peer is missing.
+fn switches_part(rounds: u32) -> Result<Option<(&'static str, Vec<Figure>, String)>> {
+    for (tool, why) in [("perf", "no load to watch"), ("offcputime", "nothing to compare with")] {
+        if Command::new(tool).arg("--help").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+            println!("skipped: no {tool}: {why}");
+            return Ok(None);
+        }
     }
-    text += "\n### CPU time for each thread and look, in ns\n\nOf a process whose threads sleep; the others of the machine, some 110, are walked \
-             over, which is in the figures too. `changed` have run since the last look, and both their stacks are taken; the plain iterator takes the \
+    let slowdowns = slowdown::measure(&whylate::build("bench-offcpu")?, rounds)?;
+    let theirs_ns = slowdowns.added_ns(SUBJECTS.len() - 1);
+    let figures = vec![
+        ("slowdown of the pipe by `sample` (%)".to_owned(), slowdowns.percent(0), SAMPLE_LIMIT_PERCENT),
+        ("added to a switch by `trace` (ns)".to_owned(), slowdowns.added_ns(1), TRACE_RATIO * theirs_ns),
+    ];
+    Ok(Some(("switches that are watched", figures, slowdowns.markdown())))
+}
+
+fn costs_table(costs: &[Cost]) -> String {
+    let mut text =
+    "\n### CPU time for each thread and look, in ns\n\nOf all threads of the machine: those of a process whose threads sleep, and the \
+             others. `changed` have run since the last look, and both their stacks are taken; the plain iterator takes the \
              kernel stack of each and does nothing with it. Medians of all rounds.\n\n\
              | threads | unchanged | changed | of that, user stack | plain iterator | /proc/PID/task/TID/stack | unchanged is cheaper by |\n\
-             |--:|--:|--:|--:|--:|--:|--:|\n";
+             |--:|--:|--:|--:|--:|--:|--:|\n".to_owned();
     for cost in costs {
         let _ = writeln!(
             text,
@@ -126,7 +179,7 @@ fn markdown(figures: &[(String, f64, f64)], costs: &[Cost], slowdowns: &Slowdown
             cost.proc_ns / cost.unchanged_ns
         );
     }
-    text + &slowdowns.markdown()
+    text
 }
 
 /// Three digits are enough.

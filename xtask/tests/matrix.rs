@@ -172,6 +172,7 @@ fn matrix(kernel: &str, expected: &Expected) -> Result<()> {
     why_names_what_disturbed(&machine, expected)?;
     timerlat_keeps_its_schedule(&machine, expected)?;
     irqsoff_blames_no_user_code(&machine, expected)?;
+    offcpu_tells_where_threads_wait(&machine)?;
     if let Some(way) = expected.sqpoll {
         sqpoll_tells_work(&machine, way)?;
     }
@@ -257,6 +258,13 @@ fn irqsoff_blames_no_user_code(machine: &Machine<'_>, expected: &Expected) -> Re
     let late = "an emulated CPU is late all the time";
     let lacking: &[&str] = if expected.tells_preemption { &[late] } else { &[late, NO_PREEMPTION] };
     ensure_skipped_for(&output, lacking)
+}
+
+/// The kernel tests of `offcpu`, but for what takes too many births of threads; there is no gdb to compare with.
+fn offcpu_tells_where_threads_wait(machine: &Machine<'_>) -> Result<()> {
+    let output = machine.run_tests("kernel_offcpu")?;
+    ensure!(output.contains(" births a second, lost: "), "no threads were born");
+    ensure_skipped_for(&output, &["so many births take too long on an emulated CPU", "gdb is not installed"])
 }
 
 /// The kernel tests of `sqpoll`, but for what a busy emulated CPU does to waits: working shares without `SqWorkTime`.

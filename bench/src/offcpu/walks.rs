@@ -11,7 +11,7 @@ use libbpf_rs::{Iter, Link};
 use whylate_model::{Snapshot, Stack};
 use whylate_sources::Attached;
 use whylate_sources::clock::{process_cpu_ns, thread_cpu_ns};
-use whylate_sources::offcpu::{AttachedOffcpu, Choice, Offcpu, OffcpuOptions};
+use whylate_sources::offcpu::{AttachedOffcpu, Choice, Offcpu, OffcpuOptions, Often};
 
 use super::sleepers::Sleepers;
 use crate::figures::median;
@@ -21,8 +21,8 @@ use crate::floor;
 pub const THREADS: [u32; 4] = [100, 1_000, 10_000, 30_000];
 /// Its own functions in a thread's stack, so that 12 user frames are there with those that begin a thread.
 const DESCENTS: u32 = 8;
-/// A walk of its own may come in between.
-const TRIES: usize = 10;
+/// A walk of its own may come in between, and others run.
+const TRIES: usize = 50;
 
 /// CPU time for each thread and look, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -40,8 +40,8 @@ pub struct Cost {
 pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
     let mut sleepers = Sleepers::start(threads, DESCENTS, 1)?;
     let plain = floor::attach_to_threads().context("cannot attach the plain iterator")?;
-    let mut whole = attach(true, sleepers.pid())?;
-    let mut kernel_only = attach(false, sleepers.pid())?;
+    let mut whole = attach(true)?;
+    let mut kernel_only = attach(false)?;
     let snapshot = whole.snapshot()?;
     kernel_only.snapshot()?;
     let mut costs = Vec::new();
@@ -71,9 +71,9 @@ pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
     })
 }
 
-fn attach(user_stacks: bool, pid: u32) -> Result<AttachedOffcpu> {
-    // Its own walks are not counted, and may not be in the way. Others of the machine run all the time; they are walked over.
-    let options = OffcpuOptions { rate_hz: 1, user_stacks, process: Some(pid), ..OffcpuOptions::default() };
+fn attach(user_stacks: bool) -> Result<AttachedOffcpu> {
+    // Its own walks are not counted, and may not be in the way.
+    let options = OffcpuOptions { rate_hz: 1, user_stacks, ..OffcpuOptions::default() };
     Offcpu.sample_with(&options).context("cannot attach offcpu")
 }
 
@@ -126,7 +126,7 @@ fn user_frames(snapshot: &Snapshot, pid: u32) -> Result<f64> {
 
 fn plain_ns(link: &Link) -> Result<f64> {
     // It looks at all threads of the machine.
-    let threads = Choice::look(1).context("cannot count threads")?.threads;
+    let threads = Choice::look(Often::RateHz(1)).context("cannot count threads")?.threads;
     let began_ns = thread_cpu_ns();
     let mut iterator = Iter::new(link)?;
     while iterator.read(&mut [0; 64])? > 0 {}

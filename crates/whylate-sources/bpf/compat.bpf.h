@@ -185,8 +185,8 @@ static __always_inline u64 task_waiting_ns(struct task_struct *task)
 
 	if (!bpf_core_field_exists(task->sched_info.last_queued))
 		return 0;
-	since = BPF_CORE_READ(task, sched_info.last_queued);
-	now = BPF_CORE_READ(task, se.cfs_rq, rq, clock);
+	since = task->sched_info.last_queued;
+	now = since ? task->se.cfs_rq->rq->clock : 0;
 	return since && now > since ? now - since : 0;
 }
 

@@ -125,6 +125,16 @@ impl Meter {
     }
 }
 
+/// Waits until every BPF program that ran on an event when this was called has ended, since they run in read-side critical sections of RCU.
+/// `false` where the kernel cannot tell (it refuses with `nohz_full`).
+pub fn wait_for_grace_period() -> bool {
+    // SAFETY: no memory is involved.
+    unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) == 0 }
+}
+
+/// include/uapi/linux/membarrier.h
+const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
+
 /// Has the ring's callback take what has come in, and waits at most so long for the first record.
 ///
 /// # Errors

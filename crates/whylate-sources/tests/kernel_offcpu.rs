@@ -6,6 +6,8 @@ mod kernel;
 mod sleepers;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -16,7 +18,7 @@ use kernel::undisturbed;
 use sleepers::{EVIL_NAME, PLACES, Sleepers};
 use whylate_model::{Snapshot, Stack, WaitClass};
 use whylate_sources::clock::unix_ns;
-use whylate_sources::offcpu::{KernelThreads, Offcpu, OffcpuOptions};
+use whylate_sources::offcpu::{CallGraph, KernelThreads, Offcpu, OffcpuOptions};
 
 /// How long a walk may come after the end of a period.
 const PERIOD: Duration = Duration::from_millis(112);
@@ -154,6 +156,72 @@ fn threads_that_are_born_and_die_are_counted_or_lost() -> Result<()> {
     // Of 9 threads at a time at most, each lives for less than the span.
     let others: u64 = snapshot.stacks.iter().map(|stack| stack.weight_ns).sum::<u64>() - steady;
     ensure!(others < 20 * snapshot.duration_ns, "threads that live shortly have {others} ns");
+    Ok(())
+}
+
+/// More places than there may be before the tables are emptied: each thread has one where it waits for a CPU, and one on it.
+const ROOM: u64 = 40_000;
+
+#[test]
+fn a_trace_goes_on_when_its_tables_are_emptied() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    if is_emulated() {
+        println!("skipped: so many births take too long on an emulated CPU");
+        return Ok(());
+    }
+    let sleepers = Sleepers::start("churn", 20)?;
+    let options = OffcpuOptions {
+        process: Some(sleepers.pid()),
+        by_thread: true,
+        backend: Some("trace".to_owned()),
+        ..OffcpuOptions::default()
+    };
+    let mut source = Offcpu.attach_with(&options)?;
+    let first = births()?;
+    let mut emptied_after = None;
+    for _ in 0..60 {
+        let before = births()? - first;
+        sleep(Duration::from_millis(500));
+        let snapshot = source.snapshot()?;
+        let mut ns_by_thread: BTreeMap<&str, u64> = BTreeMap::new();
+        for stack in snapshot.stacks.iter().filter(|stack| stack.labels["thread"] == "steady") {
+            ensure!(is_at(stack, PLACES[1].0), "a thread that stays is at {:?}", stack.user);
+            *ns_by_thread.entry(&stack.labels["tid"]).or_default() += stack.weight_ns;
+        }
+        ensure!(ns_by_thread.len() == 20, "{} of 20 threads that stay are there", ns_by_thread.len());
+        for (tid, ns) in ns_by_thread {
+            let difference = ns.abs_diff(snapshot.duration_ns);
+            ensure!(difference < PERIOD.as_nanos() as u64, "thread {tid} has {ns} of {} ns", snapshot.duration_ns);
+        }
+        // Others live for less than a millisecond, several at a time on each CPU.
+        let most_ns =
+            snapshot.stacks.iter().filter(|stack| stack.labels["thread"] != "steady" && stack.user.is_empty());
+        let most_ns = most_ns.map(|stack| stack.weight_ns).max().unwrap_or(0);
+        ensure!(most_ns <= snapshot.duration_ns + PERIOD.as_nanos() as u64, "a thread has {most_ns} ns");
+        if before > ROOM {
+            println!("{before} births, lost: {:?}, {} places", snapshot.lost, snapshot.stacks.len());
+            if emptied_after.get_or_insert(before) != &before {
+                return Ok(());
+            }
+        }
+    }
+    anyhow::bail!("there were {} births, too few to fill the tables", births()? - first)
+}
+
+#[test]
+fn threads_that_end_meanwhile_are_not_unreadable() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let sleepers = Sleepers::start("churn", 1)?;
+    let options = OffcpuOptions {
+        process: Some(sleepers.pid()),
+        backend: Some("proc".to_owned()),
+        rate_hz: 999,
+        ..OffcpuOptions::default()
+    };
+    let snapshot = sampled(&options, Duration::from_secs(1))?;
+    let walks: f64 = snapshot.series.iter().filter_map(|series| series.values.get("walks")).sum();
+    let enough = if is_emulated() { 3.0 } else { 50.0 };
+    ensure!(walks > enough && snapshot.lost["unreadable"] == 0, "{walks} walks, lost: {:?}", snapshot.lost);
     Ok(())
 }
 
@@ -312,6 +380,102 @@ fn filters_leave_the_others_out() -> Result<()> {
         without_user.stacks.iter().any(|stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Timer)),
         "no class is told"
     );
+    Ok(())
+}
+
+/// Each thread's frames, but for inlined ones, by the names of the same table, in a line with its number in front.
+const GDB: &str = "
+import gdb
+for thread in gdb.selected_inferior().threads():
+    thread.switch()
+    frame, names = gdb.newest_frame(), []
+    while frame is not None:
+        if frame.type() == gdb.NORMAL_FRAME:
+            at = frame.pc() - (1 if names else 0)
+            symbol = gdb.execute('info symbol 0x%x' % at, to_string=True)
+            names.append(symbol.split(' in section ')[0].split(' + ')[0].strip())
+        frame = frame.older()
+    print('stack', thread.ptid[1], *names, sep='\t')
+";
+
+/// The name without what differs between two ways to write it: the hashes of a Rust function and of its crate, and the names that the C library
+/// has for one function (`read`, `__libc_read`).
+fn plain(name: &str) -> String {
+    let name = name.split_once("::h").filter(|(_, hash)| hash.len() == 16).map_or(name, |(name, _)| name);
+    let name = name.trim_start_matches("__GI_").trim_start_matches('_');
+    let mut parts = name.strip_prefix("libc_").unwrap_or(name).split('[');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.split_once(']') {
+            Some((hash, rest)) if hash.chars().all(|digit| digit.is_ascii_hexdigit()) => plain.push_str(rest),
+            _ => plain.extend(["[", part]),
+        }
+    }
+    plain
+}
+
+#[test]
+fn user_frames_are_those_that_gdb_tells() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let of_each = if is_emulated() { 3 } else { 25 };
+    let sleepers = Sleepers::start("stoppable", of_each)?;
+    let mut script = tempfile::NamedTempFile::with_suffix(".py")?;
+    script.write_all(GDB.as_bytes())?;
+    let options = OffcpuOptions { process: Some(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
+    let snapshot = sampled(&options, Duration::from_millis(500))?;
+    let gdb = Command::new("gdb")
+        .args(["-nx", "-batch", "-p", &sleepers.pid().to_string(), "-x"])
+        .arg(script.path())
+        .stdin(Stdio::null())
+        .output();
+    let Ok(gdb) = gdb else {
+        println!("skipped: gdb is not installed");
+        return Ok(());
+    };
+    let told = String::from_utf8_lossy(&gdb.stdout);
+    let (mut compared, mut same, mut other) = (0_u64, 0_u64, None);
+    for line in told.lines().filter_map(|line| line.strip_prefix("stack\t")) {
+        let (tid, names) = line.split_once('\t').context("gdb tells no frames")?;
+        let by_gdb: Vec<String> = names.split('\t').map(plain).collect();
+        let ours = snapshot.stacks.iter().find(|stack| stack.labels["tid"] == tid).context("a thread was not seen")?;
+        let ours: Vec<String> = ours.user.iter().map(|name| plain(name)).collect();
+        compared += 1;
+        if by_gdb == ours {
+            same += 1;
+        } else {
+            other = other.or(Some(format!("{by_gdb:?} by gdb, {ours:?} by us")));
+        }
+    }
+    println!("{same} of {compared} stacks are those of gdb; {other:?}");
+    if compared == 0 {
+        println!("skipped: gdb tells no stacks: {}", String::from_utf8_lossy(&gdb.stderr).lines().last().unwrap_or(""));
+        return Ok(());
+    }
+    ensure!(compared >= of_each * 7 && same * 100 >= compared * 99, "{same} of {compared}: {other:?}");
+    Ok(())
+}
+
+#[test]
+fn lines_and_frame_pointers_are_told_where_they_are_asked_for() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let sleepers = Sleepers::start("all", 1)?;
+    let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
+    let span = Duration::from_millis(300);
+    let by_rules = sampled(&options, span)?;
+    let by_pointers = sampled(&OffcpuOptions { call_graph: CallGraph::FramePointers, ..options.clone() }, span)?;
+    let with_lines = sampled(&OffcpuOptions { lines: true, ..options }, span)?;
+    let at = |snapshot: &Snapshot, place: usize| {
+        let name = sleepers::name(place);
+        snapshot.stacks.iter().find(|stack| stack.labels["thread"] == name).map(|stack| stack.user.clone())
+    };
+    for (place, (function, ..)) in PLACES.iter().enumerate() {
+        let stacks = [&by_rules, &by_pointers, &with_lines].map(|snapshot| at(snapshot, place).unwrap_or_default());
+        let [rules, pointers, lines] = stacks;
+        // The innermost function and its caller are told in the same way.
+        ensure!(rules.len() > 2 && rules[..2] == pointers[..2.min(pointers.len())], "{rules:?}\n{pointers:?}");
+        let line = lines.iter().find(|frame| frame.contains(function)).context("the function is not there")?;
+        ensure!(line.contains("(sleepers.rs:"), "{line}");
+    }
     Ok(())
 }
 

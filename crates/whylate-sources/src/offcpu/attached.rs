@@ -10,7 +10,7 @@ use anyhow::{Context as _, anyhow};
 use whylate_model::wait::{Seen, State, classify};
 use whylate_model::{LateEvent, Series, Snapshot, Stack};
 
-use super::names::{Names, TORN, UNREADABLE, UNWOUND_PARTLY};
+use super::names::{Frames, Names, TORN, UNREADABLE, UNWOUND_PARTLY};
 use super::pace::Pace;
 use super::sampler::{Gathered, Met, Sampler, Sum};
 use super::skel::types::{place_key, thread_now, user_end};
@@ -55,7 +55,7 @@ impl AttachedOffcpu {
         Ok(AttachedOffcpu {
             ask: Some(ask),
             sampler: Some(sampler),
-            names: Names::default(),
+            names: Names::new(options.lines),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             meter: Meter::default(),
             met: Met::default(),
@@ -120,13 +120,13 @@ pub(super) fn plain(name: &str) -> &str {
     &name[..end.unwrap_or(name.len())]
 }
 
-fn user_frames(key: &place_key, addresses: &[u64], names: &HashMap<(u32, u64, bool), String>) -> Vec<String> {
+fn user_frames(key: &place_key, addresses: &[u64], names: &HashMap<(u32, u64, bool), Frames>) -> Vec<String> {
     let mut user: Vec<String> = addresses
         .iter()
         .enumerate()
-        .map(|(depth, &address)| {
-            let name = names.get(&(key.process, address, depth == 0));
-            name.cloned().unwrap_or_else(|| format!("{address:#x}"))
+        .flat_map(|(depth, &address)| {
+            let frames = names.get(&(key.process, address, depth == 0));
+            frames.cloned().unwrap_or_else(|| vec![format!("{address:#x}")])
         })
         .collect();
     match user_end(key.user_end.into()) {
@@ -207,6 +207,7 @@ impl Attached for AttachedOffcpu {
             ("threads", gathered.met.threads as f64),
             ("threads_changed", gathered.met.changed as f64),
             ("walk_ns", gathered.met.took_ns as f64),
+            ("walk_cpu_ns", gathered.met.cpu_ns as f64),
         ];
         snapshot.series =
             vec![Series { values: values.map(|(name, value)| (name.to_owned(), value)).into(), ..Series::default() }];

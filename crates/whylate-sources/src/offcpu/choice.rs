@@ -7,7 +7,7 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{SAMPLE, TRACE};
+use super::{RATES_HZ, SAMPLE, TRACE};
 
 /// What a look at a thread costs that has not run since the last one, what one costs that has, and a switch that is traced, in nanoseconds
 /// (`make bench-offcpu`).
@@ -25,8 +25,17 @@ pub struct Choice {
     pub threads: u64,
     /// Switches of all CPUs in a second.
     pub switches_per_second: f64,
-    /// Walks a second that were asked for.
-    pub rate_hz: u32,
+    /// How often threads are looked at.
+    pub often: Often,
+}
+
+/// How often to look at threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Often {
+    /// So many walks a second.
+    RateHz(u32),
+    /// As many as take this part of a CPU, in millionths.
+    BudgetPpm(u32),
 }
 
 impl Choice {
@@ -34,21 +43,38 @@ impl Choice {
     ///
     /// # Errors
     /// When /proc does not tell.
-    pub fn look(rate_hz: u32) -> io::Result<Self> {
+    pub fn look(often: Often) -> io::Result<Self> {
         let (began, before) = (Instant::now(), switches()?);
         thread::sleep(LOOK);
         let switches_per_second = (switches()? - before) as f64 / began.elapsed().as_secs_f64();
         let load = fs::read_to_string("/proc/loadavg")?;
-        // `0.20 0.18 0.12 1/80 11206`: the threads are behind the slash (proc_loadavg(5)).
-        let threads = load.split(' ').nth(3).and_then(|field| field.split_once('/')?.1.parse().ok());
-        let threads =
-            threads.ok_or_else(|| io::Error::other("/proc/loadavg does not tell how many threads there are"))?;
-        Ok(Choice { threads, switches_per_second, rate_hz })
+        let threads = threads_of(&load)
+            .ok_or_else(|| io::Error::other("/proc/loadavg does not tell how many threads there are"))?;
+        Ok(Choice { threads, switches_per_second, often })
+    }
+
+    /// Walks a second.
+    pub fn rate_hz(&self) -> f64 {
+        match self.often {
+            Often::RateHz(rate_hz) => f64::from(rate_hz),
+            Often::BudgetPpm(ppm) => {
+                let budget_ns = f64::from(ppm) * 1e3;
+                let threads = self.threads.max(1) as f64;
+                // As long as threads switch more often than they are looked at, all are changed; above that, each switch is met once.
+                let all_changed = budget_ns / (threads * CHANGED_NS);
+                let rate_hz = if threads * all_changed <= self.switches_per_second {
+                    all_changed
+                } else {
+                    (budget_ns - self.switches_per_second * (CHANGED_NS - UNCHANGED_NS)) / (threads * UNCHANGED_NS)
+                };
+                rate_hz.clamp(f64::from(*RATES_HZ.start()), f64::from(*RATES_HZ.end()))
+            }
+        }
     }
 
     /// What sampling takes, as a part of one CPU.
     pub fn sample_share(&self) -> f64 {
-        let looks = self.threads as f64 * f64::from(self.rate_hz);
+        let looks = self.threads as f64 * self.rate_hz();
         // A thread is changed at most once a walk, however often it has run.
         let changed = self.switches_per_second.min(looks);
         (looks * UNCHANGED_NS + changed * (CHANGED_NS - UNCHANGED_NS)) / 1e9
@@ -69,15 +95,20 @@ impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}: looking at {} threads {} times a second takes about {:.2} % of a CPU, tracing {:.0} switches a second {:.2} %",
+            "{}: looking at {} threads {:.0} times a second takes about {:.2} % of a CPU, tracing {:.0} switches a second {:.2} %",
             self.backend(),
             self.threads,
-            self.rate_hz,
+            self.rate_hz(),
             self.sample_share() * 100.0,
             self.switches_per_second,
             self.trace_share() * 100.0,
         )
     }
+}
+
+/// Threads of the machine: behind the slash in `0.20 0.18 0.12 1/80 11206` (proc_loadavg(5)).
+pub(super) fn threads_of(load: &str) -> Option<u64> {
+    load.split(' ').nth(3)?.split_once('/')?.1.parse().ok()
 }
 
 /// Of all CPUs since the start (proc_stat(5)).
@@ -94,8 +125,8 @@ mod tests {
     #[test]
     fn the_cheaper_one_is_chosen() {
         // Many threads that hardly run, and few that switch all the time.
-        let many = Choice { threads: 10_000, switches_per_second: 500.0, rate_hz: 9 };
-        let busy = Choice { threads: 100, switches_per_second: 500_000.0, rate_hz: 9 };
+        let many = Choice { threads: 10_000, switches_per_second: 500.0, often: Often::RateHz(9) };
+        let busy = Choice { threads: 100, switches_per_second: 500_000.0, often: Often::RateHz(9) };
         assert_eq!([many.backend(), busy.backend()], [TRACE, SAMPLE]);
         assert!((busy.trace_share() - 1.0).abs() < 1e-9, "2 us for each of half a million");
         assert!((busy.sample_share() - 0.0027).abs() < 1e-9, "no thread is changed more than once a walk");
@@ -106,8 +137,24 @@ mod tests {
     }
 
     #[test]
+    fn a_budget_tells_how_often() {
+        let choice =
+            |threads, switches_per_second, ppm| Choice { threads, switches_per_second, often: Often::BudgetPpm(ppm) };
+        // 1 % of a CPU is 10 ms: 1,000 threads of which hardly one runs are looked at for 0.3 ms, and for 3 ms when all of them have run.
+        let (idle, busy) = (choice(1_000, 0.0, 10_000), choice(1_000, 1e6, 10_000));
+        assert!((idle.rate_hz() - 10.0 / 0.3).abs() < 1e-9 && (busy.rate_hz() - 10.0 / 3.0).abs() < 1e-9);
+        for choice in [idle, busy, choice(1_000, 1_000.0, 10_000)] {
+            assert!((choice.sample_share() - 0.01).abs() < 1e-9, "{choice}");
+        }
+        // At the lowest rate, so many threads take more than is asked for, and that is what is reckoned with.
+        let many = choice(100_000, 500.0, 1_000);
+        assert_eq!(many.rate_hz(), 1.0);
+        assert!(many.sample_share() > 0.03 && many.backend() == TRACE, "{many}");
+    }
+
+    #[test]
     fn this_machine_has_threads_that_switch() {
-        let choice = Choice::look(9).expect("/proc");
+        let choice = Choice::look(Often::RateHz(9)).expect("/proc");
         assert!(choice.threads > 1 && choice.switches_per_second > 0.0);
     }
 }

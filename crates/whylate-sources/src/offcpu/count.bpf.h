@@ -20,14 +20,28 @@ static __always_inline void add(u32 place, u64 ns, u32 samples, u32 waits)
 		__sync_fetch_and_add(&sum->waits, waits);
 }
 
-/* The time since the thread was last counted, which nobody else counts then; 0 where somebody has. */
+/*
+ * The time since the thread was last counted, which nobody else counts then. Up to when it is counted never moves back: where another CPU has
+ * moved it on meanwhile, what is left is taken, or nothing.
+ */
 static __always_inline u64 take_time(struct thread_record *record, u64 now_ns)
 {
-	u64 from_ns = record->counted_ns;
+	if (!traces) {
+		u64 ns = now_ns - record->counted_ns;
 
-	if (now_ns <= from_ns || __sync_val_compare_and_swap(&record->counted_ns, from_ns, now_ns) != from_ns)
-		return 0;
-	return now_ns - from_ns;
+		record->counted_ns = now_ns;
+		return ns;
+	}
+	for (u32 tries = 0; tries < 4; tries++) {
+		u64 from_ns = *(volatile u64 *)&record->counted_ns;
+
+		if (now_ns <= from_ns)
+			return 0;
+		if (__sync_val_compare_and_swap(&record->counted_ns, from_ns, now_ns) == from_ns)
+			return now_ns - from_ns;
+	}
+	/* It is taken the next time. */
+	return 0;
 }
 
 /* Makes the place for the end of a wait, when the thread could run and did not have a CPU yet. */

@@ -16,7 +16,7 @@ mod sampler;
 mod state;
 
 pub use attached::AttachedOffcpu;
-pub use choice::Choice;
+pub use choice::{Choice, Often};
 pub use sampler::Met;
 
 use crate::attach;
@@ -74,6 +74,16 @@ pub enum KernelThreads {
     Only,
 }
 
+/// How the callers of user frames are told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CallGraph {
+    /// By the unwind information of the code (`.eh_frame`); by frame pointers where there is none, as in compiled code of a JIT.
+    #[default]
+    Rules,
+    /// By the unwind information of the innermost function, which often keeps no frame pointer, and by frame pointers from its caller on.
+    FramePointers,
+}
+
 /// What to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffcpuOptions {
@@ -95,6 +105,10 @@ pub struct OffcpuOptions {
     pub kernel_threads: KernelThreads,
     /// User frames too.
     pub user_stacks: bool,
+    /// How callers are told.
+    pub call_graph: CallGraph,
+    /// File and line of each user frame, and functions that the compiler has inlined, where debug information tells.
+    pub lines: bool,
     /// Each thread for itself.
     pub by_thread: bool,
     /// At most so many frames of each stack, the innermost ones.
@@ -113,6 +127,8 @@ impl Default for OffcpuOptions {
             states: String::new(),
             kernel_threads: KernelThreads::Yes,
             user_stacks: true,
+            call_graph: CallGraph::Rules,
+            lines: false,
             by_thread: false,
             max_depth: 127,
         }

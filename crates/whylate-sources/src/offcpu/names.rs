@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
-use blazesym::symbolize::{Input, Symbolized, Symbolizer};
+use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 
 use super::process::Process;
 use crate::symbols::KernelSymbols;
@@ -19,13 +19,18 @@ pub(super) const UNREADABLE: &str = "[not a 64-bit program]";
 /// A process that ended before its memory was read.
 const EXITED: &str = "[exited]";
 
+/// The function at an address, and before it those that the compiler has inlined there, innermost first.
+pub(super) type Frames = Vec<String>;
+
 /// Names of addresses.
 #[derive(Default)]
 pub(super) struct Names {
     pub(super) kernel: KernelSymbols,
     symbolizer: Option<Symbolizer>,
     /// By file and by what the file calls the address.
-    known: HashMap<(PathBuf, u64), String>,
+    known: HashMap<(PathBuf, u64), Frames>,
+    /// Whether files and lines are told too.
+    lines: bool,
 }
 
 /// An address in user space that is to be named: where its name is.
@@ -41,12 +46,16 @@ enum Place {
 }
 
 impl Names {
+    pub(super) fn new(lines: bool) -> Self {
+        Names { lines, ..Names::default() }
+    }
+
     /// Names all frames of user stacks, by the process's number and the address; the flag tells the innermost frame.
     pub(super) fn user(
         &mut self,
         wanted: &BTreeSet<(u32, u64, bool)>,
         processes: &HashMap<u32, Process>,
-    ) -> HashMap<(u32, u64, bool), String> {
+    ) -> HashMap<(u32, u64, bool), Frames> {
         let mut named = HashMap::new();
         let mut by_file: BTreeMap<(PathBuf, bool, String), BTreeSet<u64>> = BTreeMap::new();
         let mut places = Vec::new();
@@ -55,7 +64,7 @@ impl Names {
             let at = if innermost { address } else { address.wrapping_sub(1) };
             match place_of(processes.get(&id), at) {
                 Place::Name(name) => {
-                    named.insert((id, address, innermost), name);
+                    named.insert((id, address, innermost), vec![name]);
                 }
                 Place::File { names, is_address, offset, shown } => {
                     if !self.known.contains_key(&(names.clone(), offset)) {
@@ -79,27 +88,42 @@ impl Names {
         named
     }
 
-    fn in_file(&mut self, file: &Path, is_address: bool, shown: &str, offsets: &[u64]) -> Vec<String> {
-        let unknown = |offset: &u64| format!("{shown}+{offset:#x}");
+    fn in_file(&mut self, file: &Path, is_address: bool, shown: &str, offsets: &[u64]) -> Vec<Frames> {
+        let lines = self.lines;
+        let unknown = |offset: &u64| vec![format!("{shown}+{offset:#x}")];
         let symbolizer = self.symbolizer.get_or_insert_with(|| {
             // Lines and inlined functions take a hundred times as long.
-            Symbolizer::builder().enable_code_info(false).enable_inlined_fns(false).enable_demangling(true).build()
+            Symbolizer::builder().enable_code_info(lines).enable_inlined_fns(lines).enable_demangling(true).build()
         });
         let mut elf = ElfSource::new(file);
-        elf.debug_syms = false;
+        elf.debug_syms = lines;
         let input = if is_address { Input::VirtOffset(offsets) } else { Input::FileOffset(offsets) };
         match symbolizer.symbolize(&Source::Elf(elf), input) {
             Ok(found) => found
                 .iter()
                 .zip(offsets)
                 .map(|(found, offset)| match found {
-                    // glibc's own name for what it exports under the rest of it.
-                    Symbolized::Sym(symbol) => symbol.name.strip_prefix("__GI_").unwrap_or(&symbol.name).to_owned(),
+                    Symbolized::Sym(symbol) => frames_of(symbol),
                     Symbolized::Unknown(_) => unknown(offset),
                 })
                 .collect(),
             Err(_) => offsets.iter().map(unknown).collect(),
         }
+    }
+}
+
+/// Inlined functions come outermost first.
+fn frames_of(symbol: &Sym<'_>) -> Frames {
+    let inlined = symbol.inlined.iter().rev().map(|function| frame(&function.name, function.code_info.as_ref()));
+    inlined.chain([frame(&symbol.name, symbol.code_info.as_deref())]).collect()
+}
+
+fn frame(name: &str, code: Option<&CodeInfo<'_>>) -> String {
+    // glibc's own name for what it exports under the rest of it.
+    let name = name.strip_prefix("__GI_").unwrap_or(name);
+    match code {
+        Some(CodeInfo { file, line: Some(line), .. }) => format!("{name} ({}:{line})", file.to_string_lossy()),
+        _ => name.to_owned(),
     }
 }
 

@@ -84,12 +84,12 @@ static __always_inline u64 switches_of(const struct task_struct *task)
 /* How far the clock of a thread's run queue, which stands still in interrupts and while the hypervisor runs others, is behind. */
 static __always_inline u64 behind_ns(const struct task_struct *task)
 {
-	struct rq *rq;
+	const struct rq *rq;
 
 	if (!bpf_core_field_exists(struct sched_entity, cfs_rq))
 		return 0;
-	rq = BPF_CORE_READ(task, se.cfs_rq, rq);
-	return BPF_CORE_READ(rq, clock) - BPF_CORE_READ(rq, clock_task);
+	rq = task->se.cfs_rq->rq;
+	return rq->clock - rq->clock_task;
 }
 
 /*
@@ -98,8 +98,8 @@ static __always_inline u64 behind_ns(const struct task_struct *task)
  */
 static __always_inline void calibrate(u64 now_ns)
 {
-	struct task_struct *sampler = (void *)bpf_get_current_task();
-	u64 offset_ns = now_ns - BPF_CORE_READ(sampler, se.exec_start) - behind_ns(sampler);
+	struct task_struct *sampler = bpf_get_current_task_btf();
+	u64 offset_ns = now_ns - sampler->se.exec_start - behind_ns(sampler);
 
 	if (!has_clock_offset || (s64)(offset_ns - clock_offset_ns) < 2000)
 		clock_offset_ns = offset_ns;
@@ -180,40 +180,35 @@ static __always_inline u32 process_of(const struct task_struct *task, bool is_ke
 	return known ? known->id : 0;
 }
 
-struct hashing {
-	const u64 *frames;
-	u64 hash[2];
-	u32 length;
-};
-
-static long hash_frame(u64 index, struct hashing *hashing)
+/* The verifier looks at it by itself, once: a loop of its own takes a fifth of the time of calls by bpf_loop(). */
+__noinline int hash_stack(const struct stack_value *stack, u32 process, struct stack_key *key)
 {
-	u64 frame;
+	u64 first, second;
 
-	if (index >= MAX_FRAMES || index >= hashing->length)
-		return 1;
-	frame = hashing->frames[index];
-	hashing->hash[0] = (hashing->hash[0] ^ frame) * 0x9e3779b97f4a7c15ull;
-	hashing->hash[0] ^= hashing->hash[0] >> 29;
-	hashing->hash[1] = (hashing->hash[1] + frame) * 0xd6e8feb86659fd93ull;
-	hashing->hash[1] ^= hashing->hash[1] >> 32;
+	if (!stack || !key)
+		return -1;
+	first = (u64)process << 32 | stack->length;
+	second = ~first;
+	for (u32 i = 0; i < MAX_FRAMES && i < stack->length; i++) {
+		u64 frame = stack->frames[i];
+
+		first = (first ^ frame) * 0x9e3779b97f4a7c15ull;
+		first ^= first >> 29;
+		second = (second + frame) * 0xd6e8feb86659fd93ull;
+		second ^= second >> 32;
+	}
+	key->hash[0] = first;
+	key->hash[1] = second;
 	return 0;
 }
 
 /* The number of a stack, a new one where it is not known; 0 where there is no room. */
 static __always_inline u32 number_of_stack(struct stack_value *stack, u32 process)
 {
-	struct hashing hashing = {};
 	struct stack_value *known;
-	struct stack_key key;
+	struct stack_key key = {};
 
-	hashing.frames = stack->frames;
-	hashing.length = stack->length;
-	hashing.hash[0] = (u64)process << 32 | stack->length;
-	hashing.hash[1] = ~hashing.hash[0];
-	bpf_loop(MAX_FRAMES, hash_frame, &hashing, 0);
-	key.hash[0] = hashing.hash[0];
-	key.hash[1] = hashing.hash[1];
+	hash_stack(stack, process, &key);
 	known = bpf_map_lookup_elem(&stack_by_hash, &key);
 	if (known)
 		return known->id;
@@ -274,11 +269,11 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 
 static __always_inline s32 syscall_of(struct task_struct *task)
 {
-	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
 
 	if (!bpf_core_field_exists(regs->orig_ax))
 		return -1;
-	return (s32)BPF_CORE_READ(regs, orig_ax);
+	return (s32)regs->orig_ax;
 }
 
 /* Everything that a place is told by but the stacks; false where there is no room for the process. */
@@ -291,7 +286,7 @@ static __always_inline bool fill_key(struct task_struct *task, struct thread_rec
 	}
 	key->process = record->process;
 	key->tid = tell_threads_apart ? task->pid : 0;
-	key->cgroup = BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id);
+	key->cgroup = task->cgroups->dfl_cgrp->kn->id;
 	key->syscall = -1;
 	BPF_CORE_READ_STR_INTO(&key->comm, task, comm);
 	return record->process != 0;
@@ -330,7 +325,7 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 	if (state != STATE_ON_CPU) {
 		enum looked looked;
 
-		key.in_iowait = BPF_CORE_READ_BITFIELD_PROBED(task, in_iowait);
+		key.in_iowait = BPF_CORE_READ_BITFIELD(task, in_iowait);
 		if (!key.is_kernel)
 			key.syscall = syscall_of(task);
 		*reason = LOST_STACKS;
@@ -360,10 +355,11 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 /* Adds the time since the thread was last counted. */
 static __always_inline void count(struct thread_record *record, u64 now_ns, u32 waits)
 {
-	u64 ns = traces ? take_time(record, now_ns) : now_ns - record->counted_ns;
+	u64 ns = take_time(record, now_ns);
 
-	add(record->place, ns, 1, waits);
-	record->counted_ns = now_ns;
+	/* Where switches are traced, a thread is looked at in each state, since it may change to one that is wanted. */
+	if (!traces || wanted_states & 1u << (record->state & 31))
+		add(record->place, ns, 1, waits);
 }
 
 static __noinline void look_again(struct task_struct *task, struct thread_record *record, enum thread_state state, u64 now_ns)
@@ -390,22 +386,56 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 		record->since_ns = since_of(task, after_ns, now_ns);
 	}
 	record->is_unresolved = false;
-	record->switches = switches;
+	record->is_new = false;
+	record->is_lost = looked != LOOKED_OK;
 	record->state = state;
 	record->is_known = true;
-	if (looked != LOOKED_OK) {
-		lose(reason);
-		record->counted_ns = now_ns;
-		record->generation = 0;
-		return;
-	}
 	record->place = place;
-	record->generation = generation + 1;
+	record->generation = looked == LOOKED_OK ? generation + 1 : 0;
 	if (traces && state == STATE_ON_CPU) {
 		record->on_cpu_place = place + 1;
-		record->on_cpu_generation = generation + 1;
+		record->on_cpu_generation = record->generation;
+	}
+	/* Last: whoever has left a CPU meanwhile has another number, and what was written over is told by it. */
+	barrier();
+	record->switches = switches;
+	if (looked != LOOKED_OK) {
+		lose(reason);
+		take_time(record, now_ns);
+		return;
 	}
 	count(record, now_ns, has_run);
+}
+
+/* What is remembered of the thread; NULL where that is nothing. */
+static __always_inline struct thread_record *record_of(struct task_struct *task)
+{
+	struct thread_record *record;
+	u32 slot = task->pid & records_mask;
+
+	if (!traces) {
+		record = bpf_map_lookup_elem(&record_by_slot, &slot);
+		if (record && record->started_ns == task->start_time)
+			return record;
+	}
+	return bpf_task_storage_get(&record_by_thread, task, 0, 0);
+}
+
+/* A record for a thread that has none; NULL where there is no memory. */
+static __always_inline struct thread_record *new_record(struct task_struct *task)
+{
+	struct thread_record *record;
+	u32 slot = task->pid & records_mask;
+
+	if (!traces) {
+		record = bpf_map_lookup_elem(&record_by_slot, &slot);
+		if (record && (!record->started_ns || record->counted_ns < last_walk_ns)) {
+			__builtin_memset(record, 0, sizeof(*record));
+			record->started_ns = task->start_time;
+			return record;
+		}
+	}
+	return bpf_task_storage_get(&record_by_thread, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 }
 
 /* The thread is where it was at the last look, and has been all the time. */
@@ -441,7 +471,7 @@ int on_each_thread(struct bpf_iter__task *ctx)
 	}
 	if (!task)
 		return 0;
-	record = bpf_task_storage_get(&record_by_thread, task, 0, 0);
+	record = record_of(task);
 	/* Of most threads nothing else is read: each field in another line of memory costs as much as everything else. */
 	if (record && has_not_run(task, record)) {
 		if (walk_round == 0)
@@ -460,7 +490,7 @@ int on_each_thread(struct bpf_iter__task *ctx)
 	if (task->exit_state || task->tgid == own_tgid || (wanted_tgid && task->tgid != wanted_tgid))
 		return 0;
 	if (!record && walk_round == 0)
-		record = bpf_task_storage_get(&record_by_thread, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+		record = new_record(task);
 	if (!record) {
 		if (walk_round == 0)
 			lose(LOST_THREADS);
@@ -475,14 +505,16 @@ int on_each_thread(struct bpf_iter__task *ctx)
 	switches = switches_of(task);
 	if (!record->counted_ns)
 		record->counted_ns = task->start_time > began_ns ? task->start_time : began_ns;
-	else if (record->switches == switches && record->is_skipped)
+	else if (record->switches == switches && record->is_skipped) {
+		record->counted_ns = now_ns;
 		return 0;
+	}
 	state = state_of(task);
 	/* Threads are given other names, and moved to other cgroups. */
 	record->is_skipped = !is_wanted(task, task->flags & PF_KTHREAD);
-	if (record->is_skipped || !(wanted_states & 1u << state)) {
+	if (record->is_skipped || (!traces && !(wanted_states & 1u << state))) {
 		record->switches = switches;
-		record->counted_ns = now_ns;
+		take_time(record, now_ns);
 		record->generation = 0;
 		return 0;
 	}
@@ -501,7 +533,7 @@ int on_each_thread_tell(struct bpf_iter__task *ctx)
 
 	if (!task || task->exit_state)
 		return 0;
-	record = bpf_task_storage_get(&record_by_thread, task, 0, 0);
+	record = record_of(task);
 	if (!record || !record->is_known || record->is_skipped || record->generation != generation + 1)
 		return 0;
 	now.since_ns = record->since_ns;

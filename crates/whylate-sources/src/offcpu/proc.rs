@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
@@ -111,6 +112,7 @@ struct Walker {
     walks: u64,
     threads: u64,
     took_ns: u64,
+    took_cpu_ns: u64,
     /// Stacks that could not be read though the thread was there, mostly of processes that nobody may look at.
     unreadable: u64,
     pace: Pace,
@@ -127,6 +129,7 @@ impl Walker {
             walks: 0,
             threads: 0,
             took_ns: 0,
+            took_cpu_ns: 0,
             unreadable: 0,
             pace: Pace::new(options, clock::monotonic_ns()),
         };
@@ -173,7 +176,8 @@ impl Walker {
         self.counted_ns = seen;
         self.walks += 1;
         self.took_ns = began.elapsed().as_nanos() as u64;
-        self.pace.learn(clock::thread_cpu_ns() - began_cpu_ns);
+        self.took_cpu_ns = clock::thread_cpu_ns() - began_cpu_ns;
+        self.pace.learn(self.took_cpu_ns);
     }
 
     fn look(&mut self, pid: u32, tid: u32, process: &str, seen: &mut HashMap<(u32, u64), u64>) -> Option<()> {
@@ -193,8 +197,11 @@ impl Walker {
         if matches!(stat.state, 'Z' | 'X') {
             return None;
         }
-        self.threads += 1;
         let text = fs::read_to_string(format!("{folder}/stack"));
+        if text.as_ref().is_err_and(has_ended) {
+            return None;
+        }
+        self.threads += 1;
         self.unreadable += u64::from(text.is_err());
         let kernel: Vec<String> =
             text.unwrap_or_default().lines().filter_map(kernel_frame).map(|name| plain(&name).to_owned()).collect();
@@ -240,11 +247,17 @@ impl Walker {
             ("rate_hz", walks * 1e9 / snapshot.duration_ns.max(1) as f64),
             ("threads", self.threads as f64),
             ("walk_ns", self.took_ns as f64),
+            ("walk_cpu_ns", self.took_cpu_ns as f64),
         ];
         snapshot.series =
             vec![Series { values: values.map(|(name, value)| (name.to_owned(), value)).into(), ..Series::default() }];
         snapshot
     }
+}
+
+/// The thread's folder has gone, or the thread has while its file was open (proc_pid_stack() returns ESRCH).
+fn has_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
 /// The numbers that name folders here.

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::CallGraph;
 use super::elf::Elf;
 use super::rules::{INNERMOST, Rule, Rules};
 use super::skel::types::{offcpu_limits, rule_base, unknown_frame};
@@ -57,12 +58,17 @@ pub(super) struct Processes {
     /// Each file once, by what tells it from others.
     elf_by_file: HashMap<String, Option<Arc<Elf>>>,
     walk: u64,
+    call_graph: CallGraph,
 }
 
 /// A file is kept open for as long as its names may be needed; so many are enough, and far from what a process may have open.
 const FILES: usize = 400;
 
 impl Processes {
+    pub(super) fn new(call_graph: CallGraph) -> Self {
+        Processes { call_graph, ..Processes::default() }
+    }
+
     /// Begins a walk: mappings that do not hold an address may be read again.
     pub(super) fn begin_walk(&mut self) {
         self.walk += 1;
@@ -113,12 +119,18 @@ impl Processes {
     fn rule_for(&mut self, unknown: &unknown_frame, ip: u64, innermost: bool) -> Rule {
         // A return address is behind the call, which may be the last instruction of its function.
         let at = if innermost { ip } else { ip.wrapping_sub(1) };
+        let by_frame_pointer = !innermost && self.call_graph == CallGraph::FramePointers;
         let process = self.process(unknown.process, unknown.tgid, at);
         match process.mapping_of(at) {
             None => Rule::plain(rule_base::RULE_BROKEN),
             Some(Mapping { elf: None, .. }) => Rule::plain(rule_base::RULE_CHAIN),
             Some(mapping) => match &mapping.elf {
-                Some(elf) => elf.rule_at(mapping.offset_of(at)),
+                Some(elf) => {
+                    let rule = elf.rule_at(mapping.offset_of(at));
+                    // The first function of a thread has no caller, however it is told.
+                    let is_told = !by_frame_pointer || rule.base == rule_base::RULE_ROOT;
+                    if is_told { rule } else { Rule::plain(rule_base::RULE_CHAIN) }
+                }
                 None => Rule::plain(rule_base::RULE_CHAIN),
             },
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The table of unwind rules that the BPF program reads, and what is done with its questions.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::skel::types::{offcpu_limits, rule_base, unwind_rule};
 use crate::mapped::MappedArray;
@@ -16,6 +16,9 @@ const PROCESS: usize = std::mem::offset_of!(unwind_rule, process);
 const BASE: usize = std::mem::offset_of!(unwind_rule, base);
 const CFA_OFFSET: usize = std::mem::offset_of!(unwind_rule, cfa_offset);
 const BP_OFFSET: usize = std::mem::offset_of!(unwind_rule, bp_offset);
+
+/// What a slot has that is free, or whose rule is not there yet.
+const UNANSWERED: [rule_base; 3] = [rule_base::RULE_NONE, rule_base::RULE_ASKED, rule_base::RULE_CLAIMED];
 
 /// How to get from a frame to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +35,7 @@ impl Rule {
     }
 }
 
-/// The table, in memory that the program reads. It runs only while the thread that writes here waits for it.
+/// The table, in memory that the programs read and in which they claim slots. Where switches are traced they run at any time, on several CPUs.
 pub(super) struct Rules {
     slots: MappedArray,
 }
@@ -54,7 +57,7 @@ impl Rules {
             let is_it = self.slots.u64_at(slot, IP).load(Relaxed) == ip
                 && self.slots.u32_at(slot, PROCESS).load(Relaxed) == process;
             let base = rule_base(self.slots.u32_at(slot, BASE).load(Relaxed));
-            (is_it && base != rule_base::RULE_NONE && base != rule_base::RULE_ASKED).then(|| Rule {
+            (is_it && !UNANSWERED.contains(&base)).then(|| Rule {
                 base,
                 cfa_offset: self.slots.u32_at(slot, CFA_OFFSET).load(Relaxed) as i32,
                 bp_offset: self.slots.u32_at(slot, BP_OFFSET).load(Relaxed) as i32,
@@ -66,14 +69,20 @@ impl Rules {
     pub(super) fn insert(&self, process: u32, ip: u64, rule: Rule) {
         for probe in 0..offcpu_limits::RULE_PROBES.0 {
             let slot = self.slot(process, ip, probe);
-            let is_it = self.slots.u64_at(slot, IP).load(Relaxed) == ip
-                && self.slots.u32_at(slot, PROCESS).load(Relaxed) == process;
-            if is_it || self.slots.u32_at(slot, BASE).load(Relaxed) == rule_base::RULE_NONE.0 {
+            let base = self.slots.u32_at(slot, BASE);
+            let claim =
+                |from: rule_base| base.compare_exchange(from.0, rule_base::RULE_CLAIMED.0, AcqRel, Acquire).is_ok();
+            let is_mine = claim(rule_base::RULE_NONE) || {
+                let is_it = self.slots.u64_at(slot, IP).load(Relaxed) == ip
+                    && self.slots.u32_at(slot, PROCESS).load(Relaxed) == process;
+                is_it && claim(rule_base::RULE_ASKED)
+            };
+            if is_mine {
                 self.slots.u64_at(slot, IP).store(ip, Relaxed);
                 self.slots.u32_at(slot, PROCESS).store(process, Relaxed);
                 self.slots.u32_at(slot, CFA_OFFSET).store(rule.cfa_offset as u32, Relaxed);
                 self.slots.u32_at(slot, BP_OFFSET).store(rule.bp_offset as u32, Relaxed);
-                self.slots.u32_at(slot, BASE).store(rule.base.0, Relaxed);
+                base.store(rule.base.0, Release);
                 return;
             }
         }

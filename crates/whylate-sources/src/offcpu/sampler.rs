@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
 use std::mem::offset_of;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -28,13 +28,14 @@ use crate::source::AttachError;
 use crate::symbols;
 
 /// Every reason for a lost sample, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
-pub(super) const LOST: [(lost_reason, &str); 6] = [
+pub(super) const LOST: [(lost_reason, &str); 7] = [
     (lost_reason::LOST_TORN, "torn"),
     (lost_reason::LOST_THREADS, "threads_full"),
     (lost_reason::LOST_PROCESSES, "processes_full"),
     (lost_reason::LOST_STACKS, "stacks_full"),
     (lost_reason::LOST_PLACES, "places_full"),
     (lost_reason::LOST_RULES, "rules_full"),
+    (lost_reason::LOST_UNSEEN, "unseen"),
 ];
 
 /// What stands in a stack only because a program takes it at a switch, in the order of their calls.
@@ -103,6 +104,7 @@ pub(super) struct Sampler {
     /// How many processes there had been when the tables were emptied.
     processes_before: u32,
     since_ns: u64,
+    walk_began_ns: u64,
     walks: u64,
     met: Met,
 }
@@ -121,6 +123,9 @@ impl Sampler {
                 (settings.own_code_begin[index], settings.own_code_end[index]) = (code.start, code.end);
             }
         }
+        let records = records_for(if traces { 0 } else { threads() });
+        settings.records_mask = records - 1;
+        open.maps.record_by_slot.set_max_entries(records)?;
         let mut skeleton = open.load()?;
         let began_ns = clock::monotonic_ns();
         skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?.began_ns = began_ns;
@@ -138,12 +143,13 @@ impl Sampler {
             unknown: map(&maps.unknown_frames, offcpu_limits::UNKNOWN_FRAMES.0 as usize, size_of::<unknown_frame>())?,
             sums: map(&maps.sum_by_place, offcpu_limits::PLACES.0 as usize, size_of::<place_sum>())?,
             lost: map(&maps.lost_by_reason, LOST.len(), size_of::<u64>())?,
-            processes: Processes::default(),
+            processes: Processes::new(options.call_graph),
             told: Vec::new(),
             told_lost: [0; LOST.len()],
             lost_rules: 0,
             processes_before: 0,
             since_ns: began_ns,
+            walk_began_ns: 0,
             walks: 0,
             met: Met::default(),
             skeleton,
@@ -174,11 +180,18 @@ impl Sampler {
     /// Finds the rules for frames that have none.
     fn answer(&mut self) {
         let asked = self.skeleton.maps.bss_data.as_deref().map_or(0, |variables| variables.unknown_frames_count);
-        for index in self.answered..asked.min(offcpu_limits::UNKNOWN_FRAMES.0) {
-            let unknown = self.unknown_frame(index as usize);
+        while self.answered < asked.min(offcpu_limits::UNKNOWN_FRAMES.0) {
+            let index = self.answered as usize;
+            let is_there = self.unknown.u32_at(index, offset_of!(unknown_frame, tid)).load(Acquire) != 0;
+            if !is_there {
+                // A CPU is writing it.
+                break;
+            }
+            let unknown = self.unknown_frame(index);
+            self.unknown.u32_at(index, offset_of!(unknown_frame, tid)).store(0, Relaxed);
             self.processes.answer(&unknown, &self.rules);
+            self.answered += 1;
         }
-        self.answered = asked.min(offcpu_limits::UNKNOWN_FRAMES.0);
         if asked > offcpu_limits::UNKNOWN_FRAMES.0 / 2 {
             self.start_questions();
             // Those for which there was no room, and any that came in between.
@@ -187,6 +200,14 @@ impl Sampler {
     }
 
     fn start_questions(&mut self) {
+        // Those that nobody has answered.
+        for index in self.answered..offcpu_limits::UNKNOWN_FRAMES.0 {
+            let tid = self.unknown.u32_at(index as usize, offset_of!(unknown_frame, tid));
+            if tid.load(Relaxed) == 0 {
+                break;
+            }
+            tid.store(0, Relaxed);
+        }
         self.answered = 0;
         if let Some(variables) = self.skeleton.maps.bss_data.as_deref_mut() {
             variables.unknown_frames_count = 0;
@@ -199,6 +220,7 @@ impl Sampler {
         self.processes.begin_walk();
         let variables = self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
         variables.is_calibrated = false;
+        (variables.last_walk_ns, self.walk_began_ns) = (self.walk_began_ns, clock::monotonic_ns());
         variables.threads_met = 0;
         variables.threads_changed = 0;
         for round in 0..ROUNDS {
@@ -352,11 +374,15 @@ impl Sampler {
         {
             return Ok(());
         }
-        variables.generation += 1;
-        // Whoever is about to write down a place by the old numbers has finished by then.
-        std::thread::sleep(Duration::from_millis(if self.switches.is_empty() { 0 } else { 1 }));
+        let traces = !self.switches.is_empty();
+        if traces {
+            // Whoever wrote down a place while the tables are emptied would count into another one later.
+            variables.is_tracing = false;
+            until_programs_have_ended();
+        }
         let variables = self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
         self.processes_before = variables.processes;
+        variables.generation += 1;
         (variables.places, variables.stacks) = (0, 0);
         let maps = &self.skeleton.maps;
         for key in maps.place_by_key.keys().collect::<Vec<_>>() {
@@ -378,6 +404,14 @@ impl Sampler {
             self.sums.u32_at(place, offset_of!(place_sum, ready_place)).store(0, Relaxed);
         }
         self.told.clear();
+        if traces {
+            // Every thread has a place again when switches are counted from there, and what happened in between is put right.
+            let (walks, met) = (self.walks, self.met);
+            self.walk()?;
+            self.variables()?.is_tracing = true;
+            self.walk()?;
+            (self.walks, self.met) = (walks, met);
+        }
         Ok(())
     }
 
@@ -420,6 +454,25 @@ impl Sampler {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
+    }
+}
+
+/// Of the machine, as far as it tells.
+fn threads() -> u32 {
+    std::fs::read_to_string("/proc/loadavg").ok().and_then(|load| super::choice::threads_of(&load)).unwrap_or(0) as u32
+}
+
+/// Slots for the records of so many threads and of four times as many: only where two threads share one it takes longer to find both.
+fn records_for(threads: u32) -> u32 {
+    let (least, most) = (offcpu_limits::LEAST_RECORDS.0, offcpu_limits::MOST_RECORDS.0);
+    threads.saturating_mul(4).clamp(least, most).next_power_of_two()
+}
+
+/// Waits until no CPU is in a program any more that began before.
+fn until_programs_have_ended() {
+    if !attach::wait_for_grace_period() {
+        // A program takes microseconds, and the hypervisor may stop it.
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

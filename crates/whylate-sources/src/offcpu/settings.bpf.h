@@ -33,11 +33,16 @@ enum lost_reason {
 	LOST_PLACES,
 	/* No room for the rule by which a frame is unwound: the stack is marked as unwound partly. */
 	LOST_RULES,
+	/* A wait that was not seen to begin, where switches are traced: its time is left out. */
+	LOST_UNSEEN,
 	LOST_REASONS,
 };
 
 enum offcpu_limits {
 	MAX_FRAMES = 127,
+	/* User space makes as many as the threads need. */
+	LEAST_RECORDS = 16384,
+	MOST_RECORDS = 1048576,
 	STACKS = 32768,
 	PLACES = 131072,
 	PROCESSES = 65536,
@@ -73,6 +78,8 @@ enum rule_base {
 	RULE_NONE,
 	/* User space has been asked. */
 	RULE_ASKED,
+	/* Somebody is writing it: switches of several CPUs ask at the same time, and user space answers meanwhile. */
+	RULE_CLAIMED,
 	/* The canonical frame address is the stack pointer, or the frame pointer, plus an offset. */
 	RULE_SP,
 	RULE_BP,
@@ -108,6 +115,7 @@ struct unknown_frame {
 	u64 bp;
 	u32 process;
 	u32 tgid;
+	/* Written last, and taken back by user space: 0 as long as the rest is not there. */
 	u32 tid;
 	u32 innermost;
 };
@@ -165,8 +173,10 @@ struct place_sum {
 	u32 unused;
 };
 
-/* What is remembered of a thread. */
+/* What is remembered of a thread: a line of memory. */
 struct thread_record {
+	/* When the thread was born, which tells it from others of its slot; 0: the slot is free. */
+	u64 started_ns;
 	/* Voluntary and involuntary switches at the last sight: as long as they stay the same, the thread has not run. */
 	u64 switches;
 	/* Up to when its time is counted. */
@@ -185,6 +195,11 @@ struct thread_record {
 	/* Where switches are traced: one more than the place of its time on CPUs, and of which tables that is. */
 	u32 on_cpu_place;
 	u32 on_cpu_generation;
+	/* Born since switches are traced, and has had no CPU yet. */
+	u8 is_new;
+	/* What it does now is counted as lost already. */
+	u8 is_lost;
+	u16 unused;
 };
 
 /* A thread at the end of a span, for whoever asks how long it has waited. */
@@ -209,6 +224,8 @@ const volatile bool take_user_threads = true;
 const volatile bool read_user_stacks = true;
 const volatile bool tell_threads_apart = false;
 const volatile u32 max_depth = MAX_FRAMES;
+/* One less than there are slots for records. */
+const volatile u32 records_mask = LEAST_RECORDS - 1;
 /* Each switch is counted, and not only what is found. */
 const volatile bool traces = false;
 /* Code of the kernel that stands in a stack only because a program takes it there. */
@@ -223,6 +240,8 @@ bool is_last_round = false;
 /* Changes when the tables have been emptied. */
 u32 generation = 0;
 u64 began_ns = 0;
+/* When the walk before this one began: a slot that nobody has counted in since is of a thread that has ended. */
+u64 last_walk_ns = 0;
 u32 unresolved = 0;
 u32 unknown_frames_count = 0;
 /* How many there are; each gets the next number. */
@@ -248,6 +267,18 @@ struct {
 	__type(value, u64);
 } lost_by_reason SEC(".maps");
 
+/*
+ * By the thread's number, of which the upper bits are cut off. Walks meet threads in the order of their numbers, so that the next record is in
+ * the cache already; a thread's own storage is in three lines of memory that are not, and takes longer than all the rest.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LEAST_RECORDS);
+	__type(key, u32);
+	__type(value, struct thread_record);
+} record_by_slot SEC(".maps");
+
+/* Of threads whose slot is another one's, and of all of them where switches are traced, which meet threads in no order. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -88,8 +88,9 @@ static __always_inline void make_on_cpu_place(struct thread_record *record, cons
 static __always_inline void give_up(struct thread_record *record, enum lost_reason reason, u64 now_ns)
 {
 	lose(reason);
+	record->is_lost = true;
 	record->generation = 0;
-	record->counted_ns = now_ns;
+	take_time(record, now_ns);
 }
 
 static __always_inline void on_leaving(struct task_struct *task, enum thread_state state, bool has_ended, u64 now_ns)
@@ -106,7 +107,7 @@ static __always_inline void on_leaving(struct task_struct *task, enum thread_sta
 	if (record->is_skipped) {
 		record->generation = 0;
 		record->switches = switches_of(task);
-		record->counted_ns = now_ns;
+		take_time(record, now_ns);
 		return;
 	}
 	if (has_ended) {
@@ -118,7 +119,7 @@ static __always_inline void on_leaving(struct task_struct *task, enum thread_sta
 		return;
 	}
 	key.state = state;
-	key.in_iowait = BPF_CORE_READ_BITFIELD_PROBED(task, in_iowait);
+	key.in_iowait = BPF_CORE_READ_BITFIELD(task, in_iowait);
 	if (!key.is_kernel)
 		key.syscall = syscall_of(task);
 	if (!take_stacks(task, &key)) {
@@ -143,18 +144,46 @@ static __always_inline void on_leaving(struct task_struct *task, enum thread_sta
 	record->generation = generation + 1;
 	record->is_known = true;
 	record->is_unresolved = false;
+	record->is_lost = false;
+}
+
+/* A thread waits for its first CPU without having left one: there is no stack yet. */
+static __always_inline void count_new(struct task_struct *task, struct thread_record *record, u64 now_ns)
+{
+	u64 ns = take_time(record, now_ns);
+	struct place_key key = {};
+	u32 place;
+
+	if (!(wanted_states & 1u << STATE_READY) || !is_wanted(task, task->flags & PF_KTHREAD))
+		return;
+	if (!fill_key(task, record, &key)) {
+		lose(LOST_PROCESSES);
+		return;
+	}
+	key.state = STATE_READY;
+	place = number_of_place(&key);
+	if (place == PLACES)
+		lose(LOST_PLACES);
+	else
+		add(place, ns, 1, 1);
 }
 
 static __always_inline void on_arriving(struct task_struct *task, u64 now_ns)
 {
 	struct thread_record *record = bpf_task_storage_get(&record_by_thread, task, 0, 0);
 
+	/* That there is no record is counted when it leaves. */
 	if (!record || record->is_skipped)
 		return;
-	if (record->is_known && record->generation == generation + 1 && record->switches == switches_of(task))
+	if (record->is_new)
+		count_new(task, record, now_ns);
+	else if (record->is_known && record->generation == generation + 1 && record->switches == switches_of(task))
 		count_wait(task, record, now_ns, 1);
-	/* Of a thread that is new, or was not seen leaving, nothing is known until it leaves. */
-	record->counted_ns = now_ns;
+	else if (!record->is_lost)
+		lose(LOST_UNSEEN);
+	record->is_new = false;
+	/* What was not seen is nobody's. */
+	take_time(record, now_ns);
 	record->state = STATE_ON_CPU;
 	record->since_ns = now_ns;
 }
@@ -194,9 +223,11 @@ int BPF_PROG(on_task_newtask, struct task_struct *task)
 	if (!is_tracing || !is_traced(task))
 		return 0;
 	record = bpf_task_storage_get(&record_by_thread, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (record)
-		record->counted_ns = bpf_ktime_get_ns();
-	else
+	if (!record) {
 		lose(LOST_THREADS);
+		return 0;
+	}
+	record->counted_ns = bpf_ktime_get_ns();
+	record->is_new = true;
 	return 0;
 }

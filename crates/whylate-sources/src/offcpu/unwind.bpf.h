@@ -26,6 +26,20 @@ static __always_inline u32 rule_slot(u32 process, u64 ip)
 	return ((ip ^ (u64)process << 40) * 0x9e3779b97f4a7c15ull) >> 40;
 }
 
+/*
+ * Where to copy from for the word at `at`: in its page, and before what the frame has saved, which lies below the return address and is read
+ * next. The verifier looks at it by itself.
+ */
+__noinline u64 window_begin(u64 sp, u64 at)
+{
+	u64 page = at & ~(PAGE_BYTES - 1ull);
+	u64 from = sp & ~7ull;
+
+	if (from > at || at - from > WINDOW_BYTES / 2)
+		from = at;
+	return from < page ? page : from;
+}
+
 /* A word of the thread's stack; a whole piece of it is copied, as words that are read next lie above. */
 static __always_inline int read_word(struct walk *walk, u64 at, u64 *word, bool is_own)
 {
@@ -34,20 +48,21 @@ static __always_inline int read_word(struct walk *walk, u64 at, u64 *word, bool 
 	if (at & 7)
 		return -1;
 	if (at < walk->window_at || offset + 8 > walk->window_bytes) {
-		u32 bytes = PAGE_BYTES - (at & (PAGE_BYTES - 1));
+		u64 from = window_begin(walk->sp, at);
+		u32 bytes = PAGE_BYTES - (from & (PAGE_BYTES - 1));
 
 		if (bytes > WINDOW_BYTES)
 			bytes = WINDOW_BYTES;
 		walk->window_bytes = 0;
 		if (is_own) {
-			if (bpf_probe_read_user(walk->scratch->window, bytes, (void *)at))
+			if (bpf_probe_read_user(walk->scratch->window, bytes, (void *)from))
 				return -1;
-		} else if (bpf_copy_from_user_task(walk->scratch->window, bytes, (void *)at, walk->task, 0)) {
+		} else if (bpf_copy_from_user_task(walk->scratch->window, bytes, (void *)from, walk->task, 0)) {
 			return -1;
 		}
-		walk->window_at = at;
+		walk->window_at = from;
 		walk->window_bytes = bytes;
-		offset = 0;
+		offset = at - from;
 	}
 	*word = walk->scratch->window[(offset >> 3) & (WINDOW_BYTES / 8 - 1)];
 	return 0;
@@ -65,8 +80,9 @@ static __always_inline void ask(struct walk *walk, bool innermost)
 	unknown->bp = walk->bp;
 	unknown->process = walk->process;
 	unknown->tgid = walk->task->tgid;
-	unknown->tid = walk->task->pid;
 	unknown->innermost = innermost;
+	barrier();
+	unknown->tid = walk->task->pid;
 }
 
 enum {
@@ -87,14 +103,15 @@ __noinline int slot_of_rule(u32 process, u64 ip)
 
 		if (!rule)
 			break;
-		if (rule->base == RULE_NONE) {
+		if (rule->base == RULE_NONE && __sync_val_compare_and_swap(&rule->base, RULE_NONE, RULE_CLAIMED) == RULE_NONE) {
 			rule->ip = ip;
 			rule->process = process;
+			barrier();
 			rule->base = RULE_ASKED;
 			return RULE_TO_ASK;
 		}
 		if (rule->ip == ip && rule->process == process)
-			return rule->base == RULE_ASKED ? (int)RULE_IS_ASKED : (int)index;
+			return rule->base == RULE_ASKED || rule->base == RULE_CLAIMED ? (int)RULE_IS_ASKED : (int)index;
 	}
 	return RULE_NO_ROOM;
 }
@@ -194,17 +211,17 @@ enum {
 /* Fills scratch->user; tells how the stack ends. */
 static __always_inline enum user_end unwind_user(struct task_struct *task, struct scratch *scratch, u32 process, bool is_own)
 {
-	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
 	struct walk walk = {};
 
 	scratch->user.length = 0;
-	if (!bpf_core_field_exists(regs->ip) || (u16)BPF_CORE_READ(regs, cs) != X86_USER_CS)
+	if (!bpf_core_field_exists(regs->ip) || (u16)regs->cs != X86_USER_CS)
 		return USER_UNREADABLE;
 	walk.task = task;
 	walk.scratch = scratch;
-	walk.ip = BPF_CORE_READ(regs, ip);
-	walk.sp = BPF_CORE_READ(regs, sp);
-	walk.bp = BPF_CORE_READ(regs, bp);
+	walk.ip = regs->ip;
+	walk.sp = regs->sp;
+	walk.bp = regs->bp;
 	walk.process = process;
 	walk.end = USER_PARTLY;
 	if (is_own)

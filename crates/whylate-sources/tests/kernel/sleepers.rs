@@ -96,6 +96,15 @@ pub fn run_if_asked() -> Result<()> {
             }
             wait_until_asleep(of_each as usize * PLACES.len() + 1)?;
         }
+        // Without those that no debugger can stop, as they are in uninterruptible sleep.
+        "stoppable" => {
+            for (place, function) in interruptible()?.into_iter().enumerate() {
+                for _ in 0..of_each {
+                    spawn(name(place), function)?;
+                }
+            }
+            wait_until_asleep(of_each as usize * (PLACES.len() - 1))?;
+        }
         "evil" => {
             spawn(EVIL_NAME.to_owned(), sleep_in_nanosleep)?;
             wait_until_asleep(1)?;
@@ -185,7 +194,14 @@ static LOCKED: AtomicU64 = AtomicU64::new(0);
 /// A pipe whose mutex a thread has.
 static HELD_PIPE: AtomicU64 = AtomicU64::new(0);
 
-fn functions() -> Result<[fn(); 8]> {
+fn functions() -> Result<Vec<fn()>> {
+    let mut functions = interruptible()?;
+    hold_a_pipe()?;
+    functions.push(sleep_in_mutex);
+    Ok(functions)
+}
+
+fn interruptible() -> Result<Vec<fn()>> {
     let mut ends = [0; 2];
     // SAFETY: an array of two for the two ends.
     ensure!(unsafe { libc::pipe(ends.as_mut_ptr()) } == 0, "no pipe");
@@ -200,8 +216,7 @@ fn functions() -> Result<[fn(); 8]> {
     ensure!(unsafe { libc::flock(holder.as_raw_fd(), libc::LOCK_EX) } == 0, "no lock");
     LOCKED.store(waiter.as_raw_fd() as u64, Ordering::Relaxed);
     std::mem::forget((holder, waiter));
-    hold_a_pipe()?;
-    Ok([
+    Ok(vec![
         sleep_in_futex,
         sleep_in_nanosleep,
         sleep_in_pipe,
@@ -209,7 +224,6 @@ fn functions() -> Result<[fn(); 8]> {
         sleep_in_poll,
         sleep_in_flock,
         sleep_in_condition,
-        sleep_in_mutex,
     ])
 }
 

@@ -10,16 +10,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
+use whylate_model::Snapshot;
 use whylate_model::folded::Root;
 use whylate_model::units::{format_ns, printable};
 use whylate_sources::cgroups;
-use whylate_sources::offcpu::{Choice, KernelThreads, Offcpu, OffcpuOptions, TRACE};
+use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, Offcpu, OffcpuOptions, Often, RATES_HZ, TRACE};
 
 use crate::cli::duration_ns;
 use crate::commands::Senseless;
 use crate::commands::watch::{Ended, Watch};
 use crate::output::offcpu::file::{self, Form};
-use crate::output::offcpu::{flat, tree};
+use crate::output::offcpu::{flat, tree, value};
 use crate::output::table::terminal_columns;
 use crate::output::{Output, footer, json::JsonLines};
 
@@ -73,6 +74,13 @@ pub struct Arguments {
     /// At most so many frames of each stack, innermost ones
     #[arg(long, value_name = "FRAMES", default_value_t = 127, value_parser = clap::value_parser!(u32).range(1..=127))]
     max_depth: u32,
+    /// How callers in user space are told: by the code's unwind information (.eh_frame), which programs without frame pointers have too, or by
+    /// frame pointers from the innermost function's caller on
+    #[arg(long, value_enum, default_value_t = Callers::Rules, conflicts_with = "no_user")]
+    call_graph: Callers,
+    /// File and line of each user frame, and functions that are inlined there, where debug information tells; this takes longer
+    #[arg(long, conflicts_with = "no_user")]
+    lines: bool,
     /// What stacks are told apart by
     #[arg(long, value_enum, default_value_t = By::Process)]
     by: By,
@@ -130,6 +138,14 @@ enum Kernel {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Callers {
+    /// perf(1) calls it dwarf, and copies stacks to user space for it; here the kernel follows the rules, and nothing is copied
+    #[value(alias = "dwarf")]
+    Rules,
+    Fp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum By {
     Process,
     Thread,
@@ -167,6 +183,11 @@ impl Arguments {
                 Kernel::Only => KernelThreads::Only,
             },
             user_stacks: !self.no_user,
+            call_graph: match self.call_graph {
+                Callers::Rules => CallGraph::Rules,
+                Callers::Fp => CallGraph::FramePointers,
+            },
+            lines: self.lines,
             by_thread: self.by == By::Thread || self.blocked.is_some(),
             max_depth: self.max_depth,
         })
@@ -176,8 +197,25 @@ impl Arguments {
 fn what_is_done(arguments: &Arguments, backend: &str) -> String {
     match arguments.budget {
         _ if backend == TRACE => "Tracing every switch of threads".to_owned(),
-        Some(ppm) => format!("Sampling where threads wait, for {} % of a CPU", f64::from(ppm) / 1e4),
+        Some(ppm) => format!(
+            "Sampling where threads wait, as often as {} % of a CPU allows, and at least once a second",
+            f64::from(ppm) / 1e4
+        ),
         None => format!("Sampling where threads wait, {} times a second", arguments.frequency),
+    }
+}
+
+/// Not even the lowest rate is within a budget that is too small for as many threads as there are.
+fn tell_if_over_budget(snapshot: &Snapshot, ppm: u32) {
+    let walk_ns = value(snapshot, "walk_cpu_ns");
+    let lowest = walk_ns * f64::from(*RATES_HZ.start());
+    if lowest > f64::from(ppm) * 1e3 {
+        eprintln!(
+            "whylate: looking at {} threads once a second took {:.3} % of a CPU, which is more than {} %",
+            value(snapshot, "threads"),
+            lowest / 1e7,
+            f64::from(ppm) / 1e4
+        );
     }
 }
 
@@ -199,7 +237,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let mut options = arguments.options()?;
     if options.backend.as_deref() == Some("auto") {
-        let choice = Choice::look(options.rate_hz).context("cannot tell which backend is cheaper")?;
+        let often = options.budget_ppm.map_or(Often::RateHz(options.rate_hz), Often::BudgetPpm);
+        let choice = Choice::look(often).context("cannot tell which backend is cheaper")?;
         eprintln!("whylate: offcpu takes {choice}");
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }
@@ -218,6 +257,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
     }
     let snapshot = source.snapshot()?;
+    if let Some(ppm) = arguments.budget.filter(|_| source.backend().name != TRACE) {
+        tell_if_over_budget(&snapshot, ppm);
+    }
     if let Some((path, form)) = form {
         let cannot = || format!("cannot write {}", path.display());
         let mut out = file::create(path).with_context(cannot)?;

@@ -16,7 +16,7 @@ use whylate_model::folded::waiting;
 use whylate_model::units::format_ns;
 
 /// A figure of the whole snapshot.
-fn value(snapshot: &Snapshot, name: &str) -> f64 {
+pub fn value(snapshot: &Snapshot, name: &str) -> f64 {
     snapshot.series.iter().filter_map(|series| series.values.get(name)).sum()
 }
 
