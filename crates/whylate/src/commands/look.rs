@@ -25,6 +25,9 @@ const ROUND: Duration = Duration::from_millis(200);
 /// Back to the line's start, and clear it.
 const CLEAR_LINE: &str = "\r\x1b[K";
 
+/// Reasons for events that the account behind `--why` has lost.
+const OF_ACCOUNT: [&str; 3] = ["occupancy_nested", "occupancy_stacks", "unseen_switches"];
+
 /// What a look takes.
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -113,8 +116,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     drop(looking);
     progress.clear();
     snapshots.retain(|snapshot| {
-        let has_lost = snapshot.lost.values().any(|&count| count > 0);
-        let sees_any = snapshot.source != "sqpoll" || !snapshot.series.is_empty() || has_lost;
+        // What the account of the CPUs has lost is of all threads.
+        let lost = snapshot.lost.iter().any(|(reason, &count)| count > 0 && !OF_ACCOUNT.contains(&reason.as_str()));
+        let sees_any = snapshot.source != "sqpoll" || !snapshot.series.is_empty() || lost;
         if !sees_any {
             let reason = "no io_uring submission thread is there (a ring set up with IORING_SETUP_SQPOLL has one)";
             unmeasured.push(Unmeasured { source: "sqpoll".to_owned(), reason: reason.to_owned() });
