@@ -200,7 +200,7 @@ mod tests {
             check().compare(Unit::Count, 1.0, 1.0, 0.0),
             Check::skipped("wq", "work", "no reason".to_owned()),
         ];
-        let run = Selftest::new("host", 7, 1, checks);
+        let run = Selftest::new("host", 1_000_000_000, 1, checks);
         assert_eq!((run.passed, run.failed, run.skipped), (1, 1, 1));
         let text = serde_json::to_string(&run).expect("it is plain data");
         assert_eq!(serde_json::from_str::<Selftest>(&text).expect("it is its own form"), run);

@@ -162,14 +162,14 @@ static __always_inline bool ring_polls_network(const struct io_ring_ctx *ctx)
 	return BPF_CORE_READ(newer, napi_list.next) != (const void *)ctx + bpf_core_field_offset(newer->napi_list);
 }
 
-struct io_ring_ctx___6_19 {
+struct io_ring_ctx___7_0 {
 	struct list_head iopoll_list;
 } __attribute__((preserve_access_index));
 
-/* Requests that wait to be polled for: a singly linked list until 6.19. */
+/* Requests that wait to be polled for: a singly linked list up to 6.19. */
 static __always_inline bool ring_has_polled_requests(const struct io_ring_ctx *ctx)
 {
-	const struct io_ring_ctx___6_19 *newer = (const void *)ctx;
+	const struct io_ring_ctx___7_0 *newer = (const void *)ctx;
 
 	if (bpf_core_field_exists(ctx->iopoll_list.first))
 		return BPF_CORE_READ(ctx, iopoll_list.first) != NULL;

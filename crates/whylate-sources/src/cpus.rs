@@ -3,6 +3,8 @@
 
 use std::io;
 
+use rustix::thread::{CpuSet, sched_getaffinity};
+
 /// The largest number that a CPU can have; numbers may be left out below it.
 ///
 /// # Errors
@@ -17,6 +19,21 @@ pub fn highest_possible() -> io::Result<u32> {
 /// When the kernel does not tell.
 pub fn online() -> io::Result<Vec<u32>> {
     read("online")
+}
+
+/// Those that run, that this thread may use, and that are not set apart for somebody (`isolcpus`, `nohz_full`).
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn usable() -> io::Result<Vec<u32>> {
+    let allowed = sched_getaffinity(None)?;
+    let apart: Vec<u32> =
+        ["isolated", "nohz_full"].into_iter().flat_map(|which| read(which).unwrap_or_default()).collect();
+    let is_usable = |cpu: &u32| {
+        let index = *cpu as usize;
+        index < CpuSet::MAX_CPU && allowed.is_set(index) && !apart.contains(cpu)
+    };
+    Ok(online()?.into_iter().filter(is_usable).collect())
 }
 
 fn read(which: &str) -> io::Result<Vec<u32>> {

@@ -33,16 +33,23 @@ pub fn at_work(during: Duration) -> std::io::Result<Vec<RealtimeThread>> {
     let before = all()?;
     thread::sleep(during);
     let after = all()?;
-    let ran = after.into_iter().filter_map(|(path, (name, policy, now_ns))| {
+    let ran = after.into_iter().filter_map(|(path, now)| {
         // One that is new has run for as long as it has in all.
-        let ran_ns = now_ns - before.get(&path).map_or(0, |(_, _, ran_ns)| *ran_ns).min(now_ns);
-        (ran_ns > 0).then_some(RealtimeThread { name, policy, ran_ns })
+        let ran_ns = now.thread.ran_ns.saturating_sub(before.get(&path).map_or(0, |before| before.thread.ran_ns));
+        (ran_ns > 0 || now.is_runnable).then_some(RealtimeThread { ran_ns, ..now.thread })
     });
     Ok(ran.collect())
 }
 
-/// By their folders: name, policy and how long each has run.
-fn all() -> std::io::Result<BTreeMap<PathBuf, (String, &'static str, u64)>> {
+/// One at one moment, and how long it has run in all.
+struct Seen {
+    thread: RealtimeThread,
+    /// It has a CPU or wants one: on a CPU without a tick the kernel counts its time up now and then only.
+    is_runnable: bool,
+}
+
+/// By their folders.
+fn all() -> std::io::Result<BTreeMap<PathBuf, Seen>> {
     let own = std::process::id();
     let mut found = BTreeMap::new();
     for pid in numbers("/proc".as_ref())?.into_iter().filter(|&pid| pid != own) {
@@ -50,27 +57,30 @@ fn all() -> std::io::Result<BTreeMap<PathBuf, (String, &'static str, u64)>> {
         // Those that are gone meanwhile disturb nobody.
         for tid in numbers(&tasks).unwrap_or_default() {
             let folder = tasks.join(tid.to_string());
-            let Some((name, policy)) = fs::read_to_string(folder.join("stat")).ok().and_then(|text| realtime(&text))
+            let Some((name, policy, is_runnable)) =
+                fs::read_to_string(folder.join("stat")).ok().and_then(|text| realtime(&text))
             else {
                 continue;
             };
             let schedstat = fs::read_to_string(folder.join("schedstat")).unwrap_or_default();
             let ran_ns = schedstat.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0);
-            found.insert(folder, (format!("{name}:{tid}"), policy, ran_ns));
+            let thread = RealtimeThread { name: format!("{name}:{tid}"), policy, ran_ns };
+            found.insert(folder, Seen { thread, is_runnable });
         }
     }
     Ok(found)
 }
 
-/// Name and policy, from proc_pid_stat(5); `None` for a thread of the kernel and for one that is not of real-time policy.
-fn realtime(stat: &str) -> Option<(String, &'static str)> {
+/// Name, policy and whether it is runnable, from proc_pid_stat(5); `None` for a thread of the kernel and for one that is not of real-time policy.
+fn realtime(stat: &str) -> Option<(String, &'static str, bool)> {
     // The name may have blanks and parentheses in it; the third field comes after it.
     let (head, rest) = stat.rsplit_once(") ")?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     let (flags, policy) = (field(9)?, field(41)?);
     let (_, policy) = POLICIES.into_iter().find(|&(number, _)| number == policy)?;
-    (flags & PF_KTHREAD == 0).then(|| (head.split_once('(').map_or("", |(_, name)| name).to_owned(), policy))
+    (flags & PF_KTHREAD == 0)
+        .then(|| (head.split_once('(').map_or("", |(_, name)| name).to_owned(), policy, rest.starts_with('R')))
 }
 
 #[cfg(test)]
@@ -85,8 +95,8 @@ mod tests {
 
     #[test]
     fn only_real_time_threads_of_processes_count() {
-        assert_eq!(realtime(&stat(0, 1)), Some(("a (b) c".to_owned(), "fifo")));
-        assert_eq!(realtime(&stat(0, 6)).map(|(_, policy)| policy), Some("deadline"));
+        assert_eq!(realtime(&stat(0, 1)), Some(("a (b) c".to_owned(), "fifo", false)));
+        assert_eq!(realtime(&stat(0, 6)).map(|(_, policy, _)| policy), Some("deadline"));
         assert_eq!(realtime(&stat(0, 0)), None);
         assert_eq!(realtime(&stat(PF_KTHREAD, 1)), None);
         assert_eq!(realtime("garbage"), None);

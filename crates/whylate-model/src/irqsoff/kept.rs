@@ -46,13 +46,19 @@ impl Kept {
     /// As a late event. Its labels but for `task` tell culprits apart.
     pub fn event(&self, at_unix_ns: u64) -> LateEvent {
         let (is_preempted, ended_by) = end(&self.at_end);
+        // Preemption is never off in user code: a hypervisor or a long handler had the CPU.
+        let was_user = !self.inside.is_empty() && matches!(interrupted(&self.inside), Interrupted::User);
         let inside = match interrupted(&self.inside) {
             Interrupted::Kernel(frames) => frames,
             Interrupted::User => &[],
         };
         // Whoever enables preemption has had it off, or has called whoever had. The way back to user space tells nobody.
         let stack = if is_preempted || inside.is_empty() { ended_by } else { inside };
-        let kind = if is_preempted { CauseKind::PreemptOff.name() } else { NO_RESCHEDULE_POINT };
+        let kind = match is_preempted {
+            _ if was_user => CauseKind::Unknown.name(),
+            true => CauseKind::PreemptOff.name(),
+            false => NO_RESCHEDULE_POINT,
+        };
         let names = [
             ("kind", Some(kind)),
             ("function", name(stack, 0)),
@@ -63,8 +69,8 @@ impl Kept {
             names.into_iter().filter_map(|(label, value)| Some((label.to_owned(), value?.to_owned()))).collect();
         let stack = if inside.is_empty() { ended_by } else { inside }.to_vec();
         let causes = vec![Cause {
-            kind: CauseKind::PreemptOff,
-            who: self.thread.clone(),
+            kind: if was_user { CauseKind::Unknown } else { CauseKind::PreemptOff },
+            who: if was_user { "user code ran".to_owned() } else { self.thread.clone() },
             ns: self.length_ns,
             stack: stack.clone(),
         }];
@@ -127,7 +133,9 @@ mod tests {
         };
         let event = kept.event(9);
         assert_eq!((event.latency_ns, event.cpu, event.at_unix_ns, event.at_most_ns), (5_000_000, 1, 9, None));
-        assert_eq!((event.causes[0].ns, event.causes[0].kind), (5_000_000, CauseKind::PreemptOff));
+        assert_eq!(event.causes[0].ns, 5_000_000);
+        let is_known = event.labels["kind"] != "unknown";
+        assert_eq!(event.causes[0].kind, if is_known { CauseKind::PreemptOff } else { CauseKind::Unknown });
         let label = |name: &str| event.labels.get(name).cloned().unwrap_or_default();
         (label("kind"), label("function"), label("caller"))
     }
@@ -145,6 +153,13 @@ mod tests {
         let by_interrupt = "__schedule preempt_schedule_irq raw_irqentry_exit_cond_resched irqentry_exit \
                             sysvec_reschedule_ipi asm_sysvec_reschedule_ipi _raw_spin_unlock_irqrestore uart_write";
         assert_eq!(told("", by_interrupt), named("preempt_off", "_raw_spin_unlock_irqrestore", "uart_write"));
+    }
+
+    #[test]
+    fn user_code_never_has_preemption_off() {
+        let to_user = "bpf_trace_run1 __schedule schedule irqentry_exit_to_user_mode asm_sysvec_apic_timer_interrupt";
+        let inside = "hrtimer_interrupt __sysvec_apic_timer_interrupt sysvec_apic_timer_interrupt asm_sysvec_apic_timer_interrupt";
+        assert_eq!(told(inside, to_user).0, "unknown");
     }
 
     #[test]

@@ -15,6 +15,10 @@ enum mark_limits {
 	MARK_FRAMES = 48,
 };
 
+enum {
+	UNKNOWN_BIT = 64,
+};
+
 /* What could not be told, by reason. */
 enum mark_lost {
 	/* The mark was set before it was known which one means "at once". */
@@ -32,15 +36,17 @@ struct stack_taken {
 
 /* The mark of one CPU's thread. */
 struct mark {
-	/* 0: none. Whoever sets the mark holds the lock of the CPU's run queue, and may be on another CPU. */
+	/* 0: none. Whoever sets the mark may be on another CPU. */
 	u64 task;
 	u64 since_ns;
+	/* How often the thread had been switched by then: a mark of another stay on the CPU is none. */
+	u64 switches;
 	/* Set by user space. */
 	u64 is_watched;
 	u64 lost[MARK_LOST_REASONS];
 	/* Taken by the first timer that came in since then. */
 	struct stack_taken inside;
-	u64 _unused[10];
+	u64 _unused[9];
 };
 _Static_assert(sizeof(struct mark) % 64 == 0, "two CPUs share a cache line");
 
@@ -68,11 +74,11 @@ struct {
 const volatile u64 from_ns = 0;
 
 /*
- * Number of the flag that means "at once", 0 until it is known: idle threads are marked by no other. Of both numbers it is the smaller one
+ * Number of the flag that means "at once", UNKNOWN_BIT until it is known: idle threads are marked by no other. Of both numbers it is the smaller one
  * (TIF_NEED_RESCHED, TIF_NEED_RESCHED_LAZY), which depend on the version and the processor.
  */
-u32 need_resched_bit = 0;
-/* Set by user space while it makes the kernel mark a thread so: then others may be marked by either. */
+u32 need_resched_bit = UNKNOWN_BIT;
+/* Set by user space while a real-time thread makes the kernel mark another one so: then others may be marked by either. */
 volatile u32 learning = 0;
 
 struct {
@@ -96,6 +102,11 @@ static __always_inline struct mark *mark_of(u32 cpu)
 	return mark && mark->is_watched ? mark : NULL;
 }
 
+static __always_inline u64 switches_of(const struct task_struct *task)
+{
+	return task->nvcsw + task->nivcsw;
+}
+
 /*
  * The kernel calls it when the flag was not set yet. A flag that means "when it returns to user space, or at the next tick" (lazy
  * preemption) is followed by the other one when the kernel waits no longer.
@@ -105,30 +116,36 @@ int BPF_PROG(on_sched_set_need_resched_tp, struct task_struct *task, int cpu, in
 {
 	struct mark *mark;
 
-	if ((learning || task->pid == 0) && (!need_resched_bit || (u32)flag < need_resched_bit))
+	if ((learning || task->pid == 0) && (u32)flag < need_resched_bit)
 		need_resched_bit = flag;
 	if (task->pid == 0)
 		return 0;
 	mark = mark_of(cpu);
-	if (!mark || (need_resched_bit && (u32)flag != need_resched_bit))
+	if (!mark)
 		return 0;
-	if (!need_resched_bit) {
+	if (need_resched_bit == UNKNOWN_BIT) {
 		__sync_fetch_and_add(&mark->lost[MARK_UNKNOWN_BIT], 1);
 		return 0;
 	}
+	if ((u32)flag != need_resched_bit)
+		return 0;
+	/* The thread may be about to enter the scheduler on its CPU. */
+	*(volatile u64 *)&mark->task = 0;
 	mark->inside.bytes = 0;
 	mark->since_ns = bpf_ktime_get_ns();
-	mark->task = (u64)task;
+	mark->switches = switches_of(task);
+	barrier();
+	*(volatile u64 *)&mark->task = (u64)task;
 	return 0;
 }
 
-/* The mark is there still, and is that of whoever runs. Of one that the scheduler took away unseen, the flag is gone. */
+/* The mark is there still, and is that of whoever runs. Of one that the scheduler took away unseen, the flag is gone, or the thread was switched. */
 static __always_inline struct mark *mark_here(void)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct mark *mark = mark_of(bpf_get_smp_processor_id());
 
-	if (!mark || mark->task != (u64)task || !(task->thread_info.flags & (1ul << (need_resched_bit & 31))))
+	if (!mark || mark->task != (u64)task || mark->switches != switches_of(task) || !(task->thread_info.flags & (1ul << (need_resched_bit & 31))))
 		return NULL;
 	return mark;
 }

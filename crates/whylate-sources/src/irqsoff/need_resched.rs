@@ -95,10 +95,17 @@ impl AttachedMarks {
         for event in ["sched_set_need_resched_tp", "sched_entry_tp"] {
             if types.type_by_name::<Typedef<'_>>(&format!("btf_trace_{event}")).is_none() {
                 return Err(AttachError::Unsupported(format!(
-                    "this kernel does not tell how long preemption is off: boot one with {event} (Linux 6.17), or with \
-                     CONFIG_PREEMPTIRQ_TRACEPOINTS and CONFIG_TRACE_PREEMPT_TOGGLE"
+                    "this kernel does not tell how long preemption is off: boot one with {event} (Linux 6.17 to 6.19), or with \
+                     CONFIG_PREEMPT_TRACER=y"
                 )));
             }
+        }
+        let release = rustix::system::uname().release().to_string_lossy().into_owned();
+        if marks_recurse(&release) {
+            return Err(AttachError::Unsupported(format!(
+                "a program at sched_set_need_resched_tp may overflow a stack of this kernel ({release}; 6.17 to 6.19 are safe): boot one with \
+                 CONFIG_PREEMPT_TRACER=y"
+            )));
         }
         let mut open = skel::NeedReschedSkelBuilder::default().open(attach::open_object())?;
         open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.from_ns = options.from_ns;
@@ -192,6 +199,12 @@ impl AttachedMarks {
     }
 }
 
+/// From 7.0 on, the kernel leaves RCU after a BPF program in a way that may mark the running thread, which calls the program again before the mark
+/// is there, and so on. Types do not tell kernels in which this is mended.
+fn marks_recurse(release: &str) -> bool {
+    release.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_none_or(|major| major >= 7)
+}
+
 /// The kernel marks threads by one flag where they are to be switched at once, and by another one where that may wait. A real-time thread never
 /// waits. Without the privilege for one, the first CPU that wakes from idleness tells the same.
 fn learn_flag(skeleton: &mut skel::NeedReschedSkel<'_>) -> anyhow::Result<()> {
@@ -204,18 +217,24 @@ fn learn_flag(skeleton: &mut skel::NeedReschedSkel<'_>) -> anyhow::Result<()> {
     let mut here = CpuSet::new();
     here.set(sched_getcpu());
     sched_setaffinity(None, &here)?;
-    let over = AtomicBool::new(false);
+    let (takes, over) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
         let taker = scope.spawn(|| {
             if become_fifo(1).is_ok() {
+                takes.store(true, Ordering::Relaxed);
                 let (times, sleep) = TAKES;
                 (0..times).for_each(|_| thread::sleep(sleep));
             }
             over.store(true, Ordering::Relaxed);
         });
-        set(skeleton, 1);
         let began = Instant::now();
+        let mut is_learning = false;
         while !over.load(Ordering::Relaxed) && began.elapsed() < LEARNING_AT_MOST {
+            // Other threads may be marked by a flag that means something else.
+            if !is_learning && takes.load(Ordering::Relaxed) {
+                is_learning = true;
+                set(skeleton, 1);
+            }
             std::hint::spin_loop();
         }
         // It cannot panic.
@@ -284,6 +303,20 @@ impl Attached for AttachedMarks {
     }
 
     fn weaker(&self) -> Option<&str> {
-        Some("preemption that is off is told from when a thread had to wait because of it, and not where none did")
+        Some(
+            "preemption that is off is told from when a thread had to wait because of it, and not where none did; what a hypervisor or a \
+             handler took meanwhile is part of it",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::marks_recurse;
+
+    #[test]
+    fn only_kernels_that_are_known_to_be_safe_are_tried() {
+        assert!(!marks_recurse("6.18.44-fc") && !marks_recurse("6.17.0"));
+        assert!(marks_recurse("7.0.0-rc1") && marks_recurse("10.1") && marks_recurse(""));
     }
 }

@@ -23,6 +23,11 @@ const BP: Register = Register(6);
 const SP: Register = Register(7);
 const RETURN_ADDRESS: Register = Register(16);
 
+/// Sections that name a file with more debug information.
+const ELSEWHERE: [&str; 3] = [".gnu_debuglink", ".gnu_debugaltlink", ".debug_sup"];
+/// How much smaller deflate makes anything, at most.
+const MOST_PACKED: u64 = 1_100;
+
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
 /// A mapped file.
@@ -33,6 +38,8 @@ pub(super) struct Elf {
     unwind: Option<UnwindSections>,
     /// Kept open for its names.
     _file: File,
+    /// It names no other file for its debug information, and what is packed in it cannot be larger than it says.
+    pub(super) is_self_contained: bool,
     /// Where the names of its functions are, and whether they are found there by address rather than by file offset.
     pub(super) names: Option<(PathBuf, bool)>,
 }
@@ -75,7 +82,14 @@ impl Elf {
             })
         })();
         let names = names_of(&elf, &file);
-        Some(Elf { segments, unwind, names, _file: file, bytes })
+        let is_self_contained = elf.sections().all(|section| {
+            let names_another = section.name().is_ok_and(|name| ELSEWHERE.contains(&name));
+            let is_plausible = section
+                .compressed_file_range()
+                .is_ok_and(|range| range.uncompressed_size / MOST_PACKED <= range.compressed_size);
+            !names_another && is_plausible
+        });
+        Some(Elf { segments, unwind, names, is_self_contained, _file: file, bytes })
     }
 
     /// The address that the file gives to what lies at this offset.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 
+use super::elf::Elf;
 use super::process::Process;
 use crate::symbols::KernelSymbols;
 
@@ -95,21 +96,38 @@ impl Names {
             // Lines and inlined functions take a hundred times as long.
             Symbolizer::builder().enable_code_info(lines).enable_inlined_fns(lines).enable_demangling(true).build()
         });
-        let mut elf = ElfSource::new(file);
-        elf.debug_syms = lines;
         let input = if is_address { Input::VirtOffset(offsets) } else { Input::FileOffset(offsets) };
-        match symbolizer.symbolize(&Source::Elf(elf), input) {
+        let mut elf = ElfSource::new(file);
+        elf.debug_syms = lines && may_tell_lines(file);
+        let has_lines = elf.debug_syms;
+        let mut found = symbolizer.symbolize(&Source::Elf(elf), input);
+        if found.is_err() && has_lines {
+            // Debug information that makes no sense, or is packed in a way that is not known, leaves the names.
+            let mut elf = ElfSource::new(file);
+            elf.debug_syms = false;
+            found = symbolizer.symbolize(&Source::Elf(elf), input);
+        }
+        match found {
             Ok(found) => found
                 .iter()
                 .zip(offsets)
                 .map(|(found, offset)| match found {
-                    Symbolized::Sym(symbol) => frames_of(symbol),
-                    Symbolized::Unknown(_) => unknown(offset),
+                    Symbolized::Sym(symbol) if !symbol.name.is_empty() => frames_of(symbol),
+                    Symbolized::Sym(_) | Symbolized::Unknown(_) => unknown(offset),
                 })
                 .collect(),
             Err(_) => offsets.iter().map(unknown).collect(),
         }
     }
+}
+
+/// Where distributions put debug information.
+const OF_DISTRIBUTION: &str = "/usr/lib/debug";
+
+/// Whether a file's debug information may be read, which is done with more privileges than whoever made the file may have. It must not name
+/// other files to open, nor claim to unpack to more than it can.
+fn may_tell_lines(file: &Path) -> bool {
+    file.starts_with(OF_DISTRIBUTION) || Elf::open(file).is_some_and(|elf| elf.is_self_contained)
 }
 
 /// Inlined functions come outermost first.

@@ -16,7 +16,7 @@ use whylate_model::{LateEvent, Series, Snapshot, Stack};
 
 use super::attached::plain;
 use super::pace::Pace;
-use super::{INFO, KernelThreads, OffcpuOptions, PROC};
+use super::{CallGraph, INFO, KernelThreads, OffcpuOptions, PROC};
 use crate::clock;
 use crate::source::{AttachError, Attached, Backend};
 
@@ -35,6 +35,10 @@ impl AttachedProc {
     pub(super) fn new(options: &OffcpuOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
         if options.cgroup.is_some() {
             let reason = "the backend proc does not tell threads by cgroup: leave --cgroup out";
+            return Err(AttachError::Unsupported(reason.to_owned()));
+        }
+        if options.lines || options.call_graph != CallGraph::Rules {
+            let reason = "the backend proc tells no user frames: leave --lines and --call-graph out";
             return Err(AttachError::Unsupported(reason.to_owned()));
         }
         // What is not permitted for our own thread is for none.

@@ -20,7 +20,7 @@ use super::skel::types::{
     unknown_frame,
 };
 use super::skel::{OffcpuSkel, OffcpuSkelBuilder};
-use super::{KernelThreads, OffcpuOptions};
+use super::{CallGraph, KernelThreads, OffcpuOptions};
 use crate::attach::{self, ProgramStatistics, read_plain};
 use crate::clock;
 use crate::mapped::MappedArray;
@@ -492,6 +492,7 @@ fn iterate(link: &Link, mut each: impl FnMut(&[u8])) -> anyhow::Result<()> {
 }
 
 fn configure(settings: &mut rodata, options: &OffcpuOptions) -> Result<(), AttachError> {
+    settings.by_frame_pointers = options.call_graph == CallGraph::FramePointers;
     settings.own_tgid = std::process::id() as i32;
     settings.wanted_tgid = options.process.map_or(0, |pid| pid as i32);
     settings.wanted_cgroup = options.cgroup.unwrap_or(0);

@@ -212,6 +212,8 @@ struct thread_now {
 };
 
 const volatile s32 own_tgid = 0;
+/* Callers are told by frame pointers, also of code that has unwind rules. */
+const volatile bool by_frame_pointers = false;
 /* 0: all. */
 const volatile s32 wanted_tgid = 0;
 const volatile u64 wanted_cgroup = 0;

@@ -165,7 +165,8 @@ static __always_inline long step_with(u64 index, struct walk *walk, bool is_own)
 		break;
 	case RULE_CHAIN:
 		if (!walk->bp) {
-			walk->end = USER_COMPLETE;
+			/* Code without frame pointers may have left anything there. */
+			walk->end = by_frame_pointers ? USER_PARTLY : USER_COMPLETE;
 			return 1;
 		}
 		cfa = walk->bp + 16;

@@ -77,7 +77,7 @@ pub struct Arguments {
     /// Only these CPUs, e.g. 0,2-5
     #[arg(short, long, value_name = "CPUS")]
     cpus: Option<Cpus>,
-    /// Preemption that is off, not interrupts: by the events preemptirq:preempt_* where the kernel has them, and else, from Linux 6.17 on, by
+    /// Preemption that is off, not interrupts: by the events preemptirq:preempt_* where the kernel has them, and else, from Linux 6.17 to 6.19, by
     /// how long the kernel keeps a CPU that another thread waits for
     #[arg(long)]
     preempt: bool,

@@ -7,7 +7,7 @@ mod sleepers;
 
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
@@ -38,7 +38,8 @@ const FAILED: u8 = 1;
 /// for a known time, and each is compared with what its source tells of it, and with whom it blames.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit status: 0 when everything that can be tried here is right, 1 when something is not, 3 when nothing can be tried.")]
+Exit status: 0 when everything that can be tried here is right, 1 when something is not, 3 when nothing can be tried, 128 and the signal's
+number when it was told to stop.")]
 pub struct Arguments {
     /// Disturb this CPU, and not the last one
     #[arg(long, value_name = "N")]
@@ -62,8 +63,8 @@ pub(crate) struct Place<'a> {
     other: u32,
     /// How long a disturbance is: an emulated CPU is late by milliseconds by itself.
     length_ns: u64,
-    /// How far apart two times may be, beside a twentieth of them.
-    apart_ns: f64,
+    /// How far apart two times may be.
+    apart_ns: u64,
     is_emulated: bool,
     stop: &'a AtomicBool,
 }
@@ -90,9 +91,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         return sleepers::be().map(|()| SUCCESS);
     }
     let stop = Arc::new(AtomicBool::new(false));
+    let by = Arc::new(AtomicUsize::new(0));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         let seen = Arc::clone(&stop);
         signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, seen)
+            .and_then(|_| signal_hook::flag::register_usize(signal, Arc::clone(&by), signal as usize))
             .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
             .context("cannot watch for signals")?;
     }
@@ -107,10 +110,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let start_unix_ns = clock::unix_ns();
     let mut checks = Vec::new();
     for (source, injected, attempt) in CHECKS {
-        checks.extend(tried(source, injected, attempt, &place)?);
+        let tried = tried(source, injected, attempt, &place)?;
         if stop.load(Ordering::Relaxed) {
-            bail!("told to stop before it was done");
+            break;
         }
+        checks.extend(tried);
     }
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let told = Selftest::new(&host, start_unix_ns, place.cpu, checks);
@@ -122,6 +126,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         selftest::write(&mut out, &told, terminal_columns())?;
     }
     out.flush()?;
+    if stop.load(Ordering::Relaxed) {
+        eprintln!("whylate: told to stop before it was done");
+        return Ok(128 + by.load(Ordering::Relaxed) as u8);
+    }
     if told.passed + told.failed == 0 {
         return Err(AttachError::Unsupported("nothing could be tried here".to_owned()).into());
     }
@@ -130,13 +138,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
 
 fn place<'a>(arguments: &Arguments, stop: &'a AtomicBool) -> anyhow::Result<Place<'a>> {
     let online = cpus::online().context("cannot tell which CPUs there are")?;
-    let cpu = arguments.cpu.or(online.last().copied()).context("there is no CPU")?;
+    let usable: Vec<u32> = cpus::usable().context("cannot tell which CPUs may be used")?;
+    let cpu = arguments.cpu.or_else(|| usable.last().or(online.last()).copied()).context("there is no CPU")?;
     if !online.contains(&cpu) {
         bail!("CPU {cpu} is offline or not there: choose one of {}", cpus::list(&online));
     }
     let is_emulated = Machine::this() == Machine::Emulated;
-    let other = online.into_iter().find(|&other| other != cpu).unwrap_or(cpu);
-    let (length_ns, apart_ns) = if is_emulated { (45_000_000, 20e6) } else { (10_000_000, 300e3) };
+    let other = usable.into_iter().find(|&other| other != cpu).unwrap_or(cpu);
+    let (length_ns, apart_ns) = if is_emulated { (45_000_000, 20_000_000) } else { (10_000_000, 300_000) };
     Ok(Place { cpu, other, length_ns, apart_ns, is_emulated, stop })
 }
 
@@ -153,27 +162,31 @@ fn refuse(at_work: &[RealtimeThread]) -> Result<(), AttachError> {
 }
 
 fn announce(place: &Place<'_>) {
-    let Place { cpu, length_ns, .. } = place;
+    let Place { cpu, other, length_ns, .. } = place;
+    let disturbances = 4 * disturbed::TIMES;
     // Whoever does not see it misses nothing.
     let _ = writeln!(
         io::stderr(),
-        "whylate: this takes some 20 seconds (more where others disturb it as well). CPU {cpu} is kept busy for up to {} ms at a time, \
-         60 times in all, interrupts off or by a real-time thread; 50 work items keep it busy for 1 ms each, and a submission thread for a third of 2 \
-         seconds.",
+        "whylate: this takes some 20 seconds, more where others disturb it as well. CPU {cpu} is kept for {} ms at a time, {disturbances} times, without \
+         interrupts, by a softirq or by a real-time thread; 50 work items keep it for 1 ms each, and a submission thread for a third of 3 seconds, while \
+         a real-time thread on CPU {other} watches it for as long.",
         length_ns / 1_000_000
     );
 }
 
 /// Some times, until all is right.
 fn tried(source: &str, injected: &str, attempt: Try, place: &Place<'_>) -> anyhow::Result<Vec<Check>> {
-    let mut tries = 0;
+    let (mut tries, mut failed) = (0, None);
     let most = if place.is_emulated { EMULATED_TRIES } else { TRIES };
     loop {
         tries += 1;
         let mut checks = match attempt(place) {
             Ok(checks) => checks,
             Err(AttachError::NotPermitted) => return Err(AttachError::NotPermitted.into()),
-            Err(AttachError::Unsupported(reason)) => return Ok(vec![Check::skipped(source, injected, reason)]),
+            // What has failed before has not become impossible.
+            Err(AttachError::Unsupported(reason)) => {
+                return Ok(failed.unwrap_or_else(|| vec![Check::skipped(source, injected, reason)]));
+            }
             Err(error) => {
                 let reason = format!("{:#}", anyhow!(error));
                 vec![Check { reason, ..Check::new(source, "", injected, "") }]
@@ -184,6 +197,7 @@ fn tried(source: &str, injected: &str, attempt: Try, place: &Place<'_>) -> anyho
         if is_right || tries == most || place.stop.load(Ordering::Relaxed) {
             return Ok(checks);
         }
+        failed = Some(checks);
     }
 }
 

@@ -103,7 +103,10 @@ impl Output for Text<'_> {
         if rows.is_empty() {
             let from = format_ns(self.arguments.options().from_ns);
             match self.arguments.preempt {
-                true => writeln!(out, "Preemption was never off for {from} or longer while a thread waited for it.")?,
+                true if snapshot.backend == "need_resched" => {
+                    writeln!(out, "Preemption was never off for {from} or longer while a thread waited for it.")?;
+                }
+                true => writeln!(out, "Preemption was never off for {from} or longer.")?,
                 false => writeln!(out, "No interrupt was late by {from} or longer.")?,
             }
         } else {

@@ -19,7 +19,10 @@ use super::Place;
 pub(super) const IRQS_OFF: &str = "interrupts off";
 pub(super) const SOFTIRQ: &str = "a softirq";
 pub(super) const HOG: &str = "a FIFO:98 thread";
-const TIMES: u64 = 20;
+/// Each.
+pub(super) const TIMES: u64 = 20;
+/// Of the timers.
+const PERIOD_NS: u64 = 1_000_000;
 /// The function that ends an injected window with interrupts off.
 const ENABLES: &str = "bpf_local_irq_restore";
 /// The same, as those are blamed that have the CPU meanwhile.
@@ -45,7 +48,7 @@ pub(super) fn timer_and_hog(place: &Place<'_>) -> Result<Vec<Check>, AttachError
     })
 }
 
-/// The activation that each disturbance holds up longest: it lasts from when it was due to the end of the disturbance.
+/// The activation that each disturbance holds up longest is due within a period of its beginning, and waits until its end.
 fn timer(
     place: &Place<'_>,
     injected: &str,
@@ -56,25 +59,24 @@ fn timer(
     let mut source = timerlat::attach(&TimerlatOptions {
         backend: Some("bpf".to_owned()),
         cpus: vec![place.cpu],
+        period_ns: PERIOD_NS,
         explain_over_ns: Some(place.length_ns / 2),
         keep_evidence: true,
         ..TimerlatOptions::default()
     })?;
     let seen = while_disturbed(&mut source, place, kind)?;
-    let mut latencies = Vec::new();
-    let mut right = 0;
+    let (mut within, mut right) = (0_u64, 0);
     for made in &seen.made {
-        let Some((event, waited)) = event_of(&seen.events, made) else { continue };
-        latencies.push((made.end.saturating_sub(waited.start) as f64, event.latency_ns as f64));
+        let Some((event, _)) = event_of(&seen.events, made) else { continue };
+        let length_ns = made.end - made.start;
+        let bounds = length_ns.saturating_sub(PERIOD_NS + place.apart_ns)..=length_ns + place.apart_ns;
+        within += u64::from(bounds.contains(&event.latency_ns));
         right += u64::from(event.causes.first().is_some_and(&is_true));
     }
-    // Where nothing was seen, nobody waited by what was told.
-    let mean = |of: fn(&(f64, f64)) -> f64| latencies.iter().map(of).sum::<f64>() / latencies.len().max(1) as f64;
-    let measured = mean(|both| both.1);
-    let expected = if latencies.is_empty() { place.length_ns as f64 } else { mean(|both| both.0) };
-    let check = Check::new("timerlat", source.backend().name, injected, "mean latency of a thread")
-        .compare(Unit::Ns, expected, measured, place.apart_ns + expected / 20.0)
-        .blames(cause, right, seen.made.len() as u64);
+    let disturbances = seen.made.len() as u64;
+    let check = Check::new("timerlat", source.backend().name, injected, "waits of the known length")
+        .compare(Unit::Count, disturbances as f64, within as f64, disturbances as f64 / 20.0)
+        .blames(cause, right, disturbances);
     Ok(vec![check])
 }
 
@@ -83,6 +85,7 @@ pub(super) fn windows(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let mut source = irqsoff::attach(&IrqsoffOptions {
         backend: Some("ticks".to_owned()),
         cpus: vec![place.cpu],
+        period_ns: PERIOD_NS,
         late_over_ns: Some(place.length_ns / 2),
         keep_evidence: true,
         ..IrqsoffOptions::default()
@@ -92,7 +95,8 @@ pub(super) fn windows(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     for made in &seen.made {
         let Some((event, _)) = event_of(&seen.events, made) else { continue };
         let bounds = event.latency_ns..=event.at_most_ns.unwrap_or(event.latency_ns);
-        within += u64::from(bounds.contains(&(made.end - made.start)));
+        let is_narrow = bounds.end() - bounds.start() <= PERIOD_NS + place.apart_ns;
+        within += u64::from(is_narrow && bounds.contains(&(made.end - made.start)));
         right += u64::from(event.labels.get("function").is_some_and(|function| function == ENABLES));
     }
     let windows = seen.made.len() as u64;
