@@ -296,6 +296,13 @@ impl Sampler {
         iterate(&self.tell, |bytes| {
             threads.extend(bytes.chunks_exact(size_of::<thread_now>()).filter_map(read_plain::<thread_now>));
         })?;
+        let needs_room = self.needs_room()?;
+        if needs_room && !self.switches.is_empty() {
+            // What switches add from here on would be in no snapshot; and whoever wrote down a place while the tables are emptied would count into
+            // another one later.
+            self.variables()?.is_tracing = false;
+            until_programs_have_ended();
+        }
         let sums = self.sums();
         let maps = &self.skeleton.maps;
         let mut places = Vec::new();
@@ -353,7 +360,10 @@ impl Sampler {
             met: self.met,
         };
         self.told = sums;
-        self.make_room()?;
+        if needs_room {
+            // Whatever fails here fails at the next look too, which tells; what was gathered is whole.
+            let _ = self.make_room();
+        }
         Ok(gathered)
     }
 
@@ -365,21 +375,31 @@ impl Sampler {
         attach::statistics([&programs.on_each_thread, &programs.on_sched_switch, &programs.on_task_newtask])
     }
 
-    /// Empties the tables where they are half full. Threads then are looked at anew.
+    /// Whether a table is half full.
+    fn needs_room(&mut self) -> anyhow::Result<bool> {
+        let before = self.processes_before;
+        let variables = self.variables()?;
+        Ok(variables.places >= offcpu_limits::PLACES.0 / 2
+            || variables.stacks >= offcpu_limits::STACKS.0 / 2
+            || variables.processes - before >= offcpu_limits::PROCESSES.0 / 2)
+    }
+
+    /// Empties the tables while switches are not counted. Threads then are looked at anew.
     fn make_room(&mut self) -> anyhow::Result<()> {
-        let variables = self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
-        if variables.places < offcpu_limits::PLACES.0 / 2
-            && variables.stacks < offcpu_limits::STACKS.0 / 2
-            && variables.processes - self.processes_before < offcpu_limits::PROCESSES.0 / 2
-        {
-            return Ok(());
+        let emptied = self.empty();
+        if self.switches.is_empty() {
+            return emptied;
         }
-        let traces = !self.switches.is_empty();
-        if traces {
-            // Whoever wrote down a place while the tables are emptied would count into another one later.
-            variables.is_tracing = false;
-            until_programs_have_ended();
-        }
+        // Every thread has a place again when switches are counted from there, and what happened in between is put right.
+        let (walks, met) = (self.walks, self.met);
+        let walked = self.walk();
+        self.variables()?.is_tracing = true;
+        let walked = walked.and(self.walk());
+        (self.walks, self.met) = (walks, met);
+        emptied.and(walked)
+    }
+
+    fn empty(&mut self) -> anyhow::Result<()> {
         let variables = self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
         self.processes_before = variables.processes;
         variables.generation += 1;
@@ -404,14 +424,6 @@ impl Sampler {
             self.sums.u32_at(place, offset_of!(place_sum, ready_place)).store(0, Relaxed);
         }
         self.told.clear();
-        if traces {
-            // Every thread has a place again when switches are counted from there, and what happened in between is put right.
-            let (walks, met) = (self.walks, self.met);
-            self.walk()?;
-            self.variables()?.is_tracing = true;
-            self.walk()?;
-            (self.walks, self.met) = (walks, met);
-        }
         Ok(())
     }
 
