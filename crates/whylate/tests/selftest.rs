@@ -66,6 +66,31 @@ fn real_time_threads_at_work_are_left_alone() -> Result<()> {
 }
 
 #[test]
+fn two_at_once_would_measure_each_other() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let over = AtomicBool::new(false);
+    let plan = Plan {
+        kind: Kind::Hog(Policy::Normal),
+        length_ns: 1_000_000,
+        times: 1_000,
+        every_ns: 20_000_000,
+        cpu: Some(0),
+    };
+    thread::scope(|scope| {
+        let hog = scope.spawn(|| run(&plan, &over, &mut |_| Ok(())));
+        thread::sleep(Duration::from_millis(500));
+        let output = whylate(&["selftest", "--force"]).output();
+        over.store(true, Ordering::Relaxed);
+        hog.join().expect("a hog does not panic").map_err(|error: AttachError| anyhow::anyhow!(error))?;
+        let output = output?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{said}");
+        ensure!(said.lines().count() == 1 && said.contains("disturbs a CPU already"), "{said}");
+        Ok(())
+    })
+}
+
+#[test]
 fn it_ends_when_it_is_told_to() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut running = Running::start(&["selftest", "--force"])?;

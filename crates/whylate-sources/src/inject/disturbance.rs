@@ -327,6 +327,14 @@ fn run_there(
     Ok(())
 }
 
+/// Whether no other process disturbs a CPU at this moment.
+///
+/// # Errors
+/// When one does, or nobody can tell.
+pub fn is_alone() -> anyhow::Result<()> {
+    be_the_only_one().map(drop)
+}
+
 /// While the socket lives no other process disturbs a CPU: two at once could stall all that there are.
 fn be_the_only_one() -> anyhow::Result<UnixDatagram> {
     let name = SocketAddr::from_abstract_name(ONLY_ONE)?;

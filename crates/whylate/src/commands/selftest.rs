@@ -15,6 +15,7 @@ use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use whylate_model::selftest::{Check, Selftest, Verdict};
 use whylate_sources::cpus::{self, Machine};
+use whylate_sources::inject::disturbance;
 use whylate_sources::realtime::{self, RealtimeThread};
 use whylate_sources::wq::Wq;
 use whylate_sources::{AttachError, Options, Source as _, clock};
@@ -106,6 +107,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     if let Err(error @ AttachError::NotPermitted) = Wq.attach(&Options::default()) {
         return Err(anyhow!(error).context("cannot run the self-test"));
     }
+    disturbance::is_alone()?;
     announce(&place);
     let start_unix_ns = clock::unix_ns();
     let mut checks = Vec::new();
