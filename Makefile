@@ -93,6 +93,11 @@ bench-offcpu: ## what `whylate offcpu` costs a thread and a switch, beside /proc
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- offcpu
 
+.PHONY: bench-why
+bench-why: ## what `whylate` with every source costs, beside perf sched record and offcputime (as root)
+	@scripts/install-deps bench
+	$(CARGO) run --release -p whylate-bench -- why
+
 .PHONY: bench-timerlat-vm
 bench-timerlat-vm: ## what `whylate timerlat` tells and costs, beside rtla, in a virtual machine
 	@scripts/install-deps bench static vm

@@ -18,6 +18,7 @@ mod timerlat;
 mod timerlat_vm;
 mod timerlat_why;
 mod user_time;
+mod why;
 mod whylate;
 mod wq;
 
@@ -57,6 +58,8 @@ enum What {
     IrqsoffVmCost(results::Arguments),
     /// What sampling sleeping threads costs, how fast it is named, and what tracing every switch costs beside offcputime.
     Offcpu(offcpu::Arguments),
+    /// What `whylate` without a command costs, beside perf sched record and offcputime.
+    Why(results::Arguments),
     #[command(hide = true)]
     Sleepers(offcpu::sleepers::Arguments),
     #[command(hide = true)]
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         What::Crowd(arguments) => sqpoll::crowd::be(&arguments).map(|()| true),
         What::IrqsoffVm(arguments) => irqsoff_vm::run(&arguments),
         What::IrqsoffVmCost(arguments) => irqsoff_vm_cost::run(&arguments),
+        What::Why(arguments) => why::run(&arguments),
         What::Offcpu(arguments) => offcpu::run(&arguments),
         What::Sleepers(arguments) => offcpu::sleepers::run(&arguments).map(|()| true),
         What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),

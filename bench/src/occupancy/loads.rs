@@ -3,6 +3,7 @@
 
 use std::env;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
@@ -36,6 +37,8 @@ pub struct Load {
     command: Vec<String>,
     /// How often it runs for one sample.
     pub runs: usize,
+    /// It prints other things than its time, which is ours then.
+    is_silent: bool,
 }
 
 /// What a load did for one sample.
@@ -90,12 +93,30 @@ impl Load {
         let mut command = vec![ours.to_string_lossy().into_owned()];
         command.extend(options.split(' ').map(str::to_owned));
         let what = "two threads of one CPU, with as much work in between as makes 100,000 switches a second";
-        Ok(Self { name: format!("whylate-bench {options}"), what, is_pinned: true, command, runs: 1 })
+        Ok(Self { name: format!("whylate-bench {options}"), what, is_pinned: true, command, runs: 1, is_silent: false })
+    }
+
+    /// Reads blocks of a file of `folder` at random, all of them many times, from the page cache.
+    pub fn fio(folder: &std::path::Path) -> Self {
+        let file = format!("--filename={}", folder.join("data").display());
+        let options = [
+            "--name=read",
+            "--rw=randread",
+            "--bs=4k",
+            "--size=64m",
+            "--loops=60",
+            "--ioengine=psync",
+            "--output=/dev/null",
+            &file,
+        ];
+        let mut load = Self::of(&[&["fio"], &options[..]].concat(), "random reads of 4 KiB that the page cache has");
+        load.name = load.command[..load.command.len() - 2].join(" ");
+        Self { is_silent: true, is_pinned: false, ..load }
     }
 
     fn of(command: &[&str], what: &'static str) -> Self {
         let command: Vec<String> = command.iter().copied().map(str::to_owned).collect();
-        Self { name: command.join(" "), what, is_pinned: true, command, runs: 1 }
+        Self { name: command.join(" "), what, is_pinned: true, command, runs: 1, is_silent: false }
     }
 
     pub fn run(&self) -> Result<Run> {
@@ -110,7 +131,11 @@ impl Load {
         let (program, arguments) = self.command.split_first().context("a load without a command")?;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stderr(Stdio::inherit());
+        let began = Instant::now();
         let output = kernel::die_with_parent(&mut command).output().with_context(|| format!("cannot run {program}"))?;
+        if self.is_silent && output.status.success() {
+            return Ok(began.elapsed().as_secs_f64());
+        }
         let seconds = String::from_utf8_lossy(&output.stdout).trim().parse();
         match seconds {
             Ok(elapsed_s) if output.status.success() => Ok(elapsed_s),

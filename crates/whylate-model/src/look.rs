@@ -17,14 +17,18 @@ const WORST_OF_SOURCE: usize = 3;
 pub const STARVED_FROM: f64 = 0.1;
 
 /// From which latency on a source calls something late, in nanoseconds: what is longer is noticed by those who wait, on a machine that is
-/// not set up for real-time work as well as on one that is.
+/// not set up for real-time work as well as on one that is. Of `offcpu` it is a thread's wait for a CPU, which is as long as this where five
+/// others compete for it.
 pub const LATE_FROM: [(&str, u64); 5] = [
     ("wq", 10_000_000),
     ("timerlat", 5_000_000),
     ("irqsoff", 5_000_000),
-    ("offcpu", 1_000_000_000),
+    ("offcpu", 20_000_000),
     ("sqpoll", 5_000_000),
 ];
+
+/// From which time on a thread in uninterruptible sleep is late: what it waits for should have come long ago.
+pub const STUCK_FROM_NS: u64 = 1_000_000_000;
 
 /// The limit of a source.
 pub fn late_from_ns(source: &str) -> u64 {
@@ -49,6 +53,9 @@ pub struct Look {
     pub worst: Vec<Sighting>,
     /// Who made others late, by the delay they caused.
     pub culprits: Vec<Culprit>,
+    /// What the account of the CPUs that explains them has lost, by reason.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub lost: BTreeMap<String, u64>,
     /// What could not be measured.
     pub unmeasured: Vec<Unmeasured>,
     /// What is told less well here than it could be.
@@ -207,6 +214,7 @@ impl Gatherer {
             culprits,
             unmeasured,
             weaker: Vec::new(),
+            lost: BTreeMap::new(),
         }
     }
 }
@@ -215,7 +223,12 @@ fn headline(snapshot: &Snapshot, late: u64, late_ns: u64) -> Headline {
     let late_from_ns = late_from_ns(&snapshot.source);
     let (of, figures) = figures(snapshot);
     let mut remark = String::new();
+    // Waits for a CPU are no part of its figures.
+    let late_from_ns = if snapshot.source == "offcpu" { STUCK_FROM_NS } else { late_from_ns };
     let mut is_late = late > 0 || figures.max_ns() >= late_from_ns;
+    if snapshot.source == "offcpu" && late > 0 {
+        remark = format!("{of}; late: waits for a CPU from {} ms on", self::late_from_ns("offcpu") / 1_000_000);
+    }
     if snapshot.source == "sqpoll" {
         let starved =
             |series: &&crate::Series| series.values.get("starved").is_some_and(|&share| share >= STARVED_FROM);

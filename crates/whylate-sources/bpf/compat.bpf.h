@@ -205,3 +205,25 @@ static __always_inline bool is_throttled(const struct task_struct *task)
 		return BPF_CORE_READ(task, se.cfs_rq, throttle_count) > 0;
 	return false;
 }
+
+enum {
+	/* The kernel's number for "no quota" (kernel/sched/sched.h). */
+	RUNTIME_INF = -1,
+	GROUP_LEVELS = 16,
+};
+
+/* Whether a cgroup of the thread, or one above, has a quota of CPU time (CONFIG_CFS_BANDWIDTH). */
+static __always_inline bool has_cpu_quota(const struct task_struct *task)
+{
+	struct task_group *group;
+
+	if (!bpf_core_field_exists(struct cfs_rq, tg) || !bpf_core_field_exists(struct task_group, cfs_bandwidth.quota))
+		return false;
+	group = BPF_CORE_READ(task, se.cfs_rq, tg);
+	for (u32 level = 0; level < GROUP_LEVELS && group; level++) {
+		if (BPF_CORE_READ(group, cfs_bandwidth.quota) != (u64)RUNTIME_INF)
+			return true;
+		group = BPF_CORE_READ(group, parent);
+	}
+	return false;
+}

@@ -116,9 +116,19 @@ struct rq {
 	u64 prev_steal_time_rq;
 };
 
+struct cfs_bandwidth {
+	u64 quota;
+};
+
+struct task_group {
+	struct task_group *parent;
+	struct cfs_bandwidth cfs_bandwidth;
+};
+
 struct cfs_rq {
 	struct rq *rq;
 	int throttle_count;
+	struct task_group *tg;
 };
 
 struct sched_entity {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* When workers were woken the last time, and moved since: direct-mapped by thread id, as a later one may take an entry over. */
+/* When threads were woken (or lost their CPU) the last time, and moved since: direct-mapped by thread id, as a later one may take an entry over. */
 #pragma once
 
 enum wakeup_limits {
-	WAKEUPS = 1 << 13,
+	WAKEUPS = 1 << 15,
 };
 
 struct wakeup {
@@ -12,6 +12,10 @@ struct wakeup {
 	u64 moved_ns;
 	u32 tid;
 	u32 moved_from;
+	/* Who woke it; 0 where an interrupt did, or it was not asleep. */
+	u32 waker_tid;
+	u32 _unused;
+	char waker[16];
 };
 
 struct {

@@ -20,6 +20,7 @@ pub mod offcpu;
 mod percpu;
 pub mod realtime;
 pub mod restore;
+mod runnable;
 pub mod source;
 pub mod sqpoll;
 pub mod symbols;
@@ -28,6 +29,7 @@ pub mod timerlat;
 pub mod tracefs;
 pub mod wq;
 
+pub use occupancy::Together;
 pub use source::{AttachError, Attached, Backend, BackendInfo, By, MapKind, Need, Options, Source, SourceInfo};
 
 /// Every source, in the order in which they are listed.

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Names of kernel addresses.
 
+use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
+use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
 use blazesym::MaybeDefault;
@@ -51,12 +53,33 @@ const OWN: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceit
 /// Reading the symbols again for each address that is nobody's would take all the time.
 const READ_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
+/// The kernel's symbols as they were read, and the code that there was.
+type Read = Option<(Symbolizer, LoadedCode, Instant)>;
+
+thread_local! {
+    /// Those of this thread, as long as somebody looks addresses up in them.
+    static READ: RefCell<Weak<RefCell<Read>>> = const { RefCell::new(Weak::new()) };
+}
+
 /// Looks kernel addresses up, each once. Reading the kernel's symbols takes some ten milliseconds and megabytes, so it happens with
-/// the first look-up only.
-#[derive(Debug, Default)]
+/// the first look-up only, and sources of one thread share what was read.
+#[derive(Debug)]
 pub struct KernelSymbols {
-    symbolizer: Option<(Symbolizer, LoadedCode, Instant)>,
+    read: Rc<RefCell<Read>>,
     names: HashMap<u64, String>,
+}
+
+impl Default for KernelSymbols {
+    fn default() -> Self {
+        let read = READ.with_borrow_mut(|known| {
+            known.upgrade().unwrap_or_else(|| {
+                let read = Rc::default();
+                *known = Rc::downgrade(&read);
+                read
+            })
+        });
+        KernelSymbols { read, names: HashMap::new() }
+    }
 }
 
 impl KernelSymbols {
@@ -75,7 +98,8 @@ impl KernelSymbols {
         if unknown.is_empty() {
             return;
         }
-        let (symbolizer, code, _) = self.symbolizer.get_or_insert_with(now);
+        let mut read = self.read.borrow_mut();
+        let (symbolizer, code, _) = read.get_or_insert_with(now);
         let Ok(found) = symbolizer.symbolize(&Self::source(), Input::AbsAddr(&unknown)) else { return };
         // Those that are not found may be of code that was loaded since: they are looked up again when they are asked for.
         let named =
@@ -104,16 +128,17 @@ impl KernelSymbols {
     fn look_up(&mut self, address: u64) -> String {
         let mut name = self.look_up_known(address);
         // BPF programs and modules come and go: one that was loaded since the symbols were read is not among them.
-        let is_old = self.symbolizer.as_ref().is_some_and(|(_, _, read)| read.elapsed() >= READ_AGAIN_AFTER);
+        let is_old = self.read.borrow().as_ref().is_some_and(|(_, _, read)| read.elapsed() >= READ_AGAIN_AFTER);
         if name.is_none() && is_old {
-            self.symbolizer = None;
+            *self.read.borrow_mut() = None;
             name = self.look_up_known(address);
         }
         name.unwrap_or_else(|| format!("{address:#x}"))
     }
 
     fn look_up_known(&mut self, address: u64) -> Option<String> {
-        let (symbolizer, code, _) = self.symbolizer.get_or_insert_with(now);
+        let mut read = self.read.borrow_mut();
+        let (symbolizer, code, _) = read.get_or_insert_with(now);
         let found = symbolizer.symbolize_single(&Self::source(), Input::AbsAddr(address)).ok()?;
         name(address, &found, code)
     }

@@ -4,8 +4,8 @@
 use libbpf_rs::{MapCore as _, MapFlags};
 use whylate_model::occupancy::{BusyPools, Interval, Merged, MergedPart, Occupancy, Occupant, Taken};
 
-use super::Account;
 use super::skel::types::{busy_pools, interval, irq_vector, lateness, merged_part, occupant_kind, window};
+use super::{Account, Kept};
 use crate::attach::{self, PlainData};
 use crate::symbols::KernelSymbols;
 
@@ -23,6 +23,12 @@ const SOFTIRQS: [&str; 10] =
 impl Account {
     /// A window as a source's program copied it; `bytes` may lack intervals that are not in use.
     pub(crate) fn window(&mut self, bytes: &[u8], symbols: &mut KernelSymbols) -> Option<Occupancy> {
+        self.kept.borrow_mut().window(bytes, symbols)
+    }
+}
+
+impl Kept {
+    fn window(&mut self, bytes: &[u8], symbols: &mut KernelSymbols) -> Option<Occupancy> {
         let mut whole = bytes.to_vec();
         whole.resize(size_of::<window>().max(bytes.len()), 0);
         let record: window = attach::read_plain(&whole)?;

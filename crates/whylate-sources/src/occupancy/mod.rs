@@ -2,10 +2,13 @@
 //! Who has each CPU: the account that explains late events, kept by BPF programs while somebody asks for causes.
 
 mod decode;
+mod together;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::mem::offset_of;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
@@ -15,7 +18,8 @@ use libbpf_rs::{Link, MapCore as _, MapFlags, OpenObject, Program};
 pub(crate) use self::decode::vector;
 use self::skel::types::{account, occupancy_limits, wakeup_limits};
 use self::skel::{OccupancySkel, OccupancySkelBuilder};
-use crate::attach::{self, PlainData};
+pub use self::together::Together;
+use crate::attach::{self, PlainData, ProgramStatistics};
 use crate::capabilities::Fact;
 use crate::cpus::{self, Machine};
 use crate::heartbeat::{self, Heartbeats};
@@ -81,9 +85,34 @@ pub(crate) enum Timers {
     },
 }
 
-/// The account of every CPU. It ends when it is dropped.
+/// Programs that hand a CPU over to another occupant. They come after those of sources at the same event, which so find who had the CPU
+/// before; and a kernel runs programs in the order in which they were attached.
+const HAND_OVER: [&str; 2] = ["on_sched_switch", "on_workqueue_execute_start"];
+
+/// Whose wakeups are kept, and their moves to another CPU while they wait for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wakeups {
+    /// Those of workers.
+    OfWorkers,
+    /// Those of all threads.
+    OfAll,
+}
+
+/// The account of every CPU, which several sources may have. It ends when the last one drops it.
 pub(crate) struct Account {
+    kept: Rc<RefCell<Kept>>,
+    /// Accounts, intervals, wakeups.
+    maps: [OwnedFd; 3],
+    weaker: Option<String>,
+    /// Whether this source tells what the account costs and has lost: one that shares it does not.
+    is_own: bool,
+}
+
+/// What keeps it.
+struct Kept {
     links: Vec<Link>,
+    /// Names of the programs that run.
+    attached: Vec<String>,
     skeleton: OccupancySkel<'static>,
     heartbeats: Option<Heartbeats>,
     weaker: Option<String>,
@@ -121,8 +150,61 @@ struct Lost {
 }
 
 impl Account {
-    /// Loads the programs, but lets none run yet.
-    pub(crate) fn load(of: Timers) -> Result<Self, AttachError> {
+    /// Loads the programs, but lets none run yet. Among sources that are attached [`Together`] the first one does.
+    pub(crate) fn load(of: Timers, wakeups: Wakeups) -> Result<Self, AttachError> {
+        let (kept, is_own) = match together::account(|| Kept::load(of, Wakeups::OfAll, true))? {
+            Some(kept) => (kept, false),
+            None => (Rc::new(RefCell::new(Kept::load(of, wakeups, false)?)), true),
+        };
+        let (maps, weaker) = {
+            let kept = kept.borrow();
+            let maps = &kept.skeleton.maps;
+            let maps = [maps.account_by_cpu.as_fd(), maps.intervals_by_position.as_fd(), maps.wakeup_by_tid.as_fd()];
+            let [accounts, intervals, wakeups] = maps.map(|map| map.try_clone_to_owned());
+            let cannot = "cannot share the account of the CPUs";
+            let maps = [accounts.context(cannot)?, intervals.context(cannot)?, wakeups.context(cannot)?];
+            (maps, kept.weaker.clone())
+        };
+        Ok(Account { kept, maps, weaker, is_own })
+    }
+
+    /// Lets the programs run. Where other sources share them, those that hand a CPU over wait for [`Together::begin`].
+    pub(crate) fn attach(&mut self) -> Result<(), AttachError> {
+        self.kept.borrow_mut().attach(self.is_own)
+    }
+
+    /// Tells which thread has each CPU, as far as it was seen.
+    pub(crate) fn threads(&self) -> std::io::Result<Threads> {
+        let kept = self.kept.borrow();
+        let accounts = MappedArray::new(&kept.skeleton.maps.account_by_cpu, kept.cpus as usize, size_of::<account>())?;
+        Ok(Threads { accounts })
+    }
+
+    /// The maps that a source's programs share: accounts, intervals, wakeups.
+    pub(crate) fn shared(&self) -> [BorrowedFd<'_>; 3] {
+        let [accounts, intervals, wakeups] = &self.maps;
+        [accounts.as_fd(), intervals.as_fd(), wakeups.as_fd()]
+    }
+
+    /// What is weaker here than it could be.
+    pub(crate) fn weaker(&self) -> Option<&str> {
+        self.weaker.as_deref()
+    }
+
+    /// What the programs have done, where this source tells it.
+    pub(crate) fn statistics(&self) -> ProgramStatistics {
+        if self.is_own { self.kept.borrow().statistics() } else { ProgramStatistics::default() }
+    }
+
+    /// Events lost since the last call, by reason, where this source tells them.
+    pub(crate) fn take_lost(&mut self) -> [(&'static str, u64); 3] {
+        if self.is_own { self.kept.borrow_mut().take_lost() } else { named(Lost::default()) }
+    }
+}
+
+impl Kept {
+    /// Loads the programs. Where sources share them, they suit each: measured threads' timers count too.
+    fn load(of: Timers, wakeups: Wakeups, is_shared: bool) -> Result<Self, AttachError> {
         let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
         let online = cpus::online().context("cannot tell which CPUs are online")?;
         let (heartbeats, weaker) = match of {
@@ -137,31 +219,33 @@ impl Account {
         settings.heartbeat_function = heartbeats.as_ref().map_or(0, |heartbeats| heartbeats.function);
         settings.tick_function = TICK_FUNCTIONS.iter().find_map(|function| address_of(function).ok()).unwrap_or(0);
         match of {
-            Timers::Heartbeats => {}
+            Timers::Heartbeats | Timers::OwnThreadsToo => {}
             Timers::HeartbeatsOfSource { late_from_ns } => {
                 settings.heartbeat_function = address_of(heartbeat::FUNCTION).unwrap_or(0);
                 settings.late_from_ns = late_from_ns;
             }
-            Timers::OwnThreadsToo => {
-                settings.wakeup_function = address_of(WAKEUP_FUNCTION).unwrap_or(0);
-                settings.own_process = std::process::id();
-            }
             Timers::TracersToo => settings.tracer_function = address_of(TRACER_FUNCTION).unwrap_or(0),
         }
+        if of == Timers::OwnThreadsToo || is_shared {
+            settings.wakeup_function = address_of(WAKEUP_FUNCTION).unwrap_or(0);
+            settings.own_process = std::process::id();
+        }
         match (Machine::this(), of) {
-            (_, Timers::HeartbeatsOfSource { .. }) => {}
+            (_, Timers::HeartbeatsOfSource { .. }) if !is_shared => {}
             (Machine::Emulated, _) => settings.late_from_ns = EMULATED_LATE_FROM_NS,
             // Each activation has such a timer, so little is missed; but a hypervisor makes many late by tens of microseconds.
             (Machine::Bare, Timers::OwnThreadsToo | Timers::TracersToo) => settings.late_from_ns = OWN_LATE_FROM_NS,
             _ => {}
         }
+        settings.keeps_all_wakeups = wakeups == Wakeups::OfAll;
         open.maps.account_by_cpu.set_max_entries(cpus)?;
         open.maps.intervals_by_position.set_max_entries(cpus * occupancy_limits::INTERVALS.0)?;
         open.maps.wakeup_by_tid.set_max_entries(wakeup_limits::WAKEUPS.0)?;
         leave_out_what_the_kernel_lacks(open.open_object_mut())?;
         let skeleton = open.load()?;
-        Ok(Account {
+        Ok(Kept {
             links: Vec::new(),
+            attached: Vec::new(),
             skeleton,
             heartbeats,
             weaker,
@@ -171,21 +255,19 @@ impl Account {
         })
     }
 
-    /// Lets the programs run: those that end an interval first, so that none is seen beginning that does not end.
-    pub(crate) fn attach(&mut self) -> Result<(), AttachError> {
+    /// Lets programs run that do not run yet: those that end an interval first, so that none is seen beginning that does not end.
+    fn attach(&mut self, is_complete: bool) -> Result<(), AttachError> {
         let mut programs: Vec<_> = self.skeleton.object().progs_mut().filter(|program| program.autoload()).collect();
         programs.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));
         for program in programs {
+            let name = program.name().to_string_lossy().into_owned();
+            if self.attached.contains(&name) || (!is_complete && HAND_OVER.contains(&name.as_str())) {
+                continue;
+            }
             self.links.push(program.attach()?);
+            self.attached.push(name);
         }
-        self.keep_pace()
-    }
-
-    /// Tells which thread has each CPU, as far as it was seen.
-    pub(crate) fn threads(&self) -> std::io::Result<Threads> {
-        let cpus = self.cpus as usize;
-        let accounts = MappedArray::new(&self.skeleton.maps.account_by_cpu, cpus, size_of::<account>())?;
-        Ok(Threads { accounts })
+        if is_complete { self.keep_pace() } else { Ok(()) }
     }
 
     fn keep_pace(&mut self) -> Result<(), AttachError> {
@@ -197,24 +279,11 @@ impl Account {
         Ok(())
     }
 
-    /// The maps that a source's programs share: accounts, intervals, wakeups.
-    pub(crate) fn shared(&self) -> [BorrowedFd<'_>; 3] {
-        let maps = &self.skeleton.maps;
-        [maps.account_by_cpu.as_fd(), maps.intervals_by_position.as_fd(), maps.wakeup_by_tid.as_fd()]
+    fn statistics(&self) -> ProgramStatistics {
+        attach::statistics(self.skeleton.object().progs().filter(Program::autoload))
     }
 
-    /// What is weaker here than it could be.
-    pub(crate) fn weaker(&self) -> Option<&str> {
-        self.weaker.as_deref()
-    }
-
-    /// The programs, for their run times.
-    pub(crate) fn programs(&self) -> impl Iterator<Item = Program<'_>> {
-        self.skeleton.object().progs().filter(Program::autoload)
-    }
-
-    /// Events lost since the last call, by reason.
-    pub(crate) fn take_lost(&mut self) -> [(&'static str, u64); 3] {
+    fn take_lost(&mut self) -> [(&'static str, u64); 3] {
         let mut now = Lost::default();
         for cpu in 0..self.cpus {
             let bytes = self.skeleton.maps.account_by_cpu.lookup(&cpu.to_ne_bytes(), MapFlags::ANY);
@@ -225,15 +294,23 @@ impl Account {
             }
         }
         let before = std::mem::replace(&mut self.lost, now);
-        [
-            // Events that interrupted the account's own programs.
-            ("occupancy_nested", now.nested.saturating_sub(before.nested)),
-            // Late interrupts whose stack had no room.
-            ("occupancy_stacks", now.stacks.saturating_sub(before.stacks)),
-            // Times in which another thread had the CPU than the one that was seen taking it.
-            ("unseen_switches", now.astray.saturating_sub(before.astray)),
-        ]
+        named(Lost {
+            nested: now.nested.saturating_sub(before.nested),
+            stacks: now.stacks.saturating_sub(before.stacks),
+            astray: now.astray.saturating_sub(before.astray),
+        })
     }
+}
+
+fn named(lost: Lost) -> [(&'static str, u64); 3] {
+    [
+        // Events that interrupted the account's own programs.
+        ("occupancy_nested", lost.nested),
+        // Late interrupts whose stack had no room.
+        ("occupancy_stacks", lost.stacks),
+        // Times in which another thread had the CPU than the one that was seen taking it.
+        ("unseen_switches", lost.astray),
+    ]
 }
 
 // SAFETY: integers and arrays of integers only.

@@ -47,6 +47,9 @@ const volatile u32 own_process = 0;
 /* The same of the kernel's timerlat tracer. */
 const volatile u64 tracer_function = 0;
 
+/* Wakeups of all threads are kept, and not of workers alone. */
+const volatile bool keeps_all_wakeups = false;
+
 struct {
 	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
 	/* Half empty, so that few stacks meet in one place. */
@@ -190,19 +193,49 @@ static __always_inline void leave_worker(struct account *account, bool was_preem
 		account->preempted_highpri = account->tid;
 }
 
+/* From now on it waits for a CPU. */
+static __always_inline void keep_wakeup(const struct task_struct *task, u64 now_ns)
+{
+	struct wakeup *wakeup = wakeup_of(task->pid);
+
+	if (!wakeup)
+		return;
+	wakeup->tid = task->pid;
+	wakeup->moved_ns = 0;
+	wakeup->waker_tid = 0;
+	wakeup->woken_ns = now_ns;
+}
+
+/* Who wakes a thread is not whom an interrupt has interrupted. */
+static __always_inline void keep_waker(const struct task_struct *task)
+{
+	const struct account *account = account_of(bpf_get_smp_processor_id());
+	const struct task_struct *waker = bpf_get_current_task_btf();
+	struct wakeup *wakeup = wakeup_of(task->pid);
+
+	if (!wakeup || !account || account->in_irq || account->softirq)
+		return;
+	wakeup->waker_tid = waker->pid;
+	read_name(wakeup->waker, waker);
+}
+
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
 	u32 cpu = bpf_get_smp_processor_id();
 	struct account *account = open_account(cpu);
 	struct interval *ended;
-	u64 steal_ns;
+	u64 now_ns, steal_ns;
 
 	if (!account)
 		return 0;
 	if (is_astray(account, prev))
 		forget_thread(account);
-	ended = end_interval(account, cpu, bpf_ktime_get_ns());
+	now_ns = bpf_ktime_get_ns();
+	/* One that is still runnable was preempted, or has yielded. */
+	if (keeps_all_wakeups && prev->pid && (preempt || !prev->__state) && !(prev->flags & PF_WQ_WORKER))
+		keep_wakeup(prev, now_ns);
+	ended = end_interval(account, cpu, now_ns);
 	steal_ns = steal_clock_ns(next);
 	if (ended)
 		ended->steal_ns = steal_ns - account->steal_seen_ns;
@@ -434,16 +467,10 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 SEC("tp_btf/sched_waking")
 int BPF_PROG(on_sched_waking, struct task_struct *task)
 {
-	struct wakeup *wakeup;
-
-	if (!(task->flags & PF_WQ_WORKER))
-		return 0;
-	wakeup = wakeup_of(task->pid);
-	if (!wakeup)
-		return 0;
-	wakeup->tid = task->pid;
-	wakeup->moved_ns = 0;
-	wakeup->woken_ns = bpf_ktime_get_ns();
+	if (keeps_all_wakeups || task->flags & PF_WQ_WORKER)
+		keep_wakeup(task, bpf_ktime_get_ns());
+	if (keeps_all_wakeups)
+		keep_waker(task);
 	return 0;
 }
 
@@ -453,7 +480,7 @@ int BPF_PROG(on_sched_migrate_task, struct task_struct *task)
 {
 	struct wakeup *wakeup;
 
-	if (!(task->flags & PF_WQ_WORKER))
+	if (!keeps_all_wakeups && !(task->flags & PF_WQ_WORKER))
 		return 0;
 	wakeup = wakeup_of(task->pid);
 	if (!wakeup || wakeup->tid != (u32)task->pid)

@@ -7,6 +7,7 @@
 mod attached;
 mod choice;
 mod elf;
+mod explained;
 mod names;
 mod pace;
 mod proc;
@@ -113,6 +114,10 @@ pub struct OffcpuOptions {
     pub by_thread: bool,
     /// At most so many frames of each stack, the innermost ones.
     pub max_depth: u32,
+    /// Yield a late event with its causes for each wait for a CPU of at least this.
+    pub explain_over_ns: Option<u64>,
+    /// Late events also carry what their causes were told from.
+    pub keep_evidence: bool,
 }
 
 impl Default for OffcpuOptions {
@@ -131,6 +136,8 @@ impl Default for OffcpuOptions {
             lines: false,
             by_thread: false,
             max_depth: 127,
+            explain_over_ns: None,
+            keep_evidence: false,
         }
     }
 }
@@ -144,6 +151,14 @@ impl Offcpu {
     /// # Errors
     /// When the kernel or the caller's privileges do not allow it.
     pub fn attach_with(&self, options: &OffcpuOptions) -> Result<Box<dyn Attached>, AttachError> {
+        let attached = self.attach_plain(options)?;
+        match options.explain_over_ns {
+            Some(over_ns) => Ok(Box::new(explained::Explained::new(attached, options, over_ns)?)),
+            None => Ok(attached),
+        }
+    }
+
+    fn attach_plain(&self, options: &OffcpuOptions) -> Result<Box<dyn Attached>, AttachError> {
         let wanted = options.backend.as_deref().filter(|name| *name != "auto");
         let reason = match (wanted, self.sample_with(options)) {
             (Some(PROC), _) => None,
@@ -175,7 +190,12 @@ impl Source for Offcpu {
     }
 
     fn attach(&self, options: &Options) -> Result<Box<dyn Attached>, AttachError> {
-        let options = OffcpuOptions { backend: options.backend.clone(), ..OffcpuOptions::default() };
+        let options = OffcpuOptions {
+            backend: options.backend.clone(),
+            explain_over_ns: options.explain_over_ns,
+            keep_evidence: options.keep_evidence,
+            ..OffcpuOptions::default()
+        };
         self.attach_with(&options)
     }
 }

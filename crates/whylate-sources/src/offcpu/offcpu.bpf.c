@@ -10,6 +10,7 @@
 #include <bpf/bpf_tracing.h>
 #include "compat.bpf.h"
 #include "settings.bpf.h"
+#include "wanted_threads.bpf.h"
 #include "unwind.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -121,40 +122,6 @@ static __always_inline u64 since_of(const struct task_struct *task, u64 after_ns
 	if (since_ns > now_ns)
 		return now_ns;
 	return since_ns < after_ns ? after_ns : since_ns;
-}
-
-static __always_inline bool is_in_wanted_cgroup(struct cgroup *cgroup)
-{
-	for (u32 level = 0; level < CGROUP_LEVELS && cgroup; level++) {
-		if (BPF_CORE_READ(cgroup, kn, id) == wanted_cgroup)
-			return true;
-		/* A cgroup begins with its own state. */
-		cgroup = (struct cgroup *)BPF_CORE_READ(cgroup, self.parent);
-	}
-	return false;
-}
-
-static __always_inline bool has_wanted_name(const struct task_struct *task)
-{
-	char comm[16];
-
-	bpf_probe_read_kernel(comm, sizeof(comm), task->comm);
-	for (u32 i = 0; i < sizeof(comm); i++) {
-		if (comm[i] != wanted_comm[i])
-			return false;
-		if (!comm[i])
-			break;
-	}
-	return true;
-}
-
-static __always_inline bool is_wanted(const struct task_struct *task, bool is_kernel)
-{
-	if ((is_kernel && !take_kernel_threads) || (!is_kernel && !take_user_threads))
-		return false;
-	if (has_wanted_comm && !has_wanted_name(task))
-		return false;
-	return !wanted_cgroup || is_in_wanted_cgroup(BPF_CORE_READ(task, cgroups, dfl_cgrp));
 }
 
 /* 0 where there is no room. */

@@ -52,7 +52,6 @@ enum offcpu_limits {
 	/* Of a user stack so much is copied at a time, within a page. */
 	WINDOW_BYTES = 1024,
 	PAGE_BYTES = 4096,
-	CGROUP_LEVELS = 16,
 	LOOKS_PER_CLOCK_READ = 16,
 	OWN_CODE = 3,
 	/* Frames of the program that takes a stack and of what calls it; they are left out. */
@@ -216,13 +215,8 @@ const volatile s32 own_tgid = 0;
 const volatile bool by_frame_pointers = false;
 /* 0: all. */
 const volatile s32 wanted_tgid = 0;
-const volatile u64 wanted_cgroup = 0;
-const volatile char wanted_comm[16] = {};
-const volatile bool has_wanted_comm = false;
 /* A bit for each state. */
 const volatile u32 wanted_states = ~0u;
-const volatile bool take_kernel_threads = true;
-const volatile bool take_user_threads = true;
 const volatile bool read_user_stacks = true;
 const volatile bool tell_threads_apart = false;
 const volatile u32 max_depth = MAX_FRAMES;

@@ -63,7 +63,6 @@ struct ring_record {
 struct {
 	struct thread_record thread_record;
 	struct ring_record ring_record;
-	struct late_wait late_wait;
 	enum record_kind record_kind;
 	enum sq_limits sq_limits;
 	enum uring_setup uring_setup;

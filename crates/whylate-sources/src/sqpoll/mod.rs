@@ -6,7 +6,6 @@
 
 mod attached;
 mod fdinfo;
-mod late;
 mod look;
 mod never_sleeps;
 mod of_kernel;

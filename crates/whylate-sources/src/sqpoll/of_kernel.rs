@@ -7,12 +7,12 @@ use std::sync::atomic::Ordering;
 use whylate_model::sqpoll::{Counters, SqThread};
 
 use super::SqpollOptions;
-use super::late;
 use super::look::{self, Records};
 use super::programs::{Programs, Way};
 use super::seen::{Look, Seen, SeenRing};
 use super::skel::types::{ring_record, sq_lost, sq_thread, thread_record, uring_setup};
 use crate::attach::text;
+use crate::runnable;
 use crate::source::AttachError;
 use crate::symbols::KernelSymbols;
 
@@ -103,7 +103,7 @@ impl OfKernel {
         loop {
             let record = self.programs.take_record()?;
             let account = self.programs.account.as_mut()?;
-            match late::event_of(&record, account, &mut self.symbols, self.keep_evidence) {
+            match runnable::event_of(&record, account, &mut self.symbols, self.keep_evidence) {
                 Some(event) if self.pid.is_none_or(|pid| event.labels.get("pid") == Some(&pid.to_string())) => {
                     return Some(event);
                 }

@@ -18,7 +18,7 @@ use super::{SqpollOptions, never_sleeps};
 use crate::attach::{self, ProgramStatistics};
 use crate::cpus;
 use crate::mapped::MappedArray;
-use crate::occupancy::{Account, Timers};
+use crate::occupancy::{Account, Timers, Wakeups};
 use crate::source::AttachError;
 use crate::symbols::code_of;
 
@@ -86,7 +86,8 @@ impl Programs {
     }
 
     fn attach_way(options: &SqpollOptions, way: Way, kernel: &Btf<'_>) -> Result<Self, AttachError> {
-        let mut account = options.explain_over_ns.map(|_| Account::load(Timers::Heartbeats)).transpose()?;
+        let mut account =
+            options.explain_over_ns.map(|_| Account::load(Timers::Heartbeats, Wakeups::OfWorkers)).transpose()?;
         let mut open = SqpollSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.explain_over_ns = options.explain_over_ns.unwrap_or(0);
@@ -156,7 +157,7 @@ impl Programs {
     pub(super) fn statistics(&self) -> ProgramStatistics {
         let mut statistics = attach::statistics(self.skeleton.object().progs().filter(Program::autoload));
         if let Some(account) = &self.account {
-            statistics += attach::statistics(account.programs());
+            statistics += account.statistics();
         }
         statistics
     }

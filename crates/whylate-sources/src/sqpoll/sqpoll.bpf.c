@@ -40,8 +40,9 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 	/* The scheduler has just read its clock, and counts the wait by the same reading after this. */
 	waited_ns = task_waiting_ns(next);
 	get_cpu(thread, prev, waited_ns, now_ns);
-	if (explain_over_ns && waited_ns >= explain_over_ns)
-		explain_wait(next, waited_ns, now_ns);
+	if (explain_over_ns && waited_ns >= explain_over_ns &&
+	    send_late_wait(begin_late_wait(next, since(now_ns, waited_ns), now_ns)))
+		lose(SQ_LOST_LATE_EVENTS);
 	return 0;
 }
 

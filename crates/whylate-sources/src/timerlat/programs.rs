@@ -21,7 +21,7 @@ use super::skel::{TimerlatSkel, TimerlatSkelBuilder};
 use crate::attach::{self, ProgramStatistics};
 use crate::cpus;
 use crate::mapped::MappedArray;
-use crate::occupancy::{Account, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION};
+use crate::occupancy::{Account, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION, Wakeups};
 use crate::source::AttachError;
 use crate::symbols::address_of;
 
@@ -50,7 +50,7 @@ impl Programs {
         attach::require_btf()?;
         attach::silence_libbpf();
         let timers = if of_tracer { Timers::TracersToo } else { Timers::OwnThreadsToo };
-        let mut account = options.explains().then(|| Account::load(timers)).transpose()?;
+        let mut account = options.explains().then(|| Account::load(timers, Wakeups::OfWorkers)).transpose()?;
         let mut open = TimerlatSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.of_tracer = of_tracer;
@@ -115,7 +115,7 @@ impl Programs {
         let ours = [programs.on_hrtimer_expire_entry.as_fd(), programs.on_sched_switch.as_fd()];
         let mut statistics = attach::statistics(ours.into_iter().chain(self.ran.iter().map(Ran::program)));
         if let Some(account) = &self.account {
-            statistics += attach::statistics(account.programs());
+            statistics += account.statistics();
         }
         statistics
     }

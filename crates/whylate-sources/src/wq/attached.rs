@@ -265,7 +265,7 @@ impl Attached for AttachedWq {
         }
         let mut statistics = attach::statistics(loaded_programs(&self.skeleton));
         if let Some(account) = &self.account {
-            statistics += attach::statistics(account.programs());
+            statistics += account.statistics();
         }
         self.meter.tell(statistics, &mut snapshot);
         self.since_monotonic_ns = now_monotonic_ns;

@@ -8,7 +8,7 @@ mod late;
 mod unfinished;
 
 use crate::attach;
-use crate::occupancy::{Account, Timers};
+use crate::occupancy::{Account, Timers, Wakeups};
 use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
@@ -82,7 +82,7 @@ impl Source for Wq {
                 error => error.to_string(),
             });
             if options.explain_over_ns.is_some() && account.is_none() {
-                account = Some(Account::load(Timers::Heartbeats)?);
+                account = Some(Account::load(Timers::Heartbeats, Wakeups::OfWorkers)?);
             }
             match try_backend(options, backend, reason, &mut account) {
                 Ok(attached) => return Ok(Box::new(attached)),

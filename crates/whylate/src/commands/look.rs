@@ -13,7 +13,7 @@ use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
 use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::timerlat::TimerlatOptions;
 use whylate_sources::wq::Wq;
-use whylate_sources::{AttachError, Attached, Options, Source as _, irqsoff, sqpoll, timerlat};
+use whylate_sources::{AttachError, Attached, Options, Source as _, Together, irqsoff, sqpoll, timerlat};
 
 use crate::cli::duration_ns;
 use crate::commands::watch::{Ended, Watch};
@@ -24,9 +24,6 @@ use crate::output::table::terminal_columns;
 const ROUND: Duration = Duration::from_millis(200);
 /// Back to the line's start, and clear it.
 const CLEAR_LINE: &str = "\r\x1b[K";
-
-/// Reasons for events that the account behind `--why` has lost.
-const OF_ACCOUNT: [&str; 3] = ["occupancy_nested", "occupancy_stacks", "unseen_switches"];
 
 /// What a look takes.
 #[derive(Debug, Args)]
@@ -42,14 +39,16 @@ pub struct Arguments {
 /// A source by its name, and how it is attached so that it explains what is late.
 type Attach = fn(u64) -> Result<Box<dyn Attached>, AttachError>;
 
-/// Measured threads come last: what attaching does to others is over then.
+/// The first has timers of its own on each CPU, which the common account goes by. Measured threads come last: what attaching does to others
+/// is over then.
 const SOURCES: [(&str, Attach); 5] = [
-    ("wq", |over_ns| Wq.attach(&Options { explain_over_ns: Some(over_ns), phases: true, ..Options::default() })),
     ("irqsoff", |over_ns| {
         irqsoff::attach(&IrqsoffOptions { explain_over_ns: Some(over_ns), ..IrqsoffOptions::default() })
     }),
-    ("offcpu", |_| {
-        Offcpu.attach_with(&OffcpuOptions { backend: Some("sample".to_owned()), ..OffcpuOptions::default() })
+    ("wq", |over_ns| Wq.attach(&Options { explain_over_ns: Some(over_ns), phases: true, ..Options::default() })),
+    ("offcpu", |over_ns| {
+        let backend = Some("sample".to_owned());
+        Offcpu.attach_with(&OffcpuOptions { backend, explain_over_ns: Some(over_ns), ..OffcpuOptions::default() })
     }),
     ("sqpoll", |over_ns| {
         Ok(Box::new(sqpoll::attach(&SqpollOptions { explain_over_ns: Some(over_ns), ..SqpollOptions::default() })?))
@@ -76,6 +75,8 @@ struct Sources {
     looking: Vec<Looking>,
     unmeasured: Vec<Unmeasured>,
     weaker: Vec<Unmeasured>,
+    /// Their common account of the CPUs.
+    account: Together,
 }
 
 /// Looks, and prints one screen.
@@ -86,13 +87,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let progress = Progress::new();
     progress.show("attaching");
-    let Sources { mut looking, mut unmeasured, weaker } = attach()?;
+    let Sources { mut looking, mut unmeasured, weaker, account } = attach()?;
     let began = Instant::now();
     // What came in while others were attached is of no common span.
     for Looking { source, .. } in &mut looking {
         source.snapshot()?;
         source.drain_late(Duration::ZERO, &mut |_| ())?;
     }
+    account.take_lost();
     let mut gatherer = Gatherer::default();
     let end = began.checked_add(Duration::from_nanos(arguments.duration));
     loop {
@@ -113,19 +115,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         snapshots.push(source.snapshot()?);
     }
     drain(&mut looking, &mut gatherer, &snapshots)?;
-    drop(looking);
+    let mut lost = account.take_lost();
+    lost.retain(|_, count| *count > 0);
+    drop((looking, account));
     progress.clear();
     snapshots.retain(|snapshot| {
-        // What the account of the CPUs has lost is of all threads.
-        let lost = snapshot.lost.iter().any(|(reason, &count)| count > 0 && !OF_ACCOUNT.contains(&reason.as_str()));
-        let sees_any = snapshot.source != "sqpoll" || !snapshot.series.is_empty() || lost;
+        let has_lost = snapshot.lost.values().any(|&count| count > 0);
+        let sees_any = snapshot.source != "sqpoll" || !snapshot.series.is_empty() || has_lost;
         if !sees_any {
             let reason = "no io_uring submission thread is there (a ring set up with IORING_SETUP_SQPOLL has one)";
             unmeasured.push(Unmeasured { source: "sqpoll".to_owned(), reason: reason.to_owned() });
         }
         sees_any
     });
-    let look = Look { weaker, ..gatherer.finish(&snapshots, unmeasured) };
+    let look = Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) };
     let mut out = io::BufWriter::new(io::stdout().lock());
     if arguments.json {
         serde_json::to_writer(&mut out, &look).map_err(io::Error::from)?;
@@ -142,9 +145,12 @@ fn attach() -> anyhow::Result<Sources> {
     let (mut attached, mut first) = (Sources::default(), None);
     for (name, attach) in SOURCES {
         let told = |reason| Unmeasured { source: name.to_owned(), reason };
-        match attach(late_from_ns(name)) {
+        match attached.account.attach(|| attach(late_from_ns(name))) {
             Ok(source) => {
-                attached.weaker.extend(source.weaker().map(|weaker| told(weaker.to_owned())));
+                // What is weaker of the account is told once.
+                let weaker =
+                    source.weaker().filter(|weaker| attached.weaker.iter().all(|told| told.reason != **weaker));
+                attached.weaker.extend(weaker.map(|weaker| told(weaker.to_owned())));
                 attached.looking.push(Looking { name, source });
             }
             Err(error) => {
@@ -157,7 +163,10 @@ fn attach() -> anyhow::Result<Sources> {
         Some(error) if attached.looking.is_empty() => {
             Err(anyhow::Error::from(error).context("cannot attach any source"))
         }
-        _ => Ok(attached),
+        _ => {
+            attached.account.begin().context("cannot keep the account of the CPUs")?;
+            Ok(attached)
+        }
     }
 }
 

@@ -13,14 +13,16 @@ use clap::{Args, Subcommand, ValueEnum};
 use whylate_model::Snapshot;
 use whylate_model::folded::Root;
 use whylate_model::units::{format_ns, printable};
-use whylate_sources::cgroups;
 use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, Offcpu, OffcpuOptions, Often, RATES_HZ, TRACE};
+use whylate_sources::{Attached, cgroups};
 
 use crate::cli::duration_ns;
 use crate::commands::Senseless;
+use crate::commands::drive::say_what_is_weaker;
 use crate::commands::watch::{Ended, Watch};
 use crate::output::offcpu::file::{self, Form};
 use crate::output::offcpu::{flat, tree, value};
+use crate::output::starved::Waits;
 use crate::output::table::terminal_columns;
 use crate::output::{Output, footer, json::JsonLines};
 
@@ -37,6 +39,7 @@ examples:
     whylate offcpu --blocked 10s          # threads that have waited for 10 s or longer by now
     whylate offcpu --state D --kernel-threads no -d 1m
                                           # what keeps processes in uninterruptible sleep
+    whylate offcpu --why 5ms -d 10s       # and who had the CPU each time that a thread waited 5 ms or longer for it
     whylate offcpu --diff before.folded after.folded -o diff.svg
     whylate offcpu import procstat.txt -o sleep.svg"
 )]
@@ -94,8 +97,14 @@ pub struct Arguments {
     #[arg(long, value_name = "TIME", value_parser = duration_ns, conflicts_with_all = ["output", "duration"])]
     blocked: Option<u64>,
     /// Compare two profiles (folded or JSON): what waits more, and what less
-    #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], conflicts_with_all = ["blocked", "json", "flat"])]
+    #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], conflicts_with_all = ["blocked", "json", "flat", "why"])]
     diff: Option<Vec<PathBuf>>,
+    /// Explain each wait for a CPU that is at least this long (e.g. 1ms): who had it meanwhile, and who woke the thread
+    #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns, conflicts_with = "blocked")]
+    why: Option<u64>,
+    /// Of these waits, so many are shown [default: 10]
+    #[arg(long, value_name = "N", requires = "why", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    worst: Option<u16>,
     /// One JSON object
     #[arg(long, conflicts_with_all = ["flat", "blocked"])]
     json: bool,
@@ -106,6 +115,9 @@ pub struct Arguments {
     #[arg(long, value_name = "SHARE", value_parser = budget_ppm, conflicts_with = "frequency")]
     budget: Option<u32>,
 }
+
+/// How many waits for a CPU are shown.
+const WORST: usize = 10;
 
 /// A percentage in millionths.
 fn budget_ppm(text: &str) -> Result<u32, String> {
@@ -190,6 +202,8 @@ impl Arguments {
             lines: self.lines,
             by_thread: self.by == By::Thread || self.blocked.is_some(),
             max_depth: self.max_depth,
+            explain_over_ns: self.why,
+            ..OffcpuOptions::default()
         })
     }
 }
@@ -219,6 +233,18 @@ fn tell_if_over_budget(snapshot: &Snapshot, ppm: u32) {
     }
 }
 
+/// Takes waits for a CPU in until told to end.
+fn take_in(source: &mut dyn Attached, watch: &Watch, end: Option<Instant>, waits: &mut Waits) -> anyhow::Result<Ended> {
+    loop {
+        let soon = Instant::now() + Duration::from_millis(200);
+        let ended = watch.until(Some(end.map_or(soon, |end| end.min(soon))))?;
+        source.drain_late(Duration::ZERO, &mut |event| waits.add(event))?;
+        if ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end) {
+            return Ok(ended);
+        }
+    }
+}
+
 /// Samples until told to end, and shows or writes what was seen.
 ///
 /// # Errors
@@ -243,20 +269,26 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }
     let mut source = Offcpu.attach_with(&options).context("cannot attach offcpu")?;
-    if let Some(reason) = source.backend().fallback_reason {
-        eprintln!("whylate: offcpu uses the {} backend: {reason}", source.backend().name);
-    }
+    say_what_is_weaker("offcpu", source.as_ref());
+    let mut waits = arguments.why.map(|over_ns| Waits::new(over_ns, arguments.worst.map_or(WORST, usize::from)));
     if arguments.blocked.is_none() {
         if !arguments.json {
             eprintln!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, source.backend().name));
         }
         let end = arguments.duration.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
+        let ended = match &mut waits {
+            Some(waits) => take_in(source.as_mut(), &watch, end, waits)?,
+            None => watch.until(end)?,
+        };
         // A file is for somebody else than whoever reads our output.
-        if watch.until(end)? == Ended::OutputClosed && form.is_none() {
+        if ended == Ended::OutputClosed && form.is_none() {
             return Ok(());
         }
     }
-    let snapshot = source.snapshot()?;
+    let mut snapshot = source.snapshot()?;
+    if let Some(waits) = &mut waits {
+        waits.tell(&mut snapshot);
+    }
     if let Some(ppm) = arguments.budget.filter(|_| source.backend().name != TRACE) {
         tell_if_over_budget(&snapshot, ppm);
     }
@@ -264,6 +296,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let cannot = || format!("cannot write {}", path.display());
         let mut out = file::create(path).with_context(cannot)?;
         file::write(&mut out, form, &snapshot, arguments.root(), arguments.hide_idle).with_context(cannot)?;
+        if let Some(waits) = &mut waits {
+            waits.write(&mut io::stdout().lock(), &snapshot)?;
+        }
         return Ok(());
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
@@ -279,6 +314,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             }
             None if arguments.flat => flat::table(&snapshot, arguments.hide_idle, None).write(&mut out, columns)?,
             None => tree::write(&mut out, &snapshot, arguments.root(), arguments.hide_idle, columns)?,
+        }
+        if let Some(waits) = &mut waits {
+            waits.write(&mut out, &snapshot)?;
         }
         footer::write(&mut out, &snapshot)?;
     }

@@ -4,7 +4,7 @@
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
-use whylate_model::look::{Culprit, Headline, Look, Sighting};
+use whylate_model::look::{Culprit, Headline, Look, Sighting, late_from_ns};
 use whylate_model::units::{format_ns, printable};
 
 use super::late::time_of_day;
@@ -27,7 +27,8 @@ pub fn write(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>) 
 fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, zone: &TimeZone) -> io::Result<()> {
     writeln!(out, "{} of {}\n", format_ns(look.duration_ns), printable(&look.host))?;
     headlines(&look.sources).write(out, terminal_columns)?;
-    let lost: Vec<String> = look.sources.iter().flat_map(lost).collect();
+    let of_account = look.lost.iter().map(|(reason, count)| format!("{count} {} (all)", reason.replace('_', " ")));
+    let lost: Vec<String> = look.sources.iter().flat_map(lost).chain(of_account).collect();
     if !lost.is_empty() {
         writeln!(out, "lost: {}", lost.join(", "))?;
     }
@@ -89,7 +90,7 @@ fn lost(source: &Headline) -> impl Iterator<Item = String> {
 
 fn write_sighting(out: &mut dyn Write, sighting: &Sighting, zone: &TimeZone) -> io::Result<()> {
     let event = &sighting.event;
-    let what: Vec<String> = ["handler", "function", "process", "task"]
+    let what: Vec<String> = ["handler", "function", "process", "thread", "task"]
         .iter()
         .filter_map(|name| event.labels.get(*name))
         .map(|value| printable(value))
@@ -154,6 +155,7 @@ fn next(source: &Headline) -> String {
         "wq" => format!("whylate wq --why {from}"),
         "timerlat" => format!("whylate timerlat top --why {from}"),
         "irqsoff" => format!("whylate irqsoff --why {from}"),
+        "offcpu" if source.late > 0 => format!("whylate offcpu --why {} -d 10s", format_ns(late_from_ns("offcpu"))),
         "offcpu" => format!("whylate offcpu --blocked {from}"),
         other => format!("whylate {other} --why {from} 1"),
     }

@@ -12,6 +12,7 @@ pub mod look;
 pub mod offcpu;
 pub mod selftest;
 pub mod sqpoll;
+pub mod starved;
 pub mod table;
 pub mod timerlat;
 pub mod why;

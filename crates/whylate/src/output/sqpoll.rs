@@ -4,13 +4,13 @@
 use std::io::{self, Write};
 
 use whylate_model::sqpoll::{is_part_of, is_thread, verdicts};
-use whylate_model::units::{format_ns, printable, rfc3339};
+use whylate_model::units::{format_ns, printable};
 use whylate_model::{Culprits, LateEvent, Series, Snapshot};
 
 use super::Output;
-use super::footer;
 use super::table::{Align, Table};
 use super::why;
+use super::{footer, starved};
 
 const COLUMNS: [(&str, Align); 13] = [
     ("PROCESS", Align::Left),
@@ -51,11 +51,7 @@ impl Output for Text {
 
     fn late(&mut self, out: &mut dyn Write, event: LateEvent) -> io::Result<()> {
         let label = |name: &str| event.labels.get(name).map_or("?", String::as_str);
-        let at = rfc3339::format(event.at_unix_ns);
-        let time = at.split_once('T').map_or(at.as_str(), |(_, time)| time.trim_end_matches('Z'));
-        let (who, latency) = (format!("{}:{}", label("process"), label("tid")), format_ns(event.latency_ns));
-        writeln!(out, "{time}  {} waited {latency} for CPU {}", printable(&who), event.cpu)?;
-        why::write_causes(out, &event)?;
+        starved::write(out, &format!("{}:{}", label("process"), label("tid")), &event)?;
         self.culprits.add(&event);
         Ok(())
     }

@@ -21,7 +21,7 @@ use crate::attach::{self, PlainData, ProgramStatistics};
 use crate::distribution::{Distributions, Places};
 use crate::irqsoff::IrqsoffOptions;
 use crate::mapped::MappedArray;
-use crate::occupancy::{Account, Timers, leave_out_what_the_kernel_lacks};
+use crate::occupancy::{Account, Timers, Wakeups, leave_out_what_the_kernel_lacks};
 use crate::percpu::PerCpu;
 use crate::source::AttachError;
 use crate::symbols::{KernelSymbols, address_of};
@@ -74,7 +74,7 @@ unsafe impl PlainData for culprit_key {}
 impl Programs {
     pub(super) fn attach(options: &IrqsoffOptions) -> Result<Self, AttachError> {
         let timers = Timers::HeartbeatsOfSource { late_from_ns: options.from_ns };
-        let mut account = options.explain_over_ns.map(|_| Account::load(timers)).transpose()?;
+        let mut account = options.explain_over_ns.map(|_| Account::load(timers, Wakeups::OfWorkers)).transpose()?;
         let mut open = skel::TicksSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.timer_function = address_of(heartbeat::FUNCTION).map_err(|error| {
@@ -248,7 +248,7 @@ impl Programs {
         let ours = self.skeleton.object().progs().filter(libbpf_rs::Program::autoload);
         let mut statistics = attach::statistics(ours);
         if let Some(account) = &self.account {
-            statistics += attach::statistics(account.programs());
+            statistics += account.statistics();
         }
         statistics
     }

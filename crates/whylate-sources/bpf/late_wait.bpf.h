@@ -1,15 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A submission thread's wait for a CPU, with who had it meanwhile. */
+/* A thread's long wait for a CPU, with who had it meanwhile. */
 #pragma once
+
+#include "window.bpf.h"
 
 struct late_wait {
 	u64 runnable_ns;
 	u64 running_ns;
+	/* 0: not moved to this CPU meanwhile. */
+	u64 moved_ns;
+	u32 moved_from;
 	u32 tid;
 	u32 tgid;
 	u32 cpu;
-	u32 _unused;
+	/* Of whoever woke it; 0 where that is not known, or was an interrupt. */
+	u32 waker_tid;
+	/* Its cgroup, or one above, has a quota of CPU time. */
+	u32 has_quota;
+	char waker[16];
 	char process[16];
+	char thread[16];
 	struct window window;
 };
 
@@ -30,28 +40,42 @@ struct {
 	__uint(max_entries, 4096);
 } late_waits SEC(".maps");
 
-static __noinline int explain_wait(struct task_struct *task, u64 waited_ns, u64 now_ns)
+/* Its memory, to be filled; NULL never happens. */
+static __always_inline struct late_wait *begin_late_wait(struct task_struct *task, u64 runnable_ns, u64 now_ns)
 {
 	struct late_wait *late;
-	u32 zero = 0, count;
-	u64 size;
+	u32 zero = 0;
 
 	late = bpf_map_lookup_elem(&wait_to_send, &zero);
 	if (!late)
-		return 0;
-	late->runnable_ns = since(now_ns, waited_ns);
+		return NULL;
+	late->runnable_ns = runnable_ns;
 	late->running_ns = now_ns;
+	late->moved_ns = 0;
+	late->moved_from = 0;
 	late->tid = task->pid;
 	late->tgid = task->tgid;
 	late->cpu = bpf_get_smp_processor_id();
+	late->waker_tid = 0;
+	late->has_quota = has_cpu_quota(task);
 	bpf_core_read(late->process, sizeof(late->process), &task->group_leader->comm);
-	count = copy_window(&late->window, late->runnable_ns, now_ns);
+	bpf_core_read(late->thread, sizeof(late->thread), &task->comm);
+	return late;
+}
+
+/* Sends it with its window. 1: there was no room, as the reader is too slow. */
+static __noinline int send_late_wait(struct late_wait *late)
+{
+	u32 count;
+	u64 size;
+
+	if (!late)
+		return 0;
+	count = copy_window(&late->window, late->runnable_ns, late->running_ns);
 	if (count > WINDOW_INTERVALS)
 		count = WINDOW_INTERVALS;
 	size = sizeof(*late) - (WINDOW_INTERVALS - count) * sizeof(struct interval);
 	if (size > sizeof(*late))
 		return 0;
-	if (bpf_ringbuf_output(&late_waits, late, size, 0))
-		lose(SQ_LOST_LATE_EVENTS);
-	return 0;
+	return bpf_ringbuf_output(&late_waits, late, size, 0) != 0;
 }

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Which threads are of interest. */
+#pragma once
+
+enum {
+	CGROUP_LEVELS = 16,
+};
+
+/* 0: all. */
+const volatile u64 wanted_cgroup = 0;
+const volatile char wanted_comm[16] = {};
+const volatile bool has_wanted_comm = false;
+const volatile bool take_kernel_threads = true;
+const volatile bool take_user_threads = true;
+
+static __always_inline bool is_in_wanted_cgroup(struct cgroup *cgroup)
+{
+	for (u32 level = 0; level < CGROUP_LEVELS && cgroup; level++) {
+		if (BPF_CORE_READ(cgroup, kn, id) == wanted_cgroup)
+			return true;
+		/* A cgroup begins with its own state. */
+		cgroup = (struct cgroup *)BPF_CORE_READ(cgroup, self.parent);
+	}
+	return false;
+}
+
+static __always_inline bool has_wanted_name(const struct task_struct *task)
+{
+	char comm[16];
+
+	bpf_probe_read_kernel(comm, sizeof(comm), task->comm);
+	for (u32 i = 0; i < sizeof(comm); i++) {
+		if (comm[i] != wanted_comm[i])
+			return false;
+		if (!comm[i])
+			break;
+	}
+	return true;
+}
+
+static __always_inline bool is_wanted(const struct task_struct *task, bool is_kernel)
+{
+	if ((is_kernel && !take_kernel_threads) || (!is_kernel && !take_user_threads))
+		return false;
+	if (has_wanted_comm && !has_wanted_name(task))
+		return false;
+	return !wanted_cgroup || is_in_wanted_cgroup(BPF_CORE_READ(task, cgroups, dfl_cgrp));
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Where threads wait, and who had the CPU while one that could run waited for it.
+
+use std::time::Duration;
+
+use whylate_model::{LateEvent, Snapshot};
+
+use super::{KernelThreads, OffcpuOptions};
+use crate::attach::Meter;
+use crate::runnable::{Waits, Wanted};
+use crate::source::{AttachError, Attached, Backend};
+
+/// The source, with late events.
+pub(super) struct Explained {
+    waits: Waits,
+    meter: Meter,
+    attached: Box<dyn Attached>,
+}
+
+impl Explained {
+    pub(super) fn new(
+        attached: Box<dyn Attached>,
+        options: &OffcpuOptions,
+        explain_over_ns: u64,
+    ) -> Result<Self, AttachError> {
+        let wanted = Wanted {
+            explain_over_ns,
+            keep_evidence: options.keep_evidence,
+            process: options.process,
+            thread_name: options.thread_name.clone(),
+            cgroup: options.cgroup,
+            kernel_threads: options.kernel_threads != KernelThreads::No,
+            user_threads: options.kernel_threads != KernelThreads::Only,
+        };
+        Ok(Explained { waits: Waits::attach(&wanted)?, meter: Meter::default(), attached })
+    }
+}
+
+impl Attached for Explained {
+    fn backend(&self) -> Backend<'_> {
+        self.attached.backend()
+    }
+
+    fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        let mut snapshot = self.attached.snapshot()?;
+        let mut ours = Snapshot::new(super::INFO.name, "", "", 0);
+        self.meter.tell(self.waits.statistics(), &mut ours);
+        snapshot.probe.run_ns += ours.probe.run_ns;
+        snapshot.probe.runs += ours.probe.runs;
+        let lost = self.waits.take_lost().into_iter().map(|(reason, count)| (reason.to_owned(), count));
+        for (reason, count) in ours.lost.into_iter().chain(lost) {
+            *snapshot.lost.entry(reason).or_default() += count;
+        }
+        Ok(snapshot)
+    }
+
+    fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        self.waits.drain(wait, each)
+    }
+
+    fn weaker(&self) -> Option<&str> {
+        self.attached.weaker().or_else(|| self.waits.weaker())
+    }
+}

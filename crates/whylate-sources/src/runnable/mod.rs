@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Threads that could run and had to wait for a CPU for long: who had it meanwhile.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::mem::offset_of;
+use std::os::fd::AsFd as _;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
+use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
+use whylate_model::blame::{self, Evidence, StarvedEvidence};
+use whylate_model::{Labels, LateEvent};
+
+use self::skel::RunnableSkelBuilder;
+use self::skel::types::late_wait;
+use crate::attach::{self, PlainData, ProgramStatistics, text};
+use crate::clock;
+use crate::occupancy::{Account, Timers, Wakeups};
+use crate::source::AttachError;
+use crate::symbols::KernelSymbols;
+
+#[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, dead_code)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/runnable.skel.rs"));
+}
+
+/// Room for late waits with their windows, in bytes.
+const LATE_BYTES: u32 = 4 << 20;
+
+// SAFETY: integers and arrays of integers only.
+#[allow(unsafe_code)]
+unsafe impl PlainData for late_wait {}
+
+/// Records as the kernel wrote them, in order.
+type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
+
+/// Which threads, and from which wait on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub explain_over_ns: u64,
+    /// Late events also carry what their causes were told from.
+    pub keep_evidence: bool,
+    /// Of this process.
+    pub process: Option<u32>,
+    /// Of this name, without what the kernel cuts off.
+    pub thread_name: Option<String>,
+    /// In the cgroup of this number, or below.
+    pub cgroup: Option<u64>,
+    /// The kernel's own threads.
+    pub kernel_threads: bool,
+    /// Those of processes.
+    pub user_threads: bool,
+}
+
+/// Explains long waits until it is dropped.
+pub(crate) struct Waits {
+    _links: Vec<Link>,
+    ring: RingBuffer<'static>,
+    records: Records,
+    account: Account,
+    symbols: KernelSymbols,
+    keep_evidence: bool,
+    /// Late events that found no room, or were cut short: what has been told, and those that were cut short since.
+    lost_told: u64,
+    cut_short: u64,
+    skeleton: skel::RunnableSkel<'static>,
+}
+
+impl Waits {
+    pub(crate) fn attach(wanted: &Wanted) -> Result<Self, AttachError> {
+        attach::require_btf()?;
+        attach::silence_libbpf();
+        let mut account = Account::load(Timers::Heartbeats, Wakeups::OfAll)?;
+        let mut open = RunnableSkelBuilder::default().open(attach::open_object())?;
+        let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
+        settings.explain_over_ns = wanted.explain_over_ns;
+        settings.wanted_process = wanted.process.unwrap_or(0);
+        settings.wanted_cgroup = wanted.cgroup.unwrap_or(0);
+        settings.take_kernel_threads = wanted.kernel_threads;
+        settings.take_user_threads = wanted.user_threads;
+        if let Some(name) = &wanted.thread_name {
+            // One byte stays for the end of the text.
+            for (to, from) in settings.wanted_comm.iter_mut().take(15).zip(name.bytes()) {
+                *to = from as _;
+            }
+            settings.has_wanted_comm = true;
+        }
+        let [accounts, intervals, wakeups] = account.shared();
+        open.maps.account_by_cpu.reuse_fd(accounts)?;
+        open.maps.intervals_by_position.reuse_fd(intervals)?;
+        open.maps.wakeup_by_tid.reuse_fd(wakeups)?;
+        open.maps.late_waits.set_max_entries(LATE_BYTES)?;
+        let skeleton = open.load()?;
+        let records = Records::default();
+        let mut builder = RingBufferBuilder::new();
+        let received = Rc::clone(&records);
+        builder.add(&skeleton.maps.late_waits, move |bytes| {
+            received.borrow_mut().push_back(bytes.into());
+            0
+        })?;
+        let ring = builder.build()?;
+        let links = vec![skeleton.progs.on_sched_switch.attach()?];
+        // After our own program, so that the account still says who had the CPU before.
+        account.attach()?;
+        Ok(Waits {
+            _links: links,
+            ring,
+            records,
+            account,
+            symbols: KernelSymbols::default(),
+            keep_evidence: wanted.keep_evidence,
+            lost_told: 0,
+            cut_short: 0,
+            skeleton,
+        })
+    }
+
+    /// Hands over the waits that have come in, waiting at most so long for the first one.
+    pub(crate) fn drain(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        attach::poll(&self.ring, wait)?;
+        loop {
+            let Some(record) = self.records.borrow_mut().pop_front() else { return Ok(()) };
+            match event_of(&record, &mut self.account, &mut self.symbols, self.keep_evidence) {
+                Some(event) => each(event),
+                None => self.cut_short += 1,
+            }
+        }
+    }
+
+    /// What could not be told since the last call, by reason.
+    pub(crate) fn take_lost(&mut self) -> Vec<(&'static str, u64)> {
+        let now = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.lost_late_waits);
+        let before = std::mem::replace(&mut self.lost_told, now);
+        let late = now.saturating_sub(before) + std::mem::take(&mut self.cut_short);
+        let mut lost = vec![("late_events", late)];
+        lost.extend(self.account.take_lost());
+        lost
+    }
+
+    pub(crate) fn weaker(&self) -> Option<&str> {
+        self.account.weaker()
+    }
+
+    pub(crate) fn statistics(&self) -> ProgramStatistics {
+        let mut statistics = attach::statistics([self.skeleton.progs.on_sched_switch.as_fd()]);
+        statistics += self.account.statistics();
+        statistics
+    }
+}
+
+/// The late event of a record (`struct late_wait`), whose window lacks the intervals that are not in use; `None` where it is cut short.
+pub(crate) fn event_of(
+    bytes: &[u8],
+    account: &mut Account,
+    symbols: &mut KernelSymbols,
+    keep_evidence: bool,
+) -> Option<LateEvent> {
+    let occupancy = account.window(bytes.get(offset_of!(late_wait, window)..)?, symbols)?;
+    let mut whole = bytes.to_vec();
+    whole.resize(size_of::<late_wait>().max(bytes.len()), 0);
+    let record: late_wait = attach::read_plain(&whole)?;
+    let evidence = StarvedEvidence {
+        runnable_ns: record.runnable_ns,
+        running_ns: record.running_ns,
+        tid: record.tid,
+        moved: (record.moved_ns != 0).then_some((record.moved_ns, record.moved_from)),
+        has_quota: record.has_quota != 0,
+        occupancy,
+    };
+    let mut labels: Labels = [
+        ("process", text(&record.process)),
+        ("pid", record.tgid.to_string()),
+        ("tid", record.tid.to_string()),
+        ("thread", text(&record.thread)),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into();
+    if record.waker_tid != 0 {
+        labels.insert("woken_by".to_owned(), format!("{}:{}", text(&record.waker), record.waker_tid));
+    }
+    Some(LateEvent {
+        labels,
+        at_unix_ns: clock::unix_ns_of(record.running_ns),
+        latency_ns: record.running_ns.saturating_sub(record.runnable_ns),
+        cpu: record.cpu,
+        causes: blame::starved_causes(&evidence),
+        evidence: keep_evidence.then(|| Box::new(Evidence::from(evidence))),
+        ..LateEvent::default()
+    })
+}

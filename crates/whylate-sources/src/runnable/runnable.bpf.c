@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Threads that could run and had to wait for a CPU for long, each with who had it meanwhile. */
+#include "kernel_types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_tracing.h>
+#include "compat.bpf.h"
+#include "ways.bpf.h"
+#include "occupancy.bpf.h"
+#include "wakeups.bpf.h"
+#include "late_wait.bpf.h"
+#include "wanted_threads.bpf.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+struct {
+	struct late_wait late_wait;
+} layouts = {};
+
+enum {
+	/* include/linux/sched.h */
+	PF_KTHREAD = 0x200000,
+};
+
+/* 0: all. */
+const volatile u32 wanted_process = 0;
+
+/* Late waits that found no room. */
+u64 lost_late_waits = 0;
+
+static __noinline int explain_wait(struct task_struct *task, const struct wakeup *wakeup, u64 waited_ns)
+{
+	u64 now_ns = bpf_ktime_get_ns();
+	struct late_wait *late;
+
+	if (!task || !is_wanted(task, task->flags & PF_KTHREAD))
+		return 0;
+	late = begin_late_wait(task, since(now_ns, waited_ns), now_ns);
+	if (!late)
+		return 0;
+	if (wakeup) {
+		if (wakeup->moved_ns) {
+			late->runnable_ns = wakeup->woken_ns;
+			late->moved_ns = wakeup->moved_ns;
+			late->moved_from = wakeup->moved_from;
+		}
+		late->waker_tid = wakeup->waker_tid;
+		__builtin_memcpy(late->waker, wakeup->waker, sizeof(late->waker));
+	}
+	if (send_late_wait(late))
+		__sync_fetch_and_add(&lost_late_waits, 1);
+	return 0;
+}
+
+/* How it came to wait; NULL where that is not known. That of a worker is its item's, too. */
+static __always_inline struct wakeup *own_wakeup(const struct task_struct *task)
+{
+	struct wakeup *wakeup = wakeup_of(task->pid);
+
+	return wakeup && wakeup->tid == (u32)task->pid && !(task->flags & PF_WQ_WORKER) ? wakeup : NULL;
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	struct wakeup *wakeup;
+	u64 waited_ns, whole_ns;
+
+	if (!next->pid || (wanted_process && (u32)next->tgid != wanted_process))
+		return 0;
+	/* The scheduler has just read its clock, and counts the wait by the same reading after this: that on this CPU. */
+	waited_ns = task_waiting_ns(next);
+	wakeup = own_wakeup(next);
+	if (wakeup && wakeup->moved_ns) {
+		whole_ns = since(bpf_ktime_get_ns(), wakeup->woken_ns);
+		if (whole_ns > waited_ns)
+			waited_ns = whole_ns;
+	}
+	if (waited_ns >= explain_over_ns)
+		explain_wait(next, wakeup, waited_ns);
+	/* It is over: where the next one is not seen, because an interrupt's wakeup came in while a program ran, it must not count from this one. */
+	if (wakeup)
+		wakeup->tid = 0;
+	return 0;
+}

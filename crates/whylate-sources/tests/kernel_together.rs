@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! All sources at once, on one account of the CPUs, beside disturbances of known cause and length. They run as root.
+
+mod kernel;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, Scope};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use kernel::disturb::{disturb, is, is_unsupported};
+use kernel::late::{Places, blamed_ns, common_ns, stay_on};
+use kernel::turn::turn_to_measure;
+use kernel::{is_emulated, unless_stolen};
+use whylate_model::blame::Evidence;
+use whylate_model::{Cause, CauseKind, LateEvent};
+use whylate_sources::inject::disturbance::{Kind, Policy};
+use whylate_sources::inject::sqpoll::{Load, Plan};
+use whylate_sources::irqsoff::IrqsoffOptions;
+use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
+use whylate_sources::sqpoll::SqpollOptions;
+use whylate_sources::timerlat::TimerlatOptions;
+use whylate_sources::wq::Wq;
+use whylate_sources::{Attached, Options, Source as _, Together, irqsoff, sqpoll, timerlat};
+
+/// Every disturbance is so long, and late is what waits for most of it.
+const LENGTH_NS: u64 = 8_000_000;
+const LATE_NS: u64 = 5_000_000;
+/// Late events of each source.
+const WANTED: usize = 200;
+/// In rounds of so many.
+const TIMES: u64 = 60;
+const DEADLINE: Duration = Duration::from_secs(120);
+/// Has an item queued on each CPU when it is read.
+const MAKES_ITEMS: &str = "/proc/sys/vm/stat_refresh";
+
+type Sources = Vec<(&'static str, Box<dyn Attached>)>;
+
+/// Every source, each explaining what is late on the disturbed CPU.
+fn attach(places: Places, together: &Together) -> Result<Sources> {
+    let explain_over_ns = Some(LATE_NS);
+    let irqsoff = IrqsoffOptions { explain_over_ns, keep_evidence: true, ..IrqsoffOptions::default() };
+    let wq = Options { explain_over_ns, keep_evidence: true, phases: true, ..Options::default() };
+    let offcpu = OffcpuOptions {
+        backend: Some("sample".to_owned()),
+        explain_over_ns,
+        keep_evidence: true,
+        ..OffcpuOptions::default()
+    };
+    let sqpoll = SqpollOptions { explain_over_ns, keep_evidence: true, ..SqpollOptions::default() };
+    let timerlat = TimerlatOptions {
+        backend: Some("bpf".to_owned()),
+        cpus: vec![places.disturbed],
+        explain_over_ns,
+        keep_evidence: true,
+        ..TimerlatOptions::default()
+    };
+    let sources: Sources = together.attach(|| -> Result<Sources> {
+        Ok(vec![
+            ("irqsoff", irqsoff::attach(&irqsoff)?),
+            ("wq", Wq.attach(&wq)?),
+            ("offcpu", Offcpu.attach_with(&offcpu)?),
+            ("sqpoll", Box::new(sqpoll::attach(&sqpoll)?)),
+            ("timerlat", Box::new(timerlat::attach(&timerlat)?)),
+        ])
+    })?;
+    together.begin()?;
+    Ok(sources)
+}
+
+/// Items, and a thread that sleeps for a moment all the time, wait on the disturbed CPU until it is over.
+fn wait_there<'scope>(scope: &'scope Scope<'scope, '_>, cpu: u32, over: &'scope AtomicBool) {
+    scope.spawn(|| {
+        // It shares its CPU with whoever watches, and each disturbance has to find an item that waits.
+        let _ = rustix::process::setpriority_process(None, -15);
+        while !over.load(Ordering::Relaxed) {
+            // A machine without it has no items that wait, which shows.
+            let _ = std::fs::read(MAKES_ITEMS);
+            thread::sleep(Duration::from_micros(300));
+        }
+    });
+    let sleeper = thread::Builder::new().name("test-sleeper".to_owned());
+    let sleeper = sleeper.spawn_scoped(scope, move || {
+        stay_on(cpu).expect("a thread may stay on a CPU");
+        while !over.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_micros(300));
+        }
+    });
+    sleeper.expect("there is room for a thread");
+}
+
+fn span(event: &LateEvent) -> Range<u64> {
+    match event.evidence.as_deref() {
+        Some(Evidence::Work(of)) => of.queued_ns..of.started_ns,
+        Some(Evidence::Timer(of)) => of.due_ns..of.thread_ns,
+        Some(Evidence::Tick(of)) => of.due_ns..of.came_ns,
+        Some(Evidence::Starved(of)) => of.runnable_ns..of.running_ns,
+        None => panic!("the evidence was asked for"),
+    }
+}
+
+fn is_because(event: &LateEvent, made: &[Range<u64>]) -> bool {
+    let common: u64 = made.iter().map(|made| common_ns(made, &span(event))).sum();
+    common * 20 >= event.latency_ns * 11
+}
+
+/// A few more than are wanted.
+fn has_enough(late: &BTreeMap<&'static str, Vec<LateEvent>>, made: &[Range<u64>], touched: &[&str]) -> bool {
+    let seen = |name: &&str| late.get(name).map_or(0, |all| all.iter().filter(|event| is_because(event, made)).count());
+    touched.iter().all(|name| seen(name) >= WANTED * 11 / 10)
+}
+
+/// What was late on the disturbed CPU mostly because of a disturbance, by source, until each of `touched` has seen enough.
+fn late_because(
+    kind: Kind,
+    places: Places,
+    touched: &[&'static str],
+) -> Result<BTreeMap<&'static str, Vec<LateEvent>>> {
+    stay_on(places.tool)?;
+    let together = Together::default();
+    let mut sources = attach(places, &together)?;
+    // The submission thread spins, which is a load for all that wait there.
+    let load = Load::start(&Plan { sq_cpu: Some(places.disturbed), app_cpu: Some(places.tool), ..Plan::default() })?;
+    let over = AtomicBool::new(false);
+    let mut late: BTreeMap<&'static str, Vec<LateEvent>> = BTreeMap::new();
+    let mut made = Vec::new();
+    let outcome = thread::scope(|scope| {
+        wait_there(scope, places.disturbed, &over);
+        let began = Instant::now();
+        let mut outcome = Ok(());
+        while outcome.is_ok() && !has_enough(&late, &made, touched) && began.elapsed() < DEADLINE {
+            let round = scope.spawn(|| disturb(kind, places.disturbed, LENGTH_NS, TIMES, 3 * LENGTH_NS));
+            while !round.is_finished() {
+                drain(&mut sources, places, &mut late)?;
+                thread::sleep(Duration::from_millis(50));
+            }
+            drain(&mut sources, places, &mut late)?;
+            outcome = round.join().expect("disturbing does not panic").map(|round| made.extend(round));
+        }
+        over.store(true, Ordering::Relaxed);
+        outcome
+    });
+    over.store(true, Ordering::Relaxed);
+    drop(load);
+    outcome?;
+    let lost: BTreeMap<_, _> = together.take_lost();
+    println!("{} disturbances; the account has lost {lost:?}", made.len());
+    for (name, source) in &mut sources {
+        let (all, mine) = (late[name].len(), late[name].iter().filter(|event| is_because(event, &made)).count());
+        println!("{name}: {mine} of {all} late events are because of them; lost {:?}", source.snapshot()?.lost);
+    }
+    late.values_mut().for_each(|events| events.retain(|event| is_because(event, &made)));
+    Ok(late)
+}
+
+fn drain(sources: &mut Sources, places: Places, late: &mut BTreeMap<&'static str, Vec<LateEvent>>) -> Result<()> {
+    for (name, source) in sources {
+        let events = late.entry(name).or_default();
+        source.drain_late(Duration::ZERO, &mut |event| {
+            if event.cpu == places.disturbed {
+                events.push(event);
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// Each of these sources has seen enough, says so of nearly all, and all say the same.
+fn is_blamed_by(kind: Kind, touched: &[&'static str], is_true: impl Fn(&Cause) -> bool) -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+    if is_emulated() {
+        println!("skipped: an emulated CPU has other causes too, and each source has a test of its own there");
+        return Ok(());
+    }
+    unless_stolen(|| {
+        let late = match late_because(kind, places, touched) {
+            Err(error) if is_unsupported(&error) => return Ok(()),
+            late => late?,
+        };
+        let mut names = BTreeSet::new();
+        for &name in touched {
+            let events = late.get(name).with_context(|| format!("{name} has seen nothing"))?;
+            for event in events {
+                let sum: u64 = event.causes.iter().map(|cause| cause.ns).sum();
+                ensure!(sum == event.latency_ns, "the causes add up to {sum}: {event:?}");
+            }
+            let (right, wrong): (Vec<_>, Vec<_>) =
+                events.iter().partition(|event| event.causes.first().is_some_and(&is_true));
+            let total_ns: u64 = events.iter().map(|event| event.latency_ns).sum();
+            let unknown_ns: u64 = events.iter().map(|event| blamed_ns(event, &[CauseKind::Unknown], "")).sum();
+            println!(
+                "{name}: {} of {} name the true cause; unknown: {unknown_ns} of {total_ns} ns",
+                right.len(),
+                events.len()
+            );
+            for event in wrong.iter().take(3) {
+                println!("another cause: {:?} of {:?}", event.causes, event.labels);
+            }
+            ensure!(events.len() >= WANTED, "{name}: only {} late events", events.len());
+            ensure!(right.len() * 100 >= events.len() * 95, "{name}: too few are right");
+            ensure!(unknown_ns * 100 <= total_ns * 5, "{name}: too much is unknown");
+            names
+                .extend(right.iter().map(|event| event.causes[0].who.split(':').next().unwrap_or_default().to_owned()));
+        }
+        ensure!(names.len() == 1, "one disturbance has several names: {names:?}");
+        Ok(())
+    })
+}
+
+#[test]
+fn interrupts_off_are_blamed_by_each_source() -> Result<()> {
+    let touched = ["irqsoff", "wq", "sqpoll", "timerlat"];
+    is_blamed_by(Kind::IrqsOff, &touched, |cause| is(cause, CauseKind::IrqsOff, "whylate-irqsoff:"))
+}
+
+#[test]
+fn a_thread_of_higher_priority_is_blamed_by_each_source() -> Result<()> {
+    let touched = ["wq", "offcpu", "sqpoll", "timerlat"];
+    is_blamed_by(Kind::Hog(Policy::Fifo(98)), &touched, |cause| is(cause, CauseKind::Thread, "whylate-hog:"))
+}
+
+#[test]
+fn a_softirq_is_blamed_by_each_source() -> Result<()> {
+    let touched = ["wq", "offcpu", "timerlat"];
+    is_blamed_by(Kind::Softirq, &touched, |cause| is(cause, CauseKind::Softirq, "hrtimer"))
+}

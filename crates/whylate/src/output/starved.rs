@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Threads that waited for a CPU, and who had it.
+
+use std::io::{self, Write};
+
+use whylate_model::units::{format_ns, printable, rfc3339};
+use whylate_model::{Culprits, LateEvent, Snapshot, Worst};
+
+use super::why;
+
+/// Writes one wait of `who` with its causes.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write(out: &mut dyn Write, who: &str, event: &LateEvent) -> io::Result<()> {
+    let at = rfc3339::format(event.at_unix_ns);
+    let time = at.split_once('T').map_or(at.as_str(), |(_, time)| time.trim_end_matches('Z'));
+    let latency = format_ns(event.latency_ns);
+    let waker = event.labels.get("woken_by").map_or_else(String::new, |by| format!(", woken by {}", printable(by)));
+    writeln!(out, "{time}  {} waited {latency} for CPU {}{waker}", printable(who), event.cpu)?;
+    why::write_causes(out, event)
+}
+
+/// The worst waits, and who caused all of them.
+#[derive(Debug)]
+pub struct Waits {
+    over_ns: u64,
+    worst: Worst,
+    culprits: Culprits,
+}
+
+impl Waits {
+    /// Of waits from `over_ns` on, keeps the worst ones, so many.
+    pub fn new(over_ns: u64, worst: usize) -> Self {
+        Waits { over_ns, worst: Worst::new(worst), culprits: Culprits::default() }
+    }
+
+    /// Takes one in.
+    pub fn add(&mut self, event: LateEvent) {
+        self.culprits.add(&event);
+        self.worst.add(event);
+    }
+
+    /// Adds the worst ones to the snapshot, worst first.
+    pub fn tell(&mut self, snapshot: &mut Snapshot) {
+        snapshot.late.extend(self.worst.take());
+    }
+
+    /// Writes the worst ones of a snapshot, and a line per culprit.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    pub fn write(&mut self, out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
+        let ranking = self.culprits.take();
+        let over = format_ns(self.over_ns);
+        if ranking.events == 0 {
+            return writeln!(out, "\nNo thread waited {over} or longer for a CPU.");
+        }
+        writeln!(
+            out,
+            "\nWaits for a CPU of {over} or longer: the {} longest of {}",
+            snapshot.late.len(),
+            ranking.events
+        )?;
+        for event in &snapshot.late {
+            writeln!(out)?;
+            write(out, &thread_of(event), event)?;
+        }
+        writeln!(out)?;
+        why::write_ranking(out, &ranking)
+    }
+}
+
+/// A thread's name and number, and its process where that has several.
+fn thread_of(event: &LateEvent) -> String {
+    let label = |name: &str| event.labels.get(name).map_or("?", String::as_str);
+    let thread = format!("{}:{}", label("thread"), label("tid"));
+    if label("tid") == label("pid") { thread } else { format!("{thread} of {}:{}", label("process"), label("pid")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use whylate_model::{Cause, CauseKind};
+
+    use super::*;
+
+    fn wait(tid: u32, latency_ns: u64) -> LateEvent {
+        let cause = |kind, who: &str, ns| Cause { kind, who: who.to_owned(), ns, stack: Vec::new() };
+        let labels = [
+            ("process", "app\x1b[2J".to_owned()),
+            ("pid", "77".to_owned()),
+            ("tid", tid.to_string()),
+            ("thread", "worker".to_owned()),
+            ("woken_by", "main:77".to_owned()),
+        ];
+        LateEvent {
+            labels: labels.map(|(name, value)| (name.to_owned(), value)).into(),
+            at_unix_ns: 1_795_252_440_123_456_789,
+            latency_ns,
+            cpu: 1,
+            causes: vec![
+                cause(CauseKind::Thread, "stress:9", latency_ns - 100_000),
+                cause(CauseKind::Irq, "local_timer", 100_000),
+            ],
+            ..LateEvent::default()
+        }
+    }
+
+    #[test]
+    fn the_worst_are_shown_and_all_are_ranked() {
+        let mut waits = Waits::new(1_000_000, 2);
+        for (tid, latency_ns) in [(78, 4_000_000), (77, 9_000_000), (79, 2_000_000)] {
+            waits.add(wait(tid, latency_ns));
+        }
+        let mut snapshot = Snapshot::new("offcpu", "sample", "host", 0);
+        waits.tell(&mut snapshot);
+        let mut out = Vec::new();
+        waits.write(&mut out, &snapshot).expect("a vector takes everything");
+        snapshot.late.clear();
+        waits.write(&mut out, &snapshot).expect("a vector takes everything");
+        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+    }
+}
