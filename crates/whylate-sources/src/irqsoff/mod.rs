@@ -12,6 +12,7 @@
 
 mod events;
 mod need_resched;
+mod span;
 mod ticks;
 mod timers;
 mod tracer;
