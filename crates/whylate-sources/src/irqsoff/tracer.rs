@@ -25,11 +25,13 @@ const TRACERS: [&str; 3] = ["irqsoff", "preemptoff", "preemptirqsoff"];
 const BUFFER_KB: &str = "64";
 /// With the functions that are called meanwhile, some ten thousand in a millisecond.
 const BUFFER_WITH_FUNCTIONS_KB: &str = "8192";
-/// How often a maximum is looked for. Two of one such time are told as one.
-const EVERY: Duration = Duration::from_millis(10);
+/// How often a maximum is looked for, which takes microseconds. Two of one such time are told as one.
+const EVERY: Duration = Duration::from_millis(2);
+/// How long late events are waited for at a time.
+const WAIT: Duration = Duration::from_millis(20);
 /// The kernel drops a section during which it has noted one of another CPU (kernel/trace/trace_irqsoff.c, max_sequence). CPUs that are not in
 /// tracing_cpumask had none to note before 6.16; from then on only their records are left out (tracing_set_cpumask).
-const WEAKER: &str = "of each 10 ms the tracer tells the longest section alone, and none during which another CPU (before Linux 6.16: another \
+const WEAKER: &str = "of each 2 ms the tracer tells the longest section alone, and none during which another CPU (before Linux 6.16: another \
                       one of -c) ended one of --from or longer: choose CPUs, or raise --from to what matters";
 
 /// Starts it.
@@ -121,7 +123,7 @@ impl Attached for AttachedTracer {
 
     fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
         if self.maxima.is_empty() {
-            std::thread::sleep(wait.min(2 * EVERY));
+            std::thread::sleep(wait.min(WAIT));
         }
         self.take()?;
         let Some(from_ns) = self.late_from_ns() else { return Ok(()) };
