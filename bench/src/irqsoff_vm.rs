@@ -14,7 +14,9 @@ use crate::{kernel, machine, results};
 const KERNEL: &str = "6.12-tracers";
 const LENGTHS_US: [u64; 4] = [500, 1_000, 5_000, 20_000];
 const MODES: [&str; 2] = ["irq", "preempt"];
-const BACKENDS: [&str; 3] = ["events", "tracer", "ticks"];
+const BACKENDS: [&str; 4] = ["events", "tracer", "tracer-all", "ticks"];
+/// At the end of a backend's name: it measures all CPUs, as it does unasked. The others measure the CPU on which delays are made.
+const OF_ALL: &str = "-all";
 /// The module and the backends then have one clock: a busy host makes the kernel measure the speed of each wrong.
 const ONE_CLOCK: &str = "tsc=reliable clocksource=tsc";
 /// In the names of the module's functions that make a delay.
@@ -26,12 +28,14 @@ const APART_US: f64 = 20.0;
 /// Before each delay there is time for the one before to be told. All but the delays is kept on the other CPU.
 const SCRIPT: &str = r#"
     cd /tmp
+    taskset -p 1 $$ >/dev/null
     one() {
         backend=$1 mode=$2 us=$3
         [ $mode = irq ] && what= || what=--preempt
+        [ $backend = tracer-all ] && cpus= || cpus='-c 1'
         floor=$(($us / 2))us
         rm -f out
-        whylate irqsoff $what --backend $backend --json --slower $floor --from $floor 1 >out 2>err &
+        whylate irqsoff $what --backend ${backend%-all} $cpus --json --slower $floor --from $floor 1 >out 2>err &
         measuring=$!
         # Its first line comes a second after it has begun.
         until [ -s out ]; do
@@ -54,6 +58,7 @@ const SCRIPT: &str = r#"
         for mode in irq preempt; do
             one events $mode $us
             one tracer $mode $us
+            one tracer-all $mode $us
             # Its timer comes in where preemption is off.
             [ $mode = preempt ] || one ticks $mode $us
         done
@@ -139,7 +144,8 @@ fn row(backend: &str, mode: &str, length_us: u64, json: &str) -> Result<Row> {
     let mut snapshots = 0;
     for line in json.lines().filter(|line| line.starts_with('{')) {
         let snapshot: Snapshot = serde_json::from_str(line)?;
-        ensure!(snapshot.backend == backend, "{} measured, not {backend}", snapshot.backend);
+        let wanted = backend.trim_end_matches(OF_ALL);
+        ensure!(snapshot.backend == wanted, "{} measured, not {wanted}", snapshot.backend);
         snapshots += 1;
         // `late_events` are there where a line holds no more of them, or nobody read them in time.
         row.lost +=
@@ -179,7 +185,7 @@ impl Row {
 
 /// Of the backends that tell a length exactly.
 fn figures(rows: &[Row], times: usize) -> Vec<(String, f64, f64)> {
-    let exact = rows.iter().filter(|row| row.backend != "ticks");
+    let exact = rows.iter().filter(|row| row.backend != "ticks" && !row.backend.ends_with(OF_ALL));
     let errors = exact.map(|row| {
         let name = format!("median error of `{}`, {} us, {} (us)", row.backend, row.length_us, row.mode);
         (name, if row.errors_us.is_empty() { f64::MAX } else { row.median_us().abs() }, row.allowed_us())
@@ -205,9 +211,10 @@ fn markdown(rows: &[Row], figures: &[(String, f64, f64)], times: usize) -> Resul
         "\nThe kernel's `preemptirq_delay_test` makes {times} delays of each kind on one CPU. \"Error\" is what is told less the length \
          that was asked for; a CPU that the host stops meanwhile makes a delay longer. `ticks` tells bounds: its error is that of the \
          lower one, and the delay has to lie between both; a delay that is shorter than its period of 1 ms is seen by chance, \
-         and what delivering an interrupt takes is taken off, which is much in an emulator. The \
-         tracer keeps the longest section alone, and drops one during which another CPU had a longer one: \"longer\" is how many \
-         sections of others at least as long were told meanwhile, which hide delays from it. Emulated CPUs stop all the time.\n\n\
+         and what delivering an interrupt takes is taken off, which is much in an emulator. All measure the CPU of the delays \
+         (`-c 1`), but for `tracer{OF_ALL}`, which measures both, as it does unasked. The tracer keeps the longest section alone, and \
+         drops one during which another CPU that it measures had a longer one: \"longer\" is how many sections of others at least as \
+         long were told meanwhile, which hide delays from it. Emulated CPUs stop all the time.\n\n\
          | backend | off | delay (us) | told | function | within bounds | median error (us) | worst error (us) | longer | lost |\n\
          |---|---|--:|--:|---|--:|--:|--:|--:|--:|\n"
     )?;

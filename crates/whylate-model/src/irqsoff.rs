@@ -52,6 +52,10 @@ pub struct LateTick {
     pub reason: Reason,
     /// The kernel stack that it found, innermost frame first, with the frames of the interrupt itself.
     pub stack: Vec<String>,
+    /// The kernel stack that was found while the timer was overdue and interrupts were off, innermost frame first; empty where nobody could
+    /// look.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inside: Vec<String>,
     /// Of that, what the hypervisor took.
     pub steal_ns: u64,
     /// Of that, what handlers of other interrupts took.

@@ -27,6 +27,9 @@ pub struct LateEvent {
     /// The kernel stack of whoever asked for the work, innermost first; empty unless asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<String>,
+    /// The kernel stack that was found while it waited, innermost first, where a source can look.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inside: Vec<String>,
     /// What made it wait; they add up to `latency_ns`. Empty unless `--why` asks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub causes: Vec<Cause>,

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A timer on each CPU whose interrupt is due once in a period: when it comes late, interrupts were off. For the account of CPUs it rests
 //! while the CPU changes hands often.
-#![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsRawFd as _, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use libbpf_rs::libbpf_sys::{PERF_COUNT_SW_CPU_CLOCK, PERF_FLAG_FD_CLOEXEC, PERF_TYPE_SOFTWARE, perf_event_attr};
-
+use crate::perf_event::{self, EVERY_THREAD, PERF_EVENT_IOC_DISABLE, PERF_EVENT_IOC_ENABLE};
 use crate::symbols::address_of;
 
 /// How often it is due for the account. Interrupts that are off for longer are seen; of their length at most this much is not.
@@ -79,6 +77,13 @@ impl Heartbeats {
         Ok(id)
     }
 
+    /// Holds the timers back, or lets them go on.
+    #[cfg(test)]
+    pub(crate) fn hold_back(&self, is_held: bool) -> io::Result<()> {
+        let request = if is_held { PERF_EVENT_IOC_DISABLE } else { PERF_EVENT_IOC_ENABLE };
+        self.beats.iter().try_for_each(|beat| perf_event::request(&beat.event, request))
+    }
+
     /// From now on lets timers rest on CPUs of which `written` tells many intervals. It gets the number of a CPU and returns how many
     /// intervals that has had, wrapping.
     pub(crate) fn keep_pace(&mut self, written: impl Fn(u32) -> u32 + Send + 'static) -> io::Result<()> {
@@ -111,12 +116,7 @@ impl Drop for Heartbeats {
 
 impl Beat {
     fn id(&self) -> io::Result<u64> {
-        let mut id = 0_u64;
-        // SAFETY: the request writes one number of 64 bits, for which the pointer is valid; the descriptor is that of a perf event.
-        match unsafe { libc::ioctl(self.event.as_raw_fd(), PERF_EVENT_IOC_ID, &raw mut id) } {
-            0 => Ok(id),
-            _ => Err(io::Error::last_os_error()),
-        }
+        perf_event::id(&self.event)
     }
 
     fn adapt(&mut self, written: u32) {
@@ -131,43 +131,14 @@ impl Beat {
                 return;
             }
         };
-        // SAFETY: the request takes no memory, and the descriptor is that of a perf event.
-        if unsafe { libc::ioctl(self.event.as_raw_fd(), request, 0) } == 0 {
+        if perf_event::request(&self.event, request).is_ok() {
             self.rests = rests;
         }
     }
 }
 
-/// `_IO('$', 0)` and `_IO('$', 1)` of include/uapi/linux/perf_event.h.
-const PERF_EVENT_IOC_ENABLE: libc::Ioctl = 0x2400;
-const PERF_EVENT_IOC_DISABLE: libc::Ioctl = 0x2401;
-/// `_IOR('$', 7, __u64 *)`, whose size is that of a pointer.
-const PERF_EVENT_IOC_ID: libc::Ioctl = 0x8000_2407 | ((size_of::<*const u64>() as libc::Ioctl) << 16);
-
 fn start_on(cpu: u32, period_ns: u64) -> io::Result<OwnedFd> {
-    let every_process = -1;
-    start_timer(every_process, cpu as libc::c_int, period_ns)
-}
-
-/// Starts a timer of a thread or of a CPU (-1: of any), which goes with the descriptor.
-pub(crate) fn start_timer(tid: libc::pid_t, cpu: libc::c_int, period_ns: u64) -> io::Result<OwnedFd> {
-    let mut attributes = perf_event_attr {
-        type_: PERF_TYPE_SOFTWARE,
-        size: size_of::<perf_event_attr>() as u32,
-        config: PERF_COUNT_SW_CPU_CLOCK.into(),
-        ..perf_event_attr::default()
-    };
-    attributes.__bindgen_anon_1.sample_period = period_ns;
-    let no_group = -1;
-    // SAFETY: the attributes are valid for the call, which only reads them.
-    let event = unsafe {
-        libc::syscall(libc::SYS_perf_event_open, &raw const attributes, tid, cpu, no_group, PERF_FLAG_FD_CLOEXEC)
-    };
-    if event < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a new descriptor that nobody else has.
-    Ok(unsafe { OwnedFd::from_raw_fd(event as i32) })
+    perf_event::start_timer(EVERY_THREAD, cpu as libc::c_int, period_ns)
 }
 
 /// How many looks are left until a timer beats again, after one that has found so many intervals.

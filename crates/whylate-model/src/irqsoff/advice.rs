@@ -40,7 +40,8 @@ fn writes_to_console(frame: &str) -> bool {
 }
 
 fn console(snapshot: &Snapshot, level: Option<u32>) -> Option<String> {
-    let late = snapshot.late.iter().map(|event| (&event.stack, event.latency_ns));
+    let late =
+        snapshot.late.iter().flat_map(|event| [(&event.stack, event.latency_ns), (&event.inside, event.latency_ns)]);
     let summed = snapshot.stacks.iter().map(|stack| (&stack.kernel, stack.weight_ns / stack.samples.max(1)));
     let longest_ns = late.chain(summed).filter(|(frames, _)| frames.iter().any(|frame| writes_to_console(frame)));
     let named = of_kind(snapshot, "irqs_off").filter(|(series, _)| {

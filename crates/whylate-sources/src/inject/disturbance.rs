@@ -17,7 +17,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use whylate_model::units::format_ns;
 
 use super::threads::{self, Away};
-use super::{Moment, hog, irqs_off, preempt_off, softirq};
+use super::{Moment, hog, off, softirq};
 use crate::AttachError;
 use crate::clock::monotonic_ns;
 
@@ -295,8 +295,8 @@ fn run_there(
         return Err(AttachError::Unsupported(reason.to_owned()));
     }
     let mut maker: Box<dyn Maker> = match plan.kind {
-        Kind::IrqsOff => Box::new(irqs_off::IrqsOff::new(cpu, plan.length_ns)?),
-        Kind::PreemptOff => Box::new(preempt_off::PreemptOff::new(cpu, plan.length_ns)?),
+        Kind::IrqsOff => Box::new(off::Off::new(off::What::Interrupts, cpu, plan.length_ns)?),
+        Kind::PreemptOff => Box::new(off::Off::new(off::What::Preemption, cpu, plan.length_ns)?),
         Kind::Softirq => Box::new(softirq::Softirq::new(cpu, plan.length_ns)?),
         Kind::Hog(policy) => Box::new(hog::Hog::new(policy, plan.length_ns)?),
     };

@@ -4,8 +4,7 @@
 pub mod disturbance;
 pub mod file_load;
 mod hog;
-mod irqs_off;
-mod preempt_off;
+mod off;
 mod reserve;
 mod softirq;
 pub mod sqpoll;

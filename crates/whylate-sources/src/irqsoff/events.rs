@@ -11,7 +11,8 @@ use whylate_model::ftrace::section_event;
 use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 
 use self::programs::{Programs, late_section};
-use super::{EVENTS, INFO, IrqsoffOptions};
+use super::span::{Span, wanted_cpus};
+use super::{EVENTS, IrqsoffOptions};
 use crate::attach::{self, Meter};
 use crate::floors::Floors;
 use crate::source::{AttachError, Attached, Backend};
@@ -35,9 +36,7 @@ struct AttachedEvents {
     cpus: Vec<u32>,
     floors: Option<Floors>,
     symbols: KernelSymbols,
-    host: String,
-    since_unix_ns: u64,
-    since_monotonic_ns: u64,
+    span: Span,
     fallback_reason: Option<String>,
     meter: Meter,
     /// Late events whose records were cut short.
@@ -48,10 +47,7 @@ impl AttachedEvents {
     fn new(options: &IrqsoffOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
-        let online = cpus::online().context("cannot tell which CPUs are online")?;
-        if let Some(cpu) = options.cpus.iter().find(|cpu| !online.contains(cpu)) {
-            return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
-        }
+        wanted_cpus(&options.cpus)?;
         let programs = Programs::attach(options.what)?;
         // One that comes later is measured too.
         let cpus = if options.cpus.is_empty() { (0..programs.cpus()).collect() } else { options.cpus.clone() };
@@ -61,9 +57,7 @@ impl AttachedEvents {
             cpus,
             floors: options.worst.map(Floors::new),
             symbols: KernelSymbols::default(),
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            since_unix_ns: clock::unix_ns(),
-            since_monotonic_ns: clock::monotonic_ns(),
+            span: Span::begin(),
             fallback_reason,
             meter: Meter::default(),
             cut_short: 0,
@@ -142,17 +136,14 @@ impl Attached for AttachedEvents {
     }
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
-        let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
         let online = cpus::online().context("cannot tell which CPUs are online")?;
         let measured = self.cpus.iter().filter(|cpu| online.contains(cpu)).count();
-        let mut snapshot = Snapshot::new(INFO.name, EVENTS, &self.host, self.since_unix_ns);
-        snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
+        let mut snapshot = self.span.end(EVENTS);
         snapshot.series = self.series((snapshot.duration_ns as f64 * measured as f64).max(1.0));
         snapshot.lost = self.programs.take_lost();
         *snapshot.lost.entry("late_events".to_owned()).or_default() += std::mem::take(&mut self.cut_short);
         self.meter.tell(self.programs.statistics(), &mut snapshot);
         self.forget_worst();
-        (self.since_monotonic_ns, self.since_unix_ns) = (now_monotonic_ns, now_unix_ns);
         Ok(snapshot)
     }
 

@@ -12,6 +12,7 @@
 
 mod events;
 mod need_resched;
+mod span;
 mod ticks;
 mod timers;
 mod tracer;
@@ -62,7 +63,7 @@ pub static INFO: SourceInfo = SourceInfo {
         BackendInfo {
             name: TRACER,
             needs: &[Need::Tracer("irqsoff")],
-            weaker: "of each 10 ms it tells the longest section alone, and none during which another CPU ended a long one",
+            weaker: "of each 2 ms it tells the longest section alone, and none during which another CPU ended a long one",
         },
         BackendInfo {
             name: TICKS,

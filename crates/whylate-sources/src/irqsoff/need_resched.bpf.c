@@ -7,13 +7,10 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 #include "compat.bpf.h"
+#include "stacks.bpf.h"
 #include "ways.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
-
-enum mark_limits {
-	MARK_FRAMES = 48,
-};
 
 enum {
 	UNKNOWN_BIT = 64,
@@ -26,12 +23,6 @@ enum mark_lost {
 	/* No room for a record: the reader is too slow. */
 	MARK_RECORDS,
 	MARK_LOST_REASONS,
-};
-
-struct stack_taken {
-	/* Negative or 0: none. */
-	s64 bytes;
-	u64 frames[MARK_FRAMES];
 };
 
 /* The mark of one CPU's thread. */
@@ -67,7 +58,6 @@ struct {
 	struct mark mark;
 	struct kept kept;
 	enum mark_lost mark_lost;
-	enum mark_limits mark_limits;
 } layouts = {};
 
 /* What is shorter does not count. */

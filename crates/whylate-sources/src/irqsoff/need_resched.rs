@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Backend `need_resched`: how long a CPU goes on with a thread although the kernel has marked it to be given to another one.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,17 +11,19 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use libbpf_rs::btf::types::Typedef;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
-use libbpf_rs::{Btf, Link, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{Btf, Link};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use whylate_model::irqsoff::Kept;
 use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 
 use self::skel::types::{kept, mark, mark_lost, stack_taken};
-use super::{INFO, IrqsoffOptions, NEED_RESCHED};
+use super::span::{Span, wanted_cpus};
+use super::{IrqsoffOptions, NEED_RESCHED};
 use crate::attach::{self, Meter, PlainData};
 use crate::floors::Floors;
 use crate::inject::threads::become_fifo;
 use crate::mapped::MappedArray;
+use crate::records::Records;
 use crate::source::{AttachError, Attached, Backend};
 use crate::symbols::KernelSymbols;
 use crate::{clock, cpus};
@@ -45,9 +45,6 @@ const LEARNING_AT_MOST: Duration = Duration::from_millis(50);
 #[allow(unsafe_code)]
 unsafe impl PlainData for kept {}
 
-/// Records as the kernel wrote them, in order.
-type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
-
 /// Starts it.
 pub(super) fn attach(
     options: &IrqsoffOptions,
@@ -60,7 +57,6 @@ pub(super) fn attach(
 struct AttachedMarks {
     /// First, so that no program runs while the rest goes.
     _links: Vec<Link>,
-    ring: RingBuffer<'static>,
     records: Records,
     marks: MappedArray,
     skeleton: skel::NeedReschedSkel<'static>,
@@ -73,9 +69,7 @@ struct AttachedMarks {
     /// Seen, and not handed over yet.
     late: VecDeque<LateEvent>,
     symbols: KernelSymbols,
-    host: String,
-    since_unix_ns: u64,
-    since_monotonic_ns: u64,
+    span: Span,
     fallback_reason: Option<String>,
     meter: Meter,
     /// Records that were cut short.
@@ -86,11 +80,7 @@ impl AttachedMarks {
     fn new(options: &IrqsoffOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
-        let online = cpus::online().context("cannot tell which CPUs are online")?;
-        let wanted = if options.cpus.is_empty() { online.clone() } else { options.cpus.clone() };
-        if let Some(cpu) = wanted.iter().find(|cpu| !online.contains(cpu)) {
-            return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
-        }
+        let wanted = wanted_cpus(&options.cpus)?;
         let types = Btf::from_vmlinux()?;
         for event in ["sched_set_need_resched_tp", "sched_entry_tp"] {
             if types.type_by_name::<Typedef<'_>>(&format!("btf_trace_{event}")).is_none() {
@@ -114,8 +104,7 @@ impl AttachedMarks {
         let mut skeleton = open.load()?;
         let marks = MappedArray::new(skeleton.maps.mark_by_cpu.as_fd(), entries as usize, size_of::<mark>())
             .context("cannot map the marks")?;
-        let records = Records::default();
-        let ring = ring_of(&skeleton, &records)?;
+        let records = Records::of(&skeleton.maps.kept_cpus)?;
         let links = skeleton.object().progs_mut().map(|program| program.attach()).collect::<Result<Vec<_>, _>>()?;
         learn_flag(&mut skeleton)?;
         for &cpu in &wanted {
@@ -123,7 +112,6 @@ impl AttachedMarks {
         }
         Ok(AttachedMarks {
             _links: links,
-            ring,
             records,
             marks,
             skeleton,
@@ -134,9 +122,7 @@ impl AttachedMarks {
             lengths: BTreeMap::new(),
             late: VecDeque::new(),
             symbols: KernelSymbols::default(),
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            since_unix_ns: clock::unix_ns(),
-            since_monotonic_ns: clock::monotonic_ns(),
+            span: Span::begin(),
             fallback_reason,
             meter: Meter::default(),
             cut_short: 0,
@@ -152,7 +138,7 @@ impl AttachedMarks {
     /// Counts what has come in.
     fn take_in(&mut self) {
         loop {
-            let Some(bytes) = self.records.borrow_mut().pop_front() else { return };
+            let Some(bytes) = self.records.next() else { return };
             let Some(record) = attach::read_plain::<kept>(&bytes) else {
                 self.cut_short += 1;
                 continue;
@@ -250,27 +236,15 @@ fn stack_of(taken: &stack_taken, symbols: &mut KernelSymbols) -> Vec<String> {
     frames.map(|&address| symbols.name(address).to_owned()).collect()
 }
 
-fn ring_of(skeleton: &skel::NeedReschedSkel<'_>, records: &Records) -> Result<RingBuffer<'static>, AttachError> {
-    let mut builder = RingBufferBuilder::new();
-    let records = Rc::clone(records);
-    builder.add(&skeleton.maps.kept_cpus, move |bytes| {
-        records.borrow_mut().push_back(bytes.into());
-        0
-    })?;
-    Ok(builder.build()?)
-}
-
 impl Attached for AttachedMarks {
     fn backend(&self) -> Backend<'_> {
         Backend { name: NEED_RESCHED, fallback_reason: self.fallback_reason.as_deref() }
     }
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
-        attach::poll(&self.ring, Duration::ZERO)?;
+        self.records.poll(Duration::ZERO)?;
         self.take_in();
-        let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
-        let mut snapshot = Snapshot::new(INFO.name, NEED_RESCHED, &self.host, self.since_unix_ns);
-        snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
+        let mut snapshot = self.span.end(NEED_RESCHED);
         let measured_ns = (snapshot.duration_ns as f64 * self.cpus.len() as f64).max(1.0);
         let lengths = std::mem::take(&mut self.lengths);
         snapshot.series = lengths
@@ -289,13 +263,12 @@ impl Attached for AttachedMarks {
             floors.forget();
         }
         self.hand_over_from_ns.clear();
-        (self.since_monotonic_ns, self.since_unix_ns) = (now_monotonic_ns, now_unix_ns);
         Ok(snapshot)
     }
 
     fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
         if self.late.is_empty() {
-            attach::poll(&self.ring, wait)?;
+            self.records.poll(wait)?;
             self.take_in();
         }
         self.late.drain(..).for_each(each);

@@ -27,7 +27,14 @@ struct {
 	enum tick_reason tick_reason;
 	enum tick_limits tick_limits;
 	enum irq_vector irq_vector;
+	struct inside inside;
 } layouts = {};
+
+enum {
+	/* Place of the flags among the registers that a perf event's program gets, of 8 bytes each (arch/x86/include/uapi/asm/ptrace.h). */
+	REGISTER_FLAGS = 18,
+	FLAG_INTERRUPTS_ON = 1 << 9,
+};
 
 /* The function of the CPUs' timers. */
 const volatile u64 timer_function = 0;
@@ -38,6 +45,10 @@ const volatile u64 from_ns = 0;
 const volatile bool counts_all = false;
 /* Late events carry a window of the account. */
 const volatile bool with_causes = false;
+/* A program looks into sections. */
+const volatile bool looks_inside = false;
+/* It takes no stack unless interrupts are off there. Cleared by a test alone that has no NMI. */
+const volatile bool proves_inside = true;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -83,6 +94,15 @@ struct {
 	/* User space makes it larger where causes are asked for. */
 	__uint(max_entries, 1 << 19);
 } late_ticks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	/* User space makes it as long as there are CPUs. */
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, u32);
+	__type(value, struct inside);
+} inside_by_cpu SEC(".maps");
 
 /* How many numbers of culprits are given out. Two CPUs that find the same culprit at once take two; user space adds them up. */
 u32 culprits = 0;
@@ -250,12 +270,68 @@ static __always_inline void count(struct tick *tick, const struct late_tick *lat
 		tick->lost_buckets++;
 }
 
+static __always_inline struct inside *inside_here(void)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+
+	return bpf_map_lookup_elem(&inside_by_cpu, &cpu);
+}
+
+/*
+ * An event that interrupts that are off do not hold up: an NMI. It may come in anywhere, also in the other programs, which change nothing that it
+ * writes and read it once it says that it is about their tick: then it is not written again.
+ */
+SEC("?perf_event")
+int on_kernel_cycles(void *ctx)
+{
+	struct tick *tick = tick_here();
+	struct inside *inside = inside_here();
+	u64 now_ns, due_ns;
+
+	if (!tick || !inside)
+		return 0;
+	now_ns = bpf_ktime_get_ns();
+	due_ns = *(volatile u64 *)&tick->due_ns;
+	if (!due_ns || inside->due_ns == due_ns || since(now_ns, due_ns) < from_ns)
+		return 0;
+	/* Handlers have interrupts off as well: one that came in after the timer was due came after the section. */
+	if (proves_inside && ((((const u64 *)ctx)[REGISTER_FLAGS] & FLAG_INTERRUPTS_ON) || tick->handler_since_ns > due_ns))
+		return 0;
+	inside->stack.bytes = bpf_get_stack(ctx, inside->stack.frames, sizeof(inside->stack.frames), 0);
+	/* User code. */
+	if (inside->stack.bytes <= 0)
+		return 0;
+	inside->at_ns = now_ns;
+	barrier();
+	*(volatile u64 *)&inside->due_ns = due_ns;
+	return 0;
+}
+
+static __always_inline void tell_inside(struct late_tick *late)
+{
+	struct inside *inside;
+
+	late->inside.bytes = 0;
+	if (!looks_inside)
+		return;
+	inside = inside_here();
+	if (!inside || *(volatile u64 *)&inside->due_ns != late->due_ns)
+		return;
+	barrier();
+	/* It may have come in between the end of the section and the timer's handler. */
+	if (!proves_inside || inside->at_ns < late->came_ns)
+		__builtin_memcpy(&late->inside, &inside->stack, sizeof(late->inside));
+}
+
 static __always_inline void send(struct tick *tick, struct late_tick *late)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	u64 size = __builtin_offsetof(struct late_tick, window);
+	u64 size = __builtin_offsetof(struct late_tick, inside);
 	u32 intervals;
 
+	tell_inside(late);
+	if (late->inside.bytes > 0)
+		size = __builtin_offsetof(struct late_tick, window);
 	late->cpu = bpf_get_smp_processor_id();
 	late->tid = task->pid;
 	__builtin_memcpy(late->comm, task->comm, sizeof(late->comm));
@@ -371,7 +447,7 @@ static __always_inline void tick_comes(void *ctx, struct tick *tick, u64 due_ns,
 	}
 	if (since(came_ns, due_ns) < from_ns)
 		return;
-	stack = bpf_get_stackid(ctx, &late_tick_stacks, 0);
+	stack = keep_stack(ctx, &late_tick_stacks);
 	if (stack < 0) {
 		tick->lost_stacks++;
 		stack = -1;

@@ -2,6 +2,8 @@
 /* What the programs of `ticks` keep of each CPU and of each culprit, and send to user space. */
 #pragma once
 
+#include "stacks.bpf.h"
+
 enum {
 	STACK_FRAMES = 64,
 };
@@ -101,6 +103,16 @@ struct culprit {
 	struct distribution length;
 };
 
+/* The stack inside a section, taken by whatever interrupts that are off do not hold up. Only that program writes it, once for each tick. */
+struct inside {
+	/* Of which tick; written last. */
+	u64 due_ns;
+	u64 at_ns;
+	struct stack_taken stack;
+	u64 _unused[5];
+};
+_Static_assert(sizeof(struct inside) % 64 == 0, "two CPUs share a cache line");
+
 /* One late tick. */
 struct late_tick {
 	u64 due_ns;
@@ -116,6 +128,8 @@ struct late_tick {
 	u32 cpu;
 	u32 tid;
 	char comm[16];
+	/* Left out without one where there is no window. */
+	struct stack_taken inside;
 	/* With causes only. */
 	struct window window;
 };

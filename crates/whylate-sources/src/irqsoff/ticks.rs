@@ -2,6 +2,7 @@
 //! Backend `ticks`: how late each CPU's own timer comes in.
 
 mod culprits;
+mod looks;
 mod programs;
 
 use std::collections::BTreeMap;
@@ -12,8 +13,10 @@ use whylate_model::irqsoff::{Culprit, LateTick, causes, interrupted_stack};
 use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Stack};
 
 use self::culprits::Late;
+use self::looks::Looks;
 use self::programs::{Programs, Told};
-use super::{INFO, IrqsoffOptions, TICKS};
+use super::span::{Span, wanted_cpus};
+use super::{IrqsoffOptions, TICKS};
 use crate::attach::{self, Meter};
 use crate::floors::Floors;
 use crate::heartbeat::Heartbeats;
@@ -34,15 +37,14 @@ struct AttachedTicks {
     /// First, so that no program runs while the rest goes.
     programs: Programs,
     heartbeats: Heartbeats,
+    looks: Looks,
     options: IrqsoffOptions,
     cpus: Vec<u32>,
     floors: Option<Floors>,
     /// Ticks of each CPU when it was looked at the last time.
     ticks_seen: BTreeMap<u32, u64>,
     symbols: KernelSymbols,
-    host: String,
-    since_unix_ns: u64,
-    since_monotonic_ns: u64,
+    span: Span,
     fallback_reason: Option<String>,
     weaker: Option<String>,
     meter: Meter,
@@ -54,29 +56,40 @@ impl AttachedTicks {
     fn new(options: &IrqsoffOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
-        let online = cpus::online().context("cannot tell which CPUs are online")?;
-        let wanted = if options.cpus.is_empty() { online.clone() } else { options.cpus.clone() };
-        if let Some(cpu) = wanted.iter().find(|cpu| !online.contains(cpu)) {
-            return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
-        }
-        let programs = Programs::attach(options)?;
+        let wanted = wanted_cpus(&options.cpus)?;
+        let looks = if sends_late_events(options) { Looks::open(&wanted) } else { Ok(Looks::default()) };
+        Self::with_looks(options, fallback_reason, wanted, looks)
+    }
+
+    /// The text is why nothing can look into sections here.
+    fn with_looks(
+        options: &IrqsoffOptions,
+        fallback_reason: Option<String>,
+        wanted: Vec<u32>,
+        looks: Result<Looks, String>,
+    ) -> Result<Self, AttachError> {
+        let (looks, blind) = match looks {
+            Ok(looks) => (looks, None),
+            Err(reason) => (Looks::default(), Some(format!("no stack is taken inside sections: {reason}"))),
+        };
+        let programs = Programs::attach(options, &looks)?;
         let heartbeats = Heartbeats::start(&wanted, options.period_ns).map_err(refused_heartbeat)?;
         for (cpu, id) in heartbeats.ids().context("cannot tell the timers of CPUs apart")? {
             programs.watch(cpu, id);
         }
         let floors = options.worst.map(Floors::new);
-        let weaker = programs.weaker().map(str::to_owned);
+        let weaker: Vec<String> = [programs.weaker().map(str::to_owned), blind].into_iter().flatten().collect();
+        let weaker = (!weaker.is_empty()).then(|| weaker.join("; "));
         let mut attached = AttachedTicks {
             programs,
             heartbeats,
+            looks,
             options: options.clone(),
             cpus: wanted,
             floors,
             ticks_seen: BTreeMap::new(),
             symbols: KernelSymbols::default(),
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            since_unix_ns: clock::unix_ns(),
-            since_monotonic_ns: clock::monotonic_ns(),
+            span: Span::begin(),
             fallback_reason,
             weaker,
             meter: Meter::default(),
@@ -123,6 +136,7 @@ impl AttachedTicks {
             if before == Some(ticks) && online.contains(&cpu) {
                 let id = self.heartbeats.restart(cpu, self.options.period_ns);
                 self.programs.watch(cpu, id.with_context(|| format!("cannot start the timer of CPU {cpu} again"))?);
+                self.looks.restart(cpu, self.programs.look());
             }
         }
         Ok(())
@@ -184,6 +198,7 @@ impl AttachedTicks {
             steal_ns: late.steal_ns,
             handlers_ns: late.handlers_ns,
             cpu: late.cpu,
+            inside: inside_of(&late.inside, &mut self.symbols),
             thread: format!("{}:{}", late.name, late.tid),
             occupancy,
         };
@@ -200,11 +215,22 @@ impl AttachedTicks {
             at_most_ns: Some(tick.late_ns().saturating_add(late.delivery_ns + self.options.period_ns)),
             cpu: late.cpu,
             stack: interrupted_stack(&tick.stack).to_vec(),
+            inside: tick.inside.clone(),
             causes: causes(&tick),
             evidence: self.options.keep_evidence.then(|| Box::new(tick.into())),
             ..LateEvent::default()
         })
     }
+}
+
+/// Only they tell what a look has found.
+fn sends_late_events(options: &IrqsoffOptions) -> bool {
+    options.late_over_ns.is_some() || options.explain_over_ns.is_some() || options.worst.is_some()
+}
+
+/// All of it is of the code that was looked at, also where that is a BPF program.
+fn inside_of(frames: &[u64], symbols: &mut KernelSymbols) -> Vec<String> {
+    frames.iter().map(|&address| symbols.name(address).to_owned()).collect()
 }
 
 fn refused_heartbeat(error: std::io::Error) -> AttachError {
@@ -220,9 +246,7 @@ impl Attached for AttachedTicks {
     }
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
-        let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
-        let mut snapshot = Snapshot::new(INFO.name, TICKS, &self.host, self.since_unix_ns);
-        snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
+        let mut snapshot = self.span.end(TICKS);
         self.tell_culprits(&mut snapshot);
         if self.options.timer_test {
             self.tell_ticks(&mut snapshot);
@@ -232,8 +256,6 @@ impl Attached for AttachedTicks {
         self.meter.tell(self.programs.statistics(), &mut snapshot);
         self.restart_lost_timers()?;
         self.forget_worst();
-        self.since_monotonic_ns = now_monotonic_ns;
-        self.since_unix_ns = now_unix_ns;
         Ok(snapshot)
     }
 

@@ -14,9 +14,8 @@ use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 
 use self::skel::types::{bucket_page, distribution, timer_key, timer_limits, timer_series, timers_lost};
-use super::INFO;
+use super::span::Span;
 use crate::attach::{self, Meter};
-use crate::clock;
 use crate::distribution::{Distributions, Places};
 use crate::mapped::MappedArray;
 use crate::source::{AttachError, Attached, Backend};
@@ -57,9 +56,7 @@ struct AttachedTimers {
     latency: Distributions,
     runtime: Distributions,
     symbols: KernelSymbols,
-    host: String,
-    since_unix_ns: u64,
-    since_monotonic_ns: u64,
+    span: Span,
     meter: Meter,
 }
 
@@ -88,9 +85,7 @@ impl AttachedTimers {
             latency: Distributions::new(Rc::clone(&pages), places(offset_of!(timer_series, latency))),
             runtime: Distributions::new(pages, places(offset_of!(timer_series, runtime))),
             symbols: KernelSymbols::default(),
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            since_unix_ns: clock::unix_ns(),
-            since_monotonic_ns: clock::monotonic_ns(),
+            span: Span::begin(),
             meter: Meter::default(),
             skeleton,
         })
@@ -171,9 +166,7 @@ impl Attached for AttachedTimers {
     }
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
-        let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
-        let mut snapshot = Snapshot::new(INFO.name, TIMERS, &self.host, self.since_unix_ns);
-        snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
+        let mut snapshot = self.span.end(TIMERS);
         snapshot.series = self.take_series();
         for (reason, name) in LOST {
             let count = self.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed);
@@ -181,8 +174,6 @@ impl Attached for AttachedTimers {
         }
         let statistics = attach::statistics(self.skeleton.object().progs());
         self.meter.tell(statistics, &mut snapshot);
-        self.since_monotonic_ns = now_monotonic_ns;
-        self.since_unix_ns = now_unix_ns;
         Ok(snapshot)
     }
 

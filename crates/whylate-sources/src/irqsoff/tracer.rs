@@ -13,10 +13,11 @@ use std::time::Duration;
 use whylate_model::{Labels, LateEvent, Series, Snapshot};
 
 use self::maxima::{Maxima, Maximum};
-use super::{INFO, IrqsoffOptions, TRACER, What};
+use super::span::{Span, wanted_cpus};
+use super::{IrqsoffOptions, TRACER, What};
 use crate::source::{AttachError, Attached, Backend};
+use crate::tracefs;
 use crate::tracefs::instance::Instance;
-use crate::{clock, cpus, tracefs};
 
 /// Only one instance can have one of these at a time.
 const TRACERS: [&str; 3] = ["irqsoff", "preemptoff", "preemptirqsoff"];
@@ -24,11 +25,14 @@ const TRACERS: [&str; 3] = ["irqsoff", "preemptoff", "preemptirqsoff"];
 const BUFFER_KB: &str = "64";
 /// With the functions that are called meanwhile, some ten thousand in a millisecond.
 const BUFFER_WITH_FUNCTIONS_KB: &str = "8192";
-/// How often a maximum is looked for. Two of one such time are told as one.
-const EVERY: Duration = Duration::from_millis(10);
-/// The kernel drops a section during which it has noted one of another CPU (kernel/trace/trace_irqsoff.c, max_sequence).
-const WEAKER: &str = "of each 10 ms the tracer tells the longest section alone, and none during which another CPU ended one of --from or \
-                      longer: raise --from to what matters";
+/// How often a maximum is looked for, which takes microseconds. Two of one such time are told as one.
+const EVERY: Duration = Duration::from_millis(2);
+/// How long late events are waited for at a time.
+const WAIT: Duration = Duration::from_millis(20);
+/// The kernel drops a section during which it has noted one of another CPU (kernel/trace/trace_irqsoff.c, max_sequence). CPUs that are not in
+/// tracing_cpumask had none to note before 6.16; from then on only their records are left out (tracing_set_cpumask).
+const WEAKER: &str = "of each 2 ms the tracer tells the longest section alone, and none during which another CPU (before Linux 6.16: another \
+                      one of -c) ended one of --from or longer: choose CPUs, or raise --from to what matters";
 
 /// Starts it.
 pub(super) fn attach(
@@ -47,9 +51,7 @@ struct AttachedTracer {
     /// Those of them that were handed over, where late events are asked for.
     drained: usize,
     cpus: usize,
-    host: String,
-    since_unix_ns: u64,
-    since_monotonic_ns: u64,
+    span: Span,
     fallback_reason: Option<String>,
 }
 
@@ -68,11 +70,7 @@ impl AttachedTracer {
         if let Some((other, theirs)) = other_user(&folder) {
             return Err(AttachError::Unsupported(in_use(&theirs, &other)));
         }
-        let online = cpus::online().map_err(anyhow::Error::from)?;
-        let wanted = if options.cpus.is_empty() { &online } else { &options.cpus };
-        if let Some(cpu) = wanted.iter().find(|cpu| !online.contains(cpu)) {
-            return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
-        }
+        let wanted = wanted_cpus(&options.cpus)?;
         let instance = Instance::new(&folder, "")?;
         set_up(&folder, &instance, options)?;
         // Whoever came between has it.
@@ -89,9 +87,7 @@ impl AttachedTracer {
             taken: Vec::new(),
             drained: 0,
             cpus: wanted.len(),
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            since_unix_ns: clock::unix_ns(),
-            since_monotonic_ns: clock::monotonic_ns(),
+            span: Span::begin(),
             fallback_reason,
         })
     }
@@ -115,22 +111,19 @@ impl Attached for AttachedTracer {
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         self.take()?;
-        let mut snapshot = Snapshot::new(INFO.name, TRACER, &self.host, self.since_unix_ns);
-        let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
-        snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
+        let mut snapshot = self.span.end(TRACER);
         let measured_ns = (snapshot.duration_ns as f64 * self.cpus as f64).max(1.0);
         snapshot.series = series(&self.taken, measured_ns);
         // What was not handed over is not lost: whoever asks for late events drains them before.
         self.taken.clear();
         self.drained = 0;
         snapshot.lost.insert("traces".to_owned(), self.maxima.take_lost());
-        (self.since_monotonic_ns, self.since_unix_ns) = (now_monotonic_ns, now_unix_ns);
         Ok(snapshot)
     }
 
     fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
         if self.maxima.is_empty() {
-            std::thread::sleep(wait.min(2 * EVERY));
+            std::thread::sleep(wait.min(WAIT));
         }
         self.take()?;
         let Some(from_ns) = self.late_from_ns() else { return Ok(()) };

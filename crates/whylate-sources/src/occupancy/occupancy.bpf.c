@@ -11,6 +11,7 @@
 #include "occupancy.bpf.h"
 #include "wakeups.bpf.h"
 #include "irq_vectors.bpf.h"
+#include "stacks.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -413,7 +414,7 @@ static __always_inline s32 stack_of_late(void *ctx, struct account *account)
 
 	if (now_ns < account->next_stack_ns)
 		return -1;
-	stack = bpf_get_stackid(ctx, &late_interrupt_stacks, 0);
+	stack = keep_stack(ctx, &late_interrupt_stacks);
 	account->next_stack_ns = now_ns + STACK_SHARE * since(bpf_ktime_get_ns(), now_ns);
 	return stack;
 }

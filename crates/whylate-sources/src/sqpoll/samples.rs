@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A timer for each submission thread, which runs while the thread has a CPU and has a program look where it is. Nothing of the kernel's code
 //! changes for it, so it waits for nobody, and a kernel that is locked down allows it.
-#![allow(unsafe_code)]
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -17,7 +16,7 @@ use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use super::skel::SqpollSkel;
 use super::skel::types::sq_thread;
 use crate::attach;
-use crate::heartbeat::start_timer;
+use crate::perf_event::{run_at, start_timer};
 use crate::source::AttachError;
 
 /// Of a thread's time on a CPU, some 4,000 times a second. A period of 1, 2, 4, 5, 10 or 20 ms is far from a multiple of it, so that samples
@@ -25,8 +24,6 @@ use crate::source::AttachError;
 const PERIOD_NS: u64 = 241_663;
 /// How often it is looked for threads that are new. What a thread does before is counted as what its first sample shows.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// `_IOW('$', 8, __u32)` of include/uapi/linux/perf_event.h.
-const PERF_EVENT_IOC_SET_BPF: libc::Ioctl = 0x4004_2408;
 
 /// They are taken until it is dropped.
 pub(super) struct Samples {
@@ -97,9 +94,6 @@ fn follow(threads: &MapHandle, program: &OwnedFd, timers: &mut HashMap<Vec<u8>, 
 fn sample(tid: libc::pid_t, program: &OwnedFd) -> io::Result<OwnedFd> {
     let any_cpu = -1;
     let timer = start_timer(tid, any_cpu, PERIOD_NS)?;
-    // SAFETY: the request takes a number, and both descriptors are open.
-    match unsafe { libc::ioctl(timer.as_raw_fd(), PERF_EVENT_IOC_SET_BPF, program.as_raw_fd()) } {
-        0 => Ok(timer),
-        _ => Err(io::Error::last_os_error()),
-    }
+    run_at(&timer, program.as_fd())?;
+    Ok(timer)
 }

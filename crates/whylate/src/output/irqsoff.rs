@@ -34,16 +34,17 @@ fn write_line(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Re
     )
 }
 
-/// Writes one event and its causes, with the innermost functions of their stacks.
+/// Writes one event and its causes, with the innermost functions of their stacks, and the stack inside.
 ///
 /// # Errors
 /// Those of the writer.
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
     write_line(out, event, zone)?;
-    why::write_causes(out, event)
+    why::write_causes(out, event)?;
+    write_inside(out, event)
 }
 
-/// Writes one event with its whole stack.
+/// Writes one event with its whole stacks.
 ///
 /// # Errors
 /// Those of the writer.
@@ -52,7 +53,15 @@ pub fn write_whole(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> i
     for frame in &event.stack {
         writeln!(out, "    {}", printable(frame))?;
     }
-    Ok(())
+    write_inside(out, event)
+}
+
+/// What kept interrupts off, where somebody has looked before they were enabled.
+fn write_inside(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
+    if !event.inside.is_empty() {
+        writeln!(out, "  inside:")?;
+    }
+    event.inside.iter().try_for_each(|frame| writeln!(out, "    {}", printable(frame)))
 }
 
 /// The kind in words.

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The BPF programs of `events` and the memory that they count in.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;
 use std::rc::Rc;
@@ -12,7 +11,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use libbpf_rs::btf::types::Typedef;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
-use libbpf_rs::{Btf, Link, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{Btf, Link};
 use whylate_model::Histogram;
 use whylate_model::ftrace::Place;
 
@@ -23,6 +22,7 @@ use crate::attach::{self, PlainData, ProgramStatistics};
 use crate::cpus;
 use crate::distribution::{Distributions, Places};
 use crate::mapped::MappedArray;
+use crate::records::Records;
 use crate::source::AttachError;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
@@ -67,13 +67,9 @@ impl Names {
     }
 }
 
-/// Records as the kernel wrote them, in order.
-type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
-
 /// They run until they are dropped.
 pub(super) struct Programs {
     _links: Vec<Link>,
-    ring: RingBuffer<'static>,
     records: Records,
     sections: MappedArray,
     places: MappedArray,
@@ -121,11 +117,10 @@ impl Programs {
         let places = map(&maps.place_by_id, MAX_PLACES, size_of::<place>()).context("cannot map the places")?;
         let pages = map(&maps.bucket_pages, PAGES, size_of::<bucket_page>()).context("cannot map the histograms")?;
         let lengths = Distributions::new(Rc::new(pages), length_places());
-        let records = Records::default();
-        let ring = ring_of(&skeleton, &records)?;
+        let records = Records::of(&skeleton.maps.late_sections)?;
         let programs = skeleton.object().progs_mut().filter(|program| program.autoload());
         let links = programs.map(|program| program.attach()).collect::<Result<Vec<_>, _>>()?;
-        Ok(Programs { _links: links, ring, records, sections, places, lengths, skeleton })
+        Ok(Programs { _links: links, records, sections, places, lengths, skeleton })
     }
 
     /// Counts on a CPU from now on.
@@ -181,11 +176,11 @@ impl Programs {
 
     /// Takes in late events, and waits at most so long for the first one.
     pub(super) fn poll(&self, wait: Duration) -> anyhow::Result<()> {
-        attach::poll(&self.ring, wait)
+        self.records.poll(wait)
     }
 
     pub(super) fn take_record(&self) -> Option<Box<[u8]>> {
-        self.records.borrow_mut().pop_front()
+        self.records.next()
     }
 
     /// What could not be counted since the last call, by reason.
@@ -210,14 +205,4 @@ fn length_places() -> Places {
         inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
         pages: at + offset_of!(distribution, pages),
     }
-}
-
-fn ring_of(skeleton: &skel::EventsSkel<'_>, records: &Records) -> Result<RingBuffer<'static>, AttachError> {
-    let mut builder = RingBufferBuilder::new();
-    let records = Rc::clone(records);
-    builder.add(&skeleton.maps.late_sections, move |bytes| {
-        records.borrow_mut().push_back(bytes.into());
-        0
-    })?;
-    Ok(builder.build()?)
 }

@@ -5,10 +5,13 @@ use std::mem::offset_of;
 
 use whylate_model::irqsoff::{Found, Reason};
 
-use super::programs::types::{culprit_key, late_tick, tick_found, tick_reason};
+use super::programs::types::{culprit_key, late_tick, stack_taken, tick_found, tick_reason};
 use crate::attach;
 use crate::occupancy;
 use crate::symbols::KernelSymbols;
+
+/// Frames that a stack inside a section has, at most.
+const TAKEN_FRAMES: usize = (size_of::<stack_taken>() - offset_of!(stack_taken, frames)) / size_of::<u64>();
 
 /// One late tick.
 #[derive(Clone, Debug)]
@@ -24,6 +27,8 @@ pub(super) struct Late {
     pub cpu: u32,
     pub tid: u32,
     pub name: String,
+    /// The stack that was found in the section, if any; innermost first.
+    pub inside: Vec<u64>,
     key: culprit_key,
     handler: String,
 }
@@ -37,6 +42,11 @@ impl Late {
             let characters: Vec<i8> = bytes.get(at..at + 16)?.iter().map(|&byte| byte as i8).collect();
             Some(attach::text(&characters))
         };
+        // Left out where there is neither one nor a window.
+        let inside_at = offset_of!(late_tick, inside);
+        let taken = u64_at(inside_at + offset_of!(stack_taken, bytes)).unwrap_or(0) as i64;
+        let frames = usize::try_from(taken).unwrap_or(0) / size_of::<u64>();
+        let frame_at = |frame: usize| u64_at(inside_at + offset_of!(stack_taken, frames) + frame * size_of::<u64>());
         let key_at = offset_of!(late_tick, key);
         let key: culprit_key = attach::read_plain(bytes.get(key_at..)?)?;
         let late = Late {
@@ -50,6 +60,7 @@ impl Late {
             cpu: u32_at(offset_of!(late_tick, cpu))?,
             tid: u32_at(offset_of!(late_tick, tid))?,
             name: text_at(offset_of!(late_tick, comm))?,
+            inside: (0..frames.min(TAKEN_FRAMES)).map_while(frame_at).collect(),
             handler: text_at(offset_of!(late_tick, name))?,
             key,
         };

@@ -1,28 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The BPF programs of `ticks` and the memory that they count in.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
 use std::mem::offset_of;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
-use libbpf_rs::{Link, MapCore as _, MapFlags, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{Link, MapCore as _, MapFlags};
 use whylate_model::irqsoff::{Culprit, culprit as culprit_of, interrupted_stack};
 use whylate_model::{Histogram, Occupancy};
 
 use self::types::{bucket_page, culprit, culprit_key, distribution, tick, tick_limits};
 use super::culprits;
+use super::looks::Looks;
 use crate::attach::{self, PlainData, ProgramStatistics};
 use crate::distribution::{Distributions, Places};
 use crate::irqsoff::IrqsoffOptions;
 use crate::mapped::MappedArray;
 use crate::occupancy::{Account, Timers, Wakeups, leave_out_what_the_kernel_lacks};
 use crate::percpu::PerCpu;
+use crate::records::Records;
 use crate::source::AttachError;
 use crate::symbols::{KernelSymbols, address_of};
 use crate::{cpus, heartbeat};
@@ -33,18 +35,16 @@ mod skel {
 }
 pub(super) use skel::types;
 
-/// Room for late events with their windows, in bytes.
+/// The program that looks into sections: it runs at events of its own.
+const LOOK: &str = "on_kernel_cycles";
+/// Room for late events with their windows or with the stacks inside, in bytes.
 const LATE_BYTES: u32 = 4 << 20;
 /// Eight pages of buckets for each culprit: the lengths of one are alike.
 const PAGES: u32 = 8 * tick_limits::MAX_CULPRITS.0;
 
-/// Records as the kernel wrote them, in order.
-type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
-
 /// They run until they are dropped.
 pub(super) struct Programs {
     _links: Vec<Link>,
-    ring: RingBuffer<'static>,
     records: Records,
     /// Where causes are asked for.
     account: Option<Account>,
@@ -71,8 +71,14 @@ pub(super) struct Told {
 #[allow(unsafe_code)]
 unsafe impl PlainData for culprit_key {}
 
+// SAFETY: integers and arrays of integers only.
+#[cfg(test)]
+#[allow(unsafe_code)]
+unsafe impl PlainData for types::inside {}
+
 impl Programs {
-    pub(super) fn attach(options: &IrqsoffOptions) -> Result<Self, AttachError> {
+    /// Looks run as soon as this is done.
+    pub(super) fn attach(options: &IrqsoffOptions, looks: &Looks) -> Result<Self, AttachError> {
         let timers = Timers::HeartbeatsOfSource { late_from_ns: options.from_ns };
         let mut account = options.explain_over_ns.map(|_| Account::load(timers, Wakeups::OfWorkers)).transpose()?;
         let mut open = skel::TicksSkelBuilder::default().open(attach::open_object())?;
@@ -88,20 +94,26 @@ impl Programs {
         settings.from_ns = options.from_ns;
         settings.counts_all = options.timer_test;
         settings.with_causes = options.explain_over_ns.is_some();
+        settings.looks_inside = !looks.is_empty();
+        settings.proves_inside = looks.prove();
         settings.page_limit = PAGES;
         let variables = PerCpu::new()?;
         settings.steal_time_distance = variables.distance("hrtimer_bases", "steal_time").unwrap_or(0);
         settings.irq_registers_distance = variables.distance("hrtimer_bases", "__irq_regs").unwrap_or(0);
         let entries = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
         open.maps.tick_by_cpu.set_max_entries(entries)?;
+        open.maps.inside_by_cpu.set_max_entries(entries)?;
         open.maps.bucket_pages.set_max_entries(PAGES)?;
         if let Some(account) = &account {
             let [accounts, intervals, _] = account.shared();
             open.maps.account_by_cpu.reuse_fd(accounts)?;
             open.maps.intervals_by_position.reuse_fd(intervals)?;
+        }
+        if account.is_some() || !looks.is_empty() {
             open.maps.late_ticks.set_max_entries(LATE_BYTES)?;
         }
         leave_out_what_the_kernel_lacks(open.open_object_mut())?;
+        open.progs.on_kernel_cycles.set_autoload(!looks.is_empty());
         let skeleton = open.load()?;
         let map =
             |map: &libbpf_rs::MapMut<'_>, entries: u32, bytes| MappedArray::new(map.as_fd(), entries as usize, bytes);
@@ -112,19 +124,20 @@ impl Programs {
         let pages = Rc::new(pages);
         let lengths = Distributions::new(Rc::clone(&pages), places(offset_of!(culprit, length)));
         let lateness = Distributions::new(pages, places(offset_of!(tick, lateness)));
-        let records = Records::default();
-        let ring = ring_of(&skeleton, &records)?;
+        let records = Records::of(&skeleton.maps.late_ticks)?;
         // Before our own programs, so that the account has a late timer when a window of it is copied.
         if let Some(account) = &mut account {
             account.attach()?;
         }
-        let mut programs: Vec<_> = skeleton.object().progs_mut().filter(|program| program.autoload()).collect();
+        let has_event = |name: &OsStr| name != LOOK;
+        let programs = skeleton.object().progs_mut();
+        let mut programs: Vec<_> = programs.filter(|program| program.autoload() && has_event(program.name())).collect();
         // The end of a handler is always seen.
         programs.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));
         let links = programs.into_iter().map(|program| program.attach()).collect::<Result<Vec<_>, _>>()?;
+        looks.start(skeleton.progs.on_kernel_cycles.as_fd())?;
         Ok(Programs {
             _links: links,
-            ring,
             records,
             account,
             ticks,
@@ -158,6 +171,31 @@ impl Programs {
     pub(super) fn take_ticks(&mut self, cpu: u32) -> (Histogram, u64) {
         let overruns = self.counter(cpu, offset_of!(tick, overruns)).swap(0, Ordering::Relaxed);
         (self.lateness.take(&self.ticks, cpu as usize), overruns)
+    }
+
+    /// The program that looks into sections.
+    pub(super) fn look(&self) -> BorrowedFd<'_> {
+        self.skeleton.progs.on_kernel_cycles.as_fd()
+    }
+
+    /// Of which tick the last stack was taken inside a section on the CPU; 0: there was none.
+    #[cfg(test)]
+    pub(super) fn inside_due_ns(&self, cpu: u32) -> u64 {
+        self.inside_record(cpu).map_or(0, |record| record.due_ns)
+    }
+
+    /// The same with the stack.
+    #[cfg(test)]
+    pub(super) fn inside(&self, cpu: u32, symbols: &mut KernelSymbols) -> (u64, Vec<String>) {
+        let Some(record) = self.inside_record(cpu) else { return (0, Vec::new()) };
+        let frames = usize::try_from(record.stack.bytes).unwrap_or(0) / size_of::<u64>();
+        (record.due_ns, super::inside_of(&record.stack.frames[..frames], symbols))
+    }
+
+    #[cfg(test)]
+    fn inside_record(&self, cpu: u32) -> Option<types::inside> {
+        let map = &self.skeleton.maps.inside_by_cpu;
+        attach::read_plain(&map.lookup(&cpu.to_ne_bytes(), MapFlags::ANY).ok()??)
     }
 
     fn counter(&self, cpu: u32, offset: usize) -> &std::sync::atomic::AtomicU64 {
@@ -213,11 +251,11 @@ impl Programs {
 
     /// Takes in late events, and waits at most so long for the first one.
     pub(super) fn poll(&self, wait: Duration) -> anyhow::Result<()> {
-        attach::poll(&self.ring, wait)
+        self.records.poll(wait)
     }
 
     pub(super) fn take_record(&self) -> Option<Box<[u8]>> {
-        self.records.borrow_mut().pop_front()
+        self.records.next()
     }
 
     /// What could not be counted or told since the last call, by reason.
@@ -261,14 +299,4 @@ fn places(at: usize) -> Places {
         inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
         pages: at + offset_of!(distribution, pages),
     }
-}
-
-fn ring_of(skeleton: &skel::TicksSkel<'_>, records: &Records) -> Result<RingBuffer<'static>, AttachError> {
-    let mut builder = RingBufferBuilder::new();
-    let records = Rc::clone(records);
-    builder.add(&skeleton.maps.late_ticks, move |bytes| {
-        records.borrow_mut().push_back(bytes.into());
-        0
-    })?;
-    Ok(builder.build()?)
 }

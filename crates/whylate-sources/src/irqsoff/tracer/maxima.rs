@@ -22,14 +22,14 @@ const ATTEMPTS: u32 = 8;
 const STEP: Duration = Duration::from_millis(1);
 /// How much of a trace is read at a time, in bytes.
 const PIECE: usize = 64 << 10;
-/// So many wait to be taken, at most: of a quarter of an hour.
+/// So many wait to be taken, at most: of three minutes.
 const ROOM: usize = 100_000;
 
 /// The longest section of a while.
 #[derive(Clone, Debug)]
 pub(super) struct Maximum {
     pub trace: LatencyTrace,
-    /// When it was read, which is up to 10 ms after its end: the trace itself has no wall-clock time.
+    /// When it was read, which is some milliseconds after its end: the trace itself has no wall-clock time.
     pub at_unix_ns: u64,
 }
 

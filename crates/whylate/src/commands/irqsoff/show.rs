@@ -234,6 +234,7 @@ mod tests {
             at_most_ns: Some(11_970_000),
             cpu: 6,
             stack: stack.clone(),
+            inside: ["io_serial_in", "wait_for_xmitr", "evil\x1b[2J"].map(str::to_owned).to_vec(),
             causes: vec![
                 cause(CauseKind::IrqsOff, "qseecom:6462", 10_900_000, &stack),
                 cause(CauseKind::Irq, "nvme0q1", 66_000, &[]),
@@ -250,6 +251,7 @@ mod tests {
             ..console.clone()
         };
         stolen.stack.clear();
+        stolen.inside.clear();
         vec![console, stolen]
     }
 

@@ -65,19 +65,13 @@ fn timer(
         ..TimerlatOptions::default()
     })?;
     let seen = while_disturbed(&mut source, place, kind)?;
-    let (mut within, mut right) = (0_u64, 0);
-    for made in &seen.made {
-        let Some((event, _)) = event_of(&seen.events, made) else { continue };
-        let length_ns = made.end - made.start;
+    let is_within = |event: &LateEvent, length_ns: u64| {
         let bounds = length_ns.saturating_sub(PERIOD_NS + place.apart_ns)..=length_ns + place.apart_ns;
-        within += u64::from(bounds.contains(&event.latency_ns));
-        right += u64::from(event.causes.first().is_some_and(&is_true));
-    }
-    let disturbances = seen.made.len() as u64;
-    let check = Check::new("timerlat", source.backend().name, injected, "waits of the known length")
-        .compare(Unit::Count, disturbances as f64, within as f64, disturbances as f64 / 20.0)
-        .blames(cause, right, disturbances);
-    Ok(vec![check])
+        bounds.contains(&event.latency_ns)
+    };
+    let is_right = |event: &LateEvent| event.causes.first().is_some_and(&is_true);
+    let check = Check::new("timerlat", source.backend().name, injected, "waits of the known length");
+    Ok(vec![seen.judge(check, is_within, cause, is_right)])
 }
 
 /// Windows with interrupts off are told with bounds, and whose they are.
@@ -91,25 +85,43 @@ pub(super) fn windows(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
         ..IrqsoffOptions::default()
     })?;
     let seen = while_disturbed(source.as_mut(), place, Kind::IrqsOff)?;
-    let (mut within, mut right) = (0_u64, 0);
-    for made in &seen.made {
-        let Some((event, _)) = event_of(&seen.events, made) else { continue };
+    let is_within = |event: &LateEvent, length_ns: u64| {
         let bounds = event.latency_ns..=event.at_most_ns.unwrap_or(event.latency_ns);
-        let is_narrow = bounds.end() - bounds.start() <= PERIOD_NS + place.apart_ns;
-        within += u64::from(is_narrow && bounds.contains(&(made.end - made.start)));
-        right += u64::from(event.labels.get("function").is_some_and(|function| function == ENABLES));
-    }
-    let windows = seen.made.len() as u64;
-    let check = Check::new("irqsoff", source.backend().name, IRQS_OFF, "windows within their bounds")
-        .compare(Unit::Count, windows as f64, within as f64, windows as f64 / 20.0)
-        .blames(ENABLES, right, windows);
-    Ok(vec![check])
+        bounds.end() - bounds.start() <= PERIOD_NS + place.apart_ns && bounds.contains(&length_ns)
+    };
+    let is_right = |event: &LateEvent| event.labels.get("function").is_some_and(|function| function == ENABLES);
+    let check = Check::new("irqsoff", source.backend().name, IRQS_OFF, "windows within their bounds");
+    Ok(vec![seen.judge(check, is_within, ENABLES, is_right)])
 }
 
 struct Seen {
     /// On CLOCK_MONOTONIC.
     made: Vec<Range<u64>>,
     events: Vec<LateEvent>,
+}
+
+impl Seen {
+    /// Of the disturbances, 19 of 20 have to be told within bounds, by their lengths; how many were blamed on their cause is told as well.
+    fn judge(
+        &self,
+        check: Check,
+        is_within: impl Fn(&LateEvent, u64) -> bool,
+        cause: &str,
+        is_right: impl Fn(&LateEvent) -> bool,
+    ) -> Check {
+        let (mut within, mut right) = (0_u64, 0);
+        for made in &self.made {
+            let Some((event, _)) = event_of(&self.events, made) else { continue };
+            within += u64::from(is_within(event, made.end - made.start));
+            right += u64::from(is_right(event));
+        }
+        let disturbances = self.made.len() as u64;
+        check.compare(Unit::Count, disturbances as f64, within as f64, disturbances as f64 / 20.0).blames(
+            cause,
+            right,
+            disturbances,
+        )
+    }
 }
 
 fn while_disturbed(source: &mut dyn Attached, place: &Place<'_>, kind: Kind) -> Result<Seen, AttachError> {
