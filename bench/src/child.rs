@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::kernel;
 
 /// How long a tool may take to start, and to end.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// How often to look whether something has happened.
 pub const POLL: Duration = Duration::from_millis(5);
 

@@ -53,6 +53,9 @@ pub struct Arguments {
     /// Explain each wait for a CPU that is at least this long (e.g. 1ms): who had it meanwhile
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
     why: Option<u64>,
+    /// Of these waits, show the longest ones of each output only, so many
+    #[arg(long, value_name = "N", requires = "why", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    worst: Option<u16>,
     /// End after this time (e.g. 10s, 5m, 1h)
     #[arg(short, long, value_parser = duration_ns)]
     duration: Option<u64>,
@@ -98,9 +101,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
     }
     let mut output: Box<dyn Output> = if arguments.json {
-        Box::new(JsonLines::new(None))
+        Box::new(JsonLines::new(arguments.worst.map(usize::from)))
     } else {
-        Box::new(Text::new(arguments.why.is_some(), terminal_columns()))
+        Box::new(Text::new(arguments.why.is_some(), arguments.worst.map(usize::from), terminal_columns()))
     };
     let schedule =
         Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use whylate_model::sqpoll::{is_part_of, is_thread, verdicts};
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Culprits, LateEvent, Series, Snapshot};
+use whylate_model::{Culprits, LateEvent, Series, Snapshot, Worst};
 
 use super::Output;
 use super::table::{Align, Table};
@@ -34,13 +34,15 @@ pub struct Text {
     explains: bool,
     terminal_columns: Option<usize>,
     culprits: Culprits,
+    /// Where only these waits are shown.
+    worst: Option<Worst>,
     is_first: bool,
 }
 
 impl Text {
-    /// Whether late events come too, and how wide the terminal is.
-    pub fn new(explains: bool, terminal_columns: Option<usize>) -> Self {
-        Text { explains, terminal_columns, culprits: Culprits::default(), is_first: true }
+    /// Whether late events come too, how many of them are shown with each table (`None`: all, as they come), and how wide the terminal is.
+    pub fn new(explains: bool, worst: Option<usize>, terminal_columns: Option<usize>) -> Self {
+        Text { explains, terminal_columns, culprits: Culprits::default(), worst: worst.map(Worst::new), is_first: true }
     }
 }
 
@@ -50,9 +52,11 @@ impl Output for Text {
     }
 
     fn late(&mut self, out: &mut dyn Write, event: LateEvent) -> io::Result<()> {
-        let label = |name: &str| event.labels.get(name).map_or("?", String::as_str);
-        starved::write(out, &format!("{}:{}", label("process"), label("tid")), &event)?;
         self.culprits.add(&event);
+        match &mut self.worst {
+            Some(worst) => worst.add(event),
+            None => write_wait(out, &event)?,
+        }
         Ok(())
     }
 
@@ -67,12 +71,21 @@ impl Output for Text {
         if self.explains {
             let ranking = self.culprits.take();
             if ranking.events > 0 {
+                for event in self.worst.iter_mut().flat_map(Worst::take) {
+                    writeln!(out)?;
+                    write_wait(out, &event)?;
+                }
                 writeln!(out)?;
-                why::write_ranking(out, &ranking)?;
+                why::write_ranking(out, &ranking, why::WAITS)?;
             }
         }
         footer::write(out, &snapshot)
     }
+}
+
+fn write_wait(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
+    let label = |name: &str| event.labels.get(name).map_or("?", String::as_str);
+    starved::write(out, &format!("{}:{}", label("process"), label("tid")), event)
 }
 
 fn write_table(out: &mut dyn Write, snapshot: &Snapshot, terminal_columns: Option<usize>) -> io::Result<()> {
@@ -190,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_row_per_thread_and_per_ring_of_several() {
-        insta::assert_snapshot!(written(&mut Text::new(false, None), snapshot()));
+        insta::assert_snapshot!(written(&mut Text::new(false, None, None), snapshot()));
     }
 
     #[test]
@@ -198,12 +211,12 @@ mod tests {
         let mut none = snapshot();
         none.series.clear();
         none.lost.clear();
-        assert_eq!(written(&mut Text::new(false, None), none), "no submission thread in 1.00s\n");
+        assert_eq!(written(&mut Text::new(false, None, None), none), "no submission thread in 1.00s\n");
     }
 
     #[test]
     fn waits_are_explained_as_they_come_and_ranked_at_the_end() {
-        let mut output = Text::new(true, None);
+        let mut output = Text::new(true, None, None);
         let labels = [("process", "app"), ("pid", "77"), ("tid", "78")];
         let event = LateEvent {
             labels: labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
@@ -220,5 +233,23 @@ mod tests {
         output.late(&mut out, event).expect("a vector takes everything");
         let lines = String::from_utf8(out).expect("text");
         insta::assert_snapshot!(lines + &written(&mut output, snapshot()));
+    }
+    #[test]
+    fn only_the_worst_waits_are_shown_where_that_is_asked_for() {
+        let mut output = Text::new(true, Some(2), None);
+        for latency_ns in [4_000_000, 9_000_000, 2_000_000] {
+            let causes =
+                vec![Cause { kind: CauseKind::Thread, who: "stress:9".to_owned(), ns: latency_ns, stack: Vec::new() }];
+            let mut before = Vec::new();
+            let event = LateEvent { latency_ns, causes, ..LateEvent::default() };
+            output.late(&mut before, event).expect("a vector takes everything");
+            assert!(before.is_empty(), "they come with the table");
+        }
+        let text = written(&mut output, snapshot());
+        let waits: Vec<&str> =
+            text.lines().filter(|line| line.contains(" waited ") && line.contains("for CPU")).collect();
+        assert_eq!(waits.len(), 2, "{text}");
+        assert!(waits[0].contains("9.00ms") && waits[1].contains("4.00ms"), "{text}");
+        assert!(text.contains("3 long waits"), "{text}");
     }
 }

@@ -67,7 +67,7 @@ impl Waits {
             write(out, &thread_of(event), event)?;
         }
         writeln!(out)?;
-        why::write_ranking(out, &ranking)
+        why::write_ranking(out, &ranking, why::WAITS)
     }
 }
 

@@ -48,17 +48,33 @@ pub fn write_causes(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
     Ok(())
 }
 
+/// What was late, in words.
+#[derive(Clone, Copy, Debug)]
+pub struct Late {
+    /// One event.
+    event: &'static str,
+    /// Whose several are.
+    of: &'static str,
+}
+
+/// Work items.
+pub const ITEMS: Late = Late { event: "item", of: "handler" };
+/// Waits of threads for a CPU.
+pub const WAITS: Late = Late { event: "wait", of: "thread" };
+
 /// Writes a line per culprit, by the delay it caused, then what cannot be told.
 ///
 /// # Errors
 /// Those of the writer.
-pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking) -> io::Result<()> {
+pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, late: Late) -> io::Result<()> {
     let waited = format_ns(ranking.latency_ns);
-    writeln!(out, "{} waited {waited} in all. Who caused it:", counted(ranking.events, "late item"))?;
+    let lasted = if late.event == ITEMS.event { "waited" } else { "took" };
+    let event = if late.event == ITEMS.event { "late item" } else { "long wait" };
+    writeln!(out, "{} {lasted} {waited} in all. Who caused it:", counted(ranking.events, event))?;
     let mut line = |ns: u64, text: String| writeln!(out, "    {:>5.1}%  {text}", percent(ns, ranking.latency_ns));
     let (named, others) = ranking.culprits.split_at(ranking.culprits.len().min(CULPRITS));
     for culprit in named {
-        line(culprit.caused.total_ns, sentence(culprit))?;
+        line(culprit.caused.total_ns, sentence(culprit, late))?;
     }
     let others_ns: u64 = others.iter().map(|culprit| culprit.caused.total_ns).sum::<u64>() + ranking.others.total_ns;
     if others_ns > 0 {
@@ -67,7 +83,7 @@ pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking) -> io::Result<()> {
     }
     let unknown = ranking.unknown;
     if unknown.items > 0 {
-        let items = counted(unknown.items, "item");
+        let items = counted(unknown.items, late.event);
         line(unknown.total_ns, format!("unknown: {items}, {} in all", format_ns(unknown.total_ns)))?;
     }
     Ok(())
@@ -91,7 +107,7 @@ pub fn word(kind: CauseKind) -> &'static str {
     }
 }
 
-fn sentence(culprit: &Culprit) -> String {
+fn sentence(culprit: &Culprit, late: Late) -> String {
     let who = printable(&culprit.who);
     let word = word(culprit.kind);
     let name = match culprit.kind {
@@ -102,11 +118,12 @@ fn sentence(culprit: &Culprit) -> String {
     };
     let Caused { items, handlers, total_ns, worst_ns } = culprit.caused;
     if items == 1 {
-        return format!("{name} delayed 1 item by {}", format_ns(total_ns));
+        return format!("{name} delayed 1 {} by {}", late.event, format_ns(total_ns));
     }
     format!(
-        "{name} delayed {items} items of {} by {} in all, worst {}",
-        counted(handlers, "handler"),
+        "{name} delayed {} of {} by {} in all, worst {}",
+        counted(items, late.event),
+        counted(handlers, late.of),
         format_ns(total_ns),
         format_ns(worst_ns)
     )
@@ -144,7 +161,7 @@ mod tests {
             culprits.add(event);
         }
         let mut out = Vec::new();
-        write_ranking(&mut out, &culprits.take()).expect("a vector takes everything");
+        write_ranking(&mut out, &culprits.take(), ITEMS).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
     }
 

@@ -59,7 +59,7 @@ impl<'a> Text<'a> {
             }
         }
         writeln!(out)?;
-        why::write_ranking(out, &ranking)
+        why::write_ranking(out, &ranking, why::ITEMS)
     }
 }
 
