@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A load of reads or writes of one file through a ring with a submission thread, with so many requests in flight.
+//!
+//! It does as fio does by itself with `sqthread_poll=1`, so that a thread is as busy with it: the file is registered, each completion is
+//! answered by the next request before another one is looked at, and the application watches for completions without a pause.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -17,6 +20,8 @@ use crate::clock::monotonic_ns;
 
 /// What direct I/O wants its memory and its offsets to be multiples of.
 const ALIGNED: usize = 4096;
+/// The number of the file among those that are registered with the ring.
+const THE_FILE: types::Fixed = types::Fixed(0);
 /// The most requests in flight.
 pub const MAX_DEPTH: u32 = 4096;
 
@@ -90,8 +95,9 @@ pub fn run(plan: &Plan, stop: &AtomicBool, started: impl FnOnce() -> io::Result<
     }
     // A request may be done before its place in the ring is free: the thread frees those that it took at once together.
     let ring: IoUring = builder.build(2 * plan.depth.next_power_of_two())?;
-    let mut flight =
-        Flight { plan, ring, file, memory: vec![0; block * plan.depth as usize + ALIGNED], blocks, next: 0 };
+    ring.submitter().register_files(&[file.as_raw_fd()])?;
+    let memory = vec![0; block * plan.depth as usize + ALIGNED];
+    let mut flight = Flight { plan, ring, memory, blocks, next: 0 };
     started()?;
     let outcome = flight.fly(stop);
     if outcome.is_err() {
@@ -110,7 +116,6 @@ fn size_of_file(file: &File) -> io::Result<u64> {
 struct Flight<'a> {
     plan: &'a Plan,
     ring: IoUring,
-    file: File,
     memory: Vec<u8>,
     blocks: u64,
     next: u64,
@@ -130,30 +135,22 @@ impl Flight<'_> {
             in_flight += 1;
         }
         while in_flight > 0 {
-            // A system call only where the thread sleeps: as whoever uses SQPOLL, and fio, it watches for completions meanwhile.
-            self.ring.submit()?;
-            if self.ring.completion().is_empty() {
-                std::hint::spin_loop();
+            // One at a time; its place in the ring is free at once.
+            let Some(done) = self.ring.completion().next() else { continue };
+            in_flight -= 1;
+            let slot = done.user_data() as usize;
+            if done.result() < 0 {
+                failed = Some(io::Error::from_raw_os_error(-done.result()));
                 continue;
             }
-            let is_over = failed.is_some() || stop.load(Ordering::Relaxed) || began.elapsed() >= self.plan.runtime;
+            report.requests += 1;
+            latencies_ns.push(monotonic_ns().saturating_sub(submitted_ns[slot]));
             if latencies_ns.len() >= AT_ONCE {
                 report.latency.merge(&latencies_ns.drain(..).collect());
             }
-            let done: Vec<(usize, i32)> =
-                self.ring.completion().map(|entry| (entry.user_data() as usize, entry.result())).collect();
-            for (slot, result) in done {
-                in_flight -= 1;
-                if result < 0 {
-                    failed = Some(io::Error::from_raw_os_error(-result));
-                    continue;
-                }
-                report.requests += 1;
-                latencies_ns.push(monotonic_ns().saturating_sub(submitted_ns[slot]));
-                if !is_over && failed.is_none() {
-                    self.submit(slot, &mut submitted_ns)?;
-                    in_flight += 1;
-                }
+            if failed.is_none() && !stop.load(Ordering::Relaxed) && began.elapsed() < self.plan.runtime {
+                self.submit(slot, &mut submitted_ns)?;
+                in_flight += 1;
             }
         }
         report.latency.merge(&latencies_ns.drain(..).collect());
@@ -163,19 +160,20 @@ impl Flight<'_> {
 
     fn submit(&mut self, slot: usize, submitted_ns: &mut [u64]) -> io::Result<()> {
         let block = self.plan.block_bytes as usize;
-        let file = types::Fd(self.file.as_raw_fd());
         let start = self.memory.as_ptr().align_offset(ALIGNED) + slot * block;
         let buffer = self.memory[start..start + block].as_mut_ptr();
         let offset = self.next * block as u64;
         self.next = (self.next + 1) % self.blocks;
         let request = match self.plan.writes {
-            true => opcode::Write::new(file, buffer, block as u32).offset(offset).build(),
-            false => opcode::Read::new(file, buffer, block as u32).offset(offset).build(),
+            true => opcode::Write::new(THE_FILE, buffer, block as u32).offset(offset).build(),
+            false => opcode::Read::new(THE_FILE, buffer, block as u32).offset(offset).build(),
         };
         submitted_ns[slot] = monotonic_ns();
         // SAFETY: each slot has memory of its own, which lives until no request is in flight, and has one request at a time.
         unsafe { self.ring.submission().push(&request.user_data(slot as u64)) }
             .map_err(|_| io::Error::other("the ring is full"))?;
+        // A system call only where the thread sleeps.
+        self.ring.submit()?;
         Ok(())
     }
 }

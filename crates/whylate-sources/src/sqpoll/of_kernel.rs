@@ -87,12 +87,13 @@ impl OfKernel {
         Ok(seen)
     }
 
-    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 5] {
+    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 6] {
         let count = |reason: sq_lost| self.programs.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed);
         [
             ("threads_full", count(sq_lost::SQ_LOST_THREADS)),
             ("late_events", count(sq_lost::SQ_LOST_LATE_EVENTS)),
             ("samples", count(sq_lost::SQ_LOST_SAMPLES) + self.programs.unsampled()),
+            ("work_ends", count(sq_lost::SQ_LOST_EXITS)),
             ("ended_unseen", std::mem::take(&mut self.unseen)),
             ("unread_processes", std::mem::take(&mut self.unread)),
         ]

@@ -13,6 +13,8 @@ enum {
 	IO_URING_ENTER = 426,
 	/* include/linux/sched.h */
 	PF_KTHREAD = 0x200000,
+	/* include/linux/sched.h */
+	TASK_INTERRUPTIBLE = 1,
 	/* include/uapi/linux/io_uring.h */
 	IORING_ENTER_SQ_WAKEUP = 1 << 1,
 };
@@ -25,6 +27,8 @@ enum sq_lost {
 	SQ_LOST_LATE_EVENTS,
 	/* A stack that the kernel could not tell. */
 	SQ_LOST_SAMPLES,
+	/* The end of work, which counts as longer than it is until other work begins. */
+	SQ_LOST_EXITS,
 	SQ_LOST_REASONS,
 };
 
@@ -48,8 +52,7 @@ struct sq_thread {
 	u32 version;
 	u32 tid;
 	u32 tgid;
-	/* How many of the functions that are work it is in. */
-	u32 depth;
+	u32 _unused;
 	/* Since it was created: with the tid, who it is. */
 	u64 born_ns;
 	/* From when on this record tells all that it did, and until when, once it has ended. */
@@ -64,6 +67,8 @@ struct sq_thread {
 	/* What the kernel has counted of its waiting for a CPU when the record began, and when the thread ended. */
 	u64 first_run_delay_ns;
 	u64 last_run_delay_ns;
+	/* Where the outermost call that is work has its arguments on the thread's stack, or 0: it is in none. */
+	u64 work_frame;
 	/* The IOPOLL ring that it has submitted to last, or 0. */
 	u64 polled_ring;
 	/* Calls of the application that woke it, which any CPU counts. */
@@ -71,7 +76,7 @@ struct sq_thread {
 	u64 submitted;
 	u8 has_cpu;
 	u8 has_work;
-	u8 _unused[6];
+	u8 _unused_bytes[6];
 	struct competitor competitors[COMPETITORS];
 };
 
@@ -221,10 +226,18 @@ static __always_inline bool asks_to_wake_sq_thread(struct task_struct *task)
 	       BPF_CORE_READ(regs, r10) & IORING_ENTER_SQ_WAKEUP;
 }
 
-static __always_inline void leave_cpu(struct sq_thread *thread, u64 now_ns, bool sleeps)
+/* `state` is what it sleeps in, or 0. */
+static __always_inline void leave_cpu(struct sq_thread *thread, u64 now_ns, u32 state)
 {
 	begin_change(thread);
-	if (sleeps && !thread->has_work)
+	/* Where it has nothing to do it sleeps like this, and within work like that only where a file's own code waits for a signal. */
+	if (state & TASK_INTERRUPTIBLE && thread->work_frame) {
+		lose(SQ_LOST_EXITS);
+		close_round(thread, now_ns);
+		thread->has_work = false;
+		thread->work_frame = 0;
+	}
+	if (state && !thread->has_work)
 		close_round(thread, now_ns);
 	else
 		thread->round_ns += since(now_ns, thread->since_ns);

@@ -33,7 +33,7 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 	now_ns = bpf_ktime_get_ns();
 	thread = enrolled(prev, now_ns);
 	if (thread)
-		leave_cpu(thread, now_ns, !preempt && prev_state);
+		leave_cpu(thread, now_ns, preempt ? 0 : prev_state);
 	thread = enrolled(next, now_ns);
 	if (!thread)
 		return 0;
@@ -157,8 +157,12 @@ int BPF_PROG(on_io_uring_task_work_run, void *tctx, unsigned int count)
 	return 0;
 }
 
-/* Work within work, as a completion that submits, is the outer one's. */
-static __always_inline int enter_work(void)
+/*
+ * Work within work, as a completion that submits, is the outer one's. `frame` is where the call's arguments are on the thread's stack: the
+ * same at its entry and at its exit, and lower in calls within it. A program that was called while it had been preempted on the same CPU
+ * does not run, so a call whose exit was not seen is known to be over when another one begins or ends no deeper.
+ */
+static __always_inline int enter_work(u64 frame)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct sq_thread *thread;
@@ -171,15 +175,18 @@ static __always_inline int enter_work(void)
 	if (!thread)
 		return 0;
 	begin_change(thread);
-	if (!thread->depth++) {
+	if (frame >= thread->work_frame) {
+		if (thread->work_frame)
+			lose(SQ_LOST_EXITS);
 		close_round(thread, now_ns);
 		thread->has_work = true;
+		thread->work_frame = frame;
 	}
 	end_change(thread);
 	return 0;
 }
 
-static __always_inline int leave_work(s64 submitted)
+static __always_inline int leave_work(u64 frame, s64 submitted)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct sq_thread *thread;
@@ -194,10 +201,11 @@ static __always_inline int leave_work(s64 submitted)
 	begin_change(thread);
 	if (submitted > 0)
 		thread->submitted += submitted;
-	/* 0: its entry was before the programs were attached, or before the thread was known. */
-	if (thread->depth && !--thread->depth) {
+	/* Of one that was entered before the programs were attached, or before the thread was known, nothing is counted. */
+	if (frame >= thread->work_frame) {
 		close_round(thread, now_ns);
 		thread->has_work = false;
+		thread->work_frame = 0;
 	}
 	end_change(thread);
 	return 0;
@@ -206,49 +214,49 @@ static __always_inline int leave_work(s64 submitted)
 SEC("?fentry/io_submit_sqes")
 int BPF_PROG(on_io_submit_sqes)
 {
-	return enter_work();
+	return enter_work((u64)ctx);
 }
 
 SEC("?fexit/io_submit_sqes")
 int BPF_PROG(on_io_submit_sqes_exit, struct io_ring_ctx *ring, unsigned int nr, int submitted)
 {
-	return leave_work(submitted);
+	return leave_work((u64)ctx, submitted);
 }
 
 SEC("?fentry/io_do_iopoll")
 int BPF_PROG(on_io_do_iopoll)
 {
-	return enter_work();
+	return enter_work((u64)ctx);
 }
 
 SEC("?fexit/io_do_iopoll")
 int BPF_PROG(on_io_do_iopoll_exit)
 {
-	return leave_work(0);
+	return leave_work((u64)ctx, 0);
 }
 
 /* Completions, since 6.9. */
 SEC("?fentry/io_handle_tw_list")
 int BPF_PROG(on_io_handle_tw_list)
 {
-	return enter_work();
+	return enter_work((u64)ctx);
 }
 
 SEC("?fexit/io_handle_tw_list")
 int BPF_PROG(on_io_handle_tw_list_exit)
 {
-	return leave_work(0);
+	return leave_work((u64)ctx, 0);
 }
 
 /* Completions, before 6.9. */
 SEC("?fentry/tctx_task_work")
 int BPF_PROG(on_tctx_task_work)
 {
-	return enter_work();
+	return enter_work((u64)ctx);
 }
 
 SEC("?fexit/tctx_task_work")
 int BPF_PROG(on_tctx_task_work_exit)
 {
-	return leave_work(0);
+	return leave_work((u64)ctx, 0);
 }
