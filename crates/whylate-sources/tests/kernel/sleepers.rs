@@ -120,6 +120,10 @@ pub fn run_if_asked() -> Result<()> {
             spawn("regular".to_owned(), sleep_regularly)?;
             wait_until_asleep(PLACES.len() + 1)?;
         }
+        "alternating" => {
+            spawn("alternating".to_owned(), sleep_alternately)?;
+            wait_until_asleep(1)?;
+        }
         "churn" => {
             for _ in 0..of_each {
                 spawn("steady".to_owned(), sleep_in_nanosleep)?;
@@ -149,6 +153,23 @@ fn sleep_regularly() {
         sleep_for_long(due);
         due += Duration::from_millis(3);
         sleep_shortly(due);
+    }
+}
+
+/// By two system calls that are called from the same instruction, with the same frames of user space.
+fn sleep_alternately() {
+    let mut turn = 0_u64;
+    loop {
+        turn += 1;
+        let is_first = black_box(turn) % 2 == 0;
+        let time = libc::timespec { tv_sec: 0, tv_nsec: if is_first { 3_000_000 } else { 1_000_000 } };
+        let (call, arguments) = if is_first {
+            (libc::SYS_nanosleep, [&raw const time as u64, 0, 0, 0])
+        } else {
+            (libc::SYS_clock_nanosleep, [libc::CLOCK_MONOTONIC as u64, 0, &raw const time as u64, 0])
+        };
+        // SAFETY: the time outlives the call, and nothing is written.
+        unsafe { libc::syscall(call, arguments[0], arguments[1], arguments[2], arguments[3]) };
     }
 }
 
