@@ -307,19 +307,19 @@ fn stacks_that_differ_in_return_addresses_alone_are_told_apart_at_each_switch() 
     let snapshot = sampled(&options, Duration::from_secs(2))?;
     let mut waits = [0, 0];
     for stack in snapshot.stacks.iter().filter(|stack| stack.labels["thread"] == "alternating") {
-        let by_clock = match stack.labels.get("syscall").map(String::as_str) {
-            Some("nanosleep") => false,
-            Some("clock_nanosleep") => true,
+        let is_precise = match stack.labels.get("syscall").map(String::as_str) {
+            Some("poll") => false,
+            Some("ppoll") => true,
             other => anyhow::bail!("it sleeps in {other:?}"),
         };
-        // The system call is read anew at each switch, and the frames may be those that were seen before.
-        let [plain, clock] = ["sys_nanosleep", "sys_clock_nanosleep"]
-            .map(|function| stack.kernel.iter().any(|frame| frame.ends_with(function)));
-        ensure!((plain, clock) == (!by_clock, by_clock), "{:?} is in {:?}", stack.labels, stack.kernel);
+        // The system call is read anew at each switch, and the frames may be those that were seen before: they differ in the outermost alone.
+        let [plain, precise] = ["sys_poll", "sys_ppoll"]
+            .map(|function| stack.kernel.iter().any(|frame| frame.ends_with(&format!("x64_{function}"))));
+        ensure!((plain, precise) == (!is_precise, is_precise), "{:?} is in {:?}", stack.labels, stack.kernel);
         ensure!(is_at(stack, "sleep_alternately"), "{:?}", stack.user);
-        waits[usize::from(by_clock)] += stack.waits;
+        waits[usize::from(is_precise)] += stack.waits;
     }
-    println!("{waits:?} waits in nanosleep and clock_nanosleep");
+    println!("{waits:?} waits in poll and ppoll");
     ensure!(waits[0].abs_diff(waits[1]) <= 2 && waits[0] > 20, "{waits:?} waits, of each as many");
     Ok(())
 }

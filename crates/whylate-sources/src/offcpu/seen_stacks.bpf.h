@@ -234,7 +234,7 @@ static long find_system_call(u64 index, struct keeping *keeping)
 __noinline int keep_kernel_stack(struct seen_kernel_stack *seen, struct stack_copy *copy, const struct stack_value *stack, u32 bytes)
 {
 	struct keeping keeping = { .seen = seen, .copy = copy, .stack = stack };
-	u64 outermost = 0;
+	u64 outermost = 0, frame;
 	bool moves = false;
 	u32 length, last;
 
@@ -245,9 +245,12 @@ __noinline int keep_kernel_stack(struct seen_kernel_stack *seen, struct stack_co
 	copy->looked_at = last + 1;
 	copy->kept = 0;
 	copy->found = 0;
-	if (length >= 2 && length < MAX_FRAMES && last < KERNEL_WORDS) {
-		copy->caller = stack->frames[length - 2];
-		outermost = stack->frames[length - 1];
+	frame = (u64)length - 2;
+	/* The verifier of 6.1 knows no bounds of what is reckoned in 32 bits. */
+	barrier_var(frame);
+	if (frame < MAX_FRAMES - 1 && last < KERNEL_WORDS) {
+		copy->caller = stack->frames[frame];
+		outermost = stack->frames[frame + 1];
 		moves = copy->caller >= system_call_begin && copy->caller < system_call_end;
 	}
 	if (moves) {

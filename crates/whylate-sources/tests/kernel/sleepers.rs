@@ -162,14 +162,10 @@ fn sleep_alternately() {
     loop {
         turn += 1;
         let is_first = black_box(turn) % 2 == 0;
-        let time = libc::timespec { tv_sec: 0, tv_nsec: if is_first { 3_000_000 } else { 1_000_000 } };
-        let (call, arguments) = if is_first {
-            (libc::SYS_nanosleep, [&raw const time as u64, 0, 0, 0])
-        } else {
-            (libc::SYS_clock_nanosleep, [libc::CLOCK_MONOTONIC as u64, 0, &raw const time as u64, 0])
-        };
-        // SAFETY: the time outlives the call, and nothing is written.
-        unsafe { libc::syscall(call, arguments[0], arguments[1], arguments[2], arguments[3]) };
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+        let (call, time) = if is_first { (libc::SYS_poll, 2) } else { (libc::SYS_ppoll, &raw mut time as u64) };
+        // SAFETY: there are no descriptors, and the time outlives the call, which writes down what is left of it.
+        unsafe { libc::syscall(call, 0_u64, 0_u64, time, 0_u64, 0_u64) };
     }
 }
 
