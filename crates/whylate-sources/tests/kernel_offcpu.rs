@@ -295,6 +295,36 @@ fn sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias() -> Result
 }
 
 #[test]
+fn stacks_that_differ_in_return_addresses_alone_are_told_apart_at_each_switch() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let sleepers = Sleepers::start("alternating", 1)?;
+    let options = OffcpuOptions {
+        process: Some(sleepers.pid()),
+        states: "S".to_owned(),
+        backend: Some("trace".to_owned()),
+        ..OffcpuOptions::default()
+    };
+    let snapshot = sampled(&options, Duration::from_secs(2))?;
+    let mut waits = [0, 0];
+    for stack in snapshot.stacks.iter().filter(|stack| stack.labels["thread"] == "alternating") {
+        let is_precise = match stack.labels.get("syscall").map(String::as_str) {
+            Some("poll") => false,
+            Some("ppoll") => true,
+            other => anyhow::bail!("it sleeps in {other:?}"),
+        };
+        // The system call is read anew at each switch, and the frames may be those that were seen before: they differ in the outermost alone.
+        let [plain, precise] = ["sys_poll", "sys_ppoll"]
+            .map(|function| stack.kernel.iter().any(|frame| frame.ends_with(&format!("x64_{function}"))));
+        ensure!((plain, precise) == (!is_precise, is_precise), "{:?} is in {:?}", stack.labels, stack.kernel);
+        ensure!(is_at(stack, "sleep_alternately"), "{:?}", stack.user);
+        waits[usize::from(is_precise)] += stack.waits;
+    }
+    println!("{waits:?} waits in poll and ppoll");
+    ensure!(waits[0].abs_diff(waits[1]) <= 2 && waits[0] > 20, "{waits:?} waits, of each as many");
+    Ok(())
+}
+
+#[test]
 fn a_trace_has_all_of_a_threads_time() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("regular", 1)?;

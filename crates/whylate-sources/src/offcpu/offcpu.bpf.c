@@ -11,6 +11,7 @@
 #include "compat.bpf.h"
 #include "settings.bpf.h"
 #include "wanted_threads.bpf.h"
+#include "seen_stacks.bpf.h"
 #include "unwind.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -218,7 +219,7 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 			return LOOKED_NO_ROOM;
 	}
 	if (has_user_frames(task)) {
-		end = unwind_user(task, scratch, key->process, false);
+		end = unwind_user(task, scratch, key->process, NULL, false);
 		if (end == USER_UNKNOWN) {
 			if (!is_last_round)
 				return LOOKED_AGAIN;
@@ -257,24 +258,6 @@ static __always_inline bool fill_key(struct task_struct *task, struct thread_rec
 	key->syscall = -1;
 	BPF_CORE_READ_STR_INTO(&key->comm, task, comm);
 	return record->process != 0;
-}
-
-/* The number of a place, a new one where it is not known; PLACES where there is no room. */
-static __noinline u32 number_of_place(const struct place_key *key)
-{
-	u32 *known = bpf_map_lookup_elem(&place_by_key, key);
-	u32 place;
-
-	if (known)
-		return *known;
-	place = __sync_fetch_and_add(&places, 1);
-	if (place >= PLACES)
-		return PLACES;
-	if (!bpf_map_update_elem(&place_by_key, key, &place, BPF_NOEXIST))
-		return place;
-	/* Another CPU was faster, or there is no room. */
-	known = bpf_map_lookup_elem(&place_by_key, key);
-	return known ? *known : PLACES;
 }
 
 #include "count.bpf.h"

@@ -41,6 +41,12 @@ pub(super) const LOST: [(lost_reason, &str); 7] = [
 /// What stands in a stack only because a program takes it at a switch, in the order of their calls.
 const OWN_CODE: [&str; 3] = ["bpf_trace_run4", "__bpf_trace_sched_switch", "__traceiter_sched_switch"];
 
+/// Where functions return to whose return somebody traces: the function graph tracer, rethooks (since 6.0 on x86) and kretprobes.
+const REPLACED_RETURNS: [&str; 3] = ["return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline"];
+
+/// What the entry code calls for a system call, at the end of a kernel stack.
+const SYSTEM_CALL: [&str; 1] = ["do_syscall_64"];
+
 /// How long a frame may be without a rule that is met at a switch for the first time.
 const ASK: Duration = Duration::from_millis(20);
 
@@ -121,6 +127,12 @@ impl Sampler {
         if traces {
             for (index, code) in symbols::code_of(OWN_CODE).into_iter().flatten().enumerate() {
                 (settings.own_code_begin[index], settings.own_code_end[index]) = (code.start, code.end);
+            }
+            for (index, code) in symbols::code_of(REPLACED_RETURNS).into_iter().flatten().enumerate() {
+                (settings.replaced_return_begin[index], settings.replaced_return_end[index]) = (code.start, code.end);
+            }
+            if let [Some(code)] = symbols::code_of(SYSTEM_CALL) {
+                (settings.system_call_begin, settings.system_call_end) = (code.start, code.end);
             }
         }
         let records = records_for(if traces { 0 } else { threads() });

@@ -56,6 +56,7 @@ enum offcpu_limits {
 	OWN_CODE = 3,
 	/* Frames of the program that takes a stack and of what calls it; they are left out. */
 	OWN_FRAMES = 15,
+	REPLACED_RETURNS = 3,
 };
 
 /* What is known of a thread's user stack. */
@@ -227,6 +228,12 @@ const volatile bool traces = false;
 /* Code of the kernel that stands in a stack only because a program takes it there. */
 const volatile u64 own_code_begin[OWN_CODE] = {};
 const volatile u64 own_code_end[OWN_CODE] = {};
+/* Where functions return to whose return is traced; the stack itself does not tell their callers then. */
+const volatile u64 replaced_return_begin[REPLACED_RETURNS] = {};
+const volatile u64 replaced_return_end[REPLACED_RETURNS] = {};
+/* do_syscall_64(). */
+const volatile u64 system_call_begin = 0;
+const volatile u64 system_call_end = 0;
 
 /* Each walk over the threads has rounds: after the first one, user space says how to unwind what was not known. */
 u32 walk_round = 0;

@@ -10,60 +10,120 @@ enum {
 	TASK_DEAD = 0x80,
 };
 
-/* How many frames of the stack are those of taking it. */
-static __always_inline u32 own_frames(const u64 *frames)
+/* How many frames of the stack are those of taking it. The verifier looks at it by itself, once. */
+__noinline int own_frames(const struct stack_value *stack)
 {
-	u32 own = 0;
+	int own = 0;
 
+	if (!stack)
+		return 0;
 	for (u32 i = 0; i < OWN_FRAMES; i++) {
 		for (u32 range = 0; range < OWN_CODE; range++) {
-			if (frames[i] >= own_code_begin[range] && frames[i] < own_code_end[range])
+			if (stack->frames[i] >= own_code_begin[range] && stack->frames[i] < own_code_end[range])
 				own = i + 1;
 		}
 	}
 	return own;
 }
 
-/* Fills in the stacks of the thread that is running here; false where there is no room. */
-static __always_inline bool take_stacks(struct task_struct *task, struct place_key *key)
+/* The number of the kernel stack of the thread that is running here, 0 for none; false where there is no room. */
+static __always_inline bool take_kernel_stack(struct task_struct *task, struct scratch *scratch, struct stack_copy *copy, const void *arguments,
+					      u32 *id)
 {
+	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
+	struct seen_kernel_stack *seen = NULL;
 	struct stack_value *kernel;
-	struct scratch *scratch;
-	u32 zero = 0, own;
+	u32 copied = 0, length, own;
 	long bytes;
 
-	scratch = bpf_map_lookup_elem(&scratch_of_cpu, &zero);
-	if (!scratch)
-		return false;
-	bytes = bpf_get_task_stack(task, scratch->kernel.frames, sizeof(scratch->kernel.frames), 0);
-	if (bytes > 0) {
-		u32 length = (u64)bytes / 8;
+	if (bpf_core_field_exists(regs->ip)) {
+		copied = copy_kernel_stack(regs, arguments, copy);
+		if (copied) {
+			/* Stacks of the kernel's own threads have no address of user space, and do not move. */
+			u32 slot = seen_slot(regs->ip ? regs->ip : copied, copy->words[caller_at & (KERNEL_WORDS - 1)]) & (SEEN_KERNEL_STACKS - 1);
 
-		own = own_frames(scratch->kernel.frames);
-		/* A stack begins with its number and its length, which are written over the last frame of our own. */
-		barrier_var(own);
-		own &= OWN_FRAMES;
-		kernel = (void *)&scratch->kernel + own * 8;
-		length = length > own ? length - own : 0;
-		kernel->length = length < max_depth ? length : max_depth;
-		if (length) {
-			key->kernel_stack = number_of_stack(kernel, 0);
-			if (!key->kernel_stack)
-				return false;
+			seen = bpf_map_lookup_elem(&kernel_stack_by_seen, &slot);
 		}
 	}
-	if (has_user_frames(task)) {
-		enum user_end end = unwind_user(task, scratch, key->process, true);
-
-		/* User space finds the rule for the next time. */
-		key->user_end = end == USER_UNKNOWN ? USER_PARTLY : end;
-		if (scratch->user.length) {
-			key->user_stack = number_of_stack(&scratch->user, key->process);
-			if (!key->user_stack)
-				return false;
-		}
+	if (seen && seen->generation == generation + 1 && (seen->bytes == copied || seen->moves) && is_same_kernel_stack(seen, copy)) {
+		*id = seen->id;
+		return true;
+	}
+	bytes = bpf_get_task_stack(task, scratch->kernel.frames, sizeof(scratch->kernel.frames), 0);
+	if (bytes <= 0)
+		return true;
+	length = (u64)bytes / 8;
+	own = own_frames(&scratch->kernel);
+	/* A stack begins with its number and its length, which are written over the last frame of our own. */
+	own &= OWN_FRAMES;
+	kernel = (void *)&scratch->kernel + own * 8;
+	length = length > own ? length - own : 0;
+	if (!length)
+		return true;
+	kernel->length = length < max_depth ? length : max_depth;
+	*id = number_of_stack(kernel, 0);
+	if (!*id)
+		return false;
+	if (seen) {
+		kernel->id = *id;
+		keep_kernel_stack(seen, copy, kernel, copied);
 	}
 	return true;
+}
+
+/* The same of its user stack. */
+static __always_inline bool take_user_stack(struct task_struct *task, struct scratch *scratch, struct stack_copy *copy, struct place_key *key)
+{
+	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
+	struct seen_user_stack *seen;
+	enum user_end end;
+	u32 slot = 0;
+
+	if (!bpf_core_field_exists(regs->ip)) {
+		key->user_end = USER_UNREADABLE;
+		return true;
+	}
+	/* Stacks of threads that do the same often begin at the same address of a page. */
+	slot = seen_slot(regs->ip ^ (u64)key->process << 48, regs->sp & (PAGE_BYTES - 1)) & (SEEN_USER_STACKS - 1);
+	seen = bpf_map_lookup_elem(&user_stack_by_seen, &slot);
+	if (!seen)
+		return false;
+	if (is_same_user_stack(regs, key->process, seen, copy)) {
+		key->user_stack = seen->id;
+		return true;
+	}
+	seen->generation = 0;
+	seen->process = key->process;
+	seen->ip = regs->ip;
+	seen->bp = regs->bp - regs->sp;
+	seen->is_bp_used = false;
+	seen->count = 0;
+	end = unwind_user(task, scratch, key->process, seen, true);
+	/* User space finds the rule for the next time. */
+	key->user_end = end == USER_UNKNOWN ? USER_PARTLY : end;
+	if (!scratch->user.length)
+		return true;
+	key->user_stack = number_of_stack(&scratch->user, key->process);
+	/* What ended early may have ended for something else than these words. */
+	if (end == USER_COMPLETE && seen->count <= KEPT_USER_WORDS) {
+		seen->id = key->user_stack;
+		seen->generation = key->user_stack ? generation + 1 : 0;
+	}
+	return key->user_stack != 0;
+}
+
+/* Fills in the stacks of the thread that is running here; false where there is no room. */
+static __always_inline bool take_stacks(struct task_struct *task, const void *arguments, struct place_key *key)
+{
+	struct scratch *scratch;
+	struct stack_copy *copy;
+	u32 zero = 0;
+
+	scratch = bpf_map_lookup_elem(&scratch_of_cpu, &zero);
+	copy = bpf_map_lookup_elem(&stack_copy_of_cpu, &zero);
+	if (!scratch || !copy || !take_kernel_stack(task, scratch, copy, arguments, &key->kernel_stack))
+		return false;
+	return !has_user_frames(task) || take_user_stack(task, scratch, copy, key);
 }
 
 static __always_inline void make_on_cpu_place(struct thread_record *record, const struct place_key *key)
@@ -93,7 +153,8 @@ static __always_inline void give_up(struct thread_record *record, enum lost_reas
 	take_time(record, now_ns);
 }
 
-static __always_inline void on_leaving(struct task_struct *task, enum thread_state state, bool has_ended, u64 now_ns)
+static __always_inline void on_leaving(struct task_struct *task, const void *arguments, enum thread_state state, bool has_ended,
+					u64 now_ns)
 {
 	struct thread_record *record = bpf_task_storage_get(&record_by_thread, task, 0, 0);
 	struct place_key key = {};
@@ -122,11 +183,11 @@ static __always_inline void on_leaving(struct task_struct *task, enum thread_sta
 	key.in_iowait = BPF_CORE_READ_BITFIELD(task, in_iowait);
 	if (!key.is_kernel)
 		key.syscall = syscall_of(task);
-	if (!take_stacks(task, &key)) {
+	if (!take_stacks(task, arguments, &key)) {
 		give_up(record, LOST_STACKS, now_ns);
 		return;
 	}
-	place = number_of_place(&key);
+	place = number_of_seen_place(&key);
 	if (place == PLACES) {
 		give_up(record, LOST_PLACES, now_ns);
 		return;
@@ -193,7 +254,7 @@ static __always_inline bool is_traced(const struct task_struct *task)
 	return task->pid && task->tgid != own_tgid && (!wanted_tgid || task->tgid == wanted_tgid);
 }
 
-/* Two stacks and three sums a switch: some microseconds, most of them for the kernel's stack. */
+/* Two stacks and three sums a switch: a microsecond and a half where both have been seen before, and four where not. */
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
 {
@@ -208,7 +269,7 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 	if (is_traced(prev)) {
 		/* A thread that is preempted may have been about to sleep. */
 		scratch->state = state_of_bits(prev, preempt ? 0 : prev_state);
-		on_leaving(prev, scratch->state, prev_state & TASK_DEAD, now_ns);
+		on_leaving(prev, ctx, scratch->state, prev_state & TASK_DEAD, now_ns);
 	}
 	if (is_traced(next))
 		on_arriving(next, now_ns);

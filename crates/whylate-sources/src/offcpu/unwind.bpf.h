@@ -18,6 +18,11 @@ struct walk {
 	u32 process;
 	u32 length;
 	u32 end;
+	/* Where the frame pointer has been read; 0: it is still the register. */
+	u64 bp_at;
+	/* Where the words are kept by which it goes, and where the stack began; only where switches are traced. */
+	struct seen_user_stack *seen;
+	u64 began_at;
 };
 
 /* The same in Rust: rules.rs. */
@@ -140,7 +145,7 @@ static __always_inline long step_with(u64 index, struct walk *walk, bool is_own)
 	/* Not from `walk`, of which the verifier would follow each value that it can have. */
 	bool innermost = index == 0;
 	struct unwind_rule *rule;
-	u64 cfa, caller;
+	u64 cfa, caller, bp_at;
 
 	if (index >= MAX_FRAMES || index >= max_depth)
 		return 1;
@@ -157,13 +162,21 @@ static __always_inline long step_with(u64 index, struct walk *walk, bool is_own)
 		cfa = walk->sp + rule->cfa_offset;
 		break;
 	case RULE_BP:
+		if (is_own)
+			keep_frame_pointer(walk->seen, walk->began_at, walk->bp_at, walk->bp);
 		cfa = walk->bp + rule->cfa_offset;
 		break;
 	case RULE_AT_BP:
+		if (is_own)
+			keep_frame_pointer(walk->seen, walk->began_at, walk->bp_at, walk->bp);
 		if (read_word(walk, walk->bp + rule->cfa_offset, &cfa, is_own))
 			return 1;
+		if (is_own)
+			keep_frame_pointer(walk->seen, walk->began_at, walk->bp + rule->cfa_offset, cfa);
 		break;
 	case RULE_CHAIN:
+		if (is_own)
+			keep_frame_pointer(walk->seen, walk->began_at, walk->bp_at, walk->bp);
 		if (!walk->bp) {
 			/* Code without frame pointers may have left anything there. */
 			walk->end = by_frame_pointers ? USER_PARTLY : USER_COMPLETE;
@@ -177,12 +190,16 @@ static __always_inline long step_with(u64 index, struct walk *walk, bool is_own)
 	/* Callers lie above, so that the walk ends. */
 	if (cfa <= walk->sp || read_word(walk, cfa - 8, &caller, is_own))
 		return 1;
-	if (rule->base == RULE_CHAIN || rule->base == RULE_AT_BP) {
-		if (read_word(walk, walk->bp, &walk->bp, is_own))
+	if (is_own)
+		keep_user_word(walk->seen, cfa - 8 - walk->began_at, caller);
+	if (rule->base == RULE_CHAIN || rule->base == RULE_AT_BP)
+		bp_at = walk->bp;
+	else
+		bp_at = rule->bp_offset == BP_KEPT ? 0 : cfa + rule->bp_offset;
+	if (bp_at) {
+		if (read_word(walk, bp_at, &walk->bp, is_own))
 			return 1;
-	} else if (rule->bp_offset != BP_KEPT) {
-		if (read_word(walk, cfa + rule->bp_offset, &walk->bp, is_own))
-			return 1;
+		walk->bp_at = bp_at;
 	}
 	if (!caller) {
 		walk->end = USER_COMPLETE;
@@ -210,7 +227,8 @@ enum {
 };
 
 /* Fills scratch->user; tells how the stack ends. */
-static __always_inline enum user_end unwind_user(struct task_struct *task, struct scratch *scratch, u32 process, bool is_own)
+static __always_inline enum user_end unwind_user(struct task_struct *task, struct scratch *scratch, u32 process, struct seen_user_stack *seen,
+						 bool is_own)
 {
 	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
 	struct walk walk = {};
@@ -225,10 +243,13 @@ static __always_inline enum user_end unwind_user(struct task_struct *task, struc
 	walk.bp = regs->bp;
 	walk.process = process;
 	walk.end = USER_PARTLY;
-	if (is_own)
+	if (is_own) {
+		walk.seen = seen;
+		walk.began_at = regs->sp;
 		bpf_loop(MAX_FRAMES, step_of_own, &walk, 0);
-	else
+	} else {
 		bpf_loop(MAX_FRAMES, step, &walk, 0);
+	}
 	scratch->user.length = walk.length;
 	return walk.end;
 }

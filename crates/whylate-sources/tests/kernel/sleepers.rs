@@ -120,6 +120,10 @@ pub fn run_if_asked() -> Result<()> {
             spawn("regular".to_owned(), sleep_regularly)?;
             wait_until_asleep(PLACES.len() + 1)?;
         }
+        "alternating" => {
+            spawn("alternating".to_owned(), sleep_alternately)?;
+            wait_until_asleep(1)?;
+        }
         "churn" => {
             for _ in 0..of_each {
                 spawn("steady".to_owned(), sleep_in_nanosleep)?;
@@ -149,6 +153,19 @@ fn sleep_regularly() {
         sleep_for_long(due);
         due += Duration::from_millis(3);
         sleep_shortly(due);
+    }
+}
+
+/// By two system calls that are called from the same instruction, with the same frames of user space.
+fn sleep_alternately() {
+    let mut turn = 0_u64;
+    loop {
+        turn += 1;
+        let is_first = black_box(turn) % 2 == 0;
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+        let (call, time) = if is_first { (libc::SYS_poll, 2) } else { (libc::SYS_ppoll, &raw mut time as u64) };
+        // SAFETY: there are no descriptors, and the time outlives the call, which writes down what is left of it.
+        unsafe { libc::syscall(call, 0_u64, 0_u64, time, 0_u64, 0_u64) };
     }
 }
 

@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Stacks that were taken on this CPU before, and what they were told by: threads sleep in the same places again and again, and unwinding
+ * a stack takes longer than everything else of a switch.
+ *
+ * Unwinding is a function of memory: from where the program is called it follows return addresses, and values by which it gets from a frame to the
+ * next one. These are words of the stack itself; the return addresses are in the kernel's code, and whatever else it goes by (saved frame pointers,
+ * stack pointers of interrupted code) points into the same stack. All words of either kind are kept, with where they are, also those that
+ * are no part of the chain. Where a stack is as deep and each of them holds the same value, counted from where the stack begins if it points
+ * there, the unwinder, taking one step after the other, reads the same words and gets to the same frames. Any difference only costs that the
+ * stack is taken anew.
+ *
+ * System calls begin at a random depth where the kernel hardens its stacks (CONFIG_RANDOMIZE_KSTACK_OFFSET): do_syscall_64() leaves a gap below its
+ * frame. Only the entry code calls it, at the very end of the stack: up to the call it makes all words are kept, and the one return address
+ * that follows, at the end. What points beyond that call is counted from the end then, as it does not move along.
+ *
+ * Of a user stack, the rules say which words are read: the registers and the words that were in fact gone by are kept, and the same
+ * holds of them.
+ *
+ * Only switches use these tables, and one CPU does not switch twice at a time: nobody else writes while an entry is compared.
+ */
+#pragma once
+
+enum {
+	/* A kernel stack that is deeper is taken anew each time. */
+	KERNEL_WORDS = 256,
+	/* So many of its words are kept at most, and of a user stack. */
+	KEPT_WORDS = 64,
+	KEPT_USER_WORDS = 32,
+	/* Copied at a time from a user stack. */
+	USER_COPY_BYTES = 256,
+	/* In the place of a word in its stack: it points into the stack. */
+	POINTS_THERE = 1 << 15,
+	POINTS_TO_END = 1 << 14,
+	/* It is the last one, whatever the depth. */
+	IS_LAST = 1 << 13,
+	SEEN_KERNEL_STACKS = 256,
+	SEEN_USER_STACKS = 512,
+	SEEN_PLACES = 512,
+};
+
+/* The kernel's code, modules and BPF programs on x86 are in the upper 2 GiB (Documentation/arch/x86/x86_64/mm.rst). */
+#define KERNEL_CODE 0xffffffff80000000ull
+
+struct seen_kernel_stack {
+	/* One more than that of the tables in which the stack is; 0: there is none. */
+	u32 generation;
+	u32 id;
+	/* Of a stack that moves along with its system call, these may be others. */
+	u32 bytes;
+	u32 count;
+	u8 moves;
+	u16 at[KEPT_WORDS];
+	u64 words[KEPT_WORDS];
+};
+
+/* All addresses of the stack are from its pointer on. */
+struct seen_user_stack {
+	u32 generation;
+	u32 id;
+	u64 ip;
+	u64 bp;
+	u32 process;
+	u32 count;
+	/* The register was used before another value was read. */
+	u8 is_bp_used;
+	u32 at[KEPT_USER_WORDS];
+	u64 words[KEPT_USER_WORDS];
+};
+
+struct seen_place {
+	u32 generation;
+	u32 place;
+	struct place_key key;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SEEN_KERNEL_STACKS);
+	__type(key, u32);
+	__type(value, struct seen_kernel_stack);
+} kernel_stack_by_seen SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SEEN_USER_STACKS);
+	__type(key, u32);
+	__type(value, struct seen_user_stack);
+} user_stack_by_seen SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SEEN_PLACES);
+	__type(key, u32);
+	__type(value, struct seen_place);
+} place_by_seen SEC(".maps");
+
+struct stack_copy {
+	/* Addresses; what comes out of memory is a number to the verifier. */
+	volatile u64 begin;
+	volatile u64 end;
+	/* While a stack is kept: how many words are looked at, which of a stack that moves end with the call of its system call; how many are kept;
+	 * and how many frames have been found, innermost first. */
+	volatile u32 looked_at;
+	volatile u32 kept;
+	volatile u32 found;
+	/* The return address into do_syscall_64(), and where it is. */
+	volatile u32 called_at;
+	volatile u64 caller;
+	u64 words[KERNEL_WORDS];
+	/* A piece of the user stack, and where it is. */
+	volatile u64 user_begin;
+	u64 user_words[USER_COPY_BYTES / 8];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct stack_copy);
+} stack_copy_of_cpu SEC(".maps");
+
+/* Where in a copy the function stands that has called the scheduler, once it is known: a hint that tells stacks apart. */
+u32 caller_at = 0;
+
+static __always_inline u32 seen_slot(u64 first, u64 second)
+{
+	return ((first + (second << 20)) * 0x9e3779b97f4a7c15ull) >> 40;
+}
+
+/*
+ * Copies the stack of the running thread, from the arguments of the tracepoint, which lie in the frame of the program's caller, to the
+ * registers of user space, where unwinding ends. Whatever is below is between this program and its caller, and is always the same. Tells how
+ * many bytes there are; 0 where there are too many.
+ */
+static __always_inline u32 copy_kernel_stack(const struct pt_regs *regs, const void *arguments, struct stack_copy *copy)
+{
+	u64 begin, bytes;
+
+	copy->begin = (u64)arguments;
+	copy->end = (u64)regs;
+	begin = copy->begin;
+	bytes = copy->end - begin;
+	if (bytes > sizeof(copy->words) || bytes < 8 || bpf_probe_read_kernel(copy->words, bytes, (void *)begin))
+		return 0;
+	return bytes;
+}
+
+/* Whether the kernel stack is the one that was seen. The verifier looks at it by itself, once. */
+__noinline int is_same_kernel_stack(const struct seen_kernel_stack *seen, const struct stack_copy *copy)
+{
+	u64 differs = 0, begin, end, last;
+
+	if (!seen || !copy)
+		return 0;
+	begin = copy->begin;
+	end = copy->end;
+	last = (end - begin) / 8 - 1;
+	for (u32 i = 0; i < KEPT_WORDS && i < seen->count; i++) {
+		u64 at = seen->at[i];
+		/* All bits, or none. */
+		u64 points_there = -(at >> 15 & 1), points_to_end = -(at >> 14 & 1), is_last = -(at >> 13 & 1);
+		u64 word = copy->words[((at & ~is_last) | (last & is_last)) & (KERNEL_WORDS - 1)];
+
+		differs |= (word - (begin & points_there) - (end & points_to_end)) ^ seen->words[i];
+	}
+	return !differs;
+}
+
+struct keeping {
+	struct seen_kernel_stack *seen;
+	struct stack_copy *copy;
+	const struct stack_value *stack;
+};
+
+static long keep_word(u64 index, struct keeping *keeping)
+{
+	struct stack_copy *copy = keeping->copy;
+	u32 kept = copy->kept, found = copy->found, looked_at = copy->looked_at;
+	u64 word, value, at = index;
+
+	if (index >= KERNEL_WORDS || index >= looked_at)
+		return 1;
+	word = copy->words[index];
+	value = word;
+	if (word < KERNEL_CODE) {
+		if (word - copy->begin > copy->end - copy->begin)
+			return 0;
+		if (keeping->seen->moves && word - copy->begin >= looked_at * 8ull) {
+			value = word - copy->end;
+			at |= POINTS_TO_END;
+		} else {
+			value = word - copy->begin;
+			at |= POINTS_THERE;
+		}
+	}
+	for (u32 range = 0; range < REPLACED_RETURNS; range++) {
+		if (word >= replaced_return_begin[range] && word < replaced_return_end[range])
+			kept = KEPT_WORDS;
+	}
+	if (kept >= KEPT_WORDS) {
+		copy->found = 0;
+		return 1;
+	}
+	if (found < MAX_FRAMES && keeping->stack->frames[found] == word) {
+		if (found == 2 && !caller_at)
+			caller_at = index;
+		copy->found = found + 1;
+	}
+	keeping->seen->at[kept] = at;
+	keeping->seen->words[kept] = value;
+	copy->kept = kept + 1;
+	return 0;
+}
+
+/* Looks for the return address into do_syscall_64(), and counts the words that may be it. */
+static long find_system_call(u64 index, struct keeping *keeping)
+{
+	struct stack_copy *copy = keeping->copy;
+
+	if (index >= KERNEL_WORDS || index >= copy->looked_at)
+		return 1;
+	if (copy->words[index] == copy->caller) {
+		copy->called_at = index;
+		copy->found++;
+	}
+	return 0;
+}
+
+/*
+ * Keeps what a kernel stack is told by. Where a return address has been replaced by one of a tracer, which knows the real one, the stack
+ * does not have all frames, and is taken anew each time.
+ */
+__noinline int keep_kernel_stack(struct seen_kernel_stack *seen, struct stack_copy *copy, const struct stack_value *stack, u32 bytes)
+{
+	struct keeping keeping = { .seen = seen, .copy = copy, .stack = stack };
+	u64 outermost = 0, frame;
+	bool moves = false;
+	u32 length, last;
+
+	if (!seen || !copy || !stack)
+		return 0;
+	length = stack->length;
+	last = bytes / 8 - 1;
+	copy->looked_at = last + 1;
+	copy->kept = 0;
+	copy->found = 0;
+	frame = (u64)length - 2;
+	/* The verifier of 6.1 knows no bounds of what is reckoned in 32 bits. */
+	barrier_var(frame);
+	if (frame < MAX_FRAMES - 1 && last < KERNEL_WORDS) {
+		copy->caller = stack->frames[frame];
+		outermost = stack->frames[frame + 1];
+		moves = copy->caller >= system_call_begin && copy->caller < system_call_end;
+	}
+	if (moves) {
+		bpf_loop(KERNEL_WORDS, find_system_call, &keeping, 0);
+		/* Where a call of before has left the same address behind, it is not known which one is it: the next time it may be. */
+		if (copy->found != 1 || copy->words[last & (KERNEL_WORDS - 1)] != outermost)
+			return 0;
+		copy->looked_at = copy->called_at + 1;
+		copy->found = 0;
+		seen->at[0] = IS_LAST;
+		seen->words[0] = outermost;
+		copy->kept = 1;
+		length--;
+	}
+	seen->generation = 0;
+	seen->bytes = bytes;
+	seen->moves = moves;
+	bpf_loop(KERNEL_WORDS, keep_word, &keeping, 0);
+	seen->count = copy->kept;
+	seen->id = stack->id;
+	seen->generation = copy->found >= length ? generation + 1 : 0;
+	return 0;
+}
+
+enum {
+	/* In the place of a word of a user stack, which is aligned: it is counted from the stack pointer on, as it is a frame pointer. */
+	IS_FRAME_POINTER = 1,
+};
+
+/* A word that unwinding a user stack went by, both from the stack pointer on; one too many, and the stack is not kept. */
+__noinline int keep_user_word(struct seen_user_stack *seen, u64 at, u64 word)
+{
+	u32 count;
+
+	if (!seen)
+		return 0;
+	count = seen->count;
+	if (count >= KEPT_USER_WORDS || at >> 31) {
+		seen->count = KEPT_USER_WORDS + 1;
+		return 0;
+	}
+	seen->at[count] = at;
+	seen->words[count] = word;
+	seen->count = count + 1;
+	return 0;
+}
+
+/* Unwinding goes on by what is in the frame pointer, which was read there; 0: it is still the register. */
+__noinline int keep_frame_pointer(struct seen_user_stack *seen, u64 sp, u64 at, u64 bp)
+{
+	if (!seen)
+		return 0;
+	if (!at)
+		seen->is_bp_used = true;
+	else
+		keep_user_word(seen, (at - sp) | IS_FRAME_POINTER, bp - sp);
+	return 0;
+}
+
+/* Whether the words of the user stack that were kept are still the same. Pieces that are copied lie in one page each, as they are aligned. */
+__noinline int has_same_user_words(const struct seen_user_stack *seen, struct stack_copy *copy, u64 sp)
+{
+	if (!seen || !copy)
+		return 0;
+	copy->user_begin = 0;
+	for (u32 i = 0; i < KEPT_USER_WORDS && i < seen->count; i++) {
+		u32 kept_at = seen->at[i];
+		u64 at = sp + (kept_at & ~7u);
+		u64 begin = at & ~(USER_COPY_BYTES - 1ull);
+		/* All bits, or none. */
+		u64 is_frame_pointer = -(u64)(kept_at & IS_FRAME_POINTER);
+		u64 word;
+
+		if (begin != copy->user_begin && bpf_probe_read_user(copy->user_words, USER_COPY_BYTES, (void *)begin))
+			return 0;
+		copy->user_begin = begin;
+		word = copy->user_words[(at >> 3) & (USER_COPY_BYTES / 8 - 1)];
+		if (word - (sp & is_frame_pointer) != seen->words[i])
+			return 0;
+	}
+	return 1;
+}
+
+/* Whether the thread is at the same place in user space as where the stack was seen. */
+static __always_inline bool is_same_user_stack(const struct pt_regs *regs, u32 process, const struct seen_user_stack *seen,
+					       struct stack_copy *copy)
+{
+	if (seen->generation != generation + 1 || seen->process != process || seen->ip != regs->ip || regs->sp & 7)
+		return false;
+	if (seen->is_bp_used && seen->bp != regs->bp - regs->sp)
+		return false;
+	return has_same_user_words(seen, copy, regs->sp);
+}
+
+/* The number of a place, a new one where it is not known; PLACES where there is no room. */
+static __noinline u32 number_of_place(const struct place_key *key)
+{
+	u32 *known = bpf_map_lookup_elem(&place_by_key, key);
+	u32 place;
+
+	if (known)
+		return *known;
+	place = __sync_fetch_and_add(&places, 1);
+	if (place >= PLACES)
+		return PLACES;
+	if (!bpf_map_update_elem(&place_by_key, key, &place, BPF_NOEXIST))
+		return place;
+	/* Another CPU was faster, or there is no room. */
+	known = bpf_map_lookup_elem(&place_by_key, key);
+	return known ? *known : PLACES;
+}
+
+static __always_inline bool is_same_key(const struct place_key *one, const struct place_key *other)
+{
+	const u64 *words = (const void *)one, *other_words = (const void *)other;
+	u64 differs = 0;
+
+	_Static_assert(sizeof(*one) % 8 == 0, "compared by words");
+	for (u32 i = 0; i < sizeof(*one) / 8; i++)
+		differs |= words[i] ^ other_words[i];
+	return !differs;
+}
+
+/* The same as number_of_place(), for places that this CPU has met lately. */
+static __always_inline u32 number_of_seen_place(const struct place_key *key)
+{
+	u32 slot = seen_slot((u64)key->kernel_stack << 32 | key->user_stack, (u64)key->tid << 8 | key->state) & (SEEN_PLACES - 1);
+	struct seen_place *seen = bpf_map_lookup_elem(&place_by_seen, &slot);
+	u32 place;
+
+	if (seen && seen->generation == generation + 1 && is_same_key(&seen->key, key))
+		return seen->place;
+	place = number_of_place(key);
+	if (seen) {
+		seen->generation = place == PLACES ? 0 : generation + 1;
+		seen->place = place;
+		seen->key = *key;
+	}
+	return place;
+}
