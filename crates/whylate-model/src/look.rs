@@ -13,6 +13,9 @@ use crate::{CauseKind, Histogram, LateEvent, Snapshot, Worst};
 const WORST: usize = 5;
 /// Of each source no more than this, so that one cannot hide the others.
 const WORST_OF_SOURCE: usize = 3;
+/// So many are told apart, so that memory stays bounded.
+const CULPRITS: usize = 10_000;
+const BEYOND: &str = "others than the first 10,000";
 /// A submission thread that waits for a CPU for more than this share of its time is starved.
 pub const STARVED_FROM: f64 = 0.1;
 
@@ -82,7 +85,7 @@ pub struct Headline {
     pub max_ns: u64,
     /// From where on one is late.
     pub late_from_ns: u64,
-    /// How many were, as far as they were explained.
+    /// How many were, as far as they were explained. Of `offcpu`, how many waits for a CPU, which have their own limit ([`late_from_ns`]).
     pub late: u64,
     /// How long these were in all.
     pub late_ns: u64,
@@ -163,8 +166,10 @@ impl Gatherer {
             *by_whom.entry((cause.kind, &cause.who)).or_default() += cause.ns;
         }
         for ((kind, who), ns) in by_whom {
-            let victims =
-                self.culprits.entry((kind, who.to_owned())).or_default().entry(source.to_owned()).or_default();
+            let key = (kind, who.to_owned());
+            let has_room = self.culprits.len() < CULPRITS || self.culprits.contains_key(&key);
+            let key = if has_room { key } else { (CauseKind::Unknown, BEYOND.to_owned()) };
+            let victims = self.culprits.entry(key).or_default().entry(source.to_owned()).or_default();
             victims.events += 1;
             victims.total_ns = victims.total_ns.saturating_add(ns);
             victims.worst_ns = victims.worst_ns.max(ns);

@@ -183,7 +183,8 @@ static __always_inline u64 task_waiting_ns(struct task_struct *task)
 {
 	u64 since, now;
 
-	if (!bpf_core_field_exists(task->sched_info.last_queued))
+	/* The second one is there with CONFIG_FAIR_GROUP_SCHED. */
+	if (!bpf_core_field_exists(task->sched_info.last_queued) || !bpf_core_field_exists(task->se.cfs_rq))
 		return 0;
 	since = task->sched_info.last_queued;
 	now = since ? task->se.cfs_rq->rq->clock : 0;

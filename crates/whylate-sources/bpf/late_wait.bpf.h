@@ -71,7 +71,8 @@ static __noinline int send_late_wait(struct late_wait *late)
 
 	if (!late)
 		return 0;
-	count = copy_window(&late->window, late->runnable_ns, late->running_ns);
+	/* Before it was moved it waited for another CPU. */
+	count = copy_window(&late->window, late->moved_ns ? late->moved_ns : late->runnable_ns, late->running_ns);
 	if (count > WINDOW_INTERVALS)
 		count = WINDOW_INTERVALS;
 	size = sizeof(*late) - (WINDOW_INTERVALS - count) * sizeof(struct interval);

@@ -3,7 +3,9 @@
 #pragma once
 
 enum wakeup_limits {
-	WAKEUPS = 1 << 15,
+	WORKERS = 1 << 13,
+	OTHER_THREADS = 1 << 15,
+	WAKEUPS = WORKERS + OTHER_THREADS,
 };
 
 struct wakeup {
@@ -26,9 +28,10 @@ struct {
 	__type(value, struct wakeup);
 } wakeup_by_tid SEC(".maps");
 
-static __always_inline struct wakeup *wakeup_of(u32 tid)
+/* Workers have entries of their own: other threads are many. */
+static __always_inline struct wakeup *wakeup_of(u32 tid, bool is_worker)
 {
-	u32 index = tid & (WAKEUPS - 1);
+	u32 index = is_worker ? tid & (WORKERS - 1) : WORKERS + (tid & (OTHER_THREADS - 1));
 
 	return bpf_map_lookup_elem(&wakeup_by_tid, &index);
 }

@@ -91,6 +91,15 @@ fn wait_there<'scope>(scope: &'scope Scope<'scope, '_>, cpu: u32, over: &'scope 
     sleeper.expect("there is room for a thread");
 }
 
+/// Has those who wait end, also after a failure.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn span(event: &LateEvent) -> Range<u64> {
     match event.evidence.as_deref() {
         Some(Evidence::Work(of)) => of.queued_ns..of.started_ns,
@@ -127,6 +136,7 @@ fn late_because(
     let mut late: BTreeMap<&'static str, Vec<LateEvent>> = BTreeMap::new();
     let mut made = Vec::new();
     let outcome = thread::scope(|scope| {
+        let _ended = Ended(&over);
         wait_there(scope, places.disturbed, &over);
         let began = Instant::now();
         let mut outcome = Ok(());
@@ -139,10 +149,8 @@ fn late_because(
             drain(&mut sources, places, &mut late)?;
             outcome = round.join().expect("disturbing does not panic").map(|round| made.extend(round));
         }
-        over.store(true, Ordering::Relaxed);
         outcome
     });
-    over.store(true, Ordering::Relaxed);
     drop(load);
     outcome?;
     let lost: BTreeMap<_, _> = together.take_lost();

@@ -113,6 +113,8 @@ struct Kept {
     links: Vec<Link>,
     /// Names of the programs that run.
     attached: Vec<String>,
+    /// All of them do.
+    is_complete: bool,
     skeleton: OccupancySkel<'static>,
     heartbeats: Option<Heartbeats>,
     weaker: Option<String>,
@@ -226,6 +228,9 @@ impl Kept {
             }
             Timers::TracersToo => settings.tracer_function = address_of(TRACER_FUNCTION).unwrap_or(0),
         }
+        if is_shared {
+            settings.tracer_function = address_of(TRACER_FUNCTION).unwrap_or(0);
+        }
         if of == Timers::OwnThreadsToo || is_shared {
             settings.wakeup_function = address_of(WAKEUP_FUNCTION).unwrap_or(0);
             settings.own_process = std::process::id();
@@ -246,6 +251,7 @@ impl Kept {
         Ok(Kept {
             links: Vec::new(),
             attached: Vec::new(),
+            is_complete: false,
             skeleton,
             heartbeats,
             weaker,
@@ -267,7 +273,7 @@ impl Kept {
             self.links.push(program.attach()?);
             self.attached.push(name);
         }
-        if is_complete { self.keep_pace() } else { Ok(()) }
+        if is_complete && !std::mem::replace(&mut self.is_complete, true) { self.keep_pace() } else { Ok(()) }
     }
 
     fn keep_pace(&mut self) -> Result<(), AttachError> {

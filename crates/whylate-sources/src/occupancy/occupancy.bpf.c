@@ -197,14 +197,18 @@ static __always_inline void leave_worker(struct account *account, bool was_preem
 /* From now on it waits for a CPU. */
 static __always_inline void keep_wakeup(const struct task_struct *task, u64 now_ns)
 {
-	struct wakeup *wakeup = wakeup_of(task->pid);
+	struct wakeup *wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
 
 	if (!wakeup)
 		return;
-	wakeup->tid = task->pid;
+	/* Another CPU may read it meanwhile. */
+	wakeup->tid = 0;
+	barrier();
 	wakeup->moved_ns = 0;
 	wakeup->waker_tid = 0;
 	wakeup->woken_ns = now_ns;
+	barrier();
+	wakeup->tid = task->pid;
 }
 
 /* Who wakes a thread is not whom an interrupt has interrupted. */
@@ -212,7 +216,7 @@ static __always_inline void keep_waker(const struct task_struct *task)
 {
 	const struct account *account = account_of(bpf_get_smp_processor_id());
 	const struct task_struct *waker = bpf_get_current_task_btf();
-	struct wakeup *wakeup = wakeup_of(task->pid);
+	struct wakeup *wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
 
 	if (!wakeup || !account || account->in_irq || account->softirq)
 		return;
@@ -483,7 +487,7 @@ int BPF_PROG(on_sched_migrate_task, struct task_struct *task)
 
 	if (!keeps_all_wakeups && !(task->flags & PF_WQ_WORKER))
 		return 0;
-	wakeup = wakeup_of(task->pid);
+	wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
 	if (!wakeup || wakeup->tid != (u32)task->pid)
 		return 0;
 	wakeup->moved_from = task->thread_info.cpu;

@@ -15,6 +15,7 @@ pub(super) struct Explained {
     waits: Waits,
     meter: Meter,
     attached: Box<dyn Attached>,
+    weaker: Option<String>,
 }
 
 impl Explained {
@@ -32,7 +33,10 @@ impl Explained {
             kernel_threads: options.kernel_threads != KernelThreads::No,
             user_threads: options.kernel_threads != KernelThreads::Only,
         };
-        Ok(Explained { waits: Waits::attach(&wanted)?, meter: Meter::default(), attached })
+        let waits = Waits::attach(&wanted)?;
+        let weaker: Vec<&str> = attached.weaker().into_iter().chain(waits.weaker()).collect();
+        let weaker = (!weaker.is_empty()).then(|| weaker.join("; "));
+        Ok(Explained { waits, meter: Meter::default(), attached, weaker })
     }
 }
 
@@ -59,6 +63,6 @@ impl Attached for Explained {
     }
 
     fn weaker(&self) -> Option<&str> {
-        self.attached.weaker().or_else(|| self.waits.weaker())
+        self.weaker.as_deref()
     }
 }

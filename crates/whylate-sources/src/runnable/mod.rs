@@ -77,6 +77,7 @@ impl Waits {
         let mut open = RunnableSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.explain_over_ns = wanted.explain_over_ns;
+        settings.own_process = std::process::id();
         settings.wanted_process = wanted.process.unwrap_or(0);
         settings.wanted_cgroup = wanted.cgroup.unwrap_or(0);
         settings.take_kernel_threads = wanted.kernel_threads;

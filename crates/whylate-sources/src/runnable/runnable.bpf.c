@@ -25,6 +25,8 @@ enum {
 
 /* 0: all. */
 const volatile u32 wanted_process = 0;
+/* Whoever watches is no victim. */
+const volatile u32 own_process = 0;
 
 /* Late waits that found no room. */
 u64 lost_late_waits = 0;
@@ -53,34 +55,51 @@ static __noinline int explain_wait(struct task_struct *task, const struct wakeup
 	return 0;
 }
 
-/* How it came to wait; NULL where that is not known. That of a worker is its item's, too. */
+/* How it came to wait; NULL where that is not known. An entry may be of a thread that had the same number. */
 static __always_inline struct wakeup *own_wakeup(const struct task_struct *task)
 {
-	struct wakeup *wakeup = wakeup_of(task->pid);
+	struct wakeup *wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
 
-	return wakeup && wakeup->tid == (u32)task->pid && !(task->flags & PF_WQ_WORKER) ? wakeup : NULL;
+	return wakeup && wakeup->tid == (u32)task->pid && wakeup->woken_ns >= task->start_time ? wakeup : NULL;
+}
+
+/*
+ * By the scheduler's stamp, which is of its present queue; where it has none, or the thread was moved, from when it was woken or lost its CPU. A
+ * thread that was asleep in a queue (6.12) may have a stamp of before its wakeup.
+ */
+static __always_inline u64 waited_ns_of(struct task_struct *task, const struct wakeup *wakeup)
+{
+	bool has_stamp = bpf_core_field_exists(task->sched_info.last_queued) && bpf_core_field_exists(task->se.cfs_rq);
+	u64 waited_ns = task_waiting_ns(task), whole_ns;
+
+	if (!wakeup || (has_stamp && waited_ns < explain_over_ns && !wakeup->moved_ns))
+		return waited_ns;
+	whole_ns = since(bpf_ktime_get_ns(), wakeup->woken_ns);
+	if (!has_stamp || wakeup->moved_ns)
+		return whole_ns;
+	/* A worker that was preempted has an older entry. */
+	return whole_ns < waited_ns ? whole_ns : waited_ns;
 }
 
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
 	struct wakeup *wakeup;
-	u64 waited_ns, whole_ns;
+	u64 waited_ns;
 
-	if (!next->pid || (wanted_process && (u32)next->tgid != wanted_process))
+	if (!next->pid)
 		return 0;
-	/* The scheduler has just read its clock, and counts the wait by the same reading after this: that on this CPU. */
-	waited_ns = task_waiting_ns(next);
 	wakeup = own_wakeup(next);
-	if (wakeup && wakeup->moved_ns) {
-		whole_ns = since(bpf_ktime_get_ns(), wakeup->woken_ns);
-		if (whole_ns > waited_ns)
-			waited_ns = whole_ns;
+	if ((!wanted_process || (u32)next->tgid == wanted_process) && (u32)next->tgid != own_process) {
+		waited_ns = waited_ns_of(next, wakeup);
+		if (explain_over_ns && waited_ns >= explain_over_ns)
+			explain_wait(next, wakeup, waited_ns);
 	}
-	if (waited_ns >= explain_over_ns)
-		explain_wait(next, wakeup, waited_ns);
-	/* It is over: where the next one is not seen, because an interrupt's wakeup came in while a program ran, it must not count from this one. */
-	if (wakeup)
+	/*
+	 * It is over: where the next one is not seen, because an interrupt's wakeup came in while a program ran, it must not count from this one.
+	 * A worker's is its item's, too.
+	 */
+	if (wakeup && !(next->flags & PF_WQ_WORKER))
 		wakeup->tid = 0;
 	return 0;
 }

@@ -231,7 +231,7 @@ static __always_inline void copy_worker(struct explained_item *explained, u64 wo
 	if (explained->pool == POOL_IS_SOFTIRQ)
 		return;
 	explained->worker_created_ns = task->start_time;
-	wakeup = wakeup_of(task->pid);
+	wakeup = wakeup_of(task->pid, true);
 	if (!wakeup || wakeup->tid != (u32)task->pid)
 		return;
 	explained->woken_ns = wakeup->woken_ns;

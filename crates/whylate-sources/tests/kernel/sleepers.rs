@@ -161,7 +161,7 @@ fn sleep_alternately() {
     let mut turn = 0_u64;
     loop {
         turn += 1;
-        let is_first = black_box(turn) % 2 == 0;
+        let is_first = black_box(turn).is_multiple_of(2);
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 2_000_000 };
         let (call, time) = if is_first { (libc::SYS_poll, 2) } else { (libc::SYS_ppoll, &raw mut time as u64) };
         // SAFETY: there are no descriptors, and the time outlives the call, which writes down what is left of it.

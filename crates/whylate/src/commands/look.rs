@@ -36,6 +36,9 @@ pub struct Arguments {
     json: bool,
 }
 
+/// Threads whose waits for a CPU `wq` and `sqpoll` tell.
+const OF_OTHERS: [&str; 2] = ["kworker/", "iou-sqp-"];
+
 /// A source by its name, and how it is attached so that it explains what is late.
 type Attach = fn(u64) -> Result<Box<dyn Attached>, AttachError>;
 
@@ -154,6 +157,10 @@ fn attach() -> anyhow::Result<Sources> {
                 attached.looking.push(Looking { name, source });
             }
             Err(error) => {
+                // An account that goes by the timers of a source that is not there would go by none.
+                if attached.looking.is_empty() {
+                    attached.account = Together::default();
+                }
                 attached.unmeasured.push(told(error.to_string()));
                 first.get_or_insert(error);
             }
@@ -175,7 +182,10 @@ fn drain(looking: &mut [Looking], gatherer: &mut Gatherer, snapshots: &[Snapshot
     for (number, Looking { name, source }) in looking.iter_mut().enumerate() {
         let end_unix_ns = snapshots.get(number).map_or(u64::MAX, |of| of.start_unix_ns + of.duration_ns);
         source.drain_late(Duration::ZERO, &mut |event: LateEvent| {
-            if event.at_unix_ns <= end_unix_ns {
+            // Waits that another source tells as its own count once.
+            let is_others = *name == "offcpu"
+                && event.labels.get("thread").is_some_and(|thread| OF_OTHERS.iter().any(|own| thread.starts_with(own)));
+            if event.at_unix_ns <= end_unix_ns && !is_others {
                 gatherer.add(name, event);
             }
         })?;

@@ -296,8 +296,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let cannot = || format!("cannot write {}", path.display());
         let mut out = file::create(path).with_context(cannot)?;
         file::write(&mut out, form, &snapshot, arguments.root(), arguments.hide_idle).with_context(cannot)?;
-        if let Some(waits) = &mut waits {
-            waits.write(&mut io::stdout().lock(), &snapshot)?;
+        if let Some(waits) = waits.as_mut().filter(|_| !arguments.json) {
+            let mut out = io::stdout().lock();
+            waits.write(&mut out, &snapshot)?;
+            footer::write(&mut out, &snapshot)?;
         }
         return Ok(());
     }
