@@ -176,8 +176,54 @@ fn matrix(kernel: &str, expected: &Expected) -> Result<()> {
     if let Some(way) = expected.sqpoll {
         sqpoll_tells_work(&machine, way)?;
     }
+    all_sources_look_at_once(&machine)?;
+    waits_for_a_cpu_are_explained(&machine)?;
     selftest_passes(&machine, expected)?;
     tracer::options_are_honoured(&machine, expected.of_tracer)
+}
+
+/// Three threads for two CPUs, while the static program tells who had one of them to wait.
+const CROWDED: &str = "
+    for number in 1 2 3; do
+        while :; do :; done &
+    done
+    whylate offcpu --json --why 1ms --worst 50 -d 3s
+    kill $(jobs -p)
+";
+
+/// Each source measures or says why it does not, all on one account of the CPUs; what is blamed on somebody adds up to what was late.
+fn all_sources_look_at_once(machine: &Machine<'_>) -> Result<()> {
+    let output = machine.run(&[], &words(&["sh", "-ec", KEEP_ENABLED, "sh", "whylate", "--json", "-d", "3s"]))?;
+    let look = output.lines().find_map(|line| serde_json::from_str::<Value>(line).ok()).context("it told nothing")?;
+    let list = |name: &str| look[name].as_array().cloned().unwrap_or_default();
+    let names = |of: &[Value]| of.iter().filter_map(|of| of["source"].as_str().map(str::to_owned)).collect::<Vec<_>>();
+    let (measured, unmeasured) = (names(&list("sources")), names(&list("unmeasured")));
+    println!("{measured:?}, not measured: {:?}, weaker: {:?}", list("unmeasured"), list("weaker"));
+    for source in ["wq", "irqsoff", "offcpu", "timerlat"] {
+        ensure!(measured.iter().any(|name| name == source), "{source} does not measure");
+    }
+    ensure!(measured.len() + unmeasured.len() == 5, "there are five sources");
+    let sum = |of: &[Value], field: &str| of.iter().filter_map(|of| of[field].as_u64()).sum::<u64>();
+    let (late_ns, blamed_ns) = (sum(&list("sources"), "late_ns"), sum(&list("culprits"), "total_ns"));
+    ensure!(late_ns == blamed_ns, "{blamed_ns} ns are blamed on somebody, and {late_ns} ns were late");
+    Ok(())
+}
+
+/// Threads that wait for a CPU beside others, with causes that add up.
+fn waits_for_a_cpu_are_explained(machine: &Machine<'_>) -> Result<()> {
+    let output = machine.run(&[], &words(&["sh", "-c", KEEP_ENABLED, "sh", "sh", "-c", CROWDED]))?;
+    let snapshot = output.lines().find_map(|line| serde_json::from_str::<Value>(line).ok()).context("no snapshot")?;
+    let late = snapshot["late"].as_array().context("no thread waited for a CPU")?;
+    let mut by_others = 0;
+    for event in late {
+        let causes = event["causes"].as_array().context("a wait has no causes")?;
+        let sum: u64 = causes.iter().filter_map(|cause| cause["ns"].as_u64()).sum();
+        ensure!(Some(sum) == event["latency_ns"].as_u64(), "the causes add up to {sum}: {event}");
+        by_others += usize::from(causes.iter().any(|cause| cause["kind"] == "thread"));
+    }
+    println!("{} waits for a CPU, {by_others} of them beside other threads", late.len());
+    ensure!(by_others > 0, "no thread is blamed");
+    Ok(())
 }
 
 /// What can be injected there is told right by the static program; the rest says why it cannot.
