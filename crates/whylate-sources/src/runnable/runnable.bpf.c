@@ -31,12 +31,11 @@ const volatile u32 own_process = 0;
 /* Late waits that found no room. */
 u64 lost_late_waits = 0;
 
-static __noinline int explain_wait(struct task_struct *task, const struct wakeup *wakeup, u64 waited_ns)
+static __always_inline int explain_wait(struct task_struct *task, const struct wakeup *wakeup, u64 waited_ns, u64 now_ns)
 {
-	u64 now_ns = bpf_ktime_get_ns();
 	struct late_wait *late;
 
-	if (!task || !is_wanted(task, task->flags & PF_KTHREAD))
+	if (!is_wanted(task, task->flags & PF_KTHREAD))
 		return 0;
 	late = begin_late_wait(task, since(now_ns, waited_ns), now_ns);
 	if (!late)
@@ -55,51 +54,75 @@ static __noinline int explain_wait(struct task_struct *task, const struct wakeup
 	return 0;
 }
 
-/* How it came to wait; NULL where that is not known. An entry may be of a thread that had the same number. */
-static __always_inline struct wakeup *own_wakeup(const struct task_struct *task)
-{
-	struct wakeup *wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
+/* Longer than CPUs' clocks are apart. */
+enum {
+	CLOCKS_APART_NS = 1000000,
+};
 
-	return wakeup && wakeup->tid == (u32)task->pid && wakeup->woken_ns >= task->start_time ? wakeup : NULL;
+/* For how long it has not had a CPU, by the scheduler's clock; longer than anything where that is not known. */
+static __always_inline u64 off_cpu_ns(const struct task_struct *task)
+{
+	u64 since_ns, now_ns;
+
+	if (!bpf_core_field_exists(task->sched_info.last_arrival) || !bpf_core_field_exists(task->se.cfs_rq))
+		return ~0ULL >> 1;
+	since_ns = task->sched_info.last_arrival;
+	now_ns = task->se.cfs_rq->rq->clock;
+	return now_ns > since_ns ? now_ns - since_ns : 0;
+}
+
+/*
+ * How it came to wait; NULL where that is not known. An entry may be of a thread that had the same number, or of an earlier wait, where the wakeup
+ * was not seen because it came in an interrupt while a program ran: then it had a CPU since.
+ */
+static __always_inline const struct wakeup *own_wakeup(const struct task_struct *task, u64 off_ns, u64 now_ns)
+{
+	const struct wakeup *wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
+
+	if (!wakeup || wakeup->tid != (u32)task->pid || wakeup->woken_ns < task->start_time)
+		return NULL;
+	return since(now_ns, wakeup->woken_ns) <= off_ns + CLOCKS_APART_NS ? wakeup : NULL;
 }
 
 /*
  * By the scheduler's stamp, which is of its present queue; where it has none, or the thread was moved, from when it was woken or lost its CPU. A
  * thread that was asleep in a queue (6.12) may have a stamp of before its wakeup.
  */
-static __always_inline u64 waited_ns_of(struct task_struct *task, const struct wakeup *wakeup)
+static __always_inline u64 waited_ns_of(struct task_struct *task, const struct wakeup *wakeup, u64 now_ns)
 {
 	bool has_stamp = bpf_core_field_exists(task->sched_info.last_queued) && bpf_core_field_exists(task->se.cfs_rq);
 	u64 waited_ns = task_waiting_ns(task), whole_ns;
 
-	if (!wakeup || (has_stamp && waited_ns < explain_over_ns && !wakeup->moved_ns))
+	if (!wakeup)
 		return waited_ns;
-	whole_ns = since(bpf_ktime_get_ns(), wakeup->woken_ns);
-	if (!has_stamp || wakeup->moved_ns)
-		return whole_ns;
-	/* A worker that was preempted has an older entry. */
-	return whole_ns < waited_ns ? whole_ns : waited_ns;
+	whole_ns = since(now_ns, wakeup->woken_ns);
+	return !has_stamp || wakeup->moved_ns || whole_ns < waited_ns ? whole_ns : waited_ns;
+}
+
+static __noinline int look_at_wait(struct task_struct *task, u64 off_ns)
+{
+	u64 now_ns = bpf_ktime_get_ns(), waited_ns;
+	const struct wakeup *wakeup;
+
+	if (!task)
+		return 0;
+	wakeup = own_wakeup(task, off_ns, now_ns);
+	waited_ns = waited_ns_of(task, wakeup, now_ns);
+	if (waited_ns >= explain_over_ns)
+		explain_wait(task, wakeup, waited_ns, now_ns);
+	return 0;
 }
 
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
-	struct wakeup *wakeup;
-	u64 waited_ns;
+	u64 off_ns;
 
-	if (!next->pid)
+	if (!next->pid || !explain_over_ns)
 		return 0;
-	wakeup = own_wakeup(next);
-	if ((!wanted_process || (u32)next->tgid == wanted_process) && (u32)next->tgid != own_process) {
-		waited_ns = waited_ns_of(next, wakeup);
-		if (explain_over_ns && waited_ns >= explain_over_ns)
-			explain_wait(next, wakeup, waited_ns);
-	}
-	/*
-	 * It is over: where the next one is not seen, because an interrupt's wakeup came in while a program ran, it must not count from this one.
-	 * A worker's is its item's, too.
-	 */
-	if (wakeup && !(next->flags & PF_WQ_WORKER))
-		wakeup->tid = 0;
-	return 0;
+	/* Nearly all have had a CPU since. */
+	off_ns = off_cpu_ns(next);
+	if (off_ns < explain_over_ns || (u32)next->tgid == own_process || (wanted_process && (u32)next->tgid != wanted_process))
+		return 0;
+	return look_at_wait(next, off_ns);
 }
