@@ -63,7 +63,7 @@ pub static INFO: SourceInfo = SourceInfo {
         BackendInfo {
             name: TRACER,
             needs: &[Need::Tracer("irqsoff")],
-            weaker: "of each 2 ms it tells the longest section alone, and none during which another CPU ended a long one",
+            weaker: "of each 2 ms (30 ms where a trace is late) it tells the longest section alone, and none during which another CPU ended a long one",
         },
         BackendInfo {
             name: TICKS,

@@ -329,7 +329,10 @@ static __always_inline void send(struct tick *tick, struct late_tick *late)
 	u64 size = __builtin_offsetof(struct late_tick, inside);
 	u32 intervals;
 
-	tell_inside(late);
+	late->inside.bytes = 0;
+	/* What the hypervisor took, or what held up user code, was in no section. */
+	if (late->key.reason != REASON_STEAL && late->key.found != FOUND_USER)
+		tell_inside(late);
 	if (late->inside.bytes > 0)
 		size = __builtin_offsetof(struct late_tick, window);
 	late->cpu = bpf_get_smp_processor_id();

@@ -138,6 +138,12 @@ impl Sampler {
         let records = records_for(if traces { 0 } else { threads() });
         settings.records_mask = records - 1;
         open.maps.record_by_slot.set_max_entries(records)?;
+        if !traces {
+            // Four hundred kilobytes a CPU, which only programs at switches use.
+            open.maps.kernel_stack_by_seen.set_max_entries(1)?;
+            open.maps.user_stack_by_seen.set_max_entries(1)?;
+            open.maps.place_by_seen.set_max_entries(1)?;
+        }
         let mut skeleton = open.load()?;
         let began_ns = clock::monotonic_ns();
         skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?.began_ns = began_ns;

@@ -9,7 +9,8 @@ use anyhow::Context as _;
 use crate::perf_event::{count_kernel_cycles, run_at};
 use crate::source::AttachError;
 
-/// Of the kernel's code on a CPU, from one look to the next: 2 ms at 4 GHz. A section that takes more is looked into; others by chance.
+/// Of the kernel's code on a CPU, from one look to the next: 2 ms at 4 GHz. A look tells from when the timer is overdue on: a
+/// section that takes a period of the timer and `from_ns` more is looked into, others by chance.
 const CYCLES: u64 = 8_000_000;
 
 /// One event on each CPU, until it is dropped; none where nobody looks.
@@ -117,8 +118,16 @@ mod tests {
 
     /// While a thread reads zeroes on the CPU: nearly all its time is spent in `read()` in the kernel.
     fn while_reading<T>(cpu: u32, act: impl FnOnce() -> T) -> T {
+        /// Has the reader end, also where `act` panics: the scope waits for it.
+        struct Ended<'a>(&'a AtomicBool);
+        impl Drop for Ended<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
+            let _ended = Ended(&over);
             scope.spawn(|| {
                 stay_on(cpu);
                 let mut zeroes = File::open("/dev/zero").expect("it is there");
@@ -127,9 +136,7 @@ mod tests {
                     zeroes.read_exact(&mut buffer).expect("zeroes have no end");
                 }
             });
-            let outcome = act();
-            over.store(true, Ordering::Relaxed);
-            outcome
+            act()
         })
     }
 
