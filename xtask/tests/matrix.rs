@@ -191,9 +191,12 @@ const CROWDED: &str = "
     kill $(jobs -p)
 ";
 
+/// On a terminal it shows its progress too.
+const LOOK: &str = "whylate --json -d 3s 2>/tmp/said || { cat /tmp/said; exit 1; }";
+
 /// Each source measures or says why it does not, all on one account of the CPUs; what is blamed on somebody adds up to what was late.
 fn all_sources_look_at_once(machine: &Machine<'_>) -> Result<()> {
-    let output = machine.run(&[], &words(&["sh", "-ec", KEEP_ENABLED, "sh", "whylate", "--json", "-d", "3s"]))?;
+    let output = machine.run(&[], &words(&["sh", "-ec", KEEP_ENABLED, "sh", "sh", "-c", LOOK]))?;
     let look = output.lines().find_map(|line| serde_json::from_str::<Value>(line).ok()).context("it told nothing")?;
     let list = |name: &str| look[name].as_array().cloned().unwrap_or_default();
     let names = |of: &[Value]| of.iter().filter_map(|of| of["source"].as_str().map(str::to_owned)).collect::<Vec<_>>();
