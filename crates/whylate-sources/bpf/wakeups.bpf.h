@@ -9,7 +9,12 @@ enum wakeup_limits {
 };
 
 struct wakeup {
+	/* 0: not seen. */
 	u64 woken_ns;
+	/* Since when it waits for a CPU, or waited the last time: its wakeup, or when it lost its CPU. */
+	u64 waits_since_ns;
+	/* How often it had left a CPU by then: once more, and that wait is over. */
+	u64 switches;
 	/* 0: not moved to another CPU since. */
 	u64 moved_ns;
 	u32 tid;

@@ -195,18 +195,24 @@ static __always_inline void leave_worker(struct account *account, bool was_preem
 }
 
 /* From now on it waits for a CPU. */
-static __always_inline void keep_wakeup(const struct task_struct *task, u64 now_ns)
+static __always_inline void keep_wait(const struct task_struct *task, bool was_asleep, u64 now_ns)
 {
 	struct wakeup *wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
+	bool is_other;
 
 	if (!wakeup)
 		return;
+	is_other = wakeup->tid != (u32)task->pid;
 	/* Another CPU may read it meanwhile. */
 	wakeup->tid = 0;
 	barrier();
-	wakeup->moved_ns = 0;
+	if (is_other || was_asleep) {
+		wakeup->moved_ns = 0;
+		wakeup->woken_ns = was_asleep ? now_ns : 0;
+	}
 	wakeup->waker_tid = 0;
-	wakeup->woken_ns = now_ns;
+	wakeup->waits_since_ns = now_ns;
+	wakeup->switches = task->nvcsw + task->nivcsw;
 	barrier();
 	wakeup->tid = task->pid;
 }
@@ -238,8 +244,8 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 		forget_thread(account);
 	now_ns = bpf_ktime_get_ns();
 	/* One that is still runnable was preempted, or has yielded. */
-	if (keeps_all_wakeups && prev->pid && (preempt || !prev->__state) && !(prev->flags & PF_WQ_WORKER))
-		keep_wakeup(prev, now_ns);
+	if (keeps_all_wakeups && prev->pid && (preempt || !prev->__state))
+		keep_wait(prev, false, now_ns);
 	ended = end_interval(account, cpu, now_ns);
 	steal_ns = steal_clock_ns(next);
 	if (ended)
@@ -473,7 +479,7 @@ SEC("tp_btf/sched_waking")
 int BPF_PROG(on_sched_waking, struct task_struct *task)
 {
 	if (keeps_all_wakeups || task->flags & PF_WQ_WORKER)
-		keep_wakeup(task, bpf_ktime_get_ns());
+		keep_wait(task, true, bpf_ktime_get_ns());
 	if (keeps_all_wakeups)
 		keep_waker(task);
 	return 0;

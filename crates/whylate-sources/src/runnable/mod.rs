@@ -66,6 +66,8 @@ pub(crate) struct Waits {
     /// Late events that found no room, or were cut short: what has been told, and those that were cut short since.
     lost_told: u64,
     cut_short: u64,
+    /// Waits that were not seen to begin, as far as they have been told.
+    unseen_told: u64,
     skeleton: skel::RunnableSkel<'static>,
 }
 
@@ -115,6 +117,7 @@ impl Waits {
             keep_evidence: wanted.keep_evidence,
             lost_told: 0,
             cut_short: 0,
+            unseen_told: 0,
             skeleton,
         })
     }
@@ -136,7 +139,10 @@ impl Waits {
         let now = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.lost_late_waits);
         let before = std::mem::replace(&mut self.lost_told, now);
         let late = now.saturating_sub(before) + std::mem::take(&mut self.cut_short);
-        let mut lost = vec![("late_events", late)];
+        let unseen = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.lost_wakeups);
+        let before = std::mem::replace(&mut self.unseen_told, unseen);
+        // Waits that were not seen to begin, as the wakeup came while the program ran, or by a thread that the kernel hides.
+        let mut lost = vec![("late_events", late), ("unseen_wakeups", unseen.saturating_sub(before))];
         lost.extend(self.account.take_lost());
         lost
     }

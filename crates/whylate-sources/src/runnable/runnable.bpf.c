@@ -28,8 +28,9 @@ const volatile u32 wanted_process = 0;
 /* Whoever watches is no victim. */
 const volatile u32 own_process = 0;
 
-/* Late waits that found no room. */
+/* Late waits that found no room, and those whose beginning was not seen. */
 u64 lost_late_waits = 0;
+u64 lost_wakeups = 0;
 
 static __always_inline int explain_wait(struct task_struct *task, const struct wakeup *wakeup, u64 waited_ns, u64 now_ns)
 {
@@ -41,8 +42,8 @@ static __always_inline int explain_wait(struct task_struct *task, const struct w
 	if (!late)
 		return 0;
 	if (wakeup) {
-		if (wakeup->moved_ns) {
-			late->runnable_ns = wakeup->woken_ns;
+		if (wakeup->moved_ns >= wakeup->waits_since_ns) {
+			late->runnable_ns = wakeup->waits_since_ns;
 			late->moved_ns = wakeup->moved_ns;
 			late->moved_from = wakeup->moved_from;
 		}
@@ -53,11 +54,6 @@ static __always_inline int explain_wait(struct task_struct *task, const struct w
 		__sync_fetch_and_add(&lost_late_waits, 1);
 	return 0;
 }
-
-/* Longer than CPUs' clocks are apart. */
-enum {
-	CLOCKS_APART_NS = 1000000,
-};
 
 /* For how long it has not had a CPU, by the scheduler's clock; longer than anything where that is not known. */
 static __always_inline u64 off_cpu_ns(const struct task_struct *task)
@@ -73,40 +69,51 @@ static __always_inline u64 off_cpu_ns(const struct task_struct *task)
 
 /*
  * How it came to wait; NULL where that is not known. An entry may be of a thread that had the same number, or of an earlier wait, where the wakeup
- * was not seen because it came in an interrupt while a program ran: then it had a CPU since.
+ * was not seen: it has left a CPU since then.
  */
-static __always_inline const struct wakeup *own_wakeup(const struct task_struct *task, u64 off_ns, u64 now_ns)
+static __always_inline const struct wakeup *own_wakeup(const struct task_struct *task)
 {
 	const struct wakeup *wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
 
-	if (!wakeup || wakeup->tid != (u32)task->pid || wakeup->woken_ns < task->start_time)
+	if (!wakeup || wakeup->tid != (u32)task->pid || wakeup->waits_since_ns < task->start_time)
 		return NULL;
-	return since(now_ns, wakeup->woken_ns) <= off_ns + CLOCKS_APART_NS ? wakeup : NULL;
+	return wakeup->switches == task->nvcsw + task->nivcsw ? wakeup : NULL;
+}
+
+static __always_inline bool was_moved(const struct wakeup *wakeup)
+{
+	return wakeup->moved_ns >= wakeup->waits_since_ns;
 }
 
 /*
  * By the scheduler's stamp, which is of its present queue; where it has none, or the thread was moved, from when it was woken or lost its CPU. A
- * thread that was asleep in a queue (6.12) may have a stamp of before its wakeup.
+ * thread that was asleep in a queue (6.12) may have a stamp of before its wakeup: of one that was not seen nothing is told, but for a thread that
+ * never had a CPU.
  */
 static __always_inline u64 waited_ns_of(struct task_struct *task, const struct wakeup *wakeup, u64 now_ns)
 {
 	bool has_stamp = bpf_core_field_exists(task->sched_info.last_queued) && bpf_core_field_exists(task->se.cfs_rq);
 	u64 waited_ns = task_waiting_ns(task), whole_ns;
 
-	if (!wakeup)
-		return waited_ns;
-	whole_ns = since(now_ns, wakeup->woken_ns);
-	return !has_stamp || wakeup->moved_ns || whole_ns < waited_ns ? whole_ns : waited_ns;
+	if (!wakeup) {
+		if (!has_stamp || !task->sched_info.last_arrival)
+			return waited_ns;
+		if (waited_ns >= explain_over_ns)
+			__sync_fetch_and_add(&lost_wakeups, 1);
+		return 0;
+	}
+	whole_ns = since(now_ns, wakeup->waits_since_ns);
+	return !has_stamp || was_moved(wakeup) || whole_ns < waited_ns ? whole_ns : waited_ns;
 }
 
-static __noinline int look_at_wait(struct task_struct *task, u64 off_ns)
+static __noinline int look_at_wait(struct task_struct *task)
 {
 	u64 now_ns = bpf_ktime_get_ns(), waited_ns;
 	const struct wakeup *wakeup;
 
 	if (!task)
 		return 0;
-	wakeup = own_wakeup(task, off_ns, now_ns);
+	wakeup = own_wakeup(task);
 	waited_ns = waited_ns_of(task, wakeup, now_ns);
 	if (waited_ns >= explain_over_ns)
 		explain_wait(task, wakeup, waited_ns, now_ns);
@@ -124,5 +131,5 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 	off_ns = off_cpu_ns(next);
 	if (off_ns < explain_over_ns || (u32)next->tgid == own_process || (wanted_process && (u32)next->tgid != wanted_process))
 		return 0;
-	return look_at_wait(next, off_ns);
+	return look_at_wait(next);
 }
