@@ -116,11 +116,11 @@ pub struct Meter {
 impl Meter {
     /// Adds to a snapshot what is new in the sums.
     pub fn tell(&mut self, now: ProgramStatistics, snapshot: &mut Snapshot) {
-        snapshot.probe.run_ns = now.probe.run_ns.saturating_sub(self.told.probe.run_ns);
-        snapshot.probe.runs = now.probe.runs.saturating_sub(self.told.probe.runs);
+        snapshot.probe.run_ns += now.probe.run_ns.saturating_sub(self.told.probe.run_ns);
+        snapshot.probe.runs += now.probe.runs.saturating_sub(self.told.probe.runs);
         // A program that interrupts itself, e.g. in an NMI, is not run.
         let nested = now.recursion_misses.saturating_sub(self.told.recursion_misses);
-        snapshot.lost.insert("nested".to_owned(), nested);
+        *snapshot.lost.entry("nested".to_owned()).or_default() += nested;
         self.told = now;
     }
 }

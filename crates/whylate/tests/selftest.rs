@@ -6,6 +6,7 @@ mod running;
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
 mod turn;
 
+use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -39,55 +40,39 @@ fn every_source_that_attaches_is_right() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn real_time_threads_at_work_are_left_alone() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+/// What it does while a thread has the first CPU for so long, fifty times a second.
+fn beside_a_hog(policy: Policy, length_ns: u64, arguments: &[&str]) -> Result<Output> {
     let over = AtomicBool::new(false);
-    let plan = Plan {
-        kind: Kind::Hog(Policy::Fifo(1)),
-        length_ns: 2_000_000,
-        times: 1_000,
-        every_ns: 20_000_000,
-        cpu: Some(0),
-    };
+    let plan = Plan { kind: Kind::Hog(policy), length_ns, times: 1_000, every_ns: 20_000_000, cpu: Some(0) };
     thread::scope(|scope| {
         let hog = scope.spawn(|| run(&plan, &over, &mut |_| Ok(())));
         // Until it runs.
         thread::sleep(Duration::from_millis(500));
-        let output = whylate(&["selftest"]).output();
+        let output = whylate(arguments).output();
         over.store(true, Ordering::Relaxed);
         hog.join().expect("a hog does not panic").map_err(|error: AttachError| anyhow::anyhow!(error))?;
-        let output = output?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.code() == Some(3), "{said}");
-        ensure!(said.lines().count() == 1 && said.contains("whylate-hog:") && said.contains("--force"), "{said}");
-        Ok(())
+        Ok(output?)
     })
+}
+
+#[test]
+fn real_time_threads_at_work_are_left_alone() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let output = beside_a_hog(Policy::Fifo(1), 2_000_000, &["selftest"])?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(3), "{said}");
+    ensure!(said.lines().count() == 1 && said.contains("whylate-hog:") && said.contains("--force"), "{said}");
+    Ok(())
 }
 
 #[test]
 fn two_at_once_would_measure_each_other() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let over = AtomicBool::new(false);
-    let plan = Plan {
-        kind: Kind::Hog(Policy::Normal),
-        length_ns: 1_000_000,
-        times: 1_000,
-        every_ns: 20_000_000,
-        cpu: Some(0),
-    };
-    thread::scope(|scope| {
-        let hog = scope.spawn(|| run(&plan, &over, &mut |_| Ok(())));
-        thread::sleep(Duration::from_millis(500));
-        let output = whylate(&["selftest", "--force"]).output();
-        over.store(true, Ordering::Relaxed);
-        hog.join().expect("a hog does not panic").map_err(|error: AttachError| anyhow::anyhow!(error))?;
-        let output = output?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{said}");
-        ensure!(said.lines().count() == 1 && said.contains("disturbs a CPU already"), "{said}");
-        Ok(())
-    })
+    let output = beside_a_hog(Policy::Normal, 1_000_000, &["selftest", "--force"])?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{said}");
+    ensure!(said.lines().count() == 1 && said.contains("disturbs a CPU already"), "{said}");
+    Ok(())
 }
 
 #[test]

@@ -194,8 +194,8 @@ static __always_inline void leave_worker(struct account *account, bool was_preem
 		account->preempted_highpri = account->tid;
 }
 
-/* From now on it waits for a CPU. */
-static __always_inline void keep_wait(const struct task_struct *task, bool was_asleep, u64 now_ns)
+/* From now on it waits for a CPU. `waker` is whoever has woken it; NULL where it was not asleep, or an interrupt has. */
+static __always_inline void keep_wait(const struct task_struct *task, bool was_asleep, const struct task_struct *waker, u64 now_ns)
 {
 	struct wakeup *wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
 	bool is_other;
@@ -210,24 +210,21 @@ static __always_inline void keep_wait(const struct task_struct *task, bool was_a
 		wakeup->moved_ns = 0;
 		wakeup->woken_ns = was_asleep ? now_ns : 0;
 	}
-	wakeup->waker_tid = 0;
 	wakeup->waits_since_ns = now_ns;
 	wakeup->switches = task->nvcsw + task->nivcsw;
+	wakeup->waker_tid = waker ? waker->pid : 0;
+	if (waker)
+		read_name(wakeup->waker, waker);
 	barrier();
 	wakeup->tid = task->pid;
 }
 
 /* Who wakes a thread is not whom an interrupt has interrupted. */
-static __always_inline void keep_waker(const struct task_struct *task)
+static __always_inline const struct task_struct *waker_here(void)
 {
 	const struct account *account = account_of(bpf_get_smp_processor_id());
-	const struct task_struct *waker = bpf_get_current_task_btf();
-	struct wakeup *wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
 
-	if (!wakeup || !account || account->in_irq || account->softirq)
-		return;
-	wakeup->waker_tid = waker->pid;
-	read_name(wakeup->waker, waker);
+	return account && !account->in_irq && !account->softirq ? bpf_get_current_task_btf() : NULL;
 }
 
 SEC("tp_btf/sched_switch")
@@ -245,7 +242,7 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 	now_ns = bpf_ktime_get_ns();
 	/* One that is still runnable was preempted, or has yielded. */
 	if (keeps_all_wakeups && prev->pid && (preempt || !prev->__state))
-		keep_wait(prev, false, now_ns);
+		keep_wait(prev, false, NULL, now_ns);
 	ended = end_interval(account, cpu, now_ns);
 	steal_ns = steal_clock_ns(next);
 	if (ended)
@@ -479,9 +476,7 @@ SEC("tp_btf/sched_waking")
 int BPF_PROG(on_sched_waking, struct task_struct *task)
 {
 	if (keeps_all_wakeups || task->flags & PF_WQ_WORKER)
-		keep_wait(task, true, bpf_ktime_get_ns());
-	if (keeps_all_wakeups)
-		keep_waker(task);
+		keep_wait(task, true, keeps_all_wakeups ? waker_here() : NULL, bpf_ktime_get_ns());
 	return 0;
 }
 

@@ -5,8 +5,6 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use whylate_model::Probe;
-
 use super::Kept;
 use crate::source::AttachError;
 
@@ -47,21 +45,11 @@ impl Together {
         }
     }
 
-    /// What is told less well here than it could be, by all sources.
-    pub fn weaker(&self) -> Option<String> {
-        self.account.borrow().as_ref().and_then(|kept| kept.borrow().weaker.clone())
-    }
-
     /// Events that the account has lost since the last call, by reason.
     pub fn take_lost(&self) -> BTreeMap<String, u64> {
         let account = self.account.borrow();
         let lost = account.iter().flat_map(|kept| kept.borrow_mut().take_lost());
         lost.map(|(reason, count)| (reason.to_owned(), count)).collect()
-    }
-
-    /// What its programs have done since they were loaded, where the kernel counts it.
-    pub fn probe(&self) -> Probe {
-        self.account.borrow().as_ref().map_or_else(Probe::default, |kept| kept.borrow().statistics().probe)
     }
 }
 

@@ -47,13 +47,9 @@ impl Attached for Explained {
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let mut snapshot = self.attached.snapshot()?;
-        let mut ours = Snapshot::new(super::INFO.name, "", "", 0);
-        self.meter.tell(self.waits.statistics(), &mut ours);
-        snapshot.probe.run_ns += ours.probe.run_ns;
-        snapshot.probe.runs += ours.probe.runs;
-        let lost = self.waits.take_lost().into_iter().map(|(reason, count)| (reason.to_owned(), count));
-        for (reason, count) in ours.lost.into_iter().chain(lost) {
-            *snapshot.lost.entry(reason).or_default() += count;
+        self.meter.tell(self.waits.statistics(), &mut snapshot);
+        for (reason, count) in self.waits.take_lost() {
+            *snapshot.lost.entry(reason.to_owned()).or_default() += count;
         }
         Ok(snapshot)
     }

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Threads that could run and had to wait for a CPU for long: who had it meanwhile.
 
-use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;
-use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
-use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
 use whylate_model::blame::{self, Evidence, StarvedEvidence};
 use whylate_model::{Labels, LateEvent};
 
@@ -19,6 +16,7 @@ use self::skel::types::late_wait;
 use crate::attach::{self, PlainData, ProgramStatistics, text};
 use crate::clock;
 use crate::occupancy::{Account, Timers, Wakeups};
+use crate::records::Records;
 use crate::source::AttachError;
 use crate::symbols::KernelSymbols;
 
@@ -33,9 +31,6 @@ const LATE_BYTES: u32 = 4 << 20;
 // SAFETY: integers and arrays of integers only.
 #[allow(unsafe_code)]
 unsafe impl PlainData for late_wait {}
-
-/// Records as the kernel wrote them, in order.
-type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
 
 /// Which threads, and from which wait on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,7 +53,6 @@ pub(crate) struct Wanted {
 /// Explains long waits until it is dropped.
 pub(crate) struct Waits {
     _links: Vec<Link>,
-    ring: RingBuffer<'static>,
     records: Records,
     account: Account,
     symbols: KernelSymbols,
@@ -97,20 +91,12 @@ impl Waits {
         open.maps.wakeup_by_tid.reuse_fd(wakeups)?;
         open.maps.late_waits.set_max_entries(LATE_BYTES)?;
         let skeleton = open.load()?;
-        let records = Records::default();
-        let mut builder = RingBufferBuilder::new();
-        let received = Rc::clone(&records);
-        builder.add(&skeleton.maps.late_waits, move |bytes| {
-            received.borrow_mut().push_back(bytes.into());
-            0
-        })?;
-        let ring = builder.build()?;
+        let records = Records::of(&skeleton.maps.late_waits)?;
         let links = vec![skeleton.progs.on_sched_switch.attach()?];
         // After our own program, so that the account still says who had the CPU before.
         account.attach()?;
         Ok(Waits {
             _links: links,
-            ring,
             records,
             account,
             symbols: KernelSymbols::default(),
@@ -124,14 +110,14 @@ impl Waits {
 
     /// Hands over the waits that have come in, waiting at most so long for the first one.
     pub(crate) fn drain(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
-        attach::poll(&self.ring, wait)?;
-        loop {
-            let Some(record) = self.records.borrow_mut().pop_front() else { return Ok(()) };
+        self.records.poll(wait)?;
+        while let Some(record) = self.records.next() {
             match event_of(&record, &mut self.account, &mut self.symbols, self.keep_evidence) {
                 Some(event) => each(event),
                 None => self.cut_short += 1,
             }
         }
+        Ok(())
     }
 
     /// What could not be told since the last call, by reason.

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The BPF programs, and the three ways in which they tell work from spinning.
 
-use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::AsFd as _;
-use std::rc::Rc;
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
-use libbpf_rs::{Btf, Link, Program, RingBuffer, RingBufferBuilder, btf};
+use libbpf_rs::{Btf, Link, Program, btf};
 
 use super::samples::Samples;
 use super::skel::types::sq_lost;
@@ -19,6 +16,7 @@ use crate::attach::{self, ProgramStatistics};
 use crate::cpus;
 use crate::mapped::MappedArray;
 use crate::occupancy::{Account, Timers, Wakeups};
+use crate::records::Records;
 use crate::source::AttachError;
 use crate::symbols::code_of;
 
@@ -32,9 +30,6 @@ const COMPLETIONS: [&str; 2] = ["io_handle_tw_list", "tctx_task_work"];
 const POLL: &str = "io_do_iopoll";
 /// The function in which rounds end since 6.9.
 const ROUND: &str = "tctx_task_work_run";
-
-/// Records as the kernel wrote them, in order.
-type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
 
 /// How work is told from spinning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +47,8 @@ pub(super) struct Programs {
     _links: Vec<Link>,
     /// The iterator over all threads.
     pub threads: Link,
-    ring: Option<RingBuffer<'static>>,
-    records: Records,
+    /// Where causes are asked for.
+    records: Option<Records>,
     pub account: Option<Account>,
     pub lost: MappedArray,
     pub way: Way,
@@ -115,8 +110,7 @@ impl Programs {
             size_of::<u64>(),
         )
         .context("cannot map the counts of lost events")?;
-        let records = Records::default();
-        let ring = options.explain_over_ns.map(|_| ring_of(&skeleton, &records)).transpose()?;
+        let records = options.explain_over_ns.map(|_| Records::of(&skeleton.maps.late_waits)).transpose()?;
         let mut links = Vec::new();
         let mut marks: Vec<_> = skeleton
             .object()
@@ -137,16 +131,16 @@ impl Programs {
         }
         let threads = skeleton.progs.look_at_threads.attach()?;
         let samples = (way == Way::Samples).then(|| Samples::start(&skeleton)).transpose()?;
-        Ok(Programs { _links: links, threads, ring, records, account, lost, way, samples, skeleton })
+        Ok(Programs { _links: links, threads, records, account, lost, way, samples, skeleton })
     }
 
     /// Takes in late events, and waits at most so long for the first one.
     pub(super) fn poll(&self, wait: std::time::Duration) -> anyhow::Result<()> {
-        self.ring.as_ref().map_or(Ok(()), |ring| attach::poll(ring, wait))
+        self.records.as_ref().map_or(Ok(()), |records| records.poll(wait))
     }
 
     pub(super) fn take_record(&self) -> Option<Box<[u8]>> {
-        self.records.borrow_mut().pop_front()
+        self.records.as_ref()?.next()
     }
 
     /// How many threads could not be sampled, of those that came since the last time.
@@ -210,14 +204,4 @@ fn has_function(kernel: &Btf<'_>, name: &str) -> bool {
 
 fn has_tracepoint(kernel: &Btf<'_>, name: &str) -> bool {
     kernel.type_by_name::<btf::types::Typedef<'_>>(&format!("btf_trace_{name}")).is_some()
-}
-
-fn ring_of(skeleton: &SqpollSkel<'_>, records: &Records) -> Result<RingBuffer<'static>, AttachError> {
-    let mut builder = RingBufferBuilder::new();
-    let records = Rc::clone(records);
-    builder.add(&skeleton.maps.late_waits, move |bytes| {
-        records.borrow_mut().push_back(bytes.into());
-        0
-    })?;
-    Ok(builder.build()?)
 }

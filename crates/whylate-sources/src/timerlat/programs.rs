@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The BPF programs: when timers and threads came in, and what had the CPU meanwhile.
 
-use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
+use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
-use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
 
 use super::TimerlatOptions;
 use super::activation::Activation;
@@ -22,22 +19,20 @@ use crate::attach::{self, ProgramStatistics};
 use crate::cpus;
 use crate::mapped::MappedArray;
 use crate::occupancy::{Account, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION, Wakeups};
+use crate::records::Records;
 use crate::source::AttachError;
 use crate::symbols::address_of;
 
 /// Room for late events with their windows, in bytes.
 const LATE_BYTES: u32 = 4 << 20;
 
-/// Records as the kernel wrote them, in order.
-type Records = Rc<RefCell<VecDeque<Box<[u8]>>>>;
-
 /// They run until they are dropped.
 pub(super) struct Programs {
     _links: Vec<Link>,
     /// What tells when a thread ran; without it, it is when the thread had the CPU.
     ran: Option<Ran>,
-    ring: Option<RingBuffer<'static>>,
-    records: Records,
+    /// Where causes are asked for.
+    records: Option<Records>,
     /// Where causes are asked for.
     pub account: Option<Account>,
     pub map: Arc<MappedArray>,
@@ -72,8 +67,7 @@ impl Programs {
         let skeleton = open.load()?;
         let map = MappedArray::new(skeleton.maps.activation_by_cpu.as_fd(), entries as usize, size_of::<activation>())
             .context("cannot map the activations")?;
-        let records = Records::default();
-        let ring = options.explains().then(|| ring_of(&skeleton, &records)).transpose()?;
+        let records = options.explains().then(|| Records::of(&skeleton.maps.late_activations)).transpose()?;
         // The causes of a late event are of the time until the thread had the CPU, so its latency ends there then.
         let tells_ran = !of_tracer && !options.explains();
         let ran = tells_ran.then(|| Ran::attach(skeleton.maps.activation_by_cpu.as_fd(), entries)).transpose();
@@ -83,7 +77,7 @@ impl Programs {
         }
         // Where it is refused, a microsecond is missing at most.
         let ran = ran.unwrap_or_default();
-        Ok(Programs { _links: links, ran, ring, records, account, map: Arc::new(map), skeleton })
+        Ok(Programs { _links: links, ran, records, account, map: Arc::new(map), skeleton })
     }
 
     pub(super) fn activation(&self, cpu: u32) -> Activation<'_> {
@@ -92,11 +86,11 @@ impl Programs {
 
     /// Takes in late events, and waits at most so long for the first one.
     pub(super) fn poll(&self, wait: std::time::Duration) -> anyhow::Result<()> {
-        self.ring.as_ref().map_or(Ok(()), |ring| attach::poll(ring, wait))
+        self.records.as_ref().map_or(Ok(()), |records| records.poll(wait))
     }
 
     pub(super) fn take_record(&self) -> Option<Box<[u8]>> {
-        self.records.borrow_mut().pop_front()
+        self.records.as_ref()?.next()
     }
 
     /// Late events of a CPU that found no room, since the last call.
@@ -119,14 +113,4 @@ impl Programs {
         }
         statistics
     }
-}
-
-fn ring_of(skeleton: &TimerlatSkel<'_>, records: &Records) -> Result<RingBuffer<'static>, AttachError> {
-    let mut builder = RingBufferBuilder::new();
-    let records = Rc::clone(records);
-    builder.add(&skeleton.maps.late_activations, move |bytes| {
-        records.borrow_mut().push_back(bytes.into());
-        0
-    })?;
-    Ok(builder.build()?)
 }

@@ -51,6 +51,9 @@ pub fn write_causes(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
 /// What was late, in words.
 #[derive(Clone, Copy, Debug)]
 pub struct Late {
+    /// One event that was late, and what it did.
+    late: &'static str,
+    lasted: &'static str,
     /// One event.
     event: &'static str,
     /// Whose several are.
@@ -58,9 +61,9 @@ pub struct Late {
 }
 
 /// Work items.
-pub const ITEMS: Late = Late { event: "item", of: "handler" };
+pub const ITEMS: Late = Late { late: "late item", lasted: "waited", event: "item", of: "handler" };
 /// Waits of threads for a CPU.
-pub const WAITS: Late = Late { event: "wait", of: "thread" };
+pub const WAITS: Late = Late { late: "long wait", lasted: "took", event: "wait", of: "thread" };
 
 /// Writes a line per culprit, by the delay it caused, then what cannot be told.
 ///
@@ -68,9 +71,7 @@ pub const WAITS: Late = Late { event: "wait", of: "thread" };
 /// Those of the writer.
 pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, late: Late) -> io::Result<()> {
     let waited = format_ns(ranking.latency_ns);
-    let lasted = if late.event == ITEMS.event { "waited" } else { "took" };
-    let event = if late.event == ITEMS.event { "late item" } else { "long wait" };
-    writeln!(out, "{} {lasted} {waited} in all. Who caused it:", counted(ranking.events, event))?;
+    writeln!(out, "{} {} {waited} in all. Who caused it:", counted(ranking.events, late.late), late.lasted)?;
     let mut line = |ns: u64, text: String| writeln!(out, "    {:>5.1}%  {text}", percent(ns, ranking.latency_ns));
     let (named, others) = ranking.culprits.split_at(ranking.culprits.len().min(CULPRITS));
     for culprit in named {
