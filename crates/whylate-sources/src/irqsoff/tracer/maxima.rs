@@ -126,6 +126,8 @@ struct Files {
     trace: PathBuf,
     /// What the tracer shows when nothing was longer.
     floor_us: u64,
+    /// The trace that was told last; a reset does not remove it.
+    told: Vec<u8>,
 }
 
 impl Files {
@@ -133,7 +135,7 @@ impl Files {
         let path = instance.path("tracing_max_latency");
         let maximum = OpenOptions::new().read(true).write(true).open(&path);
         let maximum = maximum.with_context(|| format!("cannot open {}", path.display()))?;
-        Ok(Files { maximum, trace: instance.path("trace"), floor_us: floor_ns / 1_000 })
+        Ok(Files { maximum, trace: instance.path("trace"), floor_us: floor_ns / 1_000, told: Vec::new() })
     }
 
     /// The longest section since the last reset, in microseconds.
@@ -178,11 +180,15 @@ impl Files {
             // One that the kernel changed while it was read does not fit itself.
             let trace = LatencyTrace::parse(&String::from_utf8_lossy(&text)).filter(LatencyTrace::is_whole);
             attempt += 1;
+            let maximum_us = self.maximum_us()?;
+            // One of the same length that looks the same is another one.
+            let trace = trace.filter(|trace| text != self.told || trace.latency_ns / 1_000 == maximum_us);
             if let Some(trace) = trace.filter(|trace| trace.latency_ns / 1_000 > told_us) {
                 told_us = trace.latency_ns / 1_000;
                 // Each longer one deserves as much patience; they come to an end.
                 attempt = 0;
                 shared.keep(Maximum { trace, at_unix_ns });
+                self.told = text;
             }
             if self.maximum_us()? == told_us {
                 return self.reset();
@@ -191,5 +197,41 @@ impl Files {
         // The kernel could not swap its buffers.
         shared.lost.fetch_add(1, Ordering::Relaxed);
         self.reset()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const TRACE: &str = include_str!("../../../../whylate-model/tests/ftrace/irqsoff-6.12.txt");
+
+    #[test]
+    fn a_trace_that_is_still_there_is_not_told_twice_and_hides_no_shorter_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let (maximum_path, trace_path) = (folder.path().join("maximum"), folder.path().join("trace"));
+        let latency_us = LatencyTrace::parse(TRACE).unwrap().latency_ns / 1_000;
+        fs::write(&maximum_path, latency_us.to_string()).unwrap();
+        fs::write(&trace_path, TRACE).unwrap();
+        let maximum = OpenOptions::new().read(true).write(true).open(&maximum_path).unwrap();
+        let mut files = Files { maximum, trace: trace_path.clone(), floor_us: 0, told: Vec::new() };
+        let shared = Shared::default();
+        files.look(&shared).unwrap();
+        assert_eq!(locked(&shared.found).len(), 1);
+
+        // The kernel has told the length of the next one, and not changed the trace.
+        fs::write(&maximum_path, (latency_us - 1).to_string()).unwrap();
+        files.look(&shared).unwrap();
+        assert_eq!((locked(&shared.found).len(), shared.lost.load(Ordering::Relaxed)), (1, 1));
+
+        let next = TRACE.replace(&format!("latency: {latency_us} us"), &format!("latency: {} us", latency_us - 1));
+        assert_ne!(next, TRACE);
+        fs::write(&maximum_path, (latency_us - 1).to_string()).unwrap();
+        fs::write(&trace_path, next).unwrap();
+        files.look(&shared).unwrap();
+        let found: Vec<u64> = locked(&shared.found).iter().map(|found| found.trace.latency_ns / 1_000).collect();
+        assert_eq!((found, shared.lost.load(Ordering::Relaxed)), (vec![latency_us, latency_us - 1], 1));
     }
 }
