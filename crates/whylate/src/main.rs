@@ -8,6 +8,14 @@ mod output;
 use std::process::ExitCode;
 
 use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Some sources have several descriptors for each CPU, and the usual limit of 1024 is kept for programs that use select(2).
+fn allow_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    // Where it is refused, whoever runs out of descriptors says so.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
 
 fn main() -> ExitCode {
     let cli = match cli::Cli::try_parse() {
@@ -18,5 +26,6 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { commands::usage_status() } else { 0 });
         }
     };
+    allow_descriptors();
     commands::run(cli)
 }
