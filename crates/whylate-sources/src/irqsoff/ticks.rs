@@ -38,6 +38,8 @@ struct AttachedTicks {
     programs: Programs,
     heartbeats: Heartbeats,
     looks: Looks,
+    /// CPUs that came back and are not looked at any more, since the last snapshot.
+    looks_lost: u64,
     options: IrqsoffOptions,
     cpus: Vec<u32>,
     floors: Option<Floors>,
@@ -84,6 +86,7 @@ impl AttachedTicks {
             programs,
             heartbeats,
             looks,
+            looks_lost: 0,
             options: options.clone(),
             cpus: wanted,
             floors,
@@ -136,7 +139,7 @@ impl AttachedTicks {
             if before == Some(ticks) && online.contains(&cpu) {
                 let id = self.heartbeats.restart(cpu, self.options.period_ns);
                 self.programs.watch(cpu, id.with_context(|| format!("cannot start the timer of CPU {cpu} again"))?);
-                self.looks.restart(cpu, self.programs.look());
+                self.looks_lost += u64::from(!self.looks.restart(cpu, self.programs.look()));
             }
         }
         Ok(())
@@ -255,6 +258,7 @@ impl Attached for AttachedTicks {
         *snapshot.lost.entry("late_events".to_owned()).or_default() += std::mem::take(&mut self.cut_short);
         self.meter.tell(self.programs.statistics(), &mut snapshot);
         self.restart_lost_timers()?;
+        snapshot.lost.insert("looks".to_owned(), std::mem::take(&mut self.looks_lost));
         self.forget_worst();
         Ok(snapshot)
     }

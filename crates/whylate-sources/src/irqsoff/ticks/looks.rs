@@ -52,14 +52,11 @@ impl Looks {
         Ok(self.events.iter().try_for_each(attach).context("cannot have a program look into sections")?)
     }
 
-    /// On a CPU that was offline and has lost its event. One that it cannot have again is not looked at.
-    pub(super) fn restart(&mut self, cpu: u32, program: BorrowedFd<'_>) {
-        let Some(lost) = self.events.iter_mut().find(|(of, _)| *of == cpu) else { return };
-        if let Ok(event) = count_kernel_cycles(cpu, CYCLES)
-            && run_at(&event, program).is_ok()
-        {
-            lost.1 = event;
-        }
+    /// On a CPU that was offline and has lost its event. Whether nothing is missing there now.
+    pub(super) fn restart(&mut self, cpu: u32, program: BorrowedFd<'_>) -> bool {
+        let Some(lost) = self.events.iter_mut().find(|(of, _)| *of == cpu) else { return true };
+        let event = count_kernel_cycles(cpu, CYCLES).and_then(|event| run_at(&event, program).map(|()| event));
+        event.map(|event| lost.1 = event).is_ok()
     }
 }
 
