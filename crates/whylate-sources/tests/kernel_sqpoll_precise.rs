@@ -103,7 +103,7 @@ fn measure(duty: f64, places: Places, source: &mut AttachedSqpoll, trace: &Funct
 fn load_of(duty: f64, places: Places, trace: &FunctionTrace) -> Result<(Paced, u64)> {
     let mut requests = 5;
     let mut short_ns = None;
-    for _ in 0..TRIES {
+    for attempt in 1.. {
         let load = Paced::start(requests, PERIOD, places.tool, places.disturbed)?;
         thread::sleep(INTERVAL / 4);
         trace.take(load.tid())?;
@@ -115,18 +115,19 @@ fn load_of(duty: f64, places: Places, trace: &FunctionTrace) -> Result<(Paced, u
         let short_ns = *short_ns.get_or_insert(calls.quarter_ns().context("the tracer saw no call")?);
         let reached = calls.busy_between(began_ns, ended_ns) as f64 / (ended_ns - began_ns) as f64;
         println!("duty {duty}: {requests} requests each {PERIOD:?} make {reached:.4}");
-        if is_near(reached, duty) {
+        // Where they take longer at one time than at another it comes no nearer; the truth is what was done.
+        if is_near(reached, duty) || attempt == TRIES {
             return Ok((load, short_ns));
         }
         ensure!(reached > 0.0, "the load does nothing");
         requests = (requests as f64 * duty / reached).round().max(1.0) as u64;
     }
-    bail!("the load does not reach {duty}")
+    bail!("there was no load")
 }
 
 /// Others, and whoever runs an emulator, make requests take longer at times.
 fn is_near(reached: f64, duty: f64) -> bool {
-    (reached - duty).abs() <= 0.01 + 0.3 * duty.min(0.3)
+    (reached - duty).abs() <= 0.005 + 0.15 * duty.min(0.3)
 }
 
 /// One look of the tool, which happened between two times.
