@@ -88,6 +88,12 @@ bench-sqpoll: ## how right `whylate sqpoll` is and what it costs, beside fdinfo 
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- sqpoll
 
+.PHONY: bench-sqpoll-vm
+bench-sqpoll-vm: ## how right `whylate sqpoll --precise` is, beside the kernel's function tracer, in a virtual machine
+	@scripts/install-deps bench static vm
+	@$(CARGO) xtask kernels 6.12-cloud >/dev/null
+	$(CARGO) run --release -p whylate-bench -- sqpoll-vm
+
 .PHONY: bench-offcpu
 bench-offcpu: ## what `whylate offcpu` costs a thread and a switch, beside /proc and offcputime (as root)
 	@scripts/install-deps bench

@@ -14,6 +14,7 @@ mod offcpu;
 mod programs;
 mod results;
 mod sqpoll;
+mod sqpoll_vm;
 mod timerlat;
 mod timerlat_vm;
 mod timerlat_why;
@@ -50,6 +51,8 @@ enum What {
     Irqsoff(results::Arguments),
     /// How right `whylate sqpoll` is about loads that are known, what it costs a ring, and how it agrees with fio's.
     Sqpoll(results::Arguments),
+    /// How right `whylate sqpoll --precise` is about loads that the kernel's function tracer records, in a virtual machine.
+    SqpollVm(results::Arguments),
     #[command(hide = true)]
     Crowd(sqpoll::crowd::Arguments),
     /// What each backend of `whylate irqsoff` tells of delays of known length, in a virtual machine.
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         What::TimerlatWhy(arguments) => timerlat_why::run(&arguments),
         What::Irqsoff(arguments) => irqsoff::run(&arguments),
         What::Sqpoll(arguments) => sqpoll::run(&arguments),
+        What::SqpollVm(arguments) => sqpoll_vm::run(&arguments),
         What::Crowd(arguments) => sqpoll::crowd::be(&arguments).map(|()| true),
         What::IrqsoffVm(arguments) => irqsoff_vm::run(&arguments),
         What::IrqsoffVmCost(arguments) => irqsoff_vm_cost::run(&arguments),

@@ -316,12 +316,15 @@ fn offcpu_tells_where_threads_wait(machine: &Machine<'_>) -> Result<()> {
     ensure_skipped_for(&output, &["so many births take too long on an emulated CPU", "gdb is not installed"])
 }
 
-/// The kernel tests of `sqpoll`, but for what a busy emulated CPU does to waits: working shares without `SqWorkTime`.
+/// The kernel tests of `sqpoll`, but for what a busy emulated CPU does to waits: working shares without `SqWorkTime`. Those of `--precise` are
+/// compared with the kernel's own record of function calls.
 fn sqpoll_tells_work(machine: &Machine<'_>, way: &str) -> Result<()> {
     let output = machine.run_tests("kernel_sqpoll")?;
     let first = output.lines().find_map(|line| line.split_once("work is told by ").map(|(_, way)| way));
     ensure!(first == Some(way), "work is told by {first:?}");
-    ensure_skipped_for(&output, &["an emulated CPU is late all the time"])
+    ensure_skipped_for(&output, &["an emulated CPU is late all the time"])?;
+    let output = machine.run_tests("kernel_sqpoll_precise")?;
+    ensure_skipped_for(&output, if way == "samples" { &["no function_graph tracer in instances"] } else { &[] })
 }
 
 /// Tests were skipped for each of these reasons, and for no other.

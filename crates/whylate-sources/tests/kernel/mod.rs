@@ -6,9 +6,11 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 pub mod disturb;
+pub mod functions;
 pub mod late;
 pub mod mixed;
 pub mod oracle;
+pub mod paced;
 pub mod ping_pong;
 pub mod programs;
 pub mod session;

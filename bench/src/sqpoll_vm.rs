@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How right `whylate sqpoll --precise` is, beside the kernel's function_graph tracer, in a virtual machine: a kernel test, with more intervals.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::figures::word;
+use crate::{kernel, machine, results};
+
+const KERNEL: &str = "6.12-cloud";
+const TEST: &str = "kernel_sqpoll_precise";
+const INTERVALS: usize = 10;
+/// In points.
+const LIMIT: f64 = 1.0;
+/// So that no code of the kernel changes at its tracepoints; then the test is run.
+const SCRIPT: &str = concat!(include_str!("../../xtask/keep-enabled.sh"), "exec \"$@\"\n");
+
+/// One interval, in percent and points.
+struct Sample {
+    truth: f64,
+    told: f64,
+    hidden: f64,
+}
+
+/// What was measured of one duty, and how often it was begun anew.
+#[derive(Default)]
+struct Duty {
+    samples: Vec<Sample>,
+    tries: Vec<String>,
+}
+
+/// Returns whether every figure is within its limit.
+pub fn run(arguments: &results::Arguments) -> Result<bool> {
+    let program = test_program()?;
+    let mut vm = Command::new("cargo");
+    vm.args(["xtask", "vm", KERNEL, "--no-tools", "--no-whylate", "--timeout", "900", "--with"]).arg(&program);
+    vm.args(["--", "WHYLATE_EMULATED=1"]).arg(format!("WHYLATE_INTERVALS={INTERVALS}"));
+    vm.args(["sh", "-ec", SCRIPT, "sh"]).arg(&program).arg("--nocapture");
+    let output = kernel::die_with_parent(vm.stdin(Stdio::null()).stderr(Stdio::inherit())).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "the virtual machine failed, {}: {text}", output.status);
+    let duties = duties(&text)?;
+    ensure!(!duties.is_empty(), "it measured nothing: {text}");
+    let largest = duties.values().flat_map(|duty| &duty.samples).map(Sample::off_at_most).fold(0.0, f64::max);
+    arguments.publish("sqpoll-vm", &markdown(&duties, largest))?;
+    Ok(largest <= LIMIT)
+}
+
+/// Builds it, and returns where it is.
+fn test_program() -> Result<PathBuf> {
+    let mut cargo = Command::new("cargo");
+    cargo.args(["test", "--workspace", "--test", TEST, "--no-run", "--message-format=json"]);
+    let output = cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+    ensure!(output.status.success(), "cannot build {TEST}");
+    let text = String::from_utf8(output.stdout)?;
+    let mut messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let built = messages.find(|message| message["target"]["name"] == TEST && message["executable"].is_string());
+    Ok(PathBuf::from(built.context("cargo names no program")?["executable"].as_str().unwrap_or_default()))
+}
+
+/// `duty 0.37: by functions 0.3052, told 0.3038: off by -0.145 points; 61 calls, of which each may hide 51827 ns, in all 0.313 points`
+fn duties(text: &str) -> Result<BTreeMap<String, Duty>> {
+    let mut duties: BTreeMap<String, Duty> = BTreeMap::new();
+    let mut last = String::new();
+    for line in text.lines() {
+        if let Some(reason) = line.strip_prefix("another try: ") {
+            let duty = duties.entry(last.clone()).or_default();
+            duty.samples.clear();
+            duty.tries.push(reason.to_owned());
+            continue;
+        }
+        let Some((_, line)) = line.split_once("duty ") else { continue };
+        let Some((duty, rest)) = line.split_once(": by functions ") else { continue };
+        let words: Vec<&str> = rest.split_whitespace().collect();
+        let number = |word: Option<&&str>| -> Result<f64> {
+            let word = word.with_context(|| format!("cannot read {line:?}"))?;
+            Ok(word.trim_end_matches([',', ':', ';']).parse()?)
+        };
+        let hidden = number(words.len().checked_sub(2).and_then(|place| words.get(place)))?;
+        let sample = Sample { truth: number(words.first())? * 100.0, told: number(words.get(2))? * 100.0, hidden };
+        duty.clone_into(&mut last);
+        duties.entry(last.clone()).or_default().samples.push(sample);
+    }
+    Ok(duties)
+}
+
+impl Sample {
+    fn off(&self) -> f64 {
+        (self.told - self.truth).abs()
+    }
+
+    fn off_at_most(&self) -> f64 {
+        self.off() + self.hidden
+    }
+}
+
+fn markdown(duties: &BTreeMap<String, Duty>, largest: f64) -> String {
+    let mut text = format!(
+        "## `whylate sqpoll --precise`\n\nCommand: `make bench-sqpoll-vm` (`cargo run --release -p whylate-bench -- sqpoll-vm`)\n\n{}\
+         - in a virtual machine: Debian's {KERNEL}, 2 emulated CPUs\n\n\
+         | figure | measured | limit | result |\n|---|--:|--:|---|\n\
+         | working share, largest error of an interval with what may be hidden | {largest:.2} points | {LIMIT:.2} points | {} |\n\n",
+        machine::describe(),
+        word(largest, LIMIT)
+    );
+    text += &format!(
+        "{INTERVALS} intervals of 1 s of each load. The truth is how long the thread was in `io_submit_sqes` and `io_handle_tw_list` and had a CPU, by the \
+         kernel's function_graph tracer and `sched_switch` in the same run. The tool's programs are at the same functions, within what the tracer counts: \
+         what they take themselves is hidden between the two. It is in each call, so for each one as much is added as the shortest calls take.\n\n\
+         | work by the tracer | mean error, points | largest | with what may be hidden | tries |\n|--:|--:|--:|--:|--:|\n"
+    );
+    for duty in duties.values() {
+        let of = |figure: fn(&Sample) -> f64| duty.samples.iter().map(figure);
+        let count = duty.samples.len().max(1) as f64;
+        text += &format!(
+            "| {:.1} - {:.1} % | {:.2} | {:.2} | {:.2} | {} |\n",
+            of(|sample| sample.truth).fold(f64::INFINITY, f64::min),
+            of(|sample| sample.truth).fold(0.0, f64::max),
+            of(Sample::off).sum::<f64>() / count,
+            of(Sample::off).fold(0.0, f64::max),
+            of(Sample::off_at_most).fold(0.0, f64::max),
+            duty.tries.len() + 1
+        );
+    }
+    for reason in duties.values().flat_map(|duty| &duty.tries) {
+        text += &format!("\nBegun anew: {reason}.\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_test_prints_is_read() {
+        let text = "test a ... duty 0.37: 9 requests each 50ms make 0.3600\n\
+                    duty 0.37: by functions 0.3052, told 0.4038: off by +9.86 points; 61 calls, of which each may hide 51827 ns, in all 0.313 points\n\
+                    another try: duty 0.37: by functions 0.3052, told 0.4038, and 0.003 may be hidden\n\
+                    duty 0.37: by functions 0.3052, told 0.3038: off by -0.145 points; 61 calls, of which each may hide 51827 ns, in all 0.313 points\n";
+        let duties = duties(text).expect("it can be read");
+        let duty = &duties["0.37"];
+        assert_eq!((duty.samples.len(), duty.tries.len()), (1, 1));
+        assert!((duty.samples[0].off_at_most() - 0.453).abs() < 1e-6);
+    }
+}
