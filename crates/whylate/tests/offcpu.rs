@@ -42,6 +42,9 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
         &["offcpu", "--max-depth", "128"],
         &["offcpu", "-o", "graph.png"],
         &["offcpu", "--blocked", "1s", "-d", "1s"],
+        &["offcpu", "--blocked", "1s", "--wakers"],
+        &["offcpu", "--wakers", "--backend", "sample"],
+        &["offcpu", "--wakers", "--backend", "proc"],
         &["offcpu", "import"],
     ] {
         let output = output_of(arguments)?;
