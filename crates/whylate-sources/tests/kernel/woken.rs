@@ -3,7 +3,6 @@
 
 use std::fs::File;
 use std::hint::black_box;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
