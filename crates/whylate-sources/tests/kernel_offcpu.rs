@@ -402,13 +402,15 @@ fn a_wait_is_told_with_the_stack_of_who_ended_it() -> Result<()> {
         ensure!(told_unseen == unseen, "{told_unseen} waits have no waker, and {unseen} are counted");
         let [for_long, shortly] = [after.for_long - before.for_long, after.shortly - before.shortly];
         let truth = for_long as f64 / (for_long + shortly) as f64;
+        // By its own clock a thread also waits for a CPU, which takes milliseconds where an emulator runs the machine.
+        let most_off = if is_emulated() { 0.1 } else { 0.01 };
         for (thread, wait, wakes) in
             [("at the pipe", "pipe_read", "pipe_write"), ("at the lock", "futex_wait", "futex_wake")]
         {
             let shares = by_waker(&snapshot, thread, &WAKING);
             let told = WAKING.map(|function| shares.get(function).copied().unwrap_or(0.0));
             println!("{thread}: {shares:?}; by its own clock the thread at the pipe has {truth} of the first");
-            ensure!(truth > 0.5 && (told[0] - truth).abs() < 0.01, "{thread}: {shares:?}, and {truth} is true");
+            ensure!(truth > 0.5 && (told[0] - truth).abs() < most_off, "{thread}: {shares:?}, and {truth} is true");
             // What is left is the beginning of a wait that goes on at the end.
             ensure!(told[0] + told[1] > 0.99, "{thread}: {shares:?}");
             for stack in snapshot.stacks.iter().filter(|stack| stack.labels["thread"] == thread) {
@@ -528,7 +530,8 @@ fn plain(name: &str) -> String {
 #[test]
 fn user_frames_are_those_that_gdb_tells() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let of_each = if is_emulated() { 3 } else { 25 };
+    // Some 4,000 in the seven places in which a debugger can stop them.
+    let of_each = if is_emulated() { 3 } else { 572 };
     let sleepers = Sleepers::start("stoppable", of_each)?;
     let mut script = tempfile::NamedTempFile::with_suffix(".py")?;
     script.write_all(GDB.as_bytes())?;
