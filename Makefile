@@ -41,7 +41,7 @@ demo: deps build ## install what is missing, build, and look at this machine whi
 
 .PHONY: test
 test: ## everything that is tested, on Debian's kernels too; tests of this kernel need root and say so otherwise
-	@scripts/install-deps static vm browser
+	@scripts/install-deps static vm browser debugger
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --document-private-items

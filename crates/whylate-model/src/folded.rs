@@ -4,10 +4,13 @@
 use std::collections::BTreeMap;
 
 use crate::wait::WaitClass;
-use crate::{Snapshot, Stack};
+use crate::{Snapshot, Stack, Waker};
 
 /// Stands between user and kernel frames.
 pub const BETWEEN: &str = "-";
+
+/// Stands between a thread that waited and who woke it.
+pub const WOKEN_BY: &str = "--";
 
 /// What a flame graph begins with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,10 +31,12 @@ pub enum Kind {
     Label,
     /// A function of the program.
     User,
-    /// What stands between user and kernel.
+    /// What stands between user and kernel, and between a stack and its waker's.
     Between,
     /// A function of the kernel.
     Kernel,
+    /// A function of whoever ended the wait, or its name.
+    Waker,
 }
 
 /// A frame with its name.
@@ -43,7 +48,7 @@ pub struct Frame {
     pub name: String,
 }
 
-/// The frames of a stack, outermost first.
+/// The frames of a stack, outermost first; then those of its waker, innermost first, so that both meet where one woke the other.
 pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
     let label = |name: &str| Frame {
         kind: Kind::Label,
@@ -62,6 +67,20 @@ pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
         frames.push(Frame { kind: Kind::Between, name: BETWEEN.to_owned() });
     }
     frames.extend(stack.kernel.iter().rev().map(|name| Frame { kind: Kind::Kernel, name: safe(name) }));
+    frames.extend(stack.waker.iter().flat_map(frames_of_waker));
+    frames
+}
+
+fn frames_of_waker(waker: &Waker) -> Vec<Frame> {
+    let between = |name: &str| Frame { kind: Kind::Between, name: name.to_owned() };
+    let frame = |name: &str| Frame { kind: Kind::Waker, name: safe(name) };
+    let mut frames = vec![between(WOKEN_BY)];
+    frames.extend(waker.kernel.iter().map(|name| frame(name)));
+    if !waker.user.is_empty() && !waker.kernel.is_empty() {
+        frames.push(between(BETWEEN));
+    }
+    frames.extend(waker.user.iter().map(|name| frame(name)));
+    frames.push(frame(waker.name()));
     frames
 }
 
@@ -76,9 +95,18 @@ pub fn waiting(snapshot: &Snapshot, hide_idle: bool) -> impl Iterator<Item = &St
 
 /// Lines of frames separated by semicolons, a space and microseconds; stacks with equal frames are one. Sorted.
 pub fn lines<'a>(stacks: impl IntoIterator<Item = &'a Stack>, root: Root) -> Vec<String> {
+    lines_with(stacks, root, |frame| frame.name)
+}
+
+/// The same with names of one's own.
+pub fn lines_with<'a>(
+    stacks: impl IntoIterator<Item = &'a Stack>,
+    root: Root,
+    name: impl Fn(Frame) -> String,
+) -> Vec<String> {
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
     for stack in stacks {
-        let names: Vec<String> = frames(stack, root).into_iter().map(|frame| frame.name).collect();
+        let names: Vec<String> = frames(stack, root).into_iter().map(&name).collect();
         *sums.entry(names.join(";")).or_default() += stack.weight_ns;
     }
     let lines = sums.into_iter().map(|(frames, ns)| (frames, (ns + 500) / 1000)).filter(|&(_, us)| us > 0);
@@ -99,6 +127,7 @@ pub fn safe(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::WokenBy;
     use crate::wait::Wait;
 
     fn stack(process: &str, user: &[&str], kernel: &[&str], weight_ns: u64) -> Stack {
@@ -119,6 +148,34 @@ mod tests {
             stack("k", &[], &["worker_thread"], 400),
         ];
         assert_eq!(lines(&stacks, Root::Process), ["p;main;read;-;ksys_read;pipe_read 2001"]);
+    }
+
+    #[test]
+    fn a_waker_follows_from_where_it_woke_the_thread_to_its_name() {
+        let of = |by, thread: &str, user: &[&str], kernel: &[&str]| Stack {
+            waker: Some(Waker {
+                by,
+                labels: [("thread".to_owned(), thread.to_owned())].into(),
+                user: user.iter().map(|name| (*name).to_owned()).collect(),
+                kernel: kernel.iter().map(|name| (*name).to_owned()).collect(),
+            }),
+            ..stack("p", &["read", "main"], &["pipe_read"], 1_000)
+        };
+        let stacks = [
+            of(WokenBy::Thread, "b;", &["write", "ring"], &["pipe_write", "ksys_write"]),
+            of(WokenBy::Thread, "kworker", &[], &["process_one_work"]),
+            of(WokenBy::Interrupt, "", &[], &[]),
+            of(WokenBy::Nobody, "", &[], &[]),
+        ];
+        assert_eq!(
+            lines(&stacks, Root::Process),
+            [
+                "p;main;read;-;pipe_read;--;[interrupt] 1",
+                "p;main;read;-;pipe_read;--;[not woken yet] 1",
+                "p;main;read;-;pipe_read;--;pipe_write;ksys_write;-;write;ring;b: 1",
+                "p;main;read;-;pipe_read;--;process_one_work;kworker 1",
+            ]
+        );
     }
 
     #[test]

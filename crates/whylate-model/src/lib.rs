@@ -30,7 +30,7 @@ pub use histogram::Histogram;
 pub use late::{Cause, CauseKind, LateEvent};
 pub use occupancy::{Interval, Occupancy, Occupant};
 pub use snapshot::{Labels, Probe, Series, Snapshot};
-pub use stack::Stack;
+pub use stack::{Stack, Waker, WokenBy};
 pub use steps::Steps;
 pub use wait::{Wait, WaitClass};
 pub use worst::Worst;

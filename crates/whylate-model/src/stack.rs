@@ -34,6 +34,59 @@ pub struct Stack {
     /// User frames, innermost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub user: Vec<String>,
+    /// Who ended the waits, where that is asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waker: Option<Waker>,
+}
+
+/// Who ended waits by waking the thread.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Waker {
+    /// What it was.
+    pub by: WokenBy,
+    /// Of a thread: its `process`, `pid` and `thread`, and `tid` where threads are told apart.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
+    /// Its kernel frames where it woke the thread, innermost first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kernel: Vec<String>,
+    /// Its user frames, innermost first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub user: Vec<String>,
+}
+
+/// What woke a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WokenBy {
+    /// Nothing has: the wait goes on, or went on when the span ended.
+    #[default]
+    Nobody,
+    /// A thread.
+    Thread,
+    /// An interrupt, e.g. of a timer, or a softirq on its stack, e.g. one that hands packets over.
+    Interrupt,
+    /// It was not seen.
+    Unseen,
+}
+
+impl WokenBy {
+    /// The frame that stands for it; `None` for threads, which have their own.
+    pub fn frame(self) -> Option<&'static str> {
+        match self {
+            WokenBy::Nobody => Some("[not woken yet]"),
+            WokenBy::Thread => None,
+            WokenBy::Interrupt => Some("[interrupt]"),
+            WokenBy::Unseen => Some("[waker not seen]"),
+        }
+    }
+}
+
+impl Waker {
+    /// What its stack ends with: the thread's name, or what else it was.
+    pub fn name(&self) -> &str {
+        self.by.frame().or_else(|| self.labels.get("thread").map(String::as_str)).unwrap_or("?")
+    }
 }
 
 fn is_zero(count: &u64) -> bool {

@@ -146,6 +146,8 @@ struct sched_info {
 struct thread_info {
 	unsigned long flags;
 	u32 cpu;
+	/* Not on x86, which has it by CPU; of 64 bits elsewhere these are the lower ones. */
+	int preempt_count;
 };
 
 struct kernfs_node {

@@ -47,6 +47,30 @@ pub(crate) fn code_of<const COUNT: usize>(functions: [&str; COUNT]) -> [Option<R
     })
 }
 
+/// The code from a function of the kernel to the end of the last one that begins so, where addresses are told.
+pub(crate) fn code_between(first: &str, last_begins: &str) -> Option<Range<u64>> {
+    let symbols = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+    between(&symbols, first, last_begins)
+}
+
+fn between(symbols: &str, first: &str, last_begins: &str) -> Option<Range<u64>> {
+    let (mut begin, mut last, mut all) = (None, None, Vec::new());
+    for line in symbols.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let Some(address) = words.next().and_then(|word| u64::from_str_radix(word, 16).ok()) else { continue };
+        all.push(address);
+        let name = words.nth(1).unwrap_or_default();
+        if name == first {
+            begin = Some(address);
+        } else if name.starts_with(last_begins) {
+            last = last.max(Some(address));
+        }
+    }
+    let (begin, last) = (begin.filter(|&begin| begin != 0)?, last?);
+    let end = all.into_iter().filter(|&address| address > last).min()?;
+    (begin < end).then_some(begin..end)
+}
+
 /// How functions begin that stand in a stack only because a program of ours takes it.
 const OWN: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"];
 

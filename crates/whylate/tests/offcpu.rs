@@ -42,6 +42,9 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
         &["offcpu", "--max-depth", "128"],
         &["offcpu", "-o", "graph.png"],
         &["offcpu", "--blocked", "1s", "-d", "1s"],
+        &["offcpu", "--blocked", "1s", "--wakers"],
+        &["offcpu", "--wakers", "--backend", "sample"],
+        &["offcpu", "--wakers", "--backend", "proc"],
         &["offcpu", "import"],
     ] {
         let output = output_of(arguments)?;
@@ -107,6 +110,50 @@ fn each_form_of_file_is_written_for_its_owner_alone() -> Result<()> {
             serde_json::from_slice::<Value>(&bytes)?;
         }
     }
+    Ok(())
+}
+
+#[test]
+fn wakers_stand_behind_those_whom_they_woke() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    // A process that a timer wakes, again and again, and that ends with this test's turn.
+    let mut sleeper = std::process::Command::new("sh").args(["-c", "while :; do sleep 0.02; done"]).spawn()?;
+    let outcome = with_wakers(&path);
+    let _ = sleeper.kill();
+    let _ = sleeper.wait();
+    outcome
+}
+
+fn with_wakers(path: &dyn Fn(&str) -> String) -> Result<()> {
+    for (backend, says) in [(None, true), (Some("auto"), true), (Some("trace"), false)] {
+        let file = path("woken.folded");
+        let mut arguments = vec!["offcpu", "--wakers", "-d", "500ms", "-o", &file];
+        arguments.extend(backend.into_iter().flat_map(|name| ["--backend", name]));
+        let output = output_of(&arguments)?;
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{arguments:?}: {stderr}");
+        ensure!(stderr.contains("offcpu takes trace, since") == says, "{arguments:?}: {stderr}");
+        let folded = fs::read_to_string(&file)?;
+        let has = |end: &str| folded.lines().any(|line| line.contains(";--;") && line.contains(end));
+        ensure!(has(";--;[interrupt] ") && has(";--;[not woken yet] "), "some ends are missing");
+        // Somebody waits for the end of each `sleep`, which wakes it.
+        ensure!(has(";--;try_to_wake_up") && has(";sleep "), "no waker is a thread");
+    }
+    let file = path("woken.json");
+    printed(&["offcpu", "--wakers", "-d", "500ms", "-o", &file])?;
+    let snapshot: Snapshot = serde_json::from_slice(&fs::read(&file)?)?;
+    ensure!(snapshot.backend == "trace" && snapshot.lost.contains_key("unseen_wakers"), "{:?}", snapshot.lost);
+    for stack in &snapshot.stacks {
+        let can_run = stack.state == "R";
+        ensure!(stack.waker.is_some() != can_run, "{stack:?}");
+    }
+    let svg = path("woken.svg");
+    printed(&["offcpu", "--wakers", "-d", "500ms", "-o", &svg])?;
+    ensure!(fs::read_to_string(&svg)?.contains("[interrupt]"), "the flame graph has no wakers");
+    let flat = printed(&["offcpu", "--wakers", "-d", "500ms", "--flat"])?;
+    ensure!(flat.lines().next().is_some_and(|line| line.contains("WOKEN BY")), "{flat}");
     Ok(())
 }
 

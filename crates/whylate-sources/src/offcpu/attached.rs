@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use whylate_model::wait::{Seen, State, classify};
-use whylate_model::{LateEvent, Series, Snapshot, Stack};
+use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack, Waker, WokenBy};
 
 use super::names::{Frames, Names, TORN, UNREADABLE, UNWOUND_PARTLY};
 use super::pace::Pace;
-use super::sampler::{Gathered, Met, Sampler, Sum};
+use super::places::{Place, Woken};
+use super::sampler::{Gathered, Met, Sampler};
 use super::skel::types::{place_key, thread_now, user_end};
 use super::{INFO, OffcpuOptions, TRACE, state};
 use crate::attach::{self, Meter, PlainData};
@@ -81,26 +82,34 @@ impl AttachedOffcpu {
         let wanted: BTreeSet<(u32, u64, bool)> = gathered
             .places
             .iter()
-            .flat_map(|(key, _)| {
+            .flat_map(keys)
+            .flat_map(|key| {
                 frames(key.user_stack).iter().enumerate().map(|(depth, &address)| (key.process, address, depth == 0))
             })
             .collect();
         let user = self.names.user(&wanted, &gathered.memory);
         let addresses: BTreeSet<u64> =
-            gathered.places.iter().flat_map(|(key, _)| frames(key.kernel_stack)).copied().collect();
+            gathered.places.iter().flat_map(keys).flat_map(|key| frames(key.kernel_stack)).copied().collect();
         self.names.kernel.look_up_all(&addresses);
         let mut cgroups = Cgroups::default();
-        let mut stacks: Vec<Stack> = gathered
-            .places
-            .iter()
-            .map(|(key, sum)| {
-                let kernel =
-                    frames(key.kernel_stack).iter().map(|&at| plain(self.names.kernel.name(at)).to_owned()).collect();
-                let user = user_frames(key, frames(key.user_stack), &user);
-                let process = gathered.processes.get(&key.process);
-                stack_of(key, *sum, kernel, user, process, cgroups.path(key.cgroup))
-            })
-            .collect();
+        let mut stacks = Vec::new();
+        for place in &gathered.places {
+            let mut frames_of = |key: &place_key| -> [Vec<String>; 2] {
+                let kernel = frames(key.kernel_stack).iter().map(|&at| plain(self.names.kernel.name(at)).to_owned());
+                [kernel.collect(), user_frames(key, frames(key.user_stack), &user)]
+            };
+            let both = frames_of(&place.key);
+            let waker = place.woken.map(|woken| match woken {
+                Woken::By(by) => Waker { by, ..Waker::default() },
+                Woken::Thread(key) => {
+                    let [kernel, user] = frames_of(&key);
+                    let labels = labels_of(&key, gathered.processes.get(&key.process));
+                    Waker { by: WokenBy::Thread, labels, kernel, user }
+                }
+            });
+            let process = gathered.processes.get(&place.key.process);
+            stacks.push(Stack { waker, ..stack_of(place, both, process, cgroups.path(place.key.cgroup)) });
+        }
         let mut ages: HashMap<usize, Vec<u64>> = HashMap::new();
         for (place, thread) in &gathered.threads {
             ages.entry(*place).or_default().push(gathered.ended_ns.saturating_sub(thread.since_ns));
@@ -138,25 +147,14 @@ fn user_frames(key: &place_key, addresses: &[u64], names: &HashMap<(u32, u64, bo
     user
 }
 
-fn stack_of(
-    key: &place_key,
-    sum: Sum,
-    kernel: Vec<String>,
-    user: Vec<String>,
-    process: Option<&(u32, String)>,
-    cgroup: Option<String>,
-) -> Stack {
-    let state = state::of(key.state);
-    let syscall = crate::syscalls::name(key.syscall);
-    let wait = classify(&Seen {
-        state,
-        in_iowait: key.in_iowait != 0,
-        is_kernel: key.is_kernel != 0,
-        syscall: syscall.as_deref(),
-        kernel: &kernel,
-        user: &user,
-    });
-    let mut labels: whylate_model::Labels = [("thread".to_owned(), attach::text(&key.comm))].into();
+/// Of a place, and of whoever ended the waits there.
+fn keys(place: &Place) -> impl Iterator<Item = &place_key> {
+    [&place.key].into_iter().chain(place.waker())
+}
+
+/// Whose place it is.
+fn labels_of(key: &place_key, process: Option<&(u32, String)>) -> Labels {
+    let mut labels: Labels = [("thread".to_owned(), attach::text(&key.comm))].into();
     if let Some((pid, name)) = process {
         labels.insert("process".to_owned(), name.clone());
         labels.insert("pid".to_owned(), pid.to_string());
@@ -167,6 +165,27 @@ fn stack_of(
     if key.is_kernel != 0 {
         labels.insert("kernel".to_owned(), "yes".to_owned());
     }
+    labels
+}
+
+fn stack_of(
+    place: &Place,
+    [kernel, user]: [Vec<String>; 2],
+    process: Option<&(u32, String)>,
+    cgroup: Option<String>,
+) -> Stack {
+    let (key, sum) = (&place.key, place.sum);
+    let state = state::of(key.state);
+    let syscall = crate::syscalls::name(key.syscall);
+    let wait = classify(&Seen {
+        state,
+        in_iowait: key.in_iowait != 0,
+        is_kernel: key.is_kernel != 0,
+        syscall: syscall.as_deref(),
+        kernel: &kernel,
+        user: &user,
+    });
+    let mut labels = labels_of(key, process);
     labels.extend(syscall.map(|call| ("syscall".to_owned(), call)));
     labels.extend(cgroup.map(|path| ("cgroup".to_owned(), path)));
     Stack {
@@ -233,13 +252,15 @@ impl Drop for AttachedOffcpu {
 
 #[allow(unsafe_code)]
 mod plain {
-    use super::super::skel::types::{place_key, process_value, stack_value};
+    use super::super::skel::types::{place_key, process_value, stack_value, wait_key};
     use super::{PlainData, thread_now};
 
     // SAFETY: integers and arrays of them.
     unsafe impl PlainData for thread_now {}
     // SAFETY: the same.
     unsafe impl PlainData for place_key {}
+    // SAFETY: the same.
+    unsafe impl PlainData for wait_key {}
     // SAFETY: the same.
     unsafe impl PlainData for process_value {}
     // SAFETY: the same.

@@ -61,11 +61,52 @@ static __always_inline void remember_ready_place(u32 place, const struct place_k
 		sum->ready_place = ready_place + 1;
 }
 
+/* Where a wait is counted that somebody has ended; PLACES where there is no room. */
+static __always_inline u32 place_of_wait(u32 place, u32 waker)
+{
+	struct wait_key key = { .place = place, .waker = waker };
+	u32 *known = bpf_map_lookup_elem(&place_by_wait, &key);
+
+	if (known)
+		return *known;
+	place = __sync_fetch_and_add(&places, 1);
+	if (place >= PLACES)
+		return PLACES;
+	if (!bpf_map_update_elem(&place_by_wait, &key, &place, BPF_NOEXIST))
+		return place;
+	/* Another CPU was faster, or there is no room. */
+	known = bpf_map_lookup_elem(&place_by_wait, &key);
+	return known ? *known : PLACES;
+}
+
+/*
+ * Adds the part of a wait in which the thread could not run. Of one that goes on it is not known yet who will end it: that is counted at the place
+ * itself.
+ */
+static __always_inline void add_wait(struct thread_record *record, u64 ns, bool has_ended)
+{
+	u32 place = record->place, waker = WAKER_UNSEEN;
+
+	if (!tells_wakers || !has_ended || record->state == STATE_READY || record->state == STATE_THROTTLED) {
+		add(place, ns, 1, has_ended);
+		return;
+	}
+	if (record->waker_generation == generation + 1)
+		waker = record->waker;
+	if (waker == WAKER_UNSEEN)
+		lose(LOST_WAKERS);
+	place = place_of_wait(place, waker);
+	if (place == PLACES)
+		lose(LOST_PLACES);
+	else
+		add(place, ns, 1, 1);
+}
+
 /*
  * Counts a wait: until the thread could run again at its place, and from then on as waiting for a CPU. The scheduler keeps when that was, on
  * the run queue's clock, until the thread has one (sched_info.last_queued).
  */
-static __always_inline void count_wait(struct task_struct *task, struct thread_record *record, u64 now_ns, u32 waits)
+static __always_inline void count_wait(struct task_struct *task, struct thread_record *record, u64 now_ns, bool has_ended)
 {
 	u64 ns = take_time(record, now_ns), ready_ns = 0;
 	u32 place = record->place;
@@ -77,7 +118,7 @@ static __always_inline void count_wait(struct task_struct *task, struct thread_r
 			ready_ns = ns;
 	}
 	if (wanted_states & 1u << (record->state & 31))
-		add(place, ns - ready_ns, 1, waits);
+		add_wait(record, ns - ready_ns, has_ended);
 	if (!ready_ns || !(wanted_states & 1u << STATE_READY))
 		return;
 	sum = bpf_map_lookup_elem(&sum_by_place, &place);
@@ -99,5 +140,5 @@ static __always_inline void count_traced(struct task_struct *task, struct thread
 	if (record->state == STATE_ON_CPU)
 		count_on_cpu(record, now_ns);
 	else
-		count_wait(task, record, now_ns, 0);
+		count_wait(task, record, now_ns, false);
 }

@@ -10,6 +10,7 @@ mod elf;
 mod explained;
 mod names;
 mod pace;
+mod places;
 mod proc;
 mod process;
 mod rules;
@@ -59,6 +60,10 @@ pub static INFO: SourceInfo = SourceInfo {
         BackendInfo { name: PROC, needs: &[], weaker: "kernel frames alone, and twenty microseconds for each thread" },
     ],
 };
+
+/// Why wakers are refused with other backends.
+pub const WAKERS_NEED_TRACE: &str =
+    "who woke a thread is seen at its wakeup alone: leave the backend out, or name trace";
 
 /// Programs that may read the memory of other processes, and loops in them.
 const SLEEPABLE: Need = Need::Since { version: "5.18", function: "bpf_copy_from_user_task" };
@@ -110,6 +115,8 @@ pub struct OffcpuOptions {
     pub call_graph: CallGraph,
     /// File and line of each user frame, and functions that the compiler has inlined, where debug information tells.
     pub lines: bool,
+    /// Who ended each wait, which switches alone tell: with [`TRACE`] only, which is then the backend unless another one is named.
+    pub wakers: bool,
     /// Each thread for itself.
     pub by_thread: bool,
     /// At most so many frames of each stack, the innermost ones.
@@ -134,6 +141,7 @@ impl Default for OffcpuOptions {
             user_stacks: true,
             call_graph: CallGraph::Rules,
             lines: false,
+            wakers: false,
             by_thread: false,
             max_depth: 127,
             explain_over_ns: None,
@@ -159,7 +167,10 @@ impl Offcpu {
     }
 
     fn attach_plain(&self, options: &OffcpuOptions) -> Result<Box<dyn Attached>, AttachError> {
-        let wanted = options.backend.as_deref().filter(|name| *name != "auto");
+        let wanted = options.backend.as_deref().filter(|name| *name != "auto").or(options.wakers.then_some(TRACE));
+        if options.wakers && matches!(wanted, Some(SAMPLE | PROC)) {
+            return Err(AttachError::Unsupported(WAKERS_NEED_TRACE.to_owned()));
+        }
         let reason = match (wanted, self.sample_with(options)) {
             (Some(PROC), _) => None,
             (_, Ok(attached)) => return Ok(Box::new(attached)),
@@ -178,6 +189,9 @@ impl Offcpu {
         attach::silence_libbpf();
         let wanted = attach::backends_to_try(&INFO, options.backend.as_deref())?;
         match wanted[0] {
+            _ if options.wakers && options.backend.as_deref().is_none_or(|name| name == "auto") => {
+                AttachedOffcpu::new(options, TRACE)
+            }
             PROC => Err(AttachError::Unsupported("the backend proc has no BPF programs".to_owned())),
             backend => AttachedOffcpu::new(options, backend),
         }

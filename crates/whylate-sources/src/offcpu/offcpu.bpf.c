@@ -27,6 +27,8 @@ struct {
 	struct place_sum place_sum;
 	enum thread_state thread_state;
 	enum lost_reason lost_reason;
+	struct wait_key wait_key;
+	enum waker waker;
 	enum offcpu_limits offcpu_limits;
 	enum user_end user_end;
 	enum rule_base rule_base;
@@ -496,3 +498,4 @@ int on_each_thread_tell(struct bpf_iter__task *ctx)
 }
 
 #include "trace.bpf.h"
+#include "wakers.bpf.h"

@@ -13,11 +13,11 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags};
 
 use super::pace::Pace;
+use super::places::{self, Place, Sum};
 use super::process::{Process, Processes};
 use super::rules::Rules;
 use super::skel::types::{
-    bss, lost_reason, offcpu_limits, place_key, place_sum, process_value, rodata, stack_value, thread_now,
-    unknown_frame,
+    bss, lost_reason, offcpu_limits, place_sum, process_value, rodata, stack_value, thread_now, unknown_frame,
 };
 use super::skel::{OffcpuSkel, OffcpuSkelBuilder};
 use super::{CallGraph, KernelThreads, OffcpuOptions};
@@ -28,7 +28,7 @@ use crate::source::AttachError;
 use crate::symbols;
 
 /// Every reason for a lost sample, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
-pub(super) const LOST: [(lost_reason, &str); 7] = [
+pub(super) const LOST: [(lost_reason, &str); 8] = [
     (lost_reason::LOST_TORN, "torn"),
     (lost_reason::LOST_THREADS, "threads_full"),
     (lost_reason::LOST_PROCESSES, "processes_full"),
@@ -36,10 +36,18 @@ pub(super) const LOST: [(lost_reason, &str); 7] = [
     (lost_reason::LOST_PLACES, "places_full"),
     (lost_reason::LOST_RULES, "rules_full"),
     (lost_reason::LOST_UNSEEN, "unseen"),
+    (lost_reason::LOST_WAKERS, "unseen_wakers"),
 ];
 
-/// What stands in a stack only because a program takes it at a switch, in the order of their calls.
-const OWN_CODE: [&str; 3] = ["bpf_trace_run4", "__bpf_trace_sched_switch", "__traceiter_sched_switch"];
+/// What stands in a stack only because a program takes it at a switch, or at a wakeup, in the order of their calls.
+const OWN_CODE: [&str; 6] = [
+    "bpf_trace_run4",
+    "__bpf_trace_sched_switch",
+    "__traceiter_sched_switch",
+    "bpf_trace_run1",
+    "__bpf_trace_sched_wakeup_template",
+    "__traceiter_sched_waking",
+];
 
 /// Where functions return to whose return somebody traces: the function graph tracer, rethooks (since 6.0 on x86) and kretprobes.
 const REPLACED_RETURNS: [&str; 3] = ["return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline"];
@@ -70,7 +78,7 @@ pub struct Met {
 pub(super) struct Gathered {
     pub(super) began_ns: u64,
     pub(super) ended_ns: u64,
-    pub(super) places: Vec<(place_key, Sum)>,
+    pub(super) places: Vec<Place>,
     /// Frames by the number of the stack, innermost first.
     pub(super) stacks: HashMap<u32, Vec<u64>>,
     pub(super) processes: HashMap<u32, (u32, String)>,
@@ -82,20 +90,13 @@ pub(super) struct Gathered {
     pub(super) met: Met,
 }
 
-/// What was added to a place.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sum {
-    pub(super) ns: u64,
-    pub(super) samples: u64,
-    pub(super) waits: u64,
-}
-
 pub(super) struct Sampler {
     skeleton: OffcpuSkel<'static>,
     walk: Link,
     tell: Link,
     /// Where each switch is traced.
     switches: Vec<Link>,
+    tells_wakers: bool,
     /// How many questions have been answered that were asked between walks.
     answered: u32,
     rules: Rules,
@@ -122,8 +123,10 @@ impl Sampler {
         let settings = open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?;
         configure(settings, options)?;
         settings.traces = traces;
+        settings.tells_wakers = options.wakers;
         open.progs.on_sched_switch.set_autoload(traces);
         open.progs.on_task_newtask.set_autoload(traces);
+        open.progs.on_sched_waking.set_autoload(options.wakers);
         if traces {
             for (index, code) in symbols::code_of(OWN_CODE).into_iter().flatten().enumerate() {
                 (settings.own_code_begin[index], settings.own_code_end[index]) = (code.start, code.end);
@@ -135,6 +138,18 @@ impl Sampler {
                 (settings.system_call_begin, settings.system_call_end) = (code.start, code.end);
             }
         }
+        if options.wakers {
+            let interrupts = symbols::code_between("asm_common_interrupt", "asm_sysvec_");
+            if interrupts.is_none() && cfg!(target_arch = "x86_64") {
+                return Err(AttachError::Unsupported(
+                    "who woke a thread cannot be told from interrupts without the kernel's symbols: allow reading addresses \
+                     in /proc/kallsyms (sysctl kernel.kptr_restrict=1)"
+                        .to_owned(),
+                ));
+            }
+            let interrupts = interrupts.unwrap_or_default();
+            (settings.interrupts_begin, settings.interrupts_end) = (interrupts.start, interrupts.end);
+        }
         let records = records_for(if traces { 0 } else { threads() });
         settings.records_mask = records - 1;
         open.maps.record_by_slot.set_max_entries(records)?;
@@ -143,6 +158,9 @@ impl Sampler {
             open.maps.kernel_stack_by_seen.set_max_entries(1)?;
             open.maps.user_stack_by_seen.set_max_entries(1)?;
             open.maps.place_by_seen.set_max_entries(1)?;
+        }
+        if !options.wakers {
+            open.maps.place_by_wait.set_max_entries(1)?;
         }
         let mut skeleton = open.load()?;
         let began_ns = clock::monotonic_ns();
@@ -156,6 +174,7 @@ impl Sampler {
             walk: skeleton.progs.on_each_thread.attach()?,
             tell: skeleton.progs.on_each_thread_tell.attach()?,
             switches: Vec::new(),
+            tells_wakers: options.wakers,
             answered: 0,
             rules: Rules::new(map(&maps.rule_by_slot, offcpu_limits::RULES.0 as usize, 24)?),
             unknown: map(&maps.unknown_frames, offcpu_limits::UNKNOWN_FRAMES.0 as usize, size_of::<unknown_frame>())?,
@@ -179,6 +198,9 @@ impl Sampler {
             // Switches are counted from now on; the next walk puts right what happened since the first one.
             let programs = &sampler.skeleton.progs;
             sampler.switches = vec![programs.on_task_newtask.attach()?, programs.on_sched_switch.attach()?];
+            if options.wakers {
+                sampler.switches.push(programs.on_sched_waking.attach()?);
+            }
             sampler.variables()?.is_tracing = true;
             std::thread::sleep(ASK);
             sampler.answer();
@@ -323,23 +345,9 @@ impl Sampler {
         }
         let sums = self.sums();
         let maps = &self.skeleton.maps;
-        let mut places = Vec::new();
-        let mut index_of_place = HashMap::new();
-        for key in maps.place_by_key.keys() {
-            let Some(place) = maps.place_by_key.lookup(&key, MapFlags::ANY)? else { continue };
-            let place = read_plain::<u32>(&place).unwrap_or(u32::MAX);
-            let (Some(now), Some(key)) = (sums.get(place as usize), read_plain::<place_key>(&key)) else { continue };
-            let before = self.told.get(place as usize).copied().unwrap_or_default();
-            if now.samples > before.samples {
-                index_of_place.insert(place, places.len());
-                let sum = Sum {
-                    ns: now.ns - before.ns,
-                    samples: now.samples - before.samples,
-                    waits: now.waits - before.waits,
-                };
-                places.push((key, sum));
-            }
-        }
+        let places = places::changed(maps, &sums, &self.told, self.tells_wakers)?;
+        let index_of_place: HashMap<u32, usize> =
+            places.iter().enumerate().map(|(index, place)| (place.number, index)).collect();
         let mut stacks = HashMap::new();
         for key in maps.stack_by_hash.keys() {
             if let Some(stack) =
@@ -390,7 +398,8 @@ impl Sampler {
         if self.switches.is_empty() {
             return attach::statistics([&programs.on_each_thread]);
         }
-        attach::statistics([&programs.on_each_thread, &programs.on_sched_switch, &programs.on_task_newtask])
+        let at_switches = [&programs.on_each_thread, &programs.on_sched_switch, &programs.on_task_newtask];
+        attach::statistics(at_switches.into_iter().chain(self.tells_wakers.then_some(&programs.on_sched_waking)))
     }
 
     /// Whether a table is half full.
@@ -425,6 +434,9 @@ impl Sampler {
         let maps = &self.skeleton.maps;
         for key in maps.place_by_key.keys().collect::<Vec<_>>() {
             maps.place_by_key.delete(&key)?;
+        }
+        for key in maps.place_by_wait.keys().collect::<Vec<_>>() {
+            maps.place_by_wait.delete(&key)?;
         }
         for key in maps.stack_by_hash.keys().collect::<Vec<_>>() {
             maps.stack_by_hash.delete(&key)?;

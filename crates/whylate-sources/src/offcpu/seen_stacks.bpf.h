@@ -120,8 +120,15 @@ struct {
 	__type(value, struct stack_copy);
 } stack_copy_of_cpu SEC(".maps");
 
+/* When a stack is taken. */
+enum taken_at {
+	AT_SWITCH,
+	AT_WAKING,
+	TAKEN_AT,
+};
+
 /* Where in a copy the function stands that has called the scheduler, once it is known: a hint that tells stacks apart. */
-u32 caller_at = 0;
+u32 caller_at[TAKEN_AT] = {};
 
 static __always_inline u32 seen_slot(u64 first, u64 second)
 {
@@ -171,6 +178,7 @@ struct keeping {
 	struct seen_kernel_stack *seen;
 	struct stack_copy *copy;
 	const struct stack_value *stack;
+	enum taken_at at;
 };
 
 static long keep_word(u64 index, struct keeping *keeping)
@@ -203,8 +211,8 @@ static long keep_word(u64 index, struct keeping *keeping)
 		return 1;
 	}
 	if (found < MAX_FRAMES && keeping->stack->frames[found] == word) {
-		if (found == 2 && !caller_at)
-			caller_at = index;
+		if (found == 2 && keeping->at < TAKEN_AT && !caller_at[keeping->at])
+			caller_at[keeping->at] = index;
 		copy->found = found + 1;
 	}
 	keeping->seen->at[kept] = at;
@@ -231,9 +239,10 @@ static long find_system_call(u64 index, struct keeping *keeping)
  * Keeps what a kernel stack is told by. Where a return address has been replaced by one of a tracer, which knows the real one, the stack
  * does not have all frames, and is taken anew each time.
  */
-__noinline int keep_kernel_stack(struct seen_kernel_stack *seen, struct stack_copy *copy, const struct stack_value *stack, u32 bytes)
+__noinline int keep_kernel_stack(struct seen_kernel_stack *seen, struct stack_copy *copy, const struct stack_value *stack, u32 bytes,
+				enum taken_at taken_at)
 {
-	struct keeping keeping = { .seen = seen, .copy = copy, .stack = stack };
+	struct keeping keeping = { .seen = seen, .copy = copy, .stack = stack, .at = taken_at };
 	u64 outermost = 0, frame;
 	bool moves = false;
 	u32 length, last;

@@ -17,6 +17,17 @@ enum thread_state {
 	STATE_TRACED,
 	STATE_PARKED,
 	STATE_OTHER,
+	/* Of no thread that waits: whose place it is has woken one. */
+	STATE_WAKES,
+};
+
+/* Who has ended a wait. */
+enum waker {
+	WAKER_UNSEEN,
+	/* An interrupt, or a softirq on its stack. */
+	WAKER_INTERRUPT,
+	/* And the number of the place of a thread in STATE_WAKES. */
+	WAKER_THREADS,
 };
 
 /* Samples that could not be counted, by reason. */
@@ -35,6 +46,8 @@ enum lost_reason {
 	LOST_RULES,
 	/* A wait that was not seen to begin, where switches are traced: its time is left out. */
 	LOST_UNSEEN,
+	/* Who ended a wait was not seen: its time is counted, and says so. */
+	LOST_WAKERS,
 	LOST_REASONS,
 };
 
@@ -53,7 +66,7 @@ enum offcpu_limits {
 	WINDOW_BYTES = 1024,
 	PAGE_BYTES = 4096,
 	LOOKS_PER_CLOCK_READ = 16,
-	OWN_CODE = 3,
+	OWN_CODE = 6,
 	/* Frames of the program that takes a stack and of what calls it; they are left out. */
 	OWN_FRAMES = 15,
 	REPLACED_RETURNS = 3,
@@ -162,6 +175,13 @@ struct place_key {
 	char comm[16];
 };
 
+/* A wait by where it was and who ended it. */
+struct wait_key {
+	u32 place;
+	/* enum waker */
+	u32 waker;
+};
+
 /* Only the thread that samples writes these; where switches are traced, each CPU adds to them. */
 struct place_sum {
 	u64 ns;
@@ -175,8 +195,15 @@ struct place_sum {
 
 /* What is remembered of a thread: a line of memory. */
 struct thread_record {
-	/* When the thread was born, which tells it from others of its slot; 0: the slot is free. */
-	u64 started_ns;
+	union {
+		/* When the thread was born, which tells it from others of its slot; 0: the slot is free. */
+		u64 started_ns;
+		/* Where switches are traced, records have no slots. Who has woken it, and one more than the tables of which that is. */
+		struct {
+			u32 waker;
+			u32 waker_generation;
+		};
+	};
 	/* Voluntary and involuntary switches at the last sight: as long as they stay the same, the thread has not run. */
 	u64 switches;
 	/* Up to when its time is counted. */
@@ -225,6 +252,8 @@ const volatile u32 max_depth = MAX_FRAMES;
 const volatile u32 records_mask = LEAST_RECORDS - 1;
 /* Each switch is counted, and not only what is found. */
 const volatile bool traces = false;
+/* And who has ended each wait. */
+const volatile bool tells_wakers = false;
 /* Code of the kernel that stands in a stack only because a program takes it there. */
 const volatile u64 own_code_begin[OWN_CODE] = {};
 const volatile u64 own_code_end[OWN_CODE] = {};
@@ -234,6 +263,9 @@ const volatile u64 replaced_return_end[REPLACED_RETURNS] = {};
 /* do_syscall_64(). */
 const volatile u64 system_call_begin = 0;
 const volatile u64 system_call_end = 0;
+/* Where handlers of interrupts return to: each vector's entry code. */
+const volatile u64 interrupts_begin = 0;
+const volatile u64 interrupts_end = 0;
 
 /* Each walk over the threads has rounds: after the first one, user space says how to unwind what was not known. */
 u32 walk_round = 0;
@@ -312,6 +344,15 @@ struct {
 	__type(key, struct place_key);
 	__type(value, u32);
 } place_by_key SEC(".maps");
+
+/* The place at which a wait is counted, once it is known who has ended it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, PLACES);
+	__type(key, struct wait_key);
+	__type(value, u32);
+} place_by_wait SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

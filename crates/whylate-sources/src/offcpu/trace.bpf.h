@@ -28,7 +28,7 @@ __noinline int own_frames(const struct stack_value *stack)
 
 /* The number of the kernel stack of the thread that is running here, 0 for none; false where there is no room. */
 static __always_inline bool take_kernel_stack(struct task_struct *task, struct scratch *scratch, struct stack_copy *copy, const void *arguments,
-					      u32 *id)
+					      enum taken_at at, u32 *id)
 {
 	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
 	struct seen_kernel_stack *seen = NULL;
@@ -40,7 +40,7 @@ static __always_inline bool take_kernel_stack(struct task_struct *task, struct s
 		copied = copy_kernel_stack(regs, arguments, copy);
 		if (copied) {
 			/* Stacks of the kernel's own threads have no address of user space, and do not move. */
-			u32 slot = seen_slot(regs->ip ? regs->ip : copied, copy->words[caller_at & (KERNEL_WORDS - 1)]) & (SEEN_KERNEL_STACKS - 1);
+			u32 slot = seen_slot(regs->ip ? regs->ip : copied, copy->words[caller_at[at] & (KERNEL_WORDS - 1)]) & (SEEN_KERNEL_STACKS - 1);
 
 			seen = bpf_map_lookup_elem(&kernel_stack_by_seen, &slot);
 		}
@@ -66,7 +66,7 @@ static __always_inline bool take_kernel_stack(struct task_struct *task, struct s
 		return false;
 	if (seen) {
 		kernel->id = *id;
-		keep_kernel_stack(seen, copy, kernel, copied);
+		keep_kernel_stack(seen, copy, kernel, copied, at);
 	}
 	return true;
 }
@@ -113,7 +113,7 @@ static __always_inline bool take_user_stack(struct task_struct *task, struct scr
 }
 
 /* Fills in the stacks of the thread that is running here; false where there is no room. */
-static __always_inline bool take_stacks(struct task_struct *task, const void *arguments, struct place_key *key)
+static __always_inline bool take_stacks(struct task_struct *task, const void *arguments, enum taken_at at, struct place_key *key)
 {
 	struct scratch *scratch;
 	struct stack_copy *copy;
@@ -121,7 +121,7 @@ static __always_inline bool take_stacks(struct task_struct *task, const void *ar
 
 	scratch = bpf_map_lookup_elem(&scratch_of_cpu, &zero);
 	copy = bpf_map_lookup_elem(&stack_copy_of_cpu, &zero);
-	if (!scratch || !copy || !take_kernel_stack(task, scratch, copy, arguments, &key->kernel_stack))
+	if (!scratch || !copy || !take_kernel_stack(task, scratch, copy, arguments, at, &key->kernel_stack))
 		return false;
 	return !has_user_frames(task) || take_user_stack(task, scratch, copy, key);
 }
@@ -183,7 +183,7 @@ static __always_inline void on_leaving(struct task_struct *task, const void *arg
 	key.in_iowait = BPF_CORE_READ_BITFIELD(task, in_iowait);
 	if (!key.is_kernel)
 		key.syscall = syscall_of(task);
-	if (!take_stacks(task, arguments, &key)) {
+	if (!take_stacks(task, arguments, AT_SWITCH, &key)) {
 		give_up(record, LOST_STACKS, now_ns);
 		return;
 	}
@@ -239,10 +239,11 @@ static __always_inline void on_arriving(struct task_struct *task, u64 now_ns)
 	if (record->is_new)
 		count_new(task, record, now_ns);
 	else if (record->is_known && record->generation == generation + 1 && record->switches == switches_of(task))
-		count_wait(task, record, now_ns, 1);
+		count_wait(task, record, now_ns, true);
 	else if (!record->is_lost)
 		lose(LOST_UNSEEN);
 	record->is_new = false;
+	record->waker = WAKER_UNSEEN;
 	/* What was not seen is nobody's. */
 	take_time(record, now_ns);
 	record->state = STATE_ON_CPU;

@@ -2,12 +2,16 @@
 //! A process whose threads sleep in known places.
 #![allow(unsafe_code)]
 
+#[path = "woken.rs"]
+pub mod woken;
+
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -33,6 +37,8 @@ pub const EVIL_NAME: &str = "a;\"b' \x1b<script>";
 
 const WHAT: &str = "WHYLATE_SLEEPERS";
 const COUNT: &str = "WHYLATE_SLEEPERS_COUNT";
+/// The path of the file.
+const FILE: &str = "WHYLATE_SLEEPERS_FILE";
 const READY: &str = "all asleep";
 
 /// The name of the threads in a place.
@@ -41,19 +47,25 @@ pub fn name(place: usize) -> String {
 }
 
 /// The process. It goes with this.
-pub struct Sleepers(Child);
+pub struct Sleepers(Child, Option<tempfile::NamedTempFile>);
 
 impl Sleepers {
     /// Starts it, and waits until its threads sleep.
     pub fn start(what: &str, of_each: u64) -> Result<Self> {
+        Self::start_with(what, of_each, None)
+    }
+
+    /// The same with a file into which threads write what they have seen themselves.
+    pub fn start_with(what: &str, of_each: u64, file: Option<tempfile::NamedTempFile>) -> Result<Self> {
         let child = Command::new(std::env::current_exe()?)
             .args(["--exact", "sleepers_process", "--nocapture", "--test-threads=1"])
             .env(WHAT, what)
             .env(COUNT, of_each.to_string())
+            .env(FILE, file.as_ref().map_or(Path::new(""), |file| file.path()))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()?;
-        let mut sleepers = Sleepers(child);
+        let mut sleepers = Sleepers(child, file);
         let output = BufReader::new(sleepers.0.stdout.take().context("it has no output")?);
         for line in output.lines() {
             if line?.contains(READY) {
@@ -65,6 +77,11 @@ impl Sleepers {
 
     pub fn pid(&self) -> u32 {
         self.0.id()
+    }
+
+    /// What its threads have written.
+    pub fn file(&self) -> Option<&File> {
+        self.1.as_ref().map(tempfile::NamedTempFile::as_file)
     }
 
     /// The numbers of its threads.
@@ -123,6 +140,10 @@ pub fn run_if_asked() -> Result<()> {
         "alternating" => {
             spawn("alternating".to_owned(), sleep_alternately)?;
             wait_until_asleep(1)?;
+        }
+        "woken" => {
+            woken::start()?;
+            wait_until_asleep(4)?;
         }
         "churn" => {
             for _ in 0..of_each {

@@ -13,7 +13,9 @@ use clap::{Args, Subcommand, ValueEnum};
 use whylate_model::Snapshot;
 use whylate_model::folded::Root;
 use whylate_model::units::{format_ns, printable};
-use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, Offcpu, OffcpuOptions, Often, RATES_HZ, TRACE};
+use whylate_sources::offcpu::{
+    CallGraph, Choice, KernelThreads, Offcpu, OffcpuOptions, Often, RATES_HZ, TRACE, WAKERS_NEED_TRACE,
+};
 use whylate_sources::{Attached, cgroups};
 
 use crate::cli::duration_ns;
@@ -40,6 +42,8 @@ examples:
     whylate offcpu --state D --kernel-threads no -d 1m
                                           # what keeps processes in uninterruptible sleep
     whylate offcpu --why 5ms -d 10s       # and who had the CPU each time that a thread waited 5 ms or longer for it
+    whylate offcpu --wakers -d 10s -o woken.svg
+                                          # and the stack of who ended each wait, by tracing every switch
     whylate offcpu --diff before.folded after.folded -o diff.svg
     whylate offcpu import procstat.txt -o sleep.svg"
 )]
@@ -84,6 +88,9 @@ pub struct Arguments {
     /// File and line of each user frame, and functions that are inlined there, where debug information tells; this takes longer
     #[arg(long, conflicts_with = "no_user")]
     lines: bool,
+    /// Who ended each wait: the waker's stack behind that of the thread that waited, by tracing every switch (backend trace)
+    #[arg(long, conflicts_with_all = ["blocked", "diff", "budget"])]
+    wakers: bool,
     /// What stacks are told apart by
     #[arg(long, value_enum, default_value_t = By::Process)]
     by: By,
@@ -200,12 +207,25 @@ impl Arguments {
                 Callers::Fp => CallGraph::FramePointers,
             },
             lines: self.lines,
+            wakers: self.wakers,
             by_thread: self.by == By::Thread || self.blocked.is_some(),
             max_depth: self.max_depth,
             explain_over_ns: self.why,
             ..OffcpuOptions::default()
         })
     }
+}
+
+/// Wakeups are seen by `trace` alone.
+fn backend_with_wakers(named: Option<&str>) -> anyhow::Result<String> {
+    match named {
+        None | Some("auto") => {
+            eprintln!("whylate: offcpu takes {TRACE}, since who woke a thread is seen at its wakeup alone")
+        }
+        Some(TRACE) => {}
+        Some(_) => return Err(Senseless(anyhow::anyhow!(WAKERS_NEED_TRACE)).into()),
+    }
+    Ok(TRACE.to_owned())
 }
 
 fn what_is_done(arguments: &Arguments, backend: &str) -> String {
@@ -262,7 +282,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let mut options = arguments.options()?;
-    if options.backend.as_deref() == Some("auto") {
+    if arguments.wakers {
+        options.backend = Some(backend_with_wakers(options.backend.as_deref())?);
+    } else if options.backend.as_deref() == Some("auto") {
         let often = options.budget_ppm.map_or(Often::RateHz(options.rate_hz), Often::BudgetPpm);
         let choice = Choice::look(often).context("cannot tell which backend is cheaper")?;
         eprintln!("whylate: offcpu takes {choice}");

@@ -3,14 +3,15 @@
 
 use whylate_model::folded::waiting;
 use whylate_model::units::format_ns;
-use whylate_model::{Snapshot, Stack};
+use whylate_model::{Snapshot, Stack, Waker, WokenBy};
 
 use super::percent;
 use crate::output::table::{Align, Table};
 
 /// The table, widest first; with a threshold only of what has waited for so long by now.
 pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Table {
-    let mut table = Table::new(&[
+    let has_wakers = snapshot.stacks.iter().any(|stack| stack.waker.is_some());
+    let mut columns = vec![
         ("SHARE", Align::Right),
         ("TIME", Align::Right),
         ("THREADS", Align::Right),
@@ -23,7 +24,11 @@ pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> T
         ("TID", Align::Right),
         ("WHERE", Align::Left),
         ("RULE", Align::Left),
-    ]);
+    ];
+    if has_wakers {
+        columns.insert(columns.len() - 1, ("WOKEN BY", Align::Left));
+    }
+    let mut table = Table::new(&columns);
     let mut stacks: Vec<&Stack> = waiting(snapshot, hide_idle)
         .filter(|stack| blocked_ns.is_none_or(|least| !stack.age.is_empty() && stack.age.max_ns() >= least))
         .collect();
@@ -35,7 +40,7 @@ pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> T
     for stack in stacks {
         let label = |name: &str| stack.labels.get(name).cloned().unwrap_or_default();
         let age = |ns: u64| if stack.age.is_empty() { String::new() } else { format_ns(ns) };
-        table.row(vec![
+        let mut row = vec![
             percent(stack.weight_ns, whole_ns),
             format_ns(stack.weight_ns),
             stack.age.count().to_string(),
@@ -46,20 +51,32 @@ pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> T
             label("process"),
             label("thread"),
             label("tid"),
-            place(stack),
+            place(&stack.user, &stack.kernel),
             stack.wait.as_ref().map_or("", |wait| wait.rule.as_str()).to_owned(),
-        ]);
+        ];
+        if has_wakers {
+            row.insert(row.len() - 1, stack.waker.as_ref().map_or_else(String::new, woken_by));
+        }
+        table.row(row);
     }
     table
 }
 
 /// The innermost user function, and the kernel's below it.
-fn place(stack: &Stack) -> String {
+fn place(user: &[String], kernel: &[String]) -> String {
     let innermost = |frames: &[String]| frames.first().cloned().unwrap_or_default();
-    match (stack.user.is_empty(), stack.kernel.is_empty()) {
-        (false, false) => format!("{} > {}", innermost(&stack.user), innermost(&stack.kernel)),
-        (false, true) => innermost(&stack.user),
-        (true, _) => innermost(&stack.kernel),
+    match (user.is_empty(), kernel.is_empty()) {
+        (false, false) => format!("{} > {}", innermost(user), innermost(kernel)),
+        (false, true) => innermost(user),
+        (true, _) => innermost(kernel),
+    }
+}
+
+/// Whose wakeup ended the waits, and where it was.
+fn woken_by(waker: &Waker) -> String {
+    match waker.by {
+        WokenBy::Thread => format!("{}: {}", waker.name(), place(&waker.user, &waker.kernel)),
+        _ => waker.name().to_owned(),
     }
 }
 
@@ -77,6 +94,13 @@ mod tests {
     #[test]
     fn a_row_tells_what_for_and_for_how_long() {
         insta::assert_snapshot!(written(false, None));
+    }
+
+    #[test]
+    fn a_row_tells_who_ended_the_waits() {
+        let mut out = Vec::new();
+        table(&sample::with_wakers(), false, None).write(&mut out, None).expect("a vector takes everything");
+        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
     }
 
     #[test]

@@ -62,10 +62,26 @@ pub mod sample {
     //! A snapshot with everything that an output has to cope with.
 
     use whylate_model::wait::{Wait, WaitClass};
-    use whylate_model::{Series, Snapshot, Stack};
+    use whylate_model::{Series, Snapshot, Stack, Waker, WokenBy};
 
     /// Names with what breaks lines, JSON, XML and terminals.
     pub const EVIL: &str = "a;b \"c\" '\\\x1b[31m<script>alert(1)</script>";
+
+    /// The same with who ended the waits: a thread of a process, an interrupt, and nobody yet.
+    pub fn with_wakers() -> Snapshot {
+        let mut snapshot = snapshot();
+        let labels = [("process", "db"), ("thread", "writer;"), ("pid", "7")].map(|(k, v)| (k.into(), v.into())).into();
+        let (user, kernel) = (names("futex unlock work start"), names("wake_up_q futex_wake do_futex"));
+        let wakers = [
+            Waker { by: WokenBy::Thread, labels, kernel, user },
+            Waker { by: WokenBy::Nobody, ..Waker::default() },
+            Waker { by: WokenBy::Interrupt, ..Waker::default() },
+        ];
+        for (stack, waker) in snapshot.stacks.iter_mut().zip(wakers) {
+            stack.waker = Some(waker);
+        }
+        snapshot
+    }
 
     fn names(names: &str) -> Vec<String> {
         names.split_whitespace().map(str::to_owned).collect()

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message;
-use whylate_model::folded::waiting;
+use whylate_model::folded::{WOKEN_BY, waiting};
 use whylate_model::{Snapshot, Stack};
 
 #[derive(Clone, PartialEq, Message)]
@@ -116,14 +116,20 @@ impl Tables {
 
     fn sample(&mut self, stack: &Stack) -> Sample {
         let process = stack.labels.get("process").map_or("?", String::as_str).to_owned();
-        // Innermost first; the outermost is the process.
-        let location_id =
-            stack.kernel.iter().chain(&stack.user).chain([&process]).map(|name| self.function(name)).collect();
+        // Innermost first; the outermost is the process. A waker is further in, with its own innermost frame outermost.
+        let waker = stack.waker.iter().flat_map(|waker| {
+            let frames = waker.user.iter().rev().chain(waker.kernel.iter().rev()).map(String::as_str);
+            [waker.name()].into_iter().chain(frames).chain([WOKEN_BY])
+        });
+        let frames = stack.kernel.iter().chain(&stack.user).chain([&process]).map(String::as_str);
+        let location_id = waker.chain(frames).map(|name| self.function(name)).collect();
+        let waker = stack.waker.as_ref().map(|waker| ("waker", waker.name()));
         let class = stack.wait.as_ref().map(|wait| ("wait", wait.class.words()));
         let labels = stack.labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
         let label = labels
             .chain([("state", stack.state.as_str())])
             .chain(class)
+            .chain(waker)
             .map(|(key, value)| Label { key: self.text(key), text: self.text(value) })
             .collect();
         Sample { location_id, value: vec![stack.weight_ns as i64, stack.waits as i64], label }
@@ -176,13 +182,33 @@ mod tests {
     use super::super::sample;
     use super::*;
 
+    fn decoded(snapshot: &Snapshot) -> Profile {
+        let (mut file, mut bytes) = (Vec::new(), Vec::new());
+        write(&mut file, snapshot, false).expect("a vector takes everything");
+        GzDecoder::new(file.as_slice()).read_to_end(&mut bytes).expect("it is compressed");
+        Profile::decode(bytes.as_slice()).expect("a profile")
+    }
+
+    #[test]
+    fn a_waker_is_further_in_than_the_thread_that_it_woke() {
+        let profile = decoded(&sample::with_wakers());
+        let text = |index: i64| profile.string_table[index as usize].as_str();
+        let names = |sample: usize| -> Vec<&str> {
+            let locations = profile.sample[sample].location_id.iter();
+            locations.map(|id| text(profile.function[*id as usize - 1].name)).collect()
+        };
+        let waker = ["writer;", "start", "work", "unlock", "futex", "do_futex", "futex_wake", "wake_up_q", "--"];
+        assert_eq!(names(0)[..9], waker);
+        assert_eq!(names(0)[9..], ["futex_wait", "do_futex", "futex", "lock", "work", "start", "db"]);
+        assert_eq!(names(2)[..3], ["[interrupt]", "--", "io_schedule"]);
+        let labels = |sample: usize| profile.sample[sample].label.iter().map(|l| (text(l.key), text(l.text)));
+        assert!(labels(0).any(|label| label == ("waker", "writer;")));
+        assert!(labels(1).any(|label| label == ("waker", "[not woken yet]")));
+    }
+
     #[test]
     fn the_file_holds_each_stack_with_its_time_and_labels() {
-        let mut file = Vec::new();
-        write(&mut file, &sample::snapshot(), false).expect("a vector takes everything");
-        let mut bytes = Vec::new();
-        GzDecoder::new(file.as_slice()).read_to_end(&mut bytes).expect("it is compressed");
-        let profile = Profile::decode(bytes.as_slice()).expect("a profile");
+        let profile = decoded(&sample::snapshot());
         let text = |index: i64| profile.string_table[index as usize].as_str();
         assert_eq!(text(0), "");
         assert_eq!((text(profile.sample_type[0].kind), text(profile.sample_type[0].unit)), ("off_cpu", "nanoseconds"));

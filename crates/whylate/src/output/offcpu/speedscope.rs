@@ -80,11 +80,27 @@ mod tests {
         }
     }
 
+    fn written(snapshot: &Snapshot) -> Value {
+        let mut out = Vec::new();
+        write(&mut out, snapshot, Root::Process, false).expect("a vector takes everything");
+        serde_json::from_slice(&out).expect("JSON")
+    }
+
+    #[test]
+    fn wakers_are_frames_behind_those_that_they_woke() {
+        let file = written(&sample::with_wakers());
+        required(&file);
+        let name = |index: &Value| file["shared"]["frames"][index.as_u64().expect("an index") as usize]["name"].clone();
+        let profile =
+            file["profiles"].as_array().and_then(|all| all.iter().find(|one| one["name"] == "db")).expect("db");
+        let names: Vec<Value> = profile["samples"][0].as_array().expect("frames").iter().map(name).collect();
+        assert_eq!(names[names.len() - 11..][..3], ["futex_wait", "--", "wake_up_q"], "{names:?}");
+        assert_eq!(names.last().and_then(Value::as_str), Some("writer:"));
+    }
+
     #[test]
     fn samples_have_weights_and_frames_that_are_there() {
-        let mut out = Vec::new();
-        write(&mut out, &sample::snapshot(), Root::Process, false).expect("a vector takes everything");
-        let file: Value = serde_json::from_slice(&out).expect("JSON");
+        let file = written(&sample::snapshot());
         required(&file);
         let frames = file["shared"]["frames"].as_array().expect("frames").len() as u64;
         let profiles = file["profiles"].as_array().expect("profiles");

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use inferno::flamegraph::color::{BackgroundColor, BasicPalette, Color, Palette, PaletteMap};
 use inferno::flamegraph::{self, Options};
 use whylate_model::Snapshot;
-use whylate_model::folded::{Kind, Root, frames, lines, waiting};
+use whylate_model::folded::{Frame, Kind, Root, frames, lines_with, waiting};
 
 use super::summary;
 
@@ -19,7 +19,8 @@ pub fn write(out: &mut dyn Write, snapshot: &Snapshot, root: Root, hide_idle: bo
     let mut colors = PaletteMap::default();
     let mut kinds = BTreeMap::new();
     for frame in waiting(snapshot, hide_idle).flat_map(|stack| frames(stack, root)) {
-        kinds.insert(frame.name, frame.kind);
+        let kind = frame.kind;
+        kinds.insert(marked(frame), kind);
     }
     for (name, kind) in kinds {
         colors.insert(&name, color(&name, kind));
@@ -27,7 +28,15 @@ pub fn write(out: &mut dyn Write, snapshot: &Snapshot, root: Root, hide_idle: bo
     let mut options = options("Off-CPU time");
     options.subtitle = Some(summary(snapshot, hide_idle));
     options.palette_map = Some(&mut colors);
-    draw(out, options, &lines(waiting(snapshot, hide_idle), root))
+    draw(out, options, &lines_with(waiting(snapshot, hide_idle), root, marked))
+}
+
+/// Functions have one color each, and wakers another one in the same functions: the mark by which flame graphs tell them is not shown.
+fn marked(frame: Frame) -> String {
+    match frame.kind {
+        Kind::Waker => frame.name + "_[w]",
+        _ => frame.name,
+    }
 }
 
 /// Writes the flame graph of folded lines: those with two counts are drawn as a difference.
@@ -57,7 +66,7 @@ fn draw(out: &mut dyn Write, mut options: Options<'_>, folded: &[String]) -> io:
     flamegraph::from_lines(&mut options, folded.iter().map(String::as_str), out)
 }
 
-/// Blues: labels grey, programs light, the kernel dark; functions differ a little, and have the same color in each graph.
+/// Blues: labels grey, programs light, the kernel dark; wakers are aqua; functions differ a little, and have the same color in each graph.
 fn color(name: &str, kind: Kind) -> Color {
     // FNV-1a (RFC draft eastlake-fnv).
     let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
@@ -67,6 +76,7 @@ fn color(name: &str, kind: Kind) -> Color {
         Kind::Between => [160, 160, 160],
         Kind::User => [105 + shade, 170 + shade, 235],
         Kind::Kernel => [60 + shade, 110 + shade, 205],
+        Kind::Waker => [70 + shade, 200 + shade, 200 + shade],
     };
     Color { r, g, b }
 }
@@ -119,6 +129,21 @@ mod tests {
             svg.contains(&format!("rgb({},{},{})", kernel.r, kernel.g, kernel.b)),
             "the kernel has no color of its own"
         );
+    }
+
+    #[test]
+    fn wakers_have_a_color_of_their_own_in_the_same_functions() {
+        let mut out = Vec::new();
+        write(&mut out, &sample::with_wakers(), Root::Process, false).expect("a vector takes everything");
+        let svg = String::from_utf8(out).expect("text");
+        let texts = texts(&svg);
+        for name in ["wake_up_q", "writer:", "[interrupt]", "[not woken yet]", "--"] {
+            assert!(texts.iter().any(|text| text.starts_with(&format!("{name} ("))), "{name} is not there");
+        }
+        assert!(!svg.contains("_[w]"), "the mark is shown");
+        for color in [color("do_futex", Kind::Kernel), color("do_futex_[w]", Kind::Waker)] {
+            assert!(svg.contains(&format!("rgb({},{},{})", color.r, color.g, color.b)), "{color:?} is not there");
+        }
     }
 
     #[test]

@@ -130,6 +130,13 @@ mod tests {
     }
 
     #[test]
+    fn who_ended_a_wait_stands_behind_it() {
+        let mut out = Vec::new();
+        write(&mut out, &sample::with_wakers(), Root::Process, false, None).expect("a vector takes everything");
+        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+    }
+
+    #[test]
     fn a_terminal_gets_the_innermost_frames_and_no_escapes() {
         let text = written(Root::Thread, true, Some(90));
         insta::assert_snapshot!(text);

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Who wakes threads: the stacks of the waker are taken at the wakeup, in its own context, and kept in the record of the thread that sleeps until it has
+ * a CPU. Each sleep is ended by one wakeup, which is the last one before that: one that came while the thread was still about to sleep is written
+ * over by it.
+ */
+#pragma once
+
+/* The place of the thread that is running here; WAKER_UNSEEN where there is no room. */
+static __always_inline u32 waking_thread(struct task_struct *task, const void *arguments)
+{
+	struct place_key key = {};
+	u32 place;
+
+	key.is_kernel = (task->flags & PF_KTHREAD) != 0;
+	key.process = process_of(task, key.is_kernel);
+	if (!key.process) {
+		lose(LOST_PROCESSES);
+		return WAKER_UNSEEN;
+	}
+	key.tid = tell_threads_apart ? task->pid : 0;
+	key.state = STATE_WAKES;
+	key.syscall = -1;
+	BPF_CORE_READ_STR_INTO(&key.comm, task, comm);
+	if (!take_stacks(task, arguments, AT_WAKING, &key)) {
+		lose(LOST_STACKS);
+		return WAKER_UNSEEN;
+	}
+	place = number_of_seen_place(&key);
+	if (place == PLACES) {
+		lose(LOST_PLACES);
+		return WAKER_UNSEEN;
+	}
+	return WAKER_THREADS + place;
+}
+
+enum {
+	/* Of a thread's stack on x86-64 (THREAD_SIZE, without KASAN). */
+	STACK_BYTES = 16 << 10,
+	/* Softirqs, hardware interrupts and NMIs in the preemption count (include/linux/preempt.h). */
+	IN_INTERRUPT = 0xff0000 | 1 << 8,
+};
+
+/*
+ * Whether the program was called in an interrupt, or a softirq on the stack of interrupts; -1 where that cannot be told. On x86 the count of them is in a
+ * variable of the CPU that has no address in kernels without CONFIG_KALLSYMS_ALL. There, interrupts that come in while the kernel runs have a stack
+ * of their own (arch/x86/include/asm/irq_stack.h); those of user code run on the stack of the thread, where the first thing below the registers
+ * of user space is the return address into the entry code of their vector.
+ */
+static __always_inline int is_in_interrupt(struct task_struct *task, const void *arguments)
+{
+	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
+	struct stack_copy *copy;
+	u64 returns_to, end;
+	u32 zero = 0;
+
+	if (bpf_core_field_exists(task->thread_info.preempt_count))
+		return (task->thread_info.preempt_count & IN_INTERRUPT) != 0;
+	copy = bpf_map_lookup_elem(&stack_copy_of_cpu, &zero);
+	if (!bpf_core_field_exists(regs->ip) || !copy)
+		return -1;
+	copy->begin = (u64)arguments;
+	copy->end = (u64)regs;
+	end = copy->end;
+	if (end - copy->begin > STACK_BYTES)
+		return 1;
+	if (bpf_probe_read_kernel(&returns_to, sizeof(returns_to), (void *)(end - 8)))
+		return -1;
+	return returns_to >= interrupts_begin && returns_to < interrupts_end;
+}
+
+static __always_inline u32 waker_here(const void *arguments)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	int in_interrupt = is_in_interrupt(task, arguments);
+
+	if (in_interrupt < 0)
+		return WAKER_UNSEEN;
+	/* On its way out of idleness, a CPU does what it would have been interrupted for. */
+	return in_interrupt || !task->pid ? (u32)WAKER_INTERRUPT : waking_thread(task, arguments);
+}
+
+/*
+ * The thread's own lock is held, and interrupts are off: no other program of this CPU uses what stacks are taken with. Both is not so where a thread
+ * wakes itself, which then does not sleep.
+ */
+SEC("?tp_btf/sched_waking")
+int BPF_PROG(on_sched_waking, struct task_struct *woken)
+{
+	struct thread_record *record;
+
+	if (!is_tracing || !is_traced(woken) || woken->pid == (s32)bpf_get_current_pid_tgid())
+		return 0;
+	record = bpf_task_storage_get(&record_by_thread, woken, 0, 0);
+	/* That there is no record is counted when it leaves a CPU. */
+	if (!record || record->is_skipped)
+		return 0;
+	record->waker = waker_here(ctx);
+	record->waker_generation = generation + 1;
+	return 0;
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate offcpu` and a process of 30,000 threads.
+
+#[path = "../../whylate-sources/tests/kernel/crowd.rs"]
+mod crowd;
+mod running;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use crowd::{Crowd, PLACES};
+use quick_xml::events::Event;
+use running::whylate;
+use turn::turn_to_measure;
+use whylate_model::Snapshot;
+
+const THREADS: u32 = 30_000;
+const DURATION: &str = "1s";
+/// The time of a thread may begin and end anywhere in a period of the walks, and in a walk.
+const SLACK_S: f64 = 0.25;
+
+#[test]
+fn thirty_thousand_threads_are_all_there_in_each_form() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let crowd = match Crowd::start(THREADS)? {
+        Ok(crowd) => crowd,
+        Err(reason) => {
+            println!("skipped: this machine has no room for {THREADS} threads: {reason}");
+            return Ok(());
+        }
+    };
+    let threads = crowd.threads()?;
+    ensure!(threads >= u64::from(THREADS), "the process has {threads} threads");
+    let folder = tempfile::tempdir()?;
+    let written = |name: &str, more: &[&str]| -> Result<Vec<u8>> {
+        let file = folder.path().join(name).to_string_lossy().into_owned();
+        let pid = crowd.pid().to_string();
+        let output = whylate(&["offcpu", "-d", DURATION, "-p", &pid, "-o", &file]).args(more).output()?;
+        ensure!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(fs::read(&file)?)
+    };
+    json(&written("x.json", &["--by", "thread"])?, threads)?;
+    folded(std::str::from_utf8(&written("x.folded", &["--by", "thread"])?)?, threads)?;
+    svg(std::str::from_utf8(&written("x.svg", &[])?)?, threads)?;
+    // Of a frame for each of them most are too narrow to be drawn, but the whole is.
+    svg(std::str::from_utf8(&written("threads.svg", &["--by", "thread"])?)?, threads)
+}
+
+/// By their numbers, each with all of its time, and none lost.
+fn json(bytes: &[u8], threads: u64) -> Result<()> {
+    let snapshot: Snapshot = serde_json::from_slice(bytes)?;
+    ensure!(!snapshot.lost.is_empty() && snapshot.lost.values().all(|&count| count == 0), "lost: {:?}", snapshot.lost);
+    let mut ns_by_thread: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut by_place = [0_u64; PLACES.len()];
+    for stack in &snapshot.stacks {
+        *ns_by_thread.entry(&stack.labels["tid"]).or_default() += stack.weight_ns;
+        let place = PLACES.iter().position(|place| stack.user.iter().any(|frame| frame.contains(place)));
+        if let Some(place) = place {
+            by_place[place] += stack.weight_ns;
+        }
+    }
+    ensure!(ns_by_thread.len() as u64 == threads, "{} of {threads} threads are there", ns_by_thread.len());
+    let slack_ns = (SLACK_S * 1e9) as u64;
+    for (tid, ns) in ns_by_thread {
+        ensure!(ns.abs_diff(snapshot.duration_ns) < slack_ns, "thread {tid} has {ns} of {} ns", snapshot.duration_ns);
+    }
+    let whole: u64 = by_place.iter().sum();
+    println!("{threads} threads, {} ns, by place {by_place:?}, lost {:?}", snapshot.duration_ns, snapshot.lost);
+    for (place, ns) in PLACES.iter().zip(by_place) {
+        ensure!((ns as f64 / whole as f64 - 0.25).abs() < 0.001, "{place} has {ns} of {whole} ns");
+    }
+    Ok(())
+}
+
+/// A line for each thread, and all of their time.
+fn folded(text: &str, threads: u64) -> Result<()> {
+    let (mut tids, mut sum_us) = (BTreeSet::new(), 0_u64);
+    for line in text.lines() {
+        let (frames, us) = line.rsplit_once(' ').context("a line has no time")?;
+        ensure!(!line.contains('\x1b'), "{line:?} moves a terminal's cursor");
+        // The process's name, the thread's, and its number.
+        tids.insert(frames.split(';').nth(2).and_then(|tid| tid.parse::<u32>().ok()).with_context(|| line.to_owned())?);
+        sum_us += us.parse::<u64>()?;
+    }
+    ensure!(tids.len() as u64 == threads, "{} of {threads} threads are there", tids.len());
+    let each_s = sum_us as f64 / 1e6 / threads as f64;
+    println!("{each_s} s for each thread in folded lines");
+    ensure!((each_s - 1.0).abs() < SLACK_S, "each thread has {each_s} s");
+    Ok(())
+}
+
+/// XML without an error, and the sum that it shows.
+fn svg(text: &str, threads: u64) -> Result<()> {
+    let mut reader = quick_xml::Reader::from_str(text);
+    reader.config_mut().check_end_names = true;
+    let (mut titles, mut inside) = (Vec::new(), String::new());
+    loop {
+        match reader.read_event()? {
+            Event::Eof => break,
+            Event::Start(tag) | Event::Empty(tag) => {
+                tag.attributes().try_for_each(|attribute| attribute.map(drop))?;
+                inside.clear();
+            }
+            Event::Text(part) => inside += &part.decode()?,
+            Event::End(tag) if tag.name().as_ref() == b"title" => titles.push(std::mem::take(&mut inside)),
+            _ => {}
+        }
+    }
+    ensure!(!text.contains("<script>a") && text.trim_end().ends_with("</svg>"), "a name is markup");
+    let all = titles.iter().find_map(|title| title.strip_prefix("all (")).context("there is no sum")?;
+    let us: f64 = all.split(' ').next().unwrap_or_default().replace(',', "").parse()?;
+    let each_s = us / 1e6 / threads as f64;
+    println!("{each_s} s for each thread in {} frames of the flame graph", titles.len());
+    ensure!((each_s - 1.0).abs() < SLACK_S, "each thread has {each_s} s");
+    ensure!(text.contains(&format!("{threads} threads")) && !text.contains(" lost"), "the subtitle tells of others");
+    Ok(())
+}
+
+/// What the other process runs.
+#[test]
+fn crowd_process() -> Result<()> {
+    crowd::run_if_asked()
+}
