@@ -209,29 +209,30 @@ mod tests {
     const TRACE: &str = include_str!("../../../../whylate-model/tests/ftrace/irqsoff-6.12.txt");
 
     #[test]
-    fn a_trace_that_is_still_there_is_not_told_twice_and_hides_no_shorter_one() {
-        let folder = tempfile::tempdir().unwrap();
+    fn a_trace_that_is_still_there_is_not_told_twice_and_hides_no_shorter_one() -> Result<()> {
+        let folder = tempfile::tempdir()?;
         let (maximum_path, trace_path) = (folder.path().join("maximum"), folder.path().join("trace"));
-        let latency_us = LatencyTrace::parse(TRACE).unwrap().latency_ns / 1_000;
-        fs::write(&maximum_path, latency_us.to_string()).unwrap();
-        fs::write(&trace_path, TRACE).unwrap();
-        let maximum = OpenOptions::new().read(true).write(true).open(&maximum_path).unwrap();
+        let latency_us = LatencyTrace::parse(TRACE).context("it can be read")?.latency_ns / 1_000;
+        fs::write(&maximum_path, latency_us.to_string())?;
+        fs::write(&trace_path, TRACE)?;
+        let maximum = OpenOptions::new().read(true).write(true).open(&maximum_path)?;
         let mut files = Files { maximum, trace: trace_path.clone(), floor_us: 0, told: Vec::new() };
         let shared = Shared::default();
-        files.look(&shared).unwrap();
+        files.look(&shared)?;
         assert_eq!(locked(&shared.found).len(), 1);
 
         // The kernel has told the length of the next one, and not changed the trace.
-        fs::write(&maximum_path, (latency_us - 1).to_string()).unwrap();
-        files.look(&shared).unwrap();
+        fs::write(&maximum_path, (latency_us - 1).to_string())?;
+        files.look(&shared)?;
         assert_eq!((locked(&shared.found).len(), shared.lost.load(Ordering::Relaxed)), (1, 1));
 
         let next = TRACE.replace(&format!("latency: {latency_us} us"), &format!("latency: {} us", latency_us - 1));
         assert_ne!(next, TRACE);
-        fs::write(&maximum_path, (latency_us - 1).to_string()).unwrap();
-        fs::write(&trace_path, next).unwrap();
-        files.look(&shared).unwrap();
+        fs::write(&maximum_path, (latency_us - 1).to_string())?;
+        fs::write(&trace_path, next)?;
+        files.look(&shared)?;
         let found: Vec<u64> = locked(&shared.found).iter().map(|found| found.trace.latency_ns / 1_000).collect();
         assert_eq!((found, shared.lost.load(Ordering::Relaxed)), (vec![latency_us, latency_us - 1], 1));
+        Ok(())
     }
 }
