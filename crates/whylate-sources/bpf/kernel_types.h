@@ -177,6 +177,25 @@ struct pt_regs {
 	unsigned long sp;
 };
 
+struct ns_common {
+	unsigned int inum;
+};
+
+struct pid_namespace {
+	struct ns_common ns;
+};
+
+struct upid {
+	int nr;
+	struct pid_namespace *ns;
+};
+
+/* `numbers` has one for each level. */
+struct pid {
+	unsigned int level;
+	struct upid numbers[1];
+};
+
 struct task_struct {
 	struct thread_info thread_info;
 	unsigned int __state;
@@ -188,6 +207,7 @@ struct task_struct {
 	unsigned in_iowait : 1;
 	u32 self_exec_id;
 	struct task_struct *group_leader;
+	struct pid *thread_pid;
 	struct css_set *cgroups;
 	int static_prio;
 	int nr_cpus_allowed;

@@ -11,12 +11,15 @@ struct late_wait {
 	u64 moved_ns;
 	u32 moved_from;
 	u32 tid;
-	u32 tgid;
+	/* What it is called: where the source knows better, by its numbers in the namespace of whoever looks. */
+	u32 shown_tid;
+	u32 shown_tgid;
 	u32 cpu;
 	/* Of whoever woke it; 0 where that is not known, or was an interrupt. */
 	u32 waker_tid;
 	/* Its cgroup, or one above, has a quota of CPU time. */
 	u32 has_quota;
+	u32 _unused;
 	char waker[16];
 	char process[16];
 	char thread[16];
@@ -54,7 +57,8 @@ static __always_inline struct late_wait *begin_late_wait(struct task_struct *tas
 	late->moved_ns = 0;
 	late->moved_from = 0;
 	late->tid = task->pid;
-	late->tgid = task->tgid;
+	late->shown_tid = task->pid;
+	late->shown_tgid = task->tgid;
 	late->cpu = bpf_get_smp_processor_id();
 	late->waker_tid = 0;
 	late->has_quota = has_cpu_quota(task);

@@ -165,8 +165,8 @@ pub(crate) fn event_of(
     };
     let mut labels: Labels = [
         ("process", text(&record.process)),
-        ("pid", record.tgid.to_string()),
-        ("tid", record.tid.to_string()),
+        ("pid", record.shown_tgid.to_string()),
+        ("tid", record.shown_tid.to_string()),
         ("thread", text(&record.thread)),
     ]
     .map(|(name, value)| (name.to_owned(), value))

@@ -117,8 +117,9 @@ static __noinline bool take_thread_once(struct thread_record *record, struct tas
 	barrier();
 	__builtin_memcpy(&record->thread, thread, sizeof(*thread));
 	record->run_delay_ns = task_run_delay_ns(task);
-	record->waiting_ns = task_waiting_ns(task);
 	record->now_ns = bpf_ktime_get_ns();
+	/* One that sleeps may have a stamp too. */
+	record->waiting_ns = task->__state ? 0 : without_sleep(thread, task_waiting_ns(task), record->now_ns);
 	barrier();
 	return !(version & 1) && version == *(volatile u32 *)&thread->version;
 }

@@ -48,9 +48,9 @@ pub(super) fn look(programs: &Programs, pid: Option<u32>) -> anyhow::Result<Reco
     records.take(&bytes)?;
     // Which of them are there counts for all processes; the rest is of those that are asked for.
     records.find_ended(programs)?;
-    records.threads.retain(|record| pid.is_none_or(|pid| record.thread.tgid == pid));
-    records.ended.retain(|thread| pid.is_none_or(|pid| thread.tgid == pid));
-    let processes: BTreeSet<u32> = records.threads.iter().map(|record| record.thread.tgid).collect();
+    records.threads.retain(|record| pid.is_none_or(|pid| record.thread.own_tgid == pid));
+    records.ended.retain(|thread| pid.is_none_or(|pid| thread.own_tgid == pid));
+    let processes: BTreeSet<u32> = records.threads.iter().map(|record| record.thread.own_tgid).collect();
     for process in processes {
         match attach::iterate_over_process(programs.skeleton.progs.look_at_rings.as_fd(), process) {
             Ok(bytes) => records.take(&bytes)?,
@@ -97,22 +97,26 @@ impl Records {
             else {
                 continue;
             };
-            if thread.ended_ns == 0 && (there.contains(&(thread.tid, thread.born_ns)) || is_there(&thread)) {
+            let is_own = thread.own_tid != 0;
+            // One of another namespace is in no look.
+            if thread.ended_ns == 0 && (!is_own || there.contains(&(thread.tid, thread.born_ns)) || is_there(&thread)) {
                 continue;
             }
-            if thread.ended_ns > 0 {
+            if !is_own {
+                // Nobody asks for it.
+            } else if thread.ended_ns > 0 {
                 self.ended.push(thread);
             } else {
                 self.unseen += 1;
             }
             map.delete(&key).context("cannot forget a thread that has ended")?;
         }
-        self.threads.retain(|record| record.thread.ended_ns == 0);
+        self.threads.retain(|record| record.thread.ended_ns == 0 && record.thread.own_tid != 0);
         Ok(())
     }
 }
 
 /// It may have come after the iterator went by.
 fn is_there(thread: &sq_thread) -> bool {
-    std::path::Path::new(&format!("/proc/{}/task/{}", thread.tgid, thread.tid)).exists()
+    std::path::Path::new(&format!("/proc/{}/task/{}", thread.own_tgid, thread.own_tid)).exists()
 }

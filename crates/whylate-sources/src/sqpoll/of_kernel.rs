@@ -16,6 +16,8 @@ use crate::runnable;
 use crate::source::AttachError;
 use crate::symbols::KernelSymbols;
 
+/// In place of the number of a thread that has none in the namespace of whoever looks.
+const OUTSIDE: &str = "outside";
 /// What the kernel's tick can be.
 const TICKS_A_SECOND: [u64; 4] = [100, 250, 300, 1000];
 /// From which distance on two looks tell it.
@@ -63,10 +65,10 @@ impl OfKernel {
         self.unread += records.unread;
         let mut seen = Look::new();
         for thread in &records.ended {
-            let process = self.processes.get(&thread.tgid).cloned().unwrap_or_else(|| "?".to_owned());
+            let process = self.processes.get(&thread.own_tgid).cloned().unwrap_or_else(|| "?".to_owned());
             seen.insert(identity(thread), ended(thread, process));
         }
-        self.processes = records.threads.iter().map(|record| (record.thread.tgid, text(&record.process))).collect();
+        self.processes = records.threads.iter().map(|record| (record.thread.own_tgid, text(&record.process))).collect();
         for record in &records.threads {
             let rings: Vec<&ring_record> = records.rings.iter().filter(|ring| ring.task == record.task).collect();
             let idle_jiffies = rings.first().map(|ring| u64::from(ring.idle_jiffies));
@@ -87,13 +89,14 @@ impl OfKernel {
         Ok(seen)
     }
 
-    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 6] {
+    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 7] {
         let count = |reason: sq_lost| self.programs.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed);
         [
             ("threads_full", count(sq_lost::SQ_LOST_THREADS)),
             ("late_events", count(sq_lost::SQ_LOST_LATE_EVENTS)),
             ("samples", count(sq_lost::SQ_LOST_SAMPLES) + self.programs.unsampled()),
             ("work_ends", count(sq_lost::SQ_LOST_EXITS)),
+            ("unseen_wakeups", count(sq_lost::SQ_LOST_WAKEUPS)),
             ("ended_unseen", std::mem::take(&mut self.unseen)),
             ("unread_processes", std::mem::take(&mut self.unread)),
         ]
@@ -131,7 +134,7 @@ impl OfKernel {
 }
 
 fn identity(thread: &sq_thread) -> SqThread {
-    SqThread { pid: thread.tgid, tid: thread.tid, born: thread.born_ns }
+    SqThread { pid: thread.own_tgid, tid: thread.own_tid, born: thread.born_ns }
 }
 
 /// As of the moment of the record: what goes on then belongs to what it has been so far.
@@ -146,7 +149,8 @@ fn counters(record: &thread_record) -> Counters {
         at_ns: record.now_ns,
         running_ns: thread.working_ns + thread.spinning_ns + open_ns,
         working_ns: Some(working_ns),
-        starved_ns: (record.run_delay_ns + record.waiting_ns).saturating_sub(thread.first_run_delay_ns),
+        starved_ns: (record.run_delay_ns + record.waiting_ns)
+            .saturating_sub(thread.first_run_delay_ns + thread.slept_delay_ns),
         sqes: Some(thread.submitted),
         wakeups: Some(thread.wakeups),
         behind_ns: behind(thread),
@@ -158,7 +162,7 @@ fn ended(thread: &sq_thread, process: String) -> Seen {
         at_ns: thread.ended_ns,
         running_ns: thread.working_ns + thread.spinning_ns,
         working_ns: Some(thread.working_ns),
-        starved_ns: thread.last_run_delay_ns.saturating_sub(thread.first_run_delay_ns),
+        starved_ns: thread.last_run_delay_ns.saturating_sub(thread.first_run_delay_ns + thread.slept_delay_ns),
         sqes: Some(thread.submitted),
         wakeups: Some(thread.wakeups),
         behind_ns: behind(thread),
@@ -167,8 +171,12 @@ fn ended(thread: &sq_thread, process: String) -> Seen {
 }
 
 fn behind(thread: &sq_thread) -> BTreeMap<String, u64> {
-    let known = thread.competitors.iter().filter(|one| one.tid != 0);
-    known.map(|one| (format!("{}:{}", text(&one.name), one.tid), one.waited_ns)).collect()
+    let mut behind = BTreeMap::new();
+    for one in thread.competitors.iter().filter(|one| one.tid != 0) {
+        let number = if one.own_tid == 0 { OUTSIDE.to_owned() } else { one.own_tid.to_string() };
+        *behind.entry(format!("{}:{number}", text(&one.name))).or_default() += one.waited_ns;
+    }
+    behind
 }
 
 fn ring_of(ring: &ring_record) -> SeenRing {

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
@@ -63,6 +64,10 @@ impl Programs {
         let kernel = Btf::from_vmlinux()?;
         if options.precise {
             let reason = match never_sleeps::find() {
+                // It would wait for ever, and nobody could end it, if one of those spun without sleeping.
+                _ if !sees_all_threads() => {
+                    "the kernel waits for every submission thread before it lets programs in there, and those outside this namespace of process ids cannot be seen".to_owned()
+                }
                 Some(tid) => format!(
                     "submission thread {tid} spins without sleeping, and the kernel waits for that before it lets programs in there"
                 ),
@@ -86,6 +91,7 @@ impl Programs {
         let mut open = SqpollSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.explain_over_ns = options.explain_over_ns.unwrap_or(0);
+        settings.own_namespace = own_namespace();
         if way == Way::Samples {
             settings.by_samples = true;
             for (which, code) in code_of_work(kernel)?.into_iter().enumerate() {
@@ -155,6 +161,17 @@ impl Programs {
         }
         statistics
     }
+}
+
+/// The inode of the caller's namespace of process ids, by which programs know it; 0 where it is not known.
+fn own_namespace() -> u32 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino() as u32)
+}
+
+fn sees_all_threads() -> bool {
+    // PROC_PID_INIT_INO (include/linux/proc_ns.h)
+    const FIRST: u32 = 0xeffffffc;
+    matches!(own_namespace(), 0 | FIRST)
 }
 
 /// Loads the programs of one way, as far as the kernel has what they are attached to.

@@ -80,8 +80,10 @@ fn follow(threads: &MapHandle, program: &OwnedFd, timers: &mut HashMap<Vec<u8>, 
         }
         // One that is gone meanwhile needs none.
         let Ok(Some(bytes)) = threads.lookup(&key, MapFlags::ANY) else { continue };
-        let Some(thread) = attach::read_plain::<sq_thread>(&bytes).filter(|thread| thread.tid != 0) else { continue };
-        match sample(thread.tid as libc::pid_t, program) {
+        let Some(thread) = attach::read_plain::<sq_thread>(&bytes).filter(|thread| thread.own_tid != 0) else {
+            continue;
+        };
+        match sample(thread.own_tid as libc::pid_t, program) {
             Ok(timer) => drop(timers.insert(key, timer)),
             // It is tried again, and counted each time: the thread has no samples meanwhile.
             Err(error) => failed += u64::from(error.raw_os_error() != Some(libc::ESRCH)),

@@ -6,6 +6,8 @@ enum sq_limits {
 	SQ_THREADS = 4096,
 	/* Of who had the CPU when the thread got it, so many are told apart. */
 	COMPETITORS = 8,
+	/* Longer than the scheduler's clock and the monotonic one are apart of one moment. */
+	CLOCKS_APART_NS = 1000000,
 };
 
 enum {
@@ -29,6 +31,8 @@ enum sq_lost {
 	SQ_LOST_SAMPLES,
 	/* The end of work, which counts as longer than it is until other work begins. */
 	SQ_LOST_EXITS,
+	/* A long wait that was not seen to begin. */
+	SQ_LOST_WAKEUPS,
 	SQ_LOST_REASONS,
 };
 
@@ -43,7 +47,8 @@ enum uring_setup {
 struct competitor {
 	u64 waited_ns;
 	u32 tid;
-	u32 _unused;
+	/* In the namespace of whoever looks; 0: outside. */
+	u32 own_tid;
 	char name[16];
 };
 
@@ -51,8 +56,9 @@ struct sq_thread {
 	/* Odd while it is changed. */
 	u32 version;
 	u32 tid;
-	u32 tgid;
-	u32 _unused;
+	/* In the namespace of whoever looks; 0: outside. */
+	u32 own_tid;
+	u32 own_tgid;
 	/* Since it was created: with the tid, who it is. */
 	u64 born_ns;
 	/* From when on this record tells all that it did, and until when, once it has ended. */
@@ -67,6 +73,10 @@ struct sq_thread {
 	/* What the kernel has counted of its waiting for a CPU when the record began, and when the thread ended. */
 	u64 first_run_delay_ns;
 	u64 last_run_delay_ns;
+	/* Since when it could run and had no CPU, the last time that this was seen; 0: not since it had one. */
+	u64 waits_since_ns;
+	/* What the kernel has counted of its waiting while it slept. */
+	u64 slept_delay_ns;
 	/* Where the outermost call that is work has its arguments on the thread's stack, or 0: it is in none. */
 	u64 work_frame;
 	/* The IOPOLL ring that it has submitted to last, or 0. */
@@ -162,7 +172,8 @@ static __always_inline struct sq_thread *enrolled_as(struct task_struct *task, u
 		return thread;
 	begin_change(thread);
 	thread->tid = task->pid;
-	thread->tgid = task->tgid;
+	thread->own_tid = own_number(task);
+	thread->own_tgid = own_number(task->group_leader);
 	thread->known_since_ns = now_ns;
 	thread->since_ns = now_ns;
 	thread->first_run_delay_ns = task_run_delay_ns(task);
@@ -194,7 +205,7 @@ static __always_inline void close_round(struct sq_thread *thread, u64 now_ns)
 }
 
 /* It has waited for so long, and got the CPU from that thread. */
-static __always_inline void charge(struct sq_thread *thread, const struct task_struct *before, u64 waited_ns)
+static __always_inline void charge(struct sq_thread *thread, struct task_struct *before, u64 waited_ns)
 {
 	struct competitor *least = &thread->competitors[0];
 
@@ -214,6 +225,7 @@ static __always_inline void charge(struct sq_thread *thread, const struct task_s
 	/* The one that delayed it least makes room. */
 	least->waited_ns = waited_ns;
 	least->tid = before->pid;
+	least->own_tid = own_number(before);
 	bpf_core_read(least->name, sizeof(least->name), &before->comm);
 }
 
@@ -224,6 +236,20 @@ static __always_inline bool asks_to_wake_sq_thread(struct task_struct *task)
 
 	return regs && !(task->flags & PF_KTHREAD) && BPF_CORE_READ(regs, orig_ax) == IO_URING_ENTER &&
 	       BPF_CORE_READ(regs, r10) & IORING_ENTER_SQ_WAKEUP;
+}
+
+/*
+ * Of a wait that the scheduler stamps as so long. A thread that is moved while it sleeps in a queue (6.12) has a stamp of then, which stays when it
+ * leaves the queue, so that the kernel counts its sleep as a wait.
+ */
+static __always_inline u64 without_sleep(const struct sq_thread *thread, u64 waited_ns, u64 now_ns)
+{
+	u64 seen_ns;
+
+	if (!thread->waits_since_ns)
+		return waited_ns;
+	seen_ns = since(now_ns, thread->waits_since_ns);
+	return seen_ns + CLOCKS_APART_NS < waited_ns ? seen_ns : waited_ns;
 }
 
 /* `state` is what it sleeps in, or 0. */
@@ -243,15 +269,22 @@ static __always_inline void leave_cpu(struct sq_thread *thread, u64 now_ns, u32 
 		thread->round_ns += since(now_ns, thread->since_ns);
 	thread->since_ns = now_ns;
 	thread->has_cpu = false;
+	/* Who wakes it may have been here before. */
+	if (!state)
+		thread->waits_since_ns = now_ns;
 	end_change(thread);
 }
 
-static __always_inline void get_cpu(struct sq_thread *thread, const struct task_struct *before, u64 waited_ns, u64 now_ns)
+static __always_inline void get_cpu(struct sq_thread *thread, struct task_struct *before, u64 waited_ns, u64 now_ns)
 {
+	u64 awake_ns = without_sleep(thread, waited_ns, now_ns);
+
 	begin_change(thread);
 	thread->has_cpu = true;
 	thread->since_ns = now_ns;
-	charge(thread, before, waited_ns);
+	thread->waits_since_ns = 0;
+	thread->slept_delay_ns += waited_ns - awake_ns;
+	charge(thread, before, awake_ns);
 	end_change(thread);
 }
 

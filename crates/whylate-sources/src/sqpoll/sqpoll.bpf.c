@@ -15,12 +15,39 @@
 #include "ways.bpf.h"
 #include "occupancy.bpf.h"
 #include "window.bpf.h"
+#include "pid_namespace.bpf.h"
 #include "sq_thread.bpf.h"
 #include "sample.bpf.h"
 #include "late_wait.bpf.h"
 #include "look.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* A thread that never had a CPU was not woken, and has not slept either. */
+static __always_inline bool is_new(const struct task_struct *task)
+{
+	return bpf_core_field_exists(task->sched_info.last_arrival) && !task->sched_info.last_arrival;
+}
+
+static __always_inline void explain_wait(const struct sq_thread *thread, struct task_struct *task, u64 waited_ns, u64 now_ns)
+{
+	struct late_wait *late;
+
+	waited_ns = without_sleep(thread, waited_ns, now_ns);
+	if (waited_ns < explain_over_ns)
+		return;
+	if (!thread->waits_since_ns && !is_new(task)) {
+		lose(SQ_LOST_WAKEUPS);
+		return;
+	}
+	late = begin_late_wait(task, since(now_ns, waited_ns), now_ns);
+	if (!late)
+		return;
+	late->shown_tid = thread->own_tid;
+	late->shown_tgid = thread->own_tgid;
+	if (send_late_wait(late))
+		lose(SQ_LOST_LATE_EVENTS);
+}
 
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
@@ -39,23 +66,25 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 		return 0;
 	/* The scheduler has just read its clock, and counts the wait by the same reading after this. */
 	waited_ns = task_waiting_ns(next);
+	if (explain_over_ns && thread->own_tid)
+		explain_wait(thread, next, waited_ns, now_ns);
 	get_cpu(thread, prev, waited_ns, now_ns);
-	if (explain_over_ns && waited_ns >= explain_over_ns &&
-	    send_late_wait(begin_late_wait(next, since(now_ns, waited_ns), now_ns)))
-		lose(SQ_LOST_LATE_EVENTS);
 	return 0;
 }
 
-/* The application found its thread asleep, and wakes it (io_uring_enter(2)). Completions, too, wake a thread. */
+/* Where the application found its thread asleep, it wakes it (io_uring_enter(2)). Completions, too, wake a thread. */
 SEC("tp_btf/sched_waking")
 int BPF_PROG(on_sched_waking, struct task_struct *woken)
 {
 	struct sq_thread *thread;
 
-	if (!(woken->flags & PF_IO_WORKER) || !asks_to_wake_sq_thread(bpf_get_current_task_btf()))
+	if (!(woken->flags & PF_IO_WORKER))
 		return 0;
 	thread = found(woken);
-	if (thread)
+	if (!thread)
+		return 0;
+	thread->waits_since_ns = bpf_ktime_get_ns();
+	if (asks_to_wake_sq_thread(bpf_get_current_task_btf()))
 		__sync_fetch_and_add(&thread->wakeups, 1);
 	return 0;
 }
