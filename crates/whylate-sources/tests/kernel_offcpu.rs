@@ -265,9 +265,18 @@ fn share_of(snapshot: &Snapshot, function: &str, other: &str) -> f64 {
     ns(function) / (ns(function) + ns(other))
 }
 
+/// For how long sampling is compared with tracing: short in `make test`, and as long as asked for by whoever wants chance out of it.
+fn compared_for() -> Result<u64> {
+    match std::env::var("WHYLATE_COMPARED_SECONDS") {
+        Ok(seconds) => Ok(seconds.parse()?),
+        Err(_) => Ok(6),
+    }
+}
+
 #[test]
 fn sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let seconds = compared_for()?;
     let sleepers = Sleepers::start("regular", 1)?;
     let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
     undisturbed(|| {
@@ -277,20 +286,28 @@ fn sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias() -> Result
         let (mut sampled, mut traced) = (Offcpu.attach_with(&sample)?, Offcpu.attach_with(&trace)?);
         sampled.snapshot()?;
         traced.snapshot()?;
-        sleep(Duration::from_secs(6));
+        sleep(Duration::from_secs(seconds));
         let (sampled, traced) = (sampled.snapshot()?, traced.snapshot()?);
         ensure!(lost(&traced) == 0, "lost: {:?}", traced.lost);
         let (by_sampling, by_tracing) = (shares(&sampled), shares(&traced));
+        let mut farthest: f64 = 0.0;
         for (stack, share) in by_sampling.iter().chain(&by_tracing).filter(|(_, share)| **share > 0.02) {
             let [one, other] = [&by_sampling, &by_tracing].map(|shares| shares.get(stack).copied().unwrap_or(0.0));
+            farthest = farthest.max((one - other).abs());
             ensure!((one - other).abs() < 0.02, "{stack} has {one} by sampling and {other} by tracing; {share}");
         }
         let [by_sampling, by_tracing] =
             [&sampled, &traced].map(|snapshot| share_of(snapshot, "sleep_for_long", "sleep_shortly"));
-        println!("in the longer sleep {by_sampling} by sampling, {by_tracing} by tracing");
+        println!(
+            "{seconds} s: stacks differ by {farthest} at most; in the longer sleep {by_sampling} by sampling, {by_tracing} by tracing"
+        );
         ensure!((by_tracing - 0.7).abs() < 0.1, "the sleeper is in its longer sleep for {by_tracing} of the time");
-        // Of some 600 samples it is 1.9 points off, by chance.
-        ensure!((by_sampling - by_tracing).abs() < 0.1, "{by_sampling} by sampling and {by_tracing} by tracing");
+        // Of 100 samples a second it is so far off by chance: 1.9 points after 6 s, 0.6 after 60 s.
+        let by_chance = (0.7_f64 * 0.3 / (100 * seconds) as f64).sqrt();
+        ensure!(
+            (by_sampling - by_tracing).abs() < (5.0 * by_chance).min(0.1),
+            "{by_sampling} by sampling and {by_tracing} by tracing"
+        );
         Ok(())
     })
 }
