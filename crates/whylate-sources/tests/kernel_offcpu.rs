@@ -487,6 +487,48 @@ fn without_bpf_the_kernel_frames_are_the_same() -> Result<()> {
 }
 
 #[test]
+fn a_program_that_another_thread_has_begun_takes_over() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    for backend in ["sample", "trace"] {
+        let sleepers = Sleepers::start("exec", 1)?;
+        let options = OffcpuOptions {
+            process: Some(sleepers.pid()),
+            by_thread: true,
+            backend: Some(backend.to_owned()),
+            ..OffcpuOptions::default()
+        };
+        let mut source = Offcpu.attach_with(&options)?;
+        let name = || std::fs::read_to_string(format!("/proc/{}/comm", sleepers.pid()));
+        ensure!(name()?.trim() != "sleep", "{backend}: the other program was there too early");
+        for _ in 0..500 {
+            if name()?.trim() == "sleep" {
+                break;
+            }
+            sleep(Duration::from_millis(10));
+        }
+        sleep(Duration::from_millis(500));
+        let snapshot = source.snapshot()?;
+        // The thread that called exec has the number of the first one from then on.
+        let first = sleepers.pid().to_string();
+        let stacks: Vec<&Stack> = snapshot.stacks.iter().filter(|stack| stack.labels["tid"] == first).collect();
+        let ns: u64 = stacks.iter().map(|stack| stack.weight_ns).sum();
+        ensure!(
+            ns.abs_diff(snapshot.duration_ns) < 2 * PERIOD.as_nanos() as u64,
+            "{backend}: {ns} of {} ns",
+            snapshot.duration_ns
+        );
+        let now: Vec<&&Stack> = stacks.iter().filter(|stack| stack.age.count() > 0).collect();
+        let is_sleep = |stack: &Stack| {
+            stack.labels["process"] == "sleep" && stack.kernel.iter().any(|frame| frame.contains("nanosleep"))
+        };
+        ensure!(now.len() == 1 && is_sleep(now[0]), "{backend}: {now:?}");
+        let before = stacks.iter().filter(|stack| stack.labels["process"] != "sleep");
+        ensure!(before.map(|stack| stack.weight_ns).sum::<u64>() > 0, "{backend}: the first program is not there");
+    }
+    Ok(())
+}
+
+#[test]
 fn filters_leave_the_others_out() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let span = Duration::from_millis(300);

@@ -11,6 +11,7 @@ use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -139,6 +140,15 @@ pub fn run_if_asked() -> Result<()> {
         }
         "alternating" => {
             spawn("alternating".to_owned(), sleep_alternately)?;
+            wait_until_asleep(1)?;
+        }
+        "exec" => {
+            // Not the first thread, which ends then.
+            spawn("replacer".to_owned(), || {
+                thread::sleep(Duration::from_secs(3));
+                let error = Command::new("sleep").arg("1000").exec();
+                eprintln!("no other program: {error}");
+            })?;
             wait_until_asleep(1)?;
         }
         "woken" => {
