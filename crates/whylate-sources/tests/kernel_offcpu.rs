@@ -490,7 +490,7 @@ fn without_bpf_the_kernel_frames_are_the_same() -> Result<()> {
 fn a_program_that_another_thread_has_begun_takes_over() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for backend in ["sample", "trace"] {
-        let sleepers = Sleepers::start("exec", 1)?;
+        let sleepers = Sleepers::start_with("exec", 1, Some(tempfile::NamedTempFile::new()?))?;
         let options = OffcpuOptions {
             process: Some(sleepers.pid()),
             by_thread: true,
@@ -499,7 +499,8 @@ fn a_program_that_another_thread_has_begun_takes_over() -> Result<()> {
         };
         let mut source = Offcpu.attach_with(&options)?;
         let name = || std::fs::read_to_string(format!("/proc/{}/comm", sleepers.pid()));
-        ensure!(name()?.trim() != "sleep", "{backend}: the other program was there too early");
+        sleep(Duration::from_millis(300));
+        sleepers.file().context("there is no file")?.write_all(b"now")?;
         for _ in 0..500 {
             if name()?.trim() == "sleep" {
                 break;

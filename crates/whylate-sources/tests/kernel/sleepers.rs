@@ -143,9 +143,12 @@ pub fn run_if_asked() -> Result<()> {
             wait_until_asleep(1)?;
         }
         "exec" => {
-            // Not the first thread, which ends then.
+            // Not the first thread, which ends then; when somebody has written into the file.
             spawn("replacer".to_owned(), || {
-                thread::sleep(Duration::from_secs(3));
+                let told = std::env::var(FILE).unwrap_or_default();
+                while fs::metadata(&told).map_or(0, |about| about.len()) == 0 {
+                    thread::sleep(Duration::from_millis(10));
+                }
                 let error = Command::new("sleep").arg("1000").exec();
                 eprintln!("no other program: {error}");
             })?;
