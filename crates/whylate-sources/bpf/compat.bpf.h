@@ -191,6 +191,18 @@ static __always_inline u64 task_waiting_ns(struct task_struct *task)
 	return since && now > since ? now - since : 0;
 }
 
+/* How long a thread that has a CPU has had it, by the same clock; 0 where the kernel does not keep that. */
+static __always_inline u64 task_ran_ns(struct task_struct *task)
+{
+	u64 since, now;
+
+	if (!bpf_core_field_exists(task->sched_info.last_arrival) || !bpf_core_field_exists(task->se.cfs_rq))
+		return 0;
+	since = task->sched_info.last_arrival;
+	now = since ? task->se.cfs_rq->rq->clock : 0;
+	return since && now > since ? now - since : 0;
+}
+
 /* Since 6.18 a thread of a throttled cgroup is taken off its queue when it returns to user space; before, its queue was. */
 struct task_struct___6_18 {
 	bool throttled;

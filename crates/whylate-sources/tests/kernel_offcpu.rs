@@ -265,9 +265,18 @@ fn share_of(snapshot: &Snapshot, function: &str, other: &str) -> f64 {
     ns(function) / (ns(function) + ns(other))
 }
 
+/// For how long sampling is compared with tracing: short in `make test`, and as long as asked for by whoever wants chance out of it.
+fn compared_for() -> Result<u64> {
+    match std::env::var("WHYLATE_COMPARED_SECONDS") {
+        Ok(seconds) => Ok(seconds.parse()?),
+        Err(_) => Ok(6),
+    }
+}
+
 #[test]
 fn sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let seconds = compared_for()?;
     let sleepers = Sleepers::start("regular", 1)?;
     let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
     undisturbed(|| {
@@ -277,20 +286,28 @@ fn sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias() -> Result
         let (mut sampled, mut traced) = (Offcpu.attach_with(&sample)?, Offcpu.attach_with(&trace)?);
         sampled.snapshot()?;
         traced.snapshot()?;
-        sleep(Duration::from_secs(6));
+        sleep(Duration::from_secs(seconds));
         let (sampled, traced) = (sampled.snapshot()?, traced.snapshot()?);
         ensure!(lost(&traced) == 0, "lost: {:?}", traced.lost);
         let (by_sampling, by_tracing) = (shares(&sampled), shares(&traced));
+        let mut farthest: f64 = 0.0;
         for (stack, share) in by_sampling.iter().chain(&by_tracing).filter(|(_, share)| **share > 0.02) {
             let [one, other] = [&by_sampling, &by_tracing].map(|shares| shares.get(stack).copied().unwrap_or(0.0));
+            farthest = farthest.max((one - other).abs());
             ensure!((one - other).abs() < 0.02, "{stack} has {one} by sampling and {other} by tracing; {share}");
         }
         let [by_sampling, by_tracing] =
             [&sampled, &traced].map(|snapshot| share_of(snapshot, "sleep_for_long", "sleep_shortly"));
-        println!("in the longer sleep {by_sampling} by sampling, {by_tracing} by tracing");
+        println!(
+            "{seconds} s: stacks differ by {farthest} at most; in the longer sleep {by_sampling} by sampling, {by_tracing} by tracing"
+        );
         ensure!((by_tracing - 0.7).abs() < 0.1, "the sleeper is in its longer sleep for {by_tracing} of the time");
-        // Of some 600 samples it is 1.9 points off, by chance.
-        ensure!((by_sampling - by_tracing).abs() < 0.1, "{by_sampling} by sampling and {by_tracing} by tracing");
+        // Of 100 samples a second it is so far off by chance: 1.9 points after 6 s, 0.6 after 60 s.
+        let by_chance = (0.7_f64 * 0.3 / (100 * seconds) as f64).sqrt();
+        ensure!(
+            (by_sampling - by_tracing).abs() < (5.0 * by_chance).min(0.1),
+            "{by_sampling} by sampling and {by_tracing} by tracing"
+        );
         Ok(())
     })
 }
@@ -466,6 +483,49 @@ fn without_bpf_the_kernel_frames_are_the_same() -> Result<()> {
     }
     let uninterruptible = snapshot.stacks.iter().filter(|stack| stack.state == "D").count();
     ensure!(uninterruptible == 2, "{uninterruptible} threads are uninterruptible");
+    Ok(())
+}
+
+#[test]
+fn a_program_that_another_thread_has_begun_takes_over() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    for backend in ["sample", "trace"] {
+        let sleepers = Sleepers::start_with("exec", 1, Some(tempfile::NamedTempFile::new()?))?;
+        let options = OffcpuOptions {
+            process: Some(sleepers.pid()),
+            by_thread: true,
+            backend: Some(backend.to_owned()),
+            ..OffcpuOptions::default()
+        };
+        let mut source = Offcpu.attach_with(&options)?;
+        let name = || std::fs::read_to_string(format!("/proc/{}/comm", sleepers.pid()));
+        sleep(Duration::from_millis(300));
+        sleepers.file().context("there is no file")?.write_all(b"now")?;
+        for _ in 0..500 {
+            if name()?.trim() == "sleep" {
+                break;
+            }
+            sleep(Duration::from_millis(10));
+        }
+        sleep(Duration::from_millis(500));
+        let snapshot = source.snapshot()?;
+        // The thread that called exec has the number of the first one from then on.
+        let first = sleepers.pid().to_string();
+        let stacks: Vec<&Stack> = snapshot.stacks.iter().filter(|stack| stack.labels["tid"] == first).collect();
+        let ns: u64 = stacks.iter().map(|stack| stack.weight_ns).sum();
+        ensure!(
+            ns.abs_diff(snapshot.duration_ns) < 2 * PERIOD.as_nanos() as u64,
+            "{backend}: {ns} of {} ns",
+            snapshot.duration_ns
+        );
+        let now: Vec<&&Stack> = stacks.iter().filter(|stack| stack.age.count() > 0).collect();
+        let is_sleep = |stack: &Stack| {
+            stack.labels["process"] == "sleep" && stack.kernel.iter().any(|frame| frame.contains("nanosleep"))
+        };
+        ensure!(now.len() == 1 && is_sleep(now[0]), "{backend}: {now:?}");
+        let before = stacks.iter().filter(|stack| stack.labels["process"] != "sleep");
+        ensure!(before.map(|stack| stack.weight_ns).sum::<u64>() > 0, "{backend}: the first program is not there");
+    }
     Ok(())
 }
 

@@ -126,12 +126,31 @@ static __always_inline void count_wait(struct task_struct *task, struct thread_r
 		add(sum->ready_place - 1, ready_ns, 1, 0);
 }
 
-static __always_inline void count_on_cpu(struct thread_record *record, u64 now_ns)
+static __always_inline void add_on_cpu(struct thread_record *record, u64 ns)
 {
-	u64 ns = take_time(record, now_ns);
-
 	if (record->on_cpu_place && record->on_cpu_generation == generation + 1 && (wanted_states & 1u << STATE_ON_CPU))
 		add(record->on_cpu_place - 1, ns, 1, 0);
+}
+
+static __always_inline void count_on_cpu(struct thread_record *record, u64 now_ns)
+{
+	add_on_cpu(record, take_time(record, now_ns));
+}
+
+/* At some switches no program is run. Since when a thread has had the CPU that it was not seen to get, the scheduler keeps (sched_info.last_arrival). */
+static __always_inline void count_unseen_run(struct task_struct *task, struct thread_record *record, u64 now_ns)
+{
+	u64 ns = take_time(record, now_ns), ran_ns = task_ran_ns(task);
+
+	if (!ran_ns) {
+		lose(LOST_UNSEEN);
+		return;
+	}
+	if (ran_ns > ns)
+		ran_ns = ns;
+	if (wanted_states & 1u << (record->state & 31))
+		add_wait(record, ns - ran_ns, true);
+	add_on_cpu(record, ran_ns);
 }
 
 /* What has been seen of a thread whose last switch was counted. */

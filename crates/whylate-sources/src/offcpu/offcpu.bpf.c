@@ -9,6 +9,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_tracing.h>
 #include "compat.bpf.h"
+#include "ways.bpf.h"
 #include "settings.bpf.h"
 #include "wanted_threads.bpf.h"
 #include "seen_stacks.bpf.h"
@@ -317,11 +318,21 @@ static __always_inline void count(struct thread_record *record, u64 now_ns, u32 
 static __noinline void look_again(struct task_struct *task, struct thread_record *record, enum thread_state state, u64 now_ns)
 {
 	u64 switches = switches_of(task);
-	bool has_run = !record->is_known || record->switches != switches;
+	bool is_other = !traces && record->half_address != low_half((u64)task);
+	bool has_run = !record->is_known || record->switches != switches || is_other;
 	enum lost_reason reason;
 	enum looked looked;
 	u32 place = 0;
 
+	if (traces && is_tracing && state == STATE_ON_CPU && !has_run && record->state != STATE_ON_CPU && record->generation == generation + 1) {
+		/* It is just leaving its CPU; or it has one and was not seen to get it, and then it still has it in the last round. */
+		if (!is_last_round) {
+			record->is_unresolved = true;
+			unresolved++;
+			return;
+		}
+		count_unseen_run(task, record, now_ns);
+	}
 	looked = place_of(task, record, state, switches, &place, &reason);
 	if (looked != LOOKED_OK && !is_last_round) {
 		/* Memory that there is none of now may have been found by the next round. */
@@ -348,9 +359,10 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 		record->on_cpu_place = place + 1;
 		record->on_cpu_generation = record->generation;
 	}
-	/* Last: whoever has left a CPU meanwhile has another number, and what was written over is told by it. */
-	barrier();
-	record->switches = switches;
+	if (!traces)
+		record->half_address = low_half((u64)task);
+	/* Last, on every architecture: whoever has left a CPU meanwhile has another number, and what was written over is told by it. */
+	__sync_lock_test_and_set(&record->switches, switches);
 	if (looked != LOOKED_OK) {
 		lose(reason);
 		take_time(record, now_ns);
@@ -397,10 +409,10 @@ static __always_inline bool has_not_run(const struct task_struct *task, const st
 
 	if (record->generation != generation + 1 || record->is_unresolved || record->is_skipped || record->switches != switches_of(task))
 		return false;
-	/* Switches are seen, whatever it does. */
+	/* Switches are seen, whatever it does; but for a few. */
 	if (traces && is_tracing)
-		return record->is_known;
-	if (task->on_cpu)
+		return record->is_known && (record->state == STATE_ON_CPU || !task->on_cpu);
+	if (task->on_cpu || (!traces && record->half_address != low_half((u64)task)))
 		return false;
 	state_told = state_of_bits(task, task->__state);
 	state = state_told;

@@ -99,6 +99,8 @@ pub(super) struct Sampler {
     tells_wakers: bool,
     /// How many questions have been answered that were asked between walks.
     answered: u32,
+    /// In which they are asked now.
+    round: u32,
     rules: Rules,
     unknown: MappedArray,
     sums: MappedArray,
@@ -176,6 +178,7 @@ impl Sampler {
             switches: Vec::new(),
             tells_wakers: options.wakers,
             answered: 0,
+            round: 0,
             rules: Rules::new(map(&maps.rule_by_slot, offcpu_limits::RULES.0 as usize, 24)?),
             unknown: map(&maps.unknown_frames, offcpu_limits::UNKNOWN_FRAMES.0 as usize, size_of::<unknown_frame>())?,
             sums: map(&maps.sum_by_place, offcpu_limits::PLACES.0 as usize, size_of::<place_sum>())?,
@@ -219,16 +222,16 @@ impl Sampler {
 
     /// Finds the rules for frames that have none.
     fn answer(&mut self) {
-        let asked = self.skeleton.maps.bss_data.as_deref().map_or(0, |variables| variables.unknown_frames_count);
+        // The upper half is the round.
+        let asked = self.skeleton.maps.bss_data.as_deref().map_or(0, |variables| variables.questions as u32);
         while self.answered < asked.min(offcpu_limits::UNKNOWN_FRAMES.0) {
             let index = self.answered as usize;
-            let is_there = self.unknown.u32_at(index, offset_of!(unknown_frame, tid)).load(Acquire) != 0;
-            if !is_there {
+            let asked_in = self.unknown.u32_at(index, offset_of!(unknown_frame, asked_in)).load(Acquire);
+            if asked_in != self.round.wrapping_add(1) {
                 // A CPU is writing it.
                 break;
             }
             let unknown = self.unknown_frame(index);
-            self.unknown.u32_at(index, offset_of!(unknown_frame, tid)).store(0, Relaxed);
             self.processes.answer(&unknown, &self.rules);
             self.answered += 1;
         }
@@ -240,17 +243,12 @@ impl Sampler {
     }
 
     fn start_questions(&mut self) {
-        // Those that nobody has answered.
-        for index in self.answered..offcpu_limits::UNKNOWN_FRAMES.0 {
-            let tid = self.unknown.u32_at(index as usize, offset_of!(unknown_frame, tid));
-            if tid.load(Relaxed) == 0 {
-                break;
-            }
-            tid.store(0, Relaxed);
-        }
+        // What a CPU still writes of the last round is told by its number.
         self.answered = 0;
+        self.round = self.round.wrapping_add(1);
+        let round = self.round;
         if let Some(variables) = self.skeleton.maps.bss_data.as_deref_mut() {
-            variables.unknown_frames_count = 0;
+            variables.questions = u64::from(round) << 32;
         }
     }
 
@@ -307,6 +305,7 @@ impl Sampler {
             tgid: int(offset_of!(unknown_frame, tgid)),
             tid: int(offset_of!(unknown_frame, tid)),
             innermost: int(offset_of!(unknown_frame, innermost)),
+            ..unknown_frame::default()
         }
     }
 

@@ -39,6 +39,11 @@ enum {
 	SEEN_PLACES = 512,
 };
 
+enum {
+	/* Code segment of 64-bit programs on x86 (arch/x86/include/asm/segment.h, __USER_CS). */
+	X86_USER_CS = 0x33,
+};
+
 /* The kernel's code, modules and BPF programs on x86 are in the upper 2 GiB (Documentation/arch/x86/x86_64/mm.rst). */
 #define KERNEL_CODE 0xffffffff80000000ull
 
@@ -46,7 +51,7 @@ struct seen_kernel_stack {
 	/* One more than that of the tables in which the stack is; 0: there is none. */
 	u32 generation;
 	u32 id;
-	/* Of a stack that moves along with its system call, these may be others. */
+	/* Of a stack that moves along with its system call these are up to the call, at least: what is behind the end is of an earlier stack. */
 	u32 bytes;
 	u32 count;
 	u8 moves;
@@ -62,8 +67,9 @@ struct seen_user_stack {
 	u64 bp;
 	u32 process;
 	u32 count;
-	/* The register was used before another value was read. */
+	/* The register was used before another value was read; and whether it was 0, which ends a chain and is no address. */
 	u8 is_bp_used;
+	u8 is_bp_zero;
 	u32 at[KEPT_USER_WORDS];
 	u64 words[KEPT_USER_WORDS];
 };
@@ -268,6 +274,7 @@ __noinline int keep_kernel_stack(struct seen_kernel_stack *seen, struct stack_co
 		if (copy->found != 1 || copy->words[last & (KERNEL_WORDS - 1)] != outermost)
 			return 0;
 		copy->looked_at = copy->called_at + 1;
+		bytes = copy->looked_at * 8;
 		copy->found = 0;
 		seen->at[0] = IS_LAST;
 		seen->words[0] = outermost;
@@ -314,6 +321,8 @@ __noinline int keep_frame_pointer(struct seen_user_stack *seen, u64 sp, u64 at, 
 		return 0;
 	if (!at)
 		seen->is_bp_used = true;
+	else if (!bp)
+		keep_user_word(seen, at - sp, 0);
 	else
 		keep_user_word(seen, (at - sp) | IS_FRAME_POINTER, bp - sp);
 	return 0;
@@ -348,6 +357,9 @@ static __always_inline bool is_same_user_stack(const struct pt_regs *regs, u32 p
 					       struct stack_copy *copy)
 {
 	if (seen->generation != generation + 1 || seen->process != process || seen->ip != regs->ip || regs->sp & 7)
+		return false;
+	/* The same addresses mean something else in 32-bit code. */
+	if ((u16)regs->cs != X86_USER_CS || seen->is_bp_zero != !regs->bp)
 		return false;
 	if (seen->is_bp_used && seen->bp != regs->bp - regs->sp)
 		return false;

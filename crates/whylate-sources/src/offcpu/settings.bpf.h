@@ -128,9 +128,11 @@ struct unknown_frame {
 	u64 bp;
 	u32 process;
 	u32 tgid;
-	/* Written last, and taken back by user space: 0 as long as the rest is not there. */
 	u32 tid;
 	u32 innermost;
+	/* Written last: one more than the round in which it was asked. */
+	u32 asked_in;
+	u32 unused;
 };
 
 /* A process is told from later ones of the same number, and from what it was before it called exec. */
@@ -219,8 +221,12 @@ struct thread_record {
 	u8 is_unresolved;
 	u8 is_skipped;
 	u8 is_known;
-	/* Where switches are traced: one more than the place of its time on CPUs, and of which tables that is. */
-	u32 on_cpu_place;
+	union {
+		/* Where switches are traced: one more than the place of its time on CPUs, and of which tables that is. */
+		u32 on_cpu_place;
+		/* Where not: the lower half of its address. A thread that calls exec takes over number and birth of its process's first one. */
+		u32 half_address;
+	};
 	u32 on_cpu_generation;
 	/* Born since switches are traced, and has had no CPU yet. */
 	u8 is_new;
@@ -278,7 +284,8 @@ u64 began_ns = 0;
 /* When the walk before this one began: a slot that nobody has counted in since is of a thread that has ended. */
 u64 last_walk_ns = 0;
 u32 unresolved = 0;
-u32 unknown_frames_count = 0;
+/* How many frames have been asked for in this round, in the lower half, and the number of the round, which user space begins. */
+u64 questions = 0;
 /* How many there are; each gets the next number. */
 u32 processes = 0;
 u32 stacks = 0;

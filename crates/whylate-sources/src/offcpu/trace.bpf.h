@@ -45,7 +45,7 @@ static __always_inline bool take_kernel_stack(struct task_struct *task, struct s
 			seen = bpf_map_lookup_elem(&kernel_stack_by_seen, &slot);
 		}
 	}
-	if (seen && seen->generation == generation + 1 && (seen->bytes == copied || seen->moves) && is_same_kernel_stack(seen, copy)) {
+	if (seen && seen->generation == generation + 1 && (seen->bytes == copied || (seen->moves && seen->bytes <= copied)) && is_same_kernel_stack(seen, copy)) {
 		*id = seen->id;
 		return true;
 	}
@@ -96,6 +96,7 @@ static __always_inline bool take_user_stack(struct task_struct *task, struct scr
 	seen->process = key->process;
 	seen->ip = regs->ip;
 	seen->bp = regs->bp - regs->sp;
+	seen->is_bp_zero = !regs->bp;
 	seen->is_bp_used = false;
 	seen->count = 0;
 	end = unwind_user(task, scratch, key->process, seen, true);
@@ -153,6 +154,14 @@ static __always_inline void give_up(struct thread_record *record, enum lost_reas
 	take_time(record, now_ns);
 }
 
+static __always_inline void count_run(struct task_struct *task, struct thread_record *record, u64 now_ns)
+{
+	if (record->is_known && record->generation == generation + 1 && record->state != STATE_ON_CPU)
+		count_unseen_run(task, record, now_ns);
+	else
+		count_on_cpu(record, now_ns);
+}
+
 static __always_inline void on_leaving(struct task_struct *task, const void *arguments, enum thread_state state, bool has_ended,
 					u64 now_ns)
 {
@@ -172,7 +181,7 @@ static __always_inline void on_leaving(struct task_struct *task, const void *arg
 		return;
 	}
 	if (has_ended) {
-		count_on_cpu(record, now_ns);
+		count_run(task, record, now_ns);
 		return;
 	}
 	if (!fill_key(task, record, &key)) {
@@ -197,7 +206,7 @@ static __always_inline void on_leaving(struct task_struct *task, const void *arg
 		remember_ready_place(place, &key);
 		make_on_cpu_place(record, &key);
 	}
-	count_on_cpu(record, now_ns);
+	count_run(task, record, now_ns);
 	record->place = place;
 	record->state = state;
 	record->since_ns = now_ns;

@@ -75,7 +75,8 @@ static __always_inline int read_word(struct walk *walk, u64 at, u64 *word, bool 
 
 static __always_inline void ask(struct walk *walk, bool innermost)
 {
-	u32 index = __sync_fetch_and_add(&unknown_frames_count, 1);
+	u64 number = __sync_fetch_and_add(&questions, 1);
+	u32 index = number;
 	struct unknown_frame *unknown = bpf_map_lookup_elem(&unknown_frames, &index);
 
 	if (!unknown)
@@ -86,8 +87,9 @@ static __always_inline void ask(struct walk *walk, bool innermost)
 	unknown->process = walk->process;
 	unknown->tgid = walk->task->tgid;
 	unknown->innermost = innermost;
-	barrier();
 	unknown->tid = walk->task->pid;
+	/* After the rest on every architecture; whoever is late with it is told by the round. */
+	__sync_lock_test_and_set(&unknown->asked_in, (u32)(number >> 32) + 1);
 }
 
 enum {
@@ -220,11 +222,6 @@ static long step_of_own(u64 index, struct walk *walk)
 {
 	return step_with(index, walk, true);
 }
-
-enum {
-	/* Code segment of 64-bit programs on x86 (arch/x86/include/asm/segment.h, __USER_CS). */
-	X86_USER_CS = 0x33,
-};
 
 /* Fills scratch->user; tells how the stack ends. */
 static __always_inline enum user_end unwind_user(struct task_struct *task, struct scratch *scratch, u32 process, struct seen_user_stack *seen,

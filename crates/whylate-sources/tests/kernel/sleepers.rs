@@ -11,6 +11,7 @@ use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -139,6 +140,18 @@ pub fn run_if_asked() -> Result<()> {
         }
         "alternating" => {
             spawn("alternating".to_owned(), sleep_alternately)?;
+            wait_until_asleep(1)?;
+        }
+        "exec" => {
+            // Not the first thread, which ends then; when somebody has written into the file.
+            spawn("replacer".to_owned(), || {
+                let told = std::env::var(FILE).unwrap_or_default();
+                while fs::metadata(&told).map_or(0, |about| about.len()) == 0 {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                let error = Command::new("sleep").arg("1000").exec();
+                eprintln!("no other program: {error}");
+            })?;
             wait_until_asleep(1)?;
         }
         "woken" => {
