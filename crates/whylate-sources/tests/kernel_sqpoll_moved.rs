@@ -14,7 +14,6 @@ use kernel::trace::{Line, Trace};
 use kernel::turn::turn_to_measure;
 use kernel::undisturbed;
 use kernel::urgent::patching;
-use rustix::process::setpriority_process;
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use whylate_model::sqpoll::is_thread;
 use whylate_sources::Attached as _;
@@ -25,8 +24,6 @@ use whylate_sources::sqpoll::{SqpollOptions, attach};
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Whether it sleeps.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
-/// It leaves a queue the later the less of a CPU is its due.
-const NICE: i32 = 0;
 /// As a share of the time.
 const OFF: f64 = 0.03;
 
@@ -106,21 +103,18 @@ fn is_asleep(tid: u32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.starts_with(" S"))
 }
 
-/// Both CPUs are busy meanwhile, and the thread is sent from one to the other.
+/// One CPU is busy meanwhile, and the thread is sent from one to the other each time that it sleeps.
 fn while_it_is_moved<T>(tid: u32, places: Places, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = &AtomicBool::new(false);
     let cpus = [places.tool, places.disturbed];
     thread::scope(|scope| {
-        for cpu in [places.disturbed] {
-            thread::Builder::new().name("test-hog".to_owned()).spawn_scoped(scope, move || {
-                stay_on(cpu).expect("a thread may go to a CPU");
-                while !over.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
-            })?;
-        }
+        thread::Builder::new().name("test-hog".to_owned()).spawn_scoped(scope, move || {
+            stay_on(places.disturbed).expect("a thread may go to a CPU");
+            while !over.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        })?;
         let thread = Pid::from_raw(tid as i32).context("a thread has a number")?;
-        setpriority_process(Some(thread), NICE)?;
         let mover = scope.spawn(move || -> Result<()> {
             for cpu in cpus.into_iter().cycle() {
                 if over.load(Ordering::Relaxed) {
