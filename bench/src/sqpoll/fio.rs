@@ -15,7 +15,7 @@ use crate::{kernel, whylate};
 /// Those of the reference.
 const DEPTHS: [u32; 5] = [1, 4, 8, 16, 64];
 /// Runs of each depth by each load, by turns: what a disk that others use as well gives differs from second to second.
-const ROUNDS: usize = 11;
+const ROUNDS: usize = 21;
 const RUNTIME: &str = "1s";
 const FILE_BYTES: usize = 256 << 20;
 /// In points.
