@@ -178,29 +178,28 @@ static __always_inline bool ring_has_polled_requests(const struct io_ring_ctx *c
 	return BPF_CORE_READ(newer, iopoll_list.next) != (const void *)ctx + bpf_core_field_offset(newer->iopoll_list);
 }
 
-/* How long a runnable thread has been waiting for its CPU, until that CPU's clock was read last, a tick ago at most; 0 when it does not. */
-static __always_inline u64 task_waiting_ns(struct task_struct *task)
+/* From one of its stamps until its CPU's clock was read last, a tick ago at most; 0 without a stamp. */
+static __always_inline u64 since_stamp_ns(struct task_struct *task, u64 since)
 {
-	u64 since, now;
+	u64 now;
 
-	/* The second one is there with CONFIG_FAIR_GROUP_SCHED. */
-	if (!bpf_core_field_exists(task->sched_info.last_queued) || !bpf_core_field_exists(task->se.cfs_rq))
+	/* It is there with CONFIG_FAIR_GROUP_SCHED. */
+	if (!bpf_core_field_exists(task->se.cfs_rq))
 		return 0;
-	since = task->sched_info.last_queued;
 	now = since ? task->se.cfs_rq->rq->clock : 0;
 	return since && now > since ? now - since : 0;
 }
 
-/* How long a thread that has a CPU has had it, by the same clock; 0 where the kernel does not keep that. */
+/* How long a runnable thread has been waiting for its CPU; 0 when it does not. */
+static __always_inline u64 task_waiting_ns(struct task_struct *task)
+{
+	return bpf_core_field_exists(task->sched_info.last_queued) ? since_stamp_ns(task, task->sched_info.last_queued) : 0;
+}
+
+/* How long a thread that has a CPU has had it; 0 where the kernel does not keep that. */
 static __always_inline u64 task_ran_ns(struct task_struct *task)
 {
-	u64 since, now;
-
-	if (!bpf_core_field_exists(task->sched_info.last_arrival) || !bpf_core_field_exists(task->se.cfs_rq))
-		return 0;
-	since = task->sched_info.last_arrival;
-	now = since ? task->se.cfs_rq->rq->clock : 0;
-	return since && now > since ? now - since : 0;
+	return bpf_core_field_exists(task->sched_info.last_arrival) ? since_stamp_ns(task, task->sched_info.last_arrival) : 0;
 }
 
 /* Since 6.18 a thread of a throttled cgroup is taken off its queue when it returns to user space; before, its queue was. */

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The source `offcpu` on threads that sleep in known places. They are in a process of their own, which is this program again.
 
+#[path = "kernel_offcpu/gdb.rs"]
+mod gdb;
 mod kernel;
 #[path = "kernel/sleepers.rs"]
 mod sleepers;
+#[path = "kernel_offcpu/wakers.rs"]
+mod wakers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
-use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -15,9 +18,8 @@ use anyhow::{Context, Result, ensure};
 use kernel::is_emulated;
 use kernel::turn::turn_to_measure;
 use kernel::undisturbed;
-use sleepers::woken::Waited;
 use sleepers::{EVIL_NAME, PLACES, Sleepers};
-use whylate_model::{Snapshot, Stack, WaitClass, WokenBy};
+use whylate_model::{Snapshot, Stack, WaitClass};
 use whylate_sources::clock::unix_ns;
 use whylate_sources::offcpu::{CallGraph, KernelThreads, Offcpu, OffcpuOptions};
 
@@ -376,90 +378,6 @@ fn a_trace_has_all_of_a_threads_time() -> Result<()> {
     Ok(())
 }
 
-/// The time of a thread's waits by who ended them: a frame of the waker, or what else it was. Threads that could run wait for nobody.
-fn by_waker(snapshot: &Snapshot, thread: &str, functions: &[&str]) -> BTreeMap<String, f64> {
-    let mut sums: BTreeMap<String, f64> = BTreeMap::new();
-    let mut whole = 0.0;
-    for stack in snapshot.stacks.iter().filter(|stack| stack.labels["thread"] == thread) {
-        let Some(waker) = &stack.waker else { continue };
-        let function = functions.iter().find(|function| waker.user.iter().any(|frame| frame.contains(**function)));
-        let name = function.map_or_else(|| waker.name().to_owned(), |function| (*function).to_owned());
-        *sums.entry(name).or_default() += stack.weight_ns as f64;
-        whole += stack.weight_ns as f64;
-    }
-    sums.values_mut().for_each(|sum| *sum /= whole);
-    sums
-}
-
-fn is_by(stack: &Stack, by: WokenBy) -> bool {
-    stack.waker.as_ref().is_some_and(|waker| waker.by == by)
-}
-
-const WAKING: [&str; 2] = ["wake_after_long", "wake_soon"];
-
-#[test]
-fn a_wait_is_told_with_the_stack_of_who_ended_it() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let sleepers = Sleepers::start_with("woken", 1, Some(tempfile::NamedTempFile::new()?))?;
-    let file = sleepers.file().context("there is no file")?;
-    let options = OffcpuOptions { process: Some(sleepers.pid()), wakers: true, ..OffcpuOptions::default() };
-    undisturbed(|| {
-        let mut source = Offcpu.attach_with(&options)?;
-        ensure!(source.backend().name == "trace", "{} tells no wakers", source.backend().name);
-        source.snapshot()?;
-        let before = Waited::read(file)?;
-        sleep(Duration::from_secs(4));
-        let (snapshot, after) = (source.snapshot()?, Waited::read(file)?);
-        // Where the kernel runs no program at a wakeup, its waker is told as not seen.
-        let unseen = snapshot.lost["unseen_wakers"];
-        let waits: u64 = snapshot.stacks.iter().filter(|stack| stack.waker.is_some()).map(|stack| stack.waits).sum();
-        ensure!(lost(&snapshot) == unseen && unseen * 100 <= waits, "of {waits} waits lost: {:?}", snapshot.lost);
-        let told_unseen: u64 =
-            snapshot.stacks.iter().filter(|stack| is_by(stack, WokenBy::Unseen)).map(|stack| stack.waits).sum();
-        ensure!(told_unseen == unseen, "{told_unseen} waits have no waker, and {unseen} are counted");
-        let [for_long, shortly] = [after.for_long - before.for_long, after.shortly - before.shortly];
-        let truth = for_long as f64 / (for_long + shortly) as f64;
-        // By its own clock a thread also waits for a CPU, which takes milliseconds where an emulator runs the machine.
-        let most_off = if is_emulated() { 0.1 } else { 0.01 };
-        for (thread, wait, wakes) in
-            [("at the pipe", "pipe_read", "pipe_write"), ("at the lock", "futex_wait", "futex_wake")]
-        {
-            let shares = by_waker(&snapshot, thread, &WAKING);
-            let told = WAKING.map(|function| shares.get(function).copied().unwrap_or(0.0));
-            println!("{thread}: {shares:?}; by its own clock the thread at the pipe has {truth} of the first");
-            ensure!(truth > 0.5 && (told[0] - truth).abs() < most_off, "{thread}: {shares:?}, and {truth} is true");
-            // What is left is the beginning of a wait that goes on at the end.
-            ensure!(told[0] + told[1] > 0.99, "{thread}: {shares:?}");
-            for stack in snapshot.stacks.iter().filter(|stack| stack.labels["thread"] == thread) {
-                let Some(waker) = stack.waker.as_ref().filter(|waker| waker.by == WokenBy::Thread) else { continue };
-                ensure!(waker.labels["thread"] == "the waker", "{waker:?}");
-                ensure!(waker.labels["pid"] == sleepers.pid().to_string(), "{waker:?}");
-                let has = |frames: &[String], function: &str| frames.iter().any(|frame| frame.contains(function));
-                // The lock is given away at times too, while the other one has it.
-                let by_lock = thread == "at the lock" && !has(&stack.user, "wait_while");
-                ensure!(by_lock || (has(&stack.kernel, wait) && has(&waker.kernel, wakes)), "{stack:?}");
-                ensure!(
-                    !waker.kernel.iter().any(|frame| frame.contains("bpf_") || frame.contains("trace")),
-                    "{waker:?}"
-                );
-                ensure!(waker.kernel[0].starts_with("try_to_wake_up"), "{:?}", waker.kernel);
-            }
-        }
-        for thread in ["at the timer", "the waker"] {
-            let shares = by_waker(&snapshot, thread, &WAKING);
-            println!("{thread}: {shares:?}");
-            // With PREEMPT_RT, threads of the kernel do what timers are for (ktimers/CPU).
-            let is_timer = |name: &str| name == "[interrupt]" || name.starts_with("ktimers/");
-            let by_timer: f64 = shares.iter().filter(|(name, _)| is_timer(name)).map(|(_, share)| share).sum();
-            let rest = shares.get("[not woken yet]").copied().unwrap_or(0.0);
-            // A thread that sleeps for so long that the other one takes its lock meanwhile is woken by that one.
-            let others = 1.0 - by_timer - rest;
-            ensure!(by_timer > 0.98 && others < 0.01, "{thread}: {shares:?}");
-        }
-        Ok(())
-    })
-}
-
 #[test]
 fn without_bpf_the_kernel_frames_are_the_same() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
@@ -555,79 +473,6 @@ fn filters_leave_the_others_out() -> Result<()> {
         without_user.stacks.iter().any(|stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Timer)),
         "no class is told"
     );
-    Ok(())
-}
-
-/// Each thread's frames, but for inlined ones, by the names of the same table, in a line with its number in front.
-const GDB: &str = "
-import gdb
-for thread in gdb.selected_inferior().threads():
-    thread.switch()
-    frame, names = gdb.newest_frame(), []
-    while frame is not None:
-        if frame.type() == gdb.NORMAL_FRAME:
-            at = frame.pc() - (1 if names else 0)
-            symbol = gdb.execute('info symbol 0x%x' % at, to_string=True)
-            names.append(symbol.split(' in section ')[0].split(' + ')[0].strip())
-        frame = frame.older()
-    print('stack', thread.ptid[1], *names, sep='\t')
-";
-
-/// The name without what differs between two ways to write it: the hashes of a Rust function and of its crate, and the names that the C library
-/// has for one function (`read`, `__libc_read`).
-fn plain(name: &str) -> String {
-    let name = name.split_once("::h").filter(|(_, hash)| hash.len() == 16).map_or(name, |(name, _)| name);
-    let name = name.trim_start_matches("__GI_").trim_start_matches('_');
-    let mut parts = name.strip_prefix("libc_").unwrap_or(name).split('[');
-    let mut plain = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        match part.split_once(']') {
-            Some((hash, rest)) if hash.chars().all(|digit| digit.is_ascii_hexdigit()) => plain.push_str(rest),
-            _ => plain.extend(["[", part]),
-        }
-    }
-    plain
-}
-
-#[test]
-fn user_frames_are_those_that_gdb_tells() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // Some 4,000 in the seven places in which a debugger can stop them.
-    let of_each = if is_emulated() { 3 } else { 572 };
-    let sleepers = Sleepers::start("stoppable", of_each)?;
-    let mut script = tempfile::NamedTempFile::with_suffix(".py")?;
-    script.write_all(GDB.as_bytes())?;
-    let options = OffcpuOptions { process: Some(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
-    let snapshot = sampled(&options, Duration::from_millis(500))?;
-    let gdb = Command::new("gdb")
-        .args(["-nx", "-batch", "-p", &sleepers.pid().to_string(), "-x"])
-        .arg(script.path())
-        .stdin(Stdio::null())
-        .output();
-    let Ok(gdb) = gdb else {
-        println!("skipped: gdb is not installed");
-        return Ok(());
-    };
-    let told = String::from_utf8_lossy(&gdb.stdout);
-    let (mut compared, mut same, mut other) = (0_u64, 0_u64, None);
-    for line in told.lines().filter_map(|line| line.strip_prefix("stack\t")) {
-        let (tid, names) = line.split_once('\t').context("gdb tells no frames")?;
-        let by_gdb: Vec<String> = names.split('\t').map(plain).collect();
-        let ours = snapshot.stacks.iter().find(|stack| stack.labels["tid"] == tid).context("a thread was not seen")?;
-        let ours: Vec<String> = ours.user.iter().map(|name| plain(name)).collect();
-        compared += 1;
-        if by_gdb == ours {
-            same += 1;
-        } else {
-            other = other.or(Some(format!("{by_gdb:?} by gdb, {ours:?} by us")));
-        }
-    }
-    println!("{same} of {compared} stacks are those of gdb; {other:?}");
-    if compared == 0 {
-        println!("skipped: gdb tells no stacks: {}", String::from_utf8_lossy(&gdb.stderr).lines().last().unwrap_or(""));
-        return Ok(());
-    }
-    ensure!(compared >= of_each * 7 && same * 100 >= compared * 99, "{same} of {compared}: {other:?}");
     Ok(())
 }
 

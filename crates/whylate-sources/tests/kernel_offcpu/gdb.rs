@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! User frames beside those that a debugger tells.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use whylate_sources::offcpu::OffcpuOptions;
+
+use crate::kernel::is_emulated;
+use crate::kernel::turn::turn_to_measure;
+use crate::sampled;
+use crate::sleepers::Sleepers;
+
+/// Each thread's frames, but for inlined ones, by the names of the same table, in a line with its number in front.
+const GDB: &str = "
+import gdb
+for thread in gdb.selected_inferior().threads():
+    thread.switch()
+    frame, names = gdb.newest_frame(), []
+    while frame is not None:
+        if frame.type() == gdb.NORMAL_FRAME:
+            at = frame.pc() - (1 if names else 0)
+            symbol = gdb.execute('info symbol 0x%x' % at, to_string=True)
+            names.append(symbol.split(' in section ')[0].split(' + ')[0].strip())
+        frame = frame.older()
+    print('stack', thread.ptid[1], *names, sep='\t')
+";
+
+/// The name without what differs between two ways to write it: the hashes of a Rust function and of its crate, and the names that the C library
+/// has for one function (`read`, `__libc_read`).
+fn plain(name: &str) -> String {
+    let name = name.split_once("::h").filter(|(_, hash)| hash.len() == 16).map_or(name, |(name, _)| name);
+    let name = name.trim_start_matches("__GI_").trim_start_matches('_');
+    let mut parts = name.strip_prefix("libc_").unwrap_or(name).split('[');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.split_once(']') {
+            Some((hash, rest)) if hash.chars().all(|digit| digit.is_ascii_hexdigit()) => plain.push_str(rest),
+            _ => plain.extend(["[", part]),
+        }
+    }
+    plain
+}
+
+#[test]
+fn user_frames_are_those_that_gdb_tells() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    // Some 4,000 in the seven places in which a debugger can stop them.
+    let of_each = if is_emulated() { 3 } else { 572 };
+    let sleepers = Sleepers::start("stoppable", of_each)?;
+    let mut script = tempfile::NamedTempFile::with_suffix(".py")?;
+    script.write_all(GDB.as_bytes())?;
+    let options = OffcpuOptions { process: Some(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
+    let snapshot = sampled(&options, Duration::from_millis(500))?;
+    let gdb = Command::new("gdb")
+        .args(["-nx", "-batch", "-p", &sleepers.pid().to_string(), "-x"])
+        .arg(script.path())
+        .stdin(Stdio::null())
+        .output();
+    let Ok(gdb) = gdb else {
+        println!("skipped: gdb is not installed");
+        return Ok(());
+    };
+    let told = String::from_utf8_lossy(&gdb.stdout);
+    let (mut compared, mut same, mut other) = (0_u64, 0_u64, None);
+    for line in told.lines().filter_map(|line| line.strip_prefix("stack\t")) {
+        let (tid, names) = line.split_once('\t').context("gdb tells no frames")?;
+        let by_gdb: Vec<String> = names.split('\t').map(plain).collect();
+        let ours = snapshot.stacks.iter().find(|stack| stack.labels["tid"] == tid).context("a thread was not seen")?;
+        let ours: Vec<String> = ours.user.iter().map(|name| plain(name)).collect();
+        compared += 1;
+        if by_gdb == ours {
+            same += 1;
+        } else {
+            other = other.or(Some(format!("{by_gdb:?} by gdb, {ours:?} by us")));
+        }
+    }
+    println!("{same} of {compared} stacks are those of gdb; {other:?}");
+    if compared == 0 {
+        println!("skipped: gdb tells no stacks: {}", String::from_utf8_lossy(&gdb.stderr).lines().last().unwrap_or(""));
+        return Ok(());
+    }
+    ensure!(compared >= of_each * 7 && same * 100 >= compared * 99, "{same} of {compared}: {other:?}");
+    Ok(())
+}

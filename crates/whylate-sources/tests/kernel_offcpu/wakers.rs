@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Who ended waits, beside wakers that are known.
+
+use std::collections::BTreeMap;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use whylate_model::{Snapshot, Stack, WokenBy};
+use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
+
+use crate::kernel::turn::turn_to_measure;
+use crate::kernel::{is_emulated, undisturbed};
+use crate::lost;
+use crate::sleepers::Sleepers;
+use crate::sleepers::woken::Waited;
+
+/// The time of a thread's waits by who ended them: a frame of the waker, or what else it was. Threads that could run wait for nobody.
+fn by_waker(snapshot: &Snapshot, thread: &str, functions: &[&str]) -> BTreeMap<String, f64> {
+    let mut sums: BTreeMap<String, f64> = BTreeMap::new();
+    let mut whole = 0.0;
+    for stack in snapshot.stacks.iter().filter(|stack| stack.labels["thread"] == thread) {
+        let Some(waker) = &stack.waker else { continue };
+        let function = functions.iter().find(|function| waker.user.iter().any(|frame| frame.contains(**function)));
+        let name = function.map_or_else(|| waker.name().to_owned(), |function| (*function).to_owned());
+        *sums.entry(name).or_default() += stack.weight_ns as f64;
+        whole += stack.weight_ns as f64;
+    }
+    sums.values_mut().for_each(|sum| *sum /= whole);
+    sums
+}
+
+fn is_by(stack: &Stack, by: WokenBy) -> bool {
+    stack.waker.as_ref().is_some_and(|waker| waker.by == by)
+}
+
+const WAKING: [&str; 2] = ["wake_after_long", "wake_soon"];
+
+#[test]
+fn a_wait_is_told_with_the_stack_of_who_ended_it() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let sleepers = Sleepers::start_with("woken", 1, Some(tempfile::NamedTempFile::new()?))?;
+    let file = sleepers.file().context("there is no file")?;
+    let options = OffcpuOptions { process: Some(sleepers.pid()), wakers: true, ..OffcpuOptions::default() };
+    undisturbed(|| {
+        let mut source = Offcpu.attach_with(&options)?;
+        ensure!(source.backend().name == "trace", "{} tells no wakers", source.backend().name);
+        source.snapshot()?;
+        let before = Waited::read(file)?;
+        sleep(Duration::from_secs(4));
+        let (snapshot, after) = (source.snapshot()?, Waited::read(file)?);
+        // Where the kernel runs no program at a wakeup, its waker is told as not seen.
+        let unseen = snapshot.lost["unseen_wakers"];
+        let waits: u64 = snapshot.stacks.iter().filter(|stack| stack.waker.is_some()).map(|stack| stack.waits).sum();
+        ensure!(lost(&snapshot) == unseen && unseen * 100 <= waits, "of {waits} waits lost: {:?}", snapshot.lost);
+        let told_unseen: u64 =
+            snapshot.stacks.iter().filter(|stack| is_by(stack, WokenBy::Unseen)).map(|stack| stack.waits).sum();
+        ensure!(told_unseen == unseen, "{told_unseen} waits have no waker, and {unseen} are counted");
+        let [for_long, shortly] = [after.for_long - before.for_long, after.shortly - before.shortly];
+        let truth = for_long as f64 / (for_long + shortly) as f64;
+        // By its own clock a thread also waits for a CPU, which takes milliseconds where an emulator runs the machine.
+        let most_off = if is_emulated() { 0.1 } else { 0.01 };
+        for (thread, wait, wakes) in
+            [("at the pipe", "pipe_read", "pipe_write"), ("at the lock", "futex_wait", "futex_wake")]
+        {
+            let shares = by_waker(&snapshot, thread, &WAKING);
+            let told = WAKING.map(|function| shares.get(function).copied().unwrap_or(0.0));
+            println!("{thread}: {shares:?}; by its own clock the thread at the pipe has {truth} of the first");
+            ensure!(truth > 0.5 && (told[0] - truth).abs() < most_off, "{thread}: {shares:?}, and {truth} is true");
+            // What is left is the beginning of a wait that goes on at the end.
+            ensure!(told[0] + told[1] > 0.99, "{thread}: {shares:?}");
+            for stack in snapshot.stacks.iter().filter(|stack| stack.labels["thread"] == thread) {
+                let Some(waker) = stack.waker.as_ref().filter(|waker| waker.by == WokenBy::Thread) else { continue };
+                ensure!(waker.labels["thread"] == "the waker", "{waker:?}");
+                ensure!(waker.labels["pid"] == sleepers.pid().to_string(), "{waker:?}");
+                let has = |frames: &[String], function: &str| frames.iter().any(|frame| frame.contains(function));
+                // The lock is given away at times too, while the other one has it.
+                let by_lock = thread == "at the lock" && !has(&stack.user, "wait_while");
+                ensure!(by_lock || (has(&stack.kernel, wait) && has(&waker.kernel, wakes)), "{stack:?}");
+                ensure!(
+                    !waker.kernel.iter().any(|frame| frame.contains("bpf_") || frame.contains("trace")),
+                    "{waker:?}"
+                );
+                ensure!(waker.kernel[0].starts_with("try_to_wake_up"), "{:?}", waker.kernel);
+            }
+        }
+        for thread in ["at the timer", "the waker"] {
+            let shares = by_waker(&snapshot, thread, &WAKING);
+            println!("{thread}: {shares:?}");
+            // With PREEMPT_RT, threads of the kernel do what timers are for (ktimers/CPU).
+            let is_timer = |name: &str| name == "[interrupt]" || name.starts_with("ktimers/");
+            let by_timer: f64 = shares.iter().filter(|(name, _)| is_timer(name)).map(|(_, share)| share).sum();
+            let rest = shares.get("[not woken yet]").copied().unwrap_or(0.0);
+            // A thread that sleeps for so long that the other one takes its lock meanwhile is woken by that one.
+            let others = 1.0 - by_timer - rest;
+            ensure!(by_timer > 0.98 && others < 0.01, "{thread}: {shares:?}");
+        }
+        Ok(())
+    })
+}
