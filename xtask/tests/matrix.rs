@@ -2,41 +2,20 @@
 //! What whylate measures on other kernels than the running one, each in a virtual machine: the kernel tests of the
 //! sources, which compare with raw trace lines of the same run, and the static program.
 
-use std::cell::Cell;
-use std::env;
-use std::ffi::OsString;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::slice;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
-
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+
+use crate::machine::{KEEP_ENABLED, Machine, words};
 
 #[path = "matrix/irqsoff.rs"]
 mod irqsoff;
+#[path = "matrix/machine.rs"]
+mod machine;
 #[path = "matrix/tracer.rs"]
 mod tracer;
 
-/// Far more than a kernel needs, also on a busy machine.
-const PATIENCE_S: &str = "1500";
 /// So many executions have to be compared for their share to mean anything.
 const ENOUGH: u64 = 3_000;
-/// Programs that make work items.
-const LOADS: [&str; 2] = ["script", "unshare"];
-
-/// The status of a machine in which the kernel ended before the command.
-const NO_ANSWER: i32 = 125;
-/// A kernel changes its code under a breakpoint, tells all CPUs, and forgets the breakpoint. A CPU that QEMU 7.2 emulates
-/// in a thread of its own can run the translated breakpoint once more after that, rarely, and its kernel panics. (QEMU 8.1 and later
-/// locks a page while it translates from it.)
-const EMULATOR_FAULT: &str = "Oops: int3: ";
-const TOLERATED_FAULTS: u32 = 8;
-
-/// Two machines at once would measure each other.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 #[test]
 fn debian_6_1_cloud() -> Result<()> {
@@ -103,10 +82,12 @@ fn built_6_12_tracers() -> Result<()> {
 #[test]
 fn built_6_12_tracers_sees_a_delay_that_its_module_makes() -> Result<()> {
     let Some(machine) = Machine::new("6.12-tracers")? else { return Ok(()) };
-    let output = machine.run(&[], &words(&["sh", "-ec", DELAY]))?;
-    let max_us: u64 = output.trim().parse().with_context(|| format!("it printed {output}"))?;
-    ensure!(max_us >= 20_000, "interrupts were off for 20 ms, and the tracer saw {max_us} us");
-    Ok(())
+    machine.part("the kernel's own tracer", || {
+        let output = machine.run(&[], &words(&["sh", "-ec", DELAY]))?;
+        let max_us: u64 = output.trim().parse().with_context(|| format!("it printed {output}"))?;
+        ensure!(max_us >= 20_000, "interrupts were off for 20 ms, and the tracer saw {max_us} us");
+        Ok(())
+    })
 }
 
 #[test]
@@ -118,7 +99,7 @@ fn built_6_12_tracers_blames_who_keeps_interrupts_off() -> Result<()> {
 #[test]
 fn built_6_12_tracers_tells_who_keeps_interrupts_off() -> Result<()> {
     let Some(machine) = Machine::new("6.12-tracers")? else { return Ok(()) };
-    irqsoff::delays_are_told(&machine)?;
+    machine.part("delays", || irqsoff::delays_are_told(&machine))?;
     let parts = ["hotplug", "killed", "in_use", "no_tracefs"];
     irqsoff::nothing_is_left_or_made_up(&machine, &parts, &["events", "ticks", "tracer"])?;
     irqsoff::nothing_is_left_or_made_up(&machine, &["console"], &["events", "ticks"])
@@ -143,9 +124,6 @@ const DELAY: &str = "
     cat tracing_max_latency
 ";
 
-/// Runs a program while the code at its tracepoints does not change.
-const KEEP_ENABLED: &str = concat!(include_str!("../keep-enabled.sh"), "exec \"$@\"\n");
-
 /// What is known of a kernel.
 struct Expected {
     backend: &'static str,
@@ -167,18 +145,18 @@ const NO_TIMES: &str = "an emulated CPU stops at any time";
 
 fn matrix(kernel: &str, expected: &Expected) -> Result<()> {
     let Some(machine) = Machine::new(kernel)? else { return Ok(()) };
-    program_says_what_it_uses(&machine, expected)?;
-    wq_agrees_with_the_trace(&machine, expected)?;
-    why_names_what_disturbed(&machine, expected)?;
-    timerlat_keeps_its_schedule(&machine, expected)?;
-    irqsoff_blames_no_user_code(&machine, expected)?;
-    offcpu_tells_where_threads_wait(&machine)?;
+    machine.part("the program", || program_says_what_it_uses(&machine, expected))?;
+    machine.part("wq", || wq_agrees_with_the_trace(&machine, expected))?;
+    machine.part("why", || why_names_what_disturbed(&machine, expected))?;
+    machine.part("timerlat", || timerlat_keeps_its_schedule(&machine, expected))?;
+    machine.part("irqsoff", || irqsoff_blames_no_user_code(&machine, expected))?;
+    machine.part("offcpu", || offcpu_tells_where_threads_wait(&machine))?;
     if let Some(way) = expected.sqpoll {
-        sqpoll_tells_work(&machine, way)?;
+        machine.part("sqpoll", || sqpoll_tells_work(&machine, way))?;
     }
-    all_sources_look_at_once(&machine)?;
-    waits_for_a_cpu_are_explained(&machine)?;
-    selftest_passes(&machine, expected)?;
+    machine.part("all sources", || all_sources_look_at_once(&machine))?;
+    machine.part("offcpu --why", || waits_for_a_cpu_are_explained(&machine))?;
+    machine.part("selftest", || selftest_passes(&machine, expected))?;
     tracer::options_are_honoured(&machine, expected.of_tracer)
 }
 
@@ -340,167 +318,4 @@ fn ensure_skipped_for(output: &str, reasons: &[&str]) -> Result<()> {
     let unsaid = reasons.iter().find(|&reason| !skipped.iter().any(|skipped| skipped.contains(reason)));
     ensure!(unsaid.is_none(), "no test was skipped for this reason: {unsaid:?}");
     Ok(())
-}
-
-struct Machine<'a> {
-    kernel: &'a str,
-    console: tempfile::NamedTempFile,
-    faults: Cell<u32>,
-    _turn: MutexGuard<'static, ()>,
-}
-
-impl<'a> Machine<'a> {
-    /// `None`, and a line that says why, where there can be none.
-    fn new(kernel: &'a str) -> Result<Option<Self>> {
-        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(reason) = can_run(kernel) {
-            // CI installs what is needed: what is missing there is a failure.
-            ensure!(env::var_os("CI").is_none(), "{reason}");
-            println!("skipped: {reason}");
-            return Ok(None);
-        }
-        Ok(Some(Self { kernel, console: tempfile::NamedTempFile::new()?, faults: Cell::new(0), _turn: turn }))
-    }
-
-    /// What a command printed that succeeded; the kernel has to be content as well.
-    fn run(&self, with: &[PathBuf], command: &[OsString]) -> Result<String> {
-        loop {
-            let (status, text) = self.once(with, command)?;
-            if !self.is_fault_of_emulator(status)? {
-                return self.judge(command, status, text);
-            }
-        }
-    }
-
-    /// What all tests of a test program printed. After a fault of the emulator those go on that had not passed yet.
-    fn run_tests(&self, name: &str) -> Result<String> {
-        let tests = test_program(name)?;
-        let mut passed: Vec<String> = Vec::new();
-        let mut output = String::new();
-        loop {
-            let mut command = words(&["WHYLATE_EMULATED=1", "sh", "-ec", KEEP_ENABLED, "sh"]);
-            command.push(tests.clone().into());
-            // Without capturing, what a test said is there also if the kernel ends in a later one.
-            command.extend(words(&["--test-threads=1", "--nocapture", "--exact"]));
-            command.extend(passed.iter().flat_map(|name| ["--skip".into(), name.into()]));
-            let (status, text) = self.once(slice::from_ref(&tests), &command)?;
-            passed.extend(passed_tests(&text).map(str::to_owned));
-            output += &without_names(&text);
-            if !self.is_fault_of_emulator(status)? {
-                return self.judge(&command, status, output);
-            }
-        }
-    }
-
-    fn is_fault_of_emulator(&self, status: i32) -> Result<bool> {
-        if status != NO_ANSWER || !self.console()?.contains(EMULATOR_FAULT) {
-            return Ok(false);
-        }
-        println!("{}: another try: the emulator ran an instruction that was gone", self.kernel);
-        self.faults.set(self.faults.get() + 1);
-        ensure!(self.faults.get() <= TOLERATED_FAULTS, "the emulator fails too often");
-        Ok(true)
-    }
-
-    fn judge(&self, command: &[OsString], status: i32, text: String) -> Result<String> {
-        let console = self.console()?;
-        ensure!(status == 0, "{command:?} failed on {}: status {status}\n{console}", self.kernel);
-        let complaints = ["WARNING: ", "BUG: ", "Oops: ", "general protection fault"];
-        let complaint = console.lines().find(|line| complaints.iter().any(|complaint| line.contains(complaint)));
-        ensure!(complaint.is_none(), "the kernel {} complains: {complaint:?}\n{console}", self.kernel);
-        Ok(text)
-    }
-
-    fn console(&self) -> Result<String> {
-        Ok(String::from_utf8_lossy(&fs::read(self.console.path())?).into_owned())
-    }
-
-    /// Boots and runs; the status and what was printed.
-    fn once(&self, with: &[PathBuf], command: &[OsString]) -> Result<(i32, String)> {
-        let began = Instant::now();
-        let mut vm = xtask();
-        vm.args(["vm", self.kernel, "--no-tools", "--timeout", PATIENCE_S, "--console"]).arg(self.console.path());
-        for name in LOADS.iter().filter(|name| installed(name)) {
-            vm.args(["--with", name]);
-        }
-        for path in with {
-            vm.arg("--with").arg(path);
-        }
-        let output = vm.arg("--").args(command).stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        // In front of each line the kernel, so that nobody takes its results for those of this run.
-        for line in text.lines() {
-            println!("{}| {line}", self.kernel);
-        }
-        println!("{}: {} after {:.0?}", self.kernel, output.status, began.elapsed());
-        Ok((output.status.code().context("xtask was killed")?, text))
-    }
-}
-
-/// Why there can be no virtual machine with this kernel.
-fn can_run(kernel: &str) -> Result<()> {
-    let status = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
-    if !status.is_ok_and(|status| status.success()) {
-        bail!("qemu-system-x86_64 is not installed (scripts/install-deps vm)");
-    }
-    let output = xtask().args(["kernels", "--cached", kernel]).output()?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
-    Ok(())
-}
-
-fn xtask() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_xtask"))
-}
-
-fn words(words: &[&str]) -> Vec<OsString> {
-    words.iter().map(OsString::from).collect()
-}
-
-fn installed(name: &str) -> bool {
-    let folders = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&folders).any(|folder| folder.join(name).is_file())
-}
-
-/// Without capturing, a test's name stands before the first line that it prints, and its result in a line by itself.
-const NAME_ENDS: &str = " ... ";
-
-fn passed_tests(output: &str) -> impl Iterator<Item = &str> {
-    let mut name = None;
-    output.lines().filter_map(move |line| {
-        let mut rest = line;
-        if let Some((begun, after)) = line.strip_prefix("test ").and_then(|line| line.split_once(NAME_ENDS)) {
-            (name, rest) = (Some(begun), after);
-        }
-        if rest == "ok" { name.take() } else { None }
-    })
-}
-
-fn without_names(output: &str) -> String {
-    let rest = |line: &str| match line.strip_prefix("test ").and_then(|line| line.split_once(NAME_ENDS)) {
-        Some((_, rest)) => format!("{rest}\n"),
-        None => format!("{line}\n"),
-    };
-    output.lines().map(rest).collect()
-}
-
-#[test]
-fn what_tests_say_is_told_from_their_names() {
-    let output = "test a ... ok\ntest b ... skipped: no\nok\ntest c ... 5 executions\nFAILED\ntest d ... ";
-    assert_eq!(passed_tests(output).collect::<Vec<_>>(), ["a", "b"]);
-    assert_eq!(without_names(output), "ok\nskipped: no\nok\n5 executions\nFAILED\n\n");
-}
-
-/// Builds a test program and returns where it is.
-fn test_program(name: &str) -> Result<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the work tree has no root")?;
-    let mut cargo = Command::new(env!("CARGO"));
-    // With the features of a build of everything, which is there already.
-    cargo.args(["test", "--workspace", "--test", name, "--no-run", "--message-format=json"]);
-    let output = cargo.current_dir(root).stdin(Stdio::null()).output()?;
-    ensure!(output.status.success(), "cannot build {name}: {}", String::from_utf8_lossy(&output.stderr));
-    let messages = String::from_utf8(output.stdout)?;
-    let mut messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let program = messages.find(|message| message["target"]["name"] == name && message["executable"].is_string());
-    let program = program.with_context(|| format!("cargo names no program for {name}"))?;
-    Ok(PathBuf::from(program["executable"].as_str().unwrap_or_default()))
 }

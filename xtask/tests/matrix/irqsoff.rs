@@ -3,7 +3,8 @@
 
 use anyhow::{Result, ensure};
 
-use crate::{KEEP_ENABLED, Machine, ensure_skipped_for, words};
+use crate::ensure_skipped_for;
+use crate::machine::{KEEP_ENABLED, Machine, words};
 
 const SCRIPT: &str = include_str!("irqsoff.sh");
 
@@ -11,8 +12,11 @@ const SCRIPT: &str = include_str!("irqsoff.sh");
 pub fn nothing_is_left_or_made_up(machine: &Machine<'_>, parts: &[&str], backends: &[&str]) -> Result<()> {
     for &part in parts {
         let command = [&["sh", "-ec", KEEP_ENABLED, "sh", "sh", "-c", SCRIPT, "sh", part], backends].concat();
-        let output = machine.run(&[], &words(&command))?;
-        ensure!(output.lines().last() == Some("0 wrong"), "{part}: {output}");
+        machine.part(&format!("irqsoff: {part}"), || {
+            let output = machine.run(&[], &words(&command))?;
+            ensure!(output.lines().last() == Some("0 wrong"), "something is wrong");
+            Ok(())
+        })?;
     }
     Ok(())
 }

@@ -4,32 +4,28 @@
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
-use crate::{KEEP_ENABLED, Machine, words};
+use crate::machine::{KEEP_ENABLED, Machine, words};
 
 const SCRIPT: &str = include_str!("tracer.sh");
 
 /// Every option that is for the tracer does what it says, and nothing is left behind.
 pub fn options_are_honoured(machine: &Machine<'_>, parts: &[&str]) -> Result<()> {
     for &part in parts {
-        let output = machine.run(&[], &words(&["sh", "-ec", KEEP_ENABLED, "sh", "sh", "-c", SCRIPT, "sh", part]))?;
-        ensure!(output.lines().last() == Some("0 wrong"), "{part}: {output}");
+        machine.part(&format!("the tracer: {part}"), || {
+            let output =
+                machine.run(&[], &words(&["sh", "-ec", KEEP_ENABLED, "sh", "sh", "-c", SCRIPT, "sh", part]))?;
+            ensure!(output.lines().last() == Some("0 wrong"), "something is wrong");
+            Ok(())
+        })?;
     }
     Ok(())
 }
 
 /// Whoever keeps interrupts off for 50 ms is blamed for late activations, by both backends. An emulated CPU may stop for as long by itself,
-/// more than once in a run, but not in each of three.
+/// more than once in a run.
 pub fn interrupts_off_are_blamed(machine: &Machine<'_>) -> Result<()> {
     for backend in ["tracer", "bpf"] {
-        let mut outcome = Ok(());
-        for _ in 0..3 {
-            outcome = interrupts_off_are_blamed_by(backend, machine);
-            match &outcome {
-                Ok(()) => break,
-                Err(error) => println!("another try: {error:#}"),
-            }
-        }
-        outcome?;
+        machine.part(&format!("blame by {backend}"), || interrupts_off_are_blamed_by(backend, machine))?;
     }
     Ok(())
 }
