@@ -84,7 +84,10 @@ hotplug() {
 killed() {
     whylate irqsoff --backend tracer >out 2>err &
     measuring=$!
-    sleep 4
+    for _ in $(seq 60); do
+        grep -qs irqsoff $tracing/instances/whylate-*/current_tracer && break
+        sleep 1
+    done
     kill -9 $measuring
     wait $measuring
     ls $tracing/instances | grep -q whylate- || wrong "nothing is left over"

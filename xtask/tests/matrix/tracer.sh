@@ -22,14 +22,24 @@ run() {
     "$@" >out 2>err
     status=$?
 }
-# The same, while something else looks at it.
+# Until the tracer is set up, and measures.
+wait_for_tracer() {
+    for _ in $(seq 60); do
+        grep -qs timerlat $tracing/instances/whylate-*/current_tracer && break
+        sleep 1
+    done
+    sleep 5
+}
+# The same, while something else looks at it, however long that takes.
 run_beside() {
     look=$1
     shift
     "$@" >out 2>err &
     measuring=$!
-    sleep 5
+    wait_for_tracer
     $look
+    # It may have ended by itself.
+    kill -INT $measuring 2>/dev/null
     wait $measuring
     status=$?
 }
@@ -44,8 +54,19 @@ settings() {
 }
 thread_named() {
     for process in /proc/[0-9]*; do
-        [ "$(cat "$process/comm" 2>/dev/null)" = "$1" ] && echo "${process#/proc/}"
+        name=
+        # A process for each would take longer than the rest, beside threads that are more urgent.
+        { read -r name <"$process/comm"; } 2>/dev/null
+        [ "$name" = "$1" ] && echo "${process#/proc/}"
     done
+}
+wait_for_thread() {
+    for _ in $(seq 60); do
+        tid=$(thread_named "$1")
+        [ -n "$tid" ] && break
+        sleep 1
+    done
+    echo "$tid"
 }
 # The policy and the real-time priority (fields 41 and 40 of proc_pid_stat(5)) of a thread without a blank in its name.
 policy_of() {
@@ -59,7 +80,7 @@ look_at_kernel_threads() {
     [ "$(cat $osnoise/cpus)" = 1 ] || wrong "-c: $(cat $osnoise/cpus)"
     [ "$(cat $osnoise/timerlat_period_us)" = 2000 ] || wrong "-p: $(cat $osnoise/timerlat_period_us)"
     grep -qw OSNOISE_WORKLOAD $osnoise/options || wrong "-k: $(cat $osnoise/options)"
-    tid=$(thread_named timerlat/1)
+    tid=$(wait_for_thread timerlat/1)
     [ "$(policy_of "$tid")" = "1 50" ] || wrong "-P: $(policy_of "$tid")"
     grep -q '^0::/ours$' "/proc/$tid/cgroup" || wrong "-C: $(cat "/proc/$tid/cgroup")"
     [ -z "$(thread_named timerlat/0)" ] || wrong "-c 1 measures CPU 0 as well"
@@ -67,7 +88,7 @@ look_at_kernel_threads() {
 # The kernel's threads: where, how often, how urgent, and in which cgroup.
 threads() {
     mkdir -p cg && mount -t cgroup2 none cg && mkdir -p cg/ours
-    run_beside look_at_kernel_threads whylate timerlat top -k -q -c 1 -p 2000 -P f:50 -C=ours -d 16
+    run_beside look_at_kernel_threads whylate timerlat top -k -q -c 1 -p 2000 -P f:50 -C=ours
     expect 0 "-k"
     grep -q 'Thread Timer Latency' out || wrong "-k shows no table"
     grep -q 'Ret user' out && wrong "kernel threads return to user space"
@@ -78,7 +99,7 @@ threads() {
 
 look_at_readers() {
     for cpu in 0 1; do
-        pid=$(thread_named timerlatu/$cpu)
+        pid=$(wait_for_thread timerlatu/$cpu)
         [ "$(policy_of "$pid")" = "1 95" ] || wrong "timerlatu/$cpu: $(policy_of "$pid")"
         grep -q "^Cpus_allowed_list:[[:space:]]*$cpu$" "/proc/$pid/status" || wrong "timerlatu/$cpu runs elsewhere"
     done
@@ -93,7 +114,7 @@ read_the_file() {
 readers() {
     for option in "" -u; do
         # shellcheck disable=SC2086
-        run_beside look_at_readers whylate timerlat top $option -q -d 16
+        run_beside look_at_readers whylate timerlat top $option -q
         expect 0 "top $option"
         grep -q 'Ret user' out || wrong "threads in user space do not return there"
     done
@@ -102,7 +123,7 @@ readers() {
     [ -z "$(thread_named timerlatu/0)" ] || wrong "a reader is left"
     run whylate timerlat hist --backend bpf --json -d 2
     grep -q '"backend":"bpf"' out || wrong "--backend bpf is ignored"
-    run_beside read_the_file whylate timerlat hist -U --json -d 8
+    run_beside read_the_file whylate timerlat hist -U --json
     expect 0 "-U"
     grep -q '"cpu":"0"},"histograms":{"irq":{"count":[1-9]' out || wrong "-U does not measure who reads"
     grep -q '"cpu":"1"},"histograms":{"irq":{"count":0' out || wrong "-U measures somebody else"
@@ -157,6 +178,11 @@ trace() {
 restart_the_tracer() {
     echo PANIC_ON_STOP >$osnoise/options
     echo NO_PANIC_ON_STOP >$osnoise/options
+    # It ends by itself.
+    for _ in $(seq 60); do
+        grep -q 'another program' err && break
+        sleep 1
+    done
 }
 # Somebody else has the tracer.
 others() {
@@ -170,7 +196,7 @@ others() {
     grep -q 'uses the bpf backend: ' err || wrong "it does not say why it takes the other backend"
     echo nop >$tracing/instances/another/current_tracer
     # The kernel kills whoever reads when its settings change.
-    run_beside restart_the_tracer whylate timerlat top -q -d 30
+    run_beside restart_the_tracer whylate timerlat top -q
     expect 1 "a reader is killed"
     grep -q 'another program has changed the settings' err || wrong "it does not say that a reader was killed"
     rmdir $tracing/instances/another
@@ -181,7 +207,7 @@ killed() {
         whylate timerlat top -q -p 3000 -T 1000000 -t $option \
             -e sched:sched_waking --trigger 'hist:keys=pid:ts0=common_timestamp.usecs' >out 2>err &
         measuring=$!
-        sleep 4
+        wait_for_tracer
         [ "$(settings)" = "$before" ] && wrong "$option changes nothing"
         kill -9 $measuring
         wait $measuring
