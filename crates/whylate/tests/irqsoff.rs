@@ -135,7 +135,7 @@ fn a_period_that_is_chosen_goes_by_what_an_interrupt_costs() -> Result<()> {
     let choices = DEFAULT_PERIODS_NS.map(|ns| ns as f64);
     let place =
         choices.iter().position(|choice| (choice - told_ns).abs() < 0.5).context("it is none of the choices")?;
-    let is_affordable = |period_ns: f64| interrupt_ns.is_none_or(|ns| ns <= period_ns * 0.008);
+    let is_affordable = |period_ns: f64| interrupt_ns.is_none_or(|ns| ns <= period_ns * 0.006);
     ensure!(is_affordable(told_ns) || place + 1 == choices.len(), "{interrupt_ns:?} ns each {told_ns} ns is dear");
     ensure!(place == 0 || !is_affordable(choices[place - 1]), "a shorter one would do");
     let expected = match (place, interrupt_ns) {

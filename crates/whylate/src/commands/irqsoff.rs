@@ -59,7 +59,7 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     worst: Option<u16>,
     /// How often the timer of each CPU is due (e.g. 500us; a bare number is in microseconds). What is shorter is seen by chance only, and
-    /// lengths are known to this much [default: 1ms, or 2, 5 or 10 ms where a timer's interrupts would take more than 0.8 % of a CPU]
+    /// lengths are known to this much [default: 1ms, or 2, 5 or 10 ms where a timer's interrupts would take more than 0.6 % of a CPU]
     #[arg(long, value_name = "PERIOD", value_parser = period)]
     period: Option<u64>,
     /// Leave out what is shorter than this

@@ -4,9 +4,9 @@
 use super::super::DEFAULT_PERIODS_NS;
 use crate::heartbeat;
 
-/// What the interrupts of a heartbeat may take of a CPU, in thousandths. Its programs, and what an interrupt throws out of the caches of
-/// others, take some more: all of it has to stay below 1 %.
-const INTERRUPTS_PERMILLE: u64 = 8;
+/// What the interrupts of a heartbeat may take of a CPU, in thousandths. A scheduler's benchmark is slowed down by half as much again, since they
+/// take caches and predictions from it (`bench/results.md`), and programs run in them: all of it has to stay below 1 %.
+const INTERRUPTS_PERMILLE: u64 = 6;
 
 /// How often heartbeats come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,20 +55,20 @@ mod tests {
     const MS_NS: u64 = 1_000_000;
 
     #[test]
-    fn interrupts_take_eight_thousandths_at_most() {
+    fn interrupts_take_six_thousandths_at_most() {
         for (interrupt_ns, period_ms) in [
             (0, 1),
             (1_500, 1),
-            (8_000, 1),
-            (8_001, 2),
-            (14_100, 2),
-            (16_000, 2),
-            (16_001, 5),
-            (40_000, 5),
-            (40_001, 10),
-            (80_000, 10),
+            (6_000, 1),
+            (6_001, 2),
+            (12_000, 2),
+            (12_001, 5),
+            (14_100, 5),
+            (30_000, 5),
+            (30_001, 10),
+            (60_000, 10),
             // Dearer than any period can make up for.
-            (80_001, 10),
+            (60_001, 10),
             (u64::MAX, 10),
         ] {
             assert_eq!(affordable_ns(interrupt_ns), period_ms * MS_NS, "{interrupt_ns} ns");
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn only_a_longer_one_is_told() {
         assert_eq!(Period::chosen(Some(1_500)).remark(), None);
-        let told = "a timer interrupt costs 14.1 us here, so heartbeats come every 2 ms (irqsoff --period 1ms for finer bounds)";
+        let told = "a timer interrupt costs 14.1 us here, so heartbeats come every 5 ms (irqsoff --period 1ms for finer bounds)";
         assert_eq!(Period::chosen(Some(14_100)).remark().as_deref(), Some(told));
     }
 }
