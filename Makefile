@@ -74,7 +74,7 @@ bench-timerlat: ## what `whylate timerlat` tells and costs, beside cyclictest (a
 bench-irqsoff: ## how much `whylate irqsoff` slows a scheduler benchmark down, beside bpftrace and the kernel's tracer (as root)
 	@scripts/install-deps bench static vm tracers
 	@$(CARGO) xtask kernels 6.12-tracers >/dev/null
-	$(CARGO) run --release -p whylate-bench -- irqsoff
+	$(CARGO) run --release -p whylate-bench -- irqsoff --rounds 60
 	$(CARGO) run --release -p whylate-bench -- irqsoff-vm-cost --rounds 5
 
 .PHONY: bench-irqsoff-vm

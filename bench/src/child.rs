@@ -24,7 +24,7 @@ pub struct Tool {
     child: Child,
     spawned: Instant,
     first_output: Receiver<Instant>,
-    /// What it prints on standard error, which matters only when it fails.
+    /// What it prints on standard error.
     complaints: Option<JoinHandle<String>>,
 }
 
@@ -68,15 +68,15 @@ impl Tool {
         }
     }
 
-    /// Ends it as Ctrl-C does.
-    pub fn end(mut self) -> Result<()> {
+    /// Ends it as Ctrl-C does. Returns what it has said on standard error.
+    pub fn end(mut self) -> Result<String> {
         if let Some(status) = self.child.try_wait()? {
             return Err(self.failure(&format!("ended too early, {status}")));
         }
         kill_process(Pid::from_child(&self.child), Signal::INT).context("cannot end a tool")?;
         match self.wait()? {
             // Some tools tidy up and then let the signal end them.
-            Some(status) if status.success() || status.signal() == Some(Signal::INT.as_raw()) => Ok(()),
+            Some(status) if status.success() || status.signal() == Some(Signal::INT.as_raw()) => Ok(self.said()),
             Some(status) => Err(self.failure(&format!("failed, {status}"))),
             None => Err(self.failure("did not end")),
         }
@@ -85,8 +85,12 @@ impl Tool {
     /// Ends it at once, and tells what it had to say.
     fn failure(&mut self, what: &str) -> Error {
         let _ = self.child.kill();
-        let said = self.complaints.take().and_then(|complaints| complaints.join().ok()).unwrap_or_default();
-        anyhow!("the tool {what}: {said}")
+        anyhow!("the tool {what}: {}", self.said())
+    }
+
+    /// What it has said on standard error, once it ends.
+    fn said(&mut self) -> String {
+        self.complaints.take().and_then(|complaints| complaints.join().ok()).unwrap_or_default()
     }
 
     fn wait(&mut self) -> Result<Option<ExitStatus>> {

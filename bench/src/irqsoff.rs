@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How much longer a scheduler benchmark takes while `whylate irqsoff` or what people use today watches.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::Read as _;
 use std::path::Path;
@@ -8,17 +9,20 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::geteuid;
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::child::{POLL, Tool};
 use crate::figures::{median, median_interval, word};
 use crate::{kernel, machine, programs, results, whylate};
 
-/// Of the median slowdown of `ticks`, in percent.
+/// Of the median slowdown of `ticks`, and of the median time that a thread loses to it, in percent.
 const LIMIT: f64 = 1.0;
 /// A third of a second: what other machines of the same host do changes little meanwhile.
-const LOAD: [&str; 5] = ["bench", "sched", "pipe", "-l", "50000"];
+const LOAD: [&str; 5] = ["bench", "sched", "pipe", "-l", "30000"];
+/// How long a thread spins at a time.
+const SPIN: Duration = Duration::from_millis(100);
 /// Far longer than it takes.
 const DEADLINE: Duration = Duration::from_secs(120);
 /// From a watcher's first output until it is surely attached, and from its end until the kernel has put its code back.
@@ -29,13 +33,12 @@ const SCRIPT: &str = "BEGIN { printf(\"ready\\n\"); } profile:hz:1000 { @ticks =
 /// A timer of 1 kHz on each CPU, whose program does nothing.
 const TIMER: &str = "BEGIN { printf(\"ready\\n\"); } profile:hz:1000 { }";
 const TICKS: [&str; 3] = ["irqsoff", "--backend", "ticks"];
-/// Where they are in [`SUBJECTS`].
+const AT_1_MS: [&str; 5] = ["irqsoff", "--backend", "ticks", "--period", "1ms"];
+/// Where the one with a limit is in [`SUBJECTS`].
 const OURS: usize = 0;
-const TIMER_ALONE: usize = 2;
-const NOBODY: usize = 4;
 const SUBJECTS: [&str; 5] = [
-    "`whylate irqsoff --backend ticks` (1 ms)",
-    "`whylate irqsoff --backend ticks --period 2ms`",
+    "`whylate irqsoff --backend ticks`",
+    "`whylate irqsoff --backend ticks --period 1ms`",
     "a timer of 1 kHz on each CPU, with an empty program (bpftrace)",
     "bpftrace script on `hrtimer_expire_entry` with a timer of 1 kHz",
     "nobody: what the machine adds by itself",
@@ -43,8 +46,23 @@ const SUBJECTS: [&str; 5] = [
 /// What the running kernel must have to be watched by the others.
 const EVENT: &str = "events/preemptirq/irq_disable";
 
-/// The slowdown by each subject, in percent, in one round.
-type Round = [f64; SUBJECTS.len()];
+/// What each subject did, one figure a time that it watched.
+#[derive(Default)]
+struct Figures {
+    /// How much longer the load took, in percent.
+    slowdown: [Vec<f64>; SUBJECTS.len()],
+    /// How much more of its time a spinning thread lost, in percent.
+    lost: [Vec<f64>; SUBJECTS.len()],
+    /// What `ticks` has said of the period that it has chosen.
+    chosen: BTreeMap<String, usize>,
+}
+
+/// The load and a spinning thread, once.
+#[derive(Clone, Copy)]
+struct Run {
+    load_s: f64,
+    lost_percent: f64,
+}
 
 /// Returns whether every figure is within its limit.
 pub fn run(arguments: &results::Arguments) -> Result<bool> {
@@ -62,20 +80,20 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
     let cpu = last_cpu()?;
     // The first run fills caches.
     load_s(cpu)?;
-    let mut rounds = Vec::new();
-    for number in 1..=arguments.rounds {
-        eprintln!("round {number} of {}", arguments.rounds);
-        let mut round = Round::default();
-        for turn in 0..SUBJECTS.len() {
-            // They take turns at being first.
-            let which = (turn + number as usize) % SUBJECTS.len();
-            round[which] = slowdown_percent(&program, which, cpu)?;
+    let mut figures = Figures::default();
+    for number in 0..arguments.rounds as usize {
+        eprintln!("round {} of {}", number + 1, arguments.rounds);
+        // The others take turns.
+        let mut both = [OURS, 1 + number % (SUBJECTS.len() - 1)];
+        both.rotate_left(number / 2 % 2);
+        let mut before = once(cpu)?;
+        for which in both {
+            before = figures.watch(&program, which, cpu, before)?;
         }
-        rounds.push(round);
     }
     let share = share_of_programs_percent(&program, cpu)?;
-    arguments.publish("irqsoff", &report(&rounds, share))?;
-    Ok(median(&of(&rounds, OURS)) <= LIMIT)
+    arguments.publish("irqsoff", &figures.report(share))?;
+    Ok(median(&figures.slowdown[OURS]) <= LIMIT && median(&figures.lost[OURS]) <= LIMIT)
 }
 
 /// The last one that this process may use: interrupts of devices are often on the first.
@@ -84,81 +102,136 @@ fn last_cpu() -> Result<usize> {
     (0..rustix::thread::CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).context("there is no CPU")
 }
 
-fn of(rounds: &[Round], which: usize) -> Vec<f64> {
-    rounds.iter().map(|round| round[which]).collect()
+impl Figures {
+    /// Two runs that a subject watches, beside the one right before and one right after them, which is returned.
+    fn watch(&mut self, whylate: &Path, which: usize, cpu: usize, before: Run) -> Result<Run> {
+        let mut tool = start(whylate, which)?;
+        if let Some(tool) = &mut tool {
+            tool.first_output()?;
+            thread::sleep(SETTLE);
+        }
+        let watched = [once(cpu)?, once(cpu)?];
+        if let Some(tool) = tool {
+            let said = tool.end()?;
+            if which == OURS {
+                *self.chosen.entry(period_of(&said)).or_default() += 1;
+            }
+            thread::sleep(SETTLE);
+        }
+        let after = once(cpu)?;
+        let load_s = |[one, other]: [Run; 2]| one.load_s + other.load_s;
+        let lost = |[one, other]: [Run; 2]| (one.lost_percent + other.lost_percent) / 2.0;
+        self.slowdown[which].push(100.0 * (load_s(watched) / load_s([before, after]) - 1.0));
+        self.lost[which].push(lost(watched) - lost([before, after]));
+        Ok(after)
+    }
+
+    fn report(&self, share_percent: f64) -> String {
+        let rounds = self.slowdown[OURS].len();
+        let mut text = format!(
+            "## What `whylate irqsoff` costs\n\nCommand: `make bench-irqsoff` (`cargo run --release -p whylate-bench -- irqsoff --rounds \
+             {rounds}`)\n\n{}\nSlowdown of `perf {}` on one CPU, {rounds} rounds. In a round `ticks` watches, and one of the others in \
+             turn: two runs each, with one right before and one right after them that nobody watches. Medians, with the interval in which \
+             the median lies by a confidence of 95 % (sign test), and the smallest and the largest.\n\n\
+             | watcher | slowdown | 95 % interval | from, to | limit | |\n|---|--:|--:|--:|--:|---|\n",
+            machine::describe(),
+            LOAD.join(" "),
+        );
+        text += &lines(&self.slowdown);
+        if !Path::new("/sys/kernel/tracing").join(EVENT).exists() {
+            text += "| `events`, `tracer`, a script on the events | this kernel has no such events, and no such tracer: see below | | | | |\n";
+        }
+        text += &format!(
+            "\nMeanwhile, for {} ms after each run, how much more of its time a thread loses that does nothing on that CPU but read the \
+             clock: interrupts, their programs and what the hypervisor does for them, and not what they throw out of caches. Times of \
+             {} us and longer, in which others had the CPU, are left out.\n\n\
+             | watcher | lost | 95 % interval | from, to | limit | |\n|---|--:|--:|--:|--:|---|\n",
+            SPIN.as_millis(),
+            AWAY.as_micros()
+        );
+        text += &lines(&self.lost);
+        text += "\nWithout `--period`, `ticks` measures what a timer's interrupt costs and chooses its period by that. Here it has chosen:\n\n";
+        for (period, times) in &self.chosen {
+            text += &format!("- {period}: {times} times\n");
+        }
+        text += &format!(
+            "\nThe BPF programs of `ticks` at 1 ms take {share_percent:.2} % of each CPU, as the kernel counts them \
+             (`BPF_ENABLE_STATS`). The rest is the timer's interrupt, which costs as much without them.\n"
+        );
+        text
+    }
 }
 
-fn report(rounds: &[Round], share_percent: f64) -> String {
-    let mut text = format!(
-        "## What `whylate irqsoff` costs\n\nCommand: `make bench-irqsoff` (`cargo run --release -p whylate-bench -- irqsoff --rounds \
-         {}`)\n\n{}\nSlowdown of `perf {}` on one CPU, {} rounds. In a round, each watcher watches two runs, and nobody watches one right \
-         before and one right after them; the watchers take turns at being first. Medians, with the interval in which the median lies by \
-         a confidence of 95 % (sign test), and the smallest and the largest.\n\n\
-         | watcher | slowdown | 95 % interval | from, to | limit | |\n|---|--:|--:|--:|--:|---|\n",
-        rounds.len(),
-        machine::describe(),
-        LOAD.join(" "),
-        rounds.len(),
-    );
-    for (which, name) in SUBJECTS.iter().enumerate() {
-        text += &line(name, &of(rounds, which), (which == OURS).then_some(LIMIT));
-    }
-    let beyond: Vec<f64> = rounds.iter().map(|round| round[OURS] - round[TIMER_ALONE]).collect();
-    text += &line("what `ticks` (1 ms) costs beyond the timer alone", &beyond, None);
-    if !Path::new("/sys/kernel/tracing").join(EVENT).exists() {
-        text += "| `events`, `tracer`, a script on the events | this kernel has no such events, and no such tracer: see below | | | | |\n";
-    }
-    text += &format!(
-        "\nThe BPF programs of `ticks` (1 ms) take {share_percent:.2} % of each CPU, as the kernel counts them (`BPF_ENABLE_STATS`). The \
-         rest is the timer's interrupt, which costs as much without them.\n"
-    );
-    text
+/// From what it says at its start.
+fn period_of(said: &str) -> String {
+    let period =
+        said.split_once("heartbeats come every ").and_then(|(_, rest)| rest.split_once(" (")).map(|(period, _)| period);
+    period.unwrap_or("1 ms").to_owned()
 }
 
-fn line(name: &str, slowdowns: &[f64], limit: Option<f64>) -> String {
-    let median = median(slowdowns);
+fn lines(figures: &[Vec<f64>]) -> String {
+    let subjects = SUBJECTS.iter().zip(figures).enumerate();
+    subjects.map(|(which, (name, figures))| line(name, figures, (which == OURS).then_some(LIMIT))).collect()
+}
+
+fn line(name: &str, figures: &[f64], limit: Option<f64>) -> String {
+    let median = median(figures);
     let (limit, judged) = limit.map_or_else(Default::default, |limit| (format!("{limit} %"), word(median, limit)));
-    let interval = median_interval(slowdowns)
+    let interval = median_interval(figures)
         .map_or_else(|| "too few rounds".to_owned(), |(low, high)| format!("{low:.2} to {high:.2} %"));
-    let least = slowdowns.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = slowdowns.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let least = figures.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = figures.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     format!("| {name} | {median:.2} % | {interval} | {least:.2}, {most:.2} % | {limit} | {judged} |\n")
-}
-
-/// Of two runs that a subject watches, beside the runs right before and right after them.
-fn slowdown_percent(whylate: &Path, which: usize, cpu: usize) -> Result<f64> {
-    let before_s = load_s(cpu)?;
-    let mut tool = start(whylate, which)?;
-    if let Some(tool) = &mut tool {
-        tool.first_output()?;
-        thread::sleep(SETTLE);
-    }
-    let watched_s = load_s(cpu)? + load_s(cpu)?;
-    if let Some(tool) = tool {
-        tool.end()?;
-        thread::sleep(SETTLE);
-    }
-    let after_s = load_s(cpu)?;
-    Ok(100.0 * (watched_s / (before_s + after_s) - 1.0))
 }
 
 fn start(whylate: &Path, which: usize) -> Result<Option<Tool>> {
     let bpftrace = OsStr::new("bpftrace");
-    let slower = [&TICKS[..], &["--period", "2ms"]].concat();
     let tool = match which {
         OURS => Tool::start(whylate.as_os_str(), &TICKS),
-        1 => Tool::start(whylate.as_os_str(), &slower),
-        TIMER_ALONE => Tool::start(bpftrace, &["-e", TIMER]),
-        NOBODY => return Ok(None),
-        _ => Tool::start(bpftrace, &["-e", SCRIPT]),
+        1 => Tool::start(whylate.as_os_str(), &AT_1_MS),
+        2 => Tool::start(bpftrace, &["-e", TIMER]),
+        3 => Tool::start(bpftrace, &["-e", SCRIPT]),
+        _ => return Ok(None),
     };
     tool.map(Some)
+}
+
+fn once(cpu: usize) -> Result<Run> {
+    Ok(Run { load_s: load_s(cpu)?, lost_percent: lost_percent(cpu)? })
+}
+
+/// Between two readings of the clock, an interrupt or something else comes in from here on; a reading takes far less.
+const AWAY_FROM: Duration = Duration::from_nanos(500);
+/// From here on others have the CPU, which is no interrupt.
+const AWAY: Duration = Duration::from_micros(200);
+
+/// What a thread loses of its time on this CPU.
+fn lost_percent(cpu: usize) -> Result<f64> {
+    let spinning = thread::spawn(move || {
+        let mut only = CpuSet::new();
+        only.set(cpu);
+        sched_setaffinity(None, &only)?;
+        let (mut lost, mut away) = (Duration::ZERO, Duration::ZERO);
+        let began = Instant::now();
+        let mut last = began;
+        while last - began < SPIN {
+            let now = Instant::now();
+            match now - last {
+                gap if gap >= AWAY => away += gap,
+                gap if gap >= AWAY_FROM => lost += gap,
+                _ => {}
+            }
+            last = now;
+        }
+        anyhow::Ok(100.0 * lost.as_secs_f64() / (last - began - away).as_secs_f64())
+    });
+    spinning.join().map_err(|_| anyhow!("the thread that spins failed"))?
 }
 
 /// How long the BPF programs of `ticks` run under the load, in percent of the time of all CPUs. Counting makes them slower.
 fn share_of_programs_percent(whylate: &Path, cpu: usize) -> Result<f64> {
     let _counting = kernel::count_run_times().context("the kernel does not count run times of BPF programs")?;
-    let mut tool = Tool::start(whylate.as_os_str(), &TICKS)?;
+    let mut tool = Tool::start(whylate.as_os_str(), &AT_1_MS)?;
     tool.first_output()?;
     let (before, began) = (programs::of_process(tool.pid())?, Instant::now());
     for _ in 0..5 {
@@ -211,6 +284,13 @@ mod tests {
     fn the_load_tells_its_time() {
         assert_eq!(total_s("# Running\n\n     Total time: 0.152 [sec]\n"), Some(0.152));
         assert_eq!(total_s("Total: none"), None);
+    }
+
+    #[test]
+    fn the_period_is_told_where_it_is_not_the_shortest() {
+        let said = "whylate: a timer interrupt costs 14.1 us here, so heartbeats come every 2 ms (irqsoff --period 1ms for finer bounds)";
+        assert_eq!(period_of(said), "2 ms");
+        assert_eq!(period_of("whylate: irqsoff uses the ticks backend: it is asked for"), "1 ms");
     }
 
     #[test]

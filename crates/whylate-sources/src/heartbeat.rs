@@ -2,6 +2,8 @@
 //! A timer on each CPU whose interrupt is due once in a period: when it comes late, interrupts were off. For the account of CPUs it rests
 //! while the CPU changes hands often.
 
+mod cost;
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,6 +13,8 @@ use std::time::Duration;
 
 use crate::perf_event::{self, EVERY_THREAD, PERF_EVENT_IOC_DISABLE, PERF_EVENT_IOC_ENABLE};
 use crate::symbols::address_of;
+
+pub(crate) use cost::interrupt_ns;
 
 /// How often it is due for the account. Interrupts that are off for longer are seen; of their length at most this much is not.
 pub(crate) const PERIOD_NS: u64 = 1_000_000;

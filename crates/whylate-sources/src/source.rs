@@ -37,6 +37,11 @@ pub trait Attached {
     fn weaker(&self) -> Option<&str> {
         None
     }
+
+    /// What was chosen for this machine and makes figures coarser, and how to have it otherwise, if anything.
+    fn chosen(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// The way a source measures on this kernel.

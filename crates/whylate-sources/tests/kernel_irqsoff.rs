@@ -77,6 +77,8 @@ fn options(places: Places) -> IrqsoffOptions {
     IrqsoffOptions {
         backend: Some("ticks".to_owned()),
         cpus: vec![places.disturbed],
+        // Bounds are compared with lengths by it.
+        period_ns: Some(MS_NS),
         late_over_ns: Some(100_000),
         keep_evidence: true,
         ..IrqsoffOptions::default()
@@ -105,7 +107,8 @@ struct Tally {
 const ENABLES: &str = "bpf_local_irq_restore";
 
 fn is_by(labels: &Labels, function: &str) -> bool {
-    labels["kind"] == "irqs_off" && labels.get("function").is_some_and(|found| found == function)
+    labels.get("kind").is_some_and(|kind| kind == "irqs_off")
+        && labels.get("function").is_some_and(|found| found == function)
 }
 
 fn windows_are_seen(places: Places, length_ns: u64, tally: &mut Tally) -> Result<()> {
@@ -222,7 +225,7 @@ fn timers_and_missed_periods_make_up_the_schedule() -> Result<()> {
     unless_stolen(|| {
         stay_on(places.tool)?;
         let period_ns = if is_emulated() { 20 * MS_NS } else { MS_NS };
-        let mut ticks = start(&IrqsoffOptions { period_ns, timer_test: true, ..options(places) })?;
+        let mut ticks = start(&IrqsoffOptions { period_ns: Some(period_ns), timer_test: true, ..options(places) })?;
         let mut timers = patching(|| attach_timers(&[places.disturbed]))?;
         // From here on the period is known.
         thread::sleep(Duration::from_nanos(20 * period_ns));
@@ -388,7 +391,7 @@ fn what_cannot_be_measured_is_refused() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for refused in [
         IrqsoffOptions { cpus: vec![60_000], ..IrqsoffOptions::default() },
-        IrqsoffOptions { period_ns: 1, ..IrqsoffOptions::default() },
+        IrqsoffOptions { period_ns: Some(1), ..IrqsoffOptions::default() },
         IrqsoffOptions { backend: Some("nonsense".to_owned()), ..IrqsoffOptions::default() },
         IrqsoffOptions { backend: Some("need_resched".to_owned()), ..IrqsoffOptions::default() },
         IrqsoffOptions { backend: Some("ticks".to_owned()), what: What::Preemption, ..IrqsoffOptions::default() },

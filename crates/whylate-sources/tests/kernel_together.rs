@@ -41,7 +41,12 @@ type Sources = Vec<(&'static str, Box<dyn Attached>)>;
 /// Every source, each explaining what is late on the disturbed CPU.
 fn attach(places: Places, together: &Together) -> Result<Sources> {
     let explain_over_ns = Some(LATE_NS);
-    let irqsoff = IrqsoffOptions { explain_over_ns, keep_evidence: true, ..IrqsoffOptions::default() };
+    let irqsoff = IrqsoffOptions {
+        explain_over_ns,
+        period_ns: Some(1_000_000),
+        keep_evidence: true,
+        ..IrqsoffOptions::default()
+    };
     let wq = Options { explain_over_ns, keep_evidence: true, phases: true, ..Options::default() };
     let offcpu = OffcpuOptions {
         backend: Some("sample".to_owned()),

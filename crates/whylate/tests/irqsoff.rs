@@ -11,6 +11,7 @@ use std::process::Output;
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use whylate_model::Snapshot;
+use whylate_sources::irqsoff::DEFAULT_PERIODS_NS;
 
 use running::{Running, whylate};
 use turn::turn_to_measure;
@@ -76,11 +77,12 @@ fn a_cpu_that_is_not_there_is_no_matter_of_usage() -> Result<()> {
 #[test]
 fn json_has_a_line_per_interval_and_only_culprits_that_are_named() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let all = snapshots(&shown(&["--json", "1", "2", "--from", "20us", "--slower", "20us"])?)?;
+    let asked = ["--json", "1", "2", "--from", "20us", "--slower", "20us", "--period", "1ms"];
+    let all = snapshots(&shown(&asked)?)?;
     ensure!(all.len() == 2, "{} lines", all.len());
     for snapshot in &all {
         ensure!(snapshot.source == "irqsoff" && snapshot.backend == "ticks", "{snapshot:?}");
-        for series in &snapshot.series {
+        for series in snapshot.series.iter().filter(|series| !series.labels.is_empty()) {
             let length = series.histograms.get("length").context("a culprit without lengths")?;
             ensure!(
                 series.labels.contains_key("kind") && !length.is_empty() && length.min_ns() >= 20_000,
@@ -98,6 +100,54 @@ fn json_has_a_line_per_interval_and_only_culprits_that_are_named() -> Result<()>
     }
     let worst = snapshots(&shown(&["--json", "-d", "2", "--from", "5us", "--worst", "3"])?)?;
     ensure!(worst[0].late.len() <= 3, "{} worst", worst[0].late.len());
+    Ok(())
+}
+
+/// What is told of the heartbeats: their period, and what one costs where that was measured, in nanoseconds; and what is said of them.
+fn heartbeats(arguments: &[&str]) -> Result<(f64, Option<f64>, Vec<String>)> {
+    let output = irqsoff(&[&["--backend", "ticks", "--json", "-d", "200ms"], arguments].concat())?;
+    ensure!(output.status.success(), "{arguments:?}: {output:?}");
+    let all = snapshots(&text(&output.stdout))?;
+    let series = all[0].series.iter().find(|series| series.labels.is_empty()).context("no series of heartbeats")?;
+    let remarks = text(&output.stderr).lines().filter(|line| line.starts_with(DEAR)).map(str::to_owned).collect();
+    Ok((series.values["period_ns"], series.values.get("interrupt_ns").copied(), remarks))
+}
+
+/// How the line begins that tells of a longer period.
+const DEAR: &str = "whylate: a timer interrupt costs ";
+
+#[test]
+fn a_period_that_is_asked_for_is_the_one_in_use() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    for (asked, period_ns) in [("1ms", 1e6), ("3ms", 3e6), ("500", 5e5)] {
+        let (told_ns, interrupt_ns, remarks) = heartbeats(&["--period", asked])?;
+        ensure!((told_ns - period_ns).abs() < 0.5, "{told_ns} ns");
+        ensure!(interrupt_ns.is_none() && remarks.is_empty(), "nothing was chosen: {interrupt_ns:?}, {remarks:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_period_that_is_chosen_goes_by_what_an_interrupt_costs() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let (told_ns, interrupt_ns, remarks) = heartbeats(&[])?;
+    println!("{told_ns} ns for {interrupt_ns:?} ns each: {remarks:?}");
+    let choices = DEFAULT_PERIODS_NS.map(|ns| ns as f64);
+    let place =
+        choices.iter().position(|choice| (choice - told_ns).abs() < 0.5).context("it is none of the choices")?;
+    let is_affordable = |period_ns: f64| interrupt_ns.is_none_or(|ns| ns <= period_ns * 0.006);
+    ensure!(is_affordable(told_ns) || place + 1 == choices.len(), "{interrupt_ns:?} ns each {told_ns} ns is dear");
+    ensure!(place == 0 || !is_affordable(choices[place - 1]), "a shorter one would do");
+    let expected = match (place, interrupt_ns) {
+        (1.., Some(ns)) => {
+            let (us, ms) = (ns / 1e3, told_ns / 1e6);
+            vec![format!(
+                "{DEAR}{us:.1} us here, so heartbeats come every {ms} ms (irqsoff --period 1ms for finer bounds)"
+            )]
+        }
+        _ => Vec::new(),
+    };
+    ensure!(remarks == expected, "{remarks:?}, not {expected:?}");
     Ok(())
 }
 
@@ -156,7 +206,7 @@ fn it_ends_at_a_signal_with_what_it_has() -> Result<()> {
     running.signal(Signal::INT)?;
     let (status, stderr) = running.end()?;
     // Why it is not a better backend, and what it cannot tell here.
-    let known = ["whylate: irqsoff uses the ticks backend: ", "whylate: no stack is taken inside sections: "];
+    let known = ["whylate: irqsoff uses the ticks backend: ", "whylate: no stack is taken inside sections: ", DEAR];
     let is_quiet = stderr.lines().all(|line| known.iter().any(|known| line.starts_with(known)));
     ensure!(status.success() && is_quiet, "{status}, {stderr}");
     Ok(())

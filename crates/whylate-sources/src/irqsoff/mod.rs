@@ -5,7 +5,7 @@
 //!
 //! Backend `tracer`: the kernel's tracers of the longest section.
 //!
-//! Backend `ticks`: a timer of each CPU is due once in a period. When its interrupt comes late although no handler ran and no hypervisor
+//! Backend `ticks`: a timer of each CPU is due once in a period, which is as short as its interrupts are cheap. When its interrupt comes late although no handler ran and no hypervisor
 //! had the CPU, interrupts were off, and it comes in where they were enabled again: the stack that it finds names who did that.
 //!
 //! Backend `need_resched`, for preemption alone: how long a CPU goes on with a thread that is marked to be switched.
@@ -24,8 +24,8 @@ use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, 
 
 /// Periods that a timer may have, in nanoseconds: the kernel throttles timers that are due more often.
 pub const PERIODS_NS: std::ops::RangeInclusive<u64> = 100_000..=1_000_000_000;
-/// The period unless asked for another one.
-pub const DEFAULT_PERIOD_NS: u64 = 1_000_000;
+/// The periods of which one is chosen unless one is asked for, shortest first: the first one whose interrupts cost little on this machine.
+pub const DEFAULT_PERIODS_NS: [u64; 4] = [1_000_000, 2_000_000, 5_000_000, 10_000_000];
 /// The shortest lateness that counts unless asked for another one: a hypervisor makes timers late by tens of microseconds.
 pub const DEFAULT_FROM_NS: u64 = 100_000;
 
@@ -114,8 +114,9 @@ pub struct IrqsoffOptions {
     pub what: What,
     /// `tracer` records each function that is called meanwhile, which makes sections longer.
     pub functions: bool,
-    /// How often each CPU's timer is due, for `ticks`.
-    pub period_ns: u64,
+    /// How often each CPU's timer is due, for `ticks`; `None` takes one of [`DEFAULT_PERIODS_NS`] by what an interrupt costs here, which is
+    /// measured for some 10 ms.
+    pub period_ns: Option<u64>,
     /// CPUs to measure; empty for all that are online.
     pub cpus: Vec<u32>,
     /// Shorter ones do not count.
@@ -138,7 +139,7 @@ impl Default for IrqsoffOptions {
             backend: None,
             what: What::Irqs,
             functions: false,
-            period_ns: DEFAULT_PERIOD_NS,
+            period_ns: None,
             cpus: Vec::new(),
             from_ns: DEFAULT_FROM_NS,
             late_over_ns: None,
@@ -175,7 +176,7 @@ impl Source for Irqsoff {
 /// # Errors
 /// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
 pub fn attach(options: &IrqsoffOptions) -> Result<Box<dyn Attached>, AttachError> {
-    if !PERIODS_NS.contains(&options.period_ns) {
+    if options.period_ns.is_some_and(|ns| !PERIODS_NS.contains(&ns)) {
         return Err(AttachError::Unsupported("a period is from 100 us to 1 s long".to_owned()));
     }
     let mut refused: Option<AttachError> = None;
@@ -232,7 +233,7 @@ mod tests {
     fn a_name_that_no_backend_has_is_refused() {
         let options = IrqsoffOptions { backend: Some("nonsense".to_owned()), ..IrqsoffOptions::default() };
         assert!(matches!(attach(&options), Err(AttachError::UnknownBackend { .. })));
-        let senseless = IrqsoffOptions { period_ns: 1_000, ..IrqsoffOptions::default() };
+        let senseless = IrqsoffOptions { period_ns: Some(1_000), ..IrqsoffOptions::default() };
         assert!(matches!(attach(&senseless), Err(AttachError::Unsupported(_))));
     }
 }

@@ -3,6 +3,7 @@
 
 mod culprits;
 mod looks;
+mod period;
 mod programs;
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Stack};
 
 use self::culprits::Late;
 use self::looks::Looks;
+use self::period::Period;
 use self::programs::{Programs, Told};
 use super::span::{Span, wanted_cpus};
 use super::{IrqsoffOptions, TICKS};
@@ -41,6 +43,8 @@ struct AttachedTicks {
     /// CPUs that came back and are not looked at any more, since the last snapshot.
     looks_lost: u64,
     options: IrqsoffOptions,
+    period: Period,
+    chosen: Option<String>,
     cpus: Vec<u32>,
     floors: Option<Floors>,
     /// Ticks of each CPU when it was looked at the last time.
@@ -74,8 +78,10 @@ impl AttachedTicks {
             Ok(looks) => (looks, None),
             Err(reason) => (Looks::default(), Some(format!("no stack is taken inside sections: {reason}"))),
         };
-        let programs = Programs::attach(options, &looks)?;
-        let heartbeats = Heartbeats::start(&wanted, options.period_ns).map_err(refused_heartbeat)?;
+        // Before there are other timers.
+        let period = Period::of(options.period_ns);
+        let programs = Programs::attach(options, period.ns, &looks)?;
+        let heartbeats = Heartbeats::start(&wanted, period.ns).map_err(refused_heartbeat)?;
         for (cpu, id) in heartbeats.ids().context("cannot tell the timers of CPUs apart")? {
             programs.watch(cpu, id);
         }
@@ -88,6 +94,8 @@ impl AttachedTicks {
             looks,
             looks_lost: 0,
             options: options.clone(),
+            period,
+            chosen: period.remark(),
             cpus: wanted,
             floors,
             ticks_seen: BTreeMap::new(),
@@ -137,12 +145,19 @@ impl AttachedTicks {
             let ticks = self.programs.ticks(cpu);
             let before = self.ticks_seen.insert(cpu, ticks);
             if before == Some(ticks) && online.contains(&cpu) {
-                let id = self.heartbeats.restart(cpu, self.options.period_ns);
+                let id = self.heartbeats.restart(cpu, self.period.ns);
                 self.programs.watch(cpu, id.with_context(|| format!("cannot start the timer of CPU {cpu} again"))?);
                 self.looks_lost += u64::from(!self.looks.restart(cpu, self.programs.look()));
             }
         }
         Ok(())
+    }
+
+    /// A series without labels, of the heartbeats themselves.
+    fn tell_period(&self, snapshot: &mut Snapshot) {
+        let interrupt = self.period.interrupt_ns.map(|ns| ("interrupt_ns".to_owned(), ns as f64));
+        let values = [("period_ns".to_owned(), self.period.ns as f64)].into_iter().chain(interrupt).collect();
+        snapshot.series.push(Series { values, ..Series::default() });
     }
 
     /// A series for each culprit, and a stack for each way in which it was found.
@@ -159,7 +174,7 @@ impl AttachedTicks {
         }
         for (culprit, length) in lengths {
             let values = [
-                ("period_ns".to_owned(), self.options.period_ns as f64),
+                ("period_ns".to_owned(), self.period.ns as f64),
                 ("share".to_owned(), length.sum_ns() as f64 / measured_ns.max(1.0)),
             ];
             let histograms = [("length".to_owned(), length)].into();
@@ -176,7 +191,7 @@ impl AttachedTicks {
     fn tell_ticks(&mut self, snapshot: &mut Snapshot) {
         for &cpu in &self.cpus {
             let (lateness, overruns) = self.programs.take_ticks(cpu);
-            let values = [("overruns", overruns as f64), ("period_ns", self.options.period_ns as f64)];
+            let values = [("overruns", overruns as f64), ("period_ns", self.period.ns as f64)];
             snapshot.series.push(Series {
                 labels: [("cpu".to_owned(), cpu.to_string())].into(),
                 histograms: [("lateness".to_owned(), lateness)].into(),
@@ -208,14 +223,14 @@ impl AttachedTicks {
         let mut labels = tick.culprit().labels();
         labels.insert("task".to_owned(), tick.thread.clone());
         if self.options.timer_test {
-            let overruns = (tick.late_ns() + late.delivery_ns) / self.options.period_ns;
+            let overruns = (tick.late_ns() + late.delivery_ns) / self.period.ns;
             labels.insert("overruns".to_owned(), overruns.to_string());
         }
         Some(LateEvent {
             labels,
             at_unix_ns: clock::unix_ns_of(late.came_ns),
             latency_ns: tick.late_ns(),
-            at_most_ns: Some(tick.late_ns().saturating_add(late.delivery_ns + self.options.period_ns)),
+            at_most_ns: Some(tick.late_ns().saturating_add(late.delivery_ns + self.period.ns)),
             cpu: late.cpu,
             stack: interrupted_stack(&tick.stack).to_vec(),
             inside: tick.inside.clone(),
@@ -250,6 +265,7 @@ impl Attached for AttachedTicks {
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let mut snapshot = self.span.end(TICKS);
+        self.tell_period(&mut snapshot);
         self.tell_culprits(&mut snapshot);
         if self.options.timer_test {
             self.tell_ticks(&mut snapshot);
@@ -279,5 +295,9 @@ impl Attached for AttachedTicks {
 
     fn weaker(&self) -> Option<&str> {
         self.weaker.as_deref()
+    }
+
+    fn chosen(&self) -> Option<&str> {
+        self.chosen.as_deref()
     }
 }

@@ -22,13 +22,17 @@ pub struct Schedule {
     pub duration_ns: Option<u64>,
 }
 
-/// Says on standard error which backend is in use if it is not the best one, and what is told less well here than it could be.
+/// Says on standard error which backend is in use if it is not the best one, what is told less well here than it could be, and what was chosen for
+/// this machine.
 pub fn say_what_is_weaker(name: &str, source: &dyn Attached) {
     if let Some(reason) = source.backend().fallback_reason {
         eprintln!("whylate: {name} uses the {} backend: {reason}", source.backend().name);
     }
     if let Some(weaker) = source.weaker() {
         eprintln!("whylate: {weaker}");
+    }
+    if let Some(chosen) = source.chosen() {
+        eprintln!("whylate: {chosen}");
     }
 }
 

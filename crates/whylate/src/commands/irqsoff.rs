@@ -59,9 +59,9 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     worst: Option<u16>,
     /// How often the timer of each CPU is due (e.g. 500us; a bare number is in microseconds). What is shorter is seen by chance only, and
-    /// lengths are known to this much
-    #[arg(long, value_name = "PERIOD", value_parser = period, default_value = "1ms")]
-    period: u64,
+    /// lengths are known to this much [default: 1ms, or 2, 5 or 10 ms where a timer's interrupts would take more than 0.6 % of a CPU]
+    #[arg(long, value_name = "PERIOD", value_parser = period)]
+    period: Option<u64>,
     /// Leave out what is shorter than this
     #[arg(long, value_name = "LENGTH", value_parser = duration_ns, default_value = "100us")]
     from: u64,
@@ -118,7 +118,7 @@ impl Arguments {
         IrqsoffOptions {
             backend: Some(self.backend.clone()),
             what: if self.preempt { What::Preemption } else { What::Irqs },
-            period_ns: self.timer_test.unwrap_or(self.period),
+            period_ns: self.timer_test.or(self.period),
             cpus: self.cpus.as_ref().map_or_else(Vec::new, |cpus| cpus.0.clone()),
             from_ns: self.timer_test.unwrap_or(self.from),
             late_over_ns: self.slower.or(self.timer_test),

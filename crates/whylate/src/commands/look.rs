@@ -151,9 +151,11 @@ fn attach() -> anyhow::Result<Sources> {
         match attached.account.attach(|| attach(late_from_ns(name))) {
             Ok(source) => {
                 // What is weaker of the account is told once.
-                let weaker =
-                    source.weaker().filter(|weaker| attached.weaker.iter().all(|told| told.reason != **weaker));
-                attached.weaker.extend(weaker.map(|weaker| told(weaker.to_owned())));
+                for weaker in source.weaker().into_iter().chain(source.chosen()) {
+                    if attached.weaker.iter().all(|told| told.reason != weaker) {
+                        attached.weaker.push(told(weaker.to_owned()));
+                    }
+                }
                 attached.looking.push(Looking { name, source });
             }
             Err(error) => {

@@ -93,8 +93,13 @@ mod tests {
     }
 
     fn attached(cpu: u32, from_ns: u64, prove: bool) -> AttachedTicks {
-        let options =
-            IrqsoffOptions { cpus: vec![cpu], from_ns, late_over_ns: Some(from_ns), ..IrqsoffOptions::default() };
+        let options = IrqsoffOptions {
+            cpus: vec![cpu],
+            period_ns: Some(MS_NS),
+            from_ns,
+            late_over_ns: Some(from_ns),
+            ..IrqsoffOptions::default()
+        };
         AttachedTicks::with_looks(&options, None, vec![cpu], Ok(timers(cpu, prove))).expect("it attaches")
     }
 

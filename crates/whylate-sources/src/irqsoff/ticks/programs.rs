@@ -78,7 +78,7 @@ unsafe impl PlainData for types::inside {}
 
 impl Programs {
     /// Looks run as soon as this is done.
-    pub(super) fn attach(options: &IrqsoffOptions, looks: &Looks) -> Result<Self, AttachError> {
+    pub(super) fn attach(options: &IrqsoffOptions, period_ns: u64, looks: &Looks) -> Result<Self, AttachError> {
         let timers = Timers::HeartbeatsOfSource { late_from_ns: options.from_ns };
         let mut account = options.explain_over_ns.map(|_| Account::load(timers, Wakeups::OfWorkers)).transpose()?;
         let mut open = skel::TicksSkelBuilder::default().open(attach::open_object())?;
@@ -90,7 +90,7 @@ impl Programs {
             }
             AttachError::Unsupported(format!("cannot tell timers apart: {error} (grant CAP_SYSLOG)"))
         })?;
-        settings.period_ns = options.period_ns;
+        settings.period_ns = period_ns;
         settings.from_ns = options.from_ns;
         settings.counts_all = options.timer_test;
         settings.with_causes = options.explain_over_ns.is_some();

@@ -79,7 +79,7 @@ pub(super) fn windows(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let mut source = irqsoff::attach(&IrqsoffOptions {
         backend: Some("ticks".to_owned()),
         cpus: vec![place.cpu],
-        period_ns: PERIOD_NS,
+        period_ns: Some(PERIOD_NS),
         late_over_ns: Some(place.length_ns / 2),
         keep_evidence: true,
         ..IrqsoffOptions::default()

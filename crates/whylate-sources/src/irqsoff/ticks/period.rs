@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How often heartbeats come where nobody has said how often: each millisecond, and less often where a timer's interrupt is dear.
+
+use super::super::DEFAULT_PERIODS_NS;
+use crate::heartbeat;
+
+/// What the interrupts of a heartbeat may take of a CPU, in thousandths. A scheduler's benchmark is slowed down by half as much again, since they
+/// take caches and predictions from it (`bench/results.md`), and programs run in them: all of it has to stay below 1 %.
+const INTERRUPTS_PERMILLE: u64 = 6;
+
+/// How often heartbeats come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Period {
+    pub ns: u64,
+    /// What one of them costs, in nanoseconds of a CPU, where that was measured to choose the period.
+    pub interrupt_ns: Option<u64>,
+}
+
+impl Period {
+    /// The one that was asked for, or one that this machine can afford, for which it is measured what an interrupt costs.
+    pub(super) fn of(asked_ns: Option<u64>) -> Self {
+        match asked_ns {
+            Some(ns) => Period { ns, interrupt_ns: None },
+            None => Self::chosen(heartbeat::interrupt_ns()),
+        }
+    }
+
+    fn chosen(interrupt_ns: Option<u64>) -> Self {
+        Period { ns: interrupt_ns.map_or(DEFAULT_PERIODS_NS[0], affordable_ns), interrupt_ns }
+    }
+
+    /// What to tell where it was chosen and is not the shortest one.
+    pub(super) fn remark(self) -> Option<String> {
+        let interrupt_ns = self.interrupt_ns.filter(|_| self.ns > DEFAULT_PERIODS_NS[0])?;
+        Some(format!(
+            "a timer interrupt costs {:.1} us here, so heartbeats come every {} ms (irqsoff --period 1ms for finer bounds)",
+            interrupt_ns as f64 / 1e3,
+            self.ns / 1_000_000
+        ))
+    }
+}
+
+/// The shortest of the periods at which interrupts that each cost so much take no more of a CPU than they may; the longest where none is
+/// long enough.
+fn affordable_ns(interrupt_ns: u64) -> u64 {
+    let is_affordable = |period_ns: &u64| interrupt_ns.saturating_mul(1_000) <= period_ns * INTERRUPTS_PERMILLE;
+    let [.., longest_ns] = DEFAULT_PERIODS_NS;
+    DEFAULT_PERIODS_NS.into_iter().find(is_affordable).unwrap_or(longest_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS_NS: u64 = 1_000_000;
+
+    #[test]
+    fn interrupts_take_six_thousandths_at_most() {
+        for (interrupt_ns, period_ms) in [
+            (0, 1),
+            (1_500, 1),
+            (6_000, 1),
+            (6_001, 2),
+            (12_000, 2),
+            (12_001, 5),
+            (14_100, 5),
+            (30_000, 5),
+            (30_001, 10),
+            (60_000, 10),
+            // Dearer than any period can make up for.
+            (60_001, 10),
+            (u64::MAX, 10),
+        ] {
+            assert_eq!(affordable_ns(interrupt_ns), period_ms * MS_NS, "{interrupt_ns} ns");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_measured_leaves_the_shortest() {
+        let period = Period::chosen(None);
+        assert_eq!((period.ns, period.interrupt_ns, period.remark()), (MS_NS, None, None));
+    }
+
+    #[test]
+    fn a_period_that_was_asked_for_stays_and_is_no_news() {
+        let period = Period::of(Some(5 * MS_NS));
+        assert_eq!((period.ns, period.interrupt_ns, period.remark()), (5 * MS_NS, None, None));
+    }
+
+    #[test]
+    fn only_a_longer_one_is_told() {
+        assert_eq!(Period::chosen(Some(1_500)).remark(), None);
+        let told = "a timer interrupt costs 14.1 us here, so heartbeats come every 5 ms (irqsoff --period 1ms for finer bounds)";
+        assert_eq!(Period::chosen(Some(14_100)).remark().as_deref(), Some(told));
+    }
+}
