@@ -237,7 +237,7 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 
 		if (!seen)
 			return LOOKED_NO_ROOM;
-		end = unwind_user(task, scratch, key->process, seen, false);
+		end = unwind_user(task, scratch, key->process, &seen, false);
 		if (end == USER_SEEN) {
 			key->user_stack = seen->id;
 			key->user_end = USER_COMPLETE;

@@ -369,24 +369,27 @@ __noinline int has_same_user_words(const struct seen_user_stack *seen, struct st
 
 /*
  * The same of a thread that sleeps, by what was copied of its stack, from its pointer on. What lies above is not looked at, and no such stack is
- * kept.
+ * kept. 0: all words are the same; if not, a number by what stands in their places, which tells apart stacks that begin in the same way.
  */
-__noinline int has_same_words_in_window(const struct seen_user_stack *seen, const struct scratch *scratch, u64 sp, u32 bytes)
+__noinline u64 other_words_in_window(const struct seen_user_stack *seen, const struct scratch *scratch, u64 sp, u32 bytes)
 {
-	u64 differs = 0;
+	u64 differs = 0, hash = 0;
 
 	if (!seen || !scratch)
-		return 0;
+		return 1;
 	for (u32 i = 0; i < KEPT_USER_WORDS && i < seen->count; i++) {
-		u64 kept_at = seen->at[i], at = kept_at & ~7ull;
+		u64 kept_at = seen->at[i], at = kept_at & ~7ull, word;
 		/* All bits, or none. */
 		u64 is_frame_pointer = -(kept_at & IS_FRAME_POINTER);
 
 		if (at + 8 > bytes)
-			return 0;
-		differs |= (scratch->window[(at >> 3) & (WINDOW_BYTES / 8 - 1)] - (sp & is_frame_pointer)) ^ seen->words[i];
+			return 1;
+		word = scratch->window[(at >> 3) & (WINDOW_BYTES / 8 - 1)] - (sp & is_frame_pointer);
+		differs |= word ^ seen->words[i];
+		hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
+		hash ^= hash >> 32;
 	}
-	return !differs;
+	return differs ? hash | 1 : 0;
 }
 
 /* Where a user stack is kept. Stacks of threads that do the same often begin at the same address of a page. */

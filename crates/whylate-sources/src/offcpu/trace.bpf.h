@@ -93,7 +93,7 @@ static __always_inline bool take_user_stack(struct task_struct *task, struct scr
 		key->user_stack = seen->id;
 		return true;
 	}
-	end = unwind_user(task, scratch, key->process, seen, true);
+	end = unwind_user(task, scratch, key->process, &seen, true);
 	/* User space finds the rule for the next time. */
 	key->user_end = end == USER_UNKNOWN ? USER_PARTLY : end;
 	if (!scratch->user.length)

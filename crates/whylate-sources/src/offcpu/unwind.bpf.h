@@ -229,8 +229,32 @@ static long step_of_own(u64 index, struct walk *walk)
 	return step_with(index, walk, true);
 }
 
+/*
+ * Whether the thread sleeps where one did before, which `seen` tells then; where not, that is where the stack is to be kept. A stack that differs
+ * from the one that was first seen with these registers has a slot by the words in which it may.
+ */
+static __always_inline bool is_seen(struct walk *walk)
+{
+	struct seen_user_stack *other;
+	u64 words;
+	u32 slot;
+
+	if (!has_same_registers(walk->seen, walk->process, walk->ip, walk->sp, walk->bp) || fill_window(walk, walk->sp, false))
+		return false;
+	words = other_words_in_window(walk->seen, walk->scratch, walk->sp, walk->window_bytes);
+	if (!words)
+		return true;
+	slot = seen_slot(walk->ip, words) & (SEEN_USER_STACKS - 1);
+	other = bpf_map_lookup_elem(&user_stack_by_seen_in_walks, &slot);
+	if (!other)
+		return false;
+	walk->seen = other;
+	return has_same_registers(other, walk->process, walk->ip, walk->sp, walk->bp) &&
+	       !other_words_in_window(other, walk->scratch, walk->sp, walk->window_bytes);
+}
+
 /* Fills scratch->user and keeps in `seen` what it goes by, unless a thread that sleeps is where that was seen; tells how the stack ends. */
-static __always_inline enum user_end unwind_user(struct task_struct *task, struct scratch *scratch, u32 process, struct seen_user_stack *seen,
+static __always_inline enum user_end unwind_user(struct task_struct *task, struct scratch *scratch, u32 process, struct seen_user_stack **seen,
 						 bool is_own)
 {
 	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
@@ -246,13 +270,17 @@ static __always_inline enum user_end unwind_user(struct task_struct *task, struc
 	walk.bp = regs->bp;
 	walk.process = process;
 	walk.end = USER_PARTLY;
-	walk.seen = seen;
+	walk.seen = *seen;
 	walk.began_at = walk.sp;
-	if (!is_own && has_same_registers(seen, process, walk.ip, walk.sp, walk.bp) && !fill_window(&walk, walk.sp, false) &&
-	    has_same_words_in_window(seen, scratch, walk.sp, walk.window_bytes))
-		return USER_SEEN;
+	if (!is_own) {
+		bool is_same = is_seen(&walk);
+
+		*seen = walk.seen;
+		if (is_same)
+			return USER_SEEN;
+	}
 	/* As they are in the walk: another thread's may change meanwhile, and all that is kept has to be of the same stack. */
-	begin_keeping(seen, process, walk.ip, walk.sp, walk.bp);
+	begin_keeping(*seen, process, walk.ip, walk.sp, walk.bp);
 	if (is_own)
 		bpf_loop(MAX_FRAMES, step_of_own, &walk, 0);
 	else
