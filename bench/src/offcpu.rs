@@ -160,12 +160,15 @@ fn switches_part(rounds: u32) -> Result<Option<(&'static str, Vec<Figure>, Strin
 }
 
 fn costs_table(costs: &[Cost]) -> String {
-    let mut text =
-    "\n### CPU time for each thread and look, in ns\n\nOf all threads of the machine: those of a process whose threads sleep, and the \
-             others. `changed` have run since the last look, and both their stacks are taken; the plain iterator takes the \
-             kernel stack of each and does nothing with it. Medians of all rounds.\n\n\
-             | threads | unchanged | changed | of that, user stack | plain iterator | /proc/PID/task/TID/stack | unchanged is cheaper by |\n\
-             |--:|--:|--:|--:|--:|--:|--:|\n".to_owned();
+    let mut text = format!(
+        "\n### CPU time for each thread and look, in ns\n\nOf all threads of the machine: those of a process whose threads sleep, and \
+         the others. `changed` are threads of that process alone, which have run since the last look: both stacks of each are taken. \
+         They sleep in {} places at the same depth. The plain iterator takes the kernel stack of each and does nothing with it. \
+         Medians of all rounds.\n\n\
+         | threads | unchanged | changed | of that, user stack | plain iterator | /proc/PID/task/TID/stack | unchanged is cheaper by |\n\
+         |--:|--:|--:|--:|--:|--:|--:|\n",
+        walks::PLACES
+    );
     for cost in costs {
         let _ = writeln!(
             text,

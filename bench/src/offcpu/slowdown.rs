@@ -15,8 +15,12 @@ use crate::occupancy::slowdown::Sample;
 use crate::programs;
 
 /// The peer is last.
-pub const SUBJECTS: [&str; 3] =
-    ["`whylate offcpu --backend sample`", "`whylate offcpu --backend trace`", "`offcputime` (libbpf-tools)"];
+pub const SUBJECTS: [&str; 4] = [
+    "`whylate offcpu --backend sample`",
+    "`whylate offcpu --backend trace`",
+    "`whylate offcpu --backend trace --wakers`",
+    "`offcputime` (libbpf-tools)",
+];
 /// From when its programs are there until they are surely attached, and from its end until the kernel has put its code back.
 const SETTLE: Duration = Duration::from_millis(500);
 
@@ -51,6 +55,8 @@ fn start(whylate: &Path, which: usize) -> Result<Tool> {
     let command: &[&str] = match which {
         0 => &[&whylate, "offcpu", "--backend", "sample"],
         1 => &[&whylate, "offcpu", "--backend", "trace"],
+        // A stack of whoever wakes, in addition to those of whoever is woken; offcputime has nothing like it.
+        2 => &[&whylate, "offcpu", "--backend", "trace", "--wakers"],
         _ => &["offcputime"],
     };
     let tool = Tool::start("taskset".as_ref(), &[&["-c", &cpu], command].concat())?;

@@ -19,8 +19,13 @@ use crate::floor;
 
 /// Threads of the process; those of the machine come to them.
 pub const THREADS: [u32; 4] = [100, 1_000, 10_000, 30_000];
+/// A walk over fewer takes less than a millisecond, and one interrupt tells: there are so many times the rounds.
+const MANY: u32 = 1_000;
+const ROUNDS_OF_FEW: u32 = 4;
 /// Its own functions in a thread's stack, so that 12 user frames are there with those that begin a thread.
 const DESCENTS: u32 = 8;
+/// Stacks of the same shape: a look at one thread does not find what it has just seen of the thread before.
+pub const PLACES: u32 = 16;
 /// A walk of its own may come in between, and others run.
 const TRIES: usize = 50;
 
@@ -38,19 +43,21 @@ pub struct Cost {
 }
 
 pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
-    let mut sleepers = Sleepers::start(threads, DESCENTS, 1)?;
+    let mut sleepers = Sleepers::start(threads, DESCENTS, PLACES)?;
     let plain = floor::attach_to_threads().context("cannot attach the plain iterator")?;
-    let mut whole = attach(true)?;
-    let mut kernel_only = attach(false)?;
+    let mut all = attach(None, true)?;
+    let mut whole = attach(Some(sleepers.pid()), true)?;
+    let mut kernel_only = attach(Some(sleepers.pid()), false)?;
+    all.snapshot()?;
     let snapshot = whole.snapshot()?;
     kernel_only.snapshot()?;
     let mut costs = Vec::new();
-    for _ in 0..rounds {
-        let unchanged_ns = unchanged_ns(&mut whole)?;
+    for _ in 0..rounds * if threads < MANY { ROUNDS_OF_FEW } else { 1 } {
+        let unchanged_ns = unchanged_ns(&mut all)?;
         let both_ns = changed_ns(&mut whole, &mut sleepers, threads, unchanged_ns)?;
         let kernel_ns = changed_ns(&mut kernel_only, &mut sleepers, threads, unchanged_ns)?;
         costs.push(Cost {
-            threads: whole.met().threads,
+            threads: all.met().threads,
             unchanged_ns,
             changed_ns: both_ns,
             user_stack_ns: both_ns - kernel_ns,
@@ -71,9 +78,9 @@ pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
     })
 }
 
-fn attach(user_stacks: bool) -> Result<AttachedOffcpu> {
+fn attach(process: Option<u32>, user_stacks: bool) -> Result<AttachedOffcpu> {
     // Its own walks are not counted, and may not be in the way.
-    let options = OffcpuOptions { rate_hz: 1, user_stacks, ..OffcpuOptions::default() };
+    let options = OffcpuOptions { rate_hz: 1, process, user_stacks, ..OffcpuOptions::default() };
     Offcpu.sample_with(&options).context("cannot attach offcpu")
 }
 
@@ -91,7 +98,8 @@ fn unchanged_ns(source: &mut AttachedOffcpu) -> Result<f64> {
     bail!("too many other threads run on this machine");
 }
 
-/// Of a thread that has run, in a walk in which all of the process have; what the others cost is taken off.
+/// Of a thread that has run, in a walk in which all of the process have; what others of it cost is taken off. Threads of other processes are not
+/// wanted: their stacks have depths of their own, a new place of theirs makes for a second walk round, and among few threads they would tell.
 fn changed_ns(source: &mut AttachedOffcpu, sleepers: &mut Sleepers, threads: u32, unchanged_ns: f64) -> Result<f64> {
     for _ in 0..TRIES {
         source.snapshot()?;

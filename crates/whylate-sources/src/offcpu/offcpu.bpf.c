@@ -201,6 +201,17 @@ enum looked {
 	LOOKED_NO_ROOM,
 };
 
+/* What was seen of a user stack that may be the same. */
+static __always_inline struct seen_user_stack *seen_in_walks(struct task_struct *task, u32 process)
+{
+	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
+	u32 slot = 0;
+
+	if (bpf_core_field_exists(regs->ip))
+		slot = slot_of_user_stack(regs, process);
+	return bpf_map_lookup_elem(&user_stack_by_seen_in_walks, &slot);
+}
+
 /* Finds both stacks. */
 static __always_inline enum looked look_at_stacks(struct task_struct *task, struct place_key *key)
 {
@@ -222,7 +233,16 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 			return LOOKED_NO_ROOM;
 	}
 	if (has_user_frames(task)) {
-		end = unwind_user(task, scratch, key->process, NULL, false);
+		struct seen_user_stack *seen = seen_in_walks(task, key->process);
+
+		if (!seen)
+			return LOOKED_NO_ROOM;
+		end = unwind_user(task, scratch, key->process, &seen, false);
+		if (end == USER_SEEN) {
+			key->user_stack = seen->id;
+			key->user_end = USER_COMPLETE;
+			return LOOKED_OK;
+		}
 		if (end == USER_UNKNOWN) {
 			if (!is_last_round)
 				return LOOKED_AGAIN;
@@ -232,6 +252,7 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 			key->user_stack = number_of_stack(&scratch->user, key->process);
 			if (!key->user_stack)
 				return LOOKED_NO_ROOM;
+			end_keeping(seen, key->user_stack, end == USER_COMPLETE);
 		}
 	}
 	key->user_end = end;

@@ -17,7 +17,8 @@
  * Of a user stack, the rules say which words are read: the registers and the words that were in fact gone by are kept, and the same
  * holds of them.
  *
- * Only switches use these tables, and one CPU does not switch twice at a time: nobody else writes while an entry is compared.
+ * Only switches use the tables of a CPU, and one CPU does not switch twice at a time; walks, of which there is one at a time, have a table of their
+ * own: nobody else writes while an entry is compared.
  */
 #pragma once
 
@@ -93,6 +94,14 @@ struct {
 	__type(key, u32);
 	__type(value, struct seen_user_stack);
 } user_stack_by_seen SEC(".maps");
+
+/* The same of walks, which may sleep in the middle of it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SEEN_USER_STACKS);
+	__type(key, u32);
+	__type(value, struct seen_user_stack);
+} user_stack_by_seen_in_walks SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -296,6 +305,12 @@ enum {
 	IS_FRAME_POINTER = 1,
 };
 
+/* The stack is not kept. */
+static __always_inline void keep_no_words(struct seen_user_stack *seen)
+{
+	seen->count = KEPT_USER_WORDS + 1;
+}
+
 /* A word that unwinding a user stack went by, both from the stack pointer on; one too many, and the stack is not kept. */
 __noinline int keep_user_word(struct seen_user_stack *seen, u64 at, u64 word)
 {
@@ -305,7 +320,7 @@ __noinline int keep_user_word(struct seen_user_stack *seen, u64 at, u64 word)
 		return 0;
 	count = seen->count;
 	if (count >= KEPT_USER_WORDS || at >> 31) {
-		seen->count = KEPT_USER_WORDS + 1;
+		keep_no_words(seen);
 		return 0;
 	}
 	seen->at[count] = at;
@@ -352,18 +367,64 @@ __noinline int has_same_user_words(const struct seen_user_stack *seen, struct st
 	return 1;
 }
 
-/* Whether the thread is at the same place in user space as where the stack was seen. */
-static __always_inline bool is_same_user_stack(const struct pt_regs *regs, u32 process, const struct seen_user_stack *seen,
-					       struct stack_copy *copy)
+/*
+ * The same of a thread that sleeps, by what was copied of its stack, from its pointer on. What lies above is not looked at, and no such stack is
+ * kept. 0: all words are the same; if not, a number by what stands in their places, which tells apart stacks that begin in the same way.
+ */
+__noinline u64 other_words_in_window(const struct seen_user_stack *seen, const struct scratch *scratch, u64 sp, u32 bytes)
 {
-	if (seen->generation != generation + 1 || seen->process != process || seen->ip != regs->ip || regs->sp & 7)
+	u64 differs = 0, hash = 0;
+
+	if (!seen || !scratch)
+		return 1;
+	for (u32 i = 0; i < KEPT_USER_WORDS && i < seen->count; i++) {
+		u64 kept_at = seen->at[i], at = kept_at & ~7ull, word;
+		/* All bits, or none. */
+		u64 is_frame_pointer = -(kept_at & IS_FRAME_POINTER);
+
+		if (at + 8 > bytes)
+			return 1;
+		word = scratch->window[(at >> 3) & (WINDOW_BYTES / 8 - 1)] - (sp & is_frame_pointer);
+		differs |= word ^ seen->words[i];
+		hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
+		hash ^= hash >> 32;
+	}
+	return differs ? hash | 1 : 0;
+}
+
+/* Where a user stack is kept. Stacks of threads that do the same often begin at the same address of a page. */
+static __always_inline u32 slot_of_user_stack(const struct pt_regs *regs, u32 process)
+{
+	return seen_slot(regs->ip ^ (u64)process << 48, regs->sp & (PAGE_BYTES - 1)) & (SEEN_USER_STACKS - 1);
+}
+
+/* Whether the registers of a 64-bit program are those with which the stack was seen; then its words tell whether it is the same. */
+static __always_inline bool has_same_registers(const struct seen_user_stack *seen, u32 process, u64 ip, u64 sp, u64 bp)
+{
+	if (seen->generation != generation + 1 || seen->process != process || seen->ip != ip || sp & 7 || seen->is_bp_zero != !bp)
 		return false;
-	/* The same addresses mean something else in 32-bit code. */
-	if ((u16)regs->cs != X86_USER_CS || seen->is_bp_zero != !regs->bp)
-		return false;
-	if (seen->is_bp_used && seen->bp != regs->bp - regs->sp)
-		return false;
-	return has_same_user_words(seen, copy, regs->sp);
+	return !seen->is_bp_used || seen->bp == bp - sp;
+}
+
+/* Nothing has been gone by yet. */
+static __always_inline void begin_keeping(struct seen_user_stack *seen, u32 process, u64 ip, u64 sp, u64 bp)
+{
+	seen->generation = 0;
+	seen->process = process;
+	seen->ip = ip;
+	seen->bp = bp - sp;
+	seen->is_bp_zero = !bp;
+	seen->is_bp_used = false;
+	seen->count = 0;
+}
+
+/* What ended early may have ended for something else than these words. */
+static __always_inline void end_keeping(struct seen_user_stack *seen, u32 id, bool is_complete)
+{
+	if (!is_complete || seen->count > KEPT_USER_WORDS)
+		return;
+	seen->id = id;
+	seen->generation = id ? generation + 1 : 0;
 }
 
 /* The number of a place, a new one where it is not known; PLACES where there is no room. */

@@ -84,6 +84,8 @@ enum user_end {
 	USER_UNREADABLE,
 	/* User space has to say how to unwind a frame. */
 	USER_UNKNOWN,
+	/* To the same function as a stack that is known: it is not unwound again. */
+	USER_SEEN,
 };
 
 /* How to get from a frame to its caller. */

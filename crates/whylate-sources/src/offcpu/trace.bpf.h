@@ -83,33 +83,23 @@ static __always_inline bool take_user_stack(struct task_struct *task, struct scr
 		key->user_end = USER_UNREADABLE;
 		return true;
 	}
-	/* Stacks of threads that do the same often begin at the same address of a page. */
-	slot = seen_slot(regs->ip ^ (u64)key->process << 48, regs->sp & (PAGE_BYTES - 1)) & (SEEN_USER_STACKS - 1);
+	slot = slot_of_user_stack(regs, key->process);
 	seen = bpf_map_lookup_elem(&user_stack_by_seen, &slot);
 	if (!seen)
 		return false;
-	if (is_same_user_stack(regs, key->process, seen, copy)) {
+	/* The same addresses mean something else in 32-bit code. */
+	if ((u16)regs->cs == X86_USER_CS && has_same_registers(seen, key->process, regs->ip, regs->sp, regs->bp) &&
+	    has_same_user_words(seen, copy, regs->sp)) {
 		key->user_stack = seen->id;
 		return true;
 	}
-	seen->generation = 0;
-	seen->process = key->process;
-	seen->ip = regs->ip;
-	seen->bp = regs->bp - regs->sp;
-	seen->is_bp_zero = !regs->bp;
-	seen->is_bp_used = false;
-	seen->count = 0;
-	end = unwind_user(task, scratch, key->process, seen, true);
+	end = unwind_user(task, scratch, key->process, &seen, true);
 	/* User space finds the rule for the next time. */
 	key->user_end = end == USER_UNKNOWN ? USER_PARTLY : end;
 	if (!scratch->user.length)
 		return true;
 	key->user_stack = number_of_stack(&scratch->user, key->process);
-	/* What ended early may have ended for something else than these words. */
-	if (end == USER_COMPLETE && seen->count <= KEPT_USER_WORDS) {
-		seen->id = key->user_stack;
-		seen->generation = key->user_stack ? generation + 1 : 0;
-	}
+	end_keeping(seen, key->user_stack, end == USER_COMPLETE);
 	return key->user_stack != 0;
 }
 

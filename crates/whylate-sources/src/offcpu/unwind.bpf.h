@@ -20,7 +20,7 @@ struct walk {
 	u32 end;
 	/* Where the frame pointer has been read; 0: it is still the register. */
 	u64 bp_at;
-	/* Where the words are kept by which it goes, and where the stack began; only where switches are traced. */
+	/* Where the words are kept by which it goes, and where the stack began. */
 	struct seen_user_stack *seen;
 	u64 began_at;
 };
@@ -45,6 +45,26 @@ __noinline u64 window_begin(u64 sp, u64 at)
 	return from < page ? page : from;
 }
 
+/* Copies the piece of the thread's stack in which a word is. */
+static __always_inline int fill_window(struct walk *walk, u64 at, bool is_own)
+{
+	u64 from = window_begin(walk->sp, at);
+	u32 bytes = PAGE_BYTES - (from & (PAGE_BYTES - 1));
+
+	if (bytes > WINDOW_BYTES)
+		bytes = WINDOW_BYTES;
+	walk->window_bytes = 0;
+	if (is_own) {
+		if (bpf_probe_read_user(walk->scratch->window, bytes, (void *)from))
+			return -1;
+	} else if (bpf_copy_from_user_task(walk->scratch->window, bytes, (void *)from, walk->task, 0)) {
+		return -1;
+	}
+	walk->window_at = from;
+	walk->window_bytes = bytes;
+	return 0;
+}
+
 /* A word of the thread's stack; a whole piece of it is copied, as words that are read next lie above. */
 static __always_inline int read_word(struct walk *walk, u64 at, u64 *word, bool is_own)
 {
@@ -53,21 +73,12 @@ static __always_inline int read_word(struct walk *walk, u64 at, u64 *word, bool 
 	if (at & 7)
 		return -1;
 	if (at < walk->window_at || offset + 8 > walk->window_bytes) {
-		u64 from = window_begin(walk->sp, at);
-		u32 bytes = PAGE_BYTES - (from & (PAGE_BYTES - 1));
-
-		if (bytes > WINDOW_BYTES)
-			bytes = WINDOW_BYTES;
-		walk->window_bytes = 0;
-		if (is_own) {
-			if (bpf_probe_read_user(walk->scratch->window, bytes, (void *)from))
-				return -1;
-		} else if (bpf_copy_from_user_task(walk->scratch->window, bytes, (void *)from, walk->task, 0)) {
+		if (fill_window(walk, at, is_own))
 			return -1;
-		}
-		walk->window_at = from;
-		walk->window_bytes = bytes;
-		offset = at - from;
+		offset = at - walk->window_at;
+		/* A second piece would have to be copied to compare the stack: it is taken anew each time. */
+		if (!is_own && walk->window_at != (walk->began_at & ~7ull))
+			keep_no_words(walk->seen);
 	}
 	*word = walk->scratch->window[(offset >> 3) & (WINDOW_BYTES / 8 - 1)];
 	return 0;
@@ -164,21 +175,17 @@ static __always_inline long step_with(u64 index, struct walk *walk, bool is_own)
 		cfa = walk->sp + rule->cfa_offset;
 		break;
 	case RULE_BP:
-		if (is_own)
-			keep_frame_pointer(walk->seen, walk->began_at, walk->bp_at, walk->bp);
+		keep_frame_pointer(walk->seen, walk->began_at, walk->bp_at, walk->bp);
 		cfa = walk->bp + rule->cfa_offset;
 		break;
 	case RULE_AT_BP:
-		if (is_own)
-			keep_frame_pointer(walk->seen, walk->began_at, walk->bp_at, walk->bp);
+		keep_frame_pointer(walk->seen, walk->began_at, walk->bp_at, walk->bp);
 		if (read_word(walk, walk->bp + rule->cfa_offset, &cfa, is_own))
 			return 1;
-		if (is_own)
-			keep_frame_pointer(walk->seen, walk->began_at, walk->bp + rule->cfa_offset, cfa);
+		keep_frame_pointer(walk->seen, walk->began_at, walk->bp + rule->cfa_offset, cfa);
 		break;
 	case RULE_CHAIN:
-		if (is_own)
-			keep_frame_pointer(walk->seen, walk->began_at, walk->bp_at, walk->bp);
+		keep_frame_pointer(walk->seen, walk->began_at, walk->bp_at, walk->bp);
 		if (!walk->bp) {
 			/* Code without frame pointers may have left anything there. */
 			walk->end = by_frame_pointers ? USER_PARTLY : USER_COMPLETE;
@@ -192,8 +199,7 @@ static __always_inline long step_with(u64 index, struct walk *walk, bool is_own)
 	/* Callers lie above, so that the walk ends. */
 	if (cfa <= walk->sp || read_word(walk, cfa - 8, &caller, is_own))
 		return 1;
-	if (is_own)
-		keep_user_word(walk->seen, cfa - 8 - walk->began_at, caller);
+	keep_user_word(walk->seen, cfa - 8 - walk->began_at, caller);
 	if (rule->base == RULE_CHAIN || rule->base == RULE_AT_BP)
 		bp_at = walk->bp;
 	else
@@ -223,8 +229,32 @@ static long step_of_own(u64 index, struct walk *walk)
 	return step_with(index, walk, true);
 }
 
-/* Fills scratch->user; tells how the stack ends. */
-static __always_inline enum user_end unwind_user(struct task_struct *task, struct scratch *scratch, u32 process, struct seen_user_stack *seen,
+/*
+ * Whether the thread sleeps where one did before, which `seen` tells then; where not, that is where the stack is to be kept. A stack that differs
+ * from the one that was first seen with these registers has a slot by the words in which it may.
+ */
+static __always_inline bool is_seen(struct walk *walk)
+{
+	struct seen_user_stack *other;
+	u64 words;
+	u32 slot;
+
+	if (!has_same_registers(walk->seen, walk->process, walk->ip, walk->sp, walk->bp) || fill_window(walk, walk->sp, false))
+		return false;
+	words = other_words_in_window(walk->seen, walk->scratch, walk->sp, walk->window_bytes);
+	if (!words)
+		return true;
+	slot = seen_slot(walk->ip, words) & (SEEN_USER_STACKS - 1);
+	other = bpf_map_lookup_elem(&user_stack_by_seen_in_walks, &slot);
+	if (!other)
+		return false;
+	walk->seen = other;
+	return has_same_registers(other, walk->process, walk->ip, walk->sp, walk->bp) &&
+	       !other_words_in_window(other, walk->scratch, walk->sp, walk->window_bytes);
+}
+
+/* Fills scratch->user and keeps in `seen` what it goes by, unless a thread that sleeps is where that was seen; tells how the stack ends. */
+static __always_inline enum user_end unwind_user(struct task_struct *task, struct scratch *scratch, u32 process, struct seen_user_stack **seen,
 						 bool is_own)
 {
 	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
@@ -240,13 +270,21 @@ static __always_inline enum user_end unwind_user(struct task_struct *task, struc
 	walk.bp = regs->bp;
 	walk.process = process;
 	walk.end = USER_PARTLY;
-	if (is_own) {
-		walk.seen = seen;
-		walk.began_at = regs->sp;
-		bpf_loop(MAX_FRAMES, step_of_own, &walk, 0);
-	} else {
-		bpf_loop(MAX_FRAMES, step, &walk, 0);
+	walk.seen = *seen;
+	walk.began_at = walk.sp;
+	if (!is_own) {
+		bool is_same = is_seen(&walk);
+
+		*seen = walk.seen;
+		if (is_same)
+			return USER_SEEN;
 	}
+	/* As they are in the walk: another thread's may change meanwhile, and all that is kept has to be of the same stack. */
+	begin_keeping(*seen, process, walk.ip, walk.sp, walk.bp);
+	if (is_own)
+		bpf_loop(MAX_FRAMES, step_of_own, &walk, 0);
+	else
+		bpf_loop(MAX_FRAMES, step, &walk, 0);
 	scratch->user.length = walk.length;
 	return walk.end;
 }
