@@ -110,8 +110,12 @@ struct account {
 	u64 astray;
 	/* No stack is taken before. */
 	u64 next_stack_ns;
+	/* The thread here whose timer is measured, by its struct task_struct; its source writes it. */
+	u64 measured_task;
+	/* Bits of enum switch_step: whose programs the present switch concerns, as far as they have not run. */
+	u32 steps;
 	/* CPUs share no cache line. */
-	u64 _unused[6];
+	u32 _unused[9];
 };
 _Static_assert(sizeof(struct account) % 64 == 0, "accounts of two CPUs share a cache line");
 
