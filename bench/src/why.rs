@@ -172,6 +172,8 @@ struct Cost {
     programs: Vec<programs::Counts>,
     /// Mean run time of an empty program that runs beside them at each switch, nearly all of which the counting takes.
     floor_ns: f64,
+    /// What our programs take of the CPUs without a load, in as long, less what the counting takes.
+    elsewhere_ns: f64,
 }
 
 impl Cost {
@@ -186,8 +188,13 @@ impl Cost {
     }
 
     /// The same without what the counting takes.
-    fn own_ns(&self) -> f64 {
+    fn everywhere_ns(&self) -> f64 {
         self.counted_ns() - self.floor_ns * self.runs() as f64 / self.switches.max(1) as f64
+    }
+
+    /// The same on the load's CPU alone.
+    fn own_ns(&self) -> f64 {
+        self.everywhere_ns() - self.elsewhere_ns / self.switches.max(1) as f64
     }
 
     /// What a program takes of a switch.
@@ -213,19 +220,28 @@ fn costs(program: &Path, load: &Load, rounds: u32) -> Result<Vec<Cost>> {
     let count = || -> Result<[Programs; 2]> {
         Ok([programs::of_process(tool.pid())?, programs::of_process(std::process::id())?])
     };
+    let cpus = std::thread::available_parallelism()?.get() as f64;
     let mut costs = Vec::new();
     for _ in 0..rounds {
         let before = count()?;
+        let began = Instant::now();
         let run = load.run()?;
+        let took = began.elapsed();
         let after = count()?;
+        thread::sleep(took);
+        let idle = count()?;
         let [programs, floor] = [0, 1].map(|whose| programs::difference(&before[whose], &after[whose]));
         let floor = floor.iter().find(|counts| counts.runs > 0).context("the empty program has not run")?;
         ensure!(programs.iter().any(|counts| counts.run_ns > 0), "no BPF program has run");
+        let idle = programs::difference(&after[0], &idle[0]);
+        let idle_ns =
+            idle.iter().map(|counts| counts.run_ns as f64 - counts.runs as f64 * floor.mean_ns()).sum::<f64>();
         costs.push(Cost {
             switches: run.switches,
             switches_per_second: run.switches_per_second(),
             programs,
             floor_ns: floor.mean_ns(),
+            elsewhere_ns: idle_ns.max(0.0) * (cpus - 1.0) / cpus,
         });
     }
     tool.end()?;
@@ -289,7 +305,12 @@ fn report_cost(rounds: u32, costs: &[Cost], footprint: &Footprint) -> String {
         word(own_percent, LIMIT)
     );
     let _ = writeln!(text, "| the same, of a switch (ns) | {:.0} | | |", of(costs, Cost::own_ns));
-    let _ = writeln!(text, "| the same with what counting takes (ns) | {:.0} | | |", of(costs, Cost::counted_ns));
+    let _ = writeln!(
+        text,
+        "| the same with what they take of other CPUs (ns) | {:.0} | | |",
+        of(costs, Cost::everywhere_ns)
+    );
+    let _ = writeln!(text, "| and with what counting takes (ns) | {:.0} | | |", of(costs, Cost::counted_ns));
     let _ = writeln!(
         text,
         "| an empty program at a switch, in the same runs (ns) | {:.0} | | |",
@@ -306,8 +327,8 @@ fn report_cost(rounds: u32, costs: &[Cost], footprint: &Footprint) -> String {
         text,
         "\nMedians of {rounds} runs of two threads that take turns on one CPU, {:.0} switches a second. The kernel counts run times of programs \
          meanwhile (`BPF_ENABLE_STATS`), which adds two readings of the clock to each run of each program: an empty program at the same \
-         switches tells how much that is, and as much is taken off for each run. Programs on the other CPU, which has no load, are in these \
-         figures. Those that take most, as counted:\n\n| program | runs a switch | mean ns | ns a switch |\n|---|--:|--:|--:|\n",
+         switches tells how much that is, and as much is taken off for each run. The kernel counts for all CPUs at once: what programs take in as \
+         long a time without the load is taken off for each CPU but the load's. Those that take most, as counted on all CPUs:\n\n| program | runs a switch | mean ns | ns a switch |\n|---|--:|--:|--:|\n",
         of(costs, |cost| cost.switches_per_second)
     );
     let Some(first) = costs.first() else { return text };

@@ -243,16 +243,16 @@ static __always_inline const struct task_struct *waker_here(void)
 	return account && !account->in_irq && !account->softirq ? bpf_get_current_task_btf() : NULL;
 }
 
-static __always_inline void hand_over(struct account *account, u32 cpu, bool preempt, struct task_struct *prev, struct task_struct *next)
+static __always_inline void hand_over(struct account *account, u32 cpu, bool preempt, struct task_struct *prev, struct task_struct *next,
+				      u64 now_ns)
 {
 	struct interval *ended;
-	u64 now_ns, steal_ns;
+	u64 steal_ns;
 
 	if (!open(account))
 		return;
 	if (is_astray(account, prev))
 		forget_thread(account);
-	now_ns = bpf_ktime_get_ns();
 	/* One that is still runnable was preempted, or has yielded. */
 	if (keeps_all_wakeups && prev->pid && (preempt || !prev->__state))
 		keep_wait(prev, false, NULL, now_ns);
@@ -305,6 +305,8 @@ static __always_inline void call_steps(void *ctx, struct account *account)
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
+	/* First, as the CPU waits until it has read what came before. */
+	u64 now_ns = bpf_ktime_get_ns();
 	u32 cpu = bpf_get_smp_processor_id(), steps;
 	struct account *account = account_of(cpu);
 
@@ -315,7 +317,7 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 		account->steps = steps;
 		call_steps(ctx, account);
 	}
-	hand_over(account, cpu, preempt, prev, next);
+	hand_over(account, cpu, preempt, prev, next, now_ns);
 	return 0;
 }
 
@@ -329,7 +331,7 @@ int BPF_PROG(on_sched_switch_after_step, bool preempt, struct task_struct *prev,
 	if (!account)
 		return 0;
 	call_steps(ctx, account);
-	hand_over(account, cpu, preempt, prev, next);
+	hand_over(account, cpu, preempt, prev, next, bpf_ktime_get_ns());
 	return 0;
 }
 
