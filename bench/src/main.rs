@@ -62,7 +62,7 @@ enum What {
     /// What sampling sleeping threads costs, how fast it is named, and what tracing every switch costs beside offcputime.
     Offcpu(offcpu::Arguments),
     /// What `whylate` without a command costs, beside perf sched record and offcputime.
-    Why(results::Arguments),
+    Why(why::Arguments),
     #[command(hide = true)]
     Sleepers(offcpu::sleepers::Arguments),
     #[command(hide = true)]

@@ -9,18 +9,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use clap::{Args, ValueEnum};
 use rustix::process::geteuid;
 
 use crate::child::{PATIENCE, POLL, Tool};
 use crate::figures::{median, median_interval, word};
 use crate::occupancy::loads::{Load, TOOLS_CPU};
 use crate::occupancy::slowdown::Sample;
-use crate::{kernel, machine, programs, results, whylate};
+use crate::programs::Programs;
+use crate::{floor, kernel, machine, programs, results, whylate};
 
-/// Of what its programs take of a CPU with 100,000 switches a second, in percent.
+/// What its programs may take of a CPU, in percent.
 const LIMIT: f64 = 2.0;
-/// Which load that is.
-const PACED: usize = 1;
+/// When it switches so often.
+const SWITCHES_PER_SECOND: f64 = 100_000.0;
 /// Programs of all sources together, at the least: from then on they are all there soon.
 const PROGRAMS: usize = 30;
 /// From when programs or files are there until a tool surely watches, and from its end until the kernel has put its code back.
@@ -28,26 +30,81 @@ const SETTLE: Duration = Duration::from_millis(1_500);
 const SUBJECTS: [&str; 4] =
     ["`whylate`", "`perf sched record`", "`offcputime`", "nobody: what the machine adds by itself"];
 const OURS: usize = 0;
+/// How many programs are told by name.
+const LARGEST: usize = 12;
+
+/// What the benchmark takes.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    results: results::Arguments,
+    /// Measure this alone, instead of everything one after another.
+    #[arg(long)]
+    part: Option<Part>,
+}
+
+/// What is measured by itself, and has a section of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// What BPF programs, memory and start cost.
+    Cost,
+    Pipe,
+    Paced,
+    Messaging,
+    Fio,
+}
+
+impl Part {
+    /// The load that gets slower; `None` for the first part.
+    fn load(self, folder: &Path) -> Result<Option<Load>> {
+        Ok(match self {
+            Part::Cost => None,
+            Part::Pipe => Some(Load::pipe()),
+            Part::Paced => Some(Load::paced()?),
+            Part::Messaging => Some(Load::messaging()),
+            Part::Fio => Some(Load::fio(folder)),
+        })
+    }
+
+    fn section(self) -> &'static str {
+        match self {
+            Part::Cost => "why",
+            Part::Pipe => "why-pipe",
+            Part::Paced => "why-paced",
+            Part::Messaging => "why-messaging",
+            Part::Fio => "why-fio",
+        }
+    }
+}
 
 /// Returns whether every figure is within its limit.
-pub fn run(arguments: &results::Arguments) -> Result<bool> {
+pub fn run(arguments: &Arguments) -> Result<bool> {
     if !geteuid().is_root() {
         println!("skipped: needs root");
         return Ok(true);
     }
     let program = whylate::build("bench-why")?;
     let folder = tempfile::tempdir().context("cannot make a folder")?;
-    let loads = [Load::pipe(), Load::paced()?, Load::messaging(), Load::fio(folder.path())];
-    let cost = cost_percent(&program, &loads[PACED])?;
-    let mut samples: Vec<[Vec<Sample>; SUBJECTS.len()]> = Vec::new();
-    for load in &loads {
-        load.run().with_context(|| format!("cannot run {}", load.name))?;
-        samples.push(under(load, &program, folder.path(), arguments.rounds)?);
+    let rounds = arguments.results.rounds;
+    let mut is_within = true;
+    for &part in Part::value_variants() {
+        if arguments.part.is_some_and(|wanted| wanted != part) {
+            continue;
+        }
+        let text = match part.load(folder.path())? {
+            None => {
+                let costs = costs(&program, &Load::paced()?, rounds)?;
+                is_within = percent(&costs, Cost::own_ns) <= LIMIT;
+                report_cost(rounds, &costs, &footprint(&program)?)
+            }
+            Some(load) => {
+                load.run().with_context(|| format!("cannot run {}", load.name))?;
+                report_load(rounds, &load, &under(&load, &program, folder.path(), rounds)?)
+            }
+        };
+        arguments.results.publish(part.section(), &text)?;
     }
-    let footprint = footprint(&program)?;
-    let text = report(arguments.rounds, &loads, &samples, &cost, &footprint);
-    arguments.publish("why", &text)?;
-    Ok(cost.percent <= LIMIT)
+    Ok(is_within)
 }
 
 fn under(load: &Load, program: &Path, folder: &Path, rounds: u32) -> Result<[Vec<Sample>; SUBJECTS.len()]> {
@@ -107,34 +164,88 @@ fn start(whylate: &Path, folder: &Path, which: usize) -> Result<Option<Tool>> {
     Ok(Some(tool))
 }
 
-/// What the programs take under the paced load.
+/// What the programs take under the paced load, in one run of it.
 struct Cost {
-    /// Of the load's CPU.
-    percent: f64,
-    ns_per_switch: f64,
+    switches: u64,
     switches_per_second: f64,
-    /// Name, runs and mean of each that takes much.
-    largest: Vec<(String, u64, f64)>,
+    /// Of our programs.
+    programs: Vec<programs::Counts>,
+    /// Mean run time of an empty program that runs beside them at each switch, nearly all of which the counting takes.
+    floor_ns: f64,
+    /// What our programs take of the CPUs without a load, in as long, less what the counting takes.
+    elsewhere_ns: f64,
 }
 
-fn cost_percent(program: &Path, load: &Load) -> Result<Cost> {
+impl Cost {
+    fn runs(&self) -> u64 {
+        self.programs.iter().map(|counts| counts.runs).sum()
+    }
+
+    /// Of a switch, as the kernel counts it.
+    fn counted_ns(&self) -> f64 {
+        let run_ns: u64 = self.programs.iter().map(|counts| counts.run_ns).sum();
+        run_ns as f64 / self.switches.max(1) as f64
+    }
+
+    /// The same without what the counting takes.
+    fn everywhere_ns(&self) -> f64 {
+        self.counted_ns() - self.floor_ns * self.runs() as f64 / self.switches.max(1) as f64
+    }
+
+    /// The same on the load's CPU alone.
+    fn own_ns(&self) -> f64 {
+        self.everywhere_ns() - self.elsewhere_ns / self.switches.max(1) as f64
+    }
+
+    /// What a program takes of a switch.
+    fn ns_of(&self, program: &programs::Counts) -> f64 {
+        program.run_ns as f64 / self.switches.max(1) as f64
+    }
+}
+
+/// The median over all runs.
+fn of(costs: &[Cost], figure: impl Fn(&Cost) -> f64) -> f64 {
+    median(&costs.iter().map(figure).collect::<Vec<_>>())
+}
+
+/// Of a CPU that switches 100,000 times a second.
+fn percent(costs: &[Cost], ns_per_switch: fn(&Cost) -> f64) -> f64 {
+    100.0 * of(costs, ns_per_switch) * SWITCHES_PER_SECOND / 1e9
+}
+
+fn costs(program: &Path, load: &Load, rounds: u32) -> Result<Vec<Cost>> {
     let _counting = kernel::count_run_times().context("the kernel does not count run times of BPF programs")?;
     let tool = start(program, Path::new("/nonexistent"), OURS)?.context("it is a tool")?;
-    let before = programs::of_process(tool.pid())?;
-    let run = load.run()?;
-    let after = programs::of_process(tool.pid())?;
+    let _floor = floor::attach_to_switches().context("cannot attach the empty program")?;
+    let count = || -> Result<[Programs; 2]> {
+        Ok([programs::of_process(tool.pid())?, programs::of_process(std::process::id())?])
+    };
+    let cpus = std::thread::available_parallelism()?.get() as f64;
+    let mut costs = Vec::new();
+    for _ in 0..rounds {
+        let before = count()?;
+        let began = Instant::now();
+        let run = load.run()?;
+        let took = began.elapsed();
+        let after = count()?;
+        thread::sleep(took);
+        let idle = count()?;
+        let [programs, floor] = [0, 1].map(|whose| programs::difference(&before[whose], &after[whose]));
+        let floor = floor.iter().find(|counts| counts.runs > 0).context("the empty program has not run")?;
+        ensure!(programs.iter().any(|counts| counts.run_ns > 0), "no BPF program has run");
+        let idle = programs::difference(&after[0], &idle[0]);
+        let idle_ns =
+            idle.iter().map(|counts| counts.run_ns as f64 - counts.runs as f64 * floor.mean_ns()).sum::<f64>();
+        costs.push(Cost {
+            switches: run.switches,
+            switches_per_second: run.switches_per_second(),
+            programs,
+            floor_ns: floor.mean_ns(),
+            elsewhere_ns: idle_ns.max(0.0) * (cpus - 1.0) / cpus,
+        });
+    }
     tool.end()?;
-    let mut counts = programs::difference(&before, &after);
-    let run_ns: u64 = counts.iter().map(|counts| counts.run_ns).sum();
-    ensure!(run_ns > 0, "no BPF program has run");
-    counts.sort_by_key(|counts| std::cmp::Reverse(counts.run_ns));
-    let elapsed_s: f64 = run.elapsed_s.iter().sum();
-    Ok(Cost {
-        percent: 100.0 * run_ns as f64 / 1e9 / elapsed_s,
-        ns_per_switch: run_ns as f64 / run.switches.max(1) as f64,
-        switches_per_second: run.switches_per_second(),
-        largest: counts.iter().take(6).map(|counts| (counts.name.clone(), counts.runs, counts.mean_ns())).collect(),
-    })
+    Ok(costs)
 }
 
 struct Footprint {
@@ -180,60 +291,78 @@ fn footprint(program: &Path) -> Result<Footprint> {
     })
 }
 
-fn report(
-    rounds: u32,
-    loads: &[Load],
-    samples: &[[Vec<Sample>; SUBJECTS.len()]],
-    cost: &Cost,
-    footprint: &Footprint,
-) -> String {
+fn report_cost(rounds: u32, costs: &[Cost], footprint: &Footprint) -> String {
     let mut text = format!(
         "## What `whylate` without a command costs, with every source and all causes\n\nCommand: `make bench-why` (`cargo run --release -p \
          whylate-bench -- why --rounds {rounds}`)\n\n{}\n| figure | measured | limit | result |\n|---|--:|--:|---|\n",
         machine::describe()
     );
+    let own_percent = percent(costs, Cost::own_ns);
     // A `String` takes everything.
     let _ = writeln!(
         text,
-        "| all BPF programs, of a CPU that switches {:.0} times a second (%) | {:.2} | {LIMIT:.1} | {} |",
-        cost.switches_per_second,
-        cost.percent,
-        word(cost.percent, LIMIT)
+        "| all BPF programs, of a CPU that switches 100,000 times a second (%) | {own_percent:.2} | {LIMIT:.1} | {} |",
+        word(own_percent, LIMIT)
     );
-    let _ = writeln!(text, "| the same, of a switch (ns) | {:.0} | | |", cost.ns_per_switch);
+    let _ = writeln!(text, "| the same, of a switch (ns) | {:.0} | | |", of(costs, Cost::own_ns));
+    let _ = writeln!(
+        text,
+        "| the same with what they take of other CPUs (ns) | {:.0} | | |",
+        of(costs, Cost::everywhere_ns)
+    );
+    let _ = writeln!(text, "| and with what counting takes (ns) | {:.0} | | |", of(costs, Cost::counted_ns));
+    let _ = writeln!(
+        text,
+        "| an empty program at a switch, in the same runs (ns) | {:.0} | | |",
+        of(costs, |cost| cost.floor_ns)
+    );
+    let runs = of(costs, |cost| cost.runs() as f64 / cost.switches.max(1) as f64);
+    let _ = writeln!(text, "| runs of programs, of a switch | {runs:.2} | | |");
     let _ = writeln!(text, "| start to the screen, beyond the time looked for (s) | {:.2} | | |", footprint.answer_s);
     let _ = writeln!(text, "| peak memory (MB) | {:.1} | | |", footprint.memory_mb);
     let _ = writeln!(text, "| memory of its maps (MB) | {:.1} | | |", footprint.maps_mb);
     let name = footprint.binary.file_name().unwrap_or_default().to_string_lossy();
     let _ = writeln!(text, "| size of the program `{name}` (MB) | {:.1} | | |", footprint.binary_mb);
-    text += "\nThe kernel counts run times of programs meanwhile (`BPF_ENABLE_STATS`), which adds two readings of the clock to each. Those that \
-             take most:";
-    for (name, runs, mean_ns) in &cost.largest {
-        let _ = write!(text, " `{name}` {mean_ns:.0} ns ({runs} runs);");
+    let _ = write!(
+        text,
+        "\nMedians of {rounds} runs of two threads that take turns on one CPU, {:.0} switches a second. The kernel counts run times of programs \
+         meanwhile (`BPF_ENABLE_STATS`), which adds two readings of the clock to each run of each program: an empty program at the same \
+         switches tells how much that is, and as much is taken off for each run. The kernel counts for all CPUs at once: what programs take in as \
+         long a time without the load is taken off for each CPU but the load's. Those that take most, as counted on all CPUs:\n\n| program | runs a switch | mean ns | ns a switch |\n|---|--:|--:|--:|\n",
+        of(costs, |cost| cost.switches_per_second)
+    );
+    let Some(first) = costs.first() else { return text };
+    let mut largest: Vec<usize> = (0..first.programs.len()).collect();
+    let ns = |nth: usize| of(costs, |cost| cost.ns_of(&cost.programs[nth]));
+    largest.sort_by(|&a, &b| ns(b).total_cmp(&ns(a)));
+    for nth in largest.into_iter().take(LARGEST) {
+        let runs = of(costs, |cost| cost.programs[nth].runs as f64 / cost.switches.max(1) as f64);
+        let mean_ns = of(costs, |cost| cost.programs[nth].mean_ns());
+        let _ = writeln!(text, "| `{}` | {runs:.4} | {mean_ns:.0} | {:.1} |", first.programs[nth].name, ns(nth));
     }
-    text.pop();
-    text += ".\n";
-    for (load, samples) in loads.iter().zip(samples) {
-        let _ = write!(
+    text
+}
+
+fn report_load(rounds: u32, load: &Load, samples: &[Vec<Sample>; SUBJECTS.len()]) -> String {
+    let mut text = format!(
+        "### `{}`\n\n{}. {rounds} rounds; each watched run lies between two that nobody watches. Medians, with the interval in which the \
+         median lies by a confidence of 95 % (sign test).\n\n| watcher | slowdown, elapsed | 95 % interval | slowdown, CPU time |\n\
+         |---|--:|--:|--:|\n",
+        load.name, load.what
+    );
+    for (which, name) in SUBJECTS.iter().enumerate() {
+        let percent =
+            |of: fn(&Sample) -> f64| samples[which].iter().map(|sample| 100.0 * of(sample)).collect::<Vec<_>>();
+        let elapsed = percent(Sample::slowdown);
+        let interval = median_interval(&elapsed)
+            .map_or_else(|| "too few rounds".to_owned(), |(low, high)| format!("{low:.1} to {high:.1} %"));
+        // A `String` takes everything.
+        let _ = writeln!(
             text,
-            "\n### `{}`\n\n{}. {rounds} rounds; each watched run lies between two that nobody watches. Medians, with the interval in which the \
-             median lies by a confidence of 95 % (sign test).\n\n| watcher | slowdown, elapsed | 95 % interval | slowdown, CPU time |\n\
-             |---|--:|--:|--:|\n",
-            load.name, load.what
+            "| {name} | {:.1} % | {interval} | {:.1} % |",
+            median(&elapsed),
+            median(&percent(Sample::cpu_slowdown))
         );
-        for (which, name) in SUBJECTS.iter().enumerate() {
-            let percent =
-                |of: fn(&Sample) -> f64| samples[which].iter().map(|sample| 100.0 * of(sample)).collect::<Vec<_>>();
-            let elapsed = percent(Sample::slowdown);
-            let interval = median_interval(&elapsed)
-                .map_or_else(|| "too few rounds".to_owned(), |(low, high)| format!("{low:.1} to {high:.1} %"));
-            let _ = writeln!(
-                text,
-                "| {name} | {:.1} % | {interval} | {:.1} % |",
-                median(&elapsed),
-                median(&percent(Sample::cpu_slowdown))
-            );
-        }
     }
     text
 }

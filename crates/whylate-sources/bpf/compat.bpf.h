@@ -202,6 +202,28 @@ static __always_inline u64 task_ran_ns(struct task_struct *task)
 	return bpf_core_field_exists(task->sched_info.last_arrival) ? since_stamp_ns(task, task->sched_info.last_arrival) : 0;
 }
 
+/* For how long it has not had a CPU, by the scheduler's clock; longer than anything where that is not known. */
+static __always_inline u64 task_off_cpu_ns(const struct task_struct *task)
+{
+	u64 since_ns, now_ns;
+
+	if (!bpf_core_field_exists(task->sched_info.last_arrival) || !bpf_core_field_exists(task->se.cfs_rq))
+		return ~0ULL >> 1;
+	since_ns = task->sched_info.last_arrival;
+	now_ns = task->se.cfs_rq->rq->clock;
+	return now_ns > since_ns ? now_ns - since_ns : 0;
+}
+
+/*
+ * Whether the stamp of the queue that a sleeping thread gets into when it is woken tells since when it waits. One that sleeps in a queue (6.12) may
+ * have a stamp of before, which stays.
+ */
+static __always_inline bool task_gets_stamp(const struct task_struct *task)
+{
+	return bpf_core_field_exists(task->sched_info.last_queued) && bpf_core_field_exists(task->se.cfs_rq) &&
+	       !task->sched_info.last_queued;
+}
+
 /* Since 6.18 a thread of a throttled cgroup is taken off its queue when it returns to user space; before, its queue was. */
 struct task_struct___6_18 {
 	bool throttled;

@@ -88,21 +88,27 @@ struct account {
 	/* Number of the softirq plus one. */
 	u8 softirq;
 	char name[16];
+	/* Workers with an item that were preempted, by pool; 0 for none. */
+	u32 preempted_normal;
+	u32 preempted_highpri;
+	/* The thread here whose timer is measured, by its struct task_struct; its source writes it. */
+	u64 measured_task;
+
+	/* Sums, and what they were when the present occupant began. */
+	u64 nmi_ns;
+	u64 nmi_seen_ns;
+	u64 steal_seen_ns;
 
 	/* The interrupt, while `in_irq`. */
 	struct lateness lateness;
 	u32 irq_id;
 	u32 irq_kind;
 	char irq_name[16];
+	/* Bits of enum switch_step: whose programs the present switch concerns, as far as they have not run. */
+	u32 steps;
+	u32 _unused_here;
+	/* What is above is used at each switch and interrupt, and takes two cache lines. */
 
-	/* Workers with an item that were preempted, by pool; 0 for none. */
-	u32 preempted_normal;
-	u32 preempted_highpri;
-
-	/* Sums, and what they were when the present occupant began. */
-	u64 nmi_ns;
-	u64 nmi_seen_ns;
-	u64 steal_seen_ns;
 	/* Events that came while a program was at work. */
 	u64 nested;
 	u64 stacks_lost;
@@ -111,8 +117,9 @@ struct account {
 	/* No stack is taken before. */
 	u64 next_stack_ns;
 	/* CPUs share no cache line. */
-	u64 _unused[6];
+	u64 _unused[4];
 };
+_Static_assert(__builtin_offsetof(struct account, nested) == 128, "what is used at each switch takes more than two cache lines");
 _Static_assert(sizeof(struct account) % 64 == 0, "accounts of two CPUs share a cache line");
 
 struct merged_part {

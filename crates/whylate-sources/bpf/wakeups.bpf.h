@@ -9,14 +9,23 @@ enum wakeup_limits {
 };
 
 struct wakeup {
-	/* 0: not seen. */
-	u64 woken_ns;
-	/* Since when it waits for a CPU, or waited the last time: its wakeup, or when it lost its CPU. */
+	union {
+		/* Of a worker; 0: not seen. */
+		u64 woken_ns;
+		/* Of other threads: what the kernel had counted of their waiting by then. */
+		u64 run_delay_ns;
+	};
+	/*
+	 * Since when it waits for a CPU, or waited the last time: its wakeup, or when it lost its CPU. 0: since the scheduler's stamp, which it got
+	 * right after its wakeup; reading the clock costs more than all else at a wakeup.
+	 */
 	u64 waits_since_ns;
-	/* How often it had left a CPU by then: once more, and that wait is over. */
-	u64 switches;
 	/* 0: not moved to another CPU since. */
 	u64 moved_ns;
+	/* How often it had left a CPU by then: once more, and that wait is over. */
+	u32 switches;
+	/* When it was created, in microseconds: numbers of threads are used again. */
+	u32 born_us;
 	u32 tid;
 	u32 moved_from;
 	/* Who woke it; 0 where an interrupt did, or it was not asleep. */
@@ -24,6 +33,7 @@ struct wakeup {
 	u32 _unused;
 	char waker[16];
 };
+_Static_assert(sizeof(struct wakeup) == 64, "a wakeup takes more than one cache line");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -32,6 +42,16 @@ struct {
 	__type(key, u32);
 	__type(value, struct wakeup);
 } wakeup_by_tid SEC(".maps");
+
+static __always_inline u32 switches_before(const struct task_struct *task)
+{
+	return task->nvcsw + task->nivcsw;
+}
+
+static __always_inline u32 born_us(const struct task_struct *task)
+{
+	return task->start_time >> 10;
+}
 
 /* Workers have entries of their own: other threads are many. */
 static __always_inline struct wakeup *wakeup_of(u32 tid, bool is_worker)

@@ -2,10 +2,11 @@
 //! Who has each CPU: the account that explains late events, kept by BPF programs while somebody asks for causes.
 
 mod decode;
+mod steps;
 mod together;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -18,6 +19,7 @@ use libbpf_rs::{Link, MapCore as _, MapFlags, OpenObject, Program};
 pub(crate) use self::decode::vector;
 use self::skel::types::{account, occupancy_limits, wakeup_limits};
 use self::skel::{OccupancySkel, OccupancySkelBuilder};
+pub(crate) use self::steps::{Called, Step};
 pub use self::together::Together;
 use crate::attach::{self, PlainData, ProgramStatistics};
 use crate::capabilities::Fact;
@@ -85,9 +87,11 @@ pub(crate) enum Timers {
     },
 }
 
-/// Programs that hand a CPU over to another occupant. They come after those of sources at the same event, which so find who had the CPU
-/// before; and a kernel runs programs in the order in which they were attached.
-const HAND_OVER: [&str; 2] = ["on_sched_switch", "on_workqueue_execute_start"];
+/// Programs that hand a CPU over to another occupant and call none of a source. They come after those of sources at the same event, which so find
+/// who had the CPU before; and a kernel runs programs in the order in which they were attached.
+const HAND_OVER: [&str; 1] = ["on_workqueue_execute_start"];
+/// What goes on after the program of a source, which calls it.
+const AFTER_STEP: &str = "on_sched_switch_after_step";
 
 /// Whose wakeups are kept, and their moves to another CPU while they wait for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,11 +105,19 @@ pub(crate) enum Wakeups {
 /// The account of every CPU, which several sources may have. It ends when the last one drops it.
 pub(crate) struct Account {
     kept: Rc<RefCell<Kept>>,
-    /// Accounts, intervals, wakeups.
-    maps: [OwnedFd; 3],
+    maps: Maps,
     weaker: Option<String>,
     /// Whether this source tells what the account costs and has lost: one that shares it does not.
     is_own: bool,
+}
+
+/// What the programs of sources share.
+struct Maps {
+    accounts: OwnedFd,
+    intervals: OwnedFd,
+    wakeups: OwnedFd,
+    steps_of_switch: OwnedFd,
+    steps_of_waking: OwnedFd,
 }
 
 /// What keeps it.
@@ -117,6 +129,8 @@ struct Kept {
     is_complete: bool,
     skeleton: OccupancySkel<'static>,
     heartbeats: Option<Heartbeats>,
+    /// Whose programs it calls.
+    steps: BTreeSet<Step>,
     weaker: Option<String>,
     cpus: u32,
     stacks: BTreeMap<i32, Vec<String>>,
@@ -161,10 +175,14 @@ impl Account {
         let (maps, weaker) = {
             let kept = kept.borrow();
             let maps = &kept.skeleton.maps;
-            let maps = [maps.account_by_cpu.as_fd(), maps.intervals_by_position.as_fd(), maps.wakeup_by_tid.as_fd()];
-            let [accounts, intervals, wakeups] = maps.map(|map| map.try_clone_to_owned());
-            let cannot = "cannot share the account of the CPUs";
-            let maps = [accounts.context(cannot)?, intervals.context(cannot)?, wakeups.context(cannot)?];
+            let shared = |map: BorrowedFd<'_>| map.try_clone_to_owned().context("cannot share the account of the CPUs");
+            let maps = Maps {
+                accounts: shared(maps.account_by_cpu.as_fd())?,
+                intervals: shared(maps.intervals_by_position.as_fd())?,
+                wakeups: shared(maps.wakeup_by_tid.as_fd())?,
+                steps_of_switch: shared(maps.steps_of_switch.as_fd())?,
+                steps_of_waking: shared(maps.steps_of_waking.as_fd())?,
+            };
             (maps, kept.weaker.clone())
         };
         Ok(Account { kept, maps, weaker, is_own })
@@ -184,8 +202,7 @@ impl Account {
 
     /// The maps that a source's programs share: accounts, intervals, wakeups.
     pub(crate) fn shared(&self) -> [BorrowedFd<'_>; 3] {
-        let [accounts, intervals, wakeups] = &self.maps;
-        [accounts.as_fd(), intervals.as_fd(), wakeups.as_fd()]
+        [self.maps.accounts.as_fd(), self.maps.intervals.as_fd(), self.maps.wakeups.as_fd()]
     }
 
     /// What is weaker here than it could be.
@@ -248,12 +265,14 @@ impl Kept {
         open.maps.wakeup_by_tid.set_max_entries(wakeup_limits::WAKEUPS.0)?;
         leave_out_what_the_kernel_lacks(open.open_object_mut())?;
         let skeleton = open.load()?;
+        steps::goes_on_with(&skeleton)?;
         Ok(Kept {
             links: Vec::new(),
             attached: Vec::new(),
             is_complete: false,
             skeleton,
             heartbeats,
+            steps: BTreeSet::new(),
             weaker,
             cpus,
             stacks: BTreeMap::new(),
@@ -267,7 +286,8 @@ impl Kept {
         programs.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));
         for program in programs {
             let name = program.name().to_string_lossy().into_owned();
-            if self.attached.contains(&name) || (!is_complete && HAND_OVER.contains(&name.as_str())) {
+            let waits = !is_complete && HAND_OVER.contains(&name.as_str());
+            if self.attached.contains(&name) || waits || name == AFTER_STEP {
                 continue;
             }
             self.links.push(program.attach()?);

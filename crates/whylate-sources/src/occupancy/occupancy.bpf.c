@@ -10,6 +10,7 @@
 #include "ways.bpf.h"
 #include "occupancy.bpf.h"
 #include "wakeups.bpf.h"
+#include "steps.bpf.h"
 #include "irq_vectors.bpf.h"
 #include "stacks.bpf.h"
 
@@ -26,6 +27,8 @@ struct {
 	enum busy_pools busy_pools;
 	enum wakeup_limits wakeup_limits;
 	enum occupancy_limits occupancy_limits;
+	enum switch_step switch_step;
+	enum waking_step waking_step;
 } layouts = {};
 
 enum {
@@ -51,6 +54,9 @@ const volatile u64 tracer_function = 0;
 /* Wakeups of all threads are kept, and not of workers alone. */
 const volatile bool keeps_all_wakeups = false;
 
+/* Threads that have had no CPU for so long concern the program that explains waits. 0: there is none. */
+u64 explain_waits_over_ns = 0;
+
 struct {
 	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
 	/* Half empty, so that few stacks meet in one place. */
@@ -59,20 +65,23 @@ struct {
 	__uint(value_size, STACK_FRAMES * sizeof(u64));
 } late_interrupt_stacks SEC(".maps");
 
+static __always_inline bool open(struct account *account)
+{
+	if (account->is_busy) {
+		account->nested++;
+		return false;
+	}
+	account->is_busy = true;
+	barrier();
+	return true;
+}
+
 /* The account of this CPU, for one program at a time; NULL for a program that interrupts another one. */
 static __always_inline struct account *open_account(u32 cpu)
 {
 	struct account *account = account_of(cpu);
 
-	if (!account)
-		return NULL;
-	if (account->is_busy) {
-		account->nested++;
-		return NULL;
-	}
-	account->is_busy = true;
-	barrier();
-	return account;
+	return account && open(account) ? account : NULL;
 }
 
 static __always_inline void close_account(struct account *account)
@@ -194,11 +203,14 @@ static __always_inline void leave_worker(struct account *account, bool was_preem
 		account->preempted_highpri = account->tid;
 }
 
-/* From now on it waits for a CPU. `waker` is whoever has woken it; NULL where it was not asleep, or an interrupt has. */
+/*
+ * From now on it waits for a CPU; `now_ns` is 0 where the scheduler's stamp will tell since when. `waker` is whoever has woken it; NULL where it was
+ * not asleep, or an interrupt has.
+ */
 static __always_inline void keep_wait(const struct task_struct *task, bool was_asleep, const struct task_struct *waker, u64 now_ns)
 {
-	struct wakeup *wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
-	bool is_other;
+	bool is_worker = task->flags & PF_WQ_WORKER, is_other;
+	struct wakeup *wakeup = wakeup_of(task->pid, is_worker);
 
 	if (!wakeup)
 		return;
@@ -208,10 +220,14 @@ static __always_inline void keep_wait(const struct task_struct *task, bool was_a
 	barrier();
 	if (is_other || was_asleep) {
 		wakeup->moved_ns = 0;
-		wakeup->woken_ns = was_asleep ? now_ns : 0;
+		if (is_worker)
+			wakeup->woken_ns = was_asleep ? now_ns : 0;
 	}
+	if (!is_worker)
+		wakeup->run_delay_ns = task_run_delay_ns(task);
 	wakeup->waits_since_ns = now_ns;
-	wakeup->switches = task->nvcsw + task->nivcsw;
+	wakeup->switches = switches_before(task);
+	wakeup->born_us = born_us(task);
 	wakeup->waker_tid = waker ? waker->pid : 0;
 	if (waker)
 		read_name(wakeup->waker, waker);
@@ -227,19 +243,16 @@ static __always_inline const struct task_struct *waker_here(void)
 	return account && !account->in_irq && !account->softirq ? bpf_get_current_task_btf() : NULL;
 }
 
-SEC("tp_btf/sched_switch")
-int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+static __always_inline void hand_over(struct account *account, u32 cpu, bool preempt, struct task_struct *prev, struct task_struct *next,
+				      u64 now_ns)
 {
-	u32 cpu = bpf_get_smp_processor_id();
-	struct account *account = open_account(cpu);
 	struct interval *ended;
-	u64 now_ns, steal_ns;
+	u64 steal_ns;
 
-	if (!account)
-		return 0;
+	if (!open(account))
+		return;
 	if (is_astray(account, prev))
 		forget_thread(account);
-	now_ns = bpf_ktime_get_ns();
 	/* One that is still runnable was preempted, or has yielded. */
 	if (keeps_all_wakeups && prev->pid && (preempt || !prev->__state))
 		keep_wait(prev, false, NULL, now_ns);
@@ -256,6 +269,69 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 		leave_worker(account, preempt);
 	enter_thread(account, next);
 	close_account(account);
+}
+
+/* Whose programs a switch concerns; nearly always nobody's. */
+static __always_inline u32 steps_of(const struct account *account, const struct task_struct *prev, const struct task_struct *next)
+{
+	u32 steps = 0;
+
+	if (account->measured_task == (u64)next)
+		steps |= 1 << STEP_TIMERLAT;
+	if ((prev->flags | next->flags) & PF_IO_WORKER)
+		steps |= 1 << STEP_SQPOLL;
+	/* Nearly all have had a CPU since. */
+	if (explain_waits_over_ns && next->pid && task_off_cpu_ns(next) >= explain_waits_over_ns)
+		steps |= 1 << STEP_RUNNABLE;
+	return steps;
+}
+
+/* Comes back if there is no such program. */
+static __always_inline void call_step(void *ctx, struct account *account, u32 step)
+{
+	if (!(account->steps & 1 << step))
+		return;
+	account->steps &= ~(1 << step);
+	bpf_tail_call(ctx, &steps_of_switch, step);
+}
+
+static __always_inline void call_steps(void *ctx, struct account *account)
+{
+	call_step(ctx, account, STEP_TIMERLAT);
+	call_step(ctx, account, STEP_SQPOLL);
+	call_step(ctx, account, STEP_RUNNABLE);
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	/* First, as the CPU waits until it has read what came before. */
+	u64 now_ns = bpf_ktime_get_ns();
+	u32 cpu = bpf_get_smp_processor_id(), steps;
+	struct account *account = account_of(cpu);
+
+	if (!account)
+		return 0;
+	steps = steps_of(account, prev, next);
+	if (__builtin_expect(steps, 0)) {
+		account->steps = steps;
+		call_steps(ctx, account);
+	}
+	hand_over(account, cpu, preempt, prev, next, now_ns);
+	return 0;
+}
+
+/* The program of a source has run, and calls this one in place of its own end. */
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_sched_switch_after_step, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct account *account = account_of(cpu);
+
+	if (!account)
+		return 0;
+	call_steps(ctx, account);
+	hand_over(account, cpu, preempt, prev, next, bpf_ktime_get_ns());
 	return 0;
 }
 
@@ -475,23 +551,31 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 SEC("tp_btf/sched_waking")
 int BPF_PROG(on_sched_waking, struct task_struct *task)
 {
-	if (keeps_all_wakeups || task->flags & PF_WQ_WORKER)
+	if (task->flags & PF_WQ_WORKER)
 		keep_wait(task, true, keeps_all_wakeups ? waker_here() : NULL, bpf_ktime_get_ns());
+	else if (keeps_all_wakeups)
+		keep_wait(task, true, waker_here(), task_gets_stamp(task) ? 0 : bpf_ktime_get_ns());
+	if (task->flags & PF_IO_WORKER)
+		bpf_tail_call(ctx, &steps_of_waking, WAKING_STEP_SQPOLL);
 	return 0;
 }
 
-/* Still on its former CPU. */
+/* Still on its former CPU, but in its queue no more: what it has waited for there is in the kernel's count. */
 SEC("tp_btf/sched_migrate_task")
 int BPF_PROG(on_sched_migrate_task, struct task_struct *task)
 {
 	struct wakeup *wakeup;
+	u64 now_ns;
 
 	if (!keeps_all_wakeups && !(task->flags & PF_WQ_WORKER))
 		return 0;
 	wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
 	if (!wakeup || wakeup->tid != (u32)task->pid)
 		return 0;
+	now_ns = bpf_ktime_get_ns();
+	if (!wakeup->waits_since_ns)
+		wakeup->waits_since_ns = since(now_ns, since(task_run_delay_ns(task), wakeup->run_delay_ns) + task_waiting_ns(task));
 	wakeup->moved_from = task->thread_info.cpu;
-	wakeup->moved_ns = bpf_ktime_get_ns();
+	wakeup->moved_ns = now_ns;
 	return 0;
 }

@@ -6,7 +6,6 @@ use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use whylate_model::blame::{self, Evidence, StarvedEvidence};
 use whylate_model::{Labels, LateEvent};
@@ -15,7 +14,7 @@ use self::skel::RunnableSkelBuilder;
 use self::skel::types::late_wait;
 use crate::attach::{self, PlainData, ProgramStatistics, text};
 use crate::clock;
-use crate::occupancy::{Account, Timers, Wakeups};
+use crate::occupancy::{Account, Called, Step, Timers, Wakeups};
 use crate::records::Records;
 use crate::source::AttachError;
 use crate::symbols::KernelSymbols;
@@ -52,7 +51,8 @@ pub(crate) struct Wanted {
 
 /// Explains long waits until it is dropped.
 pub(crate) struct Waits {
-    _links: Vec<Link>,
+    /// First, so that no program runs while the rest goes.
+    _called: Called,
     records: Records,
     account: Account,
     symbols: KernelSymbols,
@@ -74,6 +74,7 @@ impl Waits {
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.explain_over_ns = wanted.explain_over_ns;
         settings.own_process = std::process::id();
+        settings.is_called_by_account = true;
         settings.wanted_process = wanted.process.unwrap_or(0);
         settings.wanted_cgroup = wanted.cgroup.unwrap_or(0);
         settings.take_kernel_threads = wanted.kernel_threads;
@@ -89,14 +90,17 @@ impl Waits {
         open.maps.account_by_cpu.reuse_fd(accounts)?;
         open.maps.intervals_by_position.reuse_fd(intervals)?;
         open.maps.wakeup_by_tid.reuse_fd(wakeups)?;
+        let [steps_of_switch, steps_of_waking] = account.steps();
+        open.maps.steps_of_switch.reuse_fd(steps_of_switch)?;
+        open.maps.steps_of_waking.reuse_fd(steps_of_waking)?;
         open.maps.late_waits.set_max_entries(LATE_BYTES)?;
         let skeleton = open.load()?;
         let records = Records::of(&skeleton.maps.late_waits)?;
-        let links = vec![skeleton.progs.on_sched_switch.attach()?];
-        // After our own program, so that the account still says who had the CPU before.
+        let step = Step::RunnableSwitch { over_ns: wanted.explain_over_ns };
+        let called = account.call(step, skeleton.progs.on_sched_switch.as_fd())?;
         account.attach()?;
         Ok(Waits {
-            _links: links,
+            _called: called,
             records,
             account,
             symbols: KernelSymbols::default(),

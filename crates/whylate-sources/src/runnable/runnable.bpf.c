@@ -8,6 +8,7 @@
 #include "ways.bpf.h"
 #include "occupancy.bpf.h"
 #include "wakeups.bpf.h"
+#include "steps.bpf.h"
 #include "late_wait.bpf.h"
 #include "wanted_threads.bpf.h"
 
@@ -32,6 +33,11 @@ const volatile u32 own_process = 0;
 u64 lost_late_waits = 0;
 u64 lost_wakeups = 0;
 
+static __always_inline bool was_moved(const struct wakeup *wakeup)
+{
+	return wakeup->moved_ns && wakeup->moved_ns >= wakeup->waits_since_ns;
+}
+
 static __always_inline int explain_wait(struct task_struct *task, const struct wakeup *wakeup, u64 waited_ns, u64 now_ns)
 {
 	struct late_wait *late;
@@ -42,7 +48,7 @@ static __always_inline int explain_wait(struct task_struct *task, const struct w
 	if (!late)
 		return 0;
 	if (wakeup) {
-		if (wakeup->moved_ns >= wakeup->waits_since_ns) {
+		if (was_moved(wakeup)) {
 			late->runnable_ns = wakeup->waits_since_ns;
 			late->moved_ns = wakeup->moved_ns;
 			late->moved_from = wakeup->moved_from;
@@ -55,18 +61,6 @@ static __always_inline int explain_wait(struct task_struct *task, const struct w
 	return 0;
 }
 
-/* For how long it has not had a CPU, by the scheduler's clock; longer than anything where that is not known. */
-static __always_inline u64 off_cpu_ns(const struct task_struct *task)
-{
-	u64 since_ns, now_ns;
-
-	if (!bpf_core_field_exists(task->sched_info.last_arrival) || !bpf_core_field_exists(task->se.cfs_rq))
-		return ~0ULL >> 1;
-	since_ns = task->sched_info.last_arrival;
-	now_ns = task->se.cfs_rq->rq->clock;
-	return now_ns > since_ns ? now_ns - since_ns : 0;
-}
-
 /*
  * How it came to wait; NULL where that is not known. An entry may be of a thread that had the same number, or of an earlier wait, where the wakeup
  * was not seen: it has left a CPU since then.
@@ -75,14 +69,9 @@ static __always_inline const struct wakeup *own_wakeup(const struct task_struct 
 {
 	const struct wakeup *wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
 
-	if (!wakeup || wakeup->tid != (u32)task->pid || wakeup->waits_since_ns < task->start_time)
+	if (!wakeup || wakeup->tid != (u32)task->pid || wakeup->born_us != born_us(task))
 		return NULL;
-	return wakeup->switches == task->nvcsw + task->nivcsw ? wakeup : NULL;
-}
-
-static __always_inline bool was_moved(const struct wakeup *wakeup)
-{
-	return wakeup->moved_ns >= wakeup->waits_since_ns;
+	return wakeup->switches == switches_before(task) ? wakeup : NULL;
 }
 
 /*
@@ -102,6 +91,8 @@ static __always_inline u64 waited_ns_of(struct task_struct *task, const struct w
 			__sync_fetch_and_add(&lost_wakeups, 1);
 		return 0;
 	}
+	if (!wakeup->waits_since_ns)
+		return waited_ns;
 	whole_ns = since(now_ns, wakeup->waits_since_ns);
 	return !has_stamp || was_moved(wakeup) || whole_ns < waited_ns ? whole_ns : waited_ns;
 }
@@ -120,16 +111,12 @@ static __noinline int look_at_wait(struct task_struct *task)
 	return 0;
 }
 
+/* Called by the account, where the thread has not had a CPU for as long as is late. */
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
-	u64 off_ns;
-
-	if (!next->pid || !explain_over_ns)
-		return 0;
-	/* Nearly all have had a CPU since. */
-	off_ns = off_cpu_ns(next);
-	if (off_ns < explain_over_ns || (u32)next->tgid == own_process || (wanted_process && (u32)next->tgid != wanted_process))
-		return 0;
-	return look_at_wait(next);
+	if ((u32)next->tgid != own_process && (!wanted_process || (u32)next->tgid == wanted_process))
+		look_at_wait(next);
+	go_on_with_account(ctx);
+	return 0;
 }

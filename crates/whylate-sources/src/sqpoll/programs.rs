@@ -16,7 +16,7 @@ use super::{SqpollOptions, never_sleeps};
 use crate::attach::{self, ProgramStatistics};
 use crate::cpus;
 use crate::mapped::MappedArray;
-use crate::occupancy::{Account, Timers, Wakeups};
+use crate::occupancy::{Account, Called, Step, Timers, Wakeups};
 use crate::records::Records;
 use crate::source::AttachError;
 use crate::symbols::code_of;
@@ -46,6 +46,8 @@ pub(super) enum Way {
 /// They run until they are dropped.
 pub(super) struct Programs {
     _links: Vec<Link>,
+    /// Those that the account calls.
+    _called: Vec<Called>,
     /// The iterator over all threads.
     pub threads: Link,
     /// Where causes are asked for.
@@ -92,6 +94,7 @@ impl Programs {
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.explain_over_ns = options.explain_over_ns.unwrap_or(0);
         settings.own_namespace = own_namespace();
+        settings.is_called_by_account = account.is_some();
         if way == Way::Samples {
             settings.by_samples = true;
             for (which, code) in code_of_work(kernel)?.into_iter().enumerate() {
@@ -103,6 +106,9 @@ impl Programs {
             let [accounts, intervals, _] = account.shared();
             open.maps.account_by_cpu.reuse_fd(accounts)?;
             open.maps.intervals_by_position.reuse_fd(intervals)?;
+            let [steps_of_switch, steps_of_waking] = account.steps();
+            open.maps.steps_of_switch.reuse_fd(steps_of_switch)?;
+            open.maps.steps_of_waking.reuse_fd(steps_of_waking)?;
             open.maps.late_waits.set_max_entries(LATE_BYTES)?;
         } else {
             open.maps
@@ -117,7 +123,7 @@ impl Programs {
         )
         .context("cannot map the counts of lost events")?;
         let records = options.explain_over_ns.map(|_| Records::of(&skeleton.maps.late_waits)).transpose()?;
-        let mut links = Vec::new();
+        let (mut links, mut called) = (Vec::new(), Vec::new());
         let mut marks: Vec<_> = skeleton
             .object()
             .progs_mut()
@@ -129,15 +135,17 @@ impl Programs {
         // What ends work first, so that none is seen beginning that does not end.
         marks.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));
         for program in marks {
-            links.push(program.attach()?);
+            match (step_of(&program), &account) {
+                (Some(step), Some(account)) => called.push(account.call(step, program.as_fd())?),
+                _ => links.push(program.attach()?),
+            }
         }
         if let Some(account) = &mut account {
-            // After our own programs, so that the account still says who had the CPU before.
             account.attach()?;
         }
         let threads = skeleton.progs.look_at_threads.attach()?;
         let samples = (way == Way::Samples).then(|| Samples::start(&skeleton)).transpose()?;
-        Ok(Programs { _links: links, threads, records, account, lost, way, samples, skeleton })
+        Ok(Programs { _links: links, _called: called, threads, records, account, lost, way, samples, skeleton })
     }
 
     /// Takes in late events, and waits at most so long for the first one.
@@ -160,6 +168,15 @@ impl Programs {
             statistics += account.statistics();
         }
         statistics
+    }
+}
+
+/// As what the account calls it, where there is one.
+fn step_of(program: &libbpf_rs::ProgramMut<'_>) -> Option<Step> {
+    match program.name().to_str()? {
+        "on_sched_switch" => Some(Step::SqpollSwitch),
+        "on_sched_waking" => Some(Step::SqpollWaking),
+        _ => None,
     }
 }
 

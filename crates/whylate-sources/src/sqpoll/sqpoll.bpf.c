@@ -14,6 +14,7 @@
 #include "compat.bpf.h"
 #include "ways.bpf.h"
 #include "occupancy.bpf.h"
+#include "steps.bpf.h"
 #include "window.bpf.h"
 #include "pid_namespace.bpf.h"
 #include "sq_thread.bpf.h"
@@ -49,26 +50,33 @@ static __always_inline void explain_wait(const struct sq_thread *thread, struct 
 		lose(SQ_LOST_LATE_EVENTS);
 }
 
-SEC("tp_btf/sched_switch")
-int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
+/* `prev_state` is what the one before sleeps in, or 0. */
+static __always_inline void switch_threads(struct task_struct *prev, struct task_struct *next, u32 prev_state)
 {
 	struct sq_thread *thread;
 	u64 now_ns, waited_ns;
 
 	if (!((prev->flags | next->flags) & PF_IO_WORKER))
-		return 0;
+		return;
 	now_ns = bpf_ktime_get_ns();
 	thread = enrolled(prev, now_ns);
 	if (thread)
-		leave_cpu(thread, now_ns, preempt ? 0 : prev_state);
+		leave_cpu(thread, now_ns, prev_state);
 	thread = enrolled(next, now_ns);
 	if (!thread)
-		return 0;
+		return;
 	/* The scheduler has just read its clock, and counts the wait by the same reading after this. */
 	waited_ns = task_waiting_ns(next);
 	if (explain_over_ns && thread->own_tid)
 		explain_wait(thread, next, waited_ns, now_ns);
 	get_cpu(thread, prev, waited_ns, now_ns);
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
+{
+	switch_threads(prev, next, preempt ? 0 : prev_state);
+	go_on_with_account(ctx);
 	return 0;
 }
 

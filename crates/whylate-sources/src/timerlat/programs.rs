@@ -18,7 +18,7 @@ use super::skel::{TimerlatSkel, TimerlatSkelBuilder};
 use crate::attach::{self, ProgramStatistics};
 use crate::cpus;
 use crate::mapped::MappedArray;
-use crate::occupancy::{Account, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION, Wakeups};
+use crate::occupancy::{Account, Called, Step, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION, Wakeups};
 use crate::records::Records;
 use crate::source::AttachError;
 use crate::symbols::address_of;
@@ -29,6 +29,7 @@ const LATE_BYTES: u32 = 4 << 20;
 /// They run until they are dropped.
 pub(super) struct Programs {
     _links: Vec<Link>,
+    _called: Option<Called>,
     /// What tells when a thread ran; without it, it is when the thread had the CPU.
     ran: Option<Ran>,
     /// Where causes are asked for.
@@ -56,12 +57,16 @@ impl Programs {
         };
         settings.with_events = options.explains();
         settings.with_stacks = options.stacks;
+        settings.is_called_by_account = account.is_some();
         let entries = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
         open.maps.activation_by_cpu.set_max_entries(entries)?;
         if let Some(account) = &account {
             let [accounts, intervals, _] = account.shared();
             open.maps.account_by_cpu.reuse_fd(accounts)?;
             open.maps.intervals_by_position.reuse_fd(intervals)?;
+            let [steps_of_switch, steps_of_waking] = account.steps();
+            open.maps.steps_of_switch.reuse_fd(steps_of_switch)?;
+            open.maps.steps_of_waking.reuse_fd(steps_of_waking)?;
             open.maps.late_activations.set_max_entries(LATE_BYTES)?;
         }
         let skeleton = open.load()?;
@@ -71,13 +76,17 @@ impl Programs {
         // The causes of a late event are of the time until the thread had the CPU, so its latency ends there then.
         let tells_ran = !of_tracer && !options.explains();
         let ran = tells_ran.then(|| Ran::attach(skeleton.maps.activation_by_cpu.as_fd(), entries)).transpose();
-        let links = vec![skeleton.progs.on_sched_switch.attach()?, skeleton.progs.on_hrtimer_expire_entry.attach()?];
+        let mut links = vec![skeleton.progs.on_hrtimer_expire_entry.attach()?];
+        let mut called = None;
         if let Some(account) = &mut account {
+            called = Some(account.call(Step::TimerlatSwitch, skeleton.progs.on_sched_switch.as_fd())?);
             account.attach()?;
+        } else {
+            links.push(skeleton.progs.on_sched_switch.attach()?);
         }
         // Where it is refused, a microsecond is missing at most.
         let ran = ran.unwrap_or_default();
-        Ok(Programs { _links: links, ran, records, account, map: Arc::new(map), skeleton })
+        Ok(Programs { _links: links, _called: called, ran, records, account, map: Arc::new(map), skeleton })
     }
 
     pub(super) fn activation(&self, cpu: u32) -> Activation<'_> {

@@ -9,6 +9,7 @@
 #include "compat.bpf.h"
 #include "ways.bpf.h"
 #include "occupancy.bpf.h"
+#include "steps.bpf.h"
 #include "window.bpf.h"
 #include "activation.bpf.h"
 
@@ -139,6 +140,12 @@ static __always_inline void find_task(struct activation *activation, const struc
 
 	activation->task = (u64)task;
 	activation->tid = task ? BPF_CORE_READ(task, pid) : 0;
+	if (is_called_by_account) {
+		struct account *account = account_of(bpf_get_smp_processor_id());
+
+		if (account)
+			account->measured_task = (u64)task;
+	}
 }
 
 /* Whether a timer that is of the right kind is that of the measured thread. */
@@ -193,17 +200,23 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 	return 0;
 }
 
-SEC("tp_btf/sched_switch")
-int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+static __always_inline void gets_cpu(const struct task_struct *next)
 {
 	struct activation *activation = activation_here();
 
 	if (!activation || activation->task != (u64)next)
-		return 0;
+		return;
 	if (!activation->irq_ns)
 		activation->back_ns = bpf_ktime_get_ns();
 	/* Only the first time after its timer: it may be preempted, or have had a signal. */
 	else if (!activation->thread_ns && activation->irq_ns >= activation->due_ns && activation->due_ns)
 		has_cpu(activation, bpf_ktime_get_ns());
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	gets_cpu(next);
+	go_on_with_account(ctx);
 	return 0;
 }
