@@ -98,8 +98,9 @@ fn unchanged_ns(source: &mut AttachedOffcpu) -> Result<f64> {
     bail!("too many other threads run on this machine");
 }
 
-/// Of a thread that has run, in a walk in which all of the process have; what others of it cost is taken off. Threads of other processes are not
-/// wanted: their stacks have depths of their own, a new place of theirs makes for a second walk round, and among few threads they would tell.
+/// Of a thread that has run, in a walk in which all of the process have; what others of it cost is taken off. Threads of other
+/// processes are not wanted: their stacks have depths of their own, a new place of theirs makes for a second walk round, and among few
+/// threads that would tell.
 fn changed_ns(source: &mut AttachedOffcpu, sleepers: &mut Sleepers, threads: u32, unchanged_ns: f64) -> Result<f64> {
     for _ in 0..TRIES {
         source.snapshot()?;
