@@ -34,8 +34,8 @@ struct Gap {
     ns: u64,
 }
 
-/// What one interrupt of a timer takes of a CPU, in nanoseconds, as a thread sees it that reads the clock all the time; `None` where it cannot
-/// be told. It takes some 10 ms, on a CPU that may be used and is not set apart.
+/// What one interrupt of a timer takes of a CPU, in nanoseconds, as a thread sees it that reads the clock all the time; `None` where that
+/// cannot be told. It takes some 10 ms, on a CPU that may be used and is not set apart.
 pub(crate) fn interrupt_ns() -> Option<u64> {
     let usable = cpus::usable().ok()?;
     // The one that this thread has just got is not somebody else's for long.
@@ -81,8 +81,8 @@ fn measure(cpu: u32) -> Option<u64> {
     of_gaps(&gaps, thread_cpu_ns() - began_own_ns, reading_ns)
 }
 
-/// From the long gaps between readings of the clock, and how much of the time was the thread's own: the timer was due in that alone. Its gaps
-/// begin at the same point of its period, others anywhere.
+/// From the long gaps between readings of the clock, and how much of the time was the thread's own: the timer was due in that alone. Its
+/// gaps begin at the same point of its period, others anywhere.
 fn of_gaps(gaps: &[Gap], own_ns: u64, reading_ns: u64) -> Option<u64> {
     let due = usize::try_from(own_ns / EVERY_NS).ok()?;
     let mut timers = at_one_point(gaps);

@@ -4,8 +4,8 @@
 use super::super::DEFAULT_PERIODS_NS;
 use crate::heartbeat;
 
-/// What the interrupts of a heartbeat may take of a CPU, in thousandths. A scheduler's benchmark is slowed down by half as much again, since they
-/// take caches and predictions from it (`bench/results.md`), and programs run in them: all of it has to stay below 1 %.
+/// What the interrupts of a heartbeat may take of a CPU, in thousandths. A scheduler's benchmark is slowed down by half as much again, since
+/// they take caches and predictions from it (`bench/results.md`), and programs run in them: all of it has to stay below 1 %.
 const INTERRUPTS_PERMILLE: u64 = 6;
 
 /// How often heartbeats come.
