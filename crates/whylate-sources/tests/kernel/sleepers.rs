@@ -2,6 +2,8 @@
 //! A process whose threads sleep in known places.
 #![allow(unsafe_code)]
 
+#[path = "shaped.rs"]
+pub mod shaped;
 #[path = "woken.rs"]
 pub mod woken;
 
@@ -142,6 +144,7 @@ pub fn run_if_asked() -> Result<()> {
             spawn("alternating".to_owned(), sleep_alternately)?;
             wait_until_asleep(1)?;
         }
+        "shaped" => wait_until_asleep(shaped::start()?)?,
         "exec" => {
             // Not the first thread, which ends then; when somebody has written into the file.
             spawn("replacer".to_owned(), || {
