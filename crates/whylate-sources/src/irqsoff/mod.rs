@@ -5,8 +5,9 @@
 //!
 //! Backend `tracer`: the kernel's tracers of the longest section.
 //!
-//! Backend `ticks`: a timer of each CPU is due once in a period, which is as short as its interrupts are cheap. When its interrupt comes late although no handler ran and no hypervisor
-//! had the CPU, interrupts were off, and it comes in where they were enabled again: the stack that it finds names who did that.
+//! Backend `ticks`: a timer of each CPU is due once in a period, which is as short as its interrupts are cheap. When its interrupt comes late
+//! although no handler ran and no hypervisor had the CPU, interrupts were off, and it comes in where they were enabled again: the stack that it
+//! finds names who did that.
 //!
 //! Backend `need_resched`, for preemption alone: how long a CPU goes on with a thread that is marked to be switched.
 
