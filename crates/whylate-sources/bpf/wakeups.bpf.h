@@ -24,7 +24,7 @@ struct wakeup {
 	u64 moved_ns;
 	/* How often it had left a CPU by then: once more, and that wait is over. */
 	u32 switches;
-	/* When it was created, in microseconds: numbers of threads are used again. */
+	/* When it was created, in units of 1,024 ns: numbers of threads are used again. */
 	u32 born_us;
 	u32 tid;
 	u32 moved_from;
