@@ -91,12 +91,15 @@ impl AttachedTimers {
         })
     }
 
-    /// Functions on CPUs whose timers came in since the last call. Those that have got two numbers are added up.
-    fn take_series(&mut self) -> Vec<Series> {
+    /// What was counted since the last call. All at once: reading the kernel's symbols, to name functions, takes a while.
+    fn take_all(&mut self) -> Vec<Taken> {
         let given = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.timer_series_count);
         let ids = 0..given.min(timer_limits::MAX_TIMER_SERIES.0) as usize;
-        // All at once: reading the kernel's symbols, to name them, takes a while.
-        let taken: Vec<Taken> = ids.map(|id| self.take_one(id)).collect();
+        ids.map(|id| self.take_one(id)).collect()
+    }
+
+    /// Functions on CPUs. Those that have got two numbers are added up.
+    fn series(&mut self, taken: Vec<Taken>) -> Vec<Series> {
         let mut by_labels: BTreeMap<Labels, Series> = BTreeMap::new();
         for one in taken {
             let is_measured = self.cpus.is_empty() || self.cpus.contains(&one.cpu);
@@ -166,8 +169,10 @@ impl Attached for AttachedTimers {
     }
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        let taken = self.take_all();
+        // Once all is read: reading it the first time takes longest.
         let mut snapshot = self.span.end(TIMERS);
-        snapshot.series = self.take_series();
+        snapshot.series = self.series(taken);
         for (reason, name) in LOST {
             let count = self.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed);
             snapshot.lost.insert(name.to_owned(), count);
