@@ -4,6 +4,8 @@
 #[path = "kernel_offcpu/gdb.rs"]
 mod gdb;
 mod kernel;
+#[path = "kernel_offcpu/moved.rs"]
+mod moved;
 #[path = "kernel_offcpu/shapes.rs"]
 mod shapes;
 #[path = "kernel/sleepers.rs"]

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A thread that is moved to another CPU while it waits for one. It is in a process of its own, which is this program again: whoever watches is
+//! no victim.
+
+use std::io::{PipeReader, PipeWriter, Read as _, Write as _};
+use std::ops::RangeInclusive;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::thread::{CpuSet, Pid, sched_setaffinity};
+use whylate_model::blame::{Evidence, StarvedEvidence};
+use whylate_model::{Cause, CauseKind, LateEvent};
+use whylate_sources::clock::monotonic_ns;
+use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
+
+use crate::kernel::late::{Places, stay_on};
+use crate::kernel::turn::turn_to_measure;
+use crate::kernel::urgent::be_urgent_on;
+use crate::kernel::{is_emulated, undisturbed};
+
+/// The CPU that it is moved to, in the environment; it is moved from the other one.
+const TO: &str = "WHYLATE_MOVED_TO";
+const FROM: &str = "WHYLATE_MOVED_FROM";
+const THREAD: &str = "test-moved";
+const TIMES: usize = 40;
+/// It waits for so long on each CPU.
+const EACH: Duration = Duration::from_millis(5);
+const LATE_NS: u64 = 4_000_000;
+/// How long a wakeup takes until the thread is in the other CPU's queue, and a switch until the thread reads a clock.
+const SLACK_NS: u64 = 200_000;
+
+/// What its process knows of one wait: the clock before and after it was woken, and was moved, and when it had a CPU.
+#[derive(Debug)]
+struct Truth {
+    woken: RangeInclusive<u64>,
+    moved: RangeInclusive<u64>,
+    ran_ns: RangeInclusive<u64>,
+}
+
+impl Truth {
+    fn parse(line: &str) -> Option<Self> {
+        // The first line has the name of the test in front.
+        let times: Vec<u64> = line.split_once("moved: ")?.1.split(' ').map_while(|time| time.parse().ok()).collect();
+        let &[woken, woken_by, moved, moved_by, over, ran] = times.as_slice() else { return None };
+        Some(Truth { woken: woken..=woken_by, moved: moved..=moved_by, ran_ns: over..=ran })
+    }
+
+    fn is_of(&self, seen: &StarvedEvidence) -> bool {
+        self.ran_ns.contains(&seen.running_ns) || self.moved.contains(&seen.moved.map_or(0, |(moved_ns, _)| moved_ns))
+    }
+}
+
+fn is_within(time_ns: u64, range: &RangeInclusive<u64>, slack_ns: u64) -> bool {
+    (range.start().saturating_sub(slack_ns)..=range.end() + slack_ns).contains(&time_ns)
+}
+
+fn ensure_told(truth: &Truth, event: &LateEvent, places: Places) -> Result<()> {
+    let Some(Evidence::Starved(seen)) = event.evidence.as_deref() else { anyhow::bail!("it has no evidence") };
+    let (moved_ns, from) = seen.moved.context("it is not told that it was moved")?;
+    ensure!(is_within(seen.runnable_ns, &truth.woken, SLACK_NS), "it was woken at {}", seen.runnable_ns);
+    ensure!(is_within(moved_ns, &truth.moved, 0) && from == places.disturbed, "moved at {moved_ns} from CPU {from}");
+    ensure!(is_within(seen.running_ns, &truth.ran_ns, SLACK_NS) && event.cpu == places.tool, "ran on {}", event.cpu);
+    ensure!(event.latency_ns == seen.running_ns - seen.runnable_ns, "it waited for {} ns", event.latency_ns);
+    let sum: u64 = event.causes.iter().map(|cause| cause.ns).sum();
+    ensure!(sum == event.latency_ns, "the causes add up to {sum}");
+    let queue = event.causes.iter().find(|cause| cause.kind == CauseKind::Wakeup).context("no queue is blamed")?;
+    ensure!(queue.who == format!("run queue of CPU {from}"), "{} is blamed", queue.who);
+    ensure!(queue.ns == moved_ns - seen.runnable_ns, "of it {} ns in the other queue", queue.ns);
+    // Its mover spins there until then; after that others may have the CPU too.
+    let by_mover = |cause: &&Cause| cause.kind == CauseKind::Thread && cause.who.starts_with("test-mover:");
+    let mover_ns: u64 = event.causes.iter().filter(by_mover).map(|cause| cause.ns).sum();
+    let spun_ns = truth.ran_ns.start() - moved_ns;
+    ensure!(mover_ns * 10 >= spun_ns * 9, "whoever moved it had the CPU for {mover_ns} ns");
+    Ok(())
+}
+
+#[test]
+fn a_wait_begins_with_the_wakeup_also_where_the_thread_is_moved() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+    let options = OffcpuOptions {
+        backend: Some("sample".to_owned()),
+        thread_name: Some(THREAD.to_owned()),
+        explain_over_ns: Some(LATE_NS),
+        keep_evidence: true,
+        ..OffcpuOptions::default()
+    };
+    undisturbed(|| {
+        let mut source = Offcpu.attach_with(&options)?;
+        let output = Command::new(std::env::current_exe()?)
+            .args(["--exact", "moved::moved_process", "--nocapture", "--test-threads=1"])
+            .env(TO, places.tool.to_string())
+            .env(FROM, places.disturbed.to_string())
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            .output()?;
+        ensure!(output.status.success(), "the process failed: {}", String::from_utf8_lossy(&output.stdout));
+        let mut events = Vec::new();
+        source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+        let truths: Vec<Truth> = String::from_utf8(output.stdout)?.lines().filter_map(Truth::parse).collect();
+        ensure!(truths.len() == TIMES, "it was moved {} times", truths.len());
+        let mut wrong = Vec::new();
+        for truth in &truths {
+            let is_of = |event: &&LateEvent| match event.evidence.as_deref() {
+                Some(Evidence::Starved(seen)) => truth.is_of(seen),
+                _ => false,
+            };
+            let told = events
+                .iter()
+                .find(is_of)
+                .context("it was not told")
+                .and_then(|event| ensure_told(truth, event, places));
+            if let Err(error) = told {
+                println!("wrong: {error:#}: {truth:?}");
+                wrong.push(error);
+            }
+        }
+        let lost = source.snapshot()?.lost;
+        println!("{TIMES} moved, {} late, {} told wrongly, lost {lost:?}", events.len(), wrong.len());
+        // Between a clock's reading and what it is read for an emulated CPU may stop.
+        let tolerated = if is_emulated() { TIMES / 2 } else { TIMES / 20 };
+        ensure!(wrong.len() <= tolerated, "{} of {TIMES} are told wrongly", wrong.len());
+        Ok(())
+    })
+}
+
+/// What the other process runs.
+#[test]
+fn moved_process() -> Result<()> {
+    let (Ok(to), Ok(from)) = (std::env::var(TO), std::env::var(FROM)) else { return Ok(()) };
+    let (to, from) = (to.parse()?, from.parse()?);
+    let (reader, writer) = std::io::pipe()?;
+    let shared = Shared::default();
+    thread::scope(|scope| {
+        let named = |name: &str| thread::Builder::new().name(name.to_owned());
+        named(THREAD).spawn_scoped(scope, || wait_to_be_moved(from, reader, &shared))?;
+        named("test-hog").spawn_scoped(scope, || keep_busy(from, &shared))?;
+        let moves = named("test-mover").spawn_scoped(scope, || move_it(to, writer, &shared))?;
+        moves.join().expect("moving does not panic")
+    })
+}
+
+#[derive(Default)]
+struct Shared {
+    /// The number of the thread that is moved.
+    tid: AtomicU32,
+    /// How often it was asked for, and had a CPU, and when that was.
+    ran: AtomicU64,
+    ran_ns: AtomicU64,
+    /// The other CPU has to be kept busy, and is.
+    wanted: AtomicBool,
+    is_busy: AtomicBool,
+    over: AtomicBool,
+}
+
+/// Reads the clock as soon as it has a CPU. It goes back to the first CPU by itself.
+fn wait_to_be_moved(from: u32, mut reader: PipeReader, shared: &Shared) {
+    stay_on(from).expect("a thread may stay on a CPU");
+    shared.tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
+    let mut byte = [0];
+    while reader.read(&mut byte).is_ok_and(|read| read == 1) {
+        shared.ran_ns.store(monotonic_ns(), Ordering::Release);
+        stay_on(from).expect("a thread may stay on a CPU");
+        shared.ran.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Has the first CPU, above what waits for it, while that is wanted.
+fn keep_busy(cpu: u32, shared: &Shared) {
+    be_urgent_on(cpu, 50).expect("root may have real-time threads");
+    while !shared.over.load(Ordering::Acquire) {
+        while shared.wanted.load(Ordering::Acquire) {
+            shared.is_busy.store(true, Ordering::Release);
+            std::hint::spin_loop();
+        }
+        shared.is_busy.store(false, Ordering::Release);
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Ends the hog, also after a failure.
+struct Ended<'a>(&'a Shared);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.wanted.store(false, Ordering::Release);
+        self.0.over.store(true, Ordering::Release);
+    }
+}
+
+fn spin_until(time_ns: u64) {
+    while monotonic_ns() < time_ns {
+        std::hint::spin_loop();
+    }
+}
+
+/// Of the two CPUs one at a time is kept busy above everything else.
+fn move_it(to: u32, mut writer: PipeWriter, shared: &Shared) -> Result<()> {
+    let _ended = Ended(shared);
+    be_urgent_on(to, 50)?;
+    let mut cpu = CpuSet::new();
+    cpu.set(to as usize);
+    let each_ns = EACH.as_nanos() as u64;
+    for time in 0..TIMES as u64 {
+        while shared.ran.load(Ordering::Acquire) < time || shared.tid.load(Ordering::Acquire) == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let tid = shared.tid.load(Ordering::Acquire);
+        while !std::fs::read_to_string(format!("/proc/self/task/{tid}/status"))?.contains("State:\tS") {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let tid = Pid::from_raw(tid as i32);
+        shared.wanted.store(true, Ordering::Release);
+        while !shared.is_busy.load(Ordering::Acquire) {
+            thread::sleep(Duration::from_micros(100));
+        }
+        let woken = monotonic_ns();
+        writer.write_all(&[0])?;
+        let woken_by = monotonic_ns();
+        spin_until(woken + each_ns);
+        let moved = monotonic_ns();
+        sched_setaffinity(tid, &cpu)?;
+        let moved_by = monotonic_ns();
+        shared.wanted.store(false, Ordering::Release);
+        spin_until(moved + each_ns);
+        let over = monotonic_ns();
+        while shared.ran.load(Ordering::Acquire) == time {
+            thread::sleep(Duration::from_micros(100));
+        }
+        let ran = shared.ran_ns.load(Ordering::Acquire);
+        println!("moved: {woken} {woken_by} {moved} {moved_by} {over} {ran}");
+    }
+    Ok(())
+}
