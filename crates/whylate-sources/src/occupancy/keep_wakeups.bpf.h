@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Since when threads wait for a CPU, who woke them, and where they were moved from. */
+#pragma once
+
+#include "keep_account.bpf.h"
+#include "wakeups.bpf.h"
+
+/* Wakeups of all threads are kept, and not of workers alone. */
+const volatile bool keeps_all_wakeups = false;
+
+/*
+ * From now on it waits for a CPU; `now_ns` is 0 where the scheduler's stamp will tell since when. `waker` is whoever has woken it; NULL where it was
+ * not asleep, or an interrupt has.
+ */
+static __always_inline void keep_wait(const struct task_struct *task, bool was_asleep, const struct task_struct *waker, u64 now_ns)
+{
+	bool is_worker = task->flags & PF_WQ_WORKER, is_other;
+	struct wakeup *wakeup = wakeup_of(task->pid, is_worker);
+
+	if (!wakeup)
+		return;
+	is_other = wakeup->tid != (u32)task->pid;
+	/* Another CPU may read it meanwhile. */
+	wakeup->tid = 0;
+	barrier();
+	if (is_other || was_asleep) {
+		wakeup->moved_ns = 0;
+		if (is_worker)
+			wakeup->woken_ns = was_asleep ? now_ns : 0;
+	}
+	if (!is_worker)
+		wakeup->run_delay_ns = task_run_delay_ns(task);
+	wakeup->waits_since_ns = now_ns;
+	wakeup->switches = switches_before(task);
+	wakeup->born_us = born_us(task);
+	wakeup->waker_tid = waker ? waker->pid : 0;
+	if (waker)
+		read_name(wakeup->waker, waker);
+	barrier();
+	wakeup->tid = task->pid;
+}
+
+/* Who wakes a thread is not whom an interrupt has interrupted. */
+static __always_inline const struct task_struct *waker_here(void)
+{
+	const struct account *account = account_of(bpf_get_smp_processor_id());
+
+	return account && !account->in_irq && !account->softirq ? bpf_get_current_task_btf() : NULL;
+}
