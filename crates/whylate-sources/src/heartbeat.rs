@@ -3,6 +3,7 @@
 //! while the CPU changes hands often.
 
 mod cost;
+mod period;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,7 +15,9 @@ use std::time::Duration;
 use crate::perf_event::{self, EVERY_THREAD, PERF_EVENT_IOC_DISABLE, PERF_EVENT_IOC_ENABLE};
 use crate::symbols::address_of;
 
-pub(crate) use cost::interrupt_ns;
+use cost::interrupt_ns;
+pub use period::DEFAULT_PERIODS_NS;
+pub(crate) use period::Period;
 
 /// How often it is due for the account. Interrupts that are off for longer are seen; of their length at most this much is not.
 pub(crate) const PERIOD_NS: u64 = 1_000_000;

@@ -105,7 +105,7 @@ fn on_an_idle_machine_everything_is_normal_and_nobody_is_blamed() -> Result<()> 
     let mut was_idle = false;
     for _ in 0..3 {
         let (before, began) = (idle_and_stolen_s()?, std::time::Instant::now());
-        let output = whylate(&["--json", "-d", "20s"]).output()?;
+        let output = whylate(&["--json", "-d", "60s"]).output()?;
         ensure!(output.status.code() == Some(0), "{}", String::from_utf8_lossy(&output.stderr));
         let look: Look = serde_json::from_slice(&output.stdout)?;
         let (all_s, now) = (cpus * began.elapsed().as_secs_f64(), idle_and_stolen_s()?);

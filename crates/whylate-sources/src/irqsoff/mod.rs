@@ -18,6 +18,7 @@ mod ticks;
 mod timers;
 mod tracer;
 
+pub use crate::heartbeat::DEFAULT_PERIODS_NS;
 pub use timers::attach_timers;
 
 use crate::attach;
@@ -25,8 +26,6 @@ use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, 
 
 /// Periods that a timer may have, in nanoseconds: the kernel throttles timers that are due more often.
 pub const PERIODS_NS: std::ops::RangeInclusive<u64> = 100_000..=1_000_000_000;
-/// The periods of which one is chosen unless one is asked for, shortest first: the first one whose interrupts cost little on this machine.
-pub const DEFAULT_PERIODS_NS: [u64; 4] = [1_000_000, 2_000_000, 5_000_000, 10_000_000];
 /// The shortest lateness that counts unless asked for another one: a hypervisor makes timers late by tens of microseconds.
 pub const DEFAULT_FROM_NS: u64 = 100_000;
 

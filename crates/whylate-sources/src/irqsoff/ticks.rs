@@ -3,7 +3,6 @@
 
 mod culprits;
 mod looks;
-mod period;
 mod programs;
 
 use std::collections::BTreeMap;
@@ -15,13 +14,12 @@ use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Stack};
 
 use self::culprits::Late;
 use self::looks::Looks;
-use self::period::Period;
 use self::programs::{Programs, Told};
 use super::span::{Span, wanted_cpus};
 use super::{IrqsoffOptions, TICKS};
 use crate::attach::{self, Meter};
 use crate::floors::Floors;
-use crate::heartbeat::Heartbeats;
+use crate::heartbeat::{Heartbeats, Period};
 use crate::source::{AttachError, Attached, Backend};
 use crate::symbols::KernelSymbols;
 use crate::{clock, cpus};
@@ -95,7 +93,7 @@ impl AttachedTicks {
             looks_lost: 0,
             options: options.clone(),
             period,
-            chosen: period.remark(),
+            chosen: period.remark("heartbeats come", "irqsoff --period 1ms for finer bounds"),
             cpus: wanted,
             floors,
             ticks_seen: BTreeMap::new(),

@@ -60,6 +60,7 @@ pub struct AttachedTimerlat {
     held: VecDeque<(TimerEvidence, LateEvent)>,
     fallback_reason: Option<String>,
     weaker: Option<String>,
+    chosen: Option<String>,
     meter: Meter,
 }
 
@@ -108,6 +109,7 @@ impl AttachedTimerlat {
             held: VecDeque::new(),
             fallback_reason: None,
             weaker,
+            chosen: None,
             explain_over_ns: options.explain_over_ns.unwrap_or(u64::MAX),
             explain_irq_over_ns: options.explain_irq_over_ns.unwrap_or(u64::MAX),
             has_stop: options.stop != Stop::default(),
@@ -122,6 +124,12 @@ impl AttachedTimerlat {
     /// Says why the tracer is not used.
     pub(super) fn instead_of_tracer(mut self, reason: String) -> Self {
         self.fallback_reason = Some(reason);
+        self
+    }
+
+    /// Says why its period is not the one that was asked for.
+    pub(super) fn with_chosen(mut self, remark: Option<String>) -> Self {
+        self.chosen = remark;
         self
     }
 }
@@ -225,6 +233,10 @@ impl Attached for AttachedTimerlat {
 
     fn weaker(&self) -> Option<&str> {
         self.weaker.as_deref()
+    }
+
+    fn chosen(&self) -> Option<&str> {
+        self.chosen.as_deref()
     }
 }
 

@@ -27,6 +27,7 @@ pub use threads::{Policy, Stop};
 pub use tracer::{Record, TraceEvent};
 
 use crate::attach;
+use crate::heartbeat::Period;
 use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
@@ -93,6 +94,8 @@ pub struct TimerlatOptions {
     pub record: Option<Record>,
     /// From one activation to the next.
     pub period_ns: u64,
+    /// Take a longer period than that where a timer's interrupt is dear.
+    pub is_frugal: bool,
     /// CPUs with a measured thread; empty for all that are online.
     pub cpus: Vec<u32>,
     /// How urgent the measured threads are.
@@ -122,6 +125,7 @@ impl Default for TimerlatOptions {
             threads: Threads::Any,
             record: None,
             period_ns: 1_000_000,
+            is_frugal: false,
             cpus: Vec::new(),
             policy: Policy::Fifo(95),
             explain_over_ns: None,
@@ -176,6 +180,13 @@ impl Source for Timerlat {
 pub fn attach(options: &TimerlatOptions) -> Result<AttachedTimerlat, AttachError> {
     if !PERIODS_NS.contains(&options.period_ns) {
         return Err(AttachError::Unsupported("a period is from 100 us to 1 s long".to_owned()));
+    }
+    if options.is_frugal {
+        let period = Period::affordable();
+        let ns = period.ns.max(options.period_ns);
+        let remark = period.remark("its threads are woken", "timerlat top wakes them each millisecond");
+        let attached = attach(&TimerlatOptions { period_ns: ns, is_frugal: false, ..options.clone() })?;
+        return Ok(attached.with_chosen(remark.filter(|_| ns > options.period_ns)));
     }
     let tried = attach::backends_to_try(&INFO, options.backend.as_deref())?;
     let mut reason = None;

@@ -294,6 +294,7 @@ impl Plan<'_> {
             threads: common.threads(),
             record: common.saves().then_some(record),
             period_ns: common.period,
+            is_frugal: false,
             cpus: common.cpus.as_ref().map(|cpus| cpus.0.clone()).unwrap_or_default(),
             policy: common.priority,
             explain_over_ns: [stop_ns, common.why].into_iter().flatten().min(),

@@ -1,39 +1,46 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How often heartbeats come where nobody has said how often: each millisecond, and less often where a timer's interrupt is dear.
+//! How often timers come where nobody has said how often: each millisecond, and less often where a timer's interrupt is dear.
 
-use super::super::DEFAULT_PERIODS_NS;
-use crate::heartbeat;
+use std::sync::OnceLock;
 
-/// What the interrupts of a heartbeat may take of a CPU, in thousandths. A scheduler's benchmark is slowed down by half as much again, since
+use super::interrupt_ns;
+
+/// The periods of which one is chosen, shortest first: the first one whose interrupts cost little on this machine.
+pub const DEFAULT_PERIODS_NS: [u64; 4] = [1_000_000, 2_000_000, 5_000_000, 10_000_000];
+
+/// What the interrupts of a timer may take of a CPU, in thousandths. A scheduler's benchmark is slowed down by half as much again, since
 /// they take caches and predictions from it (`bench/results.md`), and programs run in them: all of it has to stay below 1 %.
 const INTERRUPTS_PERMILLE: u64 = 6;
 
-/// How often heartbeats come.
+/// How often a timer comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Period {
+pub(crate) struct Period {
     pub ns: u64,
-    /// What one of them costs, in nanoseconds of a CPU, where that was measured to choose the period.
+    /// What one interrupt costs, in nanoseconds of a CPU, where that was measured to choose the period.
     pub interrupt_ns: Option<u64>,
 }
 
 impl Period {
-    /// The one that was asked for, or one that this machine can afford, for which it is measured what an interrupt costs.
-    pub(super) fn of(asked_ns: Option<u64>) -> Self {
-        match asked_ns {
-            Some(ns) => Period { ns, interrupt_ns: None },
-            None => Self::chosen(heartbeat::interrupt_ns()),
-        }
+    /// The one that was asked for, or one that this machine can afford.
+    pub(crate) fn of(asked_ns: Option<u64>) -> Self {
+        asked_ns.map_or_else(Period::affordable, |ns| Period { ns, interrupt_ns: None })
+    }
+
+    /// One that this machine can afford. What an interrupt costs is measured once.
+    pub(crate) fn affordable() -> Self {
+        static MEASURED: OnceLock<Option<u64>> = OnceLock::new();
+        Self::chosen(*MEASURED.get_or_init(interrupt_ns))
     }
 
     fn chosen(interrupt_ns: Option<u64>) -> Self {
         Period { ns: interrupt_ns.map_or(DEFAULT_PERIODS_NS[0], affordable_ns), interrupt_ns }
     }
 
-    /// What to tell where it was chosen and is not the shortest one.
-    pub(super) fn remark(self) -> Option<String> {
+    /// What to tell where it was chosen and is not the shortest one: what comes so often, and how to have it otherwise.
+    pub(crate) fn remark(self, comes: &str, otherwise: &str) -> Option<String> {
         let interrupt_ns = self.interrupt_ns.filter(|_| self.ns > DEFAULT_PERIODS_NS[0])?;
         Some(format!(
-            "a timer interrupt costs {:.1} us here, so heartbeats come every {} ms (irqsoff --period 1ms for finer bounds)",
+            "a timer interrupt costs {:.1} us here, so {comes} every {} ms ({otherwise})",
             interrupt_ns as f64 / 1e3,
             self.ns / 1_000_000
         ))
@@ -78,19 +85,22 @@ mod tests {
     #[test]
     fn what_cannot_be_measured_leaves_the_shortest() {
         let period = Period::chosen(None);
-        assert_eq!((period.ns, period.interrupt_ns, period.remark()), (MS_NS, None, None));
+        assert_eq!((period.ns, period.interrupt_ns, period.remark("it comes", "")), (MS_NS, None, None));
     }
 
     #[test]
     fn a_period_that_was_asked_for_stays_and_is_no_news() {
         let period = Period::of(Some(5 * MS_NS));
-        assert_eq!((period.ns, period.interrupt_ns, period.remark()), (5 * MS_NS, None, None));
+        assert_eq!((period.ns, period.interrupt_ns, period.remark("it comes", "")), (5 * MS_NS, None, None));
     }
 
     #[test]
     fn only_a_longer_one_is_told() {
-        assert_eq!(Period::chosen(Some(1_500)).remark(), None);
+        assert_eq!(Period::chosen(Some(1_500)).remark("it comes", ""), None);
         let told = "a timer interrupt costs 14.1 us here, so heartbeats come every 5 ms (irqsoff --period 1ms for finer bounds)";
-        assert_eq!(Period::chosen(Some(14_100)).remark().as_deref(), Some(told));
+        assert_eq!(
+            Period::chosen(Some(14_100)).remark("heartbeats come", "irqsoff --period 1ms for finer bounds").as_deref(),
+            Some(told)
+        );
     }
 }
