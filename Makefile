@@ -43,8 +43,8 @@ demo: deps build ## install what is missing, build, and look at this machine whi
 test: ## everything that is tested, on Debian's kernels too; tests of this kernel need root and say so otherwise
 	@scripts/install-deps static vm browser debugger
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --document-private-items
+	$(CARGO) clippy --quiet --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --quiet --workspace --no-deps --document-private-items
 	@# Where there is no network, the tests that need these are skipped.
 	@$(CARGO) xtask kernels 6.1-cloud 6.12-cloud 6.12-rt >/dev/null || true
 	@scripts/check-tests

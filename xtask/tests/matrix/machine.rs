@@ -30,7 +30,12 @@ const NO_ANSWER: i32 = 125;
 const EMULATOR_FAULT: &str = "Oops: int3: ";
 const TOLERATED_FAULTS: u32 = 8;
 /// An emulated CPU stops at any time, for longer than what a part allows, rarely.
-const TOLERATED_TRIES: u32 = 3;
+const TOLERATED_TRIES: u32 = 5;
+/// A kernel complains of locks that its emulated CPUs did not get in time, and of what it finds after an instruction that was gone. What a
+/// program of BPF does to it, it does again.
+const TOLERATED_COMPLAINTS: u32 = 1;
+/// Lines at the end of what a machine printed that tell why a part has failed, if it is tried again.
+const TOLD_OF_TRY: usize = 40;
 
 /// Two machines at once would measure each other.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -38,7 +43,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// Runs a program while the code at its tracepoints does not change.
 pub const KEEP_ENABLED: &str = concat!(include_str!("../../keep-enabled.sh"), "exec \"$@\"\n");
 
-/// What has nothing to do with how fast the machine is, and is no better the next time.
+/// What has little to do with how fast the machine is.
 #[derive(Debug)]
 struct KernelComplains(String);
 
@@ -59,6 +64,7 @@ pub struct Machine<'a> {
     said: RefCell<String>,
     faults: Cell<u32>,
     tries: Cell<u32>,
+    complaints: Cell<u32>,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -80,11 +86,12 @@ impl<'a> Machine<'a> {
             said: RefCell::default(),
             faults: Cell::new(0),
             tries: Cell::new(0),
+            complaints: Cell::new(0),
             _turn: turn,
         }))
     }
 
-    /// Tries something, and once more if it fails, unless too much did. What was said is told only of what failed; the rest is in the log.
+    /// Tries something, and again if it fails, unless too much did. What was said is told of what failed only; the rest is in the log.
     pub fn part(&self, name: &str, part: impl Fn() -> Result<()>) -> Result<()> {
         loop {
             self.said.borrow_mut().clear();
@@ -93,11 +100,19 @@ impl<'a> Machine<'a> {
                 println!("{}: {name} is right after {:.0?}", self.kernel, began.elapsed());
                 return Ok(());
             };
-            print!("{}", self.said.borrow());
-            if error.is::<KernelComplains>() || self.tries.get() == TOLERATED_TRIES {
+            let (spent, tolerated) = if error.is::<KernelComplains>() {
+                (&self.complaints, TOLERATED_COMPLAINTS)
+            } else {
+                (&self.tries, TOLERATED_TRIES)
+            };
+            if spent.get() == tolerated {
+                print!("{}", self.said.borrow());
                 return Err(error.context(format!("{name} on {}", self.kernel)));
             }
-            self.tries.set(self.tries.get() + 1);
+            spent.set(spent.get() + 1);
+            let said = self.said.borrow();
+            let last: Vec<&str> = said.lines().rev().take(TOLD_OF_TRY).collect();
+            last.iter().rev().for_each(|line| println!("{line}"));
             println!("{}: another try of {name}: {error:#}", self.kernel);
         }
     }
