@@ -128,6 +128,32 @@ fn on_an_idle_machine_everything_is_normal_and_nobody_is_blamed() -> Result<()> 
     Ok(())
 }
 
+/// What a look counts is of the time that it tells, whatever attaching takes: measured threads wake up once in a period. One look of three has
+/// to have them, as a CPU that others keep busy misses periods.
+#[test]
+fn measured_threads_are_counted_from_the_beginning_to_the_end() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let cpus = whylate_sources::cpus::online()?.len() as f64;
+    let mut shares = Vec::new();
+    while shares.len() < 3 {
+        let output = whylate(&["--json", "-d", "2s"]).output()?;
+        ensure!(output.status.code() == Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        let look: Look = serde_json::from_slice(&output.stdout)?;
+        let timerlat = look.sources.iter().find(|source| source.source == "timerlat").context("no timerlat")?;
+        let chosen = look.weaker.iter().find(|weaker| weaker.source == "timerlat" && weaker.reason.contains(" every "));
+        let period_ms =
+            chosen.and_then(|chosen| chosen.reason.split_once(" every ")?.1.split_once(" ms")?.0.parse().ok());
+        let due = cpus * look.duration_ns as f64 / (period_ms.unwrap_or(1) * MS_NS) as f64;
+        let share = timerlat.count as f64 / due;
+        println!("{} of {due:.0} activations", timerlat.count);
+        if (0.9..1.1).contains(&share) {
+            return Ok(());
+        }
+        shares.push(share);
+    }
+    anyhow::bail!("of the activations in a look so many are counted: {shares:?}")
+}
+
 #[test]
 fn a_screen_names_each_source_once() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };

@@ -113,7 +113,9 @@ impl<'a> Machine<'a> {
             let said = self.said.borrow();
             let last: Vec<&str> = said.lines().rev().take(TOLD_OF_TRY).collect();
             last.iter().rev().for_each(|line| println!("{line}"));
-            println!("{}: another try of {name}: {error:#}", self.kernel);
+            // A kernel's console comes after the first line.
+            let reason = format!("{error:#}");
+            println!("{}: another try of {name}: {}", self.kernel, reason.lines().next().unwrap_or_default());
         }
     }
 

@@ -137,7 +137,11 @@ impl AttachedTicks {
     }
 
     /// A CPU that went offline has lost its timer: once it is back it gets another one.
-    fn restart_lost_timers(&mut self) -> anyhow::Result<()> {
+    fn restart_lost_timers(&mut self, span_ns: u64) -> anyhow::Result<()> {
+        // In a shorter span none need have come.
+        if span_ns < 2 * self.period.ns {
+            return Ok(());
+        }
         let online = cpus::online().context("cannot tell which CPUs are online")?;
         for &cpu in &self.cpus {
             let ticks = self.programs.ticks(cpu);
@@ -271,7 +275,7 @@ impl Attached for AttachedTicks {
         snapshot.lost = self.programs.take_lost(&self.cpus);
         *snapshot.lost.entry("late_events".to_owned()).or_default() += std::mem::take(&mut self.cut_short);
         self.meter.tell(self.programs.statistics(), &mut snapshot);
-        self.restart_lost_timers()?;
+        self.restart_lost_timers(snapshot.duration_ns)?;
         snapshot.lost.insert("looks".to_owned(), std::mem::take(&mut self.looks_lost));
         self.forget_worst();
         Ok(snapshot)

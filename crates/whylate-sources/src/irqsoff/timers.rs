@@ -170,13 +170,12 @@ impl Attached for AttachedTimers {
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let taken = self.take_all();
+        let lost = LOST
+            .map(|(reason, name)| (name.to_owned(), self.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed)));
         // Once all is read: reading it the first time takes longest.
         let mut snapshot = self.span.end(TIMERS);
         snapshot.series = self.series(taken);
-        for (reason, name) in LOST {
-            let count = self.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed);
-            snapshot.lost.insert(name.to_owned(), count);
-        }
+        snapshot.lost.extend(lost);
         let statistics = attach::statistics(self.skeleton.object().progs());
         self.meter.tell(statistics, &mut snapshot);
         Ok(snapshot)

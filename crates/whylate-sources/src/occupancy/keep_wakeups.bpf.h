@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Since when threads wait for a CPU, who woke them, and where they were moved from. */
+/* Since when threads wait for a CPU, and who woke them. */
 #pragma once
 
 #include "keep_account.bpf.h"

@@ -7,11 +7,11 @@ use std::ops::RangeInclusive;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
-use whylate_model::blame::{Evidence, StarvedEvidence};
+use whylate_model::blame::Evidence;
 use whylate_model::{Cause, CauseKind, LateEvent};
 use whylate_sources::clock::monotonic_ns;
 use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
@@ -48,8 +48,10 @@ impl Truth {
         Some(Truth { woken: woken..=woken_by, moved: moved..=moved_by, ran_ns: over..=ran })
     }
 
-    fn is_of(&self, seen: &StarvedEvidence) -> bool {
-        self.ran_ns.contains(&seen.running_ns) || self.moved.contains(&seen.moved.map_or(0, |(moved_ns, _)| moved_ns))
+    /// It is the thread's only wait in that time.
+    fn is_of(&self, event: &LateEvent) -> bool {
+        let Some(Evidence::Starved(seen)) = event.evidence.as_deref() else { return false };
+        (*self.woken.start()..=*self.ran_ns.end()).contains(&seen.running_ns)
     }
 }
 
@@ -57,12 +59,16 @@ fn is_within(time_ns: u64, range: &RangeInclusive<u64>, slack_ns: u64) -> bool {
     (range.start().saturating_sub(slack_ns)..=range.end() + slack_ns).contains(&time_ns)
 }
 
-fn ensure_told(truth: &Truth, event: &LateEvent, places: Places) -> Result<()> {
-    let Some(Evidence::Starved(seen)) = event.evidence.as_deref() else { anyhow::bail!("it has no evidence") };
+fn ensure_told(truth: &Truth, events: &[LateEvent], places: Places) -> Result<()> {
+    let told: Vec<&LateEvent> = events.iter().filter(|event| truth.is_of(event)).collect();
+    let [event] = told.as_slice() else { bail!("it was told {} times", told.len()) };
+    let Some(Evidence::Starved(seen)) = event.evidence.as_deref() else { bail!("it has no evidence") };
     let (moved_ns, from) = seen.moved.context("it is not told that it was moved")?;
     ensure!(is_within(seen.runnable_ns, &truth.woken, SLACK_NS), "it was woken at {}", seen.runnable_ns);
     ensure!(is_within(moved_ns, &truth.moved, 0) && from == places.disturbed, "moved at {moved_ns} from CPU {from}");
     ensure!(is_within(seen.running_ns, &truth.ran_ns, SLACK_NS) && event.cpu == places.tool, "ran on {}", event.cpu);
+    let woken_by = event.labels.get("woken_by").map_or("", String::as_str);
+    ensure!(woken_by.starts_with("test-mover:"), "it was woken by {woken_by}");
     ensure!(event.latency_ns == seen.running_ns - seen.runnable_ns, "it waited for {} ns", event.latency_ns);
     let sum: u64 = event.causes.iter().map(|cause| cause.ns).sum();
     ensure!(sum == event.latency_ns, "the causes add up to {sum}");
@@ -96,23 +102,14 @@ fn a_wait_begins_with_the_wakeup_also_where_the_thread_is_moved() -> Result<()> 
             .stdin(Stdio::null())
             .stderr(Stdio::inherit())
             .output()?;
-        ensure!(output.status.success(), "the process failed: {}", String::from_utf8_lossy(&output.stdout));
+        ensure!(output.status.success(), "the process failed");
         let mut events = Vec::new();
         source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
         let truths: Vec<Truth> = String::from_utf8(output.stdout)?.lines().filter_map(Truth::parse).collect();
         ensure!(truths.len() == TIMES, "it was moved {} times", truths.len());
         let mut wrong = Vec::new();
         for truth in &truths {
-            let is_of = |event: &&LateEvent| match event.evidence.as_deref() {
-                Some(Evidence::Starved(seen)) => truth.is_of(seen),
-                _ => false,
-            };
-            let told = events
-                .iter()
-                .find(is_of)
-                .context("it was not told")
-                .and_then(|event| ensure_told(truth, event, places));
-            if let Err(error) = told {
+            if let Err(error) = ensure_told(truth, &events, places) {
                 println!("wrong: {error:#}: {truth:?}");
                 wrong.push(error);
             }
@@ -134,6 +131,7 @@ fn moved_process() -> Result<()> {
     let (reader, writer) = std::io::pipe()?;
     let shared = Shared::default();
     thread::scope(|scope| {
+        let _ended = Ended(&shared);
         let named = |name: &str| thread::Builder::new().name(name.to_owned());
         named(THREAD).spawn_scoped(scope, || wait_to_be_moved(from, reader, &shared))?;
         named("test-hog").spawn_scoped(scope, || keep_busy(from, &shared))?;
@@ -190,6 +188,16 @@ impl Drop for Ended<'_> {
     }
 }
 
+/// Sleeps until then; far longer than that takes anywhere, something is wrong.
+fn wait_until(mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let began = Instant::now();
+    while !is_so()? {
+        ensure!(began.elapsed() < Duration::from_secs(20), "one of the threads does not go on");
+        thread::sleep(Duration::from_micros(200));
+    }
+    Ok(())
+}
+
 fn spin_until(time_ns: u64) {
     while monotonic_ns() < time_ns {
         std::hint::spin_loop();
@@ -198,24 +206,18 @@ fn spin_until(time_ns: u64) {
 
 /// Of the two CPUs one at a time is kept busy above everything else.
 fn move_it(to: u32, mut writer: PipeWriter, shared: &Shared) -> Result<()> {
-    let _ended = Ended(shared);
     be_urgent_on(to, 50)?;
     let mut cpu = CpuSet::new();
     cpu.set(to as usize);
     let each_ns = EACH.as_nanos() as u64;
     for time in 0..TIMES as u64 {
-        while shared.ran.load(Ordering::Acquire) < time || shared.tid.load(Ordering::Acquire) == 0 {
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_until(|| Ok(shared.ran.load(Ordering::Acquire) == time && shared.tid.load(Ordering::Acquire) > 0))?;
         let tid = shared.tid.load(Ordering::Acquire);
-        while !std::fs::read_to_string(format!("/proc/self/task/{tid}/status"))?.contains("State:\tS") {
-            thread::sleep(Duration::from_millis(1));
-        }
+        let status = format!("/proc/self/task/{tid}/status");
+        wait_until(|| Ok(std::fs::read_to_string(&status)?.contains("State:\tS")))?;
         let tid = Pid::from_raw(tid as i32);
         shared.wanted.store(true, Ordering::Release);
-        while !shared.is_busy.load(Ordering::Acquire) {
-            thread::sleep(Duration::from_micros(100));
-        }
+        wait_until(|| Ok(shared.is_busy.load(Ordering::Acquire)))?;
         let woken = monotonic_ns();
         writer.write_all(&[0])?;
         let woken_by = monotonic_ns();
@@ -226,9 +228,7 @@ fn move_it(to: u32, mut writer: PipeWriter, shared: &Shared) -> Result<()> {
         shared.wanted.store(false, Ordering::Release);
         spin_until(moved + each_ns);
         let over = monotonic_ns();
-        while shared.ran.load(Ordering::Acquire) == time {
-            thread::sleep(Duration::from_micros(100));
-        }
+        wait_until(|| Ok(shared.ran.load(Ordering::Acquire) > time))?;
         let ran = shared.ran_ns.load(Ordering::Acquire);
         println!("moved: {woken} {woken_by} {moved} {moved_by} {over} {ran}");
     }

@@ -93,20 +93,23 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     progress.show("attaching");
     let Sources { mut looking, mut unmeasured, weaker, account } = attach()?;
     // What came in while others were attached is of no common span. Much has: the second time takes no longer than an ordinary one.
-    for _ in 0..2 {
-        for Looking { source, .. } in &mut looking {
-            source.snapshot()?;
-            source.drain_late(Duration::ZERO, &mut |_| ())?;
-        }
+    for Looking { source, .. } in &mut looking {
+        source.snapshot()?;
+        source.drain_late(Duration::ZERO, &mut |_| ())?;
+    }
+    let mut begins = Vec::new();
+    for Looking { source, .. } in &mut looking {
+        begins.push(end_unix_ns(&source.snapshot()?));
     }
     account.take_lost();
     let began = Instant::now();
     let mut gatherer = Gatherer::default();
+    drain(&mut looking, &mut gatherer, |number, at_unix_ns| at_unix_ns >= begins[number])?;
     let end = began.checked_add(Duration::from_nanos(arguments.duration));
     loop {
         let round = Instant::now() + ROUND;
         let ended = watch.until(Some(end.map_or(round, |end| end.min(round))))?;
-        drain(&mut looking, &mut gatherer, &[])?;
+        drain(&mut looking, &mut gatherer, |number, at_unix_ns| at_unix_ns >= begins[number])?;
         if ended == Ended::OutputClosed {
             return Ok(());
         }
@@ -120,7 +123,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     for Looking { source, .. } in &mut looking {
         snapshots.push(source.snapshot()?);
     }
-    drain(&mut looking, &mut gatherer, &snapshots)?;
+    let ends: Vec<u64> = snapshots.iter().map(end_unix_ns).collect();
+    drain(&mut looking, &mut gatherer, |number, at_unix_ns| (begins[number]..=ends[number]).contains(&at_unix_ns))?;
     let mut lost = account.take_lost();
     lost.retain(|_, count| *count > 0);
     drop((looking, account));
@@ -182,15 +186,22 @@ fn attach() -> anyhow::Result<Sources> {
     }
 }
 
-/// Takes in late events; those that came after their source's snapshot are of no span.
-fn drain(looking: &mut [Looking], gatherer: &mut Gatherer, snapshots: &[Snapshot]) -> anyhow::Result<()> {
+fn end_unix_ns(snapshot: &Snapshot) -> u64 {
+    snapshot.start_unix_ns + snapshot.duration_ns
+}
+
+/// Takes in late events that are within the span of their source, by its number: those from before it and after it are of no span.
+fn drain(
+    looking: &mut [Looking],
+    gatherer: &mut Gatherer,
+    is_within: impl Fn(usize, u64) -> bool,
+) -> anyhow::Result<()> {
     for (number, Looking { name, source }) in looking.iter_mut().enumerate() {
-        let end_unix_ns = snapshots.get(number).map_or(u64::MAX, |of| of.start_unix_ns + of.duration_ns);
         source.drain_late(Duration::ZERO, &mut |event: LateEvent| {
             // Waits that another source tells as its own count once.
             let is_others = *name == "offcpu"
                 && event.labels.get("thread").is_some_and(|thread| OF_OTHERS.iter().any(|own| thread.starts_with(own)));
-            if event.at_unix_ns <= end_unix_ns && !is_others {
+            if is_within(number, event.at_unix_ns) && !is_others {
                 gatherer.add(name, event);
             }
         })?;
