@@ -134,6 +134,8 @@ struct Machine(Child);
 impl Machine {
     fn start(kernel: &Path, archive: &Path, console: &Path, memory: u64, append: Option<&str>) -> Result<Self> {
         let mut words = vec!["console=ttyS0", "loglevel=5", "panic=-1", "nowatchdog"];
+        // A CPU that does not come out of an emulated breakpoint ends the machine, not the caller's patience.
+        words.extend(["rcupdate.rcu_cpu_stall_timeout=60", "sysctl.kernel.panic_on_rcu_stall=1"]);
         words.extend(append);
         // QEMU takes a comma in an option doubled.
         let console = console.to_str().context("the path of the console has to be UTF-8")?.replace(',', ",,");

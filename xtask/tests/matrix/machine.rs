@@ -26,8 +26,9 @@ const LOADS: [&str; 2] = ["script", "unshare"];
 const NO_ANSWER: i32 = 125;
 /// A kernel changes its code under a breakpoint, tells all CPUs, and forgets the breakpoint. A CPU that QEMU 7.2 emulates
 /// in a thread of its own can run the translated breakpoint once more after that, rarely, and its kernel panics. (QEMU 8.1 and later
-/// locks a page while it translates from it.)
-const EMULATOR_FAULT: &str = "Oops: int3: ";
+/// locks a page while it translates from it.) Or that CPU runs it again and again, where kprobes take it for one that was just removed, and
+/// the kernel ends when RCU has waited for that CPU for too long.
+const EMULATOR_FAULTS: [&str; 2] = ["Oops: int3: ", ":asm_exc_int3+"];
 const TOLERATED_FAULTS: u32 = 8;
 /// An emulated CPU stops at any time, for longer than what a part allows, rarely.
 const TOLERATED_TRIES: u32 = 5;
@@ -150,7 +151,8 @@ impl<'a> Machine<'a> {
     }
 
     fn is_fault_of_emulator(&self, status: i32) -> Result<bool> {
-        if status != NO_ANSWER || !self.console()?.contains(EMULATOR_FAULT) {
+        let console = self.console()?;
+        if status != NO_ANSWER || !EMULATOR_FAULTS.iter().any(|fault| console.contains(fault)) {
             return Ok(false);
         }
         self.say(&format!("{}: another try: the emulator ran an instruction that was gone", self.kernel))?;
