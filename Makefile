@@ -39,21 +39,45 @@ build: ## build the program (release): target/release/whylate
 demo: deps build ## install what is missing, build, and look at this machine while it is disturbed
 	@scripts/demo
 
+# One test, or one program of tests: `make test T=name`.
+T ?=
+# One kernel of the matrix: `make test-matrix K=6_12_rt`.
+K ?=
+
 .PHONY: test
-test: ## everything that is tested, on Debian's kernels too; tests of this kernel need root and say so otherwise
-	@scripts/install-deps static vm browser debugger
+test: ## all tests on this kernel (T=NAME: one test); those that need root are skipped without it
+ifneq ($(filter short_% whole_% matrix,$(T)),)
+	@$(MAKE) in-machines M=$(patsubst matrix,whole_,$(T))
+else
+	@scripts/install-deps browser debugger
+ifeq ($(T),)
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --quiet --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --quiet --package xtask --test matrix -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --quiet --workspace --no-deps --document-private-items
-	@# Where there is no network, the tests that need these are skipped.
-	@$(CARGO) xtask kernels 6.1-cloud 6.12-cloud 6.12-rt >/dev/null || true
-	@scripts/check-tests
+endif
+	@scripts/check-tests $(T)
+endif
 
-.PHONY: test-tracers
-test-tracers: ## the same on a kernel with more tracers, which takes a quarter of an hour to build, once
+.PHONY: test-short
+test-short: ## the static program and one comparison a source, on four other kernels in virtual machines
+	@$(MAKE) in-machines M=short_
+
+.PHONY: test-matrix
+test-matrix: ## everything on four other kernels (K=6_12_rt: on one)
+	@$(MAKE) in-machines M=whole_$(K)
+
+.PHONY: in-machines
+in-machines:
 	@scripts/install-deps static vm tracers
-	@$(CARGO) xtask kernels 6.12-tracers >/dev/null
-	@scripts/check-tests tracers
+	@# Where there is no network, machines without their kernel are skipped.
+	@$(CARGO) xtask kernels >/dev/null || true
+	@scripts/check-tests matrix $(M)
+
+.PHONY: torture
+torture: ## tests of this kernel at full length, five times, two of them beside a busy CPU
+	@scripts/install-deps browser debugger
+	@scripts/torture
 
 .PHONY: bench-wq
 bench-wq: ## what `whylate wq` costs, beside the tools users have today (as root)

@@ -12,9 +12,9 @@ use anyhow::{Context, Result, bail, ensure};
 use whylate_sources::AttachError;
 use whylate_sources::inject::disturbance::{Disturbance, Kind, Plan, Policy, Report, run};
 
+use kernel::chance::in_rounds;
 use kernel::trace::{Line, Trace};
 use kernel::turn::{Turn, turn};
-use kernel::undisturbed;
 
 const MS_NS: u64 = 1_000_000;
 /// The trace is rounded to the nearest microsecond, and its clock may be a little off the one that BPF reads.
@@ -73,7 +73,7 @@ fn while_interrupts_are_off_nothing_happens_there_and_then_the_tick_comes() -> R
     let Some(_turn) = turn_for(Kind::IrqsOff) else { return Ok(()) };
     let plan = plan(Kind::IrqsOff, 1);
     let events = ["irq_vectors", "irq", "sched/sched_switch", "timer"];
-    undisturbed(|| {
+    in_rounds(|| {
         let (report, lines) = traced(&plan, &AtomicBool::new(false), &events)?;
         ensure_as_planned(&plan, &report)?;
         for one in &report.made {
@@ -93,7 +93,7 @@ fn while_interrupts_are_off_nothing_happens_there_and_then_the_tick_comes() -> R
 fn while_preemption_is_off_interrupts_come_and_no_thread_is_switched() -> Result<()> {
     let Some(_turn) = turn_for(Kind::PreemptOff) else { return Ok(()) };
     let plan = plan(Kind::PreemptOff, 1);
-    undisturbed(|| {
+    in_rounds(|| {
         let (report, lines) = traced(&plan, &AtomicBool::new(false), &["irq_vectors", "irq", "sched/sched_switch"])?;
         ensure_as_planned(&plan, &report)?;
         for one in &report.made {
@@ -113,7 +113,7 @@ fn a_softirq_runs_from_its_entry_to_its_exit_and_takes_interrupts() -> Result<()
     let Some(_turn) = turn_for(Kind::Softirq) else { return Ok(()) };
     let plan = plan(Kind::Softirq, 1);
     // A trace may lack what happens in the context of threads that the machine keeps out of it.
-    undisturbed(|| {
+    in_rounds(|| {
         let (report, lines) = traced(&plan, &AtomicBool::new(false), &["irq_vectors", "irq", "sched/sched_switch"])?;
         ensure_as_planned(&plan, &report)?;
         let mut extra_us = Vec::new();
@@ -192,7 +192,7 @@ fn a_fifo_hog_leaves_its_cpu_only_to_what_is_more_urgent() -> Result<()> {
     let kind = Kind::Hog(Policy::Fifo(PRIORITY));
     let Some(_turn) = turn_for(kind) else { return Ok(()) };
     let plan = plan(kind, 1);
-    undisturbed(|| {
+    in_rounds(|| {
         let (report, lines) = traced(&plan, &AtomicBool::new(false), &["sched/sched_switch"])?;
         ensure_as_planned(&plan, &report)?;
         let spans = spans_on_cpu_us(&lines, kind.thread());
@@ -218,7 +218,7 @@ fn a_normal_hog_tells_how_long_it_ran() -> Result<()> {
     let kind = Kind::Hog(Policy::Normal);
     let Some(_turn) = turn_for(kind) else { return Ok(()) };
     let plan = plan(kind, 1);
-    undisturbed(|| {
+    in_rounds(|| {
         // Another thread wants that CPU as well.
         let over = AtomicBool::new(false);
         let (report, lines) = thread::scope(|scope| {
@@ -246,7 +246,7 @@ fn told_to_stop_it_cuts_short_what_is_being_made() -> Result<()> {
     for kind in [Kind::IrqsOff, Kind::PreemptOff, Kind::Softirq, Kind::Hog(Policy::Fifo(50))] {
         let Some(_turn) = turn_for(kind) else { continue };
         let plan = Plan { length_ns: 50 * MS_NS, times: 100, every_ns: 100 * MS_NS, ..plan(kind, 1) };
-        undisturbed(|| {
+        in_rounds(|| {
             let stop = AtomicBool::new(false);
             let report = thread::scope(|scope| {
                 run(&plan, &stop, &mut |_| {

@@ -10,11 +10,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use kernel::chance::in_rounds;
 use kernel::disturb::{disturb, is_unsupported, while_loaded};
+use kernel::is_emulated;
 use kernel::late::{Places, common_ns, stay_on};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::{be_urgent_on, patching};
-use kernel::{is_emulated, unless_stolen};
 use whylate_model::blame::Evidence;
 use whylate_model::irqsoff::{Found, LateTick};
 use whylate_model::{Labels, LateEvent, Series, Snapshot};
@@ -157,7 +158,7 @@ fn windows_with_interrupts_off_are_seen_within_their_bounds() -> Result<()> {
         println!("skipped: an emulated CPU is late all the time");
         return Ok(());
     }
-    let outcome = unless_stolen(|| {
+    let outcome = in_rounds(|| {
         let mut tally = Tally::default();
         for length_ms in [2, 5, 10, 20] {
             windows_are_seen(places, length_ms * MS_NS, &mut tally)?;
@@ -230,7 +231,7 @@ fn timers_and_missed_periods_make_up_the_schedule() -> Result<()> {
     let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
         return Ok(());
     };
-    unless_stolen(|| {
+    in_rounds(|| {
         stay_on(places.tool)?;
         let period_ns = if is_emulated() { 20 * MS_NS } else { MS_NS };
         let mut ticks = start(&IrqsoffOptions { period_ns: Some(period_ns), timer_test: true, ..options(places) })?;
@@ -389,7 +390,7 @@ fn preemption_that_is_off_is_told_while_a_thread_waits() -> Result<()> {
         return Ok(());
     };
     for length_ms in [2, 5, 10, 20] {
-        match unless_stolen(|| preemption_off_is_told(places, length_ms * MS_NS)) {
+        match in_rounds(|| preemption_off_is_told(places, length_ms * MS_NS)) {
             Err(error) if is_unsupported(&error) => return Ok(()),
             outcome => outcome?,
         }

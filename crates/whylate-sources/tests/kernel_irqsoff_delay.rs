@@ -11,9 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use kernel::chance::in_rounds;
 use kernel::late::{Places, stay_on};
 use kernel::turn::turn_to_measure;
-use kernel::undisturbed;
 use whylate_model::LateEvent;
 use whylate_sources::irqsoff::{IrqsoffOptions, What, attach};
 use whylate_sources::tracefs;
@@ -160,7 +160,7 @@ fn delays_are_told(backend: &'static str) -> Result<()> {
     for what in [What::Irqs, What::Preemption] {
         for length_us in LENGTHS_US {
             // An emulated CPU may stop at any time.
-            undisturbed(|| Case { backend, what, length_us }.check(places))?;
+            in_rounds(|| Case { backend, what, length_us }.check(places))?;
         }
     }
     Ok(())

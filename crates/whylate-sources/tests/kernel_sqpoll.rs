@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use io_uring::IoUring;
+use kernel::chance::in_rounds;
+use kernel::is_emulated;
 use kernel::late::{Places, stay_on};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
-use kernel::{is_emulated, undisturbed};
 use whylate_model::sqpoll::{is_part_of, is_thread};
 use whylate_model::{CauseKind, Series, Snapshot};
 use whylate_sources::inject::sqpoll::{Load, MOST_URGENT, Plan, READ_BYTES};
@@ -159,7 +160,7 @@ fn the_share_of_work_is_that_of_the_load() -> Result<()> {
             thread::sleep(Duration::from_millis(300));
             for _ in 0..times {
                 let mut was_known = duty < MOST_URGENT;
-                let outcome = undisturbed(|| {
+                let outcome = in_rounds(|| {
                     let outcome = compare_once(&mut source, &load, duty);
                     was_known |= outcome.as_ref().is_err_and(|error| !error.is::<Unknown>());
                     outcome
@@ -193,7 +194,7 @@ fn a_thread_that_sleeps_in_between_works_as_much() -> Result<()> {
         let mut source = start(&way)?;
         let load = Load::start(&plan)?;
         println!("work is told by {}", source.way());
-        undisturbed(|| {
+        in_rounds(|| {
             compare_once(&mut source, &load, plan.duty)?;
             thread::sleep(INTERVAL);
             let snapshot = source.snapshot()?;
@@ -250,7 +251,7 @@ fn a_thread_without_a_cpu_is_starved_as_the_scheduler_counts_it() -> Result<()> 
     for backend in ["bpf", "fdinfo"] {
         let load = Load::start(&plan)?;
         with_competitors(places.disturbed, || {
-            undisturbed(|| {
+            in_rounds(|| {
                 let mut source = start(&options(backend))?;
                 let before_ns = waited_ns(load.tid())?;
                 thread::sleep(3 * INTERVAL);

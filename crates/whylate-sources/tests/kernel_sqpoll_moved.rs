@@ -9,10 +9,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use kernel::chance::in_rounds;
 use kernel::late::{Places, stay_on};
 use kernel::trace::{Line, Trace};
 use kernel::turn::turn_to_measure;
-use kernel::undisturbed;
 use kernel::urgent::patching;
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use whylate_model::sqpoll::is_thread;
@@ -37,7 +37,7 @@ fn sleep_in_a_queue_is_not_told_as_starved() -> Result<()> {
         explain_over_ns: Some(1_000_000),
         ..SqpollOptions::default()
     };
-    undisturbed(|| {
+    in_rounds(|| {
         let mut source = patching(|| attach(&options))?;
         let load = Load::start(&plan)?;
         let outcome = while_it_is_moved(load.tid(), places, || {

@@ -8,11 +8,11 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use kernel::chance::in_rounds;
 use kernel::functions::{Calls, FunctionTrace};
 use kernel::late::Places;
 use kernel::paced::Paced;
 use kernel::turn::turn_to_measure;
-use kernel::undisturbed;
 use kernel::urgent::patching;
 use whylate_model::sqpoll::is_thread;
 use whylate_sources::clock::monotonic_ns;
@@ -53,7 +53,7 @@ fn precise_shares_of_work_are_those_of_the_function_tracer() -> Result<()> {
     for duty in DUTIES {
         // Whoever runs the emulator may stop a CPU of it just between the two.
         let mut is_possible = true;
-        undisturbed(|| {
+        in_rounds(|| {
             let trace = match FunctionTrace::start(&WORK)? {
                 Ok(trace) => trace,
                 Err(reason) => {

@@ -10,10 +10,11 @@ use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use kernel::chance::{by_chance, in_rounds};
 use kernel::disturb::{disturb, is, is_unsupported};
 use kernel::late::{Places, blamed_ns, common_ns, stay_on};
 use kernel::turn::turn_to_measure;
-use kernel::{is_emulated, unless_stolen};
+use kernel::{WRONG_BY_CHANCE, is_emulated, wanted_events};
 use whylate_model::blame::Evidence;
 use whylate_model::{Cause, CauseKind, LateEvent};
 use whylate_sources::inject::disturbance::{Kind, Policy};
@@ -28,8 +29,6 @@ use whylate_sources::{Attached, Options, Source as _, Together, irqsoff, sqpoll,
 /// Every disturbance is so long, and late is what waits for most of it.
 const LENGTH_NS: u64 = 8_000_000;
 const LATE_NS: u64 = 5_000_000;
-/// Late events of each source.
-const WANTED: usize = 200;
 /// In rounds of so many.
 const TIMES: u64 = 60;
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -123,7 +122,7 @@ fn is_because(event: &LateEvent, made: &[Range<u64>]) -> bool {
 /// A few more than are wanted.
 fn has_enough(late: &BTreeMap<&'static str, Vec<LateEvent>>, made: &[Range<u64>], touched: &[&str]) -> bool {
     let seen = |name: &&str| late.get(name).map_or(0, |all| all.iter().filter(|event| is_because(event, made)).count());
-    touched.iter().all(|name| seen(name) >= WANTED * 11 / 10)
+    touched.iter().all(|name| seen(name) >= wanted_events() * 11 / 10)
 }
 
 /// What was late on the disturbed CPU mostly because of a disturbance, by source, until each of `touched` has seen enough.
@@ -187,7 +186,7 @@ fn is_blamed_by(kind: Kind, touched: &[&'static str], is_true: impl Fn(&Cause) -
         println!("skipped: an emulated CPU has other causes too, and each source has a test of its own there");
         return Ok(());
     }
-    unless_stolen(|| {
+    in_rounds(|| {
         let late = match late_because(kind, places, touched) {
             Err(error) if is_unsupported(&error) => return Ok(()),
             late => late?,
@@ -211,8 +210,8 @@ fn is_blamed_by(kind: Kind, touched: &[&'static str], is_true: impl Fn(&Cause) -
             for event in wrong.iter().take(3) {
                 println!("another cause: {:?} of {:?}", event.causes, event.labels);
             }
-            ensure!(events.len() >= WANTED, "{name}: only {} late events", events.len());
-            ensure!(right.len() * 100 >= events.len() * 95, "{name}: too few are right");
+            ensure!(events.len() >= wanted_events(), "{name}: only {} late events", events.len());
+            ensure!(wrong.len() <= by_chance(events.len(), WRONG_BY_CHANCE), "{name}: too few are right");
             ensure!(unknown_ns * 100 <= total_ns * 5, "{name}: too much is unknown");
             names
                 .extend(right.iter().map(|event| event.causes[0].who.split(':').next().unwrap_or_default().to_owned()));

@@ -14,12 +14,13 @@ use whylate_sources::inject::work::{HANDLER, Plan};
 use whylate_sources::wq::Wq;
 use whylate_sources::{Attached, By, Options, Source};
 
+use kernel::chance::{by_chance, in_rounds};
 use kernel::oracle::{Execution, Truth, agree, bucket_of, counts};
 use kernel::session::{append, by_label, inject, injected, session, traced};
 use kernel::trace::Trace;
 use kernel::turn::{plan, turn, turn_to_measure};
 use kernel::urgent::patching;
-use kernel::{amount, is_emulated, judged, mixed, programs, undisturbed};
+use kernel::{amount, is_emulated, judged, mixed, programs};
 
 fn by(by: By) -> Options {
     Options { by, phases: true, ..Options::default() }
@@ -68,7 +69,7 @@ fn each_item_waits_for_the_busy_ones_before_it() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     const BUSY_NS: u64 = 5_000_000;
     let busy = Plan { busy_ns: BUSY_NS, cpu: Some(1), ..plan(20) };
-    undisturbed(|| {
+    in_rounds(|| {
         let session = session(&only_injected(), |_, _| inject(&busy))?;
         let ran = session.truth.of(HANDLER);
         ensure!(ran.len() == 20, "somebody else injects too");
@@ -128,12 +129,19 @@ fn times_agree(executions: &[&Execution], seen: &Histogram) -> (u64, bool) {
     (max_ns, agrees)
 }
 
+/// How often something else has the CPU between the source's reading of the clock and the trace's, at most, in the longest
+/// wait of a handler: mostly a hypervisor, on a machine that others use as well.
+fn apart_by_chance() -> f64 {
+    if is_emulated() { 0.05 } else { 0.02 }
+}
+
 #[test]
 fn counts_and_maxima_per_handler_agree_with_the_trace() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    undisturbed(|| {
+    let seconds = if std::env::var_os("WHYLATE_THOROUGH").is_some() { 5 } else { 2 };
+    in_rounds(|| {
         let trace = Trace::start()?.with_stacks()?;
-        let session = traced(trace, &by(By::Handler), |_, _| mixed::mixed_load(Duration::from_secs(5)))?;
+        let session = traced(trace, &by(By::Handler), |_, _| mixed::mixed_load(Duration::from_secs(seconds)))?;
         session.ensure_nothing_hidden()?;
         let executions = session.truth.executions.len() as u64;
         let latency = by_label(&session.snapshot, "handler", "latency");
@@ -142,7 +150,7 @@ fn counts_and_maxima_per_handler_agree_with_the_trace() -> Result<()> {
         for handler in latency.keys() {
             handlers.entry(handler.clone()).or_default();
         }
-        let (mut disagreeing, mut missing) = (0, 0);
+        let (mut miscounted, mut apart, mut missing) = (0, 0, 0);
         for (handler, executions) in &handlers {
             let seen = latency.get(handler).cloned().unwrap_or_default();
             let (least, most) = counts(executions);
@@ -151,9 +159,8 @@ fn counts_and_maxima_per_handler_agree_with_the_trace() -> Result<()> {
                 // A few may be missing where the source says so.
                 let few = least.saturating_sub(seen.count());
                 missing += few;
-                if seen.count() > most || few > 1.max(least / 1_000) || !times_agree {
-                    disagreeing += 1;
-                }
+                miscounted += usize::from(seen.count() > most || few > 1.max(least / 1_000));
+                apart += usize::from(!times_agree);
                 let twice = executions.iter().filter(|execution| execution.queued_twice).count();
                 println!(
                     "{handler}: counted {}, in the trace {least} to {most} ({twice} of them queued twice); max {} ns, in the trace {max_ns} ns",
@@ -164,9 +171,8 @@ fn counts_and_maxima_per_handler_agree_with_the_trace() -> Result<()> {
         }
         let total = executions + session.truth.unqueued;
         let twice = session.truth.executions.iter().filter(|execution| execution.queued_twice).count();
-        let agreeing = handlers.len() - disagreeing;
         println!(
-            "{total} executions, {matched} matched ({:.3} %), {twice} queued twice; {} handlers, {agreeing} agree; lost: {:?}",
+            "{total} executions, {matched} matched ({:.3} %), {twice} queued twice; {} handlers, {miscounted} miscounted, {apart} with other times; lost: {:?}",
             matched as f64 / total as f64 * 100.0,
             handlers.len(),
             session.snapshot.lost
@@ -174,7 +180,9 @@ fn counts_and_maxima_per_handler_agree_with_the_trace() -> Result<()> {
         let stated = session.snapshot.lost["unmatched"];
         ensure!(missing <= stated, "{missing} executions are missing, and {stated} are stated");
         ensure!(matched * 100 >= total * 99, "{matched} of {total} executions are matched");
-        ensure!(agreeing * 100 >= handlers.len() * 99, "{agreeing} of {} handlers agree", handlers.len());
+        ensure!(miscounted == 0, "{miscounted} of {} handlers are miscounted", handlers.len());
+        let tolerated = by_chance(handlers.len(), apart_by_chance());
+        ensure!(apart <= tolerated, "{apart} of {} handlers have other times", handlers.len());
         Ok(())
     })
 }
@@ -198,7 +206,7 @@ fn the_phases_of_every_series_add_up() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for key in [By::Handler, By::Nothing, By::Pool] {
         // What is being counted when the last snapshot is taken is in it with a part; an emulated CPU may stop right there.
-        undisturbed(|| phases_add_up(&session(&by(key), |_, _| mixed::mixed_load(Duration::from_secs(1)))?.snapshot))?;
+        in_rounds(|| phases_add_up(&session(&by(key), |_, _| mixed::mixed_load(Duration::from_secs(1)))?.snapshot))?;
     }
     Ok(())
 }
@@ -206,7 +214,7 @@ fn the_phases_of_every_series_add_up() -> Result<()> {
 #[test]
 fn items_beyond_max_active_wait_to_be_activated() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    undisturbed(|| {
+    in_rounds(|| {
         let session = session(&only_injected(), |_, _| inject(&Plan { busy_ns: 10_000, ..plan(amount(10_000)) }))?;
         let ran = session.truth.of(HANDLER);
         ensure!(ran.len() as u64 == amount(10_000), "somebody else injects too");
@@ -254,7 +262,7 @@ fn late_events(options: &Options, plan: &Plan) -> Result<(Vec<LateEvent>, Vec<Ex
 #[test]
 fn every_item_over_the_threshold_is_a_late_event() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    undisturbed(|| {
+    in_rounds(|| {
         let options = Options { late_over_ns: Some(1), stacks: true, ..only_injected() };
         let (events, truth) = late_events(&options, &Plan { busy_ns: 2_000_000, ..plan(30) })?;
         assert_eq!(events.len(), 30);
@@ -364,7 +372,7 @@ fn the_total_does_not_depend_on_how_series_are_told_apart() -> Result<()> {
 fn snapshots_taken_meanwhile_lose_and_double_nothing() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for (key, phases) in [(By::Handler, true), (By::Nothing, true), (By::Handler, false), (By::Nothing, false)] {
-        undisturbed(|| {
+        in_rounds(|| {
             let session = session(&Options { phases, ..by(key) }, |source, so_far| {
                 let over = AtomicBool::new(false);
                 let mut snapshots = 0;

@@ -17,6 +17,8 @@ mount -t tracefs tracefs /sys/kernel/tracing
 mount -t debugfs debugfs /sys/kernel/debug
 mount -t bpf bpf /sys/fs/bpf
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
+# Threads may have quotas of CPU time then.
+echo +cpu >/sys/fs/cgroup/cgroup.subtree_control
 ln -s /proc/self/fd /dev/fd
 ln -s /proc/self/fd/1 /dev/stdout
 ln -s /proc/self/fd/2 /dev/stderr

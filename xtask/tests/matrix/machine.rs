@@ -1,75 +1,235 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A virtual machine with one kernel, in which a command or a test program runs.
+//! One boot of a virtual machine for many parts: each is a command or a test program, and what it printed is judged here.
 
-use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::env;
-use std::error::Error;
 use std::ffi::OsString;
-use std::fmt::{self, Display, Formatter};
 use std::fs::{self, File};
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::slice;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
-/// Far more than a kernel needs, also on a busy machine.
-const PATIENCE_S: &str = "1500";
+use crate::record::{self, Record, complaint, faults_of_emulator, is_too_late, passed_tests};
+
+/// Far more than all parts need, also on a busy machine.
+const PATIENCE_S: &str = "2400";
+/// Far more than any part needs.
+const PATIENCE_OF_PART_S: u32 = 900;
 /// Programs that make work items.
 const LOADS: [&str; 2] = ["script", "unshare"];
 
 /// The status of a machine in which the kernel ended before the command.
 const NO_ANSWER: i32 = 125;
-/// A kernel changes its code under a breakpoint, tells all CPUs, and forgets the breakpoint. A CPU that QEMU 7.2 emulates
-/// in a thread of its own can run the translated breakpoint once more after that, rarely, and its kernel panics. (QEMU 8.1 and later
-/// locks a page while it translates from it.) Or that CPU runs it again and again, where kprobes take it for one that was just removed, and
-/// the kernel ends when RCU has waited for that CPU for too long.
-const EMULATOR_FAULTS: [&str; 2] = ["Oops: int3: ", ":asm_exc_int3+"];
 const TOLERATED_FAULTS: u32 = 8;
-/// An emulated CPU stops at any time, for longer than what a part allows, rarely.
-const TOLERATED_TRIES: u32 = 5;
-/// Of time that an emulated CPU did not get, as a kernel says it; it ends by itself after the last of them.
-const TOO_LATE: [&str; 3] = ["soft lockup", "workqueue lockup", "RCU Stall"];
-/// Lines at the end of what a machine printed that tell why a part has failed, if it is tried again.
-const TOLD_OF_TRY: usize = 40;
+/// An emulated CPU stops at any time, for longer than what a part allows: in one of ten runs of a part, at most. A part
+/// is wrong where it fails so often, which happens by chance in one of 10,000 runs.
+const FAILURES: u32 = 4;
+/// Lines at the end of what a part printed that tell why it has failed.
+const TOLD_OF_FAILURE: usize = 40;
 
 /// Two machines at once would measure each other.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Runs a program while the code at its tracepoints does not change.
-pub const KEEP_ENABLED: &str = concat!(include_str!("../../keep-enabled.sh"), "exec \"$@\"\n");
+/// Keeps the code at tracepoints from changing, in the shell that runs all parts.
+const KEEP_ENABLED: &str = include_str!("../../keep-enabled.sh");
 
-/// What has nothing to do with how fast the machine is, and is no better the next time.
-#[derive(Debug)]
-struct KernelComplains(String);
+/// Tells where each part begins and ends, on the line of commands and on the kernel's console.
+const RUN_PARTS: &str = r#"
+part() {
+    name=$1
+    shift
+    echo "<1>whylate-part: $name" >/dev/kmsg
+    printf '\n%s begin %s\n' "$mark" "$name"
+    timeout -s KILL "$patience" "$@"
+    printf '\n%s end %d %s %s\n' "$mark" $? "$(cut -d ' ' -f 1 /proc/uptime)" "$name"
+    # What a part that failed has left behind must not run beside the next one.
+    for process in /proc/[0-9]*; do
+        pid=${process#/proc/}
+        [ "$pid" = 1 ] || [ "$pid" = $$ ] || ! readlink "$process/exe" >/dev/null 2>&1 || kill -9 "$pid" 2>/dev/null
+    done
+}
+"#;
 
-impl Display for KernelComplains {
-    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0)
+type Judge = Box<dyn Fn(&str) -> Result<()>>;
+
+enum What {
+    /// Words, and files that they name.
+    Command(Vec<String>, Vec<PathBuf>),
+    /// A test program, and its tests that run; all without a name.
+    Tests(&'static str, &'static [&'static str]),
+}
+
+/// Something that is tried in a machine.
+pub struct Part {
+    name: String,
+    what: What,
+    judge: Judge,
+    /// Of tests that have passed before the kernel ended, and what all of them said.
+    passed: Vec<String>,
+    said: String,
+    failures: u32,
+    is_done: bool,
+    is_before_probes: bool,
+}
+
+impl Part {
+    fn new(name: &str, what: What, judge: impl Fn(&str) -> Result<()> + 'static) -> Part {
+        let judge = Box::new(judge);
+        Part {
+            name: name.to_owned(),
+            what,
+            judge,
+            passed: Vec::new(),
+            said: String::new(),
+            failures: 0,
+            is_done: false,
+            is_before_probes: false,
+        }
+    }
+
+    /// A shell's commands: the first that fails ends them.
+    pub fn shell(name: &str, script: &str, judge: impl Fn(&str) -> Result<()> + 'static) -> Part {
+        let words = ["sh", "-ec", script].map(str::to_owned).into();
+        Part::new(name, What::Command(words, Vec::new()), judge)
+    }
+
+    /// Runs while the kernel's tracepoints are as after a boot, so that attaching changes the kernel's code.
+    pub fn before_probes(mut self) -> Part {
+        self.is_before_probes = true;
+        self
+    }
+
+    /// A script of this folder.
+    pub fn script(file: &str, words: &[&str], judge: impl Fn(&str) -> Result<()> + 'static) -> Part {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/matrix").join(file);
+        let command = ["sh".to_owned(), path.display().to_string()].into_iter();
+        let command = command.chain(words.iter().map(|&word| word.to_owned())).collect();
+        Part::new(&format!("{file}: {}", words[0]), What::Command(command, vec![path]), judge)
+    }
+
+    /// A test program's tests of these names; all of them without a name.
+    pub fn tests(
+        program: &'static str,
+        only: &'static [&'static str],
+        judge: impl Fn(&str) -> Result<()> + 'static,
+    ) -> Part {
+        Part::new(program, What::Tests(program, only), judge)
+    }
+
+    fn files(&self) -> Result<Vec<PathBuf>> {
+        match &self.what {
+            What::Command(_, files) => Ok(files.clone()),
+            What::Tests(program, _) => Ok(vec![test_program(program)?]),
+        }
+    }
+
+    /// Its line in the script of a boot.
+    fn line(&self) -> Result<String> {
+        let mut words = vec!["part".to_owned(), self.name.clone()];
+        match &self.what {
+            What::Command(command, _) => words.extend(command.iter().cloned()),
+            What::Tests(program, only) => {
+                words.extend(["env", "WHYLATE_EMULATED=1"].map(str::to_owned));
+                words.push(test_program(program)?.display().to_string());
+                // Without capturing, what a test said is there also if the kernel ends in a later one.
+                words.extend(["--test-threads=1", "--nocapture", "--exact"].map(str::to_owned));
+                words.extend(only.iter().map(|&name| name.to_owned()));
+                words.extend(self.passed.iter().flat_map(|name| ["--skip".to_owned(), name.clone()]));
+            }
+        }
+        let quoted: Vec<String> = words.iter().map(|word| format!("'{}'", word.replace('\'', r"'\''"))).collect();
+        Ok(quoted.join(" "))
+    }
+
+    /// Takes what it printed until the kernel ended.
+    fn go_on_after(&mut self, record: &Record) {
+        if let What::Tests(..) = self.what {
+            self.passed.extend(passed_tests(&record.text));
+            self.said += &record.text;
+        }
+    }
+
+    fn judge(&self, record: &Record) -> Result<()> {
+        let status = record.status.context("it has not ended")?;
+        ensure!(status == 0, "status {status}");
+        if let What::Tests(_, only) = self.what {
+            // A name that nothing bears runs nothing.
+            let passed = self.passed.len() + passed_tests(&record.text).count();
+            ensure!(passed >= only.len().max(1), "{passed} tests have passed, of {only:?}");
+        }
+        (self.judge)(&record::without_names(&format!("{}{}", self.said, record.text)))
     }
 }
 
-impl Error for KernelComplains {}
+/// Tries all of them in one machine with this kernel, or in some more after a fault of the emulator. `None`, and a line
+/// that says why, where there can be none.
+pub fn try_all(kernel: &str, tier: &str, mut open: Vec<Part>) -> Result<()> {
+    let Some(mut machine) = Machine::new(kernel, tier)? else { return Ok(()) };
+    while !open.is_empty() {
+        let boot = machine.boot(&open)?;
+        let mut wrong = Vec::new();
+        for part in &mut open {
+            let Some(record) = boot.records.get(&part.name) else { continue };
+            let late = boot.too_late_in.as_deref() == Some(&part.name);
+            let outcome = match boot.interrupted.as_deref() == Some(&part.name) {
+                true if boot.is_fault => {
+                    part.go_on_after(record);
+                    continue;
+                }
+                true => Err(anyhow!("the machine ended within it")),
+                false if late => Err(anyhow!("the kernel complains of time")),
+                false => part.judge(record),
+            };
+            match outcome {
+                Ok(()) => {
+                    println!("{kernel}: {} is right after {:.0} s", part.name, record.seconds);
+                    part.is_done = true;
+                }
+                Err(error) => {
+                    let last: Vec<&str> = record.text.lines().rev().take(TOLD_OF_FAILURE).collect();
+                    last.iter().rev().for_each(|line| println!("{kernel}| {line}"));
+                    println!("{kernel}: {} fails: {error:#}", part.name);
+                    part.failures += 1;
+                    (part.passed, part.said) = (Vec::new(), String::new());
+                    if part.failures == FAILURES {
+                        wrong.push(format!("{}: {error:#}", part.name));
+                    } else {
+                        println!("{kernel}: another try of {}", part.name);
+                    }
+                }
+            }
+        }
+        ensure!(wrong.is_empty(), "wrong on {kernel}: {}", wrong.join("; "));
+        open.retain(|part| !part.is_done);
+    }
+    Ok(())
+}
 
-pub struct Machine<'a> {
+/// What one boot has shown.
+struct Boot {
+    records: BTreeMap<String, Record>,
+    /// The part that had begun when the machine ended.
+    interrupted: Option<String>,
+    is_fault: bool,
+    /// The part in which the kernel said that a CPU did not get on.
+    too_late_in: Option<String>,
+}
+
+struct Machine<'a> {
     kernel: &'a str,
     console: tempfile::NamedTempFile,
     /// All that the machines with this kernel print.
-    log: RefCell<File>,
-    /// What they print during the part that goes on.
-    said: RefCell<String>,
-    faults: Cell<u32>,
-    tries: Cell<u32>,
+    log: File,
+    faults: u32,
     _turn: MutexGuard<'static, ()>,
 }
 
 impl<'a> Machine<'a> {
-    /// `None`, and a line that says why, where there can be none.
-    pub fn new(kernel: &'a str) -> Result<Option<Self>> {
+    fn new(kernel: &'a str, tier: &str) -> Result<Option<Self>> {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(reason) = can_run(kernel) {
             // CI installs what is needed: what is missing there is a failure.
@@ -77,144 +237,71 @@ impl<'a> Machine<'a> {
             println!("skipped: {reason}");
             return Ok(None);
         }
-        let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("matrix-{kernel}.log"));
-        Ok(Some(Self {
-            kernel,
-            console: tempfile::NamedTempFile::new()?,
-            log: RefCell::new(File::create(log)?),
-            said: RefCell::default(),
-            faults: Cell::new(0),
-            tries: Cell::new(0),
-            _turn: turn,
-        }))
+        let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("matrix-{tier}-{kernel}.log"));
+        let (console, log) = (tempfile::NamedTempFile::new()?, File::create(log)?);
+        Ok(Some(Self { kernel, console, log, faults: 0, _turn: turn }))
     }
 
-    /// Tries something, and again if it fails, unless too much did. What was said is told of what failed only; the rest is in the log.
-    pub fn part(&self, name: &str, part: impl Fn() -> Result<()>) -> Result<()> {
-        loop {
-            self.said.borrow_mut().clear();
-            let began = Instant::now();
-            let Err(error) = part() else {
-                println!("{}: {name} is right after {:.0?}", self.kernel, began.elapsed());
-                return Ok(());
-            };
-            if error.is::<KernelComplains>() || self.tries.get() == TOLERATED_TRIES {
-                print!("{}", self.said.borrow());
-                return Err(error.context(format!("{name} on {}", self.kernel)));
-            }
-            self.tries.set(self.tries.get() + 1);
-            let said = self.said.borrow();
-            let last: Vec<&str> = said.lines().rev().take(TOLD_OF_TRY).collect();
-            last.iter().rev().for_each(|line| println!("{line}"));
-            // A kernel's console comes after the first line.
-            let reason = format!("{error:#}");
-            println!("{}: another try of {name}: {}", self.kernel, reason.lines().next().unwrap_or_default());
-        }
-    }
-
-    /// What a command printed that succeeded; the kernel has to be content as well.
-    pub fn run(&self, with: &[PathBuf], command: &[OsString]) -> Result<String> {
-        loop {
-            let (status, text) = self.once(with, command)?;
-            if !self.is_fault_of_emulator(status)? {
-                return self.judge(command, status, text);
-            }
-        }
-    }
-
-    /// What all tests of a test program printed. After a fault of the emulator those go on that had not passed yet.
-    pub fn run_tests(&self, name: &str) -> Result<String> {
-        let tests = test_program(name)?;
-        let mut passed: Vec<String> = Vec::new();
-        let mut output = String::new();
-        loop {
-            let mut command = words(&["WHYLATE_EMULATED=1", "sh", "-ec", KEEP_ENABLED, "sh"]);
-            command.push(tests.clone().into());
-            // Without capturing, what a test said is there also if the kernel ends in a later one.
-            command.extend(words(&["--test-threads=1", "--nocapture", "--exact"]));
-            command.extend(passed.iter().flat_map(|name| ["--skip".into(), name.into()]));
-            let (status, text) = self.once(slice::from_ref(&tests), &command)?;
-            passed.extend(passed_tests(&text).map(str::to_owned));
-            output += &without_names(&text);
-            if !self.is_fault_of_emulator(status)? {
-                return self.judge(&command, status, output);
-            }
-        }
-    }
-
-    fn is_fault_of_emulator(&self, status: i32) -> Result<bool> {
-        let console = self.console()?;
-        if status != NO_ANSWER || !EMULATOR_FAULTS.iter().any(|fault| console.contains(fault)) {
-            return Ok(false);
-        }
-        self.say(&format!("{}: another try: the emulator ran an instruction that was gone", self.kernel))?;
-        self.faults.set(self.faults.get() + 1);
-        ensure!(self.faults.get() <= TOLERATED_FAULTS, "the emulator fails too often");
-        Ok(true)
-    }
-
-    fn judge(&self, command: &[OsString], status: i32, text: String) -> Result<String> {
-        let console = self.console()?;
-        let complaint = complaint(&console);
-        let is_too_late = TOO_LATE.iter().any(|late| console.contains(late));
-        if complaint.is_some() || (status == NO_ANSWER && !is_too_late) {
-            let said = complaint.unwrap_or("its end");
-            return Err(KernelComplains(format!("the kernel {} complains: {said}\n{console}", self.kernel)).into());
-        }
-        ensure!(status == 0 && !is_too_late, "{command:?} failed on {}: status {status}\n{console}", self.kernel);
-        Ok(text)
-    }
-
-    fn console(&self) -> Result<String> {
-        Ok(String::from_utf8_lossy(&fs::read(self.console.path())?).into_owned())
-    }
-
-    fn say(&self, line: &str) -> Result<()> {
-        writeln!(self.log.borrow_mut(), "{line}")?;
-        self.said.borrow_mut().extend([line, "\n"]);
-        Ok(())
-    }
-
-    /// Boots and runs; the status and what was printed.
-    fn once(&self, with: &[PathBuf], command: &[OsString]) -> Result<(i32, String)> {
-        let began = Instant::now();
+    fn boot(&mut self, parts: &[Part]) -> Result<Boot> {
+        let mark = format!("whylate-matrix-{}", std::process::id());
+        let (before, after): (Vec<&Part>, Vec<&Part>) = parts.iter().partition(|part| part.is_before_probes);
+        let lines = |parts: Vec<&Part>| -> Result<String> {
+            Ok(parts.into_iter().map(Part::line).collect::<Result<Vec<_>>>()?.join("\n"))
+        };
+        let (before, after) = (lines(before)?, lines(after)?);
+        let script = format!(
+            "mark={mark}\npatience={PATIENCE_OF_PART_S}\n{RUN_PARTS}\n{before}\nset -e\n{KEEP_ENABLED}\nset +e\n{after}\n"
+        );
         let mut vm = xtask();
         vm.args(["vm", self.kernel, "--no-tools", "--timeout", PATIENCE_S, "--console"]).arg(self.console.path());
         for name in LOADS.iter().filter(|name| installed(name)) {
             vm.args(["--with", name]);
         }
-        for path in with {
+        let mut with: Vec<PathBuf> = Vec::new();
+        for part in parts {
+            with.extend(part.files()?);
+        }
+        with.sort();
+        with.dedup();
+        for path in &with {
             vm.arg("--with").arg(path);
         }
-        let output = vm.arg("--").args(command).stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        // In front of each line the kernel, so that nobody takes its results for those of this run.
-        for line in text.lines() {
-            self.say(&format!("{}| {line}", self.kernel))?;
+        let words = ["--", "sh", "-c", &script].map(OsString::from);
+        let mut running = vm.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let mut text = String::new();
+        for line in BufReader::new(running.stdout.take().context("it has an output")?).split(b'\n') {
+            let line = String::from_utf8_lossy(&line?).into_owned();
+            // In front of each line the kernel, so that nobody takes its results for those of this run.
+            writeln!(self.log, "{}| {line}", self.kernel)?;
+            text.extend([line.as_str(), "\n"]);
         }
-        self.say(&format!("{}: {} after {:.0?}", self.kernel, output.status, began.elapsed()))?;
-        Ok((output.status.code().context("xtask was killed")?, text))
+        let status = running.wait()?.code().context("xtask was killed")?;
+        writeln!(self.log, "{}: status {status}", self.kernel)?;
+        let console = String::from_utf8_lossy(&fs::read(self.console.path())?).into_owned();
+        let records = record::of_parts(&text, &mark);
+        let interrupted = records.iter().find(|(_, record)| record.status.is_none()).map(|(name, _)| name.clone());
+        let is_fault = status == NO_ANSWER && faults_of_emulator(&console);
+        if is_fault {
+            println!("{}: another try: the emulator ran an instruction that was gone", self.kernel);
+            self.faults += 1;
+            ensure!(self.faults <= TOLERATED_FAULTS, "the emulator fails too often");
+        } else if let Some((line, part)) = complaint(&console) {
+            // It has nothing to do with how fast the machine is, and is no better the next time.
+            bail!("the kernel {} complains in {}: {line}\n{console}", self.kernel, part.unwrap_or("its beginning"));
+        }
+        let too_late_in = is_too_late(&console).map(|part| part.unwrap_or_default().to_owned());
+        if !is_fault && records.is_empty() && too_late_in.is_some() {
+            println!("{}: another try: a CPU did not get on before any part had begun", self.kernel);
+            self.faults += 1;
+            ensure!(self.faults <= TOLERATED_FAULTS, "no part begins");
+            return Ok(Boot { records, interrupted, is_fault: true, too_late_in });
+        }
+        if status == NO_ANSWER && !is_fault && too_late_in.is_none() {
+            bail!("the kernel {} ends in {interrupted:?}\n{console}", self.kernel);
+        }
+        ensure!(is_fault || !records.is_empty(), "no part has begun on {}: status {status}\n{console}", self.kernel);
+        Ok(Boot { records, interrupted, is_fault, too_late_in })
     }
-}
-
-/// The first line in which a kernel complains, but of time.
-fn complaint(console: &str) -> Option<&str> {
-    let complaints = ["WARNING: ", "BUG: ", "Oops: ", "general protection fault"];
-    let is_complaint = |line: &&str| complaints.iter().any(|complaint| line.contains(complaint));
-    console.lines().filter(is_complaint).find(|line| !TOO_LATE.iter().any(|late| line.contains(late)))
-}
-
-#[test]
-fn complaints_of_time_alone_are_no_complaints() {
-    let late =
-        "[  9.1] BUG: workqueue lockup - pool cpus=1 stuck for 31s!\n[ 9.2] Kernel panic - not syncing: RCU Stall\n";
-    assert_eq!(complaint(late), None);
-    let oops = "[  9.3] Oops: general protection fault, 0000 [#1]";
-    assert_eq!(complaint(&format!("{late}{oops}\n")), Some(oops));
-    assert_eq!(
-        complaint("[  9.4] WARNING: CPU: 0 PID: 1 at kernel/x.c:1\n"),
-        Some("[  9.4] WARNING: CPU: 0 PID: 1 at kernel/x.c:1")
-    );
 }
 
 /// Why there can be no virtual machine with this kernel.
@@ -232,55 +319,31 @@ fn xtask() -> Command {
     Command::new(env!("CARGO_BIN_EXE_xtask"))
 }
 
-pub fn words(words: &[&str]) -> Vec<OsString> {
-    words.iter().map(OsString::from).collect()
-}
-
 fn installed(name: &str) -> bool {
     let folders = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&folders).any(|folder| folder.join(name).is_file())
 }
 
-/// Without capturing, a test's name stands before the first line that it prints, and its result in a line by itself.
-const NAME_ENDS: &str = " ... ";
-
-fn passed_tests(output: &str) -> impl Iterator<Item = &str> {
-    let mut name = None;
-    output.lines().filter_map(move |line| {
-        let mut rest = line;
-        if let Some((begun, after)) = line.strip_prefix("test ").and_then(|line| line.split_once(NAME_ENDS)) {
-            (name, rest) = (Some(begun), after);
-        }
-        if rest == "ok" { name.take() } else { None }
-    })
-}
-
-fn without_names(output: &str) -> String {
-    let rest = |line: &str| match line.strip_prefix("test ").and_then(|line| line.split_once(NAME_ENDS)) {
-        Some((_, rest)) => format!("{rest}\n"),
-        None => format!("{line}\n"),
-    };
-    output.lines().map(rest).collect()
-}
-
-#[test]
-fn what_tests_say_is_told_from_their_names() {
-    let output = "test a ... ok\ntest b ... skipped: no\nok\ntest c ... 5 executions\nFAILED\ntest d ... ";
-    assert_eq!(passed_tests(output).collect::<Vec<_>>(), ["a", "b"]);
-    assert_eq!(without_names(output), "ok\nskipped: no\nok\n5 executions\nFAILED\n\n");
-}
-
-/// Builds a test program and returns where it is.
+/// Builds all test programs, once, and returns where one of them is.
 fn test_program(name: &str) -> Result<PathBuf> {
+    static BUILT: OnceLock<Result<BTreeMap<String, PathBuf>, String>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| test_programs().map_err(|error| format!("{error:#}")));
+    let built = built.as_ref().map_err(|error| anyhow!("{error}"))?;
+    built.get(name).cloned().with_context(|| format!("cargo names no program for {name}"))
+}
+
+fn test_programs() -> Result<BTreeMap<String, PathBuf>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the work tree has no root")?;
     let mut cargo = Command::new(env!("CARGO"));
     // With the features of a build of everything, which is there already.
-    cargo.args(["test", "--workspace", "--test", name, "--no-run", "--message-format=json"]);
+    cargo.args(["test", "--workspace", "--no-run", "--message-format=json"]);
     let output = cargo.current_dir(root).stdin(Stdio::null()).output()?;
-    ensure!(output.status.success(), "cannot build {name}: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "cannot build the tests: {}", String::from_utf8_lossy(&output.stderr));
     let messages = String::from_utf8(output.stdout)?;
-    let mut messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let program = messages.find(|message| message["target"]["name"] == name && message["executable"].is_string());
-    let program = program.with_context(|| format!("cargo names no program for {name}"))?;
-    Ok(PathBuf::from(program["executable"].as_str().unwrap_or_default()))
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let program = |message: Value| {
+        let name = message["target"]["name"].as_str()?.to_owned();
+        Some((name, PathBuf::from(message["executable"].as_str()?)))
+    };
+    Ok(messages.filter_map(program).collect())
 }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# usage: sh tracer.sh threads|readers|trace|others|killed
+# usage: sh tracer.sh threads|readers|trace|cases|others|killed
 #
 # What `whylate timerlat` does with the kernel's tracer; runs in a virtual machine whose kernel has it, as root, with busybox alone. Prints
 # what is wrong, and a last line.
@@ -173,6 +173,58 @@ trace() {
     run whylate timerlat top -k -e no_such:event -t -d 1
     expect 1 "an event that is not there"
     grep -q 'no_such' err || wrong "it does not say which event is not there"
+}
+
+# A command line: its status, how a line of its output begins, and the rest. Standard error may come anywhere, as on a terminal.
+takes() {
+    wanted=$1
+    begins=$2
+    shift 2
+    rm -f timerlat_trace.txt custom_filename.txt
+    whylate timerlat "$@" >out 2>&1
+    status=$?
+    : >err
+    expect "$wanted" "$*"
+    grep -q "^$begins" out || wrong "no line of $* begins with '$begins'"
+    case $begins in
+    "  Saving trace to "*)
+        # The kernel's, or that of the backend bpf.
+        grep -qsE 'timer_latency|^# The latest' "${begins#  Saving trace to }" || wrong "$*: nothing is in the trace"
+        ;;
+    esac
+}
+# The command lines of rtla's own tests, but for some durations, with whylate in rtla's place.
+cases() {
+    echo_output='shell,command=echo TestOutput'
+    fails='shell,command=echo -n 1; false'
+    never='shell,command=echo -n 2'
+    takes 0 'Usage: ' --help
+    takes 2 '  Saving trace to timerlat_trace.txt' top -s 3 -T 10 -t
+    takes 0 'CPU COUNT' top -P F:1 -c 0 -d 3s -q
+    takes 2 'whylate timerlat hit' top -i 2 -c 0 -n -d 10s
+    takes 2 'Printing CPU tasks:' top -a 5 --dump-tasks
+    takes 2 'whylate timerlat hit' top --aa-only 5
+    takes 2 '  Saving trace to timerlat_trace.txt' top -s 3 -T 10 -t --no-aa
+    takes 0 'Index   IRQ-000' hist -c 0 -d 3s
+    takes 2 '# Time unit is nanoseconds (ns)' hist -i 2 -c 0 -n -d 10s
+    takes 2 '  Saving trace to timerlat_trace.txt' hist -T 2 -t
+    takes 2 '  Saving trace to custom_filename.txt' hist -T 2 -t custom_filename.txt
+    takes 2 '  Saving trace to timerlat_trace.txt' hist -T 2 --on-threshold trace
+    takes 2 '  Saving trace to custom_filename.txt' hist -T 2 --on-threshold trace,file=custom_filename.txt
+    takes 2 'TestOutput$' hist -T 2 --on-threshold "$echo_output"
+    takes 2 '12$' hist -T 2 --on-threshold 'shell,command=echo -n 1' --on-threshold 'shell,command=echo 2'
+    takes 2 '1# RTLA timerlat histogram$' hist -T 2 --on-threshold "$fails" --on-threshold "$never"
+    # rtla itself goes on in this line with what it shows last.
+    takes 2 1 top -T 2 --on-threshold "$fails" --on-threshold "$never"
+    takes 0 'TestOutput$' hist -T 2 -d 3s --on-threshold "$echo_output" --on-threshold continue
+    takes 0 'TestOutput$' top -q -T 2 -d 3s --on-threshold "$echo_output" --on-threshold continue
+    takes 0 '  Saving trace to timerlat_trace.txt' hist -d 3s --on-end trace
+    takes 0 '  Saving trace to timerlat_trace.txt' top -d 3s --on-end trace
+    # Kernels before 7.2 cannot do it, and threads of our own can.
+    if [ ! -e $osnoise/timerlat_align_us ]; then
+        takes 0 'whylate: timerlat uses the bpf backend: .* cannot align' hist -A 100 -d 1s
+        takes 3 'whylate: cannot attach timerlat: .* cannot align' hist -k -A 100 -d 1s
+    fi
 }
 
 restart_the_tracer() {

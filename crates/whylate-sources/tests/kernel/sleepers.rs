@@ -21,6 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use whylate_model::WaitClass;
 
 /// What a place is called, a function of the kernel that it is in, and what it is waited for there.
@@ -85,6 +86,15 @@ impl Sleepers {
     /// What its threads have written.
     pub fn file(&self) -> Option<&File> {
         self.1.as_ref().map(tempfile::NamedTempFile::as_file)
+    }
+
+    /// The number of its thread of this name.
+    pub fn thread(&self, name: &str) -> Result<u32> {
+        let is_it = |tid: &&String| {
+            let comm = fs::read_to_string(format!("/proc/{}/task/{tid}/comm", self.pid()));
+            comm.is_ok_and(|comm| comm.trim_end() == name)
+        };
+        Ok(self.threads()?.iter().find(is_it).with_context(|| format!("no thread is named {name}"))?.parse()?)
     }
 
     /// The numbers of its threads.
@@ -161,6 +171,22 @@ pub fn run_if_asked() -> Result<()> {
             woken::start()?;
             wait_until_asleep(4)?;
         }
+        "crowded" => {
+            // Threads that never sleep, and one that does, on the last CPU.
+            sched_setaffinity(None, &last_of(&sched_getaffinity(None)?)?)?;
+            for _ in 0..of_each {
+                spawn("spins".to_owned(), || {
+                    loop {
+                        std::hint::spin_loop();
+                    }
+                })?;
+            }
+            spawn("sleeps".to_owned(), || {
+                loop {
+                    thread::sleep(Duration::from_millis(20));
+                }
+            })?;
+        }
         "churn" => {
             for _ in 0..of_each {
                 spawn("steady".to_owned(), sleep_in_nanosleep)?;
@@ -180,6 +206,14 @@ pub fn run_if_asked() -> Result<()> {
     loop {
         thread::park();
     }
+}
+
+/// The last one of these CPUs.
+pub fn last_of(cpus: &CpuSet) -> Result<CpuSet> {
+    let last = (0..CpuSet::MAX_CPU).rev().find(|&cpu| cpus.is_set(cpu)).context("there is no CPU")?;
+    let mut only = CpuSet::new();
+    only.set(last);
+    Ok(only)
 }
 
 /// Of each 10 ms, 7 ms in one place and 3 ms in another, by a clock that drifts away from none.

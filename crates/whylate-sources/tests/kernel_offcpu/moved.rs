@@ -16,10 +16,11 @@ use whylate_model::{Cause, CauseKind, LateEvent};
 use whylate_sources::clock::monotonic_ns;
 use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
 
+use crate::kernel::chance::in_rounds;
+use crate::kernel::is_emulated;
 use crate::kernel::late::{Places, stay_on};
 use crate::kernel::turn::turn_to_measure;
 use crate::kernel::urgent::be_urgent_on;
-use crate::kernel::{is_emulated, undisturbed};
 
 /// The CPU that it is moved to, in the environment; it is moved from the other one.
 const TO: &str = "WHYLATE_MOVED_TO";
@@ -93,7 +94,7 @@ fn a_wait_begins_with_the_wakeup_also_where_the_thread_is_moved() -> Result<()> 
         keep_evidence: true,
         ..OffcpuOptions::default()
     };
-    undisturbed(|| {
+    in_rounds(|| {
         let mut source = Offcpu.attach_with(&options)?;
         let output = Command::new(std::env::current_exe()?)
             .args(["--exact", "moved::moved_process", "--nocapture", "--test-threads=1"])

@@ -9,8 +9,9 @@ use anyhow::{Context, Result, ensure};
 use whylate_model::{Snapshot, Stack, WokenBy};
 use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
 
+use crate::kernel::chance::in_rounds;
+use crate::kernel::is_emulated;
 use crate::kernel::turn::turn_to_measure;
-use crate::kernel::{is_emulated, undisturbed};
 use crate::lost;
 use crate::sleepers::Sleepers;
 use crate::sleepers::woken::Waited;
@@ -42,7 +43,7 @@ fn a_wait_is_told_with_the_stack_of_who_ended_it() -> Result<()> {
     let sleepers = Sleepers::start_with("woken", 1, Some(tempfile::NamedTempFile::new()?))?;
     let file = sleepers.file().context("there is no file")?;
     let options = OffcpuOptions { process: Some(sleepers.pid()), wakers: true, ..OffcpuOptions::default() };
-    undisturbed(|| {
+    in_rounds(|| {
         let mut source = Offcpu.attach_with(&options)?;
         ensure!(source.backend().name == "trace", "{} tells no wakers", source.backend().name);
         source.snapshot()?;

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The bounds by which kernel tests are decided.
+
+#[allow(dead_code)]
+#[path = "kernel/chance.rs"]
+mod chance;
+
+use std::collections::BTreeMap;
+
+use chance::{Verdict, by_chance};
+
+/// Only the kernel tests ask.
+fn is_emulated() -> bool {
+    false
+}
+
+#[test]
+fn a_bound_is_exceeded_in_one_of_ten_thousand_runs() {
+    // One trial that nearly never fails, trials that fail at will, and none.
+    assert_eq!([by_chance(1, 1e-5), by_chance(10, 0.999), by_chance(0, 0.5)], [0, 10, 0]);
+    // Of 30 with 5 %: P(X > 6) = 5.7e-4, P(X > 7) = 8.5e-5. Of 200 with 1 %: P(X > 8) = 2.1e-4, P(X > 9) = 4.0e-5.
+    assert_eq!([by_chance(30, 0.05), by_chance(200, 0.01)], [7, 9]);
+    // So many that the chance of none is no number; three standard deviations and a half, by the normal distribution.
+    assert!((4_190..4_230).contains(&by_chance(16_000, 0.25)), "{}", by_chance(16_000, 0.25));
+}
+
+/// The verdict on rounds that pass where the letter is a `p`, and how many of them it took.
+fn verdict(rounds: &str) -> (Option<bool>, usize) {
+    let mut verdict = Verdict::new(0.05);
+    for (number, round) in (1..).zip(rounds.chars()) {
+        if let Some(holds) = verdict.after(round == 'p') {
+            return (Some(holds), number);
+        }
+    }
+    (None, rounds.len())
+}
+
+#[test]
+fn a_failed_round_has_to_be_outweighed() {
+    assert_eq!(verdict("p"), (Some(true), 1));
+    assert_eq!(verdict("ffff"), (Some(false), 4));
+    assert_eq!(verdict("fp"), (None, 2));
+    assert_eq!(verdict("fppp"), (Some(true), 4));
+    assert_eq!(verdict("ffpfpff"), (Some(false), 7));
+}
+
+#[test]
+fn what_is_right_fails_once_in_ten_thousand_runs() {
+    // The chance of each number of failed and of passed rounds that decides nothing, where one of twenty fails by chance.
+    let mut undecided = BTreeMap::from([((0, 0), 1.0)]);
+    let (mut wrong, mut right) = (0.0, 0.0);
+    for _ in 0..60 {
+        let mut next = BTreeMap::new();
+        for ((failed, passed), chance) in undecided {
+            for (failed, passed, of) in [(failed + 1, passed, 0.05), (failed, passed + 1, 0.95)] {
+                let mut verdict = Verdict::new(0.05);
+                let mut holds = None;
+                (0..failed).for_each(|_| holds = verdict.after(false));
+                (0..passed).for_each(|_| holds = verdict.after(true));
+                match holds {
+                    Some(true) => right += chance * of,
+                    Some(false) => wrong += chance * of,
+                    None => *next.entry((failed, passed)).or_insert(0.0) += chance * of,
+                }
+            }
+        }
+        undecided = next;
+    }
+    let open: f64 = undecided.values().sum();
+    assert!(wrong + open <= 1e-4 && right > 0.9999, "{wrong} and {open}, {right}");
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! When a comparison on a machine that others use as well has failed: by a bound whose chance of a false alarm is stated.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt::{self, Display, Formatter};
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use whylate_sources::AttachError;
+
+/// How often a test of something that is right may fail: in one of so many runs.
+const RUNS_A_FALSE_ALARM: f64 = 10_000.0;
+
+/// How many of `trials` may fail where each does so by chance with at most this probability, independently of the
+/// others. Of what is right, more fail in at most one of 10,000 runs.
+pub fn by_chance(trials: usize, probability: f64) -> usize {
+    // The binomial distribution, from its lower end, whose terms may be too small for a number: so their logarithms.
+    let odds = probability / (1.0 - probability);
+    let mut log_exactly = trials as f64 * (1.0 - probability).ln();
+    let mut at_most = log_exactly.exp();
+    let mut failures = 0;
+    while failures < trials && 1.0 - at_most > 1.0 / RUNS_A_FALSE_ALARM {
+        log_exactly += (odds * (trials - failures) as f64 / (failures + 1) as f64).ln();
+        at_most += log_exactly.exp();
+        failures += 1;
+    }
+    failures
+}
+
+/// What rounds of one comparison say: that it holds but by chance, that it does not, or nothing yet (Wald's sequential
+/// test). A failed round counts to the end: the passed ones have to outweigh it.
+///
+/// The product of likelihood ratios is a martingale where failures are by chance, so it ever reaches 10,000 in one of
+/// 10,000 runs (Ville's inequality). The price of a first round that passes and decides: a defect is found in each run where
+/// it shows in each round, in 56 % of the runs where it shows in 60 % of the rounds, and rarely where it shows seldom.
+/// What has to hold exactly belongs into an assertion, which no other round forgives.
+#[derive(Debug)]
+pub struct Verdict {
+    by_chance: f64,
+    log_ratio: f64,
+}
+
+/// How often a round fails where something is wrong, at least.
+const BY_DEFECT: f64 = 0.6;
+
+impl Verdict {
+    /// `by_chance` is how often a round fails where nothing is wrong, at most.
+    pub fn new(by_chance: f64) -> Verdict {
+        Verdict { by_chance, log_ratio: 0.0 }
+    }
+
+    /// Whether it holds; nothing where more rounds have to tell.
+    pub fn after(&mut self, passed: bool) -> Option<bool> {
+        let ratio = if passed { (1.0 - BY_DEFECT) / (1.0 - self.by_chance) } else { BY_DEFECT / self.by_chance };
+        self.log_ratio += ratio.ln();
+        if self.log_ratio < 0.0 {
+            return Some(true);
+        }
+        (self.log_ratio >= RUNS_A_FALSE_ALARM.ln()).then_some(false)
+    }
+}
+
+/// A round fails by chance where something else has the CPU between two readings that belong together.
+const ROUND_BY_CHANCE: f64 = 0.05;
+/// An emulated CPU stops at any time.
+const ROUND_BY_CHANCE_EMULATED: f64 = 0.15;
+/// A round that fails is not judged where the hypervisor has taken more of a CPU than this share, and more than a tick of
+/// the kernel's count.
+const TAKEN: f64 = 0.01;
+const TICK: Duration = Duration::from_millis(10);
+const UNJUDGED: u32 = 4;
+
+/// Of a round that tells nothing, since something else than what is tested was in its way.
+#[derive(Debug)]
+pub struct Unjudged(pub String);
+
+impl Display for Unjudged {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl Error for Unjudged {}
+
+/// Decides a comparison of times by rounds of it. A round that fails while the hypervisor takes CPU time, by the kernel's own
+/// count, is not judged, nor is one that says so itself ([`Unjudged`]). Where four are not, and none has failed, the
+/// comparison is skipped and says so.
+pub fn in_rounds(mut round: impl FnMut() -> Result<()>) -> Result<()> {
+    let mut verdict = Verdict::new(if super::is_emulated() { ROUND_BY_CHANCE_EMULATED } else { ROUND_BY_CHANCE });
+    let (mut rounds, mut unjudged, mut last) = (0, 0, None);
+    loop {
+        let (began, before) = (Instant::now(), stolen());
+        let outcome = round();
+        let refused = |error: &anyhow::Error| {
+            matches!(error.downcast_ref(), Some(AttachError::Unsupported(_) | AttachError::NotPermitted))
+        };
+        if outcome.as_ref().is_err_and(refused) {
+            // No other round gets further.
+            return outcome;
+        }
+        let stolen = stolen().saturating_sub(before);
+        let is_stolen = stolen > TICK && stolen.as_secs_f64() > TAKEN * began.elapsed().as_secs_f64();
+        let is_judged = match &outcome {
+            Ok(()) => true,
+            Err(error) => !is_stolen && !error.is::<Unjudged>(),
+        };
+        if let (false, Err(error)) = (is_judged, &outcome) {
+            unjudged += 1;
+            println!("not judged, the hypervisor took {stolen:?} meanwhile: {error:#}");
+            if unjudged < UNJUDGED {
+                continue;
+            }
+            return match last {
+                None => {
+                    println!("skipped: {error:#}");
+                    Ok(())
+                }
+                Some(failure) => Err(anyhow::Error::context(failure, "of the rounds that are judged all fail")),
+            };
+        }
+        rounds += 1;
+        let passed = outcome.is_ok();
+        if let Err(error) = outcome {
+            println!("a round fails: {error:#}");
+            last = Some(error);
+        }
+        match (verdict.after(passed), last.take()) {
+            (Some(true), _) => return Ok(()),
+            (Some(false), Some(error)) => return Err(error.context(format!("too many of {rounds} rounds fail"))),
+            (_, error) => last = error,
+        }
+    }
+}
+
+/// What the hypervisor has taken from all CPUs (proc_stat(5)).
+fn stolen() -> Duration {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks =
+        text.lines().next().and_then(|line| line.split_whitespace().nth(8)).and_then(|ticks| ticks.parse().ok());
+    Duration::from_millis(10).saturating_mul(ticks.unwrap_or(0))
+}
+
+/// How long each thread whose name begins so has waited for a CPU by now, by the scheduler's count
+/// (proc_pid_schedstat(5)).
+pub fn waited_for_a_cpu(name: &str) -> Result<BTreeMap<u32, Duration>> {
+    let mut waited = BTreeMap::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Some(tid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let is_named = fs::read_to_string(entry.path().join("comm")).is_ok_and(|comm| comm.starts_with(name));
+        // It may have ended meanwhile.
+        let Ok(text) = fs::read_to_string(entry.path().join("schedstat")) else { continue };
+        if is_named {
+            let ns = text.split_whitespace().nth(1).context("schedstat has three fields")?.parse()?;
+            waited.insert(tid, Duration::from_nanos(ns));
+        }
+    }
+    Ok(waited)
+}

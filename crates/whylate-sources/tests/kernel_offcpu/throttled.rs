@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A thread whose cgroup has used up its quota waits for that, whoever has its CPU meanwhile. The kernel's own count of throttled periods is the oracle.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::thread::{CpuSet, Pid, sched_setaffinity};
+use whylate_model::{CauseKind, LateEvent};
+use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
+
+use crate::kernel::chance::in_rounds;
+use crate::kernel::late::Places;
+use crate::kernel::turn::turn_to_measure;
+
+/// Of each 100 ms the process may run for so long: it is throttled for most of them, even where it shares its CPU with others.
+const QUOTA_US: u32 = 5_000;
+const LATE_NS: u64 = 20_000_000;
+const WATCHED: Duration = Duration::from_secs(1);
+
+/// A cgroup with a quota, gone at the end.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// Where the controller is in use: hierarchies are left as they are.
+    fn make() -> Result<Option<Self>> {
+        let name = format!("whylate-test-{}", std::process::id());
+        for parent in ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"].map(Path::new) {
+            if parent.join("cgroup.procs").exists() {
+                fs::create_dir(parent.join(&name))?;
+                let made = Cgroup(parent.join(&name));
+                // Without CONFIG_CFS_BANDWIDTH it is not there.
+                return Ok(fs::write(made.0.join("cpu.cfs_quota_us"), QUOTA_US.to_string()).is_ok().then_some(made));
+            }
+        }
+        let unified = Path::new("/sys/fs/cgroup");
+        let controllers = fs::read_to_string(unified.join("cgroup.subtree_control")).unwrap_or_default();
+        if !controllers.split_whitespace().any(|name| name == "cpu") {
+            return Ok(None);
+        }
+        fs::create_dir(unified.join(&name))?;
+        let made = Cgroup(unified.join(&name));
+        fs::write(made.0.join("cpu.max"), format!("{QUOTA_US} 100000"))?;
+        Ok(Some(made))
+    }
+
+    fn throttled_periods(&self) -> Result<u64> {
+        let stat = fs::read_to_string(self.0.join("cpu.stat"))?;
+        let count = stat.lines().find_map(|line| line.strip_prefix("nr_throttled "));
+        Ok(count.context("the kernel counts no throttled periods")?.parse()?)
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Whoever was in it may be on its way out.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Spins on one CPU until it is dropped.
+struct Spinner(Child);
+
+impl Spinner {
+    fn start(cpu: u32) -> Result<Self> {
+        let spinner = Spinner(Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn()?);
+        let mut only = CpuSet::new();
+        only.set(cpu as usize);
+        sched_setaffinity(Pid::from_raw(spinner.0.id() as i32), &only)?;
+        Ok(spinner)
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_throttled_wait_is_told_as_such_whoever_has_the_cpu() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+    let Some(cgroup) = Cgroup::make()? else {
+        println!("skipped: no cgroup may have a quota of CPU time here");
+        return Ok(());
+    };
+    let other = Spinner::start(places.disturbed)?;
+    let throttled = Spinner::start(places.disturbed)?;
+    fs::write(cgroup.0.join("cgroup.procs"), throttled.0.id().to_string())?;
+    let options =
+        OffcpuOptions { process: Some(throttled.0.id()), explain_over_ns: Some(LATE_NS), ..OffcpuOptions::default() };
+    in_rounds(|| {
+        let mut source = Offcpu.attach_with(&options)?;
+        let before = cgroup.throttled_periods()?;
+        sleep(WATCHED);
+        let periods = cgroup.throttled_periods()? - before;
+        let mut events: Vec<LateEvent> = Vec::new();
+        source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+        let of_kind = |event: &LateEvent, kind| -> u64 {
+            event.causes.iter().filter(|cause| cause.kind == kind).map(|cause| cause.ns).sum()
+        };
+        for event in &events {
+            let sum: u64 = event.causes.iter().map(|cause| cause.ns).sum();
+            ensure!(sum == event.latency_ns, "the causes of {} ns add up to {sum}", event.latency_ns);
+        }
+        // The other one has the CPU all the time.
+        let told =
+            events.iter().filter(|event| of_kind(event, CauseKind::Throttled) * 2 > event.latency_ns).count() as u64;
+        println!("{periods} throttled periods, {} long waits, {told} of them throttled", events.len());
+        ensure!(periods > 0 && told * 2 >= periods, "{told} of {periods} are told: {:?}", events.last());
+        Ok(())
+    })?;
+    drop((other, throttled));
+    Ok(())
+}

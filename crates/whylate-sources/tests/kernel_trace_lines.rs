@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What each source tells beside raw trace lines of the same time, as far as the kernel's tracepoints know it. (Work items:
+//! `kernel_wq`.)
+
+mod kernel;
+
+#[allow(dead_code)]
+#[path = "kernel/sleepers.rs"]
+mod sleepers;
+
+use std::ops::Range;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use kernel::chance::{by_chance, in_rounds};
+use kernel::is_emulated;
+use kernel::late::{Places, stay_on};
+use kernel::trace::{Line, Trace};
+use kernel::turn::turn_to_measure;
+use kernel::urgent::patching;
+use sleepers::Sleepers;
+use whylate_model::blame::Evidence;
+use whylate_model::sqpoll::is_thread;
+use whylate_model::{Histogram, Snapshot, Stack, WaitClass};
+use whylate_sources::Attached as _;
+use whylate_sources::clock::unix_ns_of;
+use whylate_sources::inject::sqpoll::{Load, Plan};
+use whylate_sources::irqsoff::{self, IrqsoffOptions};
+use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
+use whylate_sources::sqpoll::{self, SqpollOptions};
+use whylate_sources::timerlat::{self, TimerlatOptions};
+
+const MS_NS: u64 = 1_000_000;
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Between a program and the kernel's own record of the same event.
+const APART_US: u64 = 50;
+/// As a share of the time.
+const OFF: f64 = 0.03;
+
+/// Of many moments, nearly all have a line of the trace beside them. In between, a CPU may be stopped by whoever runs this
+/// machine: one of fifty times at most, and one of four where it is emulated.
+fn ensure_in_trace(what: &str, moments_ns: &[u64], lines: &[u64]) -> Result<()> {
+    let apart_us = |at_us: u64| {
+        let after = lines.partition_point(|&line| line < at_us);
+        let beside = [after.checked_sub(1), Some(after)];
+        beside.into_iter().flatten().filter_map(|place| lines.get(place)).map(|line| line.abs_diff(at_us)).min()
+    };
+    let all: Vec<u64> = moments_ns.iter().map(|ns| apart_us(ns / 1_000).unwrap_or(u64::MAX)).collect();
+    let apart = all.iter().filter(|&&apart_us| apart_us > APART_US).count();
+    println!("{what}: {} moments, {apart} more than {APART_US} us from {} trace lines", all.len(), lines.len());
+    let tolerated = by_chance(all.len(), if is_emulated() { 0.25 } else { 0.02 });
+    ensure!(all.len() >= 20 && apart <= tolerated, "{what}: {apart} of {} are not in the trace: {all:?}", all.len());
+    Ok(())
+}
+
+/// The time of a snapshot, on the trace's clock.
+fn span_us(snapshot: &Snapshot) -> Range<u64> {
+    let began_ns = snapshot.start_unix_ns - unix_ns_of(0);
+    began_ns / 1_000..(began_ns + snapshot.duration_ns) / 1_000
+}
+
+fn at_us(lines: &[Line], is_it: impl Fn(&Line) -> bool) -> Vec<u64> {
+    lines.iter().filter(|line| is_it(line)).map(|line| line.at_us).collect()
+}
+
+fn has(line: &Line, word: &str) -> bool {
+    line.fields.split_whitespace().any(|other| other == word)
+}
+
+#[test]
+fn activations_of_timerlat_are_in_the_trace() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+    let options = TimerlatOptions {
+        backend: Some("bpf".to_owned()),
+        cpus: vec![places.disturbed],
+        period_ns: 5 * MS_NS,
+        explain_over_ns: Some(1),
+        keep_evidence: true,
+        ..TimerlatOptions::default()
+    };
+    in_rounds(|| {
+        let trace = Trace::of(&["timer/hrtimer_expire_entry", "sched/sched_switch", "sched/sched_waking"])?;
+        let mut source = patching(|| timerlat::attach(&options))?;
+        thread::sleep(INTERVAL);
+        let mut seen = Vec::new();
+        source.drain_late(Duration::ZERO, &mut |event| {
+            if let Some(Evidence::Timer(of)) = event.evidence.as_deref() {
+                seen.push((of.irq_ns, of.thread_ns, of.tid));
+            }
+        })?;
+        patching(|| drop(source));
+        let lines = trace.finish_lines()?;
+        let tid = seen.first().context("no activation is told")?.2;
+        let there = |line: &Line| line.cpu == places.disturbed;
+        let timers = at_us(&lines, |line| there(line) && line.event == "hrtimer_expire_entry");
+        // Some machines hide switches away from the idle thread. Its wakeup is shortly before, and its next sleep shortly after.
+        let words = ["next_pid", "prev_pid", "pid"].map(|key| format!("{key}={tid}"));
+        let switches = at_us(&lines, |line| there(line) && words.iter().any(|word| has(line, word)));
+        ensure_in_trace("timers", &seen.iter().map(|of| of.0).collect::<Vec<_>>(), &timers)?;
+        ensure_in_trace("threads", &seen.iter().map(|of| of.1).collect::<Vec<_>>(), &switches)
+    })
+}
+
+#[test]
+fn ticks_of_irqsoff_are_those_of_the_trace() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+    let options = IrqsoffOptions {
+        backend: Some("ticks".to_owned()),
+        cpus: vec![places.disturbed],
+        period_ns: Some(if is_emulated() { 20 * MS_NS } else { MS_NS }),
+        // Ticks that are in time are counted too.
+        timer_test: true,
+        ..IrqsoffOptions::default()
+    };
+    in_rounds(|| {
+        stay_on(places.tool)?;
+        let trace = Trace::of(&["timer/hrtimer_expire_entry"])?;
+        let mut source = patching(|| irqsoff::attach(&options))?;
+        source.snapshot()?;
+        thread::sleep(INTERVAL);
+        let snapshot = source.snapshot()?;
+        patching(|| drop(source));
+        let is_heartbeat = |line: &Line| line.cpu == places.disturbed && has(line, "function=perf_swevent_hrtimer");
+        let span_us = span_us(&snapshot);
+        let traced =
+            at_us(&trace.finish_lines()?, is_heartbeat).iter().filter(|at| span_us.contains(at)).count() as u64;
+        let told: u64 =
+            snapshot.series.iter().filter_map(|of| of.histograms.get("lateness")).map(Histogram::count).sum();
+        println!("{told} ticks, {traced} in the trace; lost: {:?}", snapshot.lost);
+        // At both ends, what is counted while a snapshot is taken.
+        ensure!(told.abs_diff(traced) <= 3 + snapshot.lost["unseen"] && traced > 20, "{told} ticks, {traced} traced");
+        Ok(())
+    })
+}
+
+/// What the trace tells of a thread between two moments.
+#[derive(Debug, Default)]
+struct Traced {
+    on_cpu_ns: u64,
+    /// From when it went to sleep until it was woken.
+    asleep_ns: u64,
+    left: u64,
+}
+
+fn traced(lines: &[Line], tid: u32, span_ns: Range<u64>) -> Traced {
+    let mut traced = Traced::default();
+    let [comes, leaves, wakes] = ["next_pid", "prev_pid", "pid"].map(|key| format!("{key}={tid}"));
+    let (mut on_cpu_since, mut asleep_since, mut woken) = (None, None, None);
+    let part = |since: Option<u64>, until_ns: u64| {
+        since.map_or(0, |since: u64| until_ns.min(span_ns.end).saturating_sub(since.max(span_ns.start)))
+    };
+    for line in lines {
+        let at_ns = line.at_us * 1_000;
+        if line.event == "sched_waking" && has(line, &wakes) {
+            traced.asleep_ns += part(asleep_since.take(), at_ns);
+            woken = Some(at_ns);
+        } else if line.event == "sched_switch" && has(line, &comes) {
+            on_cpu_since = Some(at_ns);
+        } else if line.event == "sched_switch" && has(line, &leaves) {
+            // Some machines hide switches away from the idle thread: it had the CPU at once then.
+            traced.on_cpu_ns += part(on_cpu_since.take().or(woken), at_ns);
+            woken = None;
+            traced.left += u64::from(span_ns.contains(&at_ns));
+            asleep_since = (!line.fields.contains("prev_state=R")).then_some(at_ns);
+        }
+    }
+    traced.on_cpu_ns += part(on_cpu_since, span_ns.end);
+    traced.asleep_ns += part(asleep_since, span_ns.end);
+    traced
+}
+
+#[test]
+fn time_off_the_cpu_is_that_of_the_trace() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let sleepers = Sleepers::start("regular", 1)?;
+    let tid = sleepers.thread("regular")?;
+    let options = OffcpuOptions {
+        process: Some(sleepers.pid()),
+        by_thread: true,
+        backend: Some("trace".to_owned()),
+        ..OffcpuOptions::default()
+    };
+    in_rounds(|| {
+        let trace = Trace::of(&["sched/sched_switch", "sched/sched_waking"])?;
+        let mut source = patching(|| Offcpu.attach_with(&options))?;
+        source.snapshot()?;
+        thread::sleep(INTERVAL);
+        let snapshot = source.snapshot()?;
+        patching(|| drop(source));
+        let span_us = span_us(&snapshot);
+        let traced = traced(&trace.finish_lines()?, tid, span_us.start * 1_000..span_us.end * 1_000);
+        let is_off = |stack: &&Stack| stack.wait.as_ref().is_some_and(|wait| wait.class != WaitClass::OnCpu);
+        let mine = || snapshot.stacks.iter().filter(|stack| stack.labels["tid"] == tid.to_string()).filter(is_off);
+        let told_ns: u64 = mine().map(|stack| stack.weight_ns).sum();
+        let waits: u64 = mine().map(|stack| stack.waits).sum();
+        let share = |ns: u64| ns as f64 / snapshot.duration_ns as f64;
+        let (told, truth) = (share(told_ns), 1.0 - share(traced.on_cpu_ns));
+        println!("off its CPU {told:.4}, by the trace {truth:.4}; {waits} waits, {} switches", traced.left);
+        ensure!((told - truth).abs() < OFF, "off its CPU for {told}, by the trace {truth}");
+        ensure!(waits.abs_diff(traced.left) <= 3 && waits > 20, "{waits} waits, {} switches", traced.left);
+        Ok(())
+    })
+}
+
+/// What the other process runs.
+#[test]
+fn sleepers_process() -> Result<()> {
+    sleepers::run_if_asked()
+}
+
+#[test]
+fn sleep_of_a_submission_thread_is_that_of_the_trace() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let plan = Plan { duty: 0.1, period: Duration::from_millis(100), idle_ms: 10, ..Plan::default() };
+    let options =
+        SqpollOptions { backend: Some("bpf".to_owned()), pid: Some(std::process::id()), ..SqpollOptions::default() };
+    in_rounds(|| {
+        let mut source = patching(|| sqpoll::attach(&options))?;
+        let load = Load::start(&plan)?;
+        let trace = Trace::of(&["sched/sched_switch", "sched/sched_waking"])?;
+        // The first lines tell where the thread is.
+        thread::sleep(INTERVAL / 4);
+        source.snapshot()?;
+        // A look takes long where everything does, and a thread's time ends somewhere in it.
+        thread::sleep(if is_emulated() { 3 * INTERVAL } else { INTERVAL });
+        let snapshot = source.snapshot()?;
+        let span_us = span_us(&snapshot);
+        let traced = traced(&trace.finish_lines()?, load.tid(), span_us.start * 1_000..span_us.end * 1_000);
+        let tid = load.tid().to_string();
+        drop(load);
+        patching(|| drop(source));
+        let mut series = snapshot.series.iter().filter(|series| is_thread(series) && series.labels["tid"] == tid);
+        let series = series.next().context("the thread was not seen")?;
+        let (told, truth) = (series.values["sleeping"], traced.asleep_ns as f64 / snapshot.duration_ns as f64);
+        println!("asleep {told:.4}, by the trace {truth:.4}: {:?}", series.values);
+        let most = if is_emulated() { 2.0 * OFF } else { OFF };
+        ensure!((told - truth).abs() < most, "asleep for {told}, by the trace {truth}");
+        ensure!(truth > 0.1, "it does not sleep: {truth}");
+        Ok(())
+    })
+}

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What is tried on another kernel, and what has to come of it there.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::kernels::Expected;
+use crate::machine::Part;
+
+/// So many executions have to be compared for their share to mean anything.
+const ENOUGH: u64 = 3_000;
+
+/// What may differ on another kernel: its events, and programs at them. How counters are taken out and series are told apart is
+/// the same everywhere, and is tested on the running kernel.
+const WORK_ITEMS: &[&str] = &[
+    "a_source_that_is_dropped_leaves_no_program_behind",
+    "counts_and_maxima_per_handler_agree_with_the_trace",
+    "each_item_waits_for_the_busy_ones_before_it",
+    "every_item_over_the_threshold_is_a_late_event",
+    "items_beyond_max_active_wait_to_be_activated",
+    "ten_thousand_items_are_counted_ten_thousand_times",
+    "ten_thousand_late_events_are_all_reported_or_counted_as_lost",
+];
+
+/// Why a test does not apply on some kernels, or on none that is emulated.
+pub const NO_IRQS_OFF: &str = "bpf_local_irq_save";
+const NO_PREEMPTION: &str = "does not tell how long preemption is off";
+pub const NO_TIMER: &str = "PREEMPT_RT";
+pub const NO_TIMES: &str = "an emulated CPU stops at any time";
+const LATE: &str = "an emulated CPU is late all the time";
+
+/// The static program, and what each source tells beside another record of the same time.
+pub fn short(expected: &'static Expected) -> Vec<Part> {
+    let mut parts = of_program(expected);
+    parts.push(Part::tests("kernel_wq", &["counts_and_maxima_per_handler_agree_with_the_trace"], wq_agrees));
+    parts.push(Part::tests("kernel_trace_lines", &[], move |said| is_skipped_for(said, expected.no_trace_lines)));
+    parts
+}
+
+/// Everything.
+pub fn whole(expected: &'static Expected) -> Vec<Part> {
+    let mut parts = of_program(expected);
+    parts.push(Part::tests("kernel_trace_lines", &[], move |said| is_skipped_for(said, expected.no_trace_lines)));
+    parts.push(Part::tests("kernel_wq", WORK_ITEMS, move |said| {
+        is_skipped_for(said, if expected.injects { &[] } else { &["this kernel has no bpf_wq"] })?;
+        wq_agrees(said)
+    }));
+    parts.push(Part::tests("kernel_why", &[], move |said| is_skipped_for(said, expected.cannot_disturb)));
+    parts.push(Part::tests("kernel_timerlat", &[], move |said| timerlat_keeps_its_schedule(said, expected)));
+    parts.push(Part::tests("kernel_irqsoff", &[], move |said| irqsoff_blames_no_user_code(said, expected)));
+    parts.push(Part::tests("kernel_offcpu", &[], offcpu_tells_where_threads_wait));
+    if let Some(way) = expected.sqpoll {
+        parts.push(Part::tests("kernel_sqpoll", &[], move |said| sqpoll_tells_work(said, way)));
+        // Where work is told by samples (6.1) there is no function_graph tracer in instances, and the rest is as with rounds.
+        if way == "rounds" {
+            for program in ["kernel_sqpoll_namespace", "kernel_sqpoll_moved", "kernel_sqpoll_precise"] {
+                parts.push(Part::tests(program, &[], |said| is_skipped_for(said, &[])));
+            }
+        }
+    }
+    parts.push(Part::shell("offcpu --why", CROWDED, waits_for_a_cpu_are_explained));
+    let nothing_wrong = |said: &str| -> Result<()> {
+        ensure!(said.trim_end().ends_with("\n0 wrong") || said.trim() == "0 wrong", "something is wrong");
+        Ok(())
+    };
+    parts.extend(expected.of_tracer.iter().map(|&part| Part::script("tracer.sh", &[part], nothing_wrong)));
+    if expected.tells_preemption {
+        parts.push(Part::shell("the kernel's own tracers", TRACERS, the_kernels_tracer_sees_a_delay));
+        parts.push(Part::tests("kernel_irqsoff_delay", &[], delays_are_told));
+        for backend in ["tracer", "bpf"] {
+            let script = DELAYS.replace("@BACKEND@", backend);
+            parts.push(Part::shell(&format!("blame by {backend}"), &script, who_keeps_interrupts_off_is_blamed));
+        }
+    }
+    parts.extend(expected.of_irqsoff.iter().map(|words| Part::script("irqsoff.sh", words, nothing_wrong)));
+    parts
+}
+
+/// Of a machine with a kernel that has not been tried before: what the static program does there.
+fn of_program(expected: &'static Expected) -> Vec<Part> {
+    vec![
+        Part::shell("the program", "whylate wq --json -d 3s", move |said| program_says_what_it_uses(said, expected))
+            .before_probes(),
+        // On a terminal it shows its progress too.
+        Part::shell("all sources", "whylate --json -d 3s 2>/tmp/said || { cat /tmp/said; exit 1; }", all_sources_look),
+        Part::shell("selftest", "whylate selftest --json --force", move |said| selftest_passes(said, expected)),
+    ]
+}
+
+/// Three threads for two CPUs, while the static program tells who had one of them to wait.
+const CROWDED: &str = "
+    trap 'kill $(jobs -p)' EXIT
+    for number in 1 2 3; do
+        while :; do :; done &
+    done
+    whylate offcpu --json --why 1ms --worst 50 -d 3s
+";
+
+/// The first line that is JSON.
+fn json(said: &str) -> Result<Value> {
+    said.lines().find_map(|line| serde_json::from_str(line).ok()).context("it told nothing")
+}
+
+/// Each source measures or says why it does not, all on one account of the CPUs; what is blamed on somebody adds up to what was late.
+fn all_sources_look(said: &str) -> Result<()> {
+    let look = json(said)?;
+    let list = |name: &str| look[name].as_array().cloned().unwrap_or_default();
+    let names = |of: &[Value]| of.iter().filter_map(|of| of["source"].as_str().map(str::to_owned)).collect::<Vec<_>>();
+    let (measured, unmeasured) = (names(&list("sources")), names(&list("unmeasured")));
+    println!("{measured:?}, not measured: {:?}, weaker: {:?}", list("unmeasured"), list("weaker"));
+    for source in ["wq", "irqsoff", "offcpu", "timerlat"] {
+        ensure!(measured.iter().any(|name| name == source), "{source} does not measure");
+    }
+    ensure!(measured.len() + unmeasured.len() == 5, "there are five sources");
+    let sum = |of: &[Value], field: &str| of.iter().filter_map(|of| of[field].as_u64()).sum::<u64>();
+    let (late_ns, blamed_ns) = (sum(&list("sources"), "late_ns"), sum(&list("culprits"), "total_ns"));
+    ensure!(late_ns == blamed_ns, "{blamed_ns} ns are blamed on somebody, and {late_ns} ns were late");
+    Ok(())
+}
+
+/// Threads that wait for a CPU beside others, with causes that add up.
+fn waits_for_a_cpu_are_explained(said: &str) -> Result<()> {
+    let snapshot = json(said)?;
+    let late = snapshot["late"].as_array().context("no thread waited for a CPU")?;
+    let mut by_others = 0;
+    for event in late {
+        let causes = event["causes"].as_array().context("a wait has no causes")?;
+        let sum: u64 = causes.iter().filter_map(|cause| cause["ns"].as_u64()).sum();
+        ensure!(Some(sum) == event["latency_ns"].as_u64(), "the causes add up to {sum}: {event}");
+        by_others += usize::from(causes.iter().any(|cause| cause["kind"] == "thread"));
+    }
+    println!("{} waits for a CPU, {by_others} of them beside other threads", late.len());
+    ensure!(by_others > 0, "no thread is blamed");
+    Ok(())
+}
+
+/// What can be injected there is told right by the static program; the rest says why it cannot.
+fn selftest_passes(said: &str, expected: &Expected) -> Result<()> {
+    let told = json(said)?;
+    let checks = told["checks"].as_array().context("it checked nothing")?;
+    for check in checks {
+        println!("{check}");
+        let (verdict, reason) = (check["verdict"].as_str(), check["reason"].as_str().unwrap_or_default());
+        let is_known = expected.cannot_disturb.iter().any(|known| reason.contains(known));
+        ensure!(verdict == Some("pass") || (verdict == Some("skip") && is_known), "{check}");
+    }
+    ensure!(checks.len() >= 7, "only {} checks", checks.len());
+    Ok(())
+}
+
+/// The static program measures, and names its backend and why it is not the best one.
+fn program_says_what_it_uses(said: &str, expected: &Expected) -> Result<()> {
+    let snapshot = json(said)?;
+    ensure!(snapshot["backend"] == expected.backend, "the backend is {}", snapshot["backend"]);
+    let reason = said.lines().find(|line| line.starts_with("whylate: wq uses the "));
+    ensure!(reason.is_some() == (expected.backend != "fentry"), "the reason given is {reason:?}");
+    let seen = snapshot["series"].as_array().context("the snapshot has no series")?;
+    ensure!(!seen.is_empty(), "no work item was seen");
+    Ok(())
+}
+
+/// `9913 executions, 9913 matched (100.000 %), …`: the last round is the one that counts.
+fn wq_agrees(said: &str) -> Result<()> {
+    let summary = said.lines().rev().find_map(|line| {
+        let (executions, rest) = line.split_once(" executions, ")?;
+        let (matched, _) = rest.split_once(" matched (")?;
+        Some((executions.parse::<u64>().ok()?, matched.parse::<u64>().ok()?))
+    });
+    let (executions, matched) = summary.context("no executions were compared with the trace")?;
+    ensure!(executions >= ENOUGH, "only {executions} executions were compared with the trace");
+    ensure!(matched * 100 >= executions * 99, "{matched} of {executions} executions are matched");
+    Ok(())
+}
+
+fn timerlat_keeps_its_schedule(said: &str, expected: &Expected) -> Result<()> {
+    for threads in ["Kernel", "User"] {
+        let is_measured = said.contains(&format!("tracer {threads}: "));
+        ensure!(
+            is_measured != expected.of_tracer.is_empty(),
+            "the tracer's threads ({threads}) are measured: {is_measured}"
+        );
+    }
+    // Only where programs may be at the exit of a function; the tracer's own samples are always taken there.
+    let tells_ran = !said.contains("latency until it runs: false");
+    ensure!(tells_ran, "a thread's latency ends when it has the CPU");
+    // None of them is ever idle and in time; and disturbances are compared however often they stop.
+    let disturbances =
+        expected.cannot_disturb.iter().copied().filter(|reason| [NO_IRQS_OFF, NO_TIMER].contains(reason));
+    is_skipped_for(said, &disturbances.chain([LATE]).collect::<Vec<_>>())
+}
+
+/// But for windows of known length: its programs load, and late interrupts of user code are told as that.
+fn irqsoff_blames_no_user_code(said: &str, expected: &Expected) -> Result<()> {
+    ensure!(said.contains(" of them in user code"), "user code was never interrupted");
+    let lacking: &[&str] = if expected.tells_preemption { &[LATE] } else { &[LATE, NO_PREEMPTION] };
+    is_skipped_for(said, lacking)
+}
+
+/// But for what takes too many births of threads; there is no gdb to compare with.
+fn offcpu_tells_where_threads_wait(said: &str) -> Result<()> {
+    ensure!(said.contains(" births a second, lost: "), "no threads were born");
+    let emulated =
+        ["so many births take too long on an emulated CPU", "it needs two CPUs that are not emulated", NO_TIMES];
+    is_skipped_for(said, &[&emulated[..], &["gdb is not installed"]].concat())
+}
+
+/// But for what a busy emulated CPU does to waits.
+fn sqpoll_tells_work(said: &str, way: &str) -> Result<()> {
+    let first = said.lines().find_map(|line| line.split_once("work is told by ").map(|(_, way)| way));
+    ensure!(first == Some(way), "work is told by {first:?}");
+    is_skipped_for(said, &[LATE])
+}
+
+/// Turns interrupts off for 20 ms and prints what the kernel's own tracer saw, in microseconds.
+const TRACERS: &str = "
+    cd /sys/kernel/tracing
+    for tracer in irqsoff preemptoff preemptirqsoff wakeup hwlat osnoise timerlat function_graph; do
+        grep -qw $tracer available_tracers || { echo no $tracer; exit 1; }
+    done
+    echo irqsoff >current_tracer
+    echo 0 >tracing_max_latency
+    insmod /lib/modules/preemptirq_delay_test.ko test_mode=irq delay=20000
+    rmmod preemptirq_delay_test
+    cat tracing_max_latency
+    echo nop >current_tracer
+";
+
+fn the_kernels_tracer_sees_a_delay(said: &str) -> Result<()> {
+    let max_us: u64 = said.trim().parse().with_context(|| format!("it printed {said}"))?;
+    ensure!(max_us >= 20_000, "interrupts were off for 20 ms, and the tracer saw {max_us} us");
+    Ok(())
+}
+
+/// Each delay that the kernel's module makes is told, with its length and who made it.
+fn delays_are_told(said: &str) -> Result<()> {
+    let rows = said.lines().filter(|line| line.starts_with("row | events | ")).count();
+    // Four lengths in two modes.
+    ensure!(rows >= 8, "{rows} rows");
+    is_skipped_for(said, &[])
+}
+
+/// An emulated CPU, and loading a module, keep others waiting for half as long.
+const LONG_NS: u64 = 45_000_000;
+const DELAYS_MADE: usize = 30;
+/// A kernel's own module keeps interrupts off. The machine's output goes through an emulated serial port, whose interrupt
+/// takes longer than that for a long line: there is none meanwhile.
+const DELAYS: &str = "
+    whylate timerlat top --backend @BACKEND@ -c 1 --json --why 10ms -d 30 >/tmp/out &
+    measuring=$!
+    sleep 4
+    for number in $(seq 30); do
+        insmod /lib/modules/preemptirq_delay_test.ko test_mode=irq delay=50000 cpu_affinity=1
+        rmmod preemptirq_delay_test
+        sleep 0.3
+    done
+    kill -INT $measuring 2>/dev/null || true
+    wait $measuring || true
+    cat /tmp/out
+";
+
+/// Whoever keeps interrupts off for 50 ms is blamed for late activations.
+fn who_keeps_interrupts_off_is_blamed(said: &str) -> Result<()> {
+    let snapshots = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let late: Vec<Value> =
+        snapshots.flat_map(|snapshot| snapshot["late"].as_array().cloned().unwrap_or_default()).collect();
+    let long = late.iter().filter(|event| event["latency_ns"].as_u64() >= Some(LONG_NS));
+    let (mut events, mut right) = (0, 0);
+    for event in long {
+        let causes = event["causes"].as_array().map_or(&[][..], Vec::as_slice);
+        let sum: u64 = causes.iter().filter_map(|cause| cause["ns"].as_u64()).sum();
+        ensure!(event["latency_ns"] == sum, "the causes add up to {sum}: {event}");
+        let first = causes.first().unwrap_or(&Value::Null);
+        let who = first["who"].as_str().unwrap_or_default();
+        events += 1;
+        if first["kind"] == "irqs_off" && who.starts_with("irq_test:") {
+            right += 1;
+        } else {
+            println!("another cause: {event}");
+        }
+    }
+    println!("{right} of {events} name who kept interrupts off");
+    ensure!(events >= DELAYS_MADE * 9 / 10, "only {events} activations were late of {DELAYS_MADE}");
+    ensure!(right * 100 >= events * 95, "too few are right");
+    Ok(())
+}
+
+/// Tests were skipped for each of these reasons, and for no other.
+fn is_skipped_for(said: &str, reasons: &[&str]) -> Result<()> {
+    let skipped: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("skipped: ")).collect();
+    let other = skipped.iter().find(|skipped| !reasons.iter().any(|reason| skipped.contains(reason)));
+    ensure!(other.is_none(), "a test was skipped: {other:?}");
+    let unsaid = reasons.iter().find(|&reason| !skipped.iter().any(|skipped| skipped.contains(reason)));
+    ensure!(unsaid.is_none(), "no test was skipped for this reason: {unsaid:?}");
+    Ok(())
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a machine printed, part by part, and what its kernel said meanwhile.
+
+use std::collections::BTreeMap;
+
+/// A kernel changes its code under a breakpoint, tells all CPUs, and forgets the breakpoint. A CPU that QEMU 7.2 emulates
+/// in a thread of its own can run the translated breakpoint once more after that, rarely, and its kernel panics. (QEMU
+/// 8.1 and later locks a page while it translates from it.) Or that CPU runs it again and again, where kprobes take it
+/// for one that was just removed, and the kernel ends when RCU has waited for that CPU for too long.
+const EMULATOR_FAULTS: [&str; 2] = ["Oops: int3: ", ":asm_exc_int3+"];
+/// Of time that an emulated CPU did not get, as a kernel says it; it ends by itself after the last of them.
+const TOO_LATE: [&str; 3] = ["soft lockup", "workqueue lockup", "RCU Stall"];
+/// In front of a part's name on the console.
+const PART: &str = "whylate-part: ";
+
+/// What a part printed.
+#[derive(Debug, Default, PartialEq)]
+pub struct Record {
+    pub text: String,
+    /// `None` where the machine ended before.
+    pub status: Option<i32>,
+    pub seconds: f64,
+}
+
+/// The records of all parts that have begun, by their names.
+pub fn of_parts(text: &str, mark: &str) -> BTreeMap<String, Record> {
+    let mut records: BTreeMap<String, Record> = BTreeMap::new();
+    let (mut now, mut ended_s) = (None, 0.0);
+    for line in text.lines() {
+        let Some(marked) = line.strip_prefix(mark) else {
+            if let Some(record) = now.as_ref().and_then(|name| records.get_mut(name)) {
+                record.text.extend([line, "\n"]);
+            }
+            continue;
+        };
+        if let Some(name) = marked.strip_prefix(" begin ") {
+            records.insert(name.to_owned(), Record::default());
+            now = Some(name.to_owned());
+        } else if let Some((status, rest)) = marked.strip_prefix(" end ").and_then(|rest| rest.split_once(' '))
+            && let Some((uptime, name)) = rest.split_once(' ')
+            && let Some(record) = records.get_mut(name)
+        {
+            let uptime_s: f64 = uptime.parse().unwrap_or(0.0);
+            record.status = status.parse().ok();
+            record.seconds = uptime_s - ended_s;
+            (now, ended_s) = (None, uptime_s);
+        }
+    }
+    records
+}
+
+pub fn faults_of_emulator(console: &str) -> bool {
+    EMULATOR_FAULTS.iter().any(|fault| console.contains(fault))
+}
+
+/// The part of the first line for which this is true.
+fn part_of_line(console: &str, is_it: impl Fn(&str) -> bool) -> Option<(&str, Option<&str>)> {
+    let mut part = None;
+    for line in console.lines() {
+        if let Some((_, name)) = line.split_once(PART) {
+            part = Some(name.trim_end());
+        } else if is_it(line) {
+            return Some((line, part));
+        }
+    }
+    None
+}
+
+/// The first line in which a kernel complains, but of time, and the part in which it does.
+pub fn complaint(console: &str) -> Option<(&str, Option<&str>)> {
+    let complaints = ["WARNING: ", "BUG: ", "Oops: ", "general protection fault"];
+    part_of_line(console, |line| {
+        complaints.iter().any(|complaint| line.contains(complaint)) && !TOO_LATE.iter().any(|late| line.contains(late))
+    })
+}
+
+/// The part in which a kernel says that a CPU did not get on.
+pub fn is_too_late(console: &str) -> Option<Option<&str>> {
+    part_of_line(console, |line| TOO_LATE.iter().any(|late| line.contains(late))).map(|(_, part)| part)
+}
+
+/// Without capturing, a test's name stands before the first line that it prints, and its result in a line by itself.
+const NAME_ENDS: &str = " ... ";
+
+pub fn passed_tests(output: &str) -> impl Iterator<Item = String> {
+    let mut name = None;
+    output.lines().filter_map(move |line| {
+        let mut rest = line;
+        if let Some((begun, after)) = line.strip_prefix("test ").and_then(|line| line.split_once(NAME_ENDS)) {
+            (name, rest) = (Some(begun), after);
+        }
+        if rest == "ok" { name.take().map(str::to_owned) } else { None }
+    })
+}
+
+pub fn without_names(output: &str) -> String {
+    let rest = |line: &str| match line.strip_prefix("test ").and_then(|line| line.split_once(NAME_ENDS)) {
+        Some((_, rest)) => format!("{rest}\n"),
+        None => format!("{line}\n"),
+    };
+    output.lines().map(rest).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_told_apart_and_one_that_was_interrupted_has_no_status() {
+        let text = "noise\nMARK begin a b\nsaid\n\nMARK end 0 12.5 a b\nbetween\nMARK begin c\nsaid too\nMARK end 3 20.5 c\n\
+                    MARK begin d\nlast";
+        let records = of_parts(text, "MARK");
+        let expected =
+            [("a b", "said\n\n", Some(0), 12.5), ("c", "said too\n", Some(3), 8.0), ("d", "last\n", None, 0.0)];
+        let expected = expected
+            .map(|(name, text, status, seconds)| (name.to_owned(), Record { text: text.to_owned(), status, seconds }));
+        assert_eq!(records, BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn complaints_of_time_alone_are_no_complaints() {
+        let late = "[  9.0] whylate-part: a b\n[  9.1] BUG: workqueue lockup - pool cpus=1 stuck for 31s!\n\
+                    [  9.2] Kernel panic - not syncing: RCU Stall\n";
+        assert_eq!((complaint(late), is_too_late(late)), (None, Some(Some("a b"))));
+        let oops = "[  9.3] Oops: general protection fault, 0000 [#1]";
+        assert_eq!(complaint(&format!("{late}[ 9.2] whylate-part: c\n{oops}\n")), Some((oops, Some("c"))));
+        let warning = "[  0.4] WARNING: CPU: 0 PID: 1 at kernel/x.c:1";
+        assert_eq!((complaint(warning), is_too_late(warning)), (Some((warning, None)), None));
+    }
+
+    #[test]
+    fn what_tests_say_is_told_from_their_names() {
+        let output = "test a ... ok\ntest b ... skipped: no\nok\ntest c ... 5 executions\nFAILED\ntest d ... ";
+        assert_eq!(passed_tests(output).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(without_names(output), "ok\nskipped: no\nok\n5 executions\nFAILED\n\n");
+    }
+}
