@@ -29,6 +29,8 @@ pub enum Root {
 pub enum Kind {
     /// Whose stack it is.
     Label,
+    /// That the thread could run: its stack tells what it did before, and not what it waits for.
+    Runnable,
     /// A function of the program.
     User,
     /// What stands between user and kernel, and between a stack and its waker's.
@@ -62,6 +64,7 @@ pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
     if let (Root::Thread, Some(tid)) = (root, stack.labels.get("tid")) {
         frames.push(Frame { kind: Kind::Label, name: safe(tid) });
     }
+    frames.extend(runnable(stack).map(|class| Frame { kind: Kind::Runnable, name: class.frame() }));
     frames.extend(stack.user.iter().rev().map(|name| Frame { kind: Kind::User, name: safe(name) }));
     if !stack.user.is_empty() && !stack.kernel.is_empty() {
         frames.push(Frame { kind: Kind::Between, name: BETWEEN.to_owned() });
@@ -69,6 +72,17 @@ pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
     frames.extend(stack.kernel.iter().rev().map(|name| Frame { kind: Kind::Kernel, name: safe(name) }));
     frames.extend(stack.waker.iter().flat_map(frames_of_waker));
     frames
+}
+
+/// What a thread that could run waits for: a CPU, or its cgroup's next share of them.
+pub fn runnable(stack: &Stack) -> Option<WaitClass> {
+    let class = stack.wait.as_ref()?.class;
+    matches!(class, WaitClass::Cpu | WaitClass::Throttled).then_some(class)
+}
+
+/// Whether the stack is of a thread of the kernel that has nothing to do.
+pub fn is_idle_kernel_thread(stack: &Stack) -> bool {
+    stack.labels.contains_key("kernel") && stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Idle)
 }
 
 fn frames_of_waker(waker: &Waker) -> Vec<Frame> {
@@ -174,6 +188,23 @@ mod tests {
                 "p;main;read;-;pipe_read;--;[not woken yet] 1",
                 "p;main;read;-;pipe_read;--;pipe_write;ksys_write;-;write;ring;b: 1",
                 "p;main;read;-;pipe_read;--;process_one_work;kworker 1",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_thread_that_could_run_is_not_in_the_sleep_before() {
+        let of = |class| Stack {
+            wait: Some(Wait { class, rule: String::new() }),
+            ..stack("p", &["read", "main"], &["pipe_read"], 1_000)
+        };
+        let stacks = [of(WaitClass::Pipe), of(WaitClass::Cpu), of(WaitClass::Throttled)];
+        assert_eq!(
+            lines(&stacks, Root::Process),
+            [
+                "p;[throttled by cgroup];main;read;-;pipe_read 1",
+                "p;[waiting for a CPU];main;read;-;pipe_read 1",
+                "p;main;read;-;pipe_read 1",
             ]
         );
     }

@@ -25,7 +25,17 @@ pub enum Names {
     Thread,
 }
 
-/// Counts by stack, frames in the order in which the tool writes them.
+/// In which order the frames of a stack stand in a line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// From the outermost function on, as in flame graphs.
+    #[default]
+    RootFirst,
+    /// From the innermost function on, as procstat prints them: what waits in the same place stands together, whoever called it.
+    LeafFirst,
+}
+
+/// Counts by stack, frames from the outermost on, whichever way round the tool writes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Imported {
     /// Labels and frames, with how often they were seen.
@@ -64,19 +74,18 @@ impl Imported {
         self.unread += other.unread;
     }
 
-    /// Folded lines with counts; the frames as they came, or the other way round.
-    pub fn lines(&self, reversed: bool) -> Vec<String> {
-        self.stacks
-            .iter()
-            .map(|((labels, frames), count)| {
-                let mut frames = frames.clone();
-                if reversed {
-                    frames.reverse();
-                }
-                let all: Vec<&str> = labels.iter().chain(&frames).map(String::as_str).collect();
-                format!("{} {count}", all.join(";"))
-            })
-            .collect()
+    /// Folded lines with counts: labels, then frames in this order. Sorted.
+    pub fn lines(&self, order: Order) -> Vec<String> {
+        let line = |((labels, frames), count): (&(Vec<String>, Vec<String>), &u64)| {
+            let mut all: Vec<&str> = labels.iter().chain(frames).map(String::as_str).collect();
+            if order == Order::LeafFirst {
+                all[labels.len()..].reverse();
+            }
+            format!("{} {count}", all.join(";"))
+        };
+        let mut lines: Vec<String> = self.stacks.iter().map(line).collect();
+        lines.sort_unstable();
+        lines
     }
 
     fn count(&mut self, labels: Vec<String>, frames: Vec<String>, times: u64) {
@@ -114,7 +123,7 @@ impl Imported {
                 continue;
             }
             if !frames.is_empty() {
-                // From the outermost on, as in flame graphs.
+                // The kernel prints the innermost one first.
                 let outermost_first: Vec<String> = std::mem::take(&mut frames).into_iter().rev().collect();
                 let labels = if names == Names::Nothing { Vec::new() } else { label.take().into_iter().collect() };
                 self.count(labels, outermost_first, 1);
@@ -141,6 +150,7 @@ impl Imported {
 struct ProcstatThread {
     process: String,
     name: String,
+    /// The outermost one first.
     frames: Vec<String>,
 }
 
@@ -171,7 +181,7 @@ fn procstat_line(line: &str, stack_column: Option<usize>) -> Option<ProcstatThre
             (rest[..at].join(" "), rest[at..].to_vec())
         }
     };
-    let frames = frames.into_iter().map(crate::folded::safe).collect();
+    let frames = frames.into_iter().rev().map(crate::folded::safe).collect();
     Some(ProcstatThread { process: crate::folded::safe(process), name: crate::folded::safe(&name), frames })
 }
 
@@ -207,7 +217,7 @@ mod tests {
     #[test]
     fn procstat_gives_the_lines_of_the_shell_that_is_in_use_for_it() {
         for text in [PADDED.to_owned(), squeezed(PADDED)] {
-            let read = |names| Imported::read(&text, names).expect("it is procstat's").lines(false);
+            let read = |names| Imported::read(&text, names).expect("it is procstat's").lines(Order::LeafFirst);
             assert_eq!(
                 read(Names::Nothing),
                 [
@@ -245,28 +255,38 @@ mod tests {
     fn each_file_is_a_sample() {
         let mut all = Imported::read(PADDED, Names::Process).expect("it is procstat's");
         all.merge(Imported::read(PADDED, Names::Process).expect("it is procstat's"));
-        assert!(all.lines(false).contains(&"kernel;mi_switch;sleepq_timedwait;_sleep;swapper;btext 2".to_owned()));
+        assert!(
+            all.lines(Order::RootFirst)
+                .contains(&"kernel;btext;swapper;_sleep;sleepq_timedwait;mi_switch 2".to_owned())
+        );
     }
 
     #[test]
-    fn the_outermost_frame_can_come_first() {
-        let read = Imported::read(PADDED, Names::Process).expect("it is procstat's");
-        assert_eq!(read.lines(true)[0], "kernel;btext;swapper;_sleep;sleepq_timedwait;mi_switch 1");
+    fn the_outermost_frame_comes_first_in_every_form() {
+        let dump = "==> kernel <==\n[<0>] mi_switch+0x1/0x2\n[<0>] _sleep+0x1/0x2\n[<0>] btext+0x1/0x2\n";
+        let procstat = "0 100000 kernel swapper mi_switch _sleep btext\n";
+        for text in [dump, procstat, "kernel;btext;_sleep;mi_switch 1\n"] {
+            let read = Imported::read(text, Names::Process).expect("it is one of the forms");
+            assert_eq!(read.lines(Order::RootFirst), ["kernel;btext;_sleep;mi_switch 1"]);
+        }
+        let leaf_first = |text| Imported::read(text, Names::Process).expect("a form").lines(Order::LeafFirst);
+        assert_eq!(leaf_first(dump), ["kernel;mi_switch;_sleep;btext 1"]);
+        assert_eq!(leaf_first(procstat), leaf_first(dump));
     }
 
     #[test]
     fn dumps_of_linux_have_a_stack_after_each_heading() {
         let text = "==> /proc/1/stack <==\n[<0>] do_epoll_wait+0x6c/0x90\n[<0>] f+0x1/0x2 [ext4]\n\n\
                     [<0>] pipe_read+0x1/0x2\n";
-        let read = |names| Imported::read(text, names).expect("it is a dump").lines(false);
-        assert_eq!(read(Names::Process), ["pipe_read 1", "/proc/1/stack;f;do_epoll_wait 1"]);
+        let read = |names| Imported::read(text, names).expect("it is a dump").lines(Order::RootFirst);
+        assert_eq!(read(Names::Process), ["/proc/1/stack;f;do_epoll_wait 1", "pipe_read 1"]);
         assert_eq!(read(Names::Nothing), ["f;do_epoll_wait 1", "pipe_read 1"]);
     }
 
     #[test]
     fn folded_lines_stay_as_they_are() {
         let read = Imported::read("a;b c;d 3\n# comment\na;b c;d 4\nbroken\n", Names::Process).expect("folded");
-        assert_eq!((read.lines(false), read.unread), (vec!["a;b c;d 7".to_owned()], 1));
+        assert_eq!((read.lines(Order::RootFirst), read.unread), (vec!["a;b c;d 7".to_owned()], 1));
     }
 
     #[test]
@@ -278,7 +298,7 @@ mod tests {
         #[test]
         fn no_text_makes_it_fail(text in "(?s).*") {
             if let Ok(read) = Imported::read(&text, Names::Thread) {
-                prop_assert!(read.lines(false).iter().all(|line| !line.contains('\n')));
+                prop_assert!(read.lines(Order::RootFirst).iter().all(|line| !line.contains('\n')));
             }
         }
 

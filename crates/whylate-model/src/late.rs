@@ -78,6 +78,8 @@ pub enum CauseKind {
     Wakeup,
     /// The hypervisor ran something else.
     Steal,
+    /// CPU bandwidth control kept the thread from every CPU: its cgroup had used up its quota (`cpu.max`).
+    Throttled,
     /// It cannot be told apart.
     Unknown,
 }
@@ -97,6 +99,7 @@ impl CauseKind {
             CauseKind::IdleExit => "idle_exit",
             CauseKind::Wakeup => "wakeup",
             CauseKind::Steal => "steal",
+            CauseKind::Throttled => "throttled",
             CauseKind::Unknown => "unknown",
         }
     }
@@ -109,10 +112,11 @@ mod tests {
     #[test]
     fn names_are_those_of_json() {
         use CauseKind::{
-            IdleExit, Irq, IrqsOff, MaxActive, Nmi, PreemptOff, Softirq, Steal, Thread, Unknown, Wakeup, Work,
+            IdleExit, Irq, IrqsOff, MaxActive, Nmi, PreemptOff, Softirq, Steal, Thread, Throttled, Unknown, Wakeup,
+            Work,
         };
-        for kind in [IrqsOff, PreemptOff, Irq, Softirq, Nmi, Thread, Work, MaxActive, IdleExit, Wakeup, Steal, Unknown]
-        {
+        let of_cpu = [IrqsOff, PreemptOff, Irq, Softirq, Nmi, Thread, Work, MaxActive];
+        for kind in of_cpu.into_iter().chain([IdleExit, Wakeup, Steal, Throttled, Unknown]) {
             assert_eq!(serde_json::to_value(kind).expect("a name"), kind.name());
         }
     }

@@ -13,6 +13,7 @@ pub mod import;
 pub mod irqsoff;
 pub mod late;
 pub mod look;
+pub mod lost;
 pub mod occupancy;
 pub mod selftest;
 pub mod snapshot;

@@ -85,8 +85,11 @@ pub struct Headline {
     pub max_ns: u64,
     /// From where on one is late.
     pub late_from_ns: u64,
-    /// How many were, as far as they were explained. Of `offcpu`, how many waits for a CPU, which have their own limit ([`late_from_ns`]).
+    /// How many were, as far as they were explained. Where there is [`Headline::late_of`], how many of those.
     pub late: u64,
+    /// What `late` and `late_ns` count, where that is something else than the figures are of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late_of: Option<LateOf>,
     /// How long these were in all.
     pub late_ns: u64,
     /// Whether any was.
@@ -97,6 +100,17 @@ pub struct Headline {
     /// Events that could not be counted, by reason; those that did not occur are left out.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lost: BTreeMap<String, u64>,
+}
+
+/// What a source judges beside what its figures are of: only what is late of it is seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LateOf {
+    /// What it is.
+    pub of: String,
+    /// From where on one is late.
+    pub late_from_ns: u64,
+    /// The longest that was late; 0 where none was.
+    pub max_ns: u64,
 }
 
 /// A late event and whose it is.
@@ -149,7 +163,15 @@ pub struct Unmeasured {
 pub struct Gatherer {
     culprits: BTreeMap<(CauseKind, String), BTreeMap<String, Victims>>,
     worst: BTreeMap<String, Option<Worst>>,
-    late: BTreeMap<String, (u64, u64)>,
+    late: BTreeMap<String, Lates>,
+}
+
+/// Late events of one source.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lates {
+    count: u64,
+    total_ns: u64,
+    max_ns: u64,
 }
 
 impl Gatherer {
@@ -158,9 +180,10 @@ impl Gatherer {
         if event.latency_ns < late_from_ns(source) {
             return;
         }
-        let (count, total_ns) = self.late.entry(source.to_owned()).or_default();
-        *count += 1;
-        *total_ns = total_ns.saturating_add(event.latency_ns);
+        let lates = self.late.entry(source.to_owned()).or_default();
+        lates.count += 1;
+        lates.total_ns = lates.total_ns.saturating_add(event.latency_ns);
+        lates.max_ns = lates.max_ns.max(event.latency_ns);
         let mut by_whom: BTreeMap<(CauseKind, &str), u64> = BTreeMap::new();
         for cause in &event.causes {
             *by_whom.entry((cause.kind, &cause.who)).or_default() += cause.ns;
@@ -182,10 +205,7 @@ impl Gatherer {
     pub fn finish(self, snapshots: &[Snapshot], unmeasured: Vec<Unmeasured>) -> Look {
         let mut sources: Vec<Headline> = snapshots
             .iter()
-            .map(|snapshot| {
-                let (late, late_ns) = self.late.get(&snapshot.source).copied().unwrap_or_default();
-                headline(snapshot, late, late_ns)
-            })
+            .map(|snapshot| headline(snapshot, self.late.get(&snapshot.source).copied().unwrap_or_default()))
             .collect();
         sources.sort_by_key(|headline| (!headline.is_late, Reverse(headline.late_ns)));
         let mut worst: Vec<Sighting> = self
@@ -224,16 +244,17 @@ impl Gatherer {
     }
 }
 
-fn headline(snapshot: &Snapshot, late: u64, late_ns: u64) -> Headline {
+fn headline(snapshot: &Snapshot, lates: Lates) -> Headline {
     let late_from_ns = late_from_ns(&snapshot.source);
     let (of, figures) = figures(snapshot);
     let mut remark = String::new();
     // Waits for a CPU are no part of its figures.
-    let late_from_ns = if snapshot.source == "offcpu" { STUCK_FROM_NS } else { late_from_ns };
-    let mut is_late = late > 0 || figures.max_ns() >= late_from_ns;
-    if snapshot.source == "offcpu" && late > 0 {
-        remark = format!("{of}; late: waits for a CPU from {} ms on", self::late_from_ns("offcpu") / 1_000_000);
-    }
+    let waits = "threads that can run, until they have a CPU".to_owned();
+    let (late_from_ns, late_of) = match snapshot.source.as_str() {
+        "offcpu" => (STUCK_FROM_NS, Some(LateOf { of: waits, late_from_ns, max_ns: lates.max_ns })),
+        _ => (late_from_ns, None),
+    };
+    let mut is_late = lates.count > 0 || figures.max_ns() >= late_from_ns;
     if snapshot.source == "sqpoll" {
         let starved =
             |series: &&crate::Series| series.values.get("starved").is_some_and(|&share| share >= STARVED_FROM);
@@ -251,8 +272,9 @@ fn headline(snapshot: &Snapshot, late: u64, late_ns: u64) -> Headline {
         p99_ns: figures.quantile_ns(0.99),
         max_ns: figures.max_ns(),
         late_from_ns,
-        late,
-        late_ns,
+        late: lates.count,
+        late_ns: lates.total_ns,
+        late_of,
         is_late,
         remark,
         lost: snapshot.lost.iter().filter(|(_, count)| **count > 0).map(|(why, count)| (why.clone(), *count)).collect(),
@@ -344,6 +366,19 @@ mod tests {
         let look = gatherer.finish(&[snapshot("timerlat", "thread", &[], &[9_000_000])], Vec::new());
         let told: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
         assert_eq!(told, look.sources[0].late_ns);
+    }
+
+    #[test]
+    fn waits_for_a_cpu_are_not_judged_as_uninterruptible_sleep() {
+        let mut gatherer = Gatherer::default();
+        gatherer.add("offcpu", late(30_000_000, &[(CauseKind::Thread, "hog:7", 30_000_000)]));
+        gatherer.add("offcpu", late(90_000_000, &[(CauseKind::Thread, "hog:7", 90_000_000)]));
+        let look = gatherer.finish(&[Snapshot::new("offcpu", "sample", "host", 7)], Vec::new());
+        let offcpu = &look.sources[0];
+        assert_eq!((offcpu.count, offcpu.late_from_ns, offcpu.late), (0, STUCK_FROM_NS, 2));
+        assert!(offcpu.is_late && offcpu.remark.is_empty());
+        let late_of = offcpu.late_of.as_ref().expect("it has waits");
+        assert_eq!((late_of.late_from_ns, late_of.max_ns), (20_000_000, 90_000_000));
     }
 
     #[test]

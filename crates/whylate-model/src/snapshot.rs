@@ -88,15 +88,29 @@ impl Snapshot {
         }
     }
 
-    /// The series merged by one label: all series with the same value of `label` become one, sorted by that value.
+    /// The series merged by one label: all series with the same value of `label` become one, sorted by that value. Their other labels list
+    /// each value once, separated by commas; a comma within a value has a backslash before it.
     pub fn merged_by(&self, label: &str) -> Vec<Series> {
-        let mut merged: BTreeMap<&str, Series> = BTreeMap::new();
+        let mut merged: BTreeMap<&str, (Series, BTreeMap<&str, Vec<&str>>)> = BTreeMap::new();
         for series in &self.series {
             let value = series.labels.get(label).map_or("", String::as_str);
-            let into = merged.entry(value).or_insert_with(|| Series { labels: Labels::new(), ..Series::default() });
+            let (into, labels) = merged.entry(value).or_default();
             into.absorb(series);
+            for (name, value) in &series.labels {
+                let values = labels.entry(name).or_default();
+                if !values.contains(&value.as_str()) {
+                    values.push(value);
+                }
+            }
         }
-        merged.into_values().collect()
+        let series = merged.into_values().map(|(series, labels)| {
+            let listed = |(name, values): (&str, Vec<&str>)| {
+                let text = if name == label { values.concat() } else { list(&values) };
+                (name.to_owned(), text)
+            };
+            Series { labels: labels.into_iter().map(listed).collect(), ..series }
+        });
+        series.collect()
     }
 
     /// The distribution `name` over all series.
@@ -109,17 +123,15 @@ impl Snapshot {
     }
 }
 
+/// Values in one text that tells them apart whatever they hold.
+fn list(values: &[&str]) -> String {
+    let escaped: Vec<String> = values.iter().map(|value| value.replace('\\', "\\\\").replace(',', "\\,")).collect();
+    escaped.join(",")
+}
+
 impl Series {
-    /// Adds the figures of `other`, and takes the larger one of those named `oldest_…` and of `period_ns`; labels on which the two differ
-    /// list both values, separated by commas.
+    /// Adds the figures of `other`, and takes the larger one of those named `oldest_…` and of `period_ns`. Its labels stay as they are.
     pub fn absorb(&mut self, other: &Series) {
-        for (name, value) in &other.labels {
-            let mine = self.labels.entry(name.clone()).or_insert_with(|| value.clone());
-            if !mine.split(',').any(|known| known == value) {
-                mine.push(',');
-                mine.push_str(value);
-            }
-        }
         for (name, histogram) in &other.histograms {
             self.histograms.entry(name.clone()).or_default().merge(histogram);
         }
@@ -156,6 +168,26 @@ mod tests {
         assert_eq!(merged[0].labels["workqueue"], "events,kblockd");
         assert_eq!(merged[0].histograms["latency"].count(), 3);
         assert_eq!(snapshot.total("latency").sum_ns(), 22);
+    }
+
+    #[test]
+    fn names_with_commas_are_not_taken_for_several_names() {
+        let of = |workqueues: &[&str]| {
+            let mut snapshot = Snapshot::new("wq", "fentry", "host", 0);
+            snapshot.series = workqueues.iter().map(|workqueue| series("a", workqueue, &[1])).collect();
+            snapshot.merged_by("handler")[0].labels["workqueue"].clone()
+        };
+        assert_eq!(of(&["x", "y", "x"]), "x,y");
+        assert_eq!(of(&["x,y", "x"]), r"x\,y,x");
+        let told = [&["x,y"][..], &["x", "y"], &[r"x\", "y"], &[r"x\,y"], &["x,y", "x,y"]].map(of);
+        assert_eq!(told, [r"x\,y", "x,y", r"x\\,y", r"x\\\,y", r"x\,y"]);
+        let mut snapshot = Snapshot::new("wq", "fentry", "host", 0);
+        snapshot.series = vec![series("a,b", "x", &[1]), series("a,b", "y", &[1])];
+        assert_eq!(
+            snapshot.merged_by("handler")[0].labels["handler"],
+            "a,b",
+            "the label that they are merged by is one value"
+        );
     }
 
     #[test]

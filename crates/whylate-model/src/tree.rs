@@ -7,19 +7,80 @@ use crate::folded::{Frame, Root, frames};
 use crate::wait::WaitClass;
 use crate::{Histogram, Stack};
 
+/// What is known of the stacks that begin with the same frames.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sums {
+    /// Their time off CPU.
+    pub weight_ns: u64,
+    /// Their time on CPUs, which has no frames.
+    pub on_cpu_ns: u64,
+    /// How many waits they are of.
+    pub waits: u64,
+    /// For how long the threads there have been there at the end.
+    pub age: Histogram,
+    /// Their time off CPU by what it is waited for.
+    pub classes: BTreeMap<WaitClass, u64>,
+}
+
+impl Sums {
+    /// Takes a stack in.
+    pub fn add(&mut self, stack: &Stack) {
+        match stack.wait.as_ref().map(|wait| wait.class) {
+            Some(WaitClass::OnCpu) => self.on_cpu_ns += stack.weight_ns,
+            class => {
+                self.weight_ns += stack.weight_ns;
+                self.waits += stack.waits;
+                self.age.merge(&stack.age);
+                if let Some(class) = class {
+                    *self.classes.entry(class).or_default() += stack.weight_ns;
+                }
+            }
+        }
+    }
+
+    fn merge(&mut self, other: &Sums) {
+        self.weight_ns += other.weight_ns;
+        self.on_cpu_ns += other.on_cpu_ns;
+        self.waits += other.waits;
+        self.age.merge(&other.age);
+        for (&class, ns) in &other.classes {
+            *self.classes.entry(class).or_default() += ns;
+        }
+    }
+
+    fn has_time(&self) -> bool {
+        self.weight_ns > 0 || self.on_cpu_ns > 0
+    }
+
+    /// What most of the time is waited for, and whether all of it is.
+    pub fn class(&self) -> Option<(WaitClass, bool)> {
+        let (&class, &ns) = self.classes.iter().max_by_key(|&(_, ns)| *ns)?;
+        Some((class, ns == self.weight_ns))
+    }
+}
+
 /// A frame with everything that was called from it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Node {
-    /// All time below.
-    pub weight_ns: u64,
-    /// Samples below.
-    pub samples: u64,
-    /// For how long the threads below have been there at the end.
-    pub age: Histogram,
-    /// The time below by what it is waited for.
-    pub classes: BTreeMap<WaitClass, u64>,
+    /// Of all stacks below.
+    pub all: Sums,
+    /// Of those that end here.
+    pub own: Sums,
     /// What was called from here.
     pub children: BTreeMap<Frame, Node>,
+}
+
+/// What a node consists of: the parts that are shown, and the others as one. Their times add up to the node's.
+#[derive(Debug, Default, PartialEq)]
+pub struct Parts<'a> {
+    /// Widest first.
+    pub children: Vec<(&'a Frame, &'a Node)>,
+    /// Stacks that end at the node, where others go on.
+    pub own: Option<&'a Sums>,
+    /// How many parts are not shown.
+    pub others: usize,
+    /// And what they are together.
+    pub rest: Sums,
 }
 
 impl Node {
@@ -33,32 +94,48 @@ impl Node {
     }
 
     fn add(&mut self, stack: &Stack, frames: &[Frame]) {
-        self.weight_ns += stack.weight_ns;
-        self.samples += stack.samples;
-        self.age.merge(&stack.age);
-        if let Some(wait) = &stack.wait {
-            *self.classes.entry(wait.class).or_default() += stack.weight_ns;
+        self.all.add(stack);
+        match frames.split_first() {
+            Some((first, rest)) => self.children.entry(first.clone()).or_default().add(stack, rest),
+            None => self.own.add(stack),
         }
-        if let Some((first, rest)) = frames.split_first() {
-            self.children.entry(first.clone()).or_default().add(stack, rest);
-        }
-    }
-
-    /// What most of the time below is waited for.
-    pub fn class(&self) -> Option<WaitClass> {
-        self.classes.iter().max_by_key(|&(_, ns)| *ns).map(|(&class, _)| class)
     }
 
     /// The children, widest first.
     pub fn widest_first(&self) -> Vec<(&Frame, &Node)> {
         let mut children: Vec<(&Frame, &Node)> = self.children.iter().collect();
-        children.sort_by(|a, b| b.1.weight_ns.cmp(&a.1.weight_ns).then_with(|| a.0.cmp(b.0)));
+        children.sort_by(|a, b| b.1.all.weight_ns.cmp(&a.1.all.weight_ns).then_with(|| a.0.cmp(b.0)));
         children
     }
 
-    /// The time of stacks that end here.
-    pub fn own_ns(&self) -> u64 {
-        self.weight_ns - self.children.values().map(|child| child.weight_ns).sum::<u64>()
+    /// Splits the node into the parts that are shown and the rest. `is_shown` decides on each part, widest child first, given the time of those
+    /// shown before it. A rest of one part is shown as that part; if no part is to be shown, there is no rest either.
+    pub fn parts(&self, mut is_shown: impl FnMut(&Sums, u64) -> bool) -> Parts<'_> {
+        let mut parts = Parts::default();
+        let mut shown_ns = 0;
+        let mut others = Vec::new();
+        for (frame, child) in self.widest_first() {
+            if is_shown(&child.all, shown_ns) {
+                shown_ns += child.all.weight_ns;
+                parts.children.push((frame, child));
+            } else if child.all.has_time() {
+                others.push((frame, child));
+            }
+        }
+        let mut own = Some(&self.own).filter(|own| own.weight_ns > 0 && !self.children.is_empty());
+        parts.own = own.take_if(|own| is_shown(own, shown_ns));
+        if parts.children.is_empty() && parts.own.is_none() {
+            return parts;
+        }
+        match (others.as_slice(), own) {
+            (&[one], None) => parts.children.push(one),
+            (&[], Some(_)) => parts.own = own,
+            _ => {
+                parts.others = others.len() + usize::from(own.is_some());
+                others.iter().map(|(_, child)| &child.all).chain(own).for_each(|part| parts.rest.merge(part));
+            }
+        }
+        parts
     }
 }
 
@@ -67,28 +144,44 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::wait::Wait;
+
+    fn stacks() -> impl Strategy<Value = Vec<Stack>> {
+        let stack = (prop::collection::vec(0_u8..3, 0..5), 0_u64..1000, any::<bool>());
+        let stack = stack.prop_map(|(frames, weight_ns, is_on_cpu)| Stack {
+            kernel: frames.iter().map(u8::to_string).collect(),
+            weight_ns,
+            wait: is_on_cpu.then(|| Wait { class: WaitClass::OnCpu, rule: String::new() }),
+            ..Stack::default()
+        });
+        prop::collection::vec(stack, 0..20)
+    }
 
     proptest! {
         #[test]
-        fn a_node_has_the_time_of_its_children_and_its_own(
-            stacks in prop::collection::vec((prop::collection::vec(0_u8..3, 0..5), 0_u64..1000), 0..20)
-        ) {
-            let stacks: Vec<Stack> = stacks
-                .into_iter()
-                .map(|(frames, weight_ns)| Stack {
-                    kernel: frames.iter().map(u8::to_string).collect(),
-                    weight_ns,
-                    ..Stack::default()
-                })
-                .collect();
+        fn a_node_has_the_time_of_its_children_and_its_own(stacks in stacks(), least_ns in 0_u64..2000) {
             let tree = Node::of(&stacks, Root::Process);
-            prop_assert_eq!(tree.weight_ns, stacks.iter().map(|stack| stack.weight_ns).sum::<u64>());
-            fn check(node: &Node) -> u64 {
-                node.own_ns() + node.children.values().map(check).sum::<u64>()
+            let all_ns = tree.all.weight_ns + tree.all.on_cpu_ns;
+            prop_assert_eq!(all_ns, stacks.iter().map(|stack| stack.weight_ns).sum::<u64>());
+            fn check(node: &Node, least_ns: u64) -> Result<(), TestCaseError> {
+                let children_ns: u64 = node.children.values().map(|child| child.all.weight_ns).sum();
+                prop_assert_eq!(node.own.weight_ns + children_ns, node.all.weight_ns);
+                let widths: Vec<u64> = node.widest_first().iter().map(|(_, child)| child.all.weight_ns).collect();
+                prop_assert!(widths.is_sorted_by(|a, b| a >= b));
+                let parts = node.parts(|part, _| part.weight_ns >= least_ns);
+                if parts != Parts::default() {
+                    let shown_ns: u64 = parts.children.iter().map(|(_, child)| child.all.weight_ns).sum();
+                    let own_ns = parts.own.map_or(0, |own| own.weight_ns);
+                    prop_assert_eq!(shown_ns + own_ns + parts.rest.weight_ns, node.all.weight_ns);
+                    prop_assert_eq!(parts.others > 1, parts.rest.has_time());
+                    // Time on CPUs that is the node's own stands in its line.
+                    let on_cpu_ns: u64 = parts.children.iter().map(|(_, child)| child.all.on_cpu_ns).sum();
+                    let own_ns = node.all.on_cpu_ns - on_cpu_ns - parts.rest.on_cpu_ns;
+                    prop_assert!([0, node.own.on_cpu_ns].contains(&own_ns));
+                }
+                node.children.values().try_for_each(|child| check(child, least_ns))
             }
-            prop_assert_eq!(check(&tree), tree.weight_ns);
-            let widths: Vec<u64> = tree.widest_first().iter().map(|(_, child)| child.weight_ns).collect();
-            prop_assert!(widths.is_sorted_by(|a, b| a >= b));
+            check(&tree, least_ns)?;
         }
     }
 }

@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a thread that is off its CPU waits for, told from its state, its system call and its stack by rules in words.
 
+mod classes;
+mod rules;
+
+pub use classes::{Classes, ClassesError};
 use serde::{Deserialize, Serialize};
+
+use rules::Frames::{Kernel, User};
+use rules::{BY_FRAME, ByFrame, IN_KERNEL, KERNEL_LOOPS};
 
 /// What a thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +99,11 @@ impl WaitClass {
             WaitClass::Other => "other",
         }
     }
+
+    /// The frame that stands for it where stacks do not tell.
+    pub fn frame(self) -> String {
+        format!("[{}]", self.words())
+    }
 }
 
 /// What a wait is for, and how that is known.
@@ -120,239 +132,8 @@ pub struct Seen<'a> {
     pub user: &'a [String],
 }
 
-/// Which frames a rule applies to.
-enum Frames {
-    Kernel,
-    User,
-}
-
-use Frames::{Kernel, User};
-
-/// Frames by the beginnings of their names, what a wait with one of them is for, and why. The first one that applies counts; those that say
-/// more come first.
-const BY_FRAME: &[(Frames, &[&str], WaitClass, &str)] = &[
-    (
-        Kernel,
-        &[
-            "handle_mm_fault",
-            "do_user_addr_fault",
-            "handle_userfault",
-            "do_swap_page",
-            "filemap_fault",
-            "do_page_fault",
-        ],
-        WaitClass::PageFault,
-        "is in a page fault",
-    ),
-    (
-        Kernel,
-        &[
-            "__mutex_lock",
-            "rwsem_down_",
-            "down_",
-            "__down",
-            "percpu_rwsem_wait",
-            "__percpu_down",
-            "rt_mutex_",
-            "rtlock_slowlock",
-            "__rt_mutex",
-            "mutex_lock",
-        ],
-        WaitClass::Lock,
-        "waits for a lock in the kernel",
-    ),
-    (
-        Kernel,
-        &["flock_lock_inode_wait", "locks_lock_inode_wait", "posix_lock_inode_wait", "fcntl_setlk", "__break_lease"],
-        WaitClass::Lock,
-        "waits for a file lock",
-    ),
-    (
-        User,
-        &[
-            "pthread_mutex_",
-            "__pthread_mutex_",
-            "___pthread_mutex_",
-            "__lll_lock_wait",
-            "pthread_rwlock_",
-            "__pthread_rwlock_",
-            "___pthread_rwlock_",
-            "std::sys::sync::mutex",
-            "std::sys::sync::rwlock",
-            "parking_lot::raw_mutex",
-        ],
-        WaitClass::Lock,
-        "waits for a lock of its process",
-    ),
-    (
-        User,
-        &[
-            "pthread_cond_",
-            "__pthread_cond_",
-            "___pthread_cond_",
-            "std::sys::sync::condvar",
-            "std::thread::park",
-            "std::sys::sync::thread_parking",
-        ],
-        WaitClass::Idle,
-        "waits for another thread to tell it of work (condition variable)",
-    ),
-    (
-        Kernel,
-        &["futex_wait", "futex_lock_pi", "__futex_wait"],
-        WaitClass::Lock,
-        "waits in a futex that another thread has to release",
-    ),
-    (
-        Kernel,
-        &[
-            "io_schedule",
-            "folio_wait",
-            "wait_on_page",
-            "__wait_on_buffer",
-            "submit_bio_wait",
-            "blk_",
-            "blkdev_issue_",
-            "jbd2_log_wait_commit",
-            "wait_on_commit",
-            "balance_dirty_pages",
-            "rq_qos_wait",
-            "wbt_wait",
-            "xlog_wait",
-            "nfs_wait",
-            "wb_wait_for_completion",
-        ],
-        WaitClass::Disk,
-        "waits for blocks to be read or written",
-    ),
-    (
-        Kernel,
-        &["pipe_read", "pipe_write", "pipe_wait", "fifo_open", "wait_for_partner", "anon_pipe_read", "anon_pipe_write"],
-        WaitClass::Pipe,
-        "waits for the other end of a pipe",
-    ),
-    (
-        Kernel,
-        &["do_epoll_wait", "ep_poll", "do_poll", "do_sys_poll", "do_select", "core_sys_select"],
-        WaitClass::Idle,
-        "waits for events (poll, select or epoll)",
-    ),
-    (
-        Kernel,
-        &["inet_csk_accept", "inet_csk_wait_for_connect", "unix_accept", "vsock_accept"],
-        WaitClass::Idle,
-        "waits for a connection to accept",
-    ),
-    (
-        Kernel,
-        &[
-            "sk_wait_data",
-            "tcp_recvmsg",
-            "tcp_sendmsg",
-            "sk_stream_wait",
-            "__skb_wait_for_more_packets",
-            "__skb_recv",
-            "unix_stream_",
-            "unix_dgram_",
-            "unix_wait_for_peer",
-            "inet_wait_for_connect",
-            "inet_stream_connect",
-            "sock_wait",
-            "sock_alloc_send",
-            "udp_recvmsg",
-            "netlink_recvmsg",
-            "rpc_wait",
-            "vsock_",
-        ],
-        WaitClass::Network,
-        "waits for data from or to a socket",
-    ),
-    (
-        Kernel,
-        &["do_wait", "kernel_wait4", "do_sigtimedwait", "sigsuspend", "__do_sys_pause", "ksys_pause"],
-        WaitClass::Idle,
-        "waits for a child or a signal",
-    ),
-    (
-        Kernel,
-        &[
-            "n_tty_read",
-            "signalfd_read",
-            "eventfd_read",
-            "inotify_read",
-            "fanotify_read",
-            "timerfd_read",
-            "io_cqring_wait",
-            "read_events",
-            "wait_for_space",
-            "do_syslog",
-            "devkmsg_read",
-            "evdev_read",
-            "fuse_dev_do_read",
-            "io_wqe_worker",
-            "io_wq_worker",
-            "vhost_task_fn",
-            "vhost_worker",
-        ],
-        WaitClass::Idle,
-        "waits for input or work",
-    ),
-    (
-        Kernel,
-        &["hrtimer_nanosleep", "do_nanosleep", "clock_nanosleep", "common_nsleep"],
-        WaitClass::Timer,
-        "sleeps for a time that it chose",
-    ),
-    (
-        Kernel,
-        &["kernel_clone", "wait_for_vfork_done", "do_exit", "do_group_exit"],
-        WaitClass::Other,
-        "waits for a process to begin or end",
-    ),
-];
-
-/// Functions of the kernel's threads in which they wait for work, by the beginnings of their names.
-const KERNEL_LOOPS: &[&str] = &[
-    "worker_thread",
-    "rescuer_thread",
-    "kthreadd",
-    "smpboot_thread_fn",
-    "rcu_",
-    "kswapd",
-    "kcompactd",
-    "khugepaged",
-    "ksmd",
-    "kauditd_thread",
-    "oom_reaper",
-    "irq_thread",
-    "kthread_worker_fn",
-    "watchdog",
-    "khungtaskd",
-    "migration",
-    "kjournald",
-    "scsi_error_handler",
-    "devtmpfsd",
-    "kdevtmpfs",
-    "psi_rimpoll",
-    "balloon",
-    "hwrng_fillfn",
-    "fsnotify_mark",
-    "kthread_parkme",
-    "srcu_",
-    "io_sq_thread",
-    "cpuhp",
-    "audit_",
-    "nfsd",
-    "svc_recv",
-    "jbd2",
-    "xfsaild",
-    "loop_",
-    "dm_",
-    "md_thread",
-];
-
-/// What the wait is for.
-pub fn classify(seen: &Seen<'_>) -> Wait {
+/// What the wait is for, by rules of one's own first.
+pub fn classify(seen: &Seen<'_>, own: &Classes) -> Wait {
     let wait = |class, rule: &str| Wait { class, rule: rule.to_owned() };
     match seen.state {
         State::OnCpu => return wait(WaitClass::OnCpu, "it has a CPU"),
@@ -365,19 +146,18 @@ pub fn classify(seen: &Seen<'_>) -> Wait {
         State::Stopped | State::Traced => return wait(WaitClass::Stopped, "a signal or a debugger has stopped it"),
         State::Sleeping | State::Uninterruptible | State::Other => {}
     }
-    for (frames, beginnings, class, why) in BY_FRAME {
-        let frames = match frames {
-            Kernel => seen.kernel,
-            User => seen.user,
-        };
-        if let Some(frame) = frames.iter().find(|frame| beginnings.iter().any(|beginning| frame.starts_with(beginning)))
-        {
-            // Functions that take locks do not stand in stacks (they are `__sched`), but nobody waits for data without being woken by signals.
-            if *class == WaitClass::Pipe && seen.state == State::Uninterruptible {
-                return Wait { class: WaitClass::Lock, rule: format!("waits for the pipe's own lock: {frame}") };
-            }
-            return Wait { class: *class, rule: format!("{why}: {frame}") };
-        }
+    if let Some((class, frame)) = own.of(seen.kernel.iter().chain(seen.user)) {
+        return Wait { class, rule: format!("a rule of --classes: {frame}") };
+    }
+    if let Some(wait) = by_frame(seen, IN_KERNEL) {
+        return wait;
+    }
+    // What a program waits for tells more than how it does so: many wait for their locks in epoll_wait or for a condition variable.
+    if let Some((class, why, frame)) = classes::of_program(seen.user) {
+        return Wait { class, rule: format!("{why}: {frame}") };
+    }
+    if let Some(wait) = by_frame(seen, BY_FRAME) {
+        return wait;
     }
     if seen.in_iowait {
         return wait(WaitClass::Disk, "the kernel counts its wait as one for a device");
@@ -398,10 +178,25 @@ pub fn classify(seen: &Seen<'_>) -> Wait {
     }
 }
 
+fn by_frame(seen: &Seen<'_>, rules: &[ByFrame]) -> Option<Wait> {
+    rules.iter().find_map(|(frames, beginnings, class, why)| {
+        let frames = match frames {
+            Kernel => seen.kernel,
+            User => seen.user,
+        };
+        let frame = frames.iter().find(|frame| beginnings.iter().any(|beginning| frame.starts_with(beginning)))?;
+        // Functions that take locks do not stand in stacks (they are `__sched`), but nobody waits for data without being woken by signals.
+        if *class == WaitClass::Pipe && seen.state == State::Uninterruptible {
+            return Some(Wait { class: WaitClass::Lock, rule: format!("waits for the pipe's own lock: {frame}") });
+        }
+        Some(Wait { class: *class, rule: format!("{why}: {frame}") })
+    })
+}
+
 fn by_syscall(call: &str) -> Wait {
     let class = match call {
         "nanosleep" | "clock_nanosleep" => WaitClass::Timer,
-        "futex" | "futex_wait" | "futex_waitv" | "flock" => WaitClass::Lock,
+        "futex" | "futex_wait" | "futex_waitv" | "flock" | "semop" | "semtimedop" => WaitClass::Lock,
         "epoll_wait" | "epoll_pwait" | "epoll_pwait2" | "poll" | "ppoll" | "select" | "pselect6" | "accept"
         | "accept4" | "wait4" | "waitid" | "pause" | "rt_sigsuspend" | "rt_sigtimedwait" => WaitClass::Idle,
         "recvfrom" | "recvmsg" | "recvmmsg" | "sendto" | "sendmsg" | "sendmmsg" | "connect" => WaitClass::Network,
@@ -424,7 +219,7 @@ mod tests {
     fn class_of(state: State, kernel: &str, user: &str) -> WaitClass {
         let (kernel, user) = (frames(kernel), frames(user));
         let seen = Seen { state, in_iowait: false, is_kernel: false, syscall: None, kernel: &kernel, user: &user };
-        classify(&seen).class
+        classify(&seen, &Classes::default()).class
     }
 
     #[test]
@@ -471,6 +266,40 @@ mod tests {
     }
 
     #[test]
+    fn what_a_program_waits_for_tells_more_than_how() {
+        let cond = "futex_wait_queue __futex_wait futex_wait";
+        for (kernel, user, class) in [
+            ("ep_poll do_epoll_wait", "epoll_wait WaitEventSetWait WaitLatch ProcSleep LockAcquire", WaitClass::Lock),
+            ("ep_poll do_epoll_wait", "epoll_wait WaitEventSetWait secure_read PostgresMain", WaitClass::Idle),
+            (cond, "pthread_cond_timedwait take_gil PyEval_RestoreThread", WaitClass::Lock),
+            ("do_poll", "poll __res_context_send getaddrinfo", WaitClass::Network),
+            ("__do_semtimedop __x64_sys_semop", "semop main", WaitClass::Lock),
+            // It does not get as far as to wait for its lock.
+            ("folio_wait_bit filemap_fault handle_mm_fault", "ProcSleep", WaitClass::PageFault),
+        ] {
+            assert_eq!(class_of(State::Sleeping, kernel, user), class, "{user}");
+        }
+    }
+
+    #[test]
+    fn rules_of_ones_own_come_first_and_the_innermost_frame_counts() {
+        let own = Classes::parse("idle queue_pop\nlock take_*\ndisk ep_poll\n").expect("rules");
+        let told = |state, kernel: &str, user: &str| {
+            let (kernel, user) = (frames(kernel), frames(user));
+            let seen = Seen { state, in_iowait: false, is_kernel: false, syscall: None, kernel: &kernel, user: &user };
+            classify(&seen, &own)
+        };
+        let asleep = State::Sleeping;
+        let wait = told(asleep, "futex_wait", "pthread_mutex_lock queue_pop main");
+        assert_eq!((wait.class, wait.rule.as_str()), (WaitClass::Idle, "a rule of --classes: queue_pop"));
+        assert_eq!(told(asleep, "futex_wait", "take_it queue_pop").class, WaitClass::Lock);
+        assert_eq!(told(asleep, "futex_wait", "queue_pop take_it").class, WaitClass::Idle);
+        assert_eq!(told(asleep, "ep_poll", "queue_pop").class, WaitClass::Disk);
+        assert_eq!(told(asleep, "futex_wait", "main").class, WaitClass::Lock);
+        assert_eq!(told(State::Ready, "futex_wait", "queue_pop").class, WaitClass::Cpu);
+    }
+
+    #[test]
     fn the_rule_names_the_frame_that_it_goes_by() {
         let kernel = frames("futex_wait_queue __futex_wait futex_wait");
         let seen = Seen {
@@ -481,7 +310,10 @@ mod tests {
             kernel: &kernel,
             user: &[],
         };
-        assert_eq!(classify(&seen).rule, "waits in a futex that another thread has to release: futex_wait_queue");
+        assert_eq!(
+            classify(&seen, &Classes::default()).rule,
+            "waits in a futex that another thread has to release: futex_wait_queue"
+        );
     }
 
     #[test]
@@ -494,8 +326,8 @@ mod tests {
             kernel: &[],
             user: &[],
         };
-        assert_eq!(classify(&seen(Some("clock_nanosleep"))).class, WaitClass::Timer);
-        assert_eq!(classify(&seen(None)).class, WaitClass::Other);
+        assert_eq!(classify(&seen(Some("clock_nanosleep")), &Classes::default()).class, WaitClass::Timer);
+        assert_eq!(classify(&seen(None), &Classes::default()).class, WaitClass::Other);
     }
 
     proptest! {
@@ -509,7 +341,7 @@ mod tests {
                 kernel: &names,
                 user: &names,
             };
-            prop_assert!(!classify(&seen).rule.is_empty());
+            prop_assert!(!classify(&seen, &Classes::default()).rule.is_empty());
         }
     }
 }

@@ -246,6 +246,35 @@ enum {
 	GROUP_LEVELS = 16,
 };
 
+/*
+ * When a quota of the thread's cgroups was first refilled after that time, which ends throttling; a timer refills it each period. 0 without
+ * a quota. Where several groups have one, the latest of these times: which of them was used up is not known.
+ */
+static __always_inline u64 cpu_quota_filled_ns(const struct task_struct *task, u64 since_ns)
+{
+	u64 filled_ns = 0;
+	struct task_group *group;
+
+	if (!bpf_core_field_exists(struct cfs_rq, tg) || !bpf_core_field_exists(struct task_group, cfs_bandwidth.quota))
+		return 0;
+	group = BPF_CORE_READ(task, se.cfs_rq, tg);
+	for (u32 level = 0; level < GROUP_LEVELS && group; level++) {
+		if (BPF_CORE_READ(group, cfs_bandwidth.quota) != (u64)RUNTIME_INF) {
+			u64 due_ns = BPF_CORE_READ(group, cfs_bandwidth.period_timer.node.expires);
+			u64 period_ns = BPF_CORE_READ(group, cfs_bandwidth.period);
+
+			if (period_ns && due_ns > since_ns) {
+				u64 first_ns = due_ns - (due_ns - since_ns - 1) / period_ns * period_ns;
+
+				if (first_ns > filled_ns)
+					filled_ns = first_ns;
+			}
+		}
+		group = BPF_CORE_READ(group, parent);
+	}
+	return filled_ns;
+}
+
 /* Whether a cgroup of the thread, or one above, has a quota of CPU time (CONFIG_CFS_BANDWIDTH). */
 static __always_inline bool has_cpu_quota(const struct task_struct *task)
 {

@@ -117,8 +117,34 @@ struct rq {
 	u64 prev_steal_time_rq;
 };
 
+struct timerqueue_node {
+	s64 expires;
+};
+
+struct hrtimer_cpu_base {
+	u32 cpu;
+};
+
+struct hrtimer_clock_base {
+	struct hrtimer_cpu_base *cpu_base;
+	/* From CLOCK_MONOTONIC to this clock. */
+	s64 offset;
+};
+
+struct hrtimer {
+	struct timerqueue_node node;
+	struct hrtimer_clock_base *base;
+	/* When it was asked for; `node` has the slack of the thread added. */
+	s64 _softexpires;
+	void *function;
+	/* Its function is called in a softirq. */
+	u8 is_soft;
+};
+
 struct cfs_bandwidth {
+	u64 period;
 	u64 quota;
+	struct hrtimer period_timer;
 };
 
 struct task_group {
@@ -239,30 +265,6 @@ struct bpf_iter__task {
 
 struct irqaction {
 	const char *name;
-};
-
-struct timerqueue_node {
-	s64 expires;
-};
-
-struct hrtimer_cpu_base {
-	u32 cpu;
-};
-
-struct hrtimer_clock_base {
-	struct hrtimer_cpu_base *cpu_base;
-	/* From CLOCK_MONOTONIC to this clock. */
-	s64 offset;
-};
-
-struct hrtimer {
-	struct timerqueue_node node;
-	struct hrtimer_clock_base *base;
-	/* When it was asked for; `node` has the slack of the thread added. */
-	s64 _softexpires;
-	void *function;
-	/* Its function is called in a softirq. */
-	u8 is_soft;
 };
 
 struct hrtimer_sleeper {

@@ -9,6 +9,8 @@ struct late_wait {
 	u64 running_ns;
 	/* 0: not moved to this CPU meanwhile. */
 	u64 moved_ns;
+	/* Up to when its cgroup's quota kept it from every CPU; 0: it was not throttled when it lost its CPU. */
+	u64 throttled_until_ns;
 	u32 moved_from;
 	u32 tid;
 	/* What it is called: where the source knows better, by its numbers in the namespace of whoever looks. */
@@ -56,6 +58,7 @@ static __always_inline struct late_wait *begin_late_wait(struct task_struct *tas
 	late->running_ns = now_ns;
 	late->moved_ns = 0;
 	late->moved_from = 0;
+	late->throttled_until_ns = 0;
 	late->tid = task->pid;
 	late->shown_tid = task->pid;
 	late->shown_tgid = task->tgid;

@@ -8,8 +8,10 @@ enum {
 
 /* 0: all. */
 const volatile u64 wanted_cgroup = 0;
-const volatile char wanted_comm[16] = {};
-const volatile bool has_wanted_comm = false;
+const volatile char wanted_thread_name[16] = {};
+const volatile bool has_wanted_thread_name = false;
+const volatile char wanted_process_name[16] = {};
+const volatile bool has_wanted_process_name = false;
 const volatile bool take_kernel_threads = true;
 const volatile bool take_user_threads = true;
 
@@ -24,13 +26,13 @@ static __always_inline bool is_in_wanted_cgroup(struct cgroup *cgroup)
 	return false;
 }
 
-static __always_inline bool has_wanted_name(const struct task_struct *task)
+static __always_inline bool is_named(const struct task_struct *task, const volatile char *name)
 {
 	char comm[16];
 
-	bpf_probe_read_kernel(comm, sizeof(comm), task->comm);
+	BPF_CORE_READ_STR_INTO(&comm, task, comm);
 	for (u32 i = 0; i < sizeof(comm); i++) {
-		if (comm[i] != wanted_comm[i])
+		if (comm[i] != name[i])
 			return false;
 		if (!comm[i])
 			break;
@@ -42,7 +44,10 @@ static __always_inline bool is_wanted(const struct task_struct *task, bool is_ke
 {
 	if ((is_kernel && !take_kernel_threads) || (!is_kernel && !take_user_threads))
 		return false;
-	if (has_wanted_comm && !has_wanted_name(task))
+	if (has_wanted_thread_name && !is_named(task, wanted_thread_name))
+		return false;
+	/* A process has the name of its first thread. */
+	if (has_wanted_process_name && !is_named(BPF_CORE_READ(task, group_leader), wanted_process_name))
 		return false;
 	return !wanted_cgroup || is_in_wanted_cgroup(BPF_CORE_READ(task, cgroups, dfl_cgrp));
 }

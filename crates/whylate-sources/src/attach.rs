@@ -216,6 +216,15 @@ pub fn read_plain<T: PlainData>(bytes: &[u8]) -> Option<T> {
     Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
+/// A thread's name as the kernel keeps it: its first 15 bytes.
+pub(crate) fn kept_name(name: &str) -> [i8; 16] {
+    let mut kept = [0; 16];
+    for (to, from) in kept.iter_mut().take(15).zip(name.bytes()) {
+        *to = from as i8;
+    }
+    kept
+}
+
 /// The text of a character array, up to its first zero byte.
 pub fn text(characters: &[i8]) -> String {
     let bytes: Vec<u8> = characters.iter().map(|&c| c as u8).take_while(|&byte| byte != 0).collect();

@@ -14,6 +14,8 @@ mod heartbeat;
 pub mod inject;
 pub mod irqsoff;
 mod loaded_code;
+#[cfg(test)]
+mod lost_reasons;
 pub mod mapped;
 mod occupancy;
 pub mod offcpu;

@@ -15,6 +15,9 @@ pub struct Cli {
     pub command: Option<Command>,
     #[command(flatten)]
     pub look: look::Arguments,
+    /// Explain each reason for lost events (`lost: ...`), of this source or of all
+    #[arg(long, global = true)]
+    pub help_lost: bool,
 }
 
 #[derive(Debug, Subcommand)]

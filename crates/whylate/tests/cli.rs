@@ -50,6 +50,23 @@ fn intervals_that_make_no_sense_are_refused() -> Result<()> {
 }
 
 #[test]
+fn what_is_lost_is_explained_by_source() -> Result<()> {
+    for (arguments, sources) in [
+        (&["timerlat", "hist", "--help-lost"][..], 1),
+        (&["offcpu", "--comm", "wq", "--help-lost"], 1),
+        (&["--help-lost"], 5),
+    ] {
+        let output = output_of(arguments)?;
+        assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""), "{arguments:?}");
+        let told = text(&output.stdout);
+        let headings: Vec<&str> = told.lines().skip(1).filter(|line| line.ends_with(':')).collect();
+        assert_eq!(headings.len(), sources, "{told}");
+        assert!(sources > 1 || headings[0] == format!("{}:", arguments[0]), "{told}");
+    }
+    Ok(())
+}
+
+#[test]
 fn without_privileges_it_says_so_in_one_line() -> Result<()> {
     for (arguments, told) in [
         (&["wq", "1", "1"][..], "whylate: cannot attach wq: "),

@@ -46,11 +46,27 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
         &["offcpu", "--wakers", "--backend", "sample"],
         &["offcpu", "--wakers", "--backend", "proc"],
         &["offcpu", "import"],
+        &["offcpu", "--classes", "/dev/zero", "-d", "1s"],
     ] {
         let output = output_of(arguments)?;
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
     }
+    Ok(())
+}
+
+#[test]
+fn a_file_of_classes_is_checked_before_anything_is_measured() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("waits.txt");
+    fs::write(&file, "# ours\nlock my_lock\nlok my_other_lock\n")?;
+    let name = file.to_str().context("a name in UTF-8")?;
+    let output = output_of(&["offcpu", "--classes", name, "-d", "1h"])?;
+    let stderr = String::from_utf8(output.stderr)?;
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.starts_with(&format!("whylate: {name}, line 3: \"lok\" is no class of waits (")), "{stderr}");
+    let output = output_of(&["offcpu", "--classes", "/no/such/file"])?;
+    assert_eq!(output.status.code(), Some(1));
     Ok(())
 }
 
@@ -62,8 +78,13 @@ fn files_of_procstat_become_folded_lines_and_a_graph() -> Result<()> {
     let text = text.to_str().context("a name in UTF-8")?;
     assert_eq!(
         printed(&["offcpu", "import", text, text, "--by", "thread"])?,
-        "kernel;firmware taskq;mi_switch;sleepq_wait;_sleep;taskqueue_thread_loop;fork_exit;fork_trampoline 2\n\
-         kernel;swapper;mi_switch;sleepq_timedwait;_sleep;swapper;btext 2\n"
+        "kernel;firmware taskq;fork_trampoline;fork_exit;taskqueue_thread_loop;_sleep;sleepq_wait;mi_switch 2\n\
+         kernel;swapper;btext;swapper;_sleep;sleepq_timedwait;mi_switch 2\n"
+    );
+    assert_eq!(
+        printed(&["offcpu", "import", text, "--by", "stack", "--leaf-first"])?,
+        "mi_switch;sleepq_timedwait;_sleep;swapper;btext 1\n\
+         mi_switch;sleepq_wait;_sleep;taskqueue_thread_loop;fork_exit;fork_trampoline 1\n"
     );
     let graph = folder.path().join("graph.svg");
     printed(&["offcpu", "import", text, "-o", graph.to_str().context("a name in UTF-8")?])?;

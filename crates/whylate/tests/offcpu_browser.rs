@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The flame graph in a browser: what is searched is found, and what is clicked fills the width.
+//! The flame graph in a browser: it opens with its root in sight, what is searched is found, and what is clicked fills the width.
 
 mod running;
 
@@ -9,8 +9,11 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use running::whylate;
 
-/// Of ten parts, three wait in `poll`, all of them below `serve`.
-const FOLDED: &str = "server;serve;read;disk 6000000\nserver;serve;wait;poll 3000000\nserver;idle 1000000\n";
+/// Of ten parts, three wait in `poll`, all of them below `serve`; one part is in a tower that is higher than any screen.
+fn folded() -> String {
+    let tower = ";deeper".repeat(300);
+    format!("server;serve;read;disk 6000000\nserver;serve;wait;poll 3000000\nserver;idle{tower} 1000000\n")
+}
 
 /// Searches, then zooms, and leaves what a reader would see where the test finds it.
 const ASK: &str = r##"<script type="text/ecmascript"><![CDATA[
@@ -21,6 +24,8 @@ window.addEventListener("load", function() {
     };
     var width = function(name) { return parseFloat(box(name).querySelector("rect").getAttribute("width")); };
     var told = [];
+    var root = box("all").getBoundingClientRect();
+    told.push("in_sight=" + (root.top >= 0 && root.bottom <= window.innerHeight));
     search("poll");
     told.push("found=" + document.getElementById("matched").firstChild.nodeValue);
     told.push("before=" + width("wait"));
@@ -57,7 +62,7 @@ fn a_browser_searches_and_zooms() -> Result<()> {
     };
     let folder = tempfile::tempdir()?;
     let (folded, graph) = (folder.path().join("x.folded"), folder.path().join("x.svg"));
-    fs::write(&folded, FOLDED)?;
+    fs::write(&folded, self::folded())?;
     let paths = [&folded, &graph].map(|path| path.to_string_lossy().into_owned());
     let drawn = whylate(&["offcpu", "import", &paths[0], "-o", &paths[1]]).status()?;
     ensure!(drawn.success(), "the graph was not drawn");
@@ -74,6 +79,7 @@ fn a_browser_searches_and_zooms() -> Result<()> {
     let told = told.with_context(|| format!("the page told nothing: {}", String::from_utf8_lossy(&shown.stderr)))?;
     println!("{told}");
     let value = |name: &str| told.split(';').find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+    ensure!(value("in_sight") == Some("true"), "the root is out of sight: {told}");
     ensure!(value("found") == Some("Matched: 30.0%"), "{told}");
     let width = |name| -> Result<f64> { Ok(value(name).context("no width")?.trim_end_matches('%').parse()?) };
     let (before, after, again) = (width("before")?, width("after")?, width("again")?);

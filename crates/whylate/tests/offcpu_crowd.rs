@@ -18,23 +18,28 @@ use running::whylate;
 use turn::turn_to_measure;
 use whylate_model::Snapshot;
 
-const THREADS: u32 = 30_000;
+/// 30,000 where there is time.
+fn wanted_threads() -> u32 {
+    if std::env::var_os("WHYLATE_THOROUGH").is_some() { 30_000 } else { 5_000 }
+}
+
 const DURATION: &str = "1s";
 /// The time of a thread may begin and end anywhere in a period of the walks, and in a walk.
 const SLACK_S: f64 = 0.25;
 
 #[test]
-fn thirty_thousand_threads_are_all_there_in_each_form() -> Result<()> {
+fn thousands_of_threads_are_all_there_in_each_form() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let crowd = match Crowd::start(THREADS)? {
+    let wanted = wanted_threads();
+    let crowd = match Crowd::start(wanted)? {
         Ok(crowd) => crowd,
         Err(reason) => {
-            println!("skipped: this machine has no room for {THREADS} threads: {reason}");
+            println!("skipped: this machine has no room for {wanted} threads: {reason}");
             return Ok(());
         }
     };
     let threads = crowd.threads()?;
-    ensure!(threads >= u64::from(THREADS), "the process has {threads} threads");
+    ensure!(threads >= u64::from(wanted), "the process has {threads} threads");
     let folder = tempfile::tempdir()?;
     let written = |name: &str, more: &[&str]| -> Result<Vec<u8>> {
         let file = folder.path().join(name).to_string_lossy().into_owned();

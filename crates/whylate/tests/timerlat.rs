@@ -6,6 +6,7 @@ mod running;
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
 mod turn;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -73,7 +74,11 @@ fn what_is_not_there_is_refused_in_one_line() -> Result<()> {
         (&["-C=../etc", "-d", "1"], 1, "cgroup"),
         (&["-k", "--backend", "bpf", "-d", "1"], 3, "leave --backend bpf out"),
         (&["--backend", "magic", "-d", "1"], 1, "no backend is named magic"),
-        (&["--on-end", "trace", "-d", "1", "--backend", "bpf"], 1, "no late activation is asked for"),
+        (
+            &["--bpf-action", "action.o", "-T", "1"],
+            1,
+            "--bpf-action is not supported: run a command with --on-threshold",
+        ),
     ];
     let tracers = fs::read_to_string("/sys/kernel/tracing/available_tracers").unwrap_or_default();
     if !tracers.split_whitespace().any(|tracer| tracer == "timerlat") {
@@ -175,6 +180,79 @@ fn actions_are_performed() -> Result<()> {
     let saves = format!("trace,file={}", path("trace").display());
     let on = shown(&["-T", ALWAYS, "-q", "-d", "1", "--on-threshold", &saves, "--on-threshold", "continue"])?;
     ensure!(on.matches("hit stop tracing").count() > 1 && path("trace").exists(), "{on}");
+    Ok(())
+}
+
+/// Lines of a saved trace: CPU and, in microseconds since the beginning of its second, when the timer was due.
+fn recorded(trace: &str) -> Vec<(u32, u64)> {
+    let lines = trace.lines().skip_while(|line| !line.starts_with("# The latest ")).skip(2);
+    let line = |line: &str| {
+        let mut words = line.split_whitespace();
+        let us = words.next()?.split_once('.')?.1.trim_end_matches('Z').parse().ok()?;
+        Some((words.next()?.parse().ok()?, us))
+    };
+    lines.filter_map(line).collect()
+}
+
+/// The command lines of rtla's own tests, but for durations and thresholds, which are such that they take no time: what
+/// they end with, and how a line of their output begins.
+#[test]
+fn what_rtla_takes_is_taken_in_its_place() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let hit = "whylate timerlat hit stop tracing";
+    let (usual, own) = ("  Saving trace to timerlat_trace.txt", "  Saving trace to custom_filename.txt");
+    let (end, fails) = ("shell,command=echo TestOutput", "shell,command=echo -n 1; false");
+    let [one, two, never] = ["shell,command=echo -n 1", "shell,command=echo 2", "shell,command=echo -n 2"];
+    let (at, on) = ("--on-threshold", ["--on-threshold", "continue"]);
+    let cases: [(&[&str], i32, &str); 21] = [
+        (&["--help"], 0, "Usage: "),
+        (&["top", "-s", "1", "-T", "1", "-t"], 2, usual),
+        (&["top", "-P", "F:1", "-c", "0", "-d", "1s", "-q"], 0, "CPU COUNT"),
+        (&["top", "-i", "1", "-c", "0", "-n", "-d", "10s"], 2, hit),
+        (&["top", "-a", "1", "--dump-tasks"], 2, "Printing CPU tasks:"),
+        (&["top", "--aa-only", "1"], 2, "## CPU "),
+        (&["top", "-s", "1", "-T", "1", "-t", "--no-aa"], 2, usual),
+        (&["hist", "-c", "0", "-d", "1s"], 0, "Index   IRQ-000"),
+        (&["hist", "-i", "1", "-c", "0", "-n", "-d", "10s"], 2, "# Time unit is nanoseconds (ns)"),
+        (&["hist", "-T", "1", "-t"], 2, usual),
+        (&["hist", "-T", "1", "-t", "custom_filename.txt"], 2, own),
+        (&["hist", "-T", "1", at, "trace"], 2, usual),
+        (&["hist", "-T", "1", at, "trace,file=custom_filename.txt"], 2, own),
+        (&["hist", "-T", "1", at, end], 2, "TestOutput"),
+        (&["hist", "-T", "1", at, one, at, two], 2, "12"),
+        (&["hist", "-T", "1", at, fails, at, never], 2, "1# RTLA timerlat histogram"),
+        // rtla itself goes on in this line with what it shows last.
+        (&["top", "-T", "1", at, fails, at, never], 2, "1      "),
+        (&["hist", "-T", "1", "-d", "500ms", at, end, on[0], on[1]], 0, "TestOutput"),
+        (&["top", "-q", "-T", "1", "-d", "500ms", at, end, on[0], on[1]], 0, "TestOutput"),
+        (&["hist", "-d", "500ms", "--on-end", "trace"], 0, usual),
+        (&["top", "-A", "200", "-d", "1s", "--on-end", "trace"], 0, usual),
+    ];
+    for (arguments, status, begins) in cases {
+        for trace in ["timerlat_trace.txt", "custom_filename.txt"] {
+            let _ = fs::remove_file(folder.path().join(trace));
+        }
+        let program = whylate(&[]).get_program().to_owned();
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(program).arg("timerlat").args(arguments);
+        let output = command.current_dir(folder.path()).output()?;
+        let text = text(&output.stdout);
+        ensure!(output.status.code() == Some(status), "{arguments:?}: {}: {text}", output.status);
+        ensure!(text.lines().any(|line| line.starts_with(begins)), "{arguments:?}: no line begins so: {text}");
+        if let Some(name) = begins.strip_prefix("  Saving trace to ") {
+            let trace = fs::read_to_string(folder.path().join(name))?;
+            ensure!(!recorded(&trace).is_empty(), "{arguments:?}: {trace}");
+        }
+    }
+    // The last one has left a trace of threads that are woken in step.
+    let activations = recorded(&fs::read_to_string(folder.path().join("timerlat_trace.txt"))?);
+    let cpus: BTreeSet<u32> = activations.iter().map(|&(cpu, _)| cpu).collect();
+    let place = |cpu| cpus.range(..cpu).count() as u64;
+    let apart_us: BTreeSet<u64> =
+        activations.iter().map(|&(cpu, us)| (us + 1_000_000 - 200 * place(cpu)) % 1_000).collect();
+    // Cut to whole microseconds, the same time may be two.
+    ensure!(apart_us.len() <= 2 && activations.len() > 200, "not in step: {apart_us:?}");
     Ok(())
 }
 

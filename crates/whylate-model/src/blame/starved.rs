@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Why a thread that could run had no CPU.
 
+use std::cmp::Reverse;
+
 use serde::{Deserialize, Serialize};
 
 use super::sum::Blame;
@@ -20,6 +22,9 @@ pub struct StarvedEvidence {
     /// When it was moved to this CPU meanwhile, and from which one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<(u64, u32)>,
+    /// Up to when CPU bandwidth control kept it from every CPU: it was throttled when its wait began, and then its quota was filled up again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttled_until_ns: Option<u64>,
     /// Its cgroup, or one above, has a quota of CPU time.
     #[serde(default, skip_serializing_if = "is_false")]
     pub has_quota: bool,
@@ -34,25 +39,36 @@ fn is_false(value: &bool) -> bool {
 /// A CPU comes out of the deepest idle state within so many nanoseconds.
 const IDLE_EXIT_NS: u64 = 1_000_000;
 
-/// The causes of the wait, largest first: whoever had the CPU, and the other CPU's run queue before the thread was moved from there. Where
-/// the CPU was idle for longer than coming out of an idle state takes, a quota kept the thread from it, if there is one. They add up to the
-/// wait to the nanosecond; what is not known is [`CauseKind::Unknown`].
+/// Who throttles.
+const QUOTA: &str = "cgroup CPU quota";
+
+/// The causes of the wait, largest first: the quota while the thread was throttled, whoever had the CPU, and the other CPU's run queue before
+/// the thread was moved from there. Where the CPU was idle for longer than coming out of an idle state takes, a quota kept the thread from
+/// it, if there is one. They add up to the wait to the nanosecond; what is not known is [`CauseKind::Unknown`].
 pub fn starved_causes(evidence: &StarvedEvidence) -> Vec<Cause> {
     let span = Span { from_ns: evidence.runnable_ns, to_ns: evidence.running_ns };
     if span.ns() == 0 {
         return Vec::new();
     }
     let mut window = Window::new(span, evidence.tid);
+    if let Some(until_ns) = evidence.throttled_until_ns {
+        window.part(until_ns, Rule::Fixed(Blame::new(CauseKind::Throttled, QUOTA)));
+    }
     if let Some((moved_ns, cpu)) = evidence.moved {
         window.part(moved_ns, Rule::Fixed(Blame::new(CauseKind::Wakeup, format!("run queue of CPU {cpu}"))));
     }
     window.part(evidence.running_ns, Rule::Occupants);
     let mut causes = window.causes(&Timeline::new(&evidence.occupancy));
-    for cause in &mut causes {
-        if evidence.has_quota && cause.kind == CauseKind::IdleExit && cause.ns > IDLE_EXIT_NS {
-            *cause =
-                Cause { kind: CauseKind::Wakeup, who: "the cgroup's quota of CPU time".to_owned(), ..cause.clone() };
+    let kept_off_idle = |cause: &Cause| cause.kind == CauseKind::IdleExit && cause.ns > IDLE_EXIT_NS;
+    if let Some(at) = causes.iter().position(kept_off_idle).filter(|_| evidence.has_quota) {
+        let idle_ns = causes.remove(at).ns;
+        match causes.iter_mut().find(|cause| cause.kind == CauseKind::Throttled) {
+            Some(throttled) => throttled.ns += idle_ns,
+            None => {
+                causes.push(Cause { kind: CauseKind::Throttled, who: QUOTA.to_owned(), ns: idle_ns, stack: Vec::new() })
+            }
         }
+        causes.sort_by_key(|cause| Reverse(cause.ns));
     }
     causes
 }
@@ -93,6 +109,7 @@ mod tests {
             running_ns: 40_000_000,
             tid: 5,
             moved: Some((10_000_000, 3)),
+            throttled_until_ns: None,
             has_quota: true,
             occupancy,
         };
@@ -100,9 +117,41 @@ mod tests {
             starved_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
         };
         let queue = (CauseKind::Wakeup, "run queue of CPU 3".to_owned(), 10_000_000);
-        let quota = (CauseKind::Wakeup, "the cgroup's quota of CPU time".to_owned(), 30_000_000);
+        let quota = (CauseKind::Throttled, "cgroup CPU quota".to_owned(), 30_000_000);
         assert_eq!(told(&evidence), [quota, queue.clone()]);
         evidence.has_quota = false;
         assert_eq!(told(&evidence), [(CauseKind::IdleExit, "CPU 0".to_owned(), 30_000_000), queue]);
+    }
+
+    #[test]
+    fn while_a_thread_is_throttled_nobody_else_is_to_blame() {
+        let interval = |start_ns, end_ns, occupant| Interval { start_ns, end_ns, occupant, ..Interval::default() };
+        let hog = Occupant::Thread { tid: 7, name: "hog".to_owned() };
+        let occupancy = Occupancy {
+            since_ns: 10_000_000,
+            intervals: vec![interval(10_000_000, 90_000_000, hog), interval(90_000_000, 95_000_000, Occupant::Idle)],
+            ..Occupancy::default()
+        };
+        let mut evidence = StarvedEvidence {
+            runnable_ns: 10_000_000,
+            running_ns: 95_000_000,
+            tid: 5,
+            throttled_until_ns: Some(70_000_000),
+            has_quota: true,
+            occupancy,
+            ..StarvedEvidence::default()
+        };
+        let told = |evidence: &StarvedEvidence| -> Vec<(CauseKind, String, u64)> {
+            starved_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
+        };
+        let throttled = |ns| (CauseKind::Throttled, "cgroup CPU quota".to_owned(), ns);
+        let thread = |ns| (CauseKind::Thread, "hog:7".to_owned(), ns);
+        assert_eq!(told(&evidence), [throttled(65_000_000), thread(20_000_000)]);
+        evidence.moved = Some((80_000_000, 3));
+        let queue = (CauseKind::Wakeup, "run queue of CPU 3".to_owned(), 10_000_000);
+        assert_eq!(told(&evidence), [throttled(65_000_000), thread(10_000_000), queue]);
+        // It was moved while it was throttled.
+        evidence.moved = Some((30_000_000, 3));
+        assert_eq!(told(&evidence), [throttled(65_000_000), thread(20_000_000)]);
     }
 }

@@ -163,18 +163,18 @@ impl AttachedTicks {
     }
 
     /// A series for each culprit, and a stack for each way in which it was found.
-    fn tell_culprits(&mut self, snapshot: &mut Snapshot) {
+    fn tell_culprits(&mut self, snapshot: &mut Snapshot, lengths: Vec<(usize, Histogram)>) {
         let measured_ns = snapshot.duration_ns as f64 * self.cpus.len() as f64;
-        let mut lengths: BTreeMap<Culprit, Histogram> = BTreeMap::new();
-        for Told { culprit, stack, length } in self.programs.take_culprits(&mut self.symbols) {
+        let mut by_culprit: BTreeMap<Culprit, Histogram> = BTreeMap::new();
+        for Told { culprit, stack, length } in self.programs.told(lengths, &mut self.symbols) {
             if culprit.kind == CauseKind::IrqsOff {
                 let weight_ns = u64::try_from(length.sum_ns()).unwrap_or(u64::MAX);
                 let (labels, samples) = (culprit.labels(), length.count());
                 snapshot.stacks.push(Stack { labels, samples, weight_ns, kernel: stack, ..Stack::default() });
             }
-            lengths.entry(culprit).or_default().merge(&length);
+            by_culprit.entry(culprit).or_default().merge(&length);
         }
-        for (culprit, length) in lengths {
+        for (culprit, length) in by_culprit {
             let values = [
                 ("period_ns".to_owned(), self.period.ns as f64),
                 ("share".to_owned(), length.sum_ns() as f64 / measured_ns.max(1.0)),
@@ -190,9 +190,8 @@ impl AttachedTicks {
     }
 
     /// A series for each CPU, of all its ticks.
-    fn tell_ticks(&mut self, snapshot: &mut Snapshot) {
-        for &cpu in &self.cpus {
-            let (lateness, overruns) = self.programs.take_ticks(cpu);
+    fn tell_ticks(&self, snapshot: &mut Snapshot, ticks: Vec<(u32, (Histogram, u64))>) {
+        for (cpu, (lateness, overruns)) in ticks {
             let values = [("overruns", overruns as f64), ("period_ns", self.period.ns as f64)];
             snapshot.series.push(Series {
                 labels: [("cpu".to_owned(), cpu.to_string())].into(),
@@ -266,12 +265,14 @@ impl Attached for AttachedTicks {
     }
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        let lengths = self.programs.take_lengths();
+        let cpus = if self.options.timer_test { self.cpus.as_slice() } else { &[] };
+        let ticks: Vec<_> = cpus.iter().map(|&cpu| (cpu, self.programs.take_ticks(cpu))).collect();
+        // All is read, and nothing is named yet: reading the kernel's symbols takes long.
         let mut snapshot = self.span.end(TICKS);
         self.tell_period(&mut snapshot);
-        self.tell_culprits(&mut snapshot);
-        if self.options.timer_test {
-            self.tell_ticks(&mut snapshot);
-        }
+        self.tell_culprits(&mut snapshot, lengths);
+        self.tell_ticks(&mut snapshot, ticks);
         snapshot.lost = self.programs.take_lost(&self.cpus);
         *snapshot.lost.entry("late_events".to_owned()).or_default() += std::mem::take(&mut self.cut_short);
         self.meter.tell(self.programs.statistics(), &mut snapshot);

@@ -31,6 +31,7 @@ static __always_inline void keep_wait(const struct task_struct *task, bool was_a
 	if (!is_worker)
 		wakeup->run_delay_ns = task_run_delay_ns(task);
 	wakeup->waits_since_ns = now_ns;
+	wakeup->was_throttled = keeps_all_wakeups && !was_asleep && is_throttled(task);
 	wakeup->switches = switches_before(task);
 	wakeup->born_us = born_us(task);
 	wakeup->waker_tid = waker ? waker->pid : 0;

@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
-use whylate_model::wait::{Seen, State, classify};
+use whylate_model::wait::{Classes, Seen, State, classify};
 use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack, Waker, WokenBy};
 
 use super::names::{Frames, Names, TORN, UNREADABLE, UNWOUND_PARTLY};
@@ -27,6 +27,7 @@ pub struct AttachedOffcpu {
     ask: Option<Sender<Sender<anyhow::Result<Gathered>>>>,
     sampler: Option<JoinHandle<()>>,
     names: Names,
+    classes: Classes,
     host: String,
     meter: Meter,
     met: Met,
@@ -57,6 +58,7 @@ impl AttachedOffcpu {
             ask: Some(ask),
             sampler: Some(sampler),
             names: Names::new(options.lines),
+            classes: options.classes.clone(),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             meter: Meter::default(),
             met: Met::default(),
@@ -108,7 +110,8 @@ impl AttachedOffcpu {
                 }
             });
             let process = gathered.processes.get(&place.key.process);
-            stacks.push(Stack { waker, ..stack_of(place, both, process, cgroups.path(place.key.cgroup)) });
+            stacks
+                .push(Stack { waker, ..stack_of(place, both, process, cgroups.path(place.key.cgroup), &self.classes) });
         }
         let mut ages: HashMap<usize, Vec<u64>> = HashMap::new();
         for (place, thread) in &gathered.threads {
@@ -124,7 +127,7 @@ impl AttachedOffcpu {
 
 /// The function's name without what the compiler adds to the names of parts and copies of functions.
 pub(super) fn plain(name: &str) -> &str {
-    const ADDED: [&str; 5] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm."];
+    const ADDED: [&str; 6] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm.", ".lto_priv."];
     let end = ADDED.iter().filter_map(|added| name.find(added)).filter(|&at| at > 0).min();
     &name[..end.unwrap_or(name.len())]
 }
@@ -173,18 +176,20 @@ fn stack_of(
     [kernel, user]: [Vec<String>; 2],
     process: Option<&(u32, String)>,
     cgroup: Option<String>,
+    classes: &Classes,
 ) -> Stack {
     let (key, sum) = (&place.key, place.sum);
     let state = state::of(key.state);
     let syscall = crate::syscalls::name(key.syscall);
-    let wait = classify(&Seen {
+    let seen = Seen {
         state,
         in_iowait: key.in_iowait != 0,
         is_kernel: key.is_kernel != 0,
         syscall: syscall.as_deref(),
         kernel: &kernel,
         user: &user,
-    });
+    };
+    let wait = classify(&seen, classes);
     let mut labels = labels_of(key, process);
     labels.extend(syscall.map(|call| ("syscall".to_owned(), call)));
     labels.extend(cgroup.map(|path| ("cgroup".to_owned(), path)));

@@ -29,6 +29,7 @@ impl Explained {
             keep_evidence: options.keep_evidence,
             process: options.process,
             thread_name: options.thread_name.clone(),
+            process_name: options.process_name.clone(),
             cgroup: options.cgroup,
             kernel_threads: options.kernel_threads != KernelThreads::No,
             user_threads: options.kernel_threads != KernelThreads::Only,

@@ -21,6 +21,8 @@ pub use attached::AttachedOffcpu;
 pub use choice::{Choice, Often};
 pub use sampler::Met;
 
+use whylate_model::wait::Classes;
+
 use crate::attach;
 use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};
 
@@ -103,6 +105,8 @@ pub struct OffcpuOptions {
     pub process: Option<u32>,
     /// Only threads of this name, without what the kernel cuts off.
     pub thread_name: Option<String>,
+    /// Only processes of this name, with all their threads.
+    pub process_name: Option<String>,
     /// Only threads in the cgroup of this number, or below.
     pub cgroup: Option<u64>,
     /// Only while in one of these states, in the letters of ps(1); empty for all.
@@ -121,6 +125,8 @@ pub struct OffcpuOptions {
     pub by_thread: bool,
     /// At most so many frames of each stack, the innermost ones.
     pub max_depth: u32,
+    /// Rules of one's own for what waits are for.
+    pub classes: Classes,
     /// Yield a late event with its causes for each wait for a CPU of at least this.
     pub explain_over_ns: Option<u64>,
     /// Late events also carry what their causes were told from.
@@ -135,6 +141,7 @@ impl Default for OffcpuOptions {
             budget_ppm: None,
             process: None,
             thread_name: None,
+            process_name: None,
             cgroup: None,
             states: String::new(),
             kernel_threads: KernelThreads::Yes,
@@ -144,6 +151,7 @@ impl Default for OffcpuOptions {
             wakers: false,
             by_thread: false,
             max_depth: 127,
+            classes: Classes::default(),
             explain_over_ns: None,
             keep_evidence: false,
         }

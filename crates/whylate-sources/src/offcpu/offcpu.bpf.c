@@ -75,12 +75,6 @@ static __always_inline enum thread_state state_of_bits(const struct task_struct 
 	return STATE_OTHER;
 }
 
-static __always_inline enum thread_state state_of(const struct task_struct *task)
-{
-	state_told = task->on_cpu ? STATE_ON_CPU : state_of_bits(task, task->__state);
-	return state_told;
-}
-
 static __always_inline u64 switches_of(const struct task_struct *task)
 {
 	return task->nvcsw + task->nivcsw;
@@ -98,6 +92,32 @@ static __always_inline u64 behind_ns(const struct task_struct *task)
 }
 
 /*
+ * Whether a thread that waits for the sampler's CPU was running on it when the sampler was due: it got the CPU before that moment, and ran until it
+ * was queued again after it.
+ */
+static __always_inline bool had_cpu_of_sampler(const struct task_struct *task)
+{
+	u64 queued_ns;
+
+	if (!bpf_core_field_exists(task->sched_info.last_queued) || !bpf_core_field_exists(task->sched_info.last_arrival) ||
+	    task->thread_info.cpu != bpf_get_smp_processor_id())
+		return false;
+	queued_ns = task->sched_info.last_queued;
+	return queued_ns >= look_clock_ns && task->sched_info.last_arrival <= look_clock_ns && task->se.exec_start + behind_ns(task) >= queued_ns;
+}
+
+static __always_inline enum thread_state state_of(const struct task_struct *task)
+{
+	enum thread_state state = task->on_cpu ? STATE_ON_CPU : state_of_bits(task, task->__state);
+
+	/* Where switches are traced, both stays are seen. */
+	if (!traces && state == STATE_READY && had_cpu_of_sampler(task))
+		state = STATE_ON_CPU;
+	state_told = state;
+	return state_told;
+}
+
+/*
  * The sampler has just been given its CPU, and this moment stands in its own record on the run queue's clock. It may have run on for
  * a while, so the least difference is the best; it may grow by 2 us a walk, as the two clocks drift apart.
  */
@@ -111,6 +131,18 @@ static __always_inline void calibrate(u64 now_ns)
 	else
 		clock_offset_ns += 2000;
 	has_clock_offset = true;
+}
+
+/* When the sampler was to look, on its run queue's clock: since it looked last, it has waited for its CPU. */
+static __always_inline void tell_when_to_look(void)
+{
+	struct task_struct *sampler = bpf_get_current_task_btf();
+
+	if (!bpf_core_field_exists(sampler->sched_info.run_delay) || !bpf_core_field_exists(sampler->sched_info.last_arrival))
+		return;
+	look_clock_ns = sampler->sched_info.last_arrival;
+	if (sampler_waited_ns)
+		look_clock_ns -= sampler->sched_info.run_delay - sampler_waited_ns;
 }
 
 /* Since when the thread has been off its CPU: when it last ran. It was seen running, or elsewhere, at `after_ns`. */
@@ -452,10 +484,15 @@ int on_each_thread(struct bpf_iter__task *ctx)
 	if (!is_calibrated) {
 		walk_now_ns = bpf_ktime_get_ns();
 		calibrate(walk_now_ns);
+		tell_when_to_look();
 		is_calibrated = true;
 	}
-	if (!task)
+	if (!task) {
+		task = bpf_get_current_task_btf();
+		if (bpf_core_field_exists(task->sched_info.run_delay))
+			sampler_waited_ns = task->sched_info.run_delay;
 		return 0;
+	}
 	record = record_of(task);
 	/* Of most threads nothing else is read: each field in another line of memory costs as much as everything else. */
 	if (record && has_not_run(task, record)) {

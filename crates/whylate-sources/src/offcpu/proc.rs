@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use whylate_model::import::kernel_frame;
-use whylate_model::wait::{Seen, State, classify};
+use whylate_model::wait::{Classes, Seen, State, classify};
 use whylate_model::{LateEvent, Series, Snapshot, Stack};
 
 use super::attached::plain;
@@ -171,7 +171,11 @@ impl Walker {
         };
         for pid in processes.into_iter().filter(|&pid| pid != std::process::id()) {
             let folder = format!("/proc/{pid}/task");
-            let process = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            let process = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+            let process = String::from_utf8_lossy(&process);
+            if !is_named(process.trim_end_matches('\n'), self.options.process_name.as_deref()) {
+                continue;
+            }
             for tid in numbers(Path::new(&folder)) {
                 // It may have ended.
                 let _ = self.look(pid, tid, process.trim_end_matches('\n'), &mut seen);
@@ -192,9 +196,7 @@ impl Walker {
             KernelThreads::No => !stat.is_kernel,
             KernelThreads::Only => stat.is_kernel,
         };
-        // The kernel keeps the first 15 bytes of a name.
-        let is_named = |name: &String| name.as_bytes().iter().take(15).eq(stat.name.as_bytes());
-        if !wanted || !self.options.thread_name.as_ref().is_none_or(is_named) {
+        if !wanted || !is_named(&stat.name, self.options.thread_name.as_deref()) {
             return None;
         }
         // One that has ended waits for nothing, as BPF programs see it too.
@@ -242,7 +244,8 @@ impl Walker {
         let began_ns = std::mem::replace(&mut self.since_ns, ended_ns);
         let mut snapshot = Snapshot::new(INFO.name, PROC, &host, clock::unix_ns_of(began_ns));
         snapshot.duration_ns = ended_ns - began_ns;
-        snapshot.stacks = std::mem::take(&mut self.sums).into_iter().map(|(place, sum)| stack_of(place, sum)).collect();
+        let sums = std::mem::take(&mut self.sums).into_iter();
+        snapshot.stacks = sums.map(|(place, sum)| stack_of(place, sum, &self.options.classes)).collect();
         snapshot.stacks.sort_by_key(|stack| std::cmp::Reverse(stack.weight_ns));
         snapshot.lost.insert("unreadable".to_owned(), std::mem::take(&mut self.unreadable));
         let walks = std::mem::take(&mut self.walks) as f64;
@@ -257,6 +260,11 @@ impl Walker {
             vec![Series { values: values.map(|(name, value)| (name.to_owned(), value)).into(), ..Series::default() }];
         snapshot
     }
+}
+
+/// Whether the name is the one that is wanted, of which the kernel keeps the first 15 bytes.
+fn is_named(name: &str, wanted: Option<&str>) -> bool {
+    wanted.is_none_or(|wanted| wanted.bytes().take(15).eq(name.bytes()))
 }
 
 /// The thread's folder has gone, or the thread has while its file was open (proc_pid_stack() returns ESRCH).
@@ -298,17 +306,18 @@ fn state_of(letter: char, kernel: &[String]) -> State {
     }
 }
 
-fn stack_of(place: Place, (weight_ns, samples): (u64, u64)) -> Stack {
+fn stack_of(place: Place, (weight_ns, samples): (u64, u64), classes: &Classes) -> Stack {
     let state = state_of(place.state, &place.kernel);
     let syscall = place.syscall.and_then(crate::syscalls::name);
-    let wait = classify(&Seen {
+    let seen = Seen {
         state,
         in_iowait: false,
         is_kernel: place.is_kernel,
         syscall: syscall.as_deref(),
         kernel: &place.kernel,
         user: &[],
-    });
+    };
+    let wait = classify(&seen, classes);
     let mut labels: whylate_model::Labels = [
         ("thread".to_owned(), place.thread),
         ("process".to_owned(), place.process),

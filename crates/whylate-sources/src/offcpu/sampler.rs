@@ -538,11 +538,10 @@ fn configure(settings: &mut rodata, options: &OffcpuOptions) -> Result<(), Attac
     settings.wanted_tgid = options.process.map_or(0, |pid| pid as i32);
     settings.wanted_cgroup = options.cgroup.unwrap_or(0);
     if let Some(name) = &options.thread_name {
-        // The kernel keeps the first 15 bytes of a name.
-        for (to, from) in settings.wanted_comm.iter_mut().take(15).zip(name.bytes()) {
-            *to = from as _;
-        }
-        settings.has_wanted_comm = true;
+        (settings.wanted_thread_name, settings.has_wanted_thread_name) = (attach::kept_name(name), true);
+    }
+    if let Some(name) = &options.process_name {
+        (settings.wanted_process_name, settings.has_wanted_process_name) = (attach::kept_name(name), true);
     }
     settings.wanted_states = super::state::mask(&options.states)?;
     settings.take_kernel_threads = options.kernel_threads != KernelThreads::No;

@@ -300,6 +300,9 @@ u64 walk_now_ns = 0;
 /* From the clock of the run queues to CLOCK_MONOTONIC. */
 u64 clock_offset_ns = 0;
 bool has_clock_offset = false;
+/* When this walk was to begin, on the clock of the sampler's run queue, and how long the sampler had waited for CPUs when the last one ended. */
+u64 look_clock_ns = 0;
+u64 sampler_waited_ns = 0;
 /* User space takes it back when it begins a walk. */
 bool is_calibrated = false;
 

@@ -41,6 +41,8 @@ pub(crate) struct Wanted {
     pub process: Option<u32>,
     /// Of this name, without what the kernel cuts off.
     pub thread_name: Option<String>,
+    /// Of processes of this name.
+    pub process_name: Option<String>,
     /// In the cgroup of this number, or below.
     pub cgroup: Option<u64>,
     /// The kernel's own threads.
@@ -80,11 +82,10 @@ impl Waits {
         settings.take_kernel_threads = wanted.kernel_threads;
         settings.take_user_threads = wanted.user_threads;
         if let Some(name) = &wanted.thread_name {
-            // One byte stays for the end of the text.
-            for (to, from) in settings.wanted_comm.iter_mut().take(15).zip(name.bytes()) {
-                *to = from as _;
-            }
-            settings.has_wanted_comm = true;
+            (settings.wanted_thread_name, settings.has_wanted_thread_name) = (attach::kept_name(name), true);
+        }
+        if let Some(name) = &wanted.process_name {
+            (settings.wanted_process_name, settings.has_wanted_process_name) = (attach::kept_name(name), true);
         }
         let [accounts, intervals, wakeups] = account.shared();
         open.maps.account_by_cpu.reuse_fd(accounts)?;
@@ -164,6 +165,7 @@ pub(crate) fn event_of(
         running_ns: record.running_ns,
         tid: record.tid,
         moved: (record.moved_ns != 0).then_some((record.moved_ns, record.moved_from)),
+        throttled_until_ns: (record.throttled_until_ns != 0).then_some(record.throttled_until_ns),
         has_quota: record.has_quota != 0,
         occupancy,
     };

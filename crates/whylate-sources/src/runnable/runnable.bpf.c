@@ -53,6 +53,8 @@ static __always_inline int explain_wait(struct task_struct *task, const struct w
 			late->moved_ns = wakeup->moved_ns;
 			late->moved_from = wakeup->moved_from;
 		}
+		if (wakeup->was_throttled)
+			late->throttled_until_ns = cpu_quota_filled_ns(task, wakeup->waits_since_ns);
 		late->waker_tid = wakeup->waker_tid;
 		__builtin_memcpy(late->waker, wakeup->waker, sizeof(late->waker));
 	}

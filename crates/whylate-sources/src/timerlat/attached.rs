@@ -12,6 +12,7 @@ use whylate_model::blame::{self, TimerEvidence};
 use whylate_model::{LateEvent, Snapshot};
 
 use super::activation::Activation;
+use super::latest::Activated;
 use super::programs::Programs;
 use super::skel::types::{interrupted_stack, late_activation};
 use super::threads::{self, Stop, Stopped};
@@ -67,6 +68,10 @@ pub struct AttachedTimerlat {
 impl AttachedTimerlat {
     /// With the kernel's tracer, or with threads of this process.
     pub(super) fn new(options: &TimerlatOptions, with_tracer: bool) -> Result<Self, AttachError> {
+        // What nobody else explains is recorded all the same, where the tracer does not.
+        let recorded = options.record.as_ref().filter(|_| !with_tracer && !options.explains());
+        let explain_worst = options.explain_worst.or(recorded.and_then(|record| record.worst));
+        let options = &TimerlatOptions { explain_worst, ..options.clone() };
         let online = cpus::online().context("cannot tell which CPUs are online")?;
         let wanted = if options.cpus.is_empty() { online.clone() } else { options.cpus.clone() };
         if let Some(cpu) = wanted.iter().find(|cpu| !online.contains(cpu)) {
@@ -324,6 +329,12 @@ impl AttachedTimerlat {
             Workload::Own { .. } => Ok(false),
             Workload::Tracer(tracer) => tracer.save(out),
         }
+    }
+
+    /// The latest activations of the measurement, in the order in which they were due, where a record is asked for and
+    /// the tracer does not make it.
+    pub fn latest(&self) -> Vec<Activated> {
+        self.workload.latest(self.counts_from_ns)
     }
 
     /// Whether the tracer records.

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use super::latest::Latest;
 use super::missed::{Missed, due_after, overdue};
 use super::tally::{StepWidth, Taken, Tallies, Tally, Times};
 
@@ -44,6 +45,7 @@ pub(super) struct Counter {
     /// When the thread is due after the activation that was counted last; 0: it is not known.
     next_due_ns: u64,
     missed: Missed,
+    pub latest: Latest,
 }
 
 /// Both ends for a thread that is activated with this period, whose activations are counted at least so often.
@@ -56,7 +58,8 @@ pub(super) fn ends(period_ns: u64, counted_every_ns: u64, width: Option<StepWidt
     let (slots_too, counted_too, rest_too) = (Arc::clone(&slots), Arc::clone(&counted), Arc::clone(&rest));
     let giver = Giver { slots: slots_too, next: 0, known: 0, counted: counted_too, period_ns, rest: rest_too };
     let (tally, missed) = (Tally::new(width), Missed::default());
-    (giver, Counter { slots, next: 0, counted, period_ns, rest, tally, next_due_ns: 0, missed })
+    let latest = Latest::new(0);
+    (giver, Counter { slots, next: 0, counted, period_ns, rest, tally, next_due_ns: 0, missed, latest })
 }
 
 impl Giver {
@@ -102,6 +105,7 @@ impl Counter {
             let times = Times { due_ns, irq_ns, thread_ns, user_ns };
             if due_ns >= from_ns {
                 self.tally.activation(times);
+                self.latest.add(times);
             }
             self.next_due_ns = due_after(due_ns, user_ns, self.period_ns);
             if self.next_due_ns - due_ns > self.period_ns {

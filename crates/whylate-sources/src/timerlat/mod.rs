@@ -12,6 +12,7 @@ mod activation;
 mod attached;
 mod handover;
 pub mod idle;
+mod latest;
 mod missed;
 pub mod placement;
 mod programs;
@@ -22,6 +23,7 @@ mod tracer;
 mod workload;
 
 pub use attached::AttachedTimerlat;
+pub use latest::Activated;
 pub use tally::StepWidth;
 pub use threads::{Policy, Stop};
 pub use tracer::{Record, TraceEvent};
@@ -90,10 +92,12 @@ pub struct TimerlatOptions {
     pub backend: Option<String>,
     /// Whose threads are measured. All but those in user space need the tracer.
     pub threads: Threads,
-    /// Have the tracer record events, to be saved as text.
+    /// Record what is to be saved: with the tracer its events, without it the latest activations.
     pub record: Option<Record>,
     /// From one activation to the next.
     pub period_ns: u64,
+    /// From an activation to that of the next CPU; `None` where they need not keep step.
+    pub aligned_ns: Option<u64>,
     /// Take a longer period than that where a timer's interrupt is dear.
     pub is_frugal: bool,
     /// CPUs with a measured thread; empty for all that are online.
@@ -125,6 +129,7 @@ impl Default for TimerlatOptions {
             threads: Threads::Any,
             record: None,
             period_ns: 1_000_000,
+            aligned_ns: None,
             is_frugal: false,
             cpus: Vec::new(),
             policy: Policy::Fifo(95),

@@ -137,16 +137,15 @@ impl Tally {
 
     /// Counts the latencies of an activation.
     pub(super) fn activation(&self, times: Times) {
-        let since_due = |ns: u64| ns.saturating_sub(times.due_ns);
         if times.irq_ns == ARMED_LATE {
             add(&self.armed_late, 1);
-        } else if times.irq_ns < times.due_ns || times.thread_ns < times.irq_ns {
-            self.is_unseen();
+        } else if let Some((irq_ns, thread_ns)) = times.seen_ns() {
+            self.count(Kind::Irq, irq_ns);
+            self.count(Kind::Thread, thread_ns);
         } else {
-            self.count(Kind::Irq, since_due(times.irq_ns));
-            self.count(Kind::Thread, since_due(times.thread_ns));
+            self.is_unseen();
         }
-        self.count(Kind::User, since_due(times.user_ns));
+        self.count(Kind::User, times.user_ns.saturating_sub(times.due_ns));
     }
 
     /// Counts an activation whose times were not seen.
@@ -283,6 +282,14 @@ pub(super) struct Times {
     pub irq_ns: u64,
     pub thread_ns: u64,
     pub user_ns: u64,
+}
+
+impl Times {
+    /// The latencies of the interrupt and of the thread, where both were seen.
+    pub(super) fn seen_ns(&self) -> Option<(u64, u64)> {
+        let is_seen = self.irq_ns >= self.due_ns && self.thread_ns >= self.irq_ns;
+        is_seen.then(|| (self.irq_ns - self.due_ns, self.thread_ns - self.due_ns))
+    }
 }
 
 #[cfg(test)]

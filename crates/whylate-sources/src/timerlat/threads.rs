@@ -13,6 +13,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::activation::Activation;
 use super::handover::{self, Counter, Giver};
+use super::latest::Latest;
 use super::tally::{StepWidth, Times};
 use crate::clock::monotonic_ns;
 use crate::mapped::MappedArray;
@@ -49,6 +50,8 @@ pub(super) struct Measured {
 pub(super) struct Orders {
     pub cpu: u32,
     pub period_ns: u64,
+    /// It is due whole periods before or after this; `None` where any time will do.
+    pub due_with_ns: Option<u64>,
     pub policy: Policy,
     pub map: Arc<MappedArray>,
     pub width: Option<StepWidth>,
@@ -56,6 +59,8 @@ pub(super) struct Orders {
     pub counted_every_ns: u64,
     pub stop: Stop,
     pub stopped: Arc<Stopped>,
+    /// So many of the latest activations are kept.
+    pub recorded: usize,
 }
 
 /// Latencies from which on measuring stops.
@@ -161,7 +166,8 @@ impl std::fmt::Debug for Stopped {
 impl Measured {
     /// Starts it; returns when it is about to sleep for the first time.
     pub(super) fn start(orders: Orders) -> anyhow::Result<Self> {
-        let (mut giver, counter) = handover::ends(orders.period_ns, orders.counted_every_ns, orders.width);
+        let (mut giver, mut counter) = handover::ends(orders.period_ns, orders.counted_every_ns, orders.width);
+        counter.latest = Latest::new(orders.recorded);
         let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
         let (cpu, stopped) = (orders.cpu, Arc::clone(&orders.stopped));
         let thread = thread::Builder::new().name(format!("timerlat/{cpu}")).spawn(move || {
@@ -219,7 +225,7 @@ fn repeat(orders: &Orders, giver: &mut Giver) -> anyhow::Result<()> {
     let (cpu, period_ns, stop, stopped) = (orders.cpu, orders.period_ns, orders.stop, &*orders.stopped);
     let activation = Activation::of(&orders.map, cpu);
     activation.measure(true);
-    let mut due_ns = monotonic_ns() + period_ns;
+    let mut due_ns = first_due(monotonic_ns() + period_ns, period_ns, orders.due_with_ns);
     while !stopped.is_over.load(Ordering::Relaxed) {
         activation.expect(due_ns);
         sleep_until(due_ns)?;
@@ -240,6 +246,12 @@ fn repeat(orders: &Orders, giver: &mut Giver) -> anyhow::Result<()> {
     }
     activation.measure(false);
     Ok(())
+}
+
+/// The first time from then on that is whole periods before or after the other one.
+fn first_due(from_ns: u64, period_ns: u64, due_with_ns: Option<u64>) -> u64 {
+    let Some(with_ns) = due_with_ns else { return from_ns };
+    from_ns + (with_ns % period_ns + period_ns - from_ns % period_ns) % period_ns
 }
 
 fn sleep_until(due_ns: u64) -> io::Result<()> {
@@ -320,5 +332,29 @@ pub(super) fn set_policy(tid: u32, policy: Policy) -> io::Result<()> {
     match unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const attributes, no_flags) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_first_time_is_in_step() {
+        assert_eq!(first_due(5_250, 1_000, None), 5_250);
+        assert_eq!(first_due(5_250, 1_000, Some(250)), 5_250);
+        assert_eq!(first_due(5_250, 1_000, Some(8_300)), 5_300);
+        assert_eq!(first_due(5_250, 1_000, Some(200)), 6_200);
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_less_than_a_period_later(from_ns in 0..1_u64 << 60, period_ns in 1..2_000_000_000_u64, with_ns in 0..1_u64 << 60) {
+            let due_ns = first_due(from_ns, period_ns, Some(with_ns));
+            prop_assert!(due_ns >= from_ns && due_ns - from_ns < period_ns);
+            prop_assert_eq!(due_ns % period_ns, with_ns % period_ns);
+        }
     }
 }

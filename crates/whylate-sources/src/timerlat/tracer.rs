@@ -36,6 +36,10 @@ pub(super) const TRACER: &str = "timerlat";
 /// Why there is none of it.
 pub(super) const NOT_THERE: &str =
     "this kernel has no timerlat tracer (boot one with CONFIG_TIMERLAT_TRACER=y, or measure with --backend bpf)";
+/// By how much each thread is due after the one before, on kernels that can keep them in step.
+const ALIGN: &str = "timerlat_align_us";
+const CANNOT_ALIGN: &str =
+    "this kernel's timerlat tracer cannot align its threads (measure with --backend bpf, or leave -A out)";
 /// The largest page that the kernel hands over at a time (`buffer_subbuf_size_kb`, from 6.8 on).
 const LARGEST_PAGE: usize = 64 << 10;
 /// For so long a thread's late event may be missing after its CPU has stopped the measurement: the thread has not run yet.
@@ -104,6 +108,10 @@ impl Tracer {
             Ok(tracers) if tracers.split_whitespace().any(|tracer| tracer == TRACER) => {}
             _ => return Err(AttachError::Unsupported(NOT_THERE.to_owned())),
         }
+        let can_align = folder.join("osnoise").join(ALIGN).exists();
+        if options.aligned_ns.is_some() && !can_align {
+            return Err(AttachError::Unsupported(CANNOT_ALIGN.to_owned()));
+        }
         if let Some(other) = other_user(&folder) {
             return Err(AttachError::Unsupported(format!(
                 "{} uses the timerlat tracer, whose settings are the same for all: end that first",
@@ -125,7 +133,8 @@ impl Tracer {
 
     fn start(folder: &Path, options: &TimerlatOptions, threads: Threads, cpus: &[u32]) -> Result<Self> {
         // Each is dropped before those that it stands on, whatever fails: readers, pages, instances, settings.
-        let settings = set_up(&folder.join("osnoise"), options, threads, cpus)?;
+        let mut settings = Restore::new()?;
+        set_up(&mut settings, &folder.join("osnoise"), options, threads, cpus)?;
         let instance = Instance::new(folder, "")?;
         instance.write("trace_clock", "mono")?;
         let sample = SampleFormat::parse(&instance.read("events/ftrace/timerlat/format").or_else(|_| {
@@ -375,8 +384,13 @@ impl Traced {
 }
 
 /// The settings of the tracer, which are those of all its instances.
-fn set_up(osnoise: &Path, options: &TimerlatOptions, threads: Threads, cpus: &[u32]) -> Result<Restore> {
-    let mut settings = Restore::new()?;
+fn set_up(
+    settings: &mut Restore,
+    osnoise: &Path,
+    options: &TimerlatOptions,
+    threads: Threads,
+    cpus: &[u32],
+) -> Result<()> {
     // 0: never. Microseconds.
     let us = |ns: Option<u64>| ns.map_or(0, |ns| ns.div_ceil(1_000)).to_string();
     let wanted = [
@@ -394,8 +408,12 @@ fn set_up(osnoise: &Path, options: &TimerlatOptions, threads: Threads, cpus: &[u
     let file = osnoise.join("options");
     if file.exists() {
         settings.set_flag(&file, "OSNOISE_WORKLOAD", threads == Threads::Kernel)?;
+        if options.aligned_ns.is_some() {
+            settings.set(&osnoise.join(ALIGN), &us(options.aligned_ns))?;
+            settings.set_flag(&file, "TIMERLAT_ALIGN", true)?;
+        }
     }
-    Ok(settings)
+    Ok(())
 }
 
 /// The tracer's thread on a CPU.
@@ -420,4 +438,31 @@ fn other_user(folder: &Path) -> Option<PathBuf> {
         [TRACER, "osnoise"].contains(&current.trim())
     };
     std::iter::once(folder.to_owned()).chain(instances).find(uses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_kept_in_step_where_that_is_asked_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        let settings =
+            [("cpus", "0-1"), ("print_stack", "0"), ("stop_tracing_us", "0"), ("stop_tracing_total_us", "0")];
+        for (name, value) in settings.into_iter().chain([("timerlat_period_us", "1000"), (ALIGN, "0")]) {
+            fs::write(path(name), value).expect("written");
+        }
+        let options = "OSNOISE_WORKLOAD NO_TIMERLAT_ALIGN";
+        fs::write(path("options"), options).expect("written");
+        let set = |aligned_ns| {
+            let mut settings = Restore::recorded_in(&path("records")).expect("made");
+            let options = TimerlatOptions { aligned_ns, ..TimerlatOptions::default() };
+            set_up(&mut settings, folder.path(), &options, Threads::Kernel, &[0, 1]).expect("set");
+            let read = |name| fs::read_to_string(path(name)).expect("read").trim().to_owned();
+            (read(ALIGN), read("options"))
+        };
+        assert_eq!(set(None), ("0".to_owned(), options.to_owned()));
+        assert_eq!(set(Some(20_000)), ("20".to_owned(), "TIMERLAT_ALIGN".to_owned()));
+    }
 }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::latest::{Activated, RECORDED};
 use super::tally::Taken;
 use super::threads::{Measured, Orders, Stopped};
 use super::tracer::Tracer;
@@ -33,19 +34,22 @@ impl Workload {
         map: &Arc<MappedArray>,
         stopped: &Arc<Stopped>,
     ) -> anyhow::Result<Self> {
-        let start = |&cpu| {
+        let now_ns = clock::monotonic_ns();
+        let start = |(index, &cpu)| {
             Measured::start(Orders {
                 cpu,
                 period_ns: options.period_ns,
+                due_with_ns: options.aligned_ns.map(|apart_ns| now_ns + index * apart_ns),
                 policy: options.policy,
                 map: Arc::clone(map),
                 width: options.steps,
                 counted_every_ns: POLLED_EVERY.as_nanos() as u64,
                 stop: options.stop,
                 stopped: Arc::clone(stopped),
+                recorded: options.record.as_ref().map_or(0, |_| RECORDED),
             })
         };
-        let measured = cpus.iter().map(start).collect::<anyhow::Result<_>>()?;
+        let measured = (0..).zip(cpus).map(start).collect::<anyhow::Result<_>>()?;
         Ok(Workload::Own { measured, stopped: Arc::clone(stopped) })
     }
 
@@ -78,6 +82,17 @@ impl Workload {
             Workload::Own { .. } => true,
             Workload::Tracer(tracer) => tracer.has_user,
         }
+    }
+
+    /// The latest activations that were due from then on, in the order in which they were; those of the tracer are in
+    /// its own trace.
+    pub(super) fn latest(&self, from_ns: u64) -> Vec<Activated> {
+        let Workload::Own { measured, .. } = self else { return Vec::new() };
+        let to_unix_ns = clock::unix_ns().saturating_sub(clock::monotonic_ns());
+        let of_cpu = measured.iter().map(|measured| measured.counter.latest.since(from_ns, measured.cpu, to_unix_ns));
+        let mut latest: Vec<Activated> = of_cpu.flatten().collect();
+        latest.sort_by_key(|activated| (activated.due_unix_ns, activated.cpu));
+        latest
     }
 
     /// Takes in what was measured of activations that were due until then.

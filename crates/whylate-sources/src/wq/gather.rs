@@ -82,7 +82,10 @@ impl Gathered {
                     let mut taken = self.take_one(id, labels.clone());
                     add_values(&mut taken, unfinished.get(&id));
                     if !taken.values.is_empty() || !taken.histograms.values().all(Histogram::is_empty) {
-                        by_labels.entry(labels).or_default().absorb(&taken);
+                        let into = by_labels
+                            .entry(labels)
+                            .or_insert_with_key(|labels| Series { labels: labels.clone(), ..Series::default() });
+                        into.absorb(&taken);
                     }
                 }
                 if retired {

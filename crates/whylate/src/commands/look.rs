@@ -17,6 +17,7 @@ use whylate_sources::{AttachError, Attached, Options, Source as _, Together, irq
 
 use crate::cli::duration_ns;
 use crate::commands::watch::{Ended, Watch};
+use crate::output::json::write_line;
 use crate::output::look;
 use crate::output::table::terminal_columns;
 
@@ -141,8 +142,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let look = Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) };
     let mut out = io::BufWriter::new(io::stdout().lock());
     if arguments.json {
-        serde_json::to_writer(&mut out, &look).map_err(io::Error::from)?;
-        writeln!(out)?;
+        write_line(&mut out, &look)?;
     } else {
         look::write(&mut out, &look, terminal_columns())?;
     }

@@ -16,13 +16,15 @@ pub mod wq;
 
 use std::error::Error;
 use std::fmt;
-use std::io;
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
+use whylate_model::lost;
 use whylate_sources::AttachError;
 use whylate_sources::restore::{self, PutBack};
 
 use crate::cli::{Cli, Command};
+use crate::output;
 
 /// Exit status of a run that did what was asked.
 pub const SUCCESS: u8 = 0;
@@ -66,6 +68,9 @@ fn recover() {
 
 /// Runs a command and turns its error into one line on standard error and an exit status.
 pub fn run(cli: Cli) -> ExitCode {
+    if cli.help_lost {
+        return end(help_lost().map(|()| SUCCESS));
+    }
     if !matches!(cli.command, Some(Command::Generate(_))) {
         recover();
     }
@@ -81,6 +86,14 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments).map(|()| SUCCESS),
         Command::Generate(arguments) => generate::run(&arguments).map(|()| SUCCESS),
     })
+}
+
+/// Of the source that the command line names, or of all.
+fn help_lost() -> anyhow::Result<()> {
+    let source = std::env::args_os().find_map(|word| lost::sources().iter().copied().find(|source| word == *source));
+    let mut out = io::stdout().lock();
+    output::lost::write(&mut out, source)?;
+    Ok(out.flush()?)
 }
 
 fn end(result: anyhow::Result<u8>) -> ExitCode {

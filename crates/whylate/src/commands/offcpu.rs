@@ -4,8 +4,9 @@
 mod diff;
 mod import;
 
-use std::io::{self, Write};
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Read as _, Write};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -13,6 +14,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use whylate_model::Snapshot;
 use whylate_model::folded::Root;
 use whylate_model::units::{format_ns, printable};
+use whylate_model::wait::Classes;
 use whylate_sources::offcpu::{
     CallGraph, Choice, KernelThreads, Offcpu, OffcpuOptions, Often, RATES_HZ, TRACE, WAKERS_NEED_TRACE,
 };
@@ -44,28 +46,33 @@ examples:
     whylate offcpu --why 5ms -d 10s       # and who had the CPU each time that a thread waited 5 ms or longer for it
     whylate offcpu --wakers -d 10s -o woken.svg
                                           # and the stack of who ended each wait, by tracing every switch
+    whylate offcpu --flat --classes waits.txt -d 10s
+                                          # with rules of your own, such as: lock my_mutex_lock
     whylate offcpu --diff before.folded after.folded -o diff.svg
     whylate offcpu import procstat.txt -o sleep.svg"
 )]
 pub struct Arguments {
     #[command(subcommand)]
     command: Option<Sub>,
-    /// Samples a second, 1 to 999; the times between them vary, so that no regular sleeper is met at the same point each time
+    /// Samples per second, 1 to 999; the interval is jittered, so that sampling cannot run in lockstep with a periodic sleeper
     #[arg(short = 'F', long = "frequency", value_name = "HZ", default_value_t = whylate_sources::offcpu::DEFAULT_HZ,
           value_parser = clap::value_parser!(u32).range(1..=999))]
     frequency: u32,
     /// End after this time (e.g. 10s, 5m, 1h)
     #[arg(short, long, value_parser = duration_ns)]
     duration: Option<u64>,
-    /// Write to a file, by its end: .svg, .folded, .pb.gz, .json or .speedscope.json
+    /// Write to a file; its extension sets the format: .svg, .folded, .pb.gz, .json or .speedscope.json
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Only the threads of this process
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
-    /// Only threads of this name
+    /// Only processes of this name, with all their threads
     #[arg(long, value_name = "NAME")]
     comm: Option<String>,
+    /// Only threads of this name
+    #[arg(long, value_name = "NAME")]
+    thread: Option<String>,
     /// Only threads in this cgroup, or below
     #[arg(long, value_name = "PATH")]
     cgroup: Option<String>,
@@ -78,29 +85,35 @@ pub struct Arguments {
     /// Kernel frames only
     #[arg(long)]
     no_user: bool,
-    /// At most so many frames of each stack, innermost ones
+    /// Keep only this many innermost frames of each stack
     #[arg(long, value_name = "FRAMES", default_value_t = 127, value_parser = clap::value_parser!(u32).range(1..=127))]
     max_depth: u32,
-    /// How callers in user space are told: by the code's unwind information (.eh_frame), which programs without frame pointers have too, or by
-    /// frame pointers from the innermost function's caller on
+    /// How to unwind user stacks: by unwind information (.eh_frame), which programs without frame pointers have too, or by frame pointers,
+    /// from the innermost function's caller on
     #[arg(long, value_enum, default_value_t = Callers::Rules, conflicts_with = "no_user")]
     call_graph: Callers,
     /// File and line of each user frame, and functions that are inlined there, where debug information tells; this takes longer
     #[arg(long, conflicts_with = "no_user")]
     lines: bool,
-    /// Who ended each wait: the waker's stack behind that of the thread that waited, by tracing every switch (backend trace)
+    /// Show who ended each wait: append the waker's stack to that of the waiter; traces every context switch (backend trace)
     #[arg(long, conflicts_with_all = ["blocked", "diff", "budget"])]
     wakers: bool,
-    /// What stacks are told apart by
+    /// What to group stacks by
     #[arg(long, value_enum, default_value_t = By::Process)]
     by: By,
-    /// A row for each place, with the rule that tells what it is waited for
+    /// Print a row per place, with the rule that classified the wait
     #[arg(long)]
     flat: bool,
+    /// Read your own rules for classifying waits: on each line a class and a function, such as `lock my_mutex_lock`
+    ///
+    /// Classes are idle, disk, network, lock, pipe, page_fault, timer and other. `*` in a function's name matches any characters, and lines
+    /// that begin with # are comments. The innermost frame that matches a rule decides, before any built-in rule.
+    #[arg(long, value_name = "FILE", conflicts_with = "diff")]
+    classes: Option<PathBuf>,
     /// Leave out threads that are idle by design
     #[arg(long)]
     hide_idle: bool,
-    /// Print the threads that have waited for at least this long by now (e.g. 10s), in one look
+    /// Print the threads that have been waiting for at least this long (e.g. 10s), and exit
     #[arg(long, value_name = "TIME", value_parser = duration_ns, conflicts_with_all = ["output", "duration"])]
     blocked: Option<u64>,
     /// Compare two profiles (folded or JSON): what waits more, and what less
@@ -109,16 +122,16 @@ pub struct Arguments {
     /// Explain each wait for a CPU that is at least this long (e.g. 1ms): who had it meanwhile, and who woke the thread
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns, conflicts_with = "blocked")]
     why: Option<u64>,
-    /// Of these waits, so many are shown [default: 10]
+    /// With --why: show only the N longest waits [default: 10]
     #[arg(long, value_name = "N", requires = "why", value_parser = clap::value_parser!(u16).range(1..=1000))]
     worst: Option<u16>,
     /// One JSON object
     #[arg(long, conflicts_with_all = ["flat", "blocked"])]
     json: bool,
-    /// How: sample (the default), trace for every switch, proc without BPF, or auto for the cheaper one of sample and trace, with the reason
+    /// How to measure: sample (the default), trace (every context switch), proc (without BPF), or auto (the cheaper of sample and trace; says why)
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
-    /// The part of one CPU that sampling may take (e.g. 1%), which tells how often instead of -F
+    /// Share of one CPU that sampling may use (e.g. 1%); sets the rate, in place of -F
     #[arg(long, value_name = "SHARE", value_parser = budget_ppm, conflicts_with = "frequency")]
     budget: Option<u32>,
 }
@@ -193,7 +206,8 @@ impl Arguments {
             rate_hz: self.frequency,
             budget_ppm: self.budget,
             process: self.pid,
-            thread_name: self.comm.clone(),
+            process_name: self.comm.clone(),
+            thread_name: self.thread.clone(),
             cgroup,
             states: self.state.clone().unwrap_or_default(),
             kernel_threads: match self.kernel_threads {
@@ -210,10 +224,29 @@ impl Arguments {
             wakers: self.wakers,
             by_thread: self.by == By::Thread || self.blocked.is_some(),
             max_depth: self.max_depth,
+            classes: self.classes.as_deref().map_or_else(|| Ok(Classes::default()), read_classes)?,
             explain_over_ns: self.why,
             ..OffcpuOptions::default()
         })
     }
+}
+
+/// A file of rules is a few lines.
+const MAX_CLASSES_BYTES: u64 = 1 << 20;
+
+fn read_classes(path: &Path) -> anyhow::Result<Classes> {
+    let name = printable(&path.to_string_lossy());
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_CLASSES_BYTES + 1).read_to_end(&mut bytes));
+    read.with_context(|| format!("cannot read {name}"))?;
+    if bytes.len() as u64 > MAX_CLASSES_BYTES {
+        return Err(
+            Senseless(anyhow::anyhow!("{name} is too large for a file of rules: name one of at most 1 MiB")).into()
+        );
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let classes = Classes::parse(&text).map_err(|error| Senseless(anyhow::anyhow!("{name}, {error}")))?;
+    Ok(classes)
 }
 
 /// Wakeups are seen by `trace` alone.

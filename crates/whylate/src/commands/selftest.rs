@@ -21,6 +21,7 @@ use whylate_sources::wq::Wq;
 use whylate_sources::{AttachError, Options, Source as _, clock};
 
 use crate::commands::SUCCESS;
+use crate::output::json::write_line;
 use crate::output::selftest;
 use crate::output::table::terminal_columns;
 
@@ -122,8 +123,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let told = Selftest::new(&host, start_unix_ns, place.cpu, checks);
     let mut out = io::BufWriter::new(io::stdout().lock());
     if arguments.json {
-        serde_json::to_writer(&mut out, &told).map_err(io::Error::from)?;
-        writeln!(out)?;
+        write_line(&mut out, &told)?;
     } else {
         selftest::write(&mut out, &told, terminal_columns())?;
     }

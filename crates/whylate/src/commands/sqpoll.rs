@@ -53,7 +53,7 @@ pub struct Arguments {
     /// Explain each wait for a CPU that is at least this long (e.g. 1ms): who had it meanwhile
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
     why: Option<u64>,
-    /// Of these waits, show the longest ones of each output only, so many
+    /// With --why: show only the N longest waits at each output
     #[arg(long, value_name = "N", requires = "why", value_parser = clap::value_parser!(u16).range(1..=1000))]
     worst: Option<u16>,
     /// End after this time (e.g. 10s, 5m, 1h)

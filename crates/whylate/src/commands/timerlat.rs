@@ -16,6 +16,7 @@ use self::events::Events;
 use self::values::{Action, Cpus, TRACE_FILE};
 use crate::cli::duration_ns;
 use crate::output::timerlat::Unit;
+use crate::output::timerlat::analysis::StackFormat;
 use crate::output::timerlat::hist::Shown;
 
 pub use run::run;
@@ -50,9 +51,6 @@ enum Mode {
 struct Top {
     #[command(flatten)]
     common: Common,
-    /// Print only a summary at the end
-    #[arg(short, long)]
-    quiet: bool,
     /// Stop at this latency and tell why, without statistics (us)
     #[arg(long, value_name = "LATENCY", value_parser = values::us, conflicts_with_all = ["auto", "irq", "thread", "no_aa"])]
     aa_only: Option<u64>,
@@ -88,7 +86,7 @@ struct Hist {
     #[arg(long)]
     with_zeros: bool,
     /// Refresh the histogram each second
-    #[arg(long)]
+    #[arg(long, conflicts_with = "quiet")]
     live: bool,
 }
 
@@ -96,22 +94,32 @@ struct Hist {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("explained").multiple(true))]
 struct Common {
+    /// Print only a summary at the end, as hist does anyway
+    #[arg(short, long)]
+    quiet: bool,
     /// Automatic: the same as -i, -T and -s with this latency, and -t (us)
     #[arg(short, long, value_name = "LATENCY", value_parser = values::us)]
     auto: Option<u64>,
     /// Time from one activation to the next, 100 us to 1 s (us)
     #[arg(short, long, value_name = "PERIOD", default_value = "1000", value_parser = values::period)]
     period: u64,
-    /// Stop when an interrupt is so late (us)
+    /// Align the threads of all CPUs: each wakes this long after the previous CPU's (us)
+    #[arg(short = 'A', long, value_name = "OFFSET", value_parser = values::offset)]
+    aligned: Option<u64>,
+    /// Stop at this IRQ latency (us)
     #[arg(short, long, value_name = "LATENCY", value_parser = values::us)]
     irq: Option<u64>,
-    /// Stop when a thread, or its return to user space, is so late (us)
+    /// Stop at this thread latency, or return-to-user latency (us)
     #[arg(short = 'T', long, value_name = "LATENCY", value_parser = values::us)]
     thread: Option<u64>,
-    /// Show the stack that the timer's interrupt found, of threads so late (us)
+    /// Show the stack that the timer interrupted, of threads with at least this latency (us)
     #[arg(short, long, value_name = "LATENCY", value_parser = values::us)]
     stack: Option<u64>,
-    /// Ask for idle states that are left within so many microseconds, through /dev/cpu_dma_latency
+    /// How the analysis prints stack entries without a symbol: truncate ends the stack there, skip omits them, full prints
+    /// their addresses
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = StackFormat::Truncate, hide_possible_values = true)]
+    stack_format: StackFormat,
+    /// Allow only idle states with at most this exit latency, through /dev/cpu_dma_latency (us)
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u32).range(0..=10_000))]
     dma_latency: Option<u32>,
     /// Measure threads in user space; the default where there is a way
@@ -135,19 +143,20 @@ struct Common {
     /// Say what is done
     #[arg(short = 'D', long)]
     debug: bool,
-    /// Save the trace when a threshold is hit: the tracer's, or the late activations where there is none
-    #[arg(short, long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = TRACE_FILE)]
+    /// Save a trace when a threshold is hit: the tracer's, or without the tracer the latest activations, with what ran on
+    /// the CPU during the late ones
+    #[arg(short, long, value_name = "FILE", num_args = 0..=1, default_missing_value = TRACE_FILE)]
     trace: Option<PathBuf>,
     #[command(flatten)]
     events: Events,
     /// Size of the buffer of each CPU for -t and -a (KiB; needs the kernel's timerlat tracer)
     #[arg(long, value_name = "KB", value_parser = clap::value_parser!(u32).range(1..))]
     trace_buffer_size: Option<u32>,
-    /// How urgent the measured threads are: o:NICE, r:PRIORITY, f:PRIORITY or d:RUNTIME:PERIOD
+    /// Scheduling policy and priority of the measured threads: o:NICE, r:PRIORITY, f:PRIORITY or d:RUNTIME:PERIOD
     #[arg(short = 'P', long, value_name = "CLASS", default_value = "f:95", value_parser = values::policy)]
     priority: Policy,
-    /// Run in this cgroup; without a name, in that of whoever starts it
-    #[arg(short = 'C', long, value_name = "CGROUP", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    /// Run in this cgroup; without a name, in the caller's
+    #[arg(short = 'C', long, value_name = "CGROUP", num_args = 0..=1, default_missing_value = "")]
     cgroup: Option<String>,
     /// With a threshold: print which thread had each CPU when it was hit
     #[arg(long, alias = "dump-task")]
@@ -158,7 +167,7 @@ struct Common {
     /// Show nanoseconds
     #[arg(short, long)]
     nano: bool,
-    /// Measure so long before anything counts (s)
+    /// Discard the activations of this warm-up time (s)
     #[arg(long, value_name = "TIME", value_parser = duration_ns)]
     warm_up: Option<u64>,
     /// Switch off deeper idle states of the measured CPUs; -1 for all
@@ -170,13 +179,16 @@ struct Common {
     /// At the end: trace[,file=FILE], signal,num=N,pid=PID, or shell,command=COMMAND
     #[arg(long, value_name = "ACTION")]
     on_end: Vec<Action>,
+    /// Of rtla; refused
+    #[arg(long, value_name = "FILE", hide = true)]
+    bpf_action: Option<PathBuf>,
     /// Percentiles of each latency to p99.9999, raw and corrected for missed periods
     #[arg(long)]
     percentiles: bool,
     /// Show the N worst activations with their causes
     #[arg(long, value_name = "N", group = "explained", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     worst: Option<u16>,
-    /// Explain every activation so late as it happens, without stopping (us)
+    /// Explain each activation with at least this latency as it happens, without stopping (us)
     #[arg(long, value_name = "LATENCY", group = "explained", value_parser = values::us)]
     why: Option<u64>,
     /// One JSON object a line: each second, or of everything at the end (hist, and top -q)
@@ -186,6 +198,9 @@ struct Common {
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,
 }
+
+/// A trace at the end has so many of the worst activations, where nothing else says which ones.
+const RECORDED_WORST: usize = 10;
 
 /// How it is shown.
 #[derive(Clone, Copy, Debug)]
@@ -221,7 +236,7 @@ impl Arguments {
 
 impl Top {
     fn plan(&self) -> Plan<'_> {
-        let view = if self.aa_only.is_some() { View::Analysis } else { View::Top { is_live: !self.quiet } };
+        let view = if self.aa_only.is_some() { View::Analysis } else { View::Top { is_live: !self.common.quiet } };
         let stack_ns = self.common.stack.or(self.common.auto).or(self.aa_only);
         Plan { common: &self.common, view, stop: self.common.stop(self.aa_only), steps: None, stack_ns }
     }
@@ -255,7 +270,7 @@ impl Common {
         Stop { irq_ns: self.irq.or(both), thread_ns: self.thread.or(both) }
     }
 
-    /// The file that late activations are saved to when a threshold is hit.
+    /// The file that a trace is saved to when a threshold is hit.
     fn trace_file(&self) -> Option<PathBuf> {
         self.trace.clone().or_else(|| self.auto.map(|_| TRACE_FILE.into()))
     }
@@ -269,10 +284,18 @@ impl Common {
         }
     }
 
+    /// What is done when a threshold is hit.
+    fn on_threshold(&self) -> Vec<Action> {
+        self.trace_file().map(Action::Trace).into_iter().chain(self.on_threshold.iter().cloned()).collect()
+    }
+
     /// Whether a trace may be asked for.
     fn saves(&self) -> bool {
-        let mut actions = self.on_threshold.iter().chain(&self.on_end);
-        self.trace_file().is_some() || actions.any(|action| matches!(action, Action::Trace(_)))
+        self.on_threshold().iter().any(Action::is_trace) || self.saves_at_end()
+    }
+
+    fn saves_at_end(&self) -> bool {
+        self.on_end.iter().any(Action::is_trace)
     }
 }
 
@@ -288,12 +311,17 @@ impl Plan<'_> {
         let common = self.common;
         let analyses = self.analyses();
         let stop_ns = self.stop.thread_ns.filter(|_| analyses);
-        let record = Record { events: common.events.0.clone(), buffer_kb: common.trace_buffer_size };
+        let record = Record {
+            events: common.events.0.clone(),
+            buffer_kb: common.trace_buffer_size,
+            worst: common.saves_at_end().then_some(RECORDED_WORST),
+        };
         TimerlatOptions {
             backend: Some(common.backend.clone()),
             threads: common.threads(),
             record: common.saves().then_some(record),
             period_ns: common.period,
+            aligned_ns: common.aligned,
             is_frugal: false,
             cpus: common.cpus.as_ref().map(|cpus| cpus.0.clone()).unwrap_or_default(),
             policy: common.priority,
@@ -350,6 +378,8 @@ mod tests {
             with(words, |plan| assert!(matches!(plan.view, View::Top { is_live: false })));
         }
         with(&["top"], |plan| assert!(matches!(plan.view, View::Top { is_live: true })));
+        with(&["hist", "-q"], |plan| assert!(matches!(plan.view, View::Hist { is_live: false, .. })));
+        assert!(is_refused(&["hist", "-q", "--live"]));
     }
 
     #[test]
@@ -358,7 +388,12 @@ mod tests {
         assert_eq!(auto.stop, Stop { irq_ns: Some(40_000), thread_ns: Some(40_000) });
         assert_eq!(auto, options(&["-i", "40", "-T", "40", "-s", "40", "-t"]));
         with(&["-a", "40"], |plan| assert_eq!(plan.common.trace_file(), Some(TRACE_FILE.into())));
-        with(&["-a", "40", "-t=mine"], |plan| assert_eq!(plan.common.trace_file(), Some("mine".into())));
+        for file in [&["-t", "mine"][..], &["-t=mine"], &["-tmine"], &["--trace", "mine"], &["--trace=mine"]] {
+            with(&[&["-a", "40"], file].concat(), |plan| {
+                assert_eq!(plan.common.on_threshold(), [Action::Trace("mine".into())]);
+            });
+        }
+        with(&["-t", "-a", "40"], |plan| assert_eq!(plan.common.trace_file(), Some(TRACE_FILE.into())));
         with(&["-T", "40"], |plan| assert_eq!(plan.common.trace_file(), None));
         with(&["-t"], |plan| assert_eq!(plan.common.trace_file(), Some(TRACE_FILE.into())));
     }
@@ -426,6 +461,18 @@ mod tests {
         for words in [&["-a", "9"][..], &["--on-threshold", "trace", "-T", "9"], &["--on-end", "trace"]] {
             assert!(recorded(words).is_some(), "{words:?}");
         }
+        // Where no cause is asked for, the worst activations are recorded.
+        let worst = |words: &[&str]| recorded(words).and_then(|record| record.worst);
+        assert_eq!((worst(&["--on-end", "trace"]), worst(&["-t"])), (Some(RECORDED_WORST), None));
+        assert_eq!(
+            (options(&["-A", "0"]).aligned_ns, options(&["--aligned", "20"]).aligned_ns),
+            (Some(0), Some(20_000))
+        );
+        let group = |words: &[&str]| with(words, |plan| plan.common.cgroup.clone());
+        assert_eq!(
+            (group(&["-C", "a"]), group(&["-C=a"]), group(&["-C", "-q"])),
+            (Some("a".into()), Some("a".into()), Some(String::new()))
+        );
         let stacks = options(&["-s", "9"]);
         assert_eq!((stacks.stacks, stacks.stack_over_ns), (true, Some(9_000)));
         assert_eq!(options(&["--backend", "tracer"]).backend.as_deref(), Some("tracer"));
@@ -433,7 +480,9 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused() {
-        let wrong: [&[&str]; 12] = [
+        let wrong: [&[&str]; 14] = [
+            &["--stack-format", "short"],
+            &["-A", "2s"],
             &["-p", "99"],
             &["-c", "x"],
             &["-H", "3-1"],

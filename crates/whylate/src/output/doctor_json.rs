@@ -6,9 +6,11 @@ use std::io::{self, Write};
 use serde_json::{Map, Value, json};
 use whylate_sources::capabilities::{Capabilities, CpuList, Fact, Readiness, State};
 
+use super::json::write_line;
+
 /// States are `yes`, `no` or `unknown`; what does not apply or is not known is `null`.
 pub fn write(found: &Capabilities, out: &mut impl Write) -> io::Result<()> {
-    writeln!(out, "{}", object(found))
+    write_line(out, &object(found))
 }
 
 fn object(found: &Capabilities) -> Value {

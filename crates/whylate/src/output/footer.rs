@@ -3,6 +3,7 @@
 
 use std::io::{self, Write};
 
+use whylate_model::lost;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Series, Snapshot};
 
@@ -17,20 +18,36 @@ const STUCK_NS: f64 = 1e6;
 pub fn write(out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
     write_stuck(out, snapshot, "queued", "oldest_queued_ns")?;
     write_stuck(out, snapshot, "running", "oldest_running_ns")?;
+    are_explained(snapshot);
     let lost: Vec<String> = snapshot
         .lost
         .iter()
         .filter(|&(_, &count)| count > 0)
         .map(|(reason, count)| format!("{count} {}", reason.replace('_', " ")))
         .collect();
-    if !lost.is_empty() {
-        writeln!(out, "lost: {}", lost.join(", "))?;
-    }
+    write_lost(out, &lost)?;
     let probe = snapshot.probe;
     if let Some(each_ns) = probe.run_ns.checked_div(probe.runs) {
         writeln!(out, "probe: {} in {} runs, {each_ns} ns each", format_ns(probe.run_ns), probe.runs)?;
     }
     Ok(())
+}
+
+/// Writes what was lost, if anything was, and where that is explained.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write_lost(out: &mut dyn Write, lost: &[String]) -> io::Result<()> {
+    if lost.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "lost: {} (see --help-lost)", lost.join(", "))
+}
+
+/// Tests find a reason that nobody could look up.
+pub fn are_explained(snapshot: &Snapshot) {
+    let is_explained = |reason: &String| lost::meaning(&snapshot.source, reason).is_some();
+    debug_assert!(snapshot.lost.keys().all(is_explained), "of {}: {:?}", snapshot.source, snapshot.lost);
 }
 
 fn write_stuck(out: &mut dyn Write, snapshot: &Snapshot, count: &str, oldest: &str) -> io::Result<()> {

@@ -3,9 +3,40 @@
 
 use std::io::{self, Write};
 
+use serde::Serialize;
+use serde_json::ser::{CompactFormatter, Formatter};
 use whylate_model::{LateEvent, Snapshot, Worst};
 
 use super::Output;
+use super::footer::are_explained;
+
+/// Writes an object on a line of its own. Everything that is printed as JSON goes through here, so that no name moves a terminal's cursor.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write_line(out: &mut dyn Write, object: &impl Serialize) -> io::Result<()> {
+    object.serialize(&mut serde_json::Serializer::with_formatter(&mut *out, NoControls))?;
+    writeln!(out)
+}
+
+/// Escapes DEL and the C1 controls too, which JSON allows in strings: some terminals take U+009B for the beginning of an escape sequence.
+struct NoControls;
+
+impl Formatter for NoControls {
+    fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        let mut rest = fragment;
+        while let Some(at) = rest.find(|c: char| c.is_control()) {
+            let (plain, from) = rest.split_at(at);
+            CompactFormatter.write_string_fragment(writer, plain)?;
+            let mut chars = from.chars();
+            if let Some(control) = chars.next() {
+                write!(writer, "\\u{:04x}", u32::from(control))?;
+            }
+            rest = chars.as_str();
+        }
+        CompactFormatter.write_string_fragment(writer, rest)
+    }
+}
 
 /// How many late events one line carries at most, so that memory stays bounded; the others are counted as lost.
 const LATE_EVENTS_A_LINE: usize = 4_000;
@@ -49,14 +80,29 @@ impl Output for JsonLines {
         if beyond_limit > 0 {
             *snapshot.lost.entry("late_events".to_owned()).or_default() += beyond_limit;
         }
-        serde_json::to_writer(&mut *out, &snapshot)?;
-        writeln!(out)
+        are_explained(&snapshot);
+        write_line(out, &snapshot)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_control_character_is_printed_as_it_is() {
+        let name: String = (0..=0xa1).filter_map(char::from_u32).collect();
+        let mut snapshot = Snapshot::new("offcpu", "sample", "host", 0);
+        snapshot.late.push(LateEvent { labels: [(name.clone(), name.clone())].into(), ..LateEvent::default() });
+        let mut out = Vec::new();
+        JsonLines::default().snapshot(&mut out, snapshot).expect("a vector takes everything");
+        let text = String::from_utf8(out).expect("text");
+        let line = text.strip_suffix('\n').expect("a line");
+        assert!(!line.contains(char::is_control), "{line:?}");
+        assert!(line.contains(r"~\u007f\u0080") && line.contains("\\u009f\u{a0}\u{a1}"), "{line:?}");
+        let printed: Snapshot = serde_json::from_str(line).expect("a snapshot");
+        assert_eq!(printed.late[0].labels[&name], name);
+    }
 
     #[test]
     fn late_events_beyond_the_limit_are_counted() {

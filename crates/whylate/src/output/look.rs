@@ -4,9 +4,10 @@
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
-use whylate_model::look::{Culprit, Headline, Look, Sighting, late_from_ns};
+use whylate_model::look::{Culprit, Headline, LateOf, Look, Sighting, Unmeasured};
 use whylate_model::units::{format_ns, printable};
 
+use super::footer;
 use super::late::time_of_day;
 use super::table::{Align, Table};
 use super::why::{self, word};
@@ -26,33 +27,68 @@ pub fn write(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>) 
 
 fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, zone: &TimeZone) -> io::Result<()> {
     writeln!(out, "{} of {}\n", format_ns(look.duration_ns), printable(&look.host))?;
-    headlines(&look.sources).write(out, terminal_columns)?;
+    let rows: Vec<Row<'_>> = look.sources.iter().flat_map(rows_of).collect();
+    headlines(&rows).write(out, terminal_columns)?;
     let of_account = look.lost.iter().map(|(reason, count)| format!("{count} {} (all)", reason.replace('_', " ")));
     let lost: Vec<String> = look.sources.iter().flat_map(lost).chain(of_account).collect();
-    if !lost.is_empty() {
-        writeln!(out, "lost: {}", lost.join(", "))?;
-    }
+    footer::write_lost(out, &lost)?;
     if !look.worst.is_empty() {
         writeln!(out, "\nThe worst:")?;
         look.worst.iter().try_for_each(|sighting| write_sighting(out, sighting, zone))?;
     }
     write_culprits(out, &look.culprits)?;
-    for (heading, of) in [("Not measured here", &look.unmeasured), ("Less well here than elsewhere", &look.weaker)] {
+    for (heading, of) in [("Not measured here", &look.unmeasured), ("Less precise on this machine", &look.weaker)] {
         if !of.is_empty() {
             writeln!(out, "\n{heading} (`whylate doctor` tells what the kernel lacks):")?;
         }
         of.iter().try_for_each(|told| writeln!(out, "    {:<9} {}", told.source, printable(&told.reason)))?;
     }
     writeln!(out)?;
-    let late: Vec<&Headline> = look.sources.iter().filter(|source| source.is_late).collect();
+    let late: Vec<&Row<'_>> = rows.iter().filter(|row| row.is_late).collect();
     if late.is_empty() {
-        return writeln!(out, "Nothing was late.");
+        return write_not_judged(out, &look.unmeasured);
     }
     writeln!(out, "Look closer with:")?;
-    late.iter().try_for_each(|source| writeln!(out, "    {}", next(source)))
+    late.iter().try_for_each(|row| writeln!(out, "    {}", next(row)))
 }
 
-fn headlines(sources: &[Headline]) -> Table {
+/// What a look does not see, and the command that does.
+const BEYOND_A_LOOK: [(&str, &str); 3] = [
+    ("how long threads sleep, e.g. for locks, disks or the network", "whylate offcpu -d 10s"),
+    ("how long preemption is off", "whylate irqsoff --preempt 10 1"),
+    ("timers of other threads and of the kernel", "whylate irqsoff --timers 10 1"),
+];
+
+/// Nothing of what was judged was late, which says nothing of the rest.
+fn write_not_judged(out: &mut dyn Write, unmeasured: &[Unmeasured]) -> io::Result<()> {
+    writeln!(out, "Nothing above was late. For what this look does not cover:")?;
+    let unmeasured = unmeasured.iter().map(|of| (of.source.as_str(), "whylate doctor"));
+    for (what, command) in BEYOND_A_LOOK.into_iter().chain(unmeasured) {
+        writeln!(out, "    {what:<62}{command}")?;
+    }
+    Ok(())
+}
+
+/// One thing that a source judges.
+struct Row<'a> {
+    source: &'a Headline,
+    /// Where it is not what the source's figures are of.
+    late_of: Option<&'a LateOf>,
+    is_late: bool,
+}
+
+/// What the figures are of, and what else is judged.
+fn rows_of(source: &Headline) -> impl Iterator<Item = Row<'_>> {
+    let late_of = source.late_of.as_ref();
+    let is_late = match late_of {
+        Some(_) => source.count > 0 && source.max_ns >= source.late_from_ns,
+        None => source.is_late,
+    };
+    let beside = late_of.map(|late_of| Row { source, late_of: Some(late_of), is_late: source.late > 0 });
+    std::iter::once(Row { source, late_of: None, is_late }).chain(beside)
+}
+
+fn headlines(rows: &[Row<'_>]) -> Table {
     let right = |name| (name, Align::Right);
     let left = |name| (name, Align::Left);
     let mut table = Table::new(&[
@@ -66,20 +102,40 @@ fn headlines(sources: &[Headline]) -> Table {
         right("LATE"),
         left("OF"),
     ]);
-    for source in sources {
-        let figure = |ns| if source.count == 0 { "-".to_owned() } else { format_ns(ns) };
-        table.row(vec![
-            source.source.clone(),
-            if source.is_late { "LATE" } else { "normal" }.to_owned(),
-            source.count.to_string(),
-            figure(source.p50_ns),
-            figure(source.p99_ns),
-            figure(source.max_ns),
-            format_ns(source.late_from_ns),
-            // Sources that explain nothing count none.
-            if source.is_late && source.late == 0 { "-".to_owned() } else { source.late.to_string() },
-            if source.remark.is_empty() { source.of.clone() } else { source.remark.clone() },
-        ]);
+    let or_dash = |cell: String, is_known: bool| if is_known { cell } else { "-".to_owned() };
+    for Row { source, late_of, is_late } in rows {
+        let verdict = if *is_late { "LATE" } else { "normal" }.to_owned();
+        let figure = |ns| or_dash(format_ns(ns), source.count > 0);
+        let unknown = || "-".to_owned();
+        table.row(match late_of {
+            None => vec![
+                source.source.clone(),
+                verdict,
+                // A source without figures counts what is late alone.
+                or_dash(source.count.to_string(), !source.of.is_empty()),
+                figure(source.p50_ns),
+                figure(source.p99_ns),
+                figure(source.max_ns),
+                format_ns(source.late_from_ns),
+                match (is_late, source.late) {
+                    (false, _) => "0".to_owned(),
+                    // Sources that explain nothing count none.
+                    (true, late) => or_dash(late.to_string(), late > 0 && source.late_of.is_none()),
+                },
+                if source.remark.is_empty() { source.of.clone() } else { source.remark.clone() },
+            ],
+            Some(late_of) => vec![
+                source.source.clone(),
+                verdict,
+                unknown(),
+                unknown(),
+                unknown(),
+                or_dash(format_ns(late_of.max_ns), source.late > 0),
+                format_ns(late_of.late_from_ns),
+                source.late.to_string(),
+                late_of.of.clone(),
+            ],
+        });
     }
     table
 }
@@ -149,13 +205,13 @@ fn write_culprits(out: &mut dyn Write, culprits: &[Culprit]) -> io::Result<()> {
 }
 
 /// The command that tells more.
-fn next(source: &Headline) -> String {
-    let from = format_ns(source.late_from_ns);
-    match source.source.as_str() {
+fn next(row: &Row<'_>) -> String {
+    let from = format_ns(row.late_of.map_or(row.source.late_from_ns, |late_of| late_of.late_from_ns));
+    match row.source.source.as_str() {
         "wq" => format!("whylate wq --why {from}"),
         "timerlat" => format!("whylate timerlat top --why {from}"),
         "irqsoff" => format!("whylate irqsoff --why {from}"),
-        "offcpu" if source.late > 0 => format!("whylate offcpu --why {} -d 10s", format_ns(late_from_ns("offcpu"))),
+        "offcpu" if row.late_of.is_some() => format!("whylate offcpu --why {from} -d 10s"),
         "offcpu" => format!("whylate offcpu --blocked {from}"),
         other => format!("whylate {other} --why {from} 1"),
     }
@@ -163,7 +219,7 @@ fn next(source: &Headline) -> String {
 
 #[cfg(test)]
 mod tests {
-    use whylate_model::look::{Unmeasured, Victims};
+    use whylate_model::look::Victims;
     use whylate_model::{Cause, CauseKind, LateEvent};
 
     use super::*;
@@ -232,9 +288,43 @@ mod tests {
     }
 
     #[test]
-    fn a_screen_of_a_machine_that_is_not_late_says_so() {
+    fn a_screen_of_a_machine_that_is_not_late_says_of_what() {
         let mut nothing = headline("irqsoff", false);
         (nothing.count, nothing.lost) = (0, std::collections::BTreeMap::new());
-        insta::assert_snapshot!(shown(&Look { host: "web1".to_owned(), sources: vec![nothing], ..Look::default() }));
+        let unmeasured = vec![Unmeasured { source: "sqpoll".to_owned(), reason: "no thread is there".to_owned() }];
+        let sources = vec![nothing, offcpu(0, 0)];
+        insta::assert_snapshot!(shown(&Look { host: "web1".to_owned(), sources, unmeasured, ..Look::default() }));
+    }
+
+    /// So many threads were in uninterruptible sleep for 20 s, and so many waited for a CPU for long.
+    fn offcpu(stuck: u64, waits: u64) -> Headline {
+        let max_ns = if waits > 0 { 95_000_000 } else { 0 };
+        let late_of = Some(LateOf { of: "threads that can run".to_owned(), late_from_ns: 20_000_000, max_ns });
+        Headline {
+            count: stuck,
+            max_ns: 20_000_000_000,
+            late_from_ns: 1_000_000_000,
+            late: waits,
+            late_of,
+            lost: [].into(),
+            ..headline("offcpu", stuck + waits > 0)
+        }
+    }
+
+    #[test]
+    fn each_row_has_one_limit_and_what_is_late_by_it() {
+        let look = |source| Look { sources: vec![source], ..Look::default() };
+        let (waits, both) = (shown(&look(offcpu(0, 69))), shown(&look(offcpu(2, 69))));
+        insta::assert_snapshot!(format!("{waits}\n{both}"));
+        // What it has no figures of, it has not counted.
+        let sqpoll = Headline {
+            of: String::new(),
+            count: 0,
+            remark: "submission threads: 1".to_owned(),
+            ..headline("sqpoll", true)
+        };
+        let text = shown(&look(sqpoll));
+        let row: Vec<&str> = text.lines().nth(3).unwrap_or_default().split_whitespace().take(8).collect();
+        assert_eq!(row, ["sqpoll", "LATE", "-", "-", "-", "-", "5.00ms", "1"]);
     }
 }

@@ -9,6 +9,7 @@ pub mod irqsoff;
 pub mod json;
 pub mod late;
 pub mod look;
+pub mod lost;
 pub mod offcpu;
 pub mod selftest;
 pub mod sqpoll;

@@ -2,6 +2,7 @@
 //! Aligned columns of text.
 
 use std::io::{self, Write};
+use std::ops::Range;
 
 use whylate_model::units::printable;
 
@@ -33,13 +34,13 @@ impl Table {
         self.rows.push(cells.iter().map(|cell| printable(cell)).collect());
     }
 
-    /// Writes heading and rows, two spaces between columns, nothing after the last. What is wider than the terminal, if there is one, is
-    /// cut off.
+    /// Writes heading and rows, two spaces between columns, nothing after the last. Where the terminal, if there is one, is narrower, names
+    /// lose their middle, and then columns in the middle are left out.
     ///
     /// # Errors
     /// Those of the writer.
     pub fn write(&self, out: &mut dyn Write, terminal_columns: Option<usize>) -> io::Result<()> {
-        let widths: Vec<usize> = self
+        let mut widths: Vec<usize> = self
             .columns
             .iter()
             .enumerate()
@@ -48,23 +49,81 @@ impl Table {
                 cells.max().unwrap_or(0).max(name.len())
             })
             .collect();
+        let terminal_columns = terminal_columns.unwrap_or(usize::MAX);
+        self.narrow(&mut widths, terminal_columns);
+        let left_out = left_out(&widths, terminal_columns);
         let heading: Vec<String> = self.columns.iter().map(|(name, _)| (*name).to_owned()).collect();
         for row in std::iter::once(&heading).chain(&self.rows) {
             let mut line = String::new();
-            for ((cell, &width), (_, align)) in row.iter().zip(&widths).zip(&self.columns) {
+            for (index, ((cell, &width), (_, align))) in row.iter().zip(&widths).zip(&self.columns).enumerate() {
+                if left_out.contains(&index) {
+                    line.push_str(if index == left_out.start { "  .." } else { "" });
+                    continue;
+                }
                 if !line.is_empty() {
                     line.push_str("  ");
                 }
+                let cell = without_middle(cell, width);
                 match align {
                     Align::Left => line.push_str(&format!("{cell:<width$}")),
                     Align::Right => line.push_str(&format!("{cell:>width$}")),
                 }
             }
-            let shown: String = line.chars().take(terminal_columns.unwrap_or(usize::MAX)).collect();
+            let shown: String = line.chars().take(terminal_columns).collect();
             writeln!(out, "{}", shown.trim_end())?;
         }
         Ok(())
     }
+
+    /// Takes room from the widest names until all columns have enough, or no name is wider than can be read.
+    fn narrow(&self, widths: &mut [usize], terminal_columns: usize) {
+        while width_of(widths) > terminal_columns {
+            let names = widths.iter_mut().zip(&self.columns).filter(|(_, (_, align))| *align == Align::Left);
+            match names.map(|(width, _)| width).max_by_key(|width| **width).filter(|width| **width > LEAST_NAME) {
+                Some(widest) => *widest -= 1,
+                None => return,
+            }
+        }
+    }
+}
+
+/// The least room that names get.
+const LEAST_NAME: usize = 10;
+
+/// Of columns with two spaces between them.
+fn width_of(widths: &[usize]) -> usize {
+    widths.iter().map(|width| width + 2).sum::<usize>().saturating_sub(2)
+}
+
+/// The columns in the middle for which there is no room beside those at both ends; none where not even these have room.
+fn left_out(widths: &[usize], terminal_columns: usize) -> Range<usize> {
+    if width_of(widths) <= terminal_columns {
+        return 0..0;
+    }
+    let (mut begin, mut end) = (0, widths.len());
+    // Two spaces and two dots.
+    let mut used = 2;
+    while begin < end {
+        let from_end = widths.len() - end < begin;
+        used += widths[if from_end { end - 1 } else { begin }] + 2;
+        if used > terminal_columns {
+            break;
+        }
+        if from_end { end -= 1 } else { begin += 1 }
+    }
+    if end == widths.len() { 0..0 } else { begin..end }
+}
+
+/// The text in so many characters: what is cut off is in its middle.
+pub fn without_middle(text: &str, room: usize) -> String {
+    let length = text.chars().count();
+    if length <= room {
+        return text.to_owned();
+    }
+    let kept = room.saturating_sub(2);
+    let begin: String = text.chars().take(kept / 2).collect();
+    let end: String = text.chars().skip(length - (kept - kept / 2)).collect();
+    format!("{begin}..{end}")
 }
 
 /// How wide the terminal is that standard output goes to; `None` when it goes elsewhere, and programs may read it whole.
@@ -98,5 +157,20 @@ mod tests {
     #[test]
     fn a_narrow_terminal_cuts_lines_off() {
         assert!(written(Some(24)).lines().all(|line| line.len() <= 24));
+    }
+
+    #[test]
+    fn names_lose_their_middle_before_columns_are_left_out() {
+        assert_eq!(
+            written(Some(37)),
+            "NAME         COUNT  WHERE\na?[2Jname        7  somewhe..far away\nb          1234567\n"
+        );
+        assert_eq!(written(Some(28)), "NAME       ..  WHERE\na?[2Jname  ..  some..away\nb          ..\n");
+    }
+
+    #[test]
+    fn text_keeps_both_ends() {
+        let cut: Vec<String> = [6, 5, 4, 3, 2].into_iter().map(|room| without_middle("abcdef", room)).collect();
+        assert_eq!(cut, ["abcdef", "a..ef", "a..f", "..f", ".."]);
     }
 }

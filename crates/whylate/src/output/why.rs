@@ -104,6 +104,7 @@ pub fn word(kind: CauseKind) -> &'static str {
         CauseKind::IdleExit => "idle exit",
         CauseKind::Wakeup => "wakeup",
         CauseKind::Steal => "steal",
+        CauseKind::Throttled => "throttled",
         CauseKind::Unknown => "unknown",
     }
 }

@@ -203,12 +203,16 @@ impl Programs {
     }
 
     /// Who made ticks late since the last call, by the stack that was found, and for how long.
-    pub(super) fn take_culprits(&mut self, symbols: &mut KernelSymbols) -> Vec<Told> {
+    pub(super) fn take_lengths(&mut self) -> Vec<(usize, Histogram)> {
         let given = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.culprits);
         let ids = 0..given.min(tick_limits::MAX_CULPRITS.0) as usize;
-        // All at once: reading the kernel's symbols, to name them, takes a while.
-        let taken: Vec<_> = ids.map(|id| (id, self.lengths.take(&self.culprits, id))).collect();
-        let told = taken.into_iter().filter(|(_, length)| !length.is_empty()).map(|(id, length)| {
+        let taken = ids.map(|id| (id, self.lengths.take(&self.culprits, id)));
+        taken.filter(|(_, length)| !length.is_empty()).collect()
+    }
+
+    /// The same by culprit. The first time, this reads the kernel's symbols, which takes a while.
+    pub(super) fn told(&mut self, lengths: Vec<(usize, Histogram)>, symbols: &mut KernelSymbols) -> Vec<Told> {
+        let told = lengths.into_iter().map(|(id, length)| {
             let (culprit, stack) = self.culprit(id, symbols);
             Told { culprit, stack, length }
         });

@@ -43,6 +43,9 @@ pub struct Record {
     pub events: Vec<TraceEvent>,
     /// Size of each CPU's buffer in KiB; `None` for the kernel's.
     pub buffer_kb: Option<u32>,
+    /// Without the tracer: what had the CPU of so many activations, the worst of each CPU, where no causes are asked
+    /// for anyway.
+    pub worst: Option<usize>,
 }
 
 /// Until it is dropped.

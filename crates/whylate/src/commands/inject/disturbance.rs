@@ -2,7 +2,7 @@
 //! `whylate inject irqs-off`, `softirq` and `hog`: known disturbances of one CPU.
 
 use std::io::{self, Write};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
@@ -14,6 +14,7 @@ use whylate_sources::inject::disturbance::{
 
 use crate::cli::duration_ns;
 use crate::commands::Senseless;
+use crate::output::json::write_line;
 
 /// In the middle of the real-time priorities, where the kernel's threads of interrupts are as well.
 const DEFAULT_PRIORITY: u8 = 50;
@@ -171,20 +172,16 @@ fn run(common: &Common, kind: Kind, stop: &AtomicBool) -> anyhow::Result<()> {
     let report = report.with_context(|| format!("cannot inject {}", name(kind)))?;
     let mut out = io::stdout().lock();
     if common.json {
-        let line = serde_json::to_string(&Record::new(&plan, &report)).context("cannot write JSON")?;
-        writeln!(out, "{line}")?;
+        write_line(&mut out, &Record::new(&plan, &report))?;
     } else {
         write!(out, "{}", summary(&plan, &report))?;
     }
     out.flush()?;
-    let cut_short = report.made.iter().any(|one| is_cut_short(&plan, one));
-    match (report.complete, cut_short) {
-        (true, _) => Ok(()),
-        (false, true) => {
-            bail!("told to stop, it made {} of {} disturbances, the last one cut short", report.made.len(), plan.times)
-        }
-        (false, false) => bail!("told to stop, it made {} of {} disturbances", report.made.len(), plan.times),
+    // Whoever told it to stop knows, and the output tells how many were made.
+    if report.complete || stop.load(Ordering::Relaxed) {
+        return Ok(());
     }
+    bail!("only {} of {} disturbances were made in full: try again", in_full(&plan, &report), plan.times)
 }
 
 fn name(kind: Kind) -> &'static str {
@@ -194,6 +191,10 @@ fn name(kind: Kind) -> &'static str {
         Kind::Softirq => "softirq",
         Kind::Hog(_) => "hog",
     }
+}
+
+fn in_full(plan: &Plan, report: &Report) -> usize {
+    report.made.iter().filter(|one| !is_cut_short(plan, one)).count()
 }
 
 fn is_cut_short(plan: &Plan, one: &Disturbance) -> bool {

@@ -12,6 +12,7 @@ use serde::Serialize;
 use whylate_sources::inject::sqpoll::{Load, MAX_RINGS, Plan};
 
 use crate::cli::duration_ns;
+use crate::output::json::write_line;
 
 /// How often it looks whether it is to end.
 const POLLED_EVERY: Duration = Duration::from_millis(20);
@@ -104,7 +105,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
             requests: done.requests,
             complete,
         };
-        writeln!(out, "{}", serde_json::to_string(&record)?)?;
+        write_line(&mut out, &record)?;
     } else {
         let percent = |ns: u64| ns as f64 * 100.0 / done.at_ns.max(1) as f64;
         let (busy, unsure) = (percent(done.busy_ns), percent(done.uncertain_ns));

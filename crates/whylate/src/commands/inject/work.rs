@@ -2,7 +2,7 @@
 //! `whylate inject work`.
 
 use std::io::{self, Write};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -13,6 +13,7 @@ use whylate_sources::inject::{Moment, work};
 
 use crate::cli::duration_ns;
 use crate::commands::Senseless;
+use crate::output::json::write_line;
 
 /// Queues known work items; their handler is `bpf_wq_work`.
 ///
@@ -72,24 +73,28 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
     let report = work::run(&plan, stop).context("cannot inject work")?;
     let mut out = io::stdout().lock();
     if arguments.json {
-        let line = serde_json::to_string(&WorkRecord::new(&plan, &report)).context("cannot write JSON")?;
-        writeln!(out, "{line}")?;
+        write_line(&mut out, &WorkRecord::new(&plan, &report))?;
     } else {
         write!(out, "{}", work_text(&plan, &report))?;
     }
     out.flush()?;
-    match report.complete {
-        true => Ok(()),
-        false if report.executed == plan.items => {
-            bail!("the last items were cut short: it was told to stop or took too long")
-        }
+    // Whoever told it to stop knows, and the output tells how many were queued and ran.
+    if report.complete || stop.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    match report.executed == plan.items {
+        true => bail!("the last items were cut short, as it took too long"),
         false => bail!("only {} of {} items were queued, and {} ran", report.queued, plan.items, report.executed),
     }
 }
 
 /// What was done, in short lines.
 fn work_text(plan: &work::Plan, report: &work::Report) -> String {
-    let items = |n: u64| format!("{n} {}", if n == 1 { "item" } else { "items" });
+    let items = |n: u64| match plan.items {
+        1 if n == 1 => "1 item".to_owned(),
+        all if n == all => format!("{n} items"),
+        all => format!("{n} of {all} items"),
+    };
     let busy = match plan.busy_ns {
         0 => String::new(),
         ns => format!(", each busy for {}", format_ns(ns)),
@@ -98,8 +103,9 @@ fn work_text(plan: &work::Plan, report: &work::Report) -> String {
     if report.queued > 1 {
         text += &format!(", {} of them waiting at once", report.at_once);
     }
+    let cut_short = if report.complete || report.executed < plan.items { "" } else { ", the last ones cut short" };
     text += &format!(
-        "\nran {}, kept the CPU busy for {} in all, {} at most\n",
+        "\nran {}{cut_short}, kept the CPU busy for {} in all, {} at most\n",
         report.executed,
         format_ns(report.busy_total_ns),
         format_ns(report.busy_max_ns)
@@ -133,6 +139,7 @@ struct WorkRecord {
     last_queue_monotonic_ns: Option<u64>,
     first_start_monotonic_ns: Option<u64>,
     last_end_monotonic_ns: Option<u64>,
+    complete: bool,
 }
 
 impl WorkRecord {
@@ -156,6 +163,7 @@ impl WorkRecord {
             last_queue_monotonic_ns: monotonic_ns(report.last_queue),
             first_start_monotonic_ns: monotonic_ns(report.first_start),
             last_end_monotonic_ns: monotonic_ns(report.last_end),
+            complete: report.complete,
         }
     }
 }
@@ -206,7 +214,10 @@ mod tests {
              first queued 2026-11-21T09:14:00.000000Z, last queued 3.64us after it, last ended 100ms after it\n"
         );
         let nothing = work::Report { queued: 0, executed: 0, first_queue: None, last_queue: None, ..report() };
-        assert!(work_text(&plan(), &nothing).starts_with("queued 0 items of bpf_wq_work on CPU 1, each busy"));
+        let told = work_text(&plan(), &nothing);
+        assert!(told.starts_with("queued 0 of 20 items of bpf_wq_work on CPU 1, each busy"), "{told}");
+        let told = work_text(&plan(), &work::Report { complete: false, ..report() });
+        assert!(told.contains("\nran 20, the last ones cut short, kept"), "{told}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use whylate_model::Snapshot;
 use whylate_model::folded::{Root, lines, waiting};
-use whylate_model::import::{Imported, Names};
+use whylate_model::import::{Imported, Names, Order};
 
 use crate::commands::Senseless;
 use crate::output::offcpu::diff::Difference;
@@ -52,5 +52,5 @@ fn read(path: &Path) -> anyhow::Result<Vec<String>> {
         let snapshot: Snapshot = serde_json::from_str(last).with_context(cannot)?;
         return Ok(lines(waiting(&snapshot, false), Root::Process));
     }
-    Ok(Imported::read(&text, Names::Process).with_context(cannot)?.lines(false))
+    Ok(Imported::read(&text, Names::Process).with_context(cannot)?.lines(Order::RootFirst))
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use whylate_model::import::{Imported, Names};
+use whylate_model::import::{Imported, Names, Order};
 use whylate_model::units::printable;
 
 use crate::commands::Senseless;
@@ -20,6 +20,7 @@ use crate::output::offcpu::{svg, write_lines};
 examples:
     procstat -ka > 1.txt; sleep 1; procstat -ka > 2.txt        # on FreeBSD
     whylate offcpu import 1.txt 2.txt -o sleep.svg
+    whylate offcpu import --by stack --leaf-first 1.txt 2.txt -o leaves.svg
     tail -n +1 /proc/*/task/*/stack > now.txt; whylate offcpu import now.txt -o now.folded")]
 pub struct Arguments {
     /// Files to read
@@ -31,9 +32,9 @@ pub struct Arguments {
     /// What a stack begins with
     #[arg(long, value_enum, default_value_t = By::Process)]
     by: By,
-    /// Frames the other way round: procstat's come innermost first, as the usual sed and awk leave them
+    /// Put the innermost frame first, which merges stacks by where they wait (default: outermost first, whatever the file's format)
     #[arg(long)]
-    reverse: bool,
+    leaf_first: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -59,9 +60,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         all.merge(Imported::read(&text, names).with_context(|| format!("cannot read {}", path.display()))?);
     }
     if all.unread > 0 {
-        eprintln!("whylate: {} lines are no stacks, and are left out", all.unread);
+        eprintln!("whylate: skipped {} lines that are not stacks", all.unread);
     }
-    let lines = all.lines(arguments.reverse);
+    let lines = all.lines(if arguments.leaf_first { Order::LeafFirst } else { Order::RootFirst });
     let Some(path) = &arguments.output else {
         let mut out = io::BufWriter::new(io::stdout().lock());
         write_lines(&mut out, &lines)?;

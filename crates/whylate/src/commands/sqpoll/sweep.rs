@@ -24,6 +24,7 @@ use whylate_sources::sqpoll::{self, SqpollOptions};
 
 use crate::cli::duration_ns;
 use crate::commands::Senseless;
+use crate::output::json::write_line;
 use crate::output::table::{Align, Table, terminal_columns};
 
 /// The size of a file that is made to be written to.
@@ -112,8 +113,9 @@ fn size_bytes(text: &str) -> Result<u32, String> {
 struct Told {
     requests: u64,
     duration_ns: u64,
-    mean_ns: u64,
-    p99_ns: u64,
+    /// `None` where it cannot be trusted.
+    mean_ns: Option<u64>,
+    p99_ns: Option<u64>,
 }
 
 impl From<Report> for Told {
@@ -122,8 +124,8 @@ impl From<Report> for Told {
         Told {
             requests: report.requests,
             duration_ns: report.duration_ns,
-            mean_ns: latency.mean_ns(),
-            p99_ns: latency.quantile_ns(0.99),
+            mean_ns: Some(latency.mean_ns()),
+            p99_ns: Some(latency.quantile_ns(0.99)),
         }
     }
 }
@@ -167,18 +169,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             break;
         }
         eprintln!("whylate: {depth} in flight for {} ...", format_ns(arguments.runtime));
-        let (snapshot, pid, told) = if arguments.fio {
+        let measured = if arguments.fio {
             fio::measure(arguments, &path, depth, &stop)?
         } else {
             measure(arguments, &path, depth, &stop)?
         };
+        let Some((snapshot, pid, told)) = measured else { break };
         let thread = thread_of(&snapshot, pid).context("the submission thread was not seen")?;
         if arguments.json {
             let line = serde_json::json!({
                 "iodepth": depth, "requests": told.requests, "duration_ns": told.duration_ns,
                 "mean_ns": told.mean_ns, "p99_ns": told.p99_ns, "values": thread.values, "lost": snapshot.lost,
             });
-            writeln!(out, "{line}")?;
+            write_line(&mut out, &line)?;
             out.flush()?;
         } else {
             table.row(row(depth, thread, &told));
@@ -189,7 +192,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     out.flush()?;
     drop(made);
-    if stop.load(Ordering::Relaxed) { Err(anyhow!("told to stop before it was done")) } else { Ok(()) }
+    Ok(())
 }
 
 /// Makes the file to write to, if it is not there.
@@ -211,7 +214,12 @@ fn prepare(arguments: &Arguments) -> anyhow::Result<Option<Made<'_>>> {
     Ok(Some(made))
 }
 
-fn measure(arguments: &Arguments, path: &Path, depth: u32, stop: &AtomicBool) -> anyhow::Result<(Snapshot, u32, Told)> {
+fn measure(
+    arguments: &Arguments,
+    path: &Path,
+    depth: u32,
+    stop: &AtomicBool,
+) -> anyhow::Result<Option<(Snapshot, u32, Told)>> {
     let plan = Plan {
         path: path.to_owned(),
         writes: arguments.rw == Direction::Write,
@@ -231,9 +239,12 @@ fn measure(arguments: &Arguments, path: &Path, depth: u32, stop: &AtomicBool) ->
     let report = file_load::run(&plan, stop, started);
     let report = report.with_context(|| format!("cannot use {} like this", arguments.filename.display()))?;
     if report.requests == 0 {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         bail!("no request was carried out");
     }
-    Ok((source.snapshot()?, own, report.into()))
+    Ok(Some((source.snapshot()?, own, report.into())))
 }
 
 /// A process's thread whose ring has just gone: of several, as one before may be on its way out, the one that did most.
@@ -253,13 +264,13 @@ fn row(depth: u32, thread: &Series, told: &Told) -> Vec<String> {
         percent(value("working")),
         percent(value("starved")),
         format!("{:.0}", told.requests as f64 * 1e9 / told.duration_ns.max(1) as f64),
-        format_ns(told.mean_ns),
-        format_ns(told.p99_ns),
+        told.mean_ns.map_or_else(|| "-".to_owned(), format_ns),
+        told.p99_ns.map_or_else(|| "-".to_owned(), format_ns),
     ]
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     #[test]
@@ -272,7 +283,7 @@ mod tests {
         }
     }
 
-    fn arguments(filename: PathBuf) -> Arguments {
+    pub fn arguments(filename: PathBuf) -> Arguments {
         Arguments {
             filename,
             iodepth: vec![1],

@@ -13,15 +13,20 @@ use rustix::process::{Pid, Signal, getppid, kill_process};
 
 use super::values::Action;
 
+/// Saves a trace to a file, and tells it.
+pub type Save<'a> = dyn FnMut(&Path, &mut dyn Write) -> anyhow::Result<()> + 'a;
+
 /// Performs actions in their order, and none after one that fails; traces are saved by `save`. Returns whether to go on measuring.
 ///
 /// # Errors
-/// That of the action that failed.
-pub fn perform(actions: &[Action], save: &mut dyn FnMut(&Path) -> anyhow::Result<()>) -> anyhow::Result<bool> {
+/// That of the action that failed, or of the writer.
+pub fn perform(actions: &[Action], out: &mut dyn Write, save: &mut Save<'_>) -> anyhow::Result<bool> {
     let mut goes_on = false;
     for action in actions {
+        // Commands write to the same place.
+        out.flush()?;
         match action {
-            Action::Trace(path) => save(path)?,
+            Action::Trace(path) => save(path, out)?,
             Action::Signal { number, pid } => signal(*number, *pid)?,
             Action::Shell(command) => shell(command)?,
             Action::Continue => goes_on = true,
@@ -75,11 +80,11 @@ mod tests {
     fn actions_are_done_in_order_up_to_the_first_that_fails() {
         let folder = tempfile::tempdir().expect("a folder");
         let shell = |command: &str| Action::Shell(format!("cd {} && {command}", folder.path().display()));
-        let nothing = &mut |_: &Path| Ok(());
-        assert!(!perform(&[shell("touch a,b")], nothing).expect("performed"));
+        let (out, nothing) = (&mut io::sink(), &mut |_: &Path, _: &mut dyn Write| Ok(()));
+        assert!(!perform(&[shell("touch a,b")], out, nothing).expect("performed"));
         assert!(folder.path().join("a,b").exists());
-        assert!(perform(&[Action::Continue, shell("touch c")], nothing).expect("performed"));
-        assert!(perform(&[shell("false"), shell("touch never")], nothing).is_err());
+        assert!(perform(&[Action::Continue, shell("touch c")], out, nothing).expect("performed"));
+        assert!(perform(&[shell("false"), shell("touch never")], out, nothing).is_err());
         assert!(folder.path().join("c").exists() && !folder.path().join("never").exists());
     }
 
@@ -88,7 +93,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("trace.txt");
         let write = |out: &mut dyn Write| Ok(out.write_all(b"late")?);
-        perform(&[Action::Trace(path.clone())], &mut |path| save(path, write)).expect("saved");
+        perform(&[Action::Trace(path.clone())], &mut io::sink(), &mut |path, _| save(path, write)).expect("saved");
         assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&path, &link).expect("linked");
@@ -99,8 +104,9 @@ mod tests {
     fn a_signal_reaches_its_process() {
         let mut child = Command::new("sleep").arg("60").spawn().expect("started");
         let pid = i32::try_from(child.id()).expect("a process id");
-        perform(&[Action::Signal { number: 15, pid: Some(pid) }], &mut |_| Ok(())).expect("sent");
+        let signal = [Action::Signal { number: 15, pid: Some(pid) }];
+        perform(&signal, &mut io::sink(), &mut |_, _| Ok(())).expect("sent");
         assert!(!child.wait().expect("ended").success());
-        assert!(perform(&[Action::Signal { number: 15, pid: Some(pid) }], &mut |_| Ok(())).is_err());
+        assert!(perform(&signal, &mut io::sink(), &mut |_, _| Ok(())).is_err());
     }
 }

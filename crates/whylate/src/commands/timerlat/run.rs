@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Measuring, from the first activation to the last output.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow};
 use jiff::tz::TimeZone;
 use whylate_model::blame::Evidence;
 use whylate_model::{LateEvent, Snapshot, TimerEvidence, Worst};
@@ -16,10 +16,9 @@ use whylate_sources::timerlat::{self, AttachedTimerlat, Stop, placement};
 use whylate_sources::{Attached as _, cpus};
 
 use super::screen::Screen;
-use super::values::Action;
-use super::{Arguments, Common, Plan, View, actions};
+use super::{Arguments, Common, Plan, RECORDED_WORST, View, actions};
 use crate::commands::watch::{Ended, Watch};
-use crate::commands::{SUCCESS, THRESHOLD_HIT};
+use crate::commands::{SUCCESS, Senseless, THRESHOLD_HIT};
 use crate::output::Output as _;
 use crate::output::json::JsonLines;
 use crate::output::timerlat::hist::Shown;
@@ -31,7 +30,7 @@ use crate::output::{footer, timerlat as view};
 const REFRESH: Duration = Duration::from_secs(1);
 /// How long a threshold may have been hit before it is noticed, and how long what the tracer has sampled waits to be taken in.
 const SLICE: Duration = Duration::from_millis(50);
-/// How many late activations of one run are kept for a trace.
+/// How many late activations are kept for a trace, of any run the latest ones.
 const KEPT: usize = 1_000;
 
 /// Measures until the duration is over, a threshold is hit, or Ctrl-C. Returns the exit status.
@@ -40,6 +39,10 @@ const KEPT: usize = 1_000;
 /// When the kernel or the caller's privileges do not allow it, or the output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let plan = arguments.plan();
+    if plan.common.bpf_action.is_some() {
+        let told = anyhow!("--bpf-action is not supported: run a command with --on-threshold shell,command=COMMAND");
+        return Err(Senseless(told).into());
+    }
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let options = plan.options();
     // Until the end.
@@ -47,9 +50,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let source = timerlat::attach(&options).context("cannot attach timerlat")?;
     if let Some(reason) = source.backend().fallback_reason {
         eprintln!("whylate: timerlat uses the {} backend: {reason}", source.backend().name);
-    }
-    if !source.records() {
-        plan.refuse_an_empty_trace()?;
     }
     if let Some(cgroup) = &plan.common.cgroup {
         placement::move_to_cgroup(cgroup, source.kernel_threads())?;
@@ -66,20 +66,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let status = measurement.measure(&mut out)?;
     out.flush()?;
     Ok(status)
-}
-
-impl Plan<'_> {
-    /// Without anything that makes late activations known there are none to save.
-    fn refuse_an_empty_trace(&self) -> anyhow::Result<()> {
-        let saves = self.common.on_end.iter().any(|action| matches!(action, Action::Trace(_)));
-        let options = self.options();
-        let knows =
-            options.explain_over_ns.or(options.explain_irq_over_ns).is_some() || options.explain_worst.is_some();
-        if saves && !knows {
-            bail!("no late activation is asked for that --on-end trace could save: add -i, -T, -a, --why or --worst");
-        }
-        Ok(())
-    }
 }
 
 /// What is changed on the machine as long as something is measured.
@@ -130,8 +116,12 @@ struct Measurement<'a> {
     worst: Worst,
     /// Those that hit a threshold, the first of each CPU.
     hits: BTreeMap<u32, LateEvent>,
-    /// For a trace at the end.
-    kept: Vec<LateEvent>,
+    /// For a trace, where one is asked for.
+    kept: VecDeque<LateEvent>,
+    /// Whether late activations are asked for, and not only to be recorded.
+    explains: bool,
+    /// The action that failed at a threshold. It is told after everything else.
+    failed: Option<anyhow::Error>,
 }
 
 impl<'a> Measurement<'a> {
@@ -148,7 +138,9 @@ impl<'a> Measurement<'a> {
             json: JsonLines::new(worst.filter(|_| common.why.is_none())),
             worst: Worst::new(worst.unwrap_or(0)),
             hits: BTreeMap::new(),
-            kept: Vec::new(),
+            kept: VecDeque::new(),
+            explains: plan.options().explains(),
+            failed: None,
         }
     }
 
@@ -173,14 +165,22 @@ impl<'a> Measurement<'a> {
         loop {
             // A fixed schedule: an output that takes long does not shift the ones after it.
             let refresh = self.refreshes().then(|| started + REFRESH.saturating_mul(refreshes + 1));
-            let step = self.wait(refresh.into_iter().chain(end).min(), end, out)?;
+            let mut step = self.wait(refresh.into_iter().chain(end).min(), end, out)?;
             if step == Step::OutputClosed {
                 return Ok(SUCCESS);
             }
             let latest = self.source.snapshot()?;
             self.total.add(&latest);
-            let hit = step == Step::Hit && !self.goes_on_after_hit(out)?;
-            if hit || step == Step::Over {
+            // With actions that take longer than what was left of the time, or a threshold that is hit all the time.
+            let is_over = step == Step::Over || end.is_some_and(|end| Instant::now() >= end);
+            // A threshold may have been hit since it was looked for: what is counted has to be told.
+            if step == Step::Over && self.source.has_stopped() {
+                self.take_late(out)?;
+                step = Step::Hit;
+            }
+            let goes_on = step == Step::Hit && self.goes_on_after_hit(out)?;
+            let hit = step == Step::Hit && !goes_on;
+            if hit || is_over {
                 self.finish(out, latest, hit)?;
                 return Ok(if hit { THRESHOLD_HIT } else { SUCCESS });
             }
@@ -207,17 +207,12 @@ impl<'a> Measurement<'a> {
             match ended {
                 Ended::OutputClosed => return Ok(Step::OutputClosed),
                 Ended::Time if is_hit => return Ok(Step::Hit),
-                Ended::Signal => return Ok(self.over()),
-                Ended::Time if end.is_some_and(|end| Instant::now() >= end) => return Ok(self.over()),
+                Ended::Signal => return Ok(Step::Over),
+                Ended::Time if end.is_some_and(|end| Instant::now() >= end) => return Ok(Step::Over),
                 Ended::Time if until.is_some_and(|until| Instant::now() >= until) => return Ok(Step::Refresh),
                 Ended::Time => {}
             }
         }
-    }
-
-    /// At the end: a threshold may have been hit since it was looked for.
-    fn over(&self) -> Step {
-        if self.source.has_stopped() { Step::Hit } else { Step::Over }
     }
 
     fn take_late(&mut self, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -227,10 +222,16 @@ impl<'a> Measurement<'a> {
             if self.is_hit(&event) {
                 self.hits.entry(event.cpu).or_insert_with(|| event.clone());
             }
-            if common_worst(self.plan) == 0 && self.kept.len() < KEPT {
-                self.kept.push(event.clone());
-            }
             let common = self.plan.common;
+            if common.saves() {
+                if self.kept.len() >= KEPT {
+                    self.kept.pop_front();
+                }
+                self.kept.push_back(event.clone());
+            }
+            if !self.explains {
+                continue;
+            }
             if self.plan.stack_ns.is_some_and(|over_ns| event.latency_ns < over_ns) {
                 event.stack.clear();
             }
@@ -264,13 +265,19 @@ impl<'a> Measurement<'a> {
     /// Performs the actions; where they say so, measuring goes on.
     fn goes_on_after_hit(&mut self, out: &mut dyn Write) -> anyhow::Result<bool> {
         let common = self.plan.common;
-        let late: Vec<LateEvent> = self.hits.values().cloned().collect();
-        match actions::perform(&common.on_threshold, &mut |path| save(&self.source, path, &late)) {
+        let actions = common.on_threshold();
+        if !actions.is_empty() {
+            // What they print stays.
+            self.screen.keep();
+        }
+        let late = self.late_to_save();
+        let told = !common.json;
+        match actions::perform(&actions, out, &mut |path, out| save(&self.source, path, &late, out, told)) {
             Ok(true) => {}
             Ok(false) => return Ok(false),
             Err(error) => {
                 // What was measured is still to be shown.
-                eprintln!("whylate: {error:#}");
+                self.failed = Some(error);
                 return Ok(false);
             }
         }
@@ -354,19 +361,29 @@ impl<'a> Measurement<'a> {
                 self.write_hit(out)?;
             }
         }
-        let mut late: Vec<LateEvent> = self.hits.values().cloned().collect();
-        if let Some(path) = common.trace_file().filter(|_| hit) {
-            save(&self.source, &path, &late)?;
-            if !common.json {
-                writeln!(out, "  Saving trace to {}", path.display())?;
-            }
-        }
+        let (late, told) = (self.late_to_save(), !common.json);
+        let ended = actions::perform(&common.on_end, out, &mut |path, out| save(&self.source, path, &late, out, told));
         out.flush()?;
-        if late.is_empty() {
-            late = self.kept.drain(..).chain(self.worst.take()).collect();
+        if let Some(error) = self.failed.take() {
+            eprintln!("whylate: {error:#}");
         }
-        actions::perform(&common.on_end, &mut |path| save(&self.source, path, &late))?;
-        Ok(())
+        ended.map(|_| ())
+    }
+
+    /// What a trace tells more of than its times: what hit the threshold, or what else was late.
+    fn late_to_save(&self) -> Vec<LateEvent> {
+        if !self.hits.is_empty() {
+            return self.hits.values().cloned().collect();
+        }
+        let common = self.plan.common;
+        match common.worst.map(usize::from).or_else(|| (!self.explains).then_some(RECORDED_WORST)) {
+            Some(limit) => {
+                let mut worst = Worst::new(limit);
+                self.kept.iter().for_each(|event| worst.add(event.clone()));
+                worst.take()
+            }
+            None => self.kept.iter().cloned().collect(),
+        }
     }
 
     fn write_footer(&self, out: &mut dyn Write, latest: Snapshot) -> anyhow::Result<()> {
@@ -392,7 +409,7 @@ impl<'a> Measurement<'a> {
                 if !shows_stack {
                     evidence.stack.clear();
                 }
-                analysis::write(out, *cpu, &evidence)?;
+                analysis::write(out, *cpu, &evidence, common.stack_format)?;
                 writeln!(out)?;
             }
         }
@@ -413,21 +430,27 @@ impl<'a> Measurement<'a> {
     }
 }
 
-/// What the tracer has recorded, or the late activations.
-fn save(source: &AttachedTimerlat, path: &Path, late: &[LateEvent]) -> anyhow::Result<()> {
-    if !source.records() {
-        return actions::save(path, |out| Ok(trace::write(out, late)?));
+/// What the tracer has recorded, or the latest activations and those that were late; and says so.
+fn save(
+    source: &AttachedTimerlat,
+    path: &Path,
+    late: &[LateEvent],
+    out: &mut dyn Write,
+    is_told: bool,
+) -> anyhow::Result<()> {
+    if source.records() {
+        actions::save(path, |file| source.write_trace(file))?;
+        for (event, histogram) in source.kernel_histograms()? {
+            let path = PathBuf::from(format!("{event}_hist.txt"));
+            actions::save(&path, |file| Ok(file.write_all(histogram.as_bytes())?))?;
+        }
+    } else {
+        actions::save(path, |file| Ok(trace::write(file, &source.latest(), late)?))?;
     }
-    actions::save(path, |out| source.write_trace(out))?;
-    for (event, histogram) in source.kernel_histograms()? {
-        let path = PathBuf::from(format!("{event}_hist.txt"));
-        actions::save(&path, |out| Ok(out.write_all(histogram.as_bytes())?))?;
+    if is_told {
+        writeln!(out, "  Saving trace to {}", path.display())?;
     }
     Ok(())
-}
-
-fn common_worst(plan: &Plan<'_>) -> u16 {
-    plan.common.worst.unwrap_or(0)
 }
 
 fn evidence_of(event: &LateEvent) -> Option<&TimerEvidence> {

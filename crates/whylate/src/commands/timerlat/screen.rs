@@ -51,6 +51,11 @@ impl Screen {
         out.write_all(text.as_bytes())
     }
 
+    /// Keeps what is there, as something else is written below it: the next view begins anew.
+    pub fn keep(&mut self) {
+        self.is_first = true;
+    }
+
     /// Makes room for what stays.
     ///
     /// # Errors
@@ -78,6 +83,21 @@ mod tests {
     #[test]
     fn a_file_gets_no_escape_codes() {
         assert_eq!(shown(Screen { size: || None, is_first: true }, &["a\nb\n", "c\n"]), "a\nb\nc\n");
+    }
+
+    #[test]
+    fn what_was_kept_is_not_cleared_at_the_end() {
+        let end = |is_kept: bool| {
+            let (mut screen, mut out) = (Screen { size: || Some((3, 4)), is_first: true }, Vec::new());
+            screen.show(&mut out, "a\n").expect("a vector takes everything");
+            if is_kept {
+                screen.keep();
+            }
+            let shown = out.len();
+            screen.leave(&mut out).expect("a vector takes everything");
+            String::from_utf8(out.split_off(shown)).expect("text")
+        };
+        assert_eq!((end(true), end(false)), (String::new(), format!("{HOME}{REST_OF_SCREEN}")));
     }
 
     #[test]

@@ -17,6 +17,15 @@ pub fn us(text: &str) -> Result<u64, String> {
     }
 }
 
+/// By how much one comes after the other; a bare number is in microseconds.
+pub fn offset(text: &str) -> Result<u64, String> {
+    match parse_duration_ns(text, 1_000) {
+        Ok(ns) if ns <= *PERIODS_NS.end() => Ok(ns),
+        Ok(_) => Err("it is 1 s at most".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 /// A period; a bare number is in microseconds.
 pub fn period(text: &str) -> Result<u64, String> {
     us(text).ok().filter(|ns| PERIODS_NS.contains(ns)).ok_or_else(|| "a period is from 100 us to 1 s long".to_owned())
@@ -37,7 +46,7 @@ impl FromStr for Cpus {
     }
 }
 
-/// `o:nice`, `r:priority`, `f:priority` or `d:runtime:period`.
+/// `o:nice`, `r:priority`, `f:priority` or `d:runtime:period`; rtla takes capital letters too.
 pub fn policy(text: &str) -> Result<Policy, String> {
     let wrong = "a priority is o:NICE, r:PRIORITY, f:PRIORITY or d:RUNTIME:PERIOD, e.g. f:95 or d:500us:1ms";
     let (class, rest) = text.split_once(':').ok_or(wrong)?;
@@ -46,7 +55,7 @@ pub fn policy(text: &str) -> Result<Policy, String> {
         _ => Err("a real-time priority is from 1 to 99"),
     };
     let length_ns = |text: &str| parse_duration_ns(text, 1).ok().filter(|&ns| ns > 0).ok_or(wrong);
-    match class {
+    match class.to_ascii_lowercase().as_str() {
         "o" => match rest.parse() {
             Ok(nice @ -20..=19) => Ok(Policy::Other(nice)),
             _ => Err("a nice value is from -20 to 19".to_owned()),
@@ -68,7 +77,7 @@ pub fn policy(text: &str) -> Result<Policy, String> {
 /// What to do when a threshold is hit, or at the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Save the late activations to a file.
+    /// Save the trace to a file.
     Trace(PathBuf),
     /// Send a signal to a process.
     Signal {
@@ -81,6 +90,13 @@ pub enum Action {
     Shell(String),
     /// Go on measuring.
     Continue,
+}
+
+impl Action {
+    /// Whether it saves the trace.
+    pub fn is_trace(&self) -> bool {
+        matches!(self, Action::Trace(_))
+    }
 }
 
 /// Where traces go that have no other name.
@@ -137,6 +153,12 @@ mod tests {
     }
 
     #[test]
+    fn offsets_may_be_nothing() {
+        assert_eq!((offset("0"), offset("20"), offset("1ms")), (Ok(0), Ok(20_000), Ok(1_000_000)));
+        assert!(offset("1001ms").is_err() && offset("-1").is_err() && offset("x").is_err());
+    }
+
+    #[test]
     fn periods_are_bounded_as_the_kernels_are() {
         assert_eq!((period("100"), period("1s")), (Ok(100_000), Ok(1_000_000_000)));
         assert!(period("99").is_err() && period("1000001").is_err());
@@ -156,7 +178,11 @@ mod tests {
         assert_eq!(policy("r:1"), Ok(Policy::RoundRobin(1)));
         assert_eq!(policy("f:95"), Ok(Policy::Fifo(95)));
         assert_eq!(policy("d:500us:1ms"), Ok(Policy::Deadline { runtime_ns: 500_000, period_ns: 1_000_000 }));
-        assert_eq!(policy("d:500:1000"), Ok(Policy::Deadline { runtime_ns: 500, period_ns: 1_000 }));
+        assert_eq!(
+            [policy("F:1"), policy("R:2"), policy("O:3")],
+            [Ok(Policy::Fifo(1)), Ok(Policy::RoundRobin(2)), Ok(Policy::Other(3))]
+        );
+        assert_eq!(policy("D:500:1000"), Ok(Policy::Deadline { runtime_ns: 500, period_ns: 1_000 }));
         for text in ["", "f", "f:0", "f:100", "r:x", "o:20", "d:1ms", "d:2ms:1ms", "x:1", "f:95:1"] {
             assert!(policy(text).is_err(), "{text}");
         }
@@ -188,7 +214,7 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_that_is_typed_panics(text in ".{0,40}") {
-            let _ = (us(&text), period(&text), policy(&text), text.parse::<Cpus>(), text.parse::<Action>());
+            let _ = (us(&text), offset(&text), period(&text), policy(&text), text.parse::<Cpus>(), text.parse::<Action>());
         }
     }
 }

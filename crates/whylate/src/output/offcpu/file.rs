@@ -10,6 +10,7 @@ use whylate_model::Snapshot;
 use whylate_model::folded::{Root, lines, waiting};
 
 use super::{pprof, speedscope, svg, write_lines};
+use crate::output::json::write_line;
 
 /// What a file holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,10 +65,7 @@ pub fn write(out: &mut dyn Write, form: Form, snapshot: &Snapshot, root: Root, h
         Form::Folded => write_lines(out, &lines(waiting(snapshot, hide_idle), root))?,
         Form::Pprof => pprof::write(out, snapshot, hide_idle)?,
         Form::Speedscope => speedscope::write(out, snapshot, root, hide_idle)?,
-        Form::Json => {
-            serde_json::to_writer(&mut *out, snapshot)?;
-            writeln!(out)?;
-        }
+        Form::Json => write_line(out, snapshot)?,
     }
     out.flush()
 }

@@ -1,27 +1,57 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A row for each place where threads wait.
 
-use whylate_model::folded::waiting;
-use whylate_model::units::format_ns;
-use whylate_model::{Snapshot, Stack, Waker, WokenBy};
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::percent;
+use whylate_model::folded::{is_idle_kernel_thread, runnable, waiting};
+use whylate_model::units::format_ns;
+use whylate_model::{Histogram, Snapshot, WaitClass, Waker, WokenBy};
+
+use super::{on_cpu, percent, sets_idle_kernel_threads_apart};
 use crate::output::table::{Align, Table};
 
-/// The table, widest first; with a threshold only of what has waited for so long by now.
+/// What rows are told apart by.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    /// Comes last.
+    is_idle_kernel_thread: bool,
+    /// Process, thread and its number.
+    who: [String; 3],
+    state: String,
+    class: Option<WaitClass>,
+    /// `None` where the thread could run, since its stack is not what it waits for.
+    place: Option<String>,
+    woken_by: String,
+}
+
+/// All stacks that look the same in a row.
+#[derive(Default)]
+struct Row {
+    weight_ns: u64,
+    waits: u64,
+    age: Histogram,
+    /// Where the threads were.
+    places: BTreeSet<String>,
+    rule: String,
+}
+
+/// The table, widest first, with idle threads of the kernel behind the others; with a threshold only of what has waited for so long by now.
+/// Shares are of the time off CPU.
 pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Table {
     let has_wakers = snapshot.stacks.iter().any(|stack| stack.waker.is_some());
+    // Where the terminal is narrow, what stands in the middle goes first.
     let mut columns = vec![
         ("SHARE", Align::Right),
         ("TIME", Align::Right),
-        ("THREADS", Align::Right),
-        ("AGE-P50", Align::Right),
-        ("AGE-MAX", Align::Right),
         ("S", Align::Left),
         ("CLASS", Align::Left),
         ("PROCESS", Align::Left),
         ("THREAD", Align::Left),
         ("TID", Align::Right),
+        ("WAITS", Align::Right),
+        ("THREADS", Align::Right),
+        ("AGE-P50", Align::Right),
+        ("AGE-MAX", Align::Right),
         ("WHERE", Align::Left),
         ("RULE", Align::Left),
     ];
@@ -29,37 +59,74 @@ pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> T
         columns.insert(columns.len() - 1, ("WOKEN BY", Align::Left));
     }
     let mut table = Table::new(&columns);
-    let mut stacks: Vec<&Stack> = waiting(snapshot, hide_idle)
-        .filter(|stack| blocked_ns.is_none_or(|least| !stack.age.is_empty() && stack.age.max_ns() >= least))
-        .collect();
-    match blocked_ns {
-        None => stacks.sort_by_key(|stack| std::cmp::Reverse(stack.weight_ns)),
-        Some(_) => stacks.sort_by_key(|stack| std::cmp::Reverse(stack.age.max_ns())),
-    }
+    // Not every backend counts them.
+    let has_waits = snapshot.stacks.iter().any(|stack| stack.waits > 0);
     let whole_ns: u64 = waiting(snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
-    for stack in stacks {
-        let label = |name: &str| stack.labels.get(name).cloned().unwrap_or_default();
-        let age = |ns: u64| if stack.age.is_empty() { String::new() } else { format_ns(ns) };
-        let mut row = vec![
-            percent(stack.weight_ns, whole_ns),
-            format_ns(stack.weight_ns),
-            stack.age.count().to_string(),
-            age(stack.age.quantile_ns(0.5)),
-            age(stack.age.max_ns()),
-            stack.state.clone(),
-            stack.wait.as_ref().map_or("", |wait| wait.class.words()).to_owned(),
-            label("process"),
-            label("thread"),
-            label("tid"),
-            place(&stack.user, &stack.kernel),
-            stack.wait.as_ref().map_or("", |wait| wait.rule.as_str()).to_owned(),
+    for (key, row) in rows(snapshot, hide_idle, blocked_ns) {
+        let age = |ns: u64| if row.age.is_empty() { String::new() } else { format_ns(ns) };
+        let is_on_cpu = key.class == Some(WaitClass::OnCpu);
+        let [process, thread, tid] = key.who;
+        let mut cells = vec![
+            if is_on_cpu { "-".to_owned() } else { percent(row.weight_ns, whole_ns) },
+            format_ns(row.weight_ns),
+            key.state,
+            key.class.map_or("", WaitClass::words).to_owned(),
+            process,
+            thread,
+            tid,
+            if has_waits { row.waits.to_string() } else { "-".to_owned() },
+            row.age.count().to_string(),
+            age(row.age.quantile_ns(0.5)),
+            age(row.age.max_ns()),
+            if row.places.len() > 1 {
+                format!("({} places)", row.places.len())
+            } else {
+                row.places.into_iter().collect()
+            },
+            row.rule,
         ];
         if has_wakers {
-            row.insert(row.len() - 1, stack.waker.as_ref().map_or_else(String::new, woken_by));
+            cells.insert(cells.len() - 1, key.woken_by);
         }
-        table.row(row);
+        table.row(cells);
     }
     table
+}
+
+/// Rows in the order in which they are shown.
+fn rows(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Vec<(Key, Row)> {
+    let apart = sets_idle_kernel_threads_apart(snapshot);
+    let mut rows: BTreeMap<Key, Row> = BTreeMap::new();
+    let on_cpu = on_cpu(snapshot).filter(|_| blocked_ns.is_none());
+    for stack in waiting(snapshot, hide_idle).chain(on_cpu) {
+        if blocked_ns.is_some_and(|least| stack.age.is_empty() || stack.age.max_ns() < least) {
+            continue;
+        }
+        let label = |name: &str| stack.labels.get(name).cloned().unwrap_or_default();
+        let place = place(&stack.user, &stack.kernel);
+        let key = Key {
+            is_idle_kernel_thread: apart && is_idle_kernel_thread(stack),
+            who: [label("process"), label("thread"), label("tid")],
+            state: stack.state.clone(),
+            class: stack.wait.as_ref().map(|wait| wait.class),
+            place: runnable(stack).is_none().then(|| place.clone()),
+            woken_by: stack.waker.as_ref().map_or_else(String::new, woken_by),
+        };
+        let row = rows.entry(key).or_default();
+        if row.places.is_empty() {
+            row.rule = stack.wait.as_ref().map_or_else(String::new, |wait| wait.rule.clone());
+        }
+        row.places.insert(place);
+        row.weight_ns += stack.weight_ns;
+        row.waits += stack.waits;
+        row.age.merge(&stack.age);
+    }
+    let mut rows: Vec<(Key, Row)> = rows.into_iter().collect();
+    rows.sort_by_key(|(key, row)| {
+        let size = if blocked_ns.is_some() { row.age.max_ns() } else { row.weight_ns };
+        (key.is_idle_kernel_thread, std::cmp::Reverse(size))
+    });
+    rows
 }
 
 /// The innermost user function, and the kernel's below it.
@@ -101,6 +168,33 @@ mod tests {
         let mut out = Vec::new();
         table(&sample::with_wakers(), false, None).write(&mut out, None).expect("a vector takes everything");
         insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+    }
+
+    #[test]
+    fn one_place_is_one_row_and_idle_kernel_threads_come_last() {
+        let table = table(&sample::crowd(), false, None);
+        let mut out = Vec::new();
+        table.write(&mut out, None).expect("a vector takes everything");
+        let text = String::from_utf8(out).expect("text");
+        let lines: Vec<&str> = text.lines().collect();
+        let service: Vec<&&str> = lines.iter().filter(|line| line.contains("service")).collect();
+        assert_eq!(service.len(), 4, "{text}");
+        assert!(service.iter().any(|line| line.contains("throttled by cgroup") && line.contains("(30 places)")));
+        assert!(lines[lines.len() - 150..].iter().all(|line| line.contains("kworker")), "{text}");
+        insta::assert_snapshot!(lines[..6].join("\n"));
+    }
+
+    #[test]
+    fn shares_are_of_the_threads_that_were_chosen() {
+        let mut snapshot = sample::crowd();
+        snapshot.stacks.retain(|stack| stack.labels["process"] == "service");
+        let mut out = Vec::new();
+        table(&snapshot, false, None).write(&mut out, None).expect("a vector takes everything");
+        let text = String::from_utf8(out).expect("text");
+        let shares =
+            text.lines().filter_map(|line| line.split_whitespace().next()?.strip_suffix('%')?.parse::<f64>().ok());
+        let sum: f64 = shares.sum();
+        assert!((sum - 100.0).abs() < 0.3, "{sum}: {text}");
     }
 
     #[test]

@@ -11,9 +11,9 @@ pub mod tree;
 
 use std::io::{self, Write};
 
-use whylate_model::Snapshot;
 use whylate_model::folded::waiting;
 use whylate_model::units::format_ns;
+use whylate_model::{Snapshot, Stack, WaitClass};
 
 /// A figure of the whole snapshot.
 pub fn value(snapshot: &Snapshot, name: &str) -> f64 {
@@ -29,19 +29,31 @@ fn rate(snapshot: &Snapshot) -> String {
     }
 }
 
-/// How much was looked at: `2.00s at 9 Hz, 92 threads, 180s off CPU`.
+/// How much was looked at: `2.00s at 9 Hz, 92 threads, 180s off CPU, 2.10s on CPU`.
 pub fn summary(snapshot: &Snapshot, hide_idle: bool) -> String {
     let off_ns: u64 = waiting(snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
+    let on_ns: u64 = on_cpu(snapshot).map(|stack| stack.weight_ns).sum();
     let lost: u64 = snapshot.lost.values().sum();
     let lost = if lost == 0 { String::new() } else { format!(", {lost} lost") };
     format!(
-        "{} {}, {} threads, {} off CPU{}{lost}",
+        "{} {}, {} threads, {} off CPU{}, {} on CPU{lost}",
         format_ns(snapshot.duration_ns),
         rate(snapshot),
         value(snapshot, "threads"),
         format_ns(off_ns),
         if hide_idle { " without those idle by design" } else { "" },
+        format_ns(on_ns),
     )
+}
+
+/// The time that threads had CPUs.
+fn on_cpu(snapshot: &Snapshot) -> impl Iterator<Item = &Stack> {
+    snapshot.stacks.iter().filter(|stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::OnCpu))
+}
+
+/// The threads of the kernel that have nothing to do are told apart where there are others to look at.
+fn sets_idle_kernel_threads_apart(snapshot: &Snapshot) -> bool {
+    snapshot.stacks.iter().any(|stack| !stack.labels.contains_key("kernel"))
 }
 
 /// Writes the lines with a newline after each.
@@ -125,6 +137,44 @@ pub mod sample {
             stack(EVIL, EVIL, "D", WaitClass::Disk, "read main", "io_schedule", 2 * s, &[40 * s]),
             stack("db", "worker", "R", WaitClass::OnCpu, "", "", s, &[]),
         ];
+        snapshot
+    }
+
+    /// A machine with many processes that wait little each, idle threads of the kernel, and a service whose threads could run.
+    pub fn crowd() -> Snapshot {
+        let mut snapshot = snapshot();
+        snapshot.stacks.clear();
+        let stack = |process: &str, class, frames: &str, ns: u64| Stack {
+            labels: [("process", process), ("thread", process), ("pid", "7")].map(|(k, v)| (k.into(), v.into())).into(),
+            state: if matches!(class, WaitClass::Cpu | WaitClass::Throttled) { "R" } else { "S" }.to_owned(),
+            samples: 1,
+            waits: ns / 100_000_000,
+            weight_ns: ns,
+            wait: Some(Wait { class, rule: "because".to_owned() }),
+            kernel: names(frames),
+            age: [ns].into_iter().collect(),
+            ..Stack::default()
+        };
+        let ms = 1_000_000;
+        for number in 0..150_u64 {
+            let mut idle = stack(&format!("kworker/{number}"), WaitClass::Idle, "worker_thread kthread", 1000 * ms);
+            idle.labels.insert("kernel".to_owned(), "yes".to_owned());
+            snapshot.stacks.push(idle);
+        }
+        for number in 0..30_u64 {
+            let name = format!("daemon{number}");
+            snapshot.stacks.push(stack(&name, WaitClass::Idle, "do_poll", (700 - 20 * number) * ms));
+            snapshot.stacks.push(stack(
+                "service",
+                WaitClass::Throttled,
+                &format!("preempt_{number} irqentry_exit"),
+                300 * ms,
+            ));
+        }
+        snapshot.stacks.push(stack("service", WaitClass::Timer, "do_nanosleep", 16_000 * ms));
+        snapshot.stacks.push(stack("service", WaitClass::Cpu, "do_nanosleep", 44_000 * ms));
+        snapshot.stacks.push(stack("service", WaitClass::OnCpu, "", 7_000 * ms));
+        snapshot.stacks.push(stack("spins", WaitClass::OnCpu, "", 2_000 * ms));
         snapshot
     }
 }

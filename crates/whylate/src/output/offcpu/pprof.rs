@@ -7,8 +7,8 @@ use std::io::{self, Write};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message;
-use whylate_model::folded::{WOKEN_BY, waiting};
-use whylate_model::{Snapshot, Stack};
+use whylate_model::folded::{WOKEN_BY, runnable, waiting};
+use whylate_model::{Snapshot, Stack, WaitClass};
 
 #[derive(Clone, PartialEq, Message)]
 struct Profile {
@@ -116,12 +116,13 @@ impl Tables {
 
     fn sample(&mut self, stack: &Stack) -> Sample {
         let process = stack.labels.get("process").map_or("?", String::as_str).to_owned();
+        let runnable = runnable(stack).map(WaitClass::frame);
         // Innermost first; the outermost is the process. A waker is further in, with its own innermost frame outermost.
         let waker = stack.waker.iter().flat_map(|waker| {
             let frames = waker.user.iter().rev().chain(waker.kernel.iter().rev()).map(String::as_str);
             [waker.name()].into_iter().chain(frames).chain([WOKEN_BY])
         });
-        let frames = stack.kernel.iter().chain(&stack.user).chain([&process]).map(String::as_str);
+        let frames = stack.kernel.iter().chain(&stack.user).chain(&runnable).chain([&process]).map(String::as_str);
         let location_id = waker.chain(frames).map(|name| self.function(name)).collect();
         let waker = stack.waker.as_ref().map(|waker| ("waker", waker.name()));
         let class = stack.wait.as_ref().map(|wait| ("wait", wait.class.words()));

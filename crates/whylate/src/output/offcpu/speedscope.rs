@@ -8,6 +8,8 @@ use serde_json::json;
 use whylate_model::Snapshot;
 use whylate_model::folded::{Root, frames, waiting};
 
+use crate::output::json::write_line;
+
 /// Writes a profile for each process, or whatever graphs begin with; weights are nanoseconds.
 ///
 /// # Errors
@@ -48,8 +50,7 @@ pub fn write(out: &mut dyn Write, snapshot: &Snapshot, root: Root, hide_idle: bo
         "shared": { "frames": names },
         "profiles": profiles,
     });
-    serde_json::to_writer(&mut *out, &file)?;
-    writeln!(out)
+    write_line(out, &file)
 }
 
 #[cfg(test)]

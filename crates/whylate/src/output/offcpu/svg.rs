@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use inferno::flamegraph::color::{BackgroundColor, BasicPalette, Color, Palette, PaletteMap};
-use inferno::flamegraph::{self, Options};
+use inferno::flamegraph::{self, Direction, Options};
 use whylate_model::Snapshot;
 use whylate_model::folded::{Frame, Kind, Root, frames, lines_with, waiting};
 
@@ -56,6 +56,8 @@ fn options(title: &str) -> Options<'static> {
     options.colors = Palette::Basic(BasicPalette::Io);
     options.bgcolors = Some(BackgroundColor::Blue);
     options.deterministic = true;
+    // The root on top: a browser opens a graph at its top, and one deep stack makes that empty otherwise.
+    options.direction = Direction::Inverted;
     options
 }
 
@@ -74,6 +76,7 @@ fn color(name: &str, kind: Kind) -> Color {
     let [r, g, b] = match kind {
         Kind::Label => [190, 196 + shade / 4, 205],
         Kind::Between => [160, 160, 160],
+        Kind::Runnable => [230, 150, 110],
         Kind::User => [105 + shade, 170 + shade, 235],
         Kind::Kernel => [60 + shade, 110 + shade, 205],
         Kind::Waker => [70 + shade, 200 + shade, 200 + shade],
@@ -123,7 +126,7 @@ mod tests {
         assert!(svg.contains("&lt;script&gt;alert"), "the name is gone");
         assert!(!svg.contains('\x1b'));
         assert!(texts(&svg).iter().any(|text| text.contains("<script>alert")), "no text has the name");
-        assert!(svg.contains("2.00s at 9 Hz, 7 threads, 12.0s off CPU, 1 lost"), "no subtitle");
+        assert!(svg.contains("2.00s at 9 Hz, 7 threads, 12.0s off CPU, 1.00s on CPU, 1 lost"), "no subtitle");
         let kernel = color("do_poll", Kind::Kernel);
         assert!(
             svg.contains(&format!("rgb({},{},{})", kernel.r, kernel.g, kernel.b)),

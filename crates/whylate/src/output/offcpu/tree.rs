@@ -4,14 +4,22 @@
 use std::io::{self, Write};
 
 use whylate_model::Snapshot;
-use whylate_model::folded::{Frame, Kind, Root, waiting};
-use whylate_model::tree::Node;
+use whylate_model::folded::{Frame, Kind, Root, is_idle_kernel_thread, waiting};
+use whylate_model::tree::{Node, Sums};
 use whylate_model::units::format_ns;
 
-use super::{percent, summary};
+use super::{on_cpu, percent, sets_idle_kernel_threads_apart, summary};
+use crate::output::table::without_middle;
 
-/// Narrower branches are left out.
-const NARROWEST_PER_MILLE: u64 = 10;
+/// Narrower branches are summed.
+const NARROWEST_PERCENT: u64 = 1;
+/// Processes are shown, however narrow, until they have so much of the time together.
+const COVERED_PERCENT: u64 = 90;
+/// And those that had so much of the time on CPUs.
+const BUSY_PERCENT: u64 = 10;
+
+/// The least room that frames get beside what is said of them.
+const LEAST_FRAMES: usize = 24;
 
 /// Writes the tree. Frames that have only one caller and one callee share a line.
 ///
@@ -25,103 +33,185 @@ pub fn write(
     columns: Option<usize>,
 ) -> io::Result<()> {
     writeln!(out, "{}\n", summary(snapshot, hide_idle))?;
-    let tree = Node::of(waiting(snapshot, hide_idle), root);
-    let mut writer = Writer { out, whole_ns: tree.weight_ns, columns, left_out_ns: 0 };
-    writer.children(&tree, 0)?;
-    let left_out_ns = writer.left_out_ns;
-    if left_out_ns > 0 {
-        writeln!(out, "{:>6}  in branches of less than 1%", percent(left_out_ns, tree.weight_ns))?;
+    let layout = Layout::of(snapshot, root, hide_idle);
+    layout.lines.iter().try_for_each(|line| writeln!(out, "{}", line.shown(layout.whole_ns, columns)))
+}
+
+/// A line of the tree. The lines below it that are one step further in add up to it.
+struct Line {
+    depth: usize,
+    weight_ns: u64,
+    names: Vec<String>,
+    about: String,
+}
+
+impl Line {
+    fn shown(&self, whole_ns: u64, columns: Option<usize>) -> String {
+        let head = format!("{:>6}  {}", percent(self.weight_ns, whole_ns), "  ".repeat(self.depth));
+        let about = if self.about.is_empty() { String::new() } else { format!("  [{}]", self.about) };
+        let Some(columns) = columns else { return format!("{head}{}{about}", self.names.join(" > ")) };
+        let room = columns.saturating_sub(head.chars().count());
+        let frames = in_room(&self.names, room.saturating_sub(about.chars().count()).max(LEAST_FRAMES));
+        format!("{head}{}", without_middle(&format!("{frames}{about}"), room))
     }
-    Ok(())
 }
 
-struct Writer<'a> {
-    out: &'a mut dyn Write,
-    whole_ns: u64,
-    columns: Option<usize>,
-    left_out_ns: u64,
-}
-
-impl Writer<'_> {
-    fn children(&mut self, node: &Node, depth: usize) -> io::Result<()> {
-        for (frame, child) in node.widest_first() {
-            if child.weight_ns * 1000 < self.whole_ns * NARROWEST_PER_MILLE {
-                self.left_out_ns += child.weight_ns;
-            } else {
-                self.branch(frame, child, depth)?;
-            }
+/// Frames from both ends, in turn, as far as there is room: the innermost tell what is waited for, the outermost who waits.
+fn in_room(names: &[String], room: usize) -> String {
+    const CUT: &str = " > .. > ";
+    let whole = names.join(" > ");
+    let length = |name: &String| name.chars().count();
+    let [first, .., last] = names else { return without_middle(&whole, room) };
+    let mut used = length(first) + CUT.len() + length(last);
+    if whole.chars().count() <= room || used > room {
+        return without_middle(&whole, room);
+    }
+    let (mut begin, mut end) = (1, names.len() - 1);
+    while begin < end {
+        let from_end = end - begin >= 1 && names.len() - end <= begin;
+        let next = if from_end { &names[end - 1] } else { &names[begin] };
+        used += length(next) + " > ".len();
+        if used > room {
+            break;
         }
-        Ok(())
+        if from_end { end -= 1 } else { begin += 1 }
+    }
+    format!("{}{CUT}{}", names[..begin].join(" > "), names[end..].join(" > "))
+}
+
+/// The lines of a tree.
+struct Layout {
+    whole_ns: u64,
+    on_cpu_ns: u64,
+    lines: Vec<Line>,
+}
+
+impl Layout {
+    fn of(snapshot: &Snapshot, root: Root, hide_idle: bool) -> Self {
+        let apart = sets_idle_kernel_threads_apart(snapshot);
+        let (idle, others): (Vec<_>, Vec<_>) = waiting(snapshot, hide_idle)
+            .chain(on_cpu(snapshot))
+            .partition(|stack| apart && is_idle_kernel_thread(stack));
+        let tree = Node::of(others, root);
+        let mut idle_sums = Sums::default();
+        idle.iter().for_each(|stack| idle_sums.add(stack));
+        let whole_ns = tree.all.weight_ns + idle_sums.weight_ns;
+        let mut layout = Layout { whole_ns, on_cpu_ns: tree.all.on_cpu_ns, lines: Vec::new() };
+        layout.processes(&tree);
+        if !idle.is_empty() {
+            layout.leaf(0, vec!["[idle kernel threads]".to_owned()], &idle_sums);
+        }
+        layout
     }
 
-    fn branch(&mut self, frame: &Frame, node: &Node, depth: usize) -> io::Result<()> {
-        let mut names = vec![shown(frame)];
+    fn is_wide(&self, part: &Sums) -> bool {
+        part.weight_ns > 0 && is_part(part.weight_ns, self.whole_ns, NARROWEST_PERCENT)
+    }
+
+    /// A machine has so many processes that each has little: together they have most of the time.
+    fn processes(&mut self, tree: &Node) {
+        let (all_ns, on_cpu_ns) = (tree.all.weight_ns, self.on_cpu_ns);
+        let parts = tree.parts(|part, shown_ns| {
+            let is_busy = part.on_cpu_ns > 0 && is_part(part.on_cpu_ns, on_cpu_ns, BUSY_PERCENT);
+            let is_covered = is_part(shown_ns, all_ns, COVERED_PERCENT);
+            is_busy || self.is_wide(part) || (part.weight_ns > 0 && !is_covered)
+        });
+        for (frame, child) in &parts.children {
+            self.branch(frame, child, 0);
+        }
+        self.others(0, parts.others, &parts.rest);
+    }
+
+    fn branch(&mut self, frame: &Frame, node: &Node, depth: usize) {
+        let mut names = vec![frame.name.clone()];
         let (mut end, mut last) = (node, frame.kind);
         while let Some((next, child)) = end.children.first_key_value().filter(|_| end.children.len() == 1) {
             // Whose stack it is stays on a line of its own.
-            if end.own_ns() > 0 || (last == Kind::Label && next.kind != Kind::Label) {
+            if end.own.weight_ns > 0 || last == Kind::Runnable || (last == Kind::Label && next.kind != Kind::Label) {
                 break;
             }
             last = next.kind;
-            names.push(shown(next));
+            names.push(next.name.clone());
             end = child;
         }
-        let mut line =
-            format!("{:>6}  {}{}", percent(node.weight_ns, self.whole_ns), "  ".repeat(depth), names.join(" > "));
-        if end.children.is_empty() {
-            let about = about(end);
-            if let Some(columns) = self.columns {
-                // The innermost frames say most: what is cut off is in the middle.
-                let room = columns.saturating_sub(about.chars().count() + 2);
-                line = shortened(&line, room, 8 + 2 * depth);
-            }
-            line += &format!("  {about}");
-        } else if let Some(columns) = self.columns {
-            line = shortened(&line, columns, 8 + 2 * depth);
+        // Where a thread was that could run is no place where it waits.
+        let parts = match last {
+            Kind::Runnable => Default::default(),
+            _ => end.parts(|part, _| self.is_wide(part)),
+        };
+        if parts.children.is_empty() {
+            self.leaf(depth, names, &end.all);
+            return;
         }
-        writeln!(self.out, "{line}")?;
-        self.children(end, depth + 1)
+        let about = if last == Kind::Label { figures(&end.all).join(", ") } else { String::new() };
+        self.lines.push(Line { depth, weight_ns: node.all.weight_ns, names, about });
+        for (frame, child) in &parts.children {
+            self.branch(frame, child, depth + 1);
+        }
+        if let Some(own) = parts.own {
+            self.leaf(depth + 1, vec!["[stacks that end here]".to_owned()], own);
+        }
+        self.others(depth + 1, parts.others, &parts.rest);
+    }
+
+    fn others(&mut self, depth: usize, count: usize, rest: &Sums) {
+        if count > 0 {
+            self.leaf(depth, vec![format!("{count} smaller branches")], rest);
+        }
+    }
+
+    fn leaf(&mut self, depth: usize, names: Vec<String>, sums: &Sums) {
+        let about = about(sums, names.last().map_or("", String::as_str));
+        self.lines.push(Line { depth, weight_ns: sums.weight_ns, names, about });
     }
 }
 
-fn shown(frame: &Frame) -> String {
-    frame.name.clone()
+fn is_part(ns: u64, whole_ns: u64, percent: u64) -> bool {
+    u128::from(ns) * 100 >= u128::from(whole_ns) * u128::from(percent)
 }
 
-/// What for, how many threads are there now, and for how long they have been.
-fn about(node: &Node) -> String {
-    let class = node.class().map_or("", |class| class.words());
-    match node.age.count() {
-        0 => format!("[{class}]"),
-        1 => format!("[{class}, 1 thread for {}]", format_ns(node.age.max_ns())),
-        threads => format!(
-            "[{class}, {threads} threads, half of them for {}, the longest for {}]",
-            format_ns(node.age.quantile_ns(0.5)),
-            format_ns(node.age.max_ns())
-        ),
-    }
+/// What for, unless the name tells, how often, and how many threads are there now and for how long.
+fn about(sums: &Sums, name: &str) -> String {
+    let class = sums.class().filter(|(class, _)| name != class.frame()).map(|(class, is_all)| match is_all {
+        true => class.words().to_owned(),
+        false => format!("mostly {}", class.words()),
+    });
+    let threads = match sums.age.count() {
+        0 => None,
+        1 => Some(format!("1 thread for {}", format_ns(sums.age.max_ns()))),
+        threads => Some(format!("{threads} threads for up to {}", format_ns(sums.age.max_ns()))),
+    };
+    let parts: Vec<String> = class.into_iter().chain(figures(sums)).chain(threads).collect();
+    parts.join(", ")
 }
 
-/// The line in so many columns, without its middle; what stands before `head` stays.
-fn shortened(line: &str, columns: usize, head: usize) -> String {
-    let characters: Vec<char> = line.chars().collect();
-    if characters.len() <= columns || columns < head + 8 {
-        return line.to_owned();
-    }
-    let begin: String = characters[..head].iter().collect();
-    let end: String = characters[characters.len() - (columns - head - 2)..].iter().collect();
-    format!("{begin}..{end}")
+/// The number of waits, where it is known, and the time on CPUs.
+fn figures(sums: &Sums) -> Vec<String> {
+    let waits = match sums.waits {
+        0 => None,
+        1 => Some("1 wait".to_owned()),
+        waits => Some(format!("{waits} waits")),
+    };
+    waits.into_iter().chain((sums.on_cpu_ns > 0).then(|| format!("{} on CPU", format_ns(sums.on_cpu_ns)))).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use whylate_model::wait::{Wait, WaitClass};
+    use whylate_model::{Snapshot, Stack};
+
     use super::super::sample;
     use super::*;
 
-    fn written(root: Root, hide_idle: bool, columns: Option<usize>) -> String {
+    fn text_of(snapshot: &Snapshot, root: Root, hide_idle: bool, columns: Option<usize>) -> String {
         let mut out = Vec::new();
-        write(&mut out, &sample::snapshot(), root, hide_idle, columns).expect("a vector takes everything");
+        write(&mut out, snapshot, root, hide_idle, columns).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
+    }
+
+    fn written(root: Root, hide_idle: bool, columns: Option<usize>) -> String {
+        text_of(&sample::snapshot(), root, hide_idle, columns)
     }
 
     #[test]
@@ -131,16 +221,91 @@ mod tests {
 
     #[test]
     fn who_ended_a_wait_stands_behind_it() {
-        let mut out = Vec::new();
-        write(&mut out, &sample::with_wakers(), Root::Process, false, None).expect("a vector takes everything");
-        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+        insta::assert_snapshot!(text_of(&sample::with_wakers(), Root::Process, false, None));
     }
 
     #[test]
-    fn a_terminal_gets_the_innermost_frames_and_no_escapes() {
-        let text = written(Root::Thread, true, Some(90));
+    fn a_terminal_gets_both_ends_of_lines_and_no_escapes() {
+        let text = written(Root::Thread, true, Some(70));
         insta::assert_snapshot!(text);
         assert!(!text.contains('\x1b'));
         assert!(!text.contains("do_poll"));
+        for columns in 0..200 {
+            let text = written(Root::Thread, false, Some(columns));
+            let longest = text.lines().skip(2).map(|line| line.chars().count()).max();
+            assert!(longest.is_some_and(|longest| longest <= columns.max(16)), "{columns}\n{text}");
+        }
+    }
+
+    #[test]
+    fn ready_time_is_a_place_of_its_own() {
+        insta::assert_snapshot!(text_of(&sample::crowd(), Root::Process, false, None));
+    }
+
+    #[test]
+    fn frames_are_cut_out_of_the_middle() {
+        let names: Vec<String> = ["start", "run", "step", "read", "-", "do_poll"].map(str::to_owned).into();
+        assert_eq!(in_room(&names, 100), "start > run > step > read > - > do_poll");
+        assert_eq!(in_room(&names, 34), "start > run > .. > - > do_poll");
+        assert_eq!(in_room(&names, 27), "start > .. > - > do_poll");
+        assert_eq!(in_room(&names, 20), "start > .. > do_poll");
+        assert_eq!(in_room(&names, 12), "start.._poll");
+        assert_eq!(in_room(&names[..1], 4), "s..t");
+    }
+
+    /// Stacks of a few processes and functions in any class, of the kernel's own threads too.
+    fn stacks() -> impl Strategy<Value = Vec<Stack>> {
+        const CLASSES: [WaitClass; 5] =
+            [WaitClass::Idle, WaitClass::Lock, WaitClass::Cpu, WaitClass::Throttled, WaitClass::OnCpu];
+        let stack = (0_u8..40, 0..CLASSES.len(), prop::collection::vec(0_u8..3, 0..6), 0_u64..1_000_000, 0_u8..3);
+        let stack = stack.prop_map(|(process, class, frames, weight_ns, kernel)| {
+            let mut labels: whylate_model::Labels = [("process".to_owned(), format!("p{process}"))].into();
+            if kernel == 0 {
+                labels.insert("kernel".to_owned(), "yes".to_owned());
+            }
+            let is_on_cpu = CLASSES[class] == WaitClass::OnCpu;
+            let kernel = if is_on_cpu { Vec::new() } else { frames.iter().map(u8::to_string).collect() };
+            // Shares from a hundred millionth to all of it.
+            let weight_ns = weight_ns.pow(3) >> 24;
+            Stack {
+                labels,
+                weight_ns,
+                wait: Some(Wait { class: CLASSES[class], rule: String::new() }),
+                kernel,
+                ..Stack::default()
+            }
+        });
+        prop::collection::vec(stack, 0..200)
+    }
+
+    /// The lines below each line, one step further in, add up to it; those that are furthest out are everything.
+    fn adds_up(lines: &[Line], depth: usize, whole_ns: u64) -> Result<(), TestCaseError> {
+        let sum: u64 = lines.iter().filter(|line| line.depth == depth).map(|line| line.weight_ns).sum();
+        prop_assert_eq!(sum, whole_ns);
+        for (index, line) in lines.iter().enumerate().filter(|(_, line)| line.depth == depth) {
+            let below = &lines[index + 1..];
+            let below = &below[..below.iter().position(|line| line.depth <= depth).unwrap_or(below.len())];
+            if !below.is_empty() {
+                adds_up(below, depth + 1, line.weight_ns)?;
+            }
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn the_lines_below_a_line_add_up_to_it(stacks in stacks(), hide_idle: bool, by in 0..3) {
+            let root = [Root::Process, Root::Thread, Root::Cgroup][by as usize];
+            let mut snapshot = Snapshot::new("offcpu", "sample", "host", 0);
+            snapshot.stacks = stacks;
+            let layout = Layout::of(&snapshot, root, hide_idle);
+            let whole_ns: u64 = waiting(&snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
+            prop_assert_eq!(layout.whole_ns, whole_ns);
+            adds_up(&layout.lines, 0, whole_ns)?;
+            // What is not told apart further out is little.
+            let unnamed = |line: &&Line| line.depth == 0 && line.names[0].contains("smaller branches");
+            let rest_ns: u64 = layout.lines.iter().filter(unnamed).map(|line| line.weight_ns).sum();
+            prop_assert!(rest_ns * 10 <= whole_ns, "{rest_ns} of {whole_ns}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 use std::io::{self, Write};
 
+use clap::ValueEnum;
 use whylate_model::blame::timer_analysis;
 use whylate_model::units::printable;
 use whylate_model::{Cause, CauseKind, TimerAnalysis, TimerEvidence};
@@ -16,20 +17,45 @@ const NAMES: usize = 23;
 /// An exit from an idle state of at least this is told.
 const IDLE_NS: u64 = 10_000;
 
+/// What is shown of the functions of a stack that have no known name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum StackFormat {
+    /// The stack ends before the first one.
+    #[default]
+    Truncate,
+    /// They are left out.
+    Skip,
+    /// Their addresses.
+    Full,
+}
+
+impl StackFormat {
+    fn shown(self, frames: &[String]) -> Vec<&str> {
+        // No function's name begins with a digit.
+        let is_known = |frame: &&str| !frame.starts_with("0x");
+        let frames = frames.iter().map(String::as_str);
+        match self {
+            StackFormat::Truncate => frames.take_while(is_known).collect(),
+            StackFormat::Skip => frames.filter(is_known).collect(),
+            StackFormat::Full => frames.collect(),
+        }
+    }
+}
+
 /// Writes the analysis of what stopped the measurement on a CPU.
 ///
 /// # Errors
 /// Those of the writer.
-pub fn write(out: &mut dyn Write, cpu: u32, evidence: &TimerEvidence) -> io::Result<()> {
+pub fn write(out: &mut dyn Write, cpu: u32, evidence: &TimerEvidence, format: StackFormat) -> io::Result<()> {
     writeln!(out, "## CPU {cpu} hit stop tracing, analyzing it ##")?;
-    write_parts(out, evidence)
+    write_parts(out, evidence, format)
 }
 
 /// Writes the parts of an activation.
 ///
 /// # Errors
 /// Those of the writer.
-pub fn write_parts(out: &mut dyn Write, evidence: &TimerEvidence) -> io::Result<()> {
+pub fn write_parts(out: &mut dyn Write, evidence: &TimerEvidence, format: StackFormat) -> io::Result<()> {
     let analysis = timer_analysis(evidence);
     let whole_ns = analysis.thread_latency_ns;
     let previous: Vec<&Cause> = analysis.previous_irqs().collect();
@@ -43,13 +69,13 @@ pub fn write_parts(out: &mut dyn Write, evidence: &TimerEvidence) -> io::Result<
     writeln!(out, "{}", part(&format!("IRQ handler delay:{idle}"), delay_ns, Some(whole_ns)))?;
     for cause in analysis.irq_delay.iter().filter(|cause| cause.kind != CauseKind::Irq) {
         detail(out, cause)?;
-        stack(out, "Stack that enabled interrupts", &cause.stack)?;
+        stack(out, "Stack that enabled interrupts", &format.shown(&cause.stack))?;
     }
     writeln!(out, "{}", part("IRQ latency:", analysis.irq_latency_ns, None))?;
     writeln!(out, "{}", part("Timerlat IRQ duration:", analysis.irq_duration_ns, Some(whole_ns)))?;
     writeln!(out, "{}", part("Blocking thread:", sum_ns(&analysis.blocking), Some(whole_ns)))?;
     details(out, analysis.blocking.iter())?;
-    stack(out, "Blocking thread stacktrace", &evidence.stack)?;
+    stack(out, "Blocking thread stacktrace", &format.shown(&evidence.stack))?;
     interference(out, &analysis, whole_ns)?;
     writeln!(out, "{}", "-".repeat(72))?;
     let figure = us(analysis.thread_latency_ns);
@@ -100,7 +126,7 @@ fn detail(out: &mut dyn Write, cause: &Cause) -> io::Result<()> {
     writeln!(out, "{:NAMES$}{who}{figure:>width$} us", "")
 }
 
-fn stack(out: &mut dyn Write, name: &str, frames: &[String]) -> io::Result<()> {
+fn stack(out: &mut dyn Write, name: &str, frames: &[&str]) -> io::Result<()> {
     if !frames.is_empty() {
         writeln!(out, "  {name}")?;
     }
@@ -160,7 +186,7 @@ mod tests {
     #[test]
     fn the_analysis_has_rtlas_lines_and_adds_up() {
         let mut out = Vec::new();
-        write(&mut out, 23, &evidence()).expect("a vector takes everything");
+        write(&mut out, 23, &evidence(), StackFormat::Truncate).expect("a vector takes everything");
         let text = String::from_utf8(out).expect("text");
         let shares = text.lines().filter_map(|line| line.split('(').nth(1)?.strip_suffix(" %)")?.parse::<f64>().ok());
         let sum: f64 = shares.sum();
@@ -169,12 +195,29 @@ mod tests {
     }
 
     #[test]
+    fn functions_without_a_name_are_shown_as_asked() {
+        let mut evidence = evidence();
+        evidence.stack = ["timer", "0xffffffffc0001234", "write"].map(str::to_owned).to_vec();
+        evidence.occupancy.intervals.iter_mut().for_each(|interval| interval.stack.clear());
+        let frames = |format| {
+            let mut out = Vec::new();
+            write(&mut out, 0, &evidence, format).expect("a vector takes everything");
+            let text = String::from_utf8(out).expect("text");
+            let frames = text.lines().filter_map(|line| Some(line.split_once("-> ")?.1.to_owned()));
+            frames.collect::<Vec<_>>()
+        };
+        assert_eq!(frames(StackFormat::Truncate), ["timer"]);
+        assert_eq!(frames(StackFormat::Skip), ["timer", "write"]);
+        assert_eq!(frames(StackFormat::Full), ["timer", "0xffffffffc0001234", "write"]);
+    }
+
+    #[test]
     fn an_exit_from_idle_is_told() {
         let mut evidence = evidence();
         evidence.occupancy.intervals[0].occupant = Occupant::Idle;
         evidence.occupancy.intervals[2].occupant = Occupant::Idle;
         let mut out = Vec::new();
-        write_parts(&mut out, &evidence).expect("a vector takes everything");
+        write_parts(&mut out, &evidence, StackFormat::Truncate).expect("a vector takes everything");
         let text = String::from_utf8(out).expect("text");
         assert!(text.contains("IRQ handler delay: (exit from idle)"), "{text}");
     }

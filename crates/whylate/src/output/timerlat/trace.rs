@@ -1,28 +1,40 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Late activations with everything that happened on their CPU meanwhile, as a text file.
+//! The latest activations, and of late ones everything that happened on their CPU meanwhile, as a text file.
 
 use std::io::{self, Write};
 
 use whylate_model::blame::Evidence;
 use whylate_model::units::{printable, rfc3339};
 use whylate_model::{Interval, LateEvent, Occupant, TimerEvidence};
+use whylate_sources::timerlat::Activated;
 
-use super::analysis;
+use super::analysis::{self, StackFormat};
 
-/// Writes one block for each activation.
+/// Writes one block for each late activation, and a line for each of the latest ones.
 ///
 /// # Errors
 /// Those of the writer.
-pub fn write(out: &mut dyn Write, late: &[LateEvent]) -> io::Result<()> {
-    writeln!(out, "# {} late activations; times in microseconds since the timer was due", late.len())?;
+pub fn write(out: &mut dyn Write, latest: &[Activated], late: &[LateEvent]) -> io::Result<()> {
+    writeln!(out, "# {} activations, and who had the CPU; times in microseconds since the timer was due", late.len())?;
     for event in late {
         writeln!(out, "\n# CPU {}, {}", event.cpu, rfc3339::format(event.at_unix_ns))?;
         if let Some(Evidence::Timer(evidence)) = event.evidence.as_deref() {
-            analysis::write_parts(out, evidence)?;
+            analysis::write_parts(out, evidence, StackFormat::Full)?;
             intervals(out, evidence)?;
         }
     }
-    Ok(())
+    writeln!(out, "\n# The latest {} activations; latencies in microseconds", latest.len())?;
+    writeln!(out, "{:<27} {:>3} {:>10} {:>10} {:>10}", "DUE", "CPU", "IRQ", "THREAD", "USER")?;
+    latest.iter().try_for_each(|activated| activation(out, activated))
+}
+
+fn activation(out: &mut dyn Write, activated: &Activated) -> io::Result<()> {
+    let us = |ns: u64| format!("{:.2}", ns as f64 / 1_000.0);
+    let due = rfc3339::format(activated.due_unix_ns);
+    // Where one was not seen, there is no telling.
+    let seen = activated.irq_and_thread_ns.map(|(irq_ns, thread_ns)| [us(irq_ns), us(thread_ns)]);
+    let [irq, thread] = seen.unwrap_or_else(|| ["-", "-"].map(str::to_owned));
+    writeln!(out, "{due:<27} {:>3} {irq:>10} {thread:>10} {:>10}", activated.cpu, us(activated.user_ns))
 }
 
 fn intervals(out: &mut dyn Write, evidence: &TimerEvidence) -> io::Result<()> {
@@ -53,4 +65,38 @@ fn who(occupant: &Occupant) -> String {
         Occupant::Irq { name } => format!("interrupt {name}"),
         Occupant::Softirq { name } => format!("softirq {name}"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use whylate_model::Occupancy;
+
+    use super::*;
+
+    #[test]
+    fn a_trace_has_the_latest_activations_and_who_had_the_cpu_of_late_ones() {
+        let due_unix_ns = 1_795_252_440_123_456_789;
+        let at = |cpu, number: u64, irq_and_thread_ns| Activated {
+            cpu,
+            due_unix_ns: due_unix_ns + number * 1_000_000,
+            irq_and_thread_ns,
+            user_ns: 20_500,
+        };
+        let latest = [at(0, 0, Some((4_900, 12_100))), at(1, 0, None), at(0, 1, Some((1_234_567, 2_345_678)))];
+        let hog = Occupant::Thread { tid: 7, name: "evil\x1b[2J".to_owned() };
+        let interval = Interval { start_ns: 1_000, end_ns: 2_346_678, occupant: hog, ..Interval::default() };
+        let occupancy = Occupancy { cpu: 0, intervals: vec![interval], ..Occupancy::default() };
+        let evidence = TimerEvidence {
+            due_ns: 1_000,
+            irq_ns: 1_235_567,
+            thread_ns: 2_346_678,
+            occupancy,
+            ..TimerEvidence::default()
+        };
+        let late =
+            LateEvent { at_unix_ns: due_unix_ns, evidence: Some(Box::new(evidence.into())), ..LateEvent::default() };
+        let mut out = Vec::new();
+        write(&mut out, &latest, &[late]).expect("a vector takes everything");
+        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+    }
 }

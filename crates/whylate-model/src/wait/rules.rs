@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The frames that tell what a wait is for.
+
+use super::WaitClass;
+
+/// Which frames a rule applies to.
+pub(super) enum Frames {
+    Kernel,
+    User,
+}
+
+use Frames::{Kernel, User};
+
+/// Frames by the beginnings of their names, what a wait with one of them is for, and why.
+pub(super) type ByFrame = (Frames, &'static [&'static str], WaitClass, &'static str);
+
+/// Where the kernel itself keeps a thread, whatever its program wants.
+pub(super) const IN_KERNEL: &[ByFrame] = &[
+    (
+        Kernel,
+        &[
+            "handle_mm_fault",
+            "do_user_addr_fault",
+            "handle_userfault",
+            "do_swap_page",
+            "filemap_fault",
+            "do_page_fault",
+        ],
+        WaitClass::PageFault,
+        "is in a page fault",
+    ),
+    (
+        Kernel,
+        &[
+            "__mutex_lock",
+            "rwsem_down_",
+            "down_",
+            "__down",
+            "percpu_rwsem_wait",
+            "__percpu_down",
+            "rt_mutex_",
+            "rtlock_slowlock",
+            "__rt_mutex",
+            "mutex_lock",
+        ],
+        WaitClass::Lock,
+        "waits for a lock in the kernel",
+    ),
+];
+
+/// What a program asked the kernel for. The first one that applies counts; those that say more come first.
+pub(super) const BY_FRAME: &[ByFrame] = &[
+    (
+        Kernel,
+        &["flock_lock_inode_wait", "locks_lock_inode_wait", "posix_lock_inode_wait", "fcntl_setlk", "__break_lease"],
+        WaitClass::Lock,
+        "waits for a file lock",
+    ),
+    (Kernel, &["do_semtimedop", "__do_semtimedop"], WaitClass::Lock, "waits for a semaphore (System V)"),
+    (
+        User,
+        &[
+            "pthread_mutex_",
+            "__pthread_mutex_",
+            "___pthread_mutex_",
+            "__lll_lock_wait",
+            "pthread_rwlock_",
+            "__pthread_rwlock_",
+            "___pthread_rwlock_",
+            "std::sys::sync::mutex",
+            "std::sys::sync::rwlock",
+            "parking_lot::raw_mutex",
+        ],
+        WaitClass::Lock,
+        "waits for a lock of its process",
+    ),
+    (
+        User,
+        &[
+            "pthread_cond_",
+            "__pthread_cond_",
+            "___pthread_cond_",
+            "std::sys::sync::condvar",
+            "std::thread::park",
+            "std::sys::sync::thread_parking",
+        ],
+        WaitClass::Idle,
+        "waits for another thread to tell it of work (condition variable)",
+    ),
+    (
+        Kernel,
+        &["futex_wait", "futex_lock_pi", "__futex_wait"],
+        WaitClass::Lock,
+        "waits in a futex that another thread has to release",
+    ),
+    (
+        Kernel,
+        &[
+            "io_schedule",
+            "folio_wait",
+            "wait_on_page",
+            "__wait_on_buffer",
+            "submit_bio_wait",
+            "blk_",
+            "blkdev_issue_",
+            "jbd2_log_wait_commit",
+            "wait_on_commit",
+            "balance_dirty_pages",
+            "rq_qos_wait",
+            "wbt_wait",
+            "xlog_wait",
+            "nfs_wait",
+            "wb_wait_for_completion",
+        ],
+        WaitClass::Disk,
+        "waits for blocks to be read or written",
+    ),
+    (
+        Kernel,
+        &["pipe_read", "pipe_write", "pipe_wait", "fifo_open", "wait_for_partner", "anon_pipe_read", "anon_pipe_write"],
+        WaitClass::Pipe,
+        "waits for the other end of a pipe",
+    ),
+    (
+        Kernel,
+        &["do_epoll_wait", "ep_poll", "do_poll", "do_sys_poll", "do_select", "core_sys_select"],
+        WaitClass::Idle,
+        "waits for events (poll, select or epoll)",
+    ),
+    (
+        Kernel,
+        &["inet_csk_accept", "inet_csk_wait_for_connect", "unix_accept", "vsock_accept"],
+        WaitClass::Idle,
+        "waits for a connection to accept",
+    ),
+    (
+        Kernel,
+        &[
+            "sk_wait_data",
+            "tcp_recvmsg",
+            "tcp_sendmsg",
+            "sk_stream_wait",
+            "__skb_wait_for_more_packets",
+            "__skb_recv",
+            "unix_stream_",
+            "unix_dgram_",
+            "unix_wait_for_peer",
+            "inet_wait_for_connect",
+            "inet_stream_connect",
+            "sock_wait",
+            "sock_alloc_send",
+            "udp_recvmsg",
+            "netlink_recvmsg",
+            "rpc_wait",
+            "vsock_",
+        ],
+        WaitClass::Network,
+        "waits for data from or to a socket",
+    ),
+    (
+        Kernel,
+        &["do_wait", "kernel_wait4", "do_sigtimedwait", "sigsuspend", "__do_sys_pause", "ksys_pause"],
+        WaitClass::Idle,
+        "waits for a child or a signal",
+    ),
+    (
+        Kernel,
+        &[
+            "n_tty_read",
+            "signalfd_read",
+            "eventfd_read",
+            "inotify_read",
+            "fanotify_read",
+            "timerfd_read",
+            "io_cqring_wait",
+            "read_events",
+            "wait_for_space",
+            "do_syslog",
+            "devkmsg_read",
+            "evdev_read",
+            "fuse_dev_do_read",
+            "io_wqe_worker",
+            "io_wq_worker",
+            "vhost_task_fn",
+            "vhost_worker",
+        ],
+        WaitClass::Idle,
+        "waits for input or work",
+    ),
+    (
+        Kernel,
+        &["hrtimer_nanosleep", "do_nanosleep", "clock_nanosleep", "common_nsleep"],
+        WaitClass::Timer,
+        "sleeps for a time that it chose",
+    ),
+    (
+        Kernel,
+        &["kernel_clone", "wait_for_vfork_done", "do_exit", "do_group_exit"],
+        WaitClass::Other,
+        "waits for a process to begin or end",
+    ),
+];
+
+/// Functions of the kernel's threads in which they wait for work, by the beginnings of their names.
+pub(super) const KERNEL_LOOPS: &[&str] = &[
+    "worker_thread",
+    "rescuer_thread",
+    "kthreadd",
+    "smpboot_thread_fn",
+    "rcu_",
+    "kswapd",
+    "kcompactd",
+    "khugepaged",
+    "ksmd",
+    "kauditd_thread",
+    "oom_reaper",
+    "irq_thread",
+    "kthread_worker_fn",
+    "watchdog",
+    "khungtaskd",
+    "migration",
+    "kjournald",
+    "scsi_error_handler",
+    "devtmpfsd",
+    "kdevtmpfs",
+    "psi_rimpoll",
+    "balloon",
+    "hwrng_fillfn",
+    "fsnotify_mark",
+    "kthread_parkme",
+    "srcu_",
+    "io_sq_thread",
+    "cpuhp",
+    "audit_",
+    "nfsd",
+    "svc_recv",
+    "jbd2",
+    "xfsaild",
+    "loop_",
+    "dm_",
+    "md_thread",
+];

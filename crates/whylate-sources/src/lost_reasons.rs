@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! No source yields a reason for lost events that nobody can look up.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use whylate_model::lost::{REASONS, meaning, sources};
+
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let each = entries.flat_map(|path| if path.is_dir() { rust_files(&path) } else { vec![path] });
+    each.filter(|path| path.extension().is_some_and(|end| end == "rs")).collect()
+}
+
+/// The names in a file: those in tables called `LOST`, in what yields or names lost events, and next to `lost` or `lose`.
+fn names_in(text: &str) -> BTreeSet<String> {
+    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let mut names = BTreeSet::new();
+    // The last line of what a line above has begun.
+    let mut until = None;
+    for line in code.lines() {
+        let indent = &line[..line.len() - line.trim_start().len()];
+        if line.contains("const LOST: ") && !line.ends_with(';') {
+            until = Some(String::new());
+        } else if line.contains("fn take_lost(") || line.contains("fn named(lost") {
+            until = Some(format!("{indent}}}"));
+        }
+        let is_beside = ["lost.insert(\"", "lost.entry(\"", ".lose(\""].iter().any(|by| line.contains(by));
+        if until.is_some() || is_beside {
+            let quoted = line.split('"').skip(1).step_by(2);
+            let is_name = |text: &&str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+            names.extend(quoted.filter(is_name).map(str::to_owned));
+        }
+        let ends = |end: &String| if end.ends_with('}') { line == end } else { line.ends_with("];") };
+        if until.as_ref().is_some_and(ends) {
+            until = None;
+        }
+    }
+    names
+}
+
+#[test]
+fn each_reason_is_explained() {
+    let sources_of = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let files_of = Path::new(env!("CARGO_MANIFEST_DIR")).join("../whylate-model/src/ftrace");
+    let mut found = BTreeSet::new();
+    for (file, of) in rust_files(&sources_of).into_iter().map(|file| (file, None)).chain(
+        // Traces that somebody has sent are read there.
+        rust_files(&files_of).into_iter().map(|file| (file, Some("irqsoff"))),
+    ) {
+        if file.ends_with("lost_reasons.rs") {
+            continue;
+        }
+        let inside = file.strip_prefix(&sources_of).ok().and_then(|path| path.iter().next()?.to_str());
+        let source = of.or_else(|| sources().iter().copied().find(|source| Some(*source) == inside));
+        for name in names_in(&fs::read_to_string(&file).expect("text")) {
+            let is_explained = match source {
+                Some(source) => meaning(source, &name).is_some(),
+                // What sources share.
+                None => REASONS.iter().any(|reason| reason.name == name),
+            };
+            assert!(is_explained, "{} yields {name}: explain it in whylate-model/src/lost.rs", file.display());
+            found.insert(name);
+        }
+    }
+    let explained: BTreeSet<String> = REASONS.iter().map(|reason| reason.name.to_owned()).collect();
+    assert_eq!(found, explained, "explained is what there is");
+}
