@@ -239,17 +239,7 @@ fn an_idle_cpu_is_late_because_it_comes_out_of_idle() -> Result<()> {
         return Ok(());
     }
     stay_on(places.tool)?;
-    in_rounds(|| {
-        let (before, began) = (idle_s(places.disturbed)?, Instant::now());
-        let outcome = idle_exit_is_blamed(places);
-        let idle = (idle_s(places.disturbed)? - before) / began.elapsed().as_secs_f64();
-        println!("CPU {} was idle for {:.1} % of the time", places.disturbed, idle * 100.0);
-        if idle < IDLE {
-            let others = format!("others have CPU {} for {:.1} % of the time", places.disturbed, (1.0 - idle) * 100.0);
-            return Err(Unjudged(others).into());
-        }
-        outcome
-    })
+    in_rounds(|| idle_exit_is_blamed(places).and_then(|()| nobody_comes_out_of_idle_where_a_thread_is_busy(places)))
 }
 
 /// An idle CPU has nothing to do for more than this share of the time.
@@ -264,46 +254,59 @@ fn idle_s(cpu: u32) -> Result<f64> {
     Ok(ticks / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// On a CPU that is idle, whatever is not the timer's own interrupt is the way out of idle; on the same CPU beside a busy thread
-/// nobody comes out of idle.
+fn explaining(cpu: u32, over_ns: u64) -> TimerlatOptions {
+    TimerlatOptions {
+        cpus: vec![cpu],
+        explain_over_ns: Some(over_ns),
+        keep_evidence: true,
+        ..TimerlatOptions::default()
+    }
+}
+
+/// On a CPU that is idle, what is not the timer's own interrupt is the way out of idle, but for what others do there.
 fn idle_exit_is_blamed(places: Places) -> Result<()> {
-    let cpus = vec![places.disturbed];
-    let mut source = start(&TimerlatOptions { cpus: cpus.clone(), ..TimerlatOptions::default() })?;
+    let mut source = start(&TimerlatOptions { cpus: vec![places.disturbed], ..TimerlatOptions::default() })?;
     thread::sleep(Duration::from_secs(1));
     let usual = source.snapshot()?.total("thread");
     patching(|| drop(source));
     // The later half, as far as the two runs are alike.
     let over_ns = usual.quantile_ns(0.5);
-    let explain = |over_ns| TimerlatOptions {
-        cpus: cpus.clone(),
-        explain_over_ns: Some(over_ns),
-        keep_evidence: true,
-        ..TimerlatOptions::default()
-    };
-    let is_idle_exit = |cause: &Cause| matches!(cause.kind, CauseKind::IdleExit | CauseKind::Steal);
-    let is_of_others = |cause: &Cause| cause.kind == CauseKind::Thread;
-    // It is late itself where the machine below takes its time, which says nothing about idle.
-    let is_its_timer = |cause: &&Cause| is(cause, CauseKind::Irq, "local_timer");
-    let (mut idle, mut busy) = (Vec::new(), 0);
-    let mut source = start(&explain(over_ns))?;
-    let began = Instant::now();
-    while idle.len() < wanted_events() && began.elapsed() < DEADLINE {
-        source.drain_late(Duration::from_millis(50), &mut |event| match event.causes.iter().any(is_of_others) {
-            true => busy += 1,
-            false => idle.push(event),
-        })?;
+    let (before, began) = (idle_s(places.disturbed)?, Instant::now());
+    let mut source = start(&explaining(places.disturbed, over_ns))?;
+    let mut events = Vec::new();
+    while events.len() < wanted_events() && began.elapsed() < DEADLINE {
+        source.drain_late(Duration::from_millis(50), &mut |event| events.push(event))?;
     }
     patching(|| drop(source));
-    let is_right = |event: &&LateEvent| event.causes.iter().find(|cause| !is_its_timer(cause)).is_some_and(is_idle_exit);
-    let right = idle.iter().filter(is_right).count();
-    println!("{right} of {} over {over_ns} ns name the way out of idle; {busy} found others there", idle.len());
-    for event in idle.iter().filter(|event| !is_right(event)).take(3) {
-        println!("another cause: {:?}", event.causes);
-    }
-    ensure!(idle.len() >= wanted_events(), "only {} were over {over_ns} ns", idle.len());
-    ensure!(idle.len() - right <= by_chance(idle.len(), WRONG_BY_CHANCE), "too few are right");
+    let idle = (idle_s(places.disturbed)? - before) / began.elapsed().as_secs_f64();
 
-    let mut source = start(&explain(1))?;
+    // The machine below makes the interrupt late in its own function too, which says nothing about idle.
+    let is_its_timer = |cause: &&Cause| is(cause, CauseKind::Irq, "local_timer");
+    let first = |event: &LateEvent| event.causes.iter().find(|cause| !is_its_timer(cause)).map(|cause| cause.kind);
+    let count = |kinds: &[CauseKind]| {
+        events.iter().filter(|event| first(event).is_some_and(|kind| kinds.contains(&kind))).count()
+    };
+    let right = count(&[CauseKind::IdleExit, CauseKind::Steal]);
+    let others = count(&[CauseKind::Thread, CauseKind::Softirq]);
+    println!(
+        "{right} of {} over {over_ns} ns name the way out of idle, {others} what others did; CPU {} was idle for {:.1} % of the time",
+        events.len(),
+        places.disturbed,
+        idle * 100.0
+    );
+    if idle < IDLE {
+        let others = format!("others have CPU {} for {:.1} % of the time", places.disturbed, (1.0 - idle) * 100.0);
+        return Err(Unjudged(others).into());
+    }
+    ensure!(events.len() >= wanted_events(), "only {} were over {over_ns} ns", events.len());
+    ensure!(others * 4 <= events.len(), "others have an idle CPU: {others} of {}", events.len());
+    let judged = events.len() - others;
+    ensure!(judged - right <= by_chance(judged, WRONG_BY_CHANCE), "too few are right: {right} of {judged}");
+    Ok(())
+}
+
+fn nobody_comes_out_of_idle_where_a_thread_is_busy(places: Places) -> Result<()> {
+    let mut source = start(&explaining(places.disturbed, 1))?;
     let mut events = Vec::new();
     while_loaded(places.disturbed, || {
         // It takes the CPU first.
@@ -314,8 +317,8 @@ fn idle_exit_is_blamed(places: Places) -> Result<()> {
     })?;
     patching(|| drop(source));
     ensure!(!events.is_empty(), "nothing was late by a nanosecond beside a busy thread");
-    let left_idle = events.iter().find(|event| event.causes.iter().any(|cause| cause.kind == CauseKind::IdleExit));
-    ensure!(left_idle.is_none(), "a busy CPU comes out of idle: {left_idle:?}");
+    let of_idle = events.iter().find(|event| event.causes.iter().any(|cause| cause.kind == CauseKind::IdleExit));
+    ensure!(of_idle.is_none(), "a busy CPU comes out of idle: {of_idle:?}");
     Ok(())
 }
 
