@@ -47,7 +47,7 @@ K ?=
 .PHONY: test
 test: ## all tests on this kernel (T=NAME: one test); those that need root are skipped without it
 ifneq ($(filter short_% whole_% matrix,$(T)),)
-	@$(MAKE) in-machines M=$(patsubst matrix,whole_,$(T))
+	@$(MAKE) in-machines TESTS=$(patsubst matrix,whole_,$(T))
 else
 	@scripts/install-deps browser debugger
 ifeq ($(T),)
@@ -61,18 +61,18 @@ endif
 
 .PHONY: test-short
 test-short: ## the static program and one comparison a source, on four other kernels in virtual machines
-	@$(MAKE) in-machines M=short_
+	@$(MAKE) in-machines TESTS=short_
 
 .PHONY: test-matrix
 test-matrix: ## everything on four other kernels (K=6_12_rt: on one)
-	@$(MAKE) in-machines M=whole_$(K)
+	@$(MAKE) in-machines TESTS=whole_$(K)
 
 .PHONY: in-machines
 in-machines:
 	@scripts/install-deps static vm tracers
 	@# Where there is no network, machines without their kernel are skipped.
 	@$(CARGO) xtask kernels >/dev/null || true
-	@scripts/check-tests matrix $(M)
+	@scripts/check-tests matrix $(TESTS)
 
 .PHONY: torture
 torture: ## tests of this kernel at full length, five times, two of them beside a busy CPU

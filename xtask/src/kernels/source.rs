@@ -26,7 +26,7 @@ pub fn build(name: &str, archive: &Path, work: &Path, made: &Path) -> Result<()>
     fs::remove_file(archive)?;
     let fragment = work.join("fragment");
     fs::write(&fragment, FRAGMENT)?;
-    let make = |targets: &[&str]| run(Command::new("make").arg("-s").args(targets).current_dir(&tree));
+    let make = |targets: &[&str]| run(apart(Command::new("make").arg("-s").args(targets).current_dir(&tree)));
     make(&["tinyconfig"])?;
     run(Command::new("scripts/kconfig/merge_config.sh").args(["-m", ".config"]).arg(&fragment).current_dir(&tree))?;
     make(&["olddefconfig"])?;
@@ -39,7 +39,7 @@ pub fn build(name: &str, archive: &Path, work: &Path, made: &Path) -> Result<()>
     eprintln!("{name}: building, which takes a quarter of an hour on two processors");
     // It is a background job: whoever else works on the machine goes first.
     let mut build = Command::new("nice");
-    run(build.args(["make", "-s", &format!("-j{jobs}"), "bzImage", "modules"]).current_dir(&tree))?;
+    run(apart(build.args(["make", "-s", &format!("-j{jobs}"), "bzImage", "modules"]).current_dir(&tree)))?;
 
     fs::rename(tree.join("arch/x86/boot/bzImage"), made.join("vmlinuz")).context("the build made no bzImage")?;
     fs::write(made.join("config"), config)?;
@@ -55,6 +55,11 @@ pub fn build(name: &str, archive: &Path, work: &Path, made: &Path) -> Result<()>
     let any = fs::read_dir(&modules)?.next().is_some();
     ensure!(any || !FRAGMENT.contains("=m"), "the build made no modules");
     Ok(())
+}
+
+/// A `make` that has called us hands its variables down, and some mean something else to a kernel: `M` is a folder of modules.
+fn apart(make: &mut Command) -> &mut Command {
+    make.env_remove("MAKEFLAGS").env_remove("MFLAGS").env_remove("MAKELEVEL")
 }
 
 /// The lines of the fragment that do not hold.
