@@ -134,6 +134,11 @@ pub fn in_rounds(mut round: impl FnMut() -> Result<()>) -> Result<()> {
     }
 }
 
+/// What holds exactly where a CPU is one, and by rounds where it is emulated and stops between any two of its instructions.
+pub fn exactly_unless_emulated(mut round: impl FnMut() -> Result<()>) -> Result<()> {
+    if super::is_emulated() { in_rounds(round) } else { round() }
+}
+
 /// What the hypervisor has taken from all CPUs (proc_stat(5)).
 fn stolen() -> Duration {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
