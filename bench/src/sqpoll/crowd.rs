@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use whylate_sources::Attached as _;
 use whylate_sources::inject::sqpoll::{Load, Plan};
-use whylate_sources::sqpoll::{SqpollOptions, attach};
+use whylate_sources::sqpoll::SqpollOptions;
+use whylate_sources::{Attached as _, Session};
 
 use super::{Check, Part};
 use crate::figures::median;
@@ -85,7 +85,8 @@ fn among(crowd: &mut Child, own: u32, rounds: u32) -> Result<Part> {
     let mut cpu_ms = Vec::new();
     for backend in ["bpf", "fdinfo"] {
         eprintln!("{rounds} looks at {PROCESSES} processes by {backend}");
-        let mut source = attach(&SqpollOptions { backend: Some(backend.to_owned()), ..SqpollOptions::default() })?;
+        let mut source =
+            SqpollOptions { backend: Some(backend.to_owned()), ..SqpollOptions::default() }.start(&Session::of_one())?;
         let mut looks = Vec::new();
         for _ in 0..rounds {
             std::thread::sleep(PAUSE);

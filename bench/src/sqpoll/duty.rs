@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result};
 use whylate_model::Series;
 use whylate_model::sqpoll::is_thread;
 use whylate_sources::inject::sqpoll::{Done, Load, Plan};
-use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions, attach};
-use whylate_sources::{AttachError, Attached as _};
+use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions};
+use whylate_sources::{AttachError, Attached as _, Session};
 
 use super::{Check, Part, places};
 
@@ -87,7 +87,7 @@ fn ways() -> Result<(Vec<Way>, String)> {
         ("bpf --precise", SqpollOptions { precise: true, ..of("bpf") }, Some(PRECISE_LIMIT)),
         ("fdinfo", of("fdinfo"), None),
     ] {
-        match attach(&options) {
+        match options.start(&Session::of_one()) {
             Ok(source) => {
                 ways.push(Way { name, source, before: Default::default(), limit, errors: Default::default(), blind: 0 })
             }

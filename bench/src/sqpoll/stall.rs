@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use io_uring::{IoUring, opcode};
-use whylate_sources::Attached as _;
-use whylate_sources::sqpoll::{SqpollOptions, attach};
+use whylate_sources::sqpoll::SqpollOptions;
+use whylate_sources::{Attached as _, Session};
 
 use super::{Check, Part, places, stay_on};
 use crate::figures::median;
@@ -110,7 +110,7 @@ fn look(cpu: u32, watcher: &str, over: &AtomicBool, ready: &AtomicBool) -> Resul
     stay_on(cpu)?;
     let options =
         SqpollOptions { backend: Some(watcher.to_owned()), pid: Some(std::process::id()), ..SqpollOptions::default() };
-    let mut source = (watcher != WATCHERS[0]).then(|| attach(&options)).transpose()?;
+    let mut source = (watcher != WATCHERS[0]).then(|| options.start(&Session::of_one())).transpose()?;
     ready.store(true, Ordering::Relaxed);
     while !over.load(Ordering::Relaxed) {
         if let Some(source) = &mut source {

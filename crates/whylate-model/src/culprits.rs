@@ -41,7 +41,7 @@ pub struct Culprit {
 pub struct Caused {
     /// How many late events had to wait for it.
     pub items: u64,
-    /// How many handlers (or names of threads) these had; no more than 1,000 are told apart.
+    /// How many handlers (or threads) these had; no more than 1,000 are told apart.
     pub handlers: u64,
     /// The delay in all.
     pub total_ns: u64,
@@ -80,9 +80,7 @@ impl Culprits {
         }
         self.events += 1;
         self.latency_ns = self.latency_ns.saturating_add(event.latency_ns);
-        // What waited, as each source names it.
-        let victim = ["handler", "thread", "process"].iter().find_map(|name| event.labels.get(*name));
-        let victim = self.number_of(victim.map_or("", String::as_str));
+        let victim = self.number_of(&event.subject);
         // What is unknown for several reasons, or of several culprits that are not told apart, is one delay of this event.
         let (mut unknown_ns, mut others_ns) = (0u64, 0u64);
         for cause in &event.causes {
@@ -173,7 +171,7 @@ mod tests {
         let causes: Vec<Cause> =
             causes.iter().map(|&(kind, who, ns)| Cause { kind, who: who.to_owned(), ns, stack: Vec::new() }).collect();
         LateEvent {
-            labels: [("handler".to_owned(), handler.to_owned())].into(),
+            subject: handler.to_owned(),
             latency_ns: causes.iter().map(|cause| cause.ns).sum(),
             causes,
             ..LateEvent::default()

@@ -9,6 +9,9 @@ use crate::snapshot::Labels;
 /// Something that waited longer than the user allows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LateEvent {
+    /// What was late, in a word: `ext4_end_io_rsv_work`, `CPU 3`, `postgres:4711`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub subject: String,
     /// What waited, e.g. `handler` and `workqueue`, and who asked for it.
     pub labels: Labels,
     /// When the wait ended, in nanoseconds since 1970 (UTC).
@@ -36,6 +39,11 @@ pub struct LateEvent {
     /// What the causes were told from; kept only where it is asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evidence: Option<Box<Evidence>>,
+}
+
+/// The subject of an event in which an interrupt or a timer of a CPU was late.
+pub fn cpu_subject(cpu: u32) -> String {
+    format!("CPU {cpu}")
 }
 
 /// A part of a late event's time and who had it.

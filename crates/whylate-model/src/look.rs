@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::rfc3339;
-use crate::{CauseKind, Histogram, LateEvent, Snapshot, Worst};
+use crate::sources::{Card, Judged};
+use crate::units::{format_ns, rfc3339};
+use crate::{CauseKind, LateEvent, Snapshot, Worst};
 
 /// How many of the worst events are kept.
 const WORST: usize = 5;
@@ -16,28 +17,6 @@ const WORST_OF_SOURCE: usize = 3;
 /// So many are told apart, so that memory stays bounded.
 const CULPRITS: usize = 10_000;
 const BEYOND: &str = "others than the first 10,000";
-/// A submission thread that waits for a CPU for more than this share of its time is starved.
-pub const STARVED_FROM: f64 = 0.1;
-
-/// From which latency on a source calls something late, in nanoseconds: what is longer is noticed by those who wait, on a machine that is
-/// not set up for real-time work as well as on one that is. Of `offcpu` it is a thread's wait for a CPU, which is as long as this where five
-/// others compete for it.
-pub const LATE_FROM: [(&str, u64); 5] = [
-    ("wq", 10_000_000),
-    ("timerlat", 5_000_000),
-    ("irqsoff", 5_000_000),
-    ("offcpu", 20_000_000),
-    ("sqpoll", 5_000_000),
-];
-
-/// From which time on a thread in uninterruptible sleep is late: what it waits for should have come long ago.
-pub const STUCK_FROM_NS: u64 = 1_000_000_000;
-
-/// The limit of a source.
-pub fn late_from_ns(source: &str) -> u64 {
-    LATE_FROM.iter().find(|(name, _)| *name == source).map_or(u64::MAX, |(_, ns)| *ns)
-}
-
 /// Everything that one look has found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Look {
@@ -97,6 +76,9 @@ pub struct Headline {
     /// What else there is to say.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub remark: String,
+    /// The command that tells more of them.
+    #[serde(default)]
+    pub next: String,
     /// Events that could not be counted, by reason; those that did not occur are left out.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lost: BTreeMap<String, u64>,
@@ -111,6 +93,9 @@ pub struct LateOf {
     pub late_from_ns: u64,
     /// The longest that was late; 0 where none was.
     pub max_ns: u64,
+    /// The command that tells more of them.
+    #[serde(default)]
+    pub next: String,
 }
 
 /// A late event and whose it is.
@@ -175,11 +160,12 @@ struct Lates {
 }
 
 impl Gatherer {
-    /// Adds a late event of that source; one that is not as late as the source's limit is none.
-    pub fn add(&mut self, source: &str, event: LateEvent) {
-        if event.latency_ns < late_from_ns(source) {
+    /// Adds a late event of that source. One that is not as late as the source's limit is none, and one that another source tells counts there.
+    pub fn add(&mut self, card: &Card, event: LateEvent) {
+        if event.latency_ns < card.events().late_from_ns || (card.is_told_elsewhere)(&event) {
             return;
         }
+        let source = card.name;
         let lates = self.late.entry(source.to_owned()).or_default();
         lates.count += 1;
         lates.total_ns = lates.total_ns.saturating_add(event.latency_ns);
@@ -202,10 +188,10 @@ impl Gatherer {
     }
 
     /// The look over the snapshots of all sources that measured.
-    pub fn finish(self, snapshots: &[Snapshot], unmeasured: Vec<Unmeasured>) -> Look {
+    pub fn finish(self, snapshots: &[(&Card, Snapshot)], unmeasured: Vec<Unmeasured>) -> Look {
         let mut sources: Vec<Headline> = snapshots
             .iter()
-            .map(|snapshot| headline(snapshot, self.late.get(&snapshot.source).copied().unwrap_or_default()))
+            .map(|(card, snapshot)| headline(card, snapshot, self.late.get(card.name).copied().unwrap_or_default()))
             .collect();
         sources.sort_by_key(|headline| (!headline.is_late, Reverse(headline.late_ns)));
         let mut worst: Vec<Sighting> = self
@@ -231,9 +217,9 @@ impl Gatherer {
         culprits.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.who.cmp(&b.who)));
         Look {
             schema: crate::snapshot::SCHEMA,
-            host: snapshots.first().map(|snapshot| snapshot.host.clone()).unwrap_or_default(),
-            start_unix_ns: snapshots.iter().map(|snapshot| snapshot.start_unix_ns).min().unwrap_or_default(),
-            duration_ns: snapshots.iter().map(|snapshot| snapshot.duration_ns).max().unwrap_or_default(),
+            host: snapshots.first().map(|(_, snapshot)| snapshot.host.clone()).unwrap_or_default(),
+            start_unix_ns: snapshots.iter().map(|(_, snapshot)| snapshot.start_unix_ns).min().unwrap_or_default(),
+            duration_ns: snapshots.iter().map(|(_, snapshot)| snapshot.duration_ns).max().unwrap_or_default(),
             sources,
             worst,
             culprits,
@@ -244,67 +230,38 @@ impl Gatherer {
     }
 }
 
-fn headline(snapshot: &Snapshot, lates: Lates) -> Headline {
-    let late_from_ns = late_from_ns(&snapshot.source);
-    let (of, figures) = figures(snapshot);
-    let mut remark = String::new();
-    // Waits for a CPU are no part of its figures.
-    let waits = "threads that can run, until they have a CPU".to_owned();
-    let (late_from_ns, late_of) = match snapshot.source.as_str() {
-        "offcpu" => (STUCK_FROM_NS, Some(LateOf { of: waits, late_from_ns, max_ns: lates.max_ns })),
-        _ => (late_from_ns, None),
-    };
-    let mut is_late = lates.count > 0 || figures.max_ns() >= late_from_ns;
-    if snapshot.source == "sqpoll" {
-        let starved =
-            |series: &&crate::Series| series.values.get("starved").is_some_and(|&share| share >= STARVED_FROM);
-        let threads = snapshot.series.iter().filter(|series| series.values.contains_key("starved"));
-        let (all, starving) = (threads.clone().count(), threads.filter(starved).count());
-        is_late |= starving > 0;
-        remark = format!("submission threads: {all}, starved: {starving}");
-    }
+fn headline(card: &Card, snapshot: &Snapshot, lates: Lates) -> Headline {
+    let (figures, remark) = ((card.figures)(snapshot), (card.remark)(snapshot));
+    let next = |judged: &Judged| judged.next.replace("{from}", &format_ns(judged.late_from_ns));
+    let late_of = card.events.map(|judged| LateOf {
+        of: judged.of.to_owned(),
+        late_from_ns: judged.late_from_ns,
+        max_ns: lates.max_ns,
+        next: next(&judged),
+    });
     Headline {
         source: snapshot.source.clone(),
         backend: snapshot.backend.clone(),
-        of: of.to_owned(),
+        of: card.judged.of.to_owned(),
         count: figures.count(),
         p50_ns: figures.quantile_ns(0.5),
         p99_ns: figures.quantile_ns(0.99),
         max_ns: figures.max_ns(),
-        late_from_ns,
+        late_from_ns: card.judged.late_from_ns,
         late: lates.count,
         late_ns: lates.total_ns,
         late_of,
-        is_late,
-        remark,
+        is_late: lates.count > 0 || figures.max_ns() >= card.judged.late_from_ns || remark.is_late,
+        remark: remark.text,
+        next: next(&card.judged),
         lost: snapshot.lost.iter().filter(|(_, count)| **count > 0).map(|(why, count)| (why.clone(), *count)).collect(),
-    }
-}
-
-/// What a source's figures are of, and their distribution.
-fn figures(snapshot: &Snapshot) -> (&'static str, Histogram) {
-    match snapshot.source.as_str() {
-        "wq" => ("work items, until a worker starts them", snapshot.total("latency")),
-        "timerlat" => ("threads that a timer wakes, until they run", snapshot.total("thread")),
-        "irqsoff" => {
-            // Whatever kept them out: late events are of all kinds too.
-            ("interrupts that were late, until they are let in", snapshot.total("length"))
-        }
-        "offcpu" => {
-            let mut ages = Histogram::default();
-            // What sleeps uninterruptibly holds others up, and nobody can end it.
-            for stack in snapshot.stacks.iter().filter(|stack| stack.state == "D") {
-                ages.merge(&stack.age);
-            }
-            ("threads in uninterruptible sleep at the end, since it began", ages)
-        }
-        _ => ("", Histogram::default()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sources::{IRQSOFF, OFFCPU, SQPOLL, TIMERLAT, WQ};
     use crate::{Cause, Series};
 
     fn late(latency_ns: u64, causes: &[(CauseKind, &str, u64)]) -> LateEvent {
@@ -313,32 +270,30 @@ mod tests {
         LateEvent { latency_ns, causes, ..LateEvent::default() }
     }
 
-    fn snapshot(source: &str, name: &str, labels: &[(&str, &str)], latencies_ns: &[u64]) -> Snapshot {
-        let mut snapshot = Snapshot::new(source, "bpf", "host", 7);
+    fn snapshot<'a>(card: &'a Card, name: &str, labels: &[(&str, &str)], latencies_ns: &[u64]) -> (&'a Card, Snapshot) {
+        let mut snapshot = Snapshot::new(card.name, "bpf", "host", 7);
         snapshot.series.push(Series {
             labels: labels.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
             histograms: [(name.to_owned(), latencies_ns.iter().copied().collect())].into(),
             ..Series::default()
         });
-        snapshot
+        (card, snapshot)
     }
 
     #[test]
     fn one_disturbance_is_one_culprit_with_several_victims() {
         let mut gatherer = Gatherer::default();
         let hog = (CauseKind::Thread, "hog:7");
-        gatherer.add(
-            "wq",
-            late(20_000_000, &[(hog.0, hog.1, 19_000_000), (CauseKind::Unknown, "not recorded", 1_000_000)]),
-        );
-        gatherer.add("timerlat", late(12_000_000, &[(hog.0, hog.1, 7_000_000), (hog.0, hog.1, 5_000_000)]));
-        gatherer.add("timerlat", late(6_000_000, &[(hog.0, hog.1, 6_000_000)]));
+        gatherer
+            .add(&WQ, late(20_000_000, &[(hog.0, hog.1, 19_000_000), (CauseKind::Unknown, "not recorded", 1_000_000)]));
+        gatherer.add(&TIMERLAT, late(12_000_000, &[(hog.0, hog.1, 7_000_000), (hog.0, hog.1, 5_000_000)]));
+        gatherer.add(&TIMERLAT, late(6_000_000, &[(hog.0, hog.1, 6_000_000)]));
         // Not as long as its source's limit.
-        gatherer.add("wq", late(9_000_000, &[(CauseKind::Work, "other", 9_000_000)]));
+        gatherer.add(&WQ, late(9_000_000, &[(CauseKind::Work, "other", 9_000_000)]));
         let snapshots = [
-            snapshot("irqsoff", "length", &[("kind", "irqs_off")], &[200_000]),
-            snapshot("timerlat", "thread", &[("cpu", "0")], &[12_000_000, 6_000_000, 5_000]),
-            snapshot("wq", "latency", &[], &[20_000_000, 9_000_000]),
+            snapshot(&IRQSOFF, "length", &[("kind", "irqs_off")], &[200_000]),
+            snapshot(&TIMERLAT, "thread", &[("cpu", "0")], &[12_000_000, 6_000_000, 5_000]),
+            snapshot(&WQ, "latency", &[], &[20_000_000, 9_000_000]),
         ];
         let look = gatherer.finish(&snapshots, Vec::new());
         let order: Vec<(&str, bool, u64)> =
@@ -361,9 +316,9 @@ mod tests {
             let part_ns = number * 1_000_000;
             let causes =
                 [(CauseKind::Thread, "a:1", part_ns), (CauseKind::Irq, "b", part_ns / 2), (CauseKind::Steal, "c", 7)];
-            gatherer.add("timerlat", late(causes.iter().map(|cause| cause.2).sum(), &causes));
+            gatherer.add(&TIMERLAT, late(causes.iter().map(|cause| cause.2).sum(), &causes));
         }
-        let look = gatherer.finish(&[snapshot("timerlat", "thread", &[], &[9_000_000])], Vec::new());
+        let look = gatherer.finish(&[snapshot(&TIMERLAT, "thread", &[], &[9_000_000])], Vec::new());
         let told: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
         assert_eq!(told, look.sources[0].late_ns);
     }
@@ -371,24 +326,53 @@ mod tests {
     #[test]
     fn waits_for_a_cpu_are_not_judged_as_uninterruptible_sleep() {
         let mut gatherer = Gatherer::default();
-        gatherer.add("offcpu", late(30_000_000, &[(CauseKind::Thread, "hog:7", 30_000_000)]));
-        gatherer.add("offcpu", late(90_000_000, &[(CauseKind::Thread, "hog:7", 90_000_000)]));
-        let look = gatherer.finish(&[Snapshot::new("offcpu", "sample", "host", 7)], Vec::new());
+        gatherer.add(&OFFCPU, late(30_000_000, &[(CauseKind::Thread, "hog:7", 30_000_000)]));
+        gatherer.add(&OFFCPU, late(90_000_000, &[(CauseKind::Thread, "hog:7", 90_000_000)]));
+        let look = gatherer.finish(&[(&OFFCPU, Snapshot::new(OFFCPU.name, "sample", "host", 7))], Vec::new());
         let offcpu = &look.sources[0];
-        assert_eq!((offcpu.count, offcpu.late_from_ns, offcpu.late), (0, STUCK_FROM_NS, 2));
+        assert_eq!((offcpu.count, offcpu.late_from_ns, offcpu.late), (0, 1_000_000_000, 2));
         assert!(offcpu.is_late && offcpu.remark.is_empty());
         let late_of = offcpu.late_of.as_ref().expect("it has waits");
         assert_eq!((late_of.late_from_ns, late_of.max_ns), (20_000_000, 90_000_000));
     }
 
+    /// A source that nobody but its card knows goes through look, ranking and JSON.
+    #[test]
+    fn a_source_is_its_card() {
+        static MADE_UP: Card = Card {
+            events: Some(Judged { of: "letters in a bag", late_from_ns: 7_000, next: "whylate post --why {from}" }),
+            is_told_elsewhere: |event| event.labels.contains_key("registered"),
+            ..Card::new(
+                "post",
+                Judged { of: "letters", late_from_ns: 9_000, next: "whylate post {from}" },
+                |snapshot| snapshot.total("days"),
+            )
+        };
+        let mut gatherer = Gatherer::default();
+        let mut letter =
+            LateEvent { subject: "to Ann".to_owned(), ..late(8_000, &[(CauseKind::Thread, "fog:1", 8_000)]) };
+        gatherer.add(&MADE_UP, letter.clone());
+        gatherer.add(&MADE_UP, late(6_999, &[(CauseKind::Thread, "fog:1", 6_999)]));
+        letter.labels.insert("registered".to_owned(), "yes".to_owned());
+        gatherer.add(&MADE_UP, letter);
+        let look = gatherer.finish(&[snapshot(&MADE_UP, "days", &[], &[100, 200])], Vec::new());
+        let told: Look =
+            serde_json::from_str(&serde_json::to_string(&look).expect("a look serialises")).expect("and parses");
+        assert_eq!((&told.sources, &told.worst, &told.culprits), (&look.sources, &look.worst, &look.culprits));
+        let row = &told.sources[0];
+        assert_eq!((row.source.as_str(), row.of.as_str(), row.count, row.late), ("post", "letters", 2, 1));
+        assert_eq!(row.late_of.as_ref().map(|of| of.next.as_str()), Some("whylate post --why 7.00us"));
+        assert_eq!((told.worst[0].event.subject.as_str(), told.culprits[0].total_ns), ("to Ann", 8_000));
+    }
+
     #[test]
     fn nothing_late_is_normal() {
-        let look = Gatherer::default().finish(&[snapshot("wq", "latency", &[], &[5_000, 90_000])], Vec::new());
+        let look = Gatherer::default().finish(&[snapshot(&WQ, "latency", &[], &[5_000, 90_000])], Vec::new());
         assert!(!look.sources[0].is_late && look.culprits.is_empty() && look.worst.is_empty());
         // A submission thread that had to wait is late, whatever nobody explained.
-        let mut starved = Snapshot::new("sqpoll", "bpf", "host", 7);
+        let mut starved = Snapshot::new(SQPOLL.name, "bpf", "host", 7);
         starved.series.push(Series { values: [("starved".to_owned(), 0.4)].into(), ..Series::default() });
-        let look = Gatherer::default().finish(&[starved], Vec::new());
+        let look = Gatherer::default().finish(&[(&SQPOLL, starved)], Vec::new());
         assert_eq!(
             (look.sources[0].is_late, look.sources[0].remark.as_str()),
             (true, "submission threads: 1, starved: 1")

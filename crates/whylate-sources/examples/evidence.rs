@@ -5,19 +5,16 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use whylate_sources::{Options, SOURCES};
+use whylate_model::sources::WQ;
+use whylate_sources::{Asked, Session, sources};
 
 fn main() -> anyhow::Result<()> {
     let number = |index| std::env::args().nth(index).and_then(|text: String| text.parse::<u64>().ok());
-    let options = Options {
-        explain_over_ns: Some(number(1).unwrap_or(1_000) * 1_000),
-        keep_evidence: true,
-        phases: true,
-        ..Options::default()
-    };
-    let name = std::env::args().nth(3).unwrap_or_else(|| "wq".to_owned());
-    let source = SOURCES.iter().find(|source| source.info().name == name).context("no source has this name")?;
-    let mut source = source.attach(&options)?;
+    let name = std::env::args().nth(3).unwrap_or_else(|| WQ.name.to_owned());
+    let found = sources().into_iter().find(|source| source.info().card.name == name);
+    let mut source = found.context("no source has this name")?;
+    source.ask(&Asked { explain_over_ns: Some(number(1).unwrap_or(1_000) * 1_000), keep_evidence: true });
+    let mut source = source.attach(&Session::of_one())?;
     let end = Instant::now() + Duration::from_secs(number(2).unwrap_or(10));
     while Instant::now() < end {
         source.drain_late(Duration::from_millis(100), &mut |event| {

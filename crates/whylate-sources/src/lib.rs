@@ -25,6 +25,7 @@ pub mod realtime;
 mod records;
 pub mod restore;
 mod runnable;
+mod session;
 pub mod source;
 pub mod sqpoll;
 pub mod symbols;
@@ -33,9 +34,25 @@ pub mod timerlat;
 pub mod tracefs;
 pub mod wq;
 
-pub use occupancy::Together;
-pub use source::{AttachError, Attached, Backend, BackendInfo, By, MapKind, Need, Options, Source, SourceInfo};
+pub use session::Session;
+pub use source::{Asked, AttachError, Attached, Backend, BackendInfo, MapKind, Need, Source, SourceInfo};
 
-/// Every source, in the order in which they are listed.
-pub static SOURCES: &[&dyn Source] =
-    &[&wq::Wq, &timerlat::Timerlat, &irqsoff::Irqsoff, &offcpu::Offcpu, &sqpoll::Sqpoll];
+use irqsoff::IrqsoffOptions;
+use offcpu::OffcpuOptions;
+use sqpoll::SqpollOptions;
+use timerlat::TimerlatOptions;
+use wq::WqOptions;
+
+/// Every source as a look takes it, in the order in which they are attached. The first has timers of its own on each CPU, which the common
+/// account goes by. Measured threads come last: what attaching does to others is over then.
+pub fn sources() -> [Box<dyn Source>; 5] {
+    let backend = |name: &str| Some(name.to_owned());
+    [
+        Box::new(IrqsoffOptions::default()),
+        Box::new(WqOptions { phases: true, ..WqOptions::default() }),
+        Box::new(OffcpuOptions { backend: backend(offcpu::SAMPLE), ..OffcpuOptions::default() }),
+        Box::new(SqpollOptions::default()),
+        // The kernel's tracer is one for everybody, who may be using it; programs measure the same.
+        Box::new(TimerlatOptions { backend: backend(timerlat::BPF), is_frugal: true, ..TimerlatOptions::default() }),
+    ]
+}

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use whylate_model::lost::{REASONS, meaning, sources};
+use whylate_model::sources::{CARDS, Card, IRQSOFF};
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
@@ -47,23 +47,28 @@ fn each_reason_is_explained() {
     let mut found = BTreeSet::new();
     for (file, of) in rust_files(&sources_of).into_iter().map(|file| (file, None)).chain(
         // Traces that somebody has sent are read there.
-        rust_files(&files_of).into_iter().map(|file| (file, Some("irqsoff"))),
+        rust_files(&files_of).into_iter().map(|file| (file, Some(&IRQSOFF))),
     ) {
         if file.ends_with("lost_reasons.rs") {
             continue;
         }
         let inside = file.strip_prefix(&sources_of).ok().and_then(|path| path.iter().next()?.to_str());
-        let source = of.or_else(|| sources().iter().copied().find(|source| Some(*source) == inside));
+        let source = of.or_else(|| CARDS.into_iter().find(|card| Some(card.name) == inside));
         for name in names_in(&fs::read_to_string(&file).expect("text")) {
             let is_explained = match source {
-                Some(source) => meaning(source, &name).is_some(),
+                Some(card) => card.meaning(&name).is_some(),
                 // What sources share.
-                None => REASONS.iter().any(|reason| reason.name == name),
+                None => CARDS.iter().any(|card| card.meaning(&name).is_some()),
             };
-            assert!(is_explained, "{} yields {name}: explain it in whylate-model/src/lost.rs", file.display());
+            assert!(
+                is_explained,
+                "{} yields {name}: explain it on its card in whylate-model/src/sources/",
+                file.display()
+            );
             found.insert(name);
         }
     }
-    let explained: BTreeSet<String> = REASONS.iter().map(|reason| reason.name.to_owned()).collect();
+    let explained: BTreeSet<String> =
+        CARDS.into_iter().flat_map(Card::reasons).map(|reason| reason.name.to_owned()).collect();
     assert_eq!(found, explained, "explained is what there is");
 }

@@ -2,18 +2,23 @@
 //! What every source is: a description, a way to attach, and snapshots from then on.
 
 use thiserror::Error;
-use whylate_model::{LateEvent, Snapshot};
+use whylate_model::{Card, LateEvent, Snapshot};
 
-/// A thing that attaches to the kernel and yields snapshots. Stateless: a description and a factory.
-pub trait Source: Sync {
+use crate::session::Session;
+
+/// What attaches to the kernel and yields snapshots from then on: a source with its own options.
+pub trait Source {
     /// What it measures and what it needs.
     fn info(&self) -> &'static SourceInfo;
+
+    /// Sets what all sources understand.
+    fn ask(&mut self, asked: &Asked);
 
     /// Starts measuring.
     ///
     /// # Errors
     /// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
-    fn attach(&self, options: &Options) -> Result<Box<dyn Attached>, AttachError>;
+    fn attach(&self, session: &Session) -> Result<Box<dyn Attached>, AttachError>;
 }
 
 /// A source that measures. Dropping it detaches it and restores every kernel setting it changed.
@@ -32,6 +37,11 @@ pub trait Attached {
     /// # Errors
     /// When the kernel refuses to hand over what was gathered.
     fn drain_late(&mut self, wait: std::time::Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()>;
+
+    /// Why there was nothing at all to measure, if there was not.
+    fn sees_nothing(&self) -> Option<&str> {
+        None
+    }
 
     /// What cannot be told on this kernel of what was asked for, if anything.
     fn weaker(&self) -> Option<&str> {
@@ -56,14 +66,8 @@ pub struct Backend<'a> {
 /// A source's description, the same on every machine.
 #[derive(Debug)]
 pub struct SourceInfo {
-    /// Lower-case name: folder, command and JSON `source`.
-    pub name: &'static str,
-    /// What waits.
-    pub waits: &'static str,
-    /// The event that a wait begins with.
-    pub from: &'static str,
-    /// The event that a wait ends with.
-    pub to: &'static str,
+    /// What everything that speaks of all sources knows of it.
+    pub card: &'static Card,
     /// Its ways to measure, best first.
     pub backends: &'static [BackendInfo],
 }
@@ -114,41 +118,13 @@ pub enum MapKind {
     StackTrace,
 }
 
-/// What to measure. Sources ignore what does not apply to them only where the command line does not offer it.
+/// What all sources understand.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Options {
-    /// Name of the backend to use; `None` takes the best that works.
-    pub backend: Option<String>,
-    /// Measure only what has this name (a handler for `wq`).
-    pub only: Option<String>,
-    /// How series are told apart.
-    pub by: By,
-    /// Measure every phase and the run time, not the latency alone.
-    pub phases: bool,
-    /// Yield a late event for each latency of at least this.
-    pub late_over_ns: Option<u64>,
-    /// Late events carry the kernel stack of whoever asked for the work.
-    pub stacks: bool,
+pub struct Asked {
     /// Yield a late event with its causes for each latency of at least this.
     pub explain_over_ns: Option<u64>,
     /// Late events also carry what their causes were told from.
     pub keep_evidence: bool,
-}
-
-/// How series are told apart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum By {
-    /// One series for everything.
-    #[default]
-    Nothing,
-    /// By handler and workqueue.
-    Handler,
-    /// By workqueue.
-    Workqueue,
-    /// By the CPU on which it was served.
-    Cpu,
-    /// By worker pool.
-    Pool,
 }
 
 /// Why a source could not attach.

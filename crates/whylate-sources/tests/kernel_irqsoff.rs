@@ -19,15 +19,15 @@ use kernel::urgent::{be_urgent_on, patching};
 use whylate_model::blame::Evidence;
 use whylate_model::irqsoff::{Found, LateTick};
 use whylate_model::{Labels, LateEvent, Series, Snapshot};
-use whylate_sources::Attached;
 use whylate_sources::inject::disturbance::Kind;
-use whylate_sources::irqsoff::{IrqsoffOptions, What, attach, attach_timers};
+use whylate_sources::irqsoff::{IrqsoffOptions, What};
+use whylate_sources::{Attached, Session, Source as _};
 
 const MS_NS: u64 = 1_000_000;
 const TIMES: u64 = 50;
 
 fn start(options: &IrqsoffOptions) -> Result<Box<dyn Attached>> {
-    Ok(patching(|| attach(options))?)
+    Ok(patching(|| options.attach(&Session::of_one()))?)
 }
 
 fn tick(event: &LateEvent) -> &LateTick {
@@ -235,7 +235,10 @@ fn timers_and_missed_periods_make_up_the_schedule() -> Result<()> {
         stay_on(places.tool)?;
         let period_ns = if is_emulated() { 20 * MS_NS } else { MS_NS };
         let mut ticks = start(&IrqsoffOptions { period_ns: Some(period_ns), timer_test: true, ..options(places) })?;
-        let mut timers = patching(|| attach_timers(&[places.disturbed]))?;
+        let mut timers = patching(|| {
+            let cpus = vec![places.disturbed];
+            IrqsoffOptions { timers: true, cpus, ..IrqsoffOptions::default() }.attach(&Session::of_one())
+        })?;
         // From here on the period is known.
         thread::sleep(Duration::from_nanos(20 * period_ns));
         // The first time it touches memory that never was, and finds names.
@@ -408,7 +411,7 @@ fn what_cannot_be_measured_is_refused() -> Result<()> {
         IrqsoffOptions { backend: Some("need_resched".to_owned()), ..IrqsoffOptions::default() },
         IrqsoffOptions { backend: Some("ticks".to_owned()), what: What::Preemption, ..IrqsoffOptions::default() },
     ] {
-        ensure!(attach(&refused).is_err(), "{refused:?}");
+        ensure!(refused.attach(&Session::of_one()).is_err(), "{refused:?}");
     }
     Ok(())
 }

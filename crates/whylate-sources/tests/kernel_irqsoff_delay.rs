@@ -15,8 +15,8 @@ use kernel::chance::in_rounds;
 use kernel::late::{Places, stay_on};
 use kernel::turn::turn_to_measure;
 use whylate_model::LateEvent;
-use whylate_sources::irqsoff::{IrqsoffOptions, What, attach};
-use whylate_sources::tracefs;
+use whylate_sources::irqsoff::{IrqsoffOptions, What};
+use whylate_sources::{Session, Source as _, tracefs};
 
 const MODULE: &str = "/lib/modules/preemptirq_delay_test.ko";
 const TRIGGER: &str = "/sys/kernel/preemptirq_delay_test/trigger";
@@ -85,7 +85,7 @@ impl Case {
             ..IrqsoffOptions::default()
         };
         stay_on(places.tool)?;
-        let mut source = attach(&options)?;
+        let mut source = options.attach(&Session::of_one())?;
         let (mut events, mut hidden) = (Vec::new(), 0);
         let mut module = None;
         let thread = format!("{}_test:", self.mode());
@@ -183,7 +183,7 @@ fn a_tracer_in_use_is_told_and_left_alone() -> Result<()> {
             return Ok(());
         }
         let options = IrqsoffOptions { backend: Some("tracer".to_owned()), ..IrqsoffOptions::default() };
-        let Err(error) = attach(&options) else { bail!("two have the tracer") };
+        let Err(error) = options.attach(&Session::of_one()) else { bail!("two have the tracer") };
         let told = error.to_string();
         ensure!(told.contains("somebody-else uses the preemptirqsoff tracer"), "{told}");
         ensure!(told.ends_with("current_tracer)"), "{told}");

@@ -32,13 +32,14 @@ use kernel::turn::turn_to_measure;
 use sleepers::{EVIL_NAME, PLACES, Sleepers};
 use whylate_model::{Snapshot, Stack, WaitClass};
 use whylate_sources::clock::unix_ns;
-use whylate_sources::offcpu::{CallGraph, KernelThreads, Offcpu, OffcpuOptions};
+use whylate_sources::offcpu::{CallGraph, KernelThreads, OffcpuOptions};
+use whylate_sources::{Session, Source as _};
 
 /// How long a walk may come after the end of a period.
 const PERIOD: Duration = Duration::from_millis(112);
 
 fn sampled(options: &OffcpuOptions, span: Duration) -> Result<Snapshot> {
-    let mut source = Offcpu.attach_with(options)?;
+    let mut source = options.attach(&Session::of_one())?;
     sleep(span);
     source.snapshot()
 }
@@ -200,7 +201,7 @@ fn a_trace_goes_on_when_its_tables_are_emptied() -> Result<()> {
         backend: Some("trace".to_owned()),
         ..OffcpuOptions::default()
     };
-    let mut source = Offcpu.attach_with(&options)?;
+    let mut source = options.attach(&Session::of_one())?;
     let first = births()?;
     let mut emptied_after = None;
     for _ in 0..60 {
@@ -306,7 +307,7 @@ fn sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias() -> Result
         // The sleeper's own rate.
         let sample = OffcpuOptions { rate_hz: 100, backend: Some("sample".to_owned()), ..options.clone() };
         let trace = OffcpuOptions { backend: Some("trace".to_owned()), ..options.clone() };
-        let (mut sampled, mut traced) = (Offcpu.attach_with(&sample)?, Offcpu.attach_with(&trace)?);
+        let (mut sampled, mut traced) = (sample.attach(&Session::of_one())?, trace.attach(&Session::of_one())?);
         sampled.snapshot()?;
         traced.snapshot()?;
         sleep(Duration::from_secs(seconds));
@@ -409,7 +410,7 @@ fn without_bpf_the_kernel_frames_are_the_same() -> Result<()> {
         by_thread: true,
         ..OffcpuOptions::default()
     };
-    let mut source = Offcpu.attach_with(&options)?;
+    let mut source = options.attach(&Session::of_one())?;
     sleep(Duration::from_millis(1500));
     let snapshot = source.snapshot()?;
     ensure!(snapshot.backend == "proc" && lost(&snapshot) == 0, "{} lost: {:?}", snapshot.backend, snapshot.lost);
@@ -438,7 +439,7 @@ fn a_program_that_another_thread_has_begun_takes_over() -> Result<()> {
             backend: Some(backend.to_owned()),
             ..OffcpuOptions::default()
         };
-        let mut source = Offcpu.attach_with(&options)?;
+        let mut source = options.attach(&Session::of_one())?;
         let name = || std::fs::read_to_string(format!("/proc/{}/comm", sleepers.pid()));
         sleep(Duration::from_millis(300));
         sleepers.file().context("there is no file")?.write_all(b"now")?;

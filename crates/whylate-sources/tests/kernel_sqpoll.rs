@@ -22,8 +22,8 @@ use kernel::urgent::patching;
 use whylate_model::sqpoll::{is_part_of, is_thread};
 use whylate_model::{CauseKind, Series, Snapshot};
 use whylate_sources::inject::sqpoll::{Load, MOST_URGENT, Plan, READ_BYTES};
-use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions, attach};
-use whylate_sources::{AttachError, Attached as _};
+use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions};
+use whylate_sources::{AttachError, Attached as _, Session};
 
 const INTERVAL: Duration = Duration::from_secs(1);
 /// What a share of work may be off by, as a share of the time.
@@ -38,7 +38,7 @@ fn precise() -> SqpollOptions {
 }
 
 fn start(options: &SqpollOptions) -> Result<AttachedSqpoll> {
-    Ok(patching(|| attach(options))?)
+    Ok(patching(|| options.start(&Session::of_one()))?)
 }
 
 /// Without trampolines, as on kernels before 6.9.
@@ -49,7 +49,7 @@ fn sampled() -> SqpollOptions {
 /// The ways to tell work that this kernel has. They have to be attached before a thread spins without end, and taken away after it.
 fn ways() -> Result<Vec<SqpollOptions>> {
     let mut ways = vec![options("bpf"), sampled()];
-    match patching(|| attach(&precise())) {
+    match patching(|| precise().start(&Session::of_one())) {
         Ok(_) => ways.push(precise()),
         Err(AttachError::Unsupported(reason)) => println!("skipped: --precise: {reason}"),
         Err(error) => return Err(error.into()),
@@ -220,7 +220,7 @@ fn a_thread_that_sleeps_in_between_works_as_much() -> Result<()> {
 fn nothing_waits_for_a_thread_that_never_sleeps() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let _load = Load::start(&Plan { duty: 0.05, ..Plan::default() })?;
-    match attach(&precise()).map(|_| ()) {
+    match precise().start(&Session::of_one()).map(|_| ()) {
         Err(AttachError::Unsupported(reason)) if reason.contains("spins without sleeping") => Ok(()),
         other => anyhow::bail!("{other:?}"),
     }

@@ -16,10 +16,10 @@ use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use whylate_model::sqpoll::is_thread;
-use whylate_sources::Attached as _;
 use whylate_sources::clock::monotonic_ns;
 use whylate_sources::inject::sqpoll::{Load, Plan};
-use whylate_sources::sqpoll::{SqpollOptions, attach};
+use whylate_sources::sqpoll::SqpollOptions;
+use whylate_sources::{Attached as _, Session};
 
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Whether it sleeps.
@@ -38,7 +38,7 @@ fn sleep_in_a_queue_is_not_told_as_starved() -> Result<()> {
         ..SqpollOptions::default()
     };
     in_rounds(|| {
-        let mut source = patching(|| attach(&options))?;
+        let mut source = patching(|| options.start(&Session::of_one()))?;
         let load = Load::start(&plan)?;
         let outcome = while_it_is_moved(load.tid(), places, || {
             let trace = Trace::of(&["sched/sched_switch", "sched/sched_waking"])?;

@@ -18,8 +18,8 @@ use kernel::urgent::patching;
 use whylate_model::Series;
 use whylate_model::sqpoll::is_thread;
 use whylate_sources::inject::sqpoll::{Load, Plan};
-use whylate_sources::sqpoll::{SqpollOptions, attach};
-use whylate_sources::{AttachError, Attached as _};
+use whylate_sources::sqpoll::SqpollOptions;
+use whylate_sources::{AttachError, Attached as _, Session};
 
 /// Set by a test for the parts of it that it runs in a namespace.
 const INSIDE: &str = "WHYLATE_TEST_INSIDE";
@@ -56,7 +56,7 @@ fn numbers(series: &Series) -> Result<(u32, u32)> {
 
 /// Threads that are told, by these options, and how many rings each has.
 fn look(options: &SqpollOptions) -> Result<Vec<(u32, u32, u64)>> {
-    let mut source = patching(|| attach(options))?;
+    let mut source = patching(|| options.start(&Session::of_one()))?;
     thread::sleep(INTERVAL);
     let snapshot = source.snapshot()?;
     patching(|| drop(source));
@@ -113,7 +113,8 @@ fn a_look_in_a_namespace() -> Result<()> {
     ensure!(nobody.is_empty(), "there is no such process: {nobody:?}");
     drop(load);
     waits_have_these_numbers(own)?;
-    match attach(&SqpollOptions { precise: true, ..options("bpf", None) }).map(|_| ()) {
+    let precise = SqpollOptions { precise: true, ..options("bpf", None) };
+    match precise.start(&Session::of_one()).map(|_| ()) {
         Err(AttachError::Unsupported(reason)) if reason.contains("namespace") => Ok(()),
         other => bail!("threads outside may keep --precise from ending: {other:?}"),
     }
@@ -124,8 +125,9 @@ fn waits_have_these_numbers(own: u32) -> Result<()> {
     let Some(places) = Places::find() else { return Ok(()) };
     let plan = Plan { sq_cpu: Some(places.disturbed), app_cpu: Some(places.tool), ..plan() };
     let load = Load::start(&plan)?;
-    let mut source =
-        patching(|| attach(&SqpollOptions { explain_over_ns: Some(1_000_000), ..options("bpf", Some(own)) }))?;
+    let mut source = patching(|| {
+        SqpollOptions { explain_over_ns: Some(1_000_000), ..options("bpf", Some(own)) }.start(&Session::of_one())
+    })?;
     let hog = thread::spawn(move || -> Result<u32> {
         stay_on(places.disturbed)?;
         // Others may be busy there as well, and only those who had most of the waits are named.

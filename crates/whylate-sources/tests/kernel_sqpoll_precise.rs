@@ -16,8 +16,8 @@ use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use whylate_model::sqpoll::is_thread;
 use whylate_sources::clock::monotonic_ns;
-use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions, attach};
-use whylate_sources::{AttachError, Attached as _};
+use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions};
+use whylate_sources::{AttachError, Attached as _, Session};
 
 const DUTIES: [f64; 4] = [0.01, 0.10, 0.37, 0.99];
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -62,7 +62,7 @@ fn precise_shares_of_work_are_those_of_the_function_tracer() -> Result<()> {
                     return Ok(());
                 }
             };
-            let mut source = match patching(|| attach(&options)) {
+            let mut source = match patching(|| options.start(&Session::of_one())) {
                 Err(AttachError::Unsupported(reason)) => {
                     println!("skipped: {reason}");
                     is_possible = false;

@@ -19,10 +19,10 @@ use kernel::urgent::patching;
 use kernel::{WRONG_BY_CHANCE, is_emulated, wanted_events};
 use whylate_model::blame::Evidence;
 use whylate_model::{Cause, CauseKind, LateEvent, Series, Snapshot, TimerEvidence};
-use whylate_sources::Attached as _;
 use whylate_sources::inject::disturbance::{Kind, Policy as HogPolicy};
-use whylate_sources::timerlat::{AttachedTimerlat, Stop, Threads, TimerlatOptions, attach};
+use whylate_sources::timerlat::{AttachedTimerlat, Stop, Threads, TimerlatOptions};
 use whylate_sources::tracefs;
+use whylate_sources::{Attached as _, Session};
 
 /// The ways to measure that this kernel has, each with how its threads are named.
 fn ways() -> Vec<TimerlatOptions> {
@@ -45,7 +45,7 @@ const TIMES: u64 = 60;
 const DEADLINE: Duration = Duration::from_secs(120);
 
 fn start(options: &TimerlatOptions) -> Result<AttachedTimerlat> {
-    Ok(patching(|| attach(options))?)
+    Ok(patching(|| options.start(&Session::of_one()))?)
 }
 
 fn evidence(event: &LateEvent) -> &TimerEvidence {

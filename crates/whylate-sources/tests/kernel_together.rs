@@ -20,11 +20,11 @@ use whylate_model::{Cause, CauseKind, LateEvent};
 use whylate_sources::inject::disturbance::{Kind, Policy};
 use whylate_sources::inject::sqpoll::{Load, Plan};
 use whylate_sources::irqsoff::IrqsoffOptions;
-use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
+use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::timerlat::TimerlatOptions;
-use whylate_sources::wq::Wq;
-use whylate_sources::{Attached, Options, Source as _, Together, irqsoff, sqpoll, timerlat};
+use whylate_sources::wq::WqOptions;
+use whylate_sources::{Asked, Attached, Session, Source};
 
 /// Every disturbance is so long, and late is what waits for most of it.
 const LENGTH_NS: u64 = 8_000_000;
@@ -38,39 +38,22 @@ const MAKES_ITEMS: &str = "/proc/sys/vm/stat_refresh";
 type Sources = Vec<(&'static str, Box<dyn Attached>)>;
 
 /// Every source, each explaining what is late on the disturbed CPU.
-fn attach(places: Places, together: &Together) -> Result<Sources> {
-    let explain_over_ns = Some(LATE_NS);
-    let irqsoff = IrqsoffOptions {
-        explain_over_ns,
-        period_ns: Some(1_000_000),
-        keep_evidence: true,
-        ..IrqsoffOptions::default()
-    };
-    let wq = Options { explain_over_ns, keep_evidence: true, phases: true, ..Options::default() };
-    let offcpu = OffcpuOptions {
-        backend: Some("sample".to_owned()),
-        explain_over_ns,
-        keep_evidence: true,
-        ..OffcpuOptions::default()
-    };
-    let sqpoll = SqpollOptions { explain_over_ns, keep_evidence: true, ..SqpollOptions::default() };
-    let timerlat = TimerlatOptions {
-        backend: Some("bpf".to_owned()),
-        cpus: vec![places.disturbed],
-        explain_over_ns,
-        keep_evidence: true,
-        ..TimerlatOptions::default()
-    };
-    let sources: Sources = together.attach(|| -> Result<Sources> {
-        Ok(vec![
-            ("irqsoff", irqsoff::attach(&irqsoff)?),
-            ("wq", Wq.attach(&wq)?),
-            ("offcpu", Offcpu.attach_with(&offcpu)?),
-            ("sqpoll", Box::new(sqpoll::attach(&sqpoll)?)),
-            ("timerlat", Box::new(timerlat::attach(&timerlat)?)),
-        ])
-    })?;
-    together.begin()?;
+fn attach(places: Places, session: &Session) -> Result<Sources> {
+    let backend = |name: &str| Some(name.to_owned());
+    let cpus = vec![places.disturbed];
+    let all: [Box<dyn Source>; 5] = [
+        Box::new(IrqsoffOptions { period_ns: Some(1_000_000), ..IrqsoffOptions::default() }),
+        Box::new(WqOptions { phases: true, ..WqOptions::default() }),
+        Box::new(OffcpuOptions { backend: backend("sample"), ..OffcpuOptions::default() }),
+        Box::new(SqpollOptions::default()),
+        Box::new(TimerlatOptions { backend: backend("bpf"), cpus, ..TimerlatOptions::default() }),
+    ];
+    let mut sources = Sources::new();
+    for mut source in all {
+        source.ask(&Asked { explain_over_ns: Some(LATE_NS), keep_evidence: true });
+        sources.push((source.info().card.name, source.attach(session)?));
+    }
+    session.begin()?;
     Ok(sources)
 }
 
@@ -132,8 +115,8 @@ fn late_because(
     touched: &[&'static str],
 ) -> Result<BTreeMap<&'static str, Vec<LateEvent>>> {
     stay_on(places.tool)?;
-    let together = Together::default();
-    let mut sources = attach(places, &together)?;
+    let session = Session::of_several();
+    let mut sources = attach(places, &session)?;
     // The submission thread spins, which is a load for all that wait there.
     let load = Load::start(&Plan { sq_cpu: Some(places.disturbed), app_cpu: Some(places.tool), ..Plan::default() })?;
     let over = AtomicBool::new(false);
@@ -157,7 +140,7 @@ fn late_because(
     });
     drop(load);
     outcome?;
-    let lost: BTreeMap<_, _> = together.take_lost();
+    let lost: BTreeMap<_, _> = session.take_lost();
     println!("{} disturbances; the account has lost {lost:?}", made.len());
     for (name, source) in &mut sources {
         let (all, mine) = (late[name].len(), late[name].iter().filter(|event| is_because(event, &made)).count());

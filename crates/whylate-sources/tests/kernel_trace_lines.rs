@@ -23,13 +23,13 @@ use sleepers::Sleepers;
 use whylate_model::blame::Evidence;
 use whylate_model::sqpoll::is_thread;
 use whylate_model::{Histogram, Snapshot, Stack, WaitClass};
-use whylate_sources::Attached as _;
 use whylate_sources::clock::unix_ns_of;
 use whylate_sources::inject::sqpoll::{Load, Plan};
-use whylate_sources::irqsoff::{self, IrqsoffOptions};
-use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
-use whylate_sources::sqpoll::{self, SqpollOptions};
-use whylate_sources::timerlat::{self, TimerlatOptions};
+use whylate_sources::irqsoff::IrqsoffOptions;
+use whylate_sources::offcpu::OffcpuOptions;
+use whylate_sources::sqpoll::SqpollOptions;
+use whylate_sources::timerlat::TimerlatOptions;
+use whylate_sources::{Attached as _, Session, Source as _};
 
 const MS_NS: u64 = 1_000_000;
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -81,7 +81,7 @@ fn activations_of_timerlat_are_in_the_trace() -> Result<()> {
     };
     in_rounds(|| {
         let trace = Trace::of(&["timer/hrtimer_expire_entry", "sched/sched_switch", "sched/sched_waking"])?;
-        let mut source = patching(|| timerlat::attach(&options))?;
+        let mut source = patching(|| options.start(&Session::of_one()))?;
         thread::sleep(INTERVAL);
         let mut seen = Vec::new();
         source.drain_late(Duration::ZERO, &mut |event| {
@@ -116,7 +116,7 @@ fn ticks_of_irqsoff_are_those_of_the_trace() -> Result<()> {
     in_rounds(|| {
         stay_on(places.tool)?;
         let trace = Trace::of(&["timer/hrtimer_expire_entry"])?;
-        let mut source = patching(|| irqsoff::attach(&options))?;
+        let mut source = patching(|| options.attach(&Session::of_one()))?;
         source.snapshot()?;
         thread::sleep(INTERVAL);
         let snapshot = source.snapshot()?;
@@ -183,7 +183,7 @@ fn time_off_the_cpu_is_that_of_the_trace() -> Result<()> {
     };
     in_rounds(|| {
         let trace = Trace::of(&["sched/sched_switch", "sched/sched_waking"])?;
-        let mut source = patching(|| Offcpu.attach_with(&options))?;
+        let mut source = patching(|| options.attach(&Session::of_one()))?;
         source.snapshot()?;
         thread::sleep(INTERVAL);
         let snapshot = source.snapshot()?;
@@ -216,7 +216,7 @@ fn sleep_of_a_submission_thread_is_that_of_the_trace() -> Result<()> {
     let options =
         SqpollOptions { backend: Some("bpf".to_owned()), pid: Some(std::process::id()), ..SqpollOptions::default() };
     in_rounds(|| {
-        let mut source = patching(|| sqpoll::attach(&options))?;
+        let mut source = patching(|| options.start(&Session::of_one()))?;
         let load = Load::start(&plan)?;
         let trace = Trace::of(&["sched/sched_switch", "sched/sched_waking"])?;
         // The first lines tell where the thread is.

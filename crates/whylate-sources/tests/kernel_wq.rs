@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use whylate_model::{Histogram, LateEvent, Snapshot};
 use whylate_sources::inject::work::{HANDLER, Plan};
-use whylate_sources::wq::Wq;
-use whylate_sources::{Attached, By, Options, Source};
+use whylate_sources::wq::{By, WqOptions};
+use whylate_sources::{Attached, Session, Source};
 
 use kernel::chance::{by_chance, in_rounds};
 use kernel::oracle::{Execution, Truth, agree, bucket_of, counts};
@@ -22,16 +22,16 @@ use kernel::turn::{plan, turn, turn_to_measure};
 use kernel::urgent::patching;
 use kernel::{amount, is_emulated, judged, mixed, programs};
 
-fn by(by: By) -> Options {
-    Options { by, phases: true, ..Options::default() }
+fn by(by: By) -> WqOptions {
+    WqOptions { by, phases: true, ..WqOptions::default() }
 }
 
-fn only_injected() -> Options {
-    Options { only: Some(HANDLER.to_owned()), ..by(By::Handler) }
+fn only_injected() -> WqOptions {
+    WqOptions { only: Some(HANDLER.to_owned()), ..by(By::Handler) }
 }
 
 /// Runs the items, and fails unless each of them is counted, once.
-fn ensure_all_are_counted(options: &Options, plan: &Plan) -> Result<()> {
+fn ensure_all_are_counted(options: &WqOptions, plan: &Plan) -> Result<()> {
     let session = session(options, |_, _| inject(plan))?;
     let ran = injected(&session, plan.items)?;
     session.ensure_nothing_hidden()?;
@@ -235,7 +235,7 @@ fn items_beyond_max_active_wait_to_be_activated() -> Result<()> {
 }
 
 /// Runs the items with late events, and hands over those of the injected handler with their true executions, by start.
-fn late_events(options: &Options, plan: &Plan) -> Result<(Vec<LateEvent>, Vec<Execution>)> {
+fn late_events(options: &WqOptions, plan: &Plan) -> Result<(Vec<LateEvent>, Vec<Execution>)> {
     let session = session(options, |source, _| {
         let mut events = Vec::new();
         let mut take = |source: &mut dyn Attached| source.drain_late(Duration::ZERO, &mut |event| events.push(event));
@@ -263,7 +263,7 @@ fn late_events(options: &Options, plan: &Plan) -> Result<(Vec<LateEvent>, Vec<Ex
 fn every_item_over_the_threshold_is_a_late_event() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     in_rounds(|| {
-        let options = Options { late_over_ns: Some(1), stacks: true, ..only_injected() };
+        let options = WqOptions { late_over_ns: Some(1), stacks: true, ..only_injected() };
         let (events, truth) = late_events(&options, &Plan { busy_ns: 2_000_000, ..plan(30) })?;
         assert_eq!(events.len(), 30);
         let mut off_ns = Vec::new();
@@ -284,7 +284,7 @@ fn every_item_over_the_threshold_is_a_late_event() -> Result<()> {
         ensure!(off_ns < 100_000, "a late event is {off_ns} ns off");
 
         let over_ns = 20_000_000;
-        let options = Options { late_over_ns: Some(over_ns), ..only_injected() };
+        let options = WqOptions { late_over_ns: Some(over_ns), ..only_injected() };
         let (events, truth) = late_events(&options, &Plan { busy_ns: 2_000_000, ..plan(30) })?;
         assert!(events.iter().all(|event| event.latency_ns >= over_ns && event.stack.is_empty()));
         let late = truth.iter().filter(|execution| execution.wait_ns() >= over_ns).count();
@@ -298,7 +298,7 @@ fn every_item_over_the_threshold_is_a_late_event() -> Result<()> {
 fn ten_thousand_late_events_are_all_reported_or_counted_as_lost() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     // Nobody reads them meanwhile.
-    let options = Options { late_over_ns: Some(1), ..only_injected() };
+    let options = WqOptions { late_over_ns: Some(1), ..only_injected() };
     let session = session(&options, |source, _| {
         inject(&plan(amount(10_000)))?;
         let mut events = 0;
@@ -316,7 +316,7 @@ fn ten_thousand_late_events_are_all_reported_or_counted_as_lost() -> Result<()> 
 #[test]
 fn a_handler_that_does_not_exist_is_never_seen() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    let options = Options { only: Some("no_such_handler".to_owned()), ..by(By::Handler) };
+    let options = WqOptions { only: Some("no_such_handler".to_owned()), ..by(By::Handler) };
     let session = session(&options, |_, _| inject(&plan(1_000)))?;
     println!("lost: {:?}", session.snapshot.lost);
     assert!(session.snapshot.series.is_empty(), "{:?}", session.snapshot.series);
@@ -373,7 +373,7 @@ fn snapshots_taken_meanwhile_lose_and_double_nothing() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for (key, phases) in [(By::Handler, true), (By::Nothing, true), (By::Handler, false), (By::Nothing, false)] {
         in_rounds(|| {
-            let session = session(&Options { phases, ..by(key) }, |source, so_far| {
+            let session = session(&WqOptions { phases, ..by(key) }, |source, so_far| {
                 let over = AtomicBool::new(false);
                 let mut snapshots = 0;
                 thread::scope(|scope| {
@@ -431,8 +431,8 @@ fn snapshots_taken_meanwhile_lose_and_double_nothing() -> Result<()> {
 fn a_source_that_is_dropped_leaves_no_program_behind() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let before = programs::held_by(std::process::id())?;
-    let options = Options { late_over_ns: Some(1), stacks: true, ..by(By::Handler) };
-    let mut source = patching(|| Wq.attach(&options))?;
+    let options = WqOptions { late_over_ns: Some(1), stacks: true, ..by(By::Handler) };
+    let mut source = patching(|| options.attach(&Session::of_one()))?;
     let mut held = programs::held_by(std::process::id())?;
     held.retain(|id| !before.contains(id));
     println!("{} programs", held.len());
@@ -447,7 +447,7 @@ fn a_source_that_is_dropped_leaves_no_program_behind() -> Result<()> {
 fn attaching_is_told_how_long_it_takes() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let began = Instant::now();
-    let source = patching(|| Wq.attach(&by(By::Handler)))?;
+    let source = patching(|| by(By::Handler).attach(&Session::of_one()))?;
     println!(
         "{} backend attached after {:?}: {:?}",
         source.backend().name,

@@ -8,6 +8,7 @@ use super::place::Place;
 use super::series::{AllSeries, SeriesPlace};
 use super::timers::Timers;
 use super::{Lates, section_event};
+use crate::late::cpu_subject;
 use crate::{Cause, CauseKind, Labels, LateEvent, Snapshot};
 
 /// No machine has more CPUs; a damaged file may name more.
@@ -313,7 +314,9 @@ impl Capture {
         if lates.wants(timer.lateness_ns) {
             labels.insert("overruns".to_owned(), timer.missed.to_string());
             let (latency_ns, cpu) = (timer.lateness_ns, line.cpu);
-            lates.give(LateEvent { labels, at_unix_ns: timer.at_ns, latency_ns, cpu, causes, ..LateEvent::default() });
+            let subject = cpu_subject(cpu);
+            let at_unix_ns = timer.at_ns;
+            lates.give(LateEvent { subject, labels, at_unix_ns, latency_ns, cpu, causes, ..LateEvent::default() });
         }
     }
 

@@ -21,6 +21,8 @@ pub use self::place::Place;
 
 use self::capture::Capture;
 use self::latency::{LatencyReader, Was};
+use crate::late::cpu_subject;
+use crate::sources::IRQSOFF;
 use crate::{Cause, LateEvent, Snapshot, Worst};
 
 /// Longer lines are no lines of a trace.
@@ -183,7 +185,7 @@ impl Found {
         for event in lates.worst.take() {
             (lates.each)(event);
         }
-        let mut snapshot = Snapshot::new("irqsoff", "import", host, 0);
+        let mut snapshot = Snapshot::new(IRQSOFF.name, "import", host, 0);
         self.capture.finish(&mut snapshot);
         *snapshot.lost.entry("unreadable".to_owned()).or_default() += self.unreadable;
         Ok(snapshot)
@@ -232,5 +234,5 @@ pub fn section_event(
     let mut labels = place.labels();
     labels.insert("task".to_owned(), thread.to_owned());
     let causes = vec![Cause { kind: place.kind(), who: place.who(thread), ns: latency_ns, stack: stack.clone() }];
-    LateEvent { labels, at_unix_ns, latency_ns, cpu, stack, causes, ..LateEvent::default() }
+    LateEvent { subject: cpu_subject(cpu), labels, at_unix_ns, latency_ns, cpu, stack, causes, ..LateEvent::default() }
 }

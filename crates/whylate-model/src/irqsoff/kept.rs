@@ -2,6 +2,7 @@
 //! A thread that kept its CPU although the kernel had marked it to be given to another one.
 
 use crate::blame::frames::{Interrupted, interrupted};
+use crate::late::cpu_subject;
 use crate::{Cause, CauseKind, Labels, LateEvent};
 
 /// Label `kind` of a thread that did not have preemption off, as far as is known: the kernel came to no point where it looks for the mark.
@@ -75,6 +76,7 @@ impl Kept {
             stack: stack.clone(),
         }];
         LateEvent {
+            subject: cpu_subject(self.cpu),
             labels,
             at_unix_ns,
             latency_ns: self.length_ns,

@@ -18,8 +18,10 @@ pub use machine::{ClockSource, CpuList, Cpus, Kernel};
 pub use needs::{BetterBackend, Readiness};
 pub use privileges::{Privilege, Privileges, Sysctl};
 
-use crate::SOURCES;
+use whylate_model::sources::CARDS;
+
 use crate::occupancy;
+use crate::sources;
 use crate::tracefs;
 
 /// Whether something is there.
@@ -119,7 +121,9 @@ pub fn probe() -> Capabilities {
         tracefs: if tracefs.fact.is_yes() { tracefs.path.as_deref() } else { None },
         bpf: &bpf,
     };
-    let sources = SOURCES.iter().map(|source| needs::readiness(source.info(), &evidence)).collect();
+    let mut infos = sources().map(|source| source.info());
+    infos.sort_by_key(|info| CARDS.iter().position(|card| card.name == info.card.name));
+    let sources = infos.into_iter().map(|info| needs::readiness(info, &evidence)).collect();
     let causes = needs::causes(&occupancy::probe_heartbeat(), &evidence);
     let injections = needs::injections(&bpf);
     Capabilities {
@@ -185,7 +189,7 @@ mod tests {
     #[test]
     fn probing_ends_well_for_whoever_runs_this_test() {
         let found = probe();
-        assert_eq!(found.sources.len(), SOURCES.len());
+        assert_eq!(found.sources.len(), CARDS.len());
         for (_, _, fact) in found.bpf.each() {
             assert!(fact.is_yes() || !fact.detail.is_empty(), "a bare no or unknown helps nobody: {fact:?}");
         }

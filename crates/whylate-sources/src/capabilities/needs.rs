@@ -123,7 +123,7 @@ pub(super) fn readiness(info: &SourceInfo, evidence: &Evidence<'_>) -> Readiness
         let facts = backend.needs.iter().map(|&need| evidence.judge(need)).collect();
         (backend.name, backend.weaker, facts)
     });
-    choose(info.name, candidates)
+    choose(info.card.name, candidates)
 }
 
 /// How late events are explained.
@@ -183,14 +183,13 @@ fn worst(states: impl Iterator<Item = State>) -> State {
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::sources;
+
     use super::*;
     use crate::source::{BackendInfo, MapKind};
 
     const INFO: SourceInfo = SourceInfo {
-        name: "wq",
-        waits: "a work item",
-        from: "queued",
-        to: "started",
+        card: &sources::WQ,
         backends: &[
             BackendInfo {
                 name: "fentry",

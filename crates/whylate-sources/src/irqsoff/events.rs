@@ -11,10 +11,11 @@ use whylate_model::ftrace::section_event;
 use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 
 use self::programs::{Programs, late_section};
-use super::span::{Span, wanted_cpus};
-use super::{EVENTS, IrqsoffOptions};
+use super::wanted::wanted_cpus;
+use super::{EVENTS, INFO, IrqsoffOptions};
 use crate::attach::{self, Meter};
 use crate::floors::Floors;
+use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached, Backend};
 use crate::symbols::KernelSymbols;
 use crate::{clock, cpus};
@@ -22,9 +23,10 @@ use crate::{clock, cpus};
 /// Starts it.
 pub(super) fn attach(
     options: &IrqsoffOptions,
+    session: &Session,
     fallback_reason: Option<String>,
 ) -> Result<Box<dyn Attached>, AttachError> {
-    Ok(Box::new(AttachedEvents::new(options, fallback_reason)?))
+    Ok(Box::new(AttachedEvents::new(options, session, fallback_reason)?))
 }
 
 /// Measures until it is dropped.
@@ -44,7 +46,7 @@ struct AttachedEvents {
 }
 
 impl AttachedEvents {
-    fn new(options: &IrqsoffOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
+    fn new(options: &IrqsoffOptions, session: &Session, fallback_reason: Option<String>) -> Result<Self, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
         wanted_cpus(&options.cpus)?;
@@ -57,7 +59,7 @@ impl AttachedEvents {
             cpus,
             floors: options.worst.map(Floors::new),
             symbols: KernelSymbols::default(),
-            span: Span::begin(),
+            span: Span::begin(INFO.card, session),
             fallback_reason,
             meter: Meter::default(),
             cut_short: 0,

@@ -13,16 +13,18 @@
 
 mod events;
 mod need_resched;
-mod span;
 mod ticks;
 mod timers;
 mod tracer;
+mod wanted;
 
 pub use crate::heartbeat::DEFAULT_PERIODS_NS;
-pub use timers::attach_timers;
+
+use whylate_model::sources;
 
 use crate::attach;
-use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};
+use crate::session::Session;
+use crate::source::{Asked, AttachError, Attached, BackendInfo, MapKind, Need, Source, SourceInfo};
 
 /// Periods that a timer may have, in nanoseconds: the kernel throttles timers that are due more often.
 pub const PERIODS_NS: std::ops::RangeInclusive<u64> = 100_000..=1_000_000_000;
@@ -35,7 +37,7 @@ const TICKS: &str = "ticks";
 const NEED_RESCHED: &str = "need_resched";
 
 /// Starts measuring in one way; the text is why a better one is not in use.
-type Attach = fn(&IrqsoffOptions, Option<String>) -> Result<Box<dyn Attached>, AttachError>;
+type Attach = fn(&IrqsoffOptions, &Session, Option<String>) -> Result<Box<dyn Attached>, AttachError>;
 
 /// How each backend is started, by its name.
 const BACKENDS: [(&str, Attach); 4] =
@@ -43,10 +45,7 @@ const BACKENDS: [(&str, Attach); 4] =
 
 /// The source's description.
 pub static INFO: SourceInfo = SourceInfo {
-    name: "irqsoff",
-    waits: "an interrupt",
-    from: "interrupts are disabled",
-    to: "they are enabled",
+    card: &sources::IRQSOFF,
     backends: &[
         BackendInfo {
             name: EVENTS,
@@ -129,6 +128,8 @@ pub struct IrqsoffOptions {
     pub worst: Option<usize>,
     /// With `ticks`, count all ticks of each CPU: how late they were, and the periods that they have missed.
     pub timer_test: bool,
+    /// Measure every hrtimer instead, by its function.
+    pub timers: bool,
     /// Late events also carry what their causes were told from.
     pub keep_evidence: bool,
 }
@@ -146,62 +147,52 @@ impl Default for IrqsoffOptions {
             explain_over_ns: None,
             worst: None,
             timer_test: false,
+            timers: false,
             keep_evidence: false,
         }
     }
 }
 
-/// The source `irqsoff`.
-#[derive(Debug)]
-pub struct Irqsoff;
-
-impl Source for Irqsoff {
+impl Source for IrqsoffOptions {
     fn info(&self) -> &'static SourceInfo {
         &INFO
     }
 
-    fn attach(&self, options: &Options) -> Result<Box<dyn Attached>, AttachError> {
-        attach(&IrqsoffOptions {
-            backend: options.backend.clone(),
-            late_over_ns: options.late_over_ns,
-            explain_over_ns: options.explain_over_ns,
-            keep_evidence: options.keep_evidence,
-            ..IrqsoffOptions::default()
-        })
+    fn ask(&mut self, asked: &Asked) {
+        (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
     }
-}
 
-/// Starts measuring.
-///
-/// # Errors
-/// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
-pub fn attach(options: &IrqsoffOptions) -> Result<Box<dyn Attached>, AttachError> {
-    if options.period_ns.is_some_and(|ns| !PERIODS_NS.contains(&ns)) {
-        return Err(AttachError::Unsupported("a period is from 100 us to 1 s long".to_owned()));
-    }
-    let mut refused: Option<AttachError> = None;
-    let is_asked = |name: &str| options.backend.as_deref() == Some(name);
-    for name in attach::backends_to_try(&INFO, options.backend.as_deref())? {
-        let reason = refused.as_ref().map(ToString::to_string);
-        let Some((_, start)) = BACKENDS.iter().find(|(backend, _)| *backend == name) else { continue };
-        let outcome = match (name, options.what) {
-            // An interrupt comes in where preemption is off.
-            (TICKS, What::Preemption) if is_asked(TICKS) => Err(no_preemption()),
-            (TICKS, What::Preemption) => continue,
-            (NEED_RESCHED, What::Irqs) if is_asked(NEED_RESCHED) => Err(only_preemption()),
-            (NEED_RESCHED, What::Irqs) => continue,
-            // It tells the longest alone, and may miss one while it hands over another: nobody is given that unasked.
-            (TRACER, _) if !is_asked(TRACER) => continue,
-            // Only there the timer is our own.
-            (EVENTS | TRACER | NEED_RESCHED, _) if options.timer_test => continue,
-            _ => start(options, reason),
-        };
-        match outcome {
-            Ok(attached) => return Ok(attached),
-            Err(error) => refused = Some(error),
+    fn attach(&self, session: &Session) -> Result<Box<dyn Attached>, AttachError> {
+        if self.timers {
+            return timers::attach(&self.cpus, session);
         }
+        if self.period_ns.is_some_and(|ns| !PERIODS_NS.contains(&ns)) {
+            return Err(AttachError::Unsupported("a period is from 100 us to 1 s long".to_owned()));
+        }
+        let mut refused: Option<AttachError> = None;
+        let is_asked = |name: &str| self.backend.as_deref() == Some(name);
+        for name in attach::backends_to_try(&INFO, self.backend.as_deref())? {
+            let reason = refused.as_ref().map(ToString::to_string);
+            let Some((_, start)) = BACKENDS.iter().find(|(backend, _)| *backend == name) else { continue };
+            let outcome = match (name, self.what) {
+                // An interrupt comes in where preemption is off.
+                (TICKS, What::Preemption) if is_asked(TICKS) => Err(no_preemption()),
+                (TICKS, What::Preemption) => continue,
+                (NEED_RESCHED, What::Irqs) if is_asked(NEED_RESCHED) => Err(only_preemption()),
+                (NEED_RESCHED, What::Irqs) => continue,
+                // It tells the longest alone, and may miss one while it hands over another: nobody is given that unasked.
+                (TRACER, _) if !is_asked(TRACER) => continue,
+                // Only there the timer is our own.
+                (EVENTS | TRACER | NEED_RESCHED, _) if self.timer_test => continue,
+                _ => start(self, session, reason),
+            };
+            match outcome {
+                Ok(attached) => return Ok(attached),
+                Err(error) => refused = Some(error),
+            }
+        }
+        Err(refused.unwrap_or_else(|| AttachError::Unsupported("there is no backend".to_owned())))
     }
-    Err(refused.unwrap_or_else(|| AttachError::Unsupported("there is no backend".to_owned())))
 }
 
 fn no_preemption() -> AttachError {
@@ -232,8 +223,8 @@ mod tests {
     #[test]
     fn a_name_that_no_backend_has_is_refused() {
         let options = IrqsoffOptions { backend: Some("nonsense".to_owned()), ..IrqsoffOptions::default() };
-        assert!(matches!(attach(&options), Err(AttachError::UnknownBackend { .. })));
+        assert!(matches!(options.attach(&Session::of_one()), Err(AttachError::UnknownBackend { .. })));
         let senseless = IrqsoffOptions { period_ns: Some(1_000), ..IrqsoffOptions::default() };
-        assert!(matches!(attach(&senseless), Err(AttachError::Unsupported(_))));
+        assert!(matches!(senseless.attach(&Session::of_one()), Err(AttachError::Unsupported(_))));
     }
 }

@@ -17,13 +17,14 @@ use whylate_model::irqsoff::Kept;
 use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 
 use self::skel::types::{kept, mark, mark_lost, stack_taken};
-use super::span::{Span, wanted_cpus};
-use super::{IrqsoffOptions, NEED_RESCHED};
+use super::wanted::wanted_cpus;
+use super::{INFO, IrqsoffOptions, NEED_RESCHED};
 use crate::attach::{self, Meter, PlainData};
 use crate::floors::Floors;
 use crate::inject::threads::become_fifo;
 use crate::mapped::MappedArray;
 use crate::records::Records;
+use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached, Backend};
 use crate::symbols::KernelSymbols;
 use crate::{clock, cpus};
@@ -48,9 +49,10 @@ unsafe impl PlainData for kept {}
 /// Starts it.
 pub(super) fn attach(
     options: &IrqsoffOptions,
+    session: &Session,
     fallback_reason: Option<String>,
 ) -> Result<Box<dyn Attached>, AttachError> {
-    Ok(Box::new(AttachedMarks::new(options, fallback_reason)?))
+    Ok(Box::new(AttachedMarks::new(options, session, fallback_reason)?))
 }
 
 /// Measures until it is dropped.
@@ -77,7 +79,7 @@ struct AttachedMarks {
 }
 
 impl AttachedMarks {
-    fn new(options: &IrqsoffOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
+    fn new(options: &IrqsoffOptions, session: &Session, fallback_reason: Option<String>) -> Result<Self, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
         let wanted = wanted_cpus(&options.cpus)?;
@@ -122,7 +124,7 @@ impl AttachedMarks {
             lengths: BTreeMap::new(),
             late: VecDeque::new(),
             symbols: KernelSymbols::default(),
-            span: Span::begin(),
+            span: Span::begin(INFO.card, session),
             fallback_reason,
             meter: Meter::default(),
             cut_short: 0,

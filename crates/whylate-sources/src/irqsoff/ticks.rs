@@ -10,16 +10,18 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use whylate_model::irqsoff::{Culprit, LateTick, causes, interrupted_stack};
+use whylate_model::late::cpu_subject;
 use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Stack};
 
 use self::culprits::Late;
 use self::looks::Looks;
 use self::programs::{Programs, Told};
-use super::span::{Span, wanted_cpus};
-use super::{IrqsoffOptions, TICKS};
+use super::wanted::wanted_cpus;
+use super::{INFO, IrqsoffOptions, TICKS};
 use crate::attach::{self, Meter};
 use crate::floors::Floors;
 use crate::heartbeat::{Heartbeats, Period};
+use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached, Backend};
 use crate::symbols::KernelSymbols;
 use crate::{clock, cpus};
@@ -27,9 +29,10 @@ use crate::{clock, cpus};
 /// Starts it.
 pub(super) fn attach(
     options: &IrqsoffOptions,
+    session: &Session,
     fallback_reason: Option<String>,
 ) -> Result<Box<dyn Attached>, AttachError> {
-    Ok(Box::new(AttachedTicks::new(options, fallback_reason)?))
+    Ok(Box::new(AttachedTicks::new(options, session, fallback_reason)?))
 }
 
 /// Measures until it is dropped.
@@ -57,17 +60,18 @@ struct AttachedTicks {
 }
 
 impl AttachedTicks {
-    fn new(options: &IrqsoffOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
+    fn new(options: &IrqsoffOptions, session: &Session, fallback_reason: Option<String>) -> Result<Self, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
         let wanted = wanted_cpus(&options.cpus)?;
         let looks = if sends_late_events(options) { Looks::open(&wanted) } else { Ok(Looks::default()) };
-        Self::with_looks(options, fallback_reason, wanted, looks)
+        Self::with_looks(options, session, fallback_reason, wanted, looks)
     }
 
     /// The text is why nothing can look into sections here.
     fn with_looks(
         options: &IrqsoffOptions,
+        session: &Session,
         fallback_reason: Option<String>,
         wanted: Vec<u32>,
         looks: Result<Looks, String>,
@@ -78,7 +82,7 @@ impl AttachedTicks {
         };
         // Before there are other timers.
         let period = Period::of(options.period_ns);
-        let programs = Programs::attach(options, period.ns, &looks)?;
+        let programs = Programs::attach(options, session, period.ns, &looks)?;
         let heartbeats = Heartbeats::start(&wanted, period.ns).map_err(refused_heartbeat)?;
         for (cpu, id) in heartbeats.ids().context("cannot tell the timers of CPUs apart")? {
             programs.watch(cpu, id);
@@ -98,7 +102,7 @@ impl AttachedTicks {
             floors,
             ticks_seen: BTreeMap::new(),
             symbols: KernelSymbols::default(),
-            span: Span::begin(),
+            span: Span::begin(INFO.card, session),
             fallback_reason,
             weaker,
             meter: Meter::default(),
@@ -228,6 +232,7 @@ impl AttachedTicks {
             labels.insert("overruns".to_owned(), overruns.to_string());
         }
         Some(LateEvent {
+            subject: cpu_subject(late.cpu),
             labels,
             at_unix_ns: clock::unix_ns_of(late.came_ns),
             latency_ns: tick.late_ns(),

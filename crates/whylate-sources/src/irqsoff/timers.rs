@@ -14,10 +14,11 @@ use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 
 use self::skel::types::{bucket_page, distribution, timer_key, timer_limits, timer_series, timers_lost};
-use super::span::Span;
+use super::INFO;
 use crate::attach::{self, Meter};
 use crate::distribution::{Distributions, Places};
 use crate::mapped::MappedArray;
+use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached, Backend};
 use crate::symbols::KernelSymbols;
 
@@ -38,11 +39,8 @@ const LOST: [(timers_lost, &str); 3] = [
 ];
 
 /// Starts measuring every hrtimer of these CPUs; of all where there are none.
-///
-/// # Errors
-/// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
-pub fn attach_timers(cpus: &[u32]) -> Result<Box<dyn Attached>, AttachError> {
-    Ok(Box::new(AttachedTimers::new(cpus)?))
+pub(super) fn attach(cpus: &[u32], session: &Session) -> Result<Box<dyn Attached>, AttachError> {
+    Ok(Box::new(AttachedTimers::new(cpus, session)?))
 }
 
 /// Measures until it is dropped.
@@ -61,7 +59,7 @@ struct AttachedTimers {
 }
 
 impl AttachedTimers {
-    fn new(cpus: &[u32]) -> Result<Self, AttachError> {
+    fn new(cpus: &[u32], session: &Session) -> Result<Self, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
         let mut open = skel::TimersSkelBuilder::default().open(attach::open_object())?;
@@ -85,7 +83,7 @@ impl AttachedTimers {
             latency: Distributions::new(Rc::clone(&pages), places(offset_of!(timer_series, latency))),
             runtime: Distributions::new(pages, places(offset_of!(timer_series, runtime))),
             symbols: KernelSymbols::default(),
-            span: Span::begin(),
+            span: Span::begin(INFO.card, session),
             meter: Meter::default(),
             skeleton,
         })

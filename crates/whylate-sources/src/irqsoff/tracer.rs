@@ -13,8 +13,9 @@ use std::time::Duration;
 use whylate_model::{Labels, LateEvent, Series, Snapshot};
 
 use self::maxima::{Maxima, Maximum};
-use super::span::{Span, wanted_cpus};
-use super::{IrqsoffOptions, TRACER, What};
+use super::wanted::wanted_cpus;
+use super::{INFO, IrqsoffOptions, TRACER, What};
+use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached, Backend};
 use crate::tracefs;
 use crate::tracefs::instance::Instance;
@@ -37,9 +38,10 @@ const WEAKER: &str = "of each 2 ms the tracer tells the longest section alone, a
 /// Starts it.
 pub(super) fn attach(
     options: &IrqsoffOptions,
+    session: &Session,
     fallback_reason: Option<String>,
 ) -> Result<Box<dyn Attached>, AttachError> {
-    Ok(Box::new(AttachedTracer::new(options, fallback_reason)?))
+    Ok(Box::new(AttachedTracer::new(options, session, fallback_reason)?))
 }
 
 /// Measures until it is dropped.
@@ -56,7 +58,7 @@ struct AttachedTracer {
 }
 
 impl AttachedTracer {
-    fn new(options: &IrqsoffOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
+    fn new(options: &IrqsoffOptions, session: &Session, fallback_reason: Option<String>) -> Result<Self, AttachError> {
         let folder = tracefs::find().map_err(|error| AttachError::Unsupported(format!("tracefs is {error}")))?;
         let tracer = match options.what {
             What::Irqs => TRACERS[0],
@@ -87,7 +89,7 @@ impl AttachedTracer {
             taken: Vec::new(),
             drained: 0,
             cpus: wanted.len(),
-            span: Span::begin(),
+            span: Span::begin(INFO.card, session),
             fallback_reason,
         })
     }

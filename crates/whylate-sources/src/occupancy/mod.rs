@@ -3,7 +3,6 @@
 
 mod decode;
 mod steps;
-mod together;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,12 +19,12 @@ pub(crate) use self::decode::vector;
 use self::skel::types::{account, occupancy_limits, wakeup_limits};
 use self::skel::{OccupancySkel, OccupancySkelBuilder};
 pub(crate) use self::steps::{Called, Step};
-pub use self::together::Together;
 use crate::attach::{self, PlainData, ProgramStatistics};
 use crate::capabilities::Fact;
 use crate::cpus::{self, Machine};
 use crate::heartbeat::{self, Heartbeats};
 use crate::mapped::MappedArray;
+use crate::session::Session;
 use crate::source::{AttachError, Need};
 use crate::symbols::address_of;
 
@@ -121,7 +120,7 @@ struct Maps {
 }
 
 /// What keeps it.
-struct Kept {
+pub(crate) struct Kept {
     links: Vec<Link>,
     /// Names of the programs that run.
     attached: Vec<String>,
@@ -166,9 +165,9 @@ struct Lost {
 }
 
 impl Account {
-    /// Loads the programs, but lets none run yet. Among sources that are attached [`Together`] the first one does.
-    pub(crate) fn load(of: Timers, wakeups: Wakeups) -> Result<Self, AttachError> {
-        let (kept, is_own) = match together::account(|| Kept::load(of, Wakeups::OfAll, true))? {
+    /// Loads the programs, but lets none run yet. Of a session with several sources the first one does.
+    pub(crate) fn load(session: &Session, of: Timers, wakeups: Wakeups) -> Result<Self, AttachError> {
+        let (kept, is_own) = match session.account(|| Kept::load(of, Wakeups::OfAll, true))? {
             Some(kept) => (kept, false),
             None => (Rc::new(RefCell::new(Kept::load(of, wakeups, false)?)), true),
         };
@@ -188,7 +187,7 @@ impl Account {
         Ok(Account { kept, maps, weaker, is_own })
     }
 
-    /// Lets the programs run. Where other sources share them, those that hand a CPU over wait for [`Together::begin`].
+    /// Lets the programs run. Where other sources share them, those that hand a CPU over wait for [`Session::begin`].
     pub(crate) fn attach(&mut self) -> Result<(), AttachError> {
         self.kept.borrow_mut().attach(self.is_own)
     }
@@ -281,7 +280,7 @@ impl Kept {
     }
 
     /// Lets programs run that do not run yet: those that end an interval first, so that none is seen beginning that does not end.
-    fn attach(&mut self, is_complete: bool) -> Result<(), AttachError> {
+    pub(crate) fn attach(&mut self, is_complete: bool) -> Result<(), AttachError> {
         let mut programs: Vec<_> = self.skeleton.object().progs_mut().filter(|program| program.autoload()).collect();
         programs.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));
         for program in programs {
@@ -309,7 +308,7 @@ impl Kept {
         attach::statistics(self.skeleton.object().progs().filter(Program::autoload))
     }
 
-    fn take_lost(&mut self) -> [(&'static str, u64); 3] {
+    pub(crate) fn take_lost(&mut self) -> [(&'static str, u64); 3] {
         let mut now = Lost::default();
         for cpu in 0..self.cpus {
             let bytes = self.skeleton.maps.account_by_cpu.lookup(&cpu.to_ne_bytes(), MapFlags::ANY);

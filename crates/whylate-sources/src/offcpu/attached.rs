@@ -19,6 +19,7 @@ use super::{INFO, OffcpuOptions, TRACE, state};
 use crate::attach::{self, Meter, PlainData};
 use crate::cgroups::Cgroups;
 use crate::clock;
+use crate::session::Session;
 use crate::source::{AttachError, Attached, Backend};
 
 /// The source `offcpu`, sampling on a thread of its own. Its programs go with it.
@@ -37,7 +38,7 @@ pub struct AttachedOffcpu {
 }
 
 impl AttachedOffcpu {
-    pub(super) fn new(options: &OffcpuOptions, backend: &'static str) -> Result<Self, AttachError> {
+    pub(super) fn new(options: &OffcpuOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
         let (ask, asked) = mpsc::channel();
         let (tell, told) = mpsc::channel();
         let pace = Pace::new(options, clock::monotonic_ns());
@@ -59,7 +60,7 @@ impl AttachedOffcpu {
             sampler: Some(sampler),
             names: Names::new(options.lines),
             classes: options.classes.clone(),
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            host: session.host().to_owned(),
             meter: Meter::default(),
             met: Met::default(),
             rate_hz: options.budget_ppm.is_none().then_some(options.rate_hz),
@@ -214,7 +215,7 @@ impl Attached for AttachedOffcpu {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let gathered = self.gather()?;
         let start = clock::unix_ns_of(gathered.began_ns);
-        let mut snapshot = Snapshot::new(INFO.name, self.backend, &self.host, start);
+        let mut snapshot = Snapshot::new(INFO.card.name, self.backend, &self.host, start);
         snapshot.duration_ns = gathered.ended_ns - gathered.began_ns;
         snapshot.stacks = self.stacks(&gathered);
         snapshot.lost = gathered.lost.iter().map(|&(reason, count)| (reason.to_owned(), count)).collect();

@@ -8,6 +8,7 @@ use whylate_model::{LateEvent, Snapshot};
 use super::{KernelThreads, OffcpuOptions};
 use crate::attach::Meter;
 use crate::runnable::{Waits, Wanted};
+use crate::session::Session;
 use crate::source::{AttachError, Attached, Backend};
 
 /// The source, with late events.
@@ -22,6 +23,7 @@ impl Explained {
     pub(super) fn new(
         attached: Box<dyn Attached>,
         options: &OffcpuOptions,
+        session: &Session,
         explain_over_ns: u64,
     ) -> Result<Self, AttachError> {
         let wanted = Wanted {
@@ -34,7 +36,7 @@ impl Explained {
             kernel_threads: options.kernel_threads != KernelThreads::No,
             user_threads: options.kernel_threads != KernelThreads::Only,
         };
-        let waits = Waits::attach(&wanted)?;
+        let waits = Waits::attach(&wanted, session)?;
         let weaker: Vec<&str> = attached.weaker().into_iter().chain(waits.weaker()).collect();
         let weaker = (!weaker.is_empty()).then(|| weaker.join("; "));
         Ok(Explained { waits, meter: Meter::default(), attached, weaker })

@@ -21,10 +21,12 @@ pub use attached::AttachedOffcpu;
 pub use choice::{Choice, Often};
 pub use sampler::Met;
 
+use whylate_model::sources;
 use whylate_model::wait::Classes;
 
 use crate::attach;
-use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};
+use crate::session::Session;
+use crate::source::{Asked, AttachError, Attached, BackendInfo, MapKind, Need, Source, SourceInfo};
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
@@ -48,10 +50,7 @@ pub const PROC: &str = "proc";
 
 /// The source's description.
 pub static INFO: SourceInfo = SourceInfo {
-    name: "offcpu",
-    waits: "a sleeping thread",
-    from: "it left its CPU",
-    to: "it has one again",
+    card: &sources::OFFCPU,
     backends: &[
         BackendInfo { name: SAMPLE, needs: &[Need::Btf, Need::Map(MapKind::Array), SLEEPABLE], weaker: "" },
         BackendInfo {
@@ -158,66 +157,53 @@ impl Default for OffcpuOptions {
     }
 }
 
-/// The source `offcpu`.
-pub struct Offcpu;
-
-impl Offcpu {
-    /// Starts to sample, or to trace.
-    ///
-    /// # Errors
-    /// When the kernel or the caller's privileges do not allow it.
-    pub fn attach_with(&self, options: &OffcpuOptions) -> Result<Box<dyn Attached>, AttachError> {
-        let attached = self.attach_plain(options)?;
-        match options.explain_over_ns {
-            Some(over_ns) => Ok(Box::new(explained::Explained::new(attached, options, over_ns)?)),
-            None => Ok(attached),
-        }
-    }
-
-    fn attach_plain(&self, options: &OffcpuOptions) -> Result<Box<dyn Attached>, AttachError> {
-        let wanted = options.backend.as_deref().filter(|name| *name != "auto").or(options.wakers.then_some(TRACE));
-        if options.wakers && matches!(wanted, Some(SAMPLE | PROC)) {
+impl OffcpuOptions {
+    fn attach_plain(&self, session: &Session) -> Result<Box<dyn Attached>, AttachError> {
+        let wanted = self.backend.as_deref().filter(|name| *name != "auto").or(self.wakers.then_some(TRACE));
+        if self.wakers && matches!(wanted, Some(SAMPLE | PROC)) {
             return Err(AttachError::Unsupported(WAKERS_NEED_TRACE.to_owned()));
         }
-        let reason = match (wanted, self.sample_with(options)) {
+        let reason = match (wanted, self.attach_programs(session)) {
             (Some(PROC), _) => None,
             (_, Ok(attached)) => return Ok(Box::new(attached)),
             (Some(_), Err(error)) => return Err(error),
             (None, Err(error)) => Some(error.to_string()),
         };
-        Ok(Box::new(proc::AttachedProc::new(options, reason)?))
+        Ok(Box::new(proc::AttachedProc::new(self, session, reason)?))
     }
 
-    /// The same with BPF programs alone.
+    /// Starts to measure with BPF programs alone, and explains nothing.
     ///
     /// # Errors
     /// When the kernel or the caller's privileges do not allow it.
-    pub fn sample_with(&self, options: &OffcpuOptions) -> Result<AttachedOffcpu, AttachError> {
+    pub fn attach_programs(&self, session: &Session) -> Result<AttachedOffcpu, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
-        let wanted = attach::backends_to_try(&INFO, options.backend.as_deref())?;
+        let wanted = attach::backends_to_try(&INFO, self.backend.as_deref())?;
         match wanted[0] {
-            _ if options.wakers && options.backend.as_deref().is_none_or(|name| name == "auto") => {
-                AttachedOffcpu::new(options, TRACE)
+            _ if self.wakers && self.backend.as_deref().is_none_or(|name| name == "auto") => {
+                AttachedOffcpu::new(self, session, TRACE)
             }
             PROC => Err(AttachError::Unsupported("the backend proc has no BPF programs".to_owned())),
-            backend => AttachedOffcpu::new(options, backend),
+            backend => AttachedOffcpu::new(self, session, backend),
         }
     }
 }
 
-impl Source for Offcpu {
+impl Source for OffcpuOptions {
     fn info(&self) -> &'static SourceInfo {
         &INFO
     }
 
-    fn attach(&self, options: &Options) -> Result<Box<dyn Attached>, AttachError> {
-        let options = OffcpuOptions {
-            backend: options.backend.clone(),
-            explain_over_ns: options.explain_over_ns,
-            keep_evidence: options.keep_evidence,
-            ..OffcpuOptions::default()
-        };
-        self.attach_with(&options)
+    fn ask(&mut self, asked: &Asked) {
+        (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
+    }
+
+    fn attach(&self, session: &Session) -> Result<Box<dyn Attached>, AttachError> {
+        let attached = self.attach_plain(session)?;
+        match self.explain_over_ns {
+            Some(over_ns) => Ok(Box::new(explained::Explained::new(attached, self, session, over_ns)?)),
+            None => Ok(attached),
+        }
     }
 }

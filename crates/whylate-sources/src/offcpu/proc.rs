@@ -18,6 +18,7 @@ use super::attached::plain;
 use super::pace::Pace;
 use super::{CallGraph, INFO, KernelThreads, OffcpuOptions, PROC};
 use crate::clock;
+use crate::session::Session;
 use crate::source::{AttachError, Attached, Backend};
 
 /// Bit of the flags of a thread of the kernel.
@@ -32,7 +33,11 @@ pub(super) struct AttachedProc {
 }
 
 impl AttachedProc {
-    pub(super) fn new(options: &OffcpuOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
+    pub(super) fn new(
+        options: &OffcpuOptions,
+        session: &Session,
+        fallback_reason: Option<String>,
+    ) -> Result<Self, AttachError> {
         if options.cgroup.is_some() {
             let reason = "the backend proc does not tell threads by cgroup: leave --cgroup out";
             return Err(AttachError::Unsupported(reason.to_owned()));
@@ -43,7 +48,7 @@ impl AttachedProc {
         }
         // What is not permitted for our own thread is for none.
         fs::read("/proc/self/stack").map_err(|_| AttachError::NotPermitted)?;
-        let mut walker = Walker::new(options)?;
+        let mut walker = Walker::new(options, session.host())?;
         let (ask, asked) = mpsc::channel();
         let reader = thread::Builder::new()
             .name("whylate-offcpu".to_owned())
@@ -107,6 +112,7 @@ struct Stat {
 
 struct Walker {
     options: OffcpuOptions,
+    host: String,
     /// A bit for each state that is wanted.
     states: u32,
     sums: HashMap<Place, (u64, u64)>,
@@ -123,9 +129,10 @@ struct Walker {
 }
 
 impl Walker {
-    fn new(options: &OffcpuOptions) -> Result<Self, AttachError> {
+    fn new(options: &OffcpuOptions, host: &str) -> Result<Self, AttachError> {
         let mut walker = Walker {
             options: options.clone(),
+            host: host.to_owned(),
             states: super::state::mask(&options.states)?,
             sums: HashMap::new(),
             counted_ns: HashMap::new(),
@@ -240,9 +247,8 @@ impl Walker {
     fn snapshot(&mut self) -> Snapshot {
         let ended_ns = clock::monotonic_ns();
         self.walk();
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let began_ns = std::mem::replace(&mut self.since_ns, ended_ns);
-        let mut snapshot = Snapshot::new(INFO.name, PROC, &host, clock::unix_ns_of(began_ns));
+        let mut snapshot = Snapshot::new(INFO.card.name, PROC, &self.host, clock::unix_ns_of(began_ns));
         snapshot.duration_ns = ended_ns - began_ns;
         let sums = std::mem::take(&mut self.sums).into_iter();
         snapshot.stacks = sums.map(|(place, sum)| stack_of(place, sum, &self.options.classes)).collect();

@@ -16,6 +16,7 @@ use crate::attach::{self, PlainData, ProgramStatistics, text};
 use crate::clock;
 use crate::occupancy::{Account, Called, Step, Timers, Wakeups};
 use crate::records::Records;
+use crate::session::Session;
 use crate::source::AttachError;
 use crate::symbols::KernelSymbols;
 
@@ -68,10 +69,10 @@ pub(crate) struct Waits {
 }
 
 impl Waits {
-    pub(crate) fn attach(wanted: &Wanted) -> Result<Self, AttachError> {
+    pub(crate) fn attach(wanted: &Wanted, session: &Session) -> Result<Self, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
-        let mut account = Account::load(Timers::Heartbeats, Wakeups::OfAll)?;
+        let mut account = Account::load(session, Timers::Heartbeats, Wakeups::OfAll)?;
         let mut open = RunnableSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.explain_over_ns = wanted.explain_over_ns;
@@ -169,11 +170,13 @@ pub(crate) fn event_of(
         has_quota: record.has_quota != 0,
         occupancy,
     };
+    let thread = text(&record.thread);
+    let subject = format!("{thread}:{}", record.shown_tid);
     let mut labels: Labels = [
         ("process", text(&record.process)),
         ("pid", record.shown_tgid.to_string()),
         ("tid", record.shown_tid.to_string()),
-        ("thread", text(&record.thread)),
+        ("thread", thread),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into();
@@ -181,6 +184,7 @@ pub(crate) fn event_of(
         labels.insert("woken_by".to_owned(), format!("{}:{}", text(&record.waker), record.waker_tid));
     }
     Some(LateEvent {
+        subject,
         labels,
         at_unix_ns: clock::unix_ns_of(record.running_ns),
         latency_ns: record.running_ns.saturating_sub(record.runnable_ns),

@@ -11,7 +11,7 @@ use super::programs::Way;
 use super::seen::{self, Look};
 use super::{BPF, FDINFO, INFO, SqpollOptions};
 use crate::attach::Meter;
-use crate::clock;
+use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached, Backend};
 
 /// How threads and rings are looked at.
@@ -20,42 +20,40 @@ enum Looks {
     Proc(OfProc),
 }
 
+/// Why there is nothing to see, and what would be.
+const NO_THREAD: &str = "no io_uring submission thread is there (a ring set up with IORING_SETUP_SQPOLL has one)";
+
 /// The source `sqpoll`, measuring until it is dropped.
 pub struct AttachedSqpoll {
     looks: Looks,
     fallback_reason: Option<String>,
     before: Look,
-    host: String,
-    since_unix_ns: u64,
-    since_monotonic_ns: u64,
+    span: Span,
     meter: Meter,
 }
 
 impl AttachedSqpoll {
-    pub(super) fn of_kernel(options: &SqpollOptions) -> Result<Self, AttachError> {
-        Self::new(Looks::Kernel(Box::new(OfKernel::attach(options)?)), None)
+    pub(super) fn of_kernel(options: &SqpollOptions, session: &Session) -> Result<Self, AttachError> {
+        Self::new(Looks::Kernel(Box::new(OfKernel::attach(options, session)?)), session, None)
     }
 
-    pub(super) fn of_proc(options: &SqpollOptions, fallback_reason: Option<String>) -> Result<Self, AttachError> {
-        Self::new(Looks::Proc(OfProc::new(options.pid)), fallback_reason)
+    pub(super) fn of_proc(
+        options: &SqpollOptions,
+        session: &Session,
+        fallback_reason: Option<String>,
+    ) -> Result<Self, AttachError> {
+        Self::new(Looks::Proc(OfProc::new(options.pid)), session, fallback_reason)
     }
 
-    fn new(mut looks: Looks, fallback_reason: Option<String>) -> Result<Self, AttachError> {
+    fn new(mut looks: Looks, session: &Session, fallback_reason: Option<String>) -> Result<Self, AttachError> {
         let before = looks.look()?;
         Ok(AttachedSqpoll {
             looks,
             fallback_reason,
             before,
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            since_unix_ns: clock::unix_ns(),
-            since_monotonic_ns: clock::monotonic_ns(),
+            span: Span::begin(INFO.card, session),
             meter: Meter::default(),
         })
-    }
-
-    /// Whether there was any thread at the last look.
-    pub fn sees_any(&self) -> bool {
-        !self.before.is_empty()
     }
 
     /// How work is told from spinning, for whoever wants to know.
@@ -72,6 +70,13 @@ impl AttachedSqpoll {
 }
 
 impl Looks {
+    fn backend(&self) -> &'static str {
+        match self {
+            Looks::Kernel(_) => BPF,
+            Looks::Proc(_) => FDINFO,
+        }
+    }
+
     fn look(&mut self) -> anyhow::Result<Look> {
         match self {
             Looks::Kernel(looks) => looks.look(),
@@ -82,18 +87,16 @@ impl Looks {
 
 impl Attached for AttachedSqpoll {
     fn backend(&self) -> Backend<'_> {
-        let name = match self.looks {
-            Looks::Kernel(_) => BPF,
-            Looks::Proc(_) => FDINFO,
-        };
-        Backend { name, fallback_reason: self.fallback_reason.as_deref() }
+        Backend { name: self.looks.backend(), fallback_reason: self.fallback_reason.as_deref() }
+    }
+
+    fn sees_nothing(&self) -> Option<&str> {
+        self.before.is_empty().then_some(NO_THREAD)
     }
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let now = self.looks.look()?;
-        let (now_unix_ns, now_monotonic_ns) = (clock::unix_ns(), clock::monotonic_ns());
-        let mut snapshot = Snapshot::new(INFO.name, self.backend().name, &self.host, self.since_unix_ns);
-        snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
+        let mut snapshot = self.span.end(self.looks.backend());
         snapshot.series = seen::series(&self.before, &now, snapshot.duration_ns);
         let mut lost: Vec<(&'static str, u64)> = Vec::new();
         match &mut self.looks {
@@ -108,8 +111,6 @@ impl Attached for AttachedSqpoll {
         }
         snapshot.lost.extend(lost.into_iter().map(|(reason, count)| (reason.to_owned(), count)));
         self.before = now;
-        self.since_unix_ns = now_unix_ns;
-        self.since_monotonic_ns = now_monotonic_ns;
         Ok(snapshot)
     }
 

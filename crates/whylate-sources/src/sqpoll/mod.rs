@@ -17,8 +17,11 @@ mod seen;
 pub use attached::AttachedSqpoll;
 pub(crate) use of_proc::numbers;
 
+use whylate_model::sources;
+
 use crate::attach;
-use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};
+use crate::session::Session;
+use crate::source::{Asked, AttachError, Attached, BackendInfo, MapKind, Need, Source, SourceInfo};
 
 #[allow(missing_docs, unsafe_code, dead_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
@@ -30,10 +33,7 @@ const FDINFO: &str = "fdinfo";
 
 /// The source's description.
 pub static INFO: SourceInfo = SourceInfo {
-    name: "sqpoll",
-    waits: "an io_uring submission thread",
-    from: "runnable",
-    to: "on a CPU",
+    card: &sources::SQPOLL,
     backends: &[
         BackendInfo {
             name: BPF,
@@ -72,43 +72,39 @@ pub struct SqpollOptions {
     pub keep_evidence: bool,
 }
 
-/// The source `sqpoll`.
-#[derive(Debug)]
-pub struct Sqpoll;
+impl SqpollOptions {
+    /// Starts measuring.
+    ///
+    /// # Errors
+    /// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
+    pub fn start(&self, session: &Session) -> Result<AttachedSqpoll, AttachError> {
+        let tried = attach::backends_to_try(&INFO, self.backend.as_deref())?;
+        let needs_bpf = self.precise || self.explain_over_ns.is_some();
+        let mut reason = None;
+        if tried.contains(&BPF) {
+            match AttachedSqpoll::of_kernel(self, session) {
+                Err(error) if tried.contains(&FDINFO) && !needs_bpf => reason = Some(error.to_string()),
+                attached => return attached,
+            }
+        } else if needs_bpf {
+            return Err(AttachError::Unsupported(
+                "--precise and --why need the backend bpf: leave --backend fdinfo out".to_owned(),
+            ));
+        }
+        AttachedSqpoll::of_proc(self, session, reason)
+    }
+}
 
-impl Source for Sqpoll {
+impl Source for SqpollOptions {
     fn info(&self) -> &'static SourceInfo {
         &INFO
     }
 
-    fn attach(&self, options: &Options) -> Result<Box<dyn Attached>, AttachError> {
-        let ours = SqpollOptions {
-            backend: options.backend.clone(),
-            explain_over_ns: options.explain_over_ns,
-            keep_evidence: options.keep_evidence,
-            ..SqpollOptions::default()
-        };
-        Ok(Box::new(attach(&ours)?))
+    fn ask(&mut self, asked: &Asked) {
+        (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
     }
-}
 
-/// Starts measuring.
-///
-/// # Errors
-/// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
-pub fn attach(options: &SqpollOptions) -> Result<AttachedSqpoll, AttachError> {
-    let tried = attach::backends_to_try(&INFO, options.backend.as_deref())?;
-    let needs_bpf = options.precise || options.explain_over_ns.is_some();
-    let mut reason = None;
-    if tried.contains(&BPF) {
-        match AttachedSqpoll::of_kernel(options) {
-            Err(error) if tried.contains(&FDINFO) && !needs_bpf => reason = Some(error.to_string()),
-            attached => return attached,
-        }
-    } else if needs_bpf {
-        return Err(AttachError::Unsupported(
-            "--precise and --why need the backend bpf: leave --backend fdinfo out".to_owned(),
-        ));
+    fn attach(&self, session: &Session) -> Result<Box<dyn Attached>, AttachError> {
+        Ok(Box::new(self.start(session)?))
     }
-    AttachedSqpoll::of_proc(options, reason)
 }

@@ -13,6 +13,7 @@ use super::seen::{Look, Seen, SeenRing};
 use super::skel::types::{ring_record, sq_lost, sq_thread, thread_record, uring_setup};
 use crate::attach::text;
 use crate::runnable;
+use crate::session::Session;
 use crate::source::AttachError;
 use crate::symbols::KernelSymbols;
 
@@ -40,9 +41,9 @@ pub(super) struct OfKernel {
 }
 
 impl OfKernel {
-    pub(super) fn attach(options: &SqpollOptions) -> Result<Self, AttachError> {
+    pub(super) fn attach(options: &SqpollOptions, session: &Session) -> Result<Self, AttachError> {
         Ok(OfKernel {
-            programs: Programs::attach(options)?,
+            programs: Programs::attach(options, session)?,
             pid: options.pid,
             keep_evidence: options.keep_evidence,
             symbols: KernelSymbols::default(),

@@ -18,6 +18,7 @@ use crate::cpus;
 use crate::mapped::MappedArray;
 use crate::occupancy::{Account, Called, Step, Timers, Wakeups};
 use crate::records::Records;
+use crate::session::Session;
 use crate::source::AttachError;
 use crate::symbols::code_of;
 
@@ -60,7 +61,7 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    pub(super) fn attach(options: &SqpollOptions) -> Result<Self, AttachError> {
+    pub(super) fn attach(options: &SqpollOptions, session: &Session) -> Result<Self, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
         let kernel = Btf::from_vmlinux()?;
@@ -73,7 +74,7 @@ impl Programs {
                 Some(tid) => format!(
                     "submission thread {tid} spins without sleeping, and the kernel waits for that before it lets programs in there"
                 ),
-                None => match Self::attach_way(options, Way::Functions, &kernel) {
+                None => match Self::attach_way(options, session, Way::Functions, &kernel) {
                     Err(AttachError::Unsupported(reason)) => reason,
                     attached => return attached,
                 },
@@ -84,12 +85,14 @@ impl Programs {
         }
         let has_rounds = has_function(&kernel, ROUND) && has_tracepoint(&kernel, "io_uring_submit_req");
         let way = if has_rounds && !options.sampled { Way::Rounds } else { Way::Samples };
-        Self::attach_way(options, way, &kernel)
+        Self::attach_way(options, session, way, &kernel)
     }
 
-    fn attach_way(options: &SqpollOptions, way: Way, kernel: &Btf<'_>) -> Result<Self, AttachError> {
-        let mut account =
-            options.explain_over_ns.map(|_| Account::load(Timers::Heartbeats, Wakeups::OfWorkers)).transpose()?;
+    fn attach_way(options: &SqpollOptions, session: &Session, way: Way, kernel: &Btf<'_>) -> Result<Self, AttachError> {
+        let mut account = options
+            .explain_over_ns
+            .map(|_| Account::load(session, Timers::Heartbeats, Wakeups::OfWorkers))
+            .transpose()?;
         let mut open = SqpollSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.explain_over_ns = options.explain_over_ns.unwrap_or(0);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use whylate_model::blame::{self, TimerEvidence};
+use whylate_model::late::cpu_subject;
 use whylate_model::{LateEvent, Snapshot};
 
 use super::activation::Activation;
@@ -22,6 +23,7 @@ use super::{INFO, TimerlatOptions};
 use crate::attach::Meter;
 use crate::floors::Floors;
 use crate::occupancy::Account;
+use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached, Backend};
 use crate::symbols::KernelSymbols;
 use crate::{clock, cpus};
@@ -44,9 +46,7 @@ pub struct AttachedTimerlat {
     floors: Option<Floors>,
     symbols: KernelSymbols,
     keep_evidence: bool,
-    host: String,
-    since_unix_ns: u64,
-    since_monotonic_ns: u64,
+    span: Span,
     /// Late events before are of no measurement.
     counts_from_ns: u64,
     /// Late events whose records were.
@@ -67,7 +67,7 @@ pub struct AttachedTimerlat {
 
 impl AttachedTimerlat {
     /// With the kernel's tracer, or with threads of this process.
-    pub(super) fn new(options: &TimerlatOptions, with_tracer: bool) -> Result<Self, AttachError> {
+    pub(super) fn new(options: &TimerlatOptions, session: &Session, with_tracer: bool) -> Result<Self, AttachError> {
         // What nobody else explains is recorded all the same, where the tracer does not.
         let recorded = options.record.as_ref().filter(|_| !with_tracer && !options.explains());
         let explain_worst = options.explain_worst.or(recorded.and_then(|record| record.worst));
@@ -79,7 +79,7 @@ impl AttachedTimerlat {
         }
         let tracer = with_tracer.then(|| Tracer::new(options, &wanted)).transpose()?;
         let has_programs = !with_tracer || options.explains();
-        let programs = has_programs.then(|| Programs::attach(options, with_tracer)).transpose()?;
+        let programs = has_programs.then(|| Programs::attach(options, session, with_tracer)).transpose()?;
         // Without the privilege a page may have to be fetched, and that is then part of what is measured.
         let _ = threads::lock_memory();
         let account = programs.as_ref().and_then(|programs| programs.account.as_ref());
@@ -105,9 +105,7 @@ impl AttachedTimerlat {
             floors: options.explain_worst.map(Floors::new),
             symbols: KernelSymbols::default(),
             keep_evidence: options.keep_evidence,
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            since_unix_ns: 0,
-            since_monotonic_ns: 0,
+            span: Span::begin(INFO.card, session),
             counts_from_ns: 0,
             cut_short: 0,
             is_told: false,
@@ -121,8 +119,7 @@ impl AttachedTimerlat {
             meter: Meter::default(),
         };
         attached.resume()?;
-        attached.since_monotonic_ns = attached.counts_from_ns;
-        attached.since_unix_ns = clock::unix_ns_of(attached.counts_from_ns);
+        attached.span.begin_at(attached.counts_from_ns);
         Ok(attached)
     }
 
@@ -160,11 +157,8 @@ impl Attached for AttachedTimerlat {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         // What has gathered may take a while; what has come in since does not.
         self.workload.collect(clock::monotonic_ns())?;
-        let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
-        let overdue = self.collect_all(now_monotonic_ns)?;
-        let mut snapshot = Snapshot::new(INFO.name, self.workload.backend(), &self.host, self.since_unix_ns);
-        // It may begin a moment after attaching.
-        snapshot.duration_ns = now_monotonic_ns.saturating_sub(self.since_monotonic_ns);
+        let mut snapshot = self.span.end(self.workload.backend());
+        let overdue = self.collect_all(self.span.began_ns())?;
         let (mut late_events, mut unseen, mut armed_late) = (std::mem::take(&mut self.cut_short), 0, 0);
         for (cpu, taken) in self.workload.take() {
             let mut series = taken.series;
@@ -191,8 +185,6 @@ impl Attached for AttachedTimerlat {
             }
             self.meter.tell(programs.statistics(), &mut snapshot);
         }
-        self.since_monotonic_ns = now_monotonic_ns;
-        self.since_unix_ns = now_unix_ns;
         Ok(snapshot)
     }
 
@@ -436,6 +428,7 @@ impl AttachedTimerlat {
         let evidence = TimerEvidence { due_ns, irq_ns, thread_ns, tid, occupancy, stack };
         let latency_ns = thread_ns.saturating_sub(due_ns);
         let mut event = LateEvent {
+            subject: cpu_subject(cpu),
             at_unix_ns: clock::unix_ns_of(thread_ns),
             latency_ns,
             cpu,

@@ -28,9 +28,12 @@ pub use tally::StepWidth;
 pub use threads::{Policy, Stop};
 pub use tracer::{Record, TraceEvent};
 
+use whylate_model::sources;
+
 use crate::attach;
 use crate::heartbeat::Period;
-use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};
+use crate::session::Session;
+use crate::source::{Asked, AttachError, Attached, BackendInfo, MapKind, Need, Source, SourceInfo};
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
@@ -43,7 +46,7 @@ pub const PERIODS_NS: std::ops::RangeInclusive<u64> = 100_000..=1_000_000_000;
 /// How often late events are to be drained, which takes in what was measured: the room for it is for twice as long.
 pub const POLLED_EVERY: std::time::Duration = std::time::Duration::from_millis(250);
 
-const BPF: &str = "bpf";
+pub(crate) const BPF: &str = "bpf";
 const TRACER: &str = "tracer";
 /// What both backends use.
 const NEEDS: [Need; 6] = [
@@ -57,10 +60,7 @@ const NEEDS: [Need; 6] = [
 
 /// The source's description.
 pub static INFO: SourceInfo = SourceInfo {
-    name: "timerlat",
-    waits: "a timer and the thread it wakes",
-    from: "due",
-    to: "the thread runs",
+    card: &sources::TIMERLAT,
     backends: &[
         BackendInfo {
             name: TRACER,
@@ -155,61 +155,53 @@ impl TimerlatOptions {
     pub fn explains(&self) -> bool {
         self.explain_over_ns.is_some() || self.explain_irq_over_ns.is_some() || self.explain_worst.is_some()
     }
+
+    /// Starts measuring.
+    ///
+    /// # Errors
+    /// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
+    pub fn start(&self, session: &Session) -> Result<AttachedTimerlat, AttachError> {
+        if !PERIODS_NS.contains(&self.period_ns) {
+            return Err(AttachError::Unsupported("a period is from 100 us to 1 s long".to_owned()));
+        }
+        if self.is_frugal {
+            let period = Period::affordable();
+            let ns = period.ns.max(self.period_ns);
+            let remark = period.remark("its threads are woken", "timerlat top wakes them each millisecond");
+            let attached = TimerlatOptions { period_ns: ns, is_frugal: false, ..self.clone() }.start(session)?;
+            return Ok(attached.with_chosen(remark.filter(|_| ns > self.period_ns)));
+        }
+        let tried = attach::backends_to_try(&INFO, self.backend.as_deref())?;
+        let mut reason = None;
+        if tried.contains(&TRACER) {
+            match AttachedTimerlat::new(self, session, true) {
+                Err(error) if tried.contains(&BPF) && !self.needs_tracer() => reason = Some(error),
+                attached => return attached,
+            }
+        } else if self.needs_tracer() {
+            let told = "the backend bpf measures threads in user space of its own, and records no events: leave --backend bpf out";
+            return Err(AttachError::Unsupported(told.to_owned()));
+        }
+        let attached = AttachedTimerlat::new(self, session, false)?;
+        Ok(match reason {
+            // It is no worse for that.
+            None | Some(AttachError::NotPermitted) => attached,
+            Some(AttachError::Unsupported(told)) if told == tracer::NOT_THERE => attached,
+            Some(error) => attached.instead_of_tracer(error.to_string()),
+        })
+    }
 }
 
-/// The source `timerlat`.
-#[derive(Debug)]
-pub struct Timerlat;
-
-impl Source for Timerlat {
+impl Source for TimerlatOptions {
     fn info(&self) -> &'static SourceInfo {
         &INFO
     }
 
-    fn attach(&self, options: &Options) -> Result<Box<dyn Attached>, AttachError> {
-        let ours = TimerlatOptions {
-            backend: options.backend.clone(),
-            explain_over_ns: options.explain_over_ns,
-            stacks: options.stacks,
-            keep_evidence: options.keep_evidence,
-            ..TimerlatOptions::default()
-        };
-        Ok(Box::new(attach(&ours)?))
+    fn ask(&mut self, asked: &Asked) {
+        (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
     }
-}
 
-/// Starts measuring.
-///
-/// # Errors
-/// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
-pub fn attach(options: &TimerlatOptions) -> Result<AttachedTimerlat, AttachError> {
-    if !PERIODS_NS.contains(&options.period_ns) {
-        return Err(AttachError::Unsupported("a period is from 100 us to 1 s long".to_owned()));
+    fn attach(&self, session: &Session) -> Result<Box<dyn Attached>, AttachError> {
+        Ok(Box::new(self.start(session)?))
     }
-    if options.is_frugal {
-        let period = Period::affordable();
-        let ns = period.ns.max(options.period_ns);
-        let remark = period.remark("its threads are woken", "timerlat top wakes them each millisecond");
-        let attached = attach(&TimerlatOptions { period_ns: ns, is_frugal: false, ..options.clone() })?;
-        return Ok(attached.with_chosen(remark.filter(|_| ns > options.period_ns)));
-    }
-    let tried = attach::backends_to_try(&INFO, options.backend.as_deref())?;
-    let mut reason = None;
-    if tried.contains(&TRACER) {
-        match AttachedTimerlat::new(options, true) {
-            Err(error) if tried.contains(&BPF) && !options.needs_tracer() => reason = Some(error),
-            attached => return attached,
-        }
-    } else if options.needs_tracer() {
-        let told =
-            "the backend bpf measures threads in user space of its own, and records no events: leave --backend bpf out";
-        return Err(AttachError::Unsupported(told.to_owned()));
-    }
-    let attached = AttachedTimerlat::new(options, false)?;
-    Ok(match reason {
-        // It is no worse for that.
-        None | Some(AttachError::NotPermitted) => attached,
-        Some(AttachError::Unsupported(told)) if told == tracer::NOT_THERE => attached,
-        Some(error) => attached.instead_of_tracer(error.to_string()),
-    })
 }

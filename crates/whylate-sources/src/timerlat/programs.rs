@@ -20,6 +20,7 @@ use crate::cpus;
 use crate::mapped::MappedArray;
 use crate::occupancy::{Account, Called, Step, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION, Wakeups};
 use crate::records::Records;
+use crate::session::Session;
 use crate::source::AttachError;
 use crate::symbols::address_of;
 
@@ -42,11 +43,11 @@ pub(super) struct Programs {
 
 impl Programs {
     /// For threads of the kernel's tracer, or of this process.
-    pub(super) fn attach(options: &TimerlatOptions, of_tracer: bool) -> Result<Self, AttachError> {
+    pub(super) fn attach(options: &TimerlatOptions, session: &Session, of_tracer: bool) -> Result<Self, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
         let timers = if of_tracer { Timers::TracersToo } else { Timers::OwnThreadsToo };
-        let mut account = options.explains().then(|| Account::load(timers, Wakeups::OfWorkers)).transpose()?;
+        let mut account = options.explains().then(|| Account::load(session, timers, Wakeups::OfWorkers)).transpose()?;
         let mut open = TimerlatSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.of_tracer = of_tracer;

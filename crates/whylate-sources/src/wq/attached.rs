@@ -16,13 +16,13 @@ use whylate_model::{LateEvent, Snapshot};
 use super::gather::{self, Gathered, per_cpu};
 use super::skel::types::{explain_limits, item_limits, late_item, lost_reason, series_key};
 use super::skel::{OpenWqSkel, WqSkel, WqSkelBuilder};
-use super::{FENTRY, INFO, explain, late};
+use super::{By, FENTRY, INFO, WqOptions, explain, late};
 use crate::attach::{self, Meter};
-use crate::clock;
 use crate::cpus;
 use crate::mapped::MappedArray;
 use crate::occupancy::Account;
-use crate::source::{AttachError, Attached, Backend, By, Options};
+use crate::session::{Session, Span};
+use crate::source::{AttachError, Attached, Backend};
 use crate::symbols::KernelSymbols;
 
 /// How many different stacks of queuers are kept.
@@ -71,16 +71,14 @@ pub(super) struct AttachedWq {
     account: Option<Account>,
     keep_evidence: bool,
     symbols: KernelSymbols,
-    host: String,
-    /// When the span of the next snapshot began.
-    since_unix_ns: u64,
-    since_monotonic_ns: u64,
+    span: Span,
     meter: Meter,
 }
 
 impl AttachedWq {
     pub(super) fn new(
-        options: &Options,
+        options: &WqOptions,
+        session: &Session,
         backend: &'static str,
         fallback_reason: Option<String>,
         account: &mut Option<Account>,
@@ -107,7 +105,7 @@ impl AttachedWq {
         }
         let data = skeleton.maps.bss_data.as_mut().context("the BPF object has no variables")?;
         // Right before it begins to count: nothing is counted that was before the span.
-        let (since_unix_ns, since_monotonic_ns) = (clock::unix_ns(), clock::monotonic_ns());
+        let span = Span::begin(INFO.card, session);
         data.enabled = true;
         Ok(AttachedWq {
             _links: links,
@@ -120,16 +118,14 @@ impl AttachedWq {
             account,
             keep_evidence: options.keep_evidence,
             symbols: KernelSymbols::default(),
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            since_unix_ns,
-            since_monotonic_ns,
+            span,
             meter: Meter::default(),
             skeleton,
         })
     }
 }
 
-fn configure(open: &mut OpenWqSkel<'_>, options: &Options, backend: &str) -> Result<(), AttachError> {
+fn configure(open: &mut OpenWqSkel<'_>, options: &WqOptions, backend: &str) -> Result<(), AttachError> {
     let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
     settings.series_key = match options.by {
         // The search for a handler needs the series of handlers.
@@ -183,7 +179,7 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &Options, backend: &str) -> Res
 }
 
 /// Attaches the events of an item's end first, so that none is seen starting whose end could not be.
-fn attach_programs(skeleton: &WqSkel<'_>, options: &Options, backend: &str) -> Result<Vec<Link>, AttachError> {
+fn attach_programs(skeleton: &WqSkel<'_>, options: &WqOptions, backend: &str) -> Result<Vec<Link>, AttachError> {
     let programs = &skeleton.progs;
     let mut links = Vec::new();
     if options.phases {
@@ -249,11 +245,8 @@ impl Attached for AttachedWq {
     }
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
-        let now_monotonic_ns = clock::monotonic_ns();
-        let now_unix_ns = clock::unix_ns();
-        let mut snapshot = Snapshot::new(INFO.name, self.backend, &self.host, self.since_unix_ns);
-        snapshot.duration_ns = now_monotonic_ns - self.since_monotonic_ns;
-        snapshot.series = self.gathered.take_series(now_monotonic_ns);
+        let mut snapshot = self.span.end(self.backend);
+        snapshot.series = self.gathered.take_series(self.span.began_ns());
         for (reason, name) in LOST {
             let count = self.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed);
             snapshot.lost.insert(name.to_owned(), count);
@@ -268,8 +261,6 @@ impl Attached for AttachedWq {
             statistics += account.statistics();
         }
         self.meter.tell(statistics, &mut snapshot);
-        self.since_monotonic_ns = now_monotonic_ns;
-        self.since_unix_ns = now_unix_ns;
         Ok(snapshot)
     }
 

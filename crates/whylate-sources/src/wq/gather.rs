@@ -14,8 +14,9 @@ use super::skel::types::{
     bucket_page, distribution, distribution_kind, key_mark, series, series_group, series_slot, series_use,
 };
 use super::unfinished::{Counts, Unfinished};
+use super::{By, WqOptions};
 use crate::mapped::MappedArray;
-use crate::source::{AttachError, By, Options};
+use crate::source::AttachError;
 
 const KINDS: usize = distribution_kind::DISTRIBUTION_KINDS.0 as usize;
 const PAGE_BUCKETS: usize = size_of::<bucket_page>() / size_of::<u64>();
@@ -26,7 +27,7 @@ const DISTRIBUTION_PAGES: usize = whylate_model::histogram::BUCKETS / PAGE_BUCKE
 pub(super) const PAGES_OF_ONE_SERIES: u32 = (KINDS * DISTRIBUTION_PAGES + 1) as u32;
 
 /// True when the series are the CPUs' own, and not found by a key.
-pub(super) fn per_cpu(options: &Options) -> bool {
+pub(super) fn per_cpu(options: &WqOptions) -> bool {
     options.by == By::Nothing && options.only.is_none()
 }
 
@@ -46,7 +47,7 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    pub(super) fn new(skeleton: &WqSkel<'_>, options: &Options) -> Result<Self, AttachError> {
+    pub(super) fn new(skeleton: &WqSkel<'_>, options: &WqOptions) -> Result<Self, AttachError> {
         use libbpf_rs::MapCore as _;
         let maps = &skeleton.maps;
         let entries = |map: &libbpf_rs::MapMut<'_>| map.max_entries() as usize;

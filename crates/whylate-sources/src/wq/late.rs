@@ -16,6 +16,7 @@ unsafe impl PlainData for late_item {}
 pub(super) fn event_of(item: &late_item, stack: Vec<String>) -> LateEvent {
     let mut labels = Labels::new();
     handler_labels(&text(&item.handler), &mut labels);
+    let subject = labels.get("handler").cloned().unwrap_or_default();
     labels.insert("workqueue".to_owned(), text(&item.workqueue));
     labels.insert("worker".to_owned(), text(&item.worker_comm));
     labels.insert("worker_pid".to_owned(), item.worker_tid.to_string());
@@ -28,6 +29,7 @@ pub(super) fn event_of(item: &late_item, stack: Vec<String>) -> LateEvent {
     // 0: it was activated while it was queued.
     let activated_ns = item.activated_ns.max(item.queued_ns);
     LateEvent {
+        subject,
         labels,
         at_unix_ns: clock::unix_ns_of(item.started_ns),
         latency_ns: item.started_ns.saturating_sub(item.queued_ns),

@@ -7,17 +7,17 @@ mod gather;
 mod late;
 mod unfinished;
 
+use whylate_model::sources;
+
 use crate::attach;
 use crate::occupancy::{Account, Timers, Wakeups};
-use crate::source::{AttachError, Attached, BackendInfo, MapKind, Need, Options, Source, SourceInfo};
+use crate::session::Session;
+use crate::source::{Asked, AttachError, Attached, BackendInfo, MapKind, Need, Source, SourceInfo};
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
     include!(concat!(env!("OUT_DIR"), "/wq.skel.rs"));
 }
-
-/// The source `wq`.
-pub struct Wq;
 
 const FENTRY: &str = "fentry";
 const TRACEPOINT: &str = "tracepoint";
@@ -26,10 +26,7 @@ const TRACEPOINT: &str = "tracepoint";
 const OWN_WORKER_ONLY: Need = Need::Since { version: "6.6", function: "wq_affn_dfl_set" };
 
 static INFO: SourceInfo = SourceInfo {
-    name: "wq",
-    waits: "a work item",
-    from: "queued",
-    to: "a worker starts it",
+    card: &sources::WQ,
     backends: &[
         BackendInfo {
             name: FENTRY,
@@ -65,26 +62,67 @@ static INFO: SourceInfo = SourceInfo {
     ],
 };
 
-impl Source for Wq {
+/// What to measure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WqOptions {
+    /// Name of the backend to use; `None` takes the best that works.
+    pub backend: Option<String>,
+    /// Measure only items of this handler.
+    pub only: Option<String>,
+    /// How series are told apart.
+    pub by: By,
+    /// Measure every phase and the run time, not the latency alone.
+    pub phases: bool,
+    /// Yield a late event for each latency of at least this.
+    pub late_over_ns: Option<u64>,
+    /// Late events carry the kernel stack of whoever asked for the work.
+    pub stacks: bool,
+    /// Yield a late event with its causes for each latency of at least this.
+    pub explain_over_ns: Option<u64>,
+    /// Late events also carry what their causes were told from.
+    pub keep_evidence: bool,
+}
+
+/// How series are told apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum By {
+    /// One series for everything.
+    #[default]
+    Nothing,
+    /// By handler and workqueue.
+    Handler,
+    /// By workqueue.
+    Workqueue,
+    /// By the CPU on which it was served.
+    Cpu,
+    /// By worker pool.
+    Pool,
+}
+
+impl Source for WqOptions {
     fn info(&self) -> &'static SourceInfo {
         &INFO
     }
 
-    fn attach(&self, options: &Options) -> Result<Box<dyn Attached>, AttachError> {
+    fn ask(&mut self, asked: &Asked) {
+        (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
+    }
+
+    fn attach(&self, session: &Session) -> Result<Box<dyn Attached>, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
         let mut refused: Option<AttachError> = None;
         let mut account = None;
-        for backend in attach::backends_to_try(&INFO, options.backend.as_deref())? {
+        for backend in attach::backends_to_try(&INFO, self.backend.as_deref())? {
             let reason = refused.as_ref().map(|error| match error {
                 // Root may load some kinds of BPF programs and not others, e.g. where the kernel is locked down.
                 AttachError::NotPermitted => "process_one_work cannot be attached to: not permitted".to_owned(),
                 error => error.to_string(),
             });
-            if options.explain_over_ns.is_some() && account.is_none() {
-                account = Some(Account::load(Timers::Heartbeats, Wakeups::OfWorkers)?);
+            if self.explain_over_ns.is_some() && account.is_none() {
+                account = Some(Account::load(session, Timers::Heartbeats, Wakeups::OfWorkers)?);
             }
-            match try_backend(options, backend, reason, &mut account) {
+            match try_backend(self, session, backend, reason, &mut account) {
                 Ok(attached) => return Ok(Box::new(attached)),
                 Err(error) => refused = Some(error),
             }
@@ -94,12 +132,13 @@ impl Source for Wq {
 }
 
 fn try_backend(
-    options: &Options,
+    options: &WqOptions,
+    session: &Session,
     backend: &'static str,
     fallback_reason: Option<String>,
     account: &mut Option<Account>,
 ) -> Result<attached::AttachedWq, AttachError> {
-    let attached = attached::AttachedWq::new(options, backend, fallback_reason, account)?;
+    let attached = attached::AttachedWq::new(options, session, backend, fallback_reason, account)?;
     // Looked up last: it takes some ten milliseconds, and matters only where the program was let in.
     if let (FENTRY, Need::Since { version, function }) = (backend, OWN_WORKER_ONLY)
         && !attach::kernel_has_function(function)?

@@ -11,8 +11,8 @@ use anyhow::{Context, Result, ensure};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use whylate_model::blame::Evidence;
 use whylate_model::{CauseKind, LateEvent, Snapshot, WorkEvidence};
-use whylate_sources::wq::Wq;
-use whylate_sources::{Options, Source};
+use whylate_sources::wq::WqOptions;
+use whylate_sources::{Session, Source};
 
 use super::urgent::patching;
 
@@ -65,14 +65,14 @@ pub fn watched<T: Send>(
     explain_over: Duration,
     act: impl FnOnce(&AtomicUsize) -> Result<T> + Send,
 ) -> Result<Watched<T>> {
-    let options = Options {
+    let options = WqOptions {
         explain_over_ns: Some(explain_over.as_nanos() as u64),
         keep_evidence: true,
         phases: true,
-        ..Options::default()
+        ..WqOptions::default()
     };
     stay_on(places.tool)?;
-    let mut source = patching(|| Wq.attach(&options))?;
+    let mut source = patching(|| options.attach(&Session::of_one()))?;
     let mut events = Vec::new();
     let seen = AtomicUsize::new(0);
     let over = AtomicBool::new(false);

@@ -10,8 +10,8 @@ use anyhow::{Result, ensure};
 use whylate_model::{Histogram, Snapshot};
 use whylate_sources::clock::{monotonic_ns, unix_ns_of};
 use whylate_sources::inject::work::{HANDLER, Plan, Report, run};
-use whylate_sources::wq::Wq;
-use whylate_sources::{Attached, Options, Source};
+use whylate_sources::wq::WqOptions;
+use whylate_sources::{Attached, Session, Source};
 
 use super::is_emulated;
 use super::oracle::{Truth, Window, pair};
@@ -22,13 +22,13 @@ use super::urgent::patching;
 const SLACK_NS: u64 = 1_000_000;
 
 /// What the source saw, and what happened.
-pub struct Session<T> {
+pub struct Measured<T> {
     pub snapshot: Snapshot,
     pub truth: Truth,
     pub outcome: T,
 }
 
-impl<T> Session<T> {
+impl<T> Measured<T> {
     /// One distribution of one handler, on all workqueues.
     pub fn of(&self, handler: &str, name: &str) -> Histogram {
         by_label(&self.snapshot, "handler", name).remove(handler).unwrap_or_default()
@@ -78,9 +78,9 @@ const FREED: Duration = Duration::from_millis(500);
 
 /// Measures while `act` does something; it gets the source and what was seen so far, to which it may append.
 pub fn session<T>(
-    options: &Options,
+    options: &WqOptions,
     act: impl FnOnce(&mut dyn Attached, &mut Snapshot) -> Result<T>,
-) -> Result<Session<T>> {
+) -> Result<Measured<T>> {
     if is_emulated() {
         // Programs of the session before are freed by items that are queued already, and unmatched if they start later.
         thread::sleep(FREED);
@@ -91,10 +91,10 @@ pub fn session<T>(
 /// The same with a trace that was begun before.
 pub fn traced<T>(
     trace: Trace,
-    options: &Options,
+    options: &WqOptions,
     act: impl FnOnce(&mut dyn Attached, &mut Snapshot) -> Result<T>,
-) -> Result<Session<T>> {
-    let mut source = patching(|| Wq.attach(options))?;
+) -> Result<Measured<T>> {
+    let mut source = patching(|| options.attach(&Session::of_one()))?;
     let mut snapshot = source.snapshot()?;
     let outcome = act(source.as_mut(), &mut snapshot)?;
     let last = source.snapshot()?;
@@ -113,11 +113,11 @@ pub fn traced<T>(
         began_ns: began_ns - SLACK_NS..began_ns + SLACK_NS,
         ended_ns: ended_ns - SLACK_NS..seen_ns.max(ended_ns),
     };
-    Ok(Session { snapshot, truth: pair(&events, &window), outcome })
+    Ok(Measured { snapshot, truth: pair(&events, &window), outcome })
 }
 
 /// How many items of the injected handler ran: `items`, and those that somebody else injected at the same time.
-pub fn injected<T>(session: &Session<T>, items: u64) -> Result<u64> {
+pub fn injected<T>(session: &Measured<T>, items: u64) -> Result<u64> {
     let ran = session.truth.of(HANDLER).len() as u64;
     ensure!(ran >= items, "{ran} of {items} items are in the trace");
     if ran > items {

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use whylate_sources::inject::work::{MAX_AT_ONCE, Plan, run};
-use whylate_sources::wq::Wq;
-use whylate_sources::{AttachError, Options, Source, tracefs};
+use whylate_sources::wq::WqOptions;
+use whylate_sources::{AttachError, Session, Source, tracefs};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -31,7 +31,7 @@ pub fn turn() -> Option<Turn> {
 
 /// The same for tests that inject nothing, or only where that is possible.
 pub fn turn_to_measure() -> Option<Turn> {
-    turn_if(|| Wq.attach(&Options::default()).map(|_| ()))
+    turn_if(|| WqOptions::default().attach(&Session::of_one()).map(|_| ()))
 }
 
 fn turn_if(possible: impl FnOnce() -> Result<(), AttachError>) -> Option<Turn> {

@@ -14,7 +14,8 @@ use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use whylate_model::blame::Evidence;
 use whylate_model::{Cause, CauseKind, LateEvent};
 use whylate_sources::clock::monotonic_ns;
-use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
+use whylate_sources::offcpu::OffcpuOptions;
+use whylate_sources::{Session, Source as _};
 
 use crate::kernel::chance::in_rounds;
 use crate::kernel::is_emulated;
@@ -95,7 +96,7 @@ fn a_wait_begins_with_the_wakeup_also_where_the_thread_is_moved() -> Result<()> 
         ..OffcpuOptions::default()
     };
     in_rounds(|| {
-        let mut source = Offcpu.attach_with(&options)?;
+        let mut source = options.attach(&Session::of_one())?;
         let output = Command::new(std::env::current_exe()?)
             .args(["--exact", "moved::moved_process", "--nocapture", "--test-threads=1"])
             .env(TO, places.tool.to_string())

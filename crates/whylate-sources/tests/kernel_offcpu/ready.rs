@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use whylate_model::{Snapshot, Stack, WaitClass};
-use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
+use whylate_sources::offcpu::OffcpuOptions;
+use whylate_sources::{Session, Source as _};
 
 use crate::kernel::is_emulated;
 use crate::kernel::turn::turn_to_measure;
@@ -86,7 +87,7 @@ fn compared(sleepers: &Sleepers, backend: &str, rate_hz: u32, class: WaitClass) 
         by_thread: true,
         ..OffcpuOptions::default()
     };
-    let mut source = Offcpu.attach_with(&options)?;
+    let mut source = options.attach(&Session::of_one())?;
     let threads: Vec<String> = sleepers.threads()?.into_iter().collect();
     let count = || -> Result<Vec<[f64; 2]>> { threads.iter().map(|tid| counted(sleepers.pid(), tid)).collect() };
     let began = Instant::now();

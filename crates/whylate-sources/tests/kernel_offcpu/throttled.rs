@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use whylate_model::{CauseKind, LateEvent};
-use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
+use whylate_sources::offcpu::OffcpuOptions;
+use whylate_sources::{Session, Source as _};
 
 use crate::kernel::chance::in_rounds;
 use crate::kernel::late::Places;
@@ -99,7 +100,7 @@ fn a_throttled_wait_is_told_as_such_whoever_has_the_cpu() -> Result<()> {
     let options =
         OffcpuOptions { process: Some(throttled.0.id()), explain_over_ns: Some(LATE_NS), ..OffcpuOptions::default() };
     in_rounds(|| {
-        let mut source = Offcpu.attach_with(&options)?;
+        let mut source = options.attach(&Session::of_one())?;
         let before = cgroup.throttled_periods()?;
         sleep(WATCHED);
         let periods = cgroup.throttled_periods()? - before;

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use whylate_model::{Snapshot, Stack, WokenBy};
-use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
+use whylate_sources::offcpu::OffcpuOptions;
+use whylate_sources::{Session, Source as _};
 
 use crate::kernel::chance::in_rounds;
 use crate::kernel::is_emulated;
@@ -44,7 +45,7 @@ fn a_wait_is_told_with_the_stack_of_who_ended_it() -> Result<()> {
     let file = sleepers.file().context("there is no file")?;
     let options = OffcpuOptions { process: Some(sleepers.pid()), wakers: true, ..OffcpuOptions::default() };
     in_rounds(|| {
-        let mut source = Offcpu.attach_with(&options)?;
+        let mut source = options.attach(&Session::of_one())?;
         ensure!(source.backend().name == "trace", "{} tells no wakers", source.backend().name);
         source.snapshot()?;
         let before = Waited::read(file)?;

@@ -5,7 +5,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use whylate_model::Snapshot;
+use whylate_model::{Card, Snapshot};
 use whylate_sources::Attached;
 
 use super::watch::{Ended, Watch};
@@ -24,9 +24,9 @@ pub struct Schedule {
 
 /// Says on standard error which backend is in use if it is not the best one, what is told less well here than it could be, and what was chosen for
 /// this machine.
-pub fn say_what_is_weaker(name: &str, source: &dyn Attached) {
+pub fn say_what_is_weaker(card: &Card, source: &dyn Attached) {
     if let Some(reason) = source.backend().fallback_reason {
-        eprintln!("whylate: {name} uses the {} backend: {reason}", source.backend().name);
+        eprintln!("whylate: {} uses the {} backend: {reason}", card.name, source.backend().name);
     }
     if let Some(weaker) = source.weaker() {
         eprintln!("whylate: {weaker}");

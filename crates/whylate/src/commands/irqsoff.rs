@@ -10,7 +10,9 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{ArgGroup, Args};
-use whylate_sources::irqsoff::{IrqsoffOptions, What, attach, attach_timers, console_level};
+use whylate_model::sources::IRQSOFF;
+use whylate_sources::irqsoff::{IrqsoffOptions, What, console_level};
+use whylate_sources::{Session, Source as _};
 
 use crate::cli::duration_ns;
 use crate::commands::drive::{Schedule, drive, say_what_is_weaker};
@@ -125,6 +127,7 @@ impl Arguments {
             explain_over_ns: self.why,
             worst: self.worst(),
             timer_test: self.timer_test.is_some(),
+            timers: self.timers,
             ..IrqsoffOptions::default()
         }
     }
@@ -140,9 +143,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let options = arguments.options();
-    let attached = if arguments.timers { attach_timers(&options.cpus) } else { attach(&options) };
-    let mut source = attached.context("cannot attach irqsoff")?;
-    say_what_is_weaker("irqsoff", source.as_ref());
+    let mut source = options.attach(&Session::of_one()).context("cannot attach irqsoff")?;
+    say_what_is_weaker(&IRQSOFF, source.as_ref());
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut output: Box<dyn Output> = if arguments.json {
         Box::new(JsonLines::new(arguments.worst()))

@@ -6,14 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
-use whylate_model::look::{Gatherer, Look, Unmeasured, late_from_ns};
-use whylate_model::{LateEvent, Snapshot};
-use whylate_sources::irqsoff::IrqsoffOptions;
-use whylate_sources::offcpu::{Offcpu, OffcpuOptions};
-use whylate_sources::sqpoll::SqpollOptions;
-use whylate_sources::timerlat::TimerlatOptions;
-use whylate_sources::wq::Wq;
-use whylate_sources::{AttachError, Attached, Options, Source as _, Together, irqsoff, sqpoll, timerlat};
+use whylate_model::look::{Gatherer, Look, Unmeasured};
+use whylate_model::{Card, LateEvent, Snapshot};
+use whylate_sources::{Asked, Attached, Session, sources};
 
 use crate::cli::duration_ns;
 use crate::commands::watch::{Ended, Watch};
@@ -37,51 +32,17 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Threads whose waits for a CPU `wq` and `sqpoll` tell.
-const OF_OTHERS: [&str; 2] = ["kworker/", "iou-sqp-"];
-
-/// A source by its name, and how it is attached so that it explains what is late.
-type Attach = fn(u64) -> Result<Box<dyn Attached>, AttachError>;
-
-/// The first has timers of its own on each CPU, which the common account goes by. Measured threads come last: what attaching does to others
-/// is over then.
-const SOURCES: [(&str, Attach); 5] = [
-    ("irqsoff", |over_ns| {
-        irqsoff::attach(&IrqsoffOptions { explain_over_ns: Some(over_ns), ..IrqsoffOptions::default() })
-    }),
-    ("wq", |over_ns| Wq.attach(&Options { explain_over_ns: Some(over_ns), phases: true, ..Options::default() })),
-    ("offcpu", |over_ns| {
-        let backend = Some("sample".to_owned());
-        Offcpu.attach_with(&OffcpuOptions { backend, explain_over_ns: Some(over_ns), ..OffcpuOptions::default() })
-    }),
-    ("sqpoll", |over_ns| {
-        Ok(Box::new(sqpoll::attach(&SqpollOptions { explain_over_ns: Some(over_ns), ..SqpollOptions::default() })?))
-    }),
-    // The kernel's tracer is one for everybody, who may be using it; programs measure the same.
-    ("timerlat", |over_ns| {
-        let backend = Some("bpf".to_owned());
-        Ok(Box::new(timerlat::attach(&TimerlatOptions {
-            backend,
-            is_frugal: true,
-            explain_over_ns: Some(over_ns),
-            ..TimerlatOptions::default()
-        })?))
-    }),
-];
-
 struct Looking {
-    name: &'static str,
+    card: &'static Card,
     source: Box<dyn Attached>,
 }
 
 /// What measures, and what does not, or less well.
-#[derive(Default)]
 struct Sources {
+    session: Session,
     looking: Vec<Looking>,
     unmeasured: Vec<Unmeasured>,
     weaker: Vec<Unmeasured>,
-    /// Their common account of the CPUs.
-    account: Together,
 }
 
 /// Looks, and prints one screen.
@@ -92,7 +53,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let progress = Progress::new();
     progress.show("attaching");
-    let Sources { mut looking, mut unmeasured, weaker, account } = attach()?;
+    let Sources { session, mut looking, mut unmeasured, weaker } = attach()?;
     // What came in while others were attached is of no common span. Much has: the second time takes no longer than an ordinary one.
     for Looking { source, .. } in &mut looking {
         source.snapshot()?;
@@ -102,7 +63,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     for Looking { source, .. } in &mut looking {
         begins.push(end_unix_ns(&source.snapshot()?));
     }
-    account.take_lost();
+    session.take_lost();
     let began = Instant::now();
     let mut gatherer = Gatherer::default();
     drain(&mut looking, &mut gatherer, |number, at_unix_ns| at_unix_ns >= begins[number])?;
@@ -120,25 +81,21 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         progress.show(&format!("{} of {} s", began.elapsed().as_secs(), arguments.duration / 1_000_000_000));
     }
     progress.show("detaching");
-    let mut snapshots: Vec<Snapshot> = Vec::new();
-    for Looking { source, .. } in &mut looking {
-        snapshots.push(source.snapshot()?);
-    }
-    let ends: Vec<u64> = snapshots.iter().map(end_unix_ns).collect();
-    drain(&mut looking, &mut gatherer, |number, at_unix_ns| (begins[number]..=ends[number]).contains(&at_unix_ns))?;
-    let mut lost = account.take_lost();
-    lost.retain(|_, count| *count > 0);
-    drop((looking, account));
-    progress.clear();
-    snapshots.retain(|snapshot| {
+    let (mut snapshots, mut ends) = (Vec::new(), Vec::new());
+    for Looking { card, source } in &mut looking {
+        let snapshot = source.snapshot()?;
+        ends.push(end_unix_ns(&snapshot));
         let has_lost = snapshot.lost.values().any(|&count| count > 0);
-        let sees_any = snapshot.source != "sqpoll" || !snapshot.series.is_empty() || has_lost;
-        if !sees_any {
-            let reason = "no io_uring submission thread is there (a ring set up with IORING_SETUP_SQPOLL has one)";
-            unmeasured.push(Unmeasured { source: "sqpoll".to_owned(), reason: reason.to_owned() });
+        match source.sees_nothing().filter(|_| snapshot.series.is_empty() && !has_lost) {
+            Some(reason) => unmeasured.push(Unmeasured { source: card.name.to_owned(), reason: reason.to_owned() }),
+            None => snapshots.push((*card, snapshot)),
         }
-        sees_any
-    });
+    }
+    drain(&mut looking, &mut gatherer, |number, at_unix_ns| (begins[number]..=ends[number]).contains(&at_unix_ns))?;
+    let mut lost = session.take_lost();
+    lost.retain(|_, count| *count > 0);
+    drop((looking, session));
+    progress.clear();
     let look = Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) };
     let mut out = io::BufWriter::new(io::stdout().lock());
     if arguments.json {
@@ -152,36 +109,37 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// Every source that can attach, and why others cannot.
 fn attach() -> anyhow::Result<Sources> {
-    let (mut attached, mut first) = (Sources::default(), None);
-    for (name, attach) in SOURCES {
-        let told = |reason| Unmeasured { source: name.to_owned(), reason };
-        match attached.account.attach(|| attach(late_from_ns(name))) {
+    let (mut session, mut first) = (Session::of_several(), None);
+    let (mut looking, mut unmeasured, mut weaker) = (Vec::new(), Vec::new(), Vec::<Unmeasured>::new());
+    for mut source in sources() {
+        let card = source.info().card;
+        let told = |reason| Unmeasured { source: card.name.to_owned(), reason };
+        source.ask(&Asked { explain_over_ns: Some(card.events().late_from_ns), ..Asked::default() });
+        match source.attach(&session) {
             Ok(source) => {
                 // What is weaker of the account is told once.
-                for weaker in source.weaker().into_iter().chain(source.chosen()) {
-                    if attached.weaker.iter().all(|told| told.reason != weaker) {
-                        attached.weaker.push(told(weaker.to_owned()));
+                for reason in source.weaker().into_iter().chain(source.chosen()) {
+                    if weaker.iter().all(|told| told.reason != reason) {
+                        weaker.push(told(reason.to_owned()));
                     }
                 }
-                attached.looking.push(Looking { name, source });
+                looking.push(Looking { card, source });
             }
             Err(error) => {
                 // An account that goes by the timers of a source that is not there would go by none.
-                if attached.looking.is_empty() {
-                    attached.account = Together::default();
+                if looking.is_empty() {
+                    session = Session::of_several();
                 }
-                attached.unmeasured.push(told(error.to_string()));
+                unmeasured.push(told(error.to_string()));
                 first.get_or_insert(error);
             }
         }
     }
     match first {
-        Some(error) if attached.looking.is_empty() => {
-            Err(anyhow::Error::from(error).context("cannot attach any source"))
-        }
+        Some(error) if looking.is_empty() => Err(anyhow::Error::from(error).context("cannot attach any source")),
         _ => {
-            attached.account.begin().context("cannot keep the account of the CPUs")?;
-            Ok(attached)
+            session.begin().context("cannot keep the account of the CPUs")?;
+            Ok(Sources { session, looking, unmeasured, weaker })
         }
     }
 }
@@ -196,13 +154,10 @@ fn drain(
     gatherer: &mut Gatherer,
     is_within: impl Fn(usize, u64) -> bool,
 ) -> anyhow::Result<()> {
-    for (number, Looking { name, source }) in looking.iter_mut().enumerate() {
+    for (number, Looking { card, source }) in looking.iter_mut().enumerate() {
         source.drain_late(Duration::ZERO, &mut |event: LateEvent| {
-            // Waits that another source tells as its own count once.
-            let is_others = *name == "offcpu"
-                && event.labels.get("thread").is_some_and(|thread| OF_OTHERS.iter().any(|own| thread.starts_with(own)));
-            if is_within(number, event.at_unix_ns) && !is_others {
-                gatherer.add(name, event);
+            if is_within(number, event.at_unix_ns) {
+                gatherer.add(card, event);
             }
         })?;
     }

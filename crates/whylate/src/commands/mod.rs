@@ -19,7 +19,7 @@ use std::fmt;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use whylate_model::lost;
+use whylate_model::sources::{self, CARDS};
 use whylate_sources::AttachError;
 use whylate_sources::restore::{self, PutBack};
 
@@ -90,9 +90,9 @@ pub fn run(cli: Cli) -> ExitCode {
 
 /// Of the source that the command line names, or of all.
 fn help_lost() -> anyhow::Result<()> {
-    let source = std::env::args_os().find_map(|word| lost::sources().iter().copied().find(|source| word == *source));
+    let named = std::env::args_os().find_map(|word| word.to_str().and_then(sources::named));
     let mut out = io::stdout().lock();
-    output::lost::write(&mut out, source)?;
+    output::lost::write(&mut out, named.as_ref().map_or(&CARDS[..], std::slice::from_ref))?;
     Ok(out.flush()?)
 }
 

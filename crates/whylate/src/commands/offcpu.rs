@@ -13,12 +13,13 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use whylate_model::Snapshot;
 use whylate_model::folded::Root;
+use whylate_model::sources::OFFCPU;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::wait::Classes;
 use whylate_sources::offcpu::{
-    CallGraph, Choice, KernelThreads, Offcpu, OffcpuOptions, Often, RATES_HZ, TRACE, WAKERS_NEED_TRACE,
+    CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE, WAKERS_NEED_TRACE,
 };
-use whylate_sources::{Attached, cgroups};
+use whylate_sources::{Attached, Session, Source as _, cgroups};
 
 use crate::cli::duration_ns;
 use crate::commands::Senseless;
@@ -323,8 +324,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         eprintln!("whylate: offcpu takes {choice}");
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }
-    let mut source = Offcpu.attach_with(&options).context("cannot attach offcpu")?;
-    say_what_is_weaker("offcpu", source.as_ref());
+    let mut source = options.attach(&Session::of_one()).context("cannot attach offcpu")?;
+    say_what_is_weaker(&OFFCPU, source.as_ref());
     let mut waits = arguments.why.map(|over_ns| Waits::new(over_ns, arguments.worst.map_or(WORST, usize::from)));
     if arguments.blocked.is_none() {
         if !arguments.json {

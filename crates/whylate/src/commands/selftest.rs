@@ -13,12 +13,14 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use whylate_model::Card;
 use whylate_model::selftest::{Check, Selftest, Verdict};
+use whylate_model::sources::{IRQSOFF, OFFCPU, SQPOLL, TIMERLAT, WQ};
 use whylate_sources::cpus::{self, Machine};
 use whylate_sources::inject::disturbance;
 use whylate_sources::realtime::{self, RealtimeThread};
-use whylate_sources::wq::Wq;
-use whylate_sources::{AttachError, Options, Source as _, clock};
+use whylate_sources::wq::WqOptions;
+use whylate_sources::{AttachError, Session, Source as _, clock};
 
 use crate::commands::SUCCESS;
 use crate::output::json::write_line;
@@ -73,15 +75,15 @@ pub(crate) struct Place<'a> {
 
 type Try = fn(&Place<'_>) -> Result<Vec<Check>, AttachError>;
 
-/// In the order of the list of sources; each with its source and what it does.
-const CHECKS: [(&str, &str, Try); 7] = [
-    ("wq", loads::WORK, loads::work),
-    ("timerlat", disturbed::IRQS_OFF, disturbed::timer_and_irqs_off),
-    ("timerlat", disturbed::SOFTIRQ, disturbed::timer_and_softirq),
-    ("timerlat", disturbed::HOG, disturbed::timer_and_hog),
-    ("irqsoff", disturbed::IRQS_OFF, disturbed::windows),
-    ("offcpu", loads::SLEEP, loads::sleep),
-    ("sqpoll", loads::DUTY, loads::duty),
+/// In the order of the cards; each with its source and what it does.
+const CHECKS: [(&Card, &str, Try); 7] = [
+    (&WQ, loads::WORK, loads::work),
+    (&TIMERLAT, disturbed::IRQS_OFF, disturbed::timer_and_irqs_off),
+    (&TIMERLAT, disturbed::SOFTIRQ, disturbed::timer_and_softirq),
+    (&TIMERLAT, disturbed::HOG, disturbed::timer_and_hog),
+    (&IRQSOFF, disturbed::IRQS_OFF, disturbed::windows),
+    (&OFFCPU, loads::SLEEP, loads::sleep),
+    (&SQPOLL, loads::DUTY, loads::duty),
 ];
 
 /// Tries everything, prints it and returns the exit status.
@@ -105,15 +107,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     if !arguments.force {
         refuse(&realtime::at_work(WATCHED).context("cannot tell whether real-time threads are at work")?)?;
     }
-    if let Err(error @ AttachError::NotPermitted) = Wq.attach(&Options::default()) {
+    if let Err(error @ AttachError::NotPermitted) = WqOptions::default().attach(&Session::of_one()) {
         return Err(anyhow!(error).context("cannot run the self-test"));
     }
     disturbance::is_alone()?;
     announce(&place);
     let start_unix_ns = clock::unix_ns();
     let mut checks = Vec::new();
-    for (source, injected, attempt) in CHECKS {
-        let tried = tried(source, injected, attempt, &place)?;
+    for (card, injected, attempt) in CHECKS {
+        let tried = tried(card, injected, attempt, &place)?;
         if stop.load(Ordering::Relaxed) {
             break;
         }
@@ -177,7 +179,7 @@ fn announce(place: &Place<'_>) {
 }
 
 /// Some times, until all is right.
-fn tried(source: &str, injected: &str, attempt: Try, place: &Place<'_>) -> anyhow::Result<Vec<Check>> {
+fn tried(card: &Card, injected: &str, attempt: Try, place: &Place<'_>) -> anyhow::Result<Vec<Check>> {
     let (mut tries, mut failed) = (0, None);
     let most = if place.is_emulated { EMULATED_TRIES } else { TRIES };
     loop {
@@ -187,11 +189,11 @@ fn tried(source: &str, injected: &str, attempt: Try, place: &Place<'_>) -> anyho
             Err(AttachError::NotPermitted) => return Err(AttachError::NotPermitted.into()),
             // What has failed before has not become impossible.
             Err(AttachError::Unsupported(reason)) => {
-                return Ok(failed.unwrap_or_else(|| vec![Check::skipped(source, injected, reason)]));
+                return Ok(failed.unwrap_or_else(|| vec![Check::skipped(card.name, injected, reason)]));
             }
             Err(error) => {
                 let reason = format!("{:#}", anyhow!(error));
-                vec![Check { reason, ..Check::new(source, "", injected, "") }]
+                vec![Check { reason, ..Check::new(card.name, "", injected, "") }]
             }
         };
         checks.iter_mut().for_each(|check| check.tries = tries);

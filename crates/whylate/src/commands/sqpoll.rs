@@ -7,7 +7,9 @@ use std::io;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use whylate_sources::sqpoll::{self, SqpollOptions};
+use whylate_model::sources::SQPOLL;
+use whylate_sources::sqpoll::SqpollOptions;
+use whylate_sources::{Session, Source as _};
 
 use crate::cli::duration_ns;
 use crate::commands::drive::{Schedule, drive, say_what_is_weaker};
@@ -88,11 +90,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         explain_over_ns: arguments.why,
         ..SqpollOptions::default()
     };
-    let mut source = sqpoll::attach(&options).context("cannot attach sqpoll")?;
-    say_what_is_weaker("sqpoll", &source);
+    let mut source = options.attach(&Session::of_one()).context("cannot attach sqpoll")?;
+    say_what_is_weaker(&SQPOLL, source.as_ref());
     let mut out = io::BufWriter::new(io::stdout().lock());
     let is_lasting = arguments.interval.is_some() || arguments.duration.is_some();
-    if !source.sees_any() {
+    if source.sees_nothing().is_some() {
         let whose = arguments.pid.map_or_else(|| "this host".to_owned(), |pid| format!("process {pid}"));
         eprintln!("whylate: {whose} has no io_uring submission thread now: {HOW_TO}");
         // One may come while somebody waits for it.
@@ -107,5 +109,5 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let schedule =
         Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };
-    drive(&mut source, &watch, schedule, arguments.why.is_some(), (output.as_mut(), &mut out), &mut |_| ())
+    drive(source.as_mut(), &watch, schedule, arguments.why.is_some(), (output.as_mut(), &mut out), &mut |_| ())
 }

@@ -7,9 +7,10 @@ use std::io;
 
 use anyhow::Context as _;
 use clap::{ArgGroup, Args, ValueEnum};
+use whylate_model::sources::WQ;
 use whylate_model::units::printable;
-use whylate_sources::wq::Wq;
-use whylate_sources::{By, Options, Source, symbols};
+use whylate_sources::wq::{By, WqOptions};
+use whylate_sources::{Session, Source as _, symbols};
 
 use crate::cli::duration_ns;
 use crate::commands::drive::{Schedule, drive, say_what_is_weaker};
@@ -132,7 +133,7 @@ impl Arguments {
     }
 
     /// Measures no more than what is printed.
-    fn options(&self) -> Options {
+    fn options(&self) -> WqOptions {
         let by = match self.by {
             Some(Key::Handler) => By::Handler,
             Some(Key::Workqueue) => By::Workqueue,
@@ -141,7 +142,7 @@ impl Arguments {
             None if self.json || self.table || self.works || self.work.is_some() => By::Handler,
             None => By::Nothing,
         };
-        Options {
+        WqOptions {
             backend: Some(self.backend.clone()),
             only: self.work.clone(),
             by,
@@ -149,7 +150,7 @@ impl Arguments {
             late_over_ns: self.slower,
             explain_over_ns: self.why,
             stacks: self.stack,
-            ..Options::default()
+            ..WqOptions::default()
         }
     }
 }
@@ -160,8 +161,8 @@ impl Arguments {
 /// When the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
-    let mut source = Wq.attach(&arguments.options()).context("cannot attach wq")?;
-    say_what_is_weaker("wq", source.as_ref());
+    let mut source = arguments.options().attach(&Session::of_one()).context("cannot attach wq")?;
+    say_what_is_weaker(&WQ, source.as_ref());
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut output: Box<dyn Output> = if arguments.json {
         Box::new(JsonLines::new(arguments.worst()))

@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-use whylate_model::lost;
+use whylate_model::sources;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Series, Snapshot};
 
@@ -46,7 +46,8 @@ pub fn write_lost(out: &mut dyn Write, lost: &[String]) -> io::Result<()> {
 
 /// Tests find a reason that nobody could look up.
 pub fn are_explained(snapshot: &Snapshot) {
-    let is_explained = |reason: &String| lost::meaning(&snapshot.source, reason).is_some();
+    let card = sources::named(&snapshot.source);
+    let is_explained = |reason: &String| card.is_some_and(|card| card.meaning(reason).is_some());
     debug_assert!(snapshot.lost.keys().all(is_explained), "of {}: {:?}", snapshot.source, snapshot.lost);
 }
 

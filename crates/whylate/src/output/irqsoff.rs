@@ -8,7 +8,8 @@ use whylate_model::irqsoff::NO_RESCHEDULE_POINT;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Labels, LateEvent};
 
-use super::{late, why};
+use super::moment::moment;
+use super::why;
 
 /// Writes the heading of the lines.
 ///
@@ -23,7 +24,7 @@ fn write_line(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Re
     writeln!(
         out,
         "{:<15} {:>3} {:>8} {:>8}  {:<14} {:<24} {}{}",
-        late::time_of_day(event.at_unix_ns, zone),
+        moment(event.at_unix_ns, zone),
         event.cpu,
         format_ns(event.latency_ns),
         event.at_most_ns.map_or_else(|| "-".to_owned(), format_ns),

@@ -3,11 +3,11 @@
 
 use std::io::{self, Write};
 
-use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use whylate_model::LateEvent;
 use whylate_model::units::{format_ns, printable};
 
+use super::moment::moment;
 use super::why;
 
 /// Writes the heading of the lines.
@@ -34,7 +34,7 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
     writeln!(
         out,
         "{:<15} {:>3} {:>8} {:>8} {:>8}  {:<28} {:<20} {:<16} {}:{}",
-        time_of_day(event.at_unix_ns, zone),
+        moment(event.at_unix_ns, zone),
         event.cpu,
         format_ns(event.latency_ns),
         phase("activate"),
@@ -57,14 +57,6 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
         writeln!(out, "{:indent$}{}", "", printable(frame))?;
     }
     Ok(())
-}
-
-/// The time of day where the clock shows `zone`.
-pub fn time_of_day(unix_ns: u64, zone: &TimeZone) -> String {
-    match Timestamp::from_nanosecond(unix_ns.into()) {
-        Ok(stamp) => stamp.to_zoned(zone.clone()).strftime("%H:%M:%S%.6f").to_string(),
-        Err(_) => String::new(),
-    }
 }
 
 #[cfg(test)]

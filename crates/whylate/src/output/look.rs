@@ -4,11 +4,13 @@
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
+use whylate_model::late::cpu_subject;
 use whylate_model::look::{Culprit, Headline, LateOf, Look, Sighting, Unmeasured};
+use whylate_model::sources::CARDS;
 use whylate_model::units::{format_ns, printable};
 
 use super::footer;
-use super::late::time_of_day;
+use super::moment::moment;
 use super::table::{Align, Table};
 use super::why::{self, word};
 
@@ -49,21 +51,18 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
         return write_not_judged(out, &look.unmeasured);
     }
     writeln!(out, "Look closer with:")?;
-    late.iter().try_for_each(|row| writeln!(out, "    {}", next(row)))
+    late.iter().try_for_each(|row| {
+        let next = row.late_of.map_or(&row.source.next, |late_of| &late_of.next);
+        writeln!(out, "    {}", printable(next))
+    })
 }
-
-/// What a look does not see, and the command that does.
-const BEYOND_A_LOOK: [(&str, &str); 3] = [
-    ("how long threads sleep, e.g. for locks, disks or the network", "whylate offcpu -d 10s"),
-    ("how long preemption is off", "whylate irqsoff --preempt 10 1"),
-    ("timers of other threads and of the kernel", "whylate irqsoff --timers 10 1"),
-];
 
 /// Nothing of what was judged was late, which says nothing of the rest.
 fn write_not_judged(out: &mut dyn Write, unmeasured: &[Unmeasured]) -> io::Result<()> {
     writeln!(out, "Nothing above was late. For what this look does not cover:")?;
     let unmeasured = unmeasured.iter().map(|of| (of.source.as_str(), "whylate doctor"));
-    for (what, command) in BEYOND_A_LOOK.into_iter().chain(unmeasured) {
+    let beyond = CARDS.into_iter().flat_map(|card| card.beyond_a_look.iter().copied());
+    for (what, command) in beyond.chain(unmeasured) {
         writeln!(out, "    {what:<62}{command}")?;
     }
     Ok(())
@@ -146,20 +145,9 @@ fn lost(source: &Headline) -> impl Iterator<Item = String> {
 
 fn write_sighting(out: &mut dyn Write, sighting: &Sighting, zone: &TimeZone) -> io::Result<()> {
     let event = &sighting.event;
-    let what: Vec<String> = ["handler", "function", "process", "thread", "task"]
-        .iter()
-        .filter_map(|name| event.labels.get(*name))
-        .map(|value| printable(value))
-        .collect();
-    writeln!(
-        out,
-        "{} {} {} CPU {} {}",
-        time_of_day(event.at_unix_ns, zone),
-        sighting.source,
-        format_ns(event.latency_ns),
-        event.cpu,
-        what.join(" ")
-    )?;
+    let (at, latency) = (moment(event.at_unix_ns, zone), format_ns(event.latency_ns));
+    let place = if event.subject == cpu_subject(event.cpu) { String::new() } else { format!(", CPU {}", event.cpu) };
+    writeln!(out, "{at} {} {latency} {}{place}", sighting.source, printable(&event.subject))?;
     why::write_causes(out, event)
 }
 
@@ -204,19 +192,6 @@ fn write_culprits(out: &mut dyn Write, culprits: &[Culprit]) -> io::Result<()> {
     Ok(())
 }
 
-/// The command that tells more.
-fn next(row: &Row<'_>) -> String {
-    let from = format_ns(row.late_of.map_or(row.source.late_from_ns, |late_of| late_of.late_from_ns));
-    match row.source.source.as_str() {
-        "wq" => format!("whylate wq --why {from}"),
-        "timerlat" => format!("whylate timerlat top --why {from}"),
-        "irqsoff" => format!("whylate irqsoff --why {from}"),
-        "offcpu" if row.late_of.is_some() => format!("whylate offcpu --why {from} -d 10s"),
-        "offcpu" => format!("whylate offcpu --blocked {from}"),
-        other => format!("whylate {other} --why {from} 1"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use whylate_model::look::Victims;
@@ -241,6 +216,7 @@ mod tests {
             late_from_ns: 5_000_000,
             late: u64::from(is_late),
             is_late,
+            next: format!("whylate {source} top --why 5.00ms"),
             lost: [("late_events".to_owned(), 3)].into(),
             ..Headline::default()
         }
@@ -258,7 +234,7 @@ mod tests {
             ],
         };
         let event = LateEvent {
-            labels: [("handler".to_owned(), "evil\x1b[2J".to_owned())].into(),
+            subject: "evil\x1b[2J".to_owned(),
             at_unix_ns: 1_795_252_440_123_456_789,
             latency_ns: 20_000_000,
             cpu: 1,
@@ -299,13 +275,19 @@ mod tests {
     /// So many threads were in uninterruptible sleep for 20 s, and so many waited for a CPU for long.
     fn offcpu(stuck: u64, waits: u64) -> Headline {
         let max_ns = if waits > 0 { 95_000_000 } else { 0 };
-        let late_of = Some(LateOf { of: "threads that can run".to_owned(), late_from_ns: 20_000_000, max_ns });
+        let late_of = Some(LateOf {
+            of: "threads that can run".to_owned(),
+            late_from_ns: 20_000_000,
+            max_ns,
+            next: "whylate offcpu --why 20.0ms -d 10s".to_owned(),
+        });
         Headline {
             count: stuck,
             max_ns: 20_000_000_000,
             late_from_ns: 1_000_000_000,
             late: waits,
             late_of,
+            next: "whylate offcpu --blocked 1.00s".to_owned(),
             lost: [].into(),
             ..headline("offcpu", stuck + waits > 0)
         }

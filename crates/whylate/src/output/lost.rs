@@ -3,18 +3,19 @@
 
 use std::io::{self, Write};
 
-use whylate_model::lost::{of_source, sources};
+use whylate_model::Card;
 
-/// Explains the reasons of one source, or of all of them.
+/// Explains the reasons of each of these sources.
 ///
 /// # Errors
 /// Those of the writer.
-pub fn write(out: &mut dyn Write, source: Option<&str>) -> io::Result<()> {
+pub fn write(out: &mut dyn Write, cards: &[&Card]) -> io::Result<()> {
     writeln!(out, "Lost events could not be counted, for one of these reasons:")?;
-    for source in sources().iter().filter(|name| source.is_none_or(|source| source == **name)) {
-        writeln!(out, "\n{source}:")?;
-        let width = of_source(source).map(|reason| reason.name.len()).max().unwrap_or(0);
-        for reason in of_source(source) {
+    for card in cards {
+        writeln!(out, "\n{}:", card.name)?;
+        let reasons = card.reasons();
+        let width = reasons.iter().map(|reason| reason.name.len()).max().unwrap_or(0);
+        for reason in reasons {
             writeln!(out, "  {:width$}  {}", reason.name, reason.meaning)?;
         }
     }
@@ -23,18 +24,20 @@ pub fn write(out: &mut dyn Write, source: Option<&str>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::sources::{CARDS, SQPOLL};
+
     use super::*;
 
-    fn printed(source: Option<&str>) -> String {
+    fn printed(cards: &[&Card]) -> String {
         let mut out = Vec::new();
-        write(&mut out, source).expect("a vector takes everything");
+        write(&mut out, cards).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
     }
 
     #[test]
     fn each_reason_of_a_source_has_a_line() {
-        insta::assert_snapshot!(printed(Some("sqpoll")));
-        let all = printed(None);
-        assert!(sources().iter().all(|source| all.contains(&format!("\n{source}:\n"))), "{all}");
+        insta::assert_snapshot!(printed(&[&SQPOLL]));
+        let all = printed(&CARDS);
+        assert!(CARDS.iter().all(|card| all.contains(&format!("\n{}:\n", card.name))), "{all}");
     }
 }

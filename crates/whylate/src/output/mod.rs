@@ -10,6 +10,7 @@ pub mod json;
 pub mod late;
 pub mod look;
 pub mod lost;
+pub mod moment;
 pub mod offcpu;
 pub mod selftest;
 pub mod sqpoll;

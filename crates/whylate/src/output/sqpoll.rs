@@ -3,6 +3,7 @@
 
 use std::io::{self, Write};
 
+use jiff::tz::TimeZone;
 use whylate_model::sqpoll::{is_part_of, is_thread, verdicts};
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Culprits, LateEvent, Series, Snapshot, Worst};
@@ -32,6 +33,7 @@ const COLUMNS: [(&str, Align); 13] = [
 #[derive(Debug)]
 pub struct Text {
     explains: bool,
+    zone: TimeZone,
     terminal_columns: Option<usize>,
     culprits: Culprits,
     /// Where only these waits are shown.
@@ -42,7 +44,14 @@ pub struct Text {
 impl Text {
     /// Whether late events come too, how many of them are shown with each table (`None`: all, as they come), and how wide the terminal is.
     pub fn new(explains: bool, worst: Option<usize>, terminal_columns: Option<usize>) -> Self {
-        Text { explains, terminal_columns, culprits: Culprits::default(), worst: worst.map(Worst::new), is_first: true }
+        Text {
+            explains,
+            zone: TimeZone::system(),
+            terminal_columns,
+            culprits: Culprits::default(),
+            worst: worst.map(Worst::new),
+            is_first: true,
+        }
     }
 }
 
@@ -55,7 +64,7 @@ impl Output for Text {
         self.culprits.add(&event);
         match &mut self.worst {
             Some(worst) => worst.add(event),
-            None => write_wait(out, &event)?,
+            None => starved::write(out, &event, &self.zone)?,
         }
         Ok(())
     }
@@ -73,7 +82,7 @@ impl Output for Text {
             if ranking.events > 0 {
                 for event in self.worst.iter_mut().flat_map(Worst::take) {
                     writeln!(out)?;
-                    write_wait(out, &event)?;
+                    starved::write(out, &event, &self.zone)?;
                 }
                 writeln!(out)?;
                 why::write_ranking(out, &ranking, why::WAITS)?;
@@ -81,11 +90,6 @@ impl Output for Text {
         }
         footer::write(out, &snapshot)
     }
-}
-
-fn write_wait(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
-    let label = |name: &str| event.labels.get(name).map_or("?", String::as_str);
-    starved::write(out, &format!("{}:{}", label("process"), label("tid")), event)
 }
 
 fn write_table(out: &mut dyn Write, snapshot: &Snapshot, terminal_columns: Option<usize>) -> io::Result<()> {
@@ -216,9 +220,10 @@ mod tests {
 
     #[test]
     fn waits_are_explained_as_they_come_and_ranked_at_the_end() {
-        let mut output = Text::new(true, None, None);
+        let mut output = Text { zone: TimeZone::UTC, ..Text::new(true, None, None) };
         let labels = [("process", "app"), ("pid", "77"), ("tid", "78")];
         let event = LateEvent {
+            subject: "iou-sqp-77:78".to_owned(),
             labels: labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
             at_unix_ns: 1_795_252_440_123_456_789,
             latency_ns: 4_000_000,

@@ -3,27 +3,29 @@
 
 use std::io::{self, Write};
 
-use whylate_model::units::{format_ns, printable, rfc3339};
+use jiff::tz::TimeZone;
+use whylate_model::units::{format_ns, printable};
 use whylate_model::{Culprits, LateEvent, Snapshot, Worst};
 
+use super::moment::moment;
 use super::why;
 
-/// Writes one wait of `who` with its causes.
+/// Writes one wait with its causes.
 ///
 /// # Errors
 /// Those of the writer.
-pub fn write(out: &mut dyn Write, who: &str, event: &LateEvent) -> io::Result<()> {
-    let at = rfc3339::format(event.at_unix_ns);
-    let time = at.split_once('T').map_or(at.as_str(), |(_, time)| time.trim_end_matches('Z'));
+pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
+    let time = moment(event.at_unix_ns, zone);
     let latency = format_ns(event.latency_ns);
     let waker = event.labels.get("woken_by").map_or_else(String::new, |by| format!(", woken by {}", printable(by)));
-    writeln!(out, "{time}  {} waited {latency} for CPU {}{waker}", printable(who), event.cpu)?;
+    writeln!(out, "{time}  {} waited {latency} for CPU {}{waker}", printable(&thread_of(event)), event.cpu)?;
     why::write_causes(out, event)
 }
 
 /// The worst waits, and who caused all of them.
 #[derive(Debug)]
 pub struct Waits {
+    zone: TimeZone,
     over_ns: u64,
     worst: Worst,
     culprits: Culprits,
@@ -32,7 +34,7 @@ pub struct Waits {
 impl Waits {
     /// Of waits from `over_ns` on, keeps the worst ones, so many.
     pub fn new(over_ns: u64, worst: usize) -> Self {
-        Waits { over_ns, worst: Worst::new(worst), culprits: Culprits::default() }
+        Waits { zone: TimeZone::system(), over_ns, worst: Worst::new(worst), culprits: Culprits::default() }
     }
 
     /// Takes one in.
@@ -64,7 +66,7 @@ impl Waits {
         )?;
         for event in &snapshot.late {
             writeln!(out)?;
-            write(out, &thread_of(event), event)?;
+            write(out, event, &self.zone)?;
         }
         writeln!(out)?;
         why::write_ranking(out, &ranking, why::WAITS)
@@ -74,7 +76,7 @@ impl Waits {
 /// A thread's name and number, and its process where that has several.
 fn thread_of(event: &LateEvent) -> String {
     let label = |name: &str| event.labels.get(name).map_or("?", String::as_str);
-    let thread = format!("{}:{}", label("thread"), label("tid"));
+    let thread = event.subject.clone();
     if label("tid") == label("pid") { thread } else { format!("{thread} of {}:{}", label("process"), label("pid")) }
 }
 
@@ -90,10 +92,10 @@ mod tests {
             ("process", "app\x1b[2J".to_owned()),
             ("pid", "77".to_owned()),
             ("tid", tid.to_string()),
-            ("thread", "worker".to_owned()),
             ("woken_by", "main:77".to_owned()),
         ];
         LateEvent {
+            subject: format!("worker:{tid}"),
             labels: labels.map(|(name, value)| (name.to_owned(), value)).into(),
             at_unix_ns: 1_795_252_440_123_456_789,
             latency_ns,
@@ -108,7 +110,7 @@ mod tests {
 
     #[test]
     fn the_worst_are_shown_and_all_are_ranked() {
-        let mut waits = Waits::new(1_000_000, 2);
+        let mut waits = Waits { zone: TimeZone::UTC, ..Waits::new(1_000_000, 2) };
         for (tid, latency_ns) in [(78, 4_000_000), (77, 9_000_000), (79, 2_000_000)] {
             waits.add(wait(tid, latency_ns));
         }

@@ -147,7 +147,7 @@ mod tests {
 
     fn late(handler: &str, causes: &[(CauseKind, &str, u64)]) -> LateEvent {
         LateEvent {
-            labels: [("handler".to_owned(), handler.to_owned())].into(),
+            subject: handler.to_owned(),
             latency_ns: causes.iter().map(|cause| cause.2).sum(),
             causes: causes
                 .iter()

@@ -78,6 +78,7 @@ mod tests {
     use crate::irqsoff::IrqsoffOptions;
     use crate::irqsoff::ticks::AttachedTicks;
     use crate::perf_event::{EVERY_THREAD, start_timer};
+    use crate::session::Session;
     use crate::source::Attached as _;
     use whylate_model::LateEvent;
 
@@ -100,7 +101,8 @@ mod tests {
             late_over_ns: Some(from_ns),
             ..IrqsoffOptions::default()
         };
-        AttachedTicks::with_looks(&options, None, vec![cpu], Ok(timers(cpu, prove))).expect("it attaches")
+        AttachedTicks::with_looks(&options, &Session::of_one(), None, vec![cpu], Ok(timers(cpu, prove)))
+            .expect("it attaches")
     }
 
     /// `None`, and a line that says why, where programs cannot be loaded.

@@ -25,6 +25,7 @@ use crate::mapped::MappedArray;
 use crate::occupancy::{Account, Timers, Wakeups, leave_out_what_the_kernel_lacks};
 use crate::percpu::PerCpu;
 use crate::records::Records;
+use crate::session::Session;
 use crate::source::AttachError;
 use crate::symbols::{KernelSymbols, address_of};
 use crate::{cpus, heartbeat};
@@ -78,9 +79,15 @@ unsafe impl PlainData for types::inside {}
 
 impl Programs {
     /// Looks run as soon as this is done.
-    pub(super) fn attach(options: &IrqsoffOptions, period_ns: u64, looks: &Looks) -> Result<Self, AttachError> {
+    pub(super) fn attach(
+        options: &IrqsoffOptions,
+        session: &Session,
+        period_ns: u64,
+        looks: &Looks,
+    ) -> Result<Self, AttachError> {
         let timers = Timers::HeartbeatsOfSource { late_from_ns: options.from_ns };
-        let mut account = options.explain_over_ns.map(|_| Account::load(timers, Wakeups::OfWorkers)).transpose()?;
+        let mut account =
+            options.explain_over_ns.map(|_| Account::load(session, timers, Wakeups::OfWorkers)).transpose()?;
         let mut open = skel::TicksSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.timer_function = address_of(heartbeat::FUNCTION).map_err(|error| {

@@ -104,7 +104,7 @@ fn write_timer(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
         missed => format!(", and missed {missed} periods"),
     };
     let late = format_ns(event.latency_ns);
-    let at = crate::output::late::time_of_day(event.at_unix_ns, &TimeZone::UTC);
+    let at = crate::output::moment::moment(event.at_unix_ns, &TimeZone::UTC);
     writeln!(out, "\n{at} the timer {} on CPU {} was late by {late}{missed}:", label("callback"), event.cpu)?;
     why::write_causes(out, event)
 }

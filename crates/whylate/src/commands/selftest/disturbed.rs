@@ -8,11 +8,12 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use whylate_model::blame::Evidence;
 use whylate_model::selftest::{Check, Unit};
+use whylate_model::sources::{IRQSOFF, TIMERLAT};
 use whylate_model::{Cause, CauseKind, LateEvent};
 use whylate_sources::inject::disturbance::{self, Kind, Plan, Policy};
-use whylate_sources::irqsoff::{self, IrqsoffOptions};
-use whylate_sources::timerlat::{self, TimerlatOptions};
-use whylate_sources::{AttachError, Attached};
+use whylate_sources::irqsoff::IrqsoffOptions;
+use whylate_sources::timerlat::TimerlatOptions;
+use whylate_sources::{AttachError, Attached, Session, Source as _};
 
 use super::Place;
 
@@ -56,41 +57,43 @@ fn timer(
     cause: &str,
     is_true: impl Fn(&Cause) -> bool,
 ) -> Result<Vec<Check>, AttachError> {
-    let mut source = timerlat::attach(&TimerlatOptions {
+    let mut source = TimerlatOptions {
         backend: Some("bpf".to_owned()),
         cpus: vec![place.cpu],
         period_ns: PERIOD_NS,
         explain_over_ns: Some(place.length_ns / 2),
         keep_evidence: true,
         ..TimerlatOptions::default()
-    })?;
+    }
+    .start(&Session::of_one())?;
     let seen = while_disturbed(&mut source, place, kind)?;
     let is_within = |event: &LateEvent, length_ns: u64| {
         let bounds = length_ns.saturating_sub(PERIOD_NS + place.apart_ns)..=length_ns + place.apart_ns;
         bounds.contains(&event.latency_ns)
     };
     let is_right = |event: &LateEvent| event.causes.first().is_some_and(&is_true);
-    let check = Check::new("timerlat", source.backend().name, injected, "waits of the known length");
+    let check = Check::new(TIMERLAT.name, source.backend().name, injected, "waits of the known length");
     Ok(vec![seen.judge(check, is_within, cause, is_right)])
 }
 
 /// Windows with interrupts off are told with bounds, and whose they are.
 pub(super) fn windows(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
-    let mut source = irqsoff::attach(&IrqsoffOptions {
+    let mut source = IrqsoffOptions {
         backend: Some("ticks".to_owned()),
         cpus: vec![place.cpu],
         period_ns: Some(PERIOD_NS),
         late_over_ns: Some(place.length_ns / 2),
         keep_evidence: true,
         ..IrqsoffOptions::default()
-    })?;
+    }
+    .attach(&Session::of_one())?;
     let seen = while_disturbed(source.as_mut(), place, Kind::IrqsOff)?;
     let is_within = |event: &LateEvent, length_ns: u64| {
         let bounds = event.latency_ns..=event.at_most_ns.unwrap_or(event.latency_ns);
         bounds.end() - bounds.start() <= PERIOD_NS + place.apart_ns && bounds.contains(&length_ns)
     };
     let is_right = |event: &LateEvent| event.labels.get("function").is_some_and(|function| function == ENABLES);
-    let check = Check::new("irqsoff", source.backend().name, IRQS_OFF, "windows within their bounds");
+    let check = Check::new(IRQSOFF.name, source.backend().name, IRQS_OFF, "windows within their bounds");
     Ok(vec![seen.judge(check, is_within, ENABLES, is_right)])
 }
 

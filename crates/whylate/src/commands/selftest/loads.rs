@@ -8,14 +8,15 @@ use anyhow::{Context as _, anyhow};
 use rustix::io::Errno;
 use whylate_model::CauseKind;
 use whylate_model::selftest::{Check, Unit};
+use whylate_model::sources::{OFFCPU, SQPOLL, WQ};
 use whylate_model::sqpoll::is_thread;
 use whylate_sources::inject::Moment;
 use whylate_sources::inject::sqpoll::{Load, Plan as LoadPlan};
 use whylate_sources::inject::work::{self, HANDLER, Plan as WorkPlan};
-use whylate_sources::offcpu::{DEFAULT_HZ, Offcpu, OffcpuOptions};
-use whylate_sources::sqpoll::{self, SqpollOptions};
-use whylate_sources::wq::Wq;
-use whylate_sources::{AttachError, Attached as _, By, Options, Source as _};
+use whylate_sources::offcpu::{DEFAULT_HZ, OffcpuOptions};
+use whylate_sources::sqpoll::SqpollOptions;
+use whylate_sources::wq::{By, WqOptions};
+use whylate_sources::{AttachError, Attached as _, Session, Source as _};
 
 use super::Place;
 use super::sleepers::{NAPS, SLEEPERS, Sleepers, WAITS};
@@ -35,8 +36,9 @@ const SETTLE: Duration = Duration::from_millis(300);
 
 /// They run one after another, so that each waits for those before it.
 pub(super) fn work(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
-    let options = Options { by: By::Handler, phases: true, explain_over_ns: Some(LATE_FROM_NS), ..Options::default() };
-    let mut source = Wq.attach(&options)?;
+    let options =
+        WqOptions { by: By::Handler, phases: true, explain_over_ns: Some(LATE_FROM_NS), ..WqOptions::default() };
+    let mut source = options.attach(&Session::of_one())?;
     let plan = WorkPlan {
         items: ITEMS,
         at_once: ITEMS,
@@ -64,19 +66,19 @@ pub(super) fn work(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let busy_ns = report.busy_total_ns as f64 / report.executed.max(1) as f64;
     let mean_wait_ns = mean_wait_ns(&report);
     Ok(vec![
-        Check::new("wq", backend, WORK, "items counted").compare(
+        Check::new(WQ.name, backend, WORK, "items counted").compare(
             Unit::Count,
             report.executed as f64,
             histogram("latency").count() as f64,
             0.0,
         ),
-        Check::new("wq", backend, WORK, "mean run time").compare(
+        Check::new(WQ.name, backend, WORK, "mean run time").compare(
             Unit::Ns,
             busy_ns,
             histogram("runtime").mean_ns() as f64,
             apart_ns / 10.0 + busy_ns / 20.0,
         ),
-        Check::new("wq", backend, WORK, "mean latency")
+        Check::new(WQ.name, backend, WORK, "mean latency")
             .compare(Unit::Ns, mean_wait_ns, histogram("latency").mean_ns() as f64, apart_ns + mean_wait_ns / 20.0)
             .blames(HANDLER, right as u64, (events.len() as u64).max(ITEMS - LATE_FROM_NS / BUSY_NS)),
     ])
@@ -94,7 +96,7 @@ fn mean_wait_ns(report: &work::Report) -> f64 {
 pub(super) fn sleep(_place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let sleepers = Sleepers::start()?;
     let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
-    let mut source = Offcpu.attach_with(&options)?;
+    let mut source = options.attach(&Session::of_one())?;
     thread::sleep(SETTLE);
     source.snapshot()?;
     thread::sleep(WINDOW);
@@ -114,7 +116,7 @@ pub(super) fn sleep(_place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
             right += if is_there { stack.samples } else { 0 };
         }
         let expected = (threads * snapshot.duration_ns) as f64;
-        Check::new("offcpu", backend, SLEEP, figure)
+        Check::new(OFFCPU.name, backend, SLEEP, figure)
             .compare(Unit::Ns, expected, weight_ns as f64, threads as f64 * tolerance_ns)
             .blames(system_call, right, samples)
     };
@@ -134,7 +136,8 @@ pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
             "an emulated CPU stops at any time, and requests are outstanding meanwhile without being worked at";
         return Err(AttachError::Unsupported(reason.to_owned()));
     }
-    let mut source = sqpoll::attach(&SqpollOptions { pid: Some(std::process::id()), ..SqpollOptions::default() })?;
+    let mut source =
+        SqpollOptions { pid: Some(std::process::id()), ..SqpollOptions::default() }.start(&Session::of_one())?;
     let plan = LoadPlan {
         duty: DUTY_SHARE,
         sq_cpu: Some(place.cpu),
@@ -170,6 +173,6 @@ pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let share = |ns: u64| ns as f64 / done.at_ns.max(1) as f64;
     // In a run in which others had the load's CPU for long, nothing is known, and it is tried again.
     let tolerance = OFF + share(done.uncertain_ns).min(OFF);
-    let check = Check::new("sqpoll", source.backend().name, DUTY, "share of work");
+    let check = Check::new(SQPOLL.name, source.backend().name, DUTY, "share of work");
     Ok(vec![check.compare(Unit::Share, share(done.busy_ns), working, tolerance)])
 }

@@ -13,7 +13,7 @@ use whylate_model::blame::Evidence;
 use whylate_model::{LateEvent, Snapshot, TimerEvidence, Worst};
 use whylate_sources::timerlat::idle::{self, Shallow};
 use whylate_sources::timerlat::{self, AttachedTimerlat, Stop, placement};
-use whylate_sources::{Attached as _, cpus};
+use whylate_sources::{Attached as _, Session, cpus};
 
 use super::screen::Screen;
 use super::{Arguments, Common, Plan, RECORDED_WORST, View, actions};
@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let options = plan.options();
     // Until the end.
     let _surroundings = Surroundings::arrange(plan.common)?;
-    let source = timerlat::attach(&options).context("cannot attach timerlat")?;
+    let source = options.start(&Session::of_one()).context("cannot attach timerlat")?;
     if let Some(reason) = source.backend().fallback_reason {
         eprintln!("whylate: timerlat uses the {} backend: {reason}", source.backend().name);
     }

@@ -269,6 +269,7 @@ mod tests {
         ];
         let latency_ns = causes.iter().map(|cause| cause.ns).sum::<u64>().max(1_500_000);
         LateEvent {
+            subject: handler.to_owned(),
             labels: labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
             at_unix_ns: 1_795_252_440_000_000_000 + at_ms * 1_000_000,
             latency_ns,

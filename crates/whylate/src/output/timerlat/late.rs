@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 use whylate_model::LateEvent;
 use whylate_model::units::{format_ns, printable};
 
-use crate::output::late::time_of_day;
+use crate::output::moment::moment;
 use crate::output::why;
 
 /// Writes the heading of the lines.
@@ -27,7 +27,7 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
     writeln!(
         out,
         "{:<15} {:>3} {:>8} {:>8} {:>8}",
-        time_of_day(event.at_unix_ns, zone),
+        moment(event.at_unix_ns, zone),
         event.cpu,
         format_ns(event.latency_ns),
         format_ns(phase("irq")),

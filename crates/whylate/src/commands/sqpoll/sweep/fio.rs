@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, ensure};
 use serde_json::Value;
 use whylate_model::{Series, Snapshot};
-use whylate_sources::Attached as _;
-use whylate_sources::sqpoll::{self, SqpollOptions};
+use whylate_sources::sqpoll::SqpollOptions;
+use whylate_sources::{Attached as _, Session};
 
 use super::{Arguments, Direction, Told, thread_of};
 
@@ -45,7 +45,8 @@ pub(super) fn measure(
     stop: &AtomicBool,
 ) -> anyhow::Result<Option<(Snapshot, u32, Told)>> {
     // Of all processes: fio's ring is there before anybody could know its number.
-    let mut source = sqpoll::attach(&SqpollOptions { backend: Some("bpf".to_owned()), ..SqpollOptions::default() })
+    let mut source = SqpollOptions { backend: Some("bpf".to_owned()), ..SqpollOptions::default() }
+        .start(&Session::of_one())
         .context("cannot attach sqpoll")?;
     let mut fio = Fio(start(command(arguments, path, depth)?)?);
     let pid = fio.0.id();

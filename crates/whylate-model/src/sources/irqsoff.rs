@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `irqsoff`: interrupts that are kept out.
+
+use super::lost::reason;
+use super::{Card, Judged};
+
+/// Who keeps interrupts off, and for how long. Late events are of whatever kept an interrupt out, as its figures are.
+pub static IRQSOFF: Card = Card {
+    beyond_a_look: &[
+        ("how long preemption is off", "whylate irqsoff --preempt 10 1"),
+        ("timers of other threads and of the kernel", "whylate irqsoff --timers 10 1"),
+    ],
+    lost: &[
+        reason("buckets_full", "the memory for histograms was full"),
+        reason("cpus_full", "the file has events of more CPUs than are read (--import)"),
+        reason("culprits_full", "the table of culprits was full"),
+        reason("events", "the kernel says in the file that it lost events (--import)"),
+        reason("looks", "a CPU went offline and came back; no NMI looks into its sections any more"),
+        reason("series_full", "the table of series was full"),
+        reason(
+            "stacks",
+            "the stack of a late tick could not be kept; it counts without the function that enabled interrupts",
+        ),
+        reason(
+            "traces",
+            "longer sections came faster than their traces were read, or a trace was not there (backend tracer)",
+        ),
+        reason(
+            "unmatched",
+            "the start or end of a section or a timer's function, or a reschedule mark, was not seen; mostly right after the start",
+        ),
+        reason("unreadable", "a line of the file is no event (--import)"),
+        reason(
+            "unseen",
+            "a due tick was not seen, mostly because opening perf events made the kernel reprogram its timers",
+        ),
+    ],
+    ..Card::new(
+        "irqsoff",
+        Judged {
+            of: "interrupts that were late, until they are let in",
+            late_from_ns: 5_000_000,
+            next: "whylate irqsoff --why {from}",
+        },
+        |snapshot| snapshot.total("length"),
+    )
+};

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `offcpu`: threads that are off their CPUs.
+
+use super::lost::reason;
+use super::{Card, Judged};
+use crate::{Histogram, LateEvent, Snapshot};
+
+/// Where threads sleep, and how long those that can run wait for a CPU: 20 ms is what that takes where five others compete for it.
+pub static OFFCPU: Card = Card {
+    events: Some(Judged {
+        of: "threads that can run, until they have a CPU",
+        late_from_ns: 20_000_000,
+        next: "whylate offcpu --why {from} -d 10s",
+    }),
+    is_told_elsewhere: is_of_another_source,
+    beyond_a_look: &[("how long threads sleep, e.g. for locks, disks or the network", "whylate offcpu -d 10s")],
+    lost: &[
+        reason("places_full", "the table of places was full"),
+        reason("processes_full", "the table of processes was full"),
+        reason("rules_full", "there was no room for a frame's unwind rule; the stack ends in [unwound partly]"),
+        reason("stacks_full", "the table of stacks was full"),
+        reason("threads_full", "the table of threads was full"),
+        reason("torn", "the thread ran while its stack was read; its time counts without a stack"),
+        reason("unreadable", "the stack of a living thread could not be read (backend proc)"),
+        reason("unseen", "a wait was not seen to begin; its time is left out (backend trace)"),
+        reason("unseen_wakers", "the waker was not seen; the wait counts as [waker not seen] (--wakers)"),
+        reason("unseen_wakeups", "the start of a long wait for a CPU was not seen, so the wait is left out (--why)"),
+    ],
+    ..Card::new(
+        "offcpu",
+        Judged {
+            of: "threads in uninterruptible sleep at the end, since it began",
+            // What it waits for should have come long ago.
+            late_from_ns: 1_000_000_000,
+            next: "whylate offcpu --blocked {from}",
+        },
+        ages_of_uninterruptible,
+    )
+};
+
+/// What sleeps uninterruptibly holds others up, and nobody can end it.
+fn ages_of_uninterruptible(snapshot: &Snapshot) -> Histogram {
+    let mut ages = Histogram::default();
+    snapshot.stacks.iter().filter(|stack| stack.state == "D").for_each(|stack| ages.merge(&stack.age));
+    ages
+}
+
+/// Threads whose waits for a CPU `wq` and `sqpoll` tell.
+const OF_OTHERS: [&str; 2] = ["kworker/", "iou-sqp-"];
+
+fn is_of_another_source(event: &LateEvent) -> bool {
+    event.labels.get("thread").is_some_and(|thread| OF_OTHERS.iter().any(|own| thread.starts_with(own)))
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `sqpoll`: io_uring's submission threads.
+
+use super::lost::reason;
+use super::{Card, Judged, Remark};
+use crate::{Histogram, Series, Snapshot};
+
+/// A submission thread that waits for a CPU for more than this share of its time is starved.
+const STARVED_FROM: f64 = 0.1;
+
+/// What submission threads do with their time. It counts those of their waits for a CPU that are late, and no others.
+pub static SQPOLL: Card = Card {
+    remark,
+    lost: &[
+        reason(
+            "busy_rings",
+            "a ring was locked at every try, or did not show its thread while that was spinning (backend fdinfo)",
+        ),
+        reason("ended_unseen", "a submission thread was gone, and its exit was not seen"),
+        reason(
+            "samples",
+            "a submission thread could not be sampled, or its stack could not be read (before Linux 6.9)",
+        ),
+        reason("threads_full", "the table of threads was full"),
+        reason("unread_processes", "the kernel denied access to the rings of a process"),
+        reason("unseen_wakeups", "the start of a long wait for a CPU was not seen, so the wait is left out (--why)"),
+        reason(
+            "work_ends",
+            "the end of work was not seen; the time until the next work or sleep counts as work (--precise)",
+        ),
+    ],
+    ..Card::new("sqpoll", Judged { of: "", late_from_ns: 5_000_000, next: "whylate sqpoll --why {from} 1" }, |_| {
+        Histogram::default()
+    })
+};
+
+fn remark(snapshot: &Snapshot) -> Remark {
+    let shares: Vec<f64> = snapshot.series.iter().filter_map(starved).collect();
+    let starving = shares.iter().filter(|&&share| share >= STARVED_FROM).count();
+    Remark { text: format!("submission threads: {}, starved: {starving}", shares.len()), is_late: starving > 0 }
+}
+
+fn starved(series: &Series) -> Option<f64> {
+    series.values.get("starved").copied()
+}

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `timerlat`: timers and the threads that they wake.
+
+use super::lost::reason;
+use super::{Card, Judged};
+
+/// How late timers are, and how long the threads that they wake wait for their CPU.
+pub static TIMERLAT: Card = Card {
+    lost: &[
+        reason(
+            "armed_late",
+            "a stopped or preempted thread set its timer after it was due; only its return to user space counts",
+        ),
+        reason("samples", "the kernel's tracer overwrote samples before they were read (backend tracer)"),
+        reason("unseen", "the timer or the switch of an activation was not seen; only its return to user space counts"),
+    ],
+    ..Card::new(
+        "timerlat",
+        Judged {
+            of: "threads that a timer wakes, until they run",
+            late_from_ns: 5_000_000,
+            next: "whylate timerlat top --why {from}",
+        },
+        |snapshot| snapshot.total("thread"),
+    )
+};

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `wq`: work items.
+
+use super::lost::reason;
+use super::{Card, Judged};
+
+/// How long work items wait until a worker starts them.
+pub static WQ: Card = Card {
+    lost: &[
+        reason("buckets_full", "the memory for histograms was full"),
+        reason("cancelled", "a queued item was cancelled or armed anew; noticed when its memory is queued again"),
+        reason("end_unmatched", "an item ended that was not seen starting, mostly because it ran when measuring began"),
+        reason("evicted", "an item that had been queued for more than 10 s had to make room for another one"),
+        reason("holders", "a running item could not be recorded, so items that wait for it do not name it (--why)"),
+        reason("items_full", "the table of queued items was full"),
+        reason("reused", "the item's memory was freed and used for another item"),
+        reason("running_full", "the table of running items was full"),
+        reason("series_full", "the table of series was full"),
+        reason("stacks", "the stack of whoever queued an item could not be kept"),
+        reason(
+            "unmatched",
+            "an item started that was not seen being queued, mostly because it was queued before measuring began",
+        ),
+    ],
+    ..Card::new(
+        "wq",
+        Judged {
+            of: "work items, until a worker starts them",
+            late_from_ns: 10_000_000,
+            next: "whylate wq --why {from}",
+        },
+        |snapshot| snapshot.total("latency"),
+    )
+};

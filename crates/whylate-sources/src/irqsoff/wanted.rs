@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The CPUs that are measured.
+
+use anyhow::Context as _;
+
+use crate::cpus;
+use crate::source::AttachError;
+
+/// The CPUs that are asked for: all that are online where none is.
+pub(super) fn wanted_cpus(asked: &[u32]) -> Result<Vec<u32>, AttachError> {
+    let online = cpus::online().context("cannot tell which CPUs are online")?;
+    if let Some(cpu) = asked.iter().find(|cpu| !online.contains(cpu)) {
+        return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
+    }
+    Ok(if asked.is_empty() { online } else { asked.to_vec() })
+}

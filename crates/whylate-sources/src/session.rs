@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the sources of one run share, and the time that a snapshot is about.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use whylate_model::{Card, Snapshot};
+
+use crate::clock;
+use crate::occupancy::Kept;
+use crate::source::AttachError;
+
+/// What is there once however many sources measure. The account of the CPUs costs as much for several sources as for one; the first source
+/// that needs it says which timers it watches, so one that has timers of its own on each CPU comes first.
+pub struct Session {
+    host: String,
+    /// Whether several sources share the account, which nobody of them tells the cost of then.
+    has_several: bool,
+    account: RefCell<Option<Rc<RefCell<Kept>>>>,
+}
+
+impl Session {
+    /// For one source, whose figures tell what its account costs and loses.
+    pub fn of_one() -> Self {
+        Self::new(false)
+    }
+
+    /// For sources that are attached one after the other: late events have causes from [`Session::begin`] on.
+    pub fn of_several() -> Self {
+        Self::new(true)
+    }
+
+    fn new(has_several: bool) -> Self {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Session { host, has_several, account: RefCell::default() }
+    }
+
+    /// The machine's name.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Lets the account run, once all sources are attached.
+    ///
+    /// # Errors
+    /// When the kernel does not let its programs in.
+    pub fn begin(&self) -> Result<(), AttachError> {
+        self.account.borrow().as_ref().map_or(Ok(()), |kept| kept.borrow_mut().attach(true))
+    }
+
+    /// Events that the account has lost since the last call, by reason.
+    pub fn take_lost(&self) -> BTreeMap<String, u64> {
+        let account = self.account.borrow();
+        let lost = account.iter().flat_map(|kept| kept.borrow_mut().take_lost());
+        lost.map(|(reason, count)| (reason.to_owned(), count)).collect()
+    }
+
+    /// The account that is shared, which `load` makes for the first source; `None` where the only source has its own.
+    pub(crate) fn account(
+        &self,
+        load: impl FnOnce() -> Result<Kept, AttachError>,
+    ) -> Result<Option<Rc<RefCell<Kept>>>, AttachError> {
+        if !self.has_several {
+            return Ok(None);
+        }
+        let known = self.account.borrow().clone();
+        let kept = match known {
+            Some(kept) => kept,
+            None => Rc::new(RefCell::new(load()?)),
+        };
+        Ok(Some(Rc::clone(self.account.borrow_mut().insert(kept))))
+    }
+}
+
+/// The time since the last snapshot of a source.
+#[derive(Debug)]
+pub(crate) struct Span {
+    card: &'static Card,
+    host: String,
+    since_unix_ns: u64,
+    since_monotonic_ns: u64,
+}
+
+impl Span {
+    /// From now on.
+    pub fn begin(card: &'static Card, session: &Session) -> Self {
+        let host = session.host.clone();
+        Span { card, host, since_unix_ns: clock::unix_ns(), since_monotonic_ns: clock::monotonic_ns() }
+    }
+
+    /// From then on, on CLOCK_MONOTONIC.
+    pub fn begin_at(&mut self, monotonic_ns: u64) {
+        (self.since_monotonic_ns, self.since_unix_ns) = (monotonic_ns, clock::unix_ns_of(monotonic_ns));
+    }
+
+    /// When it began, on CLOCK_MONOTONIC.
+    pub fn began_ns(&self) -> u64 {
+        self.since_monotonic_ns
+    }
+
+    /// A snapshot of it, empty as yet. The next one begins now.
+    pub fn end(&mut self, backend: &str) -> Snapshot {
+        let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
+        let mut snapshot = Snapshot::new(self.card.name, backend, &self.host, self.since_unix_ns);
+        // It may begin a moment after attaching.
+        snapshot.duration_ns = now_monotonic_ns.saturating_sub(self.since_monotonic_ns);
+        (self.since_monotonic_ns, self.since_unix_ns) = (now_monotonic_ns, now_unix_ns);
+        snapshot
+    }
+}
