@@ -2,7 +2,7 @@
 //! What to do about interrupts that are off, in plain language.
 
 use crate::units::format_ns;
-use crate::{Histogram, Series, Snapshot};
+use crate::{Histogram, LateEvent, Series, Snapshot};
 
 /// What is late by less is no reason to change anything.
 const MATTERS_NS: u64 = 1_000_000;
@@ -21,10 +21,16 @@ const CONSOLE: [&str; 8] = [
 /// And how drivers name the function that writes.
 const CONSOLE_DRIVER: &str = "_console_write";
 
-/// Sentences for the user, the most important first. `console_level` is the kernel's present one, where it is known.
-pub fn advice(snapshot: &Snapshot, console_level: Option<u32>) -> Vec<String> {
-    let told =
-        [console(snapshot, console_level), handlers(snapshot), calls(snapshot), steal(snapshot), machine(snapshot)];
+/// Sentences for the user, the most important first, by a snapshot and the latest events of its span. `console_level` is the kernel's present
+/// one, where it is known.
+pub fn advice(snapshot: &Snapshot, late: &[LateEvent], console_level: Option<u32>) -> Vec<String> {
+    let told = [
+        console(snapshot, late, console_level),
+        handlers(snapshot),
+        calls(snapshot),
+        steal(snapshot),
+        machine(snapshot),
+    ];
     told.into_iter().flatten().collect()
 }
 
@@ -39,9 +45,8 @@ fn writes_to_console(frame: &str) -> bool {
     CONSOLE.iter().any(|name| function.starts_with(name)) || function.ends_with(CONSOLE_DRIVER)
 }
 
-fn console(snapshot: &Snapshot, level: Option<u32>) -> Option<String> {
-    let late =
-        snapshot.late.iter().flat_map(|event| [(&event.stack, event.latency_ns), (&event.inside, event.latency_ns)]);
+fn console(snapshot: &Snapshot, late: &[LateEvent], level: Option<u32>) -> Option<String> {
+    let late = late.iter().flat_map(|event| [(&event.stack, event.latency_ns), (&event.inside, event.latency_ns)]);
     let summed = snapshot.stacks.iter().map(|stack| (&stack.kernel, stack.weight_ns / stack.samples.max(1)));
     let longest_ns = late.chain(summed).filter(|(frames, _)| frames.iter().any(|frame| writes_to_console(frame)));
     let named = of_kind(snapshot, "irqs_off").filter(|(series, _)| {
@@ -135,15 +140,15 @@ mod tests {
             ("function", "_raw_spin_unlock_irqrestore"),
             ("caller", "serial8250_console_write"),
         ][..];
-        let told = advice(&snapshot(&[(held, 11_000_000)]), Some(7));
+        let told = advice(&snapshot(&[(held, 11_000_000)]), &[], Some(7));
         assert_eq!(told.len(), 1);
         assert!(told[0].contains("11.0ms") && told[0].contains("now 7"), "{told:?}");
-        assert!(advice(&snapshot(&[(held, 200_000)]), Some(1)).is_empty());
+        assert!(advice(&snapshot(&[(held, 200_000)]), &[], Some(1)).is_empty());
         let mut by_stack = snapshot(&[(&[("kind", "irqs_off"), ("function", "a"), ("caller", "b")][..], 5_000_000)]);
-        assert!(advice(&by_stack, None).is_empty());
+        assert!(advice(&by_stack, &[], None).is_empty());
         let kernel = ["a", "b", "console_unlock", "vprintk_emit"].map(str::to_owned).to_vec();
         by_stack.stacks.push(Stack { samples: 2, weight_ns: 10_000_000, kernel, ..Stack::default() });
-        let told = advice(&by_stack, None);
+        let told = advice(&by_stack, &[], None);
         assert!(told.len() == 1 && told[0].contains("5.00ms") && !told[0].contains("now"), "{told:?}");
     }
 
@@ -155,12 +160,12 @@ mod tests {
             &[("kind", "steal")],
             &[("kind", "unknown")],
         ];
-        let long = advice(&snapshot(&kinds.map(|labels| (labels, 3_000_000))), None);
+        let long = advice(&snapshot(&kinds.map(|labels| (labels, 3_000_000))), &[], None);
         for (sentence, part) in long.iter().zip(["nvme0q1", "IPIs", "hypervisor", "SMI"]) {
             assert!(sentence.contains(part), "{sentence}");
         }
         assert_eq!(long.len(), 4);
-        let short = advice(&snapshot(&kinds.map(|labels| (labels, 200_000))), None);
+        let short = advice(&snapshot(&kinds.map(|labels| (labels, 200_000))), &[], None);
         assert_eq!(short.len(), 1, "{short:?}");
     }
 }

@@ -15,7 +15,7 @@ use whylate_sources::irqsoff::{IrqsoffOptions, What, console_level};
 use whylate_sources::{Session, Source as _};
 
 use crate::cli::duration_ns;
-use crate::commands::drive::{Schedule, drive, say_what_is_weaker};
+use crate::commands::runner::{Feed, Keep, Schedule, drive};
 use crate::commands::timerlat::values::{Cpus, period};
 use crate::commands::watch::Watch;
 use crate::output::Output;
@@ -116,6 +116,11 @@ impl Arguments {
         self.worst.or(unless_asked).map(usize::from)
     }
 
+    /// In text, the longest with interrupts off are told apart from what else was late.
+    fn keep(&self) -> Keep {
+        if self.json { Keep::worst(self.worst()) } else { Keep::Nothing }
+    }
+
     fn options(&self) -> IrqsoffOptions {
         IrqsoffOptions {
             backend: Some(self.backend.clone()),
@@ -143,11 +148,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let options = arguments.options();
-    let mut source = options.attach(&Session::of_one()).context("cannot attach irqsoff")?;
-    say_what_is_weaker(&IRQSOFF, source.as_ref());
+    let source = options.attach(&Session::of_one()).context("cannot attach irqsoff")?;
+    let mut feed = Feed::new(&IRQSOFF, source, arguments.keep());
+    feed.say_what_is_weaker();
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut output: Box<dyn Output> = if arguments.json {
-        Box::new(JsonLines::new(arguments.worst()))
+        Box::new(JsonLines)
     } else if arguments.timers {
         Box::new(timers::Text::new(arguments.histogram, terminal_columns()))
     } else {
@@ -157,5 +163,5 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };
     // Of preemption, what is seen has to be taken in to be counted.
     let has_late_events = arguments.lines() || arguments.worst().is_some() || arguments.preempt;
-    drive(source.as_mut(), &watch, schedule, has_late_events, (output.as_mut(), &mut out), &mut |_| ())
+    drive(&mut feed, &watch, schedule, has_late_events, (output.as_mut(), &mut out), &mut |_| ())
 }

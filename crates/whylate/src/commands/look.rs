@@ -6,18 +6,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
+use whylate_model::Snapshot;
 use whylate_model::look::{Gatherer, Look, Unmeasured};
-use whylate_model::{Card, LateEvent, Snapshot};
-use whylate_sources::{Asked, Attached, Session, sources};
+use whylate_sources::{Asked, Session, sources};
 
 use crate::cli::duration_ns;
+use crate::commands::runner::{Feed, Keep, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::output::json::write_line;
 use crate::output::look;
 use crate::output::table::terminal_columns;
 
-/// How often late events are taken in, and the progress is shown.
-const ROUND: Duration = Duration::from_millis(200);
 /// Back to the line's start, and clear it.
 const CLEAR_LINE: &str = "\r\x1b[K";
 
@@ -32,15 +31,10 @@ pub struct Arguments {
     json: bool,
 }
 
-struct Looking {
-    card: &'static Card,
-    source: Box<dyn Attached>,
-}
-
 /// What measures, and what does not, or less well.
 struct Sources {
     session: Session,
-    looking: Vec<Looking>,
+    looking: Vec<Feed>,
     unmeasured: Vec<Unmeasured>,
     weaker: Vec<Unmeasured>,
 }
@@ -55,40 +49,35 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     progress.show("attaching");
     let Sources { session, mut looking, mut unmeasured, weaker } = attach()?;
     // What came in while others were attached is of no common span. Much has: the second time takes no longer than an ordinary one.
-    for Looking { source, .. } in &mut looking {
-        source.snapshot()?;
-        source.drain_late(Duration::ZERO, &mut |_| ())?;
+    for feed in &mut looking {
+        feed.snapshot()?;
+        feed.take_late(&mut |_| Ok(None))?;
     }
     let mut begins = Vec::new();
-    for Looking { source, .. } in &mut looking {
-        begins.push(end_unix_ns(&source.snapshot()?));
+    for feed in &mut looking {
+        begins.push(end_unix_ns(&feed.snapshot()?));
     }
     session.take_lost();
     let began = Instant::now();
     let mut gatherer = Gatherer::default();
-    drain(&mut looking, &mut gatherer, |number, at_unix_ns| at_unix_ns >= begins[number])?;
     let end = began.checked_add(Duration::from_nanos(arguments.duration));
-    loop {
-        let round = Instant::now() + ROUND;
-        let ended = watch.until(Some(end.map_or(round, |end| end.min(round))))?;
+    let ended = wait(&watch, end, &mut || {
         drain(&mut looking, &mut gatherer, |number, at_unix_ns| at_unix_ns >= begins[number])?;
-        if ended == Ended::OutputClosed {
-            return Ok(());
-        }
-        if ended == Ended::Signal || end.is_some_and(|end| Instant::now() >= end) {
-            break;
-        }
         progress.show(&format!("{} of {} s", began.elapsed().as_secs(), arguments.duration / 1_000_000_000));
+        Ok(())
+    })?;
+    if ended == Ended::OutputClosed {
+        return Ok(());
     }
     progress.show("detaching");
     let (mut snapshots, mut ends) = (Vec::new(), Vec::new());
-    for Looking { card, source } in &mut looking {
-        let snapshot = source.snapshot()?;
+    for feed in &mut looking {
+        let (card, snapshot) = (feed.card, feed.snapshot()?);
         ends.push(end_unix_ns(&snapshot));
         let has_lost = snapshot.lost.values().any(|&count| count > 0);
-        match source.sees_nothing().filter(|_| snapshot.series.is_empty() && !has_lost) {
+        match feed.source.sees_nothing().filter(|_| snapshot.series.is_empty() && !has_lost) {
             Some(reason) => unmeasured.push(Unmeasured { source: card.name.to_owned(), reason: reason.to_owned() }),
-            None => snapshots.push((*card, snapshot)),
+            None => snapshots.push((card, snapshot)),
         }
     }
     drain(&mut looking, &mut gatherer, |number, at_unix_ns| (begins[number]..=ends[number]).contains(&at_unix_ns))?;
@@ -123,7 +112,7 @@ fn attach() -> anyhow::Result<Sources> {
                         weaker.push(told(reason.to_owned()));
                     }
                 }
-                looking.push(Looking { card, source });
+                looking.push(Feed::new(card, source, Keep::Nothing));
             }
             Err(error) => {
                 // An account that goes by the timers of a source that is not there would go by none.
@@ -149,16 +138,14 @@ fn end_unix_ns(snapshot: &Snapshot) -> u64 {
 }
 
 /// Takes in late events that are within the span of their source, by its number: those from before it and after it are of no span.
-fn drain(
-    looking: &mut [Looking],
-    gatherer: &mut Gatherer,
-    is_within: impl Fn(usize, u64) -> bool,
-) -> anyhow::Result<()> {
-    for (number, Looking { card, source }) in looking.iter_mut().enumerate() {
-        source.drain_late(Duration::ZERO, &mut |event: LateEvent| {
+fn drain(looking: &mut [Feed], gatherer: &mut Gatherer, is_within: impl Fn(usize, u64) -> bool) -> anyhow::Result<()> {
+    for (number, feed) in looking.iter_mut().enumerate() {
+        let card = feed.card;
+        feed.take_late(&mut |event| {
             if is_within(number, event.at_unix_ns) {
                 gatherer.add(card, event);
             }
+            Ok(None)
         })?;
     }
     Ok(())

@@ -2,12 +2,12 @@
 //! One module a command: its arguments and what it does.
 
 pub mod doctor;
-pub mod drive;
 pub mod generate;
 pub mod inject;
 pub mod irqsoff;
 pub mod look;
 pub mod offcpu;
+pub mod runner;
 pub mod selftest;
 pub mod sqpoll;
 pub mod timerlat;

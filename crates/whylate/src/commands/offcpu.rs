@@ -19,11 +19,11 @@ use whylate_model::wait::Classes;
 use whylate_sources::offcpu::{
     CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE, WAKERS_NEED_TRACE,
 };
-use whylate_sources::{Attached, Session, Source as _, cgroups};
+use whylate_sources::{Session, Source as _, cgroups};
 
 use crate::cli::duration_ns;
 use crate::commands::Senseless;
-use crate::commands::drive::say_what_is_weaker;
+use crate::commands::runner::{Feed, Keep, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::output::offcpu::file::{self, Form};
 use crate::output::offcpu::{flat, tree, value};
@@ -287,18 +287,6 @@ fn tell_if_over_budget(snapshot: &Snapshot, ppm: u32) {
     }
 }
 
-/// Takes waits for a CPU in until told to end.
-fn take_in(source: &mut dyn Attached, watch: &Watch, end: Option<Instant>, waits: &mut Waits) -> anyhow::Result<Ended> {
-    loop {
-        let soon = Instant::now() + Duration::from_millis(200);
-        let ended = watch.until(Some(end.map_or(soon, |end| end.min(soon))))?;
-        source.drain_late(Duration::ZERO, &mut |event| waits.add(event))?;
-        if ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end) {
-            return Ok(ended);
-        }
-    }
-}
-
 /// Samples until told to end, and shows or writes what was seen.
 ///
 /// # Errors
@@ -324,16 +312,23 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         eprintln!("whylate: offcpu takes {choice}");
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }
-    let mut source = options.attach(&Session::of_one()).context("cannot attach offcpu")?;
-    say_what_is_weaker(&OFFCPU, source.as_ref());
-    let mut waits = arguments.why.map(|over_ns| Waits::new(over_ns, arguments.worst.map_or(WORST, usize::from)));
+    let source = options.attach(&Session::of_one()).context("cannot attach offcpu")?;
+    let mut feed = Feed::new(&OFFCPU, source, Keep::Worst(arguments.worst.map_or(WORST, usize::from)));
+    feed.say_what_is_weaker();
+    let backend = feed.source.backend().name.to_owned();
+    let mut waits = arguments.why.map(Waits::new);
     if arguments.blocked.is_none() {
         if !arguments.json {
-            eprintln!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, source.backend().name));
+            eprintln!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, &backend));
         }
         let end = arguments.duration.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
         let ended = match &mut waits {
-            Some(waits) => take_in(source.as_mut(), &watch, end, waits)?,
+            Some(waits) => wait(&watch, end, &mut || {
+                feed.take_late(&mut |event| {
+                    waits.add(&event);
+                    Ok(Some(event))
+                })
+            })?,
             None => watch.until(end)?,
         };
         // A file is for somebody else than whoever reads our output.
@@ -341,11 +336,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-    let mut snapshot = source.snapshot()?;
-    if let Some(waits) = &mut waits {
-        waits.tell(&mut snapshot);
-    }
-    if let Some(ppm) = arguments.budget.filter(|_| source.backend().name != TRACE) {
+    let snapshot = feed.snapshot()?;
+    if let Some(ppm) = arguments.budget.filter(|_| backend != TRACE) {
         tell_if_over_budget(&snapshot, ppm);
     }
     if let Some((path, form)) = form {
@@ -361,7 +353,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     if arguments.json {
-        JsonLines::default().snapshot(&mut out, snapshot)?;
+        JsonLines.snapshot(&mut out, snapshot)?;
     } else {
         let columns = terminal_columns();
         match arguments.blocked {

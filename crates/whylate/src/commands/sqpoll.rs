@@ -12,7 +12,7 @@ use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{Session, Source as _};
 
 use crate::cli::duration_ns;
-use crate::commands::drive::{Schedule, drive, say_what_is_weaker};
+use crate::commands::runner::{Feed, Keep, Schedule, drive};
 use crate::commands::watch::Watch;
 use crate::output::Output;
 use crate::output::json::JsonLines;
@@ -90,11 +90,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         explain_over_ns: arguments.why,
         ..SqpollOptions::default()
     };
-    let mut source = options.attach(&Session::of_one()).context("cannot attach sqpoll")?;
-    say_what_is_weaker(&SQPOLL, source.as_ref());
+    let source = options.attach(&Session::of_one()).context("cannot attach sqpoll")?;
+    let keep = if arguments.json || arguments.worst.is_some() {
+        Keep::worst(arguments.worst.map(usize::from))
+    } else {
+        Keep::Nothing
+    };
+    let mut feed = Feed::new(&SQPOLL, source, keep);
+    feed.say_what_is_weaker();
     let mut out = io::BufWriter::new(io::stdout().lock());
     let is_lasting = arguments.interval.is_some() || arguments.duration.is_some();
-    if source.sees_nothing().is_some() {
+    if feed.source.sees_nothing().is_some() {
         let whose = arguments.pid.map_or_else(|| "this host".to_owned(), |pid| format!("process {pid}"));
         eprintln!("whylate: {whose} has no io_uring submission thread now: {HOW_TO}");
         // One may come while somebody waits for it.
@@ -103,11 +109,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
     }
     let mut output: Box<dyn Output> = if arguments.json {
-        Box::new(JsonLines::new(arguments.worst.map(usize::from)))
+        Box::new(JsonLines)
     } else {
-        Box::new(Text::new(arguments.why.is_some(), arguments.worst.map(usize::from), terminal_columns()))
+        Box::new(Text::new(arguments.why.is_some(), arguments.worst.is_some(), terminal_columns()))
     };
     let schedule =
         Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };
-    drive(source.as_mut(), &watch, schedule, arguments.why.is_some(), (output.as_mut(), &mut out), &mut |_| ())
+    drive(&mut feed, &watch, schedule, arguments.why.is_some(), (output.as_mut(), &mut out), &mut |_| ())
 }

@@ -13,7 +13,7 @@ use whylate_sources::wq::{By, WqOptions};
 use whylate_sources::{Session, Source as _, symbols};
 
 use crate::cli::duration_ns;
-use crate::commands::drive::{Schedule, drive, say_what_is_weaker};
+use crate::commands::runner::{Feed, Keep, Schedule, drive};
 use crate::commands::watch::Watch;
 use crate::output::Output;
 use crate::output::json::JsonLines;
@@ -122,9 +122,10 @@ impl Arguments {
         self.slower.is_some() || self.why.is_some()
     }
 
-    /// How many late items are to be kept until the next output, where not all of them are to be printed.
-    fn worst(&self) -> Option<usize> {
-        self.worst.map(usize::from)
+    /// Late items are printed as they come, but for the worst where only these are asked for.
+    fn keep(&self) -> Keep {
+        let has_later = self.json || self.worst.is_some();
+        if has_later { Keep::worst(self.worst.map(usize::from)) } else { Keep::Nothing }
     }
 
     /// True when late items and their culprits are all that is to be printed.
@@ -161,18 +162,16 @@ impl Arguments {
 /// When the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
-    let mut source = arguments.options().attach(&Session::of_one()).context("cannot attach wq")?;
-    say_what_is_weaker(&WQ, source.as_ref());
+    let source = arguments.options().attach(&Session::of_one()).context("cannot attach wq")?;
+    let mut feed = Feed::new(&WQ, source, arguments.keep());
+    feed.say_what_is_weaker();
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let mut output: Box<dyn Output> = if arguments.json {
-        Box::new(JsonLines::new(arguments.worst()))
-    } else {
-        Box::new(show::Text::new(arguments, terminal_columns()))
-    };
+    let mut output: Box<dyn Output> =
+        if arguments.json { Box::new(JsonLines) } else { Box::new(show::Text::new(arguments, terminal_columns())) };
     let schedule =
         Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };
     let mut seen_any = false;
-    drive(source.as_mut(), &watch, schedule, arguments.lines(), (output.as_mut(), &mut out), &mut |snapshot| {
+    drive(&mut feed, &watch, schedule, arguments.lines(), (output.as_mut(), &mut out), &mut |snapshot| {
         seen_any |= !snapshot.total("latency").is_empty();
     })?;
     if let (Some(handler), false) = (&arguments.work, seen_any) {

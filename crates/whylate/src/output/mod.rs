@@ -31,11 +31,11 @@ pub trait Output {
     /// Those of the writer.
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()>;
 
-    /// Takes a late event as it happens: writes it, or keeps it for the next snapshot.
+    /// Takes a late event as it happens.
     ///
     /// # Errors
     /// Those of the writer.
-    fn late(&mut self, out: &mut dyn Write, event: LateEvent) -> io::Result<()>;
+    fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()>;
 
     /// Writes a snapshot.
     ///

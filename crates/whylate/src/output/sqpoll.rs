@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use jiff::tz::TimeZone;
 use whylate_model::sqpoll::{is_part_of, is_thread, verdicts};
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Culprits, LateEvent, Series, Snapshot, Worst};
+use whylate_model::{Culprits, LateEvent, Series, Snapshot};
 
 use super::Output;
 use super::table::{Align, Table};
@@ -36,20 +36,20 @@ pub struct Text {
     zone: TimeZone,
     terminal_columns: Option<usize>,
     culprits: Culprits,
-    /// Where only these waits are shown.
-    worst: Option<Worst>,
+    /// Whether waits are shown with each table, and not as they come.
+    only_worst: bool,
     is_first: bool,
 }
 
 impl Text {
-    /// Whether late events come too, how many of them are shown with each table (`None`: all, as they come), and how wide the terminal is.
-    pub fn new(explains: bool, worst: Option<usize>, terminal_columns: Option<usize>) -> Self {
+    /// Whether late events come too, whether only those that a snapshot carries are shown, and how wide the terminal is.
+    pub fn new(explains: bool, only_worst: bool, terminal_columns: Option<usize>) -> Self {
         Text {
             explains,
             zone: TimeZone::system(),
             terminal_columns,
             culprits: Culprits::default(),
-            worst: worst.map(Worst::new),
+            only_worst,
             is_first: true,
         }
     }
@@ -60,13 +60,9 @@ impl Output for Text {
         writeln!(out, "Watching io_uring submission threads ... Hit Ctrl-C to end.")
     }
 
-    fn late(&mut self, out: &mut dyn Write, event: LateEvent) -> io::Result<()> {
-        self.culprits.add(&event);
-        match &mut self.worst {
-            Some(worst) => worst.add(event),
-            None => starved::write(out, &event, &self.zone)?,
-        }
-        Ok(())
+    fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
+        self.culprits.add(event);
+        if self.only_worst { Ok(()) } else { starved::write(out, event, &self.zone) }
     }
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
@@ -80,9 +76,9 @@ impl Output for Text {
         if self.explains {
             let ranking = self.culprits.take();
             if ranking.events > 0 {
-                for event in self.worst.iter_mut().flat_map(Worst::take) {
+                for event in &snapshot.late {
                     writeln!(out)?;
-                    starved::write(out, &event, &self.zone)?;
+                    starved::write(out, event, &self.zone)?;
                 }
                 writeln!(out)?;
                 why::write_ranking(out, &ranking, why::WAITS)?;
@@ -207,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_row_per_thread_and_per_ring_of_several() {
-        insta::assert_snapshot!(written(&mut Text::new(false, None, None), snapshot()));
+        insta::assert_snapshot!(written(&mut Text::new(false, false, None), snapshot()));
     }
 
     #[test]
@@ -215,12 +211,12 @@ mod tests {
         let mut none = snapshot();
         none.series.clear();
         none.lost.clear();
-        assert_eq!(written(&mut Text::new(false, None, None), none), "no submission thread in 1.00s\n");
+        assert_eq!(written(&mut Text::new(false, false, None), none), "no submission thread in 1.00s\n");
     }
 
     #[test]
     fn waits_are_explained_as_they_come_and_ranked_at_the_end() {
-        let mut output = Text { zone: TimeZone::UTC, ..Text::new(true, None, None) };
+        let mut output = Text { zone: TimeZone::UTC, ..Text::new(true, false, None) };
         let labels = [("process", "app"), ("pid", "77"), ("tid", "78")];
         let event = LateEvent {
             subject: "iou-sqp-77:78".to_owned(),
@@ -235,22 +231,24 @@ mod tests {
             ..LateEvent::default()
         };
         let mut out = Vec::new();
-        output.late(&mut out, event).expect("a vector takes everything");
+        output.late(&mut out, &event).expect("a vector takes everything");
         let lines = String::from_utf8(out).expect("text");
         insta::assert_snapshot!(lines + &written(&mut output, snapshot()));
     }
     #[test]
     fn only_the_worst_waits_are_shown_where_that_is_asked_for() {
-        let mut output = Text::new(true, Some(2), None);
-        for latency_ns in [4_000_000, 9_000_000, 2_000_000] {
+        let mut output = Text::new(true, true, None);
+        let waits = [9_000_000, 4_000_000, 2_000_000].map(|latency_ns| {
             let causes =
                 vec![Cause { kind: CauseKind::Thread, who: "stress:9".to_owned(), ns: latency_ns, stack: Vec::new() }];
+            LateEvent { latency_ns, causes, ..LateEvent::default() }
+        });
+        for wait in &waits {
             let mut before = Vec::new();
-            let event = LateEvent { latency_ns, causes, ..LateEvent::default() };
-            output.late(&mut before, event).expect("a vector takes everything");
+            output.late(&mut before, wait).expect("a vector takes everything");
             assert!(before.is_empty(), "they come with the table");
         }
-        let text = written(&mut output, snapshot());
+        let text = written(&mut output, Snapshot { late: waits[..2].to_vec(), ..snapshot() });
         let waits: Vec<&str> =
             text.lines().filter(|line| line.contains(" waited ") && line.contains("for CPU")).collect();
         assert_eq!(waits.len(), 2, "{text}");

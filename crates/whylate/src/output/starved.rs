@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Culprits, LateEvent, Snapshot, Worst};
+use whylate_model::{Culprits, LateEvent, Snapshot};
 
 use super::moment::moment;
 use super::why;
@@ -22,33 +22,26 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
     why::write_causes(out, event)
 }
 
-/// The worst waits, and who caused all of them.
+/// Waits for a CPU, and who caused all of them.
 #[derive(Debug)]
 pub struct Waits {
     zone: TimeZone,
     over_ns: u64,
-    worst: Worst,
     culprits: Culprits,
 }
 
 impl Waits {
-    /// Of waits from `over_ns` on, keeps the worst ones, so many.
-    pub fn new(over_ns: u64, worst: usize) -> Self {
-        Waits { zone: TimeZone::system(), over_ns, worst: Worst::new(worst), culprits: Culprits::default() }
+    /// Of waits from `over_ns` on.
+    pub fn new(over_ns: u64) -> Self {
+        Waits { zone: TimeZone::system(), over_ns, culprits: Culprits::default() }
     }
 
     /// Takes one in.
-    pub fn add(&mut self, event: LateEvent) {
-        self.culprits.add(&event);
-        self.worst.add(event);
+    pub fn add(&mut self, event: &LateEvent) {
+        self.culprits.add(event);
     }
 
-    /// Adds the worst ones to the snapshot, worst first.
-    pub fn tell(&mut self, snapshot: &mut Snapshot) {
-        snapshot.late.extend(self.worst.take());
-    }
-
-    /// Writes the worst ones of a snapshot, and a line per culprit.
+    /// Writes those that a snapshot carries, and a line per culprit.
     ///
     /// # Errors
     /// Those of the writer.
@@ -82,6 +75,7 @@ fn thread_of(event: &LateEvent) -> String {
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::sources::OFFCPU;
     use whylate_model::{Cause, CauseKind};
 
     use super::*;
@@ -110,12 +104,11 @@ mod tests {
 
     #[test]
     fn the_worst_are_shown_and_all_are_ranked() {
-        let mut waits = Waits { zone: TimeZone::UTC, ..Waits::new(1_000_000, 2) };
-        for (tid, latency_ns) in [(78, 4_000_000), (77, 9_000_000), (79, 2_000_000)] {
-            waits.add(wait(tid, latency_ns));
-        }
-        let mut snapshot = Snapshot::new("offcpu", "sample", "host", 0);
-        waits.tell(&mut snapshot);
+        let mut waits = Waits { zone: TimeZone::UTC, ..Waits::new(1_000_000) };
+        let all = [wait(77, 9_000_000), wait(78, 4_000_000), wait(79, 2_000_000)];
+        all.iter().for_each(|wait| waits.add(wait));
+        let mut snapshot = Snapshot::new(OFFCPU.name, "sample", "host", 0);
+        snapshot.late = all[..2].to_vec();
         let mut out = Vec::new();
         waits.write(&mut out, &snapshot).expect("a vector takes everything");
         snapshot.late.clear();

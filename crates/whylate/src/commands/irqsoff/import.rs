@@ -13,6 +13,7 @@ use whylate_model::{LateEvent, Series, Snapshot, Worst};
 
 use super::Arguments;
 use super::show::Text;
+use crate::commands::runner::Kept;
 use crate::output::json::JsonLines;
 use crate::output::table::{Align, Table, terminal_columns};
 use crate::output::{Output, why};
@@ -42,20 +43,22 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
     let mut timers = Worst::new(worst);
     // The level of consoles here says nothing of the machine that was traced; its clock began with it.
     let mut output: Box<dyn Output> = if arguments.json {
-        Box::new(JsonLines::new(arguments.worst()))
+        Box::new(JsonLines)
     } else {
         Box::new(Text::new(arguments, terminal_columns(), None).in_utc())
     };
     output.begin(out)?;
-    let mut written = Ok(());
-    let snapshot = import(input, "", options, &mut |event| {
+    let (mut kept, mut written) = (Kept::new(arguments.keep()), Ok(()));
+    let mut snapshot = import(input, "", options, &mut |event| {
         if !arguments.json && event.labels.contains_key("callback") {
             timers.add(event);
         } else if written.is_ok() {
-            written = output.late(out, event);
+            written = output.late(out, &event);
+            kept.add(event);
         }
     })?;
     written?;
+    kept.tell(&mut snapshot);
     let of_timers = timers_of(&snapshot);
     output.snapshot(out, snapshot)?;
     if !arguments.json && !of_timers.is_empty() {

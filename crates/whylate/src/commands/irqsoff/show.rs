@@ -75,9 +75,9 @@ impl Output for Text<'_> {
         if self.arguments.lines() { irqsoff::write_heading(out) } else { Ok(()) }
     }
 
-    fn late(&mut self, out: &mut dyn Write, event: LateEvent) -> io::Result<()> {
+    fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
         if event.latency_ns >= self.arguments.lines_from_ns() {
-            irqsoff::write(out, &event, &self.zone)?;
+            irqsoff::write(out, event, &self.zone)?;
         }
         if let Some((irqs_off, others)) = &mut self.worst {
             let is_off = match event.labels.get("kind") {
@@ -85,12 +85,13 @@ impl Output for Text<'_> {
                     .contains(&kind.as_str()),
                 None => true,
             };
-            if is_off { irqs_off.add(event) } else { others.add(event) }
+            let of = if is_off { irqs_off } else { others };
+            of.add(event.clone());
         }
         Ok(())
     }
 
-    fn snapshot(&mut self, out: &mut dyn Write, mut snapshot: Snapshot) -> io::Result<()> {
+    fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
         writeln!(out)?;
         if self.arguments.timer_test.is_some() {
             test_of(&snapshot).write(out, self.terminal_columns)?;
@@ -119,8 +120,7 @@ impl Output for Text<'_> {
             }
         }
         let shown = self.write_worst(out)?;
-        snapshot.late.extend(shown);
-        let advice = advice(&snapshot, self.console_level);
+        let advice = advice(&snapshot, &shown, self.console_level);
         if !advice.is_empty() {
             writeln!(out)?;
         }
@@ -180,6 +180,7 @@ mod tests {
     use whylate_model::{Cause, Labels};
 
     use super::*;
+    use crate::commands::runner::Kept;
     use crate::output::json::JsonLines;
 
     #[derive(Parser)]
@@ -260,15 +261,18 @@ mod tests {
         let arguments = Line::try_parse_from(words).expect("a valid command line").arguments;
         let mut out = Vec::new();
         let mut output: Box<dyn Output> = if arguments.json {
-            Box::new(JsonLines::new(arguments.worst()))
+            Box::new(JsonLines)
         } else {
             Box::new(Text { zone: TimeZone::UTC, ..Text::new(&arguments, None, Some(7)) })
         };
         output.begin(&mut out).expect("a vector takes everything");
+        let (mut kept, mut snapshot) = (Kept::new(arguments.keep()), snapshot());
         for event in events() {
-            output.late(&mut out, event).expect("a vector takes everything");
+            output.late(&mut out, &event).expect("a vector takes everything");
+            kept.add(event);
         }
-        output.snapshot(&mut out, snapshot()).expect("a vector takes everything");
+        kept.tell(&mut snapshot);
+        output.snapshot(&mut out, snapshot).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
     }
 

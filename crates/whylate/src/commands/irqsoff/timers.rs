@@ -29,7 +29,7 @@ impl Output for Text {
         writeln!(out, "Tracing every hrtimer ... Hit Ctrl-C to end.")
     }
 
-    fn late(&mut self, _out: &mut dyn Write, _event: LateEvent) -> io::Result<()> {
+    fn late(&mut self, _out: &mut dyn Write, _event: &LateEvent) -> io::Result<()> {
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use jiff::tz::TimeZone;
 use whylate_model::blame::Evidence;
+use whylate_model::sources::TIMERLAT;
 use whylate_model::{LateEvent, Snapshot, TimerEvidence, Worst};
 use whylate_sources::timerlat::idle::{self, Shallow};
 use whylate_sources::timerlat::{self, AttachedTimerlat, Stop, placement};
@@ -17,6 +18,7 @@ use whylate_sources::{Attached as _, Session, cpus};
 
 use super::screen::Screen;
 use super::{Arguments, Common, Plan, RECORDED_WORST, View, actions};
+use crate::commands::runner::{Feed, Keep};
 use crate::commands::watch::{Ended, Watch};
 use crate::commands::{SUCCESS, Senseless, THRESHOLD_HIT};
 use crate::output::Output as _;
@@ -107,12 +109,11 @@ enum Step {
 
 struct Measurement<'a> {
     plan: &'a Plan<'a>,
-    source: AttachedTimerlat,
+    feed: Feed<AttachedTimerlat>,
     watch: Watch,
     screen: Screen,
     zone: TimeZone,
     total: Total,
-    json: JsonLines,
     worst: Worst,
     /// Those that hit a threshold, the first of each CPU.
     hits: BTreeMap<u32, LateEvent>,
@@ -130,12 +131,11 @@ impl<'a> Measurement<'a> {
         let worst = common.worst.map(usize::from);
         Measurement {
             plan,
-            source,
+            feed: Feed::new(&TIMERLAT, Box::new(source), Keep::worst(worst.filter(|_| common.why.is_none()))),
             watch,
             screen: Screen::new(),
             zone: TimeZone::system(),
             total: Total::default(),
-            json: JsonLines::new(worst.filter(|_| common.why.is_none())),
             worst: Worst::new(worst.unwrap_or(0)),
             hits: BTreeMap::new(),
             kept: VecDeque::new(),
@@ -151,9 +151,9 @@ impl<'a> Measurement<'a> {
             if self.watch.until(Some(until))? != Ended::Time {
                 return Ok(SUCCESS);
             }
-            self.source.drain_late(Duration::ZERO, &mut |_| {})?;
-            self.source.snapshot()?;
-            self.source.resume()?;
+            self.feed.source.drain_late(Duration::ZERO, &mut |_| {})?;
+            self.feed.source.snapshot()?;
+            self.feed.source.resume()?;
         }
         if common.why.is_some() && !common.json {
             late::write_heading(out)?;
@@ -169,12 +169,12 @@ impl<'a> Measurement<'a> {
             if step == Step::OutputClosed {
                 return Ok(SUCCESS);
             }
-            let latest = self.source.snapshot()?;
+            let latest = self.feed.source.snapshot()?;
             self.total.add(&latest);
             // With actions that take longer than what was left of the time, or a threshold that is hit all the time.
             let is_over = step == Step::Over || end.is_some_and(|end| Instant::now() >= end);
             // A threshold may have been hit since it was looked for: what is counted has to be told.
-            if step == Step::Over && self.source.has_stopped() {
+            if step == Step::Over && self.feed.source.has_stopped() {
                 self.take_late(out)?;
                 step = Step::Hit;
             }
@@ -195,13 +195,13 @@ impl<'a> Measurement<'a> {
     /// Waits for the next refresh, and takes late activations meanwhile.
     fn wait(&mut self, until: Option<Instant>, end: Option<Instant>, out: &mut dyn Write) -> anyhow::Result<Step> {
         let options = self.plan.options();
-        let looks_out = options.stop != Stop::default() || options.explains() || self.source.has_tracer();
+        let looks_out = options.stop != Stop::default() || options.explains() || self.feed.source.has_tracer();
         let slice = if looks_out { SLICE } else { timerlat::POLLED_EVERY };
         loop {
             let slice_ends = Instant::now() + slice;
             let ended = self.watch.until(Some(until.map_or(slice_ends, |until| until.min(slice_ends))))?;
             // Whoever stops it has told why before.
-            let is_hit = self.source.stopped_by().is_some();
+            let is_hit = self.feed.source.stopped_by().is_some();
             self.take_late(out)?;
             out.flush()?;
             match ended {
@@ -217,7 +217,7 @@ impl<'a> Measurement<'a> {
 
     fn take_late(&mut self, out: &mut dyn Write) -> anyhow::Result<()> {
         let mut events = Vec::new();
-        self.source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+        self.feed.source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
         for mut event in events {
             if self.is_hit(&event) {
                 self.hits.entry(event.cpu).or_insert_with(|| event.clone());
@@ -239,7 +239,7 @@ impl<'a> Measurement<'a> {
             if common.json {
                 let evidence = event.evidence.take();
                 if is_asked || common.worst.is_some() || (evidence.is_some() && common.why.is_none()) {
-                    self.json.late(out, event)?;
+                    self.feed.kept().add(event);
                 }
             } else {
                 if is_asked {
@@ -253,7 +253,7 @@ impl<'a> Measurement<'a> {
 
     fn is_hit(&self, event: &LateEvent) -> bool {
         let Some(evidence) = evidence_of(event) else { return false };
-        if self.source.is_hit(event.cpu, evidence.due_ns) {
+        if self.feed.source.is_hit(event.cpu, evidence.due_ns) {
             return true;
         }
         let irq_ns = evidence.irq_ns.saturating_sub(evidence.due_ns);
@@ -272,7 +272,7 @@ impl<'a> Measurement<'a> {
         }
         let late = self.late_to_save();
         let told = !common.json;
-        match actions::perform(&actions, out, &mut |path, out| save(&self.source, path, &late, out, told)) {
+        match actions::perform(&actions, out, &mut |path, out| save(&self.feed.source, path, &late, out, told)) {
             Ok(true) => {}
             Ok(false) => return Ok(false),
             Err(error) => {
@@ -286,22 +286,27 @@ impl<'a> Measurement<'a> {
         }
         self.hits.clear();
         // What came in after the stop is of no measurement.
-        self.source.drain_late(Duration::ZERO, &mut |_| {})?;
-        self.source.snapshot()?;
-        self.source.resume()?;
+        self.feed.source.drain_late(Duration::ZERO, &mut |_| {})?;
+        self.feed.source.snapshot()?;
+        self.feed.source.resume()?;
         Ok(true)
     }
 
     fn refresh(&mut self, out: &mut dyn Write, latest: Snapshot) -> anyhow::Result<()> {
         if self.plan.common.json {
-            self.json.snapshot(out, latest)?;
+            self.write_json(out, latest)?;
             // Each line has the worst of its second.
-            self.source.forget_worst();
+            self.feed.source.forget_worst();
         } else {
             let text = self.text()?;
             self.screen.show(out, &text)?;
         }
         Ok(())
+    }
+
+    fn write_json(&mut self, out: &mut dyn Write, mut snapshot: Snapshot) -> io::Result<()> {
+        self.feed.kept().tell(&mut snapshot);
+        JsonLines.snapshot(out, snapshot)
     }
 
     /// Whether what was measured is shown again and again: taking it out costs more than measuring it.
@@ -317,7 +322,7 @@ impl<'a> Measurement<'a> {
     /// What is shown of everything so far.
     fn text(&mut self) -> anyhow::Result<String> {
         let mut text = Vec::new();
-        let (unit, has_user) = (self.plan.common.unit(), self.source.has_user());
+        let (unit, has_user) = (self.plan.common.unit(), self.feed.source.has_user());
         match &self.plan.view {
             View::Top { .. } => top::write(&mut text, &self.total, unit, has_user)?,
             View::Hist { shown, .. } => {
@@ -344,7 +349,7 @@ impl<'a> Measurement<'a> {
         if common.json {
             let is_live = matches!(self.plan.view, View::Top { is_live: true });
             let snapshot = if is_live { latest } else { std::mem::take(&mut self.total).into_snapshot(latest) };
-            self.json.snapshot(out, snapshot)?;
+            self.write_json(out, snapshot)?;
         } else {
             let text = self.text()?;
             self.screen.leave(out)?;
@@ -362,7 +367,8 @@ impl<'a> Measurement<'a> {
             }
         }
         let (late, told) = (self.late_to_save(), !common.json);
-        let ended = actions::perform(&common.on_end, out, &mut |path, out| save(&self.source, path, &late, out, told));
+        let ended =
+            actions::perform(&common.on_end, out, &mut |path, out| save(&self.feed.source, path, &late, out, told));
         out.flush()?;
         if let Some(error) = self.failed.take() {
             eprintln!("whylate: {error:#}");
@@ -413,16 +419,16 @@ impl<'a> Measurement<'a> {
                 writeln!(out)?;
             }
         }
-        if let Some(cpu) = self.source.stopped_by().filter(|cpu| !self.hits.contains_key(cpu)) {
+        if let Some(cpu) = self.feed.source.stopped_by().filter(|cpu| !self.hits.contains_key(cpu)) {
             writeln!(out, "## CPU {cpu} hit stop tracing, and it was not recorded who had it ##")?;
         }
-        if let Some((cpu, ns)) = self.source.max_from_idle() {
+        if let Some((cpu, ns)) = self.feed.source.max_from_idle() {
             let us = ns as f64 / 1_000.0;
             writeln!(out, "  Max timerlat IRQ latency from idle: {us:.2} us in cpu {cpu}")?;
         }
         if common.dump_tasks {
             writeln!(out, "Printing CPU tasks:")?;
-            for (cpu, thread) in self.source.tasks_at_stop() {
+            for (cpu, thread) in self.feed.source.tasks_at_stop() {
                 writeln!(out, "    [{cpu}] {}", view::printable_task(&thread))?;
             }
         }

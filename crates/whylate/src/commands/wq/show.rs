@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Culprits, Histogram, LateEvent, Series, Snapshot, Worst};
+use whylate_model::{Culprits, Histogram, LateEvent, Series, Snapshot};
 
 use super::{Arguments, Key, Sort};
 use crate::output::table::{Align, Table};
@@ -29,32 +29,24 @@ pub struct Text<'a> {
     zone: TimeZone,
     terminal_columns: Option<usize>,
     culprits: Culprits,
-    worst: Option<Worst>,
 }
 
 impl<'a> Text<'a> {
     /// Stamps are in the system's time zone; tables fit the terminal, if there is one.
     pub fn new(arguments: &'a Arguments, terminal_columns: Option<usize>) -> Self {
-        Text {
-            arguments,
-            zone: TimeZone::system(),
-            terminal_columns,
-            culprits: Culprits::default(),
-            worst: arguments.worst().map(Worst::new),
-        }
+        Text { arguments, zone: TimeZone::system(), terminal_columns, culprits: Culprits::default() }
     }
 
     /// Writes the worst late events, where only these are asked for, and who caused all of them.
-    fn write_why(&mut self, out: &mut dyn Write, threshold_ns: u64) -> io::Result<()> {
+    fn write_why(&mut self, out: &mut dyn Write, worst: &[LateEvent], threshold_ns: u64) -> io::Result<()> {
         let ranking = self.culprits.take();
         if ranking.events == 0 {
             return writeln!(out, "No item waited {} or longer.", format_ns(threshold_ns));
         }
-        if let Some(worst) = &mut self.worst {
-            let worst = worst.take();
+        if self.arguments.worst.is_some() {
             writeln!(out, "\nLongest waits: {} of {}", worst.len(), ranking.events)?;
             late::write_heading(out)?;
-            for event in &worst {
+            for event in worst {
                 late::write(out, event, &self.zone)?;
             }
         }
@@ -72,22 +64,19 @@ impl Output for Text<'_> {
             None => writeln!(out, "Tracing work queue latency ... Hit Ctrl-C to end.")?,
         }
         // The longest waits come with a heading of their own.
-        let lines = self.arguments.slower.is_some() || self.arguments.why.is_some() && self.worst.is_none();
+        let lines = self.arguments.slower.is_some() || self.arguments.why.is_some() && self.arguments.worst.is_none();
         if lines { late::write_heading(out) } else { Ok(()) }
     }
 
-    fn late(&mut self, out: &mut dyn Write, event: LateEvent) -> io::Result<()> {
-        self.culprits.add(&event);
-        match &mut self.worst {
-            Some(worst) if !event.causes.is_empty() => worst.add(event),
-            _ => late::write(out, &event, &self.zone)?,
-        }
-        Ok(())
+    fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
+        self.culprits.add(event);
+        let comes_later = self.arguments.worst.is_some() && !event.causes.is_empty();
+        if comes_later { Ok(()) } else { late::write(out, event, &self.zone) }
     }
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
         if let Some(threshold_ns) = self.arguments.why {
-            self.write_why(out, threshold_ns)?;
+            self.write_why(out, &snapshot.late, threshold_ns)?;
         }
         if !self.arguments.lines_only() {
             writeln!(out)?;
@@ -199,6 +188,7 @@ mod tests {
     use whylate_model::{Cause, CauseKind};
 
     use super::*;
+    use crate::commands::runner::Kept;
     use crate::output::json::JsonLines;
 
     #[derive(Parser)]
@@ -311,16 +301,16 @@ mod tests {
         let words = std::iter::once("wq").chain(line.split_whitespace());
         let arguments = Line::try_parse_from(words).expect("a valid command line").arguments;
         let mut out = Vec::new();
-        let mut output: Box<dyn Output> = if arguments.json {
-            Box::new(JsonLines::new(arguments.worst()))
-        } else {
-            Box::new(text_in_utc(&arguments))
-        };
+        let mut output: Box<dyn Output> =
+            if arguments.json { Box::new(JsonLines) } else { Box::new(text_in_utc(&arguments)) };
         output.begin(&mut out).expect("a vector takes everything");
+        let (mut kept, mut snapshot) = (Kept::new(arguments.keep()), snapshot());
         for event in late {
-            output.late(&mut out, event).expect("a vector takes everything");
+            output.late(&mut out, &event).expect("a vector takes everything");
+            kept.add(event);
         }
-        output.snapshot(&mut out, snapshot()).expect("a vector takes everything");
+        kept.tell(&mut snapshot);
+        output.snapshot(&mut out, snapshot).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
     }
 

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The one way from sources to outputs: what measures, its late events as they come, and snapshots that carry those that are asked for.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use whylate_model::{Card, LateEvent, Snapshot, Worst};
+use whylate_sources::Attached;
+
+use super::watch::{Ended, Watch};
+use crate::output::Output;
+
+/// Ten times a second is at once for a person, and little work.
+const ROUND: Duration = Duration::from_millis(100);
+/// How many late events one snapshot carries at most, so that memory stays bounded; the others are counted as lost.
+const LATE_EVENTS: usize = 4_000;
+
+/// Which late events a snapshot carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// None: they are shown as they come.
+    Nothing,
+    /// All of them.
+    All,
+    /// Of those with causes only the worst, so many.
+    Worst(usize),
+}
+
+impl Keep {
+    /// All of them, or so many of the worst.
+    pub fn worst(limit: Option<usize>) -> Self {
+        limit.map_or(Keep::All, Keep::Worst)
+    }
+}
+
+/// Late events until the next snapshot.
+#[derive(Debug)]
+pub struct Kept {
+    keep: Keep,
+    late: Vec<LateEvent>,
+    worst: Option<Worst>,
+    beyond_limit: u64,
+}
+
+impl Kept {
+    /// None as yet.
+    pub fn new(keep: Keep) -> Self {
+        let worst = match keep {
+            Keep::Worst(limit) => Some(Worst::new(limit)),
+            Keep::Nothing | Keep::All => None,
+        };
+        Kept { keep, late: Vec::new(), worst, beyond_limit: 0 }
+    }
+
+    /// Takes one in.
+    pub fn add(&mut self, event: LateEvent) {
+        match &mut self.worst {
+            _ if self.keep == Keep::Nothing => {}
+            Some(worst) if !event.causes.is_empty() => worst.add(event),
+            _ if self.late.len() < LATE_EVENTS => self.late.push(event),
+            _ => self.beyond_limit += 1,
+        }
+    }
+
+    /// Hands over what was kept to a snapshot, the worst first.
+    pub fn tell(&mut self, snapshot: &mut Snapshot) {
+        snapshot.late.append(&mut self.late);
+        snapshot.late.extend(self.worst.iter_mut().flat_map(Worst::take));
+        let beyond_limit = std::mem::take(&mut self.beyond_limit);
+        if beyond_limit > 0 {
+            *snapshot.lost.entry("late_events".to_owned()).or_default() += beyond_limit;
+        }
+    }
+}
+
+/// A source that measures, and its late events until the next snapshot.
+pub struct Feed<S: Attached + ?Sized = dyn Attached> {
+    /// Which source it is.
+    pub card: &'static Card,
+    /// What measures.
+    pub source: Box<S>,
+    kept: Kept,
+}
+
+impl<S: Attached + ?Sized> Feed<S> {
+    /// Of a source that has just been attached.
+    pub fn new(card: &'static Card, source: Box<S>, keep: Keep) -> Self {
+        Feed { card, source, kept: Kept::new(keep) }
+    }
+
+    /// Takes in the late events that have come; `each` hands back what the next snapshot may carry.
+    ///
+    /// # Errors
+    /// When the source fails, or the first of `each`, which gets no other event then.
+    pub fn take_late(
+        &mut self,
+        each: &mut dyn FnMut(LateEvent) -> anyhow::Result<Option<LateEvent>>,
+    ) -> anyhow::Result<()> {
+        let mut outcome = Ok(());
+        let Feed { source, kept, .. } = self;
+        source.drain_late(Duration::ZERO, &mut |event| {
+            if outcome.is_ok() {
+                match each(event) {
+                    Ok(event) => event.into_iter().for_each(|event| kept.add(event)),
+                    Err(error) => outcome = Err(error),
+                }
+            }
+        })?;
+        outcome
+    }
+
+    /// What was seen since the previous call, with the late events that it is to carry.
+    ///
+    /// # Errors
+    /// When the source fails.
+    pub fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        let mut snapshot = self.source.snapshot()?;
+        self.kept.tell(&mut snapshot);
+        Ok(snapshot)
+    }
+
+    /// The late events until a snapshot that is printed, where not all of them are.
+    pub fn kept(&mut self) -> &mut Kept {
+        &mut self.kept
+    }
+
+    /// Says on standard error which backend is in use if it is not the best one, what is told less well here than it could be, and what was
+    /// chosen for this machine.
+    pub fn say_what_is_weaker(&self) {
+        let backend = self.source.backend();
+        if let Some(reason) = backend.fallback_reason {
+            eprintln!("whylate: {} uses the {} backend: {reason}", self.card.name, backend.name);
+        }
+        for told in self.source.weaker().into_iter().chain(self.source.chosen()) {
+            eprintln!("whylate: {told}");
+        }
+    }
+}
+
+/// When to print.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Schedule {
+    /// From one output to the next; without it there is one, at the end.
+    pub interval_ns: Option<u64>,
+    /// How many outputs.
+    pub count: Option<u64>,
+    /// When to end.
+    pub duration_ns: Option<u64>,
+}
+
+/// Waits until then, or until somebody ends it; `round` takes in what has come, again and again.
+///
+/// # Errors
+/// When the kernel refuses to wait, or the first of `round`.
+pub fn wait(
+    watch: &Watch,
+    until: Option<Instant>,
+    round: &mut dyn FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<Ended> {
+    loop {
+        let soon = Instant::now() + ROUND;
+        let ended = watch.until(Some(until.map_or(soon, |until| until.min(soon))))?;
+        round()?;
+        if ended != Ended::Time || until.is_some_and(|until| Instant::now() >= until) {
+            return Ok(ended);
+        }
+    }
+}
+
+/// Begins the output, shows late events as they come, where there are any, prints at each interval, and once more at the end. `seen` gets each
+/// snapshot before it is printed.
+///
+/// # Errors
+/// When the source fails, or the output cannot be written.
+pub fn drive(
+    feed: &mut Feed,
+    watch: &Watch,
+    schedule: Schedule,
+    has_late_events: bool,
+    (output, out): (&mut dyn Output, &mut dyn Write),
+    seen: &mut dyn FnMut(&Snapshot),
+) -> anyhow::Result<()> {
+    output.begin(out)?;
+    out.flush()?;
+    let started = Instant::now();
+    let interval = schedule.interval_ns.map(Duration::from_nanos);
+    let end = schedule.duration_ns.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
+    for number in 1.. {
+        // A fixed schedule: an output that takes long does not shift the ones after it.
+        let due = interval.and_then(|interval| started.checked_add(interval.saturating_mul(number)));
+        let until = [due, end].into_iter().flatten().min();
+        let ended = if has_late_events {
+            wait(watch, until, &mut || {
+                feed.take_late(&mut |event| {
+                    output.late(out, &event)?;
+                    Ok(Some(event))
+                })?;
+                Ok(out.flush()?)
+            })?
+        } else {
+            watch.until(until)?
+        };
+        if ended == Ended::OutputClosed {
+            return Ok(());
+        }
+        let snapshot = feed.snapshot()?;
+        seen(&snapshot);
+        output.snapshot(out, snapshot)?;
+        out.flush()?;
+        let last = ended == Ended::Signal
+            || interval.is_none()
+            || end.is_some_and(|end| Instant::now() >= end)
+            || schedule.count.is_some_and(|count| u64::from(number) >= count);
+        if last {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use whylate_model::sources::WQ;
+    use whylate_model::{Cause, CauseKind};
+
+    use super::*;
+
+    fn told(kept: &mut Kept) -> Snapshot {
+        let mut snapshot = Snapshot::new(WQ.name, "fentry", "host", 0);
+        kept.tell(&mut snapshot);
+        snapshot
+    }
+
+    #[test]
+    fn late_events_beyond_the_limit_are_counted() {
+        let mut kept = Kept::new(Keep::All);
+        (0..LATE_EVENTS + 3).for_each(|_| kept.add(LateEvent::default()));
+        let snapshot = told(&mut kept);
+        assert_eq!((snapshot.late.len(), snapshot.lost["late_events"]), (LATE_EVENTS, 3));
+        let next = told(&mut kept);
+        assert!(next.late.is_empty() && next.lost.is_empty());
+    }
+
+    #[test]
+    fn only_the_worst_are_kept_where_that_is_asked_for() {
+        let late = |latency_ns| {
+            let causes =
+                vec![Cause { kind: CauseKind::Work, who: "hog".to_owned(), ns: latency_ns, stack: Vec::new() }];
+            LateEvent { latency_ns, causes, ..LateEvent::default() }
+        };
+        let mut kept = Kept::new(Keep::Worst(2));
+        [4, 9, 2].into_iter().for_each(|ns| kept.add(late(ns)));
+        let latencies = |snapshot: Snapshot| snapshot.late.iter().map(|event| event.latency_ns).collect::<Vec<_>>();
+        assert_eq!(latencies(told(&mut kept)), [9, 4]);
+        // What nobody has explained is not compared.
+        kept.add(LateEvent { latency_ns: 1, ..LateEvent::default() });
+        assert_eq!(latencies(told(&mut kept)), [1]);
+        let mut nothing = Kept::new(Keep::Nothing);
+        nothing.add(late(7));
+        assert!(told(&mut nothing).late.is_empty());
+    }
+}
