@@ -2,8 +2,6 @@
 //! `whylate irqsoff`: who keeps interrupts off.
 
 mod import;
-mod show;
-mod timers;
 
 use std::io;
 use std::path::PathBuf;
@@ -19,6 +17,7 @@ use crate::commands::runner::{Feed, Keep, Schedule, drive};
 use crate::commands::timerlat::values::{Cpus, period};
 use crate::commands::watch::Watch;
 use crate::output::Output;
+use crate::output::irqsoff::{Text, timers};
 use crate::output::json::JsonLines;
 use crate::output::table::terminal_columns;
 
@@ -50,7 +49,7 @@ pub struct Arguments {
     count: Option<u64>,
     /// Print a histogram of lengths per culprit
     #[arg(long)]
-    histogram: bool,
+    pub(crate) histogram: bool,
     /// Print a line each time that interrupts are off for at least this long, as it happens (e.g. 5ms)
     #[arg(long, value_name = "LENGTH", value_parser = duration_ns, group = "late_lengths")]
     slower: Option<u64>,
@@ -75,20 +74,20 @@ pub struct Arguments {
     timers: bool,
     /// Test with a periodic timer per CPU: print each time that it misses periods, with what made it late
     #[arg(long, value_name = "PERIOD", value_parser = period, conflicts_with_all = ["late_lengths", "period", "from", "preempt"])]
-    timer_test: Option<u64>,
+    pub(crate) timer_test: Option<u64>,
     /// Only these CPUs, e.g. 0,2-5
     #[arg(short, long, value_name = "CPUS")]
     cpus: Option<Cpus>,
     /// Preemption that is off, not interrupts: by the events preemptirq:preempt_* where the kernel has them, and else, from Linux 6.17 to 6.19, by
     /// how long the kernel keeps a CPU that another thread waits for
     #[arg(long)]
-    preempt: bool,
+    pub(crate) preempt: bool,
     /// End after this time (e.g. 10s, 5m, 1h)
     #[arg(short, long, value_parser = duration_ns)]
     duration: Option<u64>,
     /// One JSON object a line per output
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
     /// How to measure: events, ticks, tracer, need_resched; auto takes events where the kernel has them, and else ticks, or need_resched with
     /// --preempt
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
@@ -96,32 +95,32 @@ pub struct Arguments {
     /// Read what ftrace has written, and measure nothing: a latency trace of irqsoff, preemptoff or preemptirqsoff, a capture of trace_pipe
     /// with irq_disable, irq_enable, irq_handler_* and hrtimer_*, or both in one file; - for standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["interval", "count", "duration", "cpus", "backend", "period", "from", "preempt", "timers", "timer_test"])]
-    import: Option<PathBuf>,
+    pub(crate) import: Option<PathBuf>,
 }
 
 impl Arguments {
     /// True when lines are to be printed as it happens.
-    fn lines(&self) -> bool {
+    pub(crate) fn lines(&self) -> bool {
         self.slower.is_some() || self.why.is_some() || self.timer_test.is_some()
     }
 
     /// From which length on a line is printed.
-    fn lines_from_ns(&self) -> u64 {
+    pub(crate) fn lines_from_ns(&self) -> u64 {
         [self.slower, self.why, self.timer_test].into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
     /// How many of the longest are to be kept until the next output.
-    fn worst(&self) -> Option<usize> {
+    pub(crate) fn worst(&self) -> Option<usize> {
         let unless_asked = (!self.json && !self.lines()).then_some(1);
         self.worst.or(unless_asked).map(usize::from)
     }
 
     /// In text, the longest with interrupts off are told apart from what else was late.
-    fn keep(&self) -> Keep {
+    pub(crate) fn keep(&self) -> Keep {
         if self.json { Keep::worst(self.worst()) } else { Keep::Nothing }
     }
 
-    fn options(&self) -> IrqsoffOptions {
+    pub(crate) fn options(&self) -> IrqsoffOptions {
         IrqsoffOptions {
             backend: Some(self.backend.clone()),
             what: if self.preempt { What::Preemption } else { What::Irqs },
@@ -157,7 +156,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     } else if arguments.timers {
         Box::new(timers::Text::new(arguments.histogram, terminal_columns()))
     } else {
-        Box::new(show::Text::new(arguments, terminal_columns(), console_level()))
+        Box::new(Text::new(arguments, terminal_columns(), console_level()))
     };
     let schedule =
         Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };

@@ -27,8 +27,8 @@ use crate::commands::runner::{Feed, Keep, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::output::offcpu::file::{self, Form};
 use crate::output::offcpu::{flat, tree, value};
-use crate::output::starved::Waits;
 use crate::output::table::terminal_columns;
+use crate::output::waits::Waits;
 use crate::output::{Output, footer, json::JsonLines};
 
 /// Where threads wait while they are off their CPUs: every sleeping thread's stack, sampled at a fixed rate

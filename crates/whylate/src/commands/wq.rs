@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate wq`: how long work items wait for a worker.
 
-mod show;
-
 use std::io;
 
 use anyhow::Context as _;
@@ -18,6 +16,7 @@ use crate::commands::watch::Watch;
 use crate::output::Output;
 use crate::output::json::JsonLines;
 use crate::output::table::terminal_columns;
+use crate::output::wq::Text;
 
 /// Work queue latency: how long work items wait before a worker starts them, as histograms.
 #[derive(Debug, Args)]
@@ -36,54 +35,54 @@ examples:
 pub struct Arguments {
     /// Output interval, in seconds
     #[arg(value_parser = duration_ns)]
-    interval: Option<u64>,
+    pub(crate) interval: Option<u64>,
     /// Number of outputs
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
-    count: Option<u64>,
+    pub(crate) count: Option<u64>,
     /// Print a histogram per work handler
     #[arg(short = 'W', long)]
-    works: bool,
+    pub(crate) works: bool,
     /// Trace only this work handler
     #[arg(short, long, value_name = "HANDLER")]
-    work: Option<String>,
+    pub(crate) work: Option<String>,
     /// Print a histogram of each phase: waiting for max_active, waiting for a worker, running, on a CPU, asleep, ready
     #[arg(long)]
-    phases: bool,
+    pub(crate) phases: bool,
     /// Print a row per handler with its latency and run time
     #[arg(long)]
-    table: bool,
+    pub(crate) table: bool,
     /// Column that orders the table
     #[arg(long, value_enum, default_value_t = Sort::Max, requires = "table")]
-    sort: Sort,
+    pub(crate) sort: Sort,
     /// What to tell apart
     #[arg(long, value_enum)]
-    by: Option<Key>,
+    pub(crate) by: Option<Key>,
     /// Print a line per item that waited at least this long, as it happens (e.g. 10ms)
     #[arg(long, value_name = "LATENCY", value_parser = duration_ns, group = "late")]
-    slower: Option<u64>,
+    pub(crate) slower: Option<u64>,
     /// Explain every item that waited at least this long (e.g. 1ms): its causes, which add up to the wait, and who caused most in all
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns, group = "late")]
-    why: Option<u64>,
+    pub(crate) why: Option<u64>,
     /// With --why: print only the N longest waits, longest first, at each output
     #[arg(long, value_name = "N", requires = "why", value_parser = clap::value_parser!(u16).range(1..=10_000))]
-    worst: Option<u16>,
+    pub(crate) worst: Option<u16>,
     /// With --slower or --why: the kernel stack that queued the item
     #[arg(long, requires = "late")]
-    stack: bool,
+    pub(crate) stack: bool,
     /// End after this time (e.g. 10s, 5m, 1h)
     #[arg(short, long, value_parser = duration_ns)]
-    duration: Option<u64>,
+    pub(crate) duration: Option<u64>,
     /// One JSON object a line per output
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
     /// Where the start of an item is taken: fentry, tracepoint, or auto for the best that works
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
-    backend: String,
+    pub(crate) backend: String,
 }
 
 /// What the series are told apart by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Key {
+pub(crate) enum Key {
     Handler,
     Workqueue,
     Cpu,
@@ -92,7 +91,7 @@ enum Key {
 
 impl Key {
     /// The label of a series that holds it.
-    fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Key::Handler => "handler",
             Key::Workqueue => "workqueue",
@@ -104,7 +103,7 @@ impl Key {
 
 /// The column that orders the table, largest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Sort {
+pub(crate) enum Sort {
     Count,
     Mean,
     P50,
@@ -118,23 +117,23 @@ enum Sort {
 
 impl Arguments {
     /// True when late items are to be printed.
-    fn lines(&self) -> bool {
+    pub(crate) fn lines(&self) -> bool {
         self.slower.is_some() || self.why.is_some()
     }
 
     /// Late items are printed as they come, but for the worst where only these are asked for.
-    fn keep(&self) -> Keep {
+    pub(crate) fn keep(&self) -> Keep {
         let has_later = self.json || self.worst.is_some();
         if has_later { Keep::worst(self.worst.map(usize::from)) } else { Keep::Nothing }
     }
 
     /// True when late items and their culprits are all that is to be printed.
-    fn lines_only(&self) -> bool {
+    pub(crate) fn lines_only(&self) -> bool {
         self.lines() && !(self.json || self.table || self.works || self.phases || self.interval.is_some())
     }
 
     /// Measures no more than what is printed.
-    fn options(&self) -> WqOptions {
+    pub(crate) fn options(&self) -> WqOptions {
         let by = match self.by {
             Some(Key::Handler) => By::Handler,
             Some(Key::Workqueue) => By::Workqueue,
@@ -167,7 +166,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     feed.say_what_is_weaker();
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut output: Box<dyn Output> =
-        if arguments.json { Box::new(JsonLines) } else { Box::new(show::Text::new(arguments, terminal_columns())) };
+        if arguments.json { Box::new(JsonLines) } else { Box::new(Text::new(arguments, terminal_columns())) };
     let schedule =
         Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };
     let mut seen_any = false;

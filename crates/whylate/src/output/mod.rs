@@ -7,17 +7,17 @@ pub mod footer;
 pub mod histogram;
 pub mod irqsoff;
 pub mod json;
-pub mod late;
 pub mod look;
 pub mod lost;
 pub mod moment;
 pub mod offcpu;
 pub mod selftest;
 pub mod sqpoll;
-pub mod starved;
 pub mod table;
 pub mod timerlat;
+pub mod waits;
 pub mod why;
+pub mod wq;
 
 use std::io::{self, Write};
 

@@ -11,7 +11,7 @@ use whylate_model::{Culprits, LateEvent, Series, Snapshot};
 use super::Output;
 use super::table::{Align, Table};
 use super::why;
-use super::{footer, starved};
+use super::{footer, waits};
 
 const COLUMNS: [(&str, Align); 13] = [
     ("PROCESS", Align::Left),
@@ -62,7 +62,7 @@ impl Output for Text {
 
     fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
         self.culprits.add(event);
-        if self.only_worst { Ok(()) } else { starved::write(out, event, &self.zone) }
+        if self.only_worst { Ok(()) } else { waits::write(out, event, &self.zone) }
     }
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
@@ -78,7 +78,7 @@ impl Output for Text {
             if ranking.events > 0 {
                 for event in &snapshot.late {
                     writeln!(out)?;
-                    starved::write(out, event, &self.zone)?;
+                    waits::write(out, event, &self.zone)?;
                 }
                 writeln!(out)?;
                 why::write_ranking(out, &ranking, why::WAITS)?;

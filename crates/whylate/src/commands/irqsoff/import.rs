@@ -12,8 +12,8 @@ use whylate_model::units::{format_ns, printable};
 use whylate_model::{LateEvent, Series, Snapshot, Worst};
 
 use super::Arguments;
-use super::show::Text;
 use crate::commands::runner::Kept;
+use crate::output::irqsoff::Text;
 use crate::output::json::JsonLines;
 use crate::output::table::{Align, Table, terminal_columns};
 use crate::output::{Output, why};

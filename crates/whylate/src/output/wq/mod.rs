@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What `whylate wq` prints of a snapshot.
 
+mod late;
+
 use std::cmp::Reverse;
 use std::io::{self, Write};
 
@@ -8,9 +10,9 @@ use jiff::tz::TimeZone;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Culprits, Histogram, LateEvent, Series, Snapshot};
 
-use super::{Arguments, Key, Sort};
+use crate::commands::wq::{Arguments, Key, Sort};
 use crate::output::table::{Align, Table};
-use crate::output::{Output, footer, histogram, late, why};
+use crate::output::{Output, footer, histogram, why};
 
 /// The phases in the order in which an item goes through them, with what they are.
 const PHASES: [(&str, &str); 7] = [

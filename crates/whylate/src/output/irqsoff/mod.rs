@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What `whylate irqsoff` prints of a snapshot.
 
+mod line;
+pub mod timers;
+
 use std::cmp::Reverse;
 use std::io::{self, Write};
 
@@ -9,9 +12,9 @@ use whylate_model::irqsoff::{NO_RESCHEDULE_POINT, advice};
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Worst};
 
-use super::Arguments;
+use crate::commands::irqsoff::Arguments;
 use crate::output::table::{Align, Table};
-use crate::output::{Output, footer, histogram, irqsoff};
+use crate::output::{Output, footer, histogram};
 
 /// The text that people read.
 pub struct Text<'a> {
@@ -51,10 +54,10 @@ impl<'a> Text<'a> {
         };
         if !shown.is_empty() {
             writeln!(out, "\n{heading}:")?;
-            irqsoff::write_heading(out)?;
+            line::write_heading(out)?;
         }
         for event in &shown {
-            irqsoff::write_whole(out, event, &self.zone)?;
+            line::write_whole(out, event, &self.zone)?;
         }
         Ok(shown)
     }
@@ -72,12 +75,12 @@ impl Output for Text<'_> {
             None if self.arguments.import.is_some() => {}
             None => writeln!(out, "Tracing {what} off ... Hit Ctrl-C to end.")?,
         }
-        if self.arguments.lines() { irqsoff::write_heading(out) } else { Ok(()) }
+        if self.arguments.lines() { line::write_heading(out) } else { Ok(()) }
     }
 
     fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
         if event.latency_ns >= self.arguments.lines_from_ns() {
-            irqsoff::write(out, event, &self.zone)?;
+            line::write(out, event, &self.zone)?;
         }
         if let Some((irqs_off, others)) = &mut self.worst {
             let is_off = match event.labels.get("kind") {
@@ -115,7 +118,7 @@ impl Output for Text<'_> {
         }
         if self.arguments.histogram {
             for series in &rows {
-                writeln!(out, "\n{}", printable(&irqsoff::who(&series.labels)))?;
+                writeln!(out, "\n{}", printable(&line::who(&series.labels)))?;
                 histogram::write(out, length(series))?;
             }
         }
@@ -145,14 +148,14 @@ fn table_of(rows: &[&Series]) -> Table {
         let total_ns = u64::try_from(length.sum_ns()).unwrap_or(u64::MAX);
         let share = series.values.get("share").copied().unwrap_or(0.0) * 100.0;
         table.row(vec![
-            irqsoff::kind(&series.labels),
+            line::kind(&series.labels),
             length.count().to_string(),
             format_ns(length.max_ns()),
             format_ns(length.quantile_ns(0.5)),
             format_ns(length.quantile_ns(0.99)),
             format_ns(total_ns),
             format!("{share:.2}%"),
-            irqsoff::who(&series.labels),
+            line::who(&series.labels),
         ]);
     }
     table

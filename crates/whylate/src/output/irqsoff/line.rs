@@ -8,8 +8,8 @@ use whylate_model::irqsoff::NO_RESCHEDULE_POINT;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Labels, LateEvent};
 
-use super::moment::moment;
-use super::why;
+use crate::output::moment::moment;
+use crate::output::why;
 
 /// Writes the heading of the lines.
 ///

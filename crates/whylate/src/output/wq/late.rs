@@ -7,8 +7,8 @@ use jiff::tz::TimeZone;
 use whylate_model::LateEvent;
 use whylate_model::units::{format_ns, printable};
 
-use super::moment::moment;
-use super::why;
+use crate::output::moment::moment;
+use crate::output::why;
 
 /// Writes the heading of the lines.
 ///
