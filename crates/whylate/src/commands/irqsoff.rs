@@ -3,14 +3,11 @@
 
 mod import;
 
-use std::io;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{ArgGroup, Args};
-use whylate_model::sources::IRQSOFF;
 use whylate_sources::irqsoff::{IrqsoffOptions, What, console_level};
-use whylate_sources::{Session, Source as _};
 
 use crate::cli::duration_ns;
 use crate::commands::runner::{Feed, Keep, Schedule, drive};
@@ -18,7 +15,6 @@ use crate::commands::timerlat::values::{Cpus, period};
 use crate::commands::watch::Watch;
 use crate::output::Output;
 use crate::output::irqsoff::{Text, timers};
-use crate::output::json::JsonLines;
 use crate::output::table::terminal_columns;
 
 /// Interrupts off: who disables them, for how long, and what else makes interrupts late
@@ -41,12 +37,6 @@ examples:
                                 # what ftrace has written elsewhere: a latency trace of irqsoff, or a capture of trace_pipe")]
 #[command(group = ArgGroup::new("late_lengths").multiple(true))]
 pub struct Arguments {
-    /// Output interval, in seconds
-    #[arg(value_parser = duration_ns)]
-    interval: Option<u64>,
-    /// Number of outputs
-    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
-    count: Option<u64>,
     /// Print a histogram of lengths per culprit
     #[arg(long)]
     pub(crate) histogram: bool,
@@ -82,12 +72,8 @@ pub struct Arguments {
     /// how long the kernel keeps a CPU that another thread waits for
     #[arg(long)]
     pub(crate) preempt: bool,
-    /// End after this time (e.g. 10s, 5m, 1h)
-    #[arg(short, long, value_parser = duration_ns)]
-    duration: Option<u64>,
-    /// One JSON object a line per output
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) schedule: Schedule,
     /// How to measure: events, ticks, tracer, need_resched; auto takes events where the kernel has them, and else ticks, or need_resched with
     /// --preempt
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
@@ -111,13 +97,13 @@ impl Arguments {
 
     /// How many of the longest are to be kept until the next output.
     pub(crate) fn worst(&self) -> Option<usize> {
-        let unless_asked = (!self.json && !self.lines()).then_some(1);
+        let unless_asked = (!self.schedule.json && !self.lines()).then_some(1);
         self.worst.or(unless_asked).map(usize::from)
     }
 
     /// In text, the longest with interrupts off are told apart from what else was late.
     pub(crate) fn keep(&self) -> Keep {
-        if self.json { Keep::worst(self.worst()) } else { Keep::Nothing }
+        if self.schedule.json { Keep::worst(self.worst()) } else { Keep::Nothing }
     }
 
     pub(crate) fn options(&self) -> IrqsoffOptions {
@@ -146,21 +132,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return import::run(arguments, file);
     }
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
-    let options = arguments.options();
-    let source = options.attach(&Session::of_one()).context("cannot attach irqsoff")?;
-    let mut feed = Feed::new(&IRQSOFF, source, arguments.keep());
-    feed.say_what_is_weaker();
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let mut output: Box<dyn Output> = if arguments.json {
-        Box::new(JsonLines)
-    } else if arguments.timers {
-        Box::new(timers::Text::new(arguments.histogram, terminal_columns()))
-    } else {
-        Box::new(Text::new(arguments, terminal_columns(), console_level()))
+    let mut feed = Feed::of(&arguments.options(), arguments.keep())?;
+    let mut text: Box<dyn Output> = match arguments.timers {
+        true => Box::new(timers::Text::new(arguments.histogram, terminal_columns())),
+        false => Box::new(Text::new(arguments, terminal_columns(), console_level())),
     };
-    let schedule =
-        Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };
     // Of preemption, what is seen has to be taken in to be counted.
     let has_late_events = arguments.lines() || arguments.worst().is_some() || arguments.preempt;
-    drive(&mut feed, &watch, schedule, has_late_events, (output.as_mut(), &mut out), &mut |_| ())
+    drive(&mut feed, &watch, arguments.schedule, has_late_events, text.as_mut(), &mut |_| ())
 }

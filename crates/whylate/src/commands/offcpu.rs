@@ -13,13 +13,12 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use whylate_model::Snapshot;
 use whylate_model::folded::Root;
-use whylate_model::sources::OFFCPU;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::wait::Classes;
+use whylate_sources::cgroups;
 use whylate_sources::offcpu::{
     CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE, WAKERS_NEED_TRACE,
 };
-use whylate_sources::{Session, Source as _, cgroups};
 
 use crate::cli::duration_ns;
 use crate::commands::Senseless;
@@ -312,9 +311,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         eprintln!("whylate: offcpu takes {choice}");
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }
-    let source = options.attach(&Session::of_one()).context("cannot attach offcpu")?;
-    let mut feed = Feed::new(&OFFCPU, source, Keep::Worst(arguments.worst.map_or(WORST, usize::from)));
-    feed.say_what_is_weaker();
+    let mut feed = Feed::of(&options, Keep::Worst(arguments.worst.map_or(WORST, usize::from)))?;
     let backend = feed.source.backend().name.to_owned();
     let mut waits = arguments.why.map(Waits::new);
     if arguments.blocked.is_none() {

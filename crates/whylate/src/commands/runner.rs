@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The one way from sources to outputs: what measures, its late events as they come, and snapshots that carry those that are asked for.
 
-use std::io::Write;
+use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
+use clap::Args;
 use whylate_model::{Card, LateEvent, Snapshot, Worst};
-use whylate_sources::Attached;
+use whylate_sources::{Attached, Session, Source};
 
 use super::watch::{Ended, Watch};
+use crate::cli::duration_ns;
 use crate::output::Output;
+use crate::output::json::JsonLines;
 
 /// Ten times a second is at once for a person, and little work.
 const ROUND: Duration = Duration::from_millis(100);
@@ -82,6 +86,25 @@ pub struct Feed<S: Attached + ?Sized = dyn Attached> {
     kept: Kept,
 }
 
+impl Feed {
+    /// Attaches a source that measures alone, and says on standard error what is not as good here as it could be.
+    ///
+    /// # Errors
+    /// When it cannot attach.
+    pub fn of(source: &dyn Source, keep: Keep) -> anyhow::Result<Self> {
+        let card = source.info().card;
+        let attached = source.attach(&Session::of_one()).with_context(|| format!("cannot attach {}", card.name))?;
+        let backend = attached.backend();
+        if let Some(reason) = backend.fallback_reason {
+            eprintln!("whylate: {} uses the {} backend: {reason}", card.name, backend.name);
+        }
+        for told in attached.weaker().into_iter().chain(attached.chosen()) {
+            eprintln!("whylate: {told}");
+        }
+        Ok(Feed::new(card, attached, keep))
+    }
+}
+
 impl<S: Attached + ?Sized> Feed<S> {
     /// Of a source that has just been attached.
     pub fn new(card: &'static Card, source: Box<S>, keep: Keep) -> Self {
@@ -123,29 +146,40 @@ impl<S: Attached + ?Sized> Feed<S> {
     pub fn kept(&mut self) -> &mut Kept {
         &mut self.kept
     }
-
-    /// Says on standard error which backend is in use if it is not the best one, what is told less well here than it could be, and what was
-    /// chosen for this machine.
-    pub fn say_what_is_weaker(&self) {
-        let backend = self.source.backend();
-        if let Some(reason) = backend.fallback_reason {
-            eprintln!("whylate: {} uses the {} backend: {reason}", self.card.name, backend.name);
-        }
-        for told in self.source.weaker().into_iter().chain(self.source.chosen()) {
-            eprintln!("whylate: {told}");
-        }
-    }
 }
 
-/// When to print.
-#[derive(Clone, Copy, Debug, Default)]
+/// When to print, and as what: what every command that prints at intervals takes.
+#[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Schedule {
-    /// From one output to the next; without it there is one, at the end.
-    pub interval_ns: Option<u64>,
-    /// How many outputs.
-    pub count: Option<u64>,
-    /// When to end.
-    pub duration_ns: Option<u64>,
+    /// Output interval, in seconds
+    #[arg(value_parser = duration_ns)]
+    interval: Option<u64>,
+    /// Number of outputs
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// End after this time (e.g. 10s, 5m, 1h)
+    #[arg(short, long, value_parser = duration_ns)]
+    duration: Option<u64>,
+    /// One JSON object a line per output
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Schedule {
+    /// Late events are shown as they come, but in JSON, and where only the worst are asked for.
+    pub fn keep(&self, worst: Option<u16>) -> Keep {
+        if self.json || worst.is_some() { Keep::worst(worst.map(usize::from)) } else { Keep::Nothing }
+    }
+
+    /// Whether there is more than one output.
+    pub fn repeats(&self) -> bool {
+        self.interval.is_some()
+    }
+
+    /// Whether it goes on for a while without anybody at the terminal.
+    pub fn lasts(&self) -> bool {
+        self.interval.is_some() || self.duration.is_some()
+    }
 }
 
 /// Waits until then, or until somebody ends it; `round` takes in what has come, again and again.
@@ -177,14 +211,16 @@ pub fn drive(
     watch: &Watch,
     schedule: Schedule,
     has_late_events: bool,
-    (output, out): (&mut dyn Output, &mut dyn Write),
+    text: &mut dyn Output,
     seen: &mut dyn FnMut(&Snapshot),
 ) -> anyhow::Result<()> {
+    let output = if schedule.json { &mut JsonLines } else { text };
+    let out = &mut io::BufWriter::new(io::stdout().lock());
     output.begin(out)?;
     out.flush()?;
     let started = Instant::now();
-    let interval = schedule.interval_ns.map(Duration::from_nanos);
-    let end = schedule.duration_ns.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
+    let interval = schedule.interval.map(Duration::from_nanos);
+    let end = schedule.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
     for number in 1.. {
         // A fixed schedule: an output that takes long does not shift the ones after it.
         let due = interval.and_then(|interval| started.checked_add(interval.saturating_mul(number)));

@@ -3,19 +3,13 @@
 
 mod sweep;
 
-use std::io;
-
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use whylate_model::sources::SQPOLL;
 use whylate_sources::sqpoll::SqpollOptions;
-use whylate_sources::{Session, Source as _};
 
 use crate::cli::duration_ns;
-use crate::commands::runner::{Feed, Keep, Schedule, drive};
+use crate::commands::runner::{Feed, Schedule, drive};
 use crate::commands::watch::Watch;
-use crate::output::Output;
-use crate::output::json::JsonLines;
 use crate::output::sqpoll::Text;
 use crate::output::table::terminal_columns;
 
@@ -39,12 +33,6 @@ examples:
 pub struct Arguments {
     #[command(subcommand)]
     what: Option<What>,
-    /// Output interval, in seconds
-    #[arg(value_parser = duration_ns)]
-    interval: Option<u64>,
-    /// Number of outputs
-    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
-    count: Option<u64>,
     /// Only threads of this process
     #[arg(short, long, value_name = "PID")]
     pid: Option<u32>,
@@ -58,12 +46,8 @@ pub struct Arguments {
     /// With --why: show only the N longest waits at each output
     #[arg(long, value_name = "N", requires = "why", value_parser = clap::value_parser!(u16).range(1..=1000))]
     worst: Option<u16>,
-    /// End after this time (e.g. 10s, 5m, 1h)
-    #[arg(short, long, value_parser = duration_ns)]
-    duration: Option<u64>,
-    /// One JSON object a line per output
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    pub(crate) schedule: Schedule,
     /// Where figures come from: bpf, fdinfo, or auto for the best that works
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,
@@ -90,30 +74,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         explain_over_ns: arguments.why,
         ..SqpollOptions::default()
     };
-    let source = options.attach(&Session::of_one()).context("cannot attach sqpoll")?;
-    let keep = if arguments.json || arguments.worst.is_some() {
-        Keep::worst(arguments.worst.map(usize::from))
-    } else {
-        Keep::Nothing
-    };
-    let mut feed = Feed::new(&SQPOLL, source, keep);
-    feed.say_what_is_weaker();
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let is_lasting = arguments.interval.is_some() || arguments.duration.is_some();
+    let mut feed = Feed::of(&options, arguments.schedule.keep(arguments.worst))?;
     if feed.source.sees_nothing().is_some() {
         let whose = arguments.pid.map_or_else(|| "this host".to_owned(), |pid| format!("process {pid}"));
         eprintln!("whylate: {whose} has no io_uring submission thread now: {HOW_TO}");
         // One may come while somebody waits for it.
-        if !is_lasting {
+        if !arguments.schedule.lasts() {
             return Ok(());
         }
     }
-    let mut output: Box<dyn Output> = if arguments.json {
-        Box::new(JsonLines)
-    } else {
-        Box::new(Text::new(arguments.why.is_some(), arguments.worst.is_some(), terminal_columns()))
-    };
-    let schedule =
-        Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };
-    drive(&mut feed, &watch, schedule, arguments.why.is_some(), (output.as_mut(), &mut out), &mut |_| ())
+    let mut text = Text::new(arguments.why.is_some(), arguments.worst.is_some(), terminal_columns());
+    drive(&mut feed, &watch, arguments.schedule, arguments.why.is_some(), &mut text, &mut |_| ())
 }

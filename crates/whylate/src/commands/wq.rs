@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate wq`: how long work items wait for a worker.
 
-use std::io;
-
 use anyhow::Context as _;
 use clap::{ArgGroup, Args, ValueEnum};
-use whylate_model::sources::WQ;
 use whylate_model::units::printable;
+use whylate_sources::symbols;
 use whylate_sources::wq::{By, WqOptions};
-use whylate_sources::{Session, Source as _, symbols};
 
 use crate::cli::duration_ns;
-use crate::commands::runner::{Feed, Keep, Schedule, drive};
+use crate::commands::runner::{Feed, Schedule, drive};
 use crate::commands::watch::Watch;
-use crate::output::Output;
-use crate::output::json::JsonLines;
 use crate::output::table::terminal_columns;
 use crate::output::wq::Text;
 
@@ -33,12 +28,6 @@ examples:
                              # explain the 5 longest waits of a minute")]
 #[command(group = ArgGroup::new("late").multiple(true))]
 pub struct Arguments {
-    /// Output interval, in seconds
-    #[arg(value_parser = duration_ns)]
-    pub(crate) interval: Option<u64>,
-    /// Number of outputs
-    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) count: Option<u64>,
     /// Print a histogram per work handler
     #[arg(short = 'W', long)]
     pub(crate) works: bool,
@@ -69,12 +58,8 @@ pub struct Arguments {
     /// With --slower or --why: the kernel stack that queued the item
     #[arg(long, requires = "late")]
     pub(crate) stack: bool,
-    /// End after this time (e.g. 10s, 5m, 1h)
-    #[arg(short, long, value_parser = duration_ns)]
-    pub(crate) duration: Option<u64>,
-    /// One JSON object a line per output
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) schedule: Schedule,
     /// Where the start of an item is taken: fentry, tracepoint, or auto for the best that works
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     pub(crate) backend: String,
@@ -121,15 +106,9 @@ impl Arguments {
         self.slower.is_some() || self.why.is_some()
     }
 
-    /// Late items are printed as they come, but for the worst where only these are asked for.
-    pub(crate) fn keep(&self) -> Keep {
-        let has_later = self.json || self.worst.is_some();
-        if has_later { Keep::worst(self.worst.map(usize::from)) } else { Keep::Nothing }
-    }
-
     /// True when late items and their culprits are all that is to be printed.
     pub(crate) fn lines_only(&self) -> bool {
-        self.lines() && !(self.json || self.table || self.works || self.phases || self.interval.is_some())
+        self.lines() && !(self.schedule.json || self.table || self.works || self.phases || self.schedule.repeats())
     }
 
     /// Measures no more than what is printed.
@@ -139,14 +118,14 @@ impl Arguments {
             Some(Key::Workqueue) => By::Workqueue,
             Some(Key::Cpu) => By::Cpu,
             Some(Key::Pool) => By::Pool,
-            None if self.json || self.table || self.works || self.work.is_some() => By::Handler,
+            None if self.schedule.json || self.table || self.works || self.work.is_some() => By::Handler,
             None => By::Nothing,
         };
         WqOptions {
             backend: Some(self.backend.clone()),
             only: self.work.clone(),
             by,
-            phases: self.json || self.table || self.phases || self.lines(),
+            phases: self.schedule.json || self.table || self.phases || self.lines(),
             late_over_ns: self.slower,
             explain_over_ns: self.why,
             stacks: self.stack,
@@ -161,16 +140,10 @@ impl Arguments {
 /// When the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
-    let source = arguments.options().attach(&Session::of_one()).context("cannot attach wq")?;
-    let mut feed = Feed::new(&WQ, source, arguments.keep());
-    feed.say_what_is_weaker();
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let mut output: Box<dyn Output> =
-        if arguments.json { Box::new(JsonLines) } else { Box::new(Text::new(arguments, terminal_columns())) };
-    let schedule =
-        Schedule { interval_ns: arguments.interval, count: arguments.count, duration_ns: arguments.duration };
+    let mut feed = Feed::of(&arguments.options(), arguments.schedule.keep(arguments.worst))?;
+    let mut text = Text::new(arguments, terminal_columns());
     let mut seen_any = false;
-    drive(&mut feed, &watch, schedule, arguments.lines(), (output.as_mut(), &mut out), &mut |snapshot| {
+    drive(&mut feed, &watch, arguments.schedule, arguments.lines(), &mut text, &mut |snapshot| {
         seen_any |= !snapshot.total("latency").is_empty();
     })?;
     if let (Some(handler), false) = (&arguments.work, seen_any) {

@@ -42,7 +42,7 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
     let options = ImportOptions { late_over_ns: arguments.lines().then(|| arguments.lines_from_ns()), worst };
     let mut timers = Worst::new(worst);
     // The level of consoles here says nothing of the machine that was traced; its clock began with it.
-    let mut output: Box<dyn Output> = if arguments.json {
+    let mut output: Box<dyn Output> = if arguments.schedule.json {
         Box::new(JsonLines)
     } else {
         Box::new(Text::new(arguments, terminal_columns(), None).in_utc())
@@ -50,7 +50,7 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
     output.begin(out)?;
     let (mut kept, mut written) = (Kept::new(arguments.keep()), Ok(()));
     let mut snapshot = import(input, "", options, &mut |event| {
-        if !arguments.json && event.labels.contains_key("callback") {
+        if !arguments.schedule.json && event.labels.contains_key("callback") {
             timers.add(event);
         } else if written.is_ok() {
             written = output.late(out, &event);
@@ -61,7 +61,7 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
     kept.tell(&mut snapshot);
     let of_timers = timers_of(&snapshot);
     output.snapshot(out, snapshot)?;
-    if !arguments.json && !of_timers.is_empty() {
+    if !arguments.schedule.json && !of_timers.is_empty() {
         write_timers(out, &of_timers, &timers)?;
     }
     Ok(())

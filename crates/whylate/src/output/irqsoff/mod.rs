@@ -263,7 +263,7 @@ mod tests {
         let words = std::iter::once("irqsoff").chain(line.split_whitespace());
         let arguments = Line::try_parse_from(words).expect("a valid command line").arguments;
         let mut out = Vec::new();
-        let mut output: Box<dyn Output> = if arguments.json {
+        let mut output: Box<dyn Output> = if arguments.schedule.json {
             Box::new(JsonLines)
         } else {
             Box::new(Text { zone: TimeZone::UTC, ..Text::new(&arguments, None, Some(7)) })

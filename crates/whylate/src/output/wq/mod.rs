@@ -304,9 +304,9 @@ mod tests {
         let arguments = Line::try_parse_from(words).expect("a valid command line").arguments;
         let mut out = Vec::new();
         let mut output: Box<dyn Output> =
-            if arguments.json { Box::new(JsonLines) } else { Box::new(text_in_utc(&arguments)) };
+            if arguments.schedule.json { Box::new(JsonLines) } else { Box::new(text_in_utc(&arguments)) };
         output.begin(&mut out).expect("a vector takes everything");
-        let (mut kept, mut snapshot) = (Kept::new(arguments.keep()), snapshot());
+        let (mut kept, mut snapshot) = (Kept::new(arguments.schedule.keep(arguments.worst)), snapshot());
         for event in late {
             output.late(&mut out, &event).expect("a vector takes everything");
             kept.add(event);
