@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Compiles every `src/*/*.bpf.c` and generates its skeleton; the list is the folder itself.
+//! Compiles every `src/*/*.bpf.c` and generates its skeleton in a folder of the same name; the list is the folder itself.
 
 use std::env;
 use std::error::Error;
@@ -16,7 +16,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-env-changed=CLANG");
     for program in bpf_programs(Path::new("src"))? {
         let name = program.file_name().and_then(|n| n.to_str()).ok_or("a BPF source has no readable name")?;
-        let skeleton = out.join(name.replace(".bpf.c", ".skel.rs"));
+        let folder = out.join(program.parent().and_then(Path::file_name).ok_or("a BPF source is in no folder")?);
+        fs::create_dir_all(&folder)?;
+        let skeleton = folder.join(name.replace(".bpf.c", ".skel.rs"));
         SkeletonBuilder::new()
             .source(&program)
             // v3 has the atomic compare-and-exchange and fetch instructions (kernel 5.12).

@@ -6,20 +6,20 @@
 
 pub(crate) mod frames;
 mod held;
-mod starved;
+mod runnable;
 mod sum;
+mod tick;
 mod timeline;
 mod timer;
 mod window;
 mod wq;
 
-pub use starved::{StarvedEvidence, starved_causes};
+pub use runnable::{RunnableEvidence, runnable_causes};
+pub use tick::{Found, Keeper, LateTick, Reason, interrupted_stack, keeper, tick_causes};
 pub use timer::{TimerAnalysis, TimerEvidence, timer_analysis, timer_causes};
 pub use wq::{HeldSlot, PoolClass, Wakeup, WorkEvidence, causes};
 
 use serde::{Deserialize, Serialize};
-
-use crate::irqsoff::{self, LateTick};
 
 /// What the causes of a late event were told from; each source has its own kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,7 +32,7 @@ pub enum Evidence {
     /// Of an interrupt that came late.
     Tick(LateTick),
     /// Of a thread that waited for a CPU.
-    Starved(StarvedEvidence),
+    Runnable(RunnableEvidence),
 }
 
 impl Evidence {
@@ -41,8 +41,8 @@ impl Evidence {
         match self {
             Evidence::Work(evidence) => causes(evidence),
             Evidence::Timer(evidence) => timer_causes(evidence),
-            Evidence::Tick(tick) => irqsoff::causes(tick),
-            Evidence::Starved(evidence) => starved_causes(evidence),
+            Evidence::Tick(tick) => tick_causes(tick),
+            Evidence::Runnable(evidence) => runnable_causes(evidence),
         }
     }
 
@@ -52,7 +52,7 @@ impl Evidence {
             Evidence::Work(evidence) => evidence.started_ns.saturating_sub(evidence.queued_ns),
             Evidence::Timer(evidence) => evidence.thread_ns.saturating_sub(evidence.due_ns),
             Evidence::Tick(tick) => tick.late_ns(),
-            Evidence::Starved(evidence) => evidence.running_ns.saturating_sub(evidence.runnable_ns),
+            Evidence::Runnable(evidence) => evidence.running_ns.saturating_sub(evidence.runnable_ns),
         }
     }
 }
@@ -75,8 +75,8 @@ impl From<LateTick> for Evidence {
     }
 }
 
-impl From<StarvedEvidence> for Evidence {
-    fn from(evidence: StarvedEvidence) -> Self {
-        Evidence::Starved(evidence)
+impl From<RunnableEvidence> for Evidence {
+    fn from(evidence: RunnableEvidence) -> Self {
+        Evidence::Runnable(evidence)
     }
 }

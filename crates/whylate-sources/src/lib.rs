@@ -21,6 +21,8 @@ mod occupancy;
 pub mod offcpu;
 mod percpu;
 mod perf_event;
+mod priority;
+mod process;
 pub mod realtime;
 mod records;
 pub mod restore;

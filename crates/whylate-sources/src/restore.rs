@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, bail, ensure};
 
+use crate::process::{is_running, this_process};
 use crate::tracefs::{self, instance};
 
 /// Where it is written down, in a file for each process; it goes with a reboot, as the settings do.
@@ -177,23 +178,6 @@ fn is_alive(record: &Path) -> bool {
 /// Writes a line: some files of the kernel take what comes after the end of the text for more of it (osnoise_cpus_write()).
 fn write(path: &Path, value: &str) -> io::Result<()> {
     fs::write(path, format!("{value}\n"))
-}
-
-/// A name that no other process has had or will have until a reboot; `None` without `/proc`.
-pub(crate) fn this_process() -> Option<String> {
-    let pid = std::process::id();
-    Some(format!("{pid}-{}", started(pid)?))
-}
-
-/// Whether the process of such a name runs.
-pub(crate) fn is_running(name: &str) -> bool {
-    name.split_once('-').is_some_and(|(pid, start)| pid.parse().ok().and_then(started).is_some_and(|now| now == start))
-}
-
-/// When a process started, in the kernel's ticks (field 22 of proc_pid_stat(5)).
-fn started(pid: u32) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit(')').next()?.split_whitespace().nth(19).map(str::to_owned)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use kernel::late::{Places, common_ns, stay_on};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::{be_urgent_on, patching};
 use whylate_model::blame::Evidence;
-use whylate_model::irqsoff::{Found, LateTick};
+use whylate_model::blame::{Found, LateTick};
 use whylate_model::{Labels, LateEvent, Series, Snapshot};
 use whylate_sources::inject::disturbance::Kind;
 use whylate_sources::irqsoff::{IrqsoffOptions, What};

@@ -34,15 +34,6 @@ pub enum Command {
     Generate(generate::Arguments),
 }
 
-/// Reads a duration with its unit; a bare number is in seconds.
-pub fn duration_ns(text: &str) -> Result<u64, String> {
-    match whylate_model::units::parse_duration_ns(text, 1_000_000_000) {
-        Ok(0) => Err("it must be more than zero".to_owned()),
-        Ok(ns) => Ok(ns),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;

@@ -20,9 +20,8 @@ pub use privileges::{Privilege, Privileges, Sysctl};
 
 use whylate_model::sources::CARDS;
 
-use crate::occupancy;
-use crate::sources;
-use crate::tracefs;
+use crate::heartbeat::{self, Heartbeats};
+use crate::{cpus, sources, tracefs};
 
 /// Whether something is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +107,16 @@ pub struct Tracefs {
     pub tracers: Option<Vec<String>>,
 }
 
+/// Whether there can be a timer of its own on each CPU.
+fn probe_heartbeat() -> Fact {
+    let online = cpus::online().unwrap_or_default();
+    match Heartbeats::start(online.get(..1).unwrap_or_default(), heartbeat::PERIOD_NS) {
+        Ok(_) => Fact::yes(""),
+        // Whoever lacks the privilege cannot find out more.
+        Err(error) => Fact::unknown(format!("{error} (run as root, or with CAP_PERFMON and CAP_SYSLOG)")),
+    }
+}
+
 /// Looks at everything. Takes some 20 ms.
 pub fn probe() -> Capabilities {
     let privileges = privileges::probe();
@@ -124,7 +133,7 @@ pub fn probe() -> Capabilities {
     let mut infos = sources().map(|source| source.info());
     infos.sort_by_key(|info| CARDS.iter().position(|card| card.name == info.card.name));
     let sources = infos.into_iter().map(|info| needs::readiness(info, &evidence)).collect();
-    let causes = needs::causes(&occupancy::probe_heartbeat(), &evidence);
+    let causes = needs::causes(&probe_heartbeat(), &evidence);
     let injections = needs::injections(&bpf);
     Capabilities {
         kernel: machine::probe_kernel(),

@@ -10,6 +10,7 @@ use super::disturbance::{Made, Maker, Policy, Stop};
 use super::threads;
 use crate::AttachError;
 use crate::clock::monotonic_ns;
+use crate::priority::{become_fifo, become_normal};
 
 pub(super) struct Hog {
     length_ns: u64,
@@ -19,9 +20,9 @@ impl Hog {
     /// Makes the calling thread as urgent as asked for.
     pub(super) fn new(policy: Policy, length_ns: u64) -> Result<Self, AttachError> {
         let outcome = match policy {
-            Policy::Fifo(priority) => threads::become_fifo(priority),
+            Policy::Fifo(priority) => become_fifo(priority),
             // A thread inherits its creator's policy.
-            Policy::Normal => threads::become_normal(),
+            Policy::Normal => become_normal(),
         };
         outcome.map_err(|error| match error.kind() {
             io::ErrorKind::PermissionDenied => AttachError::Unsupported(

@@ -13,7 +13,7 @@ use crate::attach::{kernel_has_function, open_object, require_btf, silence_libbp
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
 mod skel {
-    include!(concat!(env!("OUT_DIR"), "/off.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/inject/off.skel.rs"));
 }
 
 /// What is turned off.

@@ -16,7 +16,7 @@ use crate::clock::monotonic_ns;
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
 mod skel {
-    include!(concat!(env!("OUT_DIR"), "/softirq.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/inject/softirq.skel.rs"));
 }
 
 /// From starting the timer to its end: enough for the thread that starts it to be asleep again, so that the softirq

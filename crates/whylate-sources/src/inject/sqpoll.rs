@@ -20,8 +20,8 @@ use std::time::Duration;
 use io_uring::{IoUring, opcode, types};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::threads::{become_fifo, favour};
 use crate::clock::monotonic_ns;
+use crate::priority::{become_fifo, favour};
 
 /// Rings that can share one submission thread here.
 pub const MAX_RINGS: usize = 8;

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
+use crate::priority::{become_fifo, become_normal};
+
 /// How long to wait for the busy threads to run.
 const LOAD_START: Duration = Duration::from_secs(2);
 /// Rounds of spinning between two looks at the clock, some microseconds.
@@ -70,36 +72,6 @@ impl Drop for Away {
     fn drop(&mut self) {
         let _ = sched_setaffinity(None, &self.before);
     }
-}
-
-fn set_policy(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
-    // SAFETY: `sched_param` is made of integers, for which zero is a value.
-    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
-    parameters.sched_priority = priority;
-    // SAFETY: the pointer is to a live `sched_param`, which the call only reads; thread 0 is the caller.
-    match unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Gives the calling thread a real-time priority.
-pub(crate) fn become_fifo(priority: u8) -> io::Result<()> {
-    set_policy(libc::SCHED_FIFO, priority.into())
-}
-
-/// Gives a thread, 0 for the calling one, the largest share of its CPU that a normal thread can have.
-pub(super) fn favour(tid: u32) -> io::Result<()> {
-    // SAFETY: the call takes numbers.
-    match unsafe { libc::setpriority(libc::PRIO_PROCESS, tid, -20) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Gives the calling thread the policy that threads have by default.
-pub(super) fn become_normal() -> io::Result<()> {
-    set_policy(libc::SCHED_OTHER, 0)
 }
 
 /// While it lives no normal thread, in particular no worker, takes the CPU from the calling thread: a batch of items is

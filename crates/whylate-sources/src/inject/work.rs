@@ -19,7 +19,7 @@ use crate::attach::{require_btf, silence_libbpf};
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
 mod skel {
-    include!(concat!(env!("OUT_DIR"), "/work.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/inject/work.skel.rs"));
 }
 
 /// The handler of every item, as the kernel names it.

@@ -21,8 +21,8 @@ use super::wanted::wanted_cpus;
 use super::{INFO, IrqsoffOptions, NEED_RESCHED};
 use crate::attach::{self, Meter, PlainData};
 use crate::floors::Floors;
-use crate::inject::threads::become_fifo;
 use crate::mapped::MappedArray;
+use crate::priority::become_fifo;
 use crate::records::Records;
 use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached, Backend};
@@ -31,7 +31,7 @@ use crate::{clock, cpus};
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
-    include!(concat!(env!("OUT_DIR"), "/need_resched.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/irqsoff/need_resched.skel.rs"));
 }
 
 /// Every reason for something that was not told, with its name in the output. What it means stands at the enum in `need_resched.bpf.c`.

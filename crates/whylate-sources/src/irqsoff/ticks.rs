@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use whylate_model::irqsoff::{Culprit, LateTick, causes, interrupted_stack};
+use whylate_model::blame::{Keeper, LateTick, interrupted_stack, tick_causes};
 use whylate_model::late::cpu_subject;
 use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Stack};
 
@@ -169,7 +169,7 @@ impl AttachedTicks {
     /// A series for each culprit, and a stack for each way in which it was found.
     fn tell_culprits(&mut self, snapshot: &mut Snapshot, lengths: Vec<(usize, Histogram)>) {
         let measured_ns = snapshot.duration_ns as f64 * self.cpus.len() as f64;
-        let mut by_culprit: BTreeMap<Culprit, Histogram> = BTreeMap::new();
+        let mut by_culprit: BTreeMap<Keeper, Histogram> = BTreeMap::new();
         for Told { culprit, stack, length } in self.programs.told(lengths, &mut self.symbols) {
             if culprit.kind == CauseKind::IrqsOff {
                 let weight_ns = u64::try_from(length.sum_ns()).unwrap_or(u64::MAX);
@@ -225,7 +225,7 @@ impl AttachedTicks {
             thread: format!("{}:{}", late.name, late.tid),
             occupancy,
         };
-        let mut labels = tick.culprit().labels();
+        let mut labels = tick.keeper().labels();
         labels.insert("task".to_owned(), tick.thread.clone());
         if self.options.timer_test {
             let overruns = (tick.late_ns() + late.delivery_ns) / self.period.ns;
@@ -240,7 +240,7 @@ impl AttachedTicks {
             cpu: late.cpu,
             stack: interrupted_stack(&tick.stack).to_vec(),
             inside: tick.inside.clone(),
-            causes: causes(&tick),
+            causes: tick_causes(&tick),
             evidence: self.options.keep_evidence.then(|| Box::new(tick.into())),
             ..LateEvent::default()
         })

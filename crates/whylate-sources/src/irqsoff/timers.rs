@@ -24,7 +24,7 @@ use crate::symbols::KernelSymbols;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
-    include!(concat!(env!("OUT_DIR"), "/timers.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/irqsoff/timers.skel.rs"));
 }
 
 /// The name of this way to measure.

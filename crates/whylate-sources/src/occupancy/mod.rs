@@ -20,7 +20,6 @@ use self::skel::types::{account, occupancy_limits, wakeup_limits};
 use self::skel::{OccupancySkel, OccupancySkelBuilder};
 pub(crate) use self::steps::{Called, Step};
 use crate::attach::{self, PlainData, ProgramStatistics};
-use crate::capabilities::Fact;
 use crate::cpus::{self, Machine};
 use crate::heartbeat::{self, Heartbeats};
 use crate::mapped::MappedArray;
@@ -30,7 +29,7 @@ use crate::symbols::address_of;
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
 mod skel {
-    include!(concat!(env!("OUT_DIR"), "/occupancy.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/occupancy/occupancy.skel.rs"));
 }
 
 /// What the account needs of a kernel.
@@ -48,16 +47,6 @@ pub(crate) const NEEDS: &[Need] = &[
 const TICK_FUNCTIONS: [&str; 2] = ["tick_sched_timer", "tick_nohz_handler"];
 /// What is weaker without a timer of its own on each CPU.
 pub(crate) const WITHOUT_HEARTBEAT: &str = "interrupts that are off cannot be told from running threads";
-
-/// Whether there can be a timer of its own on each CPU.
-pub(crate) fn probe_heartbeat() -> Fact {
-    let online = cpus::online().unwrap_or_default();
-    match Heartbeats::start(online.get(..1).unwrap_or_default(), heartbeat::PERIOD_NS) {
-        Ok(_) => Fact::yes(""),
-        // Whoever lacks the privilege cannot find out more.
-        Err(error) => Fact::unknown(format!("{error} (run as root, or with CAP_PERFMON and CAP_SYSLOG)")),
-    }
-}
 
 /// From which lateness on interrupts count as having been off where a source's own threads are watched closely.
 const OWN_LATE_FROM_NS: u64 = 5_000;

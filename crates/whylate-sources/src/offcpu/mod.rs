@@ -30,7 +30,7 @@ use crate::source::{Asked, AttachError, Attached, BackendInfo, MapKind, Need, So
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
-    include!(concat!(env!("OUT_DIR"), "/offcpu.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/offcpu/offcpu.skel.rs"));
 }
 
 /// Walks a second unless another rate is asked for: few enough to cost little, and no divisor of common periods.

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
-use whylate_model::blame::{self, Evidence, StarvedEvidence};
+use whylate_model::blame::{self, Evidence, RunnableEvidence};
 use whylate_model::{Labels, LateEvent};
 
 use self::skel::RunnableSkelBuilder;
-use self::skel::types::late_wait;
+use self::skel::types::runnable_wait;
 use crate::attach::{self, PlainData, ProgramStatistics, text};
 use crate::clock;
 use crate::occupancy::{Account, Called, Step, Timers, Wakeups};
@@ -22,7 +22,7 @@ use crate::symbols::KernelSymbols;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, dead_code)]
 mod skel {
-    include!(concat!(env!("OUT_DIR"), "/runnable.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/runnable/runnable.skel.rs"));
 }
 
 /// Room for late waits with their windows, in bytes.
@@ -30,7 +30,7 @@ const LATE_BYTES: u32 = 4 << 20;
 
 // SAFETY: integers and arrays of integers only.
 #[allow(unsafe_code)]
-unsafe impl PlainData for late_wait {}
+unsafe impl PlainData for runnable_wait {}
 
 /// Which threads, and from which wait on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -95,9 +95,9 @@ impl Waits {
         let [steps_of_switch, steps_of_waking] = account.steps();
         open.maps.steps_of_switch.reuse_fd(steps_of_switch)?;
         open.maps.steps_of_waking.reuse_fd(steps_of_waking)?;
-        open.maps.late_waits.set_max_entries(LATE_BYTES)?;
+        open.maps.runnable_waits.set_max_entries(LATE_BYTES)?;
         let skeleton = open.load()?;
-        let records = Records::of(&skeleton.maps.late_waits)?;
+        let records = Records::of(&skeleton.maps.runnable_waits)?;
         let step = Step::RunnableSwitch { over_ns: wanted.explain_over_ns };
         let called = account.call(step, skeleton.progs.on_sched_switch.as_fd())?;
         account.attach()?;
@@ -128,7 +128,7 @@ impl Waits {
 
     /// What could not be told since the last call, by reason.
     pub(crate) fn take_lost(&mut self) -> Vec<(&'static str, u64)> {
-        let now = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.lost_late_waits);
+        let now = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.lost_runnable_waits);
         let before = std::mem::replace(&mut self.lost_told, now);
         let late = now.saturating_sub(before) + std::mem::take(&mut self.cut_short);
         let unseen = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.lost_wakeups);
@@ -150,18 +150,18 @@ impl Waits {
     }
 }
 
-/// The late event of a record (`struct late_wait`), whose window lacks the intervals that are not in use; `None` where it is cut short.
+/// The late event of a record (`struct runnable_wait`), whose window lacks the intervals that are not in use; `None` where it is cut short.
 pub(crate) fn event_of(
     bytes: &[u8],
     account: &mut Account,
     symbols: &mut KernelSymbols,
     keep_evidence: bool,
 ) -> Option<LateEvent> {
-    let occupancy = account.window(bytes.get(offset_of!(late_wait, window)..)?, symbols)?;
+    let occupancy = account.window(bytes.get(offset_of!(runnable_wait, window)..)?, symbols)?;
     let mut whole = bytes.to_vec();
-    whole.resize(size_of::<late_wait>().max(bytes.len()), 0);
-    let record: late_wait = attach::read_plain(&whole)?;
-    let evidence = StarvedEvidence {
+    whole.resize(size_of::<runnable_wait>().max(bytes.len()), 0);
+    let record: runnable_wait = attach::read_plain(&whole)?;
+    let evidence = RunnableEvidence {
         runnable_ns: record.runnable_ns,
         running_ns: record.running_ns,
         tid: record.tid,
@@ -189,7 +189,7 @@ pub(crate) fn event_of(
         at_unix_ns: clock::unix_ns_of(record.running_ns),
         latency_ns: record.running_ns.saturating_sub(record.runnable_ns),
         cpu: record.cpu,
-        causes: blame::starved_causes(&evidence),
+        causes: blame::runnable_causes(&evidence),
         evidence: keep_evidence.then(|| Box::new(Evidence::from(evidence))),
         ..LateEvent::default()
     })

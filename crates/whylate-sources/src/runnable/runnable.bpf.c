@@ -9,14 +9,14 @@
 #include "occupancy.bpf.h"
 #include "wakeups.bpf.h"
 #include "steps.bpf.h"
-#include "late_wait.bpf.h"
+#include "runnable.bpf.h"
 #include "wanted_threads.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
 struct {
-	struct late_wait late_wait;
+	struct runnable_wait runnable_wait;
 } layouts = {};
 
 enum {
@@ -30,7 +30,7 @@ const volatile u32 wanted_process = 0;
 const volatile u32 own_process = 0;
 
 /* Late waits that found no room, and those whose beginning was not seen. */
-u64 lost_late_waits = 0;
+u64 lost_runnable_waits = 0;
 u64 lost_wakeups = 0;
 
 static __always_inline bool was_moved(const struct wakeup *wakeup)
@@ -40,11 +40,11 @@ static __always_inline bool was_moved(const struct wakeup *wakeup)
 
 static __always_inline int explain_wait(struct task_struct *task, const struct wakeup *wakeup, u64 waited_ns, u64 now_ns)
 {
-	struct late_wait *late;
+	struct runnable_wait *late;
 
 	if (!is_wanted(task, task->flags & PF_KTHREAD))
 		return 0;
-	late = begin_late_wait(task, since(now_ns, waited_ns), now_ns);
+	late = begin_runnable_wait(task, since(now_ns, waited_ns), now_ns);
 	if (!late)
 		return 0;
 	if (wakeup) {
@@ -58,8 +58,8 @@ static __always_inline int explain_wait(struct task_struct *task, const struct w
 		late->waker_tid = wakeup->waker_tid;
 		__builtin_memcpy(late->waker, wakeup->waker, sizeof(late->waker));
 	}
-	if (send_late_wait(late))
-		__sync_fetch_and_add(&lost_late_waits, 1);
+	if (send_runnable_wait(late))
+		__sync_fetch_and_add(&lost_runnable_waits, 1);
 	return 0;
 }
 

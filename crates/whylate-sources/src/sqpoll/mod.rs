@@ -25,7 +25,7 @@ use crate::source::{Asked, AttachError, Attached, BackendInfo, MapKind, Need, So
 
 #[allow(missing_docs, unsafe_code, dead_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
-    include!(concat!(env!("OUT_DIR"), "/sqpoll.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/sqpoll/sqpoll.skel.rs"));
 }
 
 const BPF: &str = "bpf";

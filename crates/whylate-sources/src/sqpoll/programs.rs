@@ -112,7 +112,7 @@ impl Programs {
             let [steps_of_switch, steps_of_waking] = account.steps();
             open.maps.steps_of_switch.reuse_fd(steps_of_switch)?;
             open.maps.steps_of_waking.reuse_fd(steps_of_waking)?;
-            open.maps.late_waits.set_max_entries(LATE_BYTES)?;
+            open.maps.runnable_waits.set_max_entries(LATE_BYTES)?;
         } else {
             open.maps
                 .account_by_cpu
@@ -125,7 +125,7 @@ impl Programs {
             size_of::<u64>(),
         )
         .context("cannot map the counts of lost events")?;
-        let records = options.explain_over_ns.map(|_| Records::of(&skeleton.maps.late_waits)).transpose()?;
+        let records = options.explain_over_ns.map(|_| Records::of(&skeleton.maps.runnable_waits)).transpose()?;
         let (mut links, mut called) = (Vec::new(), Vec::new());
         let mut marks: Vec<_> = skeleton
             .object()

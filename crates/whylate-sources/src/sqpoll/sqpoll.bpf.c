@@ -19,7 +19,7 @@
 #include "pid_namespace.bpf.h"
 #include "sq_thread.bpf.h"
 #include "sample.bpf.h"
-#include "late_wait.bpf.h"
+#include "runnable.bpf.h"
 #include "look.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -32,7 +32,7 @@ static __always_inline bool is_new(const struct task_struct *task)
 
 static __always_inline void explain_wait(const struct sq_thread *thread, struct task_struct *task, u64 waited_ns, u64 now_ns)
 {
-	struct late_wait *late;
+	struct runnable_wait *late;
 
 	waited_ns = without_sleep(thread, waited_ns, now_ns);
 	if (waited_ns < explain_over_ns)
@@ -41,12 +41,12 @@ static __always_inline void explain_wait(const struct sq_thread *thread, struct 
 		lose(SQ_LOST_WAKEUPS);
 		return;
 	}
-	late = begin_late_wait(task, since(now_ns, waited_ns), now_ns);
+	late = begin_runnable_wait(task, since(now_ns, waited_ns), now_ns);
 	if (!late)
 		return;
 	late->shown_tid = thread->own_tid;
 	late->shown_tgid = thread->own_tgid;
-	if (send_late_wait(late))
+	if (send_runnable_wait(late))
 		lose(SQ_LOST_LATE_EVENTS);
 }
 

@@ -37,7 +37,7 @@ use crate::source::{Asked, AttachError, Attached, BackendInfo, MapKind, Need, So
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
-    include!(concat!(env!("OUT_DIR"), "/timerlat.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/timerlat/timerlat.skel.rs"));
 }
 
 /// Periods that the kernel's tracer takes too, in nanoseconds.

@@ -11,7 +11,7 @@ use crate::source::AttachError;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
-    include!(concat!(env!("OUT_DIR"), "/ran.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/timerlat/ran.skel.rs"));
 }
 
 /// It runs until it is dropped.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use crate::restore;
+use crate::process;
 
 const PREFIX: &str = "whylate-";
 
@@ -23,7 +23,7 @@ impl Instance {
     /// # Errors
     /// When the caller may not, or the kernel has no instances.
     pub fn new(tracefs: &Path, ending: &str) -> Result<Self> {
-        let process = restore::this_process().context("/proc is not mounted")?;
+        let process = process::this_process().context("/proc is not mounted")?;
         let folder = tracefs.join("instances").join(format!("{PREFIX}{process}{ending}"));
         fs::create_dir(&folder).with_context(|| format!("cannot make {} (run as root)", folder.display()))?;
         Ok(Instance { folder })
@@ -64,7 +64,7 @@ pub fn remove_leftovers(tracefs: &Path) -> usize {
     let folders = fs::read_dir(tracefs.join("instances")).into_iter().flatten().flatten();
     let left = folders.filter(|folder| {
         let name = folder.file_name();
-        process_of(&name.to_string_lossy()).is_some_and(|process| !restore::is_running(process))
+        process_of(&name.to_string_lossy()).is_some_and(|process| !process::is_running(process))
     });
     left.filter(|folder| remove(&folder.path())).count()
 }
@@ -114,7 +114,7 @@ mod tests {
     fn only_what_dead_processes_have_left_is_removed() {
         let folder = tempfile::tempdir().expect("a folder");
         let instances = folder.path().join("instances");
-        let living = restore::this_process().expect("/proc is mounted");
+        let living = process::this_process().expect("/proc is mounted");
         // No process has a number so large.
         let names = [format!("whylate-{living}"), "whylate-4294967295-1".to_owned(), "another".to_owned()];
         for name in &names {

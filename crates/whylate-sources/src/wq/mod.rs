@@ -16,7 +16,7 @@ use crate::source::{Asked, AttachError, Attached, BackendInfo, MapKind, Need, So
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
-    include!(concat!(env!("OUT_DIR"), "/wq.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/wq/wq.skel.rs"));
 }
 
 const FENTRY: &str = "fentry";

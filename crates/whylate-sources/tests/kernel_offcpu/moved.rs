@@ -52,7 +52,7 @@ impl Truth {
 
     /// It is the thread's only wait in that time.
     fn is_of(&self, event: &LateEvent) -> bool {
-        let Some(Evidence::Starved(seen)) = event.evidence.as_deref() else { return false };
+        let Some(Evidence::Runnable(seen)) = event.evidence.as_deref() else { return false };
         (*self.woken.start()..=*self.ran_ns.end()).contains(&seen.running_ns)
     }
 }
@@ -64,7 +64,7 @@ fn is_within(time_ns: u64, range: &RangeInclusive<u64>, slack_ns: u64) -> bool {
 fn ensure_told(truth: &Truth, events: &[LateEvent], places: Places) -> Result<()> {
     let told: Vec<&LateEvent> = events.iter().filter(|event| truth.is_of(event)).collect();
     let [event] = told.as_slice() else { bail!("it was told {} times", told.len()) };
-    let Some(Evidence::Starved(seen)) = event.evidence.as_deref() else { bail!("it has no evidence") };
+    let Some(Evidence::Runnable(seen)) = event.evidence.as_deref() else { bail!("it has no evidence") };
     let (moved_ns, from) = seen.moved.context("it is not told that it was moved")?;
     ensure!(is_within(seen.runnable_ns, &truth.woken, SLACK_NS), "it was woken at {}", seen.runnable_ns);
     ensure!(is_within(moved_ns, &truth.moved, 0) && from == places.disturbed, "moved at {moved_ns} from CPU {from}");

@@ -9,13 +9,12 @@ use anyhow::Context as _;
 use clap::{ArgGroup, Args};
 use whylate_sources::irqsoff::{IrqsoffOptions, What, console_level};
 
-use crate::cli::duration_ns;
 use crate::commands::runner::{Feed, Keep, Schedule, drive};
-use crate::commands::timerlat::values::{Cpus, period};
 use crate::commands::watch::Watch;
 use crate::output::Output;
 use crate::output::irqsoff::{Text, timers};
 use crate::output::table::terminal_columns;
+use crate::values::{Cpus, duration_ns, period};
 
 /// Interrupts off: who disables them, for how long, and what else makes interrupts late
 #[derive(Debug, Args)]

@@ -10,12 +10,12 @@ use whylate_model::Snapshot;
 use whylate_model::look::{Gatherer, Look, Unmeasured};
 use whylate_sources::{Asked, Session, sources};
 
-use crate::cli::duration_ns;
 use crate::commands::runner::{Feed, Keep, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::output::json::write_line;
 use crate::output::look;
 use crate::output::table::terminal_columns;
+use crate::values::duration_ns;
 
 /// Back to the line's start, and clear it.
 const CLEAR_LINE: &str = "\r\x1b[K";

@@ -20,7 +20,6 @@ use whylate_sources::offcpu::{
     CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE, WAKERS_NEED_TRACE,
 };
 
-use crate::cli::duration_ns;
 use crate::commands::Senseless;
 use crate::commands::runner::{Feed, Keep, wait};
 use crate::commands::watch::{Ended, Watch};
@@ -29,6 +28,7 @@ use crate::output::offcpu::{flat, tree, value};
 use crate::output::table::terminal_columns;
 use crate::output::waits::Waits;
 use crate::output::{Output, footer, json::JsonLines};
+use crate::values::duration_ns;
 
 /// Where threads wait while they are off their CPUs: every sleeping thread's stack, sampled at a fixed rate
 #[derive(Debug, Args)]

@@ -10,9 +10,9 @@ use whylate_model::{Card, LateEvent, Snapshot, Worst};
 use whylate_sources::{Attached, Session, Source};
 
 use super::watch::{Ended, Watch};
-use crate::cli::duration_ns;
 use crate::output::Output;
 use crate::output::json::JsonLines;
+use crate::values::duration_ns;
 
 /// Ten times a second is at once for a person, and little work.
 const ROUND: Duration = Duration::from_millis(100);

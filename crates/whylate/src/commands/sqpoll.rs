@@ -7,11 +7,11 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use whylate_sources::sqpoll::SqpollOptions;
 
-use crate::cli::duration_ns;
 use crate::commands::runner::{Feed, Schedule, drive};
 use crate::commands::watch::Watch;
 use crate::output::sqpoll::Text;
 use crate::output::table::terminal_columns;
+use crate::values::duration_ns;
 
 /// How to get a submission thread to look at.
 const HOW_TO: &str = "a ring that is set up with IORING_SETUP_SQPOLL has one, e.g. of `whylate inject sqpoll` or of fio's sqthread_poll=1";

@@ -13,11 +13,11 @@ use clap::{ArgGroup, Args, Subcommand};
 use whylate_sources::timerlat::{Policy, Record, StepWidth, Stop, Threads, TimerlatOptions};
 
 use self::events::Events;
-use self::values::{Action, Cpus, TRACE_FILE};
-use crate::cli::duration_ns;
+use self::values::{Action, TRACE_FILE};
 use crate::output::timerlat::Unit;
 use crate::output::timerlat::analysis::StackFormat;
 use crate::output::timerlat::hist::Shown;
+use crate::values::{Cpus, duration_ns, period, us};
 
 pub use run::run;
 
@@ -52,7 +52,7 @@ struct Top {
     #[command(flatten)]
     common: Common,
     /// Stop at this latency and tell why, without statistics (us)
-    #[arg(long, value_name = "LATENCY", value_parser = values::us, conflicts_with_all = ["auto", "irq", "thread", "no_aa"])]
+    #[arg(long, value_name = "LATENCY", value_parser = us, conflicts_with_all = ["auto", "irq", "thread", "no_aa"])]
     aa_only: Option<u64>,
 }
 
@@ -98,22 +98,22 @@ struct Common {
     #[arg(short, long)]
     quiet: bool,
     /// Automatic: the same as -i, -T and -s with this latency, and -t (us)
-    #[arg(short, long, value_name = "LATENCY", value_parser = values::us)]
+    #[arg(short, long, value_name = "LATENCY", value_parser = us)]
     auto: Option<u64>,
     /// Time from one activation to the next, 100 us to 1 s (us)
-    #[arg(short, long, value_name = "PERIOD", default_value = "1000", value_parser = values::period)]
+    #[arg(short, long, value_name = "PERIOD", default_value = "1000", value_parser = period)]
     period: u64,
     /// Align the threads of all CPUs: each wakes this long after the previous CPU's (us)
     #[arg(short = 'A', long, value_name = "OFFSET", value_parser = values::offset)]
     aligned: Option<u64>,
     /// Stop at this IRQ latency (us)
-    #[arg(short, long, value_name = "LATENCY", value_parser = values::us)]
+    #[arg(short, long, value_name = "LATENCY", value_parser = us)]
     irq: Option<u64>,
     /// Stop at this thread latency, or return-to-user latency (us)
-    #[arg(short = 'T', long, value_name = "LATENCY", value_parser = values::us)]
+    #[arg(short = 'T', long, value_name = "LATENCY", value_parser = us)]
     thread: Option<u64>,
     /// Show the stack that the timer interrupted, of threads with at least this latency (us)
-    #[arg(short, long, value_name = "LATENCY", value_parser = values::us)]
+    #[arg(short, long, value_name = "LATENCY", value_parser = us)]
     stack: Option<u64>,
     /// How the analysis prints stack entries without a symbol: truncate ends the stack there, skip omits them, full prints
     /// their addresses
@@ -189,7 +189,7 @@ struct Common {
     #[arg(long, value_name = "N", group = "explained", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     worst: Option<u16>,
     /// Explain each activation with at least this latency as it happens, without stopping (us)
-    #[arg(long, value_name = "LATENCY", group = "explained", value_parser = values::us)]
+    #[arg(long, value_name = "LATENCY", group = "explained", value_parser = us)]
     why: Option<u64>,
     /// One JSON object a line: each second, or of everything at the end (hist, and top -q)
     #[arg(long)]

@@ -7,11 +7,11 @@ use whylate_model::units::printable;
 use whylate_sources::symbols;
 use whylate_sources::wq::{By, WqOptions};
 
-use crate::cli::duration_ns;
 use crate::commands::runner::{Feed, Schedule, drive};
 use crate::commands::watch::Watch;
 use crate::output::table::terminal_columns;
 use crate::output::wq::Text;
+use crate::values::duration_ns;
 
 /// Work queue latency: how long work items wait before a worker starts them, as histograms.
 #[derive(Debug, Args)]

@@ -27,7 +27,7 @@ use crate::source::AttachError;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
-    include!(concat!(env!("OUT_DIR"), "/events.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/irqsoff/events.skel.rs"));
 }
 
 const MAX_PLACES: u32 = section_limits::MAX_PLACES.0;

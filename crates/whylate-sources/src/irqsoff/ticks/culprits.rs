@@ -3,7 +3,7 @@
 
 use std::mem::offset_of;
 
-use whylate_model::irqsoff::{Found, Reason};
+use whylate_model::blame::{Found, Reason};
 
 use super::programs::types::{culprit_key, late_tick, stack_taken, tick_found, tick_reason};
 use crate::attach;

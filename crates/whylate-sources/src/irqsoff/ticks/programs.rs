@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use libbpf_rs::{Link, MapCore as _, MapFlags};
-use whylate_model::irqsoff::{Culprit, culprit as culprit_of, interrupted_stack};
+use whylate_model::blame::{Keeper, interrupted_stack, keeper};
 use whylate_model::{Histogram, Occupancy};
 
 use self::types::{bucket_page, culprit, culprit_key, distribution, tick, tick_limits};
@@ -32,7 +32,7 @@ use crate::{cpus, heartbeat};
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
-    include!(concat!(env!("OUT_DIR"), "/ticks.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/irqsoff/ticks.skel.rs"));
 }
 pub(super) use skel::types;
 
@@ -55,14 +55,14 @@ pub(super) struct Programs {
     lateness: Distributions,
     stacks: HashMap<i32, Vec<String>>,
     /// Culprits by their number, each with what was interrupted.
-    names: HashMap<usize, (Culprit, Vec<String>)>,
+    names: HashMap<usize, (Keeper, Vec<String>)>,
     skeleton: skel::TicksSkel<'static>,
 }
 
 /// What one culprit did.
 #[derive(Clone, Debug)]
 pub(super) struct Told {
-    pub culprit: Culprit,
+    pub culprit: Keeper,
     /// What was interrupted, innermost function first; empty where it does not matter.
     pub stack: Vec<String>,
     pub length: Histogram,
@@ -226,7 +226,7 @@ impl Programs {
         told.collect()
     }
 
-    fn culprit(&mut self, id: usize, symbols: &mut KernelSymbols) -> (Culprit, Vec<String>) {
+    fn culprit(&mut self, id: usize, symbols: &mut KernelSymbols) -> (Keeper, Vec<String>) {
         if let Some(known) = self.names.get(&id) {
             return known.clone();
         }
@@ -236,7 +236,7 @@ impl Programs {
         let name: Vec<i8> = (0..16).map(|at| byte(offset_of!(culprit, name) + at) as i8).collect();
         let reason = culprits::reason(&key, &attach::text(&name), symbols);
         let stack = self.stack(key.stack, symbols);
-        let culprit = culprit_of(culprits::found(&key), &reason, &stack);
+        let culprit = keeper(culprits::found(&key), &reason, &stack);
         let named = (culprit, interrupted_stack(&stack).to_vec());
         self.names.insert(id, named.clone());
         named

@@ -12,9 +12,9 @@ use whylate_sources::inject::disturbance::{
     self, Disturbance, Kind, MAX_LENGTH_NS, MAX_PRIORITY, MAX_TIMES, Plan, Report,
 };
 
-use crate::cli::duration_ns;
 use crate::commands::Senseless;
 use crate::output::json::write_line;
+use crate::values::duration_ns;
 
 /// In the middle of the real-time priorities, where the kernel's threads of interrupts are as well.
 const DEFAULT_PRIORITY: u8 = 50;

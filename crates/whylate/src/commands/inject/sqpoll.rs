@@ -11,8 +11,8 @@ use clap::Args;
 use serde::Serialize;
 use whylate_sources::inject::sqpoll::{Load, MAX_RINGS, Plan};
 
-use crate::cli::duration_ns;
 use crate::output::json::write_line;
+use crate::values::duration_ns;
 
 /// How often it looks whether it is to end.
 const POLLED_EVERY: Duration = Duration::from_millis(20);

@@ -11,9 +11,9 @@ use serde::Serialize;
 use whylate_model::units::{format_ns, rfc3339};
 use whylate_sources::inject::{Moment, work};
 
-use crate::cli::duration_ns;
 use crate::commands::Senseless;
 use crate::output::json::write_line;
+use crate::values::duration_ns;
 
 /// Queues known work items; their handler is `bpf_wq_work`.
 ///

@@ -22,10 +22,10 @@ use whylate_sources::inject::file_load::{self, MAX_DEPTH, Plan, Report};
 use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{Attached as _, Session};
 
-use crate::cli::duration_ns;
 use crate::commands::Senseless;
 use crate::output::json::write_line;
 use crate::output::table::{Align, Table, terminal_columns};
+use crate::values::duration_ns;
 
 /// The size of a file that is made to be written to.
 const MADE_BYTES: u64 = 64 << 20;

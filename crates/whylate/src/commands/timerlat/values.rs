@@ -5,17 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use whylate_model::units::parse_duration_ns;
-use whylate_sources::cpus;
 use whylate_sources::timerlat::{PERIODS_NS, Policy};
-
-/// A latency; a bare number is in microseconds.
-pub fn us(text: &str) -> Result<u64, String> {
-    match parse_duration_ns(text, 1_000) {
-        Ok(0) => Err("it must be more than zero".to_owned()),
-        Ok(ns) => Ok(ns),
-        Err(error) => Err(error.to_string()),
-    }
-}
 
 /// By how much one comes after the other; a bare number is in microseconds.
 pub fn offset(text: &str) -> Result<u64, String> {
@@ -23,26 +13,6 @@ pub fn offset(text: &str) -> Result<u64, String> {
         Ok(ns) if ns <= *PERIODS_NS.end() => Ok(ns),
         Ok(_) => Err("it is 1 s at most".to_owned()),
         Err(error) => Err(error.to_string()),
-    }
-}
-
-/// A period; a bare number is in microseconds.
-pub fn period(text: &str) -> Result<u64, String> {
-    us(text).ok().filter(|ns| PERIODS_NS.contains(ns)).ok_or_else(|| "a period is from 100 us to 1 s long".to_owned())
-}
-
-/// A list of CPUs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cpus(pub Vec<u32>);
-
-impl FromStr for Cpus {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut cpus = cpus::numbers(text).filter(|cpus| !cpus.is_empty()).ok_or("CPUs are listed like this: 0,2-5")?;
-        cpus.sort_unstable();
-        cpus.dedup();
-        Ok(Cpus(cpus))
     }
 }
 
@@ -147,29 +117,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn latencies_are_microseconds_unless_they_say_otherwise() {
-        assert_eq!((us("40"), us("1.5ms")), (Ok(40_000), Ok(1_500_000)));
-        assert!(us("0").is_err() && us("x").is_err() && us("-1").is_err());
-    }
-
-    #[test]
     fn offsets_may_be_nothing() {
         assert_eq!((offset("0"), offset("20"), offset("1ms")), (Ok(0), Ok(20_000), Ok(1_000_000)));
         assert!(offset("1001ms").is_err() && offset("-1").is_err() && offset("x").is_err());
-    }
-
-    #[test]
-    fn periods_are_bounded_as_the_kernels_are() {
-        assert_eq!((period("100"), period("1s")), (Ok(100_000), Ok(1_000_000_000)));
-        assert!(period("99").is_err() && period("1000001").is_err());
-    }
-
-    #[test]
-    fn lists_of_cpus_are_sorted() {
-        assert_eq!("3,0-1,1".parse(), Ok(Cpus(vec![0, 1, 3])));
-        for text in ["", "x", "1-", "3-1", "-1"] {
-            assert!(text.parse::<Cpus>().is_err(), "{text}");
-        }
     }
 
     #[test]
@@ -214,7 +164,7 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_that_is_typed_panics(text in ".{0,40}") {
-            let _ = (us(&text), offset(&text), period(&text), policy(&text), text.parse::<Cpus>(), text.parse::<Action>());
+            let _ = (offset(&text), policy(&text), text.parse::<Action>());
         }
     }
 }

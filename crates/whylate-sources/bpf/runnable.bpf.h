@@ -4,7 +4,7 @@
 
 #include "window.bpf.h"
 
-struct late_wait {
+struct runnable_wait {
 	u64 runnable_ns;
 	u64 running_ns;
 	/* 0: not moved to this CPU meanwhile. */
@@ -36,19 +36,19 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, u32);
-	__type(value, struct late_wait);
+	__type(value, struct runnable_wait);
 } wait_to_send SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	/* User space makes it larger where waits are explained. */
 	__uint(max_entries, 4096);
-} late_waits SEC(".maps");
+} runnable_waits SEC(".maps");
 
 /* Its memory, to be filled; NULL never happens. */
-static __always_inline struct late_wait *begin_late_wait(struct task_struct *task, u64 runnable_ns, u64 now_ns)
+static __always_inline struct runnable_wait *begin_runnable_wait(struct task_struct *task, u64 runnable_ns, u64 now_ns)
 {
-	struct late_wait *late;
+	struct runnable_wait *late;
 	u32 zero = 0;
 
 	late = bpf_map_lookup_elem(&wait_to_send, &zero);
@@ -71,7 +71,7 @@ static __always_inline struct late_wait *begin_late_wait(struct task_struct *tas
 }
 
 /* Sends it with its window. 1: there was no room, as the reader is too slow. */
-static __noinline int send_late_wait(struct late_wait *late)
+static __noinline int send_runnable_wait(struct runnable_wait *late)
 {
 	u32 count;
 	u64 size;
@@ -85,5 +85,5 @@ static __noinline int send_late_wait(struct late_wait *late)
 	size = sizeof(*late) - (WINDOW_INTERVALS - count) * sizeof(struct interval);
 	if (size > sizeof(*late))
 		return 0;
-	return bpf_ringbuf_output(&late_waits, late, size, 0) != 0;
+	return bpf_ringbuf_output(&runnable_waits, late, size, 0) != 0;
 }

@@ -12,7 +12,7 @@ use crate::{Cause, CauseKind, Occupancy};
 
 /// What was seen of a wait for a CPU. All times are CLOCK_MONOTONIC.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StarvedEvidence {
+pub struct RunnableEvidence {
     /// Since when the thread could run.
     pub runnable_ns: u64,
     /// When it got the CPU.
@@ -45,7 +45,7 @@ const QUOTA: &str = "cgroup CPU quota";
 /// The causes of the wait, largest first: the quota while the thread was throttled, whoever had the CPU, and the other CPU's run queue before
 /// the thread was moved from there. Where the CPU was idle for longer than coming out of an idle state takes, a quota kept the thread from
 /// it, if there is one. They add up to the wait to the nanosecond; what is not known is [`CauseKind::Unknown`].
-pub fn starved_causes(evidence: &StarvedEvidence) -> Vec<Cause> {
+pub fn runnable_causes(evidence: &RunnableEvidence) -> Vec<Cause> {
     let span = Span { from_ns: evidence.runnable_ns, to_ns: evidence.running_ns };
     if span.ns() == 0 {
         return Vec::new();
@@ -89,8 +89,8 @@ mod tests {
         let occupancy =
             Occupancy { since_ns: 20, intervals: vec![thread(7, 20, 60), thread(8, 60, 100)], ..Occupancy::default() };
         let evidence =
-            StarvedEvidence { runnable_ns: 10, running_ns: 100, tid: 5, occupancy, ..StarvedEvidence::default() };
-        let causes = starved_causes(&evidence);
+            RunnableEvidence { runnable_ns: 10, running_ns: 100, tid: 5, occupancy, ..RunnableEvidence::default() };
+        let causes = runnable_causes(&evidence);
         let told: Vec<_> = causes.iter().map(|cause| (cause.kind, cause.who.as_str(), cause.ns)).collect();
         let expected = [
             (CauseKind::Thread, "hog:7", 40),
@@ -104,7 +104,7 @@ mod tests {
         let idle =
             Interval { start_ns: 5_000_000, end_ns: 40_000_000, occupant: Occupant::Idle, ..Interval::default() };
         let occupancy = Occupancy { since_ns: 5_000_000, intervals: vec![idle], ..Occupancy::default() };
-        let mut evidence = StarvedEvidence {
+        let mut evidence = RunnableEvidence {
             runnable_ns: 0,
             running_ns: 40_000_000,
             tid: 5,
@@ -113,8 +113,8 @@ mod tests {
             has_quota: true,
             occupancy,
         };
-        let told = |evidence: &StarvedEvidence| -> Vec<(CauseKind, String, u64)> {
-            starved_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
+        let told = |evidence: &RunnableEvidence| -> Vec<(CauseKind, String, u64)> {
+            runnable_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
         };
         let queue = (CauseKind::Wakeup, "run queue of CPU 3".to_owned(), 10_000_000);
         let quota = (CauseKind::Throttled, "cgroup CPU quota".to_owned(), 30_000_000);
@@ -132,17 +132,17 @@ mod tests {
             intervals: vec![interval(10_000_000, 90_000_000, hog), interval(90_000_000, 95_000_000, Occupant::Idle)],
             ..Occupancy::default()
         };
-        let mut evidence = StarvedEvidence {
+        let mut evidence = RunnableEvidence {
             runnable_ns: 10_000_000,
             running_ns: 95_000_000,
             tid: 5,
             throttled_until_ns: Some(70_000_000),
             has_quota: true,
             occupancy,
-            ..StarvedEvidence::default()
+            ..RunnableEvidence::default()
         };
-        let told = |evidence: &StarvedEvidence| -> Vec<(CauseKind, String, u64)> {
-            starved_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
+        let told = |evidence: &RunnableEvidence| -> Vec<(CauseKind, String, u64)> {
+            runnable_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
         };
         let throttled = |ns| (CauseKind::Throttled, "cgroup CPU quota".to_owned(), ns);
         let thread = |ns| (CauseKind::Thread, "hog:7".to_owned(), ns);

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How urgent threads are (sched(7)).
+#![allow(unsafe_code)]
+
+use std::io;
+
+fn set_policy(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
+    // SAFETY: `sched_param` is made of integers, for which zero is a value.
+    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    parameters.sched_priority = priority;
+    // SAFETY: the pointer is to a live `sched_param`, which the call only reads; thread 0 is the caller.
+    match unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Gives the calling thread a real-time priority.
+pub(crate) fn become_fifo(priority: u8) -> io::Result<()> {
+    set_policy(libc::SCHED_FIFO, priority.into())
+}
+
+/// Gives a thread, 0 for the calling one, the largest share of its CPU that a normal thread can have.
+pub(crate) fn favour(tid: u32) -> io::Result<()> {
+    // SAFETY: the call takes numbers.
+    match unsafe { libc::setpriority(libc::PRIO_PROCESS, tid, -20) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Gives the calling thread the policy that threads have by default.
+pub(crate) fn become_normal() -> io::Result<()> {
+    set_policy(libc::SCHED_OTHER, 0)
+}

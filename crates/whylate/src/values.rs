@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How values are read that options of several commands take.
+
+use std::str::FromStr;
+
+use whylate_model::units::parse_duration_ns;
+use whylate_sources::cpus;
+use whylate_sources::timerlat::PERIODS_NS;
+
+/// Reads a duration with its unit; a bare number is in seconds.
+pub fn duration_ns(text: &str) -> Result<u64, String> {
+    match whylate_model::units::parse_duration_ns(text, 1_000_000_000) {
+        Ok(0) => Err("it must be more than zero".to_owned()),
+        Ok(ns) => Ok(ns),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A latency; a bare number is in microseconds.
+pub fn us(text: &str) -> Result<u64, String> {
+    match parse_duration_ns(text, 1_000) {
+        Ok(0) => Err("it must be more than zero".to_owned()),
+        Ok(ns) => Ok(ns),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A period; a bare number is in microseconds.
+pub fn period(text: &str) -> Result<u64, String> {
+    us(text).ok().filter(|ns| PERIODS_NS.contains(ns)).ok_or_else(|| "a period is from 100 us to 1 s long".to_owned())
+}
+
+/// A list of CPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cpus(pub Vec<u32>);
+
+impl FromStr for Cpus {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut cpus = cpus::numbers(text).filter(|cpus| !cpus.is_empty()).ok_or("CPUs are listed like this: 0,2-5")?;
+        cpus.sort_unstable();
+        cpus.dedup();
+        Ok(Cpus(cpus))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn latencies_are_microseconds_unless_they_say_otherwise() {
+        assert_eq!((us("40"), us("1.5ms")), (Ok(40_000), Ok(1_500_000)));
+        assert!(us("0").is_err() && us("x").is_err() && us("-1").is_err());
+    }
+
+    #[test]
+    fn periods_are_bounded_as_the_kernels_are() {
+        assert_eq!((period("100"), period("1s")), (Ok(100_000), Ok(1_000_000_000)));
+        assert!(period("99").is_err() && period("1000001").is_err());
+    }
+
+    #[test]
+    fn lists_of_cpus_are_sorted() {
+        assert_eq!("3,0-1,1".parse(), Ok(Cpus(vec![0, 1, 3])));
+        for text in ["", "x", "1-", "3-1", "-1"] {
+            assert!(text.parse::<Cpus>().is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_is_typed_panics(text in ".{0,40}") {
+            let _ = (duration_ns(&text), us(&text), period(&text), text.parse::<Cpus>());
+        }
+    }
+}
