@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The command line as clap sees it. Each command's arguments stand with the command.
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use whylate_model::sources;
 
 use crate::commands::{doctor, generate, inject, irqsoff, look, offcpu, selftest, sqpoll, timerlat, wq};
 
-/// Tells why Linux is late: where work items, timers, interrupts and threads wait, for how long, and what made them wait.
+/// Tells why Linux is late: which work items, timers, interrupts and threads wait, for how long, and who made them wait.
 ///
-/// Without a command, it takes one look at this machine with everything that it has.
+/// Without a command, it watches this machine for 10 s with every available source.
 #[derive(Debug, Parser)]
-#[command(version, propagate_version = true, disable_help_subcommand = true, args_conflicts_with_subcommands = true)]
+#[command(version, propagate_version = true, args_conflicts_with_subcommands = true)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -34,12 +35,67 @@ pub enum Command {
     Generate(generate::Arguments),
 }
 
+/// Examples come first: they answer sooner than the list of options.
+const EXAMPLES_FIRST: &str = "{about}{after-help}\n\n{usage-heading} {usage}\n\n{all-args}";
+/// The commands that are no source, by what they are for.
+const OTHERS: [(&str, &[&str]); 2] = [("Proof", &["selftest", "inject"]), ("Machine", &["doctor"])];
+
+/// Reads the command line.
+pub fn parse() -> Result<Cli, clap::Error> {
+    arranged(Cli::command()).try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches))
+}
+
+/// With commands in groups, and the examples of each at the top of its help.
+fn arranged(command: clap::Command) -> clap::Command {
+    let line = |command: &clap::Command| {
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        format!("  {:<10} {about}\n", command.get_name())
+    };
+    let shown = || command.get_subcommands().filter(|command| !command.is_hide_set());
+    let mut groups = "Look:\n  (none)     Watch this machine for 10 s with every available source\n".to_owned();
+    groups += "\nSources:\n";
+    groups.extend(shown().filter(|command| sources::named(command.get_name()).is_some()).map(line));
+    for (heading, names) in OTHERS {
+        groups += &format!("\n{heading}:\n");
+        groups.extend(names.iter().filter_map(|name| command.find_subcommand(name)).map(line));
+    }
+    let template = format!("{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}\nOptions:\n{{options}}");
+    command.help_template(template).mut_subcommands(with_examples_first)
+}
+
+fn with_examples_first(command: clap::Command) -> clap::Command {
+    let has_examples = command.get_after_help().is_some_and(|help| help.to_string().starts_with("examples:"));
+    let command = if has_examples { command.help_template(EXAMPLES_FIRST) } else { command };
+    command.mut_subcommands(with_examples_first)
+}
+
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
-        super::Cli::command().debug_assert();
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn each_command_is_in_a_group() {
+        let help = arranged(Cli::command()).render_help().to_string();
+        for command in Cli::command().get_subcommands() {
+            let lines = help.lines().filter(|line| line.split_whitespace().next() == Some(command.get_name()));
+            assert_eq!(lines.count(), usize::from(!command.is_hide_set()), "{}: {help}", command.get_name());
+        }
+    }
+
+    #[test]
+    fn the_help_of_each_source_begins_with_examples() {
+        let mut command = arranged(Cli::command());
+        command.build();
+        for card in sources::CARDS {
+            let help = command.find_subcommand_mut(card.name).expect("each source has a command").render_help();
+            let help = help.to_string();
+            let (examples, usage) = (help.find("examples:"), help.find("Usage:"));
+            assert!(examples.is_some() && examples < usage, "{help}");
+        }
     }
 }

@@ -8,7 +8,6 @@ mod values;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Some sources have several descriptors for each CPU, and the usual limit of 1024 is kept for programs that use select(2).
@@ -19,7 +18,7 @@ fn allow_descriptors() {
 }
 
 fn main() -> ExitCode {
-    let cli = match cli::Cli::try_parse() {
+    let cli = match cli::parse() {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are no failures; a closed pipe does not matter for them either.

@@ -10,6 +10,8 @@
 //! finds names who did that.
 //!
 //! Backend `need_resched`, for preemption alone: how long a CPU goes on with a thread that is marked to be switched.
+//!
+#![doc = include_str!("how.md")]
 
 mod events;
 mod need_resched;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Who has each CPU: the account that explains late events, kept by BPF programs while somebody asks for causes.
+//!
+#![doc = include_str!("how.md")]
 
 mod decode;
 mod steps;

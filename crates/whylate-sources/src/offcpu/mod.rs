@@ -3,6 +3,8 @@
 //!
 //! A BPF program walks over all threads at a fixed rate. One that has not run since the last walk only adds time to the place where it
 //! was; of others the kernel and the user stack are taken. Stacks are told apart and stored in the kernel, and named when they are asked for.
+//!
+#![doc = include_str!("how.md")]
 
 mod attached;
 mod choice;

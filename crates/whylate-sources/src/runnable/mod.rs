@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Threads that could run and had to wait for a CPU for long: who had it meanwhile.
+//!
+#![doc = include_str!("how.md")]
 
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;

@@ -3,6 +3,8 @@
 //!
 //! Backend `bpf` takes no lock of a ring: programs at the marks of a thread's rounds tell work from spinning, and iterators read what the
 //! scheduler has counted. Backend `fdinfo` reads what the kernel prints of a ring, which makes the ring wait meanwhile.
+//!
+#![doc = include_str!("how.md")]
 
 mod attached;
 mod fdinfo;

@@ -7,6 +7,8 @@
 //! Backend `bpf`: a real-time thread on each CPU sleeps until absolute times on CLOCK_MONOTONIC, as cyclictest's do; BPF programs tell it
 //! when its timer's interrupt came and when it itself ran, as the kernel's timerlat tracer would. Where the kernel lets no program in at the
 //! exit of a function, and where causes are told, the thread's latency ends when it had the CPU, a microsecond before or less.
+//!
+#![doc = include_str!("how.md")]
 
 mod activation;
 mod attached;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How long work items wait for a worker, and how long they run.
+//!
+#![doc = include_str!("how.md")]
 
 mod attached;
 mod explain;

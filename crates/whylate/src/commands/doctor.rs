@@ -8,7 +8,7 @@ use whylate_sources::capabilities;
 
 use crate::output::{doctor, doctor_json};
 
-/// Shows what this kernel can do, source by source, and what to enable for more.
+/// Show what this kernel can do, source by source, and what would enable more
 ///
 /// Changes nothing, and runs without privileges too: what cannot be found out then is shown as unknown, with the reason.
 #[derive(Debug, Args)]

@@ -12,7 +12,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// Makes known delays, so that what a source measures can be compared with the truth.
+/// Make known delays, to compare with what is measured
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(subcommand)]

@@ -16,7 +16,7 @@ use crate::output::irqsoff::{Text, timers};
 use crate::output::table::terminal_columns;
 use crate::values::{Cpus, duration_ns, period};
 
-/// Interrupts off: who disables them, for how long, and what else makes interrupts late
+/// Who disables interrupts or preemption, and for how long
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:

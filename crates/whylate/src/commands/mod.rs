@@ -19,7 +19,7 @@ use std::fmt;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use whylate_model::sources::{self, CARDS};
+use whylate_model::sources::{self, CARDS, TIMERLAT};
 use whylate_sources::AttachError;
 use whylate_sources::restore::{self, PutBack};
 
@@ -51,7 +51,7 @@ impl Error for Senseless {}
 
 /// Exit status of a command line that makes no sense: 1 for `timerlat`, where 2 means that a threshold was hit.
 pub fn usage_status() -> u8 {
-    let is_timerlat = std::env::args_os().nth(1).is_some_and(|word| word == "timerlat");
+    let is_timerlat = std::env::args_os().nth(1).is_some_and(|word| word == TIMERLAT.name);
     if is_timerlat { FAILURE } else { USAGE }
 }
 

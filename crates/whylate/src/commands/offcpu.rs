@@ -30,7 +30,7 @@ use crate::output::waits::Waits;
 use crate::output::{Output, footer, json::JsonLines};
 use crate::values::duration_ns;
 
-/// Where threads wait while they are off their CPUs: every sleeping thread's stack, sampled at a fixed rate
+/// Where threads wait while they are off their CPUs, and for what
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,

@@ -36,7 +36,7 @@ const WATCHED: Duration = Duration::from_millis(500);
 /// Exit status when a check has failed.
 const FAILED: u8 = 1;
 
-/// Proves on this machine that the figures are right.
+/// Prove on this machine that the figures are right
 ///
 /// Work items, interrupts that are off, softirqs, a real-time thread that keeps a CPU, sleeping threads and an io_uring submission thread are made
 /// for a known time, and each is compared with what its source tells of it, and with whom it blames.

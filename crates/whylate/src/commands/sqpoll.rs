@@ -16,9 +16,9 @@ use crate::values::duration_ns;
 /// How to get a submission thread to look at.
 const HOW_TO: &str = "a ring that is set up with IORING_SETUP_SQPOLL has one, e.g. of `whylate inject sqpoll` or of fio's sqthread_poll=1";
 
-/// How busy io_uring's submission threads really are: working, spinning, sleeping, waiting for a CPU.
+/// Whether io_uring's submission threads work, spin, sleep or wait for a CPU
 ///
-/// A submission thread (IORING_SETUP_SQPOLL) that looks busy may only spin. This tells the two apart on any kernel from 6.1 on, and takes no
+/// A submission thread (IORING_SETUP_SQPOLL) that looks busy may only spin. whylate tells the two apart on any kernel from 6.1 on and takes no
 /// lock of a ring.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]

@@ -21,7 +21,7 @@ use crate::values::{Cpus, duration_ns, period, us};
 
 pub use run::run;
 
-/// Timer latency: how late timers and the threads that they wake are, on each CPU, and why. Takes the options of `rtla timerlat`
+/// How late timers and the threads that they wake are, with the options and tables of `rtla timerlat`
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,

@@ -13,7 +13,7 @@ use crate::output::table::terminal_columns;
 use crate::output::wq::Text;
 use crate::values::duration_ns;
 
-/// Work queue latency: how long work items wait before a worker starts them, as histograms.
+/// How long work items wait for a worker, and how long they run
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
+use whylate_model::sources::SQPOLL;
 use whylate_sources::inject::sqpoll::{Load, MAX_RINGS, Plan};
 
 use crate::output::json::write_line;
@@ -95,7 +96,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
     let complete = !stop.load(Ordering::Relaxed);
     if arguments.json {
         let record = Record {
-            kind: "sqpoll",
+            kind: SQPOLL.name,
             pid: std::process::id(),
             tid: load.tid(),
             wanted_duty: plan.duty,
