@@ -10,7 +10,7 @@ use whylate_model::Snapshot;
 use whylate_model::look::{Gatherer, Look, Unmeasured};
 use whylate_sources::{Asked, Session, sources};
 
-use crate::commands::runner::{Feed, Keep, wait};
+use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::output::json::write_line;
 use crate::output::look;
@@ -61,7 +61,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let began = Instant::now();
     let mut gatherer = Gatherer::default();
     let end = began.checked_add(Duration::from_nanos(arguments.duration));
-    let ended = wait(&watch, end, &mut || {
+    let ended = wait(&watch, end, NOW_AND_THEN, &mut || {
         drain(&mut looking, &mut gatherer, |number, at_unix_ns| at_unix_ns >= begins[number])?;
         progress.show(&format!("{} of {} s", began.elapsed().as_secs(), arguments.duration / 1_000_000_000));
         Ok(())

@@ -21,7 +21,7 @@ use whylate_sources::offcpu::{
 };
 
 use crate::commands::Senseless;
-use crate::commands::runner::{Feed, Keep, wait};
+use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::output::offcpu::file::{self, Form};
 use crate::output::offcpu::{flat, tree, value};
@@ -320,7 +320,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         let end = arguments.duration.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
         let ended = match &mut waits {
-            Some(waits) => wait(&watch, end, &mut || {
+            Some(waits) => wait(&watch, end, NOW_AND_THEN, &mut || {
                 feed.take_late(&mut |event| {
                     waits.add(&event);
                     Ok(Some(event))

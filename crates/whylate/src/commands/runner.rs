@@ -14,8 +14,10 @@ use crate::output::Output;
 use crate::output::json::JsonLines;
 use crate::values::duration_ns;
 
-/// Ten times a second is at once for a person, and little work.
-const ROUND: Duration = Duration::from_millis(100);
+/// How often late events are taken in that are shown as they come: at once for a person, and little work.
+const AT_ONCE: Duration = Duration::from_millis(100);
+/// The same of those that are shown at the end.
+pub const NOW_AND_THEN: Duration = Duration::from_millis(200);
 /// How many late events one snapshot carries at most, so that memory stays bounded; the others are counted as lost.
 const LATE_EVENTS: usize = 4_000;
 
@@ -182,17 +184,18 @@ impl Schedule {
     }
 }
 
-/// Waits until then, or until somebody ends it; `round` takes in what has come, again and again.
+/// Waits until then, or until somebody ends it; `round` takes in what has come, so often.
 ///
 /// # Errors
 /// When the kernel refuses to wait, or the first of `round`.
 pub fn wait(
     watch: &Watch,
     until: Option<Instant>,
+    every: Duration,
     round: &mut dyn FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<Ended> {
     loop {
-        let soon = Instant::now() + ROUND;
+        let soon = Instant::now() + every;
         let ended = watch.until(Some(until.map_or(soon, |until| until.min(soon))))?;
         round()?;
         if ended != Ended::Time || until.is_some_and(|until| Instant::now() >= until) {
@@ -226,7 +229,7 @@ pub fn drive(
         let due = interval.and_then(|interval| started.checked_add(interval.saturating_mul(number)));
         let until = [due, end].into_iter().flatten().min();
         let ended = if has_late_events {
-            wait(watch, until, &mut || {
+            wait(watch, until, AT_ONCE, &mut || {
                 feed.take_late(&mut |event| {
                     output.late(out, &event)?;
                     Ok(Some(event))
