@@ -70,6 +70,15 @@ pub struct SourceInfo {
     pub card: &'static Card,
     /// Its ways to measure, best first.
     pub backends: &'static [BackendInfo],
+    /// Those of them that plain use never takes by itself.
+    pub only_asked: &'static [&'static str],
+}
+
+impl SourceInfo {
+    /// Whether `auto` may take this backend.
+    pub fn takes_unasked(&self, backend: &str) -> bool {
+        !self.only_asked.contains(&backend)
+    }
 }
 
 /// One way to measure.
@@ -136,6 +145,9 @@ pub enum AttachError {
     /// The kernel lacks something.
     #[error("{0}")]
     Unsupported(String),
+    /// What was asked for contradicts itself, or makes no sense on any kernel.
+    #[error("{0}")]
+    Contradiction(String),
     /// The backend's name is none of this source's.
     #[error("no backend is named {name} (choose from: auto, {known})")]
     UnknownBackend {

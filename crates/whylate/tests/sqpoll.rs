@@ -78,7 +78,7 @@ fn a_closed_pipe_is_a_normal_end() -> Result<()> {
 fn what_makes_no_sense_is_refused() -> Result<()> {
     for (arguments, status, word) in [
         (&["sqpoll", "--backend", "none"][..], 2, "bpf, fdinfo"),
-        (&["sqpoll", "--backend", "fdinfo", "--precise"], 3, "leave --backend fdinfo out"),
+        (&["sqpoll", "--backend", "fdinfo", "--precise"], 2, "leave --backend fdinfo out"),
         (&["sqpoll", "1", "0"], 2, "0"),
         (&["sqpoll", "x"], 2, "x"),
         (&["sqpoll", "sweep"], 2, "--filename"),

@@ -72,7 +72,7 @@ fn what_is_not_there_is_refused_in_one_line() -> Result<()> {
         (&["-c", "4095", "-d", "1"], 3, "CPU 4095 is not online"),
         (&["-C=no/such/group", "-d", "1"], 1, "cgroup"),
         (&["-C=../etc", "-d", "1"], 1, "cgroup"),
-        (&["-k", "--backend", "bpf", "-d", "1"], 3, "leave --backend bpf out"),
+        (&["-k", "--backend", "bpf", "-d", "1"], 1, "leave --backend bpf out"),
         (&["--backend", "magic", "-d", "1"], 1, "no backend is named magic"),
         (
             &["--bpf-action", "action.o", "-T", "1"],

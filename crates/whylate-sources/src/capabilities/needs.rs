@@ -119,7 +119,9 @@ fn named(name: &str, fact: &Fact) -> Fact {
 
 /// Which of a source's backends it would use.
 pub(super) fn readiness(info: &SourceInfo, evidence: &Evidence<'_>) -> Readiness {
-    let candidates = info.backends.iter().map(|backend| {
+    // What attaching would not take is no way that a user has.
+    let taken = info.backends.iter().filter(|backend| info.takes_unasked(backend.name));
+    let candidates = taken.map(|backend| {
         let facts = backend.needs.iter().map(|&need| evidence.judge(need)).collect();
         (backend.name, backend.weaker, facts)
     });
@@ -207,6 +209,7 @@ mod tests {
                 weaker: "requeue races are counted as lost",
             },
         ],
+        only_asked: &[],
     };
 
     fn bpf(tracing: Fact) -> Bpf {

@@ -94,6 +94,8 @@ pub static INFO: SourceInfo = SourceInfo {
             weaker: "of preemption alone: it is told from when a thread had to wait on, and not where none did",
         },
     ],
+    // The tracer tells the longest section alone, and may miss one while it hands over another; the other one tells of preemption.
+    only_asked: &[TRACER, NEED_RESCHED],
 };
 
 /// What is off.
@@ -169,7 +171,7 @@ impl Source for IrqsoffOptions {
             return timers::attach(&self.cpus, session);
         }
         if self.period_ns.is_some_and(|ns| !PERIODS_NS.contains(&ns)) {
-            return Err(AttachError::Unsupported("a period is from 100 us to 1 s long".to_owned()));
+            return Err(AttachError::Contradiction("a period is from 100 us to 1 s long".to_owned()));
         }
         let mut refused: Option<AttachError> = None;
         let is_asked = |name: &str| self.backend.as_deref() == Some(name);
@@ -181,9 +183,8 @@ impl Source for IrqsoffOptions {
                 (TICKS, What::Preemption) if is_asked(TICKS) => Err(no_preemption()),
                 (TICKS, What::Preemption) => continue,
                 (NEED_RESCHED, What::Irqs) if is_asked(NEED_RESCHED) => Err(only_preemption()),
-                (NEED_RESCHED, What::Irqs) => continue,
-                // It tells the longest alone, and may miss one while it hands over another: nobody is given that unasked.
-                (TRACER, _) if !is_asked(TRACER) => continue,
+                (NEED_RESCHED, What::Preemption) => start(self, session, reason),
+                (name, _) if !INFO.takes_unasked(name) && !is_asked(name) => continue,
                 // Only there the timer is our own.
                 (EVENTS | TRACER | NEED_RESCHED, _) if self.timer_test => continue,
                 _ => start(self, session, reason),
@@ -198,11 +199,11 @@ impl Source for IrqsoffOptions {
 }
 
 fn no_preemption() -> AttachError {
-    AttachError::Unsupported("ticks come in where preemption is off: leave --backend ticks out".to_owned())
+    AttachError::Contradiction("ticks come in where preemption is off: leave --backend ticks out".to_owned())
 }
 
 fn only_preemption() -> AttachError {
-    AttachError::Unsupported(
+    AttachError::Contradiction(
         "need_resched tells of preemption that is off, not of interrupts: add --preempt".to_owned(),
     )
 }
@@ -227,6 +228,6 @@ mod tests {
         let options = IrqsoffOptions { backend: Some("nonsense".to_owned()), ..IrqsoffOptions::default() };
         assert!(matches!(options.attach(&Session::of_one()), Err(AttachError::UnknownBackend { .. })));
         let senseless = IrqsoffOptions { period_ns: Some(1_000), ..IrqsoffOptions::default() };
-        assert!(matches!(senseless.attach(&Session::of_one()), Err(AttachError::Unsupported(_))));
+        assert!(matches!(senseless.attach(&Session::of_one()), Err(AttachError::Contradiction(_))));
     }
 }

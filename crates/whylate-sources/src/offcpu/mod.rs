@@ -62,6 +62,7 @@ pub static INFO: SourceInfo = SourceInfo {
         },
         BackendInfo { name: PROC, needs: &[], weaker: "kernel frames alone, and twenty microseconds for each thread" },
     ],
+    only_asked: &[],
 };
 
 /// Why wakers are refused with other backends.
@@ -163,7 +164,7 @@ impl OffcpuOptions {
     fn attach_plain(&self, session: &Session) -> Result<Box<dyn Attached>, AttachError> {
         let wanted = self.backend.as_deref().filter(|name| *name != "auto").or(self.wakers.then_some(TRACE));
         if self.wakers && matches!(wanted, Some(SAMPLE | PROC)) {
-            return Err(AttachError::Unsupported(WAKERS_NEED_TRACE.to_owned()));
+            return Err(AttachError::Contradiction(WAKERS_NEED_TRACE.to_owned()));
         }
         let reason = match (wanted, self.attach_programs(session)) {
             (Some(PROC), _) => None,
@@ -186,7 +187,7 @@ impl OffcpuOptions {
             _ if self.wakers && self.backend.as_deref().is_none_or(|name| name == "auto") => {
                 AttachedOffcpu::new(self, session, TRACE)
             }
-            PROC => Err(AttachError::Unsupported("the backend proc has no BPF programs".to_owned())),
+            PROC => Err(AttachError::Contradiction("the backend proc has no BPF programs".to_owned())),
             backend => AttachedOffcpu::new(self, session, backend),
         }
     }

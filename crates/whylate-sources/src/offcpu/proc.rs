@@ -40,11 +40,11 @@ impl AttachedProc {
     ) -> Result<Self, AttachError> {
         if options.cgroup.is_some() {
             let reason = "the backend proc does not tell threads by cgroup: leave --cgroup out";
-            return Err(AttachError::Unsupported(reason.to_owned()));
+            return Err(AttachError::Contradiction(reason.to_owned()));
         }
         if options.lines || options.call_graph != CallGraph::Rules {
             let reason = "the backend proc tells no user frames: leave --lines and --call-graph out";
-            return Err(AttachError::Unsupported(reason.to_owned()));
+            return Err(AttachError::Contradiction(reason.to_owned()));
         }
         // What is not permitted for our own thread is for none.
         fs::read("/proc/self/stack").map_err(|_| AttachError::NotPermitted)?;

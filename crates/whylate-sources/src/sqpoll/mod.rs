@@ -55,6 +55,7 @@ pub static INFO: SourceInfo = SourceInfo {
             weaker: "reading a ring makes it wait; work is counted from Linux 6.9 on, by the tick, and as that kernel defines it",
         },
     ],
+    only_asked: &[],
 };
 
 /// What to measure.
@@ -89,7 +90,7 @@ impl SqpollOptions {
                 attached => return attached,
             }
         } else if needs_bpf {
-            return Err(AttachError::Unsupported(
+            return Err(AttachError::Contradiction(
                 "--precise and --why need the backend bpf: leave --backend fdinfo out".to_owned(),
             ));
         }

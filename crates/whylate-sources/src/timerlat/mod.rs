@@ -71,6 +71,7 @@ pub static INFO: SourceInfo = SourceInfo {
         },
         BackendInfo { name: BPF, needs: &NEEDS, weaker: "" },
     ],
+    only_asked: &[],
 };
 
 /// Whose threads are measured.
@@ -164,7 +165,7 @@ impl TimerlatOptions {
     /// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
     pub fn start(&self, session: &Session) -> Result<AttachedTimerlat, AttachError> {
         if !PERIODS_NS.contains(&self.period_ns) {
-            return Err(AttachError::Unsupported("a period is from 100 us to 1 s long".to_owned()));
+            return Err(AttachError::Contradiction("a period is from 100 us to 1 s long".to_owned()));
         }
         if self.is_frugal {
             let period = Period::affordable();
@@ -175,20 +176,19 @@ impl TimerlatOptions {
         }
         let tried = attach::backends_to_try(&INFO, self.backend.as_deref())?;
         let mut reason = None;
-        if tried.contains(&TRACER) {
+        if tried.contains(&TRACER) && (tracer::may_be_there() || self.needs_tracer() || !tried.contains(&BPF)) {
             match AttachedTimerlat::new(self, session, true) {
                 Err(error) if tried.contains(&BPF) && !self.needs_tracer() => reason = Some(error),
                 attached => return attached,
             }
         } else if self.needs_tracer() {
             let told = "the backend bpf measures threads in user space of its own, and records no events: leave --backend bpf out";
-            return Err(AttachError::Unsupported(told.to_owned()));
+            return Err(AttachError::Contradiction(told.to_owned()));
         }
         let attached = AttachedTimerlat::new(self, session, false)?;
         Ok(match reason {
             // It is no worse for that.
             None | Some(AttachError::NotPermitted) => attached,
-            Some(AttachError::Unsupported(told)) if told == tracer::NOT_THERE => attached,
             Some(error) => attached.instead_of_tracer(error.to_string()),
         })
     }

@@ -34,7 +34,7 @@ use crate::tracefs::ring_page::Page;
 /// The tracer's name, and how the names of its threads begin.
 pub(super) const TRACER: &str = "timerlat";
 /// Why there is none of it.
-pub(super) const NOT_THERE: &str =
+const NOT_THERE: &str =
     "this kernel has no timerlat tracer (boot one with CONFIG_TIMERLAT_TRACER=y, or measure with --backend bpf)";
 /// By how much each thread is due after the one before, on kernels that can keep them in step.
 const ALIGN: &str = "timerlat_align_us";
@@ -98,6 +98,13 @@ struct Hit {
     /// It was late on its way back: its late event, if it has one, came in before.
     is_return: bool,
     noticed: Instant,
+}
+
+/// Whether this kernel has the tracer, as far as it may be told.
+pub(super) fn may_be_there() -> bool {
+    let tracers = tracefs::find().map(|folder| fs::read_to_string(folder.join("available_tracers")));
+    !tracers
+        .is_ok_and(|tracers| tracers.is_ok_and(|tracers| !tracers.split_whitespace().any(|tracer| tracer == TRACER)))
 }
 
 impl Tracer {

@@ -144,7 +144,7 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &WqOptions, backend: &str) -> R
     if let Some(handler) = &options.only {
         // One byte stays for the end of the text.
         if handler.is_empty() || handler.len() >= settings.wanted_handler.len() {
-            return Err(AttachError::Unsupported("a handler's name has 1 to 127 characters".to_owned()));
+            return Err(AttachError::Contradiction("a handler's name has 1 to 127 characters".to_owned()));
         }
         for (to, from) in settings.wanted_handler.iter_mut().zip(handler.bytes()) {
             *to = from as _;

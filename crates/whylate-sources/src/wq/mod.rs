@@ -62,6 +62,7 @@ static INFO: SourceInfo = SourceInfo {
             weaker: "an item that is queued again in the instant in which its worker takes it is told apart afterwards",
         },
     ],
+    only_asked: &[],
 };
 
 /// What to measure.

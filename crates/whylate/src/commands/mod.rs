@@ -117,7 +117,7 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 fn exit_status(error: &anyhow::Error) -> u8 {
     match error.chain().find_map(|cause| cause.downcast_ref::<AttachError>()) {
         Some(AttachError::NotPermitted | AttachError::Unsupported(_)) => NOT_POSSIBLE,
-        Some(AttachError::UnknownBackend { .. }) => usage_status(),
+        Some(AttachError::UnknownBackend { .. } | AttachError::Contradiction(_)) => usage_status(),
         _ if error.chain().any(|cause| cause.is::<Senseless>()) => usage_status(),
         _ => FAILURE,
     }
