@@ -141,8 +141,8 @@ pub fn classify(seen: &Seen<'_>, own: &Classes) -> Wait {
         State::Throttled => {
             return wait(WaitClass::Throttled, "could run, and its cgroup has used up its share of the CPUs");
         }
-        State::Idle => return wait(WaitClass::Idle, "a thread of the kernel without work"),
-        State::Parked => return wait(WaitClass::Idle, "a thread of the kernel that is put aside"),
+        State::Idle => return wait(WaitClass::Idle, "an idle kernel thread"),
+        State::Parked => return wait(WaitClass::Idle, "a parked kernel thread"),
         State::Stopped | State::Traced => return wait(WaitClass::Stopped, "a signal or a debugger has stopped it"),
         State::Sleeping | State::Uninterruptible | State::Other => {}
     }

@@ -58,3 +58,19 @@ pub fn sources() -> [Box<dyn Source>; 5] {
         Box::new(TimerlatOptions { backend: backend(timerlat::BPF), is_frugal: true, ..TimerlatOptions::default() }),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use whylate_model::sources::{CARDS, IRQSOFF, TIMERLAT};
+
+    use super::*;
+
+    #[test]
+    fn each_card_has_a_source_and_those_with_timers_come_first_and_last() {
+        let names = sources().map(|source| source.info().card.name);
+        assert_eq!(names.iter().copied().collect::<BTreeSet<_>>(), CARDS.iter().map(|card| card.name).collect());
+        assert_eq!((names.first(), names.last()), (Some(&IRQSOFF.name), Some(&TIMERLAT.name)));
+    }
+}

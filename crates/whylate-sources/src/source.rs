@@ -75,7 +75,7 @@ pub struct SourceInfo {
 }
 
 impl SourceInfo {
-    /// Whether `auto` may take this backend.
+    /// Whether plain use takes this backend where it can.
     pub fn takes_unasked(&self, backend: &str) -> bool {
         !self.only_asked.contains(&backend)
     }

@@ -155,6 +155,7 @@ fn drain(sources: &mut Sources, places: Places, late: &mut BTreeMap<&'static str
         let events = late.entry(name).or_default();
         source.drain_late(Duration::ZERO, &mut |event| {
             if event.cpu == places.disturbed {
+                assert!(!event.subject.is_empty(), "{name} does not say what was late");
                 events.push(event);
             }
         })?;

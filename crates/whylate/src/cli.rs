@@ -6,7 +6,7 @@ use whylate_model::sources;
 
 use crate::commands::{doctor, generate, inject, irqsoff, look, offcpu, selftest, sqpoll, timerlat, wq};
 
-/// Tells why Linux is late: which work items, timers, interrupts and threads wait, for how long, and who made them wait.
+/// Shows why Linux is late: which work items, timers, interrupts and threads wait, for how long, and who made them wait.
 ///
 /// Without a command, it watches this machine for 10 s with every available source.
 #[derive(Debug, Parser)]
@@ -66,7 +66,7 @@ fn arranged(command: clap::Command) -> clap::Command {
 fn with_examples_first(command: clap::Command) -> clap::Command {
     let has_examples = command.get_after_help().is_some_and(|help| help.to_string().starts_with("examples:"));
     let command = if has_examples { command.help_template(EXAMPLES_FIRST) } else { command };
-    command.mut_subcommands(with_examples_first)
+    command.disable_help_subcommand(true).mut_subcommands(with_examples_first)
 }
 
 #[cfg(test)]

@@ -112,6 +112,8 @@ fn all_sources_look(said: &str) -> Result<()> {
         ensure!(measured.iter().any(|name| name == source), "{source} does not measure");
     }
     ensure!(measured.len() + unmeasured.len() == 5, "there are five sources");
+    let is_named = |event: &Value| event["subject"].as_str().is_some_and(|subject| !subject.is_empty());
+    ensure!(list("worst").iter().all(is_named), "what was late is not named: {:?}", list("worst"));
     let sum = |of: &[Value], field: &str| of.iter().filter_map(|of| of[field].as_u64()).sum::<u64>();
     let (late_ns, blamed_ns) = (sum(&list("sources"), "late_ns"), sum(&list("culprits"), "total_ns"));
     ensure!(late_ns == blamed_ns, "{blamed_ns} ns are blamed on somebody, and {late_ns} ns were late");

@@ -266,8 +266,8 @@ killed() {
         [ "$(settings)" = "$before" ] && wrong "nothing is left over"
         run whylate wq -d 1
         expect 0 "the next whylate"
-        grep -q 'an earlier whylate was killed: put back [1-9][0-9]* settings of the kernel and removed 2 tracing instances' err ||
-            wrong "the next whylate does not say what it has put back"
+        grep -q 'an earlier whylate was killed: restored [1-9][0-9]* kernel settings and removed 2 tracing instances' err ||
+            wrong "the next whylate does not say what it has restored"
         [ "$(settings)" = "$before" ] || wrong "$option was killed, and the next whylate leaves: $(settings)"
     done
 }

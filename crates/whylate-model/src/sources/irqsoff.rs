@@ -38,7 +38,7 @@ pub static IRQSOFF: Card = Card {
     ..Card::new(
         "irqsoff",
         Judged {
-            of: "interrupts that were late, until they are let in",
+            of: "late interrupts, until they are handled",
             late_from_ns: 5_000_000,
             next: "whylate irqsoff --why {from}",
         },

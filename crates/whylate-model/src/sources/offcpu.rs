@@ -29,7 +29,7 @@ pub static OFFCPU: Card = Card {
     ..Card::new(
         "offcpu",
         Judged {
-            of: "threads in uninterruptible sleep at the end, since it began",
+            of: "threads in uninterruptible sleep at the end, since they fell asleep",
             // What it waits for should have come long ago.
             late_from_ns: 1_000_000_000,
             next: "whylate offcpu --blocked {from}",

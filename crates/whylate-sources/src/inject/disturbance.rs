@@ -109,7 +109,7 @@ impl Plan {
             ));
         }
         if self.every_ns > MAX_EVERY_NS {
-            return Err(anyhow!("make one every {} hour at least", MAX_EVERY_NS / 3_600_000_000_000));
+            return Err(anyhow!("the interval may be {} hour at most", MAX_EVERY_NS / 3_600_000_000_000));
         }
         let total_ns = self.times * self.length_ns;
         if total_ns > MAX_TOTAL_NS {

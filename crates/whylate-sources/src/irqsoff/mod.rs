@@ -78,7 +78,7 @@ pub static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::RingBuf),
                 Need::Map(MapKind::StackTrace),
             ],
-            weaker: "a section is seen where a tick falls into it, and is up to a period longer than it is told",
+            weaker: "a section is seen only if a tick falls into it, and may last up to a period longer than reported",
         },
         BackendInfo {
             name: NEED_RESCHED,
@@ -91,7 +91,7 @@ pub static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::Array),
                 Need::Map(MapKind::RingBuf),
             ],
-            weaker: "of preemption alone: it is told from when a thread had to wait on, and not where none did",
+            weaker: "preemption only: a section counts from when a thread has to wait, and not at all if none does",
         },
     ],
     // The tracer tells the longest section alone, and may miss one while it hands over another; the other one tells of preemption.
@@ -175,6 +175,11 @@ impl Source for IrqsoffOptions {
         }
         let mut refused: Option<AttachError> = None;
         let is_asked = |name: &str| self.backend.as_deref() == Some(name);
+        let has_own_timers = self.what == What::Irqs && ![EVENTS, TRACER, NEED_RESCHED].into_iter().any(is_asked);
+        if self.timer_test && !has_own_timers {
+            let told = "a test of timers needs the timers of ticks: leave --backend and --preempt out";
+            return Err(AttachError::Contradiction(told.to_owned()));
+        }
         for name in attach::backends_to_try(&INFO, self.backend.as_deref())? {
             let reason = refused.as_ref().map(ToString::to_string);
             let Some((_, start)) = BACKENDS.iter().find(|(backend, _)| *backend == name) else { continue };
@@ -203,9 +208,7 @@ fn no_preemption() -> AttachError {
 }
 
 fn only_preemption() -> AttachError {
-    AttachError::Contradiction(
-        "need_resched tells of preemption that is off, not of interrupts: add --preempt".to_owned(),
-    )
+    AttachError::Contradiction("need_resched measures disabled preemption, not interrupts: add --preempt".to_owned())
 }
 
 /// The level up to which the kernel prints messages on consoles; `None` where it does not tell.
@@ -227,6 +230,11 @@ mod tests {
     fn a_name_that_no_backend_has_is_refused() {
         let options = IrqsoffOptions { backend: Some("nonsense".to_owned()), ..IrqsoffOptions::default() };
         assert!(matches!(options.attach(&Session::of_one()), Err(AttachError::UnknownBackend { .. })));
+        for (backend, what) in [(Some("events"), What::Irqs), (None, What::Preemption)] {
+            let backend = backend.map(str::to_owned);
+            let options = IrqsoffOptions { timer_test: true, backend, what, ..IrqsoffOptions::default() };
+            assert!(matches!(options.attach(&Session::of_one()), Err(AttachError::Contradiction(_))));
+        }
         let senseless = IrqsoffOptions { period_ns: Some(1_000), ..IrqsoffOptions::default() };
         assert!(matches!(senseless.attach(&Session::of_one()), Err(AttachError::Contradiction(_))));
     }

@@ -58,7 +58,7 @@ pub static INFO: SourceInfo = SourceInfo {
         BackendInfo {
             name: TRACE,
             needs: &[Need::Btf, Need::Map(MapKind::Array), SLEEPABLE],
-            weaker: "costs the more the more threads switch",
+            weaker: "its overhead grows with the rate of context switches",
         },
         BackendInfo { name: PROC, needs: &[], weaker: "kernel frames alone, and twenty microseconds for each thread" },
     ],
@@ -67,7 +67,7 @@ pub static INFO: SourceInfo = SourceInfo {
 
 /// Why wakers are refused with other backends.
 pub const WAKERS_NEED_TRACE: &str =
-    "who woke a thread is seen at its wakeup alone: leave the backend out, or name trace";
+    "only the backend trace shows who woke a thread: leave --backend out, or use --backend trace";
 
 /// Programs that may read the memory of other processes, and loops in them.
 const SLEEPABLE: Need = Need::Since { version: "5.18", function: "bpf_copy_from_user_task" };

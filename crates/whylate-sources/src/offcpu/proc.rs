@@ -39,12 +39,10 @@ impl AttachedProc {
         fallback_reason: Option<String>,
     ) -> Result<Self, AttachError> {
         if options.cgroup.is_some() {
-            let reason = "the backend proc does not tell threads by cgroup: leave --cgroup out";
-            return Err(AttachError::Contradiction(reason.to_owned()));
+            return Err(cannot("does not tell threads by cgroup: leave --cgroup out", fallback_reason));
         }
         if options.lines || options.call_graph != CallGraph::Rules {
-            let reason = "the backend proc tells no user frames: leave --lines and --call-graph out";
-            return Err(AttachError::Contradiction(reason.to_owned()));
+            return Err(cannot("tells no user frames: leave --lines and --call-graph out", fallback_reason));
         }
         // What is not permitted for our own thread is for none.
         fs::read("/proc/self/stack").map_err(|_| AttachError::NotPermitted)?;
@@ -55,6 +53,14 @@ impl AttachedProc {
             .spawn(move || walker.run(&asked))
             .context("cannot start a thread")?;
         Ok(AttachedProc { ask: Some(ask), reader: Some(reader), fallback_reason })
+    }
+}
+
+/// Whoever asked for this backend contradicts himself; others have it since BPF cannot be used here.
+fn cannot(what: &str, fallback_reason: Option<String>) -> AttachError {
+    match fallback_reason {
+        None => AttachError::Contradiction(format!("the backend proc {what}")),
+        Some(reason) => AttachError::Unsupported(format!("{reason}; the backend proc {what}")),
     }
 }
 

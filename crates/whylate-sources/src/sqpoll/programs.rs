@@ -69,10 +69,10 @@ impl Programs {
             let reason = match never_sleeps::find() {
                 // It would wait for ever, and nobody could end it, if one of those spun without sleeping.
                 _ if !sees_all_threads() => {
-                    "the kernel waits for every submission thread before it lets programs in there, and those outside this namespace of process ids cannot be seen".to_owned()
+                    "the kernel waits for every submission thread before it attaches them, and threads outside this PID namespace are not visible".to_owned()
                 }
                 Some(tid) => format!(
-                    "submission thread {tid} spins without sleeping, and the kernel waits for that before it lets programs in there"
+                    "submission thread {tid} spins without sleeping, and the kernel waits for it before it attaches them"
                 ),
                 None => match Self::attach_way(options, session, Way::Functions, &kernel) {
                     Err(AttachError::Unsupported(reason)) => reason,
@@ -229,7 +229,7 @@ fn code_of_work(kernel: &Btf<'_>) -> Result<Vec<Range<u64>>, AttachError> {
     let hidden = functions.iter().zip(&code).find_map(|(function, code)| function.filter(|_| code.is_none()));
     match hidden {
         Some(function) => Err(AttachError::Unsupported(format!(
-            "before Linux 6.9 work is told by where a thread is, and /proc/kallsyms does not tell where {function} is"
+            "before Linux 6.9, measuring work needs the address of {function}, which /proc/kallsyms does not show"
         ))),
         None => Ok(code.into_iter().flatten().collect()),
     }

@@ -50,7 +50,7 @@ pub const POLLED_EVERY: std::time::Duration = std::time::Duration::from_millis(2
 
 pub(crate) const BPF: &str = "bpf";
 const TRACER: &str = "tracer";
-/// What both backends use.
+/// What `bpf` uses, and the tracer for causes.
 const NEEDS: [Need; 6] = [
     Need::Btf,
     Need::TpBtfPrograms,
@@ -64,11 +64,7 @@ const NEEDS: [Need; 6] = [
 pub static INFO: SourceInfo = SourceInfo {
     card: &sources::TIMERLAT,
     backends: &[
-        BackendInfo {
-            name: TRACER,
-            needs: &[Need::Tracer("timerlat"), NEEDS[0], NEEDS[1], NEEDS[2], NEEDS[3], NEEDS[4], NEEDS[5]],
-            weaker: "",
-        },
+        BackendInfo { name: TRACER, needs: &[Need::Tracer(tracer::TRACER)], weaker: "" },
         BackendInfo { name: BPF, needs: &NEEDS, weaker: "" },
     ],
     only_asked: &[],
@@ -182,7 +178,7 @@ impl TimerlatOptions {
                 attached => return attached,
             }
         } else if self.needs_tracer() {
-            let told = "the backend bpf measures threads in user space of its own, and records no events: leave --backend bpf out";
+            let told = "the bpf backend measures only its own user-space threads and records no events: leave --backend bpf out";
             return Err(AttachError::Contradiction(told.to_owned()));
         }
         let attached = AttachedTimerlat::new(self, session, false)?;

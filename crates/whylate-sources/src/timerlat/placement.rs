@@ -16,8 +16,7 @@ pub fn keep_to(cpus: &[u32]) -> anyhow::Result<()> {
     for &cpu in cpus.iter().filter(|&&cpu| (cpu as usize) < CpuSet::MAX_CPU) {
         set.set(cpu as usize);
     }
-    sched_setaffinity(None, &set)
-        .context("cannot run on the CPUs chosen for house keeping: choose ones that are online")
+    sched_setaffinity(None, &set).context("cannot run on the CPUs chosen for housekeeping: choose CPUs that are online")
 }
 
 /// Moves this process, with the threads that are measured, into a cgroup (version 2), named from the top.

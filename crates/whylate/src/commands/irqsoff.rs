@@ -42,14 +42,14 @@ pub struct Arguments {
     /// Print a line each time that interrupts are off for at least this long, as it happens (e.g. 5ms)
     #[arg(long, value_name = "LENGTH", value_parser = duration_ns, group = "late_lengths")]
     slower: Option<u64>,
-    /// Explain each time that an interrupt is late by at least this (e.g. 5ms): its causes, which add up to that, with handlers apart
+    /// Explain each interrupt that is late by at least this (e.g. 5ms): its causes, which add up to the delay, and handlers separately
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns, group = "late_lengths")]
     why: Option<u64>,
-    /// Print the N longest times with interrupts off, with their stacks, at each output; 1 unless lines are printed as it happens
+    /// Print the N longest times with interrupts off, with their stacks, at each output [default: 1, or none if lines are printed live]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     worst: Option<u16>,
-    /// How often the timer of each CPU is due (e.g. 500us; a bare number is in microseconds). What is shorter is seen by chance only, and
-    /// lengths are known to this much [default: 1ms, or 2, 5 or 10 ms where a timer's interrupts would take more than 0.6 % of a CPU]
+    /// Period of the timer of each CPU (e.g. 500us; a bare number is in microseconds). Shorter sections are only seen by chance, and
+    /// lengths are accurate to one period [default: 1ms, or 2, 5 or 10 ms where a timer's interrupts would take more than 0.6 % of a CPU]
     #[arg(long, value_name = "PERIOD", value_parser = period)]
     period: Option<u64>,
     /// Leave out what is shorter than this
@@ -67,13 +67,13 @@ pub struct Arguments {
     /// Only these CPUs, e.g. 0,2-5
     #[arg(short, long, value_name = "CPUS")]
     cpus: Option<Cpus>,
-    /// Preemption that is off, not interrupts: by the events preemptirq:preempt_* where the kernel has them, and else, from Linux 6.17 to 6.19, by
-    /// how long the kernel keeps a CPU that another thread waits for
+    /// Trace disabled preemption, not interrupts: by the events preemptirq:preempt_* where the kernel has them; otherwise, on Linux 6.17 to
+    /// 6.19, by how long the kernel keeps a CPU that another thread waits for
     #[arg(long)]
     pub(crate) preempt: bool,
     #[command(flatten)]
     pub(crate) schedule: Schedule,
-    /// How to measure: events, ticks, tracer, need_resched; auto takes events where the kernel has them, and else ticks, or need_resched with
+    /// How to measure: events, ticks, tracer, need_resched; auto uses events where the kernel has them, otherwise ticks, or need_resched with
     /// --preempt
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,

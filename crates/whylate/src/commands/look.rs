@@ -60,6 +60,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     session.take_lost();
     let began = Instant::now();
     let mut gatherer = Gatherer::default();
+    drain(&mut looking, &mut gatherer, |number, at_unix_ns| at_unix_ns >= begins[number])?;
     let end = began.checked_add(Duration::from_nanos(arguments.duration));
     let ended = wait(&watch, end, NOW_AND_THEN, &mut || {
         drain(&mut looking, &mut gatherer, |number, at_unix_ns| at_unix_ns >= begins[number])?;

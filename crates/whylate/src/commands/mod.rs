@@ -60,7 +60,7 @@ fn recover() {
     let left = restore::recover();
     if left != PutBack::default() {
         eprintln!(
-            "whylate: an earlier whylate was killed: put back {} settings of the kernel and removed {} tracing instances that it has left",
+            "whylate: an earlier whylate was killed: restored {} kernel settings and removed {} tracing instances that it had left behind",
             left.settings, left.instances
         );
     }

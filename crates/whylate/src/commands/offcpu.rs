@@ -92,7 +92,7 @@ pub struct Arguments {
     /// from the innermost function's caller on
     #[arg(long, value_enum, default_value_t = Callers::Rules, conflicts_with = "no_user")]
     call_graph: Callers,
-    /// File and line of each user frame, and functions that are inlined there, where debug information tells; this takes longer
+    /// Show the file and line of each user frame, and the functions inlined there, where debug information is available; slower
     #[arg(long, conflicts_with = "no_user")]
     lines: bool,
     /// Show who ended each wait: append the waker's stack to that of the waiter; traces every context switch (backend trace)
@@ -253,7 +253,7 @@ fn read_classes(path: &Path) -> anyhow::Result<Classes> {
 fn backend_with_wakers(named: Option<&str>) -> anyhow::Result<String> {
     match named {
         None | Some("auto") => {
-            eprintln!("whylate: offcpu takes {TRACE}, since who woke a thread is seen at its wakeup alone")
+            eprintln!("whylate: offcpu uses the {TRACE} backend, as only a wakeup shows who woke a thread")
         }
         Some(TRACE) => {}
         Some(_) => return Err(Senseless(anyhow::anyhow!(WAKERS_NEED_TRACE)).into()),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The one way from sources to outputs: what measures, its late events as they come, and snapshots that carry those that are asked for.
+//! The one way from sources to outputs: what measures, its late events as they come, and snapshots that carry those
+//! that are asked for.
 
 use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
@@ -28,8 +29,10 @@ pub enum Keep {
     Nothing,
     /// All of them.
     All,
-    /// Of those with causes only the worst, so many.
+    /// Of those with causes only the worst, so many; and all others.
     Worst(usize),
+    /// Only the worst of those with causes, so many: others are shown as they come.
+    OnlyWorst(usize),
 }
 
 impl Keep {
@@ -52,7 +55,7 @@ impl Kept {
     /// None as yet.
     pub fn new(keep: Keep) -> Self {
         let worst = match keep {
-            Keep::Worst(limit) => Some(Worst::new(limit)),
+            Keep::Worst(limit) | Keep::OnlyWorst(limit) => Some(Worst::new(limit)),
             Keep::Nothing | Keep::All => None,
         };
         Kept { keep, late: Vec::new(), worst, beyond_limit: 0 }
@@ -63,12 +66,13 @@ impl Kept {
         match &mut self.worst {
             _ if self.keep == Keep::Nothing => {}
             Some(worst) if !event.causes.is_empty() => worst.add(event),
+            _ if matches!(self.keep, Keep::OnlyWorst(_)) => {}
             _ if self.late.len() < LATE_EVENTS => self.late.push(event),
             _ => self.beyond_limit += 1,
         }
     }
 
-    /// Hands over what was kept to a snapshot, the worst first.
+    /// Hands over what was kept to a snapshot: others before the worst, and of these the worst first.
     pub fn tell(&mut self, snapshot: &mut Snapshot) {
         snapshot.late.append(&mut self.late);
         snapshot.late.extend(self.worst.iter_mut().flat_map(Worst::take));
@@ -162,7 +166,7 @@ pub struct Schedule {
     /// End after this time (e.g. 10s, 5m, 1h)
     #[arg(short, long, value_parser = duration_ns)]
     duration: Option<u64>,
-    /// One JSON object a line per output
+    /// Print one JSON object per output, each on one line
     #[arg(long)]
     pub json: bool,
 }
@@ -170,7 +174,11 @@ pub struct Schedule {
 impl Schedule {
     /// Late events are shown as they come, but in JSON, and where only the worst are asked for.
     pub fn keep(&self, worst: Option<u16>) -> Keep {
-        if self.json || worst.is_some() { Keep::worst(worst.map(usize::from)) } else { Keep::Nothing }
+        match worst.map(usize::from) {
+            worst if self.json => Keep::worst(worst),
+            Some(limit) => Keep::OnlyWorst(limit),
+            None => Keep::Nothing,
+        }
     }
 
     /// Whether there is more than one output.
@@ -294,6 +302,9 @@ mod tests {
         // What nobody has explained is not compared.
         kept.add(LateEvent { latency_ns: 1, ..LateEvent::default() });
         assert_eq!(latencies(told(&mut kept)), [1]);
+        let mut only = Kept::new(Keep::OnlyWorst(2));
+        [late(7), LateEvent { latency_ns: 1, ..LateEvent::default() }].into_iter().for_each(|event| only.add(event));
+        assert_eq!(latencies(told(&mut only)), [7]);
         let mut nothing = Kept::new(Keep::Nothing);
         nothing.add(late(7));
         assert!(told(&mut nothing).late.is_empty());

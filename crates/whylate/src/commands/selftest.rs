@@ -38,8 +38,8 @@ const FAILED: u8 = 1;
 
 /// Prove on this machine that the figures are right
 ///
-/// Work items, interrupts that are off, softirqs, a real-time thread that keeps a CPU, sleeping threads and an io_uring submission thread are made
-/// for a known time, and each is compared with what its source tells of it, and with whom it blames.
+/// Makes work items, disabled interrupts, softirqs, a real-time thread that keeps a CPU busy, sleeping threads and an io_uring submission thread,
+/// each for a known time, and checks what each source reports and which culprit it names.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit status: 0 when everything that can be tried here is right, 1 when something is not, 3 when nothing can be tried, 128 and the signal's
@@ -48,7 +48,7 @@ pub struct Arguments {
     /// Disturb this CPU, and not the last one
     #[arg(long, value_name = "N")]
     cpu: Option<u32>,
-    /// Also where real-time threads are at work
+    /// Run even if real-time threads are at work
     #[arg(long)]
     force: bool,
     /// One JSON object
@@ -157,7 +157,7 @@ fn place<'a>(arguments: &Arguments, stop: &'a AtomicBool) -> anyhow::Result<Plac
 fn refuse(at_work: &[RealtimeThread]) -> Result<(), AttachError> {
     let Some(busiest) = at_work.iter().max_by_key(|thread| thread.ran_ns) else { return Ok(()) };
     Err(AttachError::Unsupported(format!(
-        "{} real-time thread{} at work here, {} ({}) most of all, and would be disturbed: stop them first, or say --force",
+        "{} real-time thread{} at work here, above all {} ({}), and would be disturbed: stop them first, or use --force",
         at_work.len(),
         if at_work.len() == 1 { " is" } else { "s are" },
         busiest.name,
@@ -171,9 +171,9 @@ fn announce(place: &Place<'_>) {
     // Whoever does not see it misses nothing.
     let _ = writeln!(
         io::stderr(),
-        "whylate: this takes some 20 seconds, more where others disturb it as well. CPU {cpu} is kept for {} ms at a time, {disturbances} times, without \
-         interrupts, by a softirq or by a real-time thread; 50 work items keep it for 1 ms each, and a submission thread for a third of 3 seconds, while \
-         a real-time thread on CPU {other} watches it for as long.",
+        "whylate: this takes some 20 seconds, longer on a busy machine. CPU {cpu} is blocked for {} ms at a time, {disturbances} times, by disabled \
+         interrupts, a softirq or a real-time thread; 50 work items occupy it for 1 ms each, and a submission thread for a third of 3 seconds, \
+         during which a real-time thread on CPU {other} watches it.",
         length_ns / 1_000_000
     );
 }
@@ -214,7 +214,7 @@ mod tests {
         assert!(refuse(&[]).is_ok());
         let thread = |name: &str, ran_ns| RealtimeThread { name: name.to_owned(), policy: "fifo", ran_ns };
         let said = refuse(&[thread("jackd:7", 5), thread("rt:8", 9)]).map_err(|error| error.to_string());
-        let expected = "2 real-time threads are at work here, rt:8 (fifo) most of all, and would be disturbed: stop them first, or say --force";
+        let expected = "2 real-time threads are at work here, above all rt:8 (fifo), and would be disturbed: stop them first, or use --force";
         assert_eq!(said, Err(expected.to_owned()));
     }
 }

@@ -36,8 +36,8 @@ pub struct Arguments {
     /// Only threads of this process
     #[arg(short, long, value_name = "PID")]
     pid: Option<u32>,
-    /// Tell work by the entry and exit of the functions that do it, where the kernel lets programs in there. Beginning and ending wait
-    /// until each submission thread of this host has slept once
+    /// Measure work at the entry and exit of the functions that do it, where the kernel allows programs there. Attaching and detaching
+    /// wait until each submission thread of this host has slept once
     #[arg(long)]
     precise: bool,
     /// Explain each wait for a CPU that is at least this long (e.g. 1ms): who had it meanwhile

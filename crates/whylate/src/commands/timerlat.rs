@@ -51,7 +51,7 @@ enum Mode {
 struct Top {
     #[command(flatten)]
     common: Common,
-    /// Stop at this latency and tell why, without statistics (us)
+    /// Stop at this latency and show why, without statistics (us)
     #[arg(long, value_name = "LATENCY", value_parser = us, conflicts_with_all = ["auto", "irq", "thread", "no_aa"])]
     aa_only: Option<u64>,
 }
@@ -112,7 +112,7 @@ struct Common {
     /// Stop at this thread latency, or return-to-user latency (us)
     #[arg(short = 'T', long, value_name = "LATENCY", value_parser = us)]
     thread: Option<u64>,
-    /// Show the stack that the timer interrupted, of threads with at least this latency (us)
+    /// Show the stack that the timer interrupted if the thread latency is at least this (us)
     #[arg(short, long, value_name = "LATENCY", value_parser = us)]
     stack: Option<u64>,
     /// How the analysis prints stack entries without a symbol: truncate ends the stack there, skip omits them, full prints
@@ -122,10 +122,10 @@ struct Common {
     /// Allow only idle states with at most this exit latency, through /dev/cpu_dma_latency (us)
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u32).range(0..=10_000))]
     dma_latency: Option<u32>,
-    /// Measure threads in user space; the default where there is a way
+    /// Measure threads in user space; the default where possible
     #[arg(short, long, conflicts_with_all = ["user_load", "kernel_threads"])]
     user_threads: bool,
-    /// Measure threads that somebody else starts, which read osnoise/per_cpu/cpuN/timerlat_fd (needs the kernel's timerlat tracer)
+    /// Measure your own user-space threads, which read osnoise/per_cpu/cpuN/timerlat_fd (needs the kernel's timerlat tracer)
     #[arg(short = 'U', long, conflicts_with = "kernel_threads")]
     user_load: bool,
     /// Measure kernel threads (needs the kernel's timerlat tracer)
@@ -140,7 +140,7 @@ struct Common {
     /// End after this time (s, m, h, d; a bare number is in seconds)
     #[arg(short, long, value_name = "TIME", value_parser = duration_ns)]
     duration: Option<u64>,
-    /// Say what is done
+    /// Print debug information
     #[arg(short = 'D', long)]
     debug: bool,
     /// Save a trace when a threshold is hit: the tracer's, or without the tracer the latest activations, with what ran on
@@ -161,7 +161,7 @@ struct Common {
     /// With a threshold: print which thread had each CPU when it was hit
     #[arg(long, alias = "dump-task")]
     dump_tasks: bool,
-    /// Do not tell why a threshold was hit
+    /// Do not analyze why a threshold was hit
     #[arg(long)]
     no_aa: bool,
     /// Show nanoseconds
@@ -170,7 +170,7 @@ struct Common {
     /// Discard the activations of this warm-up time (s)
     #[arg(long, value_name = "TIME", value_parser = duration_ns)]
     warm_up: Option<u64>,
-    /// Switch off deeper idle states of the measured CPUs; -1 for all
+    /// Disable idle states deeper than this on the measured CPUs; -1 disables all
     #[arg(long, value_name = "STATE", allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1..=100))]
     deepest_idle_state: Option<i32>,
     /// When a threshold is hit: trace[,file=FILE], signal,num=N,pid=PID, shell,command=COMMAND, or continue

@@ -43,13 +43,13 @@ pub struct Arguments {
     /// Column that orders the table
     #[arg(long, value_enum, default_value_t = Sort::Max, requires = "table")]
     pub(crate) sort: Sort,
-    /// What to tell apart
+    /// What to group by
     #[arg(long, value_enum)]
     pub(crate) by: Option<Key>,
     /// Print a line per item that waited at least this long, as it happens (e.g. 10ms)
     #[arg(long, value_name = "LATENCY", value_parser = duration_ns, group = "late")]
     pub(crate) slower: Option<u64>,
-    /// Explain every item that waited at least this long (e.g. 1ms): its causes, which add up to the wait, and who caused most in all
+    /// Explain every item that waited at least this long (e.g. 1ms): its causes, which add up to the wait, and the main culprits
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns, group = "late")]
     pub(crate) why: Option<u64>,
     /// With --why: print only the N longest waits, longest first, at each output

@@ -41,7 +41,7 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
     write_culprits(out, &look.culprits)?;
     for (heading, of) in [("Not measured here", &look.unmeasured), ("Less precise on this machine", &look.weaker)] {
         if !of.is_empty() {
-            writeln!(out, "\n{heading} (`whylate doctor` tells what the kernel lacks):")?;
+            writeln!(out, "\n{heading} (`whylate doctor` shows what the kernel lacks):")?;
         }
         of.iter().try_for_each(|told| writeln!(out, "    {:<9} {}", told.source, printable(&told.reason)))?;
     }

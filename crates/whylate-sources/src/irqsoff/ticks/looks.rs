@@ -25,7 +25,7 @@ impl Looks {
     /// They begin with [`start`](Self::start). The error is why there can be none here.
     pub(super) fn open(cpus: &[u32]) -> Result<Self, String> {
         if !cfg!(target_arch = "x86_64") {
-            return Err("only on x86 the cycle counter's interrupt is sure to be an NMI".to_owned());
+            return Err("only on x86 is the cycle counter's interrupt sure to be an NMI".to_owned());
         }
         let events = cpus.iter().map(|&cpu| Ok((cpu, count_kernel_cycles(cpu, CYCLES)?)));
         let events = events.collect::<std::io::Result<_>>().map_err(|error| match error.raw_os_error() {

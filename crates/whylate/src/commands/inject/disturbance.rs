@@ -48,7 +48,7 @@ struct Common {
 /// Only one CPU is disturbed at a time, by one `whylate inject` at a time: others have to be able to go on.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Examples:
+examples:
   whylate inject irqs-off                                 5 times 10 ms, one every 200 ms, on the current CPU
   whylate inject irqs-off --for 500us --times 100 --cpu 1 for sources that see short ones
   whylate inject irqs-off --json                          for a program to compare")]
@@ -60,12 +60,12 @@ pub struct IrqsOffArguments {
 /// Turns preemption off on one CPU for a known time.
 ///
 /// A BPF program does it (`bpf_preempt_disable`, Linux 6.10 and later), in a thread whose name is whylate-preempt. Interrupts are taken
-/// meanwhile, and no other thread gets the CPU, however urgent it is. Where the kernel is not preemptible anyway, all its code is like that.
+/// meanwhile, and no other thread gets the CPU, however urgent it is. In a non-preemptible kernel, all kernel code behaves like this anyway.
 ///
-/// Only one CPU is disturbed at a time, by one `whylate inject` at a time: others have to be able to go on.
+/// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Examples:
+examples:
   whylate inject preempt-off                              5 times 10 ms, one every 200 ms, on the current CPU
   whylate inject preempt-off --for 2ms --times 100 --cpu 1
                                                           for `whylate irqsoff --preempt` beside it
@@ -83,7 +83,7 @@ pub struct PreemptOffArguments {
 /// Only one CPU is disturbed at a time, by one `whylate inject` at a time: others have to be able to go on.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Examples:
+examples:
   whylate inject softirq                                  5 times 10 ms, one every 200 ms, on the current CPU
   whylate inject softirq --for 2ms --times 100 --cpu 1    for sources that see short ones
   whylate inject softirq --json                           for a program to compare")]
@@ -94,14 +94,14 @@ pub struct SoftirqArguments {
 
 /// Keeps one CPU busy with a thread for a known time.
 ///
-/// The name of the thread is whylate-hog. With the policy fifo all normal threads of that CPU wait; with the policy normal
-/// it shares the CPU with them, and needs no privileges. Its length is by the clock; how long of it the thread was running
-/// is told as well.
+/// The thread is named whylate-hog. With --policy fifo, all normal threads of that CPU wait; with --policy normal, it
+/// shares the CPU with them and needs no privileges. The length is wall-clock time; the time that the thread actually
+/// ran is also reported.
 ///
-/// Only one CPU is disturbed at a time, by one `whylate inject` at a time: others have to be able to go on.
+/// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Examples:
+examples:
   whylate inject hog                                      5 times 10 ms, one every 200 ms, on the current CPU
   whylate inject hog --for 40ms --every 100ms --times 50  keeps 40 % of a CPU from normal threads for 5 s
   whylate inject hog --priority 97                        delays the threads of cyclictest and timerlat too
@@ -109,7 +109,7 @@ Examples:
 pub struct HogArguments {
     #[command(flatten)]
     common: Common,
-    /// What the thread is to the scheduler.
+    /// The scheduling policy of the thread.
     #[arg(long, value_enum, default_value_t = Policy::Fifo)]
     policy: Policy,
     /// Its real-time priority, 1 to 98 (default: 50).

@@ -24,7 +24,7 @@ const POLLED_EVERY: Duration = Duration::from_millis(20);
 /// application sees it, less what the thread waited for a CPU.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Examples:
+examples:
   whylate inject sqpoll --duty 37 --for 10s               works 37 % of the time and spins otherwise
   whylate inject sqpoll --duty 5 --idle 1ms --every 100ms sleeps in between
   whylate inject sqpoll --rings 3 --json                  three rings share the thread")]

@@ -19,12 +19,12 @@ use crate::values::duration_ns;
 ///
 /// No kernel module is needed: a BPF program queues them all on one CPU (Linux 6.10 and later). An item that keeps the CPU
 /// busy delays those behind it: of one batch with --busy 5ms the first item waits 0 ms, the second 5 ms, the third 10 ms.
-/// Beyond 10 ms the kernel may run others beside a busy item.
+/// After 10 ms the kernel may run other items alongside a busy one.
 ///
-/// Items are freed at the end: `bpf_wq_delete_work` is queued as often as there were different items, 16,384 at most.
+/// Items are freed at the end: `bpf_wq_delete_work` is queued once for each distinct item, at most 16,384 times.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Examples:
+examples:
   whylate inject work --items 10000 --delay 8s         10,000 in one go, after 8 s to start a tool
   whylate inject work --items 10000 --delay 8s --load  the same on a busy machine
   whylate inject work --items 20 --busy 5ms --cpu 1    these wait 0, 5, 10 ... 95 ms

@@ -26,7 +26,7 @@ pub struct Arguments {
     /// Files to read
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Write to this file, .svg or .folded; to standard output, folded, without
+    /// Write to this file, .svg or .folded [default: folded, to standard output]
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
     /// What a stack begins with

@@ -40,13 +40,13 @@ const COLUMNS: [(&str, Align); 8] = [
     ("P99", Align::Right),
 ];
 
-/// How busy a submission thread is under a load of its own, at different numbers of requests in flight.
+/// How busy a submission thread is under a synthetic load, at different numbers of requests in flight.
 ///
-/// UTIL% is work as a share of the thread's time on a CPU, and IDLE% is the rest of that time. Requests are direct I/O (O_DIRECT), from the
-/// start of the file to its end and again.
+/// UTIL% is work as a share of the thread's time on a CPU, and IDLE% is the rest of that time. Requests are direct I/O (O_DIRECT) and read
+/// or write the file from start to end, repeatedly.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Examples:
+examples:
   whylate sqpoll sweep --filename /dev/nvme0n1            read it with 1, 4, 8, 16 and 64 requests in flight
   whylate sqpoll sweep --filename F --iodepth 32 --bs 4k  with 32 small ones
   whylate sqpoll sweep --filename F --fio                 have fio make the load
@@ -74,13 +74,13 @@ pub struct Arguments {
     /// Keep the submission thread on this CPU.
     #[arg(long, value_name = "N")]
     sq_cpu: Option<u32>,
-    /// Have the submission thread poll the device, which has to be made for it.
+    /// Have the submission thread poll the device, which must support polling.
     #[arg(long)]
     iopoll: bool,
-    /// Have fio make the load (ioengine=io_uring, sqthread_poll=1), whose threads spin for a second before they sleep
+    /// Have fio produce the load (ioengine=io_uring, sqthread_poll=1); its threads spin for a second before they sleep
     #[arg(long, conflicts_with = "sq_thread_idle")]
     fio: bool,
-    /// Write to a file or block device that is there already: what is in it is lost.
+    /// Write to an existing file or block device: its contents are lost.
     #[arg(long)]
     destroy_what_is_there: bool,
     /// Print one JSON object a line per number of requests.
@@ -202,7 +202,7 @@ fn prepare(arguments: &Arguments) -> anyhow::Result<Option<Made<'_>>> {
     }
     if let Some(refusal) = file_load::refusal_to_write(&arguments.filename) {
         if !arguments.destroy_what_is_there {
-            return Err(Senseless(anyhow!("{refusal}: if that is what you want, say --destroy-what-is-there")).into());
+            return Err(Senseless(anyhow!("{refusal}: to allow this, use --destroy-what-is-there")).into());
         }
         return Ok(None);
     }

@@ -19,9 +19,9 @@ impl Args for Events {
         let event = option(EVENT, "SYSTEM[:EVENT]").short('e');
         command
             .arg(event.help("With -t or -a: trace this event too (needs the kernel's timerlat tracer)"))
-            .arg(option(FILTER, "FILTER").requires(EVENT).help("Filter of the event before, in the kernel's language"))
+            .arg(option(FILTER, "FILTER").requires(EVENT).help("Filter for the preceding event, in kernel syntax"))
             .arg(option(TRIGGER, "TRIGGER").requires(EVENT).help(
-                "Trigger of the event before, in the kernel's language; the histogram of hist: is saved to SYSTEM_EVENT_hist.txt",
+                "Trigger for the preceding event, in kernel syntax; the histogram of a hist: trigger is saved to SYSTEM_EVENT_hist.txt",
             ))
     }
 
@@ -67,7 +67,7 @@ fn event(text: &str) -> Result<TraceEvent, String> {
     // They are names of folders.
     let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
     if !is_name(system) || !name.is_none_or(is_name) {
-        return Err(format!("an event is named SYSTEM or SYSTEM:EVENT, e.g. sched:sched_switch, and not {text}\n"));
+        return Err(format!("name an event SYSTEM or SYSTEM:EVENT, e.g. sched:sched_switch, not {text}\n"));
     }
     Ok(TraceEvent { system: system.to_owned(), name: name.map(str::to_owned), filter: None, trigger: None })
 }

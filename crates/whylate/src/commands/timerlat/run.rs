@@ -151,7 +151,7 @@ impl<'a> Measurement<'a> {
             if self.watch.until(Some(until))? != Ended::Time {
                 return Ok(SUCCESS);
             }
-            self.feed.source.drain_late(Duration::ZERO, &mut |_| {})?;
+            self.feed.take_late(&mut |_| Ok(None))?;
             self.feed.source.snapshot()?;
             self.feed.source.resume()?;
         }
@@ -217,7 +217,10 @@ impl<'a> Measurement<'a> {
 
     fn take_late(&mut self, out: &mut dyn Write) -> anyhow::Result<()> {
         let mut events = Vec::new();
-        self.feed.source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+        self.feed.take_late(&mut |event| {
+            events.push(event);
+            Ok(None)
+        })?;
         for mut event in events {
             if self.is_hit(&event) {
                 self.hits.entry(event.cpu).or_insert_with(|| event.clone());
@@ -286,7 +289,7 @@ impl<'a> Measurement<'a> {
         }
         self.hits.clear();
         // What came in after the stop is of no measurement.
-        self.feed.source.drain_late(Duration::ZERO, &mut |_| {})?;
+        self.feed.take_late(&mut |_| Ok(None))?;
         self.feed.source.snapshot()?;
         self.feed.source.resume()?;
         Ok(true)

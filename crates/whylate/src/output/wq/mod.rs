@@ -356,6 +356,13 @@ mod tests {
         insta::assert_snapshot!(printed("--slower 10ms"));
     }
     #[test]
+    fn what_is_not_explained_is_no_longest_wait() {
+        let text = printed_with("--why 2ms --slower 1ms --worst 2", late_items());
+        assert_eq!(text.matches("too_short_for_why").count(), 1, "{text}");
+        assert!(text.contains("Longest waits: 2 of "), "{text}");
+    }
+
+    #[test]
     fn causes_of_late_items() {
         insta::assert_snapshot!(printed_with("--why 2ms --slower 1ms --stack", late_items()));
     }
