@@ -308,7 +308,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     } else if options.backend.as_deref() == Some("auto") {
         let often = options.budget_ppm.map_or(Often::RateHz(options.rate_hz), Often::BudgetPpm);
         let choice = Choice::look(often).context("cannot tell which backend is cheaper")?;
-        eprintln!("whylate: offcpu takes {choice}");
+        eprintln!("whylate: offcpu uses {choice}");
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }
     let mut feed = Feed::of(&options, Keep::Worst(arguments.worst.map_or(WORST, usize::from)))?;
