@@ -11,7 +11,7 @@ use libbpf_rs::{Iter, Link};
 use whylate_model::{Snapshot, Stack};
 use whylate_sources::clock::{process_cpu_ns, thread_cpu_ns};
 use whylate_sources::offcpu::{AttachedOffcpu, Choice, OffcpuOptions, Often};
-use whylate_sources::{Attached, Session};
+use whylate_sources::{Attached, Session, Threads};
 
 use super::sleepers::Sleepers;
 use crate::figures::median;
@@ -80,7 +80,12 @@ pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
 
 fn attach(process: Option<u32>, user_stacks: bool) -> Result<AttachedOffcpu> {
     // Its own walks are not counted, and may not be in the way.
-    let options = OffcpuOptions { rate_hz: 1, process, user_stacks, ..OffcpuOptions::default() };
+    let options = OffcpuOptions {
+        rate_hz: 1,
+        threads: Threads { process, ..Threads::default() },
+        user_stacks,
+        ..OffcpuOptions::default()
+    };
     options.attach_programs(&Session::of_one()).context("cannot attach offcpu")
 }
 

@@ -10,7 +10,7 @@ use whylate_model::Series;
 use whylate_model::sqpoll::is_thread;
 use whylate_sources::inject::sqpoll::{Done, Load, Plan};
 use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions};
-use whylate_sources::{AttachError, Attached as _, Session};
+use whylate_sources::{AttachError, Attached as _, Measuring, Session, Threads};
 
 use super::{Check, Part, places};
 
@@ -25,7 +25,7 @@ const UNSURE: f64 = 0.005;
 
 struct Way {
     name: &'static str,
-    source: AttachedSqpoll,
+    source: Measuring<AttachedSqpoll>,
     /// What the load had done when it looked last, and what the hypervisor had taken.
     before: (Done, f64),
     limit: Option<f64>,
@@ -77,7 +77,7 @@ pub fn measure() -> Result<Part> {
 }
 
 fn ways() -> Result<(Vec<Way>, String)> {
-    let own = SqpollOptions { pid: Some(std::process::id()), ..SqpollOptions::default() };
+    let own = SqpollOptions { threads: Threads::of(std::process::id()), ..SqpollOptions::default() };
     let of = |backend: &str| SqpollOptions { backend: Some(backend.to_owned()), ..own.clone() };
     let mut ways = Vec::new();
     let mut notes = String::new();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use io_uring::{IoUring, opcode};
 use whylate_sources::sqpoll::SqpollOptions;
-use whylate_sources::{Attached as _, Session};
+use whylate_sources::{Attached as _, Session, Threads};
 
 use super::{Check, Part, places, stay_on};
 use crate::figures::median;
@@ -108,8 +108,11 @@ fn watched(ring: &mut IoUring, app_cpu: u32, watcher: &str) -> Result<Sample> {
 
 fn look(cpu: u32, watcher: &str, over: &AtomicBool, ready: &AtomicBool) -> Result<()> {
     stay_on(cpu)?;
-    let options =
-        SqpollOptions { backend: Some(watcher.to_owned()), pid: Some(std::process::id()), ..SqpollOptions::default() };
+    let options = SqpollOptions {
+        backend: Some(watcher.to_owned()),
+        threads: Threads::of(std::process::id()),
+        ..SqpollOptions::default()
+    };
     let mut source = (watcher != WATCHERS[0]).then(|| options.start(&Session::of_one())).transpose()?;
     ready.store(true, Ordering::Relaxed);
     while !over.load(Ordering::Relaxed) {

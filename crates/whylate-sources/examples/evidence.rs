@@ -13,7 +13,8 @@ fn main() -> anyhow::Result<()> {
     let name = std::env::args().nth(3).unwrap_or_else(|| WQ.name.to_owned());
     let found = sources().into_iter().find(|source| source.info().card.name == name);
     let mut source = found.context("no source has this name")?;
-    source.ask(&Asked { explain_over_ns: Some(number(1).unwrap_or(1_000) * 1_000), keep_evidence: true });
+    let over_ns = number(1).unwrap_or(1_000) * 1_000;
+    source.ask(Asked { explain_over_ns: Some(over_ns), keep_evidence: true, ..Asked::default() });
     let mut source = source.attach(&Session::of_one())?;
     let end = Instant::now() + Duration::from_secs(number(2).unwrap_or(10));
     while Instant::now() < end {

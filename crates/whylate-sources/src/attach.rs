@@ -16,7 +16,7 @@ use libbpf_rs::libbpf_sys::{
 use libbpf_rs::{OpenObject, RingBuffer};
 use whylate_model::{Probe, Snapshot};
 
-use crate::source::{AttachError, SourceInfo};
+use crate::source::AttachError;
 
 /// Type information of the running kernel; without it no program can be adapted to the kernel.
 pub const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
@@ -54,21 +54,6 @@ pub fn require_btf() -> Result<(), AttachError> {
 pub fn kernel_has_function(name: &str) -> Result<bool, AttachError> {
     let types = libbpf_rs::Btf::from_vmlinux()?;
     Ok(types.type_by_name::<libbpf_rs::btf::types::Func<'_>>(name).is_some())
-}
-
-/// The backends to try, in order.
-///
-/// # Errors
-/// When `wanted` is none of the source's.
-pub fn backends_to_try(info: &SourceInfo, wanted: Option<&str>) -> Result<Vec<&'static str>, AttachError> {
-    let known: Vec<&'static str> = info.backends.iter().map(|backend| backend.name).collect();
-    match wanted {
-        None | Some("auto") => Ok(known),
-        Some(name) => match known.iter().find(|backend| **backend == name) {
-            Some(backend) => Ok(vec![*backend]),
-            None => Err(AttachError::UnknownBackend { name: name.to_owned(), known: known.join(", ") }),
-        },
-    }
 }
 
 impl From<libbpf_rs::Error> for AttachError {

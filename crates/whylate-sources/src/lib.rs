@@ -37,7 +37,9 @@ pub mod tracefs;
 pub mod wq;
 
 pub use session::Session;
-pub use source::{Asked, AttachError, Attached, Backend, BackendInfo, MapKind, Need, Source, SourceInfo};
+pub use source::{
+    Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, Threads,
+};
 
 use irqsoff::IrqsoffOptions;
 use offcpu::OffcpuOptions;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the sources of one run share, and the time that a snapshot is about.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use whylate_model::{Card, Snapshot};
 
+use crate::capabilities::KernelFacts;
 use crate::clock;
 use crate::occupancy::Kept;
 use crate::source::AttachError;
@@ -18,6 +19,7 @@ pub struct Session {
     /// Whether several sources share the account, which nobody of them tells the cost of then.
     has_several: bool,
     account: RefCell<Option<Rc<RefCell<Kept>>>>,
+    kernel: OnceCell<KernelFacts>,
 }
 
 impl Session {
@@ -33,12 +35,17 @@ impl Session {
 
     fn new(has_several: bool) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Session { host, has_several, account: RefCell::default() }
+        Session { host, has_several, account: RefCell::default(), kernel: OnceCell::new() }
     }
 
     /// The machine's name.
     pub fn host(&self) -> &str {
         &self.host
+    }
+
+    /// What this kernel has, looked up once.
+    pub(crate) fn kernel(&self) -> &KernelFacts {
+        self.kernel.get_or_init(KernelFacts::gather)
     }
 
     /// Lets the account run, once all sources are attached.

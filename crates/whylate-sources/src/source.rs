@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What every source is: a description, a way to attach, and snapshots from then on.
 
+use std::ops::{Deref, DerefMut};
+
 use thiserror::Error;
 use whylate_model::{Card, LateEvent, Snapshot};
 
+use crate::attach::silence_libbpf;
 use crate::session::Session;
 
 /// What attaches to the kernel and yields snapshots from then on: a source with its own options.
@@ -12,20 +15,104 @@ pub trait Source {
     fn info(&self) -> &'static SourceInfo;
 
     /// Sets what all sources understand.
-    fn ask(&mut self, asked: &Asked);
+    fn ask(&mut self, asked: Asked);
+
+    /// Whether it would use one of its backends for what it is asked.
+    fn takes(&self, _backend: &str) -> Takes {
+        Takes::Unasked
+    }
 
     /// Starts measuring.
     ///
     /// # Errors
     /// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
-    fn attach(&self, session: &Session) -> Result<Box<dyn Attached>, AttachError>;
+    fn attach(&self, session: &Session) -> Result<Measuring, AttachError>;
+}
+
+/// When a source uses a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// Wherever it works and no better one does.
+    Unasked,
+    /// Where it is named.
+    Asked,
+    /// It cannot do what is asked for; what to do instead.
+    Never(&'static str),
+}
+
+/// A source that measures, in one way.
+pub struct Measuring<A: Attached + ?Sized = dyn Attached> {
+    /// The backend in use, as `--backend` takes it.
+    pub backend: &'static str,
+    /// Why a better one is not in use; `None` when this is the best.
+    pub fallback_reason: Option<String>,
+    /// What measures.
+    pub attached: Box<A>,
+}
+
+impl<A: Attached + ?Sized> Deref for Measuring<A> {
+    type Target = A;
+
+    fn deref(&self) -> &A {
+        &self.attached
+    }
+}
+
+impl<A: Attached + ?Sized> DerefMut for Measuring<A> {
+    fn deref_mut(&mut self) -> &mut A {
+        &mut self.attached
+    }
+}
+
+/// Starts the best backend that this kernel has and lets in, of those that the source uses for what it is asked, or
+/// the one that is named. The kernel is asked first for what a backend needs, as `doctor` asks it.
+///
+/// # Errors
+/// Those of the last backend, or when the one that is named is not known or cannot do what is asked for.
+pub(crate) fn first_that_works<A: Attached + ?Sized>(
+    source: &dyn Source,
+    wanted: Option<&str>,
+    session: &Session,
+    mut start: impl FnMut(&'static str) -> Result<Box<A>, AttachError>,
+) -> Result<Measuring<A>, AttachError> {
+    silence_libbpf();
+    let (backends, wanted) = (source.info().backends, wanted.filter(|&name| name != "auto"));
+    if let Some(name) = wanted.filter(|name| backends.iter().all(|backend| backend.name != *name)) {
+        let known: Vec<&str> = backends.iter().map(|backend| backend.name).collect();
+        return Err(AttachError::UnknownBackend { name: name.to_owned(), known: known.join(", ") });
+    }
+    let (mut refused, mut never) = (None, None);
+    for backend in backends.iter().filter(|backend| wanted.is_none_or(|name| name == backend.name)) {
+        match source.takes(backend.name) {
+            Takes::Never(instead) => {
+                never.get_or_insert(instead);
+                continue;
+            }
+            Takes::Asked if wanted.is_none() => continue,
+            Takes::Asked | Takes::Unasked => {}
+        }
+        let lacks = session.kernel().lacks(backend.needs);
+        let is_lack = lacks.is_some();
+        let outcome = lacks.map_or_else(|| start(backend.name), |lacks| Err(AttachError::Unsupported(lacks)));
+        match outcome {
+            Ok(attached) => {
+                // One that is no worse needs no excuse where the other one is just not there.
+                let told = refused.filter(|(error, is_lack)| {
+                    !(backend.weaker.is_empty() && (*is_lack || matches!(error, AttachError::NotPermitted)))
+                });
+                let fallback_reason = told.map(|(error, _)| error.to_string());
+                return Ok(Measuring { backend: backend.name, fallback_reason, attached });
+            }
+            Err(error) => refused = Some((error, is_lack)),
+        }
+    }
+    let never = never.map(|instead| AttachError::Contradiction(instead.to_owned()));
+    let refused = refused.map(|(error, _)| error).or(never);
+    Err(refused.unwrap_or_else(|| AttachError::Unsupported("there is no backend".to_owned())))
 }
 
 /// A source that measures. Dropping it detaches it and restores every kernel setting it changed.
 pub trait Attached {
-    /// The backend in use, and why it is not a better one.
-    fn backend(&self) -> Backend<'_>;
-
     /// Everything seen since the previous call, or since attaching. The caller drives the cadence.
     ///
     /// # Errors
@@ -54,15 +141,6 @@ pub trait Attached {
     }
 }
 
-/// The way a source measures on this kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Backend<'a> {
-    /// Its name, as `--backend` takes it.
-    pub name: &'a str,
-    /// Why a better one is not in use; `None` when this is the best.
-    pub fallback_reason: Option<&'a str>,
-}
-
 /// A source's description, the same on every machine.
 #[derive(Debug)]
 pub struct SourceInfo {
@@ -70,15 +148,6 @@ pub struct SourceInfo {
     pub card: &'static Card,
     /// Its ways to measure, best first.
     pub backends: &'static [BackendInfo],
-    /// Those of them that plain use never takes by itself.
-    pub only_asked: &'static [&'static str],
-}
-
-impl SourceInfo {
-    /// Whether plain use takes this backend where it can.
-    pub fn takes_unasked(&self, backend: &str) -> bool {
-        !self.only_asked.contains(&backend)
-    }
 }
 
 /// One way to measure.
@@ -134,6 +203,28 @@ pub struct Asked {
     pub explain_over_ns: Option<u64>,
     /// Late events also carry what their causes were told from.
     pub keep_evidence: bool,
+    /// Whose latency, for sources that measure threads.
+    pub threads: Threads,
+}
+
+/// Which threads a source is to measure: those for which all of this holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Threads {
+    /// Of this process.
+    pub process: Option<u32>,
+    /// Of this name, without what the kernel cuts off.
+    pub name: Option<String>,
+    /// Of processes of this name.
+    pub process_name: Option<String>,
+    /// In the cgroup of this number, or below.
+    pub cgroup: Option<u64>,
+}
+
+impl Threads {
+    /// All of one process.
+    pub fn of(process: u32) -> Self {
+        Threads { process: Some(process), ..Threads::default() }
+    }
 }
 
 /// Why a source could not attach.

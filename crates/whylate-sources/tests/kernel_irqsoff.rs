@@ -21,12 +21,12 @@ use whylate_model::blame::{Found, LateTick};
 use whylate_model::{Labels, LateEvent, Series, Snapshot};
 use whylate_sources::inject::disturbance::Kind;
 use whylate_sources::irqsoff::{IrqsoffOptions, What};
-use whylate_sources::{Attached, Session, Source as _};
+use whylate_sources::{Measuring, Session, Source as _};
 
 const MS_NS: u64 = 1_000_000;
 const TIMES: u64 = 50;
 
-fn start(options: &IrqsoffOptions) -> Result<Box<dyn Attached>> {
+fn start(options: &IrqsoffOptions) -> Result<Measuring> {
     Ok(patching(|| options.attach(&Session::of_one()))?)
 }
 

@@ -33,7 +33,7 @@ use sleepers::{EVIL_NAME, PLACES, Sleepers};
 use whylate_model::{Snapshot, Stack, WaitClass};
 use whylate_sources::clock::unix_ns;
 use whylate_sources::offcpu::{CallGraph, KernelThreads, OffcpuOptions};
-use whylate_sources::{Session, Source as _};
+use whylate_sources::{Session, Source as _, Threads};
 
 /// How long a walk may come after the end of a period.
 const PERIOD: Duration = Duration::from_millis(112);
@@ -61,7 +61,7 @@ fn threads_in_known_places_have_their_shares_names_and_time() -> Result<()> {
 }
 
 fn shares_names_and_time(sleepers: &Sleepers, of_each: u64) -> Result<()> {
-    let options = OffcpuOptions { process: Some(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
+    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
     let snapshot = sampled(&options, Duration::from_secs(3))?;
     ensure!(lost(&snapshot) == 0, "lost: {:?}", snapshot.lost);
 
@@ -114,7 +114,7 @@ fn the_age_of_a_wait_is_since_it_began() -> Result<()> {
         let sleepers = Sleepers::start("all", 3)?;
         let asleep_ns = unix_ns();
         sleep(Duration::from_millis(700));
-        let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
+        let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
         let snapshot = sampled(&options, Duration::from_millis(300))?;
         let end_ns = snapshot.start_unix_ns + snapshot.duration_ns;
         let ages: Vec<_> =
@@ -144,11 +144,12 @@ fn the_age_of_a_wait_is_since_it_began() -> Result<()> {
 fn names_are_those_that_the_threads_gave_themselves() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("evil", 1)?;
-    let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
+    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
     let snapshot = sampled(&options, Duration::from_millis(300))?;
     let names: BTreeSet<&str> = snapshot.stacks.iter().map(|stack| stack.labels["thread"].as_str()).collect();
     ensure!(names.contains(EVIL_NAME), "{names:?}");
-    let only = OffcpuOptions { thread_name: Some(EVIL_NAME.to_owned()), ..options };
+    let only =
+        OffcpuOptions { threads: Threads { name: Some(EVIL_NAME.to_owned()), ..options.threads.clone() }, ..options };
     let snapshot = sampled(&only, Duration::from_millis(300))?;
     ensure!(!snapshot.stacks.is_empty(), "no thread of that name was seen");
     ensure!(snapshot.stacks.iter().all(|stack| stack.labels["thread"] == EVIL_NAME), "others were seen too");
@@ -166,7 +167,7 @@ fn births() -> Result<u64> {
 fn threads_that_are_born_and_die_are_counted_or_lost() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("churn", 50)?;
-    let options = OffcpuOptions { process: Some(sleepers.pid()), rate_hz: 99, ..OffcpuOptions::default() };
+    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), rate_hz: 99, ..OffcpuOptions::default() };
     let before = births()?;
     let snapshot = sampled(&options, Duration::from_secs(2))?;
     let births = (births()? - before) as f64 * 1e9 / snapshot.duration_ns as f64;
@@ -196,7 +197,7 @@ fn a_trace_goes_on_when_its_tables_are_emptied() -> Result<()> {
     }
     let sleepers = Sleepers::start("churn", 20)?;
     let options = OffcpuOptions {
-        process: Some(sleepers.pid()),
+        threads: Threads::of(sleepers.pid()),
         by_thread: true,
         backend: Some("trace".to_owned()),
         ..OffcpuOptions::default()
@@ -238,7 +239,7 @@ fn threads_that_end_meanwhile_are_not_unreadable() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("churn", 1)?;
     let options = OffcpuOptions {
-        process: Some(sleepers.pid()),
+        threads: Threads::of(sleepers.pid()),
         backend: Some("proc".to_owned()),
         rate_hz: 999,
         ..OffcpuOptions::default()
@@ -254,7 +255,7 @@ fn threads_that_end_meanwhile_are_not_unreadable() -> Result<()> {
 fn stacks_that_are_too_deep_say_so() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("deep", 1)?;
-    let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
+    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
     let snapshot = sampled(&options, Duration::from_millis(300))?;
     let deep = snapshot.stacks.iter().find(|stack| is_at(stack, "descend")).context("the deep stack was not seen")?;
     ensure!(
@@ -302,7 +303,7 @@ fn sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias() -> Result
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let seconds = compared_for()?;
     let sleepers = Sleepers::start("regular", 1)?;
-    let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
+    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
     in_rounds(|| {
         // The sleeper's own rate.
         let sample = OffcpuOptions { rate_hz: 100, backend: Some("sample".to_owned()), ..options.clone() };
@@ -341,7 +342,7 @@ fn stacks_that_differ_in_return_addresses_alone_are_told_apart_at_each_switch() 
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("alternating", 1)?;
     let options = OffcpuOptions {
-        process: Some(sleepers.pid()),
+        threads: Threads::of(sleepers.pid()),
         states: "S".to_owned(),
         backend: Some("trace".to_owned()),
         ..OffcpuOptions::default()
@@ -371,7 +372,7 @@ fn a_trace_has_all_of_a_threads_time() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("regular", 1)?;
     let options = OffcpuOptions {
-        process: Some(sleepers.pid()),
+        threads: Threads::of(sleepers.pid()),
         by_thread: true,
         backend: Some("trace".to_owned()),
         ..OffcpuOptions::default()
@@ -405,7 +406,7 @@ fn without_bpf_the_kernel_frames_are_the_same() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("all", 2)?;
     let options = OffcpuOptions {
-        process: Some(sleepers.pid()),
+        threads: Threads::of(sleepers.pid()),
         backend: Some("proc".to_owned()),
         by_thread: true,
         ..OffcpuOptions::default()
@@ -434,7 +435,7 @@ fn a_program_that_another_thread_has_begun_takes_over() -> Result<()> {
     for backend in ["sample", "trace"] {
         let sleepers = Sleepers::start_with("exec", 1, Some(tempfile::NamedTempFile::new()?))?;
         let options = OffcpuOptions {
-            process: Some(sleepers.pid()),
+            threads: Threads::of(sleepers.pid()),
             by_thread: true,
             backend: Some(backend.to_owned()),
             ..OffcpuOptions::default()
@@ -483,7 +484,8 @@ fn filters_leave_the_others_out() -> Result<()> {
     let others = sampled(&OffcpuOptions { kernel_threads: KernelThreads::No, ..OffcpuOptions::default() }, span)?;
     ensure!(others.stacks.iter().all(|stack| !stack.labels.contains_key("kernel")), "threads of the kernel are there");
     let sleepers = Sleepers::start("all", 2)?;
-    let options = OffcpuOptions { process: Some(sleepers.pid()), states: "D".to_owned(), ..OffcpuOptions::default() };
+    let options =
+        OffcpuOptions { threads: Threads::of(sleepers.pid()), states: "D".to_owned(), ..OffcpuOptions::default() };
     let uninterruptible = sampled(&options, span)?;
     ensure!(
         !uninterruptible.stacks.is_empty() && uninterruptible.stacks.iter().all(|stack| stack.state == "D"),
@@ -502,7 +504,7 @@ fn filters_leave_the_others_out() -> Result<()> {
 fn lines_and_frame_pointers_are_told_where_they_are_asked_for() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("all", 1)?;
-    let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
+    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
     let span = Duration::from_millis(300);
     let by_rules = sampled(&options, span)?;
     let by_pointers = sampled(&OffcpuOptions { call_graph: CallGraph::FramePointers, ..options.clone() }, span)?;

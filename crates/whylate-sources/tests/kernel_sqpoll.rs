@@ -23,21 +23,25 @@ use whylate_model::sqpoll::{is_part_of, is_thread};
 use whylate_model::{CauseKind, Series, Snapshot};
 use whylate_sources::inject::sqpoll::{Load, MOST_URGENT, Plan, READ_BYTES};
 use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions};
-use whylate_sources::{AttachError, Attached as _, Session};
+use whylate_sources::{AttachError, Attached as _, Measuring, Session, Threads};
 
 const INTERVAL: Duration = Duration::from_secs(1);
 /// What a share of work may be off by, as a share of the time.
 const OFF: f64 = 0.02;
 
 fn options(backend: &str) -> SqpollOptions {
-    SqpollOptions { backend: Some(backend.to_owned()), pid: Some(std::process::id()), ..SqpollOptions::default() }
+    SqpollOptions {
+        backend: Some(backend.to_owned()),
+        threads: Threads::of(std::process::id()),
+        ..SqpollOptions::default()
+    }
 }
 
 fn precise() -> SqpollOptions {
     SqpollOptions { precise: true, ..options("bpf") }
 }
 
-fn start(options: &SqpollOptions) -> Result<AttachedSqpoll> {
+fn start(options: &SqpollOptions) -> Result<Measuring<AttachedSqpoll>> {
     Ok(patching(|| options.start(&Session::of_one()))?)
 }
 

@@ -19,7 +19,7 @@ use whylate_model::sqpoll::is_thread;
 use whylate_sources::clock::monotonic_ns;
 use whylate_sources::inject::sqpoll::{Load, Plan};
 use whylate_sources::sqpoll::SqpollOptions;
-use whylate_sources::{Attached as _, Session};
+use whylate_sources::{Attached as _, Session, Threads};
 
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Whether it sleeps.
@@ -33,7 +33,7 @@ fn sleep_in_a_queue_is_not_told_as_starved() -> Result<()> {
     let plan = Plan { duty: 0.2, period: Duration::from_millis(50), idle_ms: 1, ..Plan::default() };
     let options = SqpollOptions {
         backend: Some("bpf".to_owned()),
-        pid: Some(std::process::id()),
+        threads: Threads::of(std::process::id()),
         explain_over_ns: Some(1_000_000),
         ..SqpollOptions::default()
     };

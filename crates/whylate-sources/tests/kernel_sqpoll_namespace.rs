@@ -19,7 +19,7 @@ use whylate_model::Series;
 use whylate_model::sqpoll::is_thread;
 use whylate_sources::inject::sqpoll::{Load, Plan};
 use whylate_sources::sqpoll::SqpollOptions;
-use whylate_sources::{AttachError, Attached as _, Session};
+use whylate_sources::{AttachError, Attached as _, Session, Threads};
 
 /// Set by a test for the parts of it that it runs in a namespace.
 const INSIDE: &str = "WHYLATE_TEST_INSIDE";
@@ -43,7 +43,11 @@ fn is_inside() -> bool {
 }
 
 fn options(backend: &str, pid: Option<u32>) -> SqpollOptions {
-    SqpollOptions { backend: Some(backend.to_owned()), pid, ..SqpollOptions::default() }
+    SqpollOptions {
+        backend: Some(backend.to_owned()),
+        threads: Threads { process: pid, ..Threads::default() },
+        ..SqpollOptions::default()
+    }
 }
 
 fn plan() -> Plan {

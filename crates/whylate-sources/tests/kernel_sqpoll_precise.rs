@@ -17,7 +17,7 @@ use kernel::urgent::patching;
 use whylate_model::sqpoll::is_thread;
 use whylate_sources::clock::monotonic_ns;
 use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions};
-use whylate_sources::{AttachError, Attached as _, Session};
+use whylate_sources::{AttachError, Attached as _, Session, Threads};
 
 const DUTIES: [f64; 4] = [0.01, 0.10, 0.37, 0.99];
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -46,7 +46,7 @@ fn precise_shares_of_work_are_those_of_the_function_tracer() -> Result<()> {
     let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
     let options = SqpollOptions {
         backend: Some("bpf".to_owned()),
-        pid: Some(std::process::id()),
+        threads: Threads::of(std::process::id()),
         precise: true,
         ..SqpollOptions::default()
     };

@@ -22,7 +22,7 @@ use whylate_model::{Cause, CauseKind, LateEvent, Series, Snapshot, TimerEvidence
 use whylate_sources::inject::disturbance::{Kind, Policy as HogPolicy};
 use whylate_sources::timerlat::{AttachedTimerlat, Stop, Threads, TimerlatOptions};
 use whylate_sources::tracefs;
-use whylate_sources::{Attached as _, Session};
+use whylate_sources::{Attached as _, Measuring, Session};
 
 /// The ways to measure that this kernel has, each with how its threads are named.
 fn ways() -> Vec<TimerlatOptions> {
@@ -44,7 +44,7 @@ const MS_NS: u64 = 1_000_000;
 const TIMES: u64 = 60;
 const DEADLINE: Duration = Duration::from_secs(120);
 
-fn start(options: &TimerlatOptions) -> Result<AttachedTimerlat> {
+fn start(options: &TimerlatOptions) -> Result<Measuring<AttachedTimerlat>> {
     Ok(patching(|| options.start(&Session::of_one()))?)
 }
 

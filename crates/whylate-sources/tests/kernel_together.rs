@@ -16,15 +16,13 @@ use kernel::late::{Places, blamed_ns, common_ns, stay_on};
 use kernel::turn::turn_to_measure;
 use kernel::{WRONG_BY_CHANCE, is_emulated, wanted_events};
 use whylate_model::blame::Evidence;
+use whylate_model::sources::{IRQSOFF, TIMERLAT};
 use whylate_model::{Cause, CauseKind, LateEvent};
 use whylate_sources::inject::disturbance::{Kind, Policy};
 use whylate_sources::inject::sqpoll::{Load, Plan};
 use whylate_sources::irqsoff::IrqsoffOptions;
-use whylate_sources::offcpu::OffcpuOptions;
-use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::timerlat::TimerlatOptions;
-use whylate_sources::wq::WqOptions;
-use whylate_sources::{Asked, Attached, Session, Source};
+use whylate_sources::{Asked, Measuring, Session, sources};
 
 /// Every disturbance is so long, and late is what waits for most of it.
 const LENGTH_NS: u64 = 8_000_000;
@@ -35,26 +33,27 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// Has an item queued on each CPU when it is read.
 const MAKES_ITEMS: &str = "/proc/sys/vm/stat_refresh";
 
-type Sources = Vec<(&'static str, Box<dyn Attached>)>;
+type Sources = Vec<(&'static str, Measuring)>;
 
 /// Every source, each explaining what is late on the disturbed CPU.
 fn attach(places: Places, session: &Session) -> Result<Sources> {
-    let backend = |name: &str| Some(name.to_owned());
-    let cpus = vec![places.disturbed];
-    let all: [Box<dyn Source>; 5] = [
-        Box::new(IrqsoffOptions { period_ns: Some(1_000_000), ..IrqsoffOptions::default() }),
-        Box::new(WqOptions { phases: true, ..WqOptions::default() }),
-        Box::new(OffcpuOptions { backend: backend("sample"), ..OffcpuOptions::default() }),
-        Box::new(SqpollOptions::default()),
-        Box::new(TimerlatOptions { backend: backend("bpf"), cpus, ..TimerlatOptions::default() }),
-    ];
-    let mut sources = Sources::new();
+    let mut all = sources();
+    for source in &mut all {
+        // Not as coarse as a look on a machine whose timers are expensive, and where it is disturbed.
+        if source.info().card.name == IRQSOFF.name {
+            *source = Box::new(IrqsoffOptions { period_ns: Some(1_000_000), ..IrqsoffOptions::default() });
+        } else if source.info().card.name == TIMERLAT.name {
+            let (backend, cpus) = (Some("bpf".to_owned()), vec![places.disturbed]);
+            *source = Box::new(TimerlatOptions { backend, cpus, ..TimerlatOptions::default() });
+        }
+    }
+    let mut attached = Sources::new();
     for mut source in all {
-        source.ask(&Asked { explain_over_ns: Some(LATE_NS), keep_evidence: true });
-        sources.push((source.info().card.name, source.attach(session)?));
+        source.ask(Asked { explain_over_ns: Some(LATE_NS), keep_evidence: true, ..Asked::default() });
+        attached.push((source.info().card.name, source.attach(session)?));
     }
     session.begin()?;
-    Ok(sources)
+    Ok(attached)
 }
 
 /// Items, and a thread that sleeps for a moment all the time, wait on the disturbed CPU until it is over.

@@ -29,7 +29,7 @@ use whylate_sources::irqsoff::IrqsoffOptions;
 use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::timerlat::TimerlatOptions;
-use whylate_sources::{Attached as _, Session, Source as _};
+use whylate_sources::{Attached as _, Session, Source as _, Threads};
 
 const MS_NS: u64 = 1_000_000;
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -176,7 +176,7 @@ fn time_off_the_cpu_is_that_of_the_trace() -> Result<()> {
     let sleepers = Sleepers::start("regular", 1)?;
     let tid = sleepers.thread("regular")?;
     let options = OffcpuOptions {
-        process: Some(sleepers.pid()),
+        threads: Threads::of(sleepers.pid()),
         by_thread: true,
         backend: Some("trace".to_owned()),
         ..OffcpuOptions::default()
@@ -213,8 +213,11 @@ fn sleepers_process() -> Result<()> {
 fn sleep_of_a_submission_thread_is_that_of_the_trace() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let plan = Plan { duty: 0.1, period: Duration::from_millis(100), idle_ms: 10, ..Plan::default() };
-    let options =
-        SqpollOptions { backend: Some("bpf".to_owned()), pid: Some(std::process::id()), ..SqpollOptions::default() };
+    let options = SqpollOptions {
+        backend: Some("bpf".to_owned()),
+        threads: Threads::of(std::process::id()),
+        ..SqpollOptions::default()
+    };
     in_rounds(|| {
         let mut source = patching(|| options.start(&Session::of_one()))?;
         let load = Load::start(&plan)?;

@@ -448,12 +448,7 @@ fn attaching_is_told_how_long_it_takes() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let began = Instant::now();
     let source = patching(|| by(By::Handler).attach(&Session::of_one()))?;
-    println!(
-        "{} backend attached after {:?}: {:?}",
-        source.backend().name,
-        began.elapsed(),
-        source.backend().fallback_reason
-    );
+    println!("{} backend attached after {:?}: {:?}", source.backend, began.elapsed(), source.fallback_reason);
     assert_eq!(bucket_of(u64::MAX), 495);
     Ok(())
 }

@@ -15,6 +15,7 @@ use std::io;
 
 pub use bpf::{Bpf, Btf};
 pub use machine::{ClockSource, CpuList, Cpus, Kernel};
+pub(crate) use needs::KernelFacts;
 pub use needs::{BetterBackend, Readiness};
 pub use privileges::{Privilege, Privileges, Sysctl};
 
@@ -120,21 +121,14 @@ fn probe_heartbeat() -> Fact {
 /// Looks at everything. Takes some 20 ms.
 pub fn probe() -> Capabilities {
     let privileges = privileges::probe();
-    let (btf, names) = bpf::probe_btf();
-    let bpf = bpf::probe(&privileges, names.as_ref());
-    let tracefs = probe_tracefs();
+    let facts = KernelFacts::gather();
     let clock_source = machine::probe_clock_source();
-    let evidence = needs::Evidence {
-        btf: &btf.fact,
-        names: names.as_ref(),
-        tracefs: if tracefs.fact.is_yes() { tracefs.path.as_deref() } else { None },
-        bpf: &bpf,
-    };
-    let mut infos = sources().map(|source| source.info());
-    infos.sort_by_key(|info| CARDS.iter().position(|card| card.name == info.card.name));
-    let sources = infos.into_iter().map(|info| needs::readiness(info, &evidence)).collect();
-    let causes = needs::causes(&probe_heartbeat(), &evidence);
-    let injections = needs::injections(&bpf);
+    let mut all = sources();
+    all.sort_by_key(|source| CARDS.iter().position(|card| card.name == source.info().card.name));
+    let sources = all.iter().map(|source| needs::readiness(source.as_ref(), &facts)).collect();
+    let causes = needs::causes(&probe_heartbeat(), &facts);
+    let injections = needs::injections(&facts.bpf);
+    let KernelFacts { btf, names, tracefs, bpf } = facts;
     Capabilities {
         kernel: machine::probe_kernel(),
         lockdown: privileges::probe_lockdown(names.as_ref().map(bpf::KernelNames::have_lockdown)),

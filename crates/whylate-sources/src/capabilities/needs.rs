@@ -4,10 +4,10 @@
 use std::fs;
 use std::path::Path;
 
-use super::bpf::KernelNames;
-use super::{Bpf, Fact, State};
+use super::bpf::{self, KernelNames};
+use super::{Bpf, Btf, Fact, State, Tracefs, privileges};
 use crate::occupancy;
-use crate::source::{Need, SourceInfo};
+use crate::source::{Need, Source, Takes};
 
 /// How a source would measure here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,24 +36,41 @@ pub struct BetterBackend {
 }
 
 /// What is known about this kernel.
-pub(super) struct Evidence<'a> {
-    pub btf: &'a Fact,
-    pub names: Option<&'a KernelNames>,
-    /// Where tracefs is, when it is readable.
-    pub tracefs: Option<&'a str>,
-    pub bpf: &'a Bpf,
+pub(crate) struct KernelFacts {
+    pub(super) btf: Btf,
+    pub(super) names: Option<KernelNames>,
+    pub(super) tracefs: Tracefs,
+    pub(super) bpf: Bpf,
 }
 
-impl Evidence<'_> {
+impl KernelFacts {
+    /// Looks everything up, which takes some 20 ms.
+    pub(crate) fn gather() -> Self {
+        let (btf, names) = bpf::probe_btf();
+        let bpf = bpf::probe(&privileges::probe(), names.as_ref());
+        KernelFacts { btf, names, tracefs: super::probe_tracefs(), bpf }
+    }
+
+    /// What is surely missing of what is needed; `None` where all is there, or may be.
+    pub(crate) fn lacks(&self, needs: &[Need]) -> Option<String> {
+        let facts = needs.iter().map(|&need| self.judge(need));
+        facts.into_iter().find(|fact| fact.state == State::No).map(|fact| fact.detail)
+    }
+
+    /// Where tracefs is, when it is readable.
+    fn tracing_folder(&self) -> Option<&str> {
+        self.tracefs.path.as_deref().filter(|_| self.tracefs.fact.is_yes())
+    }
+
     /// Whether a need is met; the detail names what is missing.
     fn judge(&self, need: Need) -> Fact {
         match need {
-            Need::Btf => named("BTF", self.btf),
+            Need::Btf => named("BTF", &self.btf.fact),
             // Those that sit on functions ask for their function as well.
             Need::TpBtfPrograms => named("tp_btf programs", &self.bpf.tp_btf),
             Need::Tracepoint(name) => self.tracepoint(name),
             Need::Function(name) => self.function(name),
-            Need::Since { version, function } => match self.names {
+            Need::Since { version, function } => match &self.names {
                 None => Fact::unknown(format!("Linux {version}: no BTF is there to tell")),
                 Some(names) if names.have_function(function) => Fact::yes(""),
                 Some(_) => Fact::no(format!("boot kernel {version} or later")),
@@ -68,7 +85,7 @@ impl Evidence<'_> {
 
     fn tracepoint(&self, group_and_name: &str) -> Fact {
         let (group, name) = group_and_name.split_once(':').unwrap_or(("", group_and_name));
-        let is_there = match (self.names, self.tracefs) {
+        let is_there = match (&self.names, self.tracing_folder()) {
             (Some(names), _) => names.have_tracepoint(name),
             (None, Some(tracefs)) => Path::new(tracefs).join("events").join(group).join(name).is_dir(),
             (None, None) => {
@@ -83,7 +100,7 @@ impl Evidence<'_> {
     }
 
     fn tracer(&self, name: &str) -> Fact {
-        let Some(tracefs) = self.tracefs else {
+        let Some(tracefs) = self.tracing_folder() else {
             return Fact::unknown(format!("tracer {name}: no tracefs is there to tell"));
         };
         match fs::read_to_string(Path::new(tracefs).join("available_tracers")) {
@@ -97,7 +114,7 @@ impl Evidence<'_> {
     }
 
     fn function(&self, name: &str) -> Fact {
-        let Some(names) = self.names else {
+        let Some(names) = &self.names else {
             return Fact::unknown(format!("function {name}: no BTF is there to tell"));
         };
         if !names.have_function(name) {
@@ -118,9 +135,10 @@ fn named(name: &str, fact: &Fact) -> Fact {
 }
 
 /// Which of a source's backends it would use.
-pub(super) fn readiness(info: &SourceInfo, evidence: &Evidence<'_>) -> Readiness {
+pub(super) fn readiness(source: &dyn Source, evidence: &KernelFacts) -> Readiness {
+    let info = source.info();
     // What attaching would not take is no way that a user has.
-    let taken = info.backends.iter().filter(|backend| info.takes_unasked(backend.name));
+    let taken = info.backends.iter().filter(|backend| source.takes(backend.name) == Takes::Unasked);
     let candidates = taken.map(|backend| {
         let facts = backend.needs.iter().map(|&need| evidence.judge(need)).collect();
         (backend.name, backend.weaker, facts)
@@ -129,7 +147,7 @@ pub(super) fn readiness(info: &SourceInfo, evidence: &Evidence<'_>) -> Readiness
 }
 
 /// How late events are explained.
-pub(super) fn causes(heartbeat: &Fact, evidence: &Evidence<'_>) -> Readiness {
+pub(super) fn causes(heartbeat: &Fact, evidence: &KernelFacts) -> Readiness {
     let facts: Vec<Fact> = occupancy::NEEDS.iter().map(|&need| evidence.judge(need)).collect();
     let with_heartbeat = facts.iter().cloned().chain([named("a timer on each CPU", heartbeat)]).collect();
     let candidates = [("occupancy", "", with_heartbeat), ("no heartbeat", occupancy::WITHOUT_HEARTBEAT, facts)];
@@ -188,9 +206,10 @@ mod tests {
     use whylate_model::sources;
 
     use super::*;
-    use crate::source::{BackendInfo, MapKind};
+    use crate::Session;
+    use crate::source::{Asked, AttachError, BackendInfo, MapKind, Measuring, SourceInfo};
 
-    const INFO: SourceInfo = SourceInfo {
+    static INFO: SourceInfo = SourceInfo {
         card: &sources::WQ,
         backends: &[
             BackendInfo {
@@ -209,8 +228,31 @@ mod tests {
                 weaker: "requeue races are counted as lost",
             },
         ],
-        only_asked: &[],
     };
+
+    struct Made;
+
+    impl Source for Made {
+        fn info(&self) -> &'static SourceInfo {
+            &INFO
+        }
+
+        fn ask(&mut self, _asked: Asked) {}
+
+        fn attach(&self, _session: &Session) -> Result<Measuring, AttachError> {
+            unreachable!("it is described only")
+        }
+    }
+
+    fn facts(btf: Fact, names: Option<KernelNames>, tracefs: Option<&str>, bpf: Bpf) -> KernelFacts {
+        let fact = if tracefs.is_some() { Fact::yes("") } else { Fact::no("") };
+        KernelFacts {
+            btf: Btf { fact: btf, path: "", size_bytes: None },
+            names,
+            tracefs: Tracefs { fact, path: tracefs.map(str::to_owned), tracers: None },
+            bpf,
+        }
+    }
 
     fn bpf(tracing: Fact) -> Bpf {
         let yes = || Fact::yes("");
@@ -232,8 +274,7 @@ mod tests {
 
     fn on(functions: &[&str], tracing: Fact) -> Readiness {
         let names = KernelNames::new(functions.iter().map(|&name| (name, 1)), [("btf_trace_workqueue_queue_work", 2)]);
-        let (btf, bpf) = (Fact::yes(""), bpf(tracing));
-        readiness(&INFO, &Evidence { btf: &btf, names: Some(&names), tracefs: None, bpf: &bpf })
+        readiness(&Made, &facts(Fact::yes(""), Some(names), None, bpf(tracing)))
     }
 
     #[test]
@@ -271,13 +312,14 @@ mod tests {
     fn without_btf_tracefs_tells_about_tracepoints() {
         let tracefs = tempfile::tempdir().expect("a folder");
         std::fs::create_dir_all(tracefs.path().join("events/workqueue/workqueue_queue_work")).expect("a folder");
-        let (btf, bpf) = (Fact::no("boot another"), bpf(Fact::yes("")));
-        let mut evidence = Evidence { btf: &btf, names: None, tracefs: tracefs.path().to_str(), bpf: &bpf };
+        let mut evidence = facts(Fact::no("boot another"), None, tracefs.path().to_str(), bpf(Fact::yes("")));
         assert!(evidence.judge(Need::Tracepoint("workqueue:workqueue_queue_work")).is_yes());
         assert_eq!(evidence.judge(Need::Tracepoint("workqueue:other")).state, State::No);
         assert_eq!(evidence.judge(Need::Function("process_one_work")).state, State::Unknown);
         assert_eq!(evidence.judge(Need::Btf).state, State::No);
-        evidence.tracefs = None;
+        assert_eq!(evidence.lacks(&[Need::TpBtfPrograms]), None);
+        assert!(evidence.lacks(&[Need::TpBtfPrograms, Need::Btf]).is_some_and(|lacks| lacks.contains("boot another")));
+        evidence.tracefs.fact = Fact::no("");
         assert_eq!(evidence.judge(Need::Tracepoint("workqueue:workqueue_queue_work")).state, State::Unknown);
     }
 
@@ -286,10 +328,9 @@ mod tests {
         let needed = ["btf_trace_sched_switch", "btf_trace_sched_waking", "btf_trace_sched_migrate_task"];
         let needed = needed.into_iter().chain(["btf_trace_irq_handler_entry", "btf_trace_softirq_entry"]);
         let needed = needed.chain(["btf_trace_workqueue_execute_start", "btf_trace_hrtimer_expire_entry"]);
-        let (btf, bpf) = (Fact::yes(""), bpf(Fact::yes("")));
         let told = |heartbeat: Fact, left_out: usize| {
             let names = KernelNames::new([], needed.clone().skip(left_out).map(|name| (name, 1)));
-            causes(&heartbeat, &Evidence { btf: &btf, names: Some(&names), tracefs: None, bpf: &bpf })
+            causes(&heartbeat, &facts(Fact::yes(""), Some(names), None, bpf(Fact::yes(""))))
         };
         assert_eq!(told(Fact::yes(""), 0).backend.as_deref(), Some("occupancy"));
         let weaker = told(Fact::no("not permitted"), 0);

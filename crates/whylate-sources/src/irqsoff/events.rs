@@ -16,21 +16,12 @@ use super::{EVENTS, INFO, IrqsoffOptions};
 use crate::attach::{self, Meter};
 use crate::floors::Floors;
 use crate::session::{Session, Span};
-use crate::source::{AttachError, Attached, Backend};
+use crate::source::{AttachError, Attached};
 use crate::symbols::KernelSymbols;
 use crate::{clock, cpus};
 
-/// Starts it.
-pub(super) fn attach(
-    options: &IrqsoffOptions,
-    session: &Session,
-    fallback_reason: Option<String>,
-) -> Result<Box<dyn Attached>, AttachError> {
-    Ok(Box::new(AttachedEvents::new(options, session, fallback_reason)?))
-}
-
 /// Measures until it is dropped.
-struct AttachedEvents {
+pub(super) struct AttachedEvents {
     /// First, so that no program runs while the rest goes.
     programs: Programs,
     options: IrqsoffOptions,
@@ -39,16 +30,13 @@ struct AttachedEvents {
     floors: Option<Floors>,
     symbols: KernelSymbols,
     span: Span,
-    fallback_reason: Option<String>,
     meter: Meter,
     /// Late events whose records were cut short.
     cut_short: u64,
 }
 
 impl AttachedEvents {
-    fn new(options: &IrqsoffOptions, session: &Session, fallback_reason: Option<String>) -> Result<Self, AttachError> {
-        attach::require_btf()?;
-        attach::silence_libbpf();
+    pub(super) fn new(options: &IrqsoffOptions, session: &Session) -> Result<Self, AttachError> {
         wanted_cpus(&options.cpus)?;
         let programs = Programs::attach(options.what)?;
         // One that comes later is measured too.
@@ -60,7 +48,6 @@ impl AttachedEvents {
             floors: options.worst.map(Floors::new),
             symbols: KernelSymbols::default(),
             span: Span::begin(INFO.card, session),
-            fallback_reason,
             meter: Meter::default(),
             cut_short: 0,
         };
@@ -75,23 +62,17 @@ impl AttachedEvents {
             // Shorter ones come by the thousand.
             Some(floors) => {
                 floors.forget();
-                self.options.from_ns.min(self.send_always_ns())
+                self.options.from_ns.min(self.options.late_from_ns())
             }
-            None => self.send_always_ns(),
+            None => self.options.late_from_ns(),
         };
         self.cpus.iter().for_each(|&cpu| self.programs.send_from(cpu, from_ns));
-    }
-
-    /// From which length on a late event is sent, whatever else was seen.
-    fn send_always_ns(&self) -> u64 {
-        let asked = [self.options.late_over_ns, self.options.explain_over_ns];
-        asked.into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
     fn raise_floor(&mut self, event: &LateEvent) {
         let floor_ns = self.floors.as_mut().and_then(|floors| floors.add(event.cpu, event.latency_ns));
         if let Some(floor_ns) = floor_ns {
-            self.programs.send_from(event.cpu, floor_ns.min(self.send_always_ns()));
+            self.programs.send_from(event.cpu, floor_ns.min(self.options.late_from_ns()));
         }
     }
 
@@ -133,10 +114,6 @@ impl AttachedEvents {
 }
 
 impl Attached for AttachedEvents {
-    fn backend(&self) -> Backend<'_> {
-        Backend { name: EVENTS, fallback_reason: self.fallback_reason.as_deref() }
-    }
-
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let online = cpus::online().context("cannot tell which CPUs are online")?;
         let measured = self.cpus.iter().filter(|cpu| online.contains(cpu)).count();

@@ -24,9 +24,10 @@ pub use crate::heartbeat::DEFAULT_PERIODS_NS;
 
 use whylate_model::sources;
 
-use crate::attach;
 use crate::session::Session;
-use crate::source::{Asked, AttachError, Attached, BackendInfo, MapKind, Need, Source, SourceInfo};
+use crate::source::{
+    Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, first_that_works,
+};
 
 /// Periods that a timer may have, in nanoseconds: the kernel throttles timers that are due more often.
 pub const PERIODS_NS: std::ops::RangeInclusive<u64> = 100_000..=1_000_000_000;
@@ -37,13 +38,6 @@ const EVENTS: &str = "events";
 const TRACER: &str = "tracer";
 const TICKS: &str = "ticks";
 const NEED_RESCHED: &str = "need_resched";
-
-/// Starts measuring in one way; the text is why a better one is not in use.
-type Attach = fn(&IrqsoffOptions, &Session, Option<String>) -> Result<Box<dyn Attached>, AttachError>;
-
-/// How each backend is started, by its name.
-const BACKENDS: [(&str, Attach); 4] =
-    [(EVENTS, events::attach), (TRACER, tracer::attach), (TICKS, ticks::attach), (NEED_RESCHED, need_resched::attach)];
 
 /// The source's description.
 pub static INFO: SourceInfo = SourceInfo {
@@ -94,8 +88,6 @@ pub static INFO: SourceInfo = SourceInfo {
             weaker: "preemption only: a section counts from when a thread has to wait, and not at all if none does",
         },
     ],
-    // The tracer tells the longest section alone, and may miss one while it hands over another; the other one tells of preemption.
-    only_asked: &[TRACER, NEED_RESCHED],
 };
 
 /// What is off.
@@ -157,58 +149,67 @@ impl Default for IrqsoffOptions {
     }
 }
 
+impl IrqsoffOptions {
+    /// From which length on an event is handed over, whatever else was seen.
+    fn late_from_ns(&self) -> u64 {
+        self.late_over_ns.into_iter().chain(self.explain_over_ns).min().unwrap_or(u64::MAX)
+    }
+}
+
 impl Source for IrqsoffOptions {
     fn info(&self) -> &'static SourceInfo {
         &INFO
     }
 
-    fn ask(&mut self, asked: &Asked) {
+    fn ask(&mut self, asked: Asked) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
     }
 
-    fn attach(&self, session: &Session) -> Result<Box<dyn Attached>, AttachError> {
+    fn takes(&self, backend: &str) -> Takes {
+        match (backend, self.what) {
+            // Only there the timer is our own.
+            (EVENTS | TRACER | NEED_RESCHED, _) | (TICKS, What::Preemption) if self.timer_test => {
+                Takes::Never("a test of timers needs the timers of ticks: leave --backend and --preempt out")
+            }
+            // An interrupt comes in where preemption is off.
+            (TICKS, What::Preemption) => {
+                Takes::Never("ticks come in where preemption is off: leave --backend ticks out")
+            }
+            (NEED_RESCHED, What::Irqs) => {
+                Takes::Never("need_resched measures disabled preemption, not interrupts: add --preempt")
+            }
+            // It tells the longest section alone, and may miss one while it hands over another.
+            (TRACER, _) => Takes::Asked,
+            _ => Takes::Unasked,
+        }
+    }
+
+    fn attach(&self, session: &Session) -> Result<Measuring, AttachError> {
         if self.timers {
-            return timers::attach(&self.cpus, session);
+            let attached = Box::new(timers::AttachedTimers::new(&self.cpus, session)?);
+            return Ok(Measuring { backend: timers::TIMERS, fallback_reason: None, attached });
         }
         if self.period_ns.is_some_and(|ns| !PERIODS_NS.contains(&ns)) {
             return Err(AttachError::Contradiction("a period is from 100 us to 1 s long".to_owned()));
         }
-        let mut refused: Option<AttachError> = None;
-        let is_asked = |name: &str| self.backend.as_deref() == Some(name);
-        let has_own_timers = self.what == What::Irqs && ![EVENTS, TRACER, NEED_RESCHED].into_iter().any(is_asked);
-        if self.timer_test && !has_own_timers {
-            let told = "a test of timers needs the timers of ticks: leave --backend and --preempt out";
-            return Err(AttachError::Contradiction(told.to_owned()));
-        }
-        for name in attach::backends_to_try(&INFO, self.backend.as_deref())? {
-            let reason = refused.as_ref().map(ToString::to_string);
-            let Some((_, start)) = BACKENDS.iter().find(|(backend, _)| *backend == name) else { continue };
-            let outcome = match (name, self.what) {
-                // An interrupt comes in where preemption is off.
-                (TICKS, What::Preemption) if is_asked(TICKS) => Err(no_preemption()),
-                (TICKS, What::Preemption) => continue,
-                (NEED_RESCHED, What::Irqs) if is_asked(NEED_RESCHED) => Err(only_preemption()),
-                (NEED_RESCHED, What::Preemption) => start(self, session, reason),
-                (name, _) if !INFO.takes_unasked(name) && !is_asked(name) => continue,
-                // Only there the timer is our own.
-                (EVENTS | TRACER | NEED_RESCHED, _) if self.timer_test => continue,
-                _ => start(self, session, reason),
-            };
-            match outcome {
-                Ok(attached) => return Ok(attached),
-                Err(error) => refused = Some(error),
+        let measuring = first_that_works(self, self.backend.as_deref(), session, |backend| {
+            Ok(match backend {
+                EVENTS => Box::new(events::AttachedEvents::new(self, session)?) as Box<dyn Attached>,
+                TRACER => Box::new(tracer::AttachedTracer::new(self, session)?),
+                TICKS => Box::new(ticks::AttachedTicks::new(self, session)?),
+                _ => Box::new(need_resched::AttachedMarks::new(self, session)?),
+            })
+        });
+        measuring.map_err(|error| match error {
+            AttachError::Unsupported(lack) if self.what == What::Preemption && self.backend.is_none() => {
+                AttachError::Unsupported(format!(
+                    "this kernel does not tell how long preemption is off (Linux 6.17 to 6.19 do, and any with \
+                     CONFIG_PREEMPT_TRACER=y): {lack}"
+                ))
             }
-        }
-        Err(refused.unwrap_or_else(|| AttachError::Unsupported("there is no backend".to_owned())))
+            error => error,
+        })
     }
-}
-
-fn no_preemption() -> AttachError {
-    AttachError::Contradiction("ticks come in where preemption is off: leave --backend ticks out".to_owned())
-}
-
-fn only_preemption() -> AttachError {
-    AttachError::Contradiction("need_resched measures disabled preemption, not interrupts: add --preempt".to_owned())
 }
 
 /// The level up to which the kernel prints messages on consoles; `None` where it does not tell.
@@ -219,12 +220,6 @@ pub fn console_level() -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn each_backend_can_be_started() {
-        let described: Vec<&str> = INFO.backends.iter().map(|backend| backend.name).collect();
-        assert_eq!(BACKENDS.map(|(name, _)| name).to_vec(), described);
-    }
 
     #[test]
     fn a_name_that_no_backend_has_is_refused() {

@@ -9,9 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use libbpf_rs::btf::types::Typedef;
+use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
-use libbpf_rs::{Btf, Link};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use whylate_model::irqsoff::Kept;
 use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
@@ -25,7 +24,7 @@ use crate::mapped::MappedArray;
 use crate::priority::become_fifo;
 use crate::records::Records;
 use crate::session::{Session, Span};
-use crate::source::{AttachError, Attached, Backend};
+use crate::source::{AttachError, Attached};
 use crate::symbols::KernelSymbols;
 use crate::{clock, cpus};
 
@@ -46,17 +45,8 @@ const LEARNING_AT_MOST: Duration = Duration::from_millis(50);
 #[allow(unsafe_code)]
 unsafe impl PlainData for kept {}
 
-/// Starts it.
-pub(super) fn attach(
-    options: &IrqsoffOptions,
-    session: &Session,
-    fallback_reason: Option<String>,
-) -> Result<Box<dyn Attached>, AttachError> {
-    Ok(Box::new(AttachedMarks::new(options, session, fallback_reason)?))
-}
-
 /// Measures until it is dropped.
-struct AttachedMarks {
+pub(super) struct AttachedMarks {
     /// First, so that no program runs while the rest goes.
     _links: Vec<Link>,
     records: Records,
@@ -72,26 +62,14 @@ struct AttachedMarks {
     late: VecDeque<LateEvent>,
     symbols: KernelSymbols,
     span: Span,
-    fallback_reason: Option<String>,
     meter: Meter,
     /// Records that were cut short.
     cut_short: u64,
 }
 
 impl AttachedMarks {
-    fn new(options: &IrqsoffOptions, session: &Session, fallback_reason: Option<String>) -> Result<Self, AttachError> {
-        attach::require_btf()?;
-        attach::silence_libbpf();
+    pub(super) fn new(options: &IrqsoffOptions, session: &Session) -> Result<Self, AttachError> {
         let wanted = wanted_cpus(&options.cpus)?;
-        let types = Btf::from_vmlinux()?;
-        for event in ["sched_set_need_resched_tp", "sched_entry_tp"] {
-            if types.type_by_name::<Typedef<'_>>(&format!("btf_trace_{event}")).is_none() {
-                return Err(AttachError::Unsupported(format!(
-                    "this kernel does not tell how long preemption is off: boot one with {event} (Linux 6.17 to 6.19), or with \
-                     CONFIG_PREEMPT_TRACER=y"
-                )));
-            }
-        }
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
         if marks_recurse(&release) {
             return Err(AttachError::Unsupported(format!(
@@ -125,16 +103,9 @@ impl AttachedMarks {
             late: VecDeque::new(),
             symbols: KernelSymbols::default(),
             span: Span::begin(INFO.card, session),
-            fallback_reason,
             meter: Meter::default(),
             cut_short: 0,
         })
-    }
-
-    /// From which length on an event is handed over, whatever else was seen.
-    fn always_from_ns(&self) -> u64 {
-        let asked = [self.options.late_over_ns, self.options.explain_over_ns];
-        asked.into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
     /// Counts what has come in.
@@ -151,7 +122,7 @@ impl AttachedMarks {
             self.lengths.entry(culprit).or_default().merge(&[event.latency_ns].into_iter().collect());
             let unless_known = if self.floors.is_some() { 0 } else { u64::MAX };
             let from_ns = self.hand_over_from_ns.get(&event.cpu).copied().unwrap_or(unless_known);
-            if event.latency_ns >= from_ns.min(self.always_from_ns()) {
+            if event.latency_ns >= from_ns.min(self.options.late_from_ns()) {
                 if let Some(floor_ns) = self.floors.as_mut().and_then(|floors| floors.add(event.cpu, event.latency_ns))
                 {
                     self.hand_over_from_ns.insert(event.cpu, floor_ns);
@@ -239,10 +210,6 @@ fn stack_of(taken: &stack_taken, symbols: &mut KernelSymbols) -> Vec<String> {
 }
 
 impl Attached for AttachedMarks {
-    fn backend(&self) -> Backend<'_> {
-        Backend { name: NEED_RESCHED, fallback_reason: self.fallback_reason.as_deref() }
-    }
-
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         self.records.poll(Duration::ZERO)?;
         self.take_in();

@@ -18,25 +18,16 @@ use self::looks::Looks;
 use self::programs::{Programs, Told};
 use super::wanted::wanted_cpus;
 use super::{INFO, IrqsoffOptions, TICKS};
-use crate::attach::{self, Meter};
+use crate::attach::Meter;
 use crate::floors::Floors;
 use crate::heartbeat::{Heartbeats, Period};
 use crate::session::{Session, Span};
-use crate::source::{AttachError, Attached, Backend};
+use crate::source::{AttachError, Attached};
 use crate::symbols::KernelSymbols;
 use crate::{clock, cpus};
 
-/// Starts it.
-pub(super) fn attach(
-    options: &IrqsoffOptions,
-    session: &Session,
-    fallback_reason: Option<String>,
-) -> Result<Box<dyn Attached>, AttachError> {
-    Ok(Box::new(AttachedTicks::new(options, session, fallback_reason)?))
-}
-
 /// Measures until it is dropped.
-struct AttachedTicks {
+pub(super) struct AttachedTicks {
     /// First, so that no program runs while the rest goes.
     programs: Programs,
     heartbeats: Heartbeats,
@@ -52,7 +43,6 @@ struct AttachedTicks {
     ticks_seen: BTreeMap<u32, u64>,
     symbols: KernelSymbols,
     span: Span,
-    fallback_reason: Option<String>,
     weaker: Option<String>,
     meter: Meter,
     /// Late events whose records were cut short.
@@ -60,19 +50,16 @@ struct AttachedTicks {
 }
 
 impl AttachedTicks {
-    fn new(options: &IrqsoffOptions, session: &Session, fallback_reason: Option<String>) -> Result<Self, AttachError> {
-        attach::require_btf()?;
-        attach::silence_libbpf();
+    pub(super) fn new(options: &IrqsoffOptions, session: &Session) -> Result<Self, AttachError> {
         let wanted = wanted_cpus(&options.cpus)?;
         let looks = if sends_late_events(options) { Looks::open(&wanted) } else { Ok(Looks::default()) };
-        Self::with_looks(options, session, fallback_reason, wanted, looks)
+        Self::with_looks(options, session, wanted, looks)
     }
 
     /// The text is why nothing can look into sections here.
     fn with_looks(
         options: &IrqsoffOptions,
         session: &Session,
-        fallback_reason: Option<String>,
         wanted: Vec<u32>,
         looks: Result<Looks, String>,
     ) -> Result<Self, AttachError> {
@@ -103,7 +90,6 @@ impl AttachedTicks {
             ticks_seen: BTreeMap::new(),
             symbols: KernelSymbols::default(),
             span: Span::begin(INFO.card, session),
-            fallback_reason,
             weaker,
             meter: Meter::default(),
             cut_short: 0,
@@ -117,16 +103,10 @@ impl AttachedTicks {
         if let Some(floors) = &mut self.floors {
             floors.forget();
         }
-        let from_ns = if self.floors.is_some() { 0 } else { self.send_always_ns() };
+        let from_ns = if self.floors.is_some() { 0 } else { self.options.late_from_ns() };
         for &cpu in &self.cpus {
             self.programs.send_from(cpu, from_ns);
         }
-    }
-
-    /// From which length on a late event is sent, whatever else was seen.
-    fn send_always_ns(&self) -> u64 {
-        let asked = [self.options.late_over_ns, self.options.explain_over_ns];
-        asked.into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
     fn raise_floor(&mut self, event: &LateEvent) {
@@ -136,7 +116,7 @@ impl AttachedTicks {
         }
         let floor_ns = self.floors.as_mut().and_then(|floors| floors.add(event.cpu, event.latency_ns));
         if let Some(floor_ns) = floor_ns {
-            self.programs.send_from(event.cpu, floor_ns.min(self.send_always_ns()));
+            self.programs.send_from(event.cpu, floor_ns.min(self.options.late_from_ns()));
         }
     }
 
@@ -265,10 +245,6 @@ fn refused_heartbeat(error: std::io::Error) -> AttachError {
 }
 
 impl Attached for AttachedTicks {
-    fn backend(&self) -> Backend<'_> {
-        Backend { name: TICKS, fallback_reason: self.fallback_reason.as_deref() }
-    }
-
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let lengths = self.programs.take_lengths();
         let cpus = if self.options.timer_test { self.cpus.as_slice() } else { &[] };

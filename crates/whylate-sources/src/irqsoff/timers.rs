@@ -19,7 +19,7 @@ use crate::attach::{self, Meter};
 use crate::distribution::{Distributions, Places};
 use crate::mapped::MappedArray;
 use crate::session::{Session, Span};
-use crate::source::{AttachError, Attached, Backend};
+use crate::source::{AttachError, Attached};
 use crate::symbols::KernelSymbols;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
@@ -28,7 +28,7 @@ mod skel {
 }
 
 /// The name of this way to measure.
-const TIMERS: &str = "timers";
+pub(super) const TIMERS: &str = "timers";
 /// Eight pages of buckets for each function on a CPU.
 const PAGES: u32 = 8 * timer_limits::MAX_TIMER_SERIES.0;
 /// Every reason for a lost event, with its name in the output. What it means stands at the enum.
@@ -38,13 +38,8 @@ const LOST: [(timers_lost, &str); 3] = [
     (timers_lost::TIMERS_UNMATCHED, "unmatched"),
 ];
 
-/// Starts measuring every hrtimer of these CPUs; of all where there are none.
-pub(super) fn attach(cpus: &[u32], session: &Session) -> Result<Box<dyn Attached>, AttachError> {
-    Ok(Box::new(AttachedTimers::new(cpus, session)?))
-}
-
 /// Measures until it is dropped.
-struct AttachedTimers {
+pub(super) struct AttachedTimers {
     /// First, so that no program runs while the rest goes.
     _links: Vec<Link>,
     skeleton: skel::TimersSkel<'static>,
@@ -59,7 +54,8 @@ struct AttachedTimers {
 }
 
 impl AttachedTimers {
-    fn new(cpus: &[u32], session: &Session) -> Result<Self, AttachError> {
+    /// Of these CPUs; of all where there are none.
+    pub(super) fn new(cpus: &[u32], session: &Session) -> Result<Self, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
         let mut open = skel::TimersSkelBuilder::default().open(attach::open_object())?;
@@ -162,10 +158,6 @@ fn places(at: usize) -> Places {
 }
 
 impl Attached for AttachedTimers {
-    fn backend(&self) -> Backend<'_> {
-        Backend { name: TIMERS, fallback_reason: None }
-    }
-
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let taken = self.take_all();
         let lost = LOST

@@ -16,7 +16,7 @@ use self::maxima::{Maxima, Maximum};
 use super::wanted::wanted_cpus;
 use super::{INFO, IrqsoffOptions, TRACER, What};
 use crate::session::{Session, Span};
-use crate::source::{AttachError, Attached, Backend};
+use crate::source::{AttachError, Attached};
 use crate::tracefs;
 use crate::tracefs::instance::Instance;
 
@@ -35,17 +35,8 @@ const WAIT: Duration = Duration::from_millis(20);
 const WEAKER: &str = "of each 2 ms the tracer tells the longest section alone, and none during which another CPU (before Linux 6.16: another \
                       one of -c) ended one of --from or longer: choose CPUs, or raise --from to what matters";
 
-/// Starts it.
-pub(super) fn attach(
-    options: &IrqsoffOptions,
-    session: &Session,
-    fallback_reason: Option<String>,
-) -> Result<Box<dyn Attached>, AttachError> {
-    Ok(Box::new(AttachedTracer::new(options, session, fallback_reason)?))
-}
-
 /// Measures until it is dropped.
-struct AttachedTracer {
+pub(super) struct AttachedTracer {
     maxima: Maxima,
     options: IrqsoffOptions,
     /// Of the span.
@@ -54,11 +45,10 @@ struct AttachedTracer {
     drained: usize,
     cpus: usize,
     span: Span,
-    fallback_reason: Option<String>,
 }
 
 impl AttachedTracer {
-    fn new(options: &IrqsoffOptions, session: &Session, fallback_reason: Option<String>) -> Result<Self, AttachError> {
+    pub(super) fn new(options: &IrqsoffOptions, session: &Session) -> Result<Self, AttachError> {
         let folder = tracefs::find().map_err(|error| AttachError::Unsupported(format!("tracefs is {error}")))?;
         let tracer = match options.what {
             What::Irqs => TRACERS[0],
@@ -67,7 +57,10 @@ impl AttachedTracer {
         match fs::read_to_string(folder.join("available_tracers")) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(AttachError::NotPermitted),
             Ok(tracers) if tracers.split_whitespace().any(|there| there == tracer) => {}
-            _ => return Err(AttachError::Unsupported(not_there(tracer))),
+            _ => {
+                let lacks = format!("tracer {tracer} is not in this kernel (boot one with CONFIG_PREEMPT_TRACER=y)");
+                return Err(AttachError::Unsupported(lacks));
+            }
         }
         if let Some((other, theirs)) = other_user(&folder) {
             return Err(AttachError::Unsupported(in_use(&theirs, &other)));
@@ -90,14 +83,7 @@ impl AttachedTracer {
             drained: 0,
             cpus: wanted.len(),
             span: Span::begin(INFO.card, session),
-            fallback_reason,
         })
-    }
-
-    /// From which length on a section is a late event.
-    fn late_from_ns(&self) -> Option<u64> {
-        let asked = [self.options.late_over_ns, self.options.explain_over_ns, self.options.worst.map(|_| 0)];
-        asked.into_iter().flatten().min()
     }
 
     fn take(&mut self) -> anyhow::Result<()> {
@@ -107,10 +93,6 @@ impl AttachedTracer {
 }
 
 impl Attached for AttachedTracer {
-    fn backend(&self) -> Backend<'_> {
-        Backend { name: TRACER, fallback_reason: self.fallback_reason.as_deref() }
-    }
-
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         self.take()?;
         let mut snapshot = self.span.end(TRACER);
@@ -128,7 +110,7 @@ impl Attached for AttachedTracer {
             std::thread::sleep(wait.min(WAIT));
         }
         self.take()?;
-        let Some(from_ns) = self.late_from_ns() else { return Ok(()) };
+        let from_ns = self.options.worst.map_or(self.options.late_from_ns(), |_| 0);
         let late = self.taken[self.drained..].iter().filter(|maximum| maximum.trace.latency_ns >= from_ns);
         late.for_each(|maximum| each(maximum.trace.event(maximum.at_unix_ns)));
         self.drained = self.taken.len();
@@ -188,11 +170,6 @@ fn mask(cpus: &[u32]) -> String {
     let word =
         |number: u32| cpus.iter().filter(|&cpu| cpu / 32 == number).fold(0_u32, |word, cpu| word | 1 << (cpu % 32));
     (0..=highest).rev().map(|number| format!("{:08x}", word(number))).collect::<Vec<_>>().join(",")
-}
-
-fn not_there(tracer: &str) -> String {
-    let option = if tracer == TRACERS[0] { "CONFIG_IRQSOFF_TRACER" } else { "CONFIG_PREEMPT_TRACER" };
-    format!("this kernel has no {tracer} tracer (boot one with {option}=y, or leave --backend tracer out)")
 }
 
 fn in_use(theirs: &str, other: &Path) -> String {

@@ -20,7 +20,7 @@ use crate::attach::{self, Meter, PlainData};
 use crate::cgroups::Cgroups;
 use crate::clock;
 use crate::session::Session;
-use crate::source::{AttachError, Attached, Backend};
+use crate::source::{AttachError, Attached};
 
 /// The source `offcpu`, sampling on a thread of its own. Its programs go with it.
 pub struct AttachedOffcpu {
@@ -208,10 +208,6 @@ fn stack_of(
 }
 
 impl Attached for AttachedOffcpu {
-    fn backend(&self) -> Backend<'_> {
-        Backend { name: self.backend, fallback_reason: None }
-    }
-
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let gathered = self.gather()?;
         let start = clock::unix_ns_of(gathered.began_ns);

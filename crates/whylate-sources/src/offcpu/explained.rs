@@ -9,7 +9,7 @@ use super::{KernelThreads, OffcpuOptions};
 use crate::attach::Meter;
 use crate::runnable::{Waits, Wanted};
 use crate::session::Session;
-use crate::source::{AttachError, Attached, Backend};
+use crate::source::{AttachError, Attached};
 
 /// The source, with late events.
 pub(super) struct Explained {
@@ -29,10 +29,7 @@ impl Explained {
         let wanted = Wanted {
             explain_over_ns,
             keep_evidence: options.keep_evidence,
-            process: options.process,
-            thread_name: options.thread_name.clone(),
-            process_name: options.process_name.clone(),
-            cgroup: options.cgroup,
+            threads: options.threads.clone(),
             kernel_threads: options.kernel_threads != KernelThreads::No,
             user_threads: options.kernel_threads != KernelThreads::Only,
         };
@@ -44,10 +41,6 @@ impl Explained {
 }
 
 impl Attached for Explained {
-    fn backend(&self) -> Backend<'_> {
-        self.attached.backend()
-    }
-
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let mut snapshot = self.attached.snapshot()?;
         self.meter.tell(self.waits.statistics(), &mut snapshot);

@@ -26,9 +26,11 @@ pub use sampler::Met;
 use whylate_model::sources;
 use whylate_model::wait::Classes;
 
-use crate::attach;
 use crate::session::Session;
-use crate::source::{Asked, AttachError, Attached, BackendInfo, MapKind, Need, Source, SourceInfo};
+use crate::source::{
+    Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, Threads,
+    first_that_works,
+};
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
@@ -62,7 +64,6 @@ pub static INFO: SourceInfo = SourceInfo {
         },
         BackendInfo { name: PROC, needs: &[], weaker: "kernel frames alone, and twenty microseconds for each thread" },
     ],
-    only_asked: &[],
 };
 
 /// Why wakers are refused with other backends.
@@ -103,14 +104,8 @@ pub struct OffcpuOptions {
     pub rate_hz: u32,
     /// The part of one CPU that walks may take, in millionths, which tells the rate instead.
     pub budget_ppm: Option<u32>,
-    /// Only the threads of this process.
-    pub process: Option<u32>,
-    /// Only threads of this name, without what the kernel cuts off.
-    pub thread_name: Option<String>,
-    /// Only processes of this name, with all their threads.
-    pub process_name: Option<String>,
-    /// Only threads in the cgroup of this number, or below.
-    pub cgroup: Option<u64>,
+    /// Only these threads.
+    pub threads: Threads,
     /// Only while in one of these states, in the letters of ps(1); empty for all.
     pub states: String,
     /// Which of the kernel's threads.
@@ -141,10 +136,7 @@ impl Default for OffcpuOptions {
             backend: None,
             rate_hz: DEFAULT_HZ,
             budget_ppm: None,
-            process: None,
-            thread_name: None,
-            process_name: None,
-            cgroup: None,
+            threads: Threads::default(),
             states: String::new(),
             kernel_threads: KernelThreads::Yes,
             user_stacks: true,
@@ -161,35 +153,13 @@ impl Default for OffcpuOptions {
 }
 
 impl OffcpuOptions {
-    fn attach_plain(&self, session: &Session) -> Result<Box<dyn Attached>, AttachError> {
-        let wanted = self.backend.as_deref().filter(|name| *name != "auto").or(self.wakers.then_some(TRACE));
-        if self.wakers && matches!(wanted, Some(SAMPLE | PROC)) {
-            return Err(AttachError::Contradiction(WAKERS_NEED_TRACE.to_owned()));
-        }
-        let reason = match (wanted, self.attach_programs(session)) {
-            (Some(PROC), _) => None,
-            (_, Ok(attached)) => return Ok(Box::new(attached)),
-            (Some(_), Err(error)) => return Err(error),
-            (None, Err(error)) => Some(error.to_string()),
-        };
-        Ok(Box::new(proc::AttachedProc::new(self, session, reason)?))
-    }
-
     /// Starts to measure with BPF programs alone, and explains nothing.
     ///
     /// # Errors
     /// When the kernel or the caller's privileges do not allow it.
     pub fn attach_programs(&self, session: &Session) -> Result<AttachedOffcpu, AttachError> {
-        attach::require_btf()?;
-        attach::silence_libbpf();
-        let wanted = attach::backends_to_try(&INFO, self.backend.as_deref())?;
-        match wanted[0] {
-            _ if self.wakers && self.backend.as_deref().is_none_or(|name| name == "auto") => {
-                AttachedOffcpu::new(self, session, TRACE)
-            }
-            PROC => Err(AttachError::Contradiction("the backend proc has no BPF programs".to_owned())),
-            backend => AttachedOffcpu::new(self, session, backend),
-        }
+        let traces = self.wakers || self.backend.as_deref() == Some(TRACE);
+        AttachedOffcpu::new(self, session, if traces { TRACE } else { SAMPLE })
     }
 }
 
@@ -198,15 +168,35 @@ impl Source for OffcpuOptions {
         &INFO
     }
 
-    fn ask(&mut self, asked: &Asked) {
+    fn ask(&mut self, asked: Asked) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
+        self.threads = asked.threads;
     }
 
-    fn attach(&self, session: &Session) -> Result<Box<dyn Attached>, AttachError> {
-        let attached = self.attach_plain(session)?;
-        match self.explain_over_ns {
-            Some(over_ns) => Ok(Box::new(explained::Explained::new(attached, self, session, over_ns)?)),
-            None => Ok(attached),
+    fn takes(&self, backend: &str) -> Takes {
+        match backend {
+            SAMPLE | PROC if self.wakers => Takes::Never(WAKERS_NEED_TRACE),
+            PROC if self.threads.cgroup.is_some() => {
+                Takes::Never("the backend proc does not tell threads by cgroup: leave --cgroup out")
+            }
+            PROC if self.lines || self.call_graph != CallGraph::Rules => {
+                Takes::Never("the backend proc tells no user frames: leave --lines and --call-graph out")
+            }
+            TRACE if !self.wakers => Takes::Asked,
+            _ => Takes::Unasked,
         }
+    }
+
+    fn attach(&self, session: &Session) -> Result<Measuring, AttachError> {
+        first_that_works(self, self.backend.as_deref(), session, |backend| -> Result<Box<dyn Attached>, _> {
+            let attached: Box<dyn Attached> = match backend {
+                PROC => Box::new(proc::AttachedProc::new(self, session)?),
+                backend => Box::new(AttachedOffcpu::new(self, session, backend)?),
+            };
+            Ok(match self.explain_over_ns {
+                Some(over_ns) => Box::new(explained::Explained::new(attached, self, session, over_ns)?),
+                None => attached,
+            })
+        })
     }
 }

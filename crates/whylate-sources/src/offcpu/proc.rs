@@ -16,10 +16,10 @@ use whylate_model::{LateEvent, Series, Snapshot, Stack};
 
 use super::attached::plain;
 use super::pace::Pace;
-use super::{CallGraph, INFO, KernelThreads, OffcpuOptions, PROC};
+use super::{INFO, KernelThreads, OffcpuOptions, PROC};
 use crate::clock;
 use crate::session::Session;
-use crate::source::{AttachError, Attached, Backend};
+use crate::source::{AttachError, Attached};
 
 /// Bit of the flags of a thread of the kernel.
 const PF_KTHREAD: u64 = 0x20_0000;
@@ -29,21 +29,10 @@ pub(super) struct AttachedProc {
     /// `None` once it has been told to end.
     ask: Option<Sender<Sender<Snapshot>>>,
     reader: Option<JoinHandle<()>>,
-    fallback_reason: Option<String>,
 }
 
 impl AttachedProc {
-    pub(super) fn new(
-        options: &OffcpuOptions,
-        session: &Session,
-        fallback_reason: Option<String>,
-    ) -> Result<Self, AttachError> {
-        if options.cgroup.is_some() {
-            return Err(cannot("does not tell threads by cgroup: leave --cgroup out", fallback_reason));
-        }
-        if options.lines || options.call_graph != CallGraph::Rules {
-            return Err(cannot("tells no user frames: leave --lines and --call-graph out", fallback_reason));
-        }
+    pub(super) fn new(options: &OffcpuOptions, session: &Session) -> Result<Self, AttachError> {
         // What is not permitted for our own thread is for none.
         fs::read("/proc/self/stack").map_err(|_| AttachError::NotPermitted)?;
         let mut walker = Walker::new(options, session.host())?;
@@ -52,23 +41,11 @@ impl AttachedProc {
             .name("whylate-offcpu".to_owned())
             .spawn(move || walker.run(&asked))
             .context("cannot start a thread")?;
-        Ok(AttachedProc { ask: Some(ask), reader: Some(reader), fallback_reason })
-    }
-}
-
-/// Whoever asked for this backend contradicts himself; others have it since BPF cannot be used here.
-fn cannot(what: &str, fallback_reason: Option<String>) -> AttachError {
-    match fallback_reason {
-        None => AttachError::Contradiction(format!("the backend proc {what}")),
-        Some(reason) => AttachError::Unsupported(format!("{reason}; the backend proc {what}")),
+        Ok(AttachedProc { ask: Some(ask), reader: Some(reader) })
     }
 }
 
 impl Attached for AttachedProc {
-    fn backend(&self) -> Backend<'_> {
-        Backend { name: PROC, fallback_reason: self.fallback_reason.as_deref() }
-    }
-
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let gone = || anyhow!("the thread that reads /proc has ended: try again");
         let (answer, answered) = mpsc::channel();
@@ -178,7 +155,7 @@ impl Walker {
         let (began, began_cpu_ns) = (Instant::now(), clock::thread_cpu_ns());
         self.threads = 0;
         let mut seen = HashMap::with_capacity(self.counted_ns.len());
-        let processes: Vec<u32> = match self.options.process {
+        let processes: Vec<u32> = match self.options.threads.process {
             Some(pid) => vec![pid],
             None => numbers(Path::new("/proc")),
         };
@@ -186,7 +163,7 @@ impl Walker {
             let folder = format!("/proc/{pid}/task");
             let process = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
             let process = String::from_utf8_lossy(&process);
-            if !is_named(process.trim_end_matches('\n'), self.options.process_name.as_deref()) {
+            if !is_named(process.trim_end_matches('\n'), self.options.threads.process_name.as_deref()) {
                 continue;
             }
             for tid in numbers(Path::new(&folder)) {
@@ -209,7 +186,7 @@ impl Walker {
             KernelThreads::No => !stat.is_kernel,
             KernelThreads::Only => stat.is_kernel,
         };
-        if !wanted || !is_named(&stat.name, self.options.thread_name.as_deref()) {
+        if !wanted || !is_named(&stat.name, self.options.threads.name.as_deref()) {
             return None;
         }
         // One that has ended waits for nothing, as BPF programs see it too.

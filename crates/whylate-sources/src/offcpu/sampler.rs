@@ -535,12 +535,12 @@ fn iterate(link: &Link, mut each: impl FnMut(&[u8])) -> anyhow::Result<()> {
 fn configure(settings: &mut rodata, options: &OffcpuOptions) -> Result<(), AttachError> {
     settings.by_frame_pointers = options.call_graph == CallGraph::FramePointers;
     settings.own_tgid = std::process::id() as i32;
-    settings.wanted_tgid = options.process.map_or(0, |pid| pid as i32);
-    settings.wanted_cgroup = options.cgroup.unwrap_or(0);
-    if let Some(name) = &options.thread_name {
+    settings.wanted_tgid = options.threads.process.map_or(0, |pid| pid as i32);
+    settings.wanted_cgroup = options.threads.cgroup.unwrap_or(0);
+    if let Some(name) = &options.threads.name {
         (settings.wanted_thread_name, settings.has_wanted_thread_name) = (attach::kept_name(name), true);
     }
-    if let Some(name) = &options.process_name {
+    if let Some(name) = &options.threads.process_name {
         (settings.wanted_process_name, settings.has_wanted_process_name) = (attach::kept_name(name), true);
     }
     settings.wanted_states = super::state::mask(&options.states)?;

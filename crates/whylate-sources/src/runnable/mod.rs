@@ -19,7 +19,7 @@ use crate::clock;
 use crate::occupancy::{Account, Called, Step, Timers, Wakeups};
 use crate::records::Records;
 use crate::session::Session;
-use crate::source::AttachError;
+use crate::source::{AttachError, Threads};
 use crate::symbols::KernelSymbols;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, dead_code)]
@@ -40,14 +40,7 @@ pub(crate) struct Wanted {
     pub explain_over_ns: u64,
     /// Late events also carry what their causes were told from.
     pub keep_evidence: bool,
-    /// Of this process.
-    pub process: Option<u32>,
-    /// Of this name, without what the kernel cuts off.
-    pub thread_name: Option<String>,
-    /// Of processes of this name.
-    pub process_name: Option<String>,
-    /// In the cgroup of this number, or below.
-    pub cgroup: Option<u64>,
+    pub threads: Threads,
     /// The kernel's own threads.
     pub kernel_threads: bool,
     /// Those of processes.
@@ -80,14 +73,14 @@ impl Waits {
         settings.explain_over_ns = wanted.explain_over_ns;
         settings.own_process = std::process::id();
         settings.is_called_by_account = true;
-        settings.wanted_process = wanted.process.unwrap_or(0);
-        settings.wanted_cgroup = wanted.cgroup.unwrap_or(0);
+        settings.wanted_process = wanted.threads.process.unwrap_or(0);
+        settings.wanted_cgroup = wanted.threads.cgroup.unwrap_or(0);
         settings.take_kernel_threads = wanted.kernel_threads;
         settings.take_user_threads = wanted.user_threads;
-        if let Some(name) = &wanted.thread_name {
+        if let Some(name) = &wanted.threads.name {
             (settings.wanted_thread_name, settings.has_wanted_thread_name) = (attach::kept_name(name), true);
         }
-        if let Some(name) = &wanted.process_name {
+        if let Some(name) = &wanted.threads.process_name {
             (settings.wanted_process_name, settings.has_wanted_process_name) = (attach::kept_name(name), true);
         }
         let [accounts, intervals, wakeups] = account.shared();

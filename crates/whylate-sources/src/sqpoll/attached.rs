@@ -9,10 +9,10 @@ use super::of_kernel::OfKernel;
 use super::of_proc::OfProc;
 use super::programs::Way;
 use super::seen::{self, Look};
-use super::{BPF, FDINFO, INFO, SqpollOptions};
+use super::{BPF, INFO, SqpollOptions};
 use crate::attach::Meter;
 use crate::session::{Session, Span};
-use crate::source::{AttachError, Attached, Backend};
+use crate::source::{AttachError, Attached};
 
 /// How threads and rings are looked at.
 enum Looks {
@@ -26,34 +26,20 @@ const NO_THREAD: &str = "no io_uring submission thread is there (a ring set up w
 /// The source `sqpoll`, measuring until it is dropped.
 pub struct AttachedSqpoll {
     looks: Looks,
-    fallback_reason: Option<String>,
+    backend: &'static str,
     before: Look,
     span: Span,
     meter: Meter,
 }
 
 impl AttachedSqpoll {
-    pub(super) fn of_kernel(options: &SqpollOptions, session: &Session) -> Result<Self, AttachError> {
-        Self::new(Looks::Kernel(Box::new(OfKernel::attach(options, session)?)), session, None)
-    }
-
-    pub(super) fn of_proc(
-        options: &SqpollOptions,
-        session: &Session,
-        fallback_reason: Option<String>,
-    ) -> Result<Self, AttachError> {
-        Self::new(Looks::Proc(OfProc::new(options.pid)), session, fallback_reason)
-    }
-
-    fn new(mut looks: Looks, session: &Session, fallback_reason: Option<String>) -> Result<Self, AttachError> {
+    pub(super) fn new(options: &SqpollOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
+        let mut looks = match backend {
+            BPF => Looks::Kernel(Box::new(OfKernel::attach(options, session)?)),
+            _ => Looks::Proc(OfProc::new(options.threads.process)),
+        };
         let before = looks.look()?;
-        Ok(AttachedSqpoll {
-            looks,
-            fallback_reason,
-            before,
-            span: Span::begin(INFO.card, session),
-            meter: Meter::default(),
-        })
+        Ok(AttachedSqpoll { looks, backend, before, span: Span::begin(INFO.card, session), meter: Meter::default() })
     }
 
     /// How work is told from spinning, for whoever wants to know.
@@ -70,13 +56,6 @@ impl AttachedSqpoll {
 }
 
 impl Looks {
-    fn backend(&self) -> &'static str {
-        match self {
-            Looks::Kernel(_) => BPF,
-            Looks::Proc(_) => FDINFO,
-        }
-    }
-
     fn look(&mut self) -> anyhow::Result<Look> {
         match self {
             Looks::Kernel(looks) => looks.look(),
@@ -86,17 +65,13 @@ impl Looks {
 }
 
 impl Attached for AttachedSqpoll {
-    fn backend(&self) -> Backend<'_> {
-        Backend { name: self.looks.backend(), fallback_reason: self.fallback_reason.as_deref() }
-    }
-
     fn sees_nothing(&self) -> Option<&str> {
         self.before.is_empty().then_some(NO_THREAD)
     }
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let now = self.looks.look()?;
-        let mut snapshot = self.span.end(self.looks.backend());
+        let mut snapshot = self.span.end(self.backend);
         snapshot.series = seen::series(&self.before, &now, snapshot.duration_ns);
         let mut lost: Vec<(&'static str, u64)> = Vec::new();
         match &mut self.looks {

@@ -21,9 +21,10 @@ pub(crate) use of_proc::numbers;
 
 use whylate_model::sources;
 
-use crate::attach;
 use crate::session::Session;
-use crate::source::{Asked, AttachError, Attached, BackendInfo, MapKind, Need, Source, SourceInfo};
+use crate::source::{
+    Asked, AttachError, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, Threads, first_that_works,
+};
 
 #[allow(missing_docs, unsafe_code, dead_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
@@ -55,7 +56,6 @@ pub static INFO: SourceInfo = SourceInfo {
             weaker: "reading a ring makes it wait; work is counted from Linux 6.9 on, by the tick, and as that kernel defines it",
         },
     ],
-    only_asked: &[],
 };
 
 /// What to measure.
@@ -63,8 +63,8 @@ pub static INFO: SourceInfo = SourceInfo {
 pub struct SqpollOptions {
     /// Name of the backend to use; `None` takes the best that works.
     pub backend: Option<String>,
-    /// Only threads of this process.
-    pub pid: Option<u32>,
+    /// Only these threads; they are told apart by their process alone.
+    pub threads: Threads,
     /// Tell work by the entry and exit of the functions that do it.
     pub precise: bool,
     /// Tell work by samples, as before 6.9, also where the marks of rounds are there.
@@ -80,21 +80,10 @@ impl SqpollOptions {
     ///
     /// # Errors
     /// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
-    pub fn start(&self, session: &Session) -> Result<AttachedSqpoll, AttachError> {
-        let tried = attach::backends_to_try(&INFO, self.backend.as_deref())?;
-        let needs_bpf = self.precise || self.explain_over_ns.is_some();
-        let mut reason = None;
-        if tried.contains(&BPF) {
-            match AttachedSqpoll::of_kernel(self, session) {
-                Err(error) if tried.contains(&FDINFO) && !needs_bpf => reason = Some(error.to_string()),
-                attached => return attached,
-            }
-        } else if needs_bpf {
-            return Err(AttachError::Contradiction(
-                "--precise and --why need the backend bpf: leave --backend fdinfo out".to_owned(),
-            ));
-        }
-        AttachedSqpoll::of_proc(self, session, reason)
+    pub fn start(&self, session: &Session) -> Result<Measuring<AttachedSqpoll>, AttachError> {
+        first_that_works(self, self.backend.as_deref(), session, |backend| {
+            Ok(Box::new(AttachedSqpoll::new(self, session, backend)?))
+        })
     }
 }
 
@@ -103,11 +92,22 @@ impl Source for SqpollOptions {
         &INFO
     }
 
-    fn ask(&mut self, asked: &Asked) {
+    fn ask(&mut self, asked: Asked) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
+        self.threads = asked.threads;
     }
 
-    fn attach(&self, session: &Session) -> Result<Box<dyn Attached>, AttachError> {
-        Ok(Box::new(self.start(session)?))
+    fn takes(&self, backend: &str) -> Takes {
+        match backend {
+            FDINFO if self.precise || self.explain_over_ns.is_some() => {
+                Takes::Never("--precise and --why need the backend bpf: leave --backend fdinfo out")
+            }
+            _ => Takes::Unasked,
+        }
+    }
+
+    fn attach(&self, session: &Session) -> Result<Measuring, AttachError> {
+        let Measuring { backend, fallback_reason, attached } = self.start(session)?;
+        Ok(Measuring { backend, fallback_reason, attached })
     }
 }

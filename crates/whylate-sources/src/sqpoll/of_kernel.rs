@@ -44,7 +44,7 @@ impl OfKernel {
     pub(super) fn attach(options: &SqpollOptions, session: &Session) -> Result<Self, AttachError> {
         Ok(OfKernel {
             programs: Programs::attach(options, session)?,
-            pid: options.pid,
+            pid: options.threads.process,
             keep_evidence: options.keep_evidence,
             symbols: KernelSymbols::default(),
             first: None,

@@ -62,8 +62,6 @@ pub(super) struct Programs {
 
 impl Programs {
     pub(super) fn attach(options: &SqpollOptions, session: &Session) -> Result<Self, AttachError> {
-        attach::require_btf()?;
-        attach::silence_libbpf();
         let kernel = Btf::from_vmlinux()?;
         if options.precise {
             let reason = match never_sleeps::find() {

@@ -24,7 +24,7 @@ use crate::attach::Meter;
 use crate::floors::Floors;
 use crate::occupancy::Account;
 use crate::session::{Session, Span};
-use crate::source::{AttachError, Attached, Backend};
+use crate::source::{AttachError, Attached};
 use crate::symbols::KernelSymbols;
 use crate::{clock, cpus};
 
@@ -59,9 +59,9 @@ pub struct AttachedTimerlat {
     is_told: bool,
     /// Late events that nobody asked for, the newest last: what stops the measurement comes in after them.
     held: VecDeque<(TimerEvidence, LateEvent)>,
-    fallback_reason: Option<String>,
     weaker: Option<String>,
-    chosen: Option<String>,
+    /// Why its period is not the one that was asked for.
+    pub(super) chosen: Option<String>,
     meter: Meter,
 }
 
@@ -110,7 +110,6 @@ impl AttachedTimerlat {
             cut_short: 0,
             is_told: false,
             held: VecDeque::new(),
-            fallback_reason: None,
             weaker,
             chosen: None,
             explain_over_ns: options.explain_over_ns.unwrap_or(u64::MAX),
@@ -121,18 +120,6 @@ impl AttachedTimerlat {
         attached.resume()?;
         attached.span.begin_at(attached.counts_from_ns);
         Ok(attached)
-    }
-
-    /// Says why the tracer is not used.
-    pub(super) fn instead_of_tracer(mut self, reason: String) -> Self {
-        self.fallback_reason = Some(reason);
-        self
-    }
-
-    /// Says why its period is not the one that was asked for.
-    pub(super) fn with_chosen(mut self, remark: Option<String>) -> Self {
-        self.chosen = remark;
-        self
     }
 }
 
@@ -150,10 +137,6 @@ fn weaker(account: Option<&Account>, cpus: &[u32]) -> Option<String> {
 }
 
 impl Attached for AttachedTimerlat {
-    fn backend(&self) -> Backend<'_> {
-        Backend { name: self.workload.backend(), fallback_reason: self.fallback_reason.as_deref() }
-    }
-
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         // What has gathered may take a while; what has come in since does not.
         self.workload.collect(clock::monotonic_ns())?;

@@ -32,10 +32,11 @@ pub use tracer::{Record, TraceEvent};
 
 use whylate_model::sources;
 
-use crate::attach;
 use crate::heartbeat::Period;
 use crate::session::Session;
-use crate::source::{Asked, AttachError, Attached, BackendInfo, MapKind, Need, Source, SourceInfo};
+use crate::source::{
+    Asked, AttachError, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, first_that_works,
+};
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
@@ -67,7 +68,6 @@ pub static INFO: SourceInfo = SourceInfo {
         BackendInfo { name: TRACER, needs: &[Need::Tracer(tracer::TRACER)], weaker: "" },
         BackendInfo { name: BPF, needs: &NEEDS, weaker: "" },
     ],
-    only_asked: &[],
 };
 
 /// Whose threads are measured.
@@ -159,7 +159,7 @@ impl TimerlatOptions {
     ///
     /// # Errors
     /// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
-    pub fn start(&self, session: &Session) -> Result<AttachedTimerlat, AttachError> {
+    pub fn start(&self, session: &Session) -> Result<Measuring<AttachedTimerlat>, AttachError> {
         if !PERIODS_NS.contains(&self.period_ns) {
             return Err(AttachError::Contradiction("a period is from 100 us to 1 s long".to_owned()));
         }
@@ -167,25 +167,12 @@ impl TimerlatOptions {
             let period = Period::affordable();
             let ns = period.ns.max(self.period_ns);
             let remark = period.remark("its threads are woken", "timerlat top wakes them each millisecond");
-            let attached = TimerlatOptions { period_ns: ns, is_frugal: false, ..self.clone() }.start(session)?;
-            return Ok(attached.with_chosen(remark.filter(|_| ns > self.period_ns)));
+            let mut started = TimerlatOptions { period_ns: ns, is_frugal: false, ..self.clone() }.start(session)?;
+            started.chosen = remark.filter(|_| ns > self.period_ns);
+            return Ok(started);
         }
-        let tried = attach::backends_to_try(&INFO, self.backend.as_deref())?;
-        let mut reason = None;
-        if tried.contains(&TRACER) && (tracer::may_be_there() || self.needs_tracer() || !tried.contains(&BPF)) {
-            match AttachedTimerlat::new(self, session, true) {
-                Err(error) if tried.contains(&BPF) && !self.needs_tracer() => reason = Some(error),
-                attached => return attached,
-            }
-        } else if self.needs_tracer() {
-            let told = "the bpf backend measures only its own user-space threads and records no events: leave --backend bpf out";
-            return Err(AttachError::Contradiction(told.to_owned()));
-        }
-        let attached = AttachedTimerlat::new(self, session, false)?;
-        Ok(match reason {
-            // It is no worse for that.
-            None | Some(AttachError::NotPermitted) => attached,
-            Some(error) => attached.instead_of_tracer(error.to_string()),
+        first_that_works(self, self.backend.as_deref(), session, |backend| {
+            Ok(Box::new(AttachedTimerlat::new(self, session, backend == TRACER)?))
         })
     }
 }
@@ -195,11 +182,21 @@ impl Source for TimerlatOptions {
         &INFO
     }
 
-    fn ask(&mut self, asked: &Asked) {
+    fn ask(&mut self, asked: Asked) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
     }
 
-    fn attach(&self, session: &Session) -> Result<Box<dyn Attached>, AttachError> {
-        Ok(Box::new(self.start(session)?))
+    fn takes(&self, backend: &str) -> Takes {
+        match backend {
+            BPF if self.needs_tracer() => Takes::Never(
+                "the bpf backend measures only its own user-space threads and records no events: leave --backend bpf out",
+            ),
+            _ => Takes::Unasked,
+        }
+    }
+
+    fn attach(&self, session: &Session) -> Result<Measuring, AttachError> {
+        let Measuring { backend, fallback_reason, attached } = self.start(session)?;
+        Ok(Measuring { backend, fallback_reason, attached })
     }
 }

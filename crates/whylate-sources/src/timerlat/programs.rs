@@ -44,8 +44,6 @@ pub(super) struct Programs {
 impl Programs {
     /// For threads of the kernel's tracer, or of this process.
     pub(super) fn attach(options: &TimerlatOptions, session: &Session, of_tracer: bool) -> Result<Self, AttachError> {
-        attach::require_btf()?;
-        attach::silence_libbpf();
         let timers = if of_tracer { Timers::TracersToo } else { Timers::OwnThreadsToo };
         let mut account = options.explains().then(|| Account::load(session, timers, Wakeups::OfWorkers)).transpose()?;
         let mut open = TimerlatSkelBuilder::default().open(attach::open_object())?;

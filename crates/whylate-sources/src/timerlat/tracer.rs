@@ -100,13 +100,6 @@ struct Hit {
     noticed: Instant,
 }
 
-/// Whether this kernel has the tracer, as far as it may be told.
-pub(super) fn may_be_there() -> bool {
-    let tracers = tracefs::find().map(|folder| fs::read_to_string(folder.join("available_tracers")));
-    !tracers
-        .is_ok_and(|tracers| tracers.is_ok_and(|tracers| !tracers.split_whitespace().any(|tracer| tracer == TRACER)))
-}
-
 impl Tracer {
     pub(super) fn new(options: &TimerlatOptions, cpus: &[u32]) -> Result<Self, AttachError> {
         let folder = tracefs::find().map_err(|error| AttachError::Unsupported(format!("tracefs is {error}")))?;

@@ -20,9 +20,9 @@ use super::{By, FENTRY, INFO, WqOptions, explain, late};
 use crate::attach::{self, Meter};
 use crate::cpus;
 use crate::mapped::MappedArray;
-use crate::occupancy::Account;
+use crate::occupancy::{Account, Timers, Wakeups};
 use crate::session::{Session, Span};
-use crate::source::{AttachError, Attached, Backend};
+use crate::source::{AttachError, Attached};
 use crate::symbols::KernelSymbols;
 
 /// How many different stacks of queuers are kept.
@@ -63,7 +63,6 @@ pub(super) struct AttachedWq {
     _links: Vec<Link>,
     skeleton: WqSkel<'static>,
     backend: &'static str,
-    fallback_reason: Option<String>,
     gathered: Gathered,
     lost: MappedArray,
     ring: Option<RingBuffer<'static>>,
@@ -76,16 +75,12 @@ pub(super) struct AttachedWq {
 }
 
 impl AttachedWq {
-    pub(super) fn new(
-        options: &WqOptions,
-        session: &Session,
-        backend: &'static str,
-        fallback_reason: Option<String>,
-        account: &mut Option<Account>,
-    ) -> Result<Self, AttachError> {
+    pub(super) fn new(options: &WqOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
+        let load = || Account::load(session, Timers::Heartbeats, Wakeups::OfWorkers);
+        let mut account = options.explain_over_ns.map(|_| load()).transpose()?;
         let mut open = WqSkelBuilder::default().open(attach::open_object())?;
         configure(&mut open, options, backend)?;
-        if let Some(account) = account {
+        if let Some(account) = &mut account {
             prepare_to_explain(&mut open, account)?;
         }
         let mut skeleton = open.load()?;
@@ -99,7 +94,6 @@ impl AttachedWq {
         };
         let links = attach_programs(&skeleton, options, backend)?;
         // After our own programs, so that the account still says who was before the item that starts.
-        let mut account = account.take();
         if let Some(account) = &mut account {
             account.attach()?;
         }
@@ -110,7 +104,6 @@ impl AttachedWq {
         Ok(AttachedWq {
             _links: links,
             backend,
-            fallback_reason,
             gathered,
             lost,
             ring,
@@ -240,10 +233,6 @@ fn late_ring(skeleton: &WqSkel<'_>, late: &LateRecords) -> Result<RingBuffer<'st
 }
 
 impl Attached for AttachedWq {
-    fn backend(&self) -> Backend<'_> {
-        Backend { name: self.backend, fallback_reason: self.fallback_reason.as_deref() }
-    }
-
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let mut snapshot = self.span.end(self.backend);
         snapshot.series = self.gathered.take_series(self.span.began_ns());

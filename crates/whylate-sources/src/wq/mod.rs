@@ -11,10 +11,10 @@ mod unfinished;
 
 use whylate_model::sources;
 
-use crate::attach;
-use crate::occupancy::{Account, Timers, Wakeups};
 use crate::session::Session;
-use crate::source::{Asked, AttachError, Attached, BackendInfo, MapKind, Need, Source, SourceInfo};
+use crate::source::{
+    Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, first_that_works,
+};
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
@@ -62,7 +62,6 @@ static INFO: SourceInfo = SourceInfo {
             weaker: "an item that is queued again in the instant in which its worker takes it is told apart afterwards",
         },
     ],
-    only_asked: &[],
 };
 
 /// What to measure.
@@ -107,48 +106,13 @@ impl Source for WqOptions {
         &INFO
     }
 
-    fn ask(&mut self, asked: &Asked) {
+    fn ask(&mut self, asked: Asked) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
     }
 
-    fn attach(&self, session: &Session) -> Result<Box<dyn Attached>, AttachError> {
-        attach::require_btf()?;
-        attach::silence_libbpf();
-        let mut refused: Option<AttachError> = None;
-        let mut account = None;
-        for backend in attach::backends_to_try(&INFO, self.backend.as_deref())? {
-            let reason = refused.as_ref().map(|error| match error {
-                // Root may load some kinds of BPF programs and not others, e.g. where the kernel is locked down.
-                AttachError::NotPermitted => "process_one_work cannot be attached to: not permitted".to_owned(),
-                error => error.to_string(),
-            });
-            if self.explain_over_ns.is_some() && account.is_none() {
-                account = Some(Account::load(session, Timers::Heartbeats, Wakeups::OfWorkers)?);
-            }
-            match try_backend(self, session, backend, reason, &mut account) {
-                Ok(attached) => return Ok(Box::new(attached)),
-                Err(error) => refused = Some(error),
-            }
-        }
-        Err(refused.unwrap_or_else(|| AttachError::Unsupported("there is no backend".to_owned())))
+    fn attach(&self, session: &Session) -> Result<Measuring, AttachError> {
+        first_that_works(self, self.backend.as_deref(), session, |backend| -> Result<Box<dyn Attached>, _> {
+            Ok(Box::new(attached::AttachedWq::new(self, session, backend)?))
+        })
     }
-}
-
-fn try_backend(
-    options: &WqOptions,
-    session: &Session,
-    backend: &'static str,
-    fallback_reason: Option<String>,
-    account: &mut Option<Account>,
-) -> Result<attached::AttachedWq, AttachError> {
-    let attached = attached::AttachedWq::new(options, session, backend, fallback_reason, account)?;
-    // Looked up last: it takes some ten milliseconds, and matters only where the program was let in.
-    if let (FENTRY, Need::Since { version, function }) = (backend, OWN_WORKER_ONLY)
-        && !attach::kernel_has_function(function)?
-    {
-        return Err(AttachError::Unsupported(format!(
-            "before Linux {version} process_one_work is entered for items that another worker keeps"
-        )));
-    }
-    Ok(attached)
 }

@@ -96,7 +96,7 @@ pub fn traced<T>(
 ) -> Result<Measured<T>> {
     let mut source = patching(|| options.attach(&Session::of_one()))?;
     let mut snapshot = source.snapshot()?;
-    let outcome = act(source.as_mut(), &mut snapshot)?;
+    let outcome = act(&mut *source, &mut snapshot)?;
     let last = source.snapshot()?;
     let seen_ns = monotonic_ns();
     let ended_unix_ns = last.start_unix_ns + last.duration_ns;

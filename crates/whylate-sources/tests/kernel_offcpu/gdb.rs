@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use whylate_sources::Threads;
 use whylate_sources::offcpu::OffcpuOptions;
 
 use crate::kernel::is_emulated;
@@ -52,7 +53,7 @@ fn user_frames_are_those_that_gdb_tells() -> Result<()> {
     let sleepers = Sleepers::start("stoppable", of_each)?;
     let mut script = tempfile::NamedTempFile::with_suffix(".py")?;
     script.write_all(GDB.as_bytes())?;
-    let options = OffcpuOptions { process: Some(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
+    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
     let snapshot = sampled(&options, Duration::from_millis(500))?;
     let gdb = Command::new("gdb")
         .args(["-nx", "-batch", "-p", &sleepers.pid().to_string(), "-x"])

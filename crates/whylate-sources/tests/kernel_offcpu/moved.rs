@@ -15,7 +15,7 @@ use whylate_model::blame::Evidence;
 use whylate_model::{Cause, CauseKind, LateEvent};
 use whylate_sources::clock::monotonic_ns;
 use whylate_sources::offcpu::OffcpuOptions;
-use whylate_sources::{Session, Source as _};
+use whylate_sources::{Session, Source as _, Threads};
 
 use crate::kernel::chance::in_rounds;
 use crate::kernel::is_emulated;
@@ -90,7 +90,7 @@ fn a_wait_begins_with_the_wakeup_also_where_the_thread_is_moved() -> Result<()> 
     let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
     let options = OffcpuOptions {
         backend: Some("sample".to_owned()),
-        thread_name: Some(THREAD.to_owned()),
+        threads: Threads { name: Some(THREAD.to_owned()), ..Threads::default() },
         explain_over_ns: Some(LATE_NS),
         keep_evidence: true,
         ..OffcpuOptions::default()

@@ -6,6 +6,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use whylate_sources::Threads;
 use whylate_sources::offcpu::OffcpuOptions;
 
 use crate::kernel::turn::turn_to_measure;
@@ -22,9 +23,11 @@ fn a_process_is_chosen_by_its_name_with_all_its_threads() -> Result<()> {
         let threads_of = |process: Option<&str>, thread: Option<&str>| -> Result<BTreeSet<String>> {
             let options = OffcpuOptions {
                 backend: Some(backend.to_owned()),
-                process: Some(sleepers.pid()),
-                process_name: process.map(str::to_owned),
-                thread_name: thread.map(str::to_owned),
+                threads: Threads {
+                    process_name: process.map(str::to_owned),
+                    name: thread.map(str::to_owned),
+                    ..Threads::of(sleepers.pid())
+                },
                 by_thread: true,
                 ..OffcpuOptions::default()
             };

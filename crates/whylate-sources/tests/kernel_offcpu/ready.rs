@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use whylate_model::{Snapshot, Stack, WaitClass};
 use whylate_sources::offcpu::OffcpuOptions;
-use whylate_sources::{Session, Source as _};
+use whylate_sources::{Session, Source as _, Threads};
 
 use crate::kernel::is_emulated;
 use crate::kernel::turn::turn_to_measure;
@@ -81,7 +81,7 @@ struct Compared {
 
 fn compared(sleepers: &Sleepers, backend: &str, rate_hz: u32, class: WaitClass) -> Result<Compared> {
     let options = OffcpuOptions {
-        process: Some(sleepers.pid()),
+        threads: Threads::of(sleepers.pid()),
         backend: Some(backend.to_owned()),
         rate_hz,
         by_thread: true,

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use whylate_sources::Threads;
 use whylate_sources::offcpu::OffcpuOptions;
 
 use super::kernel::turn::turn_to_measure;
@@ -16,7 +17,7 @@ fn stacks_of_the_same_shape_are_told_apart_in_walks() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("shaped", 1)?;
     let options = OffcpuOptions {
-        process: Some(sleepers.pid()),
+        threads: Threads::of(sleepers.pid()),
         by_thread: true,
         rate_hz: 99,
         backend: Some("sample".to_owned()),

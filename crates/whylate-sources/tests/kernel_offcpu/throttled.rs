@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use whylate_model::{CauseKind, LateEvent};
 use whylate_sources::offcpu::OffcpuOptions;
-use whylate_sources::{Session, Source as _};
+use whylate_sources::{Session, Source as _, Threads};
 
 use crate::kernel::chance::in_rounds;
 use crate::kernel::late::Places;
@@ -97,8 +97,11 @@ fn a_throttled_wait_is_told_as_such_whoever_has_the_cpu() -> Result<()> {
     let other = Spinner::start(places.disturbed)?;
     let throttled = Spinner::start(places.disturbed)?;
     fs::write(cgroup.0.join("cgroup.procs"), throttled.0.id().to_string())?;
-    let options =
-        OffcpuOptions { process: Some(throttled.0.id()), explain_over_ns: Some(LATE_NS), ..OffcpuOptions::default() };
+    let options = OffcpuOptions {
+        threads: Threads::of(throttled.0.id()),
+        explain_over_ns: Some(LATE_NS),
+        ..OffcpuOptions::default()
+    };
     in_rounds(|| {
         let mut source = options.attach(&Session::of_one())?;
         let before = cgroup.throttled_periods()?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use whylate_model::{Snapshot, Stack, WokenBy};
 use whylate_sources::offcpu::OffcpuOptions;
-use whylate_sources::{Session, Source as _};
+use whylate_sources::{Session, Source as _, Threads};
 
 use crate::kernel::chance::in_rounds;
 use crate::kernel::is_emulated;
@@ -43,10 +43,10 @@ fn a_wait_is_told_with_the_stack_of_who_ended_it() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start_with("woken", 1, Some(tempfile::NamedTempFile::new()?))?;
     let file = sleepers.file().context("there is no file")?;
-    let options = OffcpuOptions { process: Some(sleepers.pid()), wakers: true, ..OffcpuOptions::default() };
+    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), wakers: true, ..OffcpuOptions::default() };
     in_rounds(|| {
         let mut source = options.attach(&Session::of_one())?;
-        ensure!(source.backend().name == "trace", "{} tells no wakers", source.backend().name);
+        ensure!(source.backend == "trace", "{} tells no wakers", source.backend);
         source.snapshot()?;
         let before = Waited::read(file)?;
         sleep(Duration::from_secs(4));

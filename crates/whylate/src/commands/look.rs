@@ -104,7 +104,7 @@ fn attach() -> anyhow::Result<Sources> {
     for mut source in sources() {
         let card = source.info().card;
         let told = |reason| Unmeasured { source: card.name.to_owned(), reason };
-        source.ask(&Asked { explain_over_ns: Some(card.events().late_from_ns), ..Asked::default() });
+        source.ask(Asked { explain_over_ns: Some(card.events().late_from_ns), ..Asked::default() });
         match source.attach(&session) {
             Ok(source) => {
                 // What is weaker of the account is told once.

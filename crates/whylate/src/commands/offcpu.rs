@@ -15,10 +15,8 @@ use whylate_model::Snapshot;
 use whylate_model::folded::Root;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::wait::Classes;
-use whylate_sources::cgroups;
-use whylate_sources::offcpu::{
-    CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE, WAKERS_NEED_TRACE,
-};
+use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE};
+use whylate_sources::{Threads, cgroups};
 
 use crate::commands::Senseless;
 use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, wait};
@@ -205,10 +203,7 @@ impl Arguments {
             backend: self.backend.clone(),
             rate_hz: self.frequency,
             budget_ppm: self.budget,
-            process: self.pid,
-            process_name: self.comm.clone(),
-            thread_name: self.thread.clone(),
-            cgroup,
+            threads: Threads { process: self.pid, name: self.thread.clone(), process_name: self.comm.clone(), cgroup },
             states: self.state.clone().unwrap_or_default(),
             kernel_threads: match self.kernel_threads {
                 Kernel::Yes => KernelThreads::Yes,
@@ -247,18 +242,6 @@ fn read_classes(path: &Path) -> anyhow::Result<Classes> {
     let text = String::from_utf8_lossy(&bytes);
     let classes = Classes::parse(&text).map_err(|error| Senseless(anyhow::anyhow!("{name}, {error}")))?;
     Ok(classes)
-}
-
-/// Wakeups are seen by `trace` alone.
-fn backend_with_wakers(named: Option<&str>) -> anyhow::Result<String> {
-    match named {
-        None | Some("auto") => {
-            eprintln!("whylate: offcpu uses the {TRACE} backend, as only a wakeup shows who woke a thread")
-        }
-        Some(TRACE) => {}
-        Some(_) => return Err(Senseless(anyhow::anyhow!(WAKERS_NEED_TRACE)).into()),
-    }
-    Ok(TRACE.to_owned())
 }
 
 fn what_is_done(arguments: &Arguments, backend: &str) -> String {
@@ -304,7 +287,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let mut options = arguments.options()?;
     if arguments.wakers {
-        options.backend = Some(backend_with_wakers(options.backend.as_deref())?);
+        if matches!(options.backend.as_deref(), None | Some("auto")) {
+            eprintln!("whylate: offcpu uses the {TRACE} backend, as only a wakeup shows who woke a thread");
+        }
     } else if options.backend.as_deref() == Some("auto") {
         let often = options.budget_ppm.map_or(Often::RateHz(options.rate_hz), Often::BudgetPpm);
         let choice = Choice::look(often).context("cannot tell which backend is cheaper")?;
@@ -312,11 +297,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }
     let mut feed = Feed::of(&options, Keep::Worst(arguments.worst.map_or(WORST, usize::from)))?;
-    let backend = feed.source.backend().name.to_owned();
+    let backend = feed.source.backend;
     let mut waits = arguments.why.map(Waits::new);
     if arguments.blocked.is_none() {
         if !arguments.json {
-            eprintln!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, &backend));
+            eprintln!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, backend));
         }
         let end = arguments.duration.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
         let ended = match &mut waits {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::Args;
 use whylate_model::{Card, LateEvent, Snapshot, Worst};
-use whylate_sources::{Attached, Session, Source};
+use whylate_sources::{Attached, Measuring, Session, Source};
 
 use super::watch::{Ended, Watch};
 use crate::output::Output;
@@ -88,7 +88,7 @@ pub struct Feed<S: Attached + ?Sized = dyn Attached> {
     /// Which source it is.
     pub card: &'static Card,
     /// What measures.
-    pub source: Box<S>,
+    pub source: Measuring<S>,
     kept: Kept,
 }
 
@@ -100,21 +100,27 @@ impl Feed {
     pub fn of(source: &dyn Source, keep: Keep) -> anyhow::Result<Self> {
         let card = source.info().card;
         let attached = source.attach(&Session::of_one()).with_context(|| format!("cannot attach {}", card.name))?;
-        let backend = attached.backend();
-        if let Some(reason) = backend.fallback_reason {
-            eprintln!("whylate: {} uses the {} backend: {reason}", card.name, backend.name);
-        }
-        for told in attached.weaker().into_iter().chain(attached.chosen()) {
-            eprintln!("whylate: {told}");
-        }
-        Ok(Feed::new(card, attached, keep))
+        let feed = Feed::new(card, attached, keep);
+        feed.tell();
+        Ok(feed)
     }
 }
 
 impl<S: Attached + ?Sized> Feed<S> {
     /// Of a source that has just been attached.
-    pub fn new(card: &'static Card, source: Box<S>, keep: Keep) -> Self {
+    pub fn new(card: &'static Card, source: Measuring<S>, keep: Keep) -> Self {
         Feed { card, source, kept: Kept::new(keep) }
+    }
+
+    /// Says on standard error what is not as good here as it could be.
+    pub fn tell(&self) {
+        let Measuring { backend, fallback_reason, .. } = &self.source;
+        if let Some(reason) = fallback_reason {
+            eprintln!("whylate: {} uses the {backend} backend: {reason}", self.card.name);
+        }
+        for told in self.source.weaker().into_iter().chain(self.source.chosen()) {
+            eprintln!("whylate: {told}");
+        }
     }
 
     /// Takes in the late events that have come; `each` hands back what the next snapshot may carry.

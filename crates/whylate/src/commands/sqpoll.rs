@@ -5,6 +5,7 @@ mod sweep;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
+use whylate_sources::Threads;
 use whylate_sources::sqpoll::SqpollOptions;
 
 use crate::commands::runner::{Feed, Schedule, drive};
@@ -69,7 +70,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let options = SqpollOptions {
         backend: Some(arguments.backend.clone()),
-        pid: arguments.pid,
+        threads: Threads { process: arguments.pid, ..Threads::default() },
         precise: arguments.precise,
         explain_over_ns: arguments.why,
         ..SqpollOptions::default()

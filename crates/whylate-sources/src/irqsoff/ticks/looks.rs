@@ -101,8 +101,7 @@ mod tests {
             late_over_ns: Some(from_ns),
             ..IrqsoffOptions::default()
         };
-        AttachedTicks::with_looks(&options, &Session::of_one(), None, vec![cpu], Ok(timers(cpu, prove)))
-            .expect("it attaches")
+        AttachedTicks::with_looks(&options, &Session::of_one(), vec![cpu], Ok(timers(cpu, prove))).expect("it attaches")
     }
 
     /// `None`, and a line that says why, where programs cannot be loaded.

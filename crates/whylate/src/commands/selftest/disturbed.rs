@@ -66,13 +66,13 @@ fn timer(
         ..TimerlatOptions::default()
     }
     .start(&Session::of_one())?;
-    let seen = while_disturbed(&mut source, place, kind)?;
+    let seen = while_disturbed(&mut *source, place, kind)?;
     let is_within = |event: &LateEvent, length_ns: u64| {
         let bounds = length_ns.saturating_sub(PERIOD_NS + place.apart_ns)..=length_ns + place.apart_ns;
         bounds.contains(&event.latency_ns)
     };
     let is_right = |event: &LateEvent| event.causes.first().is_some_and(&is_true);
-    let check = Check::new(TIMERLAT.name, source.backend().name, injected, "waits of the known length");
+    let check = Check::new(TIMERLAT.name, source.backend, injected, "waits of the known length");
     Ok(vec![seen.judge(check, is_within, cause, is_right)])
 }
 
@@ -87,13 +87,13 @@ pub(super) fn windows(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
         ..IrqsoffOptions::default()
     }
     .attach(&Session::of_one())?;
-    let seen = while_disturbed(source.as_mut(), place, Kind::IrqsOff)?;
+    let seen = while_disturbed(&mut *source, place, Kind::IrqsOff)?;
     let is_within = |event: &LateEvent, length_ns: u64| {
         let bounds = event.latency_ns..=event.at_most_ns.unwrap_or(event.latency_ns);
         bounds.end() - bounds.start() <= PERIOD_NS + place.apart_ns && bounds.contains(&length_ns)
     };
     let is_right = |event: &LateEvent| event.labels.get("function").is_some_and(|function| function == ENABLES);
-    let check = Check::new(IRQSOFF.name, source.backend().name, IRQS_OFF, "windows within their bounds");
+    let check = Check::new(IRQSOFF.name, source.backend, IRQS_OFF, "windows within their bounds");
     Ok(vec![seen.judge(check, is_within, ENABLES, is_right)])
 }
 

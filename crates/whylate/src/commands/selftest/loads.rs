@@ -16,7 +16,7 @@ use whylate_sources::inject::work::{self, HANDLER, Plan as WorkPlan};
 use whylate_sources::offcpu::{DEFAULT_HZ, OffcpuOptions};
 use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::wq::{By, WqOptions};
-use whylate_sources::{AttachError, Attached as _, Session, Source as _};
+use whylate_sources::{AttachError, Attached as _, Session, Source as _, Threads};
 
 use super::Place;
 use super::sleepers::{NAPS, SLEEPERS, Sleepers, WAITS};
@@ -51,7 +51,7 @@ pub(super) fn work(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let mut events = Vec::new();
     source.drain_late(Duration::from_millis(100), &mut |event| events.push(event))?;
     let snapshot = source.snapshot()?;
-    let backend = source.backend().name;
+    let backend = source.backend;
     let apart_ns = place.apart_ns as f64;
     let is_ours = |labels: &whylate_model::Labels| labels.get("handler").is_some_and(|handler| handler == HANDLER);
     let histogram = |name: &str| {
@@ -95,14 +95,14 @@ fn mean_wait_ns(report: &work::Report) -> f64 {
 /// The weight of their stacks is the time that they were there.
 pub(super) fn sleep(_place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let sleepers = Sleepers::start()?;
-    let options = OffcpuOptions { process: Some(sleepers.pid()), ..OffcpuOptions::default() };
+    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
     let mut source = options.attach(&Session::of_one())?;
     thread::sleep(SETTLE);
     source.snapshot()?;
     thread::sleep(WINDOW);
     let snapshot = source.snapshot()?;
     drop(sleepers);
-    let backend = source.backend().name;
+    let backend = source.backend;
     // A look at them is as exact as its period.
     let tolerance_ns = 1e9 / f64::from(DEFAULT_HZ);
     let check = |thread: &str, system_call: &str, threads: u64, figure: &str| {
@@ -136,8 +136,8 @@ pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
             "an emulated CPU stops at any time, and requests are outstanding meanwhile without being worked at";
         return Err(AttachError::Unsupported(reason.to_owned()));
     }
-    let mut source =
-        SqpollOptions { pid: Some(std::process::id()), ..SqpollOptions::default() }.start(&Session::of_one())?;
+    let mut source = SqpollOptions { threads: Threads::of(std::process::id()), ..SqpollOptions::default() }
+        .start(&Session::of_one())?;
     let plan = LoadPlan {
         duty: DUTY_SHARE,
         sq_cpu: Some(place.cpu),
@@ -164,7 +164,7 @@ pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let working = match series.values.get("working") {
         Some(&working) => working,
         // What the kernel prints, and how, is its own.
-        None if source.backend().name == "fdinfo" => {
+        None if source.backend == "fdinfo" => {
             let reason = "without BPF, this kernel does not tell work from spinning";
             return Err(AttachError::Unsupported(reason.to_owned()));
         }
@@ -173,6 +173,6 @@ pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let share = |ns: u64| ns as f64 / done.at_ns.max(1) as f64;
     // In a run in which others had the load's CPU for long, nothing is known, and it is tried again.
     let tolerance = OFF + share(done.uncertain_ns).min(OFF);
-    let check = Check::new(SQPOLL.name, source.backend().name, DUTY, "share of work");
+    let check = Check::new(SQPOLL.name, source.backend, DUTY, "share of work");
     Ok(vec![check.compare(Unit::Share, share(done.busy_ns), working, tolerance)])
 }

@@ -20,7 +20,7 @@ use whylate_model::units::format_ns;
 use whylate_model::{Series, Snapshot};
 use whylate_sources::inject::file_load::{self, MAX_DEPTH, Plan, Report};
 use whylate_sources::sqpoll::SqpollOptions;
-use whylate_sources::{Attached as _, Session};
+use whylate_sources::{Attached as _, Session, Threads};
 
 use crate::commands::Senseless;
 use crate::output::json::write_line;
@@ -231,9 +231,10 @@ fn measure(
         iopoll: arguments.iopoll,
     };
     let own = std::process::id();
-    let mut source = SqpollOptions { backend: Some("bpf".to_owned()), pid: Some(own), ..SqpollOptions::default() }
-        .start(&Session::of_one())
-        .context("cannot attach sqpoll")?;
+    let mut source =
+        SqpollOptions { backend: Some("bpf".to_owned()), threads: Threads::of(own), ..SqpollOptions::default() }
+            .start(&Session::of_one())
+            .context("cannot attach sqpoll")?;
     // From the first request on.
     let started = || source.snapshot().map(|_| ()).map_err(io::Error::other);
     let report = file_load::run(&plan, stop, started);

@@ -14,7 +14,7 @@ use whylate_model::sources::TIMERLAT;
 use whylate_model::{LateEvent, Snapshot, TimerEvidence, Worst};
 use whylate_sources::timerlat::idle::{self, Shallow};
 use whylate_sources::timerlat::{self, AttachedTimerlat, Stop, placement};
-use whylate_sources::{Attached as _, Session, cpus};
+use whylate_sources::{Attached as _, Measuring, Session, cpus};
 
 use super::screen::Screen;
 use super::{Arguments, Common, Plan, RECORDED_WORST, View, actions};
@@ -50,21 +50,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     // Until the end.
     let _surroundings = Surroundings::arrange(plan.common)?;
     let source = options.start(&Session::of_one()).context("cannot attach timerlat")?;
-    if let Some(reason) = source.backend().fallback_reason {
-        eprintln!("whylate: timerlat uses the {} backend: {reason}", source.backend().name);
-    }
     if let Some(cgroup) = &plan.common.cgroup {
         placement::move_to_cgroup(cgroup, source.kernel_threads())?;
     }
-    if let Some(weaker) = source.weaker() {
-        eprintln!("whylate: {weaker}");
-    }
+    let mut measurement = Measurement::new(&plan, source, watch);
+    measurement.feed.tell();
     if plan.common.debug {
+        let source = &measurement.feed.source;
         let end = if source.tells_ran() { "runs" } else { "has the CPU" };
-        eprintln!("whylate: backend {}, a thread's latency ends when it {end}, {options:?}", source.backend().name);
+        eprintln!("whylate: backend {}, a thread's latency ends when it {end}, {options:?}", source.backend);
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let mut measurement = Measurement::new(&plan, source, watch);
     let status = measurement.measure(&mut out)?;
     out.flush()?;
     Ok(status)
@@ -126,12 +122,12 @@ struct Measurement<'a> {
 }
 
 impl<'a> Measurement<'a> {
-    fn new(plan: &'a Plan<'a>, source: AttachedTimerlat, watch: Watch) -> Self {
+    fn new(plan: &'a Plan<'a>, source: Measuring<AttachedTimerlat>, watch: Watch) -> Self {
         let common = plan.common;
         let worst = common.worst.map(usize::from);
         Measurement {
             plan,
-            feed: Feed::new(&TIMERLAT, Box::new(source), Keep::worst(worst.filter(|_| common.why.is_none()))),
+            feed: Feed::new(&TIMERLAT, source, Keep::worst(worst.filter(|_| common.why.is_none()))),
             watch,
             screen: Screen::new(),
             zone: TimeZone::system(),
