@@ -1,164 +1,174 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who caused how much delay, over many late events.
+//! Who caused how much delay, over many late events of one source or several.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use serde::{Deserialize, Serialize};
+
+use crate::sources::Card;
 use crate::{CauseKind, LateEvent};
 
 /// How many culprits are told apart; those that come later are counted together.
 const CULPRITS: usize = 10_000;
-/// How many handlers one culprit's victims are told apart by.
+/// How many of one culprit's victims are told apart.
 const VICTIMS: usize = 1_000;
+/// Whom those are told as that were too many to be told apart.
+pub const BEYOND: &str = "others than the first 10,000";
 
 /// Adds up what each culprit did. Memory is bounded.
 #[derive(Debug, Default)]
 pub struct Culprits {
-    /// By kind and then by name, so that a name is looked up without being copied.
-    delays: HashMap<CauseKind, HashMap<String, Delay>>,
+    /// By kind and then by name, so that a name is looked up without being copied; then by the source that told it.
+    delays: HashMap<CauseKind, HashMap<String, BTreeMap<&'static str, Delay>>>,
     count: usize,
     unknown: Delay,
-    others: Delay,
     /// Numbers stand for the names of victims, which are the same few again and again.
-    handlers: HashMap<String, u32>,
+    subjects: HashMap<String, u32>,
     events: u64,
     latency_ns: u64,
 }
 
-/// A culprit and the delay it caused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Who made others late. One disturbance that several sources see is one culprit with several victims.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Culprit {
-    /// How it delayed others.
+    /// How.
     pub kind: CauseKind,
     /// Its name.
     pub who: String,
-    /// What it caused.
-    pub caused: Caused,
+    /// The delay that it caused, over all victims.
+    pub total_ns: u64,
+    /// Whom it delayed, the source first whose events it delayed most.
+    pub victims: Vec<Victims>,
 }
 
-/// Delay, by whomever it was caused.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Caused {
+/// What a culprit did to the events of one source.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Victims {
+    /// The source's name.
+    pub source: String,
     /// How many late events had to wait for it.
-    pub items: u64,
-    /// How many handlers (or threads) these had; no more than 1,000 are told apart.
-    pub handlers: u64,
-    /// The delay in all.
+    pub events: u64,
+    /// How many different ones these were of (handlers, threads); no more than 1,000 are told apart.
+    #[serde(default)]
+    pub subjects: u64,
+    /// How long in all.
     pub total_ns: u64,
-    /// The longest delay of one late event.
+    /// The longest of one event.
     pub worst_ns: u64,
 }
 
-/// Culprits in order, and what is not one culprit's.
+/// Culprits in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranking {
     /// How many late events were explained.
     pub events: u64,
-    /// How long these waited in all: all delays below add up to it.
+    /// How long these waited in all: what culprits caused adds up to it.
     pub latency_ns: u64,
-    /// By the delay they caused, largest first.
+    /// By the delay they caused, largest first. What is unknown stands there by its reason, and [`BEYOND`].
     pub culprits: Vec<Culprit>,
-    /// What those caused that were too many to be told apart.
-    pub others: Caused,
-    /// What cannot be told.
-    pub unknown: Caused,
+    /// What is unknown, for whatever reason.
+    pub unknown: Victims,
 }
 
 #[derive(Debug, Default)]
 struct Delay {
-    items: u64,
+    events: u64,
     total_ns: u64,
     worst_ns: u64,
-    victims: BTreeSet<u32>,
+    subjects: BTreeSet<u32>,
 }
 
 impl Culprits {
-    /// Adds the causes of one event; an event without causes was not explained and does not count.
-    pub fn add(&mut self, event: &LateEvent) {
+    /// Adds the causes of one event of that source; an event without causes was not explained and does not count.
+    pub fn add(&mut self, card: &Card, event: &LateEvent) {
         if event.causes.is_empty() {
             return;
         }
         self.events += 1;
         self.latency_ns = self.latency_ns.saturating_add(event.latency_ns);
-        let victim = self.number_of(&event.subject);
-        // What is unknown for several reasons, or of several culprits that are not told apart, is one delay of this event.
-        let (mut unknown_ns, mut others_ns) = (0u64, 0u64);
+        let subject = self.number_of(&event.subject);
+        let mut by_whom: BTreeMap<(CauseKind, &str), u64> = BTreeMap::new();
+        let mut unknown_ns = 0;
         for cause in &event.causes {
-            if cause.kind == CauseKind::Unknown {
-                unknown_ns = unknown_ns.saturating_add(cause.ns);
-                continue;
-            }
             let of_kind = self.delays.entry(cause.kind).or_default();
-            if let Some(delay) = of_kind.get_mut(&cause.who) {
-                delay.add(cause.ns, victim);
-            } else if self.count < CULPRITS {
-                self.count += 1;
-                of_kind.entry(cause.who.clone()).or_default().add(cause.ns, victim);
-            } else {
-                others_ns = others_ns.saturating_add(cause.ns);
+            let (mut kind, mut who) = (cause.kind, cause.who.as_str());
+            if !of_kind.contains_key(who) {
+                if self.count < CULPRITS {
+                    self.count += 1;
+                    of_kind.insert(who.to_owned(), BTreeMap::new());
+                } else {
+                    (kind, who) = (CauseKind::Unknown, BEYOND);
+                }
+            }
+            let ns = by_whom.entry((kind, who)).or_default();
+            *ns = ns.saturating_add(cause.ns);
+            if cause.kind == CauseKind::Unknown {
+                unknown_ns += cause.ns;
             }
         }
-        self.unknown.add(unknown_ns, victim);
-        self.others.add(others_ns, victim);
+        for ((kind, who), ns) in by_whom {
+            let of_kind = self.delays.entry(kind).or_default();
+            // Only BEYOND can be new.
+            if !of_kind.contains_key(who) {
+                of_kind.insert(who.to_owned(), BTreeMap::new());
+            }
+            let of_source = of_kind.get_mut(who).map(|sources| sources.entry(card.name).or_default());
+            of_source.into_iter().for_each(|delay| delay.add(ns, subject));
+        }
+        self.unknown.add(unknown_ns, subject);
     }
 
     /// Everything added since the previous call, ranked.
     pub fn take(&mut self) -> Ranking {
         let taken = std::mem::take(self);
-        let mut culprits: Vec<Culprit> = taken
-            .delays
-            .into_iter()
-            .flat_map(|(kind, delays)| {
-                delays.into_iter().map(move |(who, delay)| Culprit { kind, who, caused: delay.caused() })
+        let by_name =
+            taken.delays.into_iter().flat_map(|(kind, by_name)| by_name.into_iter().map(move |of| (kind, of)));
+        let mut culprits: Vec<Culprit> = by_name
+            .map(|(kind, (who, delays))| {
+                let mut victims: Vec<Victims> = delays.iter().map(|(source, delay)| delay.victims(source)).collect();
+                victims.sort_by_key(|victims| Reverse(victims.total_ns));
+                Culprit { kind, who, total_ns: victims.iter().map(|victims| victims.total_ns).sum(), victims }
             })
             .collect();
+        let events = |culprit: &Culprit| culprit.victims.iter().map(|victims| victims.events).sum::<u64>();
+        culprits.retain(|culprit| culprit.total_ns > 0);
         culprits.sort_by(|a, b| {
-            let rank =
-                |culprit: &Culprit| (Reverse(culprit.caused.total_ns), Reverse(culprit.caused.items), culprit.kind);
+            let rank = |culprit: &Culprit| (Reverse(culprit.total_ns), Reverse(events(culprit)), culprit.kind);
             rank(a).cmp(&rank(b)).then_with(|| a.who.cmp(&b.who))
         });
-        Ranking {
-            events: taken.events,
-            latency_ns: taken.latency_ns,
-            culprits,
-            others: taken.others.caused(),
-            unknown: taken.unknown.caused(),
-        }
+        Ranking { events: taken.events, latency_ns: taken.latency_ns, culprits, unknown: taken.unknown.victims("") }
     }
 
-    fn number_of(&mut self, handler: &str) -> u32 {
-        if let Some(&number) = self.handlers.get(handler) {
+    fn number_of(&mut self, subject: &str) -> u32 {
+        if let Some(&number) = self.subjects.get(subject) {
             return number;
         }
         // Names beyond the limit share a number.
-        let number = self.handlers.len().min(CULPRITS) as u32;
-        if self.handlers.len() < CULPRITS {
-            self.handlers.insert(handler.to_owned(), number);
+        let number = self.subjects.len().min(CULPRITS) as u32;
+        if self.subjects.len() < CULPRITS {
+            self.subjects.insert(subject.to_owned(), number);
         }
         number
     }
 }
 
 impl Delay {
-    fn add(&mut self, ns: u64, victim: u32) {
+    fn add(&mut self, ns: u64, subject: u32) {
         if ns == 0 {
             return;
         }
-        self.items += 1;
+        self.events += 1;
         self.total_ns = self.total_ns.saturating_add(ns);
         self.worst_ns = self.worst_ns.max(ns);
-        if self.victims.len() < VICTIMS {
-            self.victims.insert(victim);
+        if self.subjects.len() < VICTIMS {
+            self.subjects.insert(subject);
         }
     }
 
-    fn caused(&self) -> Caused {
-        Caused {
-            items: self.items,
-            handlers: self.victims.len() as u64,
-            total_ns: self.total_ns,
-            worst_ns: self.worst_ns,
-        }
+    fn victims(&self, source: &str) -> Victims {
+        let (events, subjects) = (self.events, self.subjects.len() as u64);
+        Victims { source: source.to_owned(), events, subjects, total_ns: self.total_ns, worst_ns: self.worst_ns }
     }
 }
 
@@ -166,6 +176,7 @@ impl Delay {
 mod tests {
     use super::*;
     use crate::Cause;
+    use crate::sources::WQ;
 
     fn late(handler: &str, causes: &[(CauseKind, &str, u64)]) -> LateEvent {
         let causes: Vec<Cause> =
@@ -181,25 +192,29 @@ mod tests {
     #[test]
     fn delays_of_one_culprit_add_up_over_its_victims() {
         let mut culprits = Culprits::default();
-        culprits.add(&late("a", &[(CauseKind::Work, "hog", 40), (CauseKind::Thread, "dd:1", 2)]));
-        culprits.add(&late(
-            "b",
-            &[(CauseKind::Work, "hog", 50), (CauseKind::Unknown, "x", 1), (CauseKind::Unknown, "y", 2)],
-        ));
-        culprits.add(&late("b", &[(CauseKind::Work, "hog", 1)]));
-        culprits.add(&LateEvent { latency_ns: 99, ..LateEvent::default() });
+        culprits.add(&WQ, &late("a", &[(CauseKind::Work, "hog", 40), (CauseKind::Thread, "dd:1", 2)]));
+        culprits.add(
+            &WQ,
+            &late("b", &[(CauseKind::Work, "hog", 50), (CauseKind::Unknown, "x", 1), (CauseKind::Unknown, "y", 2)]),
+        );
+        culprits.add(&WQ, &late("b", &[(CauseKind::Work, "hog", 1)]));
+        culprits.add(&WQ, &LateEvent { latency_ns: 99, ..LateEvent::default() });
         let ranking = culprits.take();
-        let hog = Caused { items: 3, handlers: 2, total_ns: 91, worst_ns: 50 };
-        let dd = Caused { items: 1, handlers: 1, total_ns: 2, worst_ns: 2 };
+        let victims = |events, subjects, total_ns, worst_ns| {
+            vec![Victims { source: "wq".to_owned(), events, subjects, total_ns, worst_ns }]
+        };
+        let culprit = |kind, who: &str, total_ns, victims| Culprit { kind, who: who.to_owned(), total_ns, victims };
         assert_eq!((ranking.events, ranking.latency_ns), (3, 96));
         assert_eq!(
             ranking.culprits,
             [
-                Culprit { kind: CauseKind::Work, who: "hog".to_owned(), caused: hog },
-                Culprit { kind: CauseKind::Thread, who: "dd:1".to_owned(), caused: dd },
+                culprit(CauseKind::Work, "hog", 91, victims(3, 2, 91, 50)),
+                culprit(CauseKind::Thread, "dd:1", 2, victims(1, 1, 2, 2)),
+                culprit(CauseKind::Unknown, "y", 2, victims(1, 1, 2, 2)),
+                culprit(CauseKind::Unknown, "x", 1, victims(1, 1, 1, 1)),
             ]
         );
-        assert_eq!(ranking.unknown, Caused { items: 1, handlers: 1, total_ns: 3, worst_ns: 3 });
+        assert_eq!(ranking.unknown, Victims { source: String::new(), ..victims(1, 1, 3, 3).remove(0) });
         assert_eq!(culprits.take(), Ranking::default());
     }
 
@@ -207,22 +222,24 @@ mod tests {
     fn more_culprits_than_there_is_room_for_are_counted_together() {
         let mut culprits = Culprits::default();
         for number in 0..CULPRITS as u64 + 5 {
-            culprits.add(&late(&format!("handler{number}"), &[(CauseKind::Thread, &format!("sh:{number}"), 7)]));
+            culprits.add(&WQ, &late(&format!("handler{number}"), &[(CauseKind::Thread, &format!("sh:{number}"), 7)]));
         }
-        culprits.add(&late("a", &[(CauseKind::Thread, "sh:0", 7)]));
+        culprits.add(&WQ, &late("a", &[(CauseKind::Thread, "sh:0", 7)]));
         let ranking = culprits.take();
-        assert_eq!(ranking.culprits.len(), CULPRITS);
-        assert_eq!((ranking.others.items, ranking.others.total_ns, ranking.culprits[0].caused.items), (5, 35, 2));
-        let told: u64 = ranking.culprits.iter().map(|culprit| culprit.caused.total_ns).sum();
-        assert_eq!(told + ranking.others.total_ns, ranking.latency_ns);
+        assert_eq!(ranking.culprits.len(), CULPRITS + 1);
+        let [others, first, ..] = &ranking.culprits[..] else { panic!("there are more") };
+        assert_eq!((others.who.as_str(), others.victims[0].events, others.total_ns), (BEYOND, 5, 35));
+        assert_eq!((first.who.as_str(), first.victims[0].events), ("sh:0", 2));
+        let told: u64 = ranking.culprits.iter().map(|culprit| culprit.total_ns).sum();
+        assert_eq!(told, ranking.latency_ns);
     }
 
     #[test]
     fn victims_of_one_culprit_are_told_apart_up_to_a_limit() {
         let mut culprits = Culprits::default();
         for number in 0..VICTIMS + 9 {
-            culprits.add(&late(&format!("handler{number}"), &[(CauseKind::Work, "hog", 1)]));
+            culprits.add(&WQ, &late(&format!("handler{number}"), &[(CauseKind::Work, "hog", 1)]));
         }
-        assert_eq!(culprits.take().culprits[0].caused.handlers, VICTIMS as u64);
+        assert_eq!(culprits.take().culprits[0].victims[0].subjects, VICTIMS as u64);
     }
 }

@@ -6,17 +6,16 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::culprits::{Culprit, Culprits};
 use crate::sources::{Card, Judged};
 use crate::units::{format_ns, rfc3339};
-use crate::{CauseKind, LateEvent, Snapshot, Worst};
+use crate::{LateEvent, Snapshot, Worst};
 
 /// How many of the worst events are kept.
 const WORST: usize = 5;
 /// Of each source no more than this, so that one cannot hide the others.
 const WORST_OF_SOURCE: usize = 3;
-/// So many are told apart, so that memory stays bounded.
-const CULPRITS: usize = 10_000;
-const BEYOND: &str = "others than the first 10,000";
+
 /// Everything that one look has found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Look {
@@ -108,32 +107,6 @@ pub struct Sighting {
     pub event: LateEvent,
 }
 
-/// Who made others late. One disturbance that several sources see is one culprit with several victims.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Culprit {
-    /// How.
-    pub kind: CauseKind,
-    /// Its name.
-    pub who: String,
-    /// The delay that it caused, over all victims.
-    pub total_ns: u64,
-    /// Whom it delayed.
-    pub victims: Vec<Victims>,
-}
-
-/// What a culprit did to the events of one source.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Victims {
-    /// The source's name.
-    pub source: String,
-    /// How many late events had to wait for it.
-    pub events: u64,
-    /// How long in all.
-    pub total_ns: u64,
-    /// The longest of one event.
-    pub worst_ns: u64,
-}
-
 /// A source that did not measure, or less well than elsewhere.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Unmeasured {
@@ -146,7 +119,7 @@ pub struct Unmeasured {
 /// Takes late events in as they come.
 #[derive(Debug, Default)]
 pub struct Gatherer {
-    culprits: BTreeMap<(CauseKind, String), BTreeMap<String, Victims>>,
+    culprits: Culprits,
     worst: BTreeMap<String, Option<Worst>>,
     late: BTreeMap<String, Lates>,
 }
@@ -170,25 +143,13 @@ impl Gatherer {
         lates.count += 1;
         lates.total_ns = lates.total_ns.saturating_add(event.latency_ns);
         lates.max_ns = lates.max_ns.max(event.latency_ns);
-        let mut by_whom: BTreeMap<(CauseKind, &str), u64> = BTreeMap::new();
-        for cause in &event.causes {
-            *by_whom.entry((cause.kind, &cause.who)).or_default() += cause.ns;
-        }
-        for ((kind, who), ns) in by_whom {
-            let key = (kind, who.to_owned());
-            let has_room = self.culprits.len() < CULPRITS || self.culprits.contains_key(&key);
-            let key = if has_room { key } else { (CauseKind::Unknown, BEYOND.to_owned()) };
-            let victims = self.culprits.entry(key).or_default().entry(source.to_owned()).or_default();
-            victims.events += 1;
-            victims.total_ns = victims.total_ns.saturating_add(ns);
-            victims.worst_ns = victims.worst_ns.max(ns);
-        }
+        self.culprits.add(card, &event);
         let worst = self.worst.entry(source.to_owned()).or_default();
         worst.get_or_insert_with(|| Worst::new(WORST_OF_SOURCE)).add(event);
     }
 
     /// The look over the snapshots of all sources that measured.
-    pub fn finish(self, snapshots: &[(&Card, Snapshot)], unmeasured: Vec<Unmeasured>) -> Look {
+    pub fn finish(mut self, snapshots: &[(&Card, Snapshot)], unmeasured: Vec<Unmeasured>) -> Look {
         let mut sources: Vec<Headline> = snapshots
             .iter()
             .map(|(card, snapshot)| headline(card, snapshot, self.late.get(card.name).copied().unwrap_or_default()))
@@ -204,17 +165,6 @@ impl Gatherer {
             .collect();
         worst.sort_by_key(|sighting| Reverse(sighting.event.latency_ns));
         worst.truncate(WORST);
-        let mut culprits: Vec<Culprit> = self
-            .culprits
-            .into_iter()
-            .map(|((kind, who), victims)| {
-                let mut victims: Vec<Victims> =
-                    victims.into_iter().map(|(source, victims)| Victims { source, ..victims }).collect();
-                victims.sort_by_key(|victims| Reverse(victims.total_ns));
-                Culprit { kind, who, total_ns: victims.iter().map(|victims| victims.total_ns).sum(), victims }
-            })
-            .collect();
-        culprits.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.who.cmp(&b.who)));
         Look {
             schema: crate::snapshot::SCHEMA,
             host: snapshots.first().map(|(_, snapshot)| snapshot.host.clone()).unwrap_or_default(),
@@ -222,7 +172,7 @@ impl Gatherer {
             duration_ns: snapshots.iter().map(|(_, snapshot)| snapshot.duration_ns).max().unwrap_or_default(),
             sources,
             worst,
-            culprits,
+            culprits: self.culprits.take().culprits,
             unmeasured,
             weaker: Vec::new(),
             lost: BTreeMap::new(),
@@ -262,7 +212,7 @@ fn headline(card: &Card, snapshot: &Snapshot, lates: Lates) -> Headline {
 mod tests {
     use super::*;
     use crate::sources::{IRQSOFF, OFFCPU, SQPOLL, TIMERLAT, WQ};
-    use crate::{Cause, Series};
+    use crate::{Cause, CauseKind, Series};
 
     fn late(latency_ns: u64, causes: &[(CauseKind, &str, u64)]) -> LateEvent {
         let causes =

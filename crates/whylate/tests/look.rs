@@ -63,7 +63,7 @@ fn look_beside(kind: Kind, length_ns: u64) -> Result<Option<Look>> {
 fn ensure_blamed(look: &Look, kind: CauseKind, who: &str) -> Result<()> {
     let order: Vec<_> = look.sources.iter().map(|source| (&source.source, source.is_late, source.late)).collect();
     println!("{order:?}, not measured: {:?}", look.unmeasured);
-    let is_it = |culprit: &&whylate_model::look::Culprit| culprit.kind == kind && culprit.who.starts_with(who);
+    let is_it = |culprit: &&whylate_model::culprits::Culprit| culprit.kind == kind && culprit.who.starts_with(who);
     let mut found = look.culprits.iter().filter(is_it).peekable();
     let first = look.culprits.first().context("nobody is blamed")?;
     ensure!(found.peek() == Some(&first), "the first culprit is {first:?}, then {:?}", look.culprits.get(1));

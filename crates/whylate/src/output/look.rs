@@ -4,14 +4,15 @@
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
+use whylate_model::culprits::Culprit;
 use whylate_model::late::cpu_subject;
-use whylate_model::look::{Culprit, Headline, LateOf, Look, Sighting, Unmeasured};
+use whylate_model::look::{Headline, LateOf, Look, Sighting, Unmeasured};
 use whylate_model::sources::CARDS;
 use whylate_model::units::{format_ns, printable};
 
 use super::footer;
 use super::moment::moment;
-use super::table::{Align, Table};
+use super::table::Table;
 use super::why::{self, word};
 
 /// How many culprits are shown.
@@ -88,19 +89,7 @@ fn rows_of(source: &Headline) -> impl Iterator<Item = Row<'_>> {
 }
 
 fn headlines(rows: &[Row<'_>]) -> Table {
-    let right = |name| (name, Align::Right);
-    let left = |name| (name, Align::Left);
-    let mut table = Table::new(&[
-        left("SOURCE"),
-        left("VERDICT"),
-        right("COUNT"),
-        right("P50"),
-        right("P99"),
-        right("MAX"),
-        right("LATE FROM"),
-        right("LATE"),
-        left("OF"),
-    ]);
+    let mut table = Table::new("<SOURCE, <VERDICT, COUNT, P50, P99, MAX, LATE FROM, LATE, <OF");
     let or_dash = |cell: String, is_known: bool| if is_known { cell } else { "-".to_owned() };
     for Row { source, late_of, is_late } in rows {
         let verdict = if *is_late { "LATE" } else { "normal" }.to_owned();
@@ -194,7 +183,7 @@ fn write_culprits(out: &mut dyn Write, culprits: &[Culprit]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use whylate_model::look::Victims;
+    use whylate_model::culprits::Victims;
     use whylate_model::{Cause, CauseKind, LateEvent};
 
     use super::*;
@@ -229,8 +218,8 @@ mod tests {
             who: who.to_owned(),
             total_ns,
             victims: vec![
-                Victims { source: "timerlat".to_owned(), events: 3, total_ns, worst_ns: total_ns / 2 },
-                Victims { source: "wq".to_owned(), events: 1, total_ns: 7_000, worst_ns: 7_000 },
+                Victims { source: "timerlat".to_owned(), events: 3, subjects: 1, total_ns, worst_ns: total_ns / 2 },
+                Victims { source: "wq".to_owned(), events: 1, subjects: 1, total_ns: 7_000, worst_ns: 7_000 },
             ],
         };
         let event = LateEvent {

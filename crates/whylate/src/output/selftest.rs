@@ -6,25 +6,15 @@ use std::io::{self, Write};
 use whylate_model::selftest::{Check, Selftest, Unit, Verdict};
 use whylate_model::units::{format_ns, printable};
 
-use super::table::{Align, Table};
+use super::table::Table;
 
 /// Writes a table, what could not be tried, and the sum.
 ///
 /// # Errors
 /// Those of the writer.
 pub fn write(out: &mut dyn Write, told: &Selftest, terminal_columns: Option<usize>) -> io::Result<()> {
-    let (left, right) = (|name| (name, Align::Left), |name| (name, Align::Right));
-    let mut table = Table::new(&[
-        left("RESULT"),
-        left("SOURCE"),
-        left("INJECTED"),
-        left("FIGURE"),
-        right("EXPECTED"),
-        right("MEASURED"),
-        right("ERROR"),
-        right("ALLOWED"),
-        left("CAUSE FOUND"),
-    ]);
+    let columns = "<RESULT, <SOURCE, <INJECTED, <FIGURE, EXPECTED, MEASURED, ERROR, ALLOWED, <CAUSE FOUND";
+    let mut table = Table::new(columns);
     for check in told.checks.iter().filter(|check| !check.figure.is_empty()) {
         table.row(row(check));
     }

@@ -4,30 +4,17 @@
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
+use whylate_model::sources::SQPOLL;
 use whylate_model::sqpoll::{is_part_of, is_thread, verdicts};
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Culprits, LateEvent, Series, Snapshot};
 
 use super::Output;
-use super::table::{Align, Table};
+use super::table::Table;
 use super::why;
 use super::{footer, waits};
 
-const COLUMNS: [(&str, Align); 13] = [
-    ("PROCESS", Align::Left),
-    ("PID", Align::Right),
-    ("TID", Align::Right),
-    ("CPU", Align::Right),
-    ("IDLE", Align::Right),
-    ("RINGS", Align::Right),
-    ("WORK%", Align::Right),
-    ("SPIN%", Align::Right),
-    ("SLEEP%", Align::Right),
-    ("STARVED%", Align::Right),
-    ("UTIL%", Align::Right),
-    ("SQES/s", Align::Right),
-    ("WAKES/s", Align::Right),
-];
+const COLUMNS: &str = "<PROCESS, PID, TID, CPU, IDLE, RINGS, WORK%, SPIN%, SLEEP%, STARVED%, UTIL%, SQES/s, WAKES/s";
 
 /// A row per thread, and one per ring of a thread that has several.
 #[derive(Debug)]
@@ -61,7 +48,7 @@ impl Output for Text {
     }
 
     fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
-        self.culprits.add(event);
+        self.culprits.add(&SQPOLL, event);
         if self.only_worst { Ok(()) } else { waits::write(out, event, &self.zone) }
     }
 
@@ -89,7 +76,7 @@ impl Output for Text {
 }
 
 fn write_table(out: &mut dyn Write, snapshot: &Snapshot, terminal_columns: Option<usize>) -> io::Result<()> {
-    let mut table = Table::new(&COLUMNS);
+    let mut table = Table::new(COLUMNS);
     let mut is_empty = true;
     for series in snapshot.series.iter().filter(|series| is_thread(series)) {
         is_empty = false;
@@ -97,7 +84,7 @@ fn write_table(out: &mut dyn Write, snapshot: &Snapshot, terminal_columns: Optio
         let parts = || snapshot.series.iter().filter(|part| is_part_of(part, series));
         let rings: Vec<&Series> = parts().filter(|part| part.labels.contains_key("ring")).collect();
         for ring in rings.iter().filter(|_| rings.len() > 1) {
-            let mut cells = vec![String::new(); COLUMNS.len()];
+            let mut cells = vec![String::new(); 12];
             cells[0] = format!("  {}", ring.labels["ring"]);
             cells[11] = count(ring.values.get("sqes_per_s"));
             table.row(cells);

@@ -6,9 +6,8 @@ use std::ops::Range;
 
 use whylate_model::units::printable;
 
-/// How a column is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Align {
+enum Align {
     /// Names.
     Left,
     /// Figures.
@@ -18,14 +17,18 @@ pub enum Align {
 /// A heading and rows of equally many cells.
 #[derive(Debug)]
 pub struct Table {
-    columns: Vec<(&'static str, Align)>,
+    columns: Vec<(String, Align)>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table without rows.
-    pub fn new(columns: &[(&'static str, Align)]) -> Self {
-        Table { columns: columns.to_vec(), rows: Vec::new() }
+    /// A table without rows. Commas separate the names of columns; `<` stands before those that have names, not figures.
+    pub fn new(columns: &str) -> Self {
+        let columns = columns.split(',').map(str::trim).map(|column| match column.strip_prefix('<') {
+            Some(names) => (names.to_owned(), Align::Left),
+            None => (column.to_owned(), Align::Right),
+        });
+        Table { columns: columns.collect(), rows: Vec::new() }
     }
 
     /// Adds a row; cells beyond the last column are ignored.
@@ -52,7 +55,7 @@ impl Table {
         let terminal_columns = terminal_columns.unwrap_or(usize::MAX);
         self.narrow(&mut widths, terminal_columns);
         let left_out = left_out(&widths, terminal_columns);
-        let heading: Vec<String> = self.columns.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let heading: Vec<String> = self.columns.iter().map(|(name, _)| name.clone()).collect();
         for row in std::iter::once(&heading).chain(&self.rows) {
             let mut line = String::new();
             for (index, ((cell, &width), (_, align))) in row.iter().zip(&widths).zip(&self.columns).enumerate() {
@@ -138,7 +141,7 @@ mod tests {
     use super::*;
 
     fn written(terminal_columns: Option<usize>) -> String {
-        let mut table = Table::new(&[("NAME", Align::Left), ("COUNT", Align::Right), ("WHERE", Align::Left)]);
+        let mut table = Table::new("<NAME, COUNT, <WHERE");
         table.row(vec!["a\x1b[2Jname".to_owned(), "7".to_owned(), "somewhere far away".to_owned()]);
         table.row(vec!["b".to_owned(), "1234567".to_owned(), String::new()]);
         let mut out = Vec::new();

@@ -4,6 +4,7 @@
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
+use whylate_model::sources::OFFCPU;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Culprits, LateEvent, Snapshot};
 
@@ -38,7 +39,7 @@ impl Waits {
 
     /// Takes one in.
     pub fn add(&mut self, event: &LateEvent) {
-        self.culprits.add(event);
+        self.culprits.add(&OFFCPU, event);
     }
 
     /// Writes those that a snapshot carries, and a line per culprit.

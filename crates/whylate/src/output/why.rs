@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-use whylate_model::culprits::{Caused, Culprit, Ranking};
+use whylate_model::culprits::{BEYOND, Culprit, Ranking, Victims};
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Cause, CauseKind, LateEvent};
 
@@ -73,18 +73,21 @@ pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, late: Late) -> io::
     let waited = format_ns(ranking.latency_ns);
     writeln!(out, "{} {} {waited} in all. Who caused it:", counted(ranking.events, late.late), late.lasted)?;
     let mut line = |ns: u64, text: String| writeln!(out, "    {:>5.1}%  {text}", percent(ns, ranking.latency_ns));
-    let (named, others) = ranking.culprits.split_at(ranking.culprits.len().min(CULPRITS));
-    for culprit in named {
-        line(culprit.caused.total_ns, sentence(culprit, late))?;
+    let told = || ranking.culprits.iter().filter(|culprit| culprit.kind != CauseKind::Unknown);
+    for culprit in told().take(CULPRITS) {
+        line(culprit.total_ns, sentence(culprit, late))?;
     }
-    let others_ns: u64 = others.iter().map(|culprit| culprit.caused.total_ns).sum::<u64>() + ranking.others.total_ns;
+    let beyond_ns = ranking.culprits.iter().filter(|culprit| culprit.who == BEYOND).map(|culprit| culprit.total_ns);
+    let beyond_ns: u64 = beyond_ns.sum();
+    let others_ns = beyond_ns + told().skip(CULPRITS).map(|culprit| culprit.total_ns).sum::<u64>();
     if others_ns > 0 {
-        let more = if ranking.others.total_ns > 0 { "more than " } else { "" };
-        line(others_ns, format!("{more}{}: {} in all", counted(others.len() as u64, "other"), format_ns(others_ns)))?;
+        let more = if beyond_ns > 0 { "more than " } else { "" };
+        let others = counted(told().skip(CULPRITS).count() as u64, "other");
+        line(others_ns, format!("{more}{others}: {} in all", format_ns(others_ns)))?;
     }
-    let unknown = ranking.unknown;
-    if unknown.items > 0 {
-        let items = counted(unknown.items, late.event);
+    let unknown = &ranking.unknown;
+    if unknown.events > 0 {
+        let items = counted(unknown.events, late.event);
         line(unknown.total_ns, format!("unknown: {items}, {} in all", format_ns(unknown.total_ns)))?;
     }
     Ok(())
@@ -118,14 +121,14 @@ fn sentence(culprit: &Culprit, late: Late) -> String {
         CauseKind::IrqsOff | CauseKind::PreemptOff => format!("{word} in {who}"),
         _ => format!("{word} ({who})"),
     };
-    let Caused { items, handlers, total_ns, worst_ns } = culprit.caused;
-    if items == 1 {
+    let Some(&Victims { events, subjects, total_ns, worst_ns, .. }) = culprit.victims.first() else { return name };
+    if events == 1 {
         return format!("{name} delayed 1 {} by {}", late.event, format_ns(total_ns));
     }
     format!(
         "{name} delayed {} of {} by {} in all, worst {}",
-        counted(items, late.event),
-        counted(handlers, late.of),
+        counted(events, late.event),
+        counted(subjects, late.of),
         format_ns(total_ns),
         format_ns(worst_ns)
     )
@@ -142,6 +145,7 @@ fn percent(part_ns: u64, whole_ns: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use whylate_model::Culprits;
+    use whylate_model::sources::WQ;
 
     use super::*;
 
@@ -160,7 +164,7 @@ mod tests {
     fn ranked(events: &[LateEvent]) -> String {
         let mut culprits = Culprits::default();
         for event in events {
-            culprits.add(event);
+            culprits.add(&WQ, event);
         }
         let mut out = Vec::new();
         write_ranking(&mut out, &culprits.take(), ITEMS).expect("a vector takes everything");

@@ -15,7 +15,7 @@ use super::Arguments;
 use crate::commands::runner::Kept;
 use crate::output::irqsoff::Text;
 use crate::output::json::JsonLines;
-use crate::output::table::{Align, Table, terminal_columns};
+use crate::output::table::{Table, terminal_columns};
 use crate::output::{Output, why};
 
 /// How many of the longest are in JSON, unless asked for another number.
@@ -76,9 +76,7 @@ fn timers_of(snapshot: &Snapshot) -> Vec<Series> {
 }
 
 fn write_timers(out: &mut dyn Write, timers: &[Series], late: &Worst) -> io::Result<()> {
-    let figures = ["COUNT", "LATE-P99", "LATE-MAX", "OVERRUNS", "CPU"].map(|name| (name, Align::Right));
-    let columns: Vec<_> = figures.into_iter().chain([("CALLBACK", Align::Left)]).collect();
-    let mut table = Table::new(&columns);
+    let mut table = Table::new("COUNT, LATE-P99, LATE-MAX, OVERRUNS, CPU, <CALLBACK");
     for series in timers {
         let lateness = series.histograms.get("lateness").cloned().unwrap_or_default();
         let label = |name: &str| series.labels.get(name).cloned().unwrap_or_default();

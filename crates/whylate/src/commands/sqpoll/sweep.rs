@@ -24,21 +24,12 @@ use whylate_sources::{Attached as _, Session, Threads};
 
 use crate::commands::Senseless;
 use crate::output::json::write_line;
-use crate::output::table::{Align, Table, terminal_columns};
+use crate::output::table::{Table, terminal_columns};
 use crate::values::duration_ns;
 
 /// The size of a file that is made to be written to.
 const MADE_BYTES: u64 = 64 << 20;
-const COLUMNS: [(&str, Align); 8] = [
-    ("IODEPTH", Align::Right),
-    ("UTIL%", Align::Right),
-    ("IDLE%", Align::Right),
-    ("WORK%", Align::Right),
-    ("STARVED%", Align::Right),
-    ("IOPS", Align::Right),
-    ("MEAN", Align::Right),
-    ("P99", Align::Right),
-];
+const COLUMNS: &str = "IODEPTH, UTIL%, IDLE%, WORK%, STARVED%, IOPS, MEAN, P99";
 
 /// How busy a submission thread is under a synthetic load, at different numbers of requests in flight.
 ///
@@ -163,7 +154,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let made = prepare(arguments)?;
     let path = made.as_ref().map_or_else(|| arguments.filename.clone(), Made::as_opened);
     let mut out = io::stdout().lock();
-    let mut table = Table::new(&COLUMNS);
+    let mut table = Table::new(COLUMNS);
     for &depth in &arguments.iodepth {
         if stop.load(Ordering::Relaxed) {
             break;

@@ -13,7 +13,7 @@ use whylate_model::units::{format_ns, printable};
 use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Worst};
 
 use crate::commands::irqsoff::Arguments;
-use crate::output::table::{Align, Table};
+use crate::output::table::Table;
 use crate::output::{Output, footer, histogram};
 
 /// The text that people read.
@@ -140,9 +140,7 @@ fn length(series: &Series) -> &Histogram {
 }
 
 fn table_of(rows: &[&Series]) -> Table {
-    let figures = ["COUNT", "MAX", "P50", "P99", "TOTAL", "SHARE"].map(|name| (name, Align::Right));
-    let columns: Vec<_> = [("KIND", Align::Left)].into_iter().chain(figures).chain([("WHO", Align::Left)]).collect();
-    let mut table = Table::new(&columns);
+    let mut table = Table::new("<KIND, COUNT, MAX, P50, P99, TOTAL, SHARE, <WHO");
     for series in rows {
         let length = length(series);
         let total_ns = u64::try_from(length.sum_ns()).unwrap_or(u64::MAX);
@@ -163,8 +161,7 @@ fn table_of(rows: &[&Series]) -> Table {
 
 /// A row for each CPU's own timer.
 fn test_of(snapshot: &Snapshot) -> Table {
-    let columns = ["CPU", "TICKS", "OVERRUNS", "P50", "P99", "MAX"].map(|name| (name, Align::Right));
-    let mut table = Table::new(&columns);
+    let mut table = Table::new("CPU, TICKS, OVERRUNS, P50, P99, MAX");
     for series in &snapshot.series {
         let (Some(lateness), Some(cpu)) = (series.histograms.get("lateness"), series.labels.get("cpu")) else {
             continue;

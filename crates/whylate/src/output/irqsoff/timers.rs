@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Histogram, LateEvent, Series, Snapshot};
 
-use crate::output::table::{Align, Table};
+use crate::output::table::Table;
 use crate::output::{Output, footer, histogram};
 
 /// The text that people read.
@@ -58,10 +58,8 @@ fn of(series: &Series, name: &str) -> Histogram {
 }
 
 fn table_of(rows: &[&Series]) -> Table {
-    let names = [("CALLBACK", Align::Left), ("CPU", Align::Right), ("MODE", Align::Left)];
-    let figures =
-        ["COUNT", "P50", "P99", "MAX", "RUN-P50", "RUN-MAX", "PERIOD", "OVERRUNS"].map(|name| (name, Align::Right));
-    let mut table = Table::new(&[&names[..], &figures].concat());
+    let columns = "<CALLBACK, CPU, <MODE, COUNT, P50, P99, MAX, RUN-P50, RUN-MAX, PERIOD, OVERRUNS";
+    let mut table = Table::new(columns);
     for series in rows {
         let label = |name: &str| series.labels.get(name).cloned().unwrap_or_default();
         let (latency, runtime) = (of(series, "latency"), of(series, "runtime"));

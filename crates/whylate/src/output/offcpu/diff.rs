@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::output::table::{Align, Table};
+use crate::output::table::Table;
 
 /// Two profiles by stack, as parts of a million of all their thread-seconds: so runs of different length and with different numbers of
 /// threads can be compared.
@@ -43,12 +43,7 @@ impl Difference {
 
     /// What changed most first; changes of less than a thousandth of everything are left out.
     pub fn table(&self) -> Table {
-        let mut table = Table::new(&[
-            ("CHANGE", Align::Right),
-            ("BEFORE", Align::Right),
-            ("AFTER", Align::Right),
-            ("STACK", Align::Left),
-        ]);
+        let mut table = Table::new("CHANGE, BEFORE, AFTER, <STACK");
         let mut rows: Vec<(i64, &String, &[u64; 2])> =
             self.by_stack.iter().map(|(frames, both)| (both[1] as i64 - both[0] as i64, frames, both)).collect();
         rows.sort_by_key(|&(change, frames, _)| (std::cmp::Reverse(change.abs()), frames));

@@ -8,7 +8,7 @@ use whylate_model::units::format_ns;
 use whylate_model::{Histogram, Snapshot, WaitClass, Waker, WokenBy};
 
 use super::{on_cpu, percent, sets_idle_kernel_threads_apart};
-use crate::output::table::{Align, Table};
+use crate::output::table::Table;
 
 /// What rows are told apart by.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -40,25 +40,9 @@ struct Row {
 pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Table {
     let has_wakers = snapshot.stacks.iter().any(|stack| stack.waker.is_some());
     // Where the terminal is narrow, what stands in the middle goes first.
-    let mut columns = vec![
-        ("SHARE", Align::Right),
-        ("TIME", Align::Right),
-        ("S", Align::Left),
-        ("CLASS", Align::Left),
-        ("PROCESS", Align::Left),
-        ("THREAD", Align::Left),
-        ("TID", Align::Right),
-        ("WAITS", Align::Right),
-        ("THREADS", Align::Right),
-        ("AGE-P50", Align::Right),
-        ("AGE-MAX", Align::Right),
-        ("WHERE", Align::Left),
-        ("RULE", Align::Left),
-    ];
-    if has_wakers {
-        columns.insert(columns.len() - 1, ("WOKEN BY", Align::Left));
-    }
-    let mut table = Table::new(&columns);
+    let waker = if has_wakers { ", <WOKEN BY" } else { "" };
+    let columns = "SHARE, TIME, <S, <CLASS, <PROCESS, <THREAD, TID, WAITS, THREADS, AGE-P50, AGE-MAX, <WHERE";
+    let mut table = Table::new(&format!("{columns}{waker}, <RULE"));
     // Not every backend counts them.
     let has_waits = snapshot.stacks.iter().any(|stack| stack.waits > 0);
     let whole_ns: u64 = waiting(snapshot, hide_idle).map(|stack| stack.weight_ns).sum();

@@ -7,7 +7,7 @@ use whylate_model::Histogram;
 
 use super::Unit;
 use super::total::{OfCpu, Total};
-use crate::output::table::{Align, Table};
+use crate::output::table::Table;
 
 const PERCENTILES: [(&str, f64); 7] = [
     ("p50", 0.5),
@@ -25,9 +25,8 @@ const ROWS: [&str; 4] = ["IRQ", "Thread", "Ret user", "Thread, corrected"];
 /// # Errors
 /// Those of the writer.
 pub fn write(out: &mut dyn Write, total: &Total, unit: Unit, with_user: bool) -> io::Result<()> {
-    let left = [("CPU", Align::Right), ("LATENCY", Align::Left), ("COUNT", Align::Right)];
-    let figures = PERCENTILES.map(|(name, _)| (name, Align::Right));
-    let mut table = Table::new(&[&left[..], &figures[..], &[("max", Align::Right)]].concat());
+    let figures = PERCENTILES.map(|(name, _)| name).join(", ");
+    let mut table = Table::new(&format!("CPU, <LATENCY, COUNT, {figures}, max"));
     for (cpu, of_cpu) in total.cpus.iter().filter(|(_, of_cpu)| of_cpu.count() > 0) {
         rows(&mut table, &cpu.to_string(), of_cpu, unit, with_user);
     }

@@ -7,11 +7,12 @@ use std::cmp::Reverse;
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
+use whylate_model::sources::WQ;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Culprits, Histogram, LateEvent, Series, Snapshot};
 
 use crate::commands::wq::{Arguments, Key, Sort};
-use crate::output::table::{Align, Table};
+use crate::output::table::Table;
 use crate::output::{Output, footer, histogram, why};
 
 /// The phases in the order in which an item goes through them, with what they are.
@@ -71,7 +72,7 @@ impl Output for Text<'_> {
     }
 
     fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
-        self.culprits.add(event);
+        self.culprits.add(&WQ, event);
         let comes_later = self.arguments.worst.is_some() && !event.causes.is_empty();
         if comes_later { Ok(()) } else { late::write(out, event, &self.zone) }
     }
@@ -135,20 +136,10 @@ fn name_of(series: &Series, key: Key) -> String {
 }
 
 fn table_of(snapshot: &Snapshot, key: Key, sort: Sort) -> Table {
-    let (title, with_workqueue) = match key {
-        Key::Handler => ("HANDLER", true),
-        Key::Workqueue => ("WORKQUEUE", false),
-        Key::Cpu => ("CPU", false),
-        Key::Pool => ("POOL", false),
-    };
-    let mut columns = vec![(title, Align::Left)];
-    for figure in ["COUNT", "MEAN", "P50", "P99", "MAX", "RUN-MEAN", "RUN-MAX"] {
-        columns.push((figure, Align::Right));
-    }
-    if with_workqueue {
-        columns.push(("WORKQUEUE", Align::Left));
-    }
-    let mut table = Table::new(&columns);
+    let with_workqueue = key == Key::Handler;
+    let workqueue = if with_workqueue { ", <WORKQUEUE" } else { "" };
+    let (title, figures) = (key.label().to_uppercase(), "COUNT, MEAN, P50, P99, MAX, RUN-MEAN, RUN-MAX");
+    let mut table = Table::new(&format!("<{title}, {figures}{workqueue}"));
     let mut rows = snapshot.merged_by(key.label());
     // The sort is stable, so rows that tie stay in the order of their names.
     rows.sort_by_key(|series| Reverse(rank(series, sort)));
