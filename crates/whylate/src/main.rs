@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate`: tells why Linux is late.
 
+mod arguments;
 mod cli;
 mod commands;
 mod output;

@@ -5,12 +5,10 @@ mod disturbance;
 mod sqpoll;
 mod work;
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-
-use anyhow::Context;
 use clap::{Args, Subcommand};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use whylate_sources::inject::disturbance::Kind;
+
+use super::watch::stop_at_signal;
 
 /// Make known delays, to compare with what is measured
 #[derive(Debug, Args)]
@@ -22,27 +20,55 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 enum What {
     Work(work::Arguments),
-    IrqsOff(disturbance::IrqsOffArguments),
-    PreemptOff(disturbance::PreemptOffArguments),
-    Softirq(disturbance::SoftirqArguments),
+    /// Turns the interrupts of one CPU off for a known time.
+    ///
+    /// A BPF program does it (`bpf_local_irq_save`, Linux 6.14 and later), in a thread whose name is whylate-irqsoff.
+    /// Meanwhile the CPU takes no interrupt and runs nothing else: no timer ends there, and no thread is woken up. Another CPU
+    /// that needs an answer from it, to flush a TLB for instance, waits as well.
+    ///
+    /// Only one CPU is disturbed at a time, by one `whylate inject` at a time: others have to be able to go on.
+    #[command(after_help = "\
+examples:
+  whylate inject irqs-off                                 5 times 10 ms, one every 200 ms, on the current CPU
+  whylate inject irqs-off --for 500us --times 100 --cpu 1 for sources that see short ones
+  whylate inject irqs-off --json                          for a program to compare")]
+    IrqsOff(disturbance::Common),
+    /// Turns preemption off on one CPU for a known time.
+    ///
+    /// A BPF program does it (`bpf_preempt_disable`, Linux 6.10 and later), in a thread whose name is whylate-preempt. Interrupts are taken
+    /// meanwhile, and no other thread gets the CPU, however urgent it is. In a non-preemptible kernel, all kernel code behaves like this anyway.
+    ///
+    /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
+    #[command(after_help = "\
+examples:
+  whylate inject preempt-off                              5 times 10 ms, one every 200 ms, on the current CPU
+  whylate inject preempt-off --for 2ms --times 100 --cpu 1
+                                                          for `whylate irqsoff --preempt` beside it
+  whylate inject preempt-off --json                       for a program to compare")]
+    PreemptOff(disturbance::Common),
+    /// Keeps one CPU in a softirq for a known time.
+    ///
+    /// The softirq is HRTIMER, with the callback of a BPF timer (Linux 5.15 and later); with PREEMPT_RT it runs in the CPU's
+    /// thread ktimers. Interrupts are taken meanwhile, and threads and other softirqs of that CPU wait.
+    ///
+    /// Only one CPU is disturbed at a time, by one `whylate inject` at a time: others have to be able to go on.
+    #[command(after_help = "\
+examples:
+  whylate inject softirq                                  5 times 10 ms, one every 200 ms, on the current CPU
+  whylate inject softirq --for 2ms --times 100 --cpu 1    for sources that see short ones
+  whylate inject softirq --json                           for a program to compare")]
+    Softirq(disturbance::Common),
     Hog(disturbance::HogArguments),
     Sqpoll(sqpoll::Arguments),
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        // The first signal finds the flag unset, and sets it. The second one ends the program at once.
-        let seen = Arc::clone(&stop);
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, seen)
-            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
-            .context("cannot watch for signals")?;
-    }
+    let (stop, _) = stop_at_signal()?;
     match &arguments.what {
         What::Work(arguments) => work::run(arguments, &stop),
-        What::IrqsOff(arguments) => disturbance::irqs_off(arguments, &stop),
-        What::PreemptOff(arguments) => disturbance::preempt_off(arguments, &stop),
-        What::Softirq(arguments) => disturbance::softirq(arguments, &stop),
+        What::IrqsOff(arguments) => disturbance::run(arguments, Kind::IrqsOff, &stop),
+        What::PreemptOff(arguments) => disturbance::run(arguments, Kind::PreemptOff, &stop),
+        What::Softirq(arguments) => disturbance::run(arguments, Kind::Softirq, &stop),
         What::Hog(arguments) => disturbance::hog(arguments, &stop),
         What::Sqpoll(arguments) => sqpoll::run(arguments, &stop),
     }

@@ -9,10 +9,11 @@ use anyhow::Context as _;
 use clap::{ArgGroup, Args};
 use whylate_sources::irqsoff::{IrqsoffOptions, What, console_level};
 
-use crate::commands::runner::{Feed, Keep, Schedule, drive};
+use crate::arguments::{Explain, Schedule};
+use crate::commands::runner::{Feed, Keep, drive};
 use crate::commands::watch::Watch;
 use crate::output::Output;
-use crate::output::irqsoff::{Text, timers};
+use crate::output::irqsoff::{Shown, Text, timers};
 use crate::output::table::terminal_columns;
 use crate::values::{Cpus, duration_ns, period};
 
@@ -34,20 +35,19 @@ examples:
                                 # one CPU, whose timer is due each 100 us
     whylate irqsoff --import trace.txt
                                 # what ftrace has written elsewhere: a latency trace of irqsoff, or a capture of trace_pipe")]
-#[command(group = ArgGroup::new("late_lengths").multiple(true))]
+#[command(
+    group = ArgGroup::new("late_lengths").args(["slower", "why"]).multiple(true),
+    mut_arg("worst", |worst| worst.help("Print the N longest times with interrupts off, with their stacks, at each output [default: 1, or none if lines are printed live]"))
+)]
 pub struct Arguments {
     /// Print a histogram of lengths per culprit
     #[arg(long)]
     pub(crate) histogram: bool,
     /// Print a line each time that interrupts are off for at least this long, as it happens (e.g. 5ms)
-    #[arg(long, value_name = "LENGTH", value_parser = duration_ns, group = "late_lengths")]
+    #[arg(long, value_name = "LENGTH", value_parser = duration_ns)]
     slower: Option<u64>,
-    /// Explain each interrupt that is late by at least this (e.g. 5ms): its causes, which add up to the delay, and handlers separately
-    #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns, group = "late_lengths")]
-    why: Option<u64>,
-    /// Print the N longest times with interrupts off, with their stacks, at each output [default: 1, or none if lines are printed live]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
-    worst: Option<u16>,
+    #[command(flatten)]
+    explain: Explain,
     /// Period of the timer of each CPU (e.g. 500us; a bare number is in microseconds). Shorter sections are only seen by chance, and
     /// lengths are accurate to one period [default: 1ms, or 2, 5 or 10 ms where a timer's interrupts would take more than 0.6 % of a CPU]
     #[arg(long, value_name = "PERIOD", value_parser = period)]
@@ -84,20 +84,33 @@ pub struct Arguments {
 }
 
 impl Arguments {
+    /// What is printed.
+    pub(crate) fn shown(&self) -> Shown {
+        Shown {
+            histogram: self.histogram,
+            timer_test: self.timer_test,
+            preempt: self.preempt,
+            is_import: self.import.is_some(),
+            lines_from_ns: self.lines().then(|| self.lines_from_ns()),
+            worst: self.worst(),
+            from_ns: self.options().from_ns,
+        }
+    }
+
     /// True when lines are to be printed as it happens.
     pub(crate) fn lines(&self) -> bool {
-        self.slower.is_some() || self.why.is_some() || self.timer_test.is_some()
+        self.slower.is_some() || self.explain.why.is_some() || self.timer_test.is_some()
     }
 
     /// From which length on a line is printed.
     pub(crate) fn lines_from_ns(&self) -> u64 {
-        [self.slower, self.why, self.timer_test].into_iter().flatten().min().unwrap_or(u64::MAX)
+        [self.slower, self.explain.why, self.timer_test].into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
     /// How many of the longest are to be kept until the next output.
     pub(crate) fn worst(&self) -> Option<usize> {
         let unless_asked = (!self.schedule.json && !self.lines()).then_some(1);
-        self.worst.or(unless_asked).map(usize::from)
+        self.explain.worst.or(unless_asked).map(usize::from)
     }
 
     /// In text, the longest with interrupts off are told apart from what else was late.
@@ -113,7 +126,7 @@ impl Arguments {
             cpus: self.cpus.as_ref().map_or_else(Vec::new, |cpus| cpus.0.clone()),
             from_ns: self.timer_test.unwrap_or(self.from),
             late_over_ns: self.slower.or(self.timer_test),
-            explain_over_ns: self.why,
+            explain_over_ns: self.explain.why,
             worst: self.worst(),
             timer_test: self.timer_test.is_some(),
             timers: self.timers,
@@ -134,7 +147,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut feed = Feed::of(&arguments.options(), arguments.keep())?;
     let mut text: Box<dyn Output> = match arguments.timers {
         true => Box::new(timers::Text::new(arguments.histogram, terminal_columns())),
-        false => Box::new(Text::new(arguments, terminal_columns(), console_level())),
+        false => Box::new(Text::new(arguments.shown(), terminal_columns(), console_level())),
     };
     // Of preemption, what is seen has to be taken in to be counted.
     let has_late_events = arguments.lines() || arguments.worst().is_some() || arguments.preempt;

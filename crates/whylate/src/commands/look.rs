@@ -65,7 +65,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let ended = wait(&watch, end, NOW_AND_THEN, &mut || {
         drain(&mut looking, &mut gatherer, |number, at_unix_ns| at_unix_ns >= begins[number])?;
         progress.show(&format!("{} of {} s", began.elapsed().as_secs(), arguments.duration / 1_000_000_000));
-        Ok(())
+        Ok(false)
     })?;
     if ended == Ended::OutputClosed {
         return Ok(());

@@ -18,6 +18,7 @@ use whylate_model::wait::Classes;
 use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE};
 use whylate_sources::{Threads, cgroups};
 
+use crate::arguments::Explain;
 use crate::commands::Senseless;
 use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, wait};
 use crate::commands::watch::{Ended, Watch};
@@ -33,6 +34,8 @@ use crate::values::duration_ns;
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
+    mut_arg("why", |why| why.conflicts_with("blocked")),
+    mut_arg("worst", |worst| worst.requires("why").help("With --why: print only the N longest waits [default: 10]")),
     after_help = "\
 examples:
     whylate offcpu -d 10s                 # a tree of where threads wait, widest first
@@ -117,12 +120,8 @@ pub struct Arguments {
     /// Compare two profiles (folded or JSON): what waits more, and what less
     #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], conflicts_with_all = ["blocked", "json", "flat", "why"])]
     diff: Option<Vec<PathBuf>>,
-    /// Explain each wait for a CPU that is at least this long (e.g. 1ms): who had it meanwhile, and who woke the thread
-    #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns, conflicts_with = "blocked")]
-    why: Option<u64>,
-    /// With --why: show only the N longest waits [default: 10]
-    #[arg(long, value_name = "N", requires = "why", value_parser = clap::value_parser!(u16).range(1..=1000))]
-    worst: Option<u16>,
+    #[command(flatten)]
+    explain: Explain,
     /// One JSON object
     #[arg(long, conflicts_with_all = ["flat", "blocked"])]
     json: bool,
@@ -220,7 +219,7 @@ impl Arguments {
             by_thread: self.by == By::Thread || self.blocked.is_some(),
             max_depth: self.max_depth,
             classes: self.classes.as_deref().map_or_else(|| Ok(Classes::default()), read_classes)?,
-            explain_over_ns: self.why,
+            explain_over_ns: self.explain.why,
             ..OffcpuOptions::default()
         })
     }
@@ -296,9 +295,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         eprintln!("whylate: offcpu uses {choice}");
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }
-    let mut feed = Feed::of(&options, Keep::Worst(arguments.worst.map_or(WORST, usize::from)))?;
+    let mut feed = Feed::of(&options, Keep::Worst(arguments.explain.worst.map_or(WORST, usize::from)))?;
     let backend = feed.source.backend;
-    let mut waits = arguments.why.map(Waits::new);
+    let mut waits = arguments.explain.why.map(Waits::new);
     if arguments.blocked.is_none() {
         if !arguments.json {
             eprintln!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, backend));
@@ -309,7 +308,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 feed.take_late(&mut |event| {
                     waits.add(&event);
                     Ok(Some(event))
-                })
+                })?;
+                Ok(false)
             })?,
             None => watch.until(end)?,
         };

@@ -6,14 +6,13 @@ use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use clap::Args;
 use whylate_model::{Card, LateEvent, Snapshot, Worst};
 use whylate_sources::{Attached, Measuring, Session, Source};
 
 use super::watch::{Ended, Watch};
+use crate::arguments::{Explain, Schedule};
 use crate::output::Output;
 use crate::output::json::JsonLines;
-use crate::values::duration_ns;
 
 /// How often late events are taken in that are shown as they come: at once for a person, and little work.
 const AT_ONCE: Duration = Duration::from_millis(100);
@@ -36,6 +35,15 @@ pub enum Keep {
 }
 
 impl Keep {
+    /// Late events are shown as they come, but in JSON, and where only the worst are asked for.
+    pub fn of(schedule: Schedule, explain: Explain) -> Self {
+        match explain.worst.map(usize::from) {
+            worst if schedule.json => Keep::worst(worst),
+            Some(limit) => Keep::OnlyWorst(limit),
+            None => Keep::Nothing,
+        }
+    }
+
     /// All of them, or so many of the worst.
     pub fn worst(limit: Option<usize>) -> Self {
         limit.map_or(Keep::All, Keep::Worst)
@@ -160,45 +168,7 @@ impl<S: Attached + ?Sized> Feed<S> {
     }
 }
 
-/// When to print, and as what: what every command that prints at intervals takes.
-#[derive(Clone, Copy, Debug, Default, Args)]
-pub struct Schedule {
-    /// Output interval, in seconds
-    #[arg(value_parser = duration_ns)]
-    interval: Option<u64>,
-    /// Number of outputs
-    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
-    count: Option<u64>,
-    /// End after this time (e.g. 10s, 5m, 1h)
-    #[arg(short, long, value_parser = duration_ns)]
-    duration: Option<u64>,
-    /// Print one JSON object per output, each on one line
-    #[arg(long)]
-    pub json: bool,
-}
-
-impl Schedule {
-    /// Late events are shown as they come, but in JSON, and where only the worst are asked for.
-    pub fn keep(&self, worst: Option<u16>) -> Keep {
-        match worst.map(usize::from) {
-            worst if self.json => Keep::worst(worst),
-            Some(limit) => Keep::OnlyWorst(limit),
-            None => Keep::Nothing,
-        }
-    }
-
-    /// Whether there is more than one output.
-    pub fn repeats(&self) -> bool {
-        self.interval.is_some()
-    }
-
-    /// Whether it goes on for a while without anybody at the terminal.
-    pub fn lasts(&self) -> bool {
-        self.interval.is_some() || self.duration.is_some()
-    }
-}
-
-/// Waits until then, or until somebody ends it; `round` takes in what has come, so often.
+/// Waits until then, or until somebody ends it; `round` takes in what has come, so often, and tells whether it is enough.
 ///
 /// # Errors
 /// When the kernel refuses to wait, or the first of `round`.
@@ -206,13 +176,12 @@ pub fn wait(
     watch: &Watch,
     until: Option<Instant>,
     every: Duration,
-    round: &mut dyn FnMut() -> anyhow::Result<()>,
+    round: &mut dyn FnMut() -> anyhow::Result<bool>,
 ) -> anyhow::Result<Ended> {
     loop {
         let soon = Instant::now() + every;
         let ended = watch.until(Some(until.map_or(soon, |until| until.min(soon))))?;
-        round()?;
-        if ended != Ended::Time || until.is_some_and(|until| Instant::now() >= until) {
+        if round()? || ended != Ended::Time || until.is_some_and(|until| Instant::now() >= until) {
             return Ok(ended);
         }
     }
@@ -248,7 +217,8 @@ pub fn drive(
                     output.late(out, &event)?;
                     Ok(Some(event))
                 })?;
-                Ok(out.flush()?)
+                out.flush()?;
+                Ok(false)
             })?
         } else {
             watch.until(until)?

@@ -6,13 +6,11 @@ mod loads;
 mod sleepers;
 
 use std::io::{self, Write};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use whylate_model::Card;
 use whylate_model::selftest::{Check, Selftest, Verdict};
 use whylate_model::sources::{IRQSOFF, OFFCPU, SQPOLL, TIMERLAT, WQ};
@@ -23,6 +21,7 @@ use whylate_sources::wq::WqOptions;
 use whylate_sources::{AttachError, Session, Source as _, clock};
 
 use crate::commands::SUCCESS;
+use crate::commands::watch::stop_at_signal;
 use crate::output::json::write_line;
 use crate::output::selftest;
 use crate::output::table::terminal_columns;
@@ -94,15 +93,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     if arguments.sleepers {
         return sleepers::be().map(|()| SUCCESS);
     }
-    let stop = Arc::new(AtomicBool::new(false));
-    let by = Arc::new(AtomicUsize::new(0));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        let seen = Arc::clone(&stop);
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, seen)
-            .and_then(|_| signal_hook::flag::register_usize(signal, Arc::clone(&by), signal as usize))
-            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
-            .context("cannot watch for signals")?;
-    }
+    let (stop, by) = stop_at_signal()?;
     let place = place(arguments, &stop)?;
     if !arguments.force {
         refuse(&realtime::at_work(WATCHED).context("cannot tell whether real-time threads are at work")?)?;

@@ -8,11 +8,11 @@ use clap::{Args, Subcommand};
 use whylate_sources::Threads;
 use whylate_sources::sqpoll::SqpollOptions;
 
-use crate::commands::runner::{Feed, Schedule, drive};
+use crate::arguments::{Explain, Schedule};
+use crate::commands::runner::{Feed, Keep, drive};
 use crate::commands::watch::Watch;
 use crate::output::sqpoll::Text;
 use crate::output::table::terminal_columns;
-use crate::values::duration_ns;
 
 /// How to get a submission thread to look at.
 const HOW_TO: &str = "a ring that is set up with IORING_SETUP_SQPOLL has one, e.g. of `whylate inject sqpoll` or of fio's sqthread_poll=1";
@@ -22,7 +22,7 @@ const HOW_TO: &str = "a ring that is set up with IORING_SETUP_SQPOLL has one, e.
 /// A submission thread (IORING_SETUP_SQPOLL) that looks busy may only spin. whylate tells the two apart on any kernel from 6.1 on and takes no
 /// lock of a ring.
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
+#[command(args_conflicts_with_subcommands = true, mut_arg("worst", |worst| worst.requires("why")))]
 #[command(after_help = "\
 examples:
     whylate sqpoll           # a row per submission thread at Ctrl-C, and what to change
@@ -41,12 +41,8 @@ pub struct Arguments {
     /// wait until each submission thread of this host has slept once
     #[arg(long)]
     precise: bool,
-    /// Explain each wait for a CPU that is at least this long (e.g. 1ms): who had it meanwhile
-    #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
-    why: Option<u64>,
-    /// With --why: show only the N longest waits at each output
-    #[arg(long, value_name = "N", requires = "why", value_parser = clap::value_parser!(u16).range(1..=1000))]
-    worst: Option<u16>,
+    #[command(flatten)]
+    explain: Explain,
     #[command(flatten)]
     pub(crate) schedule: Schedule,
     /// Where figures come from: bpf, fdinfo, or auto for the best that works
@@ -72,10 +68,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         backend: Some(arguments.backend.clone()),
         threads: Threads { process: arguments.pid, ..Threads::default() },
         precise: arguments.precise,
-        explain_over_ns: arguments.why,
+        explain_over_ns: arguments.explain.why,
         ..SqpollOptions::default()
     };
-    let mut feed = Feed::of(&options, arguments.schedule.keep(arguments.worst))?;
+    let mut feed = Feed::of(&options, Keep::of(arguments.schedule, arguments.explain))?;
     if feed.source.sees_nothing().is_some() {
         let whose = arguments.pid.map_or_else(|| "this host".to_owned(), |pid| format!("process {pid}"));
         eprintln!("whylate: {whose} has no io_uring submission thread now: {HOW_TO}");
@@ -84,6 +80,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-    let mut text = Text::new(arguments.why.is_some(), arguments.worst.is_some(), terminal_columns());
-    drive(&mut feed, &watch, arguments.schedule, arguments.why.is_some(), &mut text, &mut |_| ())
+    let mut text = Text::new(arguments.explain.why.is_some(), arguments.explain.worst.is_some(), terminal_columns());
+    drive(&mut feed, &watch, arguments.schedule, arguments.explain.why.is_some(), &mut text, &mut |_| ())
 }

@@ -4,9 +4,10 @@
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Instant;
 
+use anyhow::Context as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -70,4 +71,20 @@ impl Watch {
             }
         }
     }
+}
+
+/// Sets a flag, and tells its number, at the first signal that asks a program to end. A second one ends it at once.
+///
+/// # Errors
+/// When the system does not let signals be watched.
+pub fn stop_at_signal() -> anyhow::Result<(Arc<AtomicBool>, Arc<AtomicUsize>)> {
+    let (stop, by) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        // The first signal finds the flag unset, and sets it.
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))
+            .and_then(|_| signal_hook::flag::register_usize(signal, Arc::clone(&by), signal as usize))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
+            .context("cannot watch for signals")?;
+    }
+    Ok((stop, by))
 }

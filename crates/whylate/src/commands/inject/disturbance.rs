@@ -21,7 +21,7 @@ const DEFAULT_PRIORITY: u8 = 50;
 
 /// What all disturbances have in common.
 #[derive(Debug, Args)]
-struct Common {
+pub struct Common {
     /// How long each disturbance is, 50ms at most.
     #[arg(long = "for", value_name = "DURATION", default_value = "10ms", value_parser = length_ns)]
     length_ns: u64,
@@ -37,59 +37,6 @@ struct Common {
     /// Print one JSON object on one line, at the end.
     #[arg(long)]
     json: bool,
-}
-
-/// Turns the interrupts of one CPU off for a known time.
-///
-/// A BPF program does it (`bpf_local_irq_save`, Linux 6.14 and later), in a thread whose name is whylate-irqsoff.
-/// Meanwhile the CPU takes no interrupt and runs nothing else: no timer ends there, and no thread is woken up. Another CPU
-/// that needs an answer from it, to flush a TLB for instance, waits as well.
-///
-/// Only one CPU is disturbed at a time, by one `whylate inject` at a time: others have to be able to go on.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-examples:
-  whylate inject irqs-off                                 5 times 10 ms, one every 200 ms, on the current CPU
-  whylate inject irqs-off --for 500us --times 100 --cpu 1 for sources that see short ones
-  whylate inject irqs-off --json                          for a program to compare")]
-pub struct IrqsOffArguments {
-    #[command(flatten)]
-    common: Common,
-}
-
-/// Turns preemption off on one CPU for a known time.
-///
-/// A BPF program does it (`bpf_preempt_disable`, Linux 6.10 and later), in a thread whose name is whylate-preempt. Interrupts are taken
-/// meanwhile, and no other thread gets the CPU, however urgent it is. In a non-preemptible kernel, all kernel code behaves like this anyway.
-///
-/// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-examples:
-  whylate inject preempt-off                              5 times 10 ms, one every 200 ms, on the current CPU
-  whylate inject preempt-off --for 2ms --times 100 --cpu 1
-                                                          for `whylate irqsoff --preempt` beside it
-  whylate inject preempt-off --json                       for a program to compare")]
-pub struct PreemptOffArguments {
-    #[command(flatten)]
-    common: Common,
-}
-
-/// Keeps one CPU in a softirq for a known time.
-///
-/// The softirq is HRTIMER, with the callback of a BPF timer (Linux 5.15 and later); with PREEMPT_RT it runs in the CPU's
-/// thread ktimers. Interrupts are taken meanwhile, and threads and other softirqs of that CPU wait.
-///
-/// Only one CPU is disturbed at a time, by one `whylate inject` at a time: others have to be able to go on.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-examples:
-  whylate inject softirq                                  5 times 10 ms, one every 200 ms, on the current CPU
-  whylate inject softirq --for 2ms --times 100 --cpu 1    for sources that see short ones
-  whylate inject softirq --json                           for a program to compare")]
-pub struct SoftirqArguments {
-    #[command(flatten)]
-    common: Common,
 }
 
 /// Keeps one CPU busy with a thread for a known time.
@@ -132,18 +79,6 @@ fn length_ns(text: &str) -> Result<u64, String> {
     }
 }
 
-pub fn irqs_off(arguments: &IrqsOffArguments, stop: &AtomicBool) -> anyhow::Result<()> {
-    run(&arguments.common, Kind::IrqsOff, stop)
-}
-
-pub fn preempt_off(arguments: &PreemptOffArguments, stop: &AtomicBool) -> anyhow::Result<()> {
-    run(&arguments.common, Kind::PreemptOff, stop)
-}
-
-pub fn softirq(arguments: &SoftirqArguments, stop: &AtomicBool) -> anyhow::Result<()> {
-    run(&arguments.common, Kind::Softirq, stop)
-}
-
 pub fn hog(arguments: &HogArguments, stop: &AtomicBool) -> anyhow::Result<()> {
     let policy = match (arguments.policy, arguments.priority) {
         (Policy::Fifo, priority) => disturbance::Policy::Fifo(priority.unwrap_or(DEFAULT_PRIORITY)),
@@ -156,7 +91,7 @@ pub fn hog(arguments: &HogArguments, stop: &AtomicBool) -> anyhow::Result<()> {
     run(&arguments.common, Kind::Hog(policy), stop)
 }
 
-fn run(common: &Common, kind: Kind, stop: &AtomicBool) -> anyhow::Result<()> {
+pub fn run(common: &Common, kind: Kind, stop: &AtomicBool) -> anyhow::Result<()> {
     let plan =
         Plan { kind, length_ns: common.length_ns, times: common.times, every_ns: common.every_ns, cpu: common.cpu };
     plan.check().map_err(Senseless)?;

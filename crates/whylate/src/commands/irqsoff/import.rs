@@ -45,7 +45,7 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
     let mut output: Box<dyn Output> = if arguments.schedule.json {
         Box::new(JsonLines)
     } else {
-        Box::new(Text::new(arguments, terminal_columns(), None).in_utc())
+        Box::new(Text::new(arguments.shown(), terminal_columns(), None).in_utc())
     };
     output.begin(out)?;
     let (mut kept, mut written) = (Kept::new(arguments.keep()), Ok(()));

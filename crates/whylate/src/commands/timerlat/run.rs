@@ -18,7 +18,7 @@ use whylate_sources::{Attached as _, Measuring, Session, cpus};
 
 use super::screen::Screen;
 use super::{Arguments, Common, Plan, RECORDED_WORST, View, actions};
-use crate::commands::runner::{Feed, Keep};
+use crate::commands::runner::{Feed, Keep, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::commands::{SUCCESS, Senseless, THRESHOLD_HIT};
 use crate::output::Output as _;
@@ -53,7 +53,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     if let Some(cgroup) = &plan.common.cgroup {
         placement::move_to_cgroup(cgroup, source.kernel_threads())?;
     }
-    let mut measurement = Measurement::new(&plan, source, watch);
+    let mut measurement = Measurement::new(&plan, source);
     measurement.feed.tell();
     if plan.common.debug {
         let source = &measurement.feed.source;
@@ -61,7 +61,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         eprintln!("whylate: backend {}, a thread's latency ends when it {end}, {options:?}", source.backend);
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let status = measurement.measure(&mut out)?;
+    let status = measurement.measure(&watch, &mut out)?;
     out.flush()?;
     Ok(status)
 }
@@ -106,7 +106,6 @@ enum Step {
 struct Measurement<'a> {
     plan: &'a Plan<'a>,
     feed: Feed<AttachedTimerlat>,
-    watch: Watch,
     screen: Screen,
     zone: TimeZone,
     total: Total,
@@ -122,13 +121,12 @@ struct Measurement<'a> {
 }
 
 impl<'a> Measurement<'a> {
-    fn new(plan: &'a Plan<'a>, source: Measuring<AttachedTimerlat>, watch: Watch) -> Self {
+    fn new(plan: &'a Plan<'a>, source: Measuring<AttachedTimerlat>) -> Self {
         let common = plan.common;
         let worst = common.worst.map(usize::from);
         Measurement {
             plan,
             feed: Feed::new(&TIMERLAT, source, Keep::worst(worst.filter(|_| common.why.is_none()))),
-            watch,
             screen: Screen::new(),
             zone: TimeZone::system(),
             total: Total::default(),
@@ -140,11 +138,11 @@ impl<'a> Measurement<'a> {
         }
     }
 
-    fn measure(&mut self, out: &mut dyn Write) -> anyhow::Result<u8> {
+    fn measure(&mut self, watch: &Watch, out: &mut dyn Write) -> anyhow::Result<u8> {
         let common = self.plan.common;
         if let Some(warm_up) = common.warm_up {
             let until = Instant::now() + Duration::from_nanos(warm_up);
-            if self.watch.until(Some(until))? != Ended::Time {
+            if watch.until(Some(until))? != Ended::Time {
                 return Ok(SUCCESS);
             }
             self.feed.take_late(&mut |_| Ok(None))?;
@@ -161,7 +159,7 @@ impl<'a> Measurement<'a> {
         loop {
             // A fixed schedule: an output that takes long does not shift the ones after it.
             let refresh = self.refreshes().then(|| started + REFRESH.saturating_mul(refreshes + 1));
-            let mut step = self.wait(refresh.into_iter().chain(end).min(), end, out)?;
+            let mut step = self.step(watch, refresh.into_iter().chain(end).min(), end, out)?;
             if step == Step::OutputClosed {
                 return Ok(SUCCESS);
             }
@@ -189,26 +187,31 @@ impl<'a> Measurement<'a> {
     }
 
     /// Waits for the next refresh, and takes late activations meanwhile.
-    fn wait(&mut self, until: Option<Instant>, end: Option<Instant>, out: &mut dyn Write) -> anyhow::Result<Step> {
+    fn step(
+        &mut self,
+        watch: &Watch,
+        until: Option<Instant>,
+        end: Option<Instant>,
+        out: &mut dyn Write,
+    ) -> anyhow::Result<Step> {
         let options = self.plan.options();
         let looks_out = options.stop != Stop::default() || options.explains() || self.feed.source.has_tracer();
         let slice = if looks_out { SLICE } else { timerlat::POLLED_EVERY };
-        loop {
-            let slice_ends = Instant::now() + slice;
-            let ended = self.watch.until(Some(until.map_or(slice_ends, |until| until.min(slice_ends))))?;
+        let mut is_hit = false;
+        let ended = wait(watch, until, slice, &mut || {
             // Whoever stops it has told why before.
-            let is_hit = self.feed.source.stopped_by().is_some();
+            is_hit = self.feed.source.stopped_by().is_some();
             self.take_late(out)?;
             out.flush()?;
-            match ended {
-                Ended::OutputClosed => return Ok(Step::OutputClosed),
-                Ended::Time if is_hit => return Ok(Step::Hit),
-                Ended::Signal => return Ok(Step::Over),
-                Ended::Time if end.is_some_and(|end| Instant::now() >= end) => return Ok(Step::Over),
-                Ended::Time if until.is_some_and(|until| Instant::now() >= until) => return Ok(Step::Refresh),
-                Ended::Time => {}
-            }
-        }
+            Ok(is_hit)
+        })?;
+        Ok(match ended {
+            Ended::OutputClosed => Step::OutputClosed,
+            Ended::Signal => Step::Over,
+            Ended::Time if is_hit => Step::Hit,
+            Ended::Time if end.is_some_and(|end| Instant::now() >= end) => Step::Over,
+            Ended::Time => Step::Refresh,
+        })
     }
 
     fn take_late(&mut self, out: &mut dyn Write) -> anyhow::Result<()> {

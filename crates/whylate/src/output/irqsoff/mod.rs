@@ -12,13 +12,31 @@ use whylate_model::irqsoff::{NO_RESCHEDULE_POINT, advice};
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Worst};
 
-use crate::commands::irqsoff::Arguments;
 use crate::output::table::Table;
 use crate::output::{Output, footer, histogram};
 
+/// What is printed.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown {
+    /// Histograms of lengths, too.
+    pub histogram: bool,
+    /// The period of the timers that are tested, if they are.
+    pub timer_test: Option<u64>,
+    /// Preemption is measured, not interrupts.
+    pub preempt: bool,
+    /// It was measured elsewhere.
+    pub is_import: bool,
+    /// From which length on each has a line of its own, as it happens.
+    pub lines_from_ns: Option<u64>,
+    /// How many of the longest are told.
+    pub worst: Option<usize>,
+    /// Shorter ones do not count.
+    pub from_ns: u64,
+}
+
 /// The text that people read.
-pub struct Text<'a> {
-    arguments: &'a Arguments,
+pub struct Text {
+    shown: Shown,
     zone: TimeZone,
     terminal_columns: Option<usize>,
     console_level: Option<u32>,
@@ -26,15 +44,15 @@ pub struct Text<'a> {
     worst: Option<(Worst, Worst)>,
 }
 
-impl<'a> Text<'a> {
+impl Text {
     /// Stamps are in the system's time zone; tables fit the terminal, if there is one.
-    pub fn new(arguments: &'a Arguments, terminal_columns: Option<usize>, console_level: Option<u32>) -> Self {
+    pub fn new(shown: Shown, terminal_columns: Option<usize>, console_level: Option<u32>) -> Self {
         Text {
-            arguments,
+            shown,
             zone: TimeZone::system(),
             terminal_columns,
             console_level,
-            worst: arguments.worst().map(|count| (Worst::new(count), Worst::new(count))),
+            worst: shown.worst.map(|count| (Worst::new(count), Worst::new(count))),
         }
     }
 
@@ -49,7 +67,7 @@ impl<'a> Text<'a> {
         let (irqs_off, others) = (irqs_off.take(), others.take());
         let (heading, shown) = match irqs_off.is_empty() {
             true => ("Latest", others),
-            false if self.arguments.preempt => ("Longest with preemption off", irqs_off),
+            false if self.shown.preempt => ("Longest with preemption off", irqs_off),
             false => ("Longest with interrupts off", irqs_off),
         };
         if !shown.is_empty() {
@@ -63,23 +81,23 @@ impl<'a> Text<'a> {
     }
 }
 
-impl Output for Text<'_> {
+impl Output for Text {
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        let what = if self.arguments.preempt { "preemption that is" } else { "interrupts that are" };
-        match self.arguments.timer_test {
+        let what = if self.shown.preempt { "preemption that is" } else { "interrupts that are" };
+        match self.shown.timer_test {
             Some(period_ns) => writeln!(
                 out,
                 "Testing a timer of {} per CPU, printing when it misses periods ... Hit Ctrl-C to end.",
                 format_ns(period_ns)
             )?,
-            None if self.arguments.import.is_some() => {}
+            None if self.shown.is_import => {}
             None => writeln!(out, "Tracing {what} off ... Hit Ctrl-C to end.")?,
         }
-        if self.arguments.lines() { line::write_heading(out) } else { Ok(()) }
+        if self.shown.lines_from_ns.is_some() { line::write_heading(out) } else { Ok(()) }
     }
 
     fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
-        if event.latency_ns >= self.arguments.lines_from_ns() {
+        if self.shown.lines_from_ns.is_some_and(|from_ns| event.latency_ns >= from_ns) {
             line::write(out, event, &self.zone)?;
         }
         if let Some((irqs_off, others)) = &mut self.worst {
@@ -96,7 +114,7 @@ impl Output for Text<'_> {
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
         writeln!(out)?;
-        if self.arguments.timer_test.is_some() {
+        if self.shown.timer_test.is_some() {
             test_of(&snapshot).write(out, self.terminal_columns)?;
             writeln!(out)?;
         }
@@ -105,8 +123,8 @@ impl Output for Text<'_> {
         // The sort is stable, so rows that tie stay in the order of their names.
         rows.sort_by_key(|series| Reverse(length(series).max_ns()));
         if rows.is_empty() {
-            let from = format_ns(self.arguments.options().from_ns);
-            match self.arguments.preempt {
+            let from = format_ns(self.shown.from_ns);
+            match self.shown.preempt {
                 true if snapshot.backend == "need_resched" => {
                     writeln!(out, "Preemption was never off for {from} or longer while a thread waited for it.")?;
                 }
@@ -116,7 +134,7 @@ impl Output for Text<'_> {
         } else {
             table_of(&rows).write(out, self.terminal_columns)?;
         }
-        if self.arguments.histogram {
+        if self.shown.histogram {
             for series in &rows {
                 writeln!(out, "\n{}", printable(&line::who(&series.labels)))?;
                 histogram::write(out, length(series))?;
@@ -180,6 +198,7 @@ mod tests {
     use whylate_model::{Cause, Labels};
 
     use super::*;
+    use crate::commands::irqsoff::Arguments;
     use crate::commands::runner::Kept;
     use crate::output::json::JsonLines;
 
@@ -263,7 +282,7 @@ mod tests {
         let mut output: Box<dyn Output> = if arguments.schedule.json {
             Box::new(JsonLines)
         } else {
-            Box::new(Text { zone: TimeZone::UTC, ..Text::new(&arguments, None, Some(7)) })
+            Box::new(Text { zone: TimeZone::UTC, ..Text::new(arguments.shown(), None, Some(7)) })
         };
         output.begin(&mut out).expect("a vector takes everything");
         let (mut kept, mut snapshot) = (Kept::new(arguments.keep()), snapshot());

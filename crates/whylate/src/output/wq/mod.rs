@@ -2,6 +2,7 @@
 //! What `whylate wq` prints of a snapshot.
 
 mod late;
+pub mod shape;
 
 use std::cmp::Reverse;
 use std::io::{self, Write};
@@ -11,9 +12,11 @@ use whylate_model::sources::WQ;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Culprits, Histogram, LateEvent, Series, Snapshot};
 
-use crate::commands::wq::{Arguments, Key, Sort};
+use crate::arguments::Explain;
 use crate::output::table::Table;
 use crate::output::{Output, footer, histogram, why};
+
+use self::shape::{Key, Shape, Sort};
 
 /// The phases in the order in which an item goes through them, with what they are.
 const PHASES: [(&str, &str); 7] = [
@@ -26,9 +29,24 @@ const PHASES: [(&str, &str); 7] = [
     ("ready", "of the run time, waiting for a CPU"),
 ];
 
+/// What is printed.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown<'a> {
+    /// Of all items.
+    pub shape: &'a Shape,
+    /// The only handler that is measured.
+    pub handler: Option<&'a str>,
+    /// Which late items are explained.
+    pub explain: Explain,
+    /// Others have a line too.
+    pub has_slower: bool,
+    /// Late items and their culprits are all that is printed.
+    pub lines_only: bool,
+}
+
 /// The text that people read.
 pub struct Text<'a> {
-    arguments: &'a Arguments,
+    shown: Shown<'a>,
     zone: TimeZone,
     terminal_columns: Option<usize>,
     culprits: Culprits,
@@ -36,8 +54,8 @@ pub struct Text<'a> {
 
 impl<'a> Text<'a> {
     /// Stamps are in the system's time zone; tables fit the terminal, if there is one.
-    pub fn new(arguments: &'a Arguments, terminal_columns: Option<usize>) -> Self {
-        Text { arguments, zone: TimeZone::system(), terminal_columns, culprits: Culprits::default() }
+    pub fn new(shown: Shown<'a>, terminal_columns: Option<usize>) -> Self {
+        Text { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::default() }
     }
 
     /// Writes the worst late events, where only these are asked for, and who caused all of them.
@@ -46,7 +64,7 @@ impl<'a> Text<'a> {
         if ranking.events == 0 {
             return writeln!(out, "No item waited {} or longer.", format_ns(threshold_ns));
         }
-        if self.arguments.worst.is_some() {
+        if self.shown.explain.worst.is_some() {
             writeln!(out, "\nLongest waits: {} of {}", worst.len(), ranking.events)?;
             late::write_heading(out)?;
             for event in worst {
@@ -60,63 +78,59 @@ impl<'a> Text<'a> {
 
 impl Output for Text<'_> {
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        match &self.arguments.work {
+        match self.shown.handler {
             Some(handler) => {
                 writeln!(out, "Tracing work queue latency for {}... Hit Ctrl-C to end.", printable(handler))?
             }
             None => writeln!(out, "Tracing work queue latency ... Hit Ctrl-C to end.")?,
         }
         // The longest waits come with a heading of their own.
-        let lines = self.arguments.slower.is_some() || self.arguments.why.is_some() && self.arguments.worst.is_none();
+        let lines = self.shown.has_slower || self.shown.explain.why.is_some() && self.shown.explain.worst.is_none();
         if lines { late::write_heading(out) } else { Ok(()) }
     }
 
     fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
         self.culprits.add(&WQ, event);
-        let comes_later = self.arguments.worst.is_some() && !event.causes.is_empty();
+        let comes_later = self.shown.explain.worst.is_some() && !event.causes.is_empty();
         if comes_later { Ok(()) } else { late::write(out, event, &self.zone) }
     }
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
-        if let Some(threshold_ns) = self.arguments.why {
+        if let Some(threshold_ns) = self.shown.explain.why {
             self.write_why(out, &snapshot.late, threshold_ns)?;
         }
-        if !self.arguments.lines_only() {
+        if !self.shown.lines_only {
             writeln!(out)?;
-            if self.arguments.table {
-                let key = self.arguments.by.unwrap_or(Key::Handler);
-                table_of(&snapshot, key, self.arguments.sort).write(out, self.terminal_columns)?;
+            if self.shown.shape.table {
+                let key = self.shown.shape.by.unwrap_or(Key::Handler);
+                table_of(&snapshot, key, self.shown.shape.sort).write(out, self.terminal_columns)?;
             } else {
-                write_histograms(out, self.arguments, &snapshot)?;
+                write_histograms(out, self.shown.shape, &snapshot)?;
             }
         }
         footer::write(out, &snapshot)
     }
 }
 
-fn write_histograms(out: &mut dyn Write, arguments: &Arguments, snapshot: &Snapshot) -> io::Result<()> {
+fn write_histograms(out: &mut dyn Write, shape: &Shape, snapshot: &Snapshot) -> io::Result<()> {
     writeln!(out, "Printing histogram")?;
-    let key = match arguments.by {
-        None if arguments.works => Some(Key::Handler),
+    let key = match shape.by {
+        None if shape.works => Some(Key::Handler),
         by => by,
     };
     let Some(key) = key else {
-        return write_phases(out, arguments, |phase| snapshot.total(phase));
+        return write_phases(out, shape, |phase| snapshot.total(phase));
     };
     for series in snapshot.merged_by(key.label()) {
         let heading = if key == Key::Handler { "work handler" } else { key.label() };
         writeln!(out, "\n{heading} = {}", printable(&name_of(&series, key)))?;
-        write_phases(out, arguments, |phase| series.histograms.get(phase).cloned().unwrap_or_default())?;
+        write_phases(out, shape, |phase| series.histograms.get(phase).cloned().unwrap_or_default())?;
     }
     Ok(())
 }
 
-fn write_phases(
-    out: &mut dyn Write,
-    arguments: &Arguments,
-    histogram_of: impl Fn(&str) -> Histogram,
-) -> io::Result<()> {
-    if !arguments.phases {
+fn write_phases(out: &mut dyn Write, shape: &Shape, histogram_of: impl Fn(&str) -> Histogram) -> io::Result<()> {
+    if !shape.phases {
         return histogram::write(out, &histogram_of("latency"));
     }
     for (phase, meaning) in PHASES {
@@ -181,7 +195,8 @@ mod tests {
     use whylate_model::{Cause, CauseKind};
 
     use super::*;
-    use crate::commands::runner::Kept;
+    use crate::commands::runner::{Keep, Kept};
+    use crate::commands::wq::Arguments;
     use crate::output::json::JsonLines;
 
     #[derive(Parser)]
@@ -231,7 +246,7 @@ mod tests {
     }
 
     fn text_in_utc(arguments: &Arguments) -> Text<'_> {
-        Text { zone: TimeZone::UTC, ..Text::new(arguments, None) }
+        Text { zone: TimeZone::UTC, ..Text::new(arguments.shown(), None) }
     }
 
     /// A late item with causes, unless there are none.
@@ -297,7 +312,7 @@ mod tests {
         let mut output: Box<dyn Output> =
             if arguments.schedule.json { Box::new(JsonLines) } else { Box::new(text_in_utc(&arguments)) };
         output.begin(&mut out).expect("a vector takes everything");
-        let (mut kept, mut snapshot) = (Kept::new(arguments.schedule.keep(arguments.worst)), snapshot());
+        let (mut kept, mut snapshot) = (Kept::new(Keep::of(arguments.schedule, arguments.explain)), snapshot());
         for event in late {
             output.late(&mut out, &event).expect("a vector takes everything");
             kept.add(event);

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Arguments that several commands take.
+
+use clap::Args;
+
+use crate::values::duration_ns;
+
+/// When to print, and as what: what every command that prints at intervals takes.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct Schedule {
+    /// Output interval, in seconds
+    #[arg(value_parser = duration_ns)]
+    pub interval: Option<u64>,
+    /// Number of outputs
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// End after this time (e.g. 10s, 5m, 1h)
+    #[arg(short, long, value_parser = duration_ns)]
+    pub duration: Option<u64>,
+    /// Print one JSON object per output, each on one line
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Schedule {
+    /// Whether there is more than one output.
+    pub fn repeats(&self) -> bool {
+        self.interval.is_some()
+    }
+
+    /// Whether it goes on for a while without anybody at the terminal.
+    pub fn lasts(&self) -> bool {
+        self.interval.is_some() || self.duration.is_some()
+    }
+}
+
+/// Which latencies are explained, and which of them are printed: what every command with late events takes.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct Explain {
+    /// Explain each latency of at least this (e.g. 5ms): its causes, which add up to it, and the main culprits
+    #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
+    pub why: Option<u64>,
+    /// Print only the N worst, longest first, at each output
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    pub worst: Option<u16>,
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What `whylate wq` prints of latencies: histograms or a table, of what and in which order.
+
+use clap::{Args, ValueEnum};
+
+/// Histograms or a table.
+#[derive(Debug, Args)]
+pub struct Shape {
+    /// Print a histogram per work handler
+    #[arg(short = 'W', long)]
+    pub works: bool,
+    /// Print a histogram of each phase: waiting for max_active, waiting for a worker, running, on a CPU, asleep, ready
+    #[arg(long)]
+    pub phases: bool,
+    /// Print a row per handler with its latency and run time
+    #[arg(long)]
+    pub table: bool,
+    /// Column that orders the table
+    #[arg(long, value_enum, default_value_t = Sort::Max, requires = "table")]
+    pub sort: Sort,
+    /// What to group by
+    #[arg(long, value_enum)]
+    pub by: Option<Key>,
+}
+
+/// What the series are told apart by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Key {
+    Handler,
+    Workqueue,
+    Cpu,
+    Pool,
+}
+
+impl Key {
+    /// The label of a series that holds it.
+    pub fn label(self) -> &'static str {
+        match self {
+            Key::Handler => "handler",
+            Key::Workqueue => "workqueue",
+            Key::Cpu => "cpu",
+            Key::Pool => "pool",
+        }
+    }
+}
+
+/// The column that orders the table, largest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    Count,
+    Mean,
+    P50,
+    P99,
+    Max,
+    /// Longest run time
+    Runtime,
+    /// By name, A to Z
+    Name,
+}
