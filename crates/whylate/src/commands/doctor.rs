@@ -12,6 +12,10 @@ use crate::output::{doctor, doctor_json};
 ///
 /// Changes nothing, and runs without privileges too: what cannot be found out then is shown as unknown, with the reason.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate doctor        # what each source uses here, and what would make it better
+    whylate doctor --json # the same, for a bug report")]
 pub struct Arguments {
     /// Write one JSON object on one line.
     #[arg(long)]

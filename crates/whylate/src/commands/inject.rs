@@ -12,6 +12,10 @@ use super::watch::stop_at_signal;
 
 /// Make known delays, to compare with what is measured
 #[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate inject irqs-off --cpu 1     # interrupts off, 5 times 10 ms
+    whylate inject work --items 10000   # as many work items at once")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,

@@ -41,6 +41,10 @@ const FAILED: u8 = 1;
 /// each for a known time, and checks what each source reports and which culprit it names.
 #[derive(Debug, Args)]
 #[command(after_help = "\
+examples:
+    whylate selftest         # disturb the last CPU for some 20 s in all
+    whylate selftest --cpu 2 # disturb CPU 2
+
 Exit status: 0 when everything that can be tried here is right, 1 when something is not, 3 when nothing can be tried, 128 and the signal's
 number when it was told to stop.")]
 pub struct Arguments {

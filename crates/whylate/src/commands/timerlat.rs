@@ -48,6 +48,10 @@ enum Mode {
 
 /// A table of the latencies of each CPU
 #[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate timerlat top -d 10s -q   # measure for 10 s, then print the table
+    whylate timerlat top -a 40 -c 1  # stop at 40 us on CPU 1, and tell why")]
 struct Top {
     #[command(flatten)]
     common: Common,
@@ -58,6 +62,10 @@ struct Top {
 
 /// A histogram of the latencies of each CPU, at the end
 #[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate timerlat hist -d 1m             # a histogram of a minute
+    whylate timerlat hist -d 1m -b 10 -E 50 # 50 steps of 10 us")]
 struct Hist {
     #[command(flatten)]
     common: Common,
