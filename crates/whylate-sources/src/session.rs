@@ -11,6 +11,7 @@ use crate::capabilities::KernelFacts;
 use crate::clock;
 use crate::occupancy::Kept;
 use crate::source::AttachError;
+use crate::symbols::KernelSymbols;
 
 /// What is there once however many sources measure. The account of the CPUs costs as much for several sources as for one; the first source
 /// that needs it says which timers it watches, so one that has timers of its own on each CPU comes first.
@@ -20,6 +21,7 @@ pub struct Session {
     has_several: bool,
     account: RefCell<Option<Rc<RefCell<Kept>>>>,
     kernel: OnceCell<KernelFacts>,
+    symbols: KernelSymbols,
 }
 
 impl Session {
@@ -35,12 +37,23 @@ impl Session {
 
     fn new(has_several: bool) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Session { host, has_several, account: RefCell::default(), kernel: OnceCell::new() }
+        Session {
+            host,
+            has_several,
+            account: RefCell::default(),
+            kernel: OnceCell::new(),
+            symbols: KernelSymbols::default(),
+        }
     }
 
     /// The machine's name.
     pub fn host(&self) -> &str {
         &self.host
+    }
+
+    /// Names of kernel addresses, which are read once.
+    pub(crate) fn symbols(&self) -> KernelSymbols {
+        self.symbols.shared()
     }
 
     /// What this kernel has, looked up once.

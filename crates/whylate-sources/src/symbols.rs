@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use blazesym::MaybeDefault;
@@ -13,29 +13,34 @@ use blazesym::symbolize::{Input, Symbolized, Symbolizer};
 
 use crate::loaded_code::LoadedCode;
 
+/// The kernel's symbols in the order of /proc/kallsyms. Their addresses are 0 where the kernel does not tell them.
+fn symbols_of(kallsyms: &str) -> impl Iterator<Item = (u64, &str)> {
+    kallsyms.lines().filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        Some((u64::from_str_radix(words.next()?, 16).ok()?, words.nth(1)?))
+    })
+}
+
 /// Where a kernel function is.
 ///
 /// # Errors
 /// When the kernel does not tell, as it does not under `kernel.kptr_restrict` without CAP_SYSLOG.
 pub fn address_of(function: &str) -> std::io::Result<u64> {
-    let symbols = std::fs::read_to_string("/proc/kallsyms")?;
-    let line = symbols.lines().find(|line| line.split_ascii_whitespace().nth(2) == Some(function));
-    let address = line.and_then(|line| u64::from_str_radix(line.split_ascii_whitespace().next()?, 16).ok());
-    match address {
-        Some(address) if address != 0 => Ok(address),
+    let kallsyms = std::fs::read_to_string("/proc/kallsyms")?;
+    let found = symbols_of(&kallsyms).find(|&(_, name)| name == function);
+    match found {
+        Some((address, _)) if address != 0 => Ok(address),
         _ => Err(std::io::Error::other(format!("/proc/kallsyms does not tell where {function} is"))),
     }
 }
 
 /// From where to where the code of kernel functions goes, as far as the kernel tells.
 pub(crate) fn code_of<const COUNT: usize>(functions: [&str; COUNT]) -> [Option<Range<u64>>; COUNT] {
-    let symbols = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+    let kallsyms = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
     let (mut begins, mut all) = ([None; COUNT], Vec::new());
-    for line in symbols.lines() {
-        let mut words = line.split_ascii_whitespace();
-        let Some(address) = words.next().and_then(|word| u64::from_str_radix(word, 16).ok()) else { continue };
+    for (address, name) in symbols_of(&kallsyms) {
         all.push(address);
-        if let Some(index) = words.nth(1).and_then(|name| functions.iter().position(|wanted| *wanted == name)) {
+        if let Some(index) = functions.iter().position(|wanted| *wanted == name) {
             begins[index] = Some(address);
         }
     }
@@ -49,25 +54,10 @@ pub(crate) fn code_of<const COUNT: usize>(functions: [&str; COUNT]) -> [Option<R
 
 /// The code from a function of the kernel to the end of the last one that begins so, where addresses are told.
 pub(crate) fn code_between(first: &str, last_begins: &str) -> Option<Range<u64>> {
-    let symbols = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
-    between(&symbols, first, last_begins)
-}
-
-fn between(symbols: &str, first: &str, last_begins: &str) -> Option<Range<u64>> {
-    let (mut begin, mut last, mut all) = (None, None, Vec::new());
-    for line in symbols.lines() {
-        let mut words = line.split_ascii_whitespace();
-        let Some(address) = words.next().and_then(|word| u64::from_str_radix(word, 16).ok()) else { continue };
-        all.push(address);
-        let name = words.nth(1).unwrap_or_default();
-        if name == first {
-            begin = Some(address);
-        } else if name.starts_with(last_begins) {
-            last = last.max(Some(address));
-        }
-    }
-    let (begin, last) = (begin.filter(|&begin| begin != 0)?, last?);
-    let end = all.into_iter().filter(|&address| address > last).min()?;
+    let kallsyms = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+    let (begin, _) = symbols_of(&kallsyms).find(|&(at, name)| name == first && at != 0)?;
+    let last = symbols_of(&kallsyms).filter(|(_, name)| name.starts_with(last_begins)).map(|(at, _)| at).max()?;
+    let end = symbols_of(&kallsyms).map(|(at, _)| at).filter(|&at| at > last).min()?;
     (begin < end).then_some(begin..end)
 }
 
@@ -80,33 +70,20 @@ const READ_AGAIN_AFTER: Duration = Duration::from_millis(200);
 /// The kernel's symbols as they were read, and the code that there was.
 type Read = Option<(Symbolizer, LoadedCode, Instant)>;
 
-thread_local! {
-    /// Those of this thread, as long as somebody looks addresses up in them.
-    static READ: RefCell<Weak<RefCell<Read>>> = const { RefCell::new(Weak::new()) };
-}
-
 /// Looks kernel addresses up, each once. Reading the kernel's symbols takes some ten milliseconds and megabytes, so it happens with
-/// the first look-up only, and sources of one thread share what was read.
-#[derive(Debug)]
+/// the first look-up only, and sources share what was read ([`crate::Session`]).
+#[derive(Debug, Default)]
 pub struct KernelSymbols {
     read: Rc<RefCell<Read>>,
     names: HashMap<u64, String>,
 }
 
-impl Default for KernelSymbols {
-    fn default() -> Self {
-        let read = READ.with_borrow_mut(|known| {
-            known.upgrade().unwrap_or_else(|| {
-                let read = Rc::default();
-                *known = Rc::downgrade(&read);
-                read
-            })
-        });
-        KernelSymbols { read, names: HashMap::new() }
-    }
-}
-
 impl KernelSymbols {
+    /// Others, by the same reading.
+    pub fn shared(&self) -> Self {
+        KernelSymbols { read: Rc::clone(&self.read), names: HashMap::new() }
+    }
+
     /// The function's name, or the address where nothing is known (e.g. under `kernel.kptr_restrict`).
     pub fn name(&mut self, address: u64) -> &str {
         if !self.names.contains_key(&address) {
@@ -182,6 +159,6 @@ fn name(address: u64, found: &Symbolized<'_>, code: &mut LoadedCode) -> Option<S
 
 /// Whether the kernel or one of its modules has a function of this name; `None` where the kernel does not tell.
 pub fn is_kernel_function(name: &str) -> Option<bool> {
-    let symbols = std::fs::read_to_string("/proc/kallsyms").ok()?;
-    Some(symbols.lines().any(|line| line.split_ascii_whitespace().nth(2) == Some(name)))
+    let kallsyms = std::fs::read_to_string("/proc/kallsyms").ok()?;
+    Some(symbols_of(&kallsyms).any(|(_, known)| known == name))
 }

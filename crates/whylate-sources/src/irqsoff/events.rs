@@ -46,7 +46,7 @@ impl AttachedEvents {
             options: options.clone(),
             cpus,
             floors: options.worst.map(Floors::new),
-            symbols: KernelSymbols::default(),
+            symbols: session.symbols(),
             span: Span::begin(INFO.card, session),
             meter: Meter::default(),
             cut_short: 0,

@@ -101,7 +101,7 @@ impl AttachedMarks {
             hand_over_from_ns: BTreeMap::new(),
             lengths: BTreeMap::new(),
             late: VecDeque::new(),
-            symbols: KernelSymbols::default(),
+            symbols: session.symbols(),
             span: Span::begin(INFO.card, session),
             meter: Meter::default(),
             cut_short: 0,

@@ -88,7 +88,7 @@ impl AttachedTicks {
             cpus: wanted,
             floors,
             ticks_seen: BTreeMap::new(),
-            symbols: KernelSymbols::default(),
+            symbols: session.symbols(),
             span: Span::begin(INFO.card, session),
             weaker,
             meter: Meter::default(),

@@ -78,7 +78,7 @@ impl AttachedTimers {
             lost: lost.context("cannot map the counts of lost events")?,
             latency: Distributions::new(Rc::clone(&pages), places(offset_of!(timer_series, latency))),
             runtime: Distributions::new(pages, places(offset_of!(timer_series, runtime))),
-            symbols: KernelSymbols::default(),
+            symbols: session.symbols(),
             span: Span::begin(INFO.card, session),
             meter: Meter::default(),
             skeleton,

@@ -9,7 +9,7 @@ mod steps;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
@@ -95,19 +95,9 @@ pub(crate) enum Wakeups {
 /// The account of every CPU, which several sources may have. It ends when the last one drops it.
 pub(crate) struct Account {
     kept: Rc<RefCell<Kept>>,
-    maps: Maps,
     weaker: Option<String>,
     /// Whether this source tells what the account costs and has lost: one that shares it does not.
     is_own: bool,
-}
-
-/// What the programs of sources share.
-struct Maps {
-    accounts: OwnedFd,
-    intervals: OwnedFd,
-    wakeups: OwnedFd,
-    steps_of_switch: OwnedFd,
-    steps_of_waking: OwnedFd,
 }
 
 /// What keeps it.
@@ -162,20 +152,8 @@ impl Account {
             Some(kept) => (kept, false),
             None => (Rc::new(RefCell::new(Kept::load(of, wakeups, false)?)), true),
         };
-        let (maps, weaker) = {
-            let kept = kept.borrow();
-            let maps = &kept.skeleton.maps;
-            let shared = |map: BorrowedFd<'_>| map.try_clone_to_owned().context("cannot share the account of the CPUs");
-            let maps = Maps {
-                accounts: shared(maps.account_by_cpu.as_fd())?,
-                intervals: shared(maps.intervals_by_position.as_fd())?,
-                wakeups: shared(maps.wakeup_by_tid.as_fd())?,
-                steps_of_switch: shared(maps.steps_of_switch.as_fd())?,
-                steps_of_waking: shared(maps.steps_of_waking.as_fd())?,
-            };
-            (maps, kept.weaker.clone())
-        };
-        Ok(Account { kept, maps, weaker, is_own })
+        let weaker = kept.borrow().weaker.clone();
+        Ok(Account { kept, weaker, is_own })
     }
 
     /// Lets the programs run. Where other sources share them, those that hand a CPU over wait for [`Session::begin`].
@@ -190,9 +168,22 @@ impl Account {
         Ok(Threads { accounts })
     }
 
-    /// The maps that a source's programs share: accounts, intervals, wakeups.
-    pub(crate) fn shared(&self) -> [BorrowedFd<'_>; 3] {
-        [self.maps.accounts.as_fd(), self.maps.intervals.as_fd(), self.maps.wakeups.as_fd()]
+    /// Has a source's programs share its maps, by their names: what it has seen, and by which they call each other.
+    pub(crate) fn share_with(&self, open: &mut OpenObject) -> libbpf_rs::Result<()> {
+        let kept = self.kept.borrow();
+        let maps = &kept.skeleton.maps;
+        for mut map in open.maps_mut() {
+            let shared = match map.name().to_string_lossy().as_ref() {
+                "account_by_cpu" => &maps.account_by_cpu,
+                "intervals_by_position" => &maps.intervals_by_position,
+                "wakeup_by_tid" => &maps.wakeup_by_tid,
+                "steps_of_switch" => &maps.steps_of_switch,
+                "steps_of_waking" => &maps.steps_of_waking,
+                _ => continue,
+            };
+            map.reuse_fd(shared.as_fd())?;
+        }
+        Ok(())
     }
 
     /// What is weaker here than it could be.

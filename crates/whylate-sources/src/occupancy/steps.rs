@@ -48,11 +48,6 @@ pub(crate) struct Called {
 }
 
 impl Account {
-    /// The maps by which a source's programs and the account's call each other: at switches, and at wakeups.
-    pub(crate) fn steps(&self) -> [BorrowedFd<'_>; 2] {
-        [self.maps.steps_of_switch.as_fd(), self.maps.steps_of_waking.as_fd()]
-    }
-
     /// From now on, once it is attached itself, it calls this program.
     ///
     /// # Errors

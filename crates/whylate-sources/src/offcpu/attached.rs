@@ -58,7 +58,7 @@ impl AttachedOffcpu {
         Ok(AttachedOffcpu {
             ask: Some(ask),
             sampler: Some(sampler),
-            names: Names::new(options.lines),
+            names: Names::new(options.lines, session.symbols()),
             classes: options.classes.clone(),
             host: session.host().to_owned(),
             meter: Meter::default(),

@@ -47,8 +47,8 @@ enum Place {
 }
 
 impl Names {
-    pub(super) fn new(lines: bool) -> Self {
-        Names { lines, ..Names::default() }
+    pub(super) fn new(lines: bool, kernel: KernelSymbols) -> Self {
+        Names { lines, kernel, ..Names::default() }
     }
 
     /// Names all frames of user stacks, by the process's number and the address; the flag tells the innermost frame.

@@ -83,13 +83,7 @@ impl Waits {
         if let Some(name) = &wanted.threads.process_name {
             (settings.wanted_process_name, settings.has_wanted_process_name) = (attach::kept_name(name), true);
         }
-        let [accounts, intervals, wakeups] = account.shared();
-        open.maps.account_by_cpu.reuse_fd(accounts)?;
-        open.maps.intervals_by_position.reuse_fd(intervals)?;
-        open.maps.wakeup_by_tid.reuse_fd(wakeups)?;
-        let [steps_of_switch, steps_of_waking] = account.steps();
-        open.maps.steps_of_switch.reuse_fd(steps_of_switch)?;
-        open.maps.steps_of_waking.reuse_fd(steps_of_waking)?;
+        account.share_with(open.open_object_mut())?;
         open.maps.runnable_waits.set_max_entries(LATE_BYTES)?;
         let skeleton = open.load()?;
         let records = Records::of(&skeleton.maps.runnable_waits)?;
@@ -100,7 +94,7 @@ impl Waits {
             _called: called,
             records,
             account,
-            symbols: KernelSymbols::default(),
+            symbols: session.symbols(),
             keep_evidence: wanted.keep_evidence,
             lost_told: 0,
             cut_short: 0,

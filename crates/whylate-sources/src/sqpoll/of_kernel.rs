@@ -46,7 +46,7 @@ impl OfKernel {
             programs: Programs::attach(options, session)?,
             pid: options.threads.process,
             keep_evidence: options.keep_evidence,
-            symbols: KernelSymbols::default(),
+            symbols: session.symbols(),
             first: None,
             ticks_a_second: None,
             unseen: 0,

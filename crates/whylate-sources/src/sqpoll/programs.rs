@@ -104,12 +104,7 @@ impl Programs {
         }
         choose(&mut open, way, kernel)?;
         if let Some(account) = &account {
-            let [accounts, intervals, _] = account.shared();
-            open.maps.account_by_cpu.reuse_fd(accounts)?;
-            open.maps.intervals_by_position.reuse_fd(intervals)?;
-            let [steps_of_switch, steps_of_waking] = account.steps();
-            open.maps.steps_of_switch.reuse_fd(steps_of_switch)?;
-            open.maps.steps_of_waking.reuse_fd(steps_of_waking)?;
+            account.share_with(open.open_object_mut())?;
             open.maps.runnable_waits.set_max_entries(LATE_BYTES)?;
         } else {
             open.maps

@@ -103,7 +103,7 @@ impl AttachedTimerlat {
             programs,
             stopped,
             floors: options.explain_worst.map(Floors::new),
-            symbols: KernelSymbols::default(),
+            symbols: session.symbols(),
             keep_evidence: options.keep_evidence,
             span: Span::begin(INFO.card, session),
             counts_from_ns: 0,

@@ -110,7 +110,7 @@ impl AttachedWq {
             late,
             account,
             keep_evidence: options.keep_evidence,
-            symbols: KernelSymbols::default(),
+            symbols: session.symbols(),
             span,
             meter: Meter::default(),
             skeleton,
@@ -205,10 +205,7 @@ fn loaded_programs<'a>(skeleton: &'a WqSkel<'_>) -> impl Iterator<Item = Borrowe
 
 /// Lets the programs read the account, and keep what else explains a late item.
 fn prepare_to_explain(open: &mut OpenWqSkel<'_>, account: &Account) -> Result<(), AttachError> {
-    let [accounts, intervals, wakeups] = account.shared();
-    open.maps.account_by_cpu.reuse_fd(accounts)?;
-    open.maps.intervals_by_position.reuse_fd(intervals)?;
-    open.maps.wakeup_by_tid.reuse_fd(wakeups)?;
+    account.share_with(open.open_object_mut())?;
     open.maps.held_slots_by_quota.set_max_entries(explain_limits::HELD_SLOT_RINGS.0)?;
     open.maps.last_item_by_worker.set_max_entries(explain_limits::LAST_ITEMS.0)?;
     open.maps.explained_items.set_max_entries(EXPLAINED_ITEMS_BYTES)?;

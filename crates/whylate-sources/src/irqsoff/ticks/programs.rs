@@ -112,9 +112,7 @@ impl Programs {
         open.maps.inside_by_cpu.set_max_entries(entries)?;
         open.maps.bucket_pages.set_max_entries(PAGES)?;
         if let Some(account) = &account {
-            let [accounts, intervals, _] = account.shared();
-            open.maps.account_by_cpu.reuse_fd(accounts)?;
-            open.maps.intervals_by_position.reuse_fd(intervals)?;
+            account.share_with(open.open_object_mut())?;
         }
         if account.is_some() || !looks.is_empty() {
             open.maps.late_ticks.set_max_entries(LATE_BYTES)?;
