@@ -82,7 +82,7 @@ fn what_is_not_there_is_refused_in_one_line() -> Result<()> {
     ];
     let tracers = fs::read_to_string("/sys/kernel/tracing/available_tracers").unwrap_or_default();
     if !tracers.split_whitespace().any(|tracer| tracer == "timerlat") {
-        let told = "this kernel has no timerlat tracer";
+        let told = "tracer timerlat is not in this kernel";
         cases.extend([
             (&["-U", "-d", "1"][..], 3, told),
             (&["-k", "-d", "1"], 3, told),
