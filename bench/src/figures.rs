@@ -20,8 +20,8 @@ pub fn first_quartile(values: &[f64]) -> f64 {
     sorted.get(sorted.len() / 4).copied().unwrap_or(0.0)
 }
 
-/// Where the median of what they are a sample of lies, with a confidence of 95 %: the sign test's interval, which assumes nothing of how
-/// they are spread. `None` of fewer than six, of which no two are far enough apart.
+/// Where the median of what they are a sample of lies, with a confidence of 95 %: the sign test's interval, which
+/// assumes nothing of how they are spread. `None` of fewer than six, of which no two are far enough apart.
 pub fn median_interval(values: &[f64]) -> Option<(f64, f64)> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -228,7 +228,7 @@ fn lost_percent(cpu: usize) -> Result<f64> {
     spinning.join().map_err(|_| anyhow!("the thread that spins failed"))?
 }
 
-/// How long the BPF programs of `ticks` run under the load, in percent of the time of all CPUs. Counting makes them slower.
+/// Run time of the BPF programs of `ticks` under the load, in percent of all CPUs' time. Counting slows them down.
 fn share_of_programs_percent(whylate: &Path, cpu: usize) -> Result<f64> {
     let _counting = kernel::count_run_times().context("the kernel does not count run times of BPF programs")?;
     let mut tool = Tool::start(whylate.as_os_str(), &AT_1_MS)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What each backend of `whylate irqsoff` tells of delays of known length, in a virtual machine whose kernel has the events, the tracers
-//! and a module that makes the delays.
+//! What each backend of `whylate irqsoff` tells of delays of known length, in a virtual machine whose kernel has the
+//! events, the tracers and a module that makes the delays.
 
 use std::fmt::Write as _;
 use std::process::{Command, Stdio};
@@ -15,7 +15,7 @@ const KERNEL: &str = "6.12-tracers";
 const LENGTHS_US: [u64; 4] = [500, 1_000, 5_000, 20_000];
 const MODES: [&str; 2] = ["irq", "preempt"];
 const BACKENDS: [&str; 4] = ["events", "tracer", "tracer-all", "ticks"];
-/// At the end of a backend's name: it measures all CPUs, as it does unasked. The others measure the CPU on which delays are made.
+/// At the end of a backend's name: it measures all CPUs, the default. The others measure the CPU with the delays.
 const OF_ALL: &str = "-all";
 /// The module and the backends then have one clock: a busy host makes the kernel measure the speed of each wrong.
 const ONE_CLOCK: &str = "tsc=reliable clocksource=tsc";

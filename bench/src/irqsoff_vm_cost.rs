@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How much longer a scheduler benchmark takes while `whylate irqsoff` watches, in a virtual machine: for what the running kernel may
-//! lack, the events of interrupts that are off and the kernel's own tracer.
+//! How much longer a scheduler benchmark takes while `whylate irqsoff` watches, in a virtual machine: for what the
+//! running kernel may lack, the events of interrupts that are off and the kernel's own tracer.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -88,7 +88,7 @@ const SCRIPT: &str = r#"
     echo "@ end"
 "#;
 
-/// Returns whether every figure is within its limit: none has one, as only the order of emulated figures tells anything.
+/// No figure has a limit: only the order of emulated figures means anything.
 pub fn run(arguments: &results::Arguments) -> Result<bool> {
     let samples = samples(arguments.rounds)?;
     let mut text = format!(

@@ -13,8 +13,8 @@ use std::time::Duration;
 use libbpf_rs::libbpf_sys::{BPF_STATS_RUN_TIME, bpf_enable_stats};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-/// Has the kernel count the runs and the run time of BPF programs, until the descriptor is closed, however this process ends.
-/// `kernel.bpf_stats_enabled` stays as it is.
+/// Has the kernel count the runs and the run time of BPF programs, until the descriptor is closed, however this process
+/// ends. `kernel.bpf_stats_enabled` stays as it is.
 pub fn count_run_times() -> io::Result<OwnedFd> {
     // SAFETY: the call takes a number and gives a descriptor, or a negative error.
     let fd = unsafe { bpf_enable_stats(BPF_STATS_RUN_TIME) };
@@ -31,7 +31,7 @@ pub fn die_with_parent(command: &mut Command) -> &mut Command {
     unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?)) }
 }
 
-/// Begins a thread without what a Rust thread has: one mapping of memory alone, so that there is room for 30,000 of them.
+/// Begins a thread with a single mapping of memory, unlike a Rust thread: there is room for 30,000 of them.
 pub fn begin_thread(
     begin: extern "C" fn(*mut c_void) -> *mut c_void,
     number: usize,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the account of who has each CPU costs, beside other tools that watch every context switch, under the same loads.
+//! What the account of who has each CPU costs, beside other tools that watch every switch under the same loads.
 
 mod cost;
 pub mod loads;

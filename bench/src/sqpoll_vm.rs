@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How right `whylate sqpoll --precise` is, beside the kernel's function_graph tracer, in a virtual machine: a kernel test, with more intervals.
+//! How right `whylate sqpoll --precise` is, beside the function_graph tracer, in a virtual machine: a long kernel test.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ fn test_program() -> Result<PathBuf> {
     Ok(PathBuf::from(built.context("cargo names no program")?["executable"].as_str().unwrap_or_default()))
 }
 
-/// `duty 0.37: by functions 0.3052, told 0.3038: off by -0.145 points; 61 calls, of which each may hide 51827 ns, in all 0.313 points`
+/// `duty 0.37: by functions 0.3052, told 0.3038: off by -0.145 points; 61 calls, […], in all 0.313 points`
 fn duties(text: &str) -> Result<BTreeMap<String, Duty>> {
     let mut duties: BTreeMap<String, Duty> = BTreeMap::new();
     let mut last = String::new();

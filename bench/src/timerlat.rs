@@ -136,7 +136,7 @@ fn cyclictest(period_us: u64) -> Result<Sample> {
     })
 }
 
-/// Of an activation, by a short run and a long one. Whoever measures it makes both programs slower: it has runs of its own.
+/// Of an activation, by a short run and a long one, apart from the others: measuring it slows both programs down.
 fn user_us(run: impl Fn(u64) -> Result<(u64, f64)>) -> Result<f64> {
     let ((short_ns, short), (long_ns, long)) = (run(SHORT_S)?, run(LONG_S)?);
     ensure!(long > short, "the longer run has no more activations");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate timerlat` by both backends beside `rtla timerlat`, in one boot of a kernel that has the tracer, in a virtual machine.
+//! `whylate timerlat` by both backends beside `rtla timerlat`, in one boot of a virtual machine with the tracer.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

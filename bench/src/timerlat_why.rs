@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whom `whylate timerlat` and `rtla timerlat` blame for the same delays, in one boot of a kernel that has the tracer and a module that keeps
-//! interrupts off.
+//! Whom `whylate timerlat` and `rtla timerlat` blame for the same delays, in one boot of a kernel that has the tracer
+//! and a module that keeps interrupts off.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a program has of the CPUs in user space, to the nanosecond: by the kernel's own count it is sampled at ticks, of which those that were
-//! due while interrupts were off come in just when a thread returns to user space.
+//! What a program has of the CPUs in user space, to the nanosecond: by the kernel's own count it is sampled at ticks,
+//! of which those that were due while interrupts were off come in just when a thread returns to user space.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate` without a command costs, with every source and all causes: how much slower loads get beside what people use today, what its
-//! programs take, and how soon and with how much memory it answers.
+//! What `whylate` without a command costs, with every source and all causes: how much slower loads get beside what
+//! people use today, what its programs take, and how soon and with how much memory it answers.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -25,7 +25,7 @@ const LIMIT: f64 = 2.0;
 const SWITCHES_PER_SECOND: f64 = 100_000.0;
 /// Programs of all sources together, at the least: from then on they are all there soon.
 const PROGRAMS: usize = 30;
-/// From when programs or files are there until a tool surely watches, and from its end until the kernel has put its code back.
+/// Until a tool surely watches, and after its end until the kernel has put its code back.
 const SETTLE: Duration = Duration::from_millis(1_500);
 const SUBJECTS: [&str; 4] =
     ["`whylate`", "`perf sched record`", "`offcputime`", "nobody: what the machine adds by itself"];

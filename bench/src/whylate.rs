@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// Builds what is measured by `make target`. It lands beside this program, which therefore has to be built the same way.
+/// Builds what `make target` measures. It lands beside this program, which has to be built the same way.
 pub fn build(target: &str) -> Result<PathBuf> {
     if cfg!(debug_assertions) {
         bail!("only a release build tells anything: run `make {target}`");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Compiles every `src/*/*.bpf.c` and generates its skeleton in a folder of the same name; the list is the folder itself.
+//! Compiles every `src/*/*.bpf.c` and generates its skeleton in a folder of the same name; there is no other list.
 
 use std::env;
 use std::error::Error;

@@ -29,8 +29,8 @@ const SIGNALLED: u8 = 128;
 const POLL: Duration = Duration::from_millis(100);
 const MEBIBYTE: u64 = 1 << 20;
 
-/// Runs a command on another kernel, in QEMU, and exits with its status: 124 if it takes too long, 125 if the kernel does
-/// not run it.
+/// Runs a command on another kernel, in QEMU, and exits with its status: 124 if it takes too long, 125 if the kernel
+/// does not run it.
 ///
 /// The machine has two CPUs, no network and no disk: busybox, whylate (built by `make static`), tools to compare with
 /// that are installed here, and what --with names. Standard error of the command comes with its standard output.

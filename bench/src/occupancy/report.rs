@@ -52,8 +52,8 @@ fn index_of(subject: Subject, subjects: &[Subject]) -> usize {
     subjects.iter().position(|&other| other == subject).unwrap_or_default()
 }
 
-/// The first quartile of all runs under the paced load against that of those that nobody watches: others on the machine only ever make a
-/// run longer.
+/// The first quartile of all runs under the paced load against that of those that nobody watches: others on the machine
+/// only ever make a run longer.
 fn paced_percent(rounds: &[slowdown::Round], subject: Subject) -> f64 {
     let which = index_of(subject, &Subject::ALL);
     let all = |runs: fn(&Slowdown) -> [&Run; 2], subjects: &[usize]| {

@@ -40,7 +40,7 @@ impl Sample {
 /// By load and subject.
 pub type Round = Vec<Vec<Sample>>;
 
-/// Measures all rounds. One more that does not count comes first. Subjects take turns, and each round begins with another.
+/// Measures all rounds, after one that does not count. Each round begins with another subject.
 pub fn measure(tools: &Tools, loads: &[Load], rounds: u32) -> Result<Vec<Round>> {
     let mut counted = Vec::new();
     for round in 0..=rounds as usize {

@@ -16,8 +16,8 @@ use crate::child::{PATIENCE, POLL, Tool};
 use crate::floor;
 use crate::programs::{self, Programs};
 
-/// From the moment that the programs or events are there until they are surely attached, and from their end until the kernel has
-/// put its code back.
+/// From the moment that the programs or events are there until they are surely attached, and from their end until the
+/// kernel has put its code back.
 const SETTLE: Duration = Duration::from_millis(300);
 /// What `perf` writes of a switch at the least: a sample's header, its fixed fields and the event's own.
 const PERF_BYTES_PER_SWITCH: u64 = 64;

@@ -21,7 +21,7 @@ const DESCENTS: u32 = 9;
 const SAMPLING: Duration = Duration::from_millis(1500);
 pub const ADDRESSES: usize = 100_000;
 
-/// Milliseconds from Ctrl-C to the end of `whylate offcpu -o x.svg`: a last look at all threads, their names, the graph, and its end.
+/// Milliseconds from Ctrl-C to the end of `whylate offcpu -o x.svg`: the last look at all threads, names and graph.
 pub fn first_graph_ms(whylate: &Path) -> Result<f64> {
     let _sleepers = Sleepers::start(THREADS, DESCENTS, PLACES)?;
     let folder = tempfile::tempdir()?;
@@ -36,7 +36,7 @@ pub fn first_graph_ms(whylate: &Path) -> Result<f64> {
     Ok(ms)
 }
 
-/// Milliseconds for so many addresses of as many functions as there are, by a process that has not looked anything up yet.
+/// Milliseconds to name so many addresses in as many functions as possible, with nothing looked up before.
 pub fn names_ms() -> Result<f64> {
     let symbols = fs::read_to_string("/proc/kallsyms")?;
     let functions: BTreeSet<u64> = symbols

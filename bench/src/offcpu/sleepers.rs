@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A process whose threads all sleep at a known depth, in a known number of places, and wake together when they are told to.
+//! A process whose threads all sleep at a known depth, in a known number of places, and wake together when told.
 
 use std::ffi::c_void;
 use std::hint::black_box;

@@ -21,7 +21,7 @@ pub const SUBJECTS: [&str; 4] = [
     "`whylate offcpu --backend trace --wakers`",
     "`offcputime` (libbpf-tools)",
 ];
-/// From when its programs are there until they are surely attached, and from its end until the kernel has put its code back.
+/// Until its programs are surely attached, and after its end until the kernel has put its code back.
 const SETTLE: Duration = Duration::from_millis(500);
 
 /// By subject, of each round.

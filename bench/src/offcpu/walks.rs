@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a look at a thread costs: one that has run since the last look, one that has not, with other means, and all of them for a while.
+//! What looking at a thread costs: one that has run since the last look or has not, by other means, and for a while.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -103,9 +103,9 @@ fn unchanged_ns(source: &mut AttachedOffcpu) -> Result<f64> {
     bail!("too many other threads run on this machine");
 }
 
-/// Of a thread that has run, in a walk in which all of the process have; what others of it cost is taken off. Threads of other
-/// processes are not wanted: their stacks have depths of their own, a new place of theirs makes for a second walk round, and among few
-/// threads that would tell.
+/// Of a thread that has run, in a walk in which all of the process have; what others of it cost is taken off. Threads
+/// of other processes are not wanted: their stacks have depths of their own, a new place of theirs makes for a second
+/// walk round, and among few threads that would tell.
 fn changed_ns(source: &mut AttachedOffcpu, sleepers: &mut Sleepers, threads: u32, unchanged_ns: f64) -> Result<f64> {
     for _ in 0..TRIES {
         source.snapshot()?;

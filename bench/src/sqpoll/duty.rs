@@ -20,7 +20,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// In points.
 const LIMIT: f64 = 2.0;
 const PRECISE_LIMIT: f64 = 1.0;
-/// Of the time. In an interval where others had the load's CPU for longer, or the hypervisor took as much, the truth is not known.
+/// Of the time. Where others or the hypervisor took more of an interval, the truth is not known.
 const UNSURE: f64 = 0.005;
 
 struct Way {

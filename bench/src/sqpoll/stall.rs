@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What looking at a ring costs its owner: how long a request waits until the submission thread takes it, while somebody looks 50 times a
-//! second at a ring with many completions that nobody has reaped.
+//! What looking at a ring costs its owner: how long a request waits until the submission thread takes it, while
+//! somebody looks 50 times a second at a ring with many completions that nobody has reaped.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};

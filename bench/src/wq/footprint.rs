@@ -26,7 +26,7 @@ pub fn start_ms(whylate: &Path) -> Result<f64> {
     Ok(median(&times))
 }
 
-/// The most memory it has had when it has counted the items and printed them; so `options` have an interval of a second.
+/// Peak memory once it has counted the items and printed them; `options` have an interval of a second.
 pub fn peak_mb(whylate: &Path, options: &[&str]) -> Result<f64> {
     let mut tool = Tool::start(whylate.as_os_str(), options)?;
     tool.first_output()?;

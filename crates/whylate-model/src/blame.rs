@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! From what was seen of a late event to the causes of its latency, which add up to it.
 //!
-//! A source's rules ([`causes`] for work items) cut the window of a late event into parts and say how each is explained;
-//! `window` does the arithmetic, in whole nanoseconds, and what no rule explains is [`CauseKind::Unknown`](crate::CauseKind::Unknown).
+//! A source's rules ([`causes`] for work items) cut the window of a late event into parts and explain each; `window`
+//! does the arithmetic, in nanoseconds. What no rule explains is [`CauseKind::Unknown`](crate::CauseKind::Unknown).
 
 pub(crate) mod frames;
 mod held;

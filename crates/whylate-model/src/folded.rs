@@ -50,7 +50,7 @@ pub struct Frame {
     pub name: String,
 }
 
-/// The frames of a stack, outermost first; then those of its waker, innermost first, so that both meet where one woke the other.
+/// The frames of a stack, outermost first; then those of its waker, innermost first, so that they meet at the wakeup.
 pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
     let label = |name: &str| Frame {
         kind: Kind::Label,

@@ -2,9 +2,9 @@
 //! A distribution of latencies in nanoseconds.
 //!
 //! The buckets are those of the `histogram` crate with [`GROUPING_POWER`]: every power of two is cut into eight equal
-//! parts, so a bucket is at most 12.5 % wide. The BPF programs count into the same layout (`bpf/histogram.bpf.h`), and a
-//! property test compares the two. Sources that count in user space have the room for [`FINE_GROUPING_POWER`], with buckets of at most
-//! 1.6 %. Count, sum, minimum and maximum are exact; percentiles are bucket bounds.
+//! parts, so a bucket is at most 12.5 % wide. The BPF programs count into the same layout (`bpf/histogram.bpf.h`), and
+//! a property test compares the two. Sources that count in user space have the room for [`FINE_GROUPING_POWER`], with
+//! buckets of at most 1.6 %. Count, sum, minimum and maximum are exact; percentiles are bucket bounds.
 
 use std::ops::RangeInclusive;
 
@@ -76,9 +76,9 @@ impl Default for Histogram {
 impl Histogram {
     /// Takes over counts by bucket index, ascending and each at most once, as a BPF program gathered them.
     ///
-    /// Whoever reads counters that are being counted may see a value in its bucket and not yet in the sum or the extremes, or the other
-    /// way round. Those are then put within the bounds that the buckets leave them. Empty buckets are left out. Returns `None` when the
-    /// indices are not ascending or lie outside the layout.
+    /// Whoever reads counters that are being counted may see a value in its bucket and not yet in the sum or the
+    /// extremes, or the other way round. Those are then put within the bounds that the buckets leave them. Empty
+    /// buckets are left out. Returns `None` when the indices are not ascending or lie outside the layout.
     pub fn from_buckets(
         counts: impl IntoIterator<Item = (u32, u64)>,
         sum_ns: u64,
@@ -160,8 +160,8 @@ impl Histogram {
         u64::try_from(mean).unwrap_or(u64::MAX)
     }
 
-    /// The value that a share `quantile` (0 to 1) of the values do not exceed: the upper bound of its bucket, but never
-    /// more than the maximum seen. At most 12.5 % above the true value (1.6 % in the fine layout), never below it; 0 when empty.
+    /// The value that a share `quantile` (0 to 1) of the values do not exceed: the upper bound of its bucket, but at
+    /// most the maximum. At most 12.5 % above the true value (1.6 % in the fine layout), never below it; 0 when empty.
     pub fn quantile_ns(&self, quantile: f64) -> u64 {
         let total = self.count();
         // The smallest rank that covers the share; at least the first value.
@@ -195,7 +195,7 @@ impl Histogram {
         } else {
             (coarse(&self.buckets), coarse(&other.buckets))
         };
-        // Both sides have one layout now, so only a count above 2^64 could fail; wrapping is what the kernel counters do too.
+        // Both sides have one layout now, so only a count above 2^64 could fail; the kernel's counters wrap too.
         if let Ok(sum) = mine.wrapping_add(&others) {
             self.buckets = sum;
         }

@@ -31,7 +31,7 @@ pub enum Order {
     /// From the outermost function on, as in flame graphs.
     #[default]
     RootFirst,
-    /// From the innermost function on, as procstat prints them: what waits in the same place stands together, whoever called it.
+    /// From the innermost function on, as procstat prints them: what waits in one place is together, whoever called it.
     LeafFirst,
 }
 
@@ -159,10 +159,10 @@ fn is_procstat_heading(line: &str) -> bool {
     words.first() == Some(&"PID") && words.contains(&"KSTACK")
 }
 
-/// In what threads of FreeBSD are when they are off their CPU, or not there to be looked at: the first frame of a stack.
+/// The first frame of a FreeBSD thread that is off its CPU, or not there to be looked at.
 const INNERMOST: [&str; 6] = ["mi_switch", "sched_switch", "fork_trampoline", "<running>", "<swapped", "<no"];
 
-/// Process and thread numbers, the process's name, the thread's, which may have spaces, and the stack, innermost frame first.
+/// Process and thread numbers, the process's name, the thread's (may have spaces), and the stack, innermost first.
 fn procstat_line(line: &str, stack_column: Option<usize>) -> Option<ProcstatThread> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [pid, tid, process, rest @ ..] = words.as_slice() else { return None };

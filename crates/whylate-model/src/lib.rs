@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The plain data that whylate's sources yield and its outputs show.
 //!
-//! Nothing in this crate touches the kernel, reads a clock or needs a privilege, so that a recording replays through the
-//! same code as a live run and every output can be tested from a fixed [`Snapshot`].
+//! Nothing in this crate touches the kernel, reads a clock or needs a privilege, so that a recording replays through
+//! the same code as a live run and every output can be tested from a fixed [`Snapshot`].
 
 pub mod blame;
 pub mod culprits;

@@ -133,7 +133,7 @@ struct Lates {
 }
 
 impl Gatherer {
-    /// Adds a late event of that source. One that is not as late as the source's limit is none, and one that another source tells counts there.
+    /// Adds a late event of that source. One below the source's limit is none; one of another source counts there.
     pub fn add(&mut self, card: &Card, event: LateEvent) {
         if event.latency_ns < card.events().late_from_ns || (card.is_told_elsewhere)(&event) {
             return;

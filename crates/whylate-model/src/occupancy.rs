@@ -35,8 +35,8 @@ pub struct Interval {
     /// The kernel stack that the late interrupt found, innermost first: who enabled interrupts again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<String>,
-    /// Which of the CPU's own worker pools had a worker that was running an item and not asleep: on the CPU (below the interrupt, if
-    /// there is one), or waiting to get it back.
+    /// Which of the CPU's own worker pools had a worker that was running an item and not asleep: on the CPU (below the
+    /// interrupt, if there is one), or waiting to get it back.
     #[serde(default)]
     pub busy: BusyPools,
 }

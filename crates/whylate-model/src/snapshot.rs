@@ -88,8 +88,8 @@ impl Snapshot {
         }
     }
 
-    /// The series merged by one label: all series with the same value of `label` become one, sorted by that value. Their other labels list
-    /// each value once, separated by commas; a comma within a value has a backslash before it.
+    /// The series merged by one label: all series with the same value of `label` become one, sorted by that value.
+    /// Their other labels list each value once, separated by commas; a comma within a value has a backslash before it.
     pub fn merged_by(&self, label: &str) -> Vec<Series> {
         let mut merged: BTreeMap<&str, (Series, BTreeMap<&str, Vec<&str>>)> = BTreeMap::new();
         for series in &self.series {
@@ -130,7 +130,7 @@ fn list(values: &[&str]) -> String {
 }
 
 impl Series {
-    /// Adds the figures of `other`, and takes the larger one of those named `oldest_…` and of `period_ns`. Its labels stay as they are.
+    /// Adds the figures of `other`; of those named `oldest_…` and of `period_ns` it takes the larger. Its labels stay.
     pub fn absorb(&mut self, other: &Series) {
         for (name, histogram) in &other.histograms {
             self.histograms.entry(name.clone()).or_default().merge(histogram);

@@ -15,7 +15,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Adds the counts of another one of the same steps; with other steps nothing can be added, and `false` is returned.
+    /// Adds the counts of another one of the same steps; returns `false` and adds nothing where the steps differ.
     pub fn merge(&mut self, other: &Steps) -> bool {
         if self.step_ns == 0 {
             *self = other.clone();

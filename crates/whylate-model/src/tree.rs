@@ -108,8 +108,8 @@ impl Node {
         children
     }
 
-    /// Splits the node into the parts that are shown and the rest. `is_shown` decides on each part, widest child first, given the time of those
-    /// shown before it. A rest of one part is shown as that part; if no part is to be shown, there is no rest either.
+    /// Splits the node into parts that are shown and the rest. `is_shown` decides on each, widest child first, given
+    /// the time of those shown before. A rest of one part is that part; if nothing is shown, there is no rest either.
     pub fn parts(&self, mut is_shown: impl FnMut(&Sums, u64) -> bool) -> Parts<'_> {
         let mut parts = Parts::default();
         let mut shown_ns = 0;

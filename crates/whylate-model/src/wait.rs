@@ -152,7 +152,7 @@ pub fn classify(seen: &Seen<'_>, own: &Classes) -> Wait {
     if let Some(wait) = by_frame(seen, IN_KERNEL) {
         return wait;
     }
-    // What a program waits for tells more than how it does so: many wait for their locks in epoll_wait or for a condition variable.
+    // What a program waits for tells more than how: many wait for locks in epoll_wait or for a condition variable.
     if let Some((class, why, frame)) = classes::of_program(seen.user) {
         return Wait { class, rule: format!("{why}: {frame}") };
     }
@@ -185,7 +185,7 @@ fn by_frame(seen: &Seen<'_>, rules: &[ByFrame]) -> Option<Wait> {
             User => seen.user,
         };
         let frame = frames.iter().find(|frame| beginnings.iter().any(|beginning| frame.starts_with(beginning)))?;
-        // Functions that take locks do not stand in stacks (they are `__sched`), but nobody waits for data without being woken by signals.
+        // Stacks lack functions that take locks (`__sched`), but nobody waits for data without being woken by signals.
         if *class == WaitClass::Pipe && seen.state == State::Uninterruptible {
             return Some(Wait { class: WaitClass::Lock, rule: format!("waits for the pipe's own lock: {frame}") });
         }

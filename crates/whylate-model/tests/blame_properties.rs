@@ -156,7 +156,7 @@ fn by_blame(causes: &[Cause]) -> BTreeMap<(CauseKind, String), u64> {
     causes.iter().map(|cause| ((cause.kind, cause.who.clone()), cause.ns)).collect()
 }
 
-/// Whether `irq` was held off by whoever had the CPU at this instant; interrupts with no more than `between_ns` between them are of one burst.
+/// Whether `irq` was held off by whoever had the CPU then; interrupts at most `between_ns` apart are of one burst.
 fn could_not_come_in(occupancy: &Occupancy, at_ns: u64, irq: &Interval, between_ns: u64) -> bool {
     let from_user_or_unknown = [0, 2].contains(&irq.stack.len());
     let due_ns = irq.start_ns.saturating_sub(irq.late_ns);
@@ -188,7 +188,7 @@ fn could_not_come_in(occupancy: &Occupancy, at_ns: u64, irq: &Interval, between_
     !since.iter().any(nobody) && since.len() <= 1 + switches
 }
 
-/// What the instant from `at_ns` to the next nanosecond is blamed on, told by the rules alone. Only for one slot at most.
+/// What the nanosecond from `at_ns` on is blamed on, by the rules alone. Only for one slot at most.
 fn blame_at(evidence: &WorkEvidence, at_ns: u64, between_ns: u64) -> (CauseKind, String) {
     let cause = |kind, who: &str| (kind, who.to_owned());
     if at_ns < evidence.activated_ns {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Recorded late events replay to the causes that stand beside them.
 //!
-//! Every file in `golden/` is one event: `evidence`, and the `causes` told from it. `WHYLATE_BLESS=1` writes the causes of this build
-//! into the files; a new file needs the evidence alone then. Names of files that begin with `made-` hold events that were written by
-//! hand, the others were recorded on a kernel.
+//! Every file in `golden/` is one event: `evidence`, and the `causes` told from it. `WHYLATE_BLESS=1` writes the causes
+//! of this build into the files; a new file needs the evidence alone then. Names of files that begin with `made-` hold
+//! events that were written by hand, the others were recorded on a kernel.
 
 use std::fs;
 use std::path::{Path, PathBuf};

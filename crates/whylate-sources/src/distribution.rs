@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Takes histograms out of the memory in which BPF programs count (`bpf/distribution.bpf.h`), where several CPUs count into each.
+//! Takes histograms out of the memory in which BPF programs of several CPUs count (`bpf/distribution.bpf.h`).
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -10,7 +10,6 @@ use whylate_model::histogram::BUCKETS;
 
 use crate::mapped::MappedArray;
 
-/// Counts of one page.
 const PAGE_BUCKETS: usize = 16;
 const PAGES: usize = BUCKETS / PAGE_BUCKETS;
 /// A reading takes some microseconds, and few of them come between two values.
@@ -35,8 +34,7 @@ pub(crate) struct Places {
 pub(crate) struct Distributions {
     pages: Rc<MappedArray>,
     places: Places,
-    /// What the sum of a distribution was more than its counts allow, in nanoseconds: some count came in later, and it belongs to what is
-    /// taken the next time.
+    /// By how many nanoseconds a sum exceeded its counts: a count came in later, and is taken the next time.
     owed_ns: HashMap<usize, i64>,
 }
 
@@ -70,8 +68,7 @@ impl Distributions {
         histogram
     }
 
-    /// The counters that hold anything, each with its bucket, position and value, and the sum: none was counted while they were read. Where
-    /// counting never pauses, the last attempt counts.
+    /// The nonzero counters and the sum, read while nobody counted; where that never pauses, by the last attempt.
     fn read(&self, owners: &MappedArray, id: usize) -> (Vec<Counted>, u64) {
         let mut before = self.read_buckets(owners, id);
         for attempt in 1.. {

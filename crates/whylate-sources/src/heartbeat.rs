@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A timer on each CPU whose interrupt is due once in a period: when it comes late, interrupts were off. For the account of CPUs it rests
-//! while the CPU changes hands often.
+//! A timer on each CPU whose interrupt is due once in a period: when it comes late, interrupts were off. For the
+//! account of CPUs it rests while the CPU changes hands often.
 
 mod cost;
 mod period;
@@ -19,15 +19,15 @@ use cost::interrupt_ns;
 pub use period::DEFAULT_PERIODS_NS;
 pub(crate) use period::Period;
 
-/// How often it is due for the account. Interrupts that are off for longer are seen; of their length at most this much is not.
+/// How often it is due for the account. Longer times with interrupts off are seen, short of at most this much.
 pub(crate) const PERIOD_NS: u64 = 1_000_000;
 /// The kernel's function that the timer calls (kernel/events/core.c). It sets the timer anew for times to come only.
 pub(crate) const FUNCTION: &str = "perf_swevent_hrtimer";
 
 /// How often it is decided whether a CPU's timer rests.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Intervals in that time from which on it rests: 20,000 a second. Each end of one shows that interrupts were on, and the tick still tells
-/// when they were not; in a virtual machine a timer's interrupt may cost 20 µs.
+/// Intervals in that time from which on it rests: 20,000 a second. Each end of one shows that interrupts were on, and
+/// the tick still tells when they were not; in a virtual machine a timer's interrupt may cost 20 µs.
 const REST_FROM: u32 = 400;
 /// How many times in a row fewer must be found until it beats again.
 const CALM_LOOKS: u32 = 5;
@@ -91,8 +91,8 @@ impl Heartbeats {
         self.beats.iter().try_for_each(|beat| perf_event::request(&beat.event, request))
     }
 
-    /// From now on lets timers rest on CPUs of which `written` tells many intervals. It gets the number of a CPU and returns how many
-    /// intervals that has had, wrapping.
+    /// From now on lets timers rest on CPUs of which `written` tells many intervals. It gets the number of a CPU and
+    /// returns how many intervals that has had, wrapping.
     pub(crate) fn keep_pace(&mut self, written: impl Fn(u32) -> u32 + Send + 'static) -> io::Result<()> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);

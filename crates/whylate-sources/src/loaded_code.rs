@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where the kernel's code lies that was loaded after its start. The kernel's list of symbols has no lengths: an address in code that was
-//! unloaded would be taken for the function that comes before it, which may be anybody's.
+//! Where the kernel code lies that was loaded after boot. The kernel's list of symbols has no lengths: an address in
+//! unloaded code would be taken for the function before it, which may be anybody's.
 
 use std::fs;
 use std::ops::Range;
@@ -12,7 +12,6 @@ const LONGEST_FUNCTION: u64 = 1 << 20;
 /// The kernel makes trampolines of a page each (kernel/bpf/trampoline.c).
 const TRAMPOLINE: u64 = 4096;
 
-/// What is loaded by now.
 #[derive(Debug, Default)]
 pub(crate) struct LoadedCode {
     modules: Vec<Range<u64>>,
@@ -44,7 +43,7 @@ impl LoadedCode {
     }
 }
 
-/// Whether the kernel made the name for a BPF program: `bpf_prog_`, its tag of 16 digits, and its own name (kernel/bpf/core.c).
+/// Whether the name is the kernel's for a BPF program: `bpf_prog_`, 16 digits of tag, its own name (kernel/bpf/core.c).
 fn is_program(function: &str) -> bool {
     let tag = function.strip_prefix("bpf_prog_").and_then(|rest| rest.get(..16));
     tag.is_some_and(|tag| tag.bytes().all(|digit| digit.is_ascii_hexdigit()))

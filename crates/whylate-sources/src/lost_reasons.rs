@@ -13,7 +13,7 @@ fn rust_files(folder: &Path) -> Vec<PathBuf> {
     each.filter(|path| path.extension().is_some_and(|end| end == "rs")).collect()
 }
 
-/// The names in a file: those in tables called `LOST`, in what yields or names lost events, and next to `lost` or `lose`.
+/// The names in a file: in tables called `LOST`, in what yields or names lost events, and next to `lost` or `lose`.
 fn names_in(text: &str) -> BTreeSet<String> {
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     let mut names = BTreeSet::new();

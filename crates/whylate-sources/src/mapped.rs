@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! BPF arrays mapped into this process, so that reading them takes no system call and counters can be taken out without
-//! losing an event.
+//! BPF arrays mapped into this process: reading takes no system call, and taking counters out loses no event.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -11,8 +10,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// A `BPF_MAP_TYPE_ARRAY` with `BPF_F_MMAPABLE`. Kernel and user space change it at the same time, so every access is an
-/// atomic one.
+/// A `BPF_MAP_TYPE_ARRAY` with `BPF_F_MMAPABLE`. The kernel changes it at the same time: every access is atomic.
 #[derive(Debug)]
 pub struct MappedArray {
     memory: NonNull<u8>,

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where the kernel's variables of each CPU are, one from another. Kernels tell their addresses only where they have CONFIG_KALLSYMS_ALL, and
-//! their places in BTF always.
+//! How far apart the kernel's per-CPU variables are: BTF always tells places, addresses need CONFIG_KALLSYMS_ALL.
 
 use libbpf_rs::Btf;
 use libbpf_rs::btf::types::{DataSec, Var};
 
-/// The places of variables of each CPU.
 #[derive(Debug)]
 pub(crate) struct PerCpu {
     types: Btf<'static>,

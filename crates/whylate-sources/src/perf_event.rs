@@ -23,8 +23,7 @@ pub(crate) fn start_timer(tid: libc::pid_t, cpu: libc::c_int, period_ns: u64) ->
     open(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK.into(), tid, cpu, period_ns)
 }
 
-/// Has the CPU's counter of cycles interrupt the kernel code there each time that this has taken so many, until the descriptor is closed. On x86 that is
-/// an NMI.
+/// Interrupts the CPU's kernel code each `period` cycles of it (on x86 by an NMI), until the descriptor is closed.
 pub(crate) fn count_kernel_cycles(cpu: u32, period: u64) -> io::Result<OwnedFd> {
     open(PERF_TYPE_HARDWARE, PERF_COUNT_HW_CPU_CYCLES.into(), EVERY_THREAD, cpu as libc::c_int, period)
 }
@@ -59,7 +58,7 @@ fn open(kind: u32, config: u64, tid: libc::pid_t, cpu: libc::c_int, period: u64)
 /// The kernel's number of an event, by which a program knows it in every namespace.
 pub(crate) fn id(event: &OwnedFd) -> io::Result<u64> {
     let mut id = 0_u64;
-    // SAFETY: the request writes one number of 64 bits, for which the pointer is valid; the descriptor is that of a perf event.
+    // SAFETY: the request writes one 64-bit number to a valid pointer; the descriptor is that of a perf event.
     match unsafe { libc::ioctl(event.as_raw_fd(), PERF_EVENT_IOC_ID, &raw mut id) } {
         0 => Ok(id),
         _ => Err(io::Error::last_os_error()),

@@ -25,7 +25,7 @@ pub struct RealtimeThread {
     pub ran_ns: u64,
 }
 
-/// Those of other processes that had a CPU within that time, which passes meanwhile. Threads of the kernel do not count.
+/// Those of other processes that had a CPU within that time, which passes meanwhile; kernel threads do not count.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
@@ -71,7 +71,7 @@ fn all() -> std::io::Result<BTreeMap<PathBuf, Seen>> {
     Ok(found)
 }
 
-/// Name, policy and whether it is runnable, from proc_pid_stat(5); `None` for a thread of the kernel and for one that is not of real-time policy.
+/// Name, policy and whether it is runnable (proc_pid_stat(5)); `None` for kernel threads and other policies.
 fn realtime(stat: &str) -> Option<(String, &'static str, bool)> {
     // The name may have blanks and parentheses in it; the third field comes after it.
     let (head, rest) = stat.rsplit_once(") ")?;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Settings of the kernel that are changed for a while. They are put back at the end, and after a SIGKILL by the next start: what they were
-//! is written down before each change.
+//! Kernel settings changed until the end; after a SIGKILL the next start puts back the old values, written down first.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -169,13 +168,13 @@ fn is_ours(folder: &Path) -> bool {
     })
 }
 
-/// Whether the process that a record is named after still runs: another one with its number has started at another time.
+/// Whether the process that a record is named after still runs: a later one of its number started at another time.
 fn is_alive(record: &Path) -> bool {
     let name = record.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     is_running(name.split('.').next().unwrap_or_default())
 }
 
-/// Writes a line: some files of the kernel take what comes after the end of the text for more of it (osnoise_cpus_write()).
+/// Writes a line: some kernel files take what follows a text without an end for more of it (osnoise_cpus_write()).
 fn write(path: &Path, value: &str) -> io::Result<()> {
     fs::write(path, format!("{value}\n"))
 }

@@ -46,7 +46,7 @@ fn a_failed_round_has_to_be_outweighed() {
 
 #[test]
 fn what_is_right_fails_once_in_ten_thousand_runs() {
-    // The chance of each number of failed and of passed rounds that decides nothing, where one of twenty fails by chance.
+    // Chances of each number of failed and passed rounds that decides nothing, where one of twenty fails by chance.
     let mut undecided = BTreeMap::from([((0, 0), 1.0)]);
     let (mut wrong, mut right) = (0.0, 0.0);
     for _ in 0..60 {

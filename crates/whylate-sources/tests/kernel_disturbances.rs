@@ -81,7 +81,7 @@ fn while_interrupts_are_off_nothing_happens_there_and_then_the_tick_comes() -> R
             let is_within = |line: &&Line| start_us + ROUNDING_US < line.at_us && line.at_us + ROUNDING_US < end_us;
             let within: Vec<&Line> = lines.iter().filter(is_within).collect();
             ensure!(within.is_empty(), "interrupts were not off: {within:?}");
-            // The one that had to wait interrupts the thread that turned interrupts on again, before it does anything else.
+            // What had to wait interrupts the thread that turned interrupts on again, before it does anything else.
             let next = lines.iter().find(|line| line.at_us + ROUNDING_US >= end_us).context("nothing came after it")?;
             ensure!(next.event.ends_with("_entry") && next.thread == Kind::IrqsOff.thread(), "{next:?}");
         }

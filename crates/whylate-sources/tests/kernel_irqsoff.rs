@@ -175,7 +175,7 @@ fn windows_with_interrupts_off_are_seen_within_their_bounds() -> Result<()> {
     }
 }
 
-/// Lateness of user code is somebody else's doing: of what is told to have interrupts off, the stack shows who enabled them.
+/// Lateness of user code is others' doing: of what is told to have interrupts off, the stack shows who enabled them.
 #[test]
 fn user_code_is_never_told_to_keep_interrupts_off() -> Result<()> {
     let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
@@ -292,7 +292,7 @@ fn timers_and_missed_periods_make_up_the_schedule() -> Result<()> {
                 latency.max_ns()
             );
         }
-        // Others' events on the CPU make the kernel set its timers anew; and it is at some moment of a reading that a function is read.
+        // Others' events make the kernel set its timers anew; and a function is read at some moment of a reading.
         let unseen = ticks_seen.lost["unseen"] + reading.as_nanos() as u64 / period_ns;
         ensure!(
             (latency.count() + overruns).abs_diff(due) <= 2 + unseen,
@@ -324,7 +324,7 @@ fn while_wanted<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// Preemption that is off for a known time is told: exactly where the kernel has events of it, and else from when a thread waits for the CPU.
+/// Preemption off for a known time is told: exactly where the kernel has events of it, else from when a thread waits.
 fn preemption_off_is_told(places: Places, length_ns: u64) -> Result<()> {
     let asked = IrqsoffOptions {
         what: What::Preemption,
@@ -371,8 +371,8 @@ fn preemption_off_is_told(places: Places, length_ns: u64) -> Result<()> {
         within * 100 >= made.len() * if is_emulated() { 50 } else { 95 },
         "{within} of {told} are within their bounds"
     );
-    // A tick finds the program where a tick comes in while it runs: in 10 ms there are one or more at any rate of the kernel. The last ones
-    // are read when the program is gone, and has no name any more.
+    // A tick finds a program that runs: in 10 ms there are one or more at any rate of the kernel. The last ones are
+    // read when the program is gone, and has no name any more.
     let is_found = is_exact || length_ns < 10 * MS_NS || inside * 100 >= made.len() * 90;
     ensure!(is_found, "the program is seen {inside} times");
     Ok(())

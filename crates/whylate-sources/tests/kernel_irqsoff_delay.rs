@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Interrupts and preemption that the kernel's own test module keeps off for a known time, by each backend. They run as root, where the
-//! module is.
+//! Interrupts and preemption that the kernel's own test module keeps off for a known time, by each backend. They run as
+//! root, where the module is.
 
 mod kernel;
 
@@ -37,7 +37,6 @@ impl Module {
         Ok(Module)
     }
 
-    /// Once more.
     fn trigger(&self) -> Result<()> {
         fs::write(TRIGGER, "1").context("cannot trigger the module")
     }
@@ -71,8 +70,7 @@ impl Case {
         if self.what == What::Irqs { "irq" } else { "preempt" }
     }
 
-    /// What was told of the module while it kept interrupts or preemption off `TIMES` times, and how often something longer was told
-    /// instead.
+    /// What was told of the module while it kept either off `TIMES` times, and how often something longer was instead.
     fn run(self, places: Places) -> Result<(Vec<LateEvent>, usize)> {
         let Case { backend, what, length_us } = self;
         let length_ns = length_us * 1_000;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The source `offcpu` on threads that sleep in known places. They are in a process of their own, which is this program again.
+//! The source `offcpu` on threads that sleep in known places, in a process of their own: this program again.
 
 #[path = "kernel_offcpu/gdb.rs"]
 mod gdb;
@@ -185,7 +185,7 @@ fn threads_that_are_born_and_die_are_counted_or_lost() -> Result<()> {
     Ok(())
 }
 
-/// More places than there may be before the tables are emptied: each thread has one where it waits for a CPU, and one on it.
+/// More places than there are before tables are emptied: each thread has one where it waits for a CPU, and one on it.
 const ROOM: u64 = 40_000;
 
 #[test]
@@ -290,7 +290,7 @@ fn share_of(snapshot: &Snapshot, function: &str, other: &str) -> f64 {
     ns(function) / (ns(function) + ns(other))
 }
 
-/// For how long sampling is compared with tracing: short in `make test`, and as long as asked for by whoever wants chance out of it.
+/// How long sampling is compared with tracing: shortly in `make test`, longer for whoever wants chance out of it.
 fn compared_for() -> Result<u64> {
     match std::env::var("WHYLATE_COMPARED_SECONDS") {
         Ok(seconds) => Ok(seconds.parse()?),
@@ -355,7 +355,7 @@ fn stacks_that_differ_in_return_addresses_alone_are_told_apart_at_each_switch() 
             Some("ppoll") => true,
             other => anyhow::bail!("it sleeps in {other:?}"),
         };
-        // The system call is read anew at each switch, and the frames may be those that were seen before: they differ in the outermost alone.
+        // The system call is read anew at each switch; frames seen before may differ in the outermost alone.
         let [plain, precise] = ["sys_poll", "sys_ppoll"]
             .map(|function| stack.kernel.iter().any(|frame| frame.ends_with(&format!("x64_{function}"))));
         ensure!((plain, precise) == (!is_precise, is_precise), "{:?} is in {:?}", stack.labels, stack.kernel);

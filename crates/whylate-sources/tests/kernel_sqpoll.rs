@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Submission threads under loads whose work is known from outside, and beside what the scheduler counts. They run as root.
+//! Submission threads under loads of known work, and beside what the scheduler counts. They run as root.
 #![allow(unsafe_code)]
 
 mod kernel;
@@ -50,7 +50,7 @@ fn sampled() -> SqpollOptions {
     SqpollOptions { sampled: true, ..options("bpf") }
 }
 
-/// The ways to tell work that this kernel has. They have to be attached before a thread spins without end, and taken away after it.
+/// The ways to tell work that this kernel has, attached before a thread spins without end and taken away after it.
 fn ways() -> Result<Vec<SqpollOptions>> {
     let mut ways = vec![options("bpf"), sampled()];
     match patching(|| precise().start(&Session::of_one())) {
@@ -108,7 +108,7 @@ fn read_ns() -> Result<u64> {
 #[error("others had the load's CPU for too long to tell: {0}")]
 struct Unknown(f64);
 
-/// Compares one interval with what the load knows. Of some of the time it does not know whether its last request was done, as it had no CPU.
+/// Compares an interval with what the load knows: at times not whether its last request was done, as it had no CPU.
 fn compare_once(source: &mut AttachedSqpoll, load: &Load, duty: f64) -> Result<()> {
     source.snapshot()?;
     let before = load.done()?;
@@ -133,7 +133,7 @@ fn compare_once(source: &mut AttachedSqpoll, load: &Load, duty: f64) -> Result<(
     ensure!(most > 0.7 * duty.min(had_cpu) || is_emulated(), "the load has not reached {duty}: {most}");
     ensure!(working <= most + OFF, "outstanding {most}, working {working}");
     if is_emulated() {
-        // Whoever runs the emulator may stop one of its CPUs just when a request comes in: that is outstanding, and no work.
+        // Whoever runs the emulator may stop a CPU just when a request comes in: it is outstanding, and no work.
         let least = share(done.requests * read_ns()?) / 2.0;
         println!("{} requests take at least {least:.4}", done.requests);
         ensure!(working >= least, "the requests take {least} where they are system calls, working {working}");

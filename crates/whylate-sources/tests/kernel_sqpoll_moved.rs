@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Submission threads that are moved while they sleep in a CPU's queue (6.12), where the kernel counts a part of their sleep as a wait for a CPU.
+//! Submission threads moved while they sleep in a CPU's queue (6.12): the kernel counts part of their sleep as a wait.
 
 mod kernel;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Submission threads where processes have other numbers than the kernel's own: in a namespace of process ids, and looked at from outside.
+//! Submission threads where processes have other numbers than the kernel's: in a PID namespace, and seen from outside.
 
 mod kernel;
 
@@ -25,7 +25,7 @@ use whylate_sources::{AttachError, Attached as _, Session, Threads};
 const INSIDE: &str = "WHYLATE_TEST_INSIDE";
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Runs a test of this program in a namespace of process ids with a /proc of its own. `None`, and a line that says why, where that is not possible.
+/// Runs a test of this program in a PID namespace with a /proc of its own. `None`, and a line with why, if impossible.
 fn inside(test: &str) -> Result<Option<Child>> {
     let possible = Command::new("unshare").args(["-pf", "--mount-proc", "true"]).output();
     if !possible.as_ref().is_ok_and(|output| output.status.success()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `--precise` beside the kernel's function_graph tracer, which records the functions that a submission thread works in, in the same run.
-//! An application on an emulated CPU sees too coarsely when its requests are done; the tracer's stamps are taken by the thread itself.
+//! `--precise` beside the kernel's function_graph tracer, recording the functions that a submission thread works in. An
+//! application on an emulated CPU sees too coarsely when requests are done; the tracer's stamps are the thread's own.
 
 mod kernel;
 
@@ -38,9 +38,9 @@ fn intervals() -> Result<usize> {
     }
 }
 
-/// Both are on the same functions, and the kernel calls one within the other. What the inner one takes itself, and the way from one to the other,
-/// the outer one counts as work. That is in each call, also in the shortest, so it takes no longer than the shortest calls do: with what it makes
-/// of an interval added to the difference, neither order can hide that the tool is wrong.
+/// Both are on the same functions, and the kernel calls one within the other. The inner one's own time, and the way
+/// from one to the other, the outer one counts as work, in each call: it takes no longer than the shortest calls do.
+/// With its share of an interval added to the difference, neither order can hide that the tool is wrong.
 #[test]
 fn precise_shares_of_work_are_those_of_the_function_tracer() -> Result<()> {
     let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
@@ -99,7 +99,7 @@ fn measure(duty: f64, places: Places, source: &mut AttachedSqpoll, trace: &Funct
     compare(duty, &looks, &trace.take(tid)?, short_ns)
 }
 
-/// A load whose thread is in the functions for that share of the time, and how long a call takes that does nothing, or next to nothing.
+/// A load whose thread is in the functions for that share of the time, and how long a call takes that does nothing.
 fn load_of(duty: f64, places: Places, trace: &FunctionTrace) -> Result<(Paced, u64)> {
     let mut requests = 5;
     let mut short_ns = None;

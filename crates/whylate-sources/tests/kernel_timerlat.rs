@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Timers and the threads that they wake, against a schedule and disturbances of known cause and length. They run as root.
+//! Timers and the threads that they wake, against a schedule and known disturbances. They run as root.
 
 mod kernel;
 
@@ -125,7 +125,7 @@ fn keeps_its_schedule(snapshot: &Snapshot, period_ns: u64, threads: Threads) -> 
     Ok(())
 }
 
-/// Explains what is late on the disturbed CPU by so much, while it is disturbed in rounds, until there are events enough.
+/// Explains what is late by so much on the disturbed CPU, which is disturbed in rounds until there are events enough.
 fn explained(
     way: &TimerlatOptions,
     places: Places,
@@ -185,7 +185,7 @@ fn is_blamed_by_each(kind: Kind, length_ns: u64, is_true: impl Fn(&Cause) -> boo
     Ok(())
 }
 
-/// Of activations that were late mostly because of a disturbance, nearly all must blame it first, and nearly all of the time is explained.
+/// Of activations late mostly by a disturbance, nearly all must blame it first; nearly all of the time is explained.
 fn disturbances_are_blamed(
     way: &TimerlatOptions,
     places: Places,
@@ -233,7 +233,7 @@ fn a_softirq_is_blamed() -> Result<()> {
     is_blamed_by_each(Kind::Softirq, 2 * MS_NS, |cause| is(cause, CauseKind::Softirq, "hrtimer"))
 }
 
-/// Nothing is made, so nobody but the way out of idle can be what an activation waits for, or whoever runs this machine.
+/// Nothing is made: an activation can only wait for the way out of idle, or for whoever runs this machine.
 #[test]
 fn an_idle_cpu_is_late_because_it_comes_out_of_idle() -> Result<()> {
     let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
@@ -332,7 +332,7 @@ fn a_threshold_stops_the_measurement_of_every_cpu() -> Result<()> {
     let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
         return Ok(());
     };
-    // Between the reading that sends an activation and the one that stops the measurement, an emulated CPU may stop for milliseconds.
+    // Between the readings that send an activation and stop the measurement, an emulated CPU may stop for milliseconds.
     for way in ways() {
         exactly_unless_emulated(|| stops_and_goes_on(places, &way))?;
     }

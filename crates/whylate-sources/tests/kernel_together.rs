@@ -107,7 +107,7 @@ fn has_enough(late: &BTreeMap<&'static str, Vec<LateEvent>>, made: &[Range<u64>]
     touched.iter().all(|name| seen(name) >= wanted_events() * 11 / 10)
 }
 
-/// What was late on the disturbed CPU mostly because of a disturbance, by source, until each of `touched` has seen enough.
+/// What was late on the disturbed CPU mostly by a disturbance, by source, until each of `touched` has seen enough.
 fn late_because(
     kind: Kind,
     places: Places,

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What each source tells beside raw trace lines of the same time, as far as the kernel's tracepoints know it. (Work items:
-//! `kernel_wq`.)
+//! What each source tells beside raw trace lines, as far as the kernel's tracepoints know (work items: `kernel_wq`).
 
 mod kernel;
 
@@ -38,8 +37,8 @@ const APART_US: u64 = 50;
 /// As a share of the time.
 const OFF: f64 = 0.03;
 
-/// Of many moments, nearly all have a line of the trace beside them. In between, a CPU may be stopped by whoever runs this
-/// machine: one of fifty times at most, and one of four where it is emulated.
+/// Of many moments, nearly all have a line of the trace beside them. In between, whoever runs this machine may stop a
+/// CPU: one of fifty times at most, and one of four where it is emulated.
 fn ensure_in_trace(what: &str, moments_ns: &[u64], lines: &[u64]) -> Result<()> {
     let apart_us = |at_us: u64| {
         let after = lines.partition_point(|&line| line < at_us);
@@ -94,7 +93,7 @@ fn activations_of_timerlat_are_in_the_trace() -> Result<()> {
         let tid = seen.first().context("no activation is told")?.2;
         let there = |line: &Line| line.cpu == places.disturbed;
         let timers = at_us(&lines, |line| there(line) && line.event == "hrtimer_expire_entry");
-        // Some machines hide switches away from the idle thread. Its wakeup is shortly before, and its next sleep shortly after.
+        // Some machines hide switches from the idle thread. Its wakeup is shortly before, its next sleep shortly after.
         let words = ["next_pid", "prev_pid", "pid"].map(|key| format!("{key}={tid}"));
         let switches = at_us(&lines, |line| there(line) && words.iter().any(|word| has(line, word)));
         ensure_in_trace("timers", &seen.iter().map(|of| of.0).collect::<Vec<_>>(), &timers)?;

@@ -28,7 +28,7 @@ const LATE: Duration = Duration::from_millis(5);
 const TIMES: u64 = 30;
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Rounds of the same until there are so many late events, some more than are wanted as some will be late for other reasons.
+/// Rounds of the same until there are so many late events, and some more, as some will be late for other reasons.
 fn rounds<T>(seen: &AtomicUsize, wanted: usize, mut round: impl FnMut() -> Result<Vec<T>>) -> Result<Vec<T>> {
     let mut all = Vec::new();
     let began = Instant::now();
@@ -38,8 +38,8 @@ fn rounds<T>(seen: &AtomicUsize, wanted: usize, mut round: impl FnMut() -> Resul
     Ok(all)
 }
 
-/// Two threads on the disturbed CPU that do nothing but wake each other meanwhile: its heartbeat rests then, and the tick has to do. They
-/// give way to all others, which would wait for them otherwise.
+/// Two threads on the disturbed CPU that only wake each other meanwhile: its heartbeat rests, and the tick has to do.
+/// They give way to all others, which would wait for them otherwise.
 fn while_switching<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let (from_first, to_second) = std::io::pipe()?;
     let (from_second, to_first) = std::io::pipe()?;
@@ -66,8 +66,7 @@ fn while_switching<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// Of the events that were late mostly because of a disturbance, nearly all must blame it first, and little may stay unknown. Where the CPU
-/// is emulated, most must name it.
+/// Of the events late mostly by a disturbance, nearly all (on an emulated CPU, most) blame it first; little is unknown.
 fn ensure_blamed(watched: &Watched<Vec<Range<u64>>>, is_true: impl Fn(&Cause) -> bool) -> Result<()> {
     let disturbed = |event: &&LateEvent| {
         let common_ns: u64 = watched.outcome.iter().map(|made| common_ns(made, &span(event))).sum();
@@ -180,7 +179,7 @@ fn an_item_that_does_not_sleep_is_blamed() -> Result<()> {
     })
 }
 
-/// An item that is busy for 5 ms, and something else that takes the CPU from it, or after it where the kernel cannot be preempted.
+/// An item that is busy for 5 ms, and what takes the CPU from it, or after it where the kernel cannot be preempted.
 fn both_are_named(kind: Kind, length_ns: u64, kinds: &[CauseKind], who: &str) -> Result<()> {
     if is_emulated() {
         println!("skipped: an emulated CPU stops at any time");

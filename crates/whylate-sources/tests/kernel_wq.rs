@@ -129,8 +129,8 @@ fn times_agree(executions: &[&Execution], seen: &Histogram) -> (u64, bool) {
     (max_ns, agrees)
 }
 
-/// How often something else has the CPU between the source's reading of the clock and the trace's, at most, in the longest
-/// wait of a handler: mostly a hypervisor, on a machine that others use as well.
+/// How often, at most, something else has the CPU between the source's reading of the clock and the trace's in the
+/// longest wait of a handler: mostly a hypervisor, on a machine that others use as well.
 fn apart_by_chance() -> f64 {
     if is_emulated() { 0.05 } else { 0.02 }
 }
@@ -205,7 +205,7 @@ fn phases_add_up(snapshot: &Snapshot) -> Result<()> {
 fn the_phases_of_every_series_add_up() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for key in [By::Handler, By::Nothing, By::Pool] {
-        // What is being counted when the last snapshot is taken is in it with a part; an emulated CPU may stop right there.
+        // What is counted when the last snapshot is taken is in it with a part; an emulated CPU may stop right there.
         in_rounds(|| phases_add_up(&session(&by(key), |_, _| mixed::mixed_load(Duration::from_secs(1)))?.snapshot))?;
     }
     Ok(())

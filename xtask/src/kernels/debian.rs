@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Packages of Debian 12, on whatever system has apt: with lists and settings of our own, so that nothing changes there.
+//! Packages of Debian 12, on any system that has apt: with lists and settings of our own, so nothing changes there.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernels that whylate is tested on, and where they are kept: outside of the work tree, a folder each with `vmlinuz`,
-//! `config`, `version` and, where it has any that tests load, `modules`.
+//! The kernels that whylate is tested on, and where they are kept: outside of the work tree, a folder each with
+//! `vmlinuz`, `config`, `version` and, where it has any that tests load, `modules`.
 
 mod debian;
 mod source;

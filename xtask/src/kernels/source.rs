@@ -57,7 +57,7 @@ pub fn build(name: &str, archive: &Path, work: &Path, made: &Path) -> Result<()>
     Ok(())
 }
 
-/// A `make` that has called us hands its variables down, and some mean something else to a kernel: `M` is a folder of modules.
+/// A `make` that calls us hands its variables down, and some mean another thing to a kernel: `M` is a module folder.
 fn apart(make: &mut Command) -> &mut Command {
     make.env_remove("MAKEFLAGS").env_remove("MFLAGS").env_remove("MAKELEVEL")
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One boot of a virtual machine for many parts: each is a command or a test program, and what it printed is judged here.
+//! One boot of a virtual machine for many parts: each is a command or a test program, whose output is judged here.
 
 use std::collections::BTreeMap;
 use std::env;

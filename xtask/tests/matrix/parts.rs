@@ -10,8 +10,8 @@ use crate::machine::Part;
 /// So many executions have to be compared for their share to mean anything.
 const ENOUGH: u64 = 3_000;
 
-/// What may differ on another kernel: its events, and programs at them. How counters are taken out and series are told apart is
-/// the same everywhere, and is tested on the running kernel.
+/// What may differ on another kernel: its events, and programs at them. How counters are taken out and series are told
+/// apart is the same everywhere, and is tested on the running kernel.
 const WORK_ITEMS: &[&str] = &[
     "a_source_that_is_dropped_leaves_no_program_behind",
     "counts_and_maxima_per_handler_agree_with_the_trace",
@@ -51,7 +51,7 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
     parts.push(Part::tests("kernel_offcpu", &[], offcpu_tells_where_threads_wait));
     if let Some(way) = expected.sqpoll {
         parts.push(Part::tests("kernel_sqpoll", &[], move |said| sqpoll_tells_work(said, way)));
-        // Where work is told by samples (6.1) there is no function_graph tracer in instances, and the rest is as with rounds.
+        // Where work is told by samples (6.1), instances have no function_graph tracer; the rest is as with rounds.
         if way == "rounds" {
             for program in ["kernel_sqpoll_namespace", "kernel_sqpoll_moved", "kernel_sqpoll_precise"] {
                 parts.push(Part::tests(program, &[], |said| is_skipped_for(said, &[])));
@@ -101,7 +101,7 @@ fn json(said: &str) -> Result<Value> {
     said.lines().find_map(|line| serde_json::from_str(line).ok()).context("it told nothing")
 }
 
-/// Each source measures or says why it does not, all on one account of the CPUs; what is blamed on somebody adds up to what was late.
+/// Each source measures or says why not, all on one account of the CPUs; what is blamed adds up to what was late.
 fn all_sources_look(said: &str) -> Result<()> {
     let look = json(said)?;
     let list = |name: &str| look[name].as_array().cloned().unwrap_or_default();
@@ -244,8 +244,8 @@ fn delays_are_told(said: &str) -> Result<()> {
 /// An emulated CPU, and loading a module, keep others waiting for half as long.
 const LONG_NS: u64 = 45_000_000;
 const DELAYS_MADE: usize = 30;
-/// A kernel's own module keeps interrupts off. The machine's output goes through an emulated serial port, whose interrupt
-/// takes longer than that for a long line: there is none meanwhile.
+/// A kernel's own module keeps interrupts off. The machine's output goes through an emulated serial port, whose
+/// interrupt takes longer than that for a long line: there is none meanwhile.
 const DELAYS: &str = "
     whylate timerlat top --backend @BACKEND@ -c 1 --json --why 10ms -d 30 >/tmp/out &
     measuring=$!

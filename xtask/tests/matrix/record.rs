@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-/// A kernel changes its code under a breakpoint, tells all CPUs, and forgets the breakpoint. A CPU that QEMU 7.2 emulates
-/// in a thread of its own can run the translated breakpoint once more after that, rarely, and its kernel panics. (QEMU
-/// 8.1 and later locks a page while it translates from it.) Or that CPU runs it again and again, where kprobes take it
-/// for one that was just removed, and the kernel ends when RCU has waited for that CPU for too long.
+/// A kernel changes its code under a breakpoint, tells all CPUs, and forgets the breakpoint. A CPU that QEMU 7.2
+/// emulates in a thread of its own can run the translated breakpoint once more after that, rarely, and its kernel
+/// panics. (QEMU 8.1 and later locks a page while it translates from it.) Or that CPU runs it again and again, where
+/// kprobes take it for one that was just removed, and the kernel ends when RCU has waited for that CPU for too long.
 const EMULATOR_FAULTS: [&str; 2] = ["Oops: int3: ", ":asm_exc_int3+"];
 /// Of time that an emulated CPU did not get, as a kernel says it; it ends by itself after the last of them.
 const TOO_LATE: [&str; 3] = ["soft lockup", "workqueue lockup", "RCU Stall"];

@@ -4,7 +4,7 @@
 /// What the interrupt found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interrupted<'a> {
-    /// Kernel code: its frames, innermost first. All frames where the interrupt's entry is not among them, none where there are none.
+    /// Kernel code: its frames, innermost first; the whole stack where the interrupt's entry is not among them.
     Kernel(&'a [String]),
     /// User code, in which interrupts are enabled.
     User,
@@ -24,8 +24,8 @@ pub(crate) fn interrupted(stack: &[String]) -> Interrupted<'_> {
     }
 }
 
-/// Functions through which the CPU enters the kernel for an interrupt. `asm_exc_page_fault` and its like are no interrupts: with
-/// them the code that was interrupted goes on.
+/// Functions through which the CPU enters the kernel for an interrupt. `asm_exc_page_fault` and its like are no
+/// interrupts: with them the code that was interrupted goes on.
 fn is_entry(frame: &str) -> bool {
     let function = frame.split(['+', ' ']).next().unwrap_or_default();
     let x86 = function.starts_with("asm_sysvec_")

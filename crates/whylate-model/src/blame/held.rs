@@ -10,9 +10,9 @@ use crate::CauseKind;
 
 /// Shares a span among the holders of the slots.
 ///
-/// An instant that several held is shared equally. One that nobody held belongs to the next holder to start: an active item has
-/// its slot while it waits for its own worker. What is after the last end belongs to whoever ended: its worker lets the next item go some
-/// instructions later. `otherwise` is blamed where no holder is known.
+/// An instant that several held is shared equally. One that nobody held belongs to the next holder to start: an active
+/// item has its slot while it waits for its own worker. What is after the last end belongs to whoever ended: its worker
+/// lets the next item go some instructions later. `otherwise` is blamed where no holder is known.
 pub(super) fn share(span: Span, slots: &[HeldSlot], otherwise: &Blame, sum: &mut Sum<'_>) {
     let mut slots: Vec<&HeldSlot> =
         slots.iter().filter(|slot| slot.ended_ns > slot.started_ns.max(span.from_ns)).collect();

@@ -22,7 +22,7 @@ pub struct RunnableEvidence {
     /// When it was moved to this CPU meanwhile, and from which one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<(u64, u32)>,
-    /// Up to when CPU bandwidth control kept it from every CPU: it was throttled when its wait began, and then its quota was filled up again.
+    /// Until when CPU bandwidth control kept it from every CPU: throttled as its wait began, until its quota was full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttled_until_ns: Option<u64>,
     /// Its cgroup, or one above, has a quota of CPU time.
@@ -42,9 +42,9 @@ const IDLE_EXIT_NS: u64 = 1_000_000;
 /// Who throttles.
 const QUOTA: &str = "cgroup CPU quota";
 
-/// The causes of the wait, largest first: the quota while the thread was throttled, whoever had the CPU, and the other CPU's run queue before
-/// the thread was moved from there. Where the CPU was idle for longer than coming out of an idle state takes, a quota kept the thread from
-/// it, if there is one. They add up to the wait to the nanosecond; what is not known is [`CauseKind::Unknown`].
+/// The causes of the wait, largest first: the quota while the thread was throttled, whoever had the CPU, and the run
+/// queue that the thread was moved from. Where the CPU was idle for longer than leaving an idle state takes, a quota
+/// kept the thread from it, if there is one. They add up to the wait; what is not known is [`CauseKind::Unknown`].
 pub fn runnable_causes(evidence: &RunnableEvidence) -> Vec<Cause> {
     let span = Span { from_ns: evidence.runnable_ns, to_ns: evidence.running_ns };
     if span.ns() == 0 {

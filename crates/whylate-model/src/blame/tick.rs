@@ -46,8 +46,8 @@ pub struct LateTick {
     pub reason: Reason,
     /// The kernel stack that it found, innermost frame first, with the frames of the interrupt itself.
     pub stack: Vec<String>,
-    /// The kernel stack that was found while the timer was overdue and interrupts were off, innermost frame first; empty where nobody could
-    /// look.
+    /// The kernel stack that was found while the timer was overdue and interrupts were off, innermost frame first;
+    /// empty where nobody could look.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inside: Vec<String>,
     /// Of that, what the hypervisor took.
@@ -103,9 +103,9 @@ impl Keeper {
 
 /// Who made it late.
 ///
-/// Only kernel code keeps interrupts off: one that interrupts user code was kept waiting by a handler, by the hypervisor, or by the machine
-/// itself (system management mode). One that is late in kernel code comes in where interrupts were enabled again. An idle state is left
-/// with interrupts off, which is nobody's doing.
+/// Only kernel code keeps interrupts off: one that interrupts user code was kept waiting by a handler, by the
+/// hypervisor, or by the machine itself (system management mode). One that is late in kernel code comes in where
+/// interrupts were enabled again. An idle state is left with interrupts off, which is nobody's doing.
 pub fn keeper(found: Found, reason: &Reason, stack: &[String]) -> Keeper {
     match reason {
         Reason::Steal => return Keeper::of(CauseKind::Steal),
@@ -143,7 +143,7 @@ fn is_idle_state(frames: &[String]) -> bool {
     reaches_loop && called.take(3).any(is_state)
 }
 
-/// What made it late, largest first; the parts add up to how late it was. With an account of the CPU each instant has its cause.
+/// What made it late, largest first; the parts add up to its lateness. With an account each instant has its cause.
 pub fn tick_causes(tick: &LateTick) -> Vec<Cause> {
     let late_ns = tick.late_ns();
     if let Some(occupancy) = &tick.occupancy {
@@ -183,8 +183,8 @@ pub fn tick_causes(tick: &LateTick) -> Vec<Cause> {
     causes
 }
 
-/// The account misses an interrupt that comes in while it is being written. The late tick itself proves then what the thread that had the CPU
-/// did: it kept interrupts off.
+/// The account misses an interrupt that comes in while it is being written. The late tick itself proves then what the
+/// thread that had the CPU did: it kept interrupts off.
 fn proven(tick: &LateTick, causes: Vec<Cause>) -> Vec<Cause> {
     let is_told = causes.iter().any(|cause| cause.kind == CauseKind::IrqsOff);
     if is_told || tick.keeper().kind != CauseKind::IrqsOff {

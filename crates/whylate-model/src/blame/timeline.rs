@@ -6,7 +6,7 @@ use super::window::Span;
 use crate::occupancy::Merged;
 use crate::{Interval, Occupancy, Occupant};
 
-/// An account sees a little time between an interrupt and the next one that was pending with it: leaving the one, entering the other.
+/// The time an account sees between an interrupt and the next pending one: leaving the one, entering the other.
 const BETWEEN_INTERRUPTS_NS: u64 = 20_000;
 
 /// The intervals of an account, in order of time and disjoint whatever the account looks like.
@@ -79,20 +79,20 @@ impl<'a> Timeline<'a> {
     }
 }
 
-/// Finds where interrupts were disabled: from when a late interrupt was due to when it came in, as far as nothing shows that they were
-/// enabled in between.
+/// Finds where interrupts were disabled: from when a late interrupt was due to when it came in, as far as nothing shows
+/// that they were enabled in between.
 ///
-/// Whoever gives up the CPU does so with interrupts enabled, so only the last occupant before the interrupt can have disabled them,
-/// and not before another interrupt came in; except in the switch from one thread to the next, which the stack shows. An idle state
-/// is left with interrupts disabled, which is nobody's doing. An instant before several late interrupts belongs to the one that came
-/// first: it saw who enabled them.
+/// Whoever gives up the CPU does so with interrupts enabled, so only the last occupant before the interrupt can have
+/// disabled them, and not before another interrupt came in; except in the switch from one thread to the next, which the
+/// stack shows. An idle state is left with interrupts disabled, which is nobody's doing. An instant before several late
+/// interrupts belongs to the one that came first: it saw who enabled them.
 fn find_irqs_off(pieces: &mut [Piece<'_>]) {
     for irq in 0..pieces.len() {
         let interval = pieces[irq].interval;
         if !matches!(interval.occupant, Occupant::Irq { .. }) || interval.late_ns == 0 {
             continue;
         }
-        // Between two instructions of user code interrupts are enabled: something else made this one late. Without a stack that may be so.
+        // In user code interrupts are enabled: something else made this one late. Without a stack that may be so.
         let Interrupted::Kernel(stack) = interrupted(&interval.stack) else {
             continue;
         };
@@ -125,8 +125,8 @@ fn find_irqs_off(pieces: &mut [Piece<'_>]) {
     }
 }
 
-/// The first of the interrupts that came in one right after the other up to this one, with no more than some instructions of whoever was
-/// interrupted between them; or however long that took, where the last one came in while the one before was being left.
+/// The first of the interrupts that came in right after one another up to this one, at most some instructions apart;
+/// or any time apart, where the last one came in while the one before was being left.
 fn first_of_burst(pieces: &[Piece<'_>], irq: usize, is_leaving: bool) -> usize {
     let mut first = irq;
     for index in (0..irq).rev() {
@@ -146,8 +146,8 @@ fn first_of_burst(pieces: &[Piece<'_>], irq: usize, is_leaving: bool) -> usize {
     first
 }
 
-/// Whether interrupts were enabled on the way out of an interrupt, to which they were disabled: whoever it has woken is to run, and the
-/// scheduler enables them before it looks for it (preempt_schedule_irq() in kernel/sched/core.c).
+/// Whether interrupts were enabled on the way out of an interrupt, to which they were disabled: whoever it has woken is
+/// to run, and the scheduler enables them before it looks for it (preempt_schedule_irq() in kernel/sched/core.c).
 fn is_leaving_interrupt(stack: &[String]) -> bool {
     stack.first().and_then(|frame| frame.split(['+', ' ']).next()) == Some("preempt_schedule_irq")
 }

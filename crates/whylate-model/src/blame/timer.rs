@@ -50,11 +50,11 @@ pub struct TimerAnalysis {
     pub thread_latency_ns: u64,
 }
 
-/// The causes of an activation's latency, largest first. They add up to it to the nanosecond, whatever the evidence is like; what is not
-/// known is [`CauseKind::Unknown`].
+/// The causes of an activation's latency, largest first. They add up to it to the nanosecond, whatever the evidence is
+/// like; what is not known is [`CauseKind::Unknown`].
 ///
-/// Each instant belongs to whoever had the CPU: until the timer's interrupt the one that kept interrupts off, the idle state that was
-/// left, or the interrupt before; then that interrupt itself, and whoever kept the thread from the CPU.
+/// Each instant belongs to whoever had the CPU: until the timer's interrupt the one that kept interrupts off, the idle
+/// state that was left, or the interrupt before; then that interrupt itself, and whoever kept the thread from the CPU.
 pub fn timer_causes(evidence: &TimerEvidence) -> Vec<Cause> {
     causes_of(evidence, Span { from_ns: evidence.due_ns, to_ns: evidence.thread_ns })
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The arithmetic of blame: a window cut into parts, each explained by a rule.
 //!
-//! Each nanosecond of the window is given to exactly one cause, so the causes add up to it; shares are of whole nanoseconds.
+//! Each nanosecond of the window belongs to exactly one cause, so the causes add up to it; shares are whole numbers.
 
 use super::held;
 use super::sum::{Blame, Sum};
@@ -40,8 +40,8 @@ pub(super) enum Rule<'a> {
     Fixed(Blame),
     /// By whoever had the CPU.
     Occupants,
-    /// By whoever had the CPU while an item of this pool was in progress and not asleep, or while it was the awaited thread itself; by
-    /// `otherwise` at other times, and where nothing is known of the CPU.
+    /// By whoever had the CPU while an item of this pool was in progress and not asleep, or while it was the awaited
+    /// thread itself; by `otherwise` at other times, and where nothing is known of the CPU.
     OccupantsWhileBusy {
         /// The pool; `None` where its items in progress are no reason to wait.
         pool: Option<PoolClass>,
@@ -120,8 +120,8 @@ impl<'a> Window<'a> {
                 }
                 Known::Piece(_) => sum.add(otherwise.clone(), part.ns(), &[]),
                 Known::Merged(merged) => {
-                    // Whether the pool was busy is not kept. Where a worker of it had the CPU with an item, it was, and whoever else
-                    // had the CPU is taken to have kept that worker from it.
+                    // Whether the pool was busy is not kept. Where a worker of it had the CPU with an item, it was, and
+                    // whoever else had the CPU is taken to have kept that worker from it.
                     let of_pool = |part: &MergedPart| pool.is_some_and(|pool| pool.is_of(&part.occupant, timeline.cpu));
                     let busy = merged.parts.iter().any(of_pool);
                     let blamed = |part: &MergedPart| busy || self.is_awaited(&part.occupant);
@@ -139,8 +139,8 @@ impl<'a> Window<'a> {
 
     /// Blames the occupant of an interval for a part of it.
     ///
-    /// Where in the interval the hypervisor or an NMI took time is not known: it is spread evenly. Steal comes out of the time with
-    /// interrupts disabled first, since an interrupt is late in the same way while the whole CPU is stopped.
+    /// Where in the interval the hypervisor or an NMI took time is not known: it is spread evenly. Steal comes out of
+    /// the time with interrupts disabled first: an interrupt is late in the same way while the whole CPU is stopped.
     fn blame_piece(&self, part: Span, piece: &Piece<'a>, cpu: u32, sum: &mut Sum<'a>) {
         let taken = taken_within(part, piece);
         sum.add(Blame::new(CauseKind::Steal, "hypervisor"), taken.steal_ns, &[]);

@@ -38,8 +38,8 @@ pub struct WorkEvidence {
     /// How the worker came to run; `None` where it was not seen being woken since tracing began, and for a softirq.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wakeup: Option<Wakeup>,
-    /// Items of the same workqueue (on the same CPU or node) that were in progress while this one waited for `max_active`, in order of
-    /// their ends; one that has not ended yet has the end of the wait.
+    /// Items of the same workqueue (on the same CPU or node) that were in progress while this one waited for
+    /// `max_active`, in order of their ends; one that has not ended yet has the end of the wait.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slots: Vec<HeldSlot>,
     /// The last item of the worker before this one, where the worker had one.
@@ -85,13 +85,13 @@ pub struct HeldSlot {
     pub ended_ns: u64,
 }
 
-/// The causes of a work item's wait, largest first. They add up to it to the nanosecond, whatever the evidence is like; what is not
-/// known is [`CauseKind::Unknown`].
+/// The causes of a work item's wait, largest first. They add up to it to the nanosecond, whatever the evidence is like;
+/// what is not known is [`CauseKind::Unknown`].
 ///
-/// - Until `max_active` let the item go: the handlers whose items held the slots, or the workqueue where they are not known.
-/// - Until its worker was woken for the last time: in a CPU's own pool, whoever had the CPU while another item of the pool was in
-///   progress and not asleep (the kernel starts no second worker then). Otherwise the worker's earlier item, the worker being made, or
-///   the rescuer being called.
+/// - Until `max_active` let the item go: the handlers whose items held the slots, or the workqueue where unknown.
+/// - Until its worker was woken for the last time: in a CPU's own pool, whoever had the CPU while another item of the
+///   pool was in progress and not asleep (the kernel starts no second worker then). Otherwise the worker's earlier
+///   item, the worker being made, or the rescuer being called.
 /// - From then on: whoever had the CPU, and the other CPU's run queue before the worker was moved from there.
 pub fn causes(evidence: &WorkEvidence) -> Vec<Cause> {
     let timeline = Timeline::new(&evidence.occupancy);
@@ -131,8 +131,8 @@ impl WorkEvidence {
         self.around_previous(until_ns, window, |otherwise| Rule::OccupantsWhileBusy { pool, otherwise });
     }
 
-    /// Explains a time by the worker's earlier item while that was in progress, and at other times by `rule`, which is given what is
-    /// known without an account of the CPU.
+    /// Explains a time by the worker's earlier item while that was in progress, and at other times by `rule`, which is
+    /// given what is known without an account of the CPU.
     fn around_previous<'a>(&'a self, until_ns: u64, window: &mut Window<'a>, rule: impl Fn(Blame) -> Rule<'a>) {
         let previous = ran(self.previous.as_ref());
         let mut bounds = [

@@ -127,7 +127,7 @@ pub(super) struct Capture {
     known: HashMap<Key, Option<SeriesPlace>>,
     cpus: HashMap<u32, Cpu>,
     timers: Timers,
-    /// The last line of overruns that told no lateness: a report may show it alone, and again among the events around it.
+    /// The last line of overruns that told no lateness: a report may show it alone, and again among other events.
     unstated: Option<Overruns>,
     /// The last one that did.
     stated: Option<Overruns>,
@@ -152,8 +152,8 @@ impl Capture {
         *lost = lost.saturating_add(more);
     }
 
-    /// Whether a line tells of events that are missing: `CPU:6 [LOST 12 EVENTS]`, or `##### CPU 6 buffer started ####`. What was off before
-    /// may have been on again since.
+    /// Whether a line tells of events that are missing: `CPU:6 [LOST 12 EVENTS]`, or `##### CPU 6 buffer started ####`.
+    /// What was off before may have been on again since.
     pub(super) fn gap(&mut self, line: &str) -> bool {
         let line = line.trim();
         let (cpu, lost) = if let Some(rest) = line.strip_prefix("CPU:") {

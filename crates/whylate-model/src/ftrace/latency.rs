@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The latency trace of the tracers `irqsoff`, `preemptoff` and `preemptirqsoff`: a heading about the longest section, what was recorded in
-//! it, and the stack at its end (kernel/trace/trace.c, print_trace_header(); the same since 2.6, with more flags in each line).
+//! The latency trace of the tracers `irqsoff`, `preemptoff` and `preemptirqsoff`: a heading about the longest section,
+//! its records, and the stack at its end (print_trace_header() in kernel/trace/trace.c; since 2.6, but for more flags).
 
 use super::line::{function, number};
 use super::place::Place;
@@ -57,15 +57,15 @@ impl LatencyTrace {
         found.or_else(|| reader.finish())
     }
 
-    /// Whether the heading fits the records: the kernel may begin another trace while one is read. The records of the end are made just
-    /// before and after the latency is taken.
+    /// Whether the heading fits the records: the kernel may begin another trace while one is read. The records of the
+    /// end are made just before and after the latency is taken.
     pub fn is_whole(&self) -> bool {
         let latency_us = self.latency_ns / 1_000;
         let has_end = self.ended_us.is_some_and(|ended_us| ended_us.abs_diff(latency_us) <= 50 + latency_us / 20);
         has_end && !self.stack.is_empty()
     }
 
-    /// Whether it is the time in which a CPU was offline: it went with interrupts off, and enables them as one that starts.
+    /// Whether it is a CPU's time offline: it went with interrupts off, and enables them when it starts again.
     pub fn is_cpu_coming_online(&self) -> bool {
         self.tid == 0
             && ["start_secondary", "secondary_start_kernel"].iter().any(|name| self.ended_at.starts_with(name))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What ftrace has written to a file: latency traces of `irqsoff` and its kin, and captures of `trace_pipe`. Both may stand in one file,
-//! with anything between them, as in a report that somebody has sent.
+//! What ftrace has written to a file: latency traces of `irqsoff` and its kin, and captures of `trace_pipe`. Both may
+//! stand in one file, with anything between them, as in a report that somebody has sent.
 //!
 //! A file is read once, a line at a time, and what is kept does not grow with it.
 

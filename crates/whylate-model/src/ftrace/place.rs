@@ -17,7 +17,7 @@ const ENTRIES: [&str; 11] = [
     "enter_from_user_mode",
     "__irq_svc",
 ];
-/// Functions at the end of a handler: those of the same names, and those through which the CPU leaves or goes on to softirqs.
+/// Functions at the end of a handler: those of the same names, and those that leave it or go on to softirqs.
 const LEAVING: [&str; 8] = [
     "irqentry_exit",
     "handle_softirqs",

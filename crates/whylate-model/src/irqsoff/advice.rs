@@ -7,7 +7,7 @@ use crate::{Histogram, LateEvent, Series, Snapshot};
 /// What is late by less is no reason to change anything.
 const MATTERS_NS: u64 = 1_000_000;
 
-/// How functions are named that write to consoles, or hold their lock while others do (kernel/printk, drivers/tty/serial).
+/// How functions that write to consoles, or hold their lock meanwhile, are named (kernel/printk, drivers/tty/serial).
 const CONSOLE: [&str; 8] = [
     "console_unlock",
     "console_flush_all",
@@ -21,8 +21,8 @@ const CONSOLE: [&str; 8] = [
 /// And how drivers name the function that writes.
 const CONSOLE_DRIVER: &str = "_console_write";
 
-/// Sentences for the user, the most important first, by a snapshot and the latest events of its span. `console_level` is the kernel's present
-/// one, where it is known.
+/// Sentences for the user, the most important first, by a snapshot and the latest events of its span. `console_level`
+/// is the kernel's present one, where it is known.
 pub fn advice(snapshot: &Snapshot, late: &[LateEvent], console_level: Option<u32>) -> Vec<String> {
     let told = [
         console(snapshot, late, console_level),

@@ -5,7 +5,7 @@ use crate::blame::frames::{Interrupted, interrupted};
 use crate::late::cpu_subject;
 use crate::{Cause, CauseKind, Labels, LateEvent};
 
-/// Label `kind` of a thread that did not have preemption off, as far as is known: the kernel came to no point where it looks for the mark.
+/// Label `kind` of a thread with preemption on, as far as known: the kernel came to no point that looks for the mark.
 pub const NO_RESCHEDULE_POINT: &str = "no_reschedule_point";
 
 /// Functions of the scheduler itself, and of what is called before it by an event's program.
@@ -35,9 +35,9 @@ pub struct Kept {
     pub thread: String,
     /// The CPU.
     pub cpu: u32,
-    /// From the mark until the scheduler was entered there, in nanoseconds: at least so long preemption was off, or no point was reached.
+    /// From the mark until the scheduler was entered: so long at least preemption was off, or no point reached.
     pub length_ns: u64,
-    /// The stack that a timer's interrupt found meanwhile, innermost frame first, with the frames of the interrupt; empty without one.
+    /// The stack that a timer's interrupt found meanwhile, innermost first, with its own frames; empty without one.
     pub inside: Vec<String>,
     /// The stack with which the scheduler was entered.
     pub at_end: Vec<String>,
@@ -53,7 +53,7 @@ impl Kept {
             Interrupted::Kernel(frames) => frames,
             Interrupted::User => &[],
         };
-        // Whoever enables preemption has had it off, or has called whoever had. The way back to user space tells nobody.
+        // Whoever enables preemption has had it off, or called whoever had. The return to user space tells nobody.
         let stack = if is_preempted || inside.is_empty() { ended_by } else { inside };
         let kind = match is_preempted {
             _ if was_user => CauseKind::Unknown.name(),

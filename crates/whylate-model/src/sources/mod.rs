@@ -46,8 +46,8 @@ pub struct Card {
 pub struct Judged {
     /// Whose latency, until when; empty where only late events are seen.
     pub of: &'static str,
-    /// From where on one is late, in nanoseconds: what is longer is noticed by those who wait, on a machine that is not set up for
-    /// real-time work as well as on one that is.
+    /// From where on one is late, in nanoseconds: what is longer is noticed by those who wait, on a machine that is not
+    /// set up for real-time work as well as on one that is.
     pub late_from_ns: u64,
     /// The command that tells more, with the limit in place of `{from}`.
     pub next: &'static str,

@@ -5,7 +5,7 @@ use super::lost::reason;
 use super::{Card, Judged};
 use crate::{Histogram, LateEvent, Snapshot};
 
-/// Where threads sleep, and how long those that can run wait for a CPU: 20 ms is what that takes where five others compete for it.
+/// Where threads sleep, and how long runnable ones wait for a CPU: 20 ms is what that takes beside five others.
 pub static OFFCPU: Card = Card {
     events: Some(Judged {
         of: "threads that can run, until they have a CPU",

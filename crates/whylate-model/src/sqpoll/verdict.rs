@@ -13,7 +13,7 @@ const PRESENT: f64 = 0.9;
 const IDLE_UTILISATION: f64 = 0.2;
 /// ... if it has this much of a CPU for nothing.
 const MUCH_SPINNING: f64 = 0.5;
-/// Each of these wake-ups is a system call of the application and a context switch: so many a second are what SQPOLL is there to save.
+/// Each of these wake-ups is a system call and a context switch: so many a second are what SQPOLL is there to save.
 const MANY_WAKEUPS_PER_S: f64 = 100.0;
 /// Spinning on through longer sleeps costs more than waking up.
 const SHORT_SLEEP_S: f64 = 0.01;
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn nothing_is_told_that_the_figures_do_not_carry() {
-        // Work cannot be told from spinning, the thread was there for a moment, it sleeps nearly always, it is neither busy nor idle.
+        // Work cannot be told from spinning; or the thread was hardly there, mostly asleep, or neither busy nor idle.
         let moment = [SPINS.as_slice(), &[("present", 0.2)]].concat();
         for values in [
             &[("running", 1.0), ("sleeping", 0.0), ("starved", 0.0)][..],

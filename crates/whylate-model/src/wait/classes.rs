@@ -34,8 +34,8 @@ const NAMES: [(&str, WaitClass); 8] = [
 ];
 
 impl Classes {
-    /// Reads rules: on each line a class and a frame, whose name may have `*` for anything. Empty lines, and those that begin with `#`, say
-    /// nothing.
+    /// Reads rules: on each line a class and a frame, whose name may have `*` for anything. Empty lines, and those that
+    /// begin with `#`, say nothing.
     ///
     /// # Errors
     /// When a line is no rule.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a timer's interrupt takes of a CPU here: a microsecond or two on most machines, and ten times that where a hypervisor has to set
-//! the timer and deliver its interrupt.
+//! What a timer's interrupt takes of a CPU here: a microsecond or two on most machines, and ten times that where a
+//! hypervisor has to set the timer and deliver its interrupt.
 
 use std::thread;
 
@@ -10,7 +10,7 @@ use crate::clock::{monotonic_ns, thread_cpu_ns};
 use crate::cpus;
 use crate::perf_event::{EVERY_THREAD, start_timer};
 
-/// How often the timer is due: often enough to have many interrupts soon, and not so often that the kernel throttles it.
+/// How often the timer is due: for many interrupts soon, and not so often that the kernel throttles it.
 const EVERY_NS: u64 = 200_000;
 /// The thread's own time in which it looks, some 40 interrupts.
 const OWN_NS: u64 = 8_000_000;
@@ -34,8 +34,8 @@ struct Gap {
     ns: u64,
 }
 
-/// What one interrupt of a timer takes of a CPU, in nanoseconds, as a thread sees it that reads the clock all the time; `None` where that
-/// cannot be told. It takes some 10 ms, on a CPU that may be used and is not set apart.
+/// What one interrupt of a timer takes of a CPU, in nanoseconds, as a thread sees it that reads the clock all the time;
+/// `None` where that cannot be told. It takes some 10 ms, on a CPU that may be used and is not set apart.
 pub(crate) fn interrupt_ns() -> Option<u64> {
     let usable = cpus::usable().ok()?;
     // The one that this thread has just got is not somebody else's for long.
@@ -81,8 +81,8 @@ fn measure(cpu: u32) -> Option<u64> {
     of_gaps(&gaps, thread_cpu_ns() - began_own_ns, reading_ns)
 }
 
-/// From the long gaps between readings of the clock, and how much of the time was the thread's own: the timer was due in that alone. Its
-/// gaps begin at the same point of its period, others anywhere.
+/// From the long gaps between readings of the clock, and how much of the time was the thread's own: the timer was due
+/// in that alone. Its gaps begin at the same point of its period, others anywhere.
 fn of_gaps(gaps: &[Gap], own_ns: u64, reading_ns: u64) -> Option<u64> {
     let due = usize::try_from(own_ns / EVERY_NS).ok()?;
     let mut timers = at_one_point(gaps);
@@ -92,7 +92,7 @@ fn of_gaps(gaps: &[Gap], own_ns: u64, reading_ns: u64) -> Option<u64> {
     Some(median(&mut timers)?.saturating_sub(reading_ns))
 }
 
-/// How long those gaps are, the most of them, that begin at the same point of the timer's period, give or take its jitter.
+/// The lengths of the most gaps that begin at the same point of the timer's period, give or take its jitter.
 fn at_one_point(gaps: &[Gap]) -> Vec<u64> {
     let after = |gap: &Gap, first: &Gap| (EVERY_NS + gap.from_ns % EVERY_NS - first.from_ns % EVERY_NS) % EVERY_NS;
     let near = |first: &Gap| gaps.iter().filter(|gap| after(gap, first) < JITTER_NS).map(|gap| gap.ns).collect();

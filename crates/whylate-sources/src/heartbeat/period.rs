@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How often timers come where nobody has said how often: each millisecond, and less often where a timer's interrupt is dear.
+//! How often timers come where nobody has said so: each millisecond, and less often where their interrupt is dear.
 
 use std::sync::OnceLock;
 
@@ -8,8 +8,8 @@ use super::interrupt_ns;
 /// The periods of which one is chosen, shortest first: the first one whose interrupts cost little on this machine.
 pub const DEFAULT_PERIODS_NS: [u64; 4] = [1_000_000, 2_000_000, 5_000_000, 10_000_000];
 
-/// What the interrupts of a timer may take of a CPU, in thousandths. A scheduler's benchmark is slowed down by half as much again, since
-/// they take caches and predictions from it (`bench/results.md`), and programs run in them: all of it has to stay below 1 %.
+/// What a timer's interrupts may take of a CPU, in thousandths. They slow a scheduling benchmark by half as much again:
+/// they evict caches and predictions (`bench/results.md`) and programs run in them: all of it has to stay below 1 %.
 const INTERRUPTS_PERMILLE: u64 = 6;
 
 /// How often a timer comes.
@@ -47,8 +47,8 @@ impl Period {
     }
 }
 
-/// The shortest of the periods at which interrupts that each cost so much take no more of a CPU than they may; the longest where none is
-/// long enough.
+/// The shortest of the periods at which interrupts that each cost so much take no more of a CPU than they may; the
+/// longest where none is long enough.
 fn affordable_ns(interrupt_ns: u64) -> u64 {
     let is_affordable = |period_ns: &u64| interrupt_ns.saturating_mul(1_000) <= period_ns * INTERRUPTS_PERMILLE;
     let [.., longest_ns] = DEFAULT_PERIODS_NS;

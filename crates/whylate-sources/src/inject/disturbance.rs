@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Known disturbances of one CPU: so many, so long, so far apart, each measured from inside.
 //!
-//! One thread lives on that CPU and makes them one after the other. The caller's thread stays on the other CPUs meanwhile,
-//! so that a signal is seen, and what is being made is cut short, while nothing else gets to run on that CPU.
+//! One thread lives on that CPU and makes them one after the other. The caller's thread stays on the other CPUs, so
+//! that a signal is seen and cuts short what is being made, while nothing else gets to run on that CPU.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -35,7 +35,7 @@ const MAX_EVERY_NS: u64 = 3_600_000_000_000;
 pub const MAX_PRIORITY: u8 = 98;
 /// How soon a stop is seen.
 const POLL: Duration = Duration::from_millis(5);
-/// An abstract socket: it needs no file, goes with the process, and only one process of a network namespace can have it.
+/// An abstract socket: needs no file, goes with the process, and only one process of a network namespace can have it.
 const ONLY_ONE: &[u8] = b"whylate-inject";
 
 /// What disturbs the CPU.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A load of reads or writes of one file through a ring with a submission thread, with so many requests in flight.
 //!
-//! It does as fio does by itself with `sqthread_poll=1`, so that a thread is as busy with it: the file is registered, each completion is
-//! answered by the next request before another one is looked at, and the application watches for completions without a pause.
+//! It does as fio does with `sqthread_poll=1`, so that a thread is as busy with it: the file is registered, each
+//! completion is answered by a request before another is looked at, and the application watches without a pause.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -99,8 +99,8 @@ pub fn run(plan: &Plan, stop: &AtomicBool, started: impl FnOnce() -> io::Result<
     // A request may be done before its place in the ring is free: the thread frees those that it took at once together.
     let ring: IoUring = builder.build(2 * plan.depth.next_power_of_two())?;
     ring.submitter().register_files(&[file.as_raw_fd()])?;
-    // Written to from one end to the other before the first request: pages that come one by one, when a request needs them, lie apart, and a request
-    // for pages that lie apart is more work for the thread.
+    // Written to from one end to the other before the first request: pages that come one by one, when a request needs
+    // them, lie apart, and a request for pages that lie apart is more work for the thread.
     let memory = vec![FILLED_WITH; block * plan.depth as usize + ALIGNED];
     let mut flight = Flight { plan, ring, memory, blocks, next: 0 };
     started()?;
@@ -174,7 +174,7 @@ impl Flight<'_> {
             false => opcode::Read::new(THE_FILE, buffer, block as u32).offset(offset).build(),
         };
         submitted_ns[slot] = monotonic_ns();
-        // SAFETY: each slot has memory of its own, which lives until no request is in flight, and has one request at a time.
+        // SAFETY: each slot has its own memory, which lives until no request is in flight, and one request at a time.
         unsafe { self.ring.submission().push(&request.user_data(slot as u64)) }
             .map_err(|_| io::Error::other("the ring is full"))?;
         // A system call only where the thread sleeps.

@@ -2,9 +2,9 @@
 //! Free memory of the one size that work items take.
 //!
 //! A BPF program that allocates a work item cannot wait, so the kernel gives it what is free in slabs that are in use
-//! already, and a new page only where that needs no lock. Some kernels give it no page at all (those that still count their
-//! memory as not fully initialised), which ends after some hundred items. Extended attributes of a file in memory come
-//! from the same slabs: after many of them were set and most were removed, their slabs are in use and have room.
+//! already, and a new page only where that needs no lock. Some kernels give it no page at all (those that still count
+//! their memory as not fully initialised), which ends after some hundred items. Extended attributes of a file in memory
+//! come from the same slabs: after many of them were set and most were removed, their slabs are in use and have room.
 
 use std::io;
 use std::os::fd::OwnedFd;

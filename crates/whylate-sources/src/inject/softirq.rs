@@ -62,7 +62,7 @@ impl Softirq {
     }
 }
 
-/// The verifier of a PREEMPT_RT kernel lets no program of this kind have timers (kernel/bpf/verifier.c, process_timer_func()).
+/// A PREEMPT_RT kernel's verifier allows no timers in such a program (process_timer_func(), kernel/bpf/verifier.c).
 fn refusal(error: libbpf_rs::Error) -> AttachError {
     match errno_of(&error) {
         Some(libc::EOPNOTSUPP) => {

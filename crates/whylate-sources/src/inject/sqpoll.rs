@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A load for an io_uring submission thread whose share of work is known from outside: for as long as requests are outstanding that the
-//! thread carries out itself, it works.
+//! A load for an io_uring submission thread whose share of work is known from outside: for as long as requests are
+//! outstanding that the thread carries out itself, it works.
 //!
-//! Each request reads random bytes, which the thread makes at once, and which takes it some microseconds. The application watches the ring
-//! without a pause meanwhile, so it knows to the microsecond when the last one is done. What the thread waited for a CPU meanwhile, by the
-//! scheduler's count, is taken out, and what the application missed of the end because it had no CPU itself is told as uncertain.
+//! Each request reads random bytes, which the thread makes at once and which takes some microseconds. The application
+//! watches the ring without a pause, so it knows to the microsecond when the last one is done. What the thread waited
+//! for a CPU, by the scheduler's count, is taken out; what the application missed of the end without one is uncertain.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -28,14 +28,14 @@ pub const MAX_RINGS: usize = 8;
 const ENTRIES: u32 = 2048;
 /// What a request reads: some 10 us of a CPU, so that half a ring of them fills a default period.
 pub const READ_BYTES: usize = 16 << 10;
-/// io_uring carries out at once what it knows not to wait; it asks the file, which says so where it is open as non-blocking.
+/// io_uring carries out at once what it knows not to wait: the file says so where it is opened as non-blocking.
 const RANDOM: &str = "/dev/urandom";
 /// A pause of the watching thread by which it may have missed the end.
 const GAP_NS: u64 = 20_000;
 /// Of the application where it is urgent: the lowest there is.
 const PRIORITY: u8 = 1;
-/// Share of the time above which it is not of real-time priority: the kernel takes a CPU from real-time threads for 50 ms of each second in
-/// which others want it (`sched_rt_runtime_us`, and from 6.12 the fair server), and just then nobody would watch.
+/// Share of the time above which it is not real-time: the kernel takes a CPU from real-time threads for 50 ms of each
+/// second in which others want it (`sched_rt_runtime_us`; the fair server from 6.12), and then nobody would watch.
 pub const MOST_URGENT: f64 = 0.9;
 /// Until a batch that does not end is given up.
 const PATIENCE_NS: u64 = 5_000_000_000;
@@ -250,7 +250,7 @@ impl Worker {
             sched_setaffinity(None, &only)?;
         }
         match self.plan.urgent {
-            // Both: of their cgroup's share of the machine (or their session's), a CPU gets what its threads weigh in it.
+            // Both: of the share of their cgroup (or session), a CPU gets what its threads weigh in it.
             true if self.plan.duty > MOST_URGENT => [0, self.tid].into_iter().try_for_each(favour)?,
             true => become_fifo(PRIORITY)?,
             false => {}
@@ -298,7 +298,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Submits so many requests at once and watches until they are done. Also returns how long their thread waited for a CPU meanwhile.
+    /// Submits so many requests at once and watches until they are done. Also returns how long their thread waited.
     fn batch(&mut self, requests: usize) -> io::Result<(Done, u64)> {
         self.rouse()?;
         let each = requests.div_ceil(self.rings.len());

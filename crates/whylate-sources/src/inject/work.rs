@@ -35,8 +35,8 @@ const MAX_DELAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The most items that can wait at the same time; they are used again for the rest.
 pub const MAX_AT_ONCE: u64 = 16_384;
-/// Allocating from a BPF program cannot wait for memory, so it fails now and then until the kernel has refilled its
-/// reserves. After this many failures in a row, this far apart, room is made for the rest; after as many again, it is over.
+/// Allocating from a BPF program cannot wait for memory: it fails now and then until the kernel refills its reserves.
+/// After this many failures in a row, this far apart, room is made for the rest; after as many again, it is over.
 const ALLOCATION_TRIES: u32 = 5;
 const ALLOCATION_PAUSE: Duration = Duration::from_millis(2);
 /// How often to look whether items can be queued again.

@@ -201,12 +201,10 @@ impl Source for IrqsoffOptions {
             })
         });
         measuring.map_err(|error| match error {
-            AttachError::Unsupported(lack) if self.what == What::Preemption => {
-                AttachError::Unsupported(format!(
-                    "this kernel does not tell how long preemption is off (Linux 6.17 to 6.19 do, and any with \
+            AttachError::Unsupported(lack) if self.what == What::Preemption => AttachError::Unsupported(format!(
+                "this kernel does not tell how long preemption is off (Linux 6.17 to 6.19 do, and any with \
                      CONFIG_PREEMPT_TRACER=y): {lack}"
-                ))
-            }
+            )),
             error => error,
         })
     }

@@ -91,8 +91,8 @@ impl Kept {
     }
 }
 
-/// The steal clock is read when a thread leaves the CPU, so what was stolen since it came is all told at its last interval. The
-/// hypervisor's breaks are long beside all else, so the thread's longest intervals take it, with the interrupts among them.
+/// The steal clock is read when a thread leaves the CPU, so all that was stolen since it came is told at its last
+/// interval. The hypervisor's breaks are long, so the thread's longest intervals take it, interrupts among them.
 fn spread_steal(intervals: &mut [Interval]) {
     let thread_of = |interval: &Interval| match interval.occupant {
         Occupant::Thread { tid, .. } | Occupant::Work { tid, .. } => Some(tid),
@@ -124,7 +124,7 @@ fn spread_steal(intervals: &mut [Interval]) {
     }
 }
 
-/// What was stolen of an interval that a late interrupt ends was stolen at its end: the interrupt was kept waiting by it.
+/// What was stolen of an interval that a late interrupt ends was stolen at its end: it kept the interrupt waiting.
 fn cut_out_steal(intervals: Vec<Interval>) -> Vec<Interval> {
     let late: Vec<bool> = intervals.iter().skip(1).map(|next| next.late_ns > 0).chain([false]).collect();
     let mut cut = Vec::with_capacity(intervals.len());

@@ -45,7 +45,7 @@ pub(crate) const NEEDS: &[Need] = &[
     Need::Tracepoint("workqueue:workqueue_execute_start"),
     Need::Tracepoint("timer:hrtimer_expire_entry"),
 ];
-/// The kernel's function of a CPU's tick (kernel/time/tick-sched.c): its name from 6.9 on comes second, because before it was that of another one.
+/// The kernel's function of a CPU's tick (kernel/time/tick-sched.c): the second since 6.9, another one's name before.
 const TICK_FUNCTIONS: [&str; 2] = ["tick_sched_timer", "tick_nohz_handler"];
 /// What is weaker without a timer of its own on each CPU.
 pub(crate) const WITHOUT_HEARTBEAT: &str = "interrupts that are off cannot be told from running threads";
@@ -53,7 +53,7 @@ pub(crate) const WITHOUT_HEARTBEAT: &str = "interrupts that are off cannot be to
 /// From which lateness on interrupts count as having been off where a source's own threads are watched closely.
 const OWN_LATE_FROM_NS: u64 = 5_000;
 
-/// The same where the CPU is emulated: there every interrupt is late by some hundred microseconds, and a few by milliseconds.
+/// The same on an emulated CPU, where every interrupt is late by some hundred microseconds, and a few by milliseconds.
 const EMULATED_LATE_FROM_NS: u64 = 10_000_000;
 
 /// The kernel's function of timers that wake a thread (kernel/time/hrtimer.c).
@@ -77,8 +77,8 @@ pub(crate) enum Timers {
     },
 }
 
-/// Programs that hand a CPU over to another occupant and call none of a source. They come after those of sources at the same event, which so find
-/// who had the CPU before; and a kernel runs programs in the order in which they were attached.
+/// Programs that hand a CPU over and call none of a source. The kernel runs programs in the order of attaching, so they
+/// come after those of sources at the same event, which still find who had the CPU before.
 const HAND_OVER: [&str; 1] = ["on_workqueue_execute_start"];
 /// What goes on after the program of a source, which calls it.
 const AFTER_STEP: &str = "on_sched_switch_after_step";
@@ -236,7 +236,7 @@ impl Kept {
         match (Machine::this(), of) {
             (_, Timers::HeartbeatsOfSource { .. }) if !is_shared => {}
             (Machine::Emulated, _) => settings.late_from_ns = EMULATED_LATE_FROM_NS,
-            // Each activation has such a timer, so little is missed; but a hypervisor makes many late by tens of microseconds.
+            // Each activation has such a timer, so little is missed; a hypervisor makes many late by tens of us.
             (Machine::Bare, Timers::OwnThreadsToo | Timers::TracersToo) => settings.late_from_ns = OWN_LATE_FROM_NS,
             _ => {}
         }
@@ -261,7 +261,7 @@ impl Kept {
         })
     }
 
-    /// Lets programs run that do not run yet: those that end an interval first, so that none is seen beginning that does not end.
+    /// Lets programs run that do not yet: those that end an interval first, so that none begins without an end.
     pub(crate) fn attach(&mut self, is_complete: bool) -> Result<(), AttachError> {
         let mut programs: Vec<_> = self.skeleton.object().progs_mut().filter(|program| program.autoload()).collect();
         programs.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));

@@ -9,13 +9,11 @@ use std::time::{Duration, Instant};
 
 use super::{RATES_HZ, SAMPLE, TRACE};
 
-/// What a look at a thread costs that has not run since the last one, what one costs that has, and a switch that is traced, in nanoseconds
-/// (`make bench-offcpu`).
+/// In ns (`make bench-offcpu`): a look at a thread that has not run since the last, at one that has; a traced switch.
 const UNCHANGED_NS: f64 = 300.0;
 const CHANGED_NS: f64 = 3_000.0;
 const SWITCH_NS: f64 = 2_000.0;
 
-/// For so long switches are counted.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// What this machine does, and what follows for both ways.
@@ -60,7 +58,7 @@ impl Choice {
             Often::BudgetPpm(ppm) => {
                 let budget_ns = f64::from(ppm) * 1e3;
                 let threads = self.threads.max(1) as f64;
-                // As long as threads switch more often than they are looked at, all are changed; above that, each switch is met once.
+                // If threads switch more often than looks come, all are changed; if not, each switch is met once.
                 let all_changed = budget_ns / (threads * CHANGED_NS);
                 let rate_hz = if threads * all_changed <= self.switches_per_second {
                     all_changed
@@ -140,7 +138,7 @@ mod tests {
     fn a_budget_tells_how_often() {
         let choice =
             |threads, switches_per_second, ppm| Choice { threads, switches_per_second, often: Often::BudgetPpm(ppm) };
-        // 1 % of a CPU is 10 ms: 1,000 threads of which hardly one runs are looked at for 0.3 ms, and for 3 ms when all of them have run.
+        // 1 % of a CPU is 10 ms: a look at 1,000 threads takes 0.3 ms where hardly one runs, 3 ms where all have run.
         let (idle, busy) = (choice(1_000, 0.0, 10_000), choice(1_000, 1e6, 10_000));
         assert!((idle.rate_hz() - 10.0 / 0.3).abs() < 1e-9 && (busy.rate_hz() - 10.0 / 3.0).abs() < 1e-9);
         for choice in [idle, busy, choice(1_000, 1_000.0, 10_000)] {

@@ -20,10 +20,7 @@ static __always_inline void add(u32 place, u64 ns, u32 samples, u32 waits)
 		__sync_fetch_and_add(&sum->waits, waits);
 }
 
-/*
- * The time since the thread was last counted, which nobody else counts then. Up to when it is counted never moves back: where another CPU has
- * moved it on meanwhile, what is left is taken, or nothing.
- */
+/* Takes the time since `counted_ns`, which only grows: the rest, or 0, where another CPU has moved it on meanwhile. */
 static __always_inline u64 take_time(struct thread_record *record, u64 now_ns)
 {
 	if (!traces) {
@@ -79,10 +76,7 @@ static __always_inline u32 place_of_wait(u32 place, u32 waker)
 	return known ? *known : PLACES;
 }
 
-/*
- * Adds the part of a wait in which the thread could not run. Of one that goes on it is not known yet who will end it: that is counted at the place
- * itself.
- */
+/* Adds the part of a wait in which the thread could not run. One that goes on has no waker yet: its place counts it. */
 static __always_inline void add_wait(struct thread_record *record, u64 ns, bool has_ended)
 {
 	u32 place = record->place, waker = WAKER_UNSEEN;
@@ -103,8 +97,8 @@ static __always_inline void add_wait(struct thread_record *record, u64 ns, bool 
 }
 
 /*
- * Counts a wait: until the thread could run again at its place, and from then on as waiting for a CPU. The scheduler keeps when that was, on
- * the run queue's clock, until the thread has one (sched_info.last_queued).
+ * Counts a wait: until the thread could run again at its place, and from then on as waiting for a CPU. Until the thread
+ * has one, the scheduler keeps when that was, on the run queue's clock (sched_info.last_queued).
  */
 static __always_inline void count_wait(struct task_struct *task, struct thread_record *record, u64 now_ns, bool has_ended)
 {
@@ -137,7 +131,7 @@ static __always_inline void count_on_cpu(struct thread_record *record, u64 now_n
 	add_on_cpu(record, take_time(record, now_ns));
 }
 
-/* At some switches no program is run. Since when a thread has had the CPU that it was not seen to get, the scheduler keeps (sched_info.last_arrival). */
+/* At some switches no program runs: since when such a thread has its CPU, sched_info.last_arrival tells. */
 static __always_inline void count_unseen_run(struct task_struct *task, struct thread_record *record, u64 now_ns)
 {
 	u64 ns = take_time(record, now_ns), ran_ns = task_ran_ns(task);

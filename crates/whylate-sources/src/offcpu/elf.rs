@@ -30,7 +30,6 @@ const MOST_PACKED: u64 = 1_100;
 
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
-/// A mapped file.
 pub(super) struct Elf {
     bytes: Mmap,
     /// File offset, length and address of what is loaded.
@@ -57,9 +56,9 @@ impl Elf {
         if !file.metadata().ok()?.is_file() {
             return None;
         }
-        // SAFETY: the mapping is private and read only, and nothing is kept that depends on its content staying the same: a file that
-        // is written to while it runs gives wrong unwind rules, at worst. One that is cut short ends this process, as it ends those
-        // that run it; the kernel does not let running programs be written to (ETXTBSY).
+        // SAFETY: the mapping is private and read only, and nothing relies on its content staying the same: writing to
+        // the file gives wrong unwind rules at worst. Cutting it short ends this process, as it ends those that run it;
+        // the kernel does not let running programs be written to (ETXTBSY).
         let bytes = unsafe { Mmap::map(&file) }.ok()?;
         let elf = ElfFile64::<Endianness>::parse(&*bytes).ok()?;
         let endian = elf.endian();
@@ -152,7 +151,7 @@ fn rule_of(row: &UnwindTableRow<usize>, frames: &EhFrame<Bytes<'_>>) -> Option<R
     Some(Rule { base, cfa_offset: i32::try_from(offset).ok()?, bp_offset })
 }
 
-/// What GCC writes for functions that align their stack: the canonical frame address is kept below the saved frame pointer.
+/// What GCC writes for functions that align their stack: the canonical frame address is below the saved frame pointer.
 fn aligned(row: &UnwindTableRow<usize>, frames: &EhFrame<Bytes<'_>>) -> Option<Rule> {
     let CfaRule::Expression(expression) = row.cfa() else { return None };
     match *operations(expression.get(frames).ok()?.0).as_slice() {
@@ -163,7 +162,7 @@ fn aligned(row: &UnwindTableRow<usize>, frames: &EhFrame<Bytes<'_>>) -> Option<R
     }
 }
 
-/// The registers, with their offsets and whether memory there is read, that an expression is made of; empty when there is anything else.
+/// The registers of an expression, with offsets and whether memory there is read; empty when it has anything else.
 fn operations(code: Bytes<'_>) -> Vec<(Register, i64, bool)> {
     let encoding = gimli::Encoding { address_size: 8, format: gimli::Format::Dwarf32, version: 4 };
     let mut found = Vec::new();

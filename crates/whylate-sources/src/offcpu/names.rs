@@ -23,7 +23,6 @@ const EXITED: &str = "[exited]";
 /// The function at an address, and before it those that the compiler has inlined there, innermost first.
 pub(super) type Frames = Vec<String>;
 
-/// Names of addresses.
 #[derive(Default)]
 pub(super) struct Names {
     pub(super) kernel: KernelSymbols,
@@ -124,8 +123,8 @@ impl Names {
 /// Where distributions put debug information.
 const OF_DISTRIBUTION: &str = "/usr/lib/debug";
 
-/// Whether a file's debug information may be read, which is done with more privileges than whoever made the file may have. It must not name
-/// other files to open, nor claim to unpack to more than it can.
+/// Whether a file's debug information may be read, with more privileges than its maker may have: it must not name other
+/// files to open, nor claim to unpack to more than it can.
 fn may_tell_lines(file: &Path) -> bool {
     file.starts_with(OF_DISTRIBUTION) || Elf::open(file).is_some_and(|elf| elf.is_self_contained)
 }
@@ -145,7 +144,6 @@ fn frame(name: &str, code: Option<&CodeInfo<'_>>) -> String {
     }
 }
 
-/// The last part of a path.
 fn shown(file: &Path) -> String {
     file.file_name().map_or_else(|| "?".into(), |name| name.to_string_lossy()).into_owned()
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * A walk over all threads. A thread that has not run since the last one only adds time to the place it is at: it costs reading its
- * switch count and one addition. Only one thread of user space walks at a time; where switches are traced (trace.bpf.h), each CPU looks up
+ * A walk over all threads. One that has not run since the last walk costs reading its switch count and adding time to
+ * its place. Only one thread of user space walks at a time; where switches are traced (trace.bpf.h), each CPU looks up
  * and adds as well.
  */
 #include "kernel_types.h"
@@ -80,7 +80,7 @@ static __always_inline u64 switches_of(const struct task_struct *task)
 	return task->nvcsw + task->nivcsw;
 }
 
-/* How far the clock of a thread's run queue, which stands still in interrupts and while the hypervisor runs others, is behind. */
+/* How far the thread's run queue clock is behind: it stops in interrupts and while the hypervisor runs others. */
 static __always_inline u64 behind_ns(const struct task_struct *task)
 {
 	const struct rq *rq;
@@ -91,10 +91,7 @@ static __always_inline u64 behind_ns(const struct task_struct *task)
 	return rq->clock - rq->clock_task;
 }
 
-/*
- * Whether a thread that waits for the sampler's CPU was running on it when the sampler was due: it got the CPU before that moment, and ran until it
- * was queued again after it.
- */
+/* Whether a thread that waits for the sampler's CPU had it when the sampler was due: got it before, queued after. */
 static __always_inline bool had_cpu_of_sampler(const struct task_struct *task)
 {
 	u64 queued_ns;
@@ -118,8 +115,8 @@ static __always_inline enum thread_state state_of(const struct task_struct *task
 }
 
 /*
- * The sampler has just been given its CPU, and this moment stands in its own record on the run queue's clock. It may have run on for
- * a while, so the least difference is the best; it may grow by 2 us a walk, as the two clocks drift apart.
+ * The sampler has just got its CPU, and its record has this moment on the run queue's clock. It may have run on for a
+ * while, so the least difference is the best; it may grow by 2 us a walk, as the two clocks drift apart.
  */
 static __always_inline void calibrate(u64 now_ns)
 {
@@ -244,7 +241,6 @@ static __always_inline struct seen_user_stack *seen_in_walks(struct task_struct 
 	return bpf_map_lookup_elem(&user_stack_by_seen_in_walks, &slot);
 }
 
-/* Finds both stacks. */
 static __always_inline enum looked look_at_stacks(struct task_struct *task, struct place_key *key)
 {
 	enum user_end end = USER_COMPLETE;
@@ -358,7 +354,6 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 	return LOOKED_OK;
 }
 
-/* Adds the time since the thread was last counted. */
 static __always_inline void count(struct thread_record *record, u64 now_ns, u32 waits)
 {
 	u64 ns = take_time(record, now_ns);
@@ -378,7 +373,7 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 	u32 place = 0;
 
 	if (traces && is_tracing && state == STATE_ON_CPU && !has_run && record->state != STATE_ON_CPU && record->generation == generation + 1) {
-		/* It is just leaving its CPU; or it has one and was not seen to get it, and then it still has it in the last round. */
+		/* It is leaving its CPU; or it has one, was not seen to get it, and still has it in the last round. */
 		if (!is_last_round) {
 			record->is_unresolved = true;
 			unresolved++;
@@ -414,7 +409,7 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 	}
 	if (!traces)
 		record->half_address = low_half((u64)task);
-	/* Last, on every architecture: whoever has left a CPU meanwhile has another number, and what was written over is told by it. */
+	/* Last, on every architecture: whoever left a CPU meanwhile has another number, which tells of overwriting. */
 	__sync_lock_test_and_set(&record->switches, switches);
 	if (looked != LOOKED_OK) {
 		lose(reason);

@@ -23,7 +23,6 @@ impl Pace {
         Pace { period, budget_ppm: options.budget_ppm, cost_ns: 0.0, random: seed | 1 }
     }
 
-    /// Learns what a walk took.
     pub(super) fn learn(&mut self, cpu_ns: u64) {
         let Some(budget_ppm) = self.budget_ppm else { return };
         let now = cpu_ns as f64;
@@ -37,7 +36,7 @@ impl Pace {
         self.period
     }
 
-    /// From half of the period to one and a half, evenly spread, so that no thread that wakes regularly is met at the same point each time.
+    /// From half the period to one and a half, evenly spread: no thread that wakes regularly is met at one point alone.
     pub(super) fn interval(&mut self) -> Duration {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;

@@ -22,7 +22,6 @@ pub(super) struct Sum {
 
 /// A place to which something was added.
 pub(super) struct Place {
-    /// Its number.
     pub(super) number: u32,
     pub(super) key: place_key,
     /// Who ended the waits, where that is asked for.

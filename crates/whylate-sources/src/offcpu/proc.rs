@@ -21,7 +21,6 @@ use crate::clock;
 use crate::session::Session;
 use crate::source::{AttachError, Attached};
 
-/// Bit of the flags of a thread of the kernel.
 const PF_KTHREAD: u64 = 0x20_0000;
 
 /// Reads on a thread of its own.
@@ -261,7 +260,6 @@ fn has_ended(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
-/// The numbers that name folders here.
 fn numbers(folder: &Path) -> Vec<u32> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The memory of processes: which file each piece of code comes from, kept so that it is known when the process has ended.
+//! The memory of processes: which file each piece of code is from, kept so that it is known when the process has ended.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -45,7 +45,6 @@ impl Process {
 }
 
 impl Mapping {
-    /// The offset in the file.
     pub(super) fn offset_of(&self, address: u64) -> u64 {
         address - self.start + self.offset
     }
@@ -61,7 +60,7 @@ pub(super) struct Processes {
     call_graph: CallGraph,
 }
 
-/// A file is kept open for as long as its names may be needed; so many are enough, and far from what a process may have open.
+/// Files stay open while their names may be needed; so many are enough, and far from what a process may have open.
 const FILES: usize = 400;
 
 impl Processes {
@@ -186,7 +185,7 @@ impl Processes {
         if self.elf_by_file.len() >= FILES {
             self.elf_by_file.retain(|_, elf| elf.as_ref().is_some_and(|elf| Arc::strong_count(elf) > 1));
         }
-        // By its mapping the file is found in other mount namespaces and when it has been deleted; that takes a privilege.
+        // By its mapping a file is found in other mount namespaces, and when deleted; that takes a privilege.
         let candidates =
             [format!("/proc/{tgid}/map_files/{range}"), format!("/proc/{tgid}/root{path}"), path.to_owned()];
         let elf = candidates.iter().find_map(|candidate| Elf::open(Path::new(candidate))).map(Arc::new);
@@ -220,8 +219,8 @@ fn caller_of(rule: Rule, sp: u64, bp: u64, word: impl Fn(u64) -> Option<u64>) ->
 /// A larger list is none that a compiler writes.
 const LARGEST_PERF_MAP_BYTES: u64 = 256 << 20;
 
-/// The list of compiled code that a process writes, in its own mount and process namespaces, sorted by address. Any process can write
-/// anything there, so it is opened without following links, and a process can only name its own code.
+/// The list of compiled code that a process writes, in its own mount and process namespaces, sorted by address. Any
+/// process can write anything there: links are not followed, and a process can only name its own code.
 fn read_perf_map(tgid: u32) -> Option<Vec<(u64, u64, String)>> {
     use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
     let status = fs::read_to_string(format!("/proc/{tgid}/status")).ok()?;
@@ -277,7 +276,7 @@ mod tests {
 
     #[test]
     fn callers_are_found_by_each_kind_of_rule() {
-        // At 0x100: the canonical frame address is 0x120, with the return address below it and the frame pointer below that.
+        // At 0x100: the canonical frame address is 0x120, with the return address below it, then the frame pointer.
         let word = |at: u64| [(0x118, 0xabc), (0x110, 0x200), (0x108, 0x120)].iter().find(|w| w.0 == at).map(|w| w.1);
         let rule = |base, cfa_offset, bp_offset| Rule { base, cfa_offset, bp_offset };
         let kept = super::super::rules::BP_KEPT;

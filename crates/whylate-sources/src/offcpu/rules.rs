@@ -29,13 +29,12 @@ pub(super) struct Rule {
 }
 
 impl Rule {
-    /// A rule without offsets.
     pub(super) fn plain(base: rule_base) -> Self {
         Rule { base, cfa_offset: 0, bp_offset: BP_KEPT }
     }
 }
 
-/// The table, in memory that the programs read and in which they claim slots. Where switches are traced they run at any time, on several CPUs.
+/// The table, which programs read and claim slots in: where switches are traced, at any time and on several CPUs.
 pub(super) struct Rules {
     slots: MappedArray,
 }

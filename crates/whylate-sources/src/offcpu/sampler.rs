@@ -49,7 +49,7 @@ const OWN_CODE: [&str; 6] = [
     "__traceiter_sched_waking",
 ];
 
-/// Where functions return to whose return somebody traces: the function graph tracer, rethooks (since 6.0 on x86) and kretprobes.
+/// Where traced functions return to: the function graph tracer, rethooks (since 6.0 on x86) and kretprobes.
 const REPLACED_RETURNS: [&str; 3] = ["return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline"];
 
 /// What the entry code calls for a system call, at the end of a kernel stack.
@@ -194,8 +194,8 @@ impl Sampler {
             met: Met::default(),
             skeleton,
         };
-        // The first one has most rules to find, and takes longer than others. Spans begin and end when walks begin, so that each thread is met
-        // after as much of a walk at both ends.
+        // The first walk has the most rules to find, and takes longest. Spans begin and end when walks begin, so that
+        // each thread is met after as much of a walk at both ends.
         sampler.walk()?;
         if traces {
             // Switches are counted from now on; the next walk puts right what happened since the first one.
@@ -337,8 +337,8 @@ impl Sampler {
         })?;
         let needs_room = self.needs_room()?;
         if needs_room && !self.switches.is_empty() {
-            // What switches add from here on would be in no snapshot; and whoever wrote down a place while the tables are emptied would count into
-            // another one later.
+            // What switches add from here on would be in no snapshot, and a place written down while the tables are
+            // emptied would count into another one later.
             self.variables()?.is_tracing = false;
             until_programs_have_ended();
         }
@@ -401,7 +401,6 @@ impl Sampler {
         attach::statistics(at_switches.into_iter().chain(self.tells_wakers.then_some(&programs.on_sched_waking)))
     }
 
-    /// Whether a table is half full.
     fn needs_room(&mut self) -> anyhow::Result<bool> {
         let before = self.processes_before;
         let variables = self.variables()?;
@@ -416,7 +415,7 @@ impl Sampler {
         if self.switches.is_empty() {
             return emptied;
         }
-        // Every thread has a place again when switches are counted from there, and what happened in between is put right.
+        // When switches count again, every thread has a place, and what happened in between is put right.
         let (walks, met) = (self.walks, self.met);
         let walked = self.walk();
         self.variables()?.is_tracing = true;
@@ -482,8 +481,7 @@ impl Sampler {
                     // A kernel that refuses a walk will refuse the last one too, and that one tells.
                     let _ = self.walk();
                     pace.learn(self.met.cpu_ns);
-                    // Never more than half of a CPU, however long a walk takes; and walks that came too late are not made up for, as
-                    // the time is measured.
+                    // Never more than half a CPU. Walks that are late are not made up for, as time is measured.
                     let earliest = Instant::now() + Duration::from_nanos(self.met.took_ns);
                     let interval = pace.interval();
                     due = if due + pace.period() < earliest {
@@ -503,13 +501,12 @@ fn threads() -> u32 {
     std::fs::read_to_string("/proc/loadavg").ok().and_then(|load| super::choice::threads_of(&load)).unwrap_or(0) as u32
 }
 
-/// Slots for the records of so many threads and of four times as many: only where two threads share one it takes longer to find both.
+/// Slots for four times as many threads: only where two share one does it take longer to find both.
 fn records_for(threads: u32) -> u32 {
     let (least, most) = (offcpu_limits::LEAST_RECORDS.0, offcpu_limits::MOST_RECORDS.0);
     threads.saturating_mul(4).clamp(least, most).next_power_of_two()
 }
 
-/// Waits until no CPU is in a program any more that began before.
 fn until_programs_have_ended() {
     if !attach::wait_for_grace_period() {
         // A program takes microseconds, and the hypervisor may stop it.

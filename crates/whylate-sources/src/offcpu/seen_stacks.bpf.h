@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Stacks that were taken on this CPU before, and what they were told by: threads sleep in the same places again and again, and unwinding
- * a stack takes longer than everything else of a switch.
+ * Stacks that were taken on this CPU before, and what they were told by: threads sleep in the same places again and
+ * again, and unwinding a stack takes longer than everything else of a switch.
  *
- * Unwinding is a function of memory: from where the program is called it follows return addresses, and values by which it gets from a frame to the
- * next one. These are words of the stack itself; the return addresses are in the kernel's code, and whatever else it goes by (saved frame pointers,
- * stack pointers of interrupted code) points into the same stack. All words of either kind are kept, with where they are, also those that
- * are no part of the chain. Where a stack is as deep and each of them holds the same value, counted from where the stack begins if it points
- * there, the unwinder, taking one step after the other, reads the same words and gets to the same frames. Any difference only costs that the
- * stack is taken anew.
+ * Unwinding is a function of memory: from where the program is called it follows return addresses, and values that lead
+ * from a frame to the next. All are words of the stack; return addresses are in the kernel's code, and the rest (saved
+ * frame pointers, stack pointers of interrupted code) points into the same stack. All words of either kind are kept
+ * with their places, also those outside the chain. Where a stack is as deep and has the same values there, counted from
+ * its beginning if they point into it, the unwinder, step by step, reads the same words and gets to the same frames.
+ * Any difference only costs that the stack is taken anew.
  *
- * System calls begin at a random depth where the kernel hardens its stacks (CONFIG_RANDOMIZE_KSTACK_OFFSET): do_syscall_64() leaves a gap below its
- * frame. Only the entry code calls it, at the very end of the stack: up to the call it makes all words are kept, and the one return address
- * that follows, at the end. What points beyond that call is counted from the end then, as it does not move along.
+ * Where the kernel hardens its stacks (CONFIG_RANDOMIZE_KSTACK_OFFSET), do_syscall_64() leaves a random gap below its
+ * frame. Only the entry code calls it, at the very end of the stack: all words up to the call are kept, and the return
+ * address that follows, at the end. What points beyond the call does not move along, and is counted from the end.
  *
- * Of a user stack, the rules say which words are read: the registers and the words that were in fact gone by are kept, and the same
- * holds of them.
+ * The rules say which words of a user stack are read: the registers and words gone by are kept, and the same holds.
  *
- * Only switches use the tables of a CPU, and one CPU does not switch twice at a time; walks, of which there is one at a time, have a table of their
- * own: nobody else writes while an entry is compared.
+ * Only switches use a CPU's tables, and a CPU does not switch twice at a time; walks, one at a time, have a table of
+ * their own: nobody else writes while an entry is compared.
  */
 #pragma once
 
@@ -52,7 +51,7 @@ struct seen_kernel_stack {
 	/* One more than that of the tables in which the stack is; 0: there is none. */
 	u32 generation;
 	u32 id;
-	/* Of a stack that moves along with its system call these are up to the call, at least: what is behind the end is of an earlier stack. */
+	/* Of a stack that moves, up to its system call at least: what is behind the end is of an earlier stack. */
 	u32 bytes;
 	u32 count;
 	u8 moves;
@@ -68,7 +67,7 @@ struct seen_user_stack {
 	u64 bp;
 	u32 process;
 	u32 count;
-	/* The register was used before another value was read; and whether it was 0, which ends a chain and is no address. */
+	/* The register was used before another value was read; it was 0, which ends a chain and is no address. */
 	u8 is_bp_used;
 	u8 is_bp_zero;
 	u32 at[KEPT_USER_WORDS];
@@ -114,8 +113,7 @@ struct stack_copy {
 	/* Addresses; what comes out of memory is a number to the verifier. */
 	volatile u64 begin;
 	volatile u64 end;
-	/* While a stack is kept: how many words are looked at, which of a stack that moves end with the call of its system call; how many are kept;
-	 * and how many frames have been found, innermost first. */
+	/* While keeping: words looked at (up to its call if the stack moves), words kept, frames found, innermost first. */
 	volatile u32 looked_at;
 	volatile u32 kept;
 	volatile u32 found;
@@ -135,14 +133,13 @@ struct {
 	__type(value, struct stack_copy);
 } stack_copy_of_cpu SEC(".maps");
 
-/* When a stack is taken. */
 enum taken_at {
 	AT_SWITCH,
 	AT_WAKING,
 	TAKEN_AT,
 };
 
-/* Where in a copy the function stands that has called the scheduler, once it is known: a hint that tells stacks apart. */
+/* Where in a copy the function is that called the scheduler, once it is known: a hint that tells stacks apart. */
 u32 caller_at[TAKEN_AT] = {};
 
 static __always_inline u32 seen_slot(u64 first, u64 second)
@@ -151,9 +148,9 @@ static __always_inline u32 seen_slot(u64 first, u64 second)
 }
 
 /*
- * Copies the stack of the running thread, from the arguments of the tracepoint, which lie in the frame of the program's caller, to the
- * registers of user space, where unwinding ends. Whatever is below is between this program and its caller, and is always the same. Tells how
- * many bytes there are; 0 where there are too many.
+ * Copies the running thread's stack from the tracepoint's arguments, in the frame of the program's caller, to user
+ * space's registers, where unwinding ends. What is below, between this program and its caller, is always the same.
+ * Tells how many bytes there are; 0 where there are too many.
  */
 static __always_inline u32 copy_kernel_stack(const struct pt_regs *regs, const void *arguments, struct stack_copy *copy)
 {
@@ -250,10 +247,7 @@ static long find_system_call(u64 index, struct keeping *keeping)
 	return 0;
 }
 
-/*
- * Keeps what a kernel stack is told by. Where a return address has been replaced by one of a tracer, which knows the real one, the stack
- * does not have all frames, and is taken anew each time.
- */
+/* Keeps what a kernel stack is told by; not where a tracer has replaced a return address, as frames are missing. */
 __noinline int keep_kernel_stack(struct seen_kernel_stack *seen, struct stack_copy *copy, const struct stack_value *stack, u32 bytes,
 				enum taken_at taken_at)
 {
@@ -279,7 +273,7 @@ __noinline int keep_kernel_stack(struct seen_kernel_stack *seen, struct stack_co
 	}
 	if (moves) {
 		bpf_loop(KERNEL_WORDS, find_system_call, &keeping, 0);
-		/* Where a call of before has left the same address behind, it is not known which one is it: the next time it may be. */
+		/* Where an earlier call left the same address, nobody knows which one it is: the next time it may be clear. */
 		if (copy->found != 1 || copy->words[last & (KERNEL_WORDS - 1)] != outermost)
 			return 0;
 		copy->looked_at = copy->called_at + 1;
@@ -301,17 +295,16 @@ __noinline int keep_kernel_stack(struct seen_kernel_stack *seen, struct stack_co
 }
 
 enum {
-	/* In the place of a word of a user stack, which is aligned: it is counted from the stack pointer on, as it is a frame pointer. */
+	/* In place of an (aligned) word of a user stack: a frame pointer, so counted from the stack pointer on. */
 	IS_FRAME_POINTER = 1,
 };
 
-/* The stack is not kept. */
 static __always_inline void keep_no_words(struct seen_user_stack *seen)
 {
 	seen->count = KEPT_USER_WORDS + 1;
 }
 
-/* A word that unwinding a user stack went by, both from the stack pointer on; one too many, and the stack is not kept. */
+/* Keeps a word that unwinding a user stack went by, `at` from the stack pointer; one too many, and no stack is kept. */
 __noinline int keep_user_word(struct seen_user_stack *seen, u64 at, u64 word)
 {
 	u32 count;
@@ -343,7 +336,7 @@ __noinline int keep_frame_pointer(struct seen_user_stack *seen, u64 sp, u64 at, 
 	return 0;
 }
 
-/* Whether the words of the user stack that were kept are still the same. Pieces that are copied lie in one page each, as they are aligned. */
+/* Whether the words kept of the user stack are still the same. Copied pieces are aligned: each lies in one page. */
 __noinline int has_same_user_words(const struct seen_user_stack *seen, struct stack_copy *copy, u64 sp)
 {
 	if (!seen || !copy)
@@ -368,8 +361,8 @@ __noinline int has_same_user_words(const struct seen_user_stack *seen, struct st
 }
 
 /*
- * The same of a thread that sleeps, by what was copied of its stack, from its pointer on. What lies above is not looked at, and no such stack is
- * kept. 0: all words are the same; if not, a number by what stands in their places, which tells apart stacks that begin in the same way.
+ * The same of a sleeping thread, by what was copied of its stack from its pointer on; no stack with words above is
+ * kept. 0: all are the same; else a number by what is in their places, which tells apart stacks that begin alike.
  */
 __noinline u64 other_words_in_window(const struct seen_user_stack *seen, const struct scratch *scratch, u64 sp, u32 bytes)
 {
@@ -398,7 +391,7 @@ static __always_inline u32 slot_of_user_stack(const struct pt_regs *regs, u32 pr
 	return seen_slot(regs->ip ^ (u64)process << 48, regs->sp & (PAGE_BYTES - 1)) & (SEEN_USER_STACKS - 1);
 }
 
-/* Whether the registers of a 64-bit program are those with which the stack was seen; then its words tell whether it is the same. */
+/* Whether a 64-bit program's registers are those that the stack was seen with; its words then tell the rest. */
 static __always_inline bool has_same_registers(const struct seen_user_stack *seen, u32 process, u64 ip, u64 sp, u64 bp)
 {
 	if (seen->generation != generation + 1 || seen->process != process || seen->ip != ip || sp & 7 || seen->is_bp_zero != !bp)

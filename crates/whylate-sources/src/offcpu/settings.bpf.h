@@ -98,7 +98,7 @@ enum rule_base {
 	/* The canonical frame address is the stack pointer, or the frame pointer, plus an offset. */
 	RULE_SP,
 	RULE_BP,
-	/* It lies in memory at the frame pointer plus the offset, and the frame pointer points to the caller's: a function that aligns its stack. */
+	/* In memory at the frame pointer (which points to the caller's) plus offset: a function aligns its stack. */
 	RULE_AT_BP,
 	/* Nothing is known of this code: it is taken to keep a chain of frame pointers. */
 	RULE_CHAIN,
@@ -113,7 +113,7 @@ enum {
 	BP_KEPT = 0x7fffffff,
 };
 
-/* A rule holds for one address in one process; the innermost frame's address is not a return address, and is told apart. */
+/* A rule is for one address in one process, and apart for an innermost frame, whose address is no return address. */
 struct unwind_rule {
 	u64 ip;
 	u32 process;
@@ -202,7 +202,7 @@ struct thread_record {
 	union {
 		/* When the thread was born, which tells it from others of its slot; 0: the slot is free. */
 		u64 started_ns;
-		/* Where switches are traced, records have no slots. Who has woken it, and one more than the tables of which that is. */
+		/* Where switches are traced (without slots): who has woken it, and one more than those tables' generation. */
 		struct {
 			u32 waker;
 			u32 waker_generation;
@@ -226,7 +226,7 @@ struct thread_record {
 	union {
 		/* Where switches are traced: one more than the place of its time on CPUs, and of which tables that is. */
 		u32 on_cpu_place;
-		/* Where not: the lower half of its address. A thread that calls exec takes over number and birth of its process's first one. */
+		/* Elsewhere the lower half of its address: by exec a thread takes over its first one's number and birth. */
 		u32 half_address;
 	};
 	u32 on_cpu_generation;
@@ -286,7 +286,7 @@ u64 began_ns = 0;
 /* When the walk before this one began: a slot that nobody has counted in since is of a thread that has ended. */
 u64 last_walk_ns = 0;
 u32 unresolved = 0;
-/* How many frames have been asked for in this round, in the lower half, and the number of the round, which user space begins. */
+/* How many frames this round has asked for (lower half), and the number of the round, which user space begins. */
 u64 questions = 0;
 /* How many there are; each gets the next number. */
 u32 processes = 0;
@@ -300,7 +300,7 @@ u64 walk_now_ns = 0;
 /* From the clock of the run queues to CLOCK_MONOTONIC. */
 u64 clock_offset_ns = 0;
 bool has_clock_offset = false;
-/* When this walk was to begin, on the clock of the sampler's run queue, and how long the sampler had waited for CPUs when the last one ended. */
+/* When this walk was due, on the sampler's run queue clock; the sampler's waits for CPUs up to the last walk's end. */
 u64 look_clock_ns = 0;
 u64 sampler_waited_ns = 0;
 /* User space takes it back when it begins a walk. */
@@ -315,8 +315,8 @@ struct {
 } lost_by_reason SEC(".maps");
 
 /*
- * By the thread's number, of which the upper bits are cut off. Walks meet threads in the order of their numbers, so that the next record is in
- * the cache already; a thread's own storage is in three lines of memory that are not, and takes longer than all the rest.
+ * By the thread's number without its upper bits. Walks meet threads in that order, so the next record is in the cache
+ * already; a thread's own storage is in three lines of memory that are not, and takes longer than all the rest.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -325,7 +325,7 @@ struct {
 	__type(value, struct thread_record);
 } record_by_slot SEC(".maps");
 
-/* Of threads whose slot is another one's, and of all of them where switches are traced, which meet threads in no order. */
+/* Of threads whose slot is another's; of all where switches, which meet threads in no order, are traced. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -24,7 +24,6 @@ pub(super) fn of(number: u8) -> State {
     STATES.iter().find(|(state, _)| state.0 == u32::from(number)).map_or(State::Other, |&(_, state)| state)
 }
 
-/// The bit of a state.
 pub(super) fn bit(wanted: State) -> u32 {
     STATES.iter().filter(|(_, state)| *state == wanted).fold(0, |bits, (state, _)| bits | 1 << state.0)
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Every switch: a thread's stacks are taken when it gives its CPU up, and the time is counted when it has one again. Records of threads are
- * made by walks and for new threads, because nothing may be allocated for them while a run queue is locked.
+ * Every switch: a thread's stacks are taken when it gives up its CPU, and time is counted when it has one again. Walks
+ * and new threads make the records, as nothing may be allocated while a run queue is locked.
  */
 #pragma once
 

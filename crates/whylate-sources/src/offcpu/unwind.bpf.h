@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The user stack of a thread that sleeps. User space translates the unwind information of the code (.eh_frame) into one rule for
- * each address that stands in a stack; these are few, since threads sleep in few places. A frame without a rule ends the walk, and user
- * space is asked.
+ * The user stack of a thread that sleeps. User space translates unwind information (.eh_frame) into a rule for each
+ * address in a stack: few, as threads sleep in few places. A frame without a rule ends the walk and asks user space.
  */
 #pragma once
 
@@ -32,8 +31,8 @@ static __always_inline u32 rule_slot(u32 process, u64 ip)
 }
 
 /*
- * Where to copy from for the word at `at`: in its page, and before what the frame has saved, which lies below the return address and is read
- * next. The verifier looks at it by itself.
+ * Where to copy from for the word at `at`: in its page, and before what the frame has saved below the return address,
+ * which is read next. The verifier looks at it by itself.
  */
 __noinline u64 window_begin(u64 sp, u64 at)
 {
@@ -230,8 +229,8 @@ static long step_of_own(u64 index, struct walk *walk)
 }
 
 /*
- * Whether the thread sleeps where one did before, which `seen` tells then; where not, that is where the stack is to be kept. A stack that differs
- * from the one that was first seen with these registers has a slot by the words in which it may.
+ * Whether the thread sleeps where one did before, which `seen` tells then; else that is where to keep the stack. One
+ * that differs from the first seen with these registers has a slot by the words in which it may.
  */
 static __always_inline bool is_seen(struct walk *walk)
 {
@@ -253,7 +252,7 @@ static __always_inline bool is_seen(struct walk *walk)
 	       !other_words_in_window(other, walk->scratch, walk->sp, walk->window_bytes);
 }
 
-/* Fills scratch->user and keeps in `seen` what it goes by, unless a thread that sleeps is where that was seen; tells how the stack ends. */
+/* Fills scratch->user, and `seen` with what it goes by, unless a sleeper is where that was seen; tells its end. */
 static __always_inline enum user_end unwind_user(struct task_struct *task, struct scratch *scratch, u32 process, struct seen_user_stack **seen,
 						 bool is_own)
 {
@@ -279,7 +278,7 @@ static __always_inline enum user_end unwind_user(struct task_struct *task, struc
 		if (is_same)
 			return USER_SEEN;
 	}
-	/* As they are in the walk: another thread's may change meanwhile, and all that is kept has to be of the same stack. */
+	/* From the walk: another thread's may change meanwhile, and all that is kept has to be of the same stack. */
 	begin_keeping(*seen, process, walk.ip, walk.sp, walk.bp);
 	if (is_own)
 		bpf_loop(MAX_FRAMES, step_of_own, &walk, 0);

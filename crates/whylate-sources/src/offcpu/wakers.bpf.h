@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Who wakes threads: the stacks of the waker are taken at the wakeup, in its own context, and kept in the record of the thread that sleeps until it has
- * a CPU. Each sleep is ended by one wakeup, which is the last one before that: one that came while the thread was still about to sleep is written
- * over by it.
+ * Who wakes threads: the waker's stacks are taken in its own context, and kept in the sleeper's record until it has a
+ * CPU. The last wakeup ends a sleep, and overwrites one that came while the thread was still about to sleep.
  */
 #pragma once
 
@@ -42,10 +41,10 @@ enum {
 };
 
 /*
- * Whether the program was called in an interrupt, or a softirq on the stack of interrupts; -1 where that cannot be told. On x86 the count of them is in a
- * variable of the CPU that has no address in kernels without CONFIG_KALLSYMS_ALL. There, interrupts that come in while the kernel runs have a stack
- * of their own (arch/x86/include/asm/irq_stack.h); those of user code run on the stack of the thread, where the first thing below the registers
- * of user space is the return address into the entry code of their vector.
+ * Whether the program was called in an interrupt, or a softirq on the interrupts' stack; -1 where that is unknown. x86
+ * counts them in a variable of the CPU, without an address unless CONFIG_KALLSYMS_ALL is set. Interrupts of kernel code
+ * have their own stack there (arch/x86/include/asm/irq_stack.h); those of user code run on the thread's, where the
+ * first thing below user space's registers is the return address into the entry code of their vector.
  */
 static __always_inline int is_in_interrupt(struct task_struct *task, const void *arguments)
 {
@@ -81,8 +80,8 @@ static __always_inline u32 waker_here(const void *arguments)
 }
 
 /*
- * The thread's own lock is held, and interrupts are off: no other program of this CPU uses what stacks are taken with. Both is not so where a thread
- * wakes itself, which then does not sleep.
+ * The thread's lock is held and interrupts are off: no other program of this CPU uses what stacks are taken with. Not
+ * so where a thread wakes itself, which then does not sleep.
  */
 SEC("?tp_btf/sched_waking")
 int BPF_PROG(on_sched_waking, struct task_struct *woken)

@@ -122,7 +122,7 @@ impl Waits {
         let late = now.saturating_sub(before) + std::mem::take(&mut self.cut_short);
         let unseen = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.lost_wakeups);
         let before = std::mem::replace(&mut self.unseen_told, unseen);
-        // Waits that were not seen to begin, as the wakeup came while the program ran, or by a thread that the kernel hides.
+        // Not seen to begin: the wakeup came while the program ran, or by a thread that the kernel hides.
         let mut lost = vec![("late_events", late), ("unseen_wakeups", unseen.saturating_sub(before))];
         lost.extend(self.account.take_lost());
         lost
@@ -139,7 +139,7 @@ impl Waits {
     }
 }
 
-/// The late event of a record (`struct runnable_wait`), whose window lacks the intervals that are not in use; `None` where it is cut short.
+/// The late event of a `struct runnable_wait`, which lacks the window's unused intervals; `None` where it is cut short.
 pub(crate) fn event_of(
     bytes: &[u8],
     account: &mut Account,

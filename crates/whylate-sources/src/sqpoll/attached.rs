@@ -14,7 +14,6 @@ use crate::attach::Meter;
 use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 
-/// How threads and rings are looked at.
 enum Looks {
     Kernel(Box<OfKernel>),
     Proc(OfProc),

@@ -9,7 +9,7 @@ pub(super) struct RingText {
     pub sq_head: Option<u32>,
     pub sq_tail: Option<u32>,
     pub sq_mask: Option<u32>,
-    /// The submission thread. A ring that is busy prints -1, or no such line (6.15); one without such a thread prints -1.
+    /// The submission thread; -1, or no such line (6.15), where the ring is busy; -1 where it has no such thread.
     pub thread: Option<u32>,
     /// Time that the thread counts as work (6.9).
     pub work_us: Option<u64>,

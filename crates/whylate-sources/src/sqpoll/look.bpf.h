@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* One look at all submission threads and at the rings of a process, by iterators: a reader gets one of these records after another. */
+/* One look at all submission threads and a process's rings, by iterators: a reader gets one record after another. */
 #pragma once
 
 enum {

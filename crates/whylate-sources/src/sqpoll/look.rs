@@ -37,9 +37,6 @@ pub(super) struct Records {
 }
 
 /// Looks at all threads, or at those of one process.
-///
-/// # Errors
-/// When the kernel refuses.
 pub(super) fn look(programs: &Programs, pid: Option<u32>) -> anyhow::Result<Records> {
     let mut records = Records::default();
     let mut bytes = Vec::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that keep programs from being attached to functions of the kernel: it changes such a function only when each thread has slept once
-//! (RCU tasks), waits for that uninterruptibly, and does so again when they are taken away.
+//! Threads that keep programs from being attached to functions of the kernel: it changes a function only when each
+//! thread has slept once (RCU tasks), waits for that uninterruptibly, and does so again when they are taken away.
 
 use std::fs;
 use std::path::Path;

@@ -133,13 +133,13 @@ impl OfProc {
             look.insert(SqThread { pid, tid, born: scheduled.born }, seen);
         }
         if without_ring {
-            // Before 6.7 a ring tells of its thread only while that sleeps, and in another namespace of pids it tells a number of the first one.
+            // Before 6.7 only a sleeping thread's ring tells of it; its number there is of the first PID namespace.
             self.busy += silent + rings.len() as u64;
             self.without.retain(|(of, _)| *of != pid);
         }
     }
 
-    /// Each ring of a process once, with its first descriptor; and how many do not tell of a submission thread, for which they may have none.
+    /// Each ring of a process once, by its first descriptor; how many tell of no submission thread, and may have none.
     fn rings(&mut self, pid: u32) -> (Vec<(u32, RingText)>, u64) {
         let mut rings: Vec<(u32, RingText)> = Vec::new();
         let mut silent = HashSet::new();
@@ -208,9 +208,8 @@ impl OfProc {
     }
 }
 
-/// Whose ring it is. The number in it is that of the first namespace of pids, and of the creator until the thread has run first.
-///
-/// A ring that a process has from its parent, or from another process, has a thread of that one; so where one ring names a thread of this process
+/// Whose ring it is. Its number is that of the first PID namespace, and the creator's until the thread has first run. A
+/// ring of the parent, or another process, has a thread of that one: where one ring names a thread of this process
 /// (`is_named`), numbers are those of this namespace.
 fn thread_of(ring: &RingText, tasks: &[u32], threads: &[u32], is_named: bool) -> Option<u32> {
     let tid = ring.thread?;
@@ -263,7 +262,6 @@ fn monotonic_ns_of(born: u64) -> u64 {
     born_ns.saturating_sub(suspended_ns)
 }
 
-/// The entries of a folder that are numbers.
 pub(crate) fn numbers(folder: &Path) -> std::io::Result<Vec<u32>> {
     let entries = fs::read_dir(folder)?;
     Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A timer for each submission thread, which runs while the thread has a CPU and has a program look where it is. Nothing of the kernel's code
-//! changes for it, so it waits for nobody, and a kernel that is locked down allows it.
+//! A timer for each submission thread, which runs while the thread has a CPU and has a program look where it is. No
+//! code of the kernel changes, so it waits for nobody, and a kernel that is locked down allows it.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,10 +19,10 @@ use crate::attach;
 use crate::perf_event::{run_at, start_timer};
 use crate::source::AttachError;
 
-/// Of a thread's time on a CPU, some 4,000 times a second. A period of 1, 2, 4, 5, 10 or 20 ms is far from a multiple of it, so that samples
-/// fall everywhere in what an application does that often.
+/// Of a thread's time on a CPU, some 4,000 times a second. No period of 1, 2, 4, 5, 10 or 20 ms is near a multiple of
+/// it: samples fall everywhere in what an application does that often.
 const PERIOD_NS: u64 = 241_663;
-/// How often it is looked for threads that are new. What a thread does before is counted as what its first sample shows.
+/// How often new threads are looked for; what a thread does before counts as what its first sample shows.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// They are taken until it is dropped.
@@ -69,7 +69,7 @@ impl Drop for Samples {
     }
 }
 
-/// Starts a timer for each thread that is new, and ends those of threads that are gone. Returns how many could not be started.
+/// Starts timers for threads that are new, ends those of threads that are gone. Returns how many could not be started.
 fn follow(threads: &MapHandle, program: &OwnedFd, timers: &mut HashMap<Vec<u8>, OwnedFd>) -> u64 {
     let there: Vec<Vec<u8>> = threads.keys().collect();
     timers.retain(|key, _| there.contains(key));

@@ -15,7 +15,6 @@ enum {
 	IO_URING_ENTER = 426,
 	/* include/linux/sched.h */
 	PF_KTHREAD = 0x200000,
-	/* include/linux/sched.h */
 	TASK_INTERRUPTIBLE = 1,
 	/* include/uapi/linux/io_uring.h */
 	IORING_ENTER_SQ_WAKEUP = 1 << 1,
@@ -239,8 +238,8 @@ static __always_inline bool asks_to_wake_sq_thread(struct task_struct *task)
 }
 
 /*
- * Of a wait that the scheduler stamps as so long. A thread that is moved while it sleeps in a queue (6.12) has a stamp of then, which stays when it
- * leaves the queue, so that the kernel counts its sleep as a wait.
+ * Of a wait that the scheduler stamps as so long. A thread that is moved while it sleeps in a queue (6.12) keeps a
+ * stamp of then when it leaves the queue, so that the kernel counts its sleep as a wait.
  */
 static __always_inline u64 without_sleep(const struct sq_thread *thread, u64 waited_ns, u64 now_ns)
 {
@@ -256,7 +255,7 @@ static __always_inline u64 without_sleep(const struct sq_thread *thread, u64 wai
 static __always_inline void leave_cpu(struct sq_thread *thread, u64 now_ns, u32 state)
 {
 	begin_change(thread);
-	/* Where it has nothing to do it sleeps like this, and within work like that only where a file's own code waits for a signal. */
+	/* So it sleeps where it has nothing to do; within work, only where a file's own code waits for a signal. */
 	if (state & TASK_INTERRUPTIBLE && thread->work_frame) {
 		lose(SQ_LOST_EXITS);
 		close_round(thread, now_ns);

@@ -2,8 +2,8 @@
 /*
  * What io_uring's submission threads do with their time. No lock of a ring is taken, and nothing of a ring is written.
  *
- * A thread goes round a loop: it submits what its rings hold, runs what has completed, and begins again, or goes to sleep. Its time on a CPU
- * is work in a round that found something to do, and spinning in one that did not. The two are told apart in one of three ways:
+ * A thread goes round a loop: it submits what its rings hold, runs what has completed, and begins again or sleeps. Its
+ * time on a CPU is work in a round that found something to do, else spinning. There are three ways to tell:
  * - by tracepoints (6.9): one at the end of each round and one at each request;
  * - by functions, which the thread enters only when there is something to do: by their entry and exit;
  * - by samples of where the thread is: in one of these functions or not.
@@ -195,9 +195,9 @@ int BPF_PROG(on_io_uring_task_work_run, void *tctx, unsigned int count)
 }
 
 /*
- * Work within work, as a completion that submits, is the outer one's. `frame` is where the call's arguments are on the thread's stack: the
- * same at its entry and at its exit, and lower in calls within it. A program that was called while it had been preempted on the same CPU
- * does not run, so a call whose exit was not seen is known to be over when another one begins or ends no deeper.
+ * Work within work, as a completion that submits, is the outer one's. `frame` is where the call's arguments are on the
+ * thread's stack: the same at its entry and exit, lower in calls within it. A program does not run that was called
+ * while it was preempted on the same CPU: a call whose exit was not seen is over when another begins or ends no deeper.
  */
 static __always_inline int enter_work(u64 frame)
 {

@@ -18,7 +18,7 @@ struct activation {
 	/* When the thread got the CPU the last time before its timer came in. */
 	u64 back_ns;
 	/*
-	 * The thread whose timer it is, which the programs find out: user space may be in another namespace of process ids. Told by its
+	 * The thread whose timer it is, which the programs find out: user space may be in another PID namespace. By its
 	 * struct task_struct, because looking into that takes another cache line.
 	 */
 	u64 task;
@@ -28,7 +28,7 @@ struct activation {
 	/* Latencies from which on a late event is sent, of the thread and of the interrupt; user space changes them. */
 	u64 explain_over_ns;
 	u64 explain_irq_over_ns;
-	/* What is above is used at each activation, when it is in no cache; what follows only where causes are asked for. */
+	/* What is above is used at each activation, when no cache has it; the rest only where causes are asked for. */
 	/* The longest latency of the interrupt that found the CPU idle. */
 	u64 max_from_idle_ns;
 	u64 lost[TIMERLAT_LOST_REASONS];

@@ -8,7 +8,6 @@ use super::skel::types::activation;
 use super::tally::Times;
 use crate::mapped::MappedArray;
 
-/// The activation of one CPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Activation<'a> {
     due_ns: &'a AtomicU64,
@@ -59,7 +58,6 @@ impl<'a> Activation<'a> {
         self.max_from_idle_ns.store(0, Ordering::Relaxed);
     }
 
-    /// The longest latency of an interrupt that found the CPU idle.
     pub(super) fn max_from_idle_ns(&self) -> u64 {
         self.max_from_idle_ns.load(Ordering::Relaxed)
     }

@@ -237,7 +237,7 @@ impl AttachedTimerlat {
         self.held.remove(index)
     }
 
-    /// Takes in the activations that were due until then, waiting for those that are on their way. Returns how many are late for longer.
+    /// Takes in activations due until then, waiting for those on their way. Returns how many are late for longer.
     fn collect_all(&mut self, until_ns: u64) -> anyhow::Result<Vec<(u32, u64)>> {
         let began = Instant::now();
         loop {
@@ -263,8 +263,8 @@ impl AttachedTimerlat {
         self.workload.stopped_by().is_some()
     }
 
-    /// Whether an activation that was due then has stopped the measurement, by what the tracer or the thread itself has measured: that may
-    /// be more than the latency that its late event tells, which ends when the thread has the CPU.
+    /// Whether an activation that was due then has stopped the measurement, by what the tracer or the thread measured:
+    /// that may be more than its late event's latency, which ends when the thread has the CPU.
     pub fn is_hit(&self, cpu: u32, due_ns: u64) -> bool {
         match &self.workload {
             Workload::Own { .. } => self.stopped.is_by(cpu, due_ns),
@@ -306,8 +306,7 @@ impl AttachedTimerlat {
         }
     }
 
-    /// The latest activations of the measurement, in the order in which they were due, where a record is asked for and
-    /// the tracer does not make it.
+    /// The latest activations in the order in which they were due, where a record is wanted and the tracer makes none.
     pub fn latest(&self) -> Vec<Activated> {
         self.workload.latest(self.counts_from_ns)
     }
@@ -335,7 +334,7 @@ impl AttachedTimerlat {
         each.max_by_key(|&(_, ns)| ns).filter(|&(_, ns)| ns > 0)
     }
 
-    /// Which thread had each CPU when the measurement stopped, by name and id; empty while it goes on, and where no causes are told.
+    /// Which thread had each CPU when the measurement stopped, by name and id; empty before, or without causes.
     pub fn tasks_at_stop(&self) -> Vec<(u32, String)> {
         self.stopped.tasks()
     }
@@ -366,13 +365,13 @@ impl AttachedTimerlat {
         }
     }
 
-    /// From which latency on late events are wanted where nothing else is known: the worst so far are any at all, to begin with.
+    /// From which latency on late events are wanted where nothing else is known; of the worst, any to begin with.
     fn floor_ns(&self) -> u64 {
         if self.floors.is_some() { 0 } else { self.explain_over_ns }
     }
 
-    /// From which latency on the programs send what is wanted from this one on: they see an activation before the tracer takes its samples
-    /// and the thread is back in user space, which may be what is late enough to stop at.
+    /// From which latency on the programs send what is wanted from this one on: they see an activation before the
+    /// tracer's samples and the return to user space, which may be what is late enough to stop at.
     fn sent_over(&self, over_ns: u64) -> u64 {
         if self.has_stop && over_ns < u64::MAX { over_ns / 2 } else { over_ns }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The way of an activation's times from its measured thread to who counts them. The thread has slept and finds nothing in a cache, so it
-//! touches as little as it can; counting a hundred activations at once takes a fraction of that.
+//! The way of an activation's times from its measured thread to who counts them. The thread has slept and finds nothing
+//! in a cache: it touches little; counting a hundred activations at once takes a fraction of that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -83,7 +83,7 @@ impl Giver {
 }
 
 impl Counter {
-    /// Counts the activations that were due in this span, and the periods that were missed in it. Those before it are of no measurement.
+    /// Counts activations that were due in this span, and periods missed in it. Those before it are of no measurement.
     pub(super) fn count(&mut self, from_ns: u64, until_ns: u64) {
         self.missed.count(from_ns, until_ns, self.period_ns, &self.tally);
         self.count_given(from_ns, until_ns);
@@ -115,7 +115,7 @@ impl Counter {
         }
     }
 
-    /// How many activations that were due from then until then, and periods after them, have not come in: their thread is still late.
+    /// How many activations due in this span, and periods after them, have not come in: their thread is still late.
     pub(super) fn overdue(&self, from_ns: u64, until_ns: u64) -> u64 {
         let slot = &self.slots[self.next & (self.slots.len() - 1)];
         // It is due after what was counted.
@@ -147,7 +147,7 @@ mod tests {
         Times { due_ns, irq_ns: due_ns + 1, thread_ns: due_ns + 2, user_ns: due_ns + 3 }
     }
 
-    /// Counts of the interrupt, the thread, the return to user space and corrected, and the sum of the return to user space.
+    /// Counts of the interrupt, the thread, the return to user space and corrected; the sum of the return.
     fn counts(taken: &Taken) -> ([u64; 4], u128) {
         let histograms = &taken.series.histograms;
         let counts = ["irq", "thread", "user", "thread_corrected"].map(|kind| histograms[kind].count());

@@ -21,7 +21,6 @@ pub struct Activated {
     pub user_ns: u64,
 }
 
-/// Keeps the latest ones.
 #[derive(Debug)]
 pub(super) struct Latest {
     limit: usize,

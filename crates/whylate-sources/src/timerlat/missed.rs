@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Periods of one CPU in which its thread was still late for an earlier one. Each counts in the span in which it was due, as activations
-//! do, so that the counts of a span are those of its schedule.
+//! Periods of one CPU in which its thread was still late for an earlier one. Each counts in the span in which it was
+//! due, as activations do: the counts of a span are those of its schedule.
 
 use super::tally::{Tally, Times};
 
-/// When a thread that was there then is due next. It was due before, and skips the periods that are over (`wait_next_period()` in
-/// kernel/trace/trace_osnoise.c does so too).
+/// When a thread that was due, and there then, is due next: it skips the periods that are over, as `wait_next_period()`
+/// does (kernel/trace/trace_osnoise.c).
 pub(super) fn due_after(due_ns: u64, there_ns: u64, period_ns: u64) -> u64 {
     match there_ns.saturating_sub(due_ns) {
         // Dividing takes long.
@@ -29,7 +29,7 @@ pub(super) struct Missed {
 }
 
 impl Missed {
-    /// Those that an activation has made its thread miss, which is there for the ones after it when it is back in user space.
+    /// Those that an activation has made its thread miss, which is there for them when it is back in user space.
     pub(super) fn after(times: Times, period_ns: u64) -> Self {
         let mut missed = Missed::default();
         let late_ns = times.user_ns.saturating_sub(times.due_ns);

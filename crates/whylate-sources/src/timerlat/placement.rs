@@ -28,7 +28,7 @@ pub fn join_cgroup(name: &str) -> anyhow::Result<()> {
     move_to_cgroup(name, &[this_process])
 }
 
-/// Moves threads of the kernel, or processes, into a cgroup (version 2), named from the top; without a name, into that of this process.
+/// Moves kernel threads or processes into a cgroup (version 2), named from the top; without a name, into our own.
 ///
 /// # Errors
 /// When it is not there, or the caller may not move them there.

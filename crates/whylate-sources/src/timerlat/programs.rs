@@ -35,7 +35,6 @@ pub(super) struct Programs {
     ran: Option<Ran>,
     /// Where causes are asked for.
     records: Option<Records>,
-    /// Where causes are asked for.
     pub account: Option<Account>,
     pub map: Arc<MappedArray>,
     skeleton: TimerlatSkel<'static>,

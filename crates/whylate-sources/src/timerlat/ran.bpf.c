@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * When the measured thread of a CPU ran again. The kernel's timerlat tracer samples its threads there, in the thread; that a thread has the
- * CPU is some steps before, among them the change to its address space.
+ * When a measured thread ran again. The kernel's timerlat tracer samples its threads there, in the thread; that a
+ * thread has the CPU is some steps before, among them the change to its address space.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>

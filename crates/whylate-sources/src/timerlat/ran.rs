@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The program that tells when a measured thread ran again, where the kernel lets programs in at the exit of a function.
+//! The program that tells when a measured thread ran again, where the kernel lets programs in at a function's exit.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 

@@ -47,7 +47,6 @@ impl Kind {
     }
 }
 
-/// Figures of one kind.
 #[derive(Debug)]
 struct Figures {
     sum_ns: AtomicU64,
@@ -66,9 +65,8 @@ impl Figures {
 /// In place of an interrupt's time, from the programs.
 const ARMED_LATE: u64 = irq_times::ARMED_LATE.0 as u64;
 
-/// Of one CPU. The kinds of one bucket, and of one step, lie side by side: the latencies of an activation are close to each other.
-///
-/// Only one thread uses it at a time, so nothing needs an exchange.
+/// Of one CPU. The kinds of one bucket, and of one step, lie side by side: an activation's latencies are close to each
+/// other. Only one thread uses it at a time, so nothing needs an exchange.
 #[derive(Debug)]
 pub(super) struct Tally {
     counts: Box<[[AtomicU64; Kind::ALL]]>,
@@ -112,7 +110,6 @@ impl Tally {
         }
     }
 
-    /// Counts one latency.
     pub(super) fn count(&self, kind: Kind, ns: u64) {
         let (figures, index) = (&self.figures[kind as usize], kind as usize);
         add(&self.counts[fine_bucket_of(ns)][index], 1);
@@ -182,7 +179,7 @@ impl Tally {
         }
     }
 
-    /// Everything counted since the last call: a series, and what is lost. Threads that do not return to user space have no latency of that.
+    /// Everything counted since the last call: a series, and what is lost; a return to user space only if there is one.
     pub(super) fn take(&self, has_user: bool) -> Taken {
         let mut series = Series::default();
         let kinds = if has_user { &Kind::REAL[..] } else { &Kind::REAL[..2] };
@@ -248,7 +245,7 @@ impl Tallies {
         Self { both, filled: AtomicUsize::new(0), in_use: AtomicUsize::new(0) }
     }
 
-    /// Counts an activation and the periods that it made the thread miss, whenever they were due; never waits. For one thread alone.
+    /// Counts an activation and the periods that it made the thread miss, whenever due; never waits. For one thread.
     pub(super) fn activation(&self, times: Times, period_ns: u64) {
         let which = loop {
             let which = self.filled.load(Ordering::SeqCst);
@@ -263,8 +260,7 @@ impl Tallies {
         self.in_use.store(0, Ordering::Release);
     }
 
-    /// From the next activation on the other one is filled, which was taken before. Returns what has been counted until now. For one
-    /// thread alone.
+    /// Fills the other one, taken before, from the next activation on. Returns what was counted. For one thread alone.
     pub(super) fn change_over(&self) -> &Tally {
         let which = self.filled.load(Ordering::SeqCst);
         self.filled.store(1 - which, Ordering::SeqCst);

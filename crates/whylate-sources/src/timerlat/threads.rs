@@ -45,7 +45,6 @@ pub(super) struct Measured {
     thread: Option<JoinHandle<anyhow::Result<()>>>,
 }
 
-/// What a thread needs to know.
 #[derive(Debug)]
 pub(super) struct Orders {
     pub cpu: u32,
@@ -119,7 +118,6 @@ impl Stopped {
         if self.measures() { u64::MAX } else { self.at_ns.load(Ordering::Acquire) }
     }
 
-    /// From when on activations count.
     pub(super) fn began_ns(&self) -> u64 {
         self.from_ns.load(Ordering::Acquire)
     }
@@ -139,7 +137,7 @@ impl Stopped {
         self.tasks_then.lock().map(|tasks| tasks.clone()).unwrap_or_default()
     }
 
-    /// An activation that was due then stops it. The first one counts. Nothing is measured any more, so it may take its time.
+    /// An activation due then stops it. The first one counts. Nothing is measured any more, so this may take its time.
     pub(super) fn stop(&self, cpu: u32, due_ns: u64, at_ns: u64) {
         if self.at_ns.compare_exchange(0, at_ns, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return;

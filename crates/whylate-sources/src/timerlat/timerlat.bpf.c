@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * When the timer of each measured thread came in, and when the thread got its CPU. Everything else is reckoned by the thread itself, which
- * reads these two times as soon as it runs.
+ * When the timer of each measured thread came in, and when the thread got its CPU. The thread reckons everything else,
+ * and reads these two times as soon as it runs.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -54,10 +54,10 @@ const volatile u64 timer_function = 0;
 /* Threads are those of the kernel's tracer, which tell nobody when their timers are due. */
 const volatile bool of_tracer = false;
 const volatile bool with_events = false;
-/* Late events carry the stack that the timer's interrupt found. Taking it costs a microsecond or two at each activation. */
+/* Late events carry the stack that the timer's interrupt found. That costs a microsecond or two each activation. */
 const volatile bool with_stacks = false;
 
-/* Too large for the stack; programs of this file do not interrupt each other there, as it is used with interrupts off. */
+/* Too large for the stack; used with interrupts off, so programs of this file do not interrupt each other there. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -132,7 +132,6 @@ static __always_inline void has_cpu(struct activation *activation, u64 now_ns)
 		explain_late(activation);
 }
 
-/* Finds out which thread a timer wakes. */
 static __always_inline void find_task(struct activation *activation, const struct hrtimer *timer)
 {
 	const struct hrtimer_sleeper *sleeper = (const struct hrtimer_sleeper *)timer;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernel's timerlat tracer in instances of our own (kernel/trace/trace_osnoise.c). Its threads, or processes that read its files, sleep
-//! until the next period; it samples their latencies, and stops at those that it is told.
+//! The kernel's timerlat tracer in instances of our own (kernel/trace/trace_osnoise.c). Its threads, or processes that
+//! read its files, sleep until the next period; it samples their latencies, and stops at those that it is told.
 
 mod readers;
 mod recording;
@@ -42,7 +42,7 @@ const CANNOT_ALIGN: &str =
     "this kernel's timerlat tracer cannot align its threads (measure with --backend bpf, or leave -A out)";
 /// The largest page that the kernel hands over at a time (`buffer_subbuf_size_kb`, from 6.8 on).
 const LARGEST_PAGE: usize = 64 << 10;
-/// For so long a thread's late event may be missing after its CPU has stopped the measurement: the thread has not run yet.
+/// So long a late event may be missing after its CPU has stopped the measurement: the thread has not run yet.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The tracer, until it is dropped: then its settings are as they were.
@@ -240,7 +240,7 @@ impl Tracer {
         Rules { period_ns: self.period_ns, has_user, may_pause, from_ns: self.counts_from_ns, until_ns }
     }
 
-    /// An activation that is of no measurement, because it was due before it began, may be late enough for the kernel to stop.
+    /// An activation of no measurement, as it was due before, may be late enough for the kernel to stop.
     fn go_on_after_stop_of_before(&mut self) -> Result<()> {
         let is_on = |instance: &Instance| Ok::<_, anyhow::Error>(instance.read("tracing_on")?.trim() == "1");
         let recording_is_on = self.recording.as_ref().map_or(Ok(true), |recording| is_on(&recording.instance))?;
@@ -293,7 +293,6 @@ impl Tracer {
         std::mem::take(&mut self.lost)
     }
 
-    /// The CPU that has stopped the measurement.
     pub(super) fn stopped_by(&self) -> Option<u32> {
         self.hit.map(|hit| hit.cpu)
     }
@@ -326,7 +325,6 @@ impl Tracer {
         Ok(self.counts_from_ns)
     }
 
-    /// Whether it records.
     pub(super) fn records(&self) -> bool {
         self.recording.is_some()
     }
@@ -354,7 +352,6 @@ impl Traced {
         Ok(Traced { cpu, tally, activations, samples: VecDeque::new(), pages })
     }
 
-    /// Counts what was due until then. Returns the first of what stops the measurement.
     fn count(&mut self, rules: &Rules, stop: Stop) -> Option<Hit> {
         self.activations.count_missed(rules, &self.tally);
         let mut first = None;

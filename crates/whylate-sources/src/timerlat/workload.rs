@@ -76,7 +76,6 @@ impl Workload {
         }
     }
 
-    /// Whether threads return to user space.
     pub(super) fn has_user(&self) -> bool {
         match self {
             Workload::Own { .. } => true,
@@ -84,8 +83,7 @@ impl Workload {
         }
     }
 
-    /// The latest activations that were due from then on, in the order in which they were; those of the tracer are in
-    /// its own trace.
+    /// The latest activations due from then on, in that order; those of the tracer are in its own trace.
     pub(super) fn latest(&self, from_ns: u64) -> Vec<Activated> {
         let Workload::Own { measured, .. } = self else { return Vec::new() };
         let to_unix_ns = clock::unix_ns().saturating_sub(clock::monotonic_ns());
@@ -107,7 +105,7 @@ impl Workload {
         }
     }
 
-    /// How many activations that were due until then, and periods after them, are still to come in, on each CPU: their threads are late.
+    /// How many activations due until then, and periods after them, are still to come in on each CPU: threads are late.
     pub(super) fn overdue(&self, until_ns: u64) -> Vec<(u32, u64)> {
         match self {
             Workload::Own { measured, stopped } => {

@@ -81,7 +81,7 @@ fn remove(folder: &Path) -> bool {
     if fs::remove_dir(folder).is_ok() {
         return true;
     }
-    // Histograms with variables are what keeps it; one may need another, so a second pass takes what the first could not.
+    // Histograms with variables keep it; one may need another, so a second pass takes what the first could not.
     (0..2).for_each(|_| remove_triggers(&folder.join("events")));
     fs::remove_dir(folder).is_ok()
 }

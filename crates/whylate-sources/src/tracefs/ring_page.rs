@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The pages of `per_cpu/cpuN/trace_pipe_raw`: records of events as the kernel's ring buffer holds them (include/linux/ring_buffer.h).
+//! Pages of `per_cpu/cpuN/trace_pipe_raw`: events as the kernel's ring buffer holds them (include/linux/ring_buffer.h).
 
 /// Length of a page's header: its time stamp, and how much of it is in use.
 const HEADER: usize = 16;
@@ -26,7 +26,7 @@ pub struct Record<'a> {
     pub data: &'a [u8],
 }
 
-/// The records of one page in order, and how many events were lost before it; at least one where the number is not known.
+/// The records of a page in order, and how many events were lost before it: 1 at least where the number is unknown.
 #[derive(Clone, Debug)]
 pub struct Page<'a> {
     rest: &'a [u8],

@@ -25,7 +25,6 @@ use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 use crate::symbols::KernelSymbols;
 
-/// How many different stacks of queuers are kept.
 const QUEUEING_STACKS: u32 = 16384;
 
 /// Room for late events with their windows, in bytes: some hundred large ones, some thousand small ones.

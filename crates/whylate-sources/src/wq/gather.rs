@@ -31,13 +31,11 @@ pub(super) fn per_cpu(options: &WqOptions) -> bool {
     options.by == By::Nothing && options.only.is_none()
 }
 
-/// What the BPF programs have counted.
 pub(super) struct Gathered {
     by: By,
-    /// Counters that belong to one CPU each must not be written by anybody else: what they held the last time, by position.
+    /// Counters of one CPU each must not be written by anybody else: what they held the last time, by position.
     seen: Option<HashMap<Position, u64>>,
-    /// By number of the series and kind, what the sum of a distribution was more than its counts allow, in nanoseconds: some count came in
-    /// later, and it belongs to what is taken the next time.
+    /// By series and kind, by how many ns a sum exceeded its counts: a count came in later, and is taken the next time.
     owed_ns: HashMap<(usize, u32), i64>,
     phases: bool,
     index: MappedArray,
@@ -66,7 +64,7 @@ impl Gathered {
         })
     }
 
-    /// Takes out everything counted since the last time. Series with the same labels are added up; empty ones are left out.
+    /// Takes out everything counted since the last time: series with the same labels added up, empty ones left out.
     pub(super) fn take_series(&mut self, now_ns: u64) -> Vec<Series> {
         let mut by_labels: BTreeMap<Labels, Series> = BTreeMap::new();
         let unfinished = self.unfinished.by_series(now_ns);
@@ -98,7 +96,7 @@ impl Gathered {
         by_labels.into_values().collect()
     }
 
-    /// Every series that some key leads to: its number, the position of its slot, and whether no item can come any more.
+    /// Every series that a key leads to: its number, the position of its slot, and whether no item can come any more.
     fn ids_in_use(&self) -> Vec<(usize, (usize, usize), bool)> {
         let slots = size_of::<series_group>() / size_of::<series_slot>();
         let mut ids = Vec::new();
@@ -115,7 +113,7 @@ impl Gathered {
         ids
     }
 
-    /// Gives the slot of a workqueue that is gone to the next one that comes. Its counts have been taken out; its pages stay with it.
+    /// Gives the slot of a workqueue that is gone to the next one. Its counts are taken out; its pages stay with it.
     fn recycle(&self, id: usize, (group, offset): (usize, usize)) {
         self.series.u32_at(id, offset_of!(series, r#use)).store(series_use::SERIES_UNUSED.0, Relaxed);
         self.index.u64_at(group, offset).store(key_mark::SLOT_FREE.0.into(), std::sync::atomic::Ordering::Release);
@@ -179,8 +177,8 @@ impl Gathered {
         histogram
     }
 
-    /// The counters of a distribution that hold anything, each with its bucket, position and value, and its sum: none was counted while they
-    /// were read. Where counting never pauses, the last attempt counts, and what its parts do not agree on is made up for the next time.
+    /// A distribution's nonzero counters (bucket, position, value) and its sum, read while nobody counted. Where that
+    /// never pauses, the last attempt counts, and what its parts do not agree on is made up for the next time.
     fn read(&self, id: usize, start: usize) -> (Vec<(u32, Position, u64)>, u64) {
         let mut before = self.read_buckets(id, start);
         for attempt in 1.. {
@@ -288,7 +286,6 @@ type Position = (Array, usize, usize);
 /// A reading takes some microseconds, and few of them come between two values.
 const READ_ATTEMPTS: u32 = 16;
 
-/// The arrays that hold counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Array {
     Series,
@@ -333,7 +330,6 @@ pub(super) fn handler_labels(symbol: &str, labels: &mut Labels) {
     }
 }
 
-/// The text up to its first zero byte.
 fn text_of_bytes(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()

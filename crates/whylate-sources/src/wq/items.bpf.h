@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The work items that are queued, by address, in plain BPF arrays. A hash map costs more than all the rest: it hashes with jhash, takes a
- * bucket lock, and moves elements to and from a free list. And most of what is left is cache misses, so a set is one cache line, and the
+ * The queued work items, by address, in plain BPF arrays. A hash map costs more than all the rest: jhash, a bucket
+ * lock, elements moved to and from a free list. Most of what is left is cache misses: a set is one cache line, and the
  * home sets are few enough to stay in the cache; what has no room there goes to a large second table.
  *
- * Who writes an entry: an item is queued by whoever set its PENDING bit, so its queue events come one after the other; its starts do too,
- * because it does not run twice at the same time. But where starts are seen at a tracepoint, a queueing may meet the start of the one
- * before. They meet in one word, the stamp, which changes hands by compare-and-exchange:
+ * Who writes an entry: whoever set an item's PENDING bit queues it, so its queue events come one after the other; so do
+ * its starts, as it does not run twice at a time. But where starts are seen at a tracepoint, a queueing may meet the
+ * start of the one before. They meet in one word, the stamp, which changes hands by compare-and-exchange:
  *
  *   0             the entry is free, or idle: its item is not queued, and any item may take the entry
  *   STAMP_BUSY    somebody writes the entry
@@ -50,10 +50,7 @@ enum queued_flags {
 struct queued_item {
 	u64 item;
 	u64 stamp;
-	/*
-	 * Half of the handler's address, which is all of it within the kernel's text: recognises memory that was freed and reused without
-	 * a cancellation that we could see.
-	 */
+	/* Half of the handler's address (all of it in kernel text): tells memory reused without a cancellation seen. */
 	u32 handler;
 	u16 series;
 	u16 flags;
@@ -249,8 +246,8 @@ static __always_inline struct queued_item *claim_item(const struct home *home, u
 }
 
 /*
- * A start takes the entry whose stamp it has seen: false when the item was queued again meanwhile. A home entry stays behind idle, where
- * the item finds it the next time; an entry of the second table becomes free, so that no look-up has to go there any more.
+ * A start takes the entry whose stamp it has seen: false when the item was queued again meanwhile. A home entry stays,
+ * idle, for the item's next time; one of the second table becomes free, so that no look-up has to go there.
  */
 static __always_inline bool take_item(struct queued_item *queued, u32 entry, u64 item, u64 stamp)
 {

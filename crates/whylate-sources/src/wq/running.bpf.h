@@ -10,7 +10,7 @@ enum {
 struct running_item {
 	u64 item;
 	u64 started_ns;
-	/* When the scheduler last accounted the worker, on the clock that user space calls CLOCK_MONOTONIC but for a constant. */
+	/* When the scheduler last accounted the worker, on user space's CLOCK_MONOTONIC but for a constant. */
 	u64 accounted_ns;
 	/* CPU time of the worker up to then. */
 	u64 cpu_time_ns;
@@ -20,9 +20,9 @@ struct running_item {
 } __attribute__((aligned(64)));
 
 /*
- * A worker runs one item at a time and only itself writes its entry, which stays its own between two items: then `item` is 0, and only where
- * a set is full another worker may take it over. Workers of BH workqueues have no task: their key is the
- * CPU plus one, which no kernel address equals; softirqs do not nest on a CPU.
+ * A worker runs one item at a time and only itself writes its entry, which stays its own between two items: then `item`
+ * is 0, and only where a set is full another worker may take it over. Workers of BH workqueues have no task: their key
+ * is the CPU plus one, which no kernel address equals; softirqs do not nest on a CPU.
  */
 struct running_set {
 	u64 workers_by_way[WAYS];
@@ -45,9 +45,9 @@ static __always_inline struct running_set *running_set_of(u64 worker)
 }
 
 /*
- * When the scheduler last accounted the task, on sched_clock(). exec_start is on the run queue's task clock, which leaves out the
- * time of interrupts and of the hypervisor and so runs apart from CPU to CPU; without CONFIG_FAIR_GROUP_SCHED nothing leads from
- * the task to its run queue, and that time counts as time on the CPU.
+ * When the scheduler last accounted the task, on sched_clock(). exec_start is on the run queue's task clock, which
+ * leaves out interrupts and the hypervisor and so runs apart from CPU to CPU; without CONFIG_FAIR_GROUP_SCHED nothing
+ * leads from the task to its run queue, and that time counts as time on the CPU.
  */
 static __always_inline u64 accounted_ns(const struct task_struct *task)
 {
@@ -134,8 +134,8 @@ struct run {
 };
 
 /*
- * The run of a worker that was switched out in between. The scheduler accounts a task when it is switched and at ticks; between those
- * its CPU time grows with the clock. So it was off the CPU for as much as the time of the last accounting grew beyond the CPU time.
+ * The run of a worker that was switched out. The scheduler accounts a task at switches and ticks; in between its CPU
+ * time grows with the clock: it was off the CPU for what the last accounting's time grew beyond the CPU time.
  */
 static __always_inline struct run run_of(const struct running_item *running, const struct task_struct *task)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The distributions of one handler and workqueue, or of one CPU or pool, found by a key of two words; a series' number is the position of
- * its key. Without a key each CPU has the series of its number.
+ * The distributions of one handler and workqueue, or of one CPU or pool, found by a key of two words; a series' number
+ * is the position of its key, or without a key its CPU's number.
  */
 #pragma once
 
@@ -19,8 +19,8 @@ enum series_limits {
 };
 
 /*
- * Only what cannot be derived is counted, so that the common item costs two counters: an item that max_active did not hold
- * back has `activate` 0 and `pool` equal to `latency`, and one whose worker never left the CPU has `on_cpu` equal to
+ * Only what cannot be derived is counted, so that the common item costs two counters: one that max_active did not hold
+ * back has `activate` 0 and `pool` equal to `latency`; one whose worker never left the CPU, `on_cpu` equal to
  * `runtime`.
  */
 enum distribution_kind {
@@ -71,7 +71,7 @@ struct series {
 	u32 cpu;
 	/* When the workqueue's name was last compared. */
 	u64 checked_ns;
-	/* "function" or "function [module]", as the kernel's %ps prints it, so that it stays right after the module is gone. */
+	/* "function" or "function [module]", as the kernel's %ps prints it: it stays right after the module is gone. */
 	char handler[SYMBOL_LENGTH];
 	char workqueue[WORKQUEUE_NAME_LENGTH];
 	struct distribution distributions[DISTRIBUTION_KINDS];
@@ -144,8 +144,8 @@ static __noinline u32 search_series(u64 handler, u64 place)
 }
 
 /*
- * Takes a free slot, which user space does not see before publish_series(). Two CPUs may claim two slots for one key at once;
- * the later one then stays behind with few counts, and user space adds up the series that have the same labels.
+ * Takes a free slot, which user space does not see before publish_series(). Two CPUs may claim two slots for one key at
+ * once; the later one stays behind with few counts, and user space adds up series with the same labels.
  */
 static __noinline u32 claim_series(u64 handler, u64 place)
 {

@@ -17,7 +17,6 @@ use crate::source::AttachError;
 const SET_ITEMS: usize = size_of_val_of(|set: &queued_set| &set.items) / size_of::<queued_item>();
 const WAYS: usize = size_of_val_of(|set: &running_set| &set.items) / size_of::<running_item>();
 
-/// The size of a field.
 const fn size_of_val_of<T, F>(_field: fn(&T) -> &F) -> usize {
     size_of::<F>()
 }

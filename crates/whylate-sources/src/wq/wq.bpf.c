@@ -2,8 +2,8 @@
 /*
  * How long work items wait and run: queued -> activated (max_active) -> taken by a worker -> ends.
  *
- * "Taken" is the entry of process_one_work(), under the lock of the pool and before PENDING is cleared: only there can nobody have
- * queued the item again. Where that function cannot be attached to, the tracepoint workqueue_execute_start stands in.
+ * "Taken" is the entry of process_one_work(), under the lock of the pool and before PENDING is cleared: only there can
+ * nobody have queued the item again. Where that cannot be attached to, workqueue_execute_start stands in.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -153,10 +153,7 @@ static __always_inline u32 series_of_queued(struct pool_workqueue *pwq, u64 hand
 
 static __always_inline void count(struct series *series, enum distribution_kind kind, u64 value_ns)
 {
-	/*
-	 * Without a key each CPU has a series of its own. The kernel does not run a program that is running on the same CPU already (it
-	 * counts that), and each kind is counted by one program, so no other writer can come in between.
-	 */
+	/* Without a key, each CPU has one writer: a kind has one program, and the kernel skips (and counts) nested runs. */
 	if (!distribution_add(&series->distributions[kind], value_ns, series_key != BY_NOTHING))
 		lose(LOST_BUCKETS_FULL);
 }
@@ -168,8 +165,8 @@ static __always_inline void count_rare(struct series *series, enum distribution_
 }
 
 /*
- * mod_delayed_work(.., 0) takes a queued item out and queues it again at once: the item has been waiting since the first time.
- * There is no event for taking out, but the call stack tells. This runs for items that are queued twice only.
+ * mod_delayed_work(.., 0) takes a queued item out and queues it again at once: it has been waiting since the first
+ * time. The call stack tells, as no event does. This runs for items that are queued twice only.
  */
 static __noinline bool is_mod_delayed(void *ctx)
 {
@@ -229,9 +226,9 @@ static __always_inline void take_under_lock(struct queued_item *queued, u32 entr
 }
 
 /*
- * At the tracepoint the item may have been queued again since its worker took it. Then it is pending now, the run that starts belongs to the
- * earlier queueing, and the later one stays. The event of being queued comes after the bit, so it may also come at any moment here: the
- * compare-and-exchange notices. An earlier queueing of an item that is not pending was cancelled, or moved.
+ * At the tracepoint the item may have been queued again since its worker took it. Then it is pending, the run that
+ * starts is the earlier queueing's, and the later one stays. The event of being queued comes after the bit, maybe at
+ * any moment here: compare-and-exchange notices. An earlier queueing of an item not pending was cancelled, or moved.
  */
 static __always_inline void take_at_tracepoint(struct queued_item *queued, u32 entry, u64 item, u64 stamp, struct work_struct *work,
 					       struct queueing *queueing)
@@ -348,7 +345,7 @@ static __always_inline int item_starts(struct work_struct *work, struct task_str
 	return 0;
 }
 
-/* The first program, because programs are loaded in their order here: the one that a kernel may refuse must not cost time. */
+/* The first program, as programs are loaded in this order: the one that a kernel may refuse must not cost time. */
 SEC("?fentry/process_one_work")
 int BPF_PROG(on_process_one_work, struct worker *worker, struct work_struct *work)
 {
@@ -374,10 +371,7 @@ int BPF_PROG(on_workqueue_execute_start, struct work_struct *work)
 	return item_starts(work, task->flags & PF_WQ_WORKER ? task : NULL);
 }
 
-/*
- * The item's memory may be gone by now: only its address is of use. (The verifier refuses the second argument, the handler, because it
- * points to code.)
- */
+/* Only the item's address is of use: its memory may be gone. (The verifier refuses the handler, a code pointer.) */
 SEC("tp_btf/workqueue_execute_end")
 int BPF_PROG(on_workqueue_execute_end, struct work_struct *work)
 {
@@ -421,9 +415,9 @@ struct placing {
 };
 
 /*
- * An item is queued that has not been seen starting since it was queued before: it was moved by mod_delayed_work(); or cancelled; or, where
- * starts are seen at the tracepoint, its worker has taken it and not come there yet. The start tells them apart. False when that start came
- * just now, and took the entry.
+ * An item is queued that was not seen starting since it was queued before: it was moved by mod_delayed_work(); or
+ * cancelled; or, where starts are seen at the tracepoint, its worker has taken it and not come there yet. The start
+ * tells them apart. False when it came just now, and took the entry.
  */
 static __noinline bool queued_twice(void *ctx, struct queued_item *queued, u64 stamp, u64 now_ns, struct placing *placing)
 {
@@ -468,8 +462,8 @@ static __always_inline struct queued_item *entry_for(void *ctx, const struct hom
 		return claim_item(home, item, now_ns, &placing->entry);
 	stamp = queued->stamp;
 	/*
-	 * Idle since its last start, so nobody else writes it; but for an item without room that takes it over in this very instant. Then one
-	 * of the two is counted as unmatched, and the stamp fits both.
+	 * Idle since its last start, so nobody else writes it but an item without room that takes it over in this instant:
+	 * then one of the two is counted as unmatched, and the stamp fits both.
 	 */
 	if (!stamp)
 		return queued;

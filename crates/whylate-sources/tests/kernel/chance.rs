@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! When a comparison on a machine that others use as well has failed: by a bound whose chance of a false alarm is stated.
+//! When a comparison on a machine that others use too has failed: by a bound with a stated chance of a false alarm.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -33,9 +33,9 @@ pub fn by_chance(trials: usize, probability: f64) -> usize {
 /// test). A failed round counts to the end: the passed ones have to outweigh it.
 ///
 /// The product of likelihood ratios is a martingale where failures are by chance, so it ever reaches 10,000 in one of
-/// 10,000 runs (Ville's inequality). The price of a first round that passes and decides: a defect is found in each run where
-/// it shows in each round, in 56 % of the runs where it shows in 60 % of the rounds, and rarely where it shows seldom.
-/// What has to hold exactly belongs into an assertion, which no other round forgives.
+/// 10,000 runs (Ville's inequality). The price of a first round that passes and decides: a defect is found in each run
+/// where it shows in each round, in 56 % of the runs where it shows in 60 % of the rounds, and rarely where it shows
+/// seldom. What has to hold exactly belongs into an assertion, which no other round forgives.
 #[derive(Debug)]
 pub struct Verdict {
     by_chance: f64,
@@ -66,8 +66,7 @@ impl Verdict {
 const ROUND_BY_CHANCE: f64 = 0.05;
 /// An emulated CPU stops at any time.
 const ROUND_BY_CHANCE_EMULATED: f64 = 0.15;
-/// A round that fails is not judged where the hypervisor has taken more of a CPU than this share, and more than a tick of
-/// the kernel's count.
+/// A round that fails is not judged where the hypervisor took more of a CPU than this share, and than a tick.
 const TAKEN: f64 = 0.01;
 const TICK: Duration = Duration::from_millis(10);
 const UNJUDGED: u32 = 4;
@@ -84,9 +83,9 @@ impl Display for Unjudged {
 
 impl Error for Unjudged {}
 
-/// Decides a comparison of times by rounds of it. A round that fails while the hypervisor takes CPU time, by the kernel's own
-/// count, is not judged, nor is one that says so itself ([`Unjudged`]). Where four are not, and none has failed, the
-/// comparison is skipped and says so.
+/// Decides a comparison of times by rounds. A round that fails while the hypervisor takes CPU time, by the kernel's
+/// count, is not judged, nor is one that says so ([`Unjudged`]). Where four are not, and none has failed, it is skipped
+/// and says so.
 pub fn in_rounds(mut round: impl FnMut() -> Result<()>) -> Result<()> {
     let mut verdict = Verdict::new(if super::is_emulated() { ROUND_BY_CHANCE_EMULATED } else { ROUND_BY_CHANCE });
     let (mut rounds, mut unjudged, mut last) = (0, 0, None);
@@ -134,7 +133,7 @@ pub fn in_rounds(mut round: impl FnMut() -> Result<()>) -> Result<()> {
     }
 }
 
-/// What holds exactly where a CPU is one, and by rounds where it is emulated and stops between any two of its instructions.
+/// What holds exactly where a CPU is one, and by rounds where an emulated one stops between any two instructions.
 pub fn exactly_unless_emulated(mut round: impl FnMut() -> Result<()>) -> Result<()> {
     if super::is_emulated() { in_rounds(round) } else { round() }
 }

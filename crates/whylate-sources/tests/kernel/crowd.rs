@@ -104,7 +104,7 @@ fn begin(number: usize) -> std::io::Result<()> {
     checked(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
     let attributes = attributes.as_mut_ptr();
     let mut thread = 0;
-    // SAFETY: the attributes have been made; the calls change them, and read them. The number is passed as an address that nobody reads from.
+    // SAFETY: the calls change and read the attributes, which are made; the number is an address that nobody reads.
     unsafe {
         checked(libc::pthread_attr_setstacksize(attributes, STACK_BYTES))?;
         checked(libc::pthread_attr_setguardsize(attributes, 0))?;

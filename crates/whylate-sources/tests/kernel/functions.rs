@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernel's own record of when functions are entered and left: its function_graph tracer, in a tracefs instance that nobody else uses.
+//! The kernel's record of when functions are entered and left: its function_graph tracer, in an instance of our own.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -94,10 +94,7 @@ impl FunctionTrace {
         fs::write(self.folder.join(file), value).with_context(|| format!("cannot write {value} to {file}"))
     }
 
-    /// What one thread has done so far; then it is forgotten, of all threads.
-    ///
-    /// # Errors
-    /// When anything was lost.
+    /// What one thread has done so far; then it is forgotten, of all threads. Fails when anything was lost.
     pub fn take(&self, tid: u32) -> Result<Calls> {
         self.write("tracing_on", "0")?;
         for (cpu, stats) in self.stats()? {
@@ -140,7 +137,7 @@ impl Drop for FunctionTrace {
 
 /// Of one thread, from lines like these:
 /// `  12.345678 |   1)  iou-sqp-81  |   12.345 us   |  io_submit_sqes();`
-/// `  12.345678 |   1)  iou-sqp-81  |               |  /* sched_switch: prev_comm=iou-sqp-80 prev_pid=81 … ==> … next_pid=0 … */`
+/// `  12.345678 |   1)  iou-sqp-81  |               |  /* sched_switch: prev_comm=… prev_pid=81 … ==> next_pid=0 … */`
 fn calls(text: &str, tid: u32) -> Result<Calls> {
     let reader = gettid().as_raw_nonzero().get() as u32;
     let mut walk = Walk::default();

@@ -44,7 +44,6 @@ impl Places {
     }
 }
 
-/// Keeps the calling thread on one CPU.
 pub fn stay_on(cpu: u32) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu as usize);
@@ -58,8 +57,8 @@ pub struct Watched<T> {
     pub outcome: T,
 }
 
-/// Explains all items that wait for so long on the disturbed CPU, while items keep being queued there from the other one. `act` is given
-/// the number of those that were late so far.
+/// Explains all items that wait for so long on the disturbed CPU, while items keep being queued there from the other
+/// one. `act` is given the number of those late so far.
 pub fn watched<T: Send>(
     places: Places,
     explain_over: Duration,
@@ -121,12 +120,10 @@ pub fn evidence(event: &LateEvent) -> &WorkEvidence {
     }
 }
 
-/// The time in which the item waited.
 pub fn span(event: &LateEvent) -> Range<u64> {
     evidence(event).queued_ns..evidence(event).started_ns
 }
 
-/// How long two spans overlap.
 pub fn common_ns(a: &Range<u64>, b: &Range<u64>) -> u64 {
     a.end.min(b.end).saturating_sub(a.start.max(b.start))
 }

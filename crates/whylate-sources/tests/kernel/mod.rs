@@ -17,7 +17,7 @@ pub mod turn;
 pub mod urgent;
 
 /// Whether an emulator runs this kernel. The machine below may then stop a CPU for milliseconds between any two
-/// instructions, and so between two records of one event: what is compared of many times is the typical one, not the worst.
+/// instructions and two records of one event: of what is compared many times, the typical one counts, not the worst.
 pub fn is_emulated() -> bool {
     std::env::var_os("WHYLATE_EMULATED").is_some()
 }
@@ -38,8 +38,7 @@ pub fn wanted_events() -> usize {
     }
 }
 
-/// How often a late event is blamed on somebody else than who was made to disturb it, at most: by what the machine below does
-/// meanwhile.
+/// How often, at most, what the machine below does gets a late event blamed on another than who was to disturb it.
 pub const WRONG_BY_CHANCE: f64 = 0.02;
 
 /// Of many differences, the one that has to be small.

@@ -62,8 +62,8 @@ fn resolve<'a>(queued: &[Queueing<'a>]) -> Option<Queueing<'a>> {
     Some(Queueing { event: first.event, activated_ns: last.activated_ns, moved: false })
 }
 
-/// Whether the last queueing leads to a run after the one that starts: its worker had taken the item when it was queued again. Else it was
-/// moved, or the earlier one was cancelled.
+/// Whether the last queueing leads to a run after the one that starts, as its worker had taken the item by then; if
+/// not, it was moved, or the earlier one was cancelled.
 fn starts_again(queued: &[Queueing<'_>], later: &[&(&Event, Option<&Event>)]) -> bool {
     let mut later = later.iter().map(|(event, _)| event).filter(|event| event.kind != Kind::Activate);
     if queued.last().is_some_and(|last| last.moved) {
@@ -81,7 +81,6 @@ fn starts_again(queued: &[Queueing<'_>], later: &[&(&Event, Option<&Event>)]) ->
     })
 }
 
-/// Pairs the events in the window.
 pub fn pair(events: &[Event], window: &Window) -> Truth {
     let mut truth = Truth::default();
     for history in by_item(events).values() {

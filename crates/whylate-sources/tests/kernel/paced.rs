@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A submission thread that gets as many requests each period, whether those before are done or not: what it works is up to it alone.
+//! A submission thread that gets as many requests each period, done or not: what it works is up to it alone.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File};
@@ -33,7 +33,7 @@ pub struct Paced {
 }
 
 impl Paced {
-    /// One request that does nothing and so many others each period, from a thread of one CPU to a submission thread of another.
+    /// A request that does nothing and so many others each period, from one CPU to a submission thread of another.
     pub fn start(requests: u64, period: Duration, app_cpu: u32, sq_cpu: u32) -> Result<Paced> {
         // Another one may be about to end.
         wait_for_threads(0)?;

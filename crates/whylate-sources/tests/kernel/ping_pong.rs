@@ -24,7 +24,6 @@ pub struct Played {
     pub bursts: Vec<std::ops::Range<u64>>,
 }
 
-/// Plays for so long.
 pub fn play(cpu: u32, time: Duration) -> Result<Played> {
     let (ping_reader, ping_writer) = io::pipe()?;
     let (pong_reader, pong_writer) = io::pipe()?;

@@ -57,7 +57,6 @@ pub fn by_label(snapshot: &Snapshot, label: &str, name: &str) -> BTreeMap<String
     merged
 }
 
-/// Adds what was seen later.
 pub fn append(snapshot: &mut Snapshot, later: Snapshot) {
     snapshot.duration_ns += later.duration_ns;
     snapshot.series.extend(later.series);
@@ -66,7 +65,6 @@ pub fn append(snapshot: &mut Snapshot, later: Snapshot) {
     }
 }
 
-/// Injects items and waits until they have run.
 pub fn inject(plan: &Plan) -> Result<Report> {
     let report = run(plan, &AtomicBool::new(false))?;
     ensure!(report.complete && report.executed == plan.items, "not all items have run: {report:?}");

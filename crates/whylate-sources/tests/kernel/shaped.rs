@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that sleep by turns in two functions. Their stacks have the same shape, and differ in return addresses alone.
+//! Threads that sleep by turns in two functions. Their stacks have the same shape: only return addresses differ.
 
 use std::ffi::c_void;
 use std::hint::black_box;
@@ -18,7 +18,7 @@ pub fn start() -> Result<usize> {
     for function in functions {
         // Not of the standard library, whose frames would make the stacks long.
         let mut thread = 0;
-        // SAFETY: the function takes no argument and never returns, and the thread's number is written to memory that is ours.
+        // SAFETY: the function takes no argument and never returns; the thread's number goes to memory that is ours.
         let status = unsafe { libc::pthread_create(&raw mut thread, ptr::null(), function, ptr::null_mut()) };
         ensure!(status == 0, "no thread");
         // SAFETY: the thread never ends, and the name ends in a zero.

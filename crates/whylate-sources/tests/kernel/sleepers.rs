@@ -41,7 +41,6 @@ pub const EVIL_NAME: &str = "a;\"b' \x1b<script>";
 
 const WHAT: &str = "WHYLATE_SLEEPERS";
 const COUNT: &str = "WHYLATE_SLEEPERS_COUNT";
-/// The path of the file.
 const FILE: &str = "WHYLATE_SLEEPERS_FILE";
 const READY: &str = "all asleep";
 
@@ -88,7 +87,6 @@ impl Sleepers {
         self.1.as_ref().map(tempfile::NamedTempFile::as_file)
     }
 
-    /// The number of its thread of this name.
     pub fn thread(&self, name: &str) -> Result<u32> {
         let is_it = |tid: &&String| {
             let comm = fs::read_to_string(format!("/proc/{}/task/{tid}/comm", self.pid()));
@@ -97,7 +95,6 @@ impl Sleepers {
         Ok(self.threads()?.iter().find(is_it).with_context(|| format!("no thread is named {name}"))?.parse()?)
     }
 
-    /// The numbers of its threads.
     pub fn threads(&self) -> Result<BTreeSet<String>> {
         fs::read_dir(format!("/proc/{}/task", self.pid()))?
             .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
@@ -208,7 +205,6 @@ pub fn run_if_asked() -> Result<()> {
     }
 }
 
-/// The last one of these CPUs.
 pub fn last_of(cpus: &CpuSet) -> Result<CpuSet> {
     let last = (0..CpuSet::MAX_CPU).rev().find(|&cpu| cpus.is_set(cpu)).context("there is no CPU")?;
     let mut only = CpuSet::new();
@@ -373,8 +369,7 @@ fn sleep_in_condition() {
     black_box(outcome);
 }
 
-/// Whoever writes to a pipe has its mutex, and keeps it while a page that is written from is missing. Others wait for it without being
-/// woken by signals.
+/// Whoever writes to a pipe keeps its mutex while a page to write from is missing; signals wake none who wait for it.
 #[inline(never)]
 fn sleep_in_mutex() {
     let byte = 0_u8;
@@ -383,8 +378,7 @@ fn sleep_in_mutex() {
     black_box(outcome);
 }
 
-/// Has a thread take the mutex of a pipe for as long as the process lives: what it writes is in a page that nobody fills
-/// (userfaultfd(2)).
+/// Has a thread keep a pipe's mutex while the process lives: it writes from a page that nobody fills (userfaultfd(2)).
 fn hold_a_pipe() -> Result<()> {
     /// `UFFDIO_API` and `UFFDIO_REGISTER` (include/uapi/linux/userfaultfd.h).
     const API: libc::c_ulong = 0xc018_aa3f;

@@ -35,7 +35,7 @@ pub struct Event {
     pub handler: String,
     /// Known of `Queue`.
     pub workqueue: String,
-    /// Queued by mod_delayed_work(), which takes it out first where it is queued already. Known where stacks are recorded.
+    /// Queued by mod_delayed_work(), which takes out first what is queued already. Known where stacks are recorded.
     pub moved: bool,
 }
 
@@ -95,10 +95,7 @@ impl Trace {
         Ok(self)
     }
 
-    /// Everything that was recorded, in the order in which it happened.
-    ///
-    /// # Errors
-    /// When an event was lost.
+    /// Everything that was recorded, in the order in which it happened. Fails when an event was lost.
     pub fn finish(self) -> Result<Vec<Event>> {
         let mut events: Vec<Event> = Vec::new();
         // A stack comes after its event; an interrupt may come in between.
@@ -121,9 +118,6 @@ impl Trace {
     }
 
     /// The same of any events.
-    ///
-    /// # Errors
-    /// When an event was lost.
     pub fn finish_lines(self) -> Result<Vec<Line>> {
         let mut lines = Vec::new();
         self.each_line(|line| {
@@ -171,7 +165,7 @@ fn remove_leftovers(instances: &Path) {
     }
 }
 
-/// ` kworker/1:1-24536   [001] .....  4035.327833: workqueue_execute_start: work struct 00000000fe0f3e51: function vmstat_update`
+/// ` kworker/1:1-24536   [001] .....  4035.327833: workqueue_execute_start: work struct 00000000fe0f3e51: function …`
 fn event_of(line: &str) -> Option<Event> {
     let (head, event) = line.split_at(line.find(": workqueue_")?);
     let (name, fields) = event.trim_start_matches(": ").split_once(' ')?;

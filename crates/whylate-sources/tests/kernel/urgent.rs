@@ -41,10 +41,9 @@ fn schedule_as(policy: i32, priority: i32) -> io::Result<()> {
     }
 }
 
-/// Does what changes the kernel's code, such as attaching.
-///
-/// A CPU that QEMU 7.2 emulates in a thread of its own can go on with a breakpoint that the kernel has set and taken away meanwhile, when
-/// it came there in that very moment. So other emulated CPUs are kept in user space.
+/// Does what changes the kernel's code, such as attaching. A CPU that QEMU 7.2 emulates in a thread of its own, coming
+/// there just then, can go on with a breakpoint that the kernel has taken away: other emulated CPUs are kept in user
+/// space.
 pub fn patching<T>(patch: impl FnOnce() -> T) -> T {
     if !is_emulated() {
         return patch();

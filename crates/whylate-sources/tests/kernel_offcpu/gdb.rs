@@ -29,8 +29,8 @@ for thread in gdb.selected_inferior().threads():
     print('stack', thread.ptid[1], *names, sep='\t')
 ";
 
-/// The name without what differs between two ways to write it: the hashes of a Rust function and of its crate, and the names that the C library
-/// has for one function (`read`, `__libc_read`).
+/// The name without what differs between two ways to write it: the hashes of a Rust function and of its crate, and the
+/// C library's names for one function (`read`, `__libc_read`).
 fn plain(name: &str) -> String {
     let name = name.split_once("::h").filter(|(_, hash)| hash.len() == 16).map_or(name, |(name, _)| name);
     let name = name.trim_start_matches("__GI_").trim_start_matches('_');

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A thread that is moved to another CPU while it waits for one. It is in a process of its own, which is this program again: whoever watches is
-//! no victim.
+//! A thread that is moved to another CPU while it waits for one, in another process than its watcher's (this program
+//! again).
 
 use std::io::{PipeReader, PipeWriter, Read as _, Write as _};
 use std::ops::RangeInclusive;

@@ -60,9 +60,9 @@ fn seconds(snapshot: &Snapshot, tid: &str, class: WaitClass) -> f64 {
     snapshot.stacks.iter().filter(is_it).map(|stack| stack.weight_ns as f64 / 1e9).sum()
 }
 
-/// How far a sampled time may be from the true one: Bernstein's inequality, so that all comparisons together fail once in 10,000 runs at most where
-/// looks do not depend on one another. They come at random distances of less than what threads have a CPU for at a time, which only makes the sum
-/// more exact; the tenth is for distances that differ. Looks that did not come leave their time to others, all of it in the worst case.
+/// How far a sampled time may be from the true one: by Bernstein's inequality, all comparisons together fail once in
+/// 10,000 runs at most where looks are independent. Their random distances are below a thread's turn on a CPU: the sum
+/// gets more exact; the tenth is for distances that differ. Missing looks leave their time to others, at worst all.
 fn apart(truth: f64, span: f64, looks: f64) -> f64 {
     let log = (2.0 * COMPARISONS / 1e-4).ln();
     let share = (truth / span).clamp(0.0, 1.0);
@@ -172,8 +172,8 @@ fn a_thread_that_gives_way_to_the_sampler_has_its_cpu() -> Result<()> {
     let sleepers = Sleepers::start("crowded", 1)?;
     let last = last_of(&sched_getaffinity(None)?)?;
     let Compared { span, looks, threads, .. } = on(&last, || compared(&sleepers, "sample", 97, WaitClass::OnCpu))?;
-    // Without it none is ever seen on the CPU that the sampler has itself. Where a machine is so busy that the thread has its CPU at few looks, that
-    // tells nothing: of twenty that are expected at least, less than two would be seen once in ten million runs.
+    // Without it none is ever seen on the sampler's own CPU. Where a busy machine gives the thread its CPU at few
+    // looks, that tells nothing: of twenty expected at least, less than two would be seen once in ten million runs.
     for (tid, [told, truth]) in threads.into_iter().filter(|(_, [_, truth])| truth / span * looks >= 20.0) {
         ensure!(told > truth / 20.0, "thread {tid} had its CPU for {truth:.3} s, and {told:.3} s are told");
     }

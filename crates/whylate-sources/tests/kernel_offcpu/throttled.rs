@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A thread whose cgroup has used up its quota waits for that, whoever has its CPU meanwhile. The kernel's own count of throttled periods is the oracle.
+//! A thread whose cgroup has used up its quota waits for that, whoever has its CPU. Oracle: the kernel's count of that.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::kernel::chance::in_rounds;
 use crate::kernel::late::Places;
 use crate::kernel::turn::turn_to_measure;
 
-/// Of each 100 ms the process may run for so long: it is throttled for most of them, even where it shares its CPU with others.
+/// So long of each 100 ms the process may run: it is throttled for most of them, even where it shares its CPU.
 const QUOTA_US: u32 = 5_000;
 const LATE_NS: u64 = 20_000_000;
 const WATCHED: Duration = Duration::from_secs(1);

@@ -17,7 +17,7 @@ use crate::lost;
 use crate::sleepers::Sleepers;
 use crate::sleepers::woken::Waited;
 
-/// The time of a thread's waits by who ended them: a frame of the waker, or what else it was. Threads that could run wait for nobody.
+/// The time of a thread's waits by who ended them: a frame of the waker, or what else. Who could run waits for nobody.
 fn by_waker(snapshot: &Snapshot, thread: &str, functions: &[&str]) -> BTreeMap<String, f64> {
     let mut sums: BTreeMap<String, f64> = BTreeMap::new();
     let mut whole = 0.0;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads in user space that the kernel's tracer measures: each reads its CPU's `timerlat_fd`, which returns in the next period.
-//!
-//! They are processes, because the tracer kills whoever reads when it is restarted (kernel/trace/trace_osnoise.c), and with a thread its
-//! process.
+//! Threads in user space that the kernel's tracer measures: each reads its CPU's `timerlat_fd`, which returns in the
+//! next period. They are processes, because a restart of the tracer kills whoever reads (kernel/trace/trace_osnoise.c),
+//! and with a thread its process.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -48,7 +47,7 @@ impl Reader {
         let (attributes, parent) = (threads::attributes_of(policy), rustix::process::getpid());
         let orders = Orders { set, attributes, is_deadline, file, name, parent };
         let (mut reports, report) = io::pipe().context("cannot make a pipe")?;
-        // SAFETY: the child calls only functions that are safe after a fork of a process with threads, allocates nothing, and never returns.
+        // SAFETY: the child calls only what is safe after a fork with threads, allocates nothing, and never returns.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()).context("cannot start a reader"),
             0 => {
@@ -118,7 +117,7 @@ fn read(orders: &Orders, report: RawFd) -> i32 {
     let tell = |step: u8, error: i32| {
         let [a, b, c, d] = error.to_ne_bytes();
         let told = [step, a, b, c, d];
-        // SAFETY: the bytes are valid for the call, which only reads them. Nobody may listen any more, which is known soon.
+        // SAFETY: the bytes are valid for the call, which only reads them. If nobody listens, that is known soon.
         unsafe { libc::write(REPORT, told.as_ptr().cast(), told.len()) };
     };
     let failed = |step: u8| {
@@ -126,8 +125,8 @@ fn read(orders: &Orders, report: RawFd) -> i32 {
         tell(step, error);
         1
     };
-    // SAFETY: these are system calls, whose pointers are valid for the call and only read; `fork()` has copied what they point to. No
-    // descriptor that is closed is used after.
+    // SAFETY: system calls, whose pointers are valid for the call and only read; `fork()` has copied what they point
+    // to. No descriptor that is closed is used after.
     unsafe {
         // What is meant for the parent is not for its children: Ctrl-C, and handlers that write to its pipes.
         let mut all: libc::sigset_t = std::mem::zeroed();

@@ -43,8 +43,7 @@ pub struct Record {
     pub events: Vec<TraceEvent>,
     /// Size of each CPU's buffer in KiB; `None` for the kernel's.
     pub buffer_kb: Option<u32>,
-    /// Without the tracer: what had the CPU of so many activations, the worst of each CPU, where no causes are asked
-    /// for anyway.
+    /// Without the tracer: what had the CPU of so many worst activations of each CPU, unless causes are asked for.
     pub worst: Option<usize>,
 }
 

@@ -101,8 +101,8 @@ pub(super) struct Activations {
 
 #[derive(Clone, Copy, Debug)]
 struct Open {
-    /// From the sample that was recorded the soonest after its clock was read: the interrupt's alone may be off by periods where a
-    /// hypervisor stops the CPU in between.
+    /// From the sample recorded the soonest after its clock was read: the interrupt's alone may be off by periods where
+    /// a hypervisor stops the CPU in between.
     due_ns: u64,
     irq_ns: u64,
     thread_ns: Option<u64>,
@@ -112,7 +112,7 @@ struct Open {
 }
 
 impl Activations {
-    /// Adds a sample, and counts the activation if that was the last one of it. Returns whether it is of the measurement.
+    /// Adds a sample, and counts the activation if it was the last of it. Returns whether it is of the measurement.
     pub(super) fn add(&mut self, taken: Taken, rules: &Rules, tally: &Tally) -> bool {
         let (latency_ns, due_ns) = (taken.sample.latency_ns, taken.due_ns());
         if taken.sample.context == Context::Irq {
@@ -165,7 +165,7 @@ impl Activations {
     fn count_gap(&mut self, due_ns: u64, rules: &Rules, tally: &Tally) {
         let period_ns = rules.period_ns;
         let periods = (due_ns.saturating_sub(self.due_ns) + period_ns / 2) / period_ns;
-        // Where nobody waited for the timer, nobody was late; the thread may have been there just before a period was over.
+        // Nobody was late where nobody waited for the timer; the thread may have come just before a period's end.
         let late = match rules.may_pause {
             true => self.there_ns.saturating_sub(self.due_ns) / period_ns + 1,
             false => u64::MAX,
