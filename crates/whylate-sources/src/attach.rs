@@ -21,14 +21,14 @@ use crate::source::AttachError;
 /// Type information of the running kernel; without it no program can be adapted to the kernel.
 pub const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// Memory for a skeleton that has to live as long as the source that owns it. The skeleton closes its BPF object when it is
+/// Memory for a skeleton that lives as long as the source that owns it. The skeleton closes its BPF object when it is
 /// dropped; the few bytes given out here are never freed.
 pub fn open_object() -> &'static mut MaybeUninit<OpenObject> {
     Box::leak(Box::new(MaybeUninit::uninit()))
 }
 
-/// Keeps libbpf from writing to standard error: what it has to say comes back as an error. With `WHYLATE_LIBBPF_LOG` in the environment it
-/// may, and shows what the kernel's verifier dislikes.
+/// Keeps libbpf from writing to standard error: what it has to say comes back as an error. With `WHYLATE_LIBBPF_LOG` in
+/// the environment it may, and shows what the kernel's verifier dislikes.
 pub fn silence_libbpf() {
     if std::env::var_os("WHYLATE_LIBBPF_LOG").is_none() {
         libbpf_rs::set_print(None);
@@ -58,8 +58,8 @@ pub fn kernel_has_function(name: &str) -> Result<bool, AttachError> {
 
 impl From<libbpf_rs::Error> for AttachError {
     fn from(error: libbpf_rs::Error) -> Self {
-        // The verifier says EACCES or EINVAL to a program that it refuses, and a missing privilege is EPERM. libbpf-rs has one kind
-        // for the first and the last.
+        // The verifier says EACCES or EINVAL to a program that it refuses, and a missing privilege is EPERM; libbpf-rs
+        // has one kind for the first and the last.
         let errno = errno_of(&error);
         match errno {
             Some(libc::EPERM) if may_load_programs() => {
@@ -110,8 +110,8 @@ impl Meter {
     }
 }
 
-/// Waits until every BPF program that ran on an event when this was called has ended, since they run in read-side critical sections of RCU.
-/// `false` where the kernel cannot tell (it refuses with `nohz_full`).
+/// Waits until every BPF program that ran when this was called has ended: they run in read-side critical sections of
+/// RCU. `false` where the kernel cannot tell (it refuses with `nohz_full`).
 pub fn wait_for_grace_period() -> bool {
     // SAFETY: no memory is involved.
     unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) == 0 }
@@ -125,8 +125,8 @@ const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
 /// # Errors
 /// When the kernel refuses; a signal only ends the wait.
 pub fn poll(ring: &RingBuffer<'_>, wait: Duration) -> anyhow::Result<()> {
-    // The kernel tells that there are records a while after it has written them: on PREEMPT_RT a thread does (irq_work), which others keep
-    // from running. They are there all the same.
+    // The kernel tells of records a while after it has written them: on PREEMPT_RT a thread does (irq_work), which
+    // others keep from running. They are there all the same.
     if !wait.is_zero() {
         match ring.poll(wait) {
             Ok(()) => {}
@@ -142,7 +142,7 @@ pub fn poll(ring: &RingBuffer<'_>, wait: Duration) -> anyhow::Result<()> {
 /// # Errors
 /// When the process is gone, or the kernel refuses.
 pub fn iterate_over_process(program: BorrowedFd<'_>, pid: u32) -> std::io::Result<Vec<u8>> {
-    // SAFETY: the union and the structures are made of integers and of pointers that may be null, so zero is a value of them.
+    // SAFETY: the union and the structures are made of integers and of nullable pointers, so zero is a value of them.
     let mut about: bpf_iter_link_info = unsafe { std::mem::zeroed() };
     about.task.pid = pid;
     // SAFETY: as above.
@@ -174,8 +174,8 @@ pub fn statistics<Fd: AsFd>(programs: impl IntoIterator<Item = Fd>) -> ProgramSt
     for program in programs {
         let mut info = bpf_prog_info::default();
         let mut length = size_of::<bpf_prog_info>() as u32;
-        // SAFETY: `info` and `length` are valid for the call, which writes at most `length` bytes; all-zero input asks for
-        // nothing that would be written elsewhere.
+        // SAFETY: `info` and `length` are valid for the call, which writes at most `length` bytes; all-zero input asks
+        // for nothing that would be written elsewhere.
         let failed =
             unsafe { bpf_obj_get_info_by_fd(program.as_fd().as_raw_fd(), (&raw mut info).cast(), &raw mut length) };
         if failed == 0 {

@@ -17,7 +17,6 @@ impl Floors {
         Floors { limit, worst_ns: BTreeMap::new() }
     }
 
-    /// Begins anew.
     pub(crate) fn forget(&mut self) {
         self.worst_ns.clear();
     }

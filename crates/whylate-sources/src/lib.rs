@@ -47,8 +47,8 @@ use sqpoll::SqpollOptions;
 use timerlat::TimerlatOptions;
 use wq::WqOptions;
 
-/// Every source as a look takes it, in the order in which they are attached. The first has timers of its own on each CPU, which the common
-/// account goes by. Measured threads come last: what attaching does to others is over then.
+/// Every source as a look takes it, in the order of attaching. The first has timers of its own on each CPU, which the
+/// common account goes by. Measured threads come last: what attaching does to others is over then.
 pub fn sources() -> [Box<dyn Source>; 5] {
     let backend = |name: &str| Some(name.to_owned());
     [

@@ -13,11 +13,11 @@ use crate::occupancy::Kept;
 use crate::source::AttachError;
 use crate::symbols::KernelSymbols;
 
-/// What is there once however many sources measure. The account of the CPUs costs as much for several sources as for one; the first source
-/// that needs it says which timers it watches, so one that has timers of its own on each CPU comes first.
+/// What is there once, however many sources measure. The account of the CPUs costs as much for several as for one; the
+/// first source that needs it says which timers it watches, so one with timers of its own on each CPU comes first.
 pub struct Session {
     host: String,
-    /// Whether several sources share the account, which nobody of them tells the cost of then.
+    /// Whether several sources share the account; then none of them tells its cost.
     has_several: bool,
     account: RefCell<Option<Rc<RefCell<Kept>>>>,
     kernel: OnceCell<KernelFacts>,

@@ -172,7 +172,7 @@ pub enum Need {
     Tracepoint(&'static str),
     /// A kernel function that BTF describes and at whose entry programs can run (`fentry`).
     Function(&'static str),
-    /// This kernel version or a later one. Distributions port changes back, so a function that came with it tells, not the number.
+    /// This kernel version or later. Distributions backport, so a function that came with it tells, not the number.
     Since {
         /// The version.
         version: &'static str,

@@ -6,7 +6,8 @@ use whylate_model::sources;
 
 use crate::commands::{doctor, generate, inject, irqsoff, look, offcpu, selftest, sqpoll, timerlat, wq};
 
-/// Shows why Linux is late: which work items, timers, interrupts and threads wait, for how long, and who made them wait.
+/// Shows why Linux is late: which work items, timers, interrupts and threads wait, for how long, and who made them
+/// wait.
 ///
 /// Without a command, it watches this machine for 10 s with every available source.
 #[derive(Debug, Parser)]
@@ -40,7 +41,6 @@ const EXAMPLES_FIRST: &str = "{about}{after-help}\n\n{usage-heading} {usage}\n\n
 /// The commands that are no source, by what they are for.
 const OTHERS: [(&str, &[&str]); 2] = [("Proof", &["selftest", "inject"]), ("Machine", &["doctor"])];
 
-/// Reads the command line.
 pub fn parse() -> Result<Cli, clap::Error> {
     arranged(Cli::command()).try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches))
 }

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Some sources have several descriptors for each CPU, and the usual limit of 1024 is kept for programs that use select(2).
+/// Some sources have several descriptors per CPU, and the usual limit of 1024 is kept for programs that use select(2).
 fn allow_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     // Where it is refused, whoever runs out of descriptors says so.

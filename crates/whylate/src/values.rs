@@ -30,7 +30,6 @@ pub fn period(text: &str) -> Result<u64, String> {
     us(text).ok().filter(|ns| PERIODS_NS.contains(ns)).ok_or_else(|| "a period is from 100 us to 1 s long".to_owned())
 }
 
-/// A list of CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cpus(pub Vec<u32>);
 

@@ -103,7 +103,7 @@ fn json_has_a_line_per_interval_and_only_culprits_that_are_named() -> Result<()>
     Ok(())
 }
 
-/// What is told of the heartbeats: their period, and what one costs where that was measured, in nanoseconds; and what is said of them.
+/// What is told of heartbeats, in nanoseconds: their period, and what one costs if it was measured; and what is said.
 fn heartbeats(arguments: &[&str]) -> Result<(f64, Option<f64>, Vec<String>)> {
     let output = irqsoff(&[&["--backend", "ticks", "--json", "-d", "200ms"], arguments].concat())?;
     ensure!(output.status.success(), "{arguments:?}: {output:?}");

@@ -119,7 +119,7 @@ fn busy_stolen_and_own_s() -> Result<(f64, f64, f64)> {
 const BUSY: f64 = 0.1;
 const STOLEN: f64 = 0.001;
 
-/// Nothing is made, so nothing may be found, unless somebody else uses the machine or the host stops it, which is measured.
+/// Nothing is made, so nothing may be found, unless others use the machine or the host stops it, which is measured.
 #[test]
 fn on_an_idle_machine_everything_is_normal_and_nobody_is_blamed() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
@@ -142,7 +142,7 @@ fn on_an_idle_machine_everything_is_normal_and_nobody_is_blamed() -> Result<()> 
     })
 }
 
-/// What a look counts is of the time that it tells, whatever attaching takes: measured threads wake up once in a period.
+/// What a look counts is of the time it tells, whatever attaching takes: measured threads wake up once in a period.
 #[test]
 fn measured_threads_are_counted_from_the_beginning_to_the_end() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };

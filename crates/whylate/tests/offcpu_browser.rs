@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The flame graph in a browser: it opens with its root in sight, what is searched is found, and what is clicked fills the width.
+//! The flame graph in a browser: it opens at its root, what is searched is found, and what is clicked fills the width.
 
 mod running;
 
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use running::whylate;
 
-/// Of ten parts, three wait in `poll`, all of them below `serve`; one part is in a tower that is higher than any screen.
+/// Of ten parts, three wait in `poll`, all of them below `serve`; one part is in a tower higher than any screen.
 fn folded() -> String {
     let tower = ";deeper".repeat(300);
     format!("server;serve;read;disk 6000000\nserver;serve;wait;poll 3000000\nserver;idle{tower} 1000000\n")

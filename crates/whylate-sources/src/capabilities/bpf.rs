@@ -93,7 +93,6 @@ pub(super) struct KernelNames {
 }
 
 impl KernelNames {
-    /// The names of these functions and typedefs.
     pub(super) fn new<'a>(
         functions: impl IntoIterator<Item = (&'a str, u32)>,
         typedefs: impl IntoIterator<Item = (&'a str, u32)>,
@@ -146,7 +145,6 @@ fn read_names() -> libbpf_rs::Result<KernelNames> {
     Ok(KernelNames::new(functions, typedefs))
 }
 
-/// Tries what can be tried and looks up the rest.
 pub(super) fn probe(privileges: &Privileges, names: Option<&KernelNames>) -> Bpf {
     let refusal = &privileges.refusal();
     let program = |kind, remedy| judge(load_program(kind, Attempt::Plain), refusal, remedy);

@@ -35,7 +35,6 @@ pub struct BetterBackend {
     pub reasons: Vec<String>,
 }
 
-/// What is known about this kernel.
 pub(crate) struct KernelFacts {
     pub(super) btf: Btf,
     pub(super) names: Option<KernelNames>,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Every section with interrupts off, or with preemption off, from preemptirq:irq_disable to irq_enable, and from preempt_disable to
- * preempt_enable. The kernel tells of the outermost ones alone. An event of a pair costs 40 to 60 ns, as it reads the clock once.
+ * Each section with interrupts or preemption off: from preemptirq:irq_disable to irq_enable, or preempt_disable to
+ * preempt_enable. The kernel tells of outermost ones alone. An event costs 40 to 60 ns, as it reads the clock once.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -20,7 +20,6 @@ enum section_limits {
 	CALLER_FRAMES = 12,
 };
 
-/* Sections that could not be counted, by reason. */
 enum section_lost {
 	/* It ended and was not seen beginning, or the other way round. */
 	SECTION_UNMATCHED,
@@ -61,7 +60,6 @@ struct place {
 	char enabled_by[PLACE_NAME_LENGTH];
 	char caller[PLACE_NAME_LENGTH];
 	char disabled_by[PLACE_NAME_LENGTH];
-	/* The names are there. */
 	u64 is_named;
 };
 
@@ -266,8 +264,8 @@ int BPF_PROG(on_preempt_enable, unsigned long address, unsigned long parent)
 }
 
 /*
- * Preemption is off from schedule() on in one thread until it is over in another one. Between them the CPU may be idle, and whoever is next
- * has it from the switch on.
+ * Preemption is off from schedule() on in one thread until that is over in another one. In between the CPU may be idle,
+ * and the next thread has it from the switch on.
  */
 SEC("?tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *previous, struct task_struct *next)
@@ -282,8 +280,8 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *previous, struct
 }
 
 /*
- * A CPU goes offline with interrupts off, and comes back with them on, maybe hours later. Another CPU takes the steps just before it comes
- * back: what is off there then is no section.
+ * A CPU goes offline with interrupts off, and comes back with them on, maybe hours later. Another CPU takes the steps
+ * just before it comes back: what is off there then is no section.
  */
 SEC("?tp_btf/cpuhp_enter")
 int BPF_PROG(on_cpuhp_enter, unsigned int cpu)

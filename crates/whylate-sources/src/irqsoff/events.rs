@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Backend `events`: every section with interrupts off, or with preemption off, by the kernel's events at its beginning and its end.
+//! Backend `events`: every section with interrupts or preemption off, by the kernel's events at its start and end.
 
 mod programs;
 
@@ -20,7 +20,6 @@ use crate::source::{AttachError, Attached};
 use crate::symbols::KernelSymbols;
 use crate::{clock, cpus};
 
-/// Measures until it is dropped.
 pub(super) struct AttachedEvents {
     /// First, so that no program runs while the rest goes.
     programs: Programs,
@@ -31,7 +30,6 @@ pub(super) struct AttachedEvents {
     symbols: KernelSymbols,
     span: Span,
     meter: Meter,
-    /// Late events whose records were cut short.
     cut_short: u64,
 }
 

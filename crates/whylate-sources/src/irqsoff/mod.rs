@@ -5,9 +5,9 @@
 //!
 //! Backend `tracer`: the kernel's tracers of the longest section.
 //!
-//! Backend `ticks`: a timer of each CPU is due once in a period, which is as short as its interrupts are cheap. When its interrupt comes late
-//! although no handler ran and no hypervisor had the CPU, interrupts were off, and it comes in where they were enabled again: the stack that it
-//! finds names who did that.
+//! Backend `ticks`: a timer of each CPU is due once in a period, which is as short as its interrupts are cheap. When
+//! its interrupt is late although no handler ran and no hypervisor had the CPU, interrupts were off, and it comes in
+//! where they were enabled again: the stack found there names who did that.
 //!
 //! Backend `need_resched`, for preemption alone: how long a CPU goes on with a thread that is marked to be switched.
 //!
@@ -31,7 +31,7 @@ use crate::source::{
 
 /// Periods that a timer may have, in nanoseconds: the kernel throttles timers that are due more often.
 pub const PERIODS_NS: std::ops::RangeInclusive<u64> = 100_000..=1_000_000_000;
-/// The shortest lateness that counts unless asked for another one: a hypervisor makes timers late by tens of microseconds.
+/// The shortest lateness that counts by default: a hypervisor makes timers late by tens of microseconds.
 pub const DEFAULT_FROM_NS: u64 = 100_000;
 
 const EVENTS: &str = "events";
@@ -109,8 +109,8 @@ pub struct IrqsoffOptions {
     pub what: What,
     /// `tracer` records each function that is called meanwhile, which makes sections longer.
     pub functions: bool,
-    /// How often each CPU's timer is due, for `ticks`; `None` takes one of [`DEFAULT_PERIODS_NS`] by what an interrupt costs here, which is
-    /// measured for some 10 ms.
+    /// How often each CPU's timer is due, for `ticks`; `None` takes one of [`DEFAULT_PERIODS_NS`] by what an interrupt
+    /// costs here, which is measured for some 10 ms.
     pub period_ns: Option<u64>,
     /// CPUs to measure; empty for all that are online.
     pub cpus: Vec<u32>,
@@ -120,7 +120,7 @@ pub struct IrqsoffOptions {
     pub late_over_ns: Option<u64>,
     /// Yield a late event with its causes for each length of at least this.
     pub explain_over_ns: Option<u64>,
-    /// Yield late events of which the longest with interrupts off, so many, are the longest there were since the last snapshot.
+    /// Yield late events that include the longest with interrupts off, so many, since the last snapshot.
     pub worst: Option<usize>,
     /// With `ticks`, count all ticks of each CPU: how late they were, and the periods that they have missed.
     pub timer_test: bool,
@@ -171,7 +171,6 @@ impl Source for IrqsoffOptions {
             (EVENTS | TRACER | NEED_RESCHED, _) | (TICKS, What::Preemption) if self.timer_test => {
                 Takes::Never("a test of timers needs the timers of ticks: leave --backend and --preempt out")
             }
-            // An interrupt comes in where preemption is off.
             (TICKS, What::Preemption) => {
                 Takes::Never("ticks come in where preemption is off: leave --backend ticks out")
             }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * How long a CPU goes on with a thread although it is to be given to another one: from the mark that the kernel sets on the running thread
- * until the scheduler is entered there. Preemption was off meanwhile, at least so long, or the kernel came to no point where it looks.
+ * How long a CPU goes on with a thread that is to give way: from the mark that the kernel sets on the running thread to
+ * the entry of the scheduler there. Preemption was off at least so long, or the kernel came to no point where it looks.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -16,7 +16,6 @@ enum {
 	UNKNOWN_BIT = 64,
 };
 
-/* What could not be told, by reason. */
 enum mark_lost {
 	/* The mark was set before it was known which one means "at once". */
 	MARK_UNKNOWN_BIT,
@@ -64,11 +63,11 @@ struct {
 const volatile u64 from_ns = 0;
 
 /*
- * Number of the flag that means "at once", UNKNOWN_BIT until it is known: idle threads are marked by no other. Of both numbers it is the smaller one
- * (TIF_NEED_RESCHED, TIF_NEED_RESCHED_LAZY), which depend on the version and the processor.
+ * Number of the flag that means "at once"; UNKNOWN_BIT until known: idle threads are marked by no other. It is the
+ * smaller one (TIF_NEED_RESCHED, TIF_NEED_RESCHED_LAZY); both depend on the version and the processor.
  */
 u32 need_resched_bit = UNKNOWN_BIT;
-/* Set by user space while a real-time thread makes the kernel mark another one so: then others may be marked by either. */
+/* Set by user space while a real-time thread makes the kernel mark another one so: others may get either flag then. */
 volatile u32 learning = 0;
 
 struct {
@@ -98,8 +97,8 @@ static __always_inline u64 switches_of(const struct task_struct *task)
 }
 
 /*
- * The kernel calls it when the flag was not set yet. A flag that means "when it returns to user space, or at the next tick" (lazy
- * preemption) is followed by the other one when the kernel waits no longer.
+ * The kernel calls it when the flag was not set yet. A flag that means "when it returns to user space, or at the next
+ * tick" (lazy preemption) is followed by the other one when the kernel waits no longer.
  */
 SEC("tp_btf/sched_set_need_resched_tp")
 int BPF_PROG(on_sched_set_need_resched_tp, struct task_struct *task, int cpu, int flag)
@@ -129,7 +128,7 @@ int BPF_PROG(on_sched_set_need_resched_tp, struct task_struct *task, int cpu, in
 	return 0;
 }
 
-/* The mark is there still, and is that of whoever runs. Of one that the scheduler took away unseen, the flag is gone, or the thread was switched. */
+/* The mark, if it is still the running thread's: where it was taken away unseen, its flag is gone or it switched. */
 static __always_inline struct mark *mark_here(void)
 {
 	struct task_struct *task = bpf_get_current_task_btf();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Backend `need_resched`: how long a CPU goes on with a thread although the kernel has marked it to be given to another one.
+//! Backend `need_resched`: how long a CPU goes on with a thread that the kernel has marked to give way to another one.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::offset_of;
@@ -33,10 +33,10 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/irqsoff/need_resched.skel.rs"));
 }
 
-/// Every reason for something that was not told, with its name in the output. What it means stands at the enum in `need_resched.bpf.c`.
+/// Every reason for a lost event, with its name in the output. The enum in `need_resched.bpf.c` says what it means.
 const LOST: [(mark_lost, &str); 2] =
     [(mark_lost::MARK_UNKNOWN_BIT, "unmatched"), (mark_lost::MARK_RECORDS, "late_events")];
-/// How often a real-time thread takes the CPU from this one, to learn by which flag the kernel marks it, and how long it sleeps before.
+/// How often a real-time thread takes the CPU from this one, to learn which flag marks it, and its sleep before each.
 const TAKES: (u32, Duration) = (5, Duration::from_millis(1));
 /// How long that may take.
 const LEARNING_AT_MOST: Duration = Duration::from_millis(50);
@@ -45,7 +45,6 @@ const LEARNING_AT_MOST: Duration = Duration::from_millis(50);
 #[allow(unsafe_code)]
 unsafe impl PlainData for kept {}
 
-/// Measures until it is dropped.
 pub(super) struct AttachedMarks {
     /// First, so that no program runs while the rest goes.
     _links: Vec<Link>,
@@ -63,7 +62,6 @@ pub(super) struct AttachedMarks {
     symbols: KernelSymbols,
     span: Span,
     meter: Meter,
-    /// Records that were cut short.
     cut_short: u64,
 }
 
@@ -108,7 +106,6 @@ impl AttachedMarks {
         })
     }
 
-    /// Counts what has come in.
     fn take_in(&mut self) {
         loop {
             let Some(bytes) = self.records.next() else { return };
@@ -158,14 +155,14 @@ impl AttachedMarks {
     }
 }
 
-/// From 7.0 on, the kernel leaves RCU after a BPF program in a way that may mark the running thread, which calls the program again before the mark
-/// is there, and so on. Types do not tell kernels in which this is mended.
+/// From 7.0 on, the kernel leaves RCU after a BPF program in a way that may mark the running thread, which calls the
+/// program again before the mark is there, and so on. The kernel's types do not tell where this is mended.
 fn marks_recurse(release: &str) -> bool {
     release.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_none_or(|major| major >= 7)
 }
 
-/// The kernel marks threads by one flag where they are to be switched at once, and by another one where that may wait. A real-time thread never
-/// waits. Without the privilege for one, the first CPU that wakes from idleness tells the same.
+/// The kernel marks threads by one flag to be switched at once, and by another one where that may wait. A real-time
+/// thread never waits. Without the privilege for one, the first CPU that wakes from idleness tells the same.
 fn learn_flag(skeleton: &mut skel::NeedReschedSkel<'_>) -> anyhow::Result<()> {
     let set = |skeleton: &mut skel::NeedReschedSkel<'_>, learning| {
         if let Some(data) = skeleton.maps.bss_data.as_deref_mut() {

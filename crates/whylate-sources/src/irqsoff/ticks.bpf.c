@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * How late the timer of each CPU comes in, and what made it late: a handler, the hypervisor, or whoever enabled interrupts there.
- *
- * Of an interrupt nothing can be told but when it comes in: interrupts were off since the timer was due, at least.
+ * How late each CPU's timer comes in, and what made it late: a handler, the hypervisor, or whoever enabled interrupts
+ * there. Nothing is known of an interrupt before it comes in: interrupts were off since the timer was due, at least.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -31,12 +30,11 @@ struct {
 } layouts = {};
 
 enum {
-	/* Place of the flags among the registers that a perf event's program gets, of 8 bytes each (arch/x86/include/uapi/asm/ptrace.h). */
+	/* Index of the flags among a perf event's registers, of 8 bytes each (arch/x86/include/uapi/asm/ptrace.h). */
 	REGISTER_FLAGS = 18,
 	FLAG_INTERRUPTS_ON = 1 << 9,
 };
 
-/* The function of the CPUs' timers. */
 const volatile u64 timer_function = 0;
 const volatile u64 period_ns = 0;
 /* What is late by less does not count. */
@@ -104,7 +102,7 @@ struct {
 	__type(value, struct inside);
 } inside_by_cpu SEC(".maps");
 
-/* How many numbers of culprits are given out. Two CPUs that find the same culprit at once take two; user space adds them up. */
+/* How many culprit numbers are given out. Two CPUs that find one culprit at once take two; user space adds them up. */
 u32 culprits = 0;
 
 static __always_inline struct tick *tick_here(void)
@@ -278,8 +276,8 @@ static __always_inline struct inside *inside_here(void)
 }
 
 /*
- * An event that interrupts that are off do not hold up: an NMI. It may come in anywhere, also in the other programs, which change nothing that it
- * writes and read it once it says that it is about their tick: then it is not written again.
+ * An NMI: interrupts that are off do not hold it up. It may come in anywhere, also in the other programs, which change
+ * nothing that it writes and read it once it says that it is about their tick: it is not written again then.
  */
 SEC("?perf_event")
 int on_kernel_cycles(void *ctx)
@@ -394,9 +392,9 @@ static __always_inline void blame_present_handler(struct tick *tick, u64 now_ns)
 }
 
 /*
- * Delivering an interrupt takes some hundred nanoseconds, and in a virtual machine some thousand; the program sees it when that is over. A
- * length that is told too short by as much is still a length that there was at least. The seventh part of eight is found in steps, of which
- * those up are seven times as long as those down.
+ * Delivering an interrupt takes some hundred ns, in a virtual machine some thousand; only then the program sees it. A
+ * length told too short by as much is still a lower bound. The 7/8 quantile is found in steps; those up are seven
+ * times as long as those down.
  */
 static __always_inline void learn_delivery(struct tick *tick, u64 late_ns)
 {

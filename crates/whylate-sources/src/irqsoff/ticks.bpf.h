@@ -103,7 +103,7 @@ struct culprit {
 	struct distribution length;
 };
 
-/* The stack inside a section, taken by whatever interrupts that are off do not hold up. Only that program writes it, once for each tick. */
+/* The stack inside a section, taken at an NMI. Only the program there writes it, once for each tick. */
 struct inside {
 	/* Of which tick; written last. */
 	u64 due_ns;
@@ -113,7 +113,6 @@ struct inside {
 };
 _Static_assert(sizeof(struct inside) % 64 == 0, "two CPUs share a cache line");
 
-/* One late tick. */
 struct late_tick {
 	u64 due_ns;
 	/* When the interrupt was let in; or the timer's function was called, where it became due in that interrupt. */

@@ -26,7 +26,6 @@ use crate::source::{AttachError, Attached};
 use crate::symbols::KernelSymbols;
 use crate::{clock, cpus};
 
-/// Measures until it is dropped.
 pub(super) struct AttachedTicks {
     /// First, so that no program runs while the rest goes.
     programs: Programs,
@@ -45,7 +44,6 @@ pub(super) struct AttachedTicks {
     span: Span,
     weaker: Option<String>,
     meter: Meter,
-    /// Late events whose records were cut short.
     cut_short: u64,
 }
 
@@ -173,7 +171,6 @@ impl AttachedTicks {
         }
     }
 
-    /// A series for each CPU, of all its ticks.
     fn tell_ticks(&self, snapshot: &mut Snapshot, ticks: Vec<(u32, (Histogram, u64))>) {
         for (cpu, (lateness, overruns)) in ticks {
             let values = [("overruns", overruns as f64), ("period_ns", self.period.ns as f64)];

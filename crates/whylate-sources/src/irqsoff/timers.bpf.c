@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * How late the functions of all hrtimers are called, by function and CPU, and how long they run. Those of timers in softirqs are apart:
- * they wait for interrupts and for softirqs. All timers of a CPU expire on it one after the other, but for a softirq's that is interrupted.
+ * How late the functions of all hrtimers are called, by function and CPU, and how long they run. Those in softirqs are
+ * apart: they wait for interrupts and softirqs. Timers of a CPU expire one after another, but interrupt a softirq's.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -137,8 +137,8 @@ static __always_inline void count(struct distribution *distribution, u64 value_n
 }
 
 /*
- * A timer that is set anew for a multiple of its period, as hrtimer_forward() does, was late for those that lie between. One that is set
- * for any time has no period.
+ * A timer that is set anew for a multiple of its period, as by hrtimer_forward(), was late for those in between. One
+ * that is set for any time has no period.
  */
 static __always_inline void learn_period(struct timer_state *state, u64 due_ns)
 {

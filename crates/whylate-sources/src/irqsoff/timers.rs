@@ -27,7 +27,6 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/irqsoff/timers.skel.rs"));
 }
 
-/// The name of this way to measure.
 pub(super) const TIMERS: &str = "timers";
 /// Eight pages of buckets for each function on a CPU.
 const PAGES: u32 = 8 * timer_limits::MAX_TIMER_SERIES.0;
@@ -38,7 +37,6 @@ const LOST: [(timers_lost, &str); 3] = [
     (timers_lost::TIMERS_UNMATCHED, "unmatched"),
 ];
 
-/// Measures until it is dropped.
 pub(super) struct AttachedTimers {
     /// First, so that no program runs while the rest goes.
     _links: Vec<Link>,
@@ -85,7 +83,7 @@ impl AttachedTimers {
         })
     }
 
-    /// What was counted since the last call. All at once: reading the kernel's symbols, to name functions, takes a while.
+    /// What was counted since the last call, all at once: reading the kernel's symbols to name functions takes a while.
     fn take_all(&mut self) -> Vec<Taken> {
         let given = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.timer_series_count);
         let ids = 0..given.min(timer_limits::MAX_TIMER_SERIES.0) as usize;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Backend `tracer`: the kernel's tracers `irqsoff` and `preemptoff` in an instance of our own (kernel/trace/trace_irqsoff.c). They keep the
-//! trace of the longest section alone: a thread reads it as soon as there is one, and has the tracer begin anew.
+//! Backend `tracer`: the kernel's `irqsoff` and `preemptoff` in an instance of our own (kernel/trace/trace_irqsoff.c).
+//! They keep the trace of the longest section alone: a thread reads it at once, and has the tracer begin anew.
 
 mod maxima;
 
@@ -30,12 +30,11 @@ const BUFFER_WITH_FUNCTIONS_KB: &str = "8192";
 const EVERY: Duration = Duration::from_millis(2);
 /// How long late events are waited for at a time.
 const WAIT: Duration = Duration::from_millis(20);
-/// The kernel drops a section during which it has noted one of another CPU (kernel/trace/trace_irqsoff.c, max_sequence). CPUs that are not in
-/// tracing_cpumask had none to note before 6.16; from then on only their records are left out (tracing_set_cpumask).
+/// The kernel drops a section during which it noted one of another CPU (trace_irqsoff.c, max_sequence). Before 6.16,
+/// CPUs outside tracing_cpumask had none to note; since then only their records are left out (tracing_set_cpumask).
 const WEAKER: &str = "of each 2 ms the tracer tells the longest section alone, and none during which another CPU (before Linux 6.16: another \
                       one of -c) ended one of --from or longer: choose CPUs, or raise --from to what matters";
 
-/// Measures until it is dropped.
 pub(super) struct AttachedTracer {
     maxima: Maxima,
     options: IrqsoffOptions,
@@ -141,7 +140,7 @@ fn series(maxima: &[Maximum], measured_ns: f64) -> Vec<Series> {
 
 /// Before the tracer begins.
 fn set_up(folder: &Path, instance: &Instance, options: &IrqsoffOptions) -> anyhow::Result<()> {
-    // The tracer takes the beginning of a section from the clock of the main instance, and shows no record that is older.
+    // The tracer takes a section's beginning from the main instance's clock, and shows no older record.
     let clocks = fs::read_to_string(folder.join("trace_clock")).unwrap_or_default();
     if let Some(clock) = clocks.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(clock, _)| clock) {
         instance.write("trace_clock", clock)?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Where threads that are off their CPUs wait, and for how long.
 //!
-//! A BPF program walks over all threads at a fixed rate. One that has not run since the last walk only adds time to the place where it
-//! was; of others the kernel and the user stack are taken. Stacks are told apart and stored in the kernel, and named when they are asked for.
+//! A BPF program walks over all threads at a fixed rate. One that has not run since the last walk only adds time to its
+//! place; of others the kernel and user stack are taken, told apart and stored in the kernel, and named when asked for.
 //!
 #![doc = include_str!("how.md")]
 
@@ -88,10 +88,10 @@ pub enum KernelThreads {
 /// How the callers of user frames are told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CallGraph {
-    /// By the unwind information of the code (`.eh_frame`); by frame pointers where there is none, as in compiled code of a JIT.
+    /// By the unwind information of the code (`.eh_frame`); by frame pointers where there is none, as in a JIT's code.
     #[default]
     Rules,
-    /// By the unwind information of the innermost function, which often keeps no frame pointer, and by frame pointers from its caller on.
+    /// By unwind information for the innermost function, which often keeps no frame pointer, then by frame pointers.
     FramePointers,
 }
 
@@ -116,7 +116,7 @@ pub struct OffcpuOptions {
     pub call_graph: CallGraph,
     /// File and line of each user frame, and functions that the compiler has inlined, where debug information tells.
     pub lines: bool,
-    /// Who ended each wait, which switches alone tell: with [`TRACE`] only, which is then the backend unless another one is named.
+    /// Who ended each wait, which [`TRACE`] alone tells: it is then the backend unless another one is named.
     pub wakers: bool,
     /// Each thread for itself.
     pub by_thread: bool,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What io_uring's submission threads (`IORING_SETUP_SQPOLL`) do with their time: working, spinning, sleeping, waiting for a CPU.
+//! What io_uring's submission threads (`IORING_SETUP_SQPOLL`) do: they work, spin, sleep or wait for a CPU.
 //!
-//! Backend `bpf` takes no lock of a ring: programs at the marks of a thread's rounds tell work from spinning, and iterators read what the
-//! scheduler has counted. Backend `fdinfo` reads what the kernel prints of a ring, which makes the ring wait meanwhile.
+//! Backend `bpf` takes no lock of a ring: programs at the marks of a thread's rounds tell work from spinning, iterators
+//! read the scheduler's counts. `fdinfo` reads what the kernel prints of a ring, which waits meanwhile.
 //!
 #![doc = include_str!("how.md")]
 

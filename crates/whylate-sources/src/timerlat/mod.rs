@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How late timers and the threads that they wake are, on each CPU.
 //!
-//! Backend `tracer`: the kernel's timerlat tracer measures threads of its own, or ones in user space that read its files, and samples their
-//! latencies.
+//! Backend `tracer`: the kernel's timerlat tracer measures threads of its own, or ones in user space that read its
+//! files, and samples their latencies.
 //!
-//! Backend `bpf`: a real-time thread on each CPU sleeps until absolute times on CLOCK_MONOTONIC, as cyclictest's do; BPF programs tell it
-//! when its timer's interrupt came and when it itself ran, as the kernel's timerlat tracer would. Where the kernel lets no program in at the
-//! exit of a function, and where causes are told, the thread's latency ends when it had the CPU, a microsecond before or less.
+//! Backend `bpf`: a real-time thread on each CPU sleeps until absolute times on CLOCK_MONOTONIC, as cyclictest's do;
+//! BPF programs tell when its timer's interrupt came and it ran, as the kernel's tracer would. Where no program is let
+//! in at a function's exit, and where causes are told, thread latency ends when it had the CPU, up to 1 us before.
 //!
 #![doc = include_str!("how.md")]
 

@@ -24,7 +24,7 @@ mod skel {
 const FENTRY: &str = "fentry";
 const TRACEPOINT: &str = "tracepoint";
 
-/// Before, process_one_work() is entered also by a worker that finds the item running elsewhere and leaves it to that worker.
+/// Before, a worker that finds the item running elsewhere also enters process_one_work(), and leaves it to that worker.
 const OWN_WORKER_ONLY: Need = Need::Since { version: "6.6", function: "wq_affn_dfl_set" };
 
 static INFO: SourceInfo = SourceInfo {

@@ -27,8 +27,8 @@ enum What {
     /// Turns the interrupts of one CPU off for a known time.
     ///
     /// A BPF program does it (`bpf_local_irq_save`, Linux 6.14 and later), in a thread whose name is whylate-irqsoff.
-    /// Meanwhile the CPU takes no interrupt and runs nothing else: no timer ends there, and no thread is woken up. Another CPU
-    /// that needs an answer from it, to flush a TLB for instance, waits as well.
+    /// Meanwhile the CPU takes no interrupt and runs nothing else: no timer ends there, and no thread is woken up.
+    /// Another CPU that needs an answer from it, to flush a TLB for instance, waits as well.
     ///
     /// Only one CPU is disturbed at a time, by one `whylate inject` at a time: others have to be able to go on.
     #[command(after_help = "\
@@ -39,8 +39,9 @@ examples:
     IrqsOff(disturbance::Common),
     /// Turns preemption off on one CPU for a known time.
     ///
-    /// A BPF program does it (`bpf_preempt_disable`, Linux 6.10 and later), in a thread whose name is whylate-preempt. Interrupts are taken
-    /// meanwhile, and no other thread gets the CPU, however urgent it is. In a non-preemptible kernel, all kernel code behaves like this anyway.
+    /// A BPF program does it (`bpf_preempt_disable`, Linux 6.10 and later), in a thread whose name is whylate-preempt.
+    /// Interrupts are taken meanwhile, and no other thread gets the CPU, however urgent it is. In a non-preemptible
+    /// kernel, all kernel code behaves like this anyway.
     ///
     /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
     #[command(after_help = "\
@@ -52,8 +53,8 @@ examples:
     PreemptOff(disturbance::Common),
     /// Keeps one CPU in a softirq for a known time.
     ///
-    /// The softirq is HRTIMER, with the callback of a BPF timer (Linux 5.15 and later); with PREEMPT_RT it runs in the CPU's
-    /// thread ktimers. Interrupts are taken meanwhile, and threads and other softirqs of that CPU wait.
+    /// The softirq is HRTIMER, with the callback of a BPF timer (Linux 5.15 and later); with PREEMPT_RT it runs in the
+    /// CPU's thread ktimers. Interrupts are taken meanwhile, and threads and other softirqs of that CPU wait.
     ///
     /// Only one CPU is disturbed at a time, by one `whylate inject` at a time: others have to be able to go on.
     #[command(after_help = "\

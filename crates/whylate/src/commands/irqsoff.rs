@@ -48,14 +48,15 @@ pub struct Arguments {
     slower: Option<u64>,
     #[command(flatten)]
     explain: Explain,
-    /// Period of the timer of each CPU (e.g. 500us; a bare number is in microseconds). Shorter sections are only seen by chance, and
-    /// lengths are accurate to one period [default: 1ms, or 2, 5 or 10 ms where a timer's interrupts would take more than 0.6 % of a CPU]
+    /// Period of the timer of each CPU (e.g. 500us; a bare number is in microseconds). Shorter sections are only seen
+    /// by chance, and lengths are accurate to one period [default: 1ms, or 2, 5 or 10 ms where a timer's interrupts
+    /// would take more than 0.6 % of a CPU]
     #[arg(long, value_name = "PERIOD", value_parser = period)]
     period: Option<u64>,
     /// Leave out what is shorter than this
     #[arg(long, value_name = "LENGTH", value_parser = duration_ns, default_value = "100us")]
     from: u64,
-    /// Print how late every hrtimer of the system is, by its function and CPU, with missed periods and the run time of the function
+    /// Print how late every hrtimer is, by its function and CPU, with missed periods and the run time of the function
     #[arg(
         long,
         conflicts_with_all = ["late_lengths", "worst", "period", "from", "backend", "timer_test", "preempt"],
@@ -67,24 +68,24 @@ pub struct Arguments {
     /// Only these CPUs, e.g. 0,2-5
     #[arg(short, long, value_name = "CPUS")]
     cpus: Option<Cpus>,
-    /// Trace disabled preemption, not interrupts: by the events preemptirq:preempt_* where the kernel has them; otherwise, on Linux 6.17 to
-    /// 6.19, by how long the kernel keeps a CPU that another thread waits for
+    /// Trace disabled preemption, not interrupts: by the events preemptirq:preempt_* where the kernel has them;
+    /// otherwise, on Linux 6.17 to 6.19, by how long the kernel keeps a CPU that another thread waits for
     #[arg(long)]
     pub(crate) preempt: bool,
     #[command(flatten)]
     pub(crate) schedule: Schedule,
-    /// How to measure: events, ticks, tracer, need_resched; auto uses events where the kernel has them, otherwise ticks, or need_resched with
-    /// --preempt
+    /// How to measure: events, ticks, tracer, need_resched; auto uses events where the kernel has them, otherwise
+    /// ticks, or need_resched with --preempt
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,
-    /// Read what ftrace has written, and measure nothing: a latency trace of irqsoff, preemptoff or preemptirqsoff, a capture of trace_pipe
-    /// with irq_disable, irq_enable, irq_handler_* and hrtimer_*, or both in one file; - for standard input
+    /// Read what ftrace has written, and measure nothing: a latency trace of irqsoff, preemptoff or preemptirqsoff, a
+    /// capture of trace_pipe with irq_disable, irq_enable, irq_handler_* and hrtimer_*, or both in one file; - for
+    /// standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["interval", "count", "duration", "cpus", "backend", "period", "from", "preempt", "timers", "timer_test"])]
     pub(crate) import: Option<PathBuf>,
 }
 
 impl Arguments {
-    /// What is printed.
     pub(crate) fn shown(&self) -> Shown {
         Shown {
             histogram: self.histogram,
@@ -102,7 +103,6 @@ impl Arguments {
         self.slower.is_some() || self.explain.why.is_some() || self.timer_test.is_some()
     }
 
-    /// From which length on a line is printed.
     pub(crate) fn lines_from_ns(&self) -> u64 {
         [self.slower, self.explain.why, self.timer_test].into_iter().flatten().min().unwrap_or(u64::MAX)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate` without a command: one look at this machine by every source that can attach, what was late, and who made it late.
+//! `whylate` without a command: every source that can attach looks at what is late here, and who makes it late.
 
 use std::io::{self, IsTerminal as _, Write};
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let progress = Progress::new();
     progress.show("attaching");
     let Sources { session, mut looking, mut unmeasured, weaker } = attach()?;
-    // What came in while others were attached is of no common span. Much has: the second time takes no longer than an ordinary one.
+    // What came in while others were attached has no common span, and is much: taking it now keeps the next one short.
     for feed in &mut looking {
         feed.snapshot()?;
         feed.take_late(&mut |_| Ok(None))?;
@@ -138,7 +138,7 @@ fn end_unix_ns(snapshot: &Snapshot) -> u64 {
     snapshot.start_unix_ns + snapshot.duration_ns
 }
 
-/// Takes in late events that are within the span of their source, by its number: those from before it and after it are of no span.
+/// Takes in late events that are within the span of their source, by its number: those before and after have no span.
 fn drain(looking: &mut [Feed], gatherer: &mut Gatherer, is_within: impl Fn(usize, u64) -> bool) -> anyhow::Result<()> {
     for (number, feed) in looking.iter_mut().enumerate() {
         let card = feed.card;

@@ -55,7 +55,7 @@ examples:
 pub struct Arguments {
     #[command(subcommand)]
     command: Option<Sub>,
-    /// Samples per second, 1 to 999; the interval is jittered, so that sampling cannot run in lockstep with a periodic sleeper
+    /// Samples per second, 1 to 999; the interval is jittered, so it cannot run in lockstep with a periodic sleeper
     #[arg(short = 'F', long = "frequency", value_name = "HZ", default_value_t = whylate_sources::offcpu::DEFAULT_HZ,
           value_parser = clap::value_parser!(u32).range(1..=999))]
     frequency: u32,
@@ -89,14 +89,14 @@ pub struct Arguments {
     /// Keep only this many innermost frames of each stack
     #[arg(long, value_name = "FRAMES", default_value_t = 127, value_parser = clap::value_parser!(u32).range(1..=127))]
     max_depth: u32,
-    /// How to unwind user stacks: by unwind information (.eh_frame), which programs without frame pointers have too, or by frame pointers,
-    /// from the innermost function's caller on
+    /// How to unwind user stacks: by unwind information (.eh_frame), which programs without frame pointers have too, or
+    /// by frame pointers, from the innermost function's caller on
     #[arg(long, value_enum, default_value_t = Callers::Rules, conflicts_with = "no_user")]
     call_graph: Callers,
-    /// Show the file and line of each user frame, and the functions inlined there, where debug information is available; slower
+    /// Show file and line of each user frame, and functions inlined there, where debug information is available; slower
     #[arg(long, conflicts_with = "no_user")]
     lines: bool,
-    /// Show who ended each wait: append the waker's stack to that of the waiter; traces every context switch (backend trace)
+    /// Show who ended each wait: append the waker's stack to the waiter's; traces every context switch (backend trace)
     #[arg(long, conflicts_with_all = ["blocked", "diff", "budget"])]
     wakers: bool,
     /// What to group stacks by
@@ -107,8 +107,9 @@ pub struct Arguments {
     flat: bool,
     /// Read your own rules for classifying waits: on each line a class and a function, such as `lock my_mutex_lock`
     ///
-    /// Classes are idle, disk, network, lock, pipe, page_fault, timer and other. `*` in a function's name matches any characters, and lines
-    /// that begin with # are comments. The innermost frame that matches a rule decides, before any built-in rule.
+    /// Classes are idle, disk, network, lock, pipe, page_fault, timer and other. `*` in a function's name matches any
+    /// characters, and lines that begin with # are comments. The innermost frame that matches a rule decides, before
+    /// any built-in rule.
     #[arg(long, value_name = "FILE", conflicts_with = "diff")]
     classes: Option<PathBuf>,
     /// Leave out threads that are idle by design
@@ -125,7 +126,8 @@ pub struct Arguments {
     /// One JSON object
     #[arg(long, conflicts_with_all = ["flat", "blocked"])]
     json: bool,
-    /// How to measure: sample (the default), trace (every context switch), proc (without BPF), or auto (the cheaper of sample and trace; says why)
+    /// How to measure: sample (the default), trace (every context switch), proc (without BPF), or auto (the cheaper of
+    /// sample and trace; says why)
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
     /// Share of one CPU that sampling may use (e.g. 1%); sets the rate, in place of -F
@@ -168,7 +170,8 @@ enum Kernel {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Callers {
-    /// perf(1) calls it dwarf, and copies stacks to user space for it; here the kernel follows the rules, and nothing is copied
+    /// perf(1) calls it dwarf, and copies stacks to user space for it; here the kernel follows the rules, and nothing
+    /// is copied
     #[value(alias = "dwarf")]
     Rules,
     Fp,

@@ -26,7 +26,6 @@ const LATE_EVENTS: usize = 4_000;
 pub enum Keep {
     /// None: they are shown as they come.
     Nothing,
-    /// All of them.
     All,
     /// Of those with causes only the worst, so many; and all others.
     Worst(usize),
@@ -60,7 +59,6 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// None as yet.
     pub fn new(keep: Keep) -> Self {
         let worst = match keep {
             Keep::Worst(limit) | Keep::OnlyWorst(limit) => Some(Worst::new(limit)),
@@ -69,7 +67,6 @@ impl Kept {
         Kept { keep, late: Vec::new(), worst, beyond_limit: 0 }
     }
 
-    /// Takes one in.
     pub fn add(&mut self, event: LateEvent) {
         match &mut self.worst {
             _ if self.keep == Keep::Nothing => {}
@@ -93,9 +90,7 @@ impl Kept {
 
 /// A source that measures, and its late events until the next snapshot.
 pub struct Feed<S: Attached + ?Sized = dyn Attached> {
-    /// Which source it is.
     pub card: &'static Card,
-    /// What measures.
     pub source: Measuring<S>,
     kept: Kept,
 }
@@ -168,7 +163,7 @@ impl<S: Attached + ?Sized> Feed<S> {
     }
 }
 
-/// Waits until then, or until somebody ends it; `round` takes in what has come, so often, and tells whether it is enough.
+/// Waits until then, or until somebody ends it; `round` takes in what has come, so often, and tells if it is enough.
 ///
 /// # Errors
 /// When the kernel refuses to wait, or the first of `round`.
@@ -187,8 +182,8 @@ pub fn wait(
     }
 }
 
-/// Begins the output, shows late events as they come, where there are any, prints at each interval, and once more at the end. `seen` gets each
-/// snapshot before it is printed.
+/// Begins the output, shows late events as they come, if any, prints at each interval, and once more at the end. `seen`
+/// gets each snapshot before it is printed.
 ///
 /// # Errors
 /// When the source fails, or the output cannot be written.

@@ -37,8 +37,8 @@ const FAILED: u8 = 1;
 
 /// Prove on this machine that the figures are right
 ///
-/// Makes work items, disabled interrupts, softirqs, a real-time thread that keeps a CPU busy, sleeping threads and an io_uring submission thread,
-/// each for a known time, and checks what each source reports and which culprit it names.
+/// Makes work items, disabled interrupts, softirqs, a real-time thread that keeps a CPU busy, sleeping threads and an
+/// io_uring submission thread, each for a known time, and checks what each source reports and which culprit it names.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:

@@ -19,8 +19,8 @@ const HOW_TO: &str = "a ring that is set up with IORING_SETUP_SQPOLL has one, e.
 
 /// Whether io_uring's submission threads work, spin, sleep or wait for a CPU
 ///
-/// A submission thread (IORING_SETUP_SQPOLL) that looks busy may only spin. whylate tells the two apart on any kernel from 6.1 on and takes no
-/// lock of a ring.
+/// A submission thread (IORING_SETUP_SQPOLL) that looks busy may only spin. whylate tells the two apart on any kernel
+/// from 6.1 on and takes no lock of a ring.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, mut_arg("worst", |worst| worst.requires("why")))]
 #[command(after_help = "\
@@ -37,8 +37,8 @@ pub struct Arguments {
     /// Only threads of this process
     #[arg(short, long, value_name = "PID")]
     pid: Option<u32>,
-    /// Measure work at the entry and exit of the functions that do it, where the kernel allows programs there. Attaching and detaching
-    /// wait until each submission thread of this host has slept once
+    /// Measure work at the entry and exit of the functions that do it, where the kernel allows programs there.
+    /// Attaching and detaching wait until each submission thread of this host has slept once
     #[arg(long)]
     precise: bool,
     #[command(flatten)]

@@ -123,8 +123,8 @@ struct Common {
     /// Show the stack that the timer interrupted if the thread latency is at least this (us)
     #[arg(short, long, value_name = "LATENCY", value_parser = us)]
     stack: Option<u64>,
-    /// How the analysis prints stack entries without a symbol: truncate ends the stack there, skip omits them, full prints
-    /// their addresses
+    /// How the analysis prints stack entries without a symbol: truncate ends the stack there, skip omits them, full
+    /// prints their addresses
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = StackFormat::Truncate, hide_possible_values = true)]
     stack_format: StackFormat,
     /// Allow only idle states with at most this exit latency, through /dev/cpu_dma_latency (us)
@@ -133,7 +133,8 @@ struct Common {
     /// Measure threads in user space; the default where possible
     #[arg(short, long, conflicts_with_all = ["user_load", "kernel_threads"])]
     user_threads: bool,
-    /// Measure your own user-space threads, which read osnoise/per_cpu/cpuN/timerlat_fd (needs the kernel's timerlat tracer)
+    /// Measure your own user-space threads, which read osnoise/per_cpu/cpuN/timerlat_fd (needs the kernel's timerlat
+    /// tracer)
     #[arg(short = 'U', long, conflicts_with = "kernel_threads")]
     user_load: bool,
     /// Measure kernel threads (needs the kernel's timerlat tracer)
@@ -151,8 +152,8 @@ struct Common {
     /// Print debug information
     #[arg(short = 'D', long)]
     debug: bool,
-    /// Save a trace when a threshold is hit: the tracer's, or without the tracer the latest activations, with what ran on
-    /// the CPU during the late ones
+    /// Save a trace when a threshold is hit: the tracer's, or without the tracer the latest activations, with what ran
+    /// on the CPU during the late ones
     #[arg(short, long, value_name = "FILE", num_args = 0..=1, default_missing_value = TRACE_FILE)]
     trace: Option<PathBuf>,
     #[command(flatten)]
@@ -210,7 +211,6 @@ struct Common {
 /// A trace at the end has so many of the worst activations, where nothing else says which ones.
 const RECORDED_WORST: usize = 10;
 
-/// How it is shown.
 #[derive(Clone, Copy, Debug)]
 enum View {
     /// The table; live, or at the end only.
@@ -221,7 +221,6 @@ enum View {
     Analysis,
 }
 
-/// What is to be done.
 #[derive(Debug)]
 struct Plan<'a> {
     common: &'a Common,
@@ -292,7 +291,6 @@ impl Common {
         }
     }
 
-    /// What is done when a threshold is hit.
     fn on_threshold(&self) -> Vec<Action> {
         self.trace_file().map(Action::Trace).into_iter().chain(self.on_threshold.iter().cloned()).collect()
     }

@@ -22,8 +22,8 @@ pub enum Ended {
     OutputClosed,
 }
 
-/// Watches for the signals that ask a program to end. The first one ends the wait; a second one ends the program at once, in case it
-/// cannot get rid of its output.
+/// Watches for the signals that ask a program to end. The first one ends the wait; a second one ends the program at
+/// once, in case it cannot get rid of its output.
 pub struct Watch {
     signals: UnixStream,
 }

@@ -10,11 +10,8 @@ use whylate_model::{Series, Snapshot};
 /// How long an item has to wait or run at the end of an output to be mentioned: shorter ones are on their way.
 const STUCK_NS: f64 = 1e6;
 
-/// Writes a line for items that still wait or run, one for lost events, if there are any, and one for the probes' run time, where the
-/// kernel counts it.
-///
-/// # Errors
-/// Those of the writer.
+/// Writes a line for items that still wait or run, one for lost events, if there are any, and one for the probes' run
+/// time, where the kernel counts it.
 pub fn write(out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
     write_stuck(out, snapshot, "queued", "oldest_queued_ns")?;
     write_stuck(out, snapshot, "running", "oldest_running_ns")?;
@@ -34,9 +31,6 @@ pub fn write(out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
 }
 
 /// Writes what was lost, if anything was, and where that is explained.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write_lost(out: &mut dyn Write, lost: &[String]) -> io::Result<()> {
     if lost.is_empty() {
         return Ok(());

@@ -10,11 +10,7 @@ const STARS: u64 = 40;
 /// Rows above this power of two need wider columns.
 const NARROW_POWERS: usize = 32;
 
-/// Writes the rows from 0 to the highest one that has a count, each twice as wide as the one before; nothing for an empty
-/// histogram.
-///
-/// # Errors
-/// Those of the writer.
+/// Writes rows from 0 to the highest one with a count, each twice as wide as the last; nothing for an empty histogram.
 pub fn write(out: &mut dyn Write, histogram: &Histogram) -> io::Result<()> {
     let rows = rows(histogram);
     let Some(&fullest) = rows.iter().max() else {

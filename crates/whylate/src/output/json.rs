@@ -10,16 +10,13 @@ use whylate_model::{LateEvent, Snapshot};
 use super::Output;
 use super::footer::are_explained;
 
-/// Writes an object on a line of its own. Everything that is printed as JSON goes through here, so that no name moves a terminal's cursor.
-///
-/// # Errors
-/// Those of the writer.
+/// Writes an object on a line. Everything printed as JSON goes through here, so that no name moves a terminal's cursor.
 pub fn write_line(out: &mut dyn Write, object: &impl Serialize) -> io::Result<()> {
     object.serialize(&mut serde_json::Serializer::with_formatter(&mut *out, NoControls))?;
     writeln!(out)
 }
 
-/// Escapes DEL and the C1 controls too, which JSON allows in strings: some terminals take U+009B for the beginning of an escape sequence.
+/// Escapes DEL and the C1 controls too, which JSON allows in strings: some terminals begin escape sequences at U+009B.
 struct NoControls;
 
 impl Formatter for NoControls {

@@ -20,10 +20,6 @@ const CULPRITS: usize = 8;
 /// Of their delays in all, in percent; those below are summed up.
 const SMALL_PERCENT: f64 = 0.5;
 
-/// Writes everything.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>) -> io::Result<()> {
     write_in(out, look, terminal_columns, &TimeZone::system())
 }

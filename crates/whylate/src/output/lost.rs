@@ -6,9 +6,6 @@ use std::io::{self, Write};
 use whylate_model::Card;
 
 /// Explains the reasons of each of these sources.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write(out: &mut dyn Write, cards: &[&Card]) -> io::Result<()> {
     writeln!(out, "Lost events could not be counted, for one of these reasons:")?;
     for card in cards {

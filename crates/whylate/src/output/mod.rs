@@ -26,20 +26,10 @@ use whylate_model::{LateEvent, Snapshot};
 /// Shows what a source yields, as it comes. Whoever drives the source flushes.
 pub trait Output {
     /// Writes what comes before the first figures.
-    ///
-    /// # Errors
-    /// Those of the writer.
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()>;
 
     /// Takes a late event as it happens.
-    ///
-    /// # Errors
-    /// Those of the writer.
     fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()>;
 
-    /// Writes a snapshot.
-    ///
-    /// # Errors
-    /// Those of the writer.
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()>;
 }

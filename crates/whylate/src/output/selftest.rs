@@ -9,9 +9,6 @@ use whylate_model::units::{format_ns, printable};
 use super::table::Table;
 
 /// Writes a table, what could not be tried, and the sum.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write(out: &mut dyn Write, told: &Selftest, terminal_columns: Option<usize>) -> io::Result<()> {
     let columns = "<RESULT, <SOURCE, <INJECTED, <FIGURE, EXPECTED, MEASURED, ERROR, ALLOWED, <CAUSE FOUND";
     let mut table = Table::new(columns);

@@ -29,7 +29,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// Whether late events come too, whether only those that a snapshot carries are shown, and how wide the terminal is.
+    /// Whether late events come too, whether only those of snapshots are shown, and how wide the terminal is.
     pub fn new(explains: bool, only_worst: bool, terminal_columns: Option<usize>) -> Self {
         Text {
             explains,

@@ -22,7 +22,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table without rows. Commas separate the names of columns; `<` stands before those that have names, not figures.
+    /// A table without rows. Commas separate names of columns; `<` stands before those that have names, not figures.
     pub fn new(columns: &str) -> Self {
         let columns = columns.split(',').map(str::trim).map(|column| match column.strip_prefix('<') {
             Some(names) => (names.to_owned(), Align::Left),
@@ -37,11 +37,8 @@ impl Table {
         self.rows.push(cells.iter().map(|cell| printable(cell)).collect());
     }
 
-    /// Writes heading and rows, two spaces between columns, nothing after the last. Where the terminal, if there is one, is narrower, names
-    /// lose their middle, and then columns in the middle are left out.
-    ///
-    /// # Errors
-    /// Those of the writer.
+    /// Writes heading and rows, two spaces between columns, nothing after the last. Where the terminal, if any, is
+    /// narrower, names lose their middle, and then columns in the middle are left out.
     pub fn write(&self, out: &mut dyn Write, terminal_columns: Option<usize>) -> io::Result<()> {
         let mut widths: Vec<usize> = self
             .columns
@@ -129,7 +126,7 @@ pub fn without_middle(text: &str, room: usize) -> String {
     format!("{begin}..{end}")
 }
 
-/// How wide the terminal is that standard output goes to; `None` when it goes elsewhere, and programs may read it whole.
+/// How wide standard output's terminal is; `None` when it goes elsewhere, and programs may read it whole.
 pub fn terminal_columns() -> Option<usize> {
     let stdout = io::stdout();
     // Only a terminal has a size.

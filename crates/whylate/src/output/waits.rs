@@ -12,9 +12,6 @@ use super::moment::moment;
 use super::why;
 
 /// Writes one wait with its causes.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
     let time = moment(event.at_unix_ns, zone);
     let latency = format_ns(event.latency_ns);
@@ -37,15 +34,11 @@ impl Waits {
         Waits { zone: TimeZone::system(), over_ns, culprits: Culprits::default() }
     }
 
-    /// Takes one in.
     pub fn add(&mut self, event: &LateEvent) {
         self.culprits.add(&OFFCPU, event);
     }
 
     /// Writes those that a snapshot carries, and a line per culprit.
-    ///
-    /// # Errors
-    /// Those of the writer.
     pub fn write(&mut self, out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
         let ranking = self.culprits.take();
         let over = format_ns(self.over_ns);

@@ -16,9 +16,6 @@ const CULPRITS: usize = 10;
 const SMALL_PERCENT: f64 = 0.5;
 
 /// Writes the causes of a late event, largest first, and the stack of each that has one.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write_causes(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
     let is_small = |cause: &Cause| percent(cause.ns, event.latency_ns) < SMALL_PERCENT;
     let shown = event.causes.partition_point(|cause| !is_small(cause));
@@ -60,15 +57,10 @@ pub struct Late {
     of: &'static str,
 }
 
-/// Work items.
 pub const ITEMS: Late = Late { late: "late item", lasted: "waited", event: "item", of: "handler" };
-/// Waits of threads for a CPU.
 pub const WAITS: Late = Late { late: "long wait", lasted: "took", event: "wait", of: "thread" };
 
 /// Writes a line per culprit, by the delay it caused, then what cannot be told.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, late: Late) -> io::Result<()> {
     let waited = format_ns(ranking.latency_ns);
     writeln!(out, "{} {} {waited} in all. Who caused it:", counted(ranking.events, late.late), late.lasted)?;

@@ -67,7 +67,6 @@ impl Names {
     }
 }
 
-/// They run until they are dropped.
 pub(super) struct Programs {
     _links: Vec<Link>,
     records: Records,
@@ -123,7 +122,6 @@ impl Programs {
         Ok(Programs { _links: links, records, sections, places, lengths, skeleton })
     }
 
-    /// Counts on a CPU from now on.
     pub(super) fn watch(&self, cpu: u32) {
         self.sections.u32_at(cpu as usize, offset_of!(section, is_watched)).store(1, Ordering::Release);
     }
@@ -174,7 +172,6 @@ impl Programs {
         }
     }
 
-    /// Takes in late events, and waits at most so long for the first one.
     pub(super) fn poll(&self, wait: Duration) -> anyhow::Result<()> {
         self.records.poll(wait)
     }
@@ -183,7 +180,6 @@ impl Programs {
         self.records.next()
     }
 
-    /// What could not be counted since the last call, by reason.
     pub(super) fn take_lost(&self) -> BTreeMap<String, u64> {
         let of = |reason: section_lost| {
             let offset = offset_of!(section, lost) + 8 * reason.0 as usize;

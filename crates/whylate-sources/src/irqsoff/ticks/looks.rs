@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Looks into sections with interrupts off, by NMIs: a CPU whose timer is overdue has the stack taken that it has at this moment. On machines
-//! with a PMU alone, on x86, where its interrupt is an NMI.
+//! Looks into sections with interrupts off, by NMIs: a CPU whose timer is overdue has its present stack taken. On
+//! machines with a PMU alone, on x86, where its interrupt is an NMI.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -9,8 +9,8 @@ use anyhow::Context as _;
 use crate::perf_event::{count_kernel_cycles, run_at};
 use crate::source::AttachError;
 
-/// Of the kernel's code on a CPU, from one look to the next: 2 ms at 4 GHz. A look tells from when the timer is overdue on: a
-/// section that takes a period of the timer and `from_ns` more is looked into, others by chance.
+/// Of the kernel's code on a CPU, from one look to the next: 2 ms at 4 GHz. A look tells from when the timer is overdue
+/// on: a section that takes a period of the timer and `from_ns` more is looked into, others by chance.
 const CYCLES: u64 = 8_000_000;
 
 /// One event on each CPU, until it is dropped; none where nobody looks.
@@ -60,8 +60,8 @@ impl Looks {
     }
 }
 
-/// Without a PMU: the same program, at timers that come in where interrupts are on. So a timer that is held back has to stand for one that is
-/// late, and what is proven of a section has to be left out.
+/// Without a PMU: the same program, at timers, which come in where interrupts are on. So a timer that is held back
+/// stands for one that is late, and what is proven of a section is left out.
 #[cfg(test)]
 mod tests {
     use std::fs::File;
@@ -184,8 +184,8 @@ mod tests {
         assert_eq!(source.programs.inside_due_ns(cpu), 0);
     }
 
-    /// A timer that looks and the heartbeat are both overdue after a section. Where the first one comes in first, its program takes the stack that
-    /// both interrupt, and the late event of the section has to tell it.
+    /// A timer that looks and the heartbeat are both overdue after a section. Where the former comes in first, its
+    /// program takes the stack that both interrupt, and the section's late event has to tell it.
     #[test]
     fn a_stack_that_was_taken_is_told_with_the_late_event() {
         let Some(cpu) = cpu() else { return };

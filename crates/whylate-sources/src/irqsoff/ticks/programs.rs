@@ -43,7 +43,6 @@ const LATE_BYTES: u32 = 4 << 20;
 /// Eight pages of buckets for each culprit: the lengths of one are alike.
 const PAGES: u32 = 8 * tick_limits::MAX_CULPRITS.0;
 
-/// They run until they are dropped.
 pub(super) struct Programs {
     _links: Vec<Link>,
     records: Records,
@@ -172,13 +171,12 @@ impl Programs {
         self.counter(cpu, offset_of!(tick, ticks)).load(Ordering::Relaxed)
     }
 
-    /// How late all ticks of the CPU were, and the periods that they have missed, since the last call. They count where that is asked for.
+    /// How late all ticks of the CPU were, and the periods they missed, since the last call; counted where asked for.
     pub(super) fn take_ticks(&mut self, cpu: u32) -> (Histogram, u64) {
         let overruns = self.counter(cpu, offset_of!(tick, overruns)).swap(0, Ordering::Relaxed);
         (self.lateness.take(&self.ticks, cpu as usize), overruns)
     }
 
-    /// The program that looks into sections.
     pub(super) fn look(&self) -> BorrowedFd<'_> {
         self.skeleton.progs.on_kernel_cycles.as_fd()
     }
@@ -258,7 +256,6 @@ impl Programs {
         self.account.as_mut()?.window(window, symbols)
     }
 
-    /// Takes in late events, and waits at most so long for the first one.
     pub(super) fn poll(&self, wait: Duration) -> anyhow::Result<()> {
         self.records.poll(wait)
     }
@@ -267,7 +264,6 @@ impl Programs {
         self.records.next()
     }
 
-    /// What could not be counted or told since the last call, by reason.
     pub(super) fn take_lost(&mut self, cpus: &[u32]) -> BTreeMap<String, u64> {
         let reasons = [
             // Ticks that were due and not seen: lateness of theirs is not counted.

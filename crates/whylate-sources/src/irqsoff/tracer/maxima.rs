@@ -91,7 +91,6 @@ impl Maxima {
         Ok(Maxima { shared, thread: Some(thread), _instance: instance })
     }
 
-    /// What was found since the last time.
     pub(super) fn take(&self) -> Result<Vec<Maximum>> {
         if let Some(failure) = locked(&self.shared.failure).take() {
             return Err(failure);
@@ -120,7 +119,6 @@ impl Drop for Maxima {
     }
 }
 
-/// Files of the instance.
 struct Files {
     maximum: File,
     trace: PathBuf,

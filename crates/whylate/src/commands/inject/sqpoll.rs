@@ -20,8 +20,8 @@ const POLLED_EVERY: Duration = Duration::from_millis(20);
 
 /// Keeps an io_uring submission thread at work for a known share of the time.
 ///
-/// Requests read random bytes, which the thread makes itself. The share of work is the time in which requests are outstanding, as the
-/// application sees it, less what the thread waited for a CPU.
+/// Requests read random bytes, which the thread makes itself. The share of work is the time in which requests are
+/// outstanding, as the application sees it, less what the thread waited for a CPU.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:

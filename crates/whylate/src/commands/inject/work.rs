@@ -17,9 +17,9 @@ use crate::values::duration_ns;
 
 /// Queues known work items; their handler is `bpf_wq_work`.
 ///
-/// No kernel module is needed: a BPF program queues them all on one CPU (Linux 6.10 and later). An item that keeps the CPU
-/// busy delays those behind it: of one batch with --busy 5ms the first item waits 0 ms, the second 5 ms, the third 10 ms.
-/// After 10 ms the kernel may run other items alongside a busy one.
+/// No kernel module is needed: a BPF program queues them all on one CPU (Linux 6.10 and later). An item that keeps the
+/// CPU busy delays those behind it: of one batch with --busy 5ms the first item waits 0 ms, the second 5 ms, the third
+/// 10 ms. After 10 ms the kernel may run other items alongside a busy one.
 ///
 /// Items are freed at the end: `bpf_wq_delete_work` is queued once for each distinct item, at most 16,384 times.
 #[derive(Debug, Args)]

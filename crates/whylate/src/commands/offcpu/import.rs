@@ -32,7 +32,8 @@ pub struct Arguments {
     /// What a stack begins with
     #[arg(long, value_enum, default_value_t = By::Process)]
     by: By,
-    /// Put the innermost frame first, which merges stacks by where they wait (default: outermost first, whatever the file's format)
+    /// Put the innermost frame first, which merges stacks by where they wait (default: outermost first, whatever the
+    /// file's format)
     #[arg(long)]
     leaf_first: bool,
 }

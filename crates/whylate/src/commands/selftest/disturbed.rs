@@ -49,7 +49,7 @@ pub(super) fn timer_and_hog(place: &Place<'_>) -> Result<Vec<Check>, AttachError
     })
 }
 
-/// The activation that each disturbance holds up longest is due within a period of its beginning, and waits until its end.
+/// The activation that a disturbance holds up longest is due within a period of its beginning, and waits until its end.
 fn timer(
     place: &Place<'_>,
     injected: &str,
@@ -104,7 +104,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Of the disturbances, 19 of 20 have to be told within bounds, by their lengths; how many were blamed on their cause is told as well.
+    /// 19 of 20 disturbances have to be told within bounds, by length; how many were blamed on their cause is told too.
     fn judge(
         &self,
         check: Check,

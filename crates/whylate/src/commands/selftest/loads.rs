@@ -84,7 +84,7 @@ pub(super) fn work(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     ])
 }
 
-/// How long items wait that are queued together and run one after another, by when the first began and the last one ended.
+/// How long items wait that are queued together and run one by one, by when the first began and the last one ended.
 fn mean_wait_ns(report: &work::Report) -> f64 {
     let at = |moment: Option<Moment>| moment.map_or(0.0, |moment| moment.monotonic_ns as f64);
     let (first_start, executed) = (at(report.first_start), report.executed.max(1) as f64);

@@ -33,8 +33,8 @@ const COLUMNS: &str = "IODEPTH, UTIL%, IDLE%, WORK%, STARVED%, IOPS, MEAN, P99";
 
 /// How busy a submission thread is under a synthetic load, at different numbers of requests in flight.
 ///
-/// UTIL% is work as a share of the thread's time on a CPU, and IDLE% is the rest of that time. Requests are direct I/O (O_DIRECT) and read
-/// or write the file from start to end, repeatedly.
+/// UTIL% is work as a share of the thread's time on a CPU, and IDLE% is the rest of that time. Requests are direct I/O
+/// (O_DIRECT) and read or write the file from start to end, repeatedly.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:

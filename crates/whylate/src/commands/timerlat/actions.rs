@@ -16,7 +16,7 @@ use super::values::Action;
 /// Saves a trace to a file, and tells it.
 pub type Save<'a> = dyn FnMut(&Path, &mut dyn Write) -> anyhow::Result<()> + 'a;
 
-/// Performs actions in their order, and none after one that fails; traces are saved by `save`. Returns whether to go on measuring.
+/// Performs actions in order, and none after one that fails; `save` saves traces. Returns whether to go on measuring.
 ///
 /// # Errors
 /// That of the action that failed, or of the writer.

@@ -30,7 +30,7 @@ use crate::output::{footer, timerlat as view};
 
 /// From one refresh of the table to the next.
 const REFRESH: Duration = Duration::from_secs(1);
-/// How long a threshold may have been hit before it is noticed, and how long what the tracer has sampled waits to be taken in.
+/// How long a hit threshold may go unnoticed, and how long what the tracer has sampled waits to be taken in.
 const SLICE: Duration = Duration::from_millis(50);
 /// How many late activations are kept for a trace, of any run the latest ones.
 const KEPT: usize = 1_000;

@@ -31,9 +31,6 @@ impl Screen {
     }
 
     /// Shows a view. On a terminal it takes the place of the former one, in one piece, so that nothing flickers.
-    ///
-    /// # Errors
-    /// Those of the writer.
     pub fn show(&mut self, out: &mut dyn Write, view: &str) -> io::Result<()> {
         let Some((rows, columns)) = (self.size)() else {
             return out.write_all(view.as_bytes());
@@ -57,9 +54,6 @@ impl Screen {
     }
 
     /// Makes room for what stays.
-    ///
-    /// # Errors
-    /// Those of the writer.
     pub fn leave(&mut self, out: &mut dyn Write) -> io::Result<()> {
         if (self.size)().is_some() && !self.is_first {
             write!(out, "{HOME}{REST_OF_SCREEN}")?;

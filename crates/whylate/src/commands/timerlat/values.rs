@@ -51,7 +51,6 @@ pub enum Action {
     Trace(PathBuf),
     /// Send a signal to a process.
     Signal {
-        /// The signal's number.
         number: i32,
         /// `None` for the parent.
         pid: Option<i32>,
@@ -63,7 +62,6 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether it saves the trace.
     pub fn is_trace(&self) -> bool {
         matches!(self, Action::Trace(_))
     }

@@ -11,10 +11,6 @@ use whylate_model::{Labels, LateEvent};
 use crate::output::moment::moment;
 use crate::output::why;
 
-/// Writes the heading of the lines.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{:<15} {:>3} {:>8} {:>8}  {:<14} {:<24} WHO", "TIME", "CPU", "AT-LEAST", "AT-MOST", "KIND", "TASK")
 }
@@ -36,9 +32,6 @@ fn write_line(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Re
 }
 
 /// Writes one event and its causes, with the innermost functions of their stacks, and the stack inside.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
     write_line(out, event, zone)?;
     why::write_causes(out, event)?;
@@ -46,9 +39,6 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
 }
 
 /// Writes one event with its whole stacks.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write_whole(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
     write_line(out, event, zone)?;
     for frame in &event.stack {
@@ -65,7 +55,6 @@ fn write_inside(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
     event.inside.iter().try_for_each(|frame| writeln!(out, "    {}", printable(frame)))
 }
 
-/// The kind in words.
 pub fn kind(labels: &Labels) -> String {
     match labels.get("kind").map_or("", String::as_str) {
         "irqs_off" => "interrupts off".to_owned(),

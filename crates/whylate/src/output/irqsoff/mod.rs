@@ -15,7 +15,6 @@ use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Worst};
 use crate::output::table::Table;
 use crate::output::{Output, footer, histogram};
 
-/// What is printed.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown {
     /// Histograms of lengths, too.
@@ -34,7 +33,6 @@ pub struct Shown {
     pub from_ns: u64,
 }
 
-/// The text that people read.
 pub struct Text {
     shown: Shown,
     zone: TimeZone,

@@ -10,7 +10,6 @@ use whylate_model::{Histogram, LateEvent, Series, Snapshot};
 use crate::output::table::Table;
 use crate::output::{Output, footer, histogram};
 
-/// The text that people read.
 #[derive(Debug)]
 pub struct Text {
     with_histograms: bool,

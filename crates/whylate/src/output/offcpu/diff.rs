@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use crate::output::table::Table;
 
-/// Two profiles by stack, as parts of a million of all their thread-seconds: so runs of different length and with different numbers of
-/// threads can be compared.
+/// Two profiles by stack, as parts of a million of all their thread-seconds: so runs of different length and with
+/// different numbers of threads can be compared.
 #[derive(Debug, Default, PartialEq)]
 pub struct Difference {
     by_stack: BTreeMap<String, [u64; 2]>,

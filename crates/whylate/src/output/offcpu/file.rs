@@ -23,7 +23,6 @@ pub enum Form {
     Pprof,
     /// The snapshot.
     Json,
-    /// For speedscope.
     Speedscope,
 }
 
@@ -55,10 +54,6 @@ pub fn create(path: &Path) -> io::Result<BufWriter<File>> {
     OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path).map(BufWriter::new)
 }
 
-/// Writes a snapshot in this form.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write(out: &mut dyn Write, form: Form, snapshot: &Snapshot, root: Root, hide_idle: bool) -> io::Result<()> {
     match form {
         Form::Svg => svg::write(out, snapshot, root, hide_idle)?,

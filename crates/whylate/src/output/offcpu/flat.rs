@@ -35,8 +35,8 @@ struct Row {
     rule: String,
 }
 
-/// The table, widest first, with idle threads of the kernel behind the others; with a threshold only of what has waited for so long by now.
-/// Shares are of the time off CPU.
+/// The table, widest first, idle threads of the kernel last; with a threshold only of what has waited for so long by
+/// now. Shares are of the time off CPU.
 pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Table {
     let has_wakers = snapshot.stacks.iter().any(|stack| stack.waker.is_some());
     // Where the terminal is narrow, what stands in the middle goes first.

@@ -46,7 +46,6 @@ pub fn summary(snapshot: &Snapshot, hide_idle: bool) -> String {
     )
 }
 
-/// The time that threads had CPUs.
 fn on_cpu(snapshot: &Snapshot) -> impl Iterator<Item = &Stack> {
     snapshot.stacks.iter().filter(|stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::OnCpu))
 }
@@ -56,15 +55,10 @@ fn sets_idle_kernel_threads_apart(snapshot: &Snapshot) -> bool {
     snapshot.stacks.iter().any(|stack| !stack.labels.contains_key("kernel"))
 }
 
-/// Writes the lines with a newline after each.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write_lines(out: &mut dyn Write, lines: &[String]) -> io::Result<()> {
     lines.iter().try_for_each(|line| writeln!(out, "{line}"))
 }
 
-/// A share in percent with one digit.
 fn percent(part: u64, whole: u64) -> String {
     format!("{:.1}%", part as f64 * 100.0 / whole.max(1) as f64)
 }
@@ -140,7 +134,7 @@ pub mod sample {
         snapshot
     }
 
-    /// A machine with many processes that wait little each, idle threads of the kernel, and a service whose threads could run.
+    /// A machine with many processes that wait little each, idle kernel threads, and a service whose threads could run.
     pub fn crowd() -> Snapshot {
         let mut snapshot = snapshot();
         snapshot.stacks.clear();

@@ -165,9 +165,6 @@ fn profile(snapshot: &Snapshot, hide_idle: bool) -> Profile {
 }
 
 /// Writes the profile: time off CPU in nanoseconds and numbers of waits.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write(out: &mut dyn Write, snapshot: &Snapshot, hide_idle: bool) -> io::Result<()> {
     let mut compressed = GzEncoder::new(out, Compression::default());
     compressed.write_all(&profile(snapshot, hide_idle).encode_to_vec())?;

@@ -11,9 +11,6 @@ use whylate_model::folded::{Root, frames, waiting};
 use crate::output::json::write_line;
 
 /// Writes a profile for each process, or whatever graphs begin with; weights are nanoseconds.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write(out: &mut dyn Write, snapshot: &Snapshot, root: Root, hide_idle: bool) -> io::Result<()> {
     let mut index_of: HashMap<String, usize> = HashMap::new();
     let mut names = Vec::new();

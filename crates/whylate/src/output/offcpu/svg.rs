@@ -31,7 +31,7 @@ pub fn write(out: &mut dyn Write, snapshot: &Snapshot, root: Root, hide_idle: bo
     draw(out, options, &lines_with(waiting(snapshot, hide_idle), root, marked))
 }
 
-/// Functions have one color each, and wakers another one in the same functions: the mark by which flame graphs tell them is not shown.
+/// Each function has one color, and another one as a waker: the mark by which flame graphs tell wakers is not shown.
 fn marked(frame: Frame) -> String {
     match frame.kind {
         Kind::Waker => frame.name + "_[w]",
@@ -68,7 +68,7 @@ fn draw(out: &mut dyn Write, mut options: Options<'_>, folded: &[String]) -> io:
     flamegraph::from_lines(&mut options, folded.iter().map(String::as_str), out)
 }
 
-/// Blues: labels grey, programs light, the kernel dark; wakers are aqua; functions differ a little, and have the same color in each graph.
+/// Blues: labels grey, programs light, the kernel dark; wakers aqua. Functions differ a little, the same in each graph.
 fn color(name: &str, kind: Kind) -> Color {
     // FNV-1a (RFC draft eastlake-fnv).
     let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));

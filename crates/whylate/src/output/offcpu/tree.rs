@@ -22,9 +22,6 @@ const BUSY_PERCENT: u64 = 10;
 const LEAST_FRAMES: usize = 24;
 
 /// Writes the tree. Frames that have only one caller and one callee share a line.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write(
     out: &mut dyn Write,
     snapshot: &Snapshot,
@@ -56,7 +53,7 @@ impl Line {
     }
 }
 
-/// Frames from both ends, in turn, as far as there is room: the innermost tell what is waited for, the outermost who waits.
+/// Frames from both ends in turn, while there is room: the innermost tell what is waited for, the outermost who waits.
 fn in_room(names: &[String], room: usize) -> String {
     const CUT: &str = " > .. > ";
     let whole = names.join(" > ");

@@ -43,18 +43,12 @@ impl StackFormat {
 }
 
 /// Writes the analysis of what stopped the measurement on a CPU.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write(out: &mut dyn Write, cpu: u32, evidence: &TimerEvidence, format: StackFormat) -> io::Result<()> {
     writeln!(out, "## CPU {cpu} hit stop tracing, analyzing it ##")?;
     write_parts(out, evidence, format)
 }
 
 /// Writes the parts of an activation.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write_parts(out: &mut dyn Write, evidence: &TimerEvidence, format: StackFormat) -> io::Result<()> {
     let analysis = timer_analysis(evidence);
     let whole_ns = analysis.thread_latency_ns;

@@ -10,7 +10,6 @@ use super::{Unit, stamp};
 
 const NAMES: [&str; 3] = ["IRQ", "Thr", "Usr"];
 
-/// What of it is shown.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shown {
     pub unit: Unit,
@@ -24,9 +23,6 @@ pub struct Shown {
 }
 
 /// Writes the histogram of everything so far.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write(out: &mut dyn Write, total: &Total, shown: &Shown) -> io::Result<()> {
     let cpus: Vec<_> = total.cpus.iter().filter(|(_, of_cpu)| of_cpu.count() > 0).collect();
     if !shown.without_header {

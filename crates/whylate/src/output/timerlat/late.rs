@@ -10,18 +10,11 @@ use whylate_model::units::{format_ns, printable};
 use crate::output::moment::moment;
 use crate::output::why;
 
-/// Writes the heading of the lines.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{:<15} {:>3} {:>8} {:>8} {:>8}", "TIME", "CPU", "LATENCY", "IRQ", "THREAD")
 }
 
 /// Writes one late activation, its causes, and the stack that the timer's interrupt found, where it was asked for.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
     let phase = |name: &str| event.phases.iter().find(|(phase, _)| phase == name).map_or(0, |&(_, ns)| ns);
     writeln!(

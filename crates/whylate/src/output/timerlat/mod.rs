@@ -15,7 +15,6 @@ pub enum Unit {
     /// Whole microseconds.
     #[default]
     Microseconds,
-    /// Nanoseconds.
     Nanoseconds,
 }
 

@@ -21,9 +21,6 @@ const PERCENTILES: [(&str, f64); 7] = [
 const ROWS: [&str; 4] = ["IRQ", "Thread", "Ret user", "Thread, corrected"];
 
 /// Writes a row for each latency of each CPU, and of all.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write(out: &mut dyn Write, total: &Total, unit: Unit, with_user: bool) -> io::Result<()> {
     let figures = PERCENTILES.map(|(name, _)| name).join(", ");
     let mut table = Table::new(&format!("CPU, <LATENCY, COUNT, {figures}, max"));
@@ -52,10 +49,6 @@ fn figure(ns: u64, unit: Unit) -> String {
     (ns / unit.ns()).to_string()
 }
 
-/// Writes how many periods were missed.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write_missed(out: &mut dyn Write, total: &Total) -> io::Result<()> {
     let all = total.all();
     let periods = all.missed + all.latencies.iter().map(Histogram::count).max().unwrap_or(0);

@@ -11,9 +11,6 @@ use whylate_sources::timerlat::Activated;
 use super::analysis::{self, StackFormat};
 
 /// Writes one block for each late activation, and a line for each of the latest ones.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write(out: &mut dyn Write, latest: &[Activated], late: &[LateEvent]) -> io::Result<()> {
     writeln!(out, "# {} activations, and who had the CPU; times in microseconds since the timer was due", late.len())?;
     for event in late {

@@ -10,10 +10,6 @@ use whylate_model::units::{format_ns, printable};
 use crate::output::moment::moment;
 use crate::output::why;
 
-/// Writes the heading of the lines.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
     writeln!(
         out,
@@ -23,9 +19,6 @@ pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// Writes one late item, and below it its causes and the stack of whoever queued it, where they are known.
-///
-/// # Errors
-/// Those of the writer.
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
     let label = |name: &str| printable(event.labels.get(name).map_or("", String::as_str));
     let phase = |name: &str| {

@@ -29,7 +29,6 @@ const PHASES: [(&str, &str); 7] = [
     ("ready", "of the run time, waiting for a CPU"),
 ];
 
-/// What is printed.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a> {
     /// Of all items.
@@ -44,7 +43,6 @@ pub struct Shown<'a> {
     pub lines_only: bool,
 }
 
-/// The text that people read.
 pub struct Text<'a> {
     shown: Shown<'a>,
     zone: TimeZone,

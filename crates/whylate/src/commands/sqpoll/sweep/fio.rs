@@ -37,7 +37,7 @@ impl Drop for Fio {
     }
 }
 
-/// What its submission thread did, its process, and what fio tells of itself; nothing where it was told to stop before fio was done.
+/// What its submission thread did, its process, and what fio tells of itself; nothing where stopped before fio's end.
 pub(super) fn measure(
     arguments: &Arguments,
     path: &Path,
@@ -97,7 +97,7 @@ fn command(arguments: &Arguments, path: &Path, depth: u32) -> anyhow::Result<Com
         "--time_based",
     ]);
     command.args(["--output-format=json", "--allow_file_create=0"]);
-    // With a submission thread fio does not know when a request was submitted, and what it takes for completion latency is garbage.
+    // With a submission thread fio does not know when a request was submitted: its completion latency is garbage.
     command.args(["--lat_percentiles=1", "--clat_percentiles=0"]);
     command.arg(if arguments.rw == Direction::Read { "--rw=read" } else { "--rw=write" });
     if arguments.iopoll {
@@ -162,7 +162,7 @@ impl Figures {
         Told { requests: self.requests, duration_ns: self.duration_ns, mean_ns, p99_ns }
     }
 
-    /// Requests that are in flight at the same time, and no more than `depth`, take no more than so many times the run in all.
+    /// Requests in flight at the same time, at most `depth`, take no more than so many times the run in all.
     fn mean_is_possible(self, depth: u32) -> bool {
         let all_ns = u128::from(self.mean_ns) * u128::from(self.requests);
         // fio rounds the run to a millisecond, and lets those that are in flight at its end finish.
