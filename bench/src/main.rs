@@ -27,7 +27,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Benchmarks of whylate. Exit status: 0 every figure is within its limit, or it was skipped; 1 a limit is missed; 2 an error.
+/// Benchmarks of whylate. Exit status: 0 every figure is within its limit, or it was skipped; 1 a limit is missed; 2
+/// an error.
 #[derive(Debug, Parser)]
 #[command(name = "whylate-bench")]
 struct Arguments {
@@ -51,15 +52,18 @@ enum What {
     Irqsoff(results::Arguments),
     /// How right `whylate sqpoll` is about loads that are known, what it costs a ring, and how it agrees with fio's.
     Sqpoll(results::Arguments),
-    /// How right `whylate sqpoll --precise` is about loads that the kernel's function tracer records, in a virtual machine.
+    /// How right `whylate sqpoll --precise` is about loads that the kernel's function tracer records, in a virtual
+    /// machine.
     SqpollVm(results::Arguments),
     #[command(hide = true)]
     Crowd(sqpoll::crowd::Arguments),
     /// What each backend of `whylate irqsoff` tells of delays of known length, in a virtual machine.
     IrqsoffVm(results::Arguments),
-    /// How much longer it takes in a virtual machine, beside the kernel's tracer and a bpftrace script on the same events.
+    /// How much longer it takes in a virtual machine, beside the kernel's tracer and a bpftrace script on the same
+    /// events.
     IrqsoffVmCost(results::Arguments),
-    /// What sampling sleeping threads costs, how fast it is named, and what tracing every switch costs beside offcputime.
+    /// What sampling sleeping threads costs, how fast it is named, and what tracing every switch costs beside
+    /// offcputime.
     Offcpu(offcpu::Arguments),
     /// What `whylate` without a command costs, beside perf sched record and offcputime.
     Why(why::Arguments),

@@ -11,7 +11,7 @@ use libbpf_rs::{Iter, Link};
 use whylate_model::{Snapshot, Stack};
 use whylate_sources::clock::{process_cpu_ns, thread_cpu_ns};
 use whylate_sources::offcpu::{AttachedOffcpu, Choice, OffcpuOptions, Often};
-use whylate_sources::{Attached, Session, Threads};
+use whylate_sources::{Attached, Measuring, Session, Threads};
 
 use super::sleepers::Sleepers;
 use crate::figures::median;
@@ -78,7 +78,7 @@ pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
     })
 }
 
-fn attach(process: Option<u32>, user_stacks: bool) -> Result<AttachedOffcpu> {
+fn attach(process: Option<u32>, user_stacks: bool) -> Result<Measuring<AttachedOffcpu>> {
     // Its own walks are not counted, and may not be in the way.
     let options = OffcpuOptions {
         rate_hz: 1,
@@ -86,7 +86,7 @@ fn attach(process: Option<u32>, user_stacks: bool) -> Result<AttachedOffcpu> {
         user_stacks,
         ..OffcpuOptions::default()
     };
-    options.attach_programs(&Session::of_one()).context("cannot attach offcpu")
+    options.start(&Session::of_one()).context("cannot attach offcpu")
 }
 
 /// A walk in which hardly a thread has run.
@@ -175,7 +175,7 @@ const STEADY: Duration = Duration::from_secs(5);
 /// All that this process uses while it samples: nothing else runs in it.
 pub fn steady() -> Result<Steady> {
     let sleepers = Sleepers::start(STEADY_THREADS, DESCENTS, 1)?;
-    let mut source = OffcpuOptions::default().attach_programs(&Session::of_one()).context("cannot attach offcpu")?;
+    let mut source = OffcpuOptions::default().start(&Session::of_one()).context("cannot attach offcpu")?;
     source.snapshot()?;
     let began_ns = process_cpu_ns();
     thread::sleep(STEADY);

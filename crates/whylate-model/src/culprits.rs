@@ -89,12 +89,13 @@ impl Culprits {
         self.latency_ns = self.latency_ns.saturating_add(event.latency_ns);
         let subject = self.number_of(&event.subject);
         let mut by_whom: BTreeMap<(CauseKind, &str), u64> = BTreeMap::new();
-        let mut unknown_ns = 0;
+        let mut unknown_ns = 0_u64;
         for cause in &event.causes {
             let of_kind = self.delays.entry(cause.kind).or_default();
             let (mut kind, mut who) = (cause.kind, cause.who.as_str());
             if !of_kind.contains_key(who) {
-                if self.count < CULPRITS {
+                // Why something is unknown is one of a few reasons.
+                if cause.kind == CauseKind::Unknown || self.count < CULPRITS {
                     self.count += 1;
                     of_kind.insert(who.to_owned(), BTreeMap::new());
                 } else {
@@ -104,7 +105,7 @@ impl Culprits {
             let ns = by_whom.entry((kind, who)).or_default();
             *ns = ns.saturating_add(cause.ns);
             if cause.kind == CauseKind::Unknown {
-                unknown_ns += cause.ns;
+                unknown_ns = unknown_ns.saturating_add(cause.ns);
             }
         }
         for ((kind, who), ns) in by_whom {
@@ -225,8 +226,9 @@ mod tests {
             culprits.add(&WQ, &late(&format!("handler{number}"), &[(CauseKind::Thread, &format!("sh:{number}"), 7)]));
         }
         culprits.add(&WQ, &late("a", &[(CauseKind::Thread, "sh:0", 7)]));
+        culprits.add(&WQ, &late("a", &[(CauseKind::Unknown, "not recorded", 3)]));
         let ranking = culprits.take();
-        assert_eq!(ranking.culprits.len(), CULPRITS + 1);
+        assert_eq!((ranking.culprits.len(), ranking.unknown.total_ns), (CULPRITS + 2, 3));
         let [others, first, ..] = &ranking.culprits[..] else { panic!("there are more") };
         assert_eq!((others.who.as_str(), others.victims[0].events, others.total_ns), (BEYOND, 5, 35));
         assert_eq!((first.who.as_str(), first.victims[0].events), ("sh:0", 2));

@@ -49,8 +49,8 @@ enum {
 };
 
 /*
- * A workqueue that runs in softirq context (WQ_BH, 6.9) has a worker without a task: whoever was interrupted is `current`.
- * Every other worker has one.
+ * A workqueue that runs in softirq context (WQ_BH, 6.9) has a worker without a task: whoever was interrupted is
+ * `current`. Every other worker has one.
  */
 enum worker_pool_flags {
 	POOL_BH = 1 << 0,
@@ -75,8 +75,8 @@ static __always_inline u64 task_run_delay_ns(const struct task_struct *task)
 }
 
 /*
- * The worker of a thread with PF_WQ_WORKER. A kthread's struct kthread is in worker_private since 5.17, so in every kernel with the other
- * hooks.
+ * The worker of a thread with PF_WQ_WORKER. A kthread's struct kthread is in worker_private since 5.17, so in every
+ * kernel with the other hooks.
  */
 static __always_inline struct worker *worker_of(const struct task_struct *task)
 {
@@ -98,7 +98,10 @@ static __always_inline u64 handler_of_worker(const struct task_struct *task)
 	return (u64)BPF_CORE_READ(worker_of(task), current_func);
 }
 
-/* The thread that a timer of the timerlat tracer wakes; NULL where the kernel has no such tracer (5.14, CONFIG_TIMERLAT_TRACER). */
+/*
+ * The thread that a timer of the timerlat tracer wakes; NULL where the kernel has no such tracer (5.14,
+ * CONFIG_TIMERLAT_TRACER).
+ */
 static __always_inline struct task_struct *task_of_tracers_timer(const struct hrtimer *timer)
 {
 	const struct timerlat_variables *variables;
@@ -215,8 +218,8 @@ static __always_inline u64 task_off_cpu_ns(const struct task_struct *task)
 }
 
 /*
- * Whether the stamp of the queue that a sleeping thread gets into when it is woken tells since when it waits. One that sleeps in a queue (6.12) may
- * have a stamp of before, which stays.
+ * Whether the stamp of the queue that a sleeping thread gets into when it is woken tells since when it waits. One
+ * that sleeps in a queue (6.12) may have a stamp of before, which stays.
  */
 static __always_inline bool task_gets_stamp(const struct task_struct *task)
 {
@@ -224,7 +227,10 @@ static __always_inline bool task_gets_stamp(const struct task_struct *task)
 	       !task->sched_info.last_queued;
 }
 
-/* Since 6.18 a thread of a throttled cgroup is taken off its queue when it returns to user space; before, its queue was. */
+/*
+ * Since 6.18 a thread of a throttled cgroup is taken off its queue when it returns to user space; before, its queue
+ * was.
+ */
 struct task_struct___6_18 {
 	bool throttled;
 } __attribute__((preserve_access_index));
@@ -247,8 +253,9 @@ enum {
 };
 
 /*
- * When a quota of the thread's cgroups was first refilled after that time, which ends throttling; a timer refills it each period. 0 without
- * a quota. Where several groups have one, the latest of these times: which of them was used up is not known.
+ * When a quota of the thread's cgroups was first refilled after that time, which ends throttling; a timer refills it
+ * each period. 0 without a quota. Where several groups have one, the latest of these times: which of them was used up
+ * is not known.
  */
 static __always_inline u64 cpu_quota_filled_ns(const struct task_struct *task, u64 since_ns)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Which bucket of a latency histogram a value belongs to: the layout of the Rust crate `histogram` with a grouping power of
- * 3 and a maximum value power of 64. Compiles on the host too, where a test compares it with that crate.
+ * Which bucket of a latency histogram a value belongs to: the layout of the Rust crate `histogram` with a grouping
+ * power of 3 and a maximum value power of 64. Compiles on the host too, where a test compares it with that crate.
  */
 #pragma once
 
@@ -26,8 +26,8 @@ static const unsigned char HIGHEST_BIT_OF_BYTE[256] = {
 };
 
 /*
- * Index of the highest set bit; 0 for 0. BPF has no instruction for it. Which byte has it is nearly the same for all latencies of a handler,
- * so the branches are predicted; within the byte it is not, so that is looked up.
+ * Index of the highest set bit; 0 for 0. BPF has no instruction for it. Which byte has it is nearly the same for all
+ * latencies of a handler, so the branches are predicted; within the byte it is not, so that is looked up.
  */
 static inline __attribute__((always_inline)) unsigned int highest_bit(unsigned long long value)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The kernel types that the BPF programs read, with only the fields they use. CO-RE relocates every access to the running
- * kernel's layout, so order and completeness do not matter here. No other header describes the kernel.
+ * The kernel types that the BPF programs read, with only the fields they use. CO-RE relocates every access to the
+ * running kernel's layout, so order and completeness do not matter here. No other header describes the kernel.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Variables of the kernel for each CPU: what the hypervisor has taken, and what an interrupt found. User space tells how far they lie from
- * `hrtimer_bases`, to which each timer leads; 0 where the kernel has no such variable.
+ * Variables of the kernel for each CPU: what the hypervisor has taken, and what an interrupt found. User space tells
+ * how far they lie from `hrtimer_bases`, to which each timer leads; 0 where the kernel has no such variable.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Set-associative tables in plain BPF arrays: the keys of one set fill a cache line, a free way holds key 0, and a way is claimed by
- * compare-and-exchange. One key is never inserted by two CPUs at once; the callers say why.
+ * Set-associative tables in plain BPF arrays: the keys of one set fill a cache line, a free way holds key 0, and a
+ * way is claimed by compare-and-exchange. One key is never inserted by two CPUs at once; the callers say why.
  */
 #pragma once
 
@@ -11,8 +11,8 @@ enum {
 };
 
 /*
- * The low half of a key as a plain number. The verifier forbids arithmetic on a kernel pointer, but lets a privileged program copy
- * half of it; kernel objects differ in that half.
+ * The low half of a key as a plain number. The verifier forbids arithmetic on a kernel pointer, but lets a privileged
+ * program copy half of it; kernel objects differ in that half.
  */
 static __always_inline u32 low_half(u64 key)
 {

@@ -10,7 +10,7 @@ use whylate_model::{Card, Snapshot};
 use crate::capabilities::KernelFacts;
 use crate::clock;
 use crate::occupancy::Kept;
-use crate::source::AttachError;
+use crate::source::{AttachError, Need};
 use crate::symbols::KernelSymbols;
 
 /// What is there once, however many sources measure. The account of the CPUs costs as much for several as for one; the
@@ -56,9 +56,9 @@ impl Session {
         self.symbols.shared()
     }
 
-    /// What this kernel has, looked up once.
-    pub(crate) fn kernel(&self) -> &KernelFacts {
-        self.kernel.get_or_init(KernelFacts::gather)
+    /// What this kernel surely lacks of what is needed. What it has is looked up once.
+    pub(crate) fn lacks(&self, needs: &[Need]) -> Option<String> {
+        if needs.is_empty() { None } else { self.kernel.get_or_init(KernelFacts::gather).lacks(needs) }
     }
 
     /// Lets the account run, once all sources are attached.

@@ -17,6 +17,11 @@ pub trait Source {
     /// Sets what all sources understand.
     fn ask(&mut self, asked: Asked);
 
+    /// What one of its backends needs for what the source is asked.
+    fn needs(&self, backend: &'static BackendInfo) -> &'static [Need] {
+        backend.needs
+    }
+
     /// Whether it would use one of its backends for what it is asked.
     fn takes(&self, _backend: &str) -> Takes {
         Takes::Unasked
@@ -91,7 +96,7 @@ pub(crate) fn first_that_works<A: Attached + ?Sized>(
             Takes::Asked if wanted.is_none() => continue,
             Takes::Asked | Takes::Unasked => {}
         }
-        let lacks = session.kernel().lacks(backend.needs);
+        let lacks = session.lacks(source.needs(backend));
         let is_lack = lacks.is_some();
         let outcome = lacks.map_or_else(|| start(backend.name), |lacks| Err(AttachError::Unsupported(lacks)));
         match outcome {
@@ -106,9 +111,14 @@ pub(crate) fn first_that_works<A: Attached + ?Sized>(
             Err(error) => refused = Some((error, is_lack)),
         }
     }
-    let never = never.map(|instead| AttachError::Contradiction(instead.to_owned()));
-    let refused = refused.map(|(error, _)| error).or(never);
-    Err(refused.unwrap_or_else(|| AttachError::Unsupported("there is no backend".to_owned())))
+    Err(match (refused.map(|(error, _)| error), never) {
+        (Some(error @ (AttachError::Unsupported(_) | AttachError::Failed(_))), Some(instead)) => {
+            AttachError::Unsupported(format!("{:#}; {instead}", anyhow::Error::from(error)))
+        }
+        (Some(error), _) => error,
+        (None, Some(instead)) => AttachError::Contradiction(instead.to_owned()),
+        (None, None) => AttachError::Unsupported("there is no backend".to_owned()),
+    })
 }
 
 /// A source that measures. Dropping it detaches it and restores every kernel setting it changed.
@@ -170,6 +180,8 @@ pub enum Need {
     TpBtfPrograms,
     /// A tracepoint, `group:name`.
     Tracepoint(&'static str),
+    /// A tracepoint that few kernels have, and which do.
+    RareTracepoint(&'static str, &'static str),
     /// A kernel function that BTF describes and at whose entry programs can run (`fentry`).
     Function(&'static str),
     /// This kernel version or later. Distributions backport, so a function that came with it tells, not the number.

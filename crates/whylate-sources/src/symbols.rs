@@ -70,8 +70,8 @@ const READ_AGAIN_AFTER: Duration = Duration::from_millis(200);
 /// The kernel's symbols as they were read, and the code that there was.
 type Read = Option<(Symbolizer, LoadedCode, Instant)>;
 
-/// Looks kernel addresses up, each once. Reading the kernel's symbols takes some ten milliseconds and megabytes, so it happens with
-/// the first look-up only, and sources share what was read ([`crate::Session`]).
+/// Looks kernel addresses up, each once. Reading the kernel's symbols takes some ten milliseconds and megabytes, so it
+/// happens with the first look-up only, and sources share what was read ([`crate::Session`]).
 #[derive(Debug, Default)]
 pub struct KernelSymbols {
     read: Rc<RefCell<Read>>,
@@ -102,7 +102,8 @@ impl KernelSymbols {
         let mut read = self.read.borrow_mut();
         let (symbolizer, code, _) = read.get_or_insert_with(now);
         let Ok(found) = symbolizer.symbolize(&Self::source(), Input::AbsAddr(&unknown)) else { return };
-        // Those that are not found may be of code that was loaded since: they are looked up again when they are asked for.
+        // Those that are not found may be of code that was loaded since: they are looked up again when they are asked
+        // for.
         let named =
             unknown.into_iter().zip(found).filter_map(|(address, found)| Some((address, name(address, &found, code)?)));
         self.names.extend(named);
@@ -113,7 +114,8 @@ impl KernelSymbols {
         Source::Kernel(Kernel { vmlinux: MaybeDefault::None, debug_syms: false, ..Kernel::default() })
     }
 
-    /// The functions of a stack as the kernel's stack maps hold it, innermost first, without our own program and what calls it.
+    /// The functions of a stack as the kernel's stack maps hold it, innermost first, without our own program and what
+    /// calls it.
     pub fn stack(&mut self, addresses: &[u8]) -> Vec<String> {
         addresses
             .as_chunks::<8>()

@@ -24,7 +24,7 @@ const WORK_ITEMS: &[&str] = &[
 
 /// Why a test does not apply on some kernels, or on none that is emulated.
 pub const NO_IRQS_OFF: &str = "bpf_local_irq_save";
-const NO_PREEMPTION: &str = "does not tell how long preemption is off";
+const NO_PREEMPTION: &str = "sched_set_need_resched_tp";
 pub const NO_TIMER: &str = "PREEMPT_RT";
 pub const NO_TIMES: &str = "an emulated CPU stops at any time";
 const LATE: &str = "an emulated CPU is late all the time";

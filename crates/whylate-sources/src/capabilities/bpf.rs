@@ -198,7 +198,9 @@ fn fentry(refusal: &Fact, names: Option<&KernelNames>) -> Fact {
             let attempt = Attempt::At { type_id: id, attach_type: libbpf_sys::BPF_TRACE_FENTRY };
             judge(load_program(ProgramType::Tracing, attempt), refusal, remedy)
         }
-        _ => Fact::no(remedy),
+        // Not every compiler leaves its name.
+        Some(_) => Fact::unknown(remedy),
+        None => Fact::no(remedy),
     }
 }
 

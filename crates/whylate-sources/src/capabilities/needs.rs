@@ -67,7 +67,8 @@ impl KernelFacts {
             Need::Btf => named("BTF", &self.btf.fact),
             // Those that sit on functions ask for their function as well.
             Need::TpBtfPrograms => named("tp_btf programs", &self.bpf.tp_btf),
-            Need::Tracepoint(name) => self.tracepoint(name),
+            Need::Tracepoint(name) => self.tracepoint(name, "boot one that has it"),
+            Need::RareTracepoint(name, where_it_is) => self.tracepoint(name, where_it_is),
             Need::Function(name) => self.function(name),
             Need::Since { version, function } => match &self.names {
                 None => Fact::unknown(format!("Linux {version}: no BTF is there to tell")),
@@ -82,7 +83,7 @@ impl KernelFacts {
         }
     }
 
-    fn tracepoint(&self, group_and_name: &str) -> Fact {
+    fn tracepoint(&self, group_and_name: &str, remedy: &str) -> Fact {
         let (group, name) = group_and_name.split_once(':').unwrap_or(("", group_and_name));
         let is_there = match (&self.names, self.tracing_folder()) {
             (Some(names), _) => names.have_tracepoint(name),
@@ -94,7 +95,7 @@ impl KernelFacts {
         if is_there {
             Fact::yes("")
         } else {
-            Fact::no(format!("tracepoint {group_and_name} is not in this kernel (boot one that has it)"))
+            Fact::no(format!("tracepoint {group_and_name} is not in this kernel ({remedy})"))
         }
     }
 
@@ -104,10 +105,10 @@ impl KernelFacts {
         };
         match fs::read_to_string(Path::new(tracefs).join("available_tracers")) {
             Ok(tracers) if tracers.split_whitespace().any(|tracer| tracer == name) => Fact::yes(""),
-            Ok(_) => Fact::no(format!(
-                "tracer {name} is not in this kernel (boot one with CONFIG_{}_TRACER=y)",
-                name.to_uppercase()
-            )),
+            Ok(_) => {
+                let option = if name == "preemptoff" { "PREEMPT".to_owned() } else { name.to_uppercase() };
+                Fact::no(format!("tracer {name} is not in this kernel (boot one with CONFIG_{option}_TRACER=y)"))
+            }
             Err(error) => Fact::unknown(format!("tracer {name}: {error}")),
         }
     }
@@ -139,7 +140,7 @@ pub(super) fn readiness(source: &dyn Source, evidence: &KernelFacts) -> Readines
     // What attaching would not take is no way that a user has.
     let taken = info.backends.iter().filter(|backend| source.takes(backend.name) == Takes::Unasked);
     let candidates = taken.map(|backend| {
-        let facts = backend.needs.iter().map(|&need| evidence.judge(need)).collect();
+        let facts = source.needs(backend).iter().map(|&need| evidence.judge(need)).collect();
         (backend.name, backend.weaker, facts)
     });
     choose(info.card.name, candidates)

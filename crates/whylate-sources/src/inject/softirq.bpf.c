@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * A softirq of known length: the kernel runs the callback of a bpf_timer in HRTIMER_SOFTIRQ of the CPU where the timer was
- * started (with PREEMPT_RT in the thread ktimers of that CPU).
+ * A softirq of known length: the kernel runs the callback of a bpf_timer in HRTIMER_SOFTIRQ of the CPU where the
+ * timer was started (with PREEMPT_RT in the thread ktimers of that CPU).
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>

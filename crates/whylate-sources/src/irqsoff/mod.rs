@@ -39,6 +39,18 @@ const TRACER: &str = "tracer";
 const TICKS: &str = "ticks";
 const NEED_RESCHED: &str = "need_resched";
 
+/// Kernels that tell how long preemption is off.
+const TELLS_PREEMPTION: &str = "boot Linux 6.17 to 6.19, or one with CONFIG_PREEMPT_TRACER=y";
+/// What `events` needs of preemption.
+const PREEMPT_EVENTS: [Need; 6] = [
+    Need::Btf,
+    Need::TpBtfPrograms,
+    Need::RareTracepoint("preemptirq:preempt_disable", "boot one with CONFIG_PREEMPT_TRACER=y"),
+    Need::RareTracepoint("preemptirq:preempt_enable", "boot one with CONFIG_PREEMPT_TRACER=y"),
+    Need::Map(MapKind::Array),
+    Need::Map(MapKind::RingBuf),
+];
+
 /// The source's description.
 pub static INFO: SourceInfo = SourceInfo {
     card: &sources::IRQSOFF,
@@ -48,8 +60,8 @@ pub static INFO: SourceInfo = SourceInfo {
             needs: &[
                 Need::Btf,
                 Need::TpBtfPrograms,
-                Need::Tracepoint("preemptirq:irq_disable"),
-                Need::Tracepoint("preemptirq:irq_enable"),
+                Need::RareTracepoint("preemptirq:irq_disable", "boot one with CONFIG_IRQSOFF_TRACER=y"),
+                Need::RareTracepoint("preemptirq:irq_enable", "boot one with CONFIG_IRQSOFF_TRACER=y"),
                 Need::Map(MapKind::Array),
                 Need::Map(MapKind::RingBuf),
             ],
@@ -79,8 +91,8 @@ pub static INFO: SourceInfo = SourceInfo {
             needs: &[
                 Need::Btf,
                 Need::TpBtfPrograms,
-                Need::Tracepoint("sched:sched_set_need_resched_tp"),
-                Need::Tracepoint("sched:sched_entry_tp"),
+                Need::RareTracepoint("sched:sched_set_need_resched_tp", TELLS_PREEMPTION),
+                Need::RareTracepoint("sched:sched_entry_tp", TELLS_PREEMPTION),
                 Need::Tracepoint("timer:hrtimer_expire_entry"),
                 Need::Map(MapKind::Array),
                 Need::Map(MapKind::RingBuf),
@@ -165,6 +177,14 @@ impl Source for IrqsoffOptions {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
     }
 
+    fn needs(&self, backend: &'static BackendInfo) -> &'static [Need] {
+        match (backend.name, self.what) {
+            (EVENTS, What::Preemption) => &PREEMPT_EVENTS,
+            (TRACER, What::Preemption) => &[Need::Tracer("preemptoff")],
+            _ => backend.needs,
+        }
+    }
+
     fn takes(&self, backend: &str) -> Takes {
         match (backend, self.what) {
             // Only there the timer is our own.
@@ -191,20 +211,15 @@ impl Source for IrqsoffOptions {
         if self.period_ns.is_some_and(|ns| !PERIODS_NS.contains(&ns)) {
             return Err(AttachError::Contradiction("a period is from 100 us to 1 s long".to_owned()));
         }
-        let measuring = first_that_works(self, self.backend.as_deref(), session, |backend| {
+        // Whatever the way, a CPU that is not there is none.
+        wanted::wanted_cpus(&self.cpus)?;
+        first_that_works(self, self.backend.as_deref(), session, |backend| {
             Ok(match backend {
                 EVENTS => Box::new(events::AttachedEvents::new(self, session)?) as Box<dyn Attached>,
                 TRACER => Box::new(tracer::AttachedTracer::new(self, session)?),
                 TICKS => Box::new(ticks::AttachedTicks::new(self, session)?),
                 _ => Box::new(need_resched::AttachedMarks::new(self, session)?),
             })
-        });
-        measuring.map_err(|error| match error {
-            AttachError::Unsupported(lack) if self.what == What::Preemption => AttachError::Unsupported(format!(
-                "this kernel does not tell how long preemption is off (Linux 6.17 to 6.19 do, and any with \
-                     CONFIG_PREEMPT_TRACER=y): {lack}"
-            )),
-            error => error,
         })
     }
 }

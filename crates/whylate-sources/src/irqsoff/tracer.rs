@@ -56,10 +56,7 @@ impl AttachedTracer {
         match fs::read_to_string(folder.join("available_tracers")) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(AttachError::NotPermitted),
             Ok(tracers) if tracers.split_whitespace().any(|there| there == tracer) => {}
-            _ => {
-                let lacks = format!("tracer {tracer} is not in this kernel (boot one with CONFIG_PREEMPT_TRACER=y)");
-                return Err(AttachError::Unsupported(lacks));
-            }
+            _ => return Err(AttachError::Unsupported(format!("tracer {tracer} is not in this kernel"))),
         }
         if let Some((other, theirs)) = other_user(&folder) {
             return Err(AttachError::Unsupported(in_use(&theirs, &other)));

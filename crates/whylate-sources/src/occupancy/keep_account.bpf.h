@@ -96,7 +96,8 @@ static __always_inline void enter_thread(struct account *account, const struct t
 }
 
 /*
- * Where a switch was not seen (some kernels hide the threads of a supervisor from tracing), whoever had the CPU until now is not known.
+ * Where a switch was not seen (some kernels hide the threads of a supervisor from tracing), whoever had the CPU until
+ * now is not known.
  */
 static __always_inline bool is_astray(const struct account *account, const struct task_struct *task)
 {

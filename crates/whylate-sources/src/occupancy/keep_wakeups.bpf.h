@@ -9,8 +9,8 @@
 const volatile bool keeps_all_wakeups = false;
 
 /*
- * From now on it waits for a CPU; `now_ns` is 0 where the scheduler's stamp will tell since when. `waker` is whoever has woken it; NULL where it was
- * not asleep, or an interrupt has.
+ * From now on it waits for a CPU; `now_ns` is 0 where the scheduler's stamp will tell since when. `waker` is whoever
+ * has woken it; NULL where it was not asleep, or an interrupt has.
  */
 static __always_inline void keep_wait(const struct task_struct *task, bool was_asleep, const struct task_struct *waker, u64 now_ns)
 {

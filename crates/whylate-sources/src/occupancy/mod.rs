@@ -148,6 +148,7 @@ struct Lost {
 impl Account {
     /// Loads the programs, but lets none run yet. Of a session with several sources the first one does.
     pub(crate) fn load(session: &Session, of: Timers, wakeups: Wakeups) -> Result<Self, AttachError> {
+        attach::require_btf()?;
         let (kept, is_own) = match session.account(|| Kept::load(of, Wakeups::OfAll, true))? {
             Some(kept) => (kept, false),
             None => (Rc::new(RefCell::new(Kept::load(of, wakeups, false)?)), true),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Keeps the account of who has each CPU: each event that hands a CPU over ends one interval and begins the next, so each instant belongs to
- * exactly one occupant. An interrupt lies above a softirq, and that above a thread.
+ * Keeps the account of who has each CPU: each event that hands a CPU over ends one interval and begins the next, so
+ * each instant belongs to exactly one occupant. An interrupt lies above a softirq, and that above a thread.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -314,8 +314,8 @@ int BPF_PROG(on_nmi_handler, void *handler, s64 delta_ns)
 }
 
 /*
- * The stack that a late interrupt found. On a slow machine taking it can make the next interrupt late in turn, and that one the next: so
- * some rest follows.
+ * The stack that a late interrupt found. On a slow machine taking it can make the next interrupt late in turn, and
+ * that one the next: so some rest follows.
  */
 static __always_inline s32 stack_of_late(void *ctx, struct account *account)
 {
@@ -330,8 +330,8 @@ static __always_inline s32 stack_of_late(void *ctx, struct account *account)
 }
 
 /*
- * Its lateness tells of interrupts that were off, because nobody sets it for times that are over. A thread of ours that is stopped may; its
- * source knows then.
+ * Its lateness tells of interrupts that were off, because nobody sets it for times that are over. A thread of ours
+ * that is stopped may; its source knows then.
  */
 static __always_inline bool timer_counts(const struct hrtimer *timer)
 {
@@ -348,8 +348,8 @@ static __always_inline bool timer_counts(const struct hrtimer *timer)
 }
 
 /*
- * A timer that comes late tells that interrupts were off: at least since it was due. Its stack tells who enabled them, because the
- * interrupt comes in right there.
+ * A timer that comes late tells that interrupts were off: at least since it was due. Its stack tells who enabled
+ * them, because the interrupt comes in right there.
  */
 SEC("tp_btf/hrtimer_expire_entry")
 int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)

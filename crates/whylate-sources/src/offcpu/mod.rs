@@ -157,9 +157,13 @@ impl OffcpuOptions {
     ///
     /// # Errors
     /// When the kernel or the caller's privileges do not allow it.
-    pub fn attach_programs(&self, session: &Session) -> Result<AttachedOffcpu, AttachError> {
-        let traces = self.wakers || self.backend.as_deref() == Some(TRACE);
-        AttachedOffcpu::new(self, session, if traces { TRACE } else { SAMPLE })
+    pub fn start(&self, session: &Session) -> Result<Measuring<AttachedOffcpu>, AttachError> {
+        let unless_named = if self.wakers { TRACE } else { SAMPLE };
+        let named = self.backend.as_deref().filter(|name| *name != "auto").unwrap_or(unless_named);
+        first_that_works(self, Some(named), session, |backend| match backend {
+            PROC => Err(AttachError::Contradiction("the backend proc has no BPF programs".to_owned())),
+            backend => Ok(Box::new(AttachedOffcpu::new(self, session, backend)?)),
+        })
     }
 }
 
@@ -188,15 +192,14 @@ impl Source for OffcpuOptions {
     }
 
     fn attach(&self, session: &Session) -> Result<Measuring, AttachError> {
-        first_that_works(self, self.backend.as_deref(), session, |backend| -> Result<Box<dyn Attached>, _> {
-            let attached: Box<dyn Attached> = match backend {
-                PROC => Box::new(proc::AttachedProc::new(self, session)?),
+        let plain = first_that_works(self, self.backend.as_deref(), session, |backend| {
+            Ok(match backend {
+                PROC => Box::new(proc::AttachedProc::new(self, session)?) as Box<dyn Attached>,
                 backend => Box::new(AttachedOffcpu::new(self, session, backend)?),
-            };
-            Ok(match self.explain_over_ns {
-                Some(over_ns) => Box::new(explained::Explained::new(attached, self, session, over_ns)?),
-                None => attached,
             })
-        })
+        })?;
+        let Some(over_ns) = self.explain_over_ns else { return Ok(plain) };
+        let explained = explained::Explained::new(plain.attached, self, session, over_ns)?;
+        Ok(Measuring { attached: Box::new(explained), ..plain })
     }
 }

@@ -65,8 +65,6 @@ pub(crate) struct Waits {
 
 impl Waits {
     pub(crate) fn attach(wanted: &Wanted, session: &Session) -> Result<Self, AttachError> {
-        attach::require_btf()?;
-        attach::silence_libbpf();
         let mut account = Account::load(session, Timers::Heartbeats, Wakeups::OfAll)?;
         let mut open = RunnableSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;

@@ -64,8 +64,8 @@ static __always_inline int explain_wait(struct task_struct *task, const struct w
 }
 
 /*
- * How it came to wait; NULL where that is not known. An entry may be of a thread that had the same number, or of an earlier wait, where the wakeup
- * was not seen: it has left a CPU since then.
+ * How it came to wait; NULL where that is not known. An entry may be of a thread that had the same number, or of an
+ * earlier wait, where the wakeup was not seen: it has left a CPU since then.
  */
 static __always_inline const struct wakeup *own_wakeup(const struct task_struct *task)
 {
@@ -77,9 +77,9 @@ static __always_inline const struct wakeup *own_wakeup(const struct task_struct 
 }
 
 /*
- * By the scheduler's stamp, which is of its present queue; where it has none, or the thread was moved, from when it was woken or lost its CPU. A
- * thread that was asleep in a queue (6.12) may have a stamp of before its wakeup: of one that was not seen nothing is told, but for a thread that
- * never had a CPU.
+ * By the scheduler's stamp, which is of its present queue; where it has none, or the thread was moved, from when it
+ * was woken or lost its CPU. A thread that was asleep in a queue (6.12) may have a stamp of before its wakeup: of one
+ * that was not seen nothing is told, but for a thread that never had a CPU.
  */
 static __always_inline u64 waited_ns_of(struct task_struct *task, const struct wakeup *wakeup, u64 now_ns)
 {

@@ -34,8 +34,6 @@ use crate::tracefs::ring_page::Page;
 /// The tracer's name, and how the names of its threads begin.
 pub(super) const TRACER: &str = "timerlat";
 /// Why there is none of it.
-const NOT_THERE: &str =
-    "this kernel has no timerlat tracer (boot one with CONFIG_TIMERLAT_TRACER=y, or measure with --backend bpf)";
 /// By how much each thread is due after the one before, on kernels that can keep them in step.
 const ALIGN: &str = "timerlat_align_us";
 const CANNOT_ALIGN: &str =
@@ -106,7 +104,7 @@ impl Tracer {
         match fs::read_to_string(folder.join("available_tracers")) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(AttachError::NotPermitted),
             Ok(tracers) if tracers.split_whitespace().any(|tracer| tracer == TRACER) => {}
-            _ => return Err(AttachError::Unsupported(NOT_THERE.to_owned())),
+            _ => return Err(AttachError::Unsupported(format!("tracer {TRACER} is not in this kernel"))),
         }
         let can_align = folder.join("osnoise").join(ALIGN).exists();
         if options.aligned_ns.is_some() && !can_align {

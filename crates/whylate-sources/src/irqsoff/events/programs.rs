@@ -85,12 +85,6 @@ impl Programs {
         };
         let types = Btf::from_vmlinux()?;
         let has = |event: &str| types.type_by_name::<Typedef<'_>>(&format!("btf_trace_{event}")).is_some();
-        if !has(begins) {
-            let option = if what == What::Irqs { "CONFIG_IRQSOFF_TRACER" } else { "CONFIG_PREEMPT_TRACER" };
-            return Err(AttachError::Unsupported(format!(
-                "this kernel has no event preemptirq:{begins} (boot one with {option}=y)"
-            )));
-        }
         let mut open = skel::EventsSkelBuilder::default().open(attach::open_object())?;
         for mut program in open.open_object_mut().progs_mut() {
             let name = program.name().to_string_lossy().into_owned();
