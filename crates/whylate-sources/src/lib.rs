@@ -14,6 +14,7 @@ mod heartbeat;
 pub mod inject;
 pub mod irqsoff;
 mod loaded_code;
+mod lock;
 #[cfg(test)]
 mod lost_reasons;
 pub mod mapped;
@@ -22,7 +23,6 @@ pub mod offcpu;
 mod percpu;
 mod perf_event;
 mod priority;
-mod process;
 pub mod realtime;
 mod records;
 pub mod restore;

@@ -5,11 +5,10 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, bail, ensure};
 
-use crate::process::{is_running, this_process};
+use crate::lock::lock;
 use crate::tracefs::{self, instance};
 
 /// Where it is written down, in a file for each process; it goes with a reboot, as the settings do.
@@ -22,26 +21,21 @@ const SETTINGS: [&str; 2] = ["/sys/", "/proc/sys/"];
 /// Changed settings, until it is dropped.
 #[derive(Debug)]
 pub struct Restore {
-    record: PathBuf,
+    records: PathBuf,
+    /// Once there is something in it; it stays locked as long as this process lives.
+    record: Option<(PathBuf, File)>,
     /// Each with what it was, in the order of the changes.
     changed: Vec<(PathBuf, String)>,
 }
 
 impl Restore {
     /// Nothing is changed yet.
-    ///
-    /// # Errors
-    /// When this process cannot be told from others.
-    pub fn new() -> anyhow::Result<Self> {
+    pub fn new() -> Self {
         Self::recorded_in(Path::new(RECORDS))
     }
 
-    pub(crate) fn recorded_in(records: &Path) -> anyhow::Result<Self> {
-        // Each of a process has a record of its own: it goes with it.
-        static NUMBER: AtomicUsize = AtomicUsize::new(0);
-        let process = this_process().context("/proc is not mounted")?;
-        let name = format!("{process}.{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        Ok(Restore { record: records.join(name), changed: Vec::new() })
+    pub(crate) fn recorded_in(records: &Path) -> Self {
+        Restore { records: records.to_owned(), record: None, changed: Vec::new() }
     }
 
     /// What a setting is, without the end of its line.
@@ -93,19 +87,17 @@ impl Restore {
         Ok(())
     }
 
-    fn write_down(&self, path: &Path, was: &str) -> anyhow::Result<()> {
-        let folder = self.record.parent().context("the record has no folder")?;
+    fn write_down(&mut self, path: &Path, was: &str) -> anyhow::Result<()> {
+        let folder = &self.records;
         let made = DirBuilder::new().mode(0o700).create(folder);
         if made.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::AlreadyExists) {
             made.with_context(|| format!("cannot make {} (run as root)", folder.display()))?;
         }
         ensure!(is_ours(folder), "{} belongs to somebody else: remove it", folder.display());
-        let mut record = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&self.record)
-            .with_context(|| format!("cannot write to {}", self.record.display()))?;
+        if self.record.is_none() {
+            self.record = Some(begin_record(folder)?);
+        }
+        let Some((_, record)) = &mut self.record else { bail!("there is no record") };
         writeln!(record, "{}\t{was}", path.display())?;
         record
             .sync_data()
@@ -114,14 +106,33 @@ impl Restore {
     }
 }
 
+/// A new file, and locked: whoever finds it unlocked knows that nobody lives any more who would put back what is in it.
+fn begin_record(folder: &Path) -> anyhow::Result<(PathBuf, File)> {
+    for number in 0..1_000 {
+        let path = folder.join(format!("{}.{number}", std::process::id()));
+        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        match made {
+            // Whoever looked for leftovers before it was locked has taken it for one.
+            Ok(record) if lock(&record) && path.exists() => return Ok((path, record)),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| format!("cannot write to {}", path.display()));
+            }
+            // Of another process: numbers of one PID namespace are used in others too.
+            _ => {}
+        }
+    }
+    bail!("{} is full of records: remove them", folder.display())
+}
+
 impl Drop for Restore {
     fn drop(&mut self) {
         for (path, was) in self.changed.iter().rev() {
             // Whoever could change it can change it back, unless what it belongs to is gone.
             let _ = write(path, was);
         }
-        // There is none where nothing was changed.
-        let _ = fs::remove_file(&self.record);
+        if let Some((record, _)) = &self.record {
+            let _ = fs::remove_file(record);
+        }
     }
 }
 
@@ -147,11 +158,18 @@ fn recover_from(records: &Path, settings: &[&str]) -> usize {
         return 0;
     }
     let files = fs::read_dir(records).into_iter().flatten().flatten().map(|entry| entry.path());
-    files.filter(|file| !is_alive(file)).map(|file| recover_one(&file, settings)).sum()
+    files.map(|file| recover_one(&file, settings)).sum()
 }
 
 fn recover_one(record: &Path, settings: &[&str]) -> usize {
-    let text = fs::read_to_string(record).unwrap_or_default();
+    let no_link = libc::O_NOFOLLOW;
+    let Ok(mut file) = OpenOptions::new().read(true).custom_flags(no_link).open(record) else { return 0 };
+    // Its owner holds the lock, wherever it lives: no number tells that, since each PID namespace has its own.
+    if !lock(&file) {
+        return 0;
+    }
+    let mut text = String::new();
+    let _ = file.read_to_string(&mut text);
     let lines: Vec<_> = text.lines().filter_map(|line| line.split_once('\t')).collect();
     let allowed = |path: &str| settings.iter().any(|place| path.starts_with(place)) && !path.contains("/../");
     // The first line of a setting has what it was before all.
@@ -166,12 +184,6 @@ fn is_ours(folder: &Path) -> bool {
     fs::symlink_metadata(folder).is_ok_and(|data| {
         data.is_dir() && data.uid() == rustix::process::geteuid().as_raw() && data.mode() & 0o022 == 0
     })
-}
-
-/// Whether the process that a record is named after still runs: a later one of its number started at another time.
-fn is_alive(record: &Path) -> bool {
-    let name = record.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    is_running(name.split('.').next().unwrap_or_default())
 }
 
 /// Writes a line: some kernel files take what follows a text without an end for more of it (osnoise_cpus_write()).
@@ -197,7 +209,7 @@ mod tests {
     fn settings_are_put_back_at_the_end() {
         let folder = tempfile::tempdir().expect("a folder");
         let (a, b) = (setting(folder.path(), "a", "1\n"), setting(folder.path(), "b", "x\n"));
-        let mut restore = Restore::recorded_in(&folder.path().join("records")).expect("made");
+        let mut restore = Restore::recorded_in(&folder.path().join("records"));
         for (path, value) in [(&a, "2"), (&a, "3"), (&b, "x")] {
             restore.set(path, value).expect("set");
         }
@@ -211,7 +223,7 @@ mod tests {
     fn one_of_several_settings_in_a_file_is_put_back() {
         let folder = tempfile::tempdir().expect("a folder");
         let options = setting(folder.path(), "options", "DEFAULTS OSNOISE_WORKLOAD NO_PANIC_ON_STOP\n");
-        let mut restore = Restore::recorded_in(&folder.path().join("records")).expect("made");
+        let mut restore = Restore::recorded_in(&folder.path().join("records"));
         restore.set_flag(&options, "PANIC_ON_STOP", false).expect("it is off already");
         restore.set_flag(&options, "OSNOISE_WORKLOAD", false).expect("set");
         assert_eq!(content(&options), "NO_OSNOISE_WORKLOAD");
@@ -226,17 +238,20 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let records = folder.path().join("records");
         let (a, b) = (setting(folder.path(), "a", "1"), setting(folder.path(), "b", "1"));
-        let mut living = Restore::recorded_in(&records).expect("made");
+        let mut living = Restore::recorded_in(&records);
         living.set(&b, "2").expect("set");
-        // No process has a number so large.
-        let mut killed = Restore { record: records.join("4294967295-1"), changed: Vec::new() };
+        let mut killed = Restore::recorded_in(&records);
         killed.set(&a, "2").expect("set");
         killed.set(&a, "3").expect("set");
+        // The kernel closes what it had open.
+        killed.record = None;
         std::mem::forget(killed);
         let place = folder.path().to_string_lossy().into_owned();
         assert_eq!(recover_from(&records, &["/elsewhere/"]), 0);
-        let mut killed = Restore { record: records.join("4294967295-1"), changed: Vec::new() };
+        let mut killed = Restore::recorded_in(&records);
         killed.set(&a, "4").expect("set");
+        // The kernel closes what it had open.
+        killed.record = None;
         std::mem::forget(killed);
         assert_eq!(recover_from(&records, &[&place]), 1);
         assert_eq!((content(&a), content(&b)), ("3".to_owned(), "2".to_owned()));
@@ -251,7 +266,7 @@ mod tests {
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).expect("set");
         assert!(!is_ours(folder.path()));
         let a = setting(folder.path(), "a", "1");
-        let mut restore = Restore { record: folder.path().join("1-1"), changed: Vec::new() };
+        let mut restore = Restore::recorded_in(folder.path());
         assert!(restore.set(&a, "2").is_err());
         assert_eq!(content(&a), "1");
     }

@@ -327,3 +327,23 @@ fn a_slow_reader_of_every_item_does_not_cost_memory() -> Result<()> {
     println!("json: {peak_kb} KB at most");
     Ok(())
 }
+
+/// What a measurement outside has is not left over, whatever numbers a PID namespace gives to processes.
+#[test]
+fn another_pid_namespace_leaves_living_measurements_alone() -> Result<()> {
+    let Ok(tracefs) = whylate_sources::tracefs::find() else {
+        println!("skipped: tracefs is not mounted");
+        return Ok(());
+    };
+    let Ok(living) = whylate_sources::tracefs::instance::Instance::new(&tracefs, "") else {
+        println!("skipped: this user may make no tracing instance");
+        return Ok(());
+    };
+    let output = std::process::Command::new("unshare")
+        .args(["-pf", "--mount-proc", env!("CARGO_BIN_EXE_whylate"), "doctor"])
+        .output()?;
+    ensure!(output.status.code() == Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(living.path("trace_pipe").exists(), "the instance was removed");
+    ensure!(!String::from_utf8_lossy(&output.stderr).contains("killed"), "it took it for one that was left");
+    Ok(())
+}

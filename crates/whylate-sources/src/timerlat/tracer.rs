@@ -131,7 +131,7 @@ impl Tracer {
 
     fn start(folder: &Path, options: &TimerlatOptions, threads: Threads, cpus: &[u32]) -> Result<Self> {
         // Each is dropped before those that it stands on, whatever fails: readers, pages, instances, settings.
-        let mut settings = Restore::new()?;
+        let mut settings = Restore::new();
         set_up(&mut settings, &folder.join("osnoise"), options, threads, cpus)?;
         let instance = Instance::new(folder, "")?;
         instance.write("trace_clock", "mono")?;
@@ -451,7 +451,7 @@ mod tests {
         let options = "OSNOISE_WORKLOAD NO_TIMERLAT_ALIGN";
         fs::write(path("options"), options).expect("written");
         let set = |aligned_ns| {
-            let mut settings = Restore::recorded_in(&path("records")).expect("made");
+            let mut settings = Restore::recorded_in(&path("records"));
             let options = TimerlatOptions { aligned_ns, ..TimerlatOptions::default() };
             set_up(&mut settings, folder.path(), &options, Threads::Kernel, &[0, 1]).expect("set");
             let read = |name| fs::read_to_string(path(name)).expect("read").trim().to_owned();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A tracing instance of our own: its buffers, events and tracer are nobody else's.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write as _;
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
-use crate::process;
+use crate::lock::lock;
 
 const PREFIX: &str = "whylate-";
 
@@ -15,18 +15,33 @@ const PREFIX: &str = "whylate-";
 #[derive(Debug)]
 pub struct Instance {
     folder: PathBuf,
+    /// Locked: whoever finds it unlocked knows that nobody lives any more who would remove it.
+    _held: File,
 }
 
 impl Instance {
-    /// Makes one that is named after this process, with something at the end that tells it from its others.
+    /// Makes one, with something at the end of its name that tells it from others of this process.
     ///
     /// # Errors
     /// When the caller may not, or the kernel has no instances.
     pub fn new(tracefs: &Path, ending: &str) -> Result<Self> {
-        let process = process::this_process().context("/proc is not mounted")?;
-        let folder = tracefs.join("instances").join(format!("{PREFIX}{process}{ending}"));
-        fs::create_dir(&folder).with_context(|| format!("cannot make {} (run as root)", folder.display()))?;
-        Ok(Instance { folder })
+        for number in 0..1_000 {
+            let name = format!("{PREFIX}{}.{number}{ending}", std::process::id());
+            let folder = tracefs.join("instances").join(name);
+            match fs::create_dir(&folder) {
+                Ok(()) => match File::open(&folder) {
+                    // Whoever looked for leftovers before it was locked has taken it for one.
+                    Ok(held) if lock(&held) && folder.exists() => return Ok(Instance { folder, _held: held }),
+                    _ => {}
+                },
+                // Of another process: numbers of one PID namespace are used in others too.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => {
+                    return Err(error).with_context(|| format!("cannot make {} (run as root)", folder.display()));
+                }
+            }
+        }
+        bail!("{} is full of instances: remove them", tracefs.display())
     }
 
     /// Where one of its files is.
@@ -62,16 +77,10 @@ impl Drop for Instance {
 /// Removes instances of processes that are gone; returns how many those were.
 pub fn remove_leftovers(tracefs: &Path) -> usize {
     let folders = fs::read_dir(tracefs.join("instances")).into_iter().flatten().flatten();
-    let left = folders.filter(|folder| {
-        let name = folder.file_name();
-        process_of(&name.to_string_lossy()).is_some_and(|process| !process::is_running(process))
-    });
+    let ours = folders.filter(|folder| folder.file_name().to_string_lossy().starts_with(PREFIX));
+    // Its owner holds the lock, wherever it lives: no number tells that, since each PID namespace has its own.
+    let left = ours.filter(|folder| File::open(folder.path()).is_ok_and(|held| lock(&held)));
     left.filter(|folder| remove(&folder.path())).count()
-}
-
-/// What an instance of ours says of its process.
-fn process_of(name: &str) -> Option<&str> {
-    name.strip_prefix(PREFIX)?.split('.').next()
 }
 
 /// An instance with a tracer that runs cannot be removed.
@@ -104,24 +113,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instances_of_ours_are_told_by_their_names() {
-        assert_eq!(process_of("whylate-12-345"), Some("12-345"));
-        assert_eq!(process_of("whylate-12-345.trace"), Some("12-345"));
-        assert_eq!(process_of("timerlat_top"), None);
-    }
-
-    #[test]
-    fn only_what_dead_processes_have_left_is_removed() {
+    fn only_what_nobody_holds_is_removed() {
         let folder = tempfile::tempdir().expect("a folder");
         let instances = folder.path().join("instances");
-        let living = process::this_process().expect("/proc is mounted");
-        // No process has a number so large.
-        let names = [format!("whylate-{living}"), "whylate-4294967295-1".to_owned(), "another".to_owned()];
-        for name in &names {
+        for name in ["whylate-1.0", "another"] {
             fs::create_dir_all(instances.join(name)).expect("made");
         }
+        let held = Instance::new(folder.path(), ".trace").expect("made");
+        let second = Instance::new(folder.path(), ".trace").expect("made");
+        assert_ne!(held.folder, second.folder);
         assert_eq!(remove_leftovers(folder.path()), 1);
-        let left = names.map(|name| instances.join(name).exists());
-        assert_eq!(left, [true, false, true]);
+        let left = [instances.join("whylate-1.0"), instances.join("another"), held.folder.clone()];
+        assert_eq!(left.map(|folder| folder.exists()), [false, true, true]);
     }
 }
