@@ -19,7 +19,7 @@ use whylate_sources::AttachError;
 use whylate_sources::inject::disturbance::{Kind, Plan, Policy, run};
 
 use chance::{Unjudged, in_rounds};
-use running::whylate;
+use running::{Running, whylate};
 use turn::turn_to_measure;
 
 const MS_NS: u64 = 1_000_000;
@@ -174,5 +174,51 @@ fn a_screen_names_each_source() -> Result<()> {
         let of_table = lines.filter(|line| line.contains("normal") || line.contains("LATE")).count();
         ensure!(of_table == rows, "{source} stands in the table {of_table} times: {text}");
     }
+    Ok(())
+}
+
+/// A program in a file of 2 GB, of which it uses the first kilobytes, until it is dropped.
+struct Large {
+    _folder: tempfile::TempDir,
+    program: std::process::Child,
+}
+
+impl Large {
+    fn start() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("sleep");
+        std::fs::copy("/bin/sleep", &path)?;
+        // The rest is a hole.
+        std::fs::OpenOptions::new().write(true).open(&path)?.set_len(2 << 30)?;
+        let program = std::process::Command::new(&path).arg("60").spawn()?;
+        Ok(Large { _folder: folder, program })
+    }
+}
+
+impl Drop for Large {
+    fn drop(&mut self) {
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}
+
+#[test]
+fn a_look_locks_only_what_measured_threads_touch() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let _large = Large::start()?;
+    let mut look = Running::start(&["-d", "3s", "--json"])?;
+    let mut most_kb = 0;
+    while look.is_alive()? {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", look.pid())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap_or("0 kB");
+        most_kb = most_kb.max(line.trim().trim_end_matches(" kB").parse::<u64>()?);
+        thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let (status, stderr) = look.end()?;
+    ensure!(status.code() == Some(0), "{stderr}");
+    let limit_kb = (4 << 10) + 64 * std::thread::available_parallelism()?.get() as u64;
+    println!("{most_kb} kB locked, limit {limit_kb} kB");
+    ensure!(most_kb > 0, "measured threads have nothing locked");
+    ensure!(most_kb < limit_kb, "{most_kb} kB are locked, more than {limit_kb}");
     Ok(())
 }

@@ -16,7 +16,7 @@ use super::activation::Activation;
 use super::latest::Activated;
 use super::programs::Programs;
 use super::skel::types::{interrupted_stack, late_activation};
-use super::threads::{self, Stop, Stopped};
+use super::threads::{Stop, Stopped};
 use super::tracer::Tracer;
 use super::workload::Workload;
 use super::{INFO, TimerlatOptions};
@@ -80,8 +80,6 @@ impl AttachedTimerlat {
         let tracer = with_tracer.then(|| Tracer::new(options, &wanted)).transpose()?;
         let has_programs = !with_tracer || options.explains();
         let programs = has_programs.then(|| Programs::attach(options, session, with_tracer)).transpose()?;
-        // Without the privilege a page may have to be fetched, and that is then part of what is measured.
-        let _ = threads::lock_memory();
         let account = programs.as_ref().and_then(|programs| programs.account.as_ref());
         let tasks = account.map(Account::threads).transpose().context("cannot map the accounts of CPUs")?;
         let weaker = weaker(account, &wanted);

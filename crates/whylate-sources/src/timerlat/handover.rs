@@ -12,7 +12,7 @@ use super::tally::{StepWidth, Taken, Tallies, Tally, Times};
 /// Room for one activation, in one half of a cache line.
 #[derive(Debug, Default)]
 #[repr(align(32))]
-struct Slot {
+pub(super) struct Slot {
     due_ns: AtomicU64,
     irq_ns: AtomicU64,
     thread_ns: AtomicU64,
@@ -63,6 +63,11 @@ pub(super) fn ends(period_ns: u64, counted_every_ns: u64, width: Option<StepWidt
 }
 
 impl Giver {
+    /// What it writes to.
+    pub(super) fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
     /// Never waits.
     pub(super) fn give(&mut self, times: Times) {
         if self.next.wrapping_sub(self.known) >= self.slots.len() {

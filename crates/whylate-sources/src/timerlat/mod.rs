@@ -15,6 +15,7 @@ mod attached;
 mod handover;
 pub mod idle;
 mod latest;
+mod locked;
 mod missed;
 pub mod placement;
 mod programs;

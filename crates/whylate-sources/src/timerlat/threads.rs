@@ -14,6 +14,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use super::activation::Activation;
 use super::handover::{self, Counter, Giver};
 use super::latest::Latest;
+use super::locked::Locked;
 use super::tally::{StepWidth, Times};
 use crate::clock::monotonic_ns;
 use crate::mapped::MappedArray;
@@ -169,6 +170,9 @@ impl Measured {
         let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
         let (cpu, stopped) = (orders.cpu, Arc::clone(&orders.stopped));
         let thread = thread::Builder::new().name(format!("timerlat/{cpu}")).spawn(move || {
+            let code = [repeat as *const (), libc::syscall as *const (), libc::clock_gettime as *const ()];
+            let code = code.map(|function| Locked::code(function.addr()));
+            let _locked = (Locked::stack(), Locked::memory(giver.slots()), code);
             let prepared = prepare(&orders);
             let may_go = prepared.is_ok();
             // The starter waits for it.
@@ -272,15 +276,6 @@ fn sleep_until(due_ns: u64) -> io::Result<()> {
             error if error.kind() == io::ErrorKind::Interrupted => {}
             error => return Err(error),
         }
-    }
-}
-
-/// Keeps all memory of the process in place: a page that has to be fetched makes a thread late.
-pub(super) fn lock_memory() -> io::Result<()> {
-    // SAFETY: the call takes flags alone.
-    match unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
     }
 }
 
