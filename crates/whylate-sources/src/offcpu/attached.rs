@@ -13,6 +13,7 @@ use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack, Waker, WokenBy};
 use super::names::{Frames, Names, TORN, UNREADABLE, UNWOUND_PARTLY};
 use super::pace::Pace;
 use super::places::{Place, Woken};
+use super::process::Process;
 use super::sampler::{Gathered, Met, Sampler};
 use super::skel::types::{place_key, thread_now, user_end};
 use super::{INFO, OffcpuOptions, TRACE, state};
@@ -215,6 +216,8 @@ impl Attached for AttachedOffcpu {
         snapshot.duration_ns = gathered.ended_ns - gathered.began_ns;
         snapshot.stacks = self.stacks(&gathered);
         snapshot.lost = gathered.lost.iter().map(|&(reason, count)| (reason.to_owned(), count)).collect();
+        let unread: u64 = gathered.memory.values().map(Process::take_unread).sum();
+        *snapshot.lost.entry("unread_files".to_owned()).or_default() += unread;
         self.meter.tell(gathered.statistics, &mut snapshot);
         self.met = gathered.met;
         let rate_hz = match self.rate_hz {

@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What an ELF file tells of its code: how to unwind each of its functions, and where their names are.
-#![allow(unsafe_code)]
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gimli::{
-    BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EndianSlice, LittleEndian, Operation, Register, RegisterRule,
-    UnwindContext, UnwindSection, UnwindTableRow,
+    BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EhFrameOffset, EndianSlice, LittleEndian, Operation, Register,
+    RegisterRule, UnwindContext, UnwindSection, UnwindTableRow,
 };
-use memmap2::Mmap;
-use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
-use object::{Endianness, Object, ObjectSection};
+use object::Endianness;
+use object::elf::{ProgramHeader64, SectionHeader64};
+use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::rules::{BP_KEPT, Rule};
 use super::skel::types::rule_base;
@@ -25,70 +28,230 @@ const RETURN_ADDRESS: Register = Register(16);
 
 /// Sections that name a file with more debug information.
 const ELSEWHERE: [&str; 3] = [".gnu_debuglink", ".gnu_debugaltlink", ".debug_sup"];
+/// Sections with the names of functions, and what tells where they are.
+const NAMES: [&str; 5] = [".symtab", ".strtab", ".dynsym", ".dynstr", ".shstrtab"];
 /// How much smaller deflate makes anything, at most.
 const MOST_PACKED: u64 = 1_100;
+/// The largest headers, unwind tables, and rules of one function that are read: far above what compilers write.
+const MOST_HEADERS: u64 = 8 << 20;
+const MOST_TABLE: u64 = 32 << 20;
+const MOST_RULES: u64 = 1 << 20;
+/// What is copied of the names of one file at most, and with its lines, and of all files together.
+const MOST_NAMES: u64 = 64 << 20;
+const MOST_LINES: u64 = 512 << 20;
+const MOST_COPIED: u64 = 1 << 30;
+
+/// Bytes that are copied of all files.
+static COPIED: AtomicU64 = AtomicU64::new(0);
 
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
+type Header = object::elf::FileHeader64<Endianness>;
 
+/// A file of code. Whoever owns it may cut it short at any time, which ends a process that has it mapped: it is read.
 pub(super) struct Elf {
-    bytes: Mmap,
+    file: File,
     /// File offset, length and address of what is loaded.
     segments: Vec<(u64, u64, u64)>,
-    unwind: Option<UnwindSections>,
-    /// Kept open for its names.
-    _file: File,
+    unwind: Unwind,
     /// It names no other file for its debug information, and what is packed in it cannot be larger than it says.
-    pub(super) is_self_contained: bool,
-    /// Where the names of its functions are, and whether they are found there by address rather than by file offset.
-    pub(super) names: Option<(PathBuf, bool)>,
+    is_self_contained: bool,
+    /// Where distributions put its names, which are found there by address rather than by file offset.
+    elsewhere: Option<PathBuf>,
+    /// File offset and length of what names are made of, and of what lines are.
+    names: Vec<(u64, u64)>,
+    lines: Vec<(u64, u64)>,
+    /// Of these, once somebody asks for them; nobody else can change it.
+    copied: OnceLock<Option<Copied>>,
+    has_failed: AtomicBool,
+}
+
+/// How the file tells callers.
+enum Unwind {
+    /// Not at all, such as Go's, which keeps frame pointers.
+    ByFramePointers,
+    By(UnwindSections),
+    /// It tells, and cannot be read.
+    Unread,
 }
 
 struct UnwindSections {
-    header: (Range<usize>, u64),
-    frames: (Range<usize>, u64),
+    /// With its address.
+    table: (Vec<u8>, u64),
+    /// Where it is in the file, and its address.
+    frames: (Range<u64>, u64),
     text: u64,
+}
+
+/// Parts of a file where they were in it, and holes between them.
+struct Copied {
+    file: File,
+    bytes: u64,
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        COPIED.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A part of a file in memory of its own; `None` where there is not so much of it.
+fn read(file: &File, offset: u64, bytes: u64, most: u64) -> Option<Vec<u8>> {
+    let mut part = vec![0; usize::try_from(bytes).ok().filter(|_| bytes <= most)?];
+    file.read_exact_at(&mut part, offset).ok()?;
+    Some(part)
 }
 
 impl Elf {
     /// Opens a file; `None` when it is none of this kind.
-    pub(super) fn open(path: &Path) -> Option<Self> {
-        let file = File::open(path).ok()?;
-        if !file.metadata().ok()?.is_file() {
-            return None;
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub(super) fn open(path: &Path) -> std::io::Result<Option<Self>> {
+        // A FIFO that somebody put there would have it wait.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+        if !file.metadata()?.is_file() {
+            return Ok(None);
         }
-        // SAFETY: the mapping is private and read only, and nothing relies on its content staying the same: writing to
-        // the file gives wrong unwind rules at worst. Cutting it short ends this process, as it ends those that run it;
-        // the kernel does not let running programs be written to (ETXTBSY).
-        let bytes = unsafe { Mmap::map(&file) }.ok()?;
-        let elf = ElfFile64::<Endianness>::parse(&*bytes).ok()?;
-        let endian = elf.endian();
-        let loaded = elf.elf_header().program_headers(endian, &*bytes).ok()?;
-        let segments = loaded
+        let begin = read(&file, 0, size_of::<Header>() as u64, MOST_HEADERS);
+        let Some(begin) = begin.filter(|begin| begin.starts_with(&object::elf::ELFMAG)) else { return Ok(None) };
+        let mut elf = Elf {
+            file,
+            segments: Vec::new(),
+            unwind: Unwind::Unread,
+            is_self_contained: false,
+            elsewhere: None,
+            names: Vec::new(),
+            lines: Vec::new(),
+            copied: OnceLock::new(),
+            has_failed: AtomicBool::new(false),
+        };
+        if elf.read_headers(&begin).is_none() {
+            elf.has_failed = AtomicBool::new(true);
+        }
+        Ok(Some(elf))
+    }
+
+    fn read_headers(&mut self, begin: &[u8]) -> Option<()> {
+        let (header, _) = object::pod::from_bytes::<Header>(begin).ok()?;
+        let endian = header.endian().ok().filter(|_| header.e_ident.class == object::elf::ELFCLASS64)?;
+        let table = |offset: u64, count: u16, size: usize| {
+            read(&self.file, offset, u64::from(count) * size as u64, MOST_HEADERS)
+        };
+        let (count, offset) = (header.e_phnum(endian), header.e_phoff(endian));
+        let loaded = table(offset, count, size_of::<ProgramHeader64<Endianness>>())?;
+        let (loaded, _) = object::pod::slice_from_bytes::<ProgramHeader64<Endianness>>(&loaded, count.into()).ok()?;
+        self.segments = loaded
             .iter()
             .filter(|segment| segment.p_type(endian) == object::elf::PT_LOAD)
             .map(|segment| (segment.p_offset(endian), segment.p_filesz(endian), segment.p_vaddr(endian)))
             .collect();
-        let range_of = |name: &str| {
-            let section = elf.section_by_name(name)?;
-            let (offset, size) = section.file_range()?;
-            Some((offset as usize..offset.checked_add(size)? as usize, section.address()))
+        let (count, offset) = (header.e_shnum(endian), header.e_shoff(endian));
+        let headers_bytes = table(offset, count, size_of::<SectionHeader64<Endianness>>())?;
+        let (sections, _) =
+            object::pod::slice_from_bytes::<SectionHeader64<Endianness>>(&headers_bytes, count.into()).ok()?;
+        let Some(strings) = sections.get(usize::from(header.e_shstrndx.get(endian).0)) else {
+            // Without sections nothing is told of callers.
+            self.unwind = Unwind::ByFramePointers;
+            return Some(());
         };
-        let unwind = (|| {
-            Some(UnwindSections {
-                header: range_of(".eh_frame_hdr")?,
-                frames: range_of(".eh_frame")?,
-                text: range_of(".text")?.1,
-            })
-        })();
-        let names = names_of(&elf, &file);
-        let is_self_contained = elf.sections().all(|section| {
-            let names_another = section.name().is_ok_and(|name| ELSEWHERE.contains(&name));
-            let is_plausible = section
-                .compressed_file_range()
-                .is_ok_and(|range| range.uncompressed_size / MOST_PACKED <= range.compressed_size);
-            !names_another && is_plausible
+        let strings = read(&self.file, strings.sh_offset(endian), strings.sh_size(endian), MOST_HEADERS)?;
+        let name_of = |section: &SectionHeader64<Endianness>| {
+            let name = strings.get(section.sh_name(endian) as usize..).unwrap_or_default();
+            String::from_utf8_lossy(name.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
+        };
+        // What has no bytes in the file cannot be read.
+        let in_file = sections.iter().filter(|section| section.sh_type(endian) != object::elf::SHT_NOBITS);
+        let named: Vec<_> = in_file.map(|section| (name_of(section), section)).collect();
+        let find = |name: &str| named.iter().find(|(known, _)| known == name).map(|(_, section)| *section);
+        let range = |section: &SectionHeader64<Endianness>| (section.sh_offset(endian), section.sh_size(endian));
+        self.unwind = match (find(".eh_frame_hdr"), find(".eh_frame"), find(".text")) {
+            (Some(table), Some(frames), Some(text)) => {
+                let bytes = read(&self.file, table.sh_offset(endian), table.sh_size(endian), MOST_TABLE)?;
+                let (begin, length) = range(frames);
+                Unwind::By(UnwindSections {
+                    table: (bytes, table.sh_addr(endian)),
+                    frames: (begin..begin.checked_add(length)?, frames.sh_addr(endian)),
+                    text: text.sh_addr(endian),
+                })
+            }
+            _ => Unwind::ByFramePointers,
+        };
+        if find(".symtab").is_none() {
+            let id = find(".note.gnu.build-id").map(range);
+            let id = id.and_then(|(offset, bytes)| read(&self.file, offset, bytes, 1 << 10));
+            // A header of 12 bytes and the name GNU come before it.
+            self.elsewhere = id.and_then(|note| debug_file(note.get(16..)?));
+        }
+        self.is_self_contained = named.iter().all(|(name, section)| {
+            let is_packed = section.sh_flags(endian).0 & object::elf::SHF_COMPRESSED.0 != 0;
+            let header = || read(&self.file, section.sh_offset(endian), 24, 24);
+            let unpacked = || Some(u64::from_le_bytes(header()?[8..16].try_into().ok()?));
+            let is_plausible =
+                !is_packed || unpacked().is_some_and(|bytes| bytes / MOST_PACKED <= section.sh_size(endian));
+            // What GNU's tools packed before there was a flag for it says nothing that is checked here.
+            !ELSEWHERE.contains(&name.as_str()) && !name.starts_with(".zdebug") && is_plausible
         });
-        Some(Elf { segments, unwind, names, is_self_contained, _file: file, bytes })
+        let headers =
+            [(0, begin.len() as u64), (header.e_phoff(endian), (loaded.len() * size_of_val(&loaded[..1])) as u64)];
+        let headers = headers.into_iter().chain([(offset, headers_bytes.len() as u64)]);
+        let parts = |is_wanted: fn(&str) -> bool| {
+            named.iter().filter(move |(name, _)| is_wanted(name)).map(|(_, section)| range(section))
+        };
+        self.names = headers.chain(parts(|name| NAMES.contains(&name) || name.starts_with(".note"))).collect();
+        self.lines = parts(|name| name.starts_with(".debug_")).collect();
+        Some(())
+    }
+
+    /// Whether something could not be read since the last call.
+    pub(super) fn take_failure(&self) -> bool {
+        self.has_failed.swap(false, Ordering::Relaxed)
+    }
+
+    /// Where the names of its functions are, with its lines if these are asked for and can be trusted, and whether they
+    /// are found there by address rather than by file offset.
+    pub(super) fn names(&self, with_lines: bool) -> Option<(PathBuf, bool)> {
+        if let Some(elsewhere) = &self.elsewhere {
+            return Some((elsewhere.clone(), true));
+        }
+        let copied = self.copied.get_or_init(|| {
+            let copied = self.copy(with_lines && self.is_self_contained);
+            self.has_failed.fetch_or(copied.is_none(), Ordering::Relaxed);
+            copied
+        });
+        // As long as it is open it is there.
+        copied.as_ref().map(|copied| (PathBuf::from(format!("/proc/self/fd/{}", copied.file.as_raw_fd())), false))
+    }
+
+    fn copy(&self, with_lines: bool) -> Option<Copied> {
+        let lines = if with_lines { &self.lines[..] } else { &[] };
+        let parts = || self.names.iter().chain(lines).filter(|(_, bytes)| *bytes > 0);
+        let bytes = parts().try_fold(0_u64, |sum, (_, bytes)| sum.checked_add(*bytes))?;
+        if self.names.is_empty() || bytes > if with_lines { MOST_LINES } else { MOST_NAMES } {
+            return None;
+        }
+        if COPIED.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST_COPIED {
+            COPIED.fetch_sub(bytes, Ordering::Relaxed);
+            return None;
+        }
+        let file = memfd_create("whylate-names", MemfdFlags::CLOEXEC).map(File::from);
+        let copied = file.map(|file| Copied { file, bytes }).inspect_err(|_| {
+            COPIED.fetch_sub(bytes, Ordering::Relaxed);
+        });
+        let copied = copied.ok()?;
+        // What is not copied reads as zeros.
+        copied.file.set_len(self.file.metadata().ok()?.len()).ok()?;
+        let mut part = vec![0; 1 << 16];
+        for &(offset, bytes) in parts() {
+            let end = offset.checked_add(bytes)?;
+            let mut at = offset;
+            while at < end {
+                let length = part.len().min((end - at) as usize);
+                self.file.read_exact_at(&mut part[..length], at).ok()?;
+                copied.file.write_all_at(&part[..length], at).ok()?;
+                at += length as u64;
+            }
+        }
+        Some(copied)
     }
 
     /// The address that the file gives to what lies at this offset.
@@ -96,31 +259,65 @@ impl Elf {
         self.segments
             .iter()
             .find(|(at, length, _)| (*at..at.saturating_add(*length)).contains(&offset))
-            .map(|(at, _, address)| offset - at + address)
+            .and_then(|(at, _, address)| (offset - at).checked_add(*address))
     }
 
     /// How to unwind the frame of an instruction at this file offset.
     pub(super) fn rule_at(&self, offset: u64) -> Rule {
         match &self.unwind {
-            // Code that comes without this, such as Go's, keeps frame pointers.
-            None => Rule::plain(rule_base::RULE_CHAIN),
-            Some(sections) => self.unwound(sections, offset).unwrap_or_else(|| Rule::plain(rule_base::RULE_BROKEN)),
+            Unwind::ByFramePointers => Rule::plain(rule_base::RULE_CHAIN),
+            Unwind::Unread => Rule::plain(rule_base::RULE_BROKEN),
+            Unwind::By(sections) => {
+                self.unwound(sections, offset).unwrap_or_else(|| Rule::plain(rule_base::RULE_BROKEN))
+            }
         }
     }
 
     fn unwound(&self, sections: &UnwindSections, offset: u64) -> Option<Rule> {
         let address = self.address_of(offset)?;
-        let (header, header_at) = &sections.header;
-        let (frames, frames_at) = &sections.frames;
+        let ((table, table_at), (_, frames_at)) = (&sections.table, &sections.frames);
         let bases =
-            BaseAddresses::default().set_eh_frame_hdr(*header_at).set_eh_frame(*frames_at).set_text(sections.text);
-        let header = EhFrameHdr::new(self.bytes.get(header.clone())?, LittleEndian).parse(&bases, 8).ok()?;
-        let frames = EhFrame::new(self.bytes.get(frames.clone())?, LittleEndian);
+            BaseAddresses::default().set_eh_frame_hdr(*table_at).set_eh_frame(*frames_at).set_text(sections.text);
+        let parsed = EhFrameHdr::new(table, LittleEndian).parse(&bases, 8).ok()?;
+        let table = parsed.table()?;
+        let at = table.pointer_to_offset(table.lookup(address, &bases).ok()?).ok()?.0 as u64;
+        let function = self.entry(sections, at)?;
+        // What all functions of a kind have in common stands so many bytes before the number that says so.
+        let back = u32::from_le_bytes(function.get(4..8)?.try_into().ok()?);
+        let common = self.entry(sections, (at + 4).checked_sub(back.into())?)?;
+        // Both, one behind the other, with the function at its own address: it may be told relative to where it stands.
+        let mut both = common;
+        let function_at = both.len();
+        both.extend(&function);
+        both[function_at + 4..function_at + 8].copy_from_slice(&u32::try_from(function_at + 4).ok()?.to_le_bytes());
+        let bases = bases.set_eh_frame(frames_at.wrapping_add(at).wrapping_sub(function_at as u64));
+        let frames = EhFrame::new(&both, LittleEndian);
+        let entry = frames.fde_from_offset(&bases, EhFrameOffset(function_at), EhFrame::cie_from_offset).ok()?;
         let mut context = UnwindContext::new();
-        let row =
-            header.table()?.unwind_info_for_address(&frames, &bases, &mut context, address, EhFrame::cie_from_offset);
-        rule_of(row.ok()?, &frames)
+        rule_of(entry.unwind_info_for_address(&frames, &bases, &mut context, address).ok()?, &frames)
     }
+
+    /// An entry of `.eh_frame`, with its length.
+    fn entry(&self, sections: &UnwindSections, at: u64) -> Option<Vec<u8>> {
+        let (range, _) = &sections.frames;
+        let begin = range.start.checked_add(at)?;
+        let part = |bytes: u64| {
+            let part = begin.checked_add(bytes).filter(|end| *end <= range.end)?;
+            let part = read(&self.file, begin, part - begin, MOST_RULES);
+            self.has_failed.fetch_or(part.is_none(), Ordering::Relaxed);
+            part
+        };
+        let length = u32::from_le_bytes(part(4)?.try_into().ok()?);
+        part(u64::from(length) + 4)
+    }
+}
+
+/// Where distributions put the debug information of a build.
+fn debug_file(id: &[u8]) -> Option<PathBuf> {
+    let digits: Vec<String> = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let (first, rest) = digits.split_first().filter(|(_, rest)| !rest.is_empty())?;
+    let path = PathBuf::from(format!("/usr/lib/debug/.build-id/{first}/{}.debug", rest.concat()));
+    path.is_file().then_some(path)
 }
 
 fn rule_of(row: &UnwindTableRow<usize>, frames: &EhFrame<Bytes<'_>>) -> Option<Rule> {
@@ -180,18 +377,122 @@ fn operations(code: Bytes<'_>) -> Vec<(Register, i64, bool)> {
     }
 }
 
-/// The file's own symbols, those of its debug file, or the few of its dynamic linker.
-fn names_of(elf: &ElfFile64<'_, Endianness>, file: &File) -> Option<(PathBuf, bool)> {
-    if elf.section_by_name(".symtab").is_none() {
-        let id = elf.build_id().ok().flatten().filter(|id| id.len() > 1);
-        let debug = id.map(|id| {
-            let digits: Vec<String> = id.iter().map(|byte| format!("{byte:02x}")).collect();
-            PathBuf::from(format!("/usr/lib/debug/.build-id/{}/{}.debug", digits[0], digits[1..].concat()))
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn own_program() -> PathBuf {
+        PathBuf::from("/proc/self/exe")
+    }
+
+    /// The file offset of a function of this program.
+    fn offset_of(function: *const (), elf: &Elf) -> u64 {
+        let maps = fs::read_to_string("/proc/self/maps").expect("/proc is mounted");
+        let hex = |text: &str| u64::from_str_radix(text, 16).expect("a number");
+        let line = maps.lines().find(|line| {
+            let (range, _) = line.split_once(' ').expect("a line of maps");
+            let (start, end) = range.split_once('-').expect("a range");
+            (hex(start)..hex(end)).contains(&(function.addr() as u64))
         });
-        if let Some(debug) = debug.filter(|debug| debug.is_file()) {
-            return Some((debug, true));
+        let mut words = line.expect("it is mapped").split_whitespace();
+        let start = hex(words.next().expect("a range").split('-').next().expect("a start"));
+        let offset = hex(words.nth(1).expect("an offset"));
+        assert!(elf.address_of(offset).is_some());
+        function.addr() as u64 - start + offset
+    }
+
+    fn opened(path: &Path) -> Elf {
+        Elf::open(path).expect("it opens").expect("it is an ELF file")
+    }
+
+    #[test]
+    fn callers_are_told_from_parts_of_the_file() {
+        let elf = opened(&own_program());
+        let offset = offset_of(opened as *const (), &elf);
+        let entered = elf.rule_at(offset);
+        // At the first instruction the return address is all that was pushed.
+        assert_eq!((entered.base, entered.cfa_offset), (rule_base::RULE_SP, 8), "{entered:?}");
+        let inside = elf.rule_at(offset + 64);
+        assert!([rule_base::RULE_SP, rule_base::RULE_BP].contains(&inside.base), "{inside:?}");
+        assert!(!elf.take_failure());
+    }
+
+    #[test]
+    fn names_come_from_a_copy_that_nobody_can_cut_short() {
+        let elf = opened(&own_program());
+        let (path, by_address) = elf.names(false).expect("it has names");
+        let program = fs::metadata(own_program()).expect("there").len();
+        let copy = fs::metadata(&path).expect("there");
+        assert!(!by_address && copy.len() <= program);
+        let offset = offset_of(opened as *const (), &elf);
+        let mut source = blazesym::symbolize::source::Elf::new(&path);
+        source.debug_syms = false;
+        let source = blazesym::symbolize::source::Source::Elf(source);
+        let (symbolizer, offsets) = (blazesym::symbolize::Symbolizer::new(), [offset]);
+        let input = blazesym::symbolize::Input::FileOffset(offsets.as_slice());
+        let found = symbolizer.symbolize(&source, input).expect("it is an ELF file");
+        let name = found[0].as_sym().expect("it has a name").name.to_string();
+        assert!(name.contains("opened"), "{name}");
+    }
+
+    #[test]
+    fn a_file_that_is_cut_short_is_told_and_ends_nobody() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("program");
+        fs::copy(own_program(), &path).expect("copied");
+        let (elf, whole) = (opened(&path), opened(&own_program()));
+        let offset = offset_of(opened as *const (), &whole);
+        assert_eq!(elf.rule_at(offset).base, rule_base::RULE_SP);
+        OpenOptions::new().write(true).open(&path).expect("there").set_len(100).expect("cut short");
+        assert_eq!(elf.rule_at(offset).base, rule_base::RULE_BROKEN);
+        assert!(elf.take_failure() && !elf.take_failure());
+        assert!(elf.names(false).is_none() && elf.take_failure());
+        // Opened once more, it is one whose headers are gone: no frame pointers are assumed.
+        let again = opened(&path);
+        assert_eq!(again.rule_at(offset).base, rule_base::RULE_BROKEN);
+        assert!(again.take_failure());
+    }
+
+    #[test]
+    fn headers_that_claim_too_much_are_not_believed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("program");
+        let mut bytes = fs::read("/bin/true").expect("there");
+        let sections_at = u64::from_le_bytes(bytes[40..48].try_into().expect("eight")) as usize;
+        // Each section is a terabyte long.
+        for section in bytes[sections_at..].chunks_exact_mut(size_of::<SectionHeader64<Endianness>>()) {
+            section[32..40].copy_from_slice(&(1_u64 << 40).to_le_bytes());
+        }
+        fs::write(&path, &bytes).expect("written");
+        OpenOptions::new().write(true).open(&path).expect("there").set_len(1 << 41).expect("a hole");
+        let elf = opened(&path);
+        assert!(elf.take_failure() && elf.names(true).is_none());
+        assert_eq!(elf.rule_at(0x2000).base, rule_base::RULE_BROKEN);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_fail(changes in prop::collection::vec((0..200_000_usize, any::<u8>()), 1..40)) {
+            let mut bytes = fs::read("/bin/true").expect("there");
+            for (at, byte) in changes {
+                let length = bytes.len();
+                // Headers at the beginning and the end matter most.
+                let at = if at % 2 == 0 { at % 1_000 } else { length - 1 - at % 3_000 };
+                bytes[at % length] = byte;
+            }
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join("program");
+            fs::write(&path, &bytes).expect("written");
+            if let Ok(Some(elf)) = Elf::open(&path) {
+                for offset in (0..bytes.len() as u64).step_by(97) {
+                    elf.rule_at(offset);
+                }
+                elf.names(true);
+            }
         }
     }
-    // As long as it is open it is there, also when the process and its mount namespace have gone.
-    Some((PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())), false))
 }

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 
-use super::elf::Elf;
 use super::process::Process;
 use crate::symbols::KernelSymbols;
 
@@ -62,7 +61,7 @@ impl Names {
         for &(id, address, innermost) in wanted {
             // A return address is behind the call, which may be the last instruction of its function.
             let at = if innermost { address } else { address.wrapping_sub(1) };
-            match place_of(processes.get(&id), at) {
+            match place_of(processes.get(&id), at, self.lines) {
                 Place::Name(name) => {
                     named.insert((id, address, innermost), vec![name]);
                 }
@@ -97,7 +96,8 @@ impl Names {
         });
         let input = if is_address { Input::VirtOffset(offsets) } else { Input::FileOffset(offsets) };
         let mut elf = ElfSource::new(file);
-        elf.debug_syms = lines && may_tell_lines(file);
+        // Of others the copy has lines only where they can be trusted.
+        elf.debug_syms = lines;
         let has_lines = elf.debug_syms;
         let mut found = symbolizer.symbolize(&Source::Elf(elf), input);
         if found.is_err() && has_lines {
@@ -120,15 +120,6 @@ impl Names {
     }
 }
 
-/// Where distributions put debug information.
-const OF_DISTRIBUTION: &str = "/usr/lib/debug";
-
-/// Whether a file's debug information may be read, with more privileges than its maker may have: it must not name other
-/// files to open, nor claim to unpack to more than it can.
-fn may_tell_lines(file: &Path) -> bool {
-    file.starts_with(OF_DISTRIBUTION) || Elf::open(file).is_some_and(|elf| elf.is_self_contained)
-}
-
 /// Inlined functions come outermost first.
 fn frames_of(symbol: &Sym<'_>) -> Frames {
     let inlined = symbol.inlined.iter().rev().map(|function| frame(&function.name, function.code_info.as_ref()));
@@ -148,7 +139,7 @@ fn shown(file: &Path) -> String {
     file.file_name().map_or_else(|| "?".into(), |name| name.to_string_lossy()).into_owned()
 }
 
-fn place_of(process: Option<&Process>, at: u64) -> Place {
+fn place_of(process: Option<&Process>, at: u64, with_lines: bool) -> Place {
     let Some(process) = process else { return Place::Name(EXITED.to_owned()) };
     let Some(mapping) = process.mapping_of(at) else { return Place::Name(EXITED.to_owned()) };
     let Some(elf) = &mapping.elf else {
@@ -162,12 +153,12 @@ fn place_of(process: Option<&Process>, at: u64) -> Place {
     };
     let offset = mapping.offset_of(at);
     let shown = shown(Path::new(&mapping.path));
-    match &elf.names {
+    match elf.names(with_lines) {
         Some((file, true)) => match elf.address_of(offset) {
-            Some(address) => Place::File { names: file.clone(), is_address: true, offset: address, shown },
+            Some(address) => Place::File { names: file, is_address: true, offset: address, shown },
             None => Place::Name(format!("{shown}+{offset:#x}")),
         },
-        Some((file, false)) => Place::File { names: file.clone(), is_address: false, offset, shown },
+        Some((file, false)) => Place::File { names: file, is_address: false, offset, shown },
         None => Place::Name(format!("{shown}+{offset:#x}")),
     }
 }

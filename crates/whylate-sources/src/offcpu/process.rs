@@ -18,8 +18,10 @@ pub(super) struct Mapping {
     start: u64,
     end: u64,
     offset: u64,
-    /// `None` for memory without a file, such as that of a just-in-time compiler.
+    /// `None` for memory without a file of code, such as that of a just-in-time compiler.
     pub(super) elf: Option<Arc<Elf>>,
+    /// There may be such a file, which cannot be opened.
+    is_closed: bool,
     /// The file's path as the process sees it.
     pub(super) path: String,
 }
@@ -37,6 +39,12 @@ pub(super) struct Process {
 }
 
 impl Process {
+    /// How many of its files could not be read since somebody asked about each.
+    pub(super) fn take_unread(&self) -> u64 {
+        let elfs = self.mappings.iter().filter_map(|mapping| mapping.elf.as_ref());
+        elfs.map(|elf| u64::from(elf.take_failure())).sum()
+    }
+
     /// Where an address lies.
     pub(super) fn mapping_of(&self, address: u64) -> Option<&Mapping> {
         let after = self.mappings.partition_point(|mapping| mapping.start <= address);
@@ -55,7 +63,9 @@ impl Mapping {
 pub(super) struct Processes {
     by_id: HashMap<u32, Process>,
     /// Each file once, by what tells it from others.
-    elf_by_file: HashMap<String, Option<Arc<Elf>>>,
+    elf_by_file: HashMap<String, Option<Option<Arc<Elf>>>>,
+    /// Files that could not be opened since they were told.
+    closed: u64,
     walk: u64,
     call_graph: CallGraph,
 }
@@ -85,6 +95,11 @@ impl Processes {
                 process.compiled = Arc::new(compiled);
             }
         }
+    }
+
+    /// How many files could not be opened since the last call.
+    pub(super) fn take_closed(&mut self) -> u64 {
+        std::mem::take(&mut self.closed)
     }
 
     /// Forgets processes, whose numbers are given out anew.
@@ -121,8 +136,7 @@ impl Processes {
         let by_frame_pointer = !innermost && self.call_graph == CallGraph::FramePointers;
         let process = self.process(unknown.process, unknown.tgid, at);
         match process.mapping_of(at) {
-            None => Rule::plain(rule_base::RULE_BROKEN),
-            Some(Mapping { elf: None, .. }) => Rule::plain(rule_base::RULE_CHAIN),
+            None | Some(Mapping { is_closed: true, .. }) => Rule::plain(rule_base::RULE_BROKEN),
             Some(mapping) => match &mapping.elf {
                 Some(elf) => {
                     let rule = elf.rule_at(mapping.offset_of(at));
@@ -168,27 +182,33 @@ impl Processes {
         let offset = u64::from_str_radix(words.next()?, 16).ok()?;
         let (device, inode) = (words.next()?, words.next()?);
         let path = words.next().unwrap_or_default().trim_start();
-        let elf = if inode == "0" { None } else { self.elf(tgid, range, &format!("{device} {inode}"), path) };
+        let found = (inode != "0").then(|| self.elf(tgid, range, &format!("{device} {inode}"), path));
+        let (elf, is_closed) = found.map_or((None, false), |found| (found.clone().flatten(), found.is_none()));
         Some(Mapping {
             start: u64::from_str_radix(start, 16).ok()?,
             end: u64::from_str_radix(end, 16).ok()?,
             offset,
             elf,
+            is_closed,
             path: path.to_owned(),
         })
     }
 
-    fn elf(&mut self, tgid: u32, range: &str, file: &str, path: &str) -> Option<Arc<Elf>> {
+    /// `None` where it cannot be opened.
+    fn elf(&mut self, tgid: u32, range: &str, file: &str, path: &str) -> Option<Option<Arc<Elf>>> {
         if let Some(known) = self.elf_by_file.get(file) {
             return known.clone();
         }
         if self.elf_by_file.len() >= FILES {
-            self.elf_by_file.retain(|_, elf| elf.as_ref().is_some_and(|elf| Arc::strong_count(elf) > 1));
+            self.elf_by_file.retain(|_, elf| elf.iter().flatten().any(|elf| Arc::strong_count(elf) > 1));
         }
         // By its mapping a file is found in other mount namespaces, and when deleted; that takes a privilege.
         let candidates =
             [format!("/proc/{tgid}/map_files/{range}"), format!("/proc/{tgid}/root{path}"), path.to_owned()];
-        let elf = candidates.iter().find_map(|candidate| Elf::open(Path::new(candidate))).map(Arc::new);
+        let elf = candidates.iter().find_map(|candidate| Elf::open(Path::new(candidate)).ok());
+        let elf = elf.map(|elf| elf.map(Arc::new));
+        // A process that has ended meanwhile is told as such.
+        self.closed += u64::from(elf.is_none() && Path::new(&format!("/proc/{tgid}")).exists());
         self.elf_by_file.insert(file.to_owned(), elf.clone());
         elf
     }

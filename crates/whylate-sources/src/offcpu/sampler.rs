@@ -379,7 +379,12 @@ impl Sampler {
                 .into_iter()
                 .filter_map(|thread| Some((*index_of_place.get(&thread.place)?, thread)))
                 .collect(),
-            lost: LOST.iter().enumerate().map(|(index, &(_, name))| (name, lost[index] - told_lost[index])).collect(),
+            lost: LOST
+                .iter()
+                .enumerate()
+                .map(|(index, &(_, name))| (name, lost[index] - told_lost[index]))
+                .chain([("unread_files", self.processes.take_closed())])
+                .collect(),
             statistics: self.statistics(),
             walks: std::mem::take(&mut self.walks),
             met: self.met,
