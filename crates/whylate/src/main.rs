@@ -4,6 +4,7 @@
 mod arguments;
 mod cli;
 mod commands;
+mod files;
 mod output;
 mod values;
 

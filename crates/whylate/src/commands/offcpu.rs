@@ -5,7 +5,7 @@ mod diff;
 mod import;
 
 use std::fs::File;
-use std::io::{self, Read as _, Write};
+use std::io::{self, BufWriter, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ use crate::arguments::Explain;
 use crate::commands::Senseless;
 use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, wait};
 use crate::commands::watch::{Ended, Watch};
+use crate::files::create;
 use crate::output::offcpu::file::{self, Form};
 use crate::output::offcpu::{flat, tree, value};
 use crate::output::table::terminal_columns;
@@ -327,7 +328,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if let Some((path, form)) = form {
         let cannot = || format!("cannot write {}", path.display());
-        let mut out = file::create(path).with_context(cannot)?;
+        let mut out = BufWriter::new(create(path).with_context(cannot)?);
         file::write(&mut out, form, &snapshot, arguments.root(), arguments.hide_idle).with_context(cannot)?;
         if let Some(waits) = waits.as_mut().filter(|_| !arguments.json) {
             let mut out = io::stdout().lock();

@@ -2,7 +2,7 @@
 //! `whylate offcpu --diff`: two profiles side by side.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -11,8 +11,9 @@ use whylate_model::folded::{Root, lines, waiting};
 use whylate_model::import::{Imported, Names, Order};
 
 use crate::commands::Senseless;
+use crate::files::create;
 use crate::output::offcpu::diff::Difference;
-use crate::output::offcpu::file::{self, Form};
+use crate::output::offcpu::file::Form;
 use crate::output::offcpu::{svg, write_lines};
 use crate::output::table::terminal_columns;
 
@@ -21,7 +22,7 @@ pub fn run(before: &Path, after: &Path, output: Option<&Path>) -> anyhow::Result
     if let Some(path) = output {
         let form = Form::of(path).map_err(Senseless)?;
         let cannot = || format!("cannot write {}", path.display());
-        let mut out = file::create(path).with_context(cannot)?;
+        let mut out = BufWriter::new(create(path).with_context(cannot)?);
         match form {
             Form::Svg => {
                 let title = "Off-CPU: red waits more than before, blue less";

@@ -2,7 +2,7 @@
 //! `whylate offcpu import`: flame graphs of stacks that other tools have written.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
 use anyhow::Context as _;
@@ -11,7 +11,8 @@ use whylate_model::import::{Imported, Names, Order};
 use whylate_model::units::printable;
 
 use crate::commands::Senseless;
-use crate::output::offcpu::file::{self, Form};
+use crate::files::create;
+use crate::output::offcpu::file::Form;
 use crate::output::offcpu::{svg, write_lines};
 
 /// Reads FreeBSD's `procstat -ka`, dumps of /proc/PID/stack, or folded lines; each file is a sample
@@ -73,12 +74,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}", path.display());
     match form {
         Form::Svg => {
-            let mut out = file::create(path).with_context(cannot)?;
+            let mut out = BufWriter::new(create(path).with_context(cannot)?);
             svg::write_lines(&mut out, "Off-CPU", "samples", &lines).with_context(cannot)?;
             out.flush().with_context(cannot)?;
         }
         Form::Folded => {
-            let mut out = file::create(path).with_context(cannot)?;
+            let mut out = BufWriter::new(create(path).with_context(cannot)?);
             write_lines(&mut out, &lines).with_context(cannot)?;
             out.flush().with_context(cannot)?;
         }

@@ -3,7 +3,7 @@
 
 mod fio;
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -23,6 +23,7 @@ use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{Attached as _, Session, Threads};
 
 use crate::commands::Senseless;
+use crate::files::create_new;
 use crate::output::json::write_line;
 use crate::output::table::{Table, terminal_columns};
 use crate::values::duration_ns;
@@ -198,7 +199,7 @@ fn prepare(arguments: &Arguments) -> anyhow::Result<Option<Made<'_>>> {
         return Ok(None);
     }
     // Nobody else's file is taken, even if it comes into being right now.
-    let file = OpenOptions::new().write(true).create_new(true).open(&arguments.filename);
+    let file = create_new(&arguments.filename);
     let file = file.with_context(|| format!("cannot make {}", arguments.filename.display()))?;
     let made = Made { path: &arguments.filename, file };
     made.file.set_len(MADE_BYTES).with_context(|| format!("cannot make {} larger", arguments.filename.display()))?;

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What is done when a threshold is hit, and at the end.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, bail};
-use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, getppid, kill_process};
 
 use super::values::Action;
+use crate::files::create;
 
 /// Saves a trace to a file, and tells it.
 pub type Save<'a> = dyn FnMut(&Path, &mut dyn Write) -> anyhow::Result<()> + 'a;
@@ -35,23 +33,18 @@ pub fn perform(actions: &[Action], out: &mut dyn Write, save: &mut Save<'_>) -> 
     Ok(goes_on)
 }
 
-/// Writes to a file of this user alone. A symbolic link is not followed: somebody else may have put it there.
+/// Writes to a file of this user alone.
 ///
 /// # Errors
 /// When the file cannot be written.
 pub fn save<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>) -> anyhow::Result<T> {
     let save = || {
-        let mut out = BufWriter::new(open(path)?);
+        let mut out = BufWriter::new(create(path)?);
         let written = write(&mut out)?;
         out.flush()?;
         Ok(written)
     };
     save().map_err(|error: anyhow::Error| error.context(format!("cannot save to {}", path.display())))
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    let no_link = OFlags::NOFOLLOW.bits() as i32;
-    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).custom_flags(no_link).open(path)
 }
 
 fn signal(number: i32, pid: Option<i32>) -> anyhow::Result<()> {
@@ -71,8 +64,8 @@ fn shell(command: &str) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
+    use std::{fs, io};
 
     use super::*;
 

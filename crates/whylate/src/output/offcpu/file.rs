@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Files by their extension.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Write};
 use std::path::Path;
 
 use whylate_model::Snapshot;
@@ -46,14 +44,10 @@ impl Form {
     }
 }
 
-/// Makes a file that only its owner reads: stacks tell of everybody's programs.
+/// Writes a snapshot in this form.
 ///
 /// # Errors
-/// When the file system refuses.
-pub fn create(path: &Path) -> io::Result<BufWriter<File>> {
-    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path).map(BufWriter::new)
-}
-
+/// Those of the writer.
 pub fn write(out: &mut dyn Write, form: Form, snapshot: &Snapshot, root: Root, hide_idle: bool) -> io::Result<()> {
     match form {
         Form::Svg => svg::write(out, snapshot, root, hide_idle)?,

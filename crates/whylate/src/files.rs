@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Files that are written for the user. They tell of everybody's programs, and whoever writes them may be root in a folder
+//! where others can put something first.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::process::geteuid;
+
+/// Only its owner reads it.
+const MODE: u32 = 0o600;
+
+/// Makes a file, or empties one of the user's own. Nothing is written to what is somebody else's, and through no link.
+///
+/// # Errors
+/// When it is somebody else's, a link, or has another name, or the file system refuses.
+pub fn create(path: &Path) -> io::Result<File> {
+    match create_new(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => empty(path),
+        made => made,
+    }
+}
+
+fn empty(path: &Path) -> io::Result<File> {
+    // Not even a FIFO without a reader is waited for.
+    let careful = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let file = OpenOptions::new().write(true).custom_flags(careful).open(path);
+    let file = file.map_err(|error| match error.raw_os_error() {
+        Some(code) if code == rustix::io::Errno::LOOP.raw_os_error() => refused("is a symbolic link"),
+        _ => error,
+    })?;
+    let about = file.metadata()?;
+    // Devices, such as /dev/null, are the system's.
+    if about.uid() != geteuid().as_raw() && !about.file_type().is_char_device() {
+        return Err(refused("belongs to somebody else"));
+    }
+    if about.is_file() {
+        if about.nlink() > 1 {
+            return Err(refused("has another name, too (a hard link)"));
+        }
+        file.set_permissions(Permissions::from_mode(MODE))?;
+        file.set_len(0)?;
+    }
+    fcntl_setfl(&file, OFlags::empty())?;
+    Ok(file)
+}
+
+/// Makes a file that is not there yet.
+///
+/// # Errors
+/// When it is there, or the file system refuses.
+pub fn create_new(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(MODE).open(path)
+}
+
+fn refused(why: &str) -> io::Error {
+    io::Error::other(format!("it {why}: choose another file"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write as _;
+    use std::os::unix::fs::{chown, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_file_of_ones_own_is_emptied_and_closed_to_others() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a");
+        fs::write(&path, "something long").expect("written");
+        fs::set_permissions(&path, Permissions::from_mode(0o666)).expect("set");
+        create(&path).expect("made").write_all(b"new").expect("written");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "new");
+        assert_eq!(fs::metadata(&path).expect("there").mode() & 0o777, MODE);
+        assert!(create_new(&path).is_err());
+        let other = folder.path().join("b");
+        create_new(&other).expect("made");
+        assert_eq!(fs::metadata(&other).expect("there").mode() & 0o777, MODE);
+    }
+
+    #[test]
+    fn nothing_is_written_through_links_or_to_files_of_others() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (secret, path) = (folder.path().join("secret"), folder.path().join("a"));
+        fs::write(&secret, "content").expect("written");
+        symlink(&secret, &path).expect("linked");
+        assert!(create(&path).expect_err("a link").to_string().contains("symbolic link"));
+        fs::remove_file(&path).expect("removed");
+        fs::hard_link(&secret, &path).expect("linked");
+        assert!(create(&path).expect_err("a hard link").to_string().contains("hard link"));
+        fs::remove_file(&path).expect("removed");
+        // Only root can give files away, and only root can write to those of others.
+        fs::write(&path, "theirs").expect("written");
+        if chown(&path, Some(65_534), None).is_ok() {
+            assert!(create(&path).expect_err("somebody else's").to_string().contains("somebody else"));
+            assert_eq!(fs::read_to_string(&path).expect("there"), "theirs");
+        }
+        assert_eq!(fs::read_to_string(&secret).expect("there"), "content");
+    }
+
+    #[test]
+    fn a_fifo_that_nobody_reads_is_not_waited_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a");
+        let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo");
+        assert!(made.success() && create(&path).is_err());
+    }
+}
