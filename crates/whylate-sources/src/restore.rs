@@ -28,12 +28,13 @@ pub struct Restore {
     changed: Vec<(PathBuf, String)>,
 }
 
-impl Restore {
-    /// Nothing is changed yet.
-    pub fn new() -> Self {
+impl Default for Restore {
+    fn default() -> Self {
         Self::recorded_in(Path::new(RECORDS))
     }
+}
 
+impl Restore {
     pub(crate) fn recorded_in(records: &Path) -> Self {
         Restore { records: records.to_owned(), record: None, changed: Vec::new() }
     }

@@ -39,7 +39,7 @@ impl Shallow {
     /// # Errors
     /// When a CPU has no idle states to choose from, or the caller may not switch them.
     pub fn new(cpus: &[u32], deepest: i32) -> anyhow::Result<Self> {
-        Self::below(Path::new(CPUS), Restore::new(), cpus, deepest)
+        Self::below(Path::new(CPUS), Restore::default(), cpus, deepest)
     }
 
     fn below(root: &Path, mut settings: Restore, cpus: &[u32], deepest: i32) -> anyhow::Result<Self> {

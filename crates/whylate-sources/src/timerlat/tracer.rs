@@ -131,7 +131,7 @@ impl Tracer {
 
     fn start(folder: &Path, options: &TimerlatOptions, threads: Threads, cpus: &[u32]) -> Result<Self> {
         // Each is dropped before those that it stands on, whatever fails: readers, pages, instances, settings.
-        let mut settings = Restore::new();
+        let mut settings = Restore::default();
         set_up(&mut settings, &folder.join("osnoise"), options, threads, cpus)?;
         let instance = Instance::new(folder, "")?;
         instance.write("trace_clock", "mono")?;
