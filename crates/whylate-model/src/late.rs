@@ -17,6 +17,9 @@ pub struct LateEvent {
     /// When the wait ended, in nanoseconds since 1970 (UTC).
     #[serde(rename = "at", with = "crate::units::rfc3339")]
     pub at_unix_ns: u64,
+    /// The same on CLOCK_MONOTONIC of the machine that measures, which nobody can set; in JSON it has no meaning.
+    #[serde(skip)]
+    pub at_ns: u64,
     /// How long it waited.
     pub latency_ns: u64,
     /// How long it waited at most, where `latency_ns` is only what it waited at least.

@@ -29,6 +29,9 @@ pub struct Snapshot {
     pub start_unix_ns: u64,
     /// How long the span is.
     pub duration_ns: u64,
+    /// When it ended on CLOCK_MONOTONIC of the machine that measures, which nobody can set; in JSON it has no meaning.
+    #[serde(skip)]
+    pub ended_ns: u64,
     /// Distributions and figures by label.
     pub series: Vec<Series>,
     /// Call stacks with their weights.
@@ -80,6 +83,7 @@ impl Snapshot {
             host: host.to_owned(),
             start_unix_ns,
             duration_ns: 0,
+            ended_ns: 0,
             series: Vec::new(),
             stacks: Vec::new(),
             late: Vec::new(),

@@ -123,6 +123,7 @@ impl Span {
     pub fn end(&mut self, backend: &str) -> Snapshot {
         let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
         let mut snapshot = Snapshot::new(self.card.name, backend, &self.host, self.since_unix_ns);
+        snapshot.ended_ns = now_monotonic_ns;
         // It may begin a moment after attaching.
         snapshot.duration_ns = now_monotonic_ns.saturating_sub(self.since_monotonic_ns);
         (self.since_monotonic_ns, self.since_unix_ns) = (now_monotonic_ns, now_unix_ns);

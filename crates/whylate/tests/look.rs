@@ -222,3 +222,27 @@ fn a_look_locks_only_what_measured_threads_touch() -> Result<()> {
     ensure!(most_kb < limit_kb, "{most_kb} kB are locked, more than {limit_kb}");
     Ok(())
 }
+
+/// Whatever a time namespace adds to the clocks of its processes, the kernel's programs see the machine's.
+#[test]
+fn in_a_time_namespace_a_look_measures_the_same() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let inside = |arguments: &[&str]| {
+        let mut unshare = std::process::Command::new("unshare");
+        unshare.args(["--time", "--fork", "--monotonic", "100000", "--boottime", "50"]).args(arguments).output()
+    };
+    if !inside(&["true"])?.status.success() {
+        println!("skipped: no time namespace can be made here");
+        return Ok(());
+    }
+    let output = inside(&[env!("CARGO_BIN_EXE_whylate"), "-d", "2s", "--json"])?;
+    ensure!(output.status.code() == Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let look: Look = serde_json::from_slice(&output.stdout)?;
+    let timerlat = look.sources.iter().find(|source| source.source == "timerlat").context("no timerlat")?;
+    println!("{timerlat:?}");
+    ensure!(timerlat.count > 300, "few activations were seen: {timerlat:?}");
+    ensure!(timerlat.p50_ns < 50 * MS_NS && timerlat.max_ns < 2_000 * MS_NS, "{timerlat:?}");
+    let now_ns = u64::try_from(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_nanos())?;
+    ensure!(now_ns.abs_diff(look.start_unix_ns) < 60_000 * MS_NS, "it began at {}", look.start_unix_ns);
+    Ok(())
+}

@@ -92,7 +92,8 @@ impl AttachedEvents {
         let thread = format!("{}:{}", attach::text(&late.comm), late.tid);
         let latency_ns = late.end_ns.saturating_sub(late.start_ns);
         let at_unix_ns = clock::unix_ns_of(late.end_ns);
-        section_event(&names.place(self.options.what), &thread, at_unix_ns, latency_ns, late.cpu, stack)
+        let event = section_event(&names.place(self.options.what), &thread, at_unix_ns, latency_ns, late.cpu, stack);
+        LateEvent { at_ns: late.end_ns, ..event }
     }
 
     /// Places with the same names are one series.

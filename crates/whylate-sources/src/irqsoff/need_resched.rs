@@ -139,7 +139,7 @@ impl AttachedMarks {
             inside,
             at_end,
         };
-        kept.event(clock::unix_ns_of(record.end_ns))
+        LateEvent { at_ns: record.end_ns, ..kept.event(clock::unix_ns_of(record.end_ns)) }
     }
 
     fn take_lost(&mut self) -> BTreeMap<String, u64> {

@@ -212,6 +212,7 @@ impl AttachedTicks {
             subject: cpu_subject(late.cpu),
             labels,
             at_unix_ns: clock::unix_ns_of(late.came_ns),
+            at_ns: late.came_ns,
             latency_ns: tick.late_ns(),
             at_most_ns: Some(tick.late_ns().saturating_add(late.delivery_ns + self.period.ns)),
             cpu: late.cpu,

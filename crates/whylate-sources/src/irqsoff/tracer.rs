@@ -15,6 +15,7 @@ use whylate_model::{Labels, LateEvent, Series, Snapshot};
 use self::maxima::{Maxima, Maximum};
 use super::wanted::wanted_cpus;
 use super::{INFO, IrqsoffOptions, TRACER, What};
+use crate::clock;
 use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 use crate::tracefs;
@@ -108,7 +109,9 @@ impl Attached for AttachedTracer {
         self.take()?;
         let from_ns = self.options.worst.map_or(self.options.late_from_ns(), |_| 0);
         let late = self.taken[self.drained..].iter().filter(|maximum| maximum.trace.latency_ns >= from_ns);
-        late.for_each(|maximum| each(maximum.trace.event(maximum.at_unix_ns)));
+        late.for_each(|maximum| {
+            each(LateEvent { at_ns: maximum.at_ns, ..maximum.trace.event(clock::unix_ns_of(maximum.at_ns)) })
+        });
         self.drained = self.taken.len();
         Ok(())
     }
@@ -204,7 +207,7 @@ mod tests {
         let maximum = |ended_at: &str, latency_ns| {
             let mut trace = LatencyTrace::default();
             (trace.tracer, trace.latency_ns, trace.ended_at) = ("irqsoff".to_owned(), latency_ns, ended_at.to_owned());
-            Maximum { trace, at_unix_ns: 0 }
+            Maximum { trace, at_ns: 0 }
         };
         let series = series(&[maximum("a", 5_000), maximum("b", 7_000), maximum("a", 15_000)], 1e6);
         let told: Vec<_> = series

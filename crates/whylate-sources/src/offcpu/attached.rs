@@ -214,6 +214,7 @@ impl Attached for AttachedOffcpu {
         let start = clock::unix_ns_of(gathered.began_ns);
         let mut snapshot = Snapshot::new(INFO.card.name, self.backend, &self.host, start);
         snapshot.duration_ns = gathered.ended_ns - gathered.began_ns;
+        snapshot.ended_ns = gathered.ended_ns;
         snapshot.stacks = self.stacks(&gathered);
         snapshot.lost = gathered.lost.iter().map(|&(reason, count)| (reason.to_owned(), count)).collect();
         let unread: u64 = gathered.memory.values().map(Process::take_unread).sum();

@@ -231,7 +231,7 @@ impl Walker {
         self.walk();
         let began_ns = std::mem::replace(&mut self.since_ns, ended_ns);
         let mut snapshot = Snapshot::new(INFO.card.name, PROC, &self.host, clock::unix_ns_of(began_ns));
-        snapshot.duration_ns = ended_ns - began_ns;
+        (snapshot.duration_ns, snapshot.ended_ns) = (ended_ns - began_ns, ended_ns);
         let sums = std::mem::take(&mut self.sums).into_iter();
         snapshot.stacks = sums.map(|(place, sum)| stack_of(place, sum, &self.options.classes)).collect();
         snapshot.stacks.sort_by_key(|stack| std::cmp::Reverse(stack.weight_ns));

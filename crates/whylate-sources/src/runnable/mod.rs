@@ -174,6 +174,7 @@ pub(crate) fn event_of(
         subject,
         labels,
         at_unix_ns: clock::unix_ns_of(record.running_ns),
+        at_ns: record.running_ns,
         latency_ns: record.running_ns.saturating_sub(record.runnable_ns),
         cpu: record.cpu,
         causes: blame::runnable_causes(&evidence),

@@ -410,6 +410,7 @@ impl AttachedTimerlat {
         let mut event = LateEvent {
             subject: cpu_subject(cpu),
             at_unix_ns: clock::unix_ns_of(thread_ns),
+            at_ns: thread_ns,
             latency_ns,
             cpu,
             phases: vec![

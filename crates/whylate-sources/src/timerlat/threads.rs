@@ -16,7 +16,7 @@ use super::handover::{self, Counter, Giver};
 use super::latest::Latest;
 use super::locked::Locked;
 use super::tally::{StepWidth, Times};
-use crate::clock::monotonic_ns;
+use crate::clock::{as_called_ns, monotonic_ns};
 use crate::mapped::MappedArray;
 
 /// How urgent a thread is.
@@ -257,6 +257,7 @@ fn first_due(from_ns: u64, period_ns: u64, due_with_ns: Option<u64>) -> u64 {
 }
 
 fn sleep_until(due_ns: u64) -> io::Result<()> {
+    let due_ns = as_called_ns(due_ns);
     let due = libc::timespec {
         tv_sec: (due_ns / 1_000_000_000) as libc::time_t,
         tv_nsec: (due_ns % 1_000_000_000) as libc::c_long,

@@ -32,6 +32,7 @@ pub(super) fn event_of(item: &late_item, stack: Vec<String>) -> LateEvent {
         subject,
         labels,
         at_unix_ns: clock::unix_ns_of(item.started_ns),
+        at_ns: item.started_ns,
         latency_ns: item.started_ns.saturating_sub(item.queued_ns),
         cpu: item.cpu,
         phases: vec![

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
-use whylate_model::Snapshot;
 use whylate_model::look::{Gatherer, Look, Unmeasured};
 use whylate_sources::{Asked, Session, sources};
 
@@ -55,15 +54,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let mut begins = Vec::new();
     for feed in &mut looking {
-        begins.push(end_unix_ns(&feed.snapshot()?));
+        begins.push(feed.snapshot()?.ended_ns);
     }
     session.take_lost();
     let began = Instant::now();
     let mut gatherer = Gatherer::default();
-    drain(&mut looking, &mut gatherer, |number, at_unix_ns| at_unix_ns >= begins[number])?;
+    drain(&mut looking, &mut gatherer, |number, at_ns| at_ns >= begins[number])?;
     let end = began.checked_add(Duration::from_nanos(arguments.duration));
     let ended = wait(&watch, end, NOW_AND_THEN, &mut || {
-        drain(&mut looking, &mut gatherer, |number, at_unix_ns| at_unix_ns >= begins[number])?;
+        drain(&mut looking, &mut gatherer, |number, at_ns| at_ns >= begins[number])?;
         progress.show(&format!("{} of {} s", began.elapsed().as_secs(), arguments.duration / 1_000_000_000));
         Ok(false)
     })?;
@@ -74,14 +73,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (mut snapshots, mut ends) = (Vec::new(), Vec::new());
     for feed in &mut looking {
         let (card, snapshot) = (feed.card, feed.snapshot()?);
-        ends.push(end_unix_ns(&snapshot));
+        ends.push(snapshot.ended_ns);
         let has_lost = snapshot.lost.values().any(|&count| count > 0);
         match feed.source.sees_nothing().filter(|_| snapshot.series.is_empty() && !has_lost) {
             Some(reason) => unmeasured.push(Unmeasured { source: card.name.to_owned(), reason: reason.to_owned() }),
             None => snapshots.push((card, snapshot)),
         }
     }
-    drain(&mut looking, &mut gatherer, |number, at_unix_ns| (begins[number]..=ends[number]).contains(&at_unix_ns))?;
+    drain(&mut looking, &mut gatherer, |number, at_ns| (begins[number]..=ends[number]).contains(&at_ns))?;
     let mut lost = session.take_lost();
     lost.retain(|_, count| *count > 0);
     drop((looking, session));
@@ -134,16 +133,12 @@ fn attach() -> anyhow::Result<Sources> {
     }
 }
 
-fn end_unix_ns(snapshot: &Snapshot) -> u64 {
-    snapshot.start_unix_ns + snapshot.duration_ns
-}
-
 /// Takes in late events that are within the span of their source, by its number: those before and after have no span.
 fn drain(looking: &mut [Feed], gatherer: &mut Gatherer, is_within: impl Fn(usize, u64) -> bool) -> anyhow::Result<()> {
     for (number, feed) in looking.iter_mut().enumerate() {
         let card = feed.card;
         feed.take_late(&mut |event| {
-            if is_within(number, event.at_unix_ns) {
+            if is_within(number, event.at_ns) {
                 gatherer.add(card, event);
             }
             Ok(None)
@@ -179,5 +174,44 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use whylate_model::sources::WQ;
+    use whylate_model::{Cause, CauseKind, LateEvent, Snapshot};
+    use whylate_sources::{Attached, Measuring};
+
+    use super::*;
+
+    /// Late events of one moment each, on a machine whose clock is set back all the time.
+    struct SetBack(Vec<u64>);
+
+    impl Attached for SetBack {
+        fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+            Ok(Snapshot::new(WQ.name, "made", "host", 0))
+        }
+
+        fn drain_late(&mut self, _wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+            for (number, at_ns) in self.0.drain(..).enumerate() {
+                let cause = Cause { kind: CauseKind::Thread, who: "a:1".to_owned(), ns: 1 << 30, stack: Vec::new() };
+                let at_unix_ns = 1_000_000 - number as u64;
+                each(LateEvent { at_ns, at_unix_ns, latency_ns: 1 << 30, causes: vec![cause], ..LateEvent::default() });
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_is_late_within_a_look_counts_whoever_sets_the_clock() {
+        let attached: Box<dyn Attached> = Box::new(SetBack(vec![99, 100, 150, 200, 201]));
+        let feed = Feed::new(&WQ, Measuring { backend: "made", fallback_reason: None, attached }, Keep::Nothing);
+        let mut gatherer = Gatherer::default();
+        drain(&mut [feed], &mut gatherer, |_, at_ns| (100..=200).contains(&at_ns)).expect("it measures");
+        let look = gatherer.finish(&[(&WQ, Snapshot::new(WQ.name, "made", "host", 0))], Vec::new());
+        assert_eq!(look.sources[0].late, 3);
     }
 }

@@ -29,8 +29,8 @@ const ROOM: usize = 100_000;
 #[derive(Clone, Debug)]
 pub(super) struct Maximum {
     pub trace: LatencyTrace,
-    /// When it was read, which is some milliseconds after its end: the trace itself has no wall-clock time.
-    pub at_unix_ns: u64,
+    /// When it was read, on CLOCK_MONOTONIC, which is some milliseconds after its end.
+    pub at_ns: u64,
 }
 
 /// What the thread shares with whoever takes the maxima.
@@ -174,7 +174,7 @@ impl Files {
             // The kernel tells the length before it changes the trace, and a hypervisor may stop it between the two.
             thread::sleep(attempt * STEP);
             let text = self.read_trace().with_context(|| format!("cannot read {}", self.trace.display()))?;
-            let at_unix_ns = clock::unix_ns();
+            let at_ns = clock::monotonic_ns();
             // One that the kernel changed while it was read does not fit itself.
             let trace = LatencyTrace::parse(&String::from_utf8_lossy(&text)).filter(LatencyTrace::is_whole);
             attempt += 1;
@@ -185,7 +185,7 @@ impl Files {
                 told_us = trace.latency_ns / 1_000;
                 // Each longer one deserves as much patience; they come to an end.
                 attempt = 0;
-                shared.keep(Maximum { trace, at_unix_ns });
+                shared.keep(Maximum { trace, at_ns });
                 self.told = text;
             }
             if self.maximum_us()? == told_us {
