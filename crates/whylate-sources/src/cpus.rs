@@ -66,7 +66,7 @@ pub fn list(cpus: &[u32]) -> String {
     named.collect::<Vec<_>>().join(",")
 }
 
-/// What runs the kernel, as far as the CPU says so (x86).
+/// What runs the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machine {
     /// Nothing else.
@@ -77,23 +77,90 @@ pub enum Machine {
     Emulated,
 }
 
+/// What a machine tells of itself.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Signs {
+    /// `/proc/cpuinfo`; `None` where it cannot be read.
+    pub cpus: Option<String>,
+    /// `/sys/hypervisor/type`, or what is compatible with the `hypervisor` of the device tree.
+    pub hypervisor: Option<String>,
+    /// The maker and the product of the firmware (SMBIOS), or the model of the device tree.
+    pub firmware: String,
+    /// The hypervisor that a clock source is of.
+    pub clock: Option<&'static str>,
+}
+
+/// Makers and products of firmware that never is on bare metal. EC2 sells bare metal as `NAME.metal`.
+const VIRTUAL: [&str; 9] = [
+    "QEMU",
+    "KVM",
+    "VMware",
+    "VirtualBox",
+    "Bochs",
+    "Virtual Machine",
+    "Google Compute Engine",
+    "linux,dummy-virt",
+    "Apple Virtualization",
+];
+
+impl Signs {
+    /// Of this machine.
+    pub(crate) fn here() -> Self {
+        let read = |path: &str| {
+            let text = String::from_utf8_lossy(&std::fs::read(path).ok()?).into_owned();
+            Some(text.trim_matches(|c: char| c == '\0' || c.is_whitespace()).to_owned()).filter(|text| !text.is_empty())
+        };
+        let firmware = ["class/dmi/id/sys_vendor", "class/dmi/id/product_name", "firmware/devicetree/base/model"];
+        let firmware: Vec<String> = firmware.iter().filter_map(|name| read(&format!("/sys/{name}"))).collect();
+        let clocks = read("/sys/devices/system/clocksource/clocksource0/available_clocksource").unwrap_or_default();
+        let clock = clocks.split_whitespace().find_map(|name| match name {
+            "kvm-clock" => Some("KVM"),
+            "xen" => Some("Xen"),
+            name if name.starts_with("hyperv_clocksource") => Some("Hyper-V"),
+            _ => None,
+        });
+        let of_tree = || read("/sys/firmware/devicetree/base/hypervisor/compatible");
+        Signs {
+            cpus: read("/proc/cpuinfo"),
+            hypervisor: read("/sys/hypervisor/type").or_else(of_tree),
+            firmware: firmware.join(" "),
+            clock,
+        }
+    }
+
+    /// Whether a line of this field of `/proc/cpuinfo` has this word.
+    fn cpus_have(&self, field: &str, word: &str) -> bool {
+        let mut lines = self.cpus.iter().flat_map(|text| text.lines());
+        lines.any(|line| line.starts_with(field) && line.split_whitespace().any(|found| found == word))
+    }
+
+    /// Whether an x86 CPU says that there is a hypervisor. Those of arm64 cannot say it.
+    pub(crate) fn is_flagged(&self) -> bool {
+        self.cpus_have("flags", "hypervisor")
+    }
+
+    /// What the hypervisor is called, where something else than the CPU tells of one.
+    pub(crate) fn name(&self) -> Option<&str> {
+        let is_of_ec2 = self.firmware.contains("Amazon EC2") && !self.firmware.contains(".metal");
+        let is_virtual = is_of_ec2 || VIRTUAL.iter().any(|name| self.firmware.contains(name));
+        self.hypervisor.as_deref().or(self.clock).or(is_virtual.then_some(&self.firmware))
+    }
+
+    /// QEMU calls an x86 CPU that it makes up TCG. On arm64 its own `max` has no implementer, and those that it borrows
+    /// cannot be told from real ones.
+    pub(crate) fn machine(&self) -> Machine {
+        match () {
+            () if self.cpus_have("model name", "TCG") || self.cpus_have("CPU implementer", "0x00") => Machine::Emulated,
+            () if self.is_flagged() || self.name().is_some() => Machine::Virtual,
+            () => Machine::Bare,
+        }
+    }
+}
+
 impl Machine {
     /// The one this runs on.
     pub fn this() -> Self {
-        Self::of(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
-    }
-
-    /// Of the text of `/proc/cpuinfo`.
-    fn of(cpus: &str) -> Self {
-        let has = |field: &str, word: &str| {
-            cpus.lines().any(|line| line.starts_with(field) && line.split_whitespace().any(|found| found == word))
-        };
-        // QEMU calls it so in its own model names, and in those that it borrows it does not.
-        match () {
-            () if has("model name", "TCG") => Machine::Emulated,
-            () if has("flags", "hypervisor") => Machine::Virtual,
-            () => Machine::Bare,
-        }
+        Signs::here().machine()
     }
 }
 
@@ -114,10 +181,33 @@ mod tests {
 
     #[test]
     fn a_machine_is_told_by_its_processor() {
-        let told = |model: &str, flags: &str| Machine::of(&format!("model name\t: {model}\nflags\t\t: fpu {flags}\n"));
+        let told = |model: &str, flags: &str| {
+            let cpus = Some(format!("model name\t: {model}\nflags\t\t: fpu {flags}\n"));
+            Signs { cpus, ..Signs::default() }.machine()
+        };
         assert_eq!(told("QEMU TCG CPU version 2.5+", "hypervisor apic"), Machine::Emulated);
         assert_eq!(told("AMD EPYC", "apic hypervisor"), Machine::Virtual);
         assert_eq!(told("AMD EPYC", "apic"), Machine::Bare);
-        assert_eq!(Machine::of(""), Machine::Bare);
+        assert_eq!(Signs::default().machine(), Machine::Bare);
+    }
+
+    /// On arm64 no CPU tells of a hypervisor.
+    #[test]
+    fn a_machine_without_flags_is_told_by_its_firmware() {
+        let told = |implementer: &str, firmware: &str, hypervisor: Option<&str>| {
+            let cpus = Some(format!("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: {implementer}\n"));
+            let (firmware, hypervisor) = (firmware.to_owned(), hypervisor.map(str::to_owned));
+            Signs { cpus, firmware, hypervisor, clock: None }.machine()
+        };
+        assert_eq!(told("0x41", "Amazon EC2 c7g.large", None), Machine::Virtual);
+        assert_eq!(told("0x41", "Amazon EC2 c7g.metal", None), Machine::Bare);
+        assert_eq!(told("0x41", "Microsoft Corporation Virtual Machine", None), Machine::Virtual);
+        assert_eq!(told("0x41", "Google Google Compute Engine", None), Machine::Virtual);
+        assert_eq!(told("0x41", "QEMU KVM Virtual Machine", None), Machine::Virtual);
+        assert_eq!(told("0x61", "linux,dummy-virt", None), Machine::Virtual);
+        assert_eq!(told("0x41", "", Some("xen,xen-4.17")), Machine::Virtual);
+        assert_eq!(told("0x00", "linux,dummy-virt", None), Machine::Emulated);
+        assert_eq!(told("0x41", "Raspberry Pi 5 Model B Rev 1.0", None), Machine::Bare);
+        assert_eq!(told("0xc0", "Ampere Altra", None), Machine::Bare);
     }
 }

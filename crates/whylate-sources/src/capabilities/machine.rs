@@ -2,6 +2,7 @@
 //! The kernel's version and the machine under it, from the text of its files.
 
 use super::{Fact, read_line, words};
+use crate::cpus::Signs;
 
 const CPUS: &str = "/sys/devices/system/cpu";
 const CLOCK_SOURCES: &str = "/sys/devices/system/clocksource/clocksource0";
@@ -124,41 +125,19 @@ fn count_cpus(list: &str) -> Option<u64> {
     })
 }
 
-pub(super) fn probe_hypervisor(clock_source: &ClockSource) -> Fact {
-    let cpuinfo = read_line("/proc/cpuinfo");
-    let xen = read_line("/sys/hypervisor/type");
-    let firmware: Vec<String> = ["sys_vendor", "product_name"]
-        .iter()
-        .filter_map(|name| read_line(&format!("/sys/class/dmi/id/{name}")).ok())
-        .filter(|name| !name.is_empty())
-        .collect();
-    hypervisor(cpuinfo.as_deref().ok(), xen.as_deref().ok(), &firmware.join(" "), clock_source)
+pub(super) fn probe_hypervisor() -> Fact {
+    hypervisor(&Signs::here())
 }
 
-/// x86 CPUs have a flag for it; elsewhere only names tell. `firmware` is the maker's and the product's name.
-fn hypervisor(cpuinfo: Option<&str>, xen: Option<&str>, firmware: &str, clock_source: &ClockSource) -> Fact {
-    let flags = cpuinfo.map(|text| text.lines().filter(|line| line.starts_with("flags")));
-    let flagged = flags.map(|mut lines| lines.any(|line| line.split_whitespace().any(|flag| flag == "hypervisor")));
-    let by_clock = clock_source.available.iter().find_map(|name| match name.as_str() {
-        "kvm-clock" => Some("KVM"),
-        "xen" => Some("Xen"),
-        name if name.starts_with("hyperv_clocksource") => Some("Hyper-V"),
-        _ => None,
-    });
-    // Only makers whose firmware is never found on bare metal. EC2 and others sell bare metal under the same name.
-    let by_firmware = ["QEMU", "KVM", "VMware", "VirtualBox", "Bochs", "Virtual Machine"]
-        .into_iter()
-        .find(|name| firmware.contains(name))
-        .map(|_| firmware);
-    let name = xen.filter(|name| !name.is_empty()).or(by_clock).or(by_firmware);
-    let mut detail: Vec<&str> = name.into_iter().collect();
-    if !firmware.is_empty() && !detail.contains(&firmware) {
-        detail.push(firmware);
+fn hypervisor(signs: &Signs) -> Fact {
+    let mut detail: Vec<&str> = signs.name().into_iter().collect();
+    if !signs.firmware.is_empty() && !detail.contains(&signs.firmware.as_str()) {
+        detail.push(&signs.firmware);
     }
-    match (flagged, name) {
-        (Some(true), _) | (_, Some(_)) => Fact::yes(detail.join(", ")),
-        (Some(false), None) => Fact::no("none found"),
-        (None, None) => Fact::unknown("/proc/cpuinfo is not readable"),
+    match &signs.cpus {
+        _ if signs.is_flagged() || signs.name().is_some() => Fact::yes(detail.join(", ")),
+        Some(_) => Fact::no("none found"),
+        None => Fact::unknown("/proc/cpuinfo is not readable"),
     }
 }
 
@@ -167,10 +146,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn clock(available: &[&str]) -> ClockSource {
-        ClockSource { current: None, available: available.iter().map(|&name| name.to_owned()).collect() }
-    }
 
     #[test]
     fn the_mode_in_force_is_named() {
@@ -207,16 +182,19 @@ mod tests {
 
     #[test]
     fn a_hypervisor_is_found_by_flag_and_by_name() {
-        let none = clock(&["tsc", "hpet"]);
+        let told = |cpus: Option<&str>, xen: Option<&str>, firmware: &str, clock| {
+            let (cpus, firmware) = (cpus.map(str::to_owned), firmware.to_owned());
+            hypervisor(&Signs { cpus, hypervisor: xen.map(str::to_owned), firmware, clock })
+        };
         let flagged = Some("processor : 0\nflags\t\t: fpu hypervisor lm\n");
-        assert_eq!(hypervisor(flagged, None, "", &clock(&["tsc", "kvm-clock"])), Fact::yes("KVM"));
-        assert_eq!(hypervisor(flagged, None, "QEMU Standard PC", &none), Fact::yes("QEMU Standard PC"));
-        assert_eq!(hypervisor(flagged, None, "Amazon EC2 m5.large", &none), Fact::yes("Amazon EC2 m5.large"));
-        assert_eq!(hypervisor(Some("flags : fpu"), None, "Dell", &none), Fact::no("none found"));
-        assert_eq!(hypervisor(Some("flags : fpu"), Some("xen"), "", &none), Fact::yes("xen"));
-        assert_eq!(hypervisor(None, None, "", &none), Fact::unknown("/proc/cpuinfo is not readable"));
+        assert_eq!(told(flagged, None, "", Some("KVM")), Fact::yes("KVM"));
+        assert_eq!(told(flagged, None, "QEMU Standard PC", None), Fact::yes("QEMU Standard PC"));
+        assert_eq!(told(flagged, None, "Amazon EC2 m5.large", None), Fact::yes("Amazon EC2 m5.large"));
+        assert_eq!(told(Some("flags : fpu"), None, "Dell", None), Fact::no("none found"));
+        assert_eq!(told(Some("flags : fpu"), Some("xen"), "", None), Fact::yes("xen"));
+        assert_eq!(told(None, None, "", None), Fact::unknown("/proc/cpuinfo is not readable"));
         // The model's name is not a flag.
-        assert_eq!(hypervisor(Some("model name : hypervisor\n"), None, "", &none), Fact::no("none found"));
+        assert_eq!(told(Some("model name : hypervisor\n"), None, "", None), Fact::no("none found"));
     }
 
     #[test]
@@ -233,8 +211,9 @@ mod tests {
             preemption(&Err(b.clone()), Some(&a));
             cpu_list(&a);
             cpu_list(&list);
-            hypervisor(Some(&a), Some(&b), &a, &clock(&[&b]));
-            hypervisor(Some(&format!("flags{a}")), None, &b, &clock(&[]));
+            let signs = Signs { cpus: Some(format!("flags{a}")), firmware: b.clone(), ..Signs::default() };
+            hypervisor(&Signs { hypervisor: Some(b), ..signs.clone() });
+            hypervisor(&signs);
         }
     }
 }

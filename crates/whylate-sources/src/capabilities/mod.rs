@@ -134,7 +134,7 @@ pub fn probe() -> Capabilities {
         lockdown: privileges::probe_lockdown(names.as_ref().map(bpf::KernelNames::have_lockdown)),
         sysctls: privileges::probe_sysctls(),
         cpus: machine::probe_cpus(),
-        hypervisor: machine::probe_hypervisor(&clock_source),
+        hypervisor: machine::probe_hypervisor(),
         btf,
         tracefs,
         bpf,
