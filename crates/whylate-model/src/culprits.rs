@@ -14,7 +14,7 @@ const CULPRITS: usize = 10_000;
 /// How many of one culprit's victims are told apart.
 const VICTIMS: usize = 1_000;
 /// Whom those are told as that were too many to be told apart.
-pub const BEYOND: &str = "others than the first 10,000";
+pub const BEYOND: &str = "those beyond the first 10,000";
 
 /// Adds up what each culprit did. Memory is bounded.
 #[derive(Debug, Default)]

@@ -94,7 +94,7 @@ impl Restore {
         if made.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::AlreadyExists) {
             made.with_context(|| format!("cannot make {} (run as root)", folder.display()))?;
         }
-        ensure!(is_ours(folder), "{} belongs to somebody else: remove it", folder.display());
+        ensure!(is_ours(folder), "others can write to {}: remove it", folder.display());
         if self.record.is_none() {
             self.record = Some(begin_record(folder)?);
         }
@@ -122,7 +122,7 @@ fn begin_record(folder: &Path) -> anyhow::Result<(PathBuf, File)> {
             _ => {}
         }
     }
-    bail!("{} is full of records: remove them", folder.display())
+    bail!("too many records in {}: end other runs of whylate", folder.display())
 }
 
 impl Drop for Restore {

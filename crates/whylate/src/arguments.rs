@@ -34,13 +34,17 @@ impl Schedule {
     }
 }
 
+/// What `--why` explains of sources that tell who had a CPU while a thread waited for it.
+pub const WAITS: &str =
+    "Explain each wait for a CPU this long or longer (e.g. 5ms): its causes, which add up to it, and the main culprits";
+
 /// Which latencies are explained, and which of them are printed: what every command with late events takes.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Explain {
-    /// Explain each latency of at least this (e.g. 5ms): its causes, which add up to it, and the main culprits
+    /// Explain each latency this long or longer (e.g. 5ms): its causes, which add up to it, and the main culprits
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
     pub why: Option<u64>,
-    /// Print only the N worst, longest first, at each output
+    /// With --why: print only the N longest at each output, longest first
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub worst: Option<u16>,
 }

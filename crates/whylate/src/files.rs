@@ -35,11 +35,11 @@ fn empty(path: &Path) -> io::Result<File> {
     let about = file.metadata()?;
     // Devices, such as /dev/null, are the system's.
     if about.uid() != geteuid().as_raw() && !about.file_type().is_char_device() {
-        return Err(refused("belongs to somebody else"));
+        return Err(refused("belongs to another user"));
     }
     if about.is_file() {
         if about.nlink() > 1 {
-            return Err(refused("has another name, too (a hard link)"));
+            return Err(refused("has more than one hard link"));
         }
         file.set_permissions(Permissions::from_mode(MODE))?;
         file.set_len(0)?;
@@ -57,7 +57,7 @@ pub fn create_new(path: &Path) -> io::Result<File> {
 }
 
 fn refused(why: &str) -> io::Error {
-    io::Error::other(format!("it {why}: choose another file"))
+    io::Error::other(format!("it {why} (choose another file)"))
 }
 
 #[cfg(test)]
@@ -97,7 +97,7 @@ mod tests {
         // Only root can give files away, and only root can write to those of others.
         fs::write(&path, "theirs").expect("written");
         if chown(&path, Some(65_534), None).is_ok() {
-            assert!(create(&path).expect_err("somebody else's").to_string().contains("somebody else"));
+            assert!(create(&path).expect_err("somebody else's").to_string().contains("another user"));
             assert_eq!(fs::read_to_string(&path).expect("there"), "theirs");
         }
         assert_eq!(fs::read_to_string(&secret).expect("there"), "content");

@@ -21,11 +21,11 @@ pub static OFFCPU: Card = Card {
         reason("stacks_full", "the table of stacks was full"),
         reason("threads_full", "the table of threads was full"),
         reason("torn", "the thread ran while its stack was read; its time counts without a stack"),
-        reason("unreadable", "the stack of a living thread could not be read (backend proc)"),
         reason(
             "unread_files",
-            "a file of code could not be read, was cut short or is too large; its stacks end in [unwound partly] or lack names",
+            "an executable or library was unreadable, truncated or too large; its stacks end in [unwound partly] or lack names",
         ),
+        reason("unreadable", "the stack of a living thread could not be read (backend proc)"),
         reason("unseen", "a wait was not seen to begin; its time is left out (backend trace)"),
         reason("unseen_wakers", "the waker was not seen; the wait counts as [waker not seen] (--wakers)"),
         reason("unseen_wakeups", "the start of a long wait for a CPU was not seen, so the wait is left out (--why)"),

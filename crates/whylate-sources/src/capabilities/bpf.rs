@@ -192,14 +192,16 @@ fn tp_btf(refusal: &Fact, names: Option<&KernelNames>) -> Fact {
 fn fentry(refusal: &Fact, names: Option<&KernelNames>) -> Fact {
     let Some(names) = names else { return nowhere_to_look() };
     // They are attached through ftrace's direct calls, which not every configuration and architecture has.
-    let remedy = "boot a kernel with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS=y; on arm64 6.4 or later";
+    let remedy = "boot a kernel with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS=y; on arm64, 6.4 or later";
     match names.functions.get("vfs_read") {
         Some(&id) if names.have_function("register_ftrace_direct") => {
             let attempt = Attempt::At { type_id: id, attach_type: libbpf_sys::BPF_TRACE_FENTRY };
             judge(load_program(ProgramType::Tracing, attempt), refusal, remedy)
         }
         // Not every compiler leaves its name.
-        Some(_) => Fact::unknown(remedy),
+        Some(_) => {
+            Fact::unknown(format!("BTF does not list register_ftrace_direct, so this cannot be told ({remedy})"))
+        }
         None => Fact::no(remedy),
     }
 }

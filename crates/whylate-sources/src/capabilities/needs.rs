@@ -71,9 +71,9 @@ impl KernelFacts {
             Need::RareTracepoint(name, where_it_is) => self.tracepoint(name, where_it_is),
             Need::Function(name) => self.function(name),
             Need::Since { version, function } => match &self.names {
-                None => Fact::unknown(format!("Linux {version}: no BTF is there to tell")),
+                None => Fact::unknown(format!("Linux {version}: cannot tell without BTF")),
                 Some(names) if names.have_function(function) => Fact::yes(""),
-                Some(_) => Fact::no(format!("boot kernel {version} or later")),
+                Some(_) => Fact::no(format!("this kernel is older than Linux {version} (boot {version} or later)")),
             },
             Need::Map(kind) => {
                 let (name, fact) = self.bpf.map(kind);
@@ -89,7 +89,7 @@ impl KernelFacts {
             (Some(names), _) => names.have_tracepoint(name),
             (None, Some(tracefs)) => Path::new(tracefs).join("events").join(group).join(name).is_dir(),
             (None, None) => {
-                return Fact::unknown(format!("tracepoint {group_and_name}: neither BTF nor tracefs is there to tell"));
+                return Fact::unknown(format!("tracepoint {group_and_name}: cannot tell without BTF or tracefs"));
             }
         };
         if is_there {
@@ -101,7 +101,7 @@ impl KernelFacts {
 
     fn tracer(&self, name: &str) -> Fact {
         let Some(tracefs) = self.tracing_folder() else {
-            return Fact::unknown(format!("tracer {name}: no tracefs is there to tell"));
+            return Fact::unknown(format!("tracer {name}: cannot tell without tracefs"));
         };
         match fs::read_to_string(Path::new(tracefs).join("available_tracers")) {
             Ok(tracers) if tracers.split_whitespace().any(|tracer| tracer == name) => Fact::yes(""),
@@ -115,7 +115,7 @@ impl KernelFacts {
 
     fn function(&self, name: &str) -> Fact {
         let Some(names) = &self.names else {
-            return Fact::unknown(format!("function {name}: no BTF is there to tell"));
+            return Fact::unknown(format!("function {name}: cannot tell without BTF"));
         };
         if !names.have_function(name) {
             return Fact::no(format!(

@@ -40,7 +40,7 @@ const TICKS: &str = "ticks";
 const NEED_RESCHED: &str = "need_resched";
 
 /// Kernels that tell how long preemption is off.
-const TELLS_PREEMPTION: &str = "boot Linux 6.17 to 6.19, or one with CONFIG_PREEMPT_TRACER=y";
+const TELLS_PREEMPTION: &str = "boot Linux 6.17 to 6.19, or a kernel with CONFIG_PREEMPT_TRACER=y";
 /// What `events` needs of preemption.
 const PREEMPT_EVENTS: [Need; 6] = [
     Need::Btf,
@@ -186,16 +186,18 @@ impl Source for IrqsoffOptions {
     }
 
     fn takes(&self, backend: &str) -> Takes {
+        let is_named = self.backend.as_deref() == Some(backend);
         match (backend, self.what) {
             // Only there the timer is our own.
             (EVENTS | TRACER | NEED_RESCHED, _) | (TICKS, What::Preemption) if self.timer_test => {
-                Takes::Never("a test of timers needs the timers of ticks: leave --backend and --preempt out")
+                Takes::Never("only the ticks backend can do --timer-test: leave --timer-test or --backend out")
             }
+            (TICKS, What::Preemption) | (NEED_RESCHED, What::Irqs) if !is_named => Takes::Asked,
             (TICKS, What::Preemption) => {
-                Takes::Never("ticks come in where preemption is off: leave --backend ticks out")
+                Takes::Never("the ticks backend cannot see disabled preemption: leave --backend ticks out")
             }
             (NEED_RESCHED, What::Irqs) => {
-                Takes::Never("need_resched measures disabled preemption, not interrupts: add --preempt")
+                Takes::Never("the need_resched backend sees disabled preemption only: add --preempt")
             }
             // It tells the longest section alone, and may miss one while it hands over another.
             (TRACER, _) => Takes::Asked,

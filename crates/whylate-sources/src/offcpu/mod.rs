@@ -68,7 +68,7 @@ pub static INFO: SourceInfo = SourceInfo {
 
 /// Why wakers are refused with other backends.
 pub const WAKERS_NEED_TRACE: &str =
-    "only the backend trace shows who woke a thread: leave --backend out, or use --backend trace";
+    "only the trace backend shows who woke a thread: leave --wakers out, or use --backend trace";
 
 /// Programs that may read the memory of other processes, and loops in them.
 const SLEEPABLE: Need = Need::Since { version: "5.18", function: "bpf_copy_from_user_task" };
@@ -181,10 +181,10 @@ impl Source for OffcpuOptions {
         match backend {
             SAMPLE | PROC if self.wakers => Takes::Never(WAKERS_NEED_TRACE),
             PROC if self.threads.cgroup.is_some() => {
-                Takes::Never("the backend proc does not tell threads by cgroup: leave --cgroup out")
+                Takes::Never("the proc backend cannot select threads by cgroup: leave --cgroup out")
             }
             PROC if self.lines || self.call_graph != CallGraph::Rules => {
-                Takes::Never("the backend proc tells no user frames: leave --lines and --call-graph out")
+                Takes::Never("the proc backend sees kernel frames only: leave --lines and --call-graph out")
             }
             TRACE if !self.wakers => Takes::Asked,
             _ => Takes::Unasked,

@@ -100,7 +100,7 @@ impl Source for SqpollOptions {
     fn takes(&self, backend: &str) -> Takes {
         match backend {
             FDINFO if self.precise || self.explain_over_ns.is_some() => {
-                Takes::Never("--precise and --why need the backend bpf: leave --backend fdinfo out")
+                Takes::Never("--precise and --why need the bpf backend: leave them out, or leave --backend fdinfo out")
             }
             _ => Takes::Unasked,
         }

@@ -190,7 +190,7 @@ impl Source for TimerlatOptions {
     fn takes(&self, backend: &str) -> Takes {
         match backend {
             BPF if self.needs_tracer() => Takes::Never(
-                "the bpf backend measures only its own user-space threads and records no events: leave --backend bpf out",
+                "-k, -U and -e need the kernel's timerlat tracer: leave them out, or leave --backend bpf out",
             ),
             _ => Takes::Unasked,
         }

@@ -41,7 +41,7 @@ impl Instance {
                 }
             }
         }
-        bail!("{} is full of instances: remove them", tracefs.display())
+        bail!("too many whylate instances in {}/instances: end other runs of whylate", tracefs.display())
     }
 
     /// Where one of its files is.

@@ -10,7 +10,7 @@ use crate::output::{doctor, doctor_json};
 
 /// Show what this kernel can do, source by source, and what would enable more
 ///
-/// Changes nothing, and runs without privileges too: what cannot be found out is shown as unknown, with the reason.
+/// Changes nothing and needs no privileges: what it cannot find out is shown as unknown, with the reason.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:

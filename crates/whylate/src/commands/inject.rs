@@ -14,8 +14,8 @@ use super::watch::stop_at_signal;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate inject irqs-off --cpu 1     # interrupts off, 5 times 10 ms
-    whylate inject work --items 10000   # as many work items at once")]
+    whylate inject irqs-off --cpu 1     # interrupts off for 10 ms, 5 times
+    whylate inject work --items 10000   # 10,000 work items at once")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -27,10 +27,10 @@ enum What {
     /// Turns the interrupts of one CPU off for a known time.
     ///
     /// A BPF program does it (`bpf_local_irq_save`, Linux 6.14 and later), in a thread whose name is whylate-irqsoff.
-    /// Meanwhile the CPU takes no interrupt and runs nothing else: no timer ends there, and no thread is woken up.
+    /// Meanwhile the CPU takes no interrupt and runs nothing else: no timer fires there, and no thread is woken.
     /// Another CPU that needs an answer from it, to flush a TLB for instance, waits as well.
     ///
-    /// Only one CPU is disturbed at a time, by one `whylate inject` at a time: others have to be able to go on.
+    /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
     #[command(after_help = "\
 examples:
   whylate inject irqs-off                                 5 times 10 ms, one every 200 ms, on the current CPU
@@ -40,8 +40,8 @@ examples:
     /// Turns preemption off on one CPU for a known time.
     ///
     /// A BPF program does it (`bpf_preempt_disable`, Linux 6.10 and later), in a thread whose name is whylate-preempt.
-    /// Interrupts are taken meanwhile, and no other thread gets the CPU, however urgent it is. In a non-preemptible
-    /// kernel, all kernel code behaves like this anyway.
+    /// Interrupts are still served, but no other thread gets the CPU, however urgent. In a non-preemptible kernel, all
+    /// kernel code behaves like this anyway.
     ///
     /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
     #[command(after_help = "\
@@ -54,9 +54,9 @@ examples:
     /// Keeps one CPU in a softirq for a known time.
     ///
     /// The softirq is HRTIMER, with the callback of a BPF timer (Linux 5.15 and later); with PREEMPT_RT it runs in the
-    /// CPU's thread ktimers. Interrupts are taken meanwhile, and threads and other softirqs of that CPU wait.
+    /// CPU's ktimers thread. Interrupts are still served; threads and other softirqs on that CPU wait.
     ///
-    /// Only one CPU is disturbed at a time, by one `whylate inject` at a time: others have to be able to go on.
+    /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
     #[command(after_help = "\
 examples:
   whylate inject softirq                                  5 times 10 ms, one every 200 ms, on the current CPU

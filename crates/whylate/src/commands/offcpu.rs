@@ -18,7 +18,7 @@ use whylate_model::wait::Classes;
 use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE};
 use whylate_sources::{Threads, cgroups};
 
-use crate::arguments::Explain;
+use crate::arguments::{Explain, WAITS};
 use crate::commands::Senseless;
 use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, wait};
 use crate::commands::watch::{Ended, Watch};
@@ -35,7 +35,7 @@ use crate::values::duration_ns;
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    mut_arg("why", |why| why.conflicts_with("blocked")),
+    mut_arg("why", |why| why.conflicts_with("blocked").help(WAITS)),
     mut_arg("worst", |worst| worst.requires("why").help("With --why: print only the N longest waits [default: 10]")),
     after_help = "\
 examples:
@@ -56,7 +56,7 @@ examples:
 pub struct Arguments {
     #[command(subcommand)]
     command: Option<Sub>,
-    /// Samples per second, 1 to 999; the interval is jittered, so it cannot run in lockstep with a periodic sleeper
+    /// Samples per second, 1 to 999; the interval is jittered, so sampling never runs in lockstep with a periodic sleeper
     #[arg(short = 'F', long = "frequency", value_name = "HZ", default_value_t = whylate_sources::offcpu::DEFAULT_HZ,
           value_parser = clap::value_parser!(u32).range(1..=999))]
     frequency: u32,
@@ -171,8 +171,7 @@ enum Kernel {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Callers {
-    /// perf(1) calls it dwarf, and copies stacks to user space for it; here the kernel follows the rules, and nothing
-    /// is copied
+    /// By unwind rules, in the kernel: what perf(1) calls dwarf, without copying stacks to user space
     #[value(alias = "dwarf")]
     Rules,
     Fp,

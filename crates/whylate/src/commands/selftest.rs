@@ -37,16 +37,16 @@ const FAILED: u8 = 1;
 
 /// Prove on this machine that the figures are right
 ///
-/// Makes work items, disabled interrupts, softirqs, a real-time thread that keeps a CPU busy, sleeping threads and an
-/// io_uring submission thread, each for a known time, and checks what each source reports and which culprit it names.
+/// Causes known delays (work items, disabled interrupts, softirqs, a real-time thread that hogs a CPU, sleeping threads,
+/// an io_uring submission thread), and checks what each source reports and which culprit it names.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
     whylate selftest         # disturb the last CPU for some 20 s in all
     whylate selftest --cpu 2 # disturb CPU 2
 
-Exit status: 0 when everything that can be tried here is right, 1 when something is not, 3 when nothing can be tried, 128 and the signal's
-number when it was told to stop.")]
+Exit status: 0 if everything that can be checked here is right, 1 if something is wrong, 3 if nothing can be checked, \
+128 plus the signal's number if it was stopped.")]
 pub struct Arguments {
     /// Disturb this CPU, and not the last one
     #[arg(long, value_name = "N")]

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use whylate_sources::Threads;
 use whylate_sources::sqpoll::SqpollOptions;
 
-use crate::arguments::{Explain, Schedule};
+use crate::arguments::{Explain, Schedule, WAITS};
 use crate::commands::runner::{Feed, Keep, drive};
 use crate::commands::watch::Watch;
 use crate::output::sqpoll::Text;
@@ -19,10 +19,11 @@ const HOW_TO: &str = "a ring that is set up with IORING_SETUP_SQPOLL has one, e.
 
 /// Whether io_uring's submission threads work, spin, sleep or wait for a CPU
 ///
-/// A submission thread (IORING_SETUP_SQPOLL) that looks busy may only spin. whylate tells the two apart on any kernel
-/// from 6.1 on and takes no lock of a ring.
+/// A submission thread (IORING_SETUP_SQPOLL) that looks busy may only be spinning. whylate tells the two apart on any
+/// kernel from 6.1 on, without taking a ring's lock.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, mut_arg("worst", |worst| worst.requires("why")))]
+#[command(mut_arg("why", |why| why.help(WAITS)))]
 #[command(after_help = "\
 examples:
     whylate sqpoll           # a row per submission thread at Ctrl-C, and what to change

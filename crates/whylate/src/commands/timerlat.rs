@@ -29,7 +29,7 @@ pub use run::run;
 examples:
     whylate timerlat                          # a table, refreshed each second, until Ctrl-C
     whylate timerlat top -a 40 -c 1-23 -q     # stop at 40 us on CPUs 1 to 23, and tell why
-    whylate timerlat hist -d 1m --percentiles # a histogram of a minute, and percentiles to p99.9999
+    whylate timerlat hist -d 1m --percentiles # a one-minute histogram, with percentiles to p99.9999
     whylate timerlat top --worst 5 -d 10s     # the 5 worst activations of 10 seconds, with their causes
     whylate timerlat top --why 200us          # each activation over 200 us with its causes, as it happens"
 )]
@@ -64,8 +64,8 @@ struct Top {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate timerlat hist -d 1m             # a histogram of a minute
-    whylate timerlat hist -d 1m -b 10 -E 50 # 50 steps of 10 us")]
+    whylate timerlat hist -d 1m             # a one-minute histogram
+    whylate timerlat hist -d 1m -b 10 -E 50 # 50 buckets of 10 us")]
 struct Hist {
     #[command(flatten)]
     common: Common,
