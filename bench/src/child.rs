@@ -2,17 +2,20 @@
 //! A tool that runs while it is measured.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{self, Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Error, Result, anyhow};
+use anyhow::{Context, Error, Result, anyhow, ensure};
+use libbpf_rs::Link;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::kernel;
+use crate::programs::{self, Programs};
 
 /// How long a tool may take to start, and to end.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,7 +32,8 @@ pub struct Tool {
 }
 
 impl Tool {
-    pub fn start(program: &OsStr, arguments: &[&str]) -> Result<Self> {
+    pub fn start(program: impl AsRef<OsStr>, arguments: &[&str]) -> Result<Self> {
+        let program = program.as_ref();
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let spawned = Instant::now();
@@ -56,8 +60,19 @@ impl Tool {
         Ok(Self { child, spawned, first_output, complaints: Some(complaints) })
     }
 
+    /// On one CPU alone, as far as its user space goes.
+    pub fn start_on(cpu: usize, command: &[&str]) -> Result<Self> {
+        Self::start("taskset", &[&["-c", &cpu.to_string()], command].concat())
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// The most memory it has had, in KiB.
+    pub fn peak_kib(&self) -> Result<f64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).context("the tool has ended")?;
+        peak_kib(&status).context("the kernel does not tell the peak of a process's memory")
     }
 
     /// Waits for the first byte of its output; returns how long after its start that came.
@@ -110,5 +125,54 @@ impl Drop for Tool {
         // Without effect on one that has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+fn peak_kib(status: &str) -> Option<f64> {
+    let rest = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    rest.trim().strip_suffix(" kB")?.parse().ok()
+}
+
+/// What watches; it ends with its value.
+pub enum Running {
+    Ours { _links: Vec<Link> },
+    Theirs(Tool),
+}
+
+impl Running {
+    pub fn programs(&self) -> Result<Programs> {
+        let pid = match self {
+            Running::Ours { .. } => process::id(),
+            Running::Theirs(tool) => tool.pid(),
+        };
+        programs::of_process(pid).context("the tool has ended")
+    }
+
+    pub fn end(self) -> Result<()> {
+        if let Running::Theirs(tool) = self {
+            tool.end()?;
+        }
+        Ok(())
+    }
+}
+
+/// Fails with the complaint where that takes too long.
+pub fn wait_until(complaint: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so()? {
+        ensure!(Instant::now() <= deadline, "{complaint}");
+        thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_is_found() {
+        assert_eq!(peak_kib("VmPeak:\t   9999 kB\nVmHWM:\t    5120 kB\n"), Some(5120.0));
+        assert_eq!(peak_kib("Name:\tkthreadd\n"), None);
     }
 }

@@ -13,6 +13,11 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// The median of what `figure` tells of each.
+pub fn median_of<T>(of: &[T], figure: impl Fn(&T) -> f64) -> f64 {
+    median(&of.iter().map(figure).collect::<Vec<_>>())
+}
+
 /// A quarter of them are smaller; 0 of none.
 pub fn first_quartile(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
@@ -36,6 +41,49 @@ pub fn median_interval(values: &[f64]) -> Option<(f64, f64)> {
     }
     let first = sorted.get(left_out.checked_sub(1)?)?;
     Some((*first, *sorted.get(sorted.len() - left_out)?))
+}
+
+/// Median, smallest and largest of all rounds.
+pub struct Spread {
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Spread {
+    pub fn of(values: &[f64]) -> Self {
+        let min = values.iter().copied().fold(f64::INFINITY, f64::min);
+        Self { median: median(values), min, max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max) }
+    }
+}
+
+/// A figure with its limit, which may be what was measured beside it.
+pub struct Check {
+    what: String,
+    value: f64,
+    unit: &'static str,
+    limit: f64,
+}
+
+impl Check {
+    pub fn new(what: impl Into<String>, value: f64, unit: &'static str, limit: f64) -> Self {
+        Self { what: what.into(), value, unit, limit }
+    }
+
+    pub fn is_within(&self) -> bool {
+        self.value <= self.limit
+    }
+}
+
+/// An empty line and a table, with so many digits of a figure and of its limit.
+pub fn table<'a>(checks: impl IntoIterator<Item = &'a Check>, [digits, of_limit]: [usize; 2]) -> String {
+    let mut text = "\n| figure | measured | limit | result |\n|---|--:|--:|---|\n".to_owned();
+    for Check { what, value, unit, limit } in checks {
+        let unit = if unit.is_empty() { String::new() } else { format!(" {unit}") };
+        let result = word(*value, *limit);
+        text += &format!("| {what} | {value:.digits$}{unit} | {limit:.of_limit$}{unit} | {result} |\n");
+    }
+    text
 }
 
 /// Whether a figure is within its limit.

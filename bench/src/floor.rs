@@ -11,23 +11,23 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/floor.skel.rs"));
 }
 
-/// Attaches the pair of a work item, until the links are dropped: they keep their programs.
-pub fn attach() -> libbpf_rs::Result<Vec<Link>> {
+fn attach_with<T>(attach: impl FnOnce(&skel::FloorProgs<'_>) -> libbpf_rs::Result<T>) -> libbpf_rs::Result<T> {
     let mut object = MaybeUninit::uninit();
     let skeleton = skel::FloorSkelBuilder::default().open(&mut object)?.load()?;
-    Ok(vec![skeleton.progs.on_queue_work.attach()?, skeleton.progs.on_execute_start.attach()?])
+    attach(&skeleton.progs)
+}
+
+/// Attaches the pair of a work item, until the links are dropped: they keep their programs.
+pub fn attach() -> libbpf_rs::Result<Vec<Link>> {
+    attach_with(|programs| Ok(vec![programs.on_queue_work.attach()?, programs.on_execute_start.attach()?]))
 }
 
 /// Attaches the one of a context switch, as long.
 pub fn attach_to_switches() -> libbpf_rs::Result<Link> {
-    let mut object = MaybeUninit::uninit();
-    let skeleton = skel::FloorSkelBuilder::default().open(&mut object)?.load()?;
-    skeleton.progs.on_switch.attach()
+    attach_with(|programs| programs.on_switch.attach())
 }
 
 /// The iterator over all threads that takes the kernel stack of each and does nothing with it.
 pub fn attach_to_threads() -> libbpf_rs::Result<Link> {
-    let mut object = MaybeUninit::uninit();
-    let skeleton = skel::FloorSkelBuilder::default().open(&mut object)?.load()?;
-    skeleton.progs.on_each_thread.attach()
+    attach_with(|programs| programs.on_each_thread.attach())
 }

@@ -2,7 +2,6 @@
 //! How much longer a scheduler benchmark takes while `whylate irqsoff` or what people use today watches.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::io::Read as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,11 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use rustix::process::geteuid;
-use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::child::{POLL, Tool};
-use crate::figures::{median, median_interval, word};
+use crate::figures::{Spread, median, median_interval, word};
 use crate::{kernel, machine, programs, results, whylate};
 
 /// Of the median slowdown of `ticks`, and of the median time that a thread loses to it, in percent.
@@ -64,20 +61,16 @@ struct Run {
     lost_percent: f64,
 }
 
-/// Returns whether every figure is within its limit.
 pub fn run(arguments: &results::Arguments) -> Result<bool> {
-    if !geteuid().is_root() {
-        println!("skipped: needs root");
+    if machine::is_skipped(&[
+        ("perf", "no perf: no load to watch"),
+        ("bpftrace", "no bpftrace: nothing to compare with"),
+    ]) {
         return Ok(true);
     }
-    for (tool, why) in [("perf", "no load to watch"), ("bpftrace", "nothing to compare with")] {
-        if Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-            println!("skipped: no {tool}: {why}");
-            return Ok(true);
-        }
-    }
     let program = whylate::build("bench-irqsoff")?;
-    let cpu = last_cpu()?;
+    // Interrupts of devices are often on the first.
+    let cpu = machine::usable_cpus()?.pop().context("there is no CPU")?;
     // The first run fills caches.
     load_s(cpu)?;
     let mut figures = Figures::default();
@@ -94,12 +87,6 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
     let share = share_of_programs_percent(&program, cpu)?;
     arguments.publish("irqsoff", &figures.report(share))?;
     Ok(median(&figures.slowdown[OURS]) <= LIMIT && median(&figures.lost[OURS]) <= LIMIT)
-}
-
-/// The last one that this process may use: interrupts of devices are often on the first.
-fn last_cpu() -> Result<usize> {
-    let allowed = rustix::thread::sched_getaffinity(None).context("cannot tell which CPUs there are")?;
-    (0..rustix::thread::CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).context("there is no CPU")
 }
 
 impl Figures {
@@ -128,13 +115,13 @@ impl Figures {
 
     fn report(&self, share_percent: f64) -> String {
         let rounds = self.slowdown[OURS].len();
-        let mut text = format!(
-            "## What `whylate irqsoff` costs\n\nCommand: `make bench-irqsoff` (`cargo run --release -p whylate-bench -- irqsoff --rounds \
-             {rounds}`)\n\n{}\nSlowdown of `perf {}` on one CPU, {rounds} rounds. In a round `ticks` watches, and one of the others in \
+        let arguments = format!("irqsoff --rounds {rounds}");
+        let mut text = results::heading("What `whylate irqsoff` costs", "bench-irqsoff", &arguments);
+        text += &format!(
+            "\nSlowdown of `perf {}` on one CPU, {rounds} rounds. In a round `ticks` watches, and one of the others in \
              turn: two runs each, with one right before and one right after them that nobody watches. Medians, with the interval in which \
              the median lies by a confidence of 95 % (sign test), and the smallest and the largest.\n\n\
              | watcher | slowdown | 95 % interval | from, to | limit | |\n|---|--:|--:|--:|--:|---|\n",
-            machine::describe(),
             LOAD.join(" "),
         );
         text += &lines(&self.slowdown);
@@ -175,22 +162,19 @@ fn lines(figures: &[Vec<f64>]) -> String {
 }
 
 fn line(name: &str, figures: &[f64], limit: Option<f64>) -> String {
-    let median = median(figures);
+    let Spread { median, min: least, max: most } = Spread::of(figures);
     let (limit, judged) = limit.map_or_else(Default::default, |limit| (format!("{limit} %"), word(median, limit)));
     let interval = median_interval(figures)
         .map_or_else(|| "too few rounds".to_owned(), |(low, high)| format!("{low:.2} to {high:.2} %"));
-    let least = figures.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = figures.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     format!("| {name} | {median:.2} % | {interval} | {least:.2}, {most:.2} % | {limit} | {judged} |\n")
 }
 
 fn start(whylate: &Path, which: usize) -> Result<Option<Tool>> {
-    let bpftrace = OsStr::new("bpftrace");
     let tool = match which {
-        OURS => Tool::start(whylate.as_os_str(), &TICKS),
-        1 => Tool::start(whylate.as_os_str(), &AT_1_MS),
-        2 => Tool::start(bpftrace, &["-e", TIMER]),
-        3 => Tool::start(bpftrace, &["-e", SCRIPT]),
+        OURS => Tool::start(whylate, &TICKS),
+        1 => Tool::start(whylate, &AT_1_MS),
+        2 => Tool::start("bpftrace", &["-e", TIMER]),
+        3 => Tool::start("bpftrace", &["-e", SCRIPT]),
         _ => return Ok(None),
     };
     tool.map(Some)
@@ -208,9 +192,7 @@ const AWAY: Duration = Duration::from_micros(200);
 /// What a thread loses of its time on this CPU.
 fn lost_percent(cpu: usize) -> Result<f64> {
     let spinning = thread::spawn(move || {
-        let mut only = CpuSet::new();
-        only.set(cpu);
-        sched_setaffinity(None, &only)?;
+        machine::stay_on(cpu)?;
         let (mut lost, mut away) = (Duration::ZERO, Duration::ZERO);
         let began = Instant::now();
         let mut last = began;
@@ -230,8 +212,8 @@ fn lost_percent(cpu: usize) -> Result<f64> {
 
 /// Run time of the BPF programs of `ticks` under the load, in percent of all CPUs' time. Counting slows them down.
 fn share_of_programs_percent(whylate: &Path, cpu: usize) -> Result<f64> {
-    let _counting = kernel::count_run_times().context("the kernel does not count run times of BPF programs")?;
-    let mut tool = Tool::start(whylate.as_os_str(), &AT_1_MS)?;
+    let _counting = kernel::count_run_times()?;
+    let mut tool = Tool::start(whylate, &AT_1_MS)?;
     tool.first_output()?;
     let (before, began) = (programs::of_process(tool.pid())?, Instant::now());
     for _ in 0..5 {

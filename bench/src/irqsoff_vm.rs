@@ -2,14 +2,11 @@
 //! What each backend of `whylate irqsoff` tells of delays of known length, in a virtual machine whose kernel has the
 //! events, the tracers and a module that makes the delays.
 
-use std::fmt::Write as _;
-use std::process::{Command, Stdio};
-
 use anyhow::{Result, ensure};
 use whylate_model::{LateEvent, Snapshot};
 
-use crate::figures::{median, word};
-use crate::{kernel, machine, results};
+use crate::figures::{Check, median};
+use crate::{figures, results, vm};
 
 const KERNEL: &str = "6.12-tracers";
 const LENGTHS_US: [u64; 4] = [500, 1_000, 5_000, 20_000];
@@ -110,33 +107,24 @@ impl Row {
     }
 }
 
-/// Returns whether every figure is within its limit.
 pub fn run(arguments: &results::Arguments) -> Result<bool> {
-    let mut vm = Command::new("cargo");
-    vm.args(["xtask", "vm", KERNEL, "--no-tools", "--timeout", "3000", "--append", ONE_CLOCK]);
-    vm.args(["--", "sh", "-ec", SCRIPT, "sh"]);
     let times = arguments.rounds as usize;
-    vm.arg(times.to_string());
-    let output = kernel::die_with_parent(vm.stdin(Stdio::null()).stderr(Stdio::inherit())).output()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "the virtual machine failed, {}: {text}", output.status);
+    let before = ["--timeout", "3000", "--append", ONE_CLOCK, "--"];
+    let text = vm::run(KERNEL, &before, SCRIPT, &[&times.to_string()])?;
     let rows = rows(&text)?;
     let measured = LENGTHS_US.len() * (MODES.len() * BACKENDS.len() - 1);
     ensure!(rows.len() == measured, "{} of {measured} were measured", rows.len());
-    let figures = figures(&rows, times);
-    arguments.publish("irqsoff-vm", &markdown(&rows, &figures, times)?)?;
-    Ok(figures.iter().all(|(_, value, limit)| value <= limit))
+    let checks = checks(&rows, times);
+    arguments.publish("irqsoff-vm", &markdown(&rows, &checks, times))?;
+    Ok(checks.iter().all(Check::is_within))
 }
 
 fn rows(text: &str) -> Result<Vec<Row>> {
-    let parts = text.split("\n@ ").map(|part| part.trim_start_matches("@ "));
-    let parts = parts.filter_map(|part| {
-        let (head, rest) = part.split_once('\n')?;
-        let words: Vec<&str> = head.split_whitespace().collect();
+    let of_part = |(words, rest): (Vec<&str>, _)| {
         let [backend, mode, length_us] = words[..] else { return None };
-        Some((backend, mode, length_us.parse().ok()?, rest))
-    });
-    parts.map(|(backend, mode, length_us, rest)| row(backend, mode, length_us, rest)).collect()
+        Some(row(backend, mode, length_us.parse().ok()?, rest))
+    };
+    vm::parts(text).filter_map(of_part).collect()
 }
 
 fn row(backend: &str, mode: &str, length_us: u64, json: &str) -> Result<Row> {
@@ -184,30 +172,24 @@ impl Row {
 }
 
 /// Of the backends that tell a length exactly.
-fn figures(rows: &[Row], times: usize) -> Vec<(String, f64, f64)> {
+fn checks(rows: &[Row], times: usize) -> Vec<Check> {
     let exact = rows.iter().filter(|row| row.backend != "ticks" && !row.backend.ends_with(OF_ALL));
     let errors = exact.map(|row| {
         let name = format!("median error of `{}`, {} us, {} (us)", row.backend, row.length_us, row.mode);
-        (name, if row.errors_us.is_empty() { f64::MAX } else { row.median_us().abs() }, row.allowed_us())
+        let error_us = if row.errors_us.is_empty() { f64::MAX } else { row.median_us().abs() };
+        Check::new(name, error_us, "", row.allowed_us())
     });
     let events = rows.iter().filter(|row| row.backend == "events");
     let missed = events.clone().map(|row| times.abs_diff(row.errors_us.len())).sum::<usize>();
     let name = format!("delays that `events` missed, of {}", events.count() * times);
-    errors.chain([(name, missed as f64, 0.0)]).collect()
+    errors.chain([Check::new(name, missed as f64, "", 0.0)]).collect()
 }
 
-fn markdown(rows: &[Row], figures: &[(String, f64, f64)], times: usize) -> Result<String> {
-    let mut text = format!(
-        "## Interrupts and preemption that are off for a known time, in a virtual machine\n\nCommand: `make bench-irqsoff-vm` (`cargo \
-         run --release -p whylate-bench -- irqsoff-vm --rounds {times}`)\n\n{}- in the machine: Linux {KERNEL}, CPUs that QEMU emulates\n\n\
-         | figure | measured | limit | result |\n|---|--:|--:|---|\n",
-        machine::describe()
-    );
-    for (name, value, limit) in figures {
-        writeln!(text, "| {name} | {value:.1} | {limit:.1} | {} |", word(*value, *limit))?;
-    }
-    write!(
-        text,
+fn markdown(rows: &[Row], checks: &[Check], times: usize) -> String {
+    let title = "Interrupts and preemption that are off for a known time, in a virtual machine";
+    let mut text = results::heading(title, "bench-irqsoff-vm", &format!("irqsoff-vm --rounds {times}"));
+    text += &format!("- in the machine: Linux {KERNEL}, CPUs that QEMU emulates\n{}", figures::table(checks, [1, 1]));
+    text += &format!(
         "\nThe kernel's `preemptirq_delay_test` makes {times} delays of each kind on one CPU. \"Error\" is what is told less the length \
          that was asked for; a CPU that the host stops meanwhile makes a delay longer. `ticks` tells bounds: its error is that of the \
          lower one, and the delay has to lie between both; a delay that is shorter than its period of 1 ms is seen by chance, \
@@ -217,14 +199,14 @@ fn markdown(rows: &[Row], figures: &[(String, f64, f64)], times: usize) -> Resul
          long were told meanwhile, which hide delays from it. Emulated CPUs stop all the time.\n\n\
          | backend | off | delay (us) | told | function | within bounds | median error (us) | worst error (us) | longer | lost |\n\
          |---|---|--:|--:|---|--:|--:|--:|--:|--:|\n"
-    )?;
+    );
     for row in rows {
         let Row { backend, mode, length_us, errors_us, longer, lost, .. } = row;
         let (told, cells) = (errors_us.len(), row.cells().join(" | "));
-        writeln!(text, "| {backend} | {mode} | {length_us} | {told} of {times} | {cells} | {longer} | {lost} |")?;
+        text += &format!("| {backend} | {mode} | {length_us} | {told} of {times} | {cells} | {longer} | {lost} |\n");
     }
     text += "| ticks | preempt | any | cannot tell: its timer comes in where preemption is off | | | | | | |\n";
-    Ok(text)
+    text
 }
 
 #[cfg(test)]

@@ -3,12 +3,11 @@
 //! running kernel may lack, the events of interrupts that are off and the kernel's own tracer.
 
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::figures::{first_quartile, median};
-use crate::{kernel, machine, results};
+use crate::figures::{Spread, first_quartile};
+use crate::{results, vm};
 
 const KERNEL: &str = "6.12-tracers";
 /// What watches there, as its rows are called.
@@ -90,18 +89,22 @@ const SCRIPT: &str = r#"
 
 /// No figure has a limit: only the order of emulated figures means anything.
 pub fn run(arguments: &results::Arguments) -> Result<bool> {
-    let samples = samples(arguments.rounds)?;
-    let mut text = format!(
-        "## What `whylate irqsoff` costs beside the kernel's tracer, in a virtual machine\n\nCommand: `make bench-irqsoff` (`cargo run \
-         --release -p whylate-bench -- irqsoff-vm-cost --rounds {}`)\n\n{}- in the machine: Linux {KERNEL}, CPUs that QEMU emulates, \
-         which are slower for BPF programs than for the kernel: only the order of the watchers tells anything\n",
-        arguments.rounds,
-        machine::describe()
+    let rounds = arguments.rounds;
+    let samples = samples(rounds)?;
+    let title = "What `whylate irqsoff` costs beside the kernel's tracer, in a virtual machine";
+    let mut text = results::heading(title, "bench-irqsoff", &format!("irqsoff-vm-cost --rounds {rounds}"));
+    text += &format!(
+        "- in the machine: Linux {KERNEL}, CPUs that QEMU emulates, \
+         which are slower for BPF programs than for the kernel: only the order of the watchers tells anything\n\
+         \nSlowdown of `{LOAD}`, {rounds} rounds: each watched run is compared with the mean of the runs right before and right after \
+         it, which nobody watches; the watchers take turns at being first. Medians; in brackets the smallest and the largest.\n\n\
+         | watcher | slowdown | first quartile | limit | |\n|---|--:|--:|--:|---|\n"
     );
-    text += &how(LOAD, arguments.rounds);
     for (key, name) in SUBJECTS {
         let of = samples.get(key).with_context(|| format!("{key} was not measured"))?;
-        text += &Row::of(name, of).line();
+        let slowdowns: Vec<f64> = of.iter().map(Sample::slowdown_percent).collect();
+        let (Spread { median, min, max }, quartile) = (Spread::of(&slowdowns), first_quartile(&slowdowns));
+        text += &format!("| {name} | {median:.2} % ({min:.2} to {max:.2}) | {quartile:.2} % | | |\n");
     }
     arguments.publish("irqsoff-vm-cost", &text)?;
     Ok(true)
@@ -120,51 +123,12 @@ impl Sample {
     }
 }
 
-/// What one watcher costs, in percent.
-struct Row {
-    name: &'static str,
-    median: f64,
-    quartile: f64,
-    least: f64,
-    most: f64,
-}
-
-impl Row {
-    fn of(name: &'static str, samples: &[Sample]) -> Self {
-        let slowdowns: Vec<f64> = samples.iter().map(Sample::slowdown_percent).collect();
-        Row {
-            name,
-            median: median(&slowdowns),
-            quartile: first_quartile(&slowdowns),
-            least: slowdowns.iter().copied().fold(f64::INFINITY, f64::min),
-            most: slowdowns.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-        }
-    }
-
-    fn line(&self) -> String {
-        let Row { name, median, quartile, least, most } = self;
-        format!("| {name} | {median:.2} % ({least:.2} to {most:.2}) | {quartile:.2} % | | |\n")
-    }
-}
-
-/// What was done, and the heading of the table.
-fn how(load: &str, rounds: u32) -> String {
-    format!(
-        "\nSlowdown of `{load}`, {rounds} rounds: each watched run is compared with the mean of the runs right before and right after \
-         it, which nobody watches; the watchers take turns at being first. Medians; in brackets the smallest and the largest.\n\n\
-         | watcher | slowdown | first quartile | limit | |\n|---|--:|--:|--:|---|\n"
-    )
-}
-
 /// By subject.
 fn samples(rounds: u32) -> Result<BTreeMap<String, Vec<Sample>>> {
-    let mut vm = Command::new("cargo");
-    vm.args(["xtask", "vm", KERNEL, "--no-tools", "--timeout", "3000", "--with", "perf", "--with", "bpftrace", "--"]);
-    vm.args([format!("LOAD={LOAD}"), format!("SCRIPT={BPFTRACE}")]);
-    vm.args(["sh", "-ec", SCRIPT, "sh", &rounds.to_string()]);
-    let output = kernel::die_with_parent(vm.stdin(Stdio::null()).stderr(Stdio::inherit())).output()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success() && text.contains("@ end"), "the virtual machine failed, {}: {text}", output.status);
+    let (load, script) = (format!("LOAD={LOAD}"), format!("SCRIPT={BPFTRACE}"));
+    let before = ["--timeout", "3000", "--with", "perf", "--with", "bpftrace", "--", &load, &script];
+    let text = vm::run(KERNEL, &before, SCRIPT, &[&rounds.to_string()])?;
+    ensure!(text.contains("@ end"), "the virtual machine failed: {text}");
     of_lines(&text)
 }
 

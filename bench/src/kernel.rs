@@ -10,16 +10,17 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
+use anyhow::{Context as _, Result};
 use libbpf_rs::libbpf_sys::{BPF_STATS_RUN_TIME, bpf_enable_stats};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 /// Has the kernel count the runs and the run time of BPF programs, until the descriptor is closed, however this process
 /// ends. `kernel.bpf_stats_enabled` stays as it is.
-pub fn count_run_times() -> io::Result<OwnedFd> {
+pub fn count_run_times() -> Result<OwnedFd> {
     // SAFETY: the call takes a number and gives a descriptor, or a negative error.
     let fd = unsafe { bpf_enable_stats(BPF_STATS_RUN_TIME) };
     if fd < 0 {
-        return Err(io::Error::from_raw_os_error(-fd));
+        return Err(io::Error::from_raw_os_error(-fd)).context("the kernel does not count run times of BPF programs");
     }
     // SAFETY: a descriptor that the call above made, and that nobody else has.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -57,8 +58,6 @@ pub fn begin_thread(
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
     pub cpu: Duration,
-    /// Of that, in user space, as far as the kernel can tell it apart.
-    pub user: Duration,
     /// How often they gave up a CPU, of their own accord or not.
     pub switches: u64,
 }
@@ -84,8 +83,7 @@ fn usage_of(whom: libc::c_int) -> io::Result<Usage> {
         Duration::from_secs(time.tv_sec.unsigned_abs()) + Duration::from_micros(time.tv_usec.unsigned_abs())
     };
     let switches = usage.ru_nvcsw.unsigned_abs() + usage.ru_nivcsw.unsigned_abs();
-    let user = duration(usage.ru_utime);
-    Ok(Usage { cpu: user + duration(usage.ru_stime), user, switches })
+    Ok(Usage { cpu: duration(usage.ru_utime) + duration(usage.ru_stime), switches })
 }
 
 /// The calling thread comes before all normal ones.

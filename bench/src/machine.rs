@@ -1,9 +1,37 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Where a figure was measured.
 
-use std::fmt::Write as _;
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+use rustix::process::geteuid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Prints why nothing can be measured here, if so: without root, or one of these tools, each with the reason to give.
+pub fn is_skipped(tools: &[(&str, &str)]) -> bool {
+    let lack = tools.iter().find(|(tool, _)| !has(tool)).map(|&(_, reason)| reason);
+    let reason = if geteuid().is_root() { lack } else { Some("needs root") };
+    reason.inspect(|reason| println!("skipped: {reason}")).is_some()
+}
+
+pub fn has(tool: &str) -> bool {
+    let mut probe = Command::new(tool);
+    probe.arg("--help").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
+
+/// The CPUs that this process may use.
+pub fn usable_cpus() -> Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None).context("cannot tell which CPUs there are")?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect())
+}
+
+/// Keeps the calling thread, and those that it starts, on one CPU.
+pub fn stay_on(cpu: usize) -> Result<()> {
+    let mut only = CpuSet::new();
+    only.set(cpu);
+    sched_setaffinity(None, &only).with_context(|| format!("cannot run on CPU {cpu}"))
+}
 
 /// One line of Markdown per fact.
 pub fn describe() -> String {
@@ -16,8 +44,7 @@ pub fn describe() -> String {
         ("bpftrace", version("bpftrace")),
         ("load average at the end (1, 5, 15 min)", load_average()),
     ] {
-        // A `String` takes everything.
-        let _ = writeln!(text, "- {what}: {fact}");
+        text += &format!("- {what}: {fact}\n");
     }
     text
 }

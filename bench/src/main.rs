@@ -19,6 +19,7 @@ mod timerlat;
 mod timerlat_vm;
 mod timerlat_why;
 mod user_time;
+mod vm;
 mod why;
 mod whylate;
 mod wq;
@@ -74,6 +75,7 @@ enum What {
 }
 
 fn main() -> ExitCode {
+    // Whether every figure is within its limit.
     let outcome = match Arguments::parse().what {
         What::Wq(arguments) => wq::run(&arguments),
         What::Occupancy(arguments) => occupancy::run(&arguments),

@@ -9,19 +9,19 @@ pub mod slowdown;
 mod subjects;
 
 use std::fs;
-use std::process::{Command, Stdio};
 
 use anyhow::{Result, bail};
-use rustix::process::geteuid;
 
 use self::loads::Load;
 use self::subjects::Tools;
 use crate::{machine, results, whylate};
 
-/// Returns whether every figure is within its limit.
 pub fn run(arguments: &results::Arguments) -> Result<bool> {
-    if let Some(reason) = lack_of_machine() {
-        println!("skipped: {reason}");
+    if machine::is_skipped(&[("perf", "no perf to compare with")]) {
+        return Ok(true);
+    }
+    if std::thread::available_parallelism().map_or(0, usize::from) <= loads::LOAD_CPU {
+        println!("skipped: needs a second CPU, for the tools");
         return Ok(true);
     }
     fail_if_counted_always()?;
@@ -32,24 +32,12 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
     let loads = pinned.into_iter().chain([Load::messaging()]).collect::<Vec<_>>();
     let slowdowns = slowdown::measure(&tools, &loads, arguments.rounds)?;
 
-    let machine = format!("{}- the same at the beginning: {load_before}\n", machine::describe());
-    let text = report::markdown(&tools, &loads, &slowdowns, &costs, &machine);
+    let command = format!("occupancy --rounds {}", slowdowns.len());
+    let heading = results::heading("Who has each CPU", "bench-occupancy", &command);
+    let heading = format!("{heading}- the same at the beginning: {load_before}\n");
+    let text = report::markdown(&tools, &loads, &slowdowns, &costs, heading);
     arguments.publish("occupancy", &text)?;
     Ok(report::within_limits(&slowdowns, &costs))
-}
-
-/// Why nothing can be measured here at all.
-fn lack_of_machine() -> Option<&'static str> {
-    if !geteuid().is_root() {
-        return Some("needs root");
-    }
-    if std::thread::available_parallelism().map_or(0, usize::from) <= loads::LOAD_CPU {
-        return Some("needs a second CPU, for the tools");
-    }
-    if Command::new("perf").arg("version").stdout(Stdio::null()).status().is_err() {
-        return Some("no perf to compare with");
-    }
-    None
 }
 
 /// With `kernel.bpf_stats_enabled`, each run of a program takes two clock reads more.

@@ -6,12 +6,8 @@ pub mod sleepers;
 mod slowdown;
 mod walks;
 
-use std::fmt::Write as _;
-use std::process::{Command, Stdio};
-
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use rustix::process::geteuid;
 
 use self::slowdown::SUBJECTS;
 use self::walks::Cost;
@@ -54,10 +50,8 @@ const SAMPLE_LIMIT_PERCENT: f64 = 3.0;
 /// Of what offcputime adds to a switch.
 const TRACE_RATIO: f64 = 0.7;
 
-/// Returns whether every figure is within its limit.
 pub fn run(arguments: &Arguments) -> Result<bool> {
-    if !geteuid().is_root() {
-        println!("skipped: needs root");
+    if machine::is_skipped(&[]) {
         return Ok(true);
     }
     let mut are_within = true;
@@ -72,12 +66,9 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
             Part::Switches => switches_part(rounds)?,
         };
         let Some((title, figures, tables)) = measured else { continue };
-        let command = format!("cargo run --release -p whylate-bench -- offcpu --part {name} --rounds {rounds}");
-        let text = format!(
-            "## Off-CPU stacks: {title}\n\nCommand: `make bench-offcpu` (`{command}`)\n\n{}\n{}{tables}",
-            machine::describe(),
-            rows(&figures)
-        );
+        let command = format!("offcpu --part {name} --rounds {rounds}");
+        let heading = results::heading(&format!("Off-CPU stacks: {title}"), "bench-offcpu", &command);
+        let text = format!("{heading}\n{}{tables}", rows(&figures));
         arguments.results.publish(&format!("offcpu-{name}"), &text)?;
         are_within &= figures.iter().all(|(_, value, limit)| value <= limit);
     }
@@ -87,8 +78,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
 fn rows(figures: &[Figure]) -> String {
     let mut text = "| figure | measured | limit | result |\n|---|--:|--:|---|\n".to_owned();
     for (name, value, limit) in figures {
-        // A `String` takes everything.
-        let _ = writeln!(text, "| {name} | {} | {} | {} |", short(*value), short(*limit), word(*value, *limit));
+        text += &format!("| {name} | {} | {} | {} |\n", short(*value), short(*limit), word(*value, *limit));
     }
     text
 }
@@ -144,11 +134,9 @@ fn names_part(rounds: u32) -> Result<(&'static str, Vec<Figure>, String)> {
 
 /// `None` where the load or the peer is missing.
 fn switches_part(rounds: u32) -> Result<Option<(&'static str, Vec<Figure>, String)>> {
-    for (tool, why) in [("perf", "no load to watch"), ("offcputime", "nothing to compare with")] {
-        if Command::new(tool).arg("--help").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-            println!("skipped: no {tool}: {why}");
-            return Ok(None);
-        }
+    let tools = [("perf", "no perf: no load to watch"), ("offcputime", "no offcputime: nothing to compare with")];
+    if machine::is_skipped(&tools) {
+        return Ok(None);
     }
     let slowdowns = slowdown::measure(&whylate::build("bench-offcpu")?, rounds)?;
     let theirs_ns = slowdowns.added_ns(SUBJECTS.len() - 1);
@@ -170,9 +158,8 @@ fn costs_table(costs: &[Cost]) -> String {
         walks::PLACES
     );
     for cost in costs {
-        let _ = writeln!(
-            text,
-            "| {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} x |",
+        text += &format!(
+            "| {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} x |\n",
             cost.threads,
             cost.unchanged_ns,
             cost.changed_ns,

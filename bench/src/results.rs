@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use clap::Args;
 
+use crate::machine;
+
 const HEADING: &str = "# Benchmark results\n\nEach section is written by the command it names.\n";
 
 /// What every benchmark takes.
@@ -30,6 +32,12 @@ impl Arguments {
             None => Ok(()),
         }
     }
+}
+
+/// The beginning of a section: what was measured, how, and where.
+pub fn heading(title: &str, target: &str, arguments: &str) -> String {
+    let command = format!("`make {target}` (`cargo run --release -p whylate-bench -- {arguments}`)");
+    format!("## {title}\n\nCommand: {command}\n\n{}", machine::describe())
 }
 
 /// Rewrites one section of the file, and leaves the others.

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::figures::word;
-use crate::{kernel, machine, results};
+use crate::figures::{self, Check};
+use crate::{results, vm};
 
 const KERNEL: &str = "6.12-cloud";
 const TEST: &str = "kernel_sqpoll_precise";
@@ -33,16 +33,11 @@ struct Duty {
     tries: Vec<String>,
 }
 
-/// Returns whether every figure is within its limit.
 pub fn run(arguments: &results::Arguments) -> Result<bool> {
     let program = test_program()?;
-    let mut vm = Command::new("cargo");
-    vm.args(["xtask", "vm", KERNEL, "--no-tools", "--no-whylate", "--timeout", "900", "--with"]).arg(&program);
-    vm.args(["--", "WHYLATE_EMULATED=1"]).arg(format!("WHYLATE_INTERVALS={INTERVALS}"));
-    vm.args(["sh", "-ec", SCRIPT, "sh"]).arg(&program).arg("--nocapture");
-    let output = kernel::die_with_parent(vm.stdin(Stdio::null()).stderr(Stdio::inherit())).output()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "the virtual machine failed, {}: {text}", output.status);
+    let (program, intervals) = (program.to_string_lossy(), format!("WHYLATE_INTERVALS={INTERVALS}"));
+    let before = ["--no-whylate", "--timeout", "900", "--with", &program, "--", "WHYLATE_EMULATED=1", &intervals];
+    let text = vm::run(KERNEL, &before, SCRIPT, &[&program, "--nocapture"])?;
     let duties = duties(&text)?;
     ensure!(!duties.is_empty(), "it measured nothing: {text}");
     let largest = duties.values().flat_map(|duty| &duty.samples).map(Sample::off_at_most).fold(0.0, f64::max);
@@ -99,14 +94,10 @@ impl Sample {
 }
 
 fn markdown(duties: &BTreeMap<String, Duty>, largest: f64) -> String {
-    let mut text = format!(
-        "## `whylate sqpoll --precise`\n\nCommand: `make bench-sqpoll-vm` (`cargo run --release -p whylate-bench -- sqpoll-vm`)\n\n{}\
-         - in a virtual machine: Debian's {KERNEL}, 2 emulated CPUs\n\n\
-         | figure | measured | limit | result |\n|---|--:|--:|---|\n\
-         | working share, largest error of an interval with what may be hidden | {largest:.2} points | {LIMIT:.2} points | {} |\n\n",
-        machine::describe(),
-        word(largest, LIMIT)
-    );
+    let mut text = results::heading("`whylate sqpoll --precise`", "bench-sqpoll-vm", "sqpoll-vm");
+    let what = "working share, largest error of an interval with what may be hidden";
+    let table = figures::table([&Check::new(what, largest, "points", LIMIT)], [2, 2]);
+    text += &format!("- in a virtual machine: Debian's {KERNEL}, 2 emulated CPUs\n{table}\n");
     text += &format!(
         "{INTERVALS} intervals of 1 s of each load. The truth is how long the thread was in `io_submit_sqes` and `io_handle_tw_list` and had a CPU, by the \
          kernel's function_graph tracer and `sched_switch` in the same run. The tool's programs are at the same functions, within what the tracer counts: \

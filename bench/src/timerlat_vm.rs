@@ -2,14 +2,12 @@
 //! `whylate timerlat` by both backends beside `rtla timerlat`, in one boot of a virtual machine with the tracer.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use whylate_model::Snapshot;
 
-use crate::figures::{median, word};
-use crate::{kernel, machine, results};
+use crate::figures::{Check, Spread, median_of};
+use crate::{figures, machine, results, vm};
 
 const KERNEL: &str = "6.12-rt";
 const SECONDS: u64 = 3;
@@ -61,43 +59,22 @@ struct Sample {
 
 type Figure = fn(&Sample) -> f64;
 
-/// Returns whether every figure is within its limit.
 pub fn run(arguments: &results::Arguments) -> Result<bool> {
-    if Command::new("rtla").arg("--help").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+    if !machine::has("rtla") {
         println!("skipped: no rtla to compare with (scripts/install-deps bench)");
         return Ok(true);
     }
-    let mut vm = Command::new("cargo");
-    vm.args([
-        "xtask",
-        "vm",
-        KERNEL,
-        "--no-tools",
-        "--timeout",
-        "3000",
-        "--with",
-        "rtla",
-        "--",
-        "sh",
-        "-ec",
-        SCRIPT,
-        "sh",
-    ]);
-    vm.args([arguments.rounds.to_string(), SECONDS.to_string()]);
-    let output = kernel::die_with_parent(vm.stdin(Stdio::null()).stderr(Stdio::inherit())).output()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "the virtual machine failed, {}: {text}", output.status);
+    let (rounds, seconds) = (arguments.rounds.to_string(), SECONDS.to_string());
+    let text = vm::run(KERNEL, &["--timeout", "3000", "--with", "rtla", "--"], SCRIPT, &[&rounds, &seconds])?;
     let samples = samples(&text)?;
-    let figures = figures(&samples)?;
-    arguments.publish("timerlat-vm", &markdown(&samples, &figures, arguments.rounds.into())?)?;
-    Ok(figures.iter().all(|(_, value, limit)| value <= limit))
+    let checks = checks(&samples)?;
+    arguments.publish("timerlat-vm", &markdown(&samples, &checks, arguments.rounds.into()))?;
+    Ok(checks.iter().all(Check::is_within))
 }
 
 fn samples(text: &str) -> Result<BTreeMap<String, Vec<Sample>>> {
     let mut samples: BTreeMap<String, Vec<Sample>> = BTreeMap::new();
-    for part in text.split("\n@ ").map(|part| part.trim_start_matches("@ ")) {
-        let (head, rest) = part.split_once('\n').unwrap_or((part, ""));
-        let words: Vec<&str> = head.split_whitespace().collect();
+    for (words, rest) in vm::parts(text) {
         let [name, before, _, after, _] = words[..] else { continue };
         if name == "end" || seconds(before).is_none() {
             continue;
@@ -178,73 +155,63 @@ fn of_json(text: &str, period_ns: f64) -> Result<Sample> {
 
 fn middle_of(samples: &BTreeMap<String, Vec<Sample>>, name: &str, figure: Figure) -> Result<f64> {
     let of = samples.get(name).with_context(|| format!("{name} was not measured"))?;
-    Ok(median(&of.iter().map(figure).collect::<Vec<_>>()))
+    Ok(median_of(of, figure))
 }
 
-fn figures(samples: &BTreeMap<String, Vec<Sample>>) -> Result<Vec<(String, f64, f64)>> {
+fn checks(samples: &BTreeMap<String, Vec<Sample>>) -> Result<Vec<Check>> {
     let kinds = [("the interrupt", (|sample| sample.irq_us) as Figure), ("the thread", |sample| sample.thread_us)];
-    let mut figures = Vec::new();
+    let mut checks = Vec::new();
     for backend in ["tracer", "bpf"] {
         for (kind, figure) in kinds {
             let (ours, rtlas) = (middle_of(samples, backend, figure)?, middle_of(samples, "rtla", figure)?);
             let limit = APART_US.max(rtlas * APART_PERCENT / 100.0);
-            figures.push((
-                format!("median latency of {kind}, {backend}: apart from rtla's (us)"),
-                (ours - rtlas).abs(),
-                limit,
-            ));
+            let what = format!("median latency of {kind}, {backend}: apart from rtla's (us)");
+            checks.push(Check::new(what, (ours - rtlas).abs(), "", limit));
         }
     }
     for name in ["tracer", "bpf", "tracer-10kHz"] {
         let of = samples.get(name).with_context(|| format!("{name} was not measured"))?;
         let most = of.iter().map(|sample| sample.off_schedule).fold(0.0, f64::max);
-        figures.push((format!("off schedule in any run, {name} (periods of a CPU)"), most, 1.0));
+        checks.push(Check::new(format!("off schedule in any run, {name} (periods of a CPU)"), most, "", 1.0));
     }
     for suffix in ["", "-10kHz"] {
         let user = |name: &str| middle_of(samples, &format!("{name}{suffix}"), |sample| sample.user_us);
         let name = format!("user space an activation, tracer{suffix} (us; the limit is rtla's)");
-        figures.push((name, user("tracer")?, user("rtla")?));
+        checks.push(Check::new(name, user("tracer")?, "", user("rtla")?));
         let lost = middle_of(samples, &format!("tracer{suffix}"), |sample| sample.lost)?;
-        figures.push((format!("lost samples, tracer{suffix}"), lost, 0.0));
+        checks.push(Check::new(format!("lost samples, tracer{suffix}"), lost, "", 0.0));
     }
-    Ok(figures)
+    Ok(checks)
 }
 
-fn markdown(samples: &BTreeMap<String, Vec<Sample>>, figures: &[(String, f64, f64)], rounds: u64) -> Result<String> {
-    let mut text = format!(
-        "## Timer latency beside rtla, in a virtual machine\n\nCommand: `make bench-timerlat-vm` (`cargo run --release -p whylate-bench -- \
-         timerlat-vm --rounds {rounds}`)\n\n{}- in the machine: Debian's {KERNEL}, CPUs that QEMU emulates; rtla 6.1 with the kernel's \
-         threads\n\n| figure | measured | limit | result |\n|---|--:|--:|---|\n",
-        machine::describe()
+fn markdown(samples: &BTreeMap<String, Vec<Sample>>, checks: &[Check], rounds: u64) -> String {
+    let title = "Timer latency beside rtla, in a virtual machine";
+    let mut text = results::heading(title, "bench-timerlat-vm", &format!("timerlat-vm --rounds {rounds}"));
+    text += &format!(
+        "- in the machine: Debian's {KERNEL}, CPUs that QEMU emulates; rtla 6.1 with the kernel's threads\n{}",
+        figures::table(checks, [2, 2])
     );
-    for (name, value, limit) in figures {
-        writeln!(text, "| {name} | {value:.2} | {limit:.2} | {} |", word(*value, *limit))?;
-    }
-    write!(
-        text,
+    text += &format!(
         "\nAll in one boot, in turn, each for {SECONDS} s, two of each a round. Medians of all rounds; of each run the mean over the CPUs, and in brackets the \
          rounds' smallest and largest. An emulated CPU is slow, and slower for BPF programs than for the kernel: times are not those of a \
          machine.\n\n| run | IRQ latency (us) | thread latency (us) | user space (us an activation) | off schedule (periods) |\n\
          |---|--:|--:|--:|--:|\n"
-    )?;
+    );
     for (name, of) in samples {
         let shown = |figure: fn(&Sample) -> f64| {
-            let values: Vec<f64> = of.iter().map(figure).collect();
-            let (least, most) =
-                (values.iter().copied().fold(f64::MAX, f64::min), values.iter().copied().fold(0.0, f64::max));
-            format!("{:.2} ({least:.2} to {most:.2})", median(&values))
+            let Spread { median, min, max } = Spread::of(&of.iter().map(figure).collect::<Vec<_>>());
+            format!("{median:.2} ({min:.2} to {max:.2})")
         };
         let schedule =
             if name.starts_with("rtla") { "not told".to_owned() } else { shown(|sample| sample.off_schedule) };
-        writeln!(
-            text,
-            "| {name} | {} | {} | {} | {schedule} |",
+        text += &format!(
+            "| {name} | {} | {} | {} | {schedule} |\n",
             shown(|sample| sample.irq_us),
             shown(|sample| sample.thread_us),
             shown(|sample| sample.user_us),
-        )?;
+        );
     }
-    Ok(text)
+    text
 }
 
 #[cfg(test)]

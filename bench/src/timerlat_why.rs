@@ -3,14 +3,12 @@
 //! and a module that keeps interrupts off.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use crate::{kernel, machine, results};
+use crate::{machine, results, vm};
 
 const KERNEL: &str = "6.12-tracers";
 /// Of a latency, what a part has to have for the analysis to say that it was the delay.
@@ -101,14 +99,10 @@ struct Analysis {
 /// Returns whether whylate was right often enough.
 pub fn run(arguments: &Arguments) -> Result<bool> {
     let rtla = arguments.rtla.canonicalize().with_context(|| format!("no {}", arguments.rtla.display()))?;
-    let mut vm = Command::new("cargo");
-    vm.args(["xtask", "vm", KERNEL, "--no-tools", "--timeout", "3000", "--with"]).arg(&rtla);
-    vm.args(["--", "sh", "-ec", SCRIPT, "sh", &arguments.results.rounds.to_string()]).arg(&rtla);
-    let output = kernel::die_with_parent(vm.stdin(Stdio::null()).stderr(Stdio::inherit())).output()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "the virtual machine failed, {}: {text}", output.status);
+    let (rtla, rounds) = (rtla.to_string_lossy(), arguments.results.rounds.to_string());
+    let text = vm::run(KERNEL, &["--timeout", "3000", "--with", &rtla, "--"], SCRIPT, &[&rounds, &rtla])?;
     let told = told(&text)?;
-    arguments.results.publish("timerlat-why", &markdown(&told, arguments.results.rounds)?)?;
+    arguments.results.publish("timerlat-why", &markdown(&told, arguments.results.rounds))?;
     let ours = told.iter().filter(|((_, tool), _)| TOOLS[*tool].starts_with("whylate"));
     let (right, all) =
         ours.fold((0, 0), |(right, all), ((cause, _), of)| (right + rights(&CAUSES[*cause], of).1, all + of.len()));
@@ -120,12 +114,10 @@ type Told = BTreeMap<(usize, usize), Vec<Option<Analysis>>>;
 
 fn told(text: &str) -> Result<Told> {
     let mut told = Told::new();
-    for run in text.split("\n@ ").map(|run| run.trim_start_matches("@ ")) {
-        let (head, rest) = run.split_once('\n').unwrap_or((run, ""));
-        let words: Vec<&str> = head.split_whitespace().collect();
-        let [cause, tool] = words[..] else { bail!("not a run's head: {head}") };
+    for (words, rest) in vm::parts(text) {
+        let [cause, tool] = words[..] else { bail!("not a run's head: {}", words.join(" ")) };
         let (cause, tool): (usize, usize) = (cause.parse()?, tool.parse()?);
-        ensure!(cause < CAUSES.len() && tool < TOOLS.len(), "not a run's head: {head}");
+        ensure!(cause < CAUSES.len() && tool < TOOLS.len(), "not a run's head: {cause} {tool}");
         told.entry((cause, tool)).or_default().push(analysis(rest));
     }
     Ok(told)
@@ -168,7 +160,7 @@ fn rights(cause: &Cause, told: &[Option<Analysis>]) -> (usize, usize) {
     (in_part.clone().count(), in_part.filter(names).count())
 }
 
-fn markdown(told: &Told, rounds: u32) -> Result<String> {
+fn markdown(told: &Told, rounds: u32) -> String {
     let mut text = format!(
         "## Whom timerlat blames, beside rtla, in a virtual machine\n\nCommand: `cargo run --release -p whylate-bench -- timerlat-why --rounds \
          {rounds} --rtla PROGRAM`, with rtla built of the source of Linux 6.12\n\n{}- in the machine: {KERNEL}, CPUs that QEMU \
@@ -189,15 +181,14 @@ fn markdown(told: &Told, rounds: u32) -> Result<String> {
                 format!("{} {:.1} % of {:.1} ms: {named}", told.part, told.percent, told.latency_us / 1e3)
             },
         );
-        writeln!(
-            text,
-            "| {} | {} | {stops} of {} | {in_part} | {by_name} | {last} |",
+        text += &format!(
+            "| {} | {} | {stops} of {} | {in_part} | {by_name} | {last} |\n",
             cause.name,
             TOOLS[*tool],
             of.len()
-        )?;
+        );
     }
-    Ok(text)
+    text
 }
 
 #[cfg(test)]

@@ -22,9 +22,9 @@ tracepoint:sched:sched_switch /@away[args->next_pid]/ { @since[args->next_pid] =
 END { clear(@since); clear(@away); }
 ";
 
-/// Of all threads of a program, and what it printed. None of the words has a blank.
-pub fn of(program: &Path, words: &[&str]) -> Result<(u64, String)> {
-    let line = format!("{} {}", program.display(), words.join(" "));
+/// Of all threads of a program, and what it printed. None of its arguments has a blank.
+pub fn of(program: &Path, arguments: &str) -> Result<(u64, String)> {
+    let line = format!("{} {arguments}", program.display());
     let mut command = Command::new("bpftrace");
     command.args(["-e", SCRIPT, "-c", &line]).stdin(Stdio::null()).stderr(Stdio::null());
     let output =

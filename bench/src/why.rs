@@ -2,22 +2,20 @@
 //! What `whylate` without a command costs, with every source and all causes: how much slower loads get beside what
 //! people use today, what its programs take, and how soon and with how much memory it answers.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
-use rustix::process::geteuid;
 
-use crate::child::{PATIENCE, POLL, Tool};
-use crate::figures::{median, median_interval, word};
+use crate::child::{Tool, wait_until};
+use crate::figures::{Check, median, median_interval, median_of};
 use crate::occupancy::loads::{Load, TOOLS_CPU};
-use crate::occupancy::slowdown::Sample;
+use crate::occupancy::slowdown::{Sample, of_round};
 use crate::programs::Programs;
-use crate::{floor, kernel, machine, programs, results, whylate};
+use crate::{figures, floor, kernel, machine, programs, results, whylate};
 
 /// What its programs may take of a CPU, in percent.
 const LIMIT: f64 = 2.0;
@@ -77,10 +75,8 @@ impl Part {
     }
 }
 
-/// Returns whether every figure is within its limit.
 pub fn run(arguments: &Arguments) -> Result<bool> {
-    if !geteuid().is_root() {
-        println!("skipped: needs root");
+    if machine::is_skipped(&[]) {
         return Ok(true);
     }
     let program = whylate::build("bench-why")?;
@@ -107,30 +103,25 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     Ok(is_within)
 }
 
-fn under(load: &Load, program: &Path, folder: &Path, rounds: u32) -> Result<[Vec<Sample>; SUBJECTS.len()]> {
-    let mut samples: [Vec<Sample>; SUBJECTS.len()] = Default::default();
-    for round in 0..rounds as usize {
+/// By round and subject.
+fn under(load: &Load, program: &Path, folder: &Path, rounds: u32) -> Result<Vec<Vec<Sample>>> {
+    let samples = (0..rounds as usize).map(|round| {
         eprintln!("{}: round {} of {rounds}", load.name, round + 1);
-        let mut before = load.run()?;
-        for turn in 0..SUBJECTS.len() {
-            let which = (round + turn) % SUBJECTS.len();
-            let tool = start(program, folder, which).with_context(|| format!("cannot measure {}", SUBJECTS[which]))?;
+        of_round(load, &SUBJECTS, round, |which| {
+            let tool = start(program, folder, which)?;
             let watched = load.run()?;
             if let Some(tool) = tool {
                 tool.end()?;
                 thread::sleep(SETTLE);
             }
-            let after = load.run()?;
-            samples[which].push(Sample { before, watched, after: after.clone() });
-            before = after;
-        }
-    }
-    Ok(samples)
+            Ok(watched)
+        })
+    });
+    samples.collect()
 }
 
 /// `None` for nobody.
 fn start(whylate: &Path, folder: &Path, which: usize) -> Result<Option<Tool>> {
-    let cpu = TOOLS_CPU.to_string();
     let (whylate, recording) = (whylate.to_string_lossy(), folder.join("perf.data"));
     let recording = recording.to_string_lossy();
     let command: &[&str] = match which {
@@ -140,26 +131,17 @@ fn start(whylate: &Path, folder: &Path, which: usize) -> Result<Option<Tool>> {
         2 => &["offcputime"],
         _ => return Ok(None),
     };
-    let pinned = [&["-c", &cpu], command].concat();
-    let tool = if which == OURS {
-        Tool::start(command[0].as_ref(), &command[1..])?
-    } else {
-        Tool::start("taskset".as_ref(), &pinned)?
+    let tool = match which {
+        OURS => Tool::start(command[0], &command[1..])?,
+        _ => Tool::start_on(TOOLS_CPU, command)?,
     };
-    let deadline = Instant::now() + PATIENCE;
-    let is_there = || -> Result<bool> {
+    wait_until("it does not watch", || {
         Ok(match which {
             OURS => programs::of_process(tool.pid())?.len() >= PROGRAMS,
             1 => fs::metadata(folder.join("perf.data")).is_ok_and(|file| file.len() > 0),
             _ => !programs::of_process(tool.pid())?.is_empty(),
         })
-    };
-    while !is_there()? {
-        if Instant::now() > deadline {
-            bail!("it does not watch");
-        }
-        thread::sleep(POLL);
-    }
+    })?;
     thread::sleep(SETTLE);
     Ok(Some(tool))
 }
@@ -183,8 +165,7 @@ impl Cost {
 
     /// Of a switch, as the kernel counts it.
     fn counted_ns(&self) -> f64 {
-        let run_ns: u64 = self.programs.iter().map(|counts| counts.run_ns).sum();
-        run_ns as f64 / self.switches.max(1) as f64
+        self.of_switch(self.programs.iter().map(|counts| counts.run_ns).sum())
     }
 
     /// The same without what the counting takes.
@@ -197,24 +178,19 @@ impl Cost {
         self.everywhere_ns() - self.elsewhere_ns / self.switches.max(1) as f64
     }
 
-    /// What a program takes of a switch.
-    fn ns_of(&self, program: &programs::Counts) -> f64 {
-        program.run_ns as f64 / self.switches.max(1) as f64
+    /// Of what is counted in all, the part of a switch.
+    fn of_switch(&self, sum: u64) -> f64 {
+        sum as f64 / self.switches.max(1) as f64
     }
-}
-
-/// The median over all runs.
-fn of(costs: &[Cost], figure: impl Fn(&Cost) -> f64) -> f64 {
-    median(&costs.iter().map(figure).collect::<Vec<_>>())
 }
 
 /// Of a CPU that switches 100,000 times a second.
 fn percent(costs: &[Cost], ns_per_switch: fn(&Cost) -> f64) -> f64 {
-    100.0 * of(costs, ns_per_switch) * SWITCHES_PER_SECOND / 1e9
+    100.0 * median_of(costs, ns_per_switch) * SWITCHES_PER_SECOND / 1e9
 }
 
 fn costs(program: &Path, load: &Load, rounds: u32) -> Result<Vec<Cost>> {
-    let _counting = kernel::count_run_times().context("the kernel does not count run times of BPF programs")?;
+    let _counting = kernel::count_run_times()?;
     let tool = start(program, Path::new("/nonexistent"), OURS)?.context("it is a tool")?;
     let _floor = floor::attach_to_switches().context("cannot attach the empty program")?;
     let count = || -> Result<[Programs; 2]> {
@@ -260,15 +236,12 @@ struct Footprint {
 fn footprint(program: &Path) -> Result<Footprint> {
     let mut answers = Vec::new();
     for _ in 0..5 {
-        let mut tool = Tool::start(program.as_os_str(), &["-d", "1s"])?;
+        let mut tool = Tool::start(program, &["-d", "1s"])?;
         answers.push(tool.first_output()?.as_secs_f64() - 1.0);
     }
     let tool = start(program, Path::new("/nonexistent"), OURS)?.context("it is a tool")?;
     thread::sleep(Duration::from_secs(5));
-    let status = fs::read_to_string(format!("/proc/{}/status", tool.pid()))?;
-    let peak_kib =
-        status.lines().find_map(|line| line.strip_prefix("VmHWM:")).and_then(|rest| rest.split_whitespace().next());
-    let peak_kib: f64 = peak_kib.context("the kernel does not tell its memory")?.parse()?;
+    let peak_kib = tool.peak_kib()?;
     let mut maps = 0_u64;
     let mut seen = std::collections::BTreeSet::new();
     for entry in fs::read_dir(format!("/proc/{}/fdinfo", tool.pid()))? {
@@ -292,58 +265,44 @@ fn footprint(program: &Path) -> Result<Footprint> {
 }
 
 fn report_cost(rounds: u32, costs: &[Cost], footprint: &Footprint) -> String {
-    let mut text = format!(
-        "## What `whylate` without a command costs, with every source and all causes\n\nCommand: `make bench-why` (`cargo run --release -p \
-         whylate-bench -- why --rounds {rounds}`)\n\n{}\n| figure | measured | limit | result |\n|---|--:|--:|---|\n",
-        machine::describe()
-    );
-    let own_percent = percent(costs, Cost::own_ns);
-    // A `String` takes everything.
-    let _ = writeln!(
-        text,
-        "| all BPF programs, of a CPU that switches 100,000 times a second (%) | {own_percent:.2} | {LIMIT:.1} | {} |",
-        word(own_percent, LIMIT)
-    );
-    let _ = writeln!(text, "| the same, of a switch (ns) | {:.0} | | |", of(costs, Cost::own_ns));
-    let _ = writeln!(
-        text,
-        "| the same with what they take of other CPUs (ns) | {:.0} | | |",
-        of(costs, Cost::everywhere_ns)
-    );
-    let _ = writeln!(text, "| and with what counting takes (ns) | {:.0} | | |", of(costs, Cost::counted_ns));
-    let _ = writeln!(
-        text,
-        "| an empty program at a switch, in the same runs (ns) | {:.0} | | |",
-        of(costs, |cost| cost.floor_ns)
-    );
-    let runs = of(costs, |cost| cost.runs() as f64 / cost.switches.max(1) as f64);
-    let _ = writeln!(text, "| runs of programs, of a switch | {runs:.2} | | |");
-    let _ = writeln!(text, "| start to the screen, beyond the time looked for (s) | {:.2} | | |", footprint.answer_s);
-    let _ = writeln!(text, "| peak memory (MB) | {:.1} | | |", footprint.memory_mb);
-    let _ = writeln!(text, "| memory of its maps (MB) | {:.1} | | |", footprint.maps_mb);
+    let title = "What `whylate` without a command costs, with every source and all causes";
+    let mut text = results::heading(title, "bench-why", &format!("why --rounds {rounds}"));
+    let what = "all BPF programs, of a CPU that switches 100,000 times a second (%)";
+    text += &figures::table([&Check::new(what, percent(costs, Cost::own_ns), "", LIMIT)], [2, 1]);
     let name = footprint.binary.file_name().unwrap_or_default().to_string_lossy();
-    let _ = writeln!(text, "| size of the program `{name}` (MB) | {:.1} | | |", footprint.binary_mb);
-    let _ = write!(
-        text,
+    for (what, value, digits) in [
+        ("the same, of a switch (ns)", median_of(costs, Cost::own_ns), 0),
+        ("the same with what they take of other CPUs (ns)", median_of(costs, Cost::everywhere_ns), 0),
+        ("and with what counting takes (ns)", median_of(costs, Cost::counted_ns), 0),
+        ("an empty program at a switch, in the same runs (ns)", median_of(costs, |cost| cost.floor_ns), 0),
+        ("runs of programs, of a switch", median_of(costs, |cost| cost.of_switch(cost.runs())), 2),
+        ("start to the screen, beyond the time looked for (s)", footprint.answer_s, 2),
+        ("peak memory (MB)", footprint.memory_mb, 1),
+        ("memory of its maps (MB)", footprint.maps_mb, 1),
+        (&format!("size of the program `{name}` (MB)"), footprint.binary_mb, 1),
+    ] {
+        text += &format!("| {what} | {value:.digits$} | | |\n");
+    }
+    text += &format!(
         "\nMedians of {rounds} runs of two threads that take turns on one CPU, {:.0} switches a second. The kernel counts run times of programs \
          meanwhile (`BPF_ENABLE_STATS`), which adds two readings of the clock to each run of each program: an empty program at the same \
          switches tells how much that is, and as much is taken off for each run. The kernel counts for all CPUs at once: what programs take in as \
          long a time without the load is taken off for each CPU but the load's. Those that take most, as counted on all CPUs:\n\n| program | runs a switch | mean ns | ns a switch |\n|---|--:|--:|--:|\n",
-        of(costs, |cost| cost.switches_per_second)
+        median_of(costs, |cost| cost.switches_per_second)
     );
     let Some(first) = costs.first() else { return text };
     let mut largest: Vec<usize> = (0..first.programs.len()).collect();
-    let ns = |nth: usize| of(costs, |cost| cost.ns_of(&cost.programs[nth]));
+    let ns = |nth: usize| median_of(costs, |cost| cost.of_switch(cost.programs[nth].run_ns));
     largest.sort_by(|&a, &b| ns(b).total_cmp(&ns(a)));
     for nth in largest.into_iter().take(LARGEST) {
-        let runs = of(costs, |cost| cost.programs[nth].runs as f64 / cost.switches.max(1) as f64);
-        let mean_ns = of(costs, |cost| cost.programs[nth].mean_ns());
-        let _ = writeln!(text, "| `{}` | {runs:.4} | {mean_ns:.0} | {:.1} |", first.programs[nth].name, ns(nth));
+        let runs = median_of(costs, |cost| cost.of_switch(cost.programs[nth].runs));
+        let mean_ns = median_of(costs, |cost| cost.programs[nth].mean_ns());
+        text += &format!("| `{}` | {runs:.4} | {mean_ns:.0} | {:.1} |\n", first.programs[nth].name, ns(nth));
     }
     text
 }
 
-fn report_load(rounds: u32, load: &Load, samples: &[Vec<Sample>; SUBJECTS.len()]) -> String {
+fn report_load(rounds: u32, load: &Load, samples: &[Vec<Sample>]) -> String {
     let mut text = format!(
         "### `{}`\n\n{}. {rounds} rounds; each watched run lies between two that nobody watches. Medians, with the interval in which the \
          median lies by a confidence of 95 % (sign test).\n\n| watcher | slowdown, elapsed | 95 % interval | slowdown, CPU time |\n\
@@ -352,14 +311,12 @@ fn report_load(rounds: u32, load: &Load, samples: &[Vec<Sample>; SUBJECTS.len()]
     );
     for (which, name) in SUBJECTS.iter().enumerate() {
         let percent =
-            |of: fn(&Sample) -> f64| samples[which].iter().map(|sample| 100.0 * of(sample)).collect::<Vec<_>>();
+            |of: fn(&Sample) -> f64| samples.iter().map(|round| 100.0 * of(&round[which])).collect::<Vec<_>>();
         let elapsed = percent(Sample::slowdown);
         let interval = median_interval(&elapsed)
             .map_or_else(|| "too few rounds".to_owned(), |(low, high)| format!("{low:.1} to {high:.1} %"));
-        // A `String` takes everything.
-        let _ = writeln!(
-            text,
-            "| {name} | {:.1} % | {interval} | {:.1} % |",
+        text += &format!(
+            "| {name} | {:.1} % | {interval} | {:.1} % |\n",
             median(&elapsed),
             median(&percent(Sample::cpu_slowdown))
         );

@@ -9,18 +9,16 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use rustix::process::geteuid;
 
+use crate::figures::Check;
 use crate::{kernel, machine, results, whylate};
 
 /// Limits of the other figures.
 const START_LIMIT_MS: f64 = 150.0;
 const MEMORY_LIMIT_MB: f64 = 30.0;
 
-/// Returns whether every figure is within its limit.
 pub fn run(arguments: &results::Arguments) -> Result<bool> {
-    if let Some(reason) = lack_of_machine() {
-        println!("skipped: {reason}");
+    if machine::is_skipped(&[("bpftrace", "no bpftrace to compare with")]) {
         return Ok(true);
     }
     let whylate = whylate::build("bench-wq")?;
@@ -29,7 +27,7 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
         return Ok(true);
     }
     // Before the load of the rounds: what the first start of all reads is in the page cache from the build.
-    let mut checks = vec![report::Check::new(
+    let mut checks = vec![Check::new(
         "start to first output of `whylate wq`, median of 10",
         footprint::start_ms(&whylate)?,
         "ms",
@@ -37,26 +35,16 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
     )];
     for options in [["wq", "-W", "1"], ["wq", "--json", "1"]] {
         let what = format!("peak resident memory of `whylate {}` after 10,000 items", options.join(" "));
-        checks.push(report::Check::new(&what, footprint::peak_mb(&whylate, &options)?, "MB", MEMORY_LIMIT_MB));
+        checks.push(Check::new(what, footprint::peak_mb(&whylate, &options)?, "MB", MEMORY_LIMIT_MB));
     }
-    let _counting = kernel::count_run_times().context("the kernel does not count run times of BPF programs")?;
+    let _counting = kernel::count_run_times()?;
     let rounds = cost::measure(&whylate, arguments.rounds)?;
 
-    let machine = format!("{}- backend of `whylate wq`: {}\n", machine::describe(), backend(&whylate)?);
-    let text = report::markdown(&rounds, &checks, arguments.rounds, &machine);
+    let heading = results::heading("`whylate wq`", "bench-wq", &format!("wq --rounds {}", arguments.rounds));
+    let heading = format!("{heading}- backend of `whylate wq`: {}\n", backend(&whylate)?);
+    let text = report::markdown(&rounds, &checks, arguments.rounds, &heading);
     arguments.publish("wq", &text)?;
     Ok(report::within_limits(&rounds, &checks))
-}
-
-/// Why nothing can be measured here at all.
-fn lack_of_machine() -> Option<&'static str> {
-    if !geteuid().is_root() {
-        return Some("needs root");
-    }
-    if Command::new("bpftrace").arg("--version").stdout(Stdio::null()).status().is_err() {
-        return Some("no bpftrace to compare with");
-    }
-    None
 }
 
 /// Why there are no known work items, e.g. a kernel without `bpf_wq`.

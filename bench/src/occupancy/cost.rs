@@ -37,7 +37,7 @@ pub type Round = Vec<Vec<Sample>>;
 
 /// Measures all rounds; the kernel counts run times only meanwhile.
 pub fn measure(tools: &Tools, loads: &[Load], rounds: u32) -> Result<Vec<Round>> {
-    let _counting = kernel::count_run_times().context("the kernel does not count run times of BPF programs")?;
+    let _counting = kernel::count_run_times()?;
     let mut counted = Vec::new();
     for round in 1..=rounds as usize {
         eprintln!("cost of an event: round {round} of {rounds}");

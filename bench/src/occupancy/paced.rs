@@ -6,9 +6,10 @@ use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use clap::Args;
-use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::machine;
 
 /// Takes turns on one CPU and prints how many seconds that took.
 #[derive(Debug, Args)]
@@ -29,10 +30,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn take_turns(arguments: &Arguments) -> Result<Duration> {
-    let mut cpus = CpuSet::new();
-    cpus.set(arguments.cpu);
-    sched_setaffinity(None, &cpus).with_context(|| format!("cannot run on CPU {}", arguments.cpu))?;
-
+    machine::stay_on(arguments.cpu)?;
     let (mut from_second, mut to_first) = io::pipe()?;
     let (mut from_first, mut to_second) = io::pipe()?;
     let (rounds, steps) = (arguments.rounds, arguments.steps);

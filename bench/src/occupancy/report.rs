@@ -1,35 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The figures as Markdown, and whether they are within their limits.
 
-use std::fmt::Write as _;
-
 use super::cost::{self, Sample as Cost};
 use super::loads::{Load, PACED, Run};
 use super::slowdown::{self, Sample as Slowdown};
 use super::subjects::{Subject, Tools};
-use crate::figures::{first_quartile, median, word};
+use crate::figures::{Spread, first_quartile, median_of, word};
 
 /// Of the programs at a context switch.
 const SWITCH_LIMIT_NS: f64 = 200.0;
 /// Under the paced load, in percent.
 const SLOWDOWN_LIMIT: f64 = 2.0;
 
-/// Median, smallest and largest of all rounds.
-struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
-}
-
 impl Spread {
-    fn of(values: &[f64]) -> Self {
-        Self {
-            median: median(values),
-            min: values.iter().copied().fold(f64::INFINITY, f64::min),
-            max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-        }
-    }
-
     fn percent(&self) -> String {
         let [median, min, max] = [self.median, self.min, self.max].map(|part| part * 100.0);
         format!("{median:.2} % ({min:.2} to {max:.2})")
@@ -40,11 +23,8 @@ impl Spread {
     }
 }
 
-fn slowdowns(rounds: &[slowdown::Round], load: usize, subject: usize, figure: fn(&Slowdown) -> f64) -> Spread {
-    Spread::of(&rounds.iter().map(|round| figure(&round[load][subject])).collect::<Vec<_>>())
-}
-
-fn costs(rounds: &[cost::Round], load: usize, subject: usize, figure: impl Fn(&Cost) -> f64) -> Spread {
+/// Of one subject under one load, over all rounds.
+fn spread<T>(rounds: &[Vec<Vec<T>>], load: usize, subject: usize, figure: impl Fn(&T) -> f64) -> Spread {
     Spread::of(&rounds.iter().map(|round| figure(&round[load][subject])).collect::<Vec<_>>())
 }
 
@@ -69,7 +49,7 @@ fn paced_percent(rounds: &[slowdown::Round], subject: Subject) -> f64 {
 fn at_switch_ns(rounds: &[cost::Round]) -> f64 {
     let ours = index_of(Subject::Whylate, &Subject::WITH_PROGRAMS);
     let loads = rounds.first().map_or(0, Vec::len);
-    (0..loads).map(|load| costs(rounds, load, ours, Cost::at_switch_ns).median).fold(0.0, f64::max)
+    (0..loads).map(|load| spread(rounds, load, ours, Cost::at_switch_ns).median).fold(0.0, f64::max)
 }
 
 /// True when no limit is missed.
@@ -83,15 +63,10 @@ pub fn markdown(
     loads: &[Load],
     slowdowns: &[slowdown::Round],
     costs: &[cost::Round],
-    machine: &str,
+    heading: String,
 ) -> String {
-    let count = slowdowns.len();
-    let mut text = String::from("## Who has each CPU\n\n");
-    text += &format!(
-        "Command: `make bench-occupancy` (`cargo run --release -p whylate-bench -- occupancy --rounds {count}`)\n\n\
-         {machine}\n"
-    );
-    text += "| figure | measured | limit | result |\n|---|--:|--:|---|\n";
+    let (mut text, count) = (heading, slowdowns.len());
+    text += "\n| figure | measured | limit | result |\n|---|--:|--:|---|\n";
     let (ns, percent) = (at_switch_ns(costs), paced_percent(slowdowns, Subject::Whylate));
     text += &format!(
         "| `on_sched_switch` at a context switch, the larger one of the loads | {ns:.0} ns | {SWITCH_LIMIT_NS:.0} ns | {} |\n\
@@ -122,8 +97,8 @@ pub fn markdown(
 
 fn slowdown_table(tools: &Tools, load: &Load, rounds: &[slowdown::Round], index: usize) -> String {
     let unwatched: Vec<_> = rounds.iter().flat_map(|round| &round[index]).map(|sample| &sample.before).collect();
-    let rate = median(&unwatched.iter().map(|run| run.switches_per_second()).collect::<Vec<_>>());
-    let elapsed_s = median(&unwatched.iter().map(|run| run.mean_s()).collect::<Vec<_>>());
+    let rate = median_of(&unwatched, |run| run.switches_per_second());
+    let elapsed_s = median_of(&unwatched, |run| run.mean_s());
     let noise = Spread::of(&rounds.iter().flat_map(|round| &round[index]).map(Slowdown::noise).collect::<Vec<_>>());
     let mut text = format!(
         "\nLoad: `{}`: {}. When nobody watches: {elapsed_s:.2} s, {rate:.0} switches/s.\n\n\
@@ -134,11 +109,9 @@ fn slowdown_table(tools: &Tools, load: &Load, rounds: &[slowdown::Round], index:
         noise.percent()
     );
     for (which, subject) in Subject::ALL.into_iter().enumerate() {
-        let spread = |figure| slowdowns(rounds, index, which, figure);
-        // A `String` takes everything.
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} | {} | {} |",
+        let spread = |figure: fn(&Slowdown) -> f64| spread(rounds, index, which, figure);
+        text += &format!(
+            "| {} | {} | {} | {} | {} |\n",
             subject.name(),
             subject.what(tools),
             spread(Slowdown::slowdown).percent(),
@@ -163,16 +136,16 @@ fn cost_table(load: &Load, rounds: &[cost::Round], index: usize) -> String {
     for (which, subject) in Subject::WITH_PROGRAMS.into_iter().enumerate() {
         let names = rounds.first().map_or(&[][..], |round| &round[index][which].programs);
         for (nth, counts) in names.iter().enumerate() {
-            let runs = costs(rounds, index, which, |sample| sample.programs[nth].runs as f64 / sample.switches as f64);
+            let runs = spread(rounds, index, which, |sample| sample.programs[nth].runs as f64 / sample.switches as f64);
             if runs.max == 0.0 {
                 idle.push(format!("`{}`", counts.name));
                 continue;
             }
-            let ns = costs(rounds, index, which, |sample| sample.programs[nth].mean_ns());
-            let _ = writeln!(text, "| {} | `{}` | {:.4} | {} |", subject.name(), counts.name, runs.median, ns.ns());
+            let ns = spread(rounds, index, which, |sample| sample.programs[nth].mean_ns());
+            text += &format!("| {} | `{}` | {:.4} | {} |\n", subject.name(), counts.name, runs.median, ns.ns());
         }
-        let sum = costs(rounds, index, which, Cost::ns_per_switch);
-        let _ = writeln!(text, "| {} | all, a switch of the load | | {} |", subject.name(), sum.ns());
+        let sum = spread(rounds, index, which, Cost::ns_per_switch);
+        text += &format!("| {} | all, a switch of the load | | {} |\n", subject.name(), sum.ns());
     }
     if !idle.is_empty() {
         text += &format!("\nNever run under this load: {}.\n", idle.join(", "));

@@ -4,7 +4,8 @@
 use anyhow::{Context, Result, bail};
 
 use super::loads::{Load, Run};
-use super::subjects::{Running, Subject, Tools};
+use super::subjects::{Subject, Tools};
+use crate::child::Running;
 
 /// A watched run and the runs right before and right after it, in which nobody watched.
 #[derive(Clone, Debug)]
@@ -43,9 +44,11 @@ pub type Round = Vec<Vec<Sample>>;
 /// Measures all rounds, after one that does not count. Each round begins with another subject.
 pub fn measure(tools: &Tools, loads: &[Load], rounds: u32) -> Result<Vec<Round>> {
     let mut counted = Vec::new();
+    let names = Subject::ALL.map(Subject::name);
     for round in 0..=rounds as usize {
         eprintln!("slowdown: round {round} of {rounds}{}", if round == 0 { " (does not count)" } else { "" });
-        let samples = loads.iter().map(|load| under_load(tools, load, round)).collect::<Result<_>>()?;
+        let of_load = |load| of_round(load, &names, round, |which| watched(tools, load, Subject::ALL[which]));
+        let samples = loads.iter().map(of_load).collect::<Result<_>>()?;
         if round > 0 {
             counted.push(samples);
         }
@@ -53,13 +56,18 @@ pub fn measure(tools: &Tools, loads: &[Load], rounds: u32) -> Result<Vec<Round>>
     Ok(counted)
 }
 
-fn under_load(tools: &Tools, load: &Load, round: usize) -> Result<Vec<Sample>> {
-    let mut samples = [const { None }; Subject::ALL.len()];
+/// One run for each subject, between two that nobody watches. Subjects take turns at being first.
+pub fn of_round(
+    load: &Load,
+    subjects: &[&str],
+    round: usize,
+    mut watched: impl FnMut(usize) -> Result<Run>,
+) -> Result<Vec<Sample>> {
+    let mut samples = vec![None; subjects.len()];
     let mut before = load.run()?;
-    for turn in 0..Subject::ALL.len() {
-        let which = (round + turn) % Subject::ALL.len();
-        let subject = Subject::ALL[which];
-        let watched = watched(tools, load, subject).with_context(|| format!("cannot measure {}", subject.name()))?;
+    for turn in 0..subjects.len() {
+        let which = (round + turn) % subjects.len();
+        let watched = watched(which).with_context(|| format!("cannot measure {}", subjects[which]))?;
         let after = load.run()?;
         samples[which] = Some(Sample { before, watched, after: after.clone() });
         before = after;

@@ -4,17 +4,15 @@
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{self, Command, Stdio};
+use std::process;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use libbpf_rs::Link;
 
 use super::loads::TOOLS_CPU;
-use crate::child::{PATIENCE, POLL, Tool};
-use crate::floor;
-use crate::programs::{self, Programs};
+use crate::child::{Running, Tool, wait_until};
+use crate::{floor, machine};
 
 /// From the moment that the programs or events are there until they are surely attached, and from their end until the
 /// kernel has put its code back.
@@ -31,7 +29,6 @@ pub enum Subject {
     Runqlat,
 }
 
-/// The tools that are there, and where.
 pub struct Tools {
     pub whylate: PathBuf,
     /// From libbpf-tools; bcc's where that is not installed.
@@ -42,7 +39,7 @@ pub struct Tools {
 
 impl Tools {
     pub fn find(whylate: PathBuf) -> Result<Self> {
-        let runqlat = ["runqlat", "runqlat-bpfcc"].into_iter().find(|name| is_there(name));
+        let runqlat = ["runqlat", "runqlat-bpfcc"].into_iter().find(|name| machine::has(name));
         let runqlat = runqlat.context("no runqlat to compare with: run `scripts/install-deps bench`")?;
         let scratch = env::temp_dir().join(format!("whylate-bench.{}", process::id()));
         fs::create_dir(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
@@ -58,28 +55,6 @@ impl Drop for Tools {
     fn drop(&mut self) {
         // It holds nothing that anybody needs.
         let _ = fs::remove_dir_all(&self.scratch);
-    }
-}
-
-fn is_there(command: &str) -> bool {
-    let mut probe = Command::new(command);
-    probe.arg("--help").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    probe.status().is_ok()
-}
-
-/// A subject while it watches; it ends with its value.
-pub enum Running {
-    Ours { _link: Link },
-    Theirs(Tool),
-}
-
-impl Running {
-    pub fn programs(&self) -> Result<Programs> {
-        let pid = match self {
-            Running::Ours { .. } => process::id(),
-            Running::Theirs(tool) => tool.pid(),
-        };
-        programs::of_process(pid).context("the tool has ended")
     }
 }
 
@@ -111,17 +86,13 @@ impl Subject {
     pub fn start(self, tools: &Tools, is_pinned: bool) -> Result<Running> {
         let recording = tools.recording();
         let (whylate, recording_text) = (tools.whylate.to_string_lossy(), recording.to_string_lossy());
-        let start = |command: &[&str]| {
-            let cpu = TOOLS_CPU.to_string();
-            let pinned = [&["taskset", "-c", &cpu], command].concat();
-            match (if is_pinned { &pinned } else { command }).split_first() {
-                Some((program, arguments)) => Tool::start(program.as_ref(), arguments),
-                None => bail!("a subject without a command"),
-            }
+        let start = |command: &[&str]| match is_pinned {
+            true => Tool::start_on(TOOLS_CPU, command),
+            false => Tool::start(command[0], &command[1..]),
         };
         let running = match self {
             Self::Floor => {
-                Running::Ours { _link: floor::attach_to_switches().context("cannot attach the empty program")? }
+                Running::Ours { _links: vec![floor::attach_to_switches().context("cannot attach the empty program")?] }
             }
             Self::Whylate => {
                 let mut tool = start(&[&whylate, "wq", "--why", "10s"])?;
@@ -130,13 +101,15 @@ impl Subject {
             }
             Self::PerfSched => {
                 let tool = start(&["perf", "sched", "record", "-o", &recording_text])?;
-                wait_until("perf sched record writes its file", || Ok(size(&recording) > 0))?;
+                wait_until("waited in vain until perf sched record writes its file", || Ok(size(&recording) > 0))?;
                 Running::Theirs(tool)
             }
             Self::Runqlat => {
                 let running = Running::Theirs(start(&[tools.runqlat])?);
                 // Without an interval it prints nothing before its end.
-                wait_until("runqlat has its three programs", || Ok(running.programs()?.len() >= 3))?;
+                wait_until("waited in vain until runqlat has its three programs", || {
+                    Ok(running.programs()?.len() >= 3)
+                })?;
                 running
             }
         };
@@ -146,9 +119,7 @@ impl Subject {
 
     /// Ends it; fails if it cannot have watched that many switches.
     pub fn end(self, tools: &Tools, running: Running, switches: u64) -> Result<()> {
-        if let Running::Theirs(tool) = running {
-            tool.end()?;
-        }
+        running.end()?;
         if self == Self::PerfSched {
             let size_bytes = size(&tools.recording());
             fs::remove_file(tools.recording()).context("perf sched record wrote no file")?;
@@ -163,15 +134,4 @@ impl Subject {
 
 fn size(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |file| file.len())
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so()? {
-        if Instant::now() > deadline {
-            bail!("waited in vain until {what}");
-        }
-        thread::sleep(POLL);
-    }
-    Ok(())
 }

@@ -26,7 +26,7 @@ pub fn first_graph_ms(whylate: &Path) -> Result<f64> {
     let _sleepers = Sleepers::start(THREADS, DESCENTS, PLACES)?;
     let folder = tempfile::tempdir()?;
     let svg = folder.path().join("first.svg");
-    let tool = Tool::start(whylate.as_os_str(), &["offcpu", "-o", &svg.to_string_lossy()])?;
+    let tool = Tool::start(whylate, &["offcpu", "-o", &svg.to_string_lossy()])?;
     thread::sleep(SAMPLING);
     let began = Instant::now();
     tool.end()?;

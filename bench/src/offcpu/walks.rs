@@ -14,7 +14,7 @@ use whylate_sources::offcpu::{AttachedOffcpu, Choice, OffcpuOptions, Often};
 use whylate_sources::{Attached, Measuring, Session, Threads};
 
 use super::sleepers::Sleepers;
-use crate::figures::median;
+use crate::figures::median_of;
 use crate::floor;
 
 /// Threads of the process; those of the machine come to them.
@@ -66,7 +66,7 @@ pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
             proc_ns: proc_ns(sleepers.pid())?,
         });
     }
-    let middle = |figure: fn(&Cost) -> f64| median(&costs.iter().map(figure).collect::<Vec<_>>());
+    let middle = |figure: fn(&Cost) -> f64| median_of(&costs, figure);
     Ok(Cost {
         threads: costs.first().map_or(0, |cost| cost.threads),
         unchanged_ns: middle(|cost| cost.unchanged_ns),

@@ -13,8 +13,8 @@ use whylate_sources::inject::sqpoll::{Load, Plan};
 use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{Attached as _, Session};
 
-use super::{Check, Part};
-use crate::figures::median;
+use super::Part;
+use crate::figures::{Check, Spread};
 use crate::kernel;
 
 const PROCESSES: u32 = 5_000;
@@ -95,16 +95,11 @@ fn among(crowd: &mut Child, own: u32, rounds: u32) -> Result<Part> {
             looks.push((kernel::usage_of_this_thread()?.cpu - before.cpu).as_secs_f64() * 1e3);
             ensure!(!snapshot.series.is_empty(), "the thread was not seen");
         }
-        cpu_ms.push((median(&looks), looks.iter().copied().fold(0.0, f64::max)));
+        cpu_ms.push(Spread::of(&looks));
     }
     drop(descriptors);
-    let [(bpf, bpf_max), (fdinfo, fdinfo_max)] = [cpu_ms[0], cpu_ms[1]];
-    let checks = vec![Check {
-        what: "CPU time of one look by bpf, the largest".to_owned(),
-        value: bpf_max,
-        limit: LIMIT_MS,
-        unit: "ms",
-    }];
+    let [(bpf, bpf_max), (fdinfo, fdinfo_max)] = [0, 1].map(|which: usize| (cpu_ms[which].median, cpu_ms[which].max));
+    let checks = vec![Check::new("CPU time of one look by bpf, the largest", bpf_max, "ms", LIMIT_MS)];
     let text = format!(
         "### A machine with many processes\n\n{PROCESSES} processes and {DESCRIPTORS} descriptors, {own} of them of the process whose ring is looked at; CPU time of the \
          thread that looks, which runs the iterators too. {rounds} looks.\n\n| backend | median ms | max ms |\n|---|--:|--:|\n\

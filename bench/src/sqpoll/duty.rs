@@ -12,7 +12,8 @@ use whylate_sources::inject::sqpoll::{Done, Load, Plan};
 use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions};
 use whylate_sources::{AttachError, Attached as _, Measuring, Session, Threads};
 
-use super::{Check, Part, places};
+use super::{Part, places};
+use crate::figures::Check;
 
 const DUTIES: [f64; 4] = [0.01, 0.10, 0.37, 0.99];
 const INTERVALS: usize = 10;
@@ -130,7 +131,7 @@ fn report(ways: &[Way], unsure: usize, notes: &str) -> Part {
         if let Some(limit) = way.limit {
             let value = way.errors.iter().map(|errors| largest(errors)).fold(0.0, f64::max);
             let what = format!("working share by {}, largest error of an interval", way.name);
-            checks.push(Check { what, value, limit, unit: "points" });
+            checks.push(Check::new(what, value, "points", limit));
         }
     }
     text += notes;

@@ -8,9 +8,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::{Check, Part, places, stay_on, stay_on_any};
-use crate::figures::median;
-use crate::{kernel, whylate};
+use super::{Part, places, stay_on_any};
+use crate::figures::{Check, median, median_of};
+use crate::{kernel, machine, whylate};
 
 /// Those of the reference.
 const DEPTHS: [u32; 5] = [1, 4, 8, 16, 64];
@@ -30,7 +30,7 @@ struct Run {
 }
 
 pub fn measure() -> Result<Part> {
-    if Command::new("fio").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+    if !machine::has("fio") {
         let text = "### Beside fio\n\nNot measured here: no fio.\n".to_owned();
         return Ok(Part { checks: Vec::new(), text });
     }
@@ -43,7 +43,7 @@ pub fn measure() -> Result<Part> {
     file.as_file().sync_all()?;
     let (app_cpu, sq_cpu) = places()?;
     // fio is a child, and is where its parent may be.
-    stay_on(app_cpu)?;
+    machine::stay_on(app_cpu as usize)?;
     let outcome = both(&program, file.path(), sq_cpu);
     stay_on_any()?;
     let [own, fio] = outcome?;
@@ -57,8 +57,7 @@ pub fn measure() -> Result<Part> {
     );
     let mut largest = 0.0_f64;
     for (depth, (own, fio)) in DEPTHS.into_iter().zip(own.iter().zip(&fio)) {
-        let middle = |runs: &[Run], of: fn(&Run) -> f64| median(&runs.iter().map(of).collect::<Vec<_>>());
-        let both = |of: fn(&Run) -> f64| [middle(own, of), middle(fio, of)];
+        let both = |of: fn(&Run) -> f64| [median_of(own, of), median_of(fio, of)];
         let [ours, theirs] = both(|run| run.utilisation);
         let [our_starved, their_starved] = both(|run| run.starved);
         let [our_iops, their_iops] = both(|run| run.iops);
@@ -72,8 +71,8 @@ pub fn measure() -> Result<Part> {
             100.0 - theirs
         );
     }
-    let what = "utilisation of our own load and of fio's, largest difference of a depth".to_owned();
-    Ok(Part { checks: vec![Check { what, value: largest, limit: LIMIT, unit: "points" }], text })
+    let what = "utilisation of our own load and of fio's, largest difference of a depth";
+    Ok(Part { checks: vec![Check::new(what, largest, "points", LIMIT)], text })
 }
 
 /// By load and depth, what all runs told.

@@ -12,9 +12,10 @@ use io_uring::{IoUring, opcode};
 use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{Attached as _, Session, Threads};
 
-use super::{Check, Part, places, stay_on};
-use crate::figures::median;
+use super::{Part, places};
+use crate::figures::{Check, median_of};
 use crate::kernel;
+use crate::machine::stay_on;
 
 const ENTRIES: u32 = 32_768;
 /// Between two looks, and between two requests.
@@ -45,15 +46,10 @@ pub fn measure(rounds: u32) -> Result<Part> {
             .join()
             .unwrap_or_else(|_| Err(anyhow::anyhow!("the load panicked")))
     })?;
-    let figure = |which: usize, of: fn(&Sample) -> f64| median(&samples[which].iter().map(of).collect::<Vec<_>>());
+    let figure = |which: usize, of: fn(&Sample) -> f64| median_of(&samples[which], of);
     let p99 = |which| figure(which, |sample| sample.p99_us);
-    let checks = vec![Check {
-        what: "from submission to taken, p99 while bpf looks at 50 Hz (the limit is 105 % of nobody's and 1 us)"
-            .to_owned(),
-        value: p99(1),
-        limit: p99(0) * LIMIT + LIMIT_US,
-        unit: "us",
-    }];
+    let what = "from submission to taken, p99 while bpf looks at 50 Hz (the limit is 105 % of nobody's and 1 us)";
+    let checks = vec![Check::new(what, p99(1), "us", p99(0) * LIMIT + LIMIT_US)];
     let mut text = format!(
         "### A ring that is looked at\n\nA ring of {ENTRIES} entries with as many completions that nobody has reaped; a look each {LOOK_EVERY:?}. The time is \
          from when a request is in the queue to when the submission thread, which spins on a CPU of its own, has taken it. The application comes \
@@ -68,7 +64,7 @@ pub fn measure(rounds: u32) -> Result<Part> {
 }
 
 fn all_rounds(app_cpu: u32, sq_cpu: u32, rounds: u32) -> Result<[Vec<Sample>; WATCHERS.len()]> {
-    stay_on(app_cpu)?;
+    stay_on(app_cpu as usize)?;
     let mut builder = IoUring::builder();
     builder.setup_sqpoll(5_000).setup_sqpoll_cpu(sq_cpu);
     let mut ring: IoUring = builder.build(ENTRIES)?;
@@ -107,7 +103,7 @@ fn watched(ring: &mut IoUring, app_cpu: u32, watcher: &str) -> Result<Sample> {
 }
 
 fn look(cpu: u32, watcher: &str, over: &AtomicBool, ready: &AtomicBool) -> Result<()> {
-    stay_on(cpu)?;
+    stay_on(cpu as usize)?;
     let options = SqpollOptions {
         backend: Some(watcher.to_owned()),
         threads: Threads::of(std::process::id()),

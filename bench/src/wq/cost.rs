@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The time that the BPF programs of each subject take for one work item, as the kernel counts it.
 
-use std::ffi::OsStr;
 use std::path::Path;
-use std::process;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use libbpf_rs::Link;
 
 use super::inject;
-use crate::child::{PATIENCE, POLL, Tool};
+use crate::child::{PATIENCE, POLL, Running, Tool};
 use crate::floor;
-use crate::programs::{self, Counts, Programs};
+use crate::programs::{self, Counts};
 
 /// Items of one load.
 pub const ITEMS: u64 = 50_000;
@@ -111,31 +108,13 @@ fn by_load(samples: Vec<Option<Vec<Sample>>>) -> Round {
     round
 }
 
-/// A subject while it watches; it ends with its value.
-enum Running {
-    Ours { _links: Vec<Link> },
-    Theirs(Tool),
-}
-
-impl Running {
-    fn programs(&self) -> Result<Programs> {
-        let pid = match self {
-            Running::Ours { .. } => process::id(),
-            Running::Theirs(tool) => tool.pid(),
-        };
-        programs::of_process(pid).context("the tool has ended")
-    }
-}
-
 impl Subject {
     /// Attaches it afresh and runs each load.
     fn measure(&self, whylate: &Path) -> Result<Vec<Sample>> {
         let running = self.start(whylate)?;
         self.wait_until_attached(&running, whylate)?;
         let samples = LOADS.iter().map(|&at_once| self.sample(&running, whylate, at_once)).collect();
-        if let Running::Theirs(tool) = running {
-            tool.end()?;
-        }
+        running.end()?;
         samples
     }
 
@@ -143,7 +122,7 @@ impl Subject {
         let Some((program, arguments)) = self.tool else {
             return Ok(Running::Ours { _links: floor::attach().context("cannot attach the empty pair")? });
         };
-        let program = if program == "whylate" { whylate.as_os_str() } else { OsStr::new(program) };
+        let program = if program == "whylate" { whylate } else { Path::new(program) };
         let mut tool = Tool::start(program, arguments)?;
         tool.first_output()?;
         Ok(Running::Theirs(tool))

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What `whylate wq` takes besides the cost of each item: time to start, memory.
 
-use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::{cost, inject};
 use crate::child::Tool;
@@ -19,7 +18,7 @@ const ITEMS: u64 = 10_000;
 pub fn start_ms(whylate: &Path) -> Result<f64> {
     let mut times = Vec::new();
     for _ in 0..STARTS {
-        let mut tool = Tool::start(whylate.as_os_str(), &["wq"])?;
+        let mut tool = Tool::start(whylate, &["wq"])?;
         times.push(tool.first_output()?.as_secs_f64() * 1e3);
         tool.end()?;
     }
@@ -28,29 +27,12 @@ pub fn start_ms(whylate: &Path) -> Result<f64> {
 
 /// Peak memory once it has counted the items and printed them; `options` have an interval of a second.
 pub fn peak_mb(whylate: &Path, options: &[&str]) -> Result<f64> {
-    let mut tool = Tool::start(whylate.as_os_str(), options)?;
+    let mut tool = Tool::start(whylate, options)?;
     tool.first_output()?;
     inject(whylate, ITEMS, cost::LOADS[1])?;
     // The next output, and some time to make it.
     thread::sleep(Duration::from_millis(1500));
-    let status = fs::read_to_string(format!("/proc/{}/status", tool.pid())).context("the tool has ended")?;
+    let peak_kib = tool.peak_kib()?;
     tool.end()?;
-    let peak_kib = peak_kib(&status).context("the kernel does not tell the peak of a process's memory")?;
     Ok(peak_kib * 1024.0 / 1e6)
-}
-
-fn peak_kib(status: &str) -> Option<f64> {
-    let rest = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    rest.trim().strip_suffix(" kB")?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_peak_is_found() {
-        assert_eq!(peak_kib("VmPeak:\t   9999 kB\nVmHWM:\t    5120 kB\n"), Some(5120.0));
-        assert_eq!(peak_kib("Name:\tkthreadd\n"), None);
-    }
 }

@@ -1,33 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The figures as Markdown, and whether they are within their limits.
 
-use std::fmt::Write as _;
-
 use super::cost::{self, BPFTRACE, LOADS, Round, SUBJECTS, Sample};
-use crate::figures::{median, word};
-
-/// A figure with a limit of its own.
-pub struct Check {
-    what: String,
-    value: f64,
-    unit: &'static str,
-    limit: f64,
-}
-
-impl Check {
-    pub fn new(what: &str, value: f64, unit: &'static str, limit: f64) -> Self {
-        Self { what: what.to_owned(), value, unit, limit }
-    }
-}
+use crate::figures::{self, Check, Spread, median, word};
 
 /// One subject under one load, over all rounds.
 struct Row {
-    median_ns: f64,
-    min_ns: f64,
-    /// Median of the ratios within each round, and the smallest and largest of them.
-    ratio: f64,
-    ratio_min: f64,
-    ratio_max: f64,
+    ns: Spread,
+    /// Of the ratios within each round.
+    ratio: Spread,
     programs: Vec<(String, f64)>,
     items_per_second: f64,
     missed: u64,
@@ -37,7 +18,6 @@ impl Row {
     fn of(rounds: &[Round], load: usize, subject: usize) -> Self {
         let samples: Vec<&Sample> = rounds.iter().map(|round| &round[load][subject]).collect();
         let medians = |figure: &dyn Fn(&Sample) -> f64| -> Vec<f64> { samples.iter().map(|s| figure(s)).collect() };
-        let costs = medians(&Sample::cost_ns);
         let ratios: Vec<f64> =
             rounds.iter().map(|round| round[load][subject].cost_ns() / round[load][BPFTRACE].cost_ns()).collect();
         let names = samples.first().map_or(&[][..], |sample| &sample.programs);
@@ -46,11 +26,8 @@ impl Row {
             (name.clone(), mean_ns)
         });
         Self {
-            median_ns: median(&costs),
-            min_ns: costs.iter().copied().fold(f64::INFINITY, f64::min),
-            ratio: median(&ratios),
-            ratio_min: ratios.iter().copied().fold(f64::INFINITY, f64::min),
-            ratio_max: ratios.iter().copied().fold(0.0, f64::max),
+            ns: Spread::of(&medians(&Sample::cost_ns)),
+            ratio: Spread::of(&ratios),
             programs: programs.collect(),
             items_per_second: median(&medians(&|sample| sample.items_per_second)),
             missed: samples.iter().map(|sample| sample.missed).sum(),
@@ -64,19 +41,15 @@ pub fn within_limits(rounds: &[Round], checks: &[Check]) -> bool {
         SUBJECTS
             .iter()
             .enumerate()
-            .all(|(subject, of)| of.limit.is_none_or(|l| Row::of(rounds, load, subject).ratio <= l))
+            .all(|(subject, of)| of.limit.is_none_or(|l| Row::of(rounds, load, subject).ratio.median <= l))
     });
-    costs && checks.iter().all(|check| check.value <= check.limit)
+    costs && checks.iter().all(Check::is_within)
 }
 
 /// Everything that was measured.
-pub fn markdown(rounds: &[Round], checks: &[Check], count: u32, machine: &str) -> String {
-    let mut text = String::from("## `whylate wq`\n\n");
-    text += &format!(
-        "Command: `make bench-wq` (`cargo run --release -p whylate-bench -- wq --rounds {count}`)\n\n{machine}\n"
-    );
-    text += &format!(
-        "Cost of one work item: the sum of the mean run times of a subject's BPF programs, as the kernel counts them \
+pub fn markdown(rounds: &[Round], checks: &[Check], count: u32, heading: &str) -> String {
+    let mut text = format!(
+        "{heading}\nCost of one work item: the sum of the mean run times of a subject's BPF programs, as the kernel counts them \
          (`BPF_ENABLE_STATS`; its clock reads are in every figure). Rounds: {count}, and one more before them; in each, each subject alone, \
          in a rotating order. The ratio to bpftrace is the median of the ratios within each round; in brackets the \
          smallest and the largest.\n"
@@ -89,39 +62,34 @@ pub fn markdown(rounds: &[Round], checks: &[Check], count: u32, machine: &str) -
         for (index, subject) in SUBJECTS.iter().enumerate() {
             let row = Row::of(rounds, load, index);
             let (limit, result) = match subject.limit {
-                Some(limit) => (format!("{limit:.2}"), word(row.ratio, limit)),
+                Some(limit) => (format!("{limit:.2}"), word(row.ratio.median, limit)),
                 None => (String::new(), ""),
             };
             text += &format!(
                 "| {} | {} | {:.0} | {:.0} | {:.2} ({:.2} to {:.2}) | {limit} | {result} | {:.0} |\n",
                 subject.name,
                 subject.what,
-                row.median_ns,
-                row.min_ns,
-                row.ratio,
-                row.ratio_min,
-                row.ratio_max,
+                row.ns.median,
+                row.ns.min,
+                row.ratio.median,
+                row.ratio.min,
+                row.ratio.max,
                 row.items_per_second
             );
             details += &details_line(subject.name, &row);
         }
         text += &format!("\nEach program, mean ns, median of the rounds:\n\n{details}");
     }
-    text += "\n| figure | measured | limit | result |\n|---|--:|--:|---|\n";
-    for Check { what, value, unit, limit } in checks {
-        text += &format!("| {what} | {value:.1} {unit} | {limit:.0} {unit} | {} |\n", word(*value, *limit));
-    }
-    text
+    text + &figures::table(checks, [1, 0])
 }
 
 fn details_line(subject: &str, row: &Row) -> String {
     let mut line = format!("- {subject}:");
     for (index, (name, mean_ns)) in row.programs.iter().enumerate() {
-        // A `String` takes everything.
-        let _ = write!(line, "{} `{name}` {mean_ns:.0}", if index > 0 { "," } else { "" });
+        line += &format!("{} `{name}` {mean_ns:.0}", if index > 0 { "," } else { "" });
     }
     if row.missed > 0 {
-        let _ = write!(line, " ({} events of all rounds missed)", row.missed);
+        line += &format!(" ({} events of all rounds missed)", row.missed);
     }
     line + "\n"
 }

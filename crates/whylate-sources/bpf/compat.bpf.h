@@ -48,10 +48,7 @@ enum {
 	PF_WQ_WORKER = 0x20,
 };
 
-/*
- * A workqueue that runs in softirq context (WQ_BH, 6.9) has a worker without a task: whoever was interrupted is
- * `current`. Every other worker has one.
- */
+/* Only a worker in softirq context (WQ_BH, 6.9) has no task: `current` is then whoever was interrupted. */
 enum worker_pool_flags {
 	POOL_BH = 1 << 0,
 };
@@ -74,10 +71,7 @@ static __always_inline u64 task_run_delay_ns(const struct task_struct *task)
 	return 0;
 }
 
-/*
- * The worker of a thread with PF_WQ_WORKER. A kthread's struct kthread is in worker_private since 5.17, so in every
- * kernel with the other hooks.
- */
+/* Of a thread with PF_WQ_WORKER. Every kernel with the other hooks has struct kthread in worker_private (5.17). */
 static __always_inline struct worker *worker_of(const struct task_struct *task)
 {
 	struct kthread *kthread = task->worker_private;
@@ -98,10 +92,7 @@ static __always_inline u64 handler_of_worker(const struct task_struct *task)
 	return (u64)BPF_CORE_READ(worker_of(task), current_func);
 }
 
-/*
- * The thread that a timer of the timerlat tracer wakes; NULL where the kernel has no such tracer (5.14,
- * CONFIG_TIMERLAT_TRACER).
- */
+/* The thread that a timer of the timerlat tracer wakes; NULL without the tracer (5.14, CONFIG_TIMERLAT_TRACER). */
 static __always_inline struct task_struct *task_of_tracers_timer(const struct hrtimer *timer)
 {
 	const struct timerlat_variables *variables;
@@ -218,8 +209,8 @@ static __always_inline u64 task_off_cpu_ns(const struct task_struct *task)
 }
 
 /*
- * Whether the stamp of the queue that a sleeping thread gets into when it is woken tells since when it waits. One
- * that sleeps in a queue (6.12) may have a stamp of before, which stays.
+ * Whether the stamp that a sleeping thread gets in its queue when it is woken tells since when it waits. One that
+ * sleeps in a queue (6.12) may keep a stamp of before.
  */
 static __always_inline bool task_gets_stamp(const struct task_struct *task)
 {
@@ -227,10 +218,7 @@ static __always_inline bool task_gets_stamp(const struct task_struct *task)
 	       !task->sched_info.last_queued;
 }
 
-/*
- * Since 6.18 a thread of a throttled cgroup is taken off its queue when it returns to user space; before, its queue
- * was.
- */
+/* Since 6.18 a throttled cgroup's threads are dequeued as they return to user space; before, their queue was. */
 struct task_struct___6_18 {
 	bool throttled;
 } __attribute__((preserve_access_index));
@@ -253,9 +241,8 @@ enum {
 };
 
 /*
- * When a quota of the thread's cgroups was first refilled after that time, which ends throttling; a timer refills it
- * each period. 0 without a quota. Where several groups have one, the latest of these times: which of them was used up
- * is not known.
+ * When a quota of the thread's cgroups was first refilled after that time, which ends throttling; a timer does so each
+ * period. 0 without a quota. Of several quotas the latest of these times: which of them was used up is not known.
  */
 static __always_inline u64 cpu_quota_filled_ns(const struct task_struct *task, u64 since_ns)
 {

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * A latency histogram of 64-bit counters whose memory follows the values that occur: the 496 buckets are cut into
- * pages of 16, and a page exists once a value has fallen into it. Most latencies of one handler span a few powers of
- * two, so a distribution takes about half a kilobyte instead of four.
+ * A latency histogram of 64-bit counters whose memory follows the values that occur: the 496 buckets are cut into pages
+ * of 16, and a page exists once a value has fallen into it. Most latencies of one handler span a few powers of two, so
+ * a distribution takes about half a kilobyte instead of four.
  *
- * User space maps the same memory. It takes counts out by atomic exchange with zero, so that no value is counted
- * twice or lost; or, where each CPU has a distribution of its own, which costs no atomic instruction, it takes the
- * difference to what it has read before.
+ * User space maps the same memory. It takes counts out by atomic exchange with zero, so that none is counted twice or
+ * lost; or, where each CPU has its own distribution, which costs no atomic instruction, by the difference to before.
  */
 #pragma once
 

@@ -13,7 +13,6 @@ enum {
 	HISTOGRAM_BUCKETS = 496,
 };
 
-/* Index of the highest set bit of a byte; 0 for 0. */
 static const unsigned char HIGHEST_BIT_OF_BYTE[256] = {
 	0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4,
 	5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5,
@@ -26,8 +25,8 @@ static const unsigned char HIGHEST_BIT_OF_BYTE[256] = {
 };
 
 /*
- * Index of the highest set bit; 0 for 0. BPF has no instruction for it. Which byte has it is nearly the same for all
- * latencies of a handler, so the branches are predicted; within the byte it is not, so that is looked up.
+ * Index of the highest set bit; 0 for 0. BPF has no instruction for it. Its byte is nearly always the same for one
+ * handler, so the branches are predicted; its place within the byte is not, so that is looked up.
  */
 static inline __attribute__((always_inline)) unsigned int highest_bit(unsigned long long value)
 {

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/*
- * Interrupts that no device makes, each with the name of its events on x86 without `_entry` and `_exit`. Kernels lack
- * some of them.
- */
+/* Interrupts that no device makes, by their x86 events less `_entry` and `_exit`. Kernels lack some of them. */
 #pragma once
 
 #define EACH_VECTOR(VECTOR)                                                                                                                \

@@ -21,9 +21,8 @@ struct stack_taken {
 
 /*
  * Keeps the stack of a tracepoint's program in a map of stacks, and returns its number; negative where that fails. A
- * stack has but one place there, by its hash, which another one may have taken for good: of a thousand stacks in
- * 8,192 places, every 16th. Without its innermost frame, which is of the program itself or of the tracepoint, its
- * place is another one.
+ * stack has but one place there, by its hash, which another may hold for good: of a thousand stacks in 8,192 places,
+ * every 16th. Without its innermost frame, of the program itself or the tracepoint, it has another place.
  */
 static __always_inline s32 keep_stack(void *context, void *stacks)
 {

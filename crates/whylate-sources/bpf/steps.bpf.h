@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Programs of several sources at one event. Where there is an account of the CPUs, its program alone comes in, and
- * calls that of a source only for what concerns it: an event that concerns nobody costs one program, however many
- * sources there are. A source's program is called before the account hands the CPU over, so it finds who had it
- * before.
+ * calls that of a source only for what concerns it: an event that concerns nobody costs one program. A source's program
+ * is called before the account hands the CPU over, so it finds who had it before.
  */
 #pragma once
 

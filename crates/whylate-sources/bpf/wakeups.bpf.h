@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/*
- * When threads were woken (or lost their CPU) the last time, and moved since: direct-mapped by thread id, as a later
- * one may take an entry over.
- */
+/* Threads' last wakeups or losses of a CPU, and moves since: direct-mapped by id, so another may take an entry over. */
 #pragma once
 
 enum wakeup_limits {
@@ -19,8 +16,8 @@ struct wakeup {
 		u64 run_delay_ns;
 	};
 	/*
-	 * Since when it waits for a CPU, or waited the last time: its wakeup, or when it lost its CPU. 0: since the
-	 * scheduler's stamp, which it got right after its wakeup; reading the clock costs more than all else at a wakeup.
+	 * Since when it waits for a CPU, or last waited: its wakeup, or when it lost its CPU. 0: since the scheduler's
+	 * stamp, set right after its wakeup; reading the clock costs more than all else at a wakeup.
 	 */
 	u64 waits_since_ns;
 	/* 0: not moved to another CPU since. */

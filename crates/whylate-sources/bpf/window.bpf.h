@@ -84,8 +84,8 @@ static long copy_interval(u64 step, struct walk_with_window *walk)
 }
 
 /*
- * Copies what has happened on this CPU since a moment. The programs of the account must not come in between, which an
- * interrupt on this CPU could: it finds the account busy.
+ * Copies what has happened on this CPU since a moment. The programs of the account must not come in between, with an
+ * interrupt on this CPU: they find the account busy.
  */
 static __noinline u32 copy_window(struct window *window, u64 from_ns, u64 now_ns)
 {

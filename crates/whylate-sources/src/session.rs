@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the sources of one run share, and the time that a snapshot is about.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -20,7 +20,7 @@ pub struct Session {
     /// Whether several sources share the account; then none of them tells its cost.
     has_several: bool,
     account: RefCell<Option<Rc<RefCell<Kept>>>>,
-    kernel: OnceCell<KernelFacts>,
+    kernel: RefCell<Option<KernelFacts>>,
     symbols: KernelSymbols,
 }
 
@@ -41,7 +41,7 @@ impl Session {
             host,
             has_several,
             account: RefCell::default(),
-            kernel: OnceCell::new(),
+            kernel: RefCell::default(),
             symbols: KernelSymbols::default(),
         }
     }
@@ -58,7 +58,13 @@ impl Session {
 
     /// What this kernel surely lacks of what is needed. What it has is looked up once.
     pub(crate) fn lacks(&self, needs: &[Need]) -> Option<String> {
-        if needs.is_empty() { None } else { self.kernel.get_or_init(KernelFacts::gather).lacks(needs) }
+        let mut known = self.kernel.borrow_mut();
+        let lacks = known.get_or_insert_with(KernelFacts::here).lacks(needs);
+        // The kernel's types take megabytes, and are not kept beside the programs that are loaded next.
+        if lacks.is_none() && !self.has_several {
+            *known = None;
+        }
+        lacks
     }
 
     /// Lets the account run, once all sources are attached.
@@ -66,6 +72,7 @@ impl Session {
     /// # Errors
     /// When the kernel does not let its programs in.
     pub fn begin(&self) -> Result<(), AttachError> {
+        *self.kernel.borrow_mut() = None;
         self.account.borrow().as_ref().map_or(Ok(()), |kept| kept.borrow_mut().attach(true))
     }
 

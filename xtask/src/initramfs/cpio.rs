@@ -67,7 +67,6 @@ impl Archive {
         self.entries.contains_key(path)
     }
 
-    /// Writes the archive.
     pub fn write(&self, to: &mut impl Write) -> Result<()> {
         for (number, (path, entry)) in (1..).zip(&self.entries) {
             let (mode, content) = match entry {

@@ -33,7 +33,6 @@ pub struct Contents<'a> {
     pub mark: &'a str,
 }
 
-/// Writes the archive.
 pub fn write(contents: &Contents<'_>, to: impl Write) -> Result<()> {
     let mut archive = Archive::default();
     for folder in ["/dev", "/proc", "/sys", "/root", "/run", "/busybox", "/var/tmp"] {

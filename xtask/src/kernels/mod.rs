@@ -18,7 +18,6 @@ const FOLDER: &str = "WHYLATE_KERNELS";
 /// How the folders begin in which kernels are made; then comes the number of the process.
 const MAKING: &str = ".making-";
 
-/// A kernel and how to get it.
 struct Kernel {
     name: &'static str,
     from: From,

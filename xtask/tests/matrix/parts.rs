@@ -260,7 +260,6 @@ const DELAYS: &str = "
     cat /tmp/out
 ";
 
-/// Whoever keeps interrupts off for 50 ms is blamed for late activations.
 fn who_keeps_interrupts_off_is_blamed(said: &str) -> Result<()> {
     let snapshots = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let late: Vec<Value> =

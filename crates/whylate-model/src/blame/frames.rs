@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What an interrupt interrupted, told from the kernel stack inside its handler.
 
-/// What the interrupt found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interrupted<'a> {
     /// Kernel code: its frames, innermost first; the whole stack where the interrupt's entry is not among them.

@@ -26,14 +26,12 @@ pub(super) struct Piece<'a> {
     pub irqs_off: Vec<(Span, &'a [String])>,
 }
 
-/// What is known of a span.
 #[derive(Debug)]
 pub(super) enum Known<'t, 'a> {
     /// Who had the CPU.
     Piece(&'t Piece<'a>),
     /// Only who had how much of a longer span.
     Merged(&'a Merged),
-    /// Nothing.
     Nothing,
 }
 

@@ -96,7 +96,6 @@ struct Key {
     handler: Name,
 }
 
-/// A timer that was called late.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LateTimer<'a> {
     /// Its function.

@@ -49,7 +49,6 @@ struct Filled {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SeriesPlace(usize);
 
-/// All of them.
 #[derive(Debug, Default)]
 pub(super) struct AllSeries {
     by_labels: HashMap<Labels, SeriesPlace>,
@@ -70,12 +69,10 @@ impl AllSeries {
         Some(place)
     }
 
-    /// Counts a section.
     pub(super) fn section(&mut self, place: SeriesPlace, length_ns: u64) {
         self.filled[place.0].length.add(length_ns);
     }
 
-    /// Counts how late a timer was.
     pub(super) fn timer(&mut self, place: SeriesPlace, lateness_ns: u64) {
         self.filled[place.0].lateness.add(lateness_ns);
     }

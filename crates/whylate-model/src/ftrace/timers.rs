@@ -11,7 +11,6 @@ const TIMERS: usize = 64 << 10;
 /// CPUs and functions of which a printed lateness waits for the printed overruns.
 const STATED: usize = 1 << 10;
 
-/// When a timer is due.
 #[derive(Clone, Copy, Debug, Default)]
 struct Timer {
     /// 0: it is not known.

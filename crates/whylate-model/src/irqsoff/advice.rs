@@ -39,7 +39,6 @@ fn of_kind<'a>(snapshot: &'a Snapshot, kind: &'a str) -> impl Iterator<Item = (&
     snapshot.series.iter().filter(is_of_kind).filter_map(|series| Some((series, series.histograms.get("length")?)))
 }
 
-/// Whether a function is one that writes to a console.
 fn writes_to_console(frame: &str) -> bool {
     let function = frame.split(['+', ' ']).next().unwrap_or_default();
     CONSOLE.iter().any(|name| function.starts_with(name)) || function.ends_with(CONSOLE_DRIVER)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What BPF can do here: found by trying it, and by the names in the kernel's type information.
 
-use std::collections::HashMap;
 use std::fs;
 
 use libbpf_rs::btf::types::{Func, Typedef};
@@ -74,43 +73,50 @@ impl Bpf {
             ("task_iterator", "task iterator", &self.task_iterator),
         ]
     }
-
-    /// The fact about a kind of map, and what people call it.
-    pub fn map(&self, kind: MapKind) -> (&'static str, &Fact) {
-        match kind {
-            MapKind::Array => ("array maps", &self.array_maps),
-            MapKind::RingBuf => ("ring buffer maps", &self.ring_buffer_maps),
-            MapKind::StackTrace => ("stack trace maps", &self.stack_trace_maps),
-        }
-    }
 }
 
 /// The names that the kernel's type information has, with the identifiers of their types.
-#[derive(Debug, Default)]
-pub(super) struct KernelNames {
-    functions: HashMap<String, u32>,
-    tracepoints: HashMap<String, u32>,
+pub(super) enum KernelNames {
+    Kernel(libbpf_rs::Btf<'static>),
+    #[cfg(test)]
+    Listed(std::collections::HashMap<String, u32>),
 }
 
 impl KernelNames {
+    /// The names of these functions and typedefs.
+    #[cfg(test)]
     pub(super) fn new<'a>(
         functions: impl IntoIterator<Item = (&'a str, u32)>,
         typedefs: impl IntoIterator<Item = (&'a str, u32)>,
     ) -> Self {
-        let tracepoint = |(name, id): (&'a str, u32)| Some((name.strip_prefix(TRACEPOINT_PREFIX)?.to_owned(), id));
-        Self {
-            functions: functions.into_iter().map(|(name, id)| (name.to_owned(), id)).collect(),
-            tracepoints: typedefs.into_iter().filter_map(tracepoint).collect(),
+        let all = functions.into_iter().chain(typedefs);
+        KernelNames::Listed(all.map(|(name, id)| (name.to_owned(), id)).collect())
+    }
+
+    fn function(&self, name: &str) -> Option<u32> {
+        match self {
+            KernelNames::Kernel(types) => types.type_by_name::<Func<'_>>(name).map(|found| found.type_id().into()),
+            #[cfg(test)]
+            KernelNames::Listed(names) => names.get(name).copied(),
+        }
+    }
+
+    /// `name` is without the group: tracepoint names are unique in a kernel.
+    fn tracepoint(&self, name: &str) -> Option<u32> {
+        let name = format!("{TRACEPOINT_PREFIX}{name}");
+        match self {
+            KernelNames::Kernel(types) => types.type_by_name::<Typedef<'_>>(&name).map(|found| found.type_id().into()),
+            #[cfg(test)]
+            KernelNames::Listed(names) => names.get(&name).copied(),
         }
     }
 
     pub(super) fn have_function(&self, name: &str) -> bool {
-        self.functions.contains_key(name)
+        self.function(name).is_some()
     }
 
-    /// `name` is without the group: tracepoint names are unique in a kernel.
     pub(super) fn have_tracepoint(&self, name: &str) -> bool {
-        self.tracepoints.contains_key(name)
+        self.tracepoint(name).is_some()
     }
 
     /// True when the kernel is built with CONFIG_SECURITY_LOCKDOWN_LSM.
@@ -137,18 +143,23 @@ pub(super) fn probe_btf() -> (Btf, Option<KernelNames>) {
 }
 
 fn read_names() -> libbpf_rs::Result<KernelNames> {
-    let btf = libbpf_rs::Btf::from_path(BTF_PATH)?;
-    let functions =
-        btf.type_by_kind::<Func<'_>>().filter_map(|one| Some((one.name()?.to_str()?, one.type_id().into())));
-    let typedefs =
-        btf.type_by_kind::<Typedef<'_>>().filter_map(|one| Some((one.name()?.to_str()?, one.type_id().into())));
-    Ok(KernelNames::new(functions, typedefs))
+    Ok(KernelNames::Kernel(libbpf_rs::Btf::from_path(BTF_PATH)?))
+}
+
+/// One kind of map.
+pub(super) fn probe_map(kind: MapKind, refusal: &Fact) -> (&'static str, Fact) {
+    let (name, kind, remedy) = match kind {
+        MapKind::Array => ("array maps", MapType::Array, "boot a kernel with CONFIG_BPF_SYSCALL=y"),
+        MapKind::RingBuf => ("ring buffer maps", MapType::RingBuf, "boot kernel 5.8 or later"),
+        MapKind::StackTrace => ("stack trace maps", MapType::StackTrace, "boot a kernel with CONFIG_PERF_EVENTS=y"),
+    };
+    (name, quietly(|| judge(make_map(kind), refusal, remedy)))
 }
 
 pub(super) fn probe(privileges: &Privileges, names: Option<&KernelNames>) -> Bpf {
     let refusal = &privileges.refusal();
     let program = |kind, remedy| judge(load_program(kind, Attempt::Plain), refusal, remedy);
-    let map = |kind, remedy| judge(make_map(kind), refusal, remedy);
+    let map = |kind| probe_map(kind, refusal).1;
     let kernel_functions = |wanted: &[&str], remedy| look_up(names, wanted, remedy);
     quietly(|| Bpf {
         tp_btf: tp_btf(refusal, names),
@@ -159,9 +170,9 @@ pub(super) fn probe(privileges: &Privileges, names: Option<&KernelNames>) -> Bpf
             refusal,
             "boot kernel 5.14 or later",
         ),
-        array_maps: map(MapType::Array, "boot a kernel with CONFIG_BPF_SYSCALL=y"),
-        ring_buffer_maps: map(MapType::RingBuf, "boot kernel 5.8 or later"),
-        stack_trace_maps: map(MapType::StackTrace, "boot a kernel with CONFIG_PERF_EVENTS=y"),
+        array_maps: map(MapKind::Array),
+        ring_buffer_maps: map(MapKind::RingBuf),
+        stack_trace_maps: map(MapKind::StackTrace),
         bpf_wq: kernel_functions(
             &["bpf_wq_init", "bpf_wq_set_callback_impl", "bpf_wq_start"],
             "boot kernel 6.10 or later",
@@ -175,11 +186,11 @@ pub(super) fn probe(privileges: &Privileges, names: Option<&KernelNames>) -> Bpf
 }
 
 /// Loads, and does not attach, a program for a tracepoint that every kernel has.
-fn tp_btf(refusal: &Fact, names: Option<&KernelNames>) -> Fact {
+pub(super) fn tp_btf(refusal: &Fact, names: Option<&KernelNames>) -> Fact {
     let remedy = "boot kernel 5.5 or later with CONFIG_BPF_EVENTS=y, CONFIG_BPF_JIT=y and CONFIG_DEBUG_INFO_BTF=y";
     let Some(names) = names else { return nowhere_to_look() };
-    match names.tracepoints.get("sched_switch") {
-        Some(&id) => {
+    match names.tracepoint("sched_switch") {
+        Some(id) => {
             let attempt = Attempt::At { type_id: id, attach_type: libbpf_sys::BPF_TRACE_RAW_TP };
             judge(load_program(ProgramType::Tracing, attempt), refusal, remedy)
         }
@@ -189,12 +200,12 @@ fn tp_btf(refusal: &Fact, names: Option<&KernelNames>) -> Fact {
 
 /// Loads, and does not attach, a program for a function that every kernel has. libbpf's own probe is this load with a
 /// type that is no function: it takes a refusal for a lack, and says nothing about `tp_btf`, which may be let through.
-fn fentry(refusal: &Fact, names: Option<&KernelNames>) -> Fact {
+pub(super) fn fentry(refusal: &Fact, names: Option<&KernelNames>) -> Fact {
     let Some(names) = names else { return nowhere_to_look() };
     // They are attached through ftrace's direct calls, which not every configuration and architecture has.
     let remedy = "boot a kernel with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS=y; on arm64, 6.4 or later";
-    match names.functions.get("vfs_read") {
-        Some(&id) if names.have_function("register_ftrace_direct") => {
+    match names.function("vfs_read") {
+        Some(id) if names.have_function("register_ftrace_direct") => {
             let attempt = Attempt::At { type_id: id, attach_type: libbpf_sys::BPF_TRACE_FENTRY };
             judge(load_program(ProgramType::Tracing, attempt), refusal, remedy)
         }
@@ -230,7 +241,7 @@ fn nowhere_to_look() -> Fact {
 }
 
 /// Runs something without the messages that libbpf prints on standard error.
-fn quietly<T>(run: impl FnOnce() -> T) -> T {
+pub(super) fn quietly<T>(run: impl FnOnce() -> T) -> T {
     let before = libbpf_rs::set_print(None);
     let result = run();
     libbpf_rs::set_print(before);

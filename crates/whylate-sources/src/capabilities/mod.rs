@@ -121,22 +121,22 @@ fn probe_heartbeat() -> Fact {
 /// Looks at everything. Takes some 20 ms.
 pub fn probe() -> Capabilities {
     let privileges = privileges::probe();
-    let facts = KernelFacts::gather();
+    let facts = KernelFacts::of(&privileges);
+    let bpf = bpf::probe(&privileges, facts.names());
     let clock_source = machine::probe_clock_source();
     let mut all = sources();
     all.sort_by_key(|source| CARDS.iter().position(|card| card.name == source.info().card.name));
     let sources = all.iter().map(|source| needs::readiness(source.as_ref(), &facts)).collect();
     let causes = needs::causes(&probe_heartbeat(), &facts);
-    let injections = needs::injections(&facts.bpf);
-    let KernelFacts { btf, names, tracefs, bpf } = facts;
+    let injections = needs::injections(&bpf);
     Capabilities {
         kernel: machine::probe_kernel(),
-        lockdown: privileges::probe_lockdown(names.as_ref().map(bpf::KernelNames::have_lockdown)),
+        lockdown: privileges::probe_lockdown(facts.names().map(bpf::KernelNames::have_lockdown)),
         sysctls: privileges::probe_sysctls(),
         cpus: machine::probe_cpus(),
         hypervisor: machine::probe_hypervisor(),
-        btf,
-        tracefs,
+        btf: facts.btf().clone(),
+        tracefs: facts.tracefs().clone(),
         bpf,
         privileges,
         clock_source,

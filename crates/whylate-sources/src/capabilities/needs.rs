@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Which backend each source would use, and what the better ones lack.
 
+use std::cell::OnceCell;
 use std::fs;
 use std::path::Path;
 
 use super::bpf::{self, KernelNames};
-use super::{Bpf, Btf, Fact, State, Tracefs, privileges};
+use super::{Bpf, Btf, Fact, Privileges, State, Tracefs, privileges};
 use crate::occupancy;
 use crate::source::{Need, Source, Takes};
 
@@ -35,49 +36,79 @@ pub struct BetterBackend {
     pub reasons: Vec<String>,
 }
 
+/// What is known about this kernel. Each part is looked up when it is asked for first, which takes milliseconds.
 pub(crate) struct KernelFacts {
-    pub(super) btf: Btf,
-    pub(super) names: Option<KernelNames>,
-    pub(super) tracefs: Tracefs,
-    pub(super) bpf: Bpf,
+    refusal: Fact,
+    btf: OnceCell<(Btf, Option<KernelNames>)>,
+    tracefs: OnceCell<Tracefs>,
+    tp_btf: OnceCell<Fact>,
+    fentry: OnceCell<Fact>,
 }
 
 impl KernelFacts {
-    /// Looks everything up, which takes some 20 ms.
-    pub(crate) fn gather() -> Self {
-        let (btf, names) = bpf::probe_btf();
-        let bpf = bpf::probe(&privileges::probe(), names.as_ref());
-        KernelFacts { btf, names, tracefs: super::probe_tracefs(), bpf }
+    /// Of this kernel.
+    pub(crate) fn of(privileges: &Privileges) -> Self {
+        KernelFacts {
+            refusal: privileges.refusal(),
+            btf: OnceCell::new(),
+            tracefs: OnceCell::new(),
+            tp_btf: OnceCell::new(),
+            fentry: OnceCell::new(),
+        }
+    }
+
+    /// Of this kernel, for this process.
+    pub(crate) fn here() -> Self {
+        Self::of(&privileges::probe())
     }
 
     /// What is surely missing of what is needed; `None` where all is there, or may be.
     pub(crate) fn lacks(&self, needs: &[Need]) -> Option<String> {
-        let facts = needs.iter().map(|&need| self.judge(need));
-        facts.into_iter().find(|fact| fact.state == State::No).map(|fact| fact.detail)
+        needs.iter().map(|&need| self.judge(need)).find(|fact| fact.state == State::No).map(|fact| fact.detail)
+    }
+
+    pub(super) fn btf(&self) -> &Btf {
+        &self.btf.get_or_init(bpf::probe_btf).0
+    }
+
+    pub(super) fn names(&self) -> Option<&KernelNames> {
+        self.btf.get_or_init(bpf::probe_btf).1.as_ref()
+    }
+
+    pub(super) fn tracefs(&self) -> &Tracefs {
+        self.tracefs.get_or_init(super::probe_tracefs)
     }
 
     /// Where tracefs is, when it is readable.
     fn tracing_folder(&self) -> Option<&str> {
-        self.tracefs.path.as_deref().filter(|_| self.tracefs.fact.is_yes())
+        self.tracefs().path.as_deref().filter(|_| self.tracefs().fact.is_yes())
+    }
+
+    fn tp_btf(&self) -> &Fact {
+        self.tp_btf.get_or_init(|| bpf::quietly(|| bpf::tp_btf(&self.refusal, self.names())))
+    }
+
+    fn fentry(&self) -> &Fact {
+        self.fentry.get_or_init(|| bpf::quietly(|| bpf::fentry(&self.refusal, self.names())))
     }
 
     /// Whether a need is met; the detail names what is missing.
     fn judge(&self, need: Need) -> Fact {
         match need {
-            Need::Btf => named("BTF", &self.btf.fact),
+            Need::Btf => named("BTF", &self.btf().fact),
             // Those that sit on functions ask for their function as well.
-            Need::TpBtfPrograms => named("tp_btf programs", &self.bpf.tp_btf),
+            Need::TpBtfPrograms => named("tp_btf programs", self.tp_btf()),
             Need::Tracepoint(name) => self.tracepoint(name, "boot one that has it"),
             Need::RareTracepoint(name, where_it_is) => self.tracepoint(name, where_it_is),
             Need::Function(name) => self.function(name),
-            Need::Since { version, function } => match &self.names {
+            Need::Since { version, function } => match self.names() {
                 None => Fact::unknown(format!("Linux {version}: cannot tell without BTF")),
                 Some(names) if names.have_function(function) => Fact::yes(""),
                 Some(_) => Fact::no(format!("this kernel is older than Linux {version} (boot {version} or later)")),
             },
             Need::Map(kind) => {
-                let (name, fact) = self.bpf.map(kind);
-                named(name, fact)
+                let (name, fact) = bpf::probe_map(kind, &self.refusal);
+                named(name, &fact)
             }
             Need::Tracer(name) => self.tracer(name),
         }
@@ -85,7 +116,7 @@ impl KernelFacts {
 
     fn tracepoint(&self, group_and_name: &str, remedy: &str) -> Fact {
         let (group, name) = group_and_name.split_once(':').unwrap_or(("", group_and_name));
-        let is_there = match (&self.names, self.tracing_folder()) {
+        let is_there = match (self.names(), self.tracing_folder()) {
             (Some(names), _) => names.have_tracepoint(name),
             (None, Some(tracefs)) => Path::new(tracefs).join("events").join(group).join(name).is_dir(),
             (None, None) => {
@@ -114,7 +145,7 @@ impl KernelFacts {
     }
 
     fn function(&self, name: &str) -> Fact {
-        let Some(names) = &self.names else {
+        let Some(names) = self.names() else {
             return Fact::unknown(format!("function {name}: cannot tell without BTF"));
         };
         if !names.have_function(name) {
@@ -122,7 +153,7 @@ impl KernelFacts {
                 "function {name} is not in BTF (this kernel has no such function, or inlines it)"
             ));
         }
-        named("fentry programs", &self.bpf.fentry)
+        named("fentry programs", self.fentry())
     }
 }
 
@@ -244,13 +275,14 @@ mod tests {
         }
     }
 
-    fn facts(btf: Fact, names: Option<KernelNames>, tracefs: Option<&str>, bpf: Bpf) -> KernelFacts {
+    fn facts(btf: Fact, names: Option<KernelNames>, tracefs: Option<&str>, tracing: Fact) -> KernelFacts {
         let fact = if tracefs.is_some() { Fact::yes("") } else { Fact::no("") };
         KernelFacts {
-            btf: Btf { fact: btf, path: "", size_bytes: None },
-            names,
-            tracefs: Tracefs { fact, path: tracefs.map(str::to_owned), tracers: None },
-            bpf,
+            refusal: Fact::unknown("not permitted"),
+            btf: OnceCell::from((Btf { fact: btf, path: "", size_bytes: None }, names)),
+            tracefs: OnceCell::from(Tracefs { fact, path: tracefs.map(str::to_owned), tracers: None }),
+            tp_btf: OnceCell::from(tracing.clone()),
+            fentry: OnceCell::from(tracing),
         }
     }
 
@@ -274,7 +306,7 @@ mod tests {
 
     fn on(functions: &[&str], tracing: Fact) -> Readiness {
         let names = KernelNames::new(functions.iter().map(|&name| (name, 1)), [("btf_trace_workqueue_queue_work", 2)]);
-        readiness(&Made, &facts(Fact::yes(""), Some(names), None, bpf(tracing)))
+        readiness(&Made, &facts(Fact::yes(""), Some(names), None, tracing))
     }
 
     #[test]
@@ -312,14 +344,14 @@ mod tests {
     fn without_btf_tracefs_tells_about_tracepoints() {
         let tracefs = tempfile::tempdir().expect("a folder");
         std::fs::create_dir_all(tracefs.path().join("events/workqueue/workqueue_queue_work")).expect("a folder");
-        let mut evidence = facts(Fact::no("boot another"), None, tracefs.path().to_str(), bpf(Fact::yes("")));
+        let mut evidence = facts(Fact::no("boot another"), None, tracefs.path().to_str(), Fact::yes(""));
         assert!(evidence.judge(Need::Tracepoint("workqueue:workqueue_queue_work")).is_yes());
         assert_eq!(evidence.judge(Need::Tracepoint("workqueue:other")).state, State::No);
         assert_eq!(evidence.judge(Need::Function("process_one_work")).state, State::Unknown);
         assert_eq!(evidence.judge(Need::Btf).state, State::No);
         assert_eq!(evidence.lacks(&[Need::TpBtfPrograms]), None);
         assert!(evidence.lacks(&[Need::TpBtfPrograms, Need::Btf]).is_some_and(|lacks| lacks.contains("boot another")));
-        evidence.tracefs.fact = Fact::no("");
+        evidence = facts(Fact::no("boot another"), None, None, Fact::yes(""));
         assert_eq!(evidence.judge(Need::Tracepoint("workqueue:workqueue_queue_work")).state, State::Unknown);
     }
 
@@ -330,7 +362,7 @@ mod tests {
         let needed = needed.chain(["btf_trace_workqueue_execute_start", "btf_trace_hrtimer_expire_entry"]);
         let told = |heartbeat: Fact, left_out: usize| {
             let names = KernelNames::new([], needed.clone().skip(left_out).map(|name| (name, 1)));
-            causes(&heartbeat, &facts(Fact::yes(""), Some(names), None, bpf(Fact::yes(""))))
+            causes(&heartbeat, &facts(Fact::yes(""), Some(names), None, Fact::yes("")))
         };
         assert_eq!(told(Fact::yes(""), 0).backend.as_deref(), Some("occupancy"));
         let weaker = told(Fact::no("not permitted"), 0);

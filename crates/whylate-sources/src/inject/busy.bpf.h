@@ -2,10 +2,7 @@
 /* Keeping a CPU busy for a known time, in whatever context. */
 #pragma once
 
-/*
- * Set by user space: whatever is busy ends at once. A map of its own, which a thread can write that has nothing but
- * the map.
- */
+/* Set by user space: whatever is busy ends at once. A map of its own, for a thread that has nothing but that map. */
 volatile u32 stopping SEC(".bss.stopping") = 0;
 
 enum {

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/*
- * Interrupts or preemption off for a known time, on the CPU of the caller. User space loads the program that it
- * needs.
- */
+/* Interrupts or preemption off for a known time on the caller's CPU. User space loads the program that it needs. */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
 #include "disturbance.bpf.h"

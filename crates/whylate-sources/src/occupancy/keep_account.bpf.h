@@ -29,7 +29,6 @@ static __always_inline void close_account(struct account *account)
 	account->is_busy = false;
 }
 
-/* Ends the present interval. */
 static __always_inline struct interval *end_interval(struct account *account, u32 cpu, u64 now_ns)
 {
 	struct interval *interval = NULL;
@@ -95,10 +94,7 @@ static __always_inline void enter_thread(struct account *account, const struct t
 		enter_worker(account, task);
 }
 
-/*
- * Where a switch was not seen (some kernels hide the threads of a supervisor from tracing), whoever had the CPU until
- * now is not known.
- */
+/* Where a switch was not seen (some kernels hide a supervisor's threads), whoever had the CPU until now is unknown. */
 static __always_inline bool is_astray(const struct account *account, const struct task_struct *task)
 {
 	return account->since_ns && account->tid != (u32)task->pid;

@@ -313,10 +313,7 @@ int BPF_PROG(on_nmi_handler, void *handler, s64 delta_ns)
 	return 0;
 }
 
-/*
- * The stack that a late interrupt found. On a slow machine taking it can make the next interrupt late in turn, and
- * that one the next: so some rest follows.
- */
+/* On a slow machine taking the stack can make the next interrupt late in turn, and that the next: some rest follows. */
 static __always_inline s32 stack_of_late(void *ctx, struct account *account)
 {
 	u64 now_ns = bpf_ktime_get_ns();

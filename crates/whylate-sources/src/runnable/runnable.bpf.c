@@ -77,9 +77,9 @@ static __always_inline const struct wakeup *own_wakeup(const struct task_struct 
 }
 
 /*
- * By the scheduler's stamp, which is of its present queue; where it has none, or the thread was moved, from when it
- * was woken or lost its CPU. A thread that was asleep in a queue (6.12) may have a stamp of before its wakeup: of one
- * that was not seen nothing is told, but for a thread that never had a CPU.
+ * By the scheduler's stamp, which is of its present queue; without one, or where the thread was moved, from its wakeup
+ * or loss of a CPU. One that slept in a queue (6.12) may have a stamp of before its wakeup: where that was not seen
+ * nothing is told, unless the thread never had a CPU.
  */
 static __always_inline u64 waited_ns_of(struct task_struct *task, const struct wakeup *wakeup, u64 now_ns)
 {
