@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Files that are written for the user. They tell of everybody's programs, and whoever writes them may be root in a folder
-//! where others can put something first.
+//! Files that are written for the user. They tell of everybody's programs, and whoever writes them may be root in a
+//! folder where others can put something first.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;

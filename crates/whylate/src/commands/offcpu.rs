@@ -56,7 +56,7 @@ examples:
 pub struct Arguments {
     #[command(subcommand)]
     command: Option<Sub>,
-    /// Samples per second, 1 to 999; the interval is jittered, so sampling never runs in lockstep with a periodic sleeper
+    /// Samples per second, 1 to 999; the interval is jittered, so it never runs in lockstep with a periodic sleeper
     #[arg(short = 'F', long = "frequency", value_name = "HZ", default_value_t = whylate_sources::offcpu::DEFAULT_HZ,
           value_parser = clap::value_parser!(u32).range(1..=999))]
     frequency: u32,

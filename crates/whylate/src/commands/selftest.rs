@@ -37,8 +37,8 @@ const FAILED: u8 = 1;
 
 /// Prove on this machine that the figures are right
 ///
-/// Causes known delays (work items, disabled interrupts, softirqs, a real-time thread that hogs a CPU, sleeping threads,
-/// an io_uring submission thread), and checks what each source reports and which culprit it names.
+/// Causes known delays (work items, disabled interrupts, softirqs, a real-time thread that hogs a CPU, sleeping
+/// threads, an io_uring submission thread), and checks what each source reports and which culprit it names.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
