@@ -34,15 +34,32 @@ const NAMES: [&str; 5] = [".symtab", ".strtab", ".dynsym", ".dynstr", ".shstrtab
 const MOST_PACKED: u64 = 1_100;
 /// The largest headers, unwind tables, and rules of one function that are read: far above what compilers write.
 const MOST_HEADERS: u64 = 8 << 20;
-const MOST_TABLE: u64 = 32 << 20;
+const MOST_TABLE: u64 = 8 << 20;
 const MOST_RULES: u64 = 1 << 20;
-/// What is copied of the names of one file at most, and with its lines, and of all files together.
+/// What is copied of the names of one file at most, and with its lines.
 const MOST_NAMES: u64 = 64 << 20;
-const MOST_LINES: u64 = 512 << 20;
-const MOST_COPIED: u64 = 1 << 30;
+const MOST_LINES: u64 = 256 << 20;
+/// What is kept of all files together.
+const MOST_KEPT: u64 = 512 << 20;
 
-/// Bytes that are copied of all files.
-static COPIED: AtomicU64 = AtomicU64::new(0);
+/// Bytes that are kept of all files.
+static KEPT: AtomicU64 = AtomicU64::new(0);
+
+/// Room for so many bytes, until it is dropped.
+struct Room(u64);
+
+impl Room {
+    fn take(bytes: u64) -> Option<Self> {
+        let all = KEPT.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        Some(Room(bytes)).filter(|_| all <= MOST_KEPT)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        KEPT.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
 
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 type Header = object::elf::FileHeader64<Endianness>;
@@ -77,6 +94,7 @@ enum Unwind {
 struct UnwindSections {
     /// With its address.
     table: (Vec<u8>, u64),
+    _room: Room,
     /// Where it is in the file, and its address.
     frames: (Range<u64>, u64),
     text: u64,
@@ -85,13 +103,7 @@ struct UnwindSections {
 /// Parts of a file where they were in it, and holes between them.
 struct Copied {
     file: File,
-    bytes: u64,
-}
-
-impl Drop for Copied {
-    fn drop(&mut self) {
-        COPIED.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
+    _room: Room,
 }
 
 /// A part of a file in memory of its own; `None` where there is not so much of it.
@@ -169,6 +181,7 @@ impl Elf {
                 let bytes = read(&self.file, table.sh_offset(endian), table.sh_size(endian), MOST_TABLE)?;
                 let (begin, length) = range(frames);
                 Unwind::By(UnwindSections {
+                    _room: Room::take(bytes.len() as u64)?,
                     table: (bytes, table.sh_addr(endian)),
                     frames: (begin..begin.checked_add(length)?, frames.sh_addr(endian)),
                     text: text.sh_addr(endian),
@@ -229,15 +242,9 @@ impl Elf {
         if self.names.is_empty() || bytes > if with_lines { MOST_LINES } else { MOST_NAMES } {
             return None;
         }
-        if COPIED.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST_COPIED {
-            COPIED.fetch_sub(bytes, Ordering::Relaxed);
-            return None;
-        }
-        let file = memfd_create("whylate-names", MemfdFlags::CLOEXEC).map(File::from);
-        let copied = file.map(|file| Copied { file, bytes }).inspect_err(|_| {
-            COPIED.fetch_sub(bytes, Ordering::Relaxed);
-        });
-        let copied = copied.ok()?;
+        let room = Room::take(bytes)?;
+        let file = memfd_create("whylate-names", MemfdFlags::CLOEXEC).ok()?;
+        let copied = Copied { file: File::from(file), _room: room };
         // What is not copied reads as zeros.
         copied.file.set_len(self.file.metadata().ok()?.len()).ok()?;
         let mut part = vec![0; 1 << 16];
@@ -455,6 +462,12 @@ mod tests {
         let again = opened(&path);
         assert_eq!(again.rule_at(offset).base, rule_base::RULE_BROKEN);
         assert!(again.take_failure());
+    }
+
+    #[test]
+    fn what_is_kept_of_all_files_is_bounded() {
+        assert!(Room::take(MOST_KEPT + 1).is_none());
+        assert!(Room::take(1).is_some());
     }
 
     #[test]
