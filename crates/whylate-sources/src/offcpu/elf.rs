@@ -204,8 +204,7 @@ impl Elf {
             // What GNU's tools packed before there was a flag for it says nothing that is checked here.
             !ELSEWHERE.contains(&name.as_str()) && !name.starts_with(".zdebug") && is_plausible
         });
-        let headers =
-            [(0, begin.len() as u64), (header.e_phoff(endian), (loaded.len() * size_of_val(&loaded[..1])) as u64)];
+        let headers = [(0, begin.len() as u64), (header.e_phoff(endian), size_of_val(loaded) as u64)];
         let headers = headers.into_iter().chain([(offset, headers_bytes.len() as u64)]);
         let parts = |is_wanted: fn(&str) -> bool| {
             named.iter().filter(move |(name, _)| is_wanted(name)).map(|(_, section)| range(section))
@@ -485,6 +484,18 @@ mod tests {
         let elf = opened(&path);
         assert!(elf.take_failure() && elf.names(true).is_none());
         assert_eq!(elf.rule_at(0x2000).base, rule_base::RULE_BROKEN);
+    }
+
+    #[test]
+    fn a_file_that_loads_nothing_is_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("program");
+        let mut bytes = fs::read("/bin/true").expect("there");
+        // How many program headers there are.
+        bytes[56..58].fill(0);
+        fs::write(&path, &bytes).expect("written");
+        let elf = opened(&path);
+        assert!(elf.address_of(0).is_none() && elf.names(false).is_some());
     }
 
     proptest! {
