@@ -318,6 +318,10 @@ struct file {
 	struct path f_path;
 };
 
+struct vm_area_struct {
+	struct file *vm_file;
+};
+
 struct io_uring {
 	u32 head;
 	u32 tail;

@@ -22,6 +22,10 @@ pub static OFFCPU: Card = Card {
         reason("threads_full", "the table of threads was full"),
         reason("torn", "the thread ran while its stack was read; its time counts without a stack"),
         reason(
+            "unread",
+            "the thread's memory did not answer; its time counts, and its stack ends in [memory did not answer]",
+        ),
+        reason(
             "unread_files",
             "an executable or library was unreadable, truncated or too large; its stacks end in [unwound partly] or lack names",
         ),

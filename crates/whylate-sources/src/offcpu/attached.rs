@@ -2,16 +2,15 @@
 //! The source while it samples, and snapshots of what it has gathered.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::mpsc::{self, Sender};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
 use whylate_model::wait::{Classes, Seen, State, classify};
 use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack, Waker, WokenBy};
 
-use super::names::{Frames, Names, TORN, UNREADABLE, UNWOUND_PARTLY};
+use super::names::{Frames, Names, TORN, UNREAD, UNREADABLE, UNWOUND_PARTLY};
 use super::pace::Pace;
+use super::patience::Worker;
 use super::places::{Place, Woken};
 use super::process::Process;
 use super::sampler::{Gathered, Met, Sampler};
@@ -25,9 +24,7 @@ use crate::source::{AttachError, Attached};
 
 /// The source `offcpu`, sampling on a thread of its own. Its programs go with it.
 pub struct AttachedOffcpu {
-    /// `None` once it has been told to end.
-    ask: Option<Sender<Sender<anyhow::Result<Gathered>>>>,
-    sampler: Option<JoinHandle<()>>,
+    sampler: Worker<anyhow::Result<Gathered>>,
     names: Names,
     classes: Classes,
     host: String,
@@ -40,25 +37,14 @@ pub struct AttachedOffcpu {
 
 impl AttachedOffcpu {
     pub(super) fn new(options: &OffcpuOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
-        let (ask, asked) = mpsc::channel();
-        let (tell, told) = mpsc::channel();
         let pace = Pace::new(options, clock::monotonic_ns());
         let options_there = options.clone();
-        let sampler = thread::Builder::new()
-            .name("whylate-offcpu".to_owned())
-            .spawn(move || match Sampler::new(&options_there, backend == TRACE) {
-                Ok(sampler) => match (tell.send(Ok(())), backend) {
-                    (Err(_), _) => {}
-                    (_, TRACE) => sampler.trace(&asked),
-                    _ => sampler.run(&asked, pace),
-                },
-                Err(error) => drop(tell.send(Err(error))),
-            })
-            .context("cannot start a thread")?;
-        told.recv().map_err(|_| anyhow!("the thread that samples has ended: try again"))??;
+        let sampler = Worker::start(
+            move || Sampler::new(&options_there, backend == TRACE),
+            move |sampler, asked| if backend == TRACE { sampler.trace(asked) } else { sampler.run(asked, pace) },
+        )?;
         Ok(AttachedOffcpu {
-            ask: Some(ask),
-            sampler: Some(sampler),
+            sampler,
             names: Names::new(options.lines, session.symbols()),
             classes: options.classes.clone(),
             host: session.host().to_owned(),
@@ -72,13 +58,6 @@ impl AttachedOffcpu {
     /// What the last walk of the last snapshot has met.
     pub fn met(&self) -> Met {
         self.met
-    }
-
-    fn gather(&self) -> anyhow::Result<Gathered> {
-        let gone = || anyhow!("the thread that samples has ended: try again");
-        let (answer, answered) = mpsc::channel();
-        self.ask.as_ref().ok_or_else(gone)?.send(answer).map_err(|_| gone())?;
-        answered.recv().map_err(|_| gone())?
     }
 
     fn stacks(&mut self, gathered: &Gathered) -> Vec<Stack> {
@@ -146,6 +125,7 @@ fn user_frames(key: &place_key, addresses: &[u64], names: &HashMap<(u32, u64, bo
     match user_end(key.user_end.into()) {
         user_end::USER_PARTLY => user.push(UNWOUND_PARTLY.to_owned()),
         user_end::USER_TORN => user.push(TORN.to_owned()),
+        user_end::USER_UNREAD => user.push(UNREAD.to_owned()),
         user_end::USER_UNREADABLE => user.push(UNREADABLE.to_owned()),
         _ => {}
     }
@@ -210,15 +190,16 @@ fn stack_of(
 
 impl Attached for AttachedOffcpu {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
-        let gathered = self.gather()?;
+        let gathered = self.sampler.ask()??;
         let start = clock::unix_ns_of(gathered.began_ns);
         let mut snapshot = Snapshot::new(INFO.card.name, self.backend, &self.host, start);
         snapshot.duration_ns = gathered.ended_ns - gathered.began_ns;
         snapshot.ended_ns = gathered.ended_ns;
         snapshot.stacks = self.stacks(&gathered);
-        snapshot.lost = gathered.lost.iter().map(|&(reason, count)| (reason.to_owned(), count)).collect();
         let unread: u64 = gathered.memory.values().map(Process::take_unread).sum();
-        *snapshot.lost.entry("unread_files".to_owned()).or_default() += unread;
+        for &(reason, count) in gathered.lost.iter().chain(&[("unread_files", unread)]) {
+            *snapshot.lost.entry(reason.to_owned()).or_default() += count;
+        }
         self.meter.tell(gathered.statistics, &mut snapshot);
         self.met = gathered.met;
         let rate_hz = match self.rate_hz {
@@ -243,16 +224,6 @@ impl Attached for AttachedOffcpu {
         // It has none.
         thread::sleep(wait);
         Ok(())
-    }
-}
-
-impl Drop for AttachedOffcpu {
-    fn drop(&mut self) {
-        // The sampler ends when nobody can ask it any more, and is waited for: its programs are gone then.
-        self.ask = None;
-        if let Some(sampler) = self.sampler.take() {
-            let _ = sampler.join();
-        }
     }
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What an ELF file tells of its code: how to unwind each of its functions, and where their names are.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -114,13 +114,11 @@ fn read(file: &File, offset: u64, bytes: u64, most: u64) -> Option<Vec<u8>> {
 }
 
 impl Elf {
-    /// Opens a file; `None` when it is none of this kind.
+    /// Looks at a file; `None` when it is none of this kind.
     ///
     /// # Errors
-    /// When it cannot be opened.
-    pub(super) fn open(path: &Path) -> std::io::Result<Option<Self>> {
-        // A FIFO that somebody put there would have it wait.
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    /// When nothing is told of it.
+    pub(super) fn of(file: File) -> std::io::Result<Option<Self>> {
         if !file.metadata()?.is_file() {
             return Ok(None);
         }
@@ -389,6 +387,9 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use std::fs::OpenOptions;
+    use std::path::Path;
+
     use super::*;
 
     fn own_program() -> PathBuf {
@@ -412,7 +413,7 @@ mod tests {
     }
 
     fn opened(path: &Path) -> Elf {
-        Elf::open(path).expect("it opens").expect("it is an ELF file")
+        Elf::of(File::open(path).expect("it opens")).expect("it is looked at").expect("it is an ELF file")
     }
 
     #[test]
@@ -511,7 +512,7 @@ mod tests {
             let folder = tempfile::tempdir().expect("a folder");
             let path = folder.path().join("program");
             fs::write(&path, &bytes).expect("written");
-            if let Ok(Some(elf)) = Elf::open(&path) {
+            if let Ok(Some(elf)) = File::open(&path).and_then(Elf::of) {
                 for offset in (0..bytes.len() as u64).step_by(97) {
                     elf.rule_at(offset);
                 }

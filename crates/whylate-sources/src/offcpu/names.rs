@@ -14,6 +14,8 @@ use crate::symbols::KernelSymbols;
 pub(super) const UNWOUND_PARTLY: &str = "[unwound partly]";
 /// A thread that ran while its stack was read.
 pub(super) const TORN: &str = "[ran meanwhile]";
+/// Memory that somebody holds, or that a file system is to bring.
+pub(super) const UNREAD: &str = "[memory did not answer]";
 /// A program that is not 64 bits wide, or another architecture.
 pub(super) const UNREADABLE: &str = "[not a 64-bit program]";
 /// A process that ended before its memory was read.

@@ -276,6 +276,12 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 				return LOOKED_AGAIN;
 			end = USER_PARTLY;
 		}
+		if (end == USER_UNREAD) {
+			/* Whoever changes its mappings mostly takes microseconds. */
+			if (!is_last_round)
+				return LOOKED_AGAIN;
+			lose(LOST_UNREAD);
+		}
 		if (scratch->user.length) {
 			key->user_stack = number_of_stack(&scratch->user, key->process);
 			if (!key->user_stack)
@@ -324,6 +330,7 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 	if (!fill_key(task, record, &key))
 		return LOOKED_NO_ROOM;
 	key.state = state;
+	record->is_unread = false;
 	if (state != STATE_ON_CPU) {
 		enum looked looked;
 
@@ -334,6 +341,7 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 		looked = look_at_stacks(task, &key);
 		if (looked != LOOKED_OK)
 			return looked;
+		record->is_unread = key.user_end == USER_UNREAD;
 		/* It is the same wait as long as it has not run; a thread that runs is counted when it stops. */
 		if (switches_of(task) != switches || state_of(task) != state) {
 			if (!is_last_round)
@@ -455,7 +463,8 @@ static __always_inline bool has_not_run(const struct task_struct *task, const st
 {
 	u32 state;
 
-	if (record->generation != generation + 1 || record->is_unresolved || record->is_skipped || record->switches != switches_of(task))
+	if (record->generation != generation + 1 || record->is_unresolved || record->is_skipped || record->is_unread ||
+	    record->switches != switches_of(task))
 		return false;
 	/* Switches are seen, whatever it does; but for a few. */
 	if (traces && is_tracing)

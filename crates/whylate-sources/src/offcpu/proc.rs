@@ -5,17 +5,17 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow};
 use whylate_model::import::kernel_frame;
 use whylate_model::wait::{Classes, Seen, State, classify};
 use whylate_model::{LateEvent, Series, Snapshot, Stack};
 
 use super::attached::plain;
 use super::pace::Pace;
+use super::patience::Worker;
 use super::{INFO, KernelThreads, OffcpuOptions, PROC};
 use crate::clock;
 use crate::session::Session;
@@ -25,46 +25,28 @@ const PF_KTHREAD: u64 = 0x20_0000;
 
 /// Reads on a thread of its own.
 pub(super) struct AttachedProc {
-    /// `None` once it has been told to end.
-    ask: Option<Sender<Sender<Snapshot>>>,
-    reader: Option<JoinHandle<()>>,
+    reader: Worker<Snapshot>,
 }
 
 impl AttachedProc {
     pub(super) fn new(options: &OffcpuOptions, session: &Session) -> Result<Self, AttachError> {
         // What is not permitted for our own thread is for none.
         fs::read("/proc/self/stack").map_err(|_| AttachError::NotPermitted)?;
-        let mut walker = Walker::new(options, session.host())?;
-        let (ask, asked) = mpsc::channel();
-        let reader = thread::Builder::new()
-            .name("whylate-offcpu".to_owned())
-            .spawn(move || walker.run(&asked))
-            .context("cannot start a thread")?;
-        Ok(AttachedProc { ask: Some(ask), reader: Some(reader) })
+        let (options, host) = (options.clone(), session.host().to_owned());
+        let reader = Worker::start(move || Walker::new(&options, &host), |mut walker, asked| walker.run(asked))?;
+        Ok(AttachedProc { reader })
     }
 }
 
 impl Attached for AttachedProc {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
-        let gone = || anyhow!("the thread that reads /proc has ended: try again");
-        let (answer, answered) = mpsc::channel();
-        self.ask.as_ref().ok_or_else(gone)?.send(answer).map_err(|_| gone())?;
-        answered.recv().map_err(|_| gone())
+        self.reader.ask()
     }
 
     fn drain_late(&mut self, wait: Duration, _each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
         // It has none.
         thread::sleep(wait);
         Ok(())
-    }
-}
-
-impl Drop for AttachedProc {
-    fn drop(&mut self) {
-        self.ask = None;
-        if let Some(reader) = self.reader.take() {
-            let _ = reader.join();
-        }
     }
 }
 

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The memory of processes: which file each piece of code is from, kept so that it is known when the process has ended.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::CallGraph;
 use super::elf::Elf;
+use super::far_files::FarFiles;
+use super::patience::Reader;
 use super::rules::{INNERMOST, Rule, Rules};
 use super::skel::types::{offcpu_limits, rule_base, unknown_frame};
 
@@ -68,6 +70,11 @@ pub(super) struct Processes {
     closed: u64,
     walk: u64,
     call_graph: CallGraph,
+    reader: Reader,
+    files: FarFiles,
+    /// Processes whose memory did not answer, and how often that was met since it was told.
+    held_up: HashSet<u32>,
+    unread: u64,
 }
 
 /// Files stay open while their names may be needed; so many are enough, and far from what a process may have open.
@@ -91,7 +98,7 @@ impl Processes {
     /// Reads the lists of compiled code of processes that have some, for as long as they live.
     pub(super) fn read_compiled(&mut self) {
         for process in self.by_id.values_mut().filter(|process| process.mappings.iter().any(|m| m.path.is_empty())) {
-            if let Some(compiled) = read_perf_map(process.tgid) {
+            if let Some(compiled) = read_perf_map(process.tgid, &mut self.files) {
                 process.compiled = Arc::new(compiled);
             }
         }
@@ -102,19 +109,20 @@ impl Processes {
         std::mem::take(&mut self.closed)
     }
 
+    /// How often the memory of a process did not answer since the last call.
+    pub(super) fn take_unread(&mut self) -> u64 {
+        std::mem::take(&mut self.unread)
+    }
+
     /// Forgets processes, whose numbers are given out anew.
     pub(super) fn clear(&mut self) {
         self.by_id.clear();
+        self.held_up.clear();
     }
 
     /// Finds the rule for a frame, and for those of its callers, as far as they are not known.
     pub(super) fn answer(&mut self, unknown: &unknown_frame, rules: &Rules) {
-        let memory = File::open(format!("/proc/{}/mem", unknown.tid)).ok();
-        let word = |at: u64| {
-            let mut bytes = [0; 8];
-            memory.as_ref()?.read_exact_at(&mut bytes, at).ok()?;
-            Some(u64::from_ne_bytes(bytes))
-        };
+        let (id, mut stack) = (unknown.process, Words::of(unknown.tid));
         let (mut ip, mut sp, mut bp) = (unknown.ip, unknown.sp, unknown.bp);
         let mut innermost = unknown.innermost != 0;
         for _ in 0..offcpu_limits::MAX_FRAMES.0 {
@@ -124,10 +132,27 @@ impl Processes {
                 rules.insert(unknown.process, key, rule);
                 rule
             });
-            let Some(caller) = caller_of(rule, sp, bp, word) else { return };
+            let Some(caller) =
+                caller_of(rule, sp, bp, |at| self.of_process(id, |reader| stack.word(at, reader)).flatten())
+            else {
+                return;
+            };
             (ip, sp, bp) = caller;
             innermost = false;
         }
+    }
+
+    /// What is read of a process's memory, as long as it answers: then the rest of the machine is looked at.
+    fn of_process<T>(&mut self, id: u32, read: impl FnOnce(&mut Reader) -> Result<T, HeldUp>) -> Option<T> {
+        if self.held_up.contains(&id) {
+            return None;
+        }
+        let told = read(&mut self.reader);
+        if told.is_err() {
+            self.held_up.insert(id);
+            self.unread += 1;
+        }
+        told.ok()
     }
 
     fn rule_for(&mut self, unknown: &unknown_frame, ip: u64, innermost: bool) -> Rule {
@@ -154,7 +179,7 @@ impl Processes {
         let is_stale =
             self.by_id.get(&id).is_none_or(|known| known.mapping_of(address).is_none() && known.read_in != self.walk);
         if is_stale {
-            let mappings = self.read_mappings(tgid);
+            let mappings = self.read_mappings(id, tgid);
             let known = self.by_id.entry(id).or_insert_with(|| Process { tgid, ..Process::default() });
             known.read_in = self.walk;
             // Of a process that has ended meanwhile nothing is left to read.
@@ -165,8 +190,9 @@ impl Processes {
         self.by_id.entry(id).or_default()
     }
 
-    fn read_mappings(&mut self, tgid: u32) -> Vec<Mapping> {
-        let text = fs::read(format!("/proc/{tgid}/maps")).unwrap_or_default();
+    fn read_mappings(&mut self, id: u32, tgid: u32) -> Vec<Mapping> {
+        let read = move || fs::read(format!("/proc/{tgid}/maps")).unwrap_or_default();
+        let text = self.of_process(id, |reader| reader.read(read).ok_or(HeldUp)).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         text.lines().filter_map(|line| self.mapping(tgid, line)).collect()
     }
@@ -182,7 +208,7 @@ impl Processes {
         let offset = u64::from_str_radix(words.next()?, 16).ok()?;
         let (device, inode) = (words.next()?, words.next()?);
         let path = words.next().unwrap_or_default().trim_start();
-        let found = (inode != "0").then(|| self.elf(tgid, range, &format!("{device} {inode}"), path));
+        let found = (inode != "0").then(|| self.elf(tgid, range, [device, inode], path));
         let (elf, is_closed) = found.map_or((None, false), |found| (found.clone().flatten(), found.is_none()));
         Some(Mapping {
             start: u64::from_str_radix(start, 16).ok()?,
@@ -195,8 +221,9 @@ impl Processes {
     }
 
     /// `None` where it cannot be opened.
-    fn elf(&mut self, tgid: u32, range: &str, file: &str, path: &str) -> Option<Option<Arc<Elf>>> {
-        if let Some(known) = self.elf_by_file.get(file) {
+    fn elf(&mut self, tgid: u32, range: &str, [device, inode]: [&str; 2], path: &str) -> Option<Option<Arc<Elf>>> {
+        let file = format!("{device} {inode}");
+        if let Some(known) = self.elf_by_file.get(&file) {
             return known.clone();
         }
         if self.elf_by_file.len() >= FILES {
@@ -205,17 +232,65 @@ impl Processes {
         // By its mapping a file is found in other mount namespaces, and when deleted; that takes a privilege.
         let candidates =
             [format!("/proc/{tgid}/map_files/{range}"), format!("/proc/{tgid}/root{path}"), path.to_owned()];
-        let elf = candidates.iter().find_map(|candidate| Elf::open(Path::new(candidate)).ok());
+        let elf = self.files.open(tgid, device, &candidates).and_then(Elf::of).ok();
         let elf = elf.map(|elf| elf.map(Arc::new));
         // A process that has ended meanwhile is told as such.
         self.closed += u64::from(elf.is_none() && Path::new(&format!("/proc/{tgid}")).exists());
-        self.elf_by_file.insert(file.to_owned(), elf.clone());
+        self.elf_by_file.insert(file, elf.clone());
         elf
     }
 }
 
+/// Memory that does not answer.
+struct HeldUp;
+
+/// The stack of a thread, read in pieces of a page.
+struct Words {
+    tid: u32,
+    /// The last piece, and where it begins.
+    piece: Vec<u8>,
+    begins: u64,
+}
+
+const PAGE_BYTES: u64 = offcpu_limits::PAGE_BYTES.0 as u64;
+/// Flags of /proc/PID/pagemap (admin-guide/mm/pagemap.rst): there is memory for the page, or it was swapped out.
+const PRESENT_OR_SWAPPED: u64 = 3 << 62;
+
+impl Words {
+    fn of(tid: u32) -> Self {
+        Words { tid, piece: Vec::new(), begins: 0 }
+    }
+
+    /// `Ok(None)` where there is none, as the thread has ended, or has never written there: a page that was never read
+    /// might have to come from a file, whose file system may not answer.
+    fn word(&mut self, at: u64, reader: &mut Reader) -> Result<Option<u64>, HeldUp> {
+        let known = |words: &Words| {
+            let from = usize::try_from(at.checked_sub(words.begins)?).ok()?;
+            Some(u64::from_ne_bytes(words.piece.get(from..from.checked_add(8)?)?.try_into().ok()?))
+        };
+        if let Some(word) = known(self) {
+            return Ok(Some(word));
+        }
+        let tid = self.tid;
+        let read = move || {
+            // Not every kernel tells.
+            let is_there = File::open(format!("/proc/{tid}/pagemap")).map_or(Some(true), |pages| {
+                let mut entry = [0; 8];
+                pages.read_exact_at(&mut entry, at / PAGE_BYTES * 8).ok()?;
+                Some(u64::from_ne_bytes(entry) & PRESENT_OR_SWAPPED != 0)
+            })?;
+            let mut piece = vec![0; (PAGE_BYTES - at % PAGE_BYTES) as usize];
+            let memory = File::open(format!("/proc/{tid}/mem")).ok().filter(|_| is_there)?;
+            memory.read_exact_at(&mut piece, at).ok()?;
+            Some(piece)
+        };
+        (self.piece, self.begins) = (reader.read(read).ok_or(HeldUp)?.unwrap_or_default(), at);
+        Ok(known(self))
+    }
+}
+
 /// The caller's instruction, stack and frame pointer; the same in BPF: `step()`.
-fn caller_of(rule: Rule, sp: u64, bp: u64, word: impl Fn(u64) -> Option<u64>) -> Option<(u64, u64, u64)> {
+fn caller_of(rule: Rule, sp: u64, bp: u64, mut word: impl FnMut(u64) -> Option<u64>) -> Option<(u64, u64, u64)> {
     let from_bp = || bp.checked_add_signed(rule.cfa_offset.into());
     let cfa = match rule.base {
         rule_base::RULE_SP => sp.checked_add_signed(rule.cfa_offset.into())?,
@@ -239,17 +314,12 @@ fn caller_of(rule: Rule, sp: u64, bp: u64, word: impl Fn(u64) -> Option<u64>) ->
 /// A larger list is none that a compiler writes.
 const LARGEST_PERF_MAP_BYTES: u64 = 256 << 20;
 
-/// The list of compiled code that a process writes, in its own mount and process namespaces, sorted by address. Any
-/// process can write anything there: links are not followed, and a process can only name its own code.
-fn read_perf_map(tgid: u32) -> Option<Vec<(u64, u64, String)>> {
-    use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+/// The list of compiled code that a process writes, in its own mount and process namespaces, sorted by address. A process
+/// can only name its own code there.
+fn read_perf_map(tgid: u32, files: &mut FarFiles) -> Option<Vec<(u64, u64, String)>> {
     let status = fs::read_to_string(format!("/proc/{tgid}/status")).ok()?;
     let own_number = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?;
-    let root = File::open(format!("/proc/{tgid}/root")).ok()?;
-    let path = PathBuf::from(format!("tmp/perf-{own_number}.map"));
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = openat2(&root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS).ok()?;
-    let file = File::from(file);
+    let file = files.open_temporary(tgid, &format!("perf-{own_number}.map")).ok()?;
     let about = file.metadata().ok()?;
     if !about.is_file() || about.len() > LARGEST_PERF_MAP_BYTES {
         return None;

@@ -28,7 +28,7 @@ use crate::source::AttachError;
 use crate::symbols;
 
 /// Every reason for a lost sample, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
-pub(super) const LOST: [(lost_reason, &str); 8] = [
+pub(super) const LOST: [(lost_reason, &str); 9] = [
     (lost_reason::LOST_TORN, "torn"),
     (lost_reason::LOST_THREADS, "threads_full"),
     (lost_reason::LOST_PROCESSES, "processes_full"),
@@ -37,6 +37,7 @@ pub(super) const LOST: [(lost_reason, &str); 8] = [
     (lost_reason::LOST_RULES, "rules_full"),
     (lost_reason::LOST_UNSEEN, "unseen"),
     (lost_reason::LOST_WAKERS, "unseen_wakers"),
+    (lost_reason::LOST_UNREAD, "unread"),
 ];
 
 /// What stands in a stack only because a program takes it at a switch, or at a wakeup, in the order of their calls.
@@ -383,7 +384,7 @@ impl Sampler {
                 .iter()
                 .enumerate()
                 .map(|(index, &(_, name))| (name, lost[index] - told_lost[index]))
-                .chain([("unread_files", self.processes.take_closed())])
+                .chain([("unread", self.processes.take_unread()), ("unread_files", self.processes.take_closed())])
                 .collect(),
             statistics: self.statistics(),
             walks: std::mem::take(&mut self.walks),

@@ -48,6 +48,8 @@ enum lost_reason {
 	LOST_UNSEEN,
 	/* Who ended a wait was not seen: its time is counted, and says so. */
 	LOST_WAKERS,
+	/* Reading a thread's memory might wait, for whoever holds it or for a file system: its time counts all the same. */
+	LOST_UNREAD,
 	LOST_REASONS,
 };
 
@@ -86,6 +88,8 @@ enum user_end {
 	USER_UNKNOWN,
 	/* To the same function as a stack that is known: it is not unwound again. */
 	USER_SEEN,
+	/* Reading its memory might wait. */
+	USER_UNREAD,
 };
 
 /* How to get from a frame to its caller. */
@@ -234,7 +238,9 @@ struct thread_record {
 	u8 is_new;
 	/* What it does now is counted as lost already. */
 	u8 is_lost;
-	u16 unused;
+	/* Reading its stack might have waited: the next walk looks again. */
+	u8 is_unread;
+	u8 unused;
 };
 
 /* A thread at the end of a span, for whoever asks how long it has waited. */

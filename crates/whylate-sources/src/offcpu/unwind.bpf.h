@@ -44,6 +44,44 @@ __noinline u64 window_begin(u64 sp, u64 at)
 	return from < page ? page : from;
 }
 
+enum {
+	/* Of file systems in memory (include/uapi/linux/magic.h), which never wait for anybody. */
+	TMPFS_MAGIC = 0x01021994,
+	RAMFS_MAGIC = 0x858458f6,
+	ENOENT = 2,
+};
+
+struct looked_up_memory {
+	bool is_own;
+};
+
+static long look_at_memory(struct task_struct *task, struct vm_area_struct *area, struct looked_up_memory *memory)
+{
+	struct file *file = area->vm_file;
+	u64 magic;
+
+	if (!file) {
+		memory->is_own = true;
+		return 0;
+	}
+	magic = BPF_CORE_READ(file, f_inode, i_sb, s_magic);
+	memory->is_own = magic == TMPFS_MAGIC || magic == RAMFS_MAGIC;
+	return 0;
+}
+
+/*
+ * Whether a sleeping thread's memory can be read without waiting for somebody else: nobody changes its mappings, and
+ * no page is to come from a file system that may not answer. Both may change before it is read, within a microsecond.
+ */
+static __always_inline bool answers_at_once(struct task_struct *task, u64 at)
+{
+	struct looked_up_memory memory = {};
+	long error = bpf_find_vma(task, at, look_at_memory, &memory, 0);
+
+	/* Where there is none, reading fails at once. */
+	return memory.is_own || error == -ENOENT;
+}
+
 /* Copies the piece of the thread's stack in which a word is. */
 static __always_inline int fill_window(struct walk *walk, u64 at, bool is_own)
 {
@@ -56,6 +94,9 @@ static __always_inline int fill_window(struct walk *walk, u64 at, bool is_own)
 	if (is_own) {
 		if (bpf_probe_read_user(walk->scratch->window, bytes, (void *)from))
 			return -1;
+	} else if (!answers_at_once(walk->task, from)) {
+		walk->end = USER_UNREAD;
+		return -1;
 	} else if (bpf_copy_from_user_task(walk->scratch->window, bytes, (void *)from, walk->task, 0)) {
 		return -1;
 	}
@@ -238,7 +279,7 @@ static __always_inline bool is_seen(struct walk *walk)
 	u64 words;
 	u32 slot;
 
-	if (!has_same_registers(walk->seen, walk->process, walk->ip, walk->sp, walk->bp) || fill_window(walk, walk->sp, false))
+	if (!has_same_registers(walk->seen, walk->process, walk->ip, walk->sp, walk->bp) || !walk->window_bytes)
 		return false;
 	words = other_words_in_window(walk->seen, walk->scratch, walk->sp, walk->window_bytes);
 	if (!words)
@@ -272,8 +313,12 @@ static __always_inline enum user_end unwind_user(struct task_struct *task, struc
 	walk.seen = *seen;
 	walk.began_at = walk.sp;
 	if (!is_own) {
-		bool is_same = is_seen(&walk);
+		bool is_same;
 
+		/* User space would wait too, if it were asked about such memory. */
+		if (fill_window(&walk, walk.sp, false) && walk.end == USER_UNREAD)
+			return USER_UNREAD;
+		is_same = is_seen(&walk);
 		*seen = walk.seen;
 		if (is_same)
 			return USER_SEEN;

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Reading what may never answer: another process's memory is held while one of its threads waits for a file system
+//! that is gone. It is read on a thread of its own, which is given up once it is held up.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+
+use crate::source::AttachError;
+
+/// How long a thread that reads may be held up without running once. Disks answer within a tenth of it.
+const PATIENCE: Duration = Duration::from_millis(150);
+/// How long where the system does not tell whether a thread runs; a busy machine makes it wait too.
+const BLIND_PATIENCE: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(10);
+/// So many threads that were given up may wait at a time; then nothing more is read that may not answer.
+const MOST_GIVEN_UP: usize = 4;
+
+/// Why a thread of ours gave no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoAnswer {
+    #[error("the thread that looks at all others has ended: try again")]
+    Ended,
+    /// Something that it waits for does not come.
+    #[error(
+        "some process's memory does not answer, and holds up the look at all threads: try again, or look at one with -p"
+    )]
+    HeldUp,
+}
+
+/// What a thread of ours has done so far; `None` where that is not told, and `Some(None)` while it can run.
+fn runs(tid: i32) -> Option<Option<Vec<String>>> {
+    let status = fs::read_to_string(format!("/proc/self/task/{tid}/status")).ok()?;
+    let is_told = |line: &&str| line.starts_with("State:") || line.contains("_ctxt_switches:");
+    let told: Vec<String> = status.lines().filter(is_told).map(str::to_owned).collect();
+    Some((!told.first()?.contains('R')).then_some(told))
+}
+
+/// Waits for a thread's answer for as long as it gets on: until it has been held up for so long.
+pub(super) fn answer_of<T>(tid: i32, answers: &Receiver<T>, held_up_for: Duration) -> Result<T, NoAnswer> {
+    let (mut known, mut since) = (runs(tid), Instant::now());
+    loop {
+        match answers.recv_timeout(POLL) {
+            Ok(answer) => return Ok(answer),
+            Err(RecvTimeoutError::Disconnected) => return Err(NoAnswer::Ended),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        let now = runs(tid);
+        let limit = if now.is_none() { BLIND_PATIENCE.max(held_up_for) } else { held_up_for };
+        if now == Some(None) || now != known {
+            (known, since) = (now, Instant::now());
+        } else if since.elapsed() >= limit {
+            return Err(NoAnswer::HeldUp);
+        }
+    }
+}
+
+/// How long what looks at all threads may be held up without running once: nothing that it does takes so long, unless
+/// memory has begun to wait between the moment at which it answered and that at which it was read.
+const WALKS_PATIENCE: Duration = Duration::from_millis(700);
+
+/// A thread of ours that looks at all threads, and tells whoever asks.
+pub(super) struct Worker<T> {
+    tid: i32,
+    /// `None` once it has been told to end.
+    ask: Option<Sender<Sender<T>>>,
+    ended: Receiver<()>,
+}
+
+impl<T: Send + 'static> Worker<T> {
+    /// Starts it. What `begin` makes belongs to the thread, which hands it to `run`.
+    ///
+    /// # Errors
+    /// Those of `begin`; when the thread cannot be started, or is held up.
+    pub(super) fn start<S>(
+        begin: impl FnOnce() -> Result<S, AttachError> + Send + 'static,
+        run: impl FnOnce(S, &Receiver<Sender<T>>) + Send + 'static,
+    ) -> Result<Self, AttachError> {
+        let (ask, asked) = mpsc::channel();
+        let (tell_tid, tid) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        let (at_end, ended) = mpsc::channel::<()>();
+        let work = move || {
+            let _at_end = at_end;
+            let _ = tell_tid.send(own_tid());
+            match begin() {
+                // Whoever started it may have given up.
+                Ok(state) => tell.send(Ok(())).map_or((), |()| run(state, &asked)),
+                Err(error) => drop(tell.send(Err(error))),
+            }
+        };
+        thread::Builder::new().name("whylate-offcpu".to_owned()).spawn(work).context("cannot start a thread")?;
+        let tid = tid.recv().map_err(|_| anyhow!(NoAnswer::Ended))?;
+        answer_of(tid, &told, WALKS_PATIENCE).map_err(anyhow::Error::from)??;
+        Ok(Worker { tid, ask: Some(ask), ended })
+    }
+
+    /// Asks it.
+    ///
+    /// # Errors
+    /// When it has ended, or is held up.
+    pub(super) fn ask(&self) -> anyhow::Result<T> {
+        let (answer, answered) = mpsc::channel();
+        let ask = self.ask.as_ref().ok_or(NoAnswer::Ended)?;
+        ask.send(answer).map_err(|_| NoAnswer::Ended)?;
+        Ok(answer_of(self.tid, &answered, WALKS_PATIENCE)?)
+    }
+}
+
+impl<T> Drop for Worker<T> {
+    fn drop(&mut self) {
+        // It ends when nobody can ask it any more, and is waited for: its programs are gone then.
+        self.ask = None;
+        let _ = answer_of(self.tid, &self.ended, WALKS_PATIENCE);
+    }
+}
+
+fn own_tid() -> i32 {
+    rustix::thread::gettid().as_raw_nonzero().get()
+}
+
+/// Has things read that may never answer.
+#[derive(Default)]
+pub(super) struct Reader {
+    thread: Option<(i32, Sender<Read>)>,
+    /// One for each thread, with those that were given up, and this one.
+    threads: Arc<()>,
+}
+
+type Read = Box<dyn FnOnce() + Send>;
+
+impl Reader {
+    /// What is read; `None` where that does not answer.
+    pub(super) fn read<T: Send + 'static>(&mut self, read: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        if self.thread.is_none() && Arc::strong_count(&self.threads) > MOST_GIVEN_UP {
+            return None;
+        }
+        let (tid, jobs) = match self.thread.take() {
+            Some(thread) => thread,
+            None => start(Arc::clone(&self.threads))?,
+        };
+        let (tell, told) = mpsc::channel();
+        // Whoever asked may have given up.
+        jobs.send(Box::new(move || drop(tell.send(read())))).ok()?;
+        let answer = answer_of(tid, &told, PATIENCE);
+        if !matches!(answer, Err(NoAnswer::HeldUp)) {
+            self.thread = Some((tid, jobs));
+        }
+        answer.ok()
+    }
+}
+
+/// A thread that reads until nobody asks any more.
+fn start(alive: Arc<()>) -> Option<(i32, Sender<Read>)> {
+    let (jobs, asked) = mpsc::channel::<Read>();
+    let (tell, told) = mpsc::channel();
+    let reader = move || {
+        let _alive = alive;
+        if tell.send(own_tid()).is_ok() {
+            asked.iter().for_each(|read| read());
+        }
+    };
+    thread::Builder::new().name("whylate-reads".to_owned()).spawn(reader).ok()?;
+    Some((told.recv().ok()?, jobs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_held_up_is_given_up_and_others_are_read() {
+        let mut reader = Reader::default();
+        let mut held = Vec::new();
+        for _ in 0..MOST_GIVEN_UP {
+            let (hold, until) = mpsc::channel::<()>();
+            assert_eq!(reader.read(|| 1), Some(1));
+            assert_eq!(reader.read(move || until.recv().is_ok()), None);
+            held.push(hold);
+        }
+        assert_eq!(reader.read(|| 1), None, "so many are enough");
+        drop(held);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while reader.read(|| 1).is_none() {
+            assert!(Instant::now() < deadline, "those that have ended count no more");
+            thread::sleep(POLL);
+        }
+    }
+
+    #[test]
+    fn who_gets_on_is_waited_for() {
+        let mut reader = Reader::default();
+        let slow = || (0..30).for_each(|_| thread::sleep(POLL));
+        assert_eq!(reader.read(slow), Some(()));
+        let busy = || {
+            let began = Instant::now();
+            while began.elapsed() < 2 * PATIENCE {
+                std::hint::spin_loop();
+            }
+        };
+        assert_eq!(reader.read(busy), Some(()));
+    }
+}

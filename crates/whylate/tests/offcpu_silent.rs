@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate offcpu` beside processes whose memory and files do not answer.
+
+mod running;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/silent_files.rs"]
+mod silent_files;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use running::Running;
+use rustix::process::Signal;
+use silent_files::{Kind, LENGTH, SLEEPER, SilentFiles, Unanswering};
+use turn::turn_to_measure;
+use whylate_model::Snapshot;
+
+/// Not a test by itself.
+#[test]
+fn unanswering_process() -> Result<()> {
+    silent_files::run_if_asked()
+}
+
+/// A process that goes with this.
+struct Sleeping(Child);
+
+impl Sleeping {
+    fn start(program: &std::path::Path) -> Result<Self> {
+        Ok(Sleeping(Command::new(program).arg("1000").stdin(Stdio::null()).spawn()?))
+    }
+}
+
+impl Drop for Sleeping {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+    }
+}
+
+/// Its files are dropped last, and whoever waits for them goes on.
+struct Silence {
+    processes: Vec<Unanswering>,
+    program: Sleeping,
+    files: SilentFiles,
+}
+
+fn silence() -> Result<Option<Silence>> {
+    let program = fs::read("/bin/sleep")?;
+    let files = BTreeMap::from([("memory".to_owned(), vec![0; LENGTH]), ("program".to_owned(), program)]);
+    let Some(files) = SilentFiles::mount(files)? else {
+        println!("skipped: this machine does not let FUSE be mounted");
+        return Ok(None);
+    };
+    let memory = files.path("memory");
+    let mut processes = vec![Unanswering::start(&memory, Kind::Stack)?, Unanswering::start(&memory, Kind::Memory)?];
+    let mut program = Sleeping::start(&files.path("program"))?;
+    sleep(Duration::from_millis(500));
+    ensure!(program.0.try_wait()?.is_none(), "a program in these files does not run: {:?}", program.0.try_wait()?);
+    files.be_silent();
+    processes[1].hold()?;
+    Ok(Some(Silence { processes, program, files }))
+}
+
+/// How it ended; a program that does not is let go before the test fails.
+fn end(mut running: Running, silence: Silence) -> Result<String> {
+    let ended = running.end();
+    drop(silence.files);
+    let (status, stderr) = ended?;
+    ensure!(status.success(), "{status}: {stderr}");
+    Ok(stderr)
+}
+
+#[test]
+fn memory_and_files_that_do_not_answer_are_given_up() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(silence) = silence()? else { return Ok(()) };
+    let answering = Sleeping::start("/bin/sleep".as_ref())?;
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("x.json");
+    let name = file.to_str().context("a name in UTF-8")?;
+    let running = Running::start(&["offcpu", "-d", "1s", "--backend", "sample", "--by", "thread", "-o", name])?;
+    let pids: Vec<String> = silence.processes.iter().map(|process| process.pid().to_string()).collect();
+    let program = silence.program.0.id().to_string();
+    let stderr = end(running, silence)?;
+    let snapshot: Snapshot = serde_json::from_slice(&fs::read(&file)?)?;
+    ensure!(snapshot.lost["unread"] > 0 && snapshot.lost["unread_files"] > 0, "{:?}; {stderr}", snapshot.lost);
+    let of = |pid: &str, thread: &str| {
+        let is_it = |stack: &&whylate_model::Stack| {
+            stack.labels.get("pid").is_some_and(|own| own == pid) && stack.labels["thread"] == thread
+        };
+        snapshot.stacks.iter().find(is_it).with_context(|| format!("{thread} of {pid} is missing"))
+    };
+    for pid in &pids {
+        let stack = of(pid, SLEEPER)?;
+        ensure!(stack.weight_ns > 500_000_000, "{stack:?}");
+        ensure!(stack.user.last().is_some_and(|frame| frame == "[memory did not answer]"), "{stack:?}");
+    }
+    // Its time counts, whatever of its stack is known.
+    ensure!(of(&program, "program")?.weight_ns > 500_000_000);
+    let whole = of(&answering.0.id().to_string(), "sleep")?;
+    ensure!(whole.user.iter().any(|frame| frame.contains("nanosleep")), "{whole:?}");
+    Ok(())
+}
+
+#[test]
+fn a_signal_ends_it_while_something_does_not_answer() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(silence) = silence()? else { return Ok(()) };
+    let running = Running::start(&["offcpu", "--backend", "sample"])?;
+    sleep(Duration::from_secs(2));
+    running.signal(Signal::INT)?;
+    end(running, silence)?;
+    Ok(())
+}
