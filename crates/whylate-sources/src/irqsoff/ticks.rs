@@ -73,7 +73,9 @@ impl AttachedTicks {
             programs.watch(cpu, id);
         }
         let floors = options.worst.map(Floors::new);
-        let weaker: Vec<String> = [programs.weaker().map(str::to_owned), blind].into_iter().flatten().collect();
+        // Where the account has timers of its own, it tells that too.
+        let told = programs.weaker().map(str::to_owned).or_else(|| cpus::unseen_interrupts().map(str::to_owned));
+        let weaker: Vec<String> = [told, blind].into_iter().flatten().collect();
         let weaker = (!weaker.is_empty()).then(|| weaker.join("; "));
         let mut attached = AttachedTicks {
             programs,

@@ -211,7 +211,7 @@ impl Kept {
         let (heartbeats, weaker) = match of {
             Timers::HeartbeatsOfSource { .. } => (None, None),
             _ => match Heartbeats::start(&online, heartbeat::PERIOD_NS) {
-                Ok(heartbeats) => (Some(heartbeats), None),
+                Ok(heartbeats) => (Some(heartbeats), cpus::unseen_interrupts().map(str::to_owned)),
                 Err(error) => (None, Some(format!("{WITHOUT_HEARTBEAT}: {error}"))),
             },
         };
