@@ -44,6 +44,13 @@ pub struct LateEvent {
     pub evidence: Option<Box<Evidence>>,
 }
 
+/// The label that says what a thread is to the kernel, whatever it calls itself; most are nothing special.
+pub const ROLE: &str = "role";
+/// [`ROLE`] of a worker of workqueues; with the label `handler` where it has an item.
+pub const WORKER: &str = "worker";
+/// [`ROLE`] of a submission thread of io_uring.
+pub const SUBMISSION_THREAD: &str = "submission_thread";
+
 /// The subject of an event in which an interrupt or a timer of a CPU was late.
 pub fn cpu_subject(cpu: u32) -> String {
     format!("CPU {cpu}")

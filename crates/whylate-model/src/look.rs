@@ -119,6 +119,8 @@ pub struct Unmeasured {
 /// Takes late events in as they come.
 #[derive(Debug, Default)]
 pub struct Gatherer {
+    /// The sources that measure.
+    cards: Vec<&'static Card>,
     culprits: Culprits,
     worst: BTreeMap<String, Option<Worst>>,
     late: BTreeMap<String, Lates>,
@@ -133,9 +135,18 @@ struct Lates {
 }
 
 impl Gatherer {
-    /// Adds a late event of that source. One below the source's limit is none; one of another source counts there.
+    /// Of a look in which these sources explain what is late.
+    pub fn of(cards: Vec<&'static Card>) -> Self {
+        Gatherer { cards, ..Gatherer::default() }
+    }
+
+    /// Adds a late event of that source. One below the source's limit is none; one that another source of this look
+    /// tells as well counts there.
     pub fn add(&mut self, card: &Card, event: LateEvent) {
-        if event.latency_ns < card.events().late_from_ns || (card.is_told_elsewhere)(&event) {
+        let is_told_there = |other: &&Card| other.name != card.name && (other.tells)(&event);
+        if event.latency_ns < card.events().late_from_ns
+            || self.cards.iter().copied().any(|other| is_told_there(&other))
+        {
             return;
         }
         let source = card.name;
@@ -291,20 +302,31 @@ mod tests {
     fn a_source_is_its_card() {
         static MADE_UP: Card = Card {
             events: Some(Judged { of: "letters in a bag", late_from_ns: 7_000, next: "whylate post --why {from}" }),
-            is_told_elsewhere: |event| event.labels.contains_key("registered"),
             ..Card::new(
                 "post",
                 Judged { of: "letters", late_from_ns: 9_000, next: "whylate post {from}" },
                 |snapshot| snapshot.total("days"),
             )
         };
-        let mut gatherer = Gatherer::default();
+        static ALSO_MADE_UP: Card = Card {
+            tells: |event| event.labels.contains_key("registered"),
+            ..Card::new(
+                "courier",
+                Judged { of: "parcels", late_from_ns: 1, next: "whylate courier {from}" },
+                |snapshot| snapshot.total("days"),
+            )
+        };
+        let mut gatherer = Gatherer::of(vec![&MADE_UP, &ALSO_MADE_UP]);
         let mut letter =
             LateEvent { subject: "to Ann".to_owned(), ..late(8_000, &[(CauseKind::Thread, "fog:1", 8_000)]) };
         gatherer.add(&MADE_UP, letter.clone());
         gatherer.add(&MADE_UP, late(6_999, &[(CauseKind::Thread, "fog:1", 6_999)]));
         letter.labels.insert("registered".to_owned(), "yes".to_owned());
-        gatherer.add(&MADE_UP, letter);
+        gatherer.add(&MADE_UP, letter.clone());
+        // Where nobody else is there to tell it, it counts.
+        let mut alone = Gatherer::of(vec![&MADE_UP]);
+        alone.add(&MADE_UP, letter);
+        assert_eq!(alone.finish(&[snapshot(&MADE_UP, "days", &[], &[])], Vec::new()).sources[0].late, 1);
         let look = gatherer.finish(&[snapshot(&MADE_UP, "days", &[], &[100, 200])], Vec::new());
         let told: Look =
             serde_json::from_str(&serde_json::to_string(&look).expect("a look serialises")).expect("and parses");
@@ -313,6 +335,27 @@ mod tests {
         assert_eq!((row.source.as_str(), row.of.as_str(), row.count, row.late), ("post", "letters", 2, 1));
         assert_eq!(row.late_of.as_ref().map(|of| of.next.as_str()), Some("whylate post --why 7.00us"));
         assert_eq!((told.worst[0].event.subject.as_str(), told.culprits[0].total_ns), ("to Ann", 8_000));
+    }
+
+    #[test]
+    fn a_wait_counts_once_whatever_the_thread_calls_itself() {
+        let wait = |thread: &str, labels: &[(&str, &str)]| {
+            let labels = labels.iter().copied().chain([("thread", thread)]);
+            LateEvent {
+                labels: labels.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+                ..late(30_000_000, &[(CauseKind::Thread, "hog:7", 30_000_000)])
+            }
+        };
+        let counted = |cards: &[&'static Card]| {
+            let mut gatherer = Gatherer::of(cards.to_vec());
+            gatherer.add(&OFFCPU, wait("kworker/0:0", &[]));
+            gatherer.add(&OFFCPU, wait("iou-sqp-7", &[]));
+            gatherer.add(&OFFCPU, wait("kworker/0:1", &[("role", "worker"), ("handler", "vmstat_update")]));
+            gatherer.add(&OFFCPU, wait("kworker/0:2", &[("role", "worker")]));
+            gatherer.add(&OFFCPU, wait("iou-sqp-8", &[("role", "submission_thread")]));
+            gatherer.finish(&[(&OFFCPU, Snapshot::new(OFFCPU.name, "sample", "host", 7))], Vec::new()).sources[0].late
+        };
+        assert_eq!([counted(&[&OFFCPU, &WQ, &SQPOLL]), counted(&[&OFFCPU, &WQ]), counted(&[&OFFCPU])], [3, 4, 5]);
     }
 
     #[test]

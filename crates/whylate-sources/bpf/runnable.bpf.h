@@ -4,6 +4,15 @@
 
 #include "window.bpf.h"
 
+/* What a thread is to the kernel: its name says nothing. */
+enum thread_role {
+	ROLE_NONE,
+	/* Of workqueues. */
+	ROLE_WORKER,
+	/* Of io_uring. */
+	ROLE_SUBMISSION_THREAD,
+};
+
 struct runnable_wait {
 	u64 runnable_ns;
 	u64 running_ns;
@@ -21,7 +30,10 @@ struct runnable_wait {
 	u32 waker_tid;
 	/* Its cgroup, or one above, has a quota of CPU time. */
 	u32 has_quota;
-	u32 _unused;
+	/* enum thread_role */
+	u32 role;
+	/* The item of a worker, or 0. */
+	u64 handler;
 	char waker[16];
 	char process[16];
 	char thread[16];
@@ -45,6 +57,13 @@ struct {
 	__uint(max_entries, 4096);
 } runnable_waits SEC(".maps");
 
+static __always_inline u32 role_of(const struct task_struct *task)
+{
+	if (task->flags & PF_WQ_WORKER)
+		return ROLE_WORKER;
+	return is_sq_thread(task) ? ROLE_SUBMISSION_THREAD : ROLE_NONE;
+}
+
 /* Its memory, to be filled; NULL never happens. */
 static __always_inline struct runnable_wait *begin_runnable_wait(struct task_struct *task, u64 runnable_ns, u64 now_ns)
 {
@@ -65,6 +84,8 @@ static __always_inline struct runnable_wait *begin_runnable_wait(struct task_str
 	late->cpu = bpf_get_smp_processor_id();
 	late->waker_tid = 0;
 	late->has_quota = has_cpu_quota(task);
+	late->role = role_of(task);
+	late->handler = late->role == ROLE_WORKER ? handler_of_worker(task) : 0;
 	bpf_core_read(late->process, sizeof(late->process), &task->group_leader->comm);
 	bpf_core_read(late->thread, sizeof(late->thread), &task->comm);
 	return late;

@@ -10,6 +10,8 @@ mod moved;
 mod named;
 #[path = "kernel_offcpu/ready.rs"]
 mod ready;
+#[path = "kernel_offcpu/roles.rs"]
+mod roles;
 #[path = "kernel_offcpu/shapes.rs"]
 mod shapes;
 #[allow(dead_code)]

@@ -33,8 +33,8 @@ pub struct Card {
     pub events: Option<Judged>,
     /// What else there is to say of a snapshot.
     pub remark: fn(&Snapshot) -> Remark,
-    /// Whether a late event is another source's to tell, so that it counts once.
-    pub is_told_elsewhere: fn(&LateEvent) -> bool,
+    /// Whether it tells this late event of another source as well: where both measure, that counts once, here.
+    pub tells: fn(&LateEvent) -> bool,
     /// What a look leaves out, and the command that measures it.
     pub beyond_a_look: &'static [(&'static str, &'static str)],
     /// Why its events may be lost, beside [`SHARED_LOST`], in the order of their names.
@@ -71,7 +71,7 @@ impl Card {
             figures,
             events: None,
             remark: |_| Remark { text: String::new(), is_late: false },
-            is_told_elsewhere: |_| false,
+            tells: |_| false,
             beyond_a_look: &[],
             lost: &[],
         }

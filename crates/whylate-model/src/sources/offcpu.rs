@@ -3,7 +3,7 @@
 
 use super::lost::reason;
 use super::{Card, Judged};
-use crate::{Histogram, LateEvent, Snapshot};
+use crate::{Histogram, Snapshot};
 
 /// Where threads sleep, and how long runnable ones wait for a CPU: 20 ms is what that takes beside five others.
 pub static OFFCPU: Card = Card {
@@ -12,7 +12,6 @@ pub static OFFCPU: Card = Card {
         late_from_ns: 20_000_000,
         next: "whylate offcpu --why {from} -d 10s",
     }),
-    is_told_elsewhere: is_of_another_source,
     beyond_a_look: &[("how long threads sleep, e.g. for locks, disks or the network", "whylate offcpu -d 10s")],
     lost: &[
         reason("places_full", "the table of places was full"),
@@ -51,11 +50,4 @@ fn ages_of_uninterruptible(snapshot: &Snapshot) -> Histogram {
     let mut ages = Histogram::default();
     snapshot.stacks.iter().filter(|stack| stack.state == "D").for_each(|stack| ages.merge(&stack.age));
     ages
-}
-
-/// Threads whose waits for a CPU `wq` and `sqpoll` tell.
-const OF_OTHERS: [&str; 2] = ["kworker/", "iou-sqp-"];
-
-fn is_of_another_source(event: &LateEvent) -> bool {
-    event.labels.get("thread").is_some_and(|thread| OF_OTHERS.iter().any(|own| thread.starts_with(own)))
 }

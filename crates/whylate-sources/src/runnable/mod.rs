@@ -10,10 +10,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use whylate_model::blame::{self, Evidence, RunnableEvidence};
+use whylate_model::late::{ROLE, SUBMISSION_THREAD, WORKER};
 use whylate_model::{Labels, LateEvent};
 
 use self::skel::RunnableSkelBuilder;
-use self::skel::types::runnable_wait;
+use self::skel::types::{runnable_wait, thread_role};
 use crate::attach::{self, PlainData, ProgramStatistics, text};
 use crate::clock;
 use crate::occupancy::{Account, Called, Step, Timers, Wakeups};
@@ -167,6 +168,15 @@ pub(crate) fn event_of(
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into();
+    let role = match thread_role(record.role) {
+        thread_role::ROLE_WORKER => Some(WORKER),
+        thread_role::ROLE_SUBMISSION_THREAD => Some(SUBMISSION_THREAD),
+        _ => None,
+    };
+    labels.extend(role.map(|role| (ROLE.to_owned(), role.to_owned())));
+    if record.handler != 0 {
+        labels.insert("handler".to_owned(), symbols.name(record.handler).to_owned());
+    }
     if record.waker_tid != 0 {
         labels.insert("woken_by".to_owned(), format!("{}:{}", text(&record.waker), record.waker_tid));
     }

@@ -17,6 +17,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
 struct {
 	struct runnable_wait runnable_wait;
+	enum thread_role thread_role;
 } layouts = {};
 
 enum {

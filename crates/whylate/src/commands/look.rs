@@ -58,7 +58,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     session.take_lost();
     let began = Instant::now();
-    let mut gatherer = Gatherer::default();
+    let mut gatherer = Gatherer::of(looking.iter().map(|feed| feed.card).collect());
     drain(&mut looking, &mut gatherer, |number, at_ns| at_ns >= begins[number])?;
     let end = began.checked_add(Duration::from_nanos(arguments.duration));
     let ended = wait(&watch, end, NOW_AND_THEN, &mut || {

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a thread that waits for a CPU is to the kernel, whatever it calls itself.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::thread::set_name;
+use whylate_model::LateEvent;
+use whylate_sources::offcpu::OffcpuOptions;
+use whylate_sources::{Session, Source as _};
+
+use crate::kernel::chance::in_rounds;
+use crate::kernel::is_emulated;
+use crate::kernel::late::{Places, stay_on};
+use crate::kernel::turn::turn_to_measure;
+use crate::kernel::urgent::be_urgent_on;
+
+const LATE_NS: u64 = 3_000_000;
+const PRETENDS: &str = "WHYLATE_PRETENDS";
+/// What no user can be.
+const NAME: &std::ffi::CStr = c"kworker/0:0";
+const WATCHED: Duration = Duration::from_secs(2);
+/// The hog has its CPU for so long at a time, and rests in between.
+const HAS: Duration = Duration::from_millis(12);
+const RESTS: Duration = Duration::from_millis(4);
+/// Writing so much back takes the kernel's worker longer than the hog rests.
+const DIRTY_BYTES: usize = 48 << 20;
+
+/// The CPUs of unbound workers; as it was at the end.
+struct UnboundOn(String);
+
+const UNBOUND: &str = "/sys/devices/virtual/workqueue/cpumask";
+
+impl UnboundOn {
+    fn cpu(cpu: u32) -> Result<Self> {
+        let before = fs::read_to_string(UNBOUND)?;
+        ensure!(cpu < 32, "a mask of one word has no CPU {cpu}");
+        fs::write(UNBOUND, format!("{:x}", 1_u32 << cpu))?;
+        Ok(UnboundOn(before))
+    }
+}
+
+impl Drop for UnboundOn {
+    fn drop(&mut self) {
+        let _ = fs::write(UNBOUND, self.0.trim());
+    }
+}
+
+fn until_over(over: &AtomicBool, mut act: impl FnMut() -> Result<()>) -> Result<()> {
+    while !over.load(Ordering::Relaxed) {
+        act()?;
+    }
+    Ok(())
+}
+
+/// Late waits beside a hog, of workers that write back and that begin items, and of a process that calls itself one.
+fn beside_a_hog(places: Places, file: &Path) -> Result<Vec<LateEvent>> {
+    let _unbound = UnboundOn::cpu(places.disturbed)?;
+    let options = OffcpuOptions { explain_over_ns: Some(LATE_NS), ..OffcpuOptions::default() };
+    let mut source = options.attach(&Session::of_one())?;
+    let over = AtomicBool::new(false);
+    let mut process = Command::new(std::env::current_exe()?)
+        .args(["--exact", "roles::pretending_process", "--test-threads=1"])
+        .env(PRETENDS, places.disturbed.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()?;
+    let mut events = Vec::new();
+    thread::scope(|scope| {
+        let hog = scope.spawn(|| {
+            be_urgent_on(places.disturbed, 40)?;
+            until_over(&over, || {
+                let began = Instant::now();
+                while began.elapsed() < HAS {
+                    std::hint::spin_loop();
+                }
+                thread::sleep(RESTS);
+                Ok(())
+            })
+        });
+        let items = scope.spawn(|| {
+            stay_on(places.tool)?;
+            until_over(&over, || {
+                let _ = fs::read("/proc/sys/vm/stat_refresh");
+                thread::sleep(Duration::from_millis(5));
+                Ok(())
+            })
+        });
+        let writer = scope.spawn(|| {
+            stay_on(places.tool)?;
+            let content = vec![7_u8; DIRTY_BYTES];
+            until_over(&over, || {
+                File::create(file)?.write_all(&content)?;
+                rustix::fs::sync();
+                Ok(())
+            })
+        });
+        thread::sleep(WATCHED);
+        over.store(true, Ordering::Relaxed);
+        for thread in [hog, items, writer] {
+            thread.join().expect("none of them panics")?;
+        }
+        source.drain_late(Duration::ZERO, &mut |event| events.push(event))
+    })?;
+    process.kill()?;
+    process.wait()?;
+    Ok(events)
+}
+
+#[test]
+fn what_a_thread_is_does_not_go_by_its_name() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+    if is_emulated() {
+        println!("skipped: what writes back has no disk here");
+        return Ok(());
+    }
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+    in_rounds(|| {
+        let events = beside_a_hog(places, &folder.path().join("dirty"))?;
+        let label = |event: &LateEvent, name: &str| event.labels.get(name).cloned().unwrap_or_default();
+        let (mut pretending, mut with_item, mut without) = (0, 0, 0);
+        for event in &events {
+            match (label(event, "role").as_str(), label(event, "handler").as_str()) {
+                ("worker", "") => without += 1,
+                ("worker", _) => with_item += 1,
+                _ if label(event, "thread") == NAME.to_str()? => pretending += 1,
+                _ => {}
+            }
+        }
+        println!("{pretending} of a process, workers with an item {with_item}, without {without}");
+        let first =
+            events.iter().find(|event| event.labels.contains_key("handler")).context("no worker had an item")?;
+        ensure!(label(first, "role") == "worker" && label(first, "thread").starts_with("kworker/"), "{first:?}");
+        ensure!(pretending > 10 && with_item > 0 && without > 0, "too few to tell");
+        Ok(())
+    })
+}
+
+/// Not a test by itself: the process.
+#[test]
+fn pretending_process() {
+    let Ok(cpu) = std::env::var(PRETENDS) else { return };
+    stay_on(cpu.parse().expect("a number")).expect("a thread may stay on a CPU");
+    set_name(NAME).expect("any name will do");
+    loop {
+        std::hint::spin_loop();
+    }
+}
