@@ -24,14 +24,32 @@ fn symbols_of(kallsyms: &str) -> impl Iterator<Item = (u64, &str)> {
 /// Where a kernel function is.
 ///
 /// # Errors
-/// When the kernel does not tell, as it does not under `kernel.kptr_restrict` without CAP_SYSLOG.
+/// When the kernel does not tell, as it does not without CAP_SYSLOG, and what to do then.
 pub fn address_of(function: &str) -> std::io::Result<u64> {
     let kallsyms = std::fs::read_to_string("/proc/kallsyms")?;
     let found = symbols_of(&kallsyms).find(|&(_, name)| name == function);
     match found {
         Some((address, _)) if address != 0 => Ok(address),
-        _ => Err(std::io::Error::other(format!("/proc/kallsyms does not tell where {function} is"))),
+        _ => Err(std::io::Error::other(format!(
+            "/proc/kallsyms does not tell where {function} is ({})",
+            to_see_addresses()
+        ))),
     }
+}
+
+/// What makes the kernel tell where its functions are.
+pub(crate) fn to_see_addresses() -> &'static str {
+    let restricted = std::fs::read_to_string("/proc/sys/kernel/kptr_restrict").unwrap_or_default();
+    match restricted.trim() {
+        "2" => "set kernel.kptr_restrict to 1, and run as root or grant CAP_SYSLOG",
+        _ => "run as root, or grant CAP_SYSLOG",
+    }
+}
+
+/// Whether the kernel tells where its functions are.
+fn are_addresses_told() -> bool {
+    let kallsyms = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+    symbols_of(&kallsyms).any(|(address, _)| address != 0)
 }
 
 /// From where to where the code of kernel functions goes, as far as the kernel tells.
@@ -68,13 +86,19 @@ const OWN: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceit
 const READ_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// The kernel's symbols as they were read, and the code that there was.
-type Read = Option<(Symbolizer, LoadedCode, Instant)>;
+struct Symbols {
+    symbolizer: Symbolizer,
+    code: LoadedCode,
+    read: Instant,
+    /// Without the privilege no address has a name, however often the symbols are read.
+    are_told: bool,
+}
 
 /// Looks kernel addresses up, each once. Reading the kernel's symbols takes some ten milliseconds and megabytes, so it
 /// happens with the first look-up only, and sources share what was read ([`crate::Session`]).
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct KernelSymbols {
-    read: Rc<RefCell<Read>>,
+    read: Rc<RefCell<Option<Symbols>>>,
     names: HashMap<u64, String>,
 }
 
@@ -100,7 +124,7 @@ impl KernelSymbols {
             return;
         }
         let mut read = self.read.borrow_mut();
-        let (symbolizer, code, _) = read.get_or_insert_with(now);
+        let Symbols { symbolizer, code, are_told: true, .. } = read.get_or_insert_with(Symbols::now) else { return };
         let Ok(found) = symbolizer.symbolize(&Self::source(), Input::AbsAddr(&unknown)) else { return };
         // Those that are not found may be of code that was loaded since: they are looked up again when they are asked
         // for.
@@ -131,8 +155,9 @@ impl KernelSymbols {
     fn look_up(&mut self, address: u64) -> String {
         let mut name = self.look_up_known(address);
         // BPF programs and modules come and go: one that was loaded since the symbols were read is not among them.
-        let is_old = self.read.borrow().as_ref().is_some_and(|(_, _, read)| read.elapsed() >= READ_AGAIN_AFTER);
-        if name.is_none() && is_old {
+        let may_help =
+            self.read.borrow().as_ref().is_some_and(|known| known.are_told && known.read.elapsed() >= READ_AGAIN_AFTER);
+        if name.is_none() && may_help {
             *self.read.borrow_mut() = None;
             name = self.look_up_known(address);
         }
@@ -141,15 +166,20 @@ impl KernelSymbols {
 
     fn look_up_known(&mut self, address: u64) -> Option<String> {
         let mut read = self.read.borrow_mut();
-        let (symbolizer, code, _) = read.get_or_insert_with(now);
+        let Symbols { symbolizer, code, are_told: true, .. } = read.get_or_insert_with(Symbols::now) else {
+            return None;
+        };
         let found = symbolizer.symbolize_single(&Self::source(), Input::AbsAddr(address)).ok()?;
         name(address, &found, code)
     }
 }
 
-/// The kernel's symbols, read with the first look-up, and the code that there is.
-fn now() -> (Symbolizer, LoadedCode, Instant) {
-    (Symbolizer::new(), LoadedCode::now(), Instant::now())
+impl Symbols {
+    /// To be read with the first look-up, and the code that there is.
+    fn now() -> Self {
+        let (symbolizer, code) = (Symbolizer::new(), LoadedCode::now());
+        Symbols { symbolizer, code, read: Instant::now(), are_told: are_addresses_told() }
+    }
 }
 
 /// The name that was found, unless the function is over before the address.
@@ -163,4 +193,22 @@ fn name(address: u64, found: &Symbolized<'_>, code: &mut LoadedCode) -> Option<S
 pub fn is_kernel_function(name: &str) -> Option<bool> {
     let kallsyms = std::fs::read_to_string("/proc/kallsyms").ok()?;
     Some(symbols_of(&kallsyms).any(|(_, known)| known == name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn symbols_are_read_again_only_where_addresses_are_told() {
+        let long_ago = Instant::now() - 2 * READ_AGAIN_AFTER;
+        for are_told in [true, false] {
+            let mut symbols = KernelSymbols::default();
+            *symbols.read.borrow_mut() = Some(Symbols { read: long_ago, are_told, ..Symbols::now() });
+            // Nobody's, as each address is where they are hidden.
+            assert_eq!(symbols.name(0x10), "0x10");
+            let read = symbols.read.borrow().as_ref().map(|known| known.read);
+            assert_eq!(read != Some(long_ago), are_told);
+        }
+    }
 }

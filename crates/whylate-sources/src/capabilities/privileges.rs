@@ -10,14 +10,17 @@ const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
 
 /// Bit, name, and what whylate needs it for.
-const USED: [(u32, &str, &str); 7] = [
+const USED: [(u32, &str, &str); 10] = [
     (39, "CAP_BPF", "loads BPF programs; CAP_SYS_ADMIN does too"),
     (38, "CAP_PERFMON", "lets them read the kernel; CAP_SYS_ADMIN does too"),
-    (21, "CAP_SYS_ADMIN", "needed for tracefs, and for BPF before 5.8"),
-    (34, "CAP_SYSLOG", "needed for the names in kernel stacks and of handlers"),
+    (21, "CAP_SYS_ADMIN", "stands in for CAP_BPF, CAP_PERFMON and CAP_CHECKPOINT_RESTORE"),
+    (34, "CAP_SYSLOG", "needed for where kernel functions are: irqsoff, all causes, and names in kernel stacks"),
+    (23, "CAP_SYS_NICE", "needed for real-time threads: timerlat and inject hog"),
+    (19, "CAP_SYS_PTRACE", "needed to read the rings of other users' processes without BPF"),
+    (40, "CAP_CHECKPOINT_RESTORE", "needed for the names in programs that were deleted; CAP_SYS_ADMIN does too"),
+    (2, "CAP_DAC_READ_SEARCH", "needed for the names in programs that only their users can read, and for tracefs"),
+    (14, "CAP_IPC_LOCK", "needed to keep memory from being paged out beyond ulimit -l"),
     (24, "CAP_SYS_RESOURCE", "needed for BPF maps before 5.11 only"),
-    (23, "CAP_SYS_NICE", "needed for real-time threads"),
-    (14, "CAP_IPC_LOCK", "needed to keep memory from being paged out"),
 ];
 
 /// What this process may do.

@@ -197,9 +197,10 @@ impl Attached for AttachedOffcpu {
         snapshot.ended_ns = gathered.ended_ns;
         snapshot.stacks = self.stacks(&gathered);
         let unread: u64 = gathered.memory.values().map(Process::take_unread).sum();
-        for &(reason, count) in gathered.lost.iter().chain(&[("unread_files", unread)]) {
+        for &(reason, count) in &gathered.lost {
             *snapshot.lost.entry(reason.to_owned()).or_default() += count;
         }
+        *snapshot.lost.entry("unread_files".to_owned()).or_default() += unread;
         self.meter.tell(gathered.statistics, &mut snapshot);
         self.met = gathered.met;
         let rate_hz = match self.rate_hz {

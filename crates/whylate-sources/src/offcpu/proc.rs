@@ -31,7 +31,12 @@ pub(super) struct AttachedProc {
 impl AttachedProc {
     pub(super) fn new(options: &OffcpuOptions, session: &Session) -> Result<Self, AttachError> {
         // What is not permitted for our own thread is for none.
-        fs::read("/proc/self/stack").map_err(|_| AttachError::NotPermitted)?;
+        fs::read("/proc/self/stack").map_err(|_| {
+            AttachError::Unsupported(
+                "not permitted to read stacks in /proc (run as root, or grant CAP_SYS_ADMIN; the bpf backend needs CAP_BPF and CAP_PERFMON)"
+                    .to_owned(),
+            )
+        })?;
         let (options, host) = (options.clone(), session.host().to_owned());
         let reader = Worker::start(move || Walker::new(&options, &host), |mut walker, asked| walker.run(asked))?;
         Ok(AttachedProc { reader })

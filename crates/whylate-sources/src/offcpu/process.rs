@@ -104,14 +104,9 @@ impl Processes {
         }
     }
 
-    /// How many files could not be opened since the last call.
-    pub(super) fn take_closed(&mut self) -> u64 {
-        std::mem::take(&mut self.closed)
-    }
-
-    /// How often the memory of a process did not answer since the last call.
-    pub(super) fn take_unread(&mut self) -> u64 {
-        std::mem::take(&mut self.unread)
+    /// What could not be read since the last call, by reason.
+    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 2] {
+        [("unread", std::mem::take(&mut self.unread)), ("unread_files", std::mem::take(&mut self.closed))]
     }
 
     /// Forgets processes, whose numbers are given out anew.

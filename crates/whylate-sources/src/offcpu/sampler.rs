@@ -144,11 +144,10 @@ impl Sampler {
         if options.wakers {
             let interrupts = symbols::code_between("asm_common_interrupt", "asm_sysvec_");
             if interrupts.is_none() && cfg!(target_arch = "x86_64") {
-                return Err(AttachError::Unsupported(
-                    "who woke a thread cannot be told from interrupts without the kernel's symbols: allow reading addresses \
-                     in /proc/kallsyms (sysctl kernel.kptr_restrict=1)"
-                        .to_owned(),
-                ));
+                return Err(AttachError::Unsupported(format!(
+                    "who woke a thread cannot be told from interrupts: /proc/kallsyms does not tell where functions are ({})",
+                    symbols::to_see_addresses()
+                )));
             }
             let interrupts = interrupts.unwrap_or_default();
             (settings.interrupts_begin, settings.interrupts_end) = (interrupts.start, interrupts.end);
@@ -384,7 +383,7 @@ impl Sampler {
                 .iter()
                 .enumerate()
                 .map(|(index, &(_, name))| (name, lost[index] - told_lost[index]))
-                .chain([("unread", self.processes.take_unread()), ("unread_files", self.processes.take_closed())])
+                .chain(self.processes.take_lost())
                 .collect(),
             statistics: self.statistics(),
             walks: std::mem::take(&mut self.walks),

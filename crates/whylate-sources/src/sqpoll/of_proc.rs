@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -29,6 +30,8 @@ pub(super) struct OfProc {
     pid: Option<u32>,
     /// Rings that stayed busy at every try, or told of no thread where one is left without a ring.
     busy: u64,
+    /// Processes whose descriptors may not be read, since that was last told.
+    denied: HashSet<u32>,
     /// Rings, by process and inode, that have never told of a submission thread: without one, most probably.
     without: HashSet<(u32, u64)>,
     has_work_times: Option<bool>,
@@ -56,7 +59,14 @@ struct Scheduled {
 
 impl OfProc {
     pub(super) fn new(pid: Option<u32>) -> Self {
-        OfProc { pid, busy: 0, without: HashSet::new(), has_work_times: None, is_of_process: false }
+        OfProc {
+            pid,
+            busy: 0,
+            denied: HashSet::new(),
+            without: HashSet::new(),
+            has_work_times: None,
+            is_of_process: false,
+        }
     }
 
     pub(super) fn weaker(&self) -> Option<&str> {
@@ -71,8 +81,9 @@ impl OfProc {
         }
     }
 
-    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 1] {
-        [("busy_rings", std::mem::take(&mut self.busy))]
+    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 2] {
+        let unread = std::mem::take(&mut self.denied).len() as u64;
+        [("busy_rings", std::mem::take(&mut self.busy)), ("unread_processes", unread)]
     }
 
     pub(super) fn look(&mut self) -> anyhow::Result<Look> {
@@ -143,12 +154,24 @@ impl OfProc {
     fn rings(&mut self, pid: u32) -> (Vec<(u32, RingText)>, u64) {
         let mut rings: Vec<(u32, RingText)> = Vec::new();
         let mut silent = HashSet::new();
-        let mut descriptors = numbers(Path::new(&format!("/proc/{pid}/fd"))).unwrap_or_default();
+        let mut descriptors = match numbers(Path::new(&format!("/proc/{pid}/fd"))) {
+            Ok(descriptors) => descriptors,
+            Err(error) => {
+                self.note_if_denied(pid, &error);
+                Vec::new()
+            }
+        };
         descriptors.sort_unstable();
         for fd in descriptors {
             let leads_to = fs::read_link(format!("/proc/{pid}/fd/{fd}"));
-            if !leads_to.is_ok_and(|path| path.as_os_str() == RING) {
-                continue;
+            match leads_to {
+                Ok(path) if path.as_os_str() == RING => {}
+                Ok(_) => continue,
+                // Their own user may list them, and needs more to see where they lead.
+                Err(error) => {
+                    self.note_if_denied(pid, &error);
+                    continue;
+                }
             }
             match self.ring(pid, fd, &rings) {
                 Told::Ring(ring) => rings.push((fd, ring)),
@@ -157,6 +180,12 @@ impl OfProc {
             }
         }
         (rings, silent.len() as u64)
+    }
+
+    fn note_if_denied(&mut self, pid: u32, error: &io::Error) {
+        if error.kind() == io::ErrorKind::PermissionDenied {
+            self.denied.insert(pid);
+        }
     }
 
     /// Work and total time of a ring that has told of them, at this moment.

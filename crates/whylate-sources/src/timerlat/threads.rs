@@ -16,6 +16,7 @@ use super::handover::{self, Counter, Giver};
 use super::latest::Latest;
 use super::locked::Locked;
 use super::tally::{StepWidth, Times};
+use crate::AttachError;
 use crate::clock::{as_called_ns, monotonic_ns};
 use crate::mapped::MappedArray;
 
@@ -164,7 +165,7 @@ impl std::fmt::Debug for Stopped {
 
 impl Measured {
     /// Starts it; returns when it is about to sleep for the first time.
-    pub(super) fn start(orders: Orders) -> anyhow::Result<Self> {
+    pub(super) fn start(orders: Orders) -> Result<Self, AttachError> {
         let (mut giver, mut counter) = handover::ends(orders.period_ns, orders.counted_every_ns, orders.width);
         counter.latest = Latest::new(orders.recorded);
         let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
@@ -178,7 +179,8 @@ impl Measured {
             // The starter waits for it.
             let _ = ready.send(prepared);
             if may_go { repeat(&orders, &mut giver) } else { Ok(()) }
-        })?;
+        });
+        let thread = thread.context("cannot start a measured thread")?;
         let measured = Measured { cpu, counter, stopped, thread: Some(thread) };
         is_ready.recv().map_err(|_| anyhow!("the measured thread of CPU {cpu} failed"))??;
         Ok(measured)
@@ -196,7 +198,18 @@ impl Drop for Measured {
     }
 }
 
-fn prepare(orders: &Orders) -> anyhow::Result<()> {
+/// Without the privilege, what to do; a normal priority needs none.
+fn not_given(error: io::Error) -> AttachError {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => AttachError::Unsupported(
+            "not permitted to give the measured threads their priority (run as root, grant CAP_SYS_NICE, or choose -P o:0)"
+                .to_owned(),
+        ),
+        _ => anyhow!(error).context("cannot give the measured threads their priority").into(),
+    }
+}
+
+fn prepare(orders: &Orders) -> Result<(), AttachError> {
     let mut set = CpuSet::new();
     set.set(orders.cpu as usize);
     let stay = || sched_setaffinity(None, &set).with_context(|| format!("cannot run a thread on CPU {}", orders.cpu));
@@ -212,13 +225,13 @@ fn prepare(orders: &Orders) -> anyhow::Result<()> {
         }
         // On its CPU there may be somebody more urgent than it is yet.
         _ => {
-            set_policy(this_thread, orders.policy)
-                .context("cannot give the measured threads their priority (run as root, or grant CAP_SYS_NICE)")?;
+            set_policy(this_thread, orders.policy).map_err(not_given)?;
             stay()?;
         }
     }
     // Threads that are no real-time threads may be woken later by so much; real-time threads have no slack.
-    rustix::thread::set_current_timer_slack(NonZeroU64::new(1)).context("cannot set the slack of a thread's timers")
+    let slack = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+    Ok(slack.context("cannot set the slack of a thread's timers")?)
 }
 
 /// Allocates nothing, and takes no lock: what it waited for would be measured too.

@@ -9,6 +9,7 @@ use super::tally::Taken;
 use super::threads::{Measured, Orders, Stopped};
 use super::tracer::Tracer;
 use super::{BPF, POLLED_EVERY, TRACER, TimerlatOptions};
+use crate::AttachError;
 use crate::clock;
 use crate::mapped::MappedArray;
 
@@ -33,7 +34,7 @@ impl Workload {
         cpus: &[u32],
         map: &Arc<MappedArray>,
         stopped: &Arc<Stopped>,
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self, AttachError> {
         let now_ns = clock::monotonic_ns();
         let start = |(index, &cpu)| {
             Measured::start(Orders {
@@ -49,7 +50,7 @@ impl Workload {
                 recorded: options.record.as_ref().map_or(0, |_| RECORDED),
             })
         };
-        let measured = (0..).zip(cpus).map(start).collect::<anyhow::Result<_>>()?;
+        let measured = (0..).zip(cpus).map(start).collect::<Result<_, AttachError>>()?;
         Ok(Workload::Own { measured, stopped: Arc::clone(stopped) })
     }
 

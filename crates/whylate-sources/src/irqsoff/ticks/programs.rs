@@ -94,7 +94,7 @@ impl Programs {
             if !attach::may_load_programs() {
                 return AttachError::NotPermitted;
             }
-            AttachError::Unsupported(format!("cannot tell timers apart: {error} (grant CAP_SYSLOG)"))
+            AttachError::Unsupported(format!("cannot tell timers apart: {error}"))
         })?;
         settings.period_ns = period_ns;
         settings.from_ns = options.from_ns;

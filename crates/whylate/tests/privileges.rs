@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What `docs/privileges.md` says of capabilities, tried row by row: it cannot say what is not so.
+
+mod running;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use running::whylate;
+use rustix::process::geteuid;
+use tempfile::TempDir;
+use turn::{Turn, turn_to_measure};
+
+const TABLES: &str = include_str!("../../../docs/privileges.md");
+const NOBODY: u32 = 65_534;
+const SMALLEST: &str = "| command | smallest set |";
+const WITHOUT: &str = "| without | command |";
+
+/// The rows of the table below this heading, each with its cells.
+fn rows(heading: &str) -> Vec<Vec<&'static str>> {
+    let table = TABLES.lines().skip_while(|line| !line.starts_with(heading)).skip(2);
+    let rows = table.take_while(|line| line.starts_with('|'));
+    rows.map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect()).collect()
+}
+
+/// What stands between backticks.
+fn quoted(cell: &'static str) -> Vec<&'static str> {
+    cell.split('`').skip(1).step_by(2).collect()
+}
+
+/// As setpriv(1) takes them.
+fn options(capabilities: &[&str], sign: char) -> String {
+    let names = capabilities.iter().map(|name| name.trim_start_matches("CAP_").to_lowercase());
+    names.map(|name| format!("{sign}{name}")).collect::<Vec<_>>().join(",")
+}
+
+/// A folder that everybody can read, with the program in it.
+fn program() -> Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    fs::set_permissions(&folder, Permissions::from_mode(0o755))?;
+    let program = folder.path().join("whylate");
+    fs::copy(env!("CARGO_BIN_EXE_whylate"), &program)?;
+    fs::set_permissions(&program, Permissions::from_mode(0o755))?;
+    Ok(folder)
+}
+
+/// Exit status and everything that was said by a command of the tables, which measures for a moment only.
+fn said(setpriv: &[String], program: &Path, command: &str, pid: u32) -> Result<(i32, String)> {
+    let pid = pid.to_string();
+    let words = command.split_whitespace().skip(1).map(|word| if word == "PID" { &pid } else { word });
+    let mut process = Command::new("setpriv");
+    process.args(setpriv).arg(program).args(words).current_dir("/").stdin(Stdio::null());
+    if !command.contains(" inject ") {
+        process.args(["-d", if command.contains(" timerlat ") { "1s" } else { "300ms" }]);
+    }
+    let output = process.output().context("cannot run setpriv")?;
+    let text = [output.stdout, output.stderr].concat();
+    Ok((output.status.code().unwrap_or(-1), String::from_utf8_lossy(&text).into_owned()))
+}
+
+/// `None`, and a line that says why, where nothing can be told.
+fn turn() -> Option<Turn> {
+    if !geteuid().is_root() {
+        println!("skipped: needs root");
+        return None;
+    }
+    turn_to_measure()
+}
+
+/// Without the privilege some kernels tell their addresses all the same, and some not even with it.
+fn addresses_need_the_privilege() -> Result<bool> {
+    let told = |setpriv: &[&str]| -> Result<bool> {
+        let output = Command::new("setpriv").args(setpriv).args(["cat", "/proc/kallsyms"]).output()?;
+        Ok(String::from_utf8_lossy(&output.stdout).lines().any(|line| !line.starts_with("0000000000000000")))
+    };
+    Ok(told(&[])? && !told(&["--bounding-set=-syslog", "--inh-caps=-syslog"])?)
+}
+
+/// A process that sleeps, of a program of its own.
+struct Sleeper(Child, TempDir);
+
+impl Sleeper {
+    fn new() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        fs::set_permissions(&folder, Permissions::from_mode(0o755))?;
+        let program = folder.path().join("sleeper");
+        fs::copy(which_sleep()?, &program)?;
+        let child = Command::new(&program).arg("60").spawn()?;
+        // It has its name once it is that program.
+        while fs::read_to_string(format!("/proc/{}/comm", child.id()))?.trim() != "sleeper" {
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(Sleeper(child, folder))
+    }
+
+    fn program(&self) -> std::path::PathBuf {
+        self.1.path().join("sleeper")
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn which_sleep() -> Result<&'static str> {
+    ["/usr/bin/sleep", "/bin/sleep"].into_iter().find(|path| Path::new(path).exists()).context("there is no sleep")
+}
+
+/// Tries all rows of one capability.
+fn without(capability: &str) -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    if capability == "CAP_SYSLOG" && !addresses_need_the_privilege()? {
+        println!("skipped: this kernel's settings tell the addresses of functions to everybody, or to nobody");
+        return Ok(());
+    }
+    let folder = program()?;
+    let program = folder.path().join("whylate");
+    let mut tried = 0;
+    for row in rows(WITHOUT) {
+        let [taken, command, status, says, works] = row[..] else { anyhow::bail!("a row of other cells: {row:?}") };
+        let taken = quoted(taken);
+        if taken[0] != capability {
+            continue;
+        }
+        let mut sleeper = Sleeper::new()?;
+        if command.contains("deleted") {
+            fs::remove_file(sleeper.program())?;
+        } else if command.contains("only another user can read") {
+            chown(sleeper.program(), Some(NOBODY), None)?;
+            fs::set_permissions(sleeper.program(), Permissions::from_mode(0o711))?;
+        }
+        let ring = command.contains("of a ring").then(|| {
+            let mut load = whylate(&["inject", "sqpoll", "--for", "60s"]);
+            load.stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+        });
+        let mut ring = ring.transpose()?;
+        if ring.is_some() {
+            thread::sleep(Duration::from_secs(1));
+        }
+        let removed = options(&taken, '-');
+        let setpriv = [format!("--bounding-set={removed}"), format!("--inh-caps={removed}")];
+        let outcome = (|| {
+            let (command, expected) = (quoted(command)[0], quoted(says).into_iter().next());
+            let (ended, text) = said(&setpriv, &program, command, sleeper.0.id())?;
+            println!("without {removed}: {command}: {ended}: {text}");
+            ensure!(ended.to_string() == status, "{command} ended with {ended}: {text}");
+            match expected {
+                Some(sentence) => {
+                    ensure!(text.contains(sentence), "{command} does not say {sentence:?} but: {text}");
+                    let (_, whole) = said(&[], &program, command, sleeper.0.id())?;
+                    ensure!(!whole.contains(sentence), "{command} says {sentence:?} with all capabilities, too");
+                }
+                None => ensure!(!text.contains("CAP_") && !text.contains("ermitted"), "{command} says: {text}"),
+            }
+            let line = text.lines().find(|line| expected.is_some_and(|sentence| line.contains(sentence)));
+            ensure!(!line.is_some_and(|line| line.contains("os error")), "the system's error is no advice: {line:?}");
+            for works in quoted(works) {
+                let (ended, text) = said(&setpriv, &program, works, sleeper.0.id())?;
+                ensure!(ended == 0, "{works} ended with {ended}: {text}");
+            }
+            Ok(())
+        })();
+        if let Some(ring) = &mut ring {
+            ring.kill()?;
+            ring.wait()?;
+        }
+        sleeper.0.kill()?;
+        outcome?;
+        tried += 1;
+    }
+    ensure!(tried > 0, "no row begins with {capability}");
+    Ok(())
+}
+
+macro_rules! without {
+    ($($test:ident: $capability:literal,)*) => {
+        /// Those that have a test.
+        const TRIED: &[&str] = &[$($capability),*];
+        $(#[test]
+        fn $test() -> Result<()> {
+            without($capability)
+        })*
+    };
+}
+
+without! {
+    without_bpf: "CAP_BPF",
+    without_perfmon: "CAP_PERFMON",
+    without_sys_admin: "CAP_SYS_ADMIN",
+    without_syslog: "CAP_SYSLOG",
+    without_sys_nice: "CAP_SYS_NICE",
+    without_sys_ptrace: "CAP_SYS_PTRACE",
+    without_checkpoint_restore: "CAP_CHECKPOINT_RESTORE",
+    without_dac_read_search: "CAP_DAC_READ_SEARCH",
+    without_ipc_lock: "CAP_IPC_LOCK",
+    without_sys_resource: "CAP_SYS_RESOURCE",
+}
+
+#[test]
+fn doctor_the_table_and_these_tests_name_the_same_capabilities() -> Result<()> {
+    let output = whylate(&["doctor", "--json"]).output()?;
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let known = told["capabilities"].as_object().context("doctor lists capabilities")?;
+    let known: BTreeSet<String> = known.keys().map(|name| name.to_uppercase()).collect();
+    let rows: BTreeSet<String> = rows(WITHOUT).iter().map(|row| quoted(row[0])[0].to_owned()).collect();
+    let tried: BTreeSet<String> = TRIED.iter().map(|&name| name.to_owned()).collect();
+    ensure!(known == rows && rows == tried, "doctor: {known:?}, table: {rows:?}, tests: {tried:?}");
+    Ok(())
+}
+
+/// With the smallest set all is there, and without any one of it something is not.
+#[test]
+fn the_smallest_sets_are_enough_and_none_is_too_large() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let needs_syslog = addresses_need_the_privilege()?;
+    let folder = program()?;
+    let program = folder.path().join("whylate");
+    let as_nobody = |capabilities: &[&str], command: &str| {
+        let added = options(capabilities, '+');
+        let ids = ["--reuid", "--regid"].map(|id| format!("{id}={NOBODY}"));
+        let sets = ["--inh-caps", "--ambient-caps"].map(|set| format!("{set}={added}"));
+        let setpriv = [&ids[..], &["--clear-groups".to_owned()], &sets].concat();
+        said(&setpriv, &program, command, 0)
+    };
+    let rows = rows(SMALLEST);
+    ensure!(rows.len() > 5, "{rows:?}");
+    for row in rows {
+        let (command, set) = (quoted(row[0])[0], quoted(row[1]));
+        if set.contains(&"CAP_SYSLOG") && !needs_syslog {
+            println!("skipped: this kernel's settings tell the addresses of functions to everybody, or to nobody");
+            continue;
+        }
+        let (status, text) = as_nobody(&set, command)?;
+        ensure!(status == 0 && !text.contains("CAP_"), "{command} with {set:?}: {status}: {text}");
+        for &one in &set {
+            let others: Vec<&str> = set.iter().copied().filter(|&other| other != one).collect();
+            let (status, text) = as_nobody(&others, command)?;
+            println!("{command} with {others:?}: {status}: {text}");
+            ensure!(text.contains(one), "{command} without {one} does not say so: {status}: {text}");
+        }
+    }
+    Ok(())
+}
