@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 
+use crate::snapshot::Unexplained;
 use crate::sources::Card;
 use crate::{CauseKind, LateEvent};
 
@@ -27,6 +28,7 @@ pub struct Culprits {
     subjects: HashMap<String, u32>,
     events: u64,
     latency_ns: u64,
+    unexplained: Unexplained,
 }
 
 /// Who made others late. One disturbance that several sources see is one culprit with several victims.
@@ -69,6 +71,15 @@ pub struct Ranking {
     pub culprits: Vec<Culprit>,
     /// What is unknown, for whatever reason.
     pub unknown: Victims,
+    /// Late events of which the ranking says nothing.
+    pub unexplained: Unexplained,
+}
+
+impl Ranking {
+    /// Nothing was late.
+    pub fn is_empty(&self) -> bool {
+        self.events == 0 && self.unexplained.is_none()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -120,6 +131,12 @@ impl Culprits {
         self.unknown.add(unknown_ns, subject);
     }
 
+    /// Adds late events that nobody explains.
+    pub fn add_unexplained(&mut self, unexplained: Unexplained) {
+        self.unexplained.events += unexplained.events;
+        self.unexplained.total_ns = self.unexplained.total_ns.saturating_add(unexplained.total_ns);
+    }
+
     /// Everything added since the previous call, ranked.
     pub fn take(&mut self) -> Ranking {
         let taken = std::mem::take(self);
@@ -138,7 +155,13 @@ impl Culprits {
             let rank = |culprit: &Culprit| (Reverse(culprit.total_ns), Reverse(events(culprit)), culprit.kind);
             rank(a).cmp(&rank(b)).then_with(|| a.who.cmp(&b.who))
         });
-        Ranking { events: taken.events, latency_ns: taken.latency_ns, culprits, unknown: taken.unknown.victims("") }
+        Ranking {
+            events: taken.events,
+            latency_ns: taken.latency_ns,
+            culprits,
+            unknown: taken.unknown.victims(""),
+            unexplained: taken.unexplained,
+        }
     }
 
     fn number_of(&mut self, subject: &str) -> u32 {

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::culprits::{Culprit, Culprits};
+use crate::snapshot::Unexplained;
 use crate::sources::{Card, Judged};
 use crate::units::{format_ns, rfc3339};
 use crate::{LateEvent, Snapshot, Worst};
@@ -63,13 +64,17 @@ pub struct Headline {
     pub max_ns: u64,
     /// From where on one is late.
     pub late_from_ns: u64,
-    /// How many were, as far as they were explained. Where there is [`Headline::late_of`], how many of those.
+    /// How many were, whether they were explained or came too fast for that. Where there is [`Headline::late_of`], how
+    /// many of those.
     pub late: u64,
     /// What `late` and `late_ns` count, where that is something else than the figures are of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late_of: Option<LateOf>,
     /// How long these were in all.
     pub late_ns: u64,
+    /// Those of them that came too fast to be explained: culprits stand for the others.
+    #[serde(default, skip_serializing_if = "Unexplained::is_none")]
+    pub unexplained: Unexplained,
     /// Whether any was.
     pub is_late: bool,
     /// What else there is to say.
@@ -114,6 +119,17 @@ pub struct Unmeasured {
     pub source: String,
     /// Why.
     pub reason: String,
+}
+
+impl Look {
+    /// Late events of all sources of which the culprits say nothing.
+    pub fn unexplained(&self) -> Unexplained {
+        let each = self.sources.iter().map(|headline| headline.unexplained);
+        each.fold(Unexplained::default(), |sum, of| Unexplained {
+            events: sum.events + of.events,
+            total_ns: sum.total_ns.saturating_add(of.total_ns),
+        })
+    }
 }
 
 /// Takes late events in as they come.
@@ -192,6 +208,8 @@ impl Gatherer {
 }
 
 fn headline(card: &Card, snapshot: &Snapshot, lates: Lates) -> Headline {
+    let unexplained = snapshot.unexplained;
+    let late = lates.count + unexplained.events;
     let (figures, remark) = ((card.figures)(snapshot), (card.remark)(snapshot));
     let next = |judged: &Judged| judged.next.replace("{from}", &format_ns(judged.late_from_ns));
     let late_of = card.events.map(|judged| LateOf {
@@ -209,10 +227,11 @@ fn headline(card: &Card, snapshot: &Snapshot, lates: Lates) -> Headline {
         p99_ns: figures.quantile_ns(0.99),
         max_ns: figures.max_ns(),
         late_from_ns: card.judged.late_from_ns,
-        late: lates.count,
-        late_ns: lates.total_ns,
+        late,
+        late_ns: lates.total_ns.saturating_add(unexplained.total_ns),
+        unexplained,
         late_of,
-        is_late: lates.count > 0 || figures.max_ns() >= card.judged.late_from_ns || remark.is_late,
+        is_late: late > 0 || figures.max_ns() >= card.judged.late_from_ns || remark.is_late,
         remark: remark.text,
         next: next(&card.judged),
         lost: snapshot.lost.iter().filter(|(_, count)| **count > 0).map(|(why, count)| (why.clone(), *count)).collect(),

@@ -40,6 +40,9 @@ pub struct Snapshot {
     /// Latencies over the threshold, where one was given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub late: Vec<LateEvent>,
+    /// Where causes are asked for, late events that have none: they came too fast.
+    #[serde(default, skip_serializing_if = "Unexplained::is_none")]
+    pub unexplained: Unexplained,
     /// Events that could not be counted, by reason. Reasons that did not occur may be zero or absent.
     pub lost: BTreeMap<String, u64>,
     /// What measuring cost.
@@ -73,6 +76,30 @@ pub struct Probe {
     pub runs: u64,
 }
 
+/// Late events without causes: no ranking of culprits speaks of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unexplained {
+    /// How many.
+    pub events: u64,
+    /// How late they were in all, in nanoseconds.
+    pub total_ns: u64,
+}
+
+impl Unexplained {
+    /// All have causes.
+    pub fn is_none(&self) -> bool {
+        self.events == 0
+    }
+
+    /// Of what share of the late time causes tell, in percent, where these explain so much; `None` for all of it.
+    pub fn explained_percent(&self, explained_ns: u64) -> Option<f64> {
+        let all_ns = explained_ns.saturating_add(self.total_ns);
+        // What is nearly all is not all.
+        let percent = || (explained_ns as f64 * 100.0 / all_ns.max(1) as f64).min(99.9);
+        (!self.is_none()).then(percent)
+    }
+}
+
 impl Snapshot {
     /// An empty snapshot of `source`, to be filled.
     pub fn new(source: &str, backend: &str, host: &str, start_unix_ns: u64) -> Self {
@@ -87,6 +114,7 @@ impl Snapshot {
             series: Vec::new(),
             stacks: Vec::new(),
             late: Vec::new(),
+            unexplained: Unexplained::default(),
             lost: BTreeMap::new(),
             probe: Probe::default(),
         }

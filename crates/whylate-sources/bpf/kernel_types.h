@@ -42,6 +42,9 @@ enum bpf_map_type {
 
 enum {
 	BPF_ANY = 0,
+	BPF_RB_AVAIL_DATA = 0,
+	BPF_RB_RING_SIZE = 1,
+	BPF_RINGBUF_HDR_SZ = 8,
 	BPF_NOEXIST = 1,
 };
 

@@ -11,6 +11,10 @@ enum occupancy_limits {
 	MERGED_PARTS = 32,
 	/* How many slots an occupant may lie away from its home among the merged parts. */
 	MERGED_PROBES = 4,
+	/* What explaining one late event costs beside the walk through the account, in steps of that. */
+	EXPLAIN_EVENT_STEPS = 64,
+	/* So many a second and CPU are its budget, and twice as many in a second after one without. */
+	EXPLAIN_STEPS = 250000,
 };
 
 enum occupant_kind {
@@ -116,11 +120,23 @@ struct account {
 	u64 astray;
 	/* No stack is taken before. */
 	u64 next_stack_ns;
+	/* Until then the budget for explaining is used up. */
+	u64 explained_until_ns;
 	/* CPUs share no cache line. */
-	u64 _unused[4];
+	u64 _unused[3];
 };
 _Static_assert(__builtin_offsetof(struct account, nested) == 128, "what is used at each switch takes more than two cache lines");
 _Static_assert(sizeof(struct account) % 64 == 0, "accounts of two CPUs share a cache line");
+
+/* Late events of one source that have no causes. */
+struct unexplained {
+	/* Those beyond the budget of their CPU. */
+	u64 over_budget;
+	/* Those that found no room: the reader is too slow. */
+	u64 no_room;
+	/* How late all of these were in all. */
+	u64 late_ns;
+};
 
 struct merged_part {
 	u64 ns;

@@ -64,12 +64,14 @@ static __always_inline u32 role_of(const struct task_struct *task)
 	return is_sq_thread(task) ? ROLE_SUBMISSION_THREAD : ROLE_NONE;
 }
 
-/* Its memory, to be filled; NULL never happens. */
+/* Its memory, to be filled; NULL where it is not to be explained. */
 static __always_inline struct runnable_wait *begin_runnable_wait(struct task_struct *task, u64 runnable_ns, u64 now_ns)
 {
 	struct runnable_wait *late;
 	u32 zero = 0;
 
+	if (!may_explain(&runnable_waits, sizeof(*late), since(now_ns, runnable_ns), now_ns))
+		return NULL;
 	late = bpf_map_lookup_elem(&wait_to_send, &zero);
 	if (!late)
 		return NULL;
@@ -91,7 +93,7 @@ static __always_inline struct runnable_wait *begin_runnable_wait(struct task_str
 	return late;
 }
 
-/* Sends it with its window. 1: there was no room, as the reader is too slow. */
+/* Sends it with its window. */
 static __noinline int send_runnable_wait(struct runnable_wait *late)
 {
 	u32 count;
@@ -106,5 +108,6 @@ static __noinline int send_runnable_wait(struct runnable_wait *late)
 	size = sizeof(*late) - (WINDOW_INTERVALS - count) * sizeof(struct interval);
 	if (size > sizeof(*late))
 		return 0;
-	return bpf_ringbuf_output(&runnable_waits, late, size, 0) != 0;
+	send_explained(&runnable_waits, late, size, since(late->running_ns, late->runnable_ns));
+	return 0;
 }

@@ -4,6 +4,66 @@
 
 #include "occupancy.bpf.h"
 
+enum {
+	EXPLAIN_STEP_NS = 1000000000 / EXPLAIN_STEPS,
+	EXPLAIN_BURST_NS = 1000000000,
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct unexplained);
+} unexplained_events SEC(".maps");
+
+static __noinline void leave_unexplained(u64 late_ns, bool has_room)
+{
+	struct unexplained *unexplained;
+	u32 zero = 0;
+
+	unexplained = bpf_map_lookup_elem(&unexplained_events, &zero);
+	if (!unexplained)
+		return;
+	__sync_fetch_and_add(has_room ? &unexplained->over_budget : &unexplained->no_room, 1);
+	__sync_fetch_and_add(&unexplained->late_ns, late_ns);
+}
+
+/* Where late events are many, explaining each would make others late: run queues are locked meanwhile. */
+static __always_inline bool has_budget(u64 now_ns)
+{
+	struct account *account = account_of(bpf_get_smp_processor_id());
+
+	return !account || account->explained_until_ns <= now_ns + EXPLAIN_BURST_NS;
+}
+
+static __always_inline void take_from_budget(struct account *account, u32 steps, u64 now_ns)
+{
+	if (account->explained_until_ns < now_ns)
+		account->explained_until_ns = now_ns;
+	account->explained_until_ns += (u64)(EXPLAIN_EVENT_STEPS + steps) * EXPLAIN_STEP_NS;
+}
+
+/* Asked before anything is gathered for a late event. Where it may not be explained, it is counted. */
+static __always_inline bool may_explain(void *ring, u64 record_bytes, u64 late_ns, u64 now_ns)
+{
+	u64 room = bpf_ringbuf_query(ring, BPF_RB_RING_SIZE) - bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA);
+	/* Each record has a head. */
+	bool has_room = room >= record_bytes + BPF_RINGBUF_HDR_SZ;
+
+	if (has_room && has_budget(now_ns))
+		return true;
+	leave_unexplained(late_ns, has_room);
+	return false;
+}
+
+/* Sends the record of a late event. Others may have taken the room meanwhile. */
+static __always_inline void send_explained(void *ring, void *record, u64 bytes, u64 late_ns)
+{
+	if (bpf_ringbuf_output(ring, record, bytes, 0))
+		leave_unexplained(late_ns, false);
+}
+
 /* How far a walk back through the account has come. */
 struct walk {
 	u64 from_ns;
@@ -93,7 +153,7 @@ static __noinline u32 copy_window(struct window *window, u64 from_ns, u64 now_ns
 	struct account *account = account_of(cpu);
 	struct walk_with_window back = { .window = window, .walk = { .from_ns = from_ns, .cpu = cpu } };
 	struct walk *walk = &back.walk;
-	u32 was_busy;
+	u32 was_busy, steps;
 
 	window->cpu = cpu;
 	window->count = 0;
@@ -116,9 +176,11 @@ static __noinline u32 copy_window(struct window *window, u64 from_ns, u64 now_ns
 	walk->end_ns = account->since_ns;
 	walk->next = account->written;
 	walk->left = account->written < INTERVALS ? account->written : INTERVALS;
+	steps = walk->left;
 	if (account->since_ns > from_ns)
 		bpf_loop(INTERVALS, copy_interval, &back, 0);
 	barrier();
+	take_from_budget(account, steps - walk->left, now_ns);
 	account->is_busy = was_busy;
 	return window->count;
 }

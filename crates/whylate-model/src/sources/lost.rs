@@ -21,6 +21,10 @@ pub const SHARED_LOST: &[Reason] = &[
     reason("occupancy_nested", "an event interrupted the accounting of its CPU, and is missing from it (--why)"),
     reason("occupancy_stacks", "the stack that a late interrupt found could not be stored (--why)"),
     reason(
+        "over_budget",
+        "late events beyond what may be spent on causes, per CPU and second; they count as late (--why)",
+    ),
+    reason(
         "unseen_switches",
         "the CPU ran a thread that was not seen switching in; some supervisors hide theirs (--why)",
     ),

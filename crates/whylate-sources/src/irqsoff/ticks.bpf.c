@@ -325,8 +325,11 @@ static __always_inline void send(struct tick *tick, struct late_tick *late)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	u64 size = __builtin_offsetof(struct late_tick, inside);
+	u64 late_ns = since(late->came_ns, late->due_ns);
 	u32 intervals;
 
+	if (with_causes && !may_explain(&late_ticks, sizeof(*late), late_ns, late->came_ns))
+		return;
 	late->inside.bytes = 0;
 	/* What the hypervisor took, or what held up user code, was in no section. */
 	if (late->key.reason != REASON_STEAL && late->key.found != FOUND_USER)
@@ -344,7 +347,9 @@ static __always_inline void send(struct tick *tick, struct late_tick *late)
 	}
 	if (size > sizeof(*late))
 		return;
-	if (bpf_ringbuf_output(&late_ticks, late, size, 0))
+	if (with_causes)
+		send_explained(&late_ticks, late, size, late_ns);
+	else if (bpf_ringbuf_output(&late_ticks, late, size, 0))
 		tick->lost_late_events++;
 }
 

@@ -256,6 +256,7 @@ impl Attached for AttachedTicks {
         self.tell_ticks(&mut snapshot, ticks);
         snapshot.lost = self.programs.take_lost(&self.cpus);
         *snapshot.lost.entry("late_events".to_owned()).or_default() += std::mem::take(&mut self.cut_short);
+        self.programs.tell_unexplained(&mut snapshot);
         self.meter.tell(self.programs.statistics(), &mut snapshot);
         self.restart_lost_timers(snapshot.duration_ns)?;
         snapshot.lost.insert("looks".to_owned(), std::mem::take(&mut self.looks_lost));

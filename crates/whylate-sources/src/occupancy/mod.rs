@@ -5,6 +5,7 @@
 
 mod decode;
 mod steps;
+mod unexplained;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +22,7 @@ pub(crate) use self::decode::vector;
 use self::skel::types::{account, occupancy_limits, wakeup_limits};
 use self::skel::{OccupancySkel, OccupancySkelBuilder};
 pub(crate) use self::steps::{Called, Step};
+use self::unexplained::Unexplained;
 use crate::attach::{self, PlainData, ProgramStatistics};
 use crate::cpus::{self, Machine};
 use crate::heartbeat::{self, Heartbeats};
@@ -98,6 +100,8 @@ pub(crate) struct Account {
     weaker: Option<String>,
     /// Whether this source tells what the account costs and has lost: one that shares it does not.
     is_own: bool,
+    /// Late events of this source without causes.
+    unexplained: Option<Unexplained>,
 }
 
 /// What keeps it.
@@ -154,7 +158,7 @@ impl Account {
             None => (Rc::new(RefCell::new(Kept::load(of, wakeups, false)?)), true),
         };
         let weaker = kept.borrow().weaker.clone();
-        Ok(Account { kept, weaker, is_own })
+        Ok(Account { kept, weaker, is_own, unexplained: None })
     }
 
     /// Lets the programs run. Where other sources share them, those that hand a CPU over wait for [`Session::begin`].

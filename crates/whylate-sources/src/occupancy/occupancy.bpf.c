@@ -20,6 +20,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 struct {
 	struct account account;
 	struct window window;
+	struct unexplained unexplained;
 	struct wakeup wakeup;
 	struct lateness lateness;
 	enum occupant_kind occupant_kind;

@@ -47,6 +47,7 @@ impl Attached for Explained {
         for (reason, count) in self.waits.take_lost() {
             *snapshot.lost.entry(reason.to_owned()).or_default() += count;
         }
+        self.waits.tell_unexplained(&mut snapshot);
         Ok(snapshot)
     }
 

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use whylate_model::blame::{self, Evidence, RunnableEvidence};
 use whylate_model::late::{ROLE, SUBMISSION_THREAD, WORKER};
-use whylate_model::{Labels, LateEvent};
+use whylate_model::{Labels, LateEvent, Snapshot};
 
 use self::skel::RunnableSkelBuilder;
 use self::skel::types::{runnable_wait, thread_role};
@@ -56,8 +56,7 @@ pub(crate) struct Waits {
     account: Account,
     symbols: KernelSymbols,
     keep_evidence: bool,
-    /// Late events that found no room, or were cut short: what has been told, and those that were cut short since.
-    lost_told: u64,
+    /// Late events that were cut short since they were told.
     cut_short: u64,
     /// Waits that were not seen to begin, as far as they have been told.
     unseen_told: u64,
@@ -85,6 +84,7 @@ impl Waits {
         account.share_with(open.open_object_mut())?;
         open.maps.runnable_waits.set_max_entries(LATE_BYTES)?;
         let skeleton = open.load()?;
+        account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
         let records = Records::of(&skeleton.maps.runnable_waits)?;
         let step = Step::RunnableSwitch { over_ns: wanted.explain_over_ns };
         let called = account.call(step, skeleton.progs.on_sched_switch.as_fd())?;
@@ -95,7 +95,6 @@ impl Waits {
             account,
             symbols: session.symbols(),
             keep_evidence: wanted.keep_evidence,
-            lost_told: 0,
             cut_short: 0,
             unseen_told: 0,
             skeleton,
@@ -116,15 +115,17 @@ impl Waits {
 
     /// What could not be told since the last call, by reason.
     pub(crate) fn take_lost(&mut self) -> Vec<(&'static str, u64)> {
-        let now = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.lost_runnable_waits);
-        let before = std::mem::replace(&mut self.lost_told, now);
-        let late = now.saturating_sub(before) + std::mem::take(&mut self.cut_short);
+        let late = std::mem::take(&mut self.cut_short);
         let unseen = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.lost_wakeups);
         let before = std::mem::replace(&mut self.unseen_told, unseen);
         // Not seen to begin: the wakeup came while the program ran, or by a thread that the kernel hides.
         let mut lost = vec![("late_events", late), ("unseen_wakeups", unseen.saturating_sub(before))];
         lost.extend(self.account.take_lost());
         lost
+    }
+
+    pub(crate) fn tell_unexplained(&self, snapshot: &mut Snapshot) {
+        self.account.tell_unexplained(snapshot);
     }
 
     pub(crate) fn weaker(&self) -> Option<&str> {

@@ -30,8 +30,7 @@ const volatile u32 wanted_process = 0;
 /* Whoever watches is no victim. */
 const volatile u32 own_process = 0;
 
-/* Late waits that found no room, and those whose beginning was not seen. */
-u64 lost_runnable_waits = 0;
+/* Late waits whose beginning was not seen. */
 u64 lost_wakeups = 0;
 
 static __always_inline bool was_moved(const struct wakeup *wakeup)
@@ -59,9 +58,7 @@ static __always_inline int explain_wait(struct task_struct *task, const struct w
 		late->waker_tid = wakeup->waker_tid;
 		__builtin_memcpy(late->waker, wakeup->waker, sizeof(late->waker));
 	}
-	if (send_runnable_wait(late))
-		__sync_fetch_and_add(&lost_runnable_waits, 1);
-	return 0;
+	return send_runnable_wait(late);
 }
 
 /*

@@ -84,6 +84,9 @@ impl Attached for AttachedSqpoll {
             Looks::Proc(looks) => lost.extend(looks.take_lost()),
         }
         snapshot.lost.extend(lost.into_iter().map(|(reason, count)| (reason.to_owned(), count)));
+        if let Looks::Kernel(looks) = &self.looks {
+            looks.programs.account.iter().for_each(|account| account.tell_unexplained(&mut snapshot));
+        }
         self.before = now;
         Ok(snapshot)
     }

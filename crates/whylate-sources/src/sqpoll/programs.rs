@@ -112,6 +112,9 @@ impl Programs {
                 .set_max_entries(cpus::highest_possible().context("cannot tell which CPUs there are")? + 1)?;
         }
         let skeleton = open.load()?;
+        if let Some(account) = &mut account {
+            account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
+        }
         let lost = MappedArray::new(
             skeleton.maps.lost_by_reason.as_fd(),
             sq_lost::SQ_LOST_REASONS.0 as usize,

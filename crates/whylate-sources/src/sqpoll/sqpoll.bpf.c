@@ -46,8 +46,7 @@ static __always_inline void explain_wait(const struct sq_thread *thread, struct 
 		return;
 	late->shown_tid = thread->own_tid;
 	late->shown_tgid = thread->own_tgid;
-	if (send_runnable_wait(late))
-		lose(SQ_LOST_LATE_EVENTS);
+	send_runnable_wait(late);
 }
 
 /* `prev_state` is what the one before sleeps in, or 0. */

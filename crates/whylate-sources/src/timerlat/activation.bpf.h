@@ -2,11 +2,6 @@
 /* The activation of each CPU's measured thread, which the programs and the thread tell each other about. */
 #pragma once
 
-enum timerlat_lost {
-	TIMERLAT_LATE_EVENTS,
-	TIMERLAT_LOST_REASONS,
-};
-
 /* One activation of the measured thread of a CPU. */
 struct activation {
 	/* Written by the thread before it sleeps; the kernel's timer has the same time. */
@@ -31,8 +26,7 @@ struct activation {
 	/* What is above is used at each activation, when no cache has it; the rest only where causes are asked for. */
 	/* The longest latency of the interrupt that found the CPU idle. */
 	u64 max_from_idle_ns;
-	u64 lost[TIMERLAT_LOST_REASONS];
-	u64 _unused[6];
+	u64 _unused[7];
 };
 _Static_assert(__builtin_offsetof(struct activation, max_from_idle_ns) == 64, "an activation takes more than one cache line");
 _Static_assert(sizeof(struct activation) % 64 == 0, "activations of two CPUs share a cache line");

@@ -140,7 +140,7 @@ impl Attached for AttachedTimerlat {
         self.workload.collect(clock::monotonic_ns())?;
         let mut snapshot = self.span.end(self.workload.backend());
         let overdue = self.collect_all(self.span.began_ns())?;
-        let (mut late_events, mut unseen, mut armed_late) = (std::mem::take(&mut self.cut_short), 0, 0);
+        let (mut unseen, mut armed_late) = (0, 0);
         for (cpu, taken) in self.workload.take() {
             let mut series = taken.series;
             series.labels.insert("cpu".to_owned(), cpu.to_string());
@@ -149,7 +149,6 @@ impl Attached for AttachedTimerlat {
             snapshot.series.push(series);
             unseen += taken.unseen;
             armed_late += taken.armed_late;
-            late_events += self.programs.as_ref().map_or(0, |programs| programs.take_lost(cpu));
         }
         // Activations whose timer or thread was not seen: they have a latency of the return to user space only.
         snapshot.lost.insert("unseen".to_owned(), unseen);
@@ -159,10 +158,11 @@ impl Attached for AttachedTimerlat {
             // Samples that the kernel overwrote before they were read.
             Workload::Tracer(tracer) => snapshot.lost.insert("samples".to_owned(), tracer.take_lost()),
         };
-        snapshot.lost.insert("late_events".to_owned(), late_events);
+        snapshot.lost.insert("late_events".to_owned(), std::mem::take(&mut self.cut_short));
         if let Some(programs) = &mut self.programs {
             if let Some(account) = &mut programs.account {
                 snapshot.lost.extend(account.take_lost().map(|(reason, count)| (reason.to_owned(), count)));
+                account.tell_unexplained(&mut snapshot);
             }
             self.meter.tell(programs.statistics(), &mut snapshot);
         }

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The BPF programs: when timers and threads came in, and what had the CPU meanwhile.
 
-use std::mem::offset_of;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
 use libbpf_rs::Link;
@@ -13,7 +11,7 @@ use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use super::TimerlatOptions;
 use super::activation::Activation;
 use super::ran::Ran;
-use super::skel::types::{activation, timerlat_lost};
+use super::skel::types::activation;
 use super::skel::{TimerlatSkel, TimerlatSkelBuilder};
 use crate::attach::{self, ProgramStatistics};
 use crate::cpus;
@@ -63,6 +61,9 @@ impl Programs {
             open.maps.late_activations.set_max_entries(LATE_BYTES)?;
         }
         let skeleton = open.load()?;
+        if let Some(account) = &mut account {
+            account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
+        }
         let map = MappedArray::new(skeleton.maps.activation_by_cpu.as_fd(), entries as usize, size_of::<activation>())
             .context("cannot map the activations")?;
         let records = options.explains().then(|| Records::of(&skeleton.maps.late_activations)).transpose()?;
@@ -93,12 +94,6 @@ impl Programs {
 
     pub(super) fn take_record(&self) -> Option<Box<[u8]>> {
         self.records.as_ref()?.next()
-    }
-
-    /// Late events of a CPU that found no room, since the last call.
-    pub(super) fn take_lost(&self, cpu: u32) -> u64 {
-        let lost = offset_of!(activation, lost) + 8 * timerlat_lost::TIMERLAT_LATE_EVENTS.0 as usize;
-        self.map.u64_at(cpu as usize, lost).swap(0, Ordering::Relaxed)
     }
 
     /// Whether the thread's latency ends when it ran, and not when it had the CPU.

@@ -45,7 +45,6 @@ struct late_activation {
 struct {
 	struct activation activation;
 	struct late_activation late_activation;
-	enum timerlat_lost timerlat_lost;
 	enum irq_times irq_times;
 } layouts = {};
 
@@ -92,9 +91,12 @@ static __noinline int explain_late(struct activation *activation)
 {
 	struct late_activation *late;
 	u32 zero = 0, count;
-	u64 size;
+	u64 size, late_ns;
 
 	if (!activation)
+		return 0;
+	late_ns = since(activation->thread_ns, activation->due_ns);
+	if (!may_explain(&late_activations, sizeof(*late), late_ns, activation->thread_ns))
 		return 0;
 	late = bpf_map_lookup_elem(&activation_to_send, &zero);
 	if (!late)
@@ -117,8 +119,7 @@ static __noinline int explain_late(struct activation *activation)
 	size = sizeof(*late) - (WINDOW_INTERVALS - count) * sizeof(struct interval);
 	if (size > sizeof(*late))
 		return 0;
-	if (bpf_ringbuf_output(&late_activations, late, size, 0))
-		activation->lost[TIMERLAT_LATE_EVENTS]++;
+	send_explained(&late_activations, late, size, late_ns);
 	return 0;
 }
 

@@ -83,6 +83,9 @@ impl AttachedWq {
             prepare_to_explain(&mut open, account)?;
         }
         let mut skeleton = open.load()?;
+        if let Some(account) = &mut account {
+            account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
+        }
         let gathered = Gathered::new(&skeleton, options)?;
         let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>())
             .context("cannot map the counts of lost events")?;
@@ -240,6 +243,7 @@ impl Attached for AttachedWq {
             for (reason, count) in account.take_lost() {
                 snapshot.lost.insert(reason.to_owned(), count);
             }
+            account.tell_unexplained(&mut snapshot);
         }
         let mut statistics = attach::statistics(loaded_programs(&self.skeleton));
         if let Some(account) = &self.account {

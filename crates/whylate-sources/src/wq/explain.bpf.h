@@ -288,9 +288,12 @@ __noinline int explain_late(struct late_start *start)
 	struct explanation *to_send;
 	struct queuer *queuer;
 	u32 zero = 0, count, entry;
-	u64 size;
+	u64 size, late_ns;
 
 	if (!start)
+		return 0;
+	late_ns = since(start->started_ns, start->queueing.queued_ns);
+	if (!may_explain(&explained_items, sizeof(*to_send), late_ns, start->started_ns))
 		return 0;
 	entry = start->entry;
 	queuer = bpf_map_lookup_elem(&queuer_by_entry, &entry);
@@ -312,7 +315,6 @@ __noinline int explain_late(struct late_start *start)
 	size = sizeof(*to_send) - (WINDOW_INTERVALS - count) * sizeof(struct interval);
 	if (size > sizeof(*to_send))
 		return 0;
-	if (bpf_ringbuf_output(&explained_items, to_send, size, 0))
-		lose(LOST_LATE_EVENTS);
+	send_explained(&explained_items, to_send, size, late_ns);
 	return 0;
 }

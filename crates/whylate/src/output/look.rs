@@ -35,7 +35,7 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
         writeln!(out, "\nThe worst:")?;
         look.worst.iter().try_for_each(|sighting| write_sighting(out, sighting, zone))?;
     }
-    write_culprits(out, &look.culprits)?;
+    write_culprits(out, look)?;
     for (heading, of) in [("Not measured here", &look.unmeasured), ("Less precise on this machine", &look.weaker)] {
         if !of.is_empty() {
             writeln!(out, "\n{heading} (`whylate doctor` shows what the kernel lacks):")?;
@@ -136,13 +136,16 @@ fn write_sighting(out: &mut dyn Write, sighting: &Sighting, zone: &TimeZone) -> 
     why::write_causes(out, event)
 }
 
-fn write_culprits(out: &mut dyn Write, culprits: &[Culprit]) -> io::Result<()> {
+fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
+    let culprits = &look.culprits;
     let all_ns: u64 = culprits.iter().map(|culprit| culprit.total_ns).sum();
+    let rest = why::unexplained(&look.unexplained(), all_ns, "event");
     if all_ns == 0 {
-        return Ok(());
+        return rest.map_or(Ok(()), |rest| writeln!(out, "\n{rest}"));
     }
     let percent = |ns: u64| ns as f64 * 100.0 / all_ns as f64;
     writeln!(out, "\nWho made others late, {} in all:", format_ns(all_ns))?;
+    rest.map_or(Ok(()), |rest| writeln!(out, "    {rest}"))?;
     let is_shown = |culprit: &&Culprit| percent(culprit.total_ns) >= SMALL_PERCENT;
     let shown = culprits.iter().take(CULPRITS).take_while(is_shown).count();
     let (shown, rest) = culprits.split_at(shown);
@@ -180,6 +183,7 @@ fn write_culprits(out: &mut dyn Write, culprits: &[Culprit]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use whylate_model::culprits::Victims;
+    use whylate_model::snapshot::Unexplained;
     use whylate_model::{Cause, CauseKind, LateEvent};
 
     use super::*;
@@ -246,6 +250,22 @@ mod tests {
             ..Look::default()
         };
         insta::assert_snapshot!(shown(&look));
+    }
+
+    #[test]
+    fn a_ranking_of_a_part_says_so() {
+        let culprit = Culprit {
+            kind: CauseKind::Thread,
+            who: "hog:7".to_owned(),
+            total_ns: 1_000_000,
+            victims: vec![Victims { source: "wq".to_owned(), events: 1, subjects: 1, total_ns: 1, worst_ns: 1 }],
+        };
+        let mut wq = headline("wq", true);
+        wq.unexplained = Unexplained { events: 40, total_ns: 3_000_000 };
+        let look = Look { sources: vec![wq], culprits: vec![culprit], ..Look::default() };
+        let told = "Who made others late, 1.00ms in all:\n    That is 25.0% of the late time: 40 late events more (3.00ms in all) \
+                    came too fast to be explained.\n";
+        assert!(shown(&look).contains(told), "{}", shown(&look));
     }
 
     #[test]

@@ -61,8 +61,9 @@ impl Output for Text {
             writeln!(out, "{}", printable(&verdict))?;
         }
         if self.explains {
+            self.culprits.add_unexplained(snapshot.unexplained);
             let ranking = self.culprits.take();
-            if ranking.events > 0 {
+            if !ranking.is_empty() {
                 for event in &snapshot.late {
                     writeln!(out)?;
                     waits::write(out, event, &self.zone)?;

@@ -40,9 +40,10 @@ impl Waits {
 
     /// Writes those that a snapshot carries, and a line per culprit.
     pub fn write(&mut self, out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
+        self.culprits.add_unexplained(snapshot.unexplained);
         let ranking = self.culprits.take();
         let over = format_ns(self.over_ns);
-        if ranking.events == 0 {
+        if ranking.is_empty() {
             return writeln!(out, "\nNo thread waited {over} or longer for a CPU.");
         }
         writeln!(

@@ -4,6 +4,7 @@
 use std::io::{self, Write};
 
 use whylate_model::culprits::{BEYOND, Culprit, Ranking, Victims};
+use whylate_model::snapshot::Unexplained;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Cause, CauseKind, LateEvent};
 
@@ -63,7 +64,13 @@ pub const WAITS: Late = Late { late: "long wait", lasted: "took", event: "wait",
 /// Writes a line per culprit, by the delay it caused, then what cannot be told.
 pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, late: Late) -> io::Result<()> {
     let waited = format_ns(ranking.latency_ns);
-    writeln!(out, "{} {} {waited} in all. Who caused it:", counted(ranking.events, late.late), late.lasted)?;
+    let told = format!("{} {} {waited} in all.", counted(ranking.events, late.late), late.lasted);
+    match unexplained(&ranking.unexplained, ranking.latency_ns, late.event) {
+        // Nobody is known to have caused anything.
+        Some(rest) if ranking.events == 0 => return writeln!(out, "{rest}"),
+        Some(rest) => writeln!(out, "{told} {rest}\nWho caused it:")?,
+        None => writeln!(out, "{told} Who caused it:")?,
+    }
     let mut line = |ns: u64, text: String| writeln!(out, "    {:>5.1}%  {text}", percent(ns, ranking.latency_ns));
     let told = || ranking.culprits.iter().filter(|culprit| culprit.kind != CauseKind::Unknown);
     for culprit in told().take(CULPRITS) {
@@ -83,6 +90,18 @@ pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, late: Late) -> io::
         line(unknown.total_ns, format!("unknown: {items}, {} in all", format_ns(unknown.total_ns)))?;
     }
     Ok(())
+}
+
+/// Of what share of the late time causes tell, where that is not all of it.
+pub fn unexplained(unexplained: &Unexplained, explained_ns: u64, event: &str) -> Option<String> {
+    let percent = unexplained.explained_percent(explained_ns)?;
+    let (more, ns) = (counted(unexplained.events, &format!("late {event}")), format_ns(unexplained.total_ns));
+    Some(match explained_ns {
+        0 => format!("{more} ({ns} in all) came too fast to be explained."),
+        _ => {
+            format!("That is {percent:.1}% of the late time: {more} more ({ns} in all) came too fast to be explained.")
+        }
+    })
 }
 
 /// What a kind of delay is called.
@@ -178,6 +197,30 @@ mod tests {
             events.push(late("vmstat_update", &[(Thread, &format!("small:{number}"), 1_000 + number)]));
         }
         insta::assert_snapshot!(ranked(&events));
+    }
+
+    #[test]
+    fn a_ranking_says_of_what_share_it_speaks() {
+        let ranked = |explained: &[LateEvent], total_ns| {
+            let mut culprits = Culprits::default();
+            explained.iter().for_each(|event| culprits.add(&WQ, event));
+            culprits.add_unexplained(Unexplained { events: 3, total_ns });
+            let mut out = Vec::new();
+            write_ranking(&mut out, &culprits.take(), ITEMS).expect("a vector takes everything");
+            String::from_utf8(out).expect("text")
+        };
+        let one = [late("a", &[(CauseKind::Work, "b", 5_000)])];
+        let told = ranked(&one, 15_000);
+        assert!(
+            told.starts_with(
+                "1 late item waited 5.00us in all. That is 25.0% of the late time: 3 late items more (15.0us in all) \
+                 came too fast to be explained.\nWho caused it:\n    100.0%"
+            ),
+            "{told}"
+        );
+        // What is nearly all is not all.
+        assert!(ranked(&one, 1).contains("That is 99.9% of"));
+        assert_eq!(ranked(&[], 15_000), "3 late items (15.0us in all) came too fast to be explained.\n");
     }
 
     #[test]

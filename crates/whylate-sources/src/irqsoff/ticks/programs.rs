@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use libbpf_rs::{Link, MapCore as _, MapFlags};
 use whylate_model::blame::{Keeper, interrupted_stack, keeper};
-use whylate_model::{Histogram, Occupancy};
+use whylate_model::{Histogram, Occupancy, Snapshot};
 
 use self::types::{bucket_page, culprit, culprit_key, distribution, tick, tick_limits};
 use super::culprits;
@@ -119,6 +119,9 @@ impl Programs {
         leave_out_what_the_kernel_lacks(open.open_object_mut())?;
         open.progs.on_kernel_cycles.set_autoload(!looks.is_empty());
         let skeleton = open.load()?;
+        if let Some(account) = &mut account {
+            account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
+        }
         let map =
             |map: &libbpf_rs::MapMut<'_>, entries: u32, bytes| MappedArray::new(map.as_fd(), entries as usize, bytes);
         let maps = &skeleton.maps;
@@ -254,6 +257,10 @@ impl Programs {
     /// A window of the account; `None` where there is no account.
     pub(super) fn occupancy(&mut self, window: &[u8], symbols: &mut KernelSymbols) -> Option<Occupancy> {
         self.account.as_mut()?.window(window, symbols)
+    }
+
+    pub(super) fn tell_unexplained(&self, snapshot: &mut Snapshot) {
+        self.account.iter().for_each(|account| account.tell_unexplained(snapshot));
     }
 
     pub(super) fn poll(&self, wait: Duration) -> anyhow::Result<()> {

@@ -57,9 +57,11 @@ impl<'a> Text<'a> {
     }
 
     /// Writes the worst late events, where only these are asked for, and who caused all of them.
-    fn write_why(&mut self, out: &mut dyn Write, worst: &[LateEvent], threshold_ns: u64) -> io::Result<()> {
+    fn write_why(&mut self, out: &mut dyn Write, snapshot: &Snapshot, threshold_ns: u64) -> io::Result<()> {
+        let worst = &snapshot.late;
+        self.culprits.add_unexplained(snapshot.unexplained);
         let ranking = self.culprits.take();
-        if ranking.events == 0 {
+        if ranking.is_empty() {
             return writeln!(out, "No item waited {} or longer.", format_ns(threshold_ns));
         }
         if self.shown.explain.worst.is_some() {
@@ -95,7 +97,7 @@ impl Output for Text<'_> {
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
         if let Some(threshold_ns) = self.shown.explain.why {
-            self.write_why(out, &snapshot.late, threshold_ns)?;
+            self.write_why(out, &snapshot, threshold_ns)?;
         }
         if !self.shown.lines_only {
             writeln!(out)?;

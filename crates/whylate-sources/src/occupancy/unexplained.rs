@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Late events that have no causes, because they were more than may be explained.
+
+use std::mem::offset_of;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
+
+use anyhow::Context as _;
+use whylate_model::Snapshot;
+
+use super::Account;
+use super::skel::types::unexplained;
+use crate::mapped::MappedArray;
+
+/// What the programs of one source count in `bpf/window.bpf.h`.
+pub(super) struct Unexplained {
+    counts: MappedArray,
+}
+
+impl Account {
+    /// The map is that of the source's programs.
+    ///
+    /// # Errors
+    /// When it cannot be mapped.
+    pub(crate) fn watch_unexplained(&mut self, map: BorrowedFd<'_>) -> anyhow::Result<()> {
+        let counts = MappedArray::new(map, 1, size_of::<unexplained>());
+        self.unexplained = Some(Unexplained { counts: counts.context("cannot map the counts of late events")? });
+        Ok(())
+    }
+
+    /// Adds those since the last call to what is lost.
+    pub(crate) fn tell_unexplained(&self, snapshot: &mut Snapshot) {
+        let Some(Unexplained { counts }) = &self.unexplained else { return };
+        let take = |offset| counts.u64_at(0, offset).swap(0, Ordering::Relaxed);
+        let over_budget = take(offset_of!(unexplained, over_budget));
+        let no_room = take(offset_of!(unexplained, no_room));
+        snapshot.unexplained.events += over_budget + no_room;
+        snapshot.unexplained.total_ns += take(offset_of!(unexplained, late_ns));
+        snapshot.lost.insert("over_budget".to_owned(), over_budget);
+        *snapshot.lost.entry("late_events".to_owned()).or_default() += no_room;
+    }
+}
