@@ -14,7 +14,7 @@ mod timer;
 mod window;
 mod wq;
 
-pub use runnable::{RunnableEvidence, runnable_causes};
+pub use runnable::{RunnableEvidence, Throttled, runnable_causes};
 pub use tick::{Found, Keeper, LateTick, Reason, interrupted_stack, keeper, tick_causes};
 pub use timer::{TimerAnalysis, TimerEvidence, timer_analysis, timer_causes};
 pub use wq::{HeldSlot, PoolClass, Wakeup, WorkEvidence, causes};

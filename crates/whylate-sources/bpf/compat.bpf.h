@@ -234,11 +234,81 @@ static __always_inline bool is_throttled(const struct task_struct *task)
 	return false;
 }
 
+/* A real-time thread of the classes FIFO and RR (include/linux/sched/prio.h). */
+static __always_inline bool is_real_time(const struct task_struct *task)
+{
+	return task->prio >= 0 && task->prio < 100;
+}
+
+static __always_inline bool is_deadline(const struct task_struct *task)
+{
+	return task->prio < 0;
+}
+
+/* When the budget of a deadline thread was last refilled after it was used up, or will be; on CLOCK_MONOTONIC. */
+static __always_inline u64 deadline_refilled_ns(const struct task_struct *task)
+{
+	return is_deadline(task) ? task->dl.dl_timer.node.expires : 0;
+}
+
 enum {
 	/* The kernel's number for "no quota" (kernel/sched/sched.h). */
 	RUNTIME_INF = -1,
 	GROUP_LEVELS = 16,
 };
+
+/* Whether the limit of real-time threads keeps it from its CPU: one for all up to 6.11, or one a cgroup. */
+static __always_inline bool is_real_time_throttled(const struct task_struct *task)
+{
+	const struct sched_rt_entity *entity = &task->rt;
+
+	if (!is_real_time(task) || !bpf_core_field_exists(struct rt_rq, rt_throttled))
+		return false;
+	/* With CONFIG_RT_GROUP_SCHED. */
+	if (bpf_core_field_exists(entity->rt_rq)) {
+		for (u32 level = 0; level < GROUP_LEVELS && entity; level++) {
+			if (BPF_CORE_READ(entity, rt_rq, rt_throttled))
+				return true;
+			entity = BPF_CORE_READ(entity, parent);
+		}
+		return false;
+	}
+	return bpf_core_field_exists(task->se.cfs_rq) && BPF_CORE_READ(task, se.cfs_rq, rq, rt.rt_throttled);
+}
+
+/* Whose scheduler is a BPF program, 6.12 (CONFIG_SCHED_CLASS_EXT). */
+struct sched_ext_entity {
+	u32 flags;
+} __attribute__((preserve_access_index));
+
+struct task_struct___6_12_ext {
+	struct sched_ext_entity scx;
+} __attribute__((preserve_access_index));
+
+enum {
+	/* It is in a queue of that class (include/linux/sched/ext.h). */
+	SCX_TASK_QUEUED = 1 << 0,
+};
+
+static __always_inline bool is_of_sched_ext(const struct task_struct *task)
+{
+	const struct task_struct___6_12_ext *newer = (const void *)task;
+
+	return bpf_core_field_exists(newer->scx) && BPF_CORE_READ(newer, scx.flags) & SCX_TASK_QUEUED;
+}
+
+/* Threads share a core only with those of their cookie: a CPU may have to be idle (5.14, CONFIG_SCHED_CORE). */
+static __always_inline bool has_core_scheduling(const struct task_struct *task)
+{
+	return bpf_core_field_exists(struct rq, core_enabled) && bpf_core_field_exists(task->se.cfs_rq) &&
+	       BPF_CORE_READ(task, se.cfs_rq, rq, core_enabled);
+}
+
+/* The number of a cgroup by its struct task_group; 0 for one that is no cgroup. */
+static __always_inline u64 cgroup_of_group(const struct task_group *group)
+{
+	return BPF_CORE_READ(group, css.cgroup, kn, id);
+}
 
 /*
  * When a quota of the thread's cgroups was first refilled after that time, which ends throttling; a timer does so each
@@ -269,18 +339,21 @@ static __always_inline u64 cpu_quota_filled_ns(const struct task_struct *task, u
 	return filled_ns;
 }
 
-/* Whether a cgroup of the thread, or one above, has a quota of CPU time (CONFIG_CFS_BANDWIDTH). */
-static __always_inline bool has_cpu_quota(const struct task_struct *task)
+/* The next cgroup with a quota of CPU time from this one upwards, itself included; NULL for none (CONFIG_CFS_BANDWIDTH). */
+static __always_inline struct task_group *group_with_quota(struct task_group *group)
 {
-	struct task_group *group;
-
-	if (!bpf_core_field_exists(struct cfs_rq, tg) || !bpf_core_field_exists(struct task_group, cfs_bandwidth.quota))
-		return false;
-	group = BPF_CORE_READ(task, se.cfs_rq, tg);
+	if (!bpf_core_field_exists(struct task_group, cfs_bandwidth.quota))
+		return NULL;
 	for (u32 level = 0; level < GROUP_LEVELS && group; level++) {
 		if (BPF_CORE_READ(group, cfs_bandwidth.quota) != (u64)RUNTIME_INF)
-			return true;
+			return group;
 		group = BPF_CORE_READ(group, parent);
 	}
-	return false;
+	return NULL;
+}
+
+/* The cgroup by which the thread has its share of CPU time; NULL without CONFIG_FAIR_GROUP_SCHED. */
+static __always_inline struct task_group *group_of(const struct task_struct *task)
+{
+	return bpf_core_field_exists(struct cfs_rq, tg) ? BPF_CORE_READ(task, se.cfs_rq, tg) : NULL;
 }

@@ -114,12 +114,6 @@ struct worker {
 	struct workqueue_struct *rescue_wq;
 };
 
-struct rq {
-	u64 clock;
-	u64 clock_task;
-	u64 prev_steal_time_rq;
-};
-
 struct timerqueue_node {
 	s64 expires;
 };
@@ -144,6 +138,17 @@ struct hrtimer {
 	u8 is_soft;
 };
 
+struct kernfs_node {
+	u64 id;
+};
+
+struct cgroup;
+
+struct cgroup_subsys_state {
+	struct cgroup *cgroup;
+	struct cgroup_subsys_state *parent;
+};
+
 struct cfs_bandwidth {
 	u64 period;
 	u64 quota;
@@ -151,6 +156,7 @@ struct cfs_bandwidth {
 };
 
 struct task_group {
+	struct cgroup_subsys_state css;
 	struct task_group *parent;
 	struct cfs_bandwidth cfs_bandwidth;
 };
@@ -159,6 +165,29 @@ struct cfs_rq {
 	struct rq *rq;
 	int throttle_count;
 	struct task_group *tg;
+};
+
+struct rt_rq {
+	int rt_throttled;
+};
+
+struct sched_rt_entity {
+	struct sched_rt_entity *parent;
+	struct rt_rq *rt_rq;
+};
+
+struct sched_dl_entity {
+	/* It refills the budget, which was used up until then. */
+	struct hrtimer dl_timer;
+};
+
+struct rq {
+	u64 clock;
+	u64 clock_task;
+	u64 prev_steal_time_rq;
+	struct rt_rq rt;
+	/* Core scheduling is in use. */
+	unsigned int core_enabled;
 };
 
 struct sched_entity {
@@ -178,14 +207,6 @@ struct thread_info {
 	u32 cpu;
 	/* Not on x86, which has it by CPU; of 64 bits elsewhere these are the lower ones. */
 	int preempt_count;
-};
-
-struct kernfs_node {
-	u64 id;
-};
-
-struct cgroup_subsys_state {
-	struct cgroup_subsys_state *parent;
 };
 
 struct cgroup {
@@ -239,6 +260,7 @@ struct task_struct {
 	struct task_struct *group_leader;
 	struct pid *thread_pid;
 	struct css_set *cgroups;
+	int prio;
 	int static_prio;
 	int nr_cpus_allowed;
 	u64 start_time;
@@ -247,6 +269,8 @@ struct task_struct {
 	unsigned long nvcsw;
 	unsigned long nivcsw;
 	struct sched_entity se;
+	struct sched_rt_entity rt;
+	struct sched_dl_entity dl;
 	struct sched_info sched_info;
 	void *worker_private;
 };

@@ -2,6 +2,7 @@
 /* A thread's long wait for a CPU, with who had it meanwhile. */
 #pragma once
 
+#include "limits.bpf.h"
 #include "window.bpf.h"
 
 /* What a thread is to the kernel: its name says nothing. */
@@ -18,8 +19,6 @@ struct runnable_wait {
 	u64 running_ns;
 	/* 0: not moved to this CPU meanwhile. */
 	u64 moved_ns;
-	/* Up to when its cgroup's quota kept it from every CPU; 0: it was not throttled when it lost its CPU. */
-	u64 throttled_until_ns;
 	u32 moved_from;
 	u32 tid;
 	/* What it is called: where the source knows better, by its numbers in the namespace of whoever looks. */
@@ -28,15 +27,15 @@ struct runnable_wait {
 	u32 cpu;
 	/* Of whoever woke it; 0 where that is not known, or was an interrupt. */
 	u32 waker_tid;
-	/* Its cgroup, or one above, has a quota of CPU time. */
-	u32 has_quota;
 	/* enum thread_role */
 	u32 role;
+	u32 _unused;
 	/* The item of a worker, or 0. */
 	u64 handler;
 	char waker[16];
 	char process[16];
 	char thread[16];
+	struct limits limits;
 	struct window window;
 };
 
@@ -79,13 +78,11 @@ static __always_inline struct runnable_wait *begin_runnable_wait(struct task_str
 	late->running_ns = now_ns;
 	late->moved_ns = 0;
 	late->moved_from = 0;
-	late->throttled_until_ns = 0;
 	late->tid = task->pid;
 	late->shown_tid = task->pid;
 	late->shown_tgid = task->tgid;
 	late->cpu = bpf_get_smp_processor_id();
 	late->waker_tid = 0;
-	late->has_quota = has_cpu_quota(task);
 	late->role = role_of(task);
 	late->handler = late->role == ROLE_WORKER ? handler_of_worker(task) : 0;
 	bpf_core_read(late->process, sizeof(late->process), &task->group_leader->comm);

@@ -30,8 +30,8 @@ struct wakeup {
 	u32 moved_from;
 	/* Who woke it; 0 where an interrupt did, or it was not asleep. */
 	u32 waker_tid;
-	/* Its cgroup had used up its quota when it lost its CPU. */
-	u32 was_throttled;
+	/* enum throttled_by, when it lost its CPU. */
+	u32 throttled_by;
 	char waker[16];
 };
 _Static_assert(sizeof(struct wakeup) == 64, "a wakeup takes more than one cache line");

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The source `offcpu` on threads that sleep in known places, in a process of their own: this program again.
 
+#[path = "kernel_offcpu/deadline.rs"]
+mod deadline;
 #[path = "kernel_offcpu/flood.rs"]
 mod flood;
 #[path = "kernel_offcpu/gdb.rs"]

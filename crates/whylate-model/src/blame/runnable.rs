@@ -22,37 +22,39 @@ pub struct RunnableEvidence {
     /// When it was moved to this CPU meanwhile, and from which one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<(u64, u32)>,
-    /// Until when CPU bandwidth control kept it from every CPU: throttled as its wait began, until its quota was full.
+    /// It was not allowed to run when its wait began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub throttled_until_ns: Option<u64>,
-    /// Its cgroup, or one above, has a quota of CPU time.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub has_quota: bool,
+    pub throttled: Option<Throttled>,
+    /// Who may keep it from a CPU that is idle, as causes name it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_from_idle: Option<String>,
     /// Who had the CPU.
     pub occupancy: Occupancy,
 }
 
-fn is_false(value: &bool) -> bool {
-    !value
+/// That a thread may not run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Throttled {
+    /// Until when.
+    pub until_ns: u64,
+    /// By whom, as causes name it: `cgroup /a/b`, `deadline of NAME:tid`.
+    pub by: String,
 }
 
 /// A CPU comes out of the deepest idle state within so many nanoseconds.
 const IDLE_EXIT_NS: u64 = 1_000_000;
 
-/// Who throttles.
-const QUOTA: &str = "cgroup CPU quota";
-
-/// The causes of the wait, largest first: the quota while the thread was throttled, whoever had the CPU, and the run
-/// queue that the thread was moved from. Where the CPU was idle for longer than leaving an idle state takes, a quota
-/// kept the thread from it, if there is one. They add up to the wait; what is not known is [`CauseKind::Unknown`].
+/// The causes of the wait, largest first: who throttled the thread while it was throttled, whoever had the CPU, and the
+/// run queue that the thread was moved from. Where the CPU was idle for longer than leaving an idle state takes, who
+/// may keep the thread from it did so. They add up to the wait; what is not known is [`CauseKind::Unknown`].
 pub fn runnable_causes(evidence: &RunnableEvidence) -> Vec<Cause> {
     let span = Span { from_ns: evidence.runnable_ns, to_ns: evidence.running_ns };
     if span.ns() == 0 {
         return Vec::new();
     }
     let mut window = Window::new(span, evidence.tid);
-    if let Some(until_ns) = evidence.throttled_until_ns {
-        window.part(until_ns, Rule::Fixed(Blame::new(CauseKind::Throttled, QUOTA)));
+    if let Some(Throttled { until_ns, by }) = &evidence.throttled {
+        window.part(*until_ns, Rule::Fixed(Blame::new(CauseKind::Throttled, &**by)));
     }
     if let Some((moved_ns, cpu)) = evidence.moved {
         window.part(moved_ns, Rule::Fixed(Blame::new(CauseKind::Wakeup, format!("run queue of CPU {cpu}"))));
@@ -60,13 +62,13 @@ pub fn runnable_causes(evidence: &RunnableEvidence) -> Vec<Cause> {
     window.part(evidence.running_ns, Rule::Occupants);
     let mut causes = window.causes(&Timeline::new(&evidence.occupancy));
     let kept_off_idle = |cause: &Cause| cause.kind == CauseKind::IdleExit && cause.ns > IDLE_EXIT_NS;
-    if let Some(at) = causes.iter().position(kept_off_idle).filter(|_| evidence.has_quota) {
+    if let Some(by) = &evidence.kept_from_idle
+        && let Some(at) = causes.iter().position(kept_off_idle)
+    {
         let idle_ns = causes.remove(at).ns;
-        match causes.iter_mut().find(|cause| cause.kind == CauseKind::Throttled) {
+        match causes.iter_mut().find(|cause| cause.kind == CauseKind::Throttled && cause.who == *by) {
             Some(throttled) => throttled.ns += idle_ns,
-            None => {
-                causes.push(Cause { kind: CauseKind::Throttled, who: QUOTA.to_owned(), ns: idle_ns, stack: Vec::new() })
-            }
+            None => causes.push(Cause { kind: CauseKind::Throttled, who: by.clone(), ns: idle_ns, stack: Vec::new() }),
         }
         causes.sort_by_key(|cause| Reverse(cause.ns));
     }
@@ -109,17 +111,17 @@ mod tests {
             running_ns: 40_000_000,
             tid: 5,
             moved: Some((10_000_000, 3)),
-            throttled_until_ns: None,
-            has_quota: true,
+            kept_from_idle: Some("cgroup /a".to_owned()),
             occupancy,
+            ..RunnableEvidence::default()
         };
         let told = |evidence: &RunnableEvidence| -> Vec<(CauseKind, String, u64)> {
             runnable_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
         };
         let queue = (CauseKind::Wakeup, "run queue of CPU 3".to_owned(), 10_000_000);
-        let quota = (CauseKind::Throttled, "cgroup CPU quota".to_owned(), 30_000_000);
+        let quota = (CauseKind::Throttled, "cgroup /a".to_owned(), 30_000_000);
         assert_eq!(told(&evidence), [quota, queue.clone()]);
-        evidence.has_quota = false;
+        evidence.kept_from_idle = None;
         assert_eq!(told(&evidence), [(CauseKind::IdleExit, "CPU 0".to_owned(), 30_000_000), queue]);
     }
 
@@ -136,15 +138,15 @@ mod tests {
             runnable_ns: 10_000_000,
             running_ns: 95_000_000,
             tid: 5,
-            throttled_until_ns: Some(70_000_000),
-            has_quota: true,
+            throttled: Some(Throttled { until_ns: 70_000_000, by: "cgroup /a/b".to_owned() }),
+            kept_from_idle: Some("cgroup /a/b".to_owned()),
             occupancy,
             ..RunnableEvidence::default()
         };
         let told = |evidence: &RunnableEvidence| -> Vec<(CauseKind, String, u64)> {
             runnable_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
         };
-        let throttled = |ns| (CauseKind::Throttled, "cgroup CPU quota".to_owned(), ns);
+        let throttled = |ns| (CauseKind::Throttled, "cgroup /a/b".to_owned(), ns);
         let thread = |ns| (CauseKind::Thread, "hog:7".to_owned(), ns);
         assert_eq!(told(&evidence), [throttled(65_000_000), thread(20_000_000)]);
         evidence.moved = Some((80_000_000, 3));
@@ -153,5 +155,25 @@ mod tests {
         // It was moved while it was throttled.
         evidence.moved = Some((30_000_000, 3));
         assert_eq!(told(&evidence), [throttled(65_000_000), thread(20_000_000)]);
+    }
+
+    /// Records of kernels with core scheduling, or with a scheduler that is a BPF program.
+    #[test]
+    fn an_idle_cpu_that_a_scheduler_keeps_idle_is_its_doing() {
+        for by in ["core scheduling", "sched_ext scheduler made_up"] {
+            let idle = Interval { start_ns: 0, end_ns: 9_000_000, ..Interval::default() };
+            let evidence = RunnableEvidence {
+                running_ns: 9_000_000,
+                tid: 5,
+                kept_from_idle: Some(by.to_owned()),
+                occupancy: Occupancy { intervals: vec![idle], ..Occupancy::default() },
+                ..RunnableEvidence::default()
+            };
+            let causes = runnable_causes(&evidence);
+            assert_eq!(
+                causes.iter().map(|of| (of.kind, &*of.who, of.ns)).collect::<Vec<_>>(),
+                [(CauseKind::Throttled, by, 9_000_000)]
+            );
+        }
     }
 }

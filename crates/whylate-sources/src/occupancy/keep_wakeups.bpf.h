@@ -3,6 +3,7 @@
 #pragma once
 
 #include "keep_account.bpf.h"
+#include "throttling.bpf.h"
 #include "wakeups.bpf.h"
 
 /* Wakeups of all threads are kept, and not of workers alone. */
@@ -31,7 +32,7 @@ static __always_inline void keep_wait(const struct task_struct *task, bool was_a
 	if (!is_worker)
 		wakeup->run_delay_ns = task_run_delay_ns(task);
 	wakeup->waits_since_ns = now_ns;
-	wakeup->was_throttled = keeps_all_wakeups && !was_asleep && is_throttled(task);
+	wakeup->throttled_by = keeps_all_wakeups && !was_asleep ? throttled_by(task) : THROTTLED_NOT;
 	wakeup->switches = switches_before(task);
 	wakeup->born_us = born_us(task);
 	wakeup->waker_tid = waker ? waker->pid : 0;

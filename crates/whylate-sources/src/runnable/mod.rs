@@ -3,6 +3,8 @@
 //!
 #![doc = include_str!("how.md")]
 
+mod limits;
+
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;
 use std::time::Duration;
@@ -16,6 +18,7 @@ use whylate_model::{Labels, LateEvent, Snapshot};
 use self::skel::RunnableSkelBuilder;
 use self::skel::types::{runnable_wait, thread_role};
 use crate::attach::{self, PlainData, ProgramStatistics, text};
+use crate::cgroups::Cgroups;
 use crate::clock;
 use crate::occupancy::{Account, Called, Step, Timers, Wakeups};
 use crate::records::Records;
@@ -55,6 +58,7 @@ pub(crate) struct Waits {
     records: Records,
     account: Account,
     symbols: KernelSymbols,
+    cgroups: Cgroups,
     keep_evidence: bool,
     /// Late events that were cut short since they were told.
     cut_short: u64,
@@ -94,6 +98,7 @@ impl Waits {
             records,
             account,
             symbols: session.symbols(),
+            cgroups: Cgroups::default(),
             keep_evidence: wanted.keep_evidence,
             cut_short: 0,
             unseen_told: 0,
@@ -105,7 +110,7 @@ impl Waits {
     pub(crate) fn drain(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
         self.records.poll(wait)?;
         while let Some(record) = self.records.next() {
-            match event_of(&record, &mut self.account, &mut self.symbols, self.keep_evidence) {
+            match event_of(&record, &mut self.account, &mut self.symbols, &mut self.cgroups, self.keep_evidence) {
                 Some(event) => each(event),
                 None => self.cut_short += 1,
             }
@@ -144,23 +149,24 @@ pub(crate) fn event_of(
     bytes: &[u8],
     account: &mut Account,
     symbols: &mut KernelSymbols,
+    cgroups: &mut Cgroups,
     keep_evidence: bool,
 ) -> Option<LateEvent> {
     let occupancy = account.window(bytes.get(offset_of!(runnable_wait, window)..)?, symbols)?;
     let mut whole = bytes.to_vec();
     whole.resize(size_of::<runnable_wait>().max(bytes.len()), 0);
     let record: runnable_wait = attach::read_plain(&whole)?;
+    let thread = text(&record.thread);
+    let subject = format!("{thread}:{}", record.shown_tid);
     let evidence = RunnableEvidence {
         runnable_ns: record.runnable_ns,
         running_ns: record.running_ns,
         tid: record.tid,
         moved: (record.moved_ns != 0).then_some((record.moved_ns, record.moved_from)),
-        throttled_until_ns: (record.throttled_until_ns != 0).then_some(record.throttled_until_ns),
-        has_quota: record.has_quota != 0,
+        throttled: limits::throttled(&record.limits, record.running_ns, &subject, cgroups),
+        kept_from_idle: limits::kept_from_idle(&record.limits, cgroups),
         occupancy,
     };
-    let thread = text(&record.thread);
-    let subject = format!("{thread}:{}", record.shown_tid);
     let mut labels: Labels = [
         ("process", text(&record.process)),
         ("pid", record.shown_tgid.to_string()),

@@ -18,6 +18,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 struct {
 	struct runnable_wait runnable_wait;
 	enum thread_role thread_role;
+	enum throttled_by throttled_by;
 } layouts = {};
 
 enum {
@@ -53,11 +54,10 @@ static __always_inline int explain_wait(struct task_struct *task, const struct w
 			late->moved_ns = wakeup->moved_ns;
 			late->moved_from = wakeup->moved_from;
 		}
-		if (wakeup->was_throttled)
-			late->throttled_until_ns = cpu_quota_filled_ns(task, wakeup->waits_since_ns);
 		late->waker_tid = wakeup->waker_tid;
 		__builtin_memcpy(late->waker, wakeup->waker, sizeof(late->waker));
 	}
+	tell_limits(&late->limits, task, late->runnable_ns, now_ns, wakeup ? wakeup->throttled_by : THROTTLED_NOT);
 	return send_runnable_wait(late);
 }
 

@@ -85,7 +85,9 @@ struct sq_thread {
 	u64 submitted;
 	u8 has_cpu;
 	u8 has_work;
-	u8 _unused_bytes[6];
+	/* enum throttled_by, when it last lost its CPU. */
+	u8 throttled_by;
+	u8 _unused_bytes[5];
 	struct competitor competitors[COMPETITORS];
 };
 

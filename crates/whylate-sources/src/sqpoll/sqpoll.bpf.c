@@ -46,6 +46,7 @@ static __always_inline void explain_wait(const struct sq_thread *thread, struct 
 		return;
 	late->shown_tid = thread->own_tid;
 	late->shown_tgid = thread->own_tgid;
+	tell_limits(&late->limits, task, late->runnable_ns, now_ns, thread->throttled_by);
 	send_runnable_wait(late);
 }
 
@@ -59,8 +60,10 @@ static __always_inline void switch_threads(struct task_struct *prev, struct task
 		return;
 	now_ns = bpf_ktime_get_ns();
 	thread = enrolled(prev, now_ns);
-	if (thread)
+	if (thread) {
+		thread->throttled_by = explain_over_ns && !prev_state ? throttled_by(prev) : THROTTLED_NOT;
 		leave_cpu(thread, now_ns, prev_state);
+	}
 	thread = enrolled(next, now_ns);
 	if (!thread)
 		return;

@@ -48,6 +48,21 @@ impl Cgroup {
         Ok(Some(made))
     }
 
+    /// So long of each so long, in microseconds.
+    fn limit(&self, [quota_us, period_us]: [u32; 2]) -> Result<()> {
+        if self.0.join("cpu.max").exists() {
+            return Ok(fs::write(self.0.join("cpu.max"), format!("{quota_us} {period_us}"))?);
+        }
+        // No quota is longer than its period.
+        fs::write(self.0.join("cpu.cfs_quota_us"), quota_us.to_string())?;
+        Ok(fs::write(self.0.join("cpu.cfs_period_us"), period_us.to_string())?)
+    }
+
+    /// As causes name it.
+    fn name(&self) -> String {
+        format!("cgroup /{}", self.0.file_name().map(|name| name.to_string_lossy()).unwrap_or_default())
+    }
+
     fn throttled_periods(&self) -> Result<u64> {
         let stat = fs::read_to_string(self.0.join("cpu.stat"))?;
         let count = stat.lines().find_map(|line| line.strip_prefix("nr_throttled "));
@@ -115,6 +130,8 @@ fn a_throttled_wait_is_told_as_such_whoever_has_the_cpu() -> Result<()> {
         for event in &events {
             let sum: u64 = event.causes.iter().map(|cause| cause.ns).sum();
             ensure!(sum == event.latency_ns, "the causes of {} ns add up to {sum}", event.latency_ns);
+            let mut of_quotas = event.causes.iter().filter(|cause| cause.kind == CauseKind::Throttled);
+            ensure!(of_quotas.all(|cause| cause.who == cgroup.name()), "another one is blamed: {event:?}");
         }
         // The other one has the CPU all the time.
         let told =
@@ -125,4 +142,48 @@ fn a_throttled_wait_is_told_as_such_whoever_has_the_cpu() -> Result<()> {
     })?;
     drop((other, throttled));
     Ok(())
+}
+
+/// A fifth of a CPU, in periods that are short enough for a hundred waits.
+const ALONE_US: [u32; 2] = [4_000, 20_000];
+
+#[test]
+fn nobody_innocent_is_blamed_in_a_hundred_throttled_waits() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+    let Some(cgroup) = Cgroup::make()? else {
+        println!("skipped: no cgroup may have a quota of CPU time here");
+        return Ok(());
+    };
+    cgroup.limit(ALONE_US)?;
+    let throttled = Spinner::start(places.disturbed)?;
+    fs::write(cgroup.0.join("cgroup.procs"), throttled.0.id().to_string())?;
+    let options = OffcpuOptions {
+        threads: Threads::of(throttled.0.id()),
+        explain_over_ns: Some(5_000_000),
+        ..OffcpuOptions::default()
+    };
+    in_rounds(|| {
+        let mut source = options.attach(&Session::of_one())?;
+        let mut events: Vec<LateEvent> = Vec::new();
+        for _ in 0..60 {
+            source.drain_late(Duration::from_millis(100), &mut |event| events.push(event))?;
+            if events.len() >= 100 {
+                break;
+            }
+            sleep(Duration::from_millis(50));
+        }
+        ensure!(events.len() >= 100, "only {} waits were late", events.len());
+        let is_of_quota = |event: &&LateEvent| {
+            event.causes.first().is_some_and(|worst| worst.kind == CauseKind::Throttled && worst.who == cgroup.name())
+        };
+        let told = events.iter().filter(is_of_quota).count();
+        println!("{told} of {} waits are told as the quota's", events.len());
+        // Another thread may get that CPU once the quota is refilled, and is late itself then.
+        ensure!(told * 100 >= events.len() * 95, "{:?}", events.iter().find(|event| !is_of_quota(event)));
+        for event in &events {
+            let idle = event.causes.iter().find(|cause| cause.kind == CauseKind::IdleExit);
+            ensure!(idle.is_none_or(|cause| cause.ns < 1_000_000), "an idle state is blamed: {event:?}");
+        }
+        Ok(())
+    })
 }

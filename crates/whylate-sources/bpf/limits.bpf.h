@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What kept a thread that could run from every CPU, or may have, for the record of its wait. */
+#pragma once
+
+#include "throttling.bpf.h"
+
+struct limits {
+	/* Up to when a quota kept it off: it was throttled as it lost its CPU. 0: it was not. */
+	u64 until_ns;
+	/* When its own budget was refilled (SCHED_DEADLINE); 0: it has none, or had not used it up. */
+	u64 deadline_ns;
+	/* The next cgroup with a quota of CPU time from its own upwards; 0: there is none. */
+	u64 quota_cgroup;
+	/* The cgroup by which it has its share. */
+	u64 own_cgroup;
+	/* enum throttled_by, when it lost its CPU. */
+	u32 throttled_by;
+	u8 has_sched_ext;
+	u8 has_core_scheduling;
+	u16 _unused;
+};
+
+/* What kept the thread from its CPU between these times, now that it gets one; `throttled_by` when it lost one. */
+static __noinline int tell_limits(struct limits *limits, struct task_struct *task, u64 from_ns, u64 now_ns, u32 throttled_by)
+{
+	struct task_group *group;
+	u64 refilled_ns;
+
+	if (!limits || !task)
+		return 0;
+	__builtin_memset(limits, 0, sizeof(*limits));
+	limits->throttled_by = throttled_by;
+	limits->has_sched_ext = is_of_sched_ext(task);
+	limits->has_core_scheduling = has_core_scheduling(task);
+	refilled_ns = deadline_refilled_ns(task);
+	if (refilled_ns > from_ns && refilled_ns <= now_ns)
+		limits->deadline_ns = refilled_ns;
+	group = group_of(task);
+	limits->own_cgroup = cgroup_of_group(group);
+	/* Quotas are for threads of the fair class. */
+	if (is_deadline(task) || is_real_time(task))
+		return 0;
+	group = group_with_quota(group);
+	if (!group)
+		return 0;
+	limits->quota_cgroup = cgroup_of_group(group);
+	if (throttled_by == THROTTLED_BY_QUOTA)
+		limits->until_ns = cpu_quota_filled_ns(task, from_ns);
+	return 0;
+}

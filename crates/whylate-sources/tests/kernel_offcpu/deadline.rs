@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A thread that has a budget in each period (SCHED_DEADLINE) and has used it up, or given it back.
+#![allow(unsafe_code)]
+
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use whylate_model::{Cause, CauseKind, LateEvent};
+use whylate_sources::offcpu::OffcpuOptions;
+use whylate_sources::{Session, Source as _, Threads};
+
+use crate::kernel::chance::in_rounds;
+use crate::kernel::turn::turn_to_measure;
+
+const KIND: &str = "WHYLATE_DEADLINE";
+/// So long of each period the thread may run, and so long it does before it gives back the rest.
+const BUDGET: Duration = Duration::from_millis(6);
+const RUNS: Duration = Duration::from_millis(3);
+const PERIOD: Duration = Duration::from_millis(20);
+const LATE_NS: u64 = 8_000_000;
+const WATCHED: Duration = Duration::from_secs(1);
+
+/// `struct sched_attr` (include/uapi/linux/sched/types.h), as of its first version.
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime_ns: u64,
+    deadline_ns: u64,
+    period_ns: u64,
+}
+
+fn have_a_deadline() -> std::io::Result<()> {
+    const SCHED_DEADLINE: u32 = 6;
+    let period_ns = PERIOD.as_nanos() as u64;
+    let attributes = Attributes {
+        size: size_of::<Attributes>() as u32,
+        policy: SCHED_DEADLINE,
+        runtime_ns: BUDGET.as_nanos() as u64,
+        deadline_ns: period_ns,
+        period_ns,
+        ..Attributes::default()
+    };
+    // SAFETY: the structure is as long as it says, and the call reads it only.
+    let done = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+    if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+/// Not a test by itself: the process.
+#[test]
+fn deadline_process() {
+    let Ok(kind) = std::env::var(KIND) else { return };
+    if have_a_deadline().is_err() {
+        return;
+    }
+    loop {
+        let began = Instant::now();
+        while kind == "spins" || began.elapsed() < RUNS {
+            std::hint::spin_loop();
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// The process, until it is dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn told(kind: &str) -> Result<Option<()>> {
+    let mut process = Running(
+        Command::new(std::env::current_exe()?)
+            .args(["--exact", "deadline::deadline_process", "--test-threads=1"])
+            .env(KIND, kind)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()?,
+    );
+    sleep(Duration::from_millis(200));
+    if process.0.try_wait()?.is_some() {
+        println!("skipped: no thread may have a deadline here");
+        return Ok(None);
+    }
+    let threads = Threads::of(process.0.id());
+    let mut source = OffcpuOptions { threads, explain_over_ns: Some(LATE_NS), ..OffcpuOptions::default() }
+        .attach(&Session::of_one())?;
+    sleep(WATCHED);
+    let mut events: Vec<LateEvent> = Vec::new();
+    source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+    let periods = WATCHED.as_millis() as usize / PERIOD.as_millis() as usize;
+    ensure!(events.len() * 2 > periods, "{} waits in {periods} periods", events.len());
+    for event in &events {
+        let who = format!("deadline of {}:{}", event.labels["thread"], event.labels["tid"]);
+        let of_budget = |cause: &&Cause| cause.kind == CauseKind::Throttled && cause.who == who;
+        let ns = event.causes.iter().find(of_budget).context("no budget is blamed")?.ns;
+        ensure!(ns + 2_000_000 > event.latency_ns, "{kind}: {event:?}");
+    }
+    println!("{kind}: {} waits in {periods} periods", events.len());
+    Ok(Some(()))
+}
+
+#[test]
+fn a_budget_that_is_used_up_or_given_back_is_blamed_and_nobody_else() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    for kind in ["yields", "spins"] {
+        in_rounds(|| told(kind).map(drop))?;
+    }
+    Ok(())
+}
