@@ -20,6 +20,7 @@ pub mod sources;
 pub mod sqpoll;
 pub mod stack;
 pub mod steps;
+pub mod thread;
 pub mod tree;
 pub mod units;
 pub mod wait;

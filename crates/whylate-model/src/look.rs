@@ -24,6 +24,9 @@ pub struct Look {
     pub schema: u32,
     /// The machine's host name.
     pub host: String,
+    /// The PID namespace whose numbers threads have, by its inode; `None` where it is the machine's first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid_namespace: Option<u32>,
     /// When it began, in nanoseconds since 1970 (UTC).
     #[serde(rename = "start", with = "rfc3339")]
     pub start_unix_ns: u64,
@@ -195,6 +198,7 @@ impl Gatherer {
         Look {
             schema: crate::snapshot::SCHEMA,
             host: snapshots.first().map(|(_, snapshot)| snapshot.host.clone()).unwrap_or_default(),
+            pid_namespace: snapshots.first().and_then(|(_, snapshot)| snapshot.pid_namespace),
             start_unix_ns: snapshots.iter().map(|(_, snapshot)| snapshot.start_unix_ns).min().unwrap_or_default(),
             duration_ns: snapshots.iter().map(|(_, snapshot)| snapshot.duration_ns).max().unwrap_or_default(),
             sources,

@@ -93,7 +93,7 @@ pub enum Occupant {
     Idle,
     /// A thread.
     Thread {
-        /// Its id (the kernel's `pid`).
+        /// Its id, by [`crate::thread`].
         tid: u32,
         /// Its name (`comm`).
         name: String,

@@ -24,6 +24,9 @@ pub struct Snapshot {
     pub backend: String,
     /// The machine's host name.
     pub host: String,
+    /// The PID namespace whose numbers threads have, by its inode; `None` where it is the machine's first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid_namespace: Option<u32>,
     /// When the span began, in nanoseconds since 1970 (UTC).
     #[serde(rename = "start", with = "crate::units::rfc3339")]
     pub start_unix_ns: u64,
@@ -108,6 +111,7 @@ impl Snapshot {
             source: source.to_owned(),
             backend: backend.to_owned(),
             host: host.to_owned(),
+            pid_namespace: None,
             start_unix_ns,
             duration_ns: 0,
             ended_ns: 0,

@@ -2,6 +2,8 @@
 /* Who has each CPU: the account that src/occupancy keeps. User space gives its maps to the programs of sources too. */
 #pragma once
 
+#include "pid_namespace.bpf.h"
+
 enum occupancy_limits {
 	/* Intervals kept per CPU: 40 ms of a CPU that switches 100,000 times a second. */
 	INTERVAL_BITS = 12,
@@ -110,7 +112,8 @@ struct account {
 	char irq_name[16];
 	/* Bits of enum switch_step: whose programs the present switch concerns, as far as they have not run. */
 	u32 steps;
-	u32 _unused_here;
+	/* The thread's number as it is shown; not written in the first PID namespace, where it is `tid`. */
+	u32 shown_tid;
 	/* What is above is used at each switch and interrupt, and takes two cache lines. */
 
 	/* Events that came while a program was at work. */
@@ -194,7 +197,7 @@ static __always_inline struct interval *interval_at(u32 cpu, u32 position)
 static __always_inline void describe_thread(struct interval *interval, const struct account *account)
 {
 	interval->handler = account->handler;
-	interval->id = account->tid;
+	interval->id = own_namespace ? account->shown_tid : account->tid;
 	interval->kind = account->kind;
 	__builtin_memcpy(interval->name, account->name, sizeof(interval->name));
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "limits.bpf.h"
+#include "pid_namespace.bpf.h"
 #include "window.bpf.h"
 
 /* What a thread is to the kernel: its name says nothing. */
@@ -20,10 +21,9 @@ struct runnable_wait {
 	/* 0: not moved to this CPU meanwhile. */
 	u64 moved_ns;
 	u32 moved_from;
+	/* As they are shown. */
 	u32 tid;
-	/* What it is called: where the source knows better, by its numbers in the namespace of whoever looks. */
-	u32 shown_tid;
-	u32 shown_tgid;
+	u32 tgid;
 	u32 cpu;
 	/* Of whoever woke it; 0 where that is not known, or was an interrupt. */
 	u32 waker_tid;
@@ -78,9 +78,8 @@ static __always_inline struct runnable_wait *begin_runnable_wait(struct task_str
 	late->running_ns = now_ns;
 	late->moved_ns = 0;
 	late->moved_from = 0;
-	late->tid = task->pid;
-	late->shown_tid = task->pid;
-	late->shown_tgid = task->tgid;
+	late->tid = shown_number(task);
+	late->tgid = shown_process(task);
 	late->cpu = bpf_get_smp_processor_id();
 	late->waker_tid = 0;
 	late->role = role_of(task);

@@ -28,7 +28,7 @@ struct wakeup {
 	u32 born_us;
 	u32 tid;
 	u32 moved_from;
-	/* Who woke it; 0 where an interrupt did, or it was not asleep. */
+	/* Who woke it, as it is shown; 0 where an interrupt did, or it was not asleep. */
 	u32 waker_tid;
 	/* enum throttled_by, when it lost its CPU. */
 	u32 throttled_by;

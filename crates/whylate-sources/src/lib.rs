@@ -22,6 +22,7 @@ mod occupancy;
 pub mod offcpu;
 mod percpu;
 mod perf_event;
+pub mod pid_namespace;
 mod priority;
 pub mod realtime;
 mod records;

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use crate::pid_namespace;
 use crate::sqpoll::numbers;
 
 /// A kernel thread (include/linux/sched.h).
@@ -50,9 +51,9 @@ struct Seen {
 
 /// By their folders.
 fn all() -> std::io::Result<BTreeMap<PathBuf, Seen>> {
-    let own = std::process::id();
+    let own = pid_namespace::own_number_in_proc();
     let mut found = BTreeMap::new();
-    for pid in numbers("/proc".as_ref())?.into_iter().filter(|&pid| pid != own) {
+    for pid in numbers("/proc".as_ref())?.into_iter().filter(|&pid| Some(pid) != own) {
         let tasks = PathBuf::from(format!("/proc/{pid}/task"));
         // Those that are gone meanwhile disturb nobody.
         for tid in numbers(&tasks).unwrap_or_default() {

@@ -10,6 +10,7 @@ use whylate_model::{Card, Snapshot};
 use crate::capabilities::KernelFacts;
 use crate::clock;
 use crate::occupancy::Kept;
+use crate::pid_namespace;
 use crate::source::{AttachError, Need};
 use crate::symbols::KernelSymbols;
 
@@ -130,6 +131,7 @@ impl Span {
     pub fn end(&mut self, backend: &str) -> Snapshot {
         let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
         let mut snapshot = Snapshot::new(self.card.name, backend, &self.host, self.since_unix_ns);
+        snapshot.pid_namespace = pid_namespace::own();
         snapshot.ended_ns = now_monotonic_ns;
         // It may begin a moment after attaching.
         snapshot.duration_ns = now_monotonic_ns.saturating_sub(self.since_monotonic_ns);

@@ -193,6 +193,8 @@ pub enum Need {
     },
     /// A BPF map type.
     Map(MapKind),
+    /// Threads have the kernel's own numbers for this process: it is in the first PID namespace.
+    KernelsNumbers,
     /// One of ftrace's tracers.
     Tracer(&'static str),
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::timeline::Timeline;
 use super::window::{Rule, Span, Window};
-use crate::{Cause, CauseKind, Interval, Occupancy, Occupant};
+use crate::{Cause, CauseKind, Interval, Occupancy, Occupant, thread};
 
 /// What was seen of a late activation. All times are CLOCK_MONOTONIC.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,7 +130,7 @@ fn own_interrupt(evidence: &TimerEvidence) -> (Option<&Interval>, Option<String>
         intervals.iter().position(|interval| matches!(interval.occupant, Occupant::Irq { .. }) && is_own(interval));
     let before = &intervals[..at.unwrap_or(0)];
     let interrupted = before.iter().rev().find_map(|interval| match &interval.occupant {
-        Occupant::Thread { tid, name } => Some(format!("{name}:{tid}")),
+        Occupant::Thread { tid, name } => Some(thread::called(name, *tid)),
         Occupant::Work { handler, .. } => Some(handler.clone()),
         Occupant::Idle => Some(String::new()),
         Occupant::Irq { .. } | Occupant::Softirq { .. } => None,

@@ -8,7 +8,7 @@ use super::sum::{Blame, Sum};
 use super::timeline::{Known, Piece, Timeline};
 use super::wq::{HeldSlot, PoolClass};
 use crate::occupancy::{Merged, MergedPart, Taken};
-use crate::{Cause, CauseKind, Occupant};
+use crate::{Cause, CauseKind, Occupant, thread};
 
 /// Nothing was recorded: it was before tracing began, or has been overwritten.
 const NOT_RECORDED: &str = "not recorded";
@@ -213,7 +213,7 @@ impl<'a> Window<'a> {
 fn who(occupant: &Occupant, cpu: u32) -> String {
     match occupant {
         Occupant::Idle => format!("CPU {cpu}"),
-        Occupant::Thread { tid, name } => format!("{name}:{tid}"),
+        Occupant::Thread { tid, name } => thread::called(name, *tid),
         Occupant::Work { handler, .. } => handler.clone(),
         Occupant::Irq { name } | Occupant::Softirq { name } => name.clone(),
     }

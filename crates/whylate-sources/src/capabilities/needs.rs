@@ -8,6 +8,7 @@ use std::path::Path;
 use super::bpf::{self, KernelNames};
 use super::{Bpf, Btf, Fact, Privileges, State, Tracefs, privileges};
 use crate::occupancy;
+use crate::pid_namespace;
 use crate::source::{Need, Source, Takes};
 
 /// How a source would measure here.
@@ -109,6 +110,12 @@ impl KernelFacts {
             Need::Map(kind) => {
                 let (name, fact) = bpf::probe_map(kind, &self.refusal);
                 named(name, &fact)
+            }
+            Need::KernelsNumbers if pid_namespace::own().is_none() => Fact::yes(""),
+            Need::KernelsNumbers => {
+                let reason =
+                    "the kernel's tracers tell threads by the host's numbers, which are others' in this PID namespace";
+                Fact::no(format!("{reason} (run in the host's, such as with --pid=host)"))
             }
             Need::Tracer(name) => self.tracer(name),
         }

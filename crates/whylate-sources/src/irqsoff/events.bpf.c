@@ -6,7 +6,9 @@
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
+#include <bpf/bpf_core_read.h>
 #include "distribution.bpf.h"
+#include "pid_namespace.bpf.h"
 #include "ways.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -184,7 +186,7 @@ static __noinline void send_late(void *context, struct section *section, const s
 	late->end_ns = now_ns;
 	late->key = *key;
 	late->cpu = bpf_get_smp_processor_id();
-	late->tid = (u32)bpf_get_current_pid_tgid();
+	late->tid = shown_number(bpf_get_current_task_btf());
 	late->place = place;
 	bpf_get_current_comm(late->comm, sizeof(late->comm));
 	late->stack_bytes = bpf_get_stack(context, late->stack, sizeof(late->stack), 0);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use whylate_model::ftrace::section_event;
-use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
+use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot, thread};
 
 use self::programs::{Programs, late_section};
 use super::wanted::wanted_cpus;
@@ -89,7 +89,7 @@ impl AttachedEvents {
             }
         });
         let stack = stack.collect();
-        let thread = format!("{}:{}", attach::text(&late.comm), late.tid);
+        let thread = thread::called(&attach::text(&late.comm), late.tid);
         let latency_ns = late.end_ns.saturating_sub(late.start_ns);
         let at_unix_ns = clock::unix_ns_of(late.end_ns);
         let event = section_event(&names.place(self.options.what), &thread, at_unix_ns, latency_ns, late.cpu, stack);

@@ -69,7 +69,7 @@ pub static INFO: SourceInfo = SourceInfo {
         },
         BackendInfo {
             name: TRACER,
-            needs: &[Need::Tracer("irqsoff")],
+            needs: &[Need::Tracer("irqsoff"), Need::KernelsNumbers],
             weaker: "of each 2 ms (30 ms where a trace is late) it tells the longest section alone, and none during which another CPU ended a long one",
         },
         BackendInfo {

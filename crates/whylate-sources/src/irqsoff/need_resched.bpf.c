@@ -7,6 +7,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 #include "compat.bpf.h"
+#include "pid_namespace.bpf.h"
 #include "stacks.bpf.h"
 #include "ways.bpf.h"
 
@@ -173,7 +174,7 @@ int BPF_PROG(on_sched_entry_tp)
 	kept->since_ns = mark->since_ns;
 	kept->end_ns = now_ns;
 	kept->cpu = bpf_get_smp_processor_id();
-	kept->tid = task->pid;
+	kept->tid = shown_number(task);
 	__builtin_memcpy(kept->comm, task->comm, sizeof(kept->comm));
 	__builtin_memcpy(&kept->inside, &mark->inside, sizeof(kept->inside));
 	kept->at_end.bytes = bpf_get_stack(ctx, kept->at_end.frames, sizeof(kept->at_end.frames), 0);

@@ -13,6 +13,7 @@ use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use whylate_model::irqsoff::Kept;
+use whylate_model::thread::called;
 use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 
 use self::skel::types::{kept, mark, mark_lost, stack_taken};
@@ -21,6 +22,7 @@ use super::{INFO, IrqsoffOptions, NEED_RESCHED};
 use crate::attach::{self, Meter, PlainData};
 use crate::floors::Floors;
 use crate::mapped::MappedArray;
+use crate::pid_namespace;
 use crate::priority::become_fifo;
 use crate::records::Records;
 use crate::session::{Session, Span};
@@ -76,7 +78,9 @@ impl AttachedMarks {
             )));
         }
         let mut open = skel::NeedReschedSkelBuilder::default().open(attach::open_object())?;
-        open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.from_ns = options.from_ns;
+        let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
+        settings.own_namespace = pid_namespace::as_setting();
+        settings.from_ns = options.from_ns;
         let entries = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
         open.maps.mark_by_cpu.set_max_entries(entries)?;
         let mut skeleton = open.load()?;
@@ -133,7 +137,7 @@ impl AttachedMarks {
         let inside = stack_of(&record.inside, &mut self.symbols);
         let at_end = stack_of(&record.at_end, &mut self.symbols);
         let kept = Kept {
-            thread: format!("{}:{}", attach::text(&record.comm), record.tid),
+            thread: called(&attach::text(&record.comm), record.tid),
             cpu: record.cpu,
             length_ns: record.end_ns.saturating_sub(record.since_ns),
             inside,

@@ -337,7 +337,7 @@ static __always_inline void send(struct tick *tick, struct late_tick *late)
 	if (late->inside.bytes > 0)
 		size = __builtin_offsetof(struct late_tick, window);
 	late->cpu = bpf_get_smp_processor_id();
-	late->tid = task->pid;
+	late->tid = shown_number(task);
 	__builtin_memcpy(late->comm, task->comm, sizeof(late->comm));
 	if (with_causes) {
 		intervals = copy_window(&late->window, late->due_ns, late->came_ns);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use whylate_model::blame::{Keeper, LateTick, interrupted_stack, tick_causes};
 use whylate_model::late::cpu_subject;
-use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Stack};
+use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Stack, thread};
 
 use self::culprits::Late;
 use self::looks::Looks;
@@ -201,7 +201,7 @@ impl AttachedTicks {
             handlers_ns: late.handlers_ns,
             cpu: late.cpu,
             inside: inside_of(&late.inside, &mut self.symbols),
-            thread: format!("{}:{}", late.name, late.tid),
+            thread: thread::called(&late.name, late.tid),
             occupancy,
         };
         let mut labels = tick.keeper().labels();

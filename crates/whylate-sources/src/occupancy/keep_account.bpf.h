@@ -88,6 +88,8 @@ static __always_inline void enter_thread(struct account *account, const struct t
 	account->own_pool = 0;
 	account->handler = 0;
 	account->tid = task->pid;
+	if (own_namespace)
+		account->shown_tid = shown_number(task);
 	account->kind = task->pid ? OCCUPANT_THREAD : OCCUPANT_IDLE;
 	read_name(account->name, task);
 	if (task->flags & PF_WQ_WORKER)

@@ -35,7 +35,7 @@ static __always_inline void keep_wait(const struct task_struct *task, bool was_a
 	wakeup->throttled_by = keeps_all_wakeups && !was_asleep ? throttled_by(task) : THROTTLED_NOT;
 	wakeup->switches = switches_before(task);
 	wakeup->born_us = born_us(task);
-	wakeup->waker_tid = waker ? waker->pid : 0;
+	wakeup->waker_tid = waker ? shown_number(waker) : 0;
 	if (waker)
 		read_name(wakeup->waker, waker);
 	barrier();

@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering;
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use libbpf_rs::{Link, MapCore as _, MapFlags, OpenObject, Program};
+use whylate_model::thread;
 
 pub(crate) use self::decode::vector;
 use self::skel::types::{account, occupancy_limits, wakeup_limits};
@@ -27,6 +28,7 @@ use crate::attach::{self, PlainData, ProgramStatistics};
 use crate::cpus::{self, Machine};
 use crate::heartbeat::{self, Heartbeats};
 use crate::mapped::MappedArray;
+use crate::pid_namespace;
 use crate::session::Session;
 use crate::source::{AttachError, Need};
 use crate::symbols::address_of;
@@ -125,19 +127,21 @@ pub(crate) struct Kept {
 /// Which thread has each CPU, at any time.
 pub(crate) struct Threads {
     accounts: MappedArray,
+    /// Where an account has the thread's number as it is shown.
+    tid_at: usize,
 }
 
 impl Threads {
     /// CPU, and the thread's name and id. Idle CPUs are left out.
     pub(crate) fn now(&self) -> Vec<(u32, String)> {
-        let tid = |cpu| self.accounts.u32_at(cpu, offset_of!(account, tid)).load(Ordering::Relaxed);
+        let tid = |cpu| self.accounts.u32_at(cpu, self.tid_at).load(Ordering::Relaxed);
         let name = |cpu| {
             let bytes =
                 (0..16).map(|at| self.accounts.u8_at(cpu, offset_of!(account, name) + at).load(Ordering::Relaxed));
             String::from_utf8_lossy(&bytes.take_while(|&byte| byte != 0).collect::<Vec<_>>()).into_owned()
         };
         let busy = (0..self.accounts.entries()).filter(|&cpu| tid(cpu) != 0);
-        busy.map(|cpu| (cpu as u32, format!("{}:{}", name(cpu), tid(cpu)))).collect()
+        busy.map(|cpu| (cpu as u32, thread::called(&name(cpu), tid(cpu)))).collect()
     }
 }
 
@@ -170,7 +174,9 @@ impl Account {
     pub(crate) fn threads(&self) -> std::io::Result<Threads> {
         let kept = self.kept.borrow();
         let accounts = MappedArray::new(&kept.skeleton.maps.account_by_cpu, kept.cpus as usize, size_of::<account>())?;
-        Ok(Threads { accounts })
+        let is_translated = pid_namespace::own().is_some();
+        let tid_at = if is_translated { offset_of!(account, shown_tid) } else { offset_of!(account, tid) };
+        Ok(Threads { accounts, tid_at })
     }
 
     /// Has a source's programs share its maps, by their names: what it has seen, and by which they call each other.
@@ -236,7 +242,7 @@ impl Kept {
         }
         if of == Timers::OwnThreadsToo || is_shared {
             settings.wakeup_function = address_of(WAKEUP_FUNCTION).unwrap_or(0);
-            settings.own_process = std::process::id();
+            settings.own_process = pid_namespace::kernels_own_number()?;
         }
         match (Machine::this(), of) {
             (_, Timers::HeartbeatsOfSource { .. }) if !is_shared => {}
@@ -245,6 +251,7 @@ impl Kept {
             (Machine::Bare, Timers::OwnThreadsToo | Timers::TracersToo) => settings.late_from_ns = OWN_LATE_FROM_NS,
             _ => {}
         }
+        settings.own_namespace = pid_namespace::as_setting();
         settings.keeps_all_wakeups = wakeups == Wakeups::OfAll;
         open.maps.account_by_cpu.set_max_entries(cpus)?;
         open.maps.intervals_by_position.set_max_entries(cpus * occupancy_limits::INTERVALS.0)?;

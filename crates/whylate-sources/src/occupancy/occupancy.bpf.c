@@ -48,6 +48,7 @@ const volatile u64 late_from_ns = 100000;
 
 /* The function of timers that wake a thread, where those of a source's own threads count too. 0: they do not. */
 const volatile u64 wakeup_function = 0;
+/* By the kernel's number. */
 const volatile u32 own_process = 0;
 /* The same of the kernel's timerlat tracer. */
 const volatile u64 tracer_function = 0;

@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::thread;
 use std::time::Duration;
 
+use whylate_model::thread::number;
 use whylate_model::wait::{Classes, Seen, State, classify};
 use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack, Waker, WokenBy};
 
@@ -19,6 +20,7 @@ use super::{INFO, OffcpuOptions, TRACE, state};
 use crate::attach::{self, Meter, PlainData};
 use crate::cgroups::Cgroups;
 use crate::clock;
+use crate::pid_namespace;
 use crate::session::Session;
 use crate::source::{AttachError, Attached};
 
@@ -142,10 +144,10 @@ fn labels_of(key: &place_key, process: Option<&(u32, String)>) -> Labels {
     let mut labels: Labels = [("thread".to_owned(), attach::text(&key.comm))].into();
     if let Some((pid, name)) = process {
         labels.insert("process".to_owned(), name.clone());
-        labels.insert("pid".to_owned(), pid.to_string());
+        labels.insert("pid".to_owned(), number(*pid));
     }
     if key.tid != 0 {
-        labels.insert("tid".to_owned(), key.tid.to_string());
+        labels.insert("tid".to_owned(), number(key.tid));
     }
     if key.is_kernel != 0 {
         labels.insert("kernel".to_owned(), "yes".to_owned());
@@ -194,6 +196,7 @@ impl Attached for AttachedOffcpu {
         let start = clock::unix_ns_of(gathered.began_ns);
         let mut snapshot = Snapshot::new(INFO.card.name, self.backend, &self.host, start);
         snapshot.duration_ns = gathered.ended_ns - gathered.began_ns;
+        snapshot.pid_namespace = pid_namespace::own();
         snapshot.ended_ns = gathered.ended_ns;
         snapshot.stacks = self.stacks(&gathered);
         let unread: u64 = gathered.memory.values().map(Process::take_unread).sum();

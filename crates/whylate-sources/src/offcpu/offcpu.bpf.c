@@ -10,6 +10,7 @@
 #include <bpf/bpf_tracing.h>
 #include "compat.bpf.h"
 #include "ways.bpf.h"
+#include "pid_namespace.bpf.h"
 #include "settings.bpf.h"
 #include "wanted_threads.bpf.h"
 #include "seen_stacks.bpf.h"
@@ -158,7 +159,7 @@ static __always_inline u64 since_of(const struct task_struct *task, u64 after_ns
 }
 
 /* 0 where there is no room. */
-static __always_inline u32 process_of(const struct task_struct *task, bool is_kernel)
+static __always_inline u32 process_of(const struct task_struct *task)
 {
 	struct process_key key = {};
 	struct process_value value = {};
@@ -171,7 +172,7 @@ static __always_inline u32 process_of(const struct task_struct *task, bool is_ke
 	if (known)
 		return known->id;
 	value.id = __sync_fetch_and_add(&processes, 1) + 1;
-	value.is_kernel = is_kernel;
+	value.tgid = shown_process(task);
 	BPF_CORE_READ_STR_INTO(&value.comm, task, group_leader, comm);
 	if (!bpf_map_update_elem(&process_by_key, &key, &value, BPF_NOEXIST))
 		return value.id;
@@ -307,11 +308,11 @@ static __always_inline bool fill_key(struct task_struct *task, struct thread_rec
 {
 	key->is_kernel = (task->flags & PF_KTHREAD) != 0;
 	if (!record->process || record->generation != generation + 1 || record->execs != task->self_exec_id) {
-		record->process = process_of(task, key->is_kernel);
+		record->process = process_of(task);
 		record->execs = task->self_exec_id;
 	}
 	key->process = record->process;
-	key->tid = tell_threads_apart ? task->pid : 0;
+	key->tid = tell_threads_apart ? shown_number(task) : 0;
 	key->cgroup = task->cgroups->dfl_cgrp->kn->id;
 	key->syscall = -1;
 	BPF_CORE_READ_STR_INTO(&key->comm, task, comm);

@@ -18,6 +18,7 @@ use super::pace::Pace;
 use super::patience::Worker;
 use super::{INFO, KernelThreads, OffcpuOptions, PROC};
 use crate::clock;
+use crate::pid_namespace;
 use crate::session::Session;
 use crate::source::{AttachError, Attached};
 
@@ -145,7 +146,8 @@ impl Walker {
             Some(pid) => vec![pid],
             None => numbers(Path::new("/proc")),
         };
-        for pid in processes.into_iter().filter(|&pid| pid != std::process::id()) {
+        let own = pid_namespace::own_number_in_proc();
+        for pid in processes.into_iter().filter(|&pid| Some(pid) != own) {
             let folder = format!("/proc/{pid}/task");
             let process = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
             let process = String::from_utf8_lossy(&process);
@@ -218,6 +220,7 @@ impl Walker {
         self.walk();
         let began_ns = std::mem::replace(&mut self.since_ns, ended_ns);
         let mut snapshot = Snapshot::new(INFO.card.name, PROC, &self.host, clock::unix_ns_of(began_ns));
+        snapshot.pid_namespace = pid_namespace::own();
         (snapshot.duration_ns, snapshot.ended_ns) = (ended_ns - began_ns, ended_ns);
         let sums = std::mem::take(&mut self.sums).into_iter();
         snapshot.stacks = sums.map(|(place, sum)| stack_of(place, sum, &self.options.classes)).collect();

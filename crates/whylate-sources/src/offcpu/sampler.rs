@@ -24,6 +24,7 @@ use super::{CallGraph, KernelThreads, OffcpuOptions};
 use crate::attach::{self, ProgramStatistics, read_plain};
 use crate::clock;
 use crate::mapped::MappedArray;
+use crate::pid_namespace;
 use crate::source::AttachError;
 use crate::symbols;
 
@@ -117,6 +118,7 @@ pub(super) struct Sampler {
     walk_began_ns: u64,
     walks: u64,
     met: Met,
+    has_proc: bool,
 }
 
 impl Sampler {
@@ -192,6 +194,7 @@ impl Sampler {
             walk_began_ns: 0,
             walks: 0,
             met: Met::default(),
+            has_proc: pid_namespace::has_proc(),
             skeleton,
         };
         // The first walk has the most rules to find, and takes longest. Spans begin and end when walks begin, so that
@@ -297,13 +300,15 @@ impl Sampler {
     fn unknown_frame(&self, index: usize) -> unknown_frame {
         let long = |offset| self.unknown.u64_at(index, offset).load(Relaxed);
         let int = |offset| self.unknown.u32_at(index, offset).load(Relaxed);
+        // In a /proc of another PID namespace, the number is somebody else's.
+        let number = |offset| if self.has_proc { int(offset) } else { 0 };
         unknown_frame {
             ip: long(offset_of!(unknown_frame, ip)),
             sp: long(offset_of!(unknown_frame, sp)),
             bp: long(offset_of!(unknown_frame, bp)),
             process: int(offset_of!(unknown_frame, process)),
-            tgid: int(offset_of!(unknown_frame, tgid)),
-            tid: int(offset_of!(unknown_frame, tid)),
+            tgid: number(offset_of!(unknown_frame, tgid)),
+            tid: number(offset_of!(unknown_frame, tid)),
             innermost: int(offset_of!(unknown_frame, innermost)),
             ..unknown_frame::default()
         }
@@ -358,11 +363,10 @@ impl Sampler {
         }
         let mut processes = HashMap::new();
         for key in maps.process_by_key.keys() {
-            let tgid = key.get(8..12).and_then(read_plain::<u32>).unwrap_or(0);
             if let Some(process) =
                 maps.process_by_key.lookup(&key, MapFlags::ANY)?.and_then(|value| read_plain::<process_value>(&value))
             {
-                processes.insert(process.id, (tgid, attach::text(&process.comm)));
+                processes.insert(process.id, (process.tgid, attach::text(&process.comm)));
             }
         }
         let lost = self.lost_counts();
@@ -536,8 +540,9 @@ fn iterate(link: &Link, mut each: impl FnMut(&[u8])) -> anyhow::Result<()> {
 
 fn configure(settings: &mut rodata, options: &OffcpuOptions) -> Result<(), AttachError> {
     settings.by_frame_pointers = options.call_graph == CallGraph::FramePointers;
-    settings.own_tgid = std::process::id() as i32;
-    settings.wanted_tgid = options.threads.process.map_or(0, |pid| pid as i32);
+    settings.own_namespace = pid_namespace::as_setting();
+    settings.own_tgid = pid_namespace::kernels_own_number()? as i32;
+    settings.wanted_tgid = options.threads.process.map_or(Ok(0), pid_namespace::kernels_number)? as i32;
     settings.wanted_cgroup = options.threads.cgroup.unwrap_or(0);
     if let Some(name) = &options.threads.name {
         (settings.wanted_thread_name, settings.has_wanted_thread_name) = (attach::kept_name(name), true);

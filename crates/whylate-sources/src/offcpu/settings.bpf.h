@@ -133,6 +133,7 @@ struct unknown_frame {
 	u64 sp;
 	u64 bp;
 	u32 process;
+	/* As they are shown, which is how they are called in /proc. */
 	u32 tgid;
 	u32 tid;
 	u32 innermost;
@@ -150,7 +151,8 @@ struct process_key {
 
 struct process_value {
 	u32 id;
-	u32 is_kernel;
+	/* As it is shown. */
+	u32 tgid;
 	char comm[16];
 };
 
@@ -169,7 +171,7 @@ struct stack_value {
 struct place_key {
 	u64 cgroup;
 	u32 process;
-	/* 0 unless threads are told apart. */
+	/* As it is shown; 0 unless threads are told apart. */
 	u32 tid;
 	/* 0: none. */
 	u32 kernel_stack;
@@ -252,10 +254,11 @@ struct thread_now {
 	u32 state;
 };
 
+/* By the kernel's number. */
 const volatile s32 own_tgid = 0;
 /* Callers are told by frame pointers, also of code that has unwind rules. */
 const volatile bool by_frame_pointers = false;
-/* 0: all. */
+/* By the kernel's number; 0: all. */
 const volatile s32 wanted_tgid = 0;
 /* A bit for each state. */
 const volatile u32 wanted_states = ~0u;
@@ -402,6 +405,9 @@ struct scratch {
 	/* Stacks that begin with own frames go on here. */
 	u64 behind_kernel[OWN_FRAMES];
 	struct stack_value user;
+	/* Whose it is, as they are shown; not written in the first PID namespace. */
+	u32 tgid;
+	u32 tid;
 	/* Of the thread that gives up its CPU: what comes out of memory the verifier does not follow. */
 	volatile u32 state;
 };

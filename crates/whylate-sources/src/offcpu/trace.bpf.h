@@ -251,7 +251,8 @@ static __always_inline void on_arriving(struct task_struct *task, u64 now_ns)
 
 static __always_inline bool is_traced(const struct task_struct *task)
 {
-	return task->pid && task->tgid != own_tgid && (!wanted_tgid || task->tgid == wanted_tgid);
+	/* Walks meet no threads outside the PID namespace either. */
+	return task->pid && task->tgid != own_tgid && (!wanted_tgid || task->tgid == wanted_tgid) && own_number(task);
 }
 
 /* Two stacks and three sums a switch: a microsecond and a half where both have been seen before, and four where not. */

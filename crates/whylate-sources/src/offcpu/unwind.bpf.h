@@ -51,22 +51,21 @@ enum {
 	ENOENT = 2,
 };
 
-struct looked_up_memory {
-	bool is_own;
-};
-
-static long look_at_memory(struct task_struct *task, struct vm_area_struct *area, struct looked_up_memory *memory)
+/* The kind of file system that a page of memory is from; 0: none. */
+static long look_at_memory(struct task_struct *task, struct vm_area_struct *area, u64 *magic)
 {
-	struct file *file = area->vm_file;
-	u64 magic;
-
-	if (!file) {
-		memory->is_own = true;
-		return 0;
-	}
-	magic = BPF_CORE_READ(file, f_inode, i_sb, s_magic);
-	memory->is_own = magic == TMPFS_MAGIC || magic == RAMFS_MAGIC;
+	/* What is read through no file is 0. */
+	*magic = BPF_CORE_READ(area, vm_file, f_inode, i_sb, s_magic);
 	return 0;
+}
+
+/* A function of its own: where it is called, the verifier sees one way on. */
+__noinline int is_memory_at_hand(int error, u64 magic)
+{
+	/* Where there is no memory, reading fails at once. */
+	if (error)
+		return error == -ENOENT;
+	return !magic || magic == TMPFS_MAGIC || magic == RAMFS_MAGIC;
 }
 
 /*
@@ -75,11 +74,10 @@ static long look_at_memory(struct task_struct *task, struct vm_area_struct *area
  */
 static __always_inline bool answers_at_once(struct task_struct *task, u64 at)
 {
-	struct looked_up_memory memory = {};
-	long error = bpf_find_vma(task, at, look_at_memory, &memory, 0);
+	u64 magic = 0;
+	long error = bpf_find_vma(task, at, look_at_memory, &magic, 0);
 
-	/* Where there is none, reading fails at once. */
-	return memory.is_own || error == -ENOENT;
+	return is_memory_at_hand(error, magic);
 }
 
 /* Copies the piece of the thread's stack in which a word is. */
@@ -136,9 +134,9 @@ static __always_inline void ask(struct walk *walk, bool innermost)
 	unknown->sp = walk->sp;
 	unknown->bp = walk->bp;
 	unknown->process = walk->process;
-	unknown->tgid = walk->task->tgid;
+	unknown->tgid = own_namespace ? walk->scratch->tgid : (u32)walk->task->tgid;
 	unknown->innermost = innermost;
-	unknown->tid = walk->task->pid;
+	unknown->tid = own_namespace ? walk->scratch->tid : (u32)walk->task->pid;
 	/* After the rest on every architecture; whoever is late with it is told by the round. */
 	__sync_lock_test_and_set(&unknown->asked_in, (u32)(number >> 32) + 1);
 }
@@ -303,6 +301,11 @@ static __always_inline enum user_end unwind_user(struct task_struct *task, struc
 	scratch->user.length = 0;
 	if (!bpf_core_field_exists(regs->ip) || (u16)regs->cs != X86_USER_CS)
 		return USER_UNREADABLE;
+	/* Before the loop over frames, which the verifier follows long enough. */
+	if (own_namespace) {
+		scratch->tgid = shown_process(task);
+		scratch->tid = shown_number(task);
+	}
 	walk.task = task;
 	walk.scratch = scratch;
 	walk.ip = regs->ip;

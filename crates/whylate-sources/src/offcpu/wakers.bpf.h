@@ -12,12 +12,12 @@ static __always_inline u32 waking_thread(struct task_struct *task, const void *a
 	u32 place;
 
 	key.is_kernel = (task->flags & PF_KTHREAD) != 0;
-	key.process = process_of(task, key.is_kernel);
+	key.process = process_of(task);
 	if (!key.process) {
 		lose(LOST_PROCESSES);
 		return WAKER_UNSEEN;
 	}
-	key.tid = tell_threads_apart ? task->pid : 0;
+	key.tid = tell_threads_apart ? shown_number(task) : 0;
 	key.state = STATE_WAKES;
 	key.syscall = -1;
 	BPF_CORE_READ_STR_INTO(&key.comm, task, comm);

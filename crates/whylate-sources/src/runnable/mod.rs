@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use whylate_model::blame::{self, Evidence, RunnableEvidence};
 use whylate_model::late::{ROLE, SUBMISSION_THREAD, WORKER};
-use whylate_model::{Labels, LateEvent, Snapshot};
+use whylate_model::{Labels, LateEvent, Snapshot, thread};
 
 use self::skel::RunnableSkelBuilder;
 use self::skel::types::{runnable_wait, thread_role};
@@ -21,6 +21,7 @@ use crate::attach::{self, PlainData, ProgramStatistics, text};
 use crate::cgroups::Cgroups;
 use crate::clock;
 use crate::occupancy::{Account, Called, Step, Timers, Wakeups};
+use crate::pid_namespace;
 use crate::records::Records;
 use crate::session::Session;
 use crate::source::{AttachError, Threads};
@@ -73,9 +74,10 @@ impl Waits {
         let mut open = RunnableSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.explain_over_ns = wanted.explain_over_ns;
-        settings.own_process = std::process::id();
+        settings.own_namespace = pid_namespace::as_setting();
+        settings.own_process = pid_namespace::kernels_own_number()?;
         settings.is_called_by_account = true;
-        settings.wanted_process = wanted.threads.process.unwrap_or(0);
+        settings.wanted_process = wanted.threads.process.map_or(Ok(0), pid_namespace::kernels_number)?;
         settings.wanted_cgroup = wanted.threads.cgroup.unwrap_or(0);
         settings.take_kernel_threads = wanted.kernel_threads;
         settings.take_user_threads = wanted.user_threads;
@@ -156,8 +158,8 @@ pub(crate) fn event_of(
     let mut whole = bytes.to_vec();
     whole.resize(size_of::<runnable_wait>().max(bytes.len()), 0);
     let record: runnable_wait = attach::read_plain(&whole)?;
-    let thread = text(&record.thread);
-    let subject = format!("{thread}:{}", record.shown_tid);
+    let name = text(&record.thread);
+    let subject = thread::called(&name, record.tid);
     let evidence = RunnableEvidence {
         runnable_ns: record.runnable_ns,
         running_ns: record.running_ns,
@@ -169,9 +171,9 @@ pub(crate) fn event_of(
     };
     let mut labels: Labels = [
         ("process", text(&record.process)),
-        ("pid", record.shown_tgid.to_string()),
-        ("tid", record.shown_tid.to_string()),
-        ("thread", thread),
+        ("pid", thread::number(record.tgid)),
+        ("tid", thread::number(record.tid)),
+        ("thread", name),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into();
@@ -185,7 +187,7 @@ pub(crate) fn event_of(
         labels.insert("handler".to_owned(), symbols.name(record.handler).to_owned());
     }
     if record.waker_tid != 0 {
-        labels.insert("woken_by".to_owned(), format!("{}:{}", text(&record.waker), record.waker_tid));
+        labels.insert("woken_by".to_owned(), thread::called(&text(&record.waker), record.waker_tid));
     }
     Some(LateEvent {
         subject,

@@ -26,7 +26,7 @@ enum {
 	PF_KTHREAD = 0x200000,
 };
 
-/* 0: all. */
+/* By the kernel's number; 0: all. */
 const volatile u32 wanted_process = 0;
 /* Whoever watches is no victim. */
 const volatile u32 own_process = 0;
@@ -43,7 +43,7 @@ static __always_inline int explain_wait(struct task_struct *task, const struct w
 {
 	struct runnable_wait *late;
 
-	if (!is_wanted(task, task->flags & PF_KTHREAD))
+	if (!is_wanted(task, task->flags & PF_KTHREAD) || !own_number(task))
 		return 0;
 	late = begin_runnable_wait(task, since(now_ns, waited_ns), now_ns);
 	if (!late)

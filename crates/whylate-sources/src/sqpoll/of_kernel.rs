@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use whylate_model::sqpoll::{Counters, SqThread};
+use whylate_model::thread::called;
 
 use super::SqpollOptions;
 use super::look::{self, Records};
@@ -18,8 +19,6 @@ use crate::session::Session;
 use crate::source::AttachError;
 use crate::symbols::KernelSymbols;
 
-/// In place of the number of a thread that has none in the namespace of whoever looks.
-const OUTSIDE: &str = "outside";
 /// What the kernel's tick can be.
 const TICKS_A_SECOND: [u64; 4] = [100, 250, 300, 1000];
 /// From which distance on two looks tell it.
@@ -177,8 +176,7 @@ fn ended(thread: &sq_thread, process: String) -> Seen {
 fn behind(thread: &sq_thread) -> BTreeMap<String, u64> {
     let mut behind = BTreeMap::new();
     for one in thread.competitors.iter().filter(|one| one.tid != 0) {
-        let number = if one.own_tid == 0 { OUTSIDE.to_owned() } else { one.own_tid.to_string() };
-        *behind.entry(format!("{}:{number}", text(&one.name))).or_default() += one.waited_ns;
+        *behind.entry(called(&text(&one.name), one.shown_tid)).or_default() += one.waited_ns;
     }
     behind
 }

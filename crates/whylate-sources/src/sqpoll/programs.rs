@@ -3,7 +3,6 @@
 
 use std::ops::Range;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::MetadataExt as _;
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
@@ -17,6 +16,7 @@ use crate::attach::{self, ProgramStatistics};
 use crate::cpus;
 use crate::mapped::MappedArray;
 use crate::occupancy::{Account, Called, Step, Timers, Wakeups};
+use crate::pid_namespace;
 use crate::records::Records;
 use crate::session::Session;
 use crate::source::AttachError;
@@ -66,7 +66,7 @@ impl Programs {
         if options.precise {
             let reason = match never_sleeps::find() {
                 // It would wait for ever, and nobody could end it, if one of those spun without sleeping.
-                _ if !sees_all_threads() => {
+                _ if pid_namespace::own().is_some() => {
                     "the kernel waits for every submission thread before it attaches them, and threads outside this PID namespace are not visible".to_owned()
                 }
                 Some(tid) => format!(
@@ -94,7 +94,7 @@ impl Programs {
         let mut open = SqpollSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.explain_over_ns = options.explain_over_ns.unwrap_or(0);
-        settings.own_namespace = own_namespace();
+        settings.own_namespace = pid_namespace::as_setting();
         settings.is_called_by_account = account.is_some();
         if way == Way::Samples {
             settings.by_samples = true;
@@ -177,17 +177,6 @@ fn step_of(program: &libbpf_rs::ProgramMut<'_>) -> Option<Step> {
         "on_sched_waking" => Some(Step::SqpollWaking),
         _ => None,
     }
-}
-
-/// The inode of the caller's namespace of process ids, by which programs know it; 0 where it is not known.
-fn own_namespace() -> u32 {
-    std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino() as u32)
-}
-
-fn sees_all_threads() -> bool {
-    // PROC_PID_INIT_INO (include/linux/proc_ns.h)
-    const FIRST: u32 = 0xeffffffc;
-    matches!(own_namespace(), 0 | FIRST)
 }
 
 /// Loads the programs of one way, as far as the kernel has what they are attached to.

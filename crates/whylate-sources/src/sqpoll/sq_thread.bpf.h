@@ -46,8 +46,8 @@ enum uring_setup {
 struct competitor {
 	u64 waited_ns;
 	u32 tid;
-	/* In the namespace of whoever looks; 0: outside. */
-	u32 own_tid;
+	/* As it is shown. */
+	u32 shown_tid;
 	char name[16];
 };
 
@@ -226,7 +226,7 @@ static __always_inline void charge(struct sq_thread *thread, struct task_struct 
 	/* The one that delayed it least makes room. */
 	least->waited_ns = waited_ns;
 	least->tid = before->pid;
-	least->own_tid = own_number(before);
+	least->shown_tid = shown_number(before);
 	bpf_core_read(least->name, sizeof(least->name), &before->comm);
 }
 

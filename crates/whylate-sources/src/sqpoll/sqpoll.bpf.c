@@ -44,8 +44,6 @@ static __always_inline void explain_wait(const struct sq_thread *thread, struct 
 	late = begin_runnable_wait(task, since(now_ns, waited_ns), now_ns);
 	if (!late)
 		return;
-	late->shown_tid = thread->own_tid;
-	late->shown_tgid = thread->own_tgid;
 	tell_limits(&late->limits, task, late->runnable_ns, now_ns, thread->throttled_by);
 	send_runnable_wait(late);
 }

@@ -17,6 +17,7 @@ struct activation {
 	 * struct task_struct, because looking into that takes another cache line.
 	 */
 	u64 task;
+	/* As it is shown. */
 	u32 tid;
 	/* Whether a thread is measured on this CPU. */
 	u32 is_measured;

@@ -66,7 +66,7 @@ const NEEDS: [Need; 6] = [
 pub static INFO: SourceInfo = SourceInfo {
     card: &sources::TIMERLAT,
     backends: &[
-        BackendInfo { name: TRACER, needs: &[Need::Tracer(tracer::TRACER)], weaker: "" },
+        BackendInfo { name: TRACER, needs: &[Need::Tracer(tracer::TRACER), Need::KernelsNumbers], weaker: "" },
         BackendInfo { name: BPF, needs: &NEEDS, weaker: "" },
     ],
 };

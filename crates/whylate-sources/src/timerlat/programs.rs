@@ -17,6 +17,7 @@ use crate::attach::{self, ProgramStatistics};
 use crate::cpus;
 use crate::mapped::MappedArray;
 use crate::occupancy::{Account, Called, Step, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION, Wakeups};
+use crate::pid_namespace;
 use crate::records::Records;
 use crate::session::Session;
 use crate::source::AttachError;
@@ -45,6 +46,7 @@ impl Programs {
         let mut account = options.explains().then(|| Account::load(session, timers, Wakeups::OfWorkers)).transpose()?;
         let mut open = TimerlatSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
+        settings.own_namespace = pid_namespace::as_setting();
         settings.of_tracer = of_tracer;
         settings.timer_function = match of_tracer {
             true => address_of(TRACER_FUNCTION).context("cannot tell the tracer's timers from others")?,

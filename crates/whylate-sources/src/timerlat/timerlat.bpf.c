@@ -139,7 +139,7 @@ static __always_inline void find_task(struct activation *activation, const struc
 	const struct task_struct *task = of_tracer ? task_of_tracers_timer(timer) : BPF_CORE_READ(sleeper, task);
 
 	activation->task = (u64)task;
-	activation->tid = task ? BPF_CORE_READ(task, pid) : 0;
+	activation->tid = task ? shown_as(task, BPF_CORE_READ(task, pid)) : 0;
 	if (is_called_by_account) {
 		struct account *account = account_of(bpf_get_smp_processor_id());
 

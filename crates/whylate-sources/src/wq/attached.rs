@@ -21,6 +21,7 @@ use crate::attach::{self, Meter};
 use crate::cpus;
 use crate::mapped::MappedArray;
 use crate::occupancy::{Account, Timers, Wakeups};
+use crate::pid_namespace;
 use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 use crate::symbols::KernelSymbols;
@@ -122,6 +123,7 @@ impl AttachedWq {
 
 fn configure(open: &mut OpenWqSkel<'_>, options: &WqOptions, backend: &str) -> Result<(), AttachError> {
     let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
+    settings.own_namespace = pid_namespace::as_setting();
     settings.series_key = match options.by {
         // The search for a handler needs the series of handlers.
         By::Nothing if options.only.is_some() => series_key::BY_HANDLER,

@@ -44,15 +44,15 @@ struct {
 static __always_inline void remember_queuer(void *ctx, u32 entry, u64 pwq, bool was_moved)
 {
 	struct queuer *queuer = bpf_map_lookup_elem(&queuer_by_entry, &entry);
-	u64 id = bpf_get_current_pid_tgid();
+	struct task_struct *task = bpf_get_current_task_btf();
 
 	if (!queuer)
 		return;
 	queuer->pwq = pwq;
 	if (was_moved)
 		return;
-	queuer->tid = (u32)id;
-	queuer->pid = id >> 32;
+	queuer->tid = shown_number(task);
+	queuer->pid = shown_process(task);
 	bpf_get_current_comm(queuer->comm, sizeof(queuer->comm));
 	queuer->stack = -1;
 	if (keep_stacks) {
@@ -76,7 +76,7 @@ static __always_inline void describe_late(struct late_item *late, u32 flags, con
 		late->by_rescuer = false;
 		__builtin_memcpy(late->worker_comm, "softirq", sizeof("softirq"));
 	} else {
-		late->worker_tid = (u32)bpf_get_current_pid_tgid();
+		late->worker_tid = shown_number(bpf_get_current_task_btf());
 		late->by_rescuer = is_rescuer(bpf_get_current_task_btf());
 		bpf_get_current_comm(late->worker_comm, sizeof(late->worker_comm));
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! From the kernel's record of a late item to a late event.
 
-use whylate_model::{Labels, LateEvent};
+use whylate_model::{Labels, LateEvent, thread};
 
 use super::gather::handler_labels;
 use super::skel::types::late_item;
@@ -19,10 +19,10 @@ pub(super) fn event_of(item: &late_item, stack: Vec<String>) -> LateEvent {
     let subject = labels.get("handler").cloned().unwrap_or_default();
     labels.insert("workqueue".to_owned(), text(&item.workqueue));
     labels.insert("worker".to_owned(), text(&item.worker_comm));
-    labels.insert("worker_pid".to_owned(), item.worker_tid.to_string());
+    labels.insert("worker_pid".to_owned(), thread::number(item.worker_tid));
     labels.insert("queued_by".to_owned(), text(&item.comm));
-    labels.insert("queued_by_pid".to_owned(), item.pid.to_string());
-    labels.insert("queued_by_tid".to_owned(), item.tid.to_string());
+    labels.insert("queued_by_pid".to_owned(), thread::number(item.pid));
+    labels.insert("queued_by_tid".to_owned(), thread::number(item.tid));
     if item.by_rescuer != 0 {
         labels.insert("rescuer".to_owned(), "yes".to_owned());
     }

@@ -51,6 +51,7 @@ struct late_item {
 	u64 activated_ns;
 	u64 started_ns;
 	u32 cpu;
+	/* Numbers as they are shown. */
 	u32 worker_tid;
 	/* Who queued it. */
 	u32 tid;

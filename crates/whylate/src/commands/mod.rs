@@ -20,8 +20,8 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use whylate_model::sources::{self, CARDS, TIMERLAT};
-use whylate_sources::AttachError;
 use whylate_sources::restore::{self, PutBack};
+use whylate_sources::{AttachError, pid_namespace};
 
 use crate::cli::{Cli, Command};
 use crate::output;
@@ -74,6 +74,11 @@ pub fn run(cli: Cli) -> ExitCode {
     if !matches!(cli.command, Some(Command::Generate(_))) {
         recover();
     }
+    if prints_numbers(cli.command.as_ref())
+        && let Some(notice) = pid_namespace::notice()
+    {
+        eprintln!("whylate: {notice}");
+    }
     let Some(command) = cli.command else { return end(look::run(&cli.look).map(|()| SUCCESS)) };
     end(match command {
         Command::Wq(arguments) => wq::run(&arguments).map(|()| SUCCESS),
@@ -86,6 +91,23 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments).map(|()| SUCCESS),
         Command::Generate(arguments) => generate::run(&arguments).map(|()| SUCCESS),
     })
+}
+
+/// Whether it tells numbers of threads of this machine.
+fn prints_numbers(command: Option<&Command>) -> bool {
+    match command {
+        None
+        | Some(
+            Command::Wq(_)
+            | Command::Timerlat(_)
+            | Command::Irqsoff(_)
+            | Command::Offcpu(_)
+            | Command::Sqpoll(_)
+            | Command::Selftest(_)
+            | Command::Inject(_),
+        ) => true,
+        Some(Command::Doctor(_) | Command::Generate(_)) => false,
+    }
 }
 
 /// Of the source that the command line names, or of all.

@@ -22,6 +22,7 @@ use crate::attach::{self, PlainData, ProgramStatistics};
 use crate::cpus;
 use crate::distribution::{Distributions, Places};
 use crate::mapped::MappedArray;
+use crate::pid_namespace;
 use crate::records::Records;
 use crate::source::AttachError;
 
@@ -98,6 +99,7 @@ impl Programs {
             program.set_autoload(is_wanted);
         }
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
+        settings.own_namespace = pid_namespace::as_setting();
         settings.page_limit = PAGES;
         let entries = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
         open.maps.section_by_cpu.set_max_entries(entries)?;

@@ -24,6 +24,7 @@ use crate::irqsoff::IrqsoffOptions;
 use crate::mapped::MappedArray;
 use crate::occupancy::{Account, Timers, Wakeups, leave_out_what_the_kernel_lacks};
 use crate::percpu::PerCpu;
+use crate::pid_namespace;
 use crate::records::Records;
 use crate::session::Session;
 use crate::source::AttachError;
@@ -89,6 +90,7 @@ impl Programs {
             options.explain_over_ns.map(|_| Account::load(session, timers, Wakeups::OfWorkers)).transpose()?;
         let mut open = skel::TicksSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
+        settings.own_namespace = pid_namespace::as_setting();
         settings.timer_function = address_of(heartbeat::FUNCTION).map_err(|error| {
             // Whoever may load no programs is told the least.
             if !attach::may_load_programs() {

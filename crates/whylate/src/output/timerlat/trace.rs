@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use whylate_model::blame::Evidence;
 use whylate_model::units::{printable, rfc3339};
-use whylate_model::{Interval, LateEvent, Occupant, TimerEvidence};
+use whylate_model::{Interval, LateEvent, Occupant, TimerEvidence, thread};
 use whylate_sources::timerlat::Activated;
 
 use super::analysis::{self, StackFormat};
@@ -57,8 +57,8 @@ fn intervals(out: &mut dyn Write, evidence: &TimerEvidence) -> io::Result<()> {
 fn who(occupant: &Occupant) -> String {
     printable(&match occupant {
         Occupant::Idle => "idle".to_owned(),
-        Occupant::Thread { tid, name } => format!("{name}:{tid}"),
-        Occupant::Work { handler, tid, name } => format!("{handler} in {name}:{tid}"),
+        Occupant::Thread { tid, name } => thread::called(name, *tid),
+        Occupant::Work { handler, tid, name } => format!("{handler} in {}", thread::called(name, *tid)),
         Occupant::Irq { name } => format!("interrupt {name}"),
         Occupant::Softirq { name } => format!("softirq {name}"),
     })

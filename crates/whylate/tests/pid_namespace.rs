@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate` in a PID namespace, as in a container: its own threads by its own numbers, and others as outside.
+
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::process::{Child, Command, Output, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use whylate_model::look::Look;
+use whylate_model::selftest::{Selftest, Verdict};
+use whylate_model::{LateEvent, Snapshot};
+
+use turn::turn_to_measure;
+
+/// A process in the background of a shell that wants the first CPU all the time, and yields to others that do.
+const HOG: &str = "nice -n 19 taskset -c 0 sh -c 'while :; do :; done' & ";
+
+/// What a script prints in a PID namespace with a /proc of its own; `None`, and a line with why, if there is none. Its
+/// first process is the shell, and `$W` is whylate.
+fn inside(script: &str) -> Result<Option<Output>> {
+    let unshare = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["-pf", "--mount-proc", "--kill-child", "sh", "-c", script]);
+        command.env("W", env!("CARGO_BIN_EXE_whylate")).stdin(Stdio::null()).output()
+    };
+    let possible = unshare("true");
+    if !possible.as_ref().is_ok_and(|output| output.status.success()) {
+        println!("skipped: no namespace of process ids (unshare): {possible:?}");
+        return Ok(None);
+    }
+    Ok(Some(unshare(script)?))
+}
+
+/// A process outside that wants the first CPU all the time; it goes with the test.
+struct Outsider(Child);
+
+impl Outsider {
+    fn start() -> Result<Self> {
+        let script = "printf outsider >/proc/$$/comm; while :; do :; done";
+        Ok(Outsider(Command::new("taskset").args(["-c", "0", "sh", "-c", script]).spawn()?))
+    }
+}
+
+impl Drop for Outsider {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Nobody has a number of the machine: those in a new namespace are small, and the test's own is not.
+fn ensure_small(events: &[LateEvent]) -> Result<()> {
+    let names = events.iter().flat_map(|event| {
+        let labels = ["woken_by", "task"].into_iter().filter_map(|name| event.labels.get(name));
+        let causes = event.causes.iter().filter(|cause| cause.kind == whylate_model::CauseKind::Thread);
+        labels.chain(causes.map(|cause| &cause.who))
+    });
+    for name in names {
+        let number = name.rsplit_once(':').map_or("", |(_, number)| number);
+        ensure!(
+            number == "outside" || number.parse::<u32>().is_ok_and(|number| number < 100),
+            "{name} is no number here"
+        );
+    }
+    Ok(())
+}
+
+fn snapshot_of(output: &Output) -> Result<Snapshot> {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(stderr.contains("in a PID namespace"), "it does not say whose numbers it tells: {stderr}");
+    let last = output.stdout.split(|&byte| byte == b'\n').rfind(|line| !line.is_empty());
+    let snapshot: Snapshot = serde_json::from_slice(last.with_context(|| format!("no snapshot: {stderr}"))?)?;
+    ensure!(snapshot.pid_namespace.is_some(), "the snapshot does not tell whose numbers it has");
+    Ok(snapshot)
+}
+
+#[test]
+fn a_process_is_found_by_its_own_number_and_waits_for_one_outside() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let _outsider = Outsider::start()?;
+    let script = format!("{HOG} $W offcpu -p $! --why 1ms -d 2s --json");
+    let Some(output) = inside(&script)? else { return Ok(()) };
+    let snapshot = snapshot_of(&output)?;
+    ensure!(snapshot.backend == "sample", "{} measures", snapshot.backend);
+    println!("{} stacks, {} waits, lost {:?}", snapshot.stacks.len(), snapshot.late.len(), snapshot.lost);
+    ensure!(!snapshot.stacks.is_empty() && !snapshot.late.is_empty(), "the process was not found");
+    // The shell is 1.
+    ensure!(snapshot.stacks.iter().all(|stack| stack.labels["pid"] == "2"), "{:?}", snapshot.stacks);
+    ensure!(snapshot.late.iter().all(|event| event.labels["pid"] == "2"), "{:?}", snapshot.late);
+    let causes: Vec<&str> = snapshot.late.iter().flat_map(|event| &event.causes).map(|cause| &*cause.who).collect();
+    ensure!(causes.contains(&"outsider:outside"), "{causes:?}");
+    ensure_small(&snapshot.late)
+}
+
+#[test]
+fn all_threads_of_the_namespace_and_no_others_wait() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let _outsider = Outsider::start()?;
+    let Some(output) = inside(&format!("{HOG} exec $W offcpu --why 1ms -d 2s --json"))? else { return Ok(()) };
+    let snapshot = snapshot_of(&output)?;
+    let waits: Vec<&str> = snapshot.late.iter().map(|event| &*event.subject).collect();
+    ensure!(waits.contains(&"sh:2"), "{waits:?}");
+    // It is the first process itself, and no victim; nobody outside is.
+    ensure!(snapshot.late.iter().all(|event| event.labels["pid"] == "2"), "{waits:?}");
+    ensure!(snapshot.stacks.iter().all(|stack| stack.labels["pid"] == "2"), "{:?}", snapshot.stacks);
+    ensure_small(&snapshot.late)
+}
+
+#[test]
+fn every_source_tells_a_culprit_outside() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let _outsider = Outsider::start()?;
+    for command in ["timerlat hist --why 1us", "irqsoff --from 5us --why 5us --period 1ms", "wq --why 5us"] {
+        let Some(output) = inside(&format!("exec $W {command} -d 1s --json"))? else { return Ok(()) };
+        let snapshot = snapshot_of(&output)?;
+        println!("{command}: {} late events, lost {:?}", snapshot.late.len(), snapshot.lost);
+        ensure_small(&snapshot.late)?;
+        let numbers = ["worker_pid", "queued_by_pid"];
+        let numbers = snapshot.late.iter().flat_map(|event| numbers.iter().filter_map(|name| event.labels.get(*name)));
+        for number in numbers {
+            ensure!(number == "outside" || number.parse::<u32>()? < 100, "{command}: {number} is no number here");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_look_blames_nobody_by_a_number_of_the_machine() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let _outsider = Outsider::start()?;
+    let Some(output) = inside(&format!("{HOG} exec $W -d 2s --json"))? else { return Ok(()) };
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let look: Look = serde_json::from_slice(&output.stdout).with_context(|| format!("no look: {stderr}"))?;
+    ensure!(look.pid_namespace.is_some() && stderr.contains("in a PID namespace"), "{stderr}");
+    let who: Vec<&str> = look.culprits.iter().map(|culprit| &*culprit.who).collect();
+    ensure!(who.contains(&"outsider:outside"), "{who:?}, unmeasured {:?}", look.unmeasured);
+    let events: Vec<LateEvent> = look.worst.iter().map(|sighting| sighting.event.clone()).collect();
+    ensure_small(&events)
+}
+
+#[test]
+fn the_selftest_is_right_in_a_namespace() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    // Whoever else runs here may have real-time threads.
+    let Some(output) = inside("exec $W selftest --json --force")? else { return Ok(()) };
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let told: Selftest = serde_json::from_slice(&output.stdout).with_context(|| format!("no result: {stderr}"))?;
+    for check in &told.checks {
+        println!("{check:?}");
+        if check.verdict == Verdict::Skip {
+            println!("skipped: {}: {}", check.source, check.reason);
+        }
+    }
+    ensure!(told.failed == 0 && output.status.code() == Some(0), "{} failed: {stderr}", told.failed);
+    Ok(())
+}
