@@ -69,7 +69,7 @@ impl Imported {
     /// Adds the stacks of another file, of a later sample.
     pub fn merge(&mut self, other: Imported) {
         for (stack, count) in other.stacks {
-            *self.stacks.entry(stack).or_default() += count;
+            self.add(stack, count);
         }
         self.unread += other.unread;
     }
@@ -89,7 +89,13 @@ impl Imported {
     }
 
     fn count(&mut self, labels: Vec<String>, frames: Vec<String>, times: u64) {
-        *self.stacks.entry((labels, frames)).or_default() += times;
+        self.add((labels, frames), times);
+    }
+
+    /// Counts are what a file says they are.
+    fn add(&mut self, stack: (Vec<String>, Vec<String>), times: u64) {
+        let count = self.stacks.entry(stack).or_default();
+        *count = count.saturating_add(times);
     }
 
     fn read_procstat(&mut self, text: &str, names: Names) {
@@ -213,6 +219,14 @@ mod tests {
     0 100025 kernel           kqueue taskq     mi_switch sleepq_wait _sleep taskqueue_thread_loop fork_exit fork_trampoline 
   812 100110 nginx            -                mi_switch sleepq_catch_signals sleepq_wait_sig _sleep kern_kevent sys_kevent amd64_syscall Xfast_syscall 
 ";
+
+    #[test]
+    fn counts_beyond_all_numbers_are_the_largest_one() {
+        let most = u64::MAX - 1;
+        let mut twice = Imported::read(&format!("a;b {most}\na;b {most}\n"), Names::Thread).expect("folded lines");
+        twice.merge(twice.clone());
+        assert_eq!(twice.lines(Order::RootFirst), [format!("a;b {}", u64::MAX)]);
+    }
 
     #[test]
     fn procstat_gives_the_lines_of_the_shell_that_is_in_use_for_it() {

@@ -284,7 +284,9 @@ impl Elf {
             BaseAddresses::default().set_eh_frame_hdr(*table_at).set_eh_frame(*frames_at).set_text(sections.text);
         let parsed = EhFrameHdr::new(table, LittleEndian).parse(&bases, 8).ok()?;
         let table = parsed.table()?;
-        let at = table.pointer_to_offset(table.lookup(address, &bases).ok()?).ok()?.0 as u64;
+        // The library's own difference of these two overflows where a table points below the section.
+        let frames_begin = parsed.eh_frame_ptr().direct().ok()?;
+        let at = table.lookup(address, &bases).ok()?.direct().ok()?.checked_sub(frames_begin)?;
         let function = self.entry(sections, at)?;
         // What all functions of a kind have in common stands so many bytes before the number that says so.
         let back = u32::from_le_bytes(function.get(4..8)?.try_into().ok()?);
@@ -485,6 +487,27 @@ mod tests {
         let elf = opened(&path);
         assert!(elf.take_failure() && elf.names(true).is_none());
         assert_eq!(elf.rule_at(0x2000).base, rule_base::RULE_BROKEN);
+    }
+
+    #[test]
+    fn a_table_that_points_below_its_section_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("program");
+        let mut bytes = fs::read(own_program()).expect("there");
+        let whole = opened(&own_program());
+        let offset = offset_of(opened as *const (), &whole);
+        let Unwind::By(UnwindSections { table: (table, _), .. }) = &whole.unwind else { panic!("it has a table") };
+        let at = bytes.windows(table.len()).position(|part| part == table).expect("it is in the file");
+        // Behind four bytes of encodings and a count of four come the section's address and pairs of addresses, all
+        // relative: each function's entry is said to lie at the beginning of memory.
+        let begins = whole.segments.iter().find(|(from, length, _)| (*from..from + length).contains(&(at as u64)));
+        let (from, _, address) = begins.expect("it is loaded");
+        let table_at = at as u64 - from + address;
+        for entry in bytes[at + 12..at + table.len()].chunks_exact_mut(8) {
+            entry[4..].copy_from_slice(&(table_at as u32).wrapping_neg().to_le_bytes());
+        }
+        fs::write(&path, &bytes).expect("written");
+        assert_eq!(opened(&path).rule_at(offset).base, rule_base::RULE_BROKEN);
     }
 
     #[test]
