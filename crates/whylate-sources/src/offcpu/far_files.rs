@@ -5,8 +5,8 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, OsStr};
-use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -48,6 +48,8 @@ const PATIENCE: Duration = Duration::from_millis(200);
 const MOST_GIVEN_UP: usize = 4;
 /// What is copied of a file at most.
 const MOST_BYTES: usize = 256 << 20;
+/// What is read of a list of mounts at most.
+const MOST_MOUNTS: u64 = 1 << 20;
 
 /// Opens files of other processes.
 #[derive(Default)]
@@ -68,8 +70,9 @@ impl FarFiles {
             None => {
                 let mounts = mounts_of(tgid);
                 let is_near = type_of(&mounts, device).is_some_and(|name| NEAR.contains(&name));
-                // Of a process that has ended nothing is told.
-                if !mounts.is_empty() {
+                // Of a process that has ended nothing is told. Numbers of devices that are none are given out anew.
+                let is_kept = !is_near || !device.starts_with("00:");
+                if is_kept && !mounts.is_empty() {
                     self.is_near.insert(device.to_owned(), is_near);
                 }
                 is_near
@@ -218,14 +221,17 @@ fn type_at<'a>(mounts: &'a str, path: &str) -> Option<&'a str> {
     line.split_once(" - ")?.1.split(' ').next()
 }
 
+/// As far as they are no more than anybody has; what is mounted beyond that counts as far.
 fn mounts_of(tgid: u32) -> String {
-    let mounts = fs::read(format!("/proc/{tgid}/mountinfo")).unwrap_or_default();
+    let mut mounts = Vec::new();
+    let file = File::open(format!("/proc/{tgid}/mountinfo"));
+    let _ = file.and_then(|file| file.take(MOST_MOUNTS).read_to_end(&mut mounts));
     String::from_utf8_lossy(&mounts).into_owned()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read as _;
+    use std::fs;
 
     use super::*;
 

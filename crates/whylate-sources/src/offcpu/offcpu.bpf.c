@@ -242,7 +242,7 @@ static __always_inline struct seen_user_stack *seen_in_walks(struct task_struct 
 	return bpf_map_lookup_elem(&user_stack_by_seen_in_walks, &slot);
 }
 
-static __always_inline enum looked look_at_stacks(struct task_struct *task, struct place_key *key)
+static __always_inline enum looked look_at_stacks(struct task_struct *task, struct place_key *key, bool was_unread)
 {
 	enum user_end end = USER_COMPLETE;
 	struct scratch *scratch;
@@ -278,9 +278,11 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 			end = USER_PARTLY;
 		}
 		if (end == USER_UNREAD) {
-			/* Whoever changes its mappings mostly takes microseconds. */
-			if (!is_last_round)
+			/* Whoever changes its mappings mostly takes microseconds; this one did not at the last walk either. */
+			if (!is_last_round && !was_unread) {
+				unanswered++;
 				return LOOKED_AGAIN;
+			}
 			lose(LOST_UNREAD);
 		}
 		if (scratch->user.length) {
@@ -326,6 +328,7 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 					    u64 switches, u32 *place, enum lost_reason *reason)
 {
 	struct place_key key = {};
+	bool was_unread = record->is_unread;
 
 	*reason = LOST_PROCESSES;
 	if (!fill_key(task, record, &key))
@@ -339,7 +342,7 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 		if (!key.is_kernel)
 			key.syscall = syscall_of(task);
 		*reason = LOST_STACKS;
-		looked = look_at_stacks(task, &key);
+		looked = look_at_stacks(task, &key, was_unread);
 		if (looked != LOOKED_OK)
 			return looked;
 		record->is_unread = key.user_end == USER_UNREAD;

@@ -62,6 +62,9 @@ const ASK: Duration = Duration::from_millis(20);
 
 /// After so many rounds a thread's stack is taken as far as it is known.
 const ROUNDS: u32 = 6;
+/// So many more, with a pause before each, for threads whose memory does not answer: others change it all the time.
+const PATIENT_ROUNDS: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// What a walk has met.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -264,19 +267,26 @@ impl Sampler {
         (variables.last_walk_ns, self.walk_began_ns) = (self.walk_began_ns, clock::monotonic_ns());
         variables.threads_met = 0;
         variables.threads_changed = 0;
-        for round in 0..ROUNDS {
+        let mut unanswered = 0;
+        for round in 0..ROUNDS + PATIENT_ROUNDS {
+            if round >= ROUNDS {
+                std::thread::sleep(PAUSE);
+            }
             let traces = !self.switches.is_empty();
             let variables = self.variables()?;
             variables.walk_round = round;
-            variables.is_last_round = round + 1 == ROUNDS;
-            variables.unresolved = 0;
+            variables.is_last_round = round + 1 >= ROUNDS && unanswered == 0 || round + 1 == ROUNDS + PATIENT_ROUNDS;
+            let is_last = variables.is_last_round;
+            (variables.unresolved, variables.unanswered) = (0, 0);
             // Where switches are traced, questions come at any time.
             if !traces {
                 self.start_questions();
             }
             iterate(&self.walk, |_| {})?;
             self.answer();
-            if self.variables()?.unresolved == 0 {
+            let variables = self.variables()?;
+            unanswered = variables.unanswered;
+            if variables.unresolved == 0 || is_last {
                 break;
             }
         }

@@ -295,6 +295,10 @@ u64 began_ns = 0;
 /* When the walk before this one began: a slot that nobody has counted in since is of a thread that has ended. */
 u64 last_walk_ns = 0;
 u32 unresolved = 0;
+/* Of these, threads whose memory did not answer; and the last process of which that was met, and one more than when. */
+u32 unanswered = 0;
+s32 silent_tgid = 0;
+u32 silent_round = 0;
 /* How many frames this round has asked for (lower half), and the number of the round, which user space begins. */
 u64 questions = 0;
 /* How many there are; each gets the next number. */

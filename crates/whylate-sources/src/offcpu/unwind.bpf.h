@@ -80,6 +80,36 @@ static __always_inline bool answers_at_once(struct task_struct *task, u64 at)
 	return is_memory_at_hand(error, magic);
 }
 
+enum {
+	/* Whoever changes a process's mappings has them for some microseconds, which so many tries take. */
+	ANSWER_TRIES = 32,
+};
+
+struct answer {
+	struct task_struct *task;
+	u64 at;
+};
+
+static long wait_for_answer(u64 index, struct answer *answer)
+{
+	return answers_at_once(answer->task, answer->at);
+}
+
+/* Asks for a moment, unless another thread of that process was asked in vain in this round. */
+static __always_inline void ask_for_a_moment(struct task_struct *task, u64 at)
+{
+	struct answer answer = { .task = task, .at = at };
+	long tries;
+
+	if (silent_tgid == task->tgid && silent_round == walk_round + 1)
+		return;
+	tries = bpf_loop(ANSWER_TRIES, wait_for_answer, &answer, 0);
+	if (tries < ANSWER_TRIES)
+		return;
+	silent_tgid = task->tgid;
+	silent_round = walk_round + 1;
+}
+
 /* Copies the piece of the thread's stack in which a word is. */
 static __always_inline int fill_window(struct walk *walk, u64 at, bool is_own)
 {
@@ -318,6 +348,7 @@ static __always_inline enum user_end unwind_user(struct task_struct *task, struc
 	if (!is_own) {
 		bool is_same;
 
+		ask_for_a_moment(task, walk.sp);
 		/* User space would wait too, if it were asked about such memory. */
 		if (fill_window(&walk, walk.sp, false) && walk.end == USER_UNREAD)
 			return USER_UNREAD;
