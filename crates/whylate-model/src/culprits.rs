@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 
+use crate::late::CGROUP;
 use crate::snapshot::Unexplained;
 use crate::sources::Card;
-use crate::{CauseKind, LateEvent};
+use crate::{CauseKind, Cgroup, LateEvent};
 
 /// How many culprits are told apart; those that come later are counted together.
 const CULPRITS: usize = 10_000;
@@ -17,11 +18,22 @@ const VICTIMS: usize = 1_000;
 /// Whom those are told as that were too many to be told apart.
 pub const BEYOND: &str = "those beyond the first 10,000";
 
+/// Whom delays are added up by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum By {
+    /// Each thread, work item, interrupt ...
+    #[default]
+    Culprit,
+    /// The cgroup of the threads; what is in none stands for itself.
+    Cgroup,
+}
+
 /// Adds up what each culprit did. Memory is bounded.
 #[derive(Debug, Default)]
 pub struct Culprits {
+    by: By,
     /// By kind and then by name, so that a name is looked up without being copied; then by the source that told it.
-    delays: HashMap<CauseKind, HashMap<String, BTreeMap<&'static str, Delay>>>,
+    delays: HashMap<CauseKind, HashMap<String, Delays>>,
     count: usize,
     unknown: Delay,
     /// Numbers stand for the names of victims, which are the same few again and again.
@@ -36,8 +48,11 @@ pub struct Culprits {
 pub struct Culprit {
     /// How.
     pub kind: CauseKind,
-    /// Its name.
+    /// Its name, or the path of its cgroup where delays are added up by that.
     pub who: String,
+    /// A thread's cgroup: the last one that it was seen in.
+    #[serde(flatten)]
+    pub cgroup: Option<Cgroup>,
     /// The delay that it caused, over all victims.
     pub total_ns: u64,
     /// Whom it delayed, the source first whose events it delayed most.
@@ -82,6 +97,13 @@ impl Ranking {
     }
 }
 
+/// What one culprit did.
+#[derive(Debug, Default)]
+struct Delays {
+    by_source: BTreeMap<&'static str, Delay>,
+    cgroup: Option<Cgroup>,
+}
+
 #[derive(Debug, Default)]
 struct Delay {
     events: u64,
@@ -91,6 +113,11 @@ struct Delay {
 }
 
 impl Culprits {
+    /// Delays are added up by that.
+    pub fn by(by: By) -> Self {
+        Culprits { by, ..Culprits::default() }
+    }
+
     /// Adds the causes of one event of that source; an event without causes was not explained and does not count.
     pub fn add(&mut self, card: &Card, event: &LateEvent) {
         if event.causes.is_empty() {
@@ -99,19 +126,27 @@ impl Culprits {
         self.events += 1;
         self.latency_ns = self.latency_ns.saturating_add(event.latency_ns);
         let subject = self.number_of(&event.subject);
+        let own_cgroup = event.labels.get(CGROUP);
+        let own = own_cgroup.map(|path| format!("{path} (itself)")).unwrap_or_default();
         let mut by_whom: BTreeMap<(CauseKind, &str), u64> = BTreeMap::new();
         let mut unknown_ns = 0_u64;
         for cause in &event.causes {
             let of_kind = self.delays.entry(cause.kind).or_default();
             let (mut kind, mut who) = (cause.kind, cause.who.as_str());
-            if !of_kind.contains_key(who) {
+            match &cause.cgroup {
+                Some(cgroup) if self.by == By::Cgroup && own_cgroup == Some(&cgroup.path) => who = &own,
+                Some(cgroup) if self.by == By::Cgroup => who = &cgroup.path,
+                _ => {}
+            }
+            match of_kind.get_mut(who) {
+                Some(known) if known.cgroup == cause.cgroup => {}
+                Some(known) => known.cgroup.clone_from(&cause.cgroup),
                 // Why something is unknown is one of a few reasons.
-                if cause.kind == CauseKind::Unknown || self.count < CULPRITS {
+                None if cause.kind == CauseKind::Unknown || self.count < CULPRITS => {
                     self.count += 1;
-                    of_kind.insert(who.to_owned(), BTreeMap::new());
-                } else {
-                    (kind, who) = (CauseKind::Unknown, BEYOND);
+                    of_kind.insert(who.to_owned(), Delays { cgroup: cause.cgroup.clone(), ..Delays::default() });
                 }
+                None => (kind, who) = (CauseKind::Unknown, BEYOND),
             }
             let ns = by_whom.entry((kind, who)).or_default();
             *ns = ns.saturating_add(cause.ns);
@@ -123,9 +158,9 @@ impl Culprits {
             let of_kind = self.delays.entry(kind).or_default();
             // Only BEYOND can be new.
             if !of_kind.contains_key(who) {
-                of_kind.insert(who.to_owned(), BTreeMap::new());
+                of_kind.insert(who.to_owned(), Delays::default());
             }
-            let of_source = of_kind.get_mut(who).map(|sources| sources.entry(card.name).or_default());
+            let of_source = of_kind.get_mut(who).map(|delays| delays.by_source.entry(card.name).or_default());
             of_source.into_iter().for_each(|delay| delay.add(ns, subject));
         }
         self.unknown.add(unknown_ns, subject);
@@ -139,14 +174,15 @@ impl Culprits {
 
     /// Everything added since the previous call, ranked.
     pub fn take(&mut self) -> Ranking {
-        let taken = std::mem::take(self);
+        let taken = std::mem::replace(self, Culprits::by(self.by));
         let by_name =
             taken.delays.into_iter().flat_map(|(kind, by_name)| by_name.into_iter().map(move |of| (kind, of)));
         let mut culprits: Vec<Culprit> = by_name
             .map(|(kind, (who, delays))| {
-                let mut victims: Vec<Victims> = delays.iter().map(|(source, delay)| delay.victims(source)).collect();
+                let Delays { by_source, cgroup } = delays;
+                let mut victims: Vec<Victims> = by_source.iter().map(|(source, delay)| delay.victims(source)).collect();
                 victims.sort_by_key(|victims| Reverse(victims.total_ns));
-                Culprit { kind, who, total_ns: victims.iter().map(|victims| victims.total_ns).sum(), victims }
+                Culprit { kind, who, cgroup, total_ns: victims.iter().map(|victims| victims.total_ns).sum(), victims }
             })
             .collect();
         let events = |culprit: &Culprit| culprit.victims.iter().map(|victims| victims.events).sum::<u64>();
@@ -203,8 +239,7 @@ mod tests {
     use crate::sources::WQ;
 
     fn late(handler: &str, causes: &[(CauseKind, &str, u64)]) -> LateEvent {
-        let causes: Vec<Cause> =
-            causes.iter().map(|&(kind, who, ns)| Cause { kind, who: who.to_owned(), ns, stack: Vec::new() }).collect();
+        let causes: Vec<Cause> = causes.iter().map(|&(kind, who, ns)| Cause::new(kind, who, ns)).collect();
         LateEvent {
             subject: handler.to_owned(),
             latency_ns: causes.iter().map(|cause| cause.ns).sum(),
@@ -227,7 +262,8 @@ mod tests {
         let victims = |events, subjects, total_ns, worst_ns| {
             vec![Victims { source: "wq".to_owned(), events, subjects, total_ns, worst_ns }]
         };
-        let culprit = |kind, who: &str, total_ns, victims| Culprit { kind, who: who.to_owned(), total_ns, victims };
+        let culprit =
+            |kind, who: &str, total_ns, victims| Culprit { kind, who: who.to_owned(), cgroup: None, total_ns, victims };
         assert_eq!((ranking.events, ranking.latency_ns), (3, 96));
         assert_eq!(
             ranking.culprits,
@@ -240,6 +276,29 @@ mod tests {
         );
         assert_eq!(ranking.unknown, Victims { source: String::new(), ..victims(1, 1, 3, 3).remove(0) });
         assert_eq!(culprits.take(), Ranking::default());
+    }
+
+    #[test]
+    fn delays_add_up_by_the_cgroups_that_cause_them() {
+        let in_cgroup = |path: &str, cause| Cause { cgroup: Some(Cgroup::of(path)), ..cause };
+        let mut event = late("service:1", &[(CauseKind::Irq, "nvme0q1", 5)]);
+        event.labels.insert(CGROUP.to_owned(), "/pod1".to_owned());
+        for (path, who, ns) in [("/pod1", "a:1", 10), ("/pod2", "b:2", 20), ("/pod2", "c:3", 30)] {
+            event.causes.push(in_cgroup(path, Cause::new(CauseKind::Thread, who, ns)));
+            event.latency_ns += ns;
+        }
+        let told = |by| {
+            let mut culprits = Culprits::by(by);
+            culprits.add(&WQ, &event);
+            let first = culprits.take();
+            // Nothing is left, and the next span goes by the same.
+            culprits.add(&WQ, &event);
+            assert_eq!(culprits.take(), first);
+            first.culprits.into_iter().map(|culprit| (culprit.who, culprit.total_ns)).collect::<Vec<_>>()
+        };
+        let named = |list: &[(&str, u64)]| list.iter().map(|&(who, ns)| (who.to_owned(), ns)).collect::<Vec<_>>();
+        assert_eq!(told(By::Cgroup), named(&[("/pod2", 50), ("/pod1 (itself)", 10), ("nvme0q1", 5)]));
+        assert_eq!(told(By::Culprit), named(&[("c:3", 30), ("b:2", 20), ("a:1", 10), ("nvme0q1", 5)]));
     }
 
     #[test]

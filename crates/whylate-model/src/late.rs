@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::blame::Evidence;
+use crate::cgroup::Cgroup;
 use crate::snapshot::Labels;
 
 /// Something that waited longer than the user allows.
@@ -46,6 +47,8 @@ pub struct LateEvent {
 
 /// The label that says what a thread is to the kernel, whatever it calls itself; most are nothing special.
 pub const ROLE: &str = "role";
+/// The label that says which cgroup a thread that was late is in.
+pub const CGROUP: &str = "cgroup";
 /// [`ROLE`] of a worker of workqueues; with the label `handler` where it has an item.
 pub const WORKER: &str = "worker";
 /// [`ROLE`] of a submission thread of io_uring.
@@ -68,6 +71,16 @@ pub struct Cause {
     /// The stack of whoever caused it, innermost first, where known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<String>,
+    /// The cgroup of the thread that caused it, where one did and it is known.
+    #[serde(flatten)]
+    pub cgroup: Option<Cgroup>,
+}
+
+impl Cause {
+    /// Without a stack or a cgroup.
+    pub fn new(kind: CauseKind, who: impl Into<String>, ns: u64) -> Self {
+        Cause { kind, who: who.into(), ns, stack: Vec::new(), cgroup: None }
+    }
 }
 
 /// The kinds of delay that whylate tells apart.

@@ -5,6 +5,7 @@
 //! the same code as a live run and every output can be tested from a fixed [`Snapshot`].
 
 pub mod blame;
+pub mod cgroup;
 pub mod culprits;
 pub mod folded;
 pub mod ftrace;
@@ -27,6 +28,7 @@ pub mod wait;
 pub mod worst;
 
 pub use blame::{TimerAnalysis, TimerEvidence, WorkEvidence};
+pub use cgroup::Cgroup;
 pub use culprits::Culprits;
 pub use histogram::Histogram;
 pub use late::{Cause, CauseKind, LateEvent};

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::culprits::{Culprit, Culprits};
+use crate::culprits::{By, Culprit, Culprits};
 use crate::snapshot::Unexplained;
 use crate::sources::{Card, Judged};
 use crate::units::{format_ns, rfc3339};
@@ -154,9 +154,9 @@ struct Lates {
 }
 
 impl Gatherer {
-    /// Of a look in which these sources explain what is late.
-    pub fn of(cards: Vec<&'static Card>) -> Self {
-        Gatherer { cards, ..Gatherer::default() }
+    /// Of a look in which these sources explain what is late; who made them late is added up by that.
+    pub fn of(cards: Vec<&'static Card>, by: By) -> Self {
+        Gatherer { cards, culprits: Culprits::by(by), ..Gatherer::default() }
     }
 
     /// Adds a late event of that source. One below the source's limit is none; one that another source of this look
@@ -249,8 +249,7 @@ mod tests {
     use crate::{Cause, CauseKind, Series};
 
     fn late(latency_ns: u64, causes: &[(CauseKind, &str, u64)]) -> LateEvent {
-        let causes =
-            causes.iter().map(|&(kind, who, ns)| Cause { kind, who: who.to_owned(), ns, stack: Vec::new() }).collect();
+        let causes = causes.iter().map(|&(kind, who, ns)| Cause::new(kind, who, ns)).collect();
         LateEvent { latency_ns, causes, ..LateEvent::default() }
     }
 
@@ -339,7 +338,7 @@ mod tests {
                 |snapshot| snapshot.total("days"),
             )
         };
-        let mut gatherer = Gatherer::of(vec![&MADE_UP, &ALSO_MADE_UP]);
+        let mut gatherer = Gatherer::of(vec![&MADE_UP, &ALSO_MADE_UP], By::Culprit);
         let mut letter =
             LateEvent { subject: "to Ann".to_owned(), ..late(8_000, &[(CauseKind::Thread, "fog:1", 8_000)]) };
         gatherer.add(&MADE_UP, letter.clone());
@@ -347,7 +346,7 @@ mod tests {
         letter.labels.insert("registered".to_owned(), "yes".to_owned());
         gatherer.add(&MADE_UP, letter.clone());
         // Where nobody else is there to tell it, it counts.
-        let mut alone = Gatherer::of(vec![&MADE_UP]);
+        let mut alone = Gatherer::of(vec![&MADE_UP], By::Culprit);
         alone.add(&MADE_UP, letter);
         assert_eq!(alone.finish(&[snapshot(&MADE_UP, "days", &[], &[])], Vec::new()).sources[0].late, 1);
         let look = gatherer.finish(&[snapshot(&MADE_UP, "days", &[], &[100, 200])], Vec::new());
@@ -370,7 +369,7 @@ mod tests {
             }
         };
         let counted = |cards: &[&'static Card]| {
-            let mut gatherer = Gatherer::of(cards.to_vec());
+            let mut gatherer = Gatherer::of(cards.to_vec(), By::Culprit);
             gatherer.add(&OFFCPU, wait("kworker/0:0", &[]));
             gatherer.add(&OFFCPU, wait("iou-sqp-7", &[]));
             gatherer.add(&OFFCPU, wait("kworker/0:1", &[("role", "worker"), ("handler", "vmstat_update")]));

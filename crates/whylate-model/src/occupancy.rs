@@ -97,6 +97,9 @@ pub enum Occupant {
         tid: u32,
         /// Its name (`comm`).
         name: String,
+        /// The path of its cgroup, where that is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cgroup: Option<String>,
     },
     /// A worker thread with a work item.
     Work {

@@ -27,8 +27,8 @@ fn any_occupant() -> impl Strategy<Value = Occupant> {
     let work = |handler: &str, tid, name: &str| Occupant::Work { handler: handler.into(), tid, name: name.into() };
     prop_oneof![
         Just(Occupant::Idle),
-        Just(Occupant::Thread { tid: 1, name: "dd".into() }),
-        Just(Occupant::Thread { tid: WORKER, name: "kworker/1:0".into() }),
+        Just(Occupant::Thread { tid: 1, name: "dd".into(), cgroup: None }),
+        Just(Occupant::Thread { tid: WORKER, name: "kworker/1:0".into(), cgroup: None }),
         Just(work("own_fn", WORKER, "kworker/1:0")),
         Just(work("other_fn", 78, "kworker/1:2")),
         Just(work("high_fn", 79, "kworker/1:1H")),
@@ -246,8 +246,8 @@ fn blame_at(evidence: &WorkEvidence, at_ns: u64, between_ns: u64) -> (CauseKind,
         Occupant::Irq { name } => return cause(CauseKind::Irq, name),
         Occupant::Softirq { name } => cause(CauseKind::Softirq, name),
         Occupant::Work { handler, .. } => cause(CauseKind::Work, handler),
-        Occupant::Thread { tid: WORKER, name } => cause(CauseKind::Wakeup, &format!("{name}:{WORKER}")),
-        Occupant::Thread { tid, name } => cause(CauseKind::Thread, &format!("{name}:{tid}")),
+        Occupant::Thread { tid: WORKER, name, .. } => cause(CauseKind::Wakeup, &format!("{name}:{WORKER}")),
+        Occupant::Thread { tid, name, .. } => cause(CauseKind::Thread, &format!("{name}:{tid}")),
     };
     let holds_off = |irq: &Interval| could_not_come_in(&evidence.occupancy, at_ns, irq, between_ns);
     let masked = evidence.occupancy.intervals.iter().any(holds_off);

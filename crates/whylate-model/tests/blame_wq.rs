@@ -8,7 +8,7 @@ use whylate_model::{CauseKind, Interval, Occupancy, Occupant};
 const WORKER: u32 = 77;
 
 fn thread(name: &str, tid: u32) -> Occupant {
-    Occupant::Thread { tid, name: name.to_owned() }
+    Occupant::Thread { tid, name: name.to_owned(), cgroup: None }
 }
 
 fn work(handler: &str, name: &str) -> Occupant {

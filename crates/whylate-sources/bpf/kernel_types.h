@@ -260,6 +260,7 @@ struct task_struct {
 	struct task_struct *group_leader;
 	struct pid *thread_pid;
 	struct css_set *cgroups;
+	struct task_group *sched_task_group;
 	int prio;
 	int static_prio;
 	int nr_cpus_allowed;

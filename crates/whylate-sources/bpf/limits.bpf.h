@@ -2,6 +2,7 @@
 /* What kept a thread that could run from every CPU, or may have, for the record of its wait. */
 #pragma once
 
+#include "cgroup.bpf.h"
 #include "throttling.bpf.h"
 
 struct limits {

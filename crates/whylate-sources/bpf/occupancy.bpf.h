@@ -2,6 +2,7 @@
 /* Who has each CPU: the account that src/occupancy keeps. User space gives its maps to the programs of sources too. */
 #pragma once
 
+#include "cgroup.bpf.h"
 #include "pid_namespace.bpf.h"
 
 enum occupancy_limits {
@@ -23,7 +24,10 @@ enum occupant_kind {
 	/* Before the first switch on the CPU. */
 	OCCUPANT_NOBODY,
 	OCCUPANT_IDLE,
+	/* `handler` is its cgroup's number. */
 	OCCUPANT_THREAD,
+	/* A worker thread with the item `handler`. */
+	OCCUPANT_WORK,
 	OCCUPANT_SOFTIRQ,
 	/* A device's handler: `id` is the interrupt's number, `name` the handler's. */
 	OCCUPANT_DEVICE_IRQ,
@@ -56,9 +60,9 @@ enum busy_pools {
 /* One occupant without a break. It ends where the next one begins. */
 struct interval {
 	u64 start_ns;
-	/* The item of a worker thread, or 0. */
 	u64 handler;
 	u32 id;
+	/* enum occupant_kind */
 	u8 kind;
 	/* enum busy_pools */
 	u8 busy;
@@ -82,10 +86,16 @@ struct account {
 	/* How many intervals have been written. */
 	u32 written;
 	/* A program is at work: what interrupts it must not be. */
-	u32 is_busy;
+	u8 is_busy;
+	/* Bits of enum switch_step: whose programs the present switch concerns, as far as they have not run. */
+	u8 steps;
+	/* Of the interrupt, while `in_irq`. */
+	u8 irq_kind;
+	u8 _unused_yet;
 
-	/* The thread that has the CPU, below interrupts. */
+	/* The thread that has the CPU, below interrupts; its item, or 0, and its cgroup. */
 	u64 handler;
+	u64 cgroup;
 	u32 tid;
 	u8 kind;
 	/* enum busy_pools of the thread itself, if it has an item. */
@@ -108,10 +118,7 @@ struct account {
 	/* The interrupt, while `in_irq`. */
 	struct lateness lateness;
 	u32 irq_id;
-	u32 irq_kind;
 	char irq_name[16];
-	/* Bits of enum switch_step: whose programs the present switch concerns, as far as they have not run. */
-	u32 steps;
 	/* The thread's number as it is shown; not written in the first PID namespace, where it is `tid`. */
 	u32 shown_tid;
 	/* What is above is used at each switch and interrupt, and takes two cache lines. */
@@ -196,9 +203,9 @@ static __always_inline struct interval *interval_at(u32 cpu, u32 position)
 
 static __always_inline void describe_thread(struct interval *interval, const struct account *account)
 {
-	interval->handler = account->handler;
+	interval->handler = account->handler ? account->handler : account->cgroup;
 	interval->id = own_namespace ? account->shown_tid : account->tid;
-	interval->kind = account->kind;
+	interval->kind = account->handler ? OCCUPANT_WORK : account->kind;
 	__builtin_memcpy(interval->name, account->name, sizeof(interval->name));
 }
 

@@ -32,6 +32,8 @@ struct runnable_wait {
 	u32 _unused;
 	/* The item of a worker, or 0. */
 	u64 handler;
+	/* Of the thread; 0: none. */
+	u64 cgroup;
 	char waker[16];
 	char process[16];
 	char thread[16];
@@ -84,6 +86,7 @@ static __always_inline struct runnable_wait *begin_runnable_wait(struct task_str
 	late->waker_tid = 0;
 	late->role = role_of(task);
 	late->handler = late->role == ROLE_WORKER ? handler_of_worker(task) : 0;
+	late->cgroup = cgroup_number_of(task);
 	bpf_core_read(late->process, sizeof(late->process), &task->group_leader->comm);
 	bpf_core_read(late->thread, sizeof(late->thread), &task->comm);
 	return late;

@@ -2,6 +2,8 @@
 /* Which threads are of interest. */
 #pragma once
 
+#include "cgroup.bpf.h"
+
 enum {
 	CGROUP_LEVELS = 16,
 };
@@ -15,13 +17,13 @@ const volatile bool has_wanted_process_name = false;
 const volatile bool take_kernel_threads = true;
 const volatile bool take_user_threads = true;
 
-static __always_inline bool is_in_wanted_cgroup(struct cgroup *cgroup)
+static __always_inline bool is_in_wanted_cgroup(const struct cgroup *cgroup)
 {
 	for (u32 level = 0; level < CGROUP_LEVELS && cgroup; level++) {
 		if (BPF_CORE_READ(cgroup, kn, id) == wanted_cgroup)
 			return true;
 		/* A cgroup begins with its own state. */
-		cgroup = (struct cgroup *)BPF_CORE_READ(cgroup, self.parent);
+		cgroup = (const struct cgroup *)BPF_CORE_READ(cgroup, self.parent);
 	}
 	return false;
 }
@@ -49,5 +51,5 @@ static __always_inline bool is_wanted(const struct task_struct *task, bool is_ke
 	/* A process has the name of its first thread. */
 	if (has_wanted_process_name && !is_named(BPF_CORE_READ(task, group_leader), wanted_process_name))
 		return false;
-	return !wanted_cgroup || is_in_wanted_cgroup(BPF_CORE_READ(task, cgroups, dfl_cgrp));
+	return !wanted_cgroup || is_in_wanted_cgroup(cgroup_of(task));
 }

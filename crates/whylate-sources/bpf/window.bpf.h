@@ -74,6 +74,12 @@ struct walk {
 	u32 left;
 };
 
+/* That of an interrupt holds how late it was. */
+static __always_inline bool is_told_by_handler(u32 kind)
+{
+	return kind == OCCUPANT_THREAD || kind == OCCUPANT_WORK;
+}
+
 static __always_inline void merge_part(struct window *window, const struct interval *interval, u64 ns)
 {
 	u32 home = (u32)(interval->handler >> 4) + interval->id * 7 + interval->kind;
@@ -82,14 +88,14 @@ static __always_inline void merge_part(struct window *window, const struct inter
 		struct merged_part *part = &window->merged[(home + probe) % MERGED_PARTS];
 
 		if (!part->ns) {
-			part->handler = interval->kind == OCCUPANT_THREAD ? interval->handler : 0;
+			part->handler = is_told_by_handler(interval->kind) ? interval->handler : 0;
 			part->id = interval->id;
 			part->kind = interval->kind;
 			part->steal_ns = 0;
 			part->nmi_ns = 0;
 			__builtin_memcpy(part->name, interval->name, sizeof(part->name));
 		} else if (part->id != interval->id || part->kind != interval->kind ||
-			   (part->kind == OCCUPANT_THREAD && part->handler != interval->handler)) {
+			   (is_told_by_handler(part->kind) && part->handler != interval->handler)) {
 			continue;
 		}
 		part->ns += ns;
@@ -169,7 +175,7 @@ static __noinline u32 copy_window(struct window *window, u64 from_ns, u64 now_ns
 	account->is_busy = true;
 	barrier();
 	describe(&window->intervals[0], account);
-	if (window->intervals[0].kind == OCCUPANT_THREAD && account->tid != (u32)bpf_get_current_pid_tgid())
+	if (is_told_by_handler(window->intervals[0].kind) && account->tid != (u32)bpf_get_current_pid_tgid())
 		window->intervals[0].kind = OCCUPANT_NOBODY;
 	window->since_ns = account->since_ns;
 	window->count = 1;

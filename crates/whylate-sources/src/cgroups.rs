@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Paths of cgroups by their numbers, which are those of their folders (cgroup v2 on 64-bit kernels).
+//! Paths of cgroups by their numbers, which are those of their folders (on 64-bit kernels).
+//!
+//! A machine has one hierarchy by which containers are told: the one of the controller `cpu` of cgroup v1 where there is
+//! one, else cgroup v2.
 
 use std::collections::HashMap;
 use std::fs;
@@ -9,30 +12,49 @@ use std::time::{Duration, Instant};
 
 /// How often the folders are gone through again at most, for cgroups that are made meanwhile.
 const AGAIN: Duration = Duration::from_secs(1);
+/// The number of a session's group (autogroup of cgroup v1), which only threads of the root have.
+const OF_SESSION: u64 = 0;
+/// Of the time, at most one part in so many goes into that.
+const SHARE: u32 = 50;
 
-/// The mounted hierarchies, read when the first path is asked for.
+/// The hierarchy, read when the first path is asked for.
 #[derive(Debug, Default)]
 pub struct Cgroups {
-    path_by_id: Option<HashMap<u64, String>>,
-    /// Of the hierarchy by which CPUs are shared out, and when it was read.
-    of_cpu: Option<(HashMap<u64, String>, Instant)>,
+    read: Option<Read>,
+}
+
+#[derive(Debug)]
+struct Read {
+    path_by_id: HashMap<u64, String>,
+    at: Instant,
+    took: Duration,
 }
 
 impl Cgroups {
-    /// The path within the hierarchy, such as `/system.slice/ssh.service`; `None` when it is gone.
+    /// The path within the hierarchy, such as `/system.slice/ssh.service`; `None` when it is gone, or is outside the
+    /// cgroup namespace of this process.
     pub fn path(&mut self, id: u64) -> Option<String> {
-        self.path_by_id.get_or_insert_with(|| read(mounted())).get(&id).cloned()
+        let read = self.read.get_or_insert_with(read);
+        if !read.path_by_id.contains_key(&id) && read.at.elapsed() >= AGAIN.max(read.took * SHARE) {
+            *read = self::read();
+        }
+        read.path_by_id.get(&id).cloned()
     }
 
-    /// The same within the hierarchy of the controller `cpu`.
-    pub(crate) fn path_of_cpu(&mut self, id: u64) -> Option<String> {
-        let fresh = || (read(mounted_of_cpu()), Instant::now());
-        let (paths, at) = self.of_cpu.get_or_insert_with(fresh);
-        if !paths.contains_key(&id) && at.elapsed() >= AGAIN {
-            (*paths, *at) = fresh();
+    /// The same of a thread's cgroup, also of one that is gone; `None` where there is no hierarchy.
+    pub(crate) fn told(&mut self, id: u64) -> Option<String> {
+        if id == OF_SESSION {
+            return Some("/".to_owned());
         }
-        paths.get(&id).cloned()
+        let path = self.path(id);
+        let is_mounted = self.read.as_ref().is_some_and(|read| !read.path_by_id.is_empty());
+        path.or_else(|| is_mounted.then(|| format!("unknown:{id}")))
     }
+}
+
+/// Whether the hierarchy is that of a controller of cgroup v1.
+pub(crate) fn are_of_v1() -> bool {
+    mounted_of_v1().is_some()
 }
 
 /// The number of a cgroup by its path, within the hierarchy or on the file system.
@@ -49,14 +71,12 @@ pub fn id_of(path: &str) -> std::io::Result<u64> {
     Ok(about.ino())
 }
 
-/// Where cgroup v2 is mounted.
 fn mounted() -> Option<PathBuf> {
-    mount_of(|kind, _| kind == "cgroup2")
+    mounted_of_v1().or_else(|| mount_of(|kind, _| kind == "cgroup2"))
 }
 
-/// Where the controller `cpu` is: a hierarchy of its own (cgroup v1), or cgroup v2.
-fn mounted_of_cpu() -> Option<PathBuf> {
-    mount_of(|kind, options| kind == "cgroup" && options.split(',').any(|option| option == "cpu")).or_else(mounted)
+fn mounted_of_v1() -> Option<PathBuf> {
+    mount_of(|kind, options| kind == "cgroup" && options.split(',').any(|option| option == "cpu"))
 }
 
 /// Where a file system is mounted, by its kind and options.
@@ -68,12 +88,13 @@ fn mount_of(is_it: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
     })
 }
 
-fn read(root: Option<PathBuf>) -> HashMap<u64, String> {
-    let mut found = HashMap::new();
-    if let Some(root) = root {
-        descend(&root, &root, &mut found);
+fn read() -> Read {
+    let at = Instant::now();
+    let mut path_by_id = HashMap::new();
+    if let Some(root) = mounted() {
+        descend(&root, &root, &mut path_by_id);
     }
-    found
+    Read { path_by_id, at, took: at.elapsed() }
 }
 
 fn descend(root: &Path, folder: &Path, found: &mut HashMap<u64, String>) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Arguments that several commands take.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use whylate_model::culprits::By;
 
 use crate::values::duration_ns;
 
@@ -47,4 +48,27 @@ pub struct Explain {
     /// With --why: print only the N longest at each output, longest first
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub worst: Option<u16>,
+}
+
+/// By what culprits are ranked: what every command that ranks them takes.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Rank {
+    /// Rank culprits as they are, or threads by their cgroup: which pod, container or service delays the others
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = RankBy::Culprit)]
+    pub by: RankBy,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RankBy {
+    Culprit,
+    Cgroup,
+}
+
+impl From<Rank> for By {
+    fn from(rank: Rank) -> By {
+        match rank.by {
+            RankBy::Culprit => By::Culprit,
+            RankBy::Cgroup => By::Cgroup,
+        }
+    }
 }

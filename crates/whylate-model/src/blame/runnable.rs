@@ -68,7 +68,7 @@ pub fn runnable_causes(evidence: &RunnableEvidence) -> Vec<Cause> {
         let idle_ns = causes.remove(at).ns;
         match causes.iter_mut().find(|cause| cause.kind == CauseKind::Throttled && cause.who == *by) {
             Some(throttled) => throttled.ns += idle_ns,
-            None => causes.push(Cause { kind: CauseKind::Throttled, who: by.clone(), ns: idle_ns, stack: Vec::new() }),
+            None => causes.push(Cause::new(CauseKind::Throttled, by.as_str(), idle_ns)),
         }
         causes.sort_by_key(|cause| Reverse(cause.ns));
     }
@@ -85,7 +85,7 @@ mod tests {
         let thread = |tid: u32, start_ns, end_ns| Interval {
             start_ns,
             end_ns,
-            occupant: Occupant::Thread { tid, name: "hog".to_owned() },
+            occupant: Occupant::Thread { tid, name: "hog".to_owned(), cgroup: None },
             ..Interval::default()
         };
         let occupancy =
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn while_a_thread_is_throttled_nobody_else_is_to_blame() {
         let interval = |start_ns, end_ns, occupant| Interval { start_ns, end_ns, occupant, ..Interval::default() };
-        let hog = Occupant::Thread { tid: 7, name: "hog".to_owned() };
+        let hog = Occupant::Thread { tid: 7, name: "hog".to_owned(), cgroup: None };
         let occupancy = Occupancy {
             since_ns: 10_000_000,
             intervals: vec![interval(10_000_000, 90_000_000, hog), interval(90_000_000, 95_000_000, Occupant::Idle)],

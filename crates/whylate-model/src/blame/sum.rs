@@ -4,18 +4,20 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::{Cause, CauseKind};
+use crate::{Cause, CauseKind, Cgroup};
 
 /// What a span of time is blamed on: the kind of delay, and who caused it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Blame {
     pub kind: CauseKind,
     pub who: String,
+    /// The path of the thread's cgroup.
+    pub cgroup: Option<String>,
 }
 
 impl Blame {
     pub fn new(kind: CauseKind, who: impl Into<String>) -> Self {
-        Blame { kind, who: who.into() }
+        Blame { kind, who: who.into(), cgroup: None }
     }
 
     /// It cannot be told; `why` says what is missing.
@@ -64,7 +66,8 @@ impl<'a> Sum<'a> {
                 // Of equals the first in order, so that the same evidence always gives the same causes.
                 let stack = part.by_stack.into_iter().min_by_key(|&(_, ns)| Reverse(ns));
                 let stack = stack.map(|(stack, _)| stack.to_vec()).unwrap_or_default();
-                Cause { kind: blame.kind, who: blame.who, ns: part.ns, stack }
+                let cgroup = blame.cgroup.as_deref().map(Cgroup::of);
+                Cause { stack, cgroup, ..Cause::new(blame.kind, blame.who, part.ns) }
             })
             .collect();
         // Stable: causes of equal length stay in order of kind and name.

@@ -158,7 +158,7 @@ pub fn tick_causes(tick: &LateTick) -> Vec<Cause> {
     let steal_ns = tick.steal_ns.min(late_ns);
     let handlers_ns = tick.handlers_ns.min(late_ns - steal_ns);
     let rest_ns = late_ns - steal_ns - handlers_ns;
-    let cause = |kind, who: &str, ns| Cause { kind, who: who.to_owned(), ns, stack: Vec::new() };
+    let cause = |kind, who: &str, ns| Cause::new(kind, who, ns);
     let handlers = |name: &str| cause(CauseKind::Irq, name, handlers_ns);
     let (handlers, rest) = match &keeper {
         Keeper { kind: CauseKind::Irq, handler, .. } => (
@@ -200,7 +200,8 @@ fn proven(tick: &LateTick, causes: Vec<Cause>) -> Vec<Cause> {
     let ns = held.iter().map(|cause| cause.ns).sum();
     if ns > 0 {
         let stack = interrupted_stack(&tick.stack).to_vec();
-        causes.push(Cause { kind: CauseKind::IrqsOff, who: tick.thread.clone(), ns, stack });
+        let cgroup = held.into_iter().find_map(|cause| cause.cgroup);
+        causes.push(Cause { stack, cgroup, ..Cause::new(CauseKind::IrqsOff, &*tick.thread, ns) });
     }
     causes.sort_by_key(|cause| std::cmp::Reverse(cause.ns));
     causes
@@ -255,7 +256,7 @@ mod tests {
             thread: "dd:7".to_owned(),
             ..LateTick::default()
         };
-        let cause = |kind, who: &str, ns| Cause { kind, who: who.to_owned(), ns, stack: Vec::new() };
+        let cause = |kind, who: &str, ns| Cause::new(kind, who, ns);
         let (thread, irq, unknown) = (CauseKind::Thread, CauseKind::Irq, CauseKind::Unknown);
         let missed = vec![cause(thread, "dd:7", 800), cause(unknown, "not recorded", 150), cause(irq, "eth0", 50)];
         let told: Vec<_> = proven(&tick, missed.clone()).iter().map(|cause| (cause.kind, cause.ns)).collect();
@@ -292,7 +293,7 @@ mod tests {
             occupant,
             ..Interval::default()
         };
-        let thread = Occupant::Thread { tid: 7, name: "dd".to_owned() };
+        let thread = Occupant::Thread { tid: 7, name: "dd".to_owned(), cgroup: None };
         let interrupt = Occupant::Irq { name: "local_timer".to_owned() };
         let intervals = vec![
             Interval { taken, ..of(thread, 0..1_000) },

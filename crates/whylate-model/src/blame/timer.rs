@@ -130,7 +130,7 @@ fn own_interrupt(evidence: &TimerEvidence) -> (Option<&Interval>, Option<String>
         intervals.iter().position(|interval| matches!(interval.occupant, Occupant::Irq { .. }) && is_own(interval));
     let before = &intervals[..at.unwrap_or(0)];
     let interrupted = before.iter().rev().find_map(|interval| match &interval.occupant {
-        Occupant::Thread { tid, name } => Some(thread::called(name, *tid)),
+        Occupant::Thread { tid, name, .. } => Some(thread::called(name, *tid)),
         Occupant::Work { handler, .. } => Some(handler.clone()),
         Occupant::Idle => Some(String::new()),
         Occupant::Irq { .. } | Occupant::Softirq { .. } => None,
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     fn thread(name: &str) -> Occupant {
-        Occupant::Thread { tid: 7, name: name.to_owned() }
+        Occupant::Thread { tid: 7, name: name.to_owned(), cgroup: None }
     }
 
     fn irq(name: &str) -> Occupant {

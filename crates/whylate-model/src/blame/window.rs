@@ -154,7 +154,8 @@ impl<'a> Window<'a> {
             steal_ns -= stolen_ns;
             let ns = (ns - stolen_ns).min(left_ns);
             left_ns -= ns;
-            sum.add(Blame::new(CauseKind::IrqsOff, who(&piece.interval.occupant, cpu)), ns, stack);
+            let keeper = Blame::new(CauseKind::IrqsOff, who(&piece.interval.occupant, cpu));
+            sum.add(Blame { cgroup: cgroup(&piece.interval.occupant), ..keeper }, ns, stack);
         }
         sum.add(blame, left_ns, &[]);
     }
@@ -197,7 +198,7 @@ impl<'a> Window<'a> {
             Occupant::Irq { .. } => CauseKind::Irq,
             Occupant::Softirq { .. } => CauseKind::Softirq,
         };
-        Blame::new(kind, who(occupant, cpu))
+        Blame { cgroup: cgroup(occupant), ..Blame::new(kind, who(occupant, cpu)) }
     }
 
     fn is_tid(&self, tid: u32) -> bool {
@@ -213,9 +214,17 @@ impl<'a> Window<'a> {
 fn who(occupant: &Occupant, cpu: u32) -> String {
     match occupant {
         Occupant::Idle => format!("CPU {cpu}"),
-        Occupant::Thread { tid, name } => thread::called(name, *tid),
+        Occupant::Thread { tid, name, .. } => thread::called(name, *tid),
         Occupant::Work { handler, .. } => handler.clone(),
         Occupant::Irq { name } | Occupant::Softirq { name } => name.clone(),
+    }
+}
+
+/// Only a thread is in one.
+fn cgroup(occupant: &Occupant) -> Option<String> {
+    match occupant {
+        Occupant::Thread { cgroup, .. } => cgroup.clone(),
+        _ => None,
     }
 }
 

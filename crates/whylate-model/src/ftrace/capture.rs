@@ -331,7 +331,7 @@ impl Capture {
             left_ns -= ns;
             match causes.iter_mut().find(|cause| cause.kind == kind && cause.who == who) {
                 Some(cause) => cause.ns += ns,
-                None if ns > 0 => causes.push(Cause { kind, who, ns, stack }),
+                None if ns > 0 => causes.push(Cause { stack, ..Cause::new(kind, who, ns) }),
                 None => {}
             }
             ns
@@ -355,12 +355,7 @@ impl Capture {
         }
         causes.sort_by_key(|cause| std::cmp::Reverse(cause.ns));
         if left_ns > 0 {
-            causes.push(Cause {
-                kind: CauseKind::Unknown,
-                who: "not recorded".to_owned(),
-                ns: left_ns,
-                stack: Vec::new(),
-            });
+            causes.push(Cause::new(CauseKind::Unknown, "not recorded", left_ns));
         }
         (causes, longest.1)
     }

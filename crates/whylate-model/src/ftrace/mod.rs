@@ -233,6 +233,6 @@ pub fn section_event(
 ) -> LateEvent {
     let mut labels = place.labels();
     labels.insert("task".to_owned(), thread.to_owned());
-    let causes = vec![Cause { kind: place.kind(), who: place.who(thread), ns: latency_ns, stack: stack.clone() }];
+    let causes = vec![Cause { stack: stack.clone(), ..Cause::new(place.kind(), place.who(thread), latency_ns) }];
     LateEvent { subject: cpu_subject(cpu), labels, at_unix_ns, latency_ns, cpu, stack, causes, ..LateEvent::default() }
 }

@@ -69,12 +69,9 @@ impl Kept {
         let labels: Labels =
             names.into_iter().filter_map(|(label, value)| Some((label.to_owned(), value?.to_owned()))).collect();
         let stack = if inside.is_empty() { ended_by } else { inside }.to_vec();
-        let causes = vec![Cause {
-            kind: if was_user { CauseKind::Unknown } else { CauseKind::PreemptOff },
-            who: if was_user { "user code ran".to_owned() } else { self.thread.clone() },
-            ns: self.length_ns,
-            stack: stack.clone(),
-        }];
+        let (kind, who) =
+            if was_user { (CauseKind::Unknown, "user code ran") } else { (CauseKind::PreemptOff, &*self.thread) };
+        let causes = vec![Cause { stack: stack.clone(), ..Cause::new(kind, who, self.length_ns) }];
         LateEvent {
             subject: cpu_subject(self.cpu),
             labels,

@@ -7,6 +7,7 @@ use whylate_model::occupancy::{BusyPools, Interval, Merged, MergedPart, Occupanc
 use super::skel::types::{busy_pools, interval, irq_vector, lateness, merged_part, occupant_kind, window};
 use super::{Account, Kept};
 use crate::attach::{self, PlainData};
+use crate::cgroups::Cgroups;
 use crate::symbols::KernelSymbols;
 
 // SAFETY: integers and arrays of integers only.
@@ -47,10 +48,11 @@ impl Kept {
         intervals.reverse();
         spread_steal(&mut intervals);
         let intervals = cut_out_steal(intervals);
+        let parts = record.merged.iter().filter(is_of_somebody);
         let merged = (record.merged_end_ns != 0).then(|| Merged {
             start_ns: record.merged_start_ns,
             end_ns: record.merged_end_ns,
-            parts: record.merged.iter().filter(is_of_somebody).map(|part| merged_from(part, symbols)).collect(),
+            parts: parts.map(|part| merged_from(part, symbols, &mut self.cgroups)).collect(),
         });
         Some(Occupancy { cpu: record.cpu, since_ns: record.since_ns, merged, intervals })
     }
@@ -59,7 +61,7 @@ impl Kept {
         let mut to = Interval {
             start_ns: from.start_ns,
             end_ns,
-            occupant: occupant(from.kind.into(), from.id, from.handler, &from.name, symbols),
+            occupant: occupant(from.kind.into(), from.id, from.handler, &from.name, symbols, &mut self.cgroups),
             taken: Taken { steal_ns: from.steal_ns.into(), nmi_ns: from.nmi_ns.into() },
             busy: BusyPools {
                 normal: u32::from(from.busy) & busy_pools::BUSY_NORMAL.0 != 0,
@@ -151,21 +153,29 @@ fn is_of_somebody(part: &&merged_part) -> bool {
     part.ns != 0 && part.kind != occupant_kind::OCCUPANT_NOBODY.0
 }
 
-fn merged_from(part: &merged_part, symbols: &mut KernelSymbols) -> MergedPart {
+fn merged_from(part: &merged_part, symbols: &mut KernelSymbols, cgroups: &mut Cgroups) -> MergedPart {
     MergedPart {
-        occupant: occupant(part.kind, part.id, part.handler, &part.name, symbols),
+        occupant: occupant(part.kind, part.id, part.handler, &part.name, symbols, cgroups),
         ns: part.ns,
         taken: Taken { steal_ns: part.steal_ns, nmi_ns: part.nmi_ns },
     }
 }
 
-fn occupant(kind: u32, id: u32, handler: u64, name: &[i8; 16], symbols: &mut KernelSymbols) -> Occupant {
+fn occupant(
+    kind: u32,
+    id: u32,
+    handler: u64,
+    name: &[i8; 16],
+    symbols: &mut KernelSymbols,
+    cgroups: &mut Cgroups,
+) -> Occupant {
     let text = || attach::text(name);
     match occupant_kind(kind) {
-        occupant_kind::OCCUPANT_THREAD if handler != 0 => {
+        occupant_kind::OCCUPANT_WORK => {
             Occupant::Work { handler: symbols.name(handler).to_owned(), tid: id, name: text() }
         }
-        occupant_kind::OCCUPANT_THREAD => Occupant::Thread { tid: id, name: text() },
+        // What stands there is its cgroup.
+        occupant_kind::OCCUPANT_THREAD => Occupant::Thread { tid: id, name: text(), cgroup: cgroups.told(handler) },
         occupant_kind::OCCUPANT_SOFTIRQ => {
             let known = SOFTIRQS.get(id as usize).map(|&name| name.to_owned());
             Occupant::Softirq { name: known.unwrap_or_else(|| id.to_string()) }
@@ -203,7 +213,7 @@ mod tests {
 
     #[test]
     fn steal_is_spread_over_the_stay_of_the_thread_that_it_is_told_at() {
-        let thread = |tid| Occupant::Thread { tid, name: String::new() };
+        let thread = |tid| Occupant::Thread { tid, name: String::new(), cgroup: None };
         let irq = Occupant::Irq { name: "local_timer".to_owned() };
         let spans =
             [(thread(7), 0, 500, 0), (thread(8), 500, 3800, 0), (irq, 3800, 3850, 0), (thread(8), 3850, 3853, 3310)];
@@ -230,7 +240,7 @@ mod tests {
                 intervals.push(Interval {
                     start_ns,
                     end_ns: start_ns + ns,
-                    occupant: Occupant::Thread { tid, name: String::new() },
+                    occupant: Occupant::Thread { tid, name: String::new(), cgroup: None },
                     taken: Taken { steal_ns: if is_last { steal_ns } else { 0 }, nmi_ns: 0 },
                     ..Interval::default()
                 });
@@ -244,7 +254,7 @@ mod tests {
 
     #[test]
     fn steal_before_a_late_interrupt_ends_with_it() {
-        let thread = Occupant::Thread { tid: 8, name: String::new() };
+        let thread = Occupant::Thread { tid: 8, name: String::new(), cgroup: None };
         let stolen = Taken { steal_ns: 60, nmi_ns: 0 };
         let before =
             Interval { start_ns: 0, end_ns: 100, occupant: thread.clone(), taken: stolen, ..Interval::default() };

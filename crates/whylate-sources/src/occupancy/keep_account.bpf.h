@@ -91,6 +91,7 @@ static __always_inline void enter_thread(struct account *account, const struct t
 	if (own_namespace)
 		account->shown_tid = shown_number(task);
 	account->kind = task->pid ? OCCUPANT_THREAD : OCCUPANT_IDLE;
+	account->cgroup = cgroup_number_of(task);
 	read_name(account->name, task);
 	if (task->flags & PF_WQ_WORKER)
 		enter_worker(account, task);
@@ -105,6 +106,7 @@ static __always_inline bool is_astray(const struct account *account, const struc
 static __always_inline void forget_thread(struct account *account)
 {
 	account->kind = OCCUPANT_NOBODY;
+	account->handler = 0;
 	account->own_pool = 0;
 	account->astray++;
 }

@@ -7,7 +7,7 @@ mod decode;
 mod steps;
 mod unexplained;
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;
@@ -25,6 +25,7 @@ use self::skel::{OccupancySkel, OccupancySkelBuilder};
 pub(crate) use self::steps::{Called, Step};
 use self::unexplained::Unexplained;
 use crate::attach::{self, PlainData, ProgramStatistics};
+use crate::cgroups::{self, Cgroups};
 use crate::cpus::{self, Machine};
 use crate::heartbeat::{self, Heartbeats};
 use crate::mapped::MappedArray;
@@ -120,6 +121,7 @@ pub(crate) struct Kept {
     weaker: Option<String>,
     cpus: u32,
     stacks: BTreeMap<i32, Vec<String>>,
+    cgroups: Cgroups,
     /// What has been told already.
     lost: Lost,
 }
@@ -177,6 +179,11 @@ impl Account {
         let is_translated = pid_namespace::own().is_some();
         let tid_at = if is_translated { offset_of!(account, shown_tid) } else { offset_of!(account, tid) };
         Ok(Threads { accounts, tid_at })
+    }
+
+    /// Paths of cgroups, for all that share it.
+    pub(crate) fn cgroups(&self) -> RefMut<'_, Cgroups> {
+        RefMut::map(self.kept.borrow_mut(), |kept| &mut kept.cgroups)
     }
 
     /// Has a source's programs share its maps, by their names: what it has seen, and by which they call each other.
@@ -252,6 +259,7 @@ impl Kept {
             _ => {}
         }
         settings.own_namespace = pid_namespace::as_setting();
+        settings.has_cgroups_of_v1 = cgroups::are_of_v1();
         settings.keeps_all_wakeups = wakeups == Wakeups::OfAll;
         open.maps.account_by_cpu.set_max_entries(cpus)?;
         open.maps.intervals_by_position.set_max_entries(cpus * occupancy_limits::INTERVALS.0)?;
@@ -269,6 +277,7 @@ impl Kept {
             weaker,
             cpus,
             stacks: BTreeMap::new(),
+            cgroups: Cgroups::default(),
             lost: Lost::default(),
         })
     }

@@ -315,7 +315,7 @@ static __always_inline bool fill_key(struct task_struct *task, struct thread_rec
 	}
 	key->process = record->process;
 	key->tid = tell_threads_apart ? shown_number(task) : 0;
-	key->cgroup = task->cgroups->dfl_cgrp->kn->id;
+	key->cgroup = cgroup_number_of(task);
 	key->syscall = -1;
 	BPF_CORE_READ_STR_INTO(&key->comm, task, comm);
 	return record->process != 0;

@@ -22,6 +22,7 @@ use super::skel::types::{
 use super::skel::{OffcpuSkel, OffcpuSkelBuilder};
 use super::{CallGraph, KernelThreads, OffcpuOptions};
 use crate::attach::{self, ProgramStatistics, read_plain};
+use crate::cgroups;
 use crate::clock;
 use crate::mapped::MappedArray;
 use crate::pid_namespace;
@@ -553,6 +554,7 @@ fn configure(settings: &mut rodata, options: &OffcpuOptions) -> Result<(), Attac
     settings.own_namespace = pid_namespace::as_setting();
     settings.own_tgid = pid_namespace::kernels_own_number()? as i32;
     settings.wanted_tgid = options.threads.process.map_or(Ok(0), pid_namespace::kernels_number)? as i32;
+    settings.has_cgroups_of_v1 = cgroups::are_of_v1();
     settings.wanted_cgroup = options.threads.cgroup.unwrap_or(0);
     if let Some(name) = &options.threads.name {
         (settings.wanted_thread_name, settings.has_wanted_thread_name) = (attach::kept_name(name), true);

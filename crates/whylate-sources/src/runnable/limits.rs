@@ -38,5 +38,5 @@ pub(super) fn kept_from_idle(of: &limits, cgroups: &mut Cgroups) -> Option<Strin
 
 /// A cgroup as causes name it.
 fn cgroup(id: u64, cgroups: &mut Cgroups) -> String {
-    cgroups.path_of_cpu(id).map_or_else(|| format!("cgroup {id}"), |path| format!("cgroup {path}"))
+    cgroups.path(id).map_or_else(|| format!("cgroup {id}"), |path| format!("cgroup {path}"))
 }

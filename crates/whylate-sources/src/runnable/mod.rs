@@ -12,13 +12,13 @@ use std::time::Duration;
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use whylate_model::blame::{self, Evidence, RunnableEvidence};
-use whylate_model::late::{ROLE, SUBMISSION_THREAD, WORKER};
+use whylate_model::late::{CGROUP, ROLE, SUBMISSION_THREAD, WORKER};
 use whylate_model::{Labels, LateEvent, Snapshot, thread};
 
 use self::skel::RunnableSkelBuilder;
 use self::skel::types::{runnable_wait, thread_role};
 use crate::attach::{self, PlainData, ProgramStatistics, text};
-use crate::cgroups::Cgroups;
+use crate::cgroups;
 use crate::clock;
 use crate::occupancy::{Account, Called, Step, Timers, Wakeups};
 use crate::pid_namespace;
@@ -59,7 +59,6 @@ pub(crate) struct Waits {
     records: Records,
     account: Account,
     symbols: KernelSymbols,
-    cgroups: Cgroups,
     keep_evidence: bool,
     /// Late events that were cut short since they were told.
     cut_short: u64,
@@ -78,6 +77,7 @@ impl Waits {
         settings.own_process = pid_namespace::kernels_own_number()?;
         settings.is_called_by_account = true;
         settings.wanted_process = wanted.threads.process.map_or(Ok(0), pid_namespace::kernels_number)?;
+        settings.has_cgroups_of_v1 = cgroups::are_of_v1();
         settings.wanted_cgroup = wanted.threads.cgroup.unwrap_or(0);
         settings.take_kernel_threads = wanted.kernel_threads;
         settings.take_user_threads = wanted.user_threads;
@@ -100,7 +100,6 @@ impl Waits {
             records,
             account,
             symbols: session.symbols(),
-            cgroups: Cgroups::default(),
             keep_evidence: wanted.keep_evidence,
             cut_short: 0,
             unseen_told: 0,
@@ -112,7 +111,7 @@ impl Waits {
     pub(crate) fn drain(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
         self.records.poll(wait)?;
         while let Some(record) = self.records.next() {
-            match event_of(&record, &mut self.account, &mut self.symbols, &mut self.cgroups, self.keep_evidence) {
+            match event_of(&record, &mut self.account, &mut self.symbols, self.keep_evidence) {
                 Some(event) => each(event),
                 None => self.cut_short += 1,
             }
@@ -151,7 +150,6 @@ pub(crate) fn event_of(
     bytes: &[u8],
     account: &mut Account,
     symbols: &mut KernelSymbols,
-    cgroups: &mut Cgroups,
     keep_evidence: bool,
 ) -> Option<LateEvent> {
     let occupancy = account.window(bytes.get(offset_of!(runnable_wait, window)..)?, symbols)?;
@@ -160,13 +158,15 @@ pub(crate) fn event_of(
     let record: runnable_wait = attach::read_plain(&whole)?;
     let name = text(&record.thread);
     let subject = thread::called(&name, record.tid);
+    let mut cgroups = account.cgroups();
+    let cgroup = cgroups.told(record.cgroup);
     let evidence = RunnableEvidence {
         runnable_ns: record.runnable_ns,
         running_ns: record.running_ns,
         tid: record.tid,
         moved: (record.moved_ns != 0).then_some((record.moved_ns, record.moved_from)),
-        throttled: limits::throttled(&record.limits, record.running_ns, &subject, cgroups),
-        kept_from_idle: limits::kept_from_idle(&record.limits, cgroups),
+        throttled: limits::throttled(&record.limits, record.running_ns, &subject, &mut cgroups),
+        kept_from_idle: limits::kept_from_idle(&record.limits, &mut cgroups),
         occupancy,
     };
     let mut labels: Labels = [
@@ -183,6 +183,7 @@ pub(crate) fn event_of(
         _ => None,
     };
     labels.extend(role.map(|role| (ROLE.to_owned(), role.to_owned())));
+    labels.extend(cgroup.map(|path| (CGROUP.to_owned(), path)));
     if record.handler != 0 {
         labels.insert("handler".to_owned(), symbols.name(record.handler).to_owned());
     }

@@ -13,7 +13,6 @@ use super::programs::{Programs, Way};
 use super::seen::{Look, Seen, SeenRing};
 use super::skel::types::{ring_record, sq_lost, sq_thread, thread_record, uring_setup};
 use crate::attach::text;
-use crate::cgroups::Cgroups;
 use crate::runnable;
 use crate::session::Session;
 use crate::source::AttachError;
@@ -29,7 +28,6 @@ pub(super) struct OfKernel {
     pid: Option<u32>,
     keep_evidence: bool,
     symbols: KernelSymbols,
-    cgroups: Cgroups,
     /// When, and how many ticks had been counted.
     first: Option<(u64, u64)>,
     ticks_a_second: Option<u64>,
@@ -48,7 +46,6 @@ impl OfKernel {
             pid: options.threads.process,
             keep_evidence: options.keep_evidence,
             symbols: session.symbols(),
-            cgroups: Cgroups::default(),
             first: None,
             ticks_a_second: None,
             unseen: 0,
@@ -110,7 +107,7 @@ impl OfKernel {
         loop {
             let record = self.programs.take_record()?;
             let account = self.programs.account.as_mut()?;
-            match runnable::event_of(&record, account, &mut self.symbols, &mut self.cgroups, self.keep_evidence) {
+            match runnable::event_of(&record, account, &mut self.symbols, self.keep_evidence) {
                 Some(event) if self.pid.is_none_or(|pid| event.labels.get("pid") == Some(&pid.to_string())) => {
                     return Some(event);
                 }

@@ -13,6 +13,7 @@ use super::skel::types::sq_lost;
 use super::skel::{OpenSqpollSkel, SqpollSkel, SqpollSkelBuilder};
 use super::{SqpollOptions, never_sleeps};
 use crate::attach::{self, ProgramStatistics};
+use crate::cgroups;
 use crate::cpus;
 use crate::mapped::MappedArray;
 use crate::occupancy::{Account, Called, Step, Timers, Wakeups};
@@ -95,6 +96,7 @@ impl Programs {
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.explain_over_ns = options.explain_over_ns.unwrap_or(0);
         settings.own_namespace = pid_namespace::as_setting();
+        settings.has_cgroups_of_v1 = cgroups::are_of_v1();
         settings.is_called_by_account = account.is_some();
         if way == Way::Samples {
             settings.by_samples = true;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A thread whose cgroup has used up its quota waits for that, whoever has its CPU. Oracle: the kernel's count of that.
+//! A thread whose cgroup has used up its quota waits for that, whoever has its CPU. Oracle: the kernel's count of that. And
+//! culprits are told with the cgroup that they are in.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,9 +59,13 @@ impl Cgroup {
         Ok(fs::write(self.0.join("cpu.cfs_period_us"), period_us.to_string())?)
     }
 
+    fn path(&self) -> String {
+        format!("/{}", self.0.file_name().map(|name| name.to_string_lossy()).unwrap_or_default())
+    }
+
     /// As causes name it.
     fn name(&self) -> String {
-        format!("cgroup /{}", self.0.file_name().map(|name| name.to_string_lossy()).unwrap_or_default())
+        format!("cgroup {}", self.path())
     }
 
     fn throttled_periods(&self) -> Result<u64> {
@@ -183,6 +188,41 @@ fn nobody_innocent_is_blamed_in_a_hundred_throttled_waits() -> Result<()> {
         for event in &events {
             let idle = event.causes.iter().find(|cause| cause.kind == CauseKind::IdleExit);
             ensure!(idle.is_none_or(|cause| cause.ns < 1_000_000), "an idle state is blamed: {event:?}");
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn culprits_and_whom_they_delay_have_their_cgroups() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+    let Some(cgroup) = Cgroup::make()? else {
+        println!("skipped: no cgroup may have a quota of CPU time here");
+        return Ok(());
+    };
+    // Enough for all that it can use.
+    cgroup.limit([100_000, 100_000])?;
+    let (inside, outside) = (Spinner::start(places.disturbed)?, Spinner::start(places.disturbed)?);
+    fs::write(cgroup.0.join("cgroup.procs"), inside.0.id().to_string())?;
+    let options = OffcpuOptions { explain_over_ns: Some(1_000_000), ..OffcpuOptions::default() };
+    let called = |spinner: &Spinner| format!("sh:{}", spinner.0.id());
+    in_rounds(|| {
+        let mut source = options.attach(&Session::of_one())?;
+        sleep(WATCHED);
+        let mut events: Vec<LateEvent> = Vec::new();
+        source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+        for (victim, own, culprit, its) in
+            [(&inside, cgroup.path(), &outside, "/".to_owned()), (&outside, "/".to_owned(), &inside, cgroup.path())]
+        {
+            let of_victim: Vec<_> = events.iter().filter(|event| event.subject == called(victim)).collect();
+            ensure!(of_victim.iter().all(|event| event.labels.get("cgroup") == Some(&own)), "in {own}: {of_victim:?}");
+            let causes = of_victim.iter().flat_map(|event| &event.causes);
+            let by_culprit: Vec<_> = causes.filter(|cause| cause.who == called(culprit)).collect();
+            ensure!(by_culprit.len() >= 10, "{} of {} waits are its doing", by_culprit.len(), of_victim.len());
+            let is_known = |path: &str| {
+                by_culprit.iter().all(|cause| cause.cgroup.as_ref().is_some_and(|cgroup| cgroup.path == path))
+            };
+            ensure!(is_known(&its), "the culprit is in {its}: {:?}", by_culprit.first());
         }
         Ok(())
     })

@@ -9,6 +9,7 @@ use clap::Args;
 use whylate_model::look::{Gatherer, Look, Unmeasured};
 use whylate_sources::{Asked, Session, sources};
 
+use crate::arguments::Rank;
 use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::output::json::write_line;
@@ -25,6 +26,8 @@ pub struct Arguments {
     /// How long to look (e.g. 10s, 1m)
     #[arg(short, long, value_name = "DURATION", value_parser = duration_ns, default_value = "10s")]
     duration: u64,
+    #[command(flatten)]
+    rank: Rank,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -58,7 +61,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     session.take_lost();
     let began = Instant::now();
-    let mut gatherer = Gatherer::of(looking.iter().map(|feed| feed.card).collect());
+    let mut gatherer = Gatherer::of(looking.iter().map(|feed| feed.card).collect(), arguments.rank.into());
     drain(&mut looking, &mut gatherer, |number, at_ns| at_ns >= begins[number])?;
     let end = began.checked_add(Duration::from_nanos(arguments.duration));
     let ended = wait(&watch, end, NOW_AND_THEN, &mut || {
@@ -197,7 +200,7 @@ mod tests {
 
         fn drain_late(&mut self, _wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
             for (number, at_ns) in self.0.drain(..).enumerate() {
-                let cause = Cause { kind: CauseKind::Thread, who: "a:1".to_owned(), ns: 1 << 30, stack: Vec::new() };
+                let cause = Cause::new(CauseKind::Thread, "a:1", 1 << 30);
                 let at_unix_ns = 1_000_000 - number as u64;
                 each(LateEvent { at_ns, at_unix_ns, latency_ns: 1 << 30, causes: vec![cause], ..LateEvent::default() });
             }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use whylate_model::Snapshot;
+use whylate_model::culprits;
 use whylate_model::folded::Root;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::wait::Classes;
@@ -100,7 +101,7 @@ pub struct Arguments {
     /// Show who ended each wait: append the waker's stack to the waiter's; traces every context switch (backend trace)
     #[arg(long, conflicts_with_all = ["blocked", "diff", "budget"])]
     wakers: bool,
-    /// What to group stacks by
+    /// What to group stacks by; with --why, cgroup also ranks culprits that are threads by their cgroup
     #[arg(long, value_enum, default_value_t = By::Process)]
     by: By,
     /// Print a row per place, with the rule that classified the wait
@@ -193,14 +194,20 @@ impl Arguments {
         }
     }
 
+    fn ranked_by(&self) -> culprits::By {
+        if self.by == By::Cgroup { culprits::By::Cgroup } else { culprits::By::Culprit }
+    }
+
     fn options(&self) -> anyhow::Result<OffcpuOptions> {
-        let cgroup =
-            match &self.cgroup {
-                Some(path) => Some(cgroups::id_of(path).with_context(|| {
-                    format!("cannot find the cgroup {} (name a folder of cgroup v2)", printable(path))
-                })?),
-                None => None,
-            };
+        let cgroup = match &self.cgroup {
+            Some(path) => Some(cgroups::id_of(path).with_context(|| {
+                format!(
+                    "cannot find the cgroup {} (name a folder of cgroup v2, or of the controller cpu of v1)",
+                    printable(path)
+                )
+            })?),
+            None => None,
+        };
         Ok(OffcpuOptions {
             backend: self.backend.clone(),
             rate_hz: self.frequency,
@@ -300,7 +307,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let mut feed = Feed::of(&options, Keep::Worst(arguments.explain.worst.map_or(WORST, usize::from)))?;
     let backend = feed.source.backend;
-    let mut waits = arguments.explain.why.map(Waits::new);
+    let mut waits = arguments.explain.why.map(|over_ns| Waits::new(over_ns, arguments.ranked_by()));
     if arguments.blocked.is_none() {
         if !arguments.json {
             eprintln!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, backend));

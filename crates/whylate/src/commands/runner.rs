@@ -262,8 +262,7 @@ mod tests {
     #[test]
     fn only_the_worst_are_kept_where_that_is_asked_for() {
         let late = |latency_ns| {
-            let causes =
-                vec![Cause { kind: CauseKind::Work, who: "hog".to_owned(), ns: latency_ns, stack: Vec::new() }];
+            let causes = vec![Cause::new(CauseKind::Work, "hog", latency_ns)];
             LateEvent { latency_ns, causes, ..LateEvent::default() }
         };
         let mut kept = Kept::new(Keep::Worst(2));

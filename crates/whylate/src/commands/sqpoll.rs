@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use whylate_sources::Threads;
 use whylate_sources::sqpoll::SqpollOptions;
 
-use crate::arguments::{Explain, Schedule, WAITS};
+use crate::arguments::{Explain, Rank, Schedule, WAITS};
 use crate::commands::runner::{Feed, Keep, drive};
 use crate::commands::watch::Watch;
 use crate::output::sqpoll::Text;
@@ -44,6 +44,8 @@ pub struct Arguments {
     precise: bool,
     #[command(flatten)]
     explain: Explain,
+    #[command(flatten)]
+    rank: Rank,
     #[command(flatten)]
     pub(crate) schedule: Schedule,
     /// Where figures come from: bpf, fdinfo, or auto for the best that works
@@ -81,6 +83,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-    let mut text = Text::new(arguments.explain.why.is_some(), arguments.explain.worst.is_some(), terminal_columns());
+    let mut text = Text::new(arguments.explain.why.is_some(), arguments.explain.worst.is_some(), terminal_columns())
+        .by(arguments.rank.into());
     drive(&mut feed, &watch, arguments.schedule, arguments.explain.why.is_some(), &mut text, &mut |_| ())
 }

@@ -216,6 +216,7 @@ mod tests {
         let culprit = |kind, who: &str, total_ns| Culprit {
             kind,
             who: who.to_owned(),
+            cgroup: None,
             total_ns,
             victims: vec![
                 Victims { source: "timerlat".to_owned(), events: 3, subjects: 1, total_ns, worst_ns: total_ns / 2 },
@@ -228,10 +229,8 @@ mod tests {
             latency_ns: 20_000_000,
             cpu: 1,
             causes: vec![Cause {
-                kind: CauseKind::IrqsOff,
-                who: "dd:4242".to_owned(),
-                ns: 20_000_000,
                 stack: vec!["console_unlock".to_owned()],
+                ..Cause::new(CauseKind::IrqsOff, "dd:4242", 20_000_000)
             }],
             ..LateEvent::default()
         };
@@ -257,6 +256,7 @@ mod tests {
         let culprit = Culprit {
             kind: CauseKind::Thread,
             who: "hog:7".to_owned(),
+            cgroup: None,
             total_ns: 1_000_000,
             victims: vec![Victims { source: "wq".to_owned(), events: 1, subjects: 1, total_ns: 1, worst_ns: 1 }],
         };

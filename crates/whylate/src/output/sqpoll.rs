@@ -4,6 +4,7 @@
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
+use whylate_model::culprits::By;
 use whylate_model::sources::SQPOLL;
 use whylate_model::sqpoll::{is_part_of, is_thread, verdicts};
 use whylate_model::units::{format_ns, printable};
@@ -39,6 +40,13 @@ impl Text {
             only_worst,
             is_first: true,
         }
+    }
+}
+
+impl Text {
+    /// Culprits are ranked by that.
+    pub fn by(self, by: By) -> Self {
+        Text { culprits: Culprits::by(by), ..self }
     }
 }
 
@@ -213,8 +221,8 @@ mod tests {
             latency_ns: 4_000_000,
             cpu: 1,
             causes: vec![
-                Cause { kind: CauseKind::Thread, who: "stress:9".to_owned(), ns: 3_900_000, stack: Vec::new() },
-                Cause { kind: CauseKind::Irq, who: "local_timer".to_owned(), ns: 100_000, stack: Vec::new() },
+                Cause::new(CauseKind::Thread, "stress:9", 3_900_000),
+                Cause::new(CauseKind::Irq, "local_timer", 100_000),
             ],
             ..LateEvent::default()
         };
@@ -227,8 +235,7 @@ mod tests {
     fn only_the_worst_waits_are_shown_where_that_is_asked_for() {
         let mut output = Text::new(true, true, None);
         let waits = [9_000_000, 4_000_000, 2_000_000].map(|latency_ns| {
-            let causes =
-                vec![Cause { kind: CauseKind::Thread, who: "stress:9".to_owned(), ns: latency_ns, stack: Vec::new() }];
+            let causes = vec![Cause::new(CauseKind::Thread, "stress:9", latency_ns)];
             LateEvent { latency_ns, causes, ..LateEvent::default() }
         });
         for wait in &waits {

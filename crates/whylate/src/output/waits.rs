@@ -4,6 +4,7 @@
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
+use whylate_model::culprits::By;
 use whylate_model::sources::OFFCPU;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Culprits, LateEvent, Snapshot};
@@ -29,9 +30,9 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// Of waits from `over_ns` on.
-    pub fn new(over_ns: u64) -> Self {
-        Waits { zone: TimeZone::system(), over_ns, culprits: Culprits::default() }
+    /// Of waits from `over_ns` on; culprits are ranked by that.
+    pub fn new(over_ns: u64, by: By) -> Self {
+        Waits { zone: TimeZone::system(), over_ns, culprits: Culprits::by(by) }
     }
 
     pub fn add(&mut self, event: &LateEvent) {
@@ -70,13 +71,14 @@ fn thread_of(event: &LateEvent) -> String {
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::culprits::By;
     use whylate_model::sources::OFFCPU;
     use whylate_model::{Cause, CauseKind};
 
     use super::*;
 
     fn wait(tid: u32, latency_ns: u64) -> LateEvent {
-        let cause = |kind, who: &str, ns| Cause { kind, who: who.to_owned(), ns, stack: Vec::new() };
+        let cause = |kind, who: &str, ns| Cause::new(kind, who, ns);
         let labels = [
             ("process", "app\x1b[2J".to_owned()),
             ("pid", "77".to_owned()),
@@ -99,7 +101,7 @@ mod tests {
 
     #[test]
     fn the_worst_are_shown_and_all_are_ranked() {
-        let mut waits = Waits { zone: TimeZone::UTC, ..Waits::new(1_000_000) };
+        let mut waits = Waits { zone: TimeZone::UTC, ..Waits::new(1_000_000, By::Culprit) };
         let all = [wait(77, 9_000_000), wait(78, 4_000_000), wait(79, 2_000_000)];
         all.iter().for_each(|wait| waits.add(wait));
         let mut snapshot = Snapshot::new(OFFCPU.name, "sample", "host", 0);

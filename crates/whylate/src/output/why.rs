@@ -22,7 +22,7 @@ pub fn write_causes(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
     let shown = event.causes.partition_point(|cause| !is_small(cause));
     let (shown, small) =
         if event.causes.len() - shown > 1 { event.causes.split_at(shown) } else { (&event.causes[..], &[][..]) };
-    for Cause { kind, who, ns, stack } in shown {
+    for Cause { kind, who, ns, stack, .. } in shown {
         let share = percent(*ns, event.latency_ns);
         let who = printable(who);
         writeln!(out, "    {share:>5.1}% {:>8}  {:<14}  {who}", format_ns(*ns), word(*kind))?;
@@ -128,6 +128,9 @@ fn sentence(culprit: &Culprit, late: Late) -> String {
     let word = word(culprit.kind);
     let name = match culprit.kind {
         CauseKind::Work => who,
+        CauseKind::Thread if culprit.cgroup.as_ref().is_some_and(|of| culprit.who.starts_with(&of.path)) => {
+            format!("threads of {who}")
+        }
         CauseKind::Irq | CauseKind::Softirq | CauseKind::Thread => format!("{word} {who}"),
         CauseKind::IrqsOff | CauseKind::PreemptOff => format!("{word} in {who}"),
         _ => format!("{word} ({who})"),
@@ -164,10 +167,7 @@ mod tests {
         LateEvent {
             subject: handler.to_owned(),
             latency_ns: causes.iter().map(|cause| cause.2).sum(),
-            causes: causes
-                .iter()
-                .map(|&(kind, who, ns)| Cause { kind, who: who.to_owned(), ns, stack: Vec::new() })
-                .collect(),
+            causes: causes.iter().map(|&(kind, who, ns)| Cause::new(kind, who, ns)).collect(),
             ..LateEvent::default()
         }
     }

@@ -244,7 +244,7 @@ mod tests {
         let stack = ["_raw_spin_unlock_irqrestore", "serial8250_console_write", "console_unlock", "evil\x1b[2J"];
         let stack: Vec<String> = stack.map(str::to_owned).to_vec();
         let cause =
-            |kind, who: &str, ns, stack: &[String]| Cause { kind, who: who.to_owned(), ns, stack: stack.to_vec() };
+            |kind, who: &str, ns, stack: &[String]| Cause { stack: stack.to_vec(), ..Cause::new(kind, who, ns) };
         let mut console = LateEvent {
             labels: labels(&CONSOLE),
             at_unix_ns: 1_795_252_440_100_000_000,

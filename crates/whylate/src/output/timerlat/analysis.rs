@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     fn evidence() -> TimerEvidence {
-        let objtool = Occupant::Thread { tid: 49256, name: "obj\x1btool".to_owned() };
+        let objtool = Occupant::Thread { tid: 49256, name: "obj\x1btool".to_owned(), cgroup: None };
         let timer = Occupant::Irq { name: "local_timer".to_owned() };
         let network = Occupant::Softirq { name: "net_rx".to_owned() };
         let frames = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();

@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn a_line_tells_when_where_how_late_and_why() {
-        let cause = |kind, who: &str, ns| Cause { kind, who: who.to_owned(), ns, stack: Vec::new() };
+        let cause = |kind, who: &str, ns| Cause::new(kind, who, ns);
         let event = LateEvent {
             at_unix_ns: 1_795_252_440_123_456_789,
             latency_ns: 2_345_678,

@@ -57,7 +57,7 @@ fn intervals(out: &mut dyn Write, evidence: &TimerEvidence) -> io::Result<()> {
 fn who(occupant: &Occupant) -> String {
     printable(&match occupant {
         Occupant::Idle => "idle".to_owned(),
-        Occupant::Thread { tid, name } => thread::called(name, *tid),
+        Occupant::Thread { tid, name, .. } => thread::called(name, *tid),
         Occupant::Work { handler, tid, name } => format!("{handler} in {}", thread::called(name, *tid)),
         Occupant::Irq { name } => format!("interrupt {name}"),
         Occupant::Softirq { name } => format!("softirq {name}"),
@@ -80,7 +80,7 @@ mod tests {
             user_ns: 20_500,
         };
         let latest = [at(0, 0, Some((4_900, 12_100))), at(1, 0, None), at(0, 1, Some((1_234_567, 2_345_678)))];
-        let hog = Occupant::Thread { tid: 7, name: "evil\x1b[2J".to_owned() };
+        let hog = Occupant::Thread { tid: 7, name: "evil\x1b[2J".to_owned(), cgroup: None };
         let interval = Interval { start_ns: 1_000, end_ns: 2_346_678, occupant: hog, ..Interval::default() };
         let occupancy = Occupancy { cpu: 0, intervals: vec![interval], ..Occupancy::default() };
         let evidence = TimerEvidence {

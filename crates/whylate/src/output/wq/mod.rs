@@ -255,7 +255,7 @@ mod tests {
             .iter()
             .map(|&(kind, who, ns, stack)| {
                 let stack = stack.split_whitespace().map(str::to_owned).collect();
-                Cause { kind, who: who.to_owned(), ns, stack }
+                Cause { stack, ..Cause::new(kind, who, ns) }
             })
             .collect();
         let labels = [

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Which cgroup, and which container, a thread is in.
+
+use serde::{Deserialize, Serialize};
+
+/// Container runtimes name a container's cgroup after its id, which has so many hexadecimal digits.
+const ID_DIGITS: usize = 64;
+
+/// A cgroup as late events and rankings tell it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Cgroup {
+    /// The path within its hierarchy, such as `/system.slice/cron.service`.
+    #[serde(rename = "cgroup")]
+    pub path: String,
+    /// The id of the container whose it is, or that it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
+}
+
+impl Cgroup {
+    /// The cgroup of this path.
+    pub fn of(path: &str) -> Self {
+        Cgroup { path: path.to_owned(), container: container(path).map(str::to_owned) }
+    }
+}
+
+/// The innermost container of a path: `/docker/ID`, `/…/cri-containerd-ID.scope`, `/kubepods/…/podUID/ID/…`.
+fn container(path: &str) -> Option<&str> {
+    let is_id = |word: &&str| word.len() == ID_DIGITS && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+    path.rsplit(|letter: char| !letter.is_ascii_alphanumeric()).find(is_id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containers_are_told_by_the_paths_of_all_runtimes() {
+        let id = "0123456789abcdef".repeat(4);
+        let other = "f".repeat(ID_DIGITS);
+        for path in [
+            format!("/docker/{id}"),
+            format!("/system.slice/docker-{id}.scope"),
+            format!("/kubepods.slice/kubepods-pod1f_2.slice/cri-containerd-{id}.scope"),
+            format!("/kubepods/besteffort/pod8d7-1/{id}"),
+            format!("/machine.slice/libpod-{id}.scope/container"),
+            format!("/kubelet/docker/{other}/kubepods/{id}/init.scope"),
+        ] {
+            assert_eq!(Cgroup::of(&path), Cgroup { path: path.clone(), container: Some(id.clone()) });
+        }
+        for path in ["/", "/user.slice/user-0.slice", &format!("/docker/{id}0"), &format!("/docker/x{}", &id[1..])] {
+            assert_eq!(Cgroup::of(path).container, None, "{path}");
+        }
+    }
+
+    #[test]
+    fn in_json_it_is_one_field_or_two() {
+        let told = serde_json::to_string(&Cgroup::of("/a.slice")).expect("it is plain");
+        assert_eq!(told, r#"{"cgroup":"/a.slice"}"#);
+    }
+}
