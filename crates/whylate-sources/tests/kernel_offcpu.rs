@@ -7,6 +7,8 @@ mod deadline;
 mod flood;
 #[path = "kernel_offcpu/gdb.rs"]
 mod gdb;
+#[path = "kernel_offcpu/half_asleep.rs"]
+mod half_asleep;
 mod kernel;
 #[path = "kernel_offcpu/moved.rs"]
 mod moved;

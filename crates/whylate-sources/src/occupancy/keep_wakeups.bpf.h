@@ -9,6 +9,20 @@
 /* Wakeups of all threads are kept, and not of workers alone. */
 const volatile bool keeps_all_wakeups = false;
 
+static __always_inline void tell_waker(struct wakeup *wakeup, const struct task_struct *waker)
+{
+	wakeup->waker_tid = waker ? shown_number(waker) : 0;
+	if (waker)
+		read_name(wakeup->waker, waker);
+}
+
+/* Whether it has lost its CPU without falling asleep, and has had none since. */
+static __always_inline bool is_waiting_still(const struct task_struct *task, const struct wakeup *wakeup)
+{
+	return wakeup->tid == (u32)task->pid && wakeup->waits_since_ns && wakeup->switches == switches_before(task) &&
+	       wakeup->born_us == born_us(task);
+}
+
 /*
  * From now on it waits for a CPU; `now_ns` is 0 where the scheduler's stamp will tell since when. `waker` is whoever
  * has woken it; NULL where it was not asleep, or an interrupt has.
@@ -20,6 +34,11 @@ static __always_inline void keep_wait(const struct task_struct *task, bool was_a
 
 	if (!wakeup)
 		return;
+	/* It was preempted on its way to sleep: whoever wakes it now finds it in its queue. */
+	if (was_asleep && !is_worker && is_waiting_still(task, wakeup)) {
+		tell_waker(wakeup, waker);
+		return;
+	}
 	is_other = wakeup->tid != (u32)task->pid;
 	/* Another CPU may read it meanwhile. */
 	wakeup->tid = 0;
@@ -35,9 +54,7 @@ static __always_inline void keep_wait(const struct task_struct *task, bool was_a
 	wakeup->throttled_by = keeps_all_wakeups && !was_asleep ? throttled_by(task) : THROTTLED_NOT;
 	wakeup->switches = switches_before(task);
 	wakeup->born_us = born_us(task);
-	wakeup->waker_tid = waker ? shown_number(waker) : 0;
-	if (waker)
-		read_name(wakeup->waker, waker);
+	tell_waker(wakeup, waker);
 	barrier();
 	wakeup->tid = task->pid;
 }

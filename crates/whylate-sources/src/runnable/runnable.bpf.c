@@ -94,7 +94,10 @@ static __always_inline u64 waited_ns_of(struct task_struct *task, const struct w
 	if (!wakeup->waits_since_ns)
 		return waited_ns;
 	whole_ns = since(now_ns, wakeup->waits_since_ns);
-	return !has_stamp || was_moved(wakeup) || whole_ns < waited_ns ? whole_ns : waited_ns;
+	/* One that was preempted on its way to sleep, in a state of sleep, has none. */
+	if (!has_stamp || !task->sched_info.last_queued)
+		return whole_ns;
+	return was_moved(wakeup) || whole_ns < waited_ns ? whole_ns : waited_ns;
 }
 
 static __noinline int look_at_wait(struct task_struct *task)

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A thread that loses its CPU on its way to sleep: it is in its queue and says that it sleeps, and the scheduler stamps
+//! no beginning of its wait. On kernels that preempt their own code; elsewhere it loses the CPU at other places.
+#![allow(unsafe_code)]
+
+use std::process::{Child, Command, Stdio};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use whylate_model::{CauseKind, LateEvent};
+use whylate_sources::offcpu::OffcpuOptions;
+use whylate_sources::{Session, Source as _, Threads};
+
+use crate::kernel::chance::in_rounds;
+use crate::kernel::late::{Places, stay_on};
+use crate::kernel::turn::turn_to_measure;
+use crate::kernel::urgent::be_urgent_on;
+
+/// The process's CPU, in the environment, and the one of whoever wakes it meanwhile, if somebody does.
+const CPU: &str = "WHYLATE_HALF_ASLEEP";
+const WAKER: &str = "WHYLATE_HALF_ASLEEP_WAKER";
+/// wait4() says that it sleeps, and then looks at each of them.
+const THREADS: usize = 300;
+const PERIOD: Duration = Duration::from_millis(20);
+const TAKES: Duration = Duration::from_millis(5);
+const LATE_NS: u64 = 3_000_000;
+const WATCHED: Duration = Duration::from_secs(1);
+
+extern "C" fn do_nothing(_signal: libc::c_int) {}
+
+/// Wakes the calling thread each millisecond, from that CPU.
+fn be_woken_from(cpu: u32) {
+    // SAFETY: the handler does nothing, and has the type that is asked for.
+    unsafe { libc::signal(libc::SIGUSR1, do_nothing as *const () as libc::sighandler_t) };
+    let (process, tid) = (std::process::id(), rustix::thread::gettid().as_raw_nonzero().get());
+    thread::spawn(move || {
+        let _ = stay_on(cpu);
+        loop {
+            sleep(Duration::from_millis(1));
+            // SAFETY: it takes numbers only.
+            unsafe { libc::syscall(libc::SYS_tgkill, process, tid, libc::SIGUSR1) };
+        }
+    });
+}
+
+/// Not a test by itself: the process.
+#[test]
+fn half_asleep_process() {
+    let cpu_of = |name| std::env::var(name).ok().and_then(|cpu| cpu.parse().ok());
+    let Some(cpu) = cpu_of(CPU) else { return };
+    if let Some(waker) = cpu_of(WAKER) {
+        be_woken_from(waker);
+    }
+    for _ in 0..THREADS {
+        let stack = thread::Builder::new().stack_size(16 << 10);
+        if stack
+            .spawn(|| {
+                loop {
+                    thread::park()
+                }
+            })
+            .is_err()
+        {
+            return;
+        }
+    }
+    let hog = thread::Builder::new().name("test-hog".to_owned());
+    let spawned = hog.spawn(move || {
+        if be_urgent_on(cpu, 90).is_err() {
+            std::process::exit(1);
+        }
+        loop {
+            sleep(PERIOD - TAKES);
+            let began = Instant::now();
+            while began.elapsed() < TAKES {
+                std::hint::spin_loop();
+            }
+        }
+    });
+    if spawned.is_err() || stay_on(cpu).is_err() {
+        return;
+    }
+    loop {
+        // SAFETY: no status is asked for, and it has no children.
+        unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) };
+    }
+}
+
+/// The process, until it is dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Who woke it, if anybody did.
+fn told(places: Places, is_woken: bool) -> Result<()> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["--exact", "half_asleep::half_asleep_process", "--test-threads=1"]);
+    command.env(CPU, places.disturbed.to_string()).stdin(Stdio::null()).stdout(Stdio::null());
+    if is_woken {
+        command.env(WAKER, places.tool.to_string());
+    }
+    let process = Running(command.spawn()?);
+    let threads = Threads::of(process.0.id());
+    in_rounds(|| {
+        let options =
+            OffcpuOptions { threads: threads.clone(), explain_over_ns: Some(LATE_NS), ..OffcpuOptions::default() };
+        let mut source = options.attach(&Session::of_one())?;
+        sleep(WATCHED);
+        let mut events: Vec<LateEvent> = Vec::new();
+        source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+        let by_hog = |event: &&LateEvent| {
+            let of_hog = event.causes.iter().filter(|cause| cause.kind == CauseKind::Thread);
+            of_hog.filter(|cause| cause.who.starts_with("test-hog:")).any(|cause| cause.ns >= LATE_NS)
+        };
+        let (told, runs) = (events.iter().filter(by_hog).count(), WATCHED.as_millis() / PERIOD.as_millis());
+        println!("{told} of some {runs} waits behind the hog");
+        ensure!(told as u128 * 5 >= runs * 4, "{told} of {runs} waits are told: {:?}", events.first());
+        Ok(())
+    })
+}
+
+#[test]
+fn a_thread_that_is_preempted_on_its_way_to_sleep_waits_for_a_cpu() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+    told(places, false)?;
+    told(places, true)
+}
