@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crate::cpus;
 use crate::perf_event::{self, EVERY_THREAD, PERF_EVENT_IOC_DISABLE, PERF_EVENT_IOC_ENABLE};
 use crate::symbols::address_of;
 
@@ -31,12 +32,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const REST_FROM: u32 = 400;
 /// How many times in a row fewer must be found until it beats again.
 const CALM_LOOKS: u32 = 5;
+/// Looks until it is asked which timers have gone with their CPU: a second.
+const LOOKS_AT_CPUS: u32 = 50;
 
 /// The timers of all CPUs, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Heartbeats {
     /// Address of the timers' function.
     pub function: u64,
+    period_ns: u64,
     beats: Vec<Beat>,
     pace: Option<Pace>,
 }
@@ -50,6 +54,8 @@ struct Beat {
     rests: u32,
     /// Intervals of the CPU when it was looked at the last time.
     seen: u32,
+    /// What the event had counted when it was last asked whether it goes on.
+    counted: u64,
 }
 
 /// The thread that lets timers rest.
@@ -63,11 +69,8 @@ impl Heartbeats {
     /// Starts a timer on each of the CPUs. Nobody reads its samples: only its interrupt matters.
     pub(crate) fn start(cpus: &[u32], period_ns: u64) -> io::Result<Self> {
         let function = address_of(FUNCTION)?;
-        let beats = cpus
-            .iter()
-            .map(|&cpu| Ok(Beat { cpu, event: start_on(cpu, period_ns)?, rests: 0, seen: 0 }))
-            .collect::<io::Result<_>>()?;
-        Ok(Heartbeats { function, beats, pace: None })
+        let beats = cpus.iter().map(|&cpu| Beat::start(cpu, period_ns)).collect::<io::Result<_>>()?;
+        Ok(Heartbeats { function, period_ns, beats, pace: None })
     }
 
     /// Each CPU with the kernel's number of its event, by which a program knows it in every namespace.
@@ -77,7 +80,7 @@ impl Heartbeats {
 
     /// Starts the timer of a CPU anew, whose old one went when the CPU did. Returns the number of its event.
     pub(crate) fn restart(&mut self, cpu: u32, period_ns: u64) -> io::Result<u64> {
-        let beat = Beat { cpu, event: start_on(cpu, period_ns)?, rests: 0, seen: 0 };
+        let beat = Beat::start(cpu, period_ns)?;
         let id = beat.id()?;
         self.beats.retain(|beat| beat.cpu != cpu);
         self.beats.push(beat);
@@ -91,17 +94,22 @@ impl Heartbeats {
         self.beats.iter().try_for_each(|beat| perf_event::request(&beat.event, request))
     }
 
-    /// From now on lets timers rest on CPUs of which `written` tells many intervals. It gets the number of a CPU and
-    /// returns how many intervals that has had, wrapping.
+    /// From now on lets timers rest on CPUs of which `written` tells many intervals, and starts them on CPUs that come
+    /// (back). `written` gets the number of a CPU and returns how many intervals that has had, wrapping.
     pub(crate) fn keep_pace(&mut self, written: impl Fn(u32) -> u32 + Send + 'static) -> io::Result<()> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let mut beats = std::mem::take(&mut self.beats);
+        let (mut beats, period_ns) = (std::mem::take(&mut self.beats), self.period_ns);
         let thread = thread::Builder::new().name("heartbeats".to_owned()).spawn(move || {
+            let mut looks = 0;
             while !stopped.load(Ordering::Relaxed) {
                 thread::park_timeout(LOOK_EVERY);
                 for beat in &mut beats {
                     beat.adapt(written(beat.cpu));
+                }
+                looks = (looks + 1) % LOOKS_AT_CPUS;
+                if looks == 0 {
+                    follow_cpus(&mut beats, period_ns);
                 }
             }
         })?;
@@ -122,6 +130,17 @@ impl Drop for Heartbeats {
 }
 
 impl Beat {
+    fn start(cpu: u32, period_ns: u64) -> io::Result<Self> {
+        let event = perf_event::start_timer(EVERY_THREAD, cpu as libc::c_int, period_ns)?;
+        Ok(Beat { cpu, event, rests: 0, seen: 0, counted: 0 })
+    }
+
+    /// Whether it has counted since the last time it was asked; the event of a CPU that went counts no more.
+    fn goes_on(&mut self) -> bool {
+        let Ok(counted) = perf_event::count(&self.event) else { return false };
+        std::mem::replace(&mut self.counted, counted) != counted
+    }
+
     fn id(&self) -> io::Result<u64> {
         perf_event::id(&self.event)
     }
@@ -144,8 +163,19 @@ impl Beat {
     }
 }
 
-fn start_on(cpu: u32, period_ns: u64) -> io::Result<OwnedFd> {
-    perf_event::start_timer(EVERY_THREAD, cpu as libc::c_int, period_ns)
+/// A CPU that goes takes its timer with it. Where none can be started it is tried again the next time.
+fn follow_cpus(beats: &mut Vec<Beat>, period_ns: u64) {
+    for cpu in cpus::online().unwrap_or_default() {
+        match beats.iter_mut().find(|beat| beat.cpu == cpu) {
+            Some(beat) => {
+                let is_gone = beat.rests == 0 && !beat.goes_on();
+                if is_gone && let Ok(Beat { event, .. }) = Beat::start(cpu, period_ns) {
+                    beat.event = event;
+                }
+            }
+            None => beats.extend(Beat::start(cpu, period_ns)),
+        }
+    }
 }
 
 /// How many looks are left until a timer beats again, after one that has found so many intervals.
@@ -155,7 +185,36 @@ fn looks_left(before: u32, intervals: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd as _;
+
     use super::*;
+
+    #[test]
+    fn a_timer_that_has_gone_with_its_cpu_is_started_again() {
+        let cpu = *cpus::online().expect("the kernel tells").last().expect("one runs this");
+        let Ok(beat) = Beat::start(cpu, PERIOD_NS) else {
+            println!("skipped: this user may have no timer on a CPU");
+            return;
+        };
+        let mut beats = vec![beat];
+        follow_cpus(&mut beats, PERIOD_NS);
+        let first = beats.iter().position(|beat| beat.cpu == cpu).expect("it is still there");
+        let event = |beats: &[Beat]| beats[first].event.as_raw_fd();
+        let before = event(&beats);
+        thread::sleep(Duration::from_millis(5));
+        follow_cpus(&mut beats, PERIOD_NS);
+        assert_eq!(event(&beats), before, "it goes on");
+        // As when the CPU has gone: it is there, and counts no more.
+        perf_event::request(&beats[first].event, PERF_EVENT_IOC_DISABLE).expect("it may be held back");
+        follow_cpus(&mut beats, PERIOD_NS);
+        thread::sleep(Duration::from_millis(5));
+        follow_cpus(&mut beats, PERIOD_NS);
+        thread::sleep(Duration::from_millis(5));
+        assert!(beats[first].goes_on(), "another one counts");
+        let mut all: Vec<u32> = beats.iter().map(|beat| beat.cpu).collect();
+        all.sort_unstable();
+        assert_eq!(all, cpus::online().expect("the kernel tells"), "each CPU has one");
+    }
 
     #[test]
     fn a_timer_rests_at_once_and_beats_again_when_it_stays_calm() {

@@ -65,6 +65,16 @@ pub(crate) fn id(event: &OwnedFd) -> io::Result<u64> {
     }
 }
 
+/// What an event has counted; of a timer the nanoseconds for which it has been on.
+pub(crate) fn count(event: &OwnedFd) -> io::Result<u64> {
+    let mut count = [0; size_of::<u64>()];
+    match rustix::io::read(event, &mut count)? {
+        read if read == count.len() => Ok(u64::from_ne_bytes(count)),
+        // Its CPU had no room for it.
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
 /// Holds an event back, or lets it go on: [`PERF_EVENT_IOC_DISABLE`], [`PERF_EVENT_IOC_ENABLE`].
 pub(crate) fn request(event: &OwnedFd, request: libc::Ioctl) -> io::Result<()> {
     // SAFETY: these requests take no memory, and the descriptor is that of a perf event.
