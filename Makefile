@@ -75,9 +75,18 @@ in-machines:
 	@scripts/check-tests matrix $(TESTS)
 
 .PHONY: torture
-torture: ## tests of this kernel at full length, five times, two of them beside a busy CPU
-	@scripts/install-deps browser debugger
-	@scripts/torture
+torture: ## kill, starve and mislead it, at full length; ends with what is left behind (as root)
+	@scripts/install-deps
+	@mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
+	WHYLATE_TORTURE=1 $(CARGO) test -q -p whylate --test torture -- --nocapture --test-threads=1
+
+# So many seconds each: `make fuzz FOR=600`.
+FOR ?= 60
+
+.PHONY: fuzz
+fuzz: ## hand inputs to each parser of what others write, FOR seconds each
+	@scripts/install-deps
+	@scripts/fuzz $(FOR)
 
 .PHONY: bench-wq
 bench-wq: ## what `whylate wq` costs, beside the tools users have today (as root)

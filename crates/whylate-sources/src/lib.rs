@@ -10,6 +10,8 @@ pub mod clock;
 pub mod cpus;
 mod distribution;
 mod floors;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod heartbeat;
 pub mod inject;
 pub mod irqsoff;

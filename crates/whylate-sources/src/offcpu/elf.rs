@@ -266,6 +266,12 @@ impl Elf {
             .and_then(|(at, _, address)| (offset - at).checked_add(*address))
     }
 
+    /// Where code lies in the file, and how much of it.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn parts(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.segments.iter().map(|&(at, length, _)| (at, length))
+    }
+
     /// How to unwind the frame of an instruction at this file offset.
     pub(super) fn rule_at(&self, offset: u64) -> Rule {
         match &self.unwind {

@@ -200,7 +200,7 @@ fn copy_and_end(root: &CStr, path: &CStr, copy: RawFd) -> ! {
 }
 
 /// The type of the file system on a device, as proc_pid_maps(5) tells it, by proc_pid_mountinfo(5).
-fn type_of<'a>(mounts: &'a str, device: &str) -> Option<&'a str> {
+pub(super) fn type_of<'a>(mounts: &'a str, device: &str) -> Option<&'a str> {
     let (major, minor) = device.split_once(':')?;
     let number = |hex: &str| u32::from_str_radix(hex, 16).ok();
     let device = format!("{}:{}", number(major)?, number(minor)?);
@@ -209,7 +209,7 @@ fn type_of<'a>(mounts: &'a str, device: &str) -> Option<&'a str> {
 }
 
 /// The same of what is mounted at a path, or above it.
-fn type_at<'a>(mounts: &'a str, path: &str) -> Option<&'a str> {
+pub(super) fn type_at<'a>(mounts: &'a str, path: &str) -> Option<&'a str> {
     let mounted = mounts.lines().filter_map(|line| {
         let point = line.split(' ').nth(4)?;
         let is_above =

@@ -11,6 +11,8 @@ mod choice;
 mod elf;
 mod explained;
 mod far_files;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod names;
 mod pace;
 mod patience;

@@ -72,7 +72,7 @@ struct Place {
 
 /// What a thread's `stat` tells (proc_pid_stat(5)).
 #[derive(Debug, PartialEq, Eq)]
-struct Stat {
+pub(super) struct Stat {
     name: String,
     state: char,
     is_kernel: bool,
@@ -255,7 +255,7 @@ fn numbers(folder: &Path) -> Vec<u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-fn parse_stat(text: &str) -> Option<Stat> {
+pub(super) fn parse_stat(text: &str) -> Option<Stat> {
     // The name may have parentheses and spaces of its own.
     let (begin, end) = (text.find('(')?, text.rfind(')')?);
     let fields: Vec<&str> = text.get(end + 1..)?.split_whitespace().collect();

@@ -192,27 +192,11 @@ impl Processes {
         text.lines().filter_map(|line| self.mapping(tgid, line)).collect()
     }
 
-    /// A line of proc_pid_maps(5) that is executable.
     fn mapping(&mut self, tgid: u32, line: &str) -> Option<Mapping> {
-        let mut words = line.splitn(6, ' ');
-        let range = words.next()?;
-        let (start, end) = range.split_once('-')?;
-        if !words.next()?.contains('x') {
-            return None;
-        }
-        let offset = u64::from_str_radix(words.next()?, 16).ok()?;
-        let (device, inode) = (words.next()?, words.next()?);
-        let path = words.next().unwrap_or_default().trim_start();
+        let CodeMapped { range, start, end, offset, device, inode, path } = CodeMapped::parse(line)?;
         let found = (inode != "0").then(|| self.elf(tgid, range, [device, inode], path));
         let (elf, is_closed) = found.map_or((None, false), |found| (found.clone().flatten(), found.is_none()));
-        Some(Mapping {
-            start: u64::from_str_radix(start, 16).ok()?,
-            end: u64::from_str_radix(end, 16).ok()?,
-            offset,
-            elf,
-            is_closed,
-            path: path.to_owned(),
-        })
+        Some(Mapping { start, end, offset, elf, is_closed, path: path.to_owned() })
     }
 
     /// `None` where it cannot be opened.
@@ -233,6 +217,39 @@ impl Processes {
         self.closed += u64::from(elf.is_none() && Path::new(&format!("/proc/{tgid}")).exists());
         self.elf_by_file.insert(file, elf.clone());
         elf
+    }
+}
+
+/// A line of proc_pid_maps(5) about code.
+pub(super) struct CodeMapped<'a> {
+    /// As it stands there.
+    range: &'a str,
+    start: u64,
+    end: u64,
+    offset: u64,
+    device: &'a str,
+    inode: &'a str,
+    path: &'a str,
+}
+
+impl<'a> CodeMapped<'a> {
+    /// `None` where it is not executable.
+    pub(super) fn parse(line: &'a str) -> Option<Self> {
+        let mut words = line.splitn(6, ' ');
+        let range = words.next()?;
+        let (start, end) = range.split_once('-')?;
+        if !words.next()?.contains('x') {
+            return None;
+        }
+        Some(CodeMapped {
+            range,
+            start: u64::from_str_radix(start, 16).ok()?,
+            end: u64::from_str_radix(end, 16).ok()?,
+            offset: u64::from_str_radix(words.next()?, 16).ok()?,
+            device: words.next()?,
+            inode: words.next()?,
+            path: words.next().unwrap_or_default().trim_start(),
+        })
     }
 }
 
@@ -324,7 +341,7 @@ fn read_perf_map(tgid: u32, files: &mut FarFiles) -> Option<Vec<(u64, u64, Strin
     Some(parse_perf_map(&String::from_utf8_lossy(&bytes)))
 }
 
-fn parse_perf_map(text: &str) -> Vec<(u64, u64, String)> {
+pub(super) fn parse_perf_map(text: &str) -> Vec<(u64, u64, String)> {
     let mut found: Vec<(u64, u64, String)> = text
         .lines()
         .filter_map(|line| {

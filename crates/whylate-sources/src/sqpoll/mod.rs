@@ -8,6 +8,8 @@
 
 mod attached;
 mod fdinfo;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod look;
 mod never_sleeps;
 mod of_kernel;
