@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A timer on each CPU whose interrupt is due once in a period: when it comes late, interrupts were off. For the
-//! account of CPUs it rests while the CPU changes hands often.
+//! account of CPUs it rests while the CPU changes hands often, and comes back with a CPU that was offline.
 
 mod cost;
 mod period;

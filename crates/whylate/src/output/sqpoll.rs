@@ -41,9 +41,7 @@ impl Text {
             is_first: true,
         }
     }
-}
 
-impl Text {
     /// Culprits are ranked by that.
     pub fn by(self, by: By) -> Self {
         Text { culprits: Culprits::by(by), ..self }
