@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
 use super::TRACER;
 use crate::tracefs::instance::Instance;
@@ -64,6 +64,10 @@ impl Recording {
         }
         for event in &recording.events {
             let folder = event.folder();
+            if !instance.path(&folder).exists() {
+                let known = tracefs.join("available_events");
+                bail!("this kernel has no {folder} to record (choose from {})", known.display());
+            }
             if let Some(filter) = &event.filter {
                 instance.write(&format!("{folder}/filter"), filter)?;
             }
