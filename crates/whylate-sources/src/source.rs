@@ -113,7 +113,9 @@ pub(crate) fn first_that_works<A: Attached + ?Sized>(
     }
     Err(match (refused.map(|(error, _)| error), never) {
         // One that fails is there, and says itself what is wrong.
-        (Some(AttachError::Unsupported(lacks)), Some(instead)) => AttachError::Unsupported(format!("{lacks}; {instead}")),
+        (Some(AttachError::Unsupported(lacks)), Some(instead)) => {
+            AttachError::Unsupported(format!("{lacks}; {instead}"))
+        }
         (Some(error), _) => error,
         (None, Some(instead)) => AttachError::Contradiction(instead.to_owned()),
         (None, None) => AttachError::Unsupported("there is no backend".to_owned()),
