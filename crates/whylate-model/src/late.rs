@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::blame::Evidence;
 use crate::cgroup::Cgroup;
+use crate::path::PathSegment;
 use crate::snapshot::Labels;
 
 /// Something that waited longer than the user allows.
@@ -40,6 +41,10 @@ pub struct LateEvent {
     /// What made it wait; they add up to `latency_ns`. Empty unless `--why` asks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub causes: Vec<Cause>,
+    /// The wait in order of time, along who ended it: these add up to `latency_ns` as well, and `causes` are their sums.
+    /// Empty where the source follows no paths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub path: Vec<PathSegment>,
     /// What the causes were told from; kept only where it is asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evidence: Option<Box<Evidence>>,
@@ -84,7 +89,7 @@ impl Cause {
 }
 
 /// The kinds of delay that whylate tells apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CauseKind {
     /// Interrupts were disabled.
@@ -111,7 +116,24 @@ pub enum CauseKind {
     Steal,
     /// CPU bandwidth control kept the thread from every CPU: its cgroup had used up its quota (`cpu.max`).
     Throttled,
+    /// The one that was waited for did its own work (paths alone).
+    Running,
+    /// A request was at its device (paths alone, as all that follow).
+    Disk,
+    /// A request waited for its device.
+    DiskQueue,
+    /// A timer was not due yet: a sleep by design, or a timeout.
+    Timer,
+    /// Something was to come over the network.
+    Network,
+    /// An interrupt was to come.
+    Interrupt,
+    /// An RCU grace period was to end.
+    Rcu,
+    /// Somebody beyond this machine or PID namespace was waited for.
+    Outside,
     /// It cannot be told apart.
+    #[default]
     Unknown,
 }
 
@@ -131,6 +153,14 @@ impl CauseKind {
             CauseKind::Wakeup => "wakeup",
             CauseKind::Steal => "steal",
             CauseKind::Throttled => "throttled",
+            CauseKind::Running => "running",
+            CauseKind::Disk => "disk",
+            CauseKind::DiskQueue => "disk_queue",
+            CauseKind::Timer => "timer",
+            CauseKind::Network => "network",
+            CauseKind::Interrupt => "interrupt",
+            CauseKind::Rcu => "rcu",
+            CauseKind::Outside => "outside",
             CauseKind::Unknown => "unknown",
         }
     }
@@ -143,11 +173,12 @@ mod tests {
     #[test]
     fn names_are_those_of_json() {
         use CauseKind::{
-            IdleExit, Irq, IrqsOff, MaxActive, Nmi, PreemptOff, Softirq, Steal, Thread, Throttled, Unknown, Wakeup,
-            Work,
+            Disk, DiskQueue, IdleExit, Interrupt, Irq, IrqsOff, MaxActive, Network, Nmi, Outside, PreemptOff, Rcu,
+            Running, Softirq, Steal, Thread, Throttled, Timer, Unknown, Wakeup, Work,
         };
         let of_cpu = [IrqsOff, PreemptOff, Irq, Softirq, Nmi, Thread, Work, MaxActive];
-        for kind in of_cpu.into_iter().chain([IdleExit, Wakeup, Steal, Throttled, Unknown]) {
+        let of_paths = [Running, Disk, DiskQueue, Timer, Network, Interrupt, Rcu, Outside];
+        for kind in of_cpu.into_iter().chain(of_paths).chain([IdleExit, Wakeup, Steal, Throttled, Unknown]) {
             assert_eq!(serde_json::to_value(kind).expect("a name"), kind.name());
         }
     }

@@ -15,6 +15,7 @@ pub mod irqsoff;
 pub mod late;
 pub mod look;
 pub mod occupancy;
+pub mod path;
 pub mod selftest;
 pub mod snapshot;
 pub mod sources;

@@ -73,8 +73,11 @@ pub struct Headline {
     /// What `late` and `late_ns` count, where that is something else than the figures are of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late_of: Option<LateOf>,
-    /// How long these were in all.
+    /// How long these were in all, and those of [`Headline::held_up`].
     pub late_ns: u64,
+    /// Waits for others that somebody held up, where the source follows those.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_up: Option<HeldUp>,
     /// Those of them that came too fast to be explained: culprits stand for the others.
     #[serde(default, skip_serializing_if = "Unexplained::is_none")]
     pub unexplained: Unexplained,
@@ -102,6 +105,23 @@ pub struct LateOf {
     pub max_ns: u64,
     /// The command that tells more of them.
     #[serde(default)]
+    pub next: String,
+}
+
+/// Waits for others that were late.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldUp {
+    /// What they are.
+    pub of: String,
+    /// From where on one is late.
+    pub late_from_ns: u64,
+    /// How many were.
+    pub late: u64,
+    /// How long they were in all.
+    pub late_ns: u64,
+    /// The longest; 0 where none was late.
+    pub max_ns: u64,
+    /// The command that tells more of them.
     pub next: String,
 }
 
@@ -143,6 +163,7 @@ pub struct Gatherer {
     culprits: Culprits,
     worst: BTreeMap<String, Option<Worst>>,
     late: BTreeMap<String, Lates>,
+    held_up: BTreeMap<String, Lates>,
 }
 
 /// Late events of one source.
@@ -163,13 +184,15 @@ impl Gatherer {
     /// tells as well counts there.
     pub fn add(&mut self, card: &Card, event: LateEvent) {
         let is_told_there = |other: &&Card| other.name != card.name && (other.tells)(&event);
-        if event.latency_ns < card.events().late_from_ns
+        if event.latency_ns < card.judges(&event).late_from_ns
             || self.cards.iter().copied().any(|other| is_told_there(&other))
         {
             return;
         }
         let source = card.name;
-        let lates = self.late.entry(source.to_owned()).or_default();
+        let is_held_up = card.held_up.is_some() && !event.path.is_empty();
+        let lates = if is_held_up { &mut self.held_up } else { &mut self.late };
+        let lates = lates.entry(source.to_owned()).or_default();
         lates.count += 1;
         lates.total_ns = lates.total_ns.saturating_add(event.latency_ns);
         lates.max_ns = lates.max_ns.max(event.latency_ns);
@@ -182,7 +205,10 @@ impl Gatherer {
     pub fn finish(mut self, snapshots: &[(&Card, Snapshot)], unmeasured: Vec<Unmeasured>) -> Look {
         let mut sources: Vec<Headline> = snapshots
             .iter()
-            .map(|(card, snapshot)| headline(card, snapshot, self.late.get(card.name).copied().unwrap_or_default()))
+            .map(|(card, snapshot)| {
+                let of = |lates: &BTreeMap<String, Lates>| lates.get(card.name).copied().unwrap_or_default();
+                headline(card, snapshot, of(&self.late), of(&self.held_up))
+            })
             .collect();
         sources.sort_by_key(|headline| (!headline.is_late, Reverse(headline.late_ns)));
         let mut worst: Vec<Sighting> = self
@@ -211,7 +237,7 @@ impl Gatherer {
     }
 }
 
-fn headline(card: &Card, snapshot: &Snapshot, lates: Lates) -> Headline {
+fn headline(card: &Card, snapshot: &Snapshot, lates: Lates, held_up: Lates) -> Headline {
     let unexplained = snapshot.unexplained;
     let late = lates.count + unexplained.events;
     let (figures, remark) = ((card.figures)(snapshot), (card.remark)(snapshot));
@@ -232,10 +258,18 @@ fn headline(card: &Card, snapshot: &Snapshot, lates: Lates) -> Headline {
         max_ns: figures.max_ns(),
         late_from_ns: card.judged.late_from_ns,
         late,
-        late_ns: lates.total_ns.saturating_add(unexplained.total_ns),
+        late_ns: lates.total_ns.saturating_add(held_up.total_ns).saturating_add(unexplained.total_ns),
         unexplained,
         late_of,
-        is_late: late > 0 || figures.max_ns() >= card.judged.late_from_ns || remark.is_late,
+        held_up: card.held_up.map(|judged| HeldUp {
+            of: judged.of.to_owned(),
+            late_from_ns: judged.late_from_ns,
+            late: held_up.count,
+            late_ns: held_up.total_ns,
+            max_ns: held_up.max_ns,
+            next: next(&judged),
+        }),
+        is_late: late > 0 || held_up.count > 0 || figures.max_ns() >= card.judged.late_from_ns || remark.is_late,
         remark: remark.text,
         next: next(&card.judged),
         lost: snapshot.lost.iter().filter(|(_, count)| **count > 0).map(|(why, count)| (why.clone(), *count)).collect(),
@@ -245,6 +279,7 @@ fn headline(card: &Card, snapshot: &Snapshot, lates: Lates) -> Headline {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::path::PathSegment;
     use crate::sources::{IRQSOFF, OFFCPU, SQPOLL, TIMERLAT, WQ};
     use crate::{Cause, CauseKind, Series};
 
@@ -378,6 +413,27 @@ mod tests {
             gatherer.finish(&[(&OFFCPU, Snapshot::new(OFFCPU.name, "sample", "host", 7))], Vec::new()).sources[0].late
         };
         assert_eq!([counted(&[&OFFCPU, &WQ, &SQPOLL]), counted(&[&OFFCPU, &WQ]), counted(&[&OFFCPU])], [3, 4, 5]);
+    }
+
+    #[test]
+    fn waits_for_others_are_judged_by_a_limit_of_their_own() {
+        let held_up = |ms: u64| {
+            let event = late(ms * 1_000_000, &[(CauseKind::Running, "server:7", ms * 1_000_000)]);
+            LateEvent { path: vec![PathSegment { ns: event.latency_ns, depth: 1, ..PathSegment::default() }], ..event }
+        };
+        let mut gatherer = Gatherer::default();
+        gatherer.add(&OFFCPU, held_up(99));
+        gatherer.add(&OFFCPU, held_up(100));
+        gatherer.add(&OFFCPU, held_up(250));
+        gatherer.add(&OFFCPU, late(30_000_000, &[(CauseKind::Thread, "hog:7", 30_000_000)]));
+        let look = gatherer.finish(&[(&OFFCPU, Snapshot::new(OFFCPU.name, "sample", "host", 7))], Vec::new());
+        let offcpu = &look.sources[0];
+        assert_eq!((offcpu.is_late, offcpu.late, offcpu.late_ns), (true, 1, 380_000_000));
+        let held_up = offcpu.held_up.as_ref().expect("it follows waits");
+        assert_eq!((held_up.late, held_up.late_ns, held_up.max_ns), (2, 350_000_000, 250_000_000));
+        assert_eq!(held_up.next, "whylate offcpu --why 100ms -d 10s");
+        let told: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
+        assert_eq!((told, look.culprits[0].who.as_str()), (offcpu.late_ns, "server:7"));
     }
 
     #[test]

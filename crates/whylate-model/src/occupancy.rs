@@ -47,6 +47,9 @@ pub struct Taken {
     /// The hypervisor ran something else.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub steal_ns: u64,
+    /// Of the rest, what the hypervisor may have had: it took as much then or before.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub perhaps_stolen_ns: u64,
     /// Non-maskable interrupts ran.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub nmi_ns: u64,

@@ -15,6 +15,14 @@ pub fn called(name: &str, tid: u32) -> String {
     format!("{name}:{}", number(tid))
 }
 
+/// Its name alone, of what [`called`] made of it.
+pub fn without_number(called: &str) -> &str {
+    match called.rsplit_once(':') {
+        Some((name, number)) if number == "outside" || number.parse::<u32>().is_ok() => name,
+        _ => called,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -23,5 +31,7 @@ mod tests {
     fn a_thread_outside_has_no_number() {
         assert_eq!(called("kworker/0:1", 77), "kworker/0:1:77");
         assert_eq!(called("dd", OUTSIDE | 4_194_303), "dd:outside");
+        let names = ["kworker/0:1:77", "dd:outside", "CPU 1"].map(without_number);
+        assert_eq!(names, ["kworker/0:1", "dd", "CPU 1"]);
     }
 }

@@ -4,6 +4,30 @@
 
 #include <bpf/bpf_core_read.h>
 
+/*
+ * Programs at functions may be preempted where the kernel is, and from 7.0 on those at tracepoints too. They can hold
+ * their CPU since 6.10, and call global functions meanwhile since 6.15, which has this lock too.
+ */
+struct bpf_res_spin_lock {
+	u32 val;
+};
+
+extern int bpf_res_spin_lock(struct bpf_res_spin_lock *lock) __weak __ksym;
+extern void bpf_preempt_disable(void) __weak __ksym;
+extern void bpf_preempt_enable(void) __weak __ksym;
+
+static __always_inline void hold_cpu(void)
+{
+	if (bpf_ksym_exists(bpf_res_spin_lock) && bpf_ksym_exists(bpf_preempt_disable))
+		bpf_preempt_disable();
+}
+
+static __always_inline void let_cpu_go(void)
+{
+	if (bpf_ksym_exists(bpf_res_spin_lock) && bpf_ksym_exists(bpf_preempt_enable))
+		bpf_preempt_enable();
+}
+
 /* Named in 6.9; before, an anonymous enum with the same bits since 5.15 (bit 1 was called DELAYED until then). */
 enum work_bits {
 	WORK_STRUCT_PENDING_BIT = 0,
@@ -208,15 +232,10 @@ static __always_inline u64 task_off_cpu_ns(const struct task_struct *task)
 	return now_ns > since_ns ? now_ns - since_ns : 0;
 }
 
-/*
- * Whether the stamp that a sleeping thread gets in its queue when it is woken tells since when it waits. One that
- * sleeps in a queue (6.12) may keep a stamp of before.
- */
-static __always_inline bool task_gets_stamp(const struct task_struct *task)
-{
-	return bpf_core_field_exists(task->sched_info.last_queued) && bpf_core_field_exists(task->se.cfs_rq) &&
-	       !task->sched_info.last_queued;
-}
+enum {
+	/* Of a thread that is being woken, and is in no queue yet (include/linux/sched.h). */
+	TASK_WAKING = 0x200,
+};
 
 /* Since 6.18 a throttled cgroup's threads are dequeued as they return to user space; before, their queue was. */
 struct task_struct___6_18 {
@@ -228,9 +247,9 @@ static __always_inline bool is_throttled(const struct task_struct *task)
 	const struct task_struct___6_18 *newer = (const void *)task;
 
 	if (bpf_core_field_exists(newer->throttled))
-		return BPF_CORE_READ(newer, throttled);
+		return newer->throttled;
 	if (bpf_core_field_exists(struct cfs_rq, throttle_count) && bpf_core_field_exists(struct sched_entity, cfs_rq))
-		return BPF_CORE_READ(task, se.cfs_rq, throttle_count) > 0;
+		return task->se.cfs_rq->throttle_count > 0;
 	return false;
 }
 

@@ -73,6 +73,12 @@ struct bpf_timer {
 	__u64 __opaque[2];
 } __attribute__((aligned(8)));
 
+/* Which bit of a request's flags is what (include/linux/blk_types.h). */
+enum req_flag_bits {
+	__REQ_FUA = 17,
+	__REQ_PREFLUSH = 18,
+};
+
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 typedef struct {
@@ -205,8 +211,8 @@ struct sched_info {
 struct thread_info {
 	unsigned long flags;
 	u32 cpu;
-	/* Not on x86, which has it by CPU; of 64 bits elsewhere these are the lower ones. */
-	int preempt_count;
+	/* Not on x86, which has it by CPU. Of 64 bits on arm64 these are the lower ones: only what has no sign may differ. */
+	u32 preempt_count;
 };
 
 struct cgroup {
@@ -226,6 +232,12 @@ struct pt_regs {
 	unsigned long ip;
 	unsigned long cs;
 	unsigned long sp;
+};
+
+struct pt_regs___of_arm64 {
+	u64 regs[31];
+	u64 pstate;
+	s32 syscallno;
 };
 
 struct ns_common {
@@ -278,6 +290,32 @@ struct task_struct {
 
 struct kthread {
 	void *data;
+};
+
+struct gendisk {
+	int major;
+	int first_minor;
+};
+
+struct request_queue {
+	struct gendisk *disk;
+};
+
+struct bvec_iter {
+	unsigned int bi_size;
+};
+
+struct bio {
+	unsigned int bi_opf;
+	struct bvec_iter bi_iter;
+};
+
+struct request {
+	struct request_queue *q;
+	unsigned int cmd_flags;
+	unsigned int __data_len;
+	struct bio *bio;
+	void *end_io;
 };
 
 struct seq_file;

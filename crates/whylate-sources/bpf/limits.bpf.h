@@ -6,7 +6,7 @@
 #include "throttling.bpf.h"
 
 struct limits {
-	/* Up to when a quota kept it off: it was throttled as it lost its CPU. 0: it was not. */
+	/* Up to when a quota kept it off: it was throttled as it lost its CPU or was woken. 0: it was not. */
 	u64 until_ns;
 	/* When its own budget was refilled (SCHED_DEADLINE); 0: it has none, or had not used it up. */
 	u64 deadline_ns;
@@ -14,14 +14,14 @@ struct limits {
 	u64 quota_cgroup;
 	/* The cgroup by which it has its share. */
 	u64 own_cgroup;
-	/* enum throttled_by, when it lost its CPU. */
+	/* enum throttled_by, when its wait began. */
 	u32 throttled_by;
 	u8 has_sched_ext;
 	u8 has_core_scheduling;
 	u16 _unused;
 };
 
-/* What kept the thread from its CPU between these times, now that it gets one; `throttled_by` when it lost one. */
+/* What kept the thread from its CPU between these times, now that it gets one; `throttled_by` when its wait began. */
 static __noinline int tell_limits(struct limits *limits, struct task_struct *task, u64 from_ns, u64 now_ns, u32 throttled_by)
 {
 	struct task_group *group;

@@ -6,9 +6,16 @@
 #include "pid_namespace.bpf.h"
 
 enum occupancy_limits {
-	/* Intervals kept per CPU: 40 ms of a CPU that switches 100,000 times a second. */
+	/* Intervals kept per CPU, at least: 40 ms of a CPU that switches 100,000 times a second. */
 	INTERVAL_BITS = 12,
+	/* And where the past is followed back from user space. */
+	MOST_INTERVAL_BITS = 16,
+	/* Programs look back at so many. */
 	INTERVALS = 1 << INTERVAL_BITS,
+	/* For so many intervals one request of a disk is kept. */
+	INTERVALS_A_REQUEST_BITS = 4,
+	/* Requests in progress at any time, on all disks. */
+	REQUESTS = 8192,
 	/* Intervals that one late event carries; older ones are merged by occupant. */
 	WINDOW_INTERVALS = 256,
 	MERGED_PARTS = 32,
@@ -50,11 +57,59 @@ enum irq_vector {
 	VECTOR_SPURIOUS,
 	/* Other architectures: `name` says which. */
 	VECTOR_NAMED,
+	/* The timer's, told by a function that it calls. */
+	VECTOR_UNANNOUNCED_TIMER,
 };
 
 enum busy_pools {
 	BUSY_NORMAL = 1 << 0,
 	BUSY_HIGHPRI = 1 << 1,
+};
+
+/* How a thread came by its CPU. */
+enum entry_kind {
+	/* It had it before. Also of interrupts, and of idle CPUs. */
+	ENTRY_GOES_ON,
+	/* Nobody has seen it woken. */
+	ENTRY_UNSEEN,
+	/* It could run ever since it lost its last CPU. */
+	ENTRY_PREEMPTED,
+	/* It was woken by `waker`. */
+	ENTRY_THREAD,
+	/* It is new, and `waker` has made it. */
+	ENTRY_PARENT,
+	/* It was woken by none. */
+	ENTRY_TIMER,
+	ENTRY_NETWORK,
+	ENTRY_RCU,
+	ENTRY_SOFTIRQ,
+	ENTRY_IRQ,
+	/* `waker` is the position of the request that was done, on `waker_cpu`. */
+	ENTRY_DISK,
+};
+
+struct entry {
+	/* Or when it lost its last CPU; 0: neither. */
+	u64 woken_ns;
+	/* A thread as it is shown, or 0. */
+	u32 waker;
+	u16 waker_cpu;
+	/* enum entry_kind */
+	u8 kind;
+	u8 _unused;
+};
+
+/* How a thread left its CPU; 0: it did not, or is not known. */
+enum left_bits {
+	/* The number of its system call plus one; 0: none. */
+	LEFT_SYSCALL = (1 << 10) - 1,
+	LEFT_PREEMPTED = 1 << 10,
+	LEFT_BLOCKED = 2 << 10,
+	LEFT_DEAD = 3 << 10,
+	LEFT_HOW = 3 << 10,
+	LEFT_UNINTERRUPTIBLE = 1 << 12,
+	LEFT_IN_IOWAIT = 1 << 13,
+	LEFT_IS_KERNEL = 1 << 14,
 };
 
 /* One occupant without a break. It ends where the next one begins. */
@@ -66,11 +121,41 @@ struct interval {
 	u8 kind;
 	/* enum busy_pools */
 	u8 busy;
-	u16 _unused;
+	/* enum left_bits: of the last one of a thread's stay. */
+	u16 left;
 	u32 steal_ns;
 	u32 nmi_ns;
 	char name[16];
+	/* Of the first one. */
+	struct entry entry;
 };
+_Static_assert(sizeof(struct interval) == 64, "an interval takes more than one cache line");
+
+/* What a request of a disk does. */
+enum disk_operation {
+	DISK_READS,
+	DISK_WRITES,
+	DISK_FLUSHES,
+	DISK_DOES_OTHER,
+};
+
+struct disk_request {
+	u64 queued_ns;
+	/* 0, as the former: not seen. */
+	u64 issued_ns;
+	/* Major << 20 | minor. */
+	u32 device;
+	/* As it is shown; 0: not known. */
+	u32 submitter;
+	/* Where it is among those that are done; another number while it is written. */
+	u32 position;
+	/* enum disk_operation */
+	u8 operation;
+	/* It has the device write its memory out before or after: it completes for each part. */
+	u8 has_flush;
+	u16 _unused;
+};
+_Static_assert(sizeof(struct disk_request) == 32, "a cache line holds two requests");
 
 /* An interrupt that came late has no handler: its place holds these. */
 struct lateness {
@@ -91,7 +176,8 @@ struct account {
 	u8 steps;
 	/* Of the interrupt, while `in_irq`. */
 	u8 irq_kind;
-	u8 _unused_yet;
+	/* The CPU has so many intervals in a ring, as a power of two. */
+	u8 interval_bits;
 
 	/* The thread that has the CPU, below interrupts; its item, or 0, and its cgroup. */
 	u64 handler;
@@ -123,6 +209,21 @@ struct account {
 	u32 shown_tid;
 	/* What is above is used at each switch and interrupt, and takes two cache lines. */
 
+	/* How the thread came by the CPU, until its first interval ends. */
+	struct entry entry;
+	/* The position plus one of the request done last, of a softirq and of an interrupt; 0: none since it began. */
+	u32 completed[2];
+	/* How many requests were done here. */
+	u32 completions;
+	/* Who has raised NET_TX and NET_RX, outside of interrupts. */
+	u32 net_raisers[2];
+	/* The function of a timer of high resolution is called. */
+	u8 in_timer;
+	/* The CPU was handed over while a program was at work that had been preempted. */
+	u8 missed_switch;
+	u16 _unused_yet;
+	/* Address of the CPU's exact steal clock; 0: there is none, or it is not known yet. */
+	u64 steal_clock;
 	/* Events that came while a program was at work. */
 	u64 nested;
 	u64 stacks_lost;
@@ -132,10 +233,15 @@ struct account {
 	u64 next_stack_ns;
 	/* Until then the budget for explaining is used up. */
 	u64 explained_until_ns;
+	/* Requests that found no room, and those that were done without having been seen to begin. */
+	u64 requests_full;
+	u64 requests_unseen;
+	/* When it was handed over first, where `missed_switch`. */
+	u64 missed_ns;
 	/* CPUs share no cache line. */
-	u64 _unused[3];
+	u64 _unused[2];
 };
-_Static_assert(__builtin_offsetof(struct account, nested) == 128, "what is used at each switch takes more than two cache lines");
+_Static_assert(__builtin_offsetof(struct account, entry) == 128, "what is used at each switch takes more than two cache lines");
 _Static_assert(sizeof(struct account) % 64 == 0, "accounts of two CPUs share a cache line");
 
 /* Late events of one source that have no causes. */
@@ -168,6 +274,9 @@ struct window {
 	u32 cpu;
 	/* How many of `intervals` are in use, the latest first. */
 	u32 count;
+	/* Each interval has what was stolen of it; else the last one of a stay has all. */
+	u32 is_steal_exact;
+	u32 _unused;
 	struct merged_part merged[MERGED_PARTS];
 	struct interval intervals[WINDOW_INTERVALS];
 };
@@ -183,7 +292,8 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	/* User space makes it INTERVALS long for each CPU. */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	/* User space makes it 1 << interval_bits long for each CPU. */
 	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, struct interval);
@@ -194,9 +304,10 @@ static __always_inline struct account *account_of(u32 cpu)
 	return bpf_map_lookup_elem(&account_by_cpu, &cpu);
 }
 
-static __always_inline struct interval *interval_at(u32 cpu, u32 position)
+static __always_inline struct interval *interval_at(const struct account *account, u32 cpu, u32 position)
 {
-	u32 index = (cpu << INTERVAL_BITS) | (position & (INTERVALS - 1));
+	u32 bits = account->interval_bits & 31;
+	u32 index = (cpu << bits) | (position & ((1u << bits) - 1));
 
 	return bpf_map_lookup_elem(&intervals_by_position, &index);
 }
@@ -213,6 +324,8 @@ static __always_inline void describe_thread(struct interval *interval, const str
 static __always_inline void describe(struct interval *interval, const struct account *account)
 {
 	interval->start_ns = account->since_ns;
+	interval->left = 0;
+	interval->entry = account->entry;
 	interval->busy = account->own_pool;
 	if (account->preempted_normal)
 		interval->busy |= BUSY_NORMAL;

@@ -15,6 +15,11 @@ enum thread_role {
 	ROLE_SUBMISSION_THREAD,
 };
 
+enum {
+	/* Of where a thread slept. */
+	SLEEP_FRAMES = 24,
+};
+
 struct runnable_wait {
 	u64 runnable_ns;
 	u64 running_ns;
@@ -29,7 +34,8 @@ struct runnable_wait {
 	u32 waker_tid;
 	/* enum thread_role */
 	u32 role;
-	u32 _unused;
+	/* How many of `slept_in` there are. */
+	u32 frames;
 	/* The item of a worker, or 0. */
 	u64 handler;
 	/* Of the thread; 0: none. */
@@ -38,6 +44,12 @@ struct runnable_wait {
 	char process[16];
 	char thread[16];
 	struct limits limits;
+	/* When it was woken; 0: it was not asleep, or that is not asked for. */
+	u64 woken_ns;
+	/* How long it has had no CPU, at most. */
+	u64 off_ns;
+	/* Where it slept, innermost first. */
+	u64 slept_in[SLEEP_FRAMES];
 	struct window window;
 };
 
@@ -84,12 +96,29 @@ static __always_inline struct runnable_wait *begin_runnable_wait(struct task_str
 	late->tgid = shown_process(task);
 	late->cpu = bpf_get_smp_processor_id();
 	late->waker_tid = 0;
+	late->frames = 0;
+	late->woken_ns = 0;
+	late->off_ns = 0;
 	late->role = role_of(task);
 	late->handler = late->role == ROLE_WORKER ? handler_of_worker(task) : 0;
 	late->cgroup = cgroup_number_of(task);
 	bpf_core_read(late->process, sizeof(late->process), &task->group_leader->comm);
 	bpf_core_read(late->thread, sizeof(late->thread), &task->comm);
 	return late;
+}
+
+/* Sends it without a window: it is late for something else than a CPU. */
+static __always_inline int send_sleep(struct runnable_wait *late)
+{
+	u64 size = sizeof(*late) - WINDOW_INTERVALS * sizeof(struct interval);
+
+	late->window.count = 0;
+	late->window.cpu = late->cpu;
+	late->window.merged_end_ns = 0;
+	late->window.since_ns = late->running_ns;
+	late->window.end_ns = late->running_ns;
+	send_explained(&runnable_waits, late, size, late->off_ns);
+	return 0;
 }
 
 /* Sends it with its window. */

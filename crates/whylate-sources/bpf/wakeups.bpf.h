@@ -9,16 +9,9 @@ enum wakeup_limits {
 };
 
 struct wakeup {
-	union {
-		/* Of a worker; 0: not seen. */
-		u64 woken_ns;
-		/* Of other threads: what the kernel had counted of their waiting by then. */
-		u64 run_delay_ns;
-	};
-	/*
-	 * Since when it waits for a CPU, or last waited: its wakeup, or when it lost its CPU. 0: since the scheduler's
-	 * stamp, set right after its wakeup; reading the clock costs more than all else at a wakeup.
-	 */
+	/* Of a worker; 0: not seen. */
+	u64 woken_ns;
+	/* Since when it waits for a CPU, or last waited: its wakeup, or when it lost its CPU. */
 	u64 waits_since_ns;
 	/* 0: not moved to another CPU since. */
 	u64 moved_ns;
@@ -30,9 +23,16 @@ struct wakeup {
 	u32 moved_from;
 	/* Who woke it, as it is shown; 0 where an interrupt did, or it was not asleep. */
 	u32 waker_tid;
-	/* enum throttled_by, when it lost its CPU. */
-	u32 throttled_by;
-	char waker[16];
+	/* enum throttled_by, when it lost its CPU or was woken. */
+	u8 throttled_by;
+	/* enum entry_kind */
+	u8 entry;
+	u16 waker_cpu;
+	union {
+		char waker[16];
+		/* Of ENTRY_DISK. */
+		u32 completed;
+	};
 };
 _Static_assert(sizeof(struct wakeup) == 64, "a wakeup takes more than one cache line");
 

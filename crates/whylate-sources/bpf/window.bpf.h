@@ -3,6 +3,7 @@
 #pragma once
 
 #include "occupancy.bpf.h"
+#include "steal.bpf.h"
 
 enum {
 	EXPLAIN_STEP_NS = 1000000000 / EXPLAIN_STEPS,
@@ -80,7 +81,8 @@ static __always_inline bool is_told_by_handler(u32 kind)
 	return kind == OCCUPANT_THREAD || kind == OCCUPANT_WORK;
 }
 
-static __always_inline void merge_part(struct window *window, const struct interval *interval, u64 ns)
+/* `before_ns` of the interval was before the window, and as much of what was stolen may have been. */
+static __always_inline void merge_part(struct window *window, const struct interval *interval, u64 ns, u64 before_ns)
 {
 	u32 home = (u32)(interval->handler >> 4) + interval->id * 7 + interval->kind;
 
@@ -99,7 +101,7 @@ static __always_inline void merge_part(struct window *window, const struct inter
 			continue;
 		}
 		part->ns += ns;
-		part->steal_ns += interval->steal_ns;
+		part->steal_ns += since(interval->steal_ns, before_ns);
 		part->nmi_ns += interval->nmi_ns;
 		return;
 	}
@@ -114,17 +116,21 @@ struct walk_with_window {
 __noinline int step_back(struct window *window, struct walk *walk)
 {
 	const struct interval *interval;
+	const struct account *account;
 	u64 start_ns;
 	u32 count;
 
 	if (!window || !walk)
+		return 1;
+	account = account_of(walk->cpu);
+	if (!account)
 		return 1;
 	count = window->count;
 	if (!walk->left)
 		return 1;
 	walk->left--;
 	walk->next--;
-	interval = interval_at(walk->cpu, walk->next);
+	interval = interval_at(account, walk->cpu, walk->next);
 	if (!interval)
 		return 1;
 	start_ns = interval->start_ns;
@@ -136,7 +142,7 @@ __noinline int step_back(struct window *window, struct walk *walk)
 			window->merged_end_ns = walk->end_ns;
 		if (start_ns < walk->from_ns)
 			start_ns = walk->from_ns;
-		merge_part(window, interval, since(walk->end_ns, start_ns));
+		merge_part(window, interval, since(walk->end_ns, start_ns), start_ns - interval->start_ns);
 		window->merged_start_ns = start_ns;
 	}
 	window->since_ns = start_ns;
@@ -159,8 +165,10 @@ static __noinline u32 copy_window(struct window *window, u64 from_ns, u64 now_ns
 	struct account *account = account_of(cpu);
 	struct walk_with_window back = { .window = window, .walk = { .from_ns = from_ns, .cpu = cpu } };
 	struct walk *walk = &back.walk;
+	u64 steal_ns = account ? exact_steal_ns(account->steal_clock) : 0;
 	u32 was_busy, steps;
 
+	window->is_steal_exact = steal_ns != 0;
 	window->cpu = cpu;
 	window->count = 0;
 	window->since_ns = now_ns;
@@ -171,11 +179,14 @@ static __noinline u32 copy_window(struct window *window, u64 from_ns, u64 now_ns
 		window->merged[part].ns = 0;
 	if (!account || !account->since_ns)
 		return 0;
+	hold_cpu();
 	was_busy = account->is_busy;
 	account->is_busy = true;
 	barrier();
 	describe(&window->intervals[0], account);
-	if (is_told_by_handler(window->intervals[0].kind) && account->tid != (u32)bpf_get_current_pid_tgid())
+	window->intervals[0].steal_ns = since(steal_ns, account->steal_seen_ns);
+	if (account->missed_switch ||
+	    (is_told_by_handler(window->intervals[0].kind) && account->tid != (u32)bpf_get_current_pid_tgid()))
 		window->intervals[0].kind = OCCUPANT_NOBODY;
 	window->since_ns = account->since_ns;
 	window->count = 1;
@@ -188,5 +199,6 @@ static __noinline u32 copy_window(struct window *window, u64 from_ns, u64 now_ns
 	barrier();
 	take_from_budget(account, steps - walk->left, now_ns);
 	account->is_busy = was_busy;
+	let_cpu_go();
 	return window->count;
 }

@@ -66,6 +66,10 @@ impl From<libbpf_rs::Error> for AttachError {
                 AttachError::Unsupported("the kernel refuses this kind of BPF program (is it locked down?)".to_owned())
             }
             Some(libc::EPERM) => AttachError::NotPermitted,
+            // From libbpf, which has error numbers below 0.
+            Some(errno @ ..=-1) => {
+                AttachError::Failed(std::io::Error::from_raw_os_error(errno.saturating_neg()).into())
+            }
             // No such tracepoint or function, or no way to attach there.
             Some(libc::ESRCH | libc::EOPNOTSUPP | 524) => {
                 AttachError::Unsupported(format!("this kernel lacks a hook that it needs ({error})"))
@@ -244,6 +248,12 @@ mod tests {
         for errno in [libc::EPERM, libc::EACCES, libc::EINVAL] {
             assert_eq!(errno_of(&libbpf_rs::Error::from_raw_os_error(errno)), Some(errno));
         }
+    }
+
+    #[test]
+    fn an_error_below_zero_is_told_in_words() {
+        let error = AttachError::from(libbpf_rs::Error::from(std::io::Error::from_raw_os_error(-libc::ENOMEM)));
+        assert!(format!("{error:?}").contains("Cannot allocate memory"), "{error:?}");
     }
 
     #[test]

@@ -71,6 +71,38 @@ pub fn id_of(path: &str) -> std::io::Result<u64> {
     Ok(about.ino())
 }
 
+/// For how long the cgroup of a process and those above it have been throttled so far, over all CPUs, by their paths.
+pub fn throttled_ns(process: u32) -> Vec<(String, u64)> {
+    let (Some(root), Ok(own)) = (mounted(), fs::read_to_string(format!("/proc/{process}/cgroup"))) else {
+        return Vec::new();
+    };
+    let is_of_v1 = are_of_v1();
+    let Some(path) = own.lines().find_map(|line| path_in_hierarchy(line, is_of_v1)) else { return Vec::new() };
+    let of = |folder: &Path| {
+        let inside = folder.to_str()?;
+        let stat = fs::read_to_string(root.join(inside.trim_start_matches('/')).join("cpu.stat")).ok()?;
+        Some((inside.to_owned(), throttled_in(&stat)?))
+    };
+    Path::new(path).ancestors().filter_map(of).collect()
+}
+
+/// Of a line of `/proc/PID/cgroup`.
+fn path_in_hierarchy(line: &str, is_of_v1: bool) -> Option<&str> {
+    let mut parts = line.splitn(3, ':');
+    let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+    let is_it = if is_of_v1 { controllers.split(',').any(|name| name == "cpu") } else { number == "0" };
+    is_it.then_some(path)
+}
+
+/// In nanoseconds with v1, in microseconds with v2.
+fn throttled_in(stat: &str) -> Option<u64> {
+    stat.lines().find_map(|line| match line.split_once(' ')? {
+        ("throttled_time", ns) => ns.parse().ok(),
+        ("throttled_usec", us) => us.parse::<u64>().ok()?.checked_mul(1_000),
+        _ => None,
+    })
+}
+
 fn mounted() -> Option<PathBuf> {
     mounted_of_v1().or_else(|| mount_of(|kind, _| kind == "cgroup2"))
 }
@@ -105,5 +137,20 @@ fn descend(root: &Path, folder: &Path, found: &mut HashMap<u64, String>) {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             descend(root, &entry.path(), found);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_versions_tell_for_how_long_a_cgroup_was_throttled() {
+        assert_eq!(throttled_in("nr_periods 5\nnr_throttled 2\nthrottled_time 78000000\n"), Some(78_000_000));
+        assert_eq!(throttled_in("usage_usec 9\nthrottled_usec 78000\n"), Some(78_000_000));
+        assert_eq!(throttled_in("usage_usec 9\n"), None);
+        let lines = ["4:cpu,cpuacct:/a", "1:name=systemd:/b", "0::/c:d"];
+        assert_eq!(lines.map(|line| path_in_hierarchy(line, true)), [Some("/a"), None, None]);
+        assert_eq!(lines.map(|line| path_in_hierarchy(line, false)), [None, None, Some("/c:d")]);
     }
 }

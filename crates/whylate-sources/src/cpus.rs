@@ -76,7 +76,7 @@ pub(crate) fn unseen_interrupts() -> Option<&'static str> {
 /// have no tracepoints.
 fn unseen_interrupts_of(device: &str) -> Option<&'static str> {
     const HYPER_V: &str = "the kernel has no events of Hyper-V's timer and VMBus interrupts: their time counts for what they \
-                           interrupt, and interrupts that are off cannot be told from running threads (no such machine was tried)";
+                           interrupt, and timers alone tell of interrupts that are off (no such machine was tried)";
     device.starts_with("Hyper-V").then_some(HYPER_V)
 }
 

@@ -20,8 +20,10 @@ mod lock;
 #[cfg(test)]
 mod lost_reasons;
 pub mod mapped;
+pub mod memory;
 mod occupancy;
 pub mod offcpu;
+pub mod paths;
 mod percpu;
 mod perf_event;
 pub mod pid_namespace;
@@ -39,6 +41,7 @@ pub mod timerlat;
 pub mod tracefs;
 pub mod wq;
 
+pub use occupancy::{Edges, History, Stream};
 pub use session::Session;
 pub use source::{
     Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, Threads,

@@ -4,6 +4,8 @@
 
 use std::io;
 
+use crate::capabilities;
+
 fn set_policy(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
     // SAFETY: `sched_param` is made of integers, for which zero is a value.
     let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
@@ -18,6 +20,16 @@ fn set_policy(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
 /// Gives the calling thread a real-time priority.
 pub(crate) fn become_fifo(priority: u8) -> io::Result<()> {
     set_policy(libc::SCHED_FIFO, priority.into())
+}
+
+/// What to do where the kernel does not permit a real-time priority: a cgroup may have no time for such threads
+/// (CONFIG_RT_GROUP_SCHED), whatever the process may do.
+pub(crate) fn remedy() -> &'static str {
+    if capabilities::has("CAP_SYS_NICE") {
+        "the cgroup has no time for real-time threads: raise its cpu.rt_runtime_us, run in the first cgroup"
+    } else {
+        "run as root, grant CAP_SYS_NICE"
+    }
 }
 
 /// Gives a thread, 0 for the calling one, the largest share of its CPU that a normal thread can have.

@@ -216,6 +216,8 @@ pub enum MapKind {
 pub struct Asked {
     /// Yield a late event with its causes for each latency of at least this.
     pub explain_over_ns: Option<u64>,
+    /// The same of each wait for others of at least this that somebody held up, of sources that follow those.
+    pub explain_held_up_over_ns: Option<u64>,
     /// Late events also carry what their causes were told from.
     pub keep_evidence: bool,
     /// Whose latency, for sources that measure threads.

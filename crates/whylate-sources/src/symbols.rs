@@ -103,6 +103,13 @@ pub struct KernelSymbols {
 }
 
 impl KernelSymbols {
+    /// Of a kernel that does not tell where its functions are.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn untold() -> Self {
+        let symbols = Symbols { are_told: false, ..Symbols::now() };
+        KernelSymbols { read: Rc::new(RefCell::new(Some(symbols))), names: HashMap::new() }
+    }
+
     /// Others, by the same reading.
     pub fn shared(&self) -> Self {
         KernelSymbols { read: Rc::clone(&self.read), names: HashMap::new() }

@@ -4,7 +4,7 @@
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use whylate_model::sources;
 
-use crate::commands::{doctor, generate, inject, irqsoff, look, offcpu, selftest, sqpoll, timerlat, wq};
+use crate::commands::{doctor, generate, inject, irqsoff, look, offcpu, run, selftest, sqpoll, timerlat, wq};
 
 /// Shows why Linux is late: which work items, timers, interrupts and threads wait, for how long, and who made them
 /// wait.
@@ -29,6 +29,7 @@ pub enum Command {
     Irqsoff(irqsoff::Arguments),
     Offcpu(Box<offcpu::Arguments>),
     Sqpoll(sqpoll::Arguments),
+    Run(run::Arguments),
     Inject(inject::Arguments),
     Selftest(selftest::Arguments),
     Doctor(doctor::Arguments),
@@ -39,7 +40,8 @@ pub enum Command {
 /// Examples come first: they answer sooner than the list of options.
 const EXAMPLES_FIRST: &str = "{about}{after-help}\n\n{usage-heading} {usage}\n\n{all-args}";
 /// The commands that are no source, by what they are for.
-const OTHERS: [(&str, &[&str]); 2] = [("Proof", &["selftest", "inject"]), ("Machine", &["doctor"])];
+const OTHERS: [(&str, &[&str]); 3] =
+    [("Programs", &["run"]), ("Proof", &["selftest", "inject"]), ("Machine", &["doctor"])];
 
 pub fn parse() -> Result<Cli, clap::Error> {
     arranged(Cli::command()).try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches))

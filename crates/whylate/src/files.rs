@@ -30,6 +30,7 @@ fn empty(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().write(true).custom_flags(careful).open(path);
     let file = file.map_err(|error| match error.raw_os_error() {
         Some(code) if code == rustix::io::Errno::LOOP.raw_os_error() => refused("is a symbolic link"),
+        Some(code) if code == rustix::io::Errno::NXIO.raw_os_error() => refused("is a FIFO that nobody reads"),
         _ => error,
     })?;
     let about = file.metadata()?;
@@ -108,6 +109,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("a");
         let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo");
-        assert!(made.success() && create(&path).is_err());
+        let refused = create(&path).expect_err("nobody reads").to_string();
+        assert!(made.success() && refused.contains("nobody reads"), "{refused}");
     }
 }

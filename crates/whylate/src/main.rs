@@ -11,6 +11,10 @@ mod values;
 use std::process::ExitCode;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use whylate_sources::memory::Memory;
+
+#[global_allocator]
+static MEMORY: Memory = Memory;
 
 /// Some sources have several descriptors per CPU, and the usual limit of 1024 is kept for programs that use select(2).
 fn allow_descriptors() {
@@ -28,6 +32,9 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { commands::usage_status() } else { 0 });
         }
     };
-    allow_descriptors();
+    // A command that is run has its own limit.
+    if !matches!(cli.command, Some(cli::Command::Run(_))) {
+        allow_descriptors();
+    }
     commands::run(cli)
 }

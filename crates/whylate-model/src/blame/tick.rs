@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::frames::{Interrupted, interrupted};
+use super::window::{NOT_RECORDED, PERHAPS_STOLEN};
 use super::{TimerEvidence, timer_causes};
 use crate::{Cause, CauseKind, Labels, Occupancy};
 
@@ -29,6 +30,8 @@ pub enum Reason {
     Unknown,
     /// The hypervisor had the CPU for most of the time.
     Steal,
+    /// The hypervisor may have had it for nearly all of the time, or before.
+    PerhapsSteal,
     /// Handlers of other interrupts ran for most of it; this is the one that ran longest.
     Handler(String),
 }
@@ -50,8 +53,11 @@ pub struct LateTick {
     /// empty where nobody could look.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inside: Vec<String>,
-    /// Of that, what the hypervisor took.
+    /// Of that, what the hypervisor took, at least.
     pub steal_ns: u64,
+    /// What it took beyond that, then or before the timer was due.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub perhaps_stolen_ns: u64,
     /// Of that, what handlers of other interrupts took.
     pub handlers_ns: u64,
     /// The CPU.
@@ -73,6 +79,10 @@ impl LateTick {
     pub fn keeper(&self) -> Keeper {
         keeper(self.found, &self.reason, &self.stack)
     }
+}
+
+fn is_zero(ns: &u64) -> bool {
+    *ns == 0
 }
 
 /// Who made interrupts late, and how.
@@ -110,7 +120,7 @@ pub fn keeper(found: Found, reason: &Reason, stack: &[String]) -> Keeper {
     match reason {
         Reason::Steal => return Keeper::of(CauseKind::Steal),
         Reason::Handler(name) => return Keeper { handler: Some(name.clone()), ..Keeper::of(CauseKind::Irq) },
-        Reason::Unknown => {}
+        Reason::PerhapsSteal | Reason::Unknown => {}
     }
     let frames = match interrupted(stack) {
         _ if found == Found::User => return Keeper::of(CauseKind::Unknown),
@@ -119,6 +129,9 @@ pub fn keeper(found: Found, reason: &Reason, stack: &[String]) -> Keeper {
     };
     if found == Found::Idle && is_idle_state(frames) {
         return Keeper::of(CauseKind::IdleExit);
+    }
+    if *reason == Reason::PerhapsSteal {
+        return Keeper { handler: Some(PERHAPS_STOLEN.to_owned()), ..Keeper::of(CauseKind::Unknown) };
     }
     Keeper { function: frames.first().cloned(), caller: frames.get(1).cloned(), ..Keeper::of(CauseKind::IrqsOff) }
 }
@@ -155,9 +168,13 @@ pub fn tick_causes(tick: &LateTick) -> Vec<Cause> {
         return proven(tick, causes);
     }
     let keeper = tick.keeper();
-    let steal_ns = tick.steal_ns.min(late_ns);
-    let handlers_ns = tick.handlers_ns.min(late_ns - steal_ns);
-    let rest_ns = late_ns - steal_ns - handlers_ns;
+    let most_ns = tick.steal_ns.saturating_add(tick.perhaps_stolen_ns).min(late_ns);
+    // Neither user code nor an idle state is to blame for the rest.
+    let is_user = keeper.kind == CauseKind::Unknown && keeper.handler.is_none();
+    let is_nobodys = is_user || tick.found == Found::User || keeper.kind == CauseKind::IdleExit;
+    let steal_ns = if is_nobodys { most_ns } else { tick.steal_ns.min(late_ns) };
+    let handlers_ns = tick.handlers_ns.min(late_ns - most_ns);
+    let rest_ns = late_ns - most_ns - handlers_ns;
     let cause = |kind, who: &str, ns| Cause::new(kind, who, ns);
     let handlers = |name: &str| cause(CauseKind::Irq, name, handlers_ns);
     let (handlers, rest) = match &keeper {
@@ -175,9 +192,13 @@ pub fn tick_causes(tick: &LateTick) -> Vec<Cause> {
             let stack = interrupted_stack(&tick.stack).to_vec();
             (handlers("handlers"), Cause { stack, ..cause(CauseKind::IrqsOff, &tick.thread, rest_ns) })
         }
+        Keeper { handler: Some(_), .. } => {
+            (handlers("handlers"), cause(CauseKind::Unknown, "beside what may be stolen", rest_ns))
+        }
         _ => (handlers("handlers"), cause(CauseKind::Unknown, "user code ran: the machine or its hypervisor", rest_ns)),
     };
-    let mut causes = vec![cause(CauseKind::Steal, "hypervisor", steal_ns), handlers, rest];
+    let perhaps = cause(CauseKind::Unknown, PERHAPS_STOLEN, most_ns - steal_ns);
+    let mut causes = vec![cause(CauseKind::Steal, "hypervisor", steal_ns), perhaps, handlers, rest];
     causes.retain(|cause| cause.ns > 0);
     causes.sort_by_key(|cause| std::cmp::Reverse(cause.ns));
     causes
@@ -194,7 +215,8 @@ fn proven(tick: &LateTick, causes: Vec<Cause>) -> Vec<Cause> {
     // Of several threads, nobody tells which one was not recorded.
     let is_alone = causes.iter().filter(is_thread).all(|cause| cause.who == tick.thread);
     let is_holder = |cause: &Cause| {
-        (cause.kind == CauseKind::Unknown && is_alone) || (cause.kind == CauseKind::Thread && cause.who == tick.thread)
+        (cause.kind == CauseKind::Unknown && cause.who == NOT_RECORDED && is_alone)
+            || (cause.kind == CauseKind::Thread && cause.who == tick.thread)
     };
     let (held, mut causes): (Vec<Cause>, Vec<Cause>) = causes.into_iter().partition(is_holder);
     let ns = held.iter().map(|cause| cause.ns).sum();
@@ -266,6 +288,9 @@ mod tests {
         let told: Vec<_> = proven(&tick, two).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect();
         let expected = [(thread, "sh:8", 800), (unknown, "not recorded", 150), (CauseKind::IrqsOff, "dd:7", 50)];
         assert_eq!(told, expected.map(|(kind, who, ns)| (kind, who.to_owned(), ns)));
+        // The hypervisor may have had that.
+        let perhaps = vec![cause(unknown, PERHAPS_STOLEN, 800), cause(irq, "eth0", 50)];
+        assert_eq!(proven(&tick, perhaps.clone()), perhaps);
         // Nothing is proven where user code was interrupted, and nothing changes where it is told.
         let in_user = LateTick { found: Found::User, ..tick.clone() };
         assert_eq!(proven(&in_user, missed.clone()), missed);
@@ -331,6 +356,37 @@ mod tests {
     }
 
     #[test]
+    fn what_may_have_been_stolen_before_is_nobodys_doing_yet() {
+        let tick = |found, frames: &str| LateTick {
+            found,
+            reason: Reason::PerhapsSteal,
+            came_ns: 1_000,
+            steal_ns: 300,
+            perhaps_stolen_ns: 650,
+            stack: stack(frames),
+            thread: "dd:7".to_owned(),
+            ..LateTick::default()
+        };
+        let told = |tick: &LateTick| -> Vec<(CauseKind, String, u64)> {
+            tick_causes(tick).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
+        };
+        let steal = |ns| (CauseKind::Steal, "hypervisor".to_owned(), ns);
+        let unknown = |who: &str, ns| (CauseKind::Unknown, who.to_owned(), ns);
+        let held = tick(Found::Kernel, "unlock write");
+        assert_eq!(held.keeper().kind, CauseKind::Unknown);
+        let beside = unknown("beside what may be stolen", 50);
+        assert_eq!(told(&held), [unknown(PERHAPS_STOLEN, 650), steal(300), beside]);
+        // A section that was longer than all that was stolen is proven.
+        let longer = LateTick { came_ns: 2_000, reason: Reason::Unknown, ..held };
+        let section = (CauseKind::IrqsOff, "dd:7".to_owned(), 1_050);
+        assert_eq!(told(&longer), [section, unknown(PERHAPS_STOLEN, 650), steal(300)]);
+        // Neither user code nor an idle state keeps interrupts off.
+        let idle = told(&tick(Found::Idle, "pv_native_safe_halt default_idle do_idle"));
+        assert_eq!(idle, [steal(950), (CauseKind::IdleExit, "CPU 0".to_owned(), 50)]);
+        assert_eq!(told(&tick(Found::User, ""))[0], steal(950));
+    }
+
+    #[test]
     fn labels_name_what_is_known() {
         let handler = keeper(Found::User, &Reason::Handler("nvme0q1".to_owned()), &[]);
         let pairs = |culprit: &Keeper| culprit.labels().into_iter().collect::<Vec<_>>();
@@ -343,10 +399,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_parts_add_up(late_ns in 0u64..1000, steal_ns in 0u64..1500, handlers_ns in 0u64..1500, reason in 0..3, found in 0..3) {
-            let reason = [Reason::Unknown, Reason::Steal, Reason::Handler("h".to_owned())][reason as usize].clone();
+        fn the_parts_add_up(late_ns in 0u64..1000, took in [0u64..1500, 0..1500, 0..1500], reason in 0..4, found in 0..3) {
+            let [steal_ns, perhaps_stolen_ns, handlers_ns] = took;
+            let handler = Reason::Handler("h".to_owned());
+            let reason = [Reason::Unknown, Reason::Steal, Reason::PerhapsSteal, handler][reason as usize].clone();
             let found = [Found::Kernel, Found::Idle, Found::User][found as usize];
-            let tick = LateTick { found, reason, stack: stack("a b"), came_ns: late_ns, steal_ns, handlers_ns, ..LateTick::default() };
+            let tick = LateTick { found, reason, stack: stack("a b"), came_ns: late_ns, steal_ns, perhaps_stolen_ns, handlers_ns, ..LateTick::default() };
             prop_assert_eq!(tick_causes(&tick).iter().map(|cause| cause.ns).sum::<u64>(), late_ns);
         }
     }

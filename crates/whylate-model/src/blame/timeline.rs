@@ -3,7 +3,7 @@
 
 use super::frames::{Interrupted, interrupted};
 use super::window::Span;
-use crate::occupancy::Merged;
+use crate::occupancy::{Merged, Taken};
 use crate::{Interval, Occupancy, Occupant};
 
 /// The time an account sees between an interrupt and the next pending one: leaving the one, entering the other.
@@ -17,11 +17,15 @@ pub(super) struct Timeline<'a> {
     merged: Option<&'a Merged>,
 }
 
-/// An interval, without what an earlier one has already.
+/// An interval or a part of one, without what an earlier one has already.
 #[derive(Debug)]
 pub(super) struct Piece<'a> {
     pub span: Span,
     pub interval: &'a Interval,
+    /// With what an earlier one has.
+    pub whole: Span,
+    /// What took parts of the whole.
+    pub taken: Taken,
     /// The parts in which a later interrupt could not come in, and the stack that it found.
     pub irqs_off: Vec<(Span, &'a [String])>,
 }
@@ -43,8 +47,10 @@ impl<'a> Timeline<'a> {
         for interval in intervals {
             let from_ns = pieces.last().map_or(0, |last| last.span.to_ns).max(interval.start_ns);
             if from_ns < interval.end_ns {
-                let span = Span { from_ns, to_ns: interval.end_ns };
-                pieces.push(Piece { span, interval, irqs_off: Vec::new() });
+                let whole = Span { from_ns: interval.start_ns, to_ns: interval.end_ns };
+                let span = Span { from_ns, ..whole };
+                cut_where_stopped(&mut pieces, interval);
+                pieces.push(Piece { span, interval, whole, taken: interval.taken, irqs_off: Vec::new() });
             }
         }
         find_irqs_off(&mut pieces);
@@ -75,6 +81,24 @@ impl<'a> Timeline<'a> {
         seen(part, Known::Merged(merged));
         seen(Span { from_ns: part.to_ns, to_ns: span.to_ns }, Known::Nothing);
     }
+}
+
+/// User code has interrupts enabled: one that came late in it was held up by the hypervisor, from when it was due. As
+/// much of what that took from the last piece was not before.
+fn cut_where_stopped(pieces: &mut Vec<Piece<'_>>, irq: &Interval) {
+    let is_stopped = irq.late_ns > 0 && interrupted(&irq.stack) == Interrupted::User;
+    let Some(last) = pieces.last_mut().filter(|last| is_stopped && last.span.to_ns == irq.start_ns) else { return };
+    let due_ns = irq.start_ns.saturating_sub(irq.late_ns);
+    if due_ns <= last.span.from_ns || due_ns >= last.span.to_ns {
+        return;
+    }
+    let stopped = Span { from_ns: due_ns, ..last.span };
+    let steal_ns = last.taken.steal_ns.min(stopped.ns());
+    let taken = Taken { steal_ns, ..Taken::default() };
+    last.taken.steal_ns -= steal_ns;
+    (last.span.to_ns, last.whole.to_ns) = (due_ns, due_ns);
+    let interval = last.interval;
+    pieces.push(Piece { span: stopped, interval, whole: stopped, taken, irqs_off: Vec::new() });
 }
 
 /// Finds where interrupts were disabled: from when a late interrupt was due to when it came in, as far as nothing shows

@@ -11,7 +11,9 @@ use crate::occupancy::{Merged, MergedPart, Taken};
 use crate::{Cause, CauseKind, Occupant, thread};
 
 /// Nothing was recorded: it was before tracing began, or has been overwritten.
-const NOT_RECORDED: &str = "not recorded";
+pub(super) const NOT_RECORDED: &str = "not recorded";
+/// The hypervisor took as much, then or before the window.
+pub(super) const PERHAPS_STOLEN: &str = "hypervisor, or whoever had the CPU";
 
 /// A span of time; empty where `to_ns` is not after `from_ns`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,14 +141,15 @@ impl<'a> Window<'a> {
 
     /// Blames the occupant of an interval for a part of it.
     ///
-    /// Where in the interval the hypervisor or an NMI took time is not known: it is spread evenly. Steal comes out of
-    /// the time with interrupts disabled first: an interrupt is late in the same way while the whole CPU is stopped.
+    /// Steal comes out of the time with interrupts disabled first: an interrupt is late in the same way while the whole
+    /// CPU is stopped.
     fn blame_piece(&self, part: Span, piece: &Piece<'a>, cpu: u32, sum: &mut Sum<'a>) {
-        let taken = taken_within(part, piece);
+        let taken = taken_within(part, piece, self.span);
         sum.add(Blame::new(CauseKind::Steal, "hypervisor"), taken.steal_ns, &[]);
+        sum.add(Blame::unknown(PERHAPS_STOLEN), taken.perhaps_stolen_ns, &[]);
         sum.add(Blame::new(CauseKind::Nmi, "NMI"), taken.nmi_ns, &[]);
-        let mut left_ns = part.ns() - taken.steal_ns - taken.nmi_ns;
-        let mut steal_ns = taken.steal_ns;
+        let mut steal_ns = taken.steal_ns + taken.perhaps_stolen_ns;
+        let mut left_ns = part.ns() - steal_ns - taken.nmi_ns;
         let blame = self.blame_of(&piece.interval.occupant, cpu);
         for &(irqs_off, stack) in &piece.irqs_off {
             let ns = irqs_off.within(part).ns();
@@ -229,16 +232,28 @@ fn cgroup(occupant: &Occupant) -> Option<String> {
 }
 
 /// What was taken in a part of an interval, never more than the part.
-fn taken_within(part: Span, piece: &Piece<'_>) -> Taken {
-    let interval = piece.interval;
-    let length_ns = interval.end_ns - interval.start_ns;
+///
+/// Where in an interval the hypervisor or an NMI took time is not known: what it took in the window is spread evenly
+/// over what the window has of the interval. Steal that can have been before the window was perhaps in it, except of an
+/// idle CPU, where it can replace no culprit.
+fn taken_within(part: Span, piece: &Piece<'_>, window: Span) -> Taken {
+    let whole = piece.whole;
+    let inside = whole.within(window);
+    let Taken { steal_ns, perhaps_stolen_ns, nmi_ns } = piece.taken;
+    let most_ns = steal_ns.saturating_add(perhaps_stolen_ns).min(inside.ns());
+    let least_ns = match piece.interval.occupant {
+        Occupant::Idle => most_ns,
+        _ => steal_ns.min(whole.ns()).saturating_sub(whole.ns() - inside.ns()),
+    };
     // Differences of running sums, so that the parts of an interval add up to it.
-    let within = |ns: u64| {
-        let until = |at_ns: u64| scale(ns.min(length_ns), at_ns - interval.start_ns, length_ns);
+    let share = |ns: u64, of: Span| {
+        let until = |at_ns: u64| scale(ns.min(of.ns()), at_ns - of.from_ns, of.ns());
         until(part.to_ns) - until(part.from_ns)
     };
-    let steal_ns = within(interval.taken.steal_ns);
-    Taken { steal_ns, nmi_ns: within(interval.taken.nmi_ns).min(part.ns() - steal_ns) }
+    let steal_ns = share(least_ns, inside);
+    let perhaps_stolen_ns = share(most_ns, inside).saturating_sub(steal_ns);
+    let nmi_ns = share(nmi_ns, whole);
+    Taken { steal_ns, perhaps_stolen_ns, nmi_ns: nmi_ns.min(part.ns() - steal_ns - perhaps_stolen_ns) }
 }
 
 /// `ns * part_ns / whole_ns`, rounded down; 0 of an empty whole.

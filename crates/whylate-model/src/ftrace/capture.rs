@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use super::line::{Line, function, number};
+use super::line::{Gap, Line, function};
 use super::place::Place;
 use super::series::{AllSeries, SeriesPlace};
 use super::timers::Timers;
@@ -154,19 +154,7 @@ impl Capture {
     /// Whether a line tells of events that are missing: `CPU:6 [LOST 12 EVENTS]`, or `##### CPU 6 buffer started ####`.
     /// What was off before may have been on again since.
     pub(super) fn gap(&mut self, line: &str) -> bool {
-        let line = line.trim();
-        let (cpu, lost) = if let Some(rest) = line.strip_prefix("CPU:") {
-            let Some((cpu, rest)) = rest.split_once(" [LOST ") else { return false };
-            let Some(count) = rest.strip_suffix("EVENTS]") else { return false };
-            // Without a number the kernel does not know it.
-            (cpu, number(count.trim()).filter(|&lost| lost > 0).unwrap_or(1))
-        } else if let Some(rest) = line.strip_prefix("##### CPU ") {
-            let Some((cpu, _)) = rest.split_once(" buffer started") else { return false };
-            (cpu, 0)
-        } else {
-            return false;
-        };
-        let Some(cpu) = number::<u32>(cpu.trim()) else { return false };
+        let Some(Gap { cpu, lost }) = Gap::parse(line) else { return false };
         self.lose("events", lost);
         if let Some(cpu) = self.cpus.get_mut(&cpu) {
             (cpu.irqs, cpu.preempt, cpu.handler) = (None, None, None);
@@ -225,7 +213,7 @@ impl Capture {
     /// Counts what has waited for its line to be shown again.
     pub(super) fn flush(&mut self, lates: &mut Lates<'_>) {
         let Some(Overruns { comm, tid, cpu, time_ns, function, missed }) = self.unstated.take() else { return };
-        let line = Line { comm: &comm, tid, cpu, time_ns, event: &function, text: "" };
+        let line = Line { comm: &comm, tid, cpu, flags: "", time_ns, event: &function, text: "" };
         let timer = LateTimer { function: &function, at_ns: time_ns, lateness_ns: 0, missed };
         self.timer(&line, &timer, lates);
     }

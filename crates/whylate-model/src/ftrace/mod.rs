@@ -16,7 +16,7 @@ use std::io::{self, BufRead};
 use thiserror::Error;
 
 pub use self::latency::LatencyTrace;
-pub use self::line::Line;
+pub use self::line::{GONE, Gap, Line};
 pub use self::place::Place;
 
 use self::capture::Capture;
@@ -28,8 +28,8 @@ use crate::{Cause, LateEvent, Snapshot, Worst};
 /// Longer lines are no lines of a trace.
 const LONGEST: usize = 8 << 10;
 /// The start of what `trace-cmd record` writes, and of compressed files.
-const TRACE_DAT: &[u8] = b"\x17\x08\x44tracing";
-const COMPRESSED: [&[u8]; 3] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"];
+pub(crate) const TRACE_DAT: &[u8] = b"\x17\x08\x44tracing";
+pub(crate) const COMPRESSED: [&[u8]; 3] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"];
 
 /// What to do with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,13 +193,13 @@ impl Found {
 }
 
 /// Headings, stacks and empty lines tell nothing, and nothing is lost with them.
-fn is_blank(line: &str) -> bool {
+pub(crate) fn is_blank(line: &str) -> bool {
     let line = line.trim();
     line.is_empty() || line.starts_with('#') || line.starts_with("=> ") || line.ends_with("<stack trace>")
 }
 
 /// Takes the next line without its end; what is beyond the longest line is dropped. False at the end of the file.
-fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
+pub(crate) fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     let mut is_any = false;
     loop {

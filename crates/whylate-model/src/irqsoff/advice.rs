@@ -103,7 +103,9 @@ fn steal(snapshot: &Snapshot) -> Option<String> {
 }
 
 fn machine(snapshot: &Snapshot) -> Option<String> {
-    let longest_ns = of_kind(snapshot, "unknown").map(|(_, length)| length.max_ns()).max()?;
+    // Of what may be stolen, or may not, nothing can be said.
+    let of_machine = of_kind(snapshot, "unknown").filter(|(series, _)| !series.labels.contains_key("handler"));
+    let longest_ns = of_machine.map(|(_, length)| length.max_ns()).max()?;
     (longest_ns >= MATTERS_NS).then(|| {
         format!(
             "user code ran, and an interrupt was late by {}: the firmware (SMI) or a hypervisor that does not \

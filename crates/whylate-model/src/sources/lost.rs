@@ -16,6 +16,14 @@ pub(super) const fn reason(name: &'static str, meaning: &'static str) -> Reason 
 
 /// Those of every source.
 pub const SHARED_LOST: &[Reason] = &[
+    reason(
+        "births_full",
+        "more threads were born or ended than are remembered; those born later belong to no command (run)",
+    ),
+    reason(
+        "edges_overwritten",
+        "a CPU did more than could be read in time; on paths, that time is `not recorded` (--why, run)",
+    ),
     reason("late_events", "late events came faster than they were read, or were too many for one line of JSON"),
     reason("nested", "a BPF program was skipped because it was already running on that CPU"),
     reason("occupancy_nested", "an event interrupted the accounting of its CPU, and is missing from it (--why)"),
@@ -23,6 +31,18 @@ pub const SHARED_LOST: &[Reason] = &[
     reason(
         "over_budget",
         "late events beyond what may be spent on causes, per CPU and second; they count as late (--why)",
+    ),
+    reason(
+        "requests_full",
+        "more disk requests were in progress than are kept; waits for them do not tell the device's time (--why, run)",
+    ),
+    reason(
+        "requests_overwritten",
+        "what was known of a disk request was overwritten before its wait was followed (--why, run)",
+    ),
+    reason(
+        "unseen_requests",
+        "the start of a disk request was not seen; waits for it do not tell the device's time (--why, run)",
     ),
     reason(
         "unseen_switches",

@@ -31,6 +31,8 @@ pub struct Card {
     pub figures: fn(&Snapshot) -> Histogram,
     /// What its late events are, where they are of something else than its figures.
     pub events: Option<Judged>,
+    /// What those of its late events are that have a path.
+    pub held_up: Option<Judged>,
     /// What else there is to say of a snapshot.
     pub remark: fn(&Snapshot) -> Remark,
     /// Whether it tells this late event of another source as well: where both measure, that counts once, here.
@@ -70,6 +72,7 @@ impl Card {
             judged,
             figures,
             events: None,
+            held_up: None,
             remark: |_| Remark { text: String::new(), is_late: false },
             tells: |_| false,
             beyond_a_look: &[],
@@ -80,6 +83,11 @@ impl Card {
     /// What its late events are judged by.
     pub fn events(&self) -> &Judged {
         self.events.as_ref().unwrap_or(&self.judged)
+    }
+
+    /// What this late event of it is judged by.
+    pub fn judges(&self, event: &LateEvent) -> &Judged {
+        self.held_up.as_ref().filter(|_| !event.path.is_empty()).unwrap_or_else(|| self.events())
     }
 
     /// Every reason for which its events may be lost, in the order of their names.
@@ -126,7 +134,7 @@ mod tests {
     fn the_command_that_tells_more_takes_the_limit() {
         for card in CARDS {
             assert!(named(card.name).is_some_and(|found| std::ptr::eq(found, card)));
-            for judged in [&card.judged, card.events()] {
+            for judged in [&card.judged, card.events()].into_iter().chain(&card.held_up) {
                 assert!(judged.next.starts_with(&format!("whylate {}", card.name)), "{}", judged.next);
                 assert!(judged.next.contains("{from}"), "{}", judged.next);
             }

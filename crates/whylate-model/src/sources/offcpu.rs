@@ -5,14 +5,20 @@ use super::lost::reason;
 use super::{Card, Judged};
 use crate::{Histogram, Snapshot};
 
-/// Where threads sleep, and how long runnable ones wait for a CPU: 20 ms is what that takes beside five others.
+/// Where threads sleep, and how long runnable ones wait for a CPU: 20 ms is what that takes beside five others. What
+/// takes others longer than 100 ms is felt by whoever waits for them.
 pub static OFFCPU: Card = Card {
     events: Some(Judged {
         of: "threads that can run, until they have a CPU",
         late_from_ns: 20_000_000,
         next: "whylate offcpu --why {from} -d 10s",
     }),
-    beyond_a_look: &[("how long threads sleep, e.g. for locks, disks or the network", "whylate offcpu -d 10s")],
+    held_up: Some(Judged {
+        of: "threads that wait for others, held up by work, CPUs, disks or locks",
+        late_from_ns: 100_000_000,
+        next: "whylate offcpu --why {from} -d 10s",
+    }),
+    beyond_a_look: &[("how long threads sleep for less, for timers or the network", "whylate offcpu -d 10s")],
     lost: &[
         reason("places_full", "the table of places was full"),
         reason("processes_full", "the table of processes was full"),
@@ -30,6 +36,10 @@ pub static OFFCPU: Card = Card {
         ),
         reason("unreadable", "the stack of a living thread could not be read (backend proc)"),
         reason("unseen", "a wait was not seen to begin; its time is left out (backend trace)"),
+        reason(
+            "unseen_sleeps",
+            "a long wait began before what is kept, or too many ended at once; it is left out (--why)",
+        ),
         reason("unseen_wakers", "the waker was not seen; the wait counts as [waker not seen] (--wakers)"),
         reason("unseen_wakeups", "the start of a long wait for a CPU was not seen, so the wait is left out (--why)"),
     ],

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What BPF can do here: found by trying it, and by the names in the kernel's type information.
 
+use std::ffi::CString;
 use std::fs;
 
-use libbpf_rs::btf::types::{Func, Typedef};
-use libbpf_rs::{ErrorKind, MapType, ProgramType, libbpf_sys};
+use libbpf_rs::btf::BtfKind;
+use libbpf_rs::{AsRawLibbpf as _, ErrorKind, MapType, ProgramType, libbpf_sys};
 
 use super::attempt::{Attempt, load_program, make_map};
 use super::{Fact, Privileges};
@@ -94,20 +95,28 @@ impl KernelNames {
     }
 
     fn function(&self, name: &str) -> Option<u32> {
-        match self {
-            KernelNames::Kernel(types) => types.type_by_name::<Func<'_>>(name).map(|found| found.type_id().into()),
-            #[cfg(test)]
-            KernelNames::Listed(names) => names.get(name).copied(),
-        }
+        self.id(name, BtfKind::Func)
     }
 
     /// `name` is without the group: tracepoint names are unique in a kernel.
     fn tracepoint(&self, name: &str) -> Option<u32> {
-        let name = format!("{TRACEPOINT_PREFIX}{name}");
+        self.id(&format!("{TRACEPOINT_PREFIX}{name}"), BtfKind::Typedef)
+    }
+
+    /// By its kind too: a structure may be called like a function (`bpf_iter_task`, 6.7).
+    #[allow(unsafe_code)]
+    fn id(&self, name: &str, kind: BtfKind) -> Option<u32> {
         match self {
-            KernelNames::Kernel(types) => types.type_by_name::<Typedef<'_>>(&name).map(|found| found.type_id().into()),
+            KernelNames::Kernel(types) => {
+                let name = CString::new(name).ok()?;
+                // SAFETY: both pointers are valid for the call, which keeps neither.
+                let id = unsafe {
+                    libbpf_sys::btf__find_by_name_kind(types.as_libbpf_object().as_ptr(), name.as_ptr(), kind as u32)
+                };
+                u32::try_from(id).ok()
+            }
             #[cfg(test)]
-            KernelNames::Listed(names) => names.get(&name).copied(),
+            KernelNames::Listed(names) => names.get(name).copied(),
         }
     }
 
@@ -277,6 +286,16 @@ mod tests {
         assert_eq!(look_up(None, &["bpf_wq_init"], "").state, State::Unknown);
         assert!(names.have_tracepoint("irq_disable"));
         assert!(!names.have_tracepoint("u64"));
+    }
+
+    /// Of every kernel from 6.7 on, some of which has a structure of that name.
+    #[test]
+    fn a_structure_does_not_hide_the_function_of_its_name() {
+        let Ok(names) = quietly(read_names) else {
+            println!("skipped: no type information of this kernel");
+            return;
+        };
+        assert!(names.have_function("bpf_iter_task") && !names.have_function("task_struct"));
     }
 
     #[test]

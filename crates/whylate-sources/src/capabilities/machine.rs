@@ -2,7 +2,7 @@
 //! The kernel's version and the machine under it, from the text of its files.
 
 use super::{Fact, read_line, words};
-use crate::cpus::Signs;
+use crate::cpus::{self, Signs};
 
 const CPUS: &str = "/sys/devices/system/cpu";
 const CLOCK_SOURCES: &str = "/sys/devices/system/clocksource/clocksource0";
@@ -126,7 +126,9 @@ fn count_cpus(list: &str) -> Option<u64> {
 }
 
 pub(super) fn probe_hypervisor() -> Fact {
-    hypervisor(&Signs::here())
+    let found = hypervisor(&Signs::here());
+    let Some(unseen) = cpus::unseen_interrupts() else { return found };
+    Fact { detail: format!("{}; {unseen}", found.detail), ..found }
 }
 
 fn hypervisor(signs: &Signs) -> Fact {

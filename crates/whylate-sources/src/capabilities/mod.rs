@@ -17,6 +17,7 @@ pub use bpf::{Bpf, Btf};
 pub use machine::{ClockSource, CpuList, Cpus, Kernel};
 pub(crate) use needs::KernelFacts;
 pub use needs::{BetterBackend, Readiness};
+pub(crate) use privileges::has;
 pub use privileges::{Privilege, Privileges, Sysctl};
 
 use whylate_model::sources::CARDS;

@@ -84,6 +84,12 @@ pub struct Sysctl {
     pub detail: String,
 }
 
+/// Whether this process has a capability that holds for the kernel as a whole.
+pub(crate) fn has(name: &str) -> bool {
+    let Privileges { in_first_user_namespace, capabilities, .. } = probe();
+    in_first_user_namespace != Some(false) && capabilities.iter().any(|one| one.name == name && one.state == State::Yes)
+}
+
 pub(super) fn probe() -> Privileges {
     let status = read_line("/proc/self/status");
     let namespace = fs::read_link("/proc/self/ns/user");

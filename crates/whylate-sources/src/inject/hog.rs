@@ -10,7 +10,7 @@ use super::disturbance::{Made, Maker, Policy, Stop};
 use super::threads;
 use crate::AttachError;
 use crate::clock::monotonic_ns;
-use crate::priority::{become_fifo, become_normal};
+use crate::priority::{become_fifo, become_normal, remedy};
 
 pub(super) struct Hog {
     length_ns: u64,
@@ -25,10 +25,10 @@ impl Hog {
             Policy::Normal => become_normal(),
         };
         outcome.map_err(|error| match error.kind() {
-            io::ErrorKind::PermissionDenied => AttachError::Unsupported(
-                "not permitted to run with that policy (run as root, grant CAP_SYS_NICE, or choose --policy normal)"
-                    .to_owned(),
-            ),
+            io::ErrorKind::PermissionDenied => AttachError::Unsupported(format!(
+                "not permitted to run with that policy ({}, or choose --policy normal)",
+                remedy()
+            )),
             _ => anyhow!(error).context("cannot set the policy of a thread").into(),
         })?;
         Ok(Self { length_ns })

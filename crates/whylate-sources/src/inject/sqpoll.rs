@@ -21,7 +21,7 @@ use io_uring::{IoUring, opcode, types};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::clock::monotonic_ns;
-use crate::priority::{become_fifo, favour};
+use crate::priority::{become_fifo, favour, remedy};
 
 /// Rings that can share one submission thread here.
 pub const MAX_RINGS: usize = 8;
@@ -252,7 +252,12 @@ impl Worker {
         match self.plan.urgent {
             // Both: of the share of their cgroup (or session), a CPU gets what its threads weigh in it.
             true if self.plan.duty > MOST_URGENT => [0, self.tid].into_iter().try_for_each(favour)?,
-            true => become_fifo(PRIORITY)?,
+            true => become_fifo(PRIORITY).map_err(|error| match error.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    io::Error::new(error.kind(), format!("not permitted to come before others ({})", remedy()))
+                }
+                _ => error,
+            })?,
             false => {}
         }
         let period_ns = self.plan.period.as_nanos() as u64;

@@ -10,9 +10,9 @@ use anyhow::Context as _;
 use whylate_model::ftrace::section_event;
 use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot, thread};
 
-use self::programs::{Programs, late_section};
+use self::programs::{Names, Programs, late_section};
 use super::wanted::wanted_cpus;
-use super::{EVENTS, INFO, IrqsoffOptions};
+use super::{EVENTS, INFO, IrqsoffOptions, What};
 use crate::attach::{self, Meter};
 use crate::floors::Floors;
 use crate::session::{Session, Span};
@@ -75,25 +75,7 @@ impl AttachedEvents {
     }
 
     fn event_of(&mut self, late: &late_section) -> LateEvent {
-        let names = self.programs.names(late.place);
-        let bytes = usize::try_from(late.stack_bytes).unwrap_or(0);
-        let addresses: Vec<u64> = late.stack.iter().copied().take(bytes / size_of::<u64>()).collect();
-        // What stands before whoever ended the section is the event and this program.
-        let own = addresses.iter().position(|&address| address == late.key.enabled_by).unwrap_or(0);
-        let stack = addresses[own..].iter().map(|&address| {
-            // These names are the kernel's own, of that moment: the module may be newer than the symbols, or gone.
-            let known = [(late.key.enabled_by, &names.enabled_by), (late.key.caller, &names.caller)];
-            match known.into_iter().find(|&(known, name)| known == address && !name.is_empty()) {
-                Some((_, name)) => name.clone(),
-                None => self.symbols.name(address).to_owned(),
-            }
-        });
-        let stack = stack.collect();
-        let thread = thread::called(&attach::text(&late.comm), late.tid);
-        let latency_ns = late.end_ns.saturating_sub(late.start_ns);
-        let at_unix_ns = clock::unix_ns_of(late.end_ns);
-        let event = section_event(&names.place(self.options.what), &thread, at_unix_ns, latency_ns, late.cpu, stack);
-        LateEvent { at_ns: late.end_ns, ..event }
+        event_of(late, &self.programs.names(late.place), self.options.what, &mut self.symbols)
     }
 
     /// Places with the same names are one series.
@@ -110,6 +92,27 @@ impl AttachedEvents {
         });
         series.collect()
     }
+}
+
+fn event_of(late: &late_section, names: &Names, what: What, symbols: &mut KernelSymbols) -> LateEvent {
+    let bytes = usize::try_from(late.stack_bytes).unwrap_or(0);
+    let addresses: Vec<u64> = late.stack.iter().copied().take(bytes / size_of::<u64>()).collect();
+    // What stands before whoever ended the section is the event and this program.
+    let own = addresses.iter().position(|&address| address == late.key.enabled_by).unwrap_or(0);
+    let stack = addresses[own..].iter().map(|&address| {
+        // These names are the kernel's own, of that moment: the module may be newer than the symbols, or gone.
+        let known = [(late.key.enabled_by, &names.enabled_by), (late.key.caller, &names.caller)];
+        match known.into_iter().find(|&(known, name)| known == address && !name.is_empty()) {
+            Some((_, name)) => name.clone(),
+            None => symbols.name(address).to_owned(),
+        }
+    });
+    let stack = stack.collect();
+    let thread = thread::called(&attach::text(&late.comm), late.tid);
+    let latency_ns = late.end_ns.saturating_sub(late.start_ns);
+    let at_unix_ns = clock::unix_ns_of(late.end_ns);
+    let event = section_event(&names.place(what), &thread, at_unix_ns, latency_ns, late.cpu, stack);
+    LateEvent { at_ns: late.end_ns, ..event }
 }
 
 impl Attached for AttachedEvents {
@@ -138,5 +141,22 @@ impl Attached for AttachedEvents {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing {
+    use super::*;
+    use crate::fuzzing::with_names;
+
+    /// A section, and what the kernel calls the functions at its ends.
+    pub fn sections(bytes: &[u8]) {
+        let Some(late) = attach::read_plain::<late_section>(bytes) else { return };
+        let mut names = bytes[size_of::<late_section>()..].splitn(3, |&byte| byte == 0);
+        let mut name = || names.next().map(|name| String::from_utf8_lossy(name).into_owned()).unwrap_or_default();
+        let names = Names { enabled_by: name(), caller: name(), disabled_by: name() };
+        for what in [What::Irqs, What::Preemption] {
+            with_names(|_, symbols| Some(event_of(&late, &names, what, symbols)));
+        }
     }
 }

@@ -14,6 +14,8 @@
 #![doc = include_str!("how.md")]
 
 mod events;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod need_resched;
 mod ticks;
 mod timers;

@@ -117,7 +117,7 @@ impl AttachedMarks {
                 self.cut_short += 1;
                 continue;
             };
-            let event = self.event_of(&record);
+            let event = event_of(&record, &mut self.symbols);
             let mut culprit = event.labels.clone();
             culprit.remove("task");
             self.lengths.entry(culprit).or_default().merge(&[event.latency_ns].into_iter().collect());
@@ -131,19 +131,6 @@ impl AttachedMarks {
                 self.late.push_back(event);
             }
         }
-    }
-
-    fn event_of(&mut self, record: &kept) -> LateEvent {
-        let inside = stack_of(&record.inside, &mut self.symbols);
-        let at_end = stack_of(&record.at_end, &mut self.symbols);
-        let kept = Kept {
-            thread: called(&attach::text(&record.comm), record.tid),
-            cpu: record.cpu,
-            length_ns: record.end_ns.saturating_sub(record.since_ns),
-            inside,
-            at_end,
-        };
-        LateEvent { at_ns: record.end_ns, ..kept.event(clock::unix_ns_of(record.end_ns)) }
     }
 
     fn take_lost(&mut self) -> BTreeMap<String, u64> {
@@ -204,6 +191,19 @@ fn learn_flag(skeleton: &mut skel::NeedReschedSkel<'_>) -> anyhow::Result<()> {
     Ok(sched_setaffinity(None, &before)?)
 }
 
+fn event_of(record: &kept, symbols: &mut KernelSymbols) -> LateEvent {
+    let inside = stack_of(&record.inside, symbols);
+    let at_end = stack_of(&record.at_end, symbols);
+    let kept = Kept {
+        thread: called(&attach::text(&record.comm), record.tid),
+        cpu: record.cpu,
+        length_ns: record.end_ns.saturating_sub(record.since_ns),
+        inside,
+        at_end,
+    };
+    LateEvent { at_ns: record.end_ns, ..kept.event(clock::unix_ns_of(record.end_ns)) }
+}
+
 fn stack_of(taken: &stack_taken, symbols: &mut KernelSymbols) -> Vec<String> {
     let bytes = usize::try_from(taken.bytes).unwrap_or(0);
     let frames = taken.frames.iter().take(bytes / size_of::<u64>());
@@ -250,6 +250,18 @@ impl Attached for AttachedMarks {
             "preemption that is off is told from when a thread had to wait because of it, and not where none did; what a hypervisor or a \
              handler took meanwhile is part of it",
         )
+    }
+}
+
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing {
+    use super::*;
+    use crate::fuzzing::with_names;
+
+    /// A thread that kept its CPU.
+    pub fn kept_cpus(bytes: &[u8]) {
+        let Some(record) = attach::read_plain::<kept>(bytes) else { return };
+        with_names(|_, symbols| Some(event_of(&record, symbols)));
     }
 }
 

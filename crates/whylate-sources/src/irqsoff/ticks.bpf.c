@@ -11,6 +11,7 @@
 #include "distribution.bpf.h"
 #include "window.bpf.h"
 #include "irq_vectors.bpf.h"
+#include "interrupted.bpf.h"
 #include "steal.bpf.h"
 #include "ticks.bpf.h"
 
@@ -45,6 +46,8 @@ const volatile bool counts_all = false;
 const volatile bool with_causes = false;
 /* A program looks into sections. */
 const volatile bool looks_inside = false;
+/* How far each CPU's `steal_time` lies from its `hrtimer_bases`; 0 where the kernel has none. */
+const volatile s64 steal_time_distance = 0;
 /* It takes no stack unless interrupts are off there. Cleared by a test alone that has no NMI. */
 const volatile bool proves_inside = true;
 
@@ -136,6 +139,30 @@ static __always_inline void name_callback(struct tick *tick, struct handler *han
 	}
 }
 
+static __always_inline void read_steal_clock(struct tick *tick, u64 now_ns)
+{
+	u64 exact_ns = exact_steal_ns(steal_time_distance && tick->timer_bases ? tick->timer_bases + steal_time_distance : 0);
+
+	tick->is_steal_exact = exact_ns != 0;
+	tick->steal_ns = exact_ns ? exact_ns : steal_ns_of_queue(bpf_get_current_task_btf());
+	tick->steal_read_ns = now_ns;
+}
+
+/*
+ * Of what was stolen between two readings, that which can have been before the timer was due, or after it came in, is
+ * not sure to have made it late. A run queue's clock may be a tick older than its reading.
+ */
+static __always_inline void tell_stolen(const struct tick *tick, struct late_tick *late, u64 stolen_ns, u64 read_before_ns)
+{
+	u64 late_ns = since(late->came_ns, late->due_ns);
+	u64 outside_ns = since(late->due_ns, read_before_ns) + since(tick->steal_read_ns, late->came_ns);
+
+	late->steal_ns = tick->is_steal_exact ? since(stolen_ns, outside_ns) : 0;
+	if (late->steal_ns > late_ns)
+		late->steal_ns = late_ns;
+	late->perhaps_stolen_ns = (stolen_ns < late_ns ? stolen_ns : late_ns) - late->steal_ns;
+}
+
 /* Handlers run with interrupts off: what they take once the timer is due makes it late. */
 static __always_inline int handler_ends(void)
 {
@@ -148,8 +175,10 @@ static __always_inline int handler_ends(void)
 	late_ns = tick->due_ns ? since(now_ns, tick->due_ns) : 0;
 	ran_ns = since(now_ns, tick->handler_since_ns);
 	tick->handler_since_ns = 0;
-	if (!late_ns)
+	if (!late_ns) {
+		read_steal_clock(tick, now_ns);
 		return 0;
+	}
 	if (ran_ns < late_ns)
 		late_ns = ran_ns;
 	tick->handlers_ns += late_ns;
@@ -226,16 +255,22 @@ static __always_inline u32 what_is_interrupted(const struct tick *tick)
 	return task->pid ? FOUND_KERNEL : FOUND_IDLE;
 }
 
-/* Tells what made it late: whoever took at least half of the time that the hypervisor has left. */
+/*
+ * Tells what made it late: whoever took at least half of the time that the hypervisor has surely left. User code has
+ * interrupts on, so what was stolen there was not before.
+ */
 static __always_inline void find_reason(struct tick *tick, struct late_tick *late)
 {
 	u64 late_ns = since(late->came_ns, late->due_ns);
+	u64 most_ns = late->steal_ns + late->perhaps_stolen_ns;
 
 	late->key.reason = REASON_NONE;
 	late->key.id = 0;
-	if (late->steal_ns + from_ns > late_ns || (late->key.found == FOUND_USER && late->steal_ns * 2 > late_ns)) {
+	if (late->key.found == FOUND_USER && most_ns * 2 > late_ns) {
 		late->key.reason = REASON_STEAL;
-	} else if (late->handlers_ns * 2 >= late_ns - late->steal_ns) {
+	} else if (most_ns + from_ns > late_ns) {
+		late->key.reason = late->steal_ns * 2 > late_ns ? REASON_STEAL : REASON_PERHAPS_STEAL;
+	} else if (late->handlers_ns * 2 >= late_ns - most_ns) {
 		late->key.reason = tick->longest.kind;
 		late->key.id = tick->longest.id;
 		__builtin_memcpy(late->name, tick->longest.name, sizeof(late->name));
@@ -332,7 +367,7 @@ static __always_inline void send(struct tick *tick, struct late_tick *late)
 		return;
 	late->inside.bytes = 0;
 	/* What the hypervisor took, or what held up user code, was in no section. */
-	if (late->key.reason != REASON_STEAL && late->key.found != FOUND_USER)
+	if (late->key.reason != REASON_STEAL && late->key.reason != REASON_PERHAPS_STEAL && late->key.found != FOUND_USER)
 		tell_inside(late);
 	if (late->inside.bytes > 0)
 		size = __builtin_offsetof(struct late_tick, window);
@@ -354,7 +389,7 @@ static __always_inline void send(struct tick *tick, struct late_tick *late)
 }
 
 /* Global, so that the verifier walks through it once. */
-__noinline int tick_is_late(struct tick *tick, u64 came_ns, u64 steal_ns, s32 stack)
+__noinline int tick_is_late(struct tick *tick, u64 came_ns, u64 stolen_ns, u64 read_before_ns, s32 stack)
 {
 	struct late_tick *late;
 	u32 zero = 0;
@@ -369,8 +404,7 @@ __noinline int tick_is_late(struct tick *tick, u64 came_ns, u64 steal_ns, s32 st
 	late->came_ns = came_ns;
 	late->delivery_ns = tick->delivery_ns;
 	late_ns = since(came_ns, tick->due_ns);
-	/* Some of it may have been before the timer was due. */
-	late->steal_ns = steal_ns < late_ns ? steal_ns : late_ns;
+	tell_stolen(tick, late, stolen_ns, read_before_ns);
 	late->handlers_ns = tick->handlers_ns < late_ns ? tick->handlers_ns : late_ns;
 	__builtin_memset(late->name, 0, sizeof(late->name));
 	late->key.found = what_is_interrupted(tick);
@@ -378,10 +412,10 @@ __noinline int tick_is_late(struct tick *tick, u64 came_ns, u64 steal_ns, s32 st
 	find_reason(tick, late);
 	if (late_ns >= tick->send_from_ns)
 		send(tick, late);
-	/* The stack has nothing to do with it. */
-	if (late->key.reason != REASON_NONE || late->key.found == FOUND_USER) {
+	/* The stack has nothing to do with it; an idle state is told by its stack. */
+	if ((late->key.reason != REASON_NONE && late->key.reason != REASON_PERHAPS_STEAL) || late->key.found == FOUND_USER) {
 		late->key.stack = -1;
-		late->key.found = late->key.reason == REASON_NONE ? FOUND_USER : FOUND_KERNEL;
+		late->key.found = late->key.reason == REASON_NONE || late->key.reason == REASON_PERHAPS_STEAL ? FOUND_USER : FOUND_KERNEL;
 	}
 	count(tick, late);
 	return 0;
@@ -430,17 +464,15 @@ __noinline int count_tick(struct tick *tick, u64 late_ns)
 
 static __always_inline void tick_comes(void *ctx, struct tick *tick, u64 due_ns, u64 now_ns)
 {
-	u64 steal_ns = steal_clock_ns(tick->timer_bases);
-	u64 stolen_ns = since(steal_ns, tick->steal_ns), came_ns = now_ns;
+	u64 read_before_ns = tick->steal_read_ns, stolen_ns, steal_before_ns = tick->steal_ns, came_ns = now_ns;
 	s32 stack;
 
 	if (tick->due_ns && due_ns > tick->due_ns)
 		tick->unseen += (due_ns - tick->due_ns) / period_ns;
+	read_steal_clock(tick, now_ns);
 	/* Nothing is known of what was before the first one. */
-	if (!tick->due_ns)
-		stolen_ns = 0;
+	stolen_ns = tick->due_ns ? since(tick->steal_ns, steal_before_ns) : 0;
 	tick->due_ns = due_ns;
-	tick->steal_ns = steal_ns;
 	tick->ticks++;
 	if (counts_all)
 		count_tick(tick, since(now_ns, due_ns));
@@ -458,7 +490,7 @@ static __always_inline void tick_comes(void *ctx, struct tick *tick, u64 due_ns,
 		tick->lost_stacks++;
 		stack = -1;
 	}
-	tick_is_late(tick, came_ns, stolen_ns, stack);
+	tick_is_late(tick, came_ns, stolen_ns, read_before_ns, stack);
 }
 
 SEC("tp_btf/hrtimer_expire_entry")

@@ -27,6 +27,8 @@ enum tick_reason {
 	REASON_NONE,
 	/* The hypervisor had the CPU. */
 	REASON_STEAL,
+	/* It had it then, or before the timer was due. */
+	REASON_PERHAPS_STEAL,
 	/* The handler of a device's interrupt: `id` is its number, `name` the handler's. */
 	REASON_DEVICE_IRQ,
 	/* `id` is an enum irq_vector. */
@@ -56,8 +58,11 @@ struct tick {
 	u64 due_ns;
 	/* What delivering an interrupt takes: of ticks that nothing delayed, seven of eight are less late. */
 	u64 delivery_ns;
-	/* The steal clock when the timer came in the last time. */
+	/* The steal clock, and when it was read: the last time before the timer was due. */
 	u64 steal_ns;
+	u64 steal_read_ns;
+	/* It is right at any time, and not as of the last switch or tick. */
+	u64 is_steal_exact;
 	/* How long handlers have run since the timer was due. */
 	u64 handlers_ns;
 	/* The longest of them. */
@@ -83,6 +88,7 @@ struct tick {
 	u64 lost_buckets;
 	/* Of all ticks, where they are to be counted: periods that were over when one came in, and how late they were. */
 	u64 overruns;
+	u64 _unused[6];
 	struct distribution lateness;
 };
 _Static_assert(sizeof(struct tick) % 64 == 0, "two CPUs share a cache line");
@@ -119,7 +125,9 @@ struct late_tick {
 	u64 came_ns;
 	/* What delivering an interrupt takes, which comes after that. */
 	u64 delivery_ns;
+	/* At least, and what was stolen beyond that: then, or before the timer was due. */
 	u64 steal_ns;
+	u64 perhaps_stolen_ns;
 	u64 handlers_ns;
 	struct culprit_key key;
 	char name[16];

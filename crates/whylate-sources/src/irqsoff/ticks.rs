@@ -2,6 +2,8 @@
 //! Backend `ticks`: how late each CPU's own timer comes in.
 
 mod culprits;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod looks;
 mod programs;
 
@@ -9,9 +11,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use whylate_model::blame::{Keeper, LateTick, interrupted_stack, tick_causes};
-use whylate_model::late::cpu_subject;
-use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Stack, thread};
+use whylate_model::blame::Keeper;
+use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Stack};
 
 use self::culprits::Late;
 use self::looks::Looks;
@@ -19,12 +20,12 @@ use self::programs::{Programs, Told};
 use super::wanted::wanted_cpus;
 use super::{INFO, IrqsoffOptions, TICKS};
 use crate::attach::Meter;
+use crate::cpus;
 use crate::floors::Floors;
 use crate::heartbeat::{Heartbeats, Period};
 use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 use crate::symbols::KernelSymbols;
-use crate::{clock, cpus};
 
 pub(super) struct AttachedTicks {
     /// First, so that no program runs while the rest goes.
@@ -191,50 +192,14 @@ impl AttachedTicks {
         if occupancy.is_none() && self.options.explain_over_ns.is_some() {
             return None;
         }
-        let tick = LateTick {
-            due_ns: late.due_ns,
-            came_ns: late.came_ns,
-            found: late.found,
-            reason: late.reason(&mut self.symbols),
-            stack: self.programs.stack(late.stack, &mut self.symbols),
-            steal_ns: late.steal_ns,
-            handlers_ns: late.handlers_ns,
-            cpu: late.cpu,
-            inside: inside_of(&late.inside, &mut self.symbols),
-            thread: thread::called(&late.name, late.tid),
-            occupancy,
-        };
-        let mut labels = tick.keeper().labels();
-        labels.insert("task".to_owned(), tick.thread.clone());
-        if self.options.timer_test {
-            let overruns = (tick.late_ns() + late.delivery_ns) / self.period.ns;
-            labels.insert("overruns".to_owned(), overruns.to_string());
-        }
-        Some(LateEvent {
-            subject: cpu_subject(late.cpu),
-            labels,
-            at_unix_ns: clock::unix_ns_of(late.came_ns),
-            at_ns: late.came_ns,
-            latency_ns: tick.late_ns(),
-            at_most_ns: Some(tick.late_ns().saturating_add(late.delivery_ns + self.period.ns)),
-            cpu: late.cpu,
-            stack: interrupted_stack(&tick.stack).to_vec(),
-            inside: tick.inside.clone(),
-            causes: tick_causes(&tick),
-            evidence: self.options.keep_evidence.then(|| Box::new(tick.into())),
-            ..LateEvent::default()
-        })
+        let stack = self.programs.stack(late.stack, &mut self.symbols);
+        Some(late.event(stack, occupancy, &self.options, self.period.ns, &mut self.symbols))
     }
 }
 
 /// Only they tell what a look has found.
 fn sends_late_events(options: &IrqsoffOptions) -> bool {
     options.late_over_ns.is_some() || options.explain_over_ns.is_some() || options.worst.is_some()
-}
-
-/// All of it is of the code that was looked at, also where that is a BPF program.
-fn inside_of(frames: &[u64], symbols: &mut KernelSymbols) -> Vec<String> {
-    frames.iter().map(|&address| symbols.name(address).to_owned()).collect()
 }
 
 fn refused_heartbeat(error: std::io::Error) -> AttachError {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! From the kernel's record of a window to the model's.
 
-use libbpf_rs::{MapCore as _, MapFlags};
+use std::collections::BTreeMap;
+
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use whylate_model::occupancy::{BusyPools, Interval, Merged, MergedPart, Occupancy, Occupant, Taken};
 
 use super::skel::types::{busy_pools, interval, irq_vector, lateness, merged_part, occupant_kind, window};
-use super::{Account, Kept};
 use crate::attach::{self, PlainData};
 use crate::cgroups::Cgroups;
 use crate::symbols::KernelSymbols;
@@ -18,18 +19,26 @@ unsafe impl PlainData for window {}
 unsafe impl PlainData for lateness {}
 
 /// The kernel's names of softirqs, by number (include/linux/interrupt.h).
-const SOFTIRQS: [&str; 10] =
+pub(super) const SOFTIRQS: [&str; 10] =
     ["hi", "timer", "net_tx", "net_rx", "block", "irq_poll", "tasklet", "sched", "hrtimer", "rcu"];
 
-impl Account {
-    /// A window as a source's program copied it; `bytes` may lack intervals that are not in use.
-    pub(crate) fn window(&mut self, bytes: &[u8], symbols: &mut KernelSymbols) -> Option<Occupancy> {
-        self.kept.borrow_mut().window(bytes, symbols)
-    }
+/// Reads windows, and keeps what it has looked up for them.
+#[derive(Debug, Default)]
+pub(crate) struct Windows {
+    /// The stacks of late interrupts; without them, there are none.
+    late_stacks: Option<MapHandle>,
+    stacks: BTreeMap<i32, Vec<String>>,
+    /// Paths of cgroups, also for the sources.
+    pub(crate) cgroups: Cgroups,
 }
 
-impl Kept {
-    fn window(&mut self, bytes: &[u8], symbols: &mut KernelSymbols) -> Option<Occupancy> {
+impl Windows {
+    pub(super) fn with(late_stacks: MapHandle) -> Self {
+        Windows { late_stacks: Some(late_stacks), ..Windows::default() }
+    }
+
+    /// A window as a source's program copied it; `bytes` may lack intervals that are not in use.
+    pub(crate) fn read(&mut self, bytes: &[u8], symbols: &mut KernelSymbols) -> Option<Occupancy> {
         let mut whole = bytes.to_vec();
         whole.resize(size_of::<window>().max(bytes.len()), 0);
         let record: window = attach::read_plain(&whole)?;
@@ -46,8 +55,9 @@ impl Kept {
             end_ns = from.start_ns;
         }
         intervals.reverse();
-        spread_steal(&mut intervals);
-        let intervals = cut_out_steal(intervals);
+        if record.is_steal_exact == 0 {
+            spread_steal(&mut intervals);
+        }
         let parts = record.merged.iter().filter(is_of_somebody);
         let merged = (record.merged_end_ns != 0).then(|| Merged {
             start_ns: record.merged_start_ns,
@@ -62,7 +72,7 @@ impl Kept {
             start_ns: from.start_ns,
             end_ns,
             occupant: occupant(from.kind.into(), from.id, from.handler, &from.name, symbols, &mut self.cgroups),
-            taken: Taken { steal_ns: from.steal_ns.into(), nmi_ns: from.nmi_ns.into() },
+            taken: Taken { steal_ns: from.steal_ns.into(), nmi_ns: from.nmi_ns.into(), ..Taken::default() },
             busy: BusyPools {
                 normal: u32::from(from.busy) & busy_pools::BUSY_NORMAL.0 != 0,
                 highpri: u32::from(from.busy) & busy_pools::BUSY_HIGHPRI.0 != 0,
@@ -84,7 +94,7 @@ impl Kept {
         if id < 0 {
             return Vec::new();
         }
-        let stacks = &self.skeleton.maps.late_interrupt_stacks;
+        let Some(stacks) = &self.late_stacks else { return Vec::new() };
         let read = || {
             let bytes = stacks.lookup(&id.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
             symbols.stack(&bytes)
@@ -93,8 +103,9 @@ impl Kept {
     }
 }
 
-/// The steal clock is read when a thread leaves the CPU, so all that was stolen since it came is told at its last
-/// interval. The hypervisor's breaks are long, so the thread's longest intervals take it, interrupts among them.
+/// Where the steal clock is read when a thread leaves the CPU alone, all that was stolen since it came is told at its
+/// last interval. The hypervisor's breaks are long, so the thread's longest intervals take it, interrupts among them.
+/// Of a stay that may have begun before, what was stolen may have been before too.
 fn spread_steal(intervals: &mut [Interval]) {
     let thread_of = |interval: &Interval| match interval.occupant {
         Occupant::Thread { tid, .. } | Occupant::Work { tid, .. } => Some(tid),
@@ -119,33 +130,12 @@ fn spread_steal(intervals: &mut [Interval]) {
         for index in longest_first {
             let interval = &mut intervals[index];
             let takes_ns = left_ns.min(interval.end_ns - interval.start_ns);
-            interval.taken.steal_ns = takes_ns;
+            let taken = &mut interval.taken;
+            *(if first == 0 { &mut taken.perhaps_stolen_ns } else { &mut taken.steal_ns }) = takes_ns;
             left_ns -= takes_ns;
         }
         end = first;
     }
-}
-
-/// What was stolen of an interval that a late interrupt ends was stolen at its end: it kept the interrupt waiting.
-fn cut_out_steal(intervals: Vec<Interval>) -> Vec<Interval> {
-    let late: Vec<bool> = intervals.iter().skip(1).map(|next| next.late_ns > 0).chain([false]).collect();
-    let mut cut = Vec::with_capacity(intervals.len());
-    for (mut interval, is_before_late) in intervals.into_iter().zip(late) {
-        let steal_ns = interval.taken.steal_ns;
-        if is_before_late && steal_ns > 0 && steal_ns < interval.end_ns - interval.start_ns {
-            let stolen = Interval { start_ns: interval.end_ns - steal_ns, ..interval.clone() };
-            interval.end_ns = stolen.start_ns;
-            interval.taken = Taken::default();
-            // What NMIs took is not known to be in either part.
-            let nmi_ns = stolen.taken.nmi_ns.min(interval.end_ns - interval.start_ns);
-            interval.taken.nmi_ns = nmi_ns;
-            cut.push(interval);
-            cut.push(Interval { taken: Taken { steal_ns, nmi_ns: 0 }, ..stolen });
-        } else {
-            cut.push(interval);
-        }
-    }
-    cut
 }
 
 /// Those during which nobody knows who had the CPU are left out, which leaves their time unknown.
@@ -157,7 +147,7 @@ fn merged_from(part: &merged_part, symbols: &mut KernelSymbols, cgroups: &mut Cg
     MergedPart {
         occupant: occupant(part.kind, part.id, part.handler, &part.name, symbols, cgroups),
         ns: part.ns,
-        taken: Taken { steal_ns: part.steal_ns, nmi_ns: part.nmi_ns },
+        taken: Taken { steal_ns: part.steal_ns, nmi_ns: part.nmi_ns, ..Taken::default() },
     }
 }
 
@@ -192,7 +182,7 @@ fn occupant(
 /// The name of an interrupt that no device makes, as the kernel's event has it.
 pub(crate) fn vector(id: u32) -> Option<&'static str> {
     Some(match irq_vector(id) {
-        irq_vector::VECTOR_LOCAL_TIMER => "local_timer",
+        irq_vector::VECTOR_LOCAL_TIMER | irq_vector::VECTOR_UNANNOUNCED_TIMER => "local_timer",
         irq_vector::VECTOR_RESCHEDULE => "reschedule",
         irq_vector::VECTOR_CALL_FUNCTION => "call_function",
         irq_vector::VECTOR_CALL_FUNCTION_SINGLE => "call_function_single",
@@ -221,7 +211,7 @@ mod tests {
             start_ns,
             end_ns,
             occupant,
-            taken: Taken { steal_ns, nmi_ns: 0 },
+            taken: Taken { steal_ns, ..Taken::default() },
             ..Interval::default()
         });
         spread_steal(&mut intervals);
@@ -241,26 +231,17 @@ mod tests {
                     start_ns,
                     end_ns: start_ns + ns,
                     occupant: Occupant::Thread { tid, name: String::new(), cgroup: None },
-                    taken: Taken { steal_ns: if is_last { steal_ns } else { 0 }, nmi_ns: 0 },
+                    taken: Taken { steal_ns: if is_last { steal_ns } else { 0 }, ..Taken::default() },
                     ..Interval::default()
                 });
             }
         }
         spread_steal(&mut intervals);
         let steal: Vec<u64> = intervals.iter().map(|interval| interval.taken.steal_ns).collect();
-        assert_eq!(steal[..7], [0, 0, 900, 0, 0, 0, 0]);
         assert_eq!(steal[7..], [0, 0, 10_500, 0, 0, 7_500, 0]);
-    }
-
-    #[test]
-    fn steal_before_a_late_interrupt_ends_with_it() {
-        let thread = Occupant::Thread { tid: 8, name: String::new(), cgroup: None };
-        let stolen = Taken { steal_ns: 60, nmi_ns: 0 };
-        let before =
-            Interval { start_ns: 0, end_ns: 100, occupant: thread.clone(), taken: stolen, ..Interval::default() };
-        let irq = Interval { start_ns: 100, end_ns: 110, late_ns: 50, ..Interval::default() };
-        let cut = cut_out_steal(vec![before, irq]);
-        let told: Vec<_> = cut.iter().map(|part| (part.start_ns, part.end_ns, part.taken.steal_ns)).collect();
-        assert_eq!(told, [(0, 40, 0), (40, 100, 60), (100, 110, 0)]);
+        // The first stay may have begun before.
+        let perhaps: Vec<u64> = intervals.iter().map(|interval| interval.taken.perhaps_stolen_ns).collect();
+        assert_eq!((&steal[..7], &perhaps[..7]), (&[0; 7][..], &[0, 0, 900, 0, 0, 0, 0][..]));
+        assert_eq!(perhaps[7..], [0; 7]);
     }
 }

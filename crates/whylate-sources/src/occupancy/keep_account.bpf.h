@@ -3,46 +3,33 @@
 #pragma once
 
 #include "occupancy.bpf.h"
+#include "steal.bpf.h"
 
-static __always_inline bool open(struct account *account)
+/* How far each CPU's `steal_time` lies from its `runqueues`; 0 where the kernel has none. */
+const volatile s64 steal_time_distance = 0;
+
+/* `steal_ns` is the steal clock's reading, 0 where it was not read; `left` how the thread leaves the CPU, if it does. */
+static __always_inline void end_interval(struct account *account, u32 cpu, u64 now_ns, u64 steal_ns, u16 left)
 {
-	if (account->is_busy) {
-		account->nested++;
-		return false;
-	}
-	account->is_busy = true;
-	barrier();
-	return true;
-}
-
-/* The account of this CPU, for one program at a time; NULL for a program that interrupts another one. */
-static __always_inline struct account *open_account(u32 cpu)
-{
-	struct account *account = account_of(cpu);
-
-	return account && open(account) ? account : NULL;
-}
-
-static __always_inline void close_account(struct account *account)
-{
-	barrier();
-	account->is_busy = false;
-}
-
-static __always_inline struct interval *end_interval(struct account *account, u32 cpu, u64 now_ns)
-{
-	struct interval *interval = NULL;
+	struct interval *interval;
 
 	if (account->since_ns) {
-		interval = interval_at(cpu, account->written);
+		interval = interval_at(account, cpu, account->written);
 		if (interval) {
 			describe(interval, account);
+			interval->steal_ns = since(steal_ns, account->steal_seen_ns);
+			interval->left = left;
+			/* User space may read it from now on. */
+			barrier();
 			account->written++;
 		}
 	}
+	if (account->entry.kind)
+		__builtin_memset(&account->entry, 0, sizeof(account->entry));
 	account->nmi_seen_ns = account->nmi_ns;
+	if (steal_ns > account->steal_seen_ns)
+		account->steal_seen_ns = steal_ns;
 	account->since_ns = now_ns;
-	return interval;
 }
 
 /* The CPU's own pool for which a worker's item counts as in progress. */
@@ -119,9 +106,92 @@ static __always_inline void end_interval_of_thread(struct account *account, u32 
 
 	if (astray)
 		forget_thread(account);
-	end_interval(account, cpu, bpf_ktime_get_ns());
+	if (!account->steal_clock && steal_time_distance && bpf_core_field_exists(task->se.cfs_rq))
+		account->steal_clock = (u64)task->se.cfs_rq->rq + steal_time_distance;
+	/* Without an exact clock, what was stolen is told at the next switch. */
+	end_interval(account, cpu, bpf_ktime_get_ns(), exact_steal_ns(account->steal_clock), 0);
 	if (astray)
 		enter_thread(account, task);
+}
+
+enum {
+	/* How many intervals a program may have written since it was preempted, at most. */
+	WRITTEN_AFTERWARDS = 4,
+};
+
+/* The number of no thread. */
+#define NO_THREAD (~0u)
+
+/*
+ * A program that was preempted at its work has kept others from writing since then, and has gone on with what it had
+ * read before. Nobody knows who had the CPU since it was handed over the first time.
+ */
+static __noinline int catch_up(struct account *account, u32 cpu)
+{
+	u64 missed_ns = account->missed_ns;
+	struct interval *first = NULL;
+	u32 position = account->written;
+
+	account->missed_switch = false;
+	/* What comes now may be missed again. */
+	barrier();
+	account->in_irq = false;
+	account->in_timer = false;
+	account->softirq = 0;
+	if (account->since_ns <= missed_ns)
+		end_interval(account, cpu, missed_ns, 0, 0);
+	/* They stay where they are: somebody may have read them. */
+	for (u32 left = WRITTEN_AFTERWARDS; left && position; left--) {
+		struct interval *last = interval_at(account, cpu, --position);
+
+		if (!last || last->start_ns <= missed_ns)
+			break;
+		last->kind = OCCUPANT_NOBODY;
+		first = last;
+	}
+	if (first)
+		first->start_ns = missed_ns;
+	else
+		account->since_ns = missed_ns;
+	account->tid = NO_THREAD;
+	end_interval_of_thread(account, cpu);
+	return 0;
+}
+
+static __always_inline bool open(struct account *account, u32 cpu)
+{
+	if (account->is_busy) {
+		account->nested++;
+		return false;
+	}
+	account->is_busy = true;
+	barrier();
+	if (__builtin_expect(account->missed_switch, 0))
+		catch_up(account, cpu);
+	return true;
+}
+
+/* The account of this CPU, for one program at a time; NULL for a program that interrupts another one. */
+static __always_inline struct account *open_account(u32 cpu)
+{
+	struct account *account = account_of(cpu);
+
+	return account && open(account, cpu) ? account : NULL;
+}
+
+static __always_inline void close_account(struct account *account)
+{
+	barrier();
+	account->is_busy = false;
+}
+
+/* A switch while a program is at work: that program was preempted. */
+static __always_inline void miss_switch(struct account *account, u64 now_ns)
+{
+	if (account->missed_switch)
+		return;
+	account->missed_ns = now_ns;
+	account->missed_switch = true;
 }
 
 /* A worker with an item that was preempted keeps its pool from starting another worker. */

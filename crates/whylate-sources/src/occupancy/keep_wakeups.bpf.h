@@ -6,7 +6,7 @@
 #include "throttling.bpf.h"
 #include "wakeups.bpf.h"
 
-/* Wakeups of all threads are kept, and not of workers alone. */
+/* Wakeups of all threads are kept, and not of workers alone, with whoever woke them and how each left its CPU. */
 const volatile bool keeps_all_wakeups = false;
 
 static __always_inline void tell_waker(struct wakeup *wakeup, const struct task_struct *waker)
@@ -19,25 +19,26 @@ static __always_inline void tell_waker(struct wakeup *wakeup, const struct task_
 /* Whether it has lost its CPU without falling asleep, and has had none since. */
 static __always_inline bool is_waiting_still(const struct task_struct *task, const struct wakeup *wakeup)
 {
-	return wakeup->tid == (u32)task->pid && wakeup->waits_since_ns && wakeup->switches == switches_before(task) &&
+	return wakeup->tid == (u32)task->pid && wakeup->entry == ENTRY_PREEMPTED && wakeup->switches == switches_before(task) &&
 	       wakeup->born_us == born_us(task);
 }
 
 /*
- * From now on it waits for a CPU; `now_ns` is 0 where the scheduler's stamp will tell since when. `waker` is whoever
- * has woken it; NULL where it was not asleep, or an interrupt has.
+ * From now on it waits for a CPU. `waker` is whoever has woken it; NULL where it was not asleep, or an interrupt has.
+ * Returns what is kept of it; NULL where it waits for a CPU all the while.
  */
-static __always_inline void keep_wait(const struct task_struct *task, bool was_asleep, const struct task_struct *waker, u64 now_ns)
+static __always_inline struct wakeup *keep_wait(const struct task_struct *task, bool was_asleep, const struct task_struct *waker, u64 now_ns)
 {
-	bool is_worker = task->flags & PF_WQ_WORKER, is_other;
+	bool is_worker = task->flags & PF_WQ_WORKER, is_other, waits_still;
 	struct wakeup *wakeup = wakeup_of(task->pid, is_worker);
 
 	if (!wakeup)
-		return;
+		return NULL;
+	waits_still = was_asleep && is_waiting_still(task, wakeup);
 	/* It was preempted on its way to sleep: whoever wakes it now finds it in its queue. */
-	if (was_asleep && !is_worker && is_waiting_still(task, wakeup)) {
+	if (waits_still && !is_worker) {
 		tell_waker(wakeup, waker);
-		return;
+		return NULL;
 	}
 	is_other = wakeup->tid != (u32)task->pid;
 	/* Another CPU may read it meanwhile. */
@@ -48,21 +49,13 @@ static __always_inline void keep_wait(const struct task_struct *task, bool was_a
 		if (is_worker)
 			wakeup->woken_ns = was_asleep ? now_ns : 0;
 	}
-	if (!is_worker)
-		wakeup->run_delay_ns = task_run_delay_ns(task);
+	wakeup->entry = was_asleep && !waits_still ? ENTRY_UNSEEN : ENTRY_PREEMPTED;
 	wakeup->waits_since_ns = now_ns;
-	wakeup->throttled_by = keeps_all_wakeups && !was_asleep ? throttled_by(task) : THROTTLED_NOT;
+	wakeup->throttled_by = keeps_all_wakeups ? throttled_by(task, was_asleep) : THROTTLED_NOT;
 	wakeup->switches = switches_before(task);
 	wakeup->born_us = born_us(task);
 	tell_waker(wakeup, waker);
 	barrier();
 	wakeup->tid = task->pid;
-}
-
-/* Who wakes a thread is not whom an interrupt has interrupted. */
-static __always_inline const struct task_struct *waker_here(void)
-{
-	const struct account *account = account_of(bpf_get_smp_processor_id());
-
-	return account && !account->in_irq && !account->softirq ? bpf_get_current_task_btf() : NULL;
+	return waits_still ? NULL : wakeup;
 }

@@ -4,11 +4,16 @@
 #![doc = include_str!("how.md")]
 
 mod decode;
+mod edges;
+mod history;
+mod rings;
+mod slices;
 mod steps;
+mod stream;
 mod unexplained;
 
 use std::cell::{RefCell, RefMut};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;
 use std::rc::Rc;
@@ -16,19 +21,24 @@ use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
-use libbpf_rs::{Link, MapCore as _, MapFlags, OpenObject, Program};
+use libbpf_rs::{Link, MapCore as _, MapFlags, MapHandle, OpenObject, Program};
 use whylate_model::thread;
 
-pub(crate) use self::decode::vector;
-use self::skel::types::{account, occupancy_limits, wakeup_limits};
+pub(crate) use self::decode::{Windows, vector};
+pub use self::edges::Edges;
+pub use self::history::History;
+use self::rings::Rings;
+use self::skel::types::{account, disk_request, interval, occupancy_limits, wakeup_limits};
 use self::skel::{OccupancySkel, OccupancySkelBuilder};
 pub(crate) use self::steps::{Called, Step};
+pub use self::stream::Stream;
 use self::unexplained::Unexplained;
 use crate::attach::{self, PlainData, ProgramStatistics};
-use crate::cgroups::{self, Cgroups};
+use crate::cgroups;
 use crate::cpus::{self, Machine};
 use crate::heartbeat::{self, Heartbeats};
 use crate::mapped::MappedArray;
+use crate::percpu::PerCpu;
 use crate::pid_namespace;
 use crate::session::Session;
 use crate::source::{AttachError, Need};
@@ -88,12 +98,26 @@ const HAND_OVER: [&str; 1] = ["on_workqueue_execute_start"];
 /// What goes on after the program of a source, which calls it.
 const AFTER_STEP: &str = "on_sched_switch_after_step";
 
+/// Programs that run only where it is kept who woke whom; also [`BEFORE_START`].
+const OF_EDGES: [&str; 6] = [
+    "on_sched_wakeup_new",
+    "on_sched_process_exec",
+    "on_softirq_raise",
+    AT_START,
+    "on_block_rq_issue",
+    "on_block_rq_complete",
+];
+/// Tells who submits a request.
+const AT_START: &str = "on_block_io_start";
+/// The same before 6.5, which lacks that event.
+const BEFORE_START: [&str; 2] = ["on_block_rq_insert", "on_block_getrq"];
+
 /// Whose wakeups are kept, and their moves to another CPU while they wait for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wakeups {
     /// Those of workers.
     OfWorkers,
-    /// Those of all threads.
+    /// Those of all threads, with who woke whom, and how each left its CPU.
     OfAll,
 }
 
@@ -120,8 +144,9 @@ pub(crate) struct Kept {
     steps: BTreeSet<Step>,
     weaker: Option<String>,
     cpus: u32,
-    stacks: BTreeMap<i32, Vec<String>>,
-    cgroups: Cgroups,
+    windows: Windows,
+    /// What is read of intervals in place, where it is kept who woke whom.
+    rings: Option<Rc<Rings>>,
     /// What has been told already.
     lost: Lost,
 }
@@ -153,6 +178,10 @@ struct Lost {
     nested: u64,
     stacks: u64,
     astray: u64,
+    requests_full: u64,
+    requests_unseen: u64,
+    intervals_overwritten: u64,
+    requests_overwritten: u64,
 }
 
 impl Account {
@@ -181,9 +210,9 @@ impl Account {
         Ok(Threads { accounts, tid_at })
     }
 
-    /// Paths of cgroups, for all that share it.
-    pub(crate) fn cgroups(&self) -> RefMut<'_, Cgroups> {
-        RefMut::map(self.kept.borrow_mut(), |kept| &mut kept.cgroups)
+    /// What reads its windows, for all that share it.
+    pub(crate) fn windows(&self) -> RefMut<'_, Windows> {
+        RefMut::map(self.kept.borrow_mut(), |kept| &mut kept.windows)
     }
 
     /// Has a source's programs share its maps, by their names: what it has seen, and by which they call each other.
@@ -215,7 +244,7 @@ impl Account {
     }
 
     /// Events lost since the last call, by reason, where this source tells them.
-    pub(crate) fn take_lost(&mut self) -> [(&'static str, u64); 3] {
+    pub(crate) fn take_lost(&mut self) -> Vec<(&'static str, u64)> {
         if self.is_own { self.kept.borrow_mut().take_lost() } else { named(Lost::default()) }
     }
 }
@@ -232,6 +261,7 @@ impl Kept {
                 Err(error) => (None, Some(format!("{WITHOUT_HEARTBEAT}: {error}"))),
             },
         };
+        let timer_is_unannounced = cpus::unseen_interrupts().is_some();
         let mut open = OccupancySkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.heartbeat_function = heartbeats.as_ref().map_or(0, |heartbeats| heartbeats.function);
@@ -258,15 +288,31 @@ impl Kept {
             (Machine::Bare, Timers::OwnThreadsToo | Timers::TracersToo) => settings.late_from_ns = OWN_LATE_FROM_NS,
             _ => {}
         }
+        settings.timer_is_unannounced = timer_is_unannounced;
         settings.own_namespace = pid_namespace::as_setting();
         settings.has_cgroups_of_v1 = cgroups::are_of_v1();
+        settings.steal_time_distance = PerCpu::new()?.distance("runqueues", "steal_time").unwrap_or(0);
         settings.keeps_all_wakeups = wakeups == Wakeups::OfAll;
         open.maps.account_by_cpu.set_max_entries(cpus)?;
-        open.maps.intervals_by_position.set_max_entries(cpus * occupancy_limits::INTERVALS.0)?;
+        let interval_bits = match wakeups {
+            Wakeups::OfWorkers => occupancy_limits::INTERVAL_BITS.0,
+            Wakeups::OfAll => rings::interval_bits(cpus),
+        };
+        open.maps.intervals_by_position.set_max_entries(cpus << interval_bits)?;
+        if wakeups == Wakeups::OfAll {
+            let requests = cpus << (interval_bits - occupancy_limits::INTERVALS_A_REQUEST_BITS.0);
+            open.maps.requests_by_position.set_max_entries(requests)?;
+            open.maps.requests_by_address.set_max_entries(occupancy_limits::REQUESTS.0)?;
+        }
         open.maps.wakeup_by_tid.set_max_entries(wakeup_limits::WAKEUPS.0)?;
         leave_out_what_the_kernel_lacks(open.open_object_mut())?;
+        leave_out_edges(open.open_object_mut(), wakeups);
+        open.progs.on_hrtimer_expire_exit.set_autoload(timer_is_unannounced);
         let skeleton = open.load()?;
         steps::goes_on_with(&skeleton)?;
+        let rings = rings_of(&skeleton, cpus, interval_bits).context("cannot map the accounts of CPUs")?;
+        let rings = (wakeups == Wakeups::OfAll).then(|| Rc::new(rings));
+        let windows = Windows::with(MapHandle::try_from(&skeleton.maps.late_interrupt_stacks)?);
         Ok(Kept {
             links: Vec::new(),
             attached: Vec::new(),
@@ -276,8 +322,8 @@ impl Kept {
             steps: BTreeSet::new(),
             weaker,
             cpus,
-            stacks: BTreeMap::new(),
-            cgroups: Cgroups::default(),
+            windows,
+            rings,
             lost: Lost::default(),
         })
     }
@@ -311,7 +357,7 @@ impl Kept {
         attach::statistics(self.skeleton.object().progs().filter(Program::autoload))
     }
 
-    pub(crate) fn take_lost(&mut self) -> [(&'static str, u64); 3] {
+    pub(crate) fn take_lost(&mut self) -> Vec<(&'static str, u64)> {
         let mut now = Lost::default();
         for cpu in 0..self.cpus {
             let bytes = self.skeleton.maps.account_by_cpu.lookup(&cpu.to_ne_bytes(), MapFlags::ANY);
@@ -319,25 +365,42 @@ impl Kept {
                 now.nested += account.nested;
                 now.stacks += account.stacks_lost;
                 now.astray += account.astray;
+                now.requests_full += account.requests_full;
+                now.requests_unseen += account.requests_unseen;
             }
+        }
+        if let Some(rings) = &self.rings {
+            now.intervals_overwritten = rings.intervals_lost.load(Ordering::Relaxed);
+            now.requests_overwritten = rings.requests_lost.load(Ordering::Relaxed);
         }
         let before = std::mem::replace(&mut self.lost, now);
         named(Lost {
             nested: now.nested.saturating_sub(before.nested),
             stacks: now.stacks.saturating_sub(before.stacks),
             astray: now.astray.saturating_sub(before.astray),
+            requests_full: now.requests_full.saturating_sub(before.requests_full),
+            requests_unseen: now.requests_unseen.saturating_sub(before.requests_unseen),
+            intervals_overwritten: now.intervals_overwritten.saturating_sub(before.intervals_overwritten),
+            requests_overwritten: now.requests_overwritten.saturating_sub(before.requests_overwritten),
         })
     }
 }
 
-fn named(lost: Lost) -> [(&'static str, u64); 3] {
-    [
+fn named(lost: Lost) -> Vec<(&'static str, u64)> {
+    vec![
         // Events that interrupted the account's own programs.
         ("occupancy_nested", lost.nested),
         // Late interrupts whose stack had no room.
         ("occupancy_stacks", lost.stacks),
         // Times in which another thread had the CPU than the one that was seen taking it.
         ("unseen_switches", lost.astray),
+        // Requests of disks beyond those that are kept at a time.
+        ("requests_full", lost.requests_full),
+        // Requests of disks that had begun before.
+        ("unseen_requests", lost.requests_unseen),
+        // Intervals and requests that were overwritten before somebody had read them who wants each.
+        ("edges_overwritten", lost.intervals_overwritten),
+        ("requests_overwritten", lost.requests_overwritten),
     ]
 }
 
@@ -359,4 +422,33 @@ pub(crate) fn leave_out_what_the_kernel_lacks(open: &mut OpenObject) -> Result<(
         program.set_autoload(types.type_by_name::<libbpf_rs::btf::types::Typedef<'_>>(&typedef).is_some());
     }
     Ok(())
+}
+
+/// Maps what the programs write, and tells them how much room there is.
+fn rings_of(skeleton: &OccupancySkel<'_>, cpus: u32, interval_bits: u32) -> std::io::Result<Rings> {
+    let maps = &skeleton.maps;
+    let map = |map: &libbpf_rs::MapMut<'_>, bytes| MappedArray::new(map, map.max_entries() as usize, bytes);
+    let accounts = map(&maps.account_by_cpu, size_of::<account>())?;
+    for cpu in 0..cpus as usize {
+        accounts.u8_at(cpu, offset_of!(account, interval_bits)).store(interval_bits as u8, Ordering::Relaxed);
+    }
+    let intervals = map(&maps.intervals_by_position, size_of::<interval>())?;
+    let requests = map(&maps.requests_by_position, size_of::<disk_request>())?;
+    Ok(Rings::new(accounts, intervals, requests, interval_bits))
+}
+
+/// What only tells who woke whom costs nothing where nobody asks for that.
+fn leave_out_edges(open: &mut OpenObject, wakeups: Wakeups) {
+    let is_kept = wakeups == Wakeups::OfAll;
+    let tells_start = open.progs_mut().any(|program| program.name() == AT_START && program.autoload());
+    for mut program in open.progs_mut() {
+        let name = program.name().to_string_lossy().into_owned();
+        let is_wanted = match name.as_str() {
+            name if BEFORE_START.contains(&name) => is_kept && !tells_start,
+            name => is_kept || !OF_EDGES.contains(&name),
+        };
+        if !is_wanted {
+            program.set_autoload(false);
+        }
+    }
 }

@@ -9,7 +9,7 @@
 #include "compat.bpf.h"
 #include "ways.bpf.h"
 #include "keep_account.bpf.h"
-#include "keep_wakeups.bpf.h"
+#include "keep_requests.bpf.h"
 #include "steps.bpf.h"
 #include "irq_vectors.bpf.h"
 #include "stacks.bpf.h"
@@ -23,7 +23,11 @@ struct {
 	struct unexplained unexplained;
 	struct wakeup wakeup;
 	struct lateness lateness;
+	struct disk_request disk_request;
 	enum occupant_kind occupant_kind;
+	enum entry_kind entry_kind;
+	enum left_bits left_bits;
+	enum disk_operation disk_operation;
 	enum irq_vector irq_vector;
 	enum busy_pools busy_pools;
 	enum wakeup_limits wakeup_limits;
@@ -42,6 +46,9 @@ enum {
 const volatile u64 heartbeat_function = 0;
 /* That of the CPU's own tick, for which the same holds. */
 const volatile u64 tick_function = 0;
+
+/* The kernel has no event of the timer's interrupt (Hyper-V): those of timers that are called in it tell of it. */
+const volatile bool timer_is_unannounced = false;
 
 /* Interrupts that are off for shorter are not told. */
 const volatile u64 late_from_ns = 100000;
@@ -64,32 +71,24 @@ struct {
 	__uint(value_size, STACK_FRAMES * sizeof(u64));
 } late_interrupt_stacks SEC(".maps");
 
-/* Its run queue's steal clock, which the scheduler has brought up to date before it switches. */
-static __always_inline u64 steal_clock_ns(const struct task_struct *task)
-{
-	if (!bpf_core_field_exists(task->se.cfs_rq) || !bpf_core_field_exists(struct rq, prev_steal_time_rq))
-		return 0;
-	return task->se.cfs_rq->rq->prev_steal_time_rq;
-}
-
 static __always_inline void hand_over(struct account *account, u32 cpu, bool preempt, struct task_struct *prev, struct task_struct *next,
-				      u64 now_ns)
+				      u32 prev_state, u64 now_ns)
 {
-	struct interval *ended;
-	u64 steal_ns;
+	u16 left = 0;
 
-	if (!open(account))
-		return;
-	if (is_astray(account, prev))
-		forget_thread(account);
 	/* One that is still runnable was preempted, or has yielded. */
 	if (keeps_all_wakeups && prev->pid && (preempt || !prev->__state))
 		keep_wait(prev, false, NULL, now_ns);
-	ended = end_interval(account, cpu, now_ns);
-	steal_ns = steal_clock_ns(next);
-	if (ended)
-		ended->steal_ns = steal_ns - account->steal_seen_ns;
-	account->steal_seen_ns = steal_ns;
+	if (!open(account, cpu)) {
+		miss_switch(account, now_ns);
+		return;
+	}
+	if (is_astray(account, prev))
+		forget_thread(account);
+	else if (keeps_all_wakeups)
+		left = how_it_leaves(prev, preempt, prev_state);
+	/* The scheduler has brought that up to date before it switches. */
+	end_interval(account, cpu, now_ns, steal_ns_of_queue(next), left);
 
 	/* With PREEMPT_RT a softirq may be preempted; it is then known by its thread. */
 	account->in_irq = false;
@@ -97,6 +96,11 @@ static __always_inline void hand_over(struct account *account, u32 cpu, bool pre
 	if (account->own_pool)
 		leave_worker(account, preempt);
 	enter_thread(account, next);
+	if (keeps_all_wakeups) {
+		account->in_timer = false;
+		account->completed[IN_IRQ] = 0;
+		tell_entry(&account->entry, next);
+	}
 	close_account(account);
 }
 
@@ -132,7 +136,7 @@ static __always_inline void call_steps(void *ctx, struct account *account)
 }
 
 SEC("tp_btf/sched_switch")
-int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
 {
 	/* First, as the CPU waits until it has read what came before. */
 	u64 now_ns = bpf_ktime_get_ns();
@@ -146,13 +150,13 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 		account->steps = steps;
 		call_steps(ctx, account);
 	}
-	hand_over(account, cpu, preempt, prev, next, now_ns);
+	hand_over(account, cpu, preempt, prev, next, prev_state, now_ns);
 	return 0;
 }
 
 /* The program of a source has run, and calls this one in place of its own end. */
 SEC("tp_btf/sched_switch")
-int BPF_PROG(on_sched_switch_after_step, bool preempt, struct task_struct *prev, struct task_struct *next)
+int BPF_PROG(on_sched_switch_after_step, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
 {
 	u32 cpu = bpf_get_smp_processor_id();
 	struct account *account = account_of(cpu);
@@ -160,7 +164,7 @@ int BPF_PROG(on_sched_switch_after_step, bool preempt, struct task_struct *prev,
 	if (!account)
 		return 0;
 	call_steps(ctx, account);
-	hand_over(account, cpu, preempt, prev, next, bpf_ktime_get_ns());
+	hand_over(account, cpu, preempt, prev, next, prev_state, bpf_ktime_get_ns());
 	return 0;
 }
 
@@ -173,15 +177,17 @@ static __always_inline int item_changes(u64 handler)
 
 	if (!(task->flags & PF_WQ_WORKER))
 		return 0;
+	hold_cpu();
 	account = open_account(cpu);
-	if (!account)
-		return 0;
-	if (account->since_ns && !account->softirq && !account->in_irq && account->handler != handler) {
-		end_interval_of_thread(account, cpu);
-		account->handler = handler;
-		account->own_pool = handler ? pool_of_worker(task) : 0;
+	if (account) {
+		if (account->since_ns && !account->softirq && !account->in_irq && account->handler != handler) {
+			end_interval_of_thread(account, cpu);
+			account->handler = handler;
+			account->own_pool = handler ? pool_of_worker(task) : 0;
+		}
+		close_account(account);
 	}
-	close_account(account);
+	let_cpu_go();
 	return 0;
 }
 
@@ -201,15 +207,20 @@ SEC("tp_btf/softirq_entry")
 int BPF_PROG(on_softirq_entry, unsigned int number)
 {
 	u32 cpu = bpf_get_smp_processor_id();
-	struct account *account = open_account(cpu);
+	struct account *account;
 
-	if (!account)
-		return 0;
-	if (account->since_ns) {
-		end_interval_of_thread(account, cpu);
-		account->softirq = number + 1;
+	/* With PREEMPT_RT a thread runs it. */
+	hold_cpu();
+	account = open_account(cpu);
+	if (account) {
+		if (account->since_ns) {
+			end_interval_of_thread(account, cpu);
+			account->softirq = number + 1;
+			account->completed[IN_SOFTIRQ] = 0;
+		}
+		close_account(account);
 	}
-	close_account(account);
+	let_cpu_go();
 	return 0;
 }
 
@@ -217,16 +228,33 @@ SEC("tp_btf/softirq_exit")
 int BPF_PROG(on_softirq_exit, unsigned int number)
 {
 	u32 cpu = bpf_get_smp_processor_id();
-	struct account *account = open_account(cpu);
+	struct account *account;
 
-	if (!account)
-		return 0;
-	if (account->softirq) {
-		end_interval_of_thread(account, cpu);
-		account->softirq = 0;
+	hold_cpu();
+	account = open_account(cpu);
+	if (account) {
+		if (account->softirq) {
+			end_interval_of_thread(account, cpu);
+			if (net_raiser_here(account))
+				account->net_raisers[number & 1] = 0;
+			account->softirq = 0;
+			account->in_timer = false;
+		}
+		close_account(account);
 	}
-	close_account(account);
+	let_cpu_go();
 	return 0;
+}
+
+static __always_inline void enter_irq(struct account *account, u32 cpu, u32 kind, u32 id)
+{
+	end_interval_of_thread(account, cpu);
+	account->in_irq = true;
+	account->irq_kind = kind;
+	account->irq_id = id;
+	account->completed[IN_IRQ] = 0;
+	account->lateness.late_ns = 0;
+	account->lateness.stack = -1;
 }
 
 static __always_inline int irq_begins(u32 kind, u32 id, const char *name)
@@ -237,12 +265,8 @@ static __always_inline int irq_begins(u32 kind, u32 id, const char *name)
 	if (!account)
 		return 0;
 	if (account->since_ns) {
-		end_interval_of_thread(account, cpu);
-		account->in_irq = true;
-		account->irq_kind = kind;
-		account->irq_id = id;
-		account->lateness.late_ns = 0;
-		account->lateness.stack = -1;
+		enter_irq(account, cpu, kind, id);
+		account->in_timer = false;
 		if (name)
 			bpf_probe_read_kernel_str(account->irq_name, sizeof(account->irq_name), name);
 	}
@@ -260,6 +284,8 @@ static __always_inline int irq_ends(void)
 	if (account->in_irq) {
 		end_interval_of_thread(account, cpu);
 		account->in_irq = false;
+		account->in_timer = false;
+		account->completed[IN_IRQ] = 0;
 	}
 	close_account(account);
 	return 0;
@@ -353,15 +379,20 @@ static __always_inline bool timer_counts(const struct hrtimer *timer)
 SEC("tp_btf/hrtimer_expire_entry")
 int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 {
+	u32 cpu = bpf_get_smp_processor_id();
 	struct account *account;
 	u64 due_ns, late_ns;
 
+	if (keeps_all_wakeups)
+		timer_begins();
 	if (!timer_counts(timer))
 		return 0;
 	due_ns = timer->node.expires;
-	account = open_account(bpf_get_smp_processor_id());
+	account = open_account(cpu);
 	if (!account)
 		return 0;
+	if (timer_is_unannounced && !account->in_irq && account->since_ns && !timer->is_soft)
+		enter_irq(account, cpu, OCCUPANT_VECTOR, VECTOR_UNANNOUNCED_TIMER);
 	late_ns = since(account->since_ns, due_ns);
 	if (account->in_irq && account->since_ns && late_ns >= late_from_ns && late_ns > account->lateness.late_ns) {
 		account->lateness.late_ns = late_ns > 0xffffffff ? 0xffffffff : late_ns;
@@ -373,35 +404,49 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 	return 0;
 }
 
+/* Loaded where the timer's interrupt is not announced: what is left of that counts for what it found. */
+SEC("?tp_btf/hrtimer_expire_exit")
+int BPF_PROG(on_hrtimer_expire_exit)
+{
+	struct account *account = account_of(bpf_get_smp_processor_id());
+
+	if (!account)
+		return 0;
+	account->in_timer = false;
+	if (timer_is_unannounced && account->in_irq && account->irq_kind == OCCUPANT_VECTOR &&
+	    account->irq_id == VECTOR_UNANNOUNCED_TIMER)
+		irq_ends();
+	return 0;
+}
+
 /* Whoever wakes a thread that is not asleep any more does not come here. */
 SEC("tp_btf/sched_waking")
 int BPF_PROG(on_sched_waking, struct task_struct *task)
 {
-	if (task->flags & PF_WQ_WORKER)
-		keep_wait(task, true, keeps_all_wakeups ? waker_here() : NULL, bpf_ktime_get_ns());
-	else if (keeps_all_wakeups)
-		keep_wait(task, true, waker_here(), task_gets_stamp(task) ? 0 : bpf_ktime_get_ns());
+	if (keeps_all_wakeups)
+		keep_waking(task, false);
+	else if (task->flags & PF_WQ_WORKER)
+		keep_wait(task, true, NULL, bpf_ktime_get_ns());
 	if (task->flags & PF_IO_WORKER)
 		bpf_tail_call(ctx, &steps_of_waking, WAKING_STEP_SQPOLL);
 	return 0;
 }
 
-/* Still on its former CPU, but in its queue no more: what it has waited for there is in the kernel's count. */
+/* Still on its former CPU, but in its queue no more. */
 SEC("tp_btf/sched_migrate_task")
 int BPF_PROG(on_sched_migrate_task, struct task_struct *task)
 {
 	struct wakeup *wakeup;
-	u64 now_ns;
 
 	if (!keeps_all_wakeups && !(task->flags & PF_WQ_WORKER))
 		return 0;
 	wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
 	if (!wakeup || wakeup->tid != (u32)task->pid)
 		return 0;
-	now_ns = bpf_ktime_get_ns();
-	if (!wakeup->waits_since_ns)
-		wakeup->waits_since_ns = since(now_ns, since(task_run_delay_ns(task), wakeup->run_delay_ns) + task_waiting_ns(task));
 	wakeup->moved_from = task->thread_info.cpu;
-	wakeup->moved_ns = now_ns;
+	wakeup->moved_ns = bpf_ktime_get_ns();
+	/* Its former queue was throttled, and it has not been in that. */
+	if (task->__state & TASK_WAKING)
+		wakeup->throttled_by = THROTTLED_NOT;
 	return 0;
 }

@@ -35,6 +35,8 @@ pub struct AttachedOffcpu {
     /// Where it is not told by a budget.
     rate_hz: Option<u32>,
     backend: &'static str,
+    /// User frames are asked for, and not read.
+    lacks_user_frames: bool,
 }
 
 impl AttachedOffcpu {
@@ -54,6 +56,8 @@ impl AttachedOffcpu {
             met: Met::default(),
             rate_hz: options.budget_ppm.is_none().then_some(options.rate_hz),
             backend,
+            // Registers are read as x86-64 has them (`unwind_user()`).
+            lacks_user_frames: options.user_stacks && !cfg!(target_arch = "x86_64"),
         })
     }
 
@@ -115,7 +119,11 @@ pub(super) fn plain(name: &str) -> &str {
     &name[..end.unwrap_or(name.len())]
 }
 
-fn user_frames(key: &place_key, addresses: &[u64], names: &HashMap<(u32, u64, bool), Frames>) -> Vec<String> {
+pub(super) fn user_frames(
+    key: &place_key,
+    addresses: &[u64],
+    names: &HashMap<(u32, u64, bool), Frames>,
+) -> Vec<String> {
     let mut user: Vec<String> = addresses
         .iter()
         .enumerate()
@@ -155,7 +163,7 @@ fn labels_of(key: &place_key, process: Option<&(u32, String)>) -> Labels {
     labels
 }
 
-fn stack_of(
+pub(super) fn stack_of(
     place: &Place,
     [kernel, user]: [Vec<String>; 2],
     process: Option<&(u32, String)>,
@@ -222,6 +230,10 @@ impl Attached for AttachedOffcpu {
         snapshot.series =
             vec![Series { values: values.map(|(name, value)| (name.to_owned(), value)).into(), ..Series::default() }];
         Ok(snapshot)
+    }
+
+    fn weaker(&self) -> Option<&str> {
+        self.lacks_user_frames.then_some("user frames are read on x86-64 alone: stacks are those of the kernel")
     }
 
     fn drain_late(&mut self, wait: Duration, _each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {

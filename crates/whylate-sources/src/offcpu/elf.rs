@@ -286,6 +286,10 @@ impl Elf {
     fn unwound(&self, sections: &UnwindSections, offset: u64) -> Option<Rule> {
         let address = self.address_of(offset)?;
         let ((table, table_at), (_, frames_at)) = (&sections.table, &sections.frames);
+        // As all linkers count rows. Of another number the library's own product with their size may overflow.
+        if table.get(2) != Some(&gimli::DW_EH_PE_udata4.0) {
+            return None;
+        }
         let bases =
             BaseAddresses::default().set_eh_frame_hdr(*table_at).set_eh_frame(*frames_at).set_text(sections.text);
         let parsed = EhFrameHdr::new(table, LittleEndian).parse(&bases, 8).ok()?;
@@ -434,6 +438,18 @@ mod tests {
         let inside = elf.rule_at(offset + 64);
         assert!([rule_base::RULE_SP, rule_base::RULE_BP].contains(&inside.base), "{inside:?}");
         assert!(!elf.take_failure());
+    }
+
+    #[test]
+    fn a_table_of_more_rows_than_can_be_is_none() {
+        // Fuzzing has found it.
+        let bytes = include_bytes!("../../../../fuzz/corpus/elf/many_rows");
+        let file = File::from(memfd_create("whylate-test", MemfdFlags::CLOEXEC).expect("there is memory"));
+        file.write_all_at(bytes, 0).expect("there is memory");
+        let elf = Elf::of(file).expect("it is looked at").expect("it is an ELF file");
+        let places = elf.segments.iter().flat_map(|&(at, length, _)| (at..at.saturating_add(length)).step_by(16));
+        let rules: Vec<_> = places.take(1_000).map(|at| elf.rule_at(at).base).collect();
+        assert!(!rules.is_empty() && rules.iter().all(|&base| base == rule_base::RULE_BROKEN), "{rules:?}");
     }
 
     #[test]

@@ -28,6 +28,9 @@ impl Explained {
     ) -> Result<Self, AttachError> {
         let wanted = Wanted {
             explain_over_ns,
+            explain_sleeps_over_ns: options.explain_sleeps_over_ns,
+            idle: options.idle,
+            held_up_alone: options.held_up_alone,
             keep_evidence: options.keep_evidence,
             threads: options.threads.clone(),
             kernel_threads: options.kernel_threads != KernelThreads::No,

@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What any user's processes and their files make whylate read.
+//! What any user's processes and their files make whylate read, and what the programs tell of threads.
 
+use std::collections::HashMap;
 use std::fs::File;
 
+use whylate_model::wait::Classes;
+
+use super::attached::{plain, stack_of, user_frames};
 use super::elf::Elf;
+use super::places::{Place, Sum, Woken, can_be_woken, woken};
 use super::process::{CodeMapped, parse_perf_map};
+use super::sampler::frames_of;
+use super::skel::types::{place_key, process_value, stack_value};
 use super::{far_files, proc};
+use crate::attach::{read_plain, text};
 
 /// At so many places of each part of a file it is asked how to unwind.
 const PLACES: u64 = 16;
@@ -45,4 +53,25 @@ pub fn mountinfo(text: &str) {
     let (asked, mounts) = text.split_once('\n').unwrap_or_default();
     far_files::type_of(mounts, asked);
     far_files::type_at(mounts, asked);
+}
+
+/// A place with its stack and process, and functions of the kernel by name.
+pub fn places(bytes: &[u8]) {
+    let Some(key) = read_plain::<place_key>(bytes) else { return };
+    let rest = &bytes[size_of::<place_key>()..];
+    let process = read_plain::<process_value>(rest).map(|process| (process.tgid, text(&process.comm)));
+    let rest = rest.get(size_of::<process_value>()..).unwrap_or_default();
+    let (addresses, rest) = match read_plain::<stack_value>(rest) {
+        Some(stack) => (frames_of(&stack).to_vec(), &rest[size_of::<stack_value>()..]),
+        None => (Vec::new(), rest),
+    };
+    let names = rest.split(|&byte| byte == 0).map(|name| plain(&String::from_utf8_lossy(name)).to_owned());
+    let both = [names.collect(), user_frames(&key, &addresses, &HashMap::new())];
+    let by = can_be_woken(&key).then(|| woken(key.kernel_stack, &HashMap::from([(key.user_stack, key)])));
+    let is_woken = by.is_some_and(|by| matches!(by, Woken::Thread(_)));
+    let sum = Sum { ns: u64::from(key.process), samples: 1, waits: u64::from(is_woken) };
+    let place = Place { number: 0, key, woken: by, sum };
+    // Its rules are made of much text.
+    thread_local!(static CLASSES: Classes = Classes::default());
+    CLASSES.with(|classes| stack_of(&place, both, process.as_ref(), None, classes));
 }

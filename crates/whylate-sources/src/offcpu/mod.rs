@@ -130,6 +130,12 @@ pub struct OffcpuOptions {
     pub classes: Classes,
     /// Yield a late event with its causes for each wait for a CPU of at least this.
     pub explain_over_ns: Option<u64>,
+    /// With that, the same of waits for others: of each a path along who ended it.
+    pub explain_sleeps_over_ns: Option<u64>,
+    /// Explain waits of threads that are idle by design too.
+    pub idle: bool,
+    /// Of waits for others explain only those that somebody here held up, by work or for want of a CPU, disk or lock.
+    pub held_up_alone: bool,
     /// Late events also carry what their causes were told from.
     pub keep_evidence: bool,
 }
@@ -151,6 +157,9 @@ impl Default for OffcpuOptions {
             max_depth: 127,
             classes: Classes::default(),
             explain_over_ns: None,
+            explain_sleeps_over_ns: None,
+            idle: false,
+            held_up_alone: false,
             keep_evidence: false,
         }
     }
@@ -178,6 +187,9 @@ impl Source for OffcpuOptions {
 
     fn ask(&mut self, asked: Asked) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
+        if let Some(over_ns) = asked.explain_held_up_over_ns {
+            (self.explain_sleeps_over_ns, self.held_up_alone) = (Some(over_ns), true);
+        }
         self.threads = asked.threads;
     }
 

@@ -17,7 +17,8 @@ pub(super) const TORN: &str = "[ran meanwhile]";
 /// Memory that somebody holds, or that a file system is to bring.
 pub(super) const UNREAD: &str = "[memory did not answer]";
 /// A program that is not 64 bits wide, or another architecture.
-pub(super) const UNREADABLE: &str = "[not a 64-bit program]";
+pub(super) const UNREADABLE: &str =
+    if cfg!(target_arch = "x86_64") { "[not a 64-bit program]" } else { "[user frames not read]" };
 /// A process that ended before its memory was read.
 const EXITED: &str = "[exited]";
 

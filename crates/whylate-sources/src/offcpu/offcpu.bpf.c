@@ -10,6 +10,7 @@
 #include <bpf/bpf_tracing.h>
 #include "compat.bpf.h"
 #include "ways.bpf.h"
+#include "registers.bpf.h"
 #include "pid_namespace.bpf.h"
 #include "settings.bpf.h"
 #include "wanted_threads.bpf.h"
@@ -43,7 +44,6 @@ enum {
 	TASK_STOPPED = 0x4,
 	TASK_TRACED = 0x8,
 	TASK_PARKED = 0x40,
-	TASK_WAKING = 0x200,
 	TASK_NOLOAD = 0x400,
 	TASK_RTLOCK_WAIT = 0x1000,
 };
@@ -294,15 +294,6 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 	}
 	key->user_end = end;
 	return LOOKED_OK;
-}
-
-static __always_inline s32 syscall_of(struct task_struct *task)
-{
-	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
-
-	if (!bpf_core_field_exists(regs->orig_ax))
-		return -1;
-	return (s32)regs->orig_ax;
 }
 
 /* Everything that a place is told by but the stacks; false where there is no room for the process. */

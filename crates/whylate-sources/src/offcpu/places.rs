@@ -80,11 +80,11 @@ pub(super) fn changed(
 }
 
 /// A thread that can run, or does, waits for nobody to wake it.
-fn can_be_woken(key: &place_key) -> bool {
+pub(super) fn can_be_woken(key: &place_key) -> bool {
     !matches!(state::of(key.state), State::OnCpu | State::Ready | State::Throttled)
 }
 
-fn woken(by: u32, keys: &HashMap<u32, place_key>) -> Woken {
+pub(super) fn woken(by: u32, keys: &HashMap<u32, place_key>) -> Woken {
     match waker(by) {
         waker::WAKER_UNSEEN => Woken::By(WokenBy::Unseen),
         waker::WAKER_INTERRUPT => Woken::By(WokenBy::Interrupt),

@@ -264,6 +264,7 @@ struct Words {
     begins: u64,
 }
 
+/// A page of memory is this large, or a multiple of it.
 const PAGE_BYTES: u64 = offcpu_limits::PAGE_BYTES.0 as u64;
 /// Flags of /proc/PID/pagemap (admin-guide/mm/pagemap.rst): there is memory for the page, or it was swapped out.
 const PRESENT_OR_SWAPPED: u64 = 3 << 62;
@@ -288,7 +289,7 @@ impl Words {
             // Not every kernel tells.
             let is_there = File::open(format!("/proc/{tid}/pagemap")).map_or(Some(true), |pages| {
                 let mut entry = [0; 8];
-                pages.read_exact_at(&mut entry, at / PAGE_BYTES * 8).ok()?;
+                pages.read_exact_at(&mut entry, at / rustix::param::page_size() as u64 * 8).ok()?;
                 Some(u64::from_ne_bytes(entry) & PRESENT_OR_SWAPPED != 0)
             })?;
             let mut piece = vec![0; (PAGE_BYTES - at % PAGE_BYTES) as usize];

@@ -368,8 +368,7 @@ impl Sampler {
             if let Some(stack) =
                 maps.stack_by_hash.lookup(&key, MapFlags::ANY)?.and_then(|s| read_plain::<stack_value>(&s))
             {
-                let length = (stack.length as usize).min(stack.frames.len());
-                stacks.insert(stack.id, stack.frames[..length].to_vec());
+                stacks.insert(stack.id, frames_of(&stack).to_vec());
             }
         }
         let mut processes = HashMap::new();
@@ -514,6 +513,11 @@ impl Sampler {
             }
         }
     }
+}
+
+/// Innermost first.
+pub(super) fn frames_of(stack: &stack_value) -> &[u64] {
+    &stack.frames[..(stack.length as usize).min(stack.frames.len())]
 }
 
 /// Of the machine, as far as it tells.

@@ -3,7 +3,10 @@
 //!
 #![doc = include_str!("how.md")]
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod limits;
+mod sleeps;
 
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;
@@ -17,10 +20,11 @@ use whylate_model::{Labels, LateEvent, Snapshot, thread};
 
 use self::skel::RunnableSkelBuilder;
 use self::skel::types::{runnable_wait, thread_role};
+use self::sleeps::Sleeps;
 use crate::attach::{self, PlainData, ProgramStatistics, text};
 use crate::cgroups;
 use crate::clock;
-use crate::occupancy::{Account, Called, Step, Timers, Wakeups};
+use crate::occupancy::{Account, Called, Step, Timers, Wakeups, Windows};
 use crate::pid_namespace;
 use crate::records::Records;
 use crate::session::Session;
@@ -43,6 +47,12 @@ unsafe impl PlainData for runnable_wait {}
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub explain_over_ns: u64,
+    /// The same of waits for others; `None`: these are not told.
+    pub explain_sleeps_over_ns: Option<u64>,
+    /// Those of threads that are idle by design too.
+    pub idle: bool,
+    /// Of waits for others those alone that somebody here held up.
+    pub held_up_alone: bool,
     /// Late events also carry what their causes were told from.
     pub keep_evidence: bool,
     pub threads: Threads,
@@ -64,6 +74,12 @@ pub(crate) struct Waits {
     cut_short: u64,
     /// Waits that were not seen to begin, as far as they have been told.
     unseen_told: u64,
+    /// Waits for others, where they are told.
+    sleeps: Option<Sleeps>,
+    /// Of those too many that came at once, as far as they have been told.
+    sleeps_lost_told: u64,
+    /// What was explained before it was asked for.
+    explained: Vec<LateEvent>,
     skeleton: skel::RunnableSkel<'static>,
 }
 
@@ -73,6 +89,8 @@ impl Waits {
         let mut open = RunnableSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.explain_over_ns = wanted.explain_over_ns;
+        settings.explain_sleeps_over_ns = wanted.explain_sleeps_over_ns.unwrap_or(0);
+        settings.explain_held_up_alone = wanted.held_up_alone;
         settings.own_namespace = pid_namespace::as_setting();
         settings.own_process = pid_namespace::kernels_own_number()?;
         settings.is_called_by_account = true;
@@ -103,18 +121,30 @@ impl Waits {
             keep_evidence: wanted.keep_evidence,
             cut_short: 0,
             unseen_told: 0,
+            sleeps: wanted.explain_sleeps_over_ns.map(|over_ns| Sleeps::new(over_ns, wanted, session.symbols())),
+            sleeps_lost_told: 0,
+            explained: Vec::new(),
             skeleton,
         })
     }
 
     /// Hands over the waits that have come in, waiting at most so long for the first one.
     pub(crate) fn drain(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        self.explained.drain(..).for_each(&mut *each);
         self.records.poll(wait)?;
         while let Some(record) = self.records.next() {
-            match event_of(&record, &mut self.account, &mut self.symbols, self.keep_evidence) {
+            if let Some(sleeps) = &mut self.sleeps
+                && sleeps.take_in(&record, &mut self.account.windows())
+            {
+                continue;
+            }
+            match event_of(&record, &mut self.account.windows(), &mut self.symbols, self.keep_evidence) {
                 Some(event) => each(event),
                 None => self.cut_short += 1,
             }
+        }
+        if let Some(sleeps) = &mut self.sleeps {
+            sleeps.explain_at_leisure(&self.account, each);
         }
         Ok(())
     }
@@ -122,10 +152,17 @@ impl Waits {
     /// What could not be told since the last call, by reason.
     pub(crate) fn take_lost(&mut self) -> Vec<(&'static str, u64)> {
         let late = std::mem::take(&mut self.cut_short);
-        let unseen = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.lost_wakeups);
+        let counts = self.skeleton.maps.bss_data.as_deref();
+        let (unseen, sleeps) = counts.map_or((0, 0), |counts| (counts.lost_wakeups, counts.lost_sleeps));
         let before = std::mem::replace(&mut self.unseen_told, unseen);
+        let sleeps_before = std::mem::replace(&mut self.sleeps_lost_told, sleeps);
         // Not seen to begin: the wakeup came while the program ran, or by a thread that the kernel hides.
         let mut lost = vec![("late_events", late), ("unseen_wakeups", unseen.saturating_sub(before))];
+        if let Some(of) = &mut self.sleeps {
+            // What is not explained by now is not of this span.
+            of.explain(&self.account, &mut |event| self.explained.push(event));
+            lost.push(("unseen_sleeps", of.take_unseen() + sleeps.saturating_sub(sleeps_before)));
+        }
         lost.extend(self.account.take_lost());
         lost
     }
@@ -148,48 +185,26 @@ impl Waits {
 /// The late event of a `struct runnable_wait`, which lacks the window's unused intervals; `None` where it is cut short.
 pub(crate) fn event_of(
     bytes: &[u8],
-    account: &mut Account,
+    windows: &mut Windows,
     symbols: &mut KernelSymbols,
     keep_evidence: bool,
 ) -> Option<LateEvent> {
-    let occupancy = account.window(bytes.get(offset_of!(runnable_wait, window)..)?, symbols)?;
+    let occupancy = windows.read(bytes.get(offset_of!(runnable_wait, window)..)?, symbols)?;
     let mut whole = bytes.to_vec();
     whole.resize(size_of::<runnable_wait>().max(bytes.len()), 0);
     let record: runnable_wait = attach::read_plain(&whole)?;
-    let name = text(&record.thread);
-    let subject = thread::called(&name, record.tid);
-    let mut cgroups = account.cgroups();
-    let cgroup = cgroups.told(record.cgroup);
+    let subject = thread::called(&text(&record.thread), record.tid);
+    let labels = labels_of(&record, windows, symbols);
+    let cgroups = &mut windows.cgroups;
     let evidence = RunnableEvidence {
         runnable_ns: record.runnable_ns,
         running_ns: record.running_ns,
         tid: record.tid,
         moved: (record.moved_ns != 0).then_some((record.moved_ns, record.moved_from)),
-        throttled: limits::throttled(&record.limits, record.running_ns, &subject, &mut cgroups),
-        kept_from_idle: limits::kept_from_idle(&record.limits, &mut cgroups),
+        throttled: limits::throttled(&record.limits, record.running_ns, &subject, cgroups),
+        kept_from_idle: limits::kept_from_idle(&record.limits, cgroups),
         occupancy,
     };
-    let mut labels: Labels = [
-        ("process", text(&record.process)),
-        ("pid", thread::number(record.tgid)),
-        ("tid", thread::number(record.tid)),
-        ("thread", name),
-    ]
-    .map(|(name, value)| (name.to_owned(), value))
-    .into();
-    let role = match thread_role(record.role) {
-        thread_role::ROLE_WORKER => Some(WORKER),
-        thread_role::ROLE_SUBMISSION_THREAD => Some(SUBMISSION_THREAD),
-        _ => None,
-    };
-    labels.extend(role.map(|role| (ROLE.to_owned(), role.to_owned())));
-    labels.extend(cgroup.map(|path| (CGROUP.to_owned(), path)));
-    if record.handler != 0 {
-        labels.insert("handler".to_owned(), symbols.name(record.handler).to_owned());
-    }
-    if record.waker_tid != 0 {
-        labels.insert("woken_by".to_owned(), thread::called(&text(&record.waker), record.waker_tid));
-    }
     Some(LateEvent {
         subject,
         labels,
@@ -201,4 +216,30 @@ pub(crate) fn event_of(
         evidence: keep_evidence.then(|| Box::new(Evidence::from(evidence))),
         ..LateEvent::default()
     })
+}
+
+/// Whose wait it is, and who ended it.
+fn labels_of(record: &runnable_wait, windows: &mut Windows, symbols: &mut KernelSymbols) -> Labels {
+    let mut labels: Labels = [
+        ("process", text(&record.process)),
+        ("pid", thread::number(record.tgid)),
+        ("tid", thread::number(record.tid)),
+        ("thread", text(&record.thread)),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into();
+    let role = match thread_role(record.role) {
+        thread_role::ROLE_WORKER => Some(WORKER),
+        thread_role::ROLE_SUBMISSION_THREAD => Some(SUBMISSION_THREAD),
+        _ => None,
+    };
+    labels.extend(role.map(|role| (ROLE.to_owned(), role.to_owned())));
+    labels.extend(windows.cgroups.told(record.cgroup).map(|path| (CGROUP.to_owned(), path)));
+    if record.handler != 0 {
+        labels.insert("handler".to_owned(), symbols.name(record.handler).to_owned());
+    }
+    if record.waker_tid != 0 {
+        labels.insert("woken_by".to_owned(), thread::called(&text(&record.waker), record.waker_tid));
+    }
+    labels
 }

@@ -30,13 +30,65 @@ enum {
 const volatile u32 wanted_process = 0;
 /* Whoever watches is no victim. */
 const volatile u32 own_process = 0;
+/* Long waits for others are told too, from so many nanoseconds on; 0: they are not. */
+const volatile u64 explain_sleeps_over_ns = 0;
+/* Of these only what somebody may have held up: what a timer or a packet has ended was held up by nobody here. */
+const volatile bool explain_held_up_alone = false;
 
 /* Late waits whose beginning was not seen. */
 u64 lost_wakeups = 0;
+/* Long waits for others that came too fast. */
+u64 lost_sleeps = 0;
 
 static __always_inline bool was_moved(const struct wakeup *wakeup)
 {
 	return wakeup->moved_ns && wakeup->moved_ns >= wakeup->waits_since_ns;
+}
+
+/* It has slept, and something has woken it that is to be told. */
+static __always_inline bool has_slept(const struct wakeup *wakeup)
+{
+	if (!wakeup || wakeup->entry <= ENTRY_PREEMPTED || wakeup->entry == ENTRY_PARENT)
+		return false;
+	return !explain_held_up_alone || wakeup->entry == ENTRY_THREAD || wakeup->entry == ENTRY_DISK;
+}
+
+/* Most of these waits are nobody's fault, so they are not late if they are many, and leave room for what is. */
+static __always_inline bool may_be_held_up(u64 now_ns)
+{
+	u64 used = bpf_ringbuf_query(&runnable_waits, BPF_RB_AVAIL_DATA);
+
+	if (used <= bpf_ringbuf_query(&runnable_waits, BPF_RB_RING_SIZE) / 2 && has_budget(now_ns))
+		return true;
+	__sync_fetch_and_add(&lost_sleeps, 1);
+	return false;
+}
+
+static __always_inline void tell_sleep(struct runnable_wait *late, struct task_struct *task, const struct wakeup *wakeup)
+{
+	long bytes = bpf_get_task_stack(task, late->slept_in, sizeof(late->slept_in), 0);
+
+	late->frames = bytes > 0 ? bytes / sizeof(u64) : 0;
+	late->woken_ns = wakeup->waits_since_ns;
+	late->off_ns = task_off_cpu_ns(task);
+}
+
+/* A thread that was late for something else than a CPU: user space goes back along who has woken whom. */
+static __always_inline int explain_sleep(struct task_struct *task, const struct wakeup *wakeup, u64 now_ns)
+{
+	struct runnable_wait *late;
+
+	if (!is_wanted(task, task->flags & PF_KTHREAD) || !own_number(task))
+		return 0;
+	if (explain_held_up_alone && !may_be_held_up(now_ns))
+		return 0;
+	late = begin_runnable_wait(task, since(now_ns, task_off_cpu_ns(task)), now_ns);
+	if (!late)
+		return 0;
+	late->runnable_ns = wakeup->waits_since_ns;
+	tell_sleep(late, task, wakeup);
+	tell_limits(&late->limits, task, late->runnable_ns, now_ns, wakeup->throttled_by);
+	return send_sleep(late);
 }
 
 static __always_inline int explain_wait(struct task_struct *task, const struct wakeup *wakeup, u64 waited_ns, u64 now_ns)
@@ -57,6 +109,8 @@ static __always_inline int explain_wait(struct task_struct *task, const struct w
 		late->waker_tid = wakeup->waker_tid;
 		__builtin_memcpy(late->waker, wakeup->waker, sizeof(late->waker));
 	}
+	if (explain_sleeps_over_ns && has_slept(wakeup))
+		tell_sleep(late, task, wakeup);
 	tell_limits(&late->limits, task, late->runnable_ns, now_ns, wakeup ? wakeup->throttled_by : THROTTLED_NOT);
 	return send_runnable_wait(late);
 }
@@ -91,8 +145,6 @@ static __always_inline u64 waited_ns_of(struct task_struct *task, const struct w
 			__sync_fetch_and_add(&lost_wakeups, 1);
 		return 0;
 	}
-	if (!wakeup->waits_since_ns)
-		return waited_ns;
 	whole_ns = since(now_ns, wakeup->waits_since_ns);
 	/* One that was preempted on its way to sleep, in a state of sleep, has none. */
 	if (!has_stamp || !task->sched_info.last_queued)
@@ -111,6 +163,8 @@ static __noinline int look_at_wait(struct task_struct *task)
 	waited_ns = waited_ns_of(task, wakeup, now_ns);
 	if (waited_ns >= explain_over_ns)
 		explain_wait(task, wakeup, waited_ns, now_ns);
+	else if (explain_sleeps_over_ns && has_slept(wakeup) && task_off_cpu_ns(task) >= explain_sleeps_over_ns)
+		explain_sleep(task, wakeup, now_ns);
 	return 0;
 }
 

@@ -64,7 +64,7 @@ pub(super) fn look(programs: &Programs, pid: Option<u32>) -> anyhow::Result<Reco
 }
 
 impl Records {
-    fn take(&mut self, mut bytes: &[u8]) -> anyhow::Result<()> {
+    pub(super) fn take(&mut self, mut bytes: &[u8]) -> anyhow::Result<()> {
         while let Some(kind) = bytes.first_chunk::<4>() {
             let kind = record_kind(u32::from_ne_bytes(*kind));
             let size = match kind {

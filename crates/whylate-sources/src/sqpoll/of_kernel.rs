@@ -63,29 +63,8 @@ impl OfKernel {
         self.learn_tick(&records);
         self.unseen += records.unseen;
         self.unread += records.unread;
-        let mut seen = Look::new();
-        for thread in &records.ended {
-            let process = self.processes.get(&thread.own_tgid).cloned().unwrap_or_else(|| "?".to_owned());
-            seen.insert(identity(thread), ended(thread, process));
-        }
+        let seen = look_of(&records, &self.processes, self.ticks_a_second);
         self.processes = records.threads.iter().map(|record| (record.thread.own_tgid, text(&record.process))).collect();
-        for record in &records.threads {
-            let rings: Vec<&ring_record> = records.rings.iter().filter(|ring| ring.task == record.task).collect();
-            let idle_jiffies = rings.first().map(|ring| u64::from(ring.idle_jiffies));
-            let ticks_a_second = self.ticks_a_second;
-            seen.insert(
-                identity(&record.thread),
-                Seen {
-                    process: text(&record.process),
-                    cpu: Some(record.cpu),
-                    idle_ms: idle_jiffies.and_then(|jiffies| Some(jiffies * 1000 / ticks_a_second?)),
-                    zero_ns: record.thread.known_since_ns,
-                    counters: counters(record),
-                    has_ended: false,
-                    rings: rings.into_iter().map(ring_of).collect(),
-                },
-            );
-        }
         Ok(seen)
     }
 
@@ -106,8 +85,8 @@ impl OfKernel {
     pub(super) fn take_late(&mut self) -> Option<whylate_model::LateEvent> {
         loop {
             let record = self.programs.take_record()?;
-            let account = self.programs.account.as_mut()?;
-            match runnable::event_of(&record, account, &mut self.symbols, self.keep_evidence) {
+            let account = self.programs.account.as_ref()?;
+            match runnable::event_of(&record, &mut account.windows(), &mut self.symbols, self.keep_evidence) {
                 Some(event) if self.pid.is_none_or(|pid| event.labels.get("pid") == Some(&pid.to_string())) => {
                     return Some(event);
                 }
@@ -133,6 +112,32 @@ impl OfKernel {
     }
 }
 
+/// What records tell; of threads that have ended, only what their processes were called is known.
+pub(super) fn look_of(records: &Records, processes: &BTreeMap<u32, String>, ticks_a_second: Option<u64>) -> Look {
+    let mut seen = Look::new();
+    for thread in &records.ended {
+        let process = processes.get(&thread.own_tgid).cloned().unwrap_or_else(|| "?".to_owned());
+        seen.insert(identity(thread), ended(thread, process));
+    }
+    for record in &records.threads {
+        let rings: Vec<&ring_record> = records.rings.iter().filter(|ring| ring.task == record.task).collect();
+        let idle_jiffies = rings.first().map(|ring| u64::from(ring.idle_jiffies));
+        seen.insert(
+            identity(&record.thread),
+            Seen {
+                process: text(&record.process),
+                cpu: Some(record.cpu),
+                idle_ms: idle_jiffies.and_then(|jiffies| Some(jiffies * 1000 / ticks_a_second?)),
+                zero_ns: record.thread.known_since_ns,
+                counters: counters(record),
+                has_ended: false,
+                rings: rings.into_iter().map(ring_of).collect(),
+            },
+        );
+    }
+    seen
+}
+
 fn identity(thread: &sq_thread) -> SqThread {
     SqThread { pid: thread.own_tgid, tid: thread.own_tid, born: thread.born_ns }
 }
@@ -142,15 +147,14 @@ fn counters(record: &thread_record) -> Counters {
     let thread = &record.thread;
     let mut open_ns = thread.round_ns;
     if thread.has_cpu != 0 {
-        open_ns += record.now_ns.saturating_sub(thread.since_ns);
+        open_ns = open_ns.saturating_add(record.now_ns.saturating_sub(thread.since_ns));
     }
-    let working_ns = thread.working_ns + if thread.has_work != 0 { open_ns } else { 0 };
+    let working_ns = thread.working_ns.saturating_add(if thread.has_work != 0 { open_ns } else { 0 });
     Counters {
         at_ns: record.now_ns,
-        running_ns: thread.working_ns + thread.spinning_ns + open_ns,
+        running_ns: thread.working_ns.saturating_add(thread.spinning_ns).saturating_add(open_ns),
         working_ns: Some(working_ns),
-        starved_ns: (record.run_delay_ns + record.waiting_ns)
-            .saturating_sub(thread.first_run_delay_ns + thread.slept_delay_ns),
+        starved_ns: starved_ns(thread, record.run_delay_ns.saturating_add(record.waiting_ns)),
         sqes: Some(thread.submitted),
         wakeups: Some(thread.wakeups),
         behind_ns: behind(thread),
@@ -160,9 +164,9 @@ fn counters(record: &thread_record) -> Counters {
 fn ended(thread: &sq_thread, process: String) -> Seen {
     let counters = Counters {
         at_ns: thread.ended_ns,
-        running_ns: thread.working_ns + thread.spinning_ns,
+        running_ns: thread.working_ns.saturating_add(thread.spinning_ns),
         working_ns: Some(thread.working_ns),
-        starved_ns: thread.last_run_delay_ns.saturating_sub(thread.first_run_delay_ns + thread.slept_delay_ns),
+        starved_ns: starved_ns(thread, thread.last_run_delay_ns),
         sqes: Some(thread.submitted),
         wakeups: Some(thread.wakeups),
         behind_ns: behind(thread),
@@ -170,10 +174,16 @@ fn ended(thread: &sq_thread, process: String) -> Seen {
     Seen { process, zero_ns: thread.known_since_ns, counters, has_ended: true, ..Seen::default() }
 }
 
+/// Of the scheduler's count, what came since the thread is known, but for what it slept.
+fn starved_ns(thread: &sq_thread, run_delay_ns: u64) -> u64 {
+    run_delay_ns.saturating_sub(thread.first_run_delay_ns).saturating_sub(thread.slept_delay_ns)
+}
+
 fn behind(thread: &sq_thread) -> BTreeMap<String, u64> {
     let mut behind = BTreeMap::new();
     for one in thread.competitors.iter().filter(|one| one.tid != 0) {
-        *behind.entry(called(&text(&one.name), one.shown_tid)).or_default() += one.waited_ns;
+        let waited_ns: &mut u64 = behind.entry(called(&text(&one.name), one.shown_tid)).or_default();
+        *waited_ns = waited_ns.saturating_add(one.waited_ns);
     }
     behind
 }
@@ -193,5 +203,26 @@ fn ring_of(ring: &ring_record) -> SeenRing {
         sq_tail: ring.sq_tail,
         sq_entries: ring.sq_entries,
         kinds: kinds.into_iter().filter_map(|(is_so, name)| is_so.then_some(name)).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_that_cannot_be_end_at_the_largest_number() {
+        let mut thread =
+            sq_thread { working_ns: u64::MAX, spinning_ns: 1, first_run_delay_ns: 1, ..sq_thread::default() };
+        (thread.slept_delay_ns, thread.round_ns) = (u64::MAX, 1);
+        thread.competitors[0].tid = 5;
+        thread.competitors[1].tid = 6;
+        thread.competitors[0].waited_ns = u64::MAX;
+        thread.competitors[1].waited_ns = 1;
+        let record = thread_record { run_delay_ns: u64::MAX, waiting_ns: 1, thread, ..thread_record::default() };
+        for counters in [counters(&record), ended(&thread, String::new()).counters] {
+            assert_eq!((counters.running_ns, counters.working_ns, counters.starved_ns), (u64::MAX, Some(u64::MAX), 0));
+            assert_eq!(counters.behind_ns.into_values().collect::<Vec<_>>(), [u64::MAX]);
+        }
     }
 }

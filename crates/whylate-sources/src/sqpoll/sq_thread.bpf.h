@@ -11,7 +11,7 @@ enum sq_limits {
 };
 
 enum {
-	/* include/uapi/asm-generic/unistd.h; x86-64 has the same number. */
+	/* include/uapi/asm-generic/unistd.h; x86-64 and arm64 have the same number. */
 	IO_URING_ENTER = 426,
 	/* include/linux/sched.h */
 	PF_KTHREAD = 0x200000,
@@ -230,13 +230,10 @@ static __always_inline void charge(struct sq_thread *thread, struct task_struct 
 	bpf_core_read(least->name, sizeof(least->name), &before->comm);
 }
 
-/* In io_uring_enter() with IORING_ENTER_SQ_WAKEUP: its number, and the register of its fourth argument on x86-64. */
+/* In io_uring_enter(), whose fourth argument are its flags, with IORING_ENTER_SQ_WAKEUP. */
 static __always_inline bool asks_to_wake_sq_thread(struct task_struct *task)
 {
-	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
-
-	return regs && !(task->flags & PF_KTHREAD) && BPF_CORE_READ(regs, orig_ax) == IO_URING_ENTER &&
-	       BPF_CORE_READ(regs, r10) & IORING_ENTER_SQ_WAKEUP;
+	return !(task->flags & PF_KTHREAD) && syscall_of(task) == IO_URING_ENTER && fourth_argument_of(task) & IORING_ENTER_SQ_WAKEUP;
 }
 
 /*

@@ -13,6 +13,7 @@
 #include <bpf/bpf_tracing.h>
 #include "compat.bpf.h"
 #include "ways.bpf.h"
+#include "registers.bpf.h"
 #include "occupancy.bpf.h"
 #include "steps.bpf.h"
 #include "window.bpf.h"
@@ -59,7 +60,7 @@ static __always_inline void switch_threads(struct task_struct *prev, struct task
 	now_ns = bpf_ktime_get_ns();
 	thread = enrolled(prev, now_ns);
 	if (thread) {
-		thread->throttled_by = explain_over_ns && !prev_state ? throttled_by(prev) : THROTTLED_NOT;
+		thread->throttled_by = explain_over_ns && !prev_state ? throttled_by(prev, false) : THROTTLED_NOT;
 		leave_cpu(thread, now_ns, prev_state);
 	}
 	thread = enrolled(next, now_ns);

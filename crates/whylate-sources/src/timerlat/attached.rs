@@ -3,19 +3,17 @@
 
 use std::collections::VecDeque;
 use std::io::Write;
-use std::mem::offset_of;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use whylate_model::blame::{self, TimerEvidence};
-use whylate_model::late::cpu_subject;
+use whylate_model::blame::TimerEvidence;
 use whylate_model::{LateEvent, Snapshot};
 
 use super::activation::Activation;
+use super::late;
 use super::latest::Activated;
 use super::programs::Programs;
-use super::skel::types::{interrupted_stack, late_activation};
 use super::threads::{Stop, Stopped};
 use super::tracer::Tracer;
 use super::workload::Workload;
@@ -161,7 +159,7 @@ impl Attached for AttachedTimerlat {
         snapshot.lost.insert("late_events".to_owned(), std::mem::take(&mut self.cut_short));
         if let Some(programs) = &mut self.programs {
             if let Some(account) = &mut programs.account {
-                snapshot.lost.extend(account.take_lost().map(|(reason, count)| (reason.to_owned(), count)));
+                snapshot.lost.extend(account.take_lost().into_iter().map(|(reason, count)| (reason.to_owned(), count)));
                 account.tell_unexplained(&mut snapshot);
             }
             self.meter.tell(programs.statistics(), &mut snapshot);
@@ -389,39 +387,8 @@ impl AttachedTimerlat {
         event
     }
 
-    /// And what its causes were told from.
     fn event_of(&mut self, bytes: &[u8]) -> Option<(TimerEvidence, LateEvent)> {
-        let u64_at = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        let u32_at = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-        let due_ns = u64_at(offset_of!(late_activation, due_ns))?;
-        let irq_ns = u64_at(offset_of!(late_activation, irq_ns))?;
-        let thread_ns = u64_at(offset_of!(late_activation, thread_ns))?;
-        let (tid, cpu) = (u32_at(offset_of!(late_activation, tid))?, u32_at(offset_of!(late_activation, cpu))?);
-        let stack_at = offset_of!(late_activation, stack);
-        let stack_bytes = u64_at(stack_at + offset_of!(interrupted_stack, bytes))? as i64;
-        let frames_at = stack_at + offset_of!(interrupted_stack, frames);
-        // Negative where the kernel could not take it.
-        let frames = bytes.get(frames_at..frames_at + usize::try_from(stack_bytes).unwrap_or(0));
-        let stack = frames.map_or_else(Vec::new, |frames| self.symbols.stack(frames));
-        let window = bytes.get(offset_of!(late_activation, window)..)?;
-        let occupancy = self.programs.as_mut()?.account.as_mut()?.window(window, &mut self.symbols)?;
-        let evidence = TimerEvidence { due_ns, irq_ns, thread_ns, tid, occupancy, stack };
-        let latency_ns = thread_ns.saturating_sub(due_ns);
-        let mut event = LateEvent {
-            subject: cpu_subject(cpu),
-            at_unix_ns: clock::unix_ns_of(thread_ns),
-            at_ns: thread_ns,
-            latency_ns,
-            cpu,
-            phases: vec![
-                ("irq".to_owned(), irq_ns.saturating_sub(due_ns).min(latency_ns)),
-                ("wakeup".to_owned(), thread_ns.saturating_sub(irq_ns.max(due_ns))),
-            ],
-            causes: blame::timer_causes(&evidence),
-            stack: evidence.stack.clone(),
-            ..LateEvent::default()
-        };
-        event.labels.insert("cpu".to_owned(), cpu.to_string());
-        Some((evidence, event))
+        let account = self.programs.as_ref()?.account.as_ref()?;
+        late::event_of(bytes, &mut account.windows(), &mut self.symbols)
     }
 }

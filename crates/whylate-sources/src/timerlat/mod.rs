@@ -12,8 +12,11 @@
 
 mod activation;
 mod attached;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod handover;
 pub mod idle;
+mod late;
 mod latest;
 mod locked;
 mod missed;

@@ -19,6 +19,7 @@ use super::tally::{StepWidth, Times};
 use crate::AttachError;
 use crate::clock::{as_called_ns, monotonic_ns};
 use crate::mapped::MappedArray;
+use crate::priority::remedy;
 
 /// How urgent a thread is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,10 +202,10 @@ impl Drop for Measured {
 /// Without the privilege, what to do; a normal priority needs none.
 fn not_given(error: io::Error) -> AttachError {
     match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => AttachError::Unsupported(
-            "not permitted to give the measured threads their priority (run as root, grant CAP_SYS_NICE, or choose -P o:0)"
-                .to_owned(),
-        ),
+        Some(libc::EPERM | libc::EACCES) => AttachError::Unsupported(format!(
+            "not permitted to give the measured threads their priority ({}, or choose -P o:0)",
+            remedy()
+        )),
         _ => anyhow!(error).context("cannot give the measured threads their priority").into(),
     }
 }

@@ -284,10 +284,10 @@ impl AttachedWq {
     }
 
     fn event_of(&mut self, record: LateRecord) -> Option<LateEvent> {
-        let (mut event, stack) = match (record, &mut self.account) {
+        let (mut event, stack) = match (record, &self.account) {
             (LateRecord::Plain(item), _) => (late::event_of(&item, Vec::new()), item.stack),
             (LateRecord::Explained(bytes), Some(account)) => {
-                explain::event_of(&bytes, account, &mut self.symbols, self.keep_evidence)?
+                explain::event_of(&bytes, &mut account.windows(), &mut self.symbols, self.keep_evidence)?
             }
             (LateRecord::Explained(_), None) => return None,
         };

@@ -7,7 +7,7 @@ use whylate_model::blame::{self, HeldSlot, PoolClass, Wakeup, WorkEvidence};
 use super::late;
 use super::skel::types::{explained_item, held_slot, pool_class};
 use crate::attach::{self, PlainData};
-use crate::occupancy::Account;
+use crate::occupancy::Windows;
 use crate::symbols::KernelSymbols;
 
 // SAFETY: integers and arrays of integers only.
@@ -17,7 +17,7 @@ unsafe impl PlainData for explained_item {}
 /// The late event of a record, without the stack of whoever queued the item, and that stack's number.
 pub(super) fn event_of(
     bytes: &[u8],
-    account: &mut Account,
+    windows: &mut Windows,
     symbols: &mut KernelSymbols,
     keep_evidence: bool,
 ) -> Option<(LateEvent, i32)> {
@@ -44,7 +44,7 @@ pub(super) fn event_of(
         }),
         slots: slots_of(&record, symbols),
         previous: slot(&record.previous, symbols),
-        occupancy: account.window(window, symbols)?,
+        occupancy: windows.read(window, symbols)?,
     };
     event.causes = blame::causes(&evidence);
     event.evidence = keep_evidence.then(|| Box::new(evidence.into()));

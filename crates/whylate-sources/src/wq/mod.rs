@@ -5,6 +5,8 @@
 
 mod attached;
 mod explain;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod gather;
 mod late;
 mod unfinished;

@@ -10,6 +10,7 @@ use whylate_model::look::{Gatherer, Look, Unmeasured};
 use whylate_sources::{Asked, Session, sources};
 
 use crate::arguments::Rank;
+use crate::commands::program;
 use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::output::json::write_line;
@@ -26,6 +27,8 @@ pub struct Arguments {
     /// How long to look (e.g. 10s, 1m)
     #[arg(short, long, value_name = "DURATION", value_parser = duration_ns, default_value = "10s")]
     duration: u64,
+    #[command(flatten)]
+    of: program::Of,
     #[command(flatten)]
     rank: Rank,
     /// One JSON object
@@ -46,10 +49,17 @@ struct Sources {
 /// # Errors
 /// When no source can attach, a source fails, or the output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let Some(program) = arguments.of.program()? {
+        return program::run(&program, arguments.duration, arguments.json);
+    }
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let progress = Progress::new();
     progress.show("attaching");
-    let Sources { session, mut looking, mut unmeasured, weaker } = attach()?;
+    let Some(Sources { session, mut looking, mut unmeasured, weaker }) = attach(&watch)? else {
+        progress.clear();
+        eprintln!("whylate: told to stop before anything was measured");
+        return Ok(());
+    };
     // What came in while others were attached has no common span, and is much: taking it now keeps the next one short.
     for feed in &mut looking {
         feed.snapshot()?;
@@ -99,14 +109,22 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every source that can attach, and why others cannot.
-fn attach() -> anyhow::Result<Sources> {
+/// Every source that can attach, and why others cannot. `None` when told to stop meanwhile: on a busy machine it may take
+/// far longer than somebody waits who has seen enough.
+fn attach(watch: &Watch) -> anyhow::Result<Option<Sources>> {
     let (mut session, mut first) = (Session::of_several(), None);
     let (mut looking, mut unmeasured, mut weaker) = (Vec::new(), Vec::new(), Vec::<Unmeasured>::new());
     for mut source in sources() {
+        if watch.until(Some(Instant::now()))? != Ended::Time {
+            return Ok(None);
+        }
         let card = source.info().card;
         let told = |reason| Unmeasured { source: card.name.to_owned(), reason };
-        source.ask(Asked { explain_over_ns: Some(card.events().late_from_ns), ..Asked::default() });
+        source.ask(Asked {
+            explain_over_ns: Some(card.events().late_from_ns),
+            explain_held_up_over_ns: card.held_up.map(|judged| judged.late_from_ns),
+            ..Asked::default()
+        });
         match source.attach(&session) {
             Ok(source) => {
                 // What is weaker of the account is told once.
@@ -131,7 +149,7 @@ fn attach() -> anyhow::Result<Sources> {
         Some(error) if looking.is_empty() => Err(anyhow::Error::from(error).context("cannot attach any source")),
         _ => {
             session.begin().context("cannot keep the account of the CPUs")?;
-            Ok(Sources { session, looking, unmeasured, weaker })
+            Ok(Some(Sources { session, looking, unmeasured, weaker }))
         }
     }
 }

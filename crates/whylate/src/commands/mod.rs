@@ -7,6 +7,8 @@ pub mod inject;
 pub mod irqsoff;
 pub mod look;
 pub mod offcpu;
+pub mod program;
+pub mod run;
 pub mod runner;
 pub mod selftest;
 pub mod sqpoll;
@@ -19,6 +21,9 @@ use std::fmt;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
+use anyhow::bail;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use whylate_model::sources::{self, CARDS, TIMERLAT};
 use whylate_sources::restore::{self, PutBack};
 use whylate_sources::{AttachError, pid_namespace};
@@ -86,6 +91,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Irqsoff(arguments) => irqsoff::run(&arguments).map(|()| SUCCESS),
         Command::Offcpu(arguments) => offcpu::run(&arguments).map(|()| SUCCESS),
         Command::Sqpoll(arguments) => sqpoll::run(&arguments).map(|()| SUCCESS),
+        Command::Run(arguments) => run::run(&arguments),
         Command::Selftest(arguments) => selftest::run(&arguments),
         Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
         Command::Doctor(arguments) => doctor::run(&arguments).map(|()| SUCCESS),
@@ -103,10 +109,27 @@ fn prints_numbers(command: Option<&Command>) -> bool {
             | Command::Irqsoff(_)
             | Command::Offcpu(_)
             | Command::Sqpoll(_)
-            | Command::Selftest(_)
+            | Command::Run(_)
             | Command::Inject(_),
         ) => true,
+        Some(Command::Selftest(arguments)) => !arguments.is_subject(),
         Some(Command::Doctor(_) | Command::Generate(_)) => false,
+    }
+}
+
+/// A process that is to be looked at.
+///
+/// # Errors
+/// When it is not there: a container has numbers of its own.
+fn present(pid: Option<u32>) -> anyhow::Result<Option<u32>> {
+    let Some(wanted) = pid else { return Ok(None) };
+    let known = i32::try_from(wanted).ok().and_then(Pid::from_raw).map(test_kill_process);
+    match known {
+        Some(Ok(()) | Err(Errno::PERM)) => Ok(pid),
+        _ if pid_namespace::own().is_some() => {
+            bail!("no process has the number {wanted} here (take its number in this PID namespace)")
+        }
+        _ => bail!("no process has the number {wanted} (name one that runs)"),
     }
 }
 

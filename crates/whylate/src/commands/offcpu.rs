@@ -19,10 +19,10 @@ use whylate_model::wait::Classes;
 use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE};
 use whylate_sources::{Threads, cgroups};
 
-use crate::arguments::{Explain, WAITS};
-use crate::commands::Senseless;
+use crate::arguments::Explain;
 use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, wait};
 use crate::commands::watch::{Ended, Watch};
+use crate::commands::{Senseless, present};
 use crate::files::create;
 use crate::output::offcpu::file::{self, Form};
 use crate::output::offcpu::{flat, tree, value};
@@ -36,7 +36,7 @@ use crate::values::duration_ns;
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    mut_arg("why", |why| why.conflicts_with("blocked").help(WAITS)),
+    mut_arg("why", |why| why.conflicts_with("blocked").help(LONG_WAITS)),
     mut_arg("worst", |worst| worst.requires("why").help("With --why: print only the N longest waits [default: 10]")),
     after_help = "\
 examples:
@@ -46,7 +46,7 @@ examples:
     whylate offcpu --blocked 10s          # threads that have waited for 10 s or longer by now
     whylate offcpu --state D --kernel-threads no -d 1m
                                           # what keeps processes in uninterruptible sleep
-    whylate offcpu --why 5ms -d 10s       # and who had the CPU each time that a thread waited 5 ms or longer for it
+    whylate offcpu --why 5ms -d 10s       # and what each wait of 5 ms or longer was for
     whylate offcpu --wakers -d 10s -o woken.svg
                                           # and the stack of who ended each wait, by tracing every switch
     whylate offcpu --flat --classes waits.txt -d 10s
@@ -117,6 +117,9 @@ pub struct Arguments {
     /// Leave out threads that are idle by design
     #[arg(long)]
     hide_idle: bool,
+    /// With --why: explain waits of threads that are idle by design too, such as sleeps and waits for events
+    #[arg(long, requires = "why")]
+    idle: bool,
     /// Print the threads that have been waiting for at least this long (e.g. 10s), and exit
     #[arg(long, value_name = "TIME", value_parser = duration_ns, conflicts_with_all = ["output", "duration"])]
     blocked: Option<u64>,
@@ -137,7 +140,9 @@ pub struct Arguments {
     budget: Option<u32>,
 }
 
-/// How many waits for a CPU are shown.
+/// What `--why` explains.
+const LONG_WAITS: &str = "Explain each wait this long or longer (e.g. 5ms), for a CPU or for others: who ended it, and what that one did meanwhile; its causes add up to it";
+/// How many waits are shown.
 const WORST: usize = 10;
 
 /// A percentage in millionths.
@@ -212,7 +217,12 @@ impl Arguments {
             backend: self.backend.clone(),
             rate_hz: self.frequency,
             budget_ppm: self.budget,
-            threads: Threads { process: self.pid, name: self.thread.clone(), process_name: self.comm.clone(), cgroup },
+            threads: Threads {
+                process: present(self.pid)?,
+                name: self.thread.clone(),
+                process_name: self.comm.clone(),
+                cgroup,
+            },
             states: self.state.clone().unwrap_or_default(),
             kernel_threads: match self.kernel_threads {
                 Kernel::Yes => KernelThreads::Yes,
@@ -230,6 +240,8 @@ impl Arguments {
             max_depth: self.max_depth,
             classes: self.classes.as_deref().map_or_else(|| Ok(Classes::default()), read_classes)?,
             explain_over_ns: self.explain.why,
+            explain_sleeps_over_ns: self.explain.why,
+            idle: self.idle,
             ..OffcpuOptions::default()
         })
     }

@@ -62,6 +62,13 @@ pub struct Arguments {
     sleepers: bool,
 }
 
+impl Arguments {
+    /// Whether it is what another one looks at.
+    pub fn is_subject(&self) -> bool {
+        self.sleepers
+    }
+}
+
 /// Where and how the checks are made.
 pub(crate) struct Place<'a> {
     /// The CPU that is disturbed.
@@ -94,7 +101,7 @@ const CHECKS: [(&Card, &str, Try); 7] = [
 /// # Errors
 /// When it is refused or told to stop, nothing can be tried, or the output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
-    if arguments.sleepers {
+    if arguments.is_subject() {
         return sleepers::be().map(|()| SUCCESS);
     }
     let (stop, by) = stop_at_signal()?;

@@ -9,6 +9,7 @@ use whylate_sources::Threads;
 use whylate_sources::sqpoll::SqpollOptions;
 
 use crate::arguments::{Explain, Rank, Schedule, WAITS};
+use crate::commands::present;
 use crate::commands::runner::{Feed, Keep, drive};
 use crate::commands::watch::Watch;
 use crate::output::sqpoll::Text;
@@ -69,7 +70,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let options = SqpollOptions {
         backend: Some(arguments.backend.clone()),
-        threads: Threads { process: arguments.pid, ..Threads::default() },
+        threads: Threads { process: present(arguments.pid)?, ..Threads::default() },
         precise: arguments.precise,
         explain_over_ns: arguments.explain.why,
         ..SqpollOptions::default()

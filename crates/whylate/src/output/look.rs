@@ -6,14 +6,14 @@ use std::io::{self, Write};
 use jiff::tz::TimeZone;
 use whylate_model::culprits::Culprit;
 use whylate_model::late::cpu_subject;
-use whylate_model::look::{Headline, LateOf, Look, Sighting, Unmeasured};
+use whylate_model::look::{Headline, HeldUp, LateOf, Look, Sighting, Unmeasured};
 use whylate_model::sources::CARDS;
 use whylate_model::units::{format_ns, printable};
 
-use super::footer;
 use super::moment::moment;
 use super::table::Table;
 use super::why::{self, word};
+use super::{footer, path};
 
 /// How many culprits are shown.
 const CULPRITS: usize = 8;
@@ -49,7 +49,11 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
     }
     writeln!(out, "Look closer with:")?;
     late.iter().try_for_each(|row| {
-        let next = row.late_of.map_or(&row.source.next, |late_of| &late_of.next);
+        let next = match row.of {
+            Of::Figures => &row.source.next,
+            Of::Events(late_of) => &late_of.next,
+            Of::HeldUp(held_up) => &held_up.next,
+        };
         writeln!(out, "    {}", printable(next))
     })
 }
@@ -68,9 +72,17 @@ fn write_not_judged(out: &mut dyn Write, unmeasured: &[Unmeasured]) -> io::Resul
 /// One thing that a source judges.
 struct Row<'a> {
     source: &'a Headline,
-    /// Where it is not what the source's figures are of.
-    late_of: Option<&'a LateOf>,
+    of: Of<'a>,
     is_late: bool,
+}
+
+/// Which of a source's limits a row is of.
+#[derive(Clone, Copy)]
+enum Of<'a> {
+    Figures,
+    /// Late events, where they are not what the figures are of.
+    Events(&'a LateOf),
+    HeldUp(&'a HeldUp),
 }
 
 /// What the figures are of, and what else is judged.
@@ -80,21 +92,36 @@ fn rows_of(source: &Headline) -> impl Iterator<Item = Row<'_>> {
         Some(_) => source.count > 0 && source.max_ns >= source.late_from_ns,
         None => source.is_late,
     };
-    let beside = late_of.map(|late_of| Row { source, late_of: Some(late_of), is_late: source.late > 0 });
-    std::iter::once(Row { source, late_of: None, is_late }).chain(beside)
+    let events = late_of.map(|late_of| Row { source, of: Of::Events(late_of), is_late: source.late > 0 });
+    let held_up = source.held_up.as_ref();
+    let held_up = held_up.map(|held_up| Row { source, of: Of::HeldUp(held_up), is_late: held_up.late > 0 });
+    std::iter::once(Row { source, of: Of::Figures, is_late }).chain(events).chain(held_up)
 }
 
 fn headlines(rows: &[Row<'_>]) -> Table {
     let mut table = Table::new("<SOURCE, <VERDICT, COUNT, P50, P99, MAX, LATE FROM, LATE, <OF");
     let or_dash = |cell: String, is_known: bool| if is_known { cell } else { "-".to_owned() };
-    for Row { source, late_of, is_late } in rows {
+    for Row { source, of, is_late } in rows {
         let verdict = if *is_late { "LATE" } else { "normal" }.to_owned();
         let figure = |ns| or_dash(format_ns(ns), source.count > 0);
         let unknown = || "-".to_owned();
-        table.row(match late_of {
-            None => vec![
+        let events = |max_ns, late_from_ns, late: u64, of: &str| {
+            vec![
                 source.source.clone(),
-                verdict,
+                verdict.clone(),
+                unknown(),
+                unknown(),
+                unknown(),
+                or_dash(format_ns(max_ns), late > 0),
+                format_ns(late_from_ns),
+                late.to_string(),
+                of.to_owned(),
+            ]
+        };
+        table.row(match of {
+            Of::Figures => vec![
+                source.source.clone(),
+                verdict.clone(),
                 // A source without figures counts what is late alone.
                 or_dash(source.count.to_string(), !source.of.is_empty()),
                 figure(source.p50_ns),
@@ -108,17 +135,8 @@ fn headlines(rows: &[Row<'_>]) -> Table {
                 },
                 if source.remark.is_empty() { source.of.clone() } else { source.remark.clone() },
             ],
-            Some(late_of) => vec![
-                source.source.clone(),
-                verdict,
-                unknown(),
-                unknown(),
-                unknown(),
-                or_dash(format_ns(late_of.max_ns), source.late > 0),
-                format_ns(late_of.late_from_ns),
-                source.late.to_string(),
-                late_of.of.clone(),
-            ],
+            Of::Events(late_of) => events(late_of.max_ns, late_of.late_from_ns, source.late, &late_of.of),
+            Of::HeldUp(held_up) => events(held_up.max_ns, held_up.late_from_ns, held_up.late, &held_up.of),
         });
     }
     table
@@ -132,8 +150,10 @@ fn write_sighting(out: &mut dyn Write, sighting: &Sighting, zone: &TimeZone) -> 
     let event = &sighting.event;
     let (at, latency) = (moment(event.at_unix_ns, zone), format_ns(event.latency_ns));
     let place = if event.subject == cpu_subject(event.cpu) { String::new() } else { format!(", CPU {}", event.cpu) };
-    writeln!(out, "{at} {} {latency} {}{place}", sighting.source, printable(&event.subject))?;
-    why::write_causes(out, event)
+    let waited_in = event.labels.get("waited_in").filter(|_| !event.path.is_empty());
+    let waited_in = waited_in.map_or_else(String::new, |via| format!(" in {}", printable(via)));
+    writeln!(out, "{at} {} {latency} {}{waited_in}{place}", sighting.source, printable(&event.subject))?;
+    if event.path.is_empty() { why::write_causes(out, event) } else { path::write_wait(out, &event.path, 4) }
 }
 
 fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
@@ -183,6 +203,7 @@ fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use whylate_model::culprits::Victims;
+    use whylate_model::path::PathSegment;
     use whylate_model::snapshot::Unexplained;
     use whylate_model::{Cause, CauseKind, LateEvent};
 
@@ -292,10 +313,47 @@ mod tests {
             late_from_ns: 1_000_000_000,
             late: waits,
             late_of,
+            held_up: Some(HeldUp {
+                of: "threads that wait for others".to_owned(),
+                late_from_ns: 100_000_000,
+                next: "whylate offcpu --why 100ms -d 10s".to_owned(),
+                ..HeldUp::default()
+            }),
             next: "whylate offcpu --blocked 1.00s".to_owned(),
             lost: [].into(),
             ..headline("offcpu", stuck + waits > 0)
         }
+    }
+
+    #[test]
+    fn a_wait_for_others_is_followed() {
+        let mut source = offcpu(0, 0);
+        let held_up = source.held_up.as_mut().expect("it follows waits");
+        (held_up.late, held_up.late_ns, held_up.max_ns) = (3, 700_000_000, 240_000_000);
+        source.is_late = true;
+        let segment = |ms: u64, kind, who: &str, depth, waiter: Option<&str>| PathSegment {
+            ns: ms * 1_000_000,
+            kind,
+            who: who.to_owned(),
+            via: Some("recvfrom (network)".to_owned()),
+            waiter: waiter.map(str::to_owned),
+            depth,
+            ..PathSegment::default()
+        };
+        let event = LateEvent {
+            subject: "client:7".to_owned(),
+            labels: [("waited_in".to_owned(), "recvfrom (network)".to_owned())].into(),
+            at_unix_ns: 1_795_252_440_123_456_789,
+            latency_ns: 240_000_000,
+            cpu: 1,
+            path: vec![
+                segment(180, CauseKind::Running, "server:8", 1, Some("client:7")),
+                segment(60, CauseKind::Disk, "vda (write by server:8)", 2, Some("server:8")),
+            ],
+            ..LateEvent::default()
+        };
+        let worst = vec![Sighting { source: "offcpu".to_owned(), event }];
+        insta::assert_snapshot!(shown(&Look { sources: vec![source], worst, ..Look::default() }));
     }
 
     #[test]

@@ -10,12 +10,18 @@ use whylate_model::units::{format_ns, printable};
 use whylate_model::{Culprits, LateEvent, Snapshot};
 
 use super::moment::moment;
-use super::why;
+use super::{path, why};
 
 /// Writes one wait with its causes.
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
     let time = moment(event.at_unix_ns, zone);
     let latency = format_ns(event.latency_ns);
+    if !event.path.is_empty() {
+        let waited_in = event.labels.get("waited_in").or_else(|| event.labels.get("waited"));
+        let waited_in = waited_in.map_or_else(String::new, |via| format!(" in {}", printable(via)));
+        writeln!(out, "{time}  {} waited {latency}{waited_in}", printable(&thread_of(event)))?;
+        return path::write_wait(out, &event.path, 4);
+    }
     let waker = event.labels.get("woken_by").map_or_else(String::new, |by| format!(", woken by {}", printable(by)));
     writeln!(out, "{time}  {} waited {latency} for CPU {}{waker}", printable(&thread_of(event)), event.cpu)?;
     why::write_causes(out, event)
@@ -45,11 +51,11 @@ impl Waits {
         let ranking = self.culprits.take();
         let over = format_ns(self.over_ns);
         if ranking.is_empty() {
-            return writeln!(out, "\nNo thread waited {over} or longer for a CPU.");
+            return writeln!(out, "\nNo thread waited {over} or longer, for a CPU or for others.");
         }
         writeln!(
             out,
-            "\nWaits for a CPU of {over} or longer: the {} longest of {}",
+            "\nWaits of {over} or longer, for a CPU or for others: the {} longest of {}",
             snapshot.late.len(),
             ranking.events
         )?;

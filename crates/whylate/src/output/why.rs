@@ -119,6 +119,14 @@ pub fn word(kind: CauseKind) -> &'static str {
         CauseKind::Wakeup => "wakeup",
         CauseKind::Steal => "steal",
         CauseKind::Throttled => "throttled",
+        CauseKind::Running => "own work",
+        CauseKind::Disk => "disk",
+        CauseKind::DiskQueue => "disk queue",
+        CauseKind::Timer => "timer",
+        CauseKind::Network => "network",
+        CauseKind::Interrupt => "interrupt",
+        CauseKind::Rcu => "RCU",
+        CauseKind::Outside => "outside",
         CauseKind::Unknown => "unknown",
     }
 }
@@ -131,7 +139,11 @@ fn sentence(culprit: &Culprit, late: Late) -> String {
         CauseKind::Thread if culprit.cgroup.as_ref().is_some_and(|of| culprit.who.starts_with(&of.path)) => {
             format!("threads of {who}")
         }
-        CauseKind::Irq | CauseKind::Softirq | CauseKind::Thread => format!("{word} {who}"),
+        CauseKind::Irq | CauseKind::Softirq | CauseKind::Thread | CauseKind::Disk | CauseKind::DiskQueue => {
+            format!("{word} {who}")
+        }
+        CauseKind::Running => format!("{word} of {who}"),
+        CauseKind::Timer | CauseKind::Network => word.to_owned(),
         CauseKind::IrqsOff | CauseKind::PreemptOff => format!("{word} in {who}"),
         _ => format!("{word} ({who})"),
     };

@@ -3,12 +3,14 @@
 
 use std::mem::offset_of;
 
-use whylate_model::blame::{Found, Reason};
+use whylate_model::blame::{Found, LateTick, Reason, interrupted_stack, tick_causes};
+use whylate_model::late::cpu_subject;
+use whylate_model::{LateEvent, Occupancy, thread};
 
 use super::programs::types::{culprit_key, late_tick, stack_taken, tick_found, tick_reason};
-use crate::attach;
-use crate::occupancy;
+use crate::irqsoff::IrqsoffOptions;
 use crate::symbols::KernelSymbols;
+use crate::{attach, clock, occupancy};
 
 /// Frames that a stack inside a section has, at most.
 const TAKEN_FRAMES: usize = (size_of::<stack_taken>() - offset_of!(stack_taken, frames)) / size_of::<u64>();
@@ -16,19 +18,19 @@ const TAKEN_FRAMES: usize = (size_of::<stack_taken>() - offset_of!(stack_taken, 
 /// One late tick.
 #[derive(Clone, Debug)]
 pub(super) struct Late {
-    pub due_ns: u64,
-    pub came_ns: u64,
-    pub delivery_ns: u64,
-    pub steal_ns: u64,
-    pub handlers_ns: u64,
-    pub found: Found,
+    due_ns: u64,
+    came_ns: u64,
+    delivery_ns: u64,
+    steal_ns: u64,
+    perhaps_stolen_ns: u64,
+    handlers_ns: u64,
     /// Its number; negative without one.
     pub stack: i32,
-    pub cpu: u32,
-    pub tid: u32,
-    pub name: String,
+    cpu: u32,
+    tid: u32,
+    name: String,
     /// The stack that was found in the section, if any; innermost first.
-    pub inside: Vec<u64>,
+    inside: Vec<u64>,
     key: culprit_key,
     handler: String,
 }
@@ -54,8 +56,8 @@ impl Late {
             came_ns: u64_at(offset_of!(late_tick, came_ns))?,
             delivery_ns: u64_at(offset_of!(late_tick, delivery_ns))?,
             steal_ns: u64_at(offset_of!(late_tick, steal_ns))?,
+            perhaps_stolen_ns: u64_at(offset_of!(late_tick, perhaps_stolen_ns))?,
             handlers_ns: u64_at(offset_of!(late_tick, handlers_ns))?,
-            found: found(&key),
             stack: key.stack,
             cpu: u32_at(offset_of!(late_tick, cpu))?,
             tid: u32_at(offset_of!(late_tick, tid))?,
@@ -67,9 +69,55 @@ impl Late {
         Some((late, bytes.get(offset_of!(late_tick, window)..).unwrap_or_default()))
     }
 
-    pub(super) fn reason(&self, symbols: &mut KernelSymbols) -> Reason {
-        reason(&self.key, &self.handler, symbols)
+    /// The late event; the stack is the one of its number.
+    pub(super) fn event(
+        &self,
+        stack: Vec<String>,
+        occupancy: Option<Occupancy>,
+        options: &IrqsoffOptions,
+        period_ns: u64,
+        symbols: &mut KernelSymbols,
+    ) -> LateEvent {
+        let tick = LateTick {
+            due_ns: self.due_ns,
+            came_ns: self.came_ns,
+            found: found(&self.key),
+            reason: reason(&self.key, &self.handler, symbols),
+            stack,
+            steal_ns: self.steal_ns,
+            perhaps_stolen_ns: self.perhaps_stolen_ns,
+            handlers_ns: self.handlers_ns,
+            cpu: self.cpu,
+            inside: inside_of(&self.inside, symbols),
+            thread: thread::called(&self.name, self.tid),
+            occupancy,
+        };
+        let mut labels = tick.keeper().labels();
+        labels.insert("task".to_owned(), tick.thread.clone());
+        if options.timer_test {
+            let overruns = tick.late_ns().saturating_add(self.delivery_ns) / period_ns;
+            labels.insert("overruns".to_owned(), overruns.to_string());
+        }
+        LateEvent {
+            subject: cpu_subject(self.cpu),
+            labels,
+            at_unix_ns: clock::unix_ns_of(self.came_ns),
+            at_ns: self.came_ns,
+            latency_ns: tick.late_ns(),
+            at_most_ns: Some(tick.late_ns().saturating_add(self.delivery_ns).saturating_add(period_ns)),
+            cpu: self.cpu,
+            stack: interrupted_stack(&tick.stack).to_vec(),
+            inside: tick.inside.clone(),
+            causes: tick_causes(&tick),
+            evidence: options.keep_evidence.then(|| Box::new(tick.into())),
+            ..LateEvent::default()
+        }
     }
+}
+
+/// All of it is of the code that was looked at, also where that is a BPF program.
+pub(super) fn inside_of(frames: &[u64], symbols: &mut KernelSymbols) -> Vec<String> {
+    frames.iter().map(|&address| symbols.name(address).to_owned()).collect()
 }
 
 /// What the interrupt found.
@@ -86,6 +134,7 @@ pub(super) fn reason(key: &culprit_key, name: &str, symbols: &mut KernelSymbols)
     let number = || key.id.to_string();
     match tick_reason(key.reason.into()) {
         tick_reason::REASON_STEAL => Reason::Steal,
+        tick_reason::REASON_PERHAPS_STEAL => Reason::PerhapsSteal,
         tick_reason::REASON_DEVICE_IRQ if name.is_empty() => Reason::Handler(format!("irq {}", number())),
         tick_reason::REASON_DEVICE_IRQ => Reason::Handler(name.to_owned()),
         tick_reason::REASON_CALLBACK => Reason::Handler(symbols.name(key.id).to_owned()),
@@ -94,5 +143,24 @@ pub(super) fn reason(key: &culprit_key, name: &str, symbols: &mut KernelSymbols)
             Reason::Handler(vector.map_or_else(|| name.to_owned(), str::to_owned))
         }
         _ => Reason::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delivery_that_cannot_be_ends_at_the_largest_number() {
+        let mut bytes = vec![0; size_of::<late_tick>()];
+        let mut put = |at: usize, ns: u64| bytes[at..at + 8].copy_from_slice(&ns.to_ne_bytes());
+        put(offset_of!(late_tick, due_ns), 10);
+        put(offset_of!(late_tick, came_ns), 15);
+        put(offset_of!(late_tick, delivery_ns), u64::MAX);
+        let (late, _) = Late::read(&bytes).expect("it is whole");
+        let options = IrqsoffOptions { timer_test: true, ..IrqsoffOptions::default() };
+        let event = late.event(Vec::new(), None, &options, 1, &mut KernelSymbols::default());
+        assert_eq!((event.latency_ns, event.at_most_ns), (5, Some(u64::MAX)));
+        assert_eq!(event.labels["overruns"], u64::MAX.to_string());
     }
 }

@@ -197,7 +197,7 @@ impl Programs {
     pub(super) fn inside(&self, cpu: u32, symbols: &mut KernelSymbols) -> (u64, Vec<String>) {
         let Some(record) = self.inside_record(cpu) else { return (0, Vec::new()) };
         let frames = usize::try_from(record.stack.bytes).unwrap_or(0) / size_of::<u64>();
-        (record.due_ns, super::inside_of(&record.stack.frames[..frames], symbols))
+        (record.due_ns, culprits::inside_of(&record.stack.frames[..frames], symbols))
     }
 
     #[cfg(test)]
@@ -258,7 +258,7 @@ impl Programs {
 
     /// A window of the account; `None` where there is no account.
     pub(super) fn occupancy(&mut self, window: &[u8], symbols: &mut KernelSymbols) -> Option<Occupancy> {
-        self.account.as_mut()?.window(window, symbols)
+        self.account.as_ref()?.windows().read(window, symbols)
     }
 
     pub(super) fn tell_unexplained(&self, snapshot: &mut Snapshot) {
@@ -287,7 +287,7 @@ impl Programs {
         let mut lost: BTreeMap<String, u64> =
             reasons.into_iter().map(|(name, offset)| (name.to_owned(), sum(offset))).collect();
         if let Some(account) = &mut self.account {
-            lost.extend(account.take_lost().map(|(reason, count)| (reason.to_owned(), count)));
+            lost.extend(account.take_lost().into_iter().map(|(reason, count)| (reason.to_owned(), count)));
         }
         lost
     }

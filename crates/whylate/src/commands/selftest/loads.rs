@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Work items, sleeping threads and a submission thread whose figures are known.
 
+use std::io;
 use std::thread;
 use std::time::Duration;
 
@@ -154,7 +155,10 @@ pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     })?;
     thread::sleep(SETTLE);
     source.snapshot()?;
-    let before = load.done().context("the load failed")?;
+    let before = load.done().map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => AttachError::Unsupported(error.to_string()),
+        _ => anyhow!(error).context("the load failed").into(),
+    })?;
     thread::sleep(2 * WINDOW);
     let snapshot = source.snapshot()?;
     let done = load.done().context("the load failed")?.since(&before);

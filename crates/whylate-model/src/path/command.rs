@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a command's elapsed time went into: its path, and the longest of the waits on it.
+
+use std::cmp::Reverse;
+
+use serde::{Deserialize, Serialize};
+
+use super::found::{Found, Names, PathSegment};
+use super::{Asked, Finding, Limits, Past, walk};
+
+/// So many waits are told one by one.
+const LONGEST: usize = 5;
+
+/// A command's elapsed time, explained.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Explained {
+    /// The elapsed time.
+    pub elapsed_ns: u64,
+    /// The critical path, in order of time: the parts add up to the elapsed time.
+    pub path: Vec<PathSegment>,
+    /// Parts that are alike stand together, as there were too many to keep their order.
+    pub is_folded: bool,
+    /// The longest waits of threads of the command for somebody else, the longest first.
+    pub longest: Vec<LongWait>,
+}
+
+/// One wait on the path.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LongWait {
+    /// When it began, since the command did.
+    pub after_ns: u64,
+    /// How long it took.
+    pub ns: u64,
+    /// What it consists of.
+    pub path: Vec<PathSegment>,
+}
+
+/// A wait that is being gone back through.
+struct Open {
+    found: Found,
+    ns: u64,
+    from_ns: u64,
+}
+
+/// Explains what whoever has begun a command waited for, from its beginning to its end.
+pub fn explain(past: &mut dyn Past, asked: Asked, limits: &dyn Limits, names: &mut dyn Names) -> Explained {
+    let mut found = Found::default();
+    let mut longest: Vec<Open> = Vec::new();
+    let mut open: Option<Open> = None;
+    let mut keep = |wait: Option<Open>| {
+        let Some(wait) = wait else { return };
+        longest.push(wait);
+        longest.sort_by_key(|wait| Reverse(wait.ns));
+        longest.truncate(LONGEST);
+    };
+    walk(past, &[asked], limits, &mut |_, finding| {
+        found.add(finding);
+        match finding {
+            Finding::Hop(hop) if hop.within.is_none() => {
+                keep(open.replace(Open { found: Found::default(), ns: 0, from_ns: 0 }));
+            }
+            Finding::Segment(segment) if segment.hop.is_none() => keep(open.take()),
+            Finding::Segment(segment) => {
+                if let Some(open) = &mut open {
+                    open.ns += segment.to_ns - segment.from_ns;
+                    open.from_ns = segment.from_ns;
+                }
+            }
+            _ => {}
+        }
+        if let Some(open) = &mut open {
+            open.found.add(finding);
+        }
+    });
+    keep(open);
+    let longest = longest.into_iter().map(|wait| LongWait {
+        after_ns: wait.from_ns.saturating_sub(asked.from_ns),
+        ns: wait.ns,
+        path: wait.found.finish(names).segments,
+    });
+    let longest = longest.collect();
+    let path = found.finish(names);
+    Explained {
+        elapsed_ns: asked.to_ns.saturating_sub(asked.from_ns),
+        path: path.segments,
+        is_folded: path.is_folded,
+        longest,
+    }
+}

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The past of all CPUs from the kernel's events in order of time, as others have recorded them.
+
+use std::collections::HashMap;
+
+use super::history::{Entry, Exit, Holder, Name, Operation, Recorded, Request, Slice, Waker};
+
+/// What happened on a CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// `sched_switch`: a thread leaves the CPU, and another one gets it; 0 is idle.
+    Switch {
+        /// Who leaves.
+        from: u32,
+        /// Its name.
+        from_name: Name,
+        /// How it leaves.
+        exit: Exit,
+        /// Who comes.
+        to: u32,
+        /// Its name.
+        to_name: Name,
+    },
+    /// `sched_waking`: whoever has the CPU wakes a thread.
+    Waking(u32),
+    /// The same, in an interrupt or softirq of which no event may have told: in what, as far as that is known.
+    WakingBy(u32, Waker),
+    /// `sched_wakeup`: a thread can run.
+    Awake(u32),
+    /// `sched_wakeup_new`: a thread is made.
+    New(u32),
+    /// `sched_process_exec`: the thread that has the CPU is another program now.
+    Exec(Name),
+    /// A hardware interrupt begins.
+    Irq(Name),
+    /// It ends.
+    IrqEnds,
+    /// A softirq begins, by its number (include/linux/interrupt.h).
+    Softirq(u8),
+    /// It ends.
+    SoftirqEnds,
+    /// A softirq is to run on this CPU.
+    SoftirqRaised(u8),
+    /// A timer's function runs.
+    TimerExpires,
+    /// A worker begins an item, by the number of its function.
+    Work(u64),
+    /// It has done it.
+    WorkEnds,
+    /// A request of a device at a sector comes into being.
+    RequestBegins(u32, u64, Operation),
+    /// It is given to the device.
+    RequestIssued(u32, u64, Operation),
+    /// It is done.
+    RequestDone(u32, u64),
+    /// Events of this CPU are missing since the one before.
+    Lost,
+}
+
+/// Softirqs by their numbers (include/linux/interrupt.h).
+pub const SOFTIRQS: [&str; 10] =
+    ["hi", "timer", "net_tx", "net_rx", "block", "irq_poll", "tasklet", "sched", "hrtimer", "rcu"];
+const TIMER: u8 = 1;
+const NET_TX: u8 = 2;
+const NET_RX: u8 = 3;
+const HRTIMER: u8 = 8;
+const RCU: u8 = 9;
+/// How many requests that are not done yet are known.
+const REQUESTS: usize = 1 << 16;
+
+#[derive(Clone, Debug, Default)]
+struct Cpu {
+    /// Since when it has had who has it; `None` where that is not known.
+    since_ns: Option<u64>,
+    /// When its last event was.
+    seen_ns: u64,
+    tid: u32,
+    name: Name,
+    entry: Entry,
+    handler: Option<u64>,
+    irq: Option<Name>,
+    softirq: Option<u8>,
+    /// What the interrupt or softirq that runs has come to do.
+    timer_expires: bool,
+    done: Option<Request>,
+    /// Who has sent what the network's softirq takes in.
+    sender: Option<u32>,
+}
+
+/// How a thread came to be able to run.
+#[derive(Clone, Copy, Debug)]
+struct Ready {
+    entry: Entry,
+    /// It has been seen to be able to.
+    is_awake: bool,
+}
+
+/// Makes slices of events.
+#[derive(Debug, Default)]
+pub struct Builder {
+    cpus: Vec<Cpu>,
+    ready: HashMap<u32, Ready>,
+    requests: HashMap<(u32, u64), Request>,
+    past: Recorded,
+    last_ns: u64,
+    has_wakeups: bool,
+    /// Threads that have had a CPU while another one was seen taking it.
+    pub unseen_switches: u64,
+}
+
+impl Builder {
+    /// Adds what happened on a CPU, after everything that was added before: of events that have the same time, each is a
+    /// nanosecond later than the one before it. When that makes it.
+    pub fn add(&mut self, cpu: usize, at_ns: u64, event: Event) -> u64 {
+        let at_ns = self.moment(cpu, at_ns);
+        match event {
+            Event::Switch { from, from_name, exit, to, to_name } => {
+                self.switch(cpu, at_ns, (from, from_name, exit), (to, to_name));
+            }
+            Event::Waking(tid) => {
+                let entry = Entry::Woken { at_ns, by: self.waker(cpu), cpu: cpu as u32 };
+                self.ready.insert(tid, Ready { entry, is_awake: false });
+            }
+            Event::WakingBy(tid, by) => {
+                let by = self.waker_in(cpu, by);
+                self.ready.insert(tid, Ready { entry: Entry::Woken { at_ns, by, cpu: cpu as u32 }, is_awake: false });
+            }
+            Event::Awake(tid) => {
+                self.has_wakeups = true;
+                if let Some(ready) = self.ready.get_mut(&tid) {
+                    ready.is_awake = true;
+                }
+            }
+            Event::New(tid) => {
+                let by = Waker::Parent(self.cpus[cpu].tid);
+                self.ready.insert(tid, Ready { entry: Entry::Woken { at_ns, by, cpu: cpu as u32 }, is_awake: true });
+            }
+            Event::Exec(name) => {
+                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                self.cpus[cpu].name = name;
+            }
+            Event::Irq(name) => {
+                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                let state = &mut self.cpus[cpu];
+                (state.irq, state.timer_expires, state.done) = (Some(name), false, None);
+            }
+            Event::IrqEnds => {
+                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                self.cpus[cpu].irq = None;
+            }
+            Event::Softirq(number) => {
+                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                let state = &mut self.cpus[cpu];
+                (state.softirq, state.done) = (Some(number), None);
+            }
+            Event::SoftirqEnds => {
+                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                let state = &mut self.cpus[cpu];
+                if let Some(NET_RX | NET_TX) = state.softirq {
+                    state.sender = None;
+                }
+                state.softirq = None;
+            }
+            Event::SoftirqRaised(number) => {
+                let state = &mut self.cpus[cpu];
+                if matches!(number, NET_RX | NET_TX) && state.irq.is_none() && state.softirq.is_none() {
+                    state.sender = Some(state.tid);
+                }
+            }
+            Event::TimerExpires => self.cpus[cpu].timer_expires = true,
+            Event::Work(handler) => {
+                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                self.cpus[cpu].handler = Some(handler);
+            }
+            Event::WorkEnds => {
+                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                self.cpus[cpu].handler = None;
+            }
+            Event::RequestBegins(device, sector, operation) => {
+                self.begin_request(cpu, at_ns, device, sector, operation)
+            }
+            Event::RequestIssued(device, sector, operation) => {
+                self.begin_request(cpu, at_ns, device, sector, operation);
+                if let Some(request) = self.requests.get_mut(&(device, sector)) {
+                    request.issued_ns = at_ns;
+                }
+            }
+            Event::RequestDone(device, sector) => {
+                if let Some(request) = self.requests.remove(&(device, sector)) {
+                    self.cpus[cpu].done = Some(request);
+                }
+            }
+            Event::Lost => self.lose(cpu),
+        }
+        self.cpus[cpu].seen_ns = at_ns;
+        at_ns
+    }
+
+    /// Takes in that a thread is seen to have a CPU, just before what is added next. Where it cannot have had it ever
+    /// since the last event there, who had it meanwhile is not known.
+    pub fn seen(&mut self, cpu: usize, at_ns: u64, tid: u32, name: Name) {
+        if self.cpus.get(cpu).is_some_and(|state| state.since_ns.is_some() && state.tid == tid) {
+            return;
+        }
+        let at_ns = self.moment(cpu, at_ns);
+        if self.cpus[cpu].since_ns.is_some() {
+            self.unseen_switches += 1;
+            self.lose(cpu);
+        }
+        self.ready.remove(&tid);
+        let state = &mut self.cpus[cpu];
+        (state.tid, state.name, state.entry) = (tid, name, Entry::GoesOn);
+        (state.since_ns, state.seen_ns) = (Some(at_ns), at_ns);
+    }
+
+    fn moment(&mut self, cpu: usize, at_ns: u64) -> u64 {
+        while self.cpus.len() <= cpu {
+            self.cpus.push(Cpu::default());
+            self.past.cpus.push(Vec::new());
+        }
+        self.last_ns = at_ns.max(self.last_ns.saturating_add(1));
+        self.last_ns
+    }
+
+    /// Since its last event nothing is known of a CPU. Whoever could run may have run there, and have fallen asleep.
+    fn lose(&mut self, cpu: usize) {
+        if self.cpus[cpu].since_ns.is_some() {
+            self.end_slice(cpu, self.cpus[cpu].seen_ns, Exit::GoesOn);
+        }
+        self.cpus[cpu] = Cpu { seen_ns: self.cpus[cpu].seen_ns, ..Cpu::default() };
+        self.ready.clear();
+    }
+
+    /// The past up to then.
+    pub fn finish(mut self, at_ns: u64) -> Recorded {
+        for cpu in 0..self.cpus.len() {
+            self.end_slice(cpu, at_ns, Exit::GoesOn);
+        }
+        self.past
+    }
+
+    fn switch(
+        &mut self,
+        cpu: usize,
+        at_ns: u64,
+        (from, from_name, exit): (u32, Name, Exit),
+        (to, to_name): (u32, Name),
+    ) {
+        if self.cpus[cpu].since_ns.is_some() && self.cpus[cpu].tid != from {
+            self.unseen_switches += 1;
+            self.lose(cpu);
+        }
+        let state = &mut self.cpus[cpu];
+        (state.irq, state.softirq, state.tid) = (None, None, from);
+        if state.name == Name::default() {
+            state.name = from_name;
+        }
+        self.end_slice(cpu, at_ns, exit);
+        let waking = self.ready.remove(&from);
+        // A waking that comes before its thread is off the CPU, and whose wakeup comes after that, is not one of the
+        // thread as it ran: it need not wait at all.
+        let is_woken = self.has_wakeups && waking.is_some_and(|ready| !ready.is_awake);
+        if exit == Exit::Preempted || matches!(exit, Exit::Blocked(_)) && is_woken {
+            self.ready.insert(from, Ready { entry: Entry::Preempted { at_ns }, is_awake: true });
+        }
+        let entry = self.ready.remove(&to).map_or(Entry::Unseen, |ready| ready.entry);
+        let state = &mut self.cpus[cpu];
+        (state.tid, state.name, state.handler) = (to, to_name, None);
+        state.entry = if to == 0 { Entry::GoesOn } else { entry };
+        (state.sender, state.done) = (None, None);
+    }
+
+    fn end_slice(&mut self, cpu: usize, at_ns: u64, exit: Exit) {
+        let state = &mut self.cpus[cpu];
+        let Some(start_ns) = state.since_ns.replace(at_ns) else { return };
+        let is_interrupt = state.irq.is_some() || state.softirq.is_some();
+        let (holder, name) = match (state.irq, state.softirq, state.handler) {
+            (Some(name), ..) => (Holder::Irq { late_ns: 0 }, name),
+            (_, Some(number), _) => {
+                let name = SOFTIRQS.get(usize::from(number)).map_or_else(Name::default, |name| Name::of(name));
+                (Holder::Softirq, name)
+            }
+            (.., Some(handler)) => (Holder::Work { tid: state.tid, handler }, state.name),
+            _ if state.tid == 0 => (Holder::Idle, state.name),
+            _ => (Holder::Thread(state.tid), state.name),
+        };
+        let entry = if is_interrupt { Entry::GoesOn } else { std::mem::take(&mut state.entry) };
+        if start_ns < at_ns || exit != Exit::GoesOn || entry != Entry::GoesOn {
+            let slice = Slice { start_ns, end_ns: at_ns, holder, name, entry, exit, ..Slice::default() };
+            self.past.cpus[cpu].push(slice);
+        }
+    }
+
+    /// Who wakes a thread on this CPU now.
+    fn waker(&self, cpu: usize) -> Waker {
+        let state = &self.cpus[cpu];
+        match (state.irq, state.softirq) {
+            (Some(_), _) if state.timer_expires => Waker::Timer,
+            (Some(_), _) => state.done.map_or(Waker::Irq, Waker::Disk),
+            (None, Some(TIMER | HRTIMER)) => Waker::Timer,
+            (None, Some(RCU)) => Waker::Rcu,
+            (None, Some(NET_RX | NET_TX)) => state.sender.map_or(Waker::Network, Waker::Thread),
+            (None, Some(_)) => state.done.map_or(Waker::Softirq, Waker::Disk),
+            // The idle thread wakes nobody: an interrupt that is not told of does.
+            (None, None) if state.tid == 0 => state.done.map_or(Waker::Irq, Waker::Disk),
+            (None, None) => Waker::Thread(state.tid),
+        }
+    }
+
+    /// The same where it is known to be in an interrupt or a softirq.
+    fn waker_in(&self, cpu: usize, by: Waker) -> Waker {
+        let state = &self.cpus[cpu];
+        let is_told = state.irq.is_some() || state.softirq.is_some() && by == Waker::Softirq;
+        match by {
+            _ if is_told => self.waker(cpu),
+            Waker::Irq | Waker::Softirq => state.done.map_or(by, Waker::Disk),
+            by => by,
+        }
+    }
+
+    fn begin_request(&mut self, cpu: usize, at_ns: u64, device: u32, sector: u64, operation: Operation) {
+        if self.requests.len() >= REQUESTS && !self.requests.contains_key(&(device, sector)) {
+            return;
+        }
+        let submitter = self.cpus[cpu].tid;
+        let new = || Request { queued_ns: at_ns, issued_ns: at_ns, device, operation, submitter };
+        self.requests.entry((device, sector)).or_insert_with(new);
+    }
+}

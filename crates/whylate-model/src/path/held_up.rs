@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Which waits for others are late: those that somebody here held up, not those of threads that had nothing to do.
+
+use super::Path;
+use crate::late::{Cause, CauseKind};
+
+impl Path {
+    /// Whether it is a wait for others of at least so long, of which at least half went into what somebody did or could
+    /// not do: worked, wanted a CPU, used a disk. Of a wait for a lock it does not matter what its holder did.
+    pub fn is_held_up(&self, over_ns: u64, is_for_lock: bool) -> bool {
+        // The rest is its own wait for a CPU.
+        let within = || self.segments.iter().filter(|segment| segment.depth > 0);
+        let whole_ns: u64 = within().map(|segment| segment.ns).sum();
+        let by_somebody_ns: u64 = within().filter(|segment| !is_nobodys(segment.kind)).map(|segment| segment.ns).sum();
+        whole_ns >= over_ns && (is_for_lock || by_somebody_ns >= whole_ns - by_somebody_ns)
+    }
+
+    /// [`Path::causes`], with whoever slept in place of the timer that ended its sleep.
+    pub fn causes_by_sleepers(mut self) -> Vec<Cause> {
+        for segment in self.segments.iter_mut().filter(|segment| segment.kind == CauseKind::Timer) {
+            if let Some(sleeper) = segment.waiter.take() {
+                segment.who = sleeper;
+            }
+        }
+        self.causes()
+    }
+}
+
+/// Nobody of this machine is known to have done anything.
+fn is_nobodys(kind: CauseKind) -> bool {
+    use CauseKind::{Interrupt, Network, Outside, Rcu, Timer, Unknown};
+    matches!(kind, Timer | Network | Interrupt | Rcu | Outside | Unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::PathSegment;
+    use super::*;
+
+    const MS_NS: u64 = 1_000_000;
+
+    fn path(segments: &[(u64, CauseKind, &str, u32)]) -> Path {
+        let segment = |&(ms, kind, who, depth): &(u64, CauseKind, &str, u32)| PathSegment {
+            ns: ms * MS_NS,
+            kind,
+            who: who.to_owned(),
+            waiter: (depth > 0).then(|| format!("waiter:{depth}")),
+            depth,
+            ..PathSegment::default()
+        };
+        Path { segments: segments.iter().map(segment).collect(), is_folded: false }
+    }
+
+    #[test]
+    fn what_somebody_did_holds_up_and_what_is_not_due_does_not() {
+        use CauseKind::{
+            Disk, DiskQueue, Interrupt, IrqsOff, Network, Outside, Rcu, Running, Thread, Throttled, Timer,
+        };
+        let is_held_up = |path: Path| path.is_held_up(100 * MS_NS, false);
+        for kind in [Running, Thread, Disk, DiskQueue, IrqsOff, Throttled, CauseKind::Work, CauseKind::Steal] {
+            assert!(is_held_up(path(&[(100, kind, "a", 1)])), "{kind:?}");
+        }
+        for kind in [Timer, Network, Interrupt, Rcu, Outside, CauseKind::Unknown] {
+            assert!(!is_held_up(path(&[(100, kind, "a", 1)])), "{kind:?}");
+            assert!(path(&[(100, kind, "a", 1)]).is_held_up(100 * MS_NS, true), "{kind:?}");
+        }
+        // Half of it is enough, however deep.
+        assert!(is_held_up(path(&[(50, Timer, "timer", 2), (20, Running, "a", 1), (30, Disk, "vda", 3)])));
+        assert!(!is_held_up(path(&[(51, Timer, "timer", 2), (49, Running, "a", 1)])));
+    }
+
+    #[test]
+    fn its_own_wait_for_a_cpu_is_no_wait_for_others() {
+        use CauseKind::{Running, Thread, Timer};
+        let beside = |ms| path(&[(ms, Running, "a", 1), (500, Thread, "b", 0)]);
+        assert!(!beside(99).is_held_up(100 * MS_NS, true) && beside(100).is_held_up(100 * MS_NS, false));
+        let idle = path(&[(100, Timer, "timer", 1), (500, Thread, "b", 0)]);
+        assert!(!idle.is_held_up(100 * MS_NS, false));
+    }
+
+    #[test]
+    fn whoever_sleeps_is_named() {
+        let causes = path(&[
+            (70, CauseKind::Timer, "timer", 2),
+            (10, CauseKind::Running, "holder:7", 1),
+            (5, CauseKind::Timer, "timer", 2),
+        ])
+        .causes_by_sleepers();
+        let told: Vec<_> = causes.iter().map(|cause| (cause.kind, cause.who.as_str(), cause.ns / MS_NS)).collect();
+        assert_eq!(told, [(CauseKind::Timer, "waiter:2", 75), (CauseKind::Running, "holder:7", 10)]);
+    }
+}

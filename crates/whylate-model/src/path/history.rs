@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What is known of the past of all CPUs: who had each, how it came by it, and how it left.
+
+use crate::thread;
+
+/// A thread's or an interrupt's name, as the kernel keeps it: up to 15 bytes, then zeros.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name(pub [u8; 16]);
+
+impl Name {
+    /// What fits of a name.
+    pub fn of(name: &str) -> Self {
+        let mut bytes = [0; 16];
+        bytes.iter_mut().zip(name.bytes().take(15)).for_each(|(to, from)| *to = from);
+        Name(bytes)
+    }
+
+    /// As text.
+    pub fn text(self) -> String {
+        let end = self.0.iter().position(|&byte| byte == 0).unwrap_or(self.0.len());
+        String::from_utf8_lossy(&self.0[..end]).into_owned()
+    }
+}
+
+/// Who has a CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Holder {
+    /// It was not recorded.
+    #[default]
+    Nobody,
+    /// The CPU is idle.
+    Idle,
+    /// A thread, by its number as it is shown.
+    Thread(u32),
+    /// A worker with an item.
+    Work {
+        /// The worker.
+        tid: u32,
+        /// The item's function, by a number that [`super::Names`] knows.
+        handler: u64,
+    },
+    /// A hardware interrupt, on top of a thread.
+    Irq {
+        /// By how much it was late: for so long before it, at least, the CPU had interrupts off.
+        late_ns: u64,
+    },
+    /// A softirq, on top of a thread.
+    Softirq,
+}
+
+impl Holder {
+    /// The thread's number, where it is one.
+    pub fn tid(self) -> Option<u32> {
+        match self {
+            Holder::Thread(tid) | Holder::Work { tid, .. } => Some(tid),
+            _ => None,
+        }
+    }
+}
+
+/// How a thread came by its CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Entry {
+    /// It had it before: an interrupt came in between. Also of interrupts.
+    #[default]
+    GoesOn,
+    /// It could run ever since it lost its last CPU.
+    Preempted {
+        /// When.
+        at_ns: u64,
+    },
+    /// It was woken, or is new.
+    Woken {
+        /// When, by whoever woke it.
+        at_ns: u64,
+        /// By whom.
+        by: Waker,
+        /// On which CPU that was.
+        cpu: u32,
+    },
+    /// How was not seen.
+    Unseen,
+}
+
+/// Who ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waker {
+    /// A thread, by its number.
+    Thread(u32),
+    /// Nobody: the thread is new, and this one has made it.
+    Parent(u32),
+    /// A timer, whose time had come.
+    Timer,
+    /// A packet that came in from elsewhere.
+    Network,
+    /// The end of an RCU grace period.
+    Rcu,
+    /// A softirq; whichever had the CPU then.
+    Softirq,
+    /// A hardware interrupt; whichever had the CPU then.
+    Irq,
+    /// The end of a request of a disk.
+    Disk(Request),
+}
+
+/// A request of a block device that is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// When it came into being.
+    pub queued_ns: u64,
+    /// When it was given to the device.
+    pub issued_ns: u64,
+    /// Major number << 20 | minor number.
+    pub device: u32,
+    /// What it does to the disk.
+    pub operation: Operation,
+    /// The thread that has submitted it, as it is shown; 0 where that is not known.
+    pub submitter: u32,
+}
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Operation {
+    /// Reads.
+    #[default]
+    Read,
+    /// Writes.
+    Write,
+    /// Has the device write its own memory out.
+    Flush,
+    /// Discards, or anything else.
+    Other,
+}
+
+impl Operation {
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Operation::Read => "read",
+            Operation::Write => "write",
+            Operation::Flush => "flush",
+            Operation::Other => "other",
+        }
+    }
+}
+
+/// How a thread left its CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Exit {
+    /// It did not: an interrupt came in. Also of interrupts.
+    #[default]
+    GoesOn,
+    /// It could have gone on.
+    Preempted,
+    /// It waits.
+    Blocked(Blocked),
+    /// It has ended.
+    Dead,
+}
+
+/// In what a thread waits, as far as that is known without its stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Blocked {
+    /// The number of its system call.
+    pub syscall: Option<u16>,
+    /// No signal wakes it.
+    pub is_uninterruptible: bool,
+    /// The kernel counts the wait as one for a device.
+    pub in_iowait: bool,
+    /// It is a thread of the kernel.
+    pub is_kernel: bool,
+}
+
+/// One holder of one CPU without a break.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slice {
+    /// When it began, on CLOCK_MONOTONIC as all times here.
+    pub start_ns: u64,
+    /// When the next one began.
+    pub end_ns: u64,
+    /// Who had the CPU.
+    pub holder: Holder,
+    /// The thread's, the interrupt's or the softirq's name.
+    pub name: Name,
+    /// How it came by the CPU.
+    pub entry: Entry,
+    /// How it left it.
+    pub exit: Exit,
+    /// What the hypervisor took of it.
+    pub steal_ns: u64,
+    /// The thread belongs to the command that is explained.
+    pub is_member: bool,
+}
+
+impl Slice {
+    /// The thread as it is named.
+    pub fn called(&self) -> String {
+        self.holder.tid().map_or_else(|| self.name.text(), |tid| thread::called(&self.name.text(), tid))
+    }
+}
+
+/// The past of each CPU, from its end backwards.
+pub trait Past {
+    /// How many CPUs there are.
+    fn cpus(&self) -> usize;
+
+    /// The slice before the one that was handed out last, and at first the last one; `None` where nothing is known of
+    /// earlier times.
+    fn previous(&mut self, cpu: usize) -> Option<Slice>;
+}
+
+/// A past that is in memory.
+#[derive(Clone, Debug, Default)]
+pub struct Recorded {
+    /// Of each CPU, in order of time.
+    pub cpus: Vec<Vec<Slice>>,
+}
+
+impl Recorded {
+    /// To be gone back through, without being used up.
+    pub fn backwards(&self) -> impl Past {
+        Backwards { cpus: self.cpus.iter().map(Vec::as_slice).collect() }
+    }
+}
+
+struct Backwards<'a> {
+    cpus: Vec<&'a [Slice]>,
+}
+
+impl Past for Backwards<'_> {
+    fn cpus(&self) -> usize {
+        self.cpus.len()
+    }
+
+    fn previous(&mut self, cpu: usize) -> Option<Slice> {
+        let left = self.cpus.get_mut(cpu)?;
+        let (last, before) = left.split_last()?;
+        *left = before;
+        Some(*last)
+    }
+}
+
+impl Past for Recorded {
+    fn cpus(&self) -> usize {
+        self.cpus.len()
+    }
+
+    fn previous(&mut self, cpu: usize) -> Option<Slice> {
+        self.cpus.get_mut(cpu)?.pop()
+    }
+}

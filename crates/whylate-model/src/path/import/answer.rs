@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a trace tells of a command, and of a thread's waits.
+
+use std::cmp::Reverse;
+
+use super::{ImportError, Life, Trace};
+use crate::path::command::{Explained, explain};
+use crate::path::history::{Blocked, Entry, Exit, Name, Slice};
+use crate::path::{Asked, Found, Names, Path, walk};
+use crate::thread;
+
+/// What perf calls a thread that is about to become the command.
+const PERF_EXEC: &str = "perf-exec";
+
+/// Whose path is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted<'a> {
+    /// That of the thread which the trace seems to be about.
+    Any,
+    /// That of the thread with this number.
+    Pid(u32),
+    /// That of one that has this name.
+    Comm(&'a str),
+}
+
+/// Why it is this thread's path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhyThis {
+    /// It was asked for; so many others would have done as well.
+    Asked(usize),
+    /// It is the first one that became another program.
+    FirstExec,
+    /// It had the CPUs longest.
+    RanLongest,
+}
+
+/// How a path ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// With the thread itself.
+    Exit,
+    /// The trace ends first; this thread of the command was the last one to have a CPU.
+    StillThere(String),
+}
+
+/// A command's path.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Command {
+    /// Its first thread, as it is called.
+    pub name: String,
+    /// Why it is this one.
+    pub why: WhyThis,
+    /// When its path begins.
+    pub from_ns: u64,
+    /// Whether that is its birth; otherwise the trace begins then.
+    pub is_born: bool,
+    /// When it ends.
+    pub to_ns: u64,
+    /// With what.
+    pub end: End,
+    /// What it was doing, or waited for.
+    pub explained: Explained,
+}
+
+/// One wait of a thread.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LateWait {
+    /// When the thread fell asleep.
+    pub from_ns: u64,
+    /// When it had a CPU again.
+    pub to_ns: u64,
+    /// What it waited for.
+    pub path: Path,
+}
+
+impl Trace {
+    /// The path of a command, from its birth to its end.
+    ///
+    /// # Errors
+    /// When there is no such thread.
+    pub fn command(&mut self, wanted: Wanted<'_>) -> Result<Command, ImportError> {
+        let (root, why) = self.choose(wanted)?;
+        self.lives.mark(&mut self.past, root);
+        let life = &self.lives.all[root];
+        let last = || self.past.cpus.iter().flatten().filter(|slice| slice.is_member).max_by_key(|slice| slice.end_ns);
+        let (tid, to_ns, end) = match (life.died_ns, last()) {
+            (Some(died_ns), _) => (life.tid, died_ns, End::Exit),
+            (None, Some(last)) => (last.holder.tid().unwrap_or(life.tid), last.end_ns, End::StillThere(last.called())),
+            (None, None) => return Err(ImportError::NoSuchThread(format!("{}, with a CPU", called(life)))),
+        };
+        let from_ns = life.born_ns.unwrap_or(self.begin_ns);
+        let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command: true };
+        let names = &mut Told { handlers: &self.handlers };
+        let explained = explain(&mut self.past.backwards(), asked, &(), names);
+        Ok(Command { name: called(life), why, from_ns, is_born: life.born_ns.is_some(), to_ns, end, explained })
+    }
+
+    /// The waits of a thread that were at least so long, the longest first, and of these at most so many.
+    pub fn late_waits(&self, tid: u32, over_ns: u64, worst: usize) -> Vec<LateWait> {
+        let mut own: Vec<&Slice> =
+            self.past.cpus.iter().flatten().filter(|slice| slice.holder.tid() == Some(tid)).collect();
+        own.sort_by_key(|slice| slice.start_ns);
+        let waits = own.windows(2).filter_map(|two| {
+            let (before, after) = (two[0], two[1]);
+            let is_wait = matches!(before.exit, Exit::Blocked(_)) && after.entry != Entry::GoesOn;
+            is_wait.then_some(Asked {
+                tid,
+                from_ns: before.end_ns,
+                to_ns: after.start_ns,
+                is_wait: false,
+                is_command: false,
+            })
+        });
+        let length = |asked: &Asked| asked.to_ns.saturating_sub(asked.from_ns);
+        let mut waits: Vec<Asked> = waits.filter(|asked| length(asked) >= over_ns).collect();
+        waits.sort_by_key(|asked| Reverse(length(asked)));
+        waits.truncate(worst);
+        let told = |(asked, path): (&Asked, Path)| LateWait { from_ns: asked.from_ns, to_ns: asked.to_ns, path };
+        waits.iter().zip(self.paths(&waits)).map(told).collect()
+    }
+
+    fn paths(&self, asked: &[Asked]) -> Vec<Path> {
+        let mut found: Vec<Found> = asked.iter().map(|_| Found::default()).collect();
+        walk(&mut self.past.backwards(), asked, &(), &mut |index, finding| found[index].add(finding));
+        found.into_iter().map(|found| found.finish(&mut Told { handlers: &self.handlers })).collect()
+    }
+
+    fn choose(&self, wanted: Wanted<'_>) -> Result<(usize, WhyThis), ImportError> {
+        let threads = || self.lives.all.iter().enumerate().filter(|(_, life)| life.tid != 0);
+        let longest = |candidates: Vec<(usize, &Life)>| {
+            let why = WhyThis::Asked(candidates.len().saturating_sub(1));
+            let span = |life: &Life| life.died_ns.unwrap_or(self.end_ns).saturating_sub(life.first_ns);
+            let key = |(place, life): &(usize, &Life)| (life.exec_ns.is_some(), span(life), Reverse(*place));
+            candidates.into_iter().max_by_key(key).map(|(place, _)| (place, why))
+        };
+        let (chosen, named) = match wanted {
+            Wanted::Pid(pid) => (longest(threads().filter(|(_, life)| life.tid == pid).collect()), pid.to_string()),
+            Wanted::Comm(comm) => {
+                let name = Name::of(comm);
+                (longest(threads().filter(|(_, life)| life.names.contains(&name)).collect()), format!("called {comm}"))
+            }
+            Wanted::Any => {
+                let first_exec = threads().filter_map(|(place, life)| Some((life.exec_ns?, place))).min();
+                let of_perf = || threads().find(|(_, life)| life.names.contains(&Name::of(PERF_EXEC)));
+                let first = first_exec.map(|(_, place)| place).or_else(|| of_perf().map(|(place, _)| place));
+                let ran = || threads().max_by_key(|(place, life)| (life.ran_ns, Reverse(*place)));
+                let chosen = first.map(|place| (place, WhyThis::FirstExec));
+                (chosen.or_else(|| ran().map(|(place, _)| (place, WhyThis::RanLongest))), "there".to_owned())
+            }
+        };
+        chosen.ok_or(ImportError::NoSuchThread(named))
+    }
+}
+
+fn called(life: &Life) -> String {
+    thread::called(&life.name().text(), life.tid)
+}
+
+/// Names as a trace tells them. Devices have none there.
+struct Told<'a> {
+    handlers: &'a [Box<str>],
+}
+
+impl Names for Told<'_> {
+    fn handler(&mut self, number: u64) -> String {
+        let name = usize::try_from(number).ok().and_then(|number| self.handlers.get(number));
+        name.map_or_else(String::new, |name| name.to_string())
+    }
+
+    fn device(&mut self, device: u32) -> String {
+        format!("disk {}:{}", device >> 20, device & 0xf_ffff)
+    }
+
+    fn limit(&mut self, _number: u32) -> String {
+        String::new()
+    }
+
+    fn waits_in(&mut self, _tid: u32, _woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>) {
+        (blocked.is_uninterruptible.then(|| "uninterruptible sleep".to_owned()), Vec::new())
+    }
+}

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the text of an event says, as the kernel prints it, and as trace-cmd does with its plugins.
+
+use crate::path::history::{Blocked, Exit, Operation};
+
+/// What an event says of its CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Said<'a> {
+    Switch {
+        from: u32,
+        from_name: &'a str,
+        exit: Exit,
+        to: u32,
+        to_name: &'a str,
+    },
+    Waking(u32),
+    Awake(u32),
+    /// A thread is made.
+    New(u32, &'a str),
+    /// By the path of the program.
+    Exec(&'a str),
+    Irq(&'a str),
+    IrqEnds,
+    Softirq(u8),
+    SoftirqEnds,
+    SoftirqRaised(u8),
+    TimerExpires,
+    TimerEnds,
+    Work(&'a str),
+    WorkEnds,
+    Request {
+        device: u32,
+        sector: u64,
+        operation: Operation,
+        stage: Stage,
+    },
+    /// Nothing that matters here.
+    Other,
+}
+
+/// How far a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Begun,
+    Issued,
+    Done,
+}
+
+/// Interrupts that have no number, on x86 and on Arm.
+const VECTORS: [&str; 12] = [
+    "local_timer",
+    "reschedule",
+    "call_function",
+    "call_function_single",
+    "irq_work",
+    "x86_platform_ipi",
+    "thermal_apic",
+    "threshold_apic",
+    "deferred_error_apic",
+    "error_apic",
+    "spurious_apic",
+    "ipi",
+];
+
+/// `None` where an event that matters cannot be read.
+pub(super) fn said<'a>(event: &'a str, text: &'a str) -> Option<Said<'a>> {
+    Some(match event {
+        "sched_switch" => switch(text)?,
+        "sched_waking" => Said::Waking(thread(text)?.0),
+        "sched_wakeup" => Said::Awake(thread(text)?.0),
+        "sched_wakeup_new" => {
+            let (tid, name) = thread(text)?;
+            Said::New(tid, name)
+        }
+        "sched_process_fork" => {
+            Said::New(last_number(text, " child_pid=")?, between(text, " child_comm=", " child_pid=")?)
+        }
+        "sched_process_exec" => Said::Exec(between(text, "filename=", " pid=")?),
+        "irq_handler_entry" => Said::Irq(text.split_once("name=")?.1),
+        "irq_handler_exit" => Said::IrqEnds,
+        "softirq_entry" => Said::Softirq(softirq(text)?),
+        "softirq_exit" => Said::SoftirqEnds,
+        "softirq_raise" => Said::SoftirqRaised(softirq(text)?),
+        "hrtimer_expire_entry" | "timer_expire_entry" => Said::TimerExpires,
+        "hrtimer_expire_exit" | "timer_expire_exit" => Said::TimerEnds,
+        "workqueue_execute_start" => Said::Work(word(text.split_once("function ")?.1)?),
+        "workqueue_execute_end" => Said::WorkEnds,
+        "block_io_start" | "block_rq_insert" => request(text, Stage::Begun)?,
+        "block_rq_issue" => request(text, Stage::Issued)?,
+        "block_rq_complete" => request(text, Stage::Done)?,
+        _ => match event.rsplit_once('_') {
+            Some((vector, "entry")) if VECTORS.contains(&vector) => Said::Irq(vector),
+            Some((vector, "exit")) if VECTORS.contains(&vector) => Said::IrqEnds,
+            _ => Said::Other,
+        },
+    })
+}
+
+/// `prev_comm=a prev_pid=1 prev_prio=120 prev_state=S ==> next_comm=b next_pid=2 next_prio=120`, or with trace-cmd's
+/// plugin `a:1 [120] S ==> b:2 [120]`. Names may hold anything, so what follows them is looked for from the end.
+fn switch(text: &str) -> Option<Said<'_>> {
+    if let Some(rest) = text.strip_prefix("prev_comm=") {
+        let (rest, to) = rest.rsplit_once(" next_pid=")?;
+        let (rest, to_name) = rest.rsplit_once(" ==> next_comm=").or_else(|| rest.rsplit_once(" next_comm="))?;
+        let (from_name, rest) = rest.rsplit_once(" prev_pid=")?;
+        let (_, state) = rest.split_once(" prev_state=")?;
+        return Some(Said::Switch {
+            from: number(word(rest)?)?,
+            from_name,
+            exit: exit(word(state)?)?,
+            to: number(word(to)?)?,
+            to_name,
+        });
+    }
+    let (from, to) = text.rsplit_once(" ==> ")?;
+    let (from, state) = from.rsplit_once(' ')?;
+    let ((from, from_name), (to, to_name)) = (thread(from)?, thread(to)?);
+    Some(Said::Switch { from, from_name, exit: exit(state)?, to, to_name })
+}
+
+/// A thread: `comm=a pid=1 prio=120 target_cpu=000`, or `a:1 [120] CPU:000`.
+fn thread(text: &str) -> Option<(u32, &str)> {
+    if let Some(name) = between(text, "comm=", " pid=") {
+        return Some((last_number(text, " pid=")?, name));
+    }
+    let (thread, _) = text.rsplit_once(" [")?;
+    let (name, tid) = thread.rsplit_once(':')?;
+    Some((number(tid)?, name))
+}
+
+/// What a thread's state says of how it leaves its CPU.
+fn exit(state: &str) -> Option<Exit> {
+    let blocked = |is_uninterruptible| Exit::Blocked(Blocked { is_uninterruptible, ..Blocked::default() });
+    // Others may follow it, such as `|K` and `+`.
+    Some(match state.bytes().next()? {
+        b'R' => Exit::Preempted,
+        b'Z' | b'X' | b'x' => Exit::Dead,
+        b'D' => blocked(true),
+        b'S' | b'I' | b'T' | b't' | b'P' | b'K' | b'W' | b'N' => blocked(false),
+        _ => return None,
+    })
+}
+
+fn softirq(text: &str) -> Option<u8> {
+    number(word(text.split_once("vec=")?.1)?)
+}
+
+/// `254,0 WS 4096 () 1234 + 8 none,0,0 [comm]`; a request that is done has no size.
+fn request(text: &str, stage: Stage) -> Option<Said<'_>> {
+    let (head, tail) = text.split_once(" (")?;
+    let (_, tail) = tail.split_once(") ")?;
+    let mut words = head.split_ascii_whitespace();
+    let (major, minor) = words.next()?.split_once(',')?;
+    let (major, minor): (u32, u32) = (number(major)?, number(minor)?);
+    let what = words.next()?.as_bytes();
+    let size_bytes: Option<u64> = words.next().and_then(number);
+    let operation = match what {
+        // One that first has the device write its memory out is that alone where it carries nothing.
+        [b'F', b'F', ..] | [b'F'] => Operation::Flush,
+        [b'F', b'W', ..] if size_bytes == Some(0) => Operation::Flush,
+        [b'W', ..] | [b'F', b'W', ..] => Operation::Write,
+        [b'R', ..] => Operation::Read,
+        _ => Operation::Other,
+    };
+    let device = (major < 1 << 12 && minor < 1 << 20).then_some(major << 20 | minor)?;
+    Some(Said::Request { device, sector: number(word(tail)?)?, operation, stage })
+}
+
+fn word(text: &str) -> Option<&str> {
+    text.split_ascii_whitespace().next()
+}
+
+fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
+    let (head, _) = text.rsplit_once(after)?;
+    Some(head.split_once(before)?.1)
+}
+
+fn last_number(text: &str, before: &str) -> Option<u32> {
+    number(word(text.rsplit_once(before)?.1)?)
+}
+
+fn number<T: std::str::FromStr>(digits: &str) -> Option<T> {
+    if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse().ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ASLEEP: Exit =
+        Exit::Blocked(Blocked { syscall: None, is_uninterruptible: false, in_iowait: false, is_kernel: false });
+
+    #[test]
+    fn switches_of_the_kernel_and_of_trace_cmd_say_the_same() {
+        let expected = Said::Switch { from: 12, from_name: "a prev_pid=7", exit: ASLEEP, to: 0, to_name: "swapper/1" };
+        let kernel = "prev_comm=a prev_pid=7 prev_pid=12 prev_prio=120 prev_state=S ==> next_comm=swapper/1 next_pid=0 next_prio=120";
+        assert_eq!(said("sched_switch", kernel), Some(expected));
+        assert_eq!(said("sched_switch", "a prev_pid=7:12 [120] S ==> swapper/1:0 [120]"), Some(expected));
+        let exit = |state: &str| {
+            let text = format!(
+                "prev_comm=a prev_pid=1 prev_prio=120 prev_state={state} ==> next_comm=b next_pid=2 next_prio=120"
+            );
+            said("sched_switch", &text).map(|said| match said {
+                Said::Switch { exit, .. } => exit,
+                other => panic!("{other:?}"),
+            })
+        };
+        for state in ["R", "R+"] {
+            assert_eq!(exit(state), Some(Exit::Preempted));
+        }
+        for state in ["Z", "X", "x", "X|K"] {
+            assert_eq!(exit(state), Some(Exit::Dead));
+        }
+        assert_eq!(exit("D|K"), Some(Exit::Blocked(Blocked { is_uninterruptible: true, ..Blocked::default() })));
+        assert_eq!(exit("I"), Some(ASLEEP));
+        assert_eq!(exit("?"), None);
+    }
+
+    #[test]
+    fn threads_are_read_whatever_they_are_called() {
+        assert_eq!(said("sched_waking", "comm=a pid=1 b pid=12 prio=120 target_cpu=001"), Some(Said::Waking(12)));
+        assert_eq!(said("sched_waking", "comm=a pid=12 prio=120 success=1 target_cpu=001"), Some(Said::Waking(12)));
+        assert_eq!(said("sched_wakeup", "kworker/0:1:12 [120] success=1 CPU:000"), Some(Said::Awake(12)));
+        assert_eq!(said("sched_wakeup_new", "comm=sh pid=13 prio=120 target_cpu=000"), Some(Said::New(13, "sh")));
+        let fork = said("sched_process_fork", "comm=a b pid=12 child_comm=a b child_pid=13");
+        assert_eq!(fork, Some(Said::New(13, "a b")));
+        let exec = said("sched_process_exec", "filename=/usr/bin/a b pid=12 old_pid=11");
+        assert_eq!(exec, Some(Said::Exec("/usr/bin/a b")));
+    }
+
+    #[test]
+    fn interrupts_and_work_have_names() {
+        assert_eq!(said("irq_handler_entry", "irq=36 name=virtio1-req.0"), Some(Said::Irq("virtio1-req.0")));
+        assert_eq!(said("local_timer_entry", "vector=236"), Some(Said::Irq("local_timer")));
+        assert_eq!(said("ipi_exit", "(Function call interrupts)"), Some(Said::IrqEnds));
+        assert_eq!(said("softirq_entry", "vec=9 [action=RCU]"), Some(Said::Softirq(9)));
+        let work = "work struct 00000000de996d5a: function vmstat_update";
+        assert_eq!(said("workqueue_execute_start", work), Some(Said::Work("vmstat_update")));
+        assert_eq!(said("sys_entry", "1"), Some(Said::Other));
+    }
+
+    #[test]
+    fn requests_are_told_apart() {
+        let request = |event, text| match said(event, text) {
+            Some(Said::Request { device, sector, operation, stage }) => (device, sector, operation.name(), stage),
+            other => panic!("{other:?}"),
+        };
+        let device = 254 << 20;
+        let read = "254,0 RA 4096 () 172569504 + 8 be,0,6 [cargo]";
+        assert_eq!(request("block_io_start", read), (device, 172_569_504, "read", Stage::Begun));
+        let flush = "254,0 FWS 0 () 0 + 0 none,0,0 [dd]";
+        assert_eq!(request("block_rq_issue", flush), (device, 0, "flush", Stage::Issued));
+        let done = "254,0 FF () 18446744073709551615 + 0 none,0,0 [0]";
+        assert_eq!(request("block_rq_complete", done), (device, u64::MAX, "flush", Stage::Done));
+        let command = "8,1 W 512 (2a 00) 77 + 1 [x]";
+        assert_eq!(request("block_rq_issue", command), (8 << 20 | 1, 77, "write", Stage::Issued));
+    }
+
+    #[test]
+    fn what_does_not_hold_is_not_read() {
+        for (event, text) in [
+            ("sched_switch", ""),
+            ("sched_switch", "prev_comm=a prev_pid=1 ==> next_comm=b next_pid=2"),
+            ("sched_switch", "a:1 [120] S ==> b"),
+            ("sched_waking", "comm=a pid=99999999999"),
+            ("sched_wakeup_new", "a"),
+            ("sched_process_fork", "comm=a pid=1"),
+            ("sched_process_exec", "filename=/bin/a"),
+            ("softirq_entry", "vec=300"),
+            ("block_rq_issue", "254,0 W"),
+            ("block_rq_issue", "9999,0 W 4096 () 1 + 8 [x]"),
+        ] {
+            assert_eq!(said(event, text), None, "{event}: {text}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The threads of a trace, from birth to death: numbers are used again.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::path::history::{Entry, Name, Recorded, Waker};
+
+/// So many names of a thread are known.
+const NAMES: usize = 8;
+
+/// A thread, as far as a trace tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Life {
+    /// Its number.
+    pub tid: u32,
+    /// What it was called, one after the other.
+    pub names: Vec<Name>,
+    /// When it was made.
+    pub born_ns: Option<u64>,
+    /// When it ended.
+    pub died_ns: Option<u64>,
+    /// When it first became another program.
+    pub exec_ns: Option<u64>,
+    /// When it is first told of.
+    pub first_ns: u64,
+    /// How long it had a CPU, interrupts included.
+    pub ran_ns: u64,
+    /// Who made it, by its place.
+    parent: Option<usize>,
+    since_ns: Option<u64>,
+}
+
+impl Life {
+    /// Its last name.
+    pub fn name(&self) -> Name {
+        self.names.last().copied().unwrap_or_default()
+    }
+
+    fn call(&mut self, name: Name) {
+        if self.names.last() != Some(&name) && name != Name::default() && self.names.len() < NAMES {
+            self.names.push(name);
+        }
+    }
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Lives {
+    pub all: Vec<Life>,
+    /// The last of each number.
+    present: HashMap<u32, usize>,
+}
+
+impl Lives {
+    pub fn present(&mut self, tid: u32, at_ns: u64) -> &mut Life {
+        let place = self.place(tid, at_ns);
+        &mut self.all[place]
+    }
+
+    fn place(&mut self, tid: u32, at_ns: u64) -> usize {
+        *self.present.entry(tid).or_insert_with(|| {
+            self.all.push(Life { tid, first_ns: at_ns, ..Life::default() });
+            self.all.len() - 1
+        })
+    }
+
+    /// A fork and the first wakeup tell of the same birth.
+    pub fn born(&mut self, tid: u32, name: Name, parent: u32, at_ns: u64) {
+        let parent = self.place(parent, at_ns);
+        let is_told = self.present.get(&tid).is_some_and(|&place| {
+            let life = &self.all[place];
+            life.born_ns.is_some() && life.ran_ns == 0 && life.since_ns.is_none() && life.died_ns.is_none()
+        });
+        if !is_told {
+            self.present.insert(tid, self.all.len());
+            self.all.push(Life { tid, first_ns: at_ns, parent: Some(parent), ..Life::default() });
+        }
+        let life = self.present(tid, at_ns);
+        life.born_ns = Some(at_ns);
+        life.call(name);
+    }
+
+    pub fn leaves(&mut self, tid: u32, name: Name, at_ns: u64, is_dead: bool) {
+        let life = self.present(tid, at_ns);
+        life.call(name);
+        life.ran_ns += life.since_ns.take().map_or(0, |since_ns| at_ns.saturating_sub(since_ns));
+        if is_dead {
+            life.died_ns = Some(at_ns);
+            self.present.remove(&tid);
+        }
+    }
+
+    pub fn comes(&mut self, tid: u32, name: Name, at_ns: u64) {
+        let life = self.present(tid, at_ns);
+        life.call(name);
+        life.since_ns = Some(at_ns);
+    }
+
+    pub fn exec(&mut self, tid: u32, name: Name, at_ns: u64) {
+        let life = self.present(tid, at_ns);
+        life.call(name);
+        life.exec_ns.get_or_insert(at_ns);
+    }
+
+    /// Marks what these threads did, and those that they have made, and so on.
+    pub fn mark(&self, past: &mut Recorded, root: usize) {
+        let mut is_member = vec![false; self.all.len()];
+        let mut by_tid: HashMap<u32, Vec<usize>> = HashMap::new();
+        // Who makes a thread was told of before it.
+        for (place, life) in self.all.iter().enumerate() {
+            is_member[place] = place == root || life.parent.is_some_and(|parent| is_member[parent]);
+            by_tid.entry(life.tid).or_default().push(place);
+        }
+        for slice in past.cpus.iter_mut().flatten() {
+            let lives = slice.holder.tid().and_then(|tid| by_tid.get(&tid));
+            let own = lives.and_then(|lives| {
+                let later = lives.partition_point(|&place| self.all[place].first_ns <= slice.start_ns);
+                lives.get(later.saturating_sub(1))
+            });
+            slice.is_member = own.is_some_and(|&place| is_member[place]);
+        }
+    }
+
+    /// Where interrupts are not told of, a waking may be one by an interrupt, and the thread that seems to have woken
+    /// another one innocent. It is believed where the two wake each other, or are of one family.
+    pub fn doubt(&self, past: &mut Recorded) {
+        let mut tops: Vec<usize> = Vec::with_capacity(self.all.len());
+        let mut by_tid = HashMap::new();
+        for (place, life) in self.all.iter().enumerate() {
+            tops.push(life.parent.map_or(place, |parent| tops[parent]));
+            by_tid.insert(life.tid, tops[place]);
+        }
+        let mut wakings: HashSet<(u32, u32)> = HashSet::new();
+        let woken_by = |entry: &Entry| match *entry {
+            Entry::Woken { by: Waker::Thread(by), .. } => Some(by),
+            _ => None,
+        };
+        for slice in past.cpus.iter().flatten() {
+            wakings.extend(woken_by(&slice.entry).zip(slice.holder.tid()));
+        }
+        for slice in past.cpus.iter_mut().flatten() {
+            let Some((by, tid)) = woken_by(&slice.entry).zip(slice.holder.tid()) else { continue };
+            let family = |tid| by_tid.get(&tid);
+            let is_kin = family(by).is_some() && family(by) == family(tid);
+            if !is_kin && !wakings.contains(&(tid, by)) {
+                slice.entry = Entry::Unseen;
+            }
+        }
+    }
+}

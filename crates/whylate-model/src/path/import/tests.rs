@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Traces of each form, with their answers.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::CauseKind;
+use crate::path::command::Explained;
+
+const TRACEFS: &str = include_str!("../../../tests/traces/tracefs.txt");
+const PERF_SCRIPT: &str = include_str!("../../../tests/traces/perf-script.txt");
+const PERF_SCHED: &str = include_str!("../../../tests/traces/perf-sched.txt");
+
+/// A thread at a moment, its event and what that says.
+type Said<'a> = (&'a str, u32, u32, &'a str, u64, &'a str, &'a str);
+
+/// `sh` makes `client` and waits for it. That asks `server`, which sleeps for 5 ms, and is kept from its CPU for 2 ms
+/// by `hog`. All of it at 1 s and so many microseconds.
+const ASKED: [Said<'static>; 17] = [
+    ("sh", 10, 0, ".....", 0, "sched_process_fork", "comm=sh pid=10 child_comm=sh child_pid=11"),
+    ("sh", 10, 0, "d..2.", 1, "sched_wakeup_new", "comm=sh pid=11 prio=120 target_cpu=000"),
+    ("sh", 10, 0, "d..2.", 1_000, "sched_switch", "sh:10 S sh:11"),
+    ("sh", 11, 0, ".....", 1_500, "sched_process_exec", "filename=/usr/bin/client pid=11 old_pid=11"),
+    ("client", 11, 0, "d..3.", 2_000, "sched_waking", "comm=server pid=20 prio=120 target_cpu=001"),
+    ("<idle>", 0, 1, "d..2.", 2_000, "sched_switch", "swapper/1:0 R server:20"),
+    ("client", 11, 0, "d..2.", 2_100, "sched_switch", "client:11 S swapper/0:0"),
+    ("server", 20, 1, "d..2.", 3_000, "sched_switch", "server:20 S hog:30"),
+    ("hog", 30, 1, "d.h1.", 8_000, "local_timer_entry", "vector=236"),
+    ("hog", 30, 1, "d.h1.", 8_000, "hrtimer_expire_entry", "hrtimer=00000000652fe2d8 function=hrtimer_wakeup now=1"),
+    ("hog", 30, 1, "d.h2.", 8_000, "sched_waking", "comm=server pid=20 prio=120 target_cpu=001"),
+    ("hog", 30, 1, "d.h1.", 8_000, "local_timer_exit", "vector=236"),
+    ("hog", 30, 1, "d..2.", 10_000, "sched_switch", "hog:30 R server:20"),
+    ("server", 20, 1, "d..3.", 11_000, "sched_waking", "comm=client pid=11 prio=120 target_cpu=000"),
+    ("<idle>", 0, 0, "d..2.", 11_000, "sched_switch", "swapper/0:0 R client:11"),
+    ("client", 11, 0, "d..2.", 12_000, "sched_switch", "client:11 Z swapper/0:0"),
+    ("server", 20, 1, "d..2.", 13_000, "sched_switch", "server:20 S swapper/1:0"),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Tracefs,
+    WithoutFlags,
+    TraceCmd,
+    Perf,
+}
+
+fn written(form: Form, said: &[Said<'_>]) -> String {
+    let mut text = if form == Form::TraceCmd { "cpus=2\nCPU 1 is empty\n".to_owned() } else { String::new() };
+    for &(comm, tid, cpu, flags, us, event, says) in said {
+        let says = match says.split(' ').collect::<Vec<_>>()[..] {
+            [from, state, to] if event == "sched_switch" => {
+                let ((from, from_tid), (to, to_tid)) =
+                    (from.split_once(':').expect("a thread"), to.split_once(':').expect("a thread"));
+                if form == Form::TraceCmd {
+                    format!("{from}:{from_tid} [120] {state} ==> {to}:{to_tid} [120]")
+                } else {
+                    format!(
+                        "prev_comm={from} prev_pid={from_tid} prev_prio=120 prev_state={state} ==> next_comm={to} next_pid={to_tid} next_prio=120"
+                    )
+                }
+            }
+            _ => says.to_owned(),
+        };
+        let stamp = format!("1.{us:06}");
+        text += &match form {
+            Form::Tracefs => format!("{comm:>16}-{tid:<7} [{cpu:03}] {flags} {stamp}: {event}: {says}\n"),
+            Form::WithoutFlags => format!("{comm:>16}-{tid:<7} [{cpu:03}]  {stamp}: {event}: {says}\n"),
+            Form::TraceCmd => format!("{comm:>16}-{tid:<5} [{cpu:03}]  {stamp}: {event:<20} {says}\n")
+                .replace(event, &format!("{event}:")),
+            Form::Perf => format!(
+                "{comm:>16} {tid:>5} [{cpu:03}]  {stamp}:   any:{event}: {says}\n\tffffffff810b1234 frame ([kernel])\n\n"
+            ),
+        };
+    }
+    text
+}
+
+fn read(text: &str) -> Trace {
+    Trace::read(text.as_bytes()).expect("a trace")
+}
+
+/// Parts of at least 100 us in microseconds.
+fn told(path: &crate::path::Path) -> Vec<(u64, CauseKind, String)> {
+    let segments = path.segments.iter().map(|segment| ((segment.ns + 500) / 1_000, segment.kind, segment.who.clone()));
+    segments.filter(|segment| segment.0 >= 100).collect()
+}
+
+fn path_of(command: &Command) -> crate::path::Path {
+    let Explained { path, is_folded, .. } = command.explained.clone();
+    crate::path::Path { segments: path, is_folded }
+}
+
+fn part(us: u64, kind: CauseKind, who: &str) -> (u64, CauseKind, String) {
+    (us, kind, who.to_owned())
+}
+
+#[test]
+fn a_trace_of_each_form_has_the_same_answer() {
+    use CauseKind::{Running, Thread, Timer};
+    for form in [Form::Tracefs, Form::WithoutFlags, Form::TraceCmd, Form::Perf] {
+        let mut trace = read(&written(form, &ASKED));
+        assert_eq!(trace.lost, BTreeMap::new(), "{form:?}");
+        assert_eq!(trace.weaker, ["no block events: a wait for a disk is one for an interrupt"], "{form:?}");
+        let command = trace.command(Wanted::Any).expect("a command");
+        let told_of = (command.name.as_str(), command.why, command.is_born, command.end.clone());
+        assert_eq!(told_of, ("client:11", WhyThis::FirstExec, true, End::Exit), "{form:?}");
+        let expected = [
+            part(999, Thread, "sh:10"),
+            part(500, Running, "sh:11"),
+            part(600, Running, "client:11"),
+            part(900, Running, "server:20"),
+            part(5_000, Timer, "timer"),
+            part(2_000, Thread, "hog:30"),
+            part(1_000, Running, "server:20"),
+            part(1_000, Running, "client:11"),
+        ];
+        assert_eq!(told(&path_of(&command)), expected, "{form:?}");
+        assert_eq!(path_of(&command).total_ns(), command.to_ns - command.from_ns);
+        // The same wait alone.
+        let waits = trace.late_waits(11, 1_000_000, 3);
+        assert_eq!(waits.len(), 1);
+        assert_eq!(told(&waits[0].path), expected[3..7]);
+        assert_eq!(waits[0].path.total_ns(), waits[0].to_ns - waits[0].from_ns);
+        assert_eq!(trace.late_waits(11, 10_000_000, 3), []);
+    }
+}
+
+#[test]
+fn who_is_asked_for_is_found() {
+    let trace = written(Form::Tracefs, &ASKED);
+    let command = |wanted| read(&trace).command(wanted);
+    assert_eq!(command(Wanted::Comm("client")).expect("it").name, "client:11");
+    let server = command(Wanted::Pid(20)).expect("it");
+    let expected = (1_000_000_000, 1_013_000_000, false, End::StillThere("server:20".to_owned()));
+    assert_eq!((server.from_ns, server.to_ns / 1_000 * 1_000, server.is_born, server.end), expected);
+    for (wanted, who) in [(Wanted::Pid(99), "99"), (Wanted::Pid(0), "0"), (Wanted::Comm("x"), "called x")] {
+        let error = command(wanted).expect_err("there is none").to_string();
+        assert_eq!(error, format!("no thread of it is {who}"));
+    }
+    // Without an exec, it is who has run longest.
+    let said: Vec<_> = ASKED.into_iter().filter(|said| said.5 != "sched_process_exec").collect();
+    let any = read(&written(Form::Tracefs, &said)).command(Wanted::Any).expect("one");
+    assert_eq!((any.name.as_str(), any.why), ("hog:30", WhyThis::RanLongest));
+}
+
+#[test]
+fn without_interrupts_an_innocent_thread_is_not_blamed() {
+    let said: Vec<_> = ASKED.into_iter().filter(|said| !said.5.contains("timer")).collect();
+    for form in [Form::WithoutFlags, Form::Perf] {
+        let mut trace = read(&written(form, &said));
+        assert_eq!(
+            trace.weaker[0],
+            "no interrupts: a waker is known only where the two wake each other, or are of one family"
+        );
+        let command = trace.command(Wanted::Any).expect("a command");
+        let unknown = part(7_000, CauseKind::Unknown, "its waking was not seen");
+        assert!(told(&path_of(&command)).contains(&unknown), "{:?}", told(&path_of(&command)));
+        assert!(
+            path_of(&command)
+                .segments
+                .iter()
+                .all(|segment| segment.kind != CauseKind::Running || segment.who != "hog:30")
+        );
+    }
+    // The flags tell that it was an interrupt.
+    let command = read(&written(Form::Tracefs, &said)).command(Wanted::Any).expect("a command");
+    assert!(
+        told(&path_of(&command)).contains(&part(5_000, CauseKind::Interrupt, "interrupt")),
+        "{:?}",
+        told(&path_of(&command))
+    );
+}
+
+#[test]
+fn lost_events_make_a_gap_that_nobody_fills() {
+    let text = written(Form::Tracefs, &ASKED);
+    // CPU 1 loses what the hog's timer did, and more.
+    let is_lost = |line: &str| line.contains("hog-30");
+    let mut lines: Vec<&str> = text.lines().collect();
+    let at = lines.iter().position(|line| is_lost(line)).expect("the hog");
+    lines.retain(|line| !is_lost(line));
+    for (gap, lost) in [("CPU:1 [LOST 5 EVENTS]", Some(5)), ("CPU:1 [EVENTS DROPPED]", Some(1)), ("", None)] {
+        let mut lines = lines.clone();
+        lines.insert(at, gap);
+        let mut trace = read(&lines.join("\n"));
+        let unseen = if lost.is_some() { None } else { Some(1) };
+        assert_eq!((trace.lost.get("events").copied(), trace.lost.get("unseen_switches").copied()), (lost, unseen));
+        let command = trace.command(Wanted::Any).expect("a command");
+        let parts = told(&path_of(&command));
+        assert_eq!(path_of(&command).total_ns(), command.to_ns - command.from_ns);
+        assert!(parts.iter().all(|part| part.2 != "hog:30" && part.1 != CauseKind::Timer), "{gap}: {parts:?}");
+        let unknown: u64 = parts.iter().filter(|part| part.1 == CauseKind::Unknown).map(|part| part.0).sum();
+        assert!((7_900..=9_000).contains(&unknown), "{gap}: {parts:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_counted() {
+    let mut text = written(Form::Tracefs, &ASKED);
+    text += "what is this\n# a heading\n\n          sh-10 [000] d..2. 1.020000: sched_switch: prev_comm=sh\n";
+    text += "          sh-10 [000] d..2. 0.900000: sched_stat_runtime: a\n sh-1 [99999] d..1 2.000000: any: a\n";
+    let trace = read(&text);
+    let lost = trace.lost.iter().map(|(&reason, &count)| (reason, count)).collect::<Vec<_>>();
+    // A thread that had left the CPU is back there, in lines that nobody has written.
+    assert_eq!(lost, [("cpus_full", 1), ("out_of_order", 1), ("unreadable", 2), ("unseen_switches", 1)]);
+    let error = |text: &[u8]| Trace::read(text).expect_err("no trace").to_string();
+    assert!(error(b"hello").starts_with("no line in it is an event"));
+    assert!(error(b"").starts_with("no line in it is an event"));
+    assert!(
+        error(b"sh-1 [000] d..1 1.000000: sched_stat_runtime: a").starts_with("no event in it tells who had a CPU")
+    );
+    assert!(error(b"PERFILE2").contains("perf script"));
+    assert!(error(b"\x17\x08\x44tracing").contains("trace-cmd report"));
+    assert!(error(b"\x1f\x8b").contains("decompress"));
+}
+
+#[test]
+fn a_waking_before_its_thread_is_off_the_cpu_counts_where_it_takes_effect_after() {
+    let switched = |wakeup_before: bool| {
+        let wakeup = ("b", 2, 1, "d..3.", 0, "sched_wakeup", "comm=a pid=1 prio=120 target_cpu=000");
+        let at = |us, said: Said<'static>| (said.0, said.1, said.2, said.3, us, said.5, said.6);
+        let mut said = vec![
+            ("<idle>", 0, 1, "d..2.", 0, "sched_switch", "swapper/1:0 R b:2"),
+            ("<idle>", 0, 0, "d..2.", 0, "sched_switch", "swapper/0:0 R a:1"),
+            ("b", 2, 1, "d..3.", 10, "sched_waking", "comm=c pid=3 prio=120 target_cpu=000"),
+            at(11, ("b", 2, 1, "d..3.", 0, "sched_wakeup", "comm=c pid=3 prio=120 target_cpu=000")),
+            ("b", 2, 1, "d..3.", 1_000, "sched_waking", "comm=a pid=1 prio=120 target_cpu=000"),
+        ];
+        if wakeup_before {
+            said.push(at(1_001, wakeup));
+        }
+        said.push(("a", 1, 0, "d..2.", 1_002, "sched_switch", "a:1 S c:3"));
+        if !wakeup_before {
+            said.push(at(1_003, wakeup));
+        }
+        said.push(("c", 3, 0, "d..2.", 4_002, "sched_switch", "c:3 S a:1"));
+        said.push(("a", 1, 0, "d..2.", 5_000, "sched_switch", "a:1 S swapper/0:0"));
+        let waits = read(&written(Form::Tracefs, &said)).late_waits(1, 1_000_000, 1);
+        told(&waits.first().expect("a wait").path)
+    };
+    assert_eq!(switched(false), [part(3_000, CauseKind::Thread, "c:3")]);
+    // It was for the thread as it ran, so who has ended its wait was not seen.
+    assert_eq!(switched(true), [part(3_000, CauseKind::Unknown, "its waking was not seen")]);
+}
+
+#[test]
+fn real_traces_tell_of_the_sleep_in_them() {
+    // Each is of `sh -c 'sleep 0.006 | cat'` on a busy machine.
+    for (text, name, is_born) in [(TRACEFS, "sh:19025", true), (PERF_SCRIPT, "sh:19574", false)] {
+        let mut trace = read(text);
+        assert_eq!(trace.lost, BTreeMap::new());
+        let command = trace.command(Wanted::Comm("sh")).expect("a command");
+        assert_eq!((command.name.as_str(), command.is_born, &command.end), (name, is_born, &End::Exit));
+        assert_eq!(path_of(&command).total_ns(), command.to_ns - command.from_ns);
+        let causes = path_of(&command).causes();
+        let timer = causes.iter().find(|cause| cause.kind == CauseKind::Timer).expect("a timer");
+        assert!((6_000_000..6_200_000).contains(&timer.ns), "{causes:?}");
+        let unknown: u64 = causes.iter().filter(|cause| cause.kind == CauseKind::Unknown).map(|cause| cause.ns).sum();
+        assert!(unknown * 50 < path_of(&command).total_ns(), "{causes:?}");
+    }
+}
+
+#[test]
+fn what_perf_sched_records_is_read() {
+    // Of `sh -c 'sleep 0.02 | cat'`; it does not tell of timers and programs.
+    let mut trace = read(PERF_SCHED);
+    assert_eq!((trace.lost.clone(), trace.weaker.len()), (BTreeMap::new(), 2));
+    let command = trace.command(Wanted::Any).expect("a command");
+    assert_eq!((command.name.as_str(), command.why, &command.end), ("sh:5795", WhyThis::FirstExec, &End::Exit));
+    let causes = path_of(&command).causes();
+    assert!(causes[0].kind == CauseKind::Unknown && causes[0].ns > 20_000_000, "{causes:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Lines are left out, come twice, or in another order.
+    #[test]
+    fn whatever_a_trace_lacks_its_paths_add_up(order in prop::collection::vec(0_usize..250, 0..300), is_sorted in any::<bool>()) {
+        let lines: Vec<&str> = TRACEFS.lines().collect();
+        let mut order = order;
+        if is_sorted {
+            order.sort_unstable();
+        }
+        let text: Vec<&str> = order.iter().filter_map(|&at| lines.get(at).copied()).collect();
+        let Ok(mut trace) = Trace::read(text.join("\n").as_bytes()) else { return Ok(()) };
+        let tids: Vec<u32> = trace.lives().iter().map(|life| life.tid).collect();
+        for tid in tids {
+            for wait in trace.late_waits(tid, 0, 5) {
+                prop_assert_eq!(wait.path.total_ns(), wait.to_ns - wait.from_ns);
+            }
+            if let Ok(command) = trace.command(Wanted::Pid(tid)) {
+                prop_assert_eq!(path_of(&command).total_ns(), command.to_ns.saturating_sub(command.from_ns));
+            }
+        }
+    }
+}

@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A past of any length in little memory: blocks of slices, packed, which go into a file once they are many.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+
+use super::history::{Blocked, Entry, Exit, Holder, Name, Operation, Past, Request, Slice, Waker};
+
+/// So many slices of one CPU are packed together.
+const BLOCK: usize = 4_096;
+/// A packed slice takes at most so many bytes.
+const SLICE_BYTES: usize = 128;
+
+/// Where a block is.
+#[derive(Debug)]
+enum Place {
+    Memory(Vec<u8>),
+    File { at: u64, bytes: usize },
+}
+
+/// One CPU's past.
+#[derive(Debug, Default)]
+struct Lane {
+    blocks: Vec<Place>,
+    /// Not packed yet, in order of time.
+    loose: Vec<Slice>,
+}
+
+/// The past of all CPUs. What comes beyond a limit of memory goes into a file; without one, the oldest is given up.
+#[derive(Debug)]
+pub struct Packed<F> {
+    lanes: Vec<Lane>,
+    file: Option<F>,
+    end: u64,
+    in_memory_bytes: usize,
+    limit_bytes: usize,
+    error: Option<io::Error>,
+}
+
+impl<F: Read + Write + Seek> Packed<F> {
+    /// Nothing is known yet of so many CPUs.
+    pub fn new(cpus: usize, limit_bytes: usize, file: Option<F>) -> Self {
+        let lanes = (0..cpus).map(|_| Lane::default()).collect();
+        Packed { lanes, file, end: 0, in_memory_bytes: 0, limit_bytes, error: None }
+    }
+
+    /// Adds what comes after everything that was added of this CPU.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn push(&mut self, cpu: usize, slice: Slice) -> io::Result<()> {
+        let Some(lane) = self.lanes.get_mut(cpu) else { return Ok(()) };
+        lane.loose.push(slice);
+        if lane.loose.len() < BLOCK {
+            return Ok(());
+        }
+        let bytes = pack(&lane.loose);
+        lane.loose.clear();
+        if self.in_memory_bytes + bytes.len() <= self.limit_bytes {
+            self.in_memory_bytes += bytes.len();
+            lane.blocks.push(Place::Memory(bytes));
+        } else if let Some(file) = &mut self.file {
+            file.seek(SeekFrom::Start(self.end))?;
+            file.write_all(&bytes)?;
+            lane.blocks.push(Place::File { at: self.end, bytes: bytes.len() });
+            self.end += bytes.len() as u64;
+        } else {
+            self.in_memory_bytes += bytes.len();
+            lane.blocks.push(Place::Memory(bytes));
+            self.forget_oldest();
+        }
+        Ok(())
+    }
+
+    /// Why a block could not be read again, if one could not: nothing is known of what was before it.
+    pub fn take_error(&mut self) -> Option<io::Error> {
+        self.error.take()
+    }
+
+    /// How much has gone into the file.
+    pub fn in_file_bytes(&self) -> u64 {
+        self.end
+    }
+
+    /// Of the CPU that has most.
+    fn forget_oldest(&mut self) {
+        while self.in_memory_bytes > self.limit_bytes {
+            let Some(lane) = self.lanes.iter_mut().max_by_key(|lane| lane.blocks.len()) else { return };
+            if lane.blocks.is_empty() {
+                return;
+            }
+            if let Place::Memory(bytes) = lane.blocks.remove(0) {
+                self.in_memory_bytes -= bytes.len();
+            }
+        }
+    }
+
+    fn take_block(&mut self, cpu: usize) -> Option<io::Result<Vec<Slice>>> {
+        let place = self.lanes.get_mut(cpu)?.blocks.pop()?;
+        Some(match (place, &mut self.file) {
+            (Place::Memory(bytes), _) => {
+                self.in_memory_bytes -= bytes.len();
+                unpack(&bytes)
+            }
+            (Place::File { at, bytes }, Some(file)) => {
+                let mut buffer = vec![0; bytes];
+                let read = file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut buffer));
+                read.and_then(|()| unpack(&buffer))
+            }
+            (Place::File { .. }, None) => Err(io::ErrorKind::NotFound.into()),
+        })
+    }
+}
+
+/// What is handed out is forgotten.
+impl<F: Read + Write + Seek> Past for Packed<F> {
+    fn cpus(&self) -> usize {
+        self.lanes.len()
+    }
+
+    fn previous(&mut self, cpu: usize) -> Option<Slice> {
+        if self.lanes.get(cpu)?.loose.is_empty() {
+            match self.take_block(cpu)? {
+                Ok(slices) => self.lanes[cpu].loose = slices,
+                Err(error) => {
+                    self.error = Some(error);
+                    self.lanes[cpu].blocks.clear();
+                }
+            }
+        }
+        self.lanes[cpu].loose.pop()
+    }
+}
+
+/// Writes numbers in as few bytes as they need: seven bits in each.
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn number(&mut self, mut number: u64) {
+        while number >= 0x80 {
+            self.0.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        self.0.push(number as u8);
+    }
+
+    /// How far a time lies from another one, before or after.
+    fn distance(&mut self, ns: u64, from_ns: u64) {
+        let distance = ns.wrapping_sub(from_ns) as i64;
+        self.number((distance << 1 ^ distance >> 63) as u64);
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn byte(&mut self) -> io::Result<u8> {
+        let (&byte, rest) = self.0.split_first().ok_or(io::ErrorKind::UnexpectedEof)?;
+        self.0 = rest;
+        Ok(byte)
+    }
+
+    fn number(&mut self) -> io::Result<u64> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Ok(number);
+            }
+        }
+        Err(io::ErrorKind::InvalidData.into())
+    }
+
+    fn small(&mut self) -> io::Result<u32> {
+        u32::try_from(self.number()?).map_err(|_| io::ErrorKind::InvalidData.into())
+    }
+
+    fn distance(&mut self, from_ns: u64) -> io::Result<u64> {
+        let number = self.number()?;
+        let distance = (number >> 1) as i64 ^ -((number & 1) as i64);
+        Ok(from_ns.wrapping_add(distance as u64))
+    }
+}
+
+const GOES_ON: u8 = 1 << 7;
+const IS_MEMBER: u8 = 1 << 6;
+const HAS_STEAL: u8 = 1 << 5;
+
+fn pack(slices: &[Slice]) -> Vec<u8> {
+    let mut to = Writer(Vec::with_capacity(slices.len() * 12));
+    let mut names: HashMap<Name, u64> = HashMap::new();
+    let mut end_ns = 0;
+    to.number(slices.len() as u64);
+    for slice in slices {
+        let (kind, numbers): (u8, [Option<u64>; 2]) = match slice.holder {
+            Holder::Nobody => (0, [None; 2]),
+            Holder::Idle => (1, [None; 2]),
+            Holder::Thread(tid) => (2, [Some(tid.into()), None]),
+            Holder::Work { tid, handler } => (3, [Some(tid.into()), Some(handler)]),
+            Holder::Irq { late_ns } => (4, [Some(late_ns), None]),
+            Holder::Softirq => (5, [None; 2]),
+        };
+        let goes_on = slice.entry == Entry::GoesOn && slice.exit == Exit::GoesOn;
+        let flag = |is: bool, flag: u8| if is { flag } else { 0 };
+        let flags = flag(goes_on, GOES_ON) | flag(slice.is_member, IS_MEMBER) | flag(slice.steal_ns > 0, HAS_STEAL);
+        to.0.push(kind | flags);
+        to.distance(slice.start_ns, end_ns);
+        to.distance(slice.end_ns, slice.start_ns);
+        end_ns = slice.end_ns;
+        numbers.into_iter().flatten().for_each(|number| to.number(number));
+        // A name stands where it comes first; then its number.
+        let known = names.len() as u64;
+        let number = *names.entry(slice.name).or_insert(known);
+        to.number(number);
+        if number == known {
+            to.0.extend_from_slice(&slice.name.0);
+        }
+        if slice.steal_ns > 0 {
+            to.number(slice.steal_ns);
+        }
+        if !goes_on {
+            pack_entry(&mut to, slice);
+            pack_exit(&mut to, slice.exit);
+        }
+    }
+    to.0
+}
+
+fn pack_entry(to: &mut Writer, slice: &Slice) {
+    let Entry::Woken { at_ns, by, cpu } = slice.entry else {
+        to.0.push(match slice.entry {
+            Entry::Preempted { .. } => 1,
+            Entry::Unseen => 2,
+            Entry::GoesOn | Entry::Woken { .. } => 0,
+        });
+        if let Entry::Preempted { at_ns } = slice.entry {
+            to.distance(at_ns, slice.start_ns);
+        }
+        return;
+    };
+    to.0.push(match by {
+        Waker::Thread(_) => 3,
+        Waker::Parent(_) => 4,
+        Waker::Timer => 5,
+        Waker::Network => 6,
+        Waker::Rcu => 7,
+        Waker::Softirq => 8,
+        Waker::Irq => 9,
+        Waker::Disk(_) => 10,
+    });
+    to.distance(at_ns, slice.start_ns);
+    to.number(cpu.into());
+    match by {
+        Waker::Thread(tid) | Waker::Parent(tid) => to.number(tid.into()),
+        Waker::Disk(request) => {
+            to.distance(request.queued_ns, slice.start_ns);
+            to.distance(request.issued_ns, slice.start_ns);
+            to.number(request.device.into());
+            to.number(request.submitter.into());
+            to.0.push(request.operation as u8);
+        }
+        Waker::Timer | Waker::Network | Waker::Rcu | Waker::Softirq | Waker::Irq => {}
+    }
+}
+
+fn pack_exit(to: &mut Writer, exit: Exit) {
+    match exit {
+        Exit::GoesOn => to.0.push(0),
+        Exit::Preempted => to.0.push(1),
+        Exit::Dead => to.0.push(2),
+        Exit::Blocked(Blocked { syscall, is_uninterruptible, in_iowait, is_kernel }) => {
+            let flag = |is: bool, bit: u8| u8::from(is) << bit;
+            to.0.push(3 | flag(is_uninterruptible, 2) | flag(in_iowait, 3) | flag(is_kernel, 4));
+            to.number(syscall.map_or(0, |number| u64::from(number) + 1));
+        }
+    }
+}
+
+fn unpack(bytes: &[u8]) -> io::Result<Vec<Slice>> {
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let mut from = Reader(bytes);
+    let count = from.number()?;
+    if count > BLOCK as u64 || bytes.len() > BLOCK * SLICE_BYTES {
+        return Err(invalid());
+    }
+    let mut slices: Vec<Slice> = Vec::with_capacity(count as usize);
+    let mut names: Vec<Name> = Vec::new();
+    let mut end_ns = 0;
+    for _ in 0..count {
+        let kind = from.byte()?;
+        let start_ns = from.distance(end_ns)?;
+        end_ns = from.distance(start_ns)?;
+        let holder = match kind & 0x1f {
+            0 => Holder::Nobody,
+            1 => Holder::Idle,
+            2 => Holder::Thread(from.small()?),
+            3 => Holder::Work { tid: from.small()?, handler: from.number()? },
+            4 => Holder::Irq { late_ns: from.number()? },
+            5 => Holder::Softirq,
+            _ => return Err(invalid()),
+        };
+        let number = from.number()? as usize;
+        if number == names.len() {
+            let mut name = Name::default();
+            for byte in &mut name.0 {
+                *byte = from.byte()?;
+            }
+            names.push(name);
+        }
+        let name = *names.get(number).ok_or_else(invalid)?;
+        let steal_ns = if kind & HAS_STEAL != 0 { from.number()? } else { 0 };
+        let mut slice = Slice { start_ns, end_ns, holder, name, steal_ns, ..Slice::default() };
+        slice.is_member = kind & IS_MEMBER != 0;
+        if kind & GOES_ON == 0 {
+            slice.entry = unpack_entry(&mut from, start_ns)?;
+            slice.exit = unpack_exit(&mut from)?;
+        }
+        slices.push(slice);
+    }
+    Ok(slices)
+}
+
+fn unpack_entry(from: &mut Reader<'_>, start_ns: u64) -> io::Result<Entry> {
+    let kind = from.byte()?;
+    match kind {
+        0 => return Ok(Entry::GoesOn),
+        1 => return Ok(Entry::Preempted { at_ns: from.distance(start_ns)? }),
+        2 => return Ok(Entry::Unseen),
+        _ => {}
+    }
+    let (at_ns, cpu) = (from.distance(start_ns)?, from.small()?);
+    let by = match kind {
+        3 => Waker::Thread(from.small()?),
+        4 => Waker::Parent(from.small()?),
+        5 => Waker::Timer,
+        6 => Waker::Network,
+        7 => Waker::Rcu,
+        8 => Waker::Softirq,
+        9 => Waker::Irq,
+        10 => Waker::Disk(Request {
+            queued_ns: from.distance(start_ns)?,
+            issued_ns: from.distance(start_ns)?,
+            device: from.small()?,
+            submitter: from.small()?,
+            operation: match from.byte()? {
+                0 => Operation::Read,
+                1 => Operation::Write,
+                2 => Operation::Flush,
+                _ => Operation::Other,
+            },
+        }),
+        _ => return Err(io::ErrorKind::InvalidData.into()),
+    };
+    Ok(Entry::Woken { at_ns, by, cpu })
+}
+
+fn unpack_exit(from: &mut Reader<'_>) -> io::Result<Exit> {
+    let kind = from.byte()?;
+    Ok(match kind & 3 {
+        0 => Exit::GoesOn,
+        1 => Exit::Preempted,
+        2 => Exit::Dead,
+        _ => Exit::Blocked(Blocked {
+            is_uninterruptible: kind & 1 << 2 != 0,
+            in_iowait: kind & 1 << 3 != 0,
+            is_kernel: kind & 1 << 4 != 0,
+            syscall: match from.number()? {
+                0 => None,
+                number => Some(u16::try_from(number - 1).map_err(|_| io::ErrorKind::InvalidData)?),
+            },
+        }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use proptest::prelude::*;
+
+    use super::super::tests::any_slice;
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+
+        #[test]
+        fn what_is_unpacked_is_what_was_packed(slices in prop::collection::vec(any_slice(), 0..60)) {
+            prop_assert_eq!(unpack(&pack(&slices)).expect("it was packed"), slices);
+        }
+
+        #[test]
+        fn garbage_is_an_error_and_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            let _ = unpack(&bytes);
+        }
+    }
+
+    fn numbered(count: u64) -> impl Iterator<Item = Slice> {
+        (0..count).map(|at| Slice {
+            start_ns: at * 10,
+            end_ns: at * 10 + 10,
+            holder: Holder::Thread(at as u32 % 7),
+            ..Slice::default()
+        })
+    }
+
+    #[test]
+    fn what_has_no_room_in_memory_is_in_the_file() {
+        let mut packed = Packed::new(1, 100_000, Some(Cursor::new(Vec::new())));
+        numbered(100_000).for_each(|slice| packed.push(0, slice).expect("memory takes everything"));
+        assert!(packed.in_memory_bytes <= 100_000 && packed.in_file_bytes() > 100_000);
+        let mut back: Vec<Slice> = std::iter::from_fn(|| packed.previous(0)).collect();
+        back.reverse();
+        assert!(back.into_iter().eq(numbered(100_000)));
+        assert!(packed.take_error().is_none());
+    }
+
+    #[test]
+    fn without_a_file_the_oldest_is_given_up() {
+        let mut packed = Packed::<Cursor<Vec<u8>>>::new(1, 100_000, None);
+        numbered(100_000).for_each(|slice| packed.push(0, slice).expect("memory takes everything"));
+        let back: Vec<Slice> = std::iter::from_fn(|| packed.previous(0)).collect();
+        assert!(back.len() > 5_000 && back.len() < 50_000, "{}", back.len());
+        assert_eq!(back[0], numbered(100_000).last().expect("there are some"));
+    }
+}

@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Histories with known answers, and random ones.
+
+mod shapes;
+
+use proptest::prelude::*;
+
+use super::events::{Builder, Event};
+use super::history::{Blocked, Entry, Exit, Holder, Name, Operation, Recorded, Slice, Waker};
+use super::{Asked, Found, Names, Path, PathSegment, walk};
+use crate::CauseKind;
+
+/// A history in units of a millisecond, in which thread 5 is called `t5`.
+struct Told {
+    builder: Builder,
+    running: Vec<u32>,
+}
+
+const MS: u64 = 1_000_000;
+
+fn name(tid: u32) -> Name {
+    Name::of(&format!("t{tid}"))
+}
+
+impl Told {
+    fn new(cpus: usize) -> Self {
+        let mut told = Told { builder: Builder::default(), running: vec![0; cpus] };
+        for cpu in 0..cpus {
+            told.switch(0, cpu, Exit::Preempted, 0);
+        }
+        told
+    }
+
+    fn at(&mut self, ms: u64, cpu: usize, event: Event) -> &mut Self {
+        self.builder.add(cpu, 1 + ms * MS, event);
+        self
+    }
+
+    fn switch(&mut self, ms: u64, cpu: usize, exit: Exit, to: u32) -> &mut Self {
+        let from = std::mem::replace(&mut self.running[cpu], to);
+        self.at(ms, cpu, Event::Switch { from, from_name: name(from), exit, to, to_name: name(to) })
+    }
+
+    /// Whoever has the CPU falls asleep.
+    fn sleeps(&mut self, ms: u64, cpu: usize, to: u32) -> &mut Self {
+        self.switch(ms, cpu, Exit::Blocked(Blocked { syscall: Some(202), ..Blocked::default() }), to)
+    }
+
+    fn preempted(&mut self, ms: u64, cpu: usize, to: u32) -> &mut Self {
+        self.switch(ms, cpu, Exit::Preempted, to)
+    }
+
+    fn wakes(&mut self, ms: u64, cpu: usize, tid: u32) -> &mut Self {
+        self.at(ms, cpu, Event::Waking(tid))
+    }
+
+    fn past(&mut self, ms: u64) -> Recorded {
+        std::mem::take(&mut self.builder).finish(1 + ms * MS)
+    }
+}
+
+struct Plain;
+
+impl Names for Plain {
+    fn handler(&mut self, number: u64) -> String {
+        format!("handler{number}")
+    }
+
+    fn device(&mut self, device: u32) -> String {
+        format!("disk{device}")
+    }
+
+    fn limit(&mut self, number: u32) -> String {
+        format!("limit{number}")
+    }
+
+    fn waits_in(&mut self, _tid: u32, _woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>) {
+        (blocked.syscall.map(|number| format!("call{number}")), Vec::new())
+    }
+}
+
+fn path_of(past: Recorded, asked: Asked) -> Path {
+    let mut past = past;
+    let mut found = Found::default();
+    let mut begins_ns = asked.to_ns;
+    walk(&mut past, &[asked], &(), &mut |_, finding| {
+        if let super::Finding::Segment(segment) = finding {
+            assert_eq!(segment.to_ns, begins_ns, "a gap before {finding:?}");
+            begins_ns = segment.from_ns;
+        }
+        found.add(finding);
+    });
+    assert_eq!(begins_ns, asked.from_ns.min(asked.to_ns), "the beginning is missing");
+    let path = found.finish(&mut Plain);
+    assert_eq!(path.total_ns(), asked.to_ns.saturating_sub(asked.from_ns));
+    path
+}
+
+fn asked(tid: u32, from_ms: u64, to_ms: u64) -> Asked {
+    Asked { tid, from_ns: 1 + from_ms * MS, to_ns: 1 + to_ms * MS + 1_000, is_wait: false, is_command: false }
+}
+
+fn told(past: Recorded, asked: Asked) -> Vec<(u64, CauseKind, String, u32)> {
+    let of = |segment: PathSegment| ((segment.ns + MS / 2) / MS, segment.kind, segment.who, segment.depth);
+    // Events of the same time are nanoseconds apart.
+    path_of(past, asked).segments.into_iter().map(of).filter(|segment| segment.0 > 0).collect()
+}
+
+fn segment(ms: u64, kind: CauseKind, who: &str, depth: u32) -> (u64, CauseKind, String, u32) {
+    (ms, kind, who.to_owned(), depth)
+}
+
+#[test]
+fn thousands_of_threads_keep_their_name() {
+    let (of_each, all) = (MS, 3_000);
+    // Each wakes the next one just before its end.
+    let slice = |number: u64| Slice {
+        start_ns: 1 + number * of_each,
+        end_ns: 1 + (number + 1) * of_each,
+        holder: Holder::Thread(10 + number as u32),
+        name: Name::of("cc"),
+        entry: Entry::Woken { at_ns: number * of_each, by: Waker::Thread(9 + number as u32), cpu: 0 },
+        is_member: true,
+        ..Slice::default()
+    };
+    let past = Recorded { cpus: vec![(0..all).map(slice).collect()] };
+    let asked = Asked { is_command: true, ..asked(9 + all as u32, 1, all) };
+    let path = path_of(past, asked);
+    let own = path.segments.iter().filter(|segment| segment.kind == CauseKind::Running && segment.is_member);
+    let own_ns: u64 = own.filter(|segment| segment.who.starts_with("cc")).map(|segment| segment.ns).sum();
+    assert!(path.is_folded && path.segments.len() <= 800);
+    assert!(own_ns > path.total_ns() / 100 * 99, "{own_ns} of {} ns: {:?}", path.total_ns(), path.segments.last());
+}
+
+#[test]
+fn a_parent_that_was_not_seen_is_met_again() {
+    let slice = |tid, from_ms, to_ms, entry| Slice {
+        start_ns: 1 + from_ms * MS,
+        end_ns: 1 + to_ms * MS,
+        holder: Holder::Thread(tid),
+        name: name(tid),
+        entry,
+        ..Slice::default()
+    };
+    let entry = Entry::Woken { at_ns: 1 + 3 * MS, by: Waker::Parent(5), cpu: 0 };
+    let past = Recorded { cpus: vec![vec![slice(5, 0, 2, Entry::GoesOn), slice(6, 4, 8, entry)]] };
+    let path = told(past, asked(6, 0, 8));
+    let of_parent = segment(2, CauseKind::Running, "t5:5", 0);
+    let unseen = [
+        segment(1, CauseKind::Unknown, "who made it was not seen", 1),
+        segment(1, CauseKind::Unknown, "not recorded", 0),
+    ];
+    let [first, second] = unseen;
+    assert_eq!(path, [of_parent, first, second, segment(4, CauseKind::Running, "t6:6", 0)]);
+}
+
+#[test]
+fn what_follows_the_end_does_not_matter() {
+    let mut history = Told::new(1);
+    history.switch(0, 0, Exit::Preempted, 5).sleeps(1, 0, 6).wakes(9, 0, 5).sleeps(9, 0, 5);
+    // It loses its CPU just after the end, and has it back at once.
+    history.preempted(12, 0, 7).sleeps(12, 0, 5).sleeps(13, 0, 0);
+    let asked = Asked { to_ns: 12 * MS, ..asked(5, 0, 12) };
+    let path = told(history.past(14), asked);
+    let running = |ms, who, depth| segment(ms, CauseKind::Running, who, depth);
+    assert_eq!(path, [running(1, "t5:5", 0), running(8, "t6:6", 1), running(3, "t5:5", 0)]);
+}
+
+#[test]
+fn a_wait_for_a_server_is_what_the_server_did() {
+    use CauseKind::{Disk, DiskQueue, Irq, Running, Thread};
+    let mut history = Told::new(2);
+    // t1 asks t2, which works, waits for the disk, and is kept from its CPU by t3.
+    history.preempted(0, 0, 1).wakes(2, 0, 2).preempted(2, 1, 2).sleeps(3, 0, 0);
+    history.at(9, 1, Event::RequestBegins(8, 77, Operation::Write)).sleeps(10, 1, 0);
+    history.at(11, 1, Event::RequestIssued(8, 77, Operation::Write));
+    history.at(14, 1, Event::Irq(Name::of("nvme"))).at(15, 1, Event::RequestDone(8, 77)).wakes(15, 1, 2);
+    history.preempted(15, 1, 2).preempted(18, 1, 3).preempted(28, 1, 2).wakes(29, 1, 1).preempted(29, 0, 1);
+    let expected = [
+        segment(7, Running, "t2:2", 1),
+        segment(1, DiskQueue, "disk8 (write by t2:2)", 2),
+        segment(4, Disk, "disk8 (write by t2:2)", 2),
+        segment(3, Running, "t2:2", 1),
+        segment(10, Thread, "t3:3", 1),
+        segment(1, Running, "t2:2", 1),
+    ];
+    let past = history.past(30);
+    assert_eq!(told(past.clone(), asked(1, 3, 29)), expected);
+    let path = path_of(past, asked(1, 3, 29));
+    let of =
+        |kind| path.segments.iter().find(|segment| segment.kind == kind && segment.ns > MS / 2).expect("it is there");
+    assert_eq!((of(Running).waiter.as_deref(), of(Running).via.as_deref()), (Some("t1:1"), Some("call202")));
+    assert_eq!(of(Thread).ready.as_deref(), Some("t2:2"));
+    let kinds: Vec<CauseKind> = path.causes().iter().map(|cause| cause.kind).collect();
+    assert_eq!(kinds[..4], [Running, Thread, Disk, DiskQueue]);
+    assert!(!kinds.contains(&Irq));
+}
+
+#[test]
+fn a_wait_ends_where_its_thread_fell_asleep() {
+    let mut history = Told::new(2);
+    history.preempted(0, 0, 1).preempted(0, 1, 2).sleeps(3, 0, 0).wakes(7, 1, 1).preempted(8, 0, 1);
+    let past = history.past(9);
+    // Also where it is asked about a later part alone.
+    for (from_ms, expected_ms) in [(0, (3, 5)), (4, (4, 4))] {
+        let (mut past, mut found, mut began_ns) = (past.clone(), Found::default(), None);
+        let asked = Asked { is_wait: true, ..asked(1, from_ms, 8) };
+        walk(&mut past, &[asked], &(), &mut |_, finding| {
+            if let super::Finding::Asleep { hop: 0, at_ns, .. } = finding {
+                began_ns = Some(at_ns);
+            }
+            found.add(finding);
+        });
+        let path = found.finish(&mut Plain);
+        assert_eq!(began_ns.map(|ns| asked.to_ns - ns), Some(path.total_ns()));
+        assert_eq!((began_ns.unwrap_or(0) / MS, path.total_ns() / MS), expected_ms);
+    }
+}
+
+#[test]
+fn a_wait_may_end_before_its_thread_is_seen_to_get_its_cpu() {
+    let mut history = Told::new(2);
+    history.preempted(0, 0, 1).preempted(0, 1, 2).sleeps(3, 0, 3).wakes(7, 1, 1).preempted(13, 0, 1);
+    let expected = [segment(4, CauseKind::Running, "t2:2", 1), segment(1, CauseKind::Thread, "t3:3", 0)];
+    assert_eq!(told(history.past(14), asked(1, 3, 8)), expected);
+}
+
+#[test]
+fn what_a_thread_waits_for_afterwards_does_not_matter() {
+    // It is preempted right after the end of what is asked about.
+    let mut history = Told::new(1);
+    history.preempted(0, 0, 1).preempted(5, 0, 2).preempted(6, 0, 1);
+    let asked = Asked { to_ns: 1 + 5 * MS - MS / 2, ..asked(1, 1, 5) };
+    assert_eq!(told(history.past(7), asked), [segment(4, CauseKind::Running, "t1:1", 0)]);
+}
+
+#[test]
+fn an_interrupt_is_not_the_doing_of_whom_it_interrupts() {
+    use CauseKind::{Disk, Interrupt, Network, Rcu, Timer};
+    // t9 is busy where the interrupt comes in that wakes t1.
+    let woken_in = |events: &[Event]| {
+        let mut history = Told::new(2);
+        history.preempted(0, 0, 1).preempted(0, 1, 9).at(1, 0, Event::RequestIssued(8, 5, Operation::Read));
+        history.sleeps(1, 0, 0);
+        for &event in events {
+            history.at(6, 1, event);
+        }
+        history.wakes(6, 1, 1).preempted(7, 0, 1);
+        let told = told(history.past(8), asked(1, 1, 7));
+        assert_eq!((told.len(), told[1].1), (2, CauseKind::IdleExit), "{told:?}");
+        (told[0].1, told[0].2.clone())
+    };
+    let irq = Event::Irq(Name::of("eth0"));
+    assert_eq!(woken_in(&[irq]), (Interrupt, "eth0".to_owned()));
+    assert_eq!(woken_in(&[irq, Event::TimerExpires]), (Timer, "timer".to_owned()));
+    assert_eq!(woken_in(&[irq, Event::RequestDone(8, 5)]), (Disk, "disk8 (read by t1:1)".to_owned()));
+    assert_eq!(woken_in(&[Event::Softirq(3)]), (Network, "network".to_owned()));
+    assert_eq!(woken_in(&[Event::Softirq(9)]), (Rcu, "grace period".to_owned()));
+    assert_eq!(woken_in(&[Event::Softirq(1)]), (Timer, "timer".to_owned()));
+    assert_eq!(woken_in(&[Event::Softirq(6)]), (Interrupt, "tasklet".to_owned()));
+    // What a thread sends over loopback comes in below it.
+    assert_eq!(woken_in(&[Event::SoftirqRaised(3), Event::Softirq(3)]).0, CauseKind::Running);
+}
+
+#[test]
+fn a_request_of_which_nothing_is_known_is_no_disks() {
+    let mut history = Told::new(2);
+    history.preempted(0, 0, 1).sleeps(1, 0, 0).at(6, 1, Event::RequestDone(8, 5)).wakes(6, 1, 1).preempted(7, 0, 1);
+    let mut past = history.past(8);
+    let woken = past.cpus[0].iter_mut().find(|slice| matches!(slice.entry, Entry::Woken { .. })).expect("it is woken");
+    woken.entry = Entry::Woken { at_ns: 1 + 6 * MS, by: Waker::Disk(super::history::Request::default()), cpu: 1 };
+    let told = told(past, asked(1, 1, 7));
+    assert_eq!(told[0], segment(5, CauseKind::Disk, "unknown (its request was overwritten)", 1));
+}
+
+#[test]
+fn a_lock_that_is_handed_on_is_each_holders_doing() {
+    use CauseKind::{Running, Thread};
+    // t1 waits for a lock that t2, t3 and t4 have one after the other; t4 is kept from the CPU by t5.
+    let mut history = Told::new(3);
+    history.preempted(0, 0, 1).preempted(0, 1, 2).sleeps(1, 0, 0);
+    history.wakes(11, 1, 3).preempted(11, 2, 3).wakes(31, 2, 4).sleeps(31, 2, 5).preempted(36, 2, 4);
+    history.wakes(66, 2, 1).preempted(66, 0, 1);
+    let expected = [
+        segment(10, Running, "t2:2", 3),
+        segment(20, Running, "t3:3", 2),
+        segment(5, Thread, "t5:5", 1),
+        segment(30, Running, "t4:4", 1),
+    ];
+    // t3 and t4 were never seen to fall asleep: they are still within their waits at the beginning.
+    assert_eq!(told(history.past(67), asked(1, 1, 66)), expected);
+}
+
+#[test]
+fn a_command_is_its_critical_path() {
+    use CauseKind::{Running, Thread, Timer};
+    // t1 makes t2 and t3 and waits for both; t3 takes longer, as it sleeps for 40 ms, and then has t2's result.
+    let mut history = Told::new(2);
+    history.preempted(0, 0, 1).at(5, 0, Event::New(2)).at(6, 0, Event::New(3)).sleeps(10, 0, 3);
+    history.preempted(5, 1, 2).switch(20, 1, Exit::Dead, 0).sleeps(20, 0, 0);
+    history.at(60, 1, Event::Irq(Name::of("local_timer"))).at(60, 1, Event::TimerExpires).wakes(60, 1, 3);
+    history.at(60, 1, Event::IrqEnds).preempted(60, 0, 3).wakes(80, 0, 1).switch(80, 0, Exit::Dead, 1);
+    let mut past = history.past(90);
+    past.cpus.iter_mut().flatten().for_each(|slice| slice.is_member = slice.holder.tid().is_some());
+    let asked = Asked { is_command: true, ..asked(1, 0, 90) };
+    let expected = [
+        segment(6, Running, "t1:1", 0),
+        segment(4, Thread, "t1:1", 0),
+        segment(10, Running, "t3:3", 0),
+        segment(40, Timer, "timer", 1),
+        segment(20, Running, "t3:3", 0),
+        segment(10, Running, "t1:1", 0),
+    ];
+    assert_eq!(told(past, asked), expected);
+}
+
+#[test]
+fn what_is_not_known_is_unknown() {
+    use CauseKind::{Running, Unknown};
+    let mut history = Told::new(2);
+    history.preempted(0, 0, 1).sleeps(1, 0, 0).preempted(5, 1, 2).wakes(9, 1, 1).preempted(9, 0, 1);
+    let mut past = history.past(10);
+    // The waker's CPU was overwritten up to the middle of its run.
+    past.cpus[1].retain(|slice| slice.start_ns > 4 * MS);
+    assert_eq!(
+        told(past.clone(), asked(1, 1, 9)),
+        [segment(4, Unknown, "its waking was not seen", 2), segment(4, Running, "t2:2", 1)]
+    );
+    past.cpus[1].clear();
+    assert_eq!(told(past.clone(), asked(1, 1, 9)), [segment(8, Unknown, "its waker was not seen", 1)]);
+    past.cpus[0].clear();
+    assert_eq!(told(past, asked(1, 1, 9)), [segment(8, Unknown, "not over yet", 1)]);
+}
+
+#[test]
+fn interrupts_that_a_thread_keeps_off_are_told_as_such() {
+    use CauseKind::{IrqsOff, Thread};
+    let mut history = Told::new(1);
+    history.preempted(0, 0, 2).wakes(1, 0, 1).preempted(9, 0, 1);
+    let mut past = history.past(10);
+    let [.., thread, _] = &mut past.cpus[0][..] else { panic!("slices") };
+    let (start_ns, end_ns) = (thread.end_ns - MS, thread.end_ns);
+    thread.end_ns = start_ns;
+    let at = past.cpus[0].len() - 1;
+    let irq = Slice { start_ns, end_ns, holder: Holder::Irq { late_ns: 5 * MS }, ..Slice::default() };
+    past.cpus[0].insert(at, irq);
+    let told = told(past, Asked { from_ns: 1 + MS, ..asked(1, 1, 9) });
+    let kinds: Vec<_> = told.iter().map(|segment| (segment.0, segment.1)).collect();
+    assert_eq!(kinds, [(2, Thread), (5, IrqsOff), (1, CauseKind::Irq)]);
+}
+
+/// Any slices: they overlap, lack some, and say what cannot be.
+pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
+    let holder = prop_oneof![
+        Just(Holder::Nobody),
+        Just(Holder::Idle),
+        (1_u32..6).prop_map(Holder::Thread),
+        (1_u32..6).prop_map(|tid| Holder::Work { tid, handler: 7 }),
+        (0_u64..50).prop_map(|late_ns| Holder::Irq { late_ns }),
+        Just(Holder::Softirq),
+    ];
+    let waker = prop_oneof![
+        (0_u32..6).prop_map(Waker::Thread),
+        (0_u32..6).prop_map(Waker::Parent),
+        Just(Waker::Timer),
+        Just(Waker::Irq),
+        Just(Waker::Softirq),
+        (0_u64..400, 0_u64..400, 0_u32..6).prop_map(|(queued_ns, issued_ns, submitter)| {
+            Waker::Disk(super::history::Request { queued_ns, issued_ns, submitter, ..Default::default() })
+        }),
+    ];
+    let entry = prop_oneof![
+        Just(Entry::GoesOn),
+        (0_u64..400).prop_map(|at_ns| Entry::Preempted { at_ns }),
+        Just(Entry::Unseen),
+        (0_u64..400, waker, 0_u32..4).prop_map(|(at_ns, by, cpu)| Entry::Woken { at_ns, by, cpu }),
+    ];
+    let exit = prop_oneof![
+        Just(Exit::GoesOn),
+        Just(Exit::Preempted),
+        Just(Exit::Blocked(Blocked::default())),
+        Just(Exit::Dead)
+    ];
+    let times = (0_u64..400, 0_u64..60);
+    (times, holder, entry, exit, 0_u64..40, any::<bool>()).prop_map(
+        |((start_ns, ns), holder, entry, exit, steal_ns, is_member)| Slice {
+            start_ns,
+            end_ns: start_ns + ns,
+            holder,
+            entry,
+            exit,
+            steal_ns,
+            is_member,
+            ..Slice::default()
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn whatever_the_past_says_the_path_adds_up(
+        cpus in prop::collection::vec(prop::collection::vec(any_slice(), 0..40), 1..4),
+        (from_ns, to_ns) in (0_u64..450, 0_u64..450),
+        tid in 1_u32..6,
+        is_command in any::<bool>(),
+        is_sorted in any::<bool>(),
+    ) {
+        let mut past = Recorded { cpus };
+        if is_sorted {
+            past.cpus.iter_mut().for_each(|cpu| cpu.sort_by_key(|slice| (slice.start_ns, slice.end_ns)));
+        }
+        let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command };
+        let path = path_of(past, asked);
+        prop_assert_eq!(path.causes().iter().map(|cause| cause.ns).sum::<u64>(), to_ns.saturating_sub(from_ns));
+    }
+}
+
+#[test]
+fn a_long_conversation_is_folded_and_adds_up() {
+    let mut history = Told::new(2);
+    history.preempted(0, 0, 1).sleeps(1, 0, 0).preempted(1, 1, 2);
+    let mut ms = 1;
+    for _ in 0..5_000 {
+        // t2 asks t3, which answers.
+        history.wakes(ms + 1, 1, 3).preempted(ms + 1, 0, 3).sleeps(ms + 2, 1, 0);
+        history.wakes(ms + 4, 0, 2).preempted(ms + 4, 1, 2).sleeps(ms + 5, 0, 0);
+        ms += 5;
+    }
+    history.wakes(ms, 1, 1).preempted(ms, 0, 1);
+    let path = path_of(history.past(ms + 1), asked(1, 1, ms));
+    assert!(path.is_folded && path.segments.len() < 20, "{}", path.segments.len());
+    let causes = path.causes();
+    let told: Vec<_> = causes[..2].iter().map(|cause| (cause.who.as_str(), (cause.ns + MS / 2) / MS)).collect();
+    assert_eq!(told, [("t2:2", 15_000), ("t3:3", 10_000)]);
+}

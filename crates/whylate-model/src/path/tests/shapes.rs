@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Shapes that other programs' critical paths are tested with, and programs whose answer follows from their sleeps.
+
+use super::*;
+use CauseKind::{Disk, Interrupt, Network, Running, Thread, Timer, Unknown};
+
+/// Threads 1, 2 and 3 have CPUs 0, 1 and 2, in so many milliseconds.
+struct Program(Told);
+
+/// Events of the same time are nanoseconds apart: it ends after the last of them.
+fn up_to(asked: Asked) -> Asked {
+    Asked { to_ns: asked.to_ns + 1_000, ..asked }
+}
+
+impl Program {
+    fn new() -> Self {
+        let mut told = Told::new(4);
+        for tid in 1..=3 {
+            told.preempted(0, tid as usize - 1, tid);
+        }
+        Program(told)
+    }
+
+    fn waits(&mut self, ms: u64, tid: u32) -> &mut Self {
+        self.0.sleeps(ms, tid as usize - 1, 0);
+        self
+    }
+
+    /// One that runs ends another one's wait.
+    fn wakes(&mut self, ms: u64, by: u32, tid: u32) -> &mut Self {
+        self.0.wakes(ms, by as usize - 1, tid).preempted(ms, tid as usize - 1, tid);
+        self
+    }
+
+    /// An interrupt comes in on the fourth CPU, and ends the wait.
+    fn interrupt(&mut self, ms: u64, events: &[Event], tid: u32) -> &mut Self {
+        for &event in events {
+            self.0.at(ms, 3, event);
+        }
+        self.0.wakes(ms, 3, tid);
+        for &event in events.iter().rev() {
+            match event {
+                Event::Irq(_) => self.0.at(ms, 3, Event::IrqEnds),
+                Event::Softirq(_) => self.0.at(ms, 3, Event::SoftirqEnds),
+                _ => &mut self.0,
+            };
+        }
+        self.0.preempted(ms, tid as usize - 1, tid);
+        self
+    }
+
+    fn timer(&mut self, ms: u64, tid: u32) -> &mut Self {
+        self.interrupt(ms, &[Event::Irq(Name::of("local_timer")), Event::TimerExpires], tid)
+    }
+
+    fn wait(&mut self, tid: u32, from_ms: u64, to_ms: u64) -> Vec<(u64, CauseKind, String, u32)> {
+        told(self.0.past(to_ms + 1), up_to(asked(tid, from_ms, to_ms)))
+    }
+
+    /// The path of 1, to whose command all of them belong.
+    fn command(&mut self, to_ms: u64) -> Vec<(u64, CauseKind, String, u32)> {
+        let mut past = self.0.past(to_ms + 1);
+        past.cpus.iter_mut().flatten().for_each(|slice| slice.is_member = slice.holder.tid().is_some());
+        told(past, Asked { is_command: true, ..up_to(asked(1, 0, to_ms)) })
+    }
+}
+
+#[test]
+fn a_wakeup_leads_to_the_waker() {
+    let mut program = Program::new();
+    program.waits(2, 1).wakes(4, 2, 1);
+    let expected = [segment(2, Running, "t1:1", 0), segment(2, Running, "t2:2", 1), segment(2, Running, "t1:1", 0)];
+    assert_eq!(program.wait(1, 0, 6), expected);
+}
+
+#[test]
+fn a_wait_within_a_wait_lies_between_the_parts_of_the_outer_one() {
+    let mut program = Program::new();
+    program.waits(1, 1).waits(2, 2).wakes(5, 3, 2).wakes(7, 2, 1);
+    let expected = [segment(1, Running, "t2:2", 1), segment(3, Running, "t3:3", 2), segment(2, Running, "t2:2", 1)];
+    assert_eq!(program.wait(1, 1, 7), expected);
+}
+
+#[test]
+fn a_wait_that_began_before_the_outer_one_counts_from_there() {
+    let mut program = Program::new();
+    program.waits(1, 2).waits(4, 1).wakes(6, 3, 2).wakes(7, 2, 1);
+    assert_eq!(program.wait(1, 4, 7), [segment(2, Running, "t3:3", 2), segment(1, Running, "t2:2", 1)]);
+}
+
+#[test]
+fn two_that_take_turns_have_a_part_each() {
+    let mut program = Program::new();
+    program.waits(1, 2).waits(3, 1);
+    program.wakes(3, 3, 2).waits(6, 2);
+    program.wakes(6, 3, 1);
+    let expected = [segment(3, Running, "t3:3", 1)];
+    assert_eq!(program.wait(1, 3, 6), expected);
+    let mut program = Program::new();
+    program.waits(0, 2).wakes(3, 1, 2).waits(3, 1).wakes(6, 2, 1).waits(6, 2).wakes(9, 1, 2).waits(9, 1);
+    program.wakes(12, 2, 1);
+    let parts = [(3, 1), (3, 2), (3, 1), (3, 2)];
+    let expected: Vec<_> = parts.map(|(ms, tid)| segment(ms, Running, &format!("t{tid}:{tid}"), 0)).into();
+    assert_eq!(program.command(12), expected);
+}
+
+#[test]
+fn an_interrupt_ends_a_wait_by_its_kind() {
+    let irq = Event::Irq(Name::of("nvme0"));
+    let done = [irq, Event::RequestDone(8, 5)];
+    let cases: [(&[Event], CauseKind, &str); 5] = [
+        (&[Event::Irq(Name::of("local_timer")), Event::TimerExpires], Timer, "timer"),
+        (&done, Disk, "disk8 (write by t1:1)"),
+        (&[Event::Softirq(3)], Network, "network"),
+        (&[irq], Interrupt, "nvme0"),
+        // The idle thread wakes nobody, so it is one that is not told of.
+        (&[], Interrupt, "interrupt"),
+    ];
+    for (events, kind, who) in cases {
+        let mut program = Program::new();
+        program.0.at(2, 0, Event::RequestIssued(8, 5, Operation::Write));
+        program.waits(2, 1).interrupt(5, events, 1);
+        assert_eq!(program.wait(1, 2, 5), [segment(3, kind, who, 1)]);
+        // The same below a wait for a thread.
+        let mut program = Program::new();
+        program.0.at(2, 0, Event::RequestIssued(8, 5, Operation::Write));
+        program.waits(1, 2).waits(2, 1).interrupt(5, events, 2).wakes(6, 2, 1);
+        let expected = [segment(3, kind, who, 2), segment(1, Running, "t2:2", 1)];
+        assert_eq!(program.wait(1, 2, 6), expected);
+    }
+}
+
+#[test]
+fn a_waker_that_is_not_known_is_nobody() {
+    let mut program = Program::new();
+    program.waits(2, 1);
+    program.0.preempted(5, 0, 1);
+    assert_eq!(program.wait(1, 2, 5), [segment(3, Unknown, "its waking was not seen", 1)]);
+}
+
+#[test]
+fn a_waker_that_is_preempted_waits_for_whoever_has_its_cpu() {
+    let mut program = Program::new();
+    program.waits(1, 1);
+    program.0.preempted(3, 1, 9).preempted(7, 1, 2);
+    program.wakes(8, 2, 1);
+    let expected = [segment(2, Running, "t2:2", 1), segment(4, Thread, "t9:9", 1), segment(1, Running, "t2:2", 1)];
+    assert_eq!(program.wait(1, 1, 8), expected);
+}
+
+#[test]
+fn sleeps_within_waits_are_each_told() {
+    // 3 sleeps for 400 ms, 2 for 200 and then waits for 3, 1 for 100 and then waits for 2; all from the beginning.
+    let mut program = Program::new();
+    program.waits(0, 1).waits(0, 2).waits(0, 3).timer(100, 1).waits(100, 1).timer(200, 2).waits(200, 2);
+    program.timer(400, 3).wakes(400, 3, 2).wakes(400, 2, 1);
+    let sleeps = |parts: [(u64, u32); 2]| parts.map(|(ms, depth)| segment(ms, Timer, "timer", depth));
+    let past = program.0.past(401);
+    // One wait goes back to who waited, where that began.
+    assert_eq!(told(past.clone(), up_to(asked(1, 100, 400))), sleeps([(100, 2), (200, 3)]));
+    // A command's path does not: all of it is the longest sleep.
+    let mut past = past;
+    past.cpus.iter_mut().flatten().for_each(|slice| slice.is_member = slice.holder.tid().is_some());
+    let command = Asked { is_command: true, ..up_to(asked(1, 0, 400)) };
+    assert_eq!(told(past, command), [segment(400, Timer, "timer", 1)]);
+}
+
+#[test]
+fn of_parallel_children_the_longest_is_the_path() {
+    // 2 computes for 30 ms and 3 for 50, of which it sleeps for 20.
+    let mut program = Program::new();
+    program.waits(0, 1).waits(20, 3).wakes(30, 2, 1).waits(30, 1).waits(30, 2).timer(40, 3).wakes(50, 3, 1);
+    let expected = [
+        segment(20, Running, "t3:3", 0),
+        segment(20, Timer, "timer", 1),
+        segment(10, Running, "t3:3", 0),
+        segment(5, Running, "t1:1", 0),
+    ];
+    assert_eq!(program.command(55), expected);
+}
+
+#[test]
+fn at_a_barrier_the_slowest_of_each_round_is_the_path() {
+    // In round n thread n works for 10 ms, and the others for 2.
+    let mut program = Program::new();
+    for (round, slowest) in [(0, 1), (10, 2), (20, 3)] {
+        let others: Vec<u32> = (1..=3).filter(|&tid| tid != slowest).collect();
+        for &tid in &others {
+            program.waits(round + 2, tid);
+        }
+        for &tid in &others {
+            program.wakes(round + 10, slowest, tid);
+        }
+    }
+    let expected: Vec<_> = (1..=3).map(|tid| segment(10, Running, &format!("t{tid}:{tid}"), 0)).collect();
+    assert_eq!(program.command(30), expected);
+}
+
+#[test]
+fn the_slower_end_of_a_pipe_is_the_path_of_the_other_one() {
+    // 1 produces in 2 ms what 2 consumes in 8, or the other way round: whoever is faster waits for the slower one.
+    for (faster, slower) in [(1, 2), (2, 1)] {
+        let mut program = Program::new();
+        for round in 0..5 {
+            program.waits(round * 8 + 2, faster).wakes(round * 8 + 8, slower, faster);
+        }
+        let told = program.wait(faster, 0, 40);
+        let of = |tid: u32| {
+            let who = format!("t{tid}:{tid}");
+            told.iter().filter(|part| part.1 == Running && part.2 == who).map(|part| part.0).sum::<u64>()
+        };
+        assert_eq!((of(faster), of(slower)), (10, 30));
+    }
+}
+
+#[test]
+fn a_remote_call_is_the_servers_sleep_or_work() {
+    for sleeps in [true, false] {
+        let mut program = Program::new();
+        program.waits(0, 2).wakes(10, 1, 2).waits(10, 1);
+        if sleeps {
+            program.waits(11, 2).timer(110, 2);
+        }
+        program.wakes(111, 2, 1);
+        let all = segment(101, Running, "t2:2", 1);
+        let parts = [segment(1, Running, "t2:2", 1), segment(99, Timer, "timer", 2), segment(1, Running, "t2:2", 1)];
+        assert_eq!(program.wait(1, 10, 111), if sleeps { parts.to_vec() } else { vec![all] });
+    }
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Registers of user space, which each architecture's kernel keeps in fields of its own (kernel_types.h). */
+#pragma once
+
+#include <bpf/bpf_core_read.h>
+
+enum {
+	/* The level of privilege, of which the kernel has 0 (x86). */
+	X86_CS_LEVEL = 3,
+	/* The same; 0 for user space (arch/arm64/include/uapi/asm/ptrace.h). */
+	ARM64_MODE = 0xf,
+};
+
+static __always_inline const struct pt_regs___of_arm64 *as_arm64(const struct pt_regs *regs)
+{
+	return (const void *)regs;
+}
+
+/* The number of its system call; -1 for none, or where that is not known. */
+static __always_inline s32 syscall_of(struct task_struct *task)
+{
+	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
+
+	if (bpf_core_field_exists(regs->orig_ax))
+		return (s32)regs->orig_ax;
+	if (bpf_core_field_exists(as_arm64(regs)->syscallno))
+		return as_arm64(regs)->syscallno;
+	return -1;
+}
+
+/* The fourth argument of its system call; 0 where that is not known. */
+static __always_inline u64 fourth_argument_of(struct task_struct *task)
+{
+	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
+
+	if (bpf_core_field_exists(regs->r10))
+		return regs->r10;
+	if (bpf_core_field_exists(as_arm64(regs)->pstate))
+		return as_arm64(regs)->regs[3];
+	return 0;
+}
+
+/* Whether registers that an interrupt has found are those of user code; false where that cannot be told. */
+static __always_inline bool are_of_user(const struct pt_regs *regs)
+{
+	if (bpf_core_field_exists(regs->cs))
+		return BPF_CORE_READ(regs, cs) & X86_CS_LEVEL;
+	if (bpf_core_field_exists(as_arm64(regs)->pstate))
+		return !(BPF_CORE_READ(as_arm64(regs), pstate) & ARM64_MODE);
+	return false;
+}

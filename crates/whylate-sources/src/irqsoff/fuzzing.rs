@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the programs tell of late ticks, of sections, and of threads that kept their CPU.
+
+pub use super::events::fuzzing::sections;
+pub use super::need_resched::fuzzing::kept_cpus;
+pub use super::ticks::fuzzing::late_ticks;

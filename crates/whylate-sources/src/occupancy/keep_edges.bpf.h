@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Who woke whom, in which context, and how each thread came by its CPU and left it. A waking costs a clock read, some
+ * 20 ns, and a switch as much for the thread's entry and its system call.
+ */
+#pragma once
+
+#include "keep_wakeups.bpf.h"
+#include "registers.bpf.h"
+
+/* include/linux/interrupt.h */
+enum softirq {
+	SOFTIRQ_TIMER = 1,
+	SOFTIRQ_NET_TX = 2,
+	SOFTIRQ_NET_RX = 3,
+	SOFTIRQ_HRTIMER = 8,
+	SOFTIRQ_RCU = 9,
+};
+
+/* Where `completed` has the request of which context. */
+enum {
+	IN_SOFTIRQ = 0,
+	IN_IRQ = 1,
+};
+
+/* include/linux/sched.h */
+enum {
+	PF_KTHREAD = 0x200000,
+	/* A thread that the kernel runs for a process (6.4), such as those of vhost. */
+	PF_USER_WORKER = 0x4000,
+	TASK_UNINTERRUPTIBLE = 0x2,
+	TASK_DEAD = 0x80,
+	TASK_NOLOAD = 0x400,
+};
+
+/* Idle CPUs do in their own context what they would have been interrupted for. */
+static __always_inline bool is_in_irq(const struct account *account)
+{
+	return account->in_irq || (!account->softirq && !bpf_get_current_task_btf()->pid);
+}
+
+/* A net softirq that a thread has raised hands over what that thread sends to this machine itself. */
+static __always_inline u32 net_raiser_here(const struct account *account)
+{
+	u32 number = account->softirq - 1;
+
+	return number == SOFTIRQ_NET_TX || number == SOFTIRQ_NET_RX ? account->net_raisers[number & 1] : 0;
+}
+
+static __always_inline enum entry_kind kind_in_softirq(const struct account *account)
+{
+	u32 number = account->softirq - 1;
+
+	if (number == SOFTIRQ_TIMER)
+		return ENTRY_TIMER;
+	if (account->completed[IN_SOFTIRQ])
+		return ENTRY_DISK;
+	if (number == SOFTIRQ_HRTIMER)
+		return ENTRY_TIMER;
+	if (number == SOFTIRQ_NET_TX || number == SOFTIRQ_NET_RX)
+		return net_raiser_here(account) ? ENTRY_THREAD : ENTRY_NETWORK;
+	return number == SOFTIRQ_RCU ? ENTRY_RCU : ENTRY_SOFTIRQ;
+}
+
+/* Interrupts wake the threads of softirqs after their handlers, as if the thread did that they have interrupted. */
+static __always_inline enum entry_kind kind_by_woken(const struct task_struct *woken)
+{
+	if (!(woken->flags & PF_KTHREAD))
+		return ENTRY_THREAD;
+	if (begins_with(woken->comm, "ksoftirqd/", 10))
+		return ENTRY_SOFTIRQ;
+	return begins_with(woken->comm, "ktimers/", 8) ? ENTRY_TIMER : ENTRY_THREAD;
+}
+
+/* Who wakes a thread here, by what the CPU is doing: whom an interrupt has interrupted wakes nobody. */
+static __always_inline enum entry_kind kind_of_waking(const struct account *account, const struct task_struct *woken)
+{
+	/* Interrupts that come in while a program of the account is at work are not seen, unless that was preempted. */
+	if (account->is_busy)
+		return account->missed_switch ? ENTRY_UNSEEN : ENTRY_IRQ;
+	if (account->softirq && !account->in_irq)
+		return kind_in_softirq(account);
+	if (is_in_irq(account) && account->completed[IN_IRQ])
+		return ENTRY_DISK;
+	/* There are interrupts without an event of their own. */
+	if (account->in_timer)
+		return ENTRY_TIMER;
+	if (account->in_irq && account->irq_kind == OCCUPANT_VECTOR && account->irq_id == VECTOR_LOCAL_TIMER)
+		return ENTRY_TIMER;
+	return is_in_irq(account) ? ENTRY_IRQ : kind_by_woken(woken);
+}
+
+/* At the waking of a thread that is asleep, or about to be. */
+static __always_inline void keep_waking(const struct task_struct *task, bool is_new)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	const struct account *account = account_of(cpu);
+	const struct task_struct *waker = NULL;
+	struct wakeup *wakeup;
+	enum entry_kind kind;
+
+	if (!account)
+		return;
+	kind = is_new ? ENTRY_PARENT : kind_of_waking(account, task);
+	if (kind == ENTRY_PARENT || (kind == ENTRY_THREAD && !account->softirq))
+		waker = bpf_get_current_task_btf();
+	wakeup = keep_wait(task, true, waker, bpf_ktime_get_ns());
+	if (!wakeup)
+		return;
+	wakeup->entry = kind;
+	wakeup->waker_cpu = cpu;
+	if (kind == ENTRY_THREAD && account->softirq) {
+		wakeup->waker_tid = net_raiser_here(account);
+		__builtin_memset(wakeup->waker, 0, sizeof(wakeup->waker));
+	}
+	if (kind == ENTRY_DISK)
+		wakeup->completed = account->completed[is_in_irq(account)] - 1;
+}
+
+/*
+ * How the thread comes by the CPU. A waking that was seen one switch before its last one came while it was leaving its
+ * CPU: where it had still kept it from sleeping, a later one would have been seen.
+ */
+static __always_inline void tell_entry(struct entry *entry, const struct task_struct *task)
+{
+	const struct wakeup *wakeup;
+	u32 switches;
+
+	if (!task->pid)
+		return;
+	entry->kind = ENTRY_UNSEEN;
+	wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
+	if (!wakeup || wakeup->tid != (u32)task->pid || wakeup->born_us != born_us(task))
+		return;
+	switches = switches_before(task) - wakeup->switches;
+	if (switches > (wakeup->entry != ENTRY_PREEMPTED))
+		return;
+	entry->kind = wakeup->entry;
+	entry->woken_ns = wakeup->waits_since_ns;
+	if (wakeup->entry == ENTRY_PREEMPTED)
+		return;
+	entry->waker = wakeup->entry == ENTRY_DISK ? wakeup->completed : wakeup->waker_tid;
+	entry->waker_cpu = wakeup->waker_cpu;
+	barrier();
+	/* Another thread took its place over. */
+	if (wakeup->tid != (u32)task->pid) {
+		__builtin_memset(entry, 0, sizeof(*entry));
+		entry->kind = ENTRY_UNSEEN;
+	}
+}
+
+/* The number of the system call that the thread is in, plus one; 0 for none, or where that is not known. */
+static __always_inline u32 syscall_to_tell(struct task_struct *task)
+{
+	s32 number = syscall_of(task);
+
+	return number >= 0 && number < LEFT_SYSCALL ? number + 1 : 0;
+}
+
+static __always_inline u16 how_it_leaves(struct task_struct *task, bool preempt, u32 state)
+{
+	u16 left = LEFT_BLOCKED;
+
+	if (!task->pid)
+		return 0;
+	if (preempt || !state)
+		return LEFT_PREEMPTED;
+	if (state & TASK_DEAD)
+		return LEFT_DEAD;
+	if (task->flags & PF_KTHREAD)
+		left |= LEFT_IS_KERNEL;
+	else if (!(task->flags & (PF_IO_WORKER | PF_USER_WORKER)))
+		left |= syscall_to_tell(task);
+	if (state & TASK_UNINTERRUPTIBLE && !(state & TASK_NOLOAD))
+		left |= LEFT_UNINTERRUPTIBLE;
+	if (BPF_CORE_READ_BITFIELD(task, in_iowait))
+		left |= LEFT_IN_IOWAIT;
+	return left;
+}
+
+SEC("?tp_btf/sched_wakeup_new")
+int BPF_PROG(on_sched_wakeup_new, struct task_struct *task)
+{
+	keep_waking(task, true);
+	return 0;
+}
+
+/* It is another program from now on. Its number may be another one too: that of its process. */
+SEC("?tp_btf/sched_process_exec")
+int BPF_PROG(on_sched_process_exec, struct task_struct *task)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct account *account;
+
+	hold_cpu();
+	account = open_account(cpu);
+	if (account) {
+		if (account->since_ns && !account->in_irq && !account->softirq) {
+			end_interval_of_thread(account, cpu);
+			enter_thread(account, task);
+		}
+		close_account(account);
+	}
+	let_cpu_go();
+	return 0;
+}
+
+SEC("?tp_btf/softirq_raise")
+int BPF_PROG(on_softirq_raise, unsigned int number)
+{
+	struct account *account;
+
+	if (number != SOFTIRQ_NET_TX && number != SOFTIRQ_NET_RX)
+		return 0;
+	account = account_of(bpf_get_smp_processor_id());
+	if (account && !account->is_busy && !account->in_irq && !account->softirq)
+		account->net_raisers[number & 1] = shown_number(bpf_get_current_task_btf());
+	return 0;
+}
+
+static __always_inline void timer_begins(void)
+{
+	struct account *account = account_of(bpf_get_smp_processor_id());
+
+	if (!account)
+		return;
+	account->in_timer = true;
+	account->completed[is_in_irq(account)] = 0;
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Requests of disks, from their submitters until they are done: 0.3 us each, in three programs. */
+#pragma once
+
+#include "keep_edges.bpf.h"
+
+enum {
+	/* include/linux/blk_types.h */
+	REQ_OP_MASK = (1 << 8) - 1,
+	REQ_OP_READ = 0,
+	REQ_OP_WRITE = 1,
+	REQ_OP_FLUSH = 2,
+	DEVICE_MINOR_BITS = 20,
+};
+
+/* Those in progress. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	/* User space makes it REQUESTS long where edges are kept. */
+	__uint(max_entries, 1);
+	__type(key, u64);
+	__type(value, struct disk_request);
+} requests_by_address SEC(".maps");
+
+/* Those that are done. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	/* User space makes it as long as the intervals need it. */
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct disk_request);
+} requests_by_position SEC(".maps");
+
+static __always_inline struct disk_request *request_at(const struct account *account, u32 cpu, u32 position)
+{
+	u32 bits = (account->interval_bits - INTERVALS_A_REQUEST_BITS) & 31;
+	u32 index = (cpu << bits) | (position & ((1u << bits) - 1));
+
+	return bpf_map_lookup_elem(&requests_by_position, &index);
+}
+
+static __always_inline u8 operation_of(u32 flags, u32 bytes)
+{
+	switch (flags & REQ_OP_MASK) {
+	case REQ_OP_READ:
+		return DISK_READS;
+	case REQ_OP_WRITE:
+		/* Empty, for the flush before it. */
+		return bytes ? DISK_WRITES : DISK_FLUSHES;
+	case REQ_OP_FLUSH:
+		return DISK_FLUSHES;
+	default:
+		return DISK_DOES_OTHER;
+	}
+}
+
+static __always_inline bool has_flush(u32 flags)
+{
+	u32 flushes = 1u << bpf_core_enum_value(enum req_flag_bits, __REQ_FUA) | 1u << bpf_core_enum_value(enum req_flag_bits, __REQ_PREFLUSH);
+
+	return (flags & REQ_OP_MASK) != REQ_OP_FLUSH && flags & flushes;
+}
+
+static __always_inline void describe_request(struct disk_request *to, const struct request *request)
+{
+	const struct gendisk *disk = request->q->disk;
+
+	to->device = disk ? (u32)disk->major << DEVICE_MINOR_BITS | (u32)disk->first_minor : 0;
+	to->operation = operation_of(request->cmd_flags, request->__data_len);
+	to->has_flush = has_flush(request->cmd_flags);
+}
+
+/* Its key is its address or, where only its bio was seen as yet, that of its bio. */
+static __always_inline struct disk_request *begun_of(const struct request *request, u64 *key)
+{
+	struct disk_request *begun;
+
+	*key = (u64)request;
+	begun = bpf_map_lookup_elem(&requests_by_address, key);
+	if (begun || !request->bio)
+		return begun;
+	*key = (u64)request->bio;
+	return bpf_map_lookup_elem(&requests_by_address, key);
+}
+
+static __always_inline void keep_begun(u64 key, struct disk_request *begun)
+{
+	struct account *account = account_of(bpf_get_smp_processor_id());
+
+	if (!account)
+		return;
+	if (!account->is_busy && !account->softirq && !is_in_irq(account))
+		begun->submitter = shown_number(bpf_get_current_task_btf());
+	/* It may be the next one in the memory of one that never ended. */
+	if (bpf_map_update_elem(&requests_by_address, &key, begun, BPF_ANY))
+		__sync_fetch_and_add(&account->requests_full, 1);
+}
+
+static __always_inline void request_begins(const struct request *request, bool is_issued)
+{
+	u64 now_ns = bpf_ktime_get_ns();
+	struct disk_request begun = { .queued_ns = now_ns, .issued_ns = is_issued ? now_ns : 0 };
+
+	describe_request(&begun, request);
+	keep_begun((u64)request, &begun);
+}
+
+SEC("?tp_btf/block_io_start")
+int BPF_PROG(on_block_io_start, struct request *request)
+{
+	request_begins(request, false);
+	return 0;
+}
+
+/* Before 6.5 it tells who submits, but of requests that go to the device at once, and of those with a flush. */
+SEC("?tp_btf/block_rq_insert")
+int BPF_PROG(on_block_rq_insert, struct request *request)
+{
+	u64 key;
+
+	if (!begun_of(request, &key))
+		request_begins(request, false);
+	return 0;
+}
+
+/* Before 6.5 those with a flush come from a worker, if at all; the bio of each is still its submitter's. */
+SEC("?tp_btf/block_getrq")
+int BPF_PROG(on_block_getrq, struct bio *bio)
+{
+	struct disk_request begun = { .queued_ns = bpf_ktime_get_ns(), .has_flush = true };
+
+	if (!has_flush(bio->bi_opf))
+		return 0;
+	begun.operation = operation_of(bio->bi_opf, bio->bi_iter.bi_size);
+	keep_begun((u64)bio, &begun);
+	return 0;
+}
+
+SEC("?tp_btf/block_rq_issue")
+int BPF_PROG(on_block_rq_issue, struct request *request)
+{
+	u64 key;
+	struct disk_request *begun = begun_of(request, &key);
+
+	if (begun)
+		begun->issued_ns = bpf_ktime_get_ns();
+	else
+		request_begins(request, true);
+	return 0;
+}
+
+/* A flush is another request's: one that only flushes is done when that is, and was never given to the device. */
+static __always_inline void take_over_flush(struct disk_request *done, const struct account *account, u32 cpu)
+{
+	u32 before = account->completed[is_in_irq(account)];
+	const struct disk_request *flush;
+
+	if (!before)
+		return;
+	flush = request_at(account, cpu, before - 1);
+	if (flush && flush->operation == DISK_FLUSHES && flush->device == done->device)
+		done->issued_ns = flush->issued_ns;
+}
+
+/* It comes before its waiters are woken. In a thread's own context that thread is told as the waker. */
+SEC("?tp_btf/block_rq_complete")
+int BPF_PROG(on_block_rq_complete, struct request *request, int error, unsigned int bytes)
+{
+	u32 cpu = bpf_get_smp_processor_id(), position;
+	struct account *account = account_of(cpu);
+	struct disk_request *begun, *done;
+	u64 key;
+
+	if (!account)
+		return 0;
+	begun = begun_of(request, &key);
+	if (!begun)
+		account->requests_unseen++;
+	if (!account->is_busy && (is_in_irq(account) || account->softirq)) {
+		position = __sync_fetch_and_add(&account->completions, 1);
+		done = request_at(account, cpu, position);
+		if (!done)
+			return 0;
+		/* User space may be reading. */
+		done->position = ~position;
+		barrier();
+		done->queued_ns = begun ? begun->queued_ns : 0;
+		done->issued_ns = begun ? begun->issued_ns : 0;
+		done->submitter = begun ? begun->submitter : 0;
+		describe_request(done, request);
+		if (begun)
+			done->operation = begun->operation;
+		if (begun && !begun->issued_ns && !bytes)
+			take_over_flush(done, account, cpu);
+		barrier();
+		done->position = position;
+		account->completed[is_in_irq(account)] = position + 1;
+	}
+	/* With a flush it has a function of its own for the end of each part but the last. */
+	if (begun && bytes >= request->__data_len && !(begun->has_flush && request->end_io))
+		bpf_map_delete_elem(&requests_by_address, &key);
+	return 0;
+}

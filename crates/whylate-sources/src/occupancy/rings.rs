@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernel's rings of intervals and of requests, read while it writes them.
+
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use whylate_model::path::history::Request;
+
+use super::skel::types::{account, disk_request, interval, occupancy_limits, occupant_kind};
+use super::slices;
+use crate::attach::{self, PlainData};
+use crate::mapped::MappedArray;
+use crate::pid_namespace;
+
+/// All CPUs together have at most so many intervals, unless there are more CPUs than for the least number of each.
+const MOST_INTERVALS: u32 = 1 << 20;
+/// A program of the account takes less than a microsecond.
+const ATTEMPTS: usize = 1000;
+/// The largest element, in bytes.
+const ELEMENT_BYTES: usize = 256;
+
+/// How many intervals a CPU has, as a power of two.
+pub(super) fn interval_bits(cpus: u32) -> u32 {
+    let bits = (MOST_INTERVALS / cpus.max(1)).checked_ilog2().unwrap_or(0);
+    bits.clamp(occupancy_limits::INTERVAL_BITS.0, occupancy_limits::MOST_INTERVAL_BITS.0)
+}
+
+/// For how many CPUs and intervals of each these are.
+#[derive(Debug)]
+pub(super) struct Rings {
+    accounts: MappedArray,
+    intervals: MappedArray,
+    requests: MappedArray,
+    interval_bits: u32,
+    /// Threads have numbers of their own here.
+    is_translated: bool,
+    pub intervals_lost: AtomicU64,
+    pub requests_lost: AtomicU64,
+}
+
+impl Rings {
+    pub(super) fn new(
+        accounts: MappedArray,
+        intervals: MappedArray,
+        requests: MappedArray,
+        interval_bits: u32,
+    ) -> Self {
+        Rings {
+            accounts,
+            intervals,
+            requests,
+            interval_bits,
+            is_translated: pid_namespace::own().is_some(),
+            intervals_lost: AtomicU64::new(0),
+            requests_lost: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn cpus(&self) -> usize {
+        self.accounts.entries()
+    }
+
+    /// How many a CPU has room for.
+    pub(super) fn slots(&self) -> u32 {
+        1 << self.interval_bits
+    }
+
+    /// How many intervals of this CPU have been written.
+    pub(super) fn written(&self, cpu: usize) -> u32 {
+        self.accounts.u32_at(cpu, offset_of!(account, written)).load(Ordering::Acquire)
+    }
+
+    /// An interval that has ended; `None` where another one has taken its place, or it never was.
+    pub(super) fn interval(&self, cpu: usize, position: u32) -> Option<interval> {
+        // The next one to be written may have been begun.
+        let is_there = || (1..self.slots()).contains(&self.written(cpu).wrapping_sub(position));
+        if !is_there() {
+            return None;
+        }
+        let of: interval = copy(&self.intervals, place(cpu, position, self.interval_bits))?;
+        fence(Ordering::Acquire);
+        (is_there() && of.start_ns != 0).then_some(of)
+    }
+
+    /// A request that was done, or one without times where another one has taken its place.
+    pub(super) fn request(&self, cpu: u32, position: u32) -> Request {
+        let bits = self.interval_bits - occupancy_limits::INTERVALS_A_REQUEST_BITS.0;
+        let index = place(cpu as usize, position, bits);
+        let is_there = || {
+            index < self.requests.entries()
+                && self.requests.u32_at(index, offset_of!(disk_request, position)).load(Ordering::Acquire) == position
+        };
+        let read = || {
+            let of: disk_request = if is_there() { copy(&self.requests, index)? } else { return None };
+            fence(Ordering::Acquire);
+            is_there().then(|| slices::request(&of))
+        };
+        read().unwrap_or_else(|| {
+            self.requests_lost.fetch_add(1, Ordering::Relaxed);
+            Request::default()
+        })
+    }
+
+    /// The interval in progress, and how many were written before it; `None` before the first switch.
+    pub(super) fn present(&self, cpu: usize) -> Option<(interval, u32)> {
+        let mut seen = account::default();
+        for _ in 0..ATTEMPTS {
+            seen = copy(&self.accounts, cpu)?;
+            fence(Ordering::Acquire);
+            let again: account = copy(&self.accounts, cpu)?;
+            let is_same = (seen.written, seen.since_ns) == (again.written, again.since_ns);
+            if is_same && seen.is_busy == 0 && again.is_busy == 0 {
+                return (seen.since_ns != 0).then(|| (self.describe(&seen), seen.written));
+            }
+            std::hint::spin_loop();
+        }
+        // It changes hands all the time, or its virtual CPU has stopped just there.
+        let kind = occupant_kind::OCCUPANT_NOBODY.0 as u8;
+        (seen.since_ns != 0).then(|| (interval { start_ns: seen.since_ns, kind, ..interval::default() }, seen.written))
+    }
+
+    /// As `describe` in `bpf/occupancy.bpf.h` does.
+    fn describe(&self, of: &account) -> interval {
+        let mut to = interval { start_ns: of.since_ns, entry: of.entry, ..interval::default() };
+        if of.in_irq != 0 {
+            let [late, stack] = [of.lateness.late_ns.to_ne_bytes(), of.lateness.stack.to_ne_bytes()];
+            let lateness = std::array::from_fn(|at| if at < 4 { late[at] } else { stack[at - 4] });
+            (to.handler, to.id, to.kind) = (u64::from_ne_bytes(lateness), of.irq_id, of.irq_kind);
+            to.name = of.irq_name;
+        } else if of.softirq != 0 {
+            (to.id, to.kind) = (u32::from(of.softirq) - 1, occupant_kind::OCCUPANT_SOFTIRQ.0 as u8);
+        } else {
+            let work = occupant_kind::OCCUPANT_WORK.0 as u8;
+            to.id = if self.is_translated { of.shown_tid } else { of.tid };
+            (to.handler, to.kind) = if of.handler != 0 { (of.handler, work) } else { (of.cgroup, of.kind) };
+            to.name = of.name;
+        }
+        to
+    }
+}
+
+fn place(cpu: usize, position: u32, bits: u32) -> usize {
+    (cpu << bits) | (position & ((1 << bits) - 1)) as usize
+}
+
+/// An element as it is now, perhaps half of it older than the rest.
+fn copy<T: PlainData>(from: &MappedArray, index: usize) -> Option<T> {
+    let mut bytes = [0; ELEMENT_BYTES];
+    let words = bytes.chunks_exact_mut(8).take(size_of::<T>() / 8).enumerate();
+    for (place, word) in words {
+        word.copy_from_slice(&from.u64_at(index, place * 8).load(Ordering::Relaxed).to_ne_bytes());
+    }
+    attach::read_plain(&bytes)
+}
+
+#[cfg(test)]
+pub(super) mod made_up {
+    //! Rings that a test writes as the kernel does.
+
+    use std::fs::File;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    pub const BITS: u32 = 6;
+    pub const SLOTS: u32 = 1 << BITS;
+
+    pub struct Kernel {
+        accounts: MappedArray,
+        intervals: MappedArray,
+    }
+
+    /// Of one CPU.
+    pub fn rings() -> (Rings, Kernel) {
+        let file = |entries: usize, bytes: usize| {
+            let file = File::from(memfd_create("made up", MemfdFlags::CLOEXEC).expect("there is memory"));
+            file.set_len((entries * bytes).next_multiple_of(4096) as u64).expect("there is memory");
+            move || MappedArray::new(&file, entries, bytes).expect("it can be mapped")
+        };
+        let accounts = file(1, size_of::<account>());
+        let intervals = file(SLOTS as usize, size_of::<interval>());
+        let requests = file(1 << (BITS - 4), size_of::<disk_request>());
+        let kernel = Kernel { accounts: accounts(), intervals: intervals() };
+        (Rings::new(accounts(), intervals(), requests(), BITS), kernel)
+    }
+
+    impl Kernel {
+        fn put(&self, field: usize, value: u64) {
+            self.accounts.u64_at(0, field).store(value, Ordering::Relaxed);
+        }
+
+        /// From now on another thread has the CPU: each has it for 10 ns, and its number is its position's.
+        pub fn switch(&self) {
+            let written_at = self.accounts.u32_at(0, offset_of!(account, written));
+            let written = written_at.load(Ordering::Relaxed);
+            let busy = self.accounts.u8_at(0, offset_of!(account, is_busy));
+            let since_ns = self.accounts.u64_at(0, offset_of!(account, since_ns)).load(Ordering::Relaxed);
+            busy.store(1, Ordering::SeqCst);
+            let mut now = written;
+            if since_ns != 0 {
+                let slot = (written % SLOTS) as usize;
+                let put = |at: usize, value| self.intervals.u64_at(slot, at).store(value, Ordering::Release);
+                put(offset_of!(interval, start_ns), since_ns);
+                put(offset_of!(interval, handler), since_ns);
+                self.intervals.u32_at(slot, offset_of!(interval, id)).store(written, Ordering::Release);
+                let kind = occupant_kind::OCCUPANT_WORK.0 as u8;
+                self.intervals.u8_at(slot, offset_of!(interval, kind)).store(kind, Ordering::Release);
+                self.intervals.u64_at(slot, offset_of!(interval, entry)).store(since_ns, Ordering::Release);
+                now = written.wrapping_add(1);
+                written_at.store(now, Ordering::Release);
+            }
+            self.put(offset_of!(account, since_ns), start_of(now));
+            self.put(offset_of!(account, handler), start_of(now));
+            self.accounts.u32_at(0, offset_of!(account, tid)).store(now, Ordering::Release);
+            busy.store(0, Ordering::SeqCst);
+        }
+    }
+
+    pub fn start_of(position: u32) -> u64 {
+        1_000 + u64::from(position) * 10
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_cpus_together_take_so_much() {
+        assert_eq!([1, 2, 16, 17, 64, 256, 1024].map(interval_bits), [16, 16, 16, 15, 14, 12, 12]);
+        assert_eq!(size_of::<interval>() << 20, 64 << 20);
+    }
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! From the kernel's record of an interval to the model's slice of a CPU's past.
+
+use whylate_model::path::history::{Blocked, Entry, Exit, Holder, Name, Operation, Request, Slice, Waker};
+
+use super::decode::{SOFTIRQS, vector};
+use super::skel::types::{
+    disk_operation, disk_request, entry, entry_kind, interval, lateness, left_bits, occupant_kind,
+};
+use crate::attach::{self, PlainData};
+
+// SAFETY: integers and arrays of integers only.
+#[allow(unsafe_code)]
+unsafe impl PlainData for interval {}
+// SAFETY: integers only.
+#[allow(unsafe_code)]
+unsafe impl PlainData for disk_request {}
+
+/// The slice of an interval that ended then; `request` finds one that was done, by its CPU and position.
+pub(super) fn slice(of: &interval, end_ns: u64, request: impl FnOnce(u32, u32) -> Request) -> Slice {
+    Slice {
+        start_ns: of.start_ns,
+        end_ns,
+        holder: holder(of),
+        name: name(of),
+        entry: entry_of(&of.entry, request),
+        exit: exit(of.left.into()),
+        steal_ns: of.steal_ns.into(),
+        is_member: false,
+    }
+}
+
+fn holder(of: &interval) -> Holder {
+    match occupant_kind(of.kind.into()) {
+        occupant_kind::OCCUPANT_NOBODY => Holder::Nobody,
+        occupant_kind::OCCUPANT_IDLE => Holder::Idle,
+        occupant_kind::OCCUPANT_WORK => Holder::Work { tid: of.id, handler: of.handler },
+        occupant_kind::OCCUPANT_SOFTIRQ => Holder::Softirq,
+        occupant_kind::OCCUPANT_DEVICE_IRQ | occupant_kind::OCCUPANT_VECTOR => {
+            let lateness: Option<lateness> = attach::read_plain(&of.handler.to_ne_bytes());
+            Holder::Irq { late_ns: lateness.map_or(0, |lateness| lateness.late_ns.into()) }
+        }
+        _ => Holder::Thread(of.id),
+    }
+}
+
+fn name(of: &interval) -> Name {
+    match occupant_kind(of.kind.into()) {
+        occupant_kind::OCCUPANT_NOBODY | occupant_kind::OCCUPANT_IDLE => Name::default(),
+        occupant_kind::OCCUPANT_SOFTIRQ => Name::of(SOFTIRQS.get(of.id as usize).copied().unwrap_or("softirq")),
+        occupant_kind::OCCUPANT_VECTOR => vector(of.id).map_or_else(|| kept(&of.name), Name::of),
+        _ => kept(&of.name),
+    }
+}
+
+/// Without what may stand behind its end.
+fn kept(name: &[i8; 16]) -> Name {
+    let length = name.iter().position(|&byte| byte == 0).unwrap_or(15);
+    Name(std::array::from_fn(|at| if at < length { name[at] as u8 } else { 0 }))
+}
+
+fn entry_of(of: &entry, request: impl FnOnce(u32, u32) -> Request) -> Entry {
+    let by = match entry_kind(of.kind.into()) {
+        entry_kind::ENTRY_GOES_ON => return Entry::GoesOn,
+        entry_kind::ENTRY_PREEMPTED => return Entry::Preempted { at_ns: of.woken_ns },
+        entry_kind::ENTRY_THREAD => Waker::Thread(of.waker),
+        entry_kind::ENTRY_PARENT => Waker::Parent(of.waker),
+        entry_kind::ENTRY_TIMER => Waker::Timer,
+        entry_kind::ENTRY_NETWORK => Waker::Network,
+        entry_kind::ENTRY_RCU => Waker::Rcu,
+        entry_kind::ENTRY_SOFTIRQ => Waker::Softirq,
+        entry_kind::ENTRY_IRQ => Waker::Irq,
+        entry_kind::ENTRY_DISK => Waker::Disk(request(of.waker_cpu.into(), of.waker)),
+        _ => return Entry::Unseen,
+    };
+    Entry::Woken { at_ns: of.woken_ns, by, cpu: of.waker_cpu.into() }
+}
+
+fn exit(left: u32) -> Exit {
+    let has = |bits: left_bits| left & bits.0 != 0;
+    let syscall = (left & left_bits::LEFT_SYSCALL.0).checked_sub(1);
+    match left_bits(left & left_bits::LEFT_HOW.0) {
+        left_bits::LEFT_PREEMPTED => Exit::Preempted,
+        left_bits::LEFT_DEAD => Exit::Dead,
+        left_bits::LEFT_BLOCKED => Exit::Blocked(Blocked {
+            syscall: syscall.map(|number| number as u16),
+            is_uninterruptible: has(left_bits::LEFT_UNINTERRUPTIBLE),
+            in_iowait: has(left_bits::LEFT_IN_IOWAIT),
+            is_kernel: has(left_bits::LEFT_IS_KERNEL),
+        }),
+        _ => Exit::GoesOn,
+    }
+}
+
+pub(super) fn request(of: &disk_request) -> Request {
+    Request {
+        queued_ns: of.queued_ns,
+        issued_ns: of.issued_ns,
+        device: of.device,
+        operation: match disk_operation(of.operation.into()) {
+            disk_operation::DISK_READS => Operation::Read,
+            disk_operation::DISK_WRITES => Operation::Write,
+            disk_operation::DISK_FLUSHES => Operation::Flush,
+            _ => Operation::Other,
+        },
+        submitter: of.submitter,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decoded(of: &interval) -> Slice {
+        slice(of, 200, |cpu, position| Request { queued_ns: cpu.into(), submitter: position, ..Request::default() })
+    }
+
+    fn thread() -> interval {
+        let mut of =
+            interval { start_ns: 100, id: 7, kind: occupant_kind::OCCUPANT_THREAD.0 as u8, ..Default::default() };
+        of.name[..3].copy_from_slice(&[b'a' as i8, b'b' as i8, 0]);
+        // What a longer name has left there.
+        of.name[5] = b'x' as i8;
+        of
+    }
+
+    #[test]
+    fn a_thread_is_told_with_how_it_came_and_left() {
+        let mut of = thread();
+        of.entry = entry { woken_ns: 50, waker: 9, waker_cpu: 3, kind: entry_kind::ENTRY_THREAD.0 as u8, _unused: 0 };
+        of.left = (left_bits::LEFT_BLOCKED.0 | left_bits::LEFT_UNINTERRUPTIBLE.0 | (75 + 1)) as u16;
+        let slice = decoded(&of);
+        assert_eq!(
+            (slice.start_ns, slice.end_ns, slice.holder, slice.called()),
+            (100, 200, Holder::Thread(7), "ab:7".to_owned())
+        );
+        assert_eq!(slice.entry, Entry::Woken { at_ns: 50, by: Waker::Thread(9), cpu: 3 });
+        let blocked = Blocked { syscall: Some(75), is_uninterruptible: true, ..Blocked::default() };
+        assert_eq!(slice.exit, Exit::Blocked(blocked));
+        assert_eq!(slice.name, Name::of("ab"));
+    }
+
+    #[test]
+    fn each_way_to_leave_is_told_apart() {
+        let left = |bits: u32| decoded(&interval { left: bits as u16, ..thread() }).exit;
+        assert_eq!(left(0), Exit::GoesOn);
+        assert_eq!(left(left_bits::LEFT_PREEMPTED.0), Exit::Preempted);
+        assert_eq!(left(left_bits::LEFT_DEAD.0), Exit::Dead);
+        let kernel = left_bits::LEFT_BLOCKED.0 | left_bits::LEFT_IS_KERNEL.0 | left_bits::LEFT_IN_IOWAIT.0;
+        let blocked = Blocked { is_kernel: true, in_iowait: true, ..Blocked::default() };
+        assert_eq!(left(kernel), Exit::Blocked(blocked));
+        // System call 0 is one.
+        let read = left(left_bits::LEFT_BLOCKED.0 | 1);
+        assert_eq!(read, Exit::Blocked(Blocked { syscall: Some(0), ..Blocked::default() }));
+    }
+
+    #[test]
+    fn a_disk_is_told_by_its_request() {
+        let kind = entry_kind::ENTRY_DISK.0 as u8;
+        let of = interval { entry: entry { woken_ns: 60, waker: 41, waker_cpu: 2, kind, _unused: 0 }, ..thread() };
+        let request = Request { queued_ns: 2, submitter: 41, ..Request::default() };
+        assert_eq!(decoded(&of).entry, Entry::Woken { at_ns: 60, by: Waker::Disk(request), cpu: 2 });
+        let unseen = entry { kind: entry_kind::ENTRY_UNSEEN.0 as u8, ..entry::default() };
+        assert_eq!(decoded(&interval { entry: unseen, ..thread() }).entry, Entry::Unseen);
+    }
+
+    #[test]
+    fn interrupts_have_names_and_tell_how_late_they_were() {
+        let late = u64::from_ne_bytes({
+            let mut bytes = [0xff; 8];
+            bytes[..4].copy_from_slice(&1234_u32.to_ne_bytes());
+            bytes
+        });
+        let kind = occupant_kind::OCCUPANT_VECTOR.0 as u8;
+        let irq = decoded(&interval { kind, id: 0, handler: late, ..thread() });
+        assert_eq!((irq.holder, irq.name), (Holder::Irq { late_ns: 1234 }, Name::of("local_timer")));
+        let softirq = interval { kind: occupant_kind::OCCUPANT_SOFTIRQ.0 as u8, id: 3, ..thread() };
+        assert_eq!((decoded(&softirq).holder, decoded(&softirq).name), (Holder::Softirq, Name::of("net_rx")));
+        let nobody = interval { kind: occupant_kind::OCCUPANT_NOBODY.0 as u8, ..thread() };
+        assert_eq!((decoded(&nobody).holder, decoded(&nobody).name), (Holder::Nobody, Name::default()));
+    }
+}

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Paths of what happens on this machine: the past of all CPUs while a command runs, and names for what is found there.
+
+mod names;
+mod program;
+mod recorder;
+
+pub use names::PathNames;
+pub use program::{Member, Program, priority};
+pub use recorder::{Recorded, Recorder};

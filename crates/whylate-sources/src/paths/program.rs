@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The threads of one program, by its number, its name or its cgroup.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use crate::attach;
+
+/// What makes threads a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// Those of this process.
+    Process(u32),
+    /// Those of processes of this name, as far as the kernel keeps it.
+    Name(String),
+    /// Those in the cgroup of this path, or below.
+    Cgroup(String),
+}
+
+/// A thread of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its process.
+    pub process: u32,
+    /// The process's name.
+    pub name: String,
+}
+
+impl Program {
+    /// Its threads now, by their numbers.
+    ///
+    /// # Errors
+    /// When `/proc` cannot be read.
+    pub fn threads(&self) -> std::io::Result<BTreeMap<u32, Member>> {
+        let own = std::process::id();
+        let mut threads = BTreeMap::new();
+        for entry in fs::read_dir("/proc")? {
+            let Some(process) = number(&entry?.file_name()).filter(|&process| process != own) else { continue };
+            let folder = format!("/proc/{process}");
+            let Ok(name) = fs::read_to_string(format!("{folder}/comm")) else { continue };
+            let name = name.trim_end_matches('\n').to_owned();
+            if !self.has(process, &name, &folder) {
+                continue;
+            }
+            // It may end meanwhile.
+            for task in fs::read_dir(format!("{folder}/task")).into_iter().flatten().flatten() {
+                if let Some(tid) = number(&task.file_name()) {
+                    threads.insert(tid, Member { process, name: name.clone() });
+                }
+            }
+        }
+        Ok(threads)
+    }
+
+    fn has(&self, process: u32, name: &str, folder: &str) -> bool {
+        match self {
+            Program::Process(wanted) => *wanted == process,
+            Program::Name(wanted) => attach::kept_name(wanted) == attach::kept_name(name),
+            Program::Cgroup(wanted) => {
+                let cgroups = fs::read_to_string(format!("{folder}/cgroup")).unwrap_or_default();
+                let mut paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+                let wanted = Path::new(wanted);
+                wanted != Path::new("/") && paths.any(|path| Path::new(path).starts_with(wanted))
+            }
+        }
+    }
+}
+
+fn number(name: &std::ffi::OsStr) -> Option<u32> {
+    name.to_str()?.parse().ok()
+}
+
+/// A thread's nice value, or its real-time priority, in words; `None` where it is neither, or the thread has ended.
+pub fn priority(tid: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{tid}/stat")).ok()?;
+    // Names may hold anything, a closing parenthesis too. Fields: proc(5), the third is the first after the name.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3)?.parse::<i64>().ok();
+    match (field(41)?, field(40)?, field(19)?) {
+        (1, priority, _) => Some(format!("FIFO {priority}")),
+        (2, priority, _) => Some(format!("RR {priority}")),
+        (6, ..) => Some("deadline".to_owned()),
+        (5, ..) => Some("idle class".to_owned()),
+        (_, _, nice) => Some(format!("nice {nice}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_threads_are_nobodys_program_and_others_are_found() {
+        let own = Program::Process(std::process::id());
+        assert!(own.threads().expect("/proc").is_empty());
+        let parent = std::os::unix::process::parent_id();
+        let threads = Program::Process(parent).threads().expect("/proc");
+        assert_eq!(threads.get(&parent).map(|member| member.process), Some(parent));
+        assert!(Program::Name(threads[&parent].name.clone()).threads().expect("/proc").contains_key(&parent));
+    }
+
+    #[test]
+    fn priorities_are_told_in_words() {
+        assert!(priority(std::process::id()).is_some_and(|told| told.starts_with("nice ")));
+        assert_eq!(priority(u32::MAX), None);
+    }
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The past of all CPUs over any length of time, for as much memory as it is given.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::Path;
+
+use anyhow::Context as _;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use whylate_model::path::history::{Exit, Slice};
+use whylate_model::path::members::Births;
+use whylate_model::path::packed::Packed;
+
+use super::names::PathNames;
+use crate::attach::silence_libbpf;
+use crate::occupancy::{Edges, Stream};
+use crate::session::Session;
+use crate::source::AttachError;
+use crate::{clock, cpus};
+
+/// What is kept in memory; beyond that it goes into a file.
+const MEMORY_BYTES: usize = 64 << 20;
+/// What happened as late as this may not have been written yet.
+const SETTLED_NS: u64 = 2_000_000;
+/// How many ends of threads are kept.
+const DEATHS: usize = 1 << 20;
+/// Where files may be large: /tmp is often in memory.
+const FOLDERS: [&str; 2] = ["/var/tmp", "/tmp"];
+
+/// How what has happened until a moment is read.
+type Read = fn(&mut Stream, u64, &mut dyn FnMut(usize, Slice));
+
+/// Keeps what all CPUs do from its beginning on.
+pub struct Recorder {
+    edges: Edges,
+    stream: Stream,
+    past: Packed<File>,
+    births: Births,
+    deaths: Vec<(u32, u64)>,
+    lost: BTreeMap<String, u64>,
+    names: PathNames,
+}
+
+/// What was kept.
+pub struct Recorded {
+    /// What all CPUs did.
+    pub past: Packed<File>,
+    /// Who was made by whom.
+    pub births: Births,
+    /// Who ended, and when, in order of time on each CPU.
+    pub deaths: Vec<(u32, u64)>,
+    /// Events that could not be kept, by reason.
+    pub lost: BTreeMap<String, u64>,
+    /// Names for what stands there as a number.
+    pub names: PathNames,
+}
+
+impl Recorder {
+    /// From now on.
+    ///
+    /// # Errors
+    /// When the kernel does not let its programs in.
+    pub fn start() -> Result<Self, AttachError> {
+        silence_libbpf();
+        let session = Session::of_one();
+        let edges = Edges::attach(&session)?;
+        let stream = edges.stream().context("the account keeps no wakeups")?;
+        let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        let file = FOLDERS.iter().find_map(|folder| nameless_file(Path::new(folder)).ok());
+        let past = Packed::new(cpus as usize, MEMORY_BYTES, file);
+        let names = PathNames::new(session.symbols());
+        Ok(Recorder {
+            edges,
+            stream,
+            past,
+            births: Births::default(),
+            deaths: Vec::new(),
+            lost: BTreeMap::new(),
+            names,
+        })
+    }
+
+    /// Takes in what has happened since the last time: several times a second, or it is overwritten.
+    ///
+    /// # Errors
+    /// When the file that it goes into cannot be written.
+    pub fn take_in(&mut self) -> anyhow::Result<()> {
+        self.take_in_by(Stream::drain, clock::monotonic_ns().saturating_sub(SETTLED_NS))
+    }
+
+    fn take_in_by(&mut self, read: Read, until_ns: u64) -> anyhow::Result<()> {
+        let (mut outcome, past, births, deaths) = (Ok(()), &mut self.past, &mut self.births, &mut self.deaths);
+        read(&mut self.stream, until_ns, &mut |cpu, slice| {
+            births.add(&slice);
+            if let (Exit::Dead, Some(tid)) = (slice.exit, slice.holder.tid()) {
+                match deaths.len() < DEATHS {
+                    true => deaths.push((tid, slice.end_ns)),
+                    false => births.lost += 1,
+                }
+            }
+            if outcome.is_ok() {
+                outcome = past.push(cpu, slice);
+            }
+        });
+        outcome.context("cannot keep what happened in a temporary file (make room in /var/tmp)")
+    }
+
+    /// What was kept up to that moment, which is over.
+    ///
+    /// # Errors
+    /// When the file that it goes into cannot be written.
+    pub fn finish(mut self, until_ns: u64) -> anyhow::Result<Recorded> {
+        // Whoever ended just then still has a CPU for a moment.
+        while clock::monotonic_ns() < until_ns + 2 * SETTLED_NS {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        self.take_in_by(Stream::finish, until_ns + SETTLED_NS)?;
+        for (reason, count) in self.edges.take_lost() {
+            *self.lost.entry(reason.to_owned()).or_default() += count;
+        }
+        let Recorder { past, births, deaths, mut lost, names, .. } = self;
+        lost.insert("births_full".to_owned(), births.lost);
+        Ok(Recorded { past, births, deaths, lost, names })
+    }
+}
+
+/// A file that is gone when it is closed, however that happens.
+fn nameless_file(folder: &Path) -> rustix::io::Result<File> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    Ok(openat(CWD, folder, flags, Mode::RUSR | Mode::WUSR)?.into())
+}

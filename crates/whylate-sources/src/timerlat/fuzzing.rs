@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the programs tell of late activations.
+
+use super::late;
+use crate::fuzzing::with_names;
+
+/// A record with its window.
+pub fn activations(bytes: &[u8]) {
+    with_names(|windows, symbols| late::event_of(bytes, windows, symbols));
+}

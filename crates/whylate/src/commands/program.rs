@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate -p PID`, `--comm`, `--cgroup`: the look from the point of view of one program.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write as _};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use clap::Args;
+use whylate_model::path::Asked;
+use whylate_model::path::budget::budget;
+use whylate_sources::paths::{Member, Program, Recorded, Recorder, priority};
+use whylate_sources::{cgroups, clock};
+
+use crate::commands::runner::wait;
+use crate::commands::watch::{Ended, Watch};
+use crate::output::json::write_line;
+use crate::output::program::{self as text, Seen};
+
+/// As often as that what happened is taken in.
+const OFTEN: Duration = Duration::from_millis(20);
+
+/// Whose point of view it is.
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+pub struct Of {
+    /// Explain what this process does with its time, and what it waits for
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Option<u32>,
+    /// The same of all processes of this name
+    #[arg(long, value_name = "NAME")]
+    comm: Option<String>,
+    /// The same of all processes in this cgroup, or below
+    #[arg(long, value_name = "PATH")]
+    cgroup: Option<String>,
+}
+
+impl Of {
+    /// The program, if one is asked for.
+    ///
+    /// # Errors
+    /// When the process is not there.
+    pub fn program(&self) -> anyhow::Result<Option<Program>> {
+        if let Some(pid) = super::present(self.pid)? {
+            return Ok(Some(Program::Process(pid)));
+        }
+        let by_name = self.comm.clone().map(Program::Name);
+        Ok(by_name.or_else(|| self.cgroup.clone().map(Program::Cgroup)))
+    }
+}
+
+/// Looks for so long, and prints one screen.
+///
+/// # Errors
+/// When nothing can be recorded, there is no such program, or the output cannot be written.
+pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()> {
+    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+    let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
+    let mut threads = program.threads().context("cannot read /proc")?;
+    let throttled_before = throttled(&threads);
+    let from_ns = clock::monotonic_ns();
+    let end = Instant::now().checked_add(Duration::from_nanos(duration_ns));
+    let ended = wait(&watch, end, OFTEN, &mut || recorder.take_in().map(|()| false))?;
+    if ended == Ended::OutputClosed {
+        return Ok(());
+    }
+    let to_ns = clock::monotonic_ns();
+    let mut throttled = throttled(&threads);
+    throttled.retain(|path, ns| {
+        *ns = ns.saturating_sub(throttled_before.get(path).copied().unwrap_or(0));
+        *ns > 0
+    });
+    threads.extend(program.threads().context("cannot read /proc")?);
+    anyhow::ensure!(
+        !threads.is_empty(),
+        "no thread of {} was there (name a process, its name or its cgroup)",
+        name(program)
+    );
+    let Recorded { mut past, births, deaths, mut lost, mut names } = recorder.finish(to_ns)?;
+    let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
+    let asked: Vec<Asked> = threads
+        .keys()
+        .map(|&tid| {
+            // Numbers are used again: one that ended before it was born is another one.
+            let born_ns = births.last_of(tid).unwrap_or(from_ns).max(from_ns);
+            let dead_ns = deaths.get(&tid).copied().filter(|&dead_ns| dead_ns > born_ns).unwrap_or(to_ns);
+            Asked { tid, from_ns: born_ns, to_ns: dead_ns.min(to_ns), is_wait: false, is_command: false }
+        })
+        .collect();
+    let budget = budget(&mut past, &asked, &(), &mut names);
+    if let Some(error) = past.take_error() {
+        return Err(error).context("cannot read what was kept in a temporary file");
+    }
+    lost.retain(|_, count| *count > 0);
+    let processes: BTreeSet<u32> = threads.values().map(|member| member.process).collect();
+    let seen = Seen {
+        name: name_of(program, &threads),
+        processes: processes.len() as u64,
+        span_ns: to_ns - from_ns,
+        budget,
+        throttled,
+        lost,
+    };
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if json {
+        write_line(&mut out, &seen)?;
+    } else {
+        text::write(&mut out, &seen, &mut priority)?;
+    }
+    Ok(out.flush()?)
+}
+
+/// For how long the cgroups of these threads have been throttled so far.
+fn throttled(threads: &BTreeMap<u32, Member>) -> BTreeMap<String, u64> {
+    let processes: BTreeSet<u32> = threads.values().map(|member| member.process).collect();
+    processes.into_iter().flat_map(cgroups::throttled_ns).collect()
+}
+
+fn name(program: &Program) -> String {
+    match program {
+        Program::Process(pid) => format!("process {pid}"),
+        Program::Name(name) => name.clone(),
+        Program::Cgroup(path) => format!("cgroup {path}"),
+    }
+}
+
+/// A process is called by its name.
+fn name_of(program: &Program, threads: &BTreeMap<u32, Member>) -> String {
+    match (program, threads.values().next()) {
+        (Program::Process(pid), Some(member)) => format!("{}:{pid}", member.name),
+        _ => name(program),
+    }
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate run`: runs a command, and tells what its elapsed time went into.
+
+mod import;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, BufWriter, Write};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::gettid;
+use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use whylate_model::path::Asked;
+use whylate_model::path::command::{Explained, explain};
+use whylate_model::path::members::Marked;
+use whylate_sources::clock;
+use whylate_sources::paths::{Recorded, Recorder};
+
+use crate::commands::{SUCCESS, Senseless};
+use crate::files::create;
+use crate::output::json::write_line;
+use crate::output::run::{self as text, Form};
+
+/// As often as that what happened is taken in.
+const OFTEN: Duration = Duration::from_millis(20);
+/// Exit statuses of shells for a command that is not there, and for one that cannot be run.
+const NOT_FOUND: u8 = 127;
+const NOT_EXECUTABLE: u8 = 126;
+
+/// Run a command, and tell why it took so long: what its critical path consists of
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate run -- make -j4          # what the build waited for
+    whylate run -o build.svg -- make # and the path as a flame graph
+    whylate run --tree -- ./test.sh  # and what each thread did on the path
+    whylate run --import trace.txt   # of what trace-cmd, perf or ftrace has recorded
+
+The report goes to standard error, as with time(1). The exit status is that of the command.")]
+pub struct Arguments {
+    /// Also write the path to a file; its extension sets the format: .svg, .folded or .json (Perfetto)
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Print one JSON object in place of the text
+    #[arg(long)]
+    json: bool,
+    /// Also print how long each thread worked and waited on the path
+    #[arg(long)]
+    tree: bool,
+    /// Run nothing: explain a trace (`-`: standard input), as trace_pipe, `trace-cmd report` or `perf script` write it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "tree", "command"])]
+    import: Option<PathBuf>,
+    /// In the trace, explain the process with this number instead of the first that became a program
+    #[arg(long, requires = "import", conflicts_with = "comm")]
+    pid: Option<u32>,
+    /// The same by its name
+    #[arg(long, requires = "import", value_name = "NAME")]
+    comm: Option<String>,
+    /// The command and its arguments
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        required_unless_present = "import",
+        value_name = "COMMAND"
+    )]
+    command: Vec<OsString>,
+}
+
+/// What `--json` writes.
+#[derive(Serialize)]
+struct Told<'a> {
+    command: &'a str,
+    #[serde(flatten)]
+    explained: &'a Explained,
+    /// What could not be kept, by reason.
+    lost: &'a BTreeMap<String, u64>,
+}
+
+/// How it ended, and between which moments it ran.
+struct Ended {
+    tid: u32,
+    status: ExitStatus,
+    from_ns: u64,
+    to_ns: u64,
+}
+
+/// Runs it; the exit status is the command's.
+///
+/// # Errors
+/// When nothing can be recorded, or what was recorded cannot be told.
+pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
+    if let Some(file) = &arguments.import {
+        import::run(file, arguments.pid, arguments.comm.as_deref(), arguments.json)?;
+        return Ok(SUCCESS);
+    }
+    let form = match &arguments.output {
+        Some(path) => Some((path, Form::of(path).map_err(Senseless)?)),
+        None => None,
+    };
+    let (name, rest) = arguments.command.split_first().context("name a command to run")?;
+    let signals = Signals::take()?;
+    let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
+    let mut command = Command::new(name);
+    command.args(rest);
+    let ended = match run_beside(command, &signals, &mut || recorder.take_in())? {
+        Ok(ended) => ended,
+        Err(error) => {
+            eprintln!("whylate: cannot run {}: {error}", name.to_string_lossy());
+            return Ok(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE });
+        }
+    };
+    let status = ended.status.code().or_else(|| ended.status.signal().map(|signal| 128 + signal));
+    let (explained, lost) = explained(recorder.finish(ended.to_ns)?, &ended)?;
+    if let Some((path, form)) = form {
+        let cannot = || format!("cannot write {}", path.display());
+        let mut out = BufWriter::new(create(path).with_context(cannot)?);
+        text::write_file(&mut out, form, &explained).with_context(cannot)?;
+    }
+    let mut out = BufWriter::new(io::stderr().lock());
+    if arguments.json {
+        write_line(&mut out, &Told { command: &name.to_string_lossy(), explained: &explained, lost: &lost })?;
+    } else {
+        text::write(&mut out, &name.to_string_lossy(), &explained, &lost, arguments.tree)?;
+    }
+    out.flush()?;
+    Ok(status.and_then(|status| u8::try_from(status).ok()).unwrap_or(1))
+}
+
+/// Signals that reach the command too, or are handed on to it: whoever waits for its end outlives them.
+struct Signals {
+    /// Each is set when its signal has come, and unset when that was handed on.
+    to_hand_on: Vec<(Signal, Arc<AtomicBool>)>,
+}
+
+impl Signals {
+    /// Those that whoever began this has ignored stay so, for the command too: nohup(1) does that.
+    fn take() -> io::Result<Self> {
+        let ignored = ignored()?;
+        let is_of_use = |number: i32| ignored & 1 << (number - 1) == 0;
+        // The terminal sends these to the command as well.
+        for signal in [SIGINT, SIGQUIT].into_iter().filter(|&signal| is_of_use(signal)) {
+            signal_hook::flag::register(signal, Arc::default())?;
+        }
+        let mut to_hand_on = Vec::new();
+        for (number, signal) in [(SIGTERM, Signal::TERM), (SIGHUP, Signal::HUP)] {
+            if is_of_use(number) {
+                let seen = Arc::default();
+                signal_hook::flag::register(number, Arc::clone(&seen))?;
+                to_hand_on.push((signal, seen));
+            }
+        }
+        Ok(Signals { to_hand_on })
+    }
+
+    fn hand_on(&self, pid: Option<Pid>) {
+        for (signal, seen) in &self.to_hand_on {
+            if let Some(pid) = pid
+                && seen.swap(false, Ordering::Relaxed)
+            {
+                // It may have ended.
+                let _ = kill_process(pid, *signal);
+            }
+        }
+    }
+}
+
+/// The signals that this process ignores, a bit each (proc_pid_status(5)).
+fn ignored() -> io::Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    Ok(mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0))
+}
+
+/// Runs a command on a thread of its own, which does nothing else, and does something else meanwhile.
+fn run_beside(
+    mut command: Command,
+    signals: &Signals,
+    meanwhile: &mut dyn FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<io::Result<Ended>> {
+    let (begun, begins) = mpsc::channel::<u32>();
+    let (done, ends) = mpsc::channel();
+    let waiter = thread::Builder::new().name("run".to_owned()).spawn(move || {
+        let tid = gettid().as_raw_pid() as u32;
+        let from_ns = clock::monotonic_ns();
+        let status = command.spawn().and_then(|mut child: Child| {
+            // Whoever reads it may have gone.
+            let _ = begun.send(child.id());
+            child.wait()
+        });
+        let to_ns = clock::monotonic_ns();
+        let _ = done.send(status.map(|status| Ended { tid, status, from_ns, to_ns }));
+    });
+    let waiter = waiter.context("cannot start a thread")?;
+    let (mut pid, mut problem) = (None, None);
+    let ended = loop {
+        match ends.recv_timeout(OFTEN) {
+            Ok(ended) => break ended,
+            Err(RecvTimeoutError::Disconnected) => anyhow::bail!("the thread that runs the command has ended"),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        pid = pid.or_else(|| begins.try_recv().ok().and_then(|pid| Pid::from_raw(pid as i32)));
+        signals.hand_on(pid);
+        // The command goes on whatever happens here.
+        if problem.is_none() {
+            problem = meanwhile().err();
+        }
+    };
+    let _ = waiter.join();
+    match problem {
+        Some(error) => Err(error),
+        None => Ok(ended),
+    }
+}
+
+fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BTreeMap<String, u64>)> {
+    let Recorded { mut past, births, lost, mut names, .. } = recorded;
+    let members = births.descendants_of(ended.tid);
+    let Ended { tid, from_ns, to_ns, .. } = *ended;
+    let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command: true };
+    let explained = explain(&mut Marked { past: &mut past, members: &members }, asked, &(), &mut names);
+    if let Some(error) = past.take_error() {
+        return Err(error).context("cannot read what was kept in a temporary file");
+    }
+    Ok((explained, lost.into_iter().filter(|(_, count)| *count > 0).collect()))
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate run --import`: what a trace that somebody has recorded tells of a command.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
+
+use anyhow::Context as _;
+use serde::Serialize;
+use whylate_model::path::command::Explained;
+use whylate_model::path::import::{Command, End, Trace, Wanted, WhyThis};
+use whylate_model::units::printable;
+
+use crate::output::json::write_line;
+use crate::output::run as text;
+
+/// What JSON has beside the path.
+#[derive(Serialize)]
+struct Line<'a> {
+    command: &'a str,
+    /// Whether the trace tells of its birth, and of its exit.
+    is_born: bool,
+    is_whole: bool,
+    #[serde(flatten)]
+    explained: &'a Explained,
+    lost: &'a BTreeMap<String, u64>,
+    weaker: &'a [&'static str],
+}
+
+/// Reads the file and prints the path of the thread that is asked for, or else of the one that it seems to be about.
+///
+/// # Errors
+/// When it cannot be read, does not tell who had the CPUs, or there is no such thread.
+pub fn run(file: &Path, pid: Option<u32>, comm: Option<&str>, json: bool) -> anyhow::Result<()> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let named = || format!("cannot import {}", file.display());
+    let input: Box<dyn BufRead> = if file == Path::new("-") {
+        Box::new(io::stdin().lock())
+    } else {
+        Box::new(BufReader::with_capacity(1 << 20, File::open(file).with_context(named)?))
+    };
+    let wanted = pid.map(Wanted::Pid).or_else(|| comm.map(Wanted::Comm)).unwrap_or(Wanted::Any);
+    show(input, wanted, json, &mut out).with_context(named)?;
+    Ok(out.flush()?)
+}
+
+fn show(input: impl BufRead, wanted: Wanted<'_>, json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+    let mut trace = Trace::read(input)?;
+    let command = trace.command(wanted)?;
+    let lost: BTreeMap<String, u64> = trace.lost.iter().map(|(reason, &count)| ((*reason).to_owned(), count)).collect();
+    let Command { name, explained, is_born, end, .. } = &command;
+    if json {
+        let (is_born, is_whole) = (*is_born, *is_born && *end == End::Exit);
+        write_line(out, &Line { command: name, is_born, is_whole, explained, lost: &lost, weaker: &trace.weaker })?;
+        return Ok(());
+    }
+    writeln!(out, "{}", about(&command))?;
+    for weaker in &trace.weaker {
+        writeln!(out, "note: {weaker}")?;
+    }
+    text::write(out, name, explained, &lost, false)?;
+    Ok(())
+}
+
+/// Which thread it is, and from when to when it is looked at.
+fn about(command: &Command) -> String {
+    let why = match command.why {
+        WhyThis::Asked(0) => String::new(),
+        WhyThis::Asked(others) => format!(", the longest of {} such threads", others + 1),
+        WhyThis::FirstExec => ", which became a program first".to_owned(),
+        WhyThis::RanLongest => ", which had the CPUs longest".to_owned(),
+    };
+    let from = if command.is_born { "its birth" } else { "the trace's beginning" };
+    let to = match &command.end {
+        End::Exit => "its exit".to_owned(),
+        End::StillThere(last) => format!("when {} last had a CPU, as the trace ends before it", printable(last)),
+    };
+    format!("{}{why}, from {from} to {to}:", printable(&command.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRACE: &str = include_str!("../../../../whylate-model/tests/traces/tracefs.txt");
+
+    fn printed(wanted: Wanted<'_>, json: bool) -> String {
+        let mut out = Vec::new();
+        show(TRACE.as_bytes(), wanted, json, &mut out).expect("a trace");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn a_trace_tells_what_a_command_waited_for() {
+        insta::assert_snapshot!(printed(Wanted::Comm("sh"), false));
+    }
+
+    #[test]
+    fn json_has_a_path_that_adds_up() {
+        let line: serde_json::Value = serde_json::from_str(&printed(Wanted::Pid(19025), true)).expect("JSON");
+        let parts = line["path"].as_array().expect("parts").iter();
+        assert_eq!(Some(parts.filter_map(|part| part["ns"].as_u64()).sum()), line["elapsed_ns"].as_u64());
+        assert_eq!((line["command"].as_str(), line["is_whole"].as_bool()), (Some("sh:19025"), Some(true)));
+    }
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a program did with its time, and what it waited for.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use serde::Serialize;
+use whylate_model::path::PathSegment;
+use whylate_model::path::budget::{Budget, Waits};
+use whylate_model::units::{format_ns, printable};
+use whylate_model::{CauseKind, Histogram};
+
+use super::path;
+
+/// Waits of less than this share of the program's time are not told one by one.
+const SHOWN_PERCENT: f64 = 1.0;
+/// So many of the longest waits are told.
+const LONGEST: usize = 3;
+
+/// What was seen of a program.
+#[derive(Debug, Serialize)]
+pub struct Seen {
+    /// What it is called.
+    pub name: String,
+    /// How many processes it consists of.
+    pub processes: u64,
+    /// How long was looked.
+    pub span_ns: u64,
+    /// What its threads did.
+    #[serde(flatten)]
+    pub budget: Budget,
+    /// For how long its cgroups and those above them had used up their quota of CPU time, over all CPUs, in nanoseconds.
+    pub throttled: BTreeMap<String, u64>,
+    /// Events that could not be kept, by reason.
+    pub lost: BTreeMap<String, u64>,
+}
+
+/// Writes it; `priority` tells that of a thread.
+pub fn write(out: &mut dyn Write, seen: &Seen, priority: &mut dyn FnMut(u32) -> Option<String>) -> io::Result<()> {
+    let budget = &seen.budget;
+    let percent = |ns: u64| ns as f64 * 100.0 / budget.total_ns.max(1) as f64;
+    let mut shares = vec![format!("on CPU {:.1}%", percent(budget.on_cpu_ns))];
+    if budget.own_sleep_ns > 0 {
+        shares.push(format!("own sleep {:.1}%", percent(budget.own_sleep_ns)));
+    }
+    if budget.ready.ns > 0 {
+        shares.push(format!("waiting for a CPU {:.1}%", percent(budget.ready.ns)));
+    }
+    let is_shown = |waits: &&Waits| percent(waits.ns) >= SHOWN_PERCENT;
+    let shown: Vec<&Waits> = budget.waits.iter().filter(is_shown).collect();
+    shares.extend(shown.iter().map(|waits| format!("{} {:.1}%", printable(&waits.via), percent(waits.ns))));
+    let other_ns: u64 = budget.waits.iter().filter(|waits| !is_shown(waits)).map(|waits| waits.ns).sum();
+    if other_ns > 0 {
+        shares.push(format!("other waits {:.1}%", percent(other_ns)));
+    }
+    let plural = |count: u64, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
+    writeln!(
+        out,
+        "{} ({}, {}), {}: {}",
+        printable(&seen.name),
+        plural(seen.processes, "process", "processes"),
+        plural(budget.threads, "thread", "threads"),
+        format_ns(seen.span_ns),
+        shares.join(", ")
+    )?;
+    for (path, ns) in &seen.throttled {
+        let ns = format_ns(*ns);
+        writeln!(
+            out,
+            "  cgroup {} was throttled for {ns}, over all CPUs: it had used up its CPU quota",
+            printable(path)
+        )?;
+    }
+    if percent(budget.ready.ns) >= SHOWN_PERCENT {
+        write_kind(out, "waiting for a CPU", &budget.ready, priority)?;
+    }
+    for waits in shown {
+        write_kind(out, &waits.via, waits, priority)?;
+    }
+    if !budget.longest.is_empty() {
+        writeln!(out, "The longest waits:")?;
+    }
+    for wait in budget.longest.iter().take(LONGEST) {
+        let first = wait.path.iter().find(|segment| segment.depth == 1);
+        let waiter = first.and_then(|segment| segment.waiter.as_deref()).unwrap_or("a thread");
+        let via = first.and_then(|segment| segment.via.as_deref());
+        let via = via.map_or_else(String::new, |via| format!(" in {}", printable(via)));
+        writeln!(
+            out,
+            "  after {}: {} waited {}{via}",
+            format_ns(wait.after_ns),
+            printable(waiter),
+            format_ns(wait.ns)
+        )?;
+        path::write_wait(out, &told(&wait.path, priority), 4)?;
+    }
+    if !seen.lost.is_empty() {
+        let lost: Vec<String> =
+            seen.lost.iter().map(|(reason, count)| format!("{count} {}", reason.replace('_', " "))).collect();
+        writeln!(out, "lost: {} (see whylate --help-lost)", lost.join(", "))?;
+    }
+    Ok(())
+}
+
+fn write_kind(
+    out: &mut dyn Write,
+    name: &str,
+    waits: &Waits,
+    priority: &mut dyn FnMut(u32) -> Option<String>,
+) -> io::Result<()> {
+    writeln!(out, "  {}: {}{}", printable(name), format_ns(waits.ns), figures(&waits.latency))?;
+    path::write_wait(out, &told(&waits.path, priority), 4)
+}
+
+fn figures(latency: &Histogram) -> String {
+    let (count, max) = (latency.count(), format_ns(latency.max_ns()));
+    match count {
+        0 => String::new(),
+        1 => ", 1 wait".to_owned(),
+        _ => format!(", {count} waits, p50 {}, max {max}", format_ns(latency.quantile_ns(0.5))),
+    }
+}
+
+/// With the priorities of threads that were kept from a CPU and of those that had it, where they are not alike.
+fn told(path: &[PathSegment], priority: &mut dyn FnMut(u32) -> Option<String>) -> Vec<PathSegment> {
+    let mut known: BTreeMap<String, Option<String>> = BTreeMap::new();
+    let mut of = |called: &str| {
+        let look = || called.rsplit_once(':').and_then(|(_, tid)| tid.parse().ok()).and_then(&mut *priority);
+        known.entry(called.to_owned()).or_insert_with(look).clone()
+    };
+    let mut told = path.to_vec();
+    for segment in told.iter_mut().filter(|segment| segment.kind == CauseKind::Thread) {
+        let Some(ready) = &segment.ready else { continue };
+        let (of_ready, of_who) = (of(ready), of(&segment.who));
+        if let (Some(of_ready), Some(of_who)) = (of_ready, of_who)
+            && of_ready != of_who
+        {
+            let name = ready.rsplit_once(':').map_or(ready.as_str(), |(name, _)| name);
+            segment.who = format!("{} ({of_who}; {name}: {of_ready})", segment.who);
+        }
+    }
+    told
+}

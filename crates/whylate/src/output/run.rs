@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a command's elapsed time went into.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde_json::json;
+use whylate_model::CauseKind;
+use whylate_model::path::PathSegment;
+use whylate_model::path::command::Explained;
+use whylate_model::units::{format_ns, printable};
+
+use super::json::write_line;
+use super::offcpu::{svg, write_lines};
+use super::path::{self, what};
+
+/// So many threads that made the command late are shown.
+const LINES: usize = 10;
+/// Waits of less than this share of the whole are not told one by one.
+const LONG_PERCENT: f64 = 1.0;
+
+/// What a file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A flame graph.
+    Svg,
+    /// A line a stack.
+    Folded,
+    /// Events that Perfetto and chrome://tracing open.
+    Json,
+}
+
+impl Form {
+    /// By the end of the file's name.
+    ///
+    /// # Errors
+    /// When it is none of those that are known.
+    pub fn of(path: &Path) -> anyhow::Result<Self> {
+        let name = path.to_string_lossy();
+        let forms = [(".svg", Form::Svg), (".folded", Form::Folded), (".json", Form::Json)];
+        let known = forms.into_iter().find(|(end, _)| name.ends_with(end)).map(|(_, form)| form);
+        known.ok_or_else(|| anyhow::anyhow!("write to a file that ends in .svg, .folded or .json, not {name}"))
+    }
+}
+
+/// Writes the path in this form.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write_file(out: &mut dyn Write, form: Form, explained: &Explained) -> io::Result<()> {
+    match form {
+        Form::Json => write_line(out, &events(&explained.path))?,
+        Form::Folded => write_lines(out, &folded(&explained.path))?,
+        Form::Svg => svg::write_lines(out, "Critical path", "ns", &folded(&explained.path))?,
+    }
+    out.flush()
+}
+
+/// A line for each kind of part: in whose waits it lies, and what it is.
+fn folded(path: &[PathSegment]) -> Vec<String> {
+    let mut lines: BTreeMap<String, u64> = BTreeMap::new();
+    let mut within = Vec::new();
+    for segment in path.iter().map(of_name) {
+        enter(&mut within, &segment);
+        let frames = within.iter().cloned().chain([what(&segment)]);
+        let line: Vec<String> = frames.map(|frame| frame.replace(';', ":")).collect();
+        *lines.entry(line.join(";")).or_default() += segment.ns;
+    }
+    lines.into_iter().map(|(line, ns)| format!("{line} {ns}")).collect()
+}
+
+/// The waits that a part lies within, of which those before it are known.
+fn enter(within: &mut Vec<String>, segment: &PathSegment) {
+    let depth = segment.depth as usize;
+    let waiter = segment.waiter.as_deref().unwrap_or("a thread");
+    let via = segment.via.as_deref().map_or_else(String::new, |via| format!(" in {via}"));
+    let innermost = printable(&format!("{waiter} waits{via}"));
+    within.truncate(depth);
+    if depth > 0 && within.get(depth - 1) != Some(&innermost) {
+        within.truncate(depth - 1);
+        // Whoever waits for something that takes no time of its own is not seen.
+        within.resize(depth - 1, "...".to_owned());
+        within.push(innermost);
+    }
+}
+
+/// The path on one track, waits around what they consist of, in the JSON form of trace events.
+fn events(path: &[PathSegment]) -> serde_json::Value {
+    let event = |name: &str, begin_ns: u64, end_ns: u64| {
+        let us = |ns: u64| ns as f64 / 1e3;
+        json!({"name": name, "ph": "X", "pid": 1, "tid": 1, "ts": us(begin_ns), "dur": us(end_ns - begin_ns)})
+    };
+    let (mut events, mut now_ns) = (
+        vec![json!({"name": "thread_name", "ph": "M", "pid": 1, "tid": 1,
+                                                "args": {"name": "critical path"}})],
+        0,
+    );
+    let (mut within, mut open): (Vec<String>, Vec<(String, u64)>) = (Vec::new(), Vec::new());
+    for segment in path {
+        enter(&mut within, segment);
+        let same = open.iter().zip(&within).take_while(|((name, _), other)| name == *other).count();
+        events.extend(open.drain(same..).map(|(name, began_ns)| event(&name, began_ns, now_ns)));
+        open.extend(within[same..].iter().map(|name| (name.clone(), now_ns)));
+        events.push(event(&what(segment), now_ns, now_ns + segment.ns));
+        now_ns += segment.ns;
+    }
+    events.extend(open.into_iter().map(|(name, began_ns)| event(&name, began_ns, now_ns)));
+    json!({"traceEvents": events, "displayTimeUnit": "ns"})
+}
+
+/// Writes what a person reads after the command has ended.
+pub fn write(
+    out: &mut dyn Write,
+    command: &str,
+    explained: &Explained,
+    lost: &BTreeMap<String, u64>,
+    has_tree: bool,
+) -> io::Result<()> {
+    let elapsed_ns = explained.elapsed_ns;
+    writeln!(out, "\n{} took {}:", printable(command), format_ns(elapsed_ns))?;
+    let unnumbered: Vec<PathSegment> = explained.path.iter().map(of_name).collect();
+    path::write(out, &unnumbered, 2)?;
+    let long = |ns: u64| ns as f64 * 100.0 / elapsed_ns.max(1) as f64 >= LONG_PERCENT;
+    let longest: Vec<_> = explained.longest.iter().filter(|wait| long(wait.ns)).collect();
+    if !longest.is_empty() {
+        writeln!(out, "The longest waits on its path:")?;
+    }
+    for wait in longest {
+        let first = wait.path.iter().find(|segment| segment.depth == 1).or_else(|| wait.path.first());
+        let waiter = first.and_then(|segment| segment.waiter.as_deref()).unwrap_or("a thread");
+        let via = first.and_then(|segment| segment.via.as_deref());
+        let via = via.map_or_else(String::new, |via| format!(" in {}", printable(via)));
+        let after = format_ns(wait.after_ns);
+        writeln!(out, "  after {after}: {} waited {}{via}", printable(waiter), format_ns(wait.ns))?;
+        path::write_wait(out, &wait.path, 4)?;
+    }
+    write_outsiders(out, explained)?;
+    if has_tree {
+        write_processes(out, explained)?;
+    }
+    if !lost.is_empty() {
+        let lost: Vec<String> =
+            lost.iter().map(|(reason, count)| format!("{count} {}", reason.replace('_', " "))).collect();
+        writeln!(out, "lost: {} (see whylate --help-lost)", lost.join(", "))?;
+    }
+    Ok(())
+}
+
+/// Who does not belong to the command, and had a CPU that a thread on the path waited for.
+fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()> {
+    let is_outside = |segment: &&PathSegment| {
+        !segment.is_member
+            && segment.ready.is_some()
+            && matches!(segment.kind, CauseKind::Thread | CauseKind::IrqsOff | CauseKind::Work | CauseKind::Throttled)
+    };
+    let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
+    for segment in explained.path.iter().filter(is_outside) {
+        *sums.entry(&segment.who).or_default() += segment.ns;
+    }
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    sums.sort_by_key(|&(who, ns)| (Reverse(ns), who));
+    if sums.is_empty() {
+        return Ok(());
+    }
+    let all_ns = sums.iter().map(|(_, ns)| ns).sum();
+    writeln!(out, "Others had the CPU that it waited for, {} in all:", format_ns(all_ns))?;
+    for (who, ns) in sums.iter().take(LINES) {
+        let percent = *ns as f64 * 100.0 / explained.elapsed_ns.max(1) as f64;
+        writeln!(out, "  {percent:>5.1}% {:>8}  {}", format_ns(*ns), printable(who))?;
+    }
+    Ok(())
+}
+
+/// How long each thread was on the path: what it did itself, and what it waited for.
+fn write_processes(out: &mut dyn Write, explained: &Explained) -> io::Result<()> {
+    let mut sums: BTreeMap<&str, [u64; 3]> = BTreeMap::new();
+    let mut outer = None;
+    for segment in &explained.path {
+        let waiter = segment.waiter.as_deref();
+        let (who, column) = match (segment.depth, segment.kind, segment.ready.as_deref()) {
+            (0, CauseKind::Running | CauseKind::Work, _) => (segment.who.as_str(), 0),
+            (0, _, Some(ready)) => (ready, 1),
+            (0, ..) => ("interrupts", 1),
+            (1, ..) => {
+                outer = waiter;
+                (waiter.unwrap_or("a thread"), 2)
+            }
+            _ => (outer.or(waiter).unwrap_or("a thread"), 2),
+        };
+        sums.entry(who).or_default()[column] += segment.ns;
+    }
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    sums.sort_by_key(|&(who, columns)| (Reverse(columns.iter().sum::<u64>()), who));
+    writeln!(out, "{:>10} {:>10} {:>10}  THREAD ON THE PATH", "WORKED", "CPU WAIT", "OTHER WAIT")?;
+    for (who, columns) in &sums {
+        let [worked, ready, waited] = columns.map(format_ns);
+        writeln!(out, "{worked:>10} {ready:>10} {waited:>10}  {}", printable(who))?;
+    }
+    Ok(())
+}
+
+/// The same with names alone: each of a build's compilers is a compiler.
+fn of_name(segment: &PathSegment) -> PathSegment {
+    let plain = |text: &Option<String>| text.as_deref().map(unnumbered);
+    PathSegment {
+        who: unnumbered(&segment.who),
+        ready: plain(&segment.ready),
+        waiter: plain(&segment.waiter),
+        ..segment.clone()
+    }
+}
+
+/// Without the numbers of threads.
+fn unnumbered(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(':') {
+        let (before, after) = rest.split_at(at);
+        let digits = after[1..].len() - after[1..].trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        plain.push_str(before);
+        if digits == 0 {
+            plain.push(':');
+        }
+        rest = &after[1 + digits..];
+    }
+    plain.push_str(rest);
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lose_their_numbers_alone() {
+        let told = ["cc1:123", "vda (write by jbd2/vda-8:80)", "kworker/0:1:77", "a:b", "x:outside"].map(unnumbered);
+        assert_eq!(told, ["cc1", "vda (write by jbd2/vda-8)", "kworker/0", "a:b", "x:outside"]);
+    }
+}
