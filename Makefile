@@ -15,6 +15,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 target := $(or $(CARGO_TARGET_DIR),target)
 binary := $(target)/release/whylate
 static_triple := x86_64-unknown-linux-gnu
+arm64_triple := aarch64-unknown-linux-gnu
 
 bindir := $(DESTDIR)$(PREFIX)/bin
 mandir := $(DESTDIR)$(PREFIX)/share/man/man1
@@ -64,13 +65,14 @@ test-short: ## the static program and one comparison a source, on four other ker
 	@$(MAKE) in-machines TESTS=short_
 
 .PHONY: test-matrix
-test-matrix: ## everything on four other kernels (K=6_12_rt: on one)
+test-matrix: ## everything on five other kernels (K=6_12_rt: on one)
 	@$(MAKE) in-machines TESTS=whole_$(K)
 
 .PHONY: in-machines
 in-machines:
 	@scripts/install-deps static vm tracers
-	@# Where there is no network, machines without their kernel are skipped.
+	@# Where there is no network, machines without their kernel or compiler are skipped.
+	@$(if $(filter whole_ whole_6_12_arm64,$(TESTS)),scripts/install-deps static arm64 || true)
 	@$(CARGO) xtask kernels >/dev/null || true
 	@scripts/check-tests matrix $(TESTS)
 
@@ -80,13 +82,22 @@ torture: ## kill, starve and mislead it, at full length; ends with what is left 
 	@mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
 	WHYLATE_TORTURE=1 $(CARGO) test -q -p whylate --test torture -- --nocapture --test-threads=1
 
-# So many seconds each: `make fuzz FOR=600`.
+# So many runs of each service: `make trial RUNS=3`.
+RUNS ?= 100
+
+.PHONY: trial
+trial: ## look at twelve slow services, RUNS times each, and count how often the reason is told (as root)
+	@scripts/install-deps
+	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test services in_a_trial -- --nocapture --test-threads=1
+
+# So many seconds each: `make fuzz FOR=600`; or so many inputs each: `make fuzz INPUTS=10000000`.
 FOR ?= 60
+INPUTS ?=
 
 .PHONY: fuzz
-fuzz: ## hand inputs to each parser of what others write, FOR seconds each
+fuzz: ## hand inputs to each parser of what others write, FOR seconds each, or INPUTS
 	@scripts/install-deps
-	@scripts/fuzz $(FOR)
+	@INPUTS=$(INPUTS) scripts/fuzz $(FOR)
 
 .PHONY: bench-wq
 bench-wq: ## what `whylate wq` costs, beside the tools users have today (as root)
@@ -171,13 +182,21 @@ static: ## a static x86-64 binary: target/static/whylate
 	@# With --target, the flag holds for the program alone and not for build scripts and derive macros.
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    $(CARGO) build --release -p whylate --features static --target $(static_triple)
-	@install -D -m 755 $(target)/$(static_triple)/release/whylate $(target)/static/whylate
-	@linked=$$(ldd $(target)/static/whylate 2>&1 || true); \
-	case $$linked in \
-	*'statically linked'* | *'not a dynamic executable'*) ;; \
-	*) echo "static: the binary still needs: $$linked" >&2; exit 1 ;; \
-	esac
-	@echo "$(target)/static/whylate: $$(stat -c %s $(target)/static/whylate) bytes, needs no shared library"
+	@$(MAKE) static-program FROM=$(target)/$(static_triple)/release/whylate TO=$(target)/static/whylate
+
+.PHONY: static-arm64
+static-arm64: ## the same for arm64, cross-built: target/static/whylate-arm64
+	@scripts/install-deps static arm64
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc RUSTFLAGS='-C target-feature=+crt-static' \
+	    $(CARGO) build --release -p whylate --features static --target $(arm64_triple)
+	@$(MAKE) static-program FROM=$(target)/$(arm64_triple)/release/whylate TO=$(target)/static/whylate-arm64
+
+.PHONY: static-program
+static-program:
+	@install -D -m 755 $(FROM) $(TO)
+	@needs=$$(readelf --dynamic $(TO) | sed -n 's/.*(NEEDED)//p'); \
+	if [ -n "$$needs" ]; then echo "static: the binary still needs: $$needs" >&2; exit 1; fi
+	@echo "$(TO): $$(stat -c %s $(TO)) bytes, needs no shared library"
 
 .PHONY: deny
 deny: ## check licences, advisories and origins of all dependencies

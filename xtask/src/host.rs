@@ -46,7 +46,7 @@ pub fn output_of(command: &mut Command) -> Result<String> {
 /// Why a program does not even start.
 pub fn cannot_run(name: &str, error: io::Error) -> anyhow::Error {
     if error.kind() == ErrorKind::NotFound {
-        anyhow::anyhow!("{name} is not installed: `scripts/install-deps vm tracers` installs what is missing")
+        anyhow::anyhow!("{name} is not installed: `scripts/install-deps vm tracers arm64` installs what is missing")
     } else {
         anyhow::Error::new(error).context(format!("cannot run {name}"))
     }

@@ -5,6 +5,7 @@ mod host;
 mod initramfs;
 mod kernels;
 mod output;
+mod processor;
 mod vm;
 
 use std::process::ExitCode;

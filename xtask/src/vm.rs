@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag::register_usize;
 
@@ -20,6 +21,7 @@ use crate::host::{self, cannot_run};
 use crate::initramfs::{self, Contents};
 use crate::kernels;
 use crate::output::{Output, new_mark};
+use crate::processor::Processor;
 
 /// The status of a command that took too long: that of timeout(1).
 const TIMED_OUT: u8 = 124;
@@ -32,8 +34,9 @@ const MEBIBYTE: u64 = 1 << 20;
 /// Runs a command on another kernel, in QEMU, and exits with its status: 124 if it takes too long, 125 if the kernel
 /// does not run it.
 ///
-/// The machine has two CPUs, no network and no disk: busybox, whylate (built by `make static`), tools to compare with
-/// that are installed here, and what --with names. Standard error of the command comes with its standard output.
+/// The machine has two CPUs, no network, and a disk only with --disk: busybox, whylate (built by `make static` or `static-arm64`), tools to
+/// compare with that are installed here and run there, and what --with names. Standard error of the command comes with its
+/// standard output.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// One of `cargo xtask kernels`, or the path of a kernel image
@@ -53,6 +56,10 @@ pub struct Arguments {
     /// Memory; by default as much as what is in it needs
     #[arg(long, value_name = "MEBIBYTES")]
     memory: Option<u64>,
+    /// Give it an empty disk, of so many mebibytes: /dev/nvme0n1, where the kernel has its driver built in. It does 100
+    /// requests a second
+    #[arg(long, value_name = "MEBIBYTES")]
+    disk: Option<u64>,
     /// Write the kernel's messages there
     #[arg(long, value_name = "FILE")]
     console: Option<PathBuf>,
@@ -67,7 +74,8 @@ pub struct Arguments {
 /// The command's status.
 pub fn run(arguments: &Arguments) -> Result<u8> {
     let kernel = kernels::find(&arguments.kernel)?;
-    let whylate = if arguments.no_whylate { None } else { Some(static_whylate()?) };
+    let processor = Processor::of(&kernel)?;
+    let whylate = if arguments.no_whylate { None } else { Some(static_whylate(processor)?) };
     // Told to end, it takes the machine and its files along.
     let signal = Arc::new(AtomicUsize::new(0));
     for known in [SIGHUP, SIGINT, SIGTERM] {
@@ -78,10 +86,12 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
     let archive = folder.path().join("initramfs");
     let mark = new_mark();
     let contents = Contents {
+        busybox: busybox(processor, &kernel)?,
+        line: processor.line().1,
         whylate,
         modules: Some(kernel.with_file_name("modules")).filter(|modules| modules.is_dir()),
         with: &arguments.with,
-        tools: !arguments.no_tools,
+        tools: !arguments.no_tools && processor.is_this(),
         command: &arguments.command,
         mark: &mark,
     };
@@ -89,7 +99,17 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
     // While it is unpacked it is there twice; and files may take half of the memory at most.
     let memory = arguments.memory.unwrap_or(1024.max(512 + 3 * fs::metadata(&archive)?.len() / MEBIBYTE));
 
-    let mut machine = Machine::start(&kernel, &archive, &console, memory, arguments.append.as_deref())?;
+    let mut devices = vec![OsString::from("-serial"), option_of("file:", &console)];
+    if let Some(mebibytes) = arguments.disk {
+        let disk = folder.path().join("disk");
+        fs::File::create(&disk)?.set_len(mebibytes * MEBIBYTE)?;
+        // What is written goes no further than this machine's memory, so it would be done before an emulated CPU waits.
+        let drive = option_of("if=none,id=disk,format=raw,cache=unsafe,throttling.iops-total=100,file=", &disk);
+        let words = ["-device", "nvme,drive=disk,serial=whylate"].map(OsString::from);
+        devices.extend([OsString::from("-drive"), drive].into_iter().chain(words));
+    }
+
+    let mut machine = Machine::start(processor, &kernel, &archive, &devices, memory, arguments.append.as_deref())?;
     let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
     let mut output = Output::new(io::stdout().lock(), &mark);
     let bytes = machine.output()?;
@@ -123,27 +143,54 @@ fn timed_out(timeout_s: u64, console: &Path) -> u8 {
 }
 
 /// Builds it where its sources are newer.
-fn static_whylate() -> Result<PathBuf> {
-    host::run(Command::new("make").args(["--silent", "static"]).current_dir(host::root()))?;
-    Ok(host::target().join("static/whylate"))
+fn static_whylate(processor: Processor) -> Result<PathBuf> {
+    let (target, path) = processor.whylate();
+    host::run(Command::new("make").args(["--silent", target]).current_dir(host::root()))?;
+    Ok(host::target().join(path))
+}
+
+/// This machine's own, or the one that is kept beside a kernel on which that does not run.
+fn busybox(processor: Processor, kernel: &Path) -> Result<PathBuf> {
+    if processor.is_this() {
+        let busybox = host::which("busybox".as_ref());
+        return busybox.ok_or_else(|| cannot_run("busybox", io::ErrorKind::NotFound.into()));
+    }
+    let busybox = kernel.with_file_name("busybox");
+    ensure!(busybox.is_file(), "put a static busybox of the kernel's processor at {}", busybox.display());
+    Ok(busybox)
+}
+
+/// An option of QEMU's that ends with a path, in which it takes a comma doubled.
+fn option_of(begin: &str, path: &Path) -> OsString {
+    let parts = path.as_os_str().as_bytes().split(|&byte| byte == b',').collect::<Vec<_>>();
+    OsString::from_vec([begin.as_bytes(), &parts.join(&b",,"[..])].concat())
 }
 
 /// A running QEMU. It goes with this process, however that ends.
 struct Machine(Child);
 
 impl Machine {
-    fn start(kernel: &Path, archive: &Path, console: &Path, memory: u64, append: Option<&str>) -> Result<Self> {
-        let mut words = vec!["console=ttyS0", "loglevel=5", "panic=-1", "nowatchdog"];
+    fn start(
+        processor: Processor,
+        kernel: &Path,
+        archive: &Path,
+        devices: &[OsString],
+        memory: u64,
+        append: Option<&str>,
+    ) -> Result<Self> {
+        let of_console = format!("console={}", processor.console());
+        let mut words = vec![of_console.as_str(), "loglevel=5", "panic=-1", "nowatchdog"];
         // A CPU that does not come out of an emulated breakpoint ends the machine, not the caller's patience.
         words.extend(["rcupdate.rcu_cpu_stall_timeout=60", "sysctl.kernel.panic_on_rcu_stall=1"]);
         words.extend(append);
-        // QEMU takes a comma in an option doubled.
-        let console = console.to_str().context("the path of the console has to be UTF-8")?.replace(',', ",,");
+        let qemu = processor.qemu();
         let mut command = Command::new("setpriv");
         command
-            .args(["--pdeathsig", "KILL", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max"])
+            .args(["--pdeathsig", "KILL", qemu, "-accel", "tcg,thread=multi"])
+            .args(processor.machine())
             .args(["-smp", "2", "-m", &memory.to_string(), "-no-reboot", "-nodefaults", "-display", "none"])
-            .args(["-serial", &format!("file:{console}"), "-serial", "stdio"])
+            .args(devices)
+            .args(processor.line().0)
             .arg("-kernel")
             .arg(kernel)
             .arg("-initrd")
@@ -151,8 +198,8 @@ impl Machine {
             .args(["-append", &words.join(" ")])
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
-        if host::which("qemu-system-x86_64".as_ref()).is_none() {
-            return Err(cannot_run("qemu-system-x86_64", io::ErrorKind::NotFound.into()));
+        if host::which(qemu.as_ref()).is_none() {
+            return Err(cannot_run(qemu, io::ErrorKind::NotFound.into()));
         }
         Ok(Self(command.spawn().map_err(|error| cannot_run("setpriv", error))?))
     }

@@ -13,7 +13,7 @@ mod parts;
 #[path = "matrix/record.rs"]
 mod record;
 
-use kernels::{CLOUD_6_1, CLOUD_6_12, Expected, RT_6_12, TRACERS_6_12};
+use kernels::{ARM64_6_12, CLOUD_6_1, CLOUD_6_12, Expected, RT_6_12, TRACERS_6_12};
 
 fn short(expected: &'static Expected) -> Result<()> {
     machine::try_all(expected.kernel, "short", parts::short(expected))
@@ -61,4 +61,9 @@ fn whole_6_12_rt() -> Result<()> {
 #[test]
 fn whole_6_12_tracers() -> Result<()> {
     whole(&TRACERS_6_12)
+}
+
+#[test]
+fn whole_6_12_arm64() -> Result<()> {
+    machine::try_all(ARM64_6_12.kernel, "whole", parts::of_program(&ARM64_6_12))
 }

@@ -57,7 +57,11 @@ fn any_slot(time: impl Strategy<Value = u64> + Clone) -> impl Strategy<Value = H
 
 fn any_taken() -> impl Strategy<Value = Taken> {
     let some = || prop_oneof![3 => Just(0), 2 => 0..60u64, 1 => any::<u64>()];
-    (some(), some()).prop_map(|(steal_ns, nmi_ns)| Taken { steal_ns, nmi_ns })
+    (some(), some(), some()).prop_map(|(steal_ns, perhaps_stolen_ns, nmi_ns)| Taken {
+        steal_ns,
+        perhaps_stolen_ns,
+        nmi_ns,
+    })
 }
 
 fn any_interval() -> impl Strategy<Value = Interval> {

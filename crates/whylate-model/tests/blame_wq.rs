@@ -74,7 +74,8 @@ fn two_causes_in_one_window_are_both_named() {
 
 #[test]
 fn an_interrupt_that_the_hypervisor_made_late_disables_nothing() {
-    let stolen = |steal_ns| Interval { taken: Taken { steal_ns, nmi_ns: 0 }, ..interval(1000, 1900, thread("dd", 5)) };
+    let stolen =
+        |steal_ns| Interval { taken: Taken { steal_ns, ..Taken::default() }, ..interval(1000, 1900, thread("dd", 5)) };
     let timer = late_irq(1900, 2000, 600, &["asm_sysvec_apic_timer_interrupt", "ksys_write"]);
     assert_eq!(
         told(&woken_at_once(vec![stolen(600), timer.clone()])),

@@ -9,7 +9,7 @@ mod sleepers;
 
 use std::ops::Range;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use kernel::chance::{by_chance, in_rounds};
@@ -20,8 +20,9 @@ use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use sleepers::Sleepers;
 use whylate_model::blame::Evidence;
+use whylate_model::path::import;
 use whylate_model::sqpoll::is_thread;
-use whylate_model::{Histogram, Snapshot, Stack, WaitClass};
+use whylate_model::{CauseKind, Histogram, Snapshot, Stack, WaitClass};
 use whylate_sources::clock::unix_ns_of;
 use whylate_sources::inject::sqpoll::{Load, Plan};
 use whylate_sources::irqsoff::IrqsoffOptions;
@@ -241,4 +242,66 @@ fn sleep_of_a_submission_thread_is_that_of_the_trace() -> Result<()> {
         ensure!(truth > 0.1, "it does not sleep: {truth}");
         Ok(())
     })
+}
+
+const OF_PATHS: [&str; 8] = [
+    "sched/sched_switch",
+    "sched/sched_waking",
+    "sched/sched_wakeup",
+    "sched/sched_wakeup_new",
+    "irq",
+    "irq_vectors/local_timer_entry",
+    "irq_vectors/local_timer_exit",
+    "timer/hrtimer_expire_entry",
+];
+const SLEEP: Duration = Duration::from_millis(30);
+
+/// Traces of a wait, until one of them is whole.
+const TRIES: u32 = 8;
+
+/// A thread waits for another one, which sleeps, and then works for as long as it says.
+#[test]
+fn the_path_of_a_traced_wait_is_what_the_other_thread_did() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    if is_emulated() {
+        println!("skipped: an emulated CPU stops at any time");
+        return Ok(());
+    }
+    // Where the machine hides switches of these threads, time is unknown, as it has to be: another try may be whole.
+    for _ in 0..TRIES {
+        let trace = patching(|| Trace::of(&OF_PATHS))?;
+        let (done, is_done) = std::sync::mpsc::channel();
+        let server = thread::spawn(move || {
+            // It first lets the other one fall asleep.
+            thread::sleep(SLEEP);
+            let began = Instant::now();
+            while began.elapsed() < Duration::from_millis(20) {}
+            let worked = began.elapsed();
+            done.send(()).map(|()| worked)
+        });
+        is_done.recv()?;
+        // The last switches are those of a thread that has gone on.
+        thread::sleep(Duration::from_millis(5));
+        let worked_ns = server.join().ok().context("it panicked")??.as_nanos() as u64;
+        let trace = import::Trace::read(trace.finish_text()?.as_bytes())?;
+        let waits = trace.late_waits(rustix::thread::gettid().as_raw_pid() as u32, 40 * MS_NS, 1);
+        let Some(wait) = waits.first() else { continue };
+        let sum = |is: &dyn Fn(&CauseKind) -> bool| {
+            wait.path.segments.iter().filter(|part| is(&part.kind)).map(|part| part.ns).sum::<u64>()
+        };
+        let timer_ns = sum(&|&kind| kind == CauseKind::Timer);
+        let unknown_ns = sum(&|&kind| kind == CauseKind::Unknown);
+        println!("worked {worked_ns}, timer {timer_ns}, unknown {unknown_ns}: {:?}", wait.path.causes());
+        ensure!(wait.path.total_ns() == wait.to_ns - wait.from_ns, "it does not add up");
+        if unknown_ns > 0 {
+            continue;
+        }
+        // The trace has whole microseconds, and the sleep's own system call takes some.
+        ensure!(timer_ns + MS_NS / 2 >= SLEEP.as_nanos() as u64, "it slept for {timer_ns}");
+        // What is left is its work, and what kept it from its CPU meanwhile and before it.
+        ensure!(wait.path.total_ns() - timer_ns + MS_NS / 2 >= worked_ns, "it worked for {worked_ns}");
+        return Ok(());
+    }
+    println!("skipped: the machine hides switches in {TRIES} traces of {TRIES}");
+    Ok(())
 }

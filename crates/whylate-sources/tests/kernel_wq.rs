@@ -135,6 +135,13 @@ fn apart_by_chance() -> f64 {
     if is_emulated() { 0.05 } else { 0.02 }
 }
 
+/// How often, at most, an item is queued where no BPF program runs. Some hosts run none while a process of theirs does
+/// that watches the machine from inside, nor in the interrupts that it takes; tracefs sees those. Items that interrupts
+/// queue, e.g. at the end of a disk's requests, have its share of a CPU.
+fn unseen_by_chance() -> f64 {
+    0.05
+}
+
 #[test]
 fn counts_and_maxima_per_handler_agree_with_the_trace() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
@@ -156,10 +163,11 @@ fn counts_and_maxima_per_handler_agree_with_the_trace() -> Result<()> {
             let (least, most) = counts(executions);
             let (max_ns, times_agree) = times_agree(executions, &seen);
             if !(least..=most).contains(&seen.count()) || !times_agree {
-                // A few may be missing where the source says so.
+                // Some may be missing where the source says so.
                 let few = least.saturating_sub(seen.count());
                 missing += few;
-                miscounted += usize::from(seen.count() > most || few > 1.max(least / 1_000));
+                let tolerated = by_chance(least as usize, unseen_by_chance()) as u64;
+                miscounted += usize::from(seen.count() > most || few > tolerated);
                 apart += usize::from(!times_agree);
                 let twice = executions.iter().filter(|execution| execution.queued_twice).count();
                 println!(
@@ -179,6 +187,7 @@ fn counts_and_maxima_per_handler_agree_with_the_trace() -> Result<()> {
         );
         let stated = session.snapshot.lost["unmatched"];
         ensure!(missing <= stated, "{missing} executions are missing, and {stated} are stated");
+        ensure!(missing * 1_000 <= total, "{missing} of {total} executions are missing");
         ensure!(matched * 100 >= total * 99, "{matched} of {total} executions are matched");
         ensure!(miscounted == 0, "{miscounted} of {} handlers are miscounted", handlers.len());
         let tolerated = by_chance(handlers.len(), apart_by_chance());

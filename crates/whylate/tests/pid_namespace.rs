@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate` in a PID namespace, as in a container: its own threads by its own numbers, and others as outside.
 
+#[path = "running/quota.rs"]
+mod quota;
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
 mod turn;
@@ -12,6 +14,7 @@ use whylate_model::look::Look;
 use whylate_model::selftest::{Selftest, Verdict};
 use whylate_model::{LateEvent, Snapshot};
 
+use quota::Quota;
 use turn::turn_to_measure;
 
 /// A process in the background of a shell that wants the first CPU all the time, and yields to others that do.
@@ -140,11 +143,18 @@ fn a_look_blames_nobody_by_a_number_of_the_machine() -> Result<()> {
     ensure_small(&events)
 }
 
+/// As in a container with a limit, which may have a fifth of a CPU.
 #[test]
-fn the_selftest_is_right_in_a_namespace() -> Result<()> {
+fn the_selftest_is_right_in_a_namespace_with_a_quota() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let quota = Quota::make("selftest")?;
+    if let Some(file) = quota.as_ref().and_then(Quota::of_real_time) {
+        // Some is left to others.
+        std::fs::write(file, "900000")?;
+    }
+    let enter = quota.as_ref().map_or_else(|| ":".to_owned(), Quota::enter);
     // Whoever else runs here may have real-time threads.
-    let Some(output) = inside("exec $W selftest --json --force")? else { return Ok(()) };
+    let Some(output) = inside(&format!("{enter}; exec $W selftest --json --force"))? else { return Ok(()) };
     let stderr = String::from_utf8_lossy(&output.stderr);
     let told: Selftest = serde_json::from_slice(&output.stdout).with_context(|| format!("no result: {stderr}"))?;
     for check in &told.checks {
@@ -154,5 +164,22 @@ fn the_selftest_is_right_in_a_namespace() -> Result<()> {
         }
     }
     ensure!(told.failed == 0 && output.status.code() == Some(0), "{} failed: {stderr}", told.failed);
+    ensure!(
+        stderr.matches("in a PID namespace").count() == 1,
+        "it says more than once whose numbers it tells: {stderr}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_number_of_the_machine_is_refused() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let outsider = Outsider::start()?;
+    for source in ["offcpu", "sqpoll"] {
+        let Some(output) = inside(&format!("exec $W {source} -p {} -d 1s", outsider.0.id()))? else { return Ok(()) };
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{source}: {}: {stderr}", output.status);
+        ensure!(stderr.contains("take its number in this PID namespace"), "{source}: {stderr}");
+    }
     Ok(())
 }

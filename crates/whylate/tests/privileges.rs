@@ -120,6 +120,15 @@ fn which_sleep() -> Result<&'static str> {
     ["/usr/bin/sleep", "/bin/sleep"].into_iter().find(|path| Path::new(path).exists()).context("there is no sleep")
 }
 
+/// Nobody's figures matter here, so some run at once.
+fn some_at_once<T: Sync>(jobs: &[T], run: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
+    thread::scope(|scope| {
+        let of_worker = jobs.chunks(jobs.len().div_ceil(AT_ONCE));
+        let workers: Vec<_> = of_worker.map(|jobs| scope.spawn(|| jobs.iter().try_for_each(&run))).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(|_| anyhow::bail!("it panicked")))
+    })
+}
+
 /// Tries all rows of one capability.
 fn without(capability: &str) -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
@@ -129,61 +138,59 @@ fn without(capability: &str) -> Result<()> {
     }
     let folder = program()?;
     let program = folder.path().join("whylate");
-    let mut tried = 0;
-    for row in rows(WITHOUT) {
-        let [taken, command, status, says, works] = row[..] else { anyhow::bail!("a row of other cells: {row:?}") };
-        let taken = quoted(taken);
-        if taken[0] != capability {
-            continue;
-        }
-        let mut sleeper = Sleeper::new()?;
-        if command.contains("deleted") {
-            fs::remove_file(sleeper.program())?;
-        } else if command.contains("only another user can read") {
-            chown(sleeper.program(), Some(NOBODY), None)?;
-            fs::set_permissions(sleeper.program(), Permissions::from_mode(0o711))?;
-        }
-        let ring = command.contains("of a ring").then(|| {
-            let mut load = whylate(&["inject", "sqpoll", "--for", "60s"]);
-            load.stdout(Stdio::null()).stderr(Stdio::null()).spawn()
-        });
-        let mut ring = ring.transpose()?;
-        if ring.is_some() {
-            thread::sleep(Duration::from_secs(1));
-        }
-        let removed = options(&taken, '-');
-        let setpriv = [format!("--bounding-set={removed}"), format!("--inh-caps={removed}")];
-        let outcome = (|| {
-            let (command, expected) = (quoted(command)[0], quoted(says).into_iter().next());
-            let (ended, text) = said(&setpriv, &program, command, sleeper.0.id())?;
-            println!("without {removed}: {command}: {ended}: {text}");
-            ensure!(ended.to_string() == status, "{command} ended with {ended}: {text}");
-            match expected {
-                Some(sentence) => {
-                    ensure!(text.contains(sentence), "{command} does not say {sentence:?} but: {text}");
-                    let (_, whole) = said(&[], &program, command, sleeper.0.id())?;
-                    ensure!(!whole.contains(sentence), "{command} says {sentence:?} with all capabilities, too");
-                }
-                None => ensure!(!text.contains("CAP_") && !text.contains("ermitted"), "{command} says: {text}"),
-            }
-            let line = text.lines().find(|line| expected.is_some_and(|sentence| line.contains(sentence)));
-            ensure!(!line.is_some_and(|line| line.contains("os error")), "the system's error is no advice: {line:?}");
-            for works in quoted(works) {
-                let (ended, text) = said(&setpriv, &program, works, sleeper.0.id())?;
-                ensure!(ended == 0, "{works} ended with {ended}: {text}");
-            }
-            Ok(())
-        })();
-        if let Some(ring) = &mut ring {
-            ring.kill()?;
-            ring.wait()?;
-        }
-        sleeper.0.kill()?;
-        outcome?;
-        tried += 1;
+    let rows: Vec<_> = rows(WITHOUT).into_iter().filter(|row| quoted(row[0])[0] == capability).collect();
+    ensure!(!rows.is_empty(), "no row begins with {capability}");
+    some_at_once(&rows, |row| try_row(row, &program))
+}
+
+/// Tries what one row says.
+fn try_row(row: &[&'static str], program: &Path) -> Result<()> {
+    let [taken, command, status, says, works] = row[..] else { anyhow::bail!("a row of other cells: {row:?}") };
+    let taken = quoted(taken);
+    let mut sleeper = Sleeper::new()?;
+    if command.contains("deleted") {
+        fs::remove_file(sleeper.program())?;
+    } else if command.contains("only another user can read") {
+        chown(sleeper.program(), Some(NOBODY), None)?;
+        fs::set_permissions(sleeper.program(), Permissions::from_mode(0o711))?;
     }
-    ensure!(tried > 0, "no row begins with {capability}");
-    Ok(())
+    let ring = command.contains("of a ring").then(|| {
+        let mut load = whylate(&["inject", "sqpoll", "--for", "60s"]);
+        load.stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+    });
+    let mut ring = ring.transpose()?;
+    if ring.is_some() {
+        thread::sleep(Duration::from_secs(1));
+    }
+    let removed = options(&taken, '-');
+    let setpriv = [format!("--bounding-set={removed}"), format!("--inh-caps={removed}")];
+    let outcome = (|| {
+        let (command, expected) = (quoted(command)[0], quoted(says).into_iter().next());
+        let (ended, text) = said(&setpriv, program, command, sleeper.0.id())?;
+        println!("without {removed}: {command}: {ended}: {text}");
+        ensure!(ended.to_string() == status, "{command} ended with {ended}: {text}");
+        match expected {
+            Some(sentence) => {
+                ensure!(text.contains(sentence), "{command} does not say {sentence:?} but: {text}");
+                let (_, whole) = said(&[], program, command, sleeper.0.id())?;
+                ensure!(!whole.contains(sentence), "{command} says {sentence:?} with all capabilities, too");
+            }
+            None => ensure!(!text.contains("CAP_") && !text.contains("ermitted"), "{command} says: {text}"),
+        }
+        let line = text.lines().find(|line| expected.is_some_and(|sentence| line.contains(sentence)));
+        ensure!(!line.is_some_and(|line| line.contains("os error")), "the system's error is no advice: {line:?}");
+        for works in quoted(works) {
+            let (ended, text) = said(&setpriv, program, works, sleeper.0.id())?;
+            ensure!(ended == 0, "{works} ended with {ended}: {text}");
+        }
+        Ok(())
+    })();
+    if let Some(ring) = &mut ring {
+        ring.kill()?;
+        ring.wait()?;
+    }
+    sleeper.0.kill()?;
+    outcome
 }
 
 macro_rules! without {
@@ -260,12 +267,5 @@ fn the_smallest_sets_are_enough_and_none_is_too_large() -> Result<()> {
         }
         Ok(())
     };
-    // Nobody's figures matter here, so some run at once.
-    thread::scope(|scope| {
-        let workers: Vec<_> = jobs
-            .chunks(jobs.len().div_ceil(AT_ONCE))
-            .map(|jobs| scope.spawn(move || jobs.iter().try_for_each(try_one)))
-            .collect();
-        workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(|_| anyhow::bail!("it panicked")))
-    })
+    some_at_once(&jobs, try_one)
 }

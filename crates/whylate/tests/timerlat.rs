@@ -15,7 +15,7 @@ use std::process::Output;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use whylate_model::{Series, Snapshot};
 
@@ -24,6 +24,8 @@ use turn::turn_to_measure;
 
 /// What every activation is late by, and more.
 const ALWAYS: &str = "1";
+/// Command lines that are tried at a time.
+const LANES: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn timerlat(arguments: &[&str]) -> Result<Output> {
@@ -196,16 +198,31 @@ fn recorded(trace: &str) -> Vec<(u32, u64)> {
 
 /// The command lines of rtla's own tests, but for durations and thresholds, which are such that they take no time: what
 /// they end with, and how a line of their output begins.
+/// Runs a command line of rtla's, whose output has to have a line that begins so. Returns the trace, if it saves one.
+fn taken(arguments: &[&str], status: i32, begins: &str) -> Result<String> {
+    let folder = tempfile::tempdir()?;
+    let program = whylate(&[]).get_program().to_owned();
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(program).arg("timerlat").args(arguments);
+    let output = command.current_dir(folder.path()).output()?;
+    let text = text(&output.stdout);
+    ensure!(output.status.code() == Some(status), "{arguments:?}: {}: {text}", output.status);
+    ensure!(text.lines().any(|line| line.starts_with(begins)), "{arguments:?}: no line begins so: {text}");
+    let Some(name) = begins.strip_prefix("  Saving trace to ") else { return Ok(String::new()) };
+    let trace = fs::read_to_string(folder.path().join(name))?;
+    ensure!(!recorded(&trace).is_empty(), "{arguments:?}: {trace}");
+    Ok(trace)
+}
+
 #[test]
 fn what_rtla_takes_is_taken_in_its_place() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
     let hit = "whylate timerlat hit stop tracing";
     let (usual, own) = ("  Saving trace to timerlat_trace.txt", "  Saving trace to custom_filename.txt");
     let (end, fails) = ("shell,command=echo TestOutput", "shell,command=echo -n 1; false");
     let [one, two, never] = ["shell,command=echo -n 1", "shell,command=echo 2", "shell,command=echo -n 2"];
     let (at, on) = ("--on-threshold", ["--on-threshold", "continue"]);
-    let cases: [(&[&str], i32, &str); 21] = [
+    let cases: [(&[&str], i32, &str); 20] = [
         (&["--help"], 0, "Usage: "),
         (&["top", "-s", "1", "-T", "1", "-t"], 2, usual),
         (&["top", "-P", "F:1", "-c", "0", "-d", "1s", "-q"], 0, "CPU COUNT"),
@@ -227,26 +244,18 @@ fn what_rtla_takes_is_taken_in_its_place() -> Result<()> {
         (&["hist", "-T", "1", "-d", "500ms", at, end, on[0], on[1]], 0, "TestOutput"),
         (&["top", "-q", "-T", "1", "-d", "500ms", at, end, on[0], on[1]], 0, "TestOutput"),
         (&["hist", "-d", "500ms", "--on-end", "trace"], 0, usual),
-        (&["top", "-A", "200", "-d", "1s", "--on-end", "trace"], 0, usual),
     ];
-    for (arguments, status, begins) in cases {
-        for trace in ["timerlat_trace.txt", "custom_filename.txt"] {
-            let _ = fs::remove_file(folder.path().join(trace));
-        }
-        let program = whylate(&[]).get_program().to_owned();
-        let mut command = std::process::Command::new("sh");
-        command.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(program).arg("timerlat").args(arguments);
-        let output = command.current_dir(folder.path()).output()?;
-        let text = text(&output.stdout);
-        ensure!(output.status.code() == Some(status), "{arguments:?}: {}: {text}", output.status);
-        ensure!(text.lines().any(|line| line.starts_with(begins)), "{arguments:?}: no line begins so: {text}");
-        if let Some(name) = begins.strip_prefix("  Saving trace to ") {
-            let trace = fs::read_to_string(folder.path().join(name))?;
-            ensure!(!recorded(&trace).is_empty(), "{arguments:?}: {trace}");
-        }
-    }
-    // The last one has left a trace of threads that are woken in step.
-    let activations = recorded(&fs::read_to_string(folder.path().join("timerlat_trace.txt"))?);
+    // Some at a time: most of it is waiting.
+    let cases = &cases;
+    thread::scope(|scope| {
+        let of_lane = |lane| cases.iter().skip(lane).step_by(LANES);
+        let lanes = [0, 1, 2].map(|lane| {
+            scope.spawn(move || of_lane(lane).try_for_each(|(of, status, begins)| taken(of, *status, begins).map(drop)))
+        });
+        lanes.into_iter().try_for_each(|lane| lane.join().unwrap_or_else(|_| bail!("a lane panics")))
+    })?;
+    // Threads that are woken in step.
+    let activations = recorded(&taken(&["top", "-A", "200", "-d", "1s", "--on-end", "trace"], 0, usual)?);
     let cpus: BTreeSet<u32> = activations.iter().map(|&(cpu, _)| cpu).collect();
     let place = |cpu| cpus.range(..cpu).count() as u64;
     let apart_us: BTreeSet<u64> =
@@ -295,8 +304,12 @@ fn text_has_no_escape_codes_off_a_terminal() -> Result<()> {
         (&["hist", "--live", "-d", "3", "-c", "0"], "# RTLA timerlat histogram"),
         (&["top", "-d", "3", "-c", "0", "--worst", "2"], "The worst:"),
     ];
-    for (arguments, head) in views {
-        let out = shown(arguments)?;
+    let outs = thread::scope(|scope| {
+        let shown = views.map(|(arguments, _)| scope.spawn(|| shown(arguments)));
+        shown.map(|out| out.join().unwrap_or_else(|_| bail!("a view panics")))
+    });
+    for (out, (_, head)) in outs.into_iter().zip(views) {
+        let out = out?;
         ensure!(!out.contains('\x1b'), "{out:?}");
         ensure!(out.matches(head).count() >= 2, "not refreshed: {out}");
     }

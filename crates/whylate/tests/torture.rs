@@ -141,6 +141,11 @@ fn ensure_orderly(output: &Output, what: &str) -> Result<()> {
     Ok(())
 }
 
+/// The next one puts back what one that was killed, or had no memory left, could not.
+fn put_back() -> Result<()> {
+    ended(whylate(&["wq", "-d", "100ms"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?, "wq").map(drop)
+}
+
 #[test]
 fn killed_at_any_moment_it_leaves_nothing() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
@@ -152,8 +157,7 @@ fn killed_at_any_moment_it_leaves_nothing() -> Result<()> {
         child.kill()?;
         child.wait()?;
     }
-    // The next one puts back what a killed one could not.
-    ended(whylate(&["wq", "-d", "100ms"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?, "wq")?;
+    put_back()?;
     before.ensure_gone("kill -9")
 }
 
@@ -185,11 +189,14 @@ fn outputs_that_fail_end_it_in_order() -> Result<()> {
     before.ensure_gone("outputs")
 }
 
+/// 64 MB, in kilobytes: less than the program with its libraries and what it reads of the kernel needs.
+const SMALL_ADDRESS_SPACE: &str = "-v 65536";
+
 #[test]
 fn with_little_of_everything_it_says_what_is_missing() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let before = Seen::now();
-    for limit in ["-n 64", "-l 64"] {
+    for limit in ["-n 64", "-l 64", SMALL_ADDRESS_SPACE] {
         for command in &COMMANDS[..if is_whole() { COMMANDS.len() } else { 2 }] {
             let what = format!("ulimit {limit}, {command:?}");
             let mut limited = Command::new("sh");
@@ -198,6 +205,7 @@ fn with_little_of_everything_it_says_what_is_missing() -> Result<()> {
             ensure_orderly(&ended(child.spawn()?, &what)?, &what)?;
         }
     }
+    put_back()?;
     before.ensure_gone("limits")
 }
 

@@ -25,15 +25,15 @@ ln -s /proc/self/fd/2 /dev/stderr
 hostname whylate-vm
 ip link set lo up
 
-# The second serial line is the command's alone: the first one is the kernel's console.
-if ! exec 3>/dev/ttyS1 || ! stty -F /dev/ttyS1 raw -echo; then
-    echo 'init: the second serial line cannot be used'
+# This line is the command's alone: another one is the kernel's console.
+if ! exec 3>/dev/@LINE@ || ! stty -F /dev/@LINE@ raw -echo; then
+    echo 'init: the line @LINE@ cannot be used'
     poweroff -f
 fi
 cd /root
 # `env` starts what the command names, where the shell would take a builtin of its own.
 env -- @COMMAND@ </dev/null >&3 2>&3 3>&-
 printf '%s%d\n' '@MARK@' $? >&3
-# The machine is switched off from outside; a kernel without a second line has nobody to do so.
+# The machine is switched off from outside; a kernel without that line has nobody to do so.
 sleep 60
 poweroff -f

@@ -23,6 +23,9 @@ const INIT: &str = include_str!("init.sh");
 
 /// What goes into the virtual machine.
 pub struct Contents<'a> {
+    pub busybox: PathBuf,
+    /// The kernel's name of the line of the command.
+    pub line: &'a str,
     pub whylate: Option<PathBuf>,
     /// The folder of the kernel's modules, where it has one.
     pub modules: Option<PathBuf>,
@@ -38,10 +41,9 @@ pub fn write(contents: &Contents<'_>, to: impl Write) -> Result<()> {
     for folder in ["/dev", "/proc", "/sys", "/root", "/run", "/busybox", "/var/tmp"] {
         archive.folder(folder);
     }
-    let busybox = which(OsStr::new("busybox")).ok_or_else(|| cannot_run("busybox", not_found()))?;
-    archive.copy("/bin/busybox", &busybox);
+    archive.copy("/bin/busybox", &contents.busybox);
     archive.link("/bin/sh", "busybox");
-    archive.script("/init", init(contents.command, contents.mark)?);
+    archive.script("/init", init(contents.command, contents.line, contents.mark)?);
     archive.script("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n".to_owned());
     if let Some(whylate) = &contents.whylate {
         archive.copy("/usr/bin/whylate", whylate);
@@ -63,10 +65,6 @@ pub fn write(contents: &Contents<'_>, to: impl Write) -> Result<()> {
     let mut to = BufWriter::new(to);
     archive.write(&mut to)?;
     Ok(to.flush()?)
-}
-
-fn not_found() -> std::io::Error {
-    std::io::ErrorKind::NotFound.into()
 }
 
 /// Copies a file, or all files of a folder, to where they are on this machine.
@@ -95,11 +93,11 @@ fn with_libraries(archive: &mut Archive, path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn init(command: &[OsString], mark: &str) -> Result<String> {
+fn init(command: &[OsString], line: &str, mark: &str) -> Result<String> {
     let command: Vec<Vec<u8>> = command.iter().map(|word| quoted(word)).collect();
     let command = OsString::from_vec(command.join(&b' '));
     let command = command.into_string().map_err(|_| anyhow!("the command has to be UTF-8"))?;
-    Ok(INIT.replace("@MARK@", mark).replace("@COMMAND@", &command))
+    Ok(INIT.replace("@LINE@", line).replace("@MARK@", mark).replace("@COMMAND@", &command))
 }
 
 /// One word for the shell, whatever is in it.
@@ -131,7 +129,7 @@ mod tests {
 
     #[test]
     fn the_command_stands_in_one_place_only() -> Result<()> {
-        let init = init(&["one\ntwo".into()], "the mark")?;
+        let init = init(&["one\ntwo".into()], "ttyS1", "the mark")?;
         assert_eq!((init.matches("'one\ntwo'").count(), init.matches("the mark").count()), (1, 1));
         Ok(())
     }

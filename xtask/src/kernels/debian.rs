@@ -15,14 +15,14 @@ Types: deb
 URIs: http://deb.debian.org/debian
 Suites: bookworm
 Components: main
-Architectures: amd64
+Architectures: amd64 arm64
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 
 Types: deb
 URIs: http://deb.debian.org/debian-security
 Suites: bookworm-security
 Components: main
-Architectures: amd64
+Architectures: amd64 arm64
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 ";
 
@@ -53,6 +53,7 @@ impl Debian {
             format!("Dir::Etc::preferencesparts={}", at("preferences")),
             "APT::Architecture=amd64".to_owned(),
             "APT::Architectures::=amd64".to_owned(),
+            "APT::Architectures::=arm64".to_owned(),
             // Hooks of the system, which clean its own caches.
             "APT::Update::Post-Invoke=".to_owned(),
             "APT::Update::Post-Invoke-Success=".to_owned(),
@@ -74,12 +75,12 @@ impl Debian {
         command
     }
 
-    /// The kernel image on which a package without files depends.
-    pub fn image_of(&self, package: &str) -> Result<String> {
+    /// The package whose name begins so on which this one depends.
+    pub fn dependency(&self, package: &str, begins: &str) -> Result<String> {
         let depends = output_of(self.apt("apt-cache").args(["depends", "--important", package]))?;
         let mut packages = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
-        let image = packages.find(|package| package.starts_with("linux-image-"));
-        Ok(image.with_context(|| format!("Debian's {package} depends on no kernel"))?.to_owned())
+        let found = packages.find(|package| package.starts_with(begins));
+        Ok(found.with_context(|| format!("Debian's {package} depends on no {begins}*"))?.to_owned())
     }
 
     /// The newest version.

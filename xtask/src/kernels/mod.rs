@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The kernels that whylate is tested on, and where they are kept: outside of the work tree, a folder each with
-//! `vmlinuz`, `config`, `version` and, where it has any that tests load, `modules`.
+//! `vmlinuz`, `config`, `version` and, where it has any that tests load, `modules`; `busybox` where this machine's own
+//! does not run on it.
 
 mod debian;
 mod source;
@@ -26,19 +27,22 @@ struct Kernel {
 enum From {
     /// The package on which this one depends: it names the newest build.
     Package(&'static str),
+    /// The same of another processor, with the package of its busybox.
+    Foreign(&'static str, &'static str),
     /// This package of sources.
     Source(&'static str),
 }
 
-static KERNELS: [Kernel; 4] = [
+static KERNELS: [Kernel; 5] = [
     Kernel { name: "6.1-cloud", from: From::Package("linux-image-cloud-amd64") },
     Kernel { name: "6.12-cloud", from: From::Package("linux-image-6.12-cloud-amd64") },
     Kernel { name: "6.12-rt", from: From::Package("linux-image-6.12-rt-amd64") },
     Kernel { name: "6.12-tracers", from: From::Source("linux-source-6.12") },
+    Kernel { name: "6.12-arm64", from: From::Foreign("linux-image-6.12-cloud-arm64:arm64", "busybox-static:arm64") },
 ];
 
-/// Gets the kernels that are not there yet: 6.1-cloud, 6.12-cloud and 6.12-rt are Debian's; 6.12-tracers is built from
-/// Debian's sources, with tracers that those lack, in a quarter of an hour.
+/// Gets the kernels that are not there yet: 6.1-cloud, 6.12-cloud, 6.12-rt and 6.12-arm64 are Debian's; 6.12-tracers is
+/// built from Debian's sources, with tracers that those lack, in a quarter of an hour.
 ///
 /// They are kept in $WHYLATE_KERNELS, or in ~/.cache/whylate/kernels. Nothing is installed, and apt's own lists and
 /// settings stay as they are.
@@ -112,6 +116,7 @@ fn cache() -> Result<PathBuf> {
 fn is_there(kernel: &Kernel, folder: &Path) -> bool {
     let is_current = match kernel.from {
         From::Package(_) => true,
+        From::Foreign(..) => folder.join("busybox").is_file(),
         From::Source(_) => source::is_current(folder),
     };
     is_current && folder.join("vmlinuz").is_file()
@@ -127,12 +132,16 @@ fn get(kernel: &Kernel, debian: &Debian, cache: &Path) -> Result<()> {
     let made = work.path().join("made");
     fs::create_dir(&made)?;
     let version = match kernel.from {
-        From::Package(depends) => {
-            let package = debian.image_of(depends)?;
+        From::Package(depends) | From::Foreign(depends, _) => {
+            let package = debian.dependency(depends, "linux-image-")?;
             let version = debian.version_of(&package)?;
             eprintln!("{}: getting {package} {version}", kernel.name);
             let unpacked = debian.unpack(&package, &["./boot"], work.path())?;
             take_image(&unpacked.join("boot"), &made)?;
+            if let From::Foreign(_, busybox) = kernel.from {
+                let unpacked = debian.unpack(busybox, &["./bin"], work.path())?;
+                fs::rename(unpacked.join("bin/busybox"), made.join("busybox"))?;
+            }
             format!("{package} {version}")
         }
         From::Source(package) => {

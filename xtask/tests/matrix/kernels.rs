@@ -15,8 +15,12 @@ pub struct Expected {
     pub of_tracer: &'static [&'static str],
     /// What is tried where something comes between `irqsoff` and its measuring, by which backends.
     pub of_irqsoff: &'static [&'static [&'static str]],
+    /// What is done to the machine while each source measures.
+    pub of_torture: &'static [&'static str],
     /// How `sqpoll` tells work there, if that is tried.
     pub sqpoll: Option<&'static str>,
+    /// It has the driver of the machine's disk, and of what is on it.
+    pub has_disk: bool,
     /// Why some sources cannot be compared with trace lines there.
     pub no_trace_lines: &'static [&'static str],
 }
@@ -30,8 +34,10 @@ pub static CLOUD_6_1: Expected = Expected {
     tells_preemption: false,
     of_tracer: &[],
     of_irqsoff: &[],
+    of_torture: &[],
     sqpoll: Some("samples"),
-    no_trace_lines: &[],
+    has_disk: true,
+    no_trace_lines: &[NO_TIMES],
 };
 
 pub static CLOUD_6_12: Expected = Expected {
@@ -42,8 +48,10 @@ pub static CLOUD_6_12: Expected = Expected {
     tells_preemption: false,
     of_tracer: &[],
     of_irqsoff: &[&["console", "ticks"]],
+    of_torture: &["hotplug", "clocks"],
     sqpoll: Some("rounds"),
-    no_trace_lines: &[],
+    has_disk: true,
+    no_trace_lines: &[NO_TIMES],
 };
 
 pub static RT_6_12: Expected = Expected {
@@ -54,8 +62,10 @@ pub static RT_6_12: Expected = Expected {
     tells_preemption: false,
     of_tracer: &["threads", "readers", "trace", "cases", "others", "killed"],
     of_irqsoff: &[],
+    of_torture: &[],
     sqpoll: None,
-    no_trace_lines: &[],
+    has_disk: false,
+    no_trace_lines: &[NO_TIMES],
 };
 
 /// It is built without histograms of events, which some parts of the tracer's script ask for.
@@ -73,6 +83,23 @@ pub static TRACERS_6_12: Expected = Expected {
         &["console", "events", "ticks"],
         &["hotplug", "events", "ticks", "tracer"],
     ],
+    of_torture: &[],
     sqpoll: None,
-    no_trace_lines: &[],
+    has_disk: false,
+    no_trace_lines: &[NO_TIMES],
+};
+
+/// Emulated arm64, on which the static program alone is tried.
+pub static ARM64_6_12: Expected = Expected {
+    kernel: "6.12-arm64",
+    backend: "fentry",
+    injects: true,
+    cannot_disturb: &[NO_TIMES, NO_IRQS_OFF],
+    tells_preemption: false,
+    of_tracer: &[],
+    of_irqsoff: &[],
+    of_torture: &[],
+    sqpoll: None,
+    has_disk: false,
+    no_trace_lines: &[NO_TIMES],
 };

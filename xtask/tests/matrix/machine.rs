@@ -17,6 +17,8 @@ use crate::record::{self, Record, complaint, faults_of_emulator, is_too_late, pa
 
 /// Far more than all parts need, also on a busy machine.
 const PATIENCE_S: &str = "2400";
+/// Of the disk on which tests write.
+const DISK_MEBIBYTES: &str = "64";
 /// Far more than any part needs.
 const PATIENCE_OF_PART_S: u32 = 900;
 /// Programs that make work items.
@@ -52,6 +54,12 @@ part() {
         [ "$pid" = 1 ] || [ "$pid" = $$ ] || ! readlink "$process/exe" >/dev/null 2>&1 || kill -9 "$pid" 2>/dev/null
     done
 }
+"#;
+
+/// Where tests write: to a disk, where the kernel has its driver.
+const MOUNT_DISK: &str = r#"
+mkdir -p "$folder"
+[ ! -b /dev/nvme0n1 ] || { mke2fs /dev/nvme0n1 >/dev/null && mount -t ext4 /dev/nvme0n1 "$folder"; }
 "#;
 
 type Judge = Box<dyn Fn(&str) -> Result<()>>;
@@ -249,12 +257,15 @@ impl<'a> Machine<'a> {
             Ok(parts.into_iter().map(Part::line).collect::<Result<Vec<_>>>()?.join("\n"))
         };
         let (before, after) = (lines(before)?, lines(after)?);
+        let folder = env!("CARGO_TARGET_TMPDIR").replace('\'', r"'\''");
         let script = format!(
-            "mark={mark}\npatience={PATIENCE_OF_PART_S}\n{RUN_PARTS}\n{before}\nset -e\n{KEEP_ENABLED}\nset +e\n{after}\n"
+            "mark={mark}\npatience={PATIENCE_OF_PART_S}\nexport folder='{folder}'\n{RUN_PARTS}\n{before}\nset -e\n{MOUNT_DISK}\n\
+             {KEEP_ENABLED}\nset +e\n{after}\n"
         );
         let mut vm = xtask();
-        vm.args(["vm", self.kernel, "--no-tools", "--timeout", PATIENCE_S, "--console"]).arg(self.console.path());
-        for name in LOADS.iter().filter(|name| installed(name)) {
+        vm.args(["vm", self.kernel, "--no-tools", "--disk", DISK_MEBIBYTES, "--timeout", PATIENCE_S]);
+        vm.arg("--console").arg(self.console.path());
+        for name in LOADS.iter().filter(|name| !is_arm64(self.kernel) && installed(name)) {
             vm.args(["--with", name]);
         }
         let mut with: Vec<PathBuf> = Vec::new();
@@ -306,13 +317,29 @@ impl<'a> Machine<'a> {
 
 /// Why there can be no virtual machine with this kernel.
 fn can_run(kernel: &str) -> Result<()> {
-    let status = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
-    if !status.is_ok_and(|status| status.success()) {
-        bail!("qemu-system-x86_64 is not installed (scripts/install-deps vm)");
+    let succeeds = |command: &mut Command| -> Result<()> {
+        let output = command.stdin(Stdio::null()).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+        Ok(())
+    };
+    if is_arm64(kernel) {
+        succeeds(Command::new(root()?.join("scripts/install-deps")).args(["--check", "static", "arm64"]))?;
+    } else {
+        let status = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
+        if !status.is_ok_and(|status| status.success()) {
+            bail!("qemu-system-x86_64 is not installed (scripts/install-deps vm)");
+        }
     }
-    let output = xtask().args(["kernels", "--cached", kernel]).output()?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
-    Ok(())
+    succeeds(xtask().args(["kernels", "--cached", kernel]))
+}
+
+/// Programs of this machine do not run there.
+fn is_arm64(kernel: &str) -> bool {
+    kernel.ends_with("arm64")
+}
+
+fn root() -> Result<&'static Path> {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the work tree has no root")
 }
 
 fn xtask() -> Command {
@@ -333,11 +360,10 @@ fn test_program(name: &str) -> Result<PathBuf> {
 }
 
 fn test_programs() -> Result<BTreeMap<String, PathBuf>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the work tree has no root")?;
     let mut cargo = Command::new(env!("CARGO"));
     // With the features of a build of everything, which is there already.
     cargo.args(["test", "--workspace", "--no-run", "--message-format=json"]);
-    let output = cargo.current_dir(root).stdin(Stdio::null()).output()?;
+    let output = cargo.current_dir(root()?).stdin(Stdio::null()).output()?;
     ensure!(output.status.success(), "cannot build the tests: {}", String::from_utf8_lossy(&output.stderr));
     let messages = String::from_utf8(output.stdout)?;
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

@@ -28,6 +28,7 @@ const NO_PREEMPTION: &str = "sched_set_need_resched_tp";
 pub const NO_TIMER: &str = "PREEMPT_RT";
 pub const NO_TIMES: &str = "an emulated CPU stops at any time";
 const LATE: &str = "an emulated CPU is late all the time";
+const NO_DISK: &str = "is on no disk";
 
 /// The static program, and what each source tells beside another record of the same time.
 pub fn short(expected: &'static Expected) -> Vec<Part> {
@@ -58,6 +59,9 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
             }
         }
     }
+    parts.push(Part::tests("kernel_edges", &[], move |said| wakers_are_told(said, expected)));
+    parts.push(Part::tests("kernel_paths", &[], move |said| waits_are_followed(said, expected)));
+    parts.push(Part::shell("run and -p", COMMANDS, move |said| a_command_is_explained(said, expected)));
     parts.push(Part::shell("offcpu --why", CROWDED, waits_for_a_cpu_are_explained));
     let nothing_wrong = |said: &str| -> Result<()> {
         ensure!(said.trim_end().ends_with("\n0 wrong") || said.trim() == "0 wrong", "something is wrong");
@@ -72,12 +76,13 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
             parts.push(Part::shell(&format!("blame by {backend}"), &script, who_keeps_interrupts_off_is_blamed));
         }
     }
+    parts.extend(expected.of_torture.iter().map(|&part| Part::script("torture.sh", &[part], nothing_wrong)));
     parts.extend(expected.of_irqsoff.iter().map(|words| Part::script("irqsoff.sh", words, nothing_wrong)));
     parts
 }
 
 /// Of a machine with a kernel that has not been tried before: what the static program does there.
-fn of_program(expected: &'static Expected) -> Vec<Part> {
+pub fn of_program(expected: &'static Expected) -> Vec<Part> {
     vec![
         Part::shell("the program", "whylate wq --json -d 3s", move |said| program_says_what_it_uses(said, expected))
             .before_probes(),
@@ -95,6 +100,15 @@ const CROWDED: &str = "
     done
     whylate offcpu --json --why 1ms --worst 50 -d 3s
 ";
+
+/// A command that waits for a disk or, without one, for a child of its own; and a program that waits for another.
+const COMMANDS: &str = r#"
+    whylate run --json sh -c "sleep 0.3; dd if=/dev/zero of='$folder/written' bs=4k count=20 conv=fsync; true" 2>&1
+    (sleep 20 | cat) &
+    sleep 1
+    whylate --comm cat --json -d 2s
+    kill $!
+"#;
 
 /// The first line that is JSON.
 fn json(said: &str) -> Result<Value> {
@@ -133,6 +147,48 @@ fn waits_for_a_cpu_are_explained(said: &str) -> Result<()> {
     }
     println!("{} waits for a CPU, {by_others} of them beside other threads", late.len());
     ensure!(by_others > 0, "no thread is blamed");
+    Ok(())
+}
+
+/// Who woke whom is told as the kernel's own trace has it, and requests of a disk as their submitter saw them.
+fn wakers_are_told(said: &str, expected: &Expected) -> Result<()> {
+    if !expected.has_disk {
+        return is_skipped_for(said, &[NO_DISK]);
+    }
+    let told = said.lines().find_map(|line| line.split_once(" writes and ")).context("no writes were told")?;
+    let flushes = told.1.split(' ').next().and_then(|flushes| flushes.parse::<u64>().ok());
+    ensure!(flushes > Some(0), "{flushes:?} flushes were waited for");
+    is_skipped_for(said, &[])
+}
+
+/// But for what is judged by the lengths of a wait's parts.
+fn waits_are_followed(said: &str, expected: &Expected) -> Result<()> {
+    let kinds = said.lines().filter(|line| line.contains(" waits, ") && line.contains(" off, ")).count();
+    ensure!(kinds >= 8, "{kinds} ways to wait");
+    is_skipped_for(said, if expected.has_disk { &[NO_TIMES] } else { &[NO_TIMES, NO_DISK] })
+}
+
+/// A command's path adds up to its time, ends in what it waited for, and is known to its end.
+fn a_command_is_explained(said: &str, expected: &Expected) -> Result<()> {
+    let mut told = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let command = told.find(|told| told["elapsed_ns"].is_u64()).context("no command is told")?;
+    let path = command["path"].as_array().context("it has no path")?;
+    let sum = |kind: &str| -> u64 {
+        let parts = path.iter().filter(|part| kind.is_empty() || part["kind"] == kind);
+        parts.filter_map(|part| part["ns"].as_u64()).sum()
+    };
+    let (slept_ns, disk_ns) = (sum("timer"), sum("disk"));
+    println!("{} ns, of which {slept_ns} asleep, {disk_ns} for a disk, {} unknown", sum(""), sum("unknown"));
+    ensure!(command["elapsed_ns"] == sum(""), "the path adds up to {}", sum(""));
+    ensure!(slept_ns >= 290_000_000, "it slept for {slept_ns} ns");
+    ensure!(disk_ns > 0 || !expected.has_disk, "it waited for no disk");
+    ensure!(sum("unknown") <= sum("") / 20, "{} ns are unknown", sum("unknown"));
+    let program = told.find(|told| told["processes"] == 1).context("no program is told")?;
+    let waits = program["waits"].as_array().context("it does not wait")?;
+    let waited_ns: u64 = waits.iter().chain([&program["ready"]]).filter_map(|wait| wait["ns"].as_u64()).sum();
+    let had_ns = ["on_cpu_ns", "own_sleep_ns"].iter().filter_map(|part| program[part].as_u64()).sum::<u64>();
+    ensure!(program["total_ns"] == waited_ns + had_ns, "the program's time adds up to {}", waited_ns + had_ns);
+    ensure!(waited_ns >= 1_900_000_000, "it waited for {waited_ns} ns");
     Ok(())
 }
 

@@ -16,6 +16,9 @@ pub mod trace;
 pub mod turn;
 pub mod urgent;
 
+use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
+
 /// Whether an emulator runs this kernel. The machine below may then stop a CPU for milliseconds between any two
 /// instructions and two records of one event: of what is compared many times, the typical one counts, not the worst.
 pub fn is_emulated() -> bool {
@@ -25,6 +28,16 @@ pub fn is_emulated() -> bool {
 /// So many, or fewer where everything takes a hundred times as long.
 pub fn amount(of: u64) -> u64 {
     if is_emulated() { of / 5 } else { of }
+}
+
+/// A new file on a disk; `None`, and a line that says why, where tests have none.
+pub fn file_on_disk() -> std::io::Result<Option<File>> {
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR"))?;
+    if libc::major(file.metadata()?.dev()) == 0 {
+        println!("skipped: the build folder is on no disk");
+        return Ok(None);
+    }
+    Ok(Some(file))
 }
 
 /// How many late events of one disturbance are compared: fewer where a run has to be short, and where each takes long.

@@ -50,7 +50,10 @@ pub struct Line {
     pub at_us: u64,
     /// The thread in whose context it happened.
     pub thread: String,
+    pub tid: u32,
     pub cpu: u32,
+    /// What the CPU was doing, in a letter each: of the third, `h` and `H` are interrupts, and `s` is a softirq.
+    pub flags: String,
     pub event: String,
     /// What follows the event's name.
     pub fields: String,
@@ -127,6 +130,18 @@ impl Trace {
         Ok(lines)
     }
 
+    /// The same as the kernel writes it.
+    #[allow(dead_code)]
+    pub fn finish_text(self) -> Result<String> {
+        let mut text = String::new();
+        self.each_line(|line| {
+            text += line;
+            text.push('\n');
+            Ok(())
+        })?;
+        Ok(text)
+    }
+
     fn each_line(&self, mut each: impl FnMut(&str) -> Result<()>) -> Result<()> {
         fs::write(self.folder.join("tracing_on"), "0")?;
         for line in BufReader::new(fs::File::open(self.folder.join("trace"))?).lines() {
@@ -201,7 +216,9 @@ fn line_of(line: &str) -> Option<Line> {
     Some(Line {
         at_us: at_ns / 1000,
         thread: thread.to_owned(),
+        tid,
         cpu,
+        flags: line[..name_at].rsplit(' ').filter(|word| !word.is_empty()).nth(1).unwrap_or_default().to_owned(),
         event: event.to_owned(),
         fields: fields.trim_start().to_owned(),
     })

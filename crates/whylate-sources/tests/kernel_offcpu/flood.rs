@@ -15,7 +15,7 @@ use crate::kernel::turn::turn_to_measure;
 
 const FLOODS: &str = "WHYLATE_FLOODS";
 const COUNTED: &str = "switches: ";
-const FOR: Duration = Duration::from_secs(2);
+const FOR: Duration = Duration::from_secs(1);
 /// As many a second and CPU as have no interval behind them (`EXPLAIN_STEPS / EXPLAIN_EVENT_STEPS`), which none is.
 const MOST_PER_SECOND: u64 = 250_000 / 64;
 

@@ -6,15 +6,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
-use whylate_model::{CauseKind, LateEvent};
+use whylate_model::{CauseKind, LateEvent, thread};
 use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::{Session, Source as _, Threads};
 
-use crate::kernel::chance::in_rounds;
+use crate::kernel::chance::{Unjudged, in_rounds};
+use crate::kernel::is_emulated;
 use crate::kernel::late::Places;
 use crate::kernel::turn::turn_to_measure;
 
@@ -87,12 +88,16 @@ impl Drop for Cgroup {
     }
 }
 
-/// Spins on one CPU until it is dropped.
+/// Spins on one CPU, or runs something else there, until it is dropped.
 struct Spinner(Child);
 
 impl Spinner {
     fn start(cpu: u32) -> Result<Self> {
-        let spinner = Spinner(Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn()?);
+        Self::of("while :; do :; done", cpu)
+    }
+
+    fn of(script: &str, cpu: u32) -> Result<Self> {
+        let spinner = Spinner(Command::new("sh").args(["-c", script]).stdin(Stdio::null()).spawn()?);
         let mut only = CpuSet::new();
         only.set(cpu as usize);
         sched_setaffinity(Pid::from_raw(spinner.0.id() as i32), &only)?;
@@ -149,8 +154,58 @@ fn a_throttled_wait_is_told_as_such_whoever_has_the_cpu() -> Result<()> {
     Ok(())
 }
 
+/// Sleeps for some milliseconds again and again, each time in a process of its own.
+const SLEEPER: &str = "while :; do sleep 0.003; done";
+
+#[test]
+fn a_thread_woken_while_its_cgroup_is_throttled_waits_for_that() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+    if is_emulated() {
+        println!("skipped: an emulated CPU stops at any time");
+        return Ok(());
+    }
+    let Some(cgroup) = Cgroup::make()? else {
+        println!("skipped: no cgroup may have a quota of CPU time here");
+        return Ok(());
+    };
+    let spinner = Spinner::start(places.disturbed)?;
+    let sleeper = Spinner::of(SLEEPER, places.disturbed)?;
+    for child in [&spinner, &sleeper] {
+        fs::write(cgroup.0.join("cgroup.procs"), child.0.id().to_string())?;
+    }
+    // Other load on that CPU makes nobody wait for so long.
+    let options = OffcpuOptions { explain_over_ns: Some(60_000_000), ..OffcpuOptions::default() };
+    in_rounds(|| {
+        let mut source = options.attach(&Session::of_one())?;
+        sleep(WATCHED * 2);
+        let mut events: Vec<LateEvent> = Vec::new();
+        source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+        let is_spinner = |event: &LateEvent| event.subject == thread::called("sh", spinner.0.id());
+        events.retain(|event| event.labels.get("cgroup") == Some(&cgroup.path()) && !is_spinner(event));
+        let is_of_quota = |event: &&LateEvent| {
+            event.causes.first().is_some_and(|worst| worst.kind == CauseKind::Throttled && worst.who == cgroup.name())
+        };
+        let told = events.iter().filter(is_of_quota).count();
+        println!("{told} of {} waits are told as the quota's", events.len());
+        ensure!(events.len() >= 10, "only {} waits were late", events.len());
+        ensure!(told * 100 >= events.len() * 90, "{:?}", events.iter().find(|event| !is_of_quota(event)));
+        Ok(())
+    })
+}
+
 /// A fifth of a CPU, in periods that are short enough for a hundred waits.
 const ALONE_US: [u32; 2] = [4_000, 20_000];
+/// So much of its CPU is idle where nobody else uses it.
+const LEFT_IDLE: f64 = 0.7;
+
+/// How long a CPU was idle, by ticks of 10 ms (proc_stat(5)).
+fn idle_s(cpu: u32) -> Result<f64> {
+    let text = fs::read_to_string("/proc/stat")?;
+    let times = text.lines().find_map(|line| line.strip_prefix(&format!("cpu{cpu} "))).context("no such CPU")?;
+    // User, nice, system, idle, waiting for disks.
+    let ticks: f64 = times.split_whitespace().skip(3).take(2).filter_map(|word| word.parse::<f64>().ok()).sum();
+    Ok(ticks / 100.0)
+}
 
 #[test]
 fn nobody_innocent_is_blamed_in_a_hundred_throttled_waits() -> Result<()> {
@@ -170,12 +225,20 @@ fn nobody_innocent_is_blamed_in_a_hundred_throttled_waits() -> Result<()> {
     in_rounds(|| {
         let mut source = options.attach(&Session::of_one())?;
         let mut events: Vec<LateEvent> = Vec::new();
+        let (began, idle_before_s) = (Instant::now(), idle_s(places.disturbed)?);
         for _ in 0..60 {
             source.drain_late(Duration::from_millis(100), &mut |event| events.push(event))?;
             if events.len() >= 100 {
                 break;
             }
             sleep(Duration::from_millis(50));
+        }
+        // Whoever waits for others has not used its quota up.
+        let idle = (idle_s(places.disturbed)? - idle_before_s) / began.elapsed().as_secs_f64();
+        if idle < LEFT_IDLE {
+            return Err(
+                Unjudged(format!("others have this CPU: it is idle for {:.0} % of the time", idle * 100.0)).into()
+            );
         }
         ensure!(events.len() >= 100, "only {} waits were late", events.len());
         let is_of_quota = |event: &&LateEvent| {

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Who woke whom, beside what threads know of it themselves, and beside the kernel's own record. They run as root.
+
+mod kernel;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt as _;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use kernel::chance::by_chance;
+use kernel::trace::{Line, Trace};
+use kernel::turn::turn_to_measure;
+use kernel::urgent::patching;
+use kernel::{amount, file_on_disk, is_emulated};
+use whylate_model::path::history::{Blocked, Entry, Exit, Operation, Past, Slice, Waker};
+use whylate_sources::clock::monotonic_ns;
+use whylate_sources::{Edges, Session};
+
+/// Of many edges, so many may be others than was meant: who else sends a signal, takes a lock, or is preempted.
+const OTHERWISE: f64 = 0.02;
+
+fn tid() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
+/// Everything that each CPU did until now, in order.
+fn recorded(edges: &Edges) -> Result<Vec<Vec<Slice>>> {
+    let mut history = edges.history(monotonic_ns()).context("edges are kept")?;
+    let mut cpus: Vec<Vec<Slice>> = vec![Vec::new(); history.cpus()];
+    for (cpu, slices) in cpus.iter_mut().enumerate() {
+        while let Some(slice) = history.previous(cpu) {
+            slices.push(slice);
+        }
+        slices.reverse();
+        ensure!(slices.windows(2).all(|pair| pair[0].end_ns == pair[1].start_ns), "CPU {cpu}: a gap or an overlap");
+        ensure!(slices.iter().all(|slice| slice.start_ns < slice.end_ns), "CPU {cpu}: a slice without time");
+    }
+    Ok(cpus)
+}
+
+/// One time that a thread had a CPU: how it came, how it left, and its names meanwhile.
+#[derive(Clone, Debug)]
+struct Stay {
+    start_ns: u64,
+    end_ns: u64,
+    entry: Entry,
+    exit: Exit,
+    names: Vec<String>,
+}
+
+/// All of them of a thread, in order.
+fn stays_of(cpus: &[Vec<Slice>], tid: u32) -> Vec<Stay> {
+    let mut stays: Vec<Stay> = Vec::new();
+    for slices in cpus {
+        let mut stay: Option<Stay> = None;
+        for slice in slices.iter().filter(|slice| slice.holder.tid() == Some(tid)) {
+            let open = if slice.entry == Entry::GoesOn { stay.take() } else { None };
+            let mut open = open.unwrap_or(Stay {
+                start_ns: slice.start_ns,
+                end_ns: 0,
+                entry: slice.entry,
+                exit: Exit::GoesOn,
+                names: Vec::new(),
+            });
+            (open.end_ns, open.exit) = (slice.end_ns, slice.exit);
+            if open.names.last() != Some(&slice.name.text()) {
+                open.names.push(slice.name.text());
+            }
+            match slice.exit {
+                Exit::GoesOn => stay = Some(open),
+                _ => stays.push(open),
+            }
+        }
+        stays.extend(stay);
+    }
+    stays.sort_by_key(|stay| stay.start_ns);
+    stays
+}
+
+/// Nearly all of the thread's waits in this system call were ended by whom it says; how many there were.
+fn ensure_woken(what: &str, stays: &[Stay], syscall: i64, is_it: impl Fn(u64, Waker) -> bool) -> Result<usize> {
+    let waits = stays.windows(2).filter_map(|pair| match (pair[0].exit, pair[1].entry) {
+        (Exit::Blocked(Blocked { syscall: Some(number), is_kernel: false, .. }), entry)
+            if i64::from(number) == syscall =>
+        {
+            Some(entry)
+        }
+        _ => None,
+    });
+    let waits: Vec<Entry> = waits.collect();
+    let is_right = |entry: &&Entry| matches!(**entry, Entry::Woken { at_ns, by, .. } if is_it(at_ns, by));
+    let wrong: Vec<_> = waits.iter().filter(|entry| !is_right(entry)).collect();
+    println!("{what}: {} waits, {} ended otherwise", waits.len(), wrong.len());
+    ensure!(wrong.len() <= by_chance(waits.len(), OTHERWISE), "{what}: {} of {}: {wrong:?}", wrong.len(), waits.len());
+    Ok(waits.len())
+}
+
+fn attach() -> Result<Edges> {
+    Ok(patching(|| Edges::attach(&Session::of_one()))?)
+}
+
+#[test]
+fn threads_at_pipes_and_sockets_are_woken_by_each_other() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let edges = attach()?;
+    let rounds = amount(1_000);
+    let (mut from_ping, mut to_pong) = std::io::pipe()?;
+    let (mut from_pong, mut to_ping) = std::io::pipe()?;
+    let pong = thread::spawn(move || -> Result<u32> {
+        for _ in 0..rounds {
+            from_ping.read_exact(&mut [0])?;
+            to_ping.write_all(&[0])?;
+        }
+        Ok(tid())
+    });
+    let ping = tid();
+    for _ in 0..rounds {
+        to_pong.write_all(&[0])?;
+        from_pong.read_exact(&mut [0])?;
+    }
+    let pong = pong.join().expect("it does not panic")?;
+    let cpus = recorded(&edges)?;
+    let pings = ensure_woken("ping", &stays_of(&cpus, ping), libc::SYS_read, |_, by| by == Waker::Thread(pong))?;
+    let pongs = ensure_woken("pong", &stays_of(&cpus, pong), libc::SYS_read, |_, by| by == Waker::Thread(ping))?;
+    // One of two that run at the same time finds that the other has been there.
+    ensure!(pings + pongs >= 100, "{pings} and {pongs} waits at pipes");
+
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut client = TcpStream::connect(listener.local_addr()?)?;
+    let (mut server, _) = listener.accept()?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let serving = thread::spawn(move || -> Result<u32> {
+        for _ in 0..rounds {
+            server.read_exact(&mut [0])?;
+            server.write_all(&[0])?;
+        }
+        Ok(tid())
+    });
+    for _ in 0..rounds {
+        client.write_all(&[0])?;
+        client.read_exact(&mut [0])?;
+    }
+    let server = serving.join().expect("it does not panic")?;
+    let cpus = recorded(&edges)?;
+    let (of_server, of_client) = (stays_of(&cpus, server), stays_of(&cpus, ping));
+    let served = ensure_woken("server", &of_server, libc::SYS_recvfrom, |_, by| by == Waker::Thread(ping))?;
+    let answered = ensure_woken("client", &of_client, libc::SYS_recvfrom, |_, by| by == Waker::Thread(server))?;
+    ensure!(served + answered >= 100, "{served} and {answered} waits at sockets");
+    Ok(())
+}
+
+#[test]
+fn sleepers_are_woken_by_timers_when_they_are_due() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let edges = attach()?;
+    let mut slept = Vec::new();
+    for _ in 0..100 {
+        let began_ns = monotonic_ns();
+        thread::sleep(Duration::from_millis(1));
+        slept.push((began_ns + 1_000_000, monotonic_ns()));
+    }
+    let in_time = |at_ns: u64| slept.iter().any(|&(due_ns, over_ns)| (due_ns..=over_ns).contains(&at_ns));
+    let stays = stays_of(&recorded(&edges)?, tid());
+    let by_timer = |at_ns, by| by == Waker::Timer && in_time(at_ns);
+    let waits = ensure_woken("sleeper", &stays, libc::SYS_clock_nanosleep, by_timer)?;
+    ensure!(waits >= 95, "{waits} waits of 100");
+    Ok(())
+}
+
+#[test]
+fn a_process_begins_with_its_parent_and_ends() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let edges = attach()?;
+    let parent = tid();
+    let mut children = Vec::new();
+    for _ in 0..20 {
+        let mut child = Command::new("true").spawn()?;
+        children.push(child.id());
+        child.wait()?;
+    }
+    let cpus = recorded(&edges)?;
+    for &child in &children {
+        let stays = stays_of(&cpus, child);
+        let (Some(first), Some(last)) = (stays.first(), stays.last()) else { anyhow::bail!("{child} had no CPU") };
+        let is_made = matches!(first.entry, Entry::Woken { at_ns, by: Waker::Parent(tid), .. } if tid == parent && at_ns <= first.start_ns);
+        ensure!(is_made, "{child}: {first:?}");
+        ensure!(last.exit == Exit::Dead, "{child}: {last:?}");
+        ensure!(last.names.last().is_some_and(|name| name == "true"), "{child}: {last:?}");
+        ensure!(stays[..stays.len() - 1].iter().all(|stay| stay.exit != Exit::Dead), "{child}: {stays:?}");
+    }
+    let waits = stays_of(&cpus, parent);
+    let waits = waits.iter().filter_map(|stay| match stay.entry {
+        Entry::Woken { by: Waker::Thread(by), .. } if children.contains(&by) => Some(by),
+        _ => None,
+    });
+    // For its execve(), or for its end.
+    let mut woken_by: Vec<u32> = waits.collect();
+    woken_by.dedup();
+    ensure!(woken_by.len() >= 15, "{woken_by:?}");
+    Ok(())
+}
+
+#[test]
+fn a_write_to_a_disk_is_told_as_its_caller_saw_it() -> Result<()> {
+    let (Some(_turn), Some(file)) = (turn_to_measure(), file_on_disk()?) else { return Ok(()) };
+    let edges = attach()?;
+    let mut calls = Vec::new();
+    for round in 0..20_u8 {
+        // Where it grows, what is written of its size ends with a flush.
+        file.write_all_at(&[round; 4096], u64::from(round / 2) * 4096)?;
+        let began_ns = monotonic_ns();
+        file.sync_data()?;
+        calls.push(began_ns..monotonic_ns());
+    }
+    let stays = stays_of(&recorded(&edges)?, tid());
+    let (mut writes, mut flushes) = (0, 0);
+    for pair in stays.windows(2) {
+        let Entry::Woken { at_ns, by: Waker::Disk(request), .. } = pair[1].entry else { continue };
+        let Some(call) = calls.iter().find(|call| call.contains(&at_ns)) else { continue };
+        let times = [call.start, request.queued_ns, request.issued_ns, at_ns, call.end];
+        ensure!(request.submitter == tid(), "{request:?}");
+        ensure!(times.is_sorted(), "{times:?}");
+        ensure!(request.device != 0 && request.operation != Operation::Read, "{request:?}");
+        ensure!(
+            matches!(pair[0].exit, Exit::Blocked(Blocked { syscall: Some(75), is_uninterruptible: true, .. })),
+            "{pair:?}"
+        );
+        writes += usize::from(request.operation == Operation::Write);
+        flushes += usize::from(request.operation == Operation::Flush);
+    }
+    println!("{writes} writes and {flushes} flushes in {} calls", calls.len());
+    ensure!(writes >= calls.len() / 2, "{writes} writes in {} calls", calls.len());
+    Ok(())
+}
+
+/// A bit of everything that wakes threads, for a while.
+fn all_kinds_of_load() -> Result<()> {
+    let mut threads: Vec<thread::JoinHandle<Result<()>>> = Vec::new();
+    let rounds = amount(3_000);
+    let (mut from, mut to) = std::io::pipe()?;
+    threads.push(thread::spawn(move || Ok((0..rounds).try_for_each(|_| from.read_exact(&mut [0]))?)));
+    threads.push(thread::spawn(move || Ok((0..rounds).try_for_each(|_| to.write_all(&[0]))?)));
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut client = TcpStream::connect(listener.local_addr()?)?;
+    let (mut server, _) = listener.accept()?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    threads.push(thread::spawn(move || {
+        Ok((0..rounds).try_for_each(|_| server.read_exact(&mut [0]).and_then(|()| server.write_all(&[0])))?)
+    }));
+    threads.push(thread::spawn(move || {
+        Ok((0..rounds).try_for_each(|_| client.write_all(&[0]).and_then(|()| client.read_exact(&mut [0])))?)
+    }));
+    threads.push(thread::spawn(|| {
+        (0..200).for_each(|_| thread::sleep(Duration::from_millis(1)));
+        Ok(())
+    }));
+    threads.push(thread::spawn(|| {
+        let file: File = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR"))?;
+        for round in 0..50_u8 {
+            file.write_all_at(&[round; 4096], 0)?;
+            file.sync_data()?;
+        }
+        Ok(())
+    }));
+    for _ in 0..20 {
+        Command::new("true").status()?;
+    }
+    threads.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
+}
+
+fn field(line: &Line, key: &str) -> Option<u32> {
+    // The name of a thread may have anything in it, but stands before its number.
+    line.fields.rsplit(' ').find_map(|word| word.strip_prefix(key)?.parse().ok())
+}
+
+/// Whether the waker that was taken is the one of the line, in its context.
+fn is_same(line: &Line, by: Waker) -> bool {
+    let is_thread = by == Waker::Thread(line.tid);
+    match line.flags.chars().nth(2) {
+        Some('h' | 'H' | 'z' | 'Z') => matches!(by, Waker::Timer | Waker::Irq | Waker::Disk(_)),
+        // What a thread sends to its own machine is handed over in a softirq.
+        Some('s') => {
+            is_thread || matches!(by, Waker::Timer | Waker::Network | Waker::Rcu | Waker::Softirq | Waker::Disk(_))
+        }
+        // An idle CPU does what it would have been interrupted for.
+        _ if line.tid == 0 => matches!(by, Waker::Timer | Waker::Irq | Waker::Disk(_)),
+        // Interrupts wake these after their handlers, in nobody's context.
+        _ if line.fields.contains("comm=ksoftirqd/") => is_thread || by == Waker::Softirq,
+        _ if line.fields.contains("comm=ktimers/") => is_thread || by == Waker::Timer,
+        _ => is_thread,
+    }
+}
+
+#[test]
+fn every_waking_of_the_trace_has_the_waker_that_was_taken() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let trace = Trace::of(&["sched/sched_waking", "sched/sched_switch"])?;
+    let mut edges = attach()?;
+    let began_us = monotonic_ns() / 1_000;
+    all_kinds_of_load()?;
+    let ended_us = monotonic_ns() / 1_000;
+    let cpus = recorded(&edges)?;
+    let lost = edges.take_lost();
+    patching(|| drop(edges));
+    let lines = trace.finish_lines()?;
+
+    // Of before the oldest slice nothing is known.
+    let oldest_ns = cpus.iter().filter_map(|slices| slices.first()).map(|slice| slice.start_ns).max().unwrap_or(0);
+    let began_us = began_us.max(oldest_ns / 1_000 + 1);
+    let mut taken: HashMap<u32, Vec<(u64, Waker, u32)>> = HashMap::new();
+    for slice in cpus.iter().flatten() {
+        if let (Some(tid), Entry::Woken { at_ns, by, cpu }) = (slice.holder.tid(), slice.entry) {
+            taken.entry(tid).or_default().push((at_ns / 1_000, by, cpu));
+        }
+    }
+    let unseen =
+        cpus.iter().flatten().filter(|slice| slice.entry == Entry::Unseen && slice.start_ns / 1_000 > began_us).count();
+    // Of each thread its last waking, and whether it was seen to leave its CPU since.
+    let mut waking: HashMap<u32, &Line> = HashMap::new();
+    let (mut compared, mut missing, mut wrong) = (0_usize, Vec::new(), Vec::new());
+    for line in lines.iter().filter(|line| (began_us..ended_us).contains(&line.at_us)) {
+        if line.event == "sched_waking" {
+            waking.extend(field(line, "pid=").map(|tid| (tid, line)));
+            continue;
+        }
+        let left = field(line, "prev_pid=").filter(|_| line.fields.contains("prev_state=R"));
+        // It did not sleep, or was not asleep when it was woken.
+        left.and_then(|tid| waking.remove(&tid));
+        let Some((tid, line)) = field(line, "next_pid=").and_then(|tid| waking.remove_entry(&tid)) else { continue };
+        compared += 1;
+        let of = taken.get(&tid).into_iter().flatten();
+        let near = of.filter(|(at_us, _, cpu)| at_us.abs_diff(line.at_us) <= APART_US && *cpu == line.cpu);
+        match near.min_by_key(|(at_us, ..)| at_us.abs_diff(line.at_us)) {
+            None => missing.push(line),
+            Some(&(_, by, _)) if !is_same(line, by) => wrong.push((line, by)),
+            Some(_) => {}
+        }
+    }
+    println!("{compared} wakings, {} missing, {} otherwise; {unseen} unseen; {lost:?}", missing.len(), wrong.len());
+    let off = missing.len() + wrong.len();
+    let tolerated = by_chance(compared, if is_emulated() { 0.01 } else { 0.001 });
+    ensure!(
+        compared >= 1_000 && off <= tolerated,
+        "{off} of {compared}: {:?} {:?}",
+        missing.iter().take(20),
+        wrong.iter().take(20)
+    );
+    Ok(())
+}
+
+/// Between a program and the kernel's own record of the same event.
+const APART_US: u64 = 50;

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The source `offcpu` on waits for others, of which those that wait and those that are waited for keep the time
+//! themselves. They run as root.
+
+#[path = "kernel_paths/chain.rs"]
+mod chain;
+#[path = "kernel_paths/handoff.rs"]
+mod handoff;
+#[path = "kernel_paths/innocent.rs"]
+mod innocent;
+mod kernel;
+#[path = "kernel_paths/peers.rs"]
+mod peers;
+#[path = "kernel_paths/ways.rs"]
+mod ways;
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use kernel::chance::{by_chance, in_rounds};
+use kernel::late::Places;
+use kernel::turn::{Turn, turn_to_measure};
+use kernel::urgent::patching;
+use kernel::{amount, file_on_disk, is_emulated};
+use peers::{Peers, ROUNDS, Round};
+use whylate_model::path::PathSegment;
+use whylate_model::{CauseKind, LateEvent};
+use whylate_sources::offcpu::OffcpuOptions;
+use whylate_sources::{Session, Source as _, Threads};
+
+/// As far off as this is what thread and clock take themselves.
+const NEAR_NS: u64 = 300_000;
+/// The same of what a disk takes, by its user's clock.
+const NEAR_DISK_NS: u64 = 1_000_000;
+const LATE_NS: u64 = 5_000_000;
+/// How often, at most, something else comes in between two readings that belong together.
+const BY_CHANCE: f64 = 0.05;
+
+/// What was played, and all waits that were explained meanwhile.
+struct Watched {
+    rounds: Vec<Round>,
+    events: Vec<LateEvent>,
+    has_gaps: bool,
+}
+
+/// `None`, and a line that says why, where the parts of a wait cannot be told apart by their lengths.
+fn turn_for_lengths() -> Option<Turn> {
+    if is_emulated() {
+        println!("skipped: an emulated CPU stops at any time");
+        return None;
+    }
+    turn()
+}
+
+/// `None`, and a line that says why, where nothing can be compared.
+fn turn() -> Option<Turn> {
+    Places::find().and_then(|_| turn_to_measure())
+}
+
+fn watched(what: &str, over_ns: u64) -> Result<Watched> {
+    let mut peers = Peers::start(what)?;
+    let options = OffcpuOptions {
+        threads: Threads::of(peers.pid()),
+        explain_over_ns: Some(over_ns),
+        explain_sleeps_over_ns: Some(over_ns),
+        idle: true,
+        ..OffcpuOptions::default()
+    };
+    let mut source = patching(|| options.attach(&Session::of_one()))?;
+    let mut events = Vec::new();
+    let played = thread::spawn(peers.begin()?);
+    while !played.is_finished() {
+        source.drain_late(Duration::from_millis(50), &mut |event| events.push(event))?;
+    }
+    source.drain_late(Duration::from_millis(50), &mut |event| events.push(event))?;
+    let rounds = played.join().expect("reading does not panic")?;
+    let lost = source.snapshot()?.lost;
+    patching(|| drop(source));
+    println!("{what}: {} rounds, {} waits, lost: {lost:?}", rounds.len(), events.len());
+    for event in &events {
+        let causes: u64 = event.causes.iter().map(|cause| cause.ns).sum();
+        ensure!(causes == event.latency_ns, "the causes add up to {causes}: {event:?}");
+        let parts: u64 = event.path.iter().map(|segment| segment.ns).sum();
+        ensure!(event.path.is_empty() || parts == event.latency_ns, "the path adds up to {parts}: {event:?}");
+    }
+    // Some machines hide switches of a supervisor's threads from tracing.
+    let has_gaps = lost["unseen_switches"] > 0;
+    Ok(Watched { rounds, events, has_gaps })
+}
+
+impl Watched {
+    /// The wait that was the round's.
+    fn event(&self, round: &Round) -> Option<&LateEvent> {
+        let client = round.client.to_string();
+        let within = round.began_ns..=round.ended_ns;
+        let of = self.events.iter().filter(|event| event.labels["tid"] == client && within.contains(&event.at_ns));
+        of.filter(|event| !event.path.is_empty()).max_by_key(|event| event.latency_ns)
+    }
+
+    /// Of the waits of one kind, nearly all are told as they were: `off` says of one in what it is not.
+    fn ensure_true(&self, kind: &str, off: impl Fn(&Round, &LateEvent) -> Option<String>) -> Result<()> {
+        let rounds: Vec<&Round> = self.rounds.iter().filter(|round| round.kind == kind).collect();
+        let (mut wrong, mut hidden) = (Vec::new(), 0);
+        for round in &rounds {
+            let Some(event) = self.event(round) else {
+                let of_client = self.events.iter().filter(|event| event.labels["tid"] == round.client.to_string());
+                let after = of_client.filter(|event| event.at_ns >= round.began_ns).min_by_key(|event| event.at_ns);
+                let after = after.map(|event| (event.at_ns, event.latency_ns, told(event)));
+                wrong.push(format!("was not told: {round:?}; what follows is {after:?}"));
+                continue;
+            };
+            let Some(off) = off(round, event) else { continue };
+            // Time of which it is said that it is not known is blamed on nobody.
+            if self.has_gaps && event.path.iter().any(|segment| segment.kind == CauseKind::Unknown) {
+                hidden += 1;
+                continue;
+            }
+            wrong.push(format!("{off}: {round:?} {:?}", told(event)));
+        }
+        println!("{kind}: {} waits, {} off, {hidden} with time that the machine hides", rounds.len(), wrong.len());
+        wrong.iter().take(3).for_each(|wrong| println!("  {wrong}"));
+        // An emulated CPU stops at any time: what is typical counts.
+        let tolerated = if is_emulated() { rounds.len() / 2 } else { by_chance(rounds.len(), BY_CHANCE) };
+        ensure!(rounds.len() == ROUNDS, "{kind}: {} waits of {ROUNDS}", rounds.len());
+        ensure!(wrong.len() <= tolerated, "{kind}: {} of {} waits are off", wrong.len(), rounds.len());
+        Ok(())
+    }
+}
+
+/// A path in short.
+fn told(event: &LateEvent) -> Vec<(u64, CauseKind, &str, u32)> {
+    let parts = event.path.iter().filter(|segment| segment.ns >= 20_000);
+    parts.map(|segment| (segment.ns / 1_000, segment.kind, segment.who.as_str(), segment.depth)).collect()
+}
+
+fn sum(path: &[PathSegment], is_it: impl Fn(&PathSegment) -> bool) -> u64 {
+    path.iter().filter(|segment| is_it(segment)).map(|segment| segment.ns).sum()
+}
+
+/// What came in between while a thread worked counts as its CPU time for the kernel.
+fn is_above(segment: &PathSegment) -> bool {
+    segment.ready.is_none() && matches!(segment.kind, CauseKind::Irq | CauseKind::Softirq)
+}
+
+/// By its number: a thread has a new name from when it gets a CPU again.
+fn worked(path: &[PathSegment], tid: u64) -> u64 {
+    let number = format!(":{tid}");
+    sum(path, |segment| segment.kind == CauseKind::Running && segment.who.ends_with(&number))
+}
+
+#[test]
+fn a_server_that_computes_writes_and_is_kept_from_its_cpu_is_told_so() -> Result<()> {
+    let Some(_turn) = turn_for_lengths() else { return Ok(()) };
+    in_rounds(|| watched("chain", LATE_NS)?.ensure_true("chain", off_in_chain))
+}
+
+fn off_in_chain(round: &Round, event: &LateEvent) -> Option<String> {
+    let [server, bully, cpu_ns, wrote_ns, write_cpu_ns, kept_ns] = round.numbers[..] else { return Some("?".into()) };
+    let bully = format!("bully:{bully}");
+    let is_bully = |segment: &PathSegment| segment.kind == CauseKind::Thread && segment.who == bully;
+    // It may have had the CPU for a moment before, on its way to sleep.
+    let after_write = event.path.iter().rposition(|segment| segment.depth > 1).map_or(0, |last| last + 1);
+    let Some(first) = event.path[after_write..].iter().position(&is_bully).map(|first| after_write + first) else {
+        return Some(format!("{bully} is not there"));
+    };
+    let last = event.path.iter().rposition(&is_bully)?;
+    // With the interrupts that come in meanwhile.
+    let told_kept_ns = sum(&event.path[first..=last], |segment| is_bully(segment) || !is_thread(segment));
+    if told_kept_ns.abs_diff(kept_ns) > NEAR_NS {
+        return Some(format!("{bully} kept it for {told_kept_ns} of {kept_ns} ns"));
+    }
+    let told_cpu_ns = worked(&event.path, server) + sum(&event.path, |segment| segment.depth == 1 && is_above(segment));
+    if told_cpu_ns.abs_diff(cpu_ns) > NEAR_NS {
+        return Some(format!("the server {server} worked for {told_cpu_ns} of {cpu_ns} ns"));
+    }
+    let write = event.path.iter().position(|segment| segment.depth > 1)?;
+    let told_write_ns =
+        sum(&event.path[write..first.max(write)], |segment| segment.depth > 1 || segment.ready.is_some());
+    let (least, most) = (told_write_ns, told_write_ns + write_cpu_ns);
+    if wrote_ns + NEAR_DISK_NS < least || wrote_ns > most + NEAR_DISK_NS {
+        return Some(format!("it wrote for {least} to {most} of {wrote_ns} ns"));
+    }
+    None
+}
+
+#[test]
+fn whoever_is_waited_for_is_named_in_whatever_way() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    in_rounds(|| {
+        let watched = watched("ways", LATE_NS)?;
+        for way in ways::WAYS {
+            let is_there = watched.rounds.iter().any(|round| round.kind == way);
+            // Those two say themselves that they are not there.
+            if is_there || !matches!(way, "userfaultfd" | "io_uring") {
+                watched.ensure_true(way, off_in_way)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+fn is_thread(segment: &PathSegment) -> bool {
+    matches!(segment.kind, CauseKind::Thread | CauseKind::Running | CauseKind::Wakeup | CauseKind::Work)
+}
+
+fn off_in_way(round: &Round, event: &LateEvent) -> Option<String> {
+    let [server, burnt_ns, all_ns] = round.numbers[..] else { return Some("?".into()) };
+    let told_ns = worked(&event.path, server) + sum(&event.path, is_above);
+    let near_ns = if is_emulated() { 10 * NEAR_NS } else { NEAR_NS };
+    let is_near = (burnt_ns.saturating_sub(near_ns)..=all_ns + near_ns).contains(&told_ns);
+    (!is_near).then(|| format!("the server {server} worked for {told_ns}, not {burnt_ns} to {all_ns} ns"))
+}
+
+#[test]
+fn a_lock_that_goes_from_hand_to_hand_is_told_by_the_shares_of_its_holders() -> Result<()> {
+    let Some(_turn) = turn_for_lengths() else { return Ok(()) };
+    in_rounds(|| watched("handoff", LATE_NS)?.ensure_true("handoff", off_in_handoff))
+}
+
+fn off_in_handoff(round: &Round, event: &LateEvent) -> Option<String> {
+    let held: Vec<(u64, u64)> = round.numbers.chunks(2).map(|pair| (pair[0], pair[1])).collect();
+    let held_by = |tid: u64| worked(&event.path, tid);
+    let all_ns: u64 = held.iter().map(|(_, ns)| ns).sum();
+    let told_ns: u64 = held.iter().map(|&(tid, _)| held_by(tid)).sum();
+    let share = |ns: u64, of_ns: u64| ns as f64 / of_ns.max(1) as f64;
+    held.iter().find_map(|&(tid, ns)| {
+        let (truth, told) = (share(ns, all_ns), share(held_by(tid), told_ns));
+        ((truth - told).abs() > 0.05 * truth).then(|| format!("{tid} has {told:.3}, not {truth:.3}"))
+    })
+}
+
+#[test]
+fn an_innocent_thread_on_the_cpu_of_a_disks_interrupt_is_never_blamed() -> Result<()> {
+    let (Some(_turn), Some(_)) = (turn(), file_on_disk()?) else { return Ok(()) };
+    let watched = watched("innocent", 1)?;
+    let of_client: Vec<_> = watched.rounds.iter().filter_map(|round| watched.event(round)).collect();
+    let is_blamed =
+        |segment: &&PathSegment| segment.kind == CauseKind::Running && segment.who.starts_with(innocent::NAME);
+    let blamed: Vec<_> =
+        of_client.iter().filter(|event| event.path.iter().any(|segment| is_blamed(&segment))).collect();
+    let with_disk = of_client.iter().filter(|event| event.path.iter().any(|part| part.kind == CauseKind::Disk)).count();
+    println!("{} waits, {with_disk} of them for a disk, {} blame the innocent", of_client.len(), blamed.len());
+    ensure!(blamed.is_empty(), "{:?}", blamed.iter().take(3).map(|event| told(event)).collect::<Vec<_>>());
+    ensure!(with_disk as u64 >= amount(30), "{with_disk} waits for a disk are too few");
+    Ok(())
+}
+
+/// What the other process runs.
+#[test]
+fn peers_process() -> Result<()> {
+    peers::run_if_asked()
+}

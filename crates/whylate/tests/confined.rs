@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate` where little of the machine is there: in a root folder with nothing else in it, and in a cgroup.
+
+#[path = "running/quota.rs"]
+mod quota;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use quota::Quota;
+use tempfile::TempDir;
+use turn::turn_to_measure;
+use whylate_model::Snapshot;
+
+/// A process outside; it goes with this.
+struct Sleeping(Child);
+
+impl Sleeping {
+    fn start() -> Result<Self> {
+        Ok(Sleeping(Command::new("/bin/sleep").arg("1000").stdin(Stdio::null()).spawn()?))
+    }
+}
+
+impl Drop for Sleeping {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A folder with the program and the libraries that it was built to need: no users, no names of functions, no shell.
+fn root() -> Result<TempDir> {
+    let root = tempfile::tempdir()?;
+    let program = Path::new(env!("CARGO_BIN_EXE_whylate"));
+    fs::copy(program, root.path().join("whylate"))?;
+    let needed = Command::new("ldd").arg(program).output()?;
+    let needed = String::from_utf8(needed.stdout)?;
+    for file in needed.split_whitespace().filter(|word| word.starts_with('/')) {
+        let copy = root.path().join(file.trim_start_matches('/'));
+        fs::create_dir_all(copy.parent().context("it is in no folder")?)?;
+        fs::copy(file, copy)?;
+    }
+    for folder in ["proc", "sys", "dev"] {
+        fs::create_dir(root.path().join(folder))?;
+    }
+    Ok(root)
+}
+
+/// What a script prints in which `$IN` is that folder; what it mounts there goes with it.
+fn with_root(root: &Path, unshare: &[&str], script: &str) -> Result<Output> {
+    let script = format!("set -e; mount --rbind /sys $IN/sys; mount --rbind /dev $IN/dev; {script}");
+    let mut command = Command::new("unshare");
+    command.arg("-m").args(unshare).args(["sh", "-c", &script]).env("IN", root).stdin(Stdio::null());
+    Ok(command.output()?)
+}
+
+fn snapshot_of(output: &Output) -> Result<Snapshot> {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    serde_json::from_slice(&output.stdout).with_context(|| format!("no snapshot: {}: {stderr}", output.status))
+}
+
+#[test]
+fn in_another_root_folder_code_outside_has_its_names() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let (root, sleeping) = (root()?, Sleeping::start()?);
+    let pid = sleeping.0.id().to_string();
+    let script = format!("mount --rbind /proc $IN/proc; exec chroot $IN /whylate offcpu -p {pid} -d 1s --json");
+    let snapshot = snapshot_of(&with_root(root.path(), &[], &script)?)?;
+    println!("{:?}, lost {:?}", snapshot.stacks, snapshot.lost);
+    ensure!(snapshot.pid_namespace.is_none() && !snapshot.stacks.is_empty(), "it was not found");
+    for stack in &snapshot.stacks {
+        ensure!(stack.labels["process"] == "sleep" && stack.labels["pid"] == pid, "{:?}", stack.labels);
+        ensure!(stack.user.iter().any(|frame| frame.contains("nanosleep")), "{:?}", stack.user);
+    }
+    Ok(())
+}
+
+#[test]
+fn in_another_root_folder_and_namespace_numbers_are_those_inside() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let (root, _sleeping) = (root()?, Sleeping::start()?);
+    let script = "mount -t proc proc $IN/proc; sleep 1000 & chroot $IN /whylate offcpu -d 1s --json";
+    let output = with_root(root.path(), &["-pf", "--kill-child"], script)?;
+    ensure!(String::from_utf8_lossy(&output.stderr).contains("in a PID namespace"), "it does not say so");
+    let snapshot = snapshot_of(&output)?;
+    let of_sleep: Vec<_> = snapshot.stacks.iter().filter(|stack| stack.labels["process"] == "sleep").collect();
+    println!("{of_sleep:?}, lost {:?}", snapshot.lost);
+    // One is outside, where numbers are large.
+    let is_small = |number: &str| number.parse::<u32>().is_ok_and(|number| number < 100);
+    ensure!(of_sleep.len() == 1 && is_small(&of_sleep[0].labels["pid"]), "{of_sleep:?}");
+    ensure!(of_sleep.iter().all(|stack| stack.user.iter().any(|frame| frame.contains("nanosleep"))), "{of_sleep:?}");
+    Ok(())
+}
+
+/// Privileges are not what is missing.
+#[test]
+fn a_cgroup_without_time_for_real_time_threads_is_named() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(cgroup) = Quota::make("real-time")? else { return Ok(()) };
+    if cgroup.of_real_time().is_none() {
+        println!("skipped: real-time threads have their time in every cgroup here");
+        return Ok(());
+    }
+    let said = |arguments: &str| -> Result<(Option<i32>, String)> {
+        let script = format!("{}; exec {} {arguments}", cgroup.enter(), env!("CARGO_BIN_EXE_whylate"));
+        let output = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).output()?;
+        Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
+    };
+    for command in ["timerlat top -d 100ms", "inject hog --times 1 --for 1ms"] {
+        let (status, text) = said(command)?;
+        ensure!(status == Some(3) && text.contains("cpu.rt_runtime_us"), "{command}: {status:?}: {text}");
+        ensure!(!text.contains("CAP_SYS_NICE"), "{command}: {text}");
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate -p`, `--comm` and `--cgroup`: the look from one program's point of view.
+
+mod running;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use running::whylate;
+use serde::Deserialize;
+use turn::turn_to_measure;
+use whylate_model::CauseKind;
+use whylate_model::path::PathSegment;
+use whylate_model::path::budget::Budget;
+
+/// A helper that computes for 10 ms and sleeps for 20 ms before it answers, as often as it is asked.
+const SERVICE: &str = r#"
+import os, sys, threading, time
+ask, answer = os.pipe(), os.pipe()
+if os.fork() == 0:
+    # So that it ends with whoever asks.
+    os.close(ask[1])
+    open("/proc/self/comm", "w").write("whylate-helper")
+    while os.read(ask[0], 1):
+        until = time.thread_time() + 0.010
+        while time.thread_time() < until: pass
+        time.sleep(0.020)
+        os.write(answer[1], b"x")
+    os._exit(0)
+open("/proc/self/comm", "w").write("whylate-service")
+print("ready", flush=True)
+for _ in range(int(sys.argv[1])):
+    os.write(ask[1], b"x")
+    os.read(answer[0], 1)
+"#;
+
+#[derive(Debug, Deserialize)]
+struct Seen {
+    name: String,
+    processes: u64,
+    span_ns: u64,
+    #[serde(flatten)]
+    budget: Budget,
+}
+
+#[test]
+fn a_service_that_waits_for_a_helper_is_told_what_the_helper_does() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
+        println!("skipped: there is no python3");
+        return Ok(());
+    }
+    let mut service =
+        Command::new("python3").args(["-c", SERVICE, "200"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let mut line = String::new();
+    BufReader::new(service.stdout.take().context("a pipe")?).read_line(&mut line)?;
+    let told = whylate(&["--comm", "whylate-service", "-d", "1s", "--json"]).output();
+    // It has been asked enough; its helper ends with its pipes.
+    service.kill()?;
+    service.wait()?;
+    let told = told?;
+    ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    let Seen { name, processes, span_ns, budget } = serde_json::from_slice(&told.stdout)?;
+    ensure!((name.as_str(), processes, budget.threads) == ("whylate-service", 1, 1), "{name}: {processes}");
+    let waited_ns: u64 = budget.waits.iter().map(|waits| waits.ns).sum();
+    let sum = budget.on_cpu_ns + budget.own_sleep_ns + budget.ready.ns + waited_ns;
+    ensure!(sum == budget.total_ns && sum == span_ns, "{sum} ns of {} in {span_ns}", budget.total_ns);
+    let reads = budget.waits.iter().find(|waits| waits.via == "read").context("it reads from a pipe")?;
+    let of = |is_it: &dyn Fn(&PathSegment) -> bool| -> u64 {
+        reads.path.iter().filter(|segment| is_it(segment)).map(|segment| segment.ns).sum()
+    };
+    // Of each wait 20 ms are the helper's sleep, and 10 ms its work; those at both ends are in part beyond the span.
+    let whole = reads.latency.count().saturating_sub(2);
+    let sleeps_ns = of(&|segment| segment.kind == CauseKind::Timer);
+    let works_ns = of(&|segment| segment.kind == CauseKind::Running && segment.who.starts_with("whylate-helper:"));
+    ensure!(whole >= 3, "{whole} waits");
+    ensure!(sleeps_ns >= whole * 20_000_000, "{sleeps_ns} ns of sleep in {whole} waits");
+    ensure!(works_ns >= whole * 9_000_000, "{works_ns} ns of work in {whole} waits");
+    Ok(())
+}
+
+#[test]
+fn a_program_that_is_not_there_is_said_to_be_missing() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let told = whylate(&["--comm", "no-such-program", "-d", "100ms"]).output()?;
+    let error = String::from_utf8(told.stderr)?;
+    ensure!(told.status.code() == Some(1) && error.contains("no thread of no-such-program"), "{error}");
+    let told = whylate(&["-p", "1", "--comm", "init"]).output()?;
+    ensure!(told.status.code() == Some(2), "both are asked for");
+    Ok(())
+}

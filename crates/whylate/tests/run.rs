@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate run` as its users meet it, on commands whose critical path is known.
+
+mod running;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use running::whylate;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Deserialize;
+use turn::{Turn, turn_to_measure};
+use whylate_model::CauseKind;
+use whylate_model::path::PathSegment;
+use whylate_model::path::command::Explained;
+
+const MS: u64 = 1_000_000;
+/// What this program does when it is run by itself.
+const PLAYED: &str = "WHYLATE_PLAYED";
+
+#[derive(Debug, Deserialize)]
+struct Told {
+    #[serde(flatten)]
+    explained: Explained,
+    lost: BTreeMap<String, u64>,
+}
+
+impl Told {
+    fn sum(&self, is_it: impl Fn(&PathSegment) -> bool) -> u64 {
+        self.explained.path.iter().filter(|segment| is_it(segment)).map(|segment| segment.ns).sum()
+    }
+
+    fn timer_ns(&self) -> u64 {
+        self.sum(|segment| segment.kind == CauseKind::Timer)
+    }
+
+    /// With the interrupts that the kernel counts as the time of whom they interrupt.
+    fn worked_ns(&self, name: &str) -> u64 {
+        self.sum(|segment| segment.kind == CauseKind::Running && segment.who.starts_with(name))
+    }
+
+    fn ensure_sums(&self) -> Result<()> {
+        let Told { explained, .. } = self;
+        let sum = self.sum(|_| true);
+        ensure!(sum == explained.elapsed_ns, "the parts add up to {sum} of {} ns", explained.elapsed_ns);
+        for wait in &explained.longest {
+            let sum: u64 = wait.path.iter().map(|segment| segment.ns).sum();
+            ensure!(sum == wait.ns, "the parts of a wait add up to {sum} of {} ns", wait.ns);
+        }
+        let unknown_ns = self.sum(|segment| segment.kind == CauseKind::Unknown);
+        if self.lost.contains_key("unseen_switches") {
+            println!("skipped: the machine hides switches, {unknown_ns} of {} ns are unknown", explained.elapsed_ns);
+        } else {
+            ensure!(unknown_ns * 100 <= explained.elapsed_ns, "{unknown_ns} ns are unknown: {self:?}");
+        }
+        Ok(())
+    }
+}
+
+/// As it is told, of a command that ends well.
+fn told(command: &mut Command) -> Result<Told> {
+    let output = command.output()?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {stderr}", output.status);
+    let told: Told = serde_json::from_str(stderr.lines().last().context("nothing is told")?)?;
+    told.ensure_sums()?;
+    Ok(told)
+}
+
+fn run_json(command: &[&str]) -> Command {
+    let mut run = whylate(&["run", "--json", "--"]);
+    run.args(command);
+    run
+}
+
+fn shell(script: &str) -> Result<Told> {
+    told(&mut run_json(&["sh", "-c", script]))
+}
+
+fn status_of(command: &[&str]) -> Result<(ExitStatus, String)> {
+    let output = whylate(&["run"]).args(command).output()?;
+    Ok((output.status, String::from_utf8_lossy(&output.stderr).into_owned()))
+}
+
+fn near(told_ns: u64, ms: u64, off_ms: u64) -> bool {
+    told_ns.abs_diff(ms * MS) <= off_ms * MS
+}
+
+fn turn() -> Option<Turn> {
+    turn_to_measure()
+}
+
+#[test]
+fn a_sleep_is_a_wait_for_a_timer() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    for _ in 0..5 {
+        let told = told(&mut run_json(&["sleep", "0.3"]))?;
+        let timer_ns = told.timer_ns();
+        ensure!(near(timer_ns, 300, 1), "{timer_ns} ns are a timer's: {told:?}");
+        // Whoever else is busy here may have its CPU before and after.
+        let others_ns = told.sum(|segment| segment.ready.is_some());
+        let own_ns = told.explained.elapsed_ns - others_ns;
+        println!("{timer_ns} of {own_ns} ns, and {others_ns} ns behind others");
+        ensure!(timer_ns * 100 >= own_ns * 95, "{timer_ns} of {own_ns} ns: {told:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn both_ends_of_a_pipe_have_what_they_compute() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let program = std::env::current_exe()?;
+    let played = |what| format!("{PLAYED}={what} '{}' --exact played --nocapture --test-threads=1", program.display());
+    let told = shell(&format!("{} | {}", played("first"), played("second")))?;
+    let worked = ["first:", "second:"].map(|name| told.worked_ns(name));
+    println!("{worked:?} of {FIRST_MS} and {SECOND_MS} ms");
+    for (worked_ns, ms) in worked.into_iter().zip([FIRST_MS, SECOND_MS]) {
+        ensure!(near(worked_ns, ms, 5), "{worked_ns} ns of {ms} ms: {told:?}");
+    }
+    Ok(())
+}
+
+const FIRST_MS: u64 = 100;
+const SECOND_MS: u64 = 50;
+
+/// What this program does where it is one of a pipe's ends.
+#[test]
+fn played() -> Result<()> {
+    let Ok(what) = std::env::var(PLAYED) else { return Ok(()) };
+    let burn = |ms: u64| {
+        let cpu_ns = || {
+            let time = clock_gettime(ClockId::ThreadCPUTime);
+            time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+        };
+        let until_ns = cpu_ns() + ms * MS;
+        while cpu_ns() < until_ns {
+            std::hint::spin_loop();
+        }
+    };
+    let is_first = what == "first";
+    rustix::thread::set_name(if is_first { c"first" } else { c"second" })?;
+    // It has its name from when it gets a CPU again.
+    thread::sleep(Duration::from_millis(1));
+    if is_first {
+        burn(FIRST_MS);
+        return Ok(io::stdout().write_all(b"x")?);
+    }
+    io::stdin().read_to_end(&mut Vec::new())?;
+    burn(SECOND_MS);
+    Ok(())
+}
+
+#[test]
+fn of_children_at_the_same_time_the_longest_is_the_path() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let told = shell("sleep 0.1 & sleep 0.25 & sleep 0.05 & wait")?;
+    ensure!(near(told.timer_ns(), 250, 2), "{told:?}");
+    let longest = told.explained.longest.first().context("no wait is told")?;
+    ensure!(near(longest.ns, 250, 2), "{told:?}");
+    let waiter = longest.path.first().and_then(|segment| segment.waiter.as_deref()).unwrap_or_default();
+    ensure!(waiter.starts_with("sleep:"), "{told:?}");
+    // One after another they are all on it.
+    let told = shell("sleep 0.1; (sleep 0.05; sleep 0.05) & wait; sleep 0.1")?;
+    ensure!(near(told.timer_ns(), 300, 4), "{told:?}");
+    Ok(())
+}
+
+const MAKEFILE: &str = "\
+all: left right
+left: one two
+\t@sleep 0.15
+right: two
+\t@sleep 0.05
+one:
+\t@sleep 0.2
+two:
+\t@sleep 0.1
+.PHONY: all left right one two
+";
+
+#[test]
+fn a_builds_path_is_what_its_dependencies_dictate() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("Makefile");
+    fs::write(&file, MAKEFILE)?;
+    if !Command::new("make").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: there is no make");
+        return Ok(());
+    }
+    let told = told(&mut run_json(&["make", "-j2", "-f", &file.to_string_lossy()]))?;
+    let timers = told.explained.path.iter().filter(|segment| segment.kind == CauseKind::Timer);
+    let long: Vec<u64> = timers.map(|segment| segment.ns).filter(|ns| *ns > 20 * MS).collect();
+    println!("{long:?}");
+    ensure!(long.len() == 2 && near(long[0], 200, 2) && near(long[1], 150, 2), "{told:?}");
+    Ok(())
+}
+
+#[test]
+fn the_exit_status_is_the_commands() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    for (command, status, says) in [
+        (&["--", "sh", "-c", "exit 7"][..], 7, " took "),
+        (&["sh", "-c", "exit 7"], 7, " took "),
+        (&["sh", "-c", "kill -9 $$"], 137, " took "),
+        (&["/etc/passwd"], 126, "cannot run /etc/passwd"),
+        (&["/nonexistent/command"], 127, "cannot run /nonexistent/command"),
+    ] {
+        let (ended, stderr) = status_of(command)?;
+        ensure!(ended.code() == Some(status) && stderr.contains(says), "{command:?}: {ended}: {stderr}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_a_command_reads_and_writes_is_its_own() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let bytes: Vec<u8> = (0..100_000_u32).flat_map(u32::to_ne_bytes).collect();
+    let mut cat =
+        whylate(&["run", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut stdin = cat.stdin.take().context("no input")?;
+    let output = thread::scope(|scope| {
+        scope.spawn(|| {
+            let written = stdin.write_all(&bytes);
+            drop(stdin);
+            written
+        });
+        cat.wait_with_output()
+    })?;
+    ensure!(output.status.success() && output.stdout == bytes, "{} of {} bytes", output.stdout.len(), bytes.len());
+    ensure!(String::from_utf8_lossy(&output.stderr).contains("cat took "), "{output:?}");
+    Ok(())
+}
+
+/// Runs a command that says when it has begun, and then does that to whoever runs it.
+fn signalled(script: &str, send: impl FnOnce(Pid) -> Result<()>) -> Result<(ExitStatus, String)> {
+    let mut run = whylate(&["run", "--", "sh", "-c", script]);
+    let mut child = run.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().context("no output")?).read_line(&mut line)?;
+    ensure!(line.trim() == "begun", "{line:?}");
+    send(Pid::from_child(&child))?;
+    let output = child.wait_with_output()?;
+    Ok((output.status, String::from_utf8_lossy(&output.stderr).into_owned()))
+}
+
+#[test]
+fn a_command_that_is_interrupted_is_told_up_to_there() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let interrupt = |pid| Ok(kill_process_group(pid, Signal::INT)?);
+    let (status, stderr) = signalled("echo begun; exec sleep 30", interrupt)?;
+    ensure!(status.code() == Some(130) && stderr.contains("sh took "), "{status}: {stderr}");
+    Ok(())
+}
+
+#[test]
+fn other_signals_are_handed_on() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let script = "trap 'exit 9' TERM HUP; echo begun; while :; do sleep 0.02; done";
+    for signal in [Signal::TERM, Signal::HUP] {
+        let (status, stderr) = signalled(script, |pid| Ok(kill_process(pid, signal)?))?;
+        ensure!(status.code() == Some(9) && stderr.contains("sh took "), "{signal:?}: {status}: {stderr}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_signal_that_is_ignored_is_ignored_by_the_command_too() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    // As nohup(1) does it, and shells with what they run beside themselves.
+    let script = format!("trap '' HUP INT; exec '{}' run -- sh -c 'kill -HUP $$; kill -INT $$; exit 5'", PROGRAM);
+    let output = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).output()?;
+    ensure!(output.status.code() == Some(5), "{output:?}");
+    Ok(())
+}
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_whylate");
+
+#[test]
+fn thousands_of_processes_are_followed() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let told = shell("i=0; while [ $i -lt 2000 ]; do (:); i=$((i + 1)); done")?;
+    let members_ns = told.sum(|segment| segment.is_member);
+    println!("{members_ns} of {} ns are its own", told.explained.elapsed_ns);
+    ensure!(told.explained.path.len() <= 800 && members_ns > 0, "{told:?}");
+    // All of them have one name, and keep it.
+    let nameless_ns = told.sum(|segment| segment.kind == CauseKind::Running && segment.who == "others");
+    ensure!(nameless_ns == 0, "{nameless_ns} ns are nobody's: {told:?}");
+    Ok(())
+}
+
+#[test]
+fn whoever_goes_into_the_background_is_not_waited_for() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let told = shell("setsid sleep 0.5 </dev/null >/dev/null 2>&1 & sleep 0.1")?;
+    ensure!(near(told.timer_ns(), 100, 1), "{told:?}");
+    Ok(())
+}
+
+#[test]
+fn files_have_the_whole_path() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let written = |name: &str| -> Result<(Told, String)> {
+        let file = folder.path().join(name);
+        let told = told(whylate(&["run", "--json", "-o", &file.to_string_lossy(), "--"]).args(["sleep", "0.05"]))?;
+        Ok((told, fs::read_to_string(&file)?))
+    };
+    let (told, folded) = written("x.folded")?;
+    let sums = folded.lines().map(|line| Ok(line.rsplit_once(' ').context("no time")?.1.parse::<u64>()?));
+    ensure!(sums.sum::<Result<u64>>()? == told.explained.elapsed_ns, "{folded}");
+    let (told, events) = written("x.json")?;
+    let events: serde_json::Value = serde_json::from_str(&events)?;
+    let end_us = |event: &serde_json::Value| Some(event["ts"].as_f64()? + event["dur"].as_f64()?);
+    let end_us = events["traceEvents"].as_array().context("no events")?.iter().filter_map(end_us).fold(0.0, f64::max);
+    ensure!((end_us * 1e3 - told.explained.elapsed_ns as f64).abs() < 1.0, "{end_us}: {events}");
+    let (_, svg) = written("x.svg")?;
+    ensure!(svg.contains("Critical path") && svg.contains("clock_nanosleep"), "{svg}");
+    let mut reader = quick_xml::Reader::from_str(&svg);
+    while !matches!(reader.read_event()?, quick_xml::events::Event::Eof) {}
+    let (status, stderr) = status_of(&["-o", "x.png", "--", "true"])?;
+    ensure!(status.code() == Some(2) && stderr.contains(".folded"), "{status}: {stderr}");
+    Ok(())
+}
+
+#[test]
+fn without_privileges_it_says_so_and_runs_nothing() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let program = folder.path().join("whylate");
+    fs::copy(Path::new(PROGRAM), &program)?;
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&program);
+    let output = command.args(["run", "--", "echo", "ran"]).stdin(Stdio::null()).output()?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(3) && output.stdout.is_empty(), "{output:?}");
+    ensure!(stderr.lines().count() == 1 && stderr.starts_with("whylate: "), "{stderr}");
+    Ok(())
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A cgroup that may use a fifth of a CPU, as a container with a limit. Not every test program uses all of it.
+#![allow(dead_code)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::Result;
+
+const QUOTA_US: u32 = 20_000;
+const PERIOD_US: u32 = 100_000;
+
+/// It goes with this.
+pub struct Quota(PathBuf);
+
+impl Quota {
+    /// `None`, and a line with why, where hierarchies would have to be changed for it.
+    pub fn make(name: &str) -> Result<Option<Self>> {
+        let name = format!("whylate-{name}-{}", std::process::id());
+        for parent in ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"].map(Path::new) {
+            if parent.join("cgroup.procs").exists() {
+                fs::create_dir(parent.join(&name))?;
+                let made = Quota(parent.join(&name));
+                if fs::write(made.0.join("cpu.cfs_quota_us"), QUOTA_US.to_string()).is_ok() {
+                    return Ok(Some(made));
+                }
+            }
+        }
+        let unified = Path::new("/sys/fs/cgroup");
+        let controllers = fs::read_to_string(unified.join("cgroup.subtree_control")).unwrap_or_default();
+        if controllers.split_whitespace().any(|name| name == "cpu") {
+            fs::create_dir(unified.join(&name))?;
+            let made = Quota(unified.join(&name));
+            fs::write(made.0.join("cpu.max"), format!("{QUOTA_US} {PERIOD_US}"))?;
+            return Ok(Some(made));
+        }
+        println!("skipped: no cgroup may have a quota of CPU time here");
+        Ok(None)
+    }
+
+    /// The time of real-time threads in each second, where the kernel limits it by cgroup.
+    pub fn of_real_time(&self) -> Option<PathBuf> {
+        Some(self.0.join("cpu.rt_runtime_us")).filter(|file| file.exists())
+    }
+
+    /// What a shell runs to go into it.
+    pub fn enter(&self) -> String {
+        format!("echo $$ >{}/cgroup.procs", self.0.display())
+    }
+}
+
+impl Drop for Quota {
+    fn drop(&mut self) {
+        // Whoever was in it may be on its way out.
+        for _ in 0..200 {
+            if fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            sleep(Duration::from_millis(10));
+        }
+    }
+}

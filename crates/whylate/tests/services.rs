@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Services that are slow for reasons that are known, as the look sees them; beside what is idle by design.
+
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/chance.rs"]
+mod chance;
+mod running;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::{Context as _, Result, ensure};
+use tempfile::TempDir;
+use whylate_model::CauseKind::{self, Disk, DiskQueue, IrqsOff, Running, Thread, Throttled, Timer};
+use whylate_model::look::Look;
+use whylate_sources::inject::disturbance::{Kind, Plan, run};
+
+use chance::in_rounds;
+use running::whylate;
+use turn::turn_to_measure;
+
+const MS_NS: u64 = 1_000_000;
+
+/// Only the kernel tests run on emulated CPUs.
+fn is_emulated() -> bool {
+    false
+}
+
+/// A service of `services/service.py`.
+struct Slow {
+    kind: &'static str,
+    /// Whether these lines tell why it is slow.
+    is_told: fn(&str) -> bool,
+    /// Among whom a look at the machine has it: kinds of causes, and how the name begins. Empty: in none, as a timer
+    /// ends those waits.
+    culprit: (&'static [CauseKind], &'static str),
+}
+
+const SERVICES: [Slow; 12] = [
+    Slow { kind: "fifo", is_told: |text| text.contains("behind fifo-hog:"), culprit: (&[Thread], "fifo-hog:") },
+    Slow { kind: "flock", is_told: |text| text.contains("flock-holder:"), culprit: (&[Timer], "flock-holder:") },
+    Slow { kind: "disk", is_told: |text| text.contains(" disk "), culprit: (&[Disk, DiskQueue], "") },
+    Slow { kind: "peer", is_told: |text| text.contains("peer-peer:"), culprit: (&[], "") },
+    Slow {
+        kind: "niced",
+        is_told: |text| text.contains("behind niced-spinner:"),
+        culprit: (&[Thread], "niced-spinner:"),
+    },
+    Slow {
+        kind: "quota",
+        is_told: |text| text.contains("CPU quota"),
+        culprit: (&[Throttled], "cgroup /whylate-trial"),
+    },
+    Slow {
+        kind: "irqsoff",
+        is_told: |text| text.contains("had interrupts off"),
+        culprit: (&[IrqsOff], "whylate-irqsoff:"),
+    },
+    Slow {
+        kind: "interpreter",
+        is_told: |text| text.contains("futex") && text.contains("behind service:"),
+        culprit: (&[], ""),
+    },
+    Slow { kind: "own", is_told: is_mostly_on_cpu, culprit: (&[Running], "service:") },
+    Slow { kind: "worker", is_told: |text| text.contains("worker-worker:"), culprit: (&[Running], "worker-worker:") },
+    Slow { kind: "record", is_told: |text| text.contains("record-holder:"), culprit: (&[Running], "record-holder:") },
+    Slow { kind: "child", is_told: |text| text.contains("child-child:"), culprit: (&[Running], "child-child:") },
+];
+
+fn is_mostly_on_cpu(text: &str) -> bool {
+    let share = text.split_once("on CPU ").and_then(|(_, rest)| rest.split_once('%')?.0.parse::<f64>().ok());
+    share.is_some_and(|percent| percent > 50.0)
+}
+
+/// Services that run until it is dropped.
+struct Services {
+    _folder: TempDir,
+    program: Child,
+}
+
+impl Services {
+    /// `None`, and a line that says why, where they cannot run.
+    fn start(kinds: &[&str]) -> Result<Option<Self>> {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+        let mut command = Command::new("python3");
+        command.args(["-c", include_str!("services/service.py")]).arg(folder.path()).args(kinds);
+        let Ok(mut program) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn()
+        else {
+            println!("skipped: there is no python3");
+            return Ok(None);
+        };
+        let mut line = String::new();
+        BufReader::new(program.stdout.take().context("a pipe")?).read_line(&mut line)?;
+        let services = Services { _folder: folder, program };
+        ensure!(line == "ready\n", "{kinds:?} do not start");
+        Ok(Some(services))
+    }
+}
+
+impl Drop for Services {
+    fn drop(&mut self) {
+        drop(self.program.stdin.take());
+        let _ = self.program.wait();
+    }
+}
+
+fn look(duration: &str) -> Result<Look> {
+    let output = whylate(&["--json", "-d", duration]).output()?;
+    ensure!(output.status.code() == Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).context("it printed no look")
+}
+
+/// How long somebody made others late.
+fn blamed_ns(look: &Look, (kinds, name): (&[CauseKind], &str)) -> u64 {
+    let of = look.culprits.iter().filter(|culprit| kinds.contains(&culprit.kind) && culprit.who.starts_with(name));
+    of.map(|culprit| culprit.total_ns).sum()
+}
+
+/// Whoever makes services wait is among the culprits, and of those that have nothing to do none is late.
+#[test]
+fn a_look_names_whom_services_wait_for_and_leaves_idle_ones_alone() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_services) = Services::start(&["flock", "own", "niced", "worker", "idle"])? else { return Ok(()) };
+    let truth: [(&[CauseKind], &str); 4] = [
+        (&[Timer], "flock-holder:"),
+        (&[Running], "own-service:"),
+        (&[Thread], "niced-spinner:"),
+        (&[Running], "worker-worker:"),
+    ];
+    in_rounds(|| {
+        let look = look("3s")?;
+        let offcpu = look.sources.iter().find(|source| source.held_up.is_some()).context("none follows waits")?;
+        println!("{:?}, lost {:?} {:?}", offcpu.held_up, offcpu.lost, look.lost);
+        for culprit in truth {
+            let ns = blamed_ns(&look, culprit);
+            println!("{culprit:?}: {ns} ns");
+            ensure!(ns >= 100 * MS_NS, "{culprit:?} has {ns} ns of {:?}", look.culprits);
+        }
+        let idle_ns = blamed_ns(&look, (&[Timer], "idle-"));
+        ensure!(idle_ns == 0, "what is idle by design counts as late by {idle_ns} ns: {:?}", look.culprits);
+        let told: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
+        let late: u64 = look.sources.iter().map(|source| source.late_ns).sum();
+        ensure!(
+            told + look.unexplained().total_ns == late,
+            "{told} ns are blamed on somebody, and {late} ns were late"
+        );
+        Ok(())
+    })
+}
+
+/// Of each service: whether the look from its point of view tells why it is slow, and a look at the machine whose fault
+/// that is. `make trial` asks for it, and says how often.
+#[test]
+fn slow_services_are_told_why_in_a_trial() -> Result<()> {
+    let Some(runs) = std::env::var("WHYLATE_TRIAL").ok().and_then(|runs| runs.parse::<u32>().ok()) else {
+        println!("skipped: that is what `make trial` does");
+        return Ok(());
+    };
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let (mut told, mut blamed, mut all, mut all_blamed, mut silent) = (0, 0, 0, 0, 0);
+    for slow in SERVICES {
+        let mut of_kind = [0; 2];
+        for _ in 0..runs {
+            let Some((is_told, look)) = trial(&slow)? else { return Ok(()) };
+            let is_blamed = blamed_ns(&look, slow.culprit) >= 100 * MS_NS;
+            of_kind[0] += u32::from(is_told);
+            of_kind[1] += u32::from(is_blamed);
+            silent += u32::from(!slow.culprit.0.is_empty() && look.sources.iter().all(|source| !source.is_late));
+        }
+        println!("{:<12} {:>3} of {runs} by --comm, {:>3} by the look", slow.kind, of_kind[0], of_kind[1]);
+        (told, all) = (told + of_kind[0], all + runs);
+        if !slow.culprit.0.is_empty() {
+            (blamed, all_blamed) = (blamed + of_kind[1], all_blamed + runs);
+        }
+    }
+    println!("{told} of {all} by --comm, {blamed} of {all_blamed} by the look, which saw nothing late {silent} times");
+    ensure!(told * 100 >= all * 95, "{told} of {all} are told why");
+    ensure!(blamed * 100 >= all_blamed * 95, "of {blamed} of {all_blamed} the culprit is named");
+    ensure!(silent == 0, "{silent} looks say that nothing was late");
+    Ok(())
+}
+
+/// Both looks, one after the other.
+fn trial(slow: &Slow) -> Result<Option<(bool, Look)>> {
+    let Some(_services) = Services::start(&[slow.kind])? else { return Ok(None) };
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        if slow.kind == "irqsoff" {
+            let cpu = whylate_sources::cpus::online()?.last().copied();
+            let plan = Plan { kind: Kind::IrqsOff, length_ns: 40 * MS_NS, times: 1_000, every_ns: 80 * MS_NS, cpu };
+            let over = &over;
+            // A kernel that cannot counts as not told.
+            scope.spawn(move || run(&plan, over, &mut |_| Ok(())));
+        }
+        let program = whylate(&["--comm", "service", "-d", "3s"]).output();
+        let look = look("3s");
+        over.store(true, Ordering::Relaxed);
+        let first: Vec<String> = String::from_utf8(program?.stdout)?.lines().take(10).map(str::to_owned).collect();
+        let is_told = (slow.is_told)(&first.join("\n"));
+        if !is_told {
+            println!("{} is not told why:\n{}", slow.kind, first.join("\n"));
+        }
+        Ok(Some((is_told, look?)))
+    })
+}
