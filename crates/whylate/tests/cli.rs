@@ -7,9 +7,7 @@ mod running;
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
 mod turn;
 
-use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::AtomicBool;
@@ -22,7 +20,7 @@ use whylate_model::Snapshot;
 use whylate_sources::inject::sqpoll::{Load, Plan as LoadPlan};
 use whylate_sources::inject::work::{HANDLER, Plan, run};
 
-use running::{Running, whylate};
+use running::{Running, copied, whylate};
 use turn::{plan, turn, turn_to_measure};
 
 /// What may stand on standard error when all is well: which backend is used, and why.
@@ -94,26 +92,18 @@ fn without_privileges_it_says_so_in_one_line() -> Result<()> {
 }
 
 fn output_without_privileges(arguments: &[&str]) -> Result<Output> {
-    let mut command = if rustix::process::geteuid().is_root() {
-        // Where anybody can reach it.
-        let folder = tempfile::tempdir()?.keep();
-        fs::set_permissions(&folder, Permissions::from_mode(0o755))?;
-        let program = folder.join("whylate");
-        fs::copy(env!("CARGO_BIN_EXE_whylate"), &program)?;
-        fs::set_permissions(&program, Permissions::from_mode(0o755))?;
-        let mut command = Command::new(program);
-        command.args(arguments).uid(65534).gid(65534).current_dir("/");
-        command
-    } else {
-        whylate(arguments)
+    let is_root = rustix::process::geteuid().is_root();
+    // Where anybody can reach it.
+    let reachable = is_root.then(|| copied(env!("CARGO_BIN_EXE_whylate"), "whylate")).transpose()?;
+    let mut command = match &reachable {
+        Some(folder) => {
+            let mut command = Command::new(folder.path().join("whylate"));
+            command.args(arguments).uid(65534).gid(65534).current_dir("/");
+            command
+        }
+        None => whylate(arguments),
     };
-    let output = command.stdin(Stdio::null()).output();
-    if let Some(folder) =
-        std::path::Path::new(command.get_program()).parent().filter(|_| rustix::process::geteuid().is_root())
-    {
-        fs::remove_dir_all(folder)?;
-    }
-    Ok(output?)
+    Ok(command.stdin(Stdio::null()).output()?)
 }
 
 #[test]

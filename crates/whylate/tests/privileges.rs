@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use running::whylate;
+use running::{copied, whylate};
 use rustix::process::geteuid;
 use tempfile::TempDir;
 use turn::{Turn, turn_to_measure};
@@ -45,14 +45,9 @@ fn options(capabilities: &[&str], sign: char) -> String {
     names.map(|name| format!("{sign}{name}")).collect::<Vec<_>>().join(",")
 }
 
-/// A folder that everybody can read, with the program in it.
+/// A folder with the program in it that everybody can run.
 fn program() -> Result<TempDir> {
-    let folder = tempfile::tempdir()?;
-    fs::set_permissions(&folder, Permissions::from_mode(0o755))?;
-    let program = folder.path().join("whylate");
-    fs::copy(env!("CARGO_BIN_EXE_whylate"), &program)?;
-    fs::set_permissions(&program, Permissions::from_mode(0o755))?;
-    Ok(folder)
+    copied(env!("CARGO_BIN_EXE_whylate"), "whylate")
 }
 
 /// Exit status and everything that was said by a command of the tables, which measures for a moment only.
@@ -92,11 +87,8 @@ struct Sleeper(Child, TempDir);
 
 impl Sleeper {
     fn new() -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        fs::set_permissions(&folder, Permissions::from_mode(0o755))?;
-        let program = folder.path().join("sleeper");
-        fs::copy(which_sleep()?, &program)?;
-        let child = Command::new(&program).arg("60").spawn()?;
+        let folder = copied(which_sleep()?, "sleeper")?;
+        let child = Command::new(folder.path().join("sleeper")).arg("60").spawn()?;
         // It has its name once it is that program.
         while fs::read_to_string(format!("/proc/{}/comm", child.id()))?.trim() != "sleeper" {
             thread::sleep(Duration::from_millis(1));

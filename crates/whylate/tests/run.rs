@@ -10,13 +10,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use running::whylate;
+use running::{copied, whylate};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
@@ -337,10 +336,8 @@ fn files_have_the_whole_path() -> Result<()> {
 #[test]
 fn without_privileges_it_says_so_and_runs_nothing() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let folder = copied(PROGRAM, "whylate")?;
     let program = folder.path().join("whylate");
-    fs::copy(Path::new(PROGRAM), &program)?;
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&program);
     let output = command.args(["run", "--", "echo", "ran"]).stdin(Stdio::null()).output()?;

@@ -2,14 +2,16 @@
 //! A `whylate` that runs, is watched and is sent signals. It goes with the test. Not every test program uses all of it.
 #![allow(dead_code)]
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
 
 /// Far longer than anything takes here.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -20,6 +22,18 @@ pub fn whylate(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_whylate"));
     command.args(arguments).stdin(Stdio::null());
     command
+}
+
+/// A copy of a program under that name, in a folder of its own that everybody can read. cp(1) writes it: what this process
+/// has open for writing is open, for a moment, in whatever another test starts just then, and cannot be run.
+pub fn copied(program: &str, name: &str) -> Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    fs::set_permissions(&folder, Permissions::from_mode(0o755))?;
+    let copy = folder.path().join(name);
+    let status = Command::new("cp").arg(program).arg(&copy).status()?;
+    ensure!(status.success(), "cp cannot copy {program}");
+    fs::set_permissions(&copy, Permissions::from_mode(0o755))?;
+    Ok(folder)
 }
 
 pub struct Running(Child);
