@@ -63,6 +63,12 @@ fn whole_6_12_tracers() -> Result<()> {
     whole(&TRACERS_6_12)
 }
 
+/// By itself, so that no landing has to wait for all of a kernel's parts.
+#[test]
+fn whole_torture_6_12_cloud() -> Result<()> {
+    machine::try_all(CLOUD_6_12.kernel, "torture", parts::torture())
+}
+
 #[test]
 fn whole_6_12_arm64() -> Result<()> {
     machine::try_all(ARM64_6_12.kernel, "whole", parts::of_program(&ARM64_6_12))

@@ -22,7 +22,7 @@ use whylate_sources::{AttachError, Attached as _, Session, Threads};
 const DUTIES: [f64; 4] = [0.01, 0.10, 0.37, 0.99];
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Of so many milliseconds one percent is a few requests, also where they take a hundred times as long.
-const PERIOD: Duration = Duration::from_millis(50);
+const PERIOD: Duration = Duration::from_millis(100);
 /// To find out what to ask the load for.
 const TRIES: u32 = 5;
 /// What a share of work may be off by, as a share of the time.

@@ -15,8 +15,6 @@ pub struct Expected {
     pub of_tracer: &'static [&'static str],
     /// What is tried where something comes between `irqsoff` and its measuring, by which backends.
     pub of_irqsoff: &'static [&'static [&'static str]],
-    /// What is done to the machine while each source measures.
-    pub of_torture: &'static [&'static str],
     /// How `sqpoll` tells work there, if that is tried.
     pub sqpoll: Option<&'static str>,
     /// It has the driver of the machine's disk, and of what is on it.
@@ -34,7 +32,6 @@ pub static CLOUD_6_1: Expected = Expected {
     tells_preemption: false,
     of_tracer: &[],
     of_irqsoff: &[],
-    of_torture: &[],
     sqpoll: Some("samples"),
     has_disk: true,
     no_trace_lines: &[NO_TIMES],
@@ -48,7 +45,6 @@ pub static CLOUD_6_12: Expected = Expected {
     tells_preemption: false,
     of_tracer: &[],
     of_irqsoff: &[&["console", "ticks"]],
-    of_torture: &["hotplug", "clocks"],
     sqpoll: Some("rounds"),
     has_disk: true,
     no_trace_lines: &[NO_TIMES],
@@ -62,7 +58,6 @@ pub static RT_6_12: Expected = Expected {
     tells_preemption: false,
     of_tracer: &["threads", "readers", "trace", "cases", "others", "killed"],
     of_irqsoff: &[],
-    of_torture: &[],
     sqpoll: None,
     has_disk: false,
     no_trace_lines: &[NO_TIMES],
@@ -83,7 +78,6 @@ pub static TRACERS_6_12: Expected = Expected {
         &["console", "events", "ticks"],
         &["hotplug", "events", "ticks", "tracer"],
     ],
-    of_torture: &[],
     sqpoll: None,
     has_disk: false,
     no_trace_lines: &[NO_TIMES],
@@ -98,7 +92,6 @@ pub static ARM64_6_12: Expected = Expected {
     tells_preemption: false,
     of_tracer: &[],
     of_irqsoff: &[],
-    of_torture: &[],
     sqpoll: None,
     has_disk: false,
     no_trace_lines: &[NO_TIMES],

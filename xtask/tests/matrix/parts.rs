@@ -22,6 +22,29 @@ const WORK_ITEMS: &[&str] = &[
     "ten_thousand_late_events_are_all_reported_or_counted_as_lost",
 ];
 
+/// As of work items: how stacks are told apart, names, files of code and filters are the same everywhere.
+const WAITS: &[&str] = &[
+    "a_trace_has_all_of_a_threads_time",
+    "deadline::a_budget_that_is_used_up_or_given_back_is_blamed_and_nobody_else",
+    "flood::late_events_beyond_the_budget_count_and_have_no_causes",
+    "gdb::user_frames_are_those_that_gdb_tells",
+    "half_asleep::a_thread_that_is_preempted_on_its_way_to_sleep_waits_for_a_cpu",
+    "moved::a_wait_begins_with_the_wakeup_also_where_the_thread_is_moved",
+    "ready::a_thread_that_gives_way_to_the_sampler_has_its_cpu",
+    "ready::waiting_for_a_cpu_is_as_long_as_the_kernel_counts",
+    "roles::what_a_thread_is_does_not_go_by_its_name",
+    "sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias",
+    "the_age_of_a_wait_is_since_it_began",
+    "threads_in_known_places_have_their_shares_names_and_time",
+    "threads_that_end_meanwhile_are_not_unreadable",
+    "throttled::a_thread_woken_while_its_cgroup_is_throttled_waits_for_that",
+    "throttled::a_throttled_wait_is_told_as_such_whoever_has_the_cpu",
+    "throttled::culprits_and_whom_they_delay_have_their_cgroups",
+    "throttled::nobody_innocent_is_blamed_in_a_hundred_throttled_waits",
+    "wakers::a_wait_is_told_with_the_stack_of_who_ended_it",
+    "without_bpf_the_kernel_frames_are_the_same",
+];
+
 /// Why a test does not apply on some kernels, or on none that is emulated.
 pub const NO_IRQS_OFF: &str = "bpf_local_irq_save";
 const NO_PREEMPTION: &str = "sched_set_need_resched_tp";
@@ -49,7 +72,7 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
     parts.push(Part::tests("kernel_why", &[], move |said| is_skipped_for(said, expected.cannot_disturb)));
     parts.push(Part::tests("kernel_timerlat", &[], move |said| timerlat_keeps_its_schedule(said, expected)));
     parts.push(Part::tests("kernel_irqsoff", &[], move |said| irqsoff_blames_no_user_code(said, expected)));
-    parts.push(Part::tests("kernel_offcpu", &[], offcpu_tells_where_threads_wait));
+    parts.push(Part::tests("kernel_offcpu", WAITS, offcpu_tells_where_threads_wait));
     if let Some(way) = expected.sqpoll {
         parts.push(Part::tests("kernel_sqpoll", &[], move |said| sqpoll_tells_work(said, way)));
         // Where work is told by samples (6.1), instances have no function_graph tracer; the rest is as with rounds.
@@ -63,10 +86,6 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
     parts.push(Part::tests("kernel_paths", &[], move |said| waits_are_followed(said, expected)));
     parts.push(Part::shell("run and -p", COMMANDS, move |said| a_command_is_explained(said, expected)));
     parts.push(Part::shell("offcpu --why", CROWDED, waits_for_a_cpu_are_explained));
-    let nothing_wrong = |said: &str| -> Result<()> {
-        ensure!(said.trim_end().ends_with("\n0 wrong") || said.trim() == "0 wrong", "something is wrong");
-        Ok(())
-    };
     parts.extend(expected.of_tracer.iter().map(|&part| Part::script("tracer.sh", &[part], nothing_wrong)));
     if expected.tells_preemption {
         parts.push(Part::shell("the kernel's own tracers", TRACERS, the_kernels_tracer_sees_a_delay));
@@ -76,9 +95,13 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
             parts.push(Part::shell(&format!("blame by {backend}"), &script, who_keeps_interrupts_off_is_blamed));
         }
     }
-    parts.extend(expected.of_torture.iter().map(|&part| Part::script("torture.sh", &[part], nothing_wrong)));
     parts.extend(expected.of_irqsoff.iter().map(|words| Part::script("irqsoff.sh", words, nothing_wrong)));
     parts
+}
+
+/// What is done to a machine while each source measures.
+pub fn torture() -> Vec<Part> {
+    ["hotplug", "clocks"].map(|part| Part::script("torture.sh", &[part], nothing_wrong)).into()
 }
 
 /// Of a machine with a kernel that has not been tried before: what the static program does there.
@@ -109,6 +132,12 @@ const COMMANDS: &str = r#"
     whylate --comm cat --json -d 2s
     kill $!
 "#;
+
+/// The last line of a script.
+fn nothing_wrong(said: &str) -> Result<()> {
+    ensure!(said.trim_end().ends_with("\n0 wrong") || said.trim() == "0 wrong", "something is wrong");
+    Ok(())
+}
 
 /// The first line that is JSON.
 fn json(said: &str) -> Result<Value> {
