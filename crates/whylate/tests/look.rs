@@ -9,7 +9,6 @@ mod running;
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
 mod turn;
 
-use std::fs;
 use std::io::Read as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -24,7 +23,7 @@ use whylate_sources::AttachError;
 use whylate_sources::inject::disturbance::{Kind, Plan, Policy, run};
 
 use chance::{Unjudged, in_rounds};
-use running::{Running, whylate};
+use running::{Running, catches, whylate};
 use turn::turn_to_measure;
 
 const MS_NS: u64 = 1_000_000;
@@ -306,13 +305,6 @@ fn in_a_time_namespace_a_look_measures_the_same() -> Result<()> {
     let now_ns = u64::try_from(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_nanos())?;
     ensure!(now_ns.abs_diff(look.start_unix_ns) < 60_000 * MS_NS, "it began at {}", look.start_unix_ns);
     Ok(())
-}
-
-/// Whether a process has its own way with a signal.
-fn catches(pid: u32, signal: Signal) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
-    u64::from_str_radix(caught.trim(), 16).is_ok_and(|caught| caught & 1 << (signal.as_raw() - 1) != 0)
 }
 
 #[test]

@@ -110,11 +110,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         None => None,
     };
     let (name, rest) = arguments.command.split_first().context("name a command to run")?;
+    if let Some((path, _)) = form {
+        // Nobody waits for an hour to be told that there is no such folder.
+        create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    }
     let signals = Signals::take()?;
     let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
     let mut command = Command::new(name);
     command.args(rest);
-    let ended = match run_beside(command, &signals, &mut || recorder.take_in())? {
+    signals.is_alone.store(false, Ordering::Relaxed);
+    let ended = run_beside(command, &signals, &mut || recorder.take_in());
+    signals.is_alone.store(true, Ordering::Relaxed);
+    let ended = match ended? {
         Ok(ended) => ended,
         Err(error) => {
             eprintln!("whylate: cannot run {}: {error}", name.to_string_lossy());
@@ -123,11 +130,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     };
     let status = ended.status.code().or_else(|| ended.status.signal().map(|signal| 128 + signal));
     let (explained, lost) = explained(recorder.finish(ended.to_ns)?, &ended)?;
-    if let Some((path, form)) = form {
-        let cannot = || format!("cannot write {}", path.display());
-        let mut out = BufWriter::new(create(path).with_context(cannot)?);
-        text::write_file(&mut out, form, &explained).with_context(cannot)?;
-    }
     let mut out = BufWriter::new(io::stderr().lock());
     if arguments.json {
         write_line(&mut out, &Told { command: &name.to_string_lossy(), explained: &explained, lost: &lost })?;
@@ -135,33 +137,38 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         text::write(&mut out, &name.to_string_lossy(), &explained, &lost, arguments.tree)?;
     }
     out.flush()?;
+    if let Some((path, form)) = form {
+        let cannot = || format!("cannot write {}", path.display());
+        // The command may have removed the one that was made before it.
+        let mut out = BufWriter::new(create(path).with_context(cannot)?);
+        text::write_file(&mut out, form, &explained).with_context(cannot)?;
+    }
     Ok(status.and_then(|status| u8::try_from(status).ok()).unwrap_or(1))
 }
 
-/// Signals that reach the command too, or are handed on to it: whoever waits for its end outlives them.
+/// Signals that reach the command too, or are handed on to it: whoever waits for its end outlives them. Before the command
+/// begins, and once it has ended, they end this program as they do others.
 struct Signals {
     /// Each is set when its signal has come, and unset when that was handed on.
     to_hand_on: Vec<(Signal, Arc<AtomicBool>)>,
+    /// There is no command that they could be meant for.
+    is_alone: Arc<AtomicBool>,
 }
 
 impl Signals {
     /// Those that whoever began this has ignored stay so, for the command too: nohup(1) does that.
     fn take() -> io::Result<Self> {
         let ignored = ignored()?;
-        let is_of_use = |number: i32| ignored & 1 << (number - 1) == 0;
-        // The terminal sends these to the command as well.
-        for signal in [SIGINT, SIGQUIT].into_iter().filter(|&signal| is_of_use(signal)) {
-            signal_hook::flag::register(signal, Arc::default())?;
+        let (is_alone, mut to_hand_on) = (Arc::new(AtomicBool::new(true)), Vec::new());
+        // The terminal sends the first two to the command as well.
+        let signals = [(SIGINT, None), (SIGQUIT, None), (SIGTERM, Some(Signal::TERM)), (SIGHUP, Some(Signal::HUP))];
+        for (number, handed_on) in signals.into_iter().filter(|(number, _)| ignored & 1 << (number - 1) == 0) {
+            signal_hook::flag::register_conditional_default(number, Arc::clone(&is_alone))?;
+            let seen = Arc::default();
+            signal_hook::flag::register(number, Arc::clone(&seen))?;
+            to_hand_on.extend(handed_on.map(|signal| (signal, seen)));
         }
-        let mut to_hand_on = Vec::new();
-        for (number, signal) in [(SIGTERM, Signal::TERM), (SIGHUP, Signal::HUP)] {
-            if is_of_use(number) {
-                let seen = Arc::default();
-                signal_hook::flag::register(number, Arc::clone(&seen))?;
-                to_hand_on.push((signal, seen));
-            }
-        }
-        Ok(Signals { to_hand_on })
+        Ok(Signals { to_hand_on, is_alone })
     }
 
     fn hand_on(&self, pid: Option<Pid>) {
