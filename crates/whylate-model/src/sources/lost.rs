@@ -41,6 +41,10 @@ pub const SHARED_LOST: &[Reason] = &[
         "what was known of a disk request was overwritten before its wait was followed (--why, run)",
     ),
     reason(
+        "records_given_up",
+        "older records found no room in memory or in a file; on paths, that time is `not recorded` (run)",
+    ),
+    reason(
         "unseen_requests",
         "the start of a disk request was not seen; waits for it do not tell the device's time (--why, run)",
     ),

@@ -60,7 +60,10 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     let throttled_before = throttled(&threads);
     let from_ns = clock::monotonic_ns();
     let end = Instant::now().checked_add(Duration::from_nanos(duration_ns));
-    let ended = wait(&watch, end, OFTEN, &mut || recorder.take_in().map(|()| false))?;
+    let ended = wait(&watch, end, OFTEN, &mut || {
+        recorder.take_in();
+        Ok(false)
+    })?;
     if ended == Ended::OutputClosed {
         return Ok(());
     }
@@ -76,7 +79,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
         "no thread of {} was there (name a process, its name or its cgroup)",
         name(program)
     );
-    let Recorded { mut past, births, deaths, mut lost, mut names } = recorder.finish(to_ns)?;
+    let Recorded { mut past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
     let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
     let asked: Vec<Asked> = threads
         .keys()

@@ -129,7 +129,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         }
     };
     let status = ended.status.code().or_else(|| ended.status.signal().map(|signal| 128 + signal));
-    let (explained, lost) = explained(recorder.finish(ended.to_ns)?, &ended)?;
+    let (explained, lost) = explained(recorder.finish(ended.to_ns), &ended)?;
     let mut out = BufWriter::new(io::stderr().lock());
     if arguments.json {
         write_line(&mut out, &Told { command: &name.to_string_lossy(), explained: &explained, lost: &lost })?;
@@ -194,7 +194,7 @@ fn ignored() -> io::Result<u64> {
 fn run_beside(
     mut command: Command,
     signals: &Signals,
-    meanwhile: &mut dyn FnMut() -> anyhow::Result<()>,
+    meanwhile: &mut dyn FnMut(),
 ) -> anyhow::Result<io::Result<Ended>> {
     let (begun, begins) = mpsc::channel::<u32>();
     let (done, ends) = mpsc::channel();
@@ -210,7 +210,7 @@ fn run_beside(
         let _ = done.send(status.map(|status| Ended { tid, status, from_ns, to_ns }));
     });
     let waiter = waiter.context("cannot start a thread")?;
-    let (mut pid, mut problem) = (None, None);
+    let mut pid = None;
     let ended = loop {
         match ends.recv_timeout(OFTEN) {
             Ok(ended) => break ended,
@@ -219,16 +219,10 @@ fn run_beside(
         }
         pid = pid.or_else(|| begins.try_recv().ok().and_then(|pid| Pid::from_raw(pid as i32)));
         signals.hand_on(pid);
-        // The command goes on whatever happens here.
-        if problem.is_none() {
-            problem = meanwhile().err();
-        }
+        meanwhile();
     };
     let _ = waiter.join();
-    match problem {
-        Some(error) => Err(error),
-        None => Ok(ended),
-    }
+    Ok(ended)
 }
 
 fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BTreeMap<String, u64>)> {
