@@ -224,9 +224,7 @@ impl Machine {
             self.answers.push(Answer { asked, parts });
         }
         let mut past = self.history.finish(self.now_ns + 1);
-        for slice in past.cpus.iter_mut().flatten() {
-            slice.is_member = slice.holder.tid().is_some_and(is_member);
-        }
+        past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(|tid, _| is_member(tid)));
         (past, self.answers)
     }
 }
