@@ -318,7 +318,7 @@ fn a_signal_while_it_attaches_ends_it_before_it_looks() -> Result<()> {
     let mut printed = String::new();
     looking.stdout()?.read_to_string(&mut printed)?;
     let (status, said) = looking.end()?;
-    ensure!(status.code() == Some(0) && said.contains("told to stop before"), "{status}: {said}");
+    ensure!(status.code() == Some(0) && said.contains("interrupted before"), "{status}: {said}");
     ensure!(printed.is_empty(), "it has looked: {printed}");
     Ok(())
 }

@@ -233,7 +233,7 @@ impl Attached for AttachedOffcpu {
     }
 
     fn weaker(&self) -> Option<&str> {
-        self.lacks_user_frames.then_some("user frames are read on x86-64 alone: stacks are those of the kernel")
+        self.lacks_user_frames.then_some("user frames are read on x86-64 only: stacks have kernel frames only")
     }
 
     fn drain_late(&mut self, wait: Duration, _each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {

@@ -117,7 +117,8 @@ pub struct Arguments {
     /// Leave out threads that are idle by design
     #[arg(long)]
     hide_idle: bool,
-    /// With --why: explain waits of threads that are idle by design too, such as sleeps and waits for events
+    /// With --why: also explain waits that are idle by design, such as sleeps and event loops, and waits that a timer
+    /// ended
     #[arg(long, requires = "why")]
     idle: bool,
     /// Print the threads that have been waiting for at least this long (e.g. 10s), and exit
@@ -141,7 +142,7 @@ pub struct Arguments {
 }
 
 /// What `--why` explains.
-const LONG_WAITS: &str = "Explain each wait this long or longer (e.g. 5ms), for a CPU or for others: who ended it, and what that one did meanwhile; its causes add up to it";
+const LONG_WAITS: &str = "Explain each wait this long or longer (e.g. 5ms): who had the CPU that was waited for, or who ended the wait and what they did meanwhile; its causes add up to it";
 /// How many waits are shown.
 const WORST: usize = 10;
 

@@ -24,13 +24,13 @@ const OFTEN: Duration = Duration::from_millis(20);
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub struct Of {
-    /// Explain what this process does with its time, and what it waits for
+    /// Look at one program: what this process does with its time, and whom it waits for
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
-    /// The same of all processes of this name
+    /// The same for all processes of this name
     #[arg(long, value_name = "NAME")]
     comm: Option<String>,
-    /// The same of all processes in this cgroup, or below
+    /// The same for all processes in this cgroup or below; a path as in /proc/PID/cgroup
     #[arg(long, value_name = "PATH")]
     cgroup: Option<String>,
 }
@@ -76,7 +76,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     threads.extend(program.threads().context("cannot read /proc")?);
     anyhow::ensure!(
         !threads.is_empty(),
-        "no thread of {} was there (name a process, its name or its cgroup)",
+        "no thread of {} was found (see names and cgroups with ps -eo pid,comm,cgroup)",
         name(program)
     );
     let Recorded { mut past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);

@@ -39,16 +39,17 @@ const OFTEN: Duration = Duration::from_millis(20);
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
-/// Run a command, and tell why it took so long: what its critical path consists of
+/// Run a command and show why it took so long: what its critical path consists of
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
     whylate run -- make -j4          # what the build waited for
     whylate run -o build.svg -- make # and the path as a flame graph
     whylate run --tree -- ./test.sh  # and what each thread did on the path
-    whylate run --import trace.txt   # of what trace-cmd, perf or ftrace has recorded
+    whylate run --import trace.txt   # explain what trace-cmd, perf or ftrace has recorded
 
-The report goes to standard error, as with time(1). The exit status is that of the command.")]
+The report goes to standard error, as with time(1), and the exit status is the command's.
+With --import, the report goes to standard output.")]
 pub struct Arguments {
     /// Also write the path to a file; its extension sets the format: .svg, .folded or .json (Perfetto)
     #[arg(short, long, value_name = "FILE")]
@@ -56,23 +57,23 @@ pub struct Arguments {
     /// Print one JSON object in place of the text
     #[arg(long)]
     json: bool,
-    /// Also print how long each thread worked and waited on the path
+    /// Also print, for each thread on the path, how long it worked and waited
     #[arg(long)]
     tree: bool,
-    /// Run nothing: explain a trace (`-`: standard input), as trace_pipe, `trace-cmd report` or `perf script` write it
+    /// Run nothing: explain a trace (`-`: standard input), as text from trace_pipe, `trace-cmd report` or `perf script`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "tree", "command"])]
     import: Option<PathBuf>,
-    /// In the trace, explain the process with this number instead of the first that became a program
-    #[arg(long, requires = "import", conflicts_with = "comm")]
+    /// With --import: explain the thread with this number, instead of the first one that executes a program
+    #[arg(long, requires = "import", conflicts_with_all = ["comm", "command"])]
     pid: Option<u32>,
-    /// The same by its name
-    #[arg(long, requires = "import", value_name = "NAME")]
+    /// With --import: explain the thread with this name
+    #[arg(long, requires = "import", value_name = "NAME", conflicts_with = "command")]
     comm: Option<String>,
     /// The command and its arguments
     #[arg(
         trailing_var_arg = true,
         allow_hyphen_values = true,
-        required_unless_present = "import",
+        required_unless_present_any = ["import", "help_lost"],
         value_name = "COMMAND"
     )]
     command: Vec<OsString>,

@@ -160,13 +160,15 @@ pub fn what(segment: &PathSegment) -> String {
         CauseKind::Irq => format!("interrupt {who} ran"),
         CauseKind::Softirq => format!("softirq {who} ran"),
         CauseKind::Steal => "the hypervisor ran something else".to_owned(),
+        CauseKind::Disk if who.starts_with("unknown (") => "for a disk (its request was overwritten)".to_owned(),
         CauseKind::Disk => format!("at disk {who}"),
         CauseKind::DiskQueue => format!("in the queue of disk {who}"),
         CauseKind::Timer => "until a timer expired".to_owned(),
         CauseKind::Network => "until a packet arrived".to_owned(),
+        CauseKind::Interrupt if who == "interrupt" => "until an interrupt arrived".to_owned(),
         CauseKind::Interrupt => format!("until interrupt {who} arrived"),
         CauseKind::Rcu => "until an RCU grace period ended".to_owned(),
-        CauseKind::Outside => format!("for somebody {who}"),
+        CauseKind::Outside => format!("for a thread {who}"),
         CauseKind::Unknown => format!("unknown: {who}"),
         kind => format!("{} {who}", super::why::word(kind)),
     }
@@ -204,6 +206,16 @@ mod tests {
         let of = |kind| what(&PathSegment { kind, who: "bully".to_owned(), ..PathSegment::default() });
         assert_eq!(of(CauseKind::Thread), "threads waited for a CPU behind bully");
         assert_eq!(of(CauseKind::Irq), "interrupt bully ran");
+    }
+
+    #[test]
+    fn what_is_not_known_more_closely_has_words_of_its_own() {
+        let of = |kind, who: &str| what(&PathSegment { kind, who: who.to_owned(), ..PathSegment::default() });
+        assert_eq!(of(CauseKind::Interrupt, "virtio3"), "until interrupt virtio3 arrived");
+        assert_eq!(of(CauseKind::Interrupt, "interrupt"), "until an interrupt arrived");
+        assert_eq!(of(CauseKind::Disk, "vda (read by dd:7)"), "at disk vda (read by dd:7)");
+        let overwritten = "unknown (its request was overwritten)";
+        assert_eq!(of(CauseKind::Disk, overwritten), "for a disk (its request was overwritten)");
     }
 
     #[test]

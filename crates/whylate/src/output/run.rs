@@ -76,7 +76,7 @@ fn enter(within: &mut Vec<String>, segment: &PathSegment) {
     let depth = segment.depth as usize;
     let waiter = segment.waiter.as_deref().unwrap_or("a thread");
     let via = segment.via.as_deref().map_or_else(String::new, |via| format!(" in {via}"));
-    let innermost = printable(&format!("{waiter} waits{via}"));
+    let innermost = printable(&format!("{waiter} waited{via}"));
     within.truncate(depth);
     if depth > 0 && within.get(depth - 1) != Some(&innermost) {
         within.truncate(depth - 1);
@@ -164,11 +164,12 @@ fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
     if sums.is_empty() {
         return Ok(());
     }
-    let all_ns = sums.iter().map(|(_, ns)| ns).sum();
-    writeln!(out, "Others had the CPU that it waited for, {} in all:", format_ns(all_ns))?;
+    let percent = |ns: u64| ns as f64 * 100.0 / explained.elapsed_ns.max(1) as f64;
+    let all_ns: u64 = sums.iter().map(|(_, ns)| ns).sum();
+    let all = format_ns(all_ns);
+    writeln!(out, "Others had the CPU that it waited for, {all} ({:.1}% of the time):", percent(all_ns))?;
     for (who, ns) in sums.iter().take(LINES) {
-        let percent = *ns as f64 * 100.0 / explained.elapsed_ns.max(1) as f64;
-        writeln!(out, "  {percent:>5.1}% {:>8}  {}", format_ns(*ns), printable(who))?;
+        writeln!(out, "  {:>5.1}% {:>8}  {}", percent(*ns), format_ns(*ns), printable(who))?;
     }
     Ok(())
 }
@@ -182,7 +183,7 @@ fn write_processes(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
         let (who, column) = match (segment.depth, segment.kind, segment.ready.as_deref()) {
             (0, CauseKind::Running | CauseKind::Work, _) => (segment.who.as_str(), 0),
             (0, _, Some(ready)) => (ready, 1),
-            (0, ..) => ("interrupts", 1),
+            (0, ..) => ("interrupts and other", 1),
             (1, ..) => {
                 outer = waiter;
                 (waiter.unwrap_or("a thread"), 2)
