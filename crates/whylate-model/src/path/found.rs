@@ -63,6 +63,37 @@ pub struct Path {
     pub is_folded: bool,
 }
 
+impl PathSegment {
+    /// The same, with the names of threads made of how they are called: of whoever did it, could run, waited, or submitted
+    /// the request.
+    pub fn with_threads(self, name: &dyn Fn(&str) -> String) -> Self {
+        let who = match self.kind {
+            _ if self.is_a_threads() => name(&self.who),
+            // The submitter stands last, in brackets.
+            CauseKind::Disk | CauseKind::DiskQueue => {
+                match self.who.strip_suffix(')').and_then(|who| who.rsplit_once(" by ")) {
+                    Some((request, by)) => format!("{request} by {})", name(by)),
+                    None => self.who,
+                }
+            }
+            _ => self.who,
+        };
+        let named = |called: Option<String>| called.as_deref().map(name);
+        PathSegment { who, ready: named(self.ready), waiter: named(self.waiter), ..self }
+    }
+
+    /// Whether a thread did what is told.
+    pub(super) fn is_a_threads(&self) -> bool {
+        matches!(self.kind, CauseKind::Running | CauseKind::Thread | CauseKind::IrqsOff)
+    }
+
+    /// Whether a thread waited for a CPU, even where parts were summed up and which one is not known any more.
+    pub fn is_ready(&self) -> bool {
+        use CauseKind::{IdleExit, IrqsOff, Thread, Throttled, Wakeup};
+        self.ready.is_some() || matches!(self.kind, Thread | IrqsOff | IdleExit | Wakeup | Throttled)
+    }
+}
+
 impl Path {
     /// Sums of what it consists of, the largest first.
     pub fn causes(&self) -> Vec<Cause> {

@@ -140,12 +140,7 @@ fn behind(segment: &PathSegment) -> Option<(String, String)> {
         _ => format!("unknown: {who}"),
     };
     // Small parts that were summed up have lost who waited.
-    let is_a_wait = matches!(
-        segment.kind,
-        CauseKind::Thread | CauseKind::IrqsOff | CauseKind::IdleExit | CauseKind::Wakeup | CauseKind::Throttled
-    );
-    let ready = segment.ready.as_deref().or(is_a_wait.then_some("threads"))?;
-    Some((printable(ready), clause))
+    segment.is_ready().then(|| (printable(segment.ready.as_deref().unwrap_or("threads")), clause))
 }
 
 /// What happened in a part of a path, in a clause.
