@@ -20,6 +20,7 @@ pub mod import;
 pub mod members;
 pub mod packed;
 mod rewind;
+pub mod stolen;
 mod sums;
 mod walk;
 

@@ -10,6 +10,7 @@ use rustix::fs::{CWD, Mode, OFlags, fstatvfs, openat};
 use whylate_model::path::history::{Exit, Slice};
 use whylate_model::path::members::Births;
 use whylate_model::path::packed::Packed;
+use whylate_model::path::stolen::Spread;
 
 use super::names::PathNames;
 use crate::attach::silence_libbpf;
@@ -50,7 +51,7 @@ pub struct Recorder {
 /// What was kept.
 pub struct Recorded {
     /// What all CPUs did.
-    pub past: Packed<File>,
+    pub past: Spread<Packed<File>>,
     /// Who was made by whom.
     pub births: Births,
     /// Who ended, and when, in order of time on each CPU.
@@ -125,7 +126,7 @@ impl Recorder {
         let Recorder { past, births, deaths, mut lost, names, .. } = self;
         lost.insert("births_full".to_owned(), births.lost);
         lost.insert("records_given_up".to_owned(), past.given_up());
-        Recorded { past, births, deaths, lost, names }
+        Recorded { past: Spread::new(past), births, deaths, lost, names }
     }
 }
 

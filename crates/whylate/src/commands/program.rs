@@ -91,7 +91,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
         })
         .collect();
     let budget = budget(&mut past, &asked, &(), &mut names);
-    if let Some(error) = past.take_error() {
+    if let Some(error) = past.past.take_error() {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
     lost.retain(|_, count| *count > 0);

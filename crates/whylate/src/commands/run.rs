@@ -232,7 +232,7 @@ fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BT
     let Ended { tid, from_ns, to_ns, .. } = *ended;
     let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command: true };
     let explained = explain(&mut Marked { past: &mut past, members: &members }, asked, &(), &mut names);
-    if let Some(error) = past.take_error() {
+    if let Some(error) = past.past.take_error() {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
     Ok((explained, lost.into_iter().filter(|(_, count)| *count > 0).collect()))
