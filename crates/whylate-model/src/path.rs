@@ -22,10 +22,12 @@ pub mod packed;
 mod rewind;
 mod sums;
 mod walk;
+mod within;
 
 pub use found::{Found, Names, Path, PathSegment};
 pub use history::Past;
 pub use walk::walk;
+pub use within::within;
 
 use history::{Blocked, Name, Request, Waker};
 

@@ -11,7 +11,7 @@ use whylate_model::units::{format_ns, printable};
 /// Parts of less than this share of the whole are summed up, where there are several.
 const SMALL_PERCENT: f64 = 1.0;
 /// Waits within waits are shown so deep.
-const DEEPEST: usize = 12;
+pub const DEEPEST: usize = 12;
 
 /// A line of an outline.
 #[derive(Debug)]
@@ -132,6 +132,7 @@ fn behind(segment: &PathSegment) -> Option<(String, String)> {
         CauseKind::Work => format!("behind work item {who}"),
         CauseKind::Irq => format!("behind interrupt {who}"),
         CauseKind::Softirq => format!("behind softirq {who}"),
+        CauseKind::Nmi => "behind an NMI".to_owned(),
         CauseKind::IrqsOff => format!("while {who} had interrupts off"),
         CauseKind::IdleExit => format!("while {who} was idle"),
         CauseKind::Wakeup => "while it was being woken".to_owned(),
@@ -150,12 +151,18 @@ fn behind(segment: &PathSegment) -> Option<(String, String)> {
 
 /// What happened in a part of a path, in a clause.
 pub fn what(segment: &PathSegment) -> String {
+    let (who, clauses) = who_and_what(segment);
+    who.into_iter().chain(clauses).collect::<Vec<_>>().join(" ")
+}
+
+/// The same in its parts: the thread whose part it is, where it is one's, and what happened to it, the widest first.
+pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
     if let Some((ready, behind)) = behind(segment) {
-        return format!("{ready} waited for a CPU {behind}");
+        return (Some(ready), vec!["waited for a CPU".to_owned(), behind]);
     }
     let who = printable(&segment.who);
-    match segment.kind {
-        CauseKind::Running => format!("{who} worked"),
+    let clause = match segment.kind {
+        CauseKind::Running => return (Some(who), vec!["worked".to_owned()]),
         CauseKind::Work => format!("work item {who} ran"),
         CauseKind::Irq => format!("interrupt {who} ran"),
         CauseKind::Softirq => format!("softirq {who} ran"),
@@ -169,7 +176,49 @@ pub fn what(segment: &PathSegment) -> String {
         CauseKind::Outside => format!("for somebody {who}"),
         CauseKind::Unknown => format!("unknown: {who}"),
         kind => format!("{} {who}", super::why::word(kind)),
+    };
+    (None, vec![clause])
+}
+
+/// The same with names alone, and without its stack: each of a build's compilers is a compiler.
+pub fn of_name(segment: &PathSegment) -> PathSegment {
+    let plain = |text: &Option<String>| text.as_deref().map(unnumbered);
+    let who = match segment.kind {
+        // A device may be called by its numbers.
+        CauseKind::Disk | CauseKind::DiskQueue => {
+            let (device, request) = segment.who.split_once(' ').unwrap_or((&segment.who, ""));
+            format!("{device} {}", unnumbered(request)).trim_end().to_owned()
+        }
+        _ => unnumbered(&segment.who),
+    };
+    PathSegment {
+        ns: segment.ns,
+        kind: segment.kind,
+        who,
+        ready: plain(&segment.ready),
+        via: segment.via.clone(),
+        waiter: plain(&segment.waiter),
+        stack: Vec::new(),
+        depth: segment.depth,
+        is_member: segment.is_member,
     }
+}
+
+/// Without the numbers of threads.
+pub fn unnumbered(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(':') {
+        let (before, after) = rest.split_at(at);
+        let digits = after[1..].len() - after[1..].trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        plain.push_str(before);
+        if digits == 0 {
+            plain.push(':');
+        }
+        rest = &after[1 + digits..];
+    }
+    plain.push_str(rest);
+    plain
 }
 
 #[cfg(test)]
@@ -204,6 +253,16 @@ mod tests {
         let of = |kind| what(&PathSegment { kind, who: "bully".to_owned(), ..PathSegment::default() });
         assert_eq!(of(CauseKind::Thread), "threads waited for a CPU behind bully");
         assert_eq!(of(CauseKind::Irq), "interrupt bully ran");
+    }
+
+    #[test]
+    fn names_lose_their_numbers_alone() {
+        let plain = |kind, who: &str| of_name(&PathSegment { kind, who: who.to_owned(), ..PathSegment::default() }).who;
+        let told = ["cc1:123", "kworker/0:1:77", "a:b", "x:outside"].map(|who| plain(CauseKind::Running, who));
+        assert_eq!(told, ["cc1", "kworker/0", "a:b", "x:outside"]);
+        let told =
+            ["vda (write by jbd2/vda-8:80)", "254:0 (read by dd:7)", "254:0"].map(|who| plain(CauseKind::Disk, who));
+        assert_eq!(told, ["vda (write by jbd2/vda-8)", "254:0 (read by dd)", "254:0"]);
     }
 
     #[test]
