@@ -39,6 +39,8 @@ pub enum Kind {
     Kernel,
     /// A function of whoever ended the wait, or its name.
     Waker,
+    /// What happened meanwhile, in words.
+    Meanwhile,
 }
 
 /// A frame with its name.
