@@ -6,12 +6,13 @@ use std::io::{self, Write};
 
 use whylate_model::CauseKind;
 use whylate_model::path::PathSegment;
+use whylate_model::thread::without_number;
 use whylate_model::units::{format_ns, printable};
 
 /// Parts of less than this share of the whole are summed up, where there are several.
 const SMALL_PERCENT: f64 = 1.0;
 /// Waits within waits are shown so deep.
-const DEEPEST: usize = 12;
+pub const DEEPEST: usize = 12;
 
 /// A line of an outline.
 #[derive(Debug)]
@@ -132,6 +133,7 @@ fn behind(segment: &PathSegment) -> Option<(String, String)> {
         CauseKind::Work => format!("behind work item {who}"),
         CauseKind::Irq => format!("behind interrupt {who}"),
         CauseKind::Softirq => format!("behind softirq {who}"),
+        CauseKind::Nmi => "behind an NMI".to_owned(),
         CauseKind::IrqsOff => format!("while {who} had interrupts off"),
         CauseKind::IdleExit => format!("while {who} was idle"),
         CauseKind::Wakeup => "while it was being woken".to_owned(),
@@ -145,12 +147,18 @@ fn behind(segment: &PathSegment) -> Option<(String, String)> {
 
 /// What happened in a part of a path, in a clause.
 pub fn what(segment: &PathSegment) -> String {
+    let (who, clauses) = who_and_what(segment);
+    who.into_iter().chain(clauses).collect::<Vec<_>>().join(" ")
+}
+
+/// The same in its parts: the thread whose part it is, where it is one's, and what happened to it, the widest first.
+pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
     if let Some((ready, behind)) = behind(segment) {
-        return format!("{ready} waited for a CPU {behind}");
+        return (Some(ready), vec!["waited for a CPU".to_owned(), behind]);
     }
     let who = printable(&segment.who);
-    match segment.kind {
-        CauseKind::Running => format!("{who} worked"),
+    let clause = match segment.kind {
+        CauseKind::Running => return (Some(who), vec!["worked".to_owned()]),
         CauseKind::Work => format!("work item {who} ran"),
         CauseKind::Irq => format!("interrupt {who} ran"),
         CauseKind::Softirq => format!("softirq {who} ran"),
@@ -166,7 +174,24 @@ pub fn what(segment: &PathSegment) -> String {
         CauseKind::Outside => format!("for a thread {who}"),
         CauseKind::Unknown => format!("unknown: {who}"),
         kind => format!("{} {who}", super::why::word(kind)),
-    }
+    };
+    (None, vec![clause])
+}
+
+/// The same with names alone, and without its stack: each of a build's compilers is a compiler.
+pub fn of_name(segment: &PathSegment) -> PathSegment {
+    let plain = PathSegment {
+        ns: segment.ns,
+        kind: segment.kind,
+        who: segment.who.clone(),
+        ready: segment.ready.clone(),
+        via: segment.via.clone(),
+        waiter: segment.waiter.clone(),
+        stack: Vec::new(),
+        depth: segment.depth,
+        is_member: segment.is_member,
+    };
+    plain.with_threads(&|called| without_number(called).to_owned())
 }
 
 #[cfg(test)]

@@ -8,14 +8,14 @@ use std::path::Path;
 
 use serde_json::json;
 use whylate_model::CauseKind;
-use whylate_model::path::PathSegment;
+use whylate_model::folded::{line, safe};
 use whylate_model::path::command::Explained;
-use whylate_model::thread::without_number;
+use whylate_model::path::{PathSegment, within};
 use whylate_model::units::{format_ns, printable};
 
 use super::json::write_line;
 use super::offcpu::{svg, write_lines};
-use super::path::{self, what};
+use super::path::{self, of_name, what};
 
 /// So many threads that made the command late are shown.
 const LINES: usize = 10;
@@ -64,30 +64,25 @@ pub fn write_file(out: &mut dyn Write, form: Form, explained: &Explained) -> io:
 
 /// A line for each kind of part: in whose waits it lies, and what it is.
 fn folded(path: &[PathSegment]) -> Vec<String> {
+    let path: Vec<PathSegment> = path.iter().map(of_name).collect();
     let mut lines: BTreeMap<String, u64> = BTreeMap::new();
-    let mut within = Vec::new();
-    for segment in path.iter().map(of_name) {
-        enter(&mut within, &segment);
-        let frames = within.iter().cloned().chain([what(&segment)]);
-        let line: Vec<String> = frames.map(|frame| frame.replace(';', ":")).collect();
+    for (segment, waits) in path.iter().zip(waits_of(&path)) {
+        let line: Vec<String> = waits.iter().map(String::as_str).chain([&*what(segment)]).map(safe).collect();
         *lines.entry(line.join(";")).or_default() += segment.ns;
     }
-    lines.into_iter().map(|(line, ns)| format!("{line} {ns}")).collect()
+    lines.into_iter().map(|(frames, ns)| line(&frames, ns)).collect()
 }
 
-/// The waits that a part lies within, of which those before it are known.
-fn enter(within: &mut Vec<String>, segment: &PathSegment) {
-    let depth = segment.depth as usize;
-    let waiter = segment.waiter.as_deref().unwrap_or("a thread");
-    let via = segment.via.as_deref().map_or_else(String::new, |via| format!(" in {via}"));
-    let innermost = printable(&format!("{waiter} waited{via}"));
-    within.truncate(depth);
-    if depth > 0 && within.get(depth - 1) != Some(&innermost) {
-        within.truncate(depth - 1);
+/// Of each part, the waits that it lies within.
+fn waits_of(path: &[PathSegment]) -> Vec<Vec<String>> {
+    let named = |wait: Option<&PathSegment>| {
         // Whoever waits for something that takes no time of its own is not seen.
-        within.resize(depth - 1, "...".to_owned());
-        within.push(innermost);
-    }
+        let Some(wait) = wait else { return "...".to_owned() };
+        let waiter = wait.waiter.as_deref().unwrap_or("a thread");
+        let via = wait.via.as_deref().map_or_else(String::new, |via| format!(" in {via}"));
+        printable(&format!("{waiter} waited{via}"))
+    };
+    within(path).into_iter().map(|waits| waits.into_iter().map(named).collect()).collect()
 }
 
 /// The path on one track, waits around what they consist of, in the JSON form of trace events.
@@ -101,9 +96,8 @@ fn events(path: &[PathSegment]) -> serde_json::Value {
                                                 "args": {"name": "critical path"}})],
         0,
     );
-    let (mut within, mut open): (Vec<String>, Vec<(String, u64)>) = (Vec::new(), Vec::new());
-    for segment in path {
-        enter(&mut within, segment);
+    let mut open: Vec<(String, u64)> = Vec::new();
+    for (segment, within) in path.iter().zip(waits_of(path)) {
         let same = open.iter().zip(&within).take_while(|((name, _), other)| name == *other).count();
         events.extend(open.drain(same..).map(|(name, began_ns)| event(&name, began_ns, now_ns)));
         open.extend(within[same..].iter().map(|name| (name.clone(), now_ns)));
@@ -209,11 +203,6 @@ fn write_processes(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
         writeln!(out, "{worked:>10} {ready:>10} {waited:>10}  {}", printable(who))?;
     }
     Ok(())
-}
-
-/// The same with names alone: each of a build's compilers is a compiler.
-fn of_name(segment: &PathSegment) -> PathSegment {
-    segment.clone().with_threads(&|called| without_number(called).to_owned())
 }
 
 #[cfg(test)]

@@ -168,7 +168,7 @@ fn sentence(culprit: &Culprit, late: Late) -> String {
     )
 }
 
-fn counted(count: u64, noun: &str) -> String {
+pub fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
