@@ -242,15 +242,43 @@ struct task_struct___6_18 {
 	bool throttled;
 } __attribute__((preserve_access_index));
 
+/* Up to 6.17, with CONFIG_CFS_BANDWIDTH: whoever is in the queue waits with it. */
+static __always_inline bool queues_are_throttled(void)
+{
+	return !bpf_core_field_exists(struct task_struct___6_18, throttled) && bpf_core_field_exists(struct cfs_rq, throttle_count) &&
+	       bpf_core_field_exists(struct sched_entity, cfs_rq);
+}
+
 static __always_inline bool is_throttled(const struct task_struct *task)
 {
 	const struct task_struct___6_18 *newer = (const void *)task;
 
 	if (bpf_core_field_exists(newer->throttled))
 		return newer->throttled;
-	if (bpf_core_field_exists(struct cfs_rq, throttle_count) && bpf_core_field_exists(struct sched_entity, cfs_rq))
-		return task->se.cfs_rq->throttle_count > 0;
-	return false;
+	return queues_are_throttled() && task->se.cfs_rq->throttle_count > 0;
+}
+
+/*
+ * Whether a thread that is woken to this CPU is throttled as it gets into its queue: that is throttled already, or has
+ * nothing left, nor has its group.
+ */
+static __always_inline bool finds_quota_used_up(const struct task_struct *task, u32 cpu)
+{
+	struct task_group *group;
+	struct cfs_rq *queue;
+
+	if (!queues_are_throttled())
+		return false;
+	/* Nearly always. */
+	if (!task->se.cfs_rq->runtime_enabled && !task->se.cfs_rq->throttle_count)
+		return false;
+	group = BPF_CORE_READ(task, se.cfs_rq, tg);
+	if (bpf_probe_read_kernel(&queue, sizeof(queue), BPF_CORE_READ(group, cfs_rq) + cpu))
+		return false;
+	if (BPF_CORE_READ(queue, throttle_count))
+		return true;
+	return BPF_CORE_READ(queue, runtime_enabled) && BPF_CORE_READ(queue, runtime_remaining) <= 0 &&
+	       !BPF_CORE_READ(group, cfs_bandwidth.runtime);
 }
 
 /* A real-time thread of the classes FIFO and RR (include/linux/sched/prio.h). */
@@ -329,33 +357,56 @@ static __always_inline u64 cgroup_of_group(const struct task_group *group)
 	return BPF_CORE_READ(group, css.cgroup, kn, id);
 }
 
+/* When the quota of a group was first refilled after that time, which ends throttling; a timer does so each period. */
+static __always_inline u64 quota_filled_ns(const struct task_group *group, u64 since_ns)
+{
+	u64 due_ns = BPF_CORE_READ(group, cfs_bandwidth.period_timer.node.expires);
+	u64 period_ns = BPF_CORE_READ(group, cfs_bandwidth.period);
+
+	return period_ns && due_ns > since_ns ? due_ns - (due_ns - since_ns - 1) / period_ns * period_ns : 0;
+}
+
+static __always_inline bool has_quota(const struct task_group *group)
+{
+	return BPF_CORE_READ(group, cfs_bandwidth.quota) != (u64)RUNTIME_INF;
+}
+
 /*
- * When a quota of the thread's cgroups was first refilled after that time, which ends throttling; a timer does so each
- * period. 0 without a quota. Of several quotas the latest of these times: which of them was used up is not known.
+ * When a quota of the thread's cgroups was first refilled after that time. 0 without a quota. Of several quotas the
+ * latest of these times: which of them was used up is not known.
  */
 static __always_inline u64 cpu_quota_filled_ns(const struct task_struct *task, u64 since_ns)
 {
-	u64 filled_ns = 0;
+	u64 filled_ns = 0, group_filled_ns;
 	struct task_group *group;
 
 	if (!bpf_core_field_exists(struct cfs_rq, tg) || !bpf_core_field_exists(struct task_group, cfs_bandwidth.quota))
 		return 0;
 	group = BPF_CORE_READ(task, se.cfs_rq, tg);
 	for (u32 level = 0; level < GROUP_LEVELS && group; level++) {
-		if (BPF_CORE_READ(group, cfs_bandwidth.quota) != (u64)RUNTIME_INF) {
-			u64 due_ns = BPF_CORE_READ(group, cfs_bandwidth.period_timer.node.expires);
-			u64 period_ns = BPF_CORE_READ(group, cfs_bandwidth.period);
-
-			if (period_ns && due_ns > since_ns) {
-				u64 first_ns = due_ns - (due_ns - since_ns - 1) / period_ns * period_ns;
-
-				if (first_ns > filled_ns)
-					filled_ns = first_ns;
-			}
-		}
+		group_filled_ns = has_quota(group) ? quota_filled_ns(group, since_ns) : 0;
+		if (group_filled_ns > filled_ns)
+			filled_ns = group_filled_ns;
 		group = BPF_CORE_READ(group, parent);
 	}
 	return filled_ns;
+}
+
+/* The group whose quota is used up on this CPU, where the thread's queue is throttled. */
+static __always_inline struct task_group *throttled_group_of(const struct task_struct *task, u32 cpu)
+{
+	struct task_group *group = BPF_CORE_READ(task, se.cfs_rq, tg), *throttled = NULL;
+	struct cfs_rq *queue;
+
+	/* Queues count what throttles those above: the topmost that counts has none above. */
+	for (u32 level = 0; level < GROUP_LEVELS && group; level++) {
+		if (bpf_probe_read_kernel(&queue, sizeof(queue), BPF_CORE_READ(group, cfs_rq) + cpu) ||
+		    !BPF_CORE_READ(queue, throttle_count))
+			break;
+		throttled = group;
+		group = BPF_CORE_READ(group, parent);
+	}
+	return throttled;
 }
 
 /* The next cgroup with a quota of CPU time from this one upwards, itself included; NULL for none (CONFIG_CFS_BANDWIDTH). */
@@ -364,7 +415,7 @@ static __always_inline struct task_group *group_with_quota(struct task_group *gr
 	if (!bpf_core_field_exists(struct task_group, cfs_bandwidth.quota))
 		return NULL;
 	for (u32 level = 0; level < GROUP_LEVELS && group; level++) {
-		if (BPF_CORE_READ(group, cfs_bandwidth.quota) != (u64)RUNTIME_INF)
+		if (has_quota(group))
 			return group;
 		group = BPF_CORE_READ(group, parent);
 	}

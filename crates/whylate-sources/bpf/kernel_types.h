@@ -158,17 +158,25 @@ struct cgroup_subsys_state {
 struct cfs_bandwidth {
 	u64 period;
 	u64 quota;
+	/* What is left of it. */
+	u64 runtime;
 	struct hrtimer period_timer;
 };
 
 struct task_group {
 	struct cgroup_subsys_state css;
 	struct task_group *parent;
+	/* Its queue on each CPU. */
+	struct cfs_rq **cfs_rq;
 	struct cfs_bandwidth cfs_bandwidth;
 };
 
 struct cfs_rq {
 	struct rq *rq;
+	/* Its group has a quota itself, of which this queue has taken so much. */
+	int runtime_enabled;
+	s64 runtime_remaining;
+	/* Of how many groups from its own upwards the quota is used up here. */
 	int throttle_count;
 	struct task_group *tg;
 };

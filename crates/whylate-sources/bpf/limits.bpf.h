@@ -5,9 +5,18 @@
 #include "cgroup.bpf.h"
 #include "throttling.bpf.h"
 
+/* From when to when; 0 to 0: there is none. */
+struct throttled_span {
+	u64 from_ns;
+	u64 until_ns;
+};
+
 struct limits {
 	/* Up to when a quota kept it off: it was throttled as it lost its CPU or was woken. 0: it was not. */
 	u64 until_ns;
+	/* When it was throttled later, in any order, and by which cgroup's quota. */
+	struct throttled_span later[THROTTLES];
+	u64 later_cgroup;
 	/* When its own budget was refilled (SCHED_DEADLINE); 0: it has none, or had not used it up. */
 	u64 deadline_ns;
 	/* The next cgroup with a quota of CPU time from its own upwards; 0: there is none. */
@@ -20,6 +29,38 @@ struct limits {
 	u8 has_core_scheduling;
 	u16 _unused;
 };
+
+/*
+ * When its queue was throttled while it waited in it, up to 6.17: whoever had the CPU before lost it for that. What was
+ * longer ago than the last few times is told as if it had not been throttled.
+ */
+static __noinline int tell_throttles(struct limits *limits, struct task_struct *task, u64 from_ns, u64 now_ns)
+{
+	const struct throttles *throttles;
+	struct task_group *group;
+
+	if (!limits || !task)
+		return 0;
+	group = group_of(task);
+	for (u32 level = 0; level < GROUP_LEVELS && group; level++) {
+		throttles = throttles_of(group);
+		if (throttles && throttles->group == (u64)group) {
+			for (u32 i = 0; i < THROTTLES; i++) {
+				u64 since_ns = throttles->since_ns[i];
+
+				if (since_ns < from_ns || since_ns >= now_ns)
+					continue;
+				limits->later[i].from_ns = since_ns;
+				limits->later[i].until_ns = quota_filled_ns(group, since_ns);
+				limits->later_cgroup = cgroup_of_group(group);
+			}
+			if (limits->later_cgroup)
+				return 0;
+		}
+		group = BPF_CORE_READ(group, parent);
+	}
+	return 0;
+}
 
 /* What kept the thread from its CPU between these times, now that it gets one; `throttled_by` when its wait began. */
 static __noinline int tell_limits(struct limits *limits, struct task_struct *task, u64 from_ns, u64 now_ns, u32 throttled_by)
@@ -47,5 +88,7 @@ static __noinline int tell_limits(struct limits *limits, struct task_struct *tas
 	limits->quota_cgroup = cgroup_of_group(group);
 	if (throttled_by == THROTTLED_BY_QUOTA)
 		limits->until_ns = cpu_quota_filled_ns(task, from_ns);
+	if (queues_are_throttled())
+		tell_throttles(limits, task, from_ns, now_ns);
 	return 0;
 }

@@ -38,9 +38,9 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn intervals_that_make_no_sense_are_refused() -> Result<()> {
-    for arguments in [["wq", "0"], ["wq", "-1"], ["wq", "abc"], ["wq", "1e99"]] {
-        let output = output_of(&arguments)?;
+fn arguments_that_make_no_sense_are_refused() -> Result<()> {
+    for arguments in [&["wq", "0"][..], &["wq", "-1"], &["wq", "abc"], &["wq", "1e99"], &["wq", "--by", "cgroup"]] {
+        let output = output_of(arguments)?;
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
     }

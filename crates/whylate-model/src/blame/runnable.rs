@@ -22,9 +22,9 @@ pub struct RunnableEvidence {
     /// When it was moved to this CPU meanwhile, and from which one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<(u64, u32)>,
-    /// It was not allowed to run when its wait began.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub throttled: Option<Throttled>,
+    /// When it was not allowed to run, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub throttled: Vec<Throttled>,
     /// Who may keep it from a CPU that is idle, as causes name it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_from_idle: Option<String>,
@@ -35,6 +35,8 @@ pub struct RunnableEvidence {
 /// That a thread may not run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Throttled {
+    /// Since when.
+    pub from_ns: u64,
     /// Until when.
     pub until_ns: u64,
     /// By whom, as causes name it: `cgroup /a/b`, `deadline of NAME:tid`.
@@ -53,13 +55,18 @@ pub fn runnable_causes(evidence: &RunnableEvidence) -> Vec<Cause> {
         return Vec::new();
     }
     let mut window = Window::new(span, evidence.tid);
-    if let Some(Throttled { until_ns, by }) = &evidence.throttled {
+    let free_until = |until_ns: u64, window: &mut Window<'_>| {
+        if let Some((moved_ns, cpu)) = evidence.moved {
+            let queue = Blame::new(CauseKind::Wakeup, format!("run queue of CPU {cpu}"));
+            window.part(moved_ns.min(until_ns), Rule::Fixed(queue));
+        }
+        window.part(until_ns, Rule::Occupants);
+    };
+    for Throttled { from_ns, until_ns, by } in &evidence.throttled {
+        free_until(*from_ns, &mut window);
         window.part(*until_ns, Rule::Fixed(Blame::new(CauseKind::Throttled, &**by)));
     }
-    if let Some((moved_ns, cpu)) = evidence.moved {
-        window.part(moved_ns, Rule::Fixed(Blame::new(CauseKind::Wakeup, format!("run queue of CPU {cpu}"))));
-    }
-    window.part(evidence.running_ns, Rule::Occupants);
+    free_until(evidence.running_ns, &mut window);
     let mut causes = window.causes(&Timeline::new(&evidence.occupancy));
     let kept_off_idle = |cause: &Cause| cause.kind == CauseKind::IdleExit && cause.ns > IDLE_EXIT_NS;
     if let Some(by) = &evidence.kept_from_idle
@@ -138,7 +145,7 @@ mod tests {
             runnable_ns: 10_000_000,
             running_ns: 95_000_000,
             tid: 5,
-            throttled: Some(Throttled { until_ns: 70_000_000, by: "cgroup /a/b".to_owned() }),
+            throttled: vec![Throttled { from_ns: 0, until_ns: 70_000_000, by: "cgroup /a/b".to_owned() }],
             kept_from_idle: Some("cgroup /a/b".to_owned()),
             occupancy,
             ..RunnableEvidence::default()
@@ -155,6 +162,14 @@ mod tests {
         // It was moved while it was throttled.
         evidence.moved = Some((30_000_000, 3));
         assert_eq!(told(&evidence), [throttled(65_000_000), thread(20_000_000)]);
+        // Others of its cgroup used the quota up while it waited behind them, twice.
+        evidence.moved = None;
+        let of_quota = |from_ns, until_ns| Throttled { from_ns, until_ns, by: "cgroup /a/b".to_owned() };
+        evidence.throttled = vec![of_quota(12_000_000, 40_000_000), of_quota(45_000_000, 93_000_000)];
+        assert_eq!(told(&evidence), [throttled(78_000_000), thread(7_000_000)]);
+        evidence.moved = Some((11_000_000, 3));
+        let queue = (CauseKind::Wakeup, "run queue of CPU 3".to_owned(), 1_000_000);
+        assert_eq!(told(&evidence), [throttled(78_000_000), thread(6_000_000), queue]);
     }
 
     /// Records of kernels with core scheduling, or with a scheduler that is a BPF program.

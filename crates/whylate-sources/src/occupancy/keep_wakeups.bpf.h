@@ -23,6 +23,13 @@ static __always_inline bool is_waiting_still(const struct task_struct *task, con
 	       wakeup->born_us == born_us(task);
 }
 
+static __always_inline u32 throttled_by_now(const struct task_struct *task, bool was_asleep)
+{
+	if (!keeps_all_wakeups)
+		return THROTTLED_NOT;
+	return was_asleep ? throttled_by_when_woken(task, task->thread_info.cpu) : throttled_by(task);
+}
+
 /*
  * From now on it waits for a CPU. `waker` is whoever has woken it; NULL where it was not asleep, or an interrupt has.
  * Returns what is kept of it; NULL where it waits for a CPU all the while.
@@ -51,7 +58,7 @@ static __always_inline struct wakeup *keep_wait(const struct task_struct *task, 
 	}
 	wakeup->entry = was_asleep && !waits_still ? ENTRY_UNSEEN : ENTRY_PREEMPTED;
 	wakeup->waits_since_ns = now_ns;
-	wakeup->throttled_by = keeps_all_wakeups ? throttled_by(task, was_asleep) : THROTTLED_NOT;
+	wakeup->throttled_by = throttled_by_now(task, was_asleep);
 	wakeup->switches = switches_before(task);
 	wakeup->born_us = born_us(task);
 	tell_waker(wakeup, waker);

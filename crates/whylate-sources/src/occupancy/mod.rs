@@ -224,6 +224,7 @@ impl Account {
                 "account_by_cpu" => &maps.account_by_cpu,
                 "intervals_by_position" => &maps.intervals_by_position,
                 "wakeup_by_tid" => &maps.wakeup_by_tid,
+                "throttles_by_group" => &maps.throttles_by_group,
                 "steps_of_switch" => &maps.steps_of_switch,
                 "steps_of_waking" => &maps.steps_of_waking,
                 _ => continue,

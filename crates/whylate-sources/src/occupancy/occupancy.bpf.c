@@ -79,6 +79,8 @@ static __always_inline void hand_over(struct account *account, u32 cpu, bool pre
 	/* One that is still runnable was preempted, or has yielded. */
 	if (keeps_all_wakeups && prev->pid && (preempt || !prev->__state))
 		keep_wait(prev, false, NULL, now_ns);
+	if (keeps_all_wakeups)
+		keep_throttle(prev, now_ns);
 	if (!open(account, cpu)) {
 		miss_switch(account, now_ns);
 		return;
@@ -434,7 +436,7 @@ int BPF_PROG(on_sched_waking, struct task_struct *task)
 
 /* Still on its former CPU, but in its queue no more. */
 SEC("tp_btf/sched_migrate_task")
-int BPF_PROG(on_sched_migrate_task, struct task_struct *task)
+int BPF_PROG(on_sched_migrate_task, struct task_struct *task, int to_cpu)
 {
 	struct wakeup *wakeup;
 
@@ -445,8 +447,8 @@ int BPF_PROG(on_sched_migrate_task, struct task_struct *task)
 		return 0;
 	wakeup->moved_from = task->thread_info.cpu;
 	wakeup->moved_ns = bpf_ktime_get_ns();
-	/* Its former queue was throttled, and it has not been in that. */
+	/* It has not been in its former queue. */
 	if (task->__state & TASK_WAKING)
-		wakeup->throttled_by = THROTTLED_NOT;
+		wakeup->throttled_by = finds_quota_used_up(task, to_cpu) ? THROTTLED_BY_QUOTA : THROTTLED_NOT;
 	return 0;
 }

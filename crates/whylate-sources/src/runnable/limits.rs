@@ -11,17 +11,31 @@ use crate::cgroups::Cgroups;
 /// Which scheduler is a BPF program now.
 const SCHED_EXT: &str = "/sys/kernel/sched_ext/root/ops";
 
-/// Until when the thread of this name was kept off, and by whom. It had a CPU at `running_ns` (CLOCK_MONOTONIC).
-pub(super) fn throttled(of: &limits, running_ns: u64, subject: &str, cgroups: &mut Cgroups) -> Option<Throttled> {
-    let told = |until_ns, by| Some(Throttled { until_ns, by });
+/// When the thread of this name was kept off, and by whom, in order. It could run at the first of these times
+/// (CLOCK_MONOTONIC), and did at the second.
+pub(super) fn throttled(
+    of: &limits,
+    [runnable_ns, running_ns]: [u64; 2],
+    subject: &str,
+    cgroups: &mut Cgroups,
+) -> Vec<Throttled> {
+    let from_the_start = |until_ns, by| vec![Throttled { from_ns: runnable_ns, until_ns, by }];
     if of.deadline_ns != 0 {
-        return told(of.deadline_ns, format!("deadline of {subject}"));
+        return from_the_start(of.deadline_ns, format!("deadline of {subject}"));
     }
     if of.throttled_by == throttled_by::THROTTLED_BY_REAL_TIME.0 {
         // It goes before all others as soon as it may.
-        return told(running_ns, format!("real-time limit of {}", cgroup(of.own_cgroup, cgroups)));
+        return from_the_start(running_ns, format!("real-time limit of {}", cgroup(of.own_cgroup, cgroups)));
     }
-    if of.until_ns != 0 { told(of.until_ns, cgroup(of.quota_cgroup, cgroups)) } else { None }
+    let mut spans = Vec::new();
+    if of.until_ns != 0 {
+        spans.extend(from_the_start(of.until_ns, cgroup(of.quota_cgroup, cgroups)));
+    }
+    for span in of.later.iter().filter(|span| span.until_ns != 0) {
+        spans.push(Throttled { from_ns: span.from_ns, until_ns: span.until_ns, by: cgroup(of.later_cgroup, cgroups) });
+    }
+    spans.sort_by_key(|span| span.from_ns);
+    spans
 }
 
 /// What keeps it from a CPU that is idle.

@@ -201,7 +201,7 @@ pub(crate) fn event_of(
         running_ns: record.running_ns,
         tid: record.tid,
         moved: (record.moved_ns != 0).then_some((record.moved_ns, record.moved_from)),
-        throttled: limits::throttled(&record.limits, record.running_ns, &subject, cgroups),
+        throttled: limits::throttled(&record.limits, [record.runnable_ns, record.running_ns], &subject, cgroups),
         kept_from_idle: limits::kept_from_idle(&record.limits, cgroups),
         occupancy,
     };

@@ -121,7 +121,9 @@ impl Sleeps {
         };
         let class = classify(&seen, &Classes::default()).class;
         let subject = thread::called(&text(&record.thread), record.tid);
-        let limit = limits::throttled(&record.limits, record.running_ns, &subject, &mut windows.cgroups);
+        let waited = [record.runnable_ns, record.running_ns];
+        let limits = limits::throttled(&record.limits, waited, &subject, &mut windows.cgroups);
+        let limit = limits.into_iter().next().filter(|limit| limit.from_ns <= record.runnable_ns);
         let mut labels = labels_of(&record, windows, &mut self.symbols);
         labels.insert("waited".to_owned(), class.words().to_owned());
         self.known.push_back(Known {

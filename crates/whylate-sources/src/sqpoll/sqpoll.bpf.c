@@ -60,7 +60,7 @@ static __always_inline void switch_threads(struct task_struct *prev, struct task
 	now_ns = bpf_ktime_get_ns();
 	thread = enrolled(prev, now_ns);
 	if (thread) {
-		thread->throttled_by = explain_over_ns && !prev_state ? throttled_by(prev, false) : THROTTLED_NOT;
+		thread->throttled_by = explain_over_ns && !prev_state ? throttled_by(prev) : THROTTLED_NOT;
 		leave_cpu(thread, now_ns, prev_state);
 	}
 	thread = enrolled(next, now_ns);

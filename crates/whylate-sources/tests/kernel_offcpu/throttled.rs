@@ -193,6 +193,53 @@ fn a_thread_woken_while_its_cgroup_is_throttled_waits_for_that() -> Result<()> {
     })
 }
 
+/// Waits behind others of its cgroup that are this much of a wait may be anybody's.
+const OF_OTHERS: f64 = 0.4;
+
+/// Up to 6.17 a cgroup's queue is throttled, with all who wait in it.
+#[test]
+fn threads_behind_others_of_their_cgroup_are_throttled_with_them() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+    let Some(cgroup) = Cgroup::make()? else {
+        println!("skipped: no cgroup may have a quota of CPU time here");
+        return Ok(());
+    };
+    // Ticks of a slow machine let it use more than it has: that is less than what comes with the next period.
+    cgroup.limit([20_000, 100_000])?;
+    // It has the CPU whenever the cgroup is throttled, and hardly ever else.
+    let innocent = Spinner::of("renice -n 19 $$ >/dev/null; while :; do :; done", places.disturbed)?;
+    let mut inside = Vec::new();
+    for _ in 0..3 {
+        let spinner = Spinner::start(places.disturbed)?;
+        fs::write(cgroup.0.join("cgroup.procs"), spinner.0.id().to_string())?;
+        inside.push(spinner);
+    }
+    let options = OffcpuOptions { explain_over_ns: Some(60_000_000), ..OffcpuOptions::default() };
+    in_rounds(|| {
+        let mut source = options.attach(&Session::of_one())?;
+        sleep(WATCHED * 2);
+        let mut events: Vec<LateEvent> = Vec::new();
+        source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+        let is_inside = |event: &LateEvent| inside.iter().any(|of| event.subject == thread::called("sh", of.0.id()));
+        events.retain(is_inside);
+        let innocent = thread::called("sh", innocent.0.id());
+        let is_blamed = |event: &&LateEvent| {
+            let blamed = event.causes.iter().filter(|cause| cause.who == innocent).map(|cause| cause.ns).sum::<u64>();
+            blamed as f64 > event.latency_ns as f64 * OF_OTHERS
+        };
+        let is_of_quota = |event: &&LateEvent| {
+            event.causes.first().is_some_and(|worst| worst.kind == CauseKind::Throttled && worst.who == cgroup.name())
+        };
+        let blamed = events.iter().filter(is_blamed).count();
+        let told = events.iter().filter(is_of_quota).count();
+        println!("{told} of {} waits are told as the quota's, and {blamed} as somebody's else", events.len());
+        ensure!(events.len() >= 10, "only {} waits were late", events.len());
+        ensure!(blamed * 20 <= events.len(), "{:?}", events.iter().find(is_blamed));
+        ensure!(told * 100 >= events.len() * 90, "{:?}", events.iter().find(|event| !is_of_quota(event)));
+        Ok(())
+    })
+}
+
 /// A fifth of a CPU, in periods that are short enough for a hundred waits.
 const ALONE_US: [u32; 2] = [4_000, 20_000];
 /// So much of its CPU is idle where nobody else uses it.

@@ -3,11 +3,13 @@
 
 use anyhow::Context as _;
 use clap::{ArgGroup, Args};
+use whylate_model::culprits;
 use whylate_model::units::printable;
 use whylate_sources::symbols;
 use whylate_sources::wq::{By, WqOptions};
 
 use crate::arguments::{Explain, Schedule};
+use crate::commands::Senseless;
 use crate::commands::runner::{Feed, Keep, drive};
 use crate::commands::watch::Watch;
 use crate::output::table::terminal_columns;
@@ -79,7 +81,7 @@ impl Arguments {
 
     /// Measures no more than what is printed.
     pub(crate) fn options(&self) -> WqOptions {
-        let by = match self.shape.by {
+        let by = match self.shape.key() {
             Some(Key::Handler) => By::Handler,
             Some(Key::Workqueue) => By::Workqueue,
             Some(Key::Cpu) => By::Cpu,
@@ -105,6 +107,9 @@ impl Arguments {
 /// # Errors
 /// When the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if arguments.shape.ranked_by() == culprits::By::Cgroup && arguments.explain.why.is_none() {
+        return Err(Senseless(anyhow::anyhow!("--by cgroup ranks culprits: give --why with it")).into());
+    }
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let mut feed = Feed::of(&arguments.options(), Keep::of(arguments.schedule, arguments.explain))?;
     let mut text = Text::new(arguments.shown(), terminal_columns());

@@ -53,7 +53,7 @@ pub struct Text<'a> {
 impl<'a> Text<'a> {
     /// Stamps are in the system's time zone; tables fit the terminal, if there is one.
     pub fn new(shown: Shown<'a>, terminal_columns: Option<usize>) -> Self {
-        Text { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::default() }
+        Text { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::by(shown.shape.ranked_by()) }
     }
 
     /// Writes the worst late events, where only these are asked for, and who caused all of them.
@@ -102,7 +102,7 @@ impl Output for Text<'_> {
         if !self.shown.lines_only {
             writeln!(out)?;
             if self.shown.shape.table {
-                let key = self.shown.shape.by.unwrap_or(Key::Handler);
+                let key = self.shown.shape.key().unwrap_or(Key::Handler);
                 table_of(&snapshot, key, self.shown.shape.sort).write(out, self.terminal_columns)?;
             } else {
                 write_histograms(out, self.shown.shape, &snapshot)?;
@@ -114,7 +114,7 @@ impl Output for Text<'_> {
 
 fn write_histograms(out: &mut dyn Write, shape: &Shape, snapshot: &Snapshot) -> io::Result<()> {
     writeln!(out, "Printing histogram")?;
-    let key = match shape.by {
+    let key = match shape.key() {
         None if shape.works => Some(Key::Handler),
         by => by,
     };

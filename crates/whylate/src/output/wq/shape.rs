@@ -2,6 +2,7 @@
 //! What `whylate wq` prints of latencies: histograms or a table, of what and in which order.
 
 use clap::{Args, ValueEnum};
+use whylate_model::culprits;
 
 /// Histograms or a table.
 #[derive(Debug, Args)]
@@ -20,11 +21,39 @@ pub struct Shape {
     pub sort: Sort,
     /// What to group by
     #[arg(long, value_enum)]
-    pub by: Option<Key>,
+    by: Option<By>,
+}
+
+impl Shape {
+    /// What the series are told apart by.
+    pub fn key(&self) -> Option<Key> {
+        match self.by? {
+            By::Handler => Some(Key::Handler),
+            By::Workqueue => Some(Key::Workqueue),
+            By::Cpu => Some(Key::Cpu),
+            By::Pool => Some(Key::Pool),
+            By::Cgroup => None,
+        }
+    }
+
+    /// What culprits are ranked by.
+    pub fn ranked_by(&self) -> culprits::By {
+        if self.by == Some(By::Cgroup) { culprits::By::Cgroup } else { culprits::By::Culprit }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum By {
+    Handler,
+    Workqueue,
+    Cpu,
+    Pool,
+    /// With --why: rank culprits that are threads by their cgroup
+    Cgroup,
 }
 
 /// What the series are told apart by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     Handler,
     Workqueue,
