@@ -139,7 +139,7 @@ impl Culprits {
                 _ => {}
             }
             match of_kind.get_mut(who) {
-                Some(known) if known.cgroup == cause.cgroup => {}
+                Some(known) if cause.cgroup.is_none() || known.cgroup == cause.cgroup => {}
                 Some(known) => known.cgroup.clone_from(&cause.cgroup),
                 // Why something is unknown is one of a few reasons.
                 None if cause.kind == CauseKind::Unknown || self.count < CULPRITS => {
@@ -299,6 +299,16 @@ mod tests {
         let named = |list: &[(&str, u64)]| list.iter().map(|&(who, ns)| (who.to_owned(), ns)).collect::<Vec<_>>();
         assert_eq!(told(By::Cgroup), named(&[("/pod2", 50), ("/pod1 (itself)", 10), ("nvme0q1", 5)]));
         assert_eq!(told(By::Culprit), named(&[("c:3", 30), ("b:2", 20), ("a:1", 10), ("nvme0q1", 5)]));
+    }
+
+    #[test]
+    fn what_does_not_tell_a_cgroup_takes_none_away() {
+        let mut culprits = Culprits::default();
+        for cgroup in [Some(Cgroup::of("/a")), None] {
+            let cause = Cause { cgroup, ..Cause::new(CauseKind::Thread, "sh:1", 7) };
+            culprits.add(&WQ, &LateEvent { causes: vec![cause], ..late("a", &[]) });
+        }
+        assert_eq!(culprits.take().culprits[0].cgroup, Some(Cgroup::of("/a")));
     }
 
     #[test]

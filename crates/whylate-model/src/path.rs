@@ -111,6 +111,8 @@ pub enum Party {
         tid: u32,
         /// Its name.
         name: Name,
+        /// Its cgroup, as in [`history::Slice::cgroup`].
+        cgroup: Option<u64>,
         /// It belongs to the command that is explained.
         is_member: bool,
     },
@@ -131,6 +133,8 @@ pub enum Party {
     Disk(Request),
     /// What limits a thread, by its number in [`Limits`].
     Limit(u32),
+    /// The quota of a thread's cgroup, or of one above it, as in [`history::Slice::cgroup`].
+    Quota(Option<u64>),
     /// In words.
     Text(&'static str),
 }

@@ -96,7 +96,8 @@ struct entry {
 	u16 waker_cpu;
 	/* enum entry_kind */
 	u8 kind;
-	u8 _unused;
+	/* For how long it was throttled from then on, as `short_of_ns` has it; 0: it was not. */
+	u8 throttled;
 };
 
 /* How a thread left its CPU; 0: it did not, or is not known. */

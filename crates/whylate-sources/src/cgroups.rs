@@ -52,6 +52,23 @@ impl Cgroups {
     }
 }
 
+impl Cgroups {
+    /// The path of the next cgroup with a quota of CPU time, from this one upwards; its own where none is found.
+    pub(crate) fn with_quota(&mut self, id: u64) -> Option<String> {
+        let own = self.told(id)?;
+        let Some(root) = mounted() else { return Some(own) };
+        let has_quota = |path: &&Path| {
+            let folder = root.join(path.strip_prefix("/").unwrap_or(path));
+            ["cpu.max", "cpu.cfs_quota_us"].iter().any(|file| {
+                let text = fs::read_to_string(folder.join(file)).unwrap_or_default();
+                text.bytes().next().is_some_and(|byte| byte.is_ascii_digit())
+            })
+        };
+        let found = Path::new(&own).ancestors().find(has_quota).and_then(Path::to_str).map(str::to_owned);
+        Some(found.unwrap_or(own))
+    }
+}
+
 /// Whether the hierarchy is that of a controller of cgroup v1.
 pub(crate) fn are_of_v1() -> bool {
     mounted_of_v1().is_some()

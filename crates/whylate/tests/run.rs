@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate run` as its users meet it, on commands whose critical path is known.
 
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/chance.rs"]
+mod chance;
+#[path = "running/quota.rs"]
+mod quota;
 mod running;
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
@@ -15,6 +20,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use chance::in_rounds;
+use quota::Quota;
 use running::{Running, catches, copied, whylate};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use rustix::time::{ClockId, clock_gettime};
@@ -96,6 +103,11 @@ fn near(told_ns: u64, ms: u64, off_ms: u64) -> bool {
     told_ns.abs_diff(ms * MS) <= off_ms * MS
 }
 
+/// Whether the machine is emulated, which the matrix says.
+fn is_emulated() -> bool {
+    std::env::var_os("WHYLATE_EMULATED").is_some()
+}
+
 fn turn() -> Option<Turn> {
     turn_to_measure()
 }
@@ -158,6 +170,30 @@ fn played() -> Result<()> {
     io::stdin().read_to_end(&mut Vec::new())?;
     burn(SECOND_MS);
     Ok(())
+}
+
+/// As the kernel counts it.
+#[test]
+fn a_command_whose_quota_is_used_up_is_throttled() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(quota) = Quota::make("run")? else { return Ok(()) };
+    let program = std::env::current_exe()?;
+    let test = "--exact played --nocapture --test-threads=1";
+    let script = format!("{}; {PLAYED}=first exec '{}' {test}", quota.enter(), program.display());
+    in_rounds(|| {
+        let before_ns = quota.throttled_ns()?;
+        let told = shell(&script)?;
+        let truth_ns = quota.throttled_ns()? - before_ns;
+        let throttled_ns = told.sum(|segment| segment.kind == CauseKind::Throttled);
+        let idle_ns = told.sum(|segment| segment.kind == CauseKind::IdleExit);
+        println!("{throttled_ns} ns, {truth_ns} as the kernel counts, and {idle_ns} while a CPU was idle");
+        let mut of_quotas = told.explained.path.iter().filter(|segment| segment.kind == CauseKind::Throttled);
+        ensure!(of_quotas.all(|segment| segment.who == quota.name()), "{told:?}");
+        ensure!(throttled_ns * 100 >= truth_ns * 85 && truth_ns >= 100 * MS, "{told:?}");
+        ensure!(throttled_ns <= truth_ns + truth_ns / 20 + 5 * MS, "{told:?}");
+        ensure!(idle_ns * 20 <= told.explained.elapsed_ns, "{told:?}");
+        Ok(())
+    })
 }
 
 #[test]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::history::{Blocked, Name, Waker};
 use super::{Finding, Hop, Party, Segment};
 use crate::late::{Cause, CauseKind};
-use crate::thread;
+use crate::{Cgroup, thread};
 
 /// So many segments are kept in order; beyond that, those that are alike become one.
 const SEGMENTS: usize = 400;
@@ -40,6 +40,12 @@ pub struct PathSegment {
     /// The thread that had the time belongs to the command whose path it is.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_member: bool,
+    /// The cgroup of the thread that had the time, for the causes that are made of it.
+    #[serde(skip)]
+    pub cgroup: Option<Cgroup>,
+    /// That of the thread that waited.
+    #[serde(skip)]
+    pub cgroup_of_waiter: Option<Cgroup>,
 }
 
 /// What names stand for the numbers of a past.
@@ -50,6 +56,10 @@ pub trait Names {
     fn device(&mut self, device: u32) -> String;
     /// What limits a thread.
     fn limit(&mut self, number: u32) -> String;
+    /// Whose quota limits threads of that cgroup.
+    fn quota(&mut self, cgroup: u64) -> String;
+    /// A cgroup, where that is known.
+    fn cgroup(&mut self, number: u64) -> Option<Cgroup>;
     /// What a thread waits in, that was woken then, with its stack where that is known.
     fn waits_in(&mut self, tid: u32, woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>);
 }
@@ -101,7 +111,8 @@ impl Path {
         let mut places: HashMap<(CauseKind, &str), usize> = HashMap::new();
         for segment in &self.segments {
             let place = *places.entry((segment.kind, segment.who.as_str())).or_insert_with(|| {
-                sums.push(Cause::new(segment.kind, segment.who.as_str(), 0));
+                let cgroup = segment.cgroup.clone();
+                sums.push(Cause { cgroup, ..Cause::new(segment.kind, segment.who.as_str(), 0) });
                 sums.len() - 1
             });
             sums[place].ns += segment.ns;
@@ -145,6 +156,8 @@ pub struct Found {
     /// Waits by the numbers of their hops.
     numbers: HashMap<u32, usize>,
     names: HashMap<u32, Name>,
+    /// Of the threads that have names.
+    cgroups: HashMap<u32, u64>,
     is_folded: bool,
 }
 
@@ -180,8 +193,11 @@ impl Found {
 
     fn add_segment(&mut self, segment: Segment) {
         let Segment { from_ns, to_ns, kind, who, ready, hop } = segment;
-        if let Party::Thread { tid, name, .. } = who {
+        if let Party::Thread { tid, name, cgroup, .. } = who {
             self.name(tid, name);
+            if let (Some(cgroup), true) = (cgroup, self.names.contains_key(&tid)) {
+                self.cgroups.entry(tid).or_insert(cgroup);
+            }
         }
         let wait = hop.and_then(|number| self.numbers.get(&number).copied());
         let part = Part { ns: to_ns - from_ns, kind, who, ready, wait };
@@ -274,6 +290,7 @@ impl Found {
         let of_parts = self.parts.iter().chain(&latest).flat_map(of_part).flatten();
         let used: HashSet<u32> = of_parts.chain(self.waits.iter().map(|wait| wait.tid)).collect();
         self.names.retain(|tid, _| used.contains(tid));
+        self.cgroups.retain(|tid, _| used.contains(tid));
     }
 
     /// Where even different parts are too many, threads of one name become one in the smallest; beyond that these lose
@@ -347,6 +364,8 @@ impl Found {
                     format!("{} ({}{by})", names.device(request.device), request.operation.name())
                 }
                 Party::Limit(number) => names.limit(number),
+                Party::Quota(Some(cgroup)) => names.quota(cgroup),
+                Party::Quota(None) => "its cgroup".to_owned(),
                 Party::Text(text) => text.to_owned(),
             },
             ready: part.ready.map(called),
@@ -358,6 +377,14 @@ impl Found {
             stack: part.wait.map_or_else(Vec::new, |wait| waits[wait].1.clone()),
             depth: depth(part.wait),
             is_member: part.who.named().is_some_and(|(_, is_member)| is_member),
+            cgroup: match part.who {
+                Party::Thread { cgroup, .. } => cgroup.and_then(|number| names.cgroup(number)),
+                _ => None,
+            },
+            cgroup_of_waiter: part
+                .wait
+                .and_then(|wait| self.cgroups.get(&self.waits[wait].tid))
+                .and_then(|&number| names.cgroup(number)),
         });
         Path { segments: segments.collect(), is_folded: self.is_folded }
     }
@@ -395,6 +422,7 @@ impl Party {
             Party::Cpu(cpu) => u64::from(cpu),
             Party::Disk(request) => u64::from(request.device),
             Party::Limit(number) => u64::from(number),
+            Party::Quota(cgroup) => cgroup.unwrap_or(0),
             Party::Text(text) => text.len() as u64,
         }
     }
@@ -424,7 +452,7 @@ mod tests {
         let mut found = Found::default();
         let mut now_ns = 1 << 40;
         let mut add = |found: &mut Found, ns: u64, kind, tid: u32, ready, hop| {
-            let who = Party::Thread { tid, name: Name::of("cc1"), is_member: true };
+            let who = Party::Thread { tid, name: Name::of("cc1"), cgroup: None, is_member: true };
             found.add(Finding::Segment(Segment { from_ns: now_ns - ns, to_ns: now_ns, kind, who, ready, hop }));
             now_ns -= ns;
         };

@@ -20,6 +20,7 @@ impl Path {
         for segment in self.segments.iter_mut().filter(|segment| segment.kind == CauseKind::Timer) {
             if let Some(sleeper) = segment.waiter.take() {
                 segment.who = sleeper;
+                segment.cgroup = segment.cgroup_of_waiter.take();
             }
         }
         self.causes()

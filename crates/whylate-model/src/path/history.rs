@@ -184,6 +184,10 @@ pub struct Slice {
     pub name: Name,
     /// How it came by the CPU.
     pub entry: Entry,
+    /// For how long it was not allowed to run since it was woken or lost its last CPU, as its cgroup's quota was used up.
+    pub throttled_ns: u64,
+    /// The thread's cgroup, by a number that [`super::Names`] knows, where that is known.
+    pub cgroup: Option<u64>,
     /// How it left it.
     pub exit: Exit,
     /// What the hypervisor took of it.

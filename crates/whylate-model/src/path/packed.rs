@@ -205,6 +205,7 @@ impl Reader<'_> {
 const GOES_ON: u8 = 1 << 7;
 const IS_MEMBER: u8 = 1 << 6;
 const HAS_STEAL: u8 = 1 << 5;
+const HAS_QUOTA: u8 = 1 << 4;
 
 fn pack(slices: &[Slice]) -> Vec<u8> {
     let mut to = Writer(Vec::with_capacity(slices.len() * 12));
@@ -222,7 +223,10 @@ fn pack(slices: &[Slice]) -> Vec<u8> {
         };
         let goes_on = slice.entry == Entry::GoesOn && slice.exit == Exit::GoesOn;
         let flag = |is: bool, flag: u8| if is { flag } else { 0 };
-        let flags = flag(goes_on, GOES_ON) | flag(slice.is_member, IS_MEMBER) | flag(slice.steal_ns > 0, HAS_STEAL);
+        let flags = flag(goes_on, GOES_ON)
+            | flag(slice.is_member, IS_MEMBER)
+            | flag(slice.steal_ns > 0, HAS_STEAL)
+            | flag(slice.throttled_ns > 0, HAS_QUOTA);
         to.0.push(kind | flags);
         to.distance(slice.start_ns, end_ns);
         to.distance(slice.end_ns, slice.start_ns);
@@ -237,6 +241,11 @@ fn pack(slices: &[Slice]) -> Vec<u8> {
         }
         if slice.steal_ns > 0 {
             to.number(slice.steal_ns);
+        }
+        // Nothing else is told of cgroups.
+        if slice.throttled_ns > 0 {
+            to.number(slice.throttled_ns);
+            to.number(slice.cgroup.map_or(0, |number| number.saturating_add(1)));
         }
         if !goes_on {
             pack_entry(&mut to, slice);
@@ -310,7 +319,7 @@ fn unpack(bytes: &[u8]) -> io::Result<Vec<Slice>> {
         let kind = from.byte()?;
         let start_ns = from.distance(end_ns)?;
         end_ns = from.distance(start_ns)?;
-        let holder = match kind & 0x1f {
+        let holder = match kind & 0xf {
             0 => Holder::Nobody,
             1 => Holder::Idle,
             2 => Holder::Thread(from.small()?),
@@ -330,6 +339,9 @@ fn unpack(bytes: &[u8]) -> io::Result<Vec<Slice>> {
         let name = *names.get(number).ok_or_else(invalid)?;
         let steal_ns = if kind & HAS_STEAL != 0 { from.number()? } else { 0 };
         let mut slice = Slice { start_ns, end_ns, holder, name, steal_ns, ..Slice::default() };
+        if kind & HAS_QUOTA != 0 {
+            (slice.throttled_ns, slice.cgroup) = (from.number()?, from.number()?.checked_sub(1));
+        }
         slice.is_member = kind & IS_MEMBER != 0;
         if kind & GOES_ON == 0 {
             slice.entry = unpack_entry(&mut from, start_ns)?;

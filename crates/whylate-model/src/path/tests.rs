@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::events::{Builder, Event};
 use super::history::{Blocked, Entry, Exit, Holder, Name, Operation, Recorded, Slice, Waker};
 use super::{Asked, Found, Names, Path, PathSegment, walk};
-use crate::CauseKind;
+use crate::{CauseKind, Cgroup};
 
 /// A history in units of a millisecond, in which thread 5 is called `t5`.
 struct Told {
@@ -73,6 +73,14 @@ impl Names for Plain {
 
     fn limit(&mut self, number: u32) -> String {
         format!("limit{number}")
+    }
+
+    fn quota(&mut self, cgroup: u64) -> String {
+        format!("quota{cgroup}")
+    }
+
+    fn cgroup(&mut self, number: u64) -> Option<Cgroup> {
+        Some(Cgroup::of(&format!("/{number}")))
     }
 
     fn waits_in(&mut self, _tid: u32, _woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>) {
@@ -154,6 +162,39 @@ fn a_parent_that_was_not_seen_is_met_again() {
     ];
     let [first, second] = unseen;
     assert_eq!(path, [of_parent, first, second, segment(4, CauseKind::Running, "t6:6", 0)]);
+}
+
+#[test]
+fn while_a_quota_is_used_up_nobody_else_is_to_blame_and_threads_have_their_cgroups() {
+    let slice = |tid, from_ms, to_ms, entry, cgroup| Slice {
+        start_ns: 1 + from_ms * MS,
+        end_ns: 1 + to_ms * MS,
+        holder: Holder::Thread(tid),
+        name: name(tid),
+        entry,
+        cgroup,
+        ..Slice::default()
+    };
+    // t5 uses its quota up at 2 ms; it is refilled at 8 ms.
+    let entry = Entry::Preempted { at_ns: 1 + 2 * MS };
+    let throttled = Slice { throttled_ns: 6 * MS, ..slice(5, 10, 12, entry, Some(77)) };
+    let past = Recorded {
+        cpus: vec![vec![
+            Slice { exit: Exit::Preempted, ..slice(5, 0, 2, Entry::GoesOn, Some(77)) },
+            slice(6, 2, 10, Entry::GoesOn, None),
+            throttled,
+        ]],
+    };
+    let expected = [
+        segment(2, CauseKind::Running, "t5:5", 0),
+        segment(6, CauseKind::Throttled, "quota77", 0),
+        segment(2, CauseKind::Thread, "t6:6", 0),
+        segment(2, CauseKind::Running, "t5:5", 0),
+    ];
+    assert_eq!(told(past.clone(), asked(5, 0, 12)), expected);
+    let causes = path_of(past, asked(5, 0, 12)).causes();
+    let cgroups: Vec<_> = causes.iter().map(|cause| (&*cause.who, cause.cgroup.as_ref().map(|of| &*of.path))).collect();
+    assert_eq!(cgroups[..3], [("quota77", None), ("t5:5", Some("/77")), ("t6:6", None)]);
 }
 
 #[test]
@@ -384,8 +425,9 @@ pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
         Just(Exit::Dead)
     ];
     let times = (0_u64..400, 0_u64..60);
-    (times, holder, entry, exit, 0_u64..40, any::<bool>()).prop_map(
-        |((start_ns, ns), holder, entry, exit, steal_ns, is_member)| Slice {
+    let quota = prop_oneof![Just((0, None)), (1_u64..60, prop::option::of(0_u64..3))];
+    (times, holder, entry, exit, 0_u64..40, any::<bool>(), quota).prop_map(
+        |((start_ns, ns), holder, entry, exit, steal_ns, is_member, (throttled_ns, cgroup))| Slice {
             start_ns,
             end_ns: start_ns + ns,
             holder,
@@ -393,6 +435,8 @@ pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
             exit,
             steal_ns,
             is_member,
+            throttled_ns,
+            cgroup,
             ..Slice::default()
         },
     )

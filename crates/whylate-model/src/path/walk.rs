@@ -37,7 +37,8 @@ enum Mode {
     Ready {
         cpu: usize,
         since: Since,
-        limit: Option<(u64, u32)>,
+        /// Up to when it was not allowed to run, and for whom.
+        limit: Option<(u64, Party)>,
     },
     /// Nobody can be followed until the innermost thread that waits falls asleep.
     Leaf {
@@ -61,6 +62,12 @@ enum Since {
 }
 
 impl Since {
+    fn at_ns(self) -> u64 {
+        match self {
+            Since::Woken(Woken { at_ns, .. }) | Since::Lost(at_ns) => at_ns,
+        }
+    }
+
     fn can_be_before(self, to_ns: u64) -> bool {
         match self {
             Since::Woken(Woken { by: None, .. }) => true,
@@ -276,7 +283,13 @@ impl Cursor {
 
     /// The thread that is followed got its CPU here.
     fn enter(&mut self, change: &Change, limits: &dyn Limits) {
-        let ready = |since| Mode::Ready { cpu: change.cpu, since, limit: limits.of(self.tid, change.at_ns) };
+        let Slice { throttled_ns, cgroup, .. } = change.after;
+        let ready = |since: Since| {
+            let quota =
+                || (throttled_ns > 0).then(|| (since.at_ns().saturating_add(throttled_ns), Party::Quota(cgroup)));
+            let limit = limits.of(self.tid, change.at_ns).map(|(until_ns, by)| (until_ns, Party::Limit(by)));
+            Mode::Ready { cpu: change.cpu, since, limit: limit.or_else(quota) }
+        };
         self.mode = match change.after.entry {
             Entry::GoesOn => Mode::Running { cpu: change.cpu },
             Entry::Preempted { at_ns } => ready(Since::Lost(at_ns)),
@@ -380,7 +393,7 @@ impl Cursor {
                 let free_ns = limit.map_or(0, |(until_ns, _)| until_ns).clamp(from_ns, to_ns);
                 tell_holder(&rewind.lanes[cpu], cpu, free_ns, to_ns, Some(self.tid), &mut tell);
                 if let Some((_, by)) = limit {
-                    tell(from_ns, free_ns, CauseKind::Throttled, Party::Limit(by));
+                    tell(from_ns, free_ns, CauseKind::Throttled, by);
                 }
             }
             Mode::Leaf { kind, who } => tell(from_ns, to_ns, kind, who),
@@ -423,7 +436,7 @@ fn tell_holder(
                 Some(ready) if ready == tid => CauseKind::Wakeup,
                 Some(_) => CauseKind::Thread,
             };
-            (kind, Party::Thread { tid, name, is_member: slice.is_member })
+            (kind, Party::Thread { tid, name, cgroup: slice.cgroup, is_member: slice.is_member })
         }
         Holder::Idle => (CauseKind::IdleExit, Party::Cpu(cpu as u32)),
         Holder::Nobody => (CauseKind::Unknown, Party::Text(NOT_RECORDED)),

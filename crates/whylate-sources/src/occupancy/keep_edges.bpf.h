@@ -129,10 +129,39 @@ static __always_inline void keep_waking(const struct task_struct *task, bool is_
 }
 
 /*
+ * A time in one byte, rounded up by a thirty-second at most: 5 bits, of which the first is left out, times a power of two,
+ * in units of 262,144 ns. Up to 1.05 s, and a period of a quota has at most one second.
+ */
+static __always_inline u8 short_of_ns(u64 ns)
+{
+	u64 units = (ns + (1 << 18) - 1) >> 18;
+	u32 doubled = 0;
+
+	while (doubled < 6 && units >= 64) {
+		units = (units + 1) >> 1;
+		doubled++;
+	}
+	if (units >= 64)
+		return 0xff;
+	return units < 32 ? units : (doubled + 1) << 5 | (units - 32);
+}
+
+/* For how long it was throttled from then on, when its wait began so. */
+static __noinline u8 throttled_from(struct task_struct *task, u64 since_ns)
+{
+	u64 filled_ns;
+
+	if (!task || is_deadline(task) || is_real_time(task))
+		return 0;
+	filled_ns = cpu_quota_filled_ns(task, since_ns);
+	return filled_ns > since_ns ? short_of_ns(filled_ns - since_ns) : 0;
+}
+
+/*
  * How the thread comes by the CPU. A waking that was seen one switch before its last one came while it was leaving its
  * CPU: where it had still kept it from sleeping, a later one would have been seen.
  */
-static __always_inline void tell_entry(struct entry *entry, const struct task_struct *task)
+static __always_inline void tell_entry(struct entry *entry, struct task_struct *task)
 {
 	const struct wakeup *wakeup;
 	u32 switches;
@@ -148,6 +177,8 @@ static __always_inline void tell_entry(struct entry *entry, const struct task_st
 		return;
 	entry->kind = wakeup->entry;
 	entry->woken_ns = wakeup->waits_since_ns;
+	if (wakeup->throttled_by == THROTTLED_BY_QUOTA)
+		entry->throttled = throttled_from(task, entry->woken_ns);
 	if (wakeup->entry == ENTRY_PREEMPTED)
 		return;
 	entry->waker = wakeup->entry == ENTRY_DISK ? wakeup->completed : wakeup->waker_tid;

@@ -24,11 +24,19 @@ pub(super) fn slice(of: &interval, end_ns: u64, request: impl FnOnce(u32, u32) -
         holder: holder(of),
         name: name(of),
         entry: entry_of(&of.entry, request),
+        throttled_ns: ns_of_short(of.entry.throttled),
+        cgroup: (u32::from(of.kind) == occupant_kind::OCCUPANT_THREAD.0).then_some(of.handler),
         exit: exit(of.left.into()),
         steal_ns: of.steal_ns.into(),
         is_member: false,
         is_of_member: false,
     }
+}
+
+/// As `short_of_ns` in `keep_edges.bpf.h` writes it.
+fn ns_of_short(short: u8) -> u64 {
+    let (doubled, units) = (short >> 5, u64::from(short & 31));
+    (if doubled == 0 { units } else { (32 + units) << (doubled - 1) }) << 18
 }
 
 fn holder(of: &interval) -> Holder {
@@ -128,7 +136,7 @@ mod tests {
     #[test]
     fn a_thread_is_told_with_how_it_came_and_left() {
         let mut of = thread();
-        of.entry = entry { woken_ns: 50, waker: 9, waker_cpu: 3, kind: entry_kind::ENTRY_THREAD.0 as u8, _unused: 0 };
+        of.entry = entry { woken_ns: 50, waker: 9, waker_cpu: 3, kind: entry_kind::ENTRY_THREAD.0 as u8, throttled: 0 };
         of.left = (left_bits::LEFT_BLOCKED.0 | left_bits::LEFT_UNINTERRUPTIBLE.0 | (75 + 1)) as u16;
         let slice = decoded(&of);
         assert_eq!(
@@ -139,6 +147,16 @@ mod tests {
         let blocked = Blocked { syscall: Some(75), is_uninterruptible: true, ..Blocked::default() };
         assert_eq!(slice.exit, Exit::Blocked(blocked));
         assert_eq!(slice.name, Name::of("ab"));
+    }
+
+    #[test]
+    fn a_quota_that_was_used_up_is_told_with_its_cgroup() {
+        assert_eq!([0, 1, 31, 32, 63, 64].map(ns_of_short), [0, 1, 31, 32, 63, 64].map(|units| units << 18));
+        assert!((1..=u8::MAX).all(|short| ns_of_short(short) > ns_of_short(short - 1)));
+        let entry = entry { woken_ns: 50, kind: entry_kind::ENTRY_PREEMPTED.0 as u8, throttled: 2, ..entry::default() };
+        let slice = decoded(&interval { handler: 77, entry, ..thread() });
+        assert_eq!((slice.throttled_ns, slice.cgroup), (2 << 18, Some(77)));
+        assert_eq!(slice.entry, Entry::Preempted { at_ns: 50 });
     }
 
     #[test]
@@ -158,7 +176,7 @@ mod tests {
     #[test]
     fn a_disk_is_told_by_its_request() {
         let kind = entry_kind::ENTRY_DISK.0 as u8;
-        let of = interval { entry: entry { woken_ns: 60, waker: 41, waker_cpu: 2, kind, _unused: 0 }, ..thread() };
+        let of = interval { entry: entry { woken_ns: 60, waker: 41, waker_cpu: 2, kind, throttled: 0 }, ..thread() };
         let request = Request { queued_ns: 2, submitter: 41, ..Request::default() };
         assert_eq!(decoded(&of).entry, Entry::Woken { at_ns: 60, by: Waker::Disk(request), cpu: 2 });
         let unseen = entry { kind: entry_kind::ENTRY_UNSEEN.0 as u8, ..entry::default() };

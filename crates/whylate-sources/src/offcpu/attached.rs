@@ -98,7 +98,7 @@ impl AttachedOffcpu {
             });
             let process = gathered.processes.get(&place.key.process);
             stacks
-                .push(Stack { waker, ..stack_of(place, both, process, cgroups.path(place.key.cgroup), &self.classes) });
+                .push(Stack { waker, ..stack_of(place, both, process, cgroups.told(place.key.cgroup), &self.classes) });
         }
         let mut ages: HashMap<usize, Vec<u64>> = HashMap::new();
         for (place, thread) in &gathered.threads {

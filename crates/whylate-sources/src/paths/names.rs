@@ -4,9 +4,11 @@
 use std::collections::HashMap;
 use std::fs;
 
+use whylate_model::Cgroup;
 use whylate_model::path::Names;
 use whylate_model::path::history::Blocked;
 
+use crate::cgroups::Cgroups;
 use crate::symbols::KernelSymbols;
 use crate::syscalls;
 
@@ -17,11 +19,12 @@ const MINOR_BITS: u32 = 20;
 pub struct PathNames {
     symbols: KernelSymbols,
     devices: HashMap<u32, String>,
+    cgroups: Cgroups,
 }
 
 impl PathNames {
     pub(crate) fn new(symbols: KernelSymbols) -> Self {
-        PathNames { symbols, devices: HashMap::new() }
+        PathNames { symbols, devices: HashMap::new(), cgroups: Cgroups::default() }
     }
 }
 
@@ -36,6 +39,17 @@ impl Names for PathNames {
 
     fn limit(&mut self, _number: u32) -> String {
         "its cgroup or its budget".to_owned()
+    }
+
+    fn quota(&mut self, cgroup: u64) -> String {
+        match self.cgroups.with_quota(cgroup) {
+            Some(path) => format!("cgroup {path}"),
+            None => "its cgroup".to_owned(),
+        }
+    }
+
+    fn cgroup(&mut self, number: u64) -> Option<Cgroup> {
+        self.cgroups.told(number).as_deref().map(Cgroup::of)
     }
 
     fn waits_in(&mut self, _tid: u32, _woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use whylate_model::path::history::{Blocked, Name, Waker};
 use whylate_model::path::{Asked, Finding, Found, Hop, Limits, Names, Path, walk};
 use whylate_model::wait::{Classes, Seen, State, classify};
-use whylate_model::{LateEvent, WaitClass, thread};
+use whylate_model::{Cgroup, LateEvent, WaitClass, thread};
 
 use super::skel::types::runnable_wait;
 use super::{Wanted, labels_of, limits};
@@ -300,6 +300,14 @@ impl Names for Told<'_> {
     fn limit(&mut self, number: u32) -> String {
         let limit = self.known.get(number as usize).and_then(|known| known.limit.as_ref());
         limit.map_or_else(String::new, |(_, by)| by.clone())
+    }
+
+    fn quota(&mut self, cgroup: u64) -> String {
+        self.names.quota(cgroup)
+    }
+
+    fn cgroup(&mut self, number: u64) -> Option<Cgroup> {
+        self.names.cgroup(number)
     }
 
     fn waits_in(&mut self, tid: u32, woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>) {

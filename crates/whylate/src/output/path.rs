@@ -181,6 +181,8 @@ pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
 /// The same with names alone, and without its stack: each of a build's compilers is a compiler.
 pub fn of_name(segment: &PathSegment) -> PathSegment {
     let plain = PathSegment {
+        cgroup: None,
+        cgroup_of_waiter: None,
         ns: segment.ns,
         kind: segment.kind,
         who: segment.who.clone(),

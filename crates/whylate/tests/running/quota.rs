@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 const QUOTA_US: u32 = 20_000;
 const PERIOD_US: u32 = 100_000;
@@ -43,6 +43,19 @@ impl Quota {
     /// The time of real-time threads in each second, where the kernel limits it by cgroup.
     pub fn of_real_time(&self) -> Option<PathBuf> {
         Some(self.0.join("cpu.rt_runtime_us")).filter(|file| file.exists())
+    }
+
+    /// As causes name it.
+    pub fn name(&self) -> String {
+        format!("cgroup /{}", self.0.file_name().map(|name| name.to_string_lossy()).unwrap_or_default())
+    }
+
+    /// For how long it was throttled, over all CPUs: in nanoseconds with v1, in microseconds with v2.
+    pub fn throttled_ns(&self) -> Result<u64> {
+        let stat = fs::read_to_string(self.0.join("cpu.stat"))?;
+        let of = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+        let ns = of("throttled_time ").or_else(|| of("throttled_usec ").map(|us| us * 1_000));
+        ns.context("the kernel does not count throttled time")
     }
 
     /// What a shell runs to go into it.

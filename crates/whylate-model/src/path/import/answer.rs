@@ -7,7 +7,7 @@ use super::{ImportError, Life, Trace};
 use crate::path::command::{Explained, explain};
 use crate::path::history::{Blocked, Entry, Exit, Name, Slice};
 use crate::path::{Asked, Found, Names, Path, walk};
-use crate::thread;
+use crate::{Cgroup, thread};
 
 /// What perf calls a thread that is about to become the command.
 const PERF_EXEC: &str = "perf-exec";
@@ -173,6 +173,14 @@ impl Names for Told<'_> {
 
     fn limit(&mut self, _number: u32) -> String {
         String::new()
+    }
+
+    fn quota(&mut self, _cgroup: u64) -> String {
+        String::new()
+    }
+
+    fn cgroup(&mut self, _number: u64) -> Option<Cgroup> {
+        None
     }
 
     fn waits_in(&mut self, _tid: u32, _woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>) {
