@@ -9,6 +9,8 @@ mod flood;
 mod gdb;
 #[path = "kernel_offcpu/half_asleep.rs"]
 mod half_asleep;
+#[path = "kernel_offcpu/holders.rs"]
+mod holders;
 mod kernel;
 #[path = "kernel_offcpu/moved.rs"]
 mod moved;

@@ -198,6 +198,11 @@ fn one_snapshot_tells_where_this_test_waits() -> Result<()> {
         blocked.starts_with("Threads that have waited 3600s or longer:\n\n SHARE") || blocked.contains("SHARE"),
         "{blocked}"
     );
+    let text = printed(&["offcpu", "-p", &pid, "--blocked", "1ns", "--json"])?;
+    let blocked: Snapshot = serde_json::from_str(&text)?;
+    ensure!(!blocked.stacks.is_empty() && blocked.stacks.iter().all(|stack| stack.age.count() == 1), "{text}");
+    let text = printed(&["offcpu", "-p", &pid, "--blocked", "1h", "--json"])?;
+    ensure!(serde_json::from_str::<Snapshot>(&text)?.stacks.is_empty(), "{text}");
     ensure!(
         snapshot.stacks.iter().any(|stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Idle)),
         "{text}"

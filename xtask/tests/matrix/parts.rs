@@ -29,6 +29,8 @@ const WAITS: &[&str] = &[
     "flood::late_events_beyond_the_budget_count_and_have_no_causes",
     "gdb::user_frames_are_those_that_gdb_tells",
     "half_asleep::a_thread_that_is_preempted_on_its_way_to_sleep_waits_for_a_cpu",
+    "holders::a_thread_waits_for_whoever_has_the_lock",
+    "holders::who_flushes_a_work_item_waits_for_its_worker",
     "moved::a_wait_begins_with_the_wakeup_also_where_the_thread_is_moved",
     "ready::a_thread_that_gives_way_to_the_sampler_has_its_cpu",
     "ready::waiting_for_a_cpu_is_as_long_as_the_kernel_counts",

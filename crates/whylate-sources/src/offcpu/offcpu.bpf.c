@@ -568,3 +568,4 @@ int on_each_thread_tell(struct bpf_iter__task *ctx)
 
 #include "trace.bpf.h"
 #include "wakers.bpf.h"
+#include "holders.bpf.h"

@@ -25,7 +25,7 @@ use crate::commands::watch::{Ended, Watch};
 use crate::commands::{Senseless, present};
 use crate::files::create;
 use crate::output::offcpu::file::{self, Form};
-use crate::output::offcpu::{flat, tree, value};
+use crate::output::offcpu::{blocked, flat, tree, value};
 use crate::output::table::terminal_columns;
 use crate::output::waits::Waits;
 use crate::output::{Output, footer, json::JsonLines};
@@ -120,7 +120,8 @@ pub struct Arguments {
     /// With --why: explain waits of threads that are idle by design too, such as sleeps and waits for events
     #[arg(long, requires = "why")]
     idle: bool,
-    /// Print the threads that have been waiting for at least this long (e.g. 10s), and exit
+    /// Print the threads that have been waiting for at least this long (e.g. 10s), and whom they wait for as far as the
+    /// kernel's locks tell, and exit
     #[arg(long, value_name = "TIME", value_parser = duration_ns, conflicts_with_all = ["output", "duration"])]
     blocked: Option<u64>,
     /// Compare two profiles (folded or JSON): what waits more, and what less
@@ -129,7 +130,7 @@ pub struct Arguments {
     #[command(flatten)]
     explain: Explain,
     /// One JSON object
-    #[arg(long, conflicts_with_all = ["flat", "blocked"])]
+    #[arg(long, conflicts_with = "flat")]
     json: bool,
     /// How to measure: sample (the default), trace (every context switch), proc (without BPF), or auto (the cheaper of
     /// sample and trace; says why)
@@ -237,6 +238,7 @@ impl Arguments {
             lines: self.lines,
             wakers: self.wakers,
             by_thread: self.by == By::Thread || self.blocked.is_some(),
+            holders: self.blocked.is_some(),
             max_depth: self.max_depth,
             classes: self.classes.as_deref().map_or_else(|| Ok(Classes::default()), read_classes)?,
             explain_over_ns: self.explain.why,
@@ -340,7 +342,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-    let snapshot = feed.snapshot()?;
+    let mut snapshot = feed.snapshot()?;
     if let Some(ppm) = arguments.budget.filter(|_| backend != TRACE) {
         tell_if_over_budget(&snapshot, ppm);
     }
@@ -357,6 +359,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     if arguments.json {
+        if let Some(least_ns) = arguments.blocked {
+            snapshot.stacks.retain(|stack| blocked::is_blocked(stack, least_ns));
+        }
         JsonLines.snapshot(&mut out, snapshot)?;
     } else {
         let columns = terminal_columns();
@@ -365,6 +370,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 let table = flat::table(&snapshot, arguments.hide_idle, Some(least_ns));
                 writeln!(out, "Threads that have waited {} or longer:\n", format_ns(least_ns))?;
                 table.write(&mut out, columns)?;
+                blocked::write(&mut out, &snapshot, arguments.hide_idle, least_ns)?;
             }
             None if arguments.flat => flat::table(&snapshot, arguments.hide_idle, None).write(&mut out, columns)?,
             None => tree::write(&mut out, &snapshot, arguments.root(), arguments.hide_idle, columns)?,
