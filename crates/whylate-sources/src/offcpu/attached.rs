@@ -106,7 +106,7 @@ impl AttachedOffcpu {
             stacks
                 .push(Stack { waker, ..stack_of(place, both, process, cgroups.path(place.key.cgroup), &self.classes) });
         }
-        let holders = Holders::of(&gathered.holders, gathered.ended_ns, &mut self.names.kernel);
+        let holders = Holders::of(&gathered.holders, &mut self.names.kernel);
         let mut ages: HashMap<usize, Vec<u64>> = HashMap::new();
         for (place, thread) in &gathered.threads {
             ages.entry(*place).or_default().push(gathered.ended_ns.saturating_sub(thread.since_ns));

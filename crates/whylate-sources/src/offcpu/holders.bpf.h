@@ -62,8 +62,8 @@ struct holder_now {
 	/* The function of the work item that is waited for, and of the one that this thread runs. */
 	u64 flushed;
 	u64 handler;
-	/* Since when it has been off its CPU; 0: it has one. */
-	u64 since_ns;
+	/* For how long it has been off its CPU; 0: it has one. */
+	u64 off_cpu_ns;
 	/* Of what it waits for. */
 	u32 kind;
 	/* As it is shown, and the kernel's. */
@@ -229,8 +229,11 @@ static __always_inline void tell_holder(struct task_struct *task, struct bpf_ite
 		now.is_as_walked = record && record->is_known && record->switches == wait->switches;
 	}
 	now.state = state_of(task);
-	if (now.state != STATE_ON_CPU)
-		now.since_ns = since_of(task, 0, now_ns);
+	if (now.state != STATE_ON_CPU) {
+		now.off_cpu_ns = now_ns - since_of(task, 0, now_ns);
+		if (!now.off_cpu_ns)
+			now.off_cpu_ns = 1;
+	}
 	now.shown = shown_number(task);
 	now.tid = task->pid;
 	now.is_kernel = (task->flags & PF_KTHREAD) != 0;
@@ -241,7 +244,7 @@ static __always_inline void tell_holder(struct task_struct *task, struct bpf_ite
 	bpf_seq_write(ctx->meta->seq, &now, sizeof(now));
 }
 
-/* 0.1 us for a thread that does not wait. Words of locks are read of threads that are off their CPUs, and cannot run. */
+/* 0.2 us a thread and walk. Words of locks are read of threads that are off their CPUs, and cannot run. */
 SEC("iter/task")
 int on_each_thread_tell_holder(struct bpf_iter__task *ctx)
 {

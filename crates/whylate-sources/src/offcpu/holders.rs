@@ -106,7 +106,7 @@ pub(super) struct Holders {
 }
 
 impl Holders {
-    pub(super) fn of(told: &[holder_now], ended_ns: u64, names: &mut KernelSymbols) -> Self {
+    pub(super) fn of(told: &[holder_now], names: &mut KernelSymbols) -> Self {
         let mut holders = Holders { threads: HashMap::new(), waiters: HashMap::new() };
         let handlers: HashMap<u64, u64> = told.iter().map(|thread| (thread.thread, thread.handler)).collect();
         // Between the walks a worker may have come to its next item.
@@ -115,14 +115,13 @@ impl Holders {
         };
         for thread in told {
             let mut handler = (thread.handler != 0).then(|| plain(names.name(thread.handler)).to_owned());
-            let off_cpu_ns = if thread.since_ns == 0 { 0 } else { ended_ns.saturating_sub(thread.since_ns).max(1) };
             if handler.as_deref() == Some(BARRIER[0]) {
                 handler = None;
             }
             let now = Holder {
                 who: called(&attach::text(&thread.comm), thread.shown),
                 state: state::of(thread.state as u8).letter().to_string(),
-                off_cpu_ns,
+                off_cpu_ns: thread.off_cpu_ns,
                 syscall: syscalls::name(thread.syscall),
                 handler,
             };

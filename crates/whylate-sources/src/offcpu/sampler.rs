@@ -432,11 +432,15 @@ impl Sampler {
 
     fn statistics(&self) -> ProgramStatistics {
         let programs = &self.skeleton.progs;
+        let walks = [&programs.on_each_thread]
+            .into_iter()
+            .chain(self.holders.as_ref().map(|_| &programs.on_each_thread_tell_holder));
         if self.switches.is_empty() {
-            return attach::statistics([&programs.on_each_thread]);
+            return attach::statistics(walks);
         }
-        let at_switches = [&programs.on_each_thread, &programs.on_sched_switch, &programs.on_task_newtask];
-        attach::statistics(at_switches.into_iter().chain(self.tells_wakers.then_some(&programs.on_sched_waking)))
+        let at_switches = [&programs.on_sched_switch, &programs.on_task_newtask];
+        let at_wakeups = self.tells_wakers.then_some(&programs.on_sched_waking);
+        attach::statistics(walks.chain(at_switches).chain(at_wakeups))
     }
 
     fn needs_room(&mut self) -> anyhow::Result<bool> {
