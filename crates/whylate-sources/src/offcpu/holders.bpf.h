@@ -169,7 +169,8 @@ static __always_inline void keep_wait(u64 thread, const struct wait_for *wait)
 			return;
 		}
 		thread = wait->holder;
-		if (!bpf_map_lookup_elem(&wait_by_thread, &thread) && bpf_map_update_elem(&wait_by_thread, &thread, &none, BPF_NOEXIST))
+		known = bpf_map_lookup_elem(&wait_by_thread, &thread);
+		if (!known && bpf_map_update_elem(&wait_by_thread, &thread, &none, BPF_NOEXIST))
 			lose(LOST_HOLDERS);
 		return;
 	}
