@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::wait::WaitClass;
-use crate::{Snapshot, Stack, Waker};
+use crate::{Labels, Snapshot, Stack, Waker};
 
 /// Stands between user and kernel frames.
 pub const BETWEEN: &str = "-";
@@ -25,7 +25,7 @@ pub enum Root {
 }
 
 /// What a frame is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// Whose stack it is.
     Label,
@@ -39,10 +39,12 @@ pub enum Kind {
     Kernel,
     /// A function of whoever ended the wait, or its name.
     Waker,
+    /// What happened meanwhile, in words.
+    Meanwhile,
 }
 
 /// A frame with its name.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frame {
     /// What it is.
     pub kind: Kind,
@@ -50,20 +52,30 @@ pub struct Frame {
     pub name: String,
 }
 
-/// The frames of a stack, outermost first; then those of its waker, innermost first, so that they meet at the wakeup.
-pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
-    let label = |name: &str| Frame {
-        kind: Kind::Label,
-        name: safe(stack.labels.get(name).map(String::as_str).filter(|name| !name.is_empty()).unwrap_or("?")),
-    };
+impl Frame {
+    /// Of a name that somebody may have chosen.
+    pub fn new(kind: Kind, name: &str) -> Self {
+        Frame { kind, name: if name.is_empty() { "?".to_owned() } else { safe(name) } }
+    }
+}
+
+/// The frames that say whose stack it is.
+pub fn labels(labels: &Labels, root: Root) -> Vec<Frame> {
+    let label = |name: &str| Frame::new(Kind::Label, labels.get(name).map_or("", String::as_str));
     let mut frames = match root {
         Root::Process => vec![label("process")],
         Root::Thread => vec![label("process"), label("thread")],
         Root::Cgroup => vec![label("cgroup"), label("process")],
     };
-    if let (Root::Thread, Some(tid)) = (root, stack.labels.get("tid")) {
-        frames.push(Frame { kind: Kind::Label, name: safe(tid) });
+    if root == Root::Thread && labels.contains_key("tid") {
+        frames.push(label("tid"));
     }
+    frames
+}
+
+/// The frames of a stack, outermost first; then those of its waker, innermost first, so that they meet at the wakeup.
+pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
+    let mut frames = labels(&stack.labels, root);
     frames.extend(runnable(stack).map(|class| Frame { kind: Kind::Runnable, name: class.frame() }));
     frames.extend(stack.user.iter().rev().map(|name| Frame { kind: Kind::User, name: safe(name) }));
     if !stack.user.is_empty() && !stack.kernel.is_empty() {
@@ -124,7 +136,15 @@ pub fn lines_with<'a>(
         *sums.entry(names.join(";")).or_default() += stack.weight_ns;
     }
     let lines = sums.into_iter().map(|(frames, ns)| (frames, (ns + 500) / 1000)).filter(|&(_, us)| us > 0);
-    lines.map(|(frames, us)| format!("{frames} {us}")).collect()
+    lines.map(|(frames, us)| line(&frames, us)).collect()
+}
+
+/// A line of frames that are joined already. A number at the end of the last one would be read as a count of its own.
+pub fn line(frames: &str, count: u64) -> String {
+    match frames.trim_end().rsplit_once(' ') {
+        Some((before, last)) if last.parse::<f64>().is_ok() => format!("{before}_{last} {count}"),
+        _ => format!("{frames} {count}"),
+    }
 }
 
 /// A name without what separates frames or moves a terminal's cursor: processes choose their own.
@@ -212,6 +232,13 @@ mod tests {
     #[test]
     fn names_cannot_make_frames_of_their_own() {
         assert_eq!(lines(&[stack("p", &[], &["f"], 1_000)], Root::Thread), ["p;a:\"b\"?<script>;f 1"]);
+    }
+
+    #[test]
+    fn a_name_that_ends_in_a_number_has_no_count_of_its_own() {
+        let named = |name: &str| line(&format!("a b;{name}"), 7);
+        let lines = ["worker 5", "5", "x 1.5 ", "c 5 d", "worker 5:"].map(named);
+        assert_eq!(lines, ["a b;worker_5 7", "a b;5 7", "a b;x_1.5 7", "a b;c 5 d 7", "a b;worker 5: 7"]);
     }
 
     #[test]

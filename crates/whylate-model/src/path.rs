@@ -20,12 +20,15 @@ pub mod import;
 pub mod members;
 pub mod packed;
 mod rewind;
+pub mod stolen;
 mod sums;
 mod walk;
+mod within;
 
 pub use found::{Found, Names, Path, PathSegment};
 pub use history::Past;
 pub use walk::walk;
+pub use within::within;
 
 use history::{Blocked, Name, Request, Waker};
 

@@ -241,6 +241,8 @@ struct sched_info {
 
 struct thread_info {
 	unsigned long flags;
+	/* On x86. */
+	u32 status;
 	u32 cpu;
 	/* Not on x86, which has it by CPU. Of 64 bits on arm64 these are the lower ones: only what has no sign may differ. */
 	u32 preempt_count;

@@ -9,6 +9,9 @@ enum {
 	X86_CS_LEVEL = 3,
 	/* The same; 0 for user space (arch/arm64/include/uapi/asm/ptrace.h). */
 	ARM64_MODE = 0xf,
+	/* arch/x86/include/asm/thread_info.h, arch/arm64/include/asm/thread_info.h */
+	TS_COMPAT = 0x2,
+	ARM64_TIF_32BIT = 1 << 22,
 };
 
 static __always_inline const struct pt_regs___of_arm64 *as_arm64(const struct pt_regs *regs)
@@ -16,11 +19,38 @@ static __always_inline const struct pt_regs___of_arm64 *as_arm64(const struct pt
 	return (const void *)regs;
 }
 
+/*
+ * What was written before is there once this is, for whoever reads it without a lock, and what is written after it is not
+ * there before. x86 keeps stores in order; elsewhere an atomic exchange does.
+ */
+static __always_inline void store_in_order(u32 *where, u32 value)
+{
+	const struct pt_regs *regs = NULL;
+
+	if (bpf_core_field_exists(regs->orig_ax)) {
+		barrier();
+		*where = value;
+		barrier();
+	} else {
+		__sync_lock_test_and_set(where, value);
+	}
+}
+
+/* Whether it is in a system call of 32-bit programs, which have numbers of their own. */
+static __always_inline bool is_in_compat_call(const struct task_struct *task)
+{
+	if (bpf_core_field_exists(task->thread_info.status))
+		return task->thread_info.status & TS_COMPAT;
+	return task->thread_info.flags & ARM64_TIF_32BIT;
+}
+
 /* The number of its system call; -1 for none, or where that is not known. */
 static __always_inline s32 syscall_of(struct task_struct *task)
 {
 	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
 
+	if (is_in_compat_call(task))
+		return -1;
 	if (bpf_core_field_exists(regs->orig_ax))
 		return (s32)regs->orig_ax;
 	if (bpf_core_field_exists(as_arm64(regs)->syscallno))

@@ -111,12 +111,15 @@ static __always_inline struct runnable_wait *begin_runnable_wait(struct task_str
 static __always_inline int send_sleep(struct runnable_wait *late)
 {
 	u64 size = sizeof(*late) - WINDOW_INTERVALS * sizeof(struct interval);
+	struct account *account = account_of(late->cpu);
 
 	late->window.count = 0;
 	late->window.cpu = late->cpu;
 	late->window.merged_end_ns = 0;
 	late->window.since_ns = late->running_ns;
 	late->window.end_ns = late->running_ns;
+	if (account)
+		take_from_budget(account, 0, late->running_ns);
 	send_explained(&runnable_waits, late, size, late->off_ns);
 	return 0;
 }

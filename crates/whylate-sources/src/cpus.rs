@@ -75,8 +75,9 @@ pub(crate) fn unseen_interrupts() -> Option<&'static str> {
 /// By the name of a clock event device. `sysvec_hyperv_stimer0` and `sysvec_hyperv_callback` (arch/x86/kernel/cpu/mshyperv.c)
 /// have no tracepoints.
 fn unseen_interrupts_of(device: &str) -> Option<&'static str> {
-    const HYPER_V: &str = "the kernel has no events of Hyper-V's timer and VMBus interrupts: their time counts for what they \
-                           interrupt, and timers alone tell of interrupts that are off (no such machine was tried)";
+    const HYPER_V: &str = "the kernel has no tracepoints for Hyper-V's timer and VMBus interrupts: their time counts as that of \
+                           what they interrupt, and only late timers show interrupts that are off (not tried on such a \
+                           machine)";
     device.starts_with("Hyper-V").then_some(HYPER_V)
 }
 

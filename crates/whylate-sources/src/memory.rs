@@ -4,7 +4,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-const SAID: &[u8] = b"whylate: there is not enough memory: allow more (ulimit -v, or the limit of its cgroup)\n";
+const SAID: &[u8] = b"whylate: out of memory: allow more (ulimit -v, or memory.max of its cgroup)\n";
 /// That of a failure.
 const STATUS: libc::c_int = 1;
 

@@ -26,9 +26,9 @@ pub(crate) fn become_fifo(priority: u8) -> io::Result<()> {
 /// (CONFIG_RT_GROUP_SCHED), whatever the process may do.
 pub(crate) fn remedy() -> &'static str {
     if capabilities::has("CAP_SYS_NICE") {
-        "the cgroup has no time for real-time threads: raise its cpu.rt_runtime_us, run in the first cgroup"
+        "the cgroup has no time for real-time threads: raise its cpu.rt_runtime_us or run in the root cgroup"
     } else {
-        "run as root, grant CAP_SYS_NICE"
+        "run as root or grant CAP_SYS_NICE"
     }
 }
 

@@ -294,6 +294,7 @@ fn is_same(line: &Line, by: Waker) -> bool {
         _ if line.tid == 0 => matches!(by, Waker::Timer | Waker::Irq | Waker::Disk(_)),
         // Interrupts wake these after their handlers, in nobody's context.
         _ if line.fields.contains("comm=ksoftirqd/") => is_thread || by == Waker::Softirq,
+        _ if line.fields.contains("comm=irq/") => is_thread || by == Waker::Irq,
         _ if line.fields.contains("comm=ktimers/") => is_thread || by == Waker::Timer,
         _ => is_thread,
     }

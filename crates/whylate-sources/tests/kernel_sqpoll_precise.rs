@@ -21,8 +21,11 @@ use whylate_sources::{AttachError, Attached as _, Session, Threads};
 
 const DUTIES: [f64; 4] = [0.01, 0.10, 0.37, 0.99];
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Of so many milliseconds one percent is a few requests, also where they take a hundred times as long.
-const PERIOD: Duration = Duration::from_millis(100);
+/// Of so many milliseconds one percent is a few requests, also where they take a hundred times as long. The longer it is,
+/// the fewer calls there are, which may hide something; but one period's requests have to fit into the ring.
+fn period_of(duty: f64) -> Duration {
+    Duration::from_millis(if duty < 0.5 { 100 } else { 50 })
+}
 /// To find out what to ask the load for.
 const TRIES: u32 = 5;
 /// What a share of work may be off by, as a share of the time.
@@ -101,10 +104,11 @@ fn measure(duty: f64, places: Places, source: &mut AttachedSqpoll, trace: &Funct
 
 /// A load whose thread is in the functions for that share of the time, and how long a call takes that does nothing.
 fn load_of(duty: f64, places: Places, trace: &FunctionTrace) -> Result<(Paced, u64)> {
+    let period = period_of(duty);
     let mut requests = 5;
     let mut short_ns = None;
     for attempt in 1.. {
-        let load = Paced::start(requests, PERIOD, places.tool, places.disturbed)?;
+        let load = Paced::start(requests, period, places.tool, places.disturbed)?;
         thread::sleep(INTERVAL / 4);
         trace.take(load.tid())?;
         let began_ns = monotonic_ns();
@@ -114,7 +118,7 @@ fn load_of(duty: f64, places: Places, trace: &FunctionTrace) -> Result<(Paced, u
         // Half of the first load's do nothing. Later they may become one with those before.
         let short_ns = *short_ns.get_or_insert(calls.quarter_ns().context("the tracer saw no call")?);
         let reached = calls.busy_between(began_ns, ended_ns) as f64 / (ended_ns - began_ns) as f64;
-        println!("duty {duty}: {requests} requests each {PERIOD:?} make {reached:.4}");
+        println!("duty {duty}: {requests} requests each {period:?} make {reached:.4}");
         // Where they take longer at one time than at another it comes no nearer; the truth is what was done.
         if is_near(reached, duty) || attempt == TRIES {
             return Ok((load, short_ns));

@@ -9,7 +9,8 @@ use crate::commands::{doctor, generate, inject, irqsoff, look, offcpu, run, self
 /// Shows why Linux is late: which work items, timers, interrupts and threads wait, for how long, and who made them
 /// wait.
 ///
-/// Without a command, it watches this machine for 10 s with every available source.
+/// Without a command, it watches this machine for 10 s with every available source; with -p, --comm or --cgroup, it
+/// shows what one program does with its time.
 #[derive(Debug, Parser)]
 #[command(version, propagate_version = true, args_conflicts_with_subcommands = true)]
 pub struct Cli {
@@ -54,7 +55,9 @@ fn arranged(command: clap::Command) -> clap::Command {
         format!("  {:<10} {about}\n", command.get_name())
     };
     let shown = || command.get_subcommands().filter(|command| !command.is_hide_set());
-    let mut groups = "Look:\n  (none)     Watch this machine for 10 s with every available source\n".to_owned();
+    let mut groups = "Look:\n  (none)     Watch this machine for 10 s with every available source\n  \
+                      -p PID     Show what a program does with its time (also --comm, --cgroup)\n"
+        .to_owned();
     groups += "\nSources:\n";
     groups.extend(shown().filter(|command| sources::named(command.get_name()).is_some()).map(line));
     for (heading, names) in OTHERS {
@@ -78,6 +81,21 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_of_an_import_do_not_go_with_a_command() {
+        let accepts = |line: &str| Cli::try_parse_from(line.split(' ')).is_ok();
+        for line in
+            ["run true", "run --help-lost", "run --import x --pid 5", "run --import x --comm y", "run true --pid 5"]
+        {
+            assert!(accepts(&format!("whylate {line}")), "{line}");
+        }
+        for line in
+            ["run", "run --pid 5", "run --pid 5 true", "run --comm x -- true", "run --import x --pid 5 --comm y"]
+        {
+            assert!(!accepts(&format!("whylate {line}")), "{line}");
+        }
     }
 
     #[test]

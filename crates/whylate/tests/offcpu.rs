@@ -41,6 +41,8 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
         &["offcpu", "--state", "X"],
         &["offcpu", "--max-depth", "128"],
         &["offcpu", "-o", "graph.png"],
+        &["offcpu", "--why", "5ms", "-o", "chains.pb.gz"],
+        &["offcpu", "--why", "5ms", "-o", "chains.speedscope.json"],
         &["offcpu", "--blocked", "1s", "-d", "1s"],
         &["offcpu", "--blocked", "1s", "--wakers"],
         &["offcpu", "--wakers", "--backend", "sample"],

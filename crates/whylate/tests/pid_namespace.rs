@@ -179,7 +179,7 @@ fn a_number_of_the_machine_is_refused() -> Result<()> {
         let Some(output) = inside(&format!("exec $W {source} -p {} -d 1s", outsider.0.id()))? else { return Ok(()) };
         let stderr = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{source}: {}: {stderr}", output.status);
-        ensure!(stderr.contains("take its number in this PID namespace"), "{source}: {stderr}");
+        ensure!(stderr.contains("give its PID in this PID namespace"), "{source}: {stderr}");
     }
     Ok(())
 }

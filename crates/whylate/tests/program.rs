@@ -6,8 +6,9 @@ mod running;
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
 mod turn;
 
+use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use running::whylate;
@@ -16,6 +17,7 @@ use turn::turn_to_measure;
 use whylate_model::CauseKind;
 use whylate_model::path::PathSegment;
 use whylate_model::path::budget::Budget;
+use whylate_model::units::format_ns;
 
 /// A helper that computes for 10 ms and sleeps for 20 ms before it answers, as often as it is asked.
 const SERVICE: &str = r#"
@@ -47,21 +49,38 @@ struct Seen {
     budget: Budget,
 }
 
+/// The service, until it is dropped; its helper ends with its pipes.
+struct Service(Child);
+
+impl Service {
+    /// `None`, and a line that says why, where it cannot run.
+    fn start() -> Result<Option<Self>> {
+        if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
+            println!("skipped: there is no python3");
+            return Ok(None);
+        }
+        let mut command = Command::new("python3");
+        command.args(["-c", SERVICE, "200"]).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut service = Service(command.spawn()?);
+        let mut line = String::new();
+        BufReader::new(service.0.stdout.take().context("a pipe")?).read_line(&mut line)?;
+        Ok(Some(service))
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn a_service_that_waits_for_a_helper_is_told_what_the_helper_does() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
-        println!("skipped: there is no python3");
-        return Ok(());
-    }
-    let mut service =
-        Command::new("python3").args(["-c", SERVICE, "200"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-    let mut line = String::new();
-    BufReader::new(service.stdout.take().context("a pipe")?).read_line(&mut line)?;
+    let Some(service) = Service::start()? else { return Ok(()) };
     let told = whylate(&["--comm", "whylate-service", "-d", "1s", "--json"]).output();
-    // It has been asked enough; its helper ends with its pipes.
-    service.kill()?;
-    service.wait()?;
+    drop(service);
     let told = told?;
     ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
     let Seen { name, processes, span_ns, budget } = serde_json::from_slice(&told.stdout)?;
@@ -80,6 +99,38 @@ fn a_service_that_waits_for_a_helper_is_told_what_the_helper_does() -> Result<()
     ensure!(whole >= 3, "{whole} waits");
     ensure!(sleeps_ns >= whole * 20_000_000, "{sleeps_ns} ns of sleep in {whole} waits");
     ensure!(works_ns >= whole * 9_000_000, "{works_ns} ns of work in {whole} waits");
+    Ok(())
+}
+
+#[test]
+fn chains_lead_from_a_service_to_what_its_helper_does() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(service) = Service::start()? else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("chain.folded");
+    let name = file.to_str().context("a name in UTF-8")?;
+    let told = whylate(&["offcpu", "--why", "15ms", "--comm", "whylate-service", "-d", "1s", "-o", name]).output();
+    drop(service);
+    let told = told?;
+    ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    let (text, folded) = (String::from_utf8(told.stdout)?, fs::read_to_string(&file)?);
+    let ns_of = |is_it: &dyn Fn(&str) -> bool| -> Result<u64> {
+        let lines = folded.lines().filter_map(|line| line.rsplit_once(' ')).filter(|(frames, _)| is_it(frames));
+        lines.map(|(_, ns)| Ok(ns.parse::<u64>()?)).sum()
+    };
+    let total = format_ns(ns_of(&|_| true)?);
+    ensure!(text.contains(&format!(" took {total} in all.")), "{total} in all is not what stands here: {text}{folded}");
+    ensure!(ns_of(&|frames| frames.starts_with("whylate-service;"))? == ns_of(&|_| true)?, "{folded}");
+    // Of those that are printed, as of the others, 20 ms are the helper's sleep, and 10 ms its work.
+    let is_read = |line: &&str| line.contains(" waited ") && !line.starts_with(' ') && !line.contains(" for CPU ");
+    let reads = text.lines().filter(is_read).count() as u64;
+    let whole = reads.saturating_sub(2);
+    let of_helper = |frames: &str| frames.contains("pipe_read;--;whylate-helper;");
+    let sleeps_ns = ns_of(&|frames| of_helper(frames) && frames.ends_with(";--;until a timer expired"))?;
+    let works_ns = ns_of(&|frames| of_helper(frames) && frames.ends_with(";whylate-helper;worked"))?;
+    ensure!(whole >= 1, "{reads} waits: {text}");
+    ensure!(sleeps_ns >= whole * 20_000_000, "{sleeps_ns} ns of sleep in {reads} waits: {folded}");
+    ensure!(works_ns >= whole * 9_000_000, "{works_ns} ns of work in {reads} waits: {folded}");
     Ok(())
 }
 

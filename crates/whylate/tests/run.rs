@@ -9,13 +9,13 @@ mod turn;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use running::{copied, whylate};
+use running::{Running, catches, copied, whylate};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
@@ -260,6 +260,38 @@ fn a_command_that_is_interrupted_is_told_up_to_there() -> Result<()> {
     let interrupt = |pid| Ok(kill_process_group(pid, Signal::INT)?);
     let (status, stderr) = signalled("echo begun; exec sleep 30", interrupt)?;
     ensure!(status.code() == Some(130) && stderr.contains("sh took "), "{status}: {stderr}");
+    Ok(())
+}
+
+/// While it attaches, nobody else is there to be ended.
+#[test]
+fn a_signal_before_the_command_begins_ends_it() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    for signal in [Signal::INT, Signal::TERM] {
+        let ends_in_time = || -> Result<bool> {
+            let mut running = Running::start(&["run", "--", "echo", "ran"])?;
+            while !catches(running.pid(), signal) && running.is_alive()? {
+                thread::yield_now();
+            }
+            running.signal(signal)?;
+            let mut printed = String::new();
+            running.stdout()?.read_to_string(&mut printed)?;
+            let (status, _) = running.end()?;
+            Ok(printed.is_empty() && status.signal() == Some(signal.as_raw()))
+        };
+        // The signal may be late.
+        let mut tries = (0..5).map(|_| ends_in_time());
+        ensure!(tries.any(|ended| ended.is_ok_and(|ended| ended)), "the command has run despite {signal:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_file_that_cannot_be_made_is_told_before_the_command_runs() -> Result<()> {
+    let output = whylate(&["run", "-o", "/nowhere/x.svg", "--", "echo", "ran"]).output()?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{output:?}");
+    ensure!(stderr.starts_with("whylate: cannot write /nowhere/x.svg: "), "{stderr}");
     Ok(())
 }
 

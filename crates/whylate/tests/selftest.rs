@@ -82,6 +82,6 @@ fn it_ends_when_it_is_told_to() -> Result<()> {
     thread::sleep(Duration::from_secs(2));
     running.signal(Signal::INT)?;
     let (status, said) = running.end()?;
-    ensure!(status.code() == Some(130) && said.contains("told to stop"), "{status}: {said}");
+    ensure!(status.code() == Some(130) && said.contains("interrupted"), "{status}: {said}");
     Ok(())
 }

@@ -47,7 +47,7 @@ pub enum ImportError {
     #[error("cannot read it: {0}")]
     Io(#[from] io::Error),
     /// It is of `trace-cmd`.
-    #[error("this is a trace.dat: give what `trace-cmd report -i` prints of it")]
+    #[error("this is a trace.dat: import the output of `trace-cmd report -i` on it")]
     TraceDat,
     /// It is compressed.
     #[error("this is compressed: decompress it first")]

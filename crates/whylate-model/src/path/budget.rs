@@ -153,9 +153,9 @@ impl Gatherer<'_> {
             return;
         }
         let other = match open.blocked {
-            Some(blocked) if blocked.is_kernel => "the kernel",
-            Some(_) => "another wait",
-            None => "a wait that had begun before",
+            Some(blocked) if blocked.is_kernel => "waits of kernel threads",
+            Some(_) => "waits outside system calls",
+            None => "waits that began earlier",
         };
         let via = via.unwrap_or_else(|| other.to_owned());
         let (waits, sums) =

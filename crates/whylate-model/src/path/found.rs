@@ -2,7 +2,7 @@
 //! What a walk has found of one wait, put together in order of time and in words.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +61,37 @@ pub struct Path {
     pub segments: Vec<PathSegment>,
     /// Parts that are alike stand together, as there were too many to keep their order.
     pub is_folded: bool,
+}
+
+impl PathSegment {
+    /// The same, with the names of threads made of how they are called: of whoever did it, could run, waited, or submitted
+    /// the request.
+    pub fn with_threads(self, name: &dyn Fn(&str) -> String) -> Self {
+        let who = match self.kind {
+            _ if self.is_a_threads() => name(&self.who),
+            // The submitter stands last, in brackets.
+            CauseKind::Disk | CauseKind::DiskQueue => {
+                match self.who.strip_suffix(')').and_then(|who| who.rsplit_once(" by ")) {
+                    Some((request, by)) => format!("{request} by {})", name(by)),
+                    None => self.who,
+                }
+            }
+            _ => self.who,
+        };
+        let named = |called: Option<String>| called.as_deref().map(name);
+        PathSegment { who, ready: named(self.ready), waiter: named(self.waiter), ..self }
+    }
+
+    /// Whether a thread did what is told.
+    pub(super) fn is_a_threads(&self) -> bool {
+        matches!(self.kind, CauseKind::Running | CauseKind::Thread | CauseKind::IrqsOff)
+    }
+
+    /// Whether a thread waited for a CPU, even where parts were summed up and which one is not known any more.
+    pub fn is_ready(&self) -> bool {
+        use CauseKind::{IdleExit, IrqsOff, Thread, Throttled, Wakeup};
+        self.ready.is_some() || matches!(self.kind, Thread | IrqsOff | IdleExit | Wakeup | Throttled)
+    }
 }
 
 impl Path {
@@ -201,9 +232,48 @@ impl Found {
         self.numbers.retain(|_, wait| open.contains(wait));
         self.numbers.values_mut().for_each(|wait| *wait = places[*wait]);
         (self.waits, self.parts) = (waits, parts);
+        let latest = self.parts.last().copied();
         if self.parts.len() > SEGMENTS {
             self.sum_up_small();
         }
+        self.forget_waits();
+        self.forget_names(latest);
+    }
+
+    /// Those of which no part is told any more.
+    fn forget_waits(&mut self) {
+        let mut is_used = vec![false; self.waits.len()];
+        // The first one is what was asked about.
+        is_used.iter_mut().take(1).for_each(|first| *first = true);
+        for wait in self.parts.iter().filter_map(|part| part.wait).chain(self.numbers.values().copied()) {
+            let mut next = Some(wait);
+            while let Some(at) = next.filter(|&at| !is_used[at]) {
+                is_used[at] = true;
+                next = self.waits[at].within;
+            }
+        }
+        let mut kept = 0;
+        let places: Vec<usize> = is_used.iter().map(|&is_used| (kept, kept += usize::from(is_used)).0).collect();
+        let mut at = 0;
+        self.waits.retain(|_| (is_used[at], at += 1).0);
+        self.waits.iter_mut().for_each(|wait| wait.within = wait.within.map(|within| places[within]));
+        self.parts.iter_mut().for_each(|part| part.wait = part.wait.map(|wait| places[wait]));
+        self.numbers.values_mut().for_each(|wait| *wait = places[*wait]);
+    }
+
+    /// Those of threads that no part is about, but for the latest.
+    fn forget_names(&mut self, latest: Option<Part>) {
+        let of_part = |part: &Part| {
+            let who = match part.who {
+                Party::Thread { tid, .. } => Some(tid),
+                Party::Disk(request) => Some(request.submitter),
+                _ => None,
+            };
+            [part.ready, who]
+        };
+        let of_parts = self.parts.iter().chain(&latest).flat_map(of_part).flatten();
+        let used: HashSet<u32> = of_parts.chain(self.waits.iter().map(|wait| wait.tid)).collect();
+        self.names.retain(|tid, _| used.contains(tid));
     }
 
     /// Where even different parts are too many, threads of one name become one in the smallest; beyond that these lose
@@ -341,5 +411,36 @@ fn ended_by(by: Option<Waker>) -> u64 {
         Some(Waker::Softirq) => 5 << 32,
         Some(Waker::Irq) => 6 << 32,
         Some(Waker::Disk(request)) => 7 << 32 | u64::from(request.device),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As of a build that runs for hours: each process waits once for another one, and once for a CPU.
+    #[test]
+    fn what_is_kept_does_not_grow_with_the_number_of_threads() {
+        let mut found = Found::default();
+        let mut now_ns = 1 << 40;
+        let mut add = |found: &mut Found, ns: u64, kind, tid: u32, ready, hop| {
+            let who = Party::Thread { tid, name: Name::of("cc1"), is_member: true };
+            found.add(Finding::Segment(Segment { from_ns: now_ns - ns, to_ns: now_ns, kind, who, ready, hop }));
+            now_ns -= ns;
+        };
+        for number in 0..20_000_u32 {
+            let (tid, waker) = (10 + 2 * number, 11 + 2 * number);
+            let by = Some(Waker::Thread(waker));
+            found.add(Finding::Hop(Hop { number, within: None, tid, woken_ns: 0, by }));
+            add(&mut found, 10, CauseKind::Running, waker, None, Some(number));
+            add(&mut found, 5, CauseKind::Running, tid, None, None);
+            // The earlier, the longer: those are told one by one.
+            add(&mut found, 20 + u64::from(number), CauseKind::Thread, waker, Some(tid), None);
+            assert!(found.waits.len() <= 3 * SEGMENTS && found.names.len() <= 4 * SEGMENTS);
+        }
+        found.fold(None);
+        assert!(found.waits.len() <= SEGMENTS, "{} waits", found.waits.len());
+        let ready: Vec<u32> = found.parts.iter().filter_map(|part| part.ready).collect();
+        assert!(ready.len() > 100 && ready.iter().all(|tid| found.names.contains_key(tid)));
     }
 }

@@ -190,9 +190,21 @@ pub struct Slice {
     pub steal_ns: u64,
     /// The thread belongs to the command that is explained.
     pub is_member: bool,
+    /// So does whoever woke it, or made it; which need not be who has the waker's CPU, where a softirq is on top.
+    pub is_of_member: bool,
 }
 
 impl Slice {
+    /// The same, knowing which threads belong to the command, by their number and when.
+    pub fn marked(self, is_member: impl Fn(u32, u64) -> bool) -> Self {
+        let is_of_member = match self.entry {
+            Entry::Woken { by: Waker::Thread(tid) | Waker::Parent(tid), at_ns, .. } => is_member(tid, at_ns),
+            _ => false,
+        };
+        let own = self.holder.tid().is_some_and(|tid| is_member(tid, self.start_ns));
+        Slice { is_member: own, is_of_member, ..self }
+    }
+
     /// The thread as it is named.
     pub fn called(&self) -> String {
         self.holder.tid().map_or_else(|| self.name.text(), |tid| thread::called(&self.name.text(), tid))

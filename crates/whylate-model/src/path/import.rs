@@ -39,10 +39,10 @@ pub enum ImportError {
     #[error("cannot read it: {0}")]
     Io(#[from] io::Error),
     /// It is of `trace-cmd`.
-    #[error("this is a trace.dat: give what `trace-cmd report -i` prints of it")]
+    #[error("this is a trace.dat: import the output of `trace-cmd report -i` on it")]
     TraceDat,
     /// It is of perf.
-    #[error("this is a perf.data: give what `perf script --show-lost-events -i` prints of it")]
+    #[error("this is a perf.data: import the output of `perf script --show-lost-events -i` on it")]
     PerfData,
     /// It is compressed.
     #[error("this is compressed: decompress it first")]
@@ -51,13 +51,13 @@ pub enum ImportError {
     #[error("it has more than {EVENTS} events: cut it to the time that matters")]
     TooLong,
     /// No event tells who had a CPU.
-    #[error("no event in it tells who had a CPU: record sched_switch and sched_waking, and interrupts beside them")]
+    #[error("no event in it tells who had a CPU: record sched_switch and sched_waking, and interrupts too")]
     NoSwitches,
     /// No line is an event.
     #[error("no line in it is an event: give text of trace_pipe, `trace-cmd report` or `perf script`")]
     NotATrace,
     /// There is no such thread.
-    #[error("no thread of it is {0}")]
+    #[error("it has no thread {0}: leave out --pid and --comm, or name one that is in it")]
     NoSuchThread(String),
 }
 
@@ -286,13 +286,17 @@ impl Reader {
         let tells_interrupts = self.kinds.interrupts || self.kinds.flags;
         let mut weaker = Vec::new();
         if !self.kinds.wakings {
-            weaker.push("no sched_waking: who woke a thread is told by sched_wakeup, which may come on another CPU");
+            weaker.push(
+                "no sched_waking: wakers are taken from sched_wakeup, which another CPU than the waker's may record",
+            );
         }
         if !tells_interrupts {
-            weaker.push("no interrupts: a waker is known only where the two wake each other, or are of one family");
+            weaker.push(
+                "no interrupts: a waker is believed only if the two threads wake each other, or have a common ancestor",
+            );
         }
         if !self.kinds.requests {
-            weaker.push("no block events: a wait for a disk is one for an interrupt");
+            weaker.push("no block events: waits for disks are shown as waits for interrupts");
         }
         let mut past = self.builder.finish(end_ns);
         let Reader { lives, handlers, lost, .. } = self;

@@ -89,9 +89,7 @@ impl Past for Marked<'_> {
     }
 
     fn previous(&mut self, cpu: usize) -> Option<Slice> {
-        let slice = self.past.previous(cpu)?;
-        let is_member = slice.holder.tid().is_some_and(|tid| self.members.has(tid, slice.start_ns));
-        Some(Slice { is_member, ..slice })
+        Some(self.past.previous(cpu)?.marked(|tid, at_ns| self.members.has(tid, at_ns)))
     }
 }
 

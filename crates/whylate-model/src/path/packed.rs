@@ -34,6 +34,7 @@ pub struct Packed<F> {
     end: u64,
     in_memory_bytes: usize,
     limit_bytes: usize,
+    given_up: u64,
     error: Option<io::Error>,
 }
 
@@ -41,35 +42,52 @@ impl<F: Read + Write + Seek> Packed<F> {
     /// Nothing is known yet of so many CPUs.
     pub fn new(cpus: usize, limit_bytes: usize, file: Option<F>) -> Self {
         let lanes = (0..cpus).map(|_| Lane::default()).collect();
-        Packed { lanes, file, end: 0, in_memory_bytes: 0, limit_bytes, error: None }
+        Packed { lanes, file, end: 0, in_memory_bytes: 0, limit_bytes, given_up: 0, error: None }
     }
 
-    /// Adds what comes after everything that was added of this CPU.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub fn push(&mut self, cpu: usize, slice: Slice) -> io::Result<()> {
-        let Some(lane) = self.lanes.get_mut(cpu) else { return Ok(()) };
+    /// Adds what comes after everything that was added of this CPU. A file that cannot be written is given up.
+    pub fn push(&mut self, cpu: usize, slice: Slice) {
+        let Some(lane) = self.lanes.get_mut(cpu) else { return };
         lane.loose.push(slice);
         if lane.loose.len() < BLOCK {
-            return Ok(());
+            return;
         }
         let bytes = pack(&lane.loose);
         lane.loose.clear();
-        if self.in_memory_bytes + bytes.len() <= self.limit_bytes {
-            self.in_memory_bytes += bytes.len();
-            lane.blocks.push(Place::Memory(bytes));
-        } else if let Some(file) = &mut self.file {
-            file.seek(SeekFrom::Start(self.end))?;
-            file.write_all(&bytes)?;
-            lane.blocks.push(Place::File { at: self.end, bytes: bytes.len() });
-            self.end += bytes.len() as u64;
-        } else {
-            self.in_memory_bytes += bytes.len();
-            lane.blocks.push(Place::Memory(bytes));
-            self.forget_oldest();
+        if self.in_memory_bytes + bytes.len() > self.limit_bytes
+            && let Some(file) = &mut self.file
+        {
+            let written = file.seek(SeekFrom::Start(self.end)).and_then(|_| file.write_all(&bytes));
+            if written.is_ok() {
+                lane.blocks.push(Place::File { at: self.end, bytes: bytes.len() });
+                self.end += bytes.len() as u64;
+                return;
+            }
+            self.give_up_file();
         }
-        Ok(())
+        self.in_memory_bytes += bytes.len();
+        self.lanes[cpu].blocks.push(Place::Memory(bytes));
+        self.forget_oldest();
+    }
+
+    /// What has gone into the file is not known any more, and its room is others'.
+    pub fn give_up_file(&mut self) {
+        self.file = None;
+        for lane in &mut self.lanes {
+            let before = lane.blocks.len();
+            lane.blocks.retain(|place| matches!(place, Place::Memory(_)));
+            self.given_up += ((before - lane.blocks.len()) * BLOCK) as u64;
+        }
+    }
+
+    /// What it writes to.
+    pub fn file(&self) -> Option<&F> {
+        self.file.as_ref()
+    }
+
+    /// How many slices were given up for want of room.
+    pub fn given_up(&self) -> u64 {
+        self.given_up
     }
 
     /// Why a block could not be read again, if one could not: nothing is known of what was before it.
@@ -89,6 +107,7 @@ impl<F: Read + Write + Seek> Packed<F> {
             if lane.blocks.is_empty() {
                 return;
             }
+            self.given_up += BLOCK as u64;
             if let Place::Memory(bytes) = lane.blocks.remove(0) {
                 self.in_memory_bytes -= bytes.len();
             }
@@ -408,7 +427,7 @@ mod tests {
     #[test]
     fn what_has_no_room_in_memory_is_in_the_file() {
         let mut packed = Packed::new(1, 100_000, Some(Cursor::new(Vec::new())));
-        numbered(100_000).for_each(|slice| packed.push(0, slice).expect("memory takes everything"));
+        numbered(100_000).for_each(|slice| packed.push(0, slice));
         assert!(packed.in_memory_bytes <= 100_000 && packed.in_file_bytes() > 100_000);
         let mut back: Vec<Slice> = std::iter::from_fn(|| packed.previous(0)).collect();
         back.reverse();
@@ -419,9 +438,47 @@ mod tests {
     #[test]
     fn without_a_file_the_oldest_is_given_up() {
         let mut packed = Packed::<Cursor<Vec<u8>>>::new(1, 100_000, None);
-        numbered(100_000).for_each(|slice| packed.push(0, slice).expect("memory takes everything"));
+        numbered(100_000).for_each(|slice| packed.push(0, slice));
         let back: Vec<Slice> = std::iter::from_fn(|| packed.previous(0)).collect();
         assert!(back.len() > 5_000 && back.len() < 50_000, "{}", back.len());
         assert_eq!(back[0], numbered(100_000).last().expect("there are some"));
+        assert_eq!(packed.given_up() + back.len() as u64, 100_000);
+    }
+
+    /// Takes so many bytes.
+    struct Full(Cursor<Vec<u8>>, usize);
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let room = self.1.saturating_sub(self.0.position() as usize).min(bytes.len());
+            if room == 0 { Err(io::ErrorKind::StorageFull.into()) } else { self.0.write(&bytes[..room]) }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Read for Full {
+        fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+            self.0.read(bytes)
+        }
+    }
+
+    impl Seek for Full {
+        fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+            self.0.seek(to)
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_full_is_given_up_and_the_latest_is_kept() {
+        let mut packed = Packed::new(1, 100_000, Some(Full(Cursor::new(Vec::new()), 150_000)));
+        numbered(100_000).for_each(|slice| packed.push(0, slice));
+        assert!(packed.file().is_none() && packed.in_memory_bytes <= 100_000);
+        let back: Vec<Slice> = std::iter::from_fn(|| packed.previous(0)).collect();
+        assert_eq!(back[0], numbered(100_000).last().expect("there are some"));
+        assert_eq!(packed.given_up() + back.len() as u64, 100_000);
+        assert!(packed.take_error().is_none());
     }
 }

@@ -4,7 +4,6 @@
 use std::collections::{HashMap, HashSet};
 
 use super::PathSegment;
-use crate::CauseKind;
 use crate::thread::without_number;
 
 /// So many parts are kept apart.
@@ -63,33 +62,16 @@ impl Sums {
     }
 
     fn without_numbers(&self, segment: PathSegment) -> PathSegment {
-        let name = |called: String| {
-            let name = without_number(&called);
-            if self.shared.contains(name) { name.to_owned() } else { called }
-        };
-        let who = match segment.kind {
-            kind if is_a_threads(kind) => name(segment.who),
-            // The submitter stands last, in brackets.
-            CauseKind::Disk | CauseKind::DiskQueue => {
-                match segment.who.strip_suffix(')').and_then(|who| who.rsplit_once(" by ")) {
-                    Some((request, by)) => format!("{request} by {})", name(by.to_owned())),
-                    None => segment.who,
-                }
-            }
-            _ => segment.who,
-        };
-        PathSegment { who, ready: segment.ready.map(name), waiter: segment.waiter.map(name), ..segment }
+        segment.with_threads(&|called| {
+            let name = without_number(called);
+            if self.shared.contains(name) { name } else { called }.to_owned()
+        })
     }
-}
-
-/// Whether a thread did what is told.
-fn is_a_threads(kind: CauseKind) -> bool {
-    matches!(kind, CauseKind::Running | CauseKind::Thread | CauseKind::IrqsOff)
 }
 
 /// The threads that a part names, but for submitters.
 fn names_of(part: &PathSegment) -> impl Iterator<Item = &str> {
-    let who = is_a_threads(part.kind).then_some(&part.who);
+    let who = part.is_a_threads().then_some(&part.who);
     who.into_iter().chain(&part.ready).chain(&part.waiter).map(String::as_str)
 }
 
@@ -113,7 +95,7 @@ fn merge(into: &mut Vec<PathSegment>, path: Vec<PathSegment>) {
                 into.insert(at, segment);
             }
             None => {
-                let is_named = is_a_threads(segment.kind);
+                let is_named = segment.is_a_threads();
                 let loose = PathSegment {
                     ns: segment.ns,
                     kind: segment.kind,
@@ -137,6 +119,7 @@ fn merge(into: &mut Vec<PathSegment>, path: Vec<PathSegment>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CauseKind;
 
     #[test]
     fn parts_that_are_alike_become_one_and_nothing_is_lost() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Histories with known answers, and random ones.
 
+mod forward;
 mod shapes;
 
 use proptest::prelude::*;
@@ -121,6 +122,7 @@ fn thousands_of_threads_keep_their_name() {
         name: Name::of("cc"),
         entry: Entry::Woken { at_ns: number * of_each, by: Waker::Thread(9 + number as u32), cpu: 0 },
         is_member: true,
+        is_of_member: true,
         ..Slice::default()
     };
     let past = Recorded { cpus: vec![(0..all).map(slice).collect()] };
@@ -301,7 +303,7 @@ fn a_command_is_its_critical_path() {
     history.at(60, 1, Event::Irq(Name::of("local_timer"))).at(60, 1, Event::TimerExpires).wakes(60, 1, 3);
     history.at(60, 1, Event::IrqEnds).preempted(60, 0, 3).wakes(80, 0, 1).switch(80, 0, Exit::Dead, 1);
     let mut past = history.past(90);
-    past.cpus.iter_mut().flatten().for_each(|slice| slice.is_member = slice.holder.tid().is_some());
+    past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(|_, _| true));
     let asked = Asked { is_command: true, ..asked(1, 0, 90) };
     let expected = [
         segment(6, Running, "t1:1", 0),

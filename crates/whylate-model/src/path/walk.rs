@@ -75,6 +75,7 @@ struct Woken {
     /// `None`: that was not seen.
     by: Option<Waker>,
     cpu: u32,
+    is_of_member: bool,
 }
 
 /// One walk.
@@ -255,7 +256,7 @@ impl Cursor {
 
     /// The thread cannot be followed further, until it is met again.
     fn lose(&mut self, why: &'static str, found: &mut dyn FnMut(Finding)) {
-        self.push(Woken { at_ns: self.now_ns, by: None, cpu: 0 }, found);
+        self.push(Woken { at_ns: self.now_ns, by: None, cpu: 0, is_of_member: false }, found);
         self.mode = unknown(why);
     }
 
@@ -279,8 +280,11 @@ impl Cursor {
         self.mode = match change.after.entry {
             Entry::GoesOn => Mode::Running { cpu: change.cpu },
             Entry::Preempted { at_ns } => ready(Since::Lost(at_ns)),
-            Entry::Woken { at_ns, by, cpu } => ready(Since::Woken(Woken { at_ns, by: Some(by), cpu })),
-            Entry::Unseen => ready(Since::Woken(Woken { at_ns: change.at_ns, by: None, cpu: 0 })),
+            Entry::Woken { at_ns, by, cpu } => {
+                let is_of_member = change.after.is_of_member;
+                ready(Since::Woken(Woken { at_ns, by: Some(by), cpu, is_of_member }))
+            }
+            Entry::Unseen => ready(Since::Woken(Woken { at_ns: change.at_ns, by: None, cpu: 0, is_of_member: false })),
         };
     }
 
@@ -296,7 +300,7 @@ impl Cursor {
             _ => None,
         };
         if let Some((tid, Some(cpu))) = thread {
-            let is_of_command = self.asked.is_command && self.frames.is_empty() && rewind.lanes[cpu].slice.is_member;
+            let is_of_command = self.asked.is_command && self.frames.is_empty() && woken.is_of_member;
             // What is new has not waited.
             if is_of_command || matches!(woken.by, Some(Waker::Parent(_))) {
                 (self.tid, self.mode) = (tid, Mode::Running { cpu });

@@ -18,7 +18,7 @@ pub(super) const fn reason(name: &'static str, meaning: &'static str) -> Reason 
 pub const SHARED_LOST: &[Reason] = &[
     reason(
         "births_full",
-        "more threads were born or ended than are remembered; those born later belong to no command (run)",
+        "more threads were created or exited than are remembered; later ones belong to no command (run)",
     ),
     reason(
         "edges_overwritten",
@@ -34,15 +34,19 @@ pub const SHARED_LOST: &[Reason] = &[
     ),
     reason(
         "requests_full",
-        "more disk requests were in progress than are kept; waits for them do not tell the device's time (--why, run)",
+        "more disk requests were in progress than are kept; waits for them do not show the time at the device (--why, run)",
     ),
     reason(
         "requests_overwritten",
         "what was known of a disk request was overwritten before its wait was followed (--why, run)",
     ),
     reason(
+        "records_given_up",
+        "older records found no room in memory or in a file; on paths, that time is `not recorded` (run)",
+    ),
+    reason(
         "unseen_requests",
-        "the start of a disk request was not seen; waits for it do not tell the device's time (--why, run)",
+        "the start of a disk request was not seen; waits for it do not show the time at the device (--why, run)",
     ),
     reason(
         "unseen_switches",

@@ -14,11 +14,11 @@ pub static OFFCPU: Card = Card {
         next: "whylate offcpu --why {from} -d 10s",
     }),
     held_up: Some(Judged {
-        of: "threads that wait for others, held up by work, CPUs, disks or locks",
+        of: "threads held up by others' work, CPU waits, disk I/O or locks",
         late_from_ns: 100_000_000,
         next: "whylate offcpu --why {from} -d 10s",
     }),
-    beyond_a_look: &[("how long threads sleep for less, for timers or the network", "whylate offcpu -d 10s")],
+    beyond_a_look: &[("shorter waits of threads, and those for timers or networks", "whylate offcpu -d 10s")],
     lost: &[
         reason("holders_full", "the table of threads that wait was full; whom it waits for is not told (--blocked)"),
         reason("places_full", "the table of places was full"),
@@ -39,7 +39,7 @@ pub static OFFCPU: Card = Card {
         reason("unseen", "a wait was not seen to begin; its time is left out (backend trace)"),
         reason(
             "unseen_sleeps",
-            "a long wait began before what is kept, or too many ended at once; it is left out (--why)",
+            "a long wait began before the oldest record that is kept, or too many ended at once; it is left out (--why)",
         ),
         reason("unseen_wakers", "the waker was not seen; the wait counts as [waker not seen] (--wakers)"),
         reason("unseen_wakeups", "the start of a long wait for a CPU was not seen, so the wait is left out (--why)"),

@@ -254,7 +254,7 @@ impl Worker {
             true if self.plan.duty > MOST_URGENT => [0, self.tid].into_iter().try_for_each(favour)?,
             true => become_fifo(PRIORITY).map_err(|error| match error.kind() {
                 io::ErrorKind::PermissionDenied => {
-                    io::Error::new(error.kind(), format!("not permitted to come before others ({})", remedy()))
+                    io::Error::new(error.kind(), format!("not permitted to take a real-time priority ({})", remedy()))
                 }
                 _ => error,
             })?,

@@ -3,7 +3,8 @@
 
 use std::rc::Rc;
 
-use whylate_model::path::history::{Holder, Past, Slice};
+use whylate_model::path::history::{Past, Slice};
+use whylate_model::path::stolen::Stolen;
 
 use super::rings::Rings;
 use super::slices::slice;
@@ -23,9 +24,7 @@ struct Lane {
     place: Place,
     /// Where the slice that is handed out next ends.
     end_ns: u64,
-    /// What was stolen of the stay of this thread, beyond what the slices that were handed out could take.
-    steal_ns: u64,
-    steal_of: Option<u32>,
+    stolen: Stolen,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -72,25 +71,9 @@ impl Past for History {
             }
             let mut slice = slice(&of, lane.end_ns, |cpu, position| self.rings.request(cpu, position));
             lane.end_ns = of.start_ns;
-            lane.spread_steal(&mut slice);
+            lane.stolen.spread(&mut slice);
             return Some(slice);
         }
-    }
-}
-
-impl Lane {
-    /// Without an exact steal clock, all that was stolen since a thread came is told at its last interval. What that is
-    /// too short for was stolen of those before it.
-    fn spread_steal(&mut self, slice: &mut Slice) {
-        let tid = match slice.holder {
-            Holder::Idle => Some(0),
-            holder => holder.tid(),
-        };
-        if slice.steal_ns > 0 || (tid.is_some() && tid != self.steal_of) {
-            (self.steal_ns, self.steal_of) = (slice.steal_ns, tid);
-        }
-        slice.steal_ns = self.steal_ns.min(slice.end_ns - slice.start_ns);
-        self.steal_ns -= slice.steal_ns;
     }
 }
 
@@ -99,7 +82,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
-    use whylate_model::path::history::Name;
+    use whylate_model::path::history::{Holder, Name};
 
     use super::super::rings::made_up::{SLOTS, rings, start_of};
     use super::*;

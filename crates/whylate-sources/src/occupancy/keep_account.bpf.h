@@ -3,6 +3,7 @@
 #pragma once
 
 #include "occupancy.bpf.h"
+#include "registers.bpf.h"
 #include "steal.bpf.h"
 
 /* How far each CPU's `steal_time` lies from its `runqueues`; 0 where the kernel has none. */
@@ -20,8 +21,7 @@ static __always_inline void end_interval(struct account *account, u32 cpu, u64 n
 			interval->steal_ns = since(steal_ns, account->steal_seen_ns);
 			interval->left = left;
 			/* User space may read it from now on. */
-			barrier();
-			account->written++;
+			store_in_order(&account->written, account->written + 1);
 		}
 	}
 	if (account->entry.kind)

@@ -62,11 +62,22 @@ static __always_inline enum entry_kind kind_in_softirq(const struct account *acc
 	return number == SOFTIRQ_RCU ? ENTRY_RCU : ENTRY_SOFTIRQ;
 }
 
-/* Interrupts wake the threads of softirqs after their handlers, as if the thread did that they have interrupted. */
+/* A thread that does a device's interrupt: with PREEMPT_RT, threadirqs, or where the driver wants it. */
+static __always_inline bool is_of_irq(const struct task_struct *task)
+{
+	return task->flags & PF_KTHREAD && begins_with(task->comm, "irq/", 4);
+}
+
+/*
+ * Interrupts wake their own threads and those of softirqs after their handlers (kernel/irq/handle.c), as if the thread
+ * did that they have interrupted.
+ */
 static __always_inline enum entry_kind kind_by_woken(const struct task_struct *woken)
 {
 	if (!(woken->flags & PF_KTHREAD))
 		return ENTRY_THREAD;
+	if (is_of_irq(woken))
+		return ENTRY_IRQ;
 	if (begins_with(woken->comm, "ksoftirqd/", 10))
 		return ENTRY_SOFTIRQ;
 	return begins_with(woken->comm, "ktimers/", 8) ? ENTRY_TIMER : ENTRY_THREAD;
@@ -208,13 +219,15 @@ int BPF_PROG(on_sched_process_exec, struct task_struct *task)
 SEC("?tp_btf/softirq_raise")
 int BPF_PROG(on_softirq_raise, unsigned int number)
 {
+	const struct task_struct *raiser = bpf_get_current_task_btf();
 	struct account *account;
 
 	if (number != SOFTIRQ_NET_TX && number != SOFTIRQ_NET_RX)
 		return 0;
 	account = account_of(bpf_get_smp_processor_id());
+	/* A device's thread has not sent what comes in. */
 	if (account && !account->is_busy && !account->in_irq && !account->softirq)
-		account->net_raisers[number & 1] = shown_number(bpf_get_current_task_btf());
+		account->net_raisers[number & 1] = is_of_irq(raiser) ? 0 : shown_number(raiser);
 	return 0;
 }
 

@@ -183,8 +183,7 @@ int BPF_PROG(on_block_rq_complete, struct request *request, int error, unsigned 
 		if (!done)
 			return 0;
 		/* User space may be reading. */
-		done->position = ~position;
-		barrier();
+		store_in_order(&done->position, ~position);
 		done->queued_ns = begun ? begun->queued_ns : 0;
 		done->issued_ns = begun ? begun->issued_ns : 0;
 		done->submitter = begun ? begun->submitter : 0;
@@ -193,8 +192,7 @@ int BPF_PROG(on_block_rq_complete, struct request *request, int error, unsigned 
 			done->operation = begun->operation;
 		if (begun && !begun->issued_ns && !bytes)
 			take_over_flush(done, account, cpu);
-		barrier();
-		done->position = position;
+		store_in_order(&done->position, position);
 		account->completed[is_in_irq(account)] = position + 1;
 	}
 	/* With a flush it has a function of its own for the end of each part but the last. */

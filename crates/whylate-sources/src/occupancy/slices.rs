@@ -27,6 +27,7 @@ pub(super) fn slice(of: &interval, end_ns: u64, request: impl FnOnce(u32, u32) -
         exit: exit(of.left.into()),
         steal_ns: of.steal_ns.into(),
         is_member: false,
+        is_of_member: false,
     }
 }
 

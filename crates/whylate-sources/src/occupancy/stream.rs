@@ -88,9 +88,7 @@ impl Lane {
             return None;
         }
         (self.read, self.position, self.since_ns) = (whole, after, next.start_ns);
-        let mut slice = slice(&of, next.start_ns, |cpu, position| rings.request(cpu, position));
-        slice.steal_ns = slice.steal_ns.min(slice.end_ns.saturating_sub(slice.start_ns));
-        Some(slice)
+        Some(slice(&of, next.start_ns, |cpu, position| rings.request(cpu, position)))
     }
 
     /// The one in progress, up to a moment that is over.

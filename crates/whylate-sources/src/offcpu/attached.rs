@@ -46,7 +46,7 @@ impl AttachedOffcpu {
         // Registers are read as x86-64 has them (`unwind_user()`).
         let lacks_user_frames = options.user_stacks && !cfg!(target_arch = "x86_64");
         let no_frames =
-            lacks_user_frames.then_some("user frames are read on x86-64 alone: stacks are those of the kernel");
+            lacks_user_frames.then_some("user frames are read on x86-64 only: stacks have kernel frames only");
         let no_holders = if options.holders { holders::told_here()?.weaker() } else { None };
         let weaker: Vec<&str> = no_frames.into_iter().chain(no_holders).collect();
         let options_there = options.clone();

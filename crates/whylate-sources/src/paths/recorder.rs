@@ -6,10 +6,11 @@ use std::fs::File;
 use std::path::Path;
 
 use anyhow::Context as _;
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{CWD, Mode, OFlags, fstatvfs, openat};
 use whylate_model::path::history::{Exit, Slice};
 use whylate_model::path::members::Births;
 use whylate_model::path::packed::Packed;
+use whylate_model::path::stolen::Spread;
 
 use super::names::PathNames;
 use crate::attach::silence_libbpf;
@@ -20,6 +21,10 @@ use crate::{clock, cpus};
 
 /// What is kept in memory; beyond that it goes into a file.
 const MEMORY_BYTES: usize = 64 << 20;
+/// Of the file's system, so much is left to others, or a twentieth of a smaller one.
+const LEFT_BYTES: u64 = 1 << 30;
+/// After so much more in the file, that is looked at again.
+const FILE_STEP_BYTES: u64 = 4 << 20;
 /// What happened as late as this may not have been written yet.
 const SETTLED_NS: u64 = 2_000_000;
 /// How many ends of threads are kept.
@@ -35,6 +40,8 @@ pub struct Recorder {
     edges: Edges,
     stream: Stream,
     past: Packed<File>,
+    /// What was in the file when its room was last looked at.
+    file_bytes: u64,
     births: Births,
     deaths: Vec<(u32, u64)>,
     lost: BTreeMap<String, u64>,
@@ -44,7 +51,7 @@ pub struct Recorder {
 /// What was kept.
 pub struct Recorded {
     /// What all CPUs did.
-    pub past: Packed<File>,
+    pub past: Spread<Packed<File>>,
     /// Who was made by whom.
     pub births: Births,
     /// Who ended, and when, in order of time on each CPU.
@@ -73,6 +80,7 @@ impl Recorder {
             edges,
             stream,
             past,
+            file_bytes: 0,
             births: Births::default(),
             deaths: Vec::new(),
             lost: BTreeMap::new(),
@@ -81,15 +89,18 @@ impl Recorder {
     }
 
     /// Takes in what has happened since the last time: several times a second, or it is overwritten.
-    ///
-    /// # Errors
-    /// When the file that it goes into cannot be written.
-    pub fn take_in(&mut self) -> anyhow::Result<()> {
-        self.take_in_by(Stream::drain, clock::monotonic_ns().saturating_sub(SETTLED_NS))
+    pub fn take_in(&mut self) {
+        self.take_in_by(Stream::drain, clock::monotonic_ns().saturating_sub(SETTLED_NS));
+        if self.past.in_file_bytes() >= self.file_bytes + FILE_STEP_BYTES {
+            self.file_bytes = self.past.in_file_bytes();
+            if self.past.file().is_some_and(|file| !has_room(file)) {
+                self.past.give_up_file();
+            }
+        }
     }
 
-    fn take_in_by(&mut self, read: Read, until_ns: u64) -> anyhow::Result<()> {
-        let (mut outcome, past, births, deaths) = (Ok(()), &mut self.past, &mut self.births, &mut self.deaths);
+    fn take_in_by(&mut self, read: Read, until_ns: u64) {
+        let (past, births, deaths) = (&mut self.past, &mut self.births, &mut self.deaths);
         read(&mut self.stream, until_ns, &mut |cpu, slice| {
             births.add(&slice);
             if let (Exit::Dead, Some(tid)) = (slice.exit, slice.holder.tid()) {
@@ -98,30 +109,33 @@ impl Recorder {
                     false => births.lost += 1,
                 }
             }
-            if outcome.is_ok() {
-                outcome = past.push(cpu, slice);
-            }
+            past.push(cpu, slice);
         });
-        outcome.context("cannot keep what happened in a temporary file (make room in /var/tmp)")
     }
 
     /// What was kept up to that moment, which is over.
-    ///
-    /// # Errors
-    /// When the file that it goes into cannot be written.
-    pub fn finish(mut self, until_ns: u64) -> anyhow::Result<Recorded> {
+    pub fn finish(mut self, until_ns: u64) -> Recorded {
         // Whoever ended just then still has a CPU for a moment.
         while clock::monotonic_ns() < until_ns + 2 * SETTLED_NS {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        self.take_in_by(Stream::finish, until_ns + SETTLED_NS)?;
+        self.take_in_by(Stream::finish, until_ns + SETTLED_NS);
         for (reason, count) in self.edges.take_lost() {
             *self.lost.entry(reason.to_owned()).or_default() += count;
         }
         let Recorder { past, births, deaths, mut lost, names, .. } = self;
         lost.insert("births_full".to_owned(), births.lost);
-        Ok(Recorded { past, births, deaths, lost, names })
+        lost.insert("records_given_up".to_owned(), past.given_up());
+        Recorded { past: Spread::new(past), births, deaths, lost, names }
     }
+}
+
+/// Whether others have enough room left beside the file: whylate is root, and would be given the last byte.
+fn has_room(file: &File) -> bool {
+    fstatvfs(file).is_ok_and(|about| {
+        let bytes = |blocks: u64| blocks.saturating_mul(about.f_frsize);
+        bytes(about.f_bavail) >= (bytes(about.f_blocks) / 20).min(LEFT_BYTES)
+    })
 }
 
 /// A file that is gone when it is closed, however that happens.

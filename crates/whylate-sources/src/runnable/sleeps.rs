@@ -310,7 +310,10 @@ impl Names for Told<'_> {
             (Some(call), class) if call == "futex" && class == WaitClass::Lock => Some(call),
             (Some(call), class) => Some(format!("{call} ({})", class.words())),
             (None, WaitClass::Other) => known.stack.first().cloned(),
-            (None, class) => Some(class.words().to_owned()),
+            (None, class) => Some(match known.stack.first() {
+                Some(function) => format!("{function} ({})", class.words()),
+                None => class.words().to_owned(),
+            }),
         };
         (via, known.stack.clone())
     }

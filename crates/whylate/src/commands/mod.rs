@@ -127,9 +127,9 @@ fn present(pid: Option<u32>) -> anyhow::Result<Option<u32>> {
     match known {
         Some(Ok(()) | Err(Errno::PERM)) => Ok(pid),
         _ if pid_namespace::own().is_some() => {
-            bail!("no process has the number {wanted} here (take its number in this PID namespace)")
+            bail!("no process has the PID {wanted} here (give its PID in this PID namespace)")
         }
-        _ => bail!("no process has the number {wanted} (name one that runs)"),
+        _ => bail!("no process has the PID {wanted} (give the PID of a running process)"),
     }
 }
 

@@ -24,6 +24,7 @@ use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::commands::{Senseless, present};
 use crate::files::create;
+use crate::output::offcpu::chains::Chains;
 use crate::output::offcpu::file::{self, Form};
 use crate::output::offcpu::{blocked, flat, tree, value};
 use crate::output::table::terminal_columns;
@@ -37,7 +38,7 @@ use crate::values::duration_ns;
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
     mut_arg("why", |why| why.conflicts_with("blocked").help(LONG_WAITS)),
-    mut_arg("worst", |worst| worst.requires("why").help("With --why: print only the N longest waits [default: 10]")),
+    mut_arg("worst", |worst| worst.requires("why").help(WORST_WAITS)),
     after_help = "\
 examples:
     whylate offcpu -d 10s                 # a tree of where threads wait, widest first
@@ -47,6 +48,8 @@ examples:
     whylate offcpu --state D --kernel-threads no -d 1m
                                           # what keeps processes in uninterruptible sleep
     whylate offcpu --why 5ms -d 10s       # and what each wait of 5 ms or longer was for
+    whylate offcpu --why 5ms -d 10s -o chain.svg
+                                          # and who each was waiting for, in turn, as a flame graph
     whylate offcpu --wakers -d 10s -o woken.svg
                                           # and the stack of who ended each wait, by tracing every switch
     whylate offcpu --flat --classes waits.txt -d 10s
@@ -65,6 +68,10 @@ pub struct Arguments {
     #[arg(short, long, value_parser = duration_ns)]
     duration: Option<u64>,
     /// Write to a file; its extension sets the format: .svg, .folded, .pb.gz, .json or .speedscope.json
+    ///
+    /// With --why, .svg and .folded have the chains of the explained waits: where each thread waited, who ended that
+    /// wait, where that one waited in turn, and what was done meanwhile, as wide as the first one's wait. Of the other
+    /// formats only .json has explained waits: the longest.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Only the threads of this process
@@ -117,7 +124,8 @@ pub struct Arguments {
     /// Leave out threads that are idle by design
     #[arg(long)]
     hide_idle: bool,
-    /// With --why: explain waits of threads that are idle by design too, such as sleeps and waits for events
+    /// With --why: also explain waits that are idle by design, such as sleeps and event loops, and waits that a timer
+    /// ended
     #[arg(long, requires = "why")]
     idle: bool,
     /// Print the threads that have been waiting for at least this long (e.g. 10s), and whom they wait for as far as the
@@ -142,7 +150,9 @@ pub struct Arguments {
 }
 
 /// What `--why` explains.
-const LONG_WAITS: &str = "Explain each wait this long or longer (e.g. 5ms), for a CPU or for others: who ended it, and what that one did meanwhile; its causes add up to it";
+const LONG_WAITS: &str = "Explain each wait this long or longer (e.g. 5ms): who had the CPU that was waited for, or who ended the wait and what they did meanwhile; its causes add up to it";
+/// What `--worst` means for them.
+const WORST_WAITS: &str = "With --why: print and draw only the N longest waits [default: print 10, draw all]";
 /// How many waits are shown.
 const WORST: usize = 10;
 
@@ -303,8 +313,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some([before, after]) = arguments.diff.as_deref() {
         return diff::run(before, after, arguments.output.as_deref());
     }
+    let form_of = if arguments.explain.why.is_some() { Form::of_explained } else { Form::of };
     let form = match &arguments.output {
-        Some(path) => Some((path, Form::of(path).map_err(Senseless)?)),
+        Some(path) => Some((path, form_of(path).map_err(Senseless)?)),
         None => None,
     };
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
@@ -322,6 +333,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut feed = Feed::of(&options, Keep::Worst(arguments.explain.worst.map_or(WORST, usize::from)))?;
     let backend = feed.source.backend;
     let mut waits = arguments.explain.why.map(|over_ns| Waits::new(over_ns, arguments.ranked_by()));
+    let over_ns = arguments.explain.why.filter(|_| matches!(form, Some((_, Form::Svg | Form::Folded))));
+    let mut chains = over_ns.map(|over_ns| Chains::new(over_ns, arguments.root()));
     if arguments.blocked.is_none() {
         if !arguments.json {
             eprintln!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, backend));
@@ -331,6 +344,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             Some(waits) => wait(&watch, end, NOW_AND_THEN, &mut || {
                 feed.take_late(&mut |event| {
                     waits.add(&event);
+                    if let Some(chains) = &mut chains {
+                        chains.count(&event);
+                        // Which are the worst is known at the end.
+                        if arguments.explain.worst.is_none() {
+                            chains.add(&event);
+                        }
+                    }
                     Ok(Some(event))
                 })?;
                 Ok(false)
@@ -349,13 +369,23 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some((path, form)) = form {
         let cannot = || format!("cannot write {}", path.display());
         let mut out = BufWriter::new(create(path).with_context(cannot)?);
-        file::write(&mut out, form, &snapshot, arguments.root(), arguments.hide_idle).with_context(cannot)?;
+        let written = match &mut chains {
+            Some(chains) => {
+                if arguments.explain.worst.is_some() {
+                    snapshot.late.iter().for_each(|event| chains.add(event));
+                }
+                chains.write(&mut out, form, &snapshot)
+            }
+            None => file::write(&mut out, form, &snapshot, arguments.root(), arguments.hide_idle),
+        };
         if let Some(waits) = waits.as_mut().filter(|_| !arguments.json) {
             let mut out = io::stdout().lock();
             waits.write(&mut out, &snapshot)?;
             footer::write(&mut out, &snapshot)?;
+        } else if let Some(gaps) = chains.as_ref().and_then(|chains| chains.gaps(&snapshot)) {
+            eprintln!("whylate: {gaps}");
         }
-        return Ok(());
+        return written.with_context(cannot);
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     if arguments.json {

@@ -24,13 +24,13 @@ const OFTEN: Duration = Duration::from_millis(20);
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub struct Of {
-    /// Explain what this process does with its time, and what it waits for
+    /// Look at one program: what this process does with its time, and whom it waits for
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
-    /// The same of all processes of this name
+    /// The same for all processes of this name
     #[arg(long, value_name = "NAME")]
     comm: Option<String>,
-    /// The same of all processes in this cgroup, or below
+    /// The same for all processes in this cgroup or below; a path as in /proc/PID/cgroup
     #[arg(long, value_name = "PATH")]
     cgroup: Option<String>,
 }
@@ -60,7 +60,10 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     let throttled_before = throttled(&threads);
     let from_ns = clock::monotonic_ns();
     let end = Instant::now().checked_add(Duration::from_nanos(duration_ns));
-    let ended = wait(&watch, end, OFTEN, &mut || recorder.take_in().map(|()| false))?;
+    let ended = wait(&watch, end, OFTEN, &mut || {
+        recorder.take_in();
+        Ok(false)
+    })?;
     if ended == Ended::OutputClosed {
         return Ok(());
     }
@@ -73,10 +76,10 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     threads.extend(program.threads().context("cannot read /proc")?);
     anyhow::ensure!(
         !threads.is_empty(),
-        "no thread of {} was there (name a process, its name or its cgroup)",
+        "no thread of {} was found (see names and cgroups with ps -eo pid,comm,cgroup)",
         name(program)
     );
-    let Recorded { mut past, births, deaths, mut lost, mut names } = recorder.finish(to_ns)?;
+    let Recorded { mut past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
     let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
     let asked: Vec<Asked> = threads
         .keys()
@@ -88,7 +91,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
         })
         .collect();
     let budget = budget(&mut past, &asked, &(), &mut names);
-    if let Some(error) = past.take_error() {
+    if let Some(error) = past.past.take_error() {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
     lost.retain(|_, count| *count > 0);

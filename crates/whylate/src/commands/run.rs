@@ -39,16 +39,17 @@ const OFTEN: Duration = Duration::from_millis(20);
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
-/// Run a command, and tell why it took so long: what its critical path consists of
+/// Run a command and show why it took so long: what its critical path consists of
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
     whylate run -- make -j4          # what the build waited for
     whylate run -o build.svg -- make # and the path as a flame graph
     whylate run --tree -- ./test.sh  # and what each thread did on the path
-    whylate run --import trace.txt   # of what trace-cmd, perf or ftrace has recorded
+    whylate run --import trace.txt   # explain what trace-cmd, perf or ftrace has recorded
 
-The report goes to standard error, as with time(1). The exit status is that of the command.")]
+The report goes to standard error, as with time(1), and the exit status is the command's.
+With --import, the report goes to standard output.")]
 pub struct Arguments {
     /// Also write the path to a file; its extension sets the format: .svg, .folded or .json (Perfetto)
     #[arg(short, long, value_name = "FILE")]
@@ -56,23 +57,23 @@ pub struct Arguments {
     /// Print one JSON object in place of the text
     #[arg(long)]
     json: bool,
-    /// Also print how long each thread worked and waited on the path
+    /// Also print, for each thread on the path, how long it worked and waited
     #[arg(long)]
     tree: bool,
-    /// Run nothing: explain a trace (`-`: standard input), as trace_pipe, `trace-cmd report` or `perf script` write it
+    /// Run nothing: explain a trace (`-`: standard input), as text from trace_pipe, `trace-cmd report` or `perf script`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "tree", "command"])]
     import: Option<PathBuf>,
-    /// In the trace, explain the process with this number instead of the first that became a program
-    #[arg(long, requires = "import", conflicts_with = "comm")]
+    /// With --import: explain the thread with this number, instead of the first one that executes a program
+    #[arg(long, requires = "import", conflicts_with_all = ["comm", "command"])]
     pid: Option<u32>,
-    /// The same by its name
-    #[arg(long, requires = "import", value_name = "NAME")]
+    /// With --import: explain the thread with this name
+    #[arg(long, requires = "import", value_name = "NAME", conflicts_with = "command")]
     comm: Option<String>,
     /// The command and its arguments
     #[arg(
         trailing_var_arg = true,
         allow_hyphen_values = true,
-        required_unless_present = "import",
+        required_unless_present_any = ["import", "help_lost"],
         value_name = "COMMAND"
     )]
     command: Vec<OsString>,
@@ -110,11 +111,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         None => None,
     };
     let (name, rest) = arguments.command.split_first().context("name a command to run")?;
+    if let Some((path, _)) = form {
+        // Nobody waits for an hour to be told that there is no such folder.
+        create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    }
     let signals = Signals::take()?;
     let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
     let mut command = Command::new(name);
     command.args(rest);
-    let ended = match run_beside(command, &signals, &mut || recorder.take_in())? {
+    signals.is_alone.store(false, Ordering::Relaxed);
+    let ended = run_beside(command, &signals, &mut || recorder.take_in());
+    signals.is_alone.store(true, Ordering::Relaxed);
+    let ended = match ended? {
         Ok(ended) => ended,
         Err(error) => {
             eprintln!("whylate: cannot run {}: {error}", name.to_string_lossy());
@@ -122,12 +130,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         }
     };
     let status = ended.status.code().or_else(|| ended.status.signal().map(|signal| 128 + signal));
-    let (explained, lost) = explained(recorder.finish(ended.to_ns)?, &ended)?;
-    if let Some((path, form)) = form {
-        let cannot = || format!("cannot write {}", path.display());
-        let mut out = BufWriter::new(create(path).with_context(cannot)?);
-        text::write_file(&mut out, form, &explained).with_context(cannot)?;
-    }
+    let (explained, lost) = explained(recorder.finish(ended.to_ns), &ended)?;
     let mut out = BufWriter::new(io::stderr().lock());
     if arguments.json {
         write_line(&mut out, &Told { command: &name.to_string_lossy(), explained: &explained, lost: &lost })?;
@@ -135,33 +138,38 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         text::write(&mut out, &name.to_string_lossy(), &explained, &lost, arguments.tree)?;
     }
     out.flush()?;
+    if let Some((path, form)) = form {
+        let cannot = || format!("cannot write {}", path.display());
+        // The command may have removed the one that was made before it.
+        let mut out = BufWriter::new(create(path).with_context(cannot)?);
+        text::write_file(&mut out, form, &explained).with_context(cannot)?;
+    }
     Ok(status.and_then(|status| u8::try_from(status).ok()).unwrap_or(1))
 }
 
-/// Signals that reach the command too, or are handed on to it: whoever waits for its end outlives them.
+/// Signals that reach the command too, or are handed on to it: whoever waits for its end outlives them. Before the command
+/// begins, and once it has ended, they end this program as they do others.
 struct Signals {
     /// Each is set when its signal has come, and unset when that was handed on.
     to_hand_on: Vec<(Signal, Arc<AtomicBool>)>,
+    /// There is no command that they could be meant for.
+    is_alone: Arc<AtomicBool>,
 }
 
 impl Signals {
     /// Those that whoever began this has ignored stay so, for the command too: nohup(1) does that.
     fn take() -> io::Result<Self> {
         let ignored = ignored()?;
-        let is_of_use = |number: i32| ignored & 1 << (number - 1) == 0;
-        // The terminal sends these to the command as well.
-        for signal in [SIGINT, SIGQUIT].into_iter().filter(|&signal| is_of_use(signal)) {
-            signal_hook::flag::register(signal, Arc::default())?;
+        let (is_alone, mut to_hand_on) = (Arc::new(AtomicBool::new(true)), Vec::new());
+        // The terminal sends the first two to the command as well.
+        let signals = [(SIGINT, None), (SIGQUIT, None), (SIGTERM, Some(Signal::TERM)), (SIGHUP, Some(Signal::HUP))];
+        for (number, handed_on) in signals.into_iter().filter(|(number, _)| ignored & 1 << (number - 1) == 0) {
+            signal_hook::flag::register_conditional_default(number, Arc::clone(&is_alone))?;
+            let seen = Arc::default();
+            signal_hook::flag::register(number, Arc::clone(&seen))?;
+            to_hand_on.extend(handed_on.map(|signal| (signal, seen)));
         }
-        let mut to_hand_on = Vec::new();
-        for (number, signal) in [(SIGTERM, Signal::TERM), (SIGHUP, Signal::HUP)] {
-            if is_of_use(number) {
-                let seen = Arc::default();
-                signal_hook::flag::register(number, Arc::clone(&seen))?;
-                to_hand_on.push((signal, seen));
-            }
-        }
-        Ok(Signals { to_hand_on })
+        Ok(Signals { to_hand_on, is_alone })
     }
 
     fn hand_on(&self, pid: Option<Pid>) {
@@ -187,7 +195,7 @@ fn ignored() -> io::Result<u64> {
 fn run_beside(
     mut command: Command,
     signals: &Signals,
-    meanwhile: &mut dyn FnMut() -> anyhow::Result<()>,
+    meanwhile: &mut dyn FnMut(),
 ) -> anyhow::Result<io::Result<Ended>> {
     let (begun, begins) = mpsc::channel::<u32>();
     let (done, ends) = mpsc::channel();
@@ -203,7 +211,7 @@ fn run_beside(
         let _ = done.send(status.map(|status| Ended { tid, status, from_ns, to_ns }));
     });
     let waiter = waiter.context("cannot start a thread")?;
-    let (mut pid, mut problem) = (None, None);
+    let mut pid = None;
     let ended = loop {
         match ends.recv_timeout(OFTEN) {
             Ok(ended) => break ended,
@@ -212,16 +220,10 @@ fn run_beside(
         }
         pid = pid.or_else(|| begins.try_recv().ok().and_then(|pid| Pid::from_raw(pid as i32)));
         signals.hand_on(pid);
-        // The command goes on whatever happens here.
-        if problem.is_none() {
-            problem = meanwhile().err();
-        }
+        meanwhile();
     };
     let _ = waiter.join();
-    match problem {
-        Some(error) => Err(error),
-        None => Ok(ended),
-    }
+    Ok(ended)
 }
 
 fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BTreeMap<String, u64>)> {
@@ -230,7 +232,7 @@ fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BT
     let Ended { tid, from_ns, to_ns, .. } = *ended;
     let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command: true };
     let explained = explain(&mut Marked { past: &mut past, members: &members }, asked, &(), &mut names);
-    if let Some(error) = past.take_error() {
+    if let Some(error) = past.past.take_error() {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
     Ok((explained, lost.into_iter().filter(|(_, count)| *count > 0).collect()))

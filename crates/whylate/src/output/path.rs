@@ -6,12 +6,13 @@ use std::io::{self, Write};
 
 use whylate_model::CauseKind;
 use whylate_model::path::PathSegment;
+use whylate_model::thread::without_number;
 use whylate_model::units::{format_ns, printable};
 
 /// Parts of less than this share of the whole are summed up, where there are several.
 const SMALL_PERCENT: f64 = 1.0;
 /// Waits within waits are shown so deep.
-const DEEPEST: usize = 12;
+pub const DEEPEST: usize = 12;
 
 /// A line of an outline.
 #[derive(Debug)]
@@ -132,6 +133,7 @@ fn behind(segment: &PathSegment) -> Option<(String, String)> {
         CauseKind::Work => format!("behind work item {who}"),
         CauseKind::Irq => format!("behind interrupt {who}"),
         CauseKind::Softirq => format!("behind softirq {who}"),
+        CauseKind::Nmi => "behind an NMI".to_owned(),
         CauseKind::IrqsOff => format!("while {who} had interrupts off"),
         CauseKind::IdleExit => format!("while {who} was idle"),
         CauseKind::Wakeup => "while it was being woken".to_owned(),
@@ -140,36 +142,56 @@ fn behind(segment: &PathSegment) -> Option<(String, String)> {
         _ => format!("unknown: {who}"),
     };
     // Small parts that were summed up have lost who waited.
-    let is_a_wait = matches!(
-        segment.kind,
-        CauseKind::Thread | CauseKind::IrqsOff | CauseKind::IdleExit | CauseKind::Wakeup | CauseKind::Throttled
-    );
-    let ready = segment.ready.as_deref().or(is_a_wait.then_some("threads"))?;
-    Some((printable(ready), clause))
+    segment.is_ready().then(|| (printable(segment.ready.as_deref().unwrap_or("threads")), clause))
 }
 
 /// What happened in a part of a path, in a clause.
 pub fn what(segment: &PathSegment) -> String {
+    let (who, clauses) = who_and_what(segment);
+    who.into_iter().chain(clauses).collect::<Vec<_>>().join(" ")
+}
+
+/// The same in its parts: the thread whose part it is, where it is one's, and what happened to it, the widest first.
+pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
     if let Some((ready, behind)) = behind(segment) {
-        return format!("{ready} waited for a CPU {behind}");
+        return (Some(ready), vec!["waited for a CPU".to_owned(), behind]);
     }
     let who = printable(&segment.who);
-    match segment.kind {
-        CauseKind::Running => format!("{who} worked"),
+    let clause = match segment.kind {
+        CauseKind::Running => return (Some(who), vec!["worked".to_owned()]),
         CauseKind::Work => format!("work item {who} ran"),
         CauseKind::Irq => format!("interrupt {who} ran"),
         CauseKind::Softirq => format!("softirq {who} ran"),
         CauseKind::Steal => "the hypervisor ran something else".to_owned(),
+        CauseKind::Disk if who.starts_with("unknown (") => "for a disk (its request was overwritten)".to_owned(),
         CauseKind::Disk => format!("at disk {who}"),
         CauseKind::DiskQueue => format!("in the queue of disk {who}"),
         CauseKind::Timer => "until a timer expired".to_owned(),
         CauseKind::Network => "until a packet arrived".to_owned(),
+        CauseKind::Interrupt if who == "interrupt" => "until an interrupt arrived".to_owned(),
         CauseKind::Interrupt => format!("until interrupt {who} arrived"),
         CauseKind::Rcu => "until an RCU grace period ended".to_owned(),
-        CauseKind::Outside => format!("for somebody {who}"),
+        CauseKind::Outside => format!("for a thread {who}"),
         CauseKind::Unknown => format!("unknown: {who}"),
         kind => format!("{} {who}", super::why::word(kind)),
-    }
+    };
+    (None, vec![clause])
+}
+
+/// The same with names alone, and without its stack: each of a build's compilers is a compiler.
+pub fn of_name(segment: &PathSegment) -> PathSegment {
+    let plain = PathSegment {
+        ns: segment.ns,
+        kind: segment.kind,
+        who: segment.who.clone(),
+        ready: segment.ready.clone(),
+        via: segment.via.clone(),
+        waiter: segment.waiter.clone(),
+        stack: Vec::new(),
+        depth: segment.depth,
+        is_member: segment.is_member,
+    };
+    plain.with_threads(&|called| without_number(called).to_owned())
 }
 
 #[cfg(test)]
@@ -204,6 +226,16 @@ mod tests {
         let of = |kind| what(&PathSegment { kind, who: "bully".to_owned(), ..PathSegment::default() });
         assert_eq!(of(CauseKind::Thread), "threads waited for a CPU behind bully");
         assert_eq!(of(CauseKind::Irq), "interrupt bully ran");
+    }
+
+    #[test]
+    fn what_is_not_known_more_closely_has_words_of_its_own() {
+        let of = |kind, who: &str| what(&PathSegment { kind, who: who.to_owned(), ..PathSegment::default() });
+        assert_eq!(of(CauseKind::Interrupt, "virtio3"), "until interrupt virtio3 arrived");
+        assert_eq!(of(CauseKind::Interrupt, "interrupt"), "until an interrupt arrived");
+        assert_eq!(of(CauseKind::Disk, "vda (read by dd:7)"), "at disk vda (read by dd:7)");
+        let overwritten = "unknown (its request was overwritten)";
+        assert_eq!(of(CauseKind::Disk, overwritten), "for a disk (its request was overwritten)");
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub fn write(out: &mut dyn Write, seen: &Seen, priority: &mut dyn FnMut(u32) -> 
     let percent = |ns: u64| ns as f64 * 100.0 / budget.total_ns.max(1) as f64;
     let mut shares = vec![format!("on CPU {:.1}%", percent(budget.on_cpu_ns))];
     if budget.own_sleep_ns > 0 {
-        shares.push(format!("own sleep {:.1}%", percent(budget.own_sleep_ns)));
+        shares.push(format!("sleeping by choice {:.1}%", percent(budget.own_sleep_ns)));
     }
     if budget.ready.ns > 0 {
         shares.push(format!("waiting for a CPU {:.1}%", percent(budget.ready.ns)));

@@ -8,16 +8,20 @@ use std::path::Path;
 
 use serde_json::json;
 use whylate_model::CauseKind;
-use whylate_model::path::PathSegment;
+use whylate_model::folded::{line, safe};
 use whylate_model::path::command::Explained;
+use whylate_model::path::{PathSegment, within};
 use whylate_model::units::{format_ns, printable};
 
 use super::json::write_line;
 use super::offcpu::{svg, write_lines};
-use super::path::{self, what};
+use super::path::{self, of_name, what};
 
 /// So many threads that made the command late are shown.
 const LINES: usize = 10;
+/// Rows of a tree for what is no thread's, and for parts of threads that were summed up.
+const OTHER: &str = "interrupts and other";
+const SMALL: &str = "threads with small parts";
 /// Waits of less than this share of the whole are not told one by one.
 const LONG_PERCENT: f64 = 1.0;
 
@@ -60,30 +64,25 @@ pub fn write_file(out: &mut dyn Write, form: Form, explained: &Explained) -> io:
 
 /// A line for each kind of part: in whose waits it lies, and what it is.
 fn folded(path: &[PathSegment]) -> Vec<String> {
+    let path: Vec<PathSegment> = path.iter().map(of_name).collect();
     let mut lines: BTreeMap<String, u64> = BTreeMap::new();
-    let mut within = Vec::new();
-    for segment in path.iter().map(of_name) {
-        enter(&mut within, &segment);
-        let frames = within.iter().cloned().chain([what(&segment)]);
-        let line: Vec<String> = frames.map(|frame| frame.replace(';', ":")).collect();
+    for (segment, waits) in path.iter().zip(waits_of(&path)) {
+        let line: Vec<String> = waits.iter().map(String::as_str).chain([&*what(segment)]).map(safe).collect();
         *lines.entry(line.join(";")).or_default() += segment.ns;
     }
-    lines.into_iter().map(|(line, ns)| format!("{line} {ns}")).collect()
+    lines.into_iter().map(|(frames, ns)| line(&frames, ns)).collect()
 }
 
-/// The waits that a part lies within, of which those before it are known.
-fn enter(within: &mut Vec<String>, segment: &PathSegment) {
-    let depth = segment.depth as usize;
-    let waiter = segment.waiter.as_deref().unwrap_or("a thread");
-    let via = segment.via.as_deref().map_or_else(String::new, |via| format!(" in {via}"));
-    let innermost = printable(&format!("{waiter} waits{via}"));
-    within.truncate(depth);
-    if depth > 0 && within.get(depth - 1) != Some(&innermost) {
-        within.truncate(depth - 1);
+/// Of each part, the waits that it lies within.
+fn waits_of(path: &[PathSegment]) -> Vec<Vec<String>> {
+    let named = |wait: Option<&PathSegment>| {
         // Whoever waits for something that takes no time of its own is not seen.
-        within.resize(depth - 1, "...".to_owned());
-        within.push(innermost);
-    }
+        let Some(wait) = wait else { return "...".to_owned() };
+        let waiter = wait.waiter.as_deref().unwrap_or("a thread");
+        let via = wait.via.as_deref().map_or_else(String::new, |via| format!(" in {via}"));
+        printable(&format!("{waiter} waited{via}"))
+    };
+    within(path).into_iter().map(|waits| waits.into_iter().map(named).collect()).collect()
 }
 
 /// The path on one track, waits around what they consist of, in the JSON form of trace events.
@@ -97,9 +96,8 @@ fn events(path: &[PathSegment]) -> serde_json::Value {
                                                 "args": {"name": "critical path"}})],
         0,
     );
-    let (mut within, mut open): (Vec<String>, Vec<(String, u64)>) = (Vec::new(), Vec::new());
-    for segment in path {
-        enter(&mut within, segment);
+    let mut open: Vec<(String, u64)> = Vec::new();
+    for (segment, within) in path.iter().zip(waits_of(path)) {
         let same = open.iter().zip(&within).take_while(|((name, _), other)| name == *other).count();
         events.extend(open.drain(same..).map(|(name, began_ns)| event(&name, began_ns, now_ns)));
         open.extend(within[same..].iter().map(|name| (name.clone(), now_ns)));
@@ -152,7 +150,7 @@ pub fn write(
 fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()> {
     let is_outside = |segment: &&PathSegment| {
         !segment.is_member
-            && segment.ready.is_some()
+            && segment.is_ready()
             && matches!(segment.kind, CauseKind::Thread | CauseKind::IrqsOff | CauseKind::Work | CauseKind::Throttled)
     };
     let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
@@ -164,11 +162,13 @@ fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
     if sums.is_empty() {
         return Ok(());
     }
-    let all_ns = sums.iter().map(|(_, ns)| ns).sum();
-    writeln!(out, "Others had the CPU that it waited for, {} in all:", format_ns(all_ns))?;
+    let percent = |ns: u64| ns as f64 * 100.0 / explained.elapsed_ns.max(1) as f64;
+    let all_ns: u64 = sums.iter().map(|(_, ns)| ns).sum();
+    // Small parts of work items have lost that somebody waited for their CPU.
+    let all = format!("{}{}", if explained.is_folded { "at least " } else { "" }, format_ns(all_ns));
+    writeln!(out, "Others had the CPU that it waited for, {all} ({:.1}% of the time):", percent(all_ns))?;
     for (who, ns) in sums.iter().take(LINES) {
-        let percent = *ns as f64 * 100.0 / explained.elapsed_ns.max(1) as f64;
-        writeln!(out, "  {percent:>5.1}% {:>8}  {}", format_ns(*ns), printable(who))?;
+        writeln!(out, "  {:>5.1}% {:>8}  {}", percent(*ns), format_ns(*ns), printable(who))?;
     }
     Ok(())
 }
@@ -180,9 +180,13 @@ fn write_processes(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
     for segment in &explained.path {
         let waiter = segment.waiter.as_deref();
         let (who, column) = match (segment.depth, segment.kind, segment.ready.as_deref()) {
+            // What others did, at whatever depth.
+            (0, CauseKind::Running | CauseKind::Work, _) if explained.is_folded && !segment.is_member => (SMALL, 2),
             (0, CauseKind::Running | CauseKind::Work, _) => (segment.who.as_str(), 0),
             (0, _, Some(ready)) => (ready, 1),
-            (0, ..) => ("interrupts", 1),
+            (0, ..) if segment.is_ready() => (SMALL, 1),
+            (0, CauseKind::Irq | CauseKind::Softirq | CauseKind::Steal | CauseKind::Unknown, _) => (OTHER, 1),
+            (0, ..) => (SMALL, 2),
             (1, ..) => {
                 outer = waiter;
                 (waiter.unwrap_or("a thread"), 2)
@@ -201,41 +205,47 @@ fn write_processes(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
     Ok(())
 }
 
-/// The same with names alone: each of a build's compilers is a compiler.
-fn of_name(segment: &PathSegment) -> PathSegment {
-    let plain = |text: &Option<String>| text.as_deref().map(unnumbered);
-    PathSegment {
-        who: unnumbered(&segment.who),
-        ready: plain(&segment.ready),
-        waiter: plain(&segment.waiter),
-        ..segment.clone()
-    }
-}
-
-/// Without the numbers of threads.
-fn unnumbered(text: &str) -> String {
-    let mut plain = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find(':') {
-        let (before, after) = rest.split_at(at);
-        let digits = after[1..].len() - after[1..].trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        plain.push_str(before);
-        if digits == 0 {
-            plain.push(':');
-        }
-        rest = &after[1 + digits..];
-    }
-    plain.push_str(rest);
-    plain
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn part(ms: u64, kind: CauseKind, who: &str) -> PathSegment {
+        PathSegment { ns: ms * 1_000_000, kind, who: who.to_owned(), ..PathSegment::default() }
+    }
+
     #[test]
-    fn names_lose_their_numbers_alone() {
-        let told = ["cc1:123", "vda (write by jbd2/vda-8:80)", "kworker/0:1:77", "a:b", "x:outside"].map(unnumbered);
-        assert_eq!(told, ["cc1", "vda (write by jbd2/vda-8)", "kworker/0", "a:b", "x:outside"]);
+    fn threads_lose_their_numbers_and_disks_do_not() {
+        let whose = |kind, who| of_name(&part(1, kind, who)).who;
+        let by = |kind| whose(kind, "8:16 (write by jbd2/vda-8:80)");
+        assert_eq!(whose(CauseKind::Running, "kworker/0:1:77"), "kworker/0:1");
+        assert_eq!(whose(CauseKind::Thread, "x:outside"), "x");
+        assert_eq!([by(CauseKind::Disk), by(CauseKind::DiskQueue)], ["8:16 (write by jbd2/vda-8)"; 2]);
+        assert_eq!(whose(CauseKind::Disk, "8:0 (read)"), "8:0 (read)");
+    }
+
+    /// Parts that were summed up have lost their depth and who waited, but not what happened.
+    #[test]
+    fn parts_that_were_summed_up_stay_waits() {
+        let own = PathSegment { is_member: true, ..part(10, CauseKind::Running, "cc1:5") };
+        let path = vec![
+            own,
+            part(20, CauseKind::Thread, "rustc"),
+            part(30, CauseKind::Timer, "others"),
+            part(40, CauseKind::Running, "server"),
+            part(5, CauseKind::Softirq, "others"),
+        ];
+        let explained = Explained { elapsed_ns: 105_000_000, path, is_folded: true, longest: Vec::new() };
+        let mut out = Vec::new();
+        write_outsiders(&mut out, &explained).expect("written");
+        write_processes(&mut out, &explained).expect("written");
+        let out = String::from_utf8(out).expect("text");
+        assert!(out.contains("for, at least 20.0ms (19.0% of the time):") && out.contains("20.0ms  rustc"), "{out}");
+        let rows: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
+        let has = |row: &[&str]| rows.iter().any(|known| known == row);
+        assert!(
+            has(&["10.0ms", "0ns", "0ns", "cc1:5"]) && has(&["0ns", "5.00ms", "0ns", "interrupts", "and", "other"]),
+            "{out}"
+        );
+        assert!(has(&["0ns", "20.0ms", "70.0ms", "threads", "with", "small", "parts"]), "{out}");
     }
 }

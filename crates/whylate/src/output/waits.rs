@@ -17,8 +17,9 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
     let time = moment(event.at_unix_ns, zone);
     let latency = format_ns(event.latency_ns);
     if !event.path.is_empty() {
-        let waited_in = event.labels.get("waited_in").or_else(|| event.labels.get("waited"));
-        let waited_in = waited_in.map_or_else(String::new, |via| format!(" in {}", printable(via)));
+        let class = || event.labels.get("waited").map(|class| format!(" ({})", printable(class)));
+        let waited_in = event.labels.get("waited_in").map(|via| format!(" in {}", printable(via)));
+        let waited_in = waited_in.or_else(class).unwrap_or_default();
         writeln!(out, "{time}  {} waited {latency}{waited_in}", printable(&thread_of(event)))?;
         return path::write_wait(out, &event.path, 4);
     }

@@ -119,7 +119,7 @@ pub fn word(kind: CauseKind) -> &'static str {
         CauseKind::Wakeup => "wakeup",
         CauseKind::Steal => "steal",
         CauseKind::Throttled => "throttled",
-        CauseKind::Running => "own work",
+        CauseKind::Running => "running",
         CauseKind::Disk => "disk",
         CauseKind::DiskQueue => "disk queue",
         CauseKind::Timer => "timer",
@@ -139,10 +139,18 @@ fn sentence(culprit: &Culprit, late: Late) -> String {
         CauseKind::Thread if culprit.cgroup.as_ref().is_some_and(|of| culprit.who.starts_with(&of.path)) => {
             format!("threads of {who}")
         }
-        CauseKind::Irq | CauseKind::Softirq | CauseKind::Thread | CauseKind::Disk | CauseKind::DiskQueue => {
+        CauseKind::Irq
+        | CauseKind::Softirq
+        | CauseKind::Thread
+        | CauseKind::Disk
+        | CauseKind::DiskQueue
+        | CauseKind::Rcu => {
             format!("{word} {who}")
         }
-        CauseKind::Running => format!("{word} of {who}"),
+        CauseKind::Interrupt if who == word => "an unknown interrupt".to_owned(),
+        CauseKind::Interrupt => format!("{word} {who}"),
+        CauseKind::Outside => format!("a thread {who}"),
+        CauseKind::Running => format!("thread {who} at work"),
         CauseKind::Timer | CauseKind::Network => word.to_owned(),
         CauseKind::IrqsOff | CauseKind::PreemptOff => format!("{word} in {who}"),
         _ => format!("{word} ({who})"),
@@ -160,7 +168,7 @@ fn sentence(culprit: &Culprit, late: Late) -> String {
     )
 }
 
-fn counted(count: u64, noun: &str) -> String {
+pub fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 

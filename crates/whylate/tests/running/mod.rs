@@ -36,6 +36,13 @@ pub fn copied(program: &str, name: &str) -> Result<TempDir> {
     Ok(folder)
 }
 
+/// Whether a process has its own way with a signal.
+pub fn catches(pid: u32, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+    u64::from_str_radix(caught.trim(), 16).is_ok_and(|caught| caught & 1 << (signal.as_raw() - 1) != 0)
+}
+
 pub struct Running(Child);
 
 impl Running {

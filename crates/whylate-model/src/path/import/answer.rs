@@ -145,7 +145,7 @@ impl Trace {
                 let first = first_exec.map(|(_, place)| place).or_else(|| of_perf().map(|(place, _)| place));
                 let ran = || threads().max_by_key(|(place, life)| (life.ran_ns, Reverse(*place)));
                 let chosen = first.map(|place| (place, WhyThis::FirstExec));
-                (chosen.or_else(|| ran().map(|(place, _)| (place, WhyThis::RanLongest))), "there".to_owned())
+                (chosen.or_else(|| ran().map(|(place, _)| (place, WhyThis::RanLongest))), "that ran".to_owned())
             }
         };
         chosen.ok_or(ImportError::NoSuchThread(named))
@@ -168,7 +168,7 @@ impl Names for Told<'_> {
     }
 
     fn device(&mut self, device: u32) -> String {
-        format!("disk {}:{}", device >> 20, device & 0xf_ffff)
+        format!("{}:{}", device >> 20, device & 0xf_ffff)
     }
 
     fn limit(&mut self, _number: u32) -> String {

@@ -111,14 +111,14 @@ impl Lives {
             is_member[place] = place == root || life.parent.is_some_and(|parent| is_member[parent]);
             by_tid.entry(life.tid).or_default().push(place);
         }
-        for slice in past.cpus.iter_mut().flatten() {
-            let lives = slice.holder.tid().and_then(|tid| by_tid.get(&tid));
-            let own = lives.and_then(|lives| {
-                let later = lives.partition_point(|&place| self.all[place].first_ns <= slice.start_ns);
+        let is_own = |tid: u32, at_ns: u64| {
+            let own = by_tid.get(&tid).and_then(|lives| {
+                let later = lives.partition_point(|&place| self.all[place].first_ns <= at_ns);
                 lives.get(later.saturating_sub(1))
             });
-            slice.is_member = own.is_some_and(|&place| is_member[place]);
-        }
+            own.is_some_and(|&place| is_member[place])
+        };
+        past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(is_own));
     }
 
     /// Where interrupts are not told of, a waking may be one by an interrupt, and the thread that seems to have woken

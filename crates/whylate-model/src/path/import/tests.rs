@@ -100,7 +100,7 @@ fn a_trace_of_each_form_has_the_same_answer() {
     for form in [Form::Tracefs, Form::WithoutFlags, Form::TraceCmd, Form::Perf] {
         let mut trace = read(&written(form, &ASKED));
         assert_eq!(trace.lost, BTreeMap::new(), "{form:?}");
-        assert_eq!(trace.weaker, ["no block events: a wait for a disk is one for an interrupt"], "{form:?}");
+        assert_eq!(trace.weaker, ["no block events: waits for disks are shown as waits for interrupts"], "{form:?}");
         let command = trace.command(Wanted::Any).expect("a command");
         let told_of = (command.name.as_str(), command.why, command.is_born, command.end.clone());
         assert_eq!(told_of, ("client:11", WhyThis::FirstExec, true, End::Exit), "{form:?}");
@@ -135,7 +135,7 @@ fn who_is_asked_for_is_found() {
     assert_eq!((server.from_ns, server.to_ns / 1_000 * 1_000, server.is_born, server.end), expected);
     for (wanted, who) in [(Wanted::Pid(99), "99"), (Wanted::Pid(0), "0"), (Wanted::Comm("x"), "called x")] {
         let error = command(wanted).expect_err("there is none").to_string();
-        assert_eq!(error, format!("no thread of it is {who}"));
+        assert_eq!(error, format!("it has no thread {who}: leave out --pid and --comm, or name one that is in it"));
     }
     // Without an exec, it is who has run longest.
     let said: Vec<_> = ASKED.into_iter().filter(|said| said.5 != "sched_process_exec").collect();
@@ -150,7 +150,7 @@ fn without_interrupts_an_innocent_thread_is_not_blamed() {
         let mut trace = read(&written(form, &said));
         assert_eq!(
             trace.weaker[0],
-            "no interrupts: a waker is known only where the two wake each other, or are of one family"
+            "no interrupts: a waker is believed only if the two threads wake each other, or have a common ancestor"
         );
         let command = trace.command(Wanted::Any).expect("a command");
         let unknown = part(7_000, CauseKind::Unknown, "its waking was not seen");

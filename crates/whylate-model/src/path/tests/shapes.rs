@@ -60,9 +60,23 @@ impl Program {
     /// The path of 1, to whose command all of them belong.
     fn command(&mut self, to_ms: u64) -> Vec<(u64, CauseKind, String, u32)> {
         let mut past = self.0.past(to_ms + 1);
-        past.cpus.iter_mut().flatten().for_each(|slice| slice.is_member = slice.holder.tid().is_some());
+        past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(|_, _| true));
         told(past, Asked { is_command: true, ..up_to(asked(1, 0, to_ms)) })
     }
+}
+
+/// What a thread sends over loopback comes in through a softirq on top of it.
+#[test]
+fn a_commands_thread_that_wakes_another_one_over_loopback_is_followed_as_its_own() {
+    let sent = [Event::SoftirqRaised(3), Event::Softirq(3)];
+    let mut program = Program::new();
+    program.waits(2, 1);
+    sent.iter().for_each(|&event| {
+        program.0.at(6, 1, event);
+    });
+    program.0.wakes(6, 1, 1).at(6, 1, Event::SoftirqEnds).preempted(6, 0, 1);
+    // Before it fell asleep the path is its waker's.
+    assert_eq!(program.command(8), [segment(6, Running, "t2:2", 0), segment(2, Running, "t1:1", 0)]);
 }
 
 #[test]
@@ -160,7 +174,7 @@ fn sleeps_within_waits_are_each_told() {
     assert_eq!(told(past.clone(), up_to(asked(1, 100, 400))), sleeps([(100, 2), (200, 3)]));
     // A command's path does not: all of it is the longest sleep.
     let mut past = past;
-    past.cpus.iter_mut().flatten().for_each(|slice| slice.is_member = slice.holder.tid().is_some());
+    past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(|_, _| true));
     let command = Asked { is_command: true, ..up_to(asked(1, 0, 400)) };
     assert_eq!(told(past, command), [segment(400, Timer, "timer", 1)]);
 }

@@ -19,7 +19,7 @@ use crate::output::run as text;
 #[derive(Serialize)]
 struct Line<'a> {
     command: &'a str,
-    /// Whether the trace tells of its birth, and of its exit.
+    /// Whether the trace has its creation, and its exit.
     is_born: bool,
     is_whole: bool,
     #[serde(flatten)]
@@ -67,14 +67,16 @@ fn show(input: impl BufRead, wanted: Wanted<'_>, json: bool, out: &mut dyn Write
 fn about(command: &Command) -> String {
     let why = match command.why {
         WhyThis::Asked(0) => String::new(),
-        WhyThis::Asked(others) => format!(", the longest of {} such threads", others + 1),
-        WhyThis::FirstExec => ", which became a program first".to_owned(),
-        WhyThis::RanLongest => ", which had the CPUs longest".to_owned(),
+        WhyThis::Asked(others) => format!(", one of {} threads that match", others + 1),
+        WhyThis::FirstExec => ", the first thread that executes a program".to_owned(),
+        WhyThis::RanLongest => ", the thread that ran longest".to_owned(),
     };
-    let from = if command.is_born { "its birth" } else { "the trace's beginning" };
+    let from = if command.is_born { "its creation" } else { "the start of the trace" };
     let to = match &command.end {
         End::Exit => "its exit".to_owned(),
-        End::StillThere(last) => format!("when {} last had a CPU, as the trace ends before it", printable(last)),
+        End::StillThere(last) => {
+            format!("the last moment that {} had a CPU (the trace ends before the exit)", printable(last))
+        }
     };
     format!("{}{why}, from {from} to {to}:", printable(&command.name))
 }

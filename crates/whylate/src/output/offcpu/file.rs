@@ -42,6 +42,20 @@ impl Form {
             anyhow::anyhow!("write to a file that ends in .svg, .folded, .pb.gz, .json or .speedscope.json, not {name}")
         })
     }
+
+    /// The same where waits are explained.
+    ///
+    /// # Errors
+    /// When it is none of those that have room for that.
+    pub fn of_explained(path: &Path) -> anyhow::Result<Self> {
+        match Form::of(path) {
+            Ok(form @ (Form::Svg | Form::Folded | Form::Json)) => Ok(form),
+            _ => Err(anyhow::anyhow!(
+                "with --why, write to a file that ends in .svg, .folded or .json, not {}",
+                path.to_string_lossy()
+            )),
+        }
+    }
 }
 
 /// Writes a snapshot in this form.
@@ -72,5 +86,8 @@ mod tests {
         assert_eq!(form("x.pb.gz"), Some(Form::Pprof));
         assert_eq!(form("x.folded"), Some(Form::Folded));
         assert_eq!(form("x.png"), None);
+        let explained = ["x.svg", "x.folded", "x.json", "x.pb.gz", "x.speedscope.json", "x.png"]
+            .map(|name| Form::of_explained(Path::new(name)).is_ok());
+        assert_eq!(explained, [true, true, true, false, false, false]);
     }
 }

@@ -2,6 +2,7 @@
 //! Where threads wait: as a tree, a table, a flame graph, and in the forms that other tools read.
 
 pub mod blocked;
+pub mod chains;
 pub mod diff;
 pub mod file;
 pub mod flat;

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use inferno::flamegraph::color::{BackgroundColor, BasicPalette, Color, Palette, PaletteMap};
 use inferno::flamegraph::{self, Direction, Options};
 use whylate_model::Snapshot;
-use whylate_model::folded::{Frame, Kind, Root, frames, lines_with, waiting};
+use whylate_model::folded::{Frame, Kind, Root, frames, line, lines_with, waiting};
 
 use super::summary;
 
@@ -16,19 +16,39 @@ use super::summary;
 /// # Errors
 /// Those of the writer, and when nothing waits.
 pub fn write(out: &mut dyn Write, snapshot: &Snapshot, root: Root, hide_idle: bool) -> io::Result<()> {
-    let mut colors = PaletteMap::default();
-    let mut kinds = BTreeMap::new();
-    for frame in waiting(snapshot, hide_idle).flat_map(|stack| frames(stack, root)) {
-        let kind = frame.kind;
-        kinds.insert(marked(frame), kind);
-    }
-    for (name, kind) in kinds {
-        colors.insert(&name, color(&name, kind));
-    }
+    let mut colors = colors_of(waiting(snapshot, hide_idle).flat_map(|stack| frames(stack, root)));
     let mut options = options("Off-CPU time");
     options.subtitle = Some(summary(snapshot, hide_idle));
     options.palette_map = Some(&mut colors);
     draw(out, options, &lines_with(waiting(snapshot, hide_idle), root, marked))
+}
+
+/// Writes the flame graph of frames with their nanoseconds, in the same colors.
+///
+/// # Errors
+/// Those of the writer, and when there are none.
+pub fn write_frames(out: &mut dyn Write, title: &str, subtitle: &str, stacks: &[(Vec<Frame>, u64)]) -> io::Result<()> {
+    let mut colors = colors_of(stacks.iter().flat_map(|(frames, _)| frames.iter().cloned()));
+    let mut options = options(title);
+    options.subtitle = Some(subtitle.to_owned());
+    options.count_name = "ns".to_owned();
+    options.palette_map = Some(&mut colors);
+    let joined = |frames: &[Frame]| frames.iter().cloned().map(marked).collect::<Vec<_>>().join(";");
+    let lines: Vec<String> = stacks.iter().map(|(frames, ns)| line(&joined(frames), *ns)).collect();
+    draw(out, options, &lines)
+}
+
+fn colors_of(frames: impl Iterator<Item = Frame>) -> PaletteMap {
+    let mut kinds = BTreeMap::new();
+    for frame in frames {
+        let kind = frame.kind;
+        kinds.insert(marked(frame), kind);
+    }
+    let mut colors = PaletteMap::default();
+    for (name, kind) in kinds {
+        colors.insert(&name, color(&name, kind));
+    }
+    colors
 }
 
 /// Each function has one color, and another one as a waker: the mark by which flame graphs tell wakers is not shown.
@@ -68,7 +88,8 @@ fn draw(out: &mut dyn Write, mut options: Options<'_>, folded: &[String]) -> io:
     flamegraph::from_lines(&mut options, folded.iter().map(String::as_str), out)
 }
 
-/// Blues: labels grey, programs light, the kernel dark; wakers aqua. Functions differ a little, the same in each graph.
+/// Blues: labels grey, programs light, the kernel dark; wakers aqua, and what they did sand. Functions differ a little,
+/// the same in each graph.
 fn color(name: &str, kind: Kind) -> Color {
     // FNV-1a (RFC draft eastlake-fnv).
     let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
@@ -80,6 +101,7 @@ fn color(name: &str, kind: Kind) -> Color {
         Kind::User => [105 + shade, 170 + shade, 235],
         Kind::Kernel => [60 + shade, 110 + shade, 205],
         Kind::Waker => [70 + shade, 200 + shade, 200 + shade],
+        Kind::Meanwhile => [225, 205 + shade / 4, 130],
     };
     Color { r, g, b }
 }

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Stolen time where it is told of the last slice of a stay alone.
+
+use super::history::{Holder, Past, Slice};
+
+/// Of one CPU that is gone back through, what was stolen before the slice that was met last.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stolen {
+    left_ns: u64,
+    of: Option<u32>,
+}
+
+impl Stolen {
+    /// Without an exact steal clock, all that was stolen since a thread came is told at its last slice. What that is too
+    /// short for was stolen of those before it.
+    pub fn spread(&mut self, slice: &mut Slice) {
+        let tid = match slice.holder {
+            Holder::Idle => Some(0),
+            holder => holder.tid(),
+        };
+        if slice.steal_ns > 0 || (tid.is_some() && tid != self.of) {
+            (self.left_ns, self.of) = (slice.steal_ns, tid);
+        }
+        slice.steal_ns = self.left_ns.min(slice.end_ns.saturating_sub(slice.start_ns));
+        self.left_ns -= slice.steal_ns;
+    }
+}
+
+/// A past whose slices have no more stolen than they are long.
+#[derive(Debug)]
+pub struct Spread<P> {
+    /// The past, as it was recorded.
+    pub past: P,
+    lanes: Vec<Stolen>,
+}
+
+impl<P: Past> Spread<P> {
+    /// Of one that has not been gone back through.
+    pub fn new(past: P) -> Self {
+        let lanes = vec![Stolen::default(); past.cpus()];
+        Spread { past, lanes }
+    }
+}
+
+impl<P: Past> Past for Spread<P> {
+    fn cpus(&self) -> usize {
+        self.past.cpus()
+    }
+
+    fn previous(&mut self, cpu: usize) -> Option<Slice> {
+        let mut slice = self.past.previous(cpu)?;
+        self.lanes.get_mut(cpu)?.spread(&mut slice);
+        Some(slice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::history::Recorded;
+    use super::*;
+
+    #[test]
+    fn what_a_slice_is_too_short_for_was_stolen_before_it() {
+        let slice =
+            |start_ns, end_ns, holder, steal_ns| Slice { start_ns, end_ns, holder, steal_ns, ..Slice::default() };
+        let (own, irq) = (Holder::Thread(5), Holder::Irq { late_ns: 0 });
+        let slices = vec![
+            slice(0, 10, Holder::Thread(4), 0),
+            slice(10, 20, own, 0),
+            slice(20, 24, irq, 0),
+            slice(24, 30, own, 0),
+            slice(30, 32, own, 14),
+            slice(32, 40, Holder::Idle, 0),
+        ];
+        let mut past = Spread::new(Recorded { cpus: vec![slices] });
+        let back: Vec<u64> = std::iter::from_fn(|| past.previous(0)).map(|slice| slice.steal_ns).collect();
+        assert_eq!(back, [0, 2, 6, 4, 2, 0]);
+    }
+}
