@@ -108,8 +108,9 @@ pub struct Thread {
     pub waits: Option<(Lock, u64)>,
 }
 
-/// Whom the thread waits for; `None` where that is not known. Threads are by any number that tells them apart.
-pub fn chain(threads: &HashMap<u64, Thread>, waiter: u64) -> Option<Chain> {
+/// Whom the thread waits for, with at most so many links; `None` where that is not known. Threads are by any number that
+/// tells them apart.
+pub fn chain(threads: &HashMap<u64, Thread>, waiter: u64, most_links: usize) -> Option<Chain> {
     let mut chain = Chain::default();
     let mut met = vec![waiter];
     let mut known = HashSet::from([waiter]);
@@ -117,7 +118,7 @@ pub fn chain(threads: &HashMap<u64, Thread>, waiter: u64) -> Option<Chain> {
     while let Some((lock, number)) = at.waits {
         // One that has ended meanwhile.
         let Some(holder) = threads.get(&number) else { break };
-        if chain.links.len() == MOST_LINKS {
+        if chain.links.len() == most_links {
             chain.end = End::Cut;
             break;
         }
@@ -145,7 +146,7 @@ mod tests {
     }
 
     fn told(waits: &[(u64, Option<(Lock, u64)>)], waiter: u64) -> Option<(String, End)> {
-        let chain = chain(&threads(waits), waiter)?;
+        let chain = chain(&threads(waits), waiter, MOST_LINKS)?;
         let who: Vec<&str> = chain.links.iter().map(|link| link.holder.who.as_str()).collect();
         Some((who.join(" "), chain.end))
     }
@@ -166,12 +167,12 @@ mod tests {
         assert_eq!(told(&all, 1), Some(("t:2 t:1".to_owned(), End::Cycle)));
         // What leads there may be a guess: the cycle is none.
         assert_eq!(told(&all, 3), Some(("t:2 t:1 t:2".to_owned(), End::Cycle)));
-        let of = |waiter: u64| chain(&threads(&all), waiter).expect("a chain");
+        let of = |waiter: u64| chain(&threads(&all), waiter, MOST_LINKS).expect("a chain");
         assert_eq!(of(1).cycle("t:1"), ["t:1", "t:2", "t:1"]);
         assert_eq!(of(3).cycle("t:3"), ["t:2", "t:1", "t:2"]);
         let itself = [(7, Some((Lock::Mutex, 7)))];
         assert_eq!(told(&itself, 7), Some(("t:7".to_owned(), End::Cycle)));
-        assert_eq!(chain(&threads(&itself), 7).expect("a chain").cycle("t:7"), ["t:7", "t:7"]);
+        assert_eq!(chain(&threads(&itself), 7, MOST_LINKS).expect("a chain").cycle("t:7"), ["t:7", "t:7"]);
     }
 
     #[test]
@@ -183,7 +184,7 @@ mod tests {
     #[test]
     fn a_chain_without_end_is_cut() {
         let all: Vec<_> = (0..100).map(|number| (number, Some((Lock::Mutex, number + 1)))).collect();
-        let chain = chain(&threads(&all), 0).expect("a chain");
+        let chain = chain(&threads(&all), 0, MOST_LINKS).expect("a chain");
         assert_eq!((chain.links.len(), chain.end), (MOST_LINKS, End::Cut));
         assert!(chain.cycle("t:0").is_empty());
     }
@@ -191,7 +192,7 @@ mod tests {
     #[test]
     fn json_has_a_line_for_each_link() {
         let all = [(1, Some((Lock::RwsemReaders, 2))), (2, None)];
-        let chain = chain(&threads(&all), 1).expect("a chain");
+        let chain = chain(&threads(&all), 1, MOST_LINKS).expect("a chain");
         let text = serde_json::to_string(&chain).expect("a chain serialises");
         assert_eq!(text, r#"{"links":[{"lock":"rwsem_readers","who":"t:2","state":"","off_cpu_ns":0}],"end":"free"}"#);
         assert_eq!(serde_json::from_str::<Chain>(&text).expect("and parses"), chain);

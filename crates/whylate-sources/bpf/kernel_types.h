@@ -230,6 +230,8 @@ struct rq {
 struct sched_entity {
 	u64 exec_start;
 	u64 sum_exec_runtime;
+	/* What that was when it got its CPU; of threads of the fair class alone. */
+	u64 prev_sum_exec_runtime;
 	struct cfs_rq *cfs_rq;
 };
 

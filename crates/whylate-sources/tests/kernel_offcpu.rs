@@ -5,6 +5,8 @@
 mod deadline;
 #[path = "kernel_offcpu/flood.rs"]
 mod flood;
+#[path = "kernel_offcpu/forgotten.rs"]
+mod forgotten;
 #[path = "kernel_offcpu/gdb.rs"]
 mod gdb;
 #[path = "kernel_offcpu/half_asleep.rs"]

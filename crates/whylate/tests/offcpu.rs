@@ -196,10 +196,9 @@ fn one_snapshot_tells_where_this_test_waits() -> Result<()> {
     let threads = printed(&["offcpu", "-p", &pid, "--by", "thread", "-d", "300ms"])?;
     ensure!(threads.contains("at 9 Hz"), "{threads}");
     let blocked = printed(&["offcpu", "-p", &pid, "--blocked", "1h"])?;
-    ensure!(
-        blocked.starts_with("Threads that have waited 3600s or longer:\n\n SHARE") || blocked.contains("SHARE"),
-        "{blocked}"
-    );
+    ensure!(blocked.starts_with("No thread has waited 3600s or longer: of "), "{blocked}");
+    let none = printed(&["offcpu", "--comm", "no such name", "--blocked", "1ns"])?;
+    ensure!(none == "No thread has waited 1ns or longer: none that was asked for was off its CPU\n", "{none}");
     let text = printed(&["offcpu", "-p", &pid, "--blocked", "1ns", "--json"])?;
     let blocked: Snapshot = serde_json::from_str(&text)?;
     ensure!(!blocked.stacks.is_empty() && blocked.stacks.iter().all(|stack| stack.age.count() == 1), "{text}");

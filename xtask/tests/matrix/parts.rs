@@ -27,6 +27,7 @@ const WAITS: &[&str] = &[
     "a_trace_has_all_of_a_threads_time",
     "deadline::a_budget_that_is_used_up_or_given_back_is_blamed_and_nobody_else",
     "flood::late_events_beyond_the_budget_count_and_have_no_causes",
+    "forgotten::a_thread_that_is_moved_on_its_way_to_sleep_has_slept_since_then",
     "gdb::user_frames_are_those_that_gdb_tells",
     "half_asleep::a_thread_that_is_preempted_on_its_way_to_sleep_waits_for_a_cpu",
     "holders::a_thread_waits_for_whoever_has_the_lock",

@@ -72,7 +72,8 @@ impl AttachedOffcpu {
         self.met
     }
 
-    fn stacks(&mut self, gathered: &Gathered) -> Vec<Stack> {
+    /// They, and how many threads wait for one that was not met.
+    fn stacks(&mut self, gathered: &Gathered) -> (Vec<Stack>, u64) {
         let frames = |stack: u32| gathered.stacks.get(&stack).map_or(&[][..], Vec::as_slice);
         let wanted: BTreeSet<(u32, u64, bool)> = gathered
             .places
@@ -106,18 +107,20 @@ impl AttachedOffcpu {
             stacks
                 .push(Stack { waker, ..stack_of(place, both, process, cgroups.path(place.key.cgroup), &self.classes) });
         }
-        let holders = Holders::of(&gathered.holders, &mut self.names.kernel);
+        let mut holders = Holders::of(&gathered.holders, &mut self.names.kernel);
         let mut ages: HashMap<usize, Vec<u64>> = HashMap::new();
+        let mut unmet = 0;
         for (place, thread) in &gathered.threads {
             ages.entry(*place).or_default().push(gathered.ended_ns.saturating_sub(thread.since_ns));
             // Where threads are told apart, it is the only one that is here now.
             stacks[*place].waits_for = holders.chain_of(thread.tid);
+            unmet += u64::from(holders.is_holder_unmet(thread.tid));
         }
         for (place, ages) in ages {
             stacks[place].age = ages.into_iter().collect();
         }
         stacks.sort_by_key(|stack| std::cmp::Reverse(stack.weight_ns));
-        stacks
+        (stacks, unmet)
     }
 }
 
@@ -215,12 +218,14 @@ impl Attached for AttachedOffcpu {
         snapshot.duration_ns = gathered.ended_ns - gathered.began_ns;
         snapshot.pid_namespace = pid_namespace::own();
         snapshot.ended_ns = gathered.ended_ns;
-        snapshot.stacks = self.stacks(&gathered);
+        let unmet;
+        (snapshot.stacks, unmet) = self.stacks(&gathered);
         let unread: u64 = gathered.memory.values().map(Process::take_unread).sum();
         for &(reason, count) in &gathered.lost {
             *snapshot.lost.entry(reason.to_owned()).or_default() += count;
         }
         *snapshot.lost.entry("unread_files".to_owned()).or_default() += unread;
+        snapshot.lost.insert("holders_unmet".to_owned(), unmet);
         self.meter.tell(gathered.statistics, &mut snapshot);
         self.met = gathered.met;
         let rate_hz = match self.rate_hz {

@@ -231,7 +231,7 @@ static __always_inline void tell_holder(struct task_struct *task, struct bpf_ite
 	}
 	now.state = state_of(task);
 	if (now.state != STATE_ON_CPU) {
-		now.off_cpu_ns = now_ns - since_of(task, 0, now_ns);
+		now.off_cpu_ns = now_ns - since_of(task, task->start_time, now_ns);
 		if (!now.off_cpu_ns)
 			now.off_cpu_ns = 1;
 	}

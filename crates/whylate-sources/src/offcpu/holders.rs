@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use anyhow::Context as _;
 use libbpf_rs::btf::types::{Ptr, Struct};
 use libbpf_rs::{Btf, Link, MapCore, ReferencesType as _};
-use whylate_model::holders::{Chain, Holder, Lock, Thread, chain};
+use whylate_model::holders::{Chain, Holder, Lock, MOST_LINKS, Thread, chain};
 use whylate_model::thread::called;
 
 use super::attached::plain;
@@ -98,16 +98,20 @@ pub(super) fn look(skeleton: &mut OffcpuSkel<'_>, link: &Link) -> anyhow::Result
     Ok(threads)
 }
 
+/// In a snapshot, some twenty megabytes. Further chains have one link, and say that they go on.
+const MOST_LINKS_IN_ALL: usize = 100_000;
+
 /// All threads that wait or are waited for, and how they hang together.
 pub(super) struct Holders {
     threads: HashMap<u64, Thread>,
+    links: usize,
     /// By the kernel's number those whose wait is the one that the walk has met.
     waiters: HashMap<u32, u64>,
 }
 
 impl Holders {
     pub(super) fn of(told: &[holder_now], names: &mut KernelSymbols) -> Self {
-        let mut holders = Holders { threads: HashMap::new(), waiters: HashMap::new() };
+        let mut holders = Holders { threads: HashMap::new(), links: 0, waiters: HashMap::new() };
         let handlers: HashMap<u64, u64> = told.iter().map(|thread| (thread.thread, thread.handler)).collect();
         // Between the walks a worker may have come to its next item.
         let is_over = |thread: &holder_now| {
@@ -149,8 +153,18 @@ impl Holders {
     }
 
     /// Whom the thread of this number waits for.
-    pub(super) fn chain_of(&self, tid: u32) -> Option<Chain> {
-        chain(&self.threads, *self.waiters.get(&tid)?)
+    pub(super) fn chain_of(&mut self, tid: u32) -> Option<Chain> {
+        let most_links = if self.links < MOST_LINKS_IN_ALL { MOST_LINKS } else { 1 };
+        let chain = chain(&self.threads, *self.waiters.get(&tid)?, most_links)?;
+        self.links += chain.links.len();
+        Some(chain)
+    }
+
+    /// Its lock names a thread that the walk has not met: a reader that has ended, or one outside this PID namespace,
+    /// of which the kernel shows none here.
+    pub(super) fn is_holder_unmet(&self, tid: u32) -> bool {
+        let waits = self.waiters.get(&tid).and_then(|waiter| self.threads.get(waiter)?.waits);
+        waits.is_some_and(|(_, holder)| !self.threads.contains_key(&holder))
     }
 }
 

@@ -200,6 +200,9 @@ impl Source for OffcpuOptions {
     fn takes(&self, backend: &str) -> Takes {
         match backend {
             SAMPLE | PROC if self.wakers => Takes::Never(WAKERS_NEED_TRACE),
+            PROC if self.holders => Takes::Never(
+                "the proc backend does not know for how long threads have waited, nor for whom: leave --blocked out, or run where BPF programs can be loaded",
+            ),
             PROC if self.threads.cgroup.is_some() => {
                 Takes::Never("the proc backend cannot select threads by cgroup: leave --cgroup out")
             }

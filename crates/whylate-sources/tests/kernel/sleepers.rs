@@ -4,6 +4,8 @@
 
 #[path = "held.rs"]
 pub mod held;
+#[path = "moved_asleep.rs"]
+mod moved_asleep;
 #[path = "shaped.rs"]
 pub mod shaped;
 #[path = "woken.rs"]
@@ -167,6 +169,7 @@ pub fn run_if_asked() -> Result<()> {
             wait_until_asleep(1)?;
         }
         "flushing" => held::flush()?,
+        "moved asleep" => moved_asleep::start(of_each)?,
         "held" => held::start(Path::new(&std::env::var(FILE)?))?,
         "woken" => {
             woken::start()?;

@@ -14,7 +14,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use whylate_model::Snapshot;
 use whylate_model::culprits;
 use whylate_model::folded::Root;
-use whylate_model::units::{format_ns, printable};
+use whylate_model::units::printable;
 use whylate_model::wait::Classes;
 use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE};
 use whylate_sources::{Threads, cgroups};
@@ -396,12 +396,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     } else {
         let columns = terminal_columns();
         match arguments.blocked {
-            Some(least_ns) => {
-                let table = flat::table(&snapshot, arguments.hide_idle, Some(least_ns));
-                writeln!(out, "Threads that have waited {} or longer:\n", format_ns(least_ns))?;
-                table.write(&mut out, columns)?;
-                blocked::write(&mut out, &snapshot, arguments.hide_idle, least_ns)?;
-            }
+            Some(least_ns) => blocked::write(&mut out, &snapshot, arguments.hide_idle, least_ns, columns)?,
             None if arguments.flat => flat::table(&snapshot, arguments.hide_idle, None).write(&mut out, columns)?,
             None => tree::write(&mut out, &snapshot, arguments.root(), arguments.hide_idle, columns)?,
         }

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Whom threads wait for that have been waiting for long, as the kernel's locks tell.
 
+use std::collections::HashMap;
 use std::io::{self, Write};
 
 use whylate_model::folded::waiting;
 use whylate_model::holders::{Chain, End, Holder, Link, Lock};
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Snapshot, Stack, WaitClass};
+use whylate_model::{Histogram, Snapshot, Stack, WaitClass};
+
+use super::flat;
 
 /// So many of the threads that wait for the same are named.
 const MOST_NAMES: usize = 8;
@@ -17,19 +20,53 @@ pub fn is_blocked(stack: &Stack, least_ns: u64) -> bool {
     !is_on_cpu && !stack.age.is_empty() && stack.age.max_ns() >= least_ns
 }
 
-/// Threads that wait for the same, by name; nothing where none is known to wait for another.
-pub fn write(out: &mut dyn Write, snapshot: &Snapshot, hide_idle: bool, least_ns: u64) -> io::Result<()> {
-    let mut chains: Vec<(&Chain, Vec<String>)> = Vec::new();
-    for stack in waiting(snapshot, hide_idle).filter(|stack| is_blocked(stack, least_ns)) {
-        let Some(chain) = &stack.waits_for else { continue };
-        let waiter = name_of(stack);
-        match chains.iter_mut().find(|(known, _)| *known == chain) {
-            Some((_, waiters)) => waiters.push(waiter),
-            None => chains.push((chain, vec![waiter])),
+/// The threads that have been off their CPUs for so long, and for whom they wait; or why there is none of either.
+pub fn write(
+    out: &mut dyn Write,
+    snapshot: &Snapshot,
+    hide_idle: bool,
+    least_ns: u64,
+    columns: Option<usize>,
+) -> io::Result<()> {
+    let threads = || waiting(snapshot, hide_idle);
+    if !threads().any(|stack| is_blocked(stack, least_ns)) {
+        return write_none(out, threads(), least_ns);
+    }
+    writeln!(out, "Threads that have waited {} or longer:\n", format_ns(least_ns))?;
+    flat::table(snapshot, hide_idle, Some(least_ns)).write(out, columns)?;
+    write_holders(out, threads().filter(|stack| is_blocked(stack, least_ns)))
+}
+
+fn write_none<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>, least_ns: u64) -> io::Result<()> {
+    write!(out, "No thread has waited {} or longer: ", format_ns(least_ns))?;
+    let ages: Vec<&Histogram> = threads.filter(|stack| is_blocked(stack, 0)).map(|stack| &stack.age).collect();
+    match ages.iter().map(|age| age.max_ns()).max() {
+        None => writeln!(out, "none that was asked for was off its CPU"),
+        Some(most_ns) => {
+            let count: u64 = ages.iter().map(|age| age.count()).sum();
+            let were = if count == 1 { "thread that was" } else { "threads that were" };
+            writeln!(out, "of {count} {were} off CPU, none for more than {}", format_ns(most_ns))
         }
     }
+}
+
+/// Threads that wait for the same, by name.
+fn write_holders<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>) -> io::Result<()> {
+    let mut chains: Vec<(&Chain, Vec<String>)> = Vec::new();
+    let mut known: HashMap<&Chain, usize> = HashMap::new();
+    for stack in threads {
+        let Some(chain) = &stack.waits_for else { continue };
+        let index = *known.entry(chain).or_insert(chains.len());
+        if index == chains.len() {
+            chains.push((chain, Vec::new()));
+        }
+        chains[index].1.push(name_of(stack));
+    }
     if chains.is_empty() {
-        return Ok(());
+        return writeln!(
+            out,
+            "\nWhom they wait for is not known: none waits for a lock of which this kernel tells who has it, nor flushes a work item"
+        );
     }
     // Where most wait, most is lost.
     chains.sort_by_key(|(_, waiters)| std::cmp::Reverse(waiters.len()));
@@ -126,7 +163,7 @@ mod tests {
 
     fn written(snapshot: &Snapshot, least_ns: u64) -> String {
         let mut out = Vec::new();
-        write(&mut out, snapshot, false, least_ns).expect("a vector takes everything");
+        write(&mut out, snapshot, false, least_ns, None).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
     }
 
@@ -149,8 +186,20 @@ mod tests {
         ];
         let names: Vec<String> = (10..20).map(|number| format!("client:{number}")).collect();
         chains.extend(names.iter().map(|name| (name.as_str(), behind.clone())));
-        let snapshot = snapshot(chains);
-        insta::assert_snapshot!(written(&snapshot, 10 * s));
-        assert_eq!(written(&snapshot, 61 * s), "", "none has waited for so long");
+        let mut snapshot = snapshot(chains);
+        let text = written(&snapshot, 10 * s);
+        let (table, holders) = text.split_once("\nWhom").expect("a table, and holders");
+        assert_eq!(table.lines().count(), 17, "a heading and a row for each: {table}");
+        insta::assert_snapshot!(format!("\nWhom{holders}"));
+        let none = "No thread has waited 61.0s or longer: ";
+        let told = written(&snapshot, 61 * s);
+        assert_eq!(told, format!("{none}of 14 threads that were off CPU, none for more than 60.0s\n"));
+        snapshot.stacks.truncate(1);
+        snapshot.stacks[0].waits_for = None;
+        let told = written(&snapshot, 61 * s);
+        assert_eq!(told, format!("{none}of 1 thread that was off CPU, none for more than 60.0s\n"));
+        assert!(written(&snapshot, 10 * s).contains("\n\nWhom they wait for is not known: "));
+        snapshot.stacks.clear();
+        assert_eq!(written(&snapshot, 61 * s), format!("{none}none that was asked for was off its CPU\n"));
     }
 }
