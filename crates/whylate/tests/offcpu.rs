@@ -47,6 +47,7 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
         &["offcpu", "--blocked", "1s", "--wakers"],
         &["offcpu", "--wakers", "--backend", "sample"],
         &["offcpu", "--wakers", "--backend", "proc"],
+        &["offcpu", "--blocked", "1s", "--backend", "proc"],
         &["offcpu", "import"],
         &["offcpu", "--classes", "/dev/zero", "-d", "1s"],
     ] {
