@@ -10,6 +10,7 @@ pub mod culprits;
 pub mod folded;
 pub mod ftrace;
 pub mod histogram;
+pub mod holders;
 pub mod import;
 pub mod irqsoff;
 pub mod late;

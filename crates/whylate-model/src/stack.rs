@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Histogram;
+use crate::holders::Chain;
 use crate::snapshot::Labels;
 use crate::wait::Wait;
 
@@ -37,6 +38,9 @@ pub struct Stack {
     /// Who ended the waits, where that is asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waker: Option<Waker>,
+    /// Whom the thread that is here at the end of the span waits for, where that is asked for and the kernel tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<Chain>,
 }
 
 /// Who ended waits by waking the thread.

@@ -427,3 +427,59 @@ static __always_inline struct task_group *group_of(const struct task_struct *tas
 {
 	return bpf_core_field_exists(struct cfs_rq, tg) ? BPF_CORE_READ(task, se.cfs_rq, tg) : NULL;
 }
+
+/*
+ * The lock that a thread sleeps for, with CONFIG_DETECT_HUNG_TASK_BLOCKER: only mutexes in 6.15, semaphores and the kind
+ * of the lock since 6.16, rwsems since 6.17.
+ */
+struct task_struct___6_15 {
+	struct mutex *blocker_mutex;
+} __attribute__((preserve_access_index));
+
+struct task_struct___6_16 {
+	unsigned long blocker;
+} __attribute__((preserve_access_index));
+
+/* Of mutexes, also of those that signals end, on every kernel since 6.17; before, with DEBUG_MUTEXES, something else. */
+struct task_struct___6_17 {
+	struct mutex *blocked_on;
+} __attribute__((preserve_access_index));
+
+/* With the same option as `blocker`. */
+struct semaphore___6_16 {
+	unsigned long last_holder;
+} __attribute__((preserve_access_index));
+
+/* The lower bits of `blocker` (include/linux/hung_task.h). */
+enum blocker_kind {
+	BLOCKER_MUTEX,
+	BLOCKER_SEMAPHORE,
+	BLOCKER_RWSEM_READER,
+	BLOCKER_RWSEM_WRITER,
+	BLOCKER_KINDS = 3,
+};
+
+/* What a thread that is not woken sleeps for, and of what kind that is; 0 where the kernel does not tell. */
+static __always_inline u64 blocker_of(const struct task_struct *task, bool has_mutex_in_blocked_on)
+{
+	const struct task_struct___6_15 *first = (const void *)task;
+	const struct task_struct___6_16 *second = (const void *)task;
+	const struct task_struct___6_17 *third = (const void *)task;
+	u64 blocker = 0;
+
+	if (bpf_core_field_exists(second->blocker))
+		blocker = second->blocker;
+	else if (bpf_core_field_exists(first->blocker_mutex))
+		blocker = (u64)BPF_CORE_READ(first, blocker_mutex);
+	if (!blocker && has_mutex_in_blocked_on && bpf_core_field_exists(third->blocked_on))
+		blocker = (u64)BPF_CORE_READ(third, blocked_on);
+	return blocker;
+}
+
+/* The thread that has taken it last; 0 where the kernel does not keep that. */
+static __always_inline u64 last_holder_of(u64 semaphore)
+{
+	const struct semaphore___6_16 *newer = (const void *)semaphore;
+
+	return bpf_core_field_exists(newer->last_holder) ? BPF_CORE_READ(newer, last_holder) : 0;
+}

@@ -85,9 +85,38 @@ typedef struct {
 	s64 counter;
 } atomic64_t;
 
+struct list_head {
+	struct list_head *next;
+};
+
 struct work_struct {
 	atomic64_t data;
+	struct list_head entry;
 	void (*func)(struct work_struct *work);
+};
+
+/* An item behind another one, at whose end it wakes the thread that flushes that. */
+struct wq_barrier {
+	struct work_struct work;
+	struct task_struct *task;
+};
+
+/* With PREEMPT_RT neither this nor the next one has an owner: a thread waits for the rt_mutex within. */
+struct mutex {
+	atomic64_t owner;
+};
+
+struct rw_semaphore {
+	atomic64_t count;
+	atomic64_t owner;
+};
+
+struct rt_mutex_base {
+	struct task_struct *owner;
+};
+
+struct rt_mutex_waiter {
+	struct rt_mutex_base *lock;
 };
 
 struct workqueue_attrs {
@@ -115,6 +144,8 @@ struct pool_workqueue {
 struct worker {
 	void (*current_func)(struct work_struct *work);
 	struct pool_workqueue *current_pwq;
+	/* What it runs next, which are barriers mostly. */
+	struct list_head scheduled;
 	struct task_struct *task;
 	struct worker_pool *pool;
 	struct workqueue_struct *rescue_wq;
@@ -207,6 +238,8 @@ struct rq {
 struct sched_entity {
 	u64 exec_start;
 	u64 sum_exec_runtime;
+	/* What that was when it got its CPU; of threads of the fair class alone. */
+	u64 prev_sum_exec_runtime;
 	struct cfs_rq *cfs_rq;
 };
 
@@ -289,6 +322,7 @@ struct task_struct {
 	u64 start_time;
 	char comm[16];
 	struct io_uring_task *io_uring;
+	struct rt_mutex_waiter *pi_blocked_on;
 	unsigned long nvcsw;
 	unsigned long nivcsw;
 	struct sched_entity se;
@@ -361,10 +395,6 @@ struct perf_event {
 /* What the hypervisor tells of a CPU (arch/x86/include/uapi/asm/kvm_para.h). */
 struct kvm_steal_time {
 	u64 steal;
-};
-
-struct list_head {
-	struct list_head *next;
 };
 
 struct qstr {

@@ -5,10 +5,14 @@
 mod deadline;
 #[path = "kernel_offcpu/flood.rs"]
 mod flood;
+#[path = "kernel_offcpu/forgotten.rs"]
+mod forgotten;
 #[path = "kernel_offcpu/gdb.rs"]
 mod gdb;
 #[path = "kernel_offcpu/half_asleep.rs"]
 mod half_asleep;
+#[path = "kernel_offcpu/holders.rs"]
+mod holders;
 mod kernel;
 #[path = "kernel_offcpu/moved.rs"]
 mod moved;

@@ -47,6 +47,7 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
         &["offcpu", "--blocked", "1s", "--wakers"],
         &["offcpu", "--wakers", "--backend", "sample"],
         &["offcpu", "--wakers", "--backend", "proc"],
+        &["offcpu", "--blocked", "1s", "--backend", "proc"],
         &["offcpu", "import"],
         &["offcpu", "--classes", "/dev/zero", "-d", "1s"],
     ] {
@@ -196,10 +197,14 @@ fn one_snapshot_tells_where_this_test_waits() -> Result<()> {
     let threads = printed(&["offcpu", "-p", &pid, "--by", "thread", "-d", "300ms"])?;
     ensure!(threads.contains("at 9 Hz"), "{threads}");
     let blocked = printed(&["offcpu", "-p", &pid, "--blocked", "1h"])?;
-    ensure!(
-        blocked.starts_with("Threads that have waited 3600s or longer:\n\n SHARE") || blocked.contains("SHARE"),
-        "{blocked}"
-    );
+    ensure!(blocked.starts_with("No thread has waited 3600s or longer: of "), "{blocked}");
+    let none = printed(&["offcpu", "--comm", "no such name", "--blocked", "1ns"])?;
+    ensure!(none == "No thread has waited 1ns or longer: none that was asked for was off its CPU\n", "{none}");
+    let text = printed(&["offcpu", "-p", &pid, "--blocked", "1ns", "--json"])?;
+    let blocked: Snapshot = serde_json::from_str(&text)?;
+    ensure!(!blocked.stacks.is_empty() && blocked.stacks.iter().all(|stack| stack.age.count() == 1), "{text}");
+    let text = printed(&["offcpu", "-p", &pid, "--blocked", "1h", "--json"])?;
+    ensure!(serde_json::from_str::<Snapshot>(&text)?.stacks.is_empty(), "{text}");
     ensure!(
         snapshot.stacks.iter().any(|stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Idle)),
         "{text}"

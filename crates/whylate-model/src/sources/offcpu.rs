@@ -20,6 +20,11 @@ pub static OFFCPU: Card = Card {
     }),
     beyond_a_look: &[("shorter waits of threads, and those for timers or networks", "whylate offcpu -d 10s")],
     lost: &[
+        reason("holders_full", "the table of threads that wait was full; whom it waits for is not told (--blocked)"),
+        reason(
+            "holders_unmet",
+            "a lock names a thread that has ended, or is outside this PID namespace: it is not told (--blocked)",
+        ),
         reason("places_full", "the table of places was full"),
         reason("processes_full", "the table of processes was full"),
         reason("rules_full", "there was no room for a frame's unwind rule; the stack ends in [unwound partly]"),

@@ -9,6 +9,7 @@ use whylate_model::thread::number;
 use whylate_model::wait::{Classes, Seen, State, classify};
 use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack, Waker, WokenBy};
 
+use super::holders::{self, Holders};
 use super::names::{Frames, Names, TORN, UNREAD, UNREADABLE, UNWOUND_PARTLY};
 use super::pace::Pace;
 use super::patience::Worker;
@@ -35,13 +36,19 @@ pub struct AttachedOffcpu {
     /// Where it is not told by a budget.
     rate_hz: Option<u32>,
     backend: &'static str,
-    /// User frames are asked for, and not read.
-    lacks_user_frames: bool,
+    /// What is not as good here as it could be.
+    weaker: Option<String>,
 }
 
 impl AttachedOffcpu {
     pub(super) fn new(options: &OffcpuOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
         let pace = Pace::new(options, clock::monotonic_ns());
+        // Registers are read as x86-64 has them (`unwind_user()`).
+        let lacks_user_frames = options.user_stacks && !cfg!(target_arch = "x86_64");
+        let no_frames =
+            lacks_user_frames.then_some("user frames are read on x86-64 only: stacks have kernel frames only");
+        let no_holders = if options.holders { holders::told_here()?.weaker() } else { None };
+        let weaker: Vec<&str> = no_frames.into_iter().chain(no_holders).collect();
         let options_there = options.clone();
         let sampler = Worker::start(
             move || Sampler::new(&options_there, backend == TRACE),
@@ -56,8 +63,7 @@ impl AttachedOffcpu {
             met: Met::default(),
             rate_hz: options.budget_ppm.is_none().then_some(options.rate_hz),
             backend,
-            // Registers are read as x86-64 has them (`unwind_user()`).
-            lacks_user_frames: options.user_stacks && !cfg!(target_arch = "x86_64"),
+            weaker: (!weaker.is_empty()).then(|| weaker.join("; ")),
         })
     }
 
@@ -66,7 +72,8 @@ impl AttachedOffcpu {
         self.met
     }
 
-    fn stacks(&mut self, gathered: &Gathered) -> Vec<Stack> {
+    /// They, and how many threads wait for one that was not met.
+    fn stacks(&mut self, gathered: &Gathered) -> (Vec<Stack>, u64) {
         let frames = |stack: u32| gathered.stacks.get(&stack).map_or(&[][..], Vec::as_slice);
         let wanted: BTreeSet<(u32, u64, bool)> = gathered
             .places
@@ -100,15 +107,20 @@ impl AttachedOffcpu {
             stacks
                 .push(Stack { waker, ..stack_of(place, both, process, cgroups.told(place.key.cgroup), &self.classes) });
         }
+        let mut holders = Holders::of(&gathered.holders, &mut self.names.kernel);
         let mut ages: HashMap<usize, Vec<u64>> = HashMap::new();
+        let mut unmet = 0;
         for (place, thread) in &gathered.threads {
             ages.entry(*place).or_default().push(gathered.ended_ns.saturating_sub(thread.since_ns));
+            // Where threads are told apart, it is the only one that is here now.
+            stacks[*place].waits_for = holders.chain_of(thread.tid);
+            unmet += u64::from(holders.is_holder_unmet(thread.tid));
         }
         for (place, ages) in ages {
             stacks[place].age = ages.into_iter().collect();
         }
         stacks.sort_by_key(|stack| std::cmp::Reverse(stack.weight_ns));
-        stacks
+        (stacks, unmet)
     }
 }
 
@@ -206,12 +218,14 @@ impl Attached for AttachedOffcpu {
         snapshot.duration_ns = gathered.ended_ns - gathered.began_ns;
         snapshot.pid_namespace = pid_namespace::own();
         snapshot.ended_ns = gathered.ended_ns;
-        snapshot.stacks = self.stacks(&gathered);
+        let unmet;
+        (snapshot.stacks, unmet) = self.stacks(&gathered);
         let unread: u64 = gathered.memory.values().map(Process::take_unread).sum();
         for &(reason, count) in &gathered.lost {
             *snapshot.lost.entry(reason.to_owned()).or_default() += count;
         }
         *snapshot.lost.entry("unread_files".to_owned()).or_default() += unread;
+        snapshot.lost.insert("holders_unmet".to_owned(), unmet);
         self.meter.tell(gathered.statistics, &mut snapshot);
         self.met = gathered.met;
         let rate_hz = match self.rate_hz {
@@ -233,7 +247,7 @@ impl Attached for AttachedOffcpu {
     }
 
     fn weaker(&self) -> Option<&str> {
-        self.lacks_user_frames.then_some("user frames are read on x86-64 only: stacks have kernel frames only")
+        self.weaker.as_deref()
     }
 
     fn drain_late(&mut self, wait: Duration, _each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {

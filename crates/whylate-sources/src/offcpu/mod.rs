@@ -13,6 +13,7 @@ mod explained;
 mod far_files;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
+mod holders;
 mod names;
 mod pace;
 mod patience;
@@ -124,6 +125,8 @@ pub struct OffcpuOptions {
     pub wakers: bool,
     /// Each thread for itself.
     pub by_thread: bool,
+    /// With that, whom each thread that waits at the end of a span waits for, as far as the kernel's locks tell.
+    pub holders: bool,
     /// At most so many frames of each stack, the innermost ones.
     pub max_depth: u32,
     /// Rules of one's own for what waits are for.
@@ -154,6 +157,7 @@ impl Default for OffcpuOptions {
             lines: false,
             wakers: false,
             by_thread: false,
+            holders: false,
             max_depth: 127,
             classes: Classes::default(),
             explain_over_ns: None,
@@ -196,6 +200,9 @@ impl Source for OffcpuOptions {
     fn takes(&self, backend: &str) -> Takes {
         match backend {
             SAMPLE | PROC if self.wakers => Takes::Never(WAKERS_NEED_TRACE),
+            PROC if self.holders => Takes::Never(
+                "the proc backend does not know for how long threads have waited, nor for whom: leave --blocked out, or run where BPF programs can be loaded",
+            ),
             PROC if self.threads.cgroup.is_some() => {
                 Takes::Never("the proc backend cannot select threads by cgroup: leave --cgroup out")
             }

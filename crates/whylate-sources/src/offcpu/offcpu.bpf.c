@@ -143,16 +143,34 @@ static __always_inline void tell_when_to_look(void)
 		look_clock_ns -= sampler->sched_info.run_delay - sampler_waited_ns;
 }
 
+/*
+ * When a thread last ran whose record of that the kernel has forgotten (enqueue_entity()): it was moved to another CPU as
+ * it was woken, or, since 6.12, on its way to sleep, for as long as it then sleeps. When it got its CPU is known, and for
+ * how long it ran there, but for what interrupts and the hypervisor took from it meanwhile. 0 where neither is.
+ */
+static __always_inline u64 forgotten_run(const struct task_struct *task)
+{
+	const struct sched_entity *se = &task->se;
+
+	if (!bpf_core_field_exists(task->sched_info.last_arrival) || !bpf_core_field_exists(se->prev_sum_exec_runtime) ||
+	    !task->sched_info.last_arrival)
+		return 0;
+	return task->sched_info.last_arrival + se->sum_exec_runtime - se->prev_sum_exec_runtime;
+}
+
 /* Since when the thread has been off its CPU: when it last ran. It was seen running, or elsewhere, at `after_ns`. */
 static __always_inline u64 since_of(const struct task_struct *task, u64 after_ns, u64 now_ns)
 {
 	u64 ran_ns = task->se.exec_start;
 	u64 since_ns;
 
-	/* Of a thread that was moved to another CPU while it was woken, the kernel forgets it. */
+	if (ran_ns)
+		ran_ns += behind_ns(task);
+	else
+		ran_ns = forgotten_run(task);
 	if (!ran_ns)
 		return now_ns;
-	since_ns = ran_ns + behind_ns(task) + clock_offset_ns;
+	since_ns = ran_ns + clock_offset_ns;
 	if (since_ns > now_ns)
 		return now_ns;
 	return since_ns < after_ns ? after_ns : since_ns;
@@ -568,3 +586,4 @@ int on_each_thread_tell(struct bpf_iter__task *ctx)
 
 #include "trace.bpf.h"
 #include "wakers.bpf.h"
+#include "holders.bpf.h"

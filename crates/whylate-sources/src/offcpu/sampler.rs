@@ -12,12 +12,14 @@ use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags};
 
+use super::holders;
 use super::pace::Pace;
 use super::places::{self, Place, Sum};
 use super::process::{Process, Processes};
 use super::rules::Rules;
 use super::skel::types::{
-    bss, lost_reason, offcpu_limits, place_sum, process_value, rodata, stack_value, thread_now, unknown_frame,
+    bss, holder_now, lost_reason, offcpu_limits, place_sum, process_value, rodata, stack_value, thread_now,
+    unknown_frame,
 };
 use super::skel::{OffcpuSkel, OffcpuSkelBuilder};
 use super::{CallGraph, KernelThreads, OffcpuOptions};
@@ -30,7 +32,7 @@ use crate::source::AttachError;
 use crate::symbols;
 
 /// Every reason for a lost sample, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
-pub(super) const LOST: [(lost_reason, &str); 9] = [
+pub(super) const LOST: [(lost_reason, &str); 10] = [
     (lost_reason::LOST_TORN, "torn"),
     (lost_reason::LOST_THREADS, "threads_full"),
     (lost_reason::LOST_PROCESSES, "processes_full"),
@@ -40,6 +42,7 @@ pub(super) const LOST: [(lost_reason, &str); 9] = [
     (lost_reason::LOST_UNSEEN, "unseen"),
     (lost_reason::LOST_WAKERS, "unseen_wakers"),
     (lost_reason::LOST_UNREAD, "unread"),
+    (lost_reason::LOST_HOLDERS, "holders_full"),
 ];
 
 /// What stands in a stack only because a program takes it at a switch, or at a wakeup, in the order of their calls.
@@ -90,6 +93,8 @@ pub(super) struct Gathered {
     pub(super) processes: HashMap<u32, (u32, String)>,
     pub(super) memory: HashMap<u32, Process>,
     pub(super) threads: Vec<(usize, thread_now)>,
+    /// Threads that wait or are waited for, where that is asked for.
+    pub(super) holders: Vec<holder_now>,
     pub(super) lost: Vec<(&'static str, u64)>,
     pub(super) statistics: ProgramStatistics,
     pub(super) walks: u64,
@@ -100,6 +105,8 @@ pub(super) struct Sampler {
     skeleton: OffcpuSkel<'static>,
     walk: Link,
     tell: Link,
+    /// Where it is asked for whom threads wait.
+    holders: Option<Link>,
     /// Where each switch is traced.
     switches: Vec<Link>,
     tells_wakers: bool,
@@ -136,6 +143,12 @@ impl Sampler {
         open.progs.on_sched_switch.set_autoload(traces);
         open.progs.on_task_newtask.set_autoload(traces);
         open.progs.on_sched_waking.set_autoload(options.wakers);
+        open.progs.on_each_thread_tell_holder.set_autoload(options.holders);
+        if options.holders {
+            holders::configure(settings)?;
+        } else {
+            open.maps.wait_by_thread.set_max_entries(1)?;
+        }
         if traces {
             for (index, code) in symbols::code_of(OWN_CODE).into_iter().flatten().enumerate() {
                 (settings.own_code_begin[index], settings.own_code_end[index]) = (code.start, code.end);
@@ -181,6 +194,7 @@ impl Sampler {
         let mut sampler = Sampler {
             walk: skeleton.progs.on_each_thread.attach()?,
             tell: skeleton.progs.on_each_thread_tell.attach()?,
+            holders: options.holders.then(|| skeleton.progs.on_each_thread_tell_holder.attach()).transpose()?,
             switches: Vec::new(),
             tells_wakers: options.wakers,
             answered: 0,
@@ -351,6 +365,10 @@ impl Sampler {
         iterate(&self.tell, |bytes| {
             threads.extend(bytes.chunks_exact(size_of::<thread_now>()).filter_map(read_plain::<thread_now>));
         })?;
+        let holders = match &self.holders {
+            Some(link) => holders::look(&mut self.skeleton, link)?,
+            None => Vec::new(),
+        };
         let needs_room = self.needs_room()?;
         if needs_room && !self.switches.is_empty() {
             // What switches add from here on would be in no snapshot, and a place written down while the tables are
@@ -393,6 +411,7 @@ impl Sampler {
                 .into_iter()
                 .filter_map(|thread| Some((*index_of_place.get(&thread.place)?, thread)))
                 .collect(),
+            holders,
             lost: LOST
                 .iter()
                 .enumerate()
@@ -413,11 +432,15 @@ impl Sampler {
 
     fn statistics(&self) -> ProgramStatistics {
         let programs = &self.skeleton.progs;
+        let walks = [&programs.on_each_thread]
+            .into_iter()
+            .chain(self.holders.as_ref().map(|_| &programs.on_each_thread_tell_holder));
         if self.switches.is_empty() {
-            return attach::statistics([&programs.on_each_thread]);
+            return attach::statistics(walks);
         }
-        let at_switches = [&programs.on_each_thread, &programs.on_sched_switch, &programs.on_task_newtask];
-        attach::statistics(at_switches.into_iter().chain(self.tells_wakers.then_some(&programs.on_sched_waking)))
+        let at_switches = [&programs.on_sched_switch, &programs.on_task_newtask];
+        let at_wakeups = self.tells_wakers.then_some(&programs.on_sched_waking);
+        attach::statistics(walks.chain(at_switches).chain(at_wakeups))
     }
 
     fn needs_room(&mut self) -> anyhow::Result<bool> {
@@ -539,7 +562,7 @@ fn until_programs_have_ended() {
 }
 
 /// Runs an iterator over all threads, and hands over what it writes.
-fn iterate(link: &Link, mut each: impl FnMut(&[u8])) -> anyhow::Result<()> {
+pub(super) fn iterate(link: &Link, mut each: impl FnMut(&[u8])) -> anyhow::Result<()> {
     let mut iterator = Iter::new(link).context("cannot walk over the threads")?;
     let mut buffer = vec![0; 32 << 10];
     loop {

@@ -50,6 +50,8 @@ enum lost_reason {
 	LOST_WAKERS,
 	/* Reading a thread's memory might wait, for whoever holds it or for a file system: its time counts all the same. */
 	LOST_UNREAD,
+	/* No room for a thread that waits for another, or for that one: whom it waits for is not told. */
+	LOST_HOLDERS,
 	LOST_REASONS,
 };
 

@@ -2,6 +2,10 @@
 //! A process whose threads sleep in known places.
 #![allow(unsafe_code)]
 
+#[path = "held.rs"]
+pub mod held;
+#[path = "moved_asleep.rs"]
+mod moved_asleep;
 #[path = "shaped.rs"]
 pub mod shaped;
 #[path = "woken.rs"]
@@ -164,6 +168,9 @@ pub fn run_if_asked() -> Result<()> {
             })?;
             wait_until_asleep(1)?;
         }
+        "flushing" => held::flush()?,
+        "moved asleep" => moved_asleep::start(of_each)?,
+        "held" => held::start(Path::new(&std::env::var(FILE)?))?,
         "woken" => {
             woken::start()?;
             wait_until_asleep(4)?;
@@ -378,38 +385,18 @@ fn sleep_in_mutex() {
     black_box(outcome);
 }
 
-/// Has a thread keep a pipe's mutex while the process lives: it writes from a page that nobody fills (userfaultfd(2)).
+/// Has a thread keep a pipe's mutex while the process lives: it writes from a page that nobody fills.
 fn hold_a_pipe() -> Result<()> {
-    /// `UFFDIO_API` and `UFFDIO_REGISTER` (include/uapi/linux/userfaultfd.h).
-    const API: libc::c_ulong = 0xc018_aa3f;
-    const REGISTER: libc::c_ulong = 0xc020_aa00;
-    const LENGTH: usize = 4096;
     let mut ends = [0; 2];
     // SAFETY: an array of two for the two ends.
     ensure!(unsafe { libc::pipe(ends.as_mut_ptr()) } == 0, "no pipe");
-    // SAFETY: a new mapping at an address that the kernel chooses.
-    let page = unsafe {
-        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        libc::mmap(std::ptr::null_mut(), LENGTH, access, kind, -1, 0)
-    };
-    ensure!(page != libc::MAP_FAILED, "no page");
-    let mut api = [0xaa_u64, 0, 0];
-    let mut registered = [page as u64, LENGTH as u64, 1, 0];
-    // SAFETY: the arrays are laid out as the kernel's structures, and outlive the calls.
-    unsafe {
-        let faults = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as i32;
-        ensure!(faults >= 0, "no userfaultfd: {}", std::io::Error::last_os_error());
-        ensure!(libc::ioctl(faults, API, api.as_mut_ptr()) == 0, "another userfaultfd");
-        ensure!(libc::ioctl(faults, REGISTER, registered.as_mut_ptr()) == 0, "the page is not taken");
-    }
     HELD_PIPE.store(ends[1] as u64, Ordering::Relaxed);
-    let (pipe, page) = (ends[1], page as usize);
-    spawn("holder".to_owned(), move || {
+    let (pipe, page) = (ends[1], held::missing_page()?);
+    held::waits_in("holder", "handle_userfault", move || {
         // SAFETY: the page is mapped; nothing else uses it.
         let outcome = unsafe { libc::write(pipe, page as *const c_void, 1) };
         black_box(outcome);
-    })?;
-    wait_until_asleep(1)
+    })
 }
 
 /// Sleeps below so many frames.

@@ -14,7 +14,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use whylate_model::Snapshot;
 use whylate_model::culprits;
 use whylate_model::folded::Root;
-use whylate_model::units::{format_ns, printable};
+use whylate_model::units::printable;
 use whylate_model::wait::Classes;
 use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE};
 use whylate_sources::{Threads, cgroups};
@@ -26,7 +26,7 @@ use crate::commands::{Senseless, present};
 use crate::files::create;
 use crate::output::offcpu::chains::Chains;
 use crate::output::offcpu::file::{self, Form};
-use crate::output::offcpu::{flat, tree, value};
+use crate::output::offcpu::{blocked, flat, tree, value};
 use crate::output::table::terminal_columns;
 use crate::output::waits::Waits;
 use crate::output::{Output, footer, json::JsonLines};
@@ -128,7 +128,8 @@ pub struct Arguments {
     /// ended
     #[arg(long, requires = "why")]
     idle: bool,
-    /// Print the threads that have been waiting for at least this long (e.g. 10s), and exit
+    /// Print the threads that have been waiting for at least this long (e.g. 10s), and whom they wait for as far as the
+    /// kernel's locks tell, and exit
     #[arg(long, value_name = "TIME", value_parser = duration_ns, conflicts_with_all = ["output", "duration"])]
     blocked: Option<u64>,
     /// Compare two profiles (folded or JSON): what waits more, and what less
@@ -137,7 +138,7 @@ pub struct Arguments {
     #[command(flatten)]
     explain: Explain,
     /// One JSON object
-    #[arg(long, conflicts_with_all = ["flat", "blocked"])]
+    #[arg(long, conflicts_with = "flat")]
     json: bool,
     /// How to measure: sample (the default), trace (every context switch), proc (without BPF), or auto (the cheaper of
     /// sample and trace; says why)
@@ -247,6 +248,7 @@ impl Arguments {
             lines: self.lines,
             wakers: self.wakers,
             by_thread: self.by == By::Thread || self.blocked.is_some(),
+            holders: self.blocked.is_some(),
             max_depth: self.max_depth,
             classes: self.classes.as_deref().map_or_else(|| Ok(Classes::default()), read_classes)?,
             explain_over_ns: self.explain.why,
@@ -360,7 +362,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-    let snapshot = feed.snapshot()?;
+    let mut snapshot = feed.snapshot()?;
     if let Some(ppm) = arguments.budget.filter(|_| backend != TRACE) {
         tell_if_over_budget(&snapshot, ppm);
     }
@@ -387,15 +389,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     if arguments.json {
+        if let Some(least_ns) = arguments.blocked {
+            snapshot.stacks.retain(|stack| blocked::is_blocked(stack, least_ns));
+        }
         JsonLines.snapshot(&mut out, snapshot)?;
     } else {
         let columns = terminal_columns();
         match arguments.blocked {
-            Some(least_ns) => {
-                let table = flat::table(&snapshot, arguments.hide_idle, Some(least_ns));
-                writeln!(out, "Threads that have waited {} or longer:\n", format_ns(least_ns))?;
-                table.write(&mut out, columns)?;
-            }
+            Some(least_ns) => blocked::write(&mut out, &snapshot, arguments.hide_idle, least_ns, columns)?,
             None if arguments.flat => flat::table(&snapshot, arguments.hide_idle, None).write(&mut out, columns)?,
             None => tree::write(&mut out, &snapshot, arguments.root(), arguments.hide_idle, columns)?,
         }

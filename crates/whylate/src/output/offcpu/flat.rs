@@ -7,6 +7,7 @@ use whylate_model::folded::{is_idle_kernel_thread, runnable, waiting};
 use whylate_model::units::format_ns;
 use whylate_model::{Histogram, Snapshot, WaitClass, Waker, WokenBy};
 
+use super::blocked::is_blocked;
 use super::{on_cpu, percent, sets_idle_kernel_threads_apart};
 use crate::output::table::Table;
 
@@ -83,7 +84,7 @@ fn rows(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Vec<(K
     let mut rows: BTreeMap<Key, Row> = BTreeMap::new();
     let on_cpu = on_cpu(snapshot).filter(|_| blocked_ns.is_none());
     for stack in waiting(snapshot, hide_idle).chain(on_cpu) {
-        if blocked_ns.is_some_and(|least| stack.age.is_empty() || stack.age.max_ns() < least) {
+        if blocked_ns.is_some_and(|least_ns| !is_blocked(stack, least_ns)) {
             continue;
         }
         let label = |name: &str| stack.labels.get(name).cloned().unwrap_or_default();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Where threads wait: as a tree, a table, a flame graph, and in the forms that other tools read.
 
+pub mod blocked;
 pub mod chains;
 pub mod diff;
 pub mod file;

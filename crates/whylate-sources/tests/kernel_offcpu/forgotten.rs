@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Threads of which the scheduler has forgotten when they ran.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use whylate_sources::Threads;
+use whylate_sources::clock::unix_ns;
+use whylate_sources::offcpu::OffcpuOptions;
+
+use crate::kernel::chance::in_rounds;
+use crate::kernel::turn::turn_to_measure;
+use crate::sampled;
+use crate::sleepers::Sleepers;
+
+const THREADS: u64 = 40;
+
+#[test]
+fn a_thread_that_is_moved_on_its_way_to_sleep_has_slept_since_then() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    in_rounds(|| {
+        let before_ns = unix_ns();
+        let sleepers = Sleepers::start("moved asleep", THREADS)?;
+        let asleep_ns = unix_ns();
+        sleep(Duration::from_millis(700));
+        let options = OffcpuOptions {
+            threads: Threads { name: Some("moved".to_owned()), ..Threads::of(sleepers.pid()) },
+            by_thread: true,
+            ..OffcpuOptions::default()
+        };
+        let snapshot = sampled(&options, Duration::from_millis(300))?;
+        let end_ns = snapshot.start_unix_ns + snapshot.duration_ns;
+        // None but on 6.12 and later, and where /proc does not tell.
+        let forgotten = |tid: &String| {
+            let told = fs::read_to_string(format!("/proc/{}/task/{tid}/sched", sleepers.pid())).unwrap_or_default();
+            told.lines().any(|line| line.starts_with("se.exec_start ") && line.ends_with(" 0.000000"))
+        };
+        println!("{} of {THREADS} are forgotten", sleepers.threads()?.iter().filter(|tid| forgotten(tid)).count());
+        ensure!(snapshot.stacks.len() as u64 == THREADS, "{} threads: {:?}", snapshot.stacks.len(), snapshot.lost);
+        // What interrupts and the hypervisor took of the CPU meanwhile is missing.
+        let least_ns = ((end_ns - asleep_ns) * 9 / 10).saturating_sub(50_000_000);
+        for stack in &snapshot.stacks {
+            let age_ns = stack.age.max_ns();
+            ensure!(
+                (least_ns..=end_ns - before_ns).contains(&age_ns),
+                "{age_ns} ns, not {least_ns}: {:?}",
+                stack.labels
+            );
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Whom threads wait for that have been waiting for long, as the kernel's locks tell.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use whylate_model::folded::waiting;
+use whylate_model::holders::{Chain, End, Holder, Link, Lock};
+use whylate_model::units::{format_ns, printable};
+use whylate_model::{Histogram, Snapshot, Stack, WaitClass};
+
+use super::flat;
+
+/// So many of the threads that wait for the same are named.
+const MOST_NAMES: usize = 8;
+
+/// Whether a thread is here that has been off its CPU for so long by now.
+pub fn is_blocked(stack: &Stack, least_ns: u64) -> bool {
+    let is_on_cpu = stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::OnCpu);
+    !is_on_cpu && !stack.age.is_empty() && stack.age.max_ns() >= least_ns
+}
+
+/// The threads that have been off their CPUs for so long, and for whom they wait; or why there is none of either.
+pub fn write(
+    out: &mut dyn Write,
+    snapshot: &Snapshot,
+    hide_idle: bool,
+    least_ns: u64,
+    columns: Option<usize>,
+) -> io::Result<()> {
+    let threads = || waiting(snapshot, hide_idle);
+    if !threads().any(|stack| is_blocked(stack, least_ns)) {
+        return write_none(out, threads(), least_ns);
+    }
+    writeln!(out, "Threads that have waited {} or longer:\n", format_ns(least_ns))?;
+    flat::table(snapshot, hide_idle, Some(least_ns)).write(out, columns)?;
+    write_holders(out, threads().filter(|stack| is_blocked(stack, least_ns)))
+}
+
+fn write_none<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>, least_ns: u64) -> io::Result<()> {
+    write!(out, "No thread has waited {} or longer: ", format_ns(least_ns))?;
+    let ages: Vec<&Histogram> = threads.filter(|stack| is_blocked(stack, 0)).map(|stack| &stack.age).collect();
+    match ages.iter().map(|age| age.max_ns()).max() {
+        None => writeln!(out, "none that was asked for was off its CPU"),
+        Some(most_ns) => {
+            let count: u64 = ages.iter().map(|age| age.count()).sum();
+            let were = if count == 1 { "thread that was" } else { "threads that were" };
+            writeln!(out, "of {count} {were} off CPU, none for more than {}", format_ns(most_ns))
+        }
+    }
+}
+
+/// Threads that wait for the same, by name.
+fn write_holders<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>) -> io::Result<()> {
+    let mut chains: Vec<(&Chain, Vec<String>)> = Vec::new();
+    let mut known: HashMap<&Chain, usize> = HashMap::new();
+    for stack in threads {
+        let Some(chain) = &stack.waits_for else { continue };
+        let index = *known.entry(chain).or_insert(chains.len());
+        if index == chains.len() {
+            chains.push((chain, Vec::new()));
+        }
+        chains[index].1.push(name_of(stack));
+    }
+    if chains.is_empty() {
+        return writeln!(
+            out,
+            "\nWhom they wait for is not known: none waits for a lock of which this kernel tells who has it, nor flushes a work item"
+        );
+    }
+    // Where most wait, most is lost.
+    chains.sort_by_key(|(_, waiters)| std::cmp::Reverse(waiters.len()));
+    writeln!(out, "\nWhom they wait for, as far as the kernel tells:\n")?;
+    for (chain, waiters) in &chains {
+        write_chain(out, chain, waiters)?;
+    }
+    Ok(())
+}
+
+fn name_of(stack: &Stack) -> String {
+    let label = |name: &str| stack.labels.get(name).map_or("?", String::as_str);
+    format!("{}:{}", label("thread"), label("tid"))
+}
+
+fn write_chain(out: &mut dyn Write, chain: &Chain, waiters: &[String]) -> io::Result<()> {
+    let mut names = waiters[..waiters.len().min(MOST_NAMES)].join(", ");
+    if waiters.len() > MOST_NAMES {
+        names.push_str(&format!(" and {} more", waiters.len() - MOST_NAMES));
+    }
+    let mut who = (names.as_str(), if waiters.len() > 1 { "wait" } else { "waits" });
+    for (depth, link) in chain.links.iter().enumerate() {
+        writeln!(out, "{:indent$}{} {} for {}", "", printable(who.0), who.1, what(link), indent = depth * 2)?;
+        who = (&link.holder.who, "waits");
+    }
+    let indent = chain.links.len() * 2;
+    // The cycle is of those in it, whoever waits for them.
+    let cycle = printable(&chain.cycle(&waiters[0]).join(" -> "));
+    match chain.end {
+        End::Free => Ok(()),
+        End::Cycle => writeln!(out, "{:indent$}cycle: {cycle}", ""),
+        End::PerhapsCycle => {
+            writeln!(out, "{:indent$}cycle, unless one of them has let go meanwhile: {cycle}", "")
+        }
+        End::Cut => writeln!(out, "{:indent$}..", ""),
+    }
+}
+
+/// What is waited for, who has it, and what that one does.
+fn what(link: &Link) -> String {
+    let (who, does) = (printable(&link.holder.who), does(&link.holder, link.lock));
+    match link.lock {
+        Lock::Mutex => format!("a mutex held by {who} ({does})"),
+        Lock::Rwsem => format!("an rwsem held by a writer: {who} ({does})"),
+        Lock::RwsemReaders => format!("an rwsem last held by a reader: {who} ({does})"),
+        Lock::Semaphore => format!("a semaphore last held by {who} ({does})"),
+        Lock::RtMutex => format!("an rt_mutex held by {who} ({does})"),
+        Lock::PiFutex => format!("a PI futex held by {who} ({does})"),
+        Lock::WorkItem => {
+            let item = printable(link.holder.handler.as_deref().unwrap_or("?"));
+            format!("work item {item}, which {who} runs ({does})")
+        }
+    }
+}
+
+fn does(holder: &Holder, lock: Lock) -> String {
+    let item = holder.handler.as_ref().filter(|_| lock != Lock::WorkItem);
+    let item = item.map_or_else(String::new, |item| format!("work item {}, ", printable(item)));
+    let for_long = format_ns(holder.off_cpu_ns);
+    match (holder.state.as_str(), holder.off_cpu_ns, &holder.syscall) {
+        ("R", 0, _) => format!("{item}running"),
+        ("R", _, _) => format!("{item}runnable without a CPU for {for_long}"),
+        (_, _, Some(call)) => format!("{item}in {call} for {for_long}"),
+        ("D", _, None) => format!("{item}in uninterruptible sleep for {for_long}"),
+        ("T" | "t", _, None) => format!("{item}stopped for {for_long}"),
+        _ => format!("{item}asleep for {for_long}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample;
+    use super::*;
+
+    fn holder(who: &str, state: &str, off_cpu_ns: u64, syscall: Option<&str>, handler: Option<&str>) -> Holder {
+        let owned = |text: Option<&str>| text.map(str::to_owned);
+        Holder { who: who.into(), state: state.into(), off_cpu_ns, syscall: owned(syscall), handler: owned(handler) }
+    }
+
+    /// Threads that have waited for a minute.
+    fn snapshot(chains: Vec<(&str, Chain)>) -> Snapshot {
+        let mut snapshot = sample::snapshot();
+        let stack = snapshot.stacks[2].clone();
+        snapshot.stacks = Vec::new();
+        for (name, chain) in chains {
+            let mut stack =
+                Stack { waits_for: Some(chain), age: [60_000_000_000].into_iter().collect(), ..stack.clone() };
+            let (thread, tid) = name.split_once(':').expect("a name and a number");
+            stack.labels.extend([("thread", thread), ("tid", tid)].map(|(k, v)| (k.to_owned(), v.to_owned())));
+            snapshot.stacks.push(stack);
+        }
+        snapshot
+    }
+
+    fn written(snapshot: &Snapshot, least_ns: u64) -> String {
+        let mut out = Vec::new();
+        write(&mut out, snapshot, false, least_ns, None).expect("a vector takes everything");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn each_line_says_who_has_what_somebody_waits_for() {
+        let s = 1_000_000_000;
+        let link = |lock, holder| Link { lock, holder };
+        let server = link(Lock::Mutex, holder("server:7", "S", 12 * s, Some("fdatasync"), None));
+        let worker = link(Lock::WorkItem, holder("kworker/u8:1:70", "D", 2 * s, None, Some("wb_workfn")));
+        let behind = Chain { links: vec![server.clone(), worker], end: End::Free };
+        let [a, b] = ["a:1", "b:2"].map(|who| link(Lock::RtMutex, holder(who, "S", 9 * s, Some("futex"), None)));
+        let alone = |link| Chain { links: vec![link], end: End::Free };
+        let reader = link(Lock::RwsemReaders, holder("reader\x1b:3", "R", 0, None, None));
+        let taken = link(Lock::Semaphore, holder("taker:outside", "R", s, None, None));
+        let mut chains = vec![
+            ("c:3", Chain { links: vec![a.clone(), b.clone(), a.clone()], end: End::Cycle }),
+            ("a:1", Chain { links: vec![b, Link { lock: Lock::Semaphore, ..a }], end: End::PerhapsCycle }),
+            ("mapper:8", alone(reader)),
+            ("down:9", alone(taken)),
+        ];
+        let names: Vec<String> = (10..20).map(|number| format!("client:{number}")).collect();
+        chains.extend(names.iter().map(|name| (name.as_str(), behind.clone())));
+        let mut snapshot = snapshot(chains);
+        let text = written(&snapshot, 10 * s);
+        let (table, holders) = text.split_once("\nWhom").expect("a table, and holders");
+        assert_eq!(table.lines().count(), 17, "a heading and a row for each: {table}");
+        insta::assert_snapshot!(format!("\nWhom{holders}"));
+        let none = "No thread has waited 61.0s or longer: ";
+        let told = written(&snapshot, 61 * s);
+        assert_eq!(told, format!("{none}of 14 threads that were off CPU, none for more than 60.0s\n"));
+        snapshot.stacks.truncate(1);
+        snapshot.stacks[0].waits_for = None;
+        let told = written(&snapshot, 61 * s);
+        assert_eq!(told, format!("{none}of 1 thread that was off CPU, none for more than 60.0s\n"));
+        assert!(written(&snapshot, 10 * s).contains("\n\nWhom they wait for is not known: "));
+        snapshot.stacks.clear();
+        assert_eq!(written(&snapshot, 61 * s), format!("{none}none that was asked for was off its CPU\n"));
+    }
+}
