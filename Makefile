@@ -86,8 +86,9 @@ torture: ## kill, starve and mislead it, at full length; ends with what is left 
 RUNS ?= 100
 
 .PHONY: trial
-trial: ## look at twelve slow services, RUNS times each, and count how often the reason is told (as root)
-	@scripts/install-deps
+trial: ## look at PostgreSQL, and at twelve slow services, RUNS times each, and count how often the reason is told (as root)
+	@scripts/install-deps programs
+	$(CARGO) test -q -p whylate --test real_programs -- --nocapture
 	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test services in_a_trial -- --nocapture --test-threads=1
 
 # So many seconds each: `make fuzz FOR=600`; or so many inputs each: `make fuzz INPUTS=10000000`.

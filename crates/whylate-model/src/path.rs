@@ -57,6 +57,13 @@ pub enum Finding {
     Segment(Segment),
     /// A wait is followed to who ended it. Segments that follow are within it, until it is told where it began.
     Hop(Hop),
+    /// The name of a thread that may be told of without a part of its own.
+    Called {
+        /// Its number, as it is shown.
+        tid: u32,
+        /// Its name.
+        name: Name,
+    },
     /// Where a wait began.
     Asleep {
         /// Which one.

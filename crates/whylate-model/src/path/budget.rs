@@ -2,14 +2,14 @@
 //! What threads did with their time: a budget that adds up, with each kind of wait followed to what it ends in.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use super::command::LongWait;
-use super::history::{Blocked, Waker};
+use super::history::{Blocked, Name, Waker};
 use super::sums::Sums;
-use super::{Asked, Finding, Found, Limits, Names, Party, Past, PathSegment, Segment, walk};
+use super::{Asked, Finding, Found, Hop, Limits, Names, Party, Past, PathSegment, Segment, walk};
 use crate::{CauseKind, Histogram};
 
 /// So many waits are told one by one.
@@ -32,8 +32,39 @@ pub struct Budget {
     pub ready: Waits,
     /// Other waits, the longest in all first.
     pub waits: Vec<Waits>,
-    /// The longest of these waits, the longest first.
+    /// The longest of these waits that are over, the longest first.
     pub longest: Vec<LongWait>,
+}
+
+/// Who or what ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndedBy {
+    /// Another thread of those that were asked for.
+    Own,
+    /// Any other thread.
+    Others,
+    /// A disk.
+    Disk,
+    /// A timer.
+    Timer,
+    /// A packet from elsewhere.
+    Network,
+    /// Any other interrupt.
+    Interrupt,
+    /// It is not over at the end.
+    NotOver,
+    /// That was not seen.
+    Unseen,
+}
+
+/// What is known of a thread besides what is recorded of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// Its name.
+    pub name: Name,
+    /// The system call that it waits in as the look begins.
+    pub waits_in: Option<String>,
 }
 
 /// Waits of one kind.
@@ -41,6 +72,9 @@ pub struct Budget {
 pub struct Waits {
     /// In what the threads waited.
     pub via: String,
+    /// Who or what ended these waits; not of waits for a CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_by: Option<EndedBy>,
     /// How long in all.
     pub ns: u64,
     /// How long each took.
@@ -55,14 +89,19 @@ struct Open {
     ns: u64,
     from_ns: u64,
     by: Option<Waker>,
+    woken_ns: u64,
     blocked: Option<Blocked>,
 }
 
 /// Gathers what walks find.
 struct Gatherer<'a> {
     names: &'a mut dyn Names,
+    asked: &'a [Asked],
+    known: &'a BTreeMap<u32, Known>,
+    /// The numbers of those that are asked for.
+    own: BTreeSet<u32>,
     budget: Budget,
-    waits: BTreeMap<String, (Waits, Sums)>,
+    waits: BTreeMap<(String, EndedBy), (Waits, Sums)>,
     /// Of each thread, the wait that is being gone back through.
     open: Vec<Option<Open>>,
     /// Of each thread, how long it could run without a break.
@@ -71,10 +110,19 @@ struct Gatherer<'a> {
     from_ns: u64,
 }
 
-/// Tells what threads did; each of `asked` is a thread and when it lived.
-pub fn budget(past: &mut dyn Past, asked: &[Asked], limits: &dyn Limits, names: &mut dyn Names) -> Budget {
+/// Tells what threads did; each of `asked` is a thread and when it lived, and `known` what is known of some at that time.
+pub fn budget(
+    past: &mut dyn Past,
+    asked: &[Asked],
+    known: &BTreeMap<u32, Known>,
+    limits: &dyn Limits,
+    names: &mut dyn Names,
+) -> Budget {
     let mut gatherer = Gatherer {
         names,
+        asked,
+        known,
+        own: asked.iter().map(|asked| asked.tid).collect(),
         budget: Budget { threads: asked.len() as u64, ..Budget::default() },
         waits: BTreeMap::new(),
         open: asked.iter().map(|_| None).collect(),
@@ -92,8 +140,9 @@ impl Gatherer<'_> {
             Finding::Hop(hop) if hop.within.is_none() => {
                 self.close(number);
                 self.close_ready(number);
-                let open = Open { found: Found::default(), ns: 0, from_ns: 0, by: hop.by, blocked: None };
-                self.open[number] = Some(open);
+                let Hop { by, woken_ns, .. } = hop;
+                self.open[number] =
+                    Some(Open { found: Found::default(), ns: 0, from_ns: 0, by, woken_ns, blocked: None });
             }
             Finding::Segment(segment) if segment.hop.is_none() => {
                 self.close(number);
@@ -111,7 +160,7 @@ impl Gatherer<'_> {
                     open.blocked = Some(blocked);
                 }
             }
-            Finding::Hop(_) => {}
+            Finding::Hop(_) | Finding::Called { .. } => {}
         }
         if let Some(open) = &mut self.open[number] {
             open.found.add(finding);
@@ -142,13 +191,39 @@ impl Gatherer<'_> {
         }
     }
 
+    fn ended_by(&self, number: usize, open: &Open) -> EndedBy {
+        match open.by {
+            Some(Waker::Thread(tid) | Waker::Parent(tid)) if self.own.contains(&tid) => EndedBy::Own,
+            Some(Waker::Thread(_) | Waker::Parent(_)) => EndedBy::Others,
+            Some(Waker::Disk(_)) => EndedBy::Disk,
+            Some(Waker::Timer) => EndedBy::Timer,
+            Some(Waker::Network) => EndedBy::Network,
+            Some(Waker::Rcu | Waker::Softirq | Waker::Irq) => EndedBy::Interrupt,
+            None if open.woken_ns == self.asked[number].to_ns => EndedBy::NotOver,
+            None => EndedBy::Unseen,
+        }
+    }
+
     fn close(&mut self, number: usize) {
-        let Some(open) = self.open[number].take().filter(|open| open.ns > 0) else { return };
-        let path = open.found.finish(self.names).segments;
+        let Some(mut open) = self.open[number].take().filter(|open| open.ns > 0) else { return };
+        let ended_by = self.ended_by(number, &open);
+        let asked = self.asked[number];
+        let known = self.known.get(&asked.tid);
+        if let Some(known) = known {
+            open.found.name(asked.tid, known.name);
+        }
+        // Where it fell asleep before anybody looked, what it was found in then is what it waited in.
+        let began_earlier = open.blocked.is_none() && open.from_ns == asked.from_ns;
+        let waits_in = known.filter(|_| began_earlier).and_then(|known| known.waits_in.as_ref());
+        let mut path = open.found.finish(self.names).segments;
+        if let Some(waits_in) = waits_in {
+            let own = path.iter_mut().filter(|segment| segment.depth == 1);
+            own.for_each(|segment| segment.via = Some(waits_in.clone()));
+        }
         let outermost = path.iter().find(|segment| segment.depth == 1);
         let via = outermost.and_then(|segment| segment.via.clone());
         let sleeps = via.as_deref().is_some_and(|via| via.contains("nanosleep"));
-        if open.by == Some(Waker::Timer) && sleeps {
+        if ended_by == EndedBy::Timer && sleeps {
             self.budget.own_sleep_ns += open.ns;
             return;
         }
@@ -158,8 +233,10 @@ impl Gatherer<'_> {
             None => "waits that began earlier",
         };
         let via = via.unwrap_or_else(|| other.to_owned());
-        let (waits, sums) =
-            self.waits.entry(via.clone()).or_insert_with(|| (Waits { via, ..Waits::default() }, Sums::default()));
+        let (waits, sums) = self
+            .waits
+            .entry((via.clone(), ended_by))
+            .or_insert_with(|| (Waits { via, ended_by: Some(ended_by), ..Waits::default() }, Sums::default()));
         waits.ns += open.ns;
         waits.latency.merge(&[open.ns].into_iter().collect());
         if open.ns < FOLLOWED_NS {
@@ -169,10 +246,14 @@ impl Gatherer<'_> {
             sums.add(vec![short]);
             return;
         }
-        let longest = &mut self.budget.longest;
-        longest.push(LongWait { after_ns: open.from_ns.saturating_sub(self.from_ns), ns: open.ns, path: path.clone() });
-        longest.sort_by_key(|wait| Reverse(wait.ns));
-        longest.truncate(LONGEST);
+        // What is not over has nothing to tell, and whatever is idle all the time would be all that is told.
+        if ended_by != EndedBy::NotOver {
+            let longest = &mut self.budget.longest;
+            let after_ns = open.from_ns.saturating_sub(self.from_ns);
+            longest.push(LongWait { after_ns, ns: open.ns, path: path.clone() });
+            longest.sort_by_key(|wait| Reverse(wait.ns));
+            longest.truncate(LONGEST);
+        }
         sums.add(path);
     }
 

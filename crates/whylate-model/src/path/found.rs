@@ -171,6 +171,7 @@ impl Found {
                 self.numbers.insert(number, self.waits.len());
                 self.waits.push(Wait { within, tid, woken_ns, by, asleep: None });
             }
+            Finding::Called { tid, name } => self.name(tid, name),
             Finding::Asleep { hop, name, blocked, .. } => {
                 if let Some(&wait) = self.numbers.get(&hop) {
                     self.waits[wait].asleep = Some((name, blocked));

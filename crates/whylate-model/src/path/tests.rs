@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Histories with known answers, and random ones.
 
+mod budgets;
 mod forward;
 mod shapes;
 

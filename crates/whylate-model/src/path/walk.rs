@@ -144,7 +144,7 @@ impl Cursor {
         if reached_ns >= self.asked.to_ns {
             // As yet only how it got its CPU matters: the last of these that is met is the one, if it waited by then.
             if let Some(change) = change.filter(|change| change.after.holder.tid() == Some(self.asked.tid)) {
-                self.enter(change, limits);
+                self.enter(change, limits, found);
                 if !matches!(self.mode, Mode::Ready { since, .. } if since.can_be_before(self.asked.to_ns)) {
                     self.mode = Mode::Before;
                 }
@@ -210,7 +210,7 @@ impl Cursor {
             && cpu == change.cpu
         {
             if change.after.holder.tid() == Some(self.tid) {
-                self.enter(change, limits);
+                self.enter(change, limits, found);
             }
             let is_other = match change.before.holder {
                 Holder::Thread(tid) | Holder::Work { tid, .. } => tid != self.tid,
@@ -282,7 +282,11 @@ impl Cursor {
     }
 
     /// The thread that is followed got its CPU here.
-    fn enter(&mut self, change: &Change, limits: &dyn Limits) {
+    fn enter(&mut self, change: &Change, limits: &dyn Limits, found: &mut dyn FnMut(Finding)) {
+        if let Holder::Work { tid, .. } = change.after.holder {
+            // Its time is the item's, which tells no name for its wait before.
+            found(Finding::Called { tid, name: change.after.name });
+        }
         let Slice { throttled_ns, cgroup, .. } = change.after;
         let ready = |since: Since| {
             let quota =

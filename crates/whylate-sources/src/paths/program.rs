@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::attach;
+use crate::{attach, syscalls};
 
 /// What makes threads a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,10 @@ pub struct Member {
     pub process: u32,
     /// The process's name.
     pub name: String,
+    /// The thread's.
+    pub thread_name: String,
+    /// The system call that it waits in, where it waits in one and that may be known.
+    pub waits_in: Option<String>,
 }
 
 impl Program {
@@ -45,9 +49,13 @@ impl Program {
             }
             // It may end meanwhile.
             for task in fs::read_dir(format!("{folder}/task")).into_iter().flatten().flatten() {
-                if let Some(tid) = number(&task.file_name()) {
-                    threads.insert(tid, Member { process, name: name.clone() });
-                }
+                let Some(tid) = number(&task.file_name()) else { continue };
+                let of_thread = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
+                let thread_name = of_thread("comm").trim_end_matches('\n').to_owned();
+                // The word `running` of one that has a CPU, or could have; -1 of one outside a system call.
+                let waits_in = of_thread("syscall").split(' ').next().and_then(|number| number.parse().ok());
+                let waits_in = waits_in.and_then(syscalls::name);
+                threads.insert(tid, Member { process, name: name.clone(), thread_name, waits_in });
             }
         }
         Ok(threads)
@@ -97,6 +105,8 @@ mod tests {
         let parent = std::os::unix::process::parent_id();
         let threads = Program::Process(parent).threads().expect("/proc");
         assert_eq!(threads.get(&parent).map(|member| member.process), Some(parent));
+        // One thread of it is the one that made this one, and waits until it ends.
+        assert!(threads.values().all(|member| !member.thread_name.is_empty()));
         assert!(Program::Name(threads[&parent].name.clone()).threads().expect("/proc").contains_key(&parent));
     }
 

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::Args;
 use whylate_model::path::Asked;
-use whylate_model::path::budget::budget;
+use whylate_model::path::budget::{Known, budget};
+use whylate_model::path::history::Name;
 use whylate_sources::paths::{Member, Program, Recorded, Recorder, priority};
 use whylate_sources::{cgroups, clock};
 
@@ -73,7 +74,10 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
         *ns = ns.saturating_sub(throttled_before.get(path).copied().unwrap_or(0));
         *ns > 0
     });
-    threads.extend(program.threads().context("cannot read /proc")?);
+    for (tid, member) in program.threads().context("cannot read /proc")? {
+        threads.entry(tid).or_insert(Member { waits_in: None, ..member });
+    }
+    let known: BTreeMap<u32, Known> = threads.iter().map(|(&tid, member)| (tid, known(member))).collect();
     anyhow::ensure!(
         !threads.is_empty(),
         "no thread of {} was found (see names and cgroups with ps -eo pid,comm,cgroup)",
@@ -90,7 +94,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
             Asked { tid, from_ns: born_ns, to_ns: dead_ns.min(to_ns), is_wait: false, is_command: false }
         })
         .collect();
-    let budget = budget(&mut past, &asked, &(), &mut names);
+    let budget = budget(&mut past, &asked, &known, &(), &mut names);
     if let Some(error) = past.past.take_error() {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
@@ -111,6 +115,10 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
         text::write(&mut out, &seen, &mut priority)?;
     }
     Ok(out.flush()?)
+}
+
+fn known(member: &Member) -> Known {
+    Known { name: Name::of(&member.thread_name), waits_in: member.waits_in.clone() }
 }
 
 /// For how long the cgroups of these threads have been throttled so far.

@@ -19,6 +19,8 @@ pub const DEEPEST: usize = 12;
 struct Part {
     ns: u64,
     text: String,
+    /// Of a wait: who waited, and in what.
+    wait: Option<(String, Option<String>)>,
     within: Vec<Part>,
 }
 
@@ -35,6 +37,9 @@ pub fn write_wait(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> i
     let (inner, outer): (Vec<PathSegment>, Vec<PathSegment>) =
         path.iter().cloned().partition(|segment| is_wait && segment.depth > 0);
     let mut parts = parts_of(&inner, 1);
+    if let Some(outermost) = inner.iter().find(|segment| segment.depth == 1) {
+        parts = without_repetition(&wait_of(outermost), parts);
+    }
     parts.extend(parts_of(&outer, 0));
     parts.sort_by_key(|part| Reverse(part.ns));
     write_parts(out, &parts, total_ns, indent, 0)
@@ -70,31 +75,70 @@ fn parts_of(path: &[PathSegment], depth: u32) -> Vec<Part> {
     for (segment, ns) in own {
         // Whoever could run is told once.
         let Some((ready, behind)) = behind(segment) else {
-            parts.push(Part { ns, text: what(segment), within: Vec::new() });
+            parts.push(Part { ns, text: what(segment), wait: None, within: Vec::new() });
             continue;
         };
         let text = format!("{ready} waited for a CPU:");
-        let part = Part { ns, text: behind, within: Vec::new() };
+        let part = Part { ns, text: behind, wait: None, within: Vec::new() };
         match parts.iter_mut().find(|part| part.text == text) {
             Some(wait) => {
                 wait.ns += ns;
                 wait.within.push(part);
             }
-            None => parts.push(Part { ns, text, within: vec![part] }),
+            None => parts.push(Part { ns, text, wait: None, within: vec![part] }),
         }
     }
     parts.iter_mut().for_each(|part| part.within.sort_by_key(|part| Reverse(part.ns)));
     parts.extend(waits.into_iter().map(|(outer, inner)| {
         let via = outer.via.as_deref().map_or_else(String::new, |via| format!(" in {}", printable(via)));
         let waiter = outer.waiter.as_deref().unwrap_or("a thread");
+        let wait = wait_of(outer);
         Part {
             ns: inner.iter().map(|segment| segment.ns).sum(),
             text: format!("{} waited{via}:", printable(waiter)),
-            within: parts_of(&inner, depth + 1),
+            within: without_repetition(&wait, parts_of(&inner, depth + 1)),
+            wait: Some(wait),
         }
     }));
     parts.sort_by_key(|part| Reverse(part.ns));
     parts
+}
+
+fn wait_of(segment: &PathSegment) -> (String, Option<String>) {
+    (segment.waiter.clone().unwrap_or_default(), segment.via.clone())
+}
+
+/// Of threads that are told together: where one waits for another one of them, in the same system call as far as that is
+/// known, and that one for a third, this is one wait, with what all of them end in. Otherwise a queue of sixteen that
+/// wait for one lock would be sixteen lines deep.
+fn without_repetition(outer: &(String, Option<String>), parts: Vec<Part>) -> Vec<Part> {
+    let (waiter, via) = outer;
+    if waiter.is_empty() || without_number(waiter) != waiter {
+        return parts;
+    }
+    let mut kept: Vec<Part> = Vec::new();
+    for part in parts {
+        match &part.wait {
+            Some((inner, inner_via)) if inner == waiter && (inner_via.is_none() || inner_via == via) => {
+                without_repetition(outer, part.within).into_iter().for_each(|part| merge(&mut kept, part));
+            }
+            _ => merge(&mut kept, part),
+        }
+    }
+    kept.sort_by_key(|part| Reverse(part.ns));
+    kept
+}
+
+/// Adds a part to those of the same words.
+fn merge(parts: &mut Vec<Part>, part: Part) {
+    match parts.iter_mut().find(|other| other.text == part.text) {
+        Some(other) => {
+            other.ns += part.ns;
+            part.within.into_iter().for_each(|part| merge(&mut other.within, part));
+            other.within.sort_by_key(|part| Reverse(part.ns));
+        }
+        None => parts.push(part),
+    }
 }
 
 fn write_parts(out: &mut dyn Write, parts: &[Part], total_ns: u64, indent: usize, depth: usize) -> io::Result<()> {
@@ -260,5 +304,34 @@ mod tests {
         writeln!(out).expect("the same");
         write(&mut out, &path, 4).expect("the same");
         insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+    }
+
+    #[test]
+    fn a_queue_of_threads_that_are_told_together_is_one_wait() {
+        use CauseKind::{Disk, Running};
+        let of = |ms, kind, who, depth, waiter, via| segment(ms, kind, who, depth, Some(waiter), via);
+        let futex = Some("futex");
+        // Whichever of them had the lock waited for it before, or for the disk; of one, it is not known in what.
+        let queue = |server| {
+            vec![
+                of(1, Disk, "vda", 4, server, Some("fsync")),
+                of(2, Running, server, 3, server, futex),
+                of(4, Running, server, 2, server, None),
+                of(8, Running, server, 1, server, futex),
+            ]
+        };
+        let mut out = Vec::new();
+        write_wait(&mut out, &queue("server"), 0).expect("a vector takes everything");
+        write_wait(&mut out, &queue("server:7"), 0).expect("the same");
+        insta::assert_snapshot!(String::from_utf8(out).expect("text"), @r"
+         93.3%   14.0ms  server worked
+          6.7%   1.00ms  server waited in fsync: at disk vda
+         53.3%   8.00ms  server:7 worked
+         46.7%   7.00ms  server:7 waited:
+         26.7%   4.00ms    server:7 worked
+         20.0%   3.00ms    server:7 waited in futex:
+         13.3%   2.00ms      server:7 worked
+          6.7%   1.00ms      server:7 waited in fsync: at disk vda
+        ");
     }
 }

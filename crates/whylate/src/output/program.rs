@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 use whylate_model::path::PathSegment;
-use whylate_model::path::budget::{Budget, Waits};
+use whylate_model::path::budget::{Budget, EndedBy, Waits};
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{CauseKind, Histogram};
 
@@ -48,7 +48,7 @@ pub fn write(out: &mut dyn Write, seen: &Seen, priority: &mut dyn FnMut(u32) -> 
     }
     let is_shown = |waits: &&Waits| percent(waits.ns) >= SHOWN_PERCENT;
     let shown: Vec<&Waits> = budget.waits.iter().filter(is_shown).collect();
-    shares.extend(shown.iter().map(|waits| format!("{} {:.1}%", printable(&waits.via), percent(waits.ns))));
+    shares.extend(shown.iter().map(|waits| format!("{} {:.1}%", kind(waits), percent(waits.ns))));
     let other_ns: u64 = budget.waits.iter().filter(|waits| !is_shown(waits)).map(|waits| waits.ns).sum();
     if other_ns > 0 {
         shares.push(format!("other waits {:.1}%", percent(other_ns)));
@@ -75,7 +75,7 @@ pub fn write(out: &mut dyn Write, seen: &Seen, priority: &mut dyn FnMut(u32) -> 
         write_kind(out, "waiting for a CPU", &budget.ready, priority)?;
     }
     for waits in shown {
-        write_kind(out, &waits.via, waits, priority)?;
+        write_kind(out, &kind(waits), waits, priority)?;
     }
     if !budget.longest.is_empty() {
         writeln!(out, "The longest waits:")?;
@@ -108,8 +108,24 @@ fn write_kind(
     waits: &Waits,
     priority: &mut dyn FnMut(u32) -> Option<String>,
 ) -> io::Result<()> {
-    writeln!(out, "  {}: {}{}", printable(name), format_ns(waits.ns), figures(&waits.latency))?;
+    writeln!(out, "  {name}: {}{}", format_ns(waits.ns), figures(&waits.latency))?;
     path::write_wait(out, &told(&waits.path, priority), 4)
+}
+
+/// In what, and who or what ended it: a server waits for its clients in the system call in which it waits for itself.
+fn kind(waits: &Waits) -> String {
+    let ended_by = match waits.ended_by {
+        None => "",
+        Some(EndedBy::Own) => " for its own threads",
+        Some(EndedBy::Others) => " for others",
+        Some(EndedBy::Disk) => " for a disk",
+        Some(EndedBy::Timer) => " for a timer",
+        Some(EndedBy::Network) => " for a packet",
+        Some(EndedBy::Interrupt) => " for an interrupt",
+        Some(EndedBy::NotOver) => " (not over yet)",
+        Some(EndedBy::Unseen) => " (its end was not seen)",
+    };
+    format!("{}{ended_by}", printable(&waits.via))
 }
 
 fn figures(latency: &Histogram) -> String {

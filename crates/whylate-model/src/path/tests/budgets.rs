@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What threads did with their time, of histories with known answers.
+
+use std::collections::BTreeMap;
+
+use super::super::budget::{Budget, EndedBy, Known, budget};
+use super::super::history::Name;
+use super::*;
+
+/// Threads 1, 2 and 4 are a server, 3 is its client; all of them wait as it begins.
+fn of_a_server() -> Budget {
+    let mut told = Told::new(1);
+    told.preempted(10, 0, 3).wakes(20, 0, 1).sleeps(20, 0, 1);
+    told.wakes(30, 0, 2).sleeps(30, 0, 2).wakes(40, 0, 1).sleeps(40, 0, 1).sleeps(50, 0, 0);
+    let mut past = told.past(100);
+    let of = |tid| Asked { tid, from_ns: 1, to_ns: 1 + 100 * MS, is_wait: false, is_command: false };
+    let known = |tid, waits_in: &str| (tid, Known { name: Name::of("server"), waits_in: Some(waits_in.to_owned()) });
+    let known = BTreeMap::from([known(1, "poll"), known(4, "accept")]);
+    budget(&mut past, &[of(1), of(2), of(4)], &known, &(), &mut Plain)
+}
+
+/// Events of the same time are nanoseconds apart.
+fn in_ms(ns: u64) -> u64 {
+    (ns + MS / 2) / MS
+}
+
+#[test]
+fn waits_are_told_apart_by_who_ended_them() {
+    let seen = of_a_server();
+    let mut waits: Vec<_> =
+        seen.waits.iter().map(|waits| (waits.via.as_str(), waits.ended_by, in_ms(waits.ns))).collect();
+    waits.sort_by_key(|&(via, _, ms)| (via, ms));
+    let expected = [
+        ("accept", Some(EndedBy::NotOver), 100),
+        ("call202", Some(EndedBy::Own), 10),
+        ("call202", Some(EndedBy::NotOver), 110),
+        // What it waits in was seen where it began to look, or not.
+        ("poll", Some(EndedBy::Others), 20),
+        ("waits that began earlier", Some(EndedBy::Own), 30),
+    ];
+    assert_eq!(waits, expected);
+    assert_eq!((in_ms(seen.on_cpu_ns), in_ms(seen.total_ns), seen.threads), (30, 300, 3));
+}
+
+#[test]
+fn a_thread_that_never_had_a_cpu_is_called_by_the_name_it_has() {
+    let seen = of_a_server();
+    let accept = seen.waits.iter().find(|waits| waits.via == "accept").expect("it waits all the time");
+    let told = &accept.path[0];
+    assert_eq!((told.waiter.as_deref(), told.via.as_deref()), (Some("server:4"), Some("accept")));
+    // Of waits that are not over nothing is told.
+    assert_eq!(seen.longest.len(), 3);
+}
+
+#[test]
+fn a_worker_whose_time_is_all_its_items_has_a_name_too() {
+    // Thread 9 had preempted the worker in the midst of an item, which thread 1 waits for.
+    let slice = |from_ms: u64, to_ms: u64, holder, tid, entry| {
+        let (start_ns, end_ns) = (1 + from_ms * MS, 1 + to_ms * MS);
+        Slice { start_ns, end_ns, holder, name: name(tid), entry, exit: Exit::Preempted, ..Slice::default() }
+    };
+    let item = Holder::Work { tid: 2, handler: 7 };
+    let woken = Entry::Woken { at_ns: 1 + 60 * MS, by: Waker::Thread(2), cpu: 0 };
+    let past = vec![
+        slice(20, 50, Holder::Thread(9), 9, Entry::Unseen),
+        slice(50, 60, item, 2, Entry::Preempted { at_ns: 1 + 20 * MS }),
+        slice(60, 70, Holder::Thread(1), 1, woken),
+    ];
+    let path = path_of(Recorded { cpus: vec![past] }, asked(1, 30, 60));
+    let told: Vec<_> = path.segments.iter().map(|part| (part.ready.as_deref(), part.who.as_str())).collect();
+    assert!(told.contains(&(Some("t2:2"), "t9:9")) && told.contains(&(None, "handler7")), "{told:?}");
+}
