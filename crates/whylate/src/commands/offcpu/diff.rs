@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate offcpu --diff`: two profiles side by side.
 
-use std::fs;
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use anyhow::Context as _;
 use whylate_model::Snapshot;
 use whylate_model::folded::{Root, lines, waiting};
-use whylate_model::import::{Imported, Names, Order};
+use whylate_model::import::{DEEPEST, Imported, Names, Order};
+use whylate_model::text;
 
 use crate::commands::Senseless;
 use crate::files::create;
@@ -46,12 +47,16 @@ pub fn run(before: &Path, after: &Path, output: Option<&Path>) -> anyhow::Result
 /// Folded lines, or those of the last snapshot of a JSON file.
 fn read(path: &Path) -> anyhow::Result<Vec<String>> {
     let cannot = || format!("cannot read {}", path.display());
-    let bytes = fs::read(path).with_context(cannot)?;
-    let text = String::from_utf8_lossy(&bytes);
+    let text = text::read(File::open(path).with_context(cannot)?).with_context(cannot)?;
     if text.trim_start().starts_with('{') {
         let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
         let snapshot: Snapshot = serde_json::from_str(last).with_context(cannot)?;
         return Ok(lines(waiting(&snapshot, false), Root::Process));
     }
-    Ok(Imported::read(&text, Names::Process).with_context(cannot)?.lines(Order::RootFirst))
+    let read = Imported::read(&text, Names::Process).with_context(cannot)?;
+    if read.too_long > 0 {
+        let name = path.display();
+        eprintln!("whylate: skipped {} stacks of {name} of more than {DEEPEST} frames or 1 MiB", read.too_long);
+    }
+    Ok(read.lines(Order::RootFirst))
 }
