@@ -36,6 +36,16 @@ pub struct Budget {
     pub longest: Vec<LongWait>,
 }
 
+impl Budget {
+    /// The same, with the names of threads made of how they are called.
+    pub fn with_threads(self, name: &dyn Fn(&str) -> String) -> Self {
+        let named = |path: Vec<PathSegment>| path.into_iter().map(|part| part.with_threads(name)).collect();
+        let waits = |waits: Waits| Waits { path: named(waits.path), ..waits };
+        let longest = self.longest.into_iter().map(|wait| LongWait { path: named(wait.path), ..wait }).collect();
+        Budget { ready: waits(self.ready), waits: self.waits.into_iter().map(waits).collect(), longest, ..self }
+    }
+}
+
 /// Waits of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Waits {

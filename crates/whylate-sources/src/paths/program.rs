@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::attach;
+use crate::pid_namespace;
 
 /// What makes threads a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,14 +26,19 @@ pub struct Member {
     pub process: u32,
     /// The process's name.
     pub name: String,
+    /// The thread's name.
+    pub thread: String,
 }
 
 impl Program {
     /// Its threads now, by their numbers.
     ///
     /// # Errors
-    /// When `/proc` cannot be read.
+    /// When `/proc` cannot be read, or has other numbers than this process.
     pub fn threads(&self) -> std::io::Result<BTreeMap<u32, Member>> {
+        if let Some(why) = pid_namespace::lacks_proc() {
+            return Err(std::io::Error::other(why));
+        }
         let own = std::process::id();
         let mut threads = BTreeMap::new();
         for entry in fs::read_dir("/proc")? {
@@ -46,7 +52,9 @@ impl Program {
             // It may end meanwhile.
             for task in fs::read_dir(format!("{folder}/task")).into_iter().flatten().flatten() {
                 if let Some(tid) = number(&task.file_name()) {
-                    threads.insert(tid, Member { process, name: name.clone() });
+                    let thread = fs::read(task.path().join("comm")).unwrap_or_default();
+                    let thread = String::from_utf8_lossy(&thread).trim_end_matches('\n').to_owned();
+                    threads.insert(tid, Member { process, name: name.clone(), thread });
                 }
             }
         }
@@ -97,6 +105,7 @@ mod tests {
         let parent = std::os::unix::process::parent_id();
         let threads = Program::Process(parent).threads().expect("/proc");
         assert_eq!(threads.get(&parent).map(|member| member.process), Some(parent));
+        assert_eq!(threads[&parent].thread, threads[&parent].name, "it is the process's first thread");
         assert!(Program::Name(threads[&parent].name.clone()).threads().expect("/proc").contains_key(&parent));
     }
 

@@ -90,7 +90,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
             Asked { tid, from_ns: born_ns, to_ns: dead_ns.min(to_ns), is_wait: false, is_command: false }
         })
         .collect();
-    let budget = budget(&mut past, &asked, &(), &mut names);
+    let budget = budget(&mut past, &asked, &(), &mut names).with_threads(&|called| named(called, &threads));
     if let Some(error) = past.past.take_error() {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
@@ -127,10 +127,29 @@ fn name(program: &Program) -> String {
     }
 }
 
+/// Whoever has never left or got a CPU is called by its number alone in the past: its name is the one that it has.
+fn named(called: &str, threads: &BTreeMap<u32, Member>) -> String {
+    let unnamed = called.strip_prefix(':').and_then(|tid| threads.get_key_value(&tid.parse().ok()?));
+    unnamed.map_or_else(|| called.to_owned(), |(tid, member)| format!("{}:{tid}", member.thread))
+}
+
 /// A process is called by its name.
 fn name_of(program: &Program, threads: &BTreeMap<u32, Member>) -> String {
     match (program, threads.values().next()) {
         (Program::Process(pid), Some(member)) => format!("{}:{pid}", member.name),
         _ => name(program),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_never_got_a_cpu_is_called_by_the_name_that_it_has() {
+        let member = Member { process: 7, name: "sleep".to_owned(), thread: "sleeper".to_owned() };
+        let threads = BTreeMap::from([(8, member)]);
+        let named = ["8", ":8", "a:8", ":9", "interrupt"].map(|called| named(called, &threads));
+        assert_eq!(named, ["8", "sleeper:8", "a:8", ":9", "interrupt"]);
     }
 }
