@@ -2,7 +2,7 @@
 //! `whylate offcpu --diff`: two profiles side by side.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -12,7 +12,7 @@ use whylate_model::import::{DEEPEST, Imported, Names, Order};
 use whylate_model::text;
 
 use crate::commands::Senseless;
-use crate::files::create;
+use crate::files;
 use crate::output::offcpu::diff::Difference;
 use crate::output::offcpu::file::Form;
 use crate::output::offcpu::{svg, write_lines};
@@ -23,21 +23,20 @@ pub fn run(before: &Path, after: &Path, output: Option<&Path>) -> anyhow::Result
     if let Some(path) = output {
         let form = Form::of(path).map_err(Senseless)?;
         let cannot = || format!("cannot write {}", path.display());
-        let mut out = BufWriter::new(create(path).with_context(cannot)?);
+        let lines = difference.lines();
         match form {
             Form::Svg => {
                 let title = "Off-CPU: red waits more than before, blue less";
-                svg::write_lines(&mut out, title, "millionths of all time", &difference.lines())
+                files::write(path, |out| svg::write_lines(out, title, "millionths of all time", &lines))
                     .with_context(cannot)?;
             }
-            Form::Folded => write_lines(&mut out, &difference.lines()).with_context(cannot)?,
+            Form::Folded => files::write(path, |out| write_lines(out, &lines)).with_context(cannot)?,
             _ => {
                 return Err(
                     Senseless(anyhow::anyhow!("write a difference to a file that ends in .svg or .folded")).into()
                 );
             }
         }
-        out.flush().with_context(cannot)?;
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     difference.table().write(&mut out, terminal_columns())?;

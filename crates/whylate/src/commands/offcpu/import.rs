@@ -2,7 +2,7 @@
 //! `whylate offcpu import`: flame graphs of stacks that other tools have written.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::Context as _;
@@ -12,7 +12,7 @@ use whylate_model::text;
 use whylate_model::units::printable;
 
 use crate::commands::Senseless;
-use crate::files::create;
+use crate::files;
 use crate::output::offcpu::file::Form;
 use crate::output::offcpu::{svg, write_lines};
 
@@ -79,15 +79,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}", path.display());
     match form {
         Form::Svg => {
-            let mut out = BufWriter::new(create(path).with_context(cannot)?);
-            svg::write_lines(&mut out, "Off-CPU", "samples", &lines).with_context(cannot)?;
-            out.flush().with_context(cannot)?;
+            files::write(path, |out| svg::write_lines(out, "Off-CPU", "samples", &lines)).with_context(cannot)?
         }
-        Form::Folded => {
-            let mut out = BufWriter::new(create(path).with_context(cannot)?);
-            write_lines(&mut out, &lines).with_context(cannot)?;
-            out.flush().with_context(cannot)?;
-        }
+        Form::Folded => files::write(path, |out| write_lines(out, &lines)).with_context(cannot)?,
         _ => {
             let name = printable(&path.to_string_lossy());
             return Err(Senseless(anyhow::anyhow!("write to a file that ends in .svg or .folded, not {name}")).into());
