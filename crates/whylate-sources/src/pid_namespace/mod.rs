@@ -91,8 +91,8 @@ fn lacks_of(in_proc: Option<u32>, here: u32) -> Option<&'static str> {
 pub fn notice() -> Option<&'static str> {
     match (own(), has_proc()) {
         (None, _) if own_number_in_proc().is_none() => Some(
-            "/proc is not mounted, or not for this PID namespace: thread numbers are those of the machine, and threads cannot be \
-             looked at by number; mount it (mount -t proc proc /proc)",
+            "/proc is not mounted, or not for this PID namespace: thread numbers are those of the machine (mount it: \
+             mount -t proc proc /proc)",
         ),
         (None, _) => None,
         (Some(_), true) => Some(
