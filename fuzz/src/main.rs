@@ -5,7 +5,11 @@
 /// Of the program, which is no library.
 #[path = "../../crates/whylate/src/commands/sqpoll/sweep/fio/figures.rs"]
 mod figures;
+#[path = "../../crates/whylate/src/output/offcpu/svg/graph.rs"]
+#[allow(dead_code)]
+mod graph;
 
+use std::io;
 use std::sync::OnceLock;
 
 use figures::Figures;
@@ -21,12 +25,14 @@ type Target = fn(&[u8]);
 const TARGETS: &[(&str, Target)] = &[
     ("activations", fuzzing::activations),
     ("elf", fuzzing::elf),
+    ("cgroups", |bytes| fuzzing::cgroups(&text(bytes))),
     ("fdinfo", |bytes| fuzzing::fdinfo(&text(bytes))),
     ("fio", |bytes| {
         for (direction, depth) in [("read", 1), ("write", u32::MAX)] {
             Figures::of(&text(bytes), direction).map(|figures| figures.trusted(depth));
         }
     }),
+    ("kallsyms", |bytes| fuzzing::kallsyms(&text(bytes))),
     ("kept_cpus", fuzzing::kept_cpus),
     ("late_ticks", fuzzing::late_ticks),
     ("looks", fuzzing::looks),
@@ -36,7 +42,9 @@ const TARGETS: &[(&str, Target)] = &[
     ("places", fuzzing::places),
     ("ring_page", fuzzing::ring_page),
     ("sections", fuzzing::sections),
+    ("small_files", |bytes| fuzzing::small_files(&text(bytes))),
     ("stat", |bytes| fuzzing::stat(&text(bytes))),
+    ("timerlat_samples", fuzzing::timerlat_samples),
     ("waits", fuzzing::waits),
     ("work_items", fuzzing::work_items),
     ("classes", |bytes| {
@@ -61,8 +69,14 @@ const TARGETS: &[(&str, Target)] = &[
     ("stacks", |bytes| {
         for names in [Names::Thread, Names::Process] {
             let Ok(mut imported) = Imported::read(&text(bytes), names) else { continue };
-            imported.merge(imported.clone());
-            imported.lines(Order::RootFirst);
+            // Its counts may be too large twice.
+            let _ = imported.merge(imported.clone());
+            for order in [Order::RootFirst, Order::LeafFirst] {
+                let lines = imported.lines(order);
+                let drawn = graph::write_lines(&mut io::sink(), "Off-CPU", "samples", &lines);
+                let is_any = lines.iter().any(|line| !line.starts_with(' ') && !line.ends_with(" 0"));
+                assert!(drawn.is_ok() || !is_any, "{drawn:?}: {lines:?}");
+            }
         }
     }),
 ];

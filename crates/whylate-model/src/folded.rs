@@ -133,9 +133,11 @@ pub fn lines_with<'a>(
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
     for stack in stacks {
         let names: Vec<String> = frames(stack, root).into_iter().map(&name).collect();
-        *sums.entry(names.join(";")).or_default() += stack.weight_ns;
+        // A file may tell of any weight.
+        let sum = sums.entry(names.join(";")).or_default();
+        *sum = sum.saturating_add(stack.weight_ns);
     }
-    let lines = sums.into_iter().map(|(frames, ns)| (frames, (ns + 500) / 1000)).filter(|&(_, us)| us > 0);
+    let lines = sums.into_iter().map(|(frames, ns)| (frames, ns.saturating_add(500) / 1000)).filter(|&(_, us)| us > 0);
     lines.map(|(frames, us)| line(&frames, us)).collect()
 }
 

@@ -5,13 +5,26 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
+use crate::text;
+
 /// Why a text could not be read.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ImportError {
     /// It is none of the forms.
     #[error("this is no output of procstat -ka, no dump of /proc/PID/stack and no folded lines")]
     UnknownForm,
+    /// It has stacks, and each is deeper than [`DEEPEST`], or longer than [`text::LONGEST_LINE`].
+    #[error(
+        "each of its stacks has more than {DEEPEST} frames, or is longer than 1 MiB: keep the innermost frames only"
+    )]
+    TooLong,
+    /// A sum would wrap around.
+    #[error("its counts add up to more than {}: give them in a larger unit", u64::MAX)]
+    CountsTooLarge,
 }
+
+/// No stack has more frames: a graph of it would be higher than anybody can look at.
+pub const DEEPEST: usize = 4 << 10;
 
 /// What a stack begins with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,36 +55,46 @@ pub struct Imported {
     pub stacks: BTreeMap<(Vec<String>, Vec<String>), u64>,
     /// Lines that are none of the form.
     pub unread: u64,
+    /// Stacks that are left out, as they have more than [`DEEPEST`] frames, or more than [`text::LONGEST_LINE`] bytes.
+    pub too_long: u64,
+    /// Of all counts.
+    total: u64,
 }
 
 impl Imported {
     /// Reads a text in whichever form it is.
     ///
     /// # Errors
-    /// When it is in none.
+    /// When it is in none, its stacks are too long, or its counts too large.
     pub fn read(text: &str, names: Names) -> Result<Self, ImportError> {
         let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
         let mut imported = Imported::default();
         // Somebody may have copied it with what stands before and after it.
         if text.lines().any(is_procstat_heading) || procstat_line(first, None).is_some() {
-            imported.read_procstat(text, names);
+            imported.read_procstat(text, names)?;
         } else if text.lines().any(|line| kernel_frame(line).is_some()) {
-            imported.read_dump(text, names);
+            imported.read_dump(text, names)?;
         } else {
-            imported.read_folded(text);
+            imported.read_folded(text)?;
         }
-        if imported.stacks.is_empty() && !text.trim().is_empty() {
-            return Err(ImportError::UnknownForm);
+        match imported.stacks.is_empty() {
+            true if imported.too_long > 0 => Err(ImportError::TooLong),
+            true if !text.trim().is_empty() => Err(ImportError::UnknownForm),
+            _ => Ok(imported),
         }
-        Ok(imported)
     }
 
     /// Adds the stacks of another file, of a later sample.
-    pub fn merge(&mut self, other: Imported) {
+    ///
+    /// # Errors
+    /// When the counts of both are too large.
+    pub fn merge(&mut self, other: Imported) -> Result<(), ImportError> {
         for (stack, count) in other.stacks {
-            self.add(stack, count);
+            self.add(stack, count)?;
         }
         self.unread += other.unread;
+        self.too_long += other.too_long;
+        Ok(())
     }
 
     /// Folded lines with counts: labels, then frames in this order. Sorted.
@@ -81,29 +104,38 @@ impl Imported {
             if order == Order::LeafFirst {
                 all[labels.len()..].reverse();
             }
-            format!("{} {count}", all.join(";"))
+            crate::folded::line(&all.join(";"), *count)
         };
         let mut lines: Vec<String> = self.stacks.iter().map(line).collect();
         lines.sort_unstable();
         lines
     }
 
-    fn count(&mut self, labels: Vec<String>, frames: Vec<String>, times: u64) {
-        self.add((labels, frames), times);
+    fn count(&mut self, labels: Vec<String>, frames: Vec<String>, times: u64) -> Result<(), ImportError> {
+        if frames.len() > DEEPEST {
+            self.too_long += 1;
+            return Ok(());
+        }
+        self.add((labels, frames), times)
     }
 
-    /// Counts are what a file says they are.
-    fn add(&mut self, stack: (Vec<String>, Vec<String>), times: u64) {
-        let count = self.stacks.entry(stack).or_default();
-        *count = count.saturating_add(times);
+    /// Counts are what a file says they are, and a graph adds them all up.
+    fn add(&mut self, stack: (Vec<String>, Vec<String>), times: u64) -> Result<(), ImportError> {
+        self.total = self.total.checked_add(times).ok_or(ImportError::CountsTooLarge)?;
+        *self.stacks.entry(stack).or_default() += times;
+        Ok(())
     }
 
-    fn read_procstat(&mut self, text: &str, names: Names) {
+    fn read_procstat(&mut self, text: &str, names: Names) -> Result<(), ImportError> {
         let mut stack_column = None;
         for line in text.lines().map(str::trim_end).filter(|line| !line.is_empty()) {
             if is_procstat_heading(line) {
                 // Where its columns are padded, the heading tells where the stack begins.
                 stack_column = line.find("KSTACK").filter(|&column| column >= 40);
+                continue;
+            }
+            if line.len() > text::LONGEST_LINE {
+                self.too_long += 1;
                 continue;
             }
             let Some(thread) = procstat_line(line, stack_column) else {
@@ -115,41 +147,49 @@ impl Imported {
                 Names::Process => vec![thread.process],
                 Names::Thread => vec![thread.process, thread.name],
             };
-            self.count(labels, thread.frames, 1);
+            self.count(labels, thread.frames, 1)?;
         }
+        Ok(())
     }
 
-    fn read_dump(&mut self, text: &str, names: Names) {
+    fn read_dump(&mut self, text: &str, names: Names) -> Result<(), ImportError> {
         let mut label = None;
         let mut frames: Vec<String> = Vec::new();
         // A line that is no frame ends a stack; it tells whose the next one is.
         for line in text.lines().chain(std::iter::once("")) {
             if let Some(frame) = kernel_frame(line) {
-                frames.push(frame);
+                // One more tells that there are too many.
+                if frames.len() <= DEEPEST {
+                    frames.push(frame);
+                }
                 continue;
             }
             if !frames.is_empty() {
                 // The kernel prints the innermost one first.
                 let outermost_first: Vec<String> = std::mem::take(&mut frames).into_iter().rev().collect();
                 let labels = if names == Names::Nothing { Vec::new() } else { label.take().into_iter().collect() };
-                self.count(labels, outermost_first, 1);
+                self.count(labels, outermost_first, 1)?;
             }
             let heading = line.trim().trim_start_matches("==>").trim_end_matches("<==").trim();
             if !heading.is_empty() {
                 label = Some(crate::folded::safe(heading));
             }
         }
+        Ok(())
     }
 
-    fn read_folded(&mut self, text: &str) {
+    fn read_folded(&mut self, text: &str) -> Result<(), ImportError> {
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
             match line.rsplit_once(' ').and_then(|(frames, count)| Some((frames, count.parse::<u64>().ok()?))) {
+                Some((frames, _)) if frames.len() > text::LONGEST_LINE => self.too_long += 1,
                 Some((frames, count)) => {
-                    self.count(Vec::new(), frames.split(';').map(crate::folded::safe).collect(), count);
+                    let frames = frames.split(';').take(DEEPEST + 1).map(crate::folded::safe).collect();
+                    self.count(Vec::new(), frames, count)?;
                 }
                 None => self.unread += 1,
             }
         }
+        Ok(())
     }
 }
 
@@ -221,11 +261,30 @@ mod tests {
 ";
 
     #[test]
-    fn counts_beyond_all_numbers_are_the_largest_one() {
-        let most = u64::MAX - 1;
-        let mut twice = Imported::read(&format!("a;b {most}\na;b {most}\n"), Names::Thread).expect("folded lines");
-        twice.merge(twice.clone());
-        assert_eq!(twice.lines(Order::RootFirst), [format!("a;b {}", u64::MAX)]);
+    fn counts_beyond_all_numbers_are_refused() {
+        let read = |text: String| Imported::read(&text, Names::Thread);
+        let mut most = read(format!("a;b {}\na;c 1\n", u64::MAX - 1)).expect("as much as there can be");
+        assert_eq!(most.merge(most.clone()), Err(ImportError::CountsTooLarge));
+        for twice in ["a", "b"].map(|other| format!("a {0}\n{other} {0}\n", u64::MAX)) {
+            assert_eq!(read(twice), Err(ImportError::CountsTooLarge));
+        }
+    }
+
+    #[test]
+    fn stacks_that_nobody_can_look_at_are_left_out_and_counted() {
+        let deep = |frames: usize| format!("{}f 1\n", "f;".repeat(frames - 1));
+        let read = |text: &str| Imported::read(text, Names::Thread).map(|read| (read.stacks.len(), read.too_long));
+        assert_eq!(read(&format!("{}{}", deep(DEEPEST), deep(DEEPEST + 1))), Ok((1, 1)));
+        assert_eq!(read(&deep(2_000_000)), Err(ImportError::TooLong));
+        assert_eq!(read(&format!("{} 1\na 1\n", "f".repeat(text::LONGEST_LINE + 1))), Ok((1, 1)));
+        assert_eq!(read(&format!("==> a <==\n{}\n==> b <==\n[<0>] g\n", "[<0>] f\n".repeat(DEEPEST + 1))), Ok((1, 1)));
+        assert_eq!(read(&format!("0 1 kernel swapper mi_switch{}\n", " f".repeat(DEEPEST))), Err(ImportError::TooLong));
+    }
+
+    #[test]
+    fn a_name_that_ends_in_a_number_has_no_count_of_its_own() {
+        let read = Imported::read("a;worker 9223372036854775808 1\n", Names::Thread).expect("folded lines");
+        assert_eq!(read.lines(Order::RootFirst), ["a;worker_9223372036854775808 1"]);
     }
 
     #[test]
@@ -268,7 +327,7 @@ mod tests {
     #[test]
     fn each_file_is_a_sample() {
         let mut all = Imported::read(PADDED, Names::Process).expect("it is procstat's");
-        all.merge(Imported::read(PADDED, Names::Process).expect("it is procstat's"));
+        all.merge(Imported::read(PADDED, Names::Process).expect("it is procstat's")).expect("small counts");
         assert!(
             all.lines(Order::RootFirst)
                 .contains(&"kernel;btext;swapper;_sleep;sleepq_timedwait;mi_switch 2".to_owned())

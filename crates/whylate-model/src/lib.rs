@@ -23,6 +23,7 @@ pub mod sources;
 pub mod sqpoll;
 pub mod stack;
 pub mod steps;
+pub mod text;
 pub mod thread;
 pub mod tree;
 pub mod units;

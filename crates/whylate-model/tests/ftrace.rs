@@ -48,6 +48,11 @@ fn check_capture(snapshot: &Snapshot, late: &[LateEvent]) {
 }
 
 #[test]
+fn what_is_no_text_is_refused_though_it_has_no_end() {
+    assert!(matches!(read(io::repeat(0), None), Err(ImportError::Binary)));
+}
+
+#[test]
 fn a_capture_of_trace_pipe_gives_the_window_and_the_overruns_that_it_caused() {
     let (snapshot, late) = read(PIPE.as_bytes(), None).expect("a capture");
     check_capture(&snapshot, &late);
@@ -155,7 +160,7 @@ fn spaces_of_a_web_page_are_spaces() {
 fn what_cannot_be_read_is_told_with_its_reason() {
     let error = |bytes: &[u8]| read(bytes, None).expect_err("it tells nothing").to_string();
     assert!(error(b"").starts_with("no line in it is a latency trace"));
-    assert!(error(b"\0\xff\xfe garbage \x80\n\n").starts_with("no line in it is a latency trace"));
+    assert!(error(b"\xff\xfe garbage \x80\n\n").starts_with("no line in it is a latency trace"));
     assert!(error(b"\x17\x08\x44tracing6").starts_with("this is a trace.dat"));
     assert!(error(b"\x1f\x8b\x08").starts_with("this is compressed"));
     assert!(error(&LATENCY.as_bytes()[..80]).contains("breaks off in its heading"));

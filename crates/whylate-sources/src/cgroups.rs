@@ -130,7 +130,10 @@ fn mounted_of_v1() -> Option<PathBuf> {
 
 /// Where a file system is mounted, by its kind and options.
 fn mount_of(is_it: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    mount_in(&fs::read_to_string("/proc/self/mounts").ok()?, is_it)
+}
+
+fn mount_in(mounts: &str, is_it: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
     mounts.lines().find_map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
         [_, path, kind, options, ..] if is_it(kind, options) => Some(PathBuf::from(path)),
         _ => None,
@@ -154,6 +157,21 @@ fn descend(root: &Path, folder: &Path, found: &mut HashMap<u64, String>) {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             descend(root, &entry.path(), found);
         }
+    }
+}
+
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing {
+    use std::path::Path;
+
+    /// What `cpu.stat`, /proc/PID/cgroup and /proc/self/mounts tell.
+    pub fn cgroups(text: &str) {
+        super::throttled_in(text);
+        for is_of_v1 in [true, false] {
+            let path = text.lines().find_map(|line| super::path_in_hierarchy(line, is_of_v1));
+            path.into_iter().flat_map(|path| Path::new(path).ancestors()).for_each(drop);
+        }
+        super::mount_in(text, |kind, options| kind == "cgroup" && options.split(',').any(|option| option == "cpu"));
     }
 }
 

@@ -36,7 +36,7 @@ fn offsets_ns() -> (i64, i64) {
 }
 
 /// Seconds, which may be negative, and nanoseconds.
-fn offset_ns(text: &str, clock: &str) -> i64 {
+pub(crate) fn offset_ns(text: &str, clock: &str) -> i64 {
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix(clock)).unwrap_or_default();
     let mut numbers = line.split_whitespace().map(|number| number.parse().unwrap_or(0_i64));
     let (seconds, nanoseconds) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));

@@ -47,8 +47,8 @@ pub fn numbers(list: &str) -> Option<Vec<u32>> {
     for range in list.trim().split(',').filter(|range| !range.is_empty()) {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
-        // No kernel has more CPUs than this.
-        if last < first || last > 0xffff {
+        // No kernel has more CPUs than this, and none names one twice.
+        if last < first || last > 0xffff || cpus.len() > 0xffff {
             return None;
         }
         cpus.extend(first..=last);
@@ -198,6 +198,7 @@ mod tests {
         assert_eq!(numbers("0-x"), None);
         assert_eq!(numbers("3-1"), None);
         assert_eq!(numbers("0-4000000000"), None);
+        assert_eq!(numbers(&"0-65535,".repeat(9_000)), None);
         assert_eq!(list(&[0, 1, 2, 3, 8]), "0-3,8");
         assert_eq!(list(&[]), "");
     }

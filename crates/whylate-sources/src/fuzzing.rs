@@ -2,20 +2,24 @@
 //! What `make fuzz` hands bytes to: parsers of what the kernel, other programs and our own in it have written.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
+pub use crate::cgroups::fuzzing::cgroups;
 pub use crate::irqsoff::fuzzing::{kept_cpus, late_ticks, sections};
 use crate::occupancy::Windows;
 pub use crate::offcpu::fuzzing::{elf_in, maps, mountinfo, perf_map, places, stat};
 pub use crate::runnable::fuzzing::waits;
 pub use crate::sqpoll::fuzzing::{fdinfo, looks};
 use crate::symbols::KernelSymbols;
-pub use crate::timerlat::fuzzing::activations;
+pub use crate::symbols::fuzzing::kallsyms;
+pub use crate::timerlat::fuzzing::{activations, timerlat_samples};
 use crate::tracefs::ring_page::Page;
 pub use crate::wq::fuzzing::work_items;
+use crate::{clock, cpus};
 
 /// With what names things; functions of the kernel are their addresses.
 pub(crate) fn with_names<T>(read: impl FnOnce(&mut Windows, &mut KernelSymbols) -> Option<T>) {
@@ -39,4 +43,18 @@ pub fn elf(bytes: &[u8]) {
 /// A page of the kernel's ring buffer.
 pub fn ring_page(bytes: &[u8]) {
     Page::new(bytes).into_iter().for_each(|page| page.for_each(drop));
+}
+
+/// Small files of /proc and /sys, none of which has more than some lines.
+///
+/// # Panics
+/// When a list of CPUs is not the same once it is written and read again.
+pub fn small_files(text: &str) {
+    if let Some(cpus) = cpus::numbers(text) {
+        let ascending: Vec<u32> = BTreeSet::from_iter(cpus).into_iter().collect();
+        assert_eq!(cpus::numbers(&cpus::list(&ascending)).as_ref(), Some(&ascending));
+    }
+    clock::offset_ns(text, "monotonic");
+    crate::loaded_code::fuzzing::modules(text);
+    crate::offcpu::fuzzing::load(text);
 }

@@ -69,6 +69,20 @@ fn programs() -> Vec<Range<u64>> {
     ProgInfoIter::with_query_opts(options).flat_map(functions).filter(|range| range.start != 0).collect()
 }
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing {
+    use super::LoadedCode;
+
+    /// What /proc/modules tells, and whether code is of one of them.
+    pub(crate) fn modules(text: &str) {
+        let modules = text.lines().filter_map(super::module).collect();
+        let mut code = LoadedCode { modules, programs: Some(Vec::new()) };
+        for begins in code.modules.iter().map(|module| module.start).take(4).collect::<Vec<_>>() {
+            code.belongs(begins, text, begins);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -108,6 +108,8 @@ pub(crate) fn first_that_works<A: Attached + ?Sized>(
                 let fallback_reason = told.map(|(error, _)| error.to_string());
                 return Ok(Measuring { backend: backend.name, fallback_reason, attached });
             }
+            // What goes wrong says more than that a fallback is not there either.
+            Err(_) if is_lack && matches!(refused, Some((_, false))) => {}
             Err(error) => refused = Some((error, is_lack)),
         }
     }
@@ -196,6 +198,8 @@ pub enum Need {
     Map(MapKind),
     /// Threads have the kernel's own numbers for this process: it is in the first PID namespace.
     KernelsNumbers,
+    /// /proc has the same numbers for processes as this one.
+    Proc,
     /// One of ftrace's tracers.
     Tracer(&'static str),
 }

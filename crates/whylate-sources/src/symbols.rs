@@ -54,9 +54,12 @@ fn are_addresses_told() -> bool {
 
 /// From where to where the code of kernel functions goes, as far as the kernel tells.
 pub(crate) fn code_of<const COUNT: usize>(functions: [&str; COUNT]) -> [Option<Range<u64>>; COUNT] {
-    let kallsyms = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+    code_in(&std::fs::read_to_string("/proc/kallsyms").unwrap_or_default(), functions)
+}
+
+fn code_in<const COUNT: usize>(kallsyms: &str, functions: [&str; COUNT]) -> [Option<Range<u64>>; COUNT] {
     let (mut begins, mut all) = ([None; COUNT], Vec::new());
-    for (address, name) in symbols_of(&kallsyms) {
+    for (address, name) in symbols_of(kallsyms) {
         all.push(address);
         if let Some(index) = functions.iter().position(|wanted| *wanted == name) {
             begins[index] = Some(address);
@@ -72,10 +75,13 @@ pub(crate) fn code_of<const COUNT: usize>(functions: [&str; COUNT]) -> [Option<R
 
 /// The code from a function of the kernel to the end of the last one that begins so, where addresses are told.
 pub(crate) fn code_between(first: &str, last_begins: &str) -> Option<Range<u64>> {
-    let kallsyms = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
-    let (begin, _) = symbols_of(&kallsyms).find(|&(at, name)| name == first && at != 0)?;
-    let last = symbols_of(&kallsyms).filter(|(_, name)| name.starts_with(last_begins)).map(|(at, _)| at).max()?;
-    let end = symbols_of(&kallsyms).map(|(at, _)| at).filter(|&at| at > last).min()?;
+    between_in(&std::fs::read_to_string("/proc/kallsyms").unwrap_or_default(), first, last_begins)
+}
+
+fn between_in(kallsyms: &str, first: &str, last_begins: &str) -> Option<Range<u64>> {
+    let (begin, _) = symbols_of(kallsyms).find(|&(at, name)| name == first && at != 0)?;
+    let last = symbols_of(kallsyms).filter(|(_, name)| name.starts_with(last_begins)).map(|(at, _)| at).max()?;
+    let end = symbols_of(kallsyms).map(|(at, _)| at).filter(|&at| at > last).min()?;
     (begin < end).then_some(begin..end)
 }
 
@@ -200,6 +206,19 @@ fn name(address: u64, found: &Symbolized<'_>, code: &mut LoadedCode) -> Option<S
 pub fn is_kernel_function(name: &str) -> Option<bool> {
     let kallsyms = std::fs::read_to_string("/proc/kallsyms").ok()?;
     Some(symbols_of(&kallsyms).any(|(_, known)| known == name))
+}
+
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing {
+    /// What /proc/kallsyms tells of where code is.
+    ///
+    /// # Panics
+    /// When code ends before it begins.
+    pub fn kallsyms(text: &str) {
+        let [one, other] = super::code_in(text, ["schedule", "a"]);
+        let between = super::between_in(text, "a", "b");
+        assert!([one, other, between].into_iter().flatten().all(|code| code.start < code.end));
+    }
 }
 
 #[cfg(test)]

@@ -99,6 +99,17 @@ mod tests {
     }
 
     #[test]
+    fn culprits_are_ranked_by_something_only_where_they_are_ranked() {
+        let accepts = |line: &str| Cli::try_parse_from(line.split(' ')).is_ok();
+        for line in ["-d 1s --by cgroup", "sqpoll --why 1ms --by cgroup", "-p 1", "sqpoll"] {
+            assert!(accepts(&format!("whylate {line}")), "{line}");
+        }
+        for line in ["-p 1 --by cgroup", "--comm x --by culprit", "--cgroup /x --by cgroup", "sqpoll --by cgroup"] {
+            assert!(!accepts(&format!("whylate {line}")), "{line}");
+        }
+    }
+
+    #[test]
     fn each_command_is_in_a_group() {
         let help = arranged(Cli::command()).render_help().to_string();
         for command in Cli::command().get_subcommands() {

@@ -2,8 +2,8 @@
 //! Files that are written for the user. They tell of everybody's programs, and whoever writes them may be root in a
 //! folder where others can put something first.
 
-use std::fs::{File, OpenOptions, Permissions};
-use std::io;
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
@@ -22,6 +22,46 @@ pub fn create(path: &Path) -> io::Result<File> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => empty(path),
         made => made,
     }
+}
+
+/// Writes a file as a whole: what was begun and could not be ended is taken away, unless it was there before.
+///
+/// # Errors
+/// Those of `create`, of the file system, and of whoever writes.
+pub fn write<T, E: From<io::Error>>(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<T, E>) -> Result<T, E> {
+    let was_there = fs::symlink_metadata(path).is_ok();
+    let file = create(path)?;
+    let mut out = BufWriter::new(&file);
+    let written = write(&mut out).and_then(|written| Ok((out.flush()?, written).1));
+    if written.is_err() && !was_there {
+        take_away(&file, path);
+    }
+    written
+}
+
+/// Finds out whether a file can be made, long before it is written.
+///
+/// # Errors
+/// As above.
+pub fn try_to_create(path: &Path) -> io::Result<()> {
+    let was_there = fs::symlink_metadata(path).is_ok();
+    let file = create(path)?;
+    if !was_there {
+        take_away(&file, path);
+    }
+    Ok(())
+}
+
+fn take_away(file: &File, path: &Path) {
+    if is_at(file, path) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Nobody has put something else there.
+fn is_at(file: &File, path: &Path) -> bool {
+    let place = |about: io::Result<Metadata>| about.map(|about| (about.dev(), about.ino())).ok();
+    place(file.metadata()).is_some_and(|one| place(fs::symlink_metadata(path)) == Some(one))
 }
 
 fn empty(path: &Path) -> io::Result<File> {
@@ -63,8 +103,6 @@ fn refused(why: &str) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::io::Write as _;
     use std::os::unix::fs::{chown, symlink};
 
     use super::*;
@@ -102,6 +140,19 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).expect("there"), "theirs");
         }
         assert_eq!(fs::read_to_string(&secret).expect("there"), "content");
+    }
+
+    #[test]
+    fn what_cannot_be_ended_is_taken_away_unless_it_was_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a");
+        let fails =
+            || write(&path, |out| out.write_all(b"part").and(Err::<(), _>(io::Error::other("nothing to draw"))));
+        assert!(fails().is_err() && !path.exists());
+        assert!(try_to_create(&path).is_ok() && !path.exists());
+        write(&path, |out| out.write_all(b"all")).expect("written");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "all");
+        assert!(fails().is_err() && path.exists());
     }
 
     #[test]

@@ -8,7 +8,10 @@ mod files;
 mod output;
 mod values;
 
+use std::io::{self, Write as _};
 use std::process::ExitCode;
+
+use anyhow::Context as _;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use whylate_sources::memory::Memory;
@@ -28,8 +31,11 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are no failures; a closed pipe does not matter for them either.
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { commands::usage_status() } else { 0 });
+            let printed = error.print().and_then(|()| io::stdout().flush()).map_err(anyhow::Error::from);
+            return match error.use_stderr() {
+                true => ExitCode::from(commands::usage_status()),
+                false => commands::end(printed.context("cannot write to standard output").map(|()| commands::SUCCESS)),
+            };
         }
     };
     // A command that is run has its own limit.

@@ -38,8 +38,26 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
+fn help_that_cannot_be_written_is_a_failure() -> Result<()> {
+    for argument in ["--help", "--version"] {
+        let output = whylate(&[argument]).stdout(std::fs::File::options().write(true).open("/dev/full")?).output()?;
+        ensure!(output.status.code() == Some(1), "{argument}: {}", output.status);
+        let told = "whylate: cannot write to standard output: No space left on device";
+        ensure!(text(&output.stderr).starts_with(told), "{argument}: {}", text(&output.stderr));
+    }
+    Ok(())
+}
+
+#[test]
 fn arguments_that_make_no_sense_are_refused() -> Result<()> {
-    for arguments in [&["wq", "0"][..], &["wq", "-1"], &["wq", "abc"], &["wq", "1e99"], &["wq", "--by", "cgroup"]] {
+    for arguments in [
+        &["wq", "0"][..],
+        &["wq", "-1"],
+        &["wq", "abc"],
+        &["wq", "1e99"],
+        &["wq", "--by", "cgroup"],
+        &["-p", "1", "--by", "cgroup"],
+    ] {
         let output = output_of(arguments)?;
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");

@@ -219,7 +219,8 @@ fn files_that_tell_nothing_are_refused_in_one_line() -> Result<()> {
     let folder = tempfile::tempdir()?;
     for (name, bytes, told) in [
         ("empty", &b""[..], "no line in it is a latency trace"),
-        ("garbage", b"\xff\xfe\0\0\x1b[2J\n\n=> \n#\n[[[[::::", "no line in it is a latency trace"),
+        ("binary", b"\x7fELF\x02\x01\x01\0\0", "this is no text"),
+        ("garbage", b"\xff\xfe\x1b[2J\n\n=> \n#\n[[[[::::", "no line in it is a latency trace"),
         ("truncated", b"# tracer: irqsoff\n# irqsoff latency trace v1.1.5 on 5.4\n# ---", "breaks off in its heading"),
         ("trace.dat", b"\x17\x08\x44tracing6\0\0", "this is a trace.dat"),
         ("compressed", b"\x1f\x8b\x08\0\0", "decompress it first"),
@@ -234,8 +235,14 @@ fn files_that_tell_nothing_are_refused_in_one_line() -> Result<()> {
         ensure!(stderr.lines().count() == 1 && stderr.contains(told), "{name}: {stderr}");
         ensure!(stderr.starts_with(&format!("whylate: cannot import {path}: ")), "{name}: {stderr}");
     }
-    let output = irqsoff(&["--import", "/nonexistent"])?;
-    ensure!(output.status.code() == Some(1) && text(&output.stderr).lines().count() == 1, "{output:?}");
+    for (path, told) in
+        [("/nonexistent", "No such file or directory"), ("/", "Is a directory"), ("/dev/zero", "no text")]
+    {
+        let output = irqsoff(&["--import", path])?;
+        let stderr = text(&output.stderr);
+        ensure!(output.status.code() == Some(1) && stderr.lines().count() == 1, "{output:?}");
+        ensure!(stderr.matches(told).count() == 1, "the reason is told once: {stderr}");
+    }
     Ok(())
 }
 

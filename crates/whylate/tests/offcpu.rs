@@ -8,6 +8,7 @@ mod turn;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
@@ -95,6 +96,29 @@ fn files_of_procstat_become_folded_lines_and_a_graph() -> Result<()> {
     assert!(svg.contains("taskqueue_thread_loop") && svg.trim_end().ends_with("</svg>"));
     let output = output_of(&["offcpu", "import", "/proc/version"])?;
     assert_eq!(output.status.code(), Some(1));
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_drawn_is_refused_in_one_line() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (input, graph) = (folder.path().join("a.folded"), folder.path().join("a.svg"));
+    let [path, graph] = [&input, &graph].map(|path| path.to_str().unwrap_or_default());
+    for (text, told) in [
+        (format!("d {0}\ne {0}\n", u64::MAX), "its counts add up to more than"),
+        (format!("{}f 1\n", "f;".repeat(2_000_000)), "has more than 4096 frames"),
+    ] {
+        fs::write(&input, text)?;
+        let output = output_of(&["offcpu", "import", path, "-o", graph])?;
+        let stderr = String::from_utf8(output.stderr)?;
+        ensure!(output.status.code() == Some(1) && stderr.lines().count() == 1, "{stderr}");
+        ensure!(stderr.contains(told) && !Path::new(graph).exists(), "{stderr}");
+    }
+    for arguments in [&["offcpu", "import", "/dev/zero"][..], &["offcpu", "--diff", "/dev/zero", path]] {
+        let output = output_of(arguments)?;
+        let stderr = String::from_utf8(output.stderr)?;
+        ensure!(output.status.code() == Some(1) && stderr.contains("/dev/zero: this is no text"), "{stderr}");
+    }
     Ok(())
 }
 

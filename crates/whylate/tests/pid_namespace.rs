@@ -23,9 +23,14 @@ const HOG: &str = "nice -n 19 taskset -c 0 sh -c 'while :; do :; done' & ";
 /// What a script prints in a PID namespace with a /proc of its own; `None`, and a line with why, if there is none. Its
 /// first process is the shell, and `$W` is whylate.
 fn inside(script: &str) -> Result<Option<Output>> {
+    inside_with(&["-pf", "--mount-proc", "--kill-child"], script)
+}
+
+/// The same in other namespaces.
+fn inside_with(namespaces: &[&str], script: &str) -> Result<Option<Output>> {
     let unshare = |script: &str| {
         let mut command = Command::new("unshare");
-        command.args(["-pf", "--mount-proc", "--kill-child", "sh", "-c", script]);
+        command.args(namespaces).args(["sh", "-c", script]);
         command.env("W", env!("CARGO_BIN_EXE_whylate")).stdin(Stdio::null()).output()
     };
     let possible = unshare("true");
@@ -168,6 +173,29 @@ fn the_selftest_is_right_in_a_namespace_with_a_quota() -> Result<()> {
         stderr.matches("in a PID namespace").count() == 1,
         "it says more than once whose numbers it tells: {stderr}"
     );
+    Ok(())
+}
+
+#[test]
+fn a_proc_of_others_is_not_read_and_does_not_keep_programs_from_looking() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let others = ["-pf", "--kill-child"];
+    let Some(output) = inside_with(&others, &format!("{HOG} exec $W offcpu -d 1s --json"))? else { return Ok(()) };
+    let snapshot = snapshot_of(&output)?;
+    ensure!(snapshot.backend == "sample", "{} measures: {:?}", snapshot.backend, snapshot.lost);
+    ensure!(snapshot.stacks.iter().all(|stack| stack.labels["pid"] == "2"), "{:?}", snapshot.stacks);
+    let without = ["-m"];
+    for (namespaces, script, told) in [
+        (&others[..], "exec $W offcpu -d 1s --backend proc", "/proc is of another PID namespace"),
+        (&others, "sleep 9 & exec $W -p $! -d 1s", "/proc is of another PID namespace"),
+        (&without, "umount -l /proc && exec $W offcpu -d 1s --backend proc", "/proc is not mounted"),
+    ] {
+        let Some(output) = inside_with(namespaces, script)? else { return Ok(()) };
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let last = stderr.lines().next_back().unwrap_or_default();
+        ensure!(!output.status.success() && output.stdout.is_empty(), "{script}: {}: {stderr}", output.status);
+        ensure!(last.contains(told) && !last.contains("run as root"), "{script}: {stderr}");
+    }
     Ok(())
 }
 

@@ -23,6 +23,7 @@ use self::capture::Capture;
 use self::latency::{LatencyReader, Was};
 use crate::late::cpu_subject;
 use crate::sources::IRQSOFF;
+use crate::text::{BINARY, is_binary};
 use crate::{Cause, LateEvent, Snapshot, Worst};
 
 /// Longer lines are no lines of a trace.
@@ -44,7 +45,7 @@ pub struct ImportOptions {
 #[derive(Debug, Error)]
 pub enum ImportError {
     /// It cannot be read.
-    #[error("cannot read it: {0}")]
+    #[error("cannot read it")]
     Io(#[from] io::Error),
     /// It is of `trace-cmd`.
     #[error("this is a trace.dat: import the output of `trace-cmd report -i` on it")]
@@ -52,6 +53,9 @@ pub enum ImportError {
     /// It is compressed.
     #[error("this is compressed: decompress it first")]
     Compressed,
+    /// It is none.
+    #[error("{BINARY}")]
+    Binary,
     /// A latency trace stops before its latency, and there is nothing else.
     #[error("the latency trace breaks off in its heading: copy all of it")]
     Truncated,
@@ -88,6 +92,9 @@ pub fn import(
     }
     if COMPRESSED.iter().any(|magic| start.starts_with(magic)) {
         return Err(ImportError::Compressed);
+    }
+    if is_binary(start) {
+        return Err(ImportError::Binary);
     }
     let mut found = Found::default();
     let mut lates = Lates { threshold_ns: options.late_over_ns, worst: Worst::new(options.worst), each };

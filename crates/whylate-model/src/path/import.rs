@@ -22,6 +22,7 @@ use self::lives::Lives;
 use super::events::{Builder, Event};
 use super::history::{Exit, Name, Recorded, Waker};
 use crate::ftrace::{COMPRESSED, GONE, Gap, Line, TRACE_DAT, is_blank, read_line};
+use crate::text::{BINARY, is_binary};
 
 /// No machine has more CPUs; a damaged file may name more.
 const CPUS: usize = 8 << 10;
@@ -36,7 +37,7 @@ const FORGOTTEN: &str = "<...>";
 #[derive(Debug, Error)]
 pub enum ImportError {
     /// It cannot be read.
-    #[error("cannot read it: {0}")]
+    #[error("cannot read it")]
     Io(#[from] io::Error),
     /// It is of `trace-cmd`.
     #[error("this is a trace.dat: import the output of `trace-cmd report -i` on it")]
@@ -47,6 +48,9 @@ pub enum ImportError {
     /// It is compressed.
     #[error("this is compressed: decompress it first")]
     Compressed,
+    /// It is no text.
+    #[error("{BINARY}")]
+    Binary,
     /// It would take too much memory.
     #[error("it has more than {EVENTS} events: cut it to the time that matters")]
     TooLong,
@@ -118,6 +122,9 @@ impl Trace {
         }
         if COMPRESSED.iter().any(|magic| start.starts_with(magic)) {
             return Err(ImportError::Compressed);
+        }
+        if is_binary(start) {
+            return Err(ImportError::Binary);
         }
         let mut reader = Reader::default();
         let mut bytes = Vec::new();

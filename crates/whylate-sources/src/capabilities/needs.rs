@@ -112,6 +112,7 @@ impl KernelFacts {
                 named(name, &fact)
             }
             Need::KernelsNumbers if pid_namespace::own().is_none() => Fact::yes(""),
+            Need::Proc => pid_namespace::lacks_proc().map_or_else(|| Fact::yes(""), Fact::no),
             Need::KernelsNumbers => {
                 let reason =
                     "the kernel's tracers tell threads by the host's numbers, which are others' in this PID namespace";

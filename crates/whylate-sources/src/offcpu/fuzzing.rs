@@ -48,6 +48,11 @@ pub fn stat(text: &str) {
     proc::parse_stat(text);
 }
 
+/// How many threads /proc/loadavg tells of.
+pub(crate) fn load(text: &str) {
+    super::choice::threads_of(text);
+}
+
 /// Which file system lies at a path, and on a device; both are in the first line.
 pub fn mountinfo(text: &str) {
     let (asked, mounts) = text.split_once('\n').unwrap_or_default();

@@ -67,7 +67,11 @@ pub static INFO: SourceInfo = SourceInfo {
             needs: &[Need::Btf, Need::Map(MapKind::Array), SLEEPABLE],
             weaker: "its overhead grows with the rate of context switches",
         },
-        BackendInfo { name: PROC, needs: &[], weaker: "kernel frames alone, and twenty microseconds for each thread" },
+        BackendInfo {
+            name: PROC,
+            needs: &[Need::Proc],
+            weaker: "kernel frames alone, and twenty microseconds for each thread",
+        },
     ],
 };
 

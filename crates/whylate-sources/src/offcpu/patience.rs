@@ -3,6 +3,7 @@
 //! that is gone. It is read on a thread of its own, which is given up once it is held up.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
@@ -30,31 +31,43 @@ pub(super) enum NoAnswer {
         "some process's memory does not answer, and holds up the look at all threads: try again, or look at one with -p"
     )]
     HeldUp,
+    /// Nothing tells whether it waits, or has much to do.
+    #[error("the look at all threads does not answer, and without /proc nothing tells why: mount -t proc proc /proc")]
+    Unknown,
+}
+
+/// Where /proc tells of the calling thread. It may be mounted for another PID namespace, where the thread has another
+/// number; `None` where it is not mounted.
+type Told = Option<PathBuf>;
+
+fn own_place() -> Told {
+    let thread = fs::read_link("/proc/thread-self").ok()?;
+    Some(Path::new("/proc").join(thread).join("status"))
 }
 
 /// What a thread of ours has done so far; `None` where that is not told, and `Some(None)` while it can run.
-fn runs(tid: i32) -> Option<Option<Vec<String>>> {
-    let status = fs::read_to_string(format!("/proc/self/task/{tid}/status")).ok()?;
+fn runs(told: &Told) -> Option<Option<Vec<String>>> {
+    let status = fs::read_to_string(told.as_ref()?).ok()?;
     let is_told = |line: &&str| line.starts_with("State:") || line.contains("_ctxt_switches:");
     let told: Vec<String> = status.lines().filter(is_told).map(str::to_owned).collect();
     Some((!told.first()?.contains('R')).then_some(told))
 }
 
 /// Waits for a thread's answer for as long as it gets on: until it has been held up for so long.
-pub(super) fn answer_of<T>(tid: i32, answers: &Receiver<T>, held_up_for: Duration) -> Result<T, NoAnswer> {
-    let (mut known, mut since) = (runs(tid), Instant::now());
+fn answer_of<T>(told: &Told, answers: &Receiver<T>, held_up_for: Duration) -> Result<T, NoAnswer> {
+    let (mut known, mut since) = (runs(told), Instant::now());
     loop {
         match answers.recv_timeout(POLL) {
             Ok(answer) => return Ok(answer),
             Err(RecvTimeoutError::Disconnected) => return Err(NoAnswer::Ended),
             Err(RecvTimeoutError::Timeout) => {}
         }
-        let now = runs(tid);
+        let now = runs(told);
         let limit = if now.is_none() { BLIND_PATIENCE.max(held_up_for) } else { held_up_for };
         if now == Some(None) || now != known {
             (known, since) = (now, Instant::now());
         } else if since.elapsed() >= limit {
-            return Err(NoAnswer::HeldUp);
+            return Err(if told.is_some() { NoAnswer::HeldUp } else { NoAnswer::Unknown });
         }
     }
 }
@@ -65,7 +78,7 @@ const WALKS_PATIENCE: Duration = Duration::from_millis(700);
 
 /// A thread of ours that looks at all threads, and tells whoever asks.
 pub(super) struct Worker<T> {
-    tid: i32,
+    told: Told,
     /// `None` once it has been told to end.
     ask: Option<Sender<Sender<T>>>,
     ended: Receiver<()>,
@@ -81,12 +94,12 @@ impl<T: Send + 'static> Worker<T> {
         run: impl FnOnce(S, &Receiver<Sender<T>>) + Send + 'static,
     ) -> Result<Self, AttachError> {
         let (ask, asked) = mpsc::channel();
-        let (tell_tid, tid) = mpsc::channel();
+        let (tell_place, place) = mpsc::channel();
         let (tell, told) = mpsc::channel();
         let (at_end, ended) = mpsc::channel::<()>();
         let work = move || {
             let _at_end = at_end;
-            let _ = tell_tid.send(own_tid());
+            let _ = tell_place.send(own_place());
             match begin() {
                 // Whoever started it may have given up.
                 Ok(state) => tell.send(Ok(())).map_or((), |()| run(state, &asked)),
@@ -94,9 +107,9 @@ impl<T: Send + 'static> Worker<T> {
             }
         };
         thread::Builder::new().name("whylate-offcpu".to_owned()).spawn(work).context("cannot start a thread")?;
-        let tid = tid.recv().map_err(|_| anyhow!(NoAnswer::Ended))?;
-        answer_of(tid, &told, WALKS_PATIENCE).map_err(anyhow::Error::from)??;
-        Ok(Worker { tid, ask: Some(ask), ended })
+        let place = place.recv().map_err(|_| anyhow!(NoAnswer::Ended))?;
+        answer_of(&place, &told, WALKS_PATIENCE).map_err(anyhow::Error::from)??;
+        Ok(Worker { told: place, ask: Some(ask), ended })
     }
 
     /// Asks it.
@@ -107,7 +120,7 @@ impl<T: Send + 'static> Worker<T> {
         let (answer, answered) = mpsc::channel();
         let ask = self.ask.as_ref().ok_or(NoAnswer::Ended)?;
         ask.send(answer).map_err(|_| NoAnswer::Ended)?;
-        Ok(answer_of(self.tid, &answered, WALKS_PATIENCE)?)
+        Ok(answer_of(&self.told, &answered, WALKS_PATIENCE)?)
     }
 }
 
@@ -115,18 +128,14 @@ impl<T> Drop for Worker<T> {
     fn drop(&mut self) {
         // It ends when nobody can ask it any more, and is waited for: its programs are gone then.
         self.ask = None;
-        let _ = answer_of(self.tid, &self.ended, WALKS_PATIENCE);
+        let _ = answer_of(&self.told, &self.ended, WALKS_PATIENCE);
     }
-}
-
-fn own_tid() -> i32 {
-    rustix::thread::gettid().as_raw_nonzero().get()
 }
 
 /// Has things read that may never answer.
 #[derive(Default)]
 pub(super) struct Reader {
-    thread: Option<(i32, Sender<Read>)>,
+    thread: Option<(Told, Sender<Read>)>,
     /// One for each thread, with those that were given up, and this one.
     threads: Arc<()>,
 }
@@ -139,28 +148,28 @@ impl Reader {
         if self.thread.is_none() && Arc::strong_count(&self.threads) > MOST_GIVEN_UP {
             return None;
         }
-        let (tid, jobs) = match self.thread.take() {
+        let (place, jobs) = match self.thread.take() {
             Some(thread) => thread,
             None => start(Arc::clone(&self.threads))?,
         };
         let (tell, told) = mpsc::channel();
         // Whoever asked may have given up.
         jobs.send(Box::new(move || drop(tell.send(read())))).ok()?;
-        let answer = answer_of(tid, &told, PATIENCE);
-        if !matches!(answer, Err(NoAnswer::HeldUp)) {
-            self.thread = Some((tid, jobs));
+        let answer = answer_of(&place, &told, PATIENCE);
+        if !matches!(answer, Err(NoAnswer::HeldUp | NoAnswer::Unknown)) {
+            self.thread = Some((place, jobs));
         }
         answer.ok()
     }
 }
 
 /// A thread that reads until nobody asks any more.
-fn start(alive: Arc<()>) -> Option<(i32, Sender<Read>)> {
+fn start(alive: Arc<()>) -> Option<(Told, Sender<Read>)> {
     let (jobs, asked) = mpsc::channel::<Read>();
     let (tell, told) = mpsc::channel();
     let reader = move || {
         let _alive = alive;
-        if tell.send(own_tid()).is_ok() {
+        if tell.send(own_place()).is_ok() {
             asked.iter().for_each(|read| read());
         }
     };

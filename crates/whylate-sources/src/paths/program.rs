@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::{attach, syscalls};
+use crate::{attach, pid_namespace, syscalls};
 
 /// What makes threads a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,8 +35,11 @@ impl Program {
     /// Its threads now, by their numbers.
     ///
     /// # Errors
-    /// When `/proc` cannot be read.
+    /// When `/proc` cannot be read, or has other numbers than this process.
     pub fn threads(&self) -> std::io::Result<BTreeMap<u32, Member>> {
+        if let Some(why) = pid_namespace::lacks_proc() {
+            return Err(std::io::Error::other(why));
+        }
         let own = std::process::id();
         let mut threads = BTreeMap::new();
         for entry in fs::read_dir("/proc")? {

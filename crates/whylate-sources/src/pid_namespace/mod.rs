@@ -72,9 +72,28 @@ pub(crate) fn has_proc() -> bool {
     own_number_in_proc() == Some(std::process::id())
 }
 
-/// Whose numbers are told, where they are not the kernel's.
+/// Why what is read in /proc is of no use with numbers of here, if it is not.
+pub(crate) fn lacks_proc() -> Option<&'static str> {
+    lacks_of(own_number_in_proc(), std::process::id())
+}
+
+fn lacks_of(in_proc: Option<u32>, here: u32) -> Option<&'static str> {
+    match in_proc {
+        Some(number) if number == here => None,
+        Some(_) => Some(
+            "/proc is of another PID namespace, and has other numbers: mount it anew, such as with unshare --mount-proc",
+        ),
+        None => Some("/proc is not mounted, or not for this PID namespace: mount -t proc proc /proc"),
+    }
+}
+
+/// Whose numbers are told, where they are not the kernel's, or nothing tells whether they are.
 pub fn notice() -> Option<&'static str> {
     match (own(), has_proc()) {
+        (None, _) if own_number_in_proc().is_none() => Some(
+            "/proc is not mounted, or not for this PID namespace: thread numbers are those of the machine (mount it: \
+             mount -t proc proc /proc)",
+        ),
         (None, _) => None,
         (Some(_), true) => Some(
             "in a PID namespace: thread numbers are those of this namespace, and threads outside it are NAME:outside",
@@ -89,6 +108,13 @@ pub fn notice() -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_proc_is_told_from_none() {
+        assert_eq!(lacks_of(Some(5), 5), None);
+        assert!(lacks_of(Some(500), 5).is_some_and(|why| why.contains("of another PID namespace")));
+        assert!(lacks_of(None, 5).is_some_and(|why| why.contains("not mounted")));
+    }
 
     #[test]
     fn numbers_of_the_first_namespace_are_the_kernels() {

@@ -2,6 +2,7 @@
 //! What the programs tell of late activations.
 
 use super::late;
+pub use super::tracer::fuzzing::timerlat_samples;
 use crate::fuzzing::with_names;
 
 /// A record with its window.

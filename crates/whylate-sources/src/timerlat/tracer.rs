@@ -2,6 +2,8 @@
 //! The kernel's timerlat tracer in instances of our own (kernel/trace/trace_osnoise.c). Its threads, or processes that
 //! read its files, sleep until the next period; it samples their latencies, and stops at those that it is told.
 
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzzing;
 mod readers;
 mod recording;
 mod samples;

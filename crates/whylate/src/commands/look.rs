@@ -23,6 +23,8 @@ const CLEAR_LINE: &str = "\r\x1b[K";
 
 /// What a look takes.
 #[derive(Debug, Args)]
+// Of one program, nobody is ranked.
+#[command(mut_arg("by", |by| by.conflicts_with_all(["pid", "comm", "cgroup"])))]
 pub struct Arguments {
     /// How long to look (e.g. 10s, 1m)
     #[arg(short, long, value_name = "DURATION", value_parser = duration_ns, default_value = "10s")]

@@ -141,14 +141,24 @@ fn help_lost() -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-fn end(result: anyhow::Result<u8>) -> ExitCode {
+/// Tells what went wrong, if anything did.
+pub fn end(result: anyhow::Result<u8>) -> ExitCode {
     match result {
         Ok(status) => ExitCode::from(status),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("whylate: {error:#}");
+            let told = format!("{error:#}");
+            eprintln!("whylate: {told}{}", what_to_do(&told));
             ExitCode::from(exit_status(&error))
         }
+    }
+}
+
+/// Where a library only says what the kernel said, and that does not tell what to do.
+pub fn what_to_do(told: &str) -> &'static str {
+    match told.ends_with("(os error 24)") {
+        true => " (allow more, such as with ulimit -n 4096)",
+        false => "",
     }
 }
 
@@ -165,5 +175,18 @@ fn exit_status(error: &anyhow::Error) -> u8 {
         Some(AttachError::UnknownBackend { .. } | AttachError::Contradiction(_)) => usage_status(),
         _ if error.chain().any(|cause| cause.is::<Senseless>()) => usage_status(),
         _ => FAILURE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_runs_out_of_descriptors_is_told_how_to_have_more() {
+        let error =
+            anyhow::Error::from(io::Error::from_raw_os_error(Errno::MFILE.raw_os_error())).context("cannot attach");
+        assert!(what_to_do(&format!("{error:#}")).contains("ulimit -n"));
+        assert_eq!(what_to_do("cannot attach: Permission denied (os error 13)"), "");
     }
 }

@@ -5,7 +5,7 @@ mod diff;
 mod import;
 
 use std::fs::File;
-use std::io::{self, BufWriter, Read as _, Write};
+use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use crate::arguments::Explain;
 use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::commands::{Senseless, present};
-use crate::files::create;
+use crate::files;
 use crate::output::offcpu::chains::Chains;
 use crate::output::offcpu::file::{self, Form};
 use crate::output::offcpu::{blocked, flat, tree, value};
@@ -368,16 +368,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if let Some((path, form)) = form {
         let cannot = || format!("cannot write {}", path.display());
-        let mut out = BufWriter::new(create(path).with_context(cannot)?);
-        let written = match &mut chains {
+        let written = files::write(path, |out| match &mut chains {
             Some(chains) => {
                 if arguments.explain.worst.is_some() {
                     snapshot.late.iter().for_each(|event| chains.add(event));
                 }
-                chains.write(&mut out, form, &snapshot)
+                chains.write(out, form, &snapshot)
             }
-            None => file::write(&mut out, form, &snapshot, arguments.root(), arguments.hide_idle),
-        };
+            None => file::write(out, form, &snapshot, arguments.root(), arguments.hide_idle),
+        });
         if let Some(waits) = waits.as_mut().filter(|_| !arguments.json) {
             let mut out = io::stdout().lock();
             waits.write(&mut out, &snapshot)?;

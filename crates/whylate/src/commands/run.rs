@@ -29,7 +29,7 @@ use whylate_sources::clock;
 use whylate_sources::paths::{Recorded, Recorder};
 
 use crate::commands::{SUCCESS, Senseless};
-use crate::files::create;
+use crate::files;
 use crate::output::json::write_line;
 use crate::output::run::{self as text, Form};
 
@@ -113,7 +113,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let (name, rest) = arguments.command.split_first().context("name a command to run")?;
     if let Some((path, _)) = form {
         // Nobody waits for an hour to be told that there is no such folder.
-        create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        files::try_to_create(path).with_context(|| format!("cannot write {}", path.display()))?;
     }
     let signals = Signals::take()?;
     let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
@@ -140,9 +140,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     out.flush()?;
     if let Some((path, form)) = form {
         let cannot = || format!("cannot write {}", path.display());
-        // The command may have removed the one that was made before it.
-        let mut out = BufWriter::new(create(path).with_context(cannot)?);
-        text::write_file(&mut out, form, &explained).with_context(cannot)?;
+        files::write(path, |out| text::write_file(out, form, &explained)).with_context(cannot)?;
     }
     Ok(status.and_then(|status| u8::try_from(status).ok()).unwrap_or(1))
 }

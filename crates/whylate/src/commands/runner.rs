@@ -10,6 +10,7 @@ use whylate_model::{Card, LateEvent, Snapshot, Worst};
 use whylate_sources::{Attached, Measuring, Session, Source};
 
 use super::watch::{Ended, Watch};
+use super::what_to_do;
 use crate::arguments::{Explain, Schedule};
 use crate::output::Output;
 use crate::output::json::JsonLines;
@@ -119,7 +120,7 @@ impl<S: Attached + ?Sized> Feed<S> {
     pub fn tell(&self) {
         let Measuring { backend, fallback_reason, .. } = &self.source;
         if let Some(reason) = fallback_reason {
-            eprintln!("whylate: {} uses the {backend} backend: {reason}", self.card.name);
+            eprintln!("whylate: {} uses the {backend} backend: {reason}{}", self.card.name, what_to_do(reason));
         }
         for told in self.source.weaker().into_iter().chain(self.source.chosen()) {
             eprintln!("whylate: {told}");

@@ -24,7 +24,7 @@ const HOW_TO: &str = "a ring that is set up with IORING_SETUP_SQPOLL has one, e.
 /// kernel from 6.1 on, without taking a ring's lock.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, mut_arg("worst", |worst| worst.requires("why")))]
-#[command(mut_arg("why", |why| why.help(WAITS)))]
+#[command(mut_arg("why", |why| why.help(WAITS)), mut_arg("by", |by| by.requires("why")))]
 #[command(after_help = "\
 examples:
     whylate sqpoll           # a row per submission thread at Ctrl-C, and what to change

@@ -7,6 +7,12 @@ use super::*;
 use crate::CauseKind;
 use crate::path::command::Explained;
 
+#[test]
+fn what_is_no_text_is_refused_though_it_has_no_end() {
+    let endless = std::io::BufReader::new(std::io::repeat(0));
+    assert!(matches!(Trace::read(endless), Err(ImportError::Binary)));
+}
+
 const TRACEFS: &str = include_str!("../../../tests/traces/tracefs.txt");
 const PERF_SCRIPT: &str = include_str!("../../../tests/traces/perf-script.txt");
 const PERF_SCHED: &str = include_str!("../../../tests/traces/perf-sched.txt");

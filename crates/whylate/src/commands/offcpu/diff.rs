@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate offcpu --diff`: two profiles side by side.
 
-use std::fs;
-use std::io::{self, BufWriter, Write};
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Context as _;
 use whylate_model::Snapshot;
 use whylate_model::folded::{Root, lines, waiting};
-use whylate_model::import::{Imported, Names, Order};
+use whylate_model::import::{DEEPEST, Imported, Names, Order};
+use whylate_model::text;
 
 use crate::commands::Senseless;
-use crate::files::create;
+use crate::files;
 use crate::output::offcpu::diff::Difference;
 use crate::output::offcpu::file::Form;
 use crate::output::offcpu::{svg, write_lines};
@@ -22,21 +23,20 @@ pub fn run(before: &Path, after: &Path, output: Option<&Path>) -> anyhow::Result
     if let Some(path) = output {
         let form = Form::of(path).map_err(Senseless)?;
         let cannot = || format!("cannot write {}", path.display());
-        let mut out = BufWriter::new(create(path).with_context(cannot)?);
+        let lines = difference.lines();
         match form {
             Form::Svg => {
                 let title = "Off-CPU: red waits more than before, blue less";
-                svg::write_lines(&mut out, title, "millionths of all time", &difference.lines())
+                files::write(path, |out| svg::write_lines(out, title, "millionths of all time", &lines))
                     .with_context(cannot)?;
             }
-            Form::Folded => write_lines(&mut out, &difference.lines()).with_context(cannot)?,
+            Form::Folded => files::write(path, |out| write_lines(out, &lines)).with_context(cannot)?,
             _ => {
                 return Err(
                     Senseless(anyhow::anyhow!("write a difference to a file that ends in .svg or .folded")).into()
                 );
             }
         }
-        out.flush().with_context(cannot)?;
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     difference.table().write(&mut out, terminal_columns())?;
@@ -46,12 +46,16 @@ pub fn run(before: &Path, after: &Path, output: Option<&Path>) -> anyhow::Result
 /// Folded lines, or those of the last snapshot of a JSON file.
 fn read(path: &Path) -> anyhow::Result<Vec<String>> {
     let cannot = || format!("cannot read {}", path.display());
-    let bytes = fs::read(path).with_context(cannot)?;
-    let text = String::from_utf8_lossy(&bytes);
+    let text = text::read(File::open(path).with_context(cannot)?).with_context(cannot)?;
     if text.trim_start().starts_with('{') {
         let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
         let snapshot: Snapshot = serde_json::from_str(last).with_context(cannot)?;
         return Ok(lines(waiting(&snapshot, false), Root::Process));
     }
-    Ok(Imported::read(&text, Names::Process).with_context(cannot)?.lines(Order::RootFirst))
+    let read = Imported::read(&text, Names::Process).with_context(cannot)?;
+    if read.too_long > 0 {
+        let name = path.display();
+        eprintln!("whylate: skipped {} stacks of {name} of more than {DEEPEST} frames or 1 MiB", read.too_long);
+    }
+    Ok(read.lines(Order::RootFirst))
 }

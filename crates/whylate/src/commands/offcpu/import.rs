@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate offcpu import`: flame graphs of stacks that other tools have written.
 
-use std::fs;
-use std::io::{self, BufWriter, Write};
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use whylate_model::import::{Imported, Names, Order};
+use whylate_model::import::{DEEPEST, Imported, Names, Order};
+use whylate_model::text;
 use whylate_model::units::printable;
 
 use crate::commands::Senseless;
-use crate::files::create;
+use crate::files;
 use crate::output::offcpu::file::Form;
 use crate::output::offcpu::{svg, write_lines};
 
@@ -57,9 +58,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let mut all = Imported::default();
     for path in &arguments.files {
-        let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let text = String::from_utf8_lossy(&bytes);
-        all.merge(Imported::read(&text, names).with_context(|| format!("cannot read {}", path.display()))?);
+        let cannot = || format!("cannot read {}", path.display());
+        let text = text::read(File::open(path).with_context(cannot)?).with_context(cannot)?;
+        let read = Imported::read(&text, names).with_context(cannot)?;
+        all.merge(read).with_context(|| format!("cannot add {} to the files before it", path.display()))?;
+    }
+    if all.too_long > 0 {
+        eprintln!("whylate: skipped {} stacks of more than {DEEPEST} frames or 1 MiB", all.too_long);
     }
     if all.unread > 0 {
         eprintln!("whylate: skipped {} lines that are not stacks", all.unread);
@@ -74,15 +79,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}", path.display());
     match form {
         Form::Svg => {
-            let mut out = BufWriter::new(create(path).with_context(cannot)?);
-            svg::write_lines(&mut out, "Off-CPU", "samples", &lines).with_context(cannot)?;
-            out.flush().with_context(cannot)?;
+            files::write(path, |out| svg::write_lines(out, "Off-CPU", "samples", &lines)).with_context(cannot)?
         }
-        Form::Folded => {
-            let mut out = BufWriter::new(create(path).with_context(cannot)?);
-            write_lines(&mut out, &lines).with_context(cannot)?;
-            out.flush().with_context(cannot)?;
-        }
+        Form::Folded => files::write(path, |out| write_lines(out, &lines)).with_context(cannot)?,
         _ => {
             let name = printable(&path.to_string_lossy());
             return Err(Senseless(anyhow::anyhow!("write to a file that ends in .svg or .folded, not {name}")).into());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What is done when a threshold is hit, and at the end.
 
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, getppid, kill_process};
 
 use super::values::Action;
-use crate::files::create;
+use crate::files;
 
 /// Saves a trace to a file, and tells it.
 pub type Save<'a> = dyn FnMut(&Path, &mut dyn Write) -> anyhow::Result<()> + 'a;
@@ -38,13 +38,7 @@ pub fn perform(actions: &[Action], out: &mut dyn Write, save: &mut Save<'_>) -> 
 /// # Errors
 /// When the file cannot be written.
 pub fn save<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>) -> anyhow::Result<T> {
-    let save = || {
-        let mut out = BufWriter::new(create(path)?);
-        let written = write(&mut out)?;
-        out.flush()?;
-        Ok(written)
-    };
-    save().map_err(|error: anyhow::Error| error.context(format!("cannot save to {}", path.display())))
+    files::write(path, write).map_err(|error| error.context(format!("cannot save to {}", path.display())))
 }
 
 fn signal(number: i32, pid: Option<i32>) -> anyhow::Result<()> {

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A flame graph that a browser searches and zooms.
 
+mod graph;
+
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use inferno::flamegraph::color::{BackgroundColor, BasicPalette, Color, Palette, PaletteMap};
-use inferno::flamegraph::{self, Direction, Options};
+use inferno::flamegraph::color::{Color, PaletteMap};
 use whylate_model::Snapshot;
 use whylate_model::folded::{Frame, Kind, Root, frames, line, lines_with, waiting};
 
+pub use self::graph::write_lines;
+
+use self::graph::{draw, options};
 use super::summary;
 
 /// Writes the flame graph of a snapshot: kernel frames are darker than those of programs.
@@ -57,35 +61,6 @@ fn marked(frame: Frame) -> String {
         Kind::Waker => frame.name + "_[w]",
         _ => frame.name,
     }
-}
-
-/// Writes the flame graph of folded lines: those with two counts are drawn as a difference.
-///
-/// # Errors
-/// Those of the writer, and when there are no lines.
-pub fn write_lines(out: &mut dyn Write, title: &str, count: &str, folded: &[String]) -> io::Result<()> {
-    let mut options = options(title);
-    options.count_name = count.to_owned();
-    draw(out, options, folded)
-}
-
-fn options(title: &str) -> Options<'static> {
-    let mut options = Options::default();
-    options.title = title.to_owned();
-    options.count_name = "us".to_owned();
-    options.colors = Palette::Basic(BasicPalette::Io);
-    options.bgcolors = Some(BackgroundColor::Blue);
-    options.deterministic = true;
-    // The root on top: a browser opens a graph at its top, and one deep stack makes that empty otherwise.
-    options.direction = Direction::Inverted;
-    options
-}
-
-fn draw(out: &mut dyn Write, mut options: Options<'_>, folded: &[String]) -> io::Result<()> {
-    if folded.is_empty() {
-        return Err(io::Error::other("there is nothing to draw: no thread was seen waiting"));
-    }
-    flamegraph::from_lines(&mut options, folded.iter().map(String::as_str), out)
 }
 
 /// Blues: labels grey, programs light, the kernel dark; wakers aqua, and what they did sand. Functions differ a little,

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Text that somebody hands over, which may be anything else, and have no end.
+
+use std::io::{self, Read};
+
+/// No stack is a longer line, in bytes.
+pub const LONGEST_LINE: usize = 1 << 20;
+/// Text that is kept whole, in bytes.
+const LONGEST: u64 = 256 << 20;
+/// Where in a file what is no text shows, in bytes: as far as git looks.
+const START: usize = 8_000;
+
+/// What is said of a file whose start is binary.
+pub(crate) const BINARY: &str =
+    "this is no text, as it has zero bytes at its start: give text (tr -d '\\0' takes them out of a log)";
+
+/// Whether a file that begins so is no text.
+pub(crate) fn is_binary(start: &[u8]) -> bool {
+    start[..start.len().min(START)].contains(&0)
+}
+
+/// Reads a file to its end, as far as it is text of a sensible length.
+///
+/// # Errors
+/// When it cannot be read, is no text, or is too long.
+pub fn read(mut input: impl Read) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    input.by_ref().take(START as u64).read_to_end(&mut bytes)?;
+    if is_binary(&bytes) {
+        return Err(invalid(BINARY));
+    }
+    input.take(LONGEST + 1 - bytes.len() as u64).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > LONGEST {
+        return Err(invalid("this is longer than 256 MiB: import a part of it"));
+    }
+    Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
+
+fn invalid(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_text_or_has_no_end_is_refused() {
+        assert_eq!(read(&b"a 1\n\xff 2\n"[..]).expect("text"), "a 1\n\u{fffd} 2\n");
+        let refused = |input: &mut dyn Read| read(input).expect_err("refused").to_string();
+        assert_eq!(refused(&mut io::repeat(0)), BINARY);
+        assert!(refused(&mut io::repeat(b'a')).contains("longer than 256 MiB"));
+    }
+}

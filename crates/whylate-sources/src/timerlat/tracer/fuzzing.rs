@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the kernel's tracer writes of its samples.
+
+use super::super::tally::Tally;
+use super::samples::{Activations, Rules, SampleFormat, Taken};
+
+const PERIOD_NS: u64 = 1_000_000;
+/// No record of a sample is longer, in bytes.
+const RECORD: usize = 32;
+
+thread_local! {
+    /// A new one for each input would take most of the time.
+    static TALLY: Tally = Tally::new(None);
+}
+
+/// A format, up to a zero byte, and records of samples, each with how long it came after the one before.
+pub fn timerlat_samples(bytes: &[u8]) {
+    let mut parts = bytes.splitn(2, |&byte| byte == 0);
+    let text = String::from_utf8_lossy(parts.next().unwrap_or_default());
+    let Some(format) = SampleFormat::parse(&text) else { return };
+    let records = parts.next().unwrap_or_default();
+    TALLY.with(|tally| count(format, records, tally));
+}
+
+fn count(format: SampleFormat, records: &[u8], tally: &Tally) {
+    for (has_user, may_pause) in [(false, true), (true, false)] {
+        let (mut activations, mut time_ns) = (Activations::default(), 1 << 40);
+        for record in records.chunks(RECORD + 2) {
+            let Some((after, data)) = record.split_first_chunk() else { break };
+            time_ns += u64::from(u16::from_ne_bytes(*after)) * 1_000;
+            let rules = Rules { period_ns: PERIOD_NS, has_user, may_pause, from_ns: 1 << 40, until_ns: time_ns };
+            match format.read(data) {
+                Some(sample) => drop(activations.add(Taken { sample, time_ns }, &rules, tally)),
+                None => activations.forget(),
+            }
+            activations.count_missed(&rules, tally);
+            activations.overdue(&rules);
+        }
+        activations.cut_off(true, tally);
+    }
+}
