@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         all.merge(Imported::read(&text, names).with_context(|| format!("cannot read {}", path.display()))?);
     }
     if all.unread > 0 {
-        eprintln!("whylate: skipped {} lines that are not stacks", all.unread);
+        say!("whylate: skipped {} lines that are not stacks", all.unread);
     }
     let lines = all.lines(if arguments.leaf_first { Order::LeafFirst } else { Order::RootFirst });
     let Some(path) = &arguments.output else {
