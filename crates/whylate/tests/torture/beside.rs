@@ -105,7 +105,10 @@ fn a_fork_bomb_within_its_limit_does_not_hurt() -> Result<()> {
     let made = format!("{folder}/whylate-bomb-{}", std::process::id());
     fs::create_dir(&made)?;
     let bomb = fs::write(format!("{made}/pids.max"), "60").map_err(anyhow::Error::from).and_then(|()| {
-        let bomb = format!("echo $$ >{made}/cgroup.procs; b() {{ b 2>/dev/null & b 2>/dev/null; }}; b");
+        // A shell that is refused a child ends, so the next bomb follows it; whoever starts them is not limited itself.
+        // What cannot enter its cgroup does not begin.
+        let one = format!("echo $$ >{made}/cgroup.procs || exit; b() {{ b & b & }}; while :; do b; done");
+        let bomb = format!("while [ -d {made} ]; do sh -c '{one}'; done");
         Ok(Command::new("sh").args(["-c", &bomb]).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?)
     });
     let looked = bomb.and_then(|mut bomb| {

@@ -16,7 +16,8 @@ use tempfile::TempDir;
 use crate::left::{KINDS, Seen};
 use crate::running::whylate;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Far longer than anything takes, also where ten others want each CPU.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// The status of a Rust program that panicked.
 const PANICKED: i32 = 101;
 
@@ -198,16 +199,17 @@ fn read(from: Option<impl Read + Send + 'static>) -> Option<JoinHandle<Vec<u8>>>
     }))
 }
 
-/// Waits until all is attached: what it holds in the kernel has not changed for a while. Also returns when it has ended.
+/// Waits until all is attached: what it holds in the kernel has not changed for a while, which is longer for what may need
+/// nothing there. Also returns when it has ended.
 pub fn wait_until_it_measures(pid: u32) {
     let (mut held, mut calm) = (0, 0);
     let deadline = Instant::now() + PATIENCE;
-    while calm < 4 && Instant::now() < deadline {
+    while calm < if held > 0 { 4 } else { 20 } && Instant::now() < deadline {
         sleep(Duration::from_millis(50));
         let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return };
         let links = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
         let now = links.filter(|to| ["bpf", "perf_event"].iter().any(|of| to.to_string_lossy().contains(of))).count();
-        calm = if now == held && now > 0 { calm + 1 } else { 0 };
+        calm = if now == held { calm + 1 } else { 0 };
         held = now;
     }
 }

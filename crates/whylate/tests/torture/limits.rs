@@ -68,7 +68,10 @@ fn with_little_address_space_left_it_goes_on_or_says_so() -> Result<()> {
         })?;
         match output {
             Some(output) if output.status.success() => went_on += 1,
-            Some(_) => said_so += 1,
+            Some(output) => {
+                println!("{what}: {}", String::from_utf8_lossy(&output.stderr).trim_end());
+                said_so += 1;
+            }
             None => {}
         }
     }
