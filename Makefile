@@ -77,10 +77,13 @@ in-machines:
 	@scripts/check-tests matrix $(TESTS)
 
 .PHONY: torture
-torture: ## kill, starve and mislead it, at full length; ends with what is left behind (as root)
+torture: ## kill, starve and mislead it, here and in a virtual machine; ends with a table of zeros (as root)
 	@scripts/install-deps
+	@# Without a virtual machine its rows say why they are skipped.
+	@scripts/install-deps static vm || true
+	@$(CARGO) xtask kernels 6.12-cloud >/dev/null || true
 	@mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
-	WHYLATE_TORTURE=1 $(CARGO) test -q -p whylate --test torture -- --nocapture --test-threads=1
+	@CARGO=$(CARGO) scripts/torture
 
 # So many runs of each service: `make trial RUNS=3`.
 RUNS ?= 100

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate`: tells why Linux is late.
 
+// Who cannot be told anything is no reason to panic: `say!` does not.
+#![deny(clippy::print_stderr)]
+
+#[macro_use]
+mod say;
+
 mod arguments;
 mod cli;
 mod commands;

@@ -2,13 +2,13 @@
 #
 # usage: sh torture.sh hotplug|clocks
 #
-# What each source does while a CPU goes and comes back, or while the machine sleeps and its clock is set; runs in a virtual machine with
-# busybox alone, as root. Prints what is wrong, and a last line.
+# What each source does while a CPU goes and comes back, or while the machine sleeps and its clock is set; runs in a
+# virtual machine with busybox alone, as root. Prints what is wrong, a row for the table of `make torture`, and a last line.
 
 tracing=/sys/kernel/tracing
 cpu1=/sys/devices/system/cpu/cpu1/online
 alarm=/sys/class/rtc/rtc0/wakealarm
-failures=0
+failures=0 times=0 panics=0 hangs=0 letters=0
 part=$1
 cd /tmp || exit 1
 
@@ -30,6 +30,19 @@ wait_until_it_measures() {
         [ $calm = 4 ] && break
     done
 }
+# Also of what hangs, so that the next one is not held up. An emulated CPU takes its time to attach.
+wait_for_its_end() {
+    for _ in $(seq 120); do
+        kill -0 $measuring 2>/dev/null || break
+        sleep 1
+    done
+    if kill -9 $measuring 2>/dev/null; then
+        wrong "$what: it does not end"
+        hangs=$((hangs + 1))
+    fi
+    wait $measuring
+    status=$?
+}
 # Each source by each way of measuring, and all at once.
 each() {
     for words in '' 'wq --why 1ms' 'timerlat hist' irqsoff 'offcpu --why 1ms' 'offcpu --backend trace' sqpoll; do
@@ -38,12 +51,23 @@ each() {
         whylate $words --json -d 20s >out 2>err &
         measuring=$!
         wait_until_it_measures
+        # What is not seen while all sources measure would not be seen where it is left behind.
+        for kind in programs maps links; do
+            [ -n "$words" ] || eval "[ \$($kind) -gt \$$kind ]" || wrong "$what: its $kind are not seen"
+        done
         "$part"
-        wait $measuring
-        status=$?
+        times=$((times + 1))
+        wait_for_its_end
         [ $status = 0 ] || wrong "$what: status $status"
         grep -q '^{' out || wrong "$what: it told nothing"
-        grep -q panicked err && wrong "$what: it panicked"
+        if grep -q panicked err; then
+            wrong "$what: it panicked"
+            panics=$((panics + 1))
+        fi
+        if [ "$(cat out err | tr -d '\001-\010\013-\037\177' | wc -c)" != "$(cat out err | wc -c)" ]; then
+            wrong "$what: it prints control characters"
+            letters=$((letters + 1))
+        fi
         # By seconds: nothing here is late for so long but what was away.
         grep -oE '"latency_ns":([4-9][0-9]{9}|[0-9]{11}).*' out >late && wrong "$what: what was away is told as late: $(cut -c 1-300 late)"
         echo "$what: $(grep -oE '"(latency_ns|max_ns)":[0-9]+' out | grep -oE '[0-9]+' | sort -n | tail -n 1) ns at most"
@@ -61,7 +85,15 @@ beats() {
 
 # A CPU goes for 5 s. What explains late events has a timer on it again.
 hotplug() {
-    case $words in *--why*) before=$(beats) ;; esac
+    case $words in
+    *--why*)
+        # What is held has not changed for a while either where a CPU is too slow to load the next program.
+        for _ in $(seq 10); do
+            before=$(beats)
+            [ "$before" -lt 100 ] || break
+        done
+        ;;
+    esac
     echo 0 >$cpu1
     sleep 5
     echo 1 >$cpu1
@@ -87,12 +119,63 @@ clocks() {
 }
 
 settings() {
-    ls $tracing/instances
-    cat $tracing/current_tracer $tracing/tracing_on
+    (
+        cd $tracing && for file in current_tracer tracing_on set_event set_event_pid trace_clock trace_options tracing_cpumask \
+            tracing_thresh buffer_size_kb osnoise/*; do
+            [ ! -f "$file" ] || echo "$file: $(cat "$file")"
+        done
+    )
+    for file in /sys/devices/system/cpu/cpu*/cpuidle/*/disable; do [ ! -f "$file" ] || echo "$file: $(cat "$file")"; done
+    for file in bpf_stats_enabled sched_schedstats perf_event_paranoid; do
+        echo "$file: $(cat /proc/sys/kernel/$file 2>/dev/null)"
+    done
 }
-settings=$(settings)
+# So many of each kind that can be left behind. There is no bpftool here: a program has its code among the kernel's
+# symbols, larger maps have memory that is listed, and a link lives as long as who has it open.
+programs() { grep -c '\[bpf\]$' /proc/kallsyms; }
+maps() { grep -c -e map_alloc -e ringbuf /proc/vmallocinfo; }
+links() { cat /proc/[0-9]*/fdinfo/* 2>/dev/null | grep -c '^link_id:'; }
+instances() { ls $tracing/instances | wc -l; }
+files() { ls -d /tmp/* /var/tmp/* /dev/shm/* /run/whylate/* 2>/dev/null | grep -v -e '\.lock$' -e '^/tmp/\(out\|err\|late\|before\)$' | wc -l; }
+# Those of whylate, and the kernel's, of which workers come and go.
+threads() {
+    for process in /proc/[0-9]*; do
+        name=$(cut -d ' ' -f 2 "$process/stat" 2>/dev/null)
+        case $(readlink "$process/exe"):$name in
+        */whylate:*) ls "$process/task" ;;
+        :\(kworker*) ;;
+        :*) echo "$name" ;;
+        esac
+    done | wc -l
+}
+kinds='programs maps links instances files threads'
+# What is more than it was, after as long as the kernel takes to free it.
+left() {
+    for _ in $(seq 60); do
+        now=$("$1")
+        [ "$now" -gt "$2" ] || break
+        sleep 1
+    done
+    more=$((now - $2))
+    [ $more -gt 0 ] || more=0
+}
+
+echo 1 >/proc/sys/net/core/bpf_jit_kallsyms 2>/dev/null
+# The first one makes folders that stay.
+whylate wq -d 1s >/dev/null 2>&1
+settings >before
+for kind in $kinds; do eval "$kind=$("$kind")"; done
 without=$(beats)
 [ "$without" = 0 ] || wrong "$without heartbeats are there without whylate"
 each
-[ "$(settings)" = "$settings" ] || wrong "$part leaves settings changed: $(settings)"
+other=$((failures - panics - hangs - letters))
+for kind in $kinds; do
+    eval "left $kind \$$kind"
+    [ $more = 0 ] || wrong "$part leaves $more $kind behind"
+    eval "$kind=$more"
+done
+settings >after
+changed=$(diff before after | grep -c '^+[^+]')
+[ "$changed" = 0 ] || wrong "$part leaves settings changed: $(diff before after)"
+echo "row: $part|$times|$programs|$maps|$links|$instances|$changed|$files|$threads|$panics|$hangs|$letters|$other|in a virtual machine"
 echo "$failures wrong"

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Command, CommandFactory, ValueEnum};
-use clap_complete::Shell;
+use clap_complete::{Generator as _, Shell};
 
 use crate::cli::Cli;
 
@@ -45,7 +45,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 fn write_completions(folder: &Path) -> anyhow::Result<()> {
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        clap_complete::generate_to(shell, &mut documented_command(), NAME, folder)
+        // In memory, as clap_complete panics where it cannot write.
+        let mut text = Vec::new();
+        clap_complete::generate(shell, &mut documented_command(), NAME, &mut text);
+        fs::write(folder.join(shell.file_name(NAME)), text)
             .with_context(|| format!("cannot write the {shell} completions to {}", folder.display()))?;
     }
     Ok(())

@@ -59,7 +59,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     progress.show("attaching");
     let Some(Sources { session, mut looking, mut unmeasured, weaker }) = attach(&watch)? else {
         progress.clear();
-        eprintln!("whylate: interrupted before anything was measured");
+        say!("whylate: interrupted before anything was measured");
         return Ok(());
     };
     // What came in while others were attached has no common span, and is much: taking it now keeps the next one short.

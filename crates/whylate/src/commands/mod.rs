@@ -64,9 +64,10 @@ pub fn usage_status() -> u8 {
 fn recover() {
     let left = restore::recover();
     if left != PutBack::default() {
-        eprintln!(
+        say!(
             "whylate: an earlier whylate was killed: restored {} kernel settings and removed {} tracing instances that it had left behind",
-            left.settings, left.instances
+            left.settings,
+            left.instances
         );
     }
 }
@@ -82,7 +83,7 @@ pub fn run(cli: Cli) -> ExitCode {
     if prints_numbers(cli.command.as_ref())
         && let Some(notice) = pid_namespace::notice()
     {
-        eprintln!("whylate: {notice}");
+        say!("whylate: {notice}");
     }
     let Some(command) = cli.command else { return end(look::run(&cli.look).map(|()| SUCCESS)) };
     end(match command {
@@ -148,7 +149,7 @@ pub fn end(result: anyhow::Result<u8>) -> ExitCode {
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let told = format!("{error:#}");
-            eprintln!("whylate: {told}{}", what_to_do(&told));
+            say!("whylate: {told}{}", what_to_do(&told));
             ExitCode::from(exit_status(&error))
         }
     }

@@ -293,7 +293,7 @@ fn tell_if_over_budget(snapshot: &Snapshot, ppm: u32) {
     let walk_ns = value(snapshot, "walk_cpu_ns");
     let lowest = walk_ns * f64::from(*RATES_HZ.start());
     if lowest > f64::from(ppm) * 1e3 {
-        eprintln!(
+        say!(
             "whylate: looking at {} threads once a second took {:.3} % of a CPU, which is more than {} %",
             value(snapshot, "threads"),
             lowest / 1e7,
@@ -322,12 +322,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut options = arguments.options()?;
     if arguments.wakers {
         if matches!(options.backend.as_deref(), None | Some("auto")) {
-            eprintln!("whylate: offcpu uses the {TRACE} backend, as only a wakeup shows who woke a thread");
+            say!("whylate: offcpu uses the {TRACE} backend, as only a wakeup shows who woke a thread");
         }
     } else if options.backend.as_deref() == Some("auto") {
         let often = options.budget_ppm.map_or(Often::RateHz(options.rate_hz), Often::BudgetPpm);
         let choice = Choice::look(often).context("cannot tell which backend is cheaper")?;
-        eprintln!("whylate: offcpu uses {choice}");
+        say!("whylate: offcpu uses {choice}");
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }
     let mut feed = Feed::of(&options, Keep::Worst(arguments.explain.worst.map_or(WORST, usize::from)))?;
@@ -337,7 +337,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut chains = over_ns.map(|over_ns| Chains::new(over_ns, arguments.root()));
     if arguments.blocked.is_none() {
         if !arguments.json {
-            eprintln!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, backend));
+            say!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, backend));
         }
         let end = arguments.duration.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
         let ended = match &mut waits {
@@ -382,7 +382,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             waits.write(&mut out, &snapshot)?;
             footer::write(&mut out, &snapshot)?;
         } else if let Some(gaps) = chains.as_ref().and_then(|chains| chains.gaps(&snapshot)) {
-            eprintln!("whylate: {gaps}");
+            say!("whylate: {gaps}");
         }
         return written.with_context(cannot);
     }

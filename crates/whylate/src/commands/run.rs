@@ -125,7 +125,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let ended = match ended? {
         Ok(ended) => ended,
         Err(error) => {
-            eprintln!("whylate: cannot run {}: {error}", name.to_string_lossy());
+            say!("whylate: cannot run {}: {error}", name.to_string_lossy());
             return Ok(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE });
         }
     };

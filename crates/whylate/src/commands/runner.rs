@@ -120,10 +120,10 @@ impl<S: Attached + ?Sized> Feed<S> {
     pub fn tell(&self) {
         let Measuring { backend, fallback_reason, .. } = &self.source;
         if let Some(reason) = fallback_reason {
-            eprintln!("whylate: {} uses the {backend} backend: {reason}{}", self.card.name, what_to_do(reason));
+            say!("whylate: {} uses the {backend} backend: {reason}{}", self.card.name, what_to_do(reason));
         }
         for told in self.source.weaker().into_iter().chain(self.source.chosen()) {
-            eprintln!("whylate: {told}");
+            say!("whylate: {told}");
         }
     }
 

@@ -133,7 +133,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     }
     out.flush()?;
     if stop.load(Ordering::Relaxed) {
-        eprintln!("whylate: interrupted before it was done");
+        say!("whylate: interrupted before it was done");
         return Ok(128 + by.load(Ordering::Relaxed) as u8);
     }
     if told.passed + told.failed == 0 {

@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut feed = Feed::of(&options, Keep::of(arguments.schedule, arguments.explain))?;
     if feed.source.sees_nothing().is_some() {
         let whose = arguments.pid.map_or_else(|| "this host".to_owned(), |pid| format!("process {pid}"));
-        eprintln!("whylate: {whose} has no io_uring submission thread now: {HOW_TO}");
+        say!("whylate: {whose} has no io_uring submission thread now: {HOW_TO}");
         // One may come while somebody waits for it.
         if !arguments.schedule.lasts() {
             return Ok(());

@@ -122,7 +122,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             Some(false) => " (the kernel has no function of that name)",
             _ => "",
         };
-        eprintln!("whylate: no work item of {} was seen{why}", printable(handler));
+        say!("whylate: no work item of {} was seen{why}", printable(handler));
     }
     Ok(())
 }

@@ -55,7 +55,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<String>> {
     let read = Imported::read(&text, Names::Process).with_context(cannot)?;
     if read.too_long > 0 {
         let name = path.display();
-        eprintln!("whylate: skipped {} stacks of {name} of more than {DEEPEST} frames or 1 MiB", read.too_long);
+        say!("whylate: skipped {} stacks of {name} of more than {DEEPEST} frames or 1 MiB", read.too_long);
     }
     Ok(read.lines(Order::RootFirst))
 }

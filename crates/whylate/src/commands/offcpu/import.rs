@@ -64,10 +64,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         all.merge(read).with_context(|| format!("cannot add {} to the files before it", path.display()))?;
     }
     if all.too_long > 0 {
-        eprintln!("whylate: skipped {} stacks of more than {DEEPEST} frames or 1 MiB", all.too_long);
+        say!("whylate: skipped {} stacks of more than {DEEPEST} frames or 1 MiB", all.too_long);
     }
     if all.unread > 0 {
-        eprintln!("whylate: skipped {} lines that are not stacks", all.unread);
+        say!("whylate: skipped {} lines that are not stacks", all.unread);
     }
     let lines = all.lines(if arguments.leaf_first { Order::LeafFirst } else { Order::RootFirst });
     let Some(path) = &arguments.output else {

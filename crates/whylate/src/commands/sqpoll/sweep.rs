@@ -160,7 +160,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        eprintln!("whylate: {depth} in flight for {} ...", format_ns(arguments.runtime));
+        say!("whylate: {depth} in flight for {} ...", format_ns(arguments.runtime));
         let measured = if arguments.fio {
             fio::measure(arguments, &path, depth, &stop)?
         } else {

@@ -58,7 +58,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     if plan.common.debug {
         let source = &measurement.feed.source;
         let end = if source.tells_ran() { "runs" } else { "has the CPU" };
-        eprintln!("whylate: backend {}, a thread's latency ends when it {end}, {options:?}", source.backend);
+        say!("whylate: backend {}, a thread's latency ends when it {end}, {options:?}", source.backend);
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     let status = measurement.measure(&watch, &mut out)?;
@@ -373,7 +373,7 @@ impl<'a> Measurement<'a> {
             actions::perform(&common.on_end, out, &mut |path, out| save(&self.feed.source, path, &late, out, told));
         out.flush()?;
         if let Some(error) = self.failed.take() {
-            eprintln!("whylate: {error:#}");
+            say!("whylate: {error:#}");
         }
         ended.map(|_| ())
     }

@@ -8,6 +8,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message;
 use whylate_model::folded::{WOKEN_BY, runnable, waiting};
+use whylate_model::units::printable;
 use whylate_model::{Snapshot, Stack, WaitClass};
 
 #[derive(Clone, PartialEq, Message)]
@@ -93,13 +94,15 @@ struct Tables {
 }
 
 impl Tables {
+    /// What reads the file prints its names on terminals.
     fn text(&mut self, text: &str) -> i64 {
-        if let Some(&known) = self.text_of.get(text) {
+        let text = printable(text);
+        if let Some(&known) = self.text_of.get(&text) {
             return known;
         }
         let index = self.texts.len() as i64;
-        self.texts.push(text.to_owned());
-        self.text_of.insert(text.to_owned(), index);
+        self.texts.push(text.clone());
+        self.text_of.insert(text, index);
         index
     }
 
@@ -214,8 +217,9 @@ mod tests {
         let names: Vec<&str> =
             profile.sample[0].location_id.iter().map(|id| text(profile.function[*id as usize - 1].name)).collect();
         assert_eq!(names, ["futex_wait", "do_futex", "futex", "lock", "work", "start", "db"]);
-        assert!(
-            profile.sample[2].label.iter().any(|label| text(label.key) == "thread" && text(label.text) == sample::EVIL)
-        );
+        let evil = printable(sample::EVIL);
+        let mut labels = profile.sample[2].label.iter();
+        assert!(labels.any(|label| text(label.key) == "thread" && text(label.text) == evil));
+        assert!(profile.string_table.iter().all(|text| *text == printable(text)));
     }
 }

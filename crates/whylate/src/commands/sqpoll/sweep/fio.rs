@@ -86,7 +86,7 @@ pub(super) fn measure(
     let figures = Figures::of(&out, direction).with_context(|| format!("fio printed no results: {}", said.trim()))?;
     let (mean_ns, p99_ns) = figures.trusted(depth);
     if p99_ns.is_none() {
-        eprintln!("whylate: leaving out fio's latencies at iodepth {depth}, as they contradict each other");
+        say!("whylate: leaving out fio's latencies at iodepth {depth}, as they contradict each other");
     }
     let told = Told { requests: figures.requests, duration_ns: figures.duration_ns, mean_ns, p99_ns };
     Ok(Some((snapshot, pid, told)))

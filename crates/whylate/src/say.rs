@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What is said beside the output.
+
+/// A line on standard error, as by `eprintln!`, which panics where it cannot be written: on a full disk, or to a reader
+/// that has gone. Nobody can be told then, and what is measured is worth no less.
+macro_rules! say {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One exercise, and its row in the table: how often, and so many of each kind that were left behind or went wrong.
+
+use std::env;
+use std::fs::{self, OpenOptions};
+use std::io::{Read, Write as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::{self, JoinHandle, sleep};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use tempfile::TempDir;
+
+use crate::left::{KINDS, Seen};
+use crate::running::whylate;
+
+/// Far longer than anything takes, also where ten others want each CPU.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The status of a Rust program that panicked.
+const PANICKED: i32 = 101;
+
+/// All of it, and not the part in `make test`: the file that takes the rows.
+fn rows() -> Option<std::ffi::OsString> {
+    env::var_os("WHYLATE_TORTURE")
+}
+
+/// True under `make torture`.
+pub fn is_whole() -> bool {
+    rows().is_some()
+}
+
+/// The commands of the whole, or so many of them in `make test`.
+pub fn part<T>(commands: &[T], in_test: usize) -> &[T] {
+    &commands[..if is_whole() { commands.len() } else { in_test.min(commands.len()) }]
+}
+
+pub struct Exercise {
+    name: &'static str,
+    /// Where the commands run.
+    folder: TempDir,
+    before: Seen,
+    times: u64,
+    panics: u64,
+    hangs: u64,
+    /// Outputs that would move a cursor, or are no text.
+    letters: u64,
+    other: u64,
+    note: String,
+}
+
+impl Exercise {
+    pub fn begin(name: &'static str) -> Result<Self> {
+        // It bears no name of ours, as what does is told as left behind.
+        let folder = tempfile::Builder::new().prefix("torture-").tempdir()?;
+        let before = Seen::now(folder.path());
+        Ok(Self { name, folder, before, times: 0, panics: 0, hangs: 0, letters: 0, other: 0, note: String::new() })
+    }
+
+    /// A row that says why there are no figures.
+    pub fn skipped(name: &str, reason: &str) -> Result<()> {
+        println!("skipped: {reason}");
+        add_row(&format!("{name}\tskipped: {reason}"))
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Once more, of what is no command that ends by itself.
+    pub fn count(&mut self) {
+        self.times += 1;
+    }
+
+    /// Anything that has no column of its own.
+    pub fn wrong(&mut self, what: &str) {
+        println!("WRONG: {}: {what}", self.name);
+        self.other += 1;
+    }
+
+    /// What the table tells beside the counts.
+    pub fn note(&mut self, note: String) {
+        self.note = note;
+    }
+
+    /// Starts whylate in the exercise's folder, with outputs that `finish` reads.
+    pub fn start(&mut self, words: &[&str]) -> Result<Child> {
+        let mut command = whylate(words);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        self.start_as(&mut command)
+    }
+
+    /// The same with outputs, or a shell around it, of the caller's.
+    pub fn start_as(&mut self, command: &mut Command) -> Result<Child> {
+        self.times += 1;
+        Ok(command.stdin(Stdio::null()).current_dir(self.folder()).spawn()?)
+    }
+
+    /// Its output, once it has ended by its own will, and says why in a line where that is an error. `None` where it did
+    /// not end.
+    pub fn finish(&mut self, mut child: Child, what: &str) -> Result<Option<Output>> {
+        let deadline = Instant::now() + PATIENCE;
+        // Whoever does not read holds it up.
+        let (stdout, stderr) = (read(child.stdout.take()), read(child.stderr.take()));
+        let is_heard = stderr.is_some();
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if Instant::now() >= deadline {
+                println!("WRONG: {}: {what} does not end", self.name);
+                self.hangs += 1;
+                child.kill()?;
+                child.wait()?;
+                return Ok(None);
+            }
+            sleep(Duration::from_millis(10));
+        };
+        let joined = |reader: Option<JoinHandle<Vec<u8>>>| match reader {
+            Some(reader) => reader.join().ok().context("its output cannot be read"),
+            None => Ok(Vec::new()),
+        };
+        let output = Output { status, stdout: joined(stdout)?, stderr: joined(stderr)? };
+        let told = String::from_utf8_lossy(&output.stderr);
+        if status.signal().is_some() || status.code() == Some(PANICKED) || told.contains("panicked") {
+            println!("WRONG: {}: {what}: {status}: {told}", self.name);
+            self.panics += 1;
+        } else if is_heard && status.code() != Some(0) {
+            let says_why = told.lines().any(|line| line.starts_with("whylate: ") || line.starts_with("error: "));
+            if !says_why {
+                self.wrong(&format!("{what}: {status} and no reason: {told}"));
+            }
+        }
+        self.look_at(&output.stdout, what);
+        self.look_at(&output.stderr, &format!("what {what} says beside it"));
+        Ok(Some(output))
+    }
+
+    /// Runs one to its end, which is expected to be a good one.
+    pub fn run(&mut self, words: &[&str], beside: &str) -> Result<()> {
+        let what = format!("{words:?}{beside}");
+        let child = self.start(words)?;
+        self.finish_well(child, &what)
+    }
+
+    pub fn finish_well(&mut self, child: Child, what: &str) -> Result<()> {
+        match self.finish(child, what)? {
+            Some(output) if !output.status.success() => {
+                self.wrong(&format!("{what}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Nothing that is told moves a cursor, and all of it is text.
+    pub fn look_at(&mut self, told: &[u8], what: &str) {
+        let is_plain = |letter: char| matches!(letter, '\n' | '\t') || !letter.is_control();
+        let found = match std::str::from_utf8(told) {
+            Ok(text) => text.chars().find(|&letter| !is_plain(letter)).map(|letter| format!("{letter:?}")),
+            Err(error) => Some(format!("no text from byte {}", error.valid_up_to())),
+        };
+        if let Some(found) = found {
+            println!("WRONG: {}: {what} has {found}", self.name);
+            self.letters += 1;
+        }
+    }
+
+    /// Compares what is there with what was, and adds the row.
+    pub fn end(self) -> Result<()> {
+        let left = self.before.left_behind(self.folder());
+        let mut counts: Vec<u64> = left.iter().map(|left| left.len() as u64).collect();
+        for (kind, left) in KINDS.iter().zip(&left).filter(|(_, left)| !left.is_empty()) {
+            println!("WRONG: {}: {} {kind} are left behind: {left:?}", self.name, left.len());
+        }
+        counts.extend([self.panics, self.hangs, self.letters, self.other]);
+        let named = KINDS.iter().chain(&["panics", "hangs", "letters", "other"]).zip(&counts);
+        let told: Vec<String> = named.map(|(name, count)| format!("{count} {name}")).collect();
+        println!("{}, {} times: {}; {}", self.name, self.times, told.join(", "), self.note);
+        let figures: Vec<String> = counts.iter().map(u64::to_string).collect();
+        add_row(&format!("{}\t{}\t{}\t{}", self.name, self.times, figures.join("\t"), self.note))?;
+        ensure!(counts.iter().all(|&count| count == 0), "{}: {}", self.name, told.join(", "));
+        Ok(())
+    }
+}
+
+fn add_row(row: &str) -> Result<()> {
+    let Some(path) = rows() else { return Ok(()) };
+    Ok(writeln!(OpenOptions::new().append(true).create(true).open(path)?, "{row}")?)
+}
+
+fn read(from: Option<impl Read + Send + 'static>) -> Option<JoinHandle<Vec<u8>>> {
+    let mut from = from?;
+    Some(thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = from.read_to_end(&mut bytes);
+        bytes
+    }))
+}
+
+/// Waits until all is attached: what it holds in the kernel has not changed for a while, which is longer for what may need
+/// nothing there. Also returns when it has ended.
+pub fn wait_until_it_measures(pid: u32) {
+    let (mut held, mut calm) = (0, 0);
+    let deadline = Instant::now() + PATIENCE;
+    while calm < if held > 0 { 4 } else { 20 } && Instant::now() < deadline {
+        sleep(Duration::from_millis(50));
+        let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return };
+        let links = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+        let now = links.filter(|to| ["bpf", "perf_event"].iter().any(|of| to.to_string_lossy().contains(of))).count();
+        calm = if now == held { calm + 1 } else { 0 };
+        held = now;
+    }
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Names that would move the cursor, end a line, end a field, or are no text: of threads, of cgroups and of code that was
+//! made at run time.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::COMMANDS;
+use crate::beside::beside;
+use crate::exercise::{Exercise, is_whole, part};
+use crate::running::copied;
+use crate::turn::turn_to_measure;
+
+const NAMES: [&[u8]; 6] =
+    [b"\x1b[2J\x1b[H", b"a\nb\nc", b"a;b c\"d\\", b"\xff\xfe\xc0", b"\x9b31m\x07", b"\xc2\x9b2J\xe2\x80\xae"];
+/// What tells cgroups.
+const BY_CGROUP: [&[&str]; 3] = [
+    &["--by", "cgroup", "-d", "1s"],
+    &["offcpu", "--why", "1ms", "--by", "cgroup", "-d", "1s"],
+    &["wq", "--why", "1ms", "--by", "cgroup", "-d", "1s"],
+];
+/// Hierarchies whose cgroups may be told.
+const HIERARCHIES: [&str; 4] =
+    ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup"];
+/// Each of a kind of file that offcpu writes; what is compressed is looked at as it is in the others.
+const FILES: [&str; 4] = ["out.svg", "out.folded", "out.json", "out.speedscope.json"];
+
+/// Cgroups with such names, and in each of them a process that keeps a CPU busy.
+struct Cgroups {
+    folders: Vec<PathBuf>,
+    busy: Vec<Child>,
+}
+
+impl Cgroups {
+    fn make() -> Result<Self> {
+        let mut made = Cgroups { folders: Vec::new(), busy: Vec::new() };
+        // The kernel takes no line feed in them.
+        for (at, name) in NAMES.iter().filter(|name| !name.contains(&b'\n')).enumerate() {
+            let mut busy = Command::new("nice");
+            busy.args(["sh", "-c", "while :; do :; done"]).stdin(Stdio::null()).stdout(Stdio::null());
+            let busy = busy.spawn()?;
+            let pid = busy.id().to_string();
+            made.busy.push(busy);
+            for hierarchy in HIERARCHIES.map(Path::new).iter().filter(|path| path.join("cgroup.procs").exists()) {
+                let unique = format!("{}-{at}-", std::process::id());
+                let folder = hierarchy.join(OsStr::from_bytes(&[unique.as_bytes(), name].concat()));
+                if fs::create_dir(&folder).is_ok() {
+                    made.folders.push(folder.clone());
+                    let _ = fs::write(folder.join("cgroup.procs"), &pid);
+                }
+            }
+        }
+        Ok(made)
+    }
+}
+
+impl Drop for Cgroups {
+    fn drop(&mut self) {
+        for busy in &mut self.busy {
+            let _ = busy.kill();
+            let _ = busy.wait();
+        }
+        for folder in &self.folders {
+            // Who was in it may be on its way out.
+            for _ in 0..200 {
+                if fs::remove_dir(folder).is_ok() {
+                    break;
+                }
+                sleep(Duration::from_millis(5));
+            }
+        }
+    }
+}
+
+/// A process with such names of its own, and of its code.
+struct Hostile {
+    process: Child,
+    map: PathBuf,
+}
+
+impl Hostile {
+    /// `None` where nothing compiles.
+    fn start(exercise: &Exercise) -> Result<Option<Self>> {
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/torture/hostile.c");
+        let folder = tempfile::Builder::new().prefix("hostile-").tempdir()?;
+        let program = folder.path().join("hostile");
+        let Ok(built) = Command::new("cc").args(["-O1", "-pthread", "-o"]).arg(&program).arg(source).status() else {
+            return Ok(None);
+        };
+        ensure!(built.success(), "{source} does not compile");
+        // A process names its perf map by its number, which the shell has before it becomes the program.
+        let mut start = Command::new("sh");
+        start.args(["-c", "exec \"$0\" /tmp/perf-$$.map"]).arg(&program).current_dir(exercise.folder());
+        let mut process = start.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().context("it has an output")?).read_line(&mut line)?;
+        let map = PathBuf::from(format!("/tmp/perf-{}.map", process.id()));
+        let started = Hostile { process, map };
+        ensure!(line == "ready\n", "the hostile process does not start");
+        Ok(Some(started))
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_file(&self.map);
+    }
+}
+
+/// Looks at that process in each way, also into files; the name of its code has to be told in the way it can be.
+fn look_at_it(exercise: &mut Exercise, hostile: &Hostile) -> Result<()> {
+    let pid = hostile.process.id().to_string();
+    exercise.run(&["-p", &pid, "-d", "1s"], " of hostile code")?;
+    let words = ["offcpu", "-F", "499", "-p", &pid, "--call-graph", "fp", "-d", "1s"];
+    let child = exercise.start(&words)?;
+    if let Some(output) = exercise.finish(child, "offcpu of hostile code")? {
+        let told = String::from_utf8_lossy(&output.stdout);
+        // The code is there on x86-64 alone.
+        if cfg!(target_arch = "x86_64") && !told.contains("jit ") {
+            exercise.wrong(&format!("offcpu tells no code of a perf map: {told}"));
+        }
+    }
+    for file in part(&FILES, 1) {
+        exercise.run(&[&words[..], &["-o", file]].concat(), " of hostile code")?;
+        let path = exercise.folder().join(file);
+        let told = fs::read(&path)?;
+        exercise.look_at(&told, file);
+        fs::remove_file(path)?;
+    }
+    let packed = "out.pb.gz";
+    exercise.run(&[&words[..], &["-o", packed]].concat(), " of hostile code")?;
+    let path = exercise.folder().join(packed);
+    let mut told = Vec::new();
+    flate2::read::GzDecoder::new(fs::File::open(&path)?).read_to_end(&mut told)?;
+    // Lengths and numbers are any bytes, but not as many as a name has.
+    if told.windows(4).any(|bytes| bytes == b"\x1b[2J" || bytes == b"\x1b]0;") {
+        exercise.wrong("out.pb.gz has an escape");
+    }
+    Ok(fs::remove_file(path)?)
+}
+
+#[test]
+fn names_that_are_no_names_stay_out_of_the_screen() -> Result<()> {
+    const NAME: &str = "renames";
+    let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
+    let mut exercise = Exercise::begin(NAME)?;
+    let hostile = Hostile::start(&exercise)?;
+    // A thread of this process changes its own name a thousand times a second too.
+    let rename = |exercise: &mut Exercise, commands: &[&[&str]]| {
+        beside(exercise, commands, 1, |round| {
+            let _ = fs::write("/proc/thread-self/comm", NAMES[round as usize % NAMES.len()]);
+            sleep(Duration::from_micros(800));
+        })
+    };
+    let rate = rename(&mut exercise, part(&COMMANDS, 1))?;
+    let cgroups = Cgroups::make()?;
+    let made = cgroups.folders.len();
+    rename(&mut exercise, part(&BY_CGROUP, 1))?;
+    drop(cgroups);
+    match &hostile {
+        Some(hostile) => look_at_it(&mut exercise, hostile)?,
+        None => println!("skipped: no C compiler for a process with a perf map"),
+    }
+    if is_whole() {
+        let folder = copied("/bin/sleep", "\x1b[2J")?;
+        let program = folder.path().join("\x1b[2J");
+        exercise.run(&["run", "--tree", "--", program.to_str().context("it is text")?, "0.1"], "")?;
+    }
+    let code = if hostile.is_some() { "code of a perf map" } else { "no code" };
+    drop(hostile);
+    exercise.note(format!("2 threads, one {rate:.0} times a second; {made} cgroups; {code}"));
+    exercise.end()
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Everything that could be left behind.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use libbpf_rs::query::{LinkInfoIter, MapInfoIter, ProgInfoIter};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The columns of the table, in order.
+pub const KINDS: [&str; 7] = ["programs", "maps", "links", "instances", "settings", "files", "threads"];
+
+const OF_TRACING: [&str; 10] = [
+    "current_tracer",
+    "tracing_on",
+    "set_event",
+    "set_event_pid",
+    "set_ftrace_filter",
+    "trace_clock",
+    "trace_options",
+    "tracing_cpumask",
+    "tracing_thresh",
+    "buffer_size_kb",
+];
+const OF_THE_KERNEL: [&str; 4] = ["bpf_stats_enabled", "sched_schedstats", "perf_event_paranoid", "ftrace_enabled"];
+/// Kernel threads that come and go with what others do.
+const OTHERS_THREADS: [&str; 2] = ["kworker/", "psimon"];
+
+/// By kind, each with enough to tell it from others of its kind.
+#[derive(Debug)]
+pub struct Seen(BTreeMap<&'static str, BTreeSet<String>>);
+
+impl Seen {
+    /// What is there; beside the folders where anybody leaves files, `folder` is where the commands run.
+    pub fn now(folder: &Path) -> Self {
+        let programs = ProgInfoIter::default().map(|info| format!("{} {}", info.id, info.name.to_string_lossy()));
+        let maps = MapInfoIter::default().map(|info| format!("{} {}", info.id, info.name.to_string_lossy()));
+        let links = LinkInfoIter::default().map(|info| format!("{} of program {}", info.id, info.prog_id));
+        Seen(BTreeMap::from([
+            ("programs", programs.collect()),
+            ("maps", maps.collect()),
+            ("links", links.collect()),
+            ("instances", names_in(Path::new("/sys/kernel/tracing/instances")).collect()),
+            ("settings", settings()),
+            ("files", files(folder)),
+            ("threads", threads()),
+        ]))
+    }
+
+    /// What is there now that was not, by kind in the order of `KINDS`. The kernel frees some of it a little later.
+    pub fn left_behind(&self, folder: &Path) -> Vec<Vec<String>> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let now = Seen::now(folder);
+            let left = KINDS.map(|kind| now.0[kind].difference(&self.0[kind]).cloned().collect::<Vec<_>>());
+            if left.iter().all(Vec::is_empty) || Instant::now() >= deadline {
+                return left.into();
+            }
+            sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+fn names_in(folder: &Path) -> impl Iterator<Item = String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
+}
+
+/// What sources set while they measure, or the kernel's tracers have, with what it is set to.
+fn settings() -> BTreeSet<String> {
+    let tracing = Path::new("/sys/kernel/tracing");
+    let mut paths: Vec<_> = OF_TRACING.iter().map(|file| tracing.join(file)).collect();
+    paths.extend(names_in(&tracing.join("osnoise")).map(|file| tracing.join("osnoise").join(file)));
+    paths.extend(OF_THE_KERNEL.iter().map(|file| Path::new("/proc/sys/kernel").join(file)));
+    let cpus = Path::new("/sys/devices/system/cpu");
+    for cpu in names_in(cpus) {
+        let idle = cpus.join(cpu).join("cpuidle");
+        paths.extend(names_in(&idle).map(|state| idle.join(state).join("disable")));
+    }
+    // Folders cannot be read, and are the same.
+    let read = |path: &Path| fs::read_to_string(path).unwrap_or_default();
+    paths.iter().map(|path| format!("{}: {}", path.display(), read(path).trim_end())).collect()
+}
+
+fn files(folder: &Path) -> BTreeSet<String> {
+    let mut files = BTreeSet::new();
+    for (parent, is_ours) in [("/tmp", false), ("/var/tmp", false), ("/dev/shm", false), ("/run/whylate", true)] {
+        // The lock of a living one's records stays.
+        let told = |name: &String| if is_ours { !name.ends_with(".lock") } else { name.contains("whylate") };
+        files.extend(names_in(Path::new(parent)).filter(told).map(|name| format!("{parent}/{name}")));
+    }
+    files.extend(names_in(folder));
+    files
+}
+
+/// The threads of each whylate, and the kernel's.
+fn threads() -> BTreeSet<String> {
+    let mut threads = BTreeSet::new();
+    for pid in names_in(Path::new("/proc")).filter(|name| name.bytes().all(|letter| letter.is_ascii_digit())) {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // `PID (NAME) STATE PARENT ...`
+        let Some((before, after)) = stat.rsplit_once(") ") else { continue };
+        let Some((_, comm)) = before.split_once('(') else { continue };
+        if after.split_whitespace().nth(1) == Some("2") {
+            if !OTHERS_THREADS.iter().any(|name| comm.starts_with(name)) {
+                threads.insert(format!("kernel thread {comm}"));
+            }
+        } else if comm == "whylate" {
+            threads.extend(names_in(&Path::new("/proc").join(&pid).join("task")).map(|tid| format!("{pid}/{tid}")));
+        }
+    }
+    threads
+}
