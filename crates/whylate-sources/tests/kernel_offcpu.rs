@@ -223,7 +223,9 @@ fn a_trace_goes_on_when_its_tables_are_emptied() -> Result<()> {
         let snapshot = source.snapshot()?;
         let mut ns_by_thread: BTreeMap<&str, u64> = BTreeMap::new();
         for stack in snapshot.stacks.iter().filter(|stack| stack.labels["thread"] == "steady") {
-            ensure!(is_at(stack, PLACES[1].0), "a thread that stays is at {:?}", stack.user);
+            // Births change the process's memory all the time, which may not answer then.
+            let is_unread = stack.user == ["[memory did not answer]"] && snapshot.lost["unread"] > 0;
+            ensure!(is_unread || is_at(stack, PLACES[1].0), "a thread that stays is at {:?}", stack.user);
             *ns_by_thread.entry(&stack.labels["tid"]).or_default() += stack.weight_ns;
         }
         ensure!(ns_by_thread.len() == 20, "{} of 20 threads that stay are there", ns_by_thread.len());
