@@ -13,14 +13,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use running::Running;
+use running::{Running, catches};
 use rustix::process::Signal;
 use silent_files::{Kind, LENGTH, SLEEPER, SilentFiles, Unanswering};
 use turn::turn_to_measure;
 use whylate_model::Snapshot;
+
+const TRIES: u64 = 3;
 
 /// Not a test by itself.
 #[test]
@@ -108,13 +110,37 @@ fn memory_and_files_that_do_not_answer_are_given_up() -> Result<()> {
     Ok(())
 }
 
+/// How long it takes from the signal to its end, once it has measured for some time. Its programs are loaded first, of
+/// which one cannot be interrupted.
+fn ends_in(arguments: &[&str], measuring: Duration) -> Result<Option<Duration>> {
+    let Some(silence) = silence()? else { return Ok(None) };
+    let running = Running::start(arguments)?;
+    while !catches(running.pid(), Signal::INT) {
+        sleep(Duration::from_millis(20));
+    }
+    sleep(measuring);
+    let began = Instant::now();
+    running.signal(Signal::INT)?;
+    end(running, silence)?;
+    Ok(Some(began.elapsed()))
+}
+
 #[test]
 fn a_signal_ends_it_while_something_does_not_answer() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let Some(silence) = silence()? else { return Ok(()) };
-    let running = Running::start(&["offcpu", "--backend", "sample"])?;
-    sleep(Duration::from_secs(2));
-    running.signal(Signal::INT)?;
-    end(running, silence)?;
+    // A look attaches its sources one by one, for some seconds.
+    for (arguments, begins_s) in
+        [(&["offcpu", "--backend", "sample"][..], 1), (&["offcpu", "--why", "5ms"], 1), (&[], 4)]
+    {
+        // Whoever has little of the CPUs gets on slowly, signal or not.
+        for number in 1..=TRIES {
+            let Some(took) = ends_in(arguments, Duration::from_secs(begins_s + number))? else { return Ok(()) };
+            println!("whylate {} ends {:.2} s after the signal", arguments.join(" "), took.as_secs_f64());
+            if took < Duration::from_secs(1) {
+                break;
+            }
+            ensure!(number < TRIES, "whylate {} does not end within a second of a signal", arguments.join(" "));
+        }
+    }
     Ok(())
 }

@@ -42,7 +42,7 @@ const NEAR: [&str; 22] = [
     "zfs",
 ];
 
-/// How long a file may take to be copied.
+/// How long a file may take to be copied; half of it for each that was given up and still waits.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// So many processes that were given up may wait at a time; then no more of such files are read.
 const MOST_GIVEN_UP: usize = 4;
@@ -125,7 +125,7 @@ impl FarFiles {
             pid => Pid::from_raw(pid).filter(|pid| !pid.is_init()).ok_or_else(io::Error::last_os_error)?,
         };
         let process = pidfd_open(pid, PidfdFlags::empty())?;
-        if !has_ended(&process, PATIENCE) {
+        if !has_ended(&process, PATIENCE / (1 << self.given_up.len())) {
             // It has no effect for as long as the file system holds it.
             let _ = pidfd_send_signal(&process, Signal::KILL);
             self.given_up.push(process);

@@ -13,7 +13,9 @@ use anyhow::{Context as _, anyhow};
 
 use crate::source::AttachError;
 
-/// How long a thread that reads may be held up without running once. Disks answer within a tenth of it.
+/// How long a thread that reads may be held up without running once. Disks answer within a tenth of it. While others
+/// are held up, what holds them up is likely at work here too, and half of it is enough for each: whoever waits for the
+/// end of all this waits for less than twice as long as for the first.
 const PATIENCE: Duration = Duration::from_millis(150);
 /// How long where the system does not tell whether a thread runs; a busy machine makes it wait too.
 const BLIND_PATIENCE: Duration = Duration::from_secs(2);
@@ -145,7 +147,8 @@ type Read = Box<dyn FnOnce() + Send>;
 impl Reader {
     /// What is read; `None` where that does not answer.
     pub(super) fn read<T: Send + 'static>(&mut self, read: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-        if self.thread.is_none() && Arc::strong_count(&self.threads) > MOST_GIVEN_UP {
+        let given_up = Arc::strong_count(&self.threads) - 1 - usize::from(self.thread.is_some());
+        if self.thread.is_none() && given_up >= MOST_GIVEN_UP {
             return None;
         }
         let (place, jobs) = match self.thread.take() {
@@ -155,7 +158,7 @@ impl Reader {
         let (tell, told) = mpsc::channel();
         // Whoever asked may have given up.
         jobs.send(Box::new(move || drop(tell.send(read())))).ok()?;
-        let answer = answer_of(&place, &told, PATIENCE);
+        let answer = answer_of(&place, &told, PATIENCE / (1 << given_up.min(MOST_GIVEN_UP)));
         if !matches!(answer, Err(NoAnswer::HeldUp | NoAnswer::Unknown)) {
             self.thread = Some((place, jobs));
         }
