@@ -240,6 +240,49 @@ fn threads_behind_others_of_their_cgroup_are_throttled_with_them() -> Result<()>
     })
 }
 
+/// Threads of real-time priority in it may run for so long of each so long, in microseconds.
+const REAL_TIME_US: [u32; 2] = [20_000, 100_000];
+
+#[test]
+fn a_thread_that_has_used_up_a_real_time_limit_waits_for_that() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+    let Some(cgroup) = Cgroup::make()? else {
+        println!("skipped: no cgroup may have a quota of CPU time here");
+        return Ok(());
+    };
+    // Only with CONFIG_RT_GROUP_SCHED and cgroup v1. No limit is longer than its period.
+    let [runtime_us, period_us] = REAL_TIME_US.map(|us| us.to_string());
+    if fs::write(cgroup.0.join("cpu.rt_period_us"), period_us).is_err() {
+        println!("skipped: no cgroup has a limit of real-time priority here");
+        return Ok(());
+    }
+    fs::write(cgroup.0.join("cpu.rt_runtime_us"), runtime_us)?;
+    let spinner = Spinner::start(places.disturbed)?;
+    fs::write(cgroup.0.join("cgroup.procs"), spinner.0.id().to_string())?;
+    let is_set = Command::new("chrt").args(["-f", "-p", "1", &spinner.0.id().to_string()]).status()?.success();
+    ensure!(is_set, "the spinner cannot have real-time priority");
+    let options = OffcpuOptions {
+        threads: Threads::of(spinner.0.id()),
+        explain_over_ns: Some(40_000_000),
+        ..OffcpuOptions::default()
+    };
+    let limit = format!("real-time limit of {}", cgroup.name());
+    in_rounds(|| {
+        let mut source = options.attach(&Session::of_one())?;
+        sleep(WATCHED * 2);
+        let mut events: Vec<LateEvent> = Vec::new();
+        source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+        let is_of_limit = |event: &&LateEvent| {
+            event.causes.first().is_some_and(|worst| worst.kind == CauseKind::Throttled && worst.who == limit)
+        };
+        let told = events.iter().filter(is_of_limit).count();
+        println!("{told} of {} waits are told as the limit's", events.len());
+        ensure!(events.len() >= 10, "only {} waits were late", events.len());
+        ensure!(told * 100 >= events.len() * 90, "{:?}", events.iter().find(|event| !is_of_limit(event)));
+        Ok(())
+    })
+}
+
 /// A fifth of a CPU, in periods that are short enough for a hundred waits.
 const ALONE_US: [u32; 2] = [4_000, 20_000];
 /// So much of its CPU is idle where nobody else uses it.
