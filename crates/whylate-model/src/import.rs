@@ -19,7 +19,7 @@ pub enum ImportError {
     )]
     TooLong,
     /// A sum would wrap around.
-    #[error("its counts add up to more than {}: give them in a larger unit", u64::MAX)]
+    #[error("the counts add up to more than {}: give them in a larger unit", u64::MAX)]
     CountsTooLarge,
 }
 

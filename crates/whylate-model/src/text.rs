@@ -12,7 +12,7 @@ const START: usize = 8_000;
 
 /// What is said of a file whose start is binary.
 pub(crate) const BINARY: &str =
-    "this is no text, as it has zero bytes at its start: give text (tr -d '\\0' takes them out of a log)";
+    "this is not text, as it has zero bytes near its start: give a text file (tr -d '\\0' removes them from a log)";
 
 /// Whether a file that begins so is no text.
 pub(crate) fn is_binary(start: &[u8]) -> bool {
@@ -31,7 +31,7 @@ pub fn read(mut input: impl Read) -> io::Result<String> {
     }
     input.take(LONGEST + 1 - bytes.len() as u64).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > LONGEST {
-        return Err(invalid("this is longer than 256 MiB: import a part of it"));
+        return Err(invalid("this is longer than 256 MiB: give a part of it"));
     }
     Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }

@@ -219,7 +219,7 @@ fn files_that_tell_nothing_are_refused_in_one_line() -> Result<()> {
     let folder = tempfile::tempdir()?;
     for (name, bytes, told) in [
         ("empty", &b""[..], "no line in it is a latency trace"),
-        ("binary", b"\x7fELF\x02\x01\x01\0\0", "this is no text"),
+        ("binary", b"\x7fELF\x02\x01\x01\0\0", "this is not text"),
         ("garbage", b"\xff\xfe\x1b[2J\n\n=> \n#\n[[[[::::", "no line in it is a latency trace"),
         ("truncated", b"# tracer: irqsoff\n# irqsoff latency trace v1.1.5 on 5.4\n# ---", "breaks off in its heading"),
         ("trace.dat", b"\x17\x08\x44tracing6\0\0", "this is a trace.dat"),
@@ -236,7 +236,7 @@ fn files_that_tell_nothing_are_refused_in_one_line() -> Result<()> {
         ensure!(stderr.starts_with(&format!("whylate: cannot import {path}: ")), "{name}: {stderr}");
     }
     for (path, told) in
-        [("/nonexistent", "No such file or directory"), ("/", "Is a directory"), ("/dev/zero", "no text")]
+        [("/nonexistent", "No such file or directory"), ("/", "Is a directory"), ("/dev/zero", "this is not text")]
     {
         let output = irqsoff(&["--import", path])?;
         let stderr = text(&output.stderr);

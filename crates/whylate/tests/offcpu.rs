@@ -105,7 +105,7 @@ fn what_cannot_be_drawn_is_refused_in_one_line() -> Result<()> {
     let (input, graph) = (folder.path().join("a.folded"), folder.path().join("a.svg"));
     let [path, graph] = [&input, &graph].map(|path| path.to_str().unwrap_or_default());
     for (text, told) in [
-        (format!("d {0}\ne {0}\n", u64::MAX), "its counts add up to more than"),
+        (format!("d {0}\ne {0}\n", u64::MAX), "the counts add up to more than"),
         (format!("{}f 1\n", "f;".repeat(2_000_000)), "has more than 4096 frames"),
     ] {
         fs::write(&input, text)?;
@@ -117,7 +117,7 @@ fn what_cannot_be_drawn_is_refused_in_one_line() -> Result<()> {
     for arguments in [&["offcpu", "import", "/dev/zero"][..], &["offcpu", "--diff", "/dev/zero", path]] {
         let output = output_of(arguments)?;
         let stderr = String::from_utf8(output.stderr)?;
-        ensure!(output.status.code() == Some(1) && stderr.contains("/dev/zero: this is no text"), "{stderr}");
+        ensure!(output.status.code() == Some(1) && stderr.contains("/dev/zero: this is not text"), "{stderr}");
     }
     Ok(())
 }
@@ -221,9 +221,9 @@ fn one_snapshot_tells_where_this_test_waits() -> Result<()> {
     let threads = printed(&["offcpu", "-p", &pid, "--by", "thread", "-d", "300ms"])?;
     ensure!(threads.contains("at 9 Hz"), "{threads}");
     let blocked = printed(&["offcpu", "-p", &pid, "--blocked", "1h"])?;
-    ensure!(blocked.starts_with("No thread has waited 3600s or longer: of "), "{blocked}");
+    ensure!(blocked.starts_with("No thread has waited 3600s or longer: "), "{blocked}");
     let none = printed(&["offcpu", "--comm", "no such name", "--blocked", "1ns"])?;
-    ensure!(none == "No thread has waited 1ns or longer: none that was asked for was off its CPU\n", "{none}");
+    ensure!(none == "No thread has waited 1ns or longer: no selected thread was off CPU\n", "{none}");
     let text = printed(&["offcpu", "-p", &pid, "--blocked", "1ns", "--json"])?;
     let blocked: Snapshot = serde_json::from_str(&text)?;
     ensure!(!blocked.stacks.is_empty() && blocked.stacks.iter().all(|stack| stack.age.count() == 1), "{text}");

@@ -186,8 +186,8 @@ fn a_proc_of_others_is_not_read_and_does_not_keep_programs_from_looking() -> Res
     ensure!(snapshot.stacks.iter().all(|stack| stack.labels["pid"] == "2"), "{:?}", snapshot.stacks);
     let without = ["-m"];
     for (namespaces, script, told) in [
-        (&others[..], "exec $W offcpu -d 1s --backend proc", "/proc is of another PID namespace"),
-        (&others, "sleep 9 & exec $W -p $! -d 1s", "/proc is of another PID namespace"),
+        (&others[..], "exec $W offcpu -d 1s --backend proc", "/proc belongs to another PID namespace"),
+        (&others, "sleep 9 & exec $W -p $! -d 1s", "/proc belongs to another PID namespace"),
         (&without, "umount -l /proc && exec $W offcpu -d 1s --backend proc", "/proc is not mounted"),
     ] {
         let Some(output) = inside_with(namespaces, script)? else { return Ok(()) };

@@ -20,10 +20,10 @@ pub static OFFCPU: Card = Card {
     }),
     beyond_a_look: &[("shorter waits of threads, and those for timers or networks", "whylate offcpu -d 10s")],
     lost: &[
-        reason("holders_full", "the table of threads that wait was full; whom it waits for is not told (--blocked)"),
+        reason("holders_full", "the table of waiters and holders was full; the holder is not shown (--blocked)"),
         reason(
             "holders_unmet",
-            "a lock names a thread that has ended, or is outside this PID namespace: it is not told (--blocked)",
+            "a lock's holder has ended or is outside this PID namespace; it is not named (--blocked)",
         ),
         reason("places_full", "the table of places was full"),
         reason("processes_full", "the table of processes was full"),

@@ -36,10 +36,10 @@ impl Told {
         match self {
             Told::All => None,
             Told::Mutexes => Some(
-                "this kernel does not tell who holds its semaphores: whoever waits for one waits for nobody who is known (Linux 6.17 and later tell, with CONFIG_DETECT_HUNG_TASK_BLOCKER)",
+                "this kernel does not tell who holds its semaphores (rwsems included): use Linux 6.17 or later with CONFIG_DETECT_HUNG_TASK_BLOCKER to see their holders",
             ),
             Told::Neither => Some(
-                "this kernel does not tell who holds its mutexes and semaphores: holders of PI futexes and workers alone are known (Linux 6.17 and later tell, with CONFIG_DETECT_HUNG_TASK_BLOCKER)",
+                "this kernel does not tell who holds its mutexes and semaphores, only holders of PI futexes and rt_mutexes, and workers: use Linux 6.17 or later with CONFIG_DETECT_HUNG_TASK_BLOCKER to see the others",
             ),
         }
     }

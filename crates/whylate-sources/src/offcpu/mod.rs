@@ -205,7 +205,7 @@ impl Source for OffcpuOptions {
         match backend {
             SAMPLE | PROC if self.wakers => Takes::Never(WAKERS_NEED_TRACE),
             PROC if self.holders => Takes::Never(
-                "the proc backend does not know for how long threads have waited, nor for whom: leave --blocked out, or run where BPF programs can be loaded",
+                "the proc backend knows neither how long threads have waited nor for whom: leave --blocked out, or use the sample backend, which loads BPF programs",
             ),
             PROC if self.threads.cgroup.is_some() => {
                 Takes::Never("the proc backend cannot select threads by cgroup: leave --cgroup out")

@@ -30,11 +30,13 @@ pub(super) enum NoAnswer {
     Ended,
     /// Something that it waits for does not come.
     #[error(
-        "some process's memory does not answer, and holds up the look at all threads: try again, or look at one with -p"
+        "some process's memory does not answer, and holds up the walk over all threads: try again, or look at one with -p"
     )]
     HeldUp,
     /// Nothing tells whether it waits, or has much to do.
-    #[error("the look at all threads does not answer, and without /proc nothing tells why: mount -t proc proc /proc")]
+    #[error(
+        "the walk over all threads does not finish, and without /proc whylate cannot tell why: mount it (mount -t proc proc /proc)"
+    )]
     Unknown,
 }
 

@@ -81,9 +81,9 @@ fn lacks_of(in_proc: Option<u32>, here: u32) -> Option<&'static str> {
     match in_proc {
         Some(number) if number == here => None,
         Some(_) => Some(
-            "/proc is of another PID namespace, and has other numbers: mount it anew, such as with unshare --mount-proc",
+            "/proc belongs to another PID namespace, so its thread numbers are wrong here: remount it, e.g. with unshare --mount-proc",
         ),
-        None => Some("/proc is not mounted, or not for this PID namespace: mount -t proc proc /proc"),
+        None => Some("/proc is not mounted, or not for this PID namespace: mount it (mount -t proc proc /proc)"),
     }
 }
 
@@ -91,8 +91,8 @@ fn lacks_of(in_proc: Option<u32>, here: u32) -> Option<&'static str> {
 pub fn notice() -> Option<&'static str> {
     match (own(), has_proc()) {
         (None, _) if own_number_in_proc().is_none() => Some(
-            "/proc is not mounted, or not for this PID namespace: thread numbers are those of the machine (mount it: \
-             mount -t proc proc /proc)",
+            "/proc is not mounted, or not for this PID namespace, so thread numbers are the machine's: mount it (mount -t \
+             proc proc /proc)",
         ),
         (None, _) => None,
         (Some(_), true) => Some(
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn another_proc_is_told_from_none() {
         assert_eq!(lacks_of(Some(5), 5), None);
-        assert!(lacks_of(Some(500), 5).is_some_and(|why| why.contains("of another PID namespace")));
+        assert!(lacks_of(Some(500), 5).is_some_and(|why| why.contains("belongs to another PID namespace")));
         assert!(lacks_of(None, 5).is_some_and(|why| why.contains("not mounted")));
     }
 

@@ -158,7 +158,7 @@ pub fn end(result: anyhow::Result<u8>) -> ExitCode {
 /// Where a library only says what the kernel said, and that does not tell what to do.
 pub fn what_to_do(told: &str) -> &'static str {
     match told.ends_with("(os error 24)") {
-        true => " (allow more, such as with ulimit -n 4096)",
+        true => ": raise the limit on open files, e.g. with ulimit -n 4096",
         false => "",
     }
 }

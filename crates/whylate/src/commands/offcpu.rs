@@ -128,8 +128,8 @@ pub struct Arguments {
     /// ended
     #[arg(long, requires = "why")]
     idle: bool,
-    /// Print the threads that have been waiting for at least this long (e.g. 10s), and whom they wait for as far as the
-    /// kernel's locks tell, and exit
+    /// Print the threads that have been waiting for at least this long (e.g. 10s), and who holds what they wait for
+    /// where the kernel knows, then exit
     #[arg(long, value_name = "TIME", value_parser = duration_ns, conflicts_with_all = ["output", "duration"])]
     blocked: Option<u64>,
     /// Compare two profiles (folded or JSON): what waits more, and what less

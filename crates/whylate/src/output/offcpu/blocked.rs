@@ -41,11 +41,11 @@ fn write_none<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>,
     write!(out, "No thread has waited {} or longer: ", format_ns(least_ns))?;
     let ages: Vec<&Histogram> = threads.filter(|stack| is_blocked(stack, 0)).map(|stack| &stack.age).collect();
     match ages.iter().map(|age| age.max_ns()).max() {
-        None => writeln!(out, "none that was asked for was off its CPU"),
+        None => writeln!(out, "no selected thread was off CPU"),
         Some(most_ns) => {
             let count: u64 = ages.iter().map(|age| age.count()).sum();
-            let were = if count == 1 { "thread that was" } else { "threads that were" };
-            writeln!(out, "of {count} {were} off CPU, none for more than {}", format_ns(most_ns))
+            let were = if count == 1 { "thread was" } else { "threads were" };
+            writeln!(out, "{count} {were} off CPU, the longest for {}", format_ns(most_ns))
         }
     }
 }
@@ -65,7 +65,7 @@ fn write_holders<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stac
     if chains.is_empty() {
         return writeln!(
             out,
-            "\nWhom they wait for is not known: none waits for a lock of which this kernel tells who has it, nor flushes a work item"
+            "\nWhom they wait for is not known: none waits for a lock whose holder this kernel records, or for a work item that runs"
         );
     }
     // Where most wait, most is lost.
@@ -128,7 +128,7 @@ fn does(holder: &Holder, lock: Lock) -> String {
     let for_long = format_ns(holder.off_cpu_ns);
     match (holder.state.as_str(), holder.off_cpu_ns, &holder.syscall) {
         ("R", 0, _) => format!("{item}running"),
-        ("R", _, _) => format!("{item}runnable without a CPU for {for_long}"),
+        ("R", _, _) => format!("{item}waiting for a CPU for {for_long}"),
         (_, _, Some(call)) => format!("{item}in {call} for {for_long}"),
         ("D", _, None) => format!("{item}in uninterruptible sleep for {for_long}"),
         ("T" | "t", _, None) => format!("{item}stopped for {for_long}"),
@@ -193,13 +193,13 @@ mod tests {
         insta::assert_snapshot!(format!("\nWhom{holders}"));
         let none = "No thread has waited 61.0s or longer: ";
         let told = written(&snapshot, 61 * s);
-        assert_eq!(told, format!("{none}of 14 threads that were off CPU, none for more than 60.0s\n"));
+        assert_eq!(told, format!("{none}14 threads were off CPU, the longest for 60.0s\n"));
         snapshot.stacks.truncate(1);
         snapshot.stacks[0].waits_for = None;
         let told = written(&snapshot, 61 * s);
-        assert_eq!(told, format!("{none}of 1 thread that was off CPU, none for more than 60.0s\n"));
+        assert_eq!(told, format!("{none}1 thread was off CPU, the longest for 60.0s\n"));
         assert!(written(&snapshot, 10 * s).contains("\n\nWhom they wait for is not known: "));
         snapshot.stacks.clear();
-        assert_eq!(written(&snapshot, 61 * s), format!("{none}none that was asked for was off its CPU\n"));
+        assert_eq!(written(&snapshot, 61 * s), format!("{none}no selected thread was off CPU\n"));
     }
 }
