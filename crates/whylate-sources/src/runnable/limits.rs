@@ -54,3 +54,37 @@ pub(super) fn kept_from_idle(of: &limits, cgroups: &mut Cgroups) -> Option<Strin
 fn cgroup(id: u64, cgroups: &mut Cgroups) -> String {
     cgroups.path(id).map_or_else(|| format!("cgroup {id}"), |path| format!("cgroup {path}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_a_thread_from_an_idle_cpu_is_named_a_quota_first() {
+        let cgroups = &mut Cgroups::default();
+        assert_eq!(kept_from_idle(&limits::default(), cgroups), None);
+        let by_core = limits { has_core_scheduling: 1, ..limits::default() };
+        assert_eq!(kept_from_idle(&by_core, cgroups).as_deref(), Some("core scheduling"));
+        let by_program = limits { has_sched_ext: 1, ..by_core };
+        assert!(kept_from_idle(&by_program, cgroups).is_some_and(|by| by.starts_with("sched_ext scheduler")));
+        // No cgroup has this number.
+        let by_quota = limits { quota_cgroup: u64::MAX, ..by_program };
+        assert!(kept_from_idle(&by_quota, cgroups).is_some_and(|by| by.starts_with("cgroup ")));
+    }
+
+    #[test]
+    fn a_budget_and_a_limit_hold_from_the_start_and_throttles_are_in_order() {
+        let cgroups = &mut Cgroups::default();
+        let spans = |of: &limits, cgroups: &mut Cgroups| -> Vec<(u64, u64)> {
+            throttled(of, [10, 90], "a:1", cgroups).iter().map(|span| (span.from_ns, span.until_ns)).collect()
+        };
+        assert_eq!(spans(&limits::default(), cgroups), []);
+        assert_eq!(spans(&limits { deadline_ns: 50, ..limits::default() }, cgroups), [(10, 50)]);
+        let real_time = limits { throttled_by: throttled_by::THROTTLED_BY_REAL_TIME.0, ..limits::default() };
+        assert_eq!(spans(&real_time, cgroups), [(10, 90)]);
+        let mut quota = limits { until_ns: 20, ..limits::default() };
+        (quota.later[0].from_ns, quota.later[0].until_ns) = (60, 80);
+        (quota.later[2].from_ns, quota.later[2].until_ns) = (30, 40);
+        assert_eq!(spans(&quota, cgroups), [(10, 20), (30, 40), (60, 80)]);
+    }
+}
