@@ -23,7 +23,7 @@ fn with_little_of_everything_it_says_what_is_missing() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped("limits", "no source measures here") };
     let mut exercise = Exercise::begin("limits")?;
     for limit in ["-n 64", "-l 64", SMALL_ADDRESS_SPACE] {
-        for command in part(&COMMANDS, 2) {
+        for command in part(&COMMANDS, 1) {
             let mut limited = Command::new("sh");
             limited.args(["-c", &format!("ulimit {limit}; exec \"$@\""), "sh", env!("CARGO_BIN_EXE_whylate")]);
             let child = exercise.start_as(limited.args(*command).stdout(Stdio::piped()).stderr(Stdio::piped()))?;
@@ -42,7 +42,7 @@ fn with_little_address_space_left_it_goes_on_or_says_so() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
     let mut exercise = Exercise::begin(NAME)?;
     let (mut went_on, mut said_so) = (0, 0);
-    for command in part(&COMMANDS, 2) {
+    for command in part(&COMMANDS, 1) {
         let words: Vec<&str> = command.iter().map(|&word| if word == "1s" { "3s" } else { word }).collect();
         let child = exercise.start(&words)?;
         wait_until_it_measures(child.id());
