@@ -6,8 +6,8 @@ mod running;
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
 mod turn;
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::Output;
 
@@ -159,6 +159,40 @@ fn each_form_of_file_is_written_for_its_owner_alone() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whoever can put something in a folder first cannot have root write to what is root's alone.
+#[test]
+fn nothing_is_written_through_links_or_to_files_of_others() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let text = folder.path().join("procstat.txt");
+    fs::write(&text, PROCSTAT)?;
+    let text = text.to_str().context("a name in UTF-8")?;
+    let ensure_refused = |path: &Path, kept: &Path, told: &str| -> Result<()> {
+        let name = path.to_str().context("a name in UTF-8")?;
+        let output = output_of(&["offcpu", "import", text, "-o", name])?;
+        let stderr = String::from_utf8(output.stderr)?;
+        ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{}: {stderr}", output.status);
+        ensure!(stderr.contains(told) && stderr.lines().count() == 1, "{stderr}");
+        ensure!(fs::read_to_string(kept)? == "content", "{} has something else", kept.display());
+        Ok(())
+    };
+    let [secret, link] = ["secret.svg", "link.svg"].map(|name| folder.path().join(name));
+    fs::write(&secret, "content")?;
+    symlink(&secret, &link)?;
+    ensure_refused(&link, &secret, "it is a symbolic link (choose another file)")?;
+    ensure!(fs::symlink_metadata(&link)?.is_symlink(), "the link is gone");
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can give files away");
+        return Ok(());
+    }
+    let shared = folder.path().join("shared");
+    fs::create_dir(&shared)?;
+    fs::set_permissions(&shared, Permissions::from_mode(0o1777))?;
+    let theirs = shared.join("theirs.svg");
+    fs::write(&theirs, "content")?;
+    chown(&theirs, Some(65_534), Some(65_534))?;
+    ensure_refused(&theirs, &theirs, "it belongs to another user (choose another file)")
 }
 
 #[test]
