@@ -19,6 +19,7 @@ use rustix::process::Signal;
 use whylate_model::Snapshot;
 use whylate_sources::inject::sqpoll::{Load, Plan as LoadPlan};
 use whylate_sources::inject::work::{HANDLER, Plan, run};
+use whylate_sources::restore::Restore;
 
 use running::{Running, copied, whylate};
 use turn::{plan, turn, turn_to_measure};
@@ -353,5 +354,36 @@ fn another_pid_namespace_leaves_living_measurements_alone() -> Result<()> {
     ensure!(output.status.code() == Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     ensure!(living.path("trace_pipe").exists(), "the instance was removed");
     ensure!(!String::from_utf8_lossy(&output.stderr).contains("killed"), "it took it for one that was left");
+    Ok(())
+}
+
+/// What others have changed and will put back themselves stays changed.
+#[test]
+fn another_pid_namespace_leaves_settings_of_living_measurements_alone() -> Result<()> {
+    let Ok(tracefs) = whylate_sources::tracefs::find() else {
+        println!("skipped: tracefs is not mounted");
+        return Ok(());
+    };
+    let Ok(own) = whylate_sources::tracefs::instance::Instance::new(&tracefs, "") else {
+        println!("skipped: this user may make no tracing instance");
+        return Ok(());
+    };
+    // Nobody else's setting.
+    let setting = own.path("tracing_on");
+    let mut living = Restore::default();
+    living.set(&setting, "0")?;
+    let line = format!("{}\t1\n", setting.display());
+    let is_on_record = || -> Result<bool> {
+        let records = std::fs::read_dir("/run/whylate")?.flatten().map(|entry| entry.path());
+        Ok(records.filter_map(|record| std::fs::read_to_string(record).ok()).any(|text| text == line))
+    };
+    ensure!(is_on_record()?, "it is not on record");
+    let output =
+        Command::new("unshare").args(["-pf", "--mount-proc", env!("CARGO_BIN_EXE_whylate"), "doctor"]).output()?;
+    ensure!(output.status.code() == Some(0), "{}", text(&output.stderr));
+    ensure!(Restore::read(&setting)? == "0", "the setting was put back");
+    ensure!(is_on_record()?, "the record was removed");
+    drop(living);
+    ensure!(Restore::read(&setting)? == "1" && !is_on_record()?, "it is not put back at the end");
     Ok(())
 }

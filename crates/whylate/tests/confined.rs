@@ -70,8 +70,12 @@ fn in_another_root_folder_code_outside_has_its_names() -> Result<()> {
     let (root, sleeping) = (root()?, Sleeping::start()?);
     let pid = sleeping.0.id().to_string();
     let script = format!("mount --rbind /proc $IN/proc; exec chroot $IN /whylate offcpu -p {pid} -d 1s --json");
-    let snapshot = snapshot_of(&with_root(root.path(), &[], &script)?)?;
+    let output = with_root(root.path(), &[], &script)?;
+    let snapshot = snapshot_of(&output)?;
     println!("{:?}, lost {:?}", snapshot.stacks, snapshot.lost);
+    // Numbers are the machine's, as in a container with --pid=host.
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(!stderr.contains("PID namespace"), "it tells of one: {stderr}");
     ensure!(snapshot.pid_namespace.is_none() && !snapshot.stacks.is_empty(), "it was not found");
     for stack in &snapshot.stacks {
         ensure!(stack.labels["process"] == "sleep" && stack.labels["pid"] == pid, "{:?}", stack.labels);

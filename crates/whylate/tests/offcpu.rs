@@ -6,13 +6,19 @@ mod running;
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
 mod turn;
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, Permissions};
+use std::mem::MaybeUninit;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
-use std::process::Output;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use running::whylate;
+use running::{Running, whylate};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use serde_json::Value;
 use turn::turn_to_measure;
 use whylate_model::{Snapshot, WaitClass};
@@ -161,6 +167,40 @@ fn each_form_of_file_is_written_for_its_owner_alone() -> Result<()> {
     Ok(())
 }
 
+/// Whoever can put something in a folder first cannot have root write to what is root's alone.
+#[test]
+fn nothing_is_written_through_links_or_to_files_of_others() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let text = folder.path().join("procstat.txt");
+    fs::write(&text, PROCSTAT)?;
+    let text = text.to_str().context("a name in UTF-8")?;
+    let ensure_refused = |path: &Path, kept: &Path, told: &str| -> Result<()> {
+        let name = path.to_str().context("a name in UTF-8")?;
+        let output = output_of(&["offcpu", "import", text, "-o", name])?;
+        let stderr = String::from_utf8(output.stderr)?;
+        ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{}: {stderr}", output.status);
+        ensure!(stderr.contains(told) && stderr.lines().count() == 1, "{stderr}");
+        ensure!(fs::read_to_string(kept)? == "content", "{} has something else", kept.display());
+        Ok(())
+    };
+    let [secret, link] = ["secret.svg", "link.svg"].map(|name| folder.path().join(name));
+    fs::write(&secret, "content")?;
+    symlink(&secret, &link)?;
+    ensure_refused(&link, &secret, "it is a symbolic link (choose another file)")?;
+    ensure!(fs::symlink_metadata(&link)?.is_symlink(), "the link is gone");
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can give files away");
+        return Ok(());
+    }
+    let shared = folder.path().join("shared");
+    fs::create_dir(&shared)?;
+    fs::set_permissions(&shared, Permissions::from_mode(0o1777))?;
+    let theirs = shared.join("theirs.svg");
+    fs::write(&theirs, "content")?;
+    chown(&theirs, Some(65_534), Some(65_534))?;
+    ensure_refused(&theirs, &theirs, "it belongs to another user (choose another file)")
+}
+
 #[test]
 fn wakers_stand_behind_those_whom_they_woke() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
@@ -233,5 +273,113 @@ fn one_snapshot_tells_where_this_test_waits() -> Result<()> {
         snapshot.stacks.iter().any(|stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Idle)),
         "{text}"
     );
+    Ok(())
+}
+
+/// A process that sleeps in a C library of its own, and goes with this.
+struct InLibrary(Child);
+
+impl InLibrary {
+    /// `None` where it does not use the library of this folder.
+    fn start(folder: &Path) -> Result<Option<Self>> {
+        let mut command = Command::new("/bin/sleep");
+        command.arg("1000").env("LD_LIBRARY_PATH", folder).stdin(Stdio::null());
+        let mut started = InLibrary(command.spawn()?);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !started.proc("wchan").contains("nanosleep") {
+            ensure!(started.0.try_wait()?.is_none(), "sleep does not run with a copy of the C library");
+            ensure!(Instant::now() < deadline, "sleep does not sleep");
+            sleep(Duration::from_millis(5));
+        }
+        Ok(started.proc("maps").contains(&*folder.to_string_lossy()).then_some(started))
+    }
+
+    fn proc(&self, file: &str) -> String {
+        fs::read_to_string(format!("/proc/{}/{file}", self.0.id())).unwrap_or_default()
+    }
+}
+
+impl Drop for InLibrary {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The file of the C library that this process has.
+fn c_library() -> Result<Option<Vec<u8>>> {
+    let maps = fs::read_to_string("/proc/self/maps")?;
+    let paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).map(Path::new);
+    let is_it = |path: &&Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name == "libc.so.6" || name.starts_with("libc-2.")
+    };
+    paths.into_iter().find(is_it).map(fs::read).transpose().map_err(Into::into)
+}
+
+/// Whoever owns a library could end a whylate that has it mapped.
+#[test]
+fn libraries_that_are_cut_short_while_they_are_read_do_not_end_it() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(whole) = c_library()? else {
+        println!("skipped: this test has no shared C library (glibc)");
+        return Ok(());
+    };
+    let folder = tempfile::tempdir()?;
+    let notes = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+    let (mut libraries, mut sleeping) = (BTreeMap::new(), Vec::new());
+    // Nobody runs in them any more, so that nobody but whylate misses what is cut off.
+    for number in 0..8 {
+        let place = folder.path().join(number.to_string());
+        fs::create_dir(&place)?;
+        let path = place.join("libc.so.6");
+        fs::write(&path, &whole)?;
+        let Some(process) = InLibrary::start(&place)? else {
+            println!("skipped: sleep does not use the C library of LD_LIBRARY_PATH");
+            return Ok(());
+        };
+        sleeping.push(process);
+        let library = File::options().write(true).open(&path)?;
+        // One is empty from the beginning; the others are cut when they are open, down to nothing or to some headers.
+        if number == 0 {
+            library.set_len(0)?;
+        }
+        let bytes = if number % 2 == 0 { 0 } else { 100 };
+        libraries.insert(inotify::add_watch(&notes, &path, WatchFlags::OPEN)?, (library, bytes));
+    }
+    let file = folder.path().join("x.json");
+    let name = file.to_str().context("a name in UTF-8")?;
+    let arguments = ["offcpu", "--backend", "sample", "-d", "1s", "--by", "thread", "-o", name];
+    let mut running = Running::start(&arguments)?;
+    let mut opened = BTreeSet::new();
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut events = inotify::Reader::new(&notes, &mut buffer);
+    while running.is_alive()? {
+        poll(&mut [PollFd::new(&notes, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 5_000_000 }))?;
+        while let Ok(event) = events.next() {
+            let (library, bytes) = &libraries[&event.wd()];
+            library.set_len(*bytes)?;
+            opened.insert(event.wd());
+        }
+    }
+    let (status, stderr) = running.end()?;
+    ensure!(status.code() == Some(0), "{status}: {stderr}");
+    let snapshot: Snapshot = serde_json::from_slice(&fs::read(&file)?)?;
+    println!("{} of {} were opened, lost {:?}", opened.len(), libraries.len(), snapshot.lost);
+    ensure!(snapshot.lost["unread_files"] > 0, "{:?}", snapshot.lost);
+    if opened.is_empty() {
+        println!("skipped: the file system does not tell when a library is opened, so none was cut short while it was");
+    }
+    let stack_of = |process: &InLibrary| {
+        let pid = process.0.id().to_string();
+        let stack = snapshot.stacks.iter().find(|stack| stack.labels.get("pid") == Some(&pid));
+        stack.with_context(|| format!("process {pid} is missing"))
+    };
+    for process in &sleeping {
+        println!("{:?}", stack_of(process)?.user);
+    }
+    // Of the others more may have been read before.
+    let of_empty = &stack_of(&sleeping[0])?.user;
+    ensure!(of_empty.last().is_some_and(|frame| frame == "[unwound partly]"), "{of_empty:?}");
     Ok(())
 }

@@ -192,7 +192,7 @@ fn rank(series: &Series, sort: Sort) -> u64 {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use whylate_model::{Cause, CauseKind};
+    use whylate_model::{Cause, CauseKind, Cgroup};
 
     use super::*;
     use crate::commands::runner::{Keep, Kept};
@@ -376,6 +376,39 @@ mod tests {
     #[test]
     fn the_longest_waits() {
         insta::assert_snapshot!(printed_with("--why 2ms --worst 2", late_items().split_off(2)));
+    }
+
+    #[test]
+    fn culprits_are_ranked_by_their_cgroups() {
+        let mut items = vec![
+            late_item(
+                100,
+                "wb_workfn",
+                &[(CauseKind::Thread, "a:1", 9_000_000, ""), (CauseKind::Thread, "b:2", 1_000_000, "")],
+            ),
+            late_item(
+                200,
+                "vmstat_update",
+                &[(CauseKind::Thread, "b:2", 3_000_000, ""), (CauseKind::Thread, "c:3", 7_000_000, "")],
+            ),
+        ];
+        for cause in items.iter_mut().flat_map(|item| &mut item.causes) {
+            cause.cgroup = Some(Cgroup::of(if cause.who == "c:3" { "/pod2" } else { "/pod1" }));
+        }
+        let printed = |line: &str| printed_with(line, items.clone());
+        let ranked = |text: &str| -> Vec<String> {
+            let ranking = text.lines().skip_while(|line| !line.ends_with("Who caused it:")).skip(1);
+            ranking.take_while(|line| line.starts_with("    ")).map(|line| line.trim().to_owned()).collect()
+        };
+        // Of two handlers, one of which waited for threads of both.
+        assert_eq!(
+            ranked(&printed("--why 2ms --by cgroup")),
+            [
+                "65.0%  threads of /pod1 delayed 2 items of 2 handlers by 13.0ms in all, worst 10.0ms",
+                "35.0%  threads of /pod2 delayed 1 item by 7.00ms",
+            ]
+        );
+        assert_eq!(ranked(&printed("--why 2ms")).len(), 3);
     }
 
     #[test]
