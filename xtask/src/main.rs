@@ -7,6 +7,7 @@ mod kernels;
 mod output;
 mod processor;
 mod vm;
+mod wake;
 
 use std::process::ExitCode;
 

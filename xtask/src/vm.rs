@@ -22,11 +22,14 @@ use crate::initramfs::{self, Contents};
 use crate::kernels;
 use crate::output::{Output, new_mark};
 use crate::processor::Processor;
+use crate::wake;
 
 /// The status of a command that took too long: that of timeout(1).
 const TIMED_OUT: u8 = 124;
 /// Above this, a status says which signal ended it.
 const SIGNALLED: u8 = 128;
+/// How long a machine may sleep: longer than what anybody takes for being late.
+const ASLEEP: Duration = Duration::from_secs(6);
 /// How often signals are looked for.
 const POLL: Duration = Duration::from_millis(100);
 const MEBIBYTE: u64 = 1 << 20;
@@ -34,9 +37,9 @@ const MEBIBYTE: u64 = 1 << 20;
 /// Runs a command on another kernel, in QEMU, and exits with its status: 124 if it takes too long, 125 if the kernel
 /// does not run it.
 ///
-/// The machine has two CPUs, no network, and a disk only with --disk: busybox, whylate (built by `make static` or `static-arm64`), tools to
-/// compare with that are installed here and run there, and what --with names. Standard error of the command comes with its
-/// standard output.
+/// The machine has two CPUs, no network, and a disk only with --disk; when it sleeps, it is woken after 6 s. In it are
+/// busybox, whylate (built by `make static` or `static-arm64`), tools to compare with that are installed here and run
+/// there, and what --with names. Standard error of the command comes with its standard output.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// One of `cargo xtask kernels`, or the path of a kernel image
@@ -100,6 +103,9 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
     let memory = arguments.memory.unwrap_or(1024.max(512 + 3 * fs::metadata(&archive)?.len() / MEBIBYTE));
 
     let mut devices = vec![OsString::from("-serial"), option_of("file:", &console)];
+    let socket = folder.path().join("wake");
+    wake::that_sleeps(&socket, ASLEEP)?;
+    devices.extend([OsString::from("-qmp"), option_of("unix:", &socket)]);
     if let Some(mebibytes) = arguments.disk {
         let disk = folder.path().join("disk");
         fs::File::create(&disk)?.set_len(mebibytes * MEBIBYTE)?;

@@ -141,11 +141,13 @@ pub fn lines_with<'a>(
     lines.map(|(frames, us)| line(&frames, us)).collect()
 }
 
-/// A line of frames that are joined already. A number at the end of the last one would be read as a count of its own.
+/// A line of frames that are joined already. A number at the end of the last one would be read as a count of its own,
+/// and what begins with `#` as a comment.
 pub fn line(frames: &str, count: u64) -> String {
+    let comment = if frames.trim_start().starts_with('#') { "_" } else { "" };
     match frames.trim_end().rsplit_once(' ') {
-        Some((before, last)) if last.parse::<f64>().is_ok() => format!("{before}_{last} {count}"),
-        _ => format!("{frames} {count}"),
+        Some((before, last)) if last.parse::<f64>().is_ok() => format!("{comment}{before}_{last} {count}"),
+        _ => format!("{comment}{frames} {count}"),
     }
 }
 
@@ -164,6 +166,7 @@ pub fn safe(name: &str) -> String {
 mod tests {
     use super::*;
     use crate::WokenBy;
+    use crate::import::{Imported, Names, Order};
     use crate::wait::Wait;
 
     fn stack(process: &str, user: &[&str], kernel: &[&str], weight_ns: u64) -> Stack {
@@ -241,6 +244,14 @@ mod tests {
         let named = |name: &str| line(&format!("a b;{name}"), 7);
         let lines = ["worker 5", "5", "x 1.5 ", "c 5 d", "worker 5:"].map(named);
         assert_eq!(lines, ["a b;worker_5 7", "a b;5 7", "a b;x_1.5 7", "a b;c 5 d 7", "a b;worker 5: 7"]);
+    }
+
+    #[test]
+    fn a_process_cannot_be_taken_for_a_comment() {
+        let folded = [" #b", "# a", "c #"].map(|name| lines(&[stack(name, &[], &["f"], 1_000)], Root::Process)).concat();
+        assert_eq!(folded, ["_ #b;f 1", "_# a;f 1", "c #;f 1"]);
+        let read = Imported::read(&folded.join("\n"), Names::Process).expect("folded lines");
+        assert_eq!(read.lines(Order::RootFirst), folded);
     }
 
     #[test]

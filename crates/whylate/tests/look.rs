@@ -23,7 +23,7 @@ use whylate_sources::AttachError;
 use whylate_sources::inject::disturbance::{Kind, Plan, Policy, run};
 
 use chance::{Unjudged, in_rounds};
-use running::{Running, catches, whylate};
+use running::{Running, whylate};
 use turn::turn_to_measure;
 
 const MS_NS: u64 = 1_000_000;
@@ -311,9 +311,7 @@ fn in_a_time_namespace_a_look_measures_the_same() -> Result<()> {
 fn a_signal_while_it_attaches_ends_it_before_it_looks() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut looking = Running::start(&["-d", "60s"])?;
-    while !catches(looking.pid(), Signal::INT) && looking.is_alive()? {
-        thread::yield_now();
-    }
+    looking.wait_until_it_catches(Signal::INT)?;
     looking.signal(Signal::INT)?;
     let mut printed = String::new();
     looking.stdout()?.read_to_string(&mut printed)?;

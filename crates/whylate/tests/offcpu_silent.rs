@@ -16,7 +16,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use running::{Running, catches};
+use running::Running;
 use rustix::process::Signal;
 use silent_files::{Kind, LENGTH, SLEEPER, SilentFiles, Unanswering};
 use turn::turn_to_measure;
@@ -114,10 +114,8 @@ fn memory_and_files_that_do_not_answer_are_given_up() -> Result<()> {
 /// which one cannot be interrupted.
 fn ends_in(arguments: &[&str], measuring: Duration) -> Result<Option<Duration>> {
     let Some(silence) = silence()? else { return Ok(None) };
-    let running = Running::start(arguments)?;
-    while !catches(running.pid(), Signal::INT) {
-        sleep(Duration::from_millis(20));
-    }
+    let mut running = Running::start(arguments)?;
+    running.wait_until_it_catches(Signal::INT)?;
     sleep(measuring);
     let began = Instant::now();
     running.signal(Signal::INT)?;

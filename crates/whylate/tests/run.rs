@@ -22,7 +22,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use chance::in_rounds;
 use quota::Quota;
-use running::{Running, catches, copied, whylate};
+use running::{Running, copied, whylate};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
@@ -306,9 +306,7 @@ fn a_signal_before_the_command_begins_ends_it() -> Result<()> {
     for signal in [Signal::INT, Signal::TERM] {
         let ends_in_time = || -> Result<bool> {
             let mut running = Running::start(&["run", "--", "echo", "ran"])?;
-            while !catches(running.pid(), signal) && running.is_alive()? {
-                thread::yield_now();
-            }
+            running.wait_until_it_catches(signal)?;
             running.signal(signal)?;
             let mut printed = String::new();
             running.stdout()?.read_to_string(&mut printed)?;

@@ -161,7 +161,7 @@ impl Reader {
         // Whoever asked may have given up.
         jobs.send(Box::new(move || drop(tell.send(read())))).ok()?;
         let answer = answer_of(&place, &told, PATIENCE / (1 << given_up.min(MOST_GIVEN_UP)));
-        if !matches!(answer, Err(NoAnswer::HeldUp | NoAnswer::Unknown)) {
+        if answer.is_ok() {
             self.thread = Some((place, jobs));
         }
         answer.ok()

@@ -37,7 +37,7 @@ pub fn copied(program: &str, name: &str) -> Result<TempDir> {
 }
 
 /// Whether a process has its own way with a signal.
-pub fn catches(pid: u32, signal: Signal) -> bool {
+fn catches(pid: u32, signal: Signal) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
     u64::from_str_radix(caught.trim(), 16).is_ok_and(|caught| caught & 1 << (signal.as_raw() - 1) != 0)
@@ -65,6 +65,15 @@ impl Running {
 
     pub fn is_alive(&mut self) -> Result<bool> {
         Ok(self.0.try_wait()?.is_none())
+    }
+
+    /// Waits until it has its own way with the signal.
+    pub fn wait_until_it_catches(&mut self, signal: Signal) -> Result<()> {
+        while !catches(self.pid(), signal) {
+            ensure!(self.is_alive()?, "it ends before it catches {signal:?}");
+            thread::yield_now();
+        }
+        Ok(())
     }
 
     /// Waits for its end; its status and what it wrote on standard error.

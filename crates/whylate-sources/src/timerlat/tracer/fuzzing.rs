@@ -5,6 +5,8 @@ use super::super::tally::Tally;
 use super::samples::{Activations, Rules, SampleFormat, Taken};
 
 const PERIOD_NS: u64 = 1_000_000;
+/// The unit of how long after the one before a sample came: at most some periods, as each that is missed is counted.
+const MOMENT_NS: u64 = 100;
 /// No record of a sample is longer, in bytes.
 const RECORD: usize = 32;
 
@@ -27,7 +29,7 @@ fn count(format: SampleFormat, records: &[u8], tally: &Tally) {
         let (mut activations, mut time_ns) = (Activations::default(), 1 << 40);
         for record in records.chunks(RECORD + 2) {
             let Some((after, data)) = record.split_first_chunk() else { break };
-            time_ns += u64::from(u16::from_ne_bytes(*after)) * 1_000;
+            time_ns += u64::from(u16::from_ne_bytes(*after)) * MOMENT_NS;
             let rules = Rules { period_ns: PERIOD_NS, has_user, may_pause, from_ns: 1 << 40, until_ns: time_ns };
             match format.read(data) {
                 Some(sample) => drop(activations.add(Taken { sample, time_ns }, &rules, tally)),

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Wakes a machine that has gone to sleep. Its own alarm clock may ring before it sleeps, and then nothing wakes it.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+/// Waits for a QEMU that is started with `-qmp unix:SOCKET`, and wakes its machine whenever it has slept for so long.
+///
+/// # Errors
+/// When there can be no socket.
+pub fn that_sleeps(socket: &Path, asleep: Duration) -> Result<()> {
+    let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
+    // It ends with the machine. Who waits for a machine that sleeps tells that it does not go on.
+    thread::spawn(move || listener.accept().map_err(Into::into).and_then(|(machine, _)| attend(&machine, asleep)));
+    Ok(())
+}
+
+/// By QEMU's machine protocol, of which each message is a line.
+fn attend(mut machine: &UnixStream, asleep: Duration) -> Result<()> {
+    for message in BufReader::new(machine).lines() {
+        let message: Value = serde_json::from_str(&message?)?;
+        if message.get("QMP").is_some() {
+            writeln!(machine, r#"{{"execute": "qmp_capabilities"}}"#)?;
+        } else if message["event"] == "SUSPEND" {
+            thread::sleep(asleep);
+            writeln!(machine, r#"{{"execute": "system_wakeup"}}"#)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_sleeps_is_woken_once() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let socket = folder.path().join("qmp");
+        that_sleeps(&socket, Duration::ZERO)?;
+        let mut machine = UnixStream::connect(&socket)?;
+        machine.set_read_timeout(Some(Duration::from_secs(60)))?;
+        let mut asked = BufReader::new(machine.try_clone()?).lines();
+        let mut next = || asked.next().context("it has hung up")?.map_err(anyhow::Error::from);
+        writeln!(machine, r#"{{"QMP": {{"version": {{}}, "capabilities": []}}}}"#)?;
+        anyhow::ensure!(next()?.contains("qmp_capabilities"));
+        writeln!(machine, r#"{{"return": {{}}}}"#)?;
+        writeln!(machine, r#"{{"timestamp": {{}}, "event": "WAKEUP"}}"#)?;
+        writeln!(machine, r#"{{"timestamp": {{}}, "event": "SUSPEND"}}"#)?;
+        anyhow::ensure!(next()?.contains("system_wakeup"));
+        Ok(())
+    }
+}
