@@ -248,7 +248,8 @@ mod tests {
 
     #[test]
     fn a_process_cannot_be_taken_for_a_comment() {
-        let folded = [" #b", "# a", "c #"].map(|name| lines(&[stack(name, &[], &["f"], 1_000)], Root::Process)).concat();
+        let folded =
+            [" #b", "# a", "c #"].map(|name| lines(&[stack(name, &[], &["f"], 1_000)], Root::Process)).concat();
         assert_eq!(folded, ["_ #b;f 1", "_# a;f 1", "c #;f 1"]);
         let read = Imported::read(&folded.join("\n"), Names::Process).expect("folded lines");
         assert_eq!(read.lines(Order::RootFirst), folded);
