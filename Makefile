@@ -65,7 +65,7 @@ test-short: ## the static program and one comparison a source, on four other ker
 	@$(MAKE) in-machines TESTS=short_
 
 .PHONY: test-matrix
-test-matrix: ## everything on five other kernels (K=6_12_rt: on one)
+test-matrix: ## everything on five other kernels (K=6_12_rt: one part)
 	@$(MAKE) in-machines TESTS=whole_$(K)
 
 .PHONY: in-machines

@@ -66,7 +66,7 @@ pub fn short(expected: &'static Expected) -> Vec<Part> {
     parts
 }
 
-/// Everything.
+/// Everything but what machines of their own do.
 pub fn whole(expected: &'static Expected) -> Vec<Part> {
     let mut parts = of_program(expected);
     parts.push(Part::tests("kernel_trace_lines", &[], move |said| is_skipped_for(said, expected.no_trace_lines)));
@@ -91,7 +91,6 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
     parts.push(Part::tests("kernel_paths", &[], move |said| waits_are_followed(said, expected)));
     parts.push(Part::shell("run and -p", COMMANDS, move |said| a_command_is_explained(said, expected)));
     parts.push(Part::shell("offcpu --why", CROWDED, waits_for_a_cpu_are_explained));
-    parts.extend(expected.of_tracer.iter().map(|&part| Part::script("tracer.sh", &[part], nothing_wrong)));
     if expected.tells_preemption {
         parts.push(Part::shell("the kernel's own tracers", TRACERS, the_kernels_tracer_sees_a_delay));
         parts.push(Part::tests("kernel_irqsoff_delay", &[], delays_are_told));
@@ -102,6 +101,11 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
     }
     parts.extend(expected.of_irqsoff.iter().map(|words| Part::script("irqsoff.sh", words, nothing_wrong)));
     parts
+}
+
+/// What `timerlat` does with the kernel's own tracer.
+pub fn tracer(expected: &'static Expected) -> Vec<Part> {
+    expected.of_tracer.iter().map(|&part| Part::script("tracer.sh", &[part], nothing_wrong)).collect()
 }
 
 /// What is done to a machine while each source measures.
