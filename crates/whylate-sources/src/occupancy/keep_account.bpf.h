@@ -84,6 +84,18 @@ static __always_inline void enter_thread(struct account *account, const struct t
 		enter_worker(account, task);
 }
 
+/*
+ * The thread that has the CPU now. A function that the verifier looks at by itself, once: for each pointer that it sees
+ * read of a thread it searches all types of the kernel by name.
+ */
+__noinline int enter_current(struct account *account)
+{
+	if (!account)
+		return 0;
+	enter_thread(account, bpf_get_current_task_btf());
+	return 0;
+}
+
 /* Where a switch was not seen (some kernels hide a supervisor's threads), whoever had the CPU until now is unknown. */
 static __always_inline bool is_astray(const struct account *account, const struct task_struct *task)
 {
@@ -107,11 +119,11 @@ static __always_inline void end_interval_of_thread(struct account *account, u32 
 	if (astray)
 		forget_thread(account);
 	if (!account->steal_clock && steal_time_distance && bpf_core_field_exists(task->se.cfs_rq))
-		account->steal_clock = (u64)task->se.cfs_rq->rq + steal_time_distance;
+		account->steal_clock = (u64)BPF_CORE_READ(task, se.cfs_rq, rq) + steal_time_distance;
 	/* Without an exact clock, what was stolen is told at the next switch. */
 	end_interval(account, cpu, bpf_ktime_get_ns(), exact_steal_ns(account->steal_clock), 0);
 	if (astray)
-		enter_thread(account, task);
+		enter_current(account);
 }
 
 enum {
@@ -126,12 +138,16 @@ enum {
  * A program that was preempted at its work has kept others from writing since then, and has gone on with what it had
  * read before. Nobody knows who had the CPU since it was handed over the first time.
  */
-static __noinline int catch_up(struct account *account, u32 cpu)
+__noinline int catch_up(struct account *account, u32 cpu)
 {
-	u64 missed_ns = account->missed_ns;
 	struct interval *first = NULL;
-	u32 position = account->written;
+	u64 missed_ns;
+	u32 position;
 
+	if (!account)
+		return 0;
+	missed_ns = account->missed_ns;
+	position = account->written;
 	account->missed_switch = false;
 	/* What comes now may be missed again. */
 	barrier();

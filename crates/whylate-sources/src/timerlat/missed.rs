@@ -46,10 +46,11 @@ impl Missed {
 
     /// Counts those that were due in this span; those before it are of no measurement.
     pub(super) fn count(&mut self, from_ns: u64, until_ns: u64, period_ns: u64, tally: &Tally) {
+        let before = from_ns.saturating_sub(self.next_due_ns).div_ceil(period_ns).min(self.left);
+        self.next_due_ns += before * period_ns;
+        self.left -= before;
         while self.left > 0 && self.next_due_ns <= until_ns {
-            if self.next_due_ns >= from_ns {
-                tally.missed_period(self.there_ns.saturating_sub(self.next_due_ns));
-            }
+            tally.missed_period(self.there_ns.saturating_sub(self.next_due_ns));
             self.next_due_ns += period_ns;
             self.left -= 1;
         }
@@ -77,6 +78,10 @@ mod tests {
         assert_eq!(missed(&tally), (2, 15));
         periods.count(115, 2_000, 10, &tally);
         assert_eq!(missed(&tally), (0, 0));
+        // However many there were before the span.
+        periods.add(10, u64::MAX / 20, 9_000_000_000_000_000_055);
+        periods.count(9_000_000_000_000_000_000, 9_000_000_000_000_000_020, 10, &tally);
+        assert_eq!(missed(&tally), (3, 55));
     }
 
     #[test]

@@ -239,36 +239,52 @@ static __always_inline void copy_worker(struct explained_item *explained, u64 wo
 	explained->moved_from = wakeup->moved_from;
 }
 
+/* Two moments, and what is told of the items that held slots between them. */
+struct held_span {
+	u64 quota;
+	u64 from_ns;
+	u64 until_ns;
+	/* 0: none has ended. */
+	u64 first_end_ns;
+	bool is_full;
+};
+
+/* Copies one that held a slot. Global, so that the verifier looks at one slot only. */
+__noinline int copy_held_slot(struct held_slot *to, const struct held_slot *from, struct held_span *span)
+{
+	u64 ended_ns;
+
+	if (!to || !from || !span)
+		return 0;
+	to->ended_ns = 0;
+	ended_ns = from->ended_ns;
+	if (!from->started_ns || (ended_ns && ended_ns <= span->from_ns)) {
+		span->is_full = false;
+		return 0;
+	}
+	if (ended_ns && (!span->first_end_ns || ended_ns < span->first_end_ns))
+		span->first_end_ns = ended_ns;
+	if (from->quota != span->quota || from->started_ns >= span->until_ns)
+		return 0;
+	__builtin_memcpy(to, from, sizeof(*to));
+	/* It may end in this instant. */
+	to->ended_ns = ended_ns ?: span->until_ns;
+	return 0;
+}
+
 /* The items that held slots between two moments. */
 static __always_inline void copy_held_slots(struct explained_item *explained, u64 quota, u64 from_ns, u64 until_ns)
 {
-	const struct held_slots *held = held_slots_of(quota);
-	u64 first_end_ns = 0;
-	bool is_full = held;
+	struct held_slots *held = held_slots_of(quota);
+	struct held_span span = { .quota = quota, .from_ns = from_ns, .until_ns = until_ns, .is_full = held != NULL };
 
 	for (u32 index = 0; index < HELD_SLOTS; index++) {
-		struct held_slot *to = &explained->slots[index];
-		const struct held_slot *from;
-		u64 ended_ns;
-
-		to->ended_ns = 0;
-		if (!held)
-			continue;
-		from = &held->slots[index];
-		ended_ns = from->ended_ns;
-		if (!from->started_ns || (ended_ns && ended_ns <= from_ns)) {
-			is_full = false;
-			continue;
-		}
-		if (ended_ns && (!first_end_ns || ended_ns < first_end_ns))
-			first_end_ns = ended_ns;
-		if (from->quota != quota || from->started_ns >= until_ns)
-			continue;
-		__builtin_memcpy(to, from, sizeof(*to));
-		/* It may end in this instant. */
-		to->ended_ns = ended_ns ?: until_ns;
+		if (held)
+			copy_held_slot(&explained->slots[index], &held->slots[index], &span);
+		else
+			explained->slots[index].ended_ns = 0;
 	}
-	explained->holders_since_ns = is_full ? first_end_ns : 0;
+	explained->holders_since_ns = span.is_full ? span.first_end_ns : 0;
 }
 
 /* The start of a late item. */
