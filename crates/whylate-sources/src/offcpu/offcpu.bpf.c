@@ -332,9 +332,23 @@ static __always_inline bool fill_key(struct task_struct *task, struct thread_rec
 
 #include "count.bpf.h"
 
+/* What is remembered of the thread; NULL where that is nothing. */
+static __always_inline struct thread_record *record_of(struct task_struct *task)
+{
+	struct thread_record *record;
+	u32 slot = task->pid & records_mask;
+
+	if (!traces) {
+		record = bpf_map_lookup_elem(&record_by_slot, &slot);
+		if (record && record->started_ns == task->start_time)
+			return record;
+	}
+	return bpf_task_storage_get(&record_by_thread, task, 0, 0);
+}
+
 /* 0, or the reason for which the place is not known. */
 static __always_inline enum looked place_of(struct task_struct *task, struct thread_record *record, enum thread_state state,
-					    u64 switches, u32 *place, enum lost_reason *reason)
+					    u64 switches, u32 *place, enum lost_reason *reason, bool *is_unread)
 {
 	struct place_key key = {};
 	bool was_unread = record->is_unread;
@@ -343,7 +357,7 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 	if (!fill_key(task, record, &key))
 		return LOOKED_NO_ROOM;
 	key.state = state;
-	record->is_unread = false;
+	*is_unread = false;
 	if (state != STATE_ON_CPU) {
 		enum looked looked;
 
@@ -354,7 +368,7 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 		looked = look_at_stacks(task, &key, was_unread);
 		if (looked != LOOKED_OK)
 			return looked;
-		record->is_unread = key.user_end == USER_UNREAD;
+		*is_unread = key.user_end == USER_UNREAD;
 		/* It is the same wait as long as it has not run; a thread that runs is counted when it stops. */
 		if (switches_of(task) != switches || state_of(task) != state) {
 			if (!is_last_round)
@@ -391,6 +405,7 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 	bool has_run = !record->is_known || record->switches != switches || is_other;
 	enum lost_reason reason;
 	enum looked looked;
+	bool is_unread = record->is_unread;
 	u32 place = 0;
 
 	if (traces && is_tracing && state == STATE_ON_CPU && !has_run && record->state != STATE_ON_CPU && record->generation == generation + 1) {
@@ -402,7 +417,12 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 		}
 		count_unseen_run(task, record, now_ns);
 	}
-	looked = place_of(task, record, state, switches, &place, &reason);
+	looked = place_of(task, record, state, switches, &place, &reason, &is_unread);
+	/* Found anew: the verifier would follow the look at stacks once for each map that the record may be in. */
+	record = record_of(task);
+	if (!record)
+		return;
+	record->is_unread = is_unread;
 	if (looked != LOOKED_OK && !is_last_round) {
 		/* Memory that there is none of now may have been found by the next round. */
 		record->is_unresolved = true;
@@ -438,20 +458,6 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 		return;
 	}
 	count(record, now_ns, has_run);
-}
-
-/* What is remembered of the thread; NULL where that is nothing. */
-static __always_inline struct thread_record *record_of(struct task_struct *task)
-{
-	struct thread_record *record;
-	u32 slot = task->pid & records_mask;
-
-	if (!traces) {
-		record = bpf_map_lookup_elem(&record_by_slot, &slot);
-		if (record && record->started_ns == task->start_time)
-			return record;
-	}
-	return bpf_task_storage_get(&record_by_thread, task, 0, 0);
 }
 
 /* A record for a thread that has none; NULL where there is no memory. */
