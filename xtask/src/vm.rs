@@ -133,7 +133,11 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                bail!("the kernel ended before the command did; its last messages:\n{}", last_lines(&console))
+                let ended = machine.0.wait()?;
+                bail!(
+                    "the kernel ended before the command did, QEMU with {ended}; its last messages:\n{}",
+                    last_lines(&console)
+                )
             }
         }
         if Instant::now() >= deadline {

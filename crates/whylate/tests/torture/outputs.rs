@@ -73,8 +73,9 @@ const FILES: [&[&str]; 15] = [
     &["offcpu", "-d", "200ms", "-o", "out.pb.gz"],
     &["offcpu", "-d", "200ms", "-o", "out.json"],
     &["offcpu", "-d", "200ms", "-o", "out.speedscope.json"],
-    &["offcpu", "--why", "1ms", "-d", "200ms", "-o", "out.svg"],
-    &["offcpu", "--why", "1ms", "-d", "200ms", "-o", "out.folded"],
+    // Some thread always sleeps for so long; without any wait there is nothing to write to the second.
+    &["offcpu", "--why", "1ms", "--idle", "-d", "200ms", "-o", "out.svg"],
+    &["offcpu", "--why", "1ms", "--idle", "-d", "200ms", "-o", "out.folded"],
     &["run", "-o", "out.folded", "--", "true"],
     &["run", "-o", "out.json", "--", "true"],
     &["offcpu", "import", "../stacks.txt", "-o", "out.svg"],
