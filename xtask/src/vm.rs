@@ -28,8 +28,10 @@ use crate::wake;
 const TIMED_OUT: u8 = 124;
 /// Above this, a status says which signal ended it.
 const SIGNALLED: u8 = 128;
-/// How long a machine may sleep: longer than what anybody takes for being late.
+/// How long a machine may sleep: longer than what `torture.sh` takes for being late.
 const ASLEEP: Duration = Duration::from_secs(6);
+/// Until a machine whose output has ended has a status.
+const SOON: Duration = Duration::from_secs(5);
 /// How often signals are looked for.
 const POLL: Duration = Duration::from_millis(100);
 const MEBIBYTE: u64 = 1 << 20;
@@ -133,7 +135,7 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                let ended = machine.0.wait()?;
+                let ended = machine.ended();
                 bail!(
                     "the kernel ended before the command did, QEMU with {ended}; its last messages:\n{}",
                     last_lines(&console)
@@ -212,6 +214,18 @@ impl Machine {
             return Err(cannot_run(qemu, io::ErrorKind::NotFound.into()));
         }
         Ok(Self(command.spawn().map_err(|error| cannot_run("setpriv", error))?))
+    }
+
+    /// How it has ended, or ends soon after its output.
+    fn ended(&mut self) -> String {
+        let deadline = Instant::now() + SOON;
+        while Instant::now() < deadline {
+            if let Ok(Some(status)) = self.0.try_wait() {
+                return status.to_string();
+            }
+            thread::sleep(POLL);
+        }
+        "no status yet".to_owned()
     }
 
     /// What comes from the command, as it comes.

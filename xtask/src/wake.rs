@@ -16,8 +16,13 @@ use serde_json::Value;
 /// When there can be no socket.
 pub fn that_sleeps(socket: &Path, asleep: Duration) -> Result<()> {
     let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
-    // It ends with the machine. Who waits for a machine that sleeps tells that it does not go on.
-    thread::spawn(move || listener.accept().map_err(Into::into).and_then(|(machine, _)| attend(&machine, asleep)));
+    // It ends with QEMU.
+    thread::spawn(move || {
+        let attended = listener.accept().map_err(Into::into).and_then(|(machine, _)| attend(&machine, asleep));
+        if let Err(error) = attended {
+            eprintln!("xtask: a machine that sleeps is not woken any more: {error:#}");
+        }
+    });
     Ok(())
 }
 
@@ -37,6 +42,10 @@ fn attend(mut machine: &UnixStream, asleep: Duration) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Shutdown;
+
+    use anyhow::ensure;
+
     use super::*;
 
     #[test]
@@ -47,13 +56,14 @@ mod tests {
         let mut machine = UnixStream::connect(&socket)?;
         machine.set_read_timeout(Some(Duration::from_secs(60)))?;
         let mut asked = BufReader::new(machine.try_clone()?).lines();
-        let mut next = || asked.next().context("it has hung up")?.map_err(anyhow::Error::from);
         writeln!(machine, r#"{{"QMP": {{"version": {{}}, "capabilities": []}}}}"#)?;
-        anyhow::ensure!(next()?.contains("qmp_capabilities"));
+        ensure!(asked.next().is_some_and(|line| line.is_ok_and(|line| line.contains("qmp_capabilities"))));
         writeln!(machine, r#"{{"return": {{}}}}"#)?;
         writeln!(machine, r#"{{"timestamp": {{}}, "event": "WAKEUP"}}"#)?;
         writeln!(machine, r#"{{"timestamp": {{}}, "event": "SUSPEND"}}"#)?;
-        anyhow::ensure!(next()?.contains("system_wakeup"));
+        ensure!(asked.next().is_some_and(|line| line.is_ok_and(|line| line.contains("system_wakeup"))));
+        machine.shutdown(Shutdown::Write)?;
+        ensure!(asked.next().is_none(), "it is woken twice");
         Ok(())
     }
 }

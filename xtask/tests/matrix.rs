@@ -63,7 +63,7 @@ fn whole_6_12_tracers() -> Result<()> {
     whole(&TRACERS_6_12)
 }
 
-/// By itself, as all that follows, so that no landing has to wait for all of a kernel's parts.
+/// By itself, as those below, so that no landing has to wait for all of a kernel's parts.
 #[test]
 fn whole_tracer_6_12_rt() -> Result<()> {
     machine::try_all(RT_6_12.kernel, "tracer", parts::tracer(&RT_6_12))

@@ -144,10 +144,10 @@ pub fn lines_with<'a>(
 /// A line of frames that are joined already. A number at the end of the last one would be read as a count of its own,
 /// and what begins with `#` as a comment.
 pub fn line(frames: &str, count: u64) -> String {
-    let comment = if frames.trim_start().starts_with('#') { "_" } else { "" };
+    let escape = if frames.trim_start().starts_with('#') { "_" } else { "" };
     match frames.trim_end().rsplit_once(' ') {
-        Some((before, last)) if last.parse::<f64>().is_ok() => format!("{comment}{before}_{last} {count}"),
-        _ => format!("{comment}{frames} {count}"),
+        Some((before, last)) if last.parse::<f64>().is_ok() => format!("{escape}{before}_{last} {count}"),
+        _ => format!("{escape}{frames} {count}"),
     }
 }
 

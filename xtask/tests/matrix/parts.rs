@@ -66,7 +66,7 @@ pub fn short(expected: &'static Expected) -> Vec<Part> {
     parts
 }
 
-/// Everything but what machines of their own do.
+/// Everything but what has machines of its own: `tracer` and `torture`.
 pub fn whole(expected: &'static Expected) -> Vec<Part> {
     let mut parts = of_program(expected);
     parts.push(Part::tests("kernel_trace_lines", &[], move |said| is_skipped_for(said, expected.no_trace_lines)));
@@ -115,7 +115,7 @@ pub fn torture() -> Vec<Part> {
         said.lines().filter(|line| line.starts_with("row: ")).for_each(|row| println!("{row}"));
         nothing_wrong(said)
     };
-    ["hotplug", "clocks"].map(|part| Part::script("torture.sh", &[part], judge)).into()
+    ["hotplug", "clocks"].map(|part| Part::script("torture.sh", &[part], judge).switches_cpus_off()).into()
 }
 
 /// Of a machine with a kernel that has not been tried before: what the static program does there.

@@ -85,8 +85,8 @@ static __always_inline void enter_thread(struct account *account, const struct t
 }
 
 /*
- * The thread that has the CPU now. A function that the verifier looks at by itself, once: for each pointer that it sees
- * read of a thread it searches all types of the kernel by name.
+ * The thread that has the CPU now. Global, so that the verifier checks it once: each pointer that is read from a thread
+ * makes it search all types of the kernel by name.
  */
 __noinline int enter_current(struct account *account)
 {
@@ -136,7 +136,7 @@ enum {
 
 /*
  * A program that was preempted at its work has kept others from writing since then, and has gone on with what it had
- * read before. Nobody knows who had the CPU since it was handed over the first time.
+ * read before. Nobody knows who had the CPU since it was handed over the first time. Global for the same reason.
  */
 __noinline int catch_up(struct account *account, u32 cpu)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Who woke whom, in which context, and how each thread came by its CPU and left it. A waking costs a clock read, some
- * 20 ns, and a switch as much for the thread's entry and its system call.
+ * Who woke whom, in which context, and how each thread came by its CPU and left it. A waking costs some
+ * 100 ns, of which a clock read takes 20, and a switch 20 ns for the thread's entry and its system call.
  */
 #pragma once
 

@@ -418,10 +418,15 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 		count_unseen_run(task, record, now_ns);
 	}
 	looked = place_of(task, record, state, switches, &place, &reason, &is_unread);
-	/* Found anew: the verifier would follow the look at stacks once for each map that the record may be in. */
+	/*
+	 * Found anew, and the same, as nobody else takes records over: the verifier would follow the look at stacks once
+	 * for each map that it may be in.
+	 */
 	record = record_of(task);
-	if (!record)
+	if (!record) {
+		lose(LOST_THREADS);
 		return;
+	}
 	record->is_unread = is_unread;
 	if (looked != LOOKED_OK && !is_last_round) {
 		/* Memory that there is none of now may have been found by the next round. */

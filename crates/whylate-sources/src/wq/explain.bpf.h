@@ -246,7 +246,8 @@ struct held_span {
 	u64 until_ns;
 	/* 0: none has ended. */
 	u64 first_end_ns;
-	bool is_full;
+	/* As wide as the others: up to 6.2 the verifier refuses bytes between members that nobody has written. */
+	u64 is_full;
 };
 
 /* Copies one that held a slot. Global, so that the verifier looks at one slot only. */

@@ -69,9 +69,11 @@ impl Running {
 
     /// Waits until it has its own way with the signal.
     pub fn wait_until_it_catches(&mut self, signal: Signal) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
         while !catches(self.pid(), signal) {
             ensure!(self.is_alive()?, "it ends before it catches {signal:?}");
-            thread::yield_now();
+            ensure!(Instant::now() < deadline, "it does not catch {signal:?}");
+            thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }
