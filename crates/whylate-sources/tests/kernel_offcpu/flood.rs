@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! More late events than may be explained.
 
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use whylate_sources::offcpu::OffcpuOptions;
-use whylate_sources::{Session, Source as _, Threads};
+use whylate_sources::{Attached, Measuring, Session, Source as _, Threads};
 
 use crate::kernel::chance::in_rounds;
 use crate::kernel::late::Places;
@@ -19,9 +19,9 @@ const FOR: Duration = Duration::from_secs(1);
 /// As many a second and CPU as have no interval behind them (`EXPLAIN_STEPS / EXPLAIN_EVENT_STEPS`), which none is.
 const MOST_PER_SECOND: u64 = 250_000 / 64;
 
-/// A process whose threads hand one CPU to each other: each wait for it counts as late.
-fn flood(places: Places) -> Result<()> {
-    let mut process = Command::new(std::env::current_exe()?)
+/// A process whose threads hand one CPU to each other, once its input ends: each wait for it counts as late.
+fn start(places: Places) -> Result<(Child, Measuring<dyn Attached>)> {
+    let process = Command::new(std::env::current_exe()?)
         .args(["--exact", "flood::flooding_process", "--nocapture", "--test-threads=1"])
         .env(FLOODS, places.disturbed.to_string())
         .stdin(Stdio::piped())
@@ -29,7 +29,18 @@ fn flood(places: Places) -> Result<()> {
         .spawn()?;
     let threads = Threads::of(process.id());
     let options = OffcpuOptions { threads, explain_over_ns: Some(1), ..OffcpuOptions::default() };
-    let mut source = options.attach(&Session::of_one())?;
+    Ok((process, options.attach(&Session::of_one())?))
+}
+
+/// How often its threads switched.
+fn switches_of(process: Child) -> Result<u64> {
+    let output = String::from_utf8(process.wait_with_output()?.stdout)?;
+    let told = output.lines().find_map(|line| Some(line.split_once(COUNTED)?.1.parse::<u64>()));
+    Ok(told.context("the process has ended early")??)
+}
+
+fn flood(places: Places) -> Result<()> {
+    let (mut process, mut source) = start(places)?;
     // It begins when its input ends.
     drop(process.stdin.take());
     let (mut explained, mut explained_ns) = (0, 0);
@@ -41,9 +52,7 @@ fn flood(places: Places) -> Result<()> {
     }
     source.drain_late(Duration::ZERO, &mut |_| explained += 1)?;
     let snapshot = source.snapshot()?;
-    let output = String::from_utf8(process.wait_with_output()?.stdout)?;
-    let told = output.lines().find_map(|line| Some(line.split_once(COUNTED)?.1.parse::<u64>()));
-    let switches = told.context("the process has ended early")??;
+    let switches = switches_of(process)?;
     let over = snapshot.unexplained;
     println!("{switches} waits, {explained} explained ({explained_ns} ns), {over:?}, lost: {:?}", snapshot.lost);
     let most = MOST_PER_SECOND * (FOR.as_secs() + 2);
@@ -65,6 +74,37 @@ fn late_events_beyond_the_budget_count_and_have_no_causes() -> Result<()> {
         return Ok(());
     }
     in_rounds(|| flood(places))
+}
+
+/// Nobody takes what is told: its room is full before the budget is used up.
+fn flood_unread(places: Places) -> Result<()> {
+    let (mut process, mut source) = start(places)?;
+    drop(process.stdin.take());
+    let switches = switches_of(process)?;
+    let snapshot = source.snapshot()?;
+    let mut explained = 0;
+    source.drain_late(Duration::ZERO, &mut |_| explained += 1)?;
+    let over = snapshot.unexplained;
+    println!("{switches} waits, {explained} explained, {over:?}, lost: {:?}", snapshot.lost);
+    let at_once = MOST_PER_SECOND;
+    ensure!(explained > 0 && explained < at_once, "{explained} have room, and {at_once} may be explained at once");
+    ensure!(switches > 4 * MOST_PER_SECOND, "the machine is too slow for a flood: {switches}");
+    // The account was not walked for a wait that could not be told anyway.
+    ensure!(snapshot.lost["over_budget"] == 0, "the budget was used for what had no room: {:?}", snapshot.lost);
+    ensure!(snapshot.lost["late_events"] == over.events, "{snapshot:?}");
+    let all = explained + over.events;
+    ensure!(all.abs_diff(switches) * 20 < switches, "{all} of {switches} waits were late");
+    Ok(())
+}
+
+#[test]
+fn late_events_without_room_are_counted_before_anything_is_gathered() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+    if crate::is_emulated() {
+        println!("skipped: an emulated CPU is too slow for a flood");
+        return Ok(());
+    }
+    in_rounds(|| flood_unread(places))
 }
 
 /// Not a test by itself: the process.

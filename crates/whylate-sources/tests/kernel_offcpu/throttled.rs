@@ -103,6 +103,13 @@ impl Spinner {
         sched_setaffinity(Pid::from_raw(spinner.0.id() as i32), &only)?;
         Ok(spinner)
     }
+
+    /// How long it has had a CPU (proc_pid_schedstat(5)).
+    fn ran(&self) -> Result<Duration> {
+        let text = fs::read_to_string(format!("/proc/{}/schedstat", self.0.id()))?;
+        let ns = text.split_whitespace().next().context("schedstat has three fields")?.parse()?;
+        Ok(Duration::from_nanos(ns))
+    }
 }
 
 impl Drop for Spinner {
@@ -193,6 +200,8 @@ fn a_thread_woken_while_its_cgroup_is_throttled_waits_for_that() -> Result<()> {
     })
 }
 
+/// So much of their CPU is the test's own threads' where nobody else uses it.
+const LEFT_TO_OWN: f64 = 0.85;
 /// Waits behind others of its cgroup that are this much of a wait may be anybody's.
 const OF_OTHERS: f64 = 0.4;
 
@@ -215,11 +224,18 @@ fn threads_behind_others_of_their_cgroup_are_throttled_with_them() -> Result<()>
         inside.push(spinner);
     }
     let options = OffcpuOptions { explain_over_ns: Some(60_000_000), ..OffcpuOptions::default() };
+    let own = || inside.iter().chain([&innocent]).map(Spinner::ran).sum::<Result<Duration>>();
     in_rounds(|| {
         let mut source = options.attach(&Session::of_one())?;
+        let (began, ran_before) = (Instant::now(), own()?);
         sleep(WATCHED * 2);
+        let ran = (own()? - ran_before).as_secs_f64() / began.elapsed().as_secs_f64();
         let mut events: Vec<LateEvent> = Vec::new();
         source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+        // Whoever waits for others has not used its quota up.
+        if ran < LEFT_TO_OWN {
+            return Err(Unjudged(format!("others have this CPU for {:.0} % of the time", 100.0 - ran * 100.0)).into());
+        }
         let is_inside = |event: &LateEvent| inside.iter().any(|of| event.subject == thread::called("sh", of.0.id()));
         events.retain(is_inside);
         let innocent = thread::called("sh", innocent.0.id());
