@@ -4,6 +4,8 @@
 
 #[path = "kernel_paths/chain.rs"]
 mod chain;
+#[path = "kernel_paths/flush.rs"]
+mod flush;
 #[path = "kernel_paths/handoff.rs"]
 mod handoff;
 #[path = "kernel_paths/innocent.rs"]
@@ -11,6 +13,8 @@ mod innocent;
 mod kernel;
 #[path = "kernel_paths/peers.rs"]
 mod peers;
+#[path = "kernel_paths/stolen.rs"]
+mod stolen;
 #[path = "kernel_paths/ways.rs"]
 mod ways;
 
@@ -155,10 +159,14 @@ fn a_server_that_computes_writes_and_is_kept_from_its_cpu_is_told_so() -> Result
     in_rounds(|| watched("chain", LATE_NS)?.ensure_true("chain", off_in_chain))
 }
 
+/// Whether somebody waited for a CPU that this thread had.
+fn is_kept_by(segment: &PathSegment, tid: u64) -> bool {
+    segment.kind == CauseKind::Thread && segment.who.ends_with(&format!(":{tid}"))
+}
+
 fn off_in_chain(round: &Round, event: &LateEvent) -> Option<String> {
     let [server, bully, cpu_ns, wrote_ns, write_cpu_ns, kept_ns] = round.numbers[..] else { return Some("?".into()) };
-    let bully = format!("bully:{bully}");
-    let is_bully = |segment: &PathSegment| segment.kind == CauseKind::Thread && segment.who == bully;
+    let is_bully = |segment: &PathSegment| is_kept_by(segment, bully);
     // It may have had the CPU for a moment before, on its way to sleep.
     let after_write = event.path.iter().rposition(|segment| segment.depth > 1).map_or(0, |last| last + 1);
     let Some(first) = event.path[after_write..].iter().position(&is_bully).map(|first| after_write + first) else {
@@ -228,6 +236,54 @@ fn off_in_handoff(round: &Round, event: &LateEvent) -> Option<String> {
         let (truth, told) = (share(ns, all_ns), share(held_by(tid), told_ns));
         ((truth - told).abs() > 0.05 * truth).then(|| format!("{tid} has {told:.3}, not {truth:.3}"))
     })
+}
+
+/// Whoever was woken with a lock and finds that somebody else has it waits for both, one after the other.
+#[test]
+fn a_lock_that_is_stolen_is_told_as_it_was() -> Result<()> {
+    let Some(_turn) = turn_for_lengths() else { return Ok(()) };
+    in_rounds(|| watched("stolen", LATE_NS)?.ensure_true("stolen", off_in_theft))
+}
+
+fn off_in_theft(round: &Round, event: &LateEvent) -> Option<String> {
+    let [holder, held_ns, thief, kept_ns, slept_ns, computed_ns] = round.numbers[..] else { return Some("?".into()) };
+    let Some(theft) = event.path.iter().position(|segment| is_kept_by(segment, thief)) else {
+        return Some(format!("{thief} is not there"));
+    };
+    let told = [
+        ("the thief kept the CPU", sum(&event.path, |segment| is_kept_by(segment, thief)), kept_ns),
+        ("it slept", sum(&event.path[theft..], |segment| segment.kind == CauseKind::Timer), slept_ns),
+        ("it computed", worked(&event.path, thief), computed_ns),
+    ];
+    let worked_ns = worked(&event.path, holder);
+    // It also works until its client sleeps.
+    if !(stolen::HOLDS_NS - NEAR_NS..=held_ns + NEAR_NS).contains(&worked_ns) {
+        return Some(format!("the holder worked for {worked_ns}, not {} to {held_ns} ns", stolen::HOLDS_NS));
+    }
+    // Interrupts came in meanwhile, whose time is told beside.
+    let near_ns = NEAR_NS + sum(&event.path, is_above);
+    let mut off = told.into_iter().filter(|&(_, told_ns, ns)| told_ns.abs_diff(ns) > near_ns);
+    off.next().map(|(what, told_ns, ns)| format!("{what} for {told_ns}, not {ns} ns"))
+}
+
+/// The worker of a work item that is flushed waits for its CPU.
+#[test]
+fn who_keeps_a_flushed_work_item_from_its_cpu_is_named() -> Result<()> {
+    let Some(_turn) = turn_for_lengths() else { return Ok(()) };
+    in_rounds(|| {
+        let watched = watched("flush", LATE_NS)?;
+        // It says itself where it cannot be made.
+        if watched.rounds.is_empty() { Ok(()) } else { watched.ensure_true("flush", off_in_flush) }
+    })
+}
+
+fn off_in_flush(round: &Round, event: &LateEvent) -> Option<String> {
+    let [bully, kept_ns] = round.numbers[..] else { return Some("?".into()) };
+    let is_bully = |segment: &PathSegment| is_kept_by(segment, bully) && segment.depth > 0;
+    let Some(first) = event.path.iter().position(&is_bully) else { return Some(format!("{bully} is not there")) };
+    let last = event.path.iter().rposition(&is_bully)?;
+    let told_ns = sum(&event.path[first..=last], |segment| is_bully(segment) || !is_thread(segment));
+    (told_ns.abs_diff(kept_ns) > NEAR_NS).then(|| format!("{bully} kept it for {told_ns} of {kept_ns} ns"))
 }
 
 #[test]

@@ -22,7 +22,7 @@ const SKIPPED: &str = "skipped: ";
 /// So many waits of each kind.
 pub const ROUNDS: usize = 12;
 /// Between two of them.
-const PAUSE: Duration = Duration::from_millis(2);
+pub const PAUSE: Duration = Duration::from_millis(2);
 /// A server works for so long before it lets its client go on.
 pub const BURNT_NS: u64 = 20_000_000;
 
@@ -115,6 +115,8 @@ pub fn run_if_asked() -> Result<()> {
         "chain" => crate::chain::play(),
         "ways" => crate::ways::play(),
         "handoff" => crate::handoff::play(),
+        "stolen" => crate::stolen::play(),
+        "flush" => crate::flush::play(),
         "innocent" => crate::innocent::play(),
         other => bail!("nobody plays {other}"),
     }
