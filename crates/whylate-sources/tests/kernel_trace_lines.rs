@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What each source tells beside raw trace lines, as far as the kernel's tracepoints know (work items: `kernel_wq`).
 
+#[path = "../../whylate-model/tests/forward/mod.rs"]
+mod forward;
 mod kernel;
 
 #[allow(dead_code)]
@@ -303,5 +305,35 @@ fn the_path_of_a_traced_wait_is_what_the_other_thread_did() -> Result<()> {
         return Ok(());
     }
     println!("skipped: the machine hides switches in {TRIES} traces of {TRIES}");
+    Ok(())
+}
+
+/// How much of the time may have another label.
+const OFF_FORWARD: f64 = 0.02;
+/// Processes that wait for each other and for timers.
+const PIPES: &str = "for number in $(seq 30); do sleep 0.002 | cat; done";
+
+/// All waits of all threads in a traced time.
+#[test]
+fn told_forward_and_backward_the_waits_of_a_traced_command_agree() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let trace = patching(|| Trace::of(&OF_PATHS))?;
+    let status = std::process::Command::new("sh").args(["-c", PIPES]).status()?;
+    let trace = import::Trace::read(trace.finish_text()?.as_bytes())?;
+    ensure!(status.success(), "it ends with {status}");
+    let agreement = forward::compare(trace.history());
+    let (waits, off) = (agreement.waits, agreement.share(agreement.off_ns));
+    let contradicted = agreement.share(agreement.contradicted_ns);
+    println!(
+        "{waits} waits of {} ns, {:.4} % are told differently, {:.4} % where both know it; lost: {:?}",
+        agreement.ns,
+        off * 100.0,
+        contradicted * 100.0,
+        trace.lost
+    );
+    ensure!(waits >= 100, "only {waits} waits");
+    // Some machines hide switches from tracing: each way of counting loses other threads there.
+    let is_whole = !trace.lost.contains_key("unseen_switches");
+    ensure!(contradicted <= OFF_FORWARD && (off <= OFF_FORWARD || !is_whole), "of the worst: {}", agreement.worst);
     Ok(())
 }

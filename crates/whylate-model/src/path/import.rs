@@ -10,7 +10,7 @@ mod fields;
 mod lives;
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read as _};
 
 use thiserror::Error;
 
@@ -28,6 +28,8 @@ use crate::text::{BINARY, is_binary};
 const CPUS: usize = 8 << 10;
 /// Each takes up to some 250 bytes of memory.
 const EVENTS: u64 = 8 << 20;
+/// Between two events of perf there is a stack at most. What has none for so long may have no end either.
+const WITHOUT_EVENT: u64 = 64 << 20;
 /// No kernel has more functions of work items.
 const HANDLERS: usize = 64 << 10;
 /// What the kernel shows of a thread whose name it has forgotten.
@@ -60,6 +62,9 @@ pub enum ImportError {
     /// No line is an event.
     #[error("no line in it is an event: give text of trace_pipe, `trace-cmd report` or `perf script`")]
     NotATrace,
+    /// It goes on and on with something else.
+    #[error("{} MiB of it in a row have no event: give text of trace_pipe, `trace-cmd report` or `perf script`", WITHOUT_EVENT >> 20)]
+    NoEvents,
     /// There is no such thread.
     #[error("it has no thread {0}: leave out --pid and --comm, or name one that is in it")]
     NoSuchThread(String),
@@ -128,14 +133,26 @@ impl Trace {
         }
         let mut reader = Reader::default();
         let mut bytes = Vec::new();
+        let mut input = input.take(WITHOUT_EVENT);
         while read_line(&mut input, &mut bytes)? {
+            let events = reader.events;
             // Text that was copied from a web page has spaces that do not break.
             reader.line(&String::from_utf8_lossy(&bytes).replace('\u{a0}', " "));
+            if reader.events > events {
+                input.set_limit(WITHOUT_EVENT);
+            } else if input.limit() == 0 {
+                return Err(ImportError::NoEvents);
+            }
             if reader.events > EVENTS {
                 return Err(ImportError::TooLong);
             }
         }
         reader.end()
+    }
+
+    /// Who had each CPU, and how.
+    pub fn history(&self) -> &Recorded {
+        &self.past
     }
 
     /// Its threads, in the order in which they are first told of.
@@ -305,7 +322,8 @@ impl Reader {
         if !self.kinds.requests {
             weaker.push("no block events: waits for disks are shown as waits for interrupts");
         }
-        let mut past = self.builder.finish(end_ns);
+        // Whoever got a CPU with the last event has it.
+        let mut past = self.builder.finish(end_ns + 1);
         let Reader { lives, handlers, lost, .. } = self;
         if !tells_interrupts {
             lives.doubt(&mut past);

@@ -8,9 +8,11 @@ use crate::CauseKind;
 use crate::path::command::Explained;
 
 #[test]
-fn what_is_no_text_is_refused_though_it_has_no_end() {
+fn what_is_no_trace_is_refused_though_it_has_no_end() {
     let endless = std::io::BufReader::new(std::io::repeat(0));
     assert!(matches!(Trace::read(endless), Err(ImportError::Binary)));
+    let endless = std::io::BufReader::with_capacity(1 << 20, std::io::repeat(b'y'));
+    assert!(matches!(Trace::read(endless), Err(ImportError::NoEvents)));
 }
 
 const TRACEFS: &str = include_str!("../../../tests/traces/tracefs.txt");
@@ -129,6 +131,19 @@ fn a_trace_of_each_form_has_the_same_answer() {
         assert_eq!(waits[0].path.total_ns(), waits[0].to_ns - waits[0].from_ns);
         assert_eq!(trace.late_waits(11, 10_000_000, 3), []);
     }
+}
+
+#[test]
+fn a_wait_that_ends_with_the_last_event_is_followed() {
+    let ends = ASKED.iter().position(|said| said.6 == "swapper/0:0 R client:11").expect("the end of a wait");
+    let waits = read(&written(Form::Tracefs, &ASKED[..=ends])).late_waits(11, 1_000_000, 1);
+    let expected = [
+        part(900, CauseKind::Running, "server:20"),
+        part(5_000, CauseKind::Timer, "timer"),
+        part(2_000, CauseKind::Thread, "hog:30"),
+        part(1_000, CauseKind::Running, "server:20"),
+    ];
+    assert_eq!(told(&waits.first().expect("a wait").path), expected);
 }
 
 #[test]
