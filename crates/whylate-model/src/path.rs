@@ -18,6 +18,7 @@ mod held_up;
 pub mod history;
 pub mod import;
 pub mod members;
+pub mod outline;
 pub mod packed;
 mod rewind;
 pub mod stolen;

@@ -10,7 +10,7 @@ mod fields;
 mod lives;
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::{self, BufRead, Read as _};
+use std::io::{self, BufRead};
 
 use thiserror::Error;
 

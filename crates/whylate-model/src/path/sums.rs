@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::PathSegment;
+use super::outline::{Piece, pieces};
 use crate::thread::without_number;
 
 /// So many parts are kept apart.
@@ -18,47 +19,72 @@ const FEW: usize = 8;
 /// Paths, added up.
 #[derive(Debug, Default)]
 pub(super) struct Sums {
-    parts: Vec<PathSegment>,
+    outermost: Parts,
+    /// How many parts are kept apart in all.
+    parts: usize,
     /// Names that so many threads have that their numbers tell nothing.
     shared: HashSet<String>,
     /// How many parts were left when they were last looked for.
     looked_at: usize,
 }
 
+/// Parts at one depth, and the waits that they stand beside.
+#[derive(Debug, Default)]
+struct Parts {
+    own: Vec<PathSegment>,
+    waits: Vec<Wait>,
+}
+
+#[derive(Debug)]
+struct Wait {
+    waiter: Option<String>,
+    via: Option<String>,
+    within: Parts,
+}
+
 impl Sums {
     /// Adds a path.
     pub fn add(&mut self, path: Vec<PathSegment>) {
-        let path = path.into_iter().map(|segment| self.without_numbers(segment)).collect();
-        merge(&mut self.parts, path);
-        if self.parts.len() > MANY_PARTS.max(2 * self.looked_at) {
+        let path: Vec<PathSegment> = path.into_iter().map(|segment| self.without_numbers(segment)).collect();
+        self.take(&path);
+        if self.parts > MANY_PARTS.max(2 * self.looked_at) {
             self.share_names();
-            self.looked_at = self.parts.len();
+            self.looked_at = self.parts;
         }
     }
 
-    /// What has been added up.
+    /// What has been added up. Each part follows the parts of the wait that it lies within.
     pub fn finish(mut self) -> Vec<PathSegment> {
         self.share_names();
-        self.parts
+        self.outermost.flat()
+    }
+
+    fn take(&mut self, path: &[PathSegment]) {
+        let mut loose = Vec::new();
+        self.outermost.add(path, 0, &mut self.parts, &mut loose);
+        loose.into_iter().for_each(|segment| self.outermost.add_loose(segment, &mut self.parts));
     }
 
     /// Where one name has become that of many threads, they are told together.
     fn share_names(&mut self) {
-        let mut threads: HashMap<&str, HashSet<&str>> = HashMap::new();
-        for part in &self.parts {
+        let mut threads: HashMap<String, HashSet<String>> = HashMap::new();
+        self.outermost.each(&mut |part| {
             for called in names_of(part) {
-                threads.entry(without_number(called)).or_default().insert(called);
+                threads.entry(without_number(called).to_owned()).or_default().insert(called.to_owned());
             }
-        }
-        let shared = threads.into_iter().filter(|(_, threads)| threads.len() > FEW);
-        let shared: Vec<String> = shared.map(|(name, _)| name.to_owned()).collect();
-        if shared.is_empty() {
+        });
+        threads.retain(|_, threads| threads.len() > FEW);
+        if threads.is_empty() {
             return;
         }
-        self.shared.extend(shared);
-        let parts = std::mem::take(&mut self.parts);
-        let parts = parts.into_iter().map(|part| self.without_numbers(part)).collect();
-        merge(&mut self.parts, parts);
+        self.shared.extend(threads.into_keys());
+        self.parts = 0;
+        let Parts { own, waits } = std::mem::take(&mut self.outermost);
+        // What had no room before has none of the others'.
+        for parts in [Parts { own: Vec::new(), waits }, Parts { own, waits: Vec::new() }] {
+            let path: Vec<PathSegment> = parts.flat().into_iter().map(|part| self.without_numbers(part)).collect();
+            self.take(&path);
+        }
     }
 
     fn without_numbers(&self, segment: PathSegment) -> PathSegment {
@@ -75,45 +101,78 @@ fn names_of(part: &PathSegment) -> impl Iterator<Item = &str> {
     who.into_iter().chain(&part.ready).chain(&part.waiter).map(String::as_str)
 }
 
-/// Adds parts to parts: those that are alike in order and in all they tell become one, and what has no room is summed up.
-fn merge(into: &mut Vec<PathSegment>, path: Vec<PathSegment>) {
-    let is_like = |a: &PathSegment, b: &PathSegment| {
-        (a.kind, a.depth, &a.who, &a.ready, &a.via, &a.waiter) == (b.kind, b.depth, &b.who, &b.ready, &b.via, &b.waiter)
-    };
-    // Where one stands after which, it is found next.
-    let mut at = 0;
-    for segment in path {
-        let place = into[at..].iter().position(|known| is_like(known, &segment)).map(|place| at + place);
-        let place = place.or_else(|| into[..at].iter().position(|known| is_like(known, &segment)));
-        match place {
-            Some(place) => {
-                into[place].ns += segment.ns;
-                at = place;
-            }
-            None if into.len() < PARTS => {
-                at = (at + 1).min(into.len());
-                into.insert(at, segment);
-            }
-            None => {
-                let is_named = segment.is_a_threads();
-                let loose = PathSegment {
-                    ns: segment.ns,
-                    kind: segment.kind,
-                    who: if is_named { without_number(&segment.who).to_owned() } else { segment.who },
-                    ready: segment.ready.as_deref().map(|ready| without_number(ready).to_owned()),
-                    ..PathSegment::default()
-                };
-                let others = PathSegment { ns: segment.ns, who: "others".to_owned(), ..PathSegment::default() };
-                let known = into.iter().position(|known| is_like(known, &loose));
-                let known = known.or_else(|| into.iter().position(|known| is_like(known, &others)));
-                match known {
-                    Some(known) => into[known].ns += segment.ns,
-                    None if into.len() < PARTS + LOOSE => into.push(loose),
-                    None => into.push(others),
+impl Parts {
+    /// Adds parts: those that are alike in all they tell, and in the waits that they lie within, become one. What has no
+    /// room is handed back.
+    fn add(&mut self, path: &[PathSegment], depth: u32, parts: &mut usize, loose: &mut Vec<PathSegment>) {
+        for piece in pieces(path, depth) {
+            match piece {
+                Piece::Own(segment) => {
+                    if !add_to_like(&mut self.own, segment) {
+                        if *parts < PARTS {
+                            *parts += 1;
+                            self.own.push(segment.clone());
+                        } else {
+                            loose.push(segment.clone());
+                        }
+                    }
+                }
+                Piece::Wait { outer, within } => {
+                    let is_like = |wait: &Wait| (&wait.waiter, &wait.via) == (&outer.waiter, &outer.via);
+                    let at = self.waits.iter().position(is_like).unwrap_or_else(|| {
+                        let PathSegment { waiter, via, .. } = outer.clone();
+                        self.waits.push(Wait { waiter, via, within: Parts::default() });
+                        self.waits.len() - 1
+                    });
+                    self.waits[at].within.add(within, depth + 1, parts, loose);
                 }
             }
         }
     }
+
+    fn add_loose(&mut self, segment: PathSegment, parts: &mut usize) {
+        let is_named = segment.is_a_threads();
+        let loose = PathSegment {
+            ns: segment.ns,
+            kind: segment.kind,
+            who: if is_named { without_number(&segment.who).to_owned() } else { segment.who },
+            ready: segment.ready.as_deref().map(|ready| without_number(ready).to_owned()),
+            ..PathSegment::default()
+        };
+        let others = PathSegment { ns: segment.ns, who: "others".to_owned(), ..PathSegment::default() };
+        if !add_to_like(&mut self.own, &loose) && !add_to_like(&mut self.own, &others) {
+            self.own.push(if *parts < PARTS + LOOSE { loose } else { others });
+            *parts += 1;
+        }
+    }
+
+    fn each(&self, visit: &mut dyn FnMut(&PathSegment)) {
+        self.own.iter().for_each(&mut *visit);
+        self.waits.iter().for_each(|wait| wait.within.each(visit));
+    }
+
+    fn flat(self) -> Vec<PathSegment> {
+        let mut flat = self.own;
+        // A wait without a part of its own would seem to belong to the one before it.
+        let (bare, others): (Vec<Wait>, Vec<Wait>) =
+            self.waits.into_iter().partition(|wait| wait.within.own.is_empty());
+        bare.into_iter().chain(others).for_each(|wait| flat.extend(wait.within.flat()));
+        flat
+    }
+}
+
+/// Adds a part to the one that it is like.
+fn add_to_like(parts: &mut [PathSegment], segment: &PathSegment) -> bool {
+    let told = |of: &PathSegment| (of.kind, of.depth);
+    let is_like = |known: &&mut PathSegment| {
+        told(known) == told(segment)
+            && (&known.who, &known.ready, &known.via, &known.waiter)
+                == (&segment.who, &segment.ready, &segment.via, &segment.waiter)
+    };
+    let known = parts.iter_mut().find(is_like);
+    let is_known = known.is_some();
+    known.into_iter().for_each(|known| known.ns += segment.ns);
+    is_known
 }
 
 #[cfg(test)]
@@ -127,14 +186,34 @@ mod tests {
         let mut sums = Sums::default();
         sums.add(vec![part(1, "a", 1), part(2, "b", 2), part(4, "a", 1)]);
         sums.add(vec![part(8, "b", 2), part(16, "c", 2), part(32, "a", 1)]);
-        let told: Vec<(u64, &str)> = sums.parts.iter().map(|part| (part.ns, part.who.as_str())).collect();
-        assert_eq!(told, [(37, "a"), (10, "b"), (16, "c")]);
+        assert_eq!(sums.parts, 3);
         let many = PARTS as u64 + 2 * LOOSE as u64;
         let path = (0..many).map(|number| part(1, &number.to_string(), 1)).collect();
         sums.add(path);
         let sums = sums.finish();
+        let told: Vec<(u64, &str)> = sums.iter().map(|part| (part.ns, part.who.as_str())).collect();
+        assert!([(37, "a"), (10, "b"), (16, "c")].iter().all(|part| told.contains(part)), "{told:?}");
         assert_eq!(sums.iter().map(|part| part.ns).sum::<u64>(), 63 + many);
         assert!(sums.len() <= PARTS + LOOSE + 1);
+    }
+
+    #[test]
+    fn what_is_alike_within_different_waits_stays_there() {
+        let part = |ns, who: &str, depth, waiter: &str, via: &str| PathSegment {
+            ns,
+            who: who.to_owned(),
+            depth,
+            waiter: Some(waiter.to_owned()),
+            via: Some(via.to_owned()),
+            ..PathSegment::default()
+        };
+        let mut sums = Sums::default();
+        sums.add(vec![part(1, "server", 1, "client", "read"), part(2, "jbd2", 2, "server", "fsync")]);
+        sums.add(vec![part(4, "server", 1, "client", "write"), part(8, "jbd2", 2, "server", "fsync")]);
+        sums.add(vec![part(16, "jbd2", 2, "server", "fsync"), part(32, "server", 1, "client", "read")]);
+        let told: Vec<(u64, String)> = sums.finish().into_iter().map(|part| (part.ns, part.who)).collect();
+        let expected = [(33, "server"), (18, "jbd2"), (4, "server"), (8, "jbd2")];
+        assert_eq!(told, expected.map(|(ns, who)| (ns, who.to_owned())));
     }
 
     #[test]

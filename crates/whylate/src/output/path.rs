@@ -6,6 +6,7 @@ use std::io::{self, Write};
 
 use whylate_model::CauseKind;
 use whylate_model::path::PathSegment;
+use whylate_model::path::outline::{Piece, pieces};
 use whylate_model::thread::without_number;
 use whylate_model::units::{format_ns, printable};
 
@@ -49,25 +50,25 @@ pub fn write_wait(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> i
 fn parts_of(path: &[PathSegment], depth: u32) -> Vec<Part> {
     let mut own: Vec<(&PathSegment, u64)> = Vec::new();
     let mut waits: Vec<(&PathSegment, Vec<PathSegment>)> = Vec::new();
-    for run in path.chunk_by(|a, b| (a.depth > depth) == (b.depth > depth)) {
-        if run[0].depth > depth {
-            let outer = run.iter().find(|segment| segment.depth == depth + 1).unwrap_or(&run[0]);
-            let is_like = |(other, _): &(&PathSegment, Vec<PathSegment>)| {
-                (&other.waiter, &other.via) == (&outer.waiter, &outer.via)
-            };
-            match waits.iter().position(is_like) {
-                Some(at) => waits[at].1.extend_from_slice(run),
-                None => waits.push((outer, run.to_vec())),
+    for piece in pieces(path, depth) {
+        match piece {
+            Piece::Wait { outer, within } => {
+                let is_like = |(other, _): &(&PathSegment, Vec<PathSegment>)| {
+                    (&other.waiter, &other.via) == (&outer.waiter, &outer.via)
+                };
+                match waits.iter().position(is_like) {
+                    Some(at) => waits[at].1.extend_from_slice(within),
+                    None => waits.push((outer, within.to_vec())),
+                }
             }
-            continue;
-        }
-        for segment in run {
-            let is_like = |(other, _): &(&PathSegment, u64)| {
-                (other.kind, &other.who, &other.ready) == (segment.kind, &segment.who, &segment.ready)
-            };
-            match own.iter().position(is_like) {
-                Some(at) => own[at].1 += segment.ns,
-                None => own.push((segment, segment.ns)),
+            Piece::Own(segment) => {
+                let is_like = |(other, _): &(&PathSegment, u64)| {
+                    (other.kind, &other.who, &other.ready) == (segment.kind, &segment.who, &segment.ready)
+                };
+                match own.iter().position(is_like) {
+                    Some(at) => own[at].1 += segment.ns,
+                    None => own.push((segment, segment.ns)),
+                }
             }
         }
     }

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A path as an outline: which of its parts lie within which wait.
+
+use super::PathSegment;
+
+/// A piece of a path at some depth.
+#[derive(Clone, Copy, Debug)]
+pub enum Piece<'a> {
+    /// A part that lies within no further wait.
+    Own(&'a PathSegment),
+    /// A wait, and all parts within it.
+    Wait {
+        /// A part that tells who waited, and in what.
+        outer: &'a PathSegment,
+        /// All of them, at least one.
+        within: &'a [PathSegment],
+    },
+}
+
+/// The pieces of a path, or of what lies within one of its waits, at this depth, in order.
+pub fn pieces(path: &[PathSegment], depth: u32) -> impl Iterator<Item = Piece<'_>> {
+    let mut left = path;
+    std::iter::from_fn(move || {
+        let first = left.first()?;
+        if first.depth <= depth {
+            left = &left[1..];
+            return Some(Piece::Own(first));
+        }
+        let is_outer = |segment: &&PathSegment| segment.depth == depth + 1;
+        let run = left.iter().position(|segment| segment.depth <= depth).unwrap_or(left.len());
+        let outer = left[..run].iter().find(is_outer).unwrap_or(first);
+        // Where one wait follows another without a part in between, its own parts tell.
+        let is_other = |segment: &PathSegment| {
+            is_outer(&segment) && (&segment.waiter, &segment.via) != (&outer.waiter, &outer.via)
+        };
+        let end = left[..run].iter().position(is_other).unwrap_or(run);
+        let (within, rest) = left.split_at(end);
+        left = rest;
+        Some(Piece::Wait { outer, within })
+    })
+}
