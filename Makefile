@@ -152,6 +152,11 @@ bench-why: ## what `whylate` with every source costs, beside perf sched record a
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- why
 
+.PHONY: bench-run
+bench-run: ## what `whylate run` costs a build and keeps of ten minutes, and what a wait's chain costs (as root)
+	@scripts/install-deps bench
+	$(CARGO) run --release -p whylate-bench -- run
+
 .PHONY: bench-timerlat-vm
 bench-timerlat-vm: ## what `whylate timerlat` tells and costs, beside rtla, in a virtual machine
 	@scripts/install-deps bench static vm

@@ -128,7 +128,8 @@ impl Drop for Tool {
     }
 }
 
-fn peak_kib(status: &str) -> Option<f64> {
+/// The most memory that a process has had by its status (proc_pid_status(5)).
+pub fn peak_kib(status: &str) -> Option<f64> {
     let rest = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     rest.trim().strip_suffix(" kB")?.parse().ok()
 }

@@ -13,6 +13,7 @@ mod occupancy;
 mod offcpu;
 mod programs;
 mod results;
+mod run;
 mod sqpoll;
 mod sqpoll_vm;
 mod timerlat;
@@ -68,6 +69,8 @@ enum What {
     Offcpu(offcpu::Arguments),
     /// What `whylate` without a command costs, beside perf sched record and offcputime.
     Why(why::Arguments),
+    /// What `whylate run` costs a command, and following a late wait to who ended it.
+    Run(run::Arguments),
     #[command(hide = true)]
     Sleepers(offcpu::sleepers::Arguments),
     #[command(hide = true)]
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         What::IrqsoffVm(arguments) => irqsoff_vm::run(&arguments),
         What::IrqsoffVmCost(arguments) => irqsoff_vm_cost::run(&arguments),
         What::Why(arguments) => why::run(&arguments),
+        What::Run(arguments) => run::run(&arguments),
         What::Offcpu(arguments) => offcpu::run(&arguments),
         What::Sleepers(arguments) => offcpu::sleepers::run(&arguments).map(|()| true),
         What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),

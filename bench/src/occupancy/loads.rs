@@ -3,7 +3,7 @@
 
 use std::env;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
@@ -77,14 +77,17 @@ impl Load {
 
     /// Its work fills the time that 100,000 switches a second leave.
     pub fn paced() -> Result<Self> {
-        let [few, many] = [1_000, 10_000];
-        let (few_s, many_s) = (turn_s(few)?, turn_s(many)?);
-        let step_s = (many_s - few_s) / (many - few) as f64;
-        let steps = few as f64 + (1.0 / SWITCHES_PER_SECOND - few_s) / step_s;
-        if !steps.is_finite() || steps < 1.0 {
-            bail!("this CPU does not switch 100,000 times a second");
-        }
-        Ok(Self { runs: PACED_RUNS, ..Self::turns(PACED_ROUNDS, steps as u64)? })
+        Ok(Self { runs: PACED_RUNS, ..Self::turns(PACED_ROUNDS, paced_steps()?)? })
+    }
+
+    /// The same once, for about so long.
+    pub fn paced_for(time: Duration) -> Result<Self> {
+        Self::turns((time.as_secs_f64() * SWITCHES_PER_SECOND / 2.0) as u64, paced_steps()?)
+    }
+
+    /// The program, and its arguments.
+    pub fn command(&self) -> &[String] {
+        &self.command
     }
 
     fn turns(rounds: u64, steps: u64) -> Result<Self> {
@@ -143,6 +146,18 @@ impl Load {
             _ => bail!("`{}` failed, {}", self.name, output.status),
         }
     }
+}
+
+/// How much work lies between two switches of the paced load.
+fn paced_steps() -> Result<u64> {
+    let [few, many] = [1_000, 10_000];
+    let (few_s, many_s) = (turn_s(few)?, turn_s(many)?);
+    let step_s = (many_s - few_s) / (many - few) as f64;
+    let steps = few as f64 + (1.0 / SWITCHES_PER_SECOND - few_s) / step_s;
+    if !steps.is_finite() || steps < 1.0 {
+        bail!("this CPU does not switch 100,000 times a second");
+    }
+    Ok(steps as u64)
 }
 
 /// How long one turn takes, with its switch: the shortest of several, because the work is always the same.

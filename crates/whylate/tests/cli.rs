@@ -58,6 +58,9 @@ fn arguments_that_make_no_sense_are_refused() -> Result<()> {
         &["wq", "1e99"],
         &["wq", "--by", "cgroup"],
         &["-p", "1", "--by", "cgroup"],
+        &["offcpu", "--flat", "-o", "/dev/null/x.svg"],
+        &["offcpu", "--why", "5ms", "--wakers", "-o", "/dev/null/x.svg"],
+        &["offcpu", "--why", "5ms", "--lines", "-o", "/dev/null/x.folded"],
     ] {
         let output = output_of(arguments)?;
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

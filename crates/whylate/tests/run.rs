@@ -17,13 +17,14 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use chance::in_rounds;
 use quota::Quota;
 use running::{Running, copied, whylate};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::thread::{MembarrierCommand, membarrier};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
 use turn::{Turn, turn_to_measure};
@@ -145,6 +146,31 @@ fn both_ends_of_a_pipe_have_what_they_compute() -> Result<()> {
 const FIRST_MS: u64 = 100;
 const SECOND_MS: u64 = 50;
 
+/// Waits for grace periods of RCU, and then computes.
+const BARRIERS: &str = "barriers";
+
+#[test]
+fn a_grace_period_has_no_more_than_its_own_time() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let program = std::env::current_exe()?;
+    let script = format!("{PLAYED}={BARRIERS} exec '{}' --exact played --nocapture", program.display());
+    in_rounds(|| {
+        let output = run_json(&["sh", "-c", &script]).output()?;
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let took = stdout.lines().find_map(|line| line.rsplit_once(&format!("{BARRIERS}: ")));
+        let took_ns: u64 = took.context("the program says nothing")?.1.parse()?;
+        let told: Told =
+            serde_json::from_slice(output.stderr.rsplit(|&byte| byte == b'\n').nth(1).context("no JSON")?)?;
+        told.ensure_sums()?;
+        let rcu_ns = told.sum(|segment| segment.kind == CauseKind::Rcu);
+        let (worked_ns, within_ns) = (told.worked_ns("second:"), told.sum(|segment| segment.depth > 0));
+        println!("{rcu_ns} of {took_ns} ns for grace periods, {within_ns} ns in waits; it worked for {worked_ns} ns");
+        ensure!(rcu_ns > 0 && rcu_ns <= took_ns, "{told:?}");
+        ensure!(near(worked_ns, SECOND_MS, 5), "{worked_ns} ns of {SECOND_MS} ms: {told:?}");
+        Ok(())
+    })
+}
+
 /// What this program does where it is one of a pipe's ends.
 #[test]
 fn played() -> Result<()> {
@@ -163,11 +189,20 @@ fn played() -> Result<()> {
     rustix::thread::set_name(if is_first { c"first" } else { c"second" })?;
     // It has its name from when it gets a CPU again.
     thread::sleep(Duration::from_millis(1));
+    if what == BARRIERS {
+        let began = Instant::now();
+        for _ in 0..3 {
+            membarrier(MembarrierCommand::Global)?;
+        }
+        println!("{BARRIERS}: {}", began.elapsed().as_nanos());
+    }
     if is_first {
         burn(FIRST_MS);
         return Ok(io::stdout().write_all(b"x")?);
     }
-    io::stdin().read_to_end(&mut Vec::new())?;
+    if what != BARRIERS {
+        io::stdin().read_to_end(&mut Vec::new())?;
+    }
     burn(SECOND_MS);
     Ok(())
 }

@@ -175,11 +175,11 @@ impl Forward<'_> {
             let has_cpu = |slice: &Slice| slice.holder.tid() == Some(waker);
             let open = self.open.iter().enumerate().filter_map(|(cpu, index)| Some((cpu, (*index)?)));
             let own = open.into_iter().find(|&(cpu, index)| has_cpu(&self.past.cpus[cpu][index])).map(|(cpu, _)| cpu);
-            if let Some(cpu) = own.or_else(|| is_interrupt.then_some(waking_cpu)) {
-                if let Some(current) = self.current[cpu] {
-                    self.settle(current, cpu, now_ns);
-                    of_waker = self.threads.get(&current).map(|thread| thread.parts.clone());
-                }
+            if let Some(cpu) = own.or_else(|| is_interrupt.then_some(waking_cpu))
+                && let Some(current) = self.current[cpu]
+            {
+                self.settle(current, cpu, now_ns);
+                of_waker = self.threads.get(&current).map(|thread| thread.parts.clone());
             }
         }
         let leaf = match by {

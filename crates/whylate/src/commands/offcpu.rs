@@ -112,7 +112,7 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t = By::Process)]
     by: By,
     /// Print a row per place, with the rule that classified the wait
-    #[arg(long)]
+    #[arg(long, conflicts_with = "output")]
     flat: bool,
     /// Read your own rules for classifying waits: on each line a class and a function, such as `lock my_mutex_lock`
     ///
@@ -318,6 +318,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(path) => Some((path, form_of(path).map_err(Senseless)?)),
         None => None,
     };
+    let draws_chains = arguments.explain.why.is_some() && matches!(form, Some((_, Form::Svg | Form::Folded)));
+    if draws_chains && (arguments.wakers || arguments.lines) {
+        let what = "chains of explained waits are drawn without --wakers and --lines: leave those out, or --why";
+        return Err(Senseless(anyhow::anyhow!(what)).into());
+    }
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let mut options = arguments.options()?;
     if arguments.wakers {
@@ -333,7 +338,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut feed = Feed::of(&options, Keep::Worst(arguments.explain.worst.map_or(WORST, usize::from)))?;
     let backend = feed.source.backend;
     let mut waits = arguments.explain.why.map(|over_ns| Waits::new(over_ns, arguments.ranked_by()));
-    let over_ns = arguments.explain.why.filter(|_| matches!(form, Some((_, Form::Svg | Form::Folded))));
+    let over_ns = arguments.explain.why.filter(|_| draws_chains);
     let mut chains = over_ns.map(|over_ns| Chains::new(over_ns, arguments.root()));
     if arguments.blocked.is_none() {
         if !arguments.json {

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What it costs to have a command's time explained (`whylate run`), and to have a late wait followed to who ended it.
+
+use std::fs;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+use serde_json::Value;
+
+use crate::child::peak_kib;
+use crate::figures::{Check, median, median_interval, median_of};
+use crate::occupancy::loads::Load;
+use crate::{figures, kernel, machine, results, whylate};
+
+/// How much longer a build may take.
+const SLOWER_PERCENT: f64 = 2.0;
+/// What `run` may keep of a command that makes a CPU switch 100,000 times a second.
+const MEMORY_MB: f64 = 256.0;
+const LOOKUP_MS: f64 = 1.0;
+/// Files that a build compiles.
+const FILES: usize = 100;
+/// A process that waits for children that sleep, again and again.
+const WAITS: &str = "while :; do sleep 0.002; done";
+const WATCHED: Duration = Duration::from_secs(5);
+
+/// What the benchmark takes.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    results: results::Arguments,
+    /// How long the command runs whose memory is measured.
+    #[arg(long, value_name = "N", default_value_t = 600)]
+    seconds: u64,
+}
+
+pub fn run(arguments: &Arguments) -> Result<bool> {
+    if machine::is_skipped(&[("gcc", "no gcc to build something with"), ("make", "no make")]) {
+        return Ok(true);
+    }
+    let program = whylate::build("bench-run")?;
+    let folder = tempfile::tempdir().context("cannot make a folder")?;
+    let rounds = arguments.results.rounds;
+    let builds = builds(&program, folder.path(), rounds)?;
+    let lookup_ms = (0..rounds).map(|_| lookup_ms(&program)).collect::<Result<Vec<_>>>()?;
+    let long = long_command(&program, arguments.seconds)?;
+
+    let slower = |build: &Build| 100.0 * (2.0 * build.watched_s / (build.before_s + build.after_s) - 1.0);
+    let slowdowns: Vec<f64> = builds.iter().map(slower).collect();
+    let checks = [
+        Check::new("a build under `whylate run` takes longer by (%)", median(&slowdowns), "", SLOWER_PERCENT),
+        Check::new("CPU time of `offcpu --why` for a late wait and its chain (ms)", median(&lookup_ms), "", LOOKUP_MS),
+        Check::new(
+            format!(
+                "peak memory of `whylate run` in {} s of {:.0} switches a second (MB)",
+                arguments.seconds, long.rate
+            ),
+            long.peak_mb,
+            "",
+            MEMORY_MB,
+        ),
+    ];
+    let options = format!("run --rounds {rounds} --seconds {}", arguments.seconds);
+    let mut text = results::heading("What `whylate run` and a wait's chain cost", "bench-run", &options);
+    text += &figures::table(&checks, [2, 0]);
+    let interval = median_interval(&slowdowns)
+        .map_or_else(|| "too few rounds".to_owned(), |(low, high)| format!("{low:.2} to {high:.2} %"));
+    for (what, value) in [
+        ("the median of the first lies, by a confidence of 95 % (sign test), in", interval),
+        ("a build that nobody watches (s)", format!("{:.2}", median_of(&builds, |build| build.before_s))),
+        ("`run` takes before and after the command (s)", format!("{:.2}", median_of(&builds, |build| build.around_s))),
+        ("the same after the long command (s)", format!("{:.2}", long.around_s)),
+        ("time of the long command that is `unknown` (%)", format!("{:.2}", long.unknown_percent)),
+    ] {
+        text += &format!("| {what} | {value} | | |\n");
+    }
+    text += &format!(
+        "\nMedians of {rounds} rounds. A build is `make -j2` of {FILES} C files; each watched one lies between two that nobody watches, and takes \
+         as long as `run` says. A late wait is one of 2 ms for a child that sleeps: CPU time of all of whylate, less that of a run that explains \
+         none, for each wait that is told. The long command is two threads that take turns on one CPU.\n"
+    );
+    arguments.results.publish("run", &text)?;
+    Ok(checks.iter().all(Check::is_within))
+}
+
+struct Build {
+    before_s: f64,
+    watched_s: f64,
+    after_s: f64,
+    /// What `run` takes itself, before the command and after it.
+    around_s: f64,
+}
+
+fn builds(program: &Path, folder: &Path, rounds: u32) -> Result<Vec<Build>> {
+    let objects: Vec<String> = (0..FILES).map(|number| format!("f{number}.o")).collect();
+    fs::write(folder.join("Makefile"), format!("all: {}\n%.o: %.c\n\tgcc -O1 -c -o $@ $<\n", objects.join(" ")))?;
+    for number in 0..FILES {
+        let text =
+            format!("#include <stdio.h>\n#include <stdlib.h>\nint f{number}(int a) {{ return printf(\"%d\", a); }}\n");
+        fs::write(folder.join(format!("f{number}.c")), text)?;
+    }
+    let clean = || objects.iter().try_for_each(|object| fs::remove_file(folder.join(object)));
+    let folder_text = folder.to_string_lossy();
+    let make = ["make", "-s", "-j2", "-C", &folder_text];
+    let plain = || -> Result<f64> {
+        let began = Instant::now();
+        let status = Command::new(make[0]).args(&make[1..]).status().context("cannot run make")?;
+        let took_s = began.elapsed().as_secs_f64();
+        ensure!(status.success(), "make ends with {status}");
+        clean()?;
+        Ok(took_s)
+    };
+    plain()?;
+    let mut builds = Vec::new();
+    let mut before_s = plain()?;
+    for round in 1..=rounds {
+        eprintln!("build: round {round} of {rounds}");
+        let began = Instant::now();
+        let output = Command::new(program).args(["run", "--json", "--"]).args(make).output();
+        let output = output.context("cannot run whylate")?;
+        let all_s = began.elapsed().as_secs_f64();
+        ensure!(output.status.success(), "whylate run ends with {}", output.status);
+        clean()?;
+        let watched_s = elapsed_s(&told(&output.stderr)?)?;
+        let after_s = plain()?;
+        builds.push(Build { before_s, watched_s, after_s, around_s: all_s - watched_s });
+        before_s = after_s;
+    }
+    Ok(builds)
+}
+
+/// What `run` tells after whatever the command has written to standard error.
+fn told(stderr: &[u8]) -> Result<Value> {
+    let last = stderr.trim_ascii_end().rsplit(|&byte| byte == b'\n').next().unwrap_or_default();
+    serde_json::from_slice(last).context("`run` tells no JSON")
+}
+
+fn elapsed_s(told: &Value) -> Result<f64> {
+    Ok(told["elapsed_ns"].as_u64().context("`run` does not tell how long it took")? as f64 / 1e9)
+}
+
+/// Ends with its value.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// CPU time for each wait of a process that waits several hundred times a second.
+fn lookup_ms(program: &Path) -> Result<f64> {
+    let waits = Ends(kernel::die_with_parent(Command::new("sh").args(["-c", WAITS])).spawn()?);
+    let pid = waits.0.id().to_string();
+    let watched = format!("{}s", WATCHED.as_secs());
+    let look = |over: &str| -> Result<(f64, usize)> {
+        let before = kernel::usage_of_children()?.cpu;
+        let options = ["offcpu", "--json", "--idle", "--worst", "10000", "--why", over, "-p", &pid, "-d", &watched];
+        let output = Command::new(program).args(options).stderr(Stdio::null()).output()?;
+        let cpu = kernel::usage_of_children()?.cpu - before;
+        ensure!(output.status.success(), "whylate offcpu ends with {}", output.status);
+        let told: Value = serde_json::from_slice(&output.stdout).context("`offcpu` tells no JSON")?;
+        let late = told["late"].as_array().map_or(0, Vec::len);
+        Ok((cpu.as_secs_f64(), late))
+    };
+    let (without_s, none) = look("1h")?;
+    let (with_s, late) = look("1ms")?;
+    ensure!(none == 0 && late >= 100, "{late} waits were late, and {none} that could not be");
+    Ok(1_000.0 * (with_s - without_s) / late as f64)
+}
+
+struct Long {
+    /// Switches a second.
+    rate: f64,
+    peak_mb: f64,
+    around_s: f64,
+    unknown_percent: f64,
+}
+
+/// Two threads that switch all the time.
+fn long_command(program: &Path, seconds: u64) -> Result<Long> {
+    let load = Load::paced_for(Duration::from_secs(seconds))?;
+    let before = kernel::usage_of_children()?;
+    let began = Instant::now();
+    let mut command = Command::new(program);
+    let stderr = tempfile::tempfile()?;
+    command.args(["run", "--json", "--"]).args(load.command());
+    command.stdout(Stdio::null()).stderr(stderr.try_clone()?);
+    let mut running = Ends(kernel::die_with_parent(&mut command).spawn()?);
+    let mut peak = 0.0_f64;
+    let status = loop {
+        let status = fs::read_to_string(format!("/proc/{}/status", running.0.id())).unwrap_or_default();
+        peak = peak.max(peak_kib(&status).unwrap_or(0.0));
+        if let Some(status) = running.0.try_wait()? {
+            break status;
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    let all_s = began.elapsed().as_secs_f64();
+    ensure!(status.success(), "whylate run ends with {status}");
+    let mut said = Vec::new();
+    (&stderr).seek(SeekFrom::Start(0))?;
+    (&stderr).read_to_end(&mut said)?;
+    let told = told(&said)?;
+    let elapsed_s = elapsed_s(&told)?;
+    let parts = told["path"].as_array().context("`run` tells no path")?;
+    let unknown = parts.iter().filter(|part| part["kind"] == "unknown").filter_map(|part| part["ns"].as_u64());
+    let unknown_ns: u64 = unknown.sum();
+    let switches = kernel::usage_of_children()?.switches - before.switches;
+    Ok(Long {
+        rate: switches as f64 / elapsed_s,
+        peak_mb: peak / 1024.0,
+        around_s: all_s - elapsed_s,
+        unknown_percent: unknown_ns as f64 / elapsed_s / 1e7,
+    })
+}
