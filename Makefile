@@ -89,8 +89,9 @@ torture: ## kill, starve and mislead it, here and in a virtual machine; ends wit
 RUNS ?= 100
 
 .PHONY: trial
-trial: ## look at PostgreSQL, and at twelve slow services, RUNS times each, and count how often the reason is told (as root)
+trial: ## look at PostgreSQL, and RUNS times at each of twelve slow services and ways to wait, and count how often the reason is told (as root)
 	@scripts/install-deps programs
+	WHYLATE_ROUNDS=$(RUNS) $(CARGO) test -q -p whylate-sources --test kernel_paths -- --nocapture --test-threads=1
 	$(CARGO) test -q -p whylate --test real_programs -- --nocapture
 	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test services in_a_trial -- --nocapture --test-threads=1
 

@@ -189,7 +189,7 @@ fn long_command(program: &Path, seconds: u64) -> Result<Long> {
     let began = Instant::now();
     let mut command = Command::new(program);
     let stderr = tempfile::tempfile()?;
-    command.args(["run", "--json", "--"]).args(load.command());
+    command.args(["run", "--json", "--"]).args(&load);
     command.stdout(Stdio::null()).stderr(stderr.try_clone()?);
     let mut running = Ends(kernel::die_with_parent(&mut command).spawn()?);
     let mut peak = 0.0_f64;

@@ -80,14 +80,13 @@ impl Load {
         Ok(Self { runs: PACED_RUNS, ..Self::turns(PACED_ROUNDS, paced_steps()?)? })
     }
 
-    /// The same once, for about so long.
-    pub fn paced_for(time: Duration) -> Result<Self> {
-        Self::turns((time.as_secs_f64() * SWITCHES_PER_SECOND / 2.0) as u64, paced_steps()?)
-    }
-
-    /// The program, and its arguments.
-    pub fn command(&self) -> &[String] {
-        &self.command
+    /// The same for about so long, as a command: a second at a time, as some kernels let no worker of that CPU run for
+    /// minutes beside two threads that never rest.
+    pub fn paced_for(time: Duration) -> Result<[String; 3]> {
+        let load = Self::turns((SWITCHES_PER_SECOND / 2.0) as u64, paced_steps()?)?;
+        let words: Vec<String> = load.command.iter().map(|word| format!("'{word}'")).collect();
+        let script = format!("for second in $(seq {}); do {}; sleep 0.01; done", time.as_secs(), words.join(" "));
+        Ok(["sh".to_owned(), "-c".to_owned(), script])
     }
 
     fn turns(rounds: u64, steps: u64) -> Result<Self> {

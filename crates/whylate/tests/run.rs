@@ -246,6 +246,36 @@ fn of_children_at_the_same_time_the_longest_is_the_path() -> Result<()> {
     Ok(())
 }
 
+/// Designs of programs, as shells, and the sleeps on their critical paths in milliseconds.
+const DESIGNS: [(&str, &str, &[u64]); 5] = [
+    ("nested sleeps", "sleep 0.05; (sleep 0.06; (sleep 0.07; :); :); sleep 0.03", &[50, 60, 70, 30]),
+    ("a barrier", "for round in 1 2 3; do sleep 0.03 & sleep 0.08 & sleep 0.05 & wait; done", &[80, 80, 80]),
+    ("a crew", "sleep 0.04; (sleep 0.06; sleep 0.05) & sleep 0.09 & wait; sleep 0.03", &[40, 60, 50, 30]),
+    ("a pipeline", "(sleep 0.1; echo) | (read line; sleep 0.06; echo) | (read line; sleep 0.04)", &[100, 60, 40]),
+    (
+        "a remote call",
+        "mkfifo ask answer; (read line <ask; sleep 0.07; echo >answer) & sleep 0.03; echo >ask; read line <answer; sleep 0.04",
+        &[30, 70, 40],
+    ),
+];
+
+#[test]
+fn the_path_of_each_design_is_what_its_sleeps_dictate() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    in_rounds(|| {
+        for (name, script, sleeps) in DESIGNS {
+            let folder = tempfile::tempdir()?;
+            let told = told(run_json(&["sh", "-c", script]).current_dir(&folder))?;
+            let timers = told.explained.path.iter().filter(|segment| segment.kind == CauseKind::Timer);
+            let long: Vec<u64> = timers.map(|segment| segment.ns).filter(|ns| *ns > 20 * MS).collect();
+            println!("{name}: {long:?}");
+            let is_like = long.len() == sleeps.len() && long.iter().zip(sleeps).all(|(&ns, &ms)| near(ns, ms, 2));
+            ensure!(is_like, "{name}: {long:?}, not {sleeps:?} ms: {told:?}");
+        }
+        Ok(())
+    })
+}
+
 const MAKEFILE: &str = "\
 all: left right
 left: one two

@@ -12,7 +12,7 @@ use whylate_sources::clock::monotonic_ns;
 
 use crate::kernel::late::stay_on;
 use crate::kernel::urgent::be_urgent_on;
-use crate::peers::{ROUNDS, burn, cpu_ns, cpus, tell, tid};
+use crate::peers::{burn, cpu_ns, cpus, rounds, tell, tid};
 
 const COMPUTES_NS: u64 = 8_000_000;
 const KEPT_NS: u64 = 12_000_000;
@@ -87,7 +87,7 @@ pub fn play() -> Result<()> {
         };
         let client = move || -> Result<()> {
             stay_on(here)?;
-            for _ in 0..ROUNDS {
+            for _ in 0..rounds() {
                 let began_ns = monotonic_ns();
                 is_now(Turn::Servers);
                 *wait_until(&[Turn::Clients]) = Turn::Nobodys;

@@ -12,7 +12,7 @@ use whylate_sources::clock::monotonic_ns;
 
 use crate::kernel::late::stay_on;
 use crate::kernel::urgent::be_urgent_on;
-use crate::peers::{BURNT_NS, PAUSE, ROUNDS, cpus, skip, tell, tid};
+use crate::peers::{BURNT_NS, PAUSE, cpus, rounds, skip, tell, tid};
 
 const PRIORITY: i32 = 10;
 const PAGE: usize = 4096;
@@ -81,7 +81,7 @@ pub fn play() -> Result<()> {
         };
         let client = move || -> Result<()> {
             stay_on(here)?;
-            for _ in 0..ROUNDS {
+            for _ in 0..rounds() {
                 begin.send(())?;
                 while !is_busy.load(Ordering::SeqCst) {
                     std::hint::spin_loop();

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 use whylate_sources::clock::monotonic_ns;
 
 use crate::kernel::late::stay_on;
-use crate::peers::{ROUNDS, burn, cpu_ns, cpus, tell, tid, until_asleep};
+use crate::peers::{burn, cpu_ns, cpus, rounds, tell, tid, until_asleep};
 
 /// How long each holds it.
 const HOLDS_NS: [u64; 4] = [3_000_000, 6_000_000, 9_000_000, 12_000_000];
@@ -73,7 +73,7 @@ pub fn play() -> Result<()> {
         };
         let client = move || -> Result<()> {
             stay_on(here)?;
-            for _ in 0..ROUNDS {
+            for _ in 0..rounds() {
                 ended.store(0, Ordering::SeqCst);
                 begin.send(tid())?;
                 has_begun.recv()?;

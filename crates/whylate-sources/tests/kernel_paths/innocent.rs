@@ -10,10 +10,11 @@ use rustix::process::setpriority_process;
 use whylate_sources::clock::monotonic_ns;
 
 use crate::kernel::late::stay_on;
-use crate::peers::{cpus, tell, tid};
+use crate::peers::{cpus, rounds, tell, tid};
 
 pub const NAME: &str = "innocent";
-const WRITES: usize = 400;
+/// For each wait of another kind.
+const WRITES: usize = 34;
 
 pub fn play() -> Result<()> {
     let (one, other) = cpus()?;
@@ -34,7 +35,7 @@ pub fn play() -> Result<()> {
             thread::Builder::new().name(NAME.to_owned()).spawn_scoped(scope, spin)?;
         }
         let write = || -> Result<()> {
-            for number in 0..WRITES {
+            for number in 0..rounds() * WRITES {
                 file.write_all_at(&[number as u8; 4096], 0)?;
                 let began_ns = monotonic_ns();
                 file.sync_data()?;

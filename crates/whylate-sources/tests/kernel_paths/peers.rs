@@ -19,8 +19,9 @@ const WHAT: &str = "WHYLATE_PEERS";
 const READY: &str = "peers are there";
 const ROUND: &str = "round ";
 const SKIPPED: &str = "skipped: ";
-/// So many waits of each kind.
-pub const ROUNDS: usize = 12;
+/// How many waits of each kind; `make trial` asks for more.
+pub const ROUNDS: &str = "WHYLATE_ROUNDS";
+const FEW: usize = 12;
 /// Between two of them.
 pub const PAUSE: Duration = Duration::from_millis(2);
 /// A server works for so long before it lets its client go on.
@@ -131,6 +132,11 @@ pub fn skip(reason: &str) {
     println!("{SKIPPED}{reason}");
 }
 
+/// So many waits of each kind.
+pub fn rounds() -> usize {
+    std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(FEW)
+}
+
 pub fn tid() -> u32 {
     gettid().as_raw_pid() as u32
 }
@@ -199,7 +205,7 @@ pub fn play(
         };
         let client = move || -> Result<()> {
             stay_on(here)?;
-            for _ in 0..ROUNDS {
+            for _ in 0..rounds() {
                 ask.send(tid())?;
                 answered.recv()?;
                 let began_ns = monotonic_ns();

@@ -12,7 +12,7 @@ use anyhow::Result;
 use whylate_sources::clock::monotonic_ns;
 
 use crate::kernel::urgent::be_urgent_on;
-use crate::peers::{PAUSE, ROUNDS, burn, cpu_ns, cpus, tell, tid, until_asleep};
+use crate::peers::{PAUSE, burn, cpu_ns, cpus, rounds, tell, tid, until_asleep};
 
 /// How long the first one has it.
 pub const HOLDS_NS: u64 = 6_000_000;
@@ -107,7 +107,7 @@ pub fn play() -> Result<()> {
         };
         let client = move || -> Result<()> {
             be_urgent_on(here, ORDINARY)?;
-            for _ in 0..ROUNDS {
+            for _ in 0..rounds() {
                 ask.send(tid())?;
                 let began_ns = monotonic_ns();
                 read.read_exact(&mut [0])?;

@@ -17,7 +17,7 @@ use rustix::fs::{FlockOperation, flock};
 use whylate_sources::clock::monotonic_ns;
 
 use crate::kernel::late::stay_on;
-use crate::peers::{self, BURNT_NS, ROUNDS, burn, cpus, skip, tell, tid, until_asleep};
+use crate::peers::{self, BURNT_NS, burn, cpus, rounds, skip, tell, tid, until_asleep};
 
 /// Those that the machine may lack say so.
 pub const WAYS: [&str; 10] =
@@ -131,7 +131,7 @@ fn children() -> Result<()> {
     let client = move || -> Result<()> {
         stay_on(here)?;
         let parent = (std::process::id(), tid());
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds() {
             let began_ns = monotonic_ns();
             // SAFETY: the child computes, and ends.
             let child = unsafe { libc::fork() };
