@@ -34,7 +34,7 @@ pub struct Arguments {
     #[command(flatten)]
     results: results::Arguments,
     /// How long the command runs whose memory is measured.
-    #[arg(long, value_name = "N", default_value_t = 600)]
+    #[arg(long, value_name = "N", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
 }
 
@@ -53,11 +53,16 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     let slowdowns: Vec<f64> = builds.iter().map(slower).collect();
     let checks = [
         Check::new("a build under `whylate run` takes longer by (%)", median(&slowdowns), "", SLOWER_PERCENT),
-        Check::new("CPU time of `offcpu --why` for a late wait and its chain (ms)", median(&lookup_ms), "", LOOKUP_MS),
+        Check::new(
+            "CPU time of the process `offcpu --why` for a late wait and its chain (ms)",
+            median(&lookup_ms),
+            "",
+            LOOKUP_MS,
+        ),
         Check::new(
             format!(
-                "peak memory of `whylate run` in {} s of {:.0} switches a second (MB)",
-                arguments.seconds, long.rate
+                "peak memory of `whylate run` in {:.0} s of {:.0} switches a second (MB)",
+                long.elapsed_s, long.rate
             ),
             long.peak_mb,
             "",
@@ -80,8 +85,8 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     }
     text += &format!(
         "\nMedians of {rounds} rounds. A build is `make -j2` of {FILES} C files; each watched one lies between two that nobody watches, and takes \
-         as long as `run` says. A late wait is one of 2 ms for a child that sleeps: CPU time of all of whylate, less that of a run that explains \
-         none, for each wait that is told. The long command is two threads that take turns on one CPU.\n"
+         as long as `run` says. A late wait is one of 2 ms for a child that sleeps: CPU time of whylate's process, less that of a run that explains \
+         none, for each wait that is told. The long command is two threads that take turns on one CPU, with a pause each second.\n"
     );
     arguments.results.publish("run", &text)?;
     Ok(checks.iter().all(Check::is_within))
@@ -170,11 +175,13 @@ fn lookup_ms(program: &Path) -> Result<f64> {
     };
     let (without_s, none) = look("1h")?;
     let (with_s, late) = look("1ms")?;
+    ensure!(with_s > without_s, "explaining {late} waits took no time");
     ensure!(none == 0 && late >= 100, "{late} waits were late, and {none} that could not be");
     Ok(1_000.0 * (with_s - without_s) / late as f64)
 }
 
 struct Long {
+    elapsed_s: f64,
     /// Switches a second.
     rate: f64,
     peak_mb: f64,
@@ -212,7 +219,9 @@ fn long_command(program: &Path, seconds: u64) -> Result<Long> {
     let unknown = parts.iter().filter(|part| part["kind"] == "unknown").filter_map(|part| part["ns"].as_u64());
     let unknown_ns: u64 = unknown.sum();
     let switches = kernel::usage_of_children()?.switches - before.switches;
+    ensure!(switches as f64 > 50_000.0 * elapsed_s, "the load made {switches} switches in {elapsed_s:.0} s");
     Ok(Long {
+        elapsed_s,
         rate: switches as f64 / elapsed_s,
         peak_mb: peak / 1024.0,
         around_s: all_s - elapsed_s,

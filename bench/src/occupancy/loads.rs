@@ -80,12 +80,13 @@ impl Load {
         Ok(Self { runs: PACED_RUNS, ..Self::turns(PACED_ROUNDS, paced_steps()?)? })
     }
 
-    /// The same for about so long, as a command: a second at a time, as some kernels let no worker of that CPU run for
-    /// minutes beside two threads that never rest.
+    /// The same as a shell command, for about so long. It pauses each second: on some kernels no worker of that CPU runs
+    /// beside two threads that never rest.
     pub fn paced_for(time: Duration) -> Result<[String; 3]> {
         let load = Self::turns((SWITCHES_PER_SECOND / 2.0) as u64, paced_steps()?)?;
         let words: Vec<String> = load.command.iter().map(|word| format!("'{word}'")).collect();
-        let script = format!("for second in $(seq {}); do {}; sleep 0.01; done", time.as_secs(), words.join(" "));
+        let script =
+            format!("for second in $(seq {}); do {} || exit 1; sleep 0.01; done", time.as_secs(), words.join(" "));
         Ok(["sh".to_owned(), "-c".to_owned(), script])
     }
 

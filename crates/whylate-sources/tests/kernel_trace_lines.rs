@@ -324,14 +324,15 @@ fn told_forward_and_backward_the_waits_of_a_traced_command_agree() -> Result<()>
     let agreement = forward::compare(trace.history());
     let (waits, off) = (agreement.waits, agreement.share(agreement.off_ns));
     let contradicted = agreement.share(agreement.contradicted_ns);
+    let known = agreement.share(agreement.known_ns);
     println!(
-        "{waits} waits of {} ns, {:.4} % are told differently, {:.4} % where both know it; lost: {:?}",
+        "{waits} waits of {} ns, {known:.3} of it known, {:.4} % told differently, {:.4} % where both know it; lost: {:?}",
         agreement.ns,
         off * 100.0,
         contradicted * 100.0,
         trace.lost
     );
-    ensure!(waits >= 100, "only {waits} waits");
+    ensure!(waits >= 100 && known >= 0.3, "only {waits} waits, and {known:.3} of their time is known");
     // Some machines hide switches from tracing: each way of counting loses other threads there.
     let is_whole = !trace.lost.contains_key("unseen_switches");
     ensure!(contradicted <= OFF_FORWARD && (off <= OFF_FORWARD || !is_whole), "of the worst: {}", agreement.worst);

@@ -153,8 +153,37 @@ fn a_look_names_whom_services_wait_for_and_leaves_idle_ones_alone() -> Result<()
     })
 }
 
-/// Of each service: whether the look from its point of view tells why it is slow, and a look at the machine whose fault
-/// that is. `make trial` asks for it, and says how often.
+/// What a look from a service's point of view and one at the machine tell of it.
+struct Told {
+    is_told: bool,
+    is_blamed: bool,
+    /// It says that nothing was late, where something was.
+    is_silent: bool,
+}
+
+/// So often each service is looked at until it is told why it is slow.
+const TRIES: u32 = 2;
+
+#[test]
+fn each_slow_service_is_told_why() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    for slow in SERVICES {
+        let mut tries = 0;
+        loop {
+            let Some(told) = trial(&slow, "2s", true)? else { return Ok(()) };
+            tries += 1;
+            if told.is_told && told.is_blamed && !told.is_silent {
+                println!("{} is told why at try {tries}", slow.kind);
+                break;
+            }
+            let Told { is_told, is_blamed, is_silent } = told;
+            ensure!(tries < TRIES, "{}: told {is_told}, blamed {is_blamed}, silent {is_silent}", slow.kind);
+        }
+    }
+    Ok(())
+}
+
+/// The same many times. `make trial` asks for it, and says how often.
 #[test]
 fn slow_services_are_told_why_in_a_trial() -> Result<()> {
     let Some(runs) = std::env::var("WHYLATE_TRIAL").ok().and_then(|runs| runs.parse::<u32>().ok()) else {
@@ -166,11 +195,10 @@ fn slow_services_are_told_why_in_a_trial() -> Result<()> {
     for slow in SERVICES {
         let mut of_kind = [0; 2];
         for _ in 0..runs {
-            let Some((is_told, look)) = trial(&slow)? else { return Ok(()) };
-            let is_blamed = blamed_ns(&look, slow.culprit) >= 100 * MS_NS;
-            of_kind[0] += u32::from(is_told);
-            of_kind[1] += u32::from(is_blamed);
-            silent += u32::from(!slow.culprit.0.is_empty() && look.sources.iter().all(|source| !source.is_late));
+            let Some(of_run) = trial(&slow, "3s", false)? else { return Ok(()) };
+            of_kind[0] += u32::from(of_run.is_told);
+            of_kind[1] += u32::from(of_run.is_blamed);
+            silent += u32::from(of_run.is_silent);
         }
         println!("{:<12} {:>3} of {runs} by --comm, {:>3} by the look", slow.kind, of_kind[0], of_kind[1]);
         (told, all) = (told + of_kind[0], all + runs);
@@ -185,11 +213,11 @@ fn slow_services_are_told_why_in_a_trial() -> Result<()> {
     Ok(())
 }
 
-/// Both looks, one after the other.
-fn trial(slow: &Slow) -> Result<Option<(bool, Look)>> {
+/// Both looks, at the same time or one after the other.
+fn trial(slow: &Slow, duration: &str, at_once: bool) -> Result<Option<Told>> {
     let Some(_services) = Services::start(&[slow.kind])? else { return Ok(None) };
     let over = AtomicBool::new(false);
-    thread::scope(|scope| {
+    let (program, look) = thread::scope(|scope| {
         if slow.kind == "irqsoff" {
             let cpu = whylate_sources::cpus::online()?.last().copied();
             let plan = Plan { kind: Kind::IrqsOff, length_ns: 40 * MS_NS, times: 1_000, every_ns: 80 * MS_NS, cpu };
@@ -197,14 +225,28 @@ fn trial(slow: &Slow) -> Result<Option<(bool, Look)>> {
             // A kernel that cannot counts as not told.
             scope.spawn(move || run(&plan, over, &mut |_| Ok(())));
         }
-        let program = whylate(&["--comm", "service", "-d", "3s"]).output();
-        let look = look("3s");
+        let program = || whylate(&["--comm", "service", "-d", duration]).output();
+        let both = if at_once {
+            let program = scope.spawn(program);
+            let look = look(duration);
+            (program.join().expect("starting a program does not panic"), look)
+        } else {
+            (program(), look(duration))
+        };
         over.store(true, Ordering::Relaxed);
-        let first: Vec<String> = String::from_utf8(program?.stdout)?.lines().take(10).map(str::to_owned).collect();
-        let is_told = (slow.is_told)(&first.join("\n"));
-        if !is_told {
-            println!("{} is not told why:\n{}", slow.kind, first.join("\n"));
-        }
-        Ok(Some((is_told, look?)))
-    })
+        anyhow::Ok(both)
+    })?;
+    let (program, look) = (program?, look?);
+    let first: Vec<String> = String::from_utf8(program.stdout)?.lines().take(10).map(str::to_owned).collect();
+    let is_told = (slow.is_told)(&first.join("\n"));
+    if !is_told {
+        println!("{} is not told why:\n{}", slow.kind, first.join("\n"));
+    }
+    // Where a timer ends its waits, nobody makes it late.
+    let has_culprit = !slow.culprit.0.is_empty();
+    Ok(Some(Told {
+        is_told,
+        is_blamed: !has_culprit || blamed_ns(&look, slow.culprit) >= 100 * MS_NS,
+        is_silent: has_culprit && look.sources.iter().all(|source| !source.is_late),
+    }))
 }

@@ -92,6 +92,11 @@ impl PathSegment {
         PathSegment { who, ready: named(self.ready), waiter: named(self.waiter), ..self }
     }
 
+    /// The wait that it is a part of: who waited, and in what.
+    pub fn wait(&self) -> (&Option<String>, &Option<String>) {
+        (&self.waiter, &self.via)
+    }
+
     /// Whether a thread did what is told.
     pub(super) fn is_a_threads(&self) -> bool {
         matches!(self.kind, CauseKind::Running | CauseKind::Thread | CauseKind::IrqsOff)

@@ -135,13 +135,14 @@ impl Trace {
         let mut bytes = Vec::new();
         let mut input = input.take(WITHOUT_EVENT);
         while read_line(&mut input, &mut bytes)? {
+            if input.limit() == 0 {
+                return Err(ImportError::NoEvents);
+            }
             let events = reader.events;
             // Text that was copied from a web page has spaces that do not break.
             reader.line(&String::from_utf8_lossy(&bytes).replace('\u{a0}', " "));
             if reader.events > events {
                 input.set_limit(WITHOUT_EVENT);
-            } else if input.limit() == 0 {
-                return Err(ImportError::NoEvents);
             }
             if reader.events > EVENTS {
                 return Err(ImportError::TooLong);
@@ -323,7 +324,7 @@ impl Reader {
             weaker.push("no block events: waits for disks are shown as waits for interrupts");
         }
         // Whoever got a CPU with the last event has it.
-        let mut past = self.builder.finish(end_ns + 1);
+        let mut past = self.builder.finish(end_ns.saturating_add(1));
         let Reader { lives, handlers, lost, .. } = self;
         if !tells_interrupts {
             lives.doubt(&mut past);

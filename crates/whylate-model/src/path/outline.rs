@@ -10,7 +10,7 @@ pub enum Piece<'a> {
     Own(&'a PathSegment),
     /// A wait, and all parts within it.
     Wait {
-        /// A part that tells who waited, and in what.
+        /// A part that tells who waited, and in what; one of a wait within it where it has none of its own.
         outer: &'a PathSegment,
         /// All of them, at least one.
         within: &'a [PathSegment],
@@ -30,12 +30,37 @@ pub fn pieces(path: &[PathSegment], depth: u32) -> impl Iterator<Item = Piece<'_
         let run = left.iter().position(|segment| segment.depth <= depth).unwrap_or(left.len());
         let outer = left[..run].iter().find(is_outer).unwrap_or(first);
         // Where one wait follows another without a part in between, its own parts tell.
-        let is_other = |segment: &PathSegment| {
-            is_outer(&segment) && (&segment.waiter, &segment.via) != (&outer.waiter, &outer.via)
-        };
+        let is_other = |segment: &PathSegment| is_outer(&segment) && segment.wait() != outer.wait();
         let end = left[..run].iter().position(is_other).unwrap_or(run);
         let (within, rest) = left.split_at(end);
         left = rest;
         Some(Piece::Wait { outer, within })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_ends_where_another_one_begins() {
+        let part =
+            |depth, waiter: &str| PathSegment { depth, waiter: Some(waiter.to_owned()), ..PathSegment::default() };
+        let path = [
+            part(2, "server"),
+            part(1, "client"),
+            part(2, "server"),
+            part(1, "other"),
+            part(2, "helper"),
+            part(0, ""),
+            part(2, "server"),
+        ];
+        let of = |piece: Piece<'_>| match piece {
+            Piece::Own(segment) => (segment.waiter.clone().unwrap_or_default(), 0),
+            Piece::Wait { outer, within } => (outer.waiter.clone().unwrap_or_default(), within.len()),
+        };
+        let told: Vec<(String, usize)> = pieces(&path, 0).map(of).collect();
+        let expected = [("client", 3), ("other", 2), ("", 0), ("server", 1)];
+        assert_eq!(told, expected.map(|(waiter, parts)| (waiter.to_owned(), parts)));
+    }
 }

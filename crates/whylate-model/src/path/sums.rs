@@ -53,10 +53,10 @@ impl Sums {
         }
     }
 
-    /// What has been added up. Each part follows the parts of the wait that it lies within.
+    /// What has been added up. After a wait's own parts come those of the waits within it.
     pub fn finish(mut self) -> Vec<PathSegment> {
         self.share_names();
-        self.outermost.flat()
+        self.outermost.flat(0)
     }
 
     fn take(&mut self, path: &[PathSegment]) {
@@ -80,9 +80,9 @@ impl Sums {
         self.shared.extend(threads.into_keys());
         self.parts = 0;
         let Parts { own, waits } = std::mem::take(&mut self.outermost);
-        // What had no room before has none of the others'.
+        // Loose parts come last: they must not take the room of the others.
         for parts in [Parts { own: Vec::new(), waits }, Parts { own, waits: Vec::new() }] {
-            let path: Vec<PathSegment> = parts.flat().into_iter().map(|part| self.without_numbers(part)).collect();
+            let path: Vec<PathSegment> = parts.flat(0).into_iter().map(|part| self.without_numbers(part)).collect();
             self.take(&path);
         }
     }
@@ -107,6 +107,7 @@ impl Parts {
     fn add(&mut self, path: &[PathSegment], depth: u32, parts: &mut usize, loose: &mut Vec<PathSegment>) {
         for piece in pieces(path, depth) {
             match piece {
+                Piece::Own(segment) if segment.ns == 0 => {}
                 Piece::Own(segment) => {
                     if !add_to_like(&mut self.own, segment) {
                         if *parts < PARTS {
@@ -118,12 +119,19 @@ impl Parts {
                     }
                 }
                 Piece::Wait { outer, within } => {
-                    let is_like = |wait: &Wait| (&wait.waiter, &wait.via) == (&outer.waiter, &outer.via);
-                    let at = self.waits.iter().position(is_like).unwrap_or_else(|| {
-                        let PathSegment { waiter, via, .. } = outer.clone();
-                        self.waits.push(Wait { waiter, via, within: Parts::default() });
-                        self.waits.len() - 1
-                    });
+                    let place = self.waits.iter().position(|wait| (&wait.waiter, &wait.via) == outer.wait());
+                    let at = match place {
+                        Some(at) => at,
+                        None if *parts < PARTS => {
+                            let PathSegment { waiter, via, .. } = outer.clone();
+                            self.waits.push(Wait { waiter, via, within: Parts::default() });
+                            self.waits.len() - 1
+                        }
+                        None => {
+                            loose.extend_from_slice(within);
+                            continue;
+                        }
+                    };
                     self.waits[at].within.add(within, depth + 1, parts, loose);
                 }
             }
@@ -151,12 +159,15 @@ impl Parts {
         self.waits.iter().for_each(|wait| wait.within.each(visit));
     }
 
-    fn flat(self) -> Vec<PathSegment> {
+    /// Each wait begins with a part of its own, which may be empty: it tells who waited, and in what.
+    fn flat(self, depth: u32) -> Vec<PathSegment> {
         let mut flat = self.own;
-        // A wait without a part of its own would seem to belong to the one before it.
-        let (bare, others): (Vec<Wait>, Vec<Wait>) =
-            self.waits.into_iter().partition(|wait| wait.within.own.is_empty());
-        bare.into_iter().chain(others).for_each(|wait| flat.extend(wait.within.flat()));
+        for Wait { waiter, via, within } in self.waits {
+            if within.own.is_empty() {
+                flat.push(PathSegment { waiter, via, depth: depth + 1, ..PathSegment::default() });
+            }
+            flat.extend(within.flat(depth + 1));
+        }
         flat
     }
 }
@@ -211,9 +222,26 @@ mod tests {
         sums.add(vec![part(1, "server", 1, "client", "read"), part(2, "jbd2", 2, "server", "fsync")]);
         sums.add(vec![part(4, "server", 1, "client", "write"), part(8, "jbd2", 2, "server", "fsync")]);
         sums.add(vec![part(16, "jbd2", 2, "server", "fsync"), part(32, "server", 1, "client", "read")]);
-        let told: Vec<(u64, String)> = sums.finish().into_iter().map(|part| (part.ns, part.who)).collect();
-        let expected = [(33, "server"), (18, "jbd2"), (4, "server"), (8, "jbd2")];
+        // A wait of which no part is its own.
+        sums.add(vec![part(64, "jbd2", 2, "other", "fsync")]);
+        let sums = sums.finish();
+        assert_eq!((sums[4].waiter.as_deref(), sums[4].depth), (Some("other"), 1));
+        let told: Vec<(u64, String)> = sums.into_iter().map(|part| (part.ns, part.who)).collect();
+        let expected = [(33, "server"), (18, "jbd2"), (4, "server"), (8, "jbd2"), (0, ""), (64, "jbd2")];
         assert_eq!(told, expected.map(|(ns, who)| (ns, who.to_owned())));
+    }
+
+    #[test]
+    fn waits_of_ever_new_threads_take_no_room_for_ever() {
+        let mut sums = Sums::default();
+        for number in 0..5 * PARTS {
+            let waiter = Some(format!("t{number}"));
+            sums.add(vec![PathSegment { ns: 1, depth: 1, waiter, ..PathSegment::default() }]);
+        }
+        assert!(sums.outermost.waits.len() <= PARTS);
+        let sums = sums.finish();
+        assert_eq!(sums.iter().map(|part| part.ns).sum::<u64>(), 5 * PARTS as u64);
+        assert!(sums.len() <= PARTS + LOOSE + 1);
     }
 
     #[test]

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The waits of a recorded history told forward in time, as a second opinion on the walk back: at every moment each thread
 //! has its own account of what its time went into, and whoever is woken takes over its waker's for the time that it slept.
+//! It does not follow requests of disks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use whylate_model::path::history::{Blocked, Entry, Exit, Holder, Recorded, Slice, Waker};
-use whylate_model::path::{Asked, Found, Names, walk};
-use whylate_model::{CauseKind, Cgroup};
+use whylate_model::CauseKind;
+use whylate_model::path::history::{Entry, Exit, Holder, Recorded, Slice, Waker};
+use whylate_model::path::{Asked, Finding, Party, Segment, walk};
 
 /// How much time went into what.
 pub type Totals = BTreeMap<String, u64>;
@@ -59,10 +60,7 @@ struct Forward<'a> {
 /// Time of which nothing is known.
 const UNKNOWN: &str = "Unknown ";
 
-/// A thread by its number, as its name may change.
 fn label(kind: CauseKind, who: &str) -> String {
-    let is_thread = matches!(kind, CauseKind::Running | CauseKind::Thread | CauseKind::Wakeup);
-    let who = who.rsplit_once(':').filter(|_| is_thread).map_or(who, |(_, tid)| tid);
     format!("{kind:?} {who}")
 }
 
@@ -127,7 +125,8 @@ impl Forward<'_> {
                     Some(ready) if ready == tid => CauseKind::Wakeup,
                     Some(_) => CauseKind::Thread,
                 };
-                (kind, slice.called())
+                // Its name may change.
+                (kind, tid.to_string())
             }
         };
         self.number(kind, &who)
@@ -206,6 +205,7 @@ impl Forward<'_> {
             thread.parts = parts;
         }
         thread.woken_ns = Some(now_ns);
+        thread.mark_ns = now_ns;
     }
 
     fn begin(&mut self, now_ns: u64, cpu: usize, index: usize) {
@@ -231,6 +231,8 @@ impl Forward<'_> {
     }
 
     fn enter(&mut self, now_ns: u64, cpu: usize, tid: u32, entry: Entry) {
+        // Where a switch was not seen, it may seem to be elsewhere too.
+        self.current.iter_mut().filter(|current| **current == Some(tid)).for_each(|current| *current = None);
         self.current[cpu] = Some(tid);
         let Follower { left_ns, sleeps, woken_ns, .. } = self.threads.entry(tid).or_default().clone();
         let ready_ns = match entry {
@@ -253,7 +255,7 @@ impl Forward<'_> {
                 *totals.entry(labels[label].clone()).or_default() += to_ns - from_ns;
             }
             let told_ns: u64 = totals.values().sum();
-            *totals.entry(UNKNOWN.to_owned()).or_default() += now_ns - from_ns - told_ns;
+            *totals.entry(UNKNOWN.to_owned()).or_default() += (now_ns - from_ns).saturating_sub(told_ns);
             self.waits.push(Wait { tid, from_ns, to_ns: now_ns, totals });
         }
         thread.sleeps = false;
@@ -266,52 +268,32 @@ fn since(parts: &[Part], from_ns: u64) -> Vec<Part> {
     parts[first..].iter().map(|&(start_ns, end_ns, label)| (start_ns.max(from_ns), end_ns, label)).collect()
 }
 
-struct Numbers;
-
-impl Names for Numbers {
-    fn handler(&mut self, number: u64) -> String {
-        number.to_string()
-    }
-
-    fn device(&mut self, device: u32) -> String {
-        device.to_string()
-    }
-
-    fn limit(&mut self, number: u32) -> String {
-        number.to_string()
-    }
-
-    fn quota(&mut self, cgroup: u64) -> String {
-        cgroup.to_string()
-    }
-
-    fn cgroup(&mut self, _number: u64) -> Option<Cgroup> {
-        None
-    }
-
-    fn waits_in(&mut self, _tid: u32, _woken_ns: u64, _blocked: &Blocked) -> (Option<String>, Vec<String>) {
-        (None, Vec::new())
-    }
-}
-
 /// The same waits by the walk back.
 fn backward(past: &Recorded, waits: &[Wait]) -> Vec<Totals> {
     let asked: Vec<Asked> = waits
         .iter()
         .map(|&Wait { tid, from_ns, to_ns, .. }| Asked { tid, from_ns, to_ns, is_wait: false, is_command: false })
         .collect();
-    let mut found: Vec<Found> = asked.iter().map(|_| Found::default()).collect();
-    walk(&mut past.backwards(), &asked, &(), &mut |index, finding| found[index].add(finding));
-    found.into_iter().map(|found| totals(found.finish(&mut Numbers).segments)).collect()
+    let mut found = vec![Totals::new(); asked.len()];
+    walk(&mut past.backwards(), &asked, &(), &mut |index, finding| {
+        if let Finding::Segment(segment) = finding {
+            *found[index].entry(label_of(segment)).or_default() += segment.to_ns - segment.from_ns;
+        }
+    });
+    found
 }
 
-fn totals(segments: Vec<whylate_model::path::PathSegment>) -> Totals {
-    let mut totals = Totals::new();
-    for segment in segments {
-        let who = if segment.kind == CauseKind::Unknown { "" } else { &segment.who };
-        *totals.entry(label(segment.kind, who)).or_default() += segment.ns;
+/// As the other way names it.
+fn label_of(segment: Segment) -> String {
+    match segment.who {
+        _ if segment.kind == CauseKind::Unknown => UNKNOWN.to_owned(),
+        Party::Thread { tid, .. } => label(segment.kind, &tid.to_string()),
+        Party::Interrupt(name) => label(segment.kind, &name.text()),
+        Party::Work(handler) => label(segment.kind, &handler.to_string()),
+        Party::Cpu(cpu) => label(segment.kind, &format!("CPU {cpu}")),
+        Party::Text(text) => label(segment.kind, text),
+        other => label(segment.kind, &format!("{other:?}")),
     }
-    totals
 }
 
 /// What two ways of counting have in common.
@@ -322,9 +304,11 @@ pub struct Agreement {
     pub ns: u64,
     /// How much of it has another label.
     pub off_ns: u64,
-    /// And where both ways know it.
+    /// How much both ways know, alike or not.
+    pub known_ns: u64,
+    /// How much both ways know, and tell differently.
     pub contradicted_ns: u64,
-    /// The labels in which the wait differs of which the most has: forward and backward, in nanoseconds.
+    /// Of the wait that differs most, the labels that differ: nanoseconds forward and backward.
     pub worst: String,
 }
 
@@ -339,7 +323,8 @@ impl Agreement {
 pub fn compare(past: &Recorded) -> Agreement {
     let waits = waits(past);
     let backward = backward(past, &waits);
-    let mut agreement = Agreement { waits: waits.len(), ns: 0, off_ns: 0, contradicted_ns: 0, worst: String::new() };
+    let mut agreement =
+        Agreement { waits: waits.len(), ns: 0, off_ns: 0, known_ns: 0, contradicted_ns: 0, worst: String::new() };
     let mut worst_ns = 0;
     for (wait, backward) in waits.into_iter().zip(backward) {
         let ns = wait.to_ns - wait.from_ns;
@@ -348,10 +333,12 @@ pub fn compare(past: &Recorded) -> Agreement {
         let both_ns = |label: &String| wait.totals[label].min(backward.get(label).copied().unwrap_or(0));
         let alike_ns: u64 = wait.totals.keys().map(both_ns).sum();
         let alike_known_ns: u64 = wait.totals.keys().filter(is_known).map(both_ns).sum();
-        let off_ns = ns - alike_ns;
+        let off_ns = ns.saturating_sub(alike_ns);
         agreement.ns += ns;
         agreement.off_ns += off_ns;
-        agreement.contradicted_ns += known_ns(&wait.totals).min(known_ns(&backward)) - alike_known_ns;
+        let both_known_ns = known_ns(&wait.totals).min(known_ns(&backward));
+        agreement.known_ns += both_known_ns;
+        agreement.contradicted_ns += both_known_ns - alike_known_ns;
         if off_ns > worst_ns {
             worst_ns = off_ns;
             agreement.worst = differences(&wait, &backward);

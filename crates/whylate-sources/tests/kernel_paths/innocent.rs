@@ -13,7 +13,7 @@ use crate::kernel::late::stay_on;
 use crate::peers::{cpus, rounds, tell, tid};
 
 pub const NAME: &str = "innocent";
-/// For each wait of another kind.
+/// So many writes for each wait of the other kinds.
 const WRITES: usize = 34;
 
 pub fn play() -> Result<()> {

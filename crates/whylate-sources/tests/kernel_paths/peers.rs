@@ -17,11 +17,12 @@ use crate::kernel::late::stay_on;
 
 const WHAT: &str = "WHYLATE_PEERS";
 const READY: &str = "peers are there";
+const OVER: &str = "all is played";
 const ROUND: &str = "round ";
 const SKIPPED: &str = "skipped: ";
-/// How many waits of each kind; `make trial` asks for more.
-pub const ROUNDS: &str = "WHYLATE_ROUNDS";
-const FEW: usize = 12;
+/// How many waits of each kind `make trial` asks for.
+const ROUNDS_VARIABLE: &str = "WHYLATE_ROUNDS";
+const ROUNDS: usize = 12;
 /// Between two of them.
 pub const PAUSE: Duration = Duration::from_millis(2);
 /// A server works for so long before it lets its client go on.
@@ -47,6 +48,16 @@ impl Round {
         let [client, began_ns, ended_ns] = numbers[..] else { bail!("a round has three numbers at least") };
         Ok(Round { kind, client: client as u32, began_ns, ended_ns, numbers: rest })
     }
+}
+
+/// What the process has told.
+#[derive(Debug, Default)]
+pub struct Played {
+    pub rounds: Vec<Round>,
+    /// Why it has left something out.
+    pub skipped: Vec<String>,
+    /// All that it was to play is played.
+    pub is_whole: bool,
 }
 
 /// The process. It goes with this.
@@ -82,20 +93,22 @@ impl Peers {
     }
 
     /// Lets it begin, and has whoever calls read what it says.
-    pub fn begin(&mut self) -> Result<impl FnOnce() -> Result<Vec<Round>> + Send + 'static> {
+    pub fn begin(&mut self) -> Result<impl FnOnce() -> Result<Played> + Send + 'static> {
         self.begin.take().context("it has begun")?.write_all(b"\n")?;
         let output = self.output.take().context("somebody reads its output")?;
         Ok(move || {
-            let mut rounds = Vec::new();
+            let mut played = Played::default();
             for line in output.lines() {
                 let line = line?;
                 if let Some((_, reason)) = line.split_once(SKIPPED) {
                     println!("{SKIPPED}{reason}");
+                    played.skipped.push(reason.to_owned());
                 } else if let Some((_, round)) = line.split_once(ROUND) {
-                    rounds.push(Round::parse(round)?);
+                    played.rounds.push(Round::parse(round)?);
                 }
+                played.is_whole |= line.contains(OVER);
             }
-            Ok(rounds)
+            Ok(played)
         })
     }
 }
@@ -112,7 +125,7 @@ pub fn run_if_asked() -> Result<()> {
     let Ok(what) = std::env::var(WHAT) else { return Ok(()) };
     println!("{READY}");
     std::io::stdin().read_line(&mut String::new())?;
-    match what.as_str() {
+    let outcome = match what.as_str() {
         "chain" => crate::chain::play(),
         "ways" => crate::ways::play(),
         "handoff" => crate::handoff::play(),
@@ -120,7 +133,11 @@ pub fn run_if_asked() -> Result<()> {
         "flush" => crate::flush::play(),
         "innocent" => crate::innocent::play(),
         other => bail!("nobody plays {other}"),
+    };
+    if outcome.is_ok() {
+        println!("{OVER}");
     }
+    outcome
 }
 
 pub fn tell(kind: &str, client: u32, began_ns: u64, ended_ns: u64, numbers: &[u64]) {
@@ -132,9 +149,15 @@ pub fn skip(reason: &str) {
     println!("{SKIPPED}{reason}");
 }
 
+/// How many waits a trial asks for.
+pub fn trial() -> Option<usize> {
+    let rounds = std::env::var(ROUNDS_VARIABLE).ok()?;
+    Some(rounds.parse().ok().filter(|&rounds| rounds > 0).expect("WHYLATE_ROUNDS is a number of waits"))
+}
+
 /// So many waits of each kind.
 pub fn rounds() -> usize {
-    std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(FEW)
+    trial().unwrap_or(ROUNDS)
 }
 
 pub fn tid() -> u32 {
@@ -197,6 +220,8 @@ pub fn play(
                     // It has gone where this fails.
                     let _ = answer.send(());
                     until_asleep(std::process::id(), client);
+                    // Whoever waits for an rt_mutex spins until its owner leaves its CPU.
+                    thread::sleep(Duration::from_micros(500));
                     burn(BURNT_NS);
                 })?;
                 let _ = report.send((tid(), (BURNT_NS, cpu_ns() - before_ns)));

@@ -51,11 +51,12 @@ pub fn play() -> Result<()> {
             for client in asked {
                 let guard = held();
                 let before_ns = cpu_ns();
+                waiter_tid.store(0, Ordering::SeqCst);
                 enter.send(())?;
                 while waiter_tid.load(Ordering::SeqCst) == 0 {
                     thread::yield_now();
                 }
-                // Until it is in the queue of the lock, and no more in that of its channel.
+                // It is on its way into the queue of the lock.
                 thread::sleep(Duration::from_millis(2));
                 for tid in [waiter_tid.load(Ordering::SeqCst), client] {
                     until_asleep(std::process::id(), tid);

@@ -7,12 +7,14 @@ use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use anyhow::{Result, ensure};
-use io_uring::{IoUring, opcode, types};
-use rustix::event::{EventfdFlags, eventfd};
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::buffer::spare_capacity;
+use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{FlockOperation, flock};
 use whylate_sources::clock::monotonic_ns;
 
@@ -20,8 +22,23 @@ use crate::kernel::late::stay_on;
 use crate::peers::{self, BURNT_NS, burn, cpus, rounds, skip, tell, tid, until_asleep};
 
 /// Those that the machine may lack say so.
-pub const WAYS: [&str; 10] =
-    ["mutex", "flock", "pipe", "socketpair", "tcp", "eventfd", "semaphore", "wait4", "userfaultfd", "io_uring"];
+pub const WAYS: [&str; 15] = [
+    "mutex",
+    "pi_mutex",
+    "flock",
+    "pipe",
+    "socketpair",
+    "tcp",
+    "eventfd",
+    "epoll",
+    "signal",
+    "semaphore",
+    "wait4",
+    "vfork",
+    "userfaultfd",
+    "io_uring",
+    "io-wq",
+];
 
 pub fn play() -> Result<()> {
     let lock = Mutex::new(());
@@ -73,10 +90,102 @@ pub fn play() -> Result<()> {
         },
     )?;
 
+    let (read, write) = io::pipe()?;
+    let readable = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    epoll::add(&readable, &read, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    peers::play(
+        "epoll",
+        || {
+            epoll::wait(&readable, spare_capacity(&mut Vec::with_capacity(1)), None)?;
+            Ok((&read).read_exact(&mut [0])?)
+        },
+        |work| {
+            work();
+            Ok((&write).write_all(&[0])?)
+        },
+    )?;
+
+    pi_mutex()?;
+    signal()?;
     semaphore()?;
-    children()?;
+    children("wait4", 0)?;
+    children("vfork", libc::CLONE_VFORK)?;
     page_faults()?;
-    ring()
+    ring("io_uring", squeue::Flags::empty())?;
+    // A thread of the ring reads.
+    ring("io-wq", squeue::Flags::ASYNC)
+}
+
+struct PiMutex(*mut libc::pthread_mutex_t);
+
+// SAFETY: a mutex is made for several threads.
+unsafe impl Sync for PiMutex {}
+
+impl PiMutex {
+    fn lock(&self) -> Result<()> {
+        // SAFETY: the mutex is made, and outlives all threads that use it.
+        ensure!(unsafe { libc::pthread_mutex_lock(self.0) } == 0, "the mutex cannot be locked");
+        Ok(())
+    }
+
+    fn unlock(&self) -> Result<()> {
+        // SAFETY: as above; the calling thread has locked it.
+        ensure!(unsafe { libc::pthread_mutex_unlock(self.0) } == 0, "the mutex cannot be unlocked");
+        Ok(())
+    }
+}
+
+/// A mutex whose holder inherits the priority of whoever waits.
+fn pi_mutex() -> Result<()> {
+    // SAFETY: integers alone.
+    let mutex = PiMutex(Box::leak(Box::new(unsafe { std::mem::zeroed() })));
+    // SAFETY: as above.
+    let mut attributes: libc::pthread_mutexattr_t = unsafe { std::mem::zeroed() };
+    // SAFETY: both structures are live, and the calls fill them.
+    let is_made = unsafe {
+        libc::pthread_mutexattr_init(&raw mut attributes) == 0
+            && libc::pthread_mutexattr_setprotocol(&raw mut attributes, libc::PTHREAD_PRIO_INHERIT) == 0
+            && libc::pthread_mutex_init(mutex.0, &raw const attributes) == 0
+    };
+    ensure!(is_made, "no mutex with priority inheritance can be made");
+    let mutex = &mutex;
+    peers::play(
+        "pi_mutex",
+        || mutex.lock().and_then(|()| mutex.unlock()),
+        |work| {
+            mutex.lock()?;
+            work();
+            mutex.unlock()
+        },
+    )
+}
+
+/// The client waits for a signal that is blocked.
+fn signal() -> Result<()> {
+    let client = AtomicI32::new(0);
+    // SAFETY: integers alone.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is live, and the calls change it.
+    unsafe {
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGUSR1);
+    }
+    let wait = || {
+        client.store(tid() as i32, Ordering::SeqCst);
+        // SAFETY: the set is live; nobody asks for what was blocked before, or for more about the signal.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+            ensure!(libc::sigwaitinfo(&raw const set, std::ptr::null_mut()) == libc::SIGUSR1, "another signal came");
+        }
+        Ok(())
+    };
+    peers::play("signal", wait, |work| {
+        work();
+        let (process, thread) = (std::process::id() as i32, client.load(Ordering::SeqCst));
+        // SAFETY: it has the signal blocked while it waits.
+        ensure!(unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGUSR1) } == 0, "no signal is sent");
+        Ok(())
+    })
 }
 
 fn by_byte(kind: &str, mut read: impl Read + Send, mut write: impl Write + Send) -> Result<()> {
@@ -125,16 +234,17 @@ fn semaphore() -> Result<()> {
     )
 }
 
-/// The server is a process.
-fn children() -> Result<()> {
+/// The server is a process. With `CLONE_VFORK` the client waits for its end, or a new program, before it goes on.
+fn children(kind: &str, flags: i32) -> Result<()> {
     let (here, there) = cpus()?;
+    let kind = kind.to_owned();
     let client = move || -> Result<()> {
         stay_on(here)?;
         let parent = (std::process::id(), tid());
         for _ in 0..rounds() {
             let began_ns = monotonic_ns();
-            // SAFETY: the child computes, and ends.
-            let child = unsafe { libc::fork() };
+            // SAFETY: without memory of both, the call is fork(2). The child computes, and ends.
+            let child = unsafe { libc::syscall(libc::SYS_clone, flags | libc::SIGCHLD, 0, 0, 0, 0) } as i32;
             if child == 0 {
                 // SAFETY: a name that ends with a zero.
                 unsafe { libc::prctl(libc::PR_SET_NAME, c"server".as_ptr()) };
@@ -153,7 +263,7 @@ fn children() -> Result<()> {
             ensure!(child > 0 && ended == child && status == 0, "the child {child} ends with {status}");
             let ns = |time: libc::timeval| time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000;
             let all_ns = ns(usage.ru_utime) + ns(usage.ru_stime);
-            tell("wait4", tid(), began_ns, ended_ns, &[child as u64, BURNT_NS, all_ns]);
+            tell(&kind, tid(), began_ns, ended_ns, &[child as u64, BURNT_NS, all_ns]);
         }
         Ok(())
     };
@@ -207,7 +317,7 @@ fn page_faults() -> Result<()> {
     })
 }
 
-fn ring() -> Result<()> {
+fn ring(kind: &str, flags: squeue::Flags) -> Result<()> {
     let (read, mut write) = io::pipe()?;
     let mut ring = match IoUring::new(4) {
         Ok(ring) => ring,
@@ -218,7 +328,7 @@ fn ring() -> Result<()> {
     };
     let wait = || {
         let mut byte = [0_u8];
-        let entry = opcode::Read::new(types::Fd(read.as_raw_fd()), byte.as_mut_ptr(), 1).build();
+        let entry = opcode::Read::new(types::Fd(read.as_raw_fd()), byte.as_mut_ptr(), 1).build().flags(flags);
         // SAFETY: the byte lives until the request is done.
         unsafe { ring.submission().push(&entry)? };
         ring.submit_and_wait(1)?;
@@ -226,7 +336,7 @@ fn ring() -> Result<()> {
         ensure!(done == Some(1), "{done:?} bytes");
         Ok(())
     };
-    peers::play("io_uring", wait, |work| {
+    peers::play(kind, wait, |work| {
         work();
         Ok(write.write_all(&[0])?)
     })

@@ -52,15 +52,12 @@ fn parts_of(path: &[PathSegment], depth: u32) -> Vec<Part> {
     let mut waits: Vec<(&PathSegment, Vec<PathSegment>)> = Vec::new();
     for piece in pieces(path, depth) {
         match piece {
-            Piece::Wait { outer, within } => {
-                let is_like = |(other, _): &(&PathSegment, Vec<PathSegment>)| {
-                    (&other.waiter, &other.via) == (&outer.waiter, &outer.via)
-                };
-                match waits.iter().position(is_like) {
-                    Some(at) => waits[at].1.extend_from_slice(within),
-                    None => waits.push((outer, within.to_vec())),
-                }
-            }
+            Piece::Wait { outer, within } => match waits.iter().position(|(other, _)| other.wait() == outer.wait()) {
+                Some(at) => waits[at].1.extend_from_slice(within),
+                None => waits.push((outer, within.to_vec())),
+            },
+            // It tells whose wait this is, and nothing else.
+            Piece::Own(segment) if segment.ns == 0 => {}
             Piece::Own(segment) => {
                 let is_like = |(other, _): &(&PathSegment, u64)| {
                     (other.kind, &other.who, &other.ready) == (segment.kind, &segment.who, &segment.ready)

@@ -147,6 +147,15 @@ fn a_wait_that_ends_with_the_last_event_is_followed() {
 }
 
 #[test]
+fn the_last_moment_that_can_be_told_is_no_exception() {
+    let text = "sh-1 [000] d..2. 18446744073.709551615: sched_switch: prev_comm=sh prev_pid=1 prev_prio=120 \
+                prev_state=S ==> next_comm=b next_pid=2 next_prio=120\n";
+    let trace = read(text);
+    assert_eq!(trace.end_ns, u64::MAX);
+    assert_eq!(trace.late_waits(2, 0, 1), []);
+}
+
+#[test]
 fn who_is_asked_for_is_found() {
     let trace = written(Form::Tracefs, &ASKED);
     let command = |wanted| read(&trace).command(wanted);
