@@ -70,6 +70,22 @@ fn arguments_that_make_no_sense_are_refused() -> Result<()> {
 }
 
 #[test]
+fn a_trace_that_others_have_recorded_is_explained() -> Result<()> {
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../whylate-model/tests/traces/tracefs.txt");
+    let output = output_of(&["run", "--import", trace, "--comm", "sh"])?;
+    let stdout = text(&output.stdout);
+    ensure!(output.status.code() == Some(0) && stdout.contains("sh:19025 took 36.8ms:"), "{output:?}");
+    let json = output_of(&["run", "--import", trace, "--comm", "sh", "--json"])?;
+    let told: serde_json::Value = serde_json::from_slice(&json.stdout)?;
+    let path = told["path"].as_array().context("no path is told")?;
+    let sum: u64 = path.iter().filter_map(|part| part["ns"].as_u64()).sum();
+    ensure!(told["elapsed_ns"] == sum && sum > 36_000_000, "the parts add up to {sum}: {}", told["elapsed_ns"]);
+    let output = output_of(&["run", "--import", "/dev/zero"])?;
+    ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{output:?}");
+    Ok(())
+}
+
+#[test]
 fn what_is_lost_is_explained_by_source() -> Result<()> {
     for (arguments, sources) in [
         (&["timerlat", "hist", "--help-lost"][..], 1),

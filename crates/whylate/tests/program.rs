@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate -p`, `--comm` and `--cgroup`: the look from one program's point of view.
 
+#[path = "running/quota.rs"]
+mod quota;
 mod running;
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
@@ -8,9 +10,12 @@ mod turn;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use quota::Quota;
 use running::whylate;
 use serde::Deserialize;
 use turn::turn_to_measure;
@@ -79,12 +84,28 @@ impl Drop for Service {
 fn a_service_that_waits_for_a_helper_is_told_what_the_helper_does() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(service) = Service::start()? else { return Ok(()) };
-    let told = whylate(&["--comm", "whylate-service", "-d", "1s", "--json"]).output();
+    let pid = service.0.id().to_string();
+    let looks = thread::scope(|scope| {
+        let look = |selector: [&'static str; 2]| {
+            let [option, value] = selector;
+            let value = if value.is_empty() { pid.clone() } else { value.to_owned() };
+            scope.spawn(move || whylate(&[option, &value, "-d", "1s", "--json"]).output())
+        };
+        let looks = [["--comm", "whylate-service"], ["-p", ""]].map(look);
+        looks.map(|look| look.join().expect("starting a program does not panic"))
+    });
     drop(service);
-    let told = told?;
+    for (told, name) in looks.into_iter().zip(["whylate-service".to_owned(), format!("whylate-service:{pid}")]) {
+        ensure_helped(&told?, &name)?;
+    }
+    Ok(())
+}
+
+/// The program of this name is told with what its helper did.
+fn ensure_helped(told: &Output, called: &str) -> Result<()> {
     ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
     let Seen { name, processes, span_ns, budget } = serde_json::from_slice(&told.stdout)?;
-    ensure!((name.as_str(), processes, budget.threads) == ("whylate-service", 1, 1), "{name}: {processes}");
+    ensure!((name.as_str(), processes, budget.threads) == (called, 1, 1), "{name}: {processes}");
     let waited_ns: u64 = budget.waits.iter().map(|waits| waits.ns).sum();
     let sum = budget.on_cpu_ns + budget.own_sleep_ns + budget.ready.ns + waited_ns;
     ensure!(sum == budget.total_ns && sum == span_ns, "{sum} ns of {} in {span_ns}", budget.total_ns);
@@ -99,6 +120,26 @@ fn a_service_that_waits_for_a_helper_is_told_what_the_helper_does() -> Result<()
     ensure!(whole >= 3, "{whole} waits");
     ensure!(sleeps_ns >= whole * 20_000_000, "{sleeps_ns} ns of sleep in {whole} waits");
     ensure!(works_ns >= whole * 9_000_000, "{works_ns} ns of work in {whole} waits");
+    Ok(())
+}
+
+/// With a quota that it does not use up: its helper is elsewhere.
+#[test]
+fn a_cgroup_is_told_as_the_program_in_it() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(quota) = Quota::make("program")? else { return Ok(()) };
+    let mut sleeper = Service(Command::new("sh").args(["-c", &format!("{}; exec sleep 30", quota.enter())]).spawn()?);
+    while fs::read_to_string(format!("/proc/{}/comm", sleeper.0.id()))?.trim() != "sleep" {
+        ensure!(sleeper.0.try_wait()?.is_none(), "it has ended");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let path = quota.name().replace("cgroup ", "");
+    let told = whylate(&["--cgroup", &path, "-d", "300ms", "--json"]).output()?;
+    drop(sleeper);
+    ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    let Seen { name, processes, budget, .. } = serde_json::from_slice(&told.stdout)?;
+    ensure!(name.contains(&path) && processes == 1 && budget.threads == 1, "{name}: {processes}");
+    ensure!(budget.own_sleep_ns > 0 && budget.own_sleep_ns == budget.total_ns, "{budget:?}");
     Ok(())
 }
 

@@ -426,15 +426,32 @@ fn a_signal_that_is_ignored_is_ignored_by_the_command_too() -> Result<()> {
 const PROGRAM: &str = env!("CARGO_BIN_EXE_whylate");
 
 #[test]
-fn thousands_of_processes_are_followed() -> Result<()> {
+fn twenty_thousand_processes_are_followed() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    let told = shell("i=0; while [ $i -lt 2000 ]; do (:); i=$((i + 1)); done")?;
+    let told = shell("i=0; while [ $i -lt 20000 ]; do (:); i=$((i + 1)); done")?;
     let members_ns = told.sum(|segment| segment.is_member);
     println!("{members_ns} of {} ns are its own", told.explained.elapsed_ns);
     ensure!(told.explained.path.len() <= 800 && members_ns > 0, "{told:?}");
     // All of them have one name, and keep it.
     let nameless_ns = told.sum(|segment| segment.kind == CauseKind::Running && segment.who == "others");
     ensure!(nameless_ns == 0, "{nameless_ns} ns are nobody's: {told:?}");
+    Ok(())
+}
+
+#[test]
+fn threads_on_the_path_are_told_one_by_one() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let output = whylate(&["run", "--tree", "--", "sh", "-c", "sleep 0.05; sleep 0.06"]).output()?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{stderr}");
+    let rows = stderr.lines().skip_while(|line| !line.ends_with(" THREAD ON THE PATH")).skip(1);
+    let rows: Vec<Vec<&str>> =
+        rows.map(|row| row.split_whitespace().collect()).filter(|row: &Vec<_>| row.len() == 4).collect();
+    // The longest wait first.
+    for (row, ms) in rows.iter().zip(["60.", "50."]) {
+        ensure!(row[2].starts_with(ms) && row[2].ends_with("ms") && row[3].starts_with("sleep:"), "{stderr}");
+    }
+    ensure!(rows.iter().any(|row| row[3].starts_with("sh:")), "{stderr}");
     Ok(())
 }
 

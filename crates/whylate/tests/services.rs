@@ -69,7 +69,7 @@ const SERVICES: [Slow; 12] = [
     Slow { kind: "own", is_told: is_mostly_on_cpu, culprit: (&[Running], "service:") },
     Slow { kind: "worker", is_told: |text| text.contains("worker-worker:"), culprit: (&[Running], "worker-worker:") },
     Slow { kind: "record", is_told: |text| text.contains("record-holder:"), culprit: (&[Running], "record-holder:") },
-    Slow { kind: "child", is_told: |text| text.contains("child-child:"), culprit: (&[Running], "child-child:") },
+    Slow { kind: "child", is_told: |text| text.contains("child-child"), culprit: (&[Running], "child-child") },
 ];
 
 fn is_mostly_on_cpu(text: &str) -> bool {

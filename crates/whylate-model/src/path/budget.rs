@@ -223,7 +223,7 @@ impl Gatherer<'_> {
         let outermost = path.iter().find(|segment| segment.depth == 1);
         let via = outermost.and_then(|segment| segment.via.clone());
         let sleeps = via.as_deref().is_some_and(|via| via.contains("nanosleep"));
-        if ended_by == EndedBy::Timer && sleeps {
+        if matches!(ended_by, EndedBy::Timer | EndedBy::NotOver) && sleeps {
             self.budget.own_sleep_ns += open.ns;
             return;
         }

@@ -111,10 +111,11 @@ def disk(kind):
         block = mmap.mmap(-1, 4 << 20)
         file = os.open(f"{folder}/{kind}-{number}", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
         while True:
-            for at in range(8):
+            for at in range(2):
                 os.pwrite(file, block, at * len(block))
 
-    for number in range(8):
+    # Some 200 MB are always in front of it.
+    for number in range(48):
         process(f"{kind}-writer", lambda: write(number))
     log = os.open(f"{folder}/{kind}.log", os.O_WRONLY | os.O_CREAT)
 
