@@ -51,14 +51,16 @@ ifneq ($(filter short_% whole_% matrix,$(T)),)
 	@$(MAKE) in-machines TESTS=$(patsubst matrix,whole_,$(T))
 else
 	@scripts/install-deps browser debugger
-ifeq ($(T),)
+	@scripts/check-tests $(T)
+endif
+
+.PHONY: lint
+lint: ## formatting, lints and documentation, without a warning
+	@scripts/install-deps
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --quiet --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --quiet --package xtask --test matrix -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --quiet --workspace --no-deps --document-private-items
-endif
-	@scripts/check-tests $(T)
-endif
 
 .PHONY: test-short
 test-short: ## the static program and one comparison a source, on four other kernels in virtual machines
@@ -89,7 +91,7 @@ torture: ## kill, starve and mislead it, here and in a virtual machine; ends wit
 RUNS ?= 100
 
 .PHONY: trial
-trial: ## look at PostgreSQL, and RUNS times at each of twelve slow services and ways to wait, and count how often the reason is told (as root)
+trial: ## count how often the reason is told, of RUNS waits of each kind and of twelve slow services; and look at PostgreSQL (as root)
 	@scripts/install-deps programs
 	WHYLATE_ROUNDS=$(RUNS) $(CARGO) test -q -p whylate-sources --test kernel_paths -- --nocapture --test-threads=1
 	$(CARGO) test -q -p whylate --test real_programs -- --nocapture

@@ -161,24 +161,17 @@ struct Told {
     is_silent: bool,
 }
 
-/// So often each service is looked at until it is told why it is slow.
-const TRIES: u32 = 2;
-
 #[test]
 fn each_slow_service_is_told_why() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for slow in SERVICES {
-        let mut tries = 0;
-        loop {
+        in_rounds(|| {
             let Some(told) = trial(&slow, "2s", true)? else { return Ok(()) };
-            tries += 1;
-            if told.is_told && told.is_blamed && !told.is_silent {
-                println!("{} is told why at try {tries}", slow.kind);
-                break;
-            }
             let Told { is_told, is_blamed, is_silent } = told;
-            ensure!(tries < TRIES, "{}: told {is_told}, blamed {is_blamed}, silent {is_silent}", slow.kind);
-        }
+            println!("{}: told {is_told}, blamed {is_blamed}, silent {is_silent}", slow.kind);
+            ensure!(is_told && is_blamed && !is_silent, "{} is not told why", slow.kind);
+            Ok(())
+        })?;
     }
     Ok(())
 }

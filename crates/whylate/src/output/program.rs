@@ -157,3 +157,74 @@ fn told(path: &[PathSegment], priority: &mut dyn FnMut(u32) -> Option<String>) -
     }
     told
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whylate_model::path::command::LongWait;
+
+    const MS: u64 = 1_000_000;
+
+    fn part(ms: u64, kind: CauseKind, who: &str, depth: u32, [waiter, via]: [&str; 2]) -> PathSegment {
+        PathSegment {
+            ns: ms * MS,
+            kind,
+            who: who.to_owned(),
+            ready: (kind == CauseKind::Thread).then(|| "encoder:26535".to_owned()),
+            waiter: Some(waiter.to_owned()),
+            via: Some(via.to_owned()),
+            depth,
+            ..PathSegment::default()
+        }
+    }
+
+    #[test]
+    fn a_screen_is_a_budget_and_what_each_wait_ends_in() {
+        use CauseKind::{Disk, Running, Thread, Timer};
+        let service = ["service:100", "read"];
+        let pipe = vec![
+            part(180, Running, "encoder:26535", 1, service),
+            part(1_620, Thread, "cron-job:26536", 1, service),
+            part(200, Timer, "timer", 2, ["encoder:26535", "clock_nanosleep"]),
+        ];
+        let disk = vec![part(400, Disk, "vda (write by service:100)", 1, ["service:100", "fdatasync"])];
+        let waits = |via: &str, ended_by, latencies: &[u64], path: &[PathSegment]| Waits {
+            via: via.to_owned(),
+            ended_by: Some(ended_by),
+            ns: path.iter().map(|part| part.ns).sum(),
+            latency: latencies.iter().map(|ms| ms * MS).collect(),
+            path: path.to_vec(),
+        };
+        let budget = Budget {
+            threads: 1,
+            total_ns: 4_000 * MS,
+            on_cpu_ns: 480 * MS,
+            own_sleep_ns: 1_110 * MS,
+            ready: Waits { ns: 10 * MS, latency: [MS; 10].into_iter().collect(), ..Waits::default() },
+            waits: vec![
+                waits("read", EndedBy::Others, &[40, 45, 90], &pipe),
+                waits("fdatasync", EndedBy::Disk, &[400], &disk),
+            ],
+            longest: vec![LongWait {
+                after_ns: 1_500 * MS,
+                ns: 90 * MS,
+                path: vec![
+                    part(9, Running, "encoder:26535", 1, service),
+                    part(81, Thread, "cron-job:26536", 1, service),
+                ],
+            }],
+        };
+        let seen = Seen {
+            name: "service\x1b[2J".to_owned(),
+            processes: 1,
+            span_ns: 4_000 * MS,
+            budget,
+            throttled: BTreeMap::from([("/a/b".to_owned(), 300 * MS)]),
+            lost: BTreeMap::from([("unseen_switches".to_owned(), 3)]),
+        };
+        let mut out = Vec::new();
+        let mut priority = |tid| Some(if tid == 26535 { "nice 19" } else { "nice 0" }.to_owned());
+        write(&mut out, &seen, &mut priority).expect("a vector takes everything");
+        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+    }
+}
