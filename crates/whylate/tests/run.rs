@@ -170,10 +170,10 @@ fn a_grace_period_has_no_more_than_its_own_time() -> Result<()> {
         let told: Told =
             serde_json::from_slice(output.stderr.rsplit(|&byte| byte == b'\n').nth(1).context("no JSON")?)?;
         told.ensure_sums()?;
-        let rcu_ns = told.sum(|segment| segment.kind == CauseKind::Rcu);
+        // They end by a softirq, or by the kernel's thread for them, which waits for timers in turn.
         let (worked_ns, within_ns) = (told.worked_ns("second:"), told.sum(|segment| segment.depth > 0));
-        println!("{rcu_ns} of {took_ns} ns for grace periods, {within_ns} ns in waits; it worked for {worked_ns} ns");
-        ensure!(rcu_ns > 0 && rcu_ns <= took_ns, "{told:?}");
+        println!("{took_ns} ns for grace periods, {within_ns} ns in waits; it worked for {worked_ns} ns");
+        ensure!((took_ns / 2..=took_ns + 10 * MS).contains(&within_ns), "{told:?}");
         ensure!(near(worked_ns, SECOND_MS, 5), "{worked_ns} ns of {SECOND_MS} ms: {told:?}");
         Ok(())
     })
