@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::culprits::{By, Culprit, Culprits};
+use crate::late::SLEEPER;
 use crate::snapshot::Unexplained;
 use crate::sources::{Card, Judged};
 use crate::units::{format_ns, rfc3339};
@@ -123,6 +124,22 @@ pub struct HeldUp {
     pub max_ns: u64,
     /// The command that tells more of them.
     pub next: String,
+    /// Beside them, waits of that length for threads that slept, which may be by design: those with the longest in all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub for_sleepers: Vec<ForSleeper>,
+}
+
+/// Waits of one thread for another one that slept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForSleeper {
+    /// Who waited.
+    pub who: String,
+    /// For whom.
+    pub sleeper: String,
+    /// How often.
+    pub waits: u64,
+    /// How long in all.
+    pub total_ns: u64,
 }
 
 /// A late event and whose it is.
@@ -155,6 +172,10 @@ impl Look {
     }
 }
 
+/// How many pairs of a waiting and a sleeping thread are shown, and how many are told apart.
+const SLEEPERS: usize = 3;
+const MOST_SLEEPERS: usize = 1_000;
+
 /// Takes late events in as they come.
 #[derive(Debug, Default)]
 pub struct Gatherer {
@@ -164,6 +185,8 @@ pub struct Gatherer {
     worst: BTreeMap<String, Option<Worst>>,
     late: BTreeMap<String, Lates>,
     held_up: BTreeMap<String, Lates>,
+    /// By the source, who waited and who slept.
+    for_sleepers: BTreeMap<(String, String, String), (u64, u64)>,
 }
 
 /// Late events of one source.
@@ -190,6 +213,14 @@ impl Gatherer {
             return;
         }
         let source = card.name;
+        if let Some(sleeper) = event.labels.get(SLEEPER) {
+            let pair = (source.to_owned(), event.subject.clone(), sleeper.clone());
+            if self.for_sleepers.len() < MOST_SLEEPERS || self.for_sleepers.contains_key(&pair) {
+                let (waits, total_ns) = self.for_sleepers.entry(pair).or_default();
+                (*waits, *total_ns) = (*waits + 1, total_ns.saturating_add(event.latency_ns));
+            }
+            return;
+        }
         let is_held_up = card.held_up.is_some() && !event.path.is_empty();
         let lates = if is_held_up { &mut self.held_up } else { &mut self.late };
         let lates = lates.entry(source.to_owned()).or_default();
@@ -210,6 +241,20 @@ impl Gatherer {
                 headline(card, snapshot, of(&self.late), of(&self.held_up))
             })
             .collect();
+        for headline in &mut sources {
+            let Some(held_up) = &mut headline.held_up else { continue };
+            let of_source = self.for_sleepers.iter().filter(|((source, ..), _)| *source == headline.source);
+            held_up.for_sleepers = of_source
+                .map(|((_, who, sleeper), &(waits, total_ns))| ForSleeper {
+                    who: who.clone(),
+                    sleeper: sleeper.clone(),
+                    waits,
+                    total_ns,
+                })
+                .collect();
+            held_up.for_sleepers.sort_by_key(|pair| Reverse(pair.total_ns));
+            held_up.for_sleepers.truncate(SLEEPERS);
+        }
         sources.sort_by_key(|headline| (!headline.is_late, Reverse(headline.late_ns)));
         let mut worst: Vec<Sighting> = self
             .worst
@@ -268,6 +313,7 @@ fn headline(card: &Card, snapshot: &Snapshot, lates: Lates, held_up: Lates) -> H
             late_ns: held_up.total_ns,
             max_ns: held_up.max_ns,
             next: next(&judged),
+            for_sleepers: Vec::new(),
         }),
         is_late: late > 0 || held_up.count > 0 || figures.max_ns() >= card.judged.late_from_ns || remark.is_late,
         remark: remark.text,
@@ -279,6 +325,28 @@ fn headline(card: &Card, snapshot: &Snapshot, lates: Lates, held_up: Lates) -> H
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waits_for_threads_that_sleep_are_not_late_and_are_told_by_both() {
+        let wait = |who: &str, sleeper: &str, ms: u64| LateEvent {
+            subject: who.to_owned(),
+            labels: [(SLEEPER.to_owned(), sleeper.to_owned())].into(),
+            ..late(ms * 1_000_000, &[])
+        };
+        let mut gatherer = Gatherer::of(vec![&OFFCPU], By::default());
+        for (who, sleeper, ms) in [("a:1", "x:7", 150), ("a:1", "x:7", 250), ("b:2", "x:7", 100), ("b:2", "y:8", 500)] {
+            gatherer.add(&OFFCPU, wait(who, sleeper, ms));
+        }
+        // More than are shown.
+        (0..5).for_each(|number| gatherer.add(&OFFCPU, wait(&format!("c:{number}"), "z:9", 101)));
+        let look = gatherer.finish(&[snapshot(&OFFCPU, "wait", &[], &[])], Vec::new());
+        let [offcpu] = &look.sources[..] else { panic!("{look:?}") };
+        assert!(!offcpu.is_late && look.culprits.is_empty() && look.worst.is_empty());
+        let pairs = &offcpu.held_up.as_ref().expect("it follows waits").for_sleepers;
+        let told: Vec<_> = pairs.iter().map(|pair| (&*pair.who, &*pair.sleeper, pair.waits, pair.total_ns)).collect();
+        assert_eq!(told[..2], [("b:2", "y:8", 1, 500_000_000), ("a:1", "x:7", 2, 400_000_000)]);
+        assert_eq!(told.len(), SLEEPERS);
+    }
     use crate::path::PathSegment;
     use crate::sources::{IRQSOFF, OFFCPU, SQPOLL, TIMERLAT, WQ};
     use crate::{Cause, CauseKind, Series};

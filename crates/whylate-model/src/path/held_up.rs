@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Which waits for others are late: those that somebody here held up, not those of threads that had nothing to do.
 
+use std::collections::BTreeMap;
+
 use super::Path;
 use crate::late::{Cause, CauseKind};
 
@@ -13,6 +15,17 @@ impl Path {
         let whole_ns: u64 = within().map(|segment| segment.ns).sum();
         let by_somebody_ns: u64 = within().filter(|segment| !is_nobodys(segment.kind)).map(|segment| segment.ns).sum();
         whole_ns >= over_ns && (is_for_lock || by_somebody_ns >= whole_ns - by_somebody_ns)
+    }
+
+    /// Whoever slept for at least half of a wait for others of at least so long: another thread than the one that waited.
+    pub fn sleeper(&self, over_ns: u64) -> Option<&str> {
+        let whole_ns: u64 = self.segments.iter().filter(|segment| segment.depth > 0).map(|segment| segment.ns).sum();
+        let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
+        for segment in self.segments.iter().filter(|segment| segment.kind == CauseKind::Timer && segment.depth > 1) {
+            *sums.entry(segment.waiter.as_deref()?).or_default() += segment.ns;
+        }
+        let (sleeper, ns) = sums.into_iter().max_by_key(|&(_, ns)| ns)?;
+        (whole_ns >= over_ns && ns >= whole_ns - ns).then_some(sleeper)
     }
 
     /// [`Path::causes`], with whoever slept in place of the timer that ended its sleep.
@@ -77,6 +90,15 @@ mod tests {
         assert!(!beside(99).is_held_up(100 * MS_NS, true) && beside(100).is_held_up(100 * MS_NS, false));
         let idle = path(&[(100, Timer, "timer", 1), (500, Thread, "b", 0)]);
         assert!(!idle.is_held_up(100 * MS_NS, false));
+    }
+
+    #[test]
+    fn a_peer_that_sleeps_is_told_and_an_own_timeout_is_not() {
+        use CauseKind::{Running, Timer};
+        let slept = |ms| path(&[(ms, Timer, "timer", 2), (40, Running, "peer:8", 1), (500, Running, "client:7", 0)]);
+        assert_eq!((slept(60).sleeper(100 * MS_NS), slept(59).sleeper(100 * MS_NS)), (Some("waiter:2"), None));
+        assert_eq!(slept(39).sleeper(MS_NS), None);
+        assert_eq!(path(&[(200, Timer, "timer", 1)]).sleeper(MS_NS), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
+use whylate_model::late::SLEEPER;
 use whylate_model::path::history::{Blocked, Name, Waker};
 use whylate_model::path::{Asked, Finding, Found, Hop, Limits, Names, Path, walk};
 use whylate_model::wait::{Classes, Seen, State, classify};
@@ -229,6 +230,10 @@ impl Sleeps {
             event.labels.insert("waited_in".to_owned(), via);
         }
         if self.held_up_alone && !path.is_held_up(self.over_ns, is_for_lock) {
+            if let Some(sleeper) = path.sleeper(self.over_ns) {
+                event.labels.insert(SLEEPER.to_owned(), sleeper.to_owned());
+                each(event);
+            }
             for_cpu.into_iter().for_each(each);
             return;
         }

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use jiff::tz::TimeZone;
 use whylate_model::culprits::Culprit;
 use whylate_model::late::cpu_subject;
-use whylate_model::look::{Headline, HeldUp, LateOf, Look, Sighting, Unmeasured};
+use whylate_model::look::{ForSleeper, Headline, HeldUp, LateOf, Look, Sighting, Unmeasured};
 use whylate_model::sources::CARDS;
 use whylate_model::units::{format_ns, printable};
 
@@ -36,6 +36,7 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
         look.worst.iter().try_for_each(|sighting| write_sighting(out, sighting, zone))?;
     }
     write_culprits(out, look)?;
+    let for_sleepers = write_for_sleepers(out, look)?;
     for (heading, of) in [("Not measured here", &look.unmeasured), ("Less precise on this machine", &look.weaker)] {
         if !of.is_empty() {
             writeln!(out, "\n{heading} (`whylate doctor` shows what the kernel lacks):")?;
@@ -45,7 +46,7 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
     writeln!(out)?;
     let late: Vec<&Row<'_>> = rows.iter().filter(|row| row.is_late).collect();
     if late.is_empty() {
-        return write_not_judged(out, &look.unmeasured);
+        return write_not_judged(out, &look.unmeasured, for_sleepers > 0);
     }
     writeln!(out, "Look closer with:")?;
     late.iter().try_for_each(|row| {
@@ -59,8 +60,9 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
 }
 
 /// Nothing of what was judged was late, which says nothing of the rest.
-fn write_not_judged(out: &mut dyn Write, unmeasured: &[Unmeasured]) -> io::Result<()> {
-    writeln!(out, "Nothing above was late. For what this look does not cover:")?;
+fn write_not_judged(out: &mut dyn Write, unmeasured: &[Unmeasured], has_long_waits: bool) -> io::Result<()> {
+    let else_ = if has_long_waits { " else" } else { "" };
+    writeln!(out, "Nothing{else_} above was late. For what this look does not cover:")?;
     let unmeasured = unmeasured.iter().map(|of| (of.source.as_str(), "whylate doctor"));
     let beyond = CARDS.into_iter().flat_map(|card| card.beyond_a_look.iter().copied());
     for (what, command) in beyond.chain(unmeasured) {
@@ -198,6 +200,28 @@ fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
         writeln!(out, "    {:>5.1}%  {} {others}", percent(rest_ns), rest.len())?;
     }
     Ok(())
+}
+
+/// Long waits that are not late, as whoever was waited for slept: only its user knows whether that was meant so.
+fn write_for_sleepers(out: &mut dyn Write, look: &Look) -> io::Result<usize> {
+    let held_up = look.sources.iter().filter_map(|source| source.held_up.as_ref());
+    let mut written = 0;
+    for held_up in held_up.filter(|held_up| !held_up.for_sleepers.is_empty()) {
+        let from = format_ns(held_up.late_from_ns);
+        writeln!(out, "\nWaits of {from} or longer for threads that slept, which may be by design:")?;
+        for ForSleeper { who, sleeper, waits, total_ns } in &held_up.for_sleepers {
+            let times = if *waits == 1 { "once".to_owned() } else { format!("{waits} times") };
+            writeln!(
+                out,
+                "    {} waited for {} {times}, {} in all",
+                printable(who),
+                printable(sleeper),
+                format_ns(*total_ns)
+            )?;
+            written += 1;
+        }
+    }
+    Ok(written)
 }
 
 #[cfg(test)]
@@ -354,6 +378,26 @@ mod tests {
         };
         let worst = vec![Sighting { source: "offcpu".to_owned(), event }];
         insta::assert_snapshot!(shown(&Look { sources: vec![source], worst, ..Look::default() }));
+    }
+
+    #[test]
+    fn waits_for_threads_that_slept_are_told_beside_what_is_late() {
+        let mut source = offcpu(0, 0);
+        let held_up = source.held_up.as_mut().expect("it follows waits");
+        let pair = |who: &str, waits, ms: u64| ForSleeper {
+            who: who.to_owned(),
+            sleeper: "peer\x1b[2J:8".to_owned(),
+            waits,
+            total_ns: ms * 1_000_000,
+        };
+        held_up.for_sleepers = vec![pair("client:7", 12, 1_800), pair("client:9", 1, 150)];
+        let text = shown(&Look { sources: vec![source], ..Look::default() });
+        let told = "\nWaits of 100ms or longer for threads that slept, which may be by design:
+    client:7 waited for peer?[2J:8 12 times, 1.80s in all
+    client:9 waited for peer?[2J:8 once, 150ms in all
+
+Nothing else above was late.";
+        assert!(text.contains(told), "{text}");
     }
 
     #[test]
