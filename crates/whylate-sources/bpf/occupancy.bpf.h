@@ -16,6 +16,9 @@ enum occupancy_limits {
 	INTERVALS_A_REQUEST_BITS = 4,
 	/* Requests in progress at any time, on all disks. */
 	REQUESTS = 8192,
+	/* Work items that are queued at a time; where two meet, the later one is kept. */
+	ITEM_BITS = 12,
+	ITEMS = 1 << ITEM_BITS,
 	/* Intervals that one late event carries; older ones are merged by occupant. */
 	WINDOW_INTERVALS = 256,
 	MERGED_PARTS = 32,
@@ -76,8 +79,9 @@ enum entry_kind {
 	ENTRY_PREEMPTED,
 	/* It was woken by `waker`. */
 	ENTRY_THREAD,
-	/* It is new, and `waker` has made it. */
+	/* It is new, and `waker` has made it: as a process of its own, or as another thread of `waker`'s. */
 	ENTRY_PARENT,
+	ENTRY_PARENT_OF_THREAD,
 	/* It was woken by none. */
 	ENTRY_TIMER,
 	ENTRY_NETWORK,
@@ -86,10 +90,12 @@ enum entry_kind {
 	ENTRY_IRQ,
 	/* `waker` is the position of the request that was done, on `waker_cpu`. */
 	ENTRY_DISK,
+	/* A bit beside these: it had its CPU before, and begins a work item that was queued so. */
+	ENTRY_OF_ITEM = 1 << 7,
 };
 
 struct entry {
-	/* Or when it lost its last CPU; 0: neither. */
+	/* Or when it lost its last CPU, or its item was queued; 0: none of these. */
 	u64 woken_ns;
 	/* A thread as it is shown, or 0. */
 	u32 waker;

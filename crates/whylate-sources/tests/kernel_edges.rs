@@ -60,7 +60,8 @@ fn stays_of(cpus: &[Vec<Slice>], tid: u32) -> Vec<Stay> {
     for slices in cpus {
         let mut stay: Option<Stay> = None;
         for slice in slices.iter().filter(|slice| slice.holder.tid() == Some(tid)) {
-            let open = if slice.entry == Entry::GoesOn { stay.take() } else { None };
+            let has_been_there = matches!(slice.entry, Entry::GoesOn | Entry::Queued { .. });
+            let open = if has_been_there { stay.take() } else { None };
             let mut open = open.unwrap_or(Stay {
                 start_ns: slice.start_ns,
                 end_ns: 0,

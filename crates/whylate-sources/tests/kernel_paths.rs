@@ -13,6 +13,8 @@ mod innocent;
 mod kernel;
 #[path = "kernel_paths/peers.rs"]
 mod peers;
+#[path = "kernel_paths/queued.rs"]
+mod queued;
 #[path = "kernel_paths/stolen.rs"]
 mod stolen;
 #[path = "kernel_paths/ways.rs"]
@@ -292,6 +294,16 @@ fn off_in_flush(round: &Round, event: &LateEvent) -> Option<String> {
     let before_ns = event.at_ns.saturating_sub(event.latency_ns).saturating_sub(round.began_ns);
     let kept_ns = kept_ns.saturating_sub(before_ns);
     (told_ns.abs_diff(kept_ns) > NEAR_NS).then(|| format!("{bully} kept it for {told_ns} of {kept_ns} ns"))
+}
+
+/// Its worker was woken for another item, by somebody else.
+#[test]
+fn whoever_queued_a_work_item_is_named() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    in_rounds(|| {
+        let watched = watched("queued", LATE_NS)?;
+        if watched.skipped.is_empty() { watched.ensure_true("queued", off_in_way) } else { Ok(()) }
+    })
 }
 
 #[test]

@@ -439,19 +439,26 @@ fn twenty_thousand_processes_are_followed() -> Result<()> {
 }
 
 #[test]
-fn threads_on_the_path_are_told_one_by_one() -> Result<()> {
+fn processes_on_the_path_are_told_one_by_one() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let output = whylate(&["run", "--tree", "--", "sh", "-c", "sleep 0.05; sleep 0.06"]).output()?;
     let stderr = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{stderr}");
-    let rows = stderr.lines().skip_while(|line| !line.ends_with(" THREAD ON THE PATH")).skip(1);
+    let rows = stderr.lines().skip_while(|line| !line.ends_with(" PROCESS ON THE PATH")).skip(1);
     let rows: Vec<Vec<&str>> =
         rows.map(|row| row.split_whitespace().collect()).filter(|row: &Vec<_>| row.len() == 4).collect();
-    // The longest wait first.
-    for (row, ms) in rows.iter().zip(["60.", "50."]) {
-        ensure!(row[2].starts_with(ms) && row[2].ends_with("ms") && row[3].starts_with("sleep:"), "{stderr}");
+    // The longest wait first, below whoever began both.
+    let names: Vec<&str> = rows.iter().map(|row| whylate_model::thread::without_number(row[3])).collect();
+    ensure!(names[names.len().saturating_sub(3)..] == ["sh", "sleep", "sleep"], "{stderr}");
+    for (row, ms) in rows.iter().rev().zip(["50.", "60."]) {
+        ensure!(row[2].starts_with(ms) && row[2].ends_with("ms"), "{stderr}");
     }
-    ensure!(rows.iter().any(|row| row[3].starts_with("sh:")), "{stderr}");
+    // A test has a thread of its own beside the first one of its process.
+    let program = std::env::current_exe()?;
+    let script = format!("{PLAYED}=first '{}' --exact played --nocapture --test-threads=1; true", program.display());
+    let output = whylate(&["run", "--tree", "--", "sh", "-c", &script]).output()?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(stderr.lines().any(|line| line.ends_with(" (2 threads)")), "{stderr}");
     Ok(())
 }
 

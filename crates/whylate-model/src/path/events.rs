@@ -43,8 +43,10 @@ pub enum Event {
     SoftirqRaised(u8),
     /// A timer's function runs.
     TimerExpires,
-    /// A worker begins an item, by the number of its function.
-    Work(u64),
+    /// A work item is queued, by its address; in an interrupt or softirq of which no event may have told, in what.
+    Queued(u64, Option<Waker>),
+    /// A worker begins an item, by its address, if that is told, and the number of its function.
+    Work(Option<u64>, u64),
     /// It has done it.
     WorkEnds,
     /// A request of a device at a sector comes into being.
@@ -65,8 +67,9 @@ const NET_TX: u8 = 2;
 const NET_RX: u8 = 3;
 const HRTIMER: u8 = 8;
 const RCU: u8 = 9;
-/// How many requests that are not done yet are known.
+/// How many requests that are not done yet are known, and how many items that nobody has begun.
 const REQUESTS: usize = 1 << 16;
+const ITEMS: usize = 1 << 16;
 
 #[derive(Clone, Debug, Default)]
 struct Cpu {
@@ -101,6 +104,8 @@ pub struct Builder {
     cpus: Vec<Cpu>,
     ready: HashMap<u32, Ready>,
     requests: HashMap<(u32, u64), Request>,
+    /// How items came to be queued, by their addresses.
+    queued: HashMap<u64, Entry>,
     past: Recorded,
     last_ns: u64,
     has_wakeups: bool,
@@ -168,9 +173,22 @@ impl Builder {
                 }
             }
             Event::TimerExpires => self.cpus[cpu].timer_expires = true,
-            Event::Work(handler) => {
+            Event::Queued(item, by) if self.queued.len() < ITEMS || self.queued.contains_key(&item) => {
+                let by = by.map_or_else(|| self.waker(cpu), |by| self.waker_in(cpu, by));
+                self.queued.insert(item, Entry::Queued { at_ns, by, cpu: cpu as u32 });
+            }
+            Event::Queued(..) => {}
+            Event::Work(item, handler) => {
                 self.end_slice(cpu, at_ns, Exit::GoesOn);
-                self.cpus[cpu].handler = Some(handler);
+                let state = &mut self.cpus[cpu];
+                state.handler = Some(handler);
+                // What flushes others is queued without an event.
+                if let Some(entry) = item.and_then(|item| self.queued.remove(&item))
+                    && state.irq.is_none()
+                    && state.softirq.is_none()
+                {
+                    state.entry = entry;
+                }
             }
             Event::WorkEnds => {
                 self.end_slice(cpu, at_ns, Exit::GoesOn);
@@ -229,6 +247,7 @@ impl Builder {
         }
         self.cpus[cpu] = Cpu { seen_ns: self.cpus[cpu].seen_ns, ..Cpu::default() };
         self.ready.clear();
+        self.queued.clear();
     }
 
     /// The past up to then.

@@ -78,11 +78,20 @@ pub enum Entry {
         /// On which CPU that was.
         cpu: u32,
     },
+    /// It is a worker that had it before, and begins an item.
+    Queued {
+        /// When that was queued, by whoever did it.
+        at_ns: u64,
+        /// By whom.
+        by: Waker,
+        /// On which CPU that was.
+        cpu: u32,
+    },
     /// How was not seen.
     Unseen,
 }
 
-/// Who ended a wait.
+/// Who ended a wait, or queued a work item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waker {
     /// A thread, by its number.
@@ -192,6 +201,8 @@ pub struct Slice {
     pub exit: Exit,
     /// What the hypervisor took of it.
     pub steal_ns: u64,
+    /// The thread is new, and belongs to the process of whoever made it.
+    pub is_in_parents_process: bool,
     /// The thread belongs to the command that is explained.
     pub is_member: bool,
     /// So does whoever woke it, or made it; which need not be who has the waker's CPU, where a softirq is on top.

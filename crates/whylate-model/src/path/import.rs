@@ -261,7 +261,8 @@ impl Reader {
             Said::SoftirqEnds => Event::SoftirqEnds,
             Said::SoftirqRaised(number) => Event::SoftirqRaised(number),
             Said::TimerExpires => Event::TimerExpires,
-            Said::Work(function) => Event::Work(self.handler(function)),
+            Said::Queued(item) => Event::Queued(item, self.context(cpu, line)),
+            Said::Work(item, function) => Event::Work(item, self.handler(function)),
             Said::WorkEnds => Event::WorkEnds,
             Said::Request { device, sector, operation, stage } => {
                 self.kinds.requests = true;
@@ -276,13 +277,17 @@ impl Reader {
         self.add(cpu, event);
     }
 
-    /// In what a thread is woken is told by the flags, where there are any.
     fn waking(&self, cpu: usize, line: &Line<'_>, tid: u32) -> Event {
+        self.context(cpu, line).map_or(Event::Waking(tid), |by| Event::WakingBy(tid, by))
+    }
+
+    /// In what a thread is woken is told by the flags, where there are any.
+    fn context(&self, cpu: usize, line: &Line<'_>) -> Option<Waker> {
         match line.flags.as_bytes().get(2) {
-            _ if self.timers[cpu] => Event::WakingBy(tid, Waker::Timer),
-            Some(b'h' | b'H' | b'z' | b'Z') => Event::WakingBy(tid, Waker::Irq),
-            Some(b's') => Event::WakingBy(tid, Waker::Softirq),
-            _ => Event::Waking(tid),
+            _ if self.timers[cpu] => Some(Waker::Timer),
+            Some(b'h' | b'H' | b'z' | b'Z') => Some(Waker::Irq),
+            Some(b's') => Some(Waker::Softirq),
+            _ => None,
         }
     }
 

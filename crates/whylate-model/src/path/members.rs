@@ -8,11 +8,19 @@ use super::history::{Entry, Past, Slice, Waker};
 /// How many births are known; those that come later belong to nobody.
 const BIRTHS: usize = 4 << 20;
 
+/// A thread is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Birth {
+    at_ns: u64,
+    tid: u32,
+    parent: u32,
+    is_in_parents_process: bool,
+}
+
 /// Births of threads, as their first slices tell them, in any order.
 #[derive(Clone, Debug, Default)]
 pub struct Births {
-    /// When, who, and by whom.
-    births: Vec<(u64, u32, u32)>,
+    births: Vec<Birth>,
     /// Births that found no room.
     pub lost: u64,
 }
@@ -25,7 +33,8 @@ impl Births {
             return;
         };
         if self.births.len() < BIRTHS {
-            self.births.push((at_ns, tid, parent));
+            let is_in_parents_process = slice.is_in_parents_process;
+            self.births.push(Birth { at_ns, tid, parent, is_in_parents_process });
         } else {
             self.lost += 1;
         }
@@ -33,22 +42,33 @@ impl Births {
 
     /// When the thread that has this number was made, where that was seen.
     pub fn last_of(&self, tid: u32) -> Option<u64> {
-        self.births.iter().filter(|&&(_, of, _)| of == tid).map(|&(at_ns, ..)| at_ns).max()
+        self.births.iter().filter(|birth| birth.tid == tid).map(|birth| birth.at_ns).max()
     }
 
     /// Those that descend from a thread, and itself.
     pub fn descendants_of(mut self, first: u32) -> Members {
         self.births.sort_unstable();
         let mut lives: HashMap<u32, Vec<(u64, bool)>> = HashMap::from([(first, vec![(0, true)])]);
+        let (mut processes, mut parents) = (HashMap::from([(first, first)]), HashMap::new());
         // It lives as long as anybody asks.
-        for (born_ns, tid, parent) in self.births.into_iter().filter(|&(_, tid, _)| tid != first) {
+        for Birth { at_ns, tid, parent, is_in_parents_process } in self.births.into_iter().filter(|it| it.tid != first)
+        {
             let is_member = lives.get(&parent).and_then(|lives| lives.last()).is_some_and(|&(_, is_member)| is_member);
             // Numbers are used again; of those that never were a member's nothing need be known.
             if is_member || lives.contains_key(&tid) {
-                lives.entry(tid).or_default().push((born_ns, is_member));
+                lives.entry(tid).or_default().push((at_ns, is_member));
+            }
+            if !is_member {
+                continue;
+            }
+            let of_parent = processes.get(&parent).copied().unwrap_or(parent);
+            let process = if is_in_parents_process { of_parent } else { tid };
+            processes.insert(tid, process);
+            if process != of_parent {
+                parents.insert(process, of_parent);
             }
         }
-        Members { lives }
+        Members { lives, processes, parents }
     }
 }
 
@@ -57,9 +77,23 @@ impl Births {
 pub struct Members {
     /// Of each number, since when it has been a member's or another one's.
     lives: HashMap<u32, Vec<(u64, bool)>>,
+    /// The process of each thread, by the number of its first thread; of numbers that were used again, the last one.
+    processes: HashMap<u32, u32>,
+    /// Of each process, whose thread has made it.
+    parents: HashMap<u32, u32>,
 }
 
 impl Members {
+    /// The process of a member, by the number of its first thread.
+    pub fn process_of(&self, tid: u32) -> Option<u32> {
+        self.processes.get(&tid).copied()
+    }
+
+    /// The process that has made this one, where that is a member too.
+    pub fn parent_of(&self, process: u32) -> Option<u32> {
+        self.parents.get(&process).copied()
+    }
+
     /// Whether the thread that has this number then is one.
     pub fn has(&self, tid: u32, at_ns: u64) -> bool {
         let life = |lives: &Vec<(u64, bool)>| {
@@ -117,5 +151,23 @@ mod tests {
         let told: Vec<bool> = [6, 30, 39, 40, 90].map(|at_ns| members.has(7, at_ns)).into();
         assert_eq!(told, [false, true, true, false, false]);
         assert_eq!(members.count(), 4);
+    }
+
+    #[test]
+    fn threads_belong_to_processes_and_those_to_whoever_made_them() {
+        let mut births = Births::default();
+        let thread = |slice| Slice { is_in_parents_process: true, ..slice };
+        // The first one makes process 5, that has another thread, which makes process 7; 9 is another one's.
+        for slice in
+            [birth(10, 5, 1), thread(birth(20, 6, 5)), birth(30, 7, 6), thread(birth(40, 8, 7)), birth(50, 9, 2)]
+        {
+            births.add(&slice);
+        }
+        let members = births.descendants_of(1);
+        assert_eq!(
+            [1, 5, 6, 7, 8, 9].map(|tid| members.process_of(tid)),
+            [Some(1), Some(5), Some(5), Some(7), Some(7), None]
+        );
+        assert_eq!([1, 5, 7, 9].map(|process| members.parent_of(process)), [None, Some(1), Some(5), None]);
     }
 }

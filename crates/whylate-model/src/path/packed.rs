@@ -206,6 +206,8 @@ const GOES_ON: u8 = 1 << 7;
 const IS_MEMBER: u8 = 1 << 6;
 const HAS_STEAL: u8 = 1 << 5;
 const HAS_QUOTA: u8 = 1 << 4;
+/// Beside the kind of an entry.
+const QUEUED: u8 = 1 << 7;
 
 fn pack(slices: &[Slice]) -> Vec<u8> {
     let mut to = Writer(Vec::with_capacity(slices.len() * 12));
@@ -256,27 +258,29 @@ fn pack(slices: &[Slice]) -> Vec<u8> {
 }
 
 fn pack_entry(to: &mut Writer, slice: &Slice) {
-    let Entry::Woken { at_ns, by, cpu } = slice.entry else {
-        to.0.push(match slice.entry {
-            Entry::Preempted { .. } => 1,
-            Entry::Unseen => 2,
-            Entry::GoesOn | Entry::Woken { .. } => 0,
-        });
-        if let Entry::Preempted { at_ns } = slice.entry {
-            to.distance(at_ns, slice.start_ns);
+    let (queued, at_ns, by, cpu) = match slice.entry {
+        Entry::GoesOn => return to.0.push(0),
+        Entry::Preempted { at_ns } => {
+            to.0.push(1);
+            return to.distance(at_ns, slice.start_ns);
         }
-        return;
+        Entry::Unseen => return to.0.push(2),
+        Entry::Woken { at_ns, by, cpu } => (0, at_ns, by, cpu),
+        Entry::Queued { at_ns, by, cpu } => (QUEUED, at_ns, by, cpu),
     };
-    to.0.push(match by {
-        Waker::Thread(_) => 3,
-        Waker::Parent(_) => 4,
-        Waker::Timer => 5,
-        Waker::Network => 6,
-        Waker::Rcu => 7,
-        Waker::Softirq => 8,
-        Waker::Irq => 9,
-        Waker::Disk(_) => 10,
-    });
+    to.0.push(
+        queued
+            | match by {
+                Waker::Thread(_) => 3,
+                Waker::Parent(_) => 4,
+                Waker::Timer => 5,
+                Waker::Network => 6,
+                Waker::Rcu => 7,
+                Waker::Softirq => 8,
+                Waker::Irq => 9,
+                Waker::Disk(_) => 10,
+            },
+    );
     to.distance(at_ns, slice.start_ns);
     to.number(cpu.into());
     match by {
@@ -361,7 +365,7 @@ fn unpack_entry(from: &mut Reader<'_>, start_ns: u64) -> io::Result<Entry> {
         _ => {}
     }
     let (at_ns, cpu) = (from.distance(start_ns)?, from.small()?);
-    let by = match kind {
+    let by = match kind & !QUEUED {
         3 => Waker::Thread(from.small()?),
         4 => Waker::Parent(from.small()?),
         5 => Waker::Timer,
@@ -383,7 +387,7 @@ fn unpack_entry(from: &mut Reader<'_>, start_ns: u64) -> io::Result<Entry> {
         }),
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
-    Ok(Entry::Woken { at_ns, by, cpu })
+    Ok(if kind & QUEUED == 0 { Entry::Woken { at_ns, by, cpu } } else { Entry::Queued { at_ns, by, cpu } })
 }
 
 fn unpack_exit(from: &mut Reader<'_>) -> io::Result<Exit> {

@@ -417,7 +417,8 @@ pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
         Just(Entry::GoesOn),
         (0_u64..400).prop_map(|at_ns| Entry::Preempted { at_ns }),
         Just(Entry::Unseen),
-        (0_u64..400, waker, 0_u32..4).prop_map(|(at_ns, by, cpu)| Entry::Woken { at_ns, by, cpu }),
+        (0_u64..400, waker.clone(), 0_u32..4).prop_map(|(at_ns, by, cpu)| Entry::Woken { at_ns, by, cpu }),
+        (0_u64..400, waker, 0_u32..4).prop_map(|(at_ns, by, cpu)| Entry::Queued { at_ns, by, cpu }),
     ];
     let exit = prop_oneof![
         Just(Exit::GoesOn),

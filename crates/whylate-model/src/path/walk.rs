@@ -85,6 +85,14 @@ struct Woken {
     is_of_member: bool,
 }
 
+/// The work item for which a worker is followed. Before it was queued, its wait was whoever queued it.
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    queued: Woken,
+    /// The worker is followed within so many waits.
+    depth: usize,
+}
+
 /// One walk.
 #[derive(Debug)]
 struct Cursor {
@@ -96,6 +104,7 @@ struct Cursor {
     tid: u32,
     frames: Vec<Frame>,
     hops: u32,
+    item: Option<Item>,
 }
 
 /// Walks back through the past for each of `asked`, and hands out what it finds of them, the latest first: the segments
@@ -129,7 +138,7 @@ pub fn walk(past: &mut dyn Past, asked: &[Asked], limits: &dyn Limits, found: &m
 impl Cursor {
     fn new(asked: Asked) -> Self {
         let mode = if asked.from_ns < asked.to_ns { Mode::Before } else { Mode::Done };
-        Cursor { asked, now_ns: asked.to_ns, mode, tid: asked.tid, frames: Vec::new(), hops: 0 }
+        Cursor { asked, now_ns: asked.to_ns, mode, tid: asked.tid, frames: Vec::new(), hops: 0, item: None }
     }
 
     /// Explains what lies after `reached_ns`, at which `change` is.
@@ -145,6 +154,7 @@ impl Cursor {
             // As yet only how it got its CPU matters: the last of these that is met is the one, if it waited by then.
             if let Some(change) = change.filter(|change| change.after.holder.tid() == Some(self.asked.tid)) {
                 self.enter(change, limits, found);
+                self.item = None;
                 if !matches!(self.mode, Mode::Ready { since, .. } if since.can_be_before(self.asked.to_ns)) {
                     self.mode = Mode::Before;
                 }
@@ -203,6 +213,7 @@ impl Cursor {
         if let Some(index) = asleep {
             self.tid = self.frames[index].tid;
             self.frames.truncate(index);
+            self.item = self.item.filter(|item| item.depth <= index);
             self.mode = Mode::Running { cpu: change.cpu };
         } else if is_back {
             self.mode = Mode::Running { cpu: change.cpu };
@@ -233,18 +244,33 @@ impl Cursor {
 
     /// The next moment at which something happens to what is followed, whatever the CPUs do.
     fn due_ns(&self, reached_ns: u64) -> Option<u64> {
-        let at_ns = match self.mode {
-            Mode::Ready { since: Since::Woken(woken), .. } => woken.at_ns,
+        let of_mode = match self.mode {
+            Mode::Ready { since: Since::Woken(woken), .. } => Some(woken.at_ns),
             // Where its CPU changed hands then, it is met there.
-            Mode::Ready { since: Since::Lost(at_ns), .. } if at_ns > reached_ns => at_ns,
-            Mode::Disk { request, is_issued: true } => request.issued_ns,
-            Mode::Disk { request, is_issued: false } => request.queued_ns,
-            _ => return None,
+            Mode::Ready { since: Since::Lost(at_ns), .. } if at_ns > reached_ns => Some(at_ns),
+            Mode::Disk { request, is_issued: true } => Some(request.issued_ns),
+            Mode::Disk { request, is_issued: false } => Some(request.queued_ns),
+            _ => None,
         };
-        Some(at_ns.min(self.now_ns))
+        let of_item = self.item.map(|item| item.queued.at_ns);
+        of_mode.max(of_item).map(|at_ns| at_ns.min(self.now_ns))
+    }
+
+    /// The item that is due: its worker may have been woken for it, just after it was queued.
+    fn item_due(&self) -> Option<Item> {
+        let item = self.item?;
+        let is_woken_for_it = |woken: Woken| {
+            self.frames.len() == item.depth && (woken.by, woken.cpu) == (item.queued.by, item.queued.cpu)
+        };
+        let is_due = item.queued.at_ns >= self.now_ns
+            || matches!(self.mode, Mode::Ready { since: Since::Woken(woken), .. } if is_woken_for_it(woken));
+        is_due.then_some(item)
     }
 
     fn pass_due(&mut self, rewind: &Rewind<'_>, found: &mut dyn FnMut(Finding)) {
+        if let Some(item) = self.item_due() {
+            return self.follow_queuer(rewind, item);
+        }
         match self.mode {
             Mode::Ready { since: Since::Woken(woken), .. } => self.follow(rewind, woken, found),
             Mode::Ready { since: Since::Lost(_), .. } => self.lose("how it lost its CPU was not seen", found),
@@ -301,30 +327,30 @@ impl Cursor {
                 let is_of_member = change.after.is_of_member;
                 ready(Since::Woken(Woken { at_ns, by: Some(by), cpu, is_of_member }))
             }
+            Entry::Queued { at_ns, by, cpu } => {
+                // The item that it is followed for is the last one that it began.
+                let is_first = self.item.is_none_or(|item| item.depth < self.frames.len());
+                if is_first {
+                    let queued = Woken { at_ns, by: Some(by), cpu, is_of_member: false };
+                    self.item = Some(Item { queued, depth: self.frames.len() });
+                }
+                Mode::Running { cpu: change.cpu }
+            }
             Entry::Unseen => ready(Since::Woken(Woken { at_ns: change.at_ns, by: None, cpu: 0, is_of_member: false })),
         };
     }
 
     /// Goes on with whoever woke the thread.
     fn follow(&mut self, rewind: &Rewind<'_>, woken: Woken, found: &mut dyn FnMut(Finding)) {
-        let waking_cpu = woken.cpu as usize;
-        let there = rewind.lanes.get(waking_cpu).map(|lane| lane.slice).unwrap_or_default();
-        // A thread that sends through a softirq of its own is below it.
-        let is_interrupt = matches!(there.holder, Holder::Irq { .. } | Holder::Softirq);
-        let of_thread = |tid| rewind.cpu_of(tid).or_else(|| is_interrupt.then_some(waking_cpu));
-        let thread = match woken.by {
-            Some(Waker::Thread(tid) | Waker::Parent(tid)) => Some((tid, of_thread(tid))),
-            _ => None,
-        };
-        if let Some((tid, Some(cpu))) = thread {
+        let waker = waker_of(rewind, woken);
+        if let Ok((tid, cpu)) = waker {
             let is_of_command = self.asked.is_command && self.frames.is_empty() && woken.is_of_member;
             // What is new has not waited.
             if is_of_command || matches!(woken.by, Some(Waker::Parent(_))) {
                 (self.tid, self.mode) = (tid, Mode::Running { cpu });
                 return;
             }
-        }
-        if let (Some(Waker::Parent(parent)), Some((_, None))) = (woken.by, thread)
+        } else if let Some(Waker::Parent(parent)) = woken.by
             && parent & thread::OUTSIDE == 0
         {
             self.tid = parent;
@@ -334,31 +360,25 @@ impl Cursor {
         self.push(woken, found);
         if self.frames.len() > DEEPEST {
             self.mode = unknown("too many waits within waits");
-            return;
+        } else {
+            self.go_on_with(waker);
         }
-        let leaf = |kind, who| Mode::Leaf { kind, who };
-        self.mode = match (woken.by, thread) {
-            (_, Some((tid, _))) if tid & thread::OUTSIDE != 0 => {
-                leaf(CauseKind::Outside, Party::Text("outside this PID namespace"))
-            }
-            (_, Some((tid, Some(cpu)))) => {
+    }
+
+    /// Before an item there was whoever queued it, whatever its worker did.
+    fn follow_queuer(&mut self, rewind: &Rewind<'_>, item: Item) {
+        self.item = None;
+        self.frames.truncate(item.depth);
+        self.go_on_with(waker_of(rewind, item.queued));
+    }
+
+    fn go_on_with(&mut self, waker: Result<(u32, usize), Mode>) {
+        self.mode = match waker {
+            Ok((tid, cpu)) => {
                 self.tid = tid;
                 Mode::Running { cpu }
             }
-            (None, _) => unknown("its waking was not seen"),
-            (Some(Waker::Thread(_) | Waker::Parent(_)), _) => unknown("its waker was not seen"),
-            (Some(Waker::Timer), _) => leaf(CauseKind::Timer, Party::Text("timer")),
-            (Some(Waker::Network), _) => leaf(CauseKind::Network, Party::Text("network")),
-            (Some(Waker::Rcu), _) => leaf(CauseKind::Rcu, Party::Text("grace period")),
-            // When it came into being is not known either.
-            (Some(Waker::Disk(request)), _) if request == Request::default() => {
-                leaf(CauseKind::Disk, Party::Text("unknown (its request was overwritten)"))
-            }
-            (Some(Waker::Disk(request)), _) => Mode::Disk { request, is_issued: true },
-            (Some(Waker::Irq | Waker::Softirq), _) => {
-                let who = if is_interrupt { Party::Interrupt(there.name) } else { Party::Text("interrupt") };
-                leaf(CauseKind::Interrupt, who)
-            }
+            Err(ends_here) => ends_here,
         };
     }
 
@@ -412,6 +432,38 @@ impl Cursor {
 
 fn unknown(why: &'static str) -> Mode {
     Mode::Leaf { kind: CauseKind::Unknown, who: Party::Text(why) }
+}
+
+/// The thread that woke another one and its CPU, or what else the walk goes on with.
+fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
+    let waking_cpu = woken.cpu as usize;
+    let there = rewind.lanes.get(waking_cpu).map(|lane| lane.slice).unwrap_or_default();
+    let is_interrupt = matches!(there.holder, Holder::Irq { .. } | Holder::Softirq);
+    let leaf = |kind, who| Err(Mode::Leaf { kind, who });
+    match woken.by {
+        Some(by @ (Waker::Thread(tid) | Waker::Parent(tid))) => {
+            let is_outside = tid & thread::OUTSIDE != 0;
+            // A thread that sends through a softirq of its own is below it.
+            match rewind.cpu_of(tid).or_else(|| is_interrupt.then_some(waking_cpu)) {
+                Some(cpu) if !is_outside || matches!(by, Waker::Parent(_)) => Ok((tid, cpu)),
+                _ if is_outside => leaf(CauseKind::Outside, Party::Text("outside this PID namespace")),
+                _ => Err(unknown("its waker was not seen")),
+            }
+        }
+        None => Err(unknown("its waking was not seen")),
+        Some(Waker::Timer) => leaf(CauseKind::Timer, Party::Text("timer")),
+        Some(Waker::Network) => leaf(CauseKind::Network, Party::Text("network")),
+        Some(Waker::Rcu) => leaf(CauseKind::Rcu, Party::Text("grace period")),
+        // When it came into being is not known either.
+        Some(Waker::Disk(request)) if request == Request::default() => {
+            leaf(CauseKind::Disk, Party::Text("unknown (its request was overwritten)"))
+        }
+        Some(Waker::Disk(request)) => Err(Mode::Disk { request, is_issued: true }),
+        Some(Waker::Irq | Waker::Softirq) => {
+            let who = if is_interrupt { Party::Interrupt(there.name) } else { Party::Text("interrupt") };
+            leaf(CauseKind::Interrupt, who)
+        }
+    }
 }
 
 /// Whoever had a CPU during a part of a slice, to the thread `ready` that could have had it, or to itself. What the

@@ -41,8 +41,20 @@ struct Follower {
 /// Something that happens, in order of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
-    Waking { tid: u32, cpu: usize, index: usize },
-    Begin { cpu: usize, index: usize },
+    Waking {
+        tid: u32,
+        cpu: usize,
+        index: usize,
+    },
+    /// An item is queued that begins with that slice.
+    Queuing {
+        cpu: usize,
+        index: usize,
+    },
+    Begin {
+        cpu: usize,
+        index: usize,
+    },
 }
 
 struct Forward<'a> {
@@ -55,6 +67,8 @@ struct Forward<'a> {
     labels: Vec<String>,
     number_by_label: HashMap<String, usize>,
     waits: Vec<Wait>,
+    /// The account of whoever queued the item that begins with a slice, up to then.
+    queuers: HashMap<(usize, usize), (u64, Vec<Part>)>,
 }
 
 /// Time of which nothing is known.
@@ -73,6 +87,9 @@ pub fn waits(past: &Recorded) -> Vec<Wait> {
             if let (Some(tid), Entry::Woken { at_ns, .. }) = (slice.holder.tid(), slice.entry) {
                 events.push((at_ns, What::Waking { tid, cpu, index }));
             }
+            if let Entry::Queued { at_ns, .. } = slice.entry {
+                events.push((at_ns, What::Queuing { cpu, index }));
+            }
         }
     }
     events.sort_unstable();
@@ -84,10 +101,12 @@ pub fn waits(past: &Recorded) -> Vec<Wait> {
         labels: Vec::new(),
         number_by_label: HashMap::new(),
         waits: Vec::new(),
+        queuers: HashMap::new(),
     };
     for (at_ns, what) in events {
         match what {
             What::Waking { tid, cpu, index } => forward.waking(at_ns, tid, past.cpus[cpu][index].entry),
+            What::Queuing { cpu, index } => forward.queuing(at_ns, cpu, index),
             What::Begin { cpu, index } => forward.begin(at_ns, cpu, index),
         }
     }
@@ -164,12 +183,11 @@ impl Forward<'_> {
         }
     }
 
-    fn waking(&mut self, now_ns: u64, tid: u32, entry: Entry) {
-        let Entry::Woken { by, cpu: waking_cpu, .. } = entry else { return };
+    /// The account of a thread that does something to another one, or what stands for it.
+    fn of_waker(&mut self, now_ns: u64, by: Waker, waking_cpu: u32) -> Result<Vec<Part>, usize> {
         let waking_cpu = waking_cpu as usize;
         let there = self.open.get(waking_cpu).copied().flatten().map(|index| self.past.cpus[waking_cpu][index]);
         let is_interrupt = there.is_some_and(|slice| matches!(slice.holder, Holder::Irq { .. } | Holder::Softirq));
-        let mut of_waker = None;
         if let Waker::Thread(waker) | Waker::Parent(waker) = by {
             let has_cpu = |slice: &Slice| slice.holder.tid() == Some(waker);
             let open = self.open.iter().enumerate().filter_map(|(cpu, index)| Some((cpu, (*index)?)));
@@ -178,10 +196,10 @@ impl Forward<'_> {
                 && let Some(current) = self.current[cpu]
             {
                 self.settle(current, cpu, now_ns);
-                of_waker = self.threads.get(&current).map(|thread| thread.parts.clone());
+                return Ok(self.threads.get(&current).map(|thread| thread.parts.clone()).unwrap_or_default());
             }
         }
-        let leaf = match by {
+        Err(match by {
             Waker::Timer => self.number(CauseKind::Timer, "timer"),
             Waker::Network => self.number(CauseKind::Network, "network"),
             Waker::Rcu => self.number(CauseKind::Rcu, "grace period"),
@@ -191,16 +209,27 @@ impl Forward<'_> {
             }
             Waker::Irq | Waker::Softirq => self.number(CauseKind::Interrupt, "interrupt"),
             Waker::Thread(_) | Waker::Parent(_) | Waker::Disk(_) => self.unknown(),
-        };
+        })
+    }
+
+    fn queuing(&mut self, now_ns: u64, cpu: usize, index: usize) {
+        let Entry::Queued { by, cpu: queuing_cpu, .. } = self.past.cpus[cpu][index].entry else { return };
+        let parts = self.of_waker(now_ns, by, queuing_cpu).unwrap_or_else(|leaf| vec![(0, now_ns, leaf)]);
+        self.queuers.insert((cpu, index), (now_ns, parts));
+    }
+
+    fn waking(&mut self, now_ns: u64, tid: u32, entry: Entry) {
+        let Entry::Woken { by, cpu: waking_cpu, .. } = entry else { return };
+        let of_waker = self.of_waker(now_ns, by, waking_cpu);
         let thread = self.threads.entry(tid).or_default();
         if thread.sleeps
             && let Some(from_ns) = thread.left_ns
         {
             match of_waker {
-                Some(parts) => thread.parts.extend(since(&parts, from_ns)),
-                None => thread.parts.push((from_ns, now_ns, leaf)),
+                Ok(parts) => thread.parts.extend(since(&parts, from_ns)),
+                Err(leaf) => thread.parts.push((from_ns, now_ns, leaf)),
             }
-        } else if let (Waker::Parent(_), Some(parts)) = (by, of_waker) {
+        } else if let (Waker::Parent(_), Ok(parts)) = (by, of_waker) {
             // What is new has done all that its parent did.
             thread.parts = parts;
         }
@@ -228,6 +257,13 @@ impl Forward<'_> {
         if let Some(tid) = comes.filter(|&tid| self.current[cpu] != Some(tid)) {
             self.enter(now_ns, cpu, tid, slice.entry);
         }
+        // Up to when its item was queued, a worker has done what whoever queued it did.
+        if let (Some(tid), Some((queued_ns, mut parts))) = (comes, self.queuers.remove(&(cpu, index))) {
+            self.settle(tid, cpu, now_ns);
+            let thread = self.threads.entry(tid).or_default();
+            parts.extend(since(&thread.parts, queued_ns));
+            thread.parts = parts;
+        }
     }
 
     fn enter(&mut self, now_ns: u64, cpu: usize, tid: u32, entry: Entry) {
@@ -238,7 +274,7 @@ impl Forward<'_> {
         let ready_ns = match entry {
             Entry::Woken { .. } => woken_ns,
             Entry::Preempted { at_ns } => left_ns.filter(|&left_ns| left_ns == at_ns),
-            Entry::GoesOn | Entry::Unseen => None,
+            Entry::GoesOn | Entry::Queued { .. } | Entry::Unseen => None,
         };
         let parts = match (ready_ns, left_ns) {
             (Some(ready_ns), _) => self.of_cpu(cpu, ready_ns, now_ns, Some(tid)),

@@ -83,8 +83,8 @@ static __always_inline enum entry_kind kind_by_woken(const struct task_struct *w
 	return begins_with(woken->comm, "ktimers/", 8) ? ENTRY_TIMER : ENTRY_THREAD;
 }
 
-/* Who wakes a thread here, by what the CPU is doing: whom an interrupt has interrupted wakes nobody. */
-static __always_inline enum entry_kind kind_of_waking(const struct account *account, const struct task_struct *woken)
+/* Who wakes a thread or queues an item here, by what the CPU is doing: whom an interrupt has interrupted does neither. */
+static __always_inline enum entry_kind kind_here(const struct account *account)
 {
 	/* Interrupts that come in while a program of the account is at work are not seen, unless that was preempted. */
 	if (account->is_busy)
@@ -98,7 +98,17 @@ static __always_inline enum entry_kind kind_of_waking(const struct account *acco
 		return ENTRY_TIMER;
 	if (account->in_irq && account->irq_kind == OCCUPANT_VECTOR && account->irq_id == VECTOR_LOCAL_TIMER)
 		return ENTRY_TIMER;
-	return is_in_irq(account) ? ENTRY_IRQ : kind_by_woken(woken);
+	return is_in_irq(account) ? ENTRY_IRQ : ENTRY_THREAD;
+}
+
+static __always_inline enum entry_kind kind_of_waking(const struct account *account, const struct task_struct *woken)
+{
+	enum entry_kind kind = kind_here(account);
+
+	/* The last CPU of an expedited grace period reports in the interrupt that has asked it to. */
+	if (kind == ENTRY_IRQ && woken->flags & PF_KTHREAD && begins_with(woken->comm, "rcu_", 4))
+		return ENTRY_RCU;
+	return kind == ENTRY_THREAD && !account->softirq ? kind_by_woken(woken) : kind;
 }
 
 /* At the waking of a thread that is asleep, or about to be. */
@@ -112,8 +122,11 @@ static __always_inline void keep_waking(const struct task_struct *task, bool is_
 
 	if (!account)
 		return;
-	kind = is_new ? ENTRY_PARENT : kind_of_waking(account, task);
-	if (kind == ENTRY_PARENT || (kind == ENTRY_THREAD && !account->softirq))
+	if (is_new)
+		kind = task->tgid == task->pid ? ENTRY_PARENT : ENTRY_PARENT_OF_THREAD;
+	else
+		kind = kind_of_waking(account, task);
+	if (is_new || (kind == ENTRY_THREAD && !account->softirq))
 		waker = bpf_get_current_task_btf();
 	wakeup = keep_wait(task, true, waker, bpf_ktime_get_ns());
 	if (!wakeup)

@@ -99,10 +99,11 @@ const HAND_OVER: [&str; 1] = ["on_workqueue_execute_start"];
 const AFTER_STEP: &str = "on_sched_switch_after_step";
 
 /// Programs that run only where it is kept who woke whom; also [`BEFORE_START`].
-const OF_EDGES: [&str; 6] = [
+const OF_EDGES: [&str; 7] = [
     "on_sched_wakeup_new",
     "on_sched_process_exec",
     "on_softirq_raise",
+    "on_workqueue_queue_work",
     AT_START,
     "on_block_rq_issue",
     "on_block_rq_complete",
@@ -304,6 +305,7 @@ impl Kept {
             let requests = cpus << (interval_bits - occupancy_limits::INTERVALS_A_REQUEST_BITS.0);
             open.maps.requests_by_position.set_max_entries(requests)?;
             open.maps.requests_by_address.set_max_entries(occupancy_limits::REQUESTS.0)?;
+            open.maps.queued_by_work.set_max_entries(occupancy_limits::ITEMS.0)?;
         }
         open.maps.wakeup_by_tid.set_max_entries(wakeup_limits::WAKEUPS.0)?;
         leave_out_what_the_kernel_lacks(open.open_object_mut())?;

@@ -9,6 +9,7 @@
 #include "compat.bpf.h"
 #include "ways.bpf.h"
 #include "keep_account.bpf.h"
+#include "keep_items.bpf.h"
 #include "keep_requests.bpf.h"
 #include "steps.bpf.h"
 #include "irq_vectors.bpf.h"
@@ -171,7 +172,7 @@ int BPF_PROG(on_sched_switch_after_step, bool preempt, struct task_struct *prev,
 }
 
 /* The worker of an item that begins or ends is the current thread; in a softirq that is whoever was interrupted. */
-static __always_inline int item_changes(u64 handler)
+static __always_inline int item_changes(u64 handler, const struct work_struct *begins)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	u32 cpu = bpf_get_smp_processor_id();
@@ -186,6 +187,8 @@ static __always_inline int item_changes(u64 handler)
 			end_interval_of_thread(account, cpu);
 			account->handler = handler;
 			account->own_pool = handler ? pool_of_worker(task) : 0;
+			if (keeps_all_wakeups && begins)
+				tell_queuer(&account->entry, begins);
 		}
 		close_account(account);
 	}
@@ -196,13 +199,13 @@ static __always_inline int item_changes(u64 handler)
 SEC("tp_btf/workqueue_execute_start")
 int BPF_PROG(on_workqueue_execute_start, struct work_struct *work)
 {
-	return item_changes((u64)work->func);
+	return item_changes((u64)work->func, work);
 }
 
 SEC("tp_btf/workqueue_execute_end")
 int BPF_PROG(on_workqueue_execute_end, struct work_struct *work)
 {
-	return item_changes(0);
+	return item_changes(0, NULL);
 }
 
 SEC("tp_btf/softirq_entry")

@@ -28,6 +28,7 @@ pub(super) fn slice(of: &interval, end_ns: u64, request: impl FnOnce(u32, u32) -
         cgroup: (u32::from(of.kind) == occupant_kind::OCCUPANT_THREAD.0).then_some(of.handler),
         exit: exit(of.left.into()),
         steal_ns: of.steal_ns.into(),
+        is_in_parents_process: u32::from(of.entry.kind) == entry_kind::ENTRY_PARENT_OF_THREAD.0,
         is_member: false,
         is_of_member: false,
     }
@@ -69,11 +70,12 @@ fn kept(name: &[i8; 16]) -> Name {
 }
 
 fn entry_of(of: &entry, request: impl FnOnce(u32, u32) -> Request) -> Entry {
-    let by = match entry_kind(of.kind.into()) {
+    let of_item = entry_kind::ENTRY_OF_ITEM.0 as u8;
+    let by = match entry_kind((of.kind & !of_item).into()) {
         entry_kind::ENTRY_GOES_ON => return Entry::GoesOn,
         entry_kind::ENTRY_PREEMPTED => return Entry::Preempted { at_ns: of.woken_ns },
         entry_kind::ENTRY_THREAD => Waker::Thread(of.waker),
-        entry_kind::ENTRY_PARENT => Waker::Parent(of.waker),
+        entry_kind::ENTRY_PARENT | entry_kind::ENTRY_PARENT_OF_THREAD => Waker::Parent(of.waker),
         entry_kind::ENTRY_TIMER => Waker::Timer,
         entry_kind::ENTRY_NETWORK => Waker::Network,
         entry_kind::ENTRY_RCU => Waker::Rcu,
@@ -82,7 +84,8 @@ fn entry_of(of: &entry, request: impl FnOnce(u32, u32) -> Request) -> Entry {
         entry_kind::ENTRY_DISK => Waker::Disk(request(of.waker_cpu.into(), of.waker)),
         _ => return Entry::Unseen,
     };
-    Entry::Woken { at_ns: of.woken_ns, by, cpu: of.waker_cpu.into() }
+    let (at_ns, cpu) = (of.woken_ns, of.waker_cpu.into());
+    if of.kind & of_item == 0 { Entry::Woken { at_ns, by, cpu } } else { Entry::Queued { at_ns, by, cpu } }
 }
 
 fn exit(left: u32) -> Exit {
@@ -144,6 +147,8 @@ mod tests {
             (100, 200, Holder::Thread(7), "ab:7".to_owned())
         );
         assert_eq!(slice.entry, Entry::Woken { at_ns: 50, by: Waker::Thread(9), cpu: 3 });
+        of.entry.kind |= entry_kind::ENTRY_OF_ITEM.0 as u8;
+        assert_eq!(decoded(&of).entry, Entry::Queued { at_ns: 50, by: Waker::Thread(9), cpu: 3 });
         let blocked = Blocked { syscall: Some(75), is_uninterruptible: true, ..Blocked::default() };
         assert_eq!(slice.exit, Exit::Blocked(blocked));
         assert_eq!(slice.name, Name::of("ab"));

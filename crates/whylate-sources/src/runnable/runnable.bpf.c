@@ -48,7 +48,7 @@ static __always_inline bool was_moved(const struct wakeup *wakeup)
 /* It has slept, and something has woken it that is to be told. */
 static __always_inline bool has_slept(const struct wakeup *wakeup)
 {
-	if (!wakeup || wakeup->entry <= ENTRY_PREEMPTED || wakeup->entry == ENTRY_PARENT)
+	if (!wakeup || wakeup->entry <= ENTRY_PREEMPTED || wakeup->entry == ENTRY_PARENT || wakeup->entry == ENTRY_PARENT_OF_THREAD)
 		return false;
 	return !explain_held_up_alone || wakeup->entry == ENTRY_THREAD || wakeup->entry == ENTRY_DISK;
 }

@@ -131,6 +131,7 @@ pub fn run_if_asked() -> Result<()> {
         "handoff" => crate::handoff::play(),
         "stolen" => crate::stolen::play(),
         "flush" => crate::flush::play(),
+        "queued" => crate::queued::play(),
         "innocent" => crate::innocent::play(),
         other => bail!("nobody plays {other}"),
     };

@@ -24,7 +24,7 @@ use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use whylate_model::path::Asked;
 use whylate_model::path::command::{Explained, explain};
-use whylate_model::path::members::Marked;
+use whylate_model::path::members::{Marked, Members};
 use whylate_sources::clock;
 use whylate_sources::paths::{Recorded, Recorder};
 
@@ -45,7 +45,7 @@ const NOT_EXECUTABLE: u8 = 126;
 examples:
     whylate run -- make -j4          # what the build waited for
     whylate run -o build.svg -- make # and the path as a flame graph
-    whylate run --tree -- ./test.sh  # and what each thread did on the path
+    whylate run --tree -- ./test.sh  # and what each process did on the path
     whylate run --import trace.txt   # explain what trace-cmd, perf or ftrace has recorded
 
 The report goes to standard error, as with time(1), and the exit status is the command's.
@@ -57,7 +57,7 @@ pub struct Arguments {
     /// Print one JSON object in place of the text
     #[arg(long)]
     json: bool,
-    /// Also print, for each thread on the path, how long it worked and waited
+    /// Also print, for each process on the path, how long it worked and waited
     #[arg(long)]
     tree: bool,
     /// Run nothing: explain a trace (`-`: standard input), as text from trace_pipe, `trace-cmd report` or `perf script`
@@ -130,12 +130,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         }
     };
     let status = ended.status.code().or_else(|| ended.status.signal().map(|signal| 128 + signal));
-    let (explained, lost) = explained(recorder.finish(ended.to_ns), &ended)?;
+    let (explained, lost, members) = explained(recorder.finish(ended.to_ns), &ended)?;
     let mut out = BufWriter::new(io::stderr().lock());
     if arguments.json {
         write_line(&mut out, &Told { command: &name.to_string_lossy(), explained: &explained, lost: &lost })?;
     } else {
-        text::write(&mut out, &name.to_string_lossy(), &explained, &lost, arguments.tree)?;
+        text::write(&mut out, &name.to_string_lossy(), &explained, &lost, arguments.tree.then_some(&members))?;
     }
     out.flush()?;
     if let Some((path, form)) = form {
@@ -224,7 +224,7 @@ fn run_beside(
     Ok(ended)
 }
 
-fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BTreeMap<String, u64>)> {
+fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BTreeMap<String, u64>, Members)> {
     let Recorded { mut past, births, lost, mut names, .. } = recorded;
     let members = births.descendants_of(ended.tid);
     let Ended { tid, from_ns, to_ns, .. } = *ended;
@@ -233,5 +233,5 @@ fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BT
     if let Some(error) = past.past.take_error() {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
-    Ok((explained, lost.into_iter().filter(|(_, count)| *count > 0).collect()))
+    Ok((explained, lost.into_iter().filter(|(_, count)| *count > 0).collect(), members))
 }

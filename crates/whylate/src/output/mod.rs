@@ -12,6 +12,7 @@ pub mod lost;
 pub mod moment;
 pub mod offcpu;
 pub mod path;
+pub mod processes;
 pub mod program;
 pub mod run;
 pub mod selftest;

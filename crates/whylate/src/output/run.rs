@@ -10,18 +10,20 @@ use serde_json::json;
 use whylate_model::CauseKind;
 use whylate_model::folded::{line, safe};
 use whylate_model::path::command::Explained;
+use whylate_model::path::members::Members;
 use whylate_model::path::{PathSegment, within};
 use whylate_model::units::{format_ns, printable};
 
 use super::json::write_line;
 use super::offcpu::{svg, write_lines};
 use super::path::{self, of_name, what};
+use super::processes;
 
 /// So many threads that made the command late are shown.
 const LINES: usize = 10;
-/// Rows of a tree for what is no thread's, and for parts of threads that were summed up.
-const OTHER: &str = "interrupts and other";
-const SMALL: &str = "threads with small parts";
+/// How they did that.
+const HAD_CPU: &str = "had its CPU";
+const WAITED_FOR: &str = "worked while it waited";
 /// Waits of less than this share of the whole are not told one by one.
 const LONG_PERCENT: f64 = 1.0;
 
@@ -114,7 +116,7 @@ pub fn write(
     command: &str,
     explained: &Explained,
     lost: &BTreeMap<String, u64>,
-    has_tree: bool,
+    tree: Option<&Members>,
 ) -> io::Result<()> {
     let elapsed_ns = explained.elapsed_ns;
     writeln!(out, "\n{} took {}:", printable(command), format_ns(elapsed_ns))?;
@@ -135,8 +137,8 @@ pub fn write(
         path::write_wait(out, &wait.path, 4)?;
     }
     write_outsiders(out, explained)?;
-    if has_tree {
-        write_processes(out, explained)?;
+    if let Some(members) = tree {
+        processes::write(out, explained, members)?;
     }
     if !lost.is_empty() {
         let lost: Vec<String> =
@@ -146,16 +148,19 @@ pub fn write(
     Ok(())
 }
 
-/// Who does not belong to the command, and had a CPU that a thread on the path waited for.
+/// Who does not belong to the command, and had a CPU that a thread on the path waited for, or worked while one waited for
+/// it.
 fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()> {
-    let is_outside = |segment: &&PathSegment| {
-        !segment.is_member
-            && segment.is_ready()
-            && matches!(segment.kind, CauseKind::Thread | CauseKind::IrqsOff | CauseKind::Work | CauseKind::Throttled)
+    let how = |segment: &PathSegment| match segment.kind {
+        _ if segment.is_member => None,
+        CauseKind::Thread | CauseKind::IrqsOff | CauseKind::Throttled if segment.is_ready() => Some(HAD_CPU),
+        CauseKind::Work if segment.is_ready() => Some(HAD_CPU),
+        CauseKind::Running | CauseKind::Work => Some(WAITED_FOR),
+        _ => None,
     };
-    let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
-    for segment in explained.path.iter().filter(is_outside) {
-        *sums.entry(&segment.who).or_default() += segment.ns;
+    let mut sums: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    for (segment, how) in explained.path.iter().filter_map(|segment| Some((segment, how(segment)?))) {
+        *sums.entry((&segment.who, how)).or_default() += segment.ns;
     }
     let mut sums: Vec<_> = sums.into_iter().collect();
     sums.sort_by_key(|&(who, ns)| (Reverse(ns), who));
@@ -164,43 +169,9 @@ fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
     }
     let percent = |ns: u64| ns as f64 * 100.0 / explained.elapsed_ns.max(1) as f64;
     let all_ns: u64 = sums.iter().map(|(_, ns)| ns).sum();
-    // Small parts of work items have lost that somebody waited for their CPU.
-    let all = format!("{}{}", if explained.is_folded { "at least " } else { "" }, format_ns(all_ns));
-    writeln!(out, "Others had the CPU that it waited for, {all} ({:.1}% of the time):", percent(all_ns))?;
-    for (who, ns) in sums.iter().take(LINES) {
-        writeln!(out, "  {:>5.1}% {:>8}  {}", percent(*ns), format_ns(*ns), printable(who))?;
-    }
-    Ok(())
-}
-
-/// How long each thread was on the path: what it did itself, and what it waited for.
-fn write_processes(out: &mut dyn Write, explained: &Explained) -> io::Result<()> {
-    let mut sums: BTreeMap<&str, [u64; 3]> = BTreeMap::new();
-    let mut outer = None;
-    for segment in &explained.path {
-        let waiter = segment.waiter.as_deref();
-        let (who, column) = match (segment.depth, segment.kind, segment.ready.as_deref()) {
-            // What others did, at whatever depth.
-            (0, CauseKind::Running | CauseKind::Work, _) if explained.is_folded && !segment.is_member => (SMALL, 2),
-            (0, CauseKind::Running | CauseKind::Work, _) => (segment.who.as_str(), 0),
-            (0, _, Some(ready)) => (ready, 1),
-            (0, ..) if segment.is_ready() => (SMALL, 1),
-            (0, CauseKind::Irq | CauseKind::Softirq | CauseKind::Steal | CauseKind::Unknown, _) => (OTHER, 1),
-            (0, ..) => (SMALL, 2),
-            (1, ..) => {
-                outer = waiter;
-                (waiter.unwrap_or("a thread"), 2)
-            }
-            _ => (outer.or(waiter).unwrap_or("a thread"), 2),
-        };
-        sums.entry(who).or_default()[column] += segment.ns;
-    }
-    let mut sums: Vec<_> = sums.into_iter().collect();
-    sums.sort_by_key(|&(who, columns)| (Reverse(columns.iter().sum::<u64>()), who));
-    writeln!(out, "{:>10} {:>10} {:>10}  THREAD ON THE PATH", "WORKED", "CPU WAIT", "OTHER WAIT")?;
-    for (who, columns) in &sums {
-        let [worked, ready, waited] = columns.map(format_ns);
-        writeln!(out, "{worked:>10} {ready:>10} {waited:>10}  {}", printable(who))?;
+    writeln!(out, "Others delayed it for {} ({:.1}% of the time):", format_ns(all_ns), percent(all_ns))?;
+    for &((who, how), ns) in sums.iter().take(LINES) {
+        writeln!(out, "  {:>5.1}% {:>8}  {} {how}", percent(ns), format_ns(ns), printable(who))?;
     }
     Ok(())
 }
@@ -223,29 +194,24 @@ mod tests {
         assert_eq!(whose(CauseKind::Disk, "8:0 (read)"), "8:0 (read)");
     }
 
-    /// Parts that were summed up have lost their depth and who waited, but not what happened.
     #[test]
-    fn parts_that_were_summed_up_stay_waits() {
+    fn others_have_a_cpu_that_is_waited_for_or_are_waited_for_themselves() {
         let own = PathSegment { is_member: true, ..part(10, CauseKind::Running, "cc1:5") };
+        let within = PathSegment { depth: 1, ..part(40, CauseKind::Running, "server:9") };
         let path = vec![
             own,
-            part(20, CauseKind::Thread, "rustc"),
+            part(20, CauseKind::Thread, "rustc:7"),
+            within,
             part(30, CauseKind::Timer, "others"),
-            part(40, CauseKind::Running, "server"),
             part(5, CauseKind::Softirq, "others"),
         ];
-        let explained = Explained { elapsed_ns: 105_000_000, path, is_folded: true, longest: Vec::new() };
+        let explained = Explained { elapsed_ns: 105_000_000, path, is_folded: false, longest: Vec::new() };
         let mut out = Vec::new();
-        write_outsiders(&mut out, &explained).expect("written");
-        write_processes(&mut out, &explained).expect("written");
-        let out = String::from_utf8(out).expect("text");
-        assert!(out.contains("for, at least 20.0ms (19.0% of the time):") && out.contains("20.0ms  rustc"), "{out}");
-        let rows: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
-        let has = |row: &[&str]| rows.iter().any(|known| known == row);
-        assert!(
-            has(&["10.0ms", "0ns", "0ns", "cc1:5"]) && has(&["0ns", "5.00ms", "0ns", "interrupts", "and", "other"]),
-            "{out}"
-        );
-        assert!(has(&["0ns", "20.0ms", "70.0ms", "threads", "with", "small", "parts"]), "{out}");
+        write_outsiders(&mut out, &explained).expect("a vector takes everything");
+        insta::assert_snapshot!(String::from_utf8(out).expect("text"), @r"
+        Others delayed it for 60.0ms (57.1% of the time):
+           38.1%   40.0ms  server:9 worked while it waited
+           19.0%   20.0ms  rustc:7 had its CPU
+        ");
     }
 }

@@ -26,7 +26,10 @@ pub(super) enum Said<'a> {
     SoftirqRaised(u8),
     TimerExpires,
     TimerEnds,
-    Work(&'a str),
+    /// A work item's address, or a number that stands for it.
+    Queued(u64),
+    /// The same, if it is told, and its function.
+    Work(Option<u64>, &'a str),
     WorkEnds,
     Request {
         device: u32,
@@ -83,7 +86,8 @@ pub(super) fn said<'a>(event: &'a str, text: &'a str) -> Option<Said<'a>> {
         "softirq_raise" => Said::SoftirqRaised(softirq(text)?),
         "hrtimer_expire_entry" | "timer_expire_entry" => Said::TimerExpires,
         "hrtimer_expire_exit" | "timer_expire_exit" => Said::TimerEnds,
-        "workqueue_execute_start" => Said::Work(word(text.split_once("function ")?.1)?),
+        "workqueue_queue_work" => item(text).map_or(Said::Other, Said::Queued),
+        "workqueue_execute_start" => Said::Work(item(text), word(text.split_once("function ")?.1)?),
         "workqueue_execute_end" => Said::WorkEnds,
         "block_io_start" | "block_rq_insert" => request(text, Stage::Begun)?,
         "block_rq_issue" => request(text, Stage::Issued)?,
@@ -94,6 +98,13 @@ pub(super) fn said<'a>(event: &'a str, text: &'a str) -> Option<Said<'a>> {
             _ => Said::Other,
         },
     })
+}
+
+/// `work struct=00000000de996d5a function=…`, `work struct 0xffff888003a4c1c0: function …`.
+fn item(text: &str) -> Option<u64> {
+    let address = text.strip_prefix("work struct")?.trim_start_matches(['=', ' ']);
+    let address = word(address)?.trim_end_matches(':').trim_start_matches("0x");
+    u64::from_str_radix(address, 16).ok()
 }
 
 /// `prev_comm=a prev_pid=1 prev_prio=120 prev_state=S ==> next_comm=b next_pid=2 next_prio=120`, or with trace-cmd's
@@ -235,7 +246,9 @@ mod tests {
         assert_eq!(said("ipi_exit", "(Function call interrupts)"), Some(Said::IrqEnds));
         assert_eq!(said("softirq_entry", "vec=9 [action=RCU]"), Some(Said::Softirq(9)));
         let work = "work struct 00000000de996d5a: function vmstat_update";
-        assert_eq!(said("workqueue_execute_start", work), Some(Said::Work("vmstat_update")));
+        assert_eq!(said("workqueue_execute_start", work), Some(Said::Work(Some(0xde99_6d5a), "vmstat_update")));
+        let queued = "work struct=00000000de996d5a function=vmstat_update workqueue=mm_percpu_wq req_cpu=8192 cpu=0";
+        assert_eq!(said("workqueue_queue_work", queued), Some(Said::Queued(0xde99_6d5a)));
         assert_eq!(said("sys_entry", "1"), Some(Said::Other));
     }
 

@@ -139,6 +139,9 @@ impl Lives {
             wakings.extend(woken_by(&slice.entry).zip(slice.holder.tid()));
         }
         for slice in past.cpus.iter_mut().flatten() {
+            if matches!(slice.entry, Entry::Queued { by: Waker::Thread(_), .. }) {
+                slice.entry = Entry::GoesOn;
+            }
             let Some((by, tid)) = woken_by(&slice.entry).zip(slice.holder.tid()) else { continue };
             let family = |tid| by_tid.get(&tid);
             let is_kin = family(by).is_some() && family(by) == family(tid);

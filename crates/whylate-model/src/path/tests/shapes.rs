@@ -2,7 +2,7 @@
 //! Shapes that other programs' critical paths are tested with, and programs whose answer follows from their sleeps.
 
 use super::*;
-use CauseKind::{Disk, Interrupt, Network, Running, Thread, Timer, Unknown};
+use CauseKind::{Disk, Interrupt, Network, Running, Thread, Timer, Unknown, Work};
 
 /// Threads 1, 2 and 3 have CPUs 0, 1 and 2, in so many milliseconds.
 struct Program(Told);
@@ -77,6 +77,47 @@ fn a_commands_thread_that_wakes_another_one_over_loopback_is_followed_as_its_own
     program.0.wakes(6, 1, 1).at(6, 1, Event::SoftirqEnds).preempted(6, 0, 1);
     // Before it fell asleep the path is its waker's.
     assert_eq!(program.command(8), [segment(6, Running, "t2:2", 0), segment(2, Running, "t1:1", 0)]);
+}
+
+#[test]
+fn a_work_item_leads_to_who_queued_it_whoever_woke_its_worker() {
+    let mut program = Program::new();
+    program.0.at(1, 2, Event::Work(Some(8), 80));
+    program.waits(2, 1).0.at(4, 1, Event::Queued(9, None)).at(6, 2, Event::WorkEnds);
+    program.0.at(6, 2, Event::Work(Some(9), 90));
+    program.wakes(9, 3, 1);
+    let expected = [segment(2, Running, "t2:2", 1), segment(2, Work, "handler80", 1), segment(3, Work, "handler90", 1)];
+    assert_eq!(program.wait(1, 2, 9), expected);
+    // Whoever queued it has slept until it was queued, and its worker is woken for it.
+    let mut program = Program::new();
+    program.waits(1, 3).waits(2, 2).waits(3, 1).timer(5, 2);
+    program.0.at(7, 1, Event::Queued(9, None));
+    program.wakes(7, 2, 3).0.at(7, 2, Event::Work(Some(9), 90));
+    let expected = [segment(2, Timer, "timer", 2), segment(2, Running, "t2:2", 1), segment(2, Work, "handler90", 1)];
+    assert_eq!(program.wakes(9, 3, 1).wait(1, 3, 9), expected);
+    // A timer has queued it.
+    let mut program = Program::new();
+    program.0.at(1, 2, Event::Work(Some(8), 80));
+    program.waits(3, 1).0.at(5, 3, Event::Irq(Name::of("local_timer"))).at(5, 3, Event::TimerExpires);
+    program.0.at(5, 3, Event::Queued(7, None)).at(5, 3, Event::IrqEnds);
+    program.0.at(6, 2, Event::WorkEnds).at(6, 2, Event::Work(Some(7), 70));
+    let expected = [segment(2, Timer, "timer", 1), segment(1, Work, "handler80", 1), segment(3, Work, "handler70", 1)];
+    assert_eq!(program.wakes(9, 3, 1).wait(1, 3, 9), expected);
+}
+
+/// What a wait ends with is its own, wherever the thread that queued an item was.
+#[test]
+fn a_thread_that_queues_an_item_and_waits_for_it_is_not_followed_to_before_its_wait() {
+    let mut program = Program::new();
+    program.0.at(1, 2, Event::Work(Some(8), 80)).at(2, 0, Event::Queued(9, None));
+    program.waits(3, 1).0.at(5, 2, Event::WorkEnds).at(5, 2, Event::Work(Some(9), 90));
+    let expected = [
+        segment(3, Running, "t1:1", 0),
+        segment(2, Work, "handler80", 1),
+        segment(2, Work, "handler90", 1),
+        segment(1, Running, "t1:1", 0),
+    ];
+    assert_eq!(program.wakes(7, 3, 1).wait(1, 0, 8), expected);
 }
 
 #[test]

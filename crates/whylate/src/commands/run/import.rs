@@ -59,7 +59,7 @@ fn show(input: impl BufRead, wanted: Wanted<'_>, json: bool, out: &mut dyn Write
     for weaker in &trace.weaker {
         writeln!(out, "note: {weaker}")?;
     }
-    text::write(out, name, explained, &lost, false)?;
+    text::write(out, name, explained, &lost, None)?;
     Ok(())
 }
 

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Who queued which work item, until a worker begins it: some 100 ns for each item. */
+#pragma once
+
+#include "keep_edges.bpf.h"
+
+struct queued_item {
+	/* Its address; 0: none. */
+	u64 work;
+	struct entry entry;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	/* User space makes it ITEMS long where edges are kept. */
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct queued_item);
+} queued_by_work SEC(".maps");
+
+static __always_inline struct queued_item *queued_of(const struct work_struct *work)
+{
+	u32 index = hash_of(low_half((u64)work), ITEM_BITS);
+
+	return bpf_map_lookup_elem(&queued_by_work, &index);
+}
+
+/* An item is queued by one at a time. What flushes others is queued without this event. */
+SEC("?tp_btf/workqueue_queue_work")
+int BPF_PROG(on_workqueue_queue_work, int requested_cpu, struct pool_workqueue *pwq, struct work_struct *work)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	const struct account *account = account_of(cpu);
+	struct queued_item *queued = queued_of(work);
+	struct entry entry = { .woken_ns = bpf_ktime_get_ns(), .waker_cpu = cpu };
+
+	if (!account || !queued)
+		return 0;
+	entry.kind = kind_here(account);
+	if (entry.kind == ENTRY_THREAD)
+		entry.waker = account->softirq ? net_raiser_here(account) : shown_number(bpf_get_current_task_btf());
+	if (entry.kind == ENTRY_DISK)
+		entry.waker = account->completed[is_in_irq(account)] - 1;
+	entry.kind |= ENTRY_OF_ITEM;
+	/* Another CPU may take it, if it is of another item. */
+	queued->work = 0;
+	barrier();
+	queued->entry = entry;
+	barrier();
+	queued->work = (u64)work;
+	return 0;
+}
+
+/* A worker begins the item: its entry tells who queued it, if that was seen. */
+static __always_inline void tell_queuer(struct entry *to, const struct work_struct *work)
+{
+	struct queued_item *queued = queued_of(work);
+
+	if (!queued || queued->work != (u64)work)
+		return;
+	*to = queued->entry;
+	barrier();
+	/* Another item took its place over. */
+	if (queued->work != (u64)work)
+		__builtin_memset(to, 0, sizeof(*to));
+	else
+		queued->work = 0;
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A client that waits for a work item, whose worker is busy with another one when a server queues it.
+#![allow(unsafe_code)]
+
+use std::ffi::c_long;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+use rustix::fs::{MemfdFlags, memfd_create};
+use whylate_sources::clock::monotonic_ns;
+use whylate_sources::inject::work::{self, Plan};
+
+use crate::kernel::late::stay_on;
+use crate::kernel::urgent::be_urgent_on;
+use crate::peers::{BURNT_NS, PAUSE, burn, cpu_ns, cpus, rounds, skip, tell, tid, until_asleep};
+
+const PRIORITY: i32 = 10;
+/// Each of the other items: after 10 ms the kernel gives their worker's place to another one (kernel/workqueue.c).
+const BUSY_NS: u64 = 8_000_000;
+const AT_ONCE: u64 = 4;
+/// include/uapi/linux/aio_abi.h
+const IOCB_CMD_FSYNC: u64 = 2;
+
+/// What the kernel does for others in work items of the CPU where it is asked.
+struct Aio {
+    context: c_long,
+    file: OwnedFd,
+}
+
+fn checked(outcome: c_long) -> io::Result<()> {
+    if outcome < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+impl Aio {
+    fn new() -> Result<Self> {
+        let file = memfd_create("synced", MemfdFlags::CLOEXEC)?;
+        let mut context: c_long = 0;
+        // SAFETY: the kernel writes one number.
+        checked(unsafe { libc::syscall(libc::SYS_io_setup, 1, &raw mut context) })?;
+        Ok(Aio { context, file })
+    }
+
+    /// Queues an item that has a file without a device synchronised: it takes no time.
+    fn sync(&self) -> io::Result<()> {
+        let descriptor = self.file.as_raw_fd() as u64;
+        let request: [u64; 8] = [0, 0, IOCB_CMD_FSYNC | descriptor << 32, 0, 0, 0, 0, 0];
+        let requests = [request.as_ptr()];
+        // SAFETY: an array of one pointer to a `struct iocb` of 64 bytes, which the kernel copies.
+        checked(unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1_usize, requests.as_ptr()) })
+    }
+
+    fn wait(&self) -> io::Result<()> {
+        let mut event = [0_u64; 4];
+        let forever = std::ptr::null::<libc::timespec>();
+        // SAFETY: room for one `struct io_event` of 32 bytes.
+        let events = unsafe {
+            libc::syscall(libc::SYS_io_getevents, self.context, 1_usize, 1_usize, event.as_mut_ptr(), forever)
+        };
+        checked(events)
+    }
+}
+
+impl Drop for Aio {
+    fn drop(&mut self) {
+        // SAFETY: nobody waits for its events any more.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
+    }
+}
+
+pub fn play() -> Result<()> {
+    let (here, there) = cpus()?;
+    let aio = Aio::new()?;
+    let one = Plan { items: 1, at_once: 1, delay: Duration::ZERO, busy_ns: 1_000, cpu: Some(there), load: false };
+    if let Err(error) = work::run(&one, &AtomicBool::new(false)) {
+        skip(&format!("no items are queued here: {:#}", anyhow::Error::from(error)));
+        return Ok(());
+    }
+    // One after the other, until all is played.
+    let (many, over) = (Plan { items: 5_000, at_once: AT_ONCE, busy_ns: BUSY_NS, ..one }, AtomicBool::new(false));
+    let (ask, asked) = channel::<u32>();
+    let (report, reported) = channel::<(u32, u64, u64)>();
+    thread::scope(|scope| {
+        let (aio, over) = (&aio, &over);
+        let others = scope.spawn(move || work::run(&many, over));
+        let server = move || -> Result<()> {
+            for client in asked {
+                be_urgent_on(here, PRIORITY)?;
+                let before_ns = cpu_ns();
+                until_asleep(std::process::id(), client);
+                burn(BURNT_NS);
+                stay_on(there)?;
+                aio.sync()?;
+                report.send((tid(), BURNT_NS, cpu_ns() - before_ns))?;
+            }
+            Ok(())
+        };
+        let client = move || -> Result<()> {
+            stay_on(here)?;
+            for _ in 0..rounds() {
+                ask.send(tid())?;
+                let began_ns = monotonic_ns();
+                aio.wait()?;
+                let ended_ns = monotonic_ns();
+                let (server, burnt_ns, all_ns) = reported.recv()?;
+                tell("queued", tid(), began_ns, ended_ns, &[server.into(), burnt_ns, all_ns]);
+                thread::sleep(PAUSE);
+            }
+            Ok(())
+        };
+        let server = thread::Builder::new().name("server".to_owned()).spawn_scoped(scope, server)?;
+        let client = thread::Builder::new().name("client".to_owned()).spawn_scoped(scope, client)?;
+        let waited = client.join().expect("waiting does not panic");
+        let served = server.join().expect("serving does not panic");
+        over.store(true, Ordering::Relaxed);
+        others.join().expect("queueing does not panic")?;
+        waited.and(served)
+    })
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How long each process of a command was on its path: what it did itself, and what it waited for.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::{self, Write};
+
+use whylate_model::CauseKind;
+use whylate_model::path::command::Explained;
+use whylate_model::path::members::Members;
+use whylate_model::thread::without_number;
+use whylate_model::units::{format_ns, printable};
+
+/// Rows for what is no thread's, and for parts of threads that were summed up.
+const OTHER: &str = "interrupts and other";
+const SMALL: &str = "threads with small parts";
+
+/// Worked, waited for a CPU, and waited for anything else.
+type Columns = [u64; 3];
+
+/// A row, below that of the process that has made this one.
+#[derive(Debug, Default)]
+struct Row {
+    name: String,
+    /// Whether its first thread is called so, and how long that one was on the path.
+    named_by: (bool, u64),
+    threads: BTreeSet<u32>,
+    columns: Columns,
+}
+
+/// Writes a tree of those that were on the path.
+pub fn write(out: &mut dyn Write, explained: &Explained, members: &Members) -> io::Result<()> {
+    let mut rows: HashMap<u32, Row> = HashMap::new();
+    let mut others: Vec<(&str, Columns)> = Vec::new();
+    for (who, columns) in by_thread(explained) {
+        let tid = who.rsplit_once(':').and_then(|(_, number)| number.parse::<u32>().ok());
+        let Some((tid, process)) = tid.and_then(|tid| Some((tid, members.process_of(tid)?))) else {
+            others.push((who, columns));
+            continue;
+        };
+        let (row, named_by) = (rows.entry(process).or_default(), (tid == process, columns.iter().sum()));
+        if named_by >= row.named_by {
+            (row.name, row.named_by) = (format!("{}:{process}", without_number(who)), named_by);
+        }
+        row.threads.insert(tid);
+        row.columns.iter_mut().zip(columns).for_each(|(sum, ns)| *sum += ns);
+    }
+    writeln!(out, "{:>10} {:>10} {:>10}  PROCESS ON THE PATH", "WORKED", "CPU WAIT", "OTHER WAIT")?;
+    for (process, depth) in in_order(&rows, members) {
+        let Row { name, threads, columns, .. } = &rows[&process];
+        let threads = if threads.len() > 1 { format!(" ({} threads)", threads.len()) } else { String::new() };
+        write_row(out, columns, &format!("{:1$}{name}{threads}", "", 2 * depth))?;
+    }
+    others.sort_by_key(|&(who, columns)| (Reverse(columns.iter().sum::<u64>()), who));
+    others.iter().try_for_each(|(who, columns)| write_row(out, columns, who))
+}
+
+fn write_row(out: &mut dyn Write, columns: &Columns, who: &str) -> io::Result<()> {
+    let [worked, ready, waited] = columns.map(format_ns);
+    writeln!(out, "{worked:>10} {ready:>10} {waited:>10}  {}", printable(who))
+}
+
+/// Each process below the nearest of those that it descends from, with how deep that is; of those below one, whoever took
+/// longest with all below it comes first.
+fn in_order(rows: &HashMap<u32, Row>, members: &Members) -> Vec<(u32, usize)> {
+    let above = |process: u32| {
+        let ancestors = std::iter::successors(members.parent_of(process), |&parent| members.parent_of(parent));
+        // Numbers that were used again may lead around in a circle.
+        ancestors.take(members.count()).take_while(|&parent| parent != process).find(|parent| rows.contains_key(parent))
+    };
+    let parents: HashMap<u32, Option<u32>> = rows.keys().map(|&process| (process, above(process))).collect();
+    let mut sums: HashMap<u32, u64> = HashMap::new();
+    for (&process, row) in rows {
+        let all = std::iter::successors(Some(process), |process| parents[process]).take(rows.len());
+        all.for_each(|process| *sums.entry(process).or_default() += row.columns.iter().sum::<u64>());
+    }
+    let mut below: BTreeMap<Option<u32>, Vec<u32>> = BTreeMap::new();
+    for (&process, &parent) in &parents {
+        below.entry(parent).or_default().push(process);
+    }
+    // What is on top of the stack comes first.
+    below.values_mut().for_each(|processes| processes.sort_by_key(|process| (sums[process], Reverse(*process))));
+    let mut order = Vec::new();
+    let mut open: Vec<(u32, usize)> = below.remove(&None).into_iter().flatten().map(|process| (process, 0)).collect();
+    while let Some((process, depth)) = open.pop() {
+        order.push((process, depth));
+        open.extend(below.remove(&Some(process)).into_iter().flatten().map(|process| (process, depth + 1)));
+    }
+    // In such a circle nobody is the first.
+    order.extend(below.into_values().flatten().map(|process| (process, 0)));
+    order
+}
+
+/// The same of each thread.
+fn by_thread(explained: &Explained) -> BTreeMap<&str, Columns> {
+    let mut sums: BTreeMap<&str, Columns> = BTreeMap::new();
+    let mut outer = None;
+    for segment in &explained.path {
+        let waiter = segment.waiter.as_deref();
+        let (who, column) = match (segment.depth, segment.kind, segment.ready.as_deref()) {
+            // What others did, at whatever depth.
+            (0, CauseKind::Running | CauseKind::Work, _) if explained.is_folded && !segment.is_member => (SMALL, 2),
+            (0, CauseKind::Running | CauseKind::Work, _) => (segment.who.as_str(), 0),
+            (0, _, Some(ready)) => (ready, 1),
+            (0, ..) if segment.is_ready() => (SMALL, 1),
+            (0, CauseKind::Irq | CauseKind::Softirq | CauseKind::Steal | CauseKind::Unknown, _) => (OTHER, 1),
+            (0, ..) => (SMALL, 2),
+            (1, ..) => {
+                outer = waiter;
+                (waiter.unwrap_or("a thread"), 2)
+            }
+            _ => (outer.or(waiter).unwrap_or("a thread"), 2),
+        };
+        sums.entry(who).or_default()[column] += segment.ns;
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use whylate_model::path::PathSegment;
+    use whylate_model::path::history::{Entry, Holder, Slice, Waker};
+    use whylate_model::path::members::Births;
+
+    use super::*;
+
+    fn part(ms: u64, kind: CauseKind, who: &str) -> PathSegment {
+        PathSegment { ns: ms * 1_000_000, kind, who: who.to_owned(), ..PathSegment::default() }
+    }
+
+    fn born(at_ns: u64, tid: u32, parent: u32, is_in_parents_process: bool) -> Slice {
+        let entry = Entry::Woken { at_ns, by: Waker::Parent(parent), cpu: 0 };
+        Slice { holder: Holder::Thread(tid), entry, is_in_parents_process, ..Slice::default() }
+    }
+
+    fn written(path: Vec<PathSegment>, is_folded: bool, births: &[Slice]) -> String {
+        let elapsed_ns = path.iter().map(|segment| segment.ns).sum();
+        let explained = Explained { elapsed_ns, path, is_folded, longest: Vec::new() };
+        let mut all = Births::default();
+        births.iter().for_each(|birth| all.add(birth));
+        let mut out = Vec::new();
+        write(&mut out, &explained, &all.descendants_of(1)).expect("a vector takes everything");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn threads_are_told_with_their_process_and_that_below_whoever_has_made_it() {
+        let births = [
+            born(1, 5, 1, false),
+            born(2, 6, 5, false),
+            born(3, 7, 6, false),
+            born(4, 8, 7, true),
+            born(5, 9, 5, false),
+        ];
+        let waited = PathSegment { waiter: Some("sh:5".to_owned()), depth: 1, ..part(3, CauseKind::Timer, "timer") };
+        let ready = PathSegment { ready: Some("cc1:7".to_owned()), ..part(4, CauseKind::Thread, "hog:77") };
+        // The thread 6 between them is not on the path, and what comes last is no member's.
+        let path = vec![
+            part(1, CauseKind::Running, "run:1"),
+            // Before it executes its program, it is called otherwise.
+            part(1, CauseKind::Running, "zzz:5"),
+            part(1, CauseKind::Running, "sh:5"),
+            part(9, CauseKind::Running, "worker\x1b[2J:8"),
+            part(5, CauseKind::Running, "cc1:7"),
+            ready,
+            part(6, CauseKind::Running, "ld:9"),
+            waited,
+            part(1, CauseKind::Softirq, "timer"),
+        ];
+        insta::assert_snapshot!(written(path, false, &births), @r"
+            WORKED   CPU WAIT OTHER WAIT  PROCESS ON THE PATH
+            1.00ms        0ns        0ns  run:1
+            2.00ms        0ns     3.00ms    sh:5
+            14.0ms     4.00ms        0ns      cc1:7 (2 threads)
+            6.00ms        0ns        0ns      ld:9
+               0ns     1.00ms        0ns  interrupts and other
+        ");
+    }
+
+    #[test]
+    fn numbers_that_were_used_again_end_no_program() {
+        let births = [born(1, 5, 1, false), born(2, 6, 5, false), born(3, 5, 6, false)];
+        let path = vec![part(1, CauseKind::Running, "a:5"), part(2, CauseKind::Running, "b:6")];
+        assert_eq!(written(path, false, &births).lines().count(), 3);
+    }
+
+    /// Parts that were summed up have lost their depth and who waited, but not what happened.
+    #[test]
+    fn parts_that_were_summed_up_stay_waits() {
+        let own = PathSegment { is_member: true, ..part(10, CauseKind::Running, "cc1:5") };
+        let path = vec![
+            own,
+            part(20, CauseKind::Thread, "rustc"),
+            part(30, CauseKind::Timer, "others"),
+            part(40, CauseKind::Running, "server"),
+            part(5, CauseKind::Softirq, "others"),
+        ];
+        insta::assert_snapshot!(written(path, true, &[born(1, 5, 1, false)]), @r"
+            WORKED   CPU WAIT OTHER WAIT  PROCESS ON THE PATH
+            10.0ms        0ns        0ns  cc1:5
+               0ns     20.0ms     70.0ms  threads with small parts
+               0ns     5.00ms        0ns  interrupts and other
+        ");
+    }
+}
