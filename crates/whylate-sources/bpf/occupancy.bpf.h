@@ -245,8 +245,10 @@ struct account {
 	u64 requests_unseen;
 	/* When it was handed over first, where `missed_switch`. */
 	u64 missed_ns;
+	/* Items whose place another one took before a worker began them. */
+	u64 queuers_overwritten;
 	/* CPUs share no cache line. */
-	u64 _unused[2];
+	u64 _unused;
 };
 _Static_assert(__builtin_offsetof(struct account, entry) == 128, "what is used at each switch takes more than two cache lines");
 _Static_assert(sizeof(struct account) % 64 == 0, "accounts of two CPUs share a cache line");

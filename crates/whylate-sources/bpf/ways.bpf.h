@@ -16,10 +16,12 @@ enum {
  */
 static __always_inline u32 low_half(u64 key)
 {
-	u64 low;
+	u64 low = (u32)key;
 
+#ifdef __bpf__
 	/* In C the compiler may compute with the whole key and cut the result. */
 	asm volatile("r0 = %1; w0 = w0; %0 = r0" : "=r"(low) : "r"(key) : "r0");
+#endif
 	return low;
 }
 

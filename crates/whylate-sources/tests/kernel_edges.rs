@@ -304,7 +304,12 @@ fn is_same(line: &Line, by: Waker) -> bool {
 #[test]
 fn every_waking_of_the_trace_has_the_waker_that_was_taken() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let trace = Trace::of(&["sched/sched_waking", "sched/sched_switch"])?;
+    let trace = Trace::of(&[
+        "sched/sched_waking",
+        "sched/sched_switch",
+        "workqueue/workqueue_queue_work",
+        "workqueue/workqueue_execute_start",
+    ])?;
     let mut edges = attach()?;
     let began_us = monotonic_ns() / 1_000;
     all_kinds_of_load()?;
@@ -328,7 +333,9 @@ fn every_waking_of_the_trace_has_the_waker_that_was_taken() -> Result<()> {
     // Of each thread its last waking, and whether it was seen to leave its CPU since.
     let mut waking: HashMap<u32, &Line> = HashMap::new();
     let (mut compared, mut missing, mut wrong) = (0_usize, Vec::new(), Vec::new());
-    for line in lines.iter().filter(|line| (began_us..ended_us).contains(&line.at_us)) {
+    let within: Vec<&Line> = lines.iter().filter(|line| (began_us..ended_us).contains(&line.at_us)).collect();
+    ensure_items_are_queued_by(&within, &cpus)?;
+    for line in within.into_iter().filter(|line| line.event.starts_with("sched_")) {
         if line.event == "sched_waking" {
             waking.extend(field(line, "pid=").map(|tid| (tid, line)));
             continue;
@@ -354,6 +361,53 @@ fn every_waking_of_the_trace_has_the_waker_that_was_taken() -> Result<()> {
         "{off} of {compared}: {:?} {:?}",
         missing.iter().take(20),
         wrong.iter().take(20)
+    );
+    Ok(())
+}
+
+/// Each work item that a worker begins was queued by whoever the trace says it was.
+fn ensure_items_are_queued_by(lines: &[&Line], cpus: &[Vec<Slice>]) -> Result<()> {
+    // `work struct=00000000de996d5a function=…`, and `work struct 00000000de996d5a: function …`.
+    let item = |line: &Line| {
+        let rest = line.fields.split_once("work struct")?.1.trim_start_matches(['=', ' ']);
+        Some(rest.split([':', ' ']).next()?.to_owned())
+    };
+    let mut queued: HashMap<String, &Line> = HashMap::new();
+    let (mut compared, mut missing, mut wrong) = (0_usize, Vec::new(), Vec::new());
+    for line in lines.iter().filter(|line| line.event.starts_with("workqueue_")) {
+        let Some(item) = item(line) else { continue };
+        if line.event == "workqueue_queue_work" {
+            queued.insert(item, line);
+            continue;
+        }
+        // Some items run in softirqs.
+        let is_in_softirq = line.flags.chars().nth(2) == Some('s');
+        let Some(by) = queued.remove(&item).filter(|_| !is_in_softirq) else { continue };
+        compared += 1;
+        let of = cpus.get(line.cpu as usize).into_iter().flatten();
+        let of = of.filter(|slice| slice.holder.tid() == Some(line.tid));
+        let near = of.filter(|slice| (slice.start_ns / 1_000).abs_diff(line.at_us) <= APART_US);
+        let entries: Vec<Entry> = near.map(|slice| slice.entry).collect();
+        let is_it = |entry: &Entry| match *entry {
+            Entry::Queued { at_ns, by: queuer, cpu } => {
+                (at_ns / 1_000).abs_diff(by.at_us) <= APART_US && cpu == by.cpu && is_same(by, queuer)
+            }
+            _ => false,
+        };
+        if entries.iter().any(is_it) {
+            continue;
+        }
+        let has_one = entries.iter().any(|entry| matches!(entry, Entry::Queued { .. }));
+        if has_one { wrong.push((by, entries)) } else { missing.push(by) }
+    }
+    println!("{compared} items, {} without a queuer, {} with another one", missing.len(), wrong.len());
+    // Two that are queued at a time may meet in one place.
+    let tolerated = by_chance(compared, if is_emulated() { 0.02 } else { 0.01 });
+    ensure!(
+        compared >= if is_emulated() { 3 } else { 20 } && missing.len() + wrong.len() <= tolerated,
+        "{:?} {:?}",
+        missing.iter().take(20).collect::<Vec<_>>(),
+        wrong.iter().take(20).collect::<Vec<_>>()
     );
     Ok(())
 }

@@ -33,6 +33,10 @@ pub const SHARED_LOST: &[Reason] = &[
         "late events beyond what may be spent on causes, per CPU and second; they count as late (--why)",
     ),
     reason(
+        "queuers_overwritten",
+        "who queued a work item was overwritten before it began; its path goes on with whoever woke its worker (--why, run)",
+    ),
+    reason(
         "requests_full",
         "more disk requests were in progress than are kept; waits for them do not show the time at the device (--why, run)",
     ),

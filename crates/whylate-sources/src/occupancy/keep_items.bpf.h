@@ -30,7 +30,7 @@ SEC("?tp_btf/workqueue_queue_work")
 int BPF_PROG(on_workqueue_queue_work, int requested_cpu, struct pool_workqueue *pwq, struct work_struct *work)
 {
 	u32 cpu = bpf_get_smp_processor_id();
-	const struct account *account = account_of(cpu);
+	struct account *account = account_of(cpu);
 	struct queued_item *queued = queued_of(work);
 	struct entry entry = { .woken_ns = bpf_ktime_get_ns(), .waker_cpu = cpu };
 
@@ -42,6 +42,8 @@ int BPF_PROG(on_workqueue_queue_work, int requested_cpu, struct pool_workqueue *
 	if (entry.kind == ENTRY_DISK)
 		entry.waker = account->completed[is_in_irq(account)] - 1;
 	entry.kind |= ENTRY_OF_ITEM;
+	if (queued->work && queued->work != (u64)work)
+		account->queuers_overwritten++;
 	/* Another CPU may take it, if it is of another item. */
 	queued->work = 0;
 	barrier();

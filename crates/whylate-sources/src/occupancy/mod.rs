@@ -183,6 +183,7 @@ struct Lost {
     requests_unseen: u64,
     intervals_overwritten: u64,
     requests_overwritten: u64,
+    queuers_overwritten: u64,
 }
 
 impl Account {
@@ -370,6 +371,7 @@ impl Kept {
                 now.astray += account.astray;
                 now.requests_full += account.requests_full;
                 now.requests_unseen += account.requests_unseen;
+                now.queuers_overwritten += account.queuers_overwritten;
             }
         }
         if let Some(rings) = &self.rings {
@@ -385,6 +387,7 @@ impl Kept {
             requests_unseen: now.requests_unseen.saturating_sub(before.requests_unseen),
             intervals_overwritten: now.intervals_overwritten.saturating_sub(before.intervals_overwritten),
             requests_overwritten: now.requests_overwritten.saturating_sub(before.requests_overwritten),
+            queuers_overwritten: now.queuers_overwritten.saturating_sub(before.queuers_overwritten),
         })
     }
 }
@@ -404,6 +407,8 @@ fn named(lost: Lost) -> Vec<(&'static str, u64)> {
         // Intervals and requests that were overwritten before somebody had read them who wants each.
         ("edges_overwritten", lost.intervals_overwritten),
         ("requests_overwritten", lost.requests_overwritten),
+        // Work items that nobody had begun when another one took their place.
+        ("queuers_overwritten", lost.queuers_overwritten),
     ]
 }
 
