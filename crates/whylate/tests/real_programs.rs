@@ -13,7 +13,7 @@ mod turn;
 
 use std::process::Stdio;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 use whylate_model::path::budget::{Budget, EndedBy, Waits};
 
@@ -60,16 +60,54 @@ impl Seen {
     }
 }
 
+/// The same as the first line of the screen has it: `postgres (24 processes, 24 threads), 3.00s: on CPU 1.7%, … epoll_wait
+/// for its own threads 53.9%, …`.
+fn first_line(screen: &str) -> Result<Waiting> {
+    let line = screen.lines().find(|line| !line.is_empty()).context("an empty screen")?;
+    let (about, parts) = line.split_once("s: ").with_context(|| line.to_owned())?;
+    let (_, threads) = about.rsplit_once(", ").and_then(|(about, _)| about.rsplit_once(", ")).context("no threads")?;
+    let threads: f64 = threads.split_once(' ').context("no number")?.0.parse()?;
+    let sum = |is_so: &dyn Fn(&str) -> bool| -> f64 {
+        let shares = parts.split(", ").filter(|part| is_so(part)).filter_map(|part| part.rsplit_once(' '));
+        shares.filter_map(|(_, share)| share.strip_suffix('%')?.parse::<f64>().ok()).sum::<f64>() / 100.0 * threads
+    };
+    let is_latch = |part: &str| part.starts_with("epoll_");
+    let is_file = |part: &str| ["sync ", "read", "write"].iter().any(|call| part.contains(call));
+    Ok(Waiting {
+        row_lock: sum(&|part| is_latch(part) && part.contains(" for its own threads ")),
+        client: sum(&|part| is_latch(part) && part.contains(" for others ")),
+        inner_lock: sum(&|part| part.starts_with("futex")),
+        file: sum(&|part| is_file(part) && !is_latch(part) && !part.starts_with("futex")),
+    })
+}
+
 /// Both at once, of one workload.
 fn both(cluster: &Cluster, workload: &str) -> Result<(Seen, Waiting)> {
     let _load = cluster.load(workload, CLIENTS)?;
     // All clients are connected, and the first waits are over.
     cluster.sample(1.0)?;
     let look = whylate(&["--comm", "postgres", "-d", LOOK, "--json"]).stdout(Stdio::piped()).spawn()?;
-    let truth = cluster.sample(LOOK_S);
-    let told = look.wait_with_output()?;
-    ensure!(told.status.success(), "whylate fails beside {workload}");
-    Ok((serde_json::from_slice(&told.stdout)?, truth?))
+    let screen = whylate(&["--comm", "postgres", "-d", LOOK]).stdout(Stdio::piped()).spawn()?;
+    let truth = cluster.sample(LOOK_S)?;
+    let (told, screen) = (look.wait_with_output()?, screen.wait_with_output()?);
+    ensure!(told.status.success() && screen.status.success(), "whylate fails beside {workload}");
+    let seen: Seen = serde_json::from_slice(&told.stdout)?;
+    let line = first_line(&String::from_utf8(screen.stdout)?)?;
+    println!("the first line says {line:?}");
+    // It leaves small parts out.
+    let is_alike = |told: f64, truth: f64| (truth - told).abs() <= APART * f64::from(CLIENTS);
+    let of_seen = seen.waiting();
+    for (what, told, seen) in
+        [("row locks", line.row_lock, of_seen.row_lock), ("locks", line.inner_lock, of_seen.inner_lock)]
+    {
+        ensure!(is_alike(told, seen), "{told:.2} wait for {what} by the first line, and {seen:.2} by JSON");
+    }
+    ensure!(
+        is_alike(line.row_lock, truth.row_lock),
+        "{:.2} wait for row locks by the first line: {truth:?}",
+        line.row_lock
+    );
+    Ok((seen, truth))
 }
 
 /// PostgreSQL counts a wait until the process goes on, whylate until it could: what lies between is its wait for a CPU.
