@@ -7,6 +7,8 @@ mod chance;
 #[path = "running/quota.rs"]
 mod quota;
 mod running;
+#[path = "running/terminal.rs"]
+mod terminal;
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
 mod turn;
@@ -27,6 +29,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use rustix::thread::{MembarrierCommand, membarrier};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
+use terminal::{CTRL_C, typed};
 use turn::{Turn, turn_to_measure};
 use whylate_model::CauseKind;
 use whylate_model::path::PathSegment;
@@ -369,6 +372,21 @@ fn a_command_that_is_interrupted_is_told_up_to_there() -> Result<()> {
     let interrupt = |pid| Ok(kill_process_group(pid, Signal::INT)?);
     let (status, stderr) = signalled("echo begun; exec sleep 30", interrupt)?;
     ensure!(status.code() == Some(130) && stderr.contains("sh took "), "{status}: {stderr}");
+    Ok(())
+}
+
+/// It has the terminal to itself, and Ctrl-C is its own: what it makes of that is its exit status.
+#[test]
+fn a_command_has_the_terminal_and_what_is_typed_there() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let command = "test -t 0 && test -t 1 && test -t 2 && trap 'echo caught; exit 7' INT && echo begun; while :; do sleep 0.02; done";
+    let line = format!("'{PROGRAM}' run -- sh -c \"{command}\"");
+    let Some((status, printed)) = typed(&line, "begun", CTRL_C)? else { return Ok(()) };
+    ensure!(status == Some(7), "{status:?}: {printed}");
+    // The report comes after all that the command prints.
+    let report = printed.find("sh took ").with_context(|| printed.clone())?;
+    ensure!(printed.find("caught").is_some_and(|caught| caught < report), "{printed}");
+    ensure!(!printed.contains('\x1b'), "{printed:?}");
     Ok(())
 }
 
