@@ -12,13 +12,23 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use serde_json::Value;
 
-use crate::child::peak_kib;
+use crate::child::{Tool, peak_kib, wait_until};
 use crate::figures::{Check, median, median_interval, median_of};
 use crate::occupancy::loads::Load;
-use crate::{figures, kernel, machine, results, whylate};
+use crate::occupancy::slowdown::{Sample, of_round};
+use crate::{figures, kernel, machine, programs, results, whylate};
 
 /// How much longer a build may take.
 const SLOWER_PERCENT: f64 = 2.0;
+/// How much longer a pipe may take where wakers are kept, than where only who has each CPU is.
+const EDGES_PERCENT: f64 = 5.0;
+/// Programs of the account, at the least: from then on all are there soon.
+const PROGRAMS: usize = 10;
+/// Until whylate surely watches, and after its end until the kernel has put its code back.
+const SETTLE: Duration = Duration::from_millis(1_500);
+const ACCOUNT: usize = 0;
+const EDGES: usize = 1;
+const SUBJECTS: [&str; 2] = ["who has each CPU (`wq --why 1h`)", "who woke whom, too (`offcpu --why 1h`)"];
 /// What `run` may keep of a command that makes a CPU switch 100,000 times a second.
 const MEMORY_MB: f64 = 256.0;
 const LOOKUP_MS: f64 = 1.0;
@@ -39,20 +49,32 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<bool> {
-    if machine::is_skipped(&[("gcc", "no gcc to build something with"), ("make", "no make")]) {
+    if machine::is_skipped(&[("gcc", "no gcc to build something with"), ("make", "no make"), ("perf", "no perf")]) {
         return Ok(true);
     }
     let program = whylate::build("bench-run")?;
     let folder = tempfile::tempdir().context("cannot make a folder")?;
     let rounds = arguments.results.rounds;
     let builds = builds(&program, folder.path(), rounds)?;
+    let pipes = pipes(&program, rounds)?;
     let lookup_ms = (0..rounds).map(|_| lookup_ms(&program)).collect::<Result<Vec<_>>>()?;
     let long = long_command(&program, arguments.seconds)?;
 
     let slower = |build: &Build| 100.0 * (2.0 * build.watched_s / (build.before_s + build.after_s) - 1.0);
     let slowdowns: Vec<f64> = builds.iter().map(slower).collect();
+    let more_cpu = |build: &Build| 100.0 * (2.0 * build.watched_cpu_s / (build.before_cpu_s + build.after_cpu_s) - 1.0);
+    let with_edges: Vec<f64> = pipes
+        .iter()
+        .map(|samples| 100.0 * ((1.0 + samples[EDGES].slowdown()) / (1.0 + samples[ACCOUNT].slowdown()) - 1.0))
+        .collect();
     let checks = [
         Check::new("a build under `whylate run` takes longer by (%)", median(&slowdowns), "", SLOWER_PERCENT),
+        Check::new(
+            "a pinned pipe takes longer with who woke whom than with who has each CPU alone (%)",
+            median(&with_edges),
+            "",
+            EDGES_PERCENT,
+        ),
         Check::new(
             "CPU time of the process `offcpu --why` for a late wait and its chain (ms)",
             median(&lookup_ms),
@@ -72,10 +94,17 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     let options = format!("run --rounds {rounds} --seconds {}", arguments.seconds);
     let mut text = results::heading("What `whylate run` and a wait's chain cost", "bench-run", &options);
     text += &figures::table(&checks, [2, 0]);
-    let interval = median_interval(&slowdowns)
-        .map_or_else(|| "too few rounds".to_owned(), |(low, high)| format!("{low:.2} to {high:.2} %"));
+    let interval = |of: &[f64]| {
+        median_interval(of)
+            .map_or_else(|| "too few rounds".to_owned(), |(low, high)| format!("{low:.2} to {high:.2} %"))
+    };
     for (what, value) in [
-        ("the median of the first lies, by a confidence of 95 % (sign test), in", interval),
+        ("the median of the first lies, by a confidence of 95 % (sign test), in", interval(&slowdowns)),
+        ("that of the second", interval(&with_edges)),
+        (
+            "CPU time of that build and of `run`, less that of `run -- true`, is more by (%)",
+            format!("{:.2}", median_of(&builds, more_cpu)),
+        ),
         ("a build that nobody watches (s)", format!("{:.2}", median_of(&builds, |build| build.before_s))),
         ("`run` takes before and after the command (s)", format!("{:.2}", median_of(&builds, |build| build.around_s))),
         ("the same after the long command (s)", format!("{:.2}", long.around_s)),
@@ -85,7 +114,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     }
     text += &format!(
         "\nMedians of {rounds} rounds. A build is `make -j2` of {FILES} C files; each watched one lies between two that nobody watches, and takes \
-         as long as `run` says. A late wait is one of 2 ms for a child that sleeps: CPU time of whylate's process, less that of a run that explains \
+         as long as `run` says. The pipe is `perf bench sched pipe`, with each of both between two runs that nobody watches. A late wait is one of 2 ms for a child that sleeps: CPU time of whylate's process, less that of a run that explains \
          none, for each wait that is told. The long command is two threads that take turns on one CPU, with a pause each second.\n"
     );
     arguments.results.publish("run", &text)?;
@@ -96,6 +125,10 @@ struct Build {
     before_s: f64,
     watched_s: f64,
     after_s: f64,
+    /// With what whylate takes meanwhile and afterwards.
+    before_cpu_s: f64,
+    watched_cpu_s: f64,
+    after_cpu_s: f64,
     /// What `run` takes itself, before the command and after it.
     around_s: f64,
 }
@@ -111,31 +144,57 @@ fn builds(program: &Path, folder: &Path, rounds: u32) -> Result<Vec<Build>> {
     let clean = || objects.iter().try_for_each(|object| fs::remove_file(folder.join(object)));
     let folder_text = folder.to_string_lossy();
     let make = ["make", "-s", "-j2", "-C", &folder_text];
-    let plain = || -> Result<f64> {
-        let began = Instant::now();
+    let cpu_s = || -> Result<f64> { Ok(kernel::usage_of_children()?.cpu.as_secs_f64()) };
+    let plain = || -> Result<(f64, f64)> {
+        let (began, before_cpu_s) = (Instant::now(), cpu_s()?);
         let status = Command::new(make[0]).args(&make[1..]).status().context("cannot run make")?;
         let took_s = began.elapsed().as_secs_f64();
         ensure!(status.success(), "make ends with {status}");
         clean()?;
-        Ok(took_s)
+        Ok((took_s, cpu_s()? - before_cpu_s))
     };
     plain()?;
     let mut builds = Vec::new();
-    let mut before_s = plain()?;
+    let (mut before_s, mut before_cpu_s) = plain()?;
     for round in 1..=rounds {
         eprintln!("build: round {round} of {rounds}");
-        let began = Instant::now();
+        let nothing_cpu_s = -cpu_s()?;
+        let nothing = Command::new(program).args(["run", "--json", "--", "true"]).output();
+        ensure!(nothing.is_ok_and(|output| output.status.success()), "whylate cannot run true");
+        let nothing_cpu_s = nothing_cpu_s + cpu_s()?;
+        let (began, before_watched_s) = (Instant::now(), cpu_s()?);
         let output = Command::new(program).args(["run", "--json", "--"]).args(make).output();
         let output = output.context("cannot run whylate")?;
-        let all_s = began.elapsed().as_secs_f64();
+        let (all_s, watched_cpu_s) = (began.elapsed().as_secs_f64(), cpu_s()? - before_watched_s - nothing_cpu_s);
         ensure!(output.status.success(), "whylate run ends with {}", output.status);
         clean()?;
         let watched_s = elapsed_s(&told(&output.stderr)?)?;
-        let after_s = plain()?;
-        builds.push(Build { before_s, watched_s, after_s, around_s: all_s - watched_s });
-        before_s = after_s;
+        let (after_s, after_cpu_s) = plain()?;
+        let around_s = all_s - watched_s;
+        builds.push(Build { before_s, watched_s, after_s, before_cpu_s, watched_cpu_s, after_cpu_s, around_s });
+        (before_s, before_cpu_s) = (after_s, after_cpu_s);
     }
     Ok(builds)
+}
+
+/// By round and subject.
+fn pipes(program: &Path, rounds: u32) -> Result<Vec<Vec<Sample>>> {
+    let load = Load::pipe();
+    let watched = |which: usize| {
+        let source = if which == EDGES { "offcpu" } else { "wq" };
+        let tool = Tool::start(program, &[source, "--why", "1h", "-d", "1h"])?;
+        wait_until("it does not watch", || Ok(programs::of_process(tool.pid())?.len() >= PROGRAMS))?;
+        thread::sleep(SETTLE);
+        let run = load.run()?;
+        tool.end()?;
+        thread::sleep(SETTLE);
+        Ok(run)
+    };
+    let rounds = (0..rounds as usize).map(|round| {
+        eprintln!("pipe: round {} of {rounds}", round + 1);
+        of_round(&load, &SUBJECTS, round, watched)
+    });
+    rounds.collect()
 }
 
 /// What `run` tells after whatever the command has written to standard error.

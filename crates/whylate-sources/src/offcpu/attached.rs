@@ -243,6 +243,7 @@ impl Attached for AttachedOffcpu {
         ];
         snapshot.series =
             vec![Series { values: values.map(|(name, value)| (name.to_owned(), value)).into(), ..Series::default() }];
+        snapshot.series.extend(gathered.disks);
         Ok(snapshot)
     }
 

@@ -8,6 +8,7 @@
 
 mod attached;
 mod choice;
+mod disks;
 mod elf;
 mod explained;
 mod far_files;

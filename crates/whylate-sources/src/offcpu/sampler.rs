@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags};
+use whylate_model::Series;
 
-use super::holders;
 use super::pace::Pace;
 use super::places::{self, Place, Sum};
 use super::process::{Process, Processes};
@@ -23,6 +23,7 @@ use super::skel::types::{
 };
 use super::skel::{OffcpuSkel, OffcpuSkelBuilder};
 use super::{CallGraph, KernelThreads, OffcpuOptions};
+use super::{disks, holders};
 use crate::attach::{self, ProgramStatistics, read_plain};
 use crate::cgroups;
 use crate::clock;
@@ -95,6 +96,8 @@ pub(super) struct Gathered {
     pub(super) threads: Vec<(usize, thread_now)>,
     /// Threads that wait or are waited for, where that is asked for.
     pub(super) holders: Vec<holder_now>,
+    /// With them, a series for each disk that has requests in progress.
+    pub(super) disks: Vec<Series>,
     pub(super) lost: Vec<(&'static str, u64)>,
     pub(super) statistics: ProgramStatistics,
     pub(super) walks: u64,
@@ -369,6 +372,7 @@ impl Sampler {
             Some(link) => holders::look(&mut self.skeleton, link)?,
             None => Vec::new(),
         };
+        let disks = if self.holders.is_some() { disks::busy() } else { Vec::new() };
         let needs_room = self.needs_room()?;
         if needs_room && !self.switches.is_empty() {
             // What switches add from here on would be in no snapshot, and a place written down while the tables are
@@ -412,6 +416,7 @@ impl Sampler {
                 .filter_map(|thread| Some((*index_of_place.get(&thread.place)?, thread)))
                 .collect(),
             holders,
+            disks,
             lost: LOST
                 .iter()
                 .enumerate()

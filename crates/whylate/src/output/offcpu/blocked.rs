@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use whylate_model::folded::waiting;
 use whylate_model::holders::{Chain, End, Holder, Link, Lock};
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Histogram, Snapshot, Stack, WaitClass};
+use whylate_model::{Histogram, Series, Snapshot, Stack, WaitClass};
 
 use super::flat;
 
@@ -34,7 +34,32 @@ pub fn write(
     }
     writeln!(out, "Threads that have waited {} or longer:\n", format_ns(least_ns))?;
     flat::table(snapshot, hide_idle, Some(least_ns)).write(out, columns)?;
-    write_holders(out, threads().filter(|stack| is_blocked(stack, least_ns)))
+    write_holders(out, threads().filter(|stack| is_blocked(stack, least_ns)))?;
+    let is_for_disk = |stack: &&Stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Disk);
+    if threads().filter(|stack| is_blocked(stack, least_ns)).any(|stack| is_for_disk(&stack)) {
+        write_requests(out, snapshot)?;
+    }
+    Ok(())
+}
+
+/// What disks have to do still, where threads wait for them.
+fn write_requests(out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
+    let of_disk = |series: &Series| {
+        let of = |kind: &str| {
+            let count = *series.values.get(&format!("{kind}s_in_progress"))?;
+            (count > 0.0).then(|| format!("{count} {kind}{}", if count == 1.0 { "" } else { "s" }))
+        };
+        let requests: Vec<String> = ["read", "write"].into_iter().filter_map(of).collect();
+        Some(format!("{} {}", printable(series.labels.get("disk")?), requests.join(" and ")))
+    };
+    let disks: Vec<String> = snapshot.series.iter().filter_map(of_disk).collect();
+    if disks.is_empty() {
+        return writeln!(
+            out,
+            "\nNo disk had a request in progress then: they waited for something above the device, or between two requests"
+        );
+    }
+    writeln!(out, "\nDisk requests in progress, of whichever thread: {}", disks.join(", "))
 }
 
 fn write_none<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>, least_ns: u64) -> io::Result<()> {
@@ -165,6 +190,23 @@ mod tests {
         let mut out = Vec::new();
         write(&mut out, snapshot, false, least_ns, None).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn who_waits_for_a_disk_is_told_what_disks_have_to_do() {
+        let mut snapshot = snapshot(vec![("a:1", Chain::default())]);
+        snapshot.stacks[0].wait.as_mut().expect("it waits").class = WaitClass::Lock;
+        assert!(!written(&snapshot, 1).contains("in progress"));
+        snapshot.stacks[0].wait.as_mut().expect("it waits").class = WaitClass::Disk;
+        assert!(written(&snapshot, 1).contains("\nNo disk had a request in progress then: "));
+        let disk = |name: &str, reads, writes| Series {
+            labels: [("disk".to_owned(), name.to_owned())].into(),
+            values: [("reads_in_progress".to_owned(), reads), ("writes_in_progress".to_owned(), writes)].into(),
+            ..Series::default()
+        };
+        snapshot.series.extend([disk("sda", 0.0, 1.0), disk("vda", 2.0, 31.0)]);
+        let told = "\nDisk requests in progress, of whichever thread: sda 1 write, vda 2 reads and 31 writes\n";
+        assert!(written(&snapshot, 1).ends_with(told), "{}", written(&snapshot, 1));
     }
 
     #[test]

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How many requests disks have that are not done (Documentation/block/stat.rst). Whose they are is not kept by the kernel.
+
+use std::fs;
+use std::path::Path;
+
+use whylate_model::Series;
+
+const DISKS: &str = "/sys/block";
+
+/// A series for each disk that has any.
+pub(super) fn busy() -> Vec<Series> {
+    busy_in(Path::new(DISKS))
+}
+
+fn busy_in(folder: &Path) -> Vec<Series> {
+    let mut disks: Vec<Series> = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|disk| {
+            let [reads, writes] = requests(&fs::read_to_string(disk.path().join("inflight")).ok()?)?;
+            let name = disk.file_name().to_string_lossy().into_owned();
+            (reads + writes > 0).then(|| Series {
+                labels: [("disk".to_owned(), name)].into(),
+                values: [
+                    ("reads_in_progress".to_owned(), reads as f64),
+                    ("writes_in_progress".to_owned(), writes as f64),
+                ]
+                .into(),
+                ..Series::default()
+            })
+        })
+        .collect();
+    disks.sort_by(|a, b| a.labels.cmp(&b.labels));
+    disks
+}
+
+/// `       1       12`: reads and writes.
+fn requests(text: &str) -> Option<[u64; 2]> {
+    let mut numbers = text.split_ascii_whitespace().map(|word| word.parse::<u32>().ok());
+    Some([numbers.next()??.into(), numbers.next()??.into()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_with_requests_are_told_and_others_are_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (disk, text) in
+            [("vda", "       1       12\n"), ("sr0", "0 0\n"), ("sda", "0 3"), ("odd", "x"), ("none", "")]
+        {
+            fs::create_dir(folder.path().join(disk)).expect("a folder");
+            fs::write(folder.path().join(disk).join("inflight"), text).expect("a file");
+        }
+        let told = busy_in(folder.path());
+        let of = |series: &Series| {
+            (series.labels["disk"].clone(), series.values["reads_in_progress"], series.values["writes_in_progress"])
+        };
+        assert_eq!(
+            told.iter().map(of).collect::<Vec<_>>(),
+            [("sda".to_owned(), 0.0, 3.0), ("vda".to_owned(), 1.0, 12.0)]
+        );
+        assert!(busy_in(Path::new("/nowhere")).is_empty());
+    }
+}
