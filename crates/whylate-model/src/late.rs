@@ -52,7 +52,8 @@ pub struct LateEvent {
 
 /// The label that says what a thread is to the kernel, whatever it calls itself; most are nothing special.
 pub const ROLE: &str = "role";
-/// The label of a long wait that is not late, as another thread slept meanwhile, which may be by design: that thread.
+/// The label of a long wait that is not late, as another thread slept or waited with a timeout meanwhile, which may be by
+/// design: that thread.
 pub const SLEEPER: &str = "sleeper";
 /// The label that says which cgroup a thread that was late is in.
 pub const CGROUP: &str = "cgroup";

@@ -214,11 +214,12 @@ impl Gatherer {
         }
         let source = card.name;
         if let Some(sleeper) = event.labels.get(SLEEPER) {
-            let pair = (source.to_owned(), event.subject.clone(), sleeper.clone());
-            if self.for_sleepers.len() < MOST_SLEEPERS || self.for_sleepers.contains_key(&pair) {
-                let (waits, total_ns) = self.for_sleepers.entry(pair).or_default();
-                (*waits, *total_ns) = (*waits + 1, total_ns.saturating_add(event.latency_ns));
+            let mut pair = (source.to_owned(), event.subject.clone(), sleeper.clone());
+            if self.for_sleepers.len() >= MOST_SLEEPERS && !self.for_sleepers.contains_key(&pair) {
+                pair = (source.to_owned(), "others".to_owned(), "others".to_owned());
             }
+            let (waits, total_ns) = self.for_sleepers.entry(pair).or_default();
+            (*waits, *total_ns) = (*waits + 1, total_ns.saturating_add(event.latency_ns));
             return;
         }
         let is_held_up = card.held_up.is_some() && !event.path.is_empty();
@@ -326,27 +327,6 @@ fn headline(card: &Card, snapshot: &Snapshot, lates: Lates, held_up: Lates) -> H
 mod tests {
     use super::*;
 
-    #[test]
-    fn waits_for_threads_that_sleep_are_not_late_and_are_told_by_both() {
-        let wait = |who: &str, sleeper: &str, ms: u64| LateEvent {
-            subject: who.to_owned(),
-            labels: [(SLEEPER.to_owned(), sleeper.to_owned())].into(),
-            ..late(ms * 1_000_000, &[])
-        };
-        let mut gatherer = Gatherer::of(vec![&OFFCPU], By::default());
-        for (who, sleeper, ms) in [("a:1", "x:7", 150), ("a:1", "x:7", 250), ("b:2", "x:7", 100), ("b:2", "y:8", 500)] {
-            gatherer.add(&OFFCPU, wait(who, sleeper, ms));
-        }
-        // More than are shown.
-        (0..5).for_each(|number| gatherer.add(&OFFCPU, wait(&format!("c:{number}"), "z:9", 101)));
-        let look = gatherer.finish(&[snapshot(&OFFCPU, "wait", &[], &[])], Vec::new());
-        let [offcpu] = &look.sources[..] else { panic!("{look:?}") };
-        assert!(!offcpu.is_late && look.culprits.is_empty() && look.worst.is_empty());
-        let pairs = &offcpu.held_up.as_ref().expect("it follows waits").for_sleepers;
-        let told: Vec<_> = pairs.iter().map(|pair| (&*pair.who, &*pair.sleeper, pair.waits, pair.total_ns)).collect();
-        assert_eq!(told[..2], [("b:2", "y:8", 1, 500_000_000), ("a:1", "x:7", 2, 400_000_000)]);
-        assert_eq!(told.len(), SLEEPERS);
-    }
     use crate::path::PathSegment;
     use crate::sources::{IRQSOFF, OFFCPU, SQPOLL, TIMERLAT, WQ};
     use crate::{Cause, CauseKind, Series};
@@ -516,5 +496,27 @@ mod tests {
             (look.sources[0].is_late, look.sources[0].remark.as_str()),
             (true, "submission threads: 1, starved: 1")
         );
+    }
+
+    #[test]
+    fn waits_for_threads_that_sleep_are_not_late_and_are_told_by_both() {
+        let wait = |who: &str, sleeper: &str, ms: u64| LateEvent {
+            subject: who.to_owned(),
+            labels: [(SLEEPER.to_owned(), sleeper.to_owned())].into(),
+            ..late(ms * 1_000_000, &[])
+        };
+        let mut gatherer = Gatherer::of(vec![&OFFCPU], By::default());
+        for (who, sleeper, ms) in [("a:1", "x:7", 150), ("a:1", "x:7", 250), ("b:2", "x:7", 100), ("b:2", "y:8", 500)] {
+            gatherer.add(&OFFCPU, wait(who, sleeper, ms));
+        }
+        // More than are shown.
+        (0..5).for_each(|number| gatherer.add(&OFFCPU, wait(&format!("c:{number}"), "z:9", 101)));
+        let look = gatherer.finish(&[snapshot(&OFFCPU, "wait", &[], &[])], Vec::new());
+        let [offcpu] = &look.sources[..] else { panic!("{look:?}") };
+        assert!(!offcpu.is_late && look.culprits.is_empty() && look.worst.is_empty());
+        let pairs = &offcpu.held_up.as_ref().expect("it follows waits").for_sleepers;
+        let told: Vec<_> = pairs.iter().map(|pair| (&*pair.who, &*pair.sleeper, pair.waits, pair.total_ns)).collect();
+        assert_eq!(told[..2], [("b:2", "y:8", 1, 500_000_000), ("a:1", "x:7", 2, 400_000_000)]);
+        assert_eq!(told.len(), SLEEPERS);
     }
 }

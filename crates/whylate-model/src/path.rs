@@ -17,6 +17,7 @@ mod found;
 mod held_up;
 pub mod history;
 pub mod import;
+mod items;
 pub mod members;
 pub mod outline;
 pub mod packed;
@@ -26,7 +27,7 @@ mod sums;
 mod walk;
 mod within;
 
-pub use found::{Found, Names, Path, PathSegment};
+pub use found::{Found, Names, OTHERS, Path, PathSegment};
 pub use history::Past;
 pub use walk::walk;
 pub use within::within;

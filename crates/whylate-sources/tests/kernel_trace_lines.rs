@@ -22,6 +22,7 @@ use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use sleepers::Sleepers;
 use whylate_model::blame::Evidence;
+use whylate_model::path::history::Entry;
 use whylate_model::path::import;
 use whylate_model::sqpoll::is_thread;
 use whylate_model::{CauseKind, Histogram, Snapshot, Stack, WaitClass};
@@ -246,7 +247,7 @@ fn sleep_of_a_submission_thread_is_that_of_the_trace() -> Result<()> {
     })
 }
 
-const OF_PATHS: [&str; 8] = [
+const OF_PATHS: [&str; 11] = [
     "sched/sched_switch",
     "sched/sched_waking",
     "sched/sched_wakeup",
@@ -255,6 +256,9 @@ const OF_PATHS: [&str; 8] = [
     "irq_vectors/local_timer_entry",
     "irq_vectors/local_timer_exit",
     "timer/hrtimer_expire_entry",
+    "workqueue/workqueue_queue_work",
+    "workqueue/workqueue_execute_start",
+    "workqueue/workqueue_execute_end",
 ];
 const SLEEP: Duration = Duration::from_millis(30);
 
@@ -310,8 +314,9 @@ fn the_path_of_a_traced_wait_is_what_the_other_thread_did() -> Result<()> {
 
 /// How much of the time may have another label.
 const OFF_FORWARD: f64 = 0.02;
-/// Processes that wait for each other and for timers.
-const PIPES: &str = "for number in $(seq 30); do sleep 0.002 | cat; done";
+/// Processes that wait for each other, for timers, and for the work items of a terminal, where there is script(1).
+const PIPES: &str = "for number in $(seq 30); do sleep 0.002 | cat; done
+    ! command -v script >/dev/null || script -qec 'for number in $(seq 50); do echo; sleep 0.001; done' /dev/null </dev/null >/dev/null";
 
 /// All waits of all threads in a traced time.
 #[test]
@@ -332,6 +337,10 @@ fn told_forward_and_backward_the_waits_of_a_traced_command_agree() -> Result<()>
         contradicted * 100.0,
         trace.lost
     );
+    let slices = trace.history().cpus.iter().flatten();
+    let queued = slices.filter(|slice| matches!(slice.entry, Entry::Queued { .. })).count();
+    println!("{queued} items with a queuer");
+    ensure!(queued >= 10 || is_emulated(), "{queued} work items are too few");
     ensure!(waits >= 100 && known >= 0.3, "only {waits} waits, and {known:.3} of their time is known");
     // Some machines hide switches from tracing: each way of counting loses other threads there.
     let is_whole = !trace.lost.contains_key("unseen_switches");

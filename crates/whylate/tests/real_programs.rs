@@ -72,12 +72,15 @@ fn first_line(screen: &str) -> Result<Waiting> {
         shares.filter_map(|(_, share)| share.strip_suffix('%')?.parse::<f64>().ok()).sum::<f64>() / 100.0 * threads
     };
     let is_latch = |part: &str| part.starts_with("epoll_");
-    let is_file = |part: &str| ["sync ", "read", "write"].iter().any(|call| part.contains(call));
+    let is_file = |part: &str| {
+        let call = part.split(' ').next().unwrap_or_default();
+        ["sync", "read", "write"].iter().any(|of| call.contains(of))
+    };
     Ok(Waiting {
         row_lock: sum(&|part| is_latch(part) && part.contains(" for its own threads ")),
         client: sum(&|part| is_latch(part) && part.contains(" for others ")),
         inner_lock: sum(&|part| part.starts_with("futex")),
-        file: sum(&|part| is_file(part) && !is_latch(part) && !part.starts_with("futex")),
+        file: sum(&is_file),
     })
 }
 
@@ -88,8 +91,9 @@ fn both(cluster: &Cluster, workload: &str) -> Result<(Seen, Waiting)> {
     cluster.sample(1.0)?;
     let look = whylate(&["--comm", "postgres", "-d", LOOK, "--json"]).stdout(Stdio::piped()).spawn()?;
     let screen = whylate(&["--comm", "postgres", "-d", LOOK]).stdout(Stdio::piped()).spawn()?;
-    let truth = cluster.sample(LOOK_S)?;
+    let truth = cluster.sample(LOOK_S);
     let (told, screen) = (look.wait_with_output()?, screen.wait_with_output()?);
+    let truth = truth?;
     ensure!(told.status.success() && screen.status.success(), "whylate fails beside {workload}");
     let seen: Seen = serde_json::from_slice(&told.stdout)?;
     let line = first_line(&String::from_utf8(screen.stdout)?)?;
@@ -97,9 +101,12 @@ fn both(cluster: &Cluster, workload: &str) -> Result<(Seen, Waiting)> {
     // It leaves small parts out.
     let is_alike = |told: f64, truth: f64| (truth - told).abs() <= APART * f64::from(CLIENTS);
     let of_seen = seen.waiting();
-    for (what, told, seen) in
-        [("row locks", line.row_lock, of_seen.row_lock), ("locks", line.inner_lock, of_seen.inner_lock)]
-    {
+    for (what, told, seen) in [
+        ("row locks", line.row_lock, of_seen.row_lock),
+        ("clients", line.client, of_seen.client),
+        ("locks within", line.inner_lock, of_seen.inner_lock),
+        ("files", line.file, of_seen.file),
+    ] {
         ensure!(is_alike(told, seen), "{told:.2} wait for {what} by the first line, and {seen:.2} by JSON");
     }
     ensure!(

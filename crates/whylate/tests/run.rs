@@ -379,7 +379,7 @@ fn a_command_that_is_interrupted_is_told_up_to_there() -> Result<()> {
 #[test]
 fn a_command_has_the_terminal_and_what_is_typed_there() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    let command = "test -t 0 && test -t 1 && test -t 2 && trap 'echo caught; exit 7' INT && echo begun; while :; do sleep 0.02; done";
+    let command = "test -t 0 && test -t 1 && test -t 2 && trap 'echo caught; exit 7' INT && echo begun || exit 9; while :; do sleep 0.02; done";
     let line = format!("'{PROGRAM}' run -- sh -c \"{command}\"");
     let Some((status, printed)) = typed(&line, "begun", CTRL_C)? else { return Ok(()) };
     ensure!(status == Some(7), "{status:?}: {printed}");

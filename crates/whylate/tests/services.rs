@@ -169,7 +169,7 @@ fn each_slow_service_is_told_why() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for slow in SERVICES {
         in_rounds(|| {
-            let Some(told) = trial(&slow, "2s", true)? else { return Ok(()) };
+            let Some(told) = trial(&slow, "2s")? else { return Ok(()) };
             let Told { is_told, is_blamed, is_silent } = told;
             println!("{}: told {is_told}, blamed {is_blamed}, silent {is_silent}", slow.kind);
             ensure!(is_told && is_blamed && !is_silent, "{} is not told why", slow.kind);
@@ -191,7 +191,7 @@ fn slow_services_are_told_why_in_a_trial() -> Result<()> {
     for slow in SERVICES {
         let mut of_kind = [0; 2];
         for _ in 0..runs {
-            let Some(of_run) = trial(&slow, "10s", true)? else { return Ok(()) };
+            let Some(of_run) = trial(&slow, "10s")? else { return Ok(()) };
             of_kind[0] += u32::from(of_run.is_told);
             of_kind[1] += u32::from(of_run.is_blamed);
             silent += u32::from(of_run.is_silent);
@@ -206,8 +206,8 @@ fn slow_services_are_told_why_in_a_trial() -> Result<()> {
     Ok(())
 }
 
-/// Both looks, at the same time or one after the other.
-fn trial(slow: &Slow, duration: &str, at_once: bool) -> Result<Option<Told>> {
+/// Both looks, at the same time.
+fn trial(slow: &Slow, duration: &str) -> Result<Option<Told>> {
     let Some(_services) = Services::start(&[slow.kind])? else { return Ok(None) };
     let over = AtomicBool::new(false);
     let (program, look) = thread::scope(|scope| {
@@ -218,16 +218,10 @@ fn trial(slow: &Slow, duration: &str, at_once: bool) -> Result<Option<Told>> {
             // A kernel that cannot counts as not told.
             scope.spawn(move || run(&plan, over, &mut |_| Ok(())));
         }
-        let program = || whylate(&["--comm", "service", "-d", duration]).output();
-        let both = if at_once {
-            let program = scope.spawn(program);
-            let look = look(duration);
-            (program.join().expect("starting a program does not panic"), look)
-        } else {
-            (program(), look(duration))
-        };
+        let program = scope.spawn(|| whylate(&["--comm", "service", "-d", duration]).output());
+        let look = look(duration);
         over.store(true, Ordering::Relaxed);
-        anyhow::Ok(both)
+        anyhow::Ok((program.join().expect("starting a program does not panic"), look))
     })?;
     let (program, look) = (program?, look?);
     let first: Vec<String> = String::from_utf8(program.stdout)?.lines().take(10).map(str::to_owned).collect();
@@ -240,9 +234,10 @@ fn trial(slow: &Slow, duration: &str, at_once: bool) -> Result<Option<Told>> {
     let sleepers: Vec<_> = held_up.flat_map(|held_up| &held_up.for_sleepers).collect();
     let slept_ns: u64 = sleepers.iter().filter(|of| of.sleeper.starts_with(name)).map(|of| of.total_ns).sum();
     let ns = if kinds.is_empty() { slept_ns } else { blamed_ns(&look, slow.culprit) };
+    let says_late = look.sources.iter().any(|source| source.is_late);
     Ok(Some(Told {
         is_told,
         is_blamed: ns >= 100 * MS_NS,
-        is_silent: sleepers.is_empty() && look.sources.iter().all(|source| !source.is_late),
+        is_silent: !says_late && (!kinds.is_empty() || slept_ns == 0),
     }))
 }

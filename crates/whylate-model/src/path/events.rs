@@ -106,11 +106,15 @@ pub struct Builder {
     requests: HashMap<(u32, u64), Request>,
     /// How items came to be queued, by their addresses.
     queued: HashMap<u64, Entry>,
+    /// The items in which workers are that have no CPU, by the workers' numbers.
+    interrupted: HashMap<u32, u64>,
     past: Recorded,
     last_ns: u64,
     has_wakeups: bool,
     /// Threads that have had a CPU while another one was seen taking it.
     pub unseen_switches: u64,
+    /// Items of which it was given up who queued them.
+    pub queuers_lost: u64,
 }
 
 impl Builder {
@@ -173,11 +177,14 @@ impl Builder {
                 }
             }
             Event::TimerExpires => self.cpus[cpu].timer_expires = true,
-            Event::Queued(item, by) if self.queued.len() < ITEMS || self.queued.contains_key(&item) => {
+            Event::Queued(item, by) => {
+                // Those that were cancelled stay.
+                if self.queued.len() >= ITEMS {
+                    self.queuers_lost += self.queued.drain().len() as u64;
+                }
                 let by = by.map_or_else(|| self.waker(cpu), |by| self.waker_in(cpu, by));
                 self.queued.insert(item, Entry::Queued { at_ns, by, cpu: cpu as u32 });
             }
-            Event::Queued(..) => {}
             Event::Work(item, handler) => {
                 self.end_slice(cpu, at_ns, Exit::GoesOn);
                 let state = &mut self.cpus[cpu];
@@ -248,6 +255,7 @@ impl Builder {
         self.cpus[cpu] = Cpu { seen_ns: self.cpus[cpu].seen_ns, ..Cpu::default() };
         self.ready.clear();
         self.queued.clear();
+        self.interrupted.clear();
     }
 
     /// The past up to then.
@@ -284,7 +292,10 @@ impl Builder {
         }
         let entry = self.ready.remove(&to).map_or(Entry::Unseen, |ready| ready.entry);
         let state = &mut self.cpus[cpu];
-        (state.tid, state.name, state.handler) = (to, to_name, None);
+        if let Some(handler) = state.handler.take().filter(|_| exit != Exit::Dead) {
+            self.interrupted.insert(from, handler);
+        }
+        (state.tid, state.name, state.handler) = (to, to_name, self.interrupted.remove(&to));
         state.entry = if to == 0 { Entry::GoesOn } else { entry };
         (state.sender, state.done) = (None, None);
     }

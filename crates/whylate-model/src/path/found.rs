@@ -14,6 +14,9 @@ use crate::{Cgroup, thread};
 /// So many segments are kept in order; beyond that, those that are alike become one.
 const SEGMENTS: usize = 400;
 
+/// Whose parts are that were summed up so far that nobody of them is known any more.
+pub const OTHERS: &str = "others";
+
 /// A part of a path, in words.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PathSegment {
@@ -316,7 +319,7 @@ impl Found {
                 .filter(|&named| places.len() < SEGMENTS / 4 || places.contains_key(&(part.kind, Some(named))));
             let sum = *places.entry((part.kind, named)).or_insert_with(|| {
                 let program = |(name, is_member)| Party::Program { name, is_member };
-                let who = named.map_or(Party::Text("others"), program);
+                let who = named.map_or(Party::Text(OTHERS), program);
                 small.push(Part { ns: 0, who, ready: None, wait: None, ..part });
                 small.len() - 1
             });

@@ -17,12 +17,14 @@ impl Path {
         whole_ns >= over_ns && (is_for_lock || by_somebody_ns >= whole_ns - by_somebody_ns)
     }
 
-    /// Whoever slept for at least half of a wait for others of at least so long: another thread than the one that waited.
+    /// Whoever slept, or waited with a timeout, for at least half of a wait for others of at least so long: another thread
+    /// than the one that waited.
     pub fn sleeper(&self, over_ns: u64) -> Option<&str> {
         let whole_ns: u64 = self.segments.iter().filter(|segment| segment.depth > 0).map(|segment| segment.ns).sum();
         let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
         for segment in self.segments.iter().filter(|segment| segment.kind == CauseKind::Timer && segment.depth > 1) {
-            *sums.entry(segment.waiter.as_deref()?).or_default() += segment.ns;
+            let Some(waiter) = segment.waiter.as_deref() else { continue };
+            *sums.entry(waiter).or_default() += segment.ns;
         }
         let (sleeper, ns) = sums.into_iter().max_by_key(|&(_, ns)| ns)?;
         (whole_ns >= over_ns && ns >= whole_ns - ns).then_some(sleeper)

@@ -312,6 +312,7 @@ impl Reader {
             return Err(ImportError::NoSwitches);
         }
         self.lose("unseen_switches", self.builder.unseen_switches);
+        self.lose("queuers_overwritten", self.builder.queuers_lost);
         self.lost.retain(|_, count| *count > 0);
         let tells_interrupts = self.kinds.interrupts || self.kinds.flags;
         let mut weaker = Vec::new();

@@ -6,6 +6,7 @@
 //! woken the walk goes on with whoever woke it, until it comes to where the thread that waited fell asleep.
 
 use super::history::{Entry, Exit, Holder, Request, Slice, Waker};
+use super::items::{Item, Items};
 use super::rewind::{Change, Lane, Rewind};
 use super::{Asked, Finding, Hop, Limits, Party, Past, Segment};
 use crate::{CauseKind, thread};
@@ -14,6 +15,9 @@ use crate::{CauseKind, thread};
 const DEEPEST: usize = 64;
 /// Whoever asks may have seen a thread get its CPU so much earlier than the past tells, where a virtual CPU stops between.
 const SLACK_NS: u64 = 20_000_000;
+
+/// The number of no thread.
+const NOBODY: u32 = u32::MAX;
 
 const NOT_RECORDED: &str = "not recorded";
 
@@ -76,21 +80,15 @@ impl Since {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Woken {
-    at_ns: u64,
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Woken {
+    pub at_ns: u64,
     /// `None`: that was not seen.
-    by: Option<Waker>,
-    cpu: u32,
+    pub by: Option<Waker>,
+    pub cpu: u32,
     is_of_member: bool,
-}
-
-/// The work item for which a worker is followed. Before it was queued, its wait was whoever queued it.
-#[derive(Clone, Copy, Debug)]
-struct Item {
-    queued: Woken,
-    /// The worker is followed within so many waits.
-    depth: usize,
+    /// It slept in the middle of a work item.
+    is_within_item: bool,
 }
 
 /// One walk.
@@ -104,7 +102,7 @@ struct Cursor {
     tid: u32,
     frames: Vec<Frame>,
     hops: u32,
-    item: Option<Item>,
+    items: Items,
 }
 
 /// Walks back through the past for each of `asked`, and hands out what it finds of them, the latest first: the segments
@@ -138,7 +136,15 @@ pub fn walk(past: &mut dyn Past, asked: &[Asked], limits: &dyn Limits, found: &m
 impl Cursor {
     fn new(asked: Asked) -> Self {
         let mode = if asked.from_ns < asked.to_ns { Mode::Before } else { Mode::Done };
-        Cursor { asked, now_ns: asked.to_ns, mode, tid: asked.tid, frames: Vec::new(), hops: 0, item: None }
+        Cursor {
+            asked,
+            now_ns: asked.to_ns,
+            mode,
+            tid: asked.tid,
+            frames: Vec::new(),
+            hops: 0,
+            items: Items::default(),
+        }
     }
 
     /// Explains what lies after `reached_ns`, at which `change` is.
@@ -154,7 +160,7 @@ impl Cursor {
             // As yet only how it got its CPU matters: the last of these that is met is the one, if it waited by then.
             if let Some(change) = change.filter(|change| change.after.holder.tid() == Some(self.asked.tid)) {
                 self.enter(change, limits, found);
-                self.item = None;
+                self.items = Items::default();
                 if !matches!(self.mode, Mode::Ready { since, .. } if since.can_be_before(self.asked.to_ns)) {
                     self.mode = Mode::Before;
                 }
@@ -213,7 +219,7 @@ impl Cursor {
         if let Some(index) = asleep {
             self.tid = self.frames[index].tid;
             self.frames.truncate(index);
-            self.item = self.item.filter(|item| item.depth <= index);
+            self.items.up_to(index + 1);
             self.mode = Mode::Running { cpu: change.cpu };
         } else if is_back {
             self.mode = Mode::Running { cpu: change.cpu };
@@ -252,24 +258,23 @@ impl Cursor {
             Mode::Disk { request, is_issued: false } => Some(request.queued_ns),
             _ => None,
         };
-        let of_item = self.item.map(|item| item.queued.at_ns);
-        of_mode.max(of_item).map(|at_ns| at_ns.min(self.now_ns))
+        of_mode.max(self.items.due_ns()).map(|at_ns| at_ns.min(self.now_ns))
     }
 
     /// The item that is due: its worker may have been woken for it, just after it was queued.
-    fn item_due(&self) -> Option<Item> {
-        let item = self.item?;
-        let is_woken_for_it = |woken: Woken| {
-            self.frames.len() == item.depth && (woken.by, woken.cpu) == (item.queued.by, item.queued.cpu)
-        };
-        let is_due = item.queued.at_ns >= self.now_ns
-            || matches!(self.mode, Mode::Ready { since: Since::Woken(woken), .. } if is_woken_for_it(woken));
-        is_due.then_some(item)
+    fn take_item_due(&mut self) -> Option<Item> {
+        let due = self.items.take_due(self.now_ns);
+        due.or_else(|| match self.mode {
+            Mode::Ready { since: Since::Woken(woken), .. } if !woken.is_within_item => {
+                self.items.take_woken_for(self.frames.len(), woken)
+            }
+            _ => None,
+        })
     }
 
     fn pass_due(&mut self, rewind: &Rewind<'_>, found: &mut dyn FnMut(Finding)) {
-        if let Some(item) = self.item_due() {
-            return self.follow_queuer(rewind, item);
+        if let Some(item) = self.take_item_due() {
+            return self.follow_queuer(rewind, item, found);
         }
         match self.mode {
             Mode::Ready { since: Since::Woken(woken), .. } => self.follow(rewind, woken, found),
@@ -289,15 +294,15 @@ impl Cursor {
 
     /// The thread cannot be followed further, until it is met again.
     fn lose(&mut self, why: &'static str, found: &mut dyn FnMut(Finding)) {
-        self.push(Woken { at_ns: self.now_ns, by: None, cpu: 0, is_of_member: false }, found);
+        self.push(Woken { at_ns: self.now_ns, ..Woken::default() }, self.tid, found);
         self.mode = unknown(why);
     }
 
-    /// The thread that is followed waits for whoever is followed from now on.
-    fn push(&mut self, woken: Woken, found: &mut dyn FnMut(Finding)) {
+    /// The thread that is followed waits for whoever is followed from now on, until it is met as `tid`.
+    fn push(&mut self, woken: Woken, tid: u32, found: &mut dyn FnMut(Finding)) {
         let (number, within) = (self.hops, self.frames.last().map(|frame| frame.hop));
         found(Finding::Hop(Hop { number, within, tid: self.tid, woken_ns: woken.at_ns, by: woken.by }));
-        self.frames.push(Frame { tid: self.tid, hop: number });
+        self.frames.push(Frame { tid, hop: number });
         self.hops += 1;
     }
 
@@ -324,19 +329,16 @@ impl Cursor {
             Entry::GoesOn => Mode::Running { cpu: change.cpu },
             Entry::Preempted { at_ns } => ready(Since::Lost(at_ns)),
             Entry::Woken { at_ns, by, cpu } => {
-                let is_of_member = change.after.is_of_member;
-                ready(Since::Woken(Woken { at_ns, by: Some(by), cpu, is_of_member }))
+                let (is_of_member, is_within_item) =
+                    (change.after.is_of_member, matches!(change.after.holder, Holder::Work { .. }));
+                ready(Since::Woken(Woken { at_ns, by: Some(by), cpu, is_of_member, is_within_item }))
             }
             Entry::Queued { at_ns, by, cpu } => {
-                // The item that it is followed for is the last one that it began.
-                let is_first = self.item.is_none_or(|item| item.depth < self.frames.len());
-                if is_first {
-                    let queued = Woken { at_ns, by: Some(by), cpu, is_of_member: false };
-                    self.item = Some(Item { queued, depth: self.frames.len() });
-                }
+                let queued = Woken { at_ns, by: Some(by), cpu, ..Woken::default() };
+                self.items.begin(Item { queued, depth: self.frames.len(), tid: self.tid });
                 Mode::Running { cpu: change.cpu }
             }
-            Entry::Unseen => ready(Since::Woken(Woken { at_ns: change.at_ns, by: None, cpu: 0, is_of_member: false })),
+            Entry::Unseen => ready(Since::Woken(Woken { at_ns: change.at_ns, ..Woken::default() })),
         };
     }
 
@@ -357,7 +359,7 @@ impl Cursor {
             self.lose("who made it was not seen", found);
             return;
         }
-        self.push(woken, found);
+        self.push(woken, self.tid, found);
         if self.frames.len() > DEEPEST {
             self.mode = unknown("too many waits within waits");
         } else {
@@ -366,10 +368,15 @@ impl Cursor {
     }
 
     /// Before an item there was whoever queued it, whatever its worker did.
-    fn follow_queuer(&mut self, rewind: &Rewind<'_>, item: Item) {
-        self.item = None;
+    fn follow_queuer(&mut self, rewind: &Rewind<'_>, item: Item, found: &mut dyn FnMut(Finding)) {
         self.frames.truncate(item.depth);
-        self.go_on_with(waker_of(rewind, item.queued));
+        let queuer = waker_of(rewind, item.queued);
+        if queuer.is_err() {
+            // It is the item's wait and not its worker's, so what that did before does not end it.
+            self.tid = item.tid;
+            self.push(item.queued, NOBODY, found);
+        }
+        self.go_on_with(queuer);
     }
 
     fn go_on_with(&mut self, waker: Result<(u32, usize), Mode>) {

@@ -34,7 +34,7 @@ pub const SHARED_LOST: &[Reason] = &[
     ),
     reason(
         "queuers_overwritten",
-        "who queued a work item was overwritten before it began; its path goes on with whoever woke its worker (--why, run)",
+        "the record of who queued a work item was overwritten before the item began, or it was cancelled (--why, run)",
     ),
     reason(
         "requests_full",

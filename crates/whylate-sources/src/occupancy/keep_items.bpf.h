@@ -25,7 +25,15 @@ static __always_inline struct queued_item *queued_of(const struct work_struct *w
 	return bpf_map_lookup_elem(&queued_by_work, &index);
 }
 
-/* An item is queued by one at a time. What flushes others is queued without this event. */
+enum {
+	/* In place of an item's address: it is being written. */
+	IS_WRITTEN = 1,
+};
+
+/*
+ * What flushes others is queued without this event. Between its beginning and the event of that, an item may be queued
+ * again: that run then has the later queuer, and the next one none.
+ */
 SEC("?tp_btf/workqueue_queue_work")
 int BPF_PROG(on_workqueue_queue_work, int requested_cpu, struct pool_workqueue *pwq, struct work_struct *work)
 {
@@ -33,6 +41,7 @@ int BPF_PROG(on_workqueue_queue_work, int requested_cpu, struct pool_workqueue *
 	struct account *account = account_of(cpu);
 	struct queued_item *queued = queued_of(work);
 	struct entry entry = { .woken_ns = bpf_ktime_get_ns(), .waker_cpu = cpu };
+	u64 before;
 
 	if (!account || !queued)
 		return 0;
@@ -42,29 +51,29 @@ int BPF_PROG(on_workqueue_queue_work, int requested_cpu, struct pool_workqueue *
 	if (entry.kind == ENTRY_DISK)
 		entry.waker = account->completed[is_in_irq(account)] - 1;
 	entry.kind |= ENTRY_OF_ITEM;
-	if (queued->work && queued->work != (u64)work)
+	before = queued->work;
+	if (before && before != (u64)work)
 		account->queuers_overwritten++;
-	/* Another CPU may take it, if it is of another item. */
-	queued->work = 0;
-	barrier();
+	/* Another CPU may take it, or write one that has the same place. */
+	if (before == IS_WRITTEN || __sync_val_compare_and_swap(&queued->work, before, IS_WRITTEN) != before)
+		return 0;
 	queued->entry = entry;
-	barrier();
-	queued->work = (u64)work;
+	__sync_val_compare_and_swap(&queued->work, IS_WRITTEN, (u64)work);
 	return 0;
 }
 
-/* A worker begins the item: its entry tells who queued it, if that was seen. */
-static __always_inline void tell_queuer(struct entry *to, const struct work_struct *work)
+/* Who queued an item that begins, if that was seen. */
+static __always_inline void take_queuer(struct entry *to, const struct work_struct *work)
 {
 	struct queued_item *queued = queued_of(work);
 
 	if (!queued || queued->work != (u64)work)
 		return;
 	*to = queued->entry;
-	barrier();
-	/* Another item took its place over. */
-	if (queued->work != (u64)work)
+	/* Another item took its place over, or it is queued again. */
+	if (__sync_val_compare_and_swap(&queued->work, (u64)work, 0) != (u64)work || to->woken_ns != queued->entry.woken_ns)
 		__builtin_memset(to, 0, sizeof(*to));
-	else
-		queued->work = 0;
+	/* A program was preempted, and nobody knows in what it was queued. */
+	if (to->kind == (ENTRY_UNSEEN | ENTRY_OF_ITEM))
+		to->kind = 0;
 }

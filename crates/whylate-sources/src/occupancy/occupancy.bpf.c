@@ -172,7 +172,7 @@ int BPF_PROG(on_sched_switch_after_step, bool preempt, struct task_struct *prev,
 }
 
 /* The worker of an item that begins or ends is the current thread; in a softirq that is whoever was interrupted. */
-static __always_inline int item_changes(u64 handler, const struct work_struct *begins)
+static __always_inline int item_changes(u64 handler, const struct entry *begins)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	u32 cpu = bpf_get_smp_processor_id();
@@ -183,12 +183,13 @@ static __always_inline int item_changes(u64 handler, const struct work_struct *b
 	hold_cpu();
 	account = open_account(cpu);
 	if (account) {
-		if (account->since_ns && !account->softirq && !account->in_irq && account->handler != handler) {
+		/* A worker that was switched to in between has shown its handler before it begins. */
+		if (account->since_ns && !account->softirq && !account->in_irq && (account->handler != handler || begins)) {
 			end_interval_of_thread(account, cpu);
 			account->handler = handler;
 			account->own_pool = handler ? pool_of_worker(task) : 0;
-			if (keeps_all_wakeups && begins)
-				tell_queuer(&account->entry, begins);
+			if (begins)
+				account->entry = *begins;
 		}
 		close_account(account);
 	}
@@ -199,7 +200,12 @@ static __always_inline int item_changes(u64 handler, const struct work_struct *b
 SEC("tp_btf/workqueue_execute_start")
 int BPF_PROG(on_workqueue_execute_start, struct work_struct *work)
 {
-	return item_changes((u64)work->func, work);
+	struct entry queuer = {};
+
+	/* Of each item, whoever runs it: its place is free then. */
+	if (keeps_all_wakeups)
+		take_queuer(&queuer, work);
+	return item_changes((u64)work->func, queuer.kind ? &queuer : NULL);
 }
 
 SEC("tp_btf/workqueue_execute_end")

@@ -82,6 +82,7 @@ fn entry_of(of: &entry, request: impl FnOnce(u32, u32) -> Request) -> Entry {
         entry_kind::ENTRY_SOFTIRQ => Waker::Softirq,
         entry_kind::ENTRY_IRQ => Waker::Irq,
         entry_kind::ENTRY_DISK => Waker::Disk(request(of.waker_cpu.into(), of.waker)),
+        _ if of.kind & of_item != 0 => return Entry::GoesOn,
         _ => return Entry::Unseen,
     };
     let (at_ns, cpu) = (of.woken_ns, of.waker_cpu.into());

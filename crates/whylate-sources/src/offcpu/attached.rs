@@ -243,7 +243,10 @@ impl Attached for AttachedOffcpu {
         ];
         snapshot.series =
             vec![Series { values: values.map(|(name, value)| (name.to_owned(), value)).into(), ..Series::default() }];
-        snapshot.series.extend(gathered.disks);
+        if let Some(disks) = gathered.disks {
+            snapshot.series[0].values.insert("busy_disks".to_owned(), disks.len() as f64);
+            snapshot.series.extend(disks);
+        }
         Ok(snapshot)
     }
 

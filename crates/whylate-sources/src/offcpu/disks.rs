@@ -8,15 +8,14 @@ use whylate_model::Series;
 
 const DISKS: &str = "/sys/block";
 
-/// A series for each disk that has any.
-pub(super) fn busy() -> Vec<Series> {
+/// A series for each disk that has any; `None` where that is not told.
+pub(super) fn busy() -> Option<Vec<Series>> {
     busy_in(Path::new(DISKS))
 }
 
-fn busy_in(folder: &Path) -> Vec<Series> {
+fn busy_in(folder: &Path) -> Option<Vec<Series>> {
     let mut disks: Vec<Series> = fs::read_dir(folder)
-        .into_iter()
-        .flatten()
+        .ok()?
         .flatten()
         .filter_map(|disk| {
             let [reads, writes] = requests(&fs::read_to_string(disk.path().join("inflight")).ok()?)?;
@@ -33,7 +32,7 @@ fn busy_in(folder: &Path) -> Vec<Series> {
         })
         .collect();
     disks.sort_by(|a, b| a.labels.cmp(&b.labels));
-    disks
+    Some(disks)
 }
 
 /// `       1       12`: reads and writes.
@@ -55,7 +54,7 @@ mod tests {
             fs::create_dir(folder.path().join(disk)).expect("a folder");
             fs::write(folder.path().join(disk).join("inflight"), text).expect("a file");
         }
-        let told = busy_in(folder.path());
+        let told = busy_in(folder.path()).expect("it can be read");
         let of = |series: &Series| {
             (series.labels["disk"].clone(), series.values["reads_in_progress"], series.values["writes_in_progress"])
         };
@@ -63,6 +62,6 @@ mod tests {
             told.iter().map(of).collect::<Vec<_>>(),
             [("sda".to_owned(), 0.0, 3.0), ("vda".to_owned(), 1.0, 12.0)]
         );
-        assert!(busy_in(Path::new("/nowhere")).is_empty());
+        assert!(busy_in(Path::new("/nowhere")).is_none());
     }
 }

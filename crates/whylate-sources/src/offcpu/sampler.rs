@@ -96,8 +96,8 @@ pub(super) struct Gathered {
     pub(super) threads: Vec<(usize, thread_now)>,
     /// Threads that wait or are waited for, where that is asked for.
     pub(super) holders: Vec<holder_now>,
-    /// With them, a series for each disk that has requests in progress.
-    pub(super) disks: Vec<Series>,
+    /// With them, a series for each disk that has requests in progress, where that is told.
+    pub(super) disks: Option<Vec<Series>>,
     pub(super) lost: Vec<(&'static str, u64)>,
     pub(super) statistics: ProgramStatistics,
     pub(super) walks: u64,
@@ -372,7 +372,7 @@ impl Sampler {
             Some(link) => holders::look(&mut self.skeleton, link)?,
             None => Vec::new(),
         };
-        let disks = if self.holders.is_some() { disks::busy() } else { Vec::new() };
+        let disks = if self.holders.is_some() { disks::busy() } else { None };
         let needs_room = self.needs_room()?;
         if needs_room && !self.switches.is_empty() {
             // What switches add from here on would be in no snapshot, and a place written down while the tables are

@@ -208,12 +208,12 @@ fn write_for_sleepers(out: &mut dyn Write, look: &Look) -> io::Result<usize> {
     let mut written = 0;
     for held_up in held_up.filter(|held_up| !held_up.for_sleepers.is_empty()) {
         let from = format_ns(held_up.late_from_ns);
-        writeln!(out, "\nWaits of {from} or longer for threads that slept, which may be by design:")?;
+        writeln!(out, "\nWaits of {from} or longer for threads that slept or timed out, which may be by design:")?;
         for ForSleeper { who, sleeper, waits, total_ns } in &held_up.for_sleepers {
             let times = if *waits == 1 { "once".to_owned() } else { format!("{waits} times") };
             writeln!(
                 out,
-                "    {} waited for {} {times}, {} in all",
+                "    {} waited {times} for {}, {} in all",
                 printable(who),
                 printable(sleeper),
                 format_ns(*total_ns)
@@ -392,9 +392,9 @@ mod tests {
         };
         held_up.for_sleepers = vec![pair("client:7", 12, 1_800), pair("client:9", 1, 150)];
         let text = shown(&Look { sources: vec![source], ..Look::default() });
-        let told = "\nWaits of 100ms or longer for threads that slept, which may be by design:
-    client:7 waited for peer?[2J:8 12 times, 1.80s in all
-    client:9 waited for peer?[2J:8 once, 150ms in all
+        let told = "\nWaits of 100ms or longer for threads that slept or timed out, which may be by design:
+    client:7 waited 12 times for peer?[2J:8, 1.80s in all
+    client:9 waited once for peer?[2J:8, 150ms in all
 
 Nothing else above was late.";
         assert!(text.contains(told), "{text}");

@@ -2,7 +2,7 @@
 //! How long each process of a command was on its path: what it did itself, and what it waited for.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::{self, Write};
 
 use whylate_model::CauseKind;
@@ -64,9 +64,10 @@ fn write_row(out: &mut dyn Write, columns: &Columns, who: &str) -> io::Result<()
 /// longest with all below it comes first.
 fn in_order(rows: &HashMap<u32, Row>, members: &Members) -> Vec<(u32, usize)> {
     let above = |process: u32| {
-        let ancestors = std::iter::successors(members.parent_of(process), |&parent| members.parent_of(parent));
+        let mut met = HashSet::from([process]);
+        let mut ancestors = std::iter::successors(members.parent_of(process), |&parent| members.parent_of(parent));
         // Numbers that were used again may lead around in a circle.
-        ancestors.take(members.count()).take_while(|&parent| parent != process).find(|parent| rows.contains_key(parent))
+        ancestors.by_ref().take_while(|&parent| met.insert(parent)).find(|parent| rows.contains_key(parent))
     };
     let parents: HashMap<u32, Option<u32>> = rows.keys().map(|&process| (process, above(process))).collect();
     let mut sums: HashMap<u32, u64> = HashMap::new();
@@ -160,8 +161,8 @@ mod tests {
             // Before it executes its program, it is called otherwise.
             part(1, CauseKind::Running, "zzz:5"),
             part(1, CauseKind::Running, "sh:5"),
-            part(9, CauseKind::Running, "worker\x1b[2J:8"),
-            part(5, CauseKind::Running, "cc1:7"),
+            part(9, CauseKind::Running, "worker:8"),
+            part(5, CauseKind::Running, "cc1\x1b[2J:7"),
             ready,
             part(6, CauseKind::Running, "ld:9"),
             waited,
@@ -171,7 +172,7 @@ mod tests {
             WORKED   CPU WAIT OTHER WAIT  PROCESS ON THE PATH
             1.00ms        0ns        0ns  run:1
             2.00ms        0ns     3.00ms    sh:5
-            14.0ms     4.00ms        0ns      cc1:7 (2 threads)
+            14.0ms     4.00ms        0ns      cc1?[2J:7 (2 threads)
             6.00ms        0ns        0ns      ld:9
                0ns     1.00ms        0ns  interrupts and other
         ");

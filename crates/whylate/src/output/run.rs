@@ -23,7 +23,7 @@ use super::processes;
 const LINES: usize = 10;
 /// How they did that.
 const HAD_CPU: &str = "had its CPU";
-const WAITED_FOR: &str = "worked while it waited";
+const WAITED_FOR: &str = "worked while the command waited for it";
 /// Waits of less than this share of the whole are not told one by one.
 const LONG_PERCENT: f64 = 1.0;
 
@@ -151,8 +151,10 @@ pub fn write(
 /// Who does not belong to the command, and had a CPU that a thread on the path waited for, or worked while one waited for
 /// it.
 fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()> {
+    // Parts that were summed up have lost whose they are, and that somebody waited for the CPU of an item.
+    let is_lost = |segment: &PathSegment| explained.is_folded && segment.who == whylate_model::path::OTHERS;
     let how = |segment: &PathSegment| match segment.kind {
-        _ if segment.is_member => None,
+        _ if segment.is_member || is_lost(segment) => None,
         CauseKind::Thread | CauseKind::IrqsOff | CauseKind::Throttled if segment.is_ready() => Some(HAD_CPU),
         CauseKind::Work if segment.is_ready() => Some(HAD_CPU),
         CauseKind::Running | CauseKind::Work => Some(WAITED_FOR),
@@ -169,7 +171,8 @@ fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
     }
     let percent = |ns: u64| ns as f64 * 100.0 / explained.elapsed_ns.max(1) as f64;
     let all_ns: u64 = sums.iter().map(|(_, ns)| ns).sum();
-    writeln!(out, "Others delayed it for {} ({:.1}% of the time):", format_ns(all_ns), percent(all_ns))?;
+    let all = format!("{}{}", if explained.is_folded { "at least " } else { "" }, format_ns(all_ns));
+    writeln!(out, "Others delayed it for {all} ({:.1}% of the time):", percent(all_ns))?;
     for &((who, how), ns) in sums.iter().take(LINES) {
         writeln!(out, "  {:>5.1}% {:>8}  {} {how}", percent(ns), format_ns(ns), printable(who))?;
     }
@@ -210,7 +213,7 @@ mod tests {
         write_outsiders(&mut out, &explained).expect("a vector takes everything");
         insta::assert_snapshot!(String::from_utf8(out).expect("text"), @r"
         Others delayed it for 60.0ms (57.1% of the time):
-           38.1%   40.0ms  server:9 worked while it waited
+           38.1%   40.0ms  server:9 worked while the command waited for it
            19.0%   20.0ms  rustc:7 had its CPU
         ");
     }

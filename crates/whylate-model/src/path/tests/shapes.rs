@@ -101,8 +101,52 @@ fn a_work_item_leads_to_who_queued_it_whoever_woke_its_worker() {
     program.waits(3, 1).0.at(5, 3, Event::Irq(Name::of("local_timer"))).at(5, 3, Event::TimerExpires);
     program.0.at(5, 3, Event::Queued(7, None)).at(5, 3, Event::IrqEnds);
     program.0.at(6, 2, Event::WorkEnds).at(6, 2, Event::Work(Some(7), 70));
-    let expected = [segment(2, Timer, "timer", 1), segment(1, Work, "handler80", 1), segment(3, Work, "handler70", 1)];
+    let expected = [segment(2, Timer, "timer", 2), segment(1, Work, "handler80", 1), segment(3, Work, "handler70", 1)];
     assert_eq!(program.wakes(9, 3, 1).wait(1, 3, 9), expected);
+}
+
+/// A worker that sleeps in an item has another one woken for the next. What that one waits for goes back to before it
+/// was queued, whoever queued the items that come in between.
+#[test]
+fn an_item_within_the_wait_for_another_one_ends_with_that_ones_queuer() {
+    let mut program = Program::new();
+    // 4 is a worker that has nothing to do. 3 is another one, and begins late what was queued long ago.
+    program.0.preempted(0, 3, 4).sleeps(1, 3, 0).at(1, 1, Event::Queued(8, None));
+    program.waits(2, 1).0.at(4, 1, Event::Queued(9, None)).at(5, 2, Event::Work(Some(8), 80));
+    program.0.wakes(7, 2, 4).preempted(7, 3, 4).at(7, 3, Event::Work(Some(9), 90));
+    program.0.wakes(9, 3, 1).preempted(9, 0, 1);
+    let expected = [
+        segment(2, Running, "t2:2", 1),
+        segment(1, Running, "t3:3", 2),
+        segment(2, Work, "handler80", 2),
+        segment(2, Work, "handler90", 1),
+    ];
+    assert_eq!(program.wait(1, 2, 9), expected);
+}
+
+/// The same timer may have queued an item, and have woken its worker in the middle of the one before.
+#[test]
+fn a_worker_that_sleeps_in_an_item_is_not_woken_for_the_next_one() {
+    let mut program = Program::new();
+    let timer = |program: &mut Program, ms, event: Event| {
+        program.0.at(ms, 3, Event::Irq(Name::of("local_timer"))).at(ms, 3, Event::TimerExpires);
+        program.0.at(ms, 3, event).at(ms, 3, Event::IrqEnds);
+    };
+    program.0.at(1, 2, Event::Work(Some(8), 80));
+    program.waits(2, 1);
+    timer(&mut program, 4, Event::Queued(9, None));
+    program.waits(5, 3);
+    timer(&mut program, 6, Event::Waking(3));
+    // As an ordered workqueue has it, the item goes on before the next one begins.
+    program.0.preempted(6, 2, 3).at(8, 2, Event::Work(Some(9), 90));
+    let expected = [
+        segment(2, Timer, "timer", 2),
+        segment(1, Work, "handler80", 1),
+        segment(1, Timer, "timer", 2),
+        segment(2, Work, "handler80", 1),
+        segment(1, Work, "handler90", 1),
+    ];
+    assert_eq!(program.wakes(9, 3, 1).wait(1, 2, 9), expected);
 }
 
 /// What a wait ends with is its own, wherever the thread that queued an item was.

@@ -53,13 +53,17 @@ fn write_requests(out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
         Some(format!("{} {}", printable(series.labels.get("disk")?), requests.join(" and ")))
     };
     let disks: Vec<String> = snapshot.series.iter().filter_map(of_disk).collect();
-    if disks.is_empty() {
+    let is_told = snapshot.series.iter().any(|series| series.values.contains_key("busy_disks"));
+    if disks.is_empty() && is_told {
         return writeln!(
             out,
-            "\nNo disk had a request in progress then: they waited for something above the device, or between two requests"
+            "\nNo disk had a request in progress then: they waited for something above the device, or were between two requests"
         );
     }
-    writeln!(out, "\nDisk requests in progress, of whichever thread: {}", disks.join(", "))
+    if disks.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\nDisk requests in progress, by any thread: {}", disks.join(", "))
 }
 
 fn write_none<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>, least_ns: u64) -> io::Result<()> {
@@ -198,6 +202,9 @@ mod tests {
         snapshot.stacks[0].wait.as_mut().expect("it waits").class = WaitClass::Lock;
         assert!(!written(&snapshot, 1).contains("in progress"));
         snapshot.stacks[0].wait.as_mut().expect("it waits").class = WaitClass::Disk;
+        assert!(!written(&snapshot, 1).contains("in progress"));
+        let told = Series { values: [("busy_disks".to_owned(), 0.0)].into(), ..Series::default() };
+        snapshot.series.push(told);
         assert!(written(&snapshot, 1).contains("\nNo disk had a request in progress then: "));
         let disk = |name: &str, reads, writes| Series {
             labels: [("disk".to_owned(), name.to_owned())].into(),
@@ -205,7 +212,7 @@ mod tests {
             ..Series::default()
         };
         snapshot.series.extend([disk("sda", 0.0, 1.0), disk("vda", 2.0, 31.0)]);
-        let told = "\nDisk requests in progress, of whichever thread: sda 1 write, vda 2 reads and 31 writes\n";
+        let told = "\nDisk requests in progress, by any thread: sda 1 write, vda 2 reads and 31 writes\n";
         assert!(written(&snapshot, 1).ends_with(told), "{}", written(&snapshot, 1));
     }
 
