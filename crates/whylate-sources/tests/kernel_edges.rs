@@ -373,6 +373,8 @@ fn ensure_items_are_queued_by(lines: &[&Line], cpus: &[Vec<Slice>]) -> Result<()
         Some(rest.split([':', ' ']).next()?.to_owned())
     };
     let mut queued: HashMap<String, &Line> = HashMap::new();
+    // An emulated CPU may stop between both.
+    let apart_us = if is_emulated() { 20 * APART_US } else { APART_US };
     let (mut compared, mut missing, mut wrong) = (0_usize, Vec::new(), Vec::new());
     for line in lines.iter().filter(|line| line.event.starts_with("workqueue_")) {
         let Some(item) = item(line) else { continue };
@@ -386,11 +388,11 @@ fn ensure_items_are_queued_by(lines: &[&Line], cpus: &[Vec<Slice>]) -> Result<()
         compared += 1;
         let of = cpus.get(line.cpu as usize).into_iter().flatten();
         let of = of.filter(|slice| slice.holder.tid() == Some(line.tid));
-        let near = of.filter(|slice| (slice.start_ns / 1_000).abs_diff(line.at_us) <= APART_US);
+        let near = of.filter(|slice| (slice.start_ns / 1_000).abs_diff(line.at_us) <= apart_us);
         let entries: Vec<Entry> = near.map(|slice| slice.entry).collect();
         let is_it = |entry: &Entry| match *entry {
             Entry::Queued { at_ns, by: queuer, cpu } => {
-                (at_ns / 1_000).abs_diff(by.at_us) <= APART_US && cpu == by.cpu && is_same(by, queuer)
+                (at_ns / 1_000).abs_diff(by.at_us) <= apart_us && cpu == by.cpu && is_same(by, queuer)
             }
             _ => false,
         };

@@ -56,6 +56,7 @@ const NO_PREEMPTION: &str = "sched_set_need_resched_tp";
 pub const NO_TIMER: &str = "PREEMPT_RT";
 pub const NO_TIMES: &str = "an emulated CPU stops at any time";
 const LATE: &str = "an emulated CPU is late all the time";
+const NO_WORK: &str = "this kernel has no bpf_wq";
 const NO_DISK: &str = "is on no disk";
 
 /// The static program, and what each source tells beside another record of the same time.
@@ -71,7 +72,7 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
     let mut parts = of_program(expected);
     parts.push(Part::tests("kernel_trace_lines", &[], move |said| is_skipped_for(said, expected.no_trace_lines)));
     parts.push(Part::tests("kernel_wq", WORK_ITEMS, move |said| {
-        is_skipped_for(said, if expected.injects { &[] } else { &["this kernel has no bpf_wq"] })?;
+        is_skipped_for(said, if expected.injects { &[] } else { &[NO_WORK] })?;
         wq_agrees(said)
     }));
     parts.push(Part::tests("kernel_why", &[], move |said| is_skipped_for(said, expected.cannot_disturb)));
@@ -208,7 +209,9 @@ fn wakers_are_told(said: &str, expected: &Expected) -> Result<()> {
 fn waits_are_followed(said: &str, expected: &Expected) -> Result<()> {
     let kinds = said.lines().filter(|line| line.contains(" waits, ") && line.contains(" off, ")).count();
     ensure!(kinds >= 8, "{kinds} ways to wait");
-    is_skipped_for(said, if expected.has_disk { &[NO_TIMES] } else { &[NO_TIMES, NO_DISK] })
+    let lacking = [(!expected.has_disk, NO_DISK), (!expected.injects, NO_WORK)];
+    let lacking = lacking.into_iter().filter(|(lacks, _)| *lacks).map(|(_, reason)| reason);
+    is_skipped_for(said, &lacking.chain([NO_TIMES]).collect::<Vec<_>>())
 }
 
 /// A command's path adds up to its time, ends in what it waited for, and is known to its end.
