@@ -249,6 +249,7 @@ mod tests {
         std::mem::forget(killed);
         let place = folder.path().to_string_lossy().into_owned();
         assert_eq!(recover_from(&records, &["/elsewhere/"]), 0);
+        assert_eq!(fs::read_dir(&records).expect("there").count(), 1, "the record of a living one stays");
         let mut killed = Restore::recorded_in(&records);
         killed.set(&a, "4").expect("set");
         // The kernel closes what it had open.
@@ -258,6 +259,23 @@ mod tests {
         assert_eq!((content(&a), content(&b)), ("3".to_owned(), "2".to_owned()));
         drop(living);
         assert_eq!(content(&b), "1");
+    }
+
+    /// What is recorded elsewhere is nobody's who has recorded here.
+    #[test]
+    fn a_record_that_is_a_link_is_left_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let records = folder.path().join("records");
+        let a = setting(folder.path(), "a", "1");
+        let mut living = Restore::recorded_in(&records);
+        living.set(&a, "2").expect("set");
+        let elsewhere = folder.path().join("elsewhere");
+        fs::write(&elsewhere, format!("{}\t7\n", a.display())).expect("written");
+        std::os::unix::fs::symlink(&elsewhere, records.join("1.0")).expect("made");
+        assert_eq!(recover_from(&records, &[&folder.path().to_string_lossy()]), 0);
+        assert_eq!((content(&a), fs::read_dir(&records).expect("there").count()), ("2".to_owned(), 2));
+        drop(living);
+        assert_eq!(content(&a), "1");
     }
 
     #[test]
