@@ -13,12 +13,13 @@ pub struct Edges {
 }
 
 impl Edges {
-    /// From now on.
+    /// From now on. A timer of its own on each CPU, due each millisecond, would cost a command some percent in a virtual
+    /// machine: interrupts that are off are told by ticks, from some milliseconds on.
     ///
     /// # Errors
     /// When the kernel does not let its programs in.
     pub fn attach(session: &Session) -> Result<Self, AttachError> {
-        let mut account = Account::load(session, Timers::Heartbeats, Wakeups::OfAll)?;
+        let mut account = Account::load(session, Timers::Ticks, Wakeups::OfAll)?;
         account.attach()?;
         Ok(Edges { account })
     }

@@ -79,7 +79,9 @@ pub(crate) const TRACER_FUNCTION: &str = "timerlat_irq";
 /// Timers whose lateness tells that interrupts were off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timers {
-    /// One of each CPU that is there for this.
+    /// The ticks that CPUs have anyway.
+    Ticks,
+    /// And one of each CPU that is there for this.
     Heartbeats,
     /// And those of this process's threads.
     OwnThreadsToo,
@@ -259,6 +261,7 @@ impl Kept {
         let online = cpus::online().context("cannot tell which CPUs are online")?;
         let (heartbeats, weaker) = match of {
             Timers::HeartbeatsOfSource { .. } => (None, None),
+            Timers::Ticks => (None, cpus::unseen_interrupts().map(str::to_owned)),
             _ => match Heartbeats::start(&online, heartbeat::PERIOD_NS) {
                 Ok(heartbeats) => (Some(heartbeats), cpus::unseen_interrupts().map(str::to_owned)),
                 Err(error) => (None, Some(format!("{WITHOUT_HEARTBEAT}: {error}"))),
@@ -270,7 +273,7 @@ impl Kept {
         settings.heartbeat_function = heartbeats.as_ref().map_or(0, |heartbeats| heartbeats.function);
         settings.tick_function = TICK_FUNCTIONS.iter().find_map(|function| address_of(function).ok()).unwrap_or(0);
         match of {
-            Timers::Heartbeats | Timers::OwnThreadsToo => {}
+            Timers::Ticks | Timers::Heartbeats | Timers::OwnThreadsToo => {}
             Timers::HeartbeatsOfSource { late_from_ns } => {
                 settings.heartbeat_function = address_of(heartbeat::FUNCTION).unwrap_or(0);
                 settings.late_from_ns = late_from_ns;
