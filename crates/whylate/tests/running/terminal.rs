@@ -9,11 +9,13 @@ use anyhow::{Context as _, Result};
 /// What is typed to end what runs in the foreground.
 pub const CTRL_C: &[u8] = b"\x03";
 
-/// Runs a shell's line in a terminal, types something once a line of its output has that in it, and returns its exit
+/// Runs a program by a shell's line in a terminal, types something once a line of its output has that in it, and returns its exit
 /// status and all output; `None`, and a line that says why, where there is no terminal to be had.
 pub fn typed(line: &str, once: &str, keys: &[u8]) -> Result<Option<(Option<i32>, String)>> {
     let mut script = Command::new("script");
-    script.args(["-qec", line, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    // A shell that waited for the line's program would be ended by Ctrl-C itself.
+    let line = format!("exec {line}");
+    script.args(["-qec", &line, "/dev/null"]).env("SHELL", "/bin/sh").stdin(Stdio::piped()).stdout(Stdio::piped());
     let Ok(mut script) = script.spawn() else {
         println!("skipped: there is no script(1)");
         return Ok(None);
