@@ -26,6 +26,9 @@ const TRIAL_ROUNDS: u64 = 5_000;
 const TRIALS: usize = 10;
 
 const PIPE_LOOPS: &str = "300000";
+/// The pipe of which the fastest run counts: a third as long, and as often.
+const SHORT_PIPE_LOOPS: &str = "100000";
+const SHORT_PIPE_RUNS: usize = 6;
 const MESSAGING: [&str; 4] = ["-g", "5", "-l", "300"];
 
 /// A program that runs for about a second and prints how many seconds its switches took.
@@ -57,6 +60,11 @@ impl Run {
         self.elapsed_s.iter().sum::<f64>() / self.elapsed_s.len().max(1) as f64
     }
 
+    /// What others do to a run makes it longer only.
+    pub fn fastest_s(&self) -> f64 {
+        self.elapsed_s.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
     pub fn switches_per_second(&self) -> f64 {
         self.switches as f64 / self.elapsed_s.iter().sum::<f64>()
     }
@@ -64,9 +72,18 @@ impl Run {
 
 impl Load {
     pub fn pipe() -> Self {
+        Self::pipe_of(PIPE_LOOPS)
+    }
+
+    /// Several short runs in a row.
+    pub fn short_pipes() -> Self {
+        Self { runs: SHORT_PIPE_RUNS, ..Self::pipe_of(SHORT_PIPE_LOOPS) }
+    }
+
+    fn pipe_of(loops: &str) -> Self {
         let cpu = LOAD_CPU.to_string();
         let what = "two processes of one CPU that do nothing but wake each other";
-        Self::of(&["taskset", "-c", &cpu, "perf", "bench", "-f", "simple", "sched", "pipe", "-l", PIPE_LOOPS], what)
+        Self::of(&["taskset", "-c", &cpu, "perf", "bench", "-f", "simple", "sched", "pipe", "-l", loops], what)
     }
 
     pub fn messaging() -> Self {
