@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Walks over the threads, on a thread of their own that has the programs to itself.
 
-use std::collections::HashMap;
+mod gathered;
+
 use std::io::{ErrorKind, Read};
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -10,21 +11,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Iter, Link, MapCore, MapFlags};
-use whylate_model::Series;
+use libbpf_rs::{Iter, Link, MapCore};
 
+pub(super) use gathered::Gathered;
+
+use super::holders;
 use super::pace::Pace;
-use super::places::{self, Place, Sum};
-use super::process::{Process, Processes};
+use super::places::Sum;
+use super::process::Processes;
 use super::rules::Rules;
-use super::skel::types::{
-    bss, holder_now, lost_reason, offcpu_limits, place_sum, process_value, rodata, stack_value, thread_now,
-    unknown_frame,
-};
+use super::skel::types::{bss, lost_reason, offcpu_limits, place_sum, rodata, stack_value, unknown_frame};
 use super::skel::{OffcpuSkel, OffcpuSkelBuilder};
 use super::{CallGraph, KernelThreads, OffcpuOptions};
-use super::{disks, holders};
-use crate::attach::{self, ProgramStatistics, read_plain};
+use crate::attach;
 use crate::cgroups;
 use crate::clock;
 use crate::mapped::MappedArray;
@@ -82,26 +81,6 @@ pub struct Met {
     pub took_ns: u64,
     /// What it had of a CPU.
     pub cpu_ns: u64,
-}
-
-/// Everything that was gathered in one span, as numbers and addresses.
-pub(super) struct Gathered {
-    pub(super) began_ns: u64,
-    pub(super) ended_ns: u64,
-    pub(super) places: Vec<Place>,
-    /// Frames by the number of the stack, innermost first.
-    pub(super) stacks: HashMap<u32, Vec<u64>>,
-    pub(super) processes: HashMap<u32, (u32, String)>,
-    pub(super) memory: HashMap<u32, Process>,
-    pub(super) threads: Vec<(usize, thread_now)>,
-    /// Threads that wait or are waited for, where that is asked for.
-    pub(super) holders: Vec<holder_now>,
-    /// With them, a series for each disk that has requests in progress, where that is told.
-    pub(super) disks: Option<Vec<Series>>,
-    pub(super) lost: Vec<(&'static str, u64)>,
-    pub(super) statistics: ProgramStatistics,
-    pub(super) walks: u64,
-    pub(super) met: Met,
 }
 
 pub(super) struct Sampler {
@@ -358,94 +337,6 @@ impl Sampler {
 
     fn lost_counts(&self) -> [u64; LOST.len()] {
         std::array::from_fn(|index| self.lost.u64_at(index, 0).load(Relaxed))
-    }
-
-    /// A last look at all threads, and what was gathered since the last span ended.
-    pub(super) fn gather(&mut self) -> anyhow::Result<Gathered> {
-        let ended_ns = clock::monotonic_ns();
-        self.walk()?;
-        let mut threads = Vec::new();
-        iterate(&self.tell, |bytes| {
-            threads.extend(bytes.chunks_exact(size_of::<thread_now>()).filter_map(read_plain::<thread_now>));
-        })?;
-        let holders = match &self.holders {
-            Some(link) => holders::look(&mut self.skeleton, link)?,
-            None => Vec::new(),
-        };
-        let disks = if self.holders.is_some() { disks::busy() } else { None };
-        let needs_room = self.needs_room()?;
-        if needs_room && !self.switches.is_empty() {
-            // What switches add from here on would be in no snapshot, and a place written down while the tables are
-            // emptied would count into another one later.
-            self.variables()?.is_tracing = false;
-            until_programs_have_ended();
-        }
-        let sums = self.sums();
-        let maps = &self.skeleton.maps;
-        let places = places::changed(maps, &sums, &self.told, self.tells_wakers)?;
-        let index_of_place: HashMap<u32, usize> =
-            places.iter().enumerate().map(|(index, place)| (place.number, index)).collect();
-        let mut stacks = HashMap::new();
-        for key in maps.stack_by_hash.keys() {
-            if let Some(stack) =
-                maps.stack_by_hash.lookup(&key, MapFlags::ANY)?.and_then(|s| read_plain::<stack_value>(&s))
-            {
-                stacks.insert(stack.id, frames_of(&stack).to_vec());
-            }
-        }
-        let mut processes = HashMap::new();
-        for key in maps.process_by_key.keys() {
-            if let Some(process) =
-                maps.process_by_key.lookup(&key, MapFlags::ANY)?.and_then(|value| read_plain::<process_value>(&value))
-            {
-                processes.insert(process.id, (process.tgid, attach::text(&process.comm)));
-            }
-        }
-        let lost = self.lost_counts();
-        let told_lost = std::mem::replace(&mut self.told_lost, lost);
-        self.processes.read_compiled();
-        let gathered = Gathered {
-            began_ns: std::mem::replace(&mut self.since_ns, ended_ns),
-            ended_ns,
-            places,
-            stacks,
-            processes,
-            memory: self.processes.known(),
-            threads: threads
-                .into_iter()
-                .filter_map(|thread| Some((*index_of_place.get(&thread.place)?, thread)))
-                .collect(),
-            holders,
-            disks,
-            lost: LOST
-                .iter()
-                .enumerate()
-                .map(|(index, &(_, name))| (name, lost[index] - told_lost[index]))
-                .chain(self.processes.take_lost())
-                .collect(),
-            statistics: self.statistics(),
-            walks: std::mem::take(&mut self.walks),
-            met: self.met,
-        };
-        self.told = sums;
-        if needs_room {
-            // Whatever fails here fails at the next look too, which tells; what was gathered is whole.
-            let _ = self.make_room();
-        }
-        Ok(gathered)
-    }
-
-    fn statistics(&self) -> ProgramStatistics {
-        let programs = &self.skeleton.progs;
-        let walks = [&programs.on_each_thread]
-            .into_iter()
-            .chain(self.holders.as_ref().map(|_| &programs.on_each_thread_tell_holder));
-        if self.switches.is_empty() {
-            return attach::statistics(walks);
-        }
-        let at_switches = [&programs.on_sched_switch, &programs.on_task_newtask];
-        let at_wakeups = self.tells_wakers.then_some(&programs.on_sched_waking);
-        attach::statistics(walks.chain(at_switches).chain(at_wakeups))
     }
 
     fn needs_room(&mut self) -> anyhow::Result<bool> {

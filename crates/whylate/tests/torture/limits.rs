@@ -22,11 +22,16 @@ const LEFT_BYTES: u64 = 64 << 20;
 fn with_little_of_everything_it_says_what_is_missing() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped("limits", "no source measures here") };
     let mut exercise = Exercise::begin("limits")?;
-    for limit in ["-n 64", "-l 64", SMALL_ADDRESS_SPACE] {
-        for command in part(&COMMANDS, 1) {
+    for command in part(&COMMANDS, 1) {
+        // At the same time: most of it is waiting.
+        let start = |limit: &&str| -> Result<_> {
             let mut limited = Command::new("sh");
             limited.args(["-c", &format!("ulimit {limit}; exec \"$@\""), "sh", env!("CARGO_BIN_EXE_whylate")]);
-            let child = exercise.start_as(limited.args(*command).stdout(Stdio::piped()).stderr(Stdio::piped()))?;
+            exercise.start_as(limited.args(*command).stdout(Stdio::piped()).stderr(Stdio::piped()))
+        };
+        let limits = ["-n 64", "-l 64", SMALL_ADDRESS_SPACE];
+        let children = limits.iter().map(start).collect::<Result<Vec<_>>>()?;
+        for (limit, child) in limits.iter().zip(children) {
             exercise.finish(child, &format!("ulimit {limit}, {command:?}"))?;
         }
     }

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the walks have gathered when a span ends.
+
+use std::collections::HashMap;
+use std::mem::{replace, take};
+
+use libbpf_rs::{MapCore as _, MapFlags};
+use whylate_model::Series;
+
+use super::{LOST, Met, Sampler, frames_of, iterate, until_programs_have_ended};
+use crate::attach::{self, ProgramStatistics, read_plain};
+use crate::clock;
+use crate::offcpu::places::{self, Place};
+use crate::offcpu::process::Process;
+use crate::offcpu::skel::types::{holder_now, process_value, stack_value, thread_now};
+use crate::offcpu::{disks, holders};
+
+/// Everything that was gathered in one span, as numbers and addresses.
+pub(in crate::offcpu) struct Gathered {
+    pub(in crate::offcpu) began_ns: u64,
+    pub(in crate::offcpu) ended_ns: u64,
+    pub(in crate::offcpu) places: Vec<Place>,
+    /// Frames by the number of the stack, innermost first.
+    pub(in crate::offcpu) stacks: HashMap<u32, Vec<u64>>,
+    pub(in crate::offcpu) processes: HashMap<u32, (u32, String)>,
+    pub(in crate::offcpu) memory: HashMap<u32, Process>,
+    pub(in crate::offcpu) threads: Vec<(usize, thread_now)>,
+    /// Threads that wait or are waited for, where that is asked for.
+    pub(in crate::offcpu) holders: Vec<holder_now>,
+    /// With them, a series for each disk that has requests in progress, where that is told.
+    pub(in crate::offcpu) disks: Option<Vec<Series>>,
+    pub(in crate::offcpu) lost: Vec<(&'static str, u64)>,
+    pub(in crate::offcpu) statistics: ProgramStatistics,
+    pub(in crate::offcpu) walks: u64,
+    pub(in crate::offcpu) met: Met,
+}
+
+impl Sampler {
+    /// A last look at all threads, and what was gathered since the last span ended.
+    pub(in crate::offcpu) fn gather(&mut self) -> anyhow::Result<Gathered> {
+        let ended_ns = clock::monotonic_ns();
+        self.walk()?;
+        let mut threads = Vec::new();
+        iterate(&self.tell, |bytes| {
+            threads.extend(bytes.chunks_exact(size_of::<thread_now>()).filter_map(read_plain::<thread_now>));
+        })?;
+        let holders = match &self.holders {
+            Some(link) => holders::look(&mut self.skeleton, link)?,
+            None => Vec::new(),
+        };
+        let disks = if self.holders.is_some() { disks::busy() } else { None };
+        let needs_room = self.needs_room()?;
+        if needs_room && !self.switches.is_empty() {
+            // What switches add from here on would be in no snapshot, and a place written down while the tables are
+            // emptied would count into another one later.
+            self.variables()?.is_tracing = false;
+            until_programs_have_ended();
+        }
+        let sums = self.sums();
+        let maps = &self.skeleton.maps;
+        let places = places::changed(maps, &sums, &self.told, self.tells_wakers)?;
+        let index_of_place: HashMap<u32, usize> =
+            places.iter().enumerate().map(|(index, place)| (place.number, index)).collect();
+        let mut stacks = HashMap::new();
+        for key in maps.stack_by_hash.keys() {
+            if let Some(stack) =
+                maps.stack_by_hash.lookup(&key, MapFlags::ANY)?.and_then(|s| read_plain::<stack_value>(&s))
+            {
+                stacks.insert(stack.id, frames_of(&stack).to_vec());
+            }
+        }
+        let mut processes = HashMap::new();
+        for key in maps.process_by_key.keys() {
+            if let Some(process) =
+                maps.process_by_key.lookup(&key, MapFlags::ANY)?.and_then(|value| read_plain::<process_value>(&value))
+            {
+                processes.insert(process.id, (process.tgid, attach::text(&process.comm)));
+            }
+        }
+        let lost = self.lost_counts();
+        let told_lost = replace(&mut self.told_lost, lost);
+        self.processes.read_compiled();
+        let gathered = Gathered {
+            began_ns: replace(&mut self.since_ns, ended_ns),
+            ended_ns,
+            places,
+            stacks,
+            processes,
+            memory: self.processes.known(),
+            threads: threads
+                .into_iter()
+                .filter_map(|thread| Some((*index_of_place.get(&thread.place)?, thread)))
+                .collect(),
+            holders,
+            disks,
+            lost: LOST
+                .iter()
+                .enumerate()
+                .map(|(index, &(_, name))| (name, lost[index] - told_lost[index]))
+                .chain(self.processes.take_lost())
+                .collect(),
+            statistics: self.statistics(),
+            walks: take(&mut self.walks),
+            met: self.met,
+        };
+        self.told = sums;
+        if needs_room {
+            // Whatever fails here fails at the next look too, which tells; what was gathered is whole.
+            let _ = self.make_room();
+        }
+        Ok(gathered)
+    }
+
+    fn statistics(&self) -> ProgramStatistics {
+        let programs = &self.skeleton.progs;
+        let walks = [&programs.on_each_thread]
+            .into_iter()
+            .chain(self.holders.as_ref().map(|_| &programs.on_each_thread_tell_holder));
+        if self.switches.is_empty() {
+            return attach::statistics(walks);
+        }
+        let at_switches = [&programs.on_sched_switch, &programs.on_task_newtask];
+        let at_wakeups = self.tells_wakers.then_some(&programs.on_sched_waking);
+        attach::statistics(walks.chain(at_switches).chain(at_wakeups))
+    }
+}
