@@ -151,8 +151,9 @@ bench-offcpu: ## what `whylate offcpu` costs a thread and a switch, beside /proc
 	$(CARGO) run --release -p whylate-bench -- offcpu
 
 .PHONY: bench-why
-bench-why: ## what `whylate` with every source costs, beside perf sched record and offcputime (as root)
+bench-why: ## what a look costs, beside perf sched record and offcputime; and what bench-run measures (as root)
 	@scripts/install-deps bench
+	$(CARGO) run --release -p whylate-bench -- run
 	$(CARGO) run --release -p whylate-bench -- why
 
 .PHONY: bench-run
