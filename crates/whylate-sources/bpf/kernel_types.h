@@ -349,15 +349,25 @@ struct bvec_iter {
 	unsigned int bi_size;
 };
 
+struct blkcg {
+	struct cgroup_subsys_state css;
+};
+
+struct blkcg_gq {
+	struct blkcg *blkcg;
+};
+
 struct bio {
 	unsigned int bi_opf;
 	struct bvec_iter bi_iter;
+	struct blkcg_gq *bi_blkg;
 };
 
 struct request {
 	struct request_queue *q;
 	unsigned int cmd_flags;
 	unsigned int __data_len;
+	u64 __sector;
 	struct bio *bio;
 	void *end_io;
 };

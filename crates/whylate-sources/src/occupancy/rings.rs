@@ -16,8 +16,6 @@ use crate::pid_namespace;
 const MOST_INTERVALS: u32 = 1 << 20;
 /// A program of the account takes less than a microsecond.
 const ATTEMPTS: usize = 1000;
-/// The largest element, in bytes.
-const ELEMENT_BYTES: usize = 256;
 
 /// How many intervals a CPU has, as a power of two.
 pub(super) fn interval_bits(cpus: u32) -> u32 {
@@ -77,7 +75,7 @@ impl Rings {
         if !is_there() {
             return None;
         }
-        let of: interval = copy(&self.intervals, place(cpu, position, self.interval_bits))?;
+        let of: interval = self.intervals.copy(place(cpu, position, self.interval_bits))?;
         fence(Ordering::Acquire);
         (is_there() && of.start_ns != 0).then_some(of)
     }
@@ -91,7 +89,7 @@ impl Rings {
                 && self.requests.u32_at(index, offset_of!(disk_request, position)).load(Ordering::Acquire) == position
         };
         let read = || {
-            let of: disk_request = if is_there() { copy(&self.requests, index)? } else { return None };
+            let of: disk_request = if is_there() { self.requests.copy(index)? } else { return None };
             fence(Ordering::Acquire);
             is_there().then(|| slices::request(&of))
         };
@@ -105,9 +103,9 @@ impl Rings {
     pub(super) fn present(&self, cpu: usize) -> Option<(interval, u32)> {
         let mut seen = account::default();
         for _ in 0..ATTEMPTS {
-            seen = copy(&self.accounts, cpu)?;
+            seen = self.accounts.copy(cpu)?;
             fence(Ordering::Acquire);
-            let again: account = copy(&self.accounts, cpu)?;
+            let again: account = self.accounts.copy(cpu)?;
             let is_same = (seen.written, seen.since_ns) == (again.written, again.since_ns);
             if is_same && seen.is_busy == 0 && again.is_busy == 0 {
                 return (seen.since_ns != 0).then(|| (self.describe(&seen), seen.written));
@@ -141,16 +139,6 @@ impl Rings {
 
 fn place(cpu: usize, position: u32, bits: u32) -> usize {
     (cpu << bits) | (position & ((1 << bits) - 1)) as usize
-}
-
-/// An element as it is now, perhaps half of it older than the rest.
-fn copy<T: PlainData>(from: &MappedArray, index: usize) -> Option<T> {
-    let mut bytes = [0; ELEMENT_BYTES];
-    let words = bytes.chunks_exact_mut(8).take(size_of::<T>() / 8).enumerate();
-    for (place, word) in words {
-        word.copy_from_slice(&from.u64_at(index, place * 8).load(Ordering::Relaxed).to_ne_bytes());
-    }
-    attach::read_plain(&bytes)
 }
 
 #[cfg(test)]

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `block`: requests of disks.
+
+use super::lost::reason;
+use super::{Card, Judged};
+
+/// How long I/O requests take, from their submission until they are done.
+pub static BLOCK: Card = Card {
+    lost: &[
+        reason("buckets_full", "the memory for histograms was full"),
+        reason("in_progress_full", "the table of requests in progress was full"),
+        
+        reason("reused", "a request began in the memory of one that was not seen ending"),
+        reason("series_full", "the table of series was full"),
+        reason(
+            "unmatched",
+            "a request was done that was not seen beginning, mostly because it was in progress when measuring began",
+        ),
+        reason("unseen_others", "what else a device did while a request was late was overwritten, so it is unknown (--why)"),
+    ],
+    ..Card::new(
+        "block",
+        Judged {
+            of: "I/O requests, until they are done",
+            late_from_ns: 50_000_000,
+            next: "whylate block --why {from}",
+        },
+        |snapshot| snapshot.total("latency"),
+    )
+};

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The loaded programs and what they have gathered.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{Link, MapCore as _, RingBuffer, RingBufferBuilder};
+use whylate_model::{LateEvent, Snapshot};
+
+use super::gather::Gathered;
+use super::late::{self, KEEP_NS, Kept};
+use super::names::{Names, number_of};
+use super::skel::types::{done_request, lost_reason, series_key};
+use super::skel::{BlockSkel, BlockSkelBuilder, OpenBlockSkel};
+use super::{BlockOptions, By, INFO, IO_START};
+use crate::attach::{self, Meter};
+use crate::cpus;
+use crate::mapped::MappedArray;
+use crate::pid_namespace;
+use crate::session::{Session, Span};
+use crate::source::{AttachError, Attached};
+
+/// Requests that are done, of all CPUs, unless there are more CPUs than for the least of each.
+const DONE: u32 = 1 << 16;
+const LEAST_DONE: u32 = 1 << 9;
+
+/// Every reason for a lost event, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
+const LOST: [(lost_reason, &str); 6] = [
+    (lost_reason::LOST_UNMATCHED, "unmatched"),
+    (lost_reason::LOST_REUSED, "reused"),
+    (lost_reason::LOST_REQUESTS_FULL, "in_progress_full"),
+    (lost_reason::LOST_SERIES_FULL, "series_full"),
+    (lost_reason::LOST_BUCKETS_FULL, "buckets_full"),
+    (lost_reason::LOST_LATE_EVENTS, "late_events"),
+];
+
+/// The source `block`, measuring. The programs go with the links.
+pub(super) struct AttachedBlock {
+    /// Dropped first, so that nothing runs while the rest goes.
+    _links: Vec<Link>,
+    skeleton: BlockSkel<'static>,
+    backend: &'static str,
+    gathered: Gathered,
+    names: Names,
+    lost: MappedArray,
+    ring: Option<RingBuffer<'static>>,
+    late: Rc<RefCell<VecDeque<done_request>>>,
+    kept: Option<Kept>,
+    keep_evidence: bool,
+    late_over_ns: Option<u64>,
+    span: Span,
+    meter: Meter,
+}
+
+impl AttachedBlock {
+    pub(super) fn new(options: &BlockOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
+        let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        let done_by_cpu = (DONE / cpus).max(LEAST_DONE).next_power_of_two();
+        let mut open = BlockSkelBuilder::default().open(attach::open_object())?;
+        configure(&mut open, options, backend)?;
+        if options.explain_over_ns.is_some() {
+            open.maps.done_by_position.set_max_entries(cpus * done_by_cpu)?;
+            open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.done_by_cpu = done_by_cpu;
+        }
+        let mut skeleton = open.load()?;
+        let gathered = Gathered::new(&skeleton, options.by)?;
+        let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>())
+            .context("cannot map the counts of lost events")?;
+        let kept = options.explain_over_ns.map(|_| Kept::new(&skeleton, cpus, done_by_cpu)).transpose()?;
+        let late = Rc::new(RefCell::new(VecDeque::new()));
+        let ring = options.late_over_ns.or(options.explain_over_ns).map(|_| late_ring(&skeleton, &late)).transpose()?;
+        let links = attach_programs(&skeleton, backend)?;
+        let data = skeleton.maps.bss_data.as_mut().context("the BPF object has no variables")?;
+        // Right before it begins to count: nothing is counted that was before the span.
+        let span = Span::begin(INFO.card, session);
+        data.enabled = true;
+        Ok(AttachedBlock {
+            _links: links,
+            backend,
+            gathered,
+            names: Names::new(),
+            lost,
+            ring,
+            late,
+            kept,
+            keep_evidence: options.keep_evidence,
+            late_over_ns: options.explain_over_ns,
+            span,
+            meter: Meter::default(),
+            skeleton,
+        })
+    }
+
+    fn read_kept(&mut self) {
+        if let (Some(kept), Some(data)) = (&mut self.kept, &self.skeleton.maps.bss_data) {
+            kept.read(&data.done_count, KEEP_NS);
+        }
+    }
+}
+
+fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str) -> Result<(), AttachError> {
+    let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
+    settings.own_namespace = pid_namespace::as_setting();
+    settings.series_key = match options.by {
+        By::Device => series_key::BY_DEVICE,
+        By::Process => series_key::BY_PROCESS,
+        By::Cgroup => series_key::BY_CGROUP,
+    };
+    let over_ns = options.late_over_ns.into_iter().chain(options.explain_over_ns).min();
+    settings.late_over_ns = over_ns.unwrap_or(0);
+    settings.keep_done = options.explain_over_ns.is_some();
+    if let Some(device) = &options.device {
+        settings.wanted_device = number_of(device).map_err(|error| AttachError::Contradiction(error.to_string()))?;
+    }
+    open.progs.on_block_io_start.set_autoload(backend == IO_START);
+    open.progs.on_block_rq_insert.set_autoload(backend != IO_START);
+    Ok(())
+}
+
+/// Attaches the end of requests first, so that none is seen beginning whose end could not be.
+fn attach_programs(skeleton: &BlockSkel<'_>, backend: &str) -> Result<Vec<Link>, AttachError> {
+    let programs = &skeleton.progs;
+    let begins = if backend == IO_START { &programs.on_block_io_start } else { &programs.on_block_rq_insert };
+    let ends = [&programs.on_block_rq_complete, &programs.on_block_rq_merge];
+    let in_order = ends.into_iter().chain([&programs.on_block_rq_issue, begins, &programs.on_block_bio_queue]);
+    Ok(in_order.map(|program| program.attach()).collect::<Result<_, _>>()?)
+}
+
+/// The programs in use: the others have no descriptor.
+fn loaded_programs<'a>(skeleton: &'a BlockSkel<'_>) -> impl Iterator<Item = BorrowedFd<'a>> {
+    let programs = &skeleton.progs;
+    [
+        &programs.on_block_bio_queue,
+        &programs.on_block_io_start,
+        &programs.on_block_rq_insert,
+        &programs.on_block_rq_issue,
+        &programs.on_block_rq_merge,
+        &programs.on_block_rq_complete,
+    ]
+    .into_iter()
+    .filter(|program| program.autoload())
+    .map(|program| program.as_fd())
+}
+
+fn late_ring(
+    skeleton: &BlockSkel<'_>,
+    late: &Rc<RefCell<VecDeque<done_request>>>,
+) -> Result<RingBuffer<'static>, AttachError> {
+    let mut builder = RingBufferBuilder::new();
+    let late = Rc::clone(late);
+    builder.add(&skeleton.maps.late_requests, move |bytes| {
+        late.borrow_mut().extend(attach::read_plain::<done_request>(bytes));
+        0
+    })?;
+    Ok(builder.build()?)
+}
+
+impl Attached for AttachedBlock {
+    fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        let mut snapshot = self.span.end(self.backend);
+        let count = self.skeleton.maps.bss_data.as_ref().map_or(0, |data| data.series_count);
+        snapshot.series = self.gathered.take(count, &mut self.names);
+        for (reason, name) in LOST {
+            let count = self.lost.u64_at(reason.0 as usize, 0).swap(0, Relaxed);
+            snapshot.lost.insert(name.to_owned(), count);
+        }
+        if let Some(kept) = &mut self.kept {
+            snapshot.lost.insert("unseen_others".to_owned(), kept.take_lost());
+        }
+        self.meter.tell(attach::statistics(loaded_programs(&self.skeleton)), &mut snapshot);
+        Ok(snapshot)
+    }
+
+    fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        let Some(ring) = &self.ring else {
+            return Ok(());
+        };
+        attach::poll(ring, wait)?;
+        // After them: what was done before a late request is there.
+        self.read_kept();
+        // Taken out one by one: `each` may take long, and more may come in meanwhile.
+        loop {
+            let taken = self.late.borrow_mut().pop_front();
+            let Some(late) = taken else { return Ok(()) };
+            let mut event = late::event_of(&late, &mut self.names);
+            let is_explained = self.late_over_ns.is_some_and(|over_ns| event.latency_ns >= over_ns);
+            if let Some(kept) = self.kept.as_ref().filter(|_| is_explained) {
+                kept.explain(&late, &mut event, &mut self.names, self.keep_evidence);
+            }
+            each(event);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! From the kernel's record of a late request to a late event, and what else the device had meanwhile.
+
+use std::collections::VecDeque;
+use std::mem::offset_of;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::fence;
+
+use anyhow::Context as _;
+use whylate_model::blame::{OtherRequest, RequestEvidence, request_causes};
+use whylate_model::{LateEvent, Labels, thread};
+
+use super::names::{Names, operation_name, plural, submitter};
+use super::skel::BlockSkel;
+use super::skel::types::{block_request, done_request, request_facts};
+use crate::attach::{self, PlainData};
+use crate::clock;
+use crate::mapped::MappedArray;
+use crate::source::AttachError;
+
+// SAFETY: integers and arrays of integers only.
+#[allow(unsafe_code)]
+unsafe impl PlainData for done_request {}
+// SAFETY: integers and arrays of integers only.
+#[allow(unsafe_code)]
+unsafe impl PlainData for block_request {}
+
+/// Another request that is not done is at its device until then.
+const NOT_DONE: u64 = u64::MAX;
+/// So many others of one late request are told apart; a device that had more has served them in less than 2 % each.
+const OTHERS: usize = 65_536;
+
+/// The late event of a request that is done, without causes.
+pub(super) fn event_of(late: &done_request, names: &mut Names) -> LateEvent {
+    let done_request { request, completed_ns, .. } = late;
+    let facts = &request.facts;
+    let mut labels = Labels::new();
+    labels.insert("device".to_owned(), names.device(facts.device));
+    labels.insert("operation".to_owned(), operation_name(facts.operation).to_owned());
+    labels.insert("submitter".to_owned(), attach::text(&facts.comm));
+    labels.insert("submitter_tid".to_owned(), thread::number(facts.tid));
+    labels.insert("submitter_pid".to_owned(), thread::number(facts.pid));
+    labels.insert("sector".to_owned(), facts.sector.to_string());
+    labels.insert("bytes".to_owned(), facts.bytes.to_string());
+    if let Some(cgroup) = names.cgroup(facts.cgroup) {
+        labels.insert("charged_to".to_owned(), cgroup);
+    }
+    if late.error != 0 {
+        labels.insert("error".to_owned(), (-i64::from(late.error)).to_string());
+    }
+    let phases = [
+        ("throttled", request.made_ns.saturating_sub(request.submitted_ns)),
+        ("queued", request.issued_ns.saturating_sub(request.made_ns)),
+        ("device", completed_ns.saturating_sub(request.issued_ns)),
+    ];
+    LateEvent {
+        subject: format!("{} of {}", plural(facts.operation), names.device(facts.device)),
+        labels,
+        at_unix_ns: clock::unix_ns_of(*completed_ns),
+        at_ns: *completed_ns,
+        latency_ns: completed_ns.saturating_sub(request.submitted_ns),
+        cpu: late.cpu,
+        phases: phases.map(|(name, ns)| (name.to_owned(), ns)).into(),
+        ..LateEvent::default()
+    }
+}
+
+/// What the kernel keeps of requests: those that are done, of each CPU its own, and those in progress.
+pub(super) struct Kept {
+    done: MappedArray,
+    done_by_cpu: usize,
+    present: MappedArray,
+    /// Where the next one of each CPU goes that has not been read.
+    read: Vec<u64>,
+    /// Those that were read, in the order in which they were done.
+    known: VecDeque<done_request>,
+    /// Since when all are known.
+    since_ns: u64,
+    lost: u64,
+}
+
+impl Kept {
+    pub fn new(skeleton: &BlockSkel<'_>, cpus: u32, done_by_cpu: u32) -> Result<Self, AttachError> {
+        use libbpf_rs::MapCore as _;
+        let maps = &skeleton.maps;
+        let done = MappedArray::new(maps.done_by_position.as_fd(), (cpus * done_by_cpu) as usize, size_of::<done_request>());
+        let slots = maps.request_by_slot.max_entries() as usize;
+        let present = MappedArray::new(maps.request_by_slot.as_fd(), slots, size_of::<block_request>());
+        Ok(Kept {
+            done: done.context("cannot map the requests that are done")?,
+            done_by_cpu: done_by_cpu as usize,
+            present: present.context("cannot map the requests in progress")?,
+            read: vec![0; cpus as usize],
+            known: VecDeque::new(),
+            since_ns: clock::monotonic_ns(),
+            lost: 0,
+        })
+    }
+
+    /// Reads what was done since the last time. `written` tells how many that are on each CPU.
+    pub fn read(&mut self, written: &[u64], keep_ns: u64) {
+        let now_ns = clock::monotonic_ns();
+        let mut new = Vec::new();
+        for (cpu, (read, &written)) in self.read.iter_mut().zip(written).enumerate() {
+            let oldest = written.saturating_sub(self.done_by_cpu as u64 - 1);
+            if oldest > *read {
+                self.lost += oldest - *read;
+                *read = oldest;
+                self.since_ns = now_ns;
+            }
+            for position in *read..written {
+                let index = cpu * self.done_by_cpu + position as usize % self.done_by_cpu;
+                let is_there =
+                    || self.done.u64_at(index, offset_of!(done_request, position)).load(Acquire) == position;
+                let one: Option<done_request> = if is_there() { self.done.copy(index) } else { None };
+                fence(Acquire);
+                match one.filter(|_| is_there()) {
+                    Some(one) => new.push(one),
+                    // It is being written, or another one has taken its place.
+                    None => self.lost += 1,
+                }
+            }
+            *read = written;
+        }
+        new.sort_by_key(|one| one.completed_ns);
+        self.known.extend(new);
+        // From the device's first request that is older, nobody waits any more who is told.
+        let until_ns = now_ns.saturating_sub(keep_ns);
+        while self.known.front().is_some_and(|one| one.completed_ns < until_ns) || self.known.len() > OTHERS {
+            if let Some(gone) = self.known.pop_front() {
+                self.since_ns = self.since_ns.max(gone.completed_ns);
+            }
+        }
+    }
+
+    /// Requests that were overwritten before they were read, since the last time.
+    pub fn take_lost(&mut self) -> u64 {
+        std::mem::take(&mut self.lost)
+    }
+
+    fn others(&self, late: &done_request, names: &mut Names) -> Vec<OtherRequest> {
+        let own = &late.request;
+        let overlaps = |request: &block_request, completed_ns: u64| {
+            request.facts.device == own.facts.device
+                && request.issued_ns != 0
+                && request.issued_ns < late.completed_ns
+                && completed_ns > own.made_ns
+                && (request.request, request.issued_ns) != (own.request, own.issued_ns)
+        };
+        let mut others = Vec::new();
+        let mut other = |request: &block_request, completed_ns: u64| {
+            if overlaps(request, completed_ns) {
+                let who = if request.facts.tid == own.facts.tid {
+                    format!("its own {}", plural(request.facts.operation))
+                } else {
+                    format!("{} ({})", submitter(&request.facts), plural(request.facts.operation))
+                };
+                let cgroup = names.cgroup(request.facts.cgroup);
+                others.push(OtherRequest { who, cgroup, issued_ns: request.issued_ns, completed_ns });
+            }
+        };
+        self.known.iter().for_each(|done| other(&done.request, done.completed_ns));
+        for slot in 0..self.present.entries() {
+            if self.present.u64_at(slot, offset_of!(block_request, request)).load(Relaxed) <= 1 {
+                continue;
+            }
+            if let Some(request) = self.present.copy::<block_request>(slot) {
+                other(&request, NOT_DONE);
+            }
+        }
+        others
+    }
+
+    /// Gives the event its causes.
+    pub fn explain(&self, late: &done_request, event: &mut LateEvent, names: &mut Names, keep_evidence: bool) {
+        let request = &late.request;
+        let device = names.device(request.facts.device);
+        let evidence = RequestEvidence {
+            held_back_by: format!("limits of {device}, or it had no free request"),
+            submitted_ns: request.submitted_ns,
+            made_ns: request.made_ns,
+            issued_ns: request.issued_ns,
+            completed_ns: late.completed_ns,
+            others: self.others(late, names),
+            known_since_ns: self.since_ns,
+            device,
+        };
+        event.causes = request_causes(&evidence);
+        event.evidence = keep_evidence.then(|| Box::new(evidence.into()));
+    }
+}
+
+/// How long a record lies in the past at most when it is explained: those who wait longer have causes of this time.
+pub(super) const KEEP_NS: u64 = 10_000_000_000;
+
+const _: () = assert!(size_of::<request_facts>() == 56);

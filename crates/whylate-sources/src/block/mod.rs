@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How long I/O requests take: held back, queued, and at their device.
+//!
+#![doc = include_str!("how.md")]
+
+mod attached;
+mod gather;
+mod late;
+mod names;
+
+use whylate_model::sources;
+
+use crate::session::Session;
+use crate::source::{
+    Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, first_that_works,
+};
+
+#[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/block/block.skel.rs"));
+}
+
+const IO_START: &str = "io_start";
+const INSERT: &str = "insert";
+
+static INFO: SourceInfo = SourceInfo {
+    card: &sources::BLOCK,
+    backends: &[
+        BackendInfo {
+            name: IO_START,
+            needs: &[
+                Need::Btf,
+                Need::TpBtfPrograms,
+                Need::Tracepoint("block:block_io_start"),
+                Need::Tracepoint("block:block_bio_queue"),
+                Need::Tracepoint("block:block_rq_issue"),
+                Need::Tracepoint("block:block_rq_merge"),
+                Need::Tracepoint("block:block_rq_complete"),
+                Need::Map(MapKind::Array),
+                Need::Map(MapKind::RingBuf),
+            ],
+            weaker: "",
+        },
+        BackendInfo {
+            name: INSERT,
+            needs: &[
+                Need::Btf,
+                Need::TpBtfPrograms,
+                Need::Tracepoint("block:block_bio_queue"),
+                Need::Tracepoint("block:block_rq_insert"),
+                Need::Tracepoint("block:block_rq_issue"),
+                Need::Tracepoint("block:block_rq_merge"),
+                Need::Tracepoint("block:block_rq_complete"),
+                Need::Map(MapKind::Array),
+                Need::Map(MapKind::RingBuf),
+            ],
+            weaker: "before Linux 6.5, a request is seen when it is queued, and a worker may do that in place of its submitter",
+        },
+    ],
+};
+
+/// What to measure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockOptions {
+    /// Name of the backend to use; `None` takes the best that works.
+    pub backend: Option<String>,
+    /// Only requests of this device, by its name in `/dev`.
+    pub device: Option<String>,
+    /// How series are told apart, beside their device and operation.
+    pub by: By,
+    /// Yield a late event for each latency of at least this.
+    pub late_over_ns: Option<u64>,
+    /// Yield a late event with its causes for each latency of at least this.
+    pub explain_over_ns: Option<u64>,
+    /// Late events also carry what their causes were told from.
+    pub keep_evidence: bool,
+}
+
+/// How series are told apart, beside their device and operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum By {
+    /// In no other way.
+    #[default]
+    Device,
+    /// By the process that submits.
+    Process,
+    /// By the cgroup that a request is charged to.
+    Cgroup,
+}
+
+impl Source for BlockOptions {
+    fn info(&self) -> &'static SourceInfo {
+        &INFO
+    }
+
+    fn ask(&mut self, asked: Asked) {
+        (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
+    }
+
+    fn attach(&self, session: &Session) -> Result<Measuring, AttachError> {
+        first_that_works(self, self.backend.as_deref(), session, |backend| -> Result<Box<dyn Attached>, _> {
+            Ok(Box::new(attached::AttachedBlock::new(self, session, backend)?))
+        })
+    }
+}

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The distributions of one device and operation, and of one process or cgroup where these are told apart. */
+#pragma once
+
+#include "requests.bpf.h"
+
+enum series_limits {
+	MAX_SERIES = 2048,
+};
+
+enum distribution_kind {
+	LATENCY,
+	THROTTLED,
+	QUEUED,
+	DEVICE,
+	DISTRIBUTION_KINDS,
+};
+
+struct block_key {
+	u32 device;
+	u32 operation;
+	/* A process, or a cgroup. */
+	u64 whose;
+};
+
+struct series {
+	struct block_key key;
+	char comm[COMM_LENGTH];
+	u64 bytes;
+	u64 errors;
+	struct distribution distributions[DISTRIBUTION_KINDS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_SERIES);
+	__type(key, struct block_key);
+	__type(value, u32);
+} series_by_key SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_SERIES);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, u32);
+	__type(value, struct series);
+} series_by_id SEC(".maps");
+
+u32 series_count = 0;
+
+static __noinline struct series *new_series(const struct block_key *key, const struct request_facts *facts)
+{
+	u32 id, *known;
+	struct series *series;
+
+	if (series_count >= MAX_SERIES)
+		return NULL;
+	id = __sync_fetch_and_add(&series_count, 1);
+	series = bpf_map_lookup_elem(&series_by_id, &id);
+	if (!series)
+		return NULL;
+	series->key = *key;
+	__builtin_memcpy(series->comm, facts->comm, sizeof(series->comm));
+	if (!bpf_map_update_elem(&series_by_key, key, &id, BPF_NOEXIST))
+		return series;
+	/* Another CPU was faster; this one stays empty. */
+	known = bpf_map_lookup_elem(&series_by_key, key);
+	return known ? bpf_map_lookup_elem(&series_by_id, known) : NULL;
+}
+
+static __always_inline struct series *series_of(const struct request_facts *facts)
+{
+	struct block_key key = { .device = facts->device, .operation = facts->operation };
+	u32 *id;
+
+	if (series_key == BY_PROCESS)
+		key.whose = facts->pid;
+	else if (series_key == BY_CGROUP)
+		key.whose = facts->cgroup;
+	id = bpf_map_lookup_elem(&series_by_key, &key);
+	return id ? bpf_map_lookup_elem(&series_by_id, id) : new_series(&key, facts);
+}
+
+static __always_inline u64 since(u64 to_ns, u64 from_ns)
+{
+	return to_ns > from_ns ? to_ns - from_ns : 0;
+}
+
+static __always_inline void count(struct series *series, enum distribution_kind kind, u64 ns)
+{
+	if (!distribution_add(&series->distributions[kind], ns, true))
+		lose(LOST_BUCKETS_FULL);
+}
+
+static __always_inline void count_done(const struct block_request *request, u64 now_ns, s32 error)
+{
+	struct series *series = series_of(&request->facts);
+
+	if (!series) {
+		lose(LOST_SERIES_FULL);
+		return;
+	}
+	count(series, LATENCY, since(now_ns, request->submitted_ns));
+	count(series, THROTTLED, since(request->made_ns, request->submitted_ns));
+	count(series, QUEUED, since(request->issued_ns, request->made_ns));
+	count(series, DEVICE, since(now_ns, request->issued_ns));
+	__sync_fetch_and_add(&series->bytes, request->facts.bytes);
+	if (error)
+		__sync_fetch_and_add(&series->errors, 1);
+}

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What user space sets, what it reads, and the reasons for which requests are lost. */
+#pragma once
+
+enum series_key {
+	BY_DEVICE,
+	BY_PROCESS,
+	BY_CGROUP,
+};
+
+enum operation {
+	READS,
+	WRITES,
+	FLUSHES,
+	DISCARDS,
+	DOES_OTHER,
+	OPERATIONS,
+};
+
+/* Requests that could not be counted, by reason. */
+enum lost_reason {
+	/* A request was done whose begin was not seen, mostly because it was in progress when measuring began. */
+	LOST_UNMATCHED,
+	/* A request began in the memory of one whose end was not seen. */
+	LOST_REUSED,
+	/* No room for a request in progress. */
+	LOST_REQUESTS_FULL,
+	/* No room for a series. */
+	LOST_SERIES_FULL,
+	/* No room for a value in a histogram. */
+	LOST_BUCKETS_FULL,
+	/* No room for a late request: the reader is too slow. */
+	LOST_LATE_EVENTS,
+	LOST_REASONS,
+};
+
+enum {
+	COMM_LENGTH = 16,
+};
+
+/* Whose it is, and what. */
+struct request_facts {
+	u64 sector;
+	/* Of the bio: where it was written to memory first, and not who writes it back. 0: unknown. */
+	u64 cgroup;
+	u32 bytes;
+	u32 device;
+	/* Numbers as they are shown; 0 where an interrupt submitted it. */
+	u32 tid;
+	u32 pid;
+	u32 operation;
+	/* REQ_SYNC, REQ_FUA … */
+	u32 flags;
+	char comm[COMM_LENGTH];
+};
+
+/* A request from its begin on. */
+struct block_request {
+	/* Its address; 0 where there is none, 1 while it is being written. */
+	u64 request;
+	/* Its first bio came to the block layer. */
+	u64 submitted_ns;
+	u64 made_ns;
+	/* It was handed to the device, the last time; 0 before. */
+	u64 issued_ns;
+	struct request_facts facts;
+};
+
+/* One that is done. */
+struct done_request {
+	/* How many were done on that CPU before, with all bits inverted while it is being written. */
+	u64 position;
+	struct block_request request;
+	u64 completed_ns;
+	/* An error of the kernel, negative; 0: none. */
+	s32 error;
+	u32 cpu;
+};
+
+const volatile enum series_key series_key = BY_DEVICE;
+/* 0: no late requests. */
+const volatile u64 late_over_ns = 0;
+/* Keep those that are done, for what they made others wait. */
+const volatile bool keep_done = false;
+/* So many of each CPU, a power of two. */
+const volatile u32 done_by_cpu = 1;
+/* 0: all. */
+const volatile u32 wanted_device = 0;
+
+/* User space sets it when everything is attached. */
+bool enabled = false;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LOST_REASONS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, u32);
+	__type(value, u64);
+} lost_by_reason SEC(".maps");
+
+static __always_inline void lose(enum lost_reason reason)
+{
+	u32 index = reason;
+	u64 *count = bpf_map_lookup_elem(&lost_by_reason, &index);
+
+	if (count)
+		__sync_fetch_and_add(count, 1);
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the source `block` sees of requests that a test makes, compared with the kernel's own trace and with how long
+//! the test itself waits. They run as root.
+
+mod kernel;
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use whylate_model::{CauseKind, Histogram, Snapshot};
+use whylate_sources::block::{BlockOptions, By};
+use whylate_sources::{Attached, Session, Source as _};
+
+use kernel::chance::{by_chance, in_rounds};
+use kernel::trace::Trace;
+use kernel::turn::turn_to_measure;
+use kernel::urgent::patching;
+use kernel::{amount, file_on_disk, is_emulated};
+
+/// What is read and written at once, on disks whose blocks are no larger.
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 2_048;
+/// What a trace's stamps are exact to.
+const STAMP_NS: u64 = 1_000;
+
+/// Memory that a disk can write to.
+#[repr(align(4096))]
+struct Buffer([u8; BLOCK]);
+
+/// A file whose blocks are on the disk, and are not kept in memory.
+fn direct_file() -> Result<Option<File>> {
+    let Some(file) = file_on_disk()? else { return Ok(None) };
+    let block = Buffer([7; BLOCK]);
+    (0..BLOCKS).try_for_each(|number| file.write_all_at(&block.0, number * BLOCK as u64))?;
+    file.sync_all()?;
+    if fcntl_setfl(&file, fcntl_getfl(&file)? | OFlags::DIRECT).is_err() {
+        println!("skipped: the file system of the build folder has no direct I/O");
+        return Ok(None);
+    }
+    Ok(Some(file))
+}
+
+/// The disk that a file is on, as `lsblk` calls it.
+fn disk_of(file: &File) -> Result<String> {
+    let device = file.metadata()?.dev();
+    let path = fs::canonicalize(format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device)))?;
+    let disk = if path.join("partition").exists() { path.parent().context("a partition of no disk")? } else { &path };
+    Ok(disk.file_name().context("a disk without a name")?.to_string_lossy().into_owned())
+}
+
+/// How long each read or write of a block took, by the clock of whoever waits.
+fn requests(file: &File, count: u64, writes: bool) -> Result<Vec<u64>> {
+    let mut block = Buffer([7; BLOCK]);
+    let each = |number: u64| {
+        // Places that are far apart are not merged.
+        let at = (number * 769 % BLOCKS) * BLOCK as u64;
+        let began = Instant::now();
+        if writes {
+            file.write_all_at(&block.0, at)?;
+        } else {
+            file.read_exact_at(&mut block.0, at)?;
+        }
+        Ok(began.elapsed().as_nanos() as u64)
+    };
+    (0..count).map(each).collect()
+}
+
+fn of(snapshot: &Snapshot, operation: &str, name: &str) -> Histogram {
+    let own = std::process::id().to_string();
+    let is_own = |labels: &whylate_model::Labels| labels["operation"] == operation && labels["pid"] == own;
+    let mut all = Histogram::default();
+    for series in snapshot.series.iter().filter(|series| is_own(&series.labels)) {
+        all.merge(&series.histograms[name]);
+    }
+    all
+}
+
+/// Nanoseconds at the device of each of this process's requests, as the trace tells.
+fn at_device(trace: Trace, operation: char) -> Result<Vec<u64>> {
+    let own = std::process::id();
+    let mut issued: HashMap<String, u64> = HashMap::new();
+    let mut took = Vec::new();
+    for line in trace.finish_lines()? {
+        // `254,0 R 4096 () 4711 + 8 none,0,0 [dd]`, and without the bytes when it is done.
+        let place = || {
+            let (before, after) = line.fields.split_once(" + ")?;
+            Some(format!("{} {}", before.rsplit(' ').next()?, after.split(' ').next()?))
+        };
+        let is_wanted = line.fields.split(' ').nth(1).is_some_and(|flags| flags.starts_with(operation));
+        match (line.event.as_str(), place()) {
+            ("block_rq_issue", Some(place)) if is_wanted && line.tid == own => {
+                issued.insert(place, line.at_us);
+            }
+            ("block_rq_complete", Some(place)) => {
+                took.extend(issued.remove(&place).map(|at_us| (line.at_us - at_us) * 1_000));
+            }
+            _ => {}
+        }
+    }
+    ensure!(issued.is_empty(), "{} requests are not done in the trace", issued.len());
+    Ok(took)
+}
+
+#[test]
+fn requests_are_counted_and_take_as_long_as_the_kernel_says() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(file) = direct_file()? else { return Ok(()) };
+    let disk = disk_of(&file)?;
+    for writes in [false, true] {
+        let count = amount(500);
+        let (operation, letter) = if writes { ("write", 'W') } else { ("read", 'R') };
+        in_rounds(|| {
+            let trace = Trace::of(&["block/block_rq_issue", "block/block_rq_complete"])?;
+            let options = BlockOptions { device: Some(disk.clone()), by: By::Process, ..BlockOptions::default() };
+            let mut source = patching(|| options.attach(&Session::of_one()))?;
+            let own_ns: u64 = requests(&file, count, writes)?.iter().sum();
+            let snapshot = source.snapshot()?;
+            patching(|| drop(source));
+            let traced = at_device(trace, letter)?;
+            let (latency, device) = (of(&snapshot, operation, "latency"), of(&snapshot, operation, "device"));
+            let phases = ["throttled", "queued", "device"].map(|name| of(&snapshot, operation, name).sum_ns());
+            println!(
+                "{operation}: {} of {count}, {} in the trace; {} ns in all, {phases:?}, own clock {own_ns}; lost {:?}",
+                latency.count(),
+                traced.len(),
+                latency.sum_ns(),
+                snapshot.lost
+            );
+            ensure!(latency.count() == count && traced.len() as u64 == count, "{} of {count}", latency.count());
+            ensure!(phases.iter().sum::<u128>() == latency.sum_ns(), "the phases are {phases:?}");
+            ensure!(latency.sum_ns() <= u128::from(own_ns), "{} ns of {own_ns}", latency.sum_ns());
+            let traced_ns: u64 = traced.iter().sum();
+            let apart_ns = u128::from(traced_ns).abs_diff(device.sum_ns());
+            let tolerated_ns = u128::from(count * STAMP_NS).max(u128::from(traced_ns) / 1_000);
+            ensure!(apart_ns <= tolerated_ns, "{} ns at the device, {traced_ns} in the trace", device.sum_ns());
+            let most_ns = traced.iter().copied().max().unwrap_or(0);
+            let apart_ns = most_ns.abs_diff(device.max_ns());
+            ensure!(apart_ns <= (2 * STAMP_NS).max(most_ns / 1_000), "longest {} and {most_ns} ns", device.max_ns());
+            ensure!(snapshot.lost["in_progress_full"] == 0, "{:?}", snapshot.lost);
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Threads that write all the time, until it is dropped.
+struct Hogs {
+    stop: Arc<AtomicBool>,
+    threads: Vec<thread::JoinHandle<Result<()>>>,
+}
+
+impl Hogs {
+    fn start(file: &File, threads: usize) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let start = |number: usize| {
+            let (file, stop) = (file.try_clone()?, Arc::clone(&stop));
+            let write = move || -> Result<()> {
+                let block = Buffer([9; BLOCK]);
+                for turn in (number as u64..).step_by(61) {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    file.write_all_at(&block.0, (turn % BLOCKS) * BLOCK as u64)?;
+                }
+                Ok(())
+            };
+            Ok(thread::Builder::new().name("hog".to_owned()).spawn(write)?)
+        };
+        let threads = (0..threads).map(start).collect::<Result<_>>()?;
+        Ok(Hogs { stop, threads })
+    }
+}
+
+impl Drop for Hogs {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+#[test]
+fn late_requests_are_blamed_on_those_that_the_device_had_meanwhile() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    if is_emulated() {
+        println!("skipped: an emulated disk serves one request after the other");
+        return Ok(());
+    }
+    let (Some(file), Some(others)) = (direct_file()?, direct_file()?) else { return Ok(()) };
+    let disk = disk_of(&file)?;
+    let options = BlockOptions { device: Some(disk.clone()), explain_over_ns: Some(1), ..BlockOptions::default() };
+    let own = rustix::thread::gettid().as_raw_pid().to_string();
+    let explained = |hogs: usize| -> Result<Vec<String>> {
+        let mut source = patching(|| options.attach(&Session::of_one()))?;
+        let hogs = Hogs::start(&others, hogs)?;
+        requests(&file, 200, false)?;
+        drop(hogs);
+        let mut first = Vec::new();
+        let mut wrong = None;
+        source.drain_late(Duration::ZERO, &mut |event| {
+            if event.labels["submitter_tid"] != own || event.labels["operation"] != "read" {
+                return;
+            }
+            let sum_ns: u64 = event.causes.iter().map(|cause| cause.ns).sum();
+            if sum_ns != event.latency_ns {
+                wrong = Some(format!("{sum_ns} of {} ns", event.latency_ns));
+            }
+            let is_of_disk = |kind| matches!(kind, CauseKind::Disk | CauseKind::DiskQueue);
+            let largest = event.causes.iter().find(|cause| is_of_disk(cause.kind));
+            first.push(largest.map_or_else(String::new, |cause| cause.who.clone()));
+        })?;
+        patching(|| drop(source));
+        if let Some(wrong) = wrong {
+            bail!("causes add up to {wrong}");
+        }
+        ensure!(first.len() >= 190, "{} of 200 reads are explained", first.len());
+        Ok(first)
+    };
+    in_rounds(|| {
+        let named = explained(32)?;
+        let of_hogs = named.iter().filter(|who| who.starts_with("hog:") && who.ends_with(" (writes)")).count();
+        println!("{of_hogs} of {} reads are behind hogs", named.len());
+        ensure!(named.len() - of_hogs <= by_chance(named.len(), 0.02), "{of_hogs} of {} are behind hogs", named.len());
+        Ok(())
+    })?;
+    in_rounds(|| {
+        let named = explained(0)?;
+        let alone = named.iter().filter(|who| **who == disk).count();
+        println!("{alone} of {} reads are alone", named.len());
+        ensure!(named.len() - alone <= by_chance(named.len(), 0.05), "{alone} of {} are alone", named.len());
+        Ok(())
+    })
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate block`: what makes I/O requests late.
+
+use anyhow::Context as _;
+use clap::{ArgGroup, Args};
+use whylate_model::units::printable;
+use whylate_sources::block::{BlockOptions, By};
+
+use crate::arguments::{Explain, Schedule};
+use crate::commands::runner::{Feed, Keep, drive};
+use crate::commands::watch::Watch;
+use crate::output::block::shape::{Key, Shape};
+use crate::output::block::{Shown, Text};
+use crate::output::table::terminal_columns;
+use crate::values::duration_ns;
+
+/// How long I/O requests take, and whose requests they wait behind
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate block            # summarize request latency as a histogram per device
+    whylate block 1 10       # print 1 second summaries, 10 times
+    whylate block -d sda     # show one disk
+    whylate block --table 1  # a row per device and operation, each second
+    whylate block --table --by process
+                             # and per process that submits
+    whylate block --slower 20ms
+                             # a line per request that took 20 ms or longer, as it happens
+    whylate block --why 20ms # and what the device did meanwhile, for whom, and who caused most of it")]
+#[command(group = ArgGroup::new("late").args(["slower", "why"]).multiple(true), mut_arg("worst", |worst| worst.requires("why")))]
+pub struct Arguments {
+    #[command(flatten)]
+    shape: Shape,
+    /// Only requests of this disk
+    #[arg(short = 'D', long, value_name = "DISK")]
+    device: Option<String>,
+    /// Print a line per request that took at least this long, as it happens (e.g. 20ms)
+    #[arg(long, value_name = "LATENCY", value_parser = duration_ns)]
+    slower: Option<u64>,
+    #[command(flatten)]
+    explain: Explain,
+    #[command(flatten)]
+    pub(crate) schedule: Schedule,
+    /// Where the beginning of a request is taken: io_start, insert, or auto for the best that works
+    #[arg(long, value_name = "BACKEND", default_value = "auto")]
+    backend: String,
+}
+
+impl Arguments {
+    /// What is printed, and what only measured.
+    pub(crate) fn shown(&self) -> Shown<'_> {
+        Shown {
+            shape: &self.shape,
+            explain: self.explain,
+            has_slower: self.slower.is_some(),
+            lines_only: self.has_lines() && !(self.schedule.json || self.shape.table || self.schedule.repeats()),
+        }
+    }
+
+    /// True when late requests are to be printed.
+    fn has_lines(&self) -> bool {
+        self.slower.is_some() || self.explain.why.is_some()
+    }
+
+    fn options(&self) -> BlockOptions {
+        BlockOptions {
+            backend: Some(self.backend.clone()),
+            device: self.device.clone(),
+            by: match self.shape.by {
+                Some(Key::Process) => By::Process,
+                Some(Key::Cgroup) => By::Cgroup,
+                Some(Key::Device | Key::Operation) | None => By::Device,
+            },
+            late_over_ns: self.slower,
+            explain_over_ns: self.explain.why,
+            ..BlockOptions::default()
+        }
+    }
+}
+
+/// Attaches, prints at each interval, and once more at the end.
+///
+/// # Errors
+/// When the source cannot attach, or the output cannot be written.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+    let mut feed = Feed::of(&arguments.options(), Keep::of(arguments.schedule, arguments.explain))?;
+    let mut text = Text::new(arguments.shown(), terminal_columns());
+    let mut has_any = false;
+    drive(&mut feed, &watch, arguments.schedule, arguments.has_lines(), &mut text, &mut |snapshot| {
+        has_any |= !snapshot.series.is_empty();
+    })?;
+    if !has_any {
+        let of = arguments.device.as_ref().map_or_else(|| "any disk".to_owned(), |device| printable(device));
+        say!("whylate: no I/O request of {of} was completed");
+    }
+    Ok(())
+}
