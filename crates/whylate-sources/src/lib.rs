@@ -7,7 +7,7 @@ pub mod attach;
 pub mod block;
 pub mod capabilities;
 
-mod cgroups;
+pub mod cgroups;
 pub mod clock;
 pub mod cpus;
 mod distribution;

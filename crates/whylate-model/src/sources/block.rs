@@ -9,14 +9,16 @@ pub static BLOCK: Card = Card {
     lost: &[
         reason("buckets_full", "the memory for histograms was full"),
         reason("in_progress_full", "the table of requests in progress was full"),
-        
         reason("reused", "a request began in the memory of one that was not seen ending"),
         reason("series_full", "the table of series was full"),
         reason(
             "unmatched",
             "a request was done that was not seen beginning, mostly because it was in progress when measuring began",
         ),
-        reason("unseen_others", "what else a device did while a request was late was overwritten, so it is unknown (--why)"),
+        reason(
+            "unseen_others",
+            "what else a device did while a request was late was overwritten, so it is unknown (--why)",
+        ),
     ],
     ..Card::new(
         "block",

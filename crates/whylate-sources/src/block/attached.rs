@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Link, MapCore as _, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
 use whylate_model::{LateEvent, Snapshot};
 
 use super::gather::Gathered;

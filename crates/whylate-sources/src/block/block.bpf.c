@@ -7,6 +7,7 @@
 #include <bpf/bpf_tracing.h>
 #include "compat.bpf.h"
 #include "pid_namespace.bpf.h"
+#include "ways.bpf.h"
 #include "distribution.bpf.h"
 #include "settings.bpf.h"
 #include "requests.bpf.h"

@@ -13,7 +13,9 @@ use whylate_model::{Histogram, Labels, Series, thread};
 use super::By;
 use super::names::{Names, operation_name};
 use super::skel::BlockSkel;
-use super::skel::types::{block_key, bucket_page, distribution, distribution_kind, request_facts, series, series_limits};
+use super::skel::types::{
+    block_key, bucket_page, distribution, distribution_kind, request_facts, series, series_limits,
+};
 use crate::attach;
 use crate::distribution::{Distributions, Places};
 use crate::mapped::MappedArray;
@@ -74,7 +76,9 @@ impl Gathered {
             ];
             let labels = self.labels(id, names);
             let taken = Series { labels: labels.clone(), histograms, values: values.into(), ..Series::default() };
-            let into = by_labels.entry(labels).or_insert_with_key(|labels| Series { labels: labels.clone(), ..Series::default() });
+            let into = by_labels
+                .entry(labels)
+                .or_insert_with_key(|labels| Series { labels: labels.clone(), ..Series::default() });
             into.absorb(&taken);
         }
         by_labels.into_values().collect()
@@ -93,7 +97,8 @@ impl Gathered {
             By::Process => {
                 let comm = offset_of!(series, comm);
                 let length = size_of_val(&request_facts::default().comm);
-                let name: Vec<i8> = (0..length).map(|at| self.series.u8_at(id, comm + at).load(Relaxed) as i8).collect();
+                let name: Vec<i8> =
+                    (0..length).map(|at| self.series.u8_at(id, comm + at).load(Relaxed) as i8).collect();
                 labels.insert("process".to_owned(), attach::text(&name));
                 labels.insert("pid".to_owned(), thread::number(whose as u32));
             }

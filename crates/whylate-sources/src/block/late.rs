@@ -9,7 +9,7 @@ use std::sync::atomic::fence;
 
 use anyhow::Context as _;
 use whylate_model::blame::{OtherRequest, RequestEvidence, request_causes};
-use whylate_model::{LateEvent, Labels, thread};
+use whylate_model::{Labels, LateEvent, thread};
 
 use super::names::{Names, operation_name, plural, submitter};
 use super::skel::BlockSkel;
@@ -84,7 +84,8 @@ impl Kept {
     pub fn new(skeleton: &BlockSkel<'_>, cpus: u32, done_by_cpu: u32) -> Result<Self, AttachError> {
         use libbpf_rs::MapCore as _;
         let maps = &skeleton.maps;
-        let done = MappedArray::new(maps.done_by_position.as_fd(), (cpus * done_by_cpu) as usize, size_of::<done_request>());
+        let done =
+            MappedArray::new(maps.done_by_position.as_fd(), (cpus * done_by_cpu) as usize, size_of::<done_request>());
         let slots = maps.request_by_slot.max_entries() as usize;
         let present = MappedArray::new(maps.request_by_slot.as_fd(), slots, size_of::<block_request>());
         Ok(Kept {
@@ -111,8 +112,7 @@ impl Kept {
             }
             for position in *read..written {
                 let index = cpu * self.done_by_cpu + position as usize % self.done_by_cpu;
-                let is_there =
-                    || self.done.u64_at(index, offset_of!(done_request, position)).load(Acquire) == position;
+                let is_there = || self.done.u64_at(index, offset_of!(done_request, position)).load(Acquire) == position;
                 let one: Option<done_request> = if is_there() { self.done.copy(index) } else { None };
                 fence(Acquire);
                 match one.filter(|_| is_there()) {

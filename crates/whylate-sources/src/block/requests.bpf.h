@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Requests in progress, found by their addresses: a set of eight in one cache line tells which slot has one. A request
+ * Requests in progress, found by their addresses: a set of seven in one cache line tells which slot has one. A request
  * has one owner at a time, from the thread that makes it to whoever ends it, so only taking a slot is a race.
  */
 #pragma once
@@ -11,18 +11,18 @@
 enum request_limits {
 	SET_BITS = 12,
 	SETS = 1 << SET_BITS,
-	SET_WAYS = 8,
-	/* 32,768 requests; at a quarter of that, one in a million finds its set full. */
-	SLOTS = SETS * SET_WAYS,
+	/* Of a set; one more than ways are there. */
+	SLOTS_A_SET = 8,
+	/* 28,672 requests; at a quarter of that, one in a hundred thousand finds its set full. */
+	SLOTS = SETS * SLOTS_A_SET,
 	NO_SLOT = SLOTS,
 	BIO_BITS = 12,
 	BIOS = 1 << BIO_BITS,
-
 };
 
 struct request_set {
-	u64 requests[SET_WAYS];
-};
+	u64 requests[WAYS];
+} __attribute__((aligned(64)));
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -60,37 +60,43 @@ struct {
 	__type(value, struct done_request);
 } done_by_position SEC(".maps");
 
-static __always_inline u64 spread(u64 address)
-{
-	return (address >> 4) * 0x9E3779B97F4A7C15ull;
-}
-
 enum {
 	/* Of a word: whose it is. The rest are nanoseconds, which come round after 18 minutes. */
 	TAG_BITS = 24,
 	MOMENT_BITS = 64 - TAG_BITS,
 };
 
+/* What tells bios apart that share a word: objects of the kernel are aligned to 64 bytes and more. */
+static __always_inline u64 tag_of(u32 low)
+{
+	return (u64)(low >> 6) << MOMENT_BITS;
+}
+
+static __always_inline u64 *moment_of(u32 low)
+{
+	u32 index = hash_of(low, BIO_BITS);
+
+	return bpf_map_lookup_elem(&moment_by_bio, &index);
+}
+
 static __always_inline void bio_comes(u64 bio, u64 now_ns)
 {
-	u64 hash = spread(bio);
-	u32 index = hash >> (64 - BIO_BITS);
-	u64 *moment = bpf_map_lookup_elem(&moment_by_bio, &index);
+	u32 low = low_half(bio);
+	u64 *moment = moment_of(low);
 
 	if (moment)
-		*moment = (hash >> (64 - BIO_BITS - TAG_BITS)) << MOMENT_BITS | (now_ns & ((1ull << MOMENT_BITS) - 1));
+		*moment = tag_of(low) | (now_ns & ((1ull << MOMENT_BITS) - 1));
 }
 
 /* When it came; now where that was not seen. */
 static __always_inline u64 bio_came_ns(u64 bio, u64 now_ns)
 {
 	u64 mask = (1ull << MOMENT_BITS) - 1;
-	u64 hash = spread(bio);
-	u32 index = hash >> (64 - BIO_BITS);
-	u64 *moment = bpf_map_lookup_elem(&moment_by_bio, &index);
+	u32 low = low_half(bio);
+	u64 *moment = moment_of(low);
 	u64 seen = moment ? *moment : 0;
 
-	if (!bio || !seen || seen >> MOMENT_BITS != ((hash >> (64 - BIO_BITS - TAG_BITS)) & ((1u << TAG_BITS) - 1)))
+	if (!low || !seen || (seen & ~mask) != tag_of(low))
 		return now_ns;
 	return now_ns - ((now_ns - seen) & mask);
 }
@@ -98,28 +104,20 @@ static __always_inline u64 bio_came_ns(u64 bio, u64 now_ns)
 /* The slot that has the request, else NO_SLOT. */
 static __always_inline u32 slot_of(u64 request, struct request_set **set)
 {
-	u32 index = spread(request) >> (64 - SET_BITS);
+	u32 index = hash_of(low_half(request), SET_BITS), way;
 
 	*set = bpf_map_lookup_elem(&set_by_hash, &index);
 	if (!*set)
 		return NO_SLOT;
-#pragma unroll
-	for (u32 way = 0; way < SET_WAYS; way++) {
-		if ((*set)->requests[way] == request)
-			return index * SET_WAYS + way;
-	}
-	return NO_SLOT;
+	way = way_of((*set)->requests, request);
+	return way == WAYS ? NO_SLOT : index * SLOTS_A_SET + way;
 }
 
 static __always_inline u32 take_slot(u64 request, struct request_set *set)
 {
-	u32 index = spread(request) >> (64 - SET_BITS);
+	u32 way = claim_way(set->requests, request);
 
-	for (u32 way = 0; way < SET_WAYS; way++) {
-		if (!set->requests[way] && !__sync_val_compare_and_swap(&set->requests[way], 0, request))
-			return index * SET_WAYS + way;
-	}
-	return NO_SLOT;
+	return way == WAYS ? NO_SLOT : hash_of(low_half(request), SET_BITS) * SLOTS_A_SET + way;
 }
 
 static __always_inline struct block_request *request_in(u32 slot)
@@ -134,7 +132,10 @@ static __always_inline void forget(struct request_set *set, u32 slot)
 	if (begun)
 		begun->request = 0;
 	barrier();
-	set->requests[slot & (SET_WAYS - 1)] = 0;
+	for (u32 way = 0; way < WAYS; way++) {
+		if (way == (slot & (SLOTS_A_SET - 1)))
+			set->requests[way] = 0;
+	}
 }
 
 static __always_inline enum operation operation_of(u32 flags, u32 bytes)

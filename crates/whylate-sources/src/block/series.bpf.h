@@ -81,11 +81,6 @@ static __always_inline struct series *series_of(const struct request_facts *fact
 	return id ? bpf_map_lookup_elem(&series_by_id, id) : new_series(&key, facts);
 }
 
-static __always_inline u64 since(u64 to_ns, u64 from_ns)
-{
-	return to_ns > from_ns ? to_ns - from_ns : 0;
-}
-
 static __always_inline void count(struct series *series, enum distribution_kind kind, u64 ns)
 {
 	if (!distribution_add(&series->distributions[kind], ns, true))

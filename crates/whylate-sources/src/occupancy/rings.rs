@@ -8,7 +8,6 @@ use whylate_model::path::history::Request;
 
 use super::skel::types::{account, disk_request, interval, occupancy_limits, occupant_kind};
 use super::slices;
-use crate::attach::{self, PlainData};
 use crate::mapped::MappedArray;
 use crate::pid_namespace;
 

@@ -134,8 +134,11 @@ fn write_histograms(out: &mut dyn Write, shape: &Shape, snapshot: &Snapshot) -> 
     writeln!(out, "Printing histogram")?;
     let key = shape.by.unwrap_or(Key::Device);
     for series in merged(snapshot, key) {
-        let heading: Vec<String> =
-            labels_of(key).iter().zip(names_of(&series, key)).map(|(label, name)| format!("{label} = {}", printable(name))).collect();
+        let heading: Vec<String> = labels_of(key)
+            .iter()
+            .zip(names_of(&series, key))
+            .map(|(label, name)| format!("{label} = {}", printable(name)))
+            .collect();
         writeln!(out, "\n{}", heading.join(", "))?;
         let of = |phase: &str| series.histograms.get(phase).cloned().unwrap_or_default();
         if !shape.phases {
