@@ -55,7 +55,7 @@ else
 endif
 
 .PHONY: lint
-lint: ## formatting, lints and documentation, without a warning
+lint: ## check formatting, lints and documentation; fails on any warning
 	@scripts/install-deps
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --quiet --workspace --all-targets -- -D warnings
@@ -87,11 +87,11 @@ torture: ## kill, starve and mislead it, here and in a virtual machine; ends wit
 	@mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
 	@CARGO=$(CARGO) scripts/torture
 
-# So many runs of each service: `make trial RUNS=3`.
+# So many waits of each kind, and runs of each service: `make trial RUNS=3`.
 RUNS ?= 100
 
 .PHONY: trial
-trial: ## count how often the reason is told, of RUNS waits of each kind and of twelve slow services; and look at PostgreSQL (as root)
+trial: ## how often the true cause is named, in RUNS waits of each kind and RUNS runs of twelve slow services; and PostgreSQL (as root)
 	@scripts/install-deps programs
 	WHYLATE_ROUNDS=$(RUNS) $(CARGO) test -q -p whylate-sources --test kernel_paths -- --nocapture --test-threads=1
 	$(CARGO) test -q -p whylate --test real_programs -- --nocapture
@@ -151,13 +151,13 @@ bench-offcpu: ## what `whylate offcpu` costs a thread and a switch, beside /proc
 	$(CARGO) run --release -p whylate-bench -- offcpu
 
 .PHONY: bench-why
-bench-why: ## what a look costs, beside perf sched record and offcputime; and what bench-run measures (as root)
+bench-why: ## what a look costs, compared with perf sched record and offcputime; then bench-run (as root)
 	@scripts/install-deps bench
-	$(CARGO) run --release -p whylate-bench -- run
 	$(CARGO) run --release -p whylate-bench -- why
+	$(CARGO) run --release -p whylate-bench -- run
 
 .PHONY: bench-run
-bench-run: ## what `whylate run` costs a build and keeps of ten minutes, and what a wait's chain costs (as root)
+bench-run: ## what `whylate run` adds to a build, how much memory ten minutes take, and what explaining a wait costs (as root)
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- run
 

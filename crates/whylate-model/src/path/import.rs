@@ -60,10 +60,10 @@ pub enum ImportError {
     #[error("no event in it tells who had a CPU: record sched_switch and sched_waking, and interrupts too")]
     NoSwitches,
     /// No line is an event.
-    #[error("no line in it is an event: give text of trace_pipe, `trace-cmd report` or `perf script`")]
+    #[error("no line in it is an event: give the text output of trace_pipe, `trace-cmd report` or `perf script`")]
     NotATrace,
     /// It goes on and on with something else.
-    #[error("{} MiB of it in a row have no event: give text of trace_pipe, `trace-cmd report` or `perf script`", WITHOUT_EVENT >> 20)]
+    #[error("{} MiB in a row contain no trace event: give the text output of trace_pipe, `trace-cmd report` or `perf script`", WITHOUT_EVENT >> 20)]
     NoEvents,
     /// There is no such thread.
     #[error("it has no thread {0}: leave out --pid and --comm, or name one that is in it")]

@@ -34,7 +34,7 @@ pub const SHARED_LOST: &[Reason] = &[
     ),
     reason(
         "queuers_overwritten",
-        "the record of who queued a work item was overwritten before the item began, or it was cancelled (--why, run)",
+        "who queued a work item was overwritten before the item started, or the item was cancelled (--why, run)",
     ),
     reason(
         "requests_full",

@@ -70,8 +70,8 @@ pub struct Arguments {
     /// Write to a file; its extension sets the format: .svg, .folded, .pb.gz, .json or .speedscope.json
     ///
     /// With --why, .svg and .folded have the chains of the explained waits: where each thread waited, who ended that
-    /// wait, where that one waited in turn, and what was done meanwhile, as wide as the first one's wait. Of the other
-    /// formats only .json has explained waits: the longest.
+    /// wait, where that one waited in turn, and what was done meanwhile, as wide as the first one's wait; .json has
+    /// the longest waits; the other formats cannot hold explained waits.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Only the threads of this process
@@ -320,7 +320,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let draws_chains = arguments.explain.why.is_some() && matches!(form, Some((_, Form::Svg | Form::Folded)));
     if draws_chains && (arguments.wakers || arguments.lines) {
-        let what = "chains of explained waits are drawn without --wakers and --lines: leave those out, or --why";
+        let what = "--wakers and --lines have no effect on chains of explained waits: drop them, or drop --why";
         return Err(Senseless(anyhow::anyhow!(what)).into());
     }
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;

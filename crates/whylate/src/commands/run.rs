@@ -45,7 +45,7 @@ const NOT_EXECUTABLE: u8 = 126;
 examples:
     whylate run -- make -j4          # what the build waited for
     whylate run -o build.svg -- make # and the path as a flame graph
-    whylate run --tree -- ./test.sh  # and what each process did on the path
+    whylate run --tree -- ./test.sh  # and a tree of the processes on the path
     whylate run --import trace.txt   # explain what trace-cmd, perf or ftrace has recorded
 
 The report goes to standard error, as with time(1), and the exit status is the command's.
@@ -57,7 +57,7 @@ pub struct Arguments {
     /// Print one JSON object in place of the text
     #[arg(long)]
     json: bool,
-    /// Also print, for each process on the path, how long it worked and waited
+    /// Also print the processes on the path as a tree: how long each worked and waited
     #[arg(long)]
     tree: bool,
     /// Run nothing: explain a trace (`-`: standard input), as text from trace_pipe, `trace-cmd report` or `perf script`

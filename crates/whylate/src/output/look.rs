@@ -61,8 +61,8 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
 
 /// Nothing of what was judged was late, which says nothing of the rest.
 fn write_not_judged(out: &mut dyn Write, unmeasured: &[Unmeasured], has_long_waits: bool) -> io::Result<()> {
-    let else_ = if has_long_waits { " else" } else { "" };
-    writeln!(out, "Nothing{else_} above was late. For what this look does not cover:")?;
+    let nothing = if has_long_waits { "None of this counts as late" } else { "Nothing above was late" };
+    writeln!(out, "{nothing}. For what this look does not cover:")?;
     let unmeasured = unmeasured.iter().map(|of| (of.source.as_str(), "whylate doctor"));
     let beyond = CARDS.into_iter().flat_map(|card| card.beyond_a_look.iter().copied());
     for (what, command) in beyond.chain(unmeasured) {
@@ -208,12 +208,15 @@ fn write_for_sleepers(out: &mut dyn Write, look: &Look) -> io::Result<usize> {
     let mut written = 0;
     for held_up in held_up.filter(|held_up| !held_up.for_sleepers.is_empty()) {
         let from = format_ns(held_up.late_from_ns);
-        writeln!(out, "\nWaits of {from} or longer for threads that slept or timed out, which may be by design:")?;
+        writeln!(
+            out,
+            "\nWaits of {from} or longer for a thread that waited for a timer itself (a sleep or a timeout), maybe by design:"
+        )?;
         for ForSleeper { who, sleeper, waits, total_ns } in &held_up.for_sleepers {
             let times = if *waits == 1 { "once".to_owned() } else { format!("{waits} times") };
             writeln!(
                 out,
-                "    {} waited {times} for {}, {} in all",
+                "    {} waited for {} {times}, {} in all",
                 printable(who),
                 printable(sleeper),
                 format_ns(*total_ns)
@@ -392,11 +395,11 @@ mod tests {
         };
         held_up.for_sleepers = vec![pair("client:7", 12, 1_800), pair("client:9", 1, 150)];
         let text = shown(&Look { sources: vec![source], ..Look::default() });
-        let told = "\nWaits of 100ms or longer for threads that slept or timed out, which may be by design:
-    client:7 waited 12 times for peer?[2J:8, 1.80s in all
-    client:9 waited once for peer?[2J:8, 150ms in all
+        let told = "\nWaits of 100ms or longer for a thread that waited for a timer itself (a sleep or a timeout), maybe by design:
+    client:7 waited for peer?[2J:8 12 times, 1.80s in all
+    client:9 waited for peer?[2J:8 once, 150ms in all
 
-Nothing else above was late.";
+None of this counts as late.";
         assert!(text.contains(told), "{text}");
     }
 

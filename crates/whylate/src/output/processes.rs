@@ -12,8 +12,8 @@ use whylate_model::thread::without_number;
 use whylate_model::units::{format_ns, printable};
 
 /// Rows for what is no thread's, and for parts of threads that were summed up.
-const OTHER: &str = "interrupts and other";
-const SMALL: &str = "threads with small parts";
+const OTHER: &str = "interrupts, steal, unknown";
+const SMALL: &str = "small parts, thread not kept";
 
 /// Worked, waited for a CPU, and waited for anything else.
 type Columns = [u64; 3];
@@ -174,7 +174,7 @@ mod tests {
             2.00ms        0ns     3.00ms    sh:5
             14.0ms     4.00ms        0ns      cc1?[2J:7 (2 threads)
             6.00ms        0ns        0ns      ld:9
-               0ns     1.00ms        0ns  interrupts and other
+               0ns     1.00ms        0ns  interrupts, steal, unknown
         ");
     }
 
@@ -199,8 +199,8 @@ mod tests {
         insta::assert_snapshot!(written(path, true, &[born(1, 5, 1, false)]), @r"
             WORKED   CPU WAIT OTHER WAIT  PROCESS ON THE PATH
             10.0ms        0ns        0ns  cc1:5
-               0ns     20.0ms     70.0ms  threads with small parts
-               0ns     5.00ms        0ns  interrupts and other
+               0ns     20.0ms     70.0ms  small parts, thread not kept
+               0ns     5.00ms        0ns  interrupts, steal, unknown
         ");
     }
 }

@@ -23,6 +23,8 @@ use super::processes;
 const LINES: usize = 10;
 /// How they did that.
 const HAD_CPU: &str = "had its CPU";
+const IRQS_OFF: &str = "had interrupts off on its CPU";
+const THROTTLED: &str = "throttled it";
 const WAITED_FOR: &str = "worked while the command waited for it";
 /// Waits of less than this share of the whole are not told one by one.
 const LONG_PERCENT: f64 = 1.0;
@@ -155,26 +157,28 @@ fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
     let is_lost = |segment: &PathSegment| explained.is_folded && segment.who == whylate_model::path::OTHERS;
     let how = |segment: &PathSegment| match segment.kind {
         _ if segment.is_member || is_lost(segment) => None,
-        CauseKind::Thread | CauseKind::IrqsOff | CauseKind::Throttled if segment.is_ready() => Some(HAD_CPU),
-        CauseKind::Work if segment.is_ready() => Some(HAD_CPU),
+        CauseKind::Thread | CauseKind::Work if segment.is_ready() => Some(HAD_CPU),
+        CauseKind::IrqsOff if segment.is_ready() => Some(IRQS_OFF),
+        CauseKind::Throttled if segment.is_ready() => Some(THROTTLED),
         CauseKind::Running | CauseKind::Work => Some(WAITED_FOR),
         _ => None,
     };
-    let mut sums: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    let mut sums: BTreeMap<(String, &str), u64> = BTreeMap::new();
     for (segment, how) in explained.path.iter().filter_map(|segment| Some((segment, how(segment)?))) {
-        *sums.entry((&segment.who, how)).or_default() += segment.ns;
+        let item = if segment.kind == CauseKind::Work { "work item " } else { "" };
+        *sums.entry((format!("{item}{}", segment.who), how)).or_default() += segment.ns;
     }
     let mut sums: Vec<_> = sums.into_iter().collect();
-    sums.sort_by_key(|&(who, ns)| (Reverse(ns), who));
+    sums.sort_by(|(a, a_ns), (b, b_ns)| (Reverse(a_ns), a).cmp(&(Reverse(b_ns), b)));
     if sums.is_empty() {
         return Ok(());
     }
     let percent = |ns: u64| ns as f64 * 100.0 / explained.elapsed_ns.max(1) as f64;
     let all_ns: u64 = sums.iter().map(|(_, ns)| ns).sum();
     let all = format!("{}{}", if explained.is_folded { "at least " } else { "" }, format_ns(all_ns));
-    writeln!(out, "Others delayed it for {all} ({:.1}% of the time):", percent(all_ns))?;
-    for &((who, how), ns) in sums.iter().take(LINES) {
-        writeln!(out, "  {:>5.1}% {:>8}  {} {how}", percent(ns), format_ns(ns), printable(who))?;
+    writeln!(out, "Others delayed it by {all} ({:.1}% of the elapsed time):", percent(all_ns))?;
+    for ((who, how), ns) in sums.iter().take(LINES) {
+        writeln!(out, "  {:>5.1}% {:>8}  {} {how}", percent(*ns), format_ns(*ns), printable(who))?;
     }
     Ok(())
 }
@@ -205,16 +209,22 @@ mod tests {
             own,
             part(20, CauseKind::Thread, "rustc:7"),
             within,
+            part(3, CauseKind::Throttled, "cgroup /a"),
+            part(2, CauseKind::IrqsOff, "dd:8"),
+            part(1, CauseKind::Work, "vmstat_update"),
             part(30, CauseKind::Timer, "others"),
             part(5, CauseKind::Softirq, "others"),
         ];
-        let explained = Explained { elapsed_ns: 105_000_000, path, is_folded: false, longest: Vec::new() };
+        let explained = Explained { elapsed_ns: 111_000_000, path, is_folded: false, longest: Vec::new() };
         let mut out = Vec::new();
         write_outsiders(&mut out, &explained).expect("a vector takes everything");
         insta::assert_snapshot!(String::from_utf8(out).expect("text"), @r"
-        Others delayed it for 60.0ms (57.1% of the time):
-           38.1%   40.0ms  server:9 worked while the command waited for it
-           19.0%   20.0ms  rustc:7 had its CPU
+        Others delayed it by 66.0ms (59.5% of the elapsed time):
+           36.0%   40.0ms  server:9 worked while the command waited for it
+           18.0%   20.0ms  rustc:7 had its CPU
+            2.7%   3.00ms  cgroup /a throttled it
+            1.8%   2.00ms  dd:8 had interrupts off on its CPU
+            0.9%   1.00ms  work item vmstat_update worked while the command waited for it
         ");
     }
 }

@@ -57,13 +57,13 @@ fn write_requests(out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
     if disks.is_empty() && is_told {
         return writeln!(
             out,
-            "\nNo disk had a request in progress then: they waited for something above the device, or were between two requests"
+            "\nNo disk has requests in flight: these threads wait above the driver (file system, I/O scheduler, io.max), or are between two requests"
         );
     }
     if disks.is_empty() {
         return Ok(());
     }
-    writeln!(out, "\nDisk requests in progress, by any thread: {}", disks.join(", "))
+    writeln!(out, "\nDisk requests in flight, from all threads: {}", disks.join(", "))
 }
 
 fn write_none<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>, least_ns: u64) -> io::Result<()> {
@@ -200,19 +200,19 @@ mod tests {
     fn who_waits_for_a_disk_is_told_what_disks_have_to_do() {
         let mut snapshot = snapshot(vec![("a:1", Chain::default())]);
         snapshot.stacks[0].wait.as_mut().expect("it waits").class = WaitClass::Lock;
-        assert!(!written(&snapshot, 1).contains("in progress"));
+        assert!(!written(&snapshot, 1).contains("in flight"));
         snapshot.stacks[0].wait.as_mut().expect("it waits").class = WaitClass::Disk;
-        assert!(!written(&snapshot, 1).contains("in progress"));
+        assert!(!written(&snapshot, 1).contains("in flight"));
         let told = Series { values: [("busy_disks".to_owned(), 0.0)].into(), ..Series::default() };
         snapshot.series.push(told);
-        assert!(written(&snapshot, 1).contains("\nNo disk had a request in progress then: "));
+        assert!(written(&snapshot, 1).contains("\nNo disk has requests in flight: "));
         let disk = |name: &str, reads, writes| Series {
             labels: [("disk".to_owned(), name.to_owned())].into(),
             values: [("reads_in_progress".to_owned(), reads), ("writes_in_progress".to_owned(), writes)].into(),
             ..Series::default()
         };
         snapshot.series.extend([disk("sda", 0.0, 1.0), disk("vda", 2.0, 31.0)]);
-        let told = "\nDisk requests in progress, by any thread: sda 1 write, vda 2 reads and 31 writes\n";
+        let told = "\nDisk requests in flight, from all threads: sda 1 write, vda 2 reads and 31 writes\n";
         assert!(written(&snapshot, 1).ends_with(told), "{}", written(&snapshot, 1));
     }
 
