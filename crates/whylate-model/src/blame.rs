@@ -15,7 +15,7 @@ mod timer;
 mod window;
 mod wq;
 
-pub use block::{OtherRequest, RequestEvidence, request_causes};
+pub use block::{OtherRequests, RequestEvidence, request_causes};
 pub use runnable::{RunnableEvidence, Throttled, runnable_causes};
 pub use tick::{Found, Keeper, LateTick, Reason, interrupted_stack, keeper, tick_causes};
 pub use timer::{TimerAnalysis, TimerEvidence, timer_analysis, timer_causes};

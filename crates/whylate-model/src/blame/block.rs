@@ -5,8 +5,6 @@
 //! each instant is shared equally among the requests that were there. While it was there itself, others may have been,
 //! too: then the instant is shared among these, else it is the device's own.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
 use super::sum::{Blame, Sum};
@@ -29,23 +27,21 @@ pub struct RequestEvidence {
     /// What holds requests back before the queue.
     pub held_back_by: String,
     /// Other requests that the device had meanwhile.
-    pub others: Vec<OtherRequest>,
+    pub others: Vec<OtherRequests>,
     /// Since when all of these are known.
     pub known_since_ns: u64,
 }
 
-/// Another request, while its device had it.
+/// Requests of somebody else, while the device had them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OtherRequest {
-    /// Whose and what it was, such as `fio:4711 (writes)`.
+pub struct OtherRequests {
+    /// Whose and what they were, such as `fio:4711 (writes)`.
     pub who: String,
-    /// The path of the cgroup that it is charged to.
+    /// The path of the cgroup that they are charged to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
-    /// It was handed to the device.
-    pub issued_ns: u64,
-    /// The device was done with it; later than anything where it is not.
-    pub completed_ns: u64,
+    /// When each was handed to the device, and when the device was done with it: later than anything where it is not.
+    pub at_device_ns: Vec<(u64, u64)>,
 }
 
 /// What made a request late, largest first; the causes add up to its latency.
@@ -67,57 +63,47 @@ pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
     sum.into_causes()
 }
 
-/// A moment at which a device gets a request, or is done with it.
-struct Change<'a> {
-    at_ns: u64,
-    comes: bool,
-    who: (&'a str, Option<&'a str>),
-}
-
 /// Shares a span among the requests that the device had; what it had none for is its own.
-fn share(kind: CauseKind, span: Span, device: &str, others: &[OtherRequest], sum: &mut Sum<'_>) {
-    let mut changes = Vec::new();
-    for other in others {
-        let (issued_ns, completed_ns) = (other.issued_ns.max(span.from_ns), other.completed_ns.min(span.to_ns));
-        if issued_ns < completed_ns {
-            let who = (other.who.as_str(), other.cgroup.as_deref());
-            changes.push(Change { at_ns: issued_ns, comes: true, who });
-            changes.push(Change { at_ns: completed_ns, comes: false, who });
-        }
-    }
-    changes.sort_by_key(|change| change.at_ns);
-    let mut present: BTreeMap<(&str, Option<&str>), u64> = BTreeMap::new();
-    let mut now_ns = span.from_ns;
-    let mut until = |at_ns: u64, present: &BTreeMap<(&str, Option<&str>), u64>| {
-        let ns = at_ns - now_ns;
-        now_ns = at_ns;
-        let all: u64 = present.values().sum();
-        if all == 0 {
-            sum.add(Blame::new(kind, device), ns, &[]);
-        }
-        // What each gets is cut where the next one's begins, so that all of them are the whole.
-        let (mut before, mut given_ns) = (0_u64, 0_u64);
-        for (&(who, cgroup), &requests) in present {
-            before += requests;
-            let up_to_ns = (u128::from(ns) * u128::from(before) / u128::from(all)) as u64;
-            let blame = Blame { cgroup: cgroup.map(str::to_owned), ..Blame::new(kind, who) };
-            sum.add(blame, up_to_ns - given_ns, &[]);
-            given_ns = up_to_ns;
-        }
-    };
-    for change in changes {
-        until(change.at_ns, &present);
-        let requests = present.entry(change.who).or_default();
-        if change.comes {
-            *requests += 1;
-        } else {
-            *requests = requests.saturating_sub(1);
-            if *requests == 0 {
-                present.remove(&change.who);
+fn share(kind: CauseKind, span: Span, device: &str, others: &[OtherRequests], sum: &mut Sum<'_>) {
+    // When a device gets a request of one of them, or is done with it.
+    let mut changes: Vec<(u64, usize, bool)> = Vec::new();
+    for (number, other) in others.iter().enumerate() {
+        for &(issued_ns, completed_ns) in &other.at_device_ns {
+            let (issued_ns, completed_ns) = (issued_ns.max(span.from_ns), completed_ns.min(span.to_ns));
+            if issued_ns < completed_ns {
+                changes.extend([(issued_ns, number, true), (completed_ns, number, false)]);
             }
         }
     }
-    until(span.to_ns, &present);
+    changes.sort_unstable();
+    let mut present = vec![0_u64; others.len()];
+    let (mut shares_ns, mut alone_ns) = (vec![0_u64; others.len()], 0);
+    let (mut all, mut now_ns) = (0_u64, span.from_ns);
+    for (at_ns, number, comes) in changes.into_iter().chain([(span.to_ns.max(span.from_ns), 0, false)]) {
+        let ns = at_ns - now_ns;
+        now_ns = at_ns;
+        if all == 0 {
+            alone_ns += ns;
+        } else if ns > 0 {
+            // What each gets is cut where the next one's begins, so that all of them are the whole.
+            let (mut before, mut given_ns) = (0, 0);
+            for (share_ns, &requests) in shares_ns.iter_mut().zip(&present).filter(|(_, requests)| **requests > 0) {
+                before += requests;
+                let up_to_ns = (u128::from(ns) * u128::from(before) / u128::from(all)) as u64;
+                *share_ns += up_to_ns - given_ns;
+                given_ns = up_to_ns;
+            }
+        }
+        if let Some(requests) = present.get_mut(number) {
+            let now = if comes { *requests + 1 } else { requests.saturating_sub(1) };
+            all = all - *requests + now;
+            *requests = now;
+        }
+    }
+    sum.add(Blame::new(kind, device), alone_ns, &[]);
+    for (other, share_ns) in others.iter().zip(shares_ns) {
+        sum.add(Blame { cgroup: other.cgroup.clone(), ..Blame::new(kind, other.who.as_str()) }, share_ns, &[]);
+    }
 }
 
 #[cfg(test)]
@@ -126,8 +112,8 @@ mod tests {
 
     use super::*;
 
-    fn other(who: &str, issued_ns: u64, completed_ns: u64) -> OtherRequest {
-        OtherRequest { who: who.to_owned(), issued_ns, completed_ns, ..OtherRequest::default() }
+    fn other(who: &str, issued_ns: u64, completed_ns: u64) -> OtherRequests {
+        OtherRequests { who: who.to_owned(), cgroup: None, at_device_ns: vec![(issued_ns, completed_ns)] }
     }
 
     fn evidence(moments: [u64; 4], others: &[(&str, u64, u64)]) -> RequestEvidence {
@@ -202,7 +188,7 @@ mod tests {
             others in prop::collection::vec((0..4_u8, any::<u16>(), any::<u16>()), 0..20),
             known_since_ns in any::<u16>(),
         ) {
-            let others: Vec<OtherRequest> = others
+            let others: Vec<OtherRequests> = others
                 .iter()
                 .map(|&(who, from_ns, to_ns)| other(&format!("{who}"), from_ns.into(), to_ns.into()))
                 .collect();

@@ -6,11 +6,12 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
+use whylate_model::snapshot::Unexplained;
 use whylate_model::{LateEvent, Snapshot};
 
 use super::gather::Gathered;
@@ -29,6 +30,9 @@ use crate::source::{AttachError, Attached};
 /// Requests that are done, of all CPUs, unless there are more CPUs than for the least of each.
 const DONE: u32 = 1 << 16;
 const LEAST_DONE: u32 = 1 << 9;
+
+/// What explaining may take of the time that somebody waits for what has come in.
+const BUDGET: Duration = Duration::from_millis(50);
 
 /// Every reason for a lost event, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
 const LOST: [(lost_reason, &str); 6] = [
@@ -53,7 +57,9 @@ pub(super) struct AttachedBlock {
     late: Rc<RefCell<VecDeque<done_request>>>,
     kept: Option<Kept>,
     keep_evidence: bool,
-    late_over_ns: Option<u64>,
+    explain_over_ns: Option<u64>,
+    /// Late requests beyond the budget.
+    unexplained: Unexplained,
     span: Span,
     meter: Meter,
 }
@@ -90,7 +96,8 @@ impl AttachedBlock {
             late,
             kept,
             keep_evidence: options.keep_evidence,
-            late_over_ns: options.explain_over_ns,
+            explain_over_ns: options.explain_over_ns,
+            unexplained: Unexplained::default(),
             span,
             meter: Meter::default(),
             skeleton,
@@ -172,6 +179,8 @@ impl Attached for AttachedBlock {
         }
         if let Some(kept) = &mut self.kept {
             snapshot.lost.insert("unseen_others".to_owned(), kept.take_lost());
+            snapshot.lost.insert("over_budget".to_owned(), self.unexplained.events);
+            snapshot.unexplained = std::mem::take(&mut self.unexplained);
         }
         self.meter.tell(attach::statistics(loaded_programs(&self.skeleton)), &mut snapshot);
         Ok(snapshot)
@@ -184,14 +193,21 @@ impl Attached for AttachedBlock {
         attach::poll(ring, wait)?;
         // After them: what was done before a late request is there.
         self.read_kept();
+        let began = Instant::now();
         // Taken out one by one: `each` may take long, and more may come in meanwhile.
         loop {
             let taken = self.late.borrow_mut().pop_front();
             let Some(late) = taken else { return Ok(()) };
             let mut event = late::event_of(&late, &mut self.names);
-            let is_explained = self.late_over_ns.is_some_and(|over_ns| event.latency_ns >= over_ns);
-            if let Some(kept) = self.kept.as_ref().filter(|_| is_explained) {
-                kept.explain(&late, &mut event, &mut self.names, self.keep_evidence);
+            let is_explained = self.explain_over_ns.is_some_and(|over_ns| event.latency_ns >= over_ns);
+            match self.kept.as_ref().filter(|_| is_explained) {
+                Some(_) if began.elapsed() > BUDGET => {
+                    self.unexplained.events += 1;
+                    self.unexplained.total_ns += event.latency_ns;
+                    continue;
+                }
+                Some(kept) => kept.explain(&late, &mut event, &mut self.names, self.keep_evidence),
+                None => {}
             }
             each(event);
         }

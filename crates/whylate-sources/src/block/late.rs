@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! From the kernel's record of a late request to a late event, and what else the device had meanwhile.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::fence;
 
 use anyhow::Context as _;
-use whylate_model::blame::{OtherRequest, RequestEvidence, request_causes};
+use whylate_model::blame::{OtherRequests, RequestEvidence, request_causes};
 use whylate_model::{Labels, LateEvent, thread};
 
 use super::names::{Names, operation_name, plural, submitter};
@@ -75,6 +75,10 @@ pub(super) struct Kept {
     read: Vec<u64>,
     /// Those that were read, in the order in which they were done.
     known: VecDeque<done_request>,
+    /// The longest that one of them was at its device.
+    longest_ns: u64,
+    /// Those that were not done at the last reading.
+    in_progress: Vec<block_request>,
     /// Since when all are known.
     since_ns: u64,
     lost: u64,
@@ -94,6 +98,8 @@ impl Kept {
             present: present.context("cannot map the requests in progress")?,
             read: vec![0; cpus as usize],
             known: VecDeque::new(),
+            longest_ns: 0,
+            in_progress: Vec::new(),
             since_ns: clock::monotonic_ns(),
             lost: 0,
         })
@@ -124,7 +130,15 @@ impl Kept {
             *read = written;
         }
         new.sort_by_key(|one| one.completed_ns);
+        let at_device_ns = |one: &done_request| one.completed_ns.saturating_sub(one.request.issued_ns);
+        self.longest_ns = new.iter().map(at_device_ns).fold(self.longest_ns, u64::max);
         self.known.extend(new);
+        self.in_progress.clear();
+        for slot in 0..self.present.entries() {
+            if self.present.u64_at(slot, offset_of!(block_request, request)).load(Relaxed) > 1 {
+                self.in_progress.extend(self.present.copy::<block_request>(slot));
+            }
+        }
         // From the device's first request that is older, nobody waits any more who is told.
         let until_ns = now_ns.saturating_sub(keep_ns);
         while self.known.front().is_some_and(|one| one.completed_ns < until_ns) || self.known.len() > OTHERS {
@@ -139,7 +153,7 @@ impl Kept {
         std::mem::take(&mut self.lost)
     }
 
-    fn others(&self, late: &done_request, names: &mut Names) -> Vec<OtherRequest> {
+    fn others(&self, late: &done_request, names: &mut Names) -> Vec<OtherRequests> {
         let own = &late.request;
         let overlaps = |request: &block_request, completed_ns: u64| {
             request.facts.device == own.facts.device
@@ -148,28 +162,30 @@ impl Kept {
                 && completed_ns > own.made_ns
                 && (request.request, request.issued_ns) != (own.request, own.issued_ns)
         };
-        let mut others = Vec::new();
+        let mut by_whom: BTreeMap<(u32, u32, u64), OtherRequests> = BTreeMap::new();
         let mut other = |request: &block_request, completed_ns: u64| {
-            if overlaps(request, completed_ns) {
-                let who = if request.facts.tid == own.facts.tid {
-                    format!("its own {}", plural(request.facts.operation))
+            if !overlaps(request, completed_ns) {
+                return;
+            }
+            let facts = &request.facts;
+            let others = by_whom.entry((facts.tid, facts.operation, facts.cgroup)).or_insert_with(|| OtherRequests {
+                who: if facts.tid == own.facts.tid {
+                    format!("its own {}", plural(facts.operation))
                 } else {
-                    format!("{} ({})", submitter(&request.facts), plural(request.facts.operation))
-                };
-                let cgroup = names.cgroup(request.facts.cgroup);
-                others.push(OtherRequest { who, cgroup, issued_ns: request.issued_ns, completed_ns });
-            }
+                    format!("{} ({})", submitter(facts), plural(facts.operation))
+                },
+                cgroup: names.cgroup(facts.cgroup),
+                at_device_ns: Vec::new(),
+            });
+            others.at_device_ns.push((request.issued_ns, completed_ns));
         };
-        self.known.iter().for_each(|done| other(&done.request, done.completed_ns));
-        for slot in 0..self.present.entries() {
-            if self.present.u64_at(slot, offset_of!(block_request, request)).load(Relaxed) <= 1 {
-                continue;
-            }
-            if let Some(request) = self.present.copy::<block_request>(slot) {
-                other(&request, NOT_DONE);
-            }
-        }
-        others
+        // Whatever was done later than that was handed to the device after this one was done.
+        let until_ns = late.completed_ns.saturating_add(self.longest_ns);
+        let from = self.known.partition_point(|done| done.completed_ns <= own.made_ns);
+        let until = self.known.partition_point(|done| done.completed_ns <= until_ns);
+        self.known.range(from..until.max(from)).for_each(|done| other(&done.request, done.completed_ns));
+        self.in_progress.iter().for_each(|request| other(request, NOT_DONE));
+        by_whom.into_values().collect()
     }
 
     /// Gives the event its causes.
