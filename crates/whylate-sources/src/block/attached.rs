@@ -106,6 +106,10 @@ impl AttachedBlock {
 
     fn read_kept(&mut self) {
         if let (Some(kept), Some(data)) = (&mut self.kept, &self.skeleton.maps.bss_data) {
+            // What is in progress is of use to those that are explained, and done is what was before.
+            if !self.late.borrow().is_empty() {
+                kept.read_in_progress();
+            }
             kept.read(&data.done_count, KEEP_NS);
         }
     }

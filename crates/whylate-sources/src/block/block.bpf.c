@@ -19,6 +19,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 struct {
 	struct done_request done_request;
 	struct block_key block_key;
+	struct request_set request_set;
 	enum lost_reason lost_reason;
 	enum operation operation;
 	enum request_limits request_limits;

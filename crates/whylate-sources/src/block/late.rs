@@ -13,7 +13,7 @@ use whylate_model::{Labels, LateEvent, thread};
 
 use super::names::{Names, operation_name, plural, submitter};
 use super::skel::BlockSkel;
-use super::skel::types::{block_request, done_request, request_facts};
+use super::skel::types::{block_request, done_request, request_facts, request_limits, request_set};
 use crate::attach::{self, PlainData};
 use crate::clock;
 use crate::mapped::MappedArray;
@@ -71,6 +71,8 @@ pub(super) struct Kept {
     done: MappedArray,
     done_by_cpu: usize,
     present: MappedArray,
+    /// Which slots of that have a request.
+    sets: MappedArray,
     /// Where the next one of each CPU goes that has not been read.
     read: Vec<u64>,
     /// Those that were read, in the order in which they were done.
@@ -92,10 +94,13 @@ impl Kept {
             MappedArray::new(maps.done_by_position.as_fd(), (cpus * done_by_cpu) as usize, size_of::<done_request>());
         let slots = maps.request_by_slot.max_entries() as usize;
         let present = MappedArray::new(maps.request_by_slot.as_fd(), slots, size_of::<block_request>());
+        let sets = maps.set_by_hash.max_entries() as usize;
+        let sets = MappedArray::new(maps.set_by_hash.as_fd(), sets, size_of::<request_set>());
         Ok(Kept {
             done: done.context("cannot map the requests that are done")?,
             done_by_cpu: done_by_cpu as usize,
             present: present.context("cannot map the requests in progress")?,
+            sets: sets.context("cannot map where requests in progress are")?,
             read: vec![0; cpus as usize],
             known: VecDeque::new(),
             longest_ns: 0,
@@ -133,17 +138,26 @@ impl Kept {
         let at_device_ns = |one: &done_request| one.completed_ns.saturating_sub(one.request.issued_ns);
         self.longest_ns = new.iter().map(at_device_ns).fold(self.longest_ns, u64::max);
         self.known.extend(new);
-        self.in_progress.clear();
-        for slot in 0..self.present.entries() {
-            if self.present.u64_at(slot, offset_of!(block_request, request)).load(Relaxed) > 1 {
-                self.in_progress.extend(self.present.copy::<block_request>(slot));
-            }
-        }
         // From the device's first request that is older, nobody waits any more who is told.
         let until_ns = now_ns.saturating_sub(keep_ns);
         while self.known.front().is_some_and(|one| one.completed_ns < until_ns) || self.known.len() > OTHERS {
             if let Some(gone) = self.known.pop_front() {
                 self.since_ns = self.since_ns.max(gone.completed_ns);
+            }
+        }
+    }
+
+    /// Reads what is in progress.
+    pub fn read_in_progress(&mut self) {
+        self.in_progress.clear();
+        let ways = size_of_val(&request_set::default().requests) / size_of::<u64>();
+        for set in 0..self.sets.entries() {
+            for way in 0..ways {
+                if self.sets.u64_at(set, way * size_of::<u64>()).load(Relaxed) != 0 {
+                    let slot = set * request_limits::SLOTS_A_SET.0 as usize + way;
+                    let request = self.present.copy::<block_request>(slot);
+                    self.in_progress.extend(request.filter(|request| request.request > 1));
+                }
             }
         }
     }
