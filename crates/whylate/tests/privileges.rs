@@ -22,7 +22,7 @@ use turn::{Turn, turn_to_measure};
 
 const TABLES: &str = include_str!("../../../docs/privileges.md");
 /// So many commands run at the same time where they only have to start.
-const AT_ONCE: usize = 3;
+const AT_ONCE: usize = 6;
 const NOBODY: u32 = 65_534;
 const SMALLEST: &str = "| command | smallest set |";
 const WITHOUT: &str = "| without | command |";
