@@ -14,12 +14,17 @@ enum {
 	DEVICE_MINOR_BITS = 20,
 };
 
+static __always_inline u32 number_of_disk(const struct gendisk *disk)
+{
+	return (u32)disk->major << DEVICE_MINOR_BITS | (u32)disk->first_minor;
+}
+
 /* 0 without a disk. */
 static __always_inline u32 device_of(const struct request *request)
 {
 	const struct gendisk *disk = request->q->disk;
 
-	return disk ? (u32)disk->major << DEVICE_MINOR_BITS | (u32)disk->first_minor : 0;
+	return disk ? number_of_disk(disk) : 0;
 }
 
 /* It flushes the device's cache before or after what it writes; the block layer may do that in parts. */

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Why an I/O request took long.
 //!
-//! Before its queue it was held back by limits, or no request was free. While it was queued, the device served others:
+//! Before its queue it was held back by limits of its cgroup, by writeback throttling, or no request was free. While it was queued, the device served others:
 //! each instant is shared equally among the requests that were there. While it was there itself, others may have been,
-//! too: then the instant is shared among these, else it is the device's own.
+//! too: then the instant is shared among these, else it is the device's own. From the device's interrupt on it
+//! is its CPU that ends it.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,11 +19,25 @@ pub struct RequestEvidence {
     pub device: String,
     /// It came to the block layer.
     pub submitted_ns: u64,
+    /// Limits of a cgroup let it go; 0 where they did not hold it.
+    #[serde(default)]
+    pub let_go_ns: u64,
+    /// Which limits those are.
+    #[serde(default)]
+    pub limit: String,
+    /// The path of the cgroup that has them, or is below.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limited_cgroup: Option<String>,
     /// It was given a request.
     pub made_ns: u64,
     /// It was handed to the device.
     pub issued_ns: u64,
-    /// The device was done with it.
+    /// The interrupt that told of its end began, or asked for a softirq that ends it.
+    pub told_ns: u64,
+    /// It was the softirq.
+    #[serde(default)]
+    pub is_told_by_softirq: bool,
+    /// It was done.
     pub completed_ns: u64,
     /// What holds requests back before the queue.
     pub held_back_by: String,
@@ -46,15 +61,25 @@ pub struct OtherRequests {
 
 /// What made a request late, largest first; the causes add up to its latency.
 pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
-    let RequestEvidence { device, submitted_ns, made_ns, issued_ns, completed_ns, .. } = evidence;
+    let RequestEvidence { device, submitted_ns, made_ns, issued_ns, told_ns, completed_ns, .. } = evidence;
     let completed_ns = *completed_ns.max(submitted_ns);
     let made_ns = (*made_ns).clamp(*submitted_ns, completed_ns);
     let issued_ns = (*issued_ns).clamp(made_ns, completed_ns);
+    let told_ns = (*told_ns).clamp(issued_ns, completed_ns);
+    let let_go_ns = evidence.let_go_ns.clamp(*submitted_ns, made_ns);
     let mut sum = Sum::default();
-    sum.add(Blame::new(CauseKind::Throttled, evidence.held_back_by.as_str()), made_ns - submitted_ns, &[]);
+    let limit = Blame::new(CauseKind::Throttled, evidence.limit.as_str());
+    sum.add(Blame { cgroup: evidence.limited_cgroup.clone(), ..limit }, let_go_ns - submitted_ns, &[]);
+    sum.add(Blame::new(CauseKind::Throttled, evidence.held_back_by.as_str()), made_ns - let_go_ns, &[]);
+    let ends = if evidence.is_told_by_softirq {
+        Blame::new(CauseKind::Softirq, "BLOCK")
+    } else {
+        Blame::new(CauseKind::Irq, format!("the interrupt of {device}"))
+    };
+    sum.add(ends, completed_ns - told_ns, &[]);
     for (kind, span) in [
         (CauseKind::DiskQueue, Span { from_ns: made_ns, to_ns: issued_ns }),
-        (CauseKind::Disk, Span { from_ns: issued_ns, to_ns: completed_ns }),
+        (CauseKind::Disk, Span { from_ns: issued_ns, to_ns: told_ns }),
     ] {
         let known_ns = evidence.known_since_ns.clamp(span.from_ns, span.to_ns);
         sum.add(Blame::unknown("what else the device had was overwritten"), known_ns - span.from_ns, &[]);
@@ -123,10 +148,11 @@ mod tests {
             submitted_ns,
             made_ns,
             issued_ns,
+            told_ns: completed_ns,
             completed_ns,
             held_back_by: "limits of vda".to_owned(),
             others: others.iter().map(|&(who, from_ns, to_ns)| other(who, from_ns, to_ns)).collect(),
-            known_since_ns: 0,
+            ..RequestEvidence::default()
         }
     }
 
@@ -138,7 +164,7 @@ mod tests {
         expected.iter().map(|&(kind, who, ns)| (kind, who.to_owned(), ns)).collect()
     }
 
-    use CauseKind::{Disk, DiskQueue, Throttled, Unknown};
+    use CauseKind::{Disk, DiskQueue, Irq, Softirq, Throttled, Unknown};
 
     #[test]
     fn alone_it_is_the_device() {
@@ -146,6 +172,31 @@ mod tests {
             told(&evidence([100, 110, 130, 500], &[])),
             of(&[(Disk, "vda", 370), (DiskQueue, "vda", 20), (Throttled, "limits of vda", 10)])
         );
+    }
+
+    #[test]
+    fn limits_come_first_and_the_end_is_the_cpus() {
+        let limited = RequestEvidence {
+            let_go_ns: 160,
+            limit: "io.max of /a".to_owned(),
+            limited_cgroup: Some("/a/b".to_owned()),
+            told_ns: 290,
+            is_told_by_softirq: true,
+            ..evidence([100, 170, 190, 300], &[])
+        };
+        let causes = request_causes(&limited);
+        assert_eq!(
+            causes.into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect::<Vec<_>>(),
+            of(&[
+                (Disk, "vda", 100),
+                (Throttled, "io.max of /a", 60),
+                (DiskQueue, "vda", 20),
+                (Softirq, "BLOCK", 10),
+                (Throttled, "limits of vda", 10),
+            ])
+        );
+        let by_interrupt = RequestEvidence { is_told_by_softirq: false, ..limited };
+        assert!(told(&by_interrupt).contains(&(Irq, "the interrupt of vda".to_owned(), 10)));
     }
 
     #[test]
@@ -186,14 +237,19 @@ mod tests {
         fn causes_add_up(
             moments in any::<[u16; 4]>(),
             others in prop::collection::vec((0..4_u8, any::<u16>(), any::<u16>()), 0..20),
-            known_since_ns in any::<u16>(),
+            (known_since_ns, let_go_ns, told_ns) in any::<(u16, u16, u16)>(),
         ) {
             let others: Vec<OtherRequests> = others
                 .iter()
                 .map(|&(who, from_ns, to_ns)| other(&format!("{who}"), from_ns.into(), to_ns.into()))
                 .collect();
             let evidence =
-                RequestEvidence { others, known_since_ns: known_since_ns.into(), ..evidence(moments.map(u64::from), &[]) };
+                RequestEvidence {
+                others,
+                known_since_ns: known_since_ns.into(),
+                let_go_ns: let_go_ns.into(),
+                told_ns: told_ns.into(),
+                ..evidence(moments.map(u64::from), &[]) };
             let all_ns: u64 = request_causes(&evidence).iter().map(|cause| cause.ns).sum();
             prop_assert_eq!(all_ns, evidence.completed_ns.saturating_sub(evidence.submitted_ns));
         }

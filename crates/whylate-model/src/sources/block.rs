@@ -9,6 +9,7 @@ pub static BLOCK: Card = Card {
     lost: &[
         reason("buckets_full", "the memory for histograms was full"),
         reason("in_progress_full", "the table of requests in progress was full"),
+        reason("own", "requests of whylate itself, which are left out"),
         reason("reused", "a request began in the memory of one that was not seen ending"),
         reason("series_full", "the table of series was full"),
         reason(

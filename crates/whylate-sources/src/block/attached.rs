@@ -3,14 +3,15 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::fs;
+use std::os::fd::AsFd as _;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{Link, ProgramMut, RingBuffer, RingBufferBuilder};
 use whylate_model::snapshot::Unexplained;
 use whylate_model::{LateEvent, Snapshot};
 
@@ -19,7 +20,7 @@ use super::late::{self, KEEP_NS, Kept};
 use super::names::{Names, number_of};
 use super::skel::types::{done_request, lost_reason, series_key};
 use super::skel::{BlockSkel, BlockSkelBuilder, OpenBlockSkel};
-use super::{BlockOptions, By, INFO, IO_START};
+use super::{BlockOptions, By, FEXIT, INFO, INSERT};
 use crate::attach::{self, Meter};
 use crate::cpus;
 use crate::mapped::MappedArray;
@@ -35,13 +36,14 @@ const LEAST_DONE: u32 = 1 << 9;
 const BUDGET: Duration = Duration::from_millis(50);
 
 /// Every reason for a lost event, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
-const LOST: [(lost_reason, &str); 6] = [
+const LOST: [(lost_reason, &str); 7] = [
     (lost_reason::LOST_UNMATCHED, "unmatched"),
     (lost_reason::LOST_REUSED, "reused"),
     (lost_reason::LOST_REQUESTS_FULL, "in_progress_full"),
     (lost_reason::LOST_SERIES_FULL, "series_full"),
     (lost_reason::LOST_BUCKETS_FULL, "buckets_full"),
     (lost_reason::LOST_LATE_EVENTS, "late_events"),
+    (lost_reason::LOST_OWN, "own"),
 ];
 
 /// The source `block`, measuring. The programs go with the links.
@@ -81,7 +83,7 @@ impl AttachedBlock {
         let kept = options.explain_over_ns.map(|_| Kept::new(&skeleton, cpus, done_by_cpu)).transpose()?;
         let late = Rc::new(RefCell::new(VecDeque::new()));
         let ring = options.late_over_ns.or(options.explain_over_ns).map(|_| late_ring(&skeleton, &late)).transpose()?;
-        let links = attach_programs(&skeleton, backend)?;
+        let links = attach_programs(&skeleton)?;
         let data = skeleton.maps.bss_data.as_mut().context("the BPF object has no variables")?;
         // Right before it begins to count: nothing is counted that was before the span.
         let span = Span::begin(INFO.card, session);
@@ -90,7 +92,7 @@ impl AttachedBlock {
             _links: links,
             backend,
             gathered,
-            names: Names::new(),
+            names: Names::new(session.symbols()),
             lost,
             ring,
             late,
@@ -121,42 +123,64 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     settings.series_key = match options.by {
         By::Device => series_key::BY_DEVICE,
         By::Process => series_key::BY_PROCESS,
+        By::Thread => series_key::BY_THREAD,
         By::Cgroup => series_key::BY_CGROUP,
     };
+    settings.own_process = options.leave_out.unwrap_or(0);
+    settings.has_bio_devices = has_devices_without_requests();
+    settings.tells_limits = backend == FEXIT;
     let over_ns = options.late_over_ns.into_iter().chain(options.explain_over_ns).min();
     settings.late_over_ns = over_ns.unwrap_or(0);
     settings.keep_done = options.explain_over_ns.is_some();
     if let Some(device) = &options.device {
         settings.wanted_device = number_of(device).map_err(|error| AttachError::Contradiction(error.to_string()))?;
     }
-    open.progs.on_block_io_start.set_autoload(backend == IO_START);
-    open.progs.on_block_rq_insert.set_autoload(backend != IO_START);
+    let programs = &mut open.progs;
+    programs.on_block_bio_complete.set_autoload(settings.has_bio_devices);
+    programs.on_throttle_exit.set_autoload(settings.tells_limits);
+    programs.on_block_io_start.set_autoload(backend != INSERT);
+    programs.on_block_rq_insert.set_autoload(backend == INSERT);
+    let tells_completion = !options.without_completion;
+    programs.on_irq_handler_entry.set_autoload(tells_completion);
+    programs.on_irq_handler_exit.set_autoload(tells_completion);
+    programs.on_softirq_raise.set_autoload(tells_completion);
+    programs.on_softirq_entry.set_autoload(tells_completion);
+    programs.on_softirq_exit.set_autoload(tells_completion);
     Ok(())
 }
 
-/// Attaches the end of requests first, so that none is seen beginning whose end could not be.
-fn attach_programs(skeleton: &BlockSkel<'_>, backend: &str) -> Result<Vec<Link>, AttachError> {
-    let programs = &skeleton.progs;
-    let begins = if backend == IO_START { &programs.on_block_io_start } else { &programs.on_block_rq_insert };
-    let ends = [&programs.on_block_rq_complete, &programs.on_block_rq_merge];
-    let in_order = ends.into_iter().chain([&programs.on_block_rq_issue, begins, &programs.on_block_bio_queue]);
-    Ok(in_order.map(|program| program.attach()).collect::<Result<_, _>>()?)
+/// Device mapper, md, zram and others take bios as they are. Only queues of requests have a folder `mq`.
+fn has_devices_without_requests() -> bool {
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    devices.map(|device| device.path()).any(|device| device.join("queue").exists() && !device.join("mq").exists())
 }
 
-/// The programs in use: the others have no descriptor.
-fn loaded_programs<'a>(skeleton: &'a BlockSkel<'_>) -> impl Iterator<Item = BorrowedFd<'a>> {
+/// The programs, in the order in which they are attached: the end of requests first, so that none is seen beginning
+/// whose end could not be.
+fn programs<'a>(skeleton: &'a BlockSkel<'_>) -> impl Iterator<Item = &'a ProgramMut<'a>> {
     let programs = &skeleton.progs;
     [
-        &programs.on_block_bio_queue,
+        &programs.on_softirq_exit,
+        &programs.on_irq_handler_exit,
+        &programs.on_softirq_entry,
+        &programs.on_softirq_raise,
+        &programs.on_irq_handler_entry,
+        &programs.on_block_rq_complete,
+        &programs.on_block_bio_complete,
+        &programs.on_block_rq_merge,
+        &programs.on_block_rq_issue,
         &programs.on_block_io_start,
         &programs.on_block_rq_insert,
-        &programs.on_block_rq_issue,
-        &programs.on_block_rq_merge,
-        &programs.on_block_rq_complete,
+        &programs.on_block_bio_queue,
+        &programs.on_throttle_exit,
     ]
     .into_iter()
+    // Those that are not loaded have no descriptor.
     .filter(|program| program.autoload())
-    .map(|program| program.as_fd())
+}
+
+fn attach_programs(skeleton: &BlockSkel<'_>) -> Result<Vec<Link>, AttachError> {
+    Ok(programs(skeleton).map(|program| program.attach()).collect::<Result<_, _>>()?)
 }
 
 fn late_ring(
@@ -186,7 +210,7 @@ impl Attached for AttachedBlock {
             snapshot.lost.insert("over_budget".to_owned(), self.unexplained.events);
             snapshot.unexplained = std::mem::take(&mut self.unexplained);
         }
-        self.meter.tell(attach::statistics(loaded_programs(&self.skeleton)), &mut snapshot);
+        self.meter.tell(attach::statistics(programs(&self.skeleton).map(|program| program.as_fd())), &mut snapshot);
         Ok(snapshot)
     }
 

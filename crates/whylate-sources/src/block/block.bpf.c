@@ -10,6 +10,7 @@
 #include "ways.bpf.h"
 #include "distribution.bpf.h"
 #include "settings.bpf.h"
+#include "interrupts.bpf.h"
 #include "requests.bpf.h"
 #include "series.bpf.h"
 
@@ -19,8 +20,9 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 struct {
 	struct done_request done_request;
 	struct block_key block_key;
-	struct request_set request_set;
 	enum lost_reason lost_reason;
+	enum request_flag request_flag;
+	enum told_by told_by;
 	enum operation operation;
 	enum request_limits request_limits;
 	enum series_limits series_limits;
@@ -34,17 +36,39 @@ struct {
 
 enum {
 	MOST_CPUS = 1024,
+	EIO = 5,
 };
 
 /* Requests that were done on each CPU. */
 u64 done_count[MOST_CPUS] = {};
 
-/* Since 5.x each bio that may become a request passes here once, after limits of cgroups have let it pass. */
+/* Each bio passes here once, after limits of cgroups have let it pass. */
 SEC("tp_btf/block_bio_queue")
 int BPF_PROG(on_block_bio_queue, struct bio *bio)
 {
-	if (enabled)
-		bio_comes((u64)bio, bpf_ktime_get_ns());
+	const struct gendisk *disk;
+	u64 now_ns;
+
+	if (!enabled)
+		return 0;
+	now_ns = bpf_ktime_get_ns();
+	bio_comes((u64)bio, now_ns);
+	if (tells_limits)
+		held_goes_on((u64)bio, now_ns);
+	if (!has_bio_devices)
+		return 0;
+	disk = bio->bi_bdev->bd_disk;
+	if (!disk->queue->mq_ops && (!wanted_device || wanted_device == number_of_disk(disk)))
+		bio_begins(bio, now_ns);
+	return 0;
+}
+
+/* The one place where limits of a cgroup (io.max) hold a bio back has no event. It is not called without limits. */
+SEC("?fexit/__blk_throtl_bio")
+int BPF_PROG(on_throttle_exit, struct bio *bio, bool is_held)
+{
+	if (enabled && is_held)
+		bio_is_held((u64)bio);
 	return 0;
 }
 
@@ -110,7 +134,42 @@ int BPF_PROG(on_block_rq_merge, struct request *request)
 	return 0;
 }
 
-static __always_inline void keep(const struct block_request *request, u64 now_ns, s32 error)
+struct end {
+	u64 told_ns;
+	u64 now_ns;
+	enum told_by told_by;
+	s32 error;
+};
+
+/* When it was told that the request that is done now is: not before it was issued. */
+static __always_inline void tell(struct end *end, const struct block_request *request)
+{
+	struct at_interrupt *at = own_interrupt();
+	u64 told_ns = 0;
+
+	end->told_ns = end->now_ns;
+	end->told_by = TOLD_BY_NOBODY;
+	if (!at)
+		return;
+	told_ns = at->since_ns ? at->since_ns : at->is_in_softirq ? at->softirq_wanted_ns : 0;
+	if (told_ns > request->issued_ns && told_ns < end->now_ns) {
+		end->told_ns = told_ns;
+		end->told_by = at->since_ns ? TOLD_BY_INTERRUPT : TOLD_BY_SOFTIRQ;
+	}
+}
+
+static __always_inline void fill(struct done_request *done, const struct block_request *request, const struct end *end)
+{
+	done->request = *request;
+	done->told_ns = end->told_ns;
+	done->completed_ns = end->now_ns;
+	done->error = end->error;
+	done->cpu = bpf_get_smp_processor_id();
+	done->told_by = end->told_by;
+	done->unused = 0;
+}
+
+static __always_inline void keep(const struct block_request *request, const struct end *end)
 {
 	u32 cpu = bpf_get_smp_processor_id(), index;
 	struct done_request *done;
@@ -125,15 +184,12 @@ static __always_inline void keep(const struct block_request *request, u64 now_ns
 		return;
 	done->position = ~position;
 	barrier();
-	done->request = *request;
-	done->completed_ns = now_ns;
-	done->error = error;
-	done->cpu = cpu;
+	fill(done, request, end);
 	barrier();
 	done->position = position;
 }
 
-static __always_inline void report(const struct block_request *request, u64 now_ns, s32 error)
+static __always_inline void report(const struct block_request *request, const struct end *end)
 {
 	struct done_request *late = bpf_ringbuf_reserve(&late_requests, sizeof(*late), 0);
 
@@ -142,40 +198,55 @@ static __always_inline void report(const struct block_request *request, u64 now_
 		return;
 	}
 	late->position = 0;
-	late->request = *request;
-	late->completed_ns = now_ns;
-	late->error = error;
-	late->cpu = bpf_get_smp_processor_id();
+	fill(late, request, end);
 	bpf_ringbuf_submit(late, 0);
+}
+
+/* It is done. One of whoever measures counts for others only, which it made wait. */
+static __always_inline void request_ends(u64 address, u64 now_ns, s32 error)
+{
+	struct end end = { .now_ns = now_ns, .error = error };
+	struct block_request *begun;
+	struct request_set *set;
+	u32 slot = slot_of(address, &set);
+
+	begun = slot == NO_SLOT ? NULL : request_in(slot);
+	if (!begun) {
+		lose(LOST_UNMATCHED);
+		return;
+	}
+	/* One that only flushes has no turn at the device itself: the block layer's own flush has. */
+	if (!begun->issued_ns)
+		begun->issued_ns = begun->made_ns;
+	tell(&end, begun);
+	if (keep_done)
+		keep(begun, &end);
+	if (own_process && begun->facts.pid == own_process) {
+		lose(LOST_OWN);
+	} else {
+		count_done(begun, end.told_ns, now_ns, error);
+		if (late_over_ns && since(now_ns, begun->submitted_ns) >= late_over_ns)
+			report(begun, &end);
+	}
+	forget(set, slot);
 }
 
 /* It comes for each part that is done, and before those who wait are woken. */
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(on_block_rq_complete, struct request *request, int error, unsigned int bytes)
 {
-	u64 now_ns = bpf_ktime_get_ns();
-	struct block_request *begun;
-	struct request_set *set;
-	u32 slot;
+	if (!enabled || (wanted_device && wanted_device != device_of(request)) || !is_last_part(request, bytes))
+		return 0;
+	request_ends((u64)request, bpf_ktime_get_ns(), error);
+	return 0;
+}
 
-	if (!enabled || (wanted_device && wanted_device != device_of(request)))
+/* Of devices without requests; bios of requests pass here, too. */
+SEC("?tp_btf/block_bio_complete")
+int BPF_PROG(on_block_bio_complete, struct request_queue *queue, struct bio *bio)
+{
+	if (!enabled || queue->mq_ops || (wanted_device && queue->disk && wanted_device != number_of_disk(queue->disk)))
 		return 0;
-	if (!is_last_part(request, bytes))
-		return 0;
-	slot = slot_of((u64)request, &set);
-	begun = slot == NO_SLOT ? NULL : request_in(slot);
-	if (!begun) {
-		lose(LOST_UNMATCHED);
-		return 0;
-	}
-	/* One that only flushes has no turn at the device itself: the block layer's own flush has. */
-	if (!begun->issued_ns)
-		begun->issued_ns = begun->made_ns;
-	count_done(begun, now_ns, error);
-	if (keep_done)
-		keep(begun, now_ns, error);
-	if (late_over_ns && since(now_ns, begun->submitted_ns) >= late_over_ns)
-		report(begun, now_ns, error);
-	forget(set, slot);
+	request_ends((u64)bio, bpf_ktime_get_ns(), bio->bi_status ? -EIO : 0);
 	return 0;
 }

@@ -22,11 +22,12 @@ use crate::mapped::MappedArray;
 use crate::source::AttachError;
 
 /// In the order of the time that they take.
-const KINDS: [(distribution_kind, &str); 4] = [
+const KINDS: [(distribution_kind, &str); 5] = [
     (distribution_kind::LATENCY, "latency"),
     (distribution_kind::THROTTLED, "throttled"),
     (distribution_kind::QUEUED, "queued"),
     (distribution_kind::DEVICE, "device"),
+    (distribution_kind::COMPLETION, "completion"),
 ];
 
 pub(super) struct Gathered {
@@ -94,13 +95,14 @@ impl Gathered {
         labels.insert("operation".to_owned(), operation_name(operation).to_owned());
         match self.by {
             By::Device => {}
-            By::Process => {
+            By::Process | By::Thread => {
                 let comm = offset_of!(series, comm);
                 let length = size_of_val(&request_facts::default().comm);
                 let name: Vec<i8> =
                     (0..length).map(|at| self.series.u8_at(id, comm + at).load(Relaxed) as i8).collect();
-                labels.insert("process".to_owned(), attach::text(&name));
-                labels.insert("pid".to_owned(), thread::number(whose as u32));
+                let (called, number) = if self.by == By::Process { ("process", "pid") } else { ("thread", "tid") };
+                labels.insert(called.to_owned(), attach::text(&name));
+                labels.insert(number.to_owned(), thread::number(whose as u32));
             }
             By::Cgroup => {
                 labels.insert("cgroup".to_owned(), names.cgroup(whose).unwrap_or_else(|| "unknown".to_owned()));

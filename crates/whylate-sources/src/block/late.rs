@@ -11,9 +11,9 @@ use anyhow::Context as _;
 use whylate_model::blame::{OtherRequests, RequestEvidence, request_causes};
 use whylate_model::{Labels, LateEvent, thread};
 
-use super::names::{Names, operation_name, plural, submitter};
+use super::names::{Names, flags, operation_name, plural};
 use super::skel::BlockSkel;
-use super::skel::types::{block_request, done_request, request_facts, request_limits, request_set};
+use super::skel::types::{block_request, done_request, request_facts, request_limits, told_by};
 use crate::attach::{self, PlainData};
 use crate::clock;
 use crate::mapped::MappedArray;
@@ -26,6 +26,10 @@ unsafe impl PlainData for done_request {}
 #[allow(unsafe_code)]
 unsafe impl PlainData for block_request {}
 
+/// How long the name of a thread is.
+const COMM_LENGTH: usize = 16;
+/// A set of addresses in the kernel.
+const SET_BYTES: usize = request_limits::SLOTS_A_SET.0 as usize * size_of::<u64>();
 /// Another request that is not done is at its device until then.
 const NOT_DONE: u64 = u64::MAX;
 /// So many others of one late request are told apart; a device that had more has served them in less than 2 % each.
@@ -33,12 +37,14 @@ const OTHERS: usize = 65_536;
 
 /// The late event of a request that is done, without causes.
 pub(super) fn event_of(late: &done_request, names: &mut Names) -> LateEvent {
-    let done_request { request, completed_ns, .. } = late;
+    let done_request { request, told_ns, completed_ns, .. } = late;
     let facts = &request.facts;
     let mut labels = Labels::new();
     labels.insert("device".to_owned(), names.device(facts.device));
     labels.insert("operation".to_owned(), operation_name(facts.operation).to_owned());
-    labels.insert("submitter".to_owned(), attach::text(&facts.comm));
+    labels.insert("flags".to_owned(), flags(facts));
+    labels.insert("submitter".to_owned(), names.submitter(facts));
+    labels.insert("submitter_thread".to_owned(), attach::text(&facts.comm));
     labels.insert("submitter_tid".to_owned(), thread::number(facts.tid));
     labels.insert("submitter_pid".to_owned(), thread::number(facts.pid));
     labels.insert("sector".to_owned(), facts.sector.to_string());
@@ -52,7 +58,8 @@ pub(super) fn event_of(late: &done_request, names: &mut Names) -> LateEvent {
     let phases = [
         ("throttled", request.made_ns.saturating_sub(request.submitted_ns)),
         ("queued", request.issued_ns.saturating_sub(request.made_ns)),
-        ("device", completed_ns.saturating_sub(request.issued_ns)),
+        ("device", told_ns.saturating_sub(request.issued_ns)),
+        ("completion", completed_ns.saturating_sub(*told_ns)),
     ];
     LateEvent {
         subject: format!("{} of {}", plural(facts.operation), names.device(facts.device)),
@@ -95,7 +102,7 @@ impl Kept {
         let slots = maps.request_by_slot.max_entries() as usize;
         let present = MappedArray::new(maps.request_by_slot.as_fd(), slots, size_of::<block_request>());
         let sets = maps.set_by_hash.max_entries() as usize;
-        let sets = MappedArray::new(maps.set_by_hash.as_fd(), sets, size_of::<request_set>());
+        let sets = MappedArray::new(maps.set_by_hash.as_fd(), sets, SET_BYTES);
         Ok(Kept {
             done: done.context("cannot map the requests that are done")?,
             done_by_cpu: done_by_cpu as usize,
@@ -150,9 +157,8 @@ impl Kept {
     /// Reads what is in progress.
     pub fn read_in_progress(&mut self) {
         self.in_progress.clear();
-        let ways = size_of_val(&request_set::default().requests) / size_of::<u64>();
         for set in 0..self.sets.entries() {
-            for way in 0..ways {
+            for way in 0..request_limits::SET_WAYS.0 as usize {
                 if self.sets.u64_at(set, way * size_of::<u64>()).load(Relaxed) != 0 {
                     let slot = set * request_limits::SLOTS_A_SET.0 as usize + way;
                     let request = self.present.copy::<block_request>(slot);
@@ -176,17 +182,20 @@ impl Kept {
                 && completed_ns > own.made_ns
                 && (request.request, request.issued_ns) != (own.request, own.issued_ns)
         };
-        let mut by_whom: BTreeMap<(u32, u32, u64), OtherRequests> = BTreeMap::new();
+        // Threads of one process that have one name do one thing.
+        let mut by_whom: BTreeMap<([i8; COMM_LENGTH], u32, bool, u32, u64), OtherRequests> = BTreeMap::new();
         let mut other = |request: &block_request, completed_ns: u64| {
             if !overlaps(request, completed_ns) {
                 return;
             }
             let facts = &request.facts;
-            let others = by_whom.entry((facts.tid, facts.operation, facts.cgroup)).or_insert_with(|| OtherRequests {
-                who: if facts.tid == own.facts.tid {
+            let is_own = facts.tid == own.facts.tid && facts.comm == own.facts.comm;
+            let key = (facts.comm, facts.pid, is_own, facts.operation, facts.cgroup);
+            let others = by_whom.entry(key).or_insert_with(|| OtherRequests {
+                who: if is_own {
                     format!("its own {}", plural(facts.operation))
                 } else {
-                    format!("{} ({})", submitter(facts), plural(facts.operation))
+                    format!("{} ({})", names.process_of(facts), plural(facts.operation))
                 },
                 cgroup: names.cgroup(facts.cgroup),
                 at_device_ns: Vec::new(),
@@ -207,10 +216,15 @@ impl Kept {
         let request = &late.request;
         let device = names.device(request.facts.device);
         let evidence = RequestEvidence {
-            held_back_by: format!("limits of {device}, or it had no free request"),
+            limit: if request.let_go_ns == 0 { String::new() } else { names.limit_of(&request.facts) },
+            limited_cgroup: names.cgroup(request.facts.cgroup),
+            held_back_by: names.held_back_by(&request.facts),
             submitted_ns: request.submitted_ns,
+            let_go_ns: request.let_go_ns,
             made_ns: request.made_ns,
             issued_ns: request.issued_ns,
+            told_ns: late.told_ns,
+            is_told_by_softirq: late.told_by == told_by::TOLD_BY_SOFTIRQ.0,
             completed_ns: late.completed_ns,
             others: self.others(late, names),
             known_since_ns: self.since_ns,
@@ -224,4 +238,4 @@ impl Kept {
 /// How long a record lies in the past at most when it is explained: those who wait longer have causes of this time.
 pub(super) const KEEP_NS: u64 = 10_000_000_000;
 
-const _: () = assert!(size_of::<request_facts>() == 56);
+const _: () = assert!(size_of::<request_facts>() == 80);

@@ -10,6 +10,8 @@ mod names;
 
 use whylate_model::sources;
 
+pub use names::disk_of;
+
 use crate::session::Session;
 use crate::source::{
     Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, first_that_works,
@@ -20,12 +22,29 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/block/block.skel.rs"));
 }
 
+const FEXIT: &str = "fexit";
 const IO_START: &str = "io_start";
 const INSERT: &str = "insert";
 
 static INFO: SourceInfo = SourceInfo {
     card: &sources::BLOCK,
     backends: &[
+        BackendInfo {
+            name: FEXIT,
+            needs: &[
+                Need::Btf,
+                Need::TpBtfPrograms,
+                Need::Tracepoint("block:block_io_start"),
+                Need::Tracepoint("block:block_bio_queue"),
+                Need::Tracepoint("block:block_rq_issue"),
+                Need::Tracepoint("block:block_rq_merge"),
+                Need::Tracepoint("block:block_rq_complete"),
+                Need::Function("__blk_throtl_bio"),
+                Need::Map(MapKind::Array),
+                Need::Map(MapKind::RingBuf),
+            ],
+            weaker: "",
+        },
         BackendInfo {
             name: IO_START,
             needs: &[
@@ -39,7 +58,7 @@ static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::Array),
                 Need::Map(MapKind::RingBuf),
             ],
-            weaker: "",
+            weaker: "a request begins when limits of its cgroup (io.max) let it go, and has the worker's name that does so",
         },
         BackendInfo {
             name: INSERT,
@@ -54,7 +73,7 @@ static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::Array),
                 Need::Map(MapKind::RingBuf),
             ],
-            weaker: "before Linux 6.5, a request is seen when it is queued, and a worker may do that in place of its submitter",
+            weaker: "before Linux 6.5, a request is seen when it is queued, and a worker may do that in place of its submitter; and it begins when limits of its cgroup let it go",
         },
     ],
 };
@@ -74,6 +93,10 @@ pub struct BlockOptions {
     pub explain_over_ns: Option<u64>,
     /// Late events also carry what their causes were told from.
     pub keep_evidence: bool,
+    /// A process whose requests only count for those that they make wait; `None` leaves nobody out.
+    pub leave_out: Option<u32>,
+    /// Do not tell `completion` apart from `device`: it takes four programs at interrupts, whoever has them.
+    pub without_completion: bool,
 }
 
 /// How series are told apart, beside their device and operation.
@@ -84,6 +107,8 @@ pub enum By {
     Device,
     /// By the process that submits.
     Process,
+    /// By the thread that submits: file systems have some of their own.
+    Thread,
     /// By the cgroup that a request is charged to.
     Cgroup,
 }
@@ -95,6 +120,8 @@ impl Source for BlockOptions {
 
     fn ask(&mut self, asked: Asked) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
+        // Beside other sources, the account of the CPUs has programs at each interrupt already.
+        (self.without_completion, self.leave_out) = (true, Some(std::process::id()));
     }
 
     fn attach(&self, session: &Session) -> Result<Measuring, AttachError> {

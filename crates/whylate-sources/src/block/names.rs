@@ -2,7 +2,7 @@
 //! Names of what requests have as numbers.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
@@ -10,26 +10,96 @@ use anyhow::{Context as _, bail};
 use rustix::fs::{major, minor};
 use whylate_model::thread;
 
-use super::skel::types::{operation, request_facts};
+use super::skel::types::{operation, request_facts, request_flag};
 use crate::attach;
 use crate::cgroups::{self, Cgroups};
 use crate::paths::device_name;
+use crate::symbols::KernelSymbols;
 
 /// How many bits of a device's number are its minor one, in the kernel.
 const MINOR_BITS: u32 = 20;
 
+/// The kernel's function that writes back what is dirty.
+const WRITEBACK: &str = "wb_workfn";
+
 /// Looks them up on this machine, each once.
-#[derive(Debug, Default)]
 pub(super) struct Names {
+    symbols: KernelSymbols,
     devices: HashMap<u32, String>,
+    /// Whether writeback throttling is on, by device.
+    writeback_limits: HashMap<String, bool>,
     cgroups: Cgroups,
     /// The controller `io` of cgroup v1 has a hierarchy of its own, of which nothing is known here.
     has_no_cgroups: bool,
 }
 
 impl Names {
-    pub fn new() -> Self {
-        Names { has_no_cgroups: cgroups::are_of_v1(), ..Names::default() }
+    pub fn new(symbols: KernelSymbols) -> Self {
+        Names {
+            symbols,
+            devices: HashMap::new(),
+            writeback_limits: HashMap::new(),
+            cgroups: Cgroups::default(),
+            has_no_cgroups: cgroups::are_of_v1(),
+        }
+    }
+
+    /// Who submitted it. A worker's name tells nothing, but what it is at does.
+    pub fn submitter(&mut self, facts: &request_facts) -> String {
+        self.called(facts, facts.tid)
+    }
+
+    /// The same with the number of its process.
+    pub fn process_of(&mut self, facts: &request_facts) -> String {
+        self.called(facts, facts.pid)
+    }
+
+    fn called(&mut self, facts: &request_facts, number: u32) -> String {
+        if facts.handler == 0 && facts.tid == 0 {
+            return "an interrupt".to_owned();
+        }
+        if facts.handler == 0 {
+            return thread::called(&attach::text(&facts.comm), number);
+        }
+        let frames = self.symbols.stack(&facts.handler.to_ne_bytes());
+        match frames.first() {
+            Some(function) if function == WRITEBACK => format!("writeback of {}", self.device(facts.device)),
+            Some(function) => function.clone(),
+            None => thread::called(&attach::text(&facts.comm), number),
+        }
+    }
+
+    /// What may have kept it from becoming a request.
+    pub fn held_back_by(&mut self, facts: &request_facts) -> String {
+        let device = self.device(facts.device);
+        if is_throttled_writeback(facts) && self.has_writeback_limit(&device) {
+            format!("writeback throttling of {device}")
+        } else {
+            format!("no free request of {device}")
+        }
+    }
+
+    fn has_writeback_limit(&mut self, device: &str) -> bool {
+        *self.writeback_limits.entry(device.to_owned()).or_insert_with(|| {
+            let limit = fs::read_to_string(format!("/sys/block/{device}/queue/wbt_lat_usec"));
+            limit.is_ok_and(|limit| limit.trim().parse::<i64>().is_ok_and(|limit_us| limit_us > 0))
+        })
+    }
+
+    /// The limit that held it back before: of its cgroup, or of one above.
+    pub fn limit_of(&mut self, facts: &request_facts) -> String {
+        let number = format!("{}:{}", facts.device >> MINOR_BITS, facts.device & ((1 << MINOR_BITS) - 1));
+        let cgroup = self.cgroup(facts.cgroup);
+        let has_limit = |cgroup: &&Path| {
+            let below = cgroup.strip_prefix("/").unwrap_or(cgroup);
+            let limits = fs::read_to_string(Path::new("/sys/fs/cgroup").join(below).join("io.max"));
+            limits.is_ok_and(|limits| limits.lines().any(|line| line.split(' ').next() == Some(&number)))
+        };
+        let limited = cgroup.as_deref().and_then(|cgroup| Path::new(cgroup).ancestors().find(has_limit));
+        match limited.and_then(Path::to_str).or(cgroup.as_deref()) {
+            Some(cgroup) => format!("io.max of {cgroup}"),
+            None => "a limit of its cgroup".to_owned(),
+        }
     }
 
     pub fn device(&mut self, device: u32) -> String {
@@ -59,6 +129,18 @@ pub(super) fn number_of(device: &str) -> anyhow::Result<u32> {
     Ok(major << MINOR_BITS | minor)
 }
 
+/// The disk that has a file, by its name in `/dev`: that of its partition.
+///
+/// # Errors
+/// When it is on none, or on more than one (btrfs).
+pub fn disk_of(file: &File) -> anyhow::Result<String> {
+    let device = file.metadata()?.dev();
+    let path = fs::canonicalize(format!("/sys/dev/block/{}:{}", major(device), minor(device)))?;
+    let disk = if path.join("partition").exists() { path.parent() } else { Some(path.as_path()) };
+    let name = disk.and_then(Path::file_name).context("it has no name")?;
+    Ok(name.to_string_lossy().into_owned())
+}
+
 /// What a request does, in a word.
 pub(super) fn operation_name(number: u32) -> &'static str {
     match operation(number) {
@@ -70,9 +152,39 @@ pub(super) fn operation_name(number: u32) -> &'static str {
     }
 }
 
-/// Who submitted it.
-pub(super) fn submitter(facts: &request_facts) -> String {
-    thread::called(&attach::text(&facts.comm), facts.tid)
+/// As `wbt_should_throttle` (block/blk-wbt.c): direct writes, which are sync and idle, pass.
+fn is_throttled_writeback(facts: &request_facts) -> bool {
+    let direct = request_flag::FLAG_SYNC.0 | request_flag::FLAG_IDLE.0;
+    match operation(facts.operation) {
+        operation::WRITES => facts.flags & direct != direct,
+        operation::DISCARDS => true,
+        _ => false,
+    }
+}
+
+/// As blktrace and the kernel's events write it (`blk_fill_rwbs`), such as `WS`, `RA` or `FWFS`.
+pub(super) fn flags(facts: &request_facts) -> String {
+    let has = |flag: request_flag| facts.flags & flag.0 != 0;
+    let letter = match operation(facts.operation) {
+        operation::READS => "R",
+        operation::WRITES => "W",
+        operation::FLUSHES => "F",
+        operation::DISCARDS => "D",
+        _ => "N",
+    };
+    let mut text = String::new();
+    if has(request_flag::FLAG_PREFLUSH) && letter != "F" {
+        text.push('F');
+    }
+    text.push_str(letter);
+    let after = [
+        (request_flag::FLAG_FUA, 'F'),
+        (request_flag::FLAG_AHEAD, 'A'),
+        (request_flag::FLAG_SYNC, 'S'),
+        (request_flag::FLAG_META, 'M'),
+    ];
+    text.extend(after.into_iter().filter(|(flag, _)| has(*flag)).map(|(_, letter)| letter));
+    text
 }
 
 /// The same of several.

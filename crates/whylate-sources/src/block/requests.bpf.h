@@ -11,7 +11,8 @@
 enum request_limits {
 	SET_BITS = 12,
 	SETS = 1 << SET_BITS,
-	/* Of a set; one more than ways are there. */
+	SET_WAYS = WAYS,
+	/* Of a set; a word for each, and one more, make a cache line. */
 	SLOTS_A_SET = 8,
 	/* 28,672 requests; at a quarter of that, one in a hundred thousand finds its set full. */
 	SLOTS = SETS * SLOTS_A_SET,
@@ -59,6 +60,25 @@ struct {
 	__type(key, u32);
 	__type(value, struct done_request);
 } done_by_position SEC(".maps");
+
+/* Of a bio that limits of its cgroup hold back, whose thread is not the one that hands it on. */
+struct held_bio {
+	u64 since_ns;
+	/* 0: it is held still. */
+	u64 let_go_ns;
+	u64 handler;
+	u32 tid;
+	u32 pid;
+	char comm[COMM_LENGTH];
+	char process[COMM_LENGTH];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, u64);
+	__type(value, struct held_bio);
+} held_by_bio SEC(".maps");
 
 enum {
 	/* Of a word: whose it is. The rest are nanoseconds, which come round after 18 minutes. */
@@ -156,6 +176,21 @@ static __always_inline enum operation operation_of(u32 flags, u32 bytes)
 	}
 }
 
+static __always_inline u32 flag(u32 flags, u32 bit, enum request_flag flag)
+{
+	return flags & (1u << bit) ? flag : 0;
+}
+
+static __always_inline u32 flags_of(u32 flags)
+{
+	return flag(flags, bpf_core_enum_value(enum req_flag_bits, __REQ_PREFLUSH), FLAG_PREFLUSH) |
+	       flag(flags, bpf_core_enum_value(enum req_flag_bits, __REQ_FUA), FLAG_FUA) |
+	       flag(flags, bpf_core_enum_value(enum req_flag_bits, __REQ_RAHEAD), FLAG_AHEAD) |
+	       flag(flags, bpf_core_enum_value(enum req_flag_bits, __REQ_SYNC), FLAG_SYNC) |
+	       flag(flags, bpf_core_enum_value(enum req_flag_bits, __REQ_META), FLAG_META) |
+	       flag(flags, bpf_core_enum_value(enum req_flag_bits, __REQ_IDLE), FLAG_IDLE);
+}
+
 static __always_inline u64 cgroup_of_bio(const struct bio *bio)
 {
 	/* CONFIG_BLK_CGROUP */
@@ -164,50 +199,162 @@ static __always_inline u64 cgroup_of_bio(const struct bio *bio)
 	return bio->bi_blkg->blkcg->css.cgroup->kn->id;
 }
 
-static __always_inline void describe(struct request_facts *facts, const struct request *request)
+static __always_inline u64 own_handler(const struct task_struct *task)
+{
+	return task->flags & PF_WQ_WORKER ? handler_of_worker(task) : 0;
+}
+
+/* The one that runs submits it. */
+static __always_inline void describe_submitter(struct request_facts *facts)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
+	struct at_interrupt *at = own_interrupt();
 
-	facts->sector = request->__sector;
-	facts->bytes = request->__data_len;
-	facts->flags = request->cmd_flags;
-	facts->operation = operation_of(request->cmd_flags, request->__data_len);
-	facts->device = device_of(request);
-	facts->cgroup = cgroup_of_bio(request->bio);
+	if (at && (at->since_ns || at->is_in_softirq)) {
+		/* Whoever was interrupted has nothing to do with it. */
+		facts->handler = 0;
+		facts->tid = 0;
+		facts->pid = 0;
+		__builtin_memset(facts->comm, 0, sizeof(facts->comm));
+		__builtin_memset(facts->process, 0, sizeof(facts->process));
+		return;
+	}
+	facts->handler = own_handler(task);
 	facts->tid = shown_number(task);
 	facts->pid = shown_process(task);
 	bpf_get_current_comm(facts->comm, sizeof(facts->comm));
+	if (series_key == BY_PROCESS)
+		bpf_probe_read_kernel(facts->process, sizeof(facts->process), task->group_leader->comm);
 }
 
-/* A request begins. What began before in the same memory and was not seen ending is lost. */
-static __always_inline void request_begins(const struct request *request, bool is_issued)
+static __always_inline void describe(struct request_facts *facts, const struct request *request)
 {
-	u64 now_ns = bpf_ktime_get_ns();
+	facts->sector = request->__sector;
+	facts->bytes = request->__data_len;
+	facts->flags = flags_of(request->cmd_flags);
+	facts->operation = operation_of(request->cmd_flags, request->__data_len);
+	facts->device = device_of(request);
+	facts->cgroup = cgroup_of_bio(request->bio);
+	describe_submitter(facts);
+}
+
+static __always_inline void describe_bio(struct request_facts *facts, const struct bio *bio)
+{
+	facts->sector = bio->bi_iter.bi_sector;
+	facts->bytes = bio->bi_iter.bi_size;
+	facts->flags = flags_of(bio->bi_opf);
+	facts->operation = operation_of(bio->bi_opf, bio->bi_iter.bi_size);
+	facts->device = number_of_disk(bio->bi_bdev->bd_disk);
+	facts->cgroup = cgroup_of_bio(bio);
+	describe_submitter(facts);
+}
+
+/* A bio that limits hold back now. */
+static __always_inline void bio_is_held(u64 bio)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct held_bio held = {
+		.since_ns = bpf_ktime_get_ns(),
+		.handler = own_handler(task),
+		.tid = shown_number(task),
+		.pid = shown_process(task),
+	};
+
+	bpf_get_current_comm(held.comm, sizeof(held.comm));
+	bpf_probe_read_kernel(held.process, sizeof(held.process), task->group_leader->comm);
+	bpf_map_update_elem(&held_by_bio, &bio, &held, BPF_ANY);
+}
+
+/* One that goes on: it was held, or has the address of one that was, and went on before in somebody else's request. */
+static __always_inline void held_goes_on(u64 bio, u64 now_ns)
+{
+	struct held_bio *held = bpf_map_lookup_elem(&held_by_bio, &bio);
+
+	if (!held)
+		return;
+	if (held->let_go_ns)
+		bpf_map_delete_elem(&held_by_bio, &bio);
+	else
+		held->let_go_ns = now_ns;
+}
+
+/* Whoever had it submitted before limits held it, and when. */
+static __always_inline void take_held(struct block_request *begun, u64 bio)
+{
+	struct held_bio *held = bpf_map_lookup_elem(&held_by_bio, &bio);
+
+	if (!held)
+		return;
+	if (held->let_go_ns) {
+		begun->submitted_ns = held->since_ns;
+		begun->let_go_ns = held->let_go_ns;
+		begun->facts.handler = held->handler;
+		begun->facts.tid = held->tid;
+		begun->facts.pid = held->pid;
+		__builtin_memcpy(begun->facts.comm, held->comm, sizeof(held->comm));
+		__builtin_memcpy(begun->facts.process, held->process, sizeof(held->process));
+	}
+	bpf_map_delete_elem(&held_by_bio, &bio);
+}
+
+/* Room for one that begins. What began before at the same address and was not seen ending is lost. */
+static __always_inline struct block_request *room_for(u64 address)
+{
 	struct request_set *set;
-	u32 slot = slot_of((u64)request, &set);
+	u32 slot = slot_of(address, &set);
 	struct block_request *begun;
 
 	if (!set)
-		return;
+		return NULL;
 	if (slot != NO_SLOT) {
 		lose(LOST_REUSED);
 	} else {
-		slot = take_slot((u64)request, set);
+		slot = take_slot(address, set);
 		if (slot == NO_SLOT) {
 			lose(LOST_REQUESTS_FULL);
-			return;
+			return NULL;
 		}
 	}
 	begun = request_in(slot);
+	/* User space may be reading. */
+	if (begun)
+		begun->request = 1;
+	barrier();
+	return begun;
+}
+
+static __always_inline void request_begins(const struct request *request, bool is_issued)
+{
+	u64 now_ns = bpf_ktime_get_ns();
+	struct block_request *begun = room_for((u64)request);
+
 	if (!begun)
 		return;
-	/* User space may be reading. */
-	begun->request = 1;
-	barrier();
 	describe(&begun->facts, request);
 	begun->made_ns = now_ns;
 	begun->submitted_ns = bio_came_ns((u64)request->bio, now_ns);
+	begun->let_go_ns = 0;
 	begun->issued_ns = is_issued ? now_ns : 0;
+	if (tells_limits && request->bio)
+		take_held(begun, (u64)request->bio);
 	barrier();
 	begun->request = (u64)request;
+}
+
+/* Its driver has it at once, and hands parts of it to devices below, or does it itself. */
+static __always_inline void bio_begins(const struct bio *bio, u64 now_ns)
+{
+	struct block_request *begun = room_for((u64)bio);
+
+	if (!begun)
+		return;
+	describe_bio(&begun->facts, bio);
+	begun->submitted_ns = now_ns;
+	begun->made_ns = now_ns;
+	begun->let_go_ns = 0;
+	begun->issued_ns = now_ns;
+	if (tells_limits)
+		take_held(begun, (u64)bio);
+	barrier();
+	begun->request = (u64)bio;
 }

@@ -13,13 +13,14 @@ enum distribution_kind {
 	THROTTLED,
 	QUEUED,
 	DEVICE,
+	COMPLETION,
 	DISTRIBUTION_KINDS,
 };
 
 struct block_key {
 	u32 device;
 	u32 operation;
-	/* A process, or a cgroup. */
+	/* A process, thread or cgroup. */
 	u64 whose;
 };
 
@@ -60,7 +61,7 @@ static __noinline struct series *new_series(const struct block_key *key, const s
 	if (!series)
 		return NULL;
 	series->key = *key;
-	__builtin_memcpy(series->comm, facts->comm, sizeof(series->comm));
+	__builtin_memcpy(series->comm, series_key == BY_PROCESS ? facts->process : facts->comm, sizeof(series->comm));
 	if (!bpf_map_update_elem(&series_by_key, key, &id, BPF_NOEXIST))
 		return series;
 	/* Another CPU was faster; this one stays empty. */
@@ -75,6 +76,8 @@ static __always_inline struct series *series_of(const struct request_facts *fact
 
 	if (series_key == BY_PROCESS)
 		key.whose = facts->pid;
+	else if (series_key == BY_THREAD)
+		key.whose = facts->tid;
 	else if (series_key == BY_CGROUP)
 		key.whose = facts->cgroup;
 	id = bpf_map_lookup_elem(&series_by_key, &key);
@@ -87,7 +90,7 @@ static __always_inline void count(struct series *series, enum distribution_kind 
 		lose(LOST_BUCKETS_FULL);
 }
 
-static __always_inline void count_done(const struct block_request *request, u64 now_ns, s32 error)
+static __always_inline void count_done(const struct block_request *request, u64 told_ns, u64 now_ns, s32 error)
 {
 	struct series *series = series_of(&request->facts);
 
@@ -98,7 +101,8 @@ static __always_inline void count_done(const struct block_request *request, u64 
 	count(series, LATENCY, since(now_ns, request->submitted_ns));
 	count(series, THROTTLED, since(request->made_ns, request->submitted_ns));
 	count(series, QUEUED, since(request->issued_ns, request->made_ns));
-	count(series, DEVICE, since(now_ns, request->issued_ns));
+	count(series, DEVICE, since(told_ns, request->issued_ns));
+	count(series, COMPLETION, since(now_ns, told_ns));
 	__sync_fetch_and_add(&series->bytes, request->facts.bytes);
 	if (error)
 		__sync_fetch_and_add(&series->errors, 1);

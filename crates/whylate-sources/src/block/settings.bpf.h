@@ -5,6 +5,7 @@
 enum series_key {
 	BY_DEVICE,
 	BY_PROCESS,
+	BY_THREAD,
 	BY_CGROUP,
 };
 
@@ -31,11 +32,30 @@ enum lost_reason {
 	LOST_BUCKETS_FULL,
 	/* No room for a late request: the reader is too slow. */
 	LOST_LATE_EVENTS,
+	/* A request of the program that measures, which is left out. */
+	LOST_OWN,
 	LOST_REASONS,
 };
 
 enum {
 	COMM_LENGTH = 16,
+};
+
+/* The kernel's flags that matter, whose numbers are not the same in each. */
+enum request_flag {
+	FLAG_PREFLUSH = 1 << 0,
+	FLAG_FUA = 1 << 1,
+	FLAG_AHEAD = 1 << 2,
+	FLAG_SYNC = 1 << 3,
+	FLAG_META = 1 << 4,
+	FLAG_IDLE = 1 << 5,
+};
+
+/* What told that a request is done. */
+enum told_by {
+	TOLD_BY_NOBODY,
+	TOLD_BY_INTERRUPT,
+	TOLD_BY_SOFTIRQ,
 };
 
 /* Whose it is, and what. */
@@ -49,17 +69,23 @@ struct request_facts {
 	u32 tid;
 	u32 pid;
 	u32 operation;
-	/* REQ_SYNC, REQ_FUA … */
+	/* enum request_flag */
 	u32 flags;
+	/* The function of the work item that submitted it, which tells the flusher's writes; 0: it was none. */
+	u64 handler;
 	char comm[COMM_LENGTH];
+	/* Where series are told apart by process: its name, which is that of its first thread. */
+	char process[COMM_LENGTH];
 };
 
 /* A request from its begin on. */
 struct block_request {
 	/* Its address; 0 where there is none, 1 while it is being written. */
 	u64 request;
-	/* Its first bio came to the block layer. */
+	/* Its first bio came to the block layer, or to the limits before that. */
 	u64 submitted_ns;
+	/* Limits of a cgroup let it go; 0 where they did not hold it. */
+	u64 let_go_ns;
 	u64 made_ns;
 	/* It was handed to the device, the last time; 0 before. */
 	u64 issued_ns;
@@ -71,12 +97,23 @@ struct done_request {
 	/* How many were done on that CPU before, with all bits inverted while it is being written. */
 	u64 position;
 	struct block_request request;
+	/* The interrupt that told of it began, or asked for the softirq that ends it; completed_ns where there was none. */
+	u64 told_ns;
 	u64 completed_ns;
 	/* An error of the kernel, negative; 0: none. */
 	s32 error;
 	u32 cpu;
+	/* enum told_by, of told_ns. */
+	u32 told_by;
+	u32 unused;
 };
 
+/* The process that measures, by its number as it is shown; 0: leave nothing out. */
+const volatile u32 own_process = 0;
+/* There are devices without requests, whose bios go to a driver as they are (device mapper, md, zram). */
+const volatile bool has_bio_devices = false;
+/* on_throttle_exit() is attached. */
+const volatile bool tells_limits = false;
 const volatile enum series_key series_key = BY_DEVICE;
 /* 0: no late requests. */
 const volatile u64 late_over_ns = 0;

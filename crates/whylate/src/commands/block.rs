@@ -27,21 +27,24 @@ examples:
     whylate block --slower 20ms
                              # a line per request that took 20 ms or longer, as it happens
     whylate block --why 20ms # and what the device did meanwhile, for whom, and who caused most of it")]
-#[command(group = ArgGroup::new("late").args(["slower", "why"]).multiple(true), mut_arg("worst", |worst| worst.requires("why")))]
+#[command(group = ArgGroup::new("late").args(["slower", "why"]).multiple(true), mut_arg("worst", |worst| worst.requires("why")), mut_arg("duration", |duration| duration.short(None)))]
 pub struct Arguments {
     #[command(flatten)]
     shape: Shape,
+    /// Only requests of this disk, as `lsblk` names it; or, as with other commands, end after this time
+    #[arg(short = 'd', value_name = "DISK|DURATION")]
+    disk_or_duration: Vec<String>,
     /// Only requests of this disk
-    #[arg(short = 'D', long, value_name = "DISK")]
-    device: Option<String>,
+    #[arg(long, visible_alias = "device", value_name = "DISK")]
+    disk: Option<String>,
     /// Print a line per request that took at least this long, as it happens (e.g. 20ms)
     #[arg(long, value_name = "LATENCY", value_parser = duration_ns)]
     slower: Option<u64>,
     #[command(flatten)]
     explain: Explain,
     #[command(flatten)]
-    pub(crate) schedule: Schedule,
-    /// Where the beginning of a request is taken: io_start, insert, or auto for the best that works
+    schedule: Schedule,
+    /// Where the beginning of a request is taken: fexit, io_start, insert, or auto for the best that works
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,
 }
@@ -57,6 +60,18 @@ impl Arguments {
         }
     }
 
+    /// No disk is named like a duration.
+    fn disk(&self) -> Option<String> {
+        let short = self.disk_or_duration.iter().find(|text| duration_ns(text).is_err());
+        self.disk.as_ref().or(short).cloned()
+    }
+
+    /// When something is printed.
+    pub(crate) fn schedule(&self) -> Schedule {
+        let duration = self.disk_or_duration.iter().find_map(|text| duration_ns(text).ok());
+        Schedule { duration: self.schedule.duration.or(duration), ..self.schedule }
+    }
+
     /// True when late requests are to be printed.
     fn has_lines(&self) -> bool {
         self.slower.is_some() || self.explain.why.is_some()
@@ -65,14 +80,16 @@ impl Arguments {
     fn options(&self) -> BlockOptions {
         BlockOptions {
             backend: Some(self.backend.clone()),
-            device: self.device.clone(),
+            device: self.disk(),
             by: match self.shape.by {
                 Some(Key::Process) => By::Process,
+                Some(Key::Thread) => By::Thread,
                 Some(Key::Cgroup) => By::Cgroup,
                 Some(Key::Device | Key::Operation) | None => By::Device,
             },
             late_over_ns: self.slower,
             explain_over_ns: self.explain.why,
+            leave_out: Some(std::process::id()),
             ..BlockOptions::default()
         }
     }
@@ -84,14 +101,15 @@ impl Arguments {
 /// When the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
-    let mut feed = Feed::of(&arguments.options(), Keep::of(arguments.schedule, arguments.explain))?;
+    let schedule = arguments.schedule();
+    let mut feed = Feed::of(&arguments.options(), Keep::of(schedule, arguments.explain))?;
     let mut text = Text::new(arguments.shown(), terminal_columns());
     let mut has_any = false;
-    drive(&mut feed, &watch, arguments.schedule, arguments.has_lines(), &mut text, &mut |snapshot| {
+    drive(&mut feed, &watch, schedule, arguments.has_lines(), &mut text, &mut |snapshot| {
         has_any |= !snapshot.series.is_empty();
     })?;
     if !has_any {
-        let of = arguments.device.as_ref().map_or_else(|| "any disk".to_owned(), |device| printable(device));
+        let of = arguments.disk().map_or_else(|| "any disk".to_owned(), |disk| printable(&disk));
         say!("whylate: no I/O request of {of} was completed");
     }
     Ok(())

@@ -13,8 +13,8 @@ use crate::output::why;
 pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
     writeln!(
         out,
-        "{:<15} {:<8} {:<8} {:>8} {:>9} {:>8} {:>8}  {:>8} {:>12}  SUBMITTED BY",
-        "TIME", "DISK", "OP", "LATENCY", "THROTTLED", "QUEUED", "DEVICE", "BYTES", "SECTOR"
+        "{:<15} {:<8} {:<7} {:<6} {:>8} {:>9} {:>8} {:>8} {:>10}  {:>8} {:>12}  SUBMITTED BY",
+        "TIME", "DISK", "OP", "FLAGS", "LATENCY", "THROTTLED", "QUEUED", "DEVICE", "COMPLETION", "BYTES", "SECTOR"
     )
 }
 
@@ -25,18 +25,19 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
     let error = event.labels.get("error").map(|number| format!(" (error {})", printable(number))).unwrap_or_default();
     writeln!(
         out,
-        "{:<15} {:<8} {:<8} {:>8} {:>9} {:>8} {:>8}  {:>8} {:>12}  {}:{}{error}",
+        "{:<15} {:<8} {:<7} {:<6} {:>8} {:>9} {:>8} {:>8} {:>10}  {:>8} {:>12}  {}{error}",
         moment(event.at_unix_ns, zone),
         label("device"),
         label("operation"),
+        label("flags"),
         format_ns(event.latency_ns),
         format_ns(phase("throttled")),
         format_ns(phase("queued")),
         format_ns(phase("device")),
+        format_ns(phase("completion")),
         label("bytes"),
         label("sector"),
         label("submitter"),
-        label("submitter_tid"),
     )?;
     why::write_causes(out, event)
 }

@@ -18,11 +18,12 @@ use crate::output::table::Table;
 use crate::output::{Output, footer, histogram, why};
 
 /// The phases in the order in which a request goes through them, with what they are.
-const PHASES: [(&str, &str); 4] = [
-    ("latency", "submitted until the device is done"),
+const PHASES: [(&str, &str); 5] = [
+    ("latency", "submitted until done"),
     ("throttled", "held back by limits, or no request was free"),
     ("queued", "in the queue of the device"),
     ("device", "at the device"),
+    ("completion", "told by an interrupt, until done"),
 ];
 
 #[derive(Clone, Copy, Debug)]
@@ -107,6 +108,7 @@ fn labels_of(key: Key) -> &'static [&'static str] {
         Key::Device => &["device"],
         Key::Operation => &["device", "operation"],
         Key::Process => &["device", "operation", "process", "pid"],
+        Key::Thread => &["device", "operation", "thread", "tid"],
         Key::Cgroup => &["device", "operation", "cgroup"],
     }
 }
@@ -159,11 +161,11 @@ fn table_of(snapshot: &Snapshot, key: Key, sort: Sort) -> Table {
         .map(|label| match *label {
             "device" => "<DISK".to_owned(),
             "operation" => "<OP".to_owned(),
-            "pid" => "PID".to_owned(),
+            "pid" | "tid" => label.to_uppercase(),
             label => format!("<{}", label.to_uppercase()),
         })
         .collect();
-    let figures = "COUNT, REQ/S, MB/S, MEAN, P50, P99, MAX, THROTTLED, QUEUED, DEVICE, DEPTH";
+    let figures = "COUNT, REQ/S, MB/S, MEAN, P50, P99, MAX, THROTTLED, QUEUED, DEVICE, COMPLETION, DEPTH";
     let mut table = Table::new(&format!("{}, {figures}", names.join(", ")));
     let seconds = snapshot.duration_ns as f64 / 1e9;
     let mut rows = merged(snapshot, key);
@@ -181,7 +183,7 @@ fn table_of(snapshot: &Snapshot, key: Key, sort: Sort) -> Table {
         cells.extend(
             [latency.mean_ns(), latency.quantile_ns(0.5), latency.quantile_ns(0.99), latency.max_ns()].map(format_ns),
         );
-        cells.extend([of("throttled").mean_ns(), of("queued").mean_ns(), of("device").mean_ns()].map(format_ns));
+        cells.extend(["throttled", "queued", "device", "completion"].map(|phase| format_ns(of(phase).mean_ns())));
         // Little's law: how many are there on average is how long each is, times how often one comes.
         let depth = if snapshot.duration_ns > 0 { latency.sum_ns() as f64 / snapshot.duration_ns as f64 } else { 0.0 };
         cells.push(format!("{depth:.1}"));

@@ -7,7 +7,7 @@ use whylate_model::culprits;
 /// Histograms or a table.
 #[derive(Debug, Args)]
 pub struct Shape {
-    /// Print a histogram of each phase: throttled, queued, at the device
+    /// Print a histogram of each phase: throttled, queued, at the device, completion
     #[arg(long)]
     pub phases: bool,
     /// Print a row per device and operation, with its latency and where it was spent
@@ -33,9 +33,13 @@ impl Shape {
 pub enum Key {
     Device,
     /// Device and operation
+    #[value(alias = "op")]
     Operation,
     /// The process that submits
     Process,
+    /// The thread that submits: file systems and writeback have some of their own
+    #[value(alias = "file-system-thread")]
+    Thread,
     /// The cgroup that requests are charged to
     Cgroup,
 }
