@@ -348,6 +348,7 @@ struct gendisk {
 
 struct block_device {
 	struct gendisk *bd_disk;
+	struct request_queue *bd_queue;
 };
 
 struct request_queue {

@@ -122,7 +122,8 @@ fn requests_are_counted_and_take_as_long_as_the_kernel_says() -> Result<()> {
             patching(|| drop(source));
             let traced = at_device(trace, letter)?;
             let (latency, device) = (of(&snapshot, operation, "latency"), of(&snapshot, operation, "device"));
-            let phases = ["throttled", "queued", "device", "completion"].map(|name| of(&snapshot, operation, name).sum_ns());
+            let phases =
+                ["throttled", "queued", "device", "completion"].map(|name| of(&snapshot, operation, name).sum_ns());
             println!(
                 "{operation}: {} of {count}, {} in the trace; {} ns in all, {phases:?}, own clock {own_ns}; lost {:?}",
                 latency.count(),

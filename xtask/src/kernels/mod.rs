@@ -9,9 +9,12 @@ mod source;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 use debian::Debian;
+
+use crate::host;
 
 /// Where the kernels are, instead of in the user's cache.
 const FOLDER: &str = "WHYLATE_KERNELS";
@@ -19,13 +22,16 @@ const FOLDER: &str = "WHYLATE_KERNELS";
 /// How the folders begin in which kernels are made; then comes the number of the process.
 const MAKING: &str = ".making-";
 
+/// What is taken of Debian's kernels: the image, and modules that tests load, for disks whose times are known.
+const PATTERNS: [&str; 4] = ["./boot", "*/configfs.ko*", "*/null_blk.ko*", "*/kernel/block/*.ko*"];
+
 struct Kernel {
     name: &'static str,
     from: From,
 }
 
 enum From {
-    /// The package on which this one depends: it names the newest build.
+    /// The package on which this one depends: it names the newest build. With the modules that tests load.
     Package(&'static str),
     /// The same of another processor, with the package of its busybox.
     Foreign(&'static str, &'static str),
@@ -115,7 +121,7 @@ fn cache() -> Result<PathBuf> {
 
 fn is_there(kernel: &Kernel, folder: &Path) -> bool {
     let is_current = match kernel.from {
-        From::Package(_) => true,
+        From::Package(_) => fs::read_to_string(folder.join("patterns")).is_ok_and(|known| known == PATTERNS.join(" ")),
         From::Foreign(..) => folder.join("busybox").is_file(),
         From::Source(_) => source::is_current(folder),
     };
@@ -136,8 +142,14 @@ fn get(kernel: &Kernel, debian: &Debian, cache: &Path) -> Result<()> {
             let package = debian.dependency(depends, "linux-image-")?;
             let version = debian.version_of(&package)?;
             eprintln!("{}: getting {package} {version}", kernel.name);
-            let unpacked = debian.unpack(&package, &["./boot"], work.path())?;
+            let has_modules = matches!(kernel.from, From::Package(_));
+            let unpacked =
+                debian.unpack(&package, if has_modules { &PATTERNS } else { &PATTERNS[..1] }, work.path())?;
             take_image(&unpacked.join("boot"), &made)?;
+            if has_modules {
+                take_modules(&unpacked, &made.join("modules"))?;
+                fs::write(made.join("patterns"), PATTERNS.join(" "))?;
+            }
             if let From::Foreign(_, busybox) = kernel.from {
                 let unpacked = debian.unpack(busybox, &["./bin"], work.path())?;
                 fs::rename(unpacked.join("bin/busybox"), made.join("busybox"))?;
@@ -174,6 +186,27 @@ fn remove_leftovers(cache: &Path) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
+}
+
+/// Takes the modules from wherever a package has them, as the kernel loads them.
+fn take_modules(unpacked: &Path, to: &Path) -> Result<()> {
+    fs::create_dir(to)?;
+    let mut folders = vec![unpacked.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if path.is_dir() && !path.is_symlink() {
+                folders.push(path);
+            } else if name.ends_with(".ko.xz") {
+                host::run(Command::new("xz").arg("--decompress").arg(&path))?;
+                fs::rename(path.with_extension(""), to.join(name.trim_end_matches(".xz")))?;
+            } else if name.ends_with(".ko") {
+                fs::rename(&path, to.join(name))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Takes the one image and its configuration from a package's /boot.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Why an I/O request took long.
 //!
-//! Before its queue it was held back by limits of its cgroup, by writeback throttling, or no request was free. While it was queued, the device served others:
-//! each instant is shared equally among the requests that were there. While it was there itself, others may have been,
-//! too: then the instant is shared among these, else it is the device's own. From the device's interrupt on it
-//! is its CPU that ends it.
+//! Before its queue it was held back by limits of its cgroup or by writeback throttling. While it was queued, or no
+//! request was free, the device served others: each instant is shared equally among the requests that were there. While
+//! it was there itself, others may have been, too: then the instant is shared among these, else it is the device's own.
+//! From the device's interrupt on it is its CPU that ends it.
 
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +39,7 @@ pub struct RequestEvidence {
     pub is_told_by_softirq: bool,
     /// It was done.
     pub completed_ns: u64,
-    /// What holds requests back before the queue.
+    /// What holds requests back before the queue; empty: no request was free, as others had them all.
     pub held_back_by: String,
     /// Other requests that the device had meanwhile.
     pub others: Vec<OtherRequests>,
@@ -70,7 +70,9 @@ pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
     let mut sum = Sum::default();
     let limit = Blame::new(CauseKind::Throttled, evidence.limit.as_str());
     sum.add(Blame { cgroup: evidence.limited_cgroup.clone(), ..limit }, let_go_ns - submitted_ns, &[]);
-    sum.add(Blame::new(CauseKind::Throttled, evidence.held_back_by.as_str()), made_ns - let_go_ns, &[]);
+    // A device has so many requests; whoever has them makes others wait, as in the queue.
+    let queued_from_ns = if evidence.held_back_by.is_empty() { let_go_ns } else { made_ns };
+    sum.add(Blame::new(CauseKind::Throttled, evidence.held_back_by.as_str()), queued_from_ns - let_go_ns, &[]);
     let ends = if evidence.is_told_by_softirq {
         Blame::new(CauseKind::Softirq, "BLOCK")
     } else {
@@ -78,7 +80,7 @@ pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
     };
     sum.add(ends, completed_ns - told_ns, &[]);
     for (kind, span) in [
-        (CauseKind::DiskQueue, Span { from_ns: made_ns, to_ns: issued_ns }),
+        (CauseKind::DiskQueue, Span { from_ns: queued_from_ns, to_ns: issued_ns }),
         (CauseKind::Disk, Span { from_ns: issued_ns, to_ns: told_ns }),
     ] {
         let known_ns = evidence.known_since_ns.clamp(span.from_ns, span.to_ns);
@@ -216,6 +218,15 @@ mod tests {
             told(&evidence([100, 100, 100, 400], &others)),
             of(&[(Disk, "hog (writes)", 200), (Disk, "cat (reads)", 100)])
         );
+    }
+
+    #[test]
+    fn without_a_free_request_it_waits_for_those_who_have_them() {
+        let evidence = RequestEvidence {
+            held_back_by: String::new(),
+            ..evidence([100, 150, 160, 200], &[("hog (writes)", 0, 158)])
+        };
+        assert_eq!(told(&evidence), of(&[(DiskQueue, "hog (writes)", 58), (Disk, "vda", 40), (DiskQueue, "vda", 2)]));
     }
 
     #[test]

@@ -131,6 +131,7 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     settings.tells_limits = backend == FEXIT;
     let over_ns = options.late_over_ns.into_iter().chain(options.explain_over_ns).min();
     settings.late_over_ns = over_ns.unwrap_or(0);
+    settings.wants_submitters = over_ns.is_some() || options.by != By::Device;
     settings.keep_done = options.explain_over_ns.is_some();
     if let Some(device) = &options.device {
         settings.wanted_device = number_of(device).map_err(|error| AttachError::Contradiction(error.to_string()))?;

@@ -57,8 +57,10 @@ int BPF_PROG(on_block_bio_queue, struct bio *bio)
 		held_goes_on((u64)bio, now_ns);
 	if (!has_bio_devices)
 		return 0;
+	if (bio->bi_bdev->bd_queue->mq_ops)
+		return 0;
 	disk = bio->bi_bdev->bd_disk;
-	if (!disk->queue->mq_ops && (!wanted_device || wanted_device == number_of_disk(disk)))
+	if (!wanted_device || wanted_device == number_of_disk(disk))
 		bio_begins(bio, now_ns);
 	return 0;
 }
@@ -203,7 +205,7 @@ static __always_inline void report(const struct block_request *request, const st
 }
 
 /* It is done. One of whoever measures counts for others only, which it made wait. */
-static __always_inline void request_ends(u64 address, u64 now_ns, s32 error)
+static __always_inline void request_ends(u64 address, const struct bio *bio, u64 now_ns, s32 error)
 {
 	struct end end = { .now_ns = now_ns, .error = error };
 	struct block_request *begun;
@@ -219,6 +221,9 @@ static __always_inline void request_ends(u64 address, u64 now_ns, s32 error)
 	if (!begun->issued_ns)
 		begun->issued_ns = begun->made_ns;
 	tell(&end, begun);
+	/* Its bios are there until whoever called is done with it. */
+	if (wants_submitters)
+		begun->facts.cgroup = cgroup_of_bio(bio);
 	if (keep_done)
 		keep(begun, &end);
 	if (own_process && begun->facts.pid == own_process) {
@@ -237,7 +242,7 @@ int BPF_PROG(on_block_rq_complete, struct request *request, int error, unsigned 
 {
 	if (!enabled || (wanted_device && wanted_device != device_of(request)) || !is_last_part(request, bytes))
 		return 0;
-	request_ends((u64)request, bpf_ktime_get_ns(), error);
+	request_ends((u64)request, request->bio, bpf_ktime_get_ns(), error);
 	return 0;
 }
 
@@ -247,6 +252,6 @@ int BPF_PROG(on_block_bio_complete, struct request_queue *queue, struct bio *bio
 {
 	if (!enabled || queue->mq_ops || (wanted_device && queue->disk && wanted_device != number_of_disk(queue->disk)))
 		return 0;
-	request_ends((u64)bio, bpf_ktime_get_ns(), bio->bi_status ? -EIO : 0);
+	request_ends((u64)bio, bio, bpf_ktime_get_ns(), bio->bi_status ? -EIO : 0);
 	return 0;
 }

@@ -179,7 +179,7 @@ impl Kept {
             request.facts.device == own.facts.device
                 && request.issued_ns != 0
                 && request.issued_ns < late.completed_ns
-                && completed_ns > own.made_ns
+                && completed_ns > own.submitted_ns
                 && (request.request, request.issued_ns) != (own.request, own.issued_ns)
         };
         // Threads of one process that have one name do one thing.
@@ -204,7 +204,7 @@ impl Kept {
         };
         // Whatever was done later than that was handed to the device after this one was done.
         let until_ns = late.completed_ns.saturating_add(self.longest_ns);
-        let from = self.known.partition_point(|done| done.completed_ns <= own.made_ns);
+        let from = self.known.partition_point(|done| done.completed_ns <= own.submitted_ns);
         let until = self.known.partition_point(|done| done.completed_ns <= until_ns);
         self.known.range(from..until.max(from)).for_each(|done| other(&done.request, done.completed_ns));
         self.in_progress.iter().for_each(|request| other(request, NOT_DONE));

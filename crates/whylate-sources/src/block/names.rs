@@ -69,13 +69,13 @@ impl Names {
         }
     }
 
-    /// What may have kept it from becoming a request.
+    /// What may have kept it from becoming a request; empty where only others may have, who had all of them.
     pub fn held_back_by(&mut self, facts: &request_facts) -> String {
         let device = self.device(facts.device);
         if is_throttled_writeback(facts) && self.has_writeback_limit(&device) {
             format!("writeback throttling of {device}")
         } else {
-            format!("no free request of {device}")
+            String::new()
         }
     }
 

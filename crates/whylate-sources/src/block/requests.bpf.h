@@ -208,8 +208,13 @@ static __always_inline u64 own_handler(const struct task_struct *task)
 static __always_inline void describe_submitter(struct request_facts *facts)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	struct at_interrupt *at = own_interrupt();
+	struct at_interrupt *at;
 
+	if (!wants_submitters) {
+		facts->pid = own_process ? shown_process(task) : 0;
+		return;
+	}
+	at = own_interrupt();
 	if (at && (at->since_ns || at->is_in_softirq)) {
 		/* Whoever was interrupted has nothing to do with it. */
 		facts->handler = 0;
@@ -234,7 +239,6 @@ static __always_inline void describe(struct request_facts *facts, const struct r
 	facts->flags = flags_of(request->cmd_flags);
 	facts->operation = operation_of(request->cmd_flags, request->__data_len);
 	facts->device = device_of(request);
-	facts->cgroup = cgroup_of_bio(request->bio);
 	describe_submitter(facts);
 }
 
@@ -245,7 +249,6 @@ static __always_inline void describe_bio(struct request_facts *facts, const stru
 	facts->flags = flags_of(bio->bi_opf);
 	facts->operation = operation_of(bio->bi_opf, bio->bi_iter.bi_size);
 	facts->device = number_of_disk(bio->bi_bdev->bd_disk);
-	facts->cgroup = cgroup_of_bio(bio);
 	describe_submitter(facts);
 }
 

@@ -49,6 +49,13 @@ struct {
 
 u32 series_count = 0;
 
+enum {
+	HINTS = 64,
+};
+
+/* The series of a device and operation that was counted last; any other number finds none of this key. */
+u32 hinted_series[HINTS] = {};
+
 static __noinline struct series *new_series(const struct block_key *key, const struct request_facts *facts)
 {
 	u32 id, *known;
@@ -72,7 +79,9 @@ static __noinline struct series *new_series(const struct block_key *key, const s
 static __always_inline struct series *series_of(const struct request_facts *facts)
 {
 	struct block_key key = { .device = facts->device, .operation = facts->operation };
-	u32 *id;
+	u32 hint = (key.device * OPERATIONS + key.operation) & (HINTS - 1);
+	struct series *series;
+	u32 *id, hinted;
 
 	if (series_key == BY_PROCESS)
 		key.whose = facts->pid;
@@ -80,8 +89,16 @@ static __always_inline struct series *series_of(const struct request_facts *fact
 		key.whose = facts->tid;
 	else if (series_key == BY_CGROUP)
 		key.whose = facts->cgroup;
+	hinted = hinted_series[hint];
+	series = bpf_map_lookup_elem(&series_by_id, &hinted);
+	if (series && hinted < series_count && series->key.device == key.device && series->key.operation == key.operation &&
+	    series->key.whose == key.whose)
+		return series;
 	id = bpf_map_lookup_elem(&series_by_key, &key);
-	return id ? bpf_map_lookup_elem(&series_by_id, id) : new_series(&key, facts);
+	if (!id)
+		return new_series(&key, facts);
+	hinted_series[hint] = *id;
+	return bpf_map_lookup_elem(&series_by_id, id);
 }
 
 static __always_inline void count(struct series *series, enum distribution_kind kind, u64 ns)

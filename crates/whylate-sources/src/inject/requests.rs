@@ -36,11 +36,11 @@ const ALIGNED: usize = 4096;
 /// Each read.
 const READ_BYTES: usize = ALIGNED;
 /// Each write: it takes a disk long.
-const WRITE_BYTES: usize = 256 << 10;
+const WRITE_BYTES: usize = 512 << 10;
 /// The part of the file that is read; what is written comes behind it.
 const READ_BLOCKS: u64 = 1024;
 /// Each writing thread has room for so many writes.
-const WRITES: u64 = 4;
+const WRITES: u64 = 2;
 
 /// Memory that a disk can write to.
 #[repr(align(4096))]
@@ -171,8 +171,7 @@ pub fn folder_on_disk() -> Option<PathBuf> {
 fn open(folder: &Path) -> anyhow::Result<(File, String)> {
     let flags = libc::O_TMPFILE | libc::O_DIRECT | libc::O_CLOEXEC;
     let file = OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(flags).open(folder);
-    let file =
-        file.with_context(|| format!("{} takes no file for direct I/O without a name", folder.display()))?;
+    let file = file.with_context(|| format!("{} takes no file for direct I/O without a name", folder.display()))?;
     let disk = disk_of(&file).with_context(|| format!("{} is on no disk", folder.display()))?;
     Ok((file, disk))
 }

@@ -20,7 +20,7 @@ use crate::values::duration_ns;
 /// Reads a file on a disk, block by block, and tells how long each read took.
 ///
 /// The file is one of its own, without a name; reads are direct, so that each is a request of the disk. Meanwhile
-/// threads named whylate-hog may keep the disk busy with writes of 256 KiB.
+/// threads named whylate-hog may keep the disk busy with writes of 512 KiB.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -75,7 +75,11 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
     plan.check().map_err(Senseless)?;
     let report = requests::run(&plan, stop).context("cannot inject block")?;
     let mut out = io::stdout().lock();
-    if arguments.json { write_json(&mut out, &report)? } else { write_text(&mut out, &report)? }
+    if arguments.json {
+        write_json(&mut out, &report)?
+    } else {
+        write_text(&mut out, &report)?
+    }
     out.flush()?;
     if report.complete || stop.load(Ordering::Relaxed) {
         return Ok(());
@@ -91,7 +95,10 @@ fn write_json(out: &mut dyn Write, report: &Report) -> anyhow::Result<()> {
         write_line(out, &ReadRecord { kind, disk, start_unix_ns, start_monotonic_ns, took_ns: read.took_ns })?;
     }
     let pid = std::process::id();
-    write_line(out, &EndRecord { kind, disk, pid, tid: *tid, reads: made.len(), writes: *writes, complete: *complete })?;
+    write_line(
+        out,
+        &EndRecord { kind, disk, pid, tid: *tid, reads: made.len(), writes: *writes, complete: *complete },
+    )?;
     Ok(())
 }
 

@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the source `block` tells of a device whose times are known: the kernel's null_blk, where a timer ends requests.
+//! The tests run as root, where that module can be loaded: Debian's kernels in a virtual machine have it.
+
+mod kernel;
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use whylate_model::{CauseKind, Histogram, LateEvent};
+use whylate_sources::block::{BlockOptions, By};
+use whylate_sources::{Session, Source as _};
+
+use kernel::chance::in_rounds;
+use kernel::is_emulated;
+use kernel::turn::turn_to_measure;
+use kernel::urgent::patching;
+
+const CONFIG: &str = "/sys/kernel/config";
+const BLOCK: usize = 4096;
+const SIZE_MIB: u64 = 64;
+const MS: u64 = 1_000_000;
+
+/// Memory that a disk can write to.
+#[repr(align(4096))]
+struct Buffer([u8; BLOCK]);
+
+/// A device that takes `took` for each request, and has so many at once.
+struct Null {
+    name: String,
+    folder: PathBuf,
+}
+
+impl Null {
+    fn make(took: Duration, depth: u32) -> Result<Option<Null>> {
+        for (module, parameter) in [("configfs", ""), ("null_blk", "nr_devices=0"), ("mq-deadline", "")] {
+            let file = format!("/lib/modules/{module}.ko");
+            if Path::new(&file).is_file() && !Path::new("/sys/module").join(module.replace('-', "_")).exists() {
+                // One that is built in is refused.
+                let _ = Command::new("insmod").arg(file).args((!parameter.is_empty()).then_some(parameter)).status();
+            }
+        }
+        if !Path::new("/sys/module/null_blk").exists() {
+            println!("skipped: this kernel has no null_blk");
+            return Ok(None);
+        }
+        if !Path::new(CONFIG).join("nullb").exists() {
+            let mounted = Command::new("mount").args(["-t", "configfs", "configfs", CONFIG]).status()?;
+            ensure!(mounted.success(), "configfs cannot be mounted");
+        }
+        let folder = Path::new(CONFIG).join("nullb/nullb7");
+        fs::create_dir(&folder).context("cannot make a null device")?;
+        let mut null = Null { name: "nullb7".to_owned(), folder };
+        let set = |name: &str, value: u64| {
+            fs::write(null.folder.join(name), value.to_string()).with_context(|| format!("cannot set {name}"))
+        };
+        // 2: a timer ends them.
+        set("irqmode", 2)?;
+        set("completion_nsec", took.as_nanos() as u64)?;
+        set("hw_queue_depth", depth.into())?;
+        set("submit_queues", 1)?;
+        set("blocksize", BLOCK as u64)?;
+        set("size", SIZE_MIB)?;
+        set("power", 1)?;
+        // Before 6.3 it goes by a number.
+        let number = fs::read_to_string(null.folder.join("index"))?;
+        let by_number = format!("nullb{}", number.trim());
+        if !Path::new("/dev/nullb7").exists() {
+            null.name = by_number;
+        }
+        Ok(Some(null))
+    }
+
+    fn schedule_by(&self, scheduler: &str) -> Result<()> {
+        Ok(fs::write(format!("/sys/block/{}/queue/scheduler", self.name), scheduler)?)
+    }
+
+    fn open(&self) -> io::Result<File> {
+        let path = Path::new("/dev").join(&self.name);
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path)
+    }
+
+    fn options(&self) -> BlockOptions {
+        BlockOptions { device: Some(self.name.clone()), by: By::Thread, ..BlockOptions::default() }
+    }
+}
+
+impl Drop for Null {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.folder);
+    }
+}
+
+/// So many threads read or write `count` blocks each, one after another, with a name; or until told to stop.
+fn load(null: &Null, threads: u64, count: u64, writes: bool, stop: &Arc<AtomicBool>) -> Result<()> {
+    let start = |number: u64| {
+        let (file, stop) = (null.open()?, Arc::clone(stop));
+        let work = move || -> io::Result<()> {
+            let mut block = Box::new(Buffer([7; BLOCK]));
+            for turn in 0..count {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                // Places that are far apart are not merged.
+                let at = ((number * 1_031 + turn * 769) % (SIZE_MIB * 256)) * BLOCK as u64;
+                if writes { file.write_all_at(&block.0, at)? } else { file.read_exact_at(&mut block.0, at)? }
+            }
+            Ok(())
+        };
+        Ok(thread::Builder::new().name("load".to_owned()).spawn(work)?)
+    };
+    let threads: Vec<_> = (0..threads).map(start).collect::<Result<_>>()?;
+    for thread in threads {
+        thread.join().map_err(|_| io::Error::other("a thread failed"))??;
+    }
+    Ok(())
+}
+
+fn near(ns: u64, expected_ns: u64) -> bool {
+    // An emulated CPU is late by milliseconds.
+    let slack_ns = if is_emulated() { 3 * MS + expected_ns / 5 } else { MS / 10 };
+    ns.abs_diff(expected_ns) <= expected_ns / 20 + slack_ns
+}
+
+#[test]
+fn a_device_and_its_queue_have_their_times() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    for (took_ms, depth, scheduler) in [
+        (1, 1, "none"),
+        (1, 4, "none"),
+        (5, 64, "none"),
+        (5, 4, "mq-deadline"),
+        (20, 1, "mq-deadline"),
+        (20, 4, "none"),
+    ] {
+        let threads = u64::from(4 * depth).min(16);
+        let Some(null) = Null::make(Duration::from_millis(took_ms), depth)? else { return Ok(()) };
+        if null.schedule_by(scheduler).is_err() {
+            println!("{scheduler} is not there");
+            continue;
+        }
+        in_rounds(|| {
+            let count = (200 / took_ms / threads * u64::from(depth)).max(4);
+            let mut source = patching(|| null.options().attach(&Session::of_one()))?;
+            load(&null, threads, count, false, &Arc::default())?;
+            let snapshot = source.snapshot()?;
+            patching(|| drop(source));
+            let of = |name: &str| {
+                let mut all = Histogram::default();
+                let reads = snapshot.series.iter().filter(|series| series.labels["thread"] == "load");
+                reads.for_each(|series| all.merge(&series.histograms[name]));
+                all
+            };
+            let [latency, throttled, queued, device] = ["latency", "throttled", "queued", "device"].map(of);
+            let waited_ns = throttled.mean_ns() + queued.mean_ns();
+            // Each waits for a turn of those before it.
+            let turns = threads.div_ceil(depth.into()) - 1;
+            println!(
+                "{took_ms} ms, depth {depth}, {threads} threads, {scheduler}: {} requests, at the device {} ns ({} to {}), before {} and {} ns; \
+                 lost {:?}",
+                latency.count(),
+                device.quantile_ns(0.5),
+                device.min_ns(),
+                device.max_ns(),
+                throttled.mean_ns(),
+                queued.mean_ns(),
+                snapshot.lost
+            );
+            ensure!(latency.count() == threads * count, "{} of {} reads", latency.count(), threads * count);
+            // A timer that ends it may be late, and never early.
+            ensure!(device.min_ns() >= took_ms * MS * 99 / 100, "{} ns at the device", device.min_ns());
+            ensure!(near(device.quantile_ns(0.5), took_ms * MS), "{} ns at the device", device.quantile_ns(0.5));
+            // In the first turn some do not wait, and in the last one some do not make others wait.
+            let expected_ns = turns * took_ms * MS;
+            ensure!(
+                waited_ns <= expected_ns * 21 / 20 + if is_emulated() { 10 * MS + expected_ns / 4 } else { MS / 10 }
+                    && waited_ns * 10 >= expected_ns * 5,
+                "{waited_ns} ns before, {expected_ns} expected"
+            );
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+const HOG: &str = "WHYLATE_NULL_HOG";
+
+/// Another process, with 64 writes in flight all the time. It goes with this.
+struct Hog(Child);
+
+impl Hog {
+    fn start(null: &Null) -> Result<Hog> {
+        let hog = Command::new(std::env::current_exe()?)
+            .args(["--exact", "hog_process", "--nocapture", "--test-threads=1"])
+            .env(HOG, &null.name)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()?;
+        thread::sleep(Duration::from_millis(if is_emulated() { 1000 } else { 200 }));
+        Ok(Hog(hog))
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn hog_process() -> Result<()> {
+    let Some(name) = std::env::var_os(HOG) else { return Ok(()) };
+    // Whoever starts it makes the device, and takes it away.
+    let null = std::mem::ManuallyDrop::new(Null { name: name.to_string_lossy().into_owned(), folder: PathBuf::new() });
+    load(&null, 64, u64::MAX, true, &Arc::default())
+}
+
+/// Reads of this thread that are late, and whom they name first.
+fn first_of_reads(null: &Null, reads: u64, late_ns: u64) -> Result<Vec<LateEvent>> {
+    let options = BlockOptions { explain_over_ns: Some(late_ns), ..null.options() };
+    let mut source = patching(|| options.attach(&Session::of_one()))?;
+    let own = rustix::thread::gettid().as_raw_pid().to_string();
+    let file = null.open()?;
+    let mut block = Box::new(Buffer([7; BLOCK]));
+    let mut events = Vec::new();
+    let mut all = 0;
+    for turn in 0..reads {
+        file.read_exact_at(&mut block.0, (turn * 769 % (SIZE_MIB * 256)) * BLOCK as u64)?;
+        source.drain_late(Duration::ZERO, &mut |event: LateEvent| {
+            all += 1;
+            if event.labels["submitter_tid"] == own {
+                events.push(event);
+            }
+        })?;
+    }
+    let snapshot = source.snapshot()?;
+    println!("{all} late requests, lost {:?}", snapshot.lost);
+    patching(|| drop(source));
+    for event in &events {
+        let sum_ns: u64 = event.causes.iter().map(|cause| cause.ns).sum();
+        ensure!(sum_ns == event.latency_ns, "causes add up to {sum_ns} of {} ns", event.latency_ns);
+    }
+    Ok(events)
+}
+
+#[test]
+fn late_reads_name_whoever_fills_the_device() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    for (depth, scheduler) in [(1, "none"), (4, "none"), (64, "none")] {
+        let Some(null) = Null::make(Duration::from_millis(5), depth)? else { return Ok(()) };
+        null.schedule_by(scheduler)?;
+        in_rounds(|| {
+            let alone = first_of_reads(&null, 20, 4 * MS)?;
+            let is_device = |event: &&LateEvent| {
+                event.causes.first().is_some_and(|first| first.kind == CauseKind::Disk && first.who == null.name)
+            };
+            let right = alone.iter().filter(is_device).count();
+            println!("alone: {right} of {} name the device", alone.len());
+            ensure!(alone.len() == 20 && right >= 19, "{:?}", alone.iter().find(|event| !is_device(event)));
+            let hog = Hog::start(&null)?;
+            let behind = first_of_reads(&null, 40, 6 * MS)?;
+            let who = format!("load:{} (writes)", hog.0.id());
+            let is_hog = |event: &&LateEvent| event.causes.first().is_some_and(|first| first.who == who);
+            let right = behind.iter().filter(is_hog).count();
+            println!("depth {depth}, {scheduler}: {right} of {} name the hog", behind.len());
+            // An emulated CPU has no time to explain all of a hog's writes, and theirs.
+            ensure!(behind.len() >= if is_emulated() { 5 } else { 20 }, "only {} are explained", behind.len());
+            ensure!(right * 100 >= behind.len() * 95, "{:?}", behind.iter().find(|event| !is_hog(event)));
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// A cgroup that may read so often a second. It goes with this.
+struct Limited(PathBuf);
+
+impl Limited {
+    fn make(null: &Null, reads_a_second: u32) -> Result<Option<Limited>> {
+        let root = Path::new("/sys/fs/cgroup");
+        let can = fs::read_to_string(root.join("cgroup.controllers")).is_ok_and(|names| names.contains("io"));
+        if !can || fs::write(root.join("cgroup.subtree_control"), "+io").is_err() {
+            println!("skipped: no cgroup may have limits of a disk here");
+            return Ok(None);
+        }
+        let folder = root.join("whylate-limited");
+        fs::create_dir(&folder)?;
+        let limited = Limited(folder);
+        let number = fs::read_to_string(format!("/sys/block/{}/dev", null.name))?;
+        fs::write(limited.0.join("io.max"), format!("{} riops={reads_a_second}", number.trim()))?;
+        Ok(Some(limited))
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        let _ = fs::write("/sys/fs/cgroup/cgroup.procs", std::process::id().to_string());
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn limits_of_a_cgroup_are_told_with_whom_they_hold_back() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(null) = Null::make(Duration::from_millis(1), 64)? else { return Ok(()) };
+    let Some(limited) = Limited::make(&null, 20)? else { return Ok(()) };
+    fs::write(limited.0.join("cgroup.procs"), std::process::id().to_string())?;
+    let options = BlockOptions { backend: Some("fexit".to_owned()), explain_over_ns: Some(10 * MS), ..null.options() };
+    in_rounds(|| {
+        let mut source = match patching(|| options.attach(&Session::of_one())) {
+            Ok(source) => source,
+            Err(whylate_sources::AttachError::Unsupported(reason)) => {
+                println!("skipped: {reason}");
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let file = null.open()?;
+        let mut block = Box::new(Buffer([7; BLOCK]));
+        let mut own_ns = 0;
+        for turn in 0..40 {
+            let began = Instant::now();
+            file.read_exact_at(&mut block.0, (turn * 769 % (SIZE_MIB * 256)) * BLOCK as u64)?;
+            own_ns += began.elapsed().as_nanos();
+        }
+        let mut events = Vec::new();
+        source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+        let snapshot = source.snapshot()?;
+        patching(|| drop(source));
+        let own = rustix::thread::gettid().as_raw_pid().to_string();
+        let of_own = snapshot.series.iter().find(|series| series.labels["tid"] == own).context("it is not named")?;
+        let (latency, throttled) = (&of_own.histograms["latency"], &of_own.histograms["throttled"]);
+        println!(
+            "{} reads took {own_ns} ns, {} of them told, {} held back; {} late, lost {:?}",
+            latency.count(),
+            latency.sum_ns(),
+            throttled.sum_ns(),
+            events.len(),
+            snapshot.lost
+        );
+        ensure!(latency.count() == 40, "{} reads", latency.count());
+        ensure!(
+            latency.sum_ns() <= own_ns && latency.sum_ns() * 10 >= own_ns * 8,
+            "{} of {own_ns} ns",
+            latency.sum_ns()
+        );
+        ensure!(throttled.sum_ns() * 10 >= latency.sum_ns() * 8, "{} ns are held back", throttled.sum_ns());
+        let right = events.iter().filter(|event| {
+            let first = event.causes.first();
+            event.labels["submitter_tid"] == own
+                && first.is_some_and(|first| {
+                    first.kind == CauseKind::Throttled && first.who == "io.max of /whylate-limited"
+                })
+        });
+        let right = right.count();
+        ensure!(
+            events.len() >= 10 && right * 100 >= events.len() * 95,
+            "{right} of {}: {:?}",
+            events.len(),
+            events.first()
+        );
+        Ok(())
+    })
+}
