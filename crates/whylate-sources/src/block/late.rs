@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! From the kernel's record of a late request to a late event, and what else the device had meanwhile.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -26,8 +26,6 @@ unsafe impl PlainData for done_request {}
 #[allow(unsafe_code)]
 unsafe impl PlainData for block_request {}
 
-/// How long the name of a thread is.
-const COMM_LENGTH: usize = 16;
 /// A set of addresses in the kernel.
 const SET_BYTES: usize = request_limits::SLOTS_A_SET.0 as usize * size_of::<u64>();
 /// Another request that is not done is at its device until then.
@@ -182,25 +180,33 @@ impl Kept {
                 && completed_ns > own.submitted_ns
                 && (request.request, request.issued_ns) != (own.request, own.issued_ns)
         };
-        // Threads of one process that have one name do one thing.
-        let mut by_whom: BTreeMap<([i8; COMM_LENGTH], u32, bool, u32, u64), OtherRequests> = BTreeMap::new();
+        // Threads of one process that have one name do one thing. Requests of one come together, mostly.
+        let mut place_by_whom = HashMap::new();
+        let (mut last, mut all) = (None, Vec::<OtherRequests>::new());
         let mut other = |request: &block_request, completed_ns: u64| {
             if !overlaps(request, completed_ns) {
                 return;
             }
             let facts = &request.facts;
             let is_own = facts.tid == own.facts.tid && facts.comm == own.facts.comm;
-            let key = (facts.comm, facts.pid, is_own, facts.operation, facts.cgroup);
-            let others = by_whom.entry(key).or_insert_with(|| OtherRequests {
-                who: if is_own {
-                    format!("its own {}", plural(facts.operation))
-                } else {
-                    format!("{} ({})", names.process_of(facts), plural(facts.operation))
-                },
-                cgroup: names.cgroup(facts.cgroup),
-                at_device_ns: Vec::new(),
-            });
-            others.at_device_ns.push((request.issued_ns, completed_ns));
+            let key = (facts.pid, facts.operation, facts.cgroup, is_own, facts.comm);
+            let place = match last {
+                Some((known, place)) if known == key => place,
+                _ => *place_by_whom.entry(key).or_insert_with(|| {
+                    all.push(OtherRequests {
+                        who: if is_own {
+                            format!("its own {}", plural(facts.operation))
+                        } else {
+                            format!("{} ({})", names.process_of(facts), plural(facts.operation))
+                        },
+                        cgroup: names.cgroup(facts.cgroup),
+                        at_device_ns: Vec::new(),
+                    });
+                    all.len() - 1
+                }),
+            };
+            last = Some((key, place));
+            all[place].at_device_ns.push((request.issued_ns, completed_ns));
         };
         // Whatever was done later than that was handed to the device after this one was done.
         let until_ns = late.completed_ns.saturating_add(self.longest_ns);
@@ -208,7 +214,7 @@ impl Kept {
         let until = self.known.partition_point(|done| done.completed_ns <= until_ns);
         self.known.range(from..until.max(from)).for_each(|done| other(&done.request, done.completed_ns));
         self.in_progress.iter().for_each(|request| other(request, NOT_DONE));
-        by_whom.into_values().collect()
+        all
     }
 
     /// Gives the event its causes.

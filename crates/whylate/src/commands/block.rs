@@ -114,3 +114,30 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, FromArgMatches as _};
+
+    use super::*;
+
+    fn arguments(line: &str) -> Arguments {
+        let command = Arguments::augment_args(Command::new("block").no_binary_name(true));
+        let matches = command.try_get_matches_from(line.split_whitespace()).expect("a line that is taken");
+        Arguments::from_arg_matches(&matches).expect("its arguments")
+    }
+
+    #[test]
+    fn d_is_a_disk_or_a_duration() {
+        for (line, disk, duration) in [
+            ("-d sda", Some("sda"), None),
+            ("-d 10s", None, Some(10_000_000_000)),
+            ("-d /dev/nvme0n1 -d 2m", Some("/dev/nvme0n1"), Some(120_000_000_000)),
+            ("--disk sda --duration 1s", Some("sda"), Some(1_000_000_000)),
+            ("1 3", None, None),
+        ] {
+            let arguments = arguments(line);
+            assert_eq!((arguments.disk().as_deref(), arguments.schedule().duration), (disk, duration), "{line}");
+        }
+    }
+}

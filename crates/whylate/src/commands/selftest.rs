@@ -177,7 +177,7 @@ fn announce(place: &Place<'_>) {
         io::stderr(),
         "whylate: this takes some 20 seconds, longer on a busy machine. CPU {cpu} is blocked for {} ms at a time, {disturbances} times, by disabled \
          interrupts, a softirq or a real-time thread; 50 work items occupy it for 1 ms each, and a submission thread for a third of 3 seconds, \
-         during which a real-time thread on CPU {other} watches it.",
+         during which a real-time thread on CPU {other} watches it. At the end, 16 threads write to a disk for a moment.",
         length_ns / 1_000_000
     );
 }

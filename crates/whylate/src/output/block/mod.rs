@@ -206,3 +206,106 @@ fn rank(series: &Series, sort: Sort) -> u64 {
         Sort::Name => 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args, FromArgMatches as _};
+    use whylate_model::{Cause, CauseKind};
+
+    use super::*;
+
+    fn shape(line: &str) -> Shape {
+        let command = Shape::augment_args(clap::Command::new("block").no_binary_name(true));
+        let matches = command.try_get_matches_from(line.split_whitespace()).expect("a line that is taken");
+        Shape::from_arg_matches(&matches).expect("its arguments")
+    }
+
+    fn series(device: &str, operation: &str, device_ns: &[u64]) -> Series {
+        let labels = [("device", device), ("operation", operation)];
+        let at_once = |ns: u64| device_ns.iter().map(|_| ns).collect::<Histogram>();
+        let histograms = [
+            ("latency", device_ns.iter().map(|ns| ns + 5_000).collect()),
+            ("throttled", at_once(1_000)),
+            ("queued", at_once(2_000)),
+            ("device", device_ns.iter().copied().collect()),
+            ("completion", at_once(2_000)),
+        ];
+        Series {
+            labels: labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            histograms: histograms.map(|(name, histogram)| (name.to_owned(), histogram)).into(),
+            values: [("bytes".to_owned(), 4096.0 * device_ns.len() as f64), ("errors".to_owned(), 0.0)].into(),
+            ..Series::default()
+        }
+    }
+
+    fn snapshot() -> Snapshot {
+        let mut snapshot = Snapshot::new("block", "io_start", "host", 1_795_252_440_000_000_000);
+        snapshot.duration_ns = 1_000_000_000;
+        snapshot.series = vec![
+            series("vda", "read", &[100_000, 200_000, 3_000_000]),
+            series("vda", "write", &[50_000; 100]),
+            series("evil\x1b[2J", "flush", &[20_000_000]),
+        ];
+        snapshot.lost.insert("own".to_owned(), 2);
+        snapshot
+    }
+
+    fn text<'a>(shape: &'a Shape, explain: Explain, lines_only: bool) -> Text<'a> {
+        let shown = Shown { shape, explain, has_slower: false, lines_only };
+        Text { zone: TimeZone::UTC, ..Text::new(shown, None) }
+    }
+
+    fn written(output: &mut Text<'_>, snapshot: Snapshot) -> String {
+        let mut out = Vec::new();
+        output.snapshot(&mut out, snapshot).expect("a vector takes everything");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn a_row_per_device_and_operation() {
+        let shape = shape("--table");
+        insta::assert_snapshot!(written(&mut text(&shape, Explain::default(), false), snapshot()));
+    }
+
+    #[test]
+    fn a_histogram_per_device() {
+        let shape = shape("");
+        insta::assert_snapshot!(written(&mut text(&shape, Explain::default(), false), snapshot()));
+    }
+
+    #[test]
+    fn late_requests_are_explained_and_ranked() {
+        let shape = shape("");
+        let explain = Explain { why: Some(1_000_000), worst: None };
+        let mut output = text(&shape, explain, true);
+        let labels = [
+            ("device", "vda"),
+            ("operation", "read"),
+            ("flags", "RS"),
+            ("submitter", "cat\x1b[2J:77"),
+            ("submitter_tid", "77"),
+            ("bytes", "4096"),
+            ("sector", "123456"),
+            ("error", "5"),
+        ];
+        let phases = [("throttled", 1_000), ("queued", 2_000_000), ("device", 1_000_000), ("completion", 9_000)];
+        let event = LateEvent {
+            subject: "reads of vda".to_owned(),
+            labels: labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            at_unix_ns: 1_795_252_440_123_456_789,
+            latency_ns: 3_010_000,
+            phases: phases.map(|(name, ns)| (name.to_owned(), ns)).into(),
+            causes: vec![
+                Cause::new(CauseKind::DiskQueue, "fio:900 (writes)", 2_001_000),
+                Cause::new(CauseKind::Disk, "vda", 1_000_000),
+                Cause::new(CauseKind::Softirq, "BLOCK", 9_000),
+            ],
+            ..LateEvent::default()
+        };
+        let mut out = Vec::new();
+        output.begin(&mut out).expect("a vector takes everything");
+        output.late(&mut out, &event).expect("a vector takes everything");
+        let lines = String::from_utf8(out).expect("text");
+        insta::assert_snapshot!(lines + &written(&mut output, snapshot()));
+    }
+}
