@@ -5,8 +5,9 @@
 mod kernel;
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::os::unix::fs::FileExt as _;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -74,7 +75,7 @@ fn of(snapshot: &Snapshot, operation: &str, name: &str) -> Histogram {
     let is_own = |labels: &whylate_model::Labels| labels["operation"] == operation && labels["pid"] == own;
     let mut all = Histogram::default();
     for series in snapshot.series.iter().filter(|series| is_own(&series.labels)) {
-        all.merge(&series.histograms[name]);
+        series.histograms.get(name).iter().for_each(|of| all.merge(of));
     }
     all
 }
@@ -115,7 +116,8 @@ fn requests_are_counted_and_take_as_long_as_the_kernel_says() -> Result<()> {
         let (operation, letter) = if writes { ("write", 'W') } else { ("read", 'R') };
         in_rounds(|| {
             let trace = Trace::of(&["block/block_rq_issue", "block/block_rq_complete"])?;
-            let options = BlockOptions { device: Some(disk.clone()), by: By::Process, ..BlockOptions::default() };
+            let options =
+                BlockOptions { device: Some(disk.clone()), by: By::Process, phases: true, ..BlockOptions::default() };
             let mut source = patching(|| options.attach(&Session::of_one()))?;
             let own_ns: u64 = requests(&file, count, writes)?.iter().sum();
             let snapshot = source.snapshot()?;
@@ -250,4 +252,66 @@ fn late_requests_are_blamed_on_those_that_the_device_had_meanwhile() -> Result<(
         ensure!(named.len() - alone <= by_chance(named.len(), 0.05), "{alone} of {} are alone", named.len());
         Ok(())
     })
+}
+
+/// A device of memory that nobody uses, which takes bios as they are. It is empty again after this.
+struct Zram(PathBuf);
+
+impl Zram {
+    fn take() -> Result<Option<Zram>> {
+        let folder = PathBuf::from("/sys/block/zram0");
+        if fs::read_to_string(folder.join("initstate")).is_ok_and(|state| state.trim() == "0")
+            && fs::write(folder.join("disksize"), "16M").is_ok()
+        {
+            return Ok(Some(Zram(folder)));
+        }
+        println!("skipped: there is no zram0 that nobody uses");
+        Ok(None)
+    }
+
+    /// Who looks what is on a new device may have it open still.
+    fn open(&self) -> Result<File> {
+        Ok(OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open("/dev/zram0")?)
+    }
+}
+
+impl Drop for Zram {
+    fn drop(&mut self) {
+        for _ in 0..100 {
+            if fs::write(self.0.join("reset"), "1").is_ok() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
+fn bios_of_a_device_without_requests_are_counted_and_own_ones_left_out() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(zram) = Zram::take()? else { return Ok(()) };
+    let file = zram.open()?;
+    let count = amount(500);
+    for leave_out in [None, Some(std::process::id())] {
+        in_rounds(|| {
+            let options = BlockOptions {
+                device: Some("zram0".to_owned()),
+                by: By::Process,
+                leave_out,
+                ..BlockOptions::default()
+            };
+            let mut source = patching(|| options.attach(&Session::of_one()))?;
+            let own_ns: u64 = requests(&file, count, true)?.iter().sum();
+            let snapshot = source.snapshot()?;
+            patching(|| drop(source));
+            let latency = of(&snapshot, "write", "latency");
+            let left_out = snapshot.lost["own"];
+            println!("{} of {count} writes, {} of {own_ns} ns; {left_out} left out", latency.count(), latency.sum_ns());
+            let expected = if leave_out.is_some() { (0, count) } else { (count, 0) };
+            ensure!((latency.count(), left_out) == expected, "{:?}", snapshot.lost);
+            ensure!(latency.sum_ns() <= u128::from(own_ns), "{} of {own_ns} ns", latency.sum_ns());
+            Ok(())
+        })?;
+    }
+    Ok(())
 }

@@ -89,7 +89,7 @@ impl Null {
     }
 
     fn options(&self) -> BlockOptions {
-        BlockOptions { device: Some(self.name.clone()), by: By::Thread, ..BlockOptions::default() }
+        BlockOptions { device: Some(self.name.clone()), by: By::Thread, phases: true, ..BlockOptions::default() }
     }
 }
 

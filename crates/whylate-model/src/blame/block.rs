@@ -76,7 +76,7 @@ pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
     let ends = if evidence.is_told_by_softirq {
         Blame::new(CauseKind::Softirq, "BLOCK")
     } else {
-        Blame::new(CauseKind::Irq, format!("the interrupt of {device}"))
+        Blame::new(CauseKind::Irq, device.as_str())
     };
     sum.add(ends, completed_ns - told_ns, &[]);
     for (kind, span) in [
@@ -84,7 +84,11 @@ pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
         (CauseKind::Disk, Span { from_ns: issued_ns, to_ns: told_ns }),
     ] {
         let known_ns = evidence.known_since_ns.clamp(span.from_ns, span.to_ns);
-        sum.add(Blame::unknown("what else the device had was overwritten"), known_ns - span.from_ns, &[]);
+        sum.add(
+            Blame::unknown("records of the device's other requests were overwritten"),
+            known_ns - span.from_ns,
+            &[],
+        );
         share(kind, Span { from_ns: known_ns, to_ns: span.to_ns }, device, &evidence.others, &mut sum);
     }
     sum.into_causes()
@@ -198,7 +202,7 @@ mod tests {
             ])
         );
         let by_interrupt = RequestEvidence { is_told_by_softirq: false, ..limited };
-        assert!(told(&by_interrupt).contains(&(Irq, "the interrupt of vda".to_owned(), 10)));
+        assert!(told(&by_interrupt).contains(&(Irq, "vda".to_owned(), 10)));
     }
 
     #[test]
@@ -236,7 +240,7 @@ mod tests {
         assert_eq!(
             told(&evidence),
             of(&[
-                (Unknown, "what else the device had was overwritten", 150),
+                (Unknown, "records of the device's other requests were overwritten", 150),
                 (Disk, "hog (writes)", 30),
                 (Disk, "vda", 20)
             ])

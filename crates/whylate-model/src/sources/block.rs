@@ -10,15 +10,15 @@ pub static BLOCK: Card = Card {
         reason("buckets_full", "the memory for histograms was full"),
         reason("in_progress_full", "the table of requests in progress was full"),
         reason("own", "requests of whylate itself, which are left out"),
-        reason("reused", "a request began in the memory of one that was not seen ending"),
+        reason("reused", "a request started in the memory of one whose end was not seen"),
         reason("series_full", "the table of series was full"),
         reason(
             "unmatched",
-            "a request was done that was not seen beginning, mostly because it was in progress when measuring began",
+            "a request completed whose start was not seen, mostly because it was in progress when measuring began",
         ),
         reason(
             "unseen_others",
-            "what else a device did while a request was late was overwritten, so it is unknown (--why)",
+            "completed requests were overwritten before they were read; causes from that time are unknown (--why)",
         ),
     ],
     ..Card::new(

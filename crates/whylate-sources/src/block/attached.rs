@@ -131,6 +131,7 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     settings.tells_limits = backend == FEXIT;
     let over_ns = options.late_over_ns.into_iter().chain(options.explain_over_ns).min();
     settings.late_over_ns = over_ns.unwrap_or(0);
+    settings.wants_phases = options.phases;
     settings.wants_submitters = over_ns.is_some() || options.by != By::Device;
     settings.keep_done = options.explain_over_ns.is_some();
     if let Some(device) = &options.device {
@@ -141,12 +142,11 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     programs.on_throttle_exit.set_autoload(settings.tells_limits);
     programs.on_block_io_start.set_autoload(backend != INSERT);
     programs.on_block_rq_insert.set_autoload(backend == INSERT);
-    let tells_completion = !options.without_completion;
-    programs.on_irq_handler_entry.set_autoload(tells_completion);
-    programs.on_irq_handler_exit.set_autoload(tells_completion);
-    programs.on_softirq_raise.set_autoload(tells_completion);
-    programs.on_softirq_entry.set_autoload(tells_completion);
-    programs.on_softirq_exit.set_autoload(tells_completion);
+    programs.on_irq_handler_entry.set_autoload(options.phases);
+    programs.on_irq_handler_exit.set_autoload(options.phases);
+    programs.on_softirq_raise.set_autoload(options.phases);
+    programs.on_softirq_entry.set_autoload(options.phases);
+    programs.on_softirq_exit.set_autoload(options.phases);
     Ok(())
 }
 

@@ -62,12 +62,13 @@ impl Gathered {
     pub fn take(&mut self, count: u32, names: &mut Names) -> Vec<Series> {
         let mut by_labels: BTreeMap<Labels, Series> = BTreeMap::new();
         for id in 0..(count as usize).min(self.series.entries()) {
-            let histograms: BTreeMap<String, Histogram> = self
+            let mut histograms: BTreeMap<String, Histogram> = self
                 .kinds
                 .iter_mut()
                 .map(|(name, distributions)| ((*name).to_owned(), distributions.take(&self.series, id)))
                 .collect();
-            if histograms.values().all(Histogram::is_empty) {
+            histograms.retain(|_, histogram| !histogram.is_empty());
+            if histograms.is_empty() {
                 continue;
             }
             let take = |offset| self.series.u64_at(id, offset).swap(0, Relaxed) as f64;

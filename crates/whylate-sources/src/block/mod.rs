@@ -58,7 +58,7 @@ static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::Array),
                 Need::Map(MapKind::RingBuf),
             ],
-            weaker: "a request begins when limits of its cgroup (io.max) let it go, and has the worker's name that does so",
+            weaker: "a request held back by io.max starts when it is released, and the worker that releases it counts as its submitter",
         },
         BackendInfo {
             name: INSERT,
@@ -73,7 +73,7 @@ static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::Array),
                 Need::Map(MapKind::RingBuf),
             ],
-            weaker: "before Linux 6.5, a request is seen when it is queued, and a worker may do that in place of its submitter; and it begins when limits of its cgroup let it go",
+            weaker: "a request is first seen when it is queued or issued, and a worker that does so counts as its submitter; time held back by io.max is not seen",
         },
     ],
 };
@@ -95,8 +95,8 @@ pub struct BlockOptions {
     pub keep_evidence: bool,
     /// A process whose requests only count for those that they make wait; `None` leaves nobody out.
     pub leave_out: Option<u32>,
-    /// Do not tell `completion` apart from `device`: it takes four programs at interrupts, whoever has them.
-    pub without_completion: bool,
+    /// Also gather histograms of the phases, and tell `completion` apart from `device`, which takes programs at interrupts.
+    pub phases: bool,
 }
 
 /// How series are told apart, beside their device and operation.
@@ -120,8 +120,7 @@ impl Source for BlockOptions {
 
     fn ask(&mut self, asked: Asked) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
-        // Beside other sources, the account of the CPUs has programs at each interrupt already.
-        (self.without_completion, self.leave_out) = (true, Some(std::process::id()));
+        self.leave_out = Some(std::process::id());
     }
 
     fn attach(&self, session: &Session) -> Result<Measuring, AttachError> {

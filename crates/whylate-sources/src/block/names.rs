@@ -124,7 +124,7 @@ pub(super) fn number_of(device: &str) -> anyhow::Result<u32> {
     }
     let (major, minor) = (major(about.rdev()), minor(about.rdev()));
     if Path::new(&format!("/sys/dev/block/{major}:{minor}/partition")).exists() {
-        bail!("{device} is a partition: name its disk, to which all requests go");
+        bail!("{device} is a partition: name its disk instead");
     }
     Ok(major << MINOR_BITS | minor)
 }

@@ -234,9 +234,11 @@ static __always_inline void describe_submitter(struct request_facts *facts)
 
 static __always_inline void describe(struct request_facts *facts, const struct request *request)
 {
-	facts->sector = request->__sector;
+	if (wants_submitters) {
+		facts->sector = request->__sector;
+		facts->flags = flags_of(request->cmd_flags);
+	}
 	facts->bytes = request->__data_len;
-	facts->flags = flags_of(request->cmd_flags);
 	facts->operation = operation_of(request->cmd_flags, request->__data_len);
 	facts->device = device_of(request);
 	describe_submitter(facts);

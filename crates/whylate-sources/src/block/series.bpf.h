@@ -116,10 +116,12 @@ static __always_inline void count_done(const struct block_request *request, u64 
 		return;
 	}
 	count(series, LATENCY, since(now_ns, request->submitted_ns));
-	count(series, THROTTLED, since(request->made_ns, request->submitted_ns));
-	count(series, QUEUED, since(request->issued_ns, request->made_ns));
-	count(series, DEVICE, since(told_ns, request->issued_ns));
-	count(series, COMPLETION, since(now_ns, told_ns));
+	if (wants_phases) {
+		count(series, THROTTLED, since(request->made_ns, request->submitted_ns));
+		count(series, QUEUED, since(request->issued_ns, request->made_ns));
+		count(series, DEVICE, since(told_ns, request->issued_ns));
+		count(series, COMPLETION, since(now_ns, told_ns));
+	}
 	__sync_fetch_and_add(&series->bytes, request->facts.bytes);
 	if (error)
 		__sync_fetch_and_add(&series->errors, 1);

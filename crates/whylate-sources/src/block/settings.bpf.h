@@ -112,6 +112,8 @@ struct done_request {
 const volatile u32 own_process = 0;
 /* There are devices without requests, whose bios go to a driver as they are (device mapper, md, zram). */
 const volatile bool has_bio_devices = false;
+/* Histograms of what a latency is made of. */
+const volatile bool wants_phases = false;
 /* Who submits has to be known: for late requests, for what is kept, or for series. */
 const volatile bool wants_submitters = false;
 /* on_throttle_exit() is attached. */

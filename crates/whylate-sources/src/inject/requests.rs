@@ -74,7 +74,7 @@ impl Plan {
             bail!("ask for {MAX_HOGS} writing threads at most");
         }
         if u128::from(self.reads) * self.every.as_nanos() > u128::from(MAX_TOTAL_NS) {
-            bail!("that would take longer than {}: ask for fewer reads, or more often", format_ns(MAX_TOTAL_NS));
+            bail!("that would take longer than {}: ask for fewer reads or a shorter interval", format_ns(MAX_TOTAL_NS));
         }
         Ok(())
     }
@@ -171,8 +171,11 @@ pub fn folder_on_disk() -> Option<PathBuf> {
 fn open(folder: &Path) -> anyhow::Result<(File, String)> {
     let flags = libc::O_TMPFILE | libc::O_DIRECT | libc::O_CLOEXEC;
     let file = OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(flags).open(folder);
-    let file = file.with_context(|| format!("{} takes no file for direct I/O without a name", folder.display()))?;
-    let disk = disk_of(&file).with_context(|| format!("{} is on no disk", folder.display()))?;
+    let file = file.with_context(|| {
+        format!("cannot make an unnamed file for direct I/O in {} (try another --folder)", folder.display())
+    })?;
+    let disk = disk_of(&file)
+        .with_context(|| format!("{} is not on a single local disk (try another --folder)", folder.display()))?;
     Ok((file, disk))
 }
 
@@ -183,11 +186,12 @@ fn open(folder: &Path) -> anyhow::Result<(File, String)> {
 pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
     plan.check()?;
     let (file, disk) = open(&plan.folder).map_err(|error| AttachError::Unsupported(format!("{error:#}")))?;
-    let failed = |error: io::Error| anyhow!(error).context("a request failed");
-    let mut block = Box::new(Block([0x5a; READ_BYTES]));
-    for number in 0..READ_BLOCKS {
-        file.write_all_at(&block.0, number * READ_BYTES as u64).map_err(failed)?;
+    let failed = |error: io::Error| anyhow!(error).context("cannot read or write the file");
+    let large = Box::new(Large([0x5a; WRITE_BYTES]));
+    for number in 0..READ_BLOCKS * READ_BYTES as u64 / WRITE_BYTES as u64 {
+        file.write_all_at(&large.0, number * WRITE_BYTES as u64).map_err(failed)?;
     }
+    let mut block = Box::new(Block([0; READ_BYTES]));
     let hogs = Hogs::start(&file, plan.hogs).context("cannot start a writing thread")?;
     hogs.settle(stop);
     let mut made = Vec::new();

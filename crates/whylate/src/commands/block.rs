@@ -23,18 +23,18 @@ examples:
     whylate block -d sda     # show one disk
     whylate block --table 1  # a row per device and operation, each second
     whylate block --table --by process
-                             # and per process that submits
+                             # and per submitting process
     whylate block --slower 20ms
                              # a line per request that took 20 ms or longer, as it happens
-    whylate block --why 20ms # and what the device did meanwhile, for whom, and who caused most of it")]
+    whylate block --why 20ms # with its causes, and who caused most of the delay")]
 #[command(group = ArgGroup::new("late").args(["slower", "why"]).multiple(true), mut_arg("worst", |worst| worst.requires("why")), mut_arg("duration", |duration| duration.short(None)))]
 pub struct Arguments {
     #[command(flatten)]
     shape: Shape,
-    /// Only requests of this disk, as `lsblk` names it; or, as with other commands, end after this time
+    /// Only requests to this disk (as `lsblk` names it); or, if it is a duration such as 10s, end after this time
     #[arg(short = 'd', value_name = "DISK|DURATION")]
     disk_or_duration: Vec<String>,
-    /// Only requests of this disk
+    /// Only requests to this disk
     #[arg(long, visible_alias = "device", value_name = "DISK")]
     disk: Option<String>,
     /// Print a line per request that took at least this long, as it happens (e.g. 20ms)
@@ -44,7 +44,7 @@ pub struct Arguments {
     explain: Explain,
     #[command(flatten)]
     schedule: Schedule,
-    /// Where the beginning of a request is taken: fexit, io_start, insert, or auto for the best that works
+    /// What marks the start of a request: fexit, io_start, insert, or auto for the best that works
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,
 }
@@ -90,6 +90,7 @@ impl Arguments {
             late_over_ns: self.slower,
             explain_over_ns: self.explain.why,
             leave_out: Some(std::process::id()),
+            phases: self.shape.table || self.shape.phases || self.schedule.json || self.has_lines(),
             ..BlockOptions::default()
         }
     }
@@ -110,7 +111,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     })?;
     if !has_any {
         let of = arguments.disk().map_or_else(|| "any disk".to_owned(), |disk| printable(&disk));
-        say!("whylate: no I/O request of {of} was completed");
+        say!("whylate: no I/O request to {of} completed");
     }
     Ok(())
 }

@@ -39,7 +39,7 @@ const FAILED: u8 = 1;
 /// Prove on this machine that the figures are right
 ///
 /// Causes known delays (work items, disabled interrupts, softirqs, a real-time thread that hogs a CPU, sleeping
-/// threads, an io_uring submission thread, reads of a disk), and checks what each source reports and which culprit it names.
+/// threads, an io_uring submission thread, disk reads), and checks what each source reports and which culprit it names.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -177,7 +177,7 @@ fn announce(place: &Place<'_>) {
         io::stderr(),
         "whylate: this takes some 20 seconds, longer on a busy machine. CPU {cpu} is blocked for {} ms at a time, {disturbances} times, by disabled \
          interrupts, a softirq or a real-time thread; 50 work items occupy it for 1 ms each, and a submission thread for a third of 3 seconds, \
-         during which a real-time thread on CPU {other} watches it. At the end, 16 threads write to a disk for a moment.",
+         during which a real-time thread on CPU {other} watches it. At the end, 16 threads write to a disk for about 1 s.",
         length_ns / 1_000_000
     );
 }

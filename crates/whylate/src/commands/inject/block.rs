@@ -17,10 +17,10 @@ use crate::commands::Senseless;
 use crate::output::json::write_line;
 use crate::values::duration_ns;
 
-/// Reads a file on a disk, block by block, and tells how long each read took.
+/// Reads blocks from a disk and measures how long each read takes.
 ///
-/// The file is one of its own, without a name; reads are direct, so that each is a request of the disk. Meanwhile
-/// threads named whylate-hog may keep the disk busy with writes of 512 KiB.
+/// It makes an unnamed file of its own and reads it with direct I/O, so each read is one disk request. With --hogs,
+/// threads named whylate-hog keep the disk busy with 512 KiB writes.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -37,7 +37,7 @@ pub struct Arguments {
     /// Threads that write meanwhile.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=i64::from(requests::MAX_HOGS)))]
     hogs: u32,
-    /// Where the file is (default: /var/tmp, /tmp or here, whichever is on a disk).
+    /// Folder for the file (default: the first of /var/tmp, /tmp and the current one that is on a disk).
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
     /// Print one JSON object per read, and one at the end.
@@ -68,7 +68,7 @@ struct EndRecord<'a> {
 pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
     let folder = match arguments.folder.clone().or_else(folder_on_disk) {
         Some(folder) => folder,
-        None => bail!("neither /var/tmp nor /tmp nor this folder is on a disk: name one that is with --folder"),
+        None => bail!("none of /var/tmp, /tmp and the current folder is on a disk: choose one with --folder"),
     };
     let every = Duration::from_nanos(arguments.every_ns);
     let plan = Plan { folder, reads: arguments.reads, every, hogs: arguments.hogs };
@@ -108,7 +108,7 @@ fn write_text(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let all_ns: u64 = made.iter().map(|read| read.took_ns).sum();
     writeln!(
         out,
-        "thread {tid} read {} blocks of {}: {} each on average, {} at most; {writes} writes meanwhile",
+        "thread {tid} read {} blocks from {}: {} on average, {} at most; {writes} writes meanwhile",
         made.len(),
         printable(disk),
         format_ns(all_ns / (made.len() as u64).max(1)),

@@ -12,7 +12,7 @@ use whylate_sources::{AttachError, Session, Source as _};
 
 use super::Place;
 
-pub(super) const READS: &str = "100 reads of a disk";
+pub(super) const READS: &str = "100 disk reads";
 const COUNT: u64 = 100;
 const EVERY: Duration = Duration::from_millis(2);
 /// So many threads write beside the reads that are explained.
@@ -20,7 +20,11 @@ const HOGS: u32 = 16;
 
 /// Those that wait know how long.
 pub(super) fn reads(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
-    let none = || AttachError::Unsupported("neither /var/tmp nor /tmp nor this folder is on a disk".to_owned());
+    let none = || {
+        AttachError::Unsupported(
+            "none of /var/tmp, /tmp and the current folder is on a disk: run it from one that is".to_owned(),
+        )
+    };
     let folder = folder_on_disk().ok_or_else(none)?;
     let plan = Plan { folder, reads: COUNT, every: EVERY, hogs: 0 };
     let (backend, latency, report) = measured(&plan, place)?;
@@ -53,7 +57,7 @@ fn measured(plan: &Plan, place: &Place<'_>) -> Result<(&'static str, Histogram, 
 /// How many reads are late beside the threads that write, and how many of these name them first.
 fn explained(plan: &Plan, place: &Place<'_>) -> Result<(u64, u64), AttachError> {
     let (mut right, mut late) = (0, 0);
-    let options = BlockOptions { explain_over_ns: Some(1), ..BlockOptions::default() };
+    let options = BlockOptions { explain_over_ns: Some(1), phases: true, ..BlockOptions::default() };
     let own = rustix::thread::gettid().as_raw_pid().to_string();
     let mut source = options.attach(&Session::of_one())?;
     let mut each = |event: LateEvent| {

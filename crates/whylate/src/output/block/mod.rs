@@ -19,11 +19,11 @@ use crate::output::{Output, footer, histogram, why};
 
 /// The phases in the order in which a request goes through them, with what they are.
 const PHASES: [(&str, &str); 5] = [
-    ("latency", "submitted until done"),
+    ("latency", "from submission until done"),
     ("throttled", "held back by limits, or no request was free"),
-    ("queued", "in the queue of the device"),
-    ("device", "at the device"),
-    ("completion", "told by an interrupt, until done"),
+    ("queued", "queued, until issued to the driver"),
+    ("device", "at the device (service time)"),
+    ("completion", "from the device's interrupt until done"),
 ];
 
 #[derive(Clone, Copy, Debug)]

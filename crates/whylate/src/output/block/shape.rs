@@ -10,13 +10,13 @@ pub struct Shape {
     /// Print a histogram of each phase: throttled, queued, at the device, completion
     #[arg(long)]
     pub phases: bool,
-    /// Print a row per device and operation, with its latency and where it was spent
+    /// Print a row per device and operation: rates, latency, and the mean of each phase
     #[arg(long)]
     pub table: bool,
     /// Column that orders the table
     #[arg(long, value_enum, default_value_t = Sort::Max, requires = "table")]
     pub sort: Sort,
-    /// What to group by, within devices and operations
+    /// What to group by (default: device; with --table, operation)
     #[arg(long, value_enum)]
     pub by: Option<Key>,
 }
@@ -35,9 +35,9 @@ pub enum Key {
     /// Device and operation
     #[value(alias = "op")]
     Operation,
-    /// The process that submits
+    /// The submitting process
     Process,
-    /// The thread that submits: file systems and writeback have some of their own
+    /// The submitting thread; file systems and writeback have their own
     #[value(alias = "file-system-thread")]
     Thread,
     /// The cgroup that requests are charged to
