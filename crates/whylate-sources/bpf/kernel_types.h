@@ -373,6 +373,7 @@ struct bio {
 	struct block_device *bi_bdev;
 	unsigned int bi_opf;
 	u8 bi_status;
+	void *bi_private;
 	struct bvec_iter bi_iter;
 	struct blkcg_gq *bi_blkg;
 };

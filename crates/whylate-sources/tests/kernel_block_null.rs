@@ -4,6 +4,7 @@
 
 mod kernel;
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -57,6 +58,8 @@ impl Null {
             ensure!(mounted.success(), "configfs cannot be mounted");
         }
         let folder = Path::new(CONFIG).join("nullb/nullb7");
+        // Of a run that was killed.
+        let _ = fs::remove_dir(&folder);
         fs::create_dir(&folder).context("cannot make a null device")?;
         let mut null = Null { name: "nullb7".to_owned(), folder };
         let set = |name: &str, value: u64| {
@@ -99,8 +102,9 @@ impl Drop for Null {
     }
 }
 
-/// So many threads read or write `count` blocks each, one after another, with a name; or until told to stop.
-fn load(null: &Null, threads: u64, count: u64, writes: bool, stop: &Arc<AtomicBool>) -> Result<()> {
+/// So many threads read or write `count` blocks each, of the half of the device that begins with block `from`, one after
+/// another; or until told to stop.
+fn load(null: &Null, threads: u64, count: u64, from: u64, writes: bool, stop: &Arc<AtomicBool>) -> Result<()> {
     let start = |number: u64| {
         let (file, stop) = (null.open()?, Arc::clone(stop));
         let work = move || -> io::Result<()> {
@@ -110,7 +114,7 @@ fn load(null: &Null, threads: u64, count: u64, writes: bool, stop: &Arc<AtomicBo
                     break;
                 }
                 // Places that are far apart are not merged.
-                let at = ((number * 1_031 + turn * 769) % (SIZE_MIB * 256)) * BLOCK as u64;
+                let at = (from + (number * 1_031 + turn * 769) % (SIZE_MIB * 128)) * BLOCK as u64;
                 if writes { file.write_all_at(&block.0, at)? } else { file.read_exact_at(&mut block.0, at)? }
             }
             Ok(())
@@ -150,7 +154,7 @@ fn a_device_and_its_queue_have_their_times() -> Result<()> {
         in_rounds(|| {
             let count = (200 / took_ms / threads * u64::from(depth)).max(4);
             let mut source = patching(|| null.options().attach(&Session::of_one()))?;
-            load(&null, threads, count, false, &Arc::default())?;
+            load(&null, threads, count, 0, false, &Arc::default())?;
             let snapshot = source.snapshot()?;
             patching(|| drop(source));
             let of = |name: &str| {
@@ -174,7 +178,7 @@ fn a_device_and_its_queue_have_their_times() -> Result<()> {
                 queued.mean_ns(),
                 snapshot.lost
             );
-            ensure!(latency.count() == threads * count, "{} of {} reads", latency.count(), threads * count);
+            assert_eq!(latency.count(), threads * count, "lost {:?}", snapshot.lost);
             // A timer that ends it may be late, and never early.
             ensure!(device.min_ns() >= took_ms * MS * 99 / 100, "{} ns at the device", device.min_ns());
             ensure!(near(device.quantile_ns(0.5), took_ms * MS), "{} ns at the device", device.quantile_ns(0.5));
@@ -221,9 +225,10 @@ impl Drop for Hog {
 #[test]
 fn hog_process() -> Result<()> {
     let Some(name) = std::env::var_os(HOG) else { return Ok(()) };
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     // Whoever starts it makes the device, and takes it away.
     let null = std::mem::ManuallyDrop::new(Null { name: name.to_string_lossy().into_owned(), folder: PathBuf::new() });
-    load(&null, 64, u64::MAX, true, &Arc::default())
+    load(&null, 64, u64::MAX, 0, true, &Arc::default())
 }
 
 /// Reads of this thread that are late, and whom they name first.
@@ -249,7 +254,7 @@ fn first_of_reads(null: &Null, reads: u64, late_ns: u64) -> Result<Vec<LateEvent
     patching(|| drop(source));
     for event in &events {
         let sum_ns: u64 = event.causes.iter().map(|cause| cause.ns).sum();
-        ensure!(sum_ns == event.latency_ns, "causes add up to {sum_ns} of {} ns", event.latency_ns);
+        assert_eq!(sum_ns, event.latency_ns, "causes add up to all of it: {event:?}");
     }
     Ok(events)
 }
@@ -258,7 +263,7 @@ fn first_of_reads(null: &Null, reads: u64, late_ns: u64) -> Result<Vec<LateEvent
 fn late_reads_name_whoever_fills_the_device() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     // An emulated CPU has no time to explain more than some hundred of a hog's writes a second.
-    let depths: &[u32] = if is_emulated() { &[4] } else { &[1, 4, 64] };
+    let depths: &[u32] = if is_emulated() { &[4] } else { &[1, 4] };
     for &depth in depths {
         let Some(null) = Null::make(Duration::from_millis(TOOK_MS), depth)? else { return Ok(()) };
         null.schedule_by("none")?;
@@ -296,6 +301,7 @@ impl Limited {
             return Ok(None);
         }
         let folder = root.join("whylate-limited");
+        let _ = fs::remove_dir(&folder);
         fs::create_dir(&folder)?;
         let limited = Limited(folder);
         let number = fs::read_to_string(format!("/sys/block/{}/dev", null.name))?;
@@ -373,4 +379,120 @@ fn limits_of_a_cgroup_are_told_with_whom_they_hold_back() -> Result<()> {
         );
         Ok(())
     })
+}
+
+/// blktrace with its own stamps, from now on.
+struct Blktrace {
+    running: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Blktrace {
+    fn start(null: &Null) -> Result<Option<Blktrace>> {
+        let folder = tempfile::tempdir()?;
+        let started = Command::new("blktrace")
+            .args(["-d", &format!("/dev/{}", null.name), "-o", "trace", "-D"])
+            .arg(folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn();
+        let Ok(mut running) = started else {
+            println!("skipped: there is no blktrace");
+            return Ok(None);
+        };
+        thread::sleep(Duration::from_millis(if is_emulated() { 2000 } else { 300 }));
+        if running.try_wait()?.is_some() {
+            println!("skipped: the kernel lets no blktrace in");
+            return Ok(None);
+        }
+        Ok(Some(Blktrace { running, folder }))
+    }
+
+    /// Of each request in nanoseconds: from its bio to its end, and from its device to its end; by operation.
+    fn end(mut self) -> Result<BTreeMap<&'static str, Vec<(u64, u64)>>> {
+        let pid = rustix::process::Pid::from_child(&self.running);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
+        self.running.wait()?;
+        let parse = Command::new("blkparse")
+            .args(["-q", "-i", "trace", "-f", "%a %d %S %T %t\\n", "-D"])
+            .arg(self.folder.path())
+            .output()
+            .context("there is no blkparse")?;
+        ensure!(parse.status.success(), "{}", String::from_utf8_lossy(&parse.stderr));
+        let mut open: BTreeMap<(String, char), (u64, u64)> = BTreeMap::new();
+        let mut all: BTreeMap<&str, Vec<(u64, u64)>> = BTreeMap::new();
+        for line in String::from_utf8_lossy(&parse.stdout).lines() {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let [action, flags, sector, seconds, ns] = fields[..] else { continue };
+            let Some(letter) = flags.chars().find(|letter| matches!(letter, 'R' | 'W')) else { continue };
+            let at_ns = seconds.parse::<u64>()? * 1_000_000_000 + ns.parse::<u64>()?;
+            let key = (sector.to_owned(), letter);
+            match action {
+                "Q" => drop(open.insert(key, (at_ns, 0))),
+                "D" => open.entry(key).and_modify(|(_, issued_ns)| *issued_ns = at_ns).or_default(),
+                "C" => {
+                    let (queued_ns, issued_ns) = open.remove(&key).with_context(|| format!("no begin of {line}"))?;
+                    let operation = if letter == 'R' { "read" } else { "write" };
+                    all.entry(operation).or_default().push((at_ns - queued_ns, at_ns - issued_ns));
+                    continue;
+                }
+                _ => continue,
+            };
+        }
+        ensure!(open.is_empty(), "{} requests have no end", open.len());
+        Ok(all)
+    }
+}
+
+#[test]
+fn blktrace_tells_the_same() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    for threads in [1, 32] {
+        let Some(null) = Null::make(Duration::from_millis(5), 8)? else { return Ok(()) };
+        let Some(blktrace) = Blktrace::start(&null)? else { return Ok(()) };
+        let mut source = patching(|| null.options().attach(&Session::of_one()))?;
+        let stop = Arc::default();
+        thread::scope(|scope| {
+            let reads = scope.spawn(|| load(&null, threads, 10, 0, false, &stop));
+            // Elsewhere, so that each request is found by its place.
+            load(&null, threads, 10, SIZE_MIB * 128, true, &stop)?;
+            reads.join().map_err(|_| io::Error::other("a thread failed"))?
+        })?;
+        let snapshot = source.snapshot()?;
+        patching(|| drop(source));
+        let told = blktrace.end()?;
+        for operation in ["read", "write"] {
+            let of = |name: &str| {
+                let mut all = Histogram::default();
+                let ours = snapshot.series.iter().filter(|series| series.labels["operation"] == operation);
+                ours.for_each(|series| all.merge(&series.histograms[name]));
+                all
+            };
+            let theirs = told.get(operation).context("blktrace saw none")?;
+            let (latency, device, completion) = (of("latency"), of("device"), of("completion"));
+            let count = theirs.len() as u64;
+            let mean_ns = theirs.iter().map(|(latency_ns, _)| latency_ns).sum::<u64>() / count;
+            let mean_device_ns = theirs.iter().map(|(_, device_ns)| device_ns).sum::<u64>() / count;
+            let most_ns = theirs.iter().map(|(latency_ns, _)| *latency_ns).max().unwrap_or(0);
+            let own_device_ns = device.mean_ns() + completion.mean_ns();
+            println!(
+                "{threads} threads, {operation}: {} and {count} requests, {} and {mean_ns} ns on average, {own_device_ns} and \
+                 {mean_device_ns} at the device, {} and {most_ns} at most",
+                latency.count(),
+                latency.mean_ns(),
+                latency.max_ns()
+            );
+            assert_eq!((latency.count(), count), (threads * 10, threads * 10), "lost {:?}", snapshot.lost);
+            // An emulated CPU takes long from one program at an event to the next, and may stop in between.
+            let slack_ns = if is_emulated() { MS / 5 } else { 1_000 };
+            for (ours_ns, theirs_ns) in [(latency.mean_ns(), mean_ns), (own_device_ns, mean_device_ns)] {
+                let apart_ns = ours_ns.abs_diff(theirs_ns);
+                ensure!(apart_ns <= slack_ns.max(theirs_ns / 1_000), "{ours_ns} and {theirs_ns} ns");
+            }
+            let apart_ns = latency.max_ns().abs_diff(most_ns);
+            ensure!(apart_ns <= (10 * slack_ns).max(most_ns / 1_000), "{} and {most_ns} ns at most", latency.max_ns());
+        }
+    }
+    Ok(())
 }

@@ -6,6 +6,9 @@
 //! it was there itself, others may have been, too: then the instant is shared among these, else it is the device's own.
 //! From the device's interrupt on it is its CPU that ends it.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
 use serde::{Deserialize, Serialize};
 
 use super::sum::{Blame, Sum};
@@ -107,7 +110,8 @@ fn share(kind: CauseKind, span: Span, device: &str, others: &[OtherRequests], su
         }
     }
     changes.sort_unstable();
-    let mut present = vec![0_u64; others.len()];
+    // How many requests of each are there now, of those that have any.
+    let mut present: BTreeMap<usize, u64> = BTreeMap::new();
     let (mut shares_ns, mut alone_ns) = (vec![0_u64; others.len()], 0);
     let (mut all, mut now_ns) = (0_u64, span.from_ns);
     for (at_ns, number, comes) in changes.into_iter().chain([(span.to_ns.max(span.from_ns), 0, false)]) {
@@ -118,17 +122,22 @@ fn share(kind: CauseKind, span: Span, device: &str, others: &[OtherRequests], su
         } else if ns > 0 {
             // What each gets is cut where the next one's begins, so that all of them are the whole.
             let (mut before, mut given_ns) = (0, 0);
-            for (share_ns, &requests) in shares_ns.iter_mut().zip(&present).filter(|(_, requests)| **requests > 0) {
+            for (&number, &requests) in &present {
                 before += requests;
                 let up_to_ns = (u128::from(ns) * u128::from(before) / u128::from(all)) as u64;
-                *share_ns += up_to_ns - given_ns;
+                shares_ns[number] += up_to_ns - given_ns;
                 given_ns = up_to_ns;
             }
         }
-        if let Some(requests) = present.get_mut(number) {
-            let now = if comes { *requests + 1 } else { requests.saturating_sub(1) };
-            all = all - *requests + now;
-            *requests = now;
+        if comes {
+            *present.entry(number).or_insert(0) += 1;
+            all += 1;
+        } else if let Entry::Occupied(mut requests) = present.entry(number) {
+            all -= 1;
+            *requests.get_mut() -= 1;
+            if *requests.get() == 0 {
+                requests.remove();
+            }
         }
     }
     sum.add(Blame::new(kind, device), alone_ns, &[]);

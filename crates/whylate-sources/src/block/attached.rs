@@ -36,7 +36,7 @@ const LEAST_DONE: u32 = 1 << 9;
 const BUDGET: Duration = Duration::from_millis(50);
 
 /// Every reason for a lost event, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
-const LOST: [(lost_reason, &str); 7] = [
+const LOST: [(lost_reason, &str); 9] = [
     (lost_reason::LOST_UNMATCHED, "unmatched"),
     (lost_reason::LOST_REUSED, "reused"),
     (lost_reason::LOST_REQUESTS_FULL, "in_progress_full"),
@@ -44,6 +44,8 @@ const LOST: [(lost_reason, &str); 7] = [
     (lost_reason::LOST_BUCKETS_FULL, "buckets_full"),
     (lost_reason::LOST_LATE_EVENTS, "late_events"),
     (lost_reason::LOST_OWN, "own"),
+    (lost_reason::LOST_SUBMISSION, "unseen_submissions"),
+    (lost_reason::LOST_HELD_FULL, "held_full"),
 ];
 
 /// The source `block`, measuring. The programs go with the links.
@@ -129,6 +131,7 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     settings.own_process = options.leave_out.unwrap_or(0);
     settings.has_bio_devices = has_devices_without_requests();
     settings.tells_limits = backend == FEXIT;
+    settings.begins_by_bio = backend == INSERT;
     let over_ns = options.late_over_ns.into_iter().chain(options.explain_over_ns).min();
     settings.late_over_ns = over_ns.unwrap_or(0);
     settings.wants_phases = options.phases;
@@ -140,8 +143,11 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     let programs = &mut open.progs;
     programs.on_block_bio_complete.set_autoload(settings.has_bio_devices);
     programs.on_throttle_exit.set_autoload(settings.tells_limits);
+    programs.on_block_bio_backmerge.set_autoload(settings.tells_limits);
+    programs.on_block_bio_frontmerge.set_autoload(settings.tells_limits);
     programs.on_block_io_start.set_autoload(backend != INSERT);
     programs.on_block_rq_insert.set_autoload(backend == INSERT);
+    programs.on_block_getrq.set_autoload(backend == INSERT);
     programs.on_irq_handler_entry.set_autoload(options.phases);
     programs.on_irq_handler_exit.set_autoload(options.phases);
     programs.on_softirq_raise.set_autoload(options.phases);
@@ -169,10 +175,15 @@ fn programs<'a>(skeleton: &'a BlockSkel<'_>) -> impl Iterator<Item = &'a Program
         &programs.on_block_rq_complete,
         &programs.on_block_bio_complete,
         &programs.on_block_rq_merge,
+        &programs.on_block_rq_requeue,
         &programs.on_block_rq_issue,
         &programs.on_block_io_start,
         &programs.on_block_rq_insert,
+        &programs.on_block_getrq,
+        &programs.on_block_split,
         &programs.on_block_bio_queue,
+        &programs.on_block_bio_backmerge,
+        &programs.on_block_bio_frontmerge,
         &programs.on_throttle_exit,
     ]
     .into_iter()
@@ -222,7 +233,7 @@ impl Attached for AttachedBlock {
         attach::poll(ring, wait)?;
         // After them: what was done before a late request is there.
         self.read_kept();
-        let began = Instant::now();
+        let mut spent = Duration::ZERO;
         // Taken out one by one: `each` may take long, and more may come in meanwhile.
         loop {
             let taken = self.late.borrow_mut().pop_front();
@@ -230,12 +241,16 @@ impl Attached for AttachedBlock {
             let mut event = late::event_of(&late, &mut self.names);
             let is_explained = self.explain_over_ns.is_some_and(|over_ns| event.latency_ns >= over_ns);
             match self.kept.as_ref().filter(|_| is_explained) {
-                Some(_) if began.elapsed() > BUDGET => {
+                Some(_) if spent > BUDGET => {
                     self.unexplained.events += 1;
                     self.unexplained.total_ns += event.latency_ns;
                     continue;
                 }
-                Some(kept) => kept.explain(&late, &mut event, &mut self.names, self.keep_evidence),
+                Some(kept) => {
+                    let began = Instant::now();
+                    kept.explain(&late, &mut event, &mut self.names, self.keep_evidence);
+                    spent += began.elapsed();
+                }
                 None => {}
             }
             each(event);

@@ -36,32 +36,50 @@ struct {
 
 enum {
 	MOST_CPUS = 1024,
-	EIO = 5,
 };
 
 /* Requests that were done on each CPU. */
 u64 done_count[MOST_CPUS] = {};
 
+static __always_inline bool is_wanted(const struct gendisk *disk)
+{
+	return !wanted_device || (disk && wanted_device == number_of_disk(disk));
+}
+
 /* Each bio passes here once, after limits of cgroups have let it pass. */
 SEC("tp_btf/block_bio_queue")
 int BPF_PROG(on_block_bio_queue, struct bio *bio)
 {
-	const struct gendisk *disk;
 	u64 now_ns;
 
-	if (!enabled)
+	if (!enabled || (wanted_device && !is_wanted(bio->bi_bdev->bd_disk)))
 		return 0;
 	now_ns = bpf_ktime_get_ns();
+	if (has_bio_devices && !bio->bi_bdev->bd_queue->mq_ops) {
+		if (tells_limits)
+			held_goes_on((u64)bio, now_ns);
+		bio_begins(bio, now_ns);
+		return 0;
+	}
 	bio_comes((u64)bio, now_ns);
 	if (tells_limits)
 		held_goes_on((u64)bio, now_ns);
-	if (!has_bio_devices)
+	return 0;
+}
+
+/* The part in front of one that is too large becomes a bio of its own, which has no other event before its request. */
+SEC("tp_btf/block_split")
+int BPF_PROG(on_block_split, struct bio *part)
+{
+	u64 bio = (u64)part->bi_private, now_ns, came_ns;
+
+	if (!enabled || (wanted_device && !is_wanted(part->bi_bdev->bd_disk)))
 		return 0;
-	if (bio->bi_bdev->bd_queue->mq_ops)
-		return 0;
-	disk = bio->bi_bdev->bd_disk;
-	if (!wanted_device || wanted_device == number_of_disk(disk))
-		bio_begins(bio, now_ns);
+	now_ns = bpf_ktime_get_ns();
+	came_ns = bio_came_ns(bio, now_ns, false);
+	bio_comes((u64)part, came_ns ? came_ns : now_ns);
+	if (tells_limits)
+		held_is_split((u64)part, bio);
 	return 0;
 }
 
@@ -69,8 +87,22 @@ int BPF_PROG(on_block_bio_queue, struct bio *bio)
 SEC("?fexit/__blk_throtl_bio")
 int BPF_PROG(on_throttle_exit, struct bio *bio, bool is_held)
 {
-	if (enabled && is_held)
+	if (enabled && is_held && (!wanted_device || is_wanted(bio->bi_bdev->bd_disk)))
 		bio_is_held((u64)bio);
+	return 0;
+}
+
+SEC("?tp_btf/block_bio_backmerge")
+int BPF_PROG(on_block_bio_backmerge, struct bio *bio)
+{
+	held_is_merged((u64)bio);
+	return 0;
+}
+
+SEC("?tp_btf/block_bio_frontmerge")
+int BPF_PROG(on_block_bio_frontmerge, struct bio *bio)
+{
+	held_is_merged((u64)bio);
 	return 0;
 }
 
@@ -83,15 +115,34 @@ int BPF_PROG(on_block_io_start, struct request *request)
 	return 0;
 }
 
+/* Before 6.5, in the thread that submits it: one with a flush has no event until it is issued, if ever. */
+SEC("?tp_btf/block_getrq")
+int BPF_PROG(on_block_getrq, struct bio *bio)
+{
+	u64 now_ns, came_ns;
+
+	if (!enabled || !has_flush(bio->bi_opf) || (wanted_device && !is_wanted(bio->bi_bdev->bd_disk)))
+		return 0;
+	now_ns = bpf_ktime_get_ns();
+	came_ns = bio_came_ns((u64)bio, now_ns, true);
+	bio_begins_at(bio, came_ns ? came_ns : now_ns, 0);
+	return 0;
+}
+
 /* Stands in for on_block_io_start(), with on_block_rq_issue(): it comes for requests that are not issued at once. */
 SEC("?tp_btf/block_rq_insert")
 int BPF_PROG(on_block_rq_insert, struct request *request)
 {
+	struct block_request *begun;
 	struct request_set *set;
+	u32 slot;
 
 	if (!enabled || (wanted_device && wanted_device != device_of(request)))
 		return 0;
-	if (slot_of((u64)request, &set) == NO_SLOT)
+	slot = slot_of_request(request, &set);
+	begun = slot == NO_SLOT ? NULL : request_in(slot);
+	/* What was issued and not requeued has ended unseen. */
+	if (!begun || begun->issued_ns)
 		request_begins(request, false);
 	return 0;
 }
@@ -105,19 +156,36 @@ int BPF_PROG(on_block_rq_issue, struct request *request)
 
 	if (!enabled || (wanted_device && wanted_device != device_of(request)))
 		return 0;
-	slot = slot_of((u64)request, &set);
-	if (slot == NO_SLOT) {
+	slot = slot_of_request(request, &set);
+	begun = slot == NO_SLOT ? NULL : request_in(slot);
+	if (!begun || begun->issued_ns) {
 		/* A flush of the block layer's own, or the kernel has no event of a request's begin. */
 		request_begins(request, true);
 		return 0;
 	}
-	begun = request_in(slot);
-	if (begun) {
-		begun->issued_ns = bpf_ktime_get_ns();
-		/* With all that has been merged into it; one that flushes may have been emptied. */
-		if (request->__data_len)
-			begun->facts.bytes = request->__data_len;
+	begun->issued_ns = bpf_ktime_get_ns();
+	/* With all that has been merged into it; one that flushes may have been emptied. */
+	if (request->__data_len) {
+		begun->facts.bytes = request->__data_len;
+		begun->facts.sector = request->__sector;
 	}
+	return 0;
+}
+
+/* Its device was busy, or it is tried again: it waits until it is issued once more. */
+SEC("tp_btf/block_rq_requeue")
+int BPF_PROG(on_block_rq_requeue, struct request *request)
+{
+	struct block_request *begun;
+	struct request_set *set;
+	u32 slot;
+
+	if (!enabled)
+		return 0;
+	slot = slot_of_request(request, &set);
+	begun = slot == NO_SLOT ? NULL : request_in(slot);
+	if (begun)
+		begun->issued_ns = 0;
 	return 0;
 }
 
@@ -130,7 +198,7 @@ int BPF_PROG(on_block_rq_merge, struct request *request)
 
 	if (!enabled)
 		return 0;
-	slot = slot_of((u64)request, &set);
+	slot = slot_of_request(request, &set);
 	if (slot != NO_SLOT && set)
 		forget(set, slot);
 	return 0;
@@ -153,7 +221,7 @@ static __always_inline void tell(struct end *end, const struct block_request *re
 	end->told_by = TOLD_BY_NOBODY;
 	if (!at)
 		return;
-	told_ns = at->since_ns ? at->since_ns : at->is_in_softirq ? at->softirq_wanted_ns : 0;
+	told_ns = at->since_ns ? at->since_ns : at->told_ns;
 	if (told_ns > request->issued_ns && told_ns < end->now_ns) {
 		end->told_ns = told_ns;
 		end->told_by = at->since_ns ? TOLD_BY_INTERRUPT : TOLD_BY_SOFTIRQ;
@@ -184,11 +252,9 @@ static __always_inline void keep(const struct block_request *request, const stru
 	done = bpf_map_lookup_elem(&done_by_position, &index);
 	if (!done)
 		return;
-	done->position = ~position;
-	barrier();
+	store_word_in_order(&done->position, ~position);
 	fill(done, request, end);
-	barrier();
-	done->position = position;
+	store_word_in_order(&done->position, position);
 }
 
 static __always_inline void report(const struct block_request *request, const struct end *end)
@@ -204,54 +270,67 @@ static __always_inline void report(const struct block_request *request, const st
 	bpf_ringbuf_submit(late, 0);
 }
 
-/* It is done. One of whoever measures counts for others only, which it made wait. */
-static __always_inline void request_ends(u64 address, const struct bio *bio, u64 now_ns, s32 error)
+/* It is done. One of whoever measures counts for others only, which it made wait, as the block layer's own does. */
+static __always_inline void request_ends(struct request_set *set, u32 slot, struct block_request *begun, s32 error)
 {
-	struct end end = { .now_ns = now_ns, .error = error };
-	struct block_request *begun;
-	struct request_set *set;
-	u32 slot = slot_of(address, &set);
+	struct end end = { .now_ns = bpf_ktime_get_ns(), .error = error };
 
-	begun = slot == NO_SLOT ? NULL : request_in(slot);
-	if (!begun) {
-		lose(LOST_UNMATCHED);
-		return;
-	}
 	/* One that only flushes has no turn at the device itself: the block layer's own flush has. */
-	if (!begun->issued_ns)
+	if (!begun->issued_ns) {
+		begun->facts.flags |= FLAG_NOT_ISSUED;
 		begun->issued_ns = begun->made_ns;
+	}
 	tell(&end, begun);
-	/* Its bios are there until whoever called is done with it. */
-	if (wants_submitters)
-		begun->facts.cgroup = cgroup_of_bio(bio);
 	if (keep_done)
 		keep(begun, &end);
 	if (own_process && begun->facts.pid == own_process) {
 		lose(LOST_OWN);
-	} else {
-		count_done(begun, end.told_ns, now_ns, error);
-		if (late_over_ns && since(now_ns, begun->submitted_ns) >= late_over_ns)
+	} else if (!begun->is_of_block_layer) {
+		count_done(begun, end.told_ns, end.now_ns, error);
+		if (late_over_ns && since(end.now_ns, begun->submitted_ns) >= late_over_ns)
 			report(begun, &end);
 	}
 	forget(set, slot);
 }
 
-/* It comes for each part that is done, and before those who wait are woken. */
+/* It comes for each part that is done, and before those who wait are woken. Its error is a blk_status_t. */
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(on_block_rq_complete, struct request *request, int error, unsigned int bytes)
 {
+	struct block_request *begun;
+	struct request_set *set;
+	u32 slot;
+
 	if (!enabled || (wanted_device && wanted_device != device_of(request)) || !is_last_part(request, bytes))
 		return 0;
-	request_ends((u64)request, request->bio, bpf_ktime_get_ns(), error);
+	slot = slot_of_request(request, &set);
+	begun = slot == NO_SLOT ? NULL : request_in(slot);
+	if (begun)
+		request_ends(set, slot, begun, (u8)error);
+	else if (!is_of_block_layer(request))
+		lose(LOST_UNMATCHED);
 	return 0;
 }
 
-/* Of devices without requests; bios of requests pass here, too. */
+/*
+ * Of devices without requests. Those of requests pass here, too, and some of the others: a driver may have made it one of
+ * the device below (multipath).
+ */
 SEC("?tp_btf/block_bio_complete")
 int BPF_PROG(on_block_bio_complete, struct request_queue *queue, struct bio *bio)
 {
-	if (!enabled || queue->mq_ops || (wanted_device && queue->disk && wanted_device != number_of_disk(queue->disk)))
+	struct block_request *begun;
+	struct request_set *set;
+	u32 slot;
+
+	if (!enabled)
 		return 0;
-	request_ends((u64)bio, bio, bpf_ktime_get_ns(), bio->bi_status ? -EIO : 0);
+	slot = slot_of((u64)bio, &set);
+	begun = slot == NO_SLOT ? NULL : request_in(slot);
+	/* Before 6.5, one with a flush goes by its bio, and its request comes to its end, too. */
+	if (begun && !(begins_by_bio && queue->mq_ops))
+		request_ends(set, slot, begun, bio->bi_status);
+	else if (!begun && !queue->mq_ops && is_wanted(queue->disk))
+		lose(LOST_UNMATCHED);
 	return 0;
 }

@@ -7,10 +7,12 @@ enum {
 	BLOCK_SOFTIRQ = 4,
 };
 
-/* What a CPU is at: of a device's interrupt since when, and of the softirq that ends requests since when it is wanted. */
+/* What a CPU is at: an interrupt of a device since when, and since when the softirq that ends requests is wanted. */
 struct at_interrupt {
 	u64 since_ns;
 	u64 softirq_wanted_ns;
+	/* Of the softirq that it is at: since when it was wanted. */
+	u64 told_ns;
 	bool is_in_softirq;
 };
 
@@ -66,27 +68,27 @@ int BPF_PROG(on_softirq_raise, unsigned int number)
 SEC("?tp_btf/softirq_entry")
 int BPF_PROG(on_softirq_entry, unsigned int number)
 {
-	struct at_interrupt *at;
+	struct at_interrupt *at = own_interrupt();
 
-	if (number != BLOCK_SOFTIRQ)
+	if (!at)
 		return 0;
-	at = own_interrupt();
-	if (at)
-		at->is_in_softirq = true;
+	at->is_in_softirq = true;
+	if (number == BLOCK_SOFTIRQ) {
+		/* More may be told while it runs, for its next turn. */
+		at->told_ns = at->softirq_wanted_ns;
+		at->softirq_wanted_ns = 0;
+	}
 	return 0;
 }
 
 SEC("?tp_btf/softirq_exit")
-int BPF_PROG(on_softirq_exit, unsigned int number)
+int BPF_PROG(on_softirq_exit)
 {
-	struct at_interrupt *at;
+	struct at_interrupt *at = own_interrupt();
 
-	if (number != BLOCK_SOFTIRQ)
-		return 0;
-	at = own_interrupt();
 	if (at) {
 		at->is_in_softirq = false;
-		at->softirq_wanted_ns = 0;
+		at->told_ns = 0;
 	}
 	return 0;
 }

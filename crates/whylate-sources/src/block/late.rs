@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! From the kernel's record of a late request to a late event, and what else the device had meanwhile.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -11,9 +11,11 @@ use anyhow::Context as _;
 use whylate_model::blame::{OtherRequests, RequestEvidence, request_causes};
 use whylate_model::{Labels, LateEvent, thread};
 
-use super::names::{Names, flags, operation_name, plural};
+use super::names::{Names, error_name, flags, operation_name, plural};
 use super::skel::BlockSkel;
-use super::skel::types::{block_request, done_request, request_facts, request_limits, told_by};
+use super::skel::types::{
+    block_request, done_request, operation, request_facts, request_flag, request_limits, told_by,
+};
 use crate::attach::{self, PlainData};
 use crate::clock;
 use crate::mapped::MappedArray;
@@ -50,8 +52,8 @@ pub(super) fn event_of(late: &done_request, names: &mut Names) -> LateEvent {
     if let Some(cgroup) = names.cgroup(facts.cgroup) {
         labels.insert("charged_to".to_owned(), cgroup);
     }
-    if late.error != 0 {
-        labels.insert("error".to_owned(), (-i64::from(late.error)).to_string());
+    if let Some(error) = error_name(late.error) {
+        labels.insert("error".to_owned(), error.to_owned());
     }
     let phases = [
         ("throttled", request.made_ns.saturating_sub(request.submitted_ns)),
@@ -120,6 +122,7 @@ impl Kept {
         let now_ns = clock::monotonic_ns();
         let mut new = Vec::new();
         for (cpu, (read, &written)) in self.read.iter_mut().zip(written).enumerate() {
+            let mut until = written;
             let oldest = written.saturating_sub(self.done_by_cpu as u64 - 1);
             if oldest > *read {
                 self.lost += oldest - *read;
@@ -128,17 +131,27 @@ impl Kept {
             }
             for position in *read..written {
                 let index = cpu * self.done_by_cpu + position as usize % self.done_by_cpu;
-                let is_there = || self.done.u64_at(index, offset_of!(done_request, position)).load(Acquire) == position;
-                let one: Option<done_request> = if is_there() { self.done.copy(index) } else { None };
+                let has = || self.done.u64_at(index, offset_of!(done_request, position)).load(Acquire);
+                if has() == !position {
+                    // It is being written: the next reading goes on from here.
+                    until = position;
+                    break;
+                }
+                let one: Option<done_request> = if has() == position { self.done.copy(index) } else { None };
                 fence(Acquire);
-                match one.filter(|_| is_there()) {
+                match one.filter(|_| has() == position) {
                     Some(one) => new.push(one),
-                    // It is being written, or another one has taken its place.
-                    None => self.lost += 1,
+                    // Another one has taken its place.
+                    None => {
+                        self.lost += 1;
+                        self.since_ns = now_ns;
+                    }
                 }
             }
-            *read = written;
+            *read = until;
         }
+        let done: HashSet<(u64, u64)> = new.iter().map(|one| (one.request.request, one.request.issued_ns)).collect();
+        self.in_progress.retain(|request| !done.contains(&(request.request, request.issued_ns)));
         new.sort_by_key(|one| one.completed_ns);
         let at_device_ns = |one: &done_request| one.completed_ns.saturating_sub(one.request.issued_ns);
         self.longest_ns = new.iter().map(at_device_ns).fold(self.longest_ns, u64::max);
@@ -160,7 +173,14 @@ impl Kept {
                 if self.sets.u64_at(set, way * size_of::<u64>()).load(Relaxed) != 0 {
                     let slot = set * request_limits::SLOTS_A_SET.0 as usize + way;
                     let request = self.present.copy::<block_request>(slot);
-                    self.in_progress.extend(request.filter(|request| request.request > 1));
+                    fence(Acquire);
+                    let is_same = |request: &block_request| {
+                        let now = |at| self.present.u64_at(slot, at).load(Relaxed);
+                        request.request > 1
+                            && now(offset_of!(block_request, request)) == request.request
+                            && now(offset_of!(block_request, issued_ns)) == request.issued_ns
+                    };
+                    self.in_progress.extend(request.filter(is_same));
                 }
             }
         }
@@ -173,9 +193,14 @@ impl Kept {
 
     fn others(&self, late: &done_request, names: &mut Names) -> Vec<OtherRequests> {
         let own = &late.request;
+        // The block layer's own flush is what such a request waits for, not another one.
+        let flushes = request_flag::FLAG_PREFLUSH.0 | request_flag::FLAG_FUA.0;
+        let waits_for_flush = own.facts.operation == operation::FLUSHES.0 || own.facts.flags & flushes != 0;
         let overlaps = |request: &block_request, completed_ns: u64| {
             request.facts.device == own.facts.device
                 && request.issued_ns != 0
+                && request.facts.flags & request_flag::FLAG_NOT_ISSUED.0 == 0
+                && !(waits_for_flush && request.is_of_block_layer != 0)
                 && request.issued_ns < late.completed_ns
                 && completed_ns > own.submitted_ns
                 && (request.request, request.issued_ns) != (own.request, own.issued_ns)
@@ -188,13 +213,17 @@ impl Kept {
                 return;
             }
             let facts = &request.facts;
-            let is_own = facts.tid == own.facts.tid && facts.comm == own.facts.comm;
-            let key = (facts.pid, facts.operation, facts.cgroup, is_own, facts.comm);
+            let is_of_block_layer = request.is_of_block_layer != 0;
+            let is_own = !is_of_block_layer
+                && (facts.tid, facts.handler, facts.comm) == (own.facts.tid, own.facts.handler, own.facts.comm);
+            let key = (facts.pid, facts.handler, facts.operation, facts.cgroup, is_own, is_of_block_layer, facts.comm);
             let place = match last {
                 Some((known, place)) if known == key => place,
                 _ => *place_by_whom.entry(key).or_insert_with(|| {
                     all.push(OtherRequests {
-                        who: if is_own {
+                        who: if is_of_block_layer {
+                            format!("flush of {}", names.device(facts.device))
+                        } else if is_own {
                             format!("its own {}", plural(facts.operation))
                         } else {
                             format!("{} ({})", names.process_of(facts), plural(facts.operation))

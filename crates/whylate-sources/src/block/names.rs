@@ -152,6 +152,25 @@ pub(super) fn operation_name(number: u32) -> &'static str {
     }
 }
 
+/// The error number that programs see for a `blk_status_t` (`blk_errors` in block/blk-core.c); `None` for none. Those from
+/// 13 on differ between kernels, and all of them are `EIO` to most.
+pub(super) fn error_name(status: i32) -> Option<&'static str> {
+    Some(match status {
+        0 => return None,
+        1 => "EOPNOTSUPP",
+        2 => "ETIMEDOUT",
+        3 => "ENOSPC",
+        4 => "ENOLINK",
+        5 => "EREMOTEIO",
+        6 => "EBADE",
+        7 => "ENODATA",
+        8 => "EILSEQ",
+        9 => "ENOMEM",
+        12 => "EAGAIN",
+        _ => "EIO",
+    })
+}
+
 /// As `wbt_should_throttle` (block/blk-wbt.c): direct writes, which are sync and idle, pass.
 fn is_throttled_writeback(facts: &request_facts) -> bool {
     let direct = request_flag::FLAG_SYNC.0 | request_flag::FLAG_IDLE.0;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "disks.bpf.h"
+#include "registers.bpf.h"
 #include "settings.bpf.h"
 
 enum request_limits {
@@ -17,8 +18,10 @@ enum request_limits {
 	/* 28,672 requests; at a quarter of that, one in a hundred thousand finds its set full. */
 	SLOTS = SETS * SLOTS_A_SET,
 	NO_SLOT = SLOTS,
-	BIO_BITS = 12,
+	BIO_BITS = 14,
 	BIOS = 1 << BIO_BITS,
+	/* include/linux/blk_types.h: from here on, requests are commands of drivers and programs, which are no I/O. */
+	REQ_OP_DRV_IN = 34,
 };
 
 struct request_set {
@@ -42,8 +45,8 @@ struct {
 } request_by_slot SEC(".maps");
 
 /*
- * When bios came, which are not in a request yet. A newer one takes the place of an older one, that has been merged into
- * a request or never gets one (bio-based devices).
+ * When bios came, which are not in a request yet: each has two places, of which it takes the one that was taken longest
+ * ago. Most are empty again at once; those stay that are merged into a request.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -74,8 +77,9 @@ struct held_bio {
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, u64);
 	__type(value, struct held_bio);
 } held_by_bio SEC(".maps");
@@ -92,33 +96,55 @@ static __always_inline u64 tag_of(u32 low)
 	return (u64)(low >> 6) << MOMENT_BITS;
 }
 
-static __always_inline u64 *moment_of(u32 low)
-{
-	u32 index = hash_of(low, BIO_BITS);
+#define MOMENT_MASK ((1ull << MOMENT_BITS) - 1)
 
+static __always_inline u64 *moment_at(u32 index)
+{
 	return bpf_map_lookup_elem(&moment_by_bio, &index);
+}
+
+/* Since when it is there; longer than anything where nothing is. */
+static __always_inline u64 age_of(u64 moment, u64 now_ns)
+{
+	return moment ? (now_ns - moment) & MOMENT_MASK : MOMENT_MASK;
 }
 
 static __always_inline void bio_comes(u64 bio, u64 now_ns)
 {
 	u32 low = low_half(bio);
-	u64 *moment = moment_of(low);
+	u64 *first = moment_at(hash_of(low, BIO_BITS)), *second = moment_at(other_hash_of(low, BIO_BITS));
+	u64 moment = tag_of(low) | (now_ns & MOMENT_MASK);
 
-	if (moment)
-		*moment = tag_of(low) | (now_ns & ((1ull << MOMENT_BITS) - 1));
+	if (!first || !second)
+		return;
+	if (!*first || age_of(*first, now_ns) >= age_of(*second, now_ns))
+		*first = moment;
+	else
+		*second = moment;
 }
 
-/* When it came; now where that was not seen. */
-static __always_inline u64 bio_came_ns(u64 bio, u64 now_ns)
+static __always_inline u64 *moment_of(u32 low)
 {
-	u64 mask = (1ull << MOMENT_BITS) - 1;
-	u32 low = low_half(bio);
-	u64 *moment = moment_of(low);
-	u64 seen = moment ? *moment : 0;
+	u64 *moment = moment_at(hash_of(low, BIO_BITS));
 
-	if (!low || !seen || (seen & ~mask) != tag_of(low))
-		return now_ns;
-	return now_ns - ((now_ns - seen) & mask);
+	if (moment && *moment && (*moment & ~MOMENT_MASK) == tag_of(low))
+		return moment;
+	moment = moment_at(other_hash_of(low, BIO_BITS));
+	return moment && *moment && (*moment & ~MOMENT_MASK) == tag_of(low) ? moment : NULL;
+}
+
+/* When it came; 0 where that was not seen. */
+static __always_inline u64 bio_came_ns(u64 bio, u64 now_ns, bool is_taken)
+{
+	u64 *moment = moment_of(low_half(bio)), ns;
+
+	if (!moment)
+		return 0;
+	ns = (now_ns - *moment) & MOMENT_MASK;
+	if (is_taken)
+		*moment = 0;
+	/* The clocks of two CPUs may be apart a little. */
+	return ns > MOMENT_MASK / 2 ? now_ns : now_ns - ns;
 }
 
 /* The slot that has the request, else NO_SLOT. */
@@ -150,11 +176,10 @@ static __always_inline void forget(struct request_set *set, u32 slot)
 	struct block_request *begun = request_in(slot);
 
 	if (begun)
-		begun->request = 0;
-	barrier();
+		store_word_in_order(&begun->request, 0);
 	for (u32 way = 0; way < WAYS; way++) {
 		if (way == (slot & (SLOTS_A_SET - 1)))
-			set->requests[way] = 0;
+			store_word_in_order(&set->requests[way], 0);
 	}
 }
 
@@ -241,6 +266,7 @@ static __always_inline void describe(struct request_facts *facts, const struct r
 	facts->bytes = request->__data_len;
 	facts->operation = operation_of(request->cmd_flags, request->__data_len);
 	facts->device = device_of(request);
+	facts->cgroup = wants_submitters ? cgroup_of_bio(request->bio) : 0;
 	describe_submitter(facts);
 }
 
@@ -251,6 +277,7 @@ static __always_inline void describe_bio(struct request_facts *facts, const stru
 	facts->flags = flags_of(bio->bi_opf);
 	facts->operation = operation_of(bio->bi_opf, bio->bi_iter.bi_size);
 	facts->device = number_of_disk(bio->bi_bdev->bd_disk);
+	facts->cgroup = wants_submitters ? cgroup_of_bio(bio) : 0;
 	describe_submitter(facts);
 }
 
@@ -267,7 +294,23 @@ static __always_inline void bio_is_held(u64 bio)
 
 	bpf_get_current_comm(held.comm, sizeof(held.comm));
 	bpf_probe_read_kernel(held.process, sizeof(held.process), task->group_leader->comm);
-	bpf_map_update_elem(&held_by_bio, &bio, &held, BPF_ANY);
+	if (bpf_map_update_elem(&held_by_bio, &bio, &held, BPF_ANY))
+		lose(LOST_HELD_FULL);
+}
+
+/* It has become a part of somebody else's request. */
+static __always_inline void held_is_merged(u64 bio)
+{
+	bpf_map_delete_elem(&held_by_bio, &bio);
+}
+
+/* A part of it is submitted on its own. */
+static __always_inline void held_is_split(u64 part, u64 bio)
+{
+	struct held_bio *held = bpf_map_lookup_elem(&held_by_bio, &bio);
+
+	if (held && bpf_map_update_elem(&held_by_bio, &part, held, BPF_ANY))
+		lose(LOST_HELD_FULL);
 }
 
 /* One that goes on: it was held, or has the address of one that was, and went on before in somebody else's request. */
@@ -290,9 +333,10 @@ static __always_inline void take_held(struct block_request *begun, u64 bio)
 
 	if (!held)
 		return;
-	if (held->let_go_ns) {
+	/* What is left of one that was split is held once more, and has no event when it is let go. */
+	if (held->since_ns <= begun->made_ns) {
 		begun->submitted_ns = held->since_ns;
-		begun->let_go_ns = held->let_go_ns;
+		begun->let_go_ns = held->let_go_ns ? held->let_go_ns : begun->made_ns;
 		begun->facts.handler = held->handler;
 		begun->facts.tid = held->tid;
 		begun->facts.pid = held->pid;
@@ -323,31 +367,48 @@ static __always_inline struct block_request *room_for(u64 address)
 	begun = request_in(slot);
 	/* User space may be reading. */
 	if (begun)
-		begun->request = 1;
-	barrier();
+		store_word_in_order(&begun->request, 1);
 	return begun;
+}
+
+static __always_inline bool is_command(const struct request *request)
+{
+	return (request->cmd_flags & REQ_OP_MASK) >= REQ_OP_DRV_IN;
+}
+
+/* The block layer's own, for the flushes of one or more that were submitted. */
+static __always_inline bool is_of_block_layer(const struct request *request)
+{
+	return (request->cmd_flags & REQ_OP_MASK) == REQ_OP_FLUSH && !request->bio;
 }
 
 static __always_inline void request_begins(const struct request *request, bool is_issued)
 {
 	u64 now_ns = bpf_ktime_get_ns();
 	struct block_request *begun = room_for((u64)request);
+	const struct bio *bio = request->bio;
 
 	if (!begun)
 		return;
 	describe(&begun->facts, request);
 	begun->made_ns = now_ns;
-	begun->submitted_ns = bio_came_ns((u64)request->bio, now_ns);
+	begun->submitted_ns = 0;
 	begun->let_go_ns = 0;
 	begun->issued_ns = is_issued ? now_ns : 0;
-	if (tells_limits && request->bio)
-		take_held(begun, (u64)request->bio);
-	barrier();
-	begun->request = (u64)request;
+	begun->is_of_block_layer = is_of_block_layer(request);
+	if (bio && !is_command(request)) {
+		begun->submitted_ns = bio_came_ns((u64)bio, now_ns, true);
+		if (tells_limits)
+			take_held(begun, (u64)bio);
+		if (!begun->submitted_ns)
+			lose(LOST_SUBMISSION);
+	}
+	if (!begun->submitted_ns)
+		begun->submitted_ns = now_ns;
+	store_word_in_order(&begun->request, (u64)request);
 }
 
-/* Its driver has it at once, and hands parts of it to devices below, or does it itself. */
-static __always_inline void bio_begins(const struct bio *bio, u64 now_ns)
+static __always_inline void bio_begins_at(const struct bio *bio, u64 now_ns, u64 issued_ns)
 {
 	struct block_request *begun = room_for((u64)bio);
 
@@ -357,9 +418,25 @@ static __always_inline void bio_begins(const struct bio *bio, u64 now_ns)
 	begun->submitted_ns = now_ns;
 	begun->made_ns = now_ns;
 	begun->let_go_ns = 0;
-	begun->issued_ns = now_ns;
+	begun->issued_ns = issued_ns;
+	begun->is_of_block_layer = false;
 	if (tells_limits)
 		take_held(begun, (u64)bio);
-	barrier();
-	begun->request = (u64)bio;
+	store_word_in_order(&begun->request, (u64)bio);
+}
+
+/* Its driver has it at once, and hands parts of it to devices below, or does it itself. */
+static __always_inline void bio_begins(const struct bio *bio, u64 now_ns)
+{
+	bio_begins_at(bio, now_ns, now_ns);
+}
+
+/* The slot of a request, found by its address or, where only its bio was seen as yet, by that of its bio. */
+static __always_inline u32 slot_of_request(const struct request *request, struct request_set **set)
+{
+	u32 slot = slot_of((u64)request, set);
+
+	if (slot != NO_SLOT || !begins_by_bio || !request->bio)
+		return slot;
+	return slot_of((u64)request->bio, set);
 }

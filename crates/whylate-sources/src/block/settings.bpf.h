@@ -34,6 +34,10 @@ enum lost_reason {
 	LOST_LATE_EVENTS,
 	/* A request of the program that measures, which is left out. */
 	LOST_OWN,
+	/* A request whose bio was not seen coming, so that its latency begins later than it did. */
+	LOST_SUBMISSION,
+	/* No room for a bio that limits hold back. */
+	LOST_HELD_FULL,
 	LOST_REASONS,
 };
 
@@ -49,6 +53,8 @@ enum request_flag {
 	FLAG_SYNC = 1 << 3,
 	FLAG_META = 1 << 4,
 	FLAG_IDLE = 1 << 5,
+	/* None of the kernel's: the device never had it, but for the flush that it waited for. */
+	FLAG_NOT_ISSUED = 1 << 6,
 };
 
 /* What told that a request is done. */
@@ -89,6 +95,8 @@ struct block_request {
 	u64 made_ns;
 	/* It was handed to the device, the last time; 0 before. */
 	u64 issued_ns;
+	/* The block layer's own flush, which those wait for that asked for one. */
+	u64 is_of_block_layer;
 	struct request_facts facts;
 };
 
@@ -116,6 +124,8 @@ const volatile bool has_bio_devices = false;
 const volatile bool wants_phases = false;
 /* Who submits has to be known: for late requests, for what is kept, or for series. */
 const volatile bool wants_submitters = false;
+/* on_block_getrq() is attached: before 6.5, requests with a flush have no other event of their begin. */
+const volatile bool begins_by_bio = false;
 /* on_throttle_exit() is attached. */
 const volatile bool tells_limits = false;
 const volatile enum series_key series_key = BY_DEVICE;

@@ -28,6 +28,8 @@ pub const MAX_READS: u64 = 10_000;
 /// The longest that a run takes.
 const MAX_TOTAL_NS: u64 = 60_000_000_000;
 
+/// How soon a stop is seen.
+const POLL: Duration = Duration::from_millis(20);
 /// Until the writing threads are at it.
 const SETTLED_WITHIN_NS: u64 = 2_000_000_000;
 
@@ -162,6 +164,17 @@ impl Drop for Hogs {
     }
 }
 
+/// Sleeps until then, on `CLOCK_MONOTONIC`. False when it is told to stop.
+fn sleep_until(due_ns: u64, stop: &AtomicBool) -> bool {
+    while !stop.load(Ordering::Relaxed) {
+        match due_ns.checked_sub(monotonic_ns()) {
+            None | Some(0) => return true,
+            Some(left_ns) => thread::sleep(POLL.min(Duration::from_nanos(left_ns))),
+        }
+    }
+    false
+}
+
 /// Where a file is on a disk, of those where one would be looked for.
 pub fn folder_on_disk() -> Option<PathBuf> {
     ["/var/tmp", "/tmp", "."].map(PathBuf::from).into_iter().find(|folder| open(folder).is_ok_and(|_| true))
@@ -195,6 +208,7 @@ pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
     let hogs = Hogs::start(&file, plan.hogs).context("cannot start a writing thread")?;
     hogs.settle(stop);
     let mut made = Vec::new();
+    let until_ns = monotonic_ns() + MAX_TOTAL_NS;
     for number in 0..plan.reads {
         if stop.load(Ordering::Relaxed) {
             break;
@@ -205,7 +219,10 @@ pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
         file.read_exact_at(&mut block.0, at).map_err(failed)?;
         let took_ns = monotonic_ns() - began_ns;
         made.push(Read { start: Moment::at(began_ns), took_ns });
-        thread::sleep(plan.every.saturating_sub(Duration::from_nanos(took_ns)));
+        let due_ns = began_ns + plan.every.as_nanos() as u64;
+        if number + 1 == plan.reads || monotonic_ns() >= until_ns || !sleep_until(due_ns.min(until_ns), stop) {
+            break;
+        }
     }
     let writes = hogs.end().map_err(failed)?;
     let tid = rustix::thread::gettid().as_raw_pid() as u32;

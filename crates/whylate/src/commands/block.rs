@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate block`: what makes I/O requests late.
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use clap::{ArgGroup, Args};
 use whylate_model::units::printable;
 use whylate_sources::block::{BlockOptions, By};
 
 use crate::arguments::{Explain, Schedule};
+use crate::commands::Senseless;
 use crate::commands::runner::{Feed, Keep, drive};
 use crate::commands::watch::Watch;
 use crate::output::block::shape::{Key, Shape};
@@ -61,9 +62,12 @@ impl Arguments {
     }
 
     /// No disk is named like a duration.
+    fn disks(&self) -> impl Iterator<Item = &String> {
+        self.disk.iter().chain(self.disk_or_duration.iter().filter(|text| duration_ns(text).is_err()))
+    }
+
     fn disk(&self) -> Option<String> {
-        let short = self.disk_or_duration.iter().find(|text| duration_ns(text).is_err());
-        self.disk.as_ref().or(short).cloned()
+        self.disks().next().cloned()
     }
 
     /// When something is printed.
@@ -102,6 +106,9 @@ impl Arguments {
 /// When the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+    if arguments.disks().count() > 1 {
+        return Err(Senseless(anyhow!("-d takes one disk: leave it out to measure all of them")).into());
+    }
     let schedule = arguments.schedule();
     let mut feed = Feed::of(&arguments.options(), Keep::of(schedule, arguments.explain))?;
     let mut text = Text::new(arguments.shown(), terminal_columns());

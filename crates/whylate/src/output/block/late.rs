@@ -22,7 +22,7 @@ pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
     let label = |name: &str| printable(event.labels.get(name).map_or("", String::as_str));
     let phase = |name: &str| event.phases.iter().find(|(phase, _)| phase == name).map_or(0, |(_, ns)| *ns);
-    let error = event.labels.get("error").map(|number| format!(" (errno {})", printable(number))).unwrap_or_default();
+    let error = event.labels.get("error").map(|number| format!(" ({})", printable(number))).unwrap_or_default();
     writeln!(
         out,
         "{:<15} {:<8} {:<7} {:<6} {:>8} {:>9} {:>8} {:>8} {:>10}  {:>8} {:>12}  {}{error}",

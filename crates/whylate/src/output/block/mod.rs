@@ -286,7 +286,7 @@ mod tests {
             ("submitter_tid", "77"),
             ("bytes", "4096"),
             ("sector", "123456"),
-            ("error", "5"),
+            ("error", "EIO"),
         ];
         let phases = [("throttled", 1_000), ("queued", 2_000_000), ("device", 1_000_000), ("completion", 9_000)];
         let event = LateEvent {
