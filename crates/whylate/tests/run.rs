@@ -21,7 +21,7 @@ use std::process::{Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use chance::in_rounds;
 use quota::Quota;
 use running::{Running, copied, whylate};
@@ -69,18 +69,32 @@ impl Told {
             ensure!(sum == wait.ns, "the parts of a wait add up to {sum} of {} ns", wait.ns);
         }
         let unknown_ns = self.sum(|segment| segment.kind == CauseKind::Unknown);
-        if self.lost.contains_key("unseen_switches") {
-            println!("skipped: the machine hides switches, {unknown_ns} of {} ns are unknown", explained.elapsed_ns);
-        } else {
-            ensure!(unknown_ns * 100 <= explained.elapsed_ns, "{unknown_ns} ns are unknown: {self:?}");
-        }
+        let has_gaps = self.lost.contains_key("unseen_switches");
+        ensure!(has_gaps || unknown_ns * 100 <= explained.elapsed_ns, "{unknown_ns} ns are unknown: {self:?}");
         Ok(())
+    }
+
+    /// Whether the machine hid what was to be told: an interrupt of a timer that comes while one of its own hidden
+    /// threads has the CPU makes no event, and that wait ends in `unknown`, as it has to.
+    fn is_hidden(&self) -> bool {
+        let unknown_ns = self.sum(|segment| segment.kind == CauseKind::Unknown);
+        self.lost.contains_key("unseen_switches") && unknown_ns * 1000 > self.explained.elapsed_ns
     }
 }
 
-/// As it is told, of a command that ends well.
+/// How often a command is run where the machine hides what is to be told of it, at most.
+const TRIES: usize = 20;
+
+/// As it is told, of a command that ends well and may run more than once.
 fn told(command: &mut Command) -> Result<Told> {
-    told_of(&command.output()?)
+    for _ in 0..TRIES {
+        let told = told_of(&command.output()?)?;
+        if !told.is_hidden() {
+            return Ok(told);
+        }
+        println!("another try: the machine hid switches");
+    }
+    bail!("the machine hid switches in each of {TRIES} tries")
 }
 
 fn told_of(output: &Output) -> Result<Told> {
@@ -459,18 +473,21 @@ fn twenty_thousand_processes_are_followed() -> Result<()> {
 #[test]
 fn processes_on_the_path_are_told_one_by_one() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    let output = whylate(&["run", "--tree", "--", "sh", "-c", "sleep 0.05; sleep 0.06"]).output()?;
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{stderr}");
-    let rows = stderr.lines().skip_while(|line| !line.ends_with(" PROCESS ON THE PATH")).skip(1);
-    let rows: Vec<Vec<&str>> =
-        rows.map(|row| row.split_whitespace().collect()).filter(|row: &Vec<_>| row.len() == 4).collect();
-    // The longest wait first, below whoever began both.
-    let names: Vec<&str> = rows.iter().map(|row| whylate_model::thread::without_number(row[3])).collect();
-    ensure!(names[names.len().saturating_sub(3)..] == ["sh", "sleep", "sleep"], "{stderr}");
-    for (row, ms) in rows.iter().rev().zip(["50.", "60."]) {
-        ensure!(row[2].starts_with(ms) && row[2].ends_with("ms"), "{stderr}");
-    }
+    in_rounds(|| {
+        let output = whylate(&["run", "--tree", "--", "sh", "-c", "sleep 0.05; sleep 0.06"]).output()?;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{stderr}");
+        let rows = stderr.lines().skip_while(|line| !line.ends_with(" PROCESS ON THE PATH")).skip(1);
+        let rows: Vec<Vec<&str>> =
+            rows.map(|row| row.split_whitespace().collect()).filter(|row: &Vec<_>| row.len() == 4).collect();
+        // The longest wait first, below whoever began both.
+        let names: Vec<&str> = rows.iter().map(|row| whylate_model::thread::without_number(row[3])).collect();
+        ensure!(names[names.len().saturating_sub(3)..] == ["sh", "sleep", "sleep"], "{stderr}");
+        for (row, ms) in rows.iter().rev().zip(["50.", "60."]) {
+            ensure!(row[2].starts_with(ms) && row[2].ends_with("ms"), "{stderr}");
+        }
+        Ok(())
+    })?;
     // A test has a thread of its own beside the first one of its process.
     let program = std::env::current_exe()?;
     let script = format!("{PLAYED}=first '{}' --exact played --nocapture --test-threads=1; true", program.display());
