@@ -429,16 +429,17 @@ impl Blktrace {
             let at_ns = seconds.parse::<u64>()? * 1_000_000_000 + ns.parse::<u64>()?;
             let key = (sector.to_owned(), letter);
             match action {
-                "Q" => drop(open.insert(key, (at_ns, 0))),
-                "D" => open.entry(key).and_modify(|(_, issued_ns)| *issued_ns = at_ns).or_default(),
+                "Q" => {
+                    open.insert(key, (at_ns, 0));
+                }
+                "D" => open.entry(key).or_default().1 = at_ns,
                 "C" => {
                     let (queued_ns, issued_ns) = open.remove(&key).with_context(|| format!("no begin of {line}"))?;
                     let operation = if letter == 'R' { "read" } else { "write" };
                     all.entry(operation).or_default().push((at_ns - queued_ns, at_ns - issued_ns));
-                    continue;
                 }
-                _ => continue,
-            };
+                _ => {}
+            }
         }
         ensure!(open.is_empty(), "{} requests have no end", open.len());
         Ok(all)
