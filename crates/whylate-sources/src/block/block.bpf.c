@@ -158,9 +158,14 @@ int BPF_PROG(on_block_rq_issue, struct request *request)
 		return 0;
 	slot = slot_of_request(request, &set);
 	begun = slot == NO_SLOT ? NULL : request_in(slot);
-	if (!begun || begun->issued_ns) {
-		/* A flush of the block layer's own, or the kernel has no event of a request's begin. */
-		request_begins(request, true);
+	/* What was issued and not requeued has ended unseen, but for those of which each begin is seen. */
+	if (begins_by_bio || is_of_block_layer(request)) {
+		if (!begun || begun->issued_ns) {
+			request_begins(request, true);
+			return 0;
+		}
+	} else if (!begun) {
+		/* It began before measuring did. Whoever issues it has not submitted it. */
 		return 0;
 	}
 	begun->issued_ns = bpf_ktime_get_ns();
