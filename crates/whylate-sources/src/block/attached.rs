@@ -135,6 +135,7 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     let over_ns = options.late_over_ns.into_iter().chain(options.explain_over_ns).min();
     settings.late_over_ns = over_ns.unwrap_or(0);
     settings.wants_phases = options.phases;
+    let wants_moments = options.phases || over_ns.is_some();
     settings.wants_submitters = over_ns.is_some() || options.by != By::Device;
     settings.keep_done = options.explain_over_ns.is_some();
     if let Some(device) = &options.device {
@@ -147,6 +148,8 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     programs.on_block_bio_frontmerge.set_autoload(settings.tells_limits);
     programs.on_block_io_start.set_autoload(backend != INSERT);
     programs.on_block_rq_insert.set_autoload(backend == INSERT);
+    programs.on_block_rq_issue.set_autoload(backend == INSERT || wants_moments);
+    programs.on_block_rq_requeue.set_autoload(backend == INSERT || wants_moments);
     programs.on_block_getrq.set_autoload(backend == INSERT);
     programs.on_irq_handler_entry.set_autoload(options.phases);
     programs.on_irq_handler_exit.set_autoload(options.phases);

@@ -384,12 +384,13 @@ static __always_inline bool is_of_block_layer(const struct request *request)
 
 static __always_inline void request_begins(const struct request *request, bool is_issued)
 {
-	u64 now_ns = bpf_ktime_get_ns();
 	struct block_request *begun = room_for((u64)request);
 	const struct bio *bio = request->bio;
+	u64 now_ns;
 
 	if (!begun)
 		return;
+	now_ns = bpf_ktime_get_ns();
 	describe(&begun->facts, request);
 	begun->made_ns = now_ns;
 	begun->submitted_ns = 0;
