@@ -169,6 +169,16 @@ fn what_cannot_be_read_is_told_with_its_reason() {
 }
 
 #[test]
+fn times_finer_than_a_stamp_survive_json() {
+    let fine = "sh-1 [000] d..1 5.0000015: irq_disable: caller=f+0x1/0x2 parent=g\n\
+                sh-1 [000] d..1 5.0000095: irq_enable: caller=f+0x1/0x2 parent=g\n";
+    let (snapshot, _) = read(fine.as_bytes(), None).expect("a capture");
+    assert_eq!((snapshot.start_unix_ns, snapshot.duration_ns), (5_000_001_000, 8_500));
+    let text = serde_json::to_string(&snapshot).expect("it serialises");
+    assert_eq!(serde_json::from_str::<Snapshot>(&text).expect("and parses"), snapshot);
+}
+
+#[test]
 fn a_line_without_end_takes_no_room() {
     let endless = io::repeat(b'x').take(64 << 20).chain(io::Cursor::new(format!("\n{PIPE}")));
     let (snapshot, late) = read(endless, None).expect("a capture after it");

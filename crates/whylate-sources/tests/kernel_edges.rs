@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use kernel::chance::{by_chance, in_rounds};
+use kernel::chance::by_chance;
 use kernel::trace::{Line, Trace};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
@@ -178,47 +178,59 @@ fn sleepers_are_woken_by_timers_when_they_are_due() -> Result<()> {
 /// How long a process may take from when its parent knows of its end until it has left its CPU: it may be preempted.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
 
+/// How often it is tried where the machine hides switches, at most.
+const TRIES: usize = 20;
+
 #[test]
 fn a_process_begins_with_its_parent_and_ends() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // Some machines hide a thread that takes the CPU of a process for the last time.
-    in_rounds(|| {
-        let edges = attach()?;
-        let parent = tid();
-        let mut children = Vec::new();
-        for _ in 0..20 {
-            let mut child = Command::new("true").spawn()?;
-            children.push(child.id());
-            child.wait()?;
+    for _ in 1..TRIES {
+        let mut edges = attach()?;
+        let outcome = processes_begin_and_end(&edges);
+        let unseen = edges.take_lost().into_iter().find(|(reason, _)| *reason == "unseen_switches");
+        match outcome {
+            // A hidden thread that takes the CPU of a process for the last time hides that, too.
+            Err(error) if unseen.is_some_and(|(_, count)| count > 0) => println!("another try: {unseen:?}, {error:#}"),
+            outcome => return outcome,
         }
-        let is_gone =
-            |cpus: &[Vec<Slice>], child| stays_of(cpus, child).last().is_some_and(|last| last.exit == Exit::Dead);
-        let until = Instant::now() + GONE_WITHIN;
-        let mut cpus = recorded(&edges)?;
-        while !children.iter().all(|&child| is_gone(&cpus, child)) && Instant::now() < until {
-            thread::sleep(GONE_WITHIN / 50);
-            cpus = recorded(&edges)?;
-        }
-        for &child in &children {
-            let stays = stays_of(&cpus, child);
-            let (Some(first), Some(last)) = (stays.first(), stays.last()) else { anyhow::bail!("{child} had no CPU") };
-            let is_made = matches!(first.entry, Entry::Woken { at_ns, by: Waker::Parent(tid), .. } if tid == parent && at_ns <= first.start_ns);
-            ensure!(is_made, "{child}: {first:?}");
-            ensure!(last.exit == Exit::Dead, "{child}: {last:?}");
-            ensure!(last.names.last().is_some_and(|name| name == "true"), "{child}: {last:?}");
-            ensure!(stays[..stays.len() - 1].iter().all(|stay| stay.exit != Exit::Dead), "{child}: {stays:?}");
-        }
-        let waits = stays_of(&cpus, parent);
-        let waits = waits.iter().filter_map(|stay| match stay.entry {
-            Entry::Woken { by: Waker::Thread(by), .. } if children.contains(&by) => Some(by),
-            _ => None,
-        });
-        // For its execve(), or for its end.
-        let mut woken_by: Vec<u32> = waits.collect();
-        woken_by.dedup();
-        ensure!(woken_by.len() >= 15, "{woken_by:?}");
-        Ok(())
-    })
+    }
+    processes_begin_and_end(&attach()?)
+}
+
+fn processes_begin_and_end(edges: &Edges) -> Result<()> {
+    let parent = tid();
+    let mut children = Vec::new();
+    for _ in 0..20 {
+        let mut child = Command::new("true").spawn()?;
+        children.push(child.id());
+        child.wait()?;
+    }
+    let is_gone = |cpus: &[Vec<Slice>], child| stays_of(cpus, child).last().is_some_and(|last| last.exit == Exit::Dead);
+    let until = Instant::now() + GONE_WITHIN;
+    let mut cpus = recorded(edges)?;
+    while !children.iter().all(|&child| is_gone(&cpus, child)) && Instant::now() < until {
+        thread::sleep(GONE_WITHIN / 50);
+        cpus = recorded(edges)?;
+    }
+    for &child in &children {
+        let stays = stays_of(&cpus, child);
+        let (Some(first), Some(last)) = (stays.first(), stays.last()) else { anyhow::bail!("{child} had no CPU") };
+        let is_made = matches!(first.entry, Entry::Woken { at_ns, by: Waker::Parent(tid), .. } if tid == parent && at_ns <= first.start_ns);
+        ensure!(is_made, "{child}: {first:?}");
+        ensure!(last.exit == Exit::Dead, "{child}: {last:?}");
+        ensure!(last.names.last().is_some_and(|name| name == "true"), "{child}: {last:?}");
+        ensure!(stays[..stays.len() - 1].iter().all(|stay| stay.exit != Exit::Dead), "{child}: {stays:?}");
+    }
+    let waits = stays_of(&cpus, parent);
+    let waits = waits.iter().filter_map(|stay| match stay.entry {
+        Entry::Woken { by: Waker::Thread(by), .. } if children.contains(&by) => Some(by),
+        _ => None,
+    });
+    // For its execve(), or for its end.
+    let mut woken_by: Vec<u32> = waits.collect();
+    woken_by.dedup();
+    ensure!(woken_by.len() >= 15, "{woken_by:?}");
+    Ok(())
 }
 
 #[test]

@@ -473,21 +473,29 @@ fn twenty_thousand_processes_are_followed() -> Result<()> {
 #[test]
 fn processes_on_the_path_are_told_one_by_one() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    in_rounds(|| {
+    let told = || -> Result<String> {
         let output = whylate(&["run", "--tree", "--", "sh", "-c", "sleep 0.05; sleep 0.06"]).output()?;
-        let stderr = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "{stderr}");
-        let rows = stderr.lines().skip_while(|line| !line.ends_with(" PROCESS ON THE PATH")).skip(1);
-        let rows: Vec<Vec<&str>> =
-            rows.map(|row| row.split_whitespace().collect()).filter(|row: &Vec<_>| row.len() == 4).collect();
-        // The longest wait first, below whoever began both.
-        let names: Vec<&str> = rows.iter().map(|row| whylate_model::thread::without_number(row[3])).collect();
-        ensure!(names[names.len().saturating_sub(3)..] == ["sh", "sleep", "sleep"], "{stderr}");
-        for (row, ms) in rows.iter().rev().zip(["50.", "60."]) {
-            ensure!(row[2].starts_with(ms) && row[2].ends_with("ms"), "{stderr}");
+        Ok(stderr)
+    };
+    let mut stderr = told()?;
+    for _ in 1..TRIES {
+        if !stderr.contains("unseen switches") {
+            break;
         }
-        Ok(())
-    })?;
+        println!("another try: the machine hid switches");
+        stderr = told()?;
+    }
+    let rows = stderr.lines().skip_while(|line| !line.ends_with(" PROCESS ON THE PATH")).skip(1);
+    let rows: Vec<Vec<&str>> =
+        rows.map(|row| row.split_whitespace().collect()).filter(|row: &Vec<_>| row.len() == 4).collect();
+    // The longest wait first, below whoever began both.
+    let names: Vec<&str> = rows.iter().map(|row| whylate_model::thread::without_number(row[3])).collect();
+    ensure!(names[names.len().saturating_sub(3)..] == ["sh", "sleep", "sleep"], "{stderr}");
+    for (row, ms) in rows.iter().rev().zip(["50.", "60."]) {
+        ensure!(row[2].starts_with(ms) && row[2].ends_with("ms"), "{stderr}");
+    }
     // A test has a thread of its own beside the first one of its process.
     let program = std::env::current_exe()?;
     let script = format!("{PLAYED}=first '{}' --exact played --nocapture --test-threads=1; true", program.display());

@@ -355,7 +355,9 @@ impl Capture {
         let open = self.cpus.values().map(unfinished).sum();
         self.lose("unmatched", open);
         let (first_ns, last_ns) = self.span_ns.unwrap_or_default();
-        (snapshot.start_unix_ns, snapshot.duration_ns) = (first_ns, last_ns - first_ns);
+        // A snapshot's start is told to the microsecond (`rfc3339`); what a file tells more finely goes to the length.
+        let start_ns = first_ns - first_ns % 1_000;
+        (snapshot.start_unix_ns, snapshot.duration_ns) = (start_ns, last_ns - start_ns);
         snapshot.lost = self.lost.iter().map(|(&reason, &count)| (reason.to_owned(), count)).collect();
         snapshot.series = self.series.into_series();
     }
