@@ -4,7 +4,7 @@
 
 mod kernel;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
@@ -15,11 +15,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use whylate_model::{CauseKind, Histogram, LateEvent, Snapshot};
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
+use whylate_model::blame::Evidence;
+use whylate_model::{CauseKind, Histogram, LateEvent, Occupancy, Snapshot};
 use whylate_sources::block::{BlockOptions, By, disk_of};
+use whylate_sources::inject::disturbance::Kind;
 use whylate_sources::{Session, Source as _};
 
 use kernel::chance::{by_chance, in_rounds};
+use kernel::disturb::{disturb, is, is_unsupported, while_loaded};
 use kernel::trace::Trace;
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
@@ -224,8 +228,8 @@ fn late_requests_are_blamed_on_those_that_the_device_had_meanwhile() -> Result<(
             first.push(who);
         };
         // All requests are late here, of which there is room for some thousands.
-        for _ in 0..20 {
-            requests(&file, 10, false)?;
+        for _ in 0..100 {
+            requests(&file, 2, false)?;
             source.drain_late(Duration::ZERO, &mut each)?;
         }
         drop(running);
@@ -250,6 +254,104 @@ fn late_requests_are_blamed_on_those_that_the_device_had_meanwhile() -> Result<(
         let alone = named.iter().filter(|who| **who == disk).count();
         println!("{alone} of {} reads are alone", named.len());
         ensure!(named.len() - alone <= by_chance(named.len(), 0.05), "{alone} of {} are alone", named.len());
+        Ok(())
+    })
+}
+
+/// The CPU to which the disk's interrupts go, as far as it is one.
+fn interrupted_cpu(file: &File, options: &BlockOptions) -> Result<Option<u32>> {
+    let mut source = patching(|| options.attach(&Session::of_one()))?;
+    let mut cpus = BTreeSet::new();
+    requests(file, 20, false)?;
+    source.drain_late(Duration::ZERO, &mut |event| cpus.extend(interrupted(&event).map(|of| of.cpu)))?;
+    patching(|| drop(source));
+    println!("interrupts come in on {cpus:?}");
+    Ok(cpus.first().copied().filter(|_| cpus.len() == 1))
+}
+
+fn stay_off(cpu: u32) -> Result<()> {
+    let mut set = sched_getaffinity(None)?;
+    set.unset(cpu as usize);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// What is known of the CPU that had the device's interrupt.
+fn interrupted(event: &LateEvent) -> Option<Occupancy> {
+    match event.evidence.as_deref() {
+        Some(Evidence::Request(evidence)) => evidence.interrupted.clone(),
+        _ => None,
+    }
+}
+
+#[test]
+fn whoever_keeps_a_disks_interrupt_off_is_blamed() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(file) = direct_file()? else { return Ok(()) };
+    let options = |over_ns| BlockOptions {
+        device: disk_of(&file).ok(),
+        explain_over_ns: Some(over_ns),
+        keep_evidence: true,
+        phases: true,
+        ..BlockOptions::default()
+    };
+    let Some(cpu) = interrupted_cpu(&file, &options(1))? else {
+        println!("skipped: the disk's interrupts do not go to one CPU");
+        return Ok(());
+    };
+    let (length_ns, times) = (20_000_000, 10);
+    in_rounds(|| {
+        let mut source = patching(|| options(length_ns / 2).attach(&Session::of_one()))?;
+        let over = AtomicBool::new(false);
+        let mut events = Vec::new();
+        let made = thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                stay_off(cpu)?;
+                while !over.load(Ordering::Relaxed) {
+                    requests(&file, 10, false)?;
+                }
+                anyhow::Ok(())
+            });
+            let disturbing = scope.spawn(|| {
+                let made = while_loaded(cpu, || disturb(Kind::IrqsOff, cpu, length_ns, times, 3 * length_ns));
+                over.store(true, Ordering::Relaxed);
+                made
+            });
+            let mut drained = Ok(());
+            while !over.load(Ordering::Relaxed) && drained.is_ok() {
+                drained = source.drain_late(Duration::from_millis(20), &mut |event| events.push(event));
+            }
+            let read = reading.join().expect("reading does not panic");
+            let made = disturbing.join().expect("disturbing does not panic");
+            drained.and(read).and(made)
+        });
+        let made = match made {
+            Err(error) if is_unsupported(&error) => return Ok(()),
+            made => made?,
+        };
+        let (mut late, mut right) = (0, 0);
+        source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+        let own = std::process::id().to_string();
+        let is_within = |event: &&LateEvent| {
+            if event.labels["submitter_pid"] != own {
+                return false;
+            }
+            let from_ns = event.at_ns.saturating_sub(event.latency_ns);
+            made.iter().any(|made| event.at_ns.min(made.end).saturating_sub(from_ns.max(made.start)) >= length_ns / 2)
+        };
+        for event in events.iter().filter(is_within) {
+            late += 1;
+            let first = &event.causes[0];
+            if is(first, CauseKind::IrqsOff, Kind::IrqsOff.thread()) && first.ns >= event.latency_ns / 2 {
+                right += 1;
+            } else {
+                println!("another cause: {event:?}");
+            }
+        }
+        let snapshot = source.snapshot()?;
+        patching(|| drop(source));
+        println!("{right} of {late} late reads while interrupts were off name who kept them off; {:?}", snapshot.lost);
+        ensure!(late >= times / 2, "{late} reads were late");
+        ensure!(right + late / 10 >= late, "{right} of {late}");
         Ok(())
     })
 }

@@ -4,7 +4,11 @@
 //! Before its queue it was held back by limits of its cgroup or by writeback throttling. While it was queued, or no
 //! request was free, the device served others: each instant is shared equally among the requests that were there. While
 //! it was there itself, others may have been, too: then the instant is shared among these, else it is the device's own.
-//! From the device's interrupt on it is its CPU that ends it.
+//! From the device's interrupt on it is its CPU that ends it, and whoever has that CPU meanwhile.
+//!
+//! When a device is done is not known before its interrupt comes in. Where the CPU had interrupts off right before that,
+//! the device is taken to have been done after the time that such requests took lately, and whoever had them off has the
+//! rest.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -12,8 +16,9 @@ use std::collections::btree_map::Entry;
 use serde::{Deserialize, Serialize};
 
 use super::sum::{Blame, Sum};
-use super::window::Span;
-use crate::{Cause, CauseKind};
+use super::timeline::{Known, Timeline};
+use super::window::{Span, Window};
+use crate::{Cause, CauseKind, Occupancy};
 
 /// What a late request's causes are told from. Moments are nanoseconds of CLOCK_MONOTONIC.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +53,15 @@ pub struct RequestEvidence {
     pub others: Vec<OtherRequests>,
     /// Since when all of these are known.
     pub known_since_ns: u64,
+    /// Nanoseconds that such requests were at the device lately, in the middle; 0 where none was done before.
+    #[serde(default)]
+    pub usual_device_ns: u64,
+    /// The CPU with the device's interrupt, from when it was issued.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interrupted: Option<Occupancy>,
+    /// The CPU that ended it, which may be another one, from when that was told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_on: Option<Occupancy>,
 }
 
 /// Requests of somebody else, while the device had them.
@@ -81,10 +95,16 @@ pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
     } else {
         Blame::new(CauseKind::Irq, device.as_str())
     };
-    sum.add(ends, completed_ns - told_ns, &[]);
+    let [interrupted, ended_on] = [&evidence.interrupted, &evidence.ended_on].map(|of| of.as_ref().map(Timeline::new));
+    let held_back_since_ns = interrupted.as_ref().and_then(|timeline| timeline.held_back_since_ns(told_ns));
+    let done_ns = held_back_since_ns.map_or(told_ns, |since_ns| {
+        since_ns.max(issued_ns.saturating_add(evidence.usual_device_ns)).clamp(issued_ns, told_ns)
+    });
+    blame_cpu(Span { from_ns: done_ns, to_ns: told_ns }, interrupted.as_ref(), &ends, &mut sum);
+    blame_cpu(Span { from_ns: told_ns, to_ns: completed_ns }, ended_on.as_ref(), &ends, &mut sum);
     for (kind, span) in [
         (CauseKind::DiskQueue, Span { from_ns: queued_from_ns, to_ns: issued_ns }),
-        (CauseKind::Disk, Span { from_ns: issued_ns, to_ns: told_ns }),
+        (CauseKind::Disk, Span { from_ns: issued_ns, to_ns: done_ns }),
     ] {
         let known_ns = evidence.known_since_ns.clamp(span.from_ns, span.to_ns);
         sum.add(
@@ -95,6 +115,19 @@ pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
         share(kind, Span { from_ns: known_ns, to_ns: span.to_ns }, device, &evidence.others, &mut sum);
     }
     sum.into_causes()
+}
+
+/// Blames whoever had the CPU that ends the request; what is not known of it is the end's own.
+fn blame_cpu<'a>(span: Span, timeline: Option<&Timeline<'a>>, ends: &Blame, sum: &mut Sum<'a>) {
+    let Some(timeline) = timeline else {
+        sum.add(ends.clone(), span.ns(), &[]);
+        return;
+    };
+    let window = Window::new(span, 0);
+    timeline.each(span, |part, known| match known {
+        Known::Piece(piece) => window.blame_piece(part, piece, timeline.cpu, sum),
+        Known::Merged(_) | Known::Nothing => sum.add(ends.clone(), part.ns(), &[]),
+    });
 }
 
 /// Shares a span among the requests that the device had; what it had none for is its own.
@@ -151,6 +184,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::{Interval, Occupant};
 
     fn other(who: &str, issued_ns: u64, completed_ns: u64) -> OtherRequests {
         OtherRequests { who: who.to_owned(), cgroup: None, at_device_ns: vec![(issued_ns, completed_ns)] }
@@ -171,6 +205,26 @@ mod tests {
         }
     }
 
+    fn on_cpu(intervals: &[(u64, u64, Occupant, u64)]) -> Option<Occupancy> {
+        let interval = |(start_ns, end_ns, occupant, late_ns): &(u64, u64, Occupant, u64)| Interval {
+            start_ns: *start_ns,
+            end_ns: *end_ns,
+            occupant: occupant.clone(),
+            late_ns: *late_ns,
+            stack: if *late_ns == 0 { Vec::new() } else { vec!["_raw_spin_unlock_irqrestore".to_owned()] },
+            ..Interval::default()
+        };
+        Some(Occupancy { intervals: intervals.iter().map(interval).collect(), ..Occupancy::default() })
+    }
+
+    fn thread(name: &str) -> Occupant {
+        Occupant::Thread { tid: 7, name: name.to_owned(), cgroup: None }
+    }
+
+    fn irq(name: &str) -> Occupant {
+        Occupant::Irq { name: name.to_owned() }
+    }
+
     fn told(evidence: &RequestEvidence) -> Vec<(CauseKind, String, u64)> {
         request_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
     }
@@ -179,7 +233,7 @@ mod tests {
         expected.iter().map(|&(kind, who, ns)| (kind, who.to_owned(), ns)).collect()
     }
 
-    use CauseKind::{Disk, DiskQueue, Irq, Softirq, Throttled, Unknown};
+    use CauseKind::{Disk, DiskQueue, Irq, IrqsOff, Softirq, Thread, Throttled, Unknown};
 
     #[test]
     fn alone_it_is_the_device() {
@@ -212,6 +266,45 @@ mod tests {
         );
         let by_interrupt = RequestEvidence { is_told_by_softirq: false, ..limited };
         assert!(told(&by_interrupt).contains(&(Irq, "vda".to_owned(), 10)));
+    }
+
+    #[test]
+    fn whoever_keeps_interrupts_off_has_what_the_device_does_not_take_mostly() {
+        // The timer that is late tells of it, and the device's interrupt comes in right after it.
+        let ended_on = on_cpu(&[
+            (0, 40_000, thread("cat"), 0),
+            (40_000, 90_000, thread("hog"), 0),
+            (90_000, 91_000, irq("local_timer"), 45_000),
+            (91_000, 91_500, thread("hog"), 0),
+            (91_500, 93_000, irq("vda"), 0),
+            (93_000, 99_000, thread("hog"), 0),
+        ]);
+        let moments = [10_000, 10_000, 10_000, 92_800];
+        let interrupted = ended_on.clone();
+        let late = RequestEvidence { told_ns: 91_600, interrupted, ended_on, ..evidence(moments, &[]) };
+        let of_cpu = [(Irq, "vda", 1_300), (Irq, "local_timer", 1_000), (Thread, "hog:7", 500)];
+        assert_eq!(told(&late), of(&[&[(IrqsOff, "hog:7", 45_000), (Disk, "vda", 35_000)], &of_cpu[..]].concat()));
+        let slow = RequestEvidence { usual_device_ns: 60_000, ..late.clone() };
+        assert_eq!(told(&slow), of(&[&[(Disk, "vda", 60_000), (IrqsOff, "hog:7", 20_000)], &of_cpu[..]].concat()));
+        // As slow as it is: interrupts that were off have made nothing late.
+        let slower = RequestEvidence { usual_device_ns: 90_000, ..late };
+        assert_eq!(told(&slower), of(&[(Disk, "vda", 81_600), (Irq, "vda", 1_200)]));
+    }
+
+    #[test]
+    fn whoever_has_the_cpu_keeps_a_softirq_from_ending_it() {
+        let softirq = Occupant::Softirq { name: "block".to_owned() };
+        let ended_on =
+            on_cpu(&[(0, 5_000, irq("vda"), 0), (5_000, 30_000, thread("urgent"), 0), (30_000, 32_000, softirq, 0)]);
+        let late = RequestEvidence { told_ns: 4_000, ended_on, ..evidence([1_000, 1_000, 1_000, 31_000], &[]) };
+        let late = RequestEvidence { is_told_by_softirq: true, ..late };
+        assert_eq!(
+            told(&late),
+            of(&[(Thread, "urgent:7", 25_000), (Disk, "vda", 3_000), (Irq, "vda", 1_000), (Softirq, "block", 1_000)])
+        );
+        // Where nothing is known of the CPU.
+        let unseen = RequestEvidence { ended_on: on_cpu(&[]), ..late };
+        assert_eq!(told(&unseen), of(&[(Softirq, "BLOCK", 27_000), (Disk, "vda", 3_000)]));
     }
 
     #[test]
@@ -261,18 +354,30 @@ mod tests {
         fn causes_add_up(
             moments in any::<[u16; 4]>(),
             others in prop::collection::vec((0..4_u8, any::<u16>(), any::<u16>()), 0..20),
-            (known_since_ns, let_go_ns, told_ns) in any::<(u16, u16, u16)>(),
+            (known_since_ns, let_go_ns, told_ns, usual_device_ns) in any::<(u16, u16, u16, u16)>(),
+            cpu in prop::collection::vec((any::<u16>(), any::<u16>(), 0..3_u8, any::<u16>()), 0..20),
         ) {
             let others: Vec<OtherRequests> = others
                 .iter()
                 .map(|&(who, from_ns, to_ns)| other(&format!("{who}"), from_ns.into(), to_ns.into()))
                 .collect();
+            let cpu: Vec<_> = cpu.iter().map(|&(from_ns, to_ns, who, late_ns)| {
+                let (occupant, late_ns) = match who {
+                    0 => (thread("hog"), 0),
+                    1 => (irq("vda"), 0),
+                    _ => (irq("local_timer"), late_ns.into()),
+                };
+                (from_ns.into(), to_ns.into(), occupant, late_ns)
+            }).collect();
             let evidence =
                 RequestEvidence {
                 others,
                 known_since_ns: known_since_ns.into(),
                 let_go_ns: let_go_ns.into(),
                 told_ns: told_ns.into(),
+                usual_device_ns: usual_device_ns.into(),
+                interrupted: on_cpu(&cpu),
+                ended_on: on_cpu(&cpu),
                 ..evidence(moments.map(u64::from), &[]) };
             let all_ns: u64 = request_causes(&evidence).iter().map(|cause| cause.ns).sum();
             prop_assert_eq!(all_ns, evidence.completed_ns.saturating_sub(evidence.submitted_ns));

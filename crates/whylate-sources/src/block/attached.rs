@@ -16,14 +16,15 @@ use whylate_model::snapshot::Unexplained;
 use whylate_model::{LateEvent, Snapshot};
 
 use super::gather::Gathered;
-use super::late::{self, KEEP_NS, Kept};
+use super::late::{self, Cpus, KEEP_NS, Kept};
 use super::names::{Names, number_of};
-use super::skel::types::{done_request, lost_reason, series_key};
+use super::skel::types::{done_request, lost_reason, series_key, told_by};
 use super::skel::{BlockSkel, BlockSkelBuilder, OpenBlockSkel};
 use super::{BlockOptions, By, FEXIT, INFO, INSERT};
 use crate::attach::{self, Meter};
 use crate::cpus;
 use crate::mapped::MappedArray;
+use crate::occupancy::{Account, Timers, Wakeups};
 use crate::pid_namespace;
 use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached};
@@ -60,6 +61,8 @@ pub(super) struct AttachedBlock {
     ring: Option<RingBuffer<'static>>,
     late: Rc<RefCell<VecDeque<done_request>>>,
     kept: Option<Kept>,
+    /// Of the CPUs that end requests, where these are explained.
+    account: Option<Account>,
     keep_evidence: bool,
     explain_over_ns: Option<u64>,
     /// Late requests beyond the budget.
@@ -72,6 +75,8 @@ impl AttachedBlock {
     pub(super) fn new(options: &BlockOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
         let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
         let done_by_cpu = (DONE / cpus).max(LEAST_DONE).next_power_of_two();
+        let load = || Account::load(session, Timers::Heartbeats, Wakeups::ForLater);
+        let mut account = options.explain_over_ns.map(|_| load()).transpose()?;
         let mut open = BlockSkelBuilder::default().open(attach::open_object())?;
         configure(&mut open, options, backend)?;
         if options.explain_over_ns.is_some() {
@@ -85,6 +90,10 @@ impl AttachedBlock {
         let kept = options.explain_over_ns.map(|_| Kept::new(&skeleton, cpus, done_by_cpu)).transpose()?;
         let late = Rc::new(RefCell::new(VecDeque::new()));
         let ring = options.late_over_ns.or(options.explain_over_ns).map(|_| late_ring(&skeleton, &late)).transpose()?;
+        // Before our own programs: by its clock, too, an interrupt has begun when they run.
+        if let Some(account) = &mut account {
+            account.attach()?;
+        }
         let links = attach_programs(&skeleton)?;
         let data = skeleton.maps.bss_data.as_mut().context("the BPF object has no variables")?;
         // Right before it begins to count: nothing is counted that was before the span.
@@ -99,6 +108,7 @@ impl AttachedBlock {
             ring,
             late,
             kept,
+            account,
             keep_evidence: options.keep_evidence,
             explain_over_ns: options.explain_over_ns,
             unexplained: Unexplained::default(),
@@ -225,7 +235,14 @@ impl Attached for AttachedBlock {
             snapshot.lost.insert("over_budget".to_owned(), self.unexplained.events);
             snapshot.unexplained = std::mem::take(&mut self.unexplained);
         }
-        self.meter.tell(attach::statistics(programs(&self.skeleton).map(|program| program.as_fd())), &mut snapshot);
+        let mut statistics = attach::statistics(programs(&self.skeleton).map(|program| program.as_fd()));
+        if let Some(account) = &mut self.account {
+            for (reason, count) in account.take_lost() {
+                snapshot.lost.insert(reason.to_owned(), count);
+            }
+            statistics += account.statistics();
+        }
+        self.meter.tell(statistics, &mut snapshot);
         Ok(snapshot)
     }
 
@@ -251,12 +268,30 @@ impl Attached for AttachedBlock {
                 }
                 Some(kept) => {
                     let began = Instant::now();
-                    kept.explain(&late, &mut event, &mut self.names, self.keep_evidence);
+                    let cpus = cpus_of(&late, self.account.as_ref(), &mut self.names);
+                    kept.explain(&late, &mut event, &mut self.names, cpus, self.keep_evidence);
                     spent += began.elapsed();
                 }
                 None => {}
             }
             each(event);
         }
+    }
+
+    fn weaker(&self) -> Option<&str> {
+        self.account.as_ref().and_then(Account::weaker)
+    }
+}
+
+/// Who had the CPU that ended it since it was told of it, and the one with the device's interrupt since it was issued.
+fn cpus_of(late: &done_request, account: Option<&Account>, names: &mut Names) -> Cpus {
+    let Some(account) = account else { return Cpus::default() };
+    // Where nothing told of it, it was ended in that interrupt.
+    let told_ns = if late.told_by == told_by::TOLD_BY_NOBODY.0 { late.completed_ns } else { late.told_ns };
+    let mut of = |cpu, from_ns, to_ns| account.lately(cpu, from_ns, to_ns, names.symbols());
+    let interrupted = account.interrupted_by_device(late.cpu, told_ns);
+    Cpus {
+        interrupted: interrupted.and_then(|cpu| of(cpu, late.request.issued_ns, told_ns)),
+        ended_on: of(late.cpu, told_ns, late.completed_ns),
     }
 }

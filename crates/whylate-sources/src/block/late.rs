@@ -9,7 +9,7 @@ use std::sync::atomic::fence;
 
 use anyhow::Context as _;
 use whylate_model::blame::{OtherRequests, RequestEvidence, request_causes};
-use whylate_model::{Labels, LateEvent, thread};
+use whylate_model::{Labels, LateEvent, Occupancy, thread};
 
 use super::names::{Names, error_name, flags, operation_name, plural};
 use super::skel::BlockSkel;
@@ -34,6 +34,9 @@ const SET_BYTES: usize = request_limits::SLOTS_A_SET.0 as usize * size_of::<u64>
 const NOT_DONE: u64 = u64::MAX;
 /// So many others of one late request are told apart; a device that had more has served them in less than 2 % each.
 const OTHERS: usize = 65_536;
+
+/// So many requests before a late one tell how long such take.
+const LOOKED_AT: usize = 256;
 
 /// The late event of a request that is done, without causes.
 pub(super) fn event_of(late: &done_request, names: &mut Names) -> LateEvent {
@@ -71,6 +74,15 @@ pub(super) fn event_of(late: &done_request, names: &mut Names) -> LateEvent {
         phases: phases.map(|(name, ns)| (name.to_owned(), ns)).into(),
         ..LateEvent::default()
     }
+}
+
+/// Who had the CPUs that ended a request, where their account is kept.
+#[derive(Default)]
+pub(super) struct Cpus {
+    /// Of the one where it was done, since it was told of it.
+    pub ended_on: Option<Occupancy>,
+    /// Of the one with the device's interrupt, since it was issued.
+    pub interrupted: Option<Occupancy>,
 }
 
 /// What the kernel keeps of requests: those that are done, of each CPU its own, and those in progress.
@@ -246,8 +258,31 @@ impl Kept {
         all
     }
 
+    /// How long such requests took that were done before this one was issued; in the middle, so that a few that were
+    /// late as well change nothing. 0: there were none.
+    fn usual_device_ns(&self, late: &done_request) -> u64 {
+        let own = &late.request;
+        let is_such = |done: &&done_request| {
+            let facts = &done.request.facts;
+            (facts.device, facts.operation) == (own.facts.device, own.facts.operation)
+                && facts.flags & request_flag::FLAG_NOT_ISSUED.0 == 0
+        };
+        let before = self.known.partition_point(|done| done.completed_ns <= own.issued_ns);
+        let such = self.known.range(..before).rev().take(LOOKED_AT).filter(is_such);
+        let mut took: Vec<u64> = such.map(|done| done.told_ns.saturating_sub(done.request.issued_ns)).collect();
+        let middle = took.len() / 2;
+        if took.is_empty() { 0 } else { *took.select_nth_unstable(middle).1 }
+    }
+
     /// Gives the event its causes.
-    pub fn explain(&self, late: &done_request, event: &mut LateEvent, names: &mut Names, keep_evidence: bool) {
+    pub fn explain(
+        &self,
+        late: &done_request,
+        event: &mut LateEvent,
+        names: &mut Names,
+        cpus: Cpus,
+        keep_evidence: bool,
+    ) {
         let request = &late.request;
         let device = names.device(request.facts.device);
         let evidence = RequestEvidence {
@@ -263,6 +298,9 @@ impl Kept {
             completed_ns: late.completed_ns,
             others: self.others(late, names),
             known_since_ns: self.since_ns,
+            usual_device_ns: self.usual_device_ns(late),
+            ended_on: cpus.ended_on,
+            interrupted: cpus.interrupted,
             device,
         };
         event.causes = request_causes(&evidence);

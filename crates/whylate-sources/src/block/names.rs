@@ -44,6 +44,10 @@ impl Names {
         }
     }
 
+    pub fn symbols(&mut self) -> &mut KernelSymbols {
+        &mut self.symbols
+    }
+
     /// Who submitted it. A worker's name tells nothing, but what it is at does.
     pub fn submitter(&mut self, facts: &request_facts) -> String {
         self.called(facts, facts.tid)

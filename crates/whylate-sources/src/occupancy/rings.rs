@@ -67,6 +67,11 @@ impl Rings {
         self.accounts.u32_at(cpu, offset_of!(account, written)).load(Ordering::Acquire)
     }
 
+    /// What a hypervisor took of this CPU is told where it did, and not only when a thread leaves it.
+    pub(super) fn has_exact_steal(&self, cpu: usize) -> bool {
+        self.accounts.u64_at(cpu, offset_of!(account, steal_seen_ns)).load(Ordering::Relaxed) != 0
+    }
+
     /// An interval that has ended; `None` where another one has taken its place, or it never was.
     pub(super) fn interval(&self, cpu: usize, position: u32) -> Option<interval> {
         // The next one to be written may have been begun.
