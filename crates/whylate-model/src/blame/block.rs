@@ -91,7 +91,7 @@ pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
     let queued_from_ns = if evidence.held_back_by.is_empty() { let_go_ns } else { made_ns };
     sum.add(Blame::new(CauseKind::Throttled, evidence.held_back_by.as_str()), queued_from_ns - let_go_ns, &[]);
     let ends = if evidence.is_told_by_softirq {
-        Blame::new(CauseKind::Softirq, "BLOCK")
+        Blame::new(CauseKind::Softirq, "block")
     } else {
         Blame::new(CauseKind::Irq, device.as_str())
     };
@@ -260,7 +260,7 @@ mod tests {
                 (Disk, "vda", 100),
                 (Throttled, "io.max of /a", 60),
                 (DiskQueue, "vda", 20),
-                (Softirq, "BLOCK", 10),
+                (Softirq, "block", 10),
                 (Throttled, "limits of vda", 10),
             ])
         );
@@ -304,7 +304,7 @@ mod tests {
         );
         // Where nothing is known of the CPU.
         let unseen = RequestEvidence { ended_on: on_cpu(&[]), ..late };
-        assert_eq!(told(&unseen), of(&[(Softirq, "BLOCK", 27_000), (Disk, "vda", 3_000)]));
+        assert_eq!(told(&unseen), of(&[(Softirq, "block", 27_000), (Disk, "vda", 3_000)]));
     }
 
     #[test]

@@ -19,10 +19,10 @@ use crate::values::duration_ns;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate block            # summarize request latency as a histogram per device
+    whylate block            # summarize request latency as a histogram per disk
     whylate block 1 10       # print 1 second summaries, 10 times
     whylate block -d sda     # show one disk
-    whylate block --table 1  # a row per device and operation, each second
+    whylate block --table 1  # a row per disk and operation, each second
     whylate block --table --by process
                              # and per submitting process
     whylate block --slower 20ms
@@ -32,7 +32,7 @@ examples:
 pub struct Arguments {
     #[command(flatten)]
     shape: Shape,
-    /// Only requests to this disk (as `lsblk` names it); or, if it is a duration such as 10s, end after this time
+    /// Measure only this disk (as `lsblk` names it); a duration such as 10s ends the measurement after that time instead
     #[arg(short = 'd', value_name = "DISK|DURATION")]
     disk_or_duration: Vec<String>,
     /// Only requests to this disk
@@ -107,7 +107,7 @@ impl Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     if arguments.disks().count() > 1 {
-        return Err(Senseless(anyhow!("-d takes one disk: leave it out to measure all of them")).into());
+        return Err(Senseless(anyhow!("more than one disk is given: name one, or none to measure all of them")).into());
     }
     let schedule = arguments.schedule();
     let mut feed = Feed::of(&arguments.options(), Keep::of(schedule, arguments.explain))?;

@@ -19,22 +19,22 @@ use crate::values::duration_ns;
 
 /// Reads blocks from a disk and measures how long each read takes.
 ///
-/// It makes an unnamed file of its own and reads it with direct I/O, so each read is one disk request. With --hogs,
+/// It reads an unnamed temporary file with direct I/O, so each read is one disk request. With --hogs,
 /// threads named whylate-hog keep the disk busy with 512 KiB writes.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
   whylate inject block                          100 reads, one every 10 ms
   whylate inject block --hogs 16                the same while 16 threads write
-  whylate inject block --folder /srv --json     on the disk of /srv, for a program to compare")]
+  whylate inject block --folder /srv --json     on the disk that holds /srv, for a program to compare")]
 pub struct Arguments {
     /// How many blocks of 4 KiB to read.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=requests::MAX_READS))]
     reads: u64,
-    /// From the start of one read to the start of the next.
+    /// Time from the start of one read to the start of the next.
     #[arg(long = "every", value_name = "DURATION", default_value = "10ms", value_parser = duration_ns)]
     every_ns: u64,
-    /// Threads that write meanwhile.
+    /// Number of threads that write meanwhile.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=i64::from(requests::MAX_HOGS)))]
     hogs: u32,
     /// Folder for the file (default: the first of /var/tmp, /tmp and the current one that is on a disk).
@@ -68,7 +68,9 @@ struct EndRecord<'a> {
 pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
     let folder = match arguments.folder.clone().or_else(folder_on_disk) {
         Some(folder) => folder,
-        None => bail!("none of /var/tmp, /tmp and the current folder is on a disk: choose one with --folder"),
+        None => bail!(
+            "none of /var/tmp, /tmp and the current folder is on a disk with direct I/O: choose one that is with --folder"
+        ),
     };
     let every = Duration::from_nanos(arguments.every_ns);
     let plan = Plan { folder, reads: arguments.reads, every, hogs: arguments.hogs };
@@ -84,7 +86,11 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
     if report.complete || stop.load(Ordering::Relaxed) {
         return Ok(());
     }
-    bail!("only {} of {} reads were made", report.made.len(), plan.reads)
+    bail!(
+        "the disk is too slow: only {} of {} reads were made (ask for fewer with --reads)",
+        report.made.len(),
+        plan.reads
+    )
 }
 
 fn write_json(out: &mut dyn Write, report: &Report) -> anyhow::Result<()> {

@@ -22,7 +22,8 @@ const HOGS: u32 = 16;
 pub(super) fn reads(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let none = || {
         AttachError::Unsupported(
-            "none of /var/tmp, /tmp and the current folder is on a disk: run it from one that is".to_owned(),
+            "none of /var/tmp, /tmp and the current folder is on a disk with direct I/O: run it from a folder that is"
+                .to_owned(),
         )
     };
     let folder = folder_on_disk().ok_or_else(none)?;

@@ -20,8 +20,8 @@ use crate::output::{Output, footer, histogram, why};
 /// The phases in the order in which a request goes through them, with what they are.
 const PHASES: [(&str, &str); 5] = [
     ("latency", "from submission until done"),
-    ("throttled", "held back by limits, or no request was free"),
-    ("queued", "queued, until issued to the driver"),
+    ("throttled", "held back by io.max or writeback throttling, or no request was free"),
+    ("queued", "in the queue, until issued to the driver"),
     ("device", "at the device (service time)"),
     ("completion", "from the device's interrupt until done"),
 ];
@@ -298,7 +298,7 @@ mod tests {
             causes: vec![
                 Cause::new(CauseKind::DiskQueue, "fio:900 (writes)", 2_001_000),
                 Cause::new(CauseKind::Disk, "vda", 1_000_000),
-                Cause::new(CauseKind::Softirq, "BLOCK", 9_000),
+                Cause::new(CauseKind::Softirq, "block", 9_000),
             ],
             ..LateEvent::default()
         };

@@ -10,13 +10,13 @@ pub struct Shape {
     /// Print a histogram of each phase: throttled, queued, at the device, completion
     #[arg(long)]
     pub phases: bool,
-    /// Print a row per device and operation: rates, latency, and the mean of each phase
+    /// Print a row per disk and operation: rates, latency, and the mean of each phase
     #[arg(long)]
     pub table: bool,
     /// Column that orders the table
     #[arg(long, value_enum, default_value_t = Sort::Max, requires = "table")]
     pub sort: Sort,
-    /// What to group by (default: device; with --table, operation)
+    /// What to group by (default: device, which is the disk; with --table, operation)
     #[arg(long, value_enum)]
     pub by: Option<Key>,
 }
@@ -31,13 +31,14 @@ impl Shape {
 /// What series are told apart by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Key {
+    #[value(alias = "disk")]
     Device,
-    /// Device and operation
+    /// Disk and operation
     #[value(alias = "op")]
     Operation,
     /// The submitting process
     Process,
-    /// The submitting thread; file systems and writeback have their own
+    /// The submitting thread; writeback and some file systems have threads of their own
     #[value(alias = "file-system-thread")]
     Thread,
     /// The cgroup that requests are charged to
