@@ -35,8 +35,8 @@ static __always_inline bool has_flush(u32 flags)
 	return (flags & REQ_OP_MASK) != REQ_OP_FLUSH && flags & flushes;
 }
 
-/* Whether the part that is done is the last: the others of one with a flush have a function of their own for their end. */
-static __always_inline bool is_last_part(const struct request *request, u32 bytes)
+/* Whether the part that is done is the last: the others of one that began with a flush have a function of their own for their end. */
+static __always_inline bool is_last_part(const struct request *request, bool began_with_flush, u32 bytes)
 {
-	return bytes >= request->__data_len && !(has_flush(request->cmd_flags) && request->end_io);
+	return bytes >= request->__data_len && !(began_with_flush && request->end_io);
 }

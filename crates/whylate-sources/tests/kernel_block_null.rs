@@ -5,9 +5,9 @@
 mod kernel;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -17,90 +17,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use whylate_model::{CauseKind, Histogram, LateEvent};
-use whylate_sources::block::{BlockOptions, By};
+use whylate_sources::block::BlockOptions;
 use whylate_sources::{Session, Source as _};
 
 use kernel::chance::in_rounds;
 use kernel::is_emulated;
+use kernel::null_disk::{BLOCK, Buffer, Null, SIZE_MIB};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 
-const CONFIG: &str = "/sys/kernel/config";
-const BLOCK: usize = 4096;
-const SIZE_MIB: u64 = 64;
 const MS: u64 = 1_000_000;
-
-/// Memory that a disk can write to.
-#[repr(align(4096))]
-struct Buffer([u8; BLOCK]);
-
-/// A device that takes `took` for each request, and has so many at once.
-struct Null {
-    name: String,
-    folder: PathBuf,
-}
-
-impl Null {
-    fn make(took: Duration, depth: u32) -> Result<Option<Null>> {
-        for (module, parameter) in [("configfs", ""), ("null_blk", "nr_devices=0"), ("mq-deadline", "")] {
-            let file = format!("/lib/modules/{module}.ko");
-            if Path::new(&file).is_file() && !Path::new("/sys/module").join(module.replace('-', "_")).exists() {
-                // One that is built in is refused.
-                let _ = Command::new("insmod").arg(file).args((!parameter.is_empty()).then_some(parameter)).status();
-            }
-        }
-        if !Path::new("/sys/module/null_blk").exists() {
-            println!("skipped: this kernel has no null_blk");
-            return Ok(None);
-        }
-        if !Path::new(CONFIG).join("nullb").exists() {
-            let mounted = Command::new("mount").args(["-t", "configfs", "configfs", CONFIG]).status()?;
-            ensure!(mounted.success(), "configfs cannot be mounted");
-        }
-        let folder = Path::new(CONFIG).join("nullb/nullb7");
-        // Of a run that was killed.
-        let _ = fs::remove_dir(&folder);
-        fs::create_dir(&folder).context("cannot make a null device")?;
-        let mut null = Null { name: "nullb7".to_owned(), folder };
-        let set = |name: &str, value: u64| {
-            fs::write(null.folder.join(name), value.to_string()).with_context(|| format!("cannot set {name}"))
-        };
-        // 2: a timer ends them.
-        set("irqmode", 2)?;
-        set("completion_nsec", took.as_nanos() as u64)?;
-        set("hw_queue_depth", depth.into())?;
-        set("submit_queues", 1)?;
-        set("blocksize", BLOCK as u64)?;
-        set("size", SIZE_MIB)?;
-        set("power", 1)?;
-        // Before 6.3 it goes by a number.
-        let number = fs::read_to_string(null.folder.join("index"))?;
-        let by_number = format!("nullb{}", number.trim());
-        if !Path::new("/dev/nullb7").exists() {
-            null.name = by_number;
-        }
-        Ok(Some(null))
-    }
-
-    fn schedule_by(&self, scheduler: &str) -> Result<()> {
-        Ok(fs::write(format!("/sys/block/{}/queue/scheduler", self.name), scheduler)?)
-    }
-
-    fn open(&self) -> io::Result<File> {
-        let path = Path::new("/dev").join(&self.name);
-        OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path)
-    }
-
-    fn options(&self) -> BlockOptions {
-        BlockOptions { device: Some(self.name.clone()), by: By::Thread, phases: true, ..BlockOptions::default() }
-    }
-}
-
-impl Drop for Null {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.folder);
-    }
-}
 
 /// So many threads read or write `count` blocks each, of the half of the device that begins with block `from`, one after
 /// another; or until told to stop.

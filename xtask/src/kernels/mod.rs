@@ -22,8 +22,22 @@ const FOLDER: &str = "WHYLATE_KERNELS";
 /// How the folders begin in which kernels are made; then comes the number of the process.
 const MAKING: &str = ".making-";
 
-/// What is taken of Debian's kernels: the image, and modules that tests load, for disks whose times are known.
-const PATTERNS: [&str; 4] = ["./boot", "*/configfs.ko*", "*/null_blk.ko*", "*/kernel/block/*.ko*"];
+/// What is taken of Debian's kernels: the image, and modules that tests load, for disks whose times and faults are known.
+const PATTERNS: [&str; 10] = [
+    "./boot",
+    "*/configfs.ko*",
+    "*/null_blk.ko*",
+    "*/kernel/block/*.ko*",
+    "*/dm-mod.ko*",
+    "*/dm-delay.ko*",
+    "*/scsi_common.ko*",
+    "*/scsi_mod.ko*",
+    "*/sd_mod.ko*",
+    "*/scsi_debug.ko*",
+];
+
+/// A file system, where it is not built in.
+const EXT4: [&str; 5] = ["*/crc16.ko*", "*/crc32c_generic.ko*", "*/mbcache.ko*", "*/jbd2.ko*", "*/ext4.ko*"];
 
 struct Kernel {
     name: &'static str,
@@ -31,8 +45,8 @@ struct Kernel {
 }
 
 enum From {
-    /// The package on which this one depends: it names the newest build. With the modules that tests load.
-    Package(&'static str),
+    /// The package on which this one depends: it names the newest build. With the modules that tests load, and these.
+    Package(&'static str, &'static [&'static str]),
     /// The same of another processor, with the package of its busybox.
     Foreign(&'static str, &'static str),
     /// This package of sources.
@@ -40,9 +54,9 @@ enum From {
 }
 
 static KERNELS: [Kernel; 5] = [
-    Kernel { name: "6.1-cloud", from: From::Package("linux-image-cloud-amd64") },
-    Kernel { name: "6.12-cloud", from: From::Package("linux-image-6.12-cloud-amd64") },
-    Kernel { name: "6.12-rt", from: From::Package("linux-image-6.12-rt-amd64") },
+    Kernel { name: "6.1-cloud", from: From::Package("linux-image-cloud-amd64", &[]) },
+    Kernel { name: "6.12-cloud", from: From::Package("linux-image-6.12-cloud-amd64", &[]) },
+    Kernel { name: "6.12-rt", from: From::Package("linux-image-6.12-rt-amd64", &EXT4) },
     Kernel { name: "6.12-tracers", from: From::Source("linux-source-6.12") },
     Kernel { name: "6.12-arm64", from: From::Foreign("linux-image-6.12-cloud-arm64:arm64", "busybox-static:arm64") },
 ];
@@ -121,11 +135,17 @@ fn cache() -> Result<PathBuf> {
 
 fn is_there(kernel: &Kernel, folder: &Path) -> bool {
     let is_current = match kernel.from {
-        From::Package(_) => fs::read_to_string(folder.join("patterns")).is_ok_and(|known| known == PATTERNS.join(" ")),
+        From::Package(_, more) => {
+            fs::read_to_string(folder.join("patterns")).is_ok_and(|known| known == patterns(more).join(" "))
+        }
         From::Foreign(..) => folder.join("busybox").is_file(),
         From::Source(_) => source::is_current(folder),
     };
     is_current && folder.join("vmlinuz").is_file()
+}
+
+fn patterns(more: &[&'static str]) -> Vec<&'static str> {
+    [&PATTERNS, more].concat()
 }
 
 /// Makes the folder of a kernel, all at once.
@@ -138,17 +158,19 @@ fn get(kernel: &Kernel, debian: &Debian, cache: &Path) -> Result<()> {
     let made = work.path().join("made");
     fs::create_dir(&made)?;
     let version = match kernel.from {
-        From::Package(depends) | From::Foreign(depends, _) => {
+        From::Package(depends, _) | From::Foreign(depends, _) => {
             let package = debian.dependency(depends, "linux-image-")?;
             let version = debian.version_of(&package)?;
             eprintln!("{}: getting {package} {version}", kernel.name);
-            let has_modules = matches!(kernel.from, From::Package(_));
-            let unpacked =
-                debian.unpack(&package, if has_modules { &PATTERNS } else { &PATTERNS[..1] }, work.path())?;
+            let patterns = match kernel.from {
+                From::Package(_, more) => patterns(more),
+                _ => PATTERNS[..1].into(),
+            };
+            let unpacked = debian.unpack(&package, &patterns, work.path())?;
             take_image(&unpacked.join("boot"), &made)?;
-            if has_modules {
+            if patterns.len() > 1 {
                 take_modules(&unpacked, &made.join("modules"))?;
-                fs::write(made.join("patterns"), PATTERNS.join(" "))?;
+                fs::write(made.join("patterns"), patterns.join(" "))?;
             }
             if let From::Foreign(_, busybox) = kernel.from {
                 let unpacked = debian.unpack(busybox, &["./bin"], work.path())?;

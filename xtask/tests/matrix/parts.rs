@@ -60,6 +60,7 @@ const NO_WORK: &str = "this kernel has no bpf_wq";
 const NO_DISK: &str = "is on a disk with direct I/O: run";
 const NOT_ON_DISK: &str = "is on no disk";
 pub const NO_NULL_DISK: &str = "this kernel has no null_blk";
+const NO_SCSI_DISK: &str = "this kernel has no scsi_debug";
 pub const NO_LIMITS: &str = "block:block_io_start";
 
 /// The static program, and what each source tells beside another record of the same time.
@@ -95,6 +96,11 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
     let of_disk = if expected.has_disk { NO_TIMES } else { NOT_ON_DISK };
     parts.push(Part::tests("kernel_block", &[], move |said| is_skipped_for(said, &[of_disk])));
     parts.push(Part::tests("kernel_block_null", &[], move |said| is_skipped_for(said, expected.no_null_disk)));
+    let has_disks = !expected.no_null_disk.contains(&NO_NULL_DISK);
+    let lacking: [&[&str]; 2] = if has_disks { [&[], &[]] } else { [&[NO_NULL_DISK, NO_SCSI_DISK], &[NO_NULL_DISK]] };
+    for (program, lacking) in ["kernel_block_faults", "kernel_block_submitters"].into_iter().zip(lacking) {
+        parts.push(Part::tests(program, &[], move |said| is_skipped_for(said, lacking)));
+    }
     parts.push(Part::tests("kernel_paths", &[], move |said| waits_are_followed(said, expected)));
     parts.push(Part::shell("run and -p", COMMANDS, move |said| a_command_is_explained(said, expected)));
     parts.push(Part::shell("offcpu --why", CROWDED, waits_for_a_cpu_are_explained));

@@ -306,10 +306,12 @@ int BPF_PROG(on_block_rq_complete, struct request *request, int error, unsigned 
 	struct request_set *set;
 	u32 slot;
 
-	if (!enabled || (wanted_device && wanted_device != device_of(request)) || !is_last_part(request, bytes))
+	if (!enabled || (wanted_device && wanted_device != device_of(request)))
 		return 0;
 	slot = slot_of_request(request, &set);
 	begun = slot == NO_SLOT ? NULL : request_in(slot);
+	if (!is_last_part(request, begun ? begun->has_flush : has_flush(request->cmd_flags), bytes))
+		return 0;
 	if (begun)
 		request_ends(set, slot, begun, (u8)error);
 	else if (!is_of_block_layer(request))

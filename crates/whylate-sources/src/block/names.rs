@@ -37,7 +37,8 @@ impl Names {
     pub fn new(symbols: KernelSymbols) -> Self {
         Names {
             symbols,
-            devices: HashMap::new(),
+            // One that goes away meanwhile keeps its name.
+            devices: disks(),
             writeback_limits: HashMap::new(),
             cgroups: Cgroups::default(),
             has_no_cgroups: cgroups::are_of_v1(),
@@ -107,13 +108,32 @@ impl Names {
     }
 
     pub fn device(&mut self, device: u32) -> String {
-        self.devices.entry(device).or_insert_with(|| device_name(device)).clone()
+        if let Some(name) = self.devices.get(&device) {
+            return name.clone();
+        }
+        let name = device_name(device);
+        // One that came and went has its number only, which the next one may have with a name.
+        if !name.contains(':') {
+            self.devices.insert(device, name.clone());
+        }
+        name
     }
 
     /// `None` where it is not known.
     pub fn cgroup(&mut self, number: u64) -> Option<String> {
         if number == 0 || self.has_no_cgroups { None } else { self.cgroups.told(number) }
     }
+}
+
+/// Those that are there, by their numbers in the kernel.
+fn disks() -> HashMap<u32, String> {
+    let disk = |entry: fs::DirEntry| {
+        let numbers = fs::read_to_string(entry.path().join("dev")).ok()?;
+        let (major, minor) = numbers.trim().split_once(':')?;
+        let number = major.parse::<u32>().ok()? << MINOR_BITS | minor.parse::<u32>().ok()?;
+        Some((number, entry.file_name().into_string().ok()?))
+    };
+    fs::read_dir("/sys/block").into_iter().flatten().flatten().filter_map(disk).collect()
 }
 
 /// A device's number in the kernel, by its name or path.

@@ -117,7 +117,8 @@ static __always_inline void bio_comes(u64 bio, u64 now_ns)
 
 	if (!first || !second)
 		return;
-	if (!*first || age_of(*first, now_ns) >= age_of(*second, now_ns))
+	/* Of one that was merged, whose address this one has, nothing may stay in front of it. */
+	if (!*first || (*first & ~MOMENT_MASK) == tag_of(low) || age_of(*first, now_ns) >= age_of(*second, now_ns))
 		*first = moment;
 	else
 		*second = moment;
@@ -397,6 +398,7 @@ static __always_inline void request_begins(const struct request *request, bool i
 	begun->let_go_ns = 0;
 	begun->issued_ns = is_issued ? now_ns : 0;
 	begun->is_of_block_layer = is_of_block_layer(request);
+	begun->has_flush = has_flush(request->cmd_flags);
 	if (bio && !is_command(request)) {
 		begun->submitted_ns = bio_came_ns((u64)bio, now_ns, true);
 		if (tells_limits)
@@ -421,6 +423,7 @@ static __always_inline void bio_begins_at(const struct bio *bio, u64 now_ns, u64
 	begun->let_go_ns = 0;
 	begun->issued_ns = issued_ns;
 	begun->is_of_block_layer = false;
+	begun->has_flush = has_flush(bio->bi_opf);
 	if (tells_limits)
 		take_held(begun, (u64)bio);
 	store_word_in_order(&begun->request, (u64)bio);

@@ -96,7 +96,9 @@ struct block_request {
 	/* It was handed to the device, the last time; 0 before. */
 	u64 issued_ns;
 	/* The block layer's own flush, which those wait for that asked for one. */
-	u64 is_of_block_layer;
+	u32 is_of_block_layer;
+	/* It asked for one: the block layer takes that off its flags where it flushes itself. */
+	u32 has_flush;
 	struct request_facts facts;
 };
 
