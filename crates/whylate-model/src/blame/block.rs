@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sum::{Blame, Sum};
 use super::timeline::{Known, Timeline};
-use super::window::{Span, Window};
+use super::window::{NOT_RECORDED, Span, Window};
 use crate::{Cause, CauseKind, Occupancy};
 
 /// What a late request's causes are told from. Moments are nanoseconds of CLOCK_MONOTONIC.
@@ -53,7 +53,8 @@ pub struct RequestEvidence {
     pub others: Vec<OtherRequests>,
     /// Since when all of these are known.
     pub known_since_ns: u64,
-    /// Nanoseconds that such requests were at the device lately, in the middle; 0 where none was done before.
+    /// Nanoseconds that such requests were at the device lately, in the middle; 0 where none was done before, and nobody is
+    /// blamed for an interrupt that came late.
     #[serde(default)]
     pub usual_device_ns: u64,
     /// The CPU with the device's interrupt, from when it was issued.
@@ -97,7 +98,7 @@ pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
     };
     let [interrupted, ended_on] = [&evidence.interrupted, &evidence.ended_on].map(|of| of.as_ref().map(Timeline::new));
     let held_back_since_ns = interrupted.as_ref().and_then(|timeline| timeline.held_back_since_ns(told_ns));
-    let done_ns = held_back_since_ns.map_or(told_ns, |since_ns| {
+    let done_ns = held_back_since_ns.filter(|_| evidence.usual_device_ns > 0).map_or(told_ns, |since_ns| {
         since_ns.max(issued_ns.saturating_add(evidence.usual_device_ns)).clamp(issued_ns, told_ns)
     });
     blame_cpu(Span { from_ns: done_ns, to_ns: told_ns }, interrupted.as_ref(), &ends, &mut sum);
@@ -117,7 +118,7 @@ pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
     sum.into_causes()
 }
 
-/// Blames whoever had the CPU that ends the request; what is not known of it is the end's own.
+/// Blames whoever had the CPU that ends the request; the end itself where no account is kept.
 fn blame_cpu<'a>(span: Span, timeline: Option<&Timeline<'a>>, ends: &Blame, sum: &mut Sum<'a>) {
     let Some(timeline) = timeline else {
         sum.add(ends.clone(), span.ns(), &[]);
@@ -126,7 +127,7 @@ fn blame_cpu<'a>(span: Span, timeline: Option<&Timeline<'a>>, ends: &Blame, sum:
     let window = Window::new(span, 0);
     timeline.each(span, |part, known| match known {
         Known::Piece(piece) => window.blame_piece(part, piece, timeline.cpu, sum),
-        Known::Merged(_) | Known::Nothing => sum.add(ends.clone(), part.ns(), &[]),
+        Known::Merged(_) | Known::Nothing => sum.add(Blame::unknown(NOT_RECORDED), part.ns(), &[]),
     });
 }
 
@@ -281,9 +282,18 @@ mod tests {
         ]);
         let moments = [10_000, 10_000, 10_000, 92_800];
         let interrupted = ended_on.clone();
-        let late = RequestEvidence { told_ns: 91_600, interrupted, ended_on, ..evidence(moments, &[]) };
+        let late = RequestEvidence {
+            told_ns: 91_600,
+            usual_device_ns: 1_000,
+            interrupted,
+            ended_on,
+            ..evidence(moments, &[])
+        };
         let of_cpu = [(Irq, "vda", 1_300), (Irq, "local_timer", 1_000), (Thread, "hog:7", 500)];
         assert_eq!(told(&late), of(&[&[(IrqsOff, "hog:7", 45_000), (Disk, "vda", 35_000)], &of_cpu[..]].concat()));
+        // Nobody knows how long such a request takes.
+        let first = RequestEvidence { usual_device_ns: 0, ..late.clone() };
+        assert_eq!(told(&first)[0], (Disk, "vda".to_owned(), 81_600));
         let slow = RequestEvidence { usual_device_ns: 60_000, ..late.clone() };
         assert_eq!(told(&slow), of(&[&[(Disk, "vda", 60_000), (IrqsOff, "hog:7", 20_000)], &of_cpu[..]].concat()));
         // As slow as it is: interrupts that were off have made nothing late.
@@ -304,7 +314,9 @@ mod tests {
         );
         // Where nothing is known of the CPU.
         let unseen = RequestEvidence { ended_on: on_cpu(&[]), ..late };
-        assert_eq!(told(&unseen), of(&[(Softirq, "block", 27_000), (Disk, "vda", 3_000)]));
+        assert_eq!(told(&unseen), of(&[(Unknown, NOT_RECORDED, 27_000), (Disk, "vda", 3_000)]));
+        let without = RequestEvidence { ended_on: None, ..unseen };
+        assert_eq!(told(&without), of(&[(Softirq, "block", 27_000), (Disk, "vda", 3_000)]));
     }
 
     #[test]

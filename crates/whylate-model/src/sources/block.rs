@@ -8,8 +8,8 @@ use super::{Card, Judged};
 pub static BLOCK: Card = Card {
     lost: &[
         reason("buckets_full", "the memory for histograms was full"),
-        reason("in_progress_full", "the table of requests in progress was full"),
         reason("held_full", "the table of bios held back by cgroup limits was full"),
+        reason("in_progress_full", "the table of requests in progress was full"),
         reason("own", "requests of whylate itself, which are left out"),
         reason("reused", "a request started in the memory of one whose end was not seen"),
         reason("series_full", "the table of series was full"),
@@ -18,12 +18,12 @@ pub static BLOCK: Card = Card {
             "a request completed whose start was not seen, mostly because it was in progress when measuring began",
         ),
         reason(
-            "unseen_submissions",
-            "a request's bio was not seen entering the block layer, so its latency starts when the request was allocated",
-        ),
-        reason(
             "unseen_others",
             "completed requests were overwritten before they were read; causes from that time are unknown (--why)",
+        ),
+        reason(
+            "unseen_submissions",
+            "a request's bio was not seen entering the block layer, so its latency starts when the request was allocated",
         ),
     ],
     ..Card::new(

@@ -36,6 +36,11 @@ const LEAST_DONE: u32 = 1 << 9;
 /// What explaining may take of the time that somebody waits for what has come in.
 const BUDGET: Duration = Duration::from_millis(50);
 
+/// So many intervals of a CPU before it is told of a request: who kept interrupts off before is among these.
+const BEFORE: usize = 64;
+/// And so many until it has ended it.
+const UNTIL_DONE: usize = 1_024;
+
 /// Every reason for a lost event, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
 const LOST: [(lost_reason, &str); 9] = [
     (lost_reason::LOST_UNMATCHED, "unmatched"),
@@ -154,8 +159,8 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     let programs = &mut open.progs;
     programs.on_block_bio_complete.set_autoload(settings.has_bio_devices);
     programs.on_throttle_exit.set_autoload(settings.tells_limits);
-    programs.on_block_bio_backmerge.set_autoload(settings.tells_limits);
-    programs.on_block_bio_frontmerge.set_autoload(settings.tells_limits);
+    programs.on_block_bio_backmerge.set_autoload(settings.tells_limits || settings.has_bio_devices);
+    programs.on_block_bio_frontmerge.set_autoload(settings.tells_limits || settings.has_bio_devices);
     programs.on_block_io_start.set_autoload(backend != INSERT);
     programs.on_block_rq_insert.set_autoload(backend == INSERT);
     programs.on_block_rq_issue.set_autoload(backend == INSERT || wants_moments);
@@ -286,12 +291,13 @@ impl Attached for AttachedBlock {
 /// Who had the CPU that ended it since it was told of it, and the one with the device's interrupt since it was issued.
 fn cpus_of(late: &done_request, account: Option<&Account>, names: &mut Names) -> Cpus {
     let Some(account) = account else { return Cpus::default() };
-    // Where nothing told of it, it was ended in that interrupt.
+    // Where nothing told of it, it was ended in that interrupt, if in any.
     let told_ns = if late.told_by == told_by::TOLD_BY_NOBODY.0 { late.completed_ns } else { late.told_ns };
-    let mut of = |cpu, from_ns, to_ns| account.lately(cpu, from_ns, to_ns, names.symbols());
-    let interrupted = account.interrupted_by_device(late.cpu, told_ns);
+    let may_be_sent = late.told_by == told_by::TOLD_BY_SOFTIRQ.0;
+    let interrupted = account.interrupted(late.cpu, told_ns, may_be_sent);
+    let before = late.request.issued_ns..told_ns;
     Cpus {
-        interrupted: interrupted.and_then(|cpu| of(cpu, late.request.issued_ns, told_ns)),
-        ended_on: of(late.cpu, told_ns, late.completed_ns),
+        interrupted: interrupted.and_then(|cpu| account.lately_late(cpu, before, BEFORE, names.symbols())),
+        ended_on: account.lately(late.cpu, told_ns..late.completed_ns, UNTIL_DONE, names.symbols()),
     }
 }

@@ -75,6 +75,9 @@ int BPF_PROG(on_block_split, struct bio *part)
 
 	if (!enabled || (wanted_device && !is_wanted(part->bi_bdev->bd_disk)))
 		return 0;
+	/* Device mapper's part has not become another bio's: what it points to is somebody else's. */
+	if (has_bio_devices && !part->bi_bdev->bd_queue->mq_ops)
+		return 0;
 	now_ns = bpf_ktime_get_ns();
 	came_ns = bio_came_ns(bio, now_ns, false);
 	bio_comes((u64)part, came_ns ? came_ns : now_ns);
@@ -92,17 +95,25 @@ int BPF_PROG(on_throttle_exit, struct bio *bio, bool is_held)
 	return 0;
 }
 
+static __always_inline void bio_is_merged(u64 bio)
+{
+	if (tells_limits)
+		held_is_merged(bio);
+	if (has_bio_devices)
+		above_is_merged(bio);
+}
+
 SEC("?tp_btf/block_bio_backmerge")
 int BPF_PROG(on_block_bio_backmerge, struct bio *bio)
 {
-	held_is_merged((u64)bio);
+	bio_is_merged((u64)bio);
 	return 0;
 }
 
 SEC("?tp_btf/block_bio_frontmerge")
 int BPF_PROG(on_block_bio_frontmerge, struct bio *bio)
 {
-	held_is_merged((u64)bio);
+	bio_is_merged((u64)bio);
 	return 0;
 }
 
@@ -169,8 +180,8 @@ int BPF_PROG(on_block_rq_issue, struct request *request)
 		return 0;
 	}
 	begun->issued_ns = bpf_ktime_get_ns();
-	/* With all that has been merged into it; one that flushes may have been emptied. */
-	if (request->__data_len) {
+	/* With all that has been merged into it; one that flushes may have been emptied, and one that is tried again be done in part. */
+	if (request->__data_len > begun->facts.bytes) {
 		begun->facts.bytes = request->__data_len;
 		begun->facts.sector = request->__sector;
 	}
@@ -226,7 +237,7 @@ static __always_inline void tell(struct end *end, const struct block_request *re
 	end->told_by = TOLD_BY_NOBODY;
 	if (!at)
 		return;
-	told_ns = at->since_ns ? at->since_ns : at->told_ns;
+	told_ns = at->since_ns ? at->since_ns : is_in_softirq(at) ? at->told_ns : 0;
 	if (told_ns > request->issued_ns && told_ns < end->now_ns) {
 		end->told_ns = told_ns;
 		end->told_by = at->since_ns ? TOLD_BY_INTERRUPT : TOLD_BY_SOFTIRQ;

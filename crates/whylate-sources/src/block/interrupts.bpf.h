@@ -13,7 +13,8 @@ struct at_interrupt {
 	u64 softirq_wanted_ns;
 	/* Of the softirq that it is at: since when it was wanted. */
 	u64 told_ns;
-	bool is_in_softirq;
+	/* Whose stack that softirq is on; 0: none. With PREEMPT_RT another thread may have the CPU meanwhile. */
+	u64 softirq_task;
 };
 
 struct {
@@ -28,6 +29,11 @@ static __always_inline struct at_interrupt *own_interrupt(void)
 	u32 zero = 0;
 
 	return bpf_map_lookup_elem(&interrupt_of_cpu, &zero);
+}
+
+static __always_inline bool is_in_softirq(const struct at_interrupt *at)
+{
+	return at->softirq_task && at->softirq_task == bpf_get_current_task();
 }
 
 SEC("?tp_btf/irq_handler_entry")
@@ -72,7 +78,7 @@ int BPF_PROG(on_softirq_entry, unsigned int number)
 
 	if (!at)
 		return 0;
-	at->is_in_softirq = true;
+	at->softirq_task = bpf_get_current_task();
 	if (number == BLOCK_SOFTIRQ) {
 		/* More may be told while it runs, for its next turn. */
 		at->told_ns = at->softirq_wanted_ns;
@@ -87,7 +93,7 @@ int BPF_PROG(on_softirq_exit)
 	struct at_interrupt *at = own_interrupt();
 
 	if (at) {
-		at->is_in_softirq = false;
+		at->softirq_task = 0;
 		at->told_ns = 0;
 	}
 	return 0;

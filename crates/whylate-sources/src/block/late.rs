@@ -28,6 +28,8 @@ unsafe impl PlainData for done_request {}
 #[allow(unsafe_code)]
 unsafe impl PlainData for block_request {}
 
+/// Whose requests are told apart: so many, and all others together.
+const WHOSE: usize = 128;
 /// A set of addresses in the kernel.
 const SET_BYTES: usize = request_limits::SLOTS_A_SET.0 as usize * size_of::<u64>();
 /// Another request that is not done is at its device until then.
@@ -35,7 +37,7 @@ const NOT_DONE: u64 = u64::MAX;
 /// So many others of one late request are told apart; a device that had more has served them in less than 2 % each.
 const OTHERS: usize = 65_536;
 
-/// So many requests before a late one tell how long such take.
+/// So many such requests before a late one tell how long they take.
 const LOOKED_AT: usize = 256;
 
 /// The late event of a request that is done, without causes.
@@ -144,14 +146,15 @@ impl Kept {
             for position in *read..written {
                 let index = cpu * self.done_by_cpu + position as usize % self.done_by_cpu;
                 let has = || self.done.u64_at(index, offset_of!(done_request, position)).load(Acquire);
-                if has() == !position {
-                    // It is being written: the next reading goes on from here.
+                let seen = has();
+                if seen == !position || (seen < position) {
+                    // It is being written, or about to be: the next reading goes on from here.
                     until = position;
                     break;
                 }
                 let one: Option<done_request> = if has() == position { self.done.copy(index) } else { None };
                 fence(Acquire);
-                match one.filter(|_| has() == position) {
+                match one.filter(|one| has() == position && one.completed_ns != 0) {
                     Some(one) => new.push(one),
                     // Another one has taken its place.
                     None => {
@@ -231,7 +234,13 @@ impl Kept {
             let key = (facts.pid, facts.handler, facts.operation, facts.cgroup, is_own, is_of_block_layer, facts.comm);
             let place = match last {
                 Some((known, place)) if known == key => place,
+                // All that there is room for are told apart already.
+                _ if all.len() > WHOSE && !place_by_whom.contains_key(&key) => WHOSE,
                 _ => *place_by_whom.entry(key).or_insert_with(|| {
+                    if all.len() == WHOSE {
+                        all.push(OtherRequests { who: "other requests".to_owned(), ..OtherRequests::default() });
+                        return WHOSE;
+                    }
                     all.push(OtherRequests {
                         who: if is_of_block_layer {
                             format!("flush of {}", names.device(facts.device))
@@ -268,7 +277,7 @@ impl Kept {
                 && facts.flags & request_flag::FLAG_NOT_ISSUED.0 == 0
         };
         let before = self.known.partition_point(|done| done.completed_ns <= own.issued_ns);
-        let such = self.known.range(..before).rev().take(LOOKED_AT).filter(is_such);
+        let such = self.known.range(..before).rev().filter(is_such).take(LOOKED_AT);
         let mut took: Vec<u64> = such.map(|done| done.told_ns.saturating_sub(done.request.issued_ns)).collect();
         let middle = took.len() / 2;
         if took.is_empty() { 0 } else { *took.select_nth_unstable(middle).1 }

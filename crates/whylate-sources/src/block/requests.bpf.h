@@ -241,7 +241,7 @@ static __always_inline void describe_submitter(struct request_facts *facts)
 		return;
 	}
 	at = own_interrupt();
-	if (at && (at->since_ns || at->is_in_softirq)) {
+	if (at && (at->since_ns || is_in_softirq(at))) {
 		/* Whoever was interrupted has nothing to do with it. */
 		facts->handler = 0;
 		facts->tid = 0;
@@ -372,6 +372,32 @@ static __always_inline struct block_request *room_for(u64 address)
 	return begun;
 }
 
+/*
+ * A driver without requests may hand a bio on as it is to a device that has them (NVMe's paths). It is this request from
+ * then on, since it came to the device above, and may have no other end.
+ */
+static __always_inline void take_from_above(struct block_request *begun, u64 bio)
+{
+	struct request_set *set;
+	u32 slot = slot_of(bio, &set);
+	struct block_request *above = slot == NO_SLOT ? NULL : request_in(slot);
+
+	if (!above || !set)
+		return;
+	begun->submitted_ns = above->submitted_ns;
+	forget(set, slot);
+}
+
+/* The same of one that becomes a part of a request that is there. */
+static __always_inline void above_is_merged(u64 bio)
+{
+	struct request_set *set;
+	u32 slot = slot_of(bio, &set);
+
+	if (slot != NO_SLOT && set)
+		forget(set, slot);
+}
+
 static __always_inline bool is_command(const struct request *request)
 {
 	return (request->cmd_flags & REQ_OP_MASK) >= REQ_OP_DRV_IN;
@@ -401,6 +427,8 @@ static __always_inline void request_begins(const struct request *request, bool i
 	begun->has_flush = has_flush(request->cmd_flags);
 	if (bio && !is_command(request)) {
 		begun->submitted_ns = bio_came_ns((u64)bio, now_ns, true);
+		if (has_bio_devices)
+			take_from_above(begun, (u64)bio);
 		if (tells_limits)
 			take_held(begun, (u64)bio);
 		if (!begun->submitted_ns)

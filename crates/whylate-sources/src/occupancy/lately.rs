@@ -1,48 +1,92 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What CPUs did lately, for a source whose own programs copy no windows.
 
+use std::ops::Range;
+
 use whylate_model::Occupancy;
 
 use super::rings::Rings;
-use super::skel::types::{interval, occupant_kind};
+use super::skel::types::{interval, irq_vector, lateness, occupant_kind};
 use super::{Account, spread_steal};
+use crate::attach;
 use crate::symbols::KernelSymbols;
 
-/// So many intervals of a CPU at most, the last ones: who kept interrupts off before one is among these.
-const MOST_INTERVALS: usize = 64;
 /// The interrupt that one CPU sends another takes less on the way.
 const ON_THE_WAY_NS: u64 = 100_000;
 
 impl Account {
-    /// Who had that CPU between two moments, as far as the account has it still; `None` where it was never seen.
-    pub(crate) fn lately(&self, cpu: u32, from_ns: u64, to_ns: u64, symbols: &mut KernelSymbols) -> Option<Occupancy> {
+    /// Who had that CPU in a span, in its last `most` intervals and as far as the account has them still; `None` where the
+    /// CPU was never seen, and of no time.
+    pub(crate) fn lately(
+        &self,
+        cpu: u32,
+        span: Range<u64>,
+        most: usize,
+        symbols: &mut KernelSymbols,
+    ) -> Option<Occupancy> {
         let mut kept = self.kept.borrow_mut();
         let kept = &mut *kept;
-        kept.rings.present(cpu as usize)?;
+        if span.is_empty() {
+            return None;
+        }
         // All of them before names are looked up, for which the kernel does not wait.
-        let within = back(&kept.rings, cpu, to_ns).take_while(|&(_, end_ns)| end_ns > from_ns);
-        let within: Vec<_> = within.take(MOST_INTERVALS).collect();
-        let since_ns = within.last().map_or(to_ns, |(of, _)| of.start_ns);
+        let within = intervals(&kept.rings, cpu, &span, most);
+        if within.is_empty() {
+            kept.rings.present(cpu as usize)?;
+        }
+        let since_ns = within.last().map_or(span.end, |(of, _)| of.start_ns);
         let decoded = within.iter().rev();
         let mut intervals: Vec<_> =
-            decoded.filter_map(|&(of, end_ns)| kept.windows.interval(&of, end_ns.min(to_ns), symbols)).collect();
+            decoded.filter_map(|&(of, end_ns)| kept.windows.interval(&of, end_ns.min(span.end), symbols)).collect();
         if !kept.rings.has_exact_steal(cpu as usize) {
             spread_steal(&mut intervals);
         }
         Some(Occupancy { cpu, since_ns, merged: None, intervals })
     }
 
-    /// The CPU that had a device's interrupt then, or that sent another one its own right after it: `likely` before all
-    /// others.
-    pub(crate) fn interrupted_by_device(&self, likely: u32, at_ns: u64) -> Option<u32> {
-        let kept = self.kept.borrow();
-        let was = |&cpu: &u32| {
-            back(&kept.rings, cpu, at_ns.saturating_add(1))
-                .take_while(|&(_, end_ns)| end_ns.saturating_add(ON_THE_WAY_NS) >= at_ns)
-                .any(|(of, _)| u32::from(of.kind) == occupant_kind::OCCUPANT_DEVICE_IRQ.0)
+    /// The same of a CPU on which an interrupt came late in that time; most often none did.
+    pub(crate) fn lately_late(
+        &self,
+        cpu: u32,
+        span: Range<u64>,
+        most: usize,
+        symbols: &mut KernelSymbols,
+    ) -> Option<Occupancy> {
+        let is_late = |(of, _): &(interval, u64)| match occupant_kind(of.kind.into()) {
+            occupant_kind::OCCUPANT_DEVICE_IRQ | occupant_kind::OCCUPANT_VECTOR => {
+                attach::read_plain::<lateness>(&of.handler.to_ne_bytes()).is_some_and(|lateness| lateness.late_ns > 0)
+            }
+            _ => false,
         };
-        std::iter::once(likely).chain((0..kept.cpus).filter(|&cpu| cpu != likely)).find(was)
+        let has_late = intervals(&self.kept.borrow().rings, cpu, &span, most).iter().any(is_late);
+        has_late.then(|| self.lately(cpu, span, most, symbols)).flatten()
     }
+
+    /// The CPU whose interrupt it was that told this one something then: its own, or, where that `may_be_sent` by another,
+    /// the one that had a device's right before.
+    pub(crate) fn interrupted(&self, cpu: u32, at_ns: u64, may_be_sent: bool) -> Option<u32> {
+        let kept = self.kept.borrow();
+        let [device, vector] = [occupant_kind::OCCUPANT_DEVICE_IRQ.0, occupant_kind::OCCUPANT_VECTOR.0];
+        let at = |cpu| back(&kept.rings, cpu, at_ns.saturating_add(1));
+        let (of, _) = at(cpu).next()?;
+        let own = u32::from(of.kind);
+        let calls = [irq_vector::VECTOR_CALL_FUNCTION.0, irq_vector::VECTOR_CALL_FUNCTION_SINGLE.0];
+        if may_be_sent && own == vector && calls.contains(&of.id) {
+            let was = |&other: &u32| {
+                at(other)
+                    .take_while(|&(_, end_ns)| end_ns.saturating_add(ON_THE_WAY_NS) >= at_ns)
+                    .any(|(of, _)| u32::from(of.kind) == device)
+            };
+            // None where it was long on the way: then this CPU took it late.
+            return (0..kept.cpus).filter(|&other| other != cpu).find(was).or(Some(cpu));
+        }
+        (own == device || own == vector).then_some(cpu)
+    }
+}
+
+/// The last ones of a span, back in time, each with its end.
+fn intervals(rings: &Rings, cpu: u32, span: &Range<u64>, most: usize) -> Vec<(interval, u64)> {
+    back(rings, cpu, span.end).take_while(|&(_, end_ns)| end_ns > span.start).take(most).collect()
 }
 
 /// A CPU's intervals that began before a moment, back in time, each with its end.
@@ -66,8 +110,8 @@ fn back(rings: &Rings, cpu: u32, before_ns: u64) -> impl Iterator<Item = (interv
     let present = present.into_iter().map(|(of, _)| of).filter(move |of| of.start_ns < before_ns);
     let before = (later + 1..=rings.slots()).map_while(move |back| rings.interval(cpu, written.wrapping_sub(back)));
     present.chain(before).scan(end_ns, |end_ns, of| {
-        // Where it is not older than the one after it, a later one has taken its place.
-        let is_older = of.start_ns < *end_ns;
+        // Where it is later than the one after it, a later one has taken its place.
+        let is_older = of.start_ns <= *end_ns;
         is_older.then(|| (of, std::mem::replace(end_ns, of.start_ns)))
     })
 }
