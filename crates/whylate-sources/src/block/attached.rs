@@ -37,7 +37,7 @@ const LEAST_DONE: u32 = 1 << 9;
 const BUDGET: Duration = Duration::from_millis(50);
 
 /// So many intervals of a CPU before it is told of a request: who kept interrupts off before is among these.
-const BEFORE: usize = 64;
+const BEFORE: usize = 16;
 /// And so many until it has ended it.
 const UNTIL_DONE: usize = 1_024;
 
@@ -273,7 +273,8 @@ impl Attached for AttachedBlock {
                 }
                 Some(kept) => {
                     let began = Instant::now();
-                    let cpus = cpus_of(&late, self.account.as_ref(), &mut self.names);
+                    let usual_device_ns = kept.usual_device_ns(&late);
+                    let cpus = cpus_of(&late, usual_device_ns, self.account.as_ref(), &mut self.names);
                     kept.explain(&late, &mut event, &mut self.names, cpus, self.keep_evidence);
                     spent += began.elapsed();
                 }
@@ -289,14 +290,18 @@ impl Attached for AttachedBlock {
 }
 
 /// Who had the CPU that ended it since it was told of it, and the one with the device's interrupt since it was issued.
-fn cpus_of(late: &done_request, account: Option<&Account>, names: &mut Names) -> Cpus {
-    let Some(account) = account else { return Cpus::default() };
+fn cpus_of(late: &done_request, usual_device_ns: u64, account: Option<&Account>, names: &mut Names) -> Cpus {
+    let Some(account) = account else { return Cpus { usual_device_ns, ..Cpus::default() } };
     // Where nothing told of it, it was ended in that interrupt, if in any.
     let told_ns = if late.told_by == told_by::TOLD_BY_NOBODY.0 { late.completed_ns } else { late.told_ns };
     let may_be_sent = late.told_by == told_by::TOLD_BY_SOFTIRQ.0;
-    let interrupted = account.interrupted(late.cpu, told_ns, may_be_sent);
+    // As fast as others, within an eighth: no interrupt was late that matters.
+    let device_ns = told_ns.saturating_sub(late.request.issued_ns);
+    let is_slow = usual_device_ns > 0 && device_ns > usual_device_ns.saturating_add(usual_device_ns / 8);
+    let interrupted = if is_slow { account.interrupted(late.cpu, told_ns, may_be_sent) } else { None };
     let before = late.request.issued_ns..told_ns;
     Cpus {
+        usual_device_ns,
         interrupted: interrupted.and_then(|cpu| account.lately_late(cpu, before, BEFORE, names.symbols())),
         ended_on: account.lately(late.cpu, told_ns..late.completed_ns, UNTIL_DONE, names.symbols()),
     }

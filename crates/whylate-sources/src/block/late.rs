@@ -38,7 +38,7 @@ const NOT_DONE: u64 = u64::MAX;
 const OTHERS: usize = 65_536;
 
 /// So many such requests before a late one tell how long they take.
-const LOOKED_AT: usize = 256;
+const LOOKED_AT: usize = 64;
 
 /// The late event of a request that is done, without causes.
 pub(super) fn event_of(late: &done_request, names: &mut Names) -> LateEvent {
@@ -81,6 +81,8 @@ pub(super) fn event_of(late: &done_request, names: &mut Names) -> LateEvent {
 /// Who had the CPUs that ended a request, where their account is kept.
 #[derive(Default)]
 pub(super) struct Cpus {
+    /// How long such requests take mostly; 0 where that is not known.
+    pub usual_device_ns: u64,
     /// Of the one where it was done, since it was told of it.
     pub ended_on: Option<Occupancy>,
     /// Of the one with the device's interrupt, since it was issued.
@@ -269,7 +271,7 @@ impl Kept {
 
     /// How long such requests took that were done before this one was issued; in the middle, so that a few that were
     /// late as well change nothing. 0: there were none.
-    fn usual_device_ns(&self, late: &done_request) -> u64 {
+    pub fn usual_device_ns(&self, late: &done_request) -> u64 {
         let own = &late.request;
         let is_such = |done: &&done_request| {
             let facts = &done.request.facts;
@@ -307,7 +309,7 @@ impl Kept {
             completed_ns: late.completed_ns,
             others: self.others(late, names),
             known_since_ns: self.since_ns,
-            usual_device_ns: self.usual_device_ns(late),
+            usual_device_ns: cpus.usual_device_ns,
             ended_on: cpus.ended_on,
             interrupted: cpus.interrupted,
             device,

@@ -98,13 +98,13 @@ fn back(rings: &Rings, cpu: u32, before_ns: u64) -> impl Iterator<Item = (interv
     let (mut later, mut all) = (0, rings.slots());
     while later < all {
         let middle = later + (all - later) / 2;
-        match rings.interval(cpu, written.wrapping_sub(middle + 1)) {
-            Some(of) if of.start_ns >= before_ns => later = middle + 1,
+        match rings.start_ns(cpu, written.wrapping_sub(middle + 1)) {
+            Some(start_ns) if start_ns >= before_ns => later = middle + 1,
             _ => all = middle,
         }
     }
     let end_ns = match later.checked_sub(1) {
-        Some(after) => rings.interval(cpu, written.wrapping_sub(after + 1)).map_or(before_ns, |of| of.start_ns),
+        Some(after) => rings.start_ns(cpu, written.wrapping_sub(after + 1)).unwrap_or(before_ns),
         None => present.filter(|(of, _)| of.start_ns >= before_ns).map_or(u64::MAX, |(of, _)| of.start_ns),
     };
     let present = present.into_iter().map(|(of, _)| of).filter(move |of| of.start_ns < before_ns);

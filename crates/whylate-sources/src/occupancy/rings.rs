@@ -84,6 +84,15 @@ impl Rings {
         (is_there() && of.start_ns != 0).then_some(of)
     }
 
+    /// Only when it began.
+    pub(super) fn start_ns(&self, cpu: usize, position: u32) -> Option<u64> {
+        let at = place(cpu, position, self.interval_bits);
+        let start_ns = self.intervals.u64_at(at, offset_of!(interval, start_ns)).load(Ordering::Acquire);
+        // The next one to be written may have been begun.
+        let is_there = (1..self.slots()).contains(&self.written(cpu).wrapping_sub(position));
+        (is_there && start_ns != 0).then_some(start_ns)
+    }
+
     /// A request that was done, or one without times where another one has taken its place.
     pub(super) fn request(&self, cpu: u32, position: u32) -> Request {
         let bits = self.interval_bits - occupancy_limits::INTERVALS_A_REQUEST_BITS.0;
