@@ -60,6 +60,7 @@ const NO_WORK: &str = "this kernel has no bpf_wq";
 const NO_DISK: &str = "is on a disk with direct I/O: run";
 const NOT_ON_DISK: &str = "is on no disk";
 pub const NO_NULL_DISK: &str = "this kernel has no null_blk";
+const NO_ZRAM: &str = "there is no zram0";
 const NO_SCSI_DISK: &str = "this kernel has no scsi_debug";
 pub const NO_LIMITS: &str = "block:block_io_start";
 
@@ -93,8 +94,10 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
         }
     }
     parts.push(Part::tests("kernel_edges", &[], move |said| wakers_are_told(said, expected)));
-    let of_disk = if expected.has_disk { NO_TIMES } else { NOT_ON_DISK };
-    parts.push(Part::tests("kernel_block", &[], move |said| is_skipped_for(said, &[of_disk])));
+    parts.push(Part::tests("kernel_block", &[], move |said| {
+        let of_disk: &[&str] = if expected.has_disk { &[] } else { &[NOT_ON_DISK] };
+        is_skipped_for(said, &[of_disk, &[NO_TIMES, NO_ZRAM]].concat())
+    }));
     parts.push(Part::tests("kernel_block_null", &[], move |said| is_skipped_for(said, expected.no_null_disk)));
     let has_disks = !expected.no_null_disk.contains(&NO_NULL_DISK);
     let lacking: [&[&str]; 2] = if has_disks { [&[], &[]] } else { [&[NO_NULL_DISK, NO_SCSI_DISK], &[NO_NULL_DISK]] };
