@@ -111,6 +111,11 @@ bench-wq: ## what `whylate wq` costs, beside the tools users have today (as root
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- wq
 
+.PHONY: bench-block
+bench-block: ## what `whylate block` costs a request, beside biolatency and biosnoop (as root)
+	@scripts/install-deps bench
+	$(CARGO) run --release -p whylate-bench -- block
+
 .PHONY: bench-occupancy
 bench-occupancy: ## what the account behind `--why` costs a context switch (as root)
 	@scripts/install-deps bench

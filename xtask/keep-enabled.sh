@@ -7,8 +7,10 @@ for instance in first second; do
     echo 0 >"/sys/kernel/tracing/instances/$instance/tracing_on"
     for events in workqueue irq_vectors irq ipi/ipi_entry ipi/ipi_exit nmi/nmi_handler timer/hrtimer_expire_entry timer/hrtimer_expire_exit \
         sched/sched_switch sched/sched_waking sched/sched_migrate_task sched/sched_wakeup_new sched/sched_process_exec \
-        sched/sched_process_exit task/task_newtask block/block_io_start block/block_getrq block/block_rq_insert \
-        block/block_rq_issue block/block_rq_complete io_uring/io_uring_task_work_run io_uring/io_uring_submit_req; do
+        sched/sched_process_exit task/task_newtask block/block_bio_queue block/block_split block/block_bio_backmerge \
+        block/block_bio_frontmerge block/block_bio_complete block/block_io_start block/block_getrq block/block_rq_insert \
+        block/block_rq_issue block/block_rq_requeue block/block_rq_merge block/block_rq_complete \
+        io_uring/io_uring_task_work_run io_uring/io_uring_submit_req; do
         # Not every kernel has each of them.
         [ ! -e "/sys/kernel/tracing/instances/$instance/events/$events" ] ||
             echo 1 >"/sys/kernel/tracing/instances/$instance/events/$events/enable"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Benchmarks of whylate against the tools people use today. Each one measures both in the same run.
 
+mod block;
 mod child;
 mod figures;
 mod floor;
@@ -42,6 +43,8 @@ struct Arguments {
 enum What {
     /// The cost of one work item, the time to the first output, and the memory of `whylate wq`.
     Wq(results::Arguments),
+    /// The cost of one I/O request, and how many fewer there are.
+    Block(results::Arguments),
     /// How much slower loads get, and the time that BPF programs take for an event.
     Occupancy(results::Arguments),
     /// How late threads are by `whylate timerlat` and by cyclictest, and what an activation costs with each.
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
     // Whether every figure is within its limit.
     let outcome = match Arguments::parse().what {
         What::Wq(arguments) => wq::run(&arguments),
+        What::Block(arguments) => block::run(&arguments),
         What::Occupancy(arguments) => occupancy::run(&arguments),
         What::Timerlat(arguments) => timerlat::run(&arguments),
         What::TimerlatVm(arguments) => timerlat_vm::run(&arguments),

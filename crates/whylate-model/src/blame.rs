@@ -4,6 +4,7 @@
 //! A source's rules ([`causes`] for work items) cut the window of a late event into parts and explain each; `window`
 //! does the arithmetic, in nanoseconds. What no rule explains is [`CauseKind::Unknown`](crate::CauseKind::Unknown).
 
+mod block;
 pub(crate) mod frames;
 mod held;
 mod runnable;
@@ -14,6 +15,7 @@ mod timer;
 mod window;
 mod wq;
 
+pub use block::{OtherRequests, RequestEvidence, request_causes};
 pub use runnable::{RunnableEvidence, Throttled, runnable_causes};
 pub use tick::{Found, Keeper, LateTick, Reason, interrupted_stack, keeper, tick_causes};
 pub use timer::{TimerAnalysis, TimerEvidence, timer_analysis, timer_causes};
@@ -33,6 +35,8 @@ pub enum Evidence {
     Tick(LateTick),
     /// Of a thread that waited for a CPU.
     Runnable(RunnableEvidence),
+    /// Of an I/O request.
+    Request(RequestEvidence),
 }
 
 impl Evidence {
@@ -43,6 +47,7 @@ impl Evidence {
             Evidence::Timer(evidence) => timer_causes(evidence),
             Evidence::Tick(tick) => tick_causes(tick),
             Evidence::Runnable(evidence) => runnable_causes(evidence),
+            Evidence::Request(evidence) => request_causes(evidence),
         }
     }
 
@@ -53,6 +58,7 @@ impl Evidence {
             Evidence::Timer(evidence) => evidence.thread_ns.saturating_sub(evidence.due_ns),
             Evidence::Tick(tick) => tick.late_ns(),
             Evidence::Runnable(evidence) => evidence.running_ns.saturating_sub(evidence.runnable_ns),
+            Evidence::Request(evidence) => evidence.completed_ns.saturating_sub(evidence.submitted_ns),
         }
     }
 }
@@ -78,5 +84,11 @@ impl From<LateTick> for Evidence {
 impl From<RunnableEvidence> for Evidence {
     fn from(evidence: RunnableEvidence) -> Self {
         Evidence::Runnable(evidence)
+    }
+}
+
+impl From<RequestEvidence> for Evidence {
+    fn from(evidence: RequestEvidence) -> Self {
+        Evidence::Request(evidence)
     }
 }

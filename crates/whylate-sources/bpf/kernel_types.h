@@ -75,8 +75,12 @@ struct bpf_timer {
 
 /* Which bit of a request's flags is what (include/linux/blk_types.h). */
 enum req_flag_bits {
+	__REQ_SYNC = 11,
+	__REQ_META = 12,
+	__REQ_IDLE = 15,
 	__REQ_FUA = 17,
 	__REQ_PREFLUSH = 18,
+	__REQ_RAHEAD = 19,
 };
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -339,25 +343,46 @@ struct kthread {
 struct gendisk {
 	int major;
 	int first_minor;
+	struct request_queue *queue;
+};
+
+struct block_device {
+	struct gendisk *bd_disk;
+	struct request_queue *bd_queue;
 };
 
 struct request_queue {
 	struct gendisk *disk;
+	const struct blk_mq_ops *mq_ops;
 };
 
 struct bvec_iter {
+	u64 bi_sector;
 	unsigned int bi_size;
 };
 
+struct blkcg {
+	struct cgroup_subsys_state css;
+};
+
+struct blkcg_gq {
+	struct blkcg *blkcg;
+};
+
 struct bio {
+	struct block_device *bi_bdev;
 	unsigned int bi_opf;
+	u8 bi_status;
+	void *bi_private;
 	struct bvec_iter bi_iter;
+	struct blkcg_gq *bi_blkg;
 };
 
 struct request {
 	struct request_queue *q;
 	unsigned int cmd_flags;
 	unsigned int __data_len;
+	u64 __sector;
 	struct bio *bio;
 	void *end_io;
 };

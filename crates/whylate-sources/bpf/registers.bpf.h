@@ -36,6 +36,20 @@ static __always_inline void store_in_order(u32 *where, u32 value)
 	}
 }
 
+/* The same of a word. */
+static __always_inline void store_word_in_order(u64 *where, u64 value)
+{
+	const struct pt_regs *regs = NULL;
+
+	if (bpf_core_field_exists(regs->orig_ax)) {
+		barrier();
+		*where = value;
+		barrier();
+	} else {
+		__sync_lock_test_and_set(where, value);
+	}
+}
+
 /* Whether it is in a system call of 32-bit programs, which have numbers of their own. */
 static __always_inline bool is_in_compat_call(const struct task_struct *task)
 {

@@ -4,7 +4,9 @@
 //! Sources yield plain data of `whylate-model` and never print.
 
 pub mod attach;
+pub mod block;
 pub mod capabilities;
+
 pub mod cgroups;
 pub mod clock;
 pub mod cpus;
@@ -47,6 +49,7 @@ pub use source::{
     Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, Threads,
 };
 
+use block::BlockOptions;
 use irqsoff::IrqsoffOptions;
 use offcpu::OffcpuOptions;
 use sqpoll::SqpollOptions;
@@ -55,13 +58,14 @@ use wq::WqOptions;
 
 /// Every source as a look takes it, in the order of attaching. The first has timers of its own on each CPU, which the
 /// common account goes by. Measured threads come last: what attaching does to others is over then.
-pub fn sources() -> [Box<dyn Source>; 5] {
+pub fn sources() -> [Box<dyn Source>; 6] {
     let backend = |name: &str| Some(name.to_owned());
     [
         Box::new(IrqsoffOptions::default()),
         Box::new(WqOptions { phases: true, ..WqOptions::default() }),
         Box::new(OffcpuOptions { backend: backend(offcpu::SAMPLE), ..OffcpuOptions::default() }),
         Box::new(SqpollOptions::default()),
+        Box::new(BlockOptions::default()),
         // The kernel's tracer is one for everybody, who may be using it; programs measure the same.
         Box::new(TimerlatOptions { backend: backend(timerlat::BPF), is_frugal: true, ..TimerlatOptions::default() }),
     ]

@@ -6,9 +6,14 @@ use std::ffi::c_void;
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::attach::{PlainData, read_plain};
+
+/// The largest element that is copied.
+const MOST_COPIED_BYTES: usize = 256;
 
 /// A `BPF_MAP_TYPE_ARRAY` with `BPF_F_MMAPABLE`. The kernel changes it at the same time: every access is atomic.
 #[derive(Debug)]
@@ -84,6 +89,19 @@ impl MappedArray {
         let at = self.position::<AtomicU8>(index, offset);
         // SAFETY: within the mapping, as `position` checks; all access is atomic.
         unsafe { AtomicU8::from_ptr(at) }
+    }
+
+    /// An element as it is now, perhaps half of it older than the rest.
+    ///
+    /// # Panics
+    /// When there is no such element, or it is larger than 256 bytes.
+    pub fn copy<T: PlainData>(&self, index: usize) -> Option<T> {
+        let mut bytes = [0; MOST_COPIED_BYTES];
+        let words = bytes.chunks_exact_mut(8).take(size_of::<T>() / 8).enumerate();
+        for (place, word) in words {
+            word.copy_from_slice(&self.u64_at(index, place * 8).load(Ordering::Relaxed).to_ne_bytes());
+        }
+        read_plain(&bytes)
     }
 
     fn position<T>(&self, index: usize, offset: usize) -> *mut u8 {

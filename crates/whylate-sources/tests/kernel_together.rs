@@ -92,6 +92,7 @@ fn span(event: &LateEvent) -> Range<u64> {
         Some(Evidence::Timer(of)) => of.due_ns..of.thread_ns,
         Some(Evidence::Tick(of)) => of.due_ns..of.came_ns,
         Some(Evidence::Runnable(of)) => of.runnable_ns..of.running_ns,
+        Some(Evidence::Request(of)) => of.submitted_ns..of.completed_ns,
         None => panic!("the evidence was asked for"),
     }
 }

@@ -4,7 +4,7 @@
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use whylate_model::sources;
 
-use crate::commands::{doctor, generate, inject, irqsoff, look, offcpu, run, selftest, sqpoll, timerlat, wq};
+use crate::commands::{block, doctor, generate, inject, irqsoff, look, offcpu, run, selftest, sqpoll, timerlat, wq};
 
 /// Shows why Linux is late: which work items, timers, interrupts and threads wait, for how long, and who made them
 /// wait.
@@ -30,6 +30,7 @@ pub enum Command {
     Irqsoff(irqsoff::Arguments),
     Offcpu(Box<offcpu::Arguments>),
     Sqpoll(sqpoll::Arguments),
+    Block(block::Arguments),
     Run(run::Arguments),
     Inject(inject::Arguments),
     Selftest(selftest::Arguments),

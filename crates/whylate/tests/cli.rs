@@ -90,7 +90,7 @@ fn what_is_lost_is_explained_by_source() -> Result<()> {
     for (arguments, sources) in [
         (&["timerlat", "hist", "--help-lost"][..], 1),
         (&["offcpu", "--comm", "wq", "--help-lost"], 1),
-        (&["--help-lost"], 5),
+        (&["--help-lost"], 6),
     ] {
         let output = output_of(arguments)?;
         assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""), "{arguments:?}");

@@ -30,7 +30,7 @@ use exercise::{Exercise, is_whole, part};
 use turn::turn_to_measure;
 
 /// Each source by each way of measuring here, and all of them; for a moment.
-const COMMANDS: [&[&str]; 8] = [
+const COMMANDS: [&[&str]; 9] = [
     &["-d", "1s"],
     &["wq", "--why", "1ms", "-d", "1s"],
     &["timerlat", "hist", "-d", "1s"],
@@ -39,6 +39,7 @@ const COMMANDS: [&[&str]; 8] = [
     &["offcpu", "--backend", "trace", "-d", "1s"],
     &["offcpu", "--backend", "proc", "-d", "1s"],
     &["sqpoll", "-d", "1s"],
+    &["block", "--why", "1ms", "-d", "1s"],
 ];
 /// What changes settings of the machine while it measures.
 const SETTING: &[&str] = &["timerlat", "hist", "--deepest-idle-state", "-1", "-d", "1s"];

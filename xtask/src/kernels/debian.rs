@@ -93,8 +93,8 @@ impl Debian {
             .to_owned())
     }
 
-    /// Downloads a package and unpacks some of its folders; returns where.
-    pub fn unpack(&self, package: &str, folders: &[&str], work: &Path) -> Result<PathBuf> {
+    /// Downloads a package and unpacks some of its files and folders, by patterns; returns where.
+    pub fn unpack(&self, package: &str, patterns: &[&str], work: &Path) -> Result<PathBuf> {
         let download = work.join("download");
         fs::create_dir_all(&download)?;
         run(self.apt("apt-get").args(["-qq", "download", package]).current_dir(&download))?;
@@ -108,7 +108,7 @@ impl Debian {
         let mut archive = archive.spawn().map_err(|error| cannot_run("dpkg-deb", error))?;
         let content = archive.stdout.take().context("dpkg-deb has no output")?;
         let mut unpack = Command::new("tar");
-        unpack.arg("-x").arg("-C").arg(&to).args(folders).stdin(content);
+        unpack.arg("-x").arg("-C").arg(&to).arg("--wildcards").args(patterns).stdin(content);
         let unpacked = unpack.status().map_err(|error| cannot_run("tar", error));
         let archived = archive.wait()?;
         if !unpacked?.success() || !archived.success() {

@@ -9,9 +9,12 @@ mod source;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 use debian::Debian;
+
+use crate::host;
 
 /// Where the kernels are, instead of in the user's cache.
 const FOLDER: &str = "WHYLATE_KERNELS";
@@ -19,14 +22,31 @@ const FOLDER: &str = "WHYLATE_KERNELS";
 /// How the folders begin in which kernels are made; then comes the number of the process.
 const MAKING: &str = ".making-";
 
+/// What is taken of Debian's kernels: the image, and modules that tests load, for disks whose times and faults are known.
+const PATTERNS: [&str; 10] = [
+    "./boot",
+    "*/configfs.ko*",
+    "*/null_blk.ko*",
+    "*/kernel/block/*.ko*",
+    "*/dm-mod.ko*",
+    "*/dm-delay.ko*",
+    "*/scsi_common.ko*",
+    "*/scsi_mod.ko*",
+    "*/sd_mod.ko*",
+    "*/scsi_debug.ko*",
+];
+
+/// A file system, where it is not built in.
+const EXT4: [&str; 5] = ["*/crc16.ko*", "*/crc32c_generic.ko*", "*/mbcache.ko*", "*/jbd2.ko*", "*/ext4.ko*"];
+
 struct Kernel {
     name: &'static str,
     from: From,
 }
 
 enum From {
-    /// The package on which this one depends: it names the newest build.
-    Package(&'static str),
+    /// The package on which this one depends: it names the newest build. With the modules that tests load, and these.
+    Package(&'static str, &'static [&'static str]),
     /// The same of another processor, with the package of its busybox.
     Foreign(&'static str, &'static str),
     /// This package of sources.
@@ -34,9 +54,9 @@ enum From {
 }
 
 static KERNELS: [Kernel; 5] = [
-    Kernel { name: "6.1-cloud", from: From::Package("linux-image-cloud-amd64") },
-    Kernel { name: "6.12-cloud", from: From::Package("linux-image-6.12-cloud-amd64") },
-    Kernel { name: "6.12-rt", from: From::Package("linux-image-6.12-rt-amd64") },
+    Kernel { name: "6.1-cloud", from: From::Package("linux-image-cloud-amd64", &[]) },
+    Kernel { name: "6.12-cloud", from: From::Package("linux-image-6.12-cloud-amd64", &[]) },
+    Kernel { name: "6.12-rt", from: From::Package("linux-image-6.12-rt-amd64", &EXT4) },
     Kernel { name: "6.12-tracers", from: From::Source("linux-source-6.12") },
     Kernel { name: "6.12-arm64", from: From::Foreign("linux-image-6.12-cloud-arm64:arm64", "busybox-static:arm64") },
 ];
@@ -115,11 +135,17 @@ fn cache() -> Result<PathBuf> {
 
 fn is_there(kernel: &Kernel, folder: &Path) -> bool {
     let is_current = match kernel.from {
-        From::Package(_) => true,
+        From::Package(_, more) => {
+            fs::read_to_string(folder.join("patterns")).is_ok_and(|known| known == patterns(more).join(" "))
+        }
         From::Foreign(..) => folder.join("busybox").is_file(),
         From::Source(_) => source::is_current(folder),
     };
     is_current && folder.join("vmlinuz").is_file()
+}
+
+fn patterns(more: &[&'static str]) -> Vec<&'static str> {
+    [&PATTERNS, more].concat()
 }
 
 /// Makes the folder of a kernel, all at once.
@@ -132,12 +158,20 @@ fn get(kernel: &Kernel, debian: &Debian, cache: &Path) -> Result<()> {
     let made = work.path().join("made");
     fs::create_dir(&made)?;
     let version = match kernel.from {
-        From::Package(depends) | From::Foreign(depends, _) => {
+        From::Package(depends, _) | From::Foreign(depends, _) => {
             let package = debian.dependency(depends, "linux-image-")?;
             let version = debian.version_of(&package)?;
             eprintln!("{}: getting {package} {version}", kernel.name);
-            let unpacked = debian.unpack(&package, &["./boot"], work.path())?;
+            let patterns = match kernel.from {
+                From::Package(_, more) => patterns(more),
+                _ => PATTERNS[..1].into(),
+            };
+            let unpacked = debian.unpack(&package, &patterns, work.path())?;
             take_image(&unpacked.join("boot"), &made)?;
+            if patterns.len() > 1 {
+                take_modules(&unpacked, &made.join("modules"))?;
+                fs::write(made.join("patterns"), patterns.join(" "))?;
+            }
             if let From::Foreign(_, busybox) = kernel.from {
                 let unpacked = debian.unpack(busybox, &["./bin"], work.path())?;
                 fs::rename(unpacked.join("bin/busybox"), made.join("busybox"))?;
@@ -174,6 +208,27 @@ fn remove_leftovers(cache: &Path) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
+}
+
+/// Takes the modules from wherever a package has them, as the kernel loads them.
+fn take_modules(unpacked: &Path, to: &Path) -> Result<()> {
+    fs::create_dir(to)?;
+    let mut folders = vec![unpacked.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if path.is_dir() && !path.is_symlink() {
+                folders.push(path);
+            } else if name.ends_with(".ko.xz") {
+                host::run(Command::new("xz").arg("--decompress").arg(&path))?;
+                fs::rename(path.with_extension(""), to.join(name.trim_end_matches(".xz")))?;
+            } else if name.ends_with(".ko") {
+                fs::rename(&path, to.join(name))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Takes the one image and its configuration from a package's /boot.

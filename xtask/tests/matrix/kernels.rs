@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What is known of each kernel.
 
-use crate::parts::{NO_IRQS_OFF, NO_TIMER, NO_TIMES};
+use crate::parts::{NO_IRQS_OFF, NO_LIMITS, NO_NULL_DISK, NO_TIMER, NO_TIMES};
 
 pub struct Expected {
     pub kernel: &'static str,
@@ -19,6 +19,8 @@ pub struct Expected {
     pub sqpoll: Option<&'static str>,
     /// It has the driver of the machine's disk, and of what is on it.
     pub has_disk: bool,
+    /// Why disks of known times cannot be, or not in each way.
+    pub no_null_disk: &'static [&'static str],
     /// Why some sources cannot be compared with trace lines there.
     pub no_trace_lines: &'static [&'static str],
 }
@@ -34,6 +36,7 @@ pub static CLOUD_6_1: Expected = Expected {
     of_irqsoff: &[],
     sqpoll: Some("samples"),
     has_disk: true,
+    no_null_disk: &[NO_LIMITS],
     no_trace_lines: &[NO_TIMES],
 };
 
@@ -47,6 +50,7 @@ pub static CLOUD_6_12: Expected = Expected {
     of_irqsoff: &[&["console", "ticks"]],
     sqpoll: Some("rounds"),
     has_disk: true,
+    no_null_disk: &[],
     no_trace_lines: &[NO_TIMES],
 };
 
@@ -60,6 +64,7 @@ pub static RT_6_12: Expected = Expected {
     of_irqsoff: &[],
     sqpoll: None,
     has_disk: false,
+    no_null_disk: &[],
     no_trace_lines: &[NO_TIMES],
 };
 
@@ -80,6 +85,7 @@ pub static TRACERS_6_12: Expected = Expected {
     ],
     sqpoll: None,
     has_disk: false,
+    no_null_disk: &[NO_NULL_DISK],
     no_trace_lines: &[NO_TIMES],
 };
 
@@ -94,5 +100,6 @@ pub static ARM64_6_12: Expected = Expected {
     of_irqsoff: &[],
     sqpoll: None,
     has_disk: false,
+    no_null_disk: &[NO_NULL_DISK],
     no_trace_lines: &[NO_TIMES],
 };

@@ -23,6 +23,10 @@ const DISK_MEBIBYTES: &str = "64";
 const PATIENCE_OF_PART_S: u32 = 900;
 /// Programs that make work items.
 const LOADS: [&str; 2] = ["script", "unshare"];
+/// What tells of a disk by itself.
+const DISK_TRACERS: [&str; 2] = ["blktrace", "blkparse"];
+/// What makes something of a disk: a file system with a journal, and a device on it.
+const DISK_MAKERS: [&str; 2] = ["mkfs.ext4", "dmsetup"];
 
 /// The status of a machine in which the kernel ended before the command.
 const NO_ANSWER: i32 = 125;
@@ -275,7 +279,10 @@ impl<'a> Machine<'a> {
         let mut vm = xtask();
         vm.args(["vm", self.kernel, "--no-tools", "--disk", DISK_MEBIBYTES, "--timeout", PATIENCE_S]);
         vm.arg("--console").arg(self.console.path());
-        for name in LOADS.iter().filter(|name| !is_arm64(self.kernel) && installed(name)) {
+        for name in LOADS.iter().chain(&DISK_TRACERS).chain(&DISK_MAKERS) {
+            if is_arm64(self.kernel) || !installed(name) {
+                continue;
+            }
             vm.args(["--with", name]);
         }
         let mut with: Vec<PathBuf> = Vec::new();

@@ -44,7 +44,7 @@ wait_for_its_end() {
 }
 # Each source by each way of measuring, and all at once.
 each() {
-    for words in '' 'wq --why 1ms' 'timerlat hist' irqsoff 'offcpu --why 1ms' 'offcpu --backend trace' sqpoll; do
+    for words in '' 'wq --why 1ms' 'timerlat hist' irqsoff 'offcpu --why 1ms' 'offcpu --backend trace' sqpoll 'block --why 1ms'; do
         what="$part beside whylate $words"
         # shellcheck disable=SC2086
         whylate $words --json -d 20s >out 2>err &

@@ -9,6 +9,9 @@ use crate::{Interval, Occupancy, Occupant};
 /// The time an account sees between an interrupt and the next pending one: leaving the one, entering the other.
 const BETWEEN_INTERRUPTS_NS: u64 = 20_000;
 
+/// The same where the next one is a device's, which a hypervisor may have to bring in after a timer's.
+const UNTIL_A_DEVICES_NS: u64 = 100_000;
+
 /// The intervals of an account, in order of time and disjoint whatever the account looks like.
 #[derive(Debug)]
 pub(super) struct Timeline<'a> {
@@ -70,6 +73,24 @@ impl<'a> Timeline<'a> {
         self.each_between(Span { from_ns: now_ns, to_ns: span.to_ns }, &mut seen);
     }
 
+    /// Since when interrupts were off before the last one that began by that moment, or before the first of those that
+    /// came in with it; `None` where they are not known to have been.
+    pub fn held_back_since_ns(&self, at_ns: u64) -> Option<u64> {
+        let began = self.pieces.partition_point(|piece| piece.span.from_ns <= at_ns);
+        let is_irq = |piece: &Piece<'_>| matches!(piece.interval.occupant, Occupant::Irq { .. });
+        let last = self.pieces[..began].iter().rposition(is_irq)?;
+        let first = first_of_burst(&self.pieces, last, UNTIL_A_DEVICES_NS, false);
+        let mut since_ns = self.pieces[first].span.from_ns;
+        for piece in self.pieces[..first].iter().rev() {
+            // In each piece they were off up to its end, if at all; the last one is the earliest.
+            match (piece.irqs_off.first(), piece.irqs_off.last()) {
+                (Some((last, _)), Some((off, _))) if last.to_ns == since_ns => since_ns = off.from_ns,
+                _ => break,
+            }
+        }
+        (since_ns < self.pieces[first].span.from_ns).then_some(since_ns)
+    }
+
     /// The same of a span without intervals.
     fn each_between(&self, span: Span, seen: &mut impl FnMut(Span, Known<'_, 'a>)) {
         let Some(merged) = self.merged else {
@@ -124,7 +145,7 @@ fn find_irqs_off(pieces: &mut [Piece<'_>]) {
         let due_ns = interval.start_ns.saturating_sub(interval.late_ns);
         let mut in_switch = is_in_switch(stack);
         let mut blamed: Option<&Occupant> = None;
-        for index in (0..first_of_burst(pieces, irq, is_leaving_interrupt(stack))).rev() {
+        for index in (0..first_of_burst(pieces, irq, BETWEEN_INTERRUPTS_NS, is_leaving_interrupt(stack))).rev() {
             let next_ns = pieces[index + 1].span.from_ns;
             let piece = &mut pieces[index];
             if piece.span.to_ns != next_ns || next_ns <= due_ns {
@@ -147,15 +168,15 @@ fn find_irqs_off(pieces: &mut [Piece<'_>]) {
     }
 }
 
-/// The first of the interrupts that came in right after one another up to this one, at most some instructions apart;
+/// The first of the interrupts that came in right after one another up to this one, at most `most_ns` apart;
 /// or any time apart, where the last one came in while the one before was being left.
-fn first_of_burst(pieces: &[Piece<'_>], irq: usize, is_leaving: bool) -> usize {
+fn first_of_burst(pieces: &[Piece<'_>], irq: usize, most_ns: u64, is_leaving: bool) -> usize {
     let mut first = irq;
     for index in (0..irq).rev() {
         let (piece, next_ns) = (&pieces[index], pieces[index + 1].span.from_ns);
         let between_ns = pieces[first].span.from_ns - next_ns;
         let is_left = is_leaving && first == irq;
-        if piece.span.to_ns != next_ns || (between_ns > BETWEEN_INTERRUPTS_NS && !is_left) {
+        if piece.span.to_ns != next_ns || (between_ns > most_ns && !is_left) {
             break;
         }
         match &piece.interval.occupant {

@@ -143,7 +143,7 @@ impl<'a> Window<'a> {
     ///
     /// Steal comes out of the time with interrupts disabled first: an interrupt is late in the same way while the whole
     /// CPU is stopped.
-    fn blame_piece(&self, part: Span, piece: &Piece<'a>, cpu: u32, sum: &mut Sum<'a>) {
+    pub fn blame_piece(&self, part: Span, piece: &Piece<'a>, cpu: u32, sum: &mut Sum<'a>) {
         let taken = taken_within(part, piece, self.span);
         sum.add(Blame::new(CauseKind::Steal, "hypervisor"), taken.steal_ns, &[]);
         sum.add(Blame::unknown(PERHAPS_STOLEN), taken.perhaps_stolen_ns, &[]);

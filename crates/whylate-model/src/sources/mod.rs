@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The card of each source: what everything that speaks of all sources knows of it.
 
+mod block;
 mod irqsoff;
 mod lost;
 mod offcpu;
@@ -8,6 +9,7 @@ mod sqpoll;
 mod timerlat;
 mod wq;
 
+pub use block::BLOCK;
 pub use irqsoff::IRQSOFF;
 pub use lost::{Reason, SHARED_LOST};
 pub use offcpu::OFFCPU;
@@ -18,7 +20,7 @@ pub use wq::WQ;
 use crate::{Histogram, LateEvent, Snapshot};
 
 /// Every source, in the order in which they are listed.
-pub static CARDS: [&Card; 5] = [&WQ, &TIMERLAT, &IRQSOFF, &OFFCPU, &SQPOLL];
+pub static CARDS: [&Card; 6] = [&WQ, &TIMERLAT, &IRQSOFF, &OFFCPU, &SQPOLL, &BLOCK];
 
 /// What a source measures, and how a look judges it.
 #[derive(Debug)]

@@ -5,6 +5,7 @@ pub mod disturbance;
 pub mod file_load;
 mod hog;
 mod off;
+pub mod requests;
 mod reserve;
 mod softirq;
 pub mod sqpoll;

@@ -49,9 +49,7 @@ impl Windows {
             if from.start_ns >= end_ns {
                 continue;
             }
-            if from.kind != occupant_kind::OCCUPANT_NOBODY.0 as u8 {
-                intervals.push(self.interval(from, end_ns, symbols));
-            }
+            intervals.extend(self.interval(from, end_ns, symbols));
             end_ns = from.start_ns;
         }
         intervals.reverse();
@@ -67,7 +65,11 @@ impl Windows {
         Some(Occupancy { cpu: record.cpu, since_ns: record.since_ns, merged, intervals })
     }
 
-    fn interval(&mut self, from: &interval, end_ns: u64, symbols: &mut KernelSymbols) -> Interval {
+    /// `None` while nobody knows who had the CPU.
+    pub(super) fn interval(&mut self, from: &interval, end_ns: u64, symbols: &mut KernelSymbols) -> Option<Interval> {
+        if from.kind == occupant_kind::OCCUPANT_NOBODY.0 as u8 {
+            return None;
+        }
         let mut to = Interval {
             start_ns: from.start_ns,
             end_ns,
@@ -86,7 +88,7 @@ impl Windows {
             to.late_ns = lateness.late_ns.into();
             to.stack = self.stack(lateness.stack, symbols);
         }
-        to
+        Some(to)
     }
 
     /// Stacks are kept by the kernel as long as the account, so each is looked up once.
@@ -106,7 +108,7 @@ impl Windows {
 /// Where the steal clock is read when a thread leaves the CPU alone, all that was stolen since it came is told at its
 /// last interval. The hypervisor's breaks are long, so the thread's longest intervals take it, interrupts among them.
 /// Of a stay that may have begun before, what was stolen may have been before too.
-fn spread_steal(intervals: &mut [Interval]) {
+pub(super) fn spread_steal(intervals: &mut [Interval]) {
     let thread_of = |interval: &Interval| match interval.occupant {
         Occupant::Thread { tid, .. } | Occupant::Work { tid, .. } => Some(tid),
         Occupant::Idle => Some(0),

@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 
+use super::rings::Rings;
 use super::{Account, History, Stream, Timers, Wakeups};
 use crate::session::Session;
 use crate::source::AttachError;
@@ -43,11 +44,16 @@ impl Edges {
 impl Account {
     /// The past of all CPUs, from that moment backwards; `None` where only workers' wakeups are kept.
     pub(crate) fn history(&self, until_ns: u64) -> Option<History> {
-        self.kept.borrow().rings.as_ref().map(|rings| History::new(Rc::clone(rings), until_ns))
+        self.edges().map(|rings| History::new(rings, until_ns))
     }
 
     /// The same from now on forwards.
     pub(crate) fn stream(&self) -> Option<Stream> {
-        self.kept.borrow().rings.as_ref().map(|rings| Stream::new(Rc::clone(rings)))
+        self.edges().map(Stream::new)
+    }
+
+    fn edges(&self) -> Option<Rc<Rings>> {
+        let kept = self.kept.borrow();
+        (kept.wakeups == Wakeups::OfAll).then(|| Rc::clone(&kept.rings))
     }
 }

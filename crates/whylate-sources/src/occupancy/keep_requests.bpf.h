@@ -2,16 +2,8 @@
 /* Requests of disks, from their submitters until they are done: 0.3 us each, in three programs. */
 #pragma once
 
+#include "disks.bpf.h"
 #include "keep_edges.bpf.h"
-
-enum {
-	/* include/linux/blk_types.h */
-	REQ_OP_MASK = (1 << 8) - 1,
-	REQ_OP_READ = 0,
-	REQ_OP_WRITE = 1,
-	REQ_OP_FLUSH = 2,
-	DEVICE_MINOR_BITS = 20,
-};
 
 /* Those in progress. */
 struct {
@@ -55,18 +47,9 @@ static __always_inline u8 operation_of(u32 flags, u32 bytes)
 	}
 }
 
-static __always_inline bool has_flush(u32 flags)
-{
-	u32 flushes = 1u << bpf_core_enum_value(enum req_flag_bits, __REQ_FUA) | 1u << bpf_core_enum_value(enum req_flag_bits, __REQ_PREFLUSH);
-
-	return (flags & REQ_OP_MASK) != REQ_OP_FLUSH && flags & flushes;
-}
-
 static __always_inline void describe_request(struct disk_request *to, const struct request *request)
 {
-	const struct gendisk *disk = request->q->disk;
-
-	to->device = disk ? (u32)disk->major << DEVICE_MINOR_BITS | (u32)disk->first_minor : 0;
+	to->device = device_of(request);
 	to->operation = operation_of(request->cmd_flags, request->__data_len);
 	to->has_flush = has_flush(request->cmd_flags);
 }

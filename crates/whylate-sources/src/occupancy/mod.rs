@@ -6,6 +6,7 @@
 mod decode;
 mod edges;
 mod history;
+mod lately;
 mod rings;
 mod slices;
 mod steps;
@@ -24,6 +25,7 @@ use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use libbpf_rs::{Link, MapCore as _, MapFlags, MapHandle, OpenObject, Program};
 use whylate_model::thread;
 
+use self::decode::spread_steal;
 pub(crate) use self::decode::{Windows, vector};
 pub use self::edges::Edges;
 pub use self::history::History;
@@ -120,6 +122,8 @@ const BEFORE_START: [&str; 2] = ["on_block_rq_insert", "on_block_getrq"];
 pub(crate) enum Wakeups {
     /// Those of workers.
     OfWorkers,
+    /// The same, with room for more of the past: [`Account::lately`] looks for it only after the event.
+    ForLater,
     /// Those of all threads, with who woke whom, and how each left its CPU.
     OfAll,
 }
@@ -148,8 +152,9 @@ pub(crate) struct Kept {
     weaker: Option<String>,
     cpus: u32,
     windows: Windows,
-    /// What is read of intervals in place, where it is kept who woke whom.
-    rings: Option<Rc<Rings>>,
+    /// What is read of intervals in place.
+    rings: Rc<Rings>,
+    wakeups: Wakeups,
     /// What has been told already.
     lost: Lost,
 }
@@ -302,7 +307,7 @@ impl Kept {
         open.maps.account_by_cpu.set_max_entries(cpus)?;
         let interval_bits = match wakeups {
             Wakeups::OfWorkers => occupancy_limits::INTERVAL_BITS.0,
-            Wakeups::OfAll => rings::interval_bits(cpus),
+            Wakeups::ForLater | Wakeups::OfAll => rings::interval_bits(cpus),
         };
         open.maps.intervals_by_position.set_max_entries(cpus << interval_bits)?;
         if wakeups == Wakeups::OfAll {
@@ -317,8 +322,7 @@ impl Kept {
         open.progs.on_hrtimer_expire_exit.set_autoload(timer_is_unannounced);
         let skeleton = open.load()?;
         steps::goes_on_with(&skeleton)?;
-        let rings = rings_of(&skeleton, cpus, interval_bits).context("cannot map the accounts of CPUs")?;
-        let rings = (wakeups == Wakeups::OfAll).then(|| Rc::new(rings));
+        let rings = Rc::new(rings_of(&skeleton, cpus, interval_bits).context("cannot map the accounts of CPUs")?);
         let windows = Windows::with(MapHandle::try_from(&skeleton.maps.late_interrupt_stacks)?);
         Ok(Kept {
             links: Vec::new(),
@@ -331,6 +335,7 @@ impl Kept {
             cpus,
             windows,
             rings,
+            wakeups,
             lost: Lost::default(),
         })
     }
@@ -377,10 +382,8 @@ impl Kept {
                 now.queuers_overwritten += account.queuers_overwritten;
             }
         }
-        if let Some(rings) = &self.rings {
-            now.intervals_overwritten = rings.intervals_lost.load(Ordering::Relaxed);
-            now.requests_overwritten = rings.requests_lost.load(Ordering::Relaxed);
-        }
+        now.intervals_overwritten = self.rings.intervals_lost.load(Ordering::Relaxed);
+        now.requests_overwritten = self.rings.requests_lost.load(Ordering::Relaxed);
         let before = std::mem::replace(&mut self.lost, now);
         named(Lost {
             nested: now.nested.saturating_sub(before.nested),

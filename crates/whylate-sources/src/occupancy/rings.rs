@@ -8,7 +8,6 @@ use whylate_model::path::history::Request;
 
 use super::skel::types::{account, disk_request, interval, occupancy_limits, occupant_kind};
 use super::slices;
-use crate::attach::{self, PlainData};
 use crate::mapped::MappedArray;
 use crate::pid_namespace;
 
@@ -16,8 +15,6 @@ use crate::pid_namespace;
 const MOST_INTERVALS: u32 = 1 << 20;
 /// A program of the account takes less than a microsecond.
 const ATTEMPTS: usize = 1000;
-/// The largest element, in bytes.
-const ELEMENT_BYTES: usize = 256;
 
 /// How many intervals a CPU has, as a power of two.
 pub(super) fn interval_bits(cpus: u32) -> u32 {
@@ -70,6 +67,11 @@ impl Rings {
         self.accounts.u32_at(cpu, offset_of!(account, written)).load(Ordering::Acquire)
     }
 
+    /// What a hypervisor took of this CPU is told where it did, and not only when a thread leaves it.
+    pub(super) fn has_exact_steal(&self, cpu: usize) -> bool {
+        self.accounts.u64_at(cpu, offset_of!(account, steal_seen_ns)).load(Ordering::Relaxed) != 0
+    }
+
     /// An interval that has ended; `None` where another one has taken its place, or it never was.
     pub(super) fn interval(&self, cpu: usize, position: u32) -> Option<interval> {
         // The next one to be written may have been begun.
@@ -77,9 +79,18 @@ impl Rings {
         if !is_there() {
             return None;
         }
-        let of: interval = copy(&self.intervals, place(cpu, position, self.interval_bits))?;
+        let of: interval = self.intervals.copy(place(cpu, position, self.interval_bits))?;
         fence(Ordering::Acquire);
         (is_there() && of.start_ns != 0).then_some(of)
+    }
+
+    /// Only when it began.
+    pub(super) fn start_ns(&self, cpu: usize, position: u32) -> Option<u64> {
+        let at = place(cpu, position, self.interval_bits);
+        let start_ns = self.intervals.u64_at(at, offset_of!(interval, start_ns)).load(Ordering::Acquire);
+        // The next one to be written may have been begun.
+        let is_there = (1..self.slots()).contains(&self.written(cpu).wrapping_sub(position));
+        (is_there && start_ns != 0).then_some(start_ns)
     }
 
     /// A request that was done, or one without times where another one has taken its place.
@@ -91,7 +102,7 @@ impl Rings {
                 && self.requests.u32_at(index, offset_of!(disk_request, position)).load(Ordering::Acquire) == position
         };
         let read = || {
-            let of: disk_request = if is_there() { copy(&self.requests, index)? } else { return None };
+            let of: disk_request = if is_there() { self.requests.copy(index)? } else { return None };
             fence(Ordering::Acquire);
             is_there().then(|| slices::request(&of))
         };
@@ -105,9 +116,9 @@ impl Rings {
     pub(super) fn present(&self, cpu: usize) -> Option<(interval, u32)> {
         let mut seen = account::default();
         for _ in 0..ATTEMPTS {
-            seen = copy(&self.accounts, cpu)?;
+            seen = self.accounts.copy(cpu)?;
             fence(Ordering::Acquire);
-            let again: account = copy(&self.accounts, cpu)?;
+            let again: account = self.accounts.copy(cpu)?;
             let is_same = (seen.written, seen.since_ns) == (again.written, again.since_ns);
             if is_same && seen.is_busy == 0 && again.is_busy == 0 {
                 return (seen.since_ns != 0).then(|| (self.describe(&seen), seen.written));
@@ -141,16 +152,6 @@ impl Rings {
 
 fn place(cpu: usize, position: u32, bits: u32) -> usize {
     (cpu << bits) | (position & ((1 << bits) - 1)) as usize
-}
-
-/// An element as it is now, perhaps half of it older than the rest.
-fn copy<T: PlainData>(from: &MappedArray, index: usize) -> Option<T> {
-    let mut bytes = [0; ELEMENT_BYTES];
-    let words = bytes.chunks_exact_mut(8).take(size_of::<T>() / 8).enumerate();
-    for (place, word) in words {
-        word.copy_from_slice(&from.u64_at(index, place * 8).load(Ordering::Relaxed).to_ne_bytes());
-    }
-    attach::read_plain(&bytes)
 }
 
 #[cfg(test)]

@@ -6,5 +6,6 @@ mod program;
 mod recorder;
 
 pub use names::PathNames;
+pub(crate) use names::device_name;
 pub use program::{Member, Program, priority};
 pub use recorder::{Recorded, Recorder};

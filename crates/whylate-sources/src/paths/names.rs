@@ -58,7 +58,7 @@ impl Names for PathNames {
 }
 
 /// As it is called in `/dev`; its numbers where it is gone.
-fn device_name(device: u32) -> String {
+pub(crate) fn device_name(device: u32) -> String {
     let (major, minor) = (device >> MINOR_BITS, device & ((1 << MINOR_BITS) - 1));
     let known = fs::read_link(format!("/sys/dev/block/{major}:{minor}")).ok();
     let name = known.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));

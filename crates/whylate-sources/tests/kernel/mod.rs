@@ -3,10 +3,12 @@
 #![allow(dead_code)]
 
 pub mod chance;
+pub mod disk_counts;
 pub mod disturb;
 pub mod functions;
 pub mod late;
 pub mod mixed;
+pub mod null_disk;
 pub mod oracle;
 pub mod paced;
 pub mod ping_pong;

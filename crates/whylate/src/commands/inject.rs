@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate inject`.
 
+mod block;
 mod disturbance;
 mod sqpoll;
 mod work;
@@ -65,6 +66,7 @@ examples:
     Softirq(disturbance::Common),
     Hog(disturbance::HogArguments),
     Sqpoll(sqpoll::Arguments),
+    Block(block::Arguments),
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -76,5 +78,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         What::Softirq(arguments) => disturbance::run(arguments, Kind::Softirq, &stop),
         What::Hog(arguments) => disturbance::hog(arguments, &stop),
         What::Sqpoll(arguments) => sqpoll::run(arguments, &stop),
+        What::Block(arguments) => block::run(arguments, &stop),
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One module a command: its arguments and what it does.
 
+pub mod block;
 pub mod doctor;
 pub mod generate;
 pub mod inject;
@@ -92,6 +93,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Irqsoff(arguments) => irqsoff::run(&arguments).map(|()| SUCCESS),
         Command::Offcpu(arguments) => offcpu::run(&arguments).map(|()| SUCCESS),
         Command::Sqpoll(arguments) => sqpoll::run(&arguments).map(|()| SUCCESS),
+        Command::Block(arguments) => block::run(&arguments).map(|()| SUCCESS),
         Command::Run(arguments) => run::run(&arguments),
         Command::Selftest(arguments) => selftest::run(&arguments),
         Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
@@ -110,6 +112,7 @@ fn prints_numbers(command: Option<&Command>) -> bool {
             | Command::Irqsoff(_)
             | Command::Offcpu(_)
             | Command::Sqpoll(_)
+            | Command::Block(_)
             | Command::Run(_)
             | Command::Inject(_),
         ) => true,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate selftest`: known disturbances of this machine, and whether the sources tell them right.
 
+mod disks;
 mod disturbed;
 mod loads;
 mod sleepers;
@@ -13,7 +14,7 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use whylate_model::Card;
 use whylate_model::selftest::{Check, Selftest, Verdict};
-use whylate_model::sources::{IRQSOFF, OFFCPU, SQPOLL, TIMERLAT, WQ};
+use whylate_model::sources::{BLOCK, IRQSOFF, OFFCPU, SQPOLL, TIMERLAT, WQ};
 use whylate_sources::cpus::{self, Machine};
 use whylate_sources::inject::disturbance;
 use whylate_sources::realtime::{self, RealtimeThread};
@@ -38,7 +39,7 @@ const FAILED: u8 = 1;
 /// Prove on this machine that the figures are right
 ///
 /// Causes known delays (work items, disabled interrupts, softirqs, a real-time thread that hogs a CPU, sleeping
-/// threads, an io_uring submission thread), and checks what each source reports and which culprit it names.
+/// threads, an io_uring submission thread, disk reads), and checks what each source reports and which culprit it names.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -86,7 +87,7 @@ pub(crate) struct Place<'a> {
 type Try = fn(&Place<'_>) -> Result<Vec<Check>, AttachError>;
 
 /// In the order of the cards; each with its source and what it does.
-const CHECKS: [(&Card, &str, Try); 7] = [
+const CHECKS: [(&Card, &str, Try); 8] = [
     (&WQ, loads::WORK, loads::work),
     (&TIMERLAT, disturbed::IRQS_OFF, disturbed::timer_and_irqs_off),
     (&TIMERLAT, disturbed::SOFTIRQ, disturbed::timer_and_softirq),
@@ -94,6 +95,7 @@ const CHECKS: [(&Card, &str, Try); 7] = [
     (&IRQSOFF, disturbed::IRQS_OFF, disturbed::windows),
     (&OFFCPU, loads::SLEEP, loads::sleep),
     (&SQPOLL, loads::DUTY, loads::duty),
+    (&BLOCK, disks::READS, disks::reads),
 ];
 
 /// Tries everything, prints it and returns the exit status.
@@ -175,7 +177,7 @@ fn announce(place: &Place<'_>) {
         io::stderr(),
         "whylate: this takes some 20 seconds, longer on a busy machine. CPU {cpu} is blocked for {} ms at a time, {disturbances} times, by disabled \
          interrupts, a softirq or a real-time thread; 50 work items occupy it for 1 ms each, and a submission thread for a third of 3 seconds, \
-         during which a real-time thread on CPU {other} watches it.",
+         during which a real-time thread on CPU {other} watches it. At the end, 16 threads write to a disk for about 1 s.",
         length_ns / 1_000_000
     );
 }

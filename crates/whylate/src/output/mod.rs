@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! From snapshots to what people and programs read.
 
+pub mod block;
 pub mod doctor;
 pub mod doctor_json;
 pub mod footer;

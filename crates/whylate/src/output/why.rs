@@ -59,6 +59,7 @@ pub struct Late {
 }
 
 pub const ITEMS: Late = Late { late: "late item", lasted: "waited", event: "item", of: "handler" };
+pub const REQUESTS: Late = Late { late: "late request", lasted: "took", event: "request", of: "kind" };
 pub const WAITS: Late = Late { late: "long wait", lasted: "took", event: "wait", of: "thread" };
 
 /// Writes a line per culprit, by the delay it caused, then what cannot be told.

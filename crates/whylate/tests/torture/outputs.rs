@@ -44,7 +44,7 @@ enum To {
 const TRACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../whylate-model/tests/traces/perf-sched.txt");
 
 /// What is no source, and the sources in JSON.
-const OTHERS: [(&[&str], To); 18] = [
+const OTHERS: [(&[&str], To); 19] = [
     (&["wq", "--why", "1ms", "--json", "-d", "200ms"], To::Stdout),
     (&["timerlat", "hist", "--json", "-d", "200ms"], To::Stdout),
     (&["timerlat", "top", "-d", "200ms"], To::Stdout),
@@ -52,6 +52,7 @@ const OTHERS: [(&[&str], To); 18] = [
     (&["offcpu", "--json", "-d", "200ms"], To::Stdout),
     (&["offcpu", "--blocked", "1ms", "--hide-idle"], To::Stdout),
     (&["sqpoll", "--json", "-d", "200ms"], To::Nobody),
+    (&["block", "--json", "-d", "200ms"], To::Stdout),
     (&["--json", "-d", "200ms"], To::Stdout),
     (&["-p", "1", "-d", "200ms"], To::Stdout),
     (&["-p", "1", "--json", "-d", "200ms"], To::Stdout),

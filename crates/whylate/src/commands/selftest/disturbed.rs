@@ -164,6 +164,6 @@ fn waited(event: &LateEvent) -> Option<Range<u64>> {
     match event.evidence.as_deref()? {
         Evidence::Timer(timer) => Some(timer.due_ns..timer.thread_ns),
         Evidence::Tick(tick) => Some(tick.due_ns..tick.came_ns),
-        Evidence::Work(_) | Evidence::Runnable(_) => None,
+        _ => None,
     }
 }

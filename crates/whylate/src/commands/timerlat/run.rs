@@ -464,6 +464,6 @@ fn save(
 fn evidence_of(event: &LateEvent) -> Option<&TimerEvidence> {
     match event.evidence.as_deref()? {
         Evidence::Timer(evidence) => Some(evidence),
-        Evidence::Work(_) | Evidence::Tick(_) | Evidence::Runnable(_) => None,
+        _ => None,
     }
 }

@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Why an I/O request took long.
+//!
+//! Before its queue it was held back by limits of its cgroup or by writeback throttling. While it was queued, or no
+//! request was free, the device served others: each instant is shared equally among the requests that were there. While
+//! it was there itself, others may have been, too: then the instant is shared among these, else it is the device's own.
+//! From the device's interrupt on it is its CPU that ends it, and whoever has that CPU meanwhile.
+//!
+//! When a device is done is not known before its interrupt comes in. Where the CPU had interrupts off right before that,
+//! the device is taken to have been done after the time that such requests took lately, and whoever had them off has the
+//! rest.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use serde::{Deserialize, Serialize};
+
+use super::sum::{Blame, Sum};
+use super::timeline::{Known, Timeline};
+use super::window::{NOT_RECORDED, Span, Window};
+use crate::{Cause, CauseKind, Occupancy};
+
+/// What a late request's causes are told from. Moments are nanoseconds of CLOCK_MONOTONIC.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestEvidence {
+    /// The device's name.
+    pub device: String,
+    /// It came to the block layer.
+    pub submitted_ns: u64,
+    /// Limits of a cgroup let it go; 0 where they did not hold it.
+    #[serde(default)]
+    pub let_go_ns: u64,
+    /// Which limits those are.
+    #[serde(default)]
+    pub limit: String,
+    /// The path of the cgroup that has them, or is below.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limited_cgroup: Option<String>,
+    /// It was given a request.
+    pub made_ns: u64,
+    /// It was handed to the device.
+    pub issued_ns: u64,
+    /// The interrupt that told of its end began, or asked for a softirq that ends it.
+    pub told_ns: u64,
+    /// It was the softirq.
+    #[serde(default)]
+    pub is_told_by_softirq: bool,
+    /// It was done.
+    pub completed_ns: u64,
+    /// What holds requests back before the queue; empty: no request was free, as others had them all.
+    pub held_back_by: String,
+    /// Other requests that the device had meanwhile.
+    pub others: Vec<OtherRequests>,
+    /// Since when all of these are known.
+    pub known_since_ns: u64,
+    /// Nanoseconds that such requests were at the device lately, in the middle; 0 where none was done before, and nobody is
+    /// blamed for an interrupt that came late.
+    #[serde(default)]
+    pub usual_device_ns: u64,
+    /// The CPU with the device's interrupt, from when it was issued.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interrupted: Option<Occupancy>,
+    /// The CPU that ended it, which may be another one, from when that was told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_on: Option<Occupancy>,
+}
+
+/// Requests of somebody else, while the device had them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherRequests {
+    /// Whose and what they were, such as `fio:4711 (writes)`.
+    pub who: String,
+    /// The path of the cgroup that they are charged to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
+    /// When each was handed to the device, and when the device was done with it: later than anything where it is not.
+    pub at_device_ns: Vec<(u64, u64)>,
+}
+
+/// What made a request late, largest first; the causes add up to its latency.
+pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
+    let RequestEvidence { device, submitted_ns, made_ns, issued_ns, told_ns, completed_ns, .. } = evidence;
+    let completed_ns = *completed_ns.max(submitted_ns);
+    let made_ns = (*made_ns).clamp(*submitted_ns, completed_ns);
+    let issued_ns = (*issued_ns).clamp(made_ns, completed_ns);
+    let told_ns = (*told_ns).clamp(issued_ns, completed_ns);
+    let let_go_ns = evidence.let_go_ns.clamp(*submitted_ns, made_ns);
+    let mut sum = Sum::default();
+    let limit = Blame::new(CauseKind::Throttled, evidence.limit.as_str());
+    sum.add(Blame { cgroup: evidence.limited_cgroup.clone(), ..limit }, let_go_ns - submitted_ns, &[]);
+    // A device has so many requests; whoever has them makes others wait, as in the queue.
+    let queued_from_ns = if evidence.held_back_by.is_empty() { let_go_ns } else { made_ns };
+    sum.add(Blame::new(CauseKind::Throttled, evidence.held_back_by.as_str()), queued_from_ns - let_go_ns, &[]);
+    let ends = if evidence.is_told_by_softirq {
+        Blame::new(CauseKind::Softirq, "block")
+    } else {
+        Blame::new(CauseKind::Irq, device.as_str())
+    };
+    let [interrupted, ended_on] = [&evidence.interrupted, &evidence.ended_on].map(|of| of.as_ref().map(Timeline::new));
+    let held_back_since_ns = interrupted.as_ref().and_then(|timeline| timeline.held_back_since_ns(told_ns));
+    let done_ns = held_back_since_ns.filter(|_| evidence.usual_device_ns > 0).map_or(told_ns, |since_ns| {
+        since_ns.max(issued_ns.saturating_add(evidence.usual_device_ns)).clamp(issued_ns, told_ns)
+    });
+    blame_cpu(Span { from_ns: done_ns, to_ns: told_ns }, interrupted.as_ref(), &ends, &mut sum);
+    blame_cpu(Span { from_ns: told_ns, to_ns: completed_ns }, ended_on.as_ref(), &ends, &mut sum);
+    for (kind, span) in [
+        (CauseKind::DiskQueue, Span { from_ns: queued_from_ns, to_ns: issued_ns }),
+        (CauseKind::Disk, Span { from_ns: issued_ns, to_ns: done_ns }),
+    ] {
+        let known_ns = evidence.known_since_ns.clamp(span.from_ns, span.to_ns);
+        sum.add(
+            Blame::unknown("records of the device's other requests were overwritten"),
+            known_ns - span.from_ns,
+            &[],
+        );
+        share(kind, Span { from_ns: known_ns, to_ns: span.to_ns }, device, &evidence.others, &mut sum);
+    }
+    sum.into_causes()
+}
+
+/// Blames whoever had the CPU that ends the request; the end itself where no account is kept.
+fn blame_cpu<'a>(span: Span, timeline: Option<&Timeline<'a>>, ends: &Blame, sum: &mut Sum<'a>) {
+    let Some(timeline) = timeline else {
+        sum.add(ends.clone(), span.ns(), &[]);
+        return;
+    };
+    let window = Window::new(span, 0);
+    timeline.each(span, |part, known| match known {
+        Known::Piece(piece) => window.blame_piece(part, piece, timeline.cpu, sum),
+        Known::Merged(_) | Known::Nothing => sum.add(Blame::unknown(NOT_RECORDED), part.ns(), &[]),
+    });
+}
+
+/// Shares a span among the requests that the device had; what it had none for is its own.
+fn share(kind: CauseKind, span: Span, device: &str, others: &[OtherRequests], sum: &mut Sum<'_>) {
+    // When a device gets a request of one of them, or is done with it.
+    let mut changes: Vec<(u64, usize, bool)> = Vec::new();
+    for (number, other) in others.iter().enumerate() {
+        for &(issued_ns, completed_ns) in &other.at_device_ns {
+            let (issued_ns, completed_ns) = (issued_ns.max(span.from_ns), completed_ns.min(span.to_ns));
+            if issued_ns < completed_ns {
+                changes.extend([(issued_ns, number, true), (completed_ns, number, false)]);
+            }
+        }
+    }
+    changes.sort_unstable();
+    // How many requests of each are there now, of those that have any.
+    let mut present: BTreeMap<usize, u64> = BTreeMap::new();
+    let (mut shares_ns, mut alone_ns) = (vec![0_u64; others.len()], 0);
+    let (mut all, mut now_ns) = (0_u64, span.from_ns);
+    for (at_ns, number, comes) in changes.into_iter().chain([(span.to_ns.max(span.from_ns), 0, false)]) {
+        let ns = at_ns - now_ns;
+        now_ns = at_ns;
+        if all == 0 {
+            alone_ns += ns;
+        } else if ns > 0 {
+            // What each gets is cut where the next one's begins, so that all of them are the whole.
+            let (mut before, mut given_ns) = (0, 0);
+            for (&number, &requests) in &present {
+                before += requests;
+                let up_to_ns = (u128::from(ns) * u128::from(before) / u128::from(all)) as u64;
+                shares_ns[number] += up_to_ns - given_ns;
+                given_ns = up_to_ns;
+            }
+        }
+        if comes {
+            *present.entry(number).or_insert(0) += 1;
+            all += 1;
+        } else if let Entry::Occupied(mut requests) = present.entry(number) {
+            all -= 1;
+            *requests.get_mut() -= 1;
+            if *requests.get() == 0 {
+                requests.remove();
+            }
+        }
+    }
+    sum.add(Blame::new(kind, device), alone_ns, &[]);
+    for (other, share_ns) in others.iter().zip(shares_ns) {
+        sum.add(Blame { cgroup: other.cgroup.clone(), ..Blame::new(kind, other.who.as_str()) }, share_ns, &[]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Interval, Occupant};
+
+    fn other(who: &str, issued_ns: u64, completed_ns: u64) -> OtherRequests {
+        OtherRequests { who: who.to_owned(), cgroup: None, at_device_ns: vec![(issued_ns, completed_ns)] }
+    }
+
+    fn evidence(moments: [u64; 4], others: &[(&str, u64, u64)]) -> RequestEvidence {
+        let [submitted_ns, made_ns, issued_ns, completed_ns] = moments;
+        RequestEvidence {
+            device: "vda".to_owned(),
+            submitted_ns,
+            made_ns,
+            issued_ns,
+            told_ns: completed_ns,
+            completed_ns,
+            held_back_by: "limits of vda".to_owned(),
+            others: others.iter().map(|&(who, from_ns, to_ns)| other(who, from_ns, to_ns)).collect(),
+            ..RequestEvidence::default()
+        }
+    }
+
+    fn on_cpu(intervals: &[(u64, u64, Occupant, u64)]) -> Option<Occupancy> {
+        let interval = |(start_ns, end_ns, occupant, late_ns): &(u64, u64, Occupant, u64)| Interval {
+            start_ns: *start_ns,
+            end_ns: *end_ns,
+            occupant: occupant.clone(),
+            late_ns: *late_ns,
+            stack: if *late_ns == 0 { Vec::new() } else { vec!["_raw_spin_unlock_irqrestore".to_owned()] },
+            ..Interval::default()
+        };
+        Some(Occupancy { intervals: intervals.iter().map(interval).collect(), ..Occupancy::default() })
+    }
+
+    fn thread(name: &str) -> Occupant {
+        Occupant::Thread { tid: 7, name: name.to_owned(), cgroup: None }
+    }
+
+    fn irq(name: &str) -> Occupant {
+        Occupant::Irq { name: name.to_owned() }
+    }
+
+    fn told(evidence: &RequestEvidence) -> Vec<(CauseKind, String, u64)> {
+        request_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
+    }
+
+    fn of(expected: &[(CauseKind, &str, u64)]) -> Vec<(CauseKind, String, u64)> {
+        expected.iter().map(|&(kind, who, ns)| (kind, who.to_owned(), ns)).collect()
+    }
+
+    use CauseKind::{Disk, DiskQueue, Irq, IrqsOff, Softirq, Thread, Throttled, Unknown};
+
+    #[test]
+    fn alone_it_is_the_device() {
+        assert_eq!(
+            told(&evidence([100, 110, 130, 500], &[])),
+            of(&[(Disk, "vda", 370), (DiskQueue, "vda", 20), (Throttled, "limits of vda", 10)])
+        );
+    }
+
+    #[test]
+    fn limits_come_first_and_the_end_is_the_cpus() {
+        let limited = RequestEvidence {
+            let_go_ns: 160,
+            limit: "io.max of /a".to_owned(),
+            limited_cgroup: Some("/a/b".to_owned()),
+            told_ns: 290,
+            is_told_by_softirq: true,
+            ..evidence([100, 170, 190, 300], &[])
+        };
+        let causes = request_causes(&limited);
+        assert_eq!(
+            causes.into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect::<Vec<_>>(),
+            of(&[
+                (Disk, "vda", 100),
+                (Throttled, "io.max of /a", 60),
+                (DiskQueue, "vda", 20),
+                (Softirq, "block", 10),
+                (Throttled, "limits of vda", 10),
+            ])
+        );
+        let by_interrupt = RequestEvidence { is_told_by_softirq: false, ..limited };
+        assert!(told(&by_interrupt).contains(&(Irq, "vda".to_owned(), 10)));
+    }
+
+    #[test]
+    fn whoever_keeps_interrupts_off_has_what_the_device_does_not_take_mostly() {
+        // The timer that is late tells of it, and the device's interrupt comes in right after it.
+        let ended_on = on_cpu(&[
+            (0, 40_000, thread("cat"), 0),
+            (40_000, 90_000, thread("hog"), 0),
+            (90_000, 91_000, irq("local_timer"), 45_000),
+            (91_000, 91_500, thread("hog"), 0),
+            (91_500, 93_000, irq("vda"), 0),
+            (93_000, 99_000, thread("hog"), 0),
+        ]);
+        let moments = [10_000, 10_000, 10_000, 92_800];
+        let interrupted = ended_on.clone();
+        let late = RequestEvidence {
+            told_ns: 91_600,
+            usual_device_ns: 1_000,
+            interrupted,
+            ended_on,
+            ..evidence(moments, &[])
+        };
+        let of_cpu = [(Irq, "vda", 1_300), (Irq, "local_timer", 1_000), (Thread, "hog:7", 500)];
+        assert_eq!(told(&late), of(&[&[(IrqsOff, "hog:7", 45_000), (Disk, "vda", 35_000)], &of_cpu[..]].concat()));
+        // Nobody knows how long such a request takes.
+        let first = RequestEvidence { usual_device_ns: 0, ..late.clone() };
+        assert_eq!(told(&first)[0], (Disk, "vda".to_owned(), 81_600));
+        let slow = RequestEvidence { usual_device_ns: 60_000, ..late.clone() };
+        assert_eq!(told(&slow), of(&[&[(Disk, "vda", 60_000), (IrqsOff, "hog:7", 20_000)], &of_cpu[..]].concat()));
+        // As slow as it is: interrupts that were off have made nothing late.
+        let slower = RequestEvidence { usual_device_ns: 90_000, ..late };
+        assert_eq!(told(&slower), of(&[(Disk, "vda", 81_600), (Irq, "vda", 1_200)]));
+    }
+
+    #[test]
+    fn whoever_has_the_cpu_keeps_a_softirq_from_ending_it() {
+        let softirq = Occupant::Softirq { name: "block".to_owned() };
+        let ended_on =
+            on_cpu(&[(0, 5_000, irq("vda"), 0), (5_000, 30_000, thread("urgent"), 0), (30_000, 32_000, softirq, 0)]);
+        let late = RequestEvidence { told_ns: 4_000, ended_on, ..evidence([1_000, 1_000, 1_000, 31_000], &[]) };
+        let late = RequestEvidence { is_told_by_softirq: true, ..late };
+        assert_eq!(
+            told(&late),
+            of(&[(Thread, "urgent:7", 25_000), (Disk, "vda", 3_000), (Irq, "vda", 1_000), (Softirq, "block", 1_000)])
+        );
+        // Where nothing is known of the CPU.
+        let unseen = RequestEvidence { ended_on: on_cpu(&[]), ..late };
+        assert_eq!(told(&unseen), of(&[(Unknown, NOT_RECORDED, 27_000), (Disk, "vda", 3_000)]));
+        let without = RequestEvidence { ended_on: None, ..unseen };
+        assert_eq!(told(&without), of(&[(Softirq, "block", 27_000), (Disk, "vda", 3_000)]));
+    }
+
+    #[test]
+    fn whom_it_waits_behind_has_the_time_in_the_queue() {
+        // One of two others is done early; the rest of the queue is the other's. Then it is alone.
+        let others = [("hog:1 (writes)", 0, 200), ("hog:2 (writes)", 0, 150), ("late:3 (reads)", 900, 950)];
+        assert_eq!(
+            told(&evidence([100, 100, 200, 260], &others)),
+            of(&[(DiskQueue, "hog:1 (writes)", 75), (Disk, "vda", 60), (DiskQueue, "hog:2 (writes)", 25)])
+        );
+    }
+
+    #[test]
+    fn many_requests_of_one_are_a_larger_share() {
+        let others = [("hog (writes)", 0, 1_000), ("hog (writes)", 0, 1_000), ("cat (reads)", 0, 1_000)];
+        assert_eq!(
+            told(&evidence([100, 100, 100, 400], &others)),
+            of(&[(Disk, "hog (writes)", 200), (Disk, "cat (reads)", 100)])
+        );
+    }
+
+    #[test]
+    fn without_a_free_request_it_waits_for_those_who_have_them() {
+        let evidence = RequestEvidence {
+            held_back_by: String::new(),
+            ..evidence([100, 150, 160, 200], &[("hog (writes)", 0, 158)])
+        };
+        assert_eq!(told(&evidence), of(&[(DiskQueue, "hog (writes)", 58), (Disk, "vda", 40), (DiskQueue, "vda", 2)]));
+    }
+
+    #[test]
+    fn what_was_overwritten_is_unknown() {
+        let evidence =
+            RequestEvidence { known_since_ns: 250, ..evidence([100, 100, 200, 300], &[("hog (writes)", 220, 280)]) };
+        assert_eq!(
+            told(&evidence),
+            of(&[
+                (Unknown, "records of the device's other requests were overwritten", 150),
+                (Disk, "hog (writes)", 30),
+                (Disk, "vda", 20)
+            ])
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn causes_add_up(
+            moments in any::<[u16; 4]>(),
+            others in prop::collection::vec((0..4_u8, any::<u16>(), any::<u16>()), 0..20),
+            (known_since_ns, let_go_ns, told_ns, usual_device_ns) in any::<(u16, u16, u16, u16)>(),
+            cpu in prop::collection::vec((any::<u16>(), any::<u16>(), 0..3_u8, any::<u16>()), 0..20),
+        ) {
+            let others: Vec<OtherRequests> = others
+                .iter()
+                .map(|&(who, from_ns, to_ns)| other(&format!("{who}"), from_ns.into(), to_ns.into()))
+                .collect();
+            let cpu: Vec<_> = cpu.iter().map(|&(from_ns, to_ns, who, late_ns)| {
+                let (occupant, late_ns) = match who {
+                    0 => (thread("hog"), 0),
+                    1 => (irq("vda"), 0),
+                    _ => (irq("local_timer"), late_ns.into()),
+                };
+                (from_ns.into(), to_ns.into(), occupant, late_ns)
+            }).collect();
+            let evidence =
+                RequestEvidence {
+                others,
+                known_since_ns: known_since_ns.into(),
+                let_go_ns: let_go_ns.into(),
+                told_ns: told_ns.into(),
+                usual_device_ns: usual_device_ns.into(),
+                interrupted: on_cpu(&cpu),
+                ended_on: on_cpu(&cpu),
+                ..evidence(moments.map(u64::from), &[]) };
+            let all_ns: u64 = request_causes(&evidence).iter().map(|cause| cause.ns).sum();
+            prop_assert_eq!(all_ns, evidence.completed_ns.saturating_sub(evidence.submitted_ns));
+        }
+    }
+}

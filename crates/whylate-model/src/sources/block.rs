@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `block`: requests of disks.
+
+use super::lost::reason;
+use super::{Card, Judged};
+
+/// How long I/O requests take, from their submission until they are done.
+pub static BLOCK: Card = Card {
+    lost: &[
+        reason("buckets_full", "the memory for histograms was full"),
+        reason("held_full", "the table of bios held back by cgroup limits was full"),
+        reason("in_progress_full", "the table of requests in progress was full"),
+        reason("own", "requests of whylate itself, which are left out"),
+        reason("reused", "a request started in the memory of one whose end was not seen"),
+        reason("series_full", "the table of series was full"),
+        reason(
+            "unmatched",
+            "a request completed whose start was not seen, mostly because it was in progress when measuring began",
+        ),
+        reason(
+            "unseen_others",
+            "completed requests were overwritten before they were read; causes from that time are unknown (--why)",
+        ),
+        reason(
+            "unseen_submissions",
+            "a request's bio was not seen entering the block layer, so its latency starts when the request was allocated",
+        ),
+    ],
+    ..Card::new(
+        "block",
+        Judged {
+            of: "I/O requests, until they are done",
+            late_from_ns: 50_000_000,
+            next: "whylate block --why {from}",
+        },
+        |snapshot| snapshot.total("latency"),
+    )
+};

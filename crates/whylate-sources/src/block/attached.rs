@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The loaded programs and what they have gathered.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fs;
+use std::os::fd::AsFd as _;
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{Link, ProgramMut, RingBuffer, RingBufferBuilder};
+use whylate_model::snapshot::Unexplained;
+use whylate_model::{LateEvent, Snapshot};
+
+use super::gather::Gathered;
+use super::late::{self, Cpus, KEEP_NS, Kept};
+use super::names::{Names, number_of};
+use super::skel::types::{done_request, lost_reason, series_key, told_by};
+use super::skel::{BlockSkel, BlockSkelBuilder, OpenBlockSkel};
+use super::{BlockOptions, By, FEXIT, INFO, INSERT};
+use crate::attach::{self, Meter};
+use crate::cpus;
+use crate::mapped::MappedArray;
+use crate::occupancy::{Account, Timers, Wakeups};
+use crate::pid_namespace;
+use crate::session::{Session, Span};
+use crate::source::{AttachError, Attached};
+
+/// Requests that are done, of all CPUs, unless there are more CPUs than for the least of each.
+const DONE: u32 = 1 << 16;
+const LEAST_DONE: u32 = 1 << 9;
+
+/// What explaining may take of the time that somebody waits for what has come in.
+const BUDGET: Duration = Duration::from_millis(50);
+
+/// So many intervals of a CPU before it is told of a request: who kept interrupts off before is among these.
+const BEFORE: usize = 16;
+/// And so many until it has ended it.
+const UNTIL_DONE: usize = 1_024;
+
+/// Every reason for a lost event, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
+const LOST: [(lost_reason, &str); 9] = [
+    (lost_reason::LOST_UNMATCHED, "unmatched"),
+    (lost_reason::LOST_REUSED, "reused"),
+    (lost_reason::LOST_REQUESTS_FULL, "in_progress_full"),
+    (lost_reason::LOST_SERIES_FULL, "series_full"),
+    (lost_reason::LOST_BUCKETS_FULL, "buckets_full"),
+    (lost_reason::LOST_LATE_EVENTS, "late_events"),
+    (lost_reason::LOST_OWN, "own"),
+    (lost_reason::LOST_SUBMISSION, "unseen_submissions"),
+    (lost_reason::LOST_HELD_FULL, "held_full"),
+];
+
+/// The source `block`, measuring. The programs go with the links.
+pub(super) struct AttachedBlock {
+    /// Dropped first, so that nothing runs while the rest goes.
+    _links: Vec<Link>,
+    skeleton: BlockSkel<'static>,
+    backend: &'static str,
+    gathered: Gathered,
+    names: Names,
+    lost: MappedArray,
+    ring: Option<RingBuffer<'static>>,
+    late: Rc<RefCell<VecDeque<done_request>>>,
+    kept: Option<Kept>,
+    /// Of the CPUs that end requests, where these are explained.
+    account: Option<Account>,
+    keep_evidence: bool,
+    explain_over_ns: Option<u64>,
+    /// Late requests beyond the budget.
+    unexplained: Unexplained,
+    span: Span,
+    meter: Meter,
+}
+
+impl AttachedBlock {
+    pub(super) fn new(options: &BlockOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
+        let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        let done_by_cpu = (DONE / cpus).max(LEAST_DONE).next_power_of_two();
+        let load = || Account::load(session, Timers::Heartbeats, Wakeups::ForLater);
+        let mut account = options.explain_over_ns.map(|_| load()).transpose()?;
+        let mut open = BlockSkelBuilder::default().open(attach::open_object())?;
+        configure(&mut open, options, backend)?;
+        if options.explain_over_ns.is_some() {
+            open.maps.done_by_position.set_max_entries(cpus * done_by_cpu)?;
+            open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.done_by_cpu = done_by_cpu;
+        }
+        let mut skeleton = open.load()?;
+        let gathered = Gathered::new(&skeleton, options.by)?;
+        let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>())
+            .context("cannot map the counts of lost events")?;
+        let kept = options.explain_over_ns.map(|_| Kept::new(&skeleton, cpus, done_by_cpu)).transpose()?;
+        let late = Rc::new(RefCell::new(VecDeque::new()));
+        let ring = options.late_over_ns.or(options.explain_over_ns).map(|_| late_ring(&skeleton, &late)).transpose()?;
+        // Before our own programs: by its clock, too, an interrupt has begun when they run.
+        if let Some(account) = &mut account {
+            account.attach()?;
+        }
+        let links = attach_programs(&skeleton)?;
+        let data = skeleton.maps.bss_data.as_mut().context("the BPF object has no variables")?;
+        // Right before it begins to count: nothing is counted that was before the span.
+        let span = Span::begin(INFO.card, session);
+        data.enabled = true;
+        Ok(AttachedBlock {
+            _links: links,
+            backend,
+            gathered,
+            names: Names::new(session.symbols()),
+            lost,
+            ring,
+            late,
+            kept,
+            account,
+            keep_evidence: options.keep_evidence,
+            explain_over_ns: options.explain_over_ns,
+            unexplained: Unexplained::default(),
+            span,
+            meter: Meter::default(),
+            skeleton,
+        })
+    }
+
+    fn read_kept(&mut self) {
+        if let (Some(kept), Some(data)) = (&mut self.kept, &self.skeleton.maps.bss_data) {
+            // What is in progress is of use to those that are explained, and done is what was before.
+            if !self.late.borrow().is_empty() {
+                kept.read_in_progress();
+            }
+            kept.read(&data.done_count, KEEP_NS);
+        }
+    }
+}
+
+fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str) -> Result<(), AttachError> {
+    let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
+    settings.own_namespace = pid_namespace::as_setting();
+    settings.series_key = match options.by {
+        By::Device => series_key::BY_DEVICE,
+        By::Process => series_key::BY_PROCESS,
+        By::Thread => series_key::BY_THREAD,
+        By::Cgroup => series_key::BY_CGROUP,
+    };
+    settings.own_process = options.leave_out.unwrap_or(0);
+    settings.has_bio_devices = has_devices_without_requests();
+    settings.tells_limits = backend == FEXIT;
+    settings.begins_by_bio = backend == INSERT;
+    let over_ns = options.late_over_ns.into_iter().chain(options.explain_over_ns).min();
+    settings.late_over_ns = over_ns.unwrap_or(0);
+    settings.wants_phases = options.phases;
+    let wants_moments = options.phases || over_ns.is_some();
+    settings.wants_submitters = over_ns.is_some() || options.by != By::Device;
+    settings.keep_done = options.explain_over_ns.is_some();
+    if let Some(device) = &options.device {
+        settings.wanted_device = number_of(device).map_err(|error| AttachError::Contradiction(error.to_string()))?;
+    }
+    let programs = &mut open.progs;
+    programs.on_block_bio_complete.set_autoload(settings.has_bio_devices);
+    programs.on_throttle_exit.set_autoload(settings.tells_limits);
+    programs.on_block_bio_backmerge.set_autoload(settings.tells_limits || settings.has_bio_devices);
+    programs.on_block_bio_frontmerge.set_autoload(settings.tells_limits || settings.has_bio_devices);
+    programs.on_block_io_start.set_autoload(backend != INSERT);
+    programs.on_block_rq_insert.set_autoload(backend == INSERT);
+    programs.on_block_rq_issue.set_autoload(backend == INSERT || wants_moments);
+    programs.on_block_rq_requeue.set_autoload(backend == INSERT || wants_moments);
+    programs.on_block_getrq.set_autoload(backend == INSERT);
+    programs.on_irq_handler_entry.set_autoload(options.phases);
+    programs.on_irq_handler_exit.set_autoload(options.phases);
+    programs.on_softirq_raise.set_autoload(options.phases);
+    programs.on_softirq_entry.set_autoload(options.phases);
+    programs.on_softirq_exit.set_autoload(options.phases);
+    Ok(())
+}
+
+/// Device mapper, md, zram and others take bios as they are. Only queues of requests have a folder `mq`.
+fn has_devices_without_requests() -> bool {
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    devices.map(|device| device.path()).any(|device| device.join("queue").exists() && !device.join("mq").exists())
+}
+
+/// The programs, in the order in which they are attached: the end of requests first, so that none is seen beginning
+/// whose end could not be.
+fn programs<'a>(skeleton: &'a BlockSkel<'_>) -> impl Iterator<Item = &'a ProgramMut<'a>> {
+    let programs = &skeleton.progs;
+    [
+        &programs.on_softirq_exit,
+        &programs.on_irq_handler_exit,
+        &programs.on_softirq_entry,
+        &programs.on_softirq_raise,
+        &programs.on_irq_handler_entry,
+        &programs.on_block_rq_complete,
+        &programs.on_block_bio_complete,
+        &programs.on_block_rq_merge,
+        &programs.on_block_rq_requeue,
+        &programs.on_block_rq_issue,
+        &programs.on_block_io_start,
+        &programs.on_block_rq_insert,
+        &programs.on_block_getrq,
+        &programs.on_block_split,
+        &programs.on_block_bio_queue,
+        &programs.on_block_bio_backmerge,
+        &programs.on_block_bio_frontmerge,
+        &programs.on_throttle_exit,
+    ]
+    .into_iter()
+    // Those that are not loaded have no descriptor.
+    .filter(|program| program.autoload())
+}
+
+fn attach_programs(skeleton: &BlockSkel<'_>) -> Result<Vec<Link>, AttachError> {
+    Ok(programs(skeleton).map(|program| program.attach()).collect::<Result<_, _>>()?)
+}
+
+fn late_ring(
+    skeleton: &BlockSkel<'_>,
+    late: &Rc<RefCell<VecDeque<done_request>>>,
+) -> Result<RingBuffer<'static>, AttachError> {
+    let mut builder = RingBufferBuilder::new();
+    let late = Rc::clone(late);
+    builder.add(&skeleton.maps.late_requests, move |bytes| {
+        late.borrow_mut().extend(attach::read_plain::<done_request>(bytes));
+        0
+    })?;
+    Ok(builder.build()?)
+}
+
+impl Attached for AttachedBlock {
+    fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        let mut snapshot = self.span.end(self.backend);
+        let count = self.skeleton.maps.bss_data.as_ref().map_or(0, |data| data.series_count);
+        snapshot.series = self.gathered.take(count, &mut self.names);
+        for (reason, name) in LOST {
+            let count = self.lost.u64_at(reason.0 as usize, 0).swap(0, Relaxed);
+            snapshot.lost.insert(name.to_owned(), count);
+        }
+        if let Some(kept) = &mut self.kept {
+            snapshot.lost.insert("unseen_others".to_owned(), kept.take_lost());
+            snapshot.lost.insert("over_budget".to_owned(), self.unexplained.events);
+            snapshot.unexplained = std::mem::take(&mut self.unexplained);
+        }
+        let mut statistics = attach::statistics(programs(&self.skeleton).map(|program| program.as_fd()));
+        if let Some(account) = &mut self.account {
+            for (reason, count) in account.take_lost() {
+                snapshot.lost.insert(reason.to_owned(), count);
+            }
+            statistics += account.statistics();
+        }
+        self.meter.tell(statistics, &mut snapshot);
+        Ok(snapshot)
+    }
+
+    fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        let Some(ring) = &self.ring else {
+            return Ok(());
+        };
+        attach::poll(ring, wait)?;
+        // After them: what was done before a late request is there.
+        self.read_kept();
+        let mut spent = Duration::ZERO;
+        // Taken out one by one: `each` may take long, and more may come in meanwhile.
+        loop {
+            let taken = self.late.borrow_mut().pop_front();
+            let Some(late) = taken else { return Ok(()) };
+            let mut event = late::event_of(&late, &mut self.names);
+            let is_explained = self.explain_over_ns.is_some_and(|over_ns| event.latency_ns >= over_ns);
+            match self.kept.as_ref().filter(|_| is_explained) {
+                Some(_) if spent > BUDGET => {
+                    self.unexplained.events += 1;
+                    self.unexplained.total_ns += event.latency_ns;
+                    continue;
+                }
+                Some(kept) => {
+                    let began = Instant::now();
+                    let usual_device_ns = kept.usual_device_ns(&late);
+                    let cpus = cpus_of(&late, usual_device_ns, self.account.as_ref(), &mut self.names);
+                    kept.explain(&late, &mut event, &mut self.names, cpus, self.keep_evidence);
+                    spent += began.elapsed();
+                }
+                None => {}
+            }
+            each(event);
+        }
+    }
+
+    fn weaker(&self) -> Option<&str> {
+        self.account.as_ref().and_then(Account::weaker)
+    }
+}
+
+/// Who had the CPU that ended it since it was told of it, and the one with the device's interrupt since it was issued.
+fn cpus_of(late: &done_request, usual_device_ns: u64, account: Option<&Account>, names: &mut Names) -> Cpus {
+    let Some(account) = account else { return Cpus { usual_device_ns, ..Cpus::default() } };
+    // Where nothing told of it, it was ended in that interrupt, if in any.
+    let told_ns = if late.told_by == told_by::TOLD_BY_NOBODY.0 { late.completed_ns } else { late.told_ns };
+    let may_be_sent = late.told_by == told_by::TOLD_BY_SOFTIRQ.0;
+    // As fast as others, within an eighth: no interrupt was late that matters.
+    let device_ns = told_ns.saturating_sub(late.request.issued_ns);
+    let is_slow = usual_device_ns > 0 && device_ns > usual_device_ns.saturating_add(usual_device_ns / 8);
+    let interrupted = if is_slow { account.interrupted(late.cpu, told_ns, may_be_sent) } else { None };
+    let before = late.request.issued_ns..told_ns;
+    Cpus {
+        usual_device_ns,
+        interrupted: interrupted.and_then(|cpu| account.lately_late(cpu, before, BEFORE, names.symbols())),
+        ended_on: account.lately(late.cpu, told_ns..late.completed_ns, UNTIL_DONE, names.symbols()),
+    }
+}

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The distributions of one device and operation, and of one process or cgroup where these are told apart. */
+#pragma once
+
+#include "requests.bpf.h"
+
+enum series_limits {
+	MAX_SERIES = 2048,
+};
+
+enum distribution_kind {
+	LATENCY,
+	THROTTLED,
+	QUEUED,
+	DEVICE,
+	COMPLETION,
+	DISTRIBUTION_KINDS,
+};
+
+struct block_key {
+	u32 device;
+	u32 operation;
+	/* A process, thread or cgroup. */
+	u64 whose;
+};
+
+struct series {
+	struct block_key key;
+	char comm[COMM_LENGTH];
+	u64 bytes;
+	u64 errors;
+	struct distribution distributions[DISTRIBUTION_KINDS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_SERIES);
+	__type(key, struct block_key);
+	__type(value, u32);
+} series_by_key SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_SERIES);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, u32);
+	__type(value, struct series);
+} series_by_id SEC(".maps");
+
+u32 series_count = 0;
+
+enum {
+	HINTS = 64,
+};
+
+/* The series of a device and operation that was counted last; any other number finds none of this key. */
+u32 hinted_series[HINTS] = {};
+
+static __noinline struct series *new_series(const struct block_key *key, const struct request_facts *facts)
+{
+	u32 id, *known;
+	struct series *series;
+
+	if (series_count >= MAX_SERIES)
+		return NULL;
+	id = __sync_fetch_and_add(&series_count, 1);
+	series = bpf_map_lookup_elem(&series_by_id, &id);
+	if (!series)
+		return NULL;
+	series->key = *key;
+	__builtin_memcpy(series->comm, series_key == BY_PROCESS ? facts->process : facts->comm, sizeof(series->comm));
+	if (!bpf_map_update_elem(&series_by_key, key, &id, BPF_NOEXIST))
+		return series;
+	/* Another CPU was faster; this one stays empty. */
+	known = bpf_map_lookup_elem(&series_by_key, key);
+	return known ? bpf_map_lookup_elem(&series_by_id, known) : NULL;
+}
+
+static __always_inline struct series *series_of(const struct request_facts *facts)
+{
+	struct block_key key = { .device = facts->device, .operation = facts->operation };
+	u32 hint = (key.device * OPERATIONS + key.operation) & (HINTS - 1);
+	struct series *series;
+	u32 *id, hinted;
+
+	if (series_key == BY_PROCESS)
+		key.whose = facts->pid;
+	else if (series_key == BY_THREAD)
+		key.whose = facts->tid;
+	else if (series_key == BY_CGROUP)
+		key.whose = facts->cgroup;
+	hinted = hinted_series[hint];
+	series = bpf_map_lookup_elem(&series_by_id, &hinted);
+	if (series && hinted < series_count && series->key.device == key.device && series->key.operation == key.operation &&
+	    series->key.whose == key.whose)
+		return series;
+	id = bpf_map_lookup_elem(&series_by_key, &key);
+	if (!id)
+		return new_series(&key, facts);
+	hinted_series[hint] = *id;
+	return bpf_map_lookup_elem(&series_by_id, id);
+}
+
+static __always_inline void count(struct series *series, enum distribution_kind kind, u64 ns)
+{
+	if (!distribution_add(&series->distributions[kind], ns, true))
+		lose(LOST_BUCKETS_FULL);
+}
+
+static __always_inline void count_done(const struct block_request *request, u64 told_ns, u64 now_ns, s32 error)
+{
+	struct series *series = series_of(&request->facts);
+
+	if (!series) {
+		lose(LOST_SERIES_FULL);
+		return;
+	}
+	count(series, LATENCY, since(now_ns, request->submitted_ns));
+	if (wants_phases) {
+		count(series, THROTTLED, since(request->made_ns, request->submitted_ns));
+		count(series, QUEUED, since(request->issued_ns, request->made_ns));
+		count(series, DEVICE, since(told_ns, request->issued_ns));
+		count(series, COMPLETION, since(now_ns, told_ns));
+	}
+	__sync_fetch_and_add(&series->bytes, request->facts.bytes);
+	if (error)
+		__sync_fetch_and_add(&series->errors, 1);
+}

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Reads of a file on a disk whose times are known by the clock of whoever waits, beside threads that keep the disk busy
+//! with writes.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use whylate_model::units::format_ns;
+
+use super::Moment;
+use crate::AttachError;
+use crate::block::disk_of;
+use crate::clock::monotonic_ns;
+
+/// The name of the threads that write, 15 bytes at most.
+pub const HOG: &str = "whylate-hog";
+/// The most threads that write.
+pub const MAX_HOGS: u32 = 64;
+/// The most reads.
+pub const MAX_READS: u64 = 10_000;
+/// The longest that a run takes.
+const MAX_TOTAL_NS: u64 = 60_000_000_000;
+
+/// How soon a stop is seen.
+const POLL: Duration = Duration::from_millis(20);
+/// Until the writing threads are at it.
+const SETTLED_WITHIN_NS: u64 = 2_000_000_000;
+
+/// What direct I/O wants its memory and its offsets to be multiples of.
+const ALIGNED: usize = 4096;
+/// Each read.
+const READ_BYTES: usize = ALIGNED;
+/// Each write: it takes a disk long.
+const WRITE_BYTES: usize = 512 << 10;
+/// The part of the file that is read; what is written comes behind it.
+const READ_BLOCKS: u64 = 1024;
+/// Each writing thread has room for so many writes.
+const WRITES: u64 = 2;
+
+/// Memory that a disk can write to.
+#[repr(align(4096))]
+struct Block([u8; READ_BYTES]);
+
+/// The same of a write. Zeroes might never get to a disk.
+#[repr(align(4096))]
+struct Large([u8; WRITE_BYTES]);
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Where the file is made, which has no name and goes with the process.
+    pub folder: PathBuf,
+    /// How many blocks are read, one after another.
+    pub reads: u64,
+    /// From the start of one to the start of the next, or longer.
+    pub every: Duration,
+    /// So many threads write meanwhile.
+    pub hogs: u32,
+}
+
+impl Plan {
+    /// # Errors
+    /// When it asks for nothing, or for so much that the machine would suffer.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if self.reads == 0 || self.reads > MAX_READS {
+            bail!("ask for 1 to {MAX_READS} reads");
+        }
+        if self.hogs > MAX_HOGS {
+            bail!("ask for {MAX_HOGS} writing threads at most");
+        }
+        if u128::from(self.reads) * self.every.as_nanos() > u128::from(MAX_TOTAL_NS) {
+            bail!("that would take longer than {}: ask for fewer reads or a shorter interval", format_ns(MAX_TOTAL_NS));
+        }
+        Ok(())
+    }
+}
+
+/// One read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// Before the system call.
+    pub start: Moment,
+    /// Until it was back, by `CLOCK_MONOTONIC`: the request, the system call, and waiting for a CPU.
+    pub took_ns: u64,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The disk that has the file, by its name in /dev.
+    pub disk: String,
+    /// The thread that reads, as the kernel numbers it in this PID namespace.
+    pub tid: u32,
+    /// Each read, in order.
+    pub made: Vec<Read>,
+    /// How many writes were done meanwhile.
+    pub writes: u64,
+    /// All were made.
+    pub complete: bool,
+}
+
+/// Threads that write until it is dropped.
+struct Hogs {
+    stop: Arc<AtomicBool>,
+    writes: Arc<AtomicU64>,
+    threads: Vec<thread::JoinHandle<io::Result<()>>>,
+}
+
+impl Hogs {
+    fn start(file: &File, hogs: u32) -> io::Result<Hogs> {
+        let mut all = Hogs { stop: Arc::default(), writes: Arc::default(), threads: Vec::new() };
+        for hog in 0..u64::from(hogs) {
+            let (file, stop, writes) = (file.try_clone()?, Arc::clone(&all.stop), Arc::clone(&all.writes));
+            let own = READ_BLOCKS * READ_BYTES as u64 + hog * WRITES * WRITE_BYTES as u64;
+            let write = move || {
+                let block = Box::new(Large([0x5a; WRITE_BYTES]));
+                for number in (0..WRITES).cycle() {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    file.write_all_at(&block.0, own + number * WRITE_BYTES as u64)?;
+                    writes.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(())
+            };
+            all.threads.push(thread::Builder::new().name(HOG.to_owned()).spawn(write)?);
+        }
+        Ok(all)
+    }
+
+    /// Waits until they are all at it, or have failed.
+    fn settle(&self, stop: &AtomicBool) {
+        let until_ns = monotonic_ns() + SETTLED_WITHIN_NS;
+        while self.writes.load(Ordering::Relaxed) < 2 * self.threads.len() as u64
+            && !self.threads.iter().any(thread::JoinHandle::is_finished)
+            && !stop.load(Ordering::Relaxed)
+            && monotonic_ns() < until_ns
+        {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// How many writes they have done, or what kept them from it.
+    fn end(mut self) -> io::Result<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            thread.join().map_err(|_| io::Error::other("a writing thread failed"))??;
+        }
+        Ok(self.writes.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Hogs {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// Sleeps until then, on `CLOCK_MONOTONIC`. False when it is told to stop.
+fn sleep_until(due_ns: u64, stop: &AtomicBool) -> bool {
+    while !stop.load(Ordering::Relaxed) {
+        match due_ns.checked_sub(monotonic_ns()) {
+            None | Some(0) => return true,
+            Some(left_ns) => thread::sleep(POLL.min(Duration::from_nanos(left_ns))),
+        }
+    }
+    false
+}
+
+/// Where a file is on a disk, of those where one would be looked for.
+pub fn folder_on_disk() -> Option<PathBuf> {
+    ["/var/tmp", "/tmp", "."].map(PathBuf::from).into_iter().find(|folder| open(folder).is_ok_and(|_| true))
+}
+
+/// A file without a name, on a disk and with direct I/O, and that disk.
+fn open(folder: &Path) -> anyhow::Result<(File, String)> {
+    let flags = libc::O_TMPFILE | libc::O_DIRECT | libc::O_CLOEXEC;
+    let file = OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(flags).open(folder);
+    let file = file.with_context(|| {
+        format!("cannot make an unnamed file for direct I/O in {} (try another --folder)", folder.display())
+    })?;
+    let disk = disk_of(&file)
+        .with_context(|| format!("{} is not on a single local disk (try another --folder)", folder.display()))?;
+    Ok((file, disk))
+}
+
+/// Reads, and writes meanwhile. `stop` ends it.
+///
+/// # Errors
+/// When the plan is not sound, the folder is on no disk, or a request fails.
+pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
+    plan.check()?;
+    let (file, disk) = open(&plan.folder).map_err(|error| AttachError::Unsupported(format!("{error:#}")))?;
+    let failed = |error: io::Error| anyhow!(error).context("cannot read or write the file");
+    let large = Box::new(Large([0x5a; WRITE_BYTES]));
+    for number in 0..READ_BLOCKS * READ_BYTES as u64 / WRITE_BYTES as u64 {
+        file.write_all_at(&large.0, number * WRITE_BYTES as u64).map_err(failed)?;
+    }
+    let mut block = Box::new(Block([0; READ_BYTES]));
+    let hogs = Hogs::start(&file, plan.hogs).context("cannot start a writing thread")?;
+    hogs.settle(stop);
+    let mut made = Vec::new();
+    let until_ns = monotonic_ns() + MAX_TOTAL_NS;
+    for number in 0..plan.reads {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let began_ns = monotonic_ns();
+        // Places that are far apart are not merged.
+        let at = number * 769 % READ_BLOCKS * READ_BYTES as u64;
+        file.read_exact_at(&mut block.0, at).map_err(failed)?;
+        let took_ns = monotonic_ns() - began_ns;
+        made.push(Read { start: Moment::at(began_ns), took_ns });
+        let due_ns = began_ns + plan.every.as_nanos() as u64;
+        if number + 1 == plan.reads || monotonic_ns() >= until_ns || !sleep_until(due_ns.min(until_ns), stop) {
+            break;
+        }
+    }
+    let writes = hogs.end().map_err(failed)?;
+    let tid = rustix::thread::gettid().as_raw_pid() as u32;
+    Ok(Report { disk, tid, complete: made.len() as u64 == plan.reads, made, writes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_take_too_much_is_refused() {
+        let plan = Plan { folder: "/".into(), reads: 100, every: Duration::from_millis(10), hogs: 8 };
+        assert!(plan.check().is_ok());
+        assert!(Plan { reads: 0, ..plan.clone() }.check().is_err());
+        assert!(Plan { hogs: MAX_HOGS + 1, ..plan.clone() }.check().is_err());
+        assert!(Plan { every: Duration::from_secs(1), ..plan }.check().is_err());
+    }
+}

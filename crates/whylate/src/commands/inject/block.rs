@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate inject block`.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use serde::Serialize;
+use whylate_model::sources::BLOCK;
+use whylate_model::units::{format_ns, printable};
+use whylate_sources::inject::requests::{self, Plan, Report, folder_on_disk};
+
+use crate::commands::Senseless;
+use crate::output::json::write_line;
+use crate::values::duration_ns;
+
+/// Reads blocks from a disk and measures how long each read takes.
+///
+/// It reads an unnamed temporary file with direct I/O, so each read is one disk request. With --hogs,
+/// threads named whylate-hog keep the disk busy with 512 KiB writes.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+  whylate inject block                          100 reads, one every 10 ms
+  whylate inject block --hogs 16                the same while 16 threads write
+  whylate inject block --folder /srv --json     on the disk that holds /srv, for a program to compare")]
+pub struct Arguments {
+    /// How many blocks of 4 KiB to read.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=requests::MAX_READS))]
+    reads: u64,
+    /// Time from the start of one read to the start of the next.
+    #[arg(long = "every", value_name = "DURATION", default_value = "10ms", value_parser = duration_ns)]
+    every_ns: u64,
+    /// Number of threads that write meanwhile.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=i64::from(requests::MAX_HOGS)))]
+    hogs: u32,
+    /// Folder for the file (default: the first of /var/tmp, /tmp and the current one that is on a disk).
+    #[arg(long, value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+    /// Print one JSON object per read, and one at the end.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct ReadRecord<'a> {
+    kind: &'static str,
+    disk: &'a str,
+    start_unix_ns: u64,
+    start_monotonic_ns: u64,
+    took_ns: u64,
+}
+
+#[derive(Serialize)]
+struct EndRecord<'a> {
+    kind: &'static str,
+    disk: &'a str,
+    pid: u32,
+    tid: u32,
+    reads: usize,
+    writes: u64,
+    complete: bool,
+}
+
+pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
+    let folder = match arguments.folder.clone().or_else(folder_on_disk) {
+        Some(folder) => folder,
+        None => bail!(
+            "none of /var/tmp, /tmp and the current folder is on a disk with direct I/O: choose one that is with --folder"
+        ),
+    };
+    let every = Duration::from_nanos(arguments.every_ns);
+    let plan = Plan { folder, reads: arguments.reads, every, hogs: arguments.hogs };
+    plan.check().map_err(Senseless)?;
+    let report = requests::run(&plan, stop).context("cannot inject block")?;
+    let mut out = io::stdout().lock();
+    if arguments.json {
+        write_json(&mut out, &report)?
+    } else {
+        write_text(&mut out, &report)?
+    }
+    out.flush()?;
+    if report.complete || stop.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    bail!(
+        "the disk is too slow: only {} of {} reads were made (ask for fewer with --reads)",
+        report.made.len(),
+        plan.reads
+    )
+}
+
+fn write_json(out: &mut dyn Write, report: &Report) -> anyhow::Result<()> {
+    let Report { disk, tid, made, writes, complete } = report;
+    let kind = BLOCK.name;
+    for read in made {
+        let (start_unix_ns, start_monotonic_ns) = (read.start.unix_ns, read.start.monotonic_ns);
+        write_line(out, &ReadRecord { kind, disk, start_unix_ns, start_monotonic_ns, took_ns: read.took_ns })?;
+    }
+    let pid = std::process::id();
+    write_line(
+        out,
+        &EndRecord { kind, disk, pid, tid: *tid, reads: made.len(), writes: *writes, complete: *complete },
+    )?;
+    Ok(())
+}
+
+fn write_text(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    let Report { disk, tid, made, writes, .. } = report;
+    let longest_ns = made.iter().map(|read| read.took_ns).max().unwrap_or(0);
+    let all_ns: u64 = made.iter().map(|read| read.took_ns).sum();
+    writeln!(
+        out,
+        "thread {tid} read {} blocks from {}: {} on average, {} at most; {writes} writes meanwhile",
+        made.len(),
+        printable(disk),
+        format_ns(all_ns / (made.len() as u64).max(1)),
+        format_ns(longest_ns)
+    )
+}
