@@ -3,6 +3,7 @@
 
 use super::lost::reason;
 use super::{Card, Judged};
+use crate::merge::Merging;
 use crate::late::{ROLE, WORKER};
 
 /// How long work items wait until a worker starts them.
@@ -10,6 +11,8 @@ pub static WQ: Card = Card {
     // A worker that waits for a CPU without an item is on its way to one, which waits as long at least. One that has an
     // item does not count here: that item has been started.
     tells: |event| event.labels.get(ROLE).is_some_and(|role| role == WORKER) && !event.labels.contains_key("handler"),
+    // They are of items that have not begun or ended when a span ends.
+    merging: |_| Merging::Latest,
     lost: &[
         reason("buckets_full", "the memory for histograms was full"),
         reason("cancelled", "a queued item was cancelled or armed anew; noticed when its memory is queued again"),

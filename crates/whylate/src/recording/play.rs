@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a recording has of a span of time.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use jiff::tz::TimeZone;
+use whylate_model::recording::{Damage, Gap, Header, Line, Reader};
+use whylate_model::units::{format_ns, printable};
+use whylate_model::Snapshot;
+
+use super::times::Given;
+use crate::commands::Senseless;
+
+/// A part of a recording.
+#[derive(Clone, Debug, Default)]
+pub struct Span {
+    /// Its beginning; `None` for that of the recording.
+    pub from: Option<Given>,
+    /// Its end.
+    pub to: Option<Given>,
+}
+
+/// A file, and which part of it is played.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    pub path: PathBuf,
+    pub span: Span,
+    /// So many times as fast as it was; `None` for as fast as it can be read.
+    pub speed: Option<f64>,
+}
+
+/// A recording that is being read.
+pub struct Played {
+    reader: Reader<File>,
+    name: String,
+    from_ns: u64,
+    to_ns: u64,
+    speed: Option<f64>,
+    gaps: Vec<Gap>,
+}
+
+impl Recording {
+    /// Opens it and finds its span.
+    ///
+    /// # Errors
+    /// When it is none, or its span makes no sense.
+    pub fn play(&self) -> anyhow::Result<Played> {
+        let name = printable(&self.path.to_string_lossy());
+        let reader = open(&self.path)?;
+        let first_ns = reader.header().start_unix_ns;
+        let zone = TimeZone::system();
+        let of = |given: &Option<Given>, otherwise| match given {
+            Some(given) => given.within(first_ns, &zone).ok_or_else(|| anyhow!("that time is on no calendar")),
+            None => Ok(otherwise),
+        };
+        let (from_ns, to_ns) = (of(&self.span.from, 0)?, of(&self.span.to, u64::MAX)?);
+        if from_ns > to_ns {
+            return Err(Senseless(anyhow!("the span ends before it begins: swap --from and --to")).into());
+        }
+        let reader = reader.within(from_ns, to_ns);
+        Ok(Played { reader, name, from_ns, to_ns, speed: self.speed, gaps: Vec::new() })
+    }
+}
+
+fn open(path: &Path) -> anyhow::Result<Reader<File>> {
+    let name = printable(&path.to_string_lossy());
+    let cannot = || format!("cannot read {name}");
+    let file = File::open(path).with_context(cannot)?;
+    // Reading a FIFO or a terminal has no end, and nothing can be passed over in one.
+    if !file.metadata().with_context(cannot)?.is_file() {
+        bail!("cannot read {name}: it is no plain file (name a recording)");
+    }
+    Reader::new(file).with_context(cannot)
+}
+
+impl Played {
+    /// What is recorded.
+    pub fn header(&self) -> &Header {
+        self.reader.header()
+    }
+
+    /// The file's name, for people.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The next line of the span but for headers, gaps and clocks; gaps are kept.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn next_line(&mut self) -> anyhow::Result<Option<Line>> {
+        while let Some(line) = self.reader.next_line().with_context(|| format!("cannot read {}", self.name))? {
+            let Some((first_ns, last_ns)) = line.span_unix_ns() else { continue };
+            // A snapshot that ends when the span begins has nothing of it.
+            let is_moment = first_ns == last_ns;
+            let is_before = if is_moment { last_ns < self.from_ns } else { last_ns <= self.from_ns };
+            if is_before || first_ns > self.to_ns {
+                continue;
+            }
+            match line {
+                Line::Gap(gap) => self.gaps.push(gap),
+                Line::Header(_) | Line::Clock(_) | Line::End(_) | Line::Other => {}
+                Line::Snapshot(_) | Line::Account(_) => return Ok(Some(line)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The next snapshot of that source.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn next_snapshot(&mut self, source: &str) -> anyhow::Result<Option<Snapshot>> {
+        while let Some(line) = self.next_line()? {
+            if let Line::Snapshot(snapshot) = line
+                && snapshot.source == source
+            {
+                self.pace(snapshot.duration_ns);
+                return Ok(Some(*snapshot));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Lets as much time pass as did then, where that is asked for.
+    pub fn pace(&self, span_ns: u64) {
+        if let Some(speed) = self.speed {
+            thread::sleep(Duration::from_secs_f64((span_ns as f64 / 1e9 / speed).min(3600.0)));
+        }
+    }
+
+    /// From where on late events of that source are recorded.
+    ///
+    /// # Errors
+    /// When the source was not recorded.
+    pub fn late_from_ns(&self, source: &str) -> anyhow::Result<Option<u64>> {
+        let sources = &self.header().sources;
+        match sources.iter().find(|measured| measured.source == source) {
+            Some(measured) => Ok(measured.late_from_ns),
+            None => {
+                let known: Vec<&str> = sources.iter().map(|measured| measured.source.as_str()).collect();
+                bail!("{} has no {source} (it has: {})", self.name, printable(&known.join(", ")))
+            }
+        }
+    }
+
+    /// Says on standard error what is missing of the span.
+    pub fn tell_missing(&self) {
+        for gap in &self.gaps {
+            say!("whylate: {}: {}", self.name, gap_in_words(gap));
+        }
+        let Damage { frames, lines, is_cut } = self.reader.damage();
+        if frames > 0 || lines > 0 {
+            say!("whylate: {}: {frames} frames are damaged; {lines} lines of them cannot be read", self.name);
+        }
+        if is_cut {
+            say!("whylate: {}: it was cut off: what was recorded last is missing", self.name);
+        }
+    }
+}
+
+/// What is missing, and why.
+fn gap_in_words(gap: &Gap) -> String {
+    let Gap { start_unix_ns, duration_ns, reason, count } = gap;
+    let at = whylate_model::units::rfc3339::format(*start_unix_ns);
+    let lasted = format_ns(*duration_ns);
+    match reason.as_str() {
+        "suspended" => format!("at {at} the machine was suspended for {lasted}"),
+        "clock_set" => format!("at {at} the clock was set"),
+        "overload" => format!("{count} snapshots are missing from {at} on, for {lasted}: the disk was too slow"),
+        "disk_full" => format!("{count} snapshots are missing from {at} on, for {lasted}: the disk was full"),
+        "write_failed" => format!("{count} snapshots are missing from {at} on, for {lasted}: they could not be written"),
+        "late_events" => format!("{count} late events are missing before {at}: there were too many"),
+        other => format!("from {at} on, for {lasted}, something is missing ({})", printable(other)),
+    }
+}
