@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
-use crate::sources::{Card, named};
 use crate::snapshot::{Labels, Series, Snapshot};
+use crate::sources::{Card, named};
 use crate::stack::Stack;
 
 /// What becomes of a figure when two spans become one.
@@ -115,7 +115,8 @@ impl Merger {
     }
 
     fn begin(&mut self, first: Snapshot) {
-        self.series_by_labels = first.series.iter().enumerate().map(|(at, series)| (series.labels.clone(), at)).collect();
+        self.series_by_labels =
+            first.series.iter().enumerate().map(|(at, series)| (series.labels.clone(), at)).collect();
         for (at, stack) in first.stacks.iter().enumerate() {
             self.stacks_by_hash.entry(hash_of(stack)).or_default().push(at);
         }
@@ -239,8 +240,20 @@ mod tests {
     }
 
     fn series() -> impl Strategy<Value = Series> {
-        let names = ["working", "spinning", "utilisation", "share", "queued", "missed", "cpu", PRESENT, "starved_by", "period_ns"];
-        let values = prop::collection::btree_map(prop::sample::select(names.map(str::to_owned).to_vec()), 0.0..1.0, 0..6);
+        let names = [
+            "working",
+            "spinning",
+            "utilisation",
+            "share",
+            "queued",
+            "missed",
+            "cpu",
+            PRESENT,
+            "starved_by",
+            "period_ns",
+        ];
+        let values =
+            prop::collection::btree_map(prop::sample::select(names.map(str::to_owned).to_vec()), 0.0..1.0, 0..6);
         (0u8..3, values, prop::collection::vec(0u64..1 << 40, 0..4)).prop_map(|(label, values, latencies)| Series {
             labels: [("handler".to_owned(), label.to_string())].into(),
             histograms: [("latency".to_owned(), latencies.into_iter().collect())].into(),
@@ -306,7 +319,8 @@ mod tests {
         let [sqpoll, irqsoff, wq] = ["sqpoll", "irqsoff", "wq"];
         let share = merged([of(irqsoff, 1_000, &[("share", 0.1)]), of(irqsoff, 3_000, &[("share", 0.5)])]);
         assert!((share.series[0].values["share"] - 0.4).abs() < 1e-12);
-        let gone = merged([of(irqsoff, 1_000, &[("share", 0.4)]), Snapshot { series: Vec::new(), ..of(irqsoff, 3_000, &[]) }]);
+        let gone =
+            merged([of(irqsoff, 1_000, &[("share", 0.4)]), Snapshot { series: Vec::new(), ..of(irqsoff, 3_000, &[]) }]);
         assert!((gone.series[0].values["share"] - 0.1).abs() < 1e-12);
         // A thread that worked half of its time, and was there for a quarter.
         let worked = of(sqpoll, 1_000, &[("working", 0.5), ("spinning", 0.5)]);

@@ -12,6 +12,7 @@ mod cli;
 mod commands;
 mod files;
 mod output;
+mod recording;
 mod values;
 
 use std::io::{self, Write as _};

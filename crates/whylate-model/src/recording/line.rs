@@ -86,6 +86,9 @@ pub struct Measured {
     /// From where on late events are recorded; `None` where none are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late_from_ns: Option<u64>,
+    /// Why there was nothing to measure when it began, if there was not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nothing: Option<String>,
 }
 
 /// What the shared account has lost.

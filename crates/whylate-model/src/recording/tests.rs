@@ -135,15 +135,13 @@ fn index_at(file: &[u8], at: usize) -> Index {
 
 #[test]
 fn other_files_and_newer_recordings_are_refused() {
-    for bytes in [&b""[..], b"no", b"{\"schema\":1}\n", &[0; 100], &zstd::encode_all(&b"hello\n"[..], 3).expect("a frame")] {
+    for bytes in
+        [&b""[..], b"no", b"{\"schema\":1}\n", &[0; 100], &zstd::encode_all(&b"hello\n"[..], 3).expect("a frame")]
+    {
         assert!(matches!(Reader::new(Cursor::new(bytes)), Err(ReadError::NoRecording)), "{bytes:?}");
     }
-    let newer = Line::Header(Header {
-        recording: FORMAT + 1,
-        schema: 1,
-        whylate: "9.0".to_owned(),
-        ..Header::default()
-    });
+    let newer =
+        Line::Header(Header { recording: FORMAT + 1, schema: 1, whylate: "9.0".to_owned(), ..Header::default() });
     let bytes = zstd::encode_all(&bytes_of(&newer)[..], 3).expect("a frame");
     let refused = Reader::new(Cursor::new(bytes)).err().expect("a newer one").to_string();
     assert!(refused.contains("whylate 9.0"), "{refused}");

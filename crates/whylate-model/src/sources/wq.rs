@@ -3,8 +3,8 @@
 
 use super::lost::reason;
 use super::{Card, Judged};
-use crate::merge::Merging;
 use crate::late::{ROLE, WORKER};
+use crate::merge::Merging;
 
 /// How long work items wait until a worker starts them.
 pub static WQ: Card = Card {

@@ -31,7 +31,7 @@ pub fn this_machine() -> Header {
 
 /// A header for one source.
 pub fn of_one(source: &str, backend: &str, late_from_ns: Option<u64>) -> Header {
-    let measured = Measured { source: source.to_owned(), backend: backend.to_owned(), late_from_ns };
+    let measured = Measured { source: source.to_owned(), backend: backend.to_owned(), late_from_ns, nothing: None };
     Header { sources: vec![measured], ..this_machine() }
 }
 

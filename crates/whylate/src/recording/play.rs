@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use jiff::tz::TimeZone;
+use whylate_model::Snapshot;
 use whylate_model::recording::{Damage, Gap, Header, Line, Reader};
 use whylate_model::units::{format_ns, printable};
-use whylate_model::Snapshot;
 
 use super::times::Given;
 use crate::commands::Senseless;
@@ -173,7 +173,9 @@ fn gap_in_words(gap: &Gap) -> String {
         "clock_set" => format!("at {at} the clock was set"),
         "overload" => format!("{count} snapshots are missing from {at} on, for {lasted}: the disk was too slow"),
         "disk_full" => format!("{count} snapshots are missing from {at} on, for {lasted}: the disk was full"),
-        "write_failed" => format!("{count} snapshots are missing from {at} on, for {lasted}: they could not be written"),
+        "write_failed" => {
+            format!("{count} snapshots are missing from {at} on, for {lasted}: they could not be written")
+        }
         "late_events" => format!("{count} late events are missing before {at}: there were too many"),
         other => format!("from {at} on, for {lasted}, something is missing ({})", printable(other)),
     }

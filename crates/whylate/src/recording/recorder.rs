@@ -47,6 +47,42 @@ struct Told {
     is_asked: AtomicBool,
 }
 
+/// Late events of one source until its next snapshot, in the order in which they came.
+#[derive(Debug, Default)]
+pub struct Gathered {
+    late: Vec<LateEvent>,
+    beyond_limit: u64,
+}
+
+impl Gathered {
+    /// Adds one.
+    pub fn add(&mut self, event: &LateEvent) {
+        if self.late.len() < LATE_EVENTS {
+            self.late.push(LateEvent { evidence: None, ..event.clone() });
+        } else {
+            self.beyond_limit += 1;
+        }
+    }
+
+    /// How many there are, with those that are only counted.
+    pub fn count(&self) -> u64 {
+        self.late.len() as u64 + self.beyond_limit
+    }
+
+    /// The lines of a snapshot with them.
+    pub fn lines(&mut self, snapshot: Snapshot) -> Vec<Line> {
+        let end_ns = snapshot.start_unix_ns.saturating_add(snapshot.duration_ns);
+        let late = std::mem::take(&mut self.late);
+        let mut lines = vec![Line::Snapshot(Box::new(Snapshot { late, ..snapshot }))];
+        let count = std::mem::take(&mut self.beyond_limit);
+        if count > 0 {
+            let reason = "late_events".to_owned();
+            lines.push(Line::Gap(Gap { start_unix_ns: end_ns, duration_ns: 0, reason, count }));
+        }
+        lines
+    }
+}
+
 /// Records what it is handed. Dropping it ends the recording.
 #[derive(Debug)]
 pub struct Recorder {
@@ -56,9 +92,7 @@ pub struct Recorder {
     /// Ticks that the disk was too slow for.
     missed: u64,
     missed_since_ns: u64,
-    /// Late events until the next snapshot.
-    late: Vec<LateEvent>,
-    beyond_limit: u64,
+    gathered: Gathered,
 }
 
 impl Recorder {
@@ -80,38 +114,28 @@ impl Recorder {
             told,
             missed: 0,
             missed_since_ns: 0,
-            late: Vec::new(),
-            beyond_limit: 0,
+            gathered: Gathered::default(),
         })
     }
 
     /// A late event that belongs to the next snapshot.
     pub fn late(&mut self, event: &LateEvent) {
-        if self.late.len() < LATE_EVENTS {
-            self.late.push(LateEvent { evidence: None, ..event.clone() });
-        } else {
-            self.beyond_limit += 1;
-        }
+        self.gathered.add(event);
     }
 
     /// A snapshot, with the late events since the previous one in the order in which they came.
     pub fn snapshot(&mut self, snapshot: &Snapshot) {
-        let late = std::mem::take(&mut self.late);
-        self.tick(vec![Line::Snapshot(Box::new(Snapshot { late, ..snapshot.clone() }))]);
+        let lines = self.gathered.lines(snapshot.clone());
+        self.tick(lines);
     }
 
     /// Everything of one moment.
     pub fn tick(&mut self, mut lines: Tick) {
         let now_ns = clock::unix_ns();
-        let gap = |reason: &str, start_unix_ns, count| {
-            let reason = reason.to_owned();
-            Line::Gap(Gap { start_unix_ns, duration_ns: now_ns.saturating_sub(start_unix_ns), reason, count })
-        };
-        if self.beyond_limit > 0 {
-            lines.push(gap("late_events", now_ns, std::mem::take(&mut self.beyond_limit)));
-        }
         if self.missed > 0 {
-            lines.insert(0, gap("overload", self.missed_since_ns, self.missed));
+            let (start_unix_ns, reason) = (self.missed_since_ns, "overload".to_owned());
+            let duration_ns = now_ns.saturating_sub(start_unix_ns);
+            lines.insert(0, Line::Gap(Gap { start_unix_ns, duration_ns, reason, count: self.missed }));
         }
         let Some(sender) = &self.sender else { return };
         match sender.try_send(lines) {
@@ -140,18 +164,22 @@ impl Recorder {
         self.told.problem.lock().ok()?.take()
     }
 
-    /// Files that were made.
-    pub fn files(&self) -> Vec<PathBuf> {
-        self.told.files.lock().map(|files| files.clone()).unwrap_or_default()
-    }
-
     /// Ends the recording.
     ///
     /// # Errors
     /// When something could not be written that nobody was told of.
-    pub fn end(mut self) -> anyhow::Result<()> {
+    pub fn end(self) -> anyhow::Result<()> {
+        self.finish().map(|_| ())
+    }
+
+    /// The same, and tells which files there are.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn finish(mut self) -> anyhow::Result<Vec<PathBuf>> {
         self.stop();
-        self.take_problem().map_or(Ok(()), |problem| Err(anyhow!(problem)))
+        let files = self.told.files.lock().map(|files| files.clone()).unwrap_or_default();
+        self.take_problem().map_or(Ok(files), |problem| Err(anyhow!(problem)))
     }
 
     fn stop(&mut self) {
