@@ -82,10 +82,9 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
 fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let store = arguments.record.output.as_deref().map(record::file).transpose()?;
-    let progress = Progress::new();
+    let (progress, wish) = (Progress::new(), Wish::default());
     progress.show("attaching");
-    let Some(Sources { session, mut looking, mut unmeasured, weaker }) = sources::attach(&watch, &Wish::default())?
-    else {
+    let Some(Sources { session, mut looking, mut unmeasured, weaker }) = sources::attach(&watch, &wish)? else {
         progress.clear();
         say!("whylate: interrupted before anything was measured");
         return Ok(None);
@@ -116,7 +115,7 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
     for feed in &mut looking {
         let (card, snapshot) = (feed.card, feed.snapshot()?);
         ends.push(snapshot.ended_ns);
-        measured.push(sources::measured(feed, None));
+        measured.push(sources::measured(feed, &wish));
         snapshots.push((card, snapshot));
     }
     drain(&mut looking, &mut add, |number, at_ns| (begins[number]..=ends[number]).contains(&at_ns))?;

@@ -184,7 +184,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     signal_hook::flag::register(SIGUSR1, Arc::clone(&is_asked)).context("cannot watch for SIGUSR1")?;
     let machine = about::this_machine();
     let (store, name) = arguments.store(&machine.host)?;
-    let wish = Wish { only: arguments.sources.clone(), why_ns: arguments.why, in_detail: true };
+    let wish = Wish {
+        only: arguments.sources.clone(),
+        why_ns: arguments.why,
+        surely_from_ns: arguments.on_late,
+        in_detail: true,
+    };
     let Some(Sources { session, mut looking, unmeasured, weaker }) = sources::attach(&watch, &wish)? else {
         say!("whylate: interrupted before anything was measured");
         return Ok(());
@@ -193,7 +198,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         say!("whylate: cannot record {}: {}", missing.source, printable(&missing.reason));
     }
     let begins = sources::begin(&session, &mut looking)?;
-    let measured = looking.iter().map(|feed| sources::measured(feed, arguments.why)).collect();
+    let measured = looking.iter().map(|feed| sources::measured(feed, &wish)).collect();
     let header =
         Header { sources: measured, unmeasured, weaker, every_ns: Some(arguments.every), ..about::this_machine() };
     let mut recorder = Recorder::start(store, header)?;

@@ -411,6 +411,9 @@ fn drive_recorded(
             break;
         }
     }
+    if played_ns == 0 {
+        say!("whylate: {} has nothing of that time", played.name());
+    }
     print(&mut merger, &mut kept, output, out)
 }
 

@@ -27,6 +27,8 @@ pub struct Wish {
     pub only: Vec<String>,
     /// From where on what is late is explained; `None` for each source's own limit.
     pub why_ns: Option<u64>,
+    /// At least what is this late is explained.
+    pub surely_from_ns: Option<u64>,
     /// Their series tell as much apart as they can.
     pub in_detail: bool,
 }
@@ -38,7 +40,11 @@ impl Wish {
 
     /// From where on late events of that source are explained.
     pub fn late_from_ns(&self, card: &Card) -> u64 {
-        self.why_ns.unwrap_or(card.events().late_from_ns)
+        self.at_most(self.why_ns.unwrap_or(card.events().late_from_ns))
+    }
+
+    fn at_most(&self, limit_ns: u64) -> u64 {
+        self.surely_from_ns.map_or(limit_ns, |surely_ns| limit_ns.min(surely_ns))
     }
 }
 
@@ -58,7 +64,9 @@ pub fn attach(watch: &Watch, wish: &Wish) -> anyhow::Result<Option<Sources>> {
         let told = |reason| Unmeasured { source: card.name.to_owned(), reason };
         source.ask(Asked {
             explain_over_ns: Some(wish.late_from_ns(card)),
-            explain_held_up_over_ns: card.held_up.map(|judged| wish.why_ns.unwrap_or(judged.late_from_ns)),
+            explain_held_up_over_ns: card
+                .held_up
+                .map(|judged| wish.at_most(wish.why_ns.unwrap_or(judged.late_from_ns))),
             in_detail: wish.in_detail,
             ..Asked::default()
         });
@@ -111,11 +119,11 @@ pub fn begin(session: &Session, looking: &mut [Feed]) -> anyhow::Result<Vec<u64>
 }
 
 /// What a recording says of a source.
-pub fn measured(feed: &Feed, why_ns: Option<u64>) -> Measured {
+pub fn measured(feed: &Feed, wish: &Wish) -> Measured {
     Measured {
         source: feed.card.name.to_owned(),
         backend: feed.source.backend.to_owned(),
-        late_from_ns: Some(why_ns.unwrap_or(feed.card.events().late_from_ns)),
+        late_from_ns: Some(wish.late_from_ns(feed.card)),
         nothing: feed.source.sees_nothing().map(str::to_owned),
     }
 }

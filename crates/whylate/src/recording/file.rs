@@ -98,6 +98,7 @@ impl Store for FileStore {
         // Of an index that is there, all is there.
         self.file.sync_data()?;
         self.file.write_all_at(&index.to_bytes(), self.index_at)?;
+        self.index_at = self.end;
         Ok(())
     }
 

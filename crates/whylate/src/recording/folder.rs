@@ -176,3 +176,49 @@ impl Store for FolderStore {
         self.made.clone()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn fill(store: &mut FolderStore, frames: usize, bytes: usize) {
+        for _ in 0..frames {
+            store.begin_frame(&Header::default()).expect("begun");
+            store.write(&vec![7; bytes]).expect("written");
+            store.end_frame(&Index { bytes: bytes as u64, lines: 1, ..Index::default() }).expect("ended");
+        }
+    }
+
+    #[test]
+    fn all_files_together_stay_below_the_limit() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("kept");
+        let retention = Retention { most_bytes: Some(1 << 20), ..Retention::default() };
+        let mut store = FolderStore::open(&path, retention).expect("made");
+        assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o700);
+        assert!(FolderStore::open(&path, retention).is_err(), "two programs");
+        fs::write(path.join("notes.txt"), vec![0; 2 << 20]).expect("written");
+        for _ in 0..60 {
+            fill(&mut store, 1, 60_000);
+            let all: u64 = recordings_in(&path).iter().map(|file| file.bytes).sum();
+            assert!(all <= (1 << 20) + 70_000, "{all}");
+        }
+        assert!(recordings_in(&path).len() > 3 && path.join("notes.txt").exists());
+        drop(store);
+        // After a while, only what is written is left.
+        std::thread::sleep(Duration::from_millis(20));
+        let retention = Retention { keep_ns: Some(1_000_000), ..Retention::default() };
+        let mut store = FolderStore::open(&path, retention).expect("the former one has gone");
+        fill(&mut store, 1, 10);
+        assert_eq!(recordings_in(&path).len(), 1);
+    }
+
+    #[test]
+    fn a_link_is_not_followed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::os::unix::fs::symlink("/etc/passwd", folder.path().join(LOCK)).expect("linked");
+        assert!(FolderStore::open(folder.path(), Retention::default()).is_err());
+    }
+}

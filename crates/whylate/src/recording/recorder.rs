@@ -224,12 +224,26 @@ struct Writer {
     open: Option<Open>,
     pause: Option<Pause>,
     clock: Clock,
+    /// What time it is.
+    now: fn() -> Clock,
+    /// How long nothing is tried after a failure.
+    retry: Duration,
     snapshots: u64,
 }
 
 impl Writer {
     fn new(store: Box<dyn Store>, header: Header, told: Arc<Told>) -> Self {
-        Writer { store, header, told, open: None, pause: None, clock: about::now(), snapshots: 0 }
+        Writer {
+            store,
+            header,
+            told,
+            open: None,
+            pause: None,
+            clock: about::now(),
+            now: about::now,
+            retry: RETRY,
+            snapshots: 0,
+        }
     }
 
     fn run(&mut self, ticks: &Receiver<Tick>) {
@@ -281,7 +295,7 @@ impl Writer {
 
     /// Says when clocks were set and when the machine was suspended.
     fn look_at_clocks(&mut self, lines: &mut Tick) {
-        let (was, now) = (self.clock, about::now());
+        let (was, now) = (self.clock, (self.now)());
         let awake_ns = now.monotonic_ns.saturating_sub(was.monotonic_ns);
         let all_ns = now.boottime_ns.saturating_sub(was.boottime_ns);
         let asleep_ns = all_ns.saturating_sub(awake_ns);
@@ -391,7 +405,7 @@ impl Writer {
                 false => format!("recording is paused: {error}"),
             });
         }
-        let retry_at = Instant::now() + RETRY;
+        let retry_at = Instant::now() + self.retry;
         match &mut self.pause {
             Some(pause) => pause.retry_at = retry_at,
             None => self.pause = Some(Pause { since_ns: clock::unix_ns(), retry_at, reason, missed: 0 }),
@@ -422,3 +436,6 @@ impl Writer {
         Some(gap)
     }
 }
+
+#[cfg(test)]
+mod tests;

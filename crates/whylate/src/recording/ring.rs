@@ -156,3 +156,63 @@ impl Store for RingStore {
         self.folder.files()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use whylate_model::recording::{Frame, Reader};
+
+    use super::*;
+    use crate::recording::folder::Retention;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    fn put(ring: &mut RingStore, second: u64) {
+        let line = format!(
+            "{{\"line\":\"gap\",\"start\":\"1970-01-01T00:00:{second:02}Z\",\"duration_ns\":0,\"reason\":\"x\"}}\n"
+        );
+        let mut frame = Frame::new().expect("memory");
+        frame.add(line.as_bytes(), Some((second * SECOND_NS, second * SECOND_NS))).expect("memory");
+        let (bytes, index) = frame.finish().expect("memory");
+        let header = Header { recording: 1, schema: 1, ..Header::default() };
+        ring.begin_frame(&header).expect("begun");
+        ring.write(&bytes).expect("written");
+        ring.end_frame(&index).expect("ended");
+    }
+
+    fn frames_of(path: &PathBuf) -> usize {
+        let mut reader = Reader::new(File::open(path).expect("there")).expect("a recording");
+        let mut lines = 0;
+        while reader.next_line().expect("it is read").is_some() {
+            lines += 1;
+        }
+        // Without the line that tells the clocks.
+        lines - 1
+    }
+
+    #[test]
+    fn the_last_seconds_are_written_when_something_was_late() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = FolderStore::open(folder.path(), Retention::default()).expect("made");
+        let late_from_ns = Some(100);
+        let when = When { before_ns: 10 * SECOND_NS, after_ns: 0, late_from_ns, files_an_hour: 2 };
+        let mut ring = RingStore::new(when, store);
+        (0..30).for_each(|second| put(&mut ring, second));
+        ring.noticed(Some(99));
+        assert!(!ring.wants_end() && ring.files().is_empty());
+        ring.noticed(Some(100));
+        assert!(ring.wants_end());
+        put(&mut ring, 30);
+        assert_eq!(ring.files().len(), 1);
+        assert_eq!(frames_of(&ring.files()[0]), 11, "of the seconds 20 to 30");
+        // What one file has is in no other one, and there are no more files than allowed.
+        put(&mut ring, 31);
+        ring.noticed(None);
+        put(&mut ring, 32);
+        assert_eq!((ring.files().len(), frames_of(&ring.files()[1])), (2, 2));
+        ring.noticed(None);
+        put(&mut ring, 33);
+        assert_eq!(ring.files().len(), 2);
+    }
+}

@@ -60,8 +60,9 @@ fn parse(text: &str, now: &Zoned) -> Option<Given> {
 
 /// `10:00`, `10:00:30.5`.
 fn time(text: &str) -> Option<Time> {
-    // jiff takes a bare number for an hour.
-    text.contains(':').then(|| text.parse().ok())?
+    // jiff takes a bare number for an hour, and of a date with a time the time.
+    let is_time = text.contains(':') && text.chars().all(|c| c.is_ascii_digit() || matches!(c, ':' | '.'));
+    is_time.then(|| text.parse().ok())?
 }
 
 impl Given {
