@@ -134,8 +134,6 @@ pub struct End {
     /// When.
     #[serde(rename = "at", with = "rfc3339")]
     pub at_unix_ns: u64,
-    /// How many snapshots the file has.
-    pub snapshots: u64,
 }
 
 /// What tells the kinds apart; it comes first.

@@ -88,7 +88,7 @@ fn each_kind_of_line_is_restored() {
         Line::Account(Account { at_unix_ns: 5_000, lost: [("torn".to_owned(), 2)].into() }),
         Line::Clock(Clock { at_unix_ns: 5_000, monotonic_ns: 6, boottime_ns: 7 }),
         Line::Gap(Gap { start_unix_ns: 5_000, duration_ns: 3, reason: "suspended".to_owned(), count: 0 }),
-        Line::End(End { at_unix_ns: 5_000, snapshots: 9 }),
+        Line::End(End { at_unix_ns: 5_000 }),
     ];
     for line in lines {
         assert_eq!(Line::parse(&bytes_of(&line)).expect("a line"), line);

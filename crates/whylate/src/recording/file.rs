@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A recording as one file.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock, fstatvfs};
+use rustix::fs::{FlockOperation, OFlags, flock, fstatvfs};
 use whylate_model::recording::{Header, INDEX_BYTES, Index};
 
-use super::store::{Store, head};
+use super::store::{Store, head, tail};
 use crate::files;
 
 /// Writes one file, each frame behind its index.
@@ -32,8 +32,9 @@ impl FileStore {
     /// # Errors
     /// When it cannot be made, or somebody else writes to it.
     pub fn create(path: &Path, min_free: u64) -> io::Result<Self> {
-        // A recording that is being written is not emptied.
-        if let Ok(file) = File::open(path) {
+        // A recording that is being written is not emptied. Not even a FIFO is waited for.
+        let careful = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+        if let Ok(file) = OpenOptions::new().read(true).custom_flags(careful).open(path) {
             locked(&file)?;
         }
         Self::of(files::create(path)?, path, min_free)
@@ -100,6 +101,16 @@ impl Store for FileStore {
         self.file.write_all_at(&index.to_bytes(), self.index_at)?;
         self.index_at = self.end;
         Ok(())
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        let (index, bytes) = tail()?;
+        self.file.write_all_at(&bytes, self.end + INDEX_BYTES as u64)?;
+        self.file.write_all_at(&index.to_bytes(), self.end)?;
+        self.end += INDEX_BYTES as u64 + index.bytes;
+        // What a frame that was given up has left.
+        self.file.set_len(self.end)?;
+        self.file.sync_all()
     }
 
     fn give_up_frame(&mut self) {

@@ -70,8 +70,8 @@ impl FolderStore {
     }
 
     /// The next frame begins a new file.
-    pub fn end_file(&mut self) {
-        self.file = None;
+    pub fn end_file(&mut self) -> io::Result<()> {
+        self.file.take().map_or(Ok(()), |mut file| file.finish())
     }
 
     fn is_due(&self, file: &FileStore, now_ns: u64) -> bool {
@@ -137,14 +137,19 @@ fn recordings_in(folder: &Path) -> Vec<Kept> {
 impl Store for FolderStore {
     fn begin_frame(&mut self, header: &Header) -> io::Result<()> {
         let now_ns = clock::unix_ns();
-        if !self.file.as_ref().is_some_and(|file| !self.is_due(file, now_ns)) {
+        let mut header = header.clone();
+        if self.file.as_ref().is_some_and(|file| self.is_due(file, now_ns)) {
+            self.end_file()?;
+            header.start_unix_ns = now_ns;
+        }
+        if self.file.is_none() {
             let file = self.create(now_ns)?;
             self.made.push(file.path().to_owned());
             (self.file, self.day) = (Some(file), now_ns / DAY_NS);
         }
         self.retain();
         match &mut self.file {
-            Some(file) => file.begin_frame(header),
+            Some(file) => file.begin_frame(&header),
             None => Err(io::Error::other("there is no file")),
         }
     }
@@ -156,6 +161,10 @@ impl Store for FolderStore {
 
     fn end_frame(&mut self, index: &Index) -> io::Result<()> {
         self.file.as_mut().map_or(Ok(()), |file| file.end_frame(index))
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.end_file()
     }
 
     fn give_up_frame(&mut self) {

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a recording has of a span of time.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use jiff::tz::TimeZone;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use whylate_model::Snapshot;
 use whylate_model::recording::{Damage, Gap, Header, Line, Reader};
-use whylate_model::units::{format_ns, printable};
+use whylate_model::units::{format_ns, printable, rfc3339};
 
 use super::times::Given;
 use crate::commands::Senseless;
@@ -37,10 +39,13 @@ pub struct Recording {
 pub struct Played {
     reader: Reader<File>,
     name: String,
+    path: PathBuf,
     from_ns: u64,
     to_ns: u64,
     speed: Option<f64>,
     gaps: Vec<Gap>,
+    is_ended: bool,
+    last_ns: u64,
 }
 
 impl Recording {
@@ -62,7 +67,18 @@ impl Recording {
             return Err(Senseless(anyhow!("the span ends before it begins: swap --from and --to")).into());
         }
         let reader = reader.within(from_ns, to_ns);
-        Ok(Played { reader, name, from_ns, to_ns, speed: self.speed, gaps: Vec::new() })
+        let path = self.path.clone();
+        Ok(Played {
+            reader,
+            name,
+            path,
+            from_ns,
+            to_ns,
+            speed: self.speed,
+            gaps: Vec::new(),
+            is_ended: false,
+            last_ns: 0,
+        })
     }
 }
 
@@ -95,6 +111,8 @@ impl Played {
     pub fn next_line(&mut self) -> anyhow::Result<Option<Line>> {
         while let Some(line) = self.reader.next_line().with_context(|| format!("cannot read {}", self.name))? {
             let Some((first_ns, last_ns)) = line.span_unix_ns() else { continue };
+            self.is_ended |= matches!(line, Line::End(_));
+            self.last_ns = self.last_ns.max(last_ns);
             // A snapshot that ends when the span begins has nothing of it.
             let is_moment = first_ns == last_ns;
             let is_before = if is_moment { last_ns < self.from_ns } else { last_ns <= self.from_ns };
@@ -157,8 +175,16 @@ impl Played {
         if frames > 0 || lines > 0 {
             say!("whylate: {}: {frames} frames are damaged; {lines} lines of them cannot be read", self.name);
         }
-        if is_cut {
-            say!("whylate: {}: it was cut off: what was recorded last is missing", self.name);
+        let last = rfc3339::format(self.last_ns);
+        if self.is_ended || self.to_ns < self.last_ns {
+            return;
+        }
+        match fs::File::open(&self.path).map(|file| flock(file, FlockOperation::NonBlockingLockShared)) {
+            Ok(Err(Errno::WOULDBLOCK)) => say!("whylate: {}: it is still being recorded, by now to {last}", self.name),
+            _ => {
+                let how = if is_cut { "it is cut off" } else { "recording was not ended" };
+                say!("whylate: {}: {how}: what came after {last} is missing", self.name);
+            }
         }
     }
 }
@@ -166,7 +192,7 @@ impl Played {
 /// What is missing, and why.
 fn gap_in_words(gap: &Gap) -> String {
     let Gap { start_unix_ns, duration_ns, reason, count } = gap;
-    let at = whylate_model::units::rfc3339::format(*start_unix_ns);
+    let at = rfc3339::format(*start_unix_ns);
     let lasted = format_ns(*duration_ns);
     match reason.as_str() {
         "suspended" => format!("at {at} the machine was suspended for {lasted}"),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use rustix::io::Errno;
-use whylate_model::recording::{Clock, End, Frame, Gap, Header, Index, Line};
+use whylate_model::recording::{Clock, Frame, Gap, Header, Index, Line};
 use whylate_model::{LateEvent, Snapshot};
 use whylate_sources::clock;
 
@@ -228,28 +228,19 @@ struct Writer {
     now: fn() -> Clock,
     /// How long nothing is tried after a failure.
     retry: Duration,
-    snapshots: u64,
 }
 
 impl Writer {
     fn new(store: Box<dyn Store>, header: Header, told: Arc<Told>) -> Self {
-        Writer {
-            store,
-            header,
-            told,
-            open: None,
-            pause: None,
-            clock: about::now(),
-            now: about::now,
-            retry: RETRY,
-            snapshots: 0,
-        }
+        Writer { store, header, told, open: None, pause: None, clock: about::now(), now: about::now, retry: RETRY }
     }
 
     fn run(&mut self, ticks: &Receiver<Tick>) {
         loop {
-            let left = self.open.as_ref().map_or(FRAME, |open| FRAME.saturating_sub(open.began.elapsed()));
-            match ticks.recv_timeout(left.max(Duration::from_millis(1))) {
+            // A frame that is complete waits for the next moment.
+            let open = self.open.as_ref().filter(|open| open.frame.is_some());
+            let left = open.map_or(FRAME, |open| FRAME.saturating_sub(open.began.elapsed()));
+            match ticks.recv_timeout(left) {
                 Ok(tick) => self.tick(tick),
                 Err(RecvTimeoutError::Timeout) => self.end_frame(),
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -257,9 +248,12 @@ impl Writer {
             self.tell();
         }
         self.try_again(true);
-        let end = Line::End(End { at_unix_ns: clock::unix_ns(), snapshots: self.snapshots });
-        self.add(&[end]);
         self.end_frame();
+        if self.pause.is_none()
+            && let Err(error) = self.store.finish()
+        {
+            self.halt(&error);
+        }
         self.tell();
     }
 
@@ -286,7 +280,6 @@ impl Writer {
         }
         self.look_at_clocks(&mut lines);
         self.add(&lines);
-        self.snapshots += lines.iter().filter(|line| matches!(line, Line::Snapshot(_))).count() as u64;
         let is_full = self.open.as_ref().is_some_and(|open| open.ticks >= TICKS || open.began.elapsed() >= FRAME);
         if is_full || self.store.wants_end() {
             self.end_frame();

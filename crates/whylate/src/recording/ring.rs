@@ -84,6 +84,9 @@ impl RingStore {
     }
 
     fn put_all(&mut self) -> io::Result<()> {
+        if let Some((index, _)) = self.frames.front() {
+            self.header.start_unix_ns = index.first_unix_ns;
+        }
         while let Some((index, bytes)) = self.frames.pop_front() {
             self.kept_bytes -= bytes.len();
             if let Err(error) = self.put(&index, &bytes) {
@@ -115,7 +118,7 @@ impl Store for RingStore {
         let now_ns = clock::monotonic_ns();
         if std::mem::take(&mut self.has_reason) {
             if self.writes_until_ns.is_none() && self.may_begin(now_ns) {
-                self.folder.end_file();
+                self.folder.end_file()?;
                 self.begun_ns.push_back(now_ns);
                 self.writes_until_ns = Some(now_ns + self.when.after_ns);
             } else if let Some(until_ns) = &mut self.writes_until_ns {
@@ -123,13 +126,21 @@ impl Store for RingStore {
             }
         }
         if let Some(until_ns) = self.writes_until_ns {
-            self.put_all()?;
+            if let Err(error) = self.put_all() {
+                // Whoever tries again hands it over again.
+                self.kept_bytes -= self.frames.pop_back().map_or(0, |(_, bytes)| bytes.len());
+                return Err(error);
+            }
             if now_ns >= until_ns {
                 self.writes_until_ns = None;
-                self.folder.end_file();
+                self.folder.end_file()?;
             }
         }
         Ok(())
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.folder.finish()
     }
 
     fn give_up_frame(&mut self) {
@@ -187,8 +198,8 @@ mod tests {
         while reader.next_line().expect("it is read").is_some() {
             lines += 1;
         }
-        // Without the line that tells the clocks.
-        lines - 1
+        // Without those that tell the clocks and the end.
+        lines - 2
     }
 
     #[test]

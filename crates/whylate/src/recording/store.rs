@@ -4,7 +4,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use whylate_model::recording::{Frame, Header, Index, Line};
+use whylate_model::recording::{End, Frame, Header, Index, Line};
+use whylate_sources::clock;
 
 use super::about;
 use crate::output::json::write_line;
@@ -26,6 +27,9 @@ pub trait Store: Send {
 
     /// The frame could not be written: the next one takes its place. What was written of it stays until then.
     fn give_up_frame(&mut self);
+
+    /// Nothing follows.
+    fn finish(&mut self) -> io::Result<()>;
 
     /// A late event of that latency was recorded, or, with `None`, somebody asks for a file.
     fn noticed(&mut self, _latency_ns: Option<u64>) {}
@@ -52,10 +56,22 @@ pub trait Store: Send {
 /// # Errors
 /// When there is no memory.
 pub fn head(header: &Header) -> io::Result<(Index, Vec<u8>)> {
+    frame_of(&[Line::Header(header.clone()), Line::Clock(about::now())])
+}
+
+/// A frame that says that nothing follows.
+///
+/// # Errors
+/// When there is no memory.
+pub fn tail() -> io::Result<(Index, Vec<u8>)> {
+    frame_of(&[Line::End(End { at_unix_ns: clock::unix_ns() })])
+}
+
+fn frame_of(lines: &[Line]) -> io::Result<(Index, Vec<u8>)> {
     let mut frame = Frame::new()?;
-    for line in [Line::Header(header.clone()), Line::Clock(about::now())] {
+    for line in lines {
         let mut bytes = Vec::new();
-        write_line(&mut bytes, &line)?;
+        write_line(&mut bytes, line)?;
         frame.add(&bytes, line.span_unix_ns())?;
     }
     let (bytes, index) = frame.finish()?;
