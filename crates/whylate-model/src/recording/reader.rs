@@ -25,6 +25,9 @@ pub enum ReadError {
     /// It is something else.
     #[error("it is no recording of whylate (name a file that `whylate record` or -o has written)")]
     NoRecording,
+    /// Nothing was written to it.
+    #[error("it is empty: recording ended before anything was measured")]
+    Empty,
     /// A later version has written it.
     #[error("whylate {whylate} wrote it in a newer form (use that version, or a newer one)")]
     Newer {
@@ -80,6 +83,9 @@ impl<R: Read + Seek> Reader<R> {
             given: 0,
             damage: Damage::default(),
         };
+        if bytes == 0 {
+            return Err(ReadError::Empty);
+        }
         match reader.next_line()? {
             Some(Line::Header(header)) => reader.header = header,
             _ => return Err(ReadError::NoRecording),
