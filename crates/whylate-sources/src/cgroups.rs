@@ -110,6 +110,14 @@ pub(crate) fn are_of_v1() -> bool {
     mounted_of_v1(CPU).is_some()
 }
 
+/// The path of the calling thread's cgroup in a hierarchy.
+pub(crate) fn own_path(hierarchy: &Hierarchy) -> std::io::Result<String> {
+    let text = fs::read_to_string("/proc/thread-self/cgroup")?;
+    let controller = if hierarchy.is_of_v1 { Some(BLKIO) } else { None };
+    let path = text.lines().find_map(|line| path_in_hierarchy(line, controller));
+    Ok(path.ok_or(std::io::ErrorKind::NotFound)?.to_owned())
+}
+
 /// The number of a cgroup by its path, within the hierarchy or on the file system.
 ///
 /// # Errors
