@@ -34,12 +34,14 @@ struct {
 	__uint(max_entries, 1 << 20);
 } late_requests SEC(".maps");
 
-enum {
-	MOST_CPUS = 1024,
-};
-
-/* Requests that were done on each CPU. */
-u64 done_count[MOST_CPUS] = {};
+/* Requests that were done on each CPU; user space makes room for each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, u32);
+	__type(value, u64);
+} count_by_cpu SEC(".maps");
 
 static __always_inline bool is_wanted(const struct gendisk *disk)
 {
@@ -258,12 +260,13 @@ static __always_inline void fill(struct done_request *done, const struct block_r
 static __always_inline void keep(const struct block_request *request, const struct end *end)
 {
 	u32 cpu = bpf_get_smp_processor_id(), index;
+	u64 *count = bpf_map_lookup_elem(&count_by_cpu, &cpu), position;
 	struct done_request *done;
-	u64 position;
 
-	if (cpu >= MOST_CPUS)
+	/* There is room for each CPU. */
+	if (!count)
 		return;
-	position = __sync_fetch_and_add(&done_count[cpu], 1);
+	position = __sync_fetch_and_add(count, 1);
 	index = cpu * done_by_cpu + (position & (done_by_cpu - 1));
 	done = bpf_map_lookup_elem(&done_by_position, &index);
 	if (!done)
