@@ -311,3 +311,74 @@ fn a_bio_in_parts_is_one_until_the_last_of_them_is_done() -> Result<()> {
     };
     are_whole(&mapped.name, &null)
 }
+
+/// An array of md's on one disk, in chunks of 64 KiB. It goes with this.
+struct Array;
+
+const ARRAY: &str = "md_whylate";
+
+impl Array {
+    fn make(null: &Null) -> Result<Option<Array>> {
+        load_modules(&[("md-mod", ""), ("raid0", "")]);
+        if fs::write("/sys/module/md_mod/parameters/new_array", ARRAY).is_err() {
+            println!("skipped: there is no md");
+            return Ok(None);
+        }
+        let array = Array;
+        let disk = fs::read_to_string(format!("/sys/block/{}/dev", null.name))?;
+        for (file, value) in
+            [("metadata_version", "none"), ("chunk_size", "65536"), ("level", "raid0"), ("raid_disks", "1")]
+        {
+            array.set(file, value)?;
+        }
+        array.set("new_dev", disk.trim())?;
+        array.set(&format!("dev-{}/slot", null.name), "0")?;
+        array.set(&format!("dev-{}/size", null.name), &(SIZE_MIB * 1024).to_string())?;
+        array.set("array_state", "active")?;
+        Ok(Some(array))
+    }
+
+    fn set(&self, file: &str, value: &str) -> Result<()> {
+        fs::write(format!("/sys/block/{ARRAY}/md/{file}"), value).with_context(|| format!("cannot set {file}"))
+    }
+}
+
+impl Drop for Array {
+    fn drop(&mut self) {
+        let _ = self.set("array_state", "clear");
+    }
+}
+
+#[test]
+fn parts_that_an_array_ends_are_no_requests() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(null) = Null::make(Duration::from_millis(1), 16)? else { return Ok(()) };
+    let Some(_array) = Array::make(&null)? else { return Ok(()) };
+    are_whole(ARRAY, &null)
+}
+
+#[test]
+fn a_path_ends_its_requests_twice_and_they_count_once() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(null) = Null::make(Duration::from_millis(1), 16)? else { return Ok(()) };
+    load_modules(&[
+        ("scsi_common", ""),
+        ("scsi_mod", ""),
+        ("dm-mod", ""),
+        ("dm-multipath", ""),
+        ("dm-round-robin", ""),
+    ]);
+    let Some(mapped) = Mapped::make(&null, "multipath 0 0 1 1 round-robin 0 1 1 DISK 1")? else { return Ok(()) };
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(format!("/dev/{}", mapped.name))?;
+    let disks = [&null.name, &mapped.name];
+    let before = disks.map(|disk| kernel_counts(disk));
+    let source = attach(&BlockOptions { device: None, ..null.options() })?;
+    assert_eq!(reads(&file, (0..40).map(|turn| turn * 7)), 40);
+    // What is handed on is a copy of the request, whose bios nobody has submitted.
+    let snapshot = end(source, &[("unseen_submissions", 40)])?;
+    for (disk, before) in disks.into_iter().zip(before) {
+        ensure_counts_are_the_kernels(&snapshot, disk, &before?)?;
+        assert_eq!(told(&snapshot, disk, "read").requests, 40);
+    }
+    Ok(())
+}
