@@ -112,10 +112,14 @@ bench-wq: ## what `whylate wq` costs, beside the tools users have today (as root
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- wq
 
+# Other builds of its peers: `make bench-block BIOSNOOP=PATH BIOLATENCY=PATH`.
+BIOSNOOP ?= biosnoop
+BIOLATENCY ?= biolatency
+
 .PHONY: bench-block
 bench-block: ## what `whylate block` costs a request, beside biolatency and biosnoop (as root)
 	@scripts/install-deps bench
-	$(CARGO) run --release -p whylate-bench -- block
+	$(CARGO) run --release -p whylate-bench -- block --biosnoop $(BIOSNOOP) --biolatency $(BIOLATENCY)
 
 .PHONY: bench-occupancy
 bench-occupancy: ## what the account behind `--why` costs a context switch (as root)

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What watching I/O requests costs, with whylate and with biolatency and biosnoop, on the same load of fio.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
+use clap::Args;
 
-use crate::child::{Running, Tool, wait_until};
+use crate::child::{Tool, wait_until};
 use crate::figures::{self, Check, Spread, median_of};
 use crate::programs::{self, Counts};
 use crate::{floor, kernel, machine, results, whylate};
@@ -21,23 +24,30 @@ const DEPTH: u32 = 128;
 const SECONDS: u32 = 4;
 const FILE_MIB: u32 = 256;
 
-struct Subject {
-    name: &'static str,
-    tool: Option<(&'static str, &'static [&'static str])>,
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    results: results::Arguments,
+    /// libbpf-tools' biolatency.
+    #[arg(long, value_name = "PROGRAM", default_value = "biolatency")]
+    biolatency: PathBuf,
+    /// libbpf-tools' biosnoop; left out where it does not run.
+    #[arg(long, value_name = "PROGRAM", default_value = "biosnoop")]
+    biosnoop: PathBuf,
 }
 
 const ALONE: usize = 0;
 const WHYLATE: usize = 1;
 const BIOLATENCY: usize = 2;
 const BIOSNOOP: usize = 3;
+const BLKTRACE: usize = 4;
+const WITHOUT_PHASES: usize = 5;
 
-const SUBJECTS: [Subject; 5] = [
-    Subject { name: "nothing", tool: None },
-    Subject { name: "`whylate block --table`", tool: Some(("whylate", &["block", "--table"])) },
-    Subject { name: "`biolatency`", tool: Some(("biolatency", &[])) },
-    Subject { name: "`biosnoop`", tool: Some(("biosnoop", &[])) },
-    Subject { name: "`whylate block`", tool: Some(("whylate", &["block"])) },
-];
+const NAMES: [&str; 6] =
+    ["nothing", "`whylate block --table`", "`biolatency`", "`biosnoop`", "`blktrace`", "`whylate block`"];
+
+/// What is left out where it does not run.
+const OPTIONAL: [usize; 2] = [BIOSNOOP, BLKTRACE];
 
 /// One subject in one round.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +58,9 @@ struct Sample {
     /// The same without what counting takes: the mean run time of an empty program beside them, for each of their runs.
     own_ns: f64,
     programs: Vec<Counts>,
+    requests: f64,
+    /// Events that the tool says it has lost.
+    lost: f64,
 }
 
 /// A file that is written once, and goes with this.
@@ -83,66 +96,140 @@ impl Load {
     }
 }
 
-pub fn run(arguments: &results::Arguments) -> Result<bool> {
-    if machine::is_skipped(&[("fio", "no fio to make requests"), ("biolatency", "no biolatency to compare with")]) {
+/// The block device that a file lies on.
+struct Device {
+    /// Below `/sys`.
+    folder: PathBuf,
+    node: String,
+}
+
+impl Device {
+    fn of(file: &Path) -> Result<Device> {
+        let number = fs::metadata(file)?.dev();
+        let folder = PathBuf::from(format!("/sys/dev/block/{}:{}", libc::major(number), libc::minor(number)));
+        let facts = fs::read_to_string(folder.join("uevent")).context("the file lies on no block device")?;
+        let name = facts.lines().find_map(|line| line.strip_prefix("DEVNAME=")).context("its device has no name")?;
+        Ok(Device { node: format!("/dev/{name}"), folder })
+    }
+
+    fn is_traced(&self) -> bool {
+        fs::read_to_string(self.folder.join("trace/enable")).is_ok_and(|text| text.trim() == "1")
+    }
+}
+
+struct Bench<'a> {
+    arguments: &'a Arguments,
+    whylate: PathBuf,
+    load: Load,
+}
+
+pub fn run(arguments: &Arguments) -> Result<bool> {
+    let biolatency = arguments.biolatency.to_string_lossy();
+    if machine::is_skipped(&[("fio", "no fio to make requests"), (&biolatency, "no biolatency to compare with")]) {
         return Ok(true);
     }
-    let whylate = whylate::build("bench-block")?;
-    let load = Load::make()?;
-    let mut subjects: Vec<usize> = (0..SUBJECTS.len()).collect();
+    let bench = Bench { arguments, whylate: whylate::build("bench-block")?, load: Load::make()? };
+    let mut subjects: Vec<usize> = (0..NAMES.len()).collect();
     let (mut refused, mut rounds) = (String::new(), Vec::new());
-    if let Err(error) = start(&SUBJECTS[BIOSNOOP], &whylate).and_then(|running| running.map_or(Ok(()), Running::end)) {
-        refused = format!("- `biosnoop` does not run here, and is left out: {error:#}\n");
-        subjects.retain(|&subject| subject != BIOSNOOP);
+    for subject in OPTIONAL {
+        if let Err(error) = bench.try_out(subject) {
+            let why = format!("{error:#}").replace('\n', "; ");
+            refused += &format!("- {} does not run here, and is left out: {why}\n", NAMES[subject]);
+            subjects.retain(|&other| other != subject);
+        }
     }
-    for round in 0..=arguments.rounds as usize {
-        eprintln!("round {round} of {}{}", arguments.rounds, if round == 0 { " (not timed)" } else { "" });
-        let mut samples = vec![Sample::default(); SUBJECTS.len()];
+    for round in 0..=arguments.results.rounds as usize {
+        eprintln!("round {round} of {}{}", arguments.results.rounds, if round == 0 { " (not timed)" } else { "" });
+        let mut samples = vec![Sample::default(); NAMES.len()];
         for turn in 0..subjects.len() {
             let which = subjects[(round + turn) % subjects.len()];
-            samples[which] = sample(&SUBJECTS[which], &whylate, &load)
-                .with_context(|| format!("cannot measure {}", SUBJECTS[which].name))?;
+            samples[which] = bench.sample(which).with_context(|| format!("cannot measure {}", NAMES[which]))?;
         }
         if round > 0 {
             rounds.push(samples);
         }
     }
     let checks = checks(&rounds, &subjects);
-    let heading = results::heading("`whylate block`", "bench-block", &format!("block --rounds {}", arguments.rounds));
-    arguments.publish("block", &markdown(&rounds, &subjects, &checks, &format!("{heading}{refused}")))?;
+    let mut command = format!("block --rounds {}", arguments.results.rounds);
+    for (option, program) in [("biolatency", &arguments.biolatency), ("biosnoop", &arguments.biosnoop)] {
+        if program != Path::new(option) {
+            command += &format!(" --{option} PROGRAM");
+        }
+    }
+    let heading = results::heading("`whylate block`", "bench-block", &command);
+    arguments.results.publish("block", &markdown(&rounds, &subjects, &checks, &format!("{heading}{refused}")))?;
     Ok(checks.iter().all(Check::is_within))
 }
 
-fn start(subject: &Subject, whylate: &Path) -> Result<Option<Running>> {
-    let Some((program, arguments)) = subject.tool else { return Ok(None) };
-    let program = if program == "whylate" { whylate.to_owned() } else { PathBuf::from(program) };
-    let running = Running::Theirs(Tool::start(program, arguments)?);
-    wait_until("it does not attach", || Ok(!running.programs()?.is_empty()))?;
-    Ok(Some(running))
+impl Bench<'_> {
+    fn start(&self, subject: usize) -> Result<Option<Tool>> {
+        let (program, options): (&Path, &[&str]) = match subject {
+            ALONE => return Ok(None),
+            WHYLATE => (&self.whylate, &["block", "--table"]),
+            WITHOUT_PHASES => (&self.whylate, &["block"]),
+            BIOLATENCY => (&self.arguments.biolatency, &[]),
+            BIOSNOOP => (&self.arguments.biosnoop, &[]),
+            BLKTRACE => return self.start_blktrace().map(Some),
+            other => return Err(anyhow!("no subject {other}")),
+        };
+        let mut tool = Tool::start(program, options)?;
+        wait_until("it does not attach", || {
+            tool.expect_running()?;
+            Ok(!programs::of_process(tool.pid())?.is_empty())
+        })?;
+        Ok(Some(tool))
+    }
+
+    fn start_blktrace(&self) -> Result<Tool> {
+        let device = Device::of(self.load.0.path())?;
+        let mut tool = Tool::start("blktrace", &["-d", &device.node, "-o", "-"])?;
+        wait_until("it does not trace", || {
+            tool.expect_running()?;
+            Ok(device.is_traced())
+        })?;
+        Ok(tool)
+    }
+
+    /// Under load: what has loaded its programs may fail to attach them yet.
+    fn try_out(&self, subject: usize) -> Result<()> {
+        if let Some(tool) = self.start(subject)? {
+            self.load.read()?;
+            tool.end()?;
+        }
+        Ok(())
+    }
+
+    /// Requests are counted without the kernel's own counting of BPF's time, which costs more than some programs.
+    fn sample(&self, subject: usize) -> Result<Sample> {
+        let tool = self.start(subject)?;
+        let (requests_per_second, requests) = self.load.read()?;
+        let mut sample = Sample { requests_per_second, requests, ..Sample::default() };
+        let Some(tool) = tool else { return Ok(sample) };
+        if subject != BLKTRACE {
+            let empty = floor::attach_to_switches().context("cannot attach the empty program")?;
+            let counting = kernel::count_run_times()?;
+            let count = || anyhow::Ok((programs::of_process(tool.pid())?, programs::of_process(std::process::id())?));
+            let before = count()?;
+            let (_, requests) = self.load.read()?;
+            let after = count()?;
+            drop((counting, empty));
+            let floor = programs::difference(&before.1, &after.1);
+            let floor_ns = floor.iter().find(|program| program.runs > 0).map_or(0.0, Counts::mean_ns);
+            sample.programs = programs::difference(&before.0, &after.0);
+            let each = |ns: &dyn Fn(&Counts) -> f64| sample.programs.iter().map(ns).sum::<f64>() / requests.max(1.0);
+            sample.bpf_ns = each(&|program| program.run_ns as f64);
+            sample.own_ns = sample.bpf_ns - each(&|program| program.runs as f64 * floor_ns);
+            sample.requests += requests;
+        }
+        sample.lost = lost_events(&tool.end()?);
+        Ok(sample)
+    }
 }
 
-/// Requests are counted without the kernel's own counting of BPF's time, which costs more than some programs.
-fn sample(subject: &Subject, whylate: &Path, load: &Load) -> Result<Sample> {
-    let running = start(subject, whylate)?;
-    let (requests_per_second, _) = load.read()?;
-    let mut sample = Sample { requests_per_second, ..Sample::default() };
-    if let Some(running) = running {
-        let empty = floor::attach_to_switches().context("cannot attach the empty program")?;
-        let counting = kernel::count_run_times()?;
-        let count = || anyhow::Ok((running.programs()?, programs::of_process(std::process::id())?));
-        let before = count()?;
-        let (_, requests) = load.read()?;
-        let after = count()?;
-        drop((counting, empty));
-        let floor = programs::difference(&before.1, &after.1);
-        let floor_ns = floor.iter().find(|program| program.runs > 0).map_or(0.0, Counts::mean_ns);
-        sample.programs = programs::difference(&before.0, &after.0);
-        let each = |ns: &dyn Fn(&Counts) -> f64| sample.programs.iter().map(ns).sum::<f64>() / requests.max(1.0);
-        sample.bpf_ns = each(&|program| program.run_ns as f64);
-        sample.own_ns = sample.bpf_ns - each(&|program| program.runs as f64 * floor_ns);
-        running.end()?;
-    }
-    Ok(sample)
+/// By what biosnoop says.
+fn lost_events(said: &str) -> f64 {
+    let counts = said.lines().filter_map(|line| line.strip_prefix("lost ")?.split(' ').next()?.parse::<u64>().ok());
+    counts.sum::<u64>() as f64
 }
 
 fn slowdown_percent(round: &[Sample], subject: usize) -> f64 {
@@ -161,12 +248,15 @@ fn checks(rounds: &[Vec<Sample>], subjects: &[usize]) -> Vec<Check> {
         Check::new("fewer requests a second", slower, "%", SLOWDOWN_LIMIT_PERCENT),
     ];
     if subjects.contains(&BIOSNOOP) {
-        let ratio = median_of(rounds, |round| {
-            round[WHYLATE].bpf_ns / (round[BIOLATENCY].bpf_ns + round[BIOSNOOP].bpf_ns).max(1.0)
-        });
+        let ratio = median_of(rounds, |round| ratio(round, |sample| sample.bpf_ns));
         checks.push(Check::new("of biolatency and biosnoop together", ratio, "times", RATIO_LIMIT));
     }
     checks
+}
+
+/// Of biolatency and biosnoop together, by the same figure of each.
+fn ratio(round: &[Sample], figure: impl Fn(&Sample) -> f64) -> f64 {
+    figure(&round[WHYLATE]) / (figure(&round[BIOLATENCY]) + figure(&round[BIOSNOOP])).max(1.0)
 }
 
 fn markdown(rounds: &[Vec<Sample>], subjects: &[usize], checks: &[Check], heading: &str) -> String {
@@ -183,21 +273,48 @@ fn markdown(rounds: &[Vec<Sample>], subjects: &[usize], checks: &[Check], headin
         format!("{median:.digits$} ({min:.digits$} to {max:.digits$})")
     };
     for &subject in subjects {
+        let is_bpf = rounds.iter().any(|round| !round[subject].programs.is_empty());
+        let bpf = |figure: &dyn Fn(&Vec<Sample>) -> f64| if is_bpf { spread(figure, 0) } else { "–".to_owned() };
         text += &format!(
             "| {} | {} | {} | {} | {} |\n",
-            SUBJECTS[subject].name,
-            spread(&|round| round[subject].bpf_ns, 0),
-            spread(&|round| round[subject].own_ns, 0),
+            NAMES[subject],
+            bpf(&|round| round[subject].bpf_ns),
+            bpf(&|round| round[subject].own_ns),
             spread(&|round| round[subject].requests_per_second, 0),
             spread(&|round| slowdown_percent(round, subject), 2)
         );
     }
+    if subjects.contains(&BIOSNOOP) {
+        text += &format!(
+            "\n`whylate block --table` by `biolatency` and `biosnoop` together: {}; less counting {}. `biosnoop` lost {} \
+             % of its events.\n",
+            spread(&|round| ratio(round, |sample| sample.bpf_ns), 2),
+            spread(&|round| ratio(round, |sample| sample.own_ns), 2),
+            spread(&|round| round[BIOSNOOP].lost * 100.0 / round[BIOSNOOP].requests.max(1.0), 1)
+        );
+    }
     if let Some(last) = rounds.last() {
-        text += "\nEach program of `whylate block --table` in the last round, mean ns:";
-        for program in &last[WHYLATE].programs {
-            text += &format!(" `{}` {:.0} ({} runs)", program.name, program.mean_ns(), program.runs);
+        text += "\nEach program in the last round, mean ns:\n\n";
+        for subject in [WHYLATE, BIOLATENCY, BIOSNOOP] {
+            let programs = last[subject].programs.iter().filter(|program| program.runs > 0);
+            let each =
+                programs.map(|program| format!("`{}` {:.0} ({} runs)", program.name, program.mean_ns(), program.runs));
+            let each: Vec<_> = each.collect();
+            if !each.is_empty() {
+                text += &format!("- {}: {}\n", NAMES[subject], each.join(", "));
+            }
         }
-        text.push('\n');
     }
     text + &figures::table(checks, [2, 1])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_events_are_added_up() {
+        assert!((lost_events("lost 12 events on CPU #0\nlost 3 events on CPU #1\nlibbpf: lost\n") - 15.0).abs() < 1e-9);
+        assert!(lost_events("").abs() < 1e-9);
+    }
 }

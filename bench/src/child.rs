@@ -83,11 +83,17 @@ impl Tool {
         }
     }
 
+    /// Fails where it has ended, with what it has said.
+    pub fn expect_running(&mut self) -> Result<()> {
+        match self.child.try_wait()? {
+            Some(status) => Err(self.failure(&format!("ended too early, {status}"))),
+            None => Ok(()),
+        }
+    }
+
     /// Ends it as Ctrl-C does. Returns what it has said on standard error.
     pub fn end(mut self) -> Result<String> {
-        if let Some(status) = self.child.try_wait()? {
-            return Err(self.failure(&format!("ended too early, {status}")));
-        }
+        self.expect_running()?;
         kill_process(Pid::from_child(&self.child), Signal::INT).context("cannot end a tool")?;
         match self.wait()? {
             // Some tools tidy up and then let the signal end them.

@@ -44,7 +44,7 @@ enum What {
     /// The cost of one work item, the time to the first output, and the memory of `whylate wq`.
     Wq(results::Arguments),
     /// The cost of one I/O request, and how many fewer there are.
-    Block(results::Arguments),
+    Block(block::Arguments),
     /// How much slower loads get, and the time that BPF programs take for an event.
     Occupancy(results::Arguments),
     /// How late threads are by `whylate timerlat` and by cyclictest, and what an activation costs with each.

@@ -2,7 +2,7 @@
 //! Paths of cgroups by their numbers, which are those of their folders (on 64-bit kernels).
 //!
 //! A machine has one hierarchy by which containers are told: the one of the controller `cpu` of cgroup v1 where there is
-//! one, else cgroup v2.
+//! one, else cgroup v2. What a request is charged to, and who limits it, is in that of `blkio` or else of cgroup v2.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,10 +17,40 @@ const OF_SESSION: u64 = 0;
 /// Of the time, at most one part in so many goes into that.
 const SHARE: u32 = 50;
 
+/// The controller of cgroup v1 by whose hierarchy containers are told.
+const CPU: &str = "cpu";
+/// The one of disks.
+const BLKIO: &str = "blkio";
+
 /// The hierarchy, read when the first path is asked for.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Cgroups {
+    controller: &'static str,
     read: Option<Read>,
+}
+
+impl Default for Cgroups {
+    fn default() -> Self {
+        Cgroups { controller: CPU, read: None }
+    }
+}
+
+/// Where a controller's hierarchy is mounted.
+#[derive(Debug)]
+pub(crate) struct Hierarchy {
+    pub root: PathBuf,
+    pub is_of_v1: bool,
+}
+
+/// The hierarchy of the cgroups that requests are charged to.
+pub(crate) fn of_disks() -> Option<Hierarchy> {
+    hierarchy(BLKIO)
+}
+
+/// That of a controller of cgroup v1 where there is one, else cgroup v2.
+fn hierarchy(controller: &str) -> Option<Hierarchy> {
+    let of_v1 = mounted_of_v1(controller).map(|root| Hierarchy { root, is_of_v1: true });
+    of_v1.or_else(|| Some(Hierarchy { root: mount_of(|kind, _| kind == "cgroup2")?, is_of_v1: false }))
 }
 
 #[derive(Debug)]
@@ -31,12 +61,18 @@ struct Read {
 }
 
 impl Cgroups {
+    /// Those that requests are charged to.
+    pub(crate) fn of_disks() -> Self {
+        Cgroups { controller: BLKIO, read: None }
+    }
+
     /// The path within the hierarchy, such as `/system.slice/ssh.service`; `None` when it is gone, or is outside the
     /// cgroup namespace of this process.
     pub fn path(&mut self, id: u64) -> Option<String> {
-        let read = self.read.get_or_insert_with(read);
+        let controller = self.controller;
+        let read = self.read.get_or_insert_with(|| read(controller));
         if !read.path_by_id.contains_key(&id) && read.at.elapsed() >= AGAIN.max(read.took * SHARE) {
-            *read = self::read();
+            *read = self::read(controller);
         }
         read.path_by_id.get(&id).cloned()
     }
@@ -71,7 +107,15 @@ impl Cgroups {
 
 /// Whether the hierarchy is that of a controller of cgroup v1.
 pub(crate) fn are_of_v1() -> bool {
-    mounted_of_v1().is_some()
+    mounted_of_v1(CPU).is_some()
+}
+
+/// The path of the calling thread's cgroup in a hierarchy.
+pub(crate) fn own_path(hierarchy: &Hierarchy) -> std::io::Result<String> {
+    let text = fs::read_to_string("/proc/thread-self/cgroup")?;
+    let controller = if hierarchy.is_of_v1 { Some(BLKIO) } else { None };
+    let path = text.lines().find_map(|line| path_in_hierarchy(line, controller));
+    Ok(path.ok_or(std::io::ErrorKind::NotFound)?.to_owned())
 }
 
 /// The number of a cgroup by its path, within the hierarchy or on the file system.
@@ -93,8 +137,8 @@ pub fn throttled_ns(process: u32) -> Vec<(String, u64)> {
     let (Some(root), Ok(own)) = (mounted(), fs::read_to_string(format!("/proc/{process}/cgroup"))) else {
         return Vec::new();
     };
-    let is_of_v1 = are_of_v1();
-    let Some(path) = own.lines().find_map(|line| path_in_hierarchy(line, is_of_v1)) else { return Vec::new() };
+    let controller = are_of_v1().then_some(CPU);
+    let Some(path) = own.lines().find_map(|line| path_in_hierarchy(line, controller)) else { return Vec::new() };
     let of = |folder: &Path| {
         let inside = folder.to_str()?;
         let stat = fs::read_to_string(root.join(inside.trim_start_matches('/')).join("cpu.stat")).ok()?;
@@ -103,11 +147,11 @@ pub fn throttled_ns(process: u32) -> Vec<(String, u64)> {
     Path::new(path).ancestors().filter_map(of).collect()
 }
 
-/// Of a line of `/proc/PID/cgroup`.
-fn path_in_hierarchy(line: &str, is_of_v1: bool) -> Option<&str> {
+/// Of a line of `/proc/PID/cgroup`: in the hierarchy of a controller of cgroup v1, or in that of cgroup v2.
+fn path_in_hierarchy<'a>(line: &'a str, controller: Option<&str>) -> Option<&'a str> {
     let mut parts = line.splitn(3, ':');
     let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-    let is_it = if is_of_v1 { controllers.split(',').any(|name| name == "cpu") } else { number == "0" };
+    let is_it = controller.map_or(number == "0", |wanted| controllers.split(',').any(|name| name == wanted));
     is_it.then_some(path)
 }
 
@@ -121,11 +165,11 @@ fn throttled_in(stat: &str) -> Option<u64> {
 }
 
 fn mounted() -> Option<PathBuf> {
-    mounted_of_v1().or_else(|| mount_of(|kind, _| kind == "cgroup2"))
+    hierarchy(CPU).map(|hierarchy| hierarchy.root)
 }
 
-fn mounted_of_v1() -> Option<PathBuf> {
-    mount_of(|kind, options| kind == "cgroup" && options.split(',').any(|option| option == "cpu"))
+fn mounted_of_v1(controller: &str) -> Option<PathBuf> {
+    mount_of(|kind, options| kind == "cgroup" && options.split(',').any(|option| option == controller))
 }
 
 /// Where a file system is mounted, by its kind and options.
@@ -140,10 +184,10 @@ fn mount_in(mounts: &str, is_it: impl Fn(&str, &str) -> bool) -> Option<PathBuf>
     })
 }
 
-fn read() -> Read {
+fn read(controller: &str) -> Read {
     let at = Instant::now();
     let mut path_by_id = HashMap::new();
-    if let Some(root) = mounted() {
+    if let Some(Hierarchy { root, .. }) = hierarchy(controller) {
         descend(&root, &root, &mut path_by_id);
     }
     Read { path_by_id, at, took: at.elapsed() }
@@ -167,11 +211,13 @@ pub(crate) mod fuzzing {
     /// What `cpu.stat`, /proc/PID/cgroup and /proc/self/mounts tell.
     pub fn cgroups(text: &str) {
         super::throttled_in(text);
-        for is_of_v1 in [true, false] {
-            let path = text.lines().find_map(|line| super::path_in_hierarchy(line, is_of_v1));
+        for controller in [Some(super::CPU), None] {
+            let path = text.lines().find_map(|line| super::path_in_hierarchy(line, controller));
             path.into_iter().flat_map(|path| Path::new(path).ancestors()).for_each(drop);
         }
-        super::mount_in(text, |kind, options| kind == "cgroup" && options.split(',').any(|option| option == "cpu"));
+        super::mount_in(text, |kind, options| {
+            kind == "cgroup" && options.split(',').any(|option| option == super::CPU)
+        });
     }
 }
 
@@ -185,7 +231,8 @@ mod tests {
         assert_eq!(throttled_in("usage_usec 9\nthrottled_usec 78000\n"), Some(78_000_000));
         assert_eq!(throttled_in("usage_usec 9\n"), None);
         let lines = ["4:cpu,cpuacct:/a", "1:name=systemd:/b", "0::/c:d"];
-        assert_eq!(lines.map(|line| path_in_hierarchy(line, true)), [Some("/a"), None, None]);
-        assert_eq!(lines.map(|line| path_in_hierarchy(line, false)), [None, None, Some("/c:d")]);
+        assert_eq!(lines.map(|line| path_in_hierarchy(line, Some(CPU))), [Some("/a"), None, None]);
+        assert_eq!(lines.map(|line| path_in_hierarchy(line, Some(BLKIO))), [None, None, None]);
+        assert_eq!(lines.map(|line| path_in_hierarchy(line, None)), [None, None, Some("/c:d")]);
     }
 }

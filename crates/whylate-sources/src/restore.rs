@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Kernel settings changed until the end; after a SIGKILL the next start puts back the old values, written down first.
+//! Kernel settings changed until the end, and folders made in the kernel's file systems; after a SIGKILL the next start puts
+//! back the old values and removes the folders, which are written down first.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 
@@ -17,15 +20,58 @@ const RECORDS: &str = "/run/whylate";
 const LONGEST: usize = 64 << 10;
 /// Only files below these are settings of the kernel.
 const SETTINGS: [&str; 2] = ["/sys/", "/proc/sys/"];
+/// What stands in a record before a folder that was made, where a setting has its path.
+const FOLDER: &str = "folder";
+/// How often a folder is tried that is in use: who is killed leaves its cgroup a little after its files are closed.
+const TRIES: u32 = 20;
+const BETWEEN_TRIES: Duration = Duration::from_millis(10);
 
-/// Changed settings, until it is dropped.
+/// Changed settings and folders, until it is dropped.
 #[derive(Debug)]
 pub struct Restore {
     records: PathBuf,
     /// Once there is something in it; it stays locked as long as this process lives.
     record: Option<(PathBuf, File)>,
-    /// Each with what it was, in the order of the changes.
-    changed: Vec<(PathBuf, String)>,
+    /// In the order of the changes.
+    changed: Vec<Change>,
+}
+
+/// What is to be undone.
+#[derive(Debug)]
+enum Change {
+    /// What is written to undo it: what it was.
+    Setting(PathBuf, String),
+    /// It is empty by then: cgroups go with their files.
+    Folder(PathBuf),
+}
+
+impl Change {
+    fn undo(&self) -> io::Result<()> {
+        match self {
+            Change::Setting(path, was) => write(path, was),
+            Change::Folder(path) => remove(path),
+        }
+    }
+
+    /// Its line in a record.
+    fn line(&self) -> String {
+        match self {
+            Change::Setting(path, was) => format!("{}\t{was}\n", path.display()),
+            Change::Folder(path) => format!("{FOLDER}\t{}\n", path.display()),
+        }
+    }
+
+    fn from_line(line: &str) -> Option<Change> {
+        let (path, was) = line.split_once('\t')?;
+        Some(if path == FOLDER { Change::Folder(was.into()) } else { Change::Setting(path.into(), was.to_owned()) })
+    }
+
+    /// Whether it is below one of these places, and nowhere else.
+    fn is_in(&self, places: &[&str]) -> bool {
+        let (Change::Setting(path, _) | Change::Folder(path)) = self;
+        let path = path.to_string_lossy();
+        places.iter().any(|place| path.starts_with(place)) && !path.contains("/../")
+    }
 }
 
 impl Default for Restore {
@@ -61,9 +107,32 @@ impl Restore {
         if was == value {
             return Ok(());
         }
-        self.write_down(path, &was)?;
+        self.change(path, value, &was)
+    }
+
+    /// Makes a folder that is removed at the end, and is empty by then, such as a cgroup.
+    ///
+    /// # Errors
+    /// When it is there already, cannot be made, or cannot be written down.
+    pub fn make_folder(&mut self, path: &Path) -> anyhow::Result<()> {
+        // Whose it is that is there is not known.
+        ensure!(!path.exists(), "{} is there already: remove it", path.display());
+        let folder = Change::Folder(path.to_owned());
+        self.write_down(&folder)?;
+        fs::create_dir(path).with_context(|| format!("cannot make {} (run as root)", path.display()))?;
+        self.changed.push(folder);
+        Ok(())
+    }
+
+    /// Writes to a setting, and in the end what undoes that.
+    ///
+    /// # Errors
+    /// When it cannot be written, or what undoes it cannot be written down.
+    pub fn change(&mut self, path: &Path, value: &str, undoing: &str) -> anyhow::Result<()> {
+        let change = Change::Setting(path.to_owned(), undoing.to_owned());
+        self.write_down(&change)?;
         write(path, value).with_context(|| format!("cannot write to {} (run as root)", path.display()))?;
-        self.changed.push((path.to_owned(), was));
+        self.changed.push(change);
         Ok(())
     }
 
@@ -82,13 +151,10 @@ impl Restore {
             return Ok(());
         }
         let (old, new) = if was_on { (name, off.as_str()) } else { (off.as_str(), name) };
-        self.write_down(path, old)?;
-        write(path, new).with_context(|| format!("cannot write to {} (run as root)", path.display()))?;
-        self.changed.push((path.to_owned(), old.to_owned()));
-        Ok(())
+        self.change(path, new, old)
     }
 
-    fn write_down(&mut self, path: &Path, was: &str) -> anyhow::Result<()> {
+    fn write_down(&mut self, change: &Change) -> anyhow::Result<()> {
         let folder = &self.records;
         let made = DirBuilder::new().mode(0o700).create(folder);
         if made.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::AlreadyExists) {
@@ -99,7 +165,7 @@ impl Restore {
             self.record = Some(begin_record(folder)?);
         }
         let Some((_, record)) = &mut self.record else { bail!("there is no record") };
-        writeln!(record, "{}\t{was}", path.display())?;
+        record.write_all(change.line().as_bytes())?;
         record
             .sync_data()
             .or_else(|error| if error.kind() == io::ErrorKind::InvalidInput { Ok(()) } else { Err(error) })?;
@@ -127,9 +193,9 @@ fn begin_record(folder: &Path) -> anyhow::Result<(PathBuf, File)> {
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        for (path, was) in self.changed.iter().rev() {
+        for change in self.changed.iter().rev() {
             // Whoever could change it can change it back, unless what it belongs to is gone.
-            let _ = write(path, was);
+            let _ = change.undo();
         }
         if let Some((record, _)) = &self.record {
             let _ = fs::remove_file(record);
@@ -144,40 +210,49 @@ pub struct PutBack {
     pub settings: usize,
     /// Tracing instances of theirs.
     pub instances: usize,
+    /// Cgroups of theirs.
+    pub cgroups: usize,
 }
 
-/// Puts back what processes that are gone have left changed, and removes the tracing instances that they have left.
+/// Puts back what processes that are gone have left changed, and removes the tracing instances and cgroups that they have
+/// left.
 pub fn recover() -> PutBack {
     // The tracer of an instance that is gone does not begin anew with each setting.
     let instances = tracefs::find().map_or(0, |folder| instance::remove_leftovers(&folder));
-    PutBack { settings: recover_from(Path::new(RECORDS), &SETTINGS), instances }
+    let mut put_back = PutBack { instances, ..PutBack::default() };
+    recover_from(Path::new(RECORDS), &SETTINGS, &mut put_back);
+    put_back
 }
 
-fn recover_from(records: &Path, settings: &[&str]) -> usize {
+fn recover_from(records: &Path, settings: &[&str], put_back: &mut PutBack) {
     // Whoever else could write there could have us write anywhere.
     if !is_ours(records) {
-        return 0;
+        return;
     }
-    let files = fs::read_dir(records).into_iter().flatten().flatten().map(|entry| entry.path());
-    files.map(|file| recover_one(&file, settings)).sum()
+    for file in fs::read_dir(records).into_iter().flatten().flatten() {
+        recover_one(&file.path(), settings, put_back);
+    }
 }
 
-fn recover_one(record: &Path, settings: &[&str]) -> usize {
+fn recover_one(record: &Path, settings: &[&str], put_back: &mut PutBack) {
     let no_link = libc::O_NOFOLLOW;
-    let Ok(mut file) = OpenOptions::new().read(true).custom_flags(no_link).open(record) else { return 0 };
+    let Ok(mut file) = OpenOptions::new().read(true).custom_flags(no_link).open(record) else { return };
     // Its owner holds the lock, wherever it lives: no number tells that, since each PID namespace has its own.
     if !lock(&file) {
-        return 0;
+        return;
     }
     let mut text = String::new();
     let _ = file.read_to_string(&mut text);
-    let lines: Vec<_> = text.lines().filter_map(|line| line.split_once('\t')).collect();
-    let allowed = |path: &str| settings.iter().any(|place| path.starts_with(place)) && !path.contains("/../");
+    let changes: Vec<_> = text.lines().filter_map(Change::from_line).collect();
     // The first line of a setting has what it was before all.
-    let put_back =
-        lines.iter().rev().filter(|(path, was)| allowed(path) && write(Path::new(path), was).is_ok()).count();
+    for change in changes.iter().rev().filter(|change| change.is_in(settings)) {
+        match (change, change.undo()) {
+            (Change::Setting(..), Ok(())) => put_back.settings += 1,
+            (Change::Folder(_), Ok(())) => put_back.cgroups += 1,
+            (_, Err(_)) => {}
+        }
+    }
     let _ = fs::remove_file(record);
-    put_back
 }
 
 /// A folder that nobody else can write to.
@@ -185,6 +260,17 @@ fn is_ours(folder: &Path) -> bool {
     fs::symlink_metadata(folder).is_ok_and(|data| {
         data.is_dir() && data.uid() == rustix::process::geteuid().as_raw() && data.mode() & 0o022 == 0
     })
+}
+
+/// Removes a folder. Nobody is in it but, for a moment, who has just left it.
+fn remove(folder: &Path) -> io::Result<()> {
+    for _ in 1..TRIES {
+        match fs::remove_dir(folder) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => thread::sleep(BETWEEN_TRIES),
+            removed => return removed,
+        }
+    }
+    fs::remove_dir(folder)
 }
 
 /// Writes a line: some kernel files take what follows a text without an end for more of it (osnoise_cpus_write()).
@@ -204,6 +290,12 @@ mod tests {
 
     fn content(path: &Path) -> String {
         fs::read_to_string(path).expect("read").trim().to_owned()
+    }
+
+    fn recovered(records: &Path, place: &str) -> PutBack {
+        let mut put_back = PutBack::default();
+        recover_from(records, &[place], &mut put_back);
+        put_back
     }
 
     #[test]
@@ -248,17 +340,42 @@ mod tests {
         killed.record = None;
         std::mem::forget(killed);
         let place = folder.path().to_string_lossy().into_owned();
-        assert_eq!(recover_from(&records, &["/elsewhere/"]), 0);
+        assert_eq!(recovered(&records, "/elsewhere/"), PutBack::default());
         assert_eq!(fs::read_dir(&records).expect("there").count(), 1, "the record of a living one stays");
         let mut killed = Restore::recorded_in(&records);
         killed.set(&a, "4").expect("set");
         // The kernel closes what it had open.
         killed.record = None;
         std::mem::forget(killed);
-        assert_eq!(recover_from(&records, &[&place]), 1);
+        assert_eq!(recovered(&records, &place), PutBack { settings: 1, ..PutBack::default() });
         assert_eq!((content(&a), content(&b)), ("3".to_owned(), "2".to_owned()));
         drop(living);
         assert_eq!(content(&b), "1");
+    }
+
+    #[test]
+    fn a_folder_that_was_made_is_removed_at_the_end_or_by_the_next_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (records, made) = (folder.path().join("records"), folder.path().join("made"));
+        let mut restore = Restore::recorded_in(&records);
+        restore.make_folder(&made).expect("made");
+        assert!(made.is_dir() && Restore::recorded_in(&records).make_folder(&made).is_err());
+        drop(restore);
+        assert!(!made.exists());
+        let mut killed = Restore::recorded_in(&records);
+        killed.make_folder(&made).expect("made");
+        // The kernel closes what it had open.
+        killed.record = None;
+        std::mem::forget(killed);
+        assert_eq!(recovered(&records, "/elsewhere/"), PutBack::default());
+        assert!(made.is_dir());
+        let mut killed = Restore::recorded_in(&records);
+        killed.write_down(&Change::Folder(made.clone())).expect("written");
+        killed.record = None;
+        std::mem::forget(killed);
+        let place = folder.path().to_string_lossy().into_owned();
+        assert_eq!(recovered(&records, &place), PutBack { cgroups: 1, ..PutBack::default() });
+        assert!(!made.exists());
     }
 
     /// What is recorded elsewhere is nobody's who has recorded here.
@@ -272,7 +389,7 @@ mod tests {
         let elsewhere = folder.path().join("elsewhere");
         fs::write(&elsewhere, format!("{}\t7\n", a.display())).expect("written");
         std::os::unix::fs::symlink(&elsewhere, records.join("1.0")).expect("made");
-        assert_eq!(recover_from(&records, &[&folder.path().to_string_lossy()]), 0);
+        assert_eq!(recovered(&records, &folder.path().to_string_lossy()), PutBack::default());
         assert_eq!((content(&a), fs::read_dir(&records).expect("there").count()), ("2".to_owned(), 2));
         drop(living);
         assert_eq!(content(&a), "1");

@@ -18,9 +18,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use whylate_model::{CauseKind, Histogram, LateEvent};
 use whylate_sources::block::BlockOptions;
+use whylate_sources::inject::file_load;
 use whylate_sources::{Session, Source as _};
 
 use kernel::chance::in_rounds;
+use kernel::disk_counts::{ensure_counts_are_the_kernels, ensure_lost, kernel_counts, told};
 use kernel::is_emulated;
 use kernel::null_disk::{BLOCK, Buffer, Null, SIZE_MIB};
 use kernel::turn::turn_to_measure;
@@ -421,5 +423,52 @@ fn blktrace_tells_the_same() -> Result<()> {
             ensure!(apart_ns <= (10 * slack_ns).max(most_ns / 1_000), "{} and {most_ns} ns at most", latency.max_ns());
         }
     }
+    Ok(())
+}
+
+#[test]
+fn requests_that_are_polled_for_have_no_completion() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let took = Duration::from_millis(2);
+    let Some(null) = Null::with(took, 8, &[("poll_queues", "1")])? else { return Ok(()) };
+    let before = kernel_counts(&null.name)?;
+    let mut source = patching(|| null.options().attach(&Session::of_one()))?;
+    let plan = file_load::Plan {
+        path: null.path(),
+        writes: false,
+        block_bytes: BLOCK as u32,
+        depth: 4,
+        runtime: Duration::from_millis(300),
+        idle_ms: 1_000,
+        sq_cpu: None,
+        iopoll: true,
+    };
+    let report = file_load::run(&plan, &AtomicBool::new(false), || Ok(()))?;
+    let snapshot = source.snapshot()?;
+    patching(|| drop(source));
+    let of = |name: &str| {
+        let mut all = Histogram::default();
+        snapshot.series.iter().for_each(|series| all.merge(&series.histograms[name]));
+        all
+    };
+    let [latency, device, completion] = ["latency", "device", "completion"].map(of);
+    println!(
+        "{} requests of {} blocks, {} ns on average and {} at most, of {} and {}; {} ns of completion; lost {:?}",
+        latency.count(),
+        report.requests,
+        latency.mean_ns(),
+        latency.max_ns(),
+        report.latency.mean_ns(),
+        report.latency.max_ns(),
+        completion.sum_ns(),
+        snapshot.lost
+    );
+    // Blocks that follow one another, and are submitted at once, are one request.
+    ensure_counts_are_the_kernels(&snapshot, &null.name, &before)?;
+    assert_eq!(told(&snapshot, &null.name, "read").bytes, report.requests * BLOCK as u64);
+    ensure_lost(&snapshot, &[])?;
+    assert!(latency.max_ns() <= report.latency.max_ns(), "whoever waits for them takes longer");
+    // No interrupt tells of them: their device has them until they are found done.
+    assert_eq!((device.count(), completion.max_ns()), (latency.count(), 0));
     Ok(())
 }

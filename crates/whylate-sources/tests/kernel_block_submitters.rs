@@ -18,7 +18,7 @@ use whylate_sources::clock::monotonic_ns;
 
 use kernel::disk_counts::{FLUSHES, MERGED_WRITES, attach, end, ensure_counts_are_the_kernels, in_flight};
 use kernel::disk_counts::{kernel_counts, late_events, reads, told, wait_for};
-use kernel::null_disk::{BLOCK, Buffer, Mounted, Null, load_modules};
+use kernel::null_disk::{BLOCK, Buffer, Mounted, Null, SIZE_MIB, load_modules};
 use kernel::turn::turn_to_measure;
 
 const MS: u64 = 1_000_000;
@@ -267,6 +267,118 @@ fn a_mapped_device_has_the_time_of_the_disk_below_and_its_own() -> Result<()> {
             assert_eq!(disk.labels["submitter_tid"] == own, own_ms == 0, "{disk:?}");
         }
         println!("{target}: submitted below by {}", below.values().next().context("none")?.labels["submitter"]);
+    }
+    Ok(())
+}
+
+/// Memory for what is read at once, which a driver cuts into parts.
+#[repr(align(4096))]
+struct Large([u8; 256 << 10]);
+
+/// Reads of a device that cuts each into parts for the disk below.
+fn are_whole(name: &str, null: &Null) -> Result<()> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(format!("/dev/{name}"))?;
+    let (below, above) = (kernel_counts(&null.name)?, kernel_counts(name)?);
+    let mut source = attach(&BlockOptions { device: None, late_over_ns: Some(1), ..null.options() })?;
+    let mut large = Box::new(Large([0; 256 << 10]));
+    let length = large.0.len() as u64;
+    (0..20).try_for_each(|turn| file.read_exact_at(&mut large.0, turn * 7 % 16 * length))?;
+    let events = late_events(&mut source)?;
+    let snapshot = end(source, &[])?;
+    ensure_counts_are_the_kernels(&snapshot, &null.name, &below)?;
+    let (whole, parts) = (told(&snapshot, name, "read"), told(&snapshot, &null.name, "read"));
+    println!("{name}: {whole:?} in {parts:?}; before {above:?}, now {:?}", kernel_counts(name)?);
+    assert_eq!((whole.requests, whole.bytes, whole.errors, parts.bytes), (20, 20 * length, 0, 20 * length));
+    assert!(parts.requests >= 4 * whole.requests);
+    let of = |disk: &str| -> Vec<(u64, u64)> {
+        let ours = events.iter().filter(|event| event.labels["device"] == disk);
+        ours.map(|event| (event.at_ns - event.latency_ns, event.at_ns)).collect()
+    };
+    let (whole, parts) = (of(name), of(&null.name));
+    let within = |whole: (u64, u64)| parts.iter().filter(move |part| whole.0 <= part.0 && part.1 <= whole.1).count();
+    // One after another, and each until its last part is done.
+    assert_eq!(whole.iter().map(|&whole| within(whole)).sum::<usize>(), parts.len(), "{whole:?}, {parts:?}");
+    Ok(())
+}
+
+#[test]
+fn a_bio_in_parts_is_one_until_the_last_of_them_is_done() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(null) = Null::make(Duration::from_millis(1), 16)? else { return Ok(()) };
+    // 64 KiB of one half of the disk, and 64 of the other.
+    let Some(mapped) = Mapped::make(&null, &format!("striped 2 128 DISK 0 DISK {}", SIZE_MIB * 1024))? else {
+        return Ok(());
+    };
+    are_whole(&mapped.name, &null)
+}
+
+/// An array of md's on one disk, in chunks of 64 KiB. It goes with this.
+struct Array;
+
+const ARRAY: &str = "md_whylate";
+
+impl Array {
+    fn make(null: &Null) -> Result<Option<Array>> {
+        load_modules(&[("md-mod", ""), ("raid0", "")]);
+        if fs::write("/sys/module/md_mod/parameters/new_array", ARRAY).is_err() {
+            println!("skipped: there is no md");
+            return Ok(None);
+        }
+        let array = Array;
+        let disk = fs::read_to_string(format!("/sys/block/{}/dev", null.name))?;
+        for (file, value) in
+            [("metadata_version", "none"), ("chunk_size", "65536"), ("level", "raid0"), ("raid_disks", "1")]
+        {
+            array.set(file, value)?;
+        }
+        array.set("new_dev", disk.trim())?;
+        array.set(&format!("dev-{}/slot", null.name), "0")?;
+        array.set(&format!("dev-{}/size", null.name), &(SIZE_MIB * 1024).to_string())?;
+        array.set("array_state", "active")?;
+        Ok(Some(array))
+    }
+
+    fn set(&self, file: &str, value: &str) -> Result<()> {
+        fs::write(format!("/sys/block/{ARRAY}/md/{file}"), value).with_context(|| format!("cannot set {file}"))
+    }
+}
+
+impl Drop for Array {
+    fn drop(&mut self) {
+        let _ = self.set("array_state", "clear");
+    }
+}
+
+#[test]
+fn parts_that_an_array_ends_are_no_requests() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(null) = Null::make(Duration::from_millis(1), 16)? else { return Ok(()) };
+    let Some(_array) = Array::make(&null)? else { return Ok(()) };
+    are_whole(ARRAY, &null)
+}
+
+#[test]
+fn a_path_ends_its_requests_twice_and_they_count_once() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(null) = Null::make(Duration::from_millis(1), 16)? else { return Ok(()) };
+    load_modules(&[
+        ("scsi_common", ""),
+        ("scsi_mod", ""),
+        ("dm-mod", ""),
+        ("dm-multipath", ""),
+        ("dm-round-robin", ""),
+    ]);
+    let Some(mapped) = Mapped::make(&null, "multipath 0 0 1 1 round-robin 0 1 1 DISK 1")? else { return Ok(()) };
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(format!("/dev/{}", mapped.name))?;
+    let disks = [&null.name, &mapped.name];
+    let before = disks.map(|disk| kernel_counts(disk));
+    let source = attach(&BlockOptions { device: None, ..null.options() })?;
+    assert_eq!(reads(&file, (0..40).map(|turn| turn * 7)), 40);
+    // What is handed on is a copy of the request, whose bios nobody has submitted.
+    let snapshot = end(source, &[("unseen_submissions", 40)])?;
+    for (disk, before) in disks.into_iter().zip(before) {
+        ensure_counts_are_the_kernels(&snapshot, disk, &before?)?;
+        assert_eq!(told(&snapshot, disk, "read").requests, 40);
     }
     Ok(())
 }

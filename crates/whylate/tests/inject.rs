@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate inject irqs-off`, `preempt-off`, `softirq` and `hog` as their users meet them.
+//! `whylate inject irqs-off`, `preempt-off`, `softirq` and `hog` as their users meet them, and `block` beside the source.
 
 #[path = "../../whylate-sources/tests/kernel/programs.rs"]
 mod programs;
@@ -9,16 +9,22 @@ mod running;
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
 mod turn;
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
+use serde_json::Value;
+use whylate_model::{CauseKind, LateEvent, Snapshot};
+use whylate_sources::block::{BlockOptions, By};
+use whylate_sources::{AttachError, Measuring, Session, Source as _};
 
 use running::{Running, whylate};
-use turn::turn;
+use turn::{turn, turn_to_measure};
 
 const KINDS: [&str; 4] = ["irqs-off", "preempt-off", "softirq", "hog"];
 
@@ -160,5 +166,216 @@ fn a_reader_that_has_had_enough_is_a_normal_end() -> Result<()> {
     BufReader::new(whylate.stdout()?).read_line(&mut String::new())?;
     let (status, stderr) = whylate.end()?;
     assert_eq!((status.code(), stderr.as_str()), (Some(0), ""));
+    Ok(())
+}
+
+/// What `inject block` tells of each read, and its last line.
+struct Injected {
+    reads: Vec<Value>,
+    end: Value,
+}
+
+/// A field as the source's labels have it.
+fn text(of: &Value, name: &str) -> String {
+    of[name].as_str().map_or_else(|| of[name].to_string(), str::to_owned)
+}
+
+/// Runs `inject block` while the source measures, whose late events are taken as they come; `None`, and a line that says
+/// why, where that is not possible here.
+fn inject_block(arguments: &[&str], source: &mut Measuring) -> Result<Option<(Injected, Vec<LateEvent>, Snapshot)>> {
+    let mut events = Vec::new();
+    let mut whylate = Running::start(&[&["inject", "block", "--json"][..], arguments].concat())?;
+    let mut stdout = whylate.stdout()?;
+    while whylate.is_alive()? {
+        source.drain_late(Duration::from_millis(20), &mut |event| events.push(event))?;
+    }
+    source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+    let snapshot = source.snapshot()?;
+    let mut written = String::new();
+    stdout.read_to_string(&mut written)?;
+    let (status, stderr) = whylate.end()?;
+    if status.code() == Some(3) {
+        println!("skipped: {}", stderr.trim_end());
+        return Ok(None);
+    }
+    ensure!((status.code(), stderr.as_str()) == (Some(0), ""), "{status}: {stderr}");
+    let mut reads = written.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    let end = reads.pop().context("it tells nothing")?;
+    events.retain(|event| event.labels["device"] == text(&end, "disk") && event.labels["operation"] == "read");
+    Ok(Some((Injected { reads, end }, events, snapshot)))
+}
+
+/// Requests, whose ever they were, whose end or begin was not seen; each is counted as lost.
+fn lost(snapshot: &Snapshot) -> u64 {
+    ["reused", "unmatched", "nested", "late_events"].iter().map(|&reason| snapshot.lost[reason]).sum()
+}
+
+/// How many of its reads were counted, and how long they took.
+fn counted(snapshot: &Snapshot, injected: &Injected) -> (u64, u128) {
+    let of_it = snapshot.series.iter().filter(|series| {
+        let labels = &series.labels;
+        labels["device"] == text(&injected.end, "disk")
+            && labels["operation"] == "read"
+            && labels["pid"] == text(&injected.end, "pid")
+    });
+    let latencies = of_it.filter_map(|series| series.histograms.get("latency"));
+    latencies.fold((0, 0), |(count, ns), of| (count + of.count(), ns + of.sum_ns()))
+}
+
+fn took_ns(read: &Value) -> u64 {
+    read["took_ns"].as_u64().unwrap_or(0)
+}
+
+/// The read in which that request was made. The clocks of two CPUs may be apart a little.
+fn read_with<'a>(event: &LateEvent, injected: &'a Injected) -> Option<&'a Value> {
+    const APART_NS: u64 = 1_000;
+    let is_it = |read: &&Value| {
+        let start_ns = read["start_monotonic_ns"].as_u64().unwrap_or(0);
+        let submitted_ns = event.at_ns - event.latency_ns;
+        submitted_ns + APART_NS >= start_ns && event.at_ns <= start_ns + took_ns(read) + APART_NS
+    };
+    injected.reads.iter().find(is_it)
+}
+
+/// Cgroups of `inject block`, wherever cgroups with limits of disks may be.
+fn cgroups() -> Vec<PathBuf> {
+    let entries = ["/sys/fs/cgroup", "/sys/fs/cgroup/blkio", "/sys/fs/cgroup/unified"].map(fs::read_dir);
+    let paths = entries.into_iter().flatten().flatten().flatten().map(|entry| entry.path());
+    paths.filter(|path| path.to_string_lossy().contains("/whylate-inject-")).collect()
+}
+
+/// Files without a name that are disks.
+fn loop_devices() -> Vec<String> {
+    let disks = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let files = disks.filter_map(|disk| fs::read_to_string(disk.path().join("loop/backing_file")).ok());
+    files.filter(|file| file.contains("/#") && file.trim_end().ends_with(" (deleted)")).collect()
+}
+
+fn ensure_nothing_is_left() -> Result<()> {
+    // Whoever looks what is on a new device may have it open still.
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !loop_devices().is_empty() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(20));
+    }
+    ensure!(cgroups().is_empty() && loop_devices().is_empty(), "left: {:?} {:?}", cgroups(), loop_devices());
+    Ok(())
+}
+
+#[test]
+fn reads_that_a_limit_holds_back_are_told_with_it() -> Result<()> {
+    const MS_NS: u64 = 1_000_000;
+    const READS: usize = 40;
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let options = BlockOptions {
+        by: By::Process,
+        phases: true,
+        explain_over_ns: Some(20 * MS_NS),
+        backend: Some("fexit".to_owned()),
+        ..BlockOptions::default()
+    };
+    let (mut source, is_seen) = match options.attach(&Session::of_one()) {
+        Ok(source) => (source, true),
+        Err(AttachError::Unsupported(reason)) => {
+            println!("skipped: {reason}");
+            (BlockOptions { backend: None, ..options }.attach(&Session::of_one())?, false)
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let arguments = ["--loop", "--limit", "20", "--reads", "40", "--every", "1ms"];
+    let Some((injected, events, snapshot)) = inject_block(&arguments, &mut source)? else { return Ok(()) };
+    drop(source);
+    ensure_nothing_is_left()?;
+    let cgroup = text(&injected.end, "cgroup");
+    let long = injected.reads.iter().filter(|read| took_ns(read) >= 20 * MS_NS).count();
+    let own_ns: u64 = injected.reads.iter().map(took_ns).sum();
+    println!("{} reads took {own_ns} ns, {long} of them long; {} told late", injected.reads.len(), events.len());
+    let start_ns = |read: &Value| read["start_monotonic_ns"].as_u64().unwrap_or(0);
+    let [first, .., last] = &injected.reads[..] else { bail!("{} reads", injected.reads.len()) };
+    let all_ns = start_ns(last) + took_ns(last) - start_ns(first);
+    // The kernel lets through at once what a slice of 100 ms may have: two.
+    ensure!(injected.reads.len() == READS && long >= READS / 3, "{long} are held back");
+    ensure!(all_ns >= (READS as u64 - 4) * 50 * MS_NS, "they took {all_ns} ns");
+    if !is_seen {
+        return Ok(());
+    }
+    let (count, ns) = counted(&snapshot, &injected);
+    let lost = lost(&snapshot);
+    ensure!(
+        count <= READS as u64 && count + lost >= READS as u64 && ns <= u128::from(own_ns),
+        "{count} took {ns} of {own_ns} ns"
+    );
+    // A read that is hardly long may take its request hardly less.
+    ensure!(events.len() <= long && (events.len() + 1) as u64 + lost >= long as u64, "{} of {long}", events.len());
+    let mut right = 0;
+    for event in &events {
+        let read = read_with(event, &injected).with_context(|| format!("no read is {event:?}"))?;
+        ensure!(event.phases.iter().map(|(_, ns)| ns).sum::<u64>() == event.latency_ns, "{:?}", event.phases);
+        ensure!(event.latency_ns <= took_ns(read), "{} of {} ns", event.latency_ns, took_ns(read));
+        let phase = |name| event.phases.iter().find(|(phase, _)| phase == name).map_or(0, |&(_, ns)| ns);
+        let first = event.causes.first().context("it has no cause")?;
+        let is_limit = first.kind == CauseKind::Throttled && first.who.ends_with(&format!(" of {cgroup}"));
+        // Others of its disk below may keep the device itself.
+        right += usize::from(is_limit && phase("throttled") * 10 >= (event.latency_ns - phase("device")) * 9);
+    }
+    ensure!(right * 100 >= events.len() * 95, "{right} of {} name {cgroup}: {:?}", events.len(), events.first());
+    Ok(())
+}
+
+#[test]
+fn reads_of_a_loop_device_are_counted_there() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let options = BlockOptions { by: By::Process, late_over_ns: Some(1), ..BlockOptions::default() };
+    let mut source = options.attach(&Session::of_one())?;
+    let arguments = ["--loop", "--reads", "200", "--every", "2ms", "--hogs", "1"];
+    let Some((injected, events, snapshot)) = inject_block(&arguments, &mut source)? else { return Ok(()) };
+    drop(source);
+    ensure_nothing_is_left()?;
+    let own_ns: u64 = injected.reads.iter().map(took_ns).sum();
+    let (count, ns) = counted(&snapshot, &injected);
+    println!("{count} reads of {} took {ns} of {own_ns} ns; lost {:?}", injected.end["disk"], snapshot.lost);
+    ensure!(injected.end["disk"].as_str().is_some_and(|disk| disk.starts_with("loop")), "{}", injected.end);
+    ensure!(injected.end["writes"].as_u64().is_some_and(|writes| writes > 0), "{}", injected.end);
+    let lost = lost(&snapshot);
+    ensure!(count <= 200 && count + lost >= 200 && injected.reads.len() == 200, "{count} of {}", injected.reads.len());
+    ensure!(ns <= u128::from(own_ns), "{ns} of {own_ns} ns");
+    let pid = text(&injected.end, "pid");
+    let own: Vec<_> = events.iter().filter(|event| event.labels["submitter_pid"] == pid).collect();
+    ensure!(own.len() as u64 + lost >= 200, "{} are told", own.len());
+    for event in own {
+        let read = read_with(event, &injected).with_context(|| format!("no read is {event:?}"))?;
+        ensure!(event.latency_ns <= took_ns(read), "{} of {} ns", event.latency_ns, took_ns(read));
+    }
+    Ok(())
+}
+
+#[test]
+fn killed_it_leaves_no_disk_and_the_next_one_removes_its_cgroup() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let control = "/sys/fs/cgroup/cgroup.subtree_control";
+    let before = fs::read_to_string(control).ok();
+    let mut running = Running::start(&["inject", "block", "--loop", "--limit", "20", "--reads", "1000"])?;
+    // In its cgroup it reads.
+    let reads = || cgroups().iter().any(|path| fs::read(path.join("cgroup.procs")).is_ok_and(|all| !all.is_empty()));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while running.is_alive()? && !reads() {
+        ensure!(Instant::now() < deadline, "it makes no cgroup");
+        thread::sleep(Duration::from_millis(1));
+    }
+    running.signal(Signal::KILL)?;
+    let (status, stderr) = running.end()?;
+    match (status.signal(), status.code()) {
+        (Some(_), _) => {}
+        (_, Some(3)) => {
+            println!("skipped: {}", stderr.trim_end());
+            return Ok(());
+        }
+        _ => bail!("{status}: {stderr}"),
+    }
+    ensure!(cgroups().len() == 1, "{:?}", cgroups());
+    let output = whylate(&["inject", "block", "--reads", "1"]).output()?;
+    let stderr = String::from_utf8(output.stderr)?;
+    ensure!(stderr.contains("an earlier whylate was killed") && stderr.contains("1 cgroups"), "{stderr}");
+    ensure_nothing_is_left()?;
+    ensure!(fs::read_to_string(control).ok() == before, "{before:?} is another one");
     Ok(())
 }

@@ -85,6 +85,7 @@ impl AttachedBlock {
         let mut open = BlockSkelBuilder::default().open(attach::open_object())?;
         configure(&mut open, options, backend)?;
         if options.explain_over_ns.is_some() {
+            open.maps.count_by_cpu.set_max_entries(cpus)?;
             open.maps.done_by_position.set_max_entries(cpus * done_by_cpu)?;
             open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.done_by_cpu = done_by_cpu;
         }
@@ -124,12 +125,12 @@ impl AttachedBlock {
     }
 
     fn read_kept(&mut self) {
-        if let (Some(kept), Some(data)) = (&mut self.kept, &self.skeleton.maps.bss_data) {
+        if let Some(kept) = &mut self.kept {
             // What is in progress is of use to those that are explained, and done is what was before.
             if !self.late.borrow().is_empty() {
                 kept.read_in_progress();
             }
-            kept.read(&data.done_count, KEEP_NS);
+            kept.read(KEEP_NS);
         }
     }
 }

@@ -34,12 +34,14 @@ struct {
 	__uint(max_entries, 1 << 20);
 } late_requests SEC(".maps");
 
-enum {
-	MOST_CPUS = 1024,
-};
-
-/* Requests that were done on each CPU. */
-u64 done_count[MOST_CPUS] = {};
+/* Requests that were done on each CPU; user space makes room for each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, u32);
+	__type(value, u64);
+} count_by_cpu SEC(".maps");
 
 static __always_inline bool is_wanted(const struct gendisk *disk)
 {
@@ -258,12 +260,13 @@ static __always_inline void fill(struct done_request *done, const struct block_r
 static __always_inline void keep(const struct block_request *request, const struct end *end)
 {
 	u32 cpu = bpf_get_smp_processor_id(), index;
+	u64 *count = bpf_map_lookup_elem(&count_by_cpu, &cpu), position;
 	struct done_request *done;
-	u64 position;
 
-	if (cpu >= MOST_CPUS)
+	/* There is room for each CPU. */
+	if (!count)
 		return;
-	position = __sync_fetch_and_add(&done_count[cpu], 1);
+	position = __sync_fetch_and_add(count, 1);
 	index = cpu * done_by_cpu + (position & (done_by_cpu - 1));
 	done = bpf_map_lookup_elem(&done_by_position, &index);
 	if (!done)
@@ -309,6 +312,12 @@ static __always_inline void request_ends(struct request_set *set, u32 slot, stru
 	forget(set, slot);
 }
 
+/* A driver that ends a request with the last of its parts (multipath) ends it once more when nothing is left of it. */
+static __always_inline bool is_empty(const struct request *request, u32 bytes)
+{
+	return !bytes && !request->bio && !is_command(request) && !has_flush(request->cmd_flags);
+}
+
 /* It comes for each part that is done, and before those who wait are woken. Its error is a blk_status_t. */
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(on_block_rq_complete, struct request *request, int error, unsigned int bytes)
@@ -325,14 +334,14 @@ int BPF_PROG(on_block_rq_complete, struct request *request, int error, unsigned 
 		return 0;
 	if (begun)
 		request_ends(set, slot, begun, (u8)error);
-	else if (!is_of_block_layer(request))
+	else if (!is_of_block_layer(request) && !is_empty(request, bytes))
 		lose(LOST_UNMATCHED);
 	return 0;
 }
 
 /*
  * Of devices without requests. Those of requests pass here, too, and some of the others: a driver may have made it one of
- * the device below (multipath).
+ * the device below (multipath). A part that a driver has cut off (md) ends, too, before the bio that it points to.
  */
 SEC("?tp_btf/block_bio_complete")
 int BPF_PROG(on_block_bio_complete, struct request_queue *queue, struct bio *bio)
@@ -348,7 +357,7 @@ int BPF_PROG(on_block_bio_complete, struct request_queue *queue, struct bio *bio
 	/* Before 6.5, one with a flush goes by its bio, and its request comes to its end, too. */
 	if (begun && !(begins_by_bio && queue->mq_ops))
 		request_ends(set, slot, begun, bio->bi_status);
-	else if (!begun && !queue->mq_ops && is_wanted(queue->disk))
+	else if (!begun && !queue->mq_ops && is_wanted(queue->disk) && slot_of((u64)bio->bi_private, &set) == NO_SLOT)
 		lose(LOST_UNMATCHED);
 	return 0;
 }

@@ -96,6 +96,8 @@ pub(super) struct Kept {
     present: MappedArray,
     /// Which slots of that have a request.
     sets: MappedArray,
+    /// How many were done on each CPU.
+    counts: MappedArray,
     /// Where the next one of each CPU goes that has not been read.
     read: Vec<u64>,
     /// Those that were read, in the order in which they were done.
@@ -115,6 +117,7 @@ impl Kept {
         let maps = &skeleton.maps;
         let done =
             MappedArray::new(maps.done_by_position.as_fd(), (cpus * done_by_cpu) as usize, size_of::<done_request>());
+        let counts = MappedArray::new(maps.count_by_cpu.as_fd(), cpus as usize, size_of::<u64>());
         let slots = maps.request_by_slot.max_entries() as usize;
         let present = MappedArray::new(maps.request_by_slot.as_fd(), slots, size_of::<block_request>());
         let sets = maps.set_by_hash.max_entries() as usize;
@@ -124,6 +127,7 @@ impl Kept {
             done_by_cpu: done_by_cpu as usize,
             present: present.context("cannot map the requests in progress")?,
             sets: sets.context("cannot map where requests in progress are")?,
+            counts: counts.context("cannot map how many requests are done")?,
             read: vec![0; cpus as usize],
             known: VecDeque::new(),
             longest_ns: 0,
@@ -133,11 +137,12 @@ impl Kept {
         })
     }
 
-    /// Reads what was done since the last time. `written` tells how many that are on each CPU.
-    pub fn read(&mut self, written: &[u64], keep_ns: u64) {
+    /// Reads what was done since the last time.
+    pub fn read(&mut self, keep_ns: u64) {
         let now_ns = clock::monotonic_ns();
         let mut new = Vec::new();
-        for (cpu, (read, &written)) in self.read.iter_mut().zip(written).enumerate() {
+        for (cpu, read) in self.read.iter_mut().enumerate() {
+            let written = self.counts.u64_at(cpu, 0).load(Acquire);
             let mut until = written;
             let oldest = written.saturating_sub(self.done_by_cpu as u64 - 1);
             if oldest > *read {

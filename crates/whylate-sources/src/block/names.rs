@@ -12,7 +12,7 @@ use whylate_model::thread;
 
 use super::skel::types::{operation, request_facts, request_flag};
 use crate::attach;
-use crate::cgroups::{self, Cgroups};
+use crate::cgroups::{self, Cgroups, Hierarchy};
 use crate::paths::device_name;
 use crate::symbols::KernelSymbols;
 
@@ -22,6 +22,15 @@ const MINOR_BITS: u32 = 20;
 /// The kernel's function that writes back what is dirty.
 const WRITEBACK: &str = "wb_workfn";
 
+/// Where limits of a cgroup stand, with a line for each disk.
+const OF_V2: [&str; 1] = ["io.max"];
+const OF_V1: [&str; 4] = [
+    "blkio.throttle.read_bps_device",
+    "blkio.throttle.read_iops_device",
+    "blkio.throttle.write_bps_device",
+    "blkio.throttle.write_iops_device",
+];
+
 /// Looks them up on this machine, each once.
 pub(super) struct Names {
     symbols: KernelSymbols,
@@ -29,8 +38,7 @@ pub(super) struct Names {
     /// Whether writeback throttling is on, by device.
     writeback_limits: HashMap<String, bool>,
     cgroups: Cgroups,
-    /// The controller `io` of cgroup v1 has a hierarchy of its own, of which nothing is known here.
-    has_no_cgroups: bool,
+    hierarchy: Option<Hierarchy>,
 }
 
 impl Names {
@@ -40,8 +48,8 @@ impl Names {
             // One that goes away meanwhile keeps its name.
             devices: disks(),
             writeback_limits: HashMap::new(),
-            cgroups: Cgroups::default(),
-            has_no_cgroups: cgroups::are_of_v1(),
+            cgroups: Cgroups::of_disks(),
+            hierarchy: cgroups::of_disks(),
         }
     }
 
@@ -94,17 +102,19 @@ impl Names {
     /// The limit that held it back before: of its cgroup, or of one above.
     pub fn limit_of(&mut self, facts: &request_facts) -> String {
         let number = format!("{}:{}", facts.device >> MINOR_BITS, facts.device & ((1 << MINOR_BITS) - 1));
-        let cgroup = self.cgroup(facts.cgroup);
-        let has_limit = |cgroup: &&Path| {
-            let below = cgroup.strip_prefix("/").unwrap_or(cgroup);
-            let limits = fs::read_to_string(Path::new("/sys/fs/cgroup").join(below).join("io.max"));
-            limits.is_ok_and(|limits| limits.lines().any(|line| line.split(' ').next() == Some(&number)))
+        let (Some(cgroup), Some(hierarchy)) = (self.cgroup(facts.cgroup), &self.hierarchy) else {
+            return "a limit of its cgroup".to_owned();
         };
-        let limited = cgroup.as_deref().and_then(|cgroup| Path::new(cgroup).ancestors().find(has_limit));
-        match limited.and_then(Path::to_str).or(cgroup.as_deref()) {
-            Some(cgroup) => format!("io.max of {cgroup}"),
-            None => "a limit of its cgroup".to_owned(),
-        }
+        let (called, files) = if hierarchy.is_of_v1 { ("blkio.throttle", &OF_V1[..]) } else { ("io.max", &OF_V2[..]) };
+        let is_of_disk = |limit: &str| limit.split(' ').next() == Some(&number);
+        let has_limit = |cgroup: &&Path| {
+            let folder = hierarchy.root.join(cgroup.strip_prefix("/").unwrap_or(cgroup));
+            let has_line =
+                |file: &&str| fs::read_to_string(folder.join(file)).is_ok_and(|limits| limits.lines().any(is_of_disk));
+            files.iter().any(has_line)
+        };
+        let limited = Path::new(&cgroup).ancestors().find(has_limit).and_then(Path::to_str);
+        format!("{called} of {}", limited.unwrap_or(&cgroup))
     }
 
     pub fn device(&mut self, device: u32) -> String {
@@ -121,7 +131,7 @@ impl Names {
 
     /// `None` where it is not known.
     pub fn cgroup(&mut self, number: u64) -> Option<String> {
-        if number == 0 || self.has_no_cgroups { None } else { self.cgroups.told(number) }
+        if number == 0 { None } else { self.cgroups.told(number) }
     }
 }
 

@@ -4,6 +4,8 @@
 pub mod disturbance;
 pub mod file_load;
 mod hog;
+mod limit;
+mod loop_device;
 mod off;
 pub mod requests;
 mod reserve;

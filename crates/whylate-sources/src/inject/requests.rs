@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Reads of a file on a disk whose times are known by the clock of whoever waits, beside threads that keep the disk busy
-//! with writes.
+//! with writes. The file can be a disk of its own, and a cgroup hold the reads back.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,7 +14,8 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use whylate_model::units::format_ns;
 
-use super::Moment;
+use super::limit::Limit;
+use super::{Moment, loop_device};
 use crate::AttachError;
 use crate::block::disk_of;
 use crate::clock::monotonic_ns;
@@ -53,7 +54,7 @@ struct Block([u8; READ_BYTES]);
 struct Large([u8; WRITE_BYTES]);
 
 /// What to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Where the file is made, which has no name and goes with the process.
     pub folder: PathBuf,
@@ -63,6 +64,10 @@ pub struct Plan {
     pub every: Duration,
     /// So many threads write meanwhile.
     pub hogs: u32,
+    /// The file is made a disk of its own, which takes these requests.
+    pub is_loop: bool,
+    /// So many reads a second a cgroup lets through, in which who reads is then.
+    pub reads_a_second: Option<u32>,
 }
 
 impl Plan {
@@ -75,8 +80,12 @@ impl Plan {
         if self.hogs > MAX_HOGS {
             bail!("ask for {MAX_HOGS} writing threads at most");
         }
+        let longest = format_ns(MAX_TOTAL_NS);
         if u128::from(self.reads) * self.every.as_nanos() > u128::from(MAX_TOTAL_NS) {
-            bail!("that would take longer than {}: ask for fewer reads or a shorter interval", format_ns(MAX_TOTAL_NS));
+            bail!("that would take longer than {longest}: ask for fewer reads or a shorter interval");
+        }
+        if self.reads_a_second.is_some_and(|limit| self.reads > u64::from(limit) * (MAX_TOTAL_NS / 1_000_000_000)) {
+            bail!("that would take longer than {longest}: ask for fewer reads or a higher limit");
         }
         Ok(())
     }
@@ -94,8 +103,10 @@ pub struct Read {
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The disk that has the file, by its name in /dev.
+    /// The disk that has the file, or that it is, by its name in /dev.
     pub disk: String,
+    /// The cgroup that holds reads back, by its path.
+    pub cgroup: Option<String>,
     /// The thread that reads, as the kernel numbers it in this PID namespace.
     pub tid: u32,
     /// Each read, in order.
@@ -104,6 +115,11 @@ pub struct Report {
     pub writes: u64,
     /// All were made.
     pub complete: bool,
+}
+
+/// How long the file is with so many writing threads' parts.
+const fn bytes_of(hogs: u32) -> u64 {
+    READ_BLOCKS * READ_BYTES as u64 + hogs as u64 * WRITES * WRITE_BYTES as u64
 }
 
 /// Threads that write until it is dropped.
@@ -116,9 +132,9 @@ struct Hogs {
 impl Hogs {
     fn start(file: &File, hogs: u32) -> io::Result<Hogs> {
         let mut all = Hogs { stop: Arc::default(), writes: Arc::default(), threads: Vec::new() };
-        for hog in 0..u64::from(hogs) {
+        for hog in 0..hogs {
             let (file, stop, writes) = (file.try_clone()?, Arc::clone(&all.stop), Arc::clone(&all.writes));
-            let own = READ_BLOCKS * READ_BYTES as u64 + hog * WRITES * WRITE_BYTES as u64;
+            let own = bytes_of(hog);
             let write = move || {
                 let block = Box::new(Large([0x5a; WRITE_BYTES]));
                 for number in (0..WRITES).cycle() {
@@ -195,11 +211,19 @@ fn open(folder: &Path) -> anyhow::Result<(File, String)> {
 /// Reads, and writes meanwhile. `stop` ends it.
 ///
 /// # Errors
-/// When the plan is not sound, the folder is on no disk, or a request fails.
+/// When the plan is not sound, the folder is on no disk, the machine or the caller's privileges do not allow a loop device
+/// or a limit, or a request fails.
 pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
     plan.check()?;
     let (file, disk) = open(&plan.folder).map_err(|error| AttachError::Unsupported(format!("{error:#}")))?;
     let failed = |error: io::Error| anyhow!(error).context("cannot read or write the file");
+    let (file, disk) = if plan.is_loop {
+        // A disk does not grow with what is written behind its end.
+        file.set_len(bytes_of(plan.hogs)).map_err(failed)?;
+        loop_device::over(&file)?
+    } else {
+        (file, disk)
+    };
     let large = Box::new(Large([0x5a; WRITE_BYTES]));
     for number in 0..READ_BLOCKS * READ_BYTES as u64 / WRITE_BYTES as u64 {
         file.write_all_at(&large.0, number * WRITE_BYTES as u64).map_err(failed)?;
@@ -207,6 +231,8 @@ pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
     let mut block = Box::new(Block([0; READ_BYTES]));
     let hogs = Hogs::start(&file, plan.hogs).context("cannot start a writing thread")?;
     hogs.settle(stop);
+    // With cgroup v1 the writing threads stay outside; a limit of reads is none of theirs anyway.
+    let limit = plan.reads_a_second.map(|reads| Limit::enter(&disk, reads)).transpose()?;
     let mut made = Vec::new();
     let until_ns = monotonic_ns() + MAX_TOTAL_NS;
     for number in 0..plan.reads {
@@ -224,9 +250,10 @@ pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
             break;
         }
     }
+    let cgroup = limit.map(|limit| limit.path.clone());
     let writes = hogs.end().map_err(failed)?;
     let tid = rustix::thread::gettid().as_raw_pid() as u32;
-    Ok(Report { disk, tid, complete: made.len() as u64 == plan.reads, made, writes })
+    Ok(Report { disk, cgroup, tid, complete: made.len() as u64 == plan.reads, made, writes })
 }
 
 #[cfg(test)]
@@ -235,10 +262,18 @@ mod tests {
 
     #[test]
     fn what_would_take_too_much_is_refused() {
-        let plan = Plan { folder: "/".into(), reads: 100, every: Duration::from_millis(10), hogs: 8 };
+        let plan = Plan {
+            folder: "/".into(),
+            reads: 100,
+            every: Duration::from_millis(10),
+            hogs: 8,
+            reads_a_second: Some(2),
+            ..Plan::default()
+        };
         assert!(plan.check().is_ok());
         assert!(Plan { reads: 0, ..plan.clone() }.check().is_err());
         assert!(Plan { hogs: MAX_HOGS + 1, ..plan.clone() }.check().is_err());
+        assert!(Plan { reads_a_second: Some(1), ..plan.clone() }.check().is_err());
         assert!(Plan { every: Duration::from_secs(1), ..plan }.check().is_err());
     }
 }

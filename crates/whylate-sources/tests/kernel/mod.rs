@@ -2,11 +2,13 @@
 //! What the kernel tests share. Not every test program uses all of it.
 #![allow(dead_code)]
 
+pub mod blk_tracer;
 pub mod chance;
 pub mod disk_counts;
 pub mod disturb;
 pub mod functions;
 pub mod late;
+pub mod loop_disk;
 pub mod mixed;
 pub mod null_disk;
 pub mod oracle;

@@ -84,9 +84,10 @@ fn recover() {
     let left = restore::recover();
     if left != PutBack::default() {
         say!(
-            "whylate: an earlier whylate was killed: restored {} kernel settings and removed {} tracing instances that it had left behind",
+            "whylate: an earlier whylate was killed: restored {} kernel settings and removed {} tracing instances and {} cgroups that it had left behind",
             left.settings,
-            left.instances
+            left.instances,
+            left.cgroups
         );
     }
 }

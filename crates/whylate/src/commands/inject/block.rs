@@ -21,11 +21,17 @@ use crate::values::duration_ns;
 ///
 /// It reads an unnamed temporary file with direct I/O, so each read is one disk request. With --hogs,
 /// threads named whylate-hog keep the disk busy with 512 KiB writes.
+///
+/// With --loop, the file is a disk of its own for as long as this runs, so no other requests interfere. With --limit, the
+/// reading thread is in a cgroup /whylate-inject-PID whose reads the kernel holds back (io.max; blkio.throttle of cgroup
+/// v1). Both need root.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
   whylate inject block                          100 reads, one every 10 ms
   whylate inject block --hogs 16                the same while 16 threads write
+  whylate inject block --limit 20               let through 20 reads a second: most are held back for 50 ms on average
+  whylate inject block --loop --limit 20        the same on a loop device, for `whylate block -d loop0` beside it
   whylate inject block --folder /srv --json     on the disk that holds /srv, for a program to compare")]
 pub struct Arguments {
     /// How many blocks of 4 KiB to read.
@@ -37,6 +43,12 @@ pub struct Arguments {
     /// Number of threads that write meanwhile.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=i64::from(requests::MAX_HOGS)))]
     hogs: u32,
+    /// Read a loop device made for it, which is gone afterwards, not the disk that has the file.
+    #[arg(long = "loop")]
+    is_loop: bool,
+    /// Reads a second that a cgroup of its own may make; the kernel holds the rest back.
+    #[arg(long = "limit", value_name = "IOPS", value_parser = clap::value_parser!(u32).range(1..))]
+    reads_a_second: Option<u32>,
     /// Folder for the file (default: the first of /var/tmp, /tmp and the current one that is on a disk).
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
@@ -62,6 +74,8 @@ struct EndRecord<'a> {
     tid: u32,
     reads: usize,
     writes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cgroup: Option<&'a str>,
     complete: bool,
 }
 
@@ -73,7 +87,8 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
         ),
     };
     let every = Duration::from_nanos(arguments.every_ns);
-    let plan = Plan { folder, reads: arguments.reads, every, hogs: arguments.hogs };
+    let Arguments { reads, hogs, is_loop, reads_a_second, .. } = *arguments;
+    let plan = Plan { folder, reads, every, hogs, is_loop, reads_a_second };
     plan.check().map_err(Senseless)?;
     let report = requests::run(&plan, stop).context("cannot inject block")?;
     let mut out = io::stdout().lock();
@@ -94,29 +109,36 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
 }
 
 fn write_json(out: &mut dyn Write, report: &Report) -> anyhow::Result<()> {
-    let Report { disk, tid, made, writes, complete } = report;
+    let Report { disk, cgroup, tid, made, writes, complete } = report;
     let kind = BLOCK.name;
     for read in made {
         let (start_unix_ns, start_monotonic_ns) = (read.start.unix_ns, read.start.monotonic_ns);
         write_line(out, &ReadRecord { kind, disk, start_unix_ns, start_monotonic_ns, took_ns: read.took_ns })?;
     }
-    let pid = std::process::id();
-    write_line(
-        out,
-        &EndRecord { kind, disk, pid, tid: *tid, reads: made.len(), writes: *writes, complete: *complete },
-    )?;
+    let end = EndRecord {
+        kind,
+        disk,
+        pid: std::process::id(),
+        tid: *tid,
+        reads: made.len(),
+        writes: *writes,
+        cgroup: cgroup.as_deref(),
+        complete: *complete,
+    };
+    write_line(out, &end)?;
     Ok(())
 }
 
 fn write_text(out: &mut dyn Write, report: &Report) -> io::Result<()> {
-    let Report { disk, tid, made, writes, .. } = report;
+    let Report { disk, cgroup, tid, made, writes, .. } = report;
     let longest_ns = made.iter().map(|read| read.took_ns).max().unwrap_or(0);
     let all_ns: u64 = made.iter().map(|read| read.took_ns).sum();
     writeln!(
         out,
-        "thread {tid} read {} blocks from {}: {} on average, {} at most; {writes} writes meanwhile",
+        "thread {tid} read {} blocks from {}{}: {} on average, {} at most; {writes} writes meanwhile",
         made.len(),
         printable(disk),
+        cgroup.iter().map(|path| format!(" in cgroup {path}")).collect::<String>(),
         format_ns(all_ns / (made.len() as u64).max(1)),
         format_ns(longest_ns)
     )

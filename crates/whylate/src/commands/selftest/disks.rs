@@ -27,7 +27,7 @@ pub(super) fn reads(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
         )
     };
     let folder = folder_on_disk().ok_or_else(none)?;
-    let plan = Plan { folder, reads: COUNT, every: EVERY, hogs: 0 };
+    let plan = Plan { folder, reads: COUNT, every: EVERY, ..Plan::default() };
     let (backend, latency, report) = measured(&plan, place)?;
     let own_ns = report.made.iter().map(|read| read.took_ns).sum::<u64>() as f64 / report.made.len().max(1) as f64;
     let (right, late) = explained(&Plan { hogs: HOGS, ..plan }, place)?;

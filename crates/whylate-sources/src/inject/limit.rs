@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A cgroup whose threads may read a disk so often a second; the kernel holds the rest back.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use rustix::fs::{Access, access};
+
+use crate::AttachError;
+use crate::cgroups::{self, Hierarchy};
+use crate::restore::Restore;
+
+/// While it lives, whoever made it is in that cgroup: with cgroup v1 the calling thread, with v2 its process, as `io` is no
+/// controller of threads. The cgroup goes with it; after a SIGKILL, the next start removes it.
+pub(super) struct Limit {
+    /// The cgroup's path in its hierarchy.
+    pub path: String,
+    /// The files that take back who writes to them: of the cgroup before, and of the root where that one is gone.
+    before: [PathBuf; 2],
+    /// Removes the cgroup, which is empty then.
+    _restore: Restore,
+}
+
+impl Limit {
+    /// Of a disk, by its name in `/dev`.
+    pub(super) fn enter(disk: &str, reads_a_second: u32) -> Result<Limit, AttachError> {
+        let hierarchy = usable()?;
+        let Hierarchy { root, is_of_v1 } = &hierarchy;
+        let number = fs::read_to_string(format!("/sys/block/{disk}/dev"));
+        let number = number.with_context(|| format!("cannot tell the number of {disk}"))?;
+        let before = cgroups::own_path(&hierarchy).context("cannot tell which cgroup this is")?;
+        let path = format!("/whylate-inject-{}", std::process::id());
+        let of = |path: &str| root.join(path.trim_start_matches('/'));
+        let (threads, limit, line) = if *is_of_v1 {
+            ("tasks", "blkio.throttle.read_iops_device", format!("{} {reads_a_second}", number.trim()))
+        } else {
+            ("cgroup.procs", "io.max", format!("{} riops={reads_a_second}", number.trim()))
+        };
+        let mut restore = Restore::default();
+        if !is_of_v1 {
+            hand_down(root, &mut restore).map_err(|error| unsupported(&format!("{error:#}")))?;
+        }
+        restore.make_folder(&of(&path))?;
+        let limits = of(&path).join(limit);
+        if !limits.exists() {
+            return Err(unsupported("this kernel has no limits of disks (CONFIG_BLK_DEV_THROTTLING)"));
+        }
+        // It goes with the cgroup.
+        fs::write(&limits, line).with_context(|| format!("cannot write to {}", limits.display()))?;
+        let limit = Limit { before: [&before, "/"].map(|path| of(path).join(threads)), path, _restore: restore };
+        let own = of(&limit.path).join(threads);
+        move_to(&own).with_context(|| format!("cannot write to {} (run as root)", own.display()))?;
+        Ok(limit)
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        let _ = self.before.iter().any(|threads| move_to(threads).is_ok());
+    }
+}
+
+/// Moves the calling thread, or its process.
+fn move_to(threads: &Path) -> io::Result<()> {
+    fs::write(threads, "0")
+}
+
+fn unsupported(reason: &str) -> AttachError {
+    AttachError::Unsupported(reason.to_owned())
+}
+
+/// The hierarchy in which cgroups may have limits of disks.
+fn usable() -> Result<Hierarchy, AttachError> {
+    let has_io = |hierarchy: &Hierarchy| {
+        hierarchy.is_of_v1
+            || fs::read_to_string(hierarchy.root.join("cgroup.controllers")).is_ok_and(|names| has(&names, "io"))
+    };
+    let hierarchy = cgroups::of_disks().filter(has_io).ok_or_else(|| {
+        unsupported("no cgroup can limit a disk here: mount cgroup v2 with its controller io, or blkio of cgroup v1")
+    })?;
+    access(&hierarchy.root, Access::WRITE_OK).map_err(|error| {
+        let root = hierarchy.root.display();
+        unsupported(&format!("cannot make a cgroup in {root}: {error} (run as root, outside containers)"))
+    })?;
+    Ok(hierarchy)
+}
+
+fn has(names: &str, name: &str) -> bool {
+    names.split_whitespace().any(|listed| listed == name)
+}
+
+/// Lets cgroups below have the controller `io`. In a container, where this one has processes, the kernel refuses.
+fn hand_down(root: &Path, restore: &mut Restore) -> anyhow::Result<()> {
+    let below = root.join("cgroup.subtree_control");
+    if !has(&Restore::read(&below)?, "io") {
+        restore.change(&below, "+io", "-io").context("cannot let cgroups have the controller io")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the source `block` tells of a loop device, of its partition, and of the disk that has its file. The tests run as
+//! root.
+
+mod kernel;
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use whylate_model::LateEvent;
+use whylate_sources::block::BlockOptions;
+
+use kernel::chance::{Unjudged, in_rounds};
+use kernel::disk_counts::{attach, ensure_counts_are_the_kernels, kernel_counts, told};
+use kernel::loop_disk::Loop;
+use kernel::null_disk::{BLOCK, Buffer};
+use kernel::turn::turn_to_measure;
+use kernel::urgent::patching;
+
+/// Where the partition begins, in sectors.
+const BEGIN: u64 = 2048;
+const READS: u64 = 100;
+
+#[test]
+fn a_loop_device_has_the_time_of_the_disk_below_and_its_own() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(made) = Loop::make(8)? else { return Ok(()) };
+    let Some(partition) = made.add_partition(BEGIN)? else { return Ok(()) };
+    let partition = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(partition)?;
+    let own = rustix::thread::gettid().as_raw_pid().to_string();
+    in_rounds(|| {
+        let before = kernel_counts(&made.name)?;
+        let mut source = attach(&BlockOptions { late_over_ns: Some(1), phases: true, ..BlockOptions::default() })?;
+        let mut block = Box::new(Buffer([0; BLOCK]));
+        let (mut own_ns, mut events) = (Vec::new(), Vec::new());
+        for turn in 0..READS {
+            let began = Instant::now();
+            partition.read_exact_at(&mut block.0, turn * 7 * BLOCK as u64)?;
+            own_ns.push(began.elapsed().as_nanos() as u64);
+            // Others may use the disk so much that there is no room for more.
+            source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
+        }
+        let snapshot = source.snapshot()?;
+        patching(|| drop(source));
+        let late_events = snapshot.lost["late_events"];
+        ensure!(late_events == 0, Unjudged(format!("others do so much that {late_events} are not told")));
+        // Where a kernel keeps programs out of a process, they do not run in the interrupts that come in it either.
+        let seen = told(&snapshot, &made.name, "read").requests;
+        ensure!(seen >= READS, Unjudged(format!("the ends of {} reads are not seen", READS - seen)));
+        ensure_counts_are_the_kernels(&snapshot, &made.name, &before)?;
+        events.sort_by_key(|event| event.at_ns);
+        let read_of = |disk: &str| -> Vec<&LateEvent> {
+            let is_asked = |event: &&LateEvent| {
+                let labels = &event.labels;
+                labels["device"] == disk && labels["operation"] == "read" && labels["bytes"] == BLOCK.to_string()
+            };
+            events.iter().filter(is_asked).collect()
+        };
+        let (above, below) = (read_of(&made.name), read_of(&made.disk));
+        let began_ns = |event: &LateEvent| event.at_ns - event.latency_ns;
+        let mut served = 0;
+        for (turn, (event, own_ns)) in above.iter().zip(&own_ns).enumerate() {
+            // By its place in the disk, not in the partition.
+            let place = (BEGIN + turn as u64 * 7 * BLOCK as u64 / 512).to_string();
+            assert_eq!((&event.labels["submitter_tid"], &event.labels["sector"]), (&own, &place));
+            assert!(event.latency_ns <= *own_ns, "{event:?} of {own_ns} ns");
+            // That of the disk comes and goes meanwhile, by whichever thread hands it on.
+            let is_within = |below: &&&LateEvent| began_ns(event) <= began_ns(below) && below.at_ns <= event.at_ns;
+            let within: Vec<_> = below.iter().filter(is_within).collect();
+            served += u64::from(!within.is_empty());
+            if let (0, [below, ..]) = (turn, &*within) {
+                println!("{} ns, of which {} for {}", event.latency_ns, below.latency_ns, below.labels["submitter"]);
+            }
+        }
+        println!("{served} of {} reads of {} have one of {} within", above.len(), made.name, made.disk);
+        ensure!(served == READS, "{served} have one of the disk");
+        Ok(())
+    })
+}
