@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How often the folders are gone through again at most, for cgroups that are made meanwhile.
-const AGAIN: Duration = Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_millis(50);
 /// The number of a session's group (autogroup of cgroup v1), which only threads of the root have.
 const OF_SESSION: u64 = 0;
 /// Of the time, at most one part in so many goes into that.

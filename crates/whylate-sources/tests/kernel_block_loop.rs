@@ -3,6 +3,8 @@
 //! root.
 
 mod kernel;
+#[path = "kernel_block_loop/traced.rs"]
+mod traced;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};

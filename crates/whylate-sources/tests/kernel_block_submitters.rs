@@ -356,29 +356,3 @@ fn parts_that_an_array_ends_are_no_requests() -> Result<()> {
     let Some(_array) = Array::make(&null)? else { return Ok(()) };
     are_whole(ARRAY, &null)
 }
-
-#[test]
-fn a_path_ends_its_requests_twice_and_they_count_once() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let Some(null) = Null::make(Duration::from_millis(1), 16)? else { return Ok(()) };
-    load_modules(&[
-        ("scsi_common", ""),
-        ("scsi_mod", ""),
-        ("dm-mod", ""),
-        ("dm-multipath", ""),
-        ("dm-round-robin", ""),
-    ]);
-    let Some(mapped) = Mapped::make(&null, "multipath 0 0 1 1 round-robin 0 1 1 DISK 1")? else { return Ok(()) };
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(format!("/dev/{}", mapped.name))?;
-    let disks = [&null.name, &mapped.name];
-    let before = disks.map(|disk| kernel_counts(disk));
-    let source = attach(&BlockOptions { device: None, ..null.options() })?;
-    assert_eq!(reads(&file, (0..40).map(|turn| turn * 7)), 40);
-    // What is handed on is a copy of the request, whose bios nobody has submitted.
-    let snapshot = end(source, &[("unseen_submissions", 40)])?;
-    for (disk, before) in disks.into_iter().zip(before) {
-        ensure_counts_are_the_kernels(&snapshot, disk, &before?)?;
-        assert_eq!(told(&snapshot, disk, "read").requests, 40);
-    }
-    Ok(())
-}

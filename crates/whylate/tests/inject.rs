@@ -205,9 +205,10 @@ fn inject_block(arguments: &[&str], source: &mut Measuring) -> Result<Option<(In
     Ok(Some((Injected { reads, end }, events, snapshot)))
 }
 
-/// Requests, whose ever they were, whose end or begin was not seen; each is counted as lost.
+/// Requests, whose ever they were, whose end or begin was not seen, or that are late and not told; each is counted as lost.
 fn lost(snapshot: &Snapshot) -> u64 {
-    ["reused", "unmatched", "nested", "late_events"].iter().map(|&reason| snapshot.lost[reason]).sum()
+    let reasons = ["reused", "unmatched", "nested", "late_events", "over_budget"];
+    reasons.iter().filter_map(|&reason| snapshot.lost.get(reason)).sum()
 }
 
 /// How many of its reads were counted, and how long they took.
@@ -299,6 +300,7 @@ fn reads_that_a_limit_holds_back_are_told_with_it() -> Result<()> {
         return Ok(());
     }
     let (count, ns) = counted(&snapshot, &injected);
+    println!("{count} are counted with {ns} of {own_ns} ns; lost {:?}", snapshot.lost);
     let lost = lost(&snapshot);
     ensure!(
         count <= READS as u64 && count + lost >= READS as u64 && ns <= u128::from(own_ns),

@@ -23,15 +23,13 @@ const FOLDER: &str = "WHYLATE_KERNELS";
 const MAKING: &str = ".making-";
 
 /// What is taken of Debian's kernels: the image, and modules that tests load, for disks whose times and faults are known.
-const PATTERNS: [&str; 14] = [
+const PATTERNS: [&str; 12] = [
     "./boot",
     "*/configfs.ko*",
     "*/null_blk.ko*",
     "*/kernel/block/*.ko*",
     "*/dm-mod.ko*",
     "*/dm-delay.ko*",
-    "*/dm-multipath.ko*",
-    "*/dm-round-robin.ko*",
     "*/md-mod.ko*",
     "*/raid0.ko*",
     "*/scsi_common.ko*",

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the source `block` tells of fio's reads and writes on a disk, compared with blktrace's own events of the same
-//! requests. The tests run as root.
-
-mod kernel;
+//! requests.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
@@ -12,12 +10,12 @@ use anyhow::{Context as _, Result, ensure};
 use whylate_model::{Histogram, LateEvent, Snapshot};
 use whylate_sources::block::BlockOptions;
 
-use kernel::blk_tracer::{BlkTracer, Traced};
-use kernel::chance::{Unjudged, by_chance, in_rounds};
-use kernel::disk_counts::attach;
-use kernel::loop_disk::Loop;
-use kernel::turn::turn_to_measure;
-use kernel::urgent::patching;
+use crate::kernel::blk_tracer::{BlkTracer, Traced};
+use crate::kernel::chance::{Unjudged, by_chance, in_rounds};
+use crate::kernel::disk_counts::attach;
+use crate::kernel::loop_disk::Loop;
+use crate::kernel::turn::turn_to_measure;
+use crate::kernel::urgent::patching;
 
 const DISK_MIB: usize = 16;
 /// How far the means may be apart, or by a thousandth. One stamps after the other, at the same event.
