@@ -7,6 +7,7 @@
 pub mod blame;
 pub mod cgroup;
 pub mod culprits;
+pub mod diff;
 pub mod folded;
 pub mod ftrace;
 pub mod histogram;

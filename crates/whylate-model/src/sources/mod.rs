@@ -96,6 +96,11 @@ impl Card {
         self.held_up.as_ref().filter(|_| !event.path.is_empty()).unwrap_or_else(|| self.events())
     }
 
+    /// Whether a late event of it counts here, and not with one of these sources that tells it as well.
+    pub fn counts(&self, event: &LateEvent, beside: &[&Card]) -> bool {
+        !beside.iter().any(|other| other.name != self.name && (other.tells)(event))
+    }
+
     /// Every reason for which its events may be lost, in the order of their names.
     pub fn reasons(&self) -> Vec<&'static Reason> {
         let mut reasons: Vec<&Reason> = self.lost.iter().chain(SHARED_LOST).collect();

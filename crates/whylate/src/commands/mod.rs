@@ -2,6 +2,7 @@
 //! One module a command: its arguments and what it does.
 
 pub mod block;
+pub mod diff;
 pub mod doctor;
 pub mod generate;
 pub mod inject;
@@ -123,6 +124,7 @@ fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
         }
         Command::Record(arguments) => record::run(&arguments).map(|()| SUCCESS),
         Command::Replay(arguments) => replay::run(&arguments),
+        Command::Diff(arguments) => diff::run(&arguments).map(|()| SUCCESS),
         Command::Run(arguments) => run::run(&arguments),
         Command::Selftest(arguments) => selftest::run(&arguments),
         Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
@@ -147,7 +149,7 @@ fn prints_numbers(command: Option<&Command>) -> bool {
             | Command::Inject(_),
         ) => true,
         Some(Command::Selftest(arguments)) => !arguments.is_subject(),
-        Some(Command::Replay(_) | Command::Doctor(_) | Command::Generate(_)) => false,
+        Some(Command::Replay(_) | Command::Diff(_) | Command::Doctor(_) | Command::Generate(_)) => false,
     }
 }
 

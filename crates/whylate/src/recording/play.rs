@@ -64,7 +64,7 @@ impl Recording {
         };
         let (from_ns, to_ns) = (of(&self.span.from, 0)?, of(&self.span.to, u64::MAX)?);
         if from_ns > to_ns {
-            return Err(Senseless(anyhow!("the span ends before it begins: swap --from and --to")).into());
+            return Err(Senseless(anyhow!("the span ends before it begins: swap its ends")).into());
         }
         let reader = reader.within(from_ns, to_ns);
         let path = self.path.clone();
@@ -97,6 +97,11 @@ impl Played {
     /// What is recorded.
     pub fn header(&self) -> &Header {
         self.reader.header()
+    }
+
+    /// From when to when, in nanoseconds since 1970; of an end that was not asked for, the least or the most.
+    pub fn span_unix_ns(&self) -> (u64, u64) {
+        (self.from_ns, self.to_ns)
     }
 
     /// The file's name, for people.
