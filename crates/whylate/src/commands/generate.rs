@@ -12,8 +12,7 @@ use crate::cli::Cli;
 
 const NAME: &str = "whylate";
 /// The page of the file format.
-const RECORDING_PAGE: (&str, &str) =
-    ("whylate-recording.5", include_str!("../../../../docs/whylate-recording.5"));
+const RECORDING_PAGE: (&str, &str) = ("whylate-recording.5", include_str!("../../../../docs/whylate-recording.5"));
 
 /// Write the man pages or the shell completions, for packaging
 #[derive(Debug, Args)]
