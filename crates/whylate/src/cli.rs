@@ -7,7 +7,7 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use whylate_model::sources;
 
 use crate::commands::{
-    block, doctor, generate, inject, irqsoff, look, offcpu, record, replay, run, selftest, sqpoll, timerlat, wq,
+    block, doctor, export, generate, inject, irqsoff, look, offcpu, record, replay, run, selftest, sqpoll, timerlat, wq,
 };
 
 /// Shows why Linux is late: which work items, timers, interrupts and threads wait, for how long, and who made them
@@ -38,6 +38,7 @@ pub enum Command {
     Run(run::Arguments),
     Record(record::Arguments),
     Replay(replay::Arguments),
+    Export(export::Arguments),
     Inject(inject::Arguments),
     Selftest(selftest::Arguments),
     Doctor(doctor::Arguments),
@@ -50,7 +51,7 @@ const EXAMPLES_FIRST: &str = "{about}{after-help}\n\n{usage-heading} {usage}\n\n
 /// The commands that are no source, by what they are for.
 const OTHERS: [(&str, &[&str]); 4] = [
     ("Programs", &["run"]),
-    ("Recordings", &["record", "replay"]),
+    ("Recordings", &["record", "replay", "export"]),
     ("Proof", &["selftest", "inject"]),
     ("Machine", &["doctor"]),
 ];

@@ -3,6 +3,7 @@
 
 pub mod block;
 pub mod doctor;
+pub mod export;
 pub mod generate;
 pub mod inject;
 pub mod irqsoff;
@@ -122,6 +123,7 @@ fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
         }
         Command::Record(arguments) => record::run(&arguments).map(|()| SUCCESS),
         Command::Replay(arguments) => replay::run(&arguments),
+        Command::Export(arguments) => export::run(&arguments).map(|()| SUCCESS),
         Command::Run(arguments) => run::run(&arguments),
         Command::Selftest(arguments) => selftest::run(&arguments),
         Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
@@ -146,7 +148,7 @@ fn prints_numbers(command: Option<&Command>) -> bool {
             | Command::Inject(_),
         ) => true,
         Some(Command::Selftest(arguments)) => !arguments.is_subject(),
-        Some(Command::Replay(_) | Command::Doctor(_) | Command::Generate(_)) => false,
+        Some(Command::Replay(_) | Command::Export(_) | Command::Doctor(_) | Command::Generate(_)) => false,
     }
 }
 
