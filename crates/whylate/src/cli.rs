@@ -7,7 +7,8 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use whylate_model::sources;
 
 use crate::commands::{
-    block, diff, doctor, generate, inject, irqsoff, look, offcpu, record, replay, run, selftest, sqpoll, timerlat, wq,
+    block, diff, doctor, export, generate, inject, irqsoff, look, offcpu, record, replay, run, selftest, sqpoll,
+    timerlat, wq,
 };
 
 /// Shows why Linux is late: which work items, timers, interrupts and threads wait, for how long, and who made them
@@ -39,6 +40,7 @@ pub enum Command {
     Record(record::Arguments),
     Replay(replay::Arguments),
     Diff(Box<diff::Arguments>),
+    Export(export::Arguments),
     Inject(inject::Arguments),
     Selftest(selftest::Arguments),
     Doctor(doctor::Arguments),
@@ -51,7 +53,7 @@ const EXAMPLES_FIRST: &str = "{about}{after-help}\n\n{usage-heading} {usage}\n\n
 /// The commands that are no source, by what they are for.
 const OTHERS: [(&str, &[&str]); 4] = [
     ("Programs", &["run"]),
-    ("Recordings", &["record", "replay", "diff"]),
+    ("Recordings", &["record", "replay", "diff", "export"]),
     ("Proof", &["selftest", "inject"]),
     ("Machine", &["doctor"]),
 ];

@@ -10,6 +10,7 @@ mod say;
 mod arguments;
 mod cli;
 mod commands;
+mod export;
 mod files;
 mod output;
 mod recording;

@@ -4,6 +4,7 @@
 pub mod block;
 pub mod diff;
 pub mod doctor;
+pub mod export;
 pub mod generate;
 pub mod inject;
 pub mod irqsoff;
@@ -125,6 +126,7 @@ fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
         Command::Record(arguments) => record::run(&arguments).map(|()| SUCCESS),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Diff(arguments) => diff::run(&arguments).map(|()| SUCCESS),
+        Command::Export(arguments) => export::run(&arguments).map(|()| SUCCESS),
         Command::Run(arguments) => run::run(&arguments),
         Command::Selftest(arguments) => selftest::run(&arguments),
         Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
@@ -149,7 +151,9 @@ fn prints_numbers(command: Option<&Command>) -> bool {
             | Command::Inject(_),
         ) => true,
         Some(Command::Selftest(arguments)) => !arguments.is_subject(),
-        Some(Command::Replay(_) | Command::Diff(_) | Command::Doctor(_) | Command::Generate(_)) => false,
+        Some(
+            Command::Replay(_) | Command::Diff(_) | Command::Export(_) | Command::Doctor(_) | Command::Generate(_),
+        ) => false,
     }
 }
 

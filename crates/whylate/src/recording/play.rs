@@ -54,6 +54,15 @@ impl Recording {
     /// # Errors
     /// When it is none, or its span makes no sense.
     pub fn play(&self) -> anyhow::Result<Played> {
+        let played = self.play_with_clocks()?;
+        Ok(Played { reader: played.reader.within(played.from_ns, played.to_ns), ..played })
+    }
+
+    /// The same for whoever needs the clocks before the span: frames without a line of it are read as well.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn play_with_clocks(&self) -> anyhow::Result<Played> {
         let name = printable(&self.path.to_string_lossy());
         let reader = open(&self.path)?;
         let first_ns = reader.header().start_unix_ns;
@@ -66,7 +75,6 @@ impl Recording {
         if from_ns > to_ns {
             return Err(Senseless(anyhow!("the span ends before it begins: swap its ends")).into());
         }
-        let reader = reader.within(from_ns, to_ns);
         let path = self.path.clone();
         Ok(Played {
             reader,
@@ -114,6 +122,19 @@ impl Played {
     /// # Errors
     /// When the file cannot be read.
     pub fn next_line(&mut self) -> anyhow::Result<Option<Line>> {
+        while let Some(line) = self.next_of_all()? {
+            if matches!(line, Line::Snapshot(_) | Line::Account(_)) {
+                return Ok(Some(line));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The next line of the span of any kind, and any clock before its end; gaps are kept as well.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn next_of_all(&mut self) -> anyhow::Result<Option<Line>> {
         while let Some(line) = self.reader.next_line().with_context(|| format!("cannot read {}", self.name))? {
             let Some((first_ns, last_ns)) = line.span_unix_ns() else { continue };
             self.is_ended |= matches!(line, Line::End(_));
@@ -121,14 +142,13 @@ impl Played {
             // A snapshot that ends when the span begins has nothing of it.
             let is_moment = first_ns == last_ns;
             let is_before = if is_moment { last_ns < self.from_ns } else { last_ns <= self.from_ns };
-            if is_before || first_ns > self.to_ns {
+            if is_before && !matches!(line, Line::Clock(_)) || first_ns > self.to_ns {
                 continue;
             }
-            match line {
-                Line::Gap(gap) => self.gaps.push(gap),
-                Line::Header(_) | Line::Clock(_) | Line::End(_) | Line::Other => {}
-                Line::Snapshot(_) | Line::Account(_) => return Ok(Some(line)),
+            if let Line::Gap(gap) = &line {
+                self.gaps.push(gap.clone());
             }
+            return Ok(Some(line));
         }
         Ok(None)
     }
