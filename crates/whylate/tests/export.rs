@@ -146,6 +146,10 @@ fn answers(file: &Path, tables: &Path) -> Result<Option<Vec<Value>>> {
 
 #[test]
 fn sql_gives_the_figures_that_whylate_prints() -> Result<()> {
+    if !cfg!(feature = "parquet") {
+        println!("skipped: it is built without Parquet (--features parquet)");
+        return Ok(());
+    }
     let folder = tempfile::tempdir()?;
     let (file, tables) = (recording(folder.path())?, folder.path().join("tables"));
     told(&["export", name(&file), "--parquet", name(&tables)])?;
@@ -217,6 +221,10 @@ fn sql_gives_the_figures_that_whylate_prints() -> Result<()> {
 
 #[test]
 fn both_kinds_of_tables_have_the_same_rows() -> Result<()> {
+    if !cfg!(feature = "parquet") {
+        println!("skipped: it is built without Parquet (--features parquet)");
+        return Ok(());
+    }
     let folder = tempfile::tempdir()?;
     let (file, tables) = (recording(folder.path())?, folder.path().join("tables"));
     told(&["export", name(&file), "--parquet", name(&tables), "--csv", name(&tables)])?;
