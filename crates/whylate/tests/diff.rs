@@ -56,7 +56,7 @@ fn write_recording(path: &Path, seconds: u64, is_late: impl Fn(u64) -> bool) -> 
             ..Series::default()
         });
         if is_late(second) {
-            let causes = vec![Cause::new(CauseKind::Thread, format!("evil\x1b[2J:{}", second + 1), 40_000_000)];
+            let causes = vec![Cause::new(CauseKind::Thread, format!("evil\x1b[J:{}", second + 1), 40_000_000)];
             snapshot.late.push(LateEvent { latency_ns: 40_000_000, causes, ..LateEvent::default() });
         }
         lines.push(Line::Snapshot(Box::new(snapshot)));
@@ -92,12 +92,12 @@ fn one_recording_is_compared_with_another_or_with_itself() -> Result<()> {
         &[name, later, "--before", "2026-11-21T09:14:00Z..2026-11-21T09:14:20Z"],
     ] {
         let found = diff(arguments)?;
-        let (first, evil) = (&found.rows[0], "evil\x1b[2J".to_owned());
+        let (first, evil) = (&found.rows[0], "evil\x1b[J".to_owned());
         ensure!(first.what == What::Culprit { kind: CauseKind::Thread, who: evil }, "{arguments:?}: {first:?}");
         ensure!((first.told, first.before.count, first.after.count) == (Told::More, 0, 20), "{first:?}");
         ensure!(found.rows.len() == 2 && matches!(found.rows[1].what, What::Late { .. }), "{found:?}");
         let text = String::from_utf8(whylate(&["diff"]).args(arguments).output()?.stdout)?;
-        ensure!(text.contains("thread evil?[2J") && text.contains("only after") && !text.contains('\x1b'), "{text}");
+        ensure!(text.contains("thread evil?[J") && text.contains("only after") && !text.contains('\x1b'), "{text}");
         ensure!(text.contains("Mann–Whitney U") && text.contains("Benjamini–Hochberg"), "{text}");
     }
     Ok(())
@@ -126,16 +126,16 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
 type Injection = (&'static [&'static str], &'static str);
 
 const HOG: Injection =
-    (&["hog", "--for", "40ms", "--every", "100ms", "--times", "10000", "--cpu", "0"], "thread whylate-hog");
+    (&["hog", "--for", "40ms", "--every", "100ms", "--times", "1400", "--cpu", "0"], "thread whylate-hog");
 /// On the first CPU alone, but for requests and the submission thread.
 const INJECTIONS: [Injection; 7] = [
     HOG,
-    (&["irqs-off", "--for", "20ms", "--every", "100ms", "--times", "10000", "--cpu", "0"], "irqs_off whylate-irqsoff"),
-    (&["preempt-off", "--for", "20ms", "--every", "100ms", "--times", "10000", "--cpu", "0"], "whylate-preempt"),
-    (&["softirq", "--for", "20ms", "--every", "100ms", "--times", "10000", "--cpu", "0"], "softirq hrtimer"),
-    (&["work", "--items", "100000", "--at-once", "20", "--busy", "5ms", "--cpu", "0"], "work bpf_wq_work"),
+    (&["irqs-off", "--for", "20ms", "--every", "100ms", "--times", "2500", "--cpu", "0"], "irqs_off whylate-irqsoff"),
+    (&["preempt-off", "--for", "20ms", "--every", "100ms", "--times", "2500", "--cpu", "0"], "whylate-preempt"),
+    (&["softirq", "--for", "20ms", "--every", "100ms", "--times", "2500", "--cpu", "0"], "softirq hrtimer"),
+    (&["work", "--items", "11000", "--at-once", "20", "--busy", "5ms", "--cpu", "0"], "work bpf_wq_work"),
     (&["sqpoll", "--duty", "90", "--for", "10m"], "iou-sqp"),
-    (&["block", "--reads", "10000", "--hogs", "16"], "whylate-hog"),
+    (&["block", "--reads", "5000", "--hogs", "16"], "whylate-hog"),
 ];
 
 /// How long each recording is, and each snapshot of it.

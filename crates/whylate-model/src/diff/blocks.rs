@@ -305,10 +305,10 @@ impl Comparison {
 
     /// What differs.
     pub fn finish(mut self, mut sides: [About; 2]) -> Diff {
-        for side in 0..2 {
+        for (side, about) in sides.iter_mut().enumerate() {
             (0..self.cards.len()).for_each(|card| self.close(side, card));
             let covered = self.sides[side].iter().map(|of| of.blocks.iter().map(|block| block.covered_ns).sum());
-            sides[side].duration_ns = covered.max().unwrap_or(0);
+            about.duration_ns = covered.max().unwrap_or(0);
         }
         let is_missing = |side: &Vec<OfSource>, card: usize| side[card].blocks.is_empty();
         for card in 0..self.cards.len() {

@@ -89,13 +89,15 @@ pub(super) enum Of {
     Value(String),
 }
 
-/// How many are told apart; of others only the sum is known.
-const MOST: usize = 200_000;
+/// How many stacks are told apart, whose names are long, and how many others. Beyond these, only sums know of them.
+const MOST_STACKS: usize = 30_000;
+const MOST_OTHERS: usize = 100_000;
 
 /// Numbers for keys.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     numbers: HashMap<Key, u32>,
+    stacks: usize,
     /// Those for which there was no room.
     pub beyond: u64,
 }
@@ -104,9 +106,12 @@ impl Keys {
     /// The number of a key; `None` where there are too many.
     pub fn number(&mut self, key: Key) -> Option<u32> {
         let next = self.numbers.len();
+        let is_stack = matches!(key.what, What::Stack { .. });
+        let has_room = if is_stack { self.stacks < MOST_STACKS } else { next - self.stacks < MOST_OTHERS };
         match self.numbers.get(&key) {
             Some(&known) => Some(known),
-            None if next < MOST => {
+            None if has_room => {
+                self.stacks += usize::from(is_stack);
                 self.numbers.insert(key, next as u32);
                 Some(next as u32)
             }
