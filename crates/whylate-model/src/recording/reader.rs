@@ -179,13 +179,9 @@ impl<R: Read + Seek> Reader<R> {
                 }
                 self.at += 8 + length;
                 match Index::from_bytes(&head).filter(|index| index.is_closed()) {
-                    // Of somebody else, or of a frame that was not ended.
-                    None => {}
-                    Some(index) => {
-                        if self.open_indexed(index)? {
-                            return Ok(true);
-                        }
-                    }
+                    Some(index) if self.open_indexed(index)? => return Ok(true),
+                    // It has nothing of the span, is of somebody else, or of a frame that was not ended.
+                    Some(_) | None => {}
                 }
                 continue;
             }
