@@ -223,13 +223,13 @@ pub struct Lates {
 
 impl Lates {
     /// From where on anything is known of them; `None` where the source chooses.
-    pub fn from_ns(self) -> Option<u64> {
+    pub fn least_ns(self) -> Option<u64> {
         self.slower_ns.into_iter().chain(self.why_ns).min()
     }
 
     /// What these would have told of it, if anything.
     fn of(self, mut event: LateEvent) -> Option<LateEvent> {
-        let Some(from_ns) = self.from_ns() else { return Some(event) };
+        let Some(from_ns) = self.least_ns() else { return Some(event) };
         if event.latency_ns < from_ns {
             return None;
         }
@@ -260,7 +260,7 @@ impl Stream {
                 // Whoever cannot be written to is told before anything is attached.
                 let store = record_to.map(record::file).transpose()?;
                 let feed = Feed::of(wanted.source, wanted.keep)?;
-                let late_from_ns = wanted.late.map(|late| late.from_ns().unwrap_or(0));
+                let late_from_ns = wanted.late.map(|late| late.least_ns().unwrap_or(0));
                 let header = about::of_one(card.name, feed.source.backend, late_from_ns);
                 let recorder = store.map(|store| Recorder::start(store, header)).transpose()?;
                 return Ok(Stream::Live { feed: Box::new(feed), watch, recorder });
@@ -270,7 +270,7 @@ impl Stream {
         let played = recording.play()?;
         let recorded_from_ns = played.late_from_ns(card.name)?;
         if let Some(late) = wanted.late {
-            let asked_ns = late.from_ns().unwrap_or(0);
+            let asked_ns = late.least_ns().unwrap_or(0);
             match recorded_from_ns {
                 None => say!("whylate: {} has no late events of {}", played.name(), card.name),
                 Some(from_ns) if from_ns > asked_ns && asked_ns > 0 => {

@@ -164,7 +164,7 @@ pub fn recording(folder: &Path) -> Result<PathBuf> {
         vec![Line::Header(header), clock(0)],
         of_hour(0),
         second,
-        vec![Line::End(End { at_unix_ns: START_NS + HOUR_NS + 2_000 * MS, snapshots: 4 })],
+        vec![Line::End(End { at_unix_ns: START_NS + HOUR_NS + 2_000 * MS })],
     ];
     let mut bytes = Vec::new();
     for lines in frames {

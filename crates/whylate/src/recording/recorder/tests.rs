@@ -143,12 +143,7 @@ fn suspends_and_set_clocks_are_told() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("a.whylate");
     let mut writer = writer(FileStore::create(&path, 0).expect("made"));
-    let at = |unix, monotonic, boottime| Clock {
-        at_unix_ns: unix * SECOND_NS,
-        monotonic_ns: monotonic * SECOND_NS,
-        boottime_ns: boottime * SECOND_NS,
-    };
-    writer.clock = at(1_000, 10, 10);
+    writer.clock = Clock { at_unix_ns: 1_000 * SECOND_NS, monotonic_ns: 10 * SECOND_NS, boottime_ns: 10 * SECOND_NS };
     // An hour of sleep, then somebody sets the clock back by a minute.
     writer.now =
         || Clock { at_unix_ns: 4_601 * SECOND_NS, monotonic_ns: 11 * SECOND_NS, boottime_ns: 3_611 * SECOND_NS };
