@@ -19,6 +19,7 @@ arm64_triple := aarch64-unknown-linux-gnu
 
 bindir := $(DESTDIR)$(PREFIX)/bin
 mandir := $(DESTDIR)$(PREFIX)/share/man/man1
+formatdir := $(DESTDIR)$(PREFIX)/share/man/man5
 bashdir := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 zshdir := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 fishdir := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
@@ -184,9 +185,10 @@ install: ## install program, man pages and completions (PREFIX=/usr/local, DESTD
 	@made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
 	$(binary) generate man --to "$$made/man"; \
 	$(binary) generate completions --to "$$made/completions"; \
-	install -d $(bindir) $(mandir) $(bashdir) $(zshdir) $(fishdir); \
+	install -d $(bindir) $(mandir) $(formatdir) $(bashdir) $(zshdir) $(fishdir); \
 	install -m 755 $(binary) $(bindir)/whylate; \
 	install -m 644 "$$made"/man/*.1 $(mandir)/; \
+	install -m 644 "$$made"/man/*.5 $(formatdir)/; \
 	install -m 644 "$$made/completions/whylate.bash" $(bashdir)/whylate; \
 	install -m 644 "$$made/completions/_whylate" $(zshdir)/_whylate; \
 	install -m 644 "$$made/completions/whylate.fish" $(fishdir)/whylate.fish
@@ -194,7 +196,7 @@ install: ## install program, man pages and completions (PREFIX=/usr/local, DESTD
 
 .PHONY: uninstall
 uninstall: ## remove what `make install` put there
-	rm -f $(bindir)/whylate $(mandir)/whylate.1 $(mandir)/whylate-*.1
+	rm -f $(bindir)/whylate $(mandir)/whylate.1 $(mandir)/whylate-*.1 $(formatdir)/whylate-recording.5
 	rm -f $(bashdir)/whylate $(zshdir)/_whylate $(fishdir)/whylate.fish
 
 .PHONY: static

@@ -206,10 +206,7 @@ impl Gatherer {
     /// Adds a late event of that source. One below the source's limit is none; one that another source of this look
     /// tells as well counts there.
     pub fn add(&mut self, card: &Card, event: LateEvent) {
-        let is_told_there = |other: &&Card| other.name != card.name && (other.tells)(&event);
-        if event.latency_ns < card.judges(&event).late_from_ns
-            || self.cards.iter().copied().any(|other| is_told_there(&other))
-        {
+        if event.latency_ns < card.judges(&event).late_from_ns || !card.counts(&event, &self.cards) {
             return;
         }
         let source = card.name;

@@ -23,9 +23,57 @@ pub fn without_number(called: &str) -> &str {
     }
 }
 
+/// What its name has in common with that of its like, in another run or in a pool: a number of its own is left out, and so
+/// are those that stand behind something that is neither letter nor digit. `kworker/0:1-events:77` is `kworker/*:*-events`,
+/// `vda (read by dd:4711)` is `vda (read by dd)`.
+pub fn alike(called: &str) -> String {
+    let (inner, end) = match called.strip_suffix(')') {
+        Some(inner) => (inner, ")"),
+        None => (called, ""),
+    };
+    let name = without_number(inner);
+    let (mut told, mut before) = (String::with_capacity(called.len()), None);
+    for c in name.chars() {
+        let is_within_number = before == Some('*') && c.is_ascii_digit();
+        let begins_number = c.is_ascii_digit() && before.is_some_and(|before: char| !before.is_alphanumeric());
+        match (is_within_number, begins_number) {
+            (true, _) => {}
+            (false, true) => {
+                told.push('*');
+                before = Some('*');
+            }
+            (false, false) => {
+                told.push(c);
+                before = Some(c);
+            }
+        }
+    }
+    told + end
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_of_one_kind_are_alike() {
+        for (called, name) in [
+            ("kworker/0:1-events:77", "kworker/*:*-events"),
+            ("kworker/u8:13:77", "kworker/u8:*"),
+            ("iou-sqp-4711:4712", "iou-sqp-*"),
+            ("dd:outside", "dd"),
+            ("vda (read by dd:4711)", "vda (read by dd)"),
+            ("run queue of CPU 12", "run queue of CPU *"),
+            ("opt 4lgyvyourp7:21840", "opt *lgyvyourp7"),
+            ("cc1:5", "cc1"),
+            ("2to3", "2to3"),
+            ("", ""),
+            (")", ")"),
+            ("*12", "*"),
+        ] {
+            assert_eq!(alike(called), name, "{called}");
+        }
+    }
 
     #[test]
     fn a_thread_outside_has_no_number() {

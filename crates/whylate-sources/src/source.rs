@@ -222,6 +222,8 @@ pub struct Asked {
     pub explain_over_ns: Option<u64>,
     /// The same of each wait for others of at least this that somebody held up, of sources that follow those.
     pub explain_held_up_over_ns: Option<u64>,
+    /// Series tell as much apart as the source can without more programs.
+    pub in_detail: bool,
     /// Late events also carry what their causes were told from.
     pub keep_evidence: bool,
     /// Whose latency, for sources that measure threads.

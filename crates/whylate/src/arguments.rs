@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Arguments that several commands take.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use whylate_model::culprits::By;
 
@@ -48,6 +50,14 @@ pub struct Explain {
     /// With --why: print only the N longest at each output, longest first
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub worst: Option<u16>,
+}
+
+/// Where what is shown is recorded too: what every command takes that shows snapshots.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Record {
+    /// Also record to this file (.whylate), for `whylate replay`
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
 }
 
 /// By what culprits are ranked: what every command that ranks them takes.

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The command line as clap sees it. Each command's arguments stand with the command.
 
+use std::ffi::OsString;
+
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use whylate_model::sources;
 
-use crate::commands::{block, doctor, generate, inject, irqsoff, look, offcpu, run, selftest, sqpoll, timerlat, wq};
+use crate::commands::{
+    block, diff, doctor, export, generate, inject, irqsoff, look, offcpu, record, replay, run, selftest, sqpoll,
+    timerlat, wq,
+};
 
 /// Shows why Linux is late: which work items, timers, interrupts and threads wait, for how long, and who made them
 /// wait.
@@ -32,6 +37,10 @@ pub enum Command {
     Sqpoll(sqpoll::Arguments),
     Block(block::Arguments),
     Run(run::Arguments),
+    Record(record::Arguments),
+    Replay(replay::Arguments),
+    Diff(Box<diff::Arguments>),
+    Export(export::Arguments),
     Inject(inject::Arguments),
     Selftest(selftest::Arguments),
     Doctor(doctor::Arguments),
@@ -42,11 +51,21 @@ pub enum Command {
 /// Examples come first: they answer sooner than the list of options.
 const EXAMPLES_FIRST: &str = "{about}{after-help}\n\n{usage-heading} {usage}\n\n{all-args}";
 /// The commands that are no source, by what they are for.
-const OTHERS: [(&str, &[&str]); 3] =
-    [("Programs", &["run"]), ("Proof", &["selftest", "inject"]), ("Machine", &["doctor"])];
+const OTHERS: [(&str, &[&str]); 4] = [
+    ("Programs", &["run"]),
+    ("Recordings", &["record", "replay", "diff", "export"]),
+    ("Proof", &["selftest", "inject"]),
+    ("Machine", &["doctor"]),
+];
 
 pub fn parse() -> Result<Cli, clap::Error> {
     arranged(Cli::command()).try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches))
+}
+
+/// The command line of what a recording is shown as.
+pub fn parse_words(words: &[OsString]) -> Result<Cli, clap::Error> {
+    let line = std::iter::once(OsString::from("whylate")).chain(words.iter().cloned());
+    arranged(Cli::command()).try_get_matches_from(line).and_then(|matches| Cli::from_arg_matches(&matches))
 }
 
 /// With commands in groups, and the examples of each at the top of its help.

@@ -5,7 +5,7 @@
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::geteuid;
@@ -37,6 +37,54 @@ pub fn write<T, E: From<io::Error>>(path: &Path, write: impl FnOnce(&mut dyn Wri
         take_away(&file, path);
     }
     written
+}
+
+/// A file that is written bit by bit. Where it is not ended it is taken away, unless it was there before.
+#[derive(Debug)]
+pub struct Begun {
+    out: BufWriter<File>,
+    path: PathBuf,
+    was_there: bool,
+    is_ended: bool,
+}
+
+impl Begun {
+    /// Makes it, as `create` does.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn new(path: &Path) -> io::Result<Self> {
+        let was_there = fs::symlink_metadata(path).is_ok();
+        Ok(Begun { out: BufWriter::new(create(path)?), path: path.to_owned(), was_there, is_ended: false })
+    }
+
+    /// All is written.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn end(mut self) -> io::Result<()> {
+        self.out.flush()?;
+        self.is_ended = true;
+        Ok(())
+    }
+}
+
+impl Write for Begun {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if !self.is_ended && !self.was_there {
+            take_away(self.out.get_ref(), &self.path);
+        }
+    }
 }
 
 /// Finds out whether a file can be made, long before it is written.
@@ -153,6 +201,23 @@ mod tests {
         write(&path, |out| out.write_all(b"all")).expect("written");
         assert_eq!(fs::read_to_string(&path).expect("there"), "all");
         assert!(fails().is_err() && path.exists());
+    }
+
+    #[test]
+    fn what_is_written_bit_by_bit_stays_if_it_is_ended() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a");
+        let begun = || {
+            let mut file = Begun::new(&path).expect("made");
+            file.write_all(b"all").expect("written");
+            file
+        };
+        drop(begun());
+        assert!(!path.exists());
+        begun().end().expect("written");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "all");
+        drop(begun());
+        assert!(path.exists());
     }
 
     #[test]

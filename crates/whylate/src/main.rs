@@ -10,8 +10,10 @@ mod say;
 mod arguments;
 mod cli;
 mod commands;
+mod export;
 mod files;
 mod output;
+mod recording;
 mod values;
 
 use std::io::{self, Write as _};

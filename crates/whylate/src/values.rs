@@ -16,6 +16,22 @@ pub fn duration_ns(text: &str) -> Result<u64, String> {
     }
 }
 
+/// A number of bytes, e.g. `500M` or `2G`, in powers of 1,024.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let how = || "give a size such as 500M or 2G".to_owned();
+    let text = text.trim();
+    let plain = text.trim_end_matches(['B', 'i', 'b']);
+    let (number, power) = match plain.chars().last() {
+        Some(unit @ ('k' | 'K' | 'M' | 'm' | 'G' | 'g' | 'T' | 't')) => {
+            (&plain[..plain.len() - 1], "KMGT".find(unit.to_ascii_uppercase()).map_or(0, |at| at as u32 + 1))
+        }
+        _ => (plain, 0),
+    };
+    let number: f64 = number.trim().parse().map_err(|_| how())?;
+    let all = number * 1024_f64.powi(power as i32);
+    if (1.0..1e18).contains(&all) { Ok(all as u64) } else { Err(how()) }
+}
+
 /// A latency; a bare number is in microseconds.
 pub fn us(text: &str) -> Result<u64, String> {
     match parse_duration_ns(text, 1_000) {
@@ -57,6 +73,12 @@ mod tests {
     }
 
     #[test]
+    fn sizes_have_units() {
+        assert_eq!((bytes("500M"), bytes("2GiB"), bytes("1.5k")), (Ok(500 << 20), Ok(2 << 30), Ok(1536)));
+        assert!(bytes("0").is_err() && bytes("x").is_err() && bytes("-1M").is_err() && bytes("").is_err());
+    }
+
+    #[test]
     fn periods_are_bounded_as_the_kernels_are() {
         assert_eq!((period("100"), period("1s")), (Ok(100_000), Ok(1_000_000_000)));
         assert!(period("99").is_err() && period("1000001").is_err());
@@ -73,7 +95,7 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_that_is_typed_panics(text in ".{0,40}") {
-            let _ = (duration_ns(&text), us(&text), period(&text), text.parse::<Cpus>());
+            let _ = (duration_ns(&text), us(&text), period(&text), bytes(&text), text.parse::<Cpus>());
         }
     }
 }

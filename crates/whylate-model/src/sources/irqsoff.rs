@@ -3,6 +3,7 @@
 
 use super::lost::reason;
 use super::{Card, Judged};
+use crate::merge::Merging;
 
 /// Who keeps interrupts off, and for how long. Late events are of whatever kept an interrupt out, as its figures are.
 pub static IRQSOFF: Card = Card {
@@ -10,6 +11,12 @@ pub static IRQSOFF: Card = Card {
         ("how long preemption is off", "whylate irqsoff --preempt 10 1"),
         ("timers of other threads and of the kernel", "whylate irqsoff --timers 10 1"),
     ],
+    merging: |name| match name {
+        "share" => Merging::OverSpan,
+        "period_ns" => Merging::Max,
+        "interrupt_ns" => Merging::Latest,
+        _ => Merging::Sum,
+    },
     lost: &[
         reason("buckets_full", "the memory for histograms was full"),
         reason("cpus_full", "the file has events of more CPUs than are read (--import)"),

@@ -17,6 +17,7 @@ pub use sqpoll::SQPOLL;
 pub use timerlat::TIMERLAT;
 pub use wq::WQ;
 
+use crate::merge::{Merging, sum_all};
 use crate::{Histogram, LateEvent, Snapshot};
 
 /// Every source, in the order in which they are listed.
@@ -39,6 +40,8 @@ pub struct Card {
     pub remark: fn(&Snapshot) -> Remark,
     /// Whether it tells this late event of another source as well: where both measure, that counts once, here.
     pub tells: fn(&LateEvent) -> bool,
+    /// What becomes of each figure of its series where two spans become one.
+    pub merging: fn(&str) -> Merging,
     /// What a look leaves out, and the command that measures it.
     pub beyond_a_look: &'static [(&'static str, &'static str)],
     /// Why its events may be lost, beside [`SHARED_LOST`], in the order of their names.
@@ -77,6 +80,7 @@ impl Card {
             held_up: None,
             remark: |_| Remark { text: String::new(), is_late: false },
             tells: |_| false,
+            merging: sum_all,
             beyond_a_look: &[],
             lost: &[],
         }
@@ -90,6 +94,11 @@ impl Card {
     /// What this late event of it is judged by.
     pub fn judges(&self, event: &LateEvent) -> &Judged {
         self.held_up.as_ref().filter(|_| !event.path.is_empty()).unwrap_or_else(|| self.events())
+    }
+
+    /// Whether a late event of it counts here, and not with one of these sources that tells it as well.
+    pub fn counts(&self, event: &LateEvent, beside: &[&Card]) -> bool {
+        !beside.iter().any(|other| other.name != self.name && (other.tells)(event))
     }
 
     /// Every reason for which its events may be lost, in the order of their names.

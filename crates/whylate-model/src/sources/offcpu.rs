@@ -3,6 +3,7 @@
 
 use super::lost::reason;
 use super::{Card, Judged};
+use crate::merge::Merging;
 use crate::{Histogram, Snapshot};
 
 /// Where threads sleep, and how long runnable ones wait for a CPU: 20 ms is what that takes beside five others. What
@@ -19,6 +20,10 @@ pub static OFFCPU: Card = Card {
         next: "whylate offcpu --why {from} -d 10s",
     }),
     beyond_a_look: &[("shorter waits of threads, and those for timers or networks", "whylate offcpu -d 10s")],
+    merging: |name| match name {
+        "walks" => Merging::Sum,
+        _ => Merging::Latest,
+    },
     lost: &[
         reason("holders_full", "the table of waiters and holders was full; the holder is not shown (--blocked)"),
         reason(

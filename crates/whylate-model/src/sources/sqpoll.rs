@@ -4,6 +4,7 @@
 use super::lost::reason;
 use super::{Card, Judged, Remark};
 use crate::late::{ROLE, SUBMISSION_THREAD};
+use crate::merge::{Merging, PRESENT};
 use crate::{Histogram, Series, Snapshot};
 
 /// A submission thread that waits for a CPU for more than this share of its time is starved.
@@ -13,6 +14,14 @@ const STARVED_FROM: f64 = 0.1;
 pub static SQPOLL: Card = Card {
     remark,
     tells: |event| event.labels.get(ROLE).is_some_and(|role| role == SUBMISSION_THREAD),
+    merging: |name| match name {
+        "working" | "spinning" | "running" | "sleeping" | "starved" | "sqes_per_s" | "wakeups_per_s" | PRESENT => {
+            Merging::OverPresence
+        }
+        "starved_by" => Merging::OverSpan,
+        "utilisation" => Merging::Derived(utilisation),
+        _ => Merging::LastKnown,
+    },
     lost: &[
         reason(
             "busy_rings",
@@ -40,6 +49,12 @@ fn remark(snapshot: &Snapshot) -> Remark {
     let shares: Vec<f64> = snapshot.series.iter().filter_map(starved).collect();
     let starving = shares.iter().filter(|&&share| share >= STARVED_FROM).count();
     Remark { text: format!("submission threads: {}, starved: {starving}", shares.len()), is_late: starving > 0 }
+}
+
+/// Of its time on a CPU, the share with something to do.
+fn utilisation(series: &Series) -> Option<f64> {
+    let (working, spinning) = (series.values.get("working")?, series.values.get("spinning")?);
+    (working + spinning > 0.0).then(|| working / (working + spinning))
 }
 
 fn starved(series: &Series) -> Option<f64> {

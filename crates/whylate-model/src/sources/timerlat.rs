@@ -3,9 +3,14 @@
 
 use super::lost::reason;
 use super::{Card, Judged};
+use crate::merge::Merging;
 
 /// How late timers are, and how long the threads that they wake wait for their CPU.
 pub static TIMERLAT: Card = Card {
+    merging: |name| match name {
+        "missed" => Merging::Sum,
+        _ => Merging::Latest,
+    },
     lost: &[
         reason(
             "armed_late",

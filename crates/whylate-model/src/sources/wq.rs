@@ -4,12 +4,15 @@
 use super::lost::reason;
 use super::{Card, Judged};
 use crate::late::{ROLE, WORKER};
+use crate::merge::Merging;
 
 /// How long work items wait until a worker starts them.
 pub static WQ: Card = Card {
     // A worker that waits for a CPU without an item is on its way to one, which waits as long at least. One that has an
     // item does not count here: that item has been started.
     tells: |event| event.labels.get(ROLE).is_some_and(|role| role == WORKER) && !event.labels.contains_key("handler"),
+    // They are of items that have not begun or ended when a span ends.
+    merging: |_| Merging::Latest,
     lost: &[
         reason("buckets_full", "the memory for histograms was full"),
         reason("cancelled", "a queued item was cancelled or armed anew; noticed when its memory is queued again"),

@@ -120,6 +120,9 @@ impl Source for BlockOptions {
 
     fn ask(&mut self, asked: Asked) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
+        if asked.in_detail {
+            (self.by, self.phases) = (By::Process, true);
+        }
         self.leave_out = Some(std::process::id());
     }
 

@@ -110,6 +110,9 @@ impl Source for WqOptions {
 
     fn ask(&mut self, asked: Asked) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
+        if asked.in_detail {
+            (self.by, self.phases) = (By::Handler, true);
+        }
     }
 
     fn attach(&self, session: &Session) -> Result<Measuring, AttachError> {

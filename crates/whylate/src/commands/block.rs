@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate block`: what makes I/O requests late.
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use clap::{ArgGroup, Args};
 use whylate_model::units::printable;
 use whylate_sources::block::{BlockOptions, By};
 
-use crate::arguments::{Explain, Schedule};
-use crate::commands::Senseless;
-use crate::commands::runner::{Feed, Keep, drive};
-use crate::commands::watch::Watch;
+use crate::arguments::{Explain, Record, Schedule};
+use crate::commands::runner::{Keep, Lates, Stream, Wanted, drive};
+use crate::commands::{Origin, Senseless};
 use crate::output::block::shape::{Key, Shape};
 use crate::output::block::{Shown, Text};
 use crate::output::table::terminal_columns;
@@ -45,6 +44,8 @@ pub struct Arguments {
     explain: Explain,
     #[command(flatten)]
     schedule: Schedule,
+    #[command(flatten)]
+    record: Record,
     /// What marks the start of a request: fexit, io_start, insert, or auto for the best that works
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,
@@ -104,16 +105,24 @@ impl Arguments {
 ///
 /// # Errors
 /// When the source cannot attach, or the output cannot be written.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if arguments.disks().count() > 1 {
         return Err(Senseless(anyhow!("more than one disk is given: name one, or none to measure all of them")).into());
     }
     let schedule = arguments.schedule();
-    let mut feed = Feed::of(&arguments.options(), Keep::of(schedule, arguments.explain))?;
+    let (late, disk) = (Lates { slower_ns: arguments.slower, why_ns: arguments.explain.why }, arguments.disk());
+    let disk = disk.as_deref().map(|disk| disk.trim_start_matches("/dev/"));
+    let wanted = Wanted {
+        source: &arguments.options(),
+        schedule,
+        keep: Keep::of(schedule, arguments.explain),
+        late: arguments.has_lines().then_some(late),
+        only: &|labels| disk.is_none_or(|disk| labels.get("device").is_some_and(|device| device == disk)),
+    };
+    let stream = Stream::open(origin, &wanted, arguments.record.output.as_deref())?;
     let mut text = Text::new(arguments.shown(), terminal_columns());
     let mut has_any = false;
-    drive(&mut feed, &watch, schedule, arguments.has_lines(), &mut text, &mut |snapshot| {
+    drive(stream, &wanted, &mut text, &mut |snapshot| {
         has_any |= !snapshot.series.is_empty();
     })?;
     if !has_any {

@@ -11,6 +11,8 @@ use clap_complete::{Generator as _, Shell};
 use crate::cli::Cli;
 
 const NAME: &str = "whylate";
+/// The page of the file format.
+const RECORDING_PAGE: (&str, &str) = ("whylate-recording.5", include_str!("../../../../docs/whylate-recording.5"));
 
 /// Write the man pages or the shell completions, for packaging
 #[derive(Debug, Args)]
@@ -26,7 +28,7 @@ pub struct Arguments {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum What {
-    /// One page for `whylate` and one for each command
+    /// One page for `whylate`, one for each command, and one for recordings
     Man,
     /// Completions for bash, zsh and fish
     Completions,
@@ -37,6 +39,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
     match arguments.what {
         What::Man => clap_mangen::generate_to(documented_command(), folder)
+            .and_then(|()| fs::write(folder.join(RECORDING_PAGE.0), RECORDING_PAGE.1))
             .with_context(|| format!("cannot write the man pages to {}", folder.display()))?,
         What::Completions => write_completions(folder)?,
     }
@@ -99,7 +102,7 @@ mod tests {
     #[test]
     fn every_command_on_show_has_a_page() {
         let (_parent, pages) = generate(What::Man);
-        assert!(pages.contains("whylate.1"), "{pages:?}");
+        assert!(pages.contains("whylate.1") && pages.contains(RECORDING_PAGE.0), "{pages:?}");
         for command in Cli::command().get_subcommands() {
             let page = format!("whylate-{}.1", command.get_name());
             assert_eq!(pages.contains(&page), !command.is_hide_set(), "{page} in {pages:?}");

@@ -5,13 +5,12 @@ mod import;
 
 use std::path::PathBuf;
 
-use anyhow::Context as _;
 use clap::{ArgGroup, Args};
 use whylate_sources::irqsoff::{IrqsoffOptions, What, console_level};
 
-use crate::arguments::{Explain, Schedule};
-use crate::commands::runner::{Feed, Keep, drive};
-use crate::commands::watch::Watch;
+use crate::arguments::{Explain, Record, Schedule};
+use crate::commands::Origin;
+use crate::commands::runner::{Keep, Lates, Stream, Wanted, drive};
 use crate::output::Output;
 use crate::output::irqsoff::{Shown, Text, timers};
 use crate::output::table::terminal_columns;
@@ -74,6 +73,8 @@ pub struct Arguments {
     pub(crate) preempt: bool,
     #[command(flatten)]
     pub(crate) schedule: Schedule,
+    #[command(flatten)]
+    record: Record,
     /// How to measure: events, ticks, tracer, need_resched; auto uses events where the kernel has them, otherwise
     /// ticks, or need_resched with --preempt
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
@@ -139,17 +140,24 @@ impl Arguments {
 ///
 /// # Errors
 /// When the source cannot attach, or the output cannot be written.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if let Some(file) = &arguments.import {
         return import::run(arguments, file);
     }
-    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
-    let mut feed = Feed::of(&arguments.options(), arguments.keep())?;
     let mut text: Box<dyn Output> = match arguments.timers {
         true => Box::new(timers::Text::new(arguments.histogram, terminal_columns())),
         false => Box::new(Text::new(arguments.shown(), terminal_columns(), console_level())),
     };
     // Of preemption, what is seen has to be taken in to be counted.
     let has_late_events = arguments.lines() || arguments.worst().is_some() || arguments.preempt;
-    drive(&mut feed, &watch, arguments.schedule, has_late_events, text.as_mut(), &mut |_| ())
+    let late = Lates { slower_ns: arguments.slower.or(arguments.timer_test), why_ns: arguments.explain.why };
+    let wanted = Wanted {
+        source: &arguments.options(),
+        schedule: arguments.schedule,
+        keep: arguments.keep(),
+        late: has_late_events.then_some(late),
+        only: &|_| true,
+    };
+    let stream = Stream::open(origin, &wanted, arguments.record.output.as_deref())?;
+    drive(stream, &wanted, text.as_mut(), &mut |_| ())
 }

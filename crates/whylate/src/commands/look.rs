@@ -1,21 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate` without a command: every source that can attach looks at what is late here, and who makes it late.
 
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal as _, Write};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use whylate_model::look::{Gatherer, Look, Unmeasured};
-use whylate_sources::{Asked, Session, sources};
+use whylate_model::recording::{Account, Header, Line, Measured};
+use whylate_model::sources::named;
+use whylate_model::{Card, LateEvent, Merger, Snapshot};
+use whylate_sources::clock;
 
-use crate::arguments::Rank;
-use crate::commands::program;
-use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, wait};
+use crate::arguments::{Rank, Record};
+use crate::commands::runner::{Feed, NOW_AND_THEN, wait};
+use crate::commands::sources::{self, Sources, Wish};
 use crate::commands::watch::{Ended, Watch};
+use crate::commands::{Origin, Senseless, program, record};
 use crate::output::json::write_line;
 use crate::output::look;
 use crate::output::table::terminal_columns;
+use crate::recording::about;
+use crate::recording::play::Recording;
+use crate::recording::recorder::{Gathered, Recorder};
 use crate::values::duration_ns;
 
 /// Back to the line's start, and clear it.
@@ -36,71 +44,30 @@ pub struct Arguments {
     /// One JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// What measures, and what does not, or less well.
-struct Sources {
-    session: Session,
-    looking: Vec<Feed>,
-    unmeasured: Vec<Unmeasured>,
-    weaker: Vec<Unmeasured>,
+    #[command(flatten)]
+    record: Record,
 }
 
 /// Looks, and prints one screen.
 ///
 /// # Errors
 /// When no source can attach, a source fails, or the output cannot be written.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    if let Some(program) = arguments.of.program()? {
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
+    let record_to = arguments.record.output.as_deref();
+    if let Some(program) = arguments.of.program(origin)? {
+        if record_to.is_some() {
+            return Err(Senseless(anyhow!("a look at one program cannot be recorded: leave -o out")).into());
+        }
         return program::run(&program, arguments.duration, arguments.json);
     }
-    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
-    let progress = Progress::new();
-    progress.show("attaching");
-    let Some(Sources { session, mut looking, mut unmeasured, weaker }) = attach(&watch)? else {
-        progress.clear();
-        say!("whylate: interrupted before anything was measured");
-        return Ok(());
-    };
-    // What came in while others were attached has no common span, and is much: taking it now keeps the next one short.
-    for feed in &mut looking {
-        feed.snapshot()?;
-        feed.take_late(&mut |_| Ok(None))?;
-    }
-    let mut begins = Vec::new();
-    for feed in &mut looking {
-        begins.push(feed.snapshot()?.ended_ns);
-    }
-    session.take_lost();
-    let began = Instant::now();
-    let mut gatherer = Gatherer::of(looking.iter().map(|feed| feed.card).collect(), arguments.rank.into());
-    drain(&mut looking, &mut gatherer, |number, at_ns| at_ns >= begins[number])?;
-    let end = began.checked_add(Duration::from_nanos(arguments.duration));
-    let ended = wait(&watch, end, NOW_AND_THEN, &mut || {
-        drain(&mut looking, &mut gatherer, |number, at_ns| at_ns >= begins[number])?;
-        progress.show(&format!("{} of {} s", began.elapsed().as_secs(), arguments.duration / 1_000_000_000));
-        Ok(false)
-    })?;
-    if ended == Ended::OutputClosed {
-        return Ok(());
-    }
-    progress.show("detaching");
-    let (mut snapshots, mut ends) = (Vec::new(), Vec::new());
-    for feed in &mut looking {
-        let (card, snapshot) = (feed.card, feed.snapshot()?);
-        ends.push(snapshot.ended_ns);
-        let has_lost = snapshot.lost.values().any(|&count| count > 0);
-        match feed.source.sees_nothing().filter(|_| snapshot.series.is_empty() && !has_lost) {
-            Some(reason) => unmeasured.push(Unmeasured { source: card.name.to_owned(), reason: reason.to_owned() }),
-            None => snapshots.push((card, snapshot)),
+    let look = match origin {
+        Origin::Recording(recording) => {
+            record::refuse(record_to)?;
+            Some(recorded(arguments, recording)?)
         }
-    }
-    drain(&mut looking, &mut gatherer, |number, at_ns| (begins[number]..=ends[number]).contains(&at_ns))?;
-    let mut lost = session.take_lost();
-    lost.retain(|_, count| *count > 0);
-    drop((looking, session));
-    progress.clear();
-    let look = Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) };
+        Origin::Live => live(arguments)?,
+    };
+    let Some(look) = look else { return Ok(()) };
     let mut out = io::BufWriter::new(io::stdout().lock());
     if arguments.json {
         write_line(&mut out, &look)?;
@@ -111,58 +78,128 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every source that can attach, and why others cannot. `None` when told to stop meanwhile: on a busy machine it may take
-/// far longer than somebody waits who has seen enough.
-fn attach(watch: &Watch) -> anyhow::Result<Option<Sources>> {
-    let (mut session, mut first) = (Session::of_several(), None);
-    let (mut looking, mut unmeasured, mut weaker) = (Vec::new(), Vec::new(), Vec::<Unmeasured>::new());
-    for mut source in sources() {
-        if watch.until(Some(Instant::now()))? != Ended::Time {
-            return Ok(None);
+/// What there is to see now; `None` where nobody waits for it any more.
+fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
+    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+    let store = arguments.record.output.as_deref().map(record::file).transpose()?;
+    let (progress, wish) = (Progress::new(), Wish::default());
+    progress.show("attaching");
+    let Some(Sources { session, mut looking, mut unmeasured, weaker }) = sources::attach(&watch, &wish)? else {
+        progress.clear();
+        say!("whylate: interrupted before anything was measured");
+        return Ok(None);
+    };
+    let begins = sources::begin(&session, &mut looking)?;
+    let began = Instant::now();
+    let mut gatherer = Gatherer::of(looking.iter().map(|feed| feed.card).collect(), arguments.rank.into());
+    let mut gathered: Vec<Gathered> = looking.iter().map(|_| Gathered::default()).collect();
+    let keeps = store.is_some();
+    let mut add = |number: usize, card: &'static Card, event: LateEvent| {
+        if keeps {
+            gathered[number].add(&event);
         }
-        let card = source.info().card;
-        let told = |reason| Unmeasured { source: card.name.to_owned(), reason };
-        source.ask(Asked {
-            explain_over_ns: Some(card.events().late_from_ns),
-            explain_held_up_over_ns: card.held_up.map(|judged| judged.late_from_ns),
-            ..Asked::default()
-        });
-        match source.attach(&session) {
-            Ok(source) => {
-                // What is weaker of the account is told once.
-                for reason in source.weaker().into_iter().chain(source.chosen()) {
-                    if weaker.iter().all(|told| told.reason != reason) {
-                        weaker.push(told(reason.to_owned()));
-                    }
+        gatherer.add(card, event);
+    };
+    drain(&mut looking, &mut add, |number, at_ns| at_ns >= begins[number])?;
+    let end = began.checked_add(Duration::from_nanos(arguments.duration));
+    let ended = wait(&watch, end, NOW_AND_THEN, &mut || {
+        drain(&mut looking, &mut add, |number, at_ns| at_ns >= begins[number])?;
+        progress.show(&format!("{} of {} s", began.elapsed().as_secs(), arguments.duration / 1_000_000_000));
+        Ok(false)
+    })?;
+    if ended == Ended::OutputClosed {
+        return Ok(None);
+    }
+    progress.show("detaching");
+    let (mut snapshots, mut ends, mut measured) = (Vec::new(), Vec::new(), Vec::new());
+    for feed in &mut looking {
+        let (card, snapshot) = (feed.card, feed.snapshot()?);
+        ends.push(snapshot.ended_ns);
+        measured.push(sources::measured(feed, &wish));
+        snapshots.push((card, snapshot));
+    }
+    drain(&mut looking, &mut add, |number, at_ns| (begins[number]..=ends[number]).contains(&at_ns))?;
+    let mut lost = session.take_lost();
+    lost.retain(|_, count| *count > 0);
+    drop((looking, session));
+    progress.clear();
+    if let Some(store) = store {
+        let (unmeasured, weaker) = (unmeasured.clone(), weaker.clone());
+        let header = Header { sources: measured.clone(), unmeasured, weaker, ..about::this_machine() };
+        let start_unix_ns = snapshots.iter().map(|(_, snapshot)| snapshot.start_unix_ns).min();
+        let header = Header { start_unix_ns: start_unix_ns.unwrap_or(header.start_unix_ns), ..header };
+        let mut recorder = Recorder::start(store, header)?;
+        let all = snapshots.iter().zip(&mut gathered);
+        let mut lines: Vec<Line> = all.flat_map(|((_, snapshot), gathered)| gathered.lines(snapshot.clone())).collect();
+        if !lost.is_empty() {
+            lines.push(Line::Account(Account { at_unix_ns: clock::unix_ns(), lost: lost.clone() }));
+        }
+        recorder.tick(lines);
+        recorder.end()?;
+    }
+    set_aside(&mut snapshots, &measured, &mut unmeasured);
+    Ok(Some(Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) }))
+}
+
+/// Sources that had nothing at all to measure have no row.
+fn set_aside(snapshots: &mut Vec<(&'static Card, Snapshot)>, measured: &[Measured], unmeasured: &mut Vec<Unmeasured>) {
+    snapshots.retain(|(card, snapshot)| {
+        let nothing = measured.iter().find(|of| of.source == card.name).and_then(|of| of.nothing.clone());
+        let has_lost = snapshot.lost.values().any(|&count| count > 0);
+        match nothing.filter(|_| snapshot.series.is_empty() && !has_lost) {
+            Some(reason) => unmeasured.push(Unmeasured { source: card.name.to_owned(), reason }),
+            None => return true,
+        }
+        false
+    });
+}
+
+/// What there was to see in a recording.
+fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Look> {
+    let mut played = recording.play()?;
+    let header = played.header().clone();
+    let cards: Vec<&'static Card> = header.sources.iter().filter_map(|of| named(&of.source)).collect();
+    let mut gatherer = Gatherer::of(cards.clone(), arguments.rank.into());
+    let mut mergers: Vec<Merger> = cards.iter().map(|_| Merger::default()).collect();
+    let mut lost = BTreeMap::new();
+    while let Some(line) = played.next_line()? {
+        match line {
+            Line::Snapshot(mut snapshot) => {
+                let Some(number) = cards.iter().position(|card| card.name == snapshot.source) else { continue };
+                for event in std::mem::take(&mut snapshot.late) {
+                    gatherer.add(cards[number], event);
                 }
-                looking.push(Feed::new(card, source, Keep::Nothing));
+                mergers[number].add(*snapshot);
             }
-            Err(error) => {
-                // An account that goes by the timers of a source that is not there would go by none.
-                if looking.is_empty() {
-                    session = Session::of_several();
+            Line::Account(account) => {
+                for (reason, count) in account.lost {
+                    *lost.entry(reason).or_insert(0) += count;
                 }
-                unmeasured.push(told(error.to_string()));
-                first.get_or_insert(error);
             }
+            _ => {}
         }
     }
-    match first {
-        Some(error) if looking.is_empty() => Err(anyhow::Error::from(error).context("cannot attach any source")),
-        _ => {
-            session.begin().context("cannot keep the account of the CPUs")?;
-            Ok(Some(Sources { session, looking, unmeasured, weaker }))
-        }
+    let merged = cards.iter().zip(&mut mergers).filter_map(|(card, merger)| Some((*card, merger.take()?)));
+    let (mut snapshots, mut unmeasured): (Vec<_>, _) = (merged.collect(), header.unmeasured);
+    set_aside(&mut snapshots, &header.sources, &mut unmeasured);
+    played.tell_missing();
+    if snapshots.is_empty() && unmeasured.is_empty() {
+        bail!("{} has nothing of that time", played.name());
     }
+    Ok(Look { weaker: header.weaker, lost, ..gatherer.finish(&snapshots, unmeasured) })
 }
 
 /// Takes in late events that are within the span of their source, by its number: those before and after have no span.
-fn drain(looking: &mut [Feed], gatherer: &mut Gatherer, is_within: impl Fn(usize, u64) -> bool) -> anyhow::Result<()> {
+fn drain(
+    looking: &mut [Feed],
+    add: &mut dyn FnMut(usize, &'static Card, LateEvent),
+    is_within: impl Fn(usize, u64) -> bool,
+) -> anyhow::Result<()> {
     for (number, feed) in looking.iter_mut().enumerate() {
         let card = feed.card;
         feed.take_late(&mut |event| {
             if is_within(number, event.at_ns) {
-                gatherer.add(card, event);
+                add(number, card, event);
             }
             Ok(None)
         })?;
@@ -205,10 +242,11 @@ mod tests {
     use std::time::Duration;
 
     use whylate_model::sources::WQ;
-    use whylate_model::{Cause, CauseKind, LateEvent, Snapshot};
+    use whylate_model::{Cause, CauseKind};
     use whylate_sources::{Attached, Measuring};
 
     use super::*;
+    use crate::commands::runner::Keep;
 
     /// Late events of one moment each, on a machine whose clock is set back all the time.
     struct SetBack(Vec<u64>);
@@ -233,7 +271,8 @@ mod tests {
         let attached: Box<dyn Attached> = Box::new(SetBack(vec![99, 100, 150, 200, 201]));
         let feed = Feed::new(&WQ, Measuring { backend: "made", fallback_reason: None, attached }, Keep::Nothing);
         let mut gatherer = Gatherer::default();
-        drain(&mut [feed], &mut gatherer, |_, at_ns| (100..=200).contains(&at_ns)).expect("it measures");
+        drain(&mut [feed], &mut |_, card, event| gatherer.add(card, event), |_, at_ns| (100..=200).contains(&at_ns))
+            .expect("it measures");
         let look = gatherer.finish(&[(&WQ, Snapshot::new(WQ.name, "made", "host", 0))], Vec::new());
         assert_eq!(look.sources[0].late, 3);
     }

@@ -2,16 +2,21 @@
 //! One module a command: its arguments and what it does.
 
 pub mod block;
+pub mod diff;
 pub mod doctor;
+pub mod export;
 pub mod generate;
 pub mod inject;
 pub mod irqsoff;
 pub mod look;
 pub mod offcpu;
 pub mod program;
+pub mod record;
+pub mod replay;
 pub mod run;
 pub mod runner;
 pub mod selftest;
+pub mod sources;
 pub mod sqpoll;
 pub mod timerlat;
 pub mod watch;
@@ -22,15 +27,16 @@ use std::fmt;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
-use whylate_model::sources::{self, CARDS, TIMERLAT};
+use whylate_model::sources::{CARDS, TIMERLAT, named};
 use whylate_sources::restore::{self, PutBack};
 use whylate_sources::{AttachError, pid_namespace};
 
 use crate::cli::{Cli, Command};
 use crate::output;
+use crate::recording::play::Recording;
 
 /// Exit status of a run that did what was asked.
 pub const SUCCESS: u8 = 0;
@@ -61,6 +67,20 @@ pub fn usage_status() -> u8 {
     if is_timerlat { FAILURE } else { USAGE }
 }
 
+/// Where snapshots come from.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// This machine, now.
+    Live,
+    Recording(Recording),
+}
+
+impl Origin {
+    pub fn is_live(&self) -> bool {
+        matches!(self, Origin::Live)
+    }
+}
+
 /// Puts right what a killed process of ours has left, before anything is measured.
 fn recover() {
     let left = restore::recover();
@@ -87,20 +107,32 @@ pub fn run(cli: Cli) -> ExitCode {
     {
         say!("whylate: {notice}");
     }
-    let Some(command) = cli.command else { return end(look::run(&cli.look).map(|()| SUCCESS)) };
-    end(match command {
-        Command::Wq(arguments) => wq::run(&arguments).map(|()| SUCCESS),
-        Command::Timerlat(arguments) => timerlat::run(&arguments),
-        Command::Irqsoff(arguments) => irqsoff::run(&arguments).map(|()| SUCCESS),
-        Command::Offcpu(arguments) => offcpu::run(&arguments).map(|()| SUCCESS),
-        Command::Sqpoll(arguments) => sqpoll::run(&arguments).map(|()| SUCCESS),
-        Command::Block(arguments) => block::run(&arguments).map(|()| SUCCESS),
+    end(perform(cli, &Origin::Live))
+}
+
+/// What a command shows, of this machine or of a recording.
+fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
+    let Some(command) = cli.command else { return look::run(&cli.look, origin).map(|()| SUCCESS) };
+    match command {
+        Command::Wq(arguments) => wq::run(&arguments, origin).map(|()| SUCCESS),
+        Command::Timerlat(arguments) => timerlat::run(&arguments, origin),
+        Command::Irqsoff(arguments) => irqsoff::run(&arguments, origin).map(|()| SUCCESS),
+        Command::Offcpu(arguments) => offcpu::run(&arguments, origin).map(|()| SUCCESS),
+        Command::Sqpoll(arguments) => sqpoll::run(&arguments, origin).map(|()| SUCCESS),
+        Command::Block(arguments) => block::run(&arguments, origin).map(|()| SUCCESS),
+        _ if !origin.is_live() => {
+            Err(Senseless(anyhow!("that command shows no recording (name a source, or nothing for the look)")).into())
+        }
+        Command::Record(arguments) => record::run(&arguments).map(|()| SUCCESS),
+        Command::Replay(arguments) => replay::run(&arguments),
+        Command::Diff(arguments) => diff::run(&arguments).map(|()| SUCCESS),
+        Command::Export(arguments) => export::run(&arguments).map(|()| SUCCESS),
         Command::Run(arguments) => run::run(&arguments),
         Command::Selftest(arguments) => selftest::run(&arguments),
         Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
         Command::Doctor(arguments) => doctor::run(&arguments).map(|()| SUCCESS),
         Command::Generate(arguments) => generate::run(&arguments).map(|()| SUCCESS),
-    })
+    }
 }
 
 /// Whether it tells numbers of threads of this machine.
@@ -114,11 +146,14 @@ fn prints_numbers(command: Option<&Command>) -> bool {
             | Command::Offcpu(_)
             | Command::Sqpoll(_)
             | Command::Block(_)
+            | Command::Record(_)
             | Command::Run(_)
             | Command::Inject(_),
         ) => true,
         Some(Command::Selftest(arguments)) => !arguments.is_subject(),
-        Some(Command::Doctor(_) | Command::Generate(_)) => false,
+        Some(
+            Command::Replay(_) | Command::Diff(_) | Command::Export(_) | Command::Doctor(_) | Command::Generate(_),
+        ) => false,
     }
 }
 
@@ -140,9 +175,9 @@ fn present(pid: Option<u32>) -> anyhow::Result<Option<u32>> {
 
 /// Of the source that the command line names, or of all.
 fn help_lost() -> anyhow::Result<()> {
-    let named = std::env::args_os().find_map(|word| word.to_str().and_then(sources::named));
+    let asked = std::env::args_os().find_map(|word| word.to_str().and_then(named));
     let mut out = io::stdout().lock();
-    output::lost::write(&mut out, named.as_ref().map_or(&CARDS[..], std::slice::from_ref))?;
+    output::lost::write(&mut out, asked.as_ref().map_or(&CARDS[..], std::slice::from_ref))?;
     Ok(out.flush()?)
 }
 

@@ -9,20 +9,22 @@ use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use whylate_model::Snapshot;
 use whylate_model::culprits;
 use whylate_model::folded::Root;
+use whylate_model::late::CGROUP;
+use whylate_model::sources::OFFCPU;
 use whylate_model::units::printable;
 use whylate_model::wait::Classes;
+use whylate_model::{Labels, LateEvent, Merger, Snapshot, Stack};
 use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE};
 use whylate_sources::{Threads, cgroups};
 
 use crate::arguments::Explain;
-use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, wait};
+use crate::commands::runner::{Feed, Keep, Kept, NOW_AND_THEN, wait};
 use crate::commands::watch::{Ended, Watch};
-use crate::commands::{Senseless, present};
+use crate::commands::{Origin, Senseless, present, record};
 use crate::files;
 use crate::output::offcpu::chains::Chains;
 use crate::output::offcpu::file::{self, Form};
@@ -30,6 +32,8 @@ use crate::output::offcpu::{blocked, flat, tree, value};
 use crate::output::table::terminal_columns;
 use crate::output::waits::Waits;
 use crate::output::{Output, footer, json::JsonLines};
+use crate::recording::play::Recording;
+use crate::recording::{Recorder, about};
 use crate::values::duration_ns;
 
 /// Where threads wait while they are off their CPUs, and for what
@@ -67,7 +71,8 @@ pub struct Arguments {
     /// End after this time (e.g. 10s, 5m, 1h)
     #[arg(short, long, value_parser = duration_ns)]
     duration: Option<u64>,
-    /// Write to a file; its extension sets the format: .svg, .folded, .pb.gz, .json or .speedscope.json
+    /// Write to a file; its extension sets the format: .svg, .folded, .pb.gz, .json or .speedscope.json, or .whylate for
+    /// a recording
     ///
     /// With --why, .svg and .folded have the chains of the explained waits: where each thread waited, who ended that
     /// wait, where that one waited in turn, and what was done meanwhile, as wide as the first one's wait; .json has
@@ -210,6 +215,31 @@ impl Arguments {
         }
     }
 
+    fn keep(&self) -> Keep {
+        Keep::Worst(self.explain.worst.map_or(WORST, usize::from))
+    }
+
+    /// Whether a recorded thread is one of those that are asked for.
+    fn is_of(&self, labels: &Labels) -> bool {
+        let is = |name: &str, wanted: &Option<String>| {
+            wanted.as_ref().is_none_or(|wanted| labels.get(name).is_some_and(|label| label == wanted))
+        };
+        let is_below = |cgroup: &String| {
+            let wanted = self.cgroup.as_deref().unwrap_or_default();
+            cgroup
+                .strip_prefix(wanted.trim_end_matches('/'))
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        is("pid", &self.pid.map(|pid| pid.to_string()))
+            && is("process", &self.comm)
+            && is("thread", &self.thread)
+            && (self.cgroup.is_none() || labels.get(CGROUP).is_some_and(is_below))
+    }
+
+    fn is_in_state(&self, stack: &Stack) -> bool {
+        self.state.as_ref().is_none_or(|letters| letters.contains(stack.state.as_str()))
+    }
+
     fn ranked_by(&self) -> culprits::By {
         if self.by == By::Cgroup { culprits::By::Cgroup } else { culprits::By::Culprit }
     }
@@ -302,19 +332,51 @@ fn tell_if_over_budget(snapshot: &Snapshot, ppm: u32) {
     }
 }
 
+/// What a recording has for this command.
+struct Gathering {
+    waits: Option<Waits>,
+    chains: Option<Chains>,
+    only_worst: bool,
+}
+
+impl Gathering {
+    fn of(arguments: &Arguments, draws_chains: bool) -> Self {
+        let over_ns = arguments.explain.why;
+        Gathering {
+            waits: over_ns.map(|over_ns| Waits::new(over_ns, arguments.ranked_by())),
+            chains: over_ns.filter(|_| draws_chains).map(|over_ns| Chains::new(over_ns, arguments.root())),
+            only_worst: arguments.explain.worst.is_some(),
+        }
+    }
+
+    fn add(&mut self, event: &LateEvent) {
+        if let Some(waits) = &mut self.waits {
+            waits.add(event);
+        }
+        if let Some(chains) = &mut self.chains {
+            chains.count(event);
+            // Which are the worst is known at the end.
+            if !self.only_worst {
+                chains.add(event);
+            }
+        }
+    }
+}
+
 /// Samples until told to end, and shows or writes what was seen.
 ///
 /// # Errors
-/// When the source cannot attach, or the output cannot be written.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+/// When the source cannot attach, the recording cannot be read, or the output cannot be written.
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if let Some(Sub::Import(arguments)) = &arguments.command {
         return import::run(arguments);
     }
     if let Some([before, after]) = arguments.diff.as_deref() {
         return diff::run(before, after, arguments.output.as_deref());
     }
+    let record_to = arguments.output.as_deref().filter(|path| record::is_recording(path));
     let form_of = if arguments.explain.why.is_some() { Form::of_explained } else { Form::of };
-    let form = match &arguments.output {
+    let form = match arguments.output.as_deref().filter(|_| record_to.is_none()) {
         Some(path) => Some((path, form_of(path).map_err(Senseless)?)),
         None => None,
     };
@@ -323,6 +385,24 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let what = "--wakers and --lines have no effect on chains of explained waits: drop them, or drop --why";
         return Err(Senseless(anyhow::anyhow!(what)).into());
     }
+    let mut gathering = Gathering::of(arguments, draws_chains);
+    let snapshot = match origin {
+        Origin::Recording(recording) => {
+            record::refuse(record_to)?;
+            Some(recorded(arguments, recording, &mut gathering)?)
+        }
+        Origin::Live => live(arguments, &mut gathering, record_to, form.is_some())?,
+    };
+    snapshot.map_or(Ok(()), |snapshot| show(arguments, snapshot, gathering, form))
+}
+
+/// What there is to see now; `None` where nobody waits for it any more.
+fn live(
+    arguments: &Arguments,
+    gathering: &mut Gathering,
+    record_to: Option<&Path>,
+    has_file: bool,
+) -> anyhow::Result<Option<Snapshot>> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let mut options = arguments.options()?;
     if arguments.wakers {
@@ -335,27 +415,23 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         say!("whylate: offcpu uses {choice}");
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }
-    let mut feed = Feed::of(&options, Keep::Worst(arguments.explain.worst.map_or(WORST, usize::from)))?;
+    let store = record_to.map(record::file).transpose()?;
+    let mut feed = Feed::of(&options, arguments.keep())?;
     let backend = feed.source.backend;
-    let mut waits = arguments.explain.why.map(|over_ns| Waits::new(over_ns, arguments.ranked_by()));
-    let over_ns = arguments.explain.why.filter(|_| draws_chains);
-    let mut chains = over_ns.map(|over_ns| Chains::new(over_ns, arguments.root()));
+    let header = about::of_one(OFFCPU.name, backend, arguments.explain.why);
+    let mut recorder = store.map(|store| Recorder::start(store, header)).transpose()?;
     if arguments.blocked.is_none() {
         if !arguments.json {
             say!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, backend));
         }
         let end = arguments.duration.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
-        let ended = match &mut waits {
-            Some(waits) => wait(&watch, end, NOW_AND_THEN, &mut || {
+        let ended = match arguments.explain.why {
+            Some(_) => wait(&watch, end, NOW_AND_THEN, &mut || {
                 feed.take_late(&mut |event| {
-                    waits.add(&event);
-                    if let Some(chains) = &mut chains {
-                        chains.count(&event);
-                        // Which are the worst is known at the end.
-                        if arguments.explain.worst.is_none() {
-                            chains.add(&event);
-                        }
+                    if let Some(recorder) = &mut recorder {
+                        recorder.late(&event);
                     }
+                    gathering.add(&event);
                     Ok(Some(event))
                 })?;
                 Ok(false)
@@ -363,14 +439,52 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             None => watch.until(end)?,
         };
         // A file is for somebody else than whoever reads our output.
-        if ended == Ended::OutputClosed && form.is_none() {
-            return Ok(());
+        if ended == Ended::OutputClosed && !has_file && recorder.is_none() {
+            return Ok(None);
         }
     }
-    let mut snapshot = feed.snapshot()?;
+    let snapshot = feed.snapshot_for(recorder.as_mut())?;
+    recorder.map_or(Ok(()), Recorder::end)?;
     if let Some(ppm) = arguments.budget.filter(|_| backend != TRACE) {
         tell_if_over_budget(&snapshot, ppm);
     }
+    Ok(Some(snapshot))
+}
+
+/// What there was to see in a recording.
+fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gathering) -> anyhow::Result<Snapshot> {
+    let mut played = recording.play()?;
+    if played.late_from_ns(OFFCPU.name)?.is_none() && arguments.explain.why.is_some() {
+        say!("whylate: {} has no late events of {}", played.name(), OFFCPU.name);
+    }
+    let (mut merger, mut kept) = (Merger::default(), Kept::new(arguments.keep()));
+    while let Some(mut snapshot) = played.next_snapshot(OFFCPU.name)? {
+        for event in std::mem::take(&mut snapshot.late) {
+            let is_asked = arguments.explain.why.is_some_and(|over_ns| event.latency_ns >= over_ns);
+            if is_asked && arguments.is_of(&event.labels) {
+                gathering.add(&event);
+                kept.add(event);
+            }
+        }
+        snapshot.stacks.retain(|stack| arguments.is_of(&stack.labels) && arguments.is_in_state(stack));
+        merger.add(snapshot);
+        if arguments.duration.is_some_and(|ns| merger.duration_ns() >= ns) {
+            break;
+        }
+    }
+    played.tell_missing();
+    let Some(mut snapshot) = merger.take() else { bail!("{} has nothing of that time", played.name()) };
+    kept.tell(&mut snapshot);
+    Ok(snapshot)
+}
+
+fn show(
+    arguments: &Arguments,
+    mut snapshot: Snapshot,
+    gathering: Gathering,
+    form: Option<(&Path, Form)>,
+) -> anyhow::Result<()> {
+    let Gathering { mut waits, mut chains, .. } = gathering;
     if let Some((path, form)) = form {
         let cannot = || format!("cannot write {}", path.display());
         let written = files::write(path, |out| match &mut chains {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use clap::Args;
 use whylate_model::path::Asked;
 use whylate_model::path::budget::{Known, budget};
@@ -15,6 +15,7 @@ use whylate_sources::{cgroups, clock};
 
 use crate::commands::runner::wait;
 use crate::commands::watch::{Ended, Watch};
+use crate::commands::{Origin, Senseless};
 use crate::output::json::write_line;
 use crate::output::program::{self as text, Seen};
 
@@ -40,8 +41,11 @@ impl Of {
     /// The program, if one is asked for.
     ///
     /// # Errors
-    /// When the process is not there.
-    pub fn program(&self) -> anyhow::Result<Option<Program>> {
+    /// When the process is not there, or it is a recording that is looked at.
+    pub fn program(&self, origin: &Origin) -> anyhow::Result<Option<Program>> {
+        if !origin.is_live() && (self.pid.is_some() || self.comm.is_some() || self.cgroup.is_some()) {
+            return Err(Senseless(anyhow!("a recording does not tell what one program does with its time")).into());
+        }
         if let Some(pid) = super::present(self.pid)? {
             return Ok(Some(Program::Process(pid)));
         }

@@ -2,18 +2,21 @@
 //! The one way from sources to outputs: what measures, its late events as they come, and snapshots that carry those
 //! that are asked for.
 
-use std::io::{self, Write as _};
+use std::io::{self, Write};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use whylate_model::{Card, LateEvent, Snapshot, Worst};
+use whylate_model::units::format_ns;
+use whylate_model::{Card, Labels, LateEvent, Merger, Snapshot, Worst};
 use whylate_sources::{Attached, Measuring, Session, Source};
 
 use super::watch::{Ended, Watch};
-use super::what_to_do;
+use super::{Origin, record, what_to_do};
 use crate::arguments::{Explain, Schedule};
 use crate::output::Output;
 use crate::output::json::JsonLines;
+use crate::recording::{Played, Recorder, about};
 
 /// How often late events are taken in that are shown as they come: at once for a person, and little work.
 const AT_ONCE: Duration = Duration::from_millis(100);
@@ -153,7 +156,21 @@ impl<S: Attached + ?Sized> Feed<S> {
     /// # Errors
     /// When the source fails.
     pub fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        self.snapshot_for(None)
+    }
+
+    /// The same, and everything of it is recorded.
+    ///
+    /// # Errors
+    /// When the source fails.
+    pub fn snapshot_for(&mut self, recorder: Option<&mut Recorder>) -> anyhow::Result<Snapshot> {
         let mut snapshot = self.source.snapshot()?;
+        if let Some(recorder) = recorder {
+            recorder.snapshot(&snapshot);
+            if let Some(problem) = recorder.take_problem() {
+                say!("whylate: {problem}");
+            }
+        }
         self.kept.tell(&mut snapshot);
         Ok(snapshot)
     }
@@ -183,23 +200,135 @@ pub fn wait(
     }
 }
 
+/// What a command is to show.
+pub struct Wanted<'a> {
+    /// What measures, where nothing is recorded.
+    pub source: &'a dyn Source,
+    pub schedule: Schedule,
+    pub keep: Keep,
+    /// Which late events are shown as they come; `None` where none are taken in.
+    pub late: Option<Lates>,
+    /// Of a recording, which series and late events; what measures is told by its options.
+    pub only: &'a dyn Fn(&Labels) -> bool,
+}
+
+/// Which late events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lates {
+    /// From where on they are shown.
+    pub slower_ns: Option<u64>,
+    /// From where on they have causes.
+    pub why_ns: Option<u64>,
+}
+
+impl Lates {
+    /// From where on anything is known of them; `None` where the source chooses.
+    pub fn least_ns(self) -> Option<u64> {
+        self.slower_ns.into_iter().chain(self.why_ns).min()
+    }
+
+    /// What these would have told of it, if anything.
+    fn of(self, mut event: LateEvent) -> Option<LateEvent> {
+        let Some(from_ns) = self.least_ns() else { return Some(event) };
+        if event.latency_ns < from_ns {
+            return None;
+        }
+        if self.why_ns.is_none_or(|why_ns| event.latency_ns < why_ns) {
+            (event.causes, event.path) = (Vec::new(), Vec::new());
+        }
+        Some(event)
+    }
+}
+
+/// What yields snapshots: a source, or a recording of it.
+pub enum Stream {
+    Live { feed: Box<Feed>, watch: Watch, recorder: Option<Recorder> },
+    Recorded(Box<Played>),
+}
+
+impl Stream {
+    /// Attaches the source, and records it where that is asked for, or opens the recording.
+    ///
+    /// # Errors
+    /// When it cannot attach, or the recording cannot be read or written.
+    pub fn open(origin: &Origin, wanted: &Wanted<'_>, record_to: Option<&Path>) -> anyhow::Result<Self> {
+        let card = wanted.source.info().card;
+        let recording = match origin {
+            Origin::Recording(recording) => recording,
+            Origin::Live => {
+                let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+                // Whoever cannot be written to is told before anything is attached.
+                let store = record_to.map(record::file).transpose()?;
+                let feed = Feed::of(wanted.source, wanted.keep)?;
+                let late_from_ns = wanted.late.map(|late| late.least_ns().unwrap_or(0));
+                let header = about::of_one(card.name, feed.source.backend, late_from_ns);
+                let recorder = store.map(|store| Recorder::start(store, header)).transpose()?;
+                return Ok(Stream::Live { feed: Box::new(feed), watch, recorder });
+            }
+        };
+        record::refuse(record_to)?;
+        let played = recording.play()?;
+        let recorded_from_ns = played.late_from_ns(card.name)?;
+        if let Some(late) = wanted.late {
+            let asked_ns = late.least_ns().unwrap_or(0);
+            match recorded_from_ns {
+                None => say!("whylate: {} has no late events of {}", played.name(), card.name),
+                Some(from_ns) if from_ns > asked_ns && asked_ns > 0 => {
+                    say!("whylate: {} has late events of {} and longer only", played.name(), format_ns(from_ns));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(Stream::Recorded(Box::new(played)))
+    }
+
+    /// What measures, if something does.
+    pub fn feed(&self) -> Option<&Feed> {
+        match self {
+            Stream::Live { feed, .. } => Some(feed),
+            Stream::Recorded(_) => None,
+        }
+    }
+}
+
 /// Begins the output, shows late events as they come, if any, prints at each interval, and once more at the end. `seen`
 /// gets each snapshot before it is printed.
 ///
 /// # Errors
-/// When the source fails, or the output cannot be written.
+/// When the source fails, the recording cannot be read, or the output cannot be written.
 pub fn drive(
-    feed: &mut Feed,
-    watch: &Watch,
-    schedule: Schedule,
-    has_late_events: bool,
+    stream: Stream,
+    wanted: &Wanted<'_>,
     text: &mut dyn Output,
     seen: &mut dyn FnMut(&Snapshot),
 ) -> anyhow::Result<()> {
-    let output = if schedule.json { &mut JsonLines } else { text };
+    let output = if wanted.schedule.json { &mut JsonLines } else { text };
     let out = &mut io::BufWriter::new(io::stdout().lock());
     output.begin(out)?;
     out.flush()?;
+    match stream {
+        Stream::Live { mut feed, watch, mut recorder } => {
+            drive_live(&mut feed, &watch, &mut recorder, wanted, output, out, seen)?;
+            recorder.map_or(Ok(()), Recorder::end)
+        }
+        Stream::Recorded(mut played) => {
+            drive_recorded(&mut played, wanted, output, out, seen)?;
+            played.tell_missing();
+            Ok(())
+        }
+    }
+}
+
+fn drive_live(
+    feed: &mut Feed,
+    watch: &Watch,
+    recorder: &mut Option<Recorder>,
+    wanted: &Wanted<'_>,
+    output: &mut dyn Output,
+    out: &mut dyn Write,
+    seen: &mut dyn FnMut(&Snapshot),
+) -> anyhow::Result<()> {
+    let schedule = wanted.schedule;
     let started = Instant::now();
     let interval = schedule.interval.map(Duration::from_nanos);
     let end = schedule.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
@@ -207,9 +336,12 @@ pub fn drive(
         // A fixed schedule: an output that takes long does not shift the ones after it.
         let due = interval.and_then(|interval| started.checked_add(interval.saturating_mul(number)));
         let until = [due, end].into_iter().flatten().min();
-        let ended = if has_late_events {
+        let ended = if wanted.late.is_some() {
             wait(watch, until, AT_ONCE, &mut || {
                 feed.take_late(&mut |event| {
+                    if let Some(recorder) = recorder {
+                        recorder.late(&event);
+                    }
                     output.late(out, &event)?;
                     Ok(Some(event))
                 })?;
@@ -222,7 +354,7 @@ pub fn drive(
         if ended == Ended::OutputClosed {
             return Ok(());
         }
-        let snapshot = feed.snapshot()?;
+        let snapshot = feed.snapshot_for(recorder.as_mut())?;
         seen(&snapshot);
         output.snapshot(out, snapshot)?;
         out.flush()?;
@@ -235,6 +367,54 @@ pub fn drive(
         }
     }
     Ok(())
+}
+
+/// The same from a recording: snapshots are merged until an interval is full.
+fn drive_recorded(
+    played: &mut Played,
+    wanted: &Wanted<'_>,
+    output: &mut dyn Output,
+    out: &mut dyn Write,
+    seen: &mut dyn FnMut(&Snapshot),
+) -> anyhow::Result<()> {
+    let schedule = wanted.schedule;
+    let source = wanted.source.info().card.name;
+    let (mut merger, mut kept) = (Merger::default(), Kept::new(wanted.keep));
+    let (mut played_ns, mut printed) = (0, 0);
+    let mut print = |merger: &mut Merger, kept: &mut Kept, output: &mut dyn Output, out: &mut dyn Write| {
+        let Some(mut snapshot) = merger.take() else { return anyhow::Ok(()) };
+        kept.tell(&mut snapshot);
+        seen(&snapshot);
+        output.snapshot(out, snapshot)?;
+        Ok(out.flush()?)
+    };
+    while let Some(mut snapshot) = played.next_snapshot(source)? {
+        for event in std::mem::take(&mut snapshot.late) {
+            let shown = wanted.late.filter(|_| (wanted.only)(&event.labels)).and_then(|late| late.of(event));
+            if let Some(event) = shown {
+                output.late(out, &event)?;
+                kept.add(event);
+            }
+        }
+        snapshot.series.retain(|series| series.labels.is_empty() || (wanted.only)(&series.labels));
+        let length_ns = snapshot.duration_ns;
+        played_ns += length_ns;
+        merger.add(snapshot);
+        // A snapshot belongs to the interval that has more of it.
+        let due_ns = schedule.interval.map(|interval| interval.saturating_mul(printed + 1));
+        if due_ns.is_some_and(|due_ns| played_ns.saturating_add(length_ns / 2) >= due_ns) {
+            print(&mut merger, &mut kept, output, out)?;
+            printed += 1;
+        }
+        let is_over = schedule.duration.is_some_and(|ns| played_ns.saturating_add(length_ns / 2) >= ns);
+        if is_over || schedule.count.is_some_and(|count| printed >= count) {
+            break;
+        }
+    }
+    if played_ns == 0 {
+        say!("whylate: {} has nothing of that time", played.name());
+    }
+    print(&mut merger, &mut kept, output, out)
 }
 
 #[cfg(test)]

@@ -3,15 +3,13 @@
 
 mod sweep;
 
-use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use whylate_sources::Threads;
 use whylate_sources::sqpoll::SqpollOptions;
 
-use crate::arguments::{Explain, Rank, Schedule, WAITS};
-use crate::commands::present;
-use crate::commands::runner::{Feed, Keep, drive};
-use crate::commands::watch::Watch;
+use crate::arguments::{Explain, Rank, Record, Schedule, WAITS};
+use crate::commands::runner::{Keep, Lates, Stream, Wanted, drive};
+use crate::commands::{Origin, present};
 use crate::output::sqpoll::Text;
 use crate::output::table::terminal_columns;
 
@@ -49,6 +47,8 @@ pub struct Arguments {
     rank: Rank,
     #[command(flatten)]
     pub(crate) schedule: Schedule,
+    #[command(flatten)]
+    record: Record,
     /// Where figures come from: bpf, fdinfo, or auto for the best that works
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,
@@ -63,20 +63,30 @@ enum What {
 ///
 /// # Errors
 /// When the source cannot attach, or the output cannot be written.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if let Some(What::Sweep(arguments)) = &arguments.what {
         return sweep::run(arguments);
     }
-    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let options = SqpollOptions {
         backend: Some(arguments.backend.clone()),
-        threads: Threads { process: present(arguments.pid)?, ..Threads::default() },
+        threads: Threads {
+            process: if origin.is_live() { present(arguments.pid)? } else { arguments.pid },
+            ..Threads::default()
+        },
         precise: arguments.precise,
         explain_over_ns: arguments.explain.why,
         ..SqpollOptions::default()
     };
-    let mut feed = Feed::of(&options, Keep::of(arguments.schedule, arguments.explain))?;
-    if feed.source.sees_nothing().is_some() {
+    let pid = arguments.pid.map(|pid| pid.to_string());
+    let wanted = Wanted {
+        source: &options,
+        schedule: arguments.schedule,
+        keep: Keep::of(arguments.schedule, arguments.explain),
+        late: arguments.explain.why.map(|why_ns| Lates { why_ns: Some(why_ns), ..Lates::default() }),
+        only: &|labels| pid.as_ref().is_none_or(|pid| labels.get("pid") == Some(pid)),
+    };
+    let stream = Stream::open(origin, &wanted, arguments.record.output.as_deref())?;
+    if stream.feed().is_some_and(|feed| feed.source.sees_nothing().is_some()) {
         let whose = arguments.pid.map_or_else(|| "this host".to_owned(), |pid| format!("process {pid}"));
         say!("whylate: {whose} has no io_uring submission thread now: {HOW_TO}");
         // One may come while somebody waits for it.
@@ -86,5 +96,5 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let mut text = Text::new(arguments.explain.why.is_some(), arguments.explain.worst.is_some(), terminal_columns())
         .by(arguments.rank.into());
-    drive(&mut feed, &watch, arguments.schedule, arguments.explain.why.is_some(), &mut text, &mut |_| ())
+    drive(stream, &wanted, &mut text, &mut |_| ())
 }

@@ -3,6 +3,7 @@
 
 mod actions;
 mod events;
+mod figures;
 mod run;
 mod screen;
 pub mod values;
@@ -203,6 +204,9 @@ struct Common {
     /// One JSON object a line: each second, or of everything at the end (hist, and top -q)
     #[arg(long)]
     json: bool,
+    /// Also record to this file (.whylate), for `whylate replay`
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
     /// How to measure: tracer, bpf, or auto for the kernel's tracer where there is one
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Waiting for the next output, for Ctrl-C, or for the reader of our output to go away.
 
+use std::fs;
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ pub enum Ended {
 /// once, in case it cannot get rid of its output.
 pub struct Watch {
     signals: UnixStream,
+    reads_output: bool,
 }
 
 impl Watch {
@@ -36,14 +38,22 @@ impl Watch {
     pub fn new() -> io::Result<Self> {
         let (signals, sender) = UnixStream::pair()?;
         signals.set_nonblocking(true)?;
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
+        for signal in heard() {
             // The order matters: the first signal finds the flag unset, and sets it.
             let seen = Arc::new(AtomicBool::new(false));
             signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&seen))?;
             signal_hook::flag::register(signal, seen)?;
             signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?;
         }
-        Ok(Watch { signals })
+        Ok(Watch { signals, reads_output: true })
+    }
+
+    /// Of a command whose output nobody need read.
+    ///
+    /// # Errors
+    /// When the system has no descriptors left.
+    pub fn of_signals() -> io::Result<Self> {
+        Ok(Watch { reads_output: false, ..Self::new()? })
     }
 
     /// Waits until then, or for ever.
@@ -57,7 +67,8 @@ impl Watch {
             let timeout = left.and_then(|left| Timespec::try_from(left).ok());
             // Errors of a pipe are reported without being asked for.
             let mut watched = [PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&stdout, PollFlags::empty())];
-            match poll(&mut watched, timeout.as_ref()) {
+            let watched = if self.reads_output { &mut watched[..] } else { &mut watched[..1] };
+            match poll(watched, timeout.as_ref()) {
                 Ok(0) => return Ok(Ended::Time),
                 Ok(_) if watched[0].revents().contains(PollFlags::IN) => {
                     let mut bytes = [0; 16];
@@ -73,13 +84,22 @@ impl Watch {
     }
 }
 
+/// What asks a program to end. A hang-up of the terminal does not where nohup(1) has it ignored.
+fn heard() -> impl Iterator<Item = i32> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let is_heard = move |signal: &i32| *signal != SIGHUP || ignored & (1 << (SIGHUP - 1)) == 0;
+    [SIGINT, SIGTERM, SIGHUP].into_iter().filter(is_heard)
+}
+
 /// Sets a flag, and tells its number, at the first signal that asks a program to end. A second one ends it at once.
 ///
 /// # Errors
 /// When the system does not let signals be watched.
 pub fn stop_at_signal() -> anyhow::Result<(Arc<AtomicBool>, Arc<AtomicUsize>)> {
     let (stop, by) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
+    for signal in heard() {
         // The first signal finds the flag unset, and sets it.
         signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))
             .and_then(|_| signal_hook::flag::register_usize(signal, Arc::clone(&by), signal as usize))

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate wq`: how long work items wait for a worker.
 
-use anyhow::Context as _;
 use clap::{ArgGroup, Args};
 use whylate_model::culprits;
 use whylate_model::units::printable;
 use whylate_sources::symbols;
 use whylate_sources::wq::{By, WqOptions};
 
-use crate::arguments::{Explain, Schedule};
-use crate::commands::Senseless;
-use crate::commands::runner::{Feed, Keep, drive};
-use crate::commands::watch::Watch;
+use crate::arguments::{Explain, Record, Schedule};
+use crate::commands::runner::{Keep, Lates, Stream, Wanted, drive};
+use crate::commands::{Origin, Senseless};
 use crate::output::table::terminal_columns;
 use crate::output::wq::shape::{Key, Shape};
 use crate::output::wq::{Shown, Text};
@@ -47,6 +45,8 @@ pub struct Arguments {
     stack: bool,
     #[command(flatten)]
     pub(crate) schedule: Schedule,
+    #[command(flatten)]
+    record: Record,
     /// Where the start of an item is taken: fentry, tracepoint, or auto for the best that works
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,
@@ -106,15 +106,22 @@ impl Arguments {
 ///
 /// # Errors
 /// When the source cannot attach, or the output cannot be written.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if arguments.shape.ranked_by() == culprits::By::Cgroup && arguments.explain.why.is_none() {
         return Err(Senseless(anyhow::anyhow!("--by cgroup ranks culprits: give --why with it")).into());
     }
-    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
-    let mut feed = Feed::of(&arguments.options(), Keep::of(arguments.schedule, arguments.explain))?;
+    let late = Lates { slower_ns: arguments.slower, why_ns: arguments.explain.why };
+    let wanted = Wanted {
+        source: &arguments.options(),
+        schedule: arguments.schedule,
+        keep: Keep::of(arguments.schedule, arguments.explain),
+        late: arguments.lines().then_some(late),
+        only: &|labels| arguments.work.as_ref().is_none_or(|work| labels.get("handler") == Some(work)),
+    };
+    let stream = Stream::open(origin, &wanted, arguments.record.output.as_deref())?;
     let mut text = Text::new(arguments.shown(), terminal_columns());
     let mut seen_any = false;
-    drive(&mut feed, &watch, arguments.schedule, arguments.lines(), &mut text, &mut |snapshot| {
+    drive(stream, &wanted, &mut text, &mut |snapshot| {
         seen_any |= !snapshot.total("latency").is_empty();
     })?;
     if let (Some(handler), false) = (&arguments.work, seen_any) {

@@ -2,6 +2,7 @@
 //! From snapshots to what people and programs read.
 
 pub mod block;
+pub mod diff;
 pub mod doctor;
 pub mod doctor_json;
 pub mod footer;

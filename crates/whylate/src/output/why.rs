@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use whylate_model::culprits::{BEYOND, Culprit, Ranking, Victims};
 use whylate_model::snapshot::Unexplained;
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Cause, CauseKind, LateEvent};
+use whylate_model::{Cause, CauseKind, Cgroup, LateEvent};
 
 /// How many frames of a cause's stack are shown: the innermost tell what took the time.
 const FRAMES: usize = 8;
@@ -132,14 +132,11 @@ pub fn word(kind: CauseKind) -> &'static str {
     }
 }
 
-fn sentence(culprit: &Culprit, late: Late) -> String {
-    let who = printable(&culprit.who);
-    let word = word(culprit.kind);
-    let name = match culprit.kind {
+/// Who it is and how it delays, in words.
+pub fn culprit(kind: CauseKind, who: &str) -> String {
+    let (who, word) = (printable(who), word(kind));
+    match kind {
         CauseKind::Work => who,
-        CauseKind::Thread if culprit.cgroup.as_ref().is_some_and(|of| culprit.who.starts_with(&of.path)) => {
-            format!("threads of {who}")
-        }
         CauseKind::Irq
         | CauseKind::Softirq
         | CauseKind::Thread
@@ -155,6 +152,14 @@ fn sentence(culprit: &Culprit, late: Late) -> String {
         CauseKind::Timer | CauseKind::Network => word.to_owned(),
         CauseKind::IrqsOff | CauseKind::PreemptOff => format!("{word} in {who}"),
         _ => format!("{word} ({who})"),
+    }
+}
+
+fn sentence(culprit: &Culprit, late: Late) -> String {
+    let of_cgroup = |of: &Cgroup| culprit.kind == CauseKind::Thread && culprit.who.starts_with(&of.path);
+    let name = match &culprit.cgroup {
+        Some(of) if of_cgroup(of) => format!("threads of {}", printable(&culprit.who)),
+        _ => self::culprit(culprit.kind, &culprit.who),
     };
     let Some(&Victims { events, subjects, total_ns, worst_ns, .. }) = culprit.victims.first() else { return name };
     if events == 1 {

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
-use jiff::tz::TimeZone;
 use whylate_model::blame::Evidence;
 use whylate_model::sources::TIMERLAT;
 use whylate_model::{LateEvent, Snapshot, TimerEvidence, Worst};
@@ -16,18 +15,19 @@ use whylate_sources::timerlat::idle::{self, Shallow};
 use whylate_sources::timerlat::{self, AttachedTimerlat, Stop, placement};
 use whylate_sources::{Attached as _, Measuring, Session, cpus};
 
-use super::screen::Screen;
-use super::{Arguments, Common, Plan, RECORDED_WORST, View, actions};
-use crate::commands::runner::{Feed, Keep, wait};
+use super::figures::Figures;
+use super::{Arguments, Common, Plan, RECORDED_WORST, actions};
+use crate::commands::runner::{Feed, Keep, Kept, wait};
 use crate::commands::watch::{Ended, Watch};
-use crate::commands::{SUCCESS, Senseless, THRESHOLD_HIT};
+use crate::commands::{Origin, SUCCESS, Senseless, THRESHOLD_HIT, record};
 use crate::output::Output as _;
 use crate::output::json::JsonLines;
-use crate::output::timerlat::hist::Shown;
-use crate::output::timerlat::total::Total;
-use crate::output::timerlat::{analysis, hist, late, percentiles, top, trace};
-use crate::output::{footer, timerlat as view};
+use crate::output::timerlat as view;
+use crate::output::timerlat::{analysis, trace};
+use crate::recording::{Played, Recorder, about};
 
+/// The histogram of the return to user space.
+const USER: &str = "user";
 /// From one refresh of the table to the next.
 const REFRESH: Duration = Duration::from_secs(1);
 /// How long a hit threshold may go unnoticed, and how long what the tracer has sampled waits to be taken in.
@@ -39,14 +39,19 @@ const KEPT: usize = 1_000;
 ///
 /// # Errors
 /// When the kernel or the caller's privileges do not allow it, or the output cannot be written.
-pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     let plan = arguments.plan();
     if plan.common.bpf_action.is_some() {
         let told = anyhow!("--bpf-action is not supported: run a command with --on-threshold shell,command=COMMAND");
         return Err(Senseless(told).into());
     }
+    if let Origin::Recording(recording) = origin {
+        record::refuse(plan.common.output.as_deref())?;
+        return replay(&plan, recording.play()?);
+    }
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let options = plan.options();
+    let store = plan.common.output.as_deref().map(record::file).transpose()?;
     // Until the end.
     let _surroundings = Surroundings::arrange(plan.common)?;
     let source = options.start(&Session::of_one()).context("cannot attach timerlat")?;
@@ -55,6 +60,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     }
     let mut measurement = Measurement::new(&plan, source);
     measurement.feed.tell();
+    if let Some(store) = store {
+        let explained_ns = options.explain_over_ns.or(options.explain_worst.map(|_| 0));
+        let header = about::of_one(TIMERLAT.name, measurement.feed.source.backend, explained_ns);
+        measurement.recorder = Some(Recorder::start(store, header)?);
+    }
     if plan.common.debug {
         let source = &measurement.feed.source;
         let end = if source.tells_ran() { "runs" } else { "has the CPU" };
@@ -63,7 +73,60 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let status = measurement.measure(&watch, &mut out)?;
     out.flush()?;
+    measurement.recorder.take().map_or(Ok(()), Recorder::end)?;
     Ok(status)
+}
+
+/// Shows what was recorded. Thresholds that stop a measurement stop none here.
+fn replay(plan: &Plan<'_>, mut played: Played) -> anyhow::Result<u8> {
+    let common = plan.common;
+    let late_from_ns = played.late_from_ns(TIMERLAT.name)?;
+    if late_from_ns.is_none() && (common.why.is_some() || common.worst.is_some()) {
+        say!("whylate: {} has no late events of {}", played.name(), TIMERLAT.name);
+    }
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut figures = Figures::new(plan);
+    let mut kept = Kept::new(Keep::worst(common.worst.map(usize::from).filter(|_| common.why.is_none())));
+    figures.begin(&mut out)?;
+    let mut next = played.next_snapshot(TIMERLAT.name)?;
+    while let Some(mut snapshot) = next {
+        for event in std::mem::take(&mut snapshot.late) {
+            match common.json {
+                true if common.worst.is_some() || common.why.is_some_and(|over_ns| event.latency_ns >= over_ns) => {
+                    kept.add(event);
+                }
+                true => {}
+                false => figures.late(&mut out, event)?,
+            }
+        }
+        if let Some(cpus) = &common.cpus {
+            snapshot.series.retain(|series| {
+                let cpu = series.labels.get("cpu").and_then(|cpu| cpu.parse().ok());
+                cpu.is_none_or(|cpu| cpus.0.contains(&cpu))
+            });
+        }
+        figures.has_user |= snapshot.series.iter().any(|series| series.histograms.contains_key(USER));
+        figures.total.add(&snapshot);
+        let is_over = common.duration.is_some_and(|ns| figures.total.duration_ns + snapshot.duration_ns / 2 >= ns);
+        next = if is_over { None } else { played.next_snapshot(TIMERLAT.name)? };
+        if next.is_none() {
+            kept.tell(&mut snapshot);
+            figures.finish(&mut out, snapshot, false)?;
+            break;
+        }
+        if figures.refreshes() {
+            if common.json {
+                kept.tell(&mut snapshot);
+                JsonLines.snapshot(&mut out, snapshot)?;
+            } else {
+                figures.refresh(&mut out)?;
+            }
+            out.flush()?;
+        }
+    }
+    out.flush()?;
+    played.tell_missing();
+    Ok(SUCCESS)
 }
 
 /// What is changed on the machine as long as something is measured.
@@ -106,10 +169,8 @@ enum Step {
 struct Measurement<'a> {
     plan: &'a Plan<'a>,
     feed: Feed<AttachedTimerlat>,
-    screen: Screen,
-    zone: TimeZone,
-    total: Total,
-    worst: Worst,
+    figures: Figures<'a>,
+    recorder: Option<Recorder>,
     /// Those that hit a threshold, the first of each CPU.
     hits: BTreeMap<u32, LateEvent>,
     /// For a trace, where one is asked for.
@@ -124,13 +185,13 @@ impl<'a> Measurement<'a> {
     fn new(plan: &'a Plan<'a>, source: Measuring<AttachedTimerlat>) -> Self {
         let common = plan.common;
         let worst = common.worst.map(usize::from);
+        let mut figures = Figures::new(plan);
+        figures.has_user = source.has_user();
         Measurement {
             plan,
             feed: Feed::new(&TIMERLAT, source, Keep::worst(worst.filter(|_| common.why.is_none()))),
-            screen: Screen::new(),
-            zone: TimeZone::system(),
-            total: Total::default(),
-            worst: Worst::new(worst.unwrap_or(0)),
+            figures,
+            recorder: None,
             hits: BTreeMap::new(),
             kept: VecDeque::new(),
             explains: plan.options().explains(),
@@ -149,22 +210,22 @@ impl<'a> Measurement<'a> {
             self.feed.source.snapshot()?;
             self.feed.source.resume()?;
         }
-        if common.why.is_some() && !common.json {
-            late::write_heading(out)?;
-            out.flush()?;
-        }
+        self.figures.begin(out)?;
         let started = Instant::now();
         let end = common.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
         let mut refreshes = 0;
         loop {
             // A fixed schedule: an output that takes long does not shift the ones after it.
-            let refresh = self.refreshes().then(|| started + REFRESH.saturating_mul(refreshes + 1));
+            let refresh = self.figures.refreshes().then(|| started + REFRESH.saturating_mul(refreshes + 1));
             let mut step = self.step(watch, refresh.into_iter().chain(end).min(), end, out)?;
             if step == Step::OutputClosed {
                 return Ok(SUCCESS);
             }
             let latest = self.feed.source.snapshot()?;
-            self.total.add(&latest);
+            if let Some(recorder) = &mut self.recorder {
+                recorder.snapshot(&latest);
+            }
+            self.figures.total.add(&latest);
             // With actions that take longer than what was left of the time, or a threshold that is hit all the time.
             let is_over = step == Step::Over || end.is_some_and(|end| Instant::now() >= end);
             // A threshold may have been hit since it was looked for: what is counted has to be told.
@@ -237,6 +298,9 @@ impl<'a> Measurement<'a> {
             if self.plan.stack_ns.is_some_and(|over_ns| event.latency_ns < over_ns) {
                 event.stack.clear();
             }
+            if let Some(recorder) = &mut self.recorder {
+                recorder.late(&event);
+            }
             let is_asked = common.why.is_some_and(|over_ns| event.latency_ns >= over_ns);
             if common.json {
                 let evidence = event.evidence.take();
@@ -244,10 +308,7 @@ impl<'a> Measurement<'a> {
                     self.feed.kept().add(event);
                 }
             } else {
-                if is_asked {
-                    late::write(out, &event, &self.zone)?;
-                }
-                self.worst.add(event);
+                self.figures.late(out, event)?;
             }
         }
         Ok(())
@@ -270,7 +331,7 @@ impl<'a> Measurement<'a> {
         let actions = common.on_threshold();
         if !actions.is_empty() {
             // What they print stays.
-            self.screen.keep();
+            self.figures.screen.keep();
         }
         let late = self.late_to_save();
         let told = !common.json;
@@ -300,8 +361,7 @@ impl<'a> Measurement<'a> {
             // Each line has the worst of its second.
             self.feed.source.forget_worst();
         } else {
-            let text = self.text()?;
-            self.screen.show(out, &text)?;
+            self.figures.refresh(out)?;
         }
         Ok(())
     }
@@ -311,62 +371,12 @@ impl<'a> Measurement<'a> {
         JsonLines.snapshot(out, snapshot)
     }
 
-    /// Whether what was measured is shown again and again: taking it out costs more than measuring it.
-    fn refreshes(&self) -> bool {
+    fn finish(&mut self, out: &mut dyn Write, mut latest: Snapshot, hit: bool) -> anyhow::Result<()> {
         let common = self.plan.common;
-        match self.plan.view {
-            View::Top { is_live: true } => common.json || common.why.is_none(),
-            View::Hist { is_live: true, .. } => !common.json && common.why.is_none(),
-            _ => false,
-        }
-    }
-
-    /// What is shown of everything so far.
-    fn text(&mut self) -> anyhow::Result<String> {
-        let mut text = Vec::new();
-        let (unit, has_user) = (self.plan.common.unit(), self.feed.source.has_user());
-        match &self.plan.view {
-            View::Top { .. } => top::write(&mut text, &self.total, unit, has_user)?,
-            View::Hist { shown, .. } => {
-                let [irq, thread, user] = shown.kinds;
-                hist::write(&mut text, &self.total, &Shown { kinds: [irq, thread, user && has_user], ..*shown })?;
-            }
-            View::Analysis => {}
-        }
-        if self.plan.common.percentiles {
-            percentiles::write(&mut text, &self.total, unit, has_user)?;
-        }
-        if self.plan.common.worst.is_some() {
-            writeln!(text, "The worst:")?;
-            late::write_heading(&mut text)?;
-            for event in self.worst.iter() {
-                late::write(&mut text, event, &self.zone)?;
-            }
-        }
-        Ok(String::from_utf8_lossy(&text).into_owned())
-    }
-
-    fn finish(&mut self, out: &mut dyn Write, latest: Snapshot, hit: bool) -> anyhow::Result<()> {
-        let common = self.plan.common;
-        if common.json {
-            let is_live = matches!(self.plan.view, View::Top { is_live: true });
-            let snapshot = if is_live { latest } else { std::mem::take(&mut self.total).into_snapshot(latest) };
-            self.write_json(out, snapshot)?;
-        } else {
-            let text = self.text()?;
-            self.screen.leave(out)?;
-            out.write_all(text.as_bytes())?;
-            match (&self.plan.view, hit) {
-                (View::Analysis, false) => {
-                    let max_ns = self.total.all().latencies.iter().take(2).map(|latencies| latencies.max_ns()).max();
-                    writeln!(out, "  Max latency was {}", max_ns.unwrap_or(0) / common.unit().ns())?;
-                }
-                (View::Analysis, true) => {}
-                _ => self.write_footer(out, latest)?,
-            }
-            if hit {
-                self.write_hit(out)?;
-            }
+        self.feed.kept().tell(&mut latest);
+        self.figures.finish(out, latest, hit)?;
+        if hit && !common.json {
+            self.write_hit(out)?;
         }
         let (late, told) = (self.late_to_save(), !common.json);
         let ended =
@@ -392,16 +402,6 @@ impl<'a> Measurement<'a> {
             }
             None => self.kept.iter().cloned().collect(),
         }
-    }
-
-    fn write_footer(&self, out: &mut dyn Write, latest: Snapshot) -> anyhow::Result<()> {
-        let only = matches!(&self.plan.view, View::Hist { shown, .. } if shown.without_summary);
-        if !only {
-            percentiles::write_missed(out, &self.total)?;
-        }
-        let lost = Snapshot { lost: self.total.lost.clone(), probe: self.total.probe, series: Vec::new(), ..latest };
-        footer::write(out, &lost)?;
-        Ok(())
     }
 
     /// The analysis of what stopped the measurement.

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The snapshots of both sides, cut into blocks of time.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::key::{Key, Keys, Of, What};
+use super::rows::rows;
+use super::{About, Diff, Test};
+use crate::folded::{Root, frames, waiting};
+use crate::look::Unmeasured;
+use crate::merge::{Merger, Merging, PRESENT};
+use crate::recording::Measured;
+use crate::sources::{Card, named};
+use crate::units::format_ns;
+use crate::{Histogram, LateEvent, Snapshot};
+
+/// Into so many blocks the shorter side is cut, if its snapshots are short enough.
+const BLOCKS: u64 = 30;
+/// The longer one is cut into no more.
+const MOST_BLOCKS: u64 = 2_000;
+
+/// How long the snapshots of a side are.
+#[derive(Clone, Debug, Default)]
+pub struct Lengths {
+    by_source: BTreeMap<String, (u64, u64)>,
+}
+
+impl Lengths {
+    /// Takes one in.
+    pub fn add(&mut self, snapshot: &Snapshot) {
+        let (count, sum_ns) = self.by_source.entry(snapshot.source.clone()).or_default();
+        *count += 1;
+        *sum_ns = sum_ns.saturating_add(snapshot.duration_ns);
+    }
+
+    /// How long those of one source are at most, in all.
+    pub fn covered_ns(&self) -> u64 {
+        self.by_source.values().map(|&(_, sum_ns)| sum_ns).max().unwrap_or(0)
+    }
+
+    /// How long one is.
+    fn usual_ns(&self) -> u64 {
+        self.by_source.values().map(|&(count, sum_ns)| sum_ns / count.max(1)).max().unwrap_or(0)
+    }
+}
+
+/// How long a block is of two sides with such snapshots.
+pub fn block_ns(sides: [&Lengths; 2]) -> u64 {
+    let [before, after] = sides.map(Lengths::covered_ns);
+    let usual_ns = sides.map(Lengths::usual_ns).into_iter().max().unwrap_or(0);
+    (before.min(after) / BLOCKS).max(before.max(after) / MOST_BLOCKS).max(usual_ns).max(1)
+}
+
+/// What one block has of one thing.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sample {
+    /// Events, values, or samples.
+    pub count: u64,
+    /// Nanoseconds, or what else adds up.
+    pub amount: f64,
+    pub histogram: Option<Histogram>,
+}
+
+impl Sample {
+    pub fn add(&mut self, other: &Sample) {
+        self.count += other.count;
+        self.amount += other.amount;
+        if let Some(histogram) = &other.histogram {
+            self.histogram.get_or_insert_default().merge(histogram);
+        }
+    }
+}
+
+/// What one source has of one block.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Block {
+    pub number: u64,
+    /// How long its snapshots are.
+    pub covered_ns: u64,
+    /// The thread-seconds of all stacks.
+    pub waiting_ns: f64,
+    /// The delays of all culprits.
+    pub delayed_ns: f64,
+    pub samples: HashMap<u32, Sample>,
+}
+
+/// A block that is being filled.
+#[derive(Debug, Default)]
+struct Open {
+    block: Block,
+    merger: Merger,
+}
+
+/// One source on one side.
+#[derive(Debug, Default)]
+pub(super) struct OfSource {
+    open: Option<Open>,
+    pub blocks: Vec<Block>,
+}
+
+/// From where on events of a source are compared; `None` where one side has none of them.
+#[derive(Clone, Copy, Debug)]
+struct LateFrom {
+    events_ns: u64,
+    held_up_ns: u64,
+    /// Both sides have recorded the same.
+    is_same: bool,
+}
+
+/// Takes in the snapshots of both sides.
+#[derive(Debug)]
+pub struct Comparison {
+    pub(super) cards: Vec<&'static Card>,
+    late_from: Vec<Option<LateFrom>>,
+    block_ns: u64,
+    keys: Keys,
+    /// Before and after, by the number of the card.
+    sides: [Vec<OfSource>; 2],
+    not_compared: Vec<Unmeasured>,
+}
+
+impl Comparison {
+    /// Of two sides that have measured this.
+    pub fn new(measured: [&[Measured]; 2], block_ns: u64) -> Self {
+        let mut comparison = Comparison {
+            cards: Vec::new(),
+            late_from: Vec::new(),
+            block_ns: block_ns.max(1),
+            keys: Keys::default(),
+            sides: [Vec::new(), Vec::new()],
+            not_compared: Vec::new(),
+        };
+        for (mine, others, side) in [(0, 1, "before"), (1, 0, "after")] {
+            for one in measured[mine] {
+                match (measured[others].iter().find(|other| other.source == one.source), named(&one.source)) {
+                    (None, _) => comparison.leave_out(&one.source, &format!("it was measured {side} only")),
+                    (_, None) => comparison.leave_out(&one.source, "this version does not know it"),
+                    (Some(other), Some(card)) if mine == 0 => comparison.compare(card, [one, other]),
+                    (Some(_), Some(_)) => {}
+                }
+            }
+        }
+        comparison
+    }
+
+    fn leave_out(&mut self, source: &str, reason: &str) {
+        let (source, reason) = (source.to_owned(), reason.to_owned());
+        if !self.not_compared.iter().any(|known| known.source == source && known.reason == reason) {
+            self.not_compared.push(Unmeasured { source, reason });
+        }
+    }
+
+    fn compare(&mut self, card: &'static Card, sides: [&Measured; 2]) {
+        if self.cards.iter().any(|known| known.name == card.name) {
+            return;
+        }
+        if sides[0].backend != sides[1].backend {
+            let told =
+                format!("compared, though measured by {} before and by {} after", sides[0].backend, sides[1].backend);
+            self.leave_out(card.name, &told);
+        }
+        let late_from = match sides.map(|side| side.late_from_ns) {
+            [Some(before_ns), Some(after_ns)] => {
+                // Whoever records has one limit for all, or each one's own.
+                let own_ns = card.events().late_from_ns;
+                let held_up_ns = |ns| match card.held_up {
+                    Some(judged) if ns == own_ns => judged.late_from_ns,
+                    _ => ns,
+                };
+                Some(LateFrom {
+                    events_ns: before_ns.max(after_ns),
+                    held_up_ns: held_up_ns(before_ns).max(held_up_ns(after_ns)),
+                    is_same: before_ns == after_ns,
+                })
+            }
+            _ => None,
+        };
+        match late_from {
+            None => self.leave_out(card.name, "late events are not compared: one side has none of them recorded"),
+            Some(LateFrom { is_same: false, events_ns, .. }) => {
+                let from = format_ns(events_ns);
+                self.leave_out(
+                    card.name,
+                    &format!("late events are compared from {from} on, as one side has no others"),
+                );
+            }
+            Some(_) => {}
+        }
+        self.cards.push(card);
+        self.late_from.push(late_from);
+        self.sides.iter_mut().for_each(|side| side.push(OfSource::default()));
+    }
+
+    /// Takes in a snapshot of the earlier side (0) or of the other (1), whose middle is so long after that began.
+    /// Snapshots of one source come in order.
+    pub fn add(&mut self, side: usize, middle_ns: u64, mut snapshot: Snapshot) {
+        let Some(card) = self.cards.iter().position(|card| card.name == snapshot.source) else { return };
+        let number = middle_ns / self.block_ns;
+        if self.sides[side][card].open.as_ref().is_some_and(|open| open.block.number != number) {
+            self.close(side, card);
+        }
+        let mut open = self.sides[side][card].open.take().unwrap_or_default();
+        open.block.number = number;
+        let unexplained = std::mem::take(&mut snapshot.unexplained);
+        for event in std::mem::take(&mut snapshot.late) {
+            self.add_late(&mut open.block, card, &event);
+        }
+        if self.late_from[card].is_some_and(|from| from.is_same) && unexplained.events > 0 {
+            let what = What::Late { late: self.cards[card].events().of.to_owned() };
+            let late = Sample { count: unexplained.events, amount: unexplained.total_ns as f64, histogram: None };
+            self.put(&mut open.block, Key { card: Some(card), what, of: Of::Events }, &late);
+        }
+        open.merger.add(snapshot);
+        self.sides[side][card].open = Some(open);
+    }
+
+    fn put(&mut self, block: &mut Block, key: Key, sample: &Sample) {
+        if let Some(number) = self.keys.number(key) {
+            block.samples.entry(number).or_default().add(sample);
+        }
+    }
+
+    fn add_late(&mut self, block: &mut Block, card: usize, event: &LateEvent) {
+        let Some(from) = self.late_from[card] else { return };
+        let judged = self.cards[card].judges(event);
+        let is_held_up = self.cards[card].held_up.is_some() && !event.path.is_empty();
+        let from_ns = if is_held_up { from.held_up_ns } else { from.events_ns };
+        if event.latency_ns < from_ns
+            || event.labels.contains_key(crate::late::SLEEPER)
+            || !self.cards[card].counts(event, &self.cards)
+        {
+            return;
+        }
+        let late = Sample { count: 1, amount: event.latency_ns as f64, histogram: None };
+        let what = What::Late { late: judged.of.to_owned() };
+        self.put(block, Key { card: Some(card), what, of: Of::Events }, &late);
+        let mut by_whom: BTreeMap<What, u64> = BTreeMap::new();
+        for cause in &event.causes {
+            let ns = by_whom.entry(What::culprit(cause)).or_default();
+            *ns = ns.saturating_add(cause.ns);
+        }
+        for (what, ns) in by_whom {
+            block.delayed_ns += ns as f64;
+            let delay = Sample { count: 1, amount: ns as f64, histogram: None };
+            self.put(block, Key { card: None, what, of: Of::Events }, &delay);
+        }
+    }
+
+    /// Ends the block of that source that is being filled.
+    fn close(&mut self, side: usize, card: usize) {
+        let Some(Open { mut block, mut merger }) = self.sides[side][card].open.take() else { return };
+        let Some(snapshot) = merger.take() else { return };
+        block.covered_ns = snapshot.duration_ns;
+        self.take_series(&mut block, card, &snapshot);
+        for stack in waiting(&snapshot, false) {
+            block.waiting_ns += stack.weight_ns as f64;
+            let names: Vec<String> = frames(stack, Root::Process).into_iter().map(|frame| frame.name).collect();
+            let key = Key { card: Some(card), what: What::Stack { frames: names.join(";") }, of: Of::Events };
+            let sample = Sample { count: stack.samples, amount: stack.weight_ns as f64, histogram: None };
+            self.put(&mut block, key, &sample);
+        }
+        self.sides[side][card].blocks.push(block);
+    }
+
+    fn take_series(&mut self, block: &mut Block, card: usize, snapshot: &Snapshot) {
+        let mut totals: BTreeMap<&str, Histogram> = BTreeMap::new();
+        for series in &snapshot.series {
+            let what = What::series(&series.labels);
+            let key = |of| Key { card: Some(card), what: what.clone(), of };
+            for (name, histogram) in &series.histograms {
+                totals.entry(name).or_default().merge(histogram);
+                self.put(block, key(Of::Histogram(name.clone())), &of_histogram(histogram));
+            }
+            let longest = series.histograms.values().max_by_key(|histogram| (histogram.count(), histogram.sum_ns()));
+            if let Some(longest) = longest.filter(|longest| !longest.is_empty()) {
+                let sample = Sample { histogram: None, ..of_histogram(longest) };
+                self.put(block, key(Of::Count), &sample);
+                self.put(block, Key { card: Some(card), what: What::Total, of: Of::Count }, &sample);
+            }
+            if series.labels.is_empty() {
+                // Its figures tell how it was measured.
+                continue;
+            }
+            let present = series.values.get(PRESENT).copied().unwrap_or(1.0);
+            let span_ns = snapshot.duration_ns as f64;
+            for (name, &value) in series.values.iter().filter(|(name, value)| *name != PRESENT && value.is_finite()) {
+                let is_rate = name.ends_with(PER_SECOND);
+                let lasting = if is_rate { span_ns / 1e9 } else { span_ns };
+                let amount = match (self.cards[card].merging)(name) {
+                    Merging::Sum => value,
+                    Merging::OverSpan => value * lasting,
+                    Merging::OverPresence => value * present * lasting,
+                    // They are of the end of the span, or follow from others.
+                    Merging::Max | Merging::Latest | Merging::LastKnown | Merging::Derived(_) => continue,
+                };
+                let sample = Sample { count: u64::from(amount != 0.0), amount, histogram: None };
+                self.put(block, key(Of::Value(name.clone())), &sample);
+            }
+        }
+        for (name, histogram) in totals {
+            let key = Key { card: Some(card), what: What::Total, of: Of::Histogram(name.to_owned()) };
+            self.put(block, key, &of_histogram(&histogram));
+        }
+    }
+
+    /// What differs.
+    pub fn finish(mut self, mut sides: [About; 2]) -> Diff {
+        for (side, about) in sides.iter_mut().enumerate() {
+            (0..self.cards.len()).for_each(|card| self.close(side, card));
+            let covered = self.sides[side].iter().map(|of| of.blocks.iter().map(|block| block.covered_ns).sum());
+            about.duration_ns = covered.max().unwrap_or(0);
+        }
+        let is_missing = |side: &Vec<OfSource>, card: usize| side[card].blocks.is_empty();
+        for card in 0..self.cards.len() {
+            for (side, name) in [(0, "before"), (1, "after")] {
+                if is_missing(&self.sides[side], card) && !is_missing(&self.sides[1 - side], card) {
+                    self.leave_out(self.cards[card].name, &format!("nothing is recorded of it {name}"));
+                    // What is on one side alone has nothing to be compared with.
+                    self.sides[1 - side][card] = OfSource::default();
+                }
+            }
+        }
+        if self.keys.beyond > 0 {
+            let told =
+                format!("{} times something was left out: too many different things were seen", self.keys.beyond);
+            self.leave_out("all", &told);
+        }
+        let longest = |side: &Vec<OfSource>| side.iter().map(|of| of.blocks.len()).max().unwrap_or(0);
+        let test = Test::of(self.block_ns, [longest(&self.sides[0]), longest(&self.sides[1])]);
+        let has_causes = |card: usize| self.late_from[card].is_some();
+        let with_causes: Vec<bool> = (0..self.cards.len()).map(has_causes).collect();
+        let rows = rows(&self.cards, &with_causes, &self.sides, self.keys, self.block_ns);
+        Diff::new(sides, test, rows, self.not_compared)
+    }
+}
+
+/// How figures are called that are so many a second.
+pub(super) const PER_SECOND: &str = "_per_s";
+
+fn of_histogram(histogram: &Histogram) -> Sample {
+    Sample { count: histogram.count(), amount: histogram.sum_ns() as f64, histogram: Some(histogram.clone()) }
+}

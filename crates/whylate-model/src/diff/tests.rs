@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+use std::f64::consts::TAU;
+
+use super::*;
+use crate::recording::Measured;
+use crate::sources::{OFFCPU, WQ};
+use crate::{Cause, CauseKind, LateEvent, Series, Snapshot, Stack};
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// Of a test that is decided by how often something is found.
+const RUNS: u64 = 20;
+
+/// Numbers by chance, the same in each run of the test (SplitMix64, Steele, Lea and Flood, 2014).
+struct Chance(u64);
+
+impl Chance {
+    fn uniform(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn normal(&mut self) -> f64 {
+        (-2.0 * (1.0 - self.uniform()).ln()).sqrt() * (TAU * self.uniform()).cos()
+    }
+
+    /// So many on average.
+    fn poisson(&mut self, mean: f64) -> u64 {
+        let (limit, mut product, mut count) = ((-mean).exp(), self.uniform(), 0);
+        while product > limit {
+            product *= self.uniform();
+            count += 1;
+        }
+        count
+    }
+}
+
+/// A machine that goes on as it is: handlers with latencies, late items of which some come in bursts, and threads that
+/// sleep. What each second is like depends on the one before, as a share of so much.
+struct Machine {
+    chance: Chance,
+    alike: f64,
+    load: f64,
+    /// How long in each second somebody delays others.
+    hog_ns: u64,
+}
+
+impl Machine {
+    fn new(seed: u64, alike: f64) -> Self {
+        Machine { chance: Chance(seed), alike, load: 0.0, hog_ns: 0 }
+    }
+
+    fn late(&mut self, who: &str, ns: u64) -> LateEvent {
+        let number = self.chance.poisson(9.0);
+        let cause = Cause::new(CauseKind::Thread, format!("{who}:{number}"), ns);
+        let scheduler = Cause::new(CauseKind::Wakeup, "run queue of CPU 1", 20_000);
+        LateEvent {
+            subject: "vmstat_update".to_owned(),
+            latency_ns: ns + 20_000,
+            causes: vec![cause, scheduler],
+            ..LateEvent::default()
+        }
+    }
+
+    fn wq(&mut self) -> Snapshot {
+        self.load = self.alike * self.load + (1.0 - self.alike * self.alike).sqrt() * self.chance.normal();
+        let busy = (0.4 * self.load).exp();
+        let mut snapshot = Snapshot { duration_ns: SECOND_NS, ..Snapshot::new(WQ.name, "made", "host", 0) };
+        for handler in 0..12 {
+            let items = self.chance.poisson(busy * f64::from(1 << (handler / 2)));
+            let latency = (0..items).map(|_| ((9.0 + 0.3 * self.load + self.chance.normal()).exp()) as u64).collect();
+            snapshot.series.push(Series {
+                labels: [("handler".to_owned(), format!("handler{handler}"))].into(),
+                histograms: [("latency".to_owned(), latency)].into(),
+                ..Series::default()
+            });
+        }
+        for culprit in 0..10 {
+            for _ in 0..self.chance.poisson(busy * 0.1 * f64::from(culprit)) {
+                // A few at once, of which one is behind the other.
+                for _ in 0..1 + self.chance.poisson(1.5) {
+                    let ns = 10_000_000 + (self.chance.uniform() * 3e7) as u64;
+                    let event = self.late(&format!("culprit{culprit}"), ns);
+                    snapshot.late.push(event);
+                }
+            }
+        }
+        if self.hog_ns > 0 {
+            let event = self.late("hog", self.hog_ns);
+            snapshot.late.push(event);
+        }
+        snapshot
+    }
+
+    fn offcpu(&mut self) -> Snapshot {
+        let mut snapshot = Snapshot { duration_ns: SECOND_NS, ..Snapshot::new(OFFCPU.name, "made", "host", 0) };
+        for process in 0..40 {
+            let weight_ns = SECOND_NS + (1e7 * self.chance.normal()) as u64;
+            snapshot.stacks.push(Stack {
+                labels: [("process".to_owned(), format!("process{process}"))].into(),
+                samples: 100,
+                weight_ns,
+                kernel: vec!["schedule".to_owned()],
+                ..Stack::default()
+            });
+        }
+        snapshot
+    }
+
+    fn seconds(&mut self, count: usize) -> Vec<Snapshot> {
+        (0..count).flat_map(|_| [self.wq(), self.offcpu()]).collect()
+    }
+}
+
+fn measured(sources: &[&str]) -> Vec<Measured> {
+    let of = |source: &&str| Measured {
+        source: (*source).to_owned(),
+        backend: "made".to_owned(),
+        late_from_ns: crate::sources::named(source).map(|card| card.events().late_from_ns),
+        nothing: None,
+    };
+    sources.iter().map(of).collect()
+}
+
+fn compare_as(measured: [&[Measured]; 2], sides: [&[Snapshot]; 2]) -> Diff {
+    let lengths = sides.map(|side| {
+        let mut lengths = Lengths::default();
+        side.iter().for_each(|snapshot| lengths.add(snapshot));
+        lengths
+    });
+    let mut comparison = Comparison::new(measured, block_ns([&lengths[0], &lengths[1]]));
+    for (number, side) in sides.into_iter().enumerate() {
+        let mut at_ns = BTreeMap::new();
+        for snapshot in side {
+            let at_ns: &mut u64 = at_ns.entry(snapshot.source.clone()).or_default();
+            comparison.add(number, *at_ns + snapshot.duration_ns / 2, snapshot.clone());
+            *at_ns += snapshot.duration_ns;
+        }
+    }
+    comparison.finish([About::default(), About::default()])
+}
+
+fn compare(before: &[Snapshot], after: &[Snapshot]) -> Diff {
+    let both = measured(&[WQ.name, OFFCPU.name]);
+    compare_as([&both, &both], [before, after])
+}
+
+fn row<'a>(diff: &'a Diff, figure: &str, is_of: impl Fn(&What) -> bool) -> &'a Row {
+    diff.rows.iter().find(|row| row.figure == figure && is_of(&row.what)).expect("such a row")
+}
+
+#[test]
+fn a_recording_does_not_differ_from_itself() {
+    let side = Machine::new(1, 0.5).seconds(40);
+    let diff = compare(&side, &side);
+    assert!(diff.differ == 0 && diff.compared > 50, "{} of {}", diff.differ, diff.compared);
+    assert!(diff.rows.iter().all(|row| row.before == row.after));
+    let text = serde_json::to_string(&diff).expect("it serialises");
+    let read: Diff = serde_json::from_str(&text).expect("and parses");
+    assert_eq!((read.rows.len(), read.test), (diff.rows.len(), diff.test));
+}
+
+#[test]
+fn halves_of_a_steady_run_hardly_differ() {
+    for alike in [0.0, 0.5, 0.8] {
+        let (mut compared, mut differ, mut with_any) = (0, 0, 0);
+        for seed in 0..RUNS {
+            let run = Machine::new(seed, alike).seconds(60);
+            let diff = compare(&run[..60], &run[60..]);
+            compared += diff.compared;
+            differ += diff.differ;
+            with_any += u64::from(diff.differ > 0);
+        }
+        println!("neighbours {alike} alike: {differ} of {compared} rows differ, in {with_any} of {RUNS} runs");
+        assert!(compared > RUNS * 50 && differ * 20 <= compared, "{alike}: {differ} of {compared}");
+    }
+}
+
+#[test]
+fn who_is_there_after_and_was_not_before_comes_first() {
+    for seed in 0..20 {
+        let mut machine = Machine::new(seed, 0.5);
+        let before = machine.seconds(20);
+        machine.hog_ns = 80_000_000;
+        let diff = compare(&before, &machine.seconds(20));
+        let first = &diff.rows[0];
+        assert_eq!(first.what, What::Culprit { kind: CauseKind::Thread, who: "hog".to_owned() }, "{first:?}");
+        assert_eq!((first.told, first.before.count, first.after.count), (Told::More, 0, 20));
+        assert_eq!(first.after.value, Some(80_000_000.0));
+        let back = compare(&machine.seconds(20), &before);
+        let gone = back.rows.iter().find(|row| row.what == first.what).expect("it has a row");
+        assert_eq!(gone.told, Told::Less);
+    }
+}
+
+#[test]
+fn nothing_is_said_of_a_side_that_has_none() {
+    let mut machine = Machine::new(3, 0.0);
+    let before = machine.seconds(30);
+    let mut after = machine.seconds(30);
+    for snapshot in &mut after {
+        let more = snapshot.series.last().cloned();
+        snapshot
+            .series
+            .extend(more.map(|series| Series { labels: [("handler".to_owned(), "new".to_owned())].into(), ..series }));
+    }
+    let diff = compare(&before, &after);
+    let is_new = |what: &What| matches!(what, What::Series { labels } if labels["handler"] == "new");
+    let (rate, p50) = (row(&diff, "rate", is_new), row(&diff, "p50", is_new));
+    // That there was none is known; how long it took is not.
+    assert_eq!((rate.told, rate.before), (Told::More, Measure { count: 0, value: Some(0.0), share: None }));
+    assert_eq!((p50.told, p50.before, p50.p), (Told::TooLittle, Measure::default(), None));
+    assert!(p50.after.value.is_some());
+}
+
+#[test]
+fn what_one_side_did_not_measure_is_not_compared() {
+    let run = Machine::new(4, 0.0).seconds(60);
+    let (both, one) = (measured(&[WQ.name, OFFCPU.name]), measured(&[WQ.name]));
+    let of_wq: Vec<Snapshot> = run.iter().filter(|snapshot| snapshot.source == WQ.name).cloned().collect();
+    let diff = compare_as([&both, &one], [&run, &of_wq]);
+    assert!(diff.rows.iter().all(|row| row.source != OFFCPU.name) && !diff.rows.is_empty());
+    assert_eq!(diff.not_compared[0].source, OFFCPU.name);
+    // It was measured, and its span has nothing.
+    let diff = compare_as([&both, &both], [&of_wq, &run]);
+    assert!(diff.rows.iter().all(|row| row.source != OFFCPU.name) && !diff.rows.is_empty());
+    assert!(diff.not_compared[0].reason.ends_with("before"), "{:?}", diff.not_compared);
+}
+
+#[test]
+fn late_events_are_compared_from_one_limit_on() {
+    let run = Machine::new(5, 0.0).seconds(60);
+    let both = measured(&[WQ.name, OFFCPU.name]);
+    let mut higher = both.clone();
+    higher[0].late_from_ns = Some(25_000_000);
+    let diff = compare_as([&both, &higher], [&run, &run]);
+    let late = row(&diff, "late", |what| matches!(what, What::Late { .. }));
+    let all = row(&compare(&run, &run), "late", |what| matches!(what, What::Late { .. })).before.count;
+    assert!(late.before == late.after && late.before.count < all && late.before.count > all / 4, "{late:?}");
+    higher[0].late_from_ns = None;
+    let diff = compare_as([&both, &higher], [&run, &run]);
+    assert!(diff.rows.iter().all(|row| !matches!(row.what, What::Late { .. } | What::Culprit { .. })));
+    assert_eq!(diff.not_compared.len(), 1);
+}
+
+#[test]
+fn too_few_blocks_tell_nothing() {
+    let run = Machine::new(6, 0.0).seconds(12);
+    let diff = compare(&run[..12], &run[12..]);
+    assert!(diff.compared == 0 && diff.too_little > 0);
+}
+
+#[test]
+fn sides_of_different_length_are_cut_into_equal_blocks() {
+    let mut machine = Machine::new(7, 0.0);
+    let (long, short) = (machine.seconds(600), machine.seconds(60));
+    let diff = compare(&long, &short);
+    assert_eq!((diff.test.block_ns, diff.test.blocks_before, diff.test.blocks_after), (2 * SECOND_NS, 300, 30));
+    assert!(diff.differ * 20 <= diff.compared, "{} of {}", diff.differ, diff.compared);
+}

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Snapshots of following spans as one: what a source would have told had it been asked once.
+
+use std::collections::HashMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+
+use crate::snapshot::{Labels, Series, Snapshot};
+use crate::sources::{Card, named};
+use crate::stack::Stack;
+
+/// What becomes of a figure when two spans become one.
+#[derive(Clone, Copy, Debug)]
+pub enum Merging {
+    /// It counts what happened: both are added.
+    Sum,
+    /// It is the largest of its kind.
+    Max,
+    /// It tells how things are at the end of a span: the later one holds, and nothing where that has none.
+    Latest,
+    /// It is known from when it was last told on.
+    LastKnown,
+    /// It is an average over the span, 0 where there is none: each weighs as much as its span is long.
+    OverSpan,
+    /// The same over the time for which the subject of the series was there: a share of the span that its figure
+    /// `present` tells; all of it where that is not told.
+    OverPresence,
+    /// It follows from others of the merged series.
+    Derived(fn(&Series) -> Option<f64>),
+}
+
+/// The figure that says for what share of the span the subject of a series was there.
+pub const PRESENT: &str = "present";
+
+/// Adds up the snapshots of one source, in the order of their spans. Late events are the caller's: there may be many.
+///
+/// Merging is associative: (a + b) + c is a + (b + c), but for the last digits of averages.
+#[derive(Debug, Default)]
+pub struct Merger {
+    sum: Option<Snapshot>,
+    series_by_labels: HashMap<Labels, usize>,
+    stacks_by_hash: HashMap<u64, Vec<usize>>,
+}
+
+impl Merger {
+    /// How long the snapshots that were added are in all.
+    pub fn duration_ns(&self) -> u64 {
+        self.sum.as_ref().map_or(0, |sum| sum.duration_ns)
+    }
+
+    /// Adds the snapshot of the span that follows; its late events are left out.
+    pub fn add(&mut self, next: Snapshot) {
+        let Some(sum) = &mut self.sum else {
+            self.begin(next);
+            return;
+        };
+        let spans = (sum.duration_ns, next.duration_ns);
+        sum.duration_ns += next.duration_ns;
+        sum.ended_ns = next.ended_ns;
+        if sum.backend != next.backend {
+            sum.backend = "several".to_owned();
+        }
+        for (reason, count) in next.lost {
+            *sum.lost.entry(reason).or_default() += count;
+        }
+        sum.probe.run_ns += next.probe.run_ns;
+        sum.probe.runs += next.probe.runs;
+        sum.unexplained.events += next.unexplained.events;
+        sum.unexplained.total_ns = sum.unexplained.total_ns.saturating_add(next.unexplained.total_ns);
+        let merging = named(&sum.source).map_or(sum_all as fn(&str) -> Merging, |card: &Card| card.merging);
+        let mut later: Vec<Option<Series>> = vec![None; sum.series.len()];
+        for series in next.series {
+            match self.series_by_labels.get(&series.labels) {
+                Some(&at) if at < later.len() && later[at].is_none() => later[at] = Some(series),
+                // Two of one name in one snapshot.
+                Some(&at) => sum.series[at].absorb(&series),
+                None => {
+                    self.series_by_labels.insert(series.labels.clone(), sum.series.len());
+                    sum.series.push(Series { labels: series.labels.clone(), ..Series::default() });
+                    later.push(Some(series));
+                    if has_presence(merging)
+                        && let Some(new) = sum.series.last_mut()
+                    {
+                        // It was not there in what came before.
+                        new.values.insert(PRESENT.to_owned(), 0.0);
+                    }
+                }
+            }
+        }
+        for (series, later) in sum.series.iter_mut().zip(later) {
+            follow(series, later, spans, merging);
+        }
+        for stack in &mut sum.stacks {
+            // Those are of who is there at the end.
+            stack.age = crate::Histogram::default();
+            stack.waits_for = None;
+        }
+        for stack in next.stacks {
+            let known = self.stacks_by_hash.entry(hash_of(&stack)).or_default();
+            match known.iter().copied().find(|&at| is_same(&sum.stacks[at], &stack)) {
+                Some(at) => {
+                    let into = &mut sum.stacks[at];
+                    into.samples += stack.samples;
+                    into.weight_ns += stack.weight_ns;
+                    into.waits += stack.waits;
+                    into.age.merge(&stack.age);
+                    into.waits_for = stack.waits_for.or(into.waits_for.take());
+                }
+                None => {
+                    known.push(sum.stacks.len());
+                    sum.stacks.push(stack);
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, first: Snapshot) {
+        self.series_by_labels =
+            first.series.iter().enumerate().map(|(at, series)| (series.labels.clone(), at)).collect();
+        for (at, stack) in first.stacks.iter().enumerate() {
+            self.stacks_by_hash.entry(hash_of(stack)).or_default().push(at);
+        }
+        self.sum = Some(Snapshot { late: Vec::new(), ..first });
+    }
+
+    /// What was added, and begins anew; `None` for nothing.
+    pub fn take(&mut self) -> Option<Snapshot> {
+        std::mem::take(self).sum
+    }
+}
+
+/// Of a source that is not known.
+pub fn sum_all(_name: &str) -> Merging {
+    Merging::Sum
+}
+
+/// Whether the source tells for how long the subjects of its series are there.
+fn has_presence(merging: fn(&str) -> Merging) -> bool {
+    matches!(merging(PRESENT), Merging::OverPresence)
+}
+
+/// Adds what a series was in the span that followed, if it was there.
+fn follow(series: &mut Series, later: Option<Series>, spans: (u64, u64), merging: fn(&str) -> Merging) {
+    let presence = |of: &Series, span_ns: u64| of.values.get(PRESENT).copied().unwrap_or(1.0) * span_ns as f64;
+    let was_there = presence(series, spans.0);
+    let is_there = later.as_ref().map_or(0.0, |later| presence(later, spans.1));
+    let later = later.unwrap_or_default();
+    for (name, histogram) in &later.histograms {
+        series.histograms.entry(name.clone()).or_default().merge(histogram);
+    }
+    for (name, steps) in &later.steps {
+        series.steps.entry(name.clone()).or_default().merge(steps);
+    }
+    let whole_ns = (spans.0 + spans.1) as f64;
+    let mut names: Vec<String> = series.values.keys().chain(later.values.keys()).cloned().collect();
+    names.sort_unstable();
+    names.dedup();
+    let mut derived = Vec::new();
+    for name in names {
+        let (was, is) = (series.values.get(&name).copied(), later.values.get(&name).copied());
+        let averaged = |of_was: f64, of_is: f64| {
+            let all = of_was + of_is;
+            (all > 0.0).then(|| (was.unwrap_or(0.0) * of_was + is.unwrap_or(0.0) * of_is) / all)
+        };
+        let merged = match merging(&name) {
+            _ if name == PRESENT && has_presence(merging) => continue,
+            Merging::Sum => Some(was.unwrap_or(0.0) + is.unwrap_or(0.0)),
+            Merging::Max => Some(was.unwrap_or(f64::MIN).max(is.unwrap_or(f64::MIN))),
+            Merging::Latest => is,
+            Merging::LastKnown => is.or(was),
+            Merging::OverSpan => averaged(spans.0 as f64, spans.1 as f64),
+            Merging::OverPresence => averaged(was_there, is_there),
+            Merging::Derived(from) => {
+                derived.push((name, from));
+                continue;
+            }
+        };
+        match merged {
+            Some(value) => series.values.insert(name, value),
+            None => series.values.remove(&name),
+        };
+    }
+    if has_presence(merging) {
+        let present = if whole_ns > 0.0 { (was_there + is_there) / whole_ns } else { 1.0 };
+        if present < 1.0 {
+            series.values.insert(PRESENT.to_owned(), present);
+        } else {
+            series.values.remove(PRESENT);
+        }
+    }
+    for (name, from) in derived {
+        match from(series) {
+            Some(value) => series.values.insert(name, value),
+            None => series.values.remove(&name),
+        };
+    }
+}
+
+fn hash_of(stack: &Stack) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (&stack.labels, &stack.state, &stack.kernel, &stack.user).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Of the same threads at the same place, for the same, ended by the same.
+fn is_same(one: &Stack, other: &Stack) -> bool {
+    one.labels == other.labels
+        && one.state == other.state
+        && one.wait == other.wait
+        && one.kernel == other.kernel
+        && one.user == other.user
+        && one.waker == other.waker
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::sources::CARDS;
+
+    fn merged(snapshots: impl IntoIterator<Item = Snapshot>) -> Snapshot {
+        let mut merger = Merger::default();
+        snapshots.into_iter().for_each(|snapshot| merger.add(snapshot));
+        merger.take().expect("something was added")
+    }
+
+    fn close(one: &Snapshot, other: &Snapshot) -> bool {
+        let is_near = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1.0);
+        let values_near = one.series.iter().zip(&other.series).all(|(one, other)| {
+            one.values.len() == other.values.len()
+                && one.values.iter().zip(&other.values).all(|((name, a), (of, b))| name == of && is_near(*a, *b))
+        });
+        let without = |snapshot: &Snapshot| {
+            let mut rest = snapshot.clone();
+            rest.series.iter_mut().for_each(|series| series.values.clear());
+            rest
+        };
+        values_near && without(one) == without(other)
+    }
+
+    fn series() -> impl Strategy<Value = Series> {
+        let names = [
+            "working",
+            "spinning",
+            "utilisation",
+            "share",
+            "queued",
+            "missed",
+            "cpu",
+            PRESENT,
+            "starved_by",
+            "period_ns",
+        ];
+        let values =
+            prop::collection::btree_map(prop::sample::select(names.map(str::to_owned).to_vec()), 0.0..1.0, 0..6);
+        (0u8..3, values, prop::collection::vec(0u64..1 << 40, 0..4)).prop_map(|(label, values, latencies)| Series {
+            labels: [("handler".to_owned(), label.to_string())].into(),
+            histograms: [("latency".to_owned(), latencies.into_iter().collect())].into(),
+            values,
+            ..Series::default()
+        })
+    }
+
+    fn stack() -> impl Strategy<Value = Stack> {
+        (0u8..3, 0u64..9, prop::collection::vec(0u64..1 << 40, 0..3)).prop_map(|(label, samples, ages)| Stack {
+            labels: [("process".to_owned(), label.to_string())].into(),
+            samples,
+            weight_ns: samples * 7,
+            age: ages.into_iter().collect(),
+            kernel: vec!["schedule".to_owned()],
+            ..Stack::default()
+        })
+    }
+
+    fn snapshot(source: &'static str) -> impl Strategy<Value = Snapshot> {
+        let series = prop::collection::vec(series(), 0..4);
+        let stacks = prop::collection::vec(stack(), 0..4);
+        (series, stacks, 1u64..5_000_000_000, 0u64..9).prop_map(move |(mut series, mut stacks, duration_ns, lost)| {
+            // A source tells of each once.
+            series.sort_by(|a, b| a.labels.cmp(&b.labels));
+            series.dedup_by(|a, b| a.labels == b.labels);
+            stacks.sort_by(|a, b| a.labels.cmp(&b.labels));
+            stacks.dedup_by(|a, b| a.labels == b.labels);
+            let mut snapshot = Snapshot::new(source, "made", "host", 0);
+            Snapshot {
+                series,
+                stacks,
+                duration_ns,
+                lost: [("unmatched".to_owned(), lost)].into(),
+                ..std::mem::replace(&mut snapshot, Snapshot::new(source, "made", "host", 0))
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn merging_is_associative(
+            (a, b, c) in prop::sample::select(CARDS.map(|card| card.name).to_vec())
+                .prop_flat_map(|source| (snapshot(source), snapshot(source), snapshot(source))),
+        ) {
+            let left = merged([merged([a.clone(), b.clone()]), c.clone()]);
+            let right = merged([a.clone(), merged([b.clone(), c.clone()])]);
+            prop_assert!(close(&left, &right), "{left:?}\n{right:?}");
+            prop_assert_eq!(merged([a.clone()]), a);
+        }
+    }
+
+    fn of(source: &str, duration_ns: u64, values: &[(&str, f64)]) -> Snapshot {
+        let mut snapshot = Snapshot::new(source, "made", "host", 0);
+        snapshot.duration_ns = duration_ns;
+        let values = values.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
+        snapshot.series.push(Series { values, ..Series::default() });
+        snapshot
+    }
+
+    #[test]
+    fn averages_weigh_as_much_as_their_spans() {
+        let [sqpoll, irqsoff, wq] = ["sqpoll", "irqsoff", "wq"];
+        let share = merged([of(irqsoff, 1_000, &[("share", 0.1)]), of(irqsoff, 3_000, &[("share", 0.5)])]);
+        assert!((share.series[0].values["share"] - 0.4).abs() < 1e-12);
+        let gone =
+            merged([of(irqsoff, 1_000, &[("share", 0.4)]), Snapshot { series: Vec::new(), ..of(irqsoff, 3_000, &[]) }]);
+        assert!((gone.series[0].values["share"] - 0.1).abs() < 1e-12);
+        // A thread that worked half of its time, and was there for a quarter.
+        let worked = of(sqpoll, 1_000, &[("working", 0.5), ("spinning", 0.5)]);
+        let left = merged([worked, Snapshot { series: Vec::new(), ..of(sqpoll, 3_000, &[]) }]);
+        let values = &left.series[0].values;
+        assert_eq!((values["working"], values[PRESENT]), (0.5, 0.25));
+        // Items that are not there any more are not counted.
+        let queued = merged([of(wq, 1_000, &[("queued", 3.0)]), of(wq, 1_000, &[])]);
+        assert!(queued.series[0].values.is_empty());
+    }
+}

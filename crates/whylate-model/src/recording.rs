@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Recordings: the lines of `--json` in zstd frames, as `docs/recording.md` tells.
+//!
+//! Here is the format alone: [`Frame`] makes bytes of lines, [`Reader`] makes lines of bytes. Who writes files, and when
+//! they are synced, is the program's.
+
+mod frame;
+mod line;
+mod reader;
+
+pub use frame::{Frame, INDEX_BYTES, Index};
+pub use line::{Account, Clock, End, FORMAT, Gap, Header, Line, Measured};
+pub use reader::{Damage, ReadError, Reader};
+
+#[cfg(test)]
+mod tests;

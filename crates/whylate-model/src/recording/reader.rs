@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Lines from the bytes of a recording, however it ended.
+
+use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom};
+
+use thiserror::Error;
+use zstd::stream::read::Decoder;
+
+use super::frame::{INDEX_BYTES, Index, is_skippable};
+use super::line::{FORMAT, Header, Line};
+use crate::snapshot::SCHEMA;
+
+/// No frame is longer: memory is taken for one at a time.
+const MOST_FRAME_BYTES: u64 = 256 << 20;
+/// No line is longer.
+const MOST_LINE_BYTES: u64 = 64 << 20;
+/// What a decoder may keep of what came before, as the exponent of a power of two: 8 MiB.
+const WINDOW_LOG: u32 = 23;
+/// Of a frame with data (RFC 8878).
+const ZSTD: u32 = 0xFD2F_B528;
+
+/// Why a file cannot be read as a recording.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// It is something else.
+    #[error("it is no recording of whylate (name a file that `whylate record` or -o has written)")]
+    NoRecording,
+    /// Nothing was written to it.
+    #[error("it is empty: recording ended before anything was measured")]
+    Empty,
+    /// A later version has written it.
+    #[error("whylate {whylate} wrote it in a newer form (use that version, or a newer one)")]
+    Newer {
+        /// That version.
+        whylate: String,
+    },
+    /// The system cannot read it.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// What a file has that cannot be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Damage {
+    /// Frames that were damaged; as many lines as could be read of them were.
+    pub frames: u64,
+    /// Lines that they had by their index and that could not be read.
+    pub lines: u64,
+    /// The file ends in the middle of something: whatever wrote it was cut off there.
+    pub is_cut: bool,
+}
+
+/// Hands out the lines of a recording, in order.
+pub struct Reader<R> {
+    input: R,
+    header: Header,
+    span_unix_ns: (u64, u64),
+    /// Where the next frame begins.
+    at: u64,
+    bytes: u64,
+    lines: Option<Box<dyn BufRead>>,
+    /// Of the frame that is read.
+    expected: Option<u32>,
+    given: u32,
+    damage: Damage,
+}
+
+impl<R: Read + Seek> Reader<R> {
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// When it is no recording, or one of a later version.
+    pub fn new(mut input: R) -> Result<Self, ReadError> {
+        let bytes = input.seek(SeekFrom::End(0))?;
+        let mut reader = Reader {
+            input,
+            header: Header::default(),
+            span_unix_ns: (0, u64::MAX),
+            at: 0,
+            bytes,
+            lines: None,
+            expected: None,
+            given: 0,
+            damage: Damage::default(),
+        };
+        if bytes == 0 {
+            return Err(ReadError::Empty);
+        }
+        match reader.next_line()? {
+            Some(Line::Header(header)) => reader.header = header,
+            _ => return Err(ReadError::NoRecording),
+        }
+        if reader.header.recording > FORMAT || reader.header.schema > SCHEMA {
+            return Err(ReadError::Newer { whylate: reader.header.whylate });
+        }
+        Ok(reader)
+    }
+
+    /// What is recorded.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Passes over frames of which nothing is within that span, in nanoseconds since 1970. Lines of others come all.
+    pub fn within(self, first_unix_ns: u64, last_unix_ns: u64) -> Self {
+        Reader { span_unix_ns: (first_unix_ns, last_unix_ns), ..self }
+    }
+
+    /// What could not be read so far.
+    pub fn damage(&self) -> Damage {
+        self.damage
+    }
+
+    /// The next line; `None` at the end.
+    ///
+    /// # Errors
+    /// When the system cannot read the file. What is damaged in it is passed over and counted.
+    pub fn next_line(&mut self) -> Result<Option<Line>, ReadError> {
+        loop {
+            if self.lines.is_none() && !self.open_frame()? {
+                return Ok(None);
+            }
+            let Some(lines) = &mut self.lines else { return Ok(None) };
+            let mut text = Vec::new();
+            let read = lines.as_mut().take(MOST_LINE_BYTES).read_until(b'\n', &mut text);
+            match read {
+                Ok(0) => self.close_frame(false),
+                Ok(_) if text.ends_with(b"\n") => {
+                    self.given += 1;
+                    match Line::parse(&text) {
+                        Ok(line) => return Ok(Some(line)),
+                        // The first line of something else.
+                        Err(_) if self.header.recording == 0 => return Err(ReadError::NoRecording),
+                        Err(_) => {
+                            self.damage.lines += 1;
+                        }
+                    }
+                }
+                Ok(_) | Err(_) => self.close_frame(true),
+            }
+        }
+    }
+
+    /// After the last line of a frame.
+    fn close_frame(&mut self, is_broken: bool) {
+        self.lines = None;
+        match self.expected.take() {
+            Some(expected) => {
+                let missing = u64::from(expected.saturating_sub(self.given));
+                self.damage.frames += u64::from(is_broken || missing > 0);
+                self.damage.lines += missing;
+            }
+            None if is_broken => self.damage.is_cut = true,
+            None => {}
+        }
+        self.given = 0;
+    }
+
+    /// Goes to the next frame with lines; false where there is none.
+    fn open_frame(&mut self) -> Result<bool, ReadError> {
+        while self.at < self.bytes {
+            let left = self.bytes - self.at;
+            if left < 8 {
+                self.damage.is_cut = true;
+                self.at = self.bytes;
+                return Ok(false);
+            }
+            let mut head = [0; INDEX_BYTES];
+            let known = left.min(INDEX_BYTES as u64) as usize;
+            self.input.seek(SeekFrom::Start(self.at))?;
+            self.input.read_exact(&mut head[..known])?;
+            let number = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+            let (magic, length) = (number(0), u64::from(number(4)));
+            if is_skippable(magic) {
+                if known < INDEX_BYTES && 8 + length > left {
+                    self.damage.is_cut = true;
+                    self.at = self.bytes;
+                    return Ok(false);
+                }
+                self.at += 8 + length;
+                match Index::from_bytes(&head).filter(|index| index.is_closed()) {
+                    Some(index) if self.open_indexed(index)? => return Ok(true),
+                    // It has nothing of the span, is of somebody else, or of a frame that was not ended.
+                    Some(_) | None => {}
+                }
+                continue;
+            }
+            if magic != ZSTD {
+                if self.header.recording == 0 {
+                    return Err(ReadError::NoRecording);
+                }
+                // Written over: nothing tells where the next one begins.
+                self.damage.frames += 1;
+                self.damage.is_cut = true;
+                self.at = self.bytes;
+                return Ok(false);
+            }
+            self.open_unindexed()?;
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// A frame whose index is there. False where nothing of it is asked for.
+    fn open_indexed(&mut self, index: Index) -> Result<bool, ReadError> {
+        let begins = self.at;
+        let left = self.bytes - begins.min(self.bytes);
+        let is_asked = index.last_unix_ns >= self.span_unix_ns.0 && index.first_unix_ns <= self.span_unix_ns.1;
+        // The header is in the first frame.
+        let is_first = self.header.recording == 0;
+        self.at = begins.saturating_add(index.bytes);
+        if !is_asked && !is_first && index.bytes <= left {
+            return Ok(false);
+        }
+        if index.bytes > left {
+            self.damage.is_cut = true;
+            self.at = self.bytes;
+        }
+        let mut compressed = Vec::new();
+        self.input.seek(SeekFrom::Start(begins))?;
+        let wanted = index.bytes.min(left).min(MOST_FRAME_BYTES);
+        self.input.by_ref().take(wanted).read_to_end(&mut compressed)?;
+        self.expected = Some(index.lines);
+        if compressed.len() as u64 == index.bytes && crc32fast::hash(&compressed) != index.crc {
+            // What a damaged frame says is not told: it may decode to anything.
+            self.damage.frames += 1;
+            self.damage.lines += u64::from(index.lines);
+            self.expected = None;
+            return Ok(false);
+        }
+        self.lines = Some(lines_of(Cursor::new(compressed))?);
+        Ok(true)
+    }
+
+    /// A frame that was not ended, or that somebody else has made: it may be as long as the rest of the file.
+    fn open_unindexed(&mut self) -> Result<(), ReadError> {
+        self.input.seek(SeekFrom::Start(self.at))?;
+        let mut compressed = Vec::new();
+        self.input.by_ref().take(MOST_FRAME_BYTES).read_to_end(&mut compressed)?;
+        let all = compressed.len();
+        // How long it is tells where the next one begins; one that is cut has none behind it.
+        let length = zstd::zstd_safe::find_frame_compressed_size(&compressed).unwrap_or(all);
+        compressed.truncate(length);
+        self.at += length as u64;
+        self.lines = Some(lines_of(Cursor::new(compressed))?);
+        Ok(())
+    }
+}
+
+fn lines_of(compressed: Cursor<Vec<u8>>) -> io::Result<Box<dyn BufRead>> {
+    let mut decoder = Decoder::with_buffer(compressed)?.single_frame();
+    decoder.window_log_max(WINDOW_LOG)?;
+    Ok(Box::new(BufReader::new(decoder)))
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+use std::io::Cursor;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::Snapshot;
+
+fn bytes_of(line: &Line) -> Vec<u8> {
+    let mut bytes = serde_json::to_vec(line).expect("a line serialises");
+    bytes.push(b'\n');
+    bytes
+}
+
+fn header() -> Line {
+    Line::Header(Header { recording: FORMAT, schema: 1, start_unix_ns: 1_000, ..Header::default() })
+}
+
+fn snapshot(number: u64) -> Line {
+    let mut snapshot = Snapshot::new("wq", "bpf", "host", number * 1_000_000_000);
+    snapshot.duration_ns = 1_000_000_000;
+    snapshot.lost.insert("unmatched".to_owned(), number);
+    Line::Snapshot(Box::new(snapshot))
+}
+
+/// Frames of so many snapshots each; the last one is not ended where `is_open`.
+fn file(frames: &[u64], is_open: bool) -> Vec<u8> {
+    let mut file = Vec::new();
+    let mut number = 0;
+    let mut frame = Frame::new().expect("memory");
+    frame.add(&bytes_of(&header()), header().span_unix_ns()).expect("memory");
+    let (rest, index) = frame.finish().expect("memory");
+    file.extend(index.to_bytes());
+    file.extend(rest);
+    for (at, &snapshots) in frames.iter().enumerate() {
+        let mut frame = Frame::new().expect("memory");
+        let mut bytes = Vec::new();
+        for _ in 0..snapshots {
+            let line = snapshot(number);
+            frame.add(&bytes_of(&line), line.span_unix_ns()).expect("memory");
+            bytes.extend(frame.flush().expect("memory"));
+            number += 1;
+        }
+        let is_last = at + 1 == frames.len();
+        let (rest, index) = frame.finish().expect("memory");
+        if is_open && is_last {
+            file.extend(Index::default().to_bytes());
+            file.extend(bytes);
+        } else {
+            file.extend(index.to_bytes());
+            file.extend(bytes);
+            file.extend(rest);
+        }
+    }
+    file
+}
+
+/// The numbers of the snapshots that are read, and what could not be.
+fn read(file: &[u8], span: (u64, u64)) -> Result<(Vec<u64>, Damage), ReadError> {
+    let mut reader = Reader::new(Cursor::new(file))?.within(span.0, span.1);
+    let mut numbers = Vec::new();
+    while let Some(line) = reader.next_line()? {
+        if let Line::Snapshot(snapshot) = line {
+            numbers.push(snapshot.lost["unmatched"]);
+        }
+    }
+    Ok((numbers, reader.damage()))
+}
+
+const ALWAYS: (u64, u64) = (0, u64::MAX);
+
+#[test]
+fn all_lines_come_back_in_order() {
+    let (numbers, damage) = read(&file(&[3, 4, 1], false), ALWAYS).expect("a recording");
+    assert_eq!(numbers, (0..8).collect::<Vec<_>>());
+    assert_eq!(damage, Damage::default());
+    // Any zstd reader sees the same lines.
+    let text = zstd::decode_all(Cursor::new(file(&[3, 4], false))).expect("frames");
+    assert_eq!(text.iter().filter(|&&byte| byte == b'\n').count(), 8);
+}
+
+#[test]
+fn each_kind_of_line_is_restored() {
+    let lines = [
+        header(),
+        snapshot(7),
+        Line::Account(Account { at_unix_ns: 5_000, lost: [("torn".to_owned(), 2)].into() }),
+        Line::Clock(Clock { at_unix_ns: 5_000, monotonic_ns: 6, boottime_ns: 7 }),
+        Line::Gap(Gap { start_unix_ns: 5_000, duration_ns: 3, reason: "suspended".to_owned(), count: 0 }),
+        Line::End(End { at_unix_ns: 5_000 }),
+    ];
+    for line in lines {
+        assert_eq!(Line::parse(&bytes_of(&line)).expect("a line"), line);
+    }
+    assert_eq!(Line::parse(br#"{"line":"of next year","x":1}"#).expect("a line"), Line::Other);
+}
+
+#[test]
+fn a_frame_that_was_not_ended_is_read_as_far_as_it_was_flushed() {
+    let open = file(&[3, 4], true);
+    let (numbers, damage) = read(&open, ALWAYS).expect("a recording");
+    assert_eq!((numbers.len(), damage.is_cut), (7, true));
+}
+
+#[test]
+fn only_frames_of_the_span_are_read() {
+    let file = file(&[4, 4, 4], false);
+    let (numbers, _) = read(&file, (5_500_000_000, 6_000_000_000)).expect("a recording");
+    assert_eq!(numbers, [4, 5, 6, 7]);
+}
+
+#[test]
+fn what_is_damaged_is_counted_and_the_rest_is_read() {
+    let mut file = file(&[4, 4, 4], false);
+    let second = (0..2).map(|number| bytes_of_frame(&file, number)).sum::<usize>();
+    file[second + INDEX_BYTES + 20] ^= 0x55;
+    let (numbers, damage) = read(&file, ALWAYS).expect("a recording");
+    assert_eq!(numbers, [0, 1, 2, 3, 8, 9, 10, 11]);
+    assert_eq!(damage, Damage { frames: 1, lines: 4, is_cut: false });
+}
+
+/// How long a frame is, with its index.
+fn bytes_of_frame(file: &[u8], number: usize) -> usize {
+    let mut at = 0;
+    for _ in 0..number {
+        at += INDEX_BYTES + index_at(file, at).bytes as usize;
+    }
+    INDEX_BYTES + index_at(file, at).bytes as usize
+}
+
+fn index_at(file: &[u8], at: usize) -> Index {
+    Index::from_bytes(file[at..at + INDEX_BYTES].try_into().expect("an index")).expect("an index")
+}
+
+#[test]
+fn other_files_and_newer_recordings_are_refused() {
+    for bytes in
+        [&b""[..], b"no", b"{\"schema\":1}\n", &[0; 100], &zstd::encode_all(&b"hello\n"[..], 3).expect("a frame")]
+    {
+        assert!(matches!(Reader::new(Cursor::new(bytes)), Err(ReadError::NoRecording)), "{bytes:?}");
+    }
+    let newer =
+        Line::Header(Header { recording: FORMAT + 1, schema: 1, whylate: "9.0".to_owned(), ..Header::default() });
+    let bytes = zstd::encode_all(&bytes_of(&newer)[..], 3).expect("a frame");
+    let refused = Reader::new(Cursor::new(bytes)).err().expect("a newer one").to_string();
+    assert!(refused.contains("whylate 9.0"), "{refused}");
+}
+
+proptest! {
+    /// Cut anywhere, all that was flushed before is read.
+    #[test]
+    fn a_cut_costs_what_is_behind_it(cut in 0usize..2_000, is_open: bool) {
+        let whole = file(&[3, 4, 2], is_open);
+        let cut = cut.min(whole.len());
+        let ends: Vec<usize> = (0..=9).map(|snapshots| end_of(&[3, 4, 2], snapshots)).collect();
+        match read(&whole[..cut], ALWAYS) {
+            Ok((numbers, _)) => {
+                let least = ends.iter().filter(|&&end| end <= cut).count().saturating_sub(1);
+                prop_assert!(numbers.len() >= least, "{} of at least {least} at {cut}", numbers.len());
+                prop_assert!(numbers.iter().copied().eq(0..numbers.len() as u64));
+            }
+            Err(ReadError::NoRecording | ReadError::Empty) => prop_assert!(cut < ends[0]),
+            Err(error) => prop_assert!(false, "{error}"),
+        }
+    }
+
+    #[test]
+    fn no_damage_makes_it_panic(at in 0usize..2_000, bytes in prop::collection::vec(any::<u8>(), 1..20)) {
+        let mut damaged = file(&[3, 4, 2], false);
+        let at = at.min(damaged.len() - 1);
+        for (into, byte) in damaged[at..].iter_mut().zip(bytes) {
+            *into = byte;
+        }
+        if let Ok((numbers, _)) = read(&damaged, ALWAYS) {
+            prop_assert!(numbers.len() <= 9);
+        }
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let _ = read(&bytes, ALWAYS);
+    }
+}
+
+/// Where a file ends in which so many snapshots are flushed.
+fn end_of(frames: &[u64], snapshots: u64) -> usize {
+    let mut left = snapshots;
+    let mut kept = Vec::new();
+    if left == 0 {
+        return file(&[], false).len();
+    }
+    for &frame in frames {
+        kept.push(frame.min(left));
+        left -= frame.min(left);
+        if left == 0 {
+            break;
+        }
+    }
+    file(&kept, true).len()
+}

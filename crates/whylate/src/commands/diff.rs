@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate diff`: what differs between two recordings, or two spans of one.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+use anyhow::{anyhow, bail};
+use clap::Args;
+use whylate_model::Snapshot;
+use whylate_model::diff::{About, Comparison, Lengths, block_ns};
+use whylate_model::recording::{Header, Line};
+
+use crate::commands::Senseless;
+use crate::output::diff;
+use crate::output::json::write_line;
+use crate::output::table::terminal_columns;
+use crate::recording::Span;
+use crate::recording::play::Recording;
+use crate::recording::times::{Given, given};
+
+/// What the account of the CPUs, which all sources share, has lost.
+const OF_ALL: &str = "all";
+
+/// Tells what differs between two recordings, or between two spans of one
+///
+/// Who makes others late, how often what is late, rates and latencies of each series, and where threads wait. A row is
+/// shown where a test finds more than chance: Mann-Whitney U over blocks of time, widened where neighbouring blocks are
+/// alike; by the Benjamini-Hochberg procedure at most 5 % of the shown rows are there by chance. Of what there is too
+/// little of, nothing is said. What has grown comes first.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate diff monday.whylate tuesday.whylate
+                                              # what is later on Tuesday, and who makes it late
+    whylate diff web1.whylate --split 10:30   # since a change was made at 10:30
+    whylate diff web1.whylate --before 10:00..10:05 --after 10:20..10:25
+                                              # two spans of one recording
+    whylate diff monday.whylate tuesday.whylate --before 9:00..17:00 --after 9:00..17:00
+                                              # working hours alone
+    whylate diff old.whylate new.whylate --all --json
+                                              # every row, for a program")]
+pub struct Arguments {
+    /// A recording
+    #[arg(value_name = "BEFORE")]
+    file: PathBuf,
+    /// Another one; none for two spans of the same
+    #[arg(value_name = "AFTER")]
+    other: Option<PathBuf>,
+    /// Compare what was before that time with what was after it
+    #[arg(long, value_name = "TIME", value_parser = given, conflicts_with_all = ["other", "before", "after"])]
+    split: Option<Given>,
+    /// Of BEFORE only that span, e.g. 10:00..10:05, ..10:05, or 'yesterday 14:30'..
+    #[arg(long, value_name = "FROM..TO", value_parser = span)]
+    before: Option<Span>,
+    /// Of AFTER only that span
+    #[arg(long, value_name = "FROM..TO", value_parser = span)]
+    after: Option<Span>,
+    /// Show the rows that do not differ too, and those with too little to tell
+    #[arg(long)]
+    all: bool,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Reads two times with dots between them, of which one may be missing.
+fn span(text: &str) -> Result<Span, String> {
+    let how = "give two times, e.g. 10:00..10:05";
+    let (from, to) = text.split_once("..").ok_or(how)?;
+    let time = |text: &str| if text.trim().is_empty() { Ok(None) } else { given(text).map(Some) };
+    match (time(from)?, time(to)?) {
+        (None, None) => Err(how.to_owned()),
+        (from, to) => Ok(Span { from, to }),
+    }
+}
+
+impl Arguments {
+    /// What is compared.
+    fn sides(&self) -> anyhow::Result<[Recording; 2]> {
+        let (before, after) = match &self.split {
+            Some(split) => {
+                let (from, to) = (Some(split.clone()), Some(split.clone()));
+                (Span { from: None, to }, Span { from, to: None })
+            }
+            None if self.other.is_none() && (self.before.is_none() || self.after.is_none()) => {
+                let what = "name two recordings, or give spans of one with --split, or with --before and --after";
+                return Err(Senseless(anyhow!(what)).into());
+            }
+            None => (self.before.clone().unwrap_or_default(), self.after.clone().unwrap_or_default()),
+        };
+        let other = self.other.as_ref().unwrap_or(&self.file);
+        let of = |path: &PathBuf, span| Recording { path: path.clone(), span, speed: None };
+        Ok([of(&self.file, before), of(other, after)])
+    }
+}
+
+/// Compares, and prints what differs.
+///
+/// # Errors
+/// When a file is no recording, or has nothing of its span.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let sides = arguments.sides()?;
+    // How long blocks are follows from how long both sides are, so each is read twice.
+    let measured = [measure(&sides[0], true)?, measure(&sides[1], true)?];
+    let block_ns = block_ns([&measured[0].lengths, &measured[1].lengths]);
+    let mut comparison = Comparison::new(measured.each_ref().map(|side| side.header.sources.as_slice()), block_ns);
+    for (number, (side, measured)) in sides.iter().zip(&measured).enumerate() {
+        each_line(side, false, &mut |line| {
+            if let Line::Snapshot(snapshot) = line {
+                let middle_ns = middle_unix_ns(&snapshot).saturating_sub(measured.about.start_unix_ns);
+                comparison.add(number, middle_ns, *snapshot);
+            }
+        })?;
+    }
+    let mut found = comparison.finish(measured.map(|side| side.about));
+    if !arguments.all {
+        found.rows.retain(|row| row.told.differs());
+    }
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if arguments.json {
+        write_line(&mut out, &found)?;
+    } else {
+        diff::write(&mut out, &found, terminal_columns())?;
+    }
+    Ok(out.flush()?)
+}
+
+/// What is known of a side before it is compared.
+struct Side {
+    header: Header,
+    about: About,
+    lengths: Lengths,
+}
+
+fn measure(recording: &Recording, tells_missing: bool) -> anyhow::Result<Side> {
+    let mut about = About { start_unix_ns: u64::MAX, ..About::default() };
+    let mut lengths = Lengths::default();
+    let mut lost: BTreeMap<String, u64> = BTreeMap::new();
+    let header = each_line(recording, tells_missing, &mut |line| match line {
+        Line::Snapshot(snapshot) => {
+            about.start_unix_ns = about.start_unix_ns.min(snapshot.start_unix_ns);
+            lengths.add(&snapshot);
+            *lost.entry(snapshot.source.clone()).or_default() += snapshot.lost.values().sum::<u64>();
+        }
+        Line::Account(account) => {
+            *lost.entry(OF_ALL.to_owned()).or_default() += account.lost.values().sum::<u64>();
+        }
+        _ => {}
+    })?;
+    let name = recording.path.to_string_lossy().into_owned();
+    if lengths.covered_ns() == 0 {
+        bail!("{} has nothing of that time", whylate_model::units::printable(&name));
+    }
+    lost.retain(|_, count| *count > 0);
+    let about = About { name, host: header.host.clone(), kernel: header.kernel.clone(), lost, ..about };
+    Ok(Side { header, about, lengths })
+}
+
+/// Hands over the lines of a side, and returns its header. A snapshot belongs to the side that has its middle.
+fn each_line(recording: &Recording, tells_missing: bool, take: &mut dyn FnMut(Line)) -> anyhow::Result<Header> {
+    let mut played = recording.play()?;
+    let (from_ns, to_ns) = played.span_unix_ns();
+    while let Some(line) = played.next_line()? {
+        match &line {
+            Line::Snapshot(snapshot) if !(from_ns..to_ns).contains(&middle_unix_ns(snapshot)) => {}
+            _ => take(line),
+        }
+    }
+    if tells_missing {
+        played.tell_missing();
+    }
+    Ok(played.header().clone())
+}
+
+fn middle_unix_ns(snapshot: &Snapshot) -> u64 {
+    snapshot.start_unix_ns.saturating_add(snapshot.duration_ns / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn a_span_has_two_ends_or_one() {
+        let ends = |text: &str| span(text).map(|span| (span.from.is_some(), span.to.is_some()));
+        assert_eq!(ends("10:00..10:05"), Ok((true, true)));
+        assert_eq!(ends("2026-11-26T10:00:00.5Z..2026-11-26 10:05"), Ok((true, true)));
+        assert_eq!((ends("..10:05"), ends("1h ago .. ")), (Ok((false, true)), Ok((true, false))));
+        for text in ["", "..", "10:00", "10:00..x", "x..10:00", "10:00..10:05..10:06"] {
+            assert!(span(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn two_sides_are_named() {
+        let sides = |line: &str| {
+            let words = std::iter::once("diff").chain(line.split(' '));
+            let arguments = Line::try_parse_from(words).map_err(anyhow::Error::from)?.arguments;
+            arguments.sides().map(|sides| sides.map(|side| side.path.to_string_lossy().into_owned()))
+        };
+        for (line, names) in [
+            ("a b", ["a", "b"]),
+            ("a a", ["a", "a"]),
+            ("a --split 10:00", ["a", "a"]),
+            ("a --before ..10:00 --after 11:00..", ["a", "a"]),
+            ("a b --after 11:00..", ["a", "b"]),
+        ] {
+            assert_eq!(sides(line).expect("two sides"), names, "{line}");
+        }
+        for line in ["a", "a --before ..10:00", "a b --split 10:00", "a --split 10:00 --after 10:00..", "a b c"] {
+            assert!(sides(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate export`: a recording in the forms of other programs.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail};
+use clap::{ArgGroup, Args};
+use whylate_model::recording::Line;
+
+use crate::export::{Export, Place};
+use crate::recording::Span;
+use crate::recording::play::Recording;
+use crate::recording::times::{Given, given};
+
+/// Makes of a recording a trace for Perfetto, or tables for SQL engines and spreadsheets
+///
+/// A recording can be queried as it is, too: it is JSON lines in zstd frames. docs/sql.md has queries for both.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("form").required(true).multiple(true).args(["perfetto", "parquet", "csv"]))]
+#[command(after_help = "\
+examples:
+    whylate export web1.whylate --perfetto web1.perfetto-trace
+                                              # open it at https://ui.perfetto.dev
+    whylate export web1.whylate --from 10:00 --to 10:05 --perfetto late.perfetto-trace
+                                              # five minutes
+    whylate export web1.whylate --parquet web1
+                                              # tables in a folder: web1/late.parquet, ...
+    duckdb -c \"FROM 'web1/causes.parquet'\"
+    whylate export web1.whylate --csv web1    # the same for spreadsheets")]
+pub struct Arguments {
+    /// A recording
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Only what was seen from then on, e.g. 10:00, 10m ago, yesterday 14:30 or 2026-11-26T10:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = given)]
+    from: Option<Given>,
+    /// Only what was seen until then
+    #[arg(long, value_name = "TIME", value_parser = given)]
+    to: Option<Given>,
+    /// Write late events with their causes, and figures, as a trace
+    #[arg(long, value_name = "OUT")]
+    perfetto: Option<PathBuf>,
+    /// Write tables into this folder
+    #[arg(long, value_name = "FOLDER")]
+    parquet: Option<PathBuf>,
+    /// The same as CSV
+    #[arg(long, value_name = "FOLDER")]
+    csv: Option<PathBuf>,
+}
+
+/// Exports it.
+///
+/// # Errors
+/// When it is no recording, has nothing of what is asked for, or something cannot be written.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let span = Span { from: arguments.from.clone(), to: arguments.to.clone() };
+    let recording = Recording { path: arguments.file.clone(), span, speed: None };
+    let mut played = match arguments.perfetto {
+        Some(_) => recording.play_with_clocks()?,
+        None => recording.play()?,
+    };
+    let place = Place::beside(&arguments.file)?;
+    let perfetto = arguments.perfetto.as_deref().map(|path| place.perfetto(path, played.header()));
+    let parquet = arguments.parquet.as_deref().map(|folder| place.parquet(folder));
+    let csv = arguments.csv.as_deref().map(|folder| place.csv(folder));
+    let mut exports: Vec<Box<dyn Export>> = [perfetto, parquet, csv].into_iter().flatten().collect::<Result<_, _>>()?;
+    let mut has_any = false;
+    while let Some(line) = played.next_of_all()? {
+        has_any |= matches!(line, Line::Snapshot(_));
+        exports.iter_mut().try_for_each(|export| export.line(&line)).context("cannot write what is exported")?;
+    }
+    played.tell_missing();
+    if !has_any {
+        bail!("{} has nothing of that time", played.name());
+    }
+    exports.into_iter().try_for_each(|export| export.end()).context("cannot write what is exported")
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate record`: what all sources see, to be looked at later.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use clap::Args;
+use jiff::Timestamp;
+use signal_hook::consts::SIGUSR1;
+use whylate_model::recording::{Account, Header, Line};
+use whylate_model::sources::{CARDS, named};
+use whylate_model::units::printable;
+use whylate_sources::clock;
+
+use crate::commands::Senseless;
+use crate::commands::runner::{NOW_AND_THEN, wait};
+use crate::commands::sources::{self, Sources, Wish};
+use crate::commands::watch::{Ended, Watch};
+use crate::recording::recorder::{Gathered, Recorder};
+use crate::recording::store::{FileStore, FolderStore, Retention, RingStore, Store, When};
+use crate::recording::{EXTENSION, about};
+use crate::values::{bytes, duration_ns};
+
+/// What the file system keeps for others where nothing else is asked for.
+const MIN_FREE: &str = "100M";
+/// Back to the line's start, and clear it.
+const CLEAR_LINE: &str = "\r\x1b[K";
+/// Where the flight recorder writes.
+const FLIGHTS: &str = "whylate-recordings";
+
+/// Records what all sources see, with causes of what is late, for `whylate replay`
+///
+/// Once a second each source's snapshot and late events are written. A recording stays readable however it ends. Only
+/// its owner can read it; it has names of processes and functions, and no command lines.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate record -d 1h                        # one hour, into a file of this folder
+    whylate record -o web1.whylate --why 10ms   # causes of everything over 10 ms, until Ctrl-C
+    whylate record -o /var/log/whylate/ --keep 7d --max-size 2G
+                                                # for ever, into a folder that stays this small
+    whylate record --ring 15m --on-late 100ms   # a file of the last 15 minutes each time that something is that late
+    whylate replay web1.whylate                 # what was recorded")]
+pub struct Arguments {
+    /// File to write (.whylate), or a folder: it gets a new file each day [default: a file named after host and time]
+    #[arg(short, long, value_name = "FILE|FOLDER/")]
+    output: Option<PathBuf>,
+    /// End after this time (e.g. 10m, 1h)
+    #[arg(short, long, value_name = "DURATION", value_parser = duration_ns)]
+    duration: Option<u64>,
+    /// Only these sources, e.g. wq,offcpu
+    #[arg(long, value_name = "SOURCES", value_delimiter = ',', value_parser = source)]
+    sources: Vec<String>,
+    /// Explain each latency this long or longer [default: each source's own limit, as the look]
+    #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
+    why: Option<u64>,
+    /// From one snapshot to the next, at least 100 ms
+    #[arg(long, value_name = "INTERVAL", value_parser = every, default_value = "1s")]
+    every: u64,
+    /// Of a folder: remove recordings that are older than this
+    #[arg(long, value_name = "AGE", value_parser = duration_ns)]
+    keep: Option<u64>,
+    /// Of a folder: remove the oldest recordings where all are larger than this, e.g. 2G
+    #[arg(long, value_name = "SIZE", value_parser = max_size)]
+    max_size: Option<u64>,
+    /// Pause while the file system has less free space than this
+    #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = MIN_FREE)]
+    min_free: u64,
+    /// Keep the last minutes in memory (at most 64 MB) and write them only at --on-late, or on SIGUSR1
+    #[arg(long, value_name = "DURATION", value_parser = duration_ns)]
+    ring: Option<u64>,
+    /// With --ring: write a file when something is this late
+    #[arg(long, value_name = "LATENCY", value_parser = duration_ns, requires = "ring")]
+    on_late: Option<u64>,
+    /// With --ring: how much of what follows a file has too
+    #[arg(long, value_name = "DURATION", value_parser = duration_ns, default_value = "1m", requires = "ring")]
+    after: u64,
+    /// With --ring: the most files an hour
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000), requires = "ring")]
+    files_per_hour: u32,
+}
+
+fn source(text: &str) -> Result<String, String> {
+    let known = || CARDS.map(|card| card.name).join(", ");
+    named(text).map(|card| card.name.to_owned()).ok_or_else(|| format!("choose from: {}", known()))
+}
+
+fn every(text: &str) -> Result<u64, String> {
+    let ns = duration_ns(text)?;
+    if (100_000_000..=3_600_000_000_000).contains(&ns) { Ok(ns) } else { Err("give from 100ms to 1h".to_owned()) }
+}
+
+fn max_size(text: &str) -> Result<u64, String> {
+    let size = bytes(text)?;
+    if size >= 1 << 20 { Ok(size) } else { Err("give at least 1M".to_owned()) }
+}
+
+/// Whether a file's name is that of a recording.
+pub fn is_recording(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == EXTENSION)
+}
+
+/// Makes the file that a command records to while it shows.
+///
+/// # Errors
+/// When it cannot be made, or has another extension.
+pub fn file(path: &Path) -> anyhow::Result<Box<dyn Store>> {
+    let name = printable(&path.to_string_lossy());
+    if !is_recording(path) {
+        return Err(Senseless(anyhow!("a recording's name ends in .{EXTENSION}, not as {name} does")).into());
+    }
+    let store = FileStore::create(path, 0).with_context(|| format!("cannot write {name}"))?;
+    Ok(Box::new(store))
+}
+
+/// A recording is not recorded once more.
+///
+/// # Errors
+/// Where that is asked for.
+pub fn refuse(record_to: Option<&Path>) -> anyhow::Result<()> {
+    match record_to {
+        None => Ok(()),
+        Some(_) => Err(Senseless(anyhow!("a replay is not recorded again: leave -o out")).into()),
+    }
+}
+
+impl Arguments {
+    /// Where it is written, and its name.
+    fn store(&self, host: &str) -> anyhow::Result<(Box<dyn Store>, String)> {
+        let retention = Retention { keep_ns: self.keep, most_bytes: self.max_size, min_free: self.min_free };
+        let given = self.output.as_deref();
+        let is_folder = |path: &Path| path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
+        let folder = match given {
+            Some(path) if is_folder(path) => Some(path.to_owned()),
+            None if self.ring.is_some() => Some(PathBuf::from(FLIGHTS)),
+            _ => None,
+        };
+        let named = |path: &Path| printable(&path.to_string_lossy());
+        if let Some(folder) = folder {
+            let name = named(&folder);
+            let store = FolderStore::open(&folder, retention).with_context(|| format!("cannot record to {name}"))?;
+            let Some(before_ns) = self.ring else { return Ok((Box::new(store), name)) };
+            let (late_from_ns, files_an_hour) = (self.on_late, self.files_per_hour);
+            let when = When { before_ns, after_ns: self.after, late_from_ns, files_an_hour };
+            return Ok((Box::new(RingStore::new(when, store)), name));
+        }
+        if self.keep.is_some() || self.max_size.is_some() || self.ring.is_some() {
+            let what = "--keep, --max-size and --ring need a folder: give one with -o, e.g. -o recordings/";
+            return Err(Senseless(anyhow!(what)).into());
+        }
+        let path = match given {
+            Some(path) => path.to_owned(),
+            None => default_name(host)?,
+        };
+        if !is_recording(&path) {
+            let what = format!("name a file that ends in .{EXTENSION}, or a folder that ends in /");
+            return Err(Senseless(anyhow!(what)).into());
+        }
+        let name = named(&path);
+        let store = FileStore::create(&path, self.min_free).with_context(|| format!("cannot write {name}"))?;
+        Ok((Box::new(store), name))
+    }
+}
+
+/// After host and time; a host's name may hold anything.
+fn default_name(host: &str) -> anyhow::Result<PathBuf> {
+    let is_plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+    let host: String = host.chars().filter(is_plain).take(64).collect();
+    let stamp = Timestamp::from_nanosecond(clock::unix_ns().into()).context("the clock is on no calendar")?;
+    Ok(PathBuf::from(format!("{host}-{}.{EXTENSION}", stamp.strftime("%Y-%m-%dT%H%M%SZ"))))
+}
+
+/// Records until told to end.
+///
+/// # Errors
+/// When no source can attach, or the recording cannot be begun.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
+    let is_asked = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGUSR1, Arc::clone(&is_asked)).context("cannot watch for SIGUSR1")?;
+    let machine = about::this_machine();
+    let (store, name) = arguments.store(&machine.host)?;
+    let wish = Wish {
+        only: arguments.sources.clone(),
+        why_ns: arguments.why,
+        surely_from_ns: arguments.on_late,
+        in_detail: true,
+    };
+    let Some(Sources { session, mut looking, unmeasured, weaker }) = sources::attach(&watch, &wish)? else {
+        say!("whylate: interrupted before anything was measured");
+        return Ok(());
+    };
+    for missing in &unmeasured {
+        say!("whylate: cannot record {}: {}", missing.source, printable(&missing.reason));
+    }
+    let begins = sources::begin(&session, &mut looking)?;
+    let measured = looking.iter().map(|feed| sources::measured(feed, &wish)).collect();
+    let header =
+        Header { sources: measured, unmeasured, weaker, every_ns: Some(arguments.every), ..about::this_machine() };
+    let mut recorder = Recorder::start(store, header)?;
+    let mut gathered: Vec<Gathered> = looking.iter().map(|_| Gathered::default()).collect();
+    let progress = Progress { name, is_shown: io::stderr().is_terminal() };
+    let (started, every) = (Instant::now(), Duration::from_nanos(arguments.every));
+    let end = arguments.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
+    let (mut late, mut lost) = (0, 0);
+    for number in 1.. {
+        let due = started.checked_add(every.saturating_mul(number));
+        let until = due.into_iter().chain(end).min();
+        let ended = wait(&watch, until, NOW_AND_THEN, &mut || {
+            for ((feed, gathered), &began_ns) in looking.iter_mut().zip(&mut gathered).zip(&begins) {
+                feed.take_late(&mut |event| {
+                    if event.at_ns >= began_ns {
+                        gathered.add(&event);
+                    }
+                    Ok(None)
+                })?;
+            }
+            if is_asked.swap(false, Ordering::Relaxed) {
+                recorder.ask();
+            }
+            Ok(false)
+        })?;
+        let mut lines = Vec::new();
+        for (feed, gathered) in looking.iter_mut().zip(&mut gathered) {
+            let snapshot = feed.snapshot()?;
+            late += gathered.count();
+            lost += snapshot.lost.values().sum::<u64>();
+            lines.extend(gathered.lines(snapshot));
+        }
+        let mut of_account = session.take_lost();
+        of_account.retain(|_, count| *count > 0);
+        if !of_account.is_empty() {
+            lost += of_account.values().sum::<u64>();
+            lines.push(Line::Account(Account { at_unix_ns: clock::unix_ns(), lost: of_account }));
+        }
+        recorder.tick(lines);
+        if let Some(problem) = recorder.take_problem() {
+            progress.clear();
+            say!("whylate: {problem}");
+        }
+        progress.show(started.elapsed(), recorder.bytes(), late, lost);
+        if ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end) {
+            break;
+        }
+    }
+    drop((looking, session));
+    progress.clear();
+    let files = recorder.finish()?;
+    if files.is_empty() {
+        say!("whylate: nothing was that late: no file was written");
+        return Ok(());
+    }
+    for file in files {
+        say!("whylate: recorded to {} (show it with: whylate replay)", printable(&file.to_string_lossy()));
+    }
+    Ok(())
+}
+
+/// One line that is written again and again, on a terminal.
+struct Progress {
+    name: String,
+    is_shown: bool,
+}
+
+impl Progress {
+    fn show(&self, since: Duration, bytes: u64, late: u64, lost: u64) {
+        if self.is_shown {
+            let (seconds, megabytes) = (since.as_secs(), bytes as f64 / 1e6);
+            // Whoever does not see it misses nothing.
+            let _ = write!(
+                io::stderr(),
+                "{CLEAR_LINE}Recording to {}: {seconds} s, {megabytes:.1} MB, {late} late events, {lost} lost ... Hit Ctrl-C to end.",
+                self.name
+            );
+        }
+    }
+
+    fn clear(&self) {
+        if self.is_shown {
+            let _ = write!(io::stderr(), "{CLEAR_LINE}");
+        }
+    }
+}

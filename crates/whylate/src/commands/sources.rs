@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Every source at once: what a look and a recording attach.
+
+use std::time::Instant;
+
+use anyhow::Context as _;
+use whylate_model::Card;
+use whylate_model::look::Unmeasured;
+use whylate_model::recording::Measured;
+use whylate_sources::{Asked, Session, sources};
+
+use super::runner::{Feed, Keep};
+use super::watch::{Ended, Watch};
+
+/// What measures, and what does not, or less well.
+pub struct Sources {
+    pub session: Session,
+    pub looking: Vec<Feed>,
+    pub unmeasured: Vec<Unmeasured>,
+    pub weaker: Vec<Unmeasured>,
+}
+
+/// Which sources, and what they are to tell.
+#[derive(Clone, Debug, Default)]
+pub struct Wish {
+    /// Names of sources; empty for all.
+    pub only: Vec<String>,
+    /// From where on what is late is explained; `None` for each source's own limit.
+    pub why_ns: Option<u64>,
+    /// At least what is this late is explained.
+    pub surely_from_ns: Option<u64>,
+    /// Their series tell as much apart as they can.
+    pub in_detail: bool,
+}
+
+impl Wish {
+    fn takes(&self, card: &Card) -> bool {
+        self.only.is_empty() || self.only.iter().any(|name| name == card.name)
+    }
+
+    /// From where on late events of that source are explained.
+    pub fn late_from_ns(&self, card: &Card) -> u64 {
+        self.at_most(self.why_ns.unwrap_or(card.events().late_from_ns))
+    }
+
+    fn at_most(&self, limit_ns: u64) -> u64 {
+        self.surely_from_ns.map_or(limit_ns, |surely_ns| limit_ns.min(surely_ns))
+    }
+}
+
+/// Every source that can attach, and why others cannot. `None` when told to stop meanwhile: on a busy machine it may take
+/// far longer than somebody waits who has seen enough.
+pub fn attach(watch: &Watch, wish: &Wish) -> anyhow::Result<Option<Sources>> {
+    let (mut session, mut first) = (Session::of_several(), None);
+    let (mut looking, mut unmeasured, mut weaker) = (Vec::new(), Vec::new(), Vec::<Unmeasured>::new());
+    for mut source in sources() {
+        if watch.until(Some(Instant::now()))? != Ended::Time {
+            return Ok(None);
+        }
+        let card = source.info().card;
+        if !wish.takes(card) {
+            continue;
+        }
+        let told = |reason| Unmeasured { source: card.name.to_owned(), reason };
+        source.ask(Asked {
+            explain_over_ns: Some(wish.late_from_ns(card)),
+            explain_held_up_over_ns: card
+                .held_up
+                .map(|judged| wish.at_most(wish.why_ns.unwrap_or(judged.late_from_ns))),
+            in_detail: wish.in_detail,
+            ..Asked::default()
+        });
+        match source.attach(&session) {
+            Ok(source) => {
+                // What is weaker of the account is told once.
+                for reason in source.weaker().into_iter().chain(source.chosen()) {
+                    if weaker.iter().all(|told| told.reason != reason) {
+                        weaker.push(told(reason.to_owned()));
+                    }
+                }
+                looking.push(Feed::new(card, source, Keep::Nothing));
+            }
+            Err(error) => {
+                // An account that goes by the timers of a source that is not there would go by none.
+                if looking.is_empty() {
+                    session = Session::of_several();
+                }
+                unmeasured.push(told(error.to_string()));
+                first.get_or_insert(error);
+            }
+        }
+    }
+    match first {
+        Some(error) if looking.is_empty() => Err(anyhow::Error::from(error).context("cannot attach any source")),
+        _ => {
+            session.begin().context("cannot keep the account of the CPUs")?;
+            Ok(Some(Sources { session, looking, unmeasured, weaker }))
+        }
+    }
+}
+
+/// Lets all begin anew, and tells when each did, on CLOCK_MONOTONIC: what came in while others were attached has no
+/// common span, and is much.
+///
+/// # Errors
+/// When a source fails.
+pub fn begin(session: &Session, looking: &mut [Feed]) -> anyhow::Result<Vec<u64>> {
+    // Taking it now keeps the next snapshot short.
+    for feed in &mut *looking {
+        feed.snapshot()?;
+        feed.take_late(&mut |_| Ok(None))?;
+    }
+    let mut begins = Vec::new();
+    for feed in looking {
+        begins.push(feed.snapshot()?.ended_ns);
+    }
+    session.take_lost();
+    Ok(begins)
+}
+
+/// What a recording says of a source.
+pub fn measured(feed: &Feed, wish: &Wish) -> Measured {
+    Measured {
+        source: feed.card.name.to_owned(),
+        backend: feed.source.backend.to_owned(),
+        late_from_ns: Some(wish.late_from_ns(feed.card)),
+        nothing: feed.source.sees_nothing().map(str::to_owned),
+    }
+}

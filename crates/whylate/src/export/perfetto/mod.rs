@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A trace for Perfetto: late events as slices of their phases and paths, and those who made them late beside them.
+//!
+//! A culprit has slices where a path tells when it had the time, or where it had all of it. Other causes are sums without a
+//! place in time: an instant stands for each where the wait begins. A flow leads from there to the one that was late.
+
+mod packets;
+mod proto;
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::io;
+
+use whylate_model::path::PathSegment;
+use whylate_model::recording::{Clock, Gap, Header, Line};
+use whylate_model::sources::named;
+use whylate_model::units::{format_ns, printable};
+use whylate_model::{Cause, CauseKind, LateEvent, Snapshot};
+
+use super::Export;
+use crate::files::Begun;
+use packets::{Packets, Thread, number};
+use proto::{Annotation, Callstack, TrackEvent};
+
+/// Where those stand who made others late and whose process is not known.
+const CULPRITS: &str = "culprits";
+/// Where gaps are.
+const RECORDING: &str = "recording";
+/// Of each snapshot, so many stacks.
+const STACKS: usize = 10;
+/// So many threads are remembered with their processes.
+const THREADS: usize = 100_000;
+
+/// A trace that is being written.
+pub struct Trace {
+    packets: Packets,
+    header: Header,
+    flows: u64,
+    /// Threads by what causes call them: their process's number and name, their number, and their name.
+    threads: HashMap<String, Known>,
+    has_told_header: bool,
+}
+
+#[derive(Clone)]
+struct Known {
+    pid: i32,
+    tid: i64,
+    name: String,
+    process: String,
+}
+
+/// Who took a part of a wait.
+struct Part<'a> {
+    kind: CauseKind,
+    who: &'a str,
+    from_ns: u64,
+    to_ns: u64,
+}
+
+impl Trace {
+    /// # Errors
+    /// When it cannot be written.
+    pub fn begin(out: Begun, header: &Header) -> io::Result<Self> {
+        // Traces of several recordings may be put together.
+        let flows = number(&["flows", &header.host, &header.boot_id, &header.start_unix_ns.to_string()]) << 24;
+        let header = header.clone();
+        Ok(Trace { packets: Packets::new(out), header, flows, threads: HashMap::new(), has_told_header: false })
+    }
+
+    /// Before anything that has a time.
+    fn tell_header(&mut self) -> io::Result<()> {
+        if self.has_told_header {
+            return Ok(());
+        }
+        self.has_told_header = true;
+        let Header { host, kernel, start_unix_ns, .. } = self.header.clone();
+        if !self.packets.has_clock() {
+            // Without clocks there is that of the stamps alone.
+            let (at_unix_ns, monotonic_ns, boottime_ns) = (start_unix_ns, start_unix_ns, start_unix_ns);
+            self.packets.clock(&Clock { at_unix_ns, monotonic_ns, boottime_ns })?;
+        }
+        let sources: Vec<String> = self.header.sources.iter().map(|of| of.source.clone()).collect();
+        let debug_annotations = vec![
+            Annotation::text("host", &host),
+            Annotation::text("kernel", &kernel),
+            Annotation::number("cpus", self.header.cpus.into()),
+            Annotation::texts("sources", &sources),
+            Annotation::text("whylate", &self.header.whylate),
+        ];
+        let track_uuid = self.packets.root(RECORDING)?;
+        let name = printable(&format!("whylate on {host}"));
+        let event = TrackEvent { track_uuid, name, debug_annotations, ..TrackEvent::default() };
+        self.packets.instant(self.packets.boot_ns(start_unix_ns), event)
+    }
+
+    fn snapshot(&mut self, snapshot: &Snapshot) -> io::Result<()> {
+        let from_ns = self.packets.boot_ns(snapshot.start_unix_ns);
+        let to_ns = from_ns.saturating_add(snapshot.duration_ns);
+        let root = self.packets.root(&snapshot.source)?;
+        self.figures(root, snapshot, from_ns)?;
+        let lost: Vec<(&String, &u64)> = snapshot.lost.iter().filter(|(_, count)| **count > 0).collect();
+        if !lost.is_empty() {
+            let name = format!("{} events lost", lost.iter().map(|(_, count)| **count).sum::<u64>());
+            let debug_annotations = lost.into_iter().map(|(why, count)| Annotation::number(why, *count)).collect();
+            let event = TrackEvent { track_uuid: root, name, debug_annotations, ..TrackEvent::default() };
+            self.packets.instant(to_ns, event)?;
+        }
+        self.stacks(root, snapshot, from_ns)?;
+        // In order of time, few lanes are enough.
+        let mut late: Vec<&LateEvent> = snapshot.late.iter().collect();
+        late.sort_by_key(|event| event.at_unix_ns.saturating_sub(event.latency_ns));
+        late.into_iter().try_for_each(|event| self.late(root, &snapshot.source, event))
+    }
+
+    /// The headline figures: each holds until the next one.
+    fn figures(&mut self, root: u64, snapshot: &Snapshot, at_ns: u64) -> io::Result<()> {
+        let Some(card) = named(&snapshot.source) else { return Ok(()) };
+        let figures = (card.figures)(snapshot);
+        let a_second = figures.count() as f64 * 1e9 / snapshot.duration_ns.max(1) as f64;
+        let source = card.name;
+        let track = self.packets.counter(root, &format!("{source}: count a second"), false)?;
+        self.packets.measure(at_ns, track, a_second)?;
+        for (name, value) in [("p99", figures.quantile_ns(0.99)), ("max", figures.max_ns())] {
+            let track = self.packets.counter(root, &format!("{source}: {name}"), true)?;
+            self.packets.count(at_ns, track, i64::try_from(value).unwrap_or(i64::MAX))?;
+        }
+        Ok(())
+    }
+
+    /// The heaviest stacks: they have a weight, and no place in the snapshot's span.
+    fn stacks(&mut self, root: u64, snapshot: &Snapshot, at_ns: u64) -> io::Result<()> {
+        let mut stacks: Vec<_> = snapshot.stacks.iter().collect();
+        stacks.sort_by_key(|stack| Reverse(stack.weight_ns));
+        stacks.truncate(STACKS);
+        if stacks.is_empty() {
+            return Ok(());
+        }
+        let told = stacks.into_iter().map(|stack| {
+            let labels = stack.labels.iter().map(|(name, value)| Annotation::text(name, value));
+            let weight = [Annotation::number("weight_ns", stack.weight_ns)];
+            let frames = [("kernel", &stack.kernel), ("user", &stack.user)];
+            let frames = frames.into_iter().filter(|(_, frames)| !frames.is_empty());
+            let frames = frames.map(|(name, frames)| Annotation::texts(name, frames));
+            Annotation::map("", labels.chain(weight).chain(frames).collect())
+        });
+        let debug_annotations = vec![Annotation::list("stacks", told.collect())];
+        let name = "heaviest stacks".to_owned();
+        let event = TrackEvent { track_uuid: root, name, debug_annotations, ..TrackEvent::default() };
+        self.packets.instant(at_ns, event)
+    }
+
+    fn late(&mut self, root: u64, source: &str, event: &LateEvent) -> io::Result<()> {
+        self.remember(event);
+        let to_ns = self.packets.boot_ns(event.at_unix_ns);
+        let from_ns = to_ns.saturating_sub(event.latency_ns);
+        let victim = self.threads.get(&event.subject).cloned();
+        let (parent, track) = match &victim {
+            Some(thread) => (self.thread(thread)?, format!("late ({source})")),
+            None => (root, event.subject.clone()),
+        };
+        // Where causes have places, a flow leads to each part of the wait, or else to all of it.
+        let mut flows = Vec::new();
+        if event.path.is_empty() {
+            for cause in &event.causes {
+                flows.extend(self.culprit_of_cause(event, cause, from_ns, to_ns)?);
+            }
+        }
+        let flows_of_path = self.culprits_of_path(event, from_ns)?;
+        let track_uuid = self.packets.lane(parent, &track, from_ns, to_ns)?;
+        let whole = TrackEvent {
+            track_uuid,
+            categories: vec![printable(source)],
+            name: printable(&event.subject),
+            terminating_flow_ids: flows,
+            debug_annotations: about(event),
+            callstack: Callstack::of(if event.inside.is_empty() { &event.stack } else { &event.inside }),
+            ..TrackEvent::default()
+        };
+        self.packets.begin(from_ns, whole)?;
+        let mut at_ns = from_ns;
+        for (name, ns) in &event.phases {
+            let end_ns = at_ns.saturating_add(*ns).min(to_ns);
+            let phase = TrackEvent { track_uuid, name: printable(name), ..TrackEvent::default() };
+            self.packets.slice(at_ns, end_ns, phase)?;
+            at_ns = end_ns;
+        }
+        // Phases and paths are two partitions of the same time: they cross, and need a track each.
+        let of_path = match event.phases.is_empty() || event.path.is_empty() {
+            true => track_uuid,
+            false => self.packets.lane(parent, &format!("{track}: path"), from_ns, to_ns)?,
+        };
+        let mut at_ns = from_ns;
+        for (segment, flow) in event.path.iter().zip(flows_of_path) {
+            let end_ns = at_ns.saturating_add(segment.ns).min(to_ns);
+            if segment.ns > 0 {
+                let name = printable(&format!("{} {}", segment.kind.name(), segment.who));
+                let (terminating_flow_ids, debug_annotations) = (flow.into_iter().collect(), about_segment(segment));
+                let part = TrackEvent {
+                    track_uuid: of_path,
+                    name,
+                    terminating_flow_ids,
+                    debug_annotations,
+                    ..Default::default()
+                };
+                self.packets.slice(at_ns, end_ns, part)?;
+            }
+            at_ns = end_ns;
+        }
+        self.packets.finish(to_ns, track_uuid)
+    }
+
+    /// The flow from a cause to the event.
+    fn culprit_of_cause(
+        &mut self,
+        event: &LateEvent,
+        cause: &Cause,
+        from_ns: u64,
+        to_ns: u64,
+    ) -> io::Result<Option<u64>> {
+        let is_all = cause.ns >= event.latency_ns;
+        let to_ns = if is_all { to_ns } else { from_ns };
+        let about = vec![
+            Annotation::number("ns", cause.ns),
+            Annotation::number("of_ns", event.latency_ns),
+            Annotation::texts("stack", &cause.stack),
+        ];
+        let part = Part { kind: cause.kind, who: &cause.who, from_ns, to_ns };
+        self.culprit(&part, &event.subject, about)
+    }
+
+    /// The flow from each segment's culprit to the segment.
+    fn culprits_of_path(&mut self, event: &LateEvent, from_ns: u64) -> io::Result<Vec<Option<u64>>> {
+        let mut at_ns = from_ns;
+        let mut flows = Vec::with_capacity(event.path.len());
+        for segment in &event.path {
+            let end_ns = at_ns.saturating_add(segment.ns);
+            let part = Part { kind: segment.kind, who: &segment.who, from_ns: at_ns, to_ns: end_ns };
+            let is_own = segment.ns == 0 || segment.who == event.subject;
+            flows.push(if is_own { None } else { self.culprit(&part, &event.subject, Vec::new())? });
+            at_ns = end_ns;
+        }
+        Ok(flows)
+    }
+
+    /// Puts what somebody did onto their own track. Nothing is put there for what nobody is known to have done.
+    fn culprit(&mut self, part: &Part<'_>, victim: &str, about: Vec<Annotation>) -> io::Result<Option<u64>> {
+        if part.kind == CauseKind::Unknown || part.who.is_empty() {
+            return Ok(None);
+        }
+        let track_uuid = match self.threads.get(part.who).cloned() {
+            Some(thread) => {
+                let parent = self.thread(&thread)?;
+                self.packets.lane(parent, "made others late", part.from_ns, part.to_ns)?
+            }
+            None => {
+                let root = self.packets.root(CULPRITS)?;
+                self.packets.lane(root, part.who, part.from_ns, part.to_ns)?
+            }
+        };
+        self.flows = self.flows.wrapping_add(1);
+        let name = printable(&format!("{}: {victim} waits", part.kind.name()));
+        let debug_annotations = about;
+        let event =
+            TrackEvent { track_uuid, name, flow_ids: vec![self.flows], debug_annotations, ..Default::default() };
+        match part.from_ns == part.to_ns {
+            true => self.packets.instant(part.from_ns, event)?,
+            false => self.packets.slice(part.from_ns, part.to_ns, event)?,
+        }
+        Ok(Some(self.flows))
+    }
+
+    fn thread(&mut self, known: &Known) -> io::Result<u64> {
+        let Known { pid, tid, name, process } = known;
+        self.packets.thread(Thread { pid: *pid, tid: *tid, name, process })
+    }
+
+    /// Only labels tell a thread's process; causes have its name and number alone.
+    fn remember(&mut self, event: &LateEvent) {
+        let label = |name: &str| event.labels.get(name).map_or("", String::as_str);
+        let (Ok(pid), Ok(tid)) = (label("pid").parse(), label("tid").parse::<i64>()) else { return };
+        let Some((name, number)) = event.subject.rsplit_once(':') else { return };
+        if number.parse() != Ok(tid) || self.threads.len() >= THREADS {
+            return;
+        }
+        let (name, process) = (name.to_owned(), label("process").to_owned());
+        self.threads.entry(event.subject.clone()).or_insert(Known { pid, tid, name, process });
+    }
+
+    fn gap(&mut self, gap: &Gap) -> io::Result<()> {
+        let from_ns = self.packets.boot_ns(gap.start_unix_ns);
+        let to_ns = from_ns.saturating_add(gap.duration_ns);
+        let root = self.packets.root(RECORDING)?;
+        let track_uuid = self.packets.lane(root, "gaps", from_ns, to_ns)?;
+        let name = printable(&gap.reason);
+        let debug_annotations = vec![Annotation::number("count", gap.count)];
+        let event = TrackEvent { track_uuid, name, debug_annotations, ..TrackEvent::default() };
+        match gap.duration_ns {
+            0 => self.packets.instant(from_ns, event),
+            _ => self.packets.slice(from_ns, to_ns, event),
+        }
+    }
+}
+
+impl Export for Trace {
+    fn line(&mut self, line: &Line) -> anyhow::Result<()> {
+        if let Line::Clock(clock) = line {
+            return Ok(self.packets.clock(clock)?);
+        }
+        if matches!(line, Line::Snapshot(_) | Line::Gap(_)) {
+            self.tell_header()?;
+        }
+        match line {
+            Line::Snapshot(snapshot) => self.snapshot(snapshot)?,
+            Line::Gap(gap) => self.gap(gap)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> anyhow::Result<()> {
+        Ok(self.packets.end()?)
+    }
+}
+
+/// What is told of a late event.
+fn about(event: &LateEvent) -> Vec<Annotation> {
+    let mut about = vec![
+        Annotation::text("late", &format_ns(event.latency_ns)),
+        Annotation::number("latency_ns", event.latency_ns),
+    ];
+    about.extend(event.at_most_ns.map(|ns| Annotation::number("at_most_ns", ns)));
+    about.push(Annotation::number("cpu", event.cpu.into()));
+    let labels: Vec<_> = event.labels.iter().map(|(name, value)| Annotation::text(name, value)).collect();
+    about.push(Annotation::map("labels", labels));
+    let causes = event.causes.iter().map(|cause| {
+        let mut entries = vec![
+            Annotation::text("kind", cause.kind.name()),
+            Annotation::text("who", &cause.who),
+            Annotation::number("ns", cause.ns),
+        ];
+        entries.extend(cause.cgroup.as_ref().map(|cgroup| Annotation::text("cgroup", &cgroup.path)));
+        entries.push(Annotation::texts("stack", &cause.stack));
+        Annotation::map("", entries)
+    });
+    about.push(Annotation::list("causes", causes.collect()));
+    about.push(Annotation::texts("stack", &event.stack));
+    about.push(Annotation::texts("inside", &event.inside));
+    about.retain(|one| {
+        one.uint_value.is_some() || one.string_value.is_some() || !one.entries.is_empty() || !one.values.is_empty()
+    });
+    about
+}
+
+fn about_segment(segment: &PathSegment) -> Vec<Annotation> {
+    let text = |name: &'static str, value: &Option<String>| value.as_ref().map(|value| Annotation::text(name, value));
+    let mut about = vec![Annotation::number("depth", segment.depth.into())];
+    let told = [("for", &segment.ready), ("waiter", &segment.waiter), ("via", &segment.via)];
+    about.extend(told.into_iter().filter_map(|(name, value)| text(name, value)));
+    if !segment.stack.is_empty() {
+        about.push(Annotation::texts("stack", &segment.stack));
+    }
+    about
+}

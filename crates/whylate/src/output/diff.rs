@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What differs between two sides, in a table.
+
+use std::io::{self, Write};
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use whylate_model::diff::{About, Diff, LEAST_BLOCKS, Measure, Row, Test, Told, Unit, What};
+use whylate_model::units::{format_ns, printable};
+
+use super::table::{Table, without_middle};
+use super::why;
+
+/// How many stacks are shown by their own, and how much of each.
+const STACKS: usize = 10;
+const FRAMES: usize = 90;
+
+pub fn write(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>) -> io::Result<()> {
+    write_in(out, diff, terminal_columns, &TimeZone::system())
+}
+
+fn write_in(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>, zone: &TimeZone) -> io::Result<()> {
+    for (side, about) in [("before", &diff.before), ("after", &diff.after)] {
+        writeln!(out, "{side:<7} {}", printable(&heading(about, zone)))?;
+    }
+    writeln!(out)?;
+    let Diff { compared, differ, too_little, test, .. } = diff;
+    let is_all = diff.rows.len() as u64 > *differ;
+    if !diff.rows.is_empty() {
+        let (stacks, others): (Vec<&Row>, Vec<&Row>) = diff.rows.iter().partition(|row| is_stack(row));
+        let shown = if is_all { stacks.len() } else { stacks.len().min(STACKS) };
+        // All of them stay in their order.
+        let rows: Vec<&Row> =
+            if is_all { diff.rows.iter().collect() } else { [&others[..], &stacks[..shown]].concat() };
+        table(&rows).write(out, terminal_columns)?;
+        if stacks.len() > shown {
+            writeln!(out, "... and {}", why::counted((stacks.len() - shown) as u64, "more stack"))?;
+        }
+        writeln!(out)?;
+    }
+    let shown = if is_all { "" } else { " (--all shows every row)" };
+    match differ {
+        0 => write!(out, "Nothing differs: {compared} rows are compared")?,
+        _ => write!(out, "{differ} of {compared} rows differ")?,
+    }
+    writeln!(out, "; of {too_little} more there is too little to tell{shown}.")?;
+    write_test(out, test)?;
+    if !diff.not_compared.is_empty() {
+        writeln!(out, "\nNot compared, or with care:")?;
+    }
+    diff.not_compared
+        .iter()
+        .try_for_each(|told| writeln!(out, "    {:<9} {}", printable(&told.source), printable(&told.reason)))
+}
+
+/// Which file, when, how long, of which machine, and what is missing of it.
+fn heading(about: &About, zone: &TimeZone) -> String {
+    let start = match Timestamp::from_nanosecond(about.start_unix_ns.into()) {
+        Ok(stamp) => stamp.to_zoned(zone.clone()).strftime("%Y-%m-%d %H:%M:%S").to_string(),
+        Err(_) => String::new(),
+    };
+    let About { name, host, kernel, lost, .. } = about;
+    let mut told = format!("{name}: {} of {host} ({kernel}) from {start} on", format_ns(about.duration_ns));
+    let events: u64 = lost.values().sum();
+    if events > 0 {
+        let by_source: Vec<String> = lost.iter().map(|(source, count)| format!("{count} {source}")).collect();
+        told += &format!("; lost {}: {}", why::counted(events, "event"), by_source.join(", "));
+    }
+    told
+}
+
+fn write_test(out: &mut dyn Write, test: &Test) -> io::Result<()> {
+    let Test { name, correction, false_share, least_change, block_ns, blocks_before, blocks_after } = test;
+    writeln!(
+        out,
+        "Test: {name}, over {blocks_before} and {blocks_after} blocks of {}. By {correction}, at most {:.0} % of what differs \
+         does so by chance. A change of less than {:.0} % is left out.",
+        format_ns(*block_ns),
+        false_share * 100.0,
+        least_change * 100.0,
+    )?;
+    if (*blocks_before).min(*blocks_after) < LEAST_BLOCKS as u64 {
+        let what = "Both sides have to be as long as that many of the longest snapshots of either";
+        writeln!(out, "Fewer than {LEAST_BLOCKS} blocks tell nothing. {what}.")?;
+    }
+    Ok(())
+}
+
+fn is_stack(row: &Row) -> bool {
+    matches!(row.what, What::Stack { .. })
+}
+
+fn table(rows: &[&Row]) -> Table {
+    let mut table = Table::new("<SOURCE, <WHAT, <FIGURE, BEFORE, AFTER, CHANGE, N BEFORE, N AFTER");
+    for row in rows {
+        let source = if row.source.is_empty() { "all" } else { &row.source };
+        let figure = match row.distribution.is_empty() {
+            true => row.figure.replace('_', " "),
+            false => format!("{} {}", row.distribution.replace('_', " "), row.figure),
+        };
+        table.row(vec![
+            source.to_owned(),
+            what(&row.what),
+            figure,
+            value(&row.before, row.unit),
+            value(&row.after, row.unit),
+            change(row),
+            row.before.count.to_string(),
+            row.after.count.to_string(),
+        ]);
+    }
+    table
+}
+
+fn what(what: &What) -> String {
+    match what {
+        What::Culprit { kind, who } => why::culprit(*kind, who),
+        What::Late { late } => late.clone(),
+        What::Series { labels } => labels.values().map(String::as_str).collect::<Vec<_>>().join(" "),
+        What::Total => "all of them".to_owned(),
+        What::Stack { frames } => without_middle(frames, FRAMES),
+    }
+}
+
+/// Three digits.
+fn short(number: f64) -> String {
+    match number {
+        _ if number == 0.0 || number >= 100.0 => format!("{number:.0}"),
+        _ if number >= 10.0 => format!("{number:.1}"),
+        _ => format!("{number:.2}"),
+    }
+}
+
+fn value(measure: &Measure, unit: Unit) -> String {
+    let Some(value) = measure.value else { return "-".to_owned() };
+    let told = match unit {
+        Unit::Ns => format_ns(value as u64),
+        Unit::NsPerSecond => format!("{}/s", format_ns(value as u64)),
+        Unit::PerSecond => format!("{}/s", short(value)),
+        Unit::PerHour => format!("{}/h", short(value)),
+        Unit::Share => format!("{}%", short(value * 100.0)),
+    };
+    match measure.share {
+        Some(share) if value > 0.0 => format!("{told} ({}%)", short(share * 100.0)),
+        _ => told,
+    }
+}
+
+fn change(row: &Row) -> String {
+    match row.told {
+        Told::NoDifference => return "none".to_owned(),
+        Told::TooLittle => return "too little".to_owned(),
+        Told::Untested => return "no test".to_owned(),
+        Told::More | Told::Less => {}
+    }
+    match (row.before.value, row.after.value) {
+        (None | Some(0.0), _) => "only after".to_owned(),
+        (_, None | Some(0.0)) => "only before".to_owned(),
+        (Some(before), Some(after)) if after >= 2.0 * before => format!("x {}", short(after / before)),
+        (Some(before), Some(after)) => format!("{:+.0}%", (after / before - 1.0) * 100.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use whylate_model::CauseKind;
+    use whylate_model::look::Unmeasured;
+
+    use super::*;
+
+    fn row(source: &str, what: What, figure: &str, distribution: &str, unit: Unit, values: [(u64, f64); 2]) -> Row {
+        let measure = |(count, value)| Measure { count, value: (count > 0).then_some(value), share: None };
+        let told = if values[1].1 > values[0].1 { Told::More } else { Told::Less };
+        let [before, after] = values.map(measure);
+        let (source, figure, distribution) = (source.to_owned(), figure.to_owned(), distribution.to_owned());
+        Row { source, what, figure, distribution, unit, before, after, told, p: Some(1e-6), q: Some(1e-4) }
+    }
+
+    fn written(diff: &Diff) -> String {
+        let mut out = Vec::new();
+        write_in(&mut out, diff, None, &TimeZone::UTC).expect("a vector takes everything");
+        String::from_utf8(out).expect("text")
+    }
+
+    fn diff() -> Diff {
+        let about = |name: &str, lost: &[(&str, u64)]| About {
+            name: name.to_owned(),
+            host: "web1".to_owned(),
+            kernel: "6.12.1".to_owned(),
+            start_unix_ns: 1_795_252_440_123_456_789,
+            duration_ns: 60_000_000_000,
+            lost: lost.iter().map(|&(source, count)| (source.to_owned(), count)).collect(),
+        };
+        let mut culprit = row(
+            "",
+            What::Culprit { kind: CauseKind::Thread, who: "evil\x1b[2J".to_owned() },
+            "delay",
+            "",
+            Unit::NsPerSecond,
+            [(0, 0.0), (31, 2e8)],
+        );
+        (culprit.before, culprit.after.share) = (Measure { value: Some(0.0), ..Measure::default() }, Some(0.451));
+        let late = What::Late { late: "work items, until a worker starts them".to_owned() };
+        let series = What::Series {
+            labels: [("handler", "vmstat_update"), ("workqueue", "mm_percpu_wq")]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
+        };
+        let rows = vec![
+            culprit,
+            row("wq", late, "late", "", Unit::PerHour, [(2, 120.0), (31, 1860.0)]),
+            row("wq", series.clone(), "p99", "latency", Unit::Ns, [(1000, 1e6), (1200, 1.4e6)]),
+            Row {
+                told: Told::Untested,
+                ..row("wq", series.clone(), "max", "latency", Unit::Ns, [(1000, 3e6), (1200, 2e6)])
+            },
+            Row { told: Told::TooLittle, ..row("wq", series, "p50", "pool", Unit::Ns, [(0, 0.0), (5, 2e3)]) },
+            row("irqsoff", What::Total, "rate", "", Unit::PerSecond, [(600, 10.0), (60, 1.0)]),
+            row(
+                "offcpu",
+                What::Stack { frames: "dd;read;-;io_schedule".to_owned() },
+                "share",
+                "",
+                Unit::Share,
+                [(9, 0.012), (3, 0.0041)],
+            ),
+        ];
+        let test = Test {
+            name: "a test".to_owned(),
+            correction: "somebody".to_owned(),
+            false_share: 0.05,
+            least_change: 0.1,
+            block_ns: 2_000_000_000,
+            blocks_before: 30,
+            blocks_after: 30,
+        };
+        let not_compared =
+            vec![Unmeasured { source: "sqpoll".to_owned(), reason: "it was measured after only".to_owned() }];
+        let (before, after) = (about("a.whylate", &[("all", 3), ("wq", 1)]), about("b\n.whylate", &[]));
+        Diff { schema: 1, before, after, test, compared: 212, differ: 5, too_little: 99, not_compared, rows }
+    }
+
+    #[test]
+    fn who_makes_others_late_comes_first_and_the_test_last() {
+        insta::assert_snapshot!(written(&diff()));
+    }
+
+    #[test]
+    fn where_nothing_differs_it_is_said() {
+        let nothing = Diff { rows: Vec::new(), differ: 0, not_compared: Vec::new(), ..diff() };
+        insta::assert_snapshot!(written(&nothing));
+        let few = Diff { test: Test { blocks_after: 3, ..nothing.test.clone() }, ..nothing };
+        assert!(written(&few).ends_with("either.\n"), "{}", written(&few));
+    }
+}

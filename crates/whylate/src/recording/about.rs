@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a recording says of the machine that it was made on.
+
+use std::fs;
+use std::thread;
+
+use jiff::tz::TimeZone;
+use whylate_model::recording::{Clock, FORMAT, Header, Measured};
+use whylate_model::snapshot::SCHEMA;
+use whylate_sources::{clock, pid_namespace};
+
+/// A header without what measures.
+pub fn this_machine() -> Header {
+    let uname = rustix::system::uname();
+    let text = |of: &std::ffi::CStr| of.to_string_lossy().into_owned();
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    Header {
+        recording: FORMAT,
+        schema: SCHEMA,
+        whylate: env!("CARGO_PKG_VERSION").to_owned(),
+        start_unix_ns: clock::unix_ns(),
+        host: text(uname.nodename()),
+        kernel: text(uname.release()),
+        boot_id: boot_id.trim().to_owned(),
+        cpus: thread::available_parallelism().map_or(0, |cpus| cpus.get() as u32),
+        pid_namespace: pid_namespace::own(),
+        time_zone: TimeZone::system().iana_name().unwrap_or_default().to_owned(),
+        ..Header::default()
+    }
+}
+
+/// A header for one source.
+pub fn of_one(source: &str, backend: &str, late_from_ns: Option<u64>) -> Header {
+    let measured = Measured { source: source.to_owned(), backend: backend.to_owned(), late_from_ns, nothing: None };
+    Header { sources: vec![measured], ..this_machine() }
+}
+
+/// All clocks, now.
+pub fn now() -> Clock {
+    Clock { at_unix_ns: clock::unix_ns(), monotonic_ns: clock::monotonic_ns(), boottime_ns: clock::boot_ns() }
+}

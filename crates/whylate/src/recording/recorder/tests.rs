@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+
+use whylate_model::recording::Reader;
+
+use super::*;
+use crate::recording::store::FileStore;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// A file that cannot be written to now and then.
+struct Flaky {
+    file: FileStore,
+    /// How many calls go well before some fail, and how many fail.
+    calls: u32,
+    fails: std::ops::Range<u32>,
+    error: Errno,
+}
+
+impl Flaky {
+    fn call(&mut self) -> io::Result<()> {
+        self.calls += 1;
+        if self.fails.contains(&self.calls) { Err(self.error.into()) } else { Ok(()) }
+    }
+}
+
+impl Store for Flaky {
+    fn begin_frame(&mut self, header: &Header) -> io::Result<()> {
+        self.call().and_then(|()| self.file.begin_frame(header))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if let Err(error) = self.call() {
+            // As of a full disk, a part is there.
+            self.file.write(&bytes[..bytes.len() / 2])?;
+            return Err(error);
+        }
+        self.file.write(bytes)
+    }
+
+    fn end_frame(&mut self, index: &Index) -> io::Result<()> {
+        self.call().and_then(|()| self.file.end_frame(index))
+    }
+
+    fn give_up_frame(&mut self) {
+        self.file.give_up_frame();
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.file.finish()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.file.bytes()
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.file.files()
+    }
+}
+
+fn snapshot(number: u64) -> Snapshot {
+    let mut snapshot = Snapshot::new("wq", "made", "host", number * SECOND_NS);
+    snapshot.duration_ns = SECOND_NS;
+    snapshot.lost = BTreeMap::from([("unmatched".to_owned(), number)]);
+    snapshot
+}
+
+fn tick(number: u64) -> Tick {
+    vec![Line::Snapshot(Box::new(snapshot(number)))]
+}
+
+fn lines(path: &std::path::Path) -> (Vec<Line>, bool) {
+    let mut reader = Reader::new(File::open(path).expect("there")).expect("a recording");
+    let mut lines = Vec::new();
+    while let Some(line) = reader.next_line().expect("it is read") {
+        lines.push(line);
+    }
+    (lines, reader.damage() == whylate_model::recording::Damage::default())
+}
+
+fn numbers(lines: &[Line]) -> Vec<u64> {
+    let number = |line: &Line| match line {
+        Line::Snapshot(snapshot) => Some(snapshot.lost["unmatched"]),
+        _ => None,
+    };
+    lines.iter().filter_map(number).collect()
+}
+
+fn writer(store: impl Store + 'static) -> Writer {
+    let header = Header { recording: 1, schema: 1, ..Header::default() };
+    Writer { retry: Duration::ZERO, ..Writer::new(Box::new(store), header, Arc::default()) }
+}
+
+fn end(mut writer: Writer) {
+    let (sender, receiver) = sync_channel(1);
+    drop(sender);
+    writer.run(&receiver);
+}
+
+#[test]
+fn whatever_fails_and_for_how_long_nothing_is_lost_but_what_is_counted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for error in [Errno::NOSPC, Errno::IO] {
+        for first in 1..36 {
+            let path = folder.path().join(format!("{first}.whylate"));
+            let file = FileStore::create(&path, 0).expect("made");
+            let mut writer = writer(Flaky { file, calls: 0, fails: first..first + 1 + first % 5, error });
+            (0..40).for_each(|number| writer.tick(tick(number)));
+            end(writer);
+            let (lines, is_whole) = lines(&path);
+            let told = numbers(&lines);
+            let missed: u64 = lines.iter().map(|line| if let Line::Gap(gap) = line { gap.count } else { 0 }).sum();
+            assert!(is_whole && told.is_sorted_by(|a, b| a < b), "{first}: {told:?}");
+            assert_eq!(told.len() as u64 + missed, 40, "{first}: {told:?}");
+            let reasons: Vec<&str> = lines
+                .iter()
+                .filter_map(|line| if let Line::Gap(gap) = line { Some(gap.reason.as_str()) } else { None })
+                .collect();
+            let reason = if error == Errno::NOSPC { "disk_full" } else { "write_failed" };
+            assert!(reasons.iter().all(|told| *told == reason), "{reasons:?}");
+        }
+    }
+}
+
+#[test]
+fn what_was_written_before_a_failure_that_lasts_is_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a.whylate");
+    let file = FileStore::create(&path, 0).expect("made");
+    let mut writer = writer(Flaky { file, calls: 0, fails: 9..u32::MAX, error: Errno::NOSPC });
+    (0..40).for_each(|number| writer.tick(tick(number)));
+    assert!(writer.told.problem.lock().expect("told").as_ref().is_some_and(|told| told.contains("free some space")));
+    end(writer);
+    let (lines, is_whole) = lines(&path);
+    assert!(numbers(&lines).len() >= 6 && !is_whole, "{lines:?}");
+}
+
+#[test]
+fn suspends_and_set_clocks_are_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a.whylate");
+    let mut writer = writer(FileStore::create(&path, 0).expect("made"));
+    writer.clock = Clock { at_unix_ns: 1_000 * SECOND_NS, monotonic_ns: 10 * SECOND_NS, boottime_ns: 10 * SECOND_NS };
+    // An hour of sleep, then somebody sets the clock back by a minute.
+    writer.now =
+        || Clock { at_unix_ns: 4_601 * SECOND_NS, monotonic_ns: 11 * SECOND_NS, boottime_ns: 3_611 * SECOND_NS };
+    writer.tick(tick(1));
+    writer.now =
+        || Clock { at_unix_ns: 4_542 * SECOND_NS, monotonic_ns: 12 * SECOND_NS, boottime_ns: 3_612 * SECOND_NS };
+    writer.tick(tick(2));
+    end(writer);
+    let gaps: Vec<(String, u64)> = lines(&path)
+        .0
+        .into_iter()
+        .filter_map(
+            |line| if let Line::Gap(gap) = line { Some((gap.reason, gap.duration_ns / SECOND_NS)) } else { None },
+        )
+        .collect();
+    assert_eq!(gaps, [("suspended".to_owned(), 3_600), ("clock_set".to_owned(), 0)]);
+}
+
+#[test]
+fn late_events_beyond_the_limit_are_counted() {
+    let mut gathered = Gathered::default();
+    (0..LATE_EVENTS + 3).for_each(|_| gathered.add(&LateEvent::default()));
+    let lines = gathered.lines(snapshot(1));
+    assert!(matches!(&lines[1], Line::Gap(gap) if gap.count == 3 && gap.reason == "late_events"));
+    assert_eq!(gathered.lines(snapshot(2)).len(), 1);
+}
+
+#[test]
+fn a_recording_is_its_owners_and_one_program_writes_it() {
+    use std::os::unix::fs::MetadataExt as _;
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a.whylate");
+    let header = Header { recording: 1, schema: 1, ..Header::default() };
+    let mut recorder =
+        Recorder::start(Box::new(FileStore::create(&path, 0).expect("made")), header).expect("it is begun");
+    let refused = FileStore::create(&path, 0).expect_err("it is being written").to_string();
+    assert!(refused.contains("another whylate"), "{refused}");
+    (0..3).for_each(|number| recorder.snapshot(&snapshot(number)));
+    recorder.end().expect("all is written");
+    assert_eq!(fs::metadata(&path).expect("there").mode() & 0o777, 0o600);
+    let (lines, is_whole) = lines(&path);
+    assert!(is_whole && numbers(&lines) == [0, 1, 2]);
+    assert!(matches!(lines.last(), Some(Line::End(_))));
+}

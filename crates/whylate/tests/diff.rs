@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate diff`: of recordings that are made up, and of what is injected while one is made.
+
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/chance.rs"]
+mod chance;
+mod running;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
+use whylate_model::diff::{Diff, Told, What};
+use whylate_model::recording::{Frame, Header, Line, Measured};
+use whylate_model::{Cause, CauseKind, LateEvent, Series, Snapshot};
+
+use chance::{Unjudged, in_rounds};
+use running::{Running, whylate};
+use turn::turn_to_measure;
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// 2026-11-21T09:14:00Z.
+const START_NS: u64 = 1_795_252_440 * SECOND_NS;
+
+/// Only the kernel tests run on emulated CPUs.
+fn is_emulated() -> bool {
+    false
+}
+
+/// A file with a snapshot a second; those of the seconds that are given have a late item as well.
+fn write_recording(path: &Path, seconds: u64, is_late: impl Fn(u64) -> bool) -> Result<()> {
+    let source = "wq".to_owned();
+    let measured = Measured { source, backend: "made".to_owned(), late_from_ns: Some(10_000_000), nothing: None };
+    let header = Header {
+        recording: 1,
+        schema: 1,
+        start_unix_ns: START_NS,
+        host: "web\x1b[2J1".to_owned(),
+        sources: vec![measured],
+        ..Header::default()
+    };
+    let mut lines = vec![Line::Header(header)];
+    for second in 0..seconds {
+        let mut snapshot = Snapshot::new("wq", "made", "web1", START_NS + second * SECOND_NS);
+        snapshot.duration_ns = SECOND_NS;
+        let latencies = (0..50).map(|number| 1_000 * (1 + (number * 37 + second * 11) % 90));
+        snapshot.series.push(Series {
+            labels: [("handler".to_owned(), "vmstat_update".to_owned())].into(),
+            histograms: [("latency".to_owned(), latencies.collect())].into(),
+            ..Series::default()
+        });
+        if is_late(second) {
+            let causes = vec![Cause::new(CauseKind::Thread, format!("evil\x1b[J:{}", second + 1), 40_000_000)];
+            snapshot.late.push(LateEvent { latency_ns: 40_000_000, causes, ..LateEvent::default() });
+        }
+        lines.push(Line::Snapshot(Box::new(snapshot)));
+    }
+    let mut frame = Frame::new()?;
+    for line in &lines {
+        frame.add((serde_json::to_string(line)? + "\n").as_bytes(), line.span_unix_ns())?;
+    }
+    let (bytes, index) = frame.finish()?;
+    Ok(fs::write(path, [&index.to_bytes()[..], &bytes].concat())?)
+}
+
+fn diff(arguments: &[&str]) -> Result<Diff> {
+    let output = whylate(&["diff", "--json"]).args(arguments).output()?;
+    ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).context("it printed no difference")
+}
+
+#[test]
+fn one_recording_is_compared_with_another_or_with_itself() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (path, later) = (folder.path().join("a.whylate"), folder.path().join("b.whylate"));
+    write_recording(&path, 40, |second| second >= 20)?;
+    write_recording(&later, 20, |_| true)?;
+    let [name, later] = [&path, &later].map(|path| path.to_str().unwrap_or_default());
+    let same = diff(&[name, name])?;
+    ensure!(same.rows.is_empty() && same.differ == 0 && same.compared > 2, "{same:?}");
+    let all = diff(&[name, name, "--all"])?;
+    ensure!(all.rows.iter().all(|row| !row.told.differs()) && all.rows.len() as u64 > all.compared);
+    for arguments in [
+        &[name, "--split", "2026-11-21T09:14:20Z"][..],
+        &[name, "--before", "..2026-11-21T09:14:20Z", "--after", "2026-11-21T09:14:20Z.."],
+        &[name, later, "--before", "2026-11-21T09:14:00Z..2026-11-21T09:14:20Z"],
+    ] {
+        let found = diff(arguments)?;
+        let (first, evil) = (&found.rows[0], "evil\x1b[J".to_owned());
+        ensure!(first.what == What::Culprit { kind: CauseKind::Thread, who: evil }, "{arguments:?}: {first:?}");
+        ensure!((first.told, first.before.count, first.after.count) == (Told::More, 0, 20), "{first:?}");
+        ensure!(found.rows.len() == 2 && matches!(found.rows[1].what, What::Late { .. }), "{found:?}");
+        let text = String::from_utf8(whylate(&["diff"]).args(arguments).output()?.stdout)?;
+        ensure!(text.contains("thread evil?[J") && text.contains("only after") && !text.contains('\x1b'), "{text}");
+        ensure!(text.contains("Mann–Whitney U") && text.contains("Benjamini–Hochberg"), "{text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("a.whylate");
+    write_recording(&path, 10, |_| false)?;
+    let name = path.to_str().context("a plain name")?;
+    for (arguments, status, told) in [
+        (&[name][..], 2, "--split"),
+        (&[name, name, "--after", "2026-11-21T09:15:00Z..2026-11-21T09:14:00Z"], 2, "ends before it begins"),
+        (&[name, name, "--after", "2026-11-22T09:15:00Z.."], 1, "nothing of that time"),
+        (&[name, "/dev/null"], 1, "/dev/null"),
+    ] {
+        let output = whylate(&["diff"]).args(arguments).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(status) && said.contains(told), "{arguments:?}: {said}");
+    }
+    Ok(())
+}
+
+/// A kind of injection, and what its first row names.
+type Injection = (&'static [&'static str], &'static str);
+
+const HOG: Injection =
+    (&["hog", "--for", "40ms", "--every", "100ms", "--times", "1400", "--cpu", "0"], "thread whylate-hog");
+/// On the first CPU alone, but for requests and the submission thread.
+const INJECTIONS: [Injection; 7] = [
+    HOG,
+    (&["irqs-off", "--for", "20ms", "--every", "100ms", "--times", "2500", "--cpu", "0"], "irqs_off whylate-irqsoff"),
+    (&["preempt-off", "--for", "20ms", "--every", "100ms", "--times", "2500", "--cpu", "0"], "whylate-preempt"),
+    (&["softirq", "--for", "20ms", "--every", "100ms", "--times", "2500", "--cpu", "0"], "softirq hrtimer"),
+    (&["work", "--items", "11000", "--at-once", "20", "--busy", "5ms", "--cpu", "0"], "work bpf_wq_work"),
+    (&["sqpoll", "--duty", "90", "--for", "10m"], "iou-sqp"),
+    (&["block", "--reads", "5000", "--hogs", "16"], "whylate-hog"),
+];
+
+/// How long each recording is, and each snapshot of it.
+fn record(path: &Path, length: &str, every: &str) -> Result<()> {
+    let output = whylate(&["record", "-d", length, "--every", every, "-o"]).arg(path).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// The same while something is injected.
+fn record_beside(injection: &[&str], path: &Path, length: &str, every: &str) -> Result<()> {
+    let words = [&["inject"], injection].concat();
+    let mut injecting = Running::start(&words)?;
+    injecting.wait_until_it_catches(Signal::INT)?;
+    // Until it disturbs.
+    thread::sleep(Duration::from_millis(500));
+    let recorded = if injecting.is_alive()? { record(path, length, every) } else { Ok(()) };
+    if !injecting.is_alive()? {
+        bail!("it ended: {}", injecting.end()?.1);
+    }
+    injecting.signal(Signal::INT)?;
+    injecting.end()?;
+    recorded
+}
+
+/// What the first row is of, in words to be looked for.
+fn first_row(found: &Diff) -> String {
+    match found.rows.first().map(|row| (&row.source, &row.what)) {
+        Some((_, What::Culprit { kind, who })) => format!("{} {who}", kind.name()),
+        Some((source, what)) => format!("{source} {what:?}"),
+        None => "nothing".to_owned(),
+    }
+}
+
+/// Of the time of all CPUs, which share nobody had since the last call.
+struct Idle(u64, u64);
+
+impl Idle {
+    fn now() -> Result<Idle> {
+        let text = fs::read_to_string("/proc/stat")?;
+        let ticks: Vec<u64> = text.lines().next().unwrap_or_default().split(' ').flat_map(str::parse).collect();
+        ensure!(ticks.len() >= 8, "proc_stat(5) has eight figures");
+        Ok(Idle(ticks[3], ticks[..8].iter().sum()))
+    }
+
+    fn share_since(&self) -> Result<f64> {
+        let now = Idle::now()?;
+        Ok((now.0 - self.0) as f64 / (now.1 - self.1).max(1) as f64)
+    }
+}
+
+/// On a machine with less idle time others delay each other more than what is injected.
+const CALM: f64 = 0.6;
+
+#[test]
+fn what_is_injected_comes_first() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else {
+        println!("skipped: no source measures here");
+        return Ok(());
+    };
+    if let Some(rounds) = std::env::var("WHYLATE_TRIAL").ok().and_then(|rounds| rounds.parse().ok()) {
+        return trial(rounds);
+    }
+    let folder = tempfile::tempdir()?;
+    let (before, after) = (folder.path().join("a.whylate"), folder.path().join("b.whylate"));
+    in_rounds(|| {
+        let began = Idle::now()?;
+        record(&before, "2s", "100ms")?;
+        let idle = began.share_since()?;
+        record_beside(HOG.0, &after, "2s", "100ms")?;
+        let found = diff(&[&before, &after].map(|path| path.to_str().unwrap_or_default()))?;
+        let first = first_row(&found);
+        match first.contains(HOG.1) {
+            true => Ok(()),
+            false if idle < CALM => Err(Unjudged(format!("only {:.0} % idle: {first}", idle * 100.0)).into()),
+            false => bail!("the first row is of {first}"),
+        }
+    })
+}
+
+/// So many rounds of each kind. One recording without anything is compared with two or three.
+fn trial(rounds: usize) -> Result<()> {
+    let (length, every) = ("10s", "250ms");
+    let folder = tempfile::tempdir()?;
+    let (before, after) = (folder.path().join("a.whylate"), folder.path().join("b.whylate"));
+    let (mut found_first, mut idle) = ([0; INJECTIONS.len()], 0.0);
+    for round in 1..=rounds {
+        for (number, (injection, name)) in INJECTIONS.iter().enumerate() {
+            if number % 3 == 0 {
+                let began = Idle::now()?;
+                record(&before, length, every)?;
+                idle = began.share_since()?;
+            }
+            if let Err(error) = record_beside(injection, &after, length, every) {
+                println!("{round} {}: {error:#}", injection[0]);
+                continue;
+            }
+            let found = diff(&[&before, &after].map(|path| path.to_str().unwrap_or_default()))?;
+            let first = first_row(&found);
+            found_first[number] += usize::from(first.contains(name));
+            let (differ, compared) = (found.differ, found.compared);
+            println!(
+                "{round} {}: {first} ({differ} of {compared} rows, {:.0} % idle before)",
+                injection[0],
+                idle * 100.0
+            );
+        }
+    }
+    for ((injection, _), found) in INJECTIONS.iter().zip(found_first) {
+        println!("{}: the first row in {found} of {rounds}", injection[0]);
+    }
+    ensure!(found_first.iter().all(|&found| found == rounds), "not always");
+    Ok(())
+}

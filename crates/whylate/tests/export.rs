@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What `whylate export` makes of a recording, as the programs see it that it is for: Perfetto's own messages and DuckDB, both
+//! from PyPI.
+
+mod export {
+    pub mod made;
+    pub mod python;
+}
+mod running;
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use export::made::{self, BOOT_NS, CULPRIT, EVIL, HOUR_NS, MS, START_NS, recording};
+use export::python::python;
+use running::whylate;
+
+const TRACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/export/trace.py");
+const QUERIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/export/queries.py");
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/sql.md");
+
+/// What it prints, where that goes well.
+fn told(arguments: &[&str]) -> Result<String> {
+    let output = whylate(arguments).env("TZ", "UTC").output()?;
+    ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// What it says where it fails, with its exit status.
+fn refused(arguments: &[&str]) -> Result<(i32, String)> {
+    let output = whylate(arguments).output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    Ok((output.status.code().context("it was killed")?, said))
+}
+
+fn name(path: &Path) -> &str {
+    path.to_str().unwrap_or_default()
+}
+
+fn mode(path: &Path) -> Result<u32> {
+    Ok(fs::metadata(path)?.permissions().mode() & 0o777)
+}
+
+/// The trace of a file as `trace.py` tells it; `None` where there is no Python for it.
+fn decoded(arguments: &[&str]) -> Result<Option<Value>> {
+    let Some(python) = python()? else { return Ok(None) };
+    let output = python.command().arg(TRACE).args(arguments).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(Some(serde_json::from_slice(&output.stdout)?))
+}
+
+fn slices(trace: &Value, matches: impl Fn(&Value) -> bool) -> Vec<&Value> {
+    trace["slices"].as_array().into_iter().flatten().filter(|slice| matches(slice)).collect()
+}
+
+#[test]
+fn a_trace_has_late_events_with_their_parts_at_their_times() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = recording(folder.path())?;
+    let out = folder.path().join("trace");
+    told(&["export", name(&file), "--perfetto", name(&out)])?;
+    ensure!(mode(&out)? == 0o600);
+    let Some(trace) = decoded(&[name(&out)])? else { return Ok(()) };
+    assert_eq!(trace["clocks"][0], json!({"6": BOOT_NS, "3": BOOT_NS - made::ASLEEP_NS, "1": START_NS}));
+
+    // Phases: parts of the event, which add up to it.
+    let at_ns = BOOT_NS + made::LATE_AT_NS;
+    let whole = slices(&trace, |slice| slice["name"] == "slow_work" && slice["to"] == at_ns);
+    ensure!(whole.len() == 1, "{whole:?}");
+    assert_eq!((&whole[0]["from"], &whole[0]["depth"]), (&json!(at_ns - 30 * MS), &json!(0)));
+    assert_eq!(whole[0]["below"], json!(["wq"]));
+    assert_eq!(whole[0]["told"]["causes"][0]["who"], CULPRIT);
+    assert_eq!(whole[0]["frames"], json!(["worker_thread", "queue_work_on"]));
+    let phases = slices(&trace, |slice| {
+        let is_of_it = slice["within"] == "slow_work" && slice["uuid"] == whole[0]["uuid"];
+        is_of_it && slice["to"].as_u64() <= Some(at_ns)
+    });
+    let spans: Vec<_> = phases.iter().map(|phase| (&phase["name"], &phase["from"], &phase["to"])).collect();
+    let (queued, active, end) = (json!(at_ns - 30 * MS), json!(at_ns - 20 * MS), json!(at_ns));
+    assert_eq!(spans, [(&json!("queued"), &queued, &active), (&json!("waiting"), &active, &end)]);
+    // One of two that overlap has a track of its own, with the same name.
+    let both = slices(&trace, |slice| slice["track"] == "slow_work" && slice["depth"] == 0);
+    ensure!(both.iter().any(|slice| slice["uuid"] != whole[0]["uuid"]), "{both:?}");
+
+    // A path: each segment has its place, and whoever had it has a slice of that time with a flow to it.
+    let segments = slices(&trace, |slice| slice["within"] == "postgres:4711");
+    ensure!(segments.len() == 3, "{segments:?}");
+    let waiting = segments[1];
+    assert_eq!(waiting["name"], "running writer:99");
+    assert_eq!(waiting["track"], "late (offcpu)");
+    assert_eq!(waiting["below"], json!(["4700/4711 postgres"]));
+    let of_culprit = slices(&trace, |slice| slice["starts"] == waiting["ends"] && slice["starts"] != json!([]));
+    ensure!(of_culprit.len() == 1, "{of_culprit:?}");
+    assert_eq!(of_culprit[0]["track"], "writer:99");
+    assert_eq!((&of_culprit[0]["from"], &of_culprit[0]["to"]), (&waiting["from"], &waiting["to"]));
+    // A cause without a place is an instant at the beginning.
+    let instant = slices(&trace, |slice| slice["track"] == CULPRIT && slice["told"]["ns"] == 25 * MS);
+    assert_eq!((&instant[0]["from"], &instant[0]["to"]), (&whole[0]["from"], &whole[0]["from"]));
+    assert_eq!(instant[0]["starts"][0], whole[0]["ends"][0]);
+
+    let counters = trace["counters"].as_array().context("counters")?;
+    let p99: Vec<_> = counters.iter().filter(|one| one["track"] == "wq: p99").map(|one| &one["value"]).collect();
+    let printed = told(&["replay", name(&file), "wq", "--json", "1"])?;
+    let mut expected = Vec::new();
+    for line in printed.lines() {
+        let snapshot: whylate_model::Snapshot = serde_json::from_str(line)?;
+        expected.push(json!(snapshot.total("latency").quantile_ns(0.99)));
+    }
+    assert_eq!(p99, expected.iter().collect::<Vec<_>>());
+    ensure!(!trace.to_string().contains("\\u001b"), "names reach terminals");
+    ensure!(!slices(&trace, |slice| slice["name"] == "suspended").is_empty());
+    Ok(())
+}
+
+#[test]
+fn a_trace_that_is_cut_is_read_up_to_the_cut() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (file, out) = (recording(folder.path())?, folder.path().join("trace"));
+    told(&["export", name(&file), "--perfetto", name(&out)])?;
+    let whole = fs::read(&out)?;
+    let mut before = 0;
+    for part in 1..=4 {
+        let cut = folder.path().join("cut");
+        fs::write(&cut, &whole[..whole.len() * part / 4 - part % 4])?;
+        let Some(trace) = decoded(&[name(&cut), "--cut"])? else { return Ok(()) };
+        let now = slices(&trace, |_| true).len();
+        ensure!(now > before, "{now} slices at {part} of 4, {before} before");
+        before = now;
+    }
+    Ok(())
+}
+
+/// What each query of the document told: of the recording and of the tables, in turns.
+fn answers(file: &Path, tables: &Path) -> Result<Option<Vec<Value>>> {
+    let Some(python) = python()? else { return Ok(None) };
+    let output = python.command().args([QUERIES, DOCUMENT, name(file), name(tables)]).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let lines = String::from_utf8(output.stdout)?;
+    Ok(Some(lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?))
+}
+
+#[test]
+fn sql_gives_the_figures_that_whylate_prints() -> Result<()> {
+    if !cfg!(feature = "parquet") {
+        println!("skipped: it is built without Parquet (--features parquet)");
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let (file, tables) = (recording(folder.path())?, folder.path().join("tables"));
+    told(&["export", name(&file), "--parquet", name(&tables)])?;
+    assert_eq!((mode(&tables)?, mode(&tables.join("late.parquet"))?), (0o700, 0o600));
+    let Some(answers) = answers(&file, &tables)? else { return Ok(()) };
+    let [by_hour, by_hour_of_tables, p99, p99_of_tables, beside, beside_of_tables] = &answers[..] else {
+        anyhow::bail!("{} queries", answers.len())
+    };
+    assert_eq!(by_hour, by_hour_of_tables);
+    assert_eq!(p99, p99_of_tables);
+    // Tables have no control characters.
+    assert_eq!(serde_json::to_string(beside)?.replace("\\u001b", "?"), serde_json::to_string(beside_of_tables)?);
+
+    // Which culprit cost most by hour: the look over each hour ranks them.
+    let mut expected = Vec::new();
+    for hour in ["10", "11"] {
+        let (from, to) = (format!("2026-11-26T{hour}:00:00Z"), format!("2026-11-26T{hour}:59:59Z"));
+        let look: Value =
+            serde_json::from_str(&told(&["replay", name(&file), "--from", &from, "--to", &to, "--json"])?)?;
+        for culprit in look["culprits"].as_array().context("culprits")?.iter().take(3) {
+            let hour = format!("2026-11-26 {hour}:00:00");
+            expected.push(json!([hour, culprit["kind"], culprit["who"], culprit["total_ns"]]));
+        }
+    }
+    assert_eq!(by_hour, &json!(expected));
+    assert_eq!(by_hour.as_array().map(Vec::len), Some(6));
+
+    // The 99th percentile by handler before and after.
+    let of_span = |option: &str, time: &str| -> Result<Vec<(Value, Value)>> {
+        let printed = told(&["replay", name(&file), option, time, "wq", "--json", "7200"])?;
+        ensure!(printed.lines().count() == 1, "{printed}");
+        let snapshot: Value = serde_json::from_str(&printed)?;
+        let series = snapshot["series"].as_array().context("series")?.iter();
+        let latencies = series.filter(|of| of["labels"]["handler"].is_string());
+        Ok(latencies
+            .map(|of| (of["labels"]["handler"].clone(), of["histograms"]["latency"]["p99_ns"].clone()))
+            .collect())
+    };
+    let (before, after) = (of_span("--to", "2026-11-26T10:59:59Z")?, of_span("--from", "2026-11-26T11:00:00Z")?);
+    let mut expected: Vec<Value> =
+        before.iter().zip(&after).map(|((handler, before), (_, after))| json!([handler, before, after])).collect();
+    expected.sort_by_key(|row| row[0].to_string());
+    assert_eq!(p99, &json!(expected));
+    assert_eq!(p99.as_array().map(Vec::len), Some(2));
+
+    // Late events beside which process.
+    let look: Value = serde_json::from_str(&told(&["replay", name(&file), "--json"])?)?;
+    let mut expected: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
+    for culprit in look["culprits"].as_array().context("culprits")? {
+        let Some((name, number)) = culprit["who"].as_str().and_then(|who| who.rsplit_once(':')) else { continue };
+        if number.parse::<u32>().is_err() {
+            continue;
+        }
+        for victims in culprit["victims"].as_array().into_iter().flatten() {
+            let source = victims["source"].as_str().unwrap_or_default();
+            let sum = expected.entry((name.to_owned(), source.to_owned())).or_default();
+            sum.0 += victims["events"].as_u64().context("events")?;
+            sum.1 += victims["total_ns"].as_u64().context("ns")?;
+        }
+    }
+    let mut rows: Vec<Value> = beside.as_array().context("rows")?.clone();
+    rows.sort_by_key(|row| (row[0].to_string(), row[1].to_string()));
+    let expected: Vec<Value> =
+        expected.iter().map(|((name, source), (events, ns))| json!([name, source, events, ns])).collect();
+    assert_eq!(rows, expected);
+    ensure!(beside.as_array().is_some_and(|rows| rows.len() >= 3), "{beside}");
+    Ok(())
+}
+
+#[test]
+fn both_kinds_of_tables_have_the_same_rows() -> Result<()> {
+    if !cfg!(feature = "parquet") {
+        println!("skipped: it is built without Parquet (--features parquet)");
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let (file, tables) = (recording(folder.path())?, folder.path().join("tables"));
+    told(&["export", name(&file), "--parquet", name(&tables), "--csv", name(&tables)])?;
+    let late = fs::read_to_string(tables.join("late.csv"))?;
+    let header = late.lines().next().context("a header")?;
+    ensure!(header.starts_with("snapshot,event,source,subject,ended,start,latency_ns,"), "{header}");
+    assert_eq!(late.lines().count(), 1 + made::LATE);
+    let causes = fs::read_to_string(tables.join("causes.csv"))?;
+    ensure!(causes.contains(r#""'=cmd|'?[2J"",x:7""#), "{causes}");
+    ensure!(!causes.contains('\u{1b}') && made::EVIL.contains('\u{1b}'));
+    let lost = fs::read_to_string(tables.join("lost.csv"))?;
+    ensure!(lost.contains(",suspended,0,true") && lost.contains(",unmatched,3,false"), "{lost}");
+    let Some(python) = python()? else { return Ok(()) };
+    for table in ["snapshots", "series", "buckets", "late", "causes", "path", "stacks", "lost"] {
+        let query = format!(
+            "import duckdb; p = duckdb.sql(\"FROM '{0}/{table}.parquet'\"); \
+             c = duckdb.read_csv('{0}/{table}.csv', all_varchar=True); \
+             assert p.columns == c.columns, p.columns; n = p.shape[0]; \
+             assert n > 0 and n == c.shape[0], n",
+            name(&tables)
+        );
+        let output = python.command().args(["-c", &query]).output()?;
+        ensure!(output.status.success(), "{table}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_part_of_a_recording_has_what_was_seen_then() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (file, tables, out) = (recording(folder.path())?, folder.path().join("t"), folder.path().join("trace"));
+    let from = "2026-11-26T11:00:00Z";
+    told(&["export", name(&file), "--from", from, "--csv", name(&tables), "--perfetto", name(&out)])?;
+    let snapshots = fs::read_to_string(tables.join("snapshots.csv"))?;
+    ensure!(snapshots.lines().skip(1).all(|line| line.contains("2026-11-26T11:")), "{snapshots}");
+    let (status, said) = refused(&["export", name(&file), "--from", "2027-01-01", "--csv", name(&tables)])?;
+    ensure!(status == 1 && said.contains("nothing of that time"), "{said}");
+    let Some(trace) = decoded(&[name(&out)])? else { return Ok(()) };
+    // The clocks are those of that time, although they were told before it.
+    let late = slices(&trace, |slice| slice["name"] == "slow_work");
+    assert_eq!(
+        late.iter().map(|slice| &slice["to"]).max_by_key(|ns| ns.as_u64()),
+        Some(&json!(BOOT_NS + HOUR_NS + made::LATE_AT_NS))
+    );
+    Ok(())
+}
+
+#[test]
+fn nothing_is_written_where_it_does_not_belong() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = recording(folder.path())?;
+    let (status, said) = refused(&["export", name(&file)])?;
+    ensure!(status == 2 && said.contains("--perfetto"), "{said}");
+    let before = fs::read(&file)?;
+    let (status, said) = refused(&["export", name(&file), "--perfetto", name(&file)])?;
+    ensure!(status == 1 && said.contains("the recording itself") && fs::read(&file)? == before, "{said}");
+    let (secret, link) = (folder.path().join("secret"), folder.path().join("link"));
+    fs::write(&secret, "content")?;
+    symlink(&secret, &link)?;
+    let (status, said) = refused(&["export", name(&file), "--perfetto", name(&link)])?;
+    ensure!(status == 1 && said.contains("symbolic link") && fs::read(&secret)? == b"content", "{said}");
+    let tables = folder.path().join("tables");
+    fs::create_dir(&tables)?;
+    symlink(&secret, tables.join("path.csv"))?;
+    let (status, said) = refused(&["export", name(&file), "--csv", name(&tables)])?;
+    ensure!(status == 1 && said.contains("symbolic link") && fs::read(&secret)? == b"content", "{said}");
+    ensure!(!tables.join("late.csv").exists(), "what could not be ended is taken away");
+    fs::set_permissions(&secret, Permissions::from_mode(0o600))?;
+    let (status, said) = refused(&["export", name(&secret), "--csv", name(&tables)])?;
+    ensure!(status == 1 && said.contains("no recording"), "{said}");
+    ensure!(EVIL.contains('='));
+    Ok(())
+}

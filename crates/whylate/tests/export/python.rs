@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Python with what reads exports. It is fetched once and kept in the build folder.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use anyhow::Result;
+
+/// Newer ones may print other forms.
+const PACKAGES: [&str; 2] = ["duckdb==2.0.0", "perfetto==0.59.1"];
+
+pub struct Python(PathBuf);
+
+impl Python {
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(self.0.join("bin/python"));
+        command.stdin(Stdio::null());
+        command
+    }
+}
+
+/// `None`, with the reason printed, where it cannot be had.
+pub fn python() -> Result<Option<Python>> {
+    // Tests are threads of one process.
+    static FETCHING: Mutex<Option<String>> = Mutex::new(None);
+    let mut failed = FETCHING.lock().map_err(|_| anyhow::anyhow!("another test has failed"))?;
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("python");
+    let (ready, wanted) = (folder.join("ready"), PACKAGES.join(" "));
+    if fs::read_to_string(&ready).is_ok_and(|is| is == wanted) {
+        return Ok(Some(Python(folder)));
+    }
+    if failed.is_none() {
+        *failed = fetch(&folder).err();
+    }
+    if let Some(reason) = &*failed {
+        println!("skipped: {reason}");
+        return Ok(None);
+    }
+    fs::write(&ready, wanted)?;
+    Ok(Some(Python(folder)))
+}
+
+fn fetch(folder: &Path) -> Result<(), String> {
+    let run = |command: &mut Command, what: &str| match command.stdin(Stdio::null()).output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(format!("{what}: {}", said.lines().last().unwrap_or_default()))
+        }
+        Err(error) => Err(format!("{what}: {error}")),
+    };
+    let what = "no Python with venv (install python3-venv)";
+    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(folder), what)?;
+    let options = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"];
+    let patience = ["--timeout", "15", "--retries", "1"];
+    let mut pip = Command::new(folder.join("bin/python"));
+    run(pip.args(options).args(patience).args(PACKAGES), "PyPI cannot be reached")
+}

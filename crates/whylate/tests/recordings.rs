@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Recordings made live: they replay what was shown, and stay readable however they end.
+
+mod running;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use whylate_model::recording::{Damage, Line, Reader};
+
+use running::{Running, whylate};
+use turn::turn_to_measure;
+
+/// What is shown of each source, and by the look.
+const SHOWN: [&[&str]; 8] = [
+    &["wq", "--table", "--why", "100us", "1", "2"],
+    &["wq", "--why", "100us", "--worst", "3", "--json", "-d", "2s"],
+    &["timerlat", "top", "-d", "2s"],
+    &["irqsoff", "--why", "500us", "1", "2"],
+    &["offcpu", "--why", "1ms", "-d", "2s"],
+    &["sqpoll", "1", "2"],
+    &["block", "--table", "--why", "100us", "1", "2"],
+    &["-d", "2s"],
+];
+
+fn lines_of(path: &Path) -> Result<(Vec<Line>, Damage)> {
+    let mut reader = Reader::new(File::open(path)?)?;
+    let mut lines = Vec::new();
+    while let Some(line) = reader.next_line()? {
+        lines.push(line);
+    }
+    Ok((lines, reader.damage()))
+}
+
+/// What a command prints that ends well.
+fn printed(command: &mut Command) -> Result<String> {
+    let output = command.output()?;
+    let (text, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "{command:?}: {said}");
+    Ok(text.into_owned())
+}
+
+#[test]
+fn a_recording_shows_what_was_shown_live() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else {
+        println!("skipped: no source measures here");
+        return Ok(());
+    };
+    let folder = tempfile::tempdir()?;
+    // Side by side they take as long as one.
+    thread::scope(|scope| {
+        let all = SHOWN.iter().enumerate().map(|(number, words)| {
+            let path = folder.path().join(format!("{number}.whylate"));
+            scope.spawn(move || -> Result<()> {
+                let live = printed(whylate(words).arg("-o").arg(&path))?;
+                ensure!(!live.is_empty(), "{words:?} shows nothing");
+                ensure!(fs::metadata(&path)?.mode() & 0o777 == 0o600, "others may read {words:?}");
+                let replayed = printed(whylate(&["replay"]).arg(&path).args(*words))?;
+                ensure!(replayed == live, "{words:?} live:\n{live}\nreplayed:\n{replayed}");
+                let (lines, damage) = lines_of(&path)?;
+                ensure!(damage == Damage::default() && matches!(lines.last(), Some(Line::End(_))), "{damage:?}");
+                Ok(())
+            })
+        });
+        let all: Vec<_> = all.collect();
+        all.into_iter().try_for_each(|one| one.join().expect("nothing panics"))
+    })
+}
+
+/// How often it is killed.
+fn kills() -> u32 {
+    std::env::var("WHYLATE_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(3)
+}
+
+#[test]
+fn killed_at_any_moment_it_has_lost_nothing_that_was_shown() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else {
+        println!("skipped: no source measures here");
+        return Ok(());
+    };
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("a.whylate");
+    let name = path.to_str().context("a plain name")?;
+    let mut random = 1_u64;
+    for round in 0..kills() {
+        let mut child = Running::start(&["wq", "--json", "-o", name, "0.02"])?;
+        let mut shown = BufReader::new(child.stdout()?).lines();
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let mut seen = Vec::new();
+        for _ in 0..random >> 58 {
+            seen.push(shown.next().context("it ends")??);
+        }
+        thread::sleep(Duration::from_micros((random >> 40) % 20_000));
+        child.signal(Signal::KILL)?;
+        seen.extend(shown.map_while(Result::ok));
+        drop(child);
+        let (lines, _) = lines_of(&path)?;
+        let mut recorded = Vec::new();
+        for line in &lines {
+            if let Line::Snapshot(snapshot) = line {
+                recorded.push(serde_json::to_value(snapshot)?);
+            }
+        }
+        // The thread that writes may be a snapshot behind.
+        ensure!(recorded.len() + 1 >= seen.len(), "round {round}: {} of {} recorded", recorded.len(), seen.len());
+        for (recorded, seen) in recorded.iter().zip(&seen) {
+            ensure!(*recorded == serde_json::from_str::<serde_json::Value>(seen)?, "round {round}: {seen}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn all_sources_are_recorded_and_no_command_line_is() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else {
+        println!("skipped: no source measures here");
+        return Ok(());
+    };
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("a.whylate");
+    let secret = "hunter2-is-a-secret";
+    let mut sleeper = Command::new("sh").args(["-c", "sleep 30; :", secret]).stdout(Stdio::null()).spawn()?;
+    let outcome = printed(whylate(&["record", "-d", "3s", "--why", "5ms", "-o"]).arg(&path));
+    sleeper.kill()?;
+    sleeper.wait()?;
+    outcome?;
+    let header = Reader::new(File::open(&path)?)?.header().clone();
+    let (lines, damage) = lines_of(&path)?;
+    ensure!(damage == Damage::default(), "{damage:?}");
+    ensure!(header.sources.iter().all(|of| of.late_from_ns == Some(5_000_000)), "{header:?}");
+    for measured in &header.sources {
+        let of = |line: &&Line| matches!(line, Line::Snapshot(snapshot) if snapshot.source == measured.source);
+        let snapshots = lines.iter().filter(of).count();
+        ensure!((2..=4).contains(&snapshots), "{snapshots} of {}", measured.source);
+        printed(whylate(&["replay"]).arg(&path).arg(&measured.source))?;
+    }
+    let text: String = lines.iter().map(|line| serde_json::to_string(line).unwrap_or_default()).collect();
+    ensure!(!text.contains(secret), "a command line is recorded");
+    let look = printed(whylate(&["replay"]).arg(&path))?;
+    ensure!(look.contains("SOURCE") && look.contains("timerlat"), "{look}");
+    // A cut file says so, and shows what is there.
+    let bytes = fs::read(&path)?;
+    fs::write(&path, &bytes[..bytes.len() - bytes.len() / 4])?;
+    let cut = whylate(&["replay"]).arg(&path).output()?;
+    let said = String::from_utf8_lossy(&cut.stderr);
+    ensure!(cut.status.success() && said.contains("cut off"), "{said}");
+    Ok(())
+}
