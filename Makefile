@@ -96,6 +96,7 @@ trial: ## how often the true cause is named, in RUNS waits of each kind and RUNS
 	@scripts/install-deps programs
 	WHYLATE_ROUNDS=$(RUNS) $(CARGO) test -q -p whylate-sources --test kernel_paths -- --nocapture --test-threads=1
 	$(CARGO) test -q -p whylate --test real_programs -- --nocapture
+	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test diff what_is_injected -- --nocapture
 	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test services in_a_trial -- --nocapture --test-threads=1
 
 # So many seconds each: `make fuzz FOR=600`; or so many inputs each: `make fuzz INPUTS=10000000`.

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate diff`: of recordings that are made up, and of what is injected while one is made.
 
-#[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/chance.rs"]
-mod chance;
 mod running;
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
@@ -20,18 +17,12 @@ use whylate_model::diff::{Diff, Told, What};
 use whylate_model::recording::{Frame, Header, Line, Measured};
 use whylate_model::{Cause, CauseKind, LateEvent, Series, Snapshot};
 
-use chance::{Unjudged, in_rounds};
 use running::{Running, whylate};
 use turn::turn_to_measure;
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// 2026-11-21T09:14:00Z.
 const START_NS: u64 = 1_795_252_440 * SECOND_NS;
-
-/// Only the kernel tests run on emulated CPUs.
-fn is_emulated() -> bool {
-    false
-}
 
 /// A file with a snapshot a second; those of the seconds that are given have a late item as well.
 fn write_recording(path: &Path, seconds: u64, is_late: impl Fn(u64) -> bool) -> Result<()> {
@@ -187,33 +178,19 @@ impl Idle {
     }
 }
 
-/// On a machine with less idle time others delay each other more than what is injected.
-const CALM: f64 = 0.6;
-
 #[test]
 fn what_is_injected_comes_first() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
-    if let Some(rounds) = std::env::var("WHYLATE_TRIAL").ok().and_then(|rounds| rounds.parse().ok()) {
-        return trial(rounds);
-    }
-    let folder = tempfile::tempdir()?;
-    let (before, after) = (folder.path().join("a.whylate"), folder.path().join("b.whylate"));
-    in_rounds(|| {
-        let began = Idle::now()?;
-        record(&before, "2s", "100ms")?;
-        let idle = began.share_since()?;
-        record_beside(HOG.0, &after, "2s", "100ms")?;
-        let found = diff(&[&before, &after].map(|path| path.to_str().unwrap_or_default()))?;
-        let first = first_row(&found);
-        match first.contains(HOG.1) {
-            true => Ok(()),
-            false if idle < CALM => Err(Unjudged(format!("only {:.0} % idle: {first}", idle * 100.0)).into()),
-            false => bail!("the first row is of {first}"),
+    match std::env::var("WHYLATE_TRIAL").ok().and_then(|rounds| rounds.parse().ok()) {
+        Some(rounds) => trial(rounds),
+        None => {
+            println!("skipped: it takes two minutes a round (`make trial`)");
+            Ok(())
         }
-    })
+    }
 }
 
 /// So many rounds of each kind. One recording without anything is compared with two or three.

@@ -14,8 +14,8 @@ use parquet::schema::types::{ColumnPath, Type};
 use super::tables::{Cell, Column, Kind, Row, Sink, Table};
 use crate::files::Begun;
 
-/// A group of rows is kept in memory until it is written: so many of them, or so many bytes of text, whichever comes first.
-const GROUP_ROWS: usize = 50_000;
+/// A group of rows is kept in memory until it is written: so many cells, or so many bytes of text, whichever comes first.
+const GROUP_CELLS: usize = 500_000;
 const GROUP_BYTES: usize = 8 << 20;
 /// Columns of names repeat a few; what does not fit is written as it is.
 const DICTIONARY_BYTES: usize = 256 << 10;
@@ -90,7 +90,7 @@ impl File {
             self.bytes += into.add(cell);
         }
         self.rows += 1;
-        if self.rows >= GROUP_ROWS || self.bytes >= GROUP_BYTES {
+        if self.rows * self.columns.len() >= GROUP_CELLS || self.bytes >= GROUP_BYTES {
             self.write_group()?;
         }
         Ok(())
