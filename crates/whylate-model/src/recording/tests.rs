@@ -135,9 +135,8 @@ fn index_at(file: &[u8], at: usize) -> Index {
 
 #[test]
 fn other_files_and_newer_recordings_are_refused() {
-    for bytes in
-        [&b""[..], b"no", b"{\"schema\":1}\n", &[0; 100], &zstd::encode_all(&b"hello\n"[..], 3).expect("a frame")]
-    {
+    assert!(matches!(Reader::new(Cursor::new(b"")), Err(ReadError::Empty)));
+    for bytes in [&b"no"[..], b"{\"schema\":1}\n", &[0; 100], &zstd::encode_all(&b"hello\n"[..], 3).expect("a frame")] {
         assert!(matches!(Reader::new(Cursor::new(bytes)), Err(ReadError::NoRecording)), "{bytes:?}");
     }
     let newer =
