@@ -9,18 +9,53 @@ mod figures;
 #[allow(dead_code)]
 mod graph;
 
-use std::io;
+use std::collections::HashMap;
+use std::io::{self, Cursor};
 use std::sync::OnceLock;
 
 use figures::Figures;
 use libfuzzer_sys::fuzz_target;
+use whylate_model::Merger;
+use whylate_model::diff::{About, Comparison};
 use whylate_model::ftrace::{self, ImportOptions};
 use whylate_model::import::{Imported, Names, Order};
 use whylate_model::path::import::{Trace, Wanted};
+use whylate_model::recording::{Frame, Line, Reader};
 use whylate_model::wait::Classes;
 use whylate_sources::fuzzing;
 
 type Target = fn(&[u8]);
+
+/// What is made of a recording, by whoever reads one.
+fn recorded(bytes: &[u8]) {
+    let Ok(mut reader) = Reader::new(Cursor::new(bytes)) else { return };
+    let sources = reader.header().sources.clone();
+    let mut comparison = Comparison::new([&sources, &sources], 1_000_000_000);
+    let mut mergers: HashMap<String, Merger> = HashMap::new();
+    while let Ok(Some(line)) = reader.next_line() {
+        let Line::Snapshot(snapshot) = line else { continue };
+        for side in 0..2 {
+            comparison.add(side, snapshot.start_unix_ns % 100_000_000_000, (*snapshot).clone());
+        }
+        mergers.entry(snapshot.source.clone()).or_default().add(*snapshot);
+    }
+    let _ = comparison.finish([About::default(), About::default()]);
+    mergers.values_mut().for_each(|merger| drop(merger.take()));
+}
+
+/// A recording with these lines behind a header.
+fn recording_of(lines: &[u8]) -> io::Result<Vec<u8>> {
+    let header = br#"{"line":"header","recording":1,"schema":1,"start":"1970-01-01T00:00:00Z","sources":[
+        {"source":"wq","backend":"bpf","late_from_ns":1},{"source":"offcpu","backend":"bpf","late_from_ns":1}]}"#;
+    let header: Vec<u8> = header.iter().copied().filter(|&byte| byte != b'\n').chain([b'\n']).collect();
+    let mut frame = Frame::new()?;
+    frame.add(&header, None)?;
+    for line in lines.split_inclusive(|&byte| byte == b'\n') {
+        frame.add(line, None)?;
+    }
+    let (bytes, index) = frame.finish()?;
+    Ok([&index.to_bytes()[..], &bytes].concat())
+}
 
 const TARGETS: &[(&str, Target)] = &[
     ("activations", fuzzing::activations),
@@ -30,6 +65,12 @@ const TARGETS: &[(&str, Target)] = &[
     ("fio", |bytes| {
         for (direction, depth) in [("read", 1), ("write", u32::MAX)] {
             Figures::of(&text(bytes), direction).map(|figures| figures.trusted(depth));
+        }
+    }),
+    ("recordings", recorded),
+    ("recorded_lines", |bytes| {
+        if let Ok(file) = recording_of(bytes) {
+            recorded(&file);
         }
     }),
     ("kallsyms", |bytes| fuzzing::kallsyms(&text(bytes))),

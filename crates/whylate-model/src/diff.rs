@@ -30,7 +30,7 @@ use crate::units::rfc3339;
 mod tests;
 
 /// The test, as it is called where results are shown.
-pub const TEST: &str = "Mann–Whitney U, two-sided, widened for correlation of neighbouring blocks";
+pub const TEST: &str = "two-sided Mann–Whitney U, variance corrected for the autocorrelation of blocks";
 /// What is done about the number of comparisons.
 pub const CORRECTION: &str = "Benjamini–Hochberg";
 /// The share of false finds among all finds that is put up with.

@@ -32,101 +32,135 @@ pub enum Merging {
 /// The figure that says for what share of the span the subject of a series was there.
 pub const PRESENT: &str = "present";
 
+/// So many series are told apart in what was merged, and so many stacks.
+const MOST: usize = 1 << 18;
+/// Series and stacks beyond these.
+const BEYOND: &str = "merged_full";
+
 /// Adds up the snapshots of one source, in the order of their spans. Late events are the caller's: there may be many.
 ///
-/// Merging is associative: (a + b) + c is a + (b + c), but for the last digits of averages.
+/// Merging is associative: (a + b) + c is a + (b + c), but for the last digits of averages. So neighbours that are sums of
+/// equally many are added first, and a snapshot is gone through no more often than there are bits in their number.
 #[derive(Debug, Default)]
 pub struct Merger {
-    sum: Option<Snapshot>,
-    series_by_labels: HashMap<Labels, usize>,
-    stacks_by_hash: HashMap<u64, Vec<usize>>,
+    /// Each is a sum of two to the power of its first field.
+    sums: Vec<(u32, Snapshot)>,
 }
 
 impl Merger {
     /// How long the snapshots that were added are in all.
     pub fn duration_ns(&self) -> u64 {
-        self.sum.as_ref().map_or(0, |sum| sum.duration_ns)
+        self.sums.iter().fold(0, |all, (_, sum)| all.saturating_add(sum.duration_ns))
     }
 
     /// Adds the snapshot of the span that follows; its late events are left out.
     pub fn add(&mut self, next: Snapshot) {
-        let Some(sum) = &mut self.sum else {
-            self.begin(next);
-            return;
-        };
-        let spans = (sum.duration_ns, next.duration_ns);
-        sum.duration_ns += next.duration_ns;
-        sum.ended_ns = next.ended_ns;
-        if sum.backend != next.backend {
-            sum.backend = "several".to_owned();
-        }
-        for (reason, count) in next.lost {
-            *sum.lost.entry(reason).or_default() += count;
-        }
-        sum.probe.run_ns += next.probe.run_ns;
-        sum.probe.runs += next.probe.runs;
-        sum.unexplained.events += next.unexplained.events;
-        sum.unexplained.total_ns = sum.unexplained.total_ns.saturating_add(next.unexplained.total_ns);
-        let merging = named(&sum.source).map_or(sum_all as fn(&str) -> Merging, |card: &Card| card.merging);
-        let mut later: Vec<Option<Series>> = vec![None; sum.series.len()];
-        for series in next.series {
-            match self.series_by_labels.get(&series.labels) {
-                Some(&at) if at < later.len() && later[at].is_none() => later[at] = Some(series),
-                // Two of one name in one snapshot.
-                Some(&at) => sum.series[at].absorb(&series),
-                None => {
-                    self.series_by_labels.insert(series.labels.clone(), sum.series.len());
-                    sum.series.push(Series { labels: series.labels.clone(), ..Series::default() });
-                    later.push(Some(series));
-                    if has_presence(merging)
-                        && let Some(new) = sum.series.last_mut()
-                    {
-                        // It was not there in what came before.
-                        new.values.insert(PRESENT.to_owned(), 0.0);
-                    }
-                }
-            }
-        }
-        for (series, later) in sum.series.iter_mut().zip(later) {
-            follow(series, later, spans, merging);
-        }
-        for stack in &mut sum.stacks {
-            // Those are of who is there at the end.
-            stack.age = crate::Histogram::default();
-            stack.waits_for = None;
-        }
-        for stack in next.stacks {
-            let known = self.stacks_by_hash.entry(hash_of(&stack)).or_default();
-            match known.iter().copied().find(|&at| is_same(&sum.stacks[at], &stack)) {
-                Some(at) => {
-                    let into = &mut sum.stacks[at];
-                    into.samples += stack.samples;
-                    into.weight_ns += stack.weight_ns;
-                    into.waits += stack.waits;
-                    into.age.merge(&stack.age);
-                    into.waits_for = stack.waits_for.or(into.waits_for.take());
-                }
-                None => {
-                    known.push(sum.stacks.len());
-                    sum.stacks.push(stack);
-                }
-            }
+        self.sums.push((0, Snapshot { late: Vec::new(), ..next }));
+        while let [.., (of_one, _), (of_other, _)] = self.sums[..]
+            && of_one == of_other
+        {
+            self.add_last_two();
         }
     }
 
-    fn begin(&mut self, first: Snapshot) {
-        self.series_by_labels =
-            first.series.iter().enumerate().map(|(at, series)| (series.labels.clone(), at)).collect();
-        for (at, stack) in first.stacks.iter().enumerate() {
-            self.stacks_by_hash.entry(hash_of(stack)).or_default().push(at);
+    fn add_last_two(&mut self) {
+        if let Some((power, last)) = self.sums.pop()
+            && let Some((into, sum)) = self.sums.last_mut()
+        {
+            *into = power + 1;
+            add(sum, last);
         }
-        self.sum = Some(Snapshot { late: Vec::new(), ..first });
     }
 
     /// What was added, and begins anew; `None` for nothing.
     pub fn take(&mut self) -> Option<Snapshot> {
-        std::mem::take(self).sum
+        while self.sums.len() > 1 {
+            self.add_last_two();
+        }
+        self.sums.pop().map(|(_, sum)| sum)
     }
+}
+
+/// Adds the snapshot of the span that follows.
+fn add(sum: &mut Snapshot, next: Snapshot) {
+    let spans = (sum.duration_ns, next.duration_ns);
+    sum.duration_ns = sum.duration_ns.saturating_add(next.duration_ns);
+    sum.ended_ns = next.ended_ns;
+    if sum.backend != next.backend {
+        sum.backend = "several".to_owned();
+    }
+    sum.probe.run_ns = sum.probe.run_ns.saturating_add(next.probe.run_ns);
+    sum.probe.runs = sum.probe.runs.saturating_add(next.probe.runs);
+    sum.unexplained.events = sum.unexplained.events.saturating_add(next.unexplained.events);
+    sum.unexplained.total_ns = sum.unexplained.total_ns.saturating_add(next.unexplained.total_ns);
+    let beyond = add_series(sum, next.series, spans) + add_stacks(sum, next.stacks);
+    let beyond = (beyond > 0).then(|| (BEYOND.to_owned(), beyond));
+    for (reason, count) in next.lost.into_iter().chain(beyond) {
+        let lost = sum.lost.entry(reason).or_default();
+        *lost = lost.saturating_add(count);
+    }
+}
+
+/// Returns how many there was no room for.
+fn add_series(sum: &mut Snapshot, next: Vec<Series>, spans: (u64, u64)) -> u64 {
+    let merging = named(&sum.source).map_or(sum_all as fn(&str) -> Merging, |card: &Card| card.merging);
+    let mut known: HashMap<Labels, usize> =
+        sum.series.iter().enumerate().map(|(at, series)| (series.labels.clone(), at)).collect();
+    let mut later: Vec<Option<Series>> = vec![None; sum.series.len()];
+    let mut beyond = 0;
+    for series in next {
+        match known.get(&series.labels) {
+            Some(&at) if later[at].is_none() => later[at] = Some(series),
+            // Two of one name in one snapshot.
+            Some(&at) => sum.series[at].absorb(&series),
+            None if sum.series.len() >= MOST => beyond += 1,
+            None => {
+                known.insert(series.labels.clone(), sum.series.len());
+                let mut new = Series { labels: series.labels.clone(), ..Series::default() };
+                if has_presence(merging) {
+                    // It was not there in what came before.
+                    new.values.insert(PRESENT.to_owned(), 0.0);
+                }
+                sum.series.push(new);
+                later.push(Some(series));
+            }
+        }
+    }
+    for (series, later) in sum.series.iter_mut().zip(later) {
+        follow(series, later, spans, merging);
+    }
+    beyond
+}
+
+/// Returns how many there was no room for.
+fn add_stacks(sum: &mut Snapshot, next: Vec<Stack>) -> u64 {
+    let mut known: HashMap<u64, Vec<usize>> = HashMap::new();
+    for (at, stack) in sum.stacks.iter_mut().enumerate() {
+        // Those are of who is there at the end.
+        stack.age = crate::Histogram::default();
+        stack.waits_for = None;
+        known.entry(hash_of(stack)).or_default().push(at);
+    }
+    let mut beyond = 0;
+    for stack in next {
+        let alike = known.entry(hash_of(&stack)).or_default();
+        match alike.iter().copied().find(|&at| is_same(&sum.stacks[at], &stack)) {
+            Some(at) => {
+                let into = &mut sum.stacks[at];
+                into.samples = into.samples.saturating_add(stack.samples);
+                into.weight_ns = into.weight_ns.saturating_add(stack.weight_ns);
+                into.waits = into.waits.saturating_add(stack.waits);
+                into.age.merge(&stack.age);
+                into.waits_for = stack.waits_for.or(into.waits_for.take());
+            }
+            None if sum.stacks.len() >= MOST => beyond += 1,
+            None => {
+                alike.push(sum.stacks.len());
+                sum.stacks.push(stack);
+            }
+        }
+    }
+    beyond
 }
 
 /// Of a source that is not known.
@@ -151,7 +185,7 @@ fn follow(series: &mut Series, later: Option<Series>, spans: (u64, u64), merging
     for (name, steps) in &later.steps {
         series.steps.entry(name.clone()).or_default().merge(steps);
     }
-    let whole_ns = (spans.0 + spans.1) as f64;
+    let whole_ns = spans.0 as f64 + spans.1 as f64;
     let mut names: Vec<String> = series.values.keys().chain(later.values.keys()).cloned().collect();
     names.sort_unstable();
     names.dedup();
@@ -199,6 +233,9 @@ fn follow(series: &mut Series, later: Option<Series>, spans: (u64, u64), merging
 fn hash_of(stack: &Stack) -> u64 {
     let mut hasher = DefaultHasher::new();
     (&stack.labels, &stack.state, &stack.kernel, &stack.user).hash(&mut hasher);
+    if let Some(waker) = &stack.waker {
+        (&waker.labels, &waker.kernel, &waker.user).hash(&mut hasher);
+    }
     hasher.finish()
 }
 
@@ -239,21 +276,12 @@ mod tests {
         values_near && without(one) == without(other)
     }
 
+    const NAMES: [&str; 10] =
+        ["working", "spinning", "utilisation", "share", "queued", "missed", "cpu", PRESENT, "starved_by", "period_ns"];
+
     fn series() -> impl Strategy<Value = Series> {
-        let names = [
-            "working",
-            "spinning",
-            "utilisation",
-            "share",
-            "queued",
-            "missed",
-            "cpu",
-            PRESENT,
-            "starved_by",
-            "period_ns",
-        ];
         let values =
-            prop::collection::btree_map(prop::sample::select(names.map(str::to_owned).to_vec()), 0.0..1.0, 0..6);
+            prop::collection::btree_map(prop::sample::select(NAMES.map(str::to_owned).to_vec()), 0.0..1.0, 0..6);
         (0u8..3, values, prop::collection::vec(0u64..1 << 40, 0..4)).prop_map(|(label, values, latencies)| Series {
             labels: [("handler".to_owned(), label.to_string())].into(),
             histograms: [("latency".to_owned(), latencies.into_iter().collect())].into(),
@@ -280,6 +308,17 @@ mod tests {
             // A source tells of each once.
             series.sort_by(|a, b| a.labels.cmp(&b.labels));
             series.dedup_by(|a, b| a.labels == b.labels);
+            // What follows from other figures is there wherever it follows, and nowhere else.
+            let merging = named(source).map_or(sum_all as fn(&str) -> Merging, |card| card.merging);
+            for series in &mut series {
+                for name in NAMES {
+                    let Merging::Derived(from) = merging(name) else { continue };
+                    series.values.remove(name);
+                    if let Some(value) = from(series) {
+                        series.values.insert(name.to_owned(), value);
+                    }
+                }
+            }
             stacks.sort_by(|a, b| a.labels.cmp(&b.labels));
             stacks.dedup_by(|a, b| a.labels == b.labels);
             let mut snapshot = Snapshot::new(source, "made", "host", 0);

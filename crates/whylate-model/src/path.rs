@@ -29,6 +29,7 @@ mod within;
 
 pub use found::{Found, Names, OTHERS, Path, PathSegment};
 pub use history::Past;
+pub(crate) use walk::DEEPEST;
 pub use walk::walk;
 pub use within::within;
 

@@ -4,13 +4,14 @@
 //! Here is the format alone: [`Frame`] makes bytes of lines, [`Reader`] makes lines of bytes. Who writes files, and when
 //! they are synced, is the program's.
 
+mod credible;
 mod frame;
 mod line;
 mod reader;
 
 pub use frame::{Frame, INDEX_BYTES, Index};
 pub use line::{Account, Clock, End, FORMAT, Gap, Header, Line, Measured};
-pub use reader::{Damage, ReadError, Reader};
+pub use reader::{Damage, MOST_LINE_BYTES, ReadError, Reader};
 
 #[cfg(test)]
 mod tests;

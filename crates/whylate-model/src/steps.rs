@@ -24,8 +24,8 @@ impl Steps {
         if (self.step_ns, self.counts.len()) != (other.step_ns, other.counts.len()) {
             return other.step_ns == 0;
         }
-        self.counts.iter_mut().zip(&other.counts).for_each(|(mine, other)| *mine += other);
-        self.over += other.over;
+        self.counts.iter_mut().zip(&other.counts).for_each(|(mine, other)| *mine = mine.saturating_add(*other));
+        self.over = self.over.saturating_add(other.over);
         true
     }
 }

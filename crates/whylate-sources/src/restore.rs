@@ -116,7 +116,7 @@ impl Restore {
     /// When it is there already, cannot be made, or cannot be written down.
     pub fn make_folder(&mut self, path: &Path) -> anyhow::Result<()> {
         // Whose it is that is there is not known.
-        ensure!(!path.exists(), "{} is there already: remove it", path.display());
+        ensure!(!path.exists(), "{} already exists: remove it", path.display());
         let folder = Change::Folder(path.to_owned());
         self.write_down(&folder)?;
         fs::create_dir(path).with_context(|| format!("cannot make {} (run as root)", path.display()))?;

@@ -2,6 +2,7 @@
 //! Files that are written for the user. They tell of everybody's programs, and whoever writes them may be root in a
 //! folder where others can put something first.
 
+use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
@@ -18,44 +19,65 @@ const MODE: u32 = 0o600;
 /// # Errors
 /// When it is somebody else's, a link, or has another name, or the file system refuses.
 pub fn create(path: &Path) -> io::Result<File> {
+    let file = open(path)?;
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
+/// Makes a file, or opens one of the user's own as it is.
+///
+/// # Errors
+/// As above.
+pub fn open(path: &Path) -> io::Result<File> {
     match create_new(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => empty(path),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open_own(path),
         made => made,
     }
 }
 
-/// Writes a file as a whole: what was begun and could not be ended is taken away, unless it was there before.
+/// Writes a file as a whole, or not at all.
 ///
 /// # Errors
 /// Those of `create`, of the file system, and of whoever writes.
 pub fn write<T, E: From<io::Error>>(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<T, E>) -> Result<T, E> {
-    let was_there = fs::symlink_metadata(path).is_ok();
-    let file = create(path)?;
-    let mut out = BufWriter::new(&file);
-    let written = write(&mut out).and_then(|written| Ok((out.flush()?, written).1));
-    if written.is_err() && !was_there {
-        take_away(&file, path);
-    }
-    written
+    let mut file = Begun::new(path)?;
+    let written = write(&mut file)?;
+    file.end()?;
+    Ok(written)
 }
 
-/// A file that is written bit by bit. Where it is not ended it is taken away, unless it was there before.
+/// A file that is written bit by bit, and is there once it is ended. One that was there before stays until then.
 #[derive(Debug)]
 pub struct Begun {
     out: BufWriter<File>,
     path: PathBuf,
-    was_there: bool,
-    is_ended: bool,
+    /// Where it is written meanwhile; `None` for a device or a FIFO.
+    beside: Option<PathBuf>,
 }
 
 impl Begun {
-    /// Makes it, as `create` does.
+    /// Begins it, where `create` would make it.
     ///
     /// # Errors
     /// As above.
     pub fn new(path: &Path) -> io::Result<Self> {
-        let was_there = fs::symlink_metadata(path).is_ok();
-        Ok(Begun { out: BufWriter::new(create(path)?), path: path.to_owned(), was_there, is_ended: false })
+        let path = path.to_owned();
+        // What may not be written is refused before anything is.
+        if let Ok(about) = fs::symlink_metadata(&path) {
+            let file = open_own(&path)?;
+            if !about.is_file() {
+                return Ok(Begun { out: BufWriter::new(file), path, beside: None });
+            }
+        }
+        let mut name = OsString::from(".");
+        name.push(path.file_name().ok_or_else(|| refused("has no name"))?);
+        name.push(format!(".{}.tmp", std::process::id()));
+        let beside = path.with_file_name(name);
+        // Of a process of this number that was killed.
+        let _ = fs::remove_file(&beside);
+        Ok(Begun { out: BufWriter::new(create_new(&beside)?), path, beside: Some(beside) })
     }
 
     /// All is written.
@@ -64,7 +86,10 @@ impl Begun {
     /// Those of the file system.
     pub fn end(mut self) -> io::Result<()> {
         self.out.flush()?;
-        self.is_ended = true;
+        if let Some(beside) = &self.beside {
+            fs::rename(beside, &self.path)?;
+            self.beside = None;
+        }
         Ok(())
     }
 }
@@ -81,8 +106,8 @@ impl Write for Begun {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        if !self.is_ended && !self.was_there {
-            take_away(self.out.get_ref(), &self.path);
+        if let Some(beside) = &self.beside {
+            take_away(self.out.get_ref(), beside);
         }
     }
 }
@@ -93,14 +118,15 @@ impl Drop for Begun {
 /// As above.
 pub fn try_to_create(path: &Path) -> io::Result<()> {
     let was_there = fs::symlink_metadata(path).is_ok();
-    let file = create(path)?;
+    let file = open(path)?;
     if !was_there {
         take_away(&file, path);
     }
     Ok(())
 }
 
-fn take_away(file: &File, path: &Path) {
+/// Removes a file that nobody is to have.
+pub fn take_away(file: &File, path: &Path) {
     if is_at(file, path) {
         let _ = fs::remove_file(path);
     }
@@ -112,7 +138,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     place(file.metadata()).is_some_and(|one| place(fs::symlink_metadata(path)) == Some(one))
 }
 
-fn empty(path: &Path) -> io::Result<File> {
+fn open_own(path: &Path) -> io::Result<File> {
     // Not even a FIFO without a reader is waited for.
     let careful = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
     let file = OpenOptions::new().write(true).custom_flags(careful).open(path);
@@ -131,7 +157,6 @@ fn empty(path: &Path) -> io::Result<File> {
             return Err(refused("has more than one hard link"));
         }
         file.set_permissions(Permissions::from_mode(MODE))?;
-        file.set_len(0)?;
     }
     fcntl_setfl(&file, OFlags::empty())?;
     Ok(file)
@@ -200,7 +225,7 @@ mod tests {
         assert!(try_to_create(&path).is_ok() && !path.exists());
         write(&path, |out| out.write_all(b"all")).expect("written");
         assert_eq!(fs::read_to_string(&path).expect("there"), "all");
-        assert!(fails().is_err() && path.exists());
+        assert!(fails().is_err() && fs::read_to_string(&path).expect("there") == "all");
     }
 
     #[test]
@@ -217,7 +242,7 @@ mod tests {
         begun().end().expect("written");
         assert_eq!(fs::read_to_string(&path).expect("there"), "all");
         drop(begun());
-        assert!(path.exists());
+        assert_eq!(fs::read_dir(folder.path()).expect("there").count(), 1);
     }
 
     #[test]

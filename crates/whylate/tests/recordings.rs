@@ -9,12 +9,12 @@ mod turn;
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use whylate_model::recording::{Damage, Line, Reader};
 
@@ -154,5 +154,84 @@ fn all_sources_are_recorded_and_no_command_line_is() -> Result<()> {
     let cut = whylate(&["replay"]).arg(&path).output()?;
     let said = String::from_utf8_lossy(&cut.stderr);
     ensure!(cut.status.success() && said.contains("cut off"), "{said}");
+    Ok(())
+}
+
+/// Tries until it is so, for ten seconds.
+fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !is_so()? {
+        ensure!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+fn snapshots_of(path: &Path) -> usize {
+    let lines = lines_of(path).map(|(lines, _)| lines).unwrap_or_default();
+    lines.iter().filter(|line| matches!(line, Line::Snapshot(_))).count()
+}
+
+#[test]
+fn a_look_that_is_killed_has_recorded_what_was_seen_before() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else {
+        println!("skipped: no source measures here");
+        return Ok(());
+    };
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("a.whylate");
+    let child = Running::start(&["-d", "1m", "-o", path.to_str().context("a plain name")?])?;
+    until("nothing is recorded", || Ok(snapshots_of(&path) > 0))?;
+    child.signal(Signal::KILL)?;
+    drop(child);
+    ensure!(snapshots_of(&path) > 0 && lines_of(&path)?.1.is_cut);
+    Ok(())
+}
+
+#[test]
+fn the_flight_recorder_writes_what_was_before_somebody_asks() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else {
+        println!("skipped: no source measures here");
+        return Ok(());
+    };
+    let folder = tempfile::tempdir()?;
+    let mode = |path: &Path| Ok::<_, anyhow::Error>(fs::metadata(path)?.mode() & 0o777);
+    let kept = folder.path().join("kept");
+    let name = kept.to_str().context("a plain name")?;
+    let options = ["--ring", "1m", "--after", "300ms", "--every", "100ms", "--sources", "wq", "-o"];
+    let mut recorder = Running::start(&[&["record"][..], &options, &[&format!("{name}/")]].concat())?;
+    recorder.wait_until_it_catches(Signal::USR1)?;
+    until("there is no folder", || Ok(kept.exists()))?;
+    thread::sleep(Duration::from_millis(2_500));
+    let files = || -> Result<Vec<PathBuf>> {
+        let all = fs::read_dir(&kept)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+        Ok(all.into_iter().filter(|path| path.extension().is_some()).collect())
+    };
+    ensure!(files()?.is_empty() && mode(&kept)? == 0o700, "nobody has asked");
+    let asked_ns = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as u64;
+    recorder.signal(Signal::USR1)?;
+    until("no file is written", || Ok(files()?.first().is_some_and(|path| snapshots_of(path) > 0)))?;
+    thread::sleep(Duration::from_millis(600));
+    recorder.signal(Signal::INT)?;
+    let (status, said) = recorder.end()?;
+    ensure!(status.success() && said.contains("recorded to"), "{said}");
+    let [file] = &files()?[..] else { bail!("{:?}", files()) };
+    let (lines, damage) = lines_of(file)?;
+    ensure!(damage == Damage::default() && mode(file)? == 0o600, "{damage:?}");
+    let spans = lines.iter().filter(|line| matches!(line, Line::Snapshot(_))).filter_map(Line::span_unix_ns);
+    let (before, after) = spans.partition::<Vec<_>, _>(|(_, last_ns)| *last_ns < asked_ns);
+    ensure!(before.len() >= 2 && !after.is_empty(), "{} before, {} after", before.len(), after.len());
+    Ok(())
+}
+
+/// One of each version of the format stays here, and is read for ever.
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recordings/schema-1.whylate");
+
+#[test]
+fn recordings_of_each_version_are_read() -> Result<()> {
+    let look = printed(whylate(&["replay", GOLDEN]).env("TZ", "UTC"))?;
+    let table = printed(whylate(&["replay", GOLDEN, "wq", "--table", "--why", "1ms"]).env("TZ", "UTC"))?;
+    let sleeps = printed(whylate(&["replay", GOLDEN, "offcpu", "--flat"]).env("TZ", "UTC"))?;
+    insta::assert_snapshot!(format!("{look}\n{table}\n{sleeps}"));
     Ok(())
 }

@@ -17,7 +17,7 @@ use crate::{Histogram, LateEvent, Snapshot};
 /// Into so many blocks the shorter side is cut, if its snapshots are short enough.
 const BLOCKS: u64 = 30;
 /// The longer one is cut into no more.
-const MOST_BLOCKS: u64 = 2_000;
+const MOST_BLOCKS: u64 = 300;
 
 /// How long the snapshots of a side are.
 #[derive(Clone, Debug, Default)]
@@ -58,7 +58,7 @@ pub(super) struct Sample {
     pub count: u64,
     /// Nanoseconds, or what else adds up.
     pub amount: f64,
-    pub histogram: Option<Histogram>,
+    pub histogram: Option<Box<Histogram>>,
 }
 
 impl Sample {
@@ -133,7 +133,7 @@ impl Comparison {
         for (mine, others, side) in [(0, 1, "before"), (1, 0, "after")] {
             for one in measured[mine] {
                 match (measured[others].iter().find(|other| other.source == one.source), named(&one.source)) {
-                    (None, _) => comparison.leave_out(&one.source, &format!("it was measured {side} only")),
+                    (None, _) => comparison.leave_out(&one.source, &format!("it was measured only {side}")),
                     (_, None) => comparison.leave_out(&one.source, "this version does not know it"),
                     (Some(other), Some(card)) if mine == 0 => comparison.compare(card, [one, other]),
                     (Some(_), Some(_)) => {}
@@ -176,12 +176,12 @@ impl Comparison {
             _ => None,
         };
         match late_from {
-            None => self.leave_out(card.name, "late events are not compared: one side has none of them recorded"),
+            None => self.leave_out(card.name, "late events are not compared: one side did not record any"),
             Some(LateFrom { is_same: false, events_ns, .. }) => {
                 let from = format_ns(events_ns);
                 self.leave_out(
                     card.name,
-                    &format!("late events are compared from {from} on, as one side has no others"),
+                    &format!("late events are compared from {from} on, as one side recorded no shorter ones"),
                 );
             }
             Some(_) => {}
@@ -314,15 +314,14 @@ impl Comparison {
         for card in 0..self.cards.len() {
             for (side, name) in [(0, "before"), (1, "after")] {
                 if is_missing(&self.sides[side], card) && !is_missing(&self.sides[1 - side], card) {
-                    self.leave_out(self.cards[card].name, &format!("nothing is recorded of it {name}"));
+                    self.leave_out(self.cards[card].name, &format!("nothing of it was recorded {name}"));
                     // What is on one side alone has nothing to be compared with.
                     self.sides[1 - side][card] = OfSource::default();
                 }
             }
         }
         if self.keys.beyond > 0 {
-            let told =
-                format!("{} times something was left out: too many different things were seen", self.keys.beyond);
+            let told = format!("{} values were left out: there were too many different rows", self.keys.beyond);
             self.leave_out("all", &told);
         }
         let longest = |side: &Vec<OfSource>| side.iter().map(|of| of.blocks.len()).max().unwrap_or(0);
@@ -338,5 +337,5 @@ impl Comparison {
 pub(super) const PER_SECOND: &str = "_per_s";
 
 fn of_histogram(histogram: &Histogram) -> Sample {
-    Sample { count: histogram.count(), amount: histogram.sum_ns() as f64, histogram: Some(histogram.clone()) }
+    Sample { count: histogram.count(), amount: histogram.sum_ns() as f64, histogram: Some(Box::new(histogram.clone())) }
 }

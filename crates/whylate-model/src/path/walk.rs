@@ -12,7 +12,7 @@ use super::{Asked, Finding, Hop, Limits, Party, Past, Segment};
 use crate::{CauseKind, thread};
 
 /// Waits within waits are followed so deep.
-const DEEPEST: usize = 64;
+pub(crate) const DEEPEST: usize = 64;
 /// Whoever asks may have seen a thread get its CPU so much earlier than the past tells, where a virtual CPU stops between.
 const SLACK_NS: u64 = 20_000_000;
 

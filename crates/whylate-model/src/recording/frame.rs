@@ -16,6 +16,9 @@ pub const INDEX_BYTES: usize = 8 + PAYLOAD_BYTES;
 /// Which layout the payload has.
 const MARK: [u8; 8] = *b"whylate1";
 
+/// How each begins.
+pub(super) const INDEX_BEGINS: [u8; 16] = *b"\x5e\x2a\x4d\x18\x30\0\0\0whylate1";
+
 /// What is in the frame that follows. All zero while that is being written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Index {

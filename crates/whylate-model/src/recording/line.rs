@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::credible::is_credible;
 use crate::Snapshot;
 use crate::look::Unmeasured;
 use crate::units::rfc3339;
@@ -171,10 +172,10 @@ impl Line {
     pub fn parse(text: &[u8]) -> Result<Line, serde_json::Error> {
         // As it is written, a line that is no snapshot says so first.
         if !text.starts_with(b"{\"line\"") && text.starts_with(b"{\"schema\"") {
-            return Ok(Line::Snapshot(Box::new(serde_json::from_slice(text)?)));
+            return Line::snapshot(text);
         }
         Ok(match serde_json::from_slice::<Kind>(text)?.line.as_deref() {
-            None => Line::Snapshot(Box::new(serde_json::from_slice(text)?)),
+            None => Line::snapshot(text)?,
             Some("header") => Line::Header(serde_json::from_slice(text)?),
             Some("account") => Line::Account(serde_json::from_slice(text)?),
             Some("clock") => Line::Clock(serde_json::from_slice(text)?),
@@ -182,6 +183,14 @@ impl Line {
             Some("end") => Line::End(serde_json::from_slice(text)?),
             Some(_) => Line::Other,
         })
+    }
+
+    fn snapshot(text: &[u8]) -> Result<Line, serde_json::Error> {
+        let snapshot: Snapshot = serde_json::from_slice(text)?;
+        match is_credible(&snapshot) {
+            true => Ok(Line::Snapshot(Box::new(snapshot))),
+            false => Err(serde::de::Error::custom("no stack or path is that deep")),
+        }
     }
 
     /// When what it tells of began and ended, in nanoseconds since 1970; `None` for what has no time.

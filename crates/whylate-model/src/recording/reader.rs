@@ -6,16 +6,21 @@ use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom};
 use thiserror::Error;
 use zstd::stream::read::Decoder;
 
-use super::frame::{INDEX_BYTES, Index, is_skippable};
+use super::frame::{INDEX_BEGINS, INDEX_BYTES, Index, is_skippable};
 use super::line::{FORMAT, Header, Line};
 use crate::snapshot::SCHEMA;
+use crate::units::printable;
 
 /// No frame is longer: memory is taken for one at a time.
 const MOST_FRAME_BYTES: u64 = 256 << 20;
 /// No line is longer.
-const MOST_LINE_BYTES: u64 = 64 << 20;
+pub const MOST_LINE_BYTES: u64 = 64 << 20;
+/// A frame has no more to say: a few bytes may unpack to more than any disk holds.
+const MOST_UNPACKED_BYTES: u64 = 1 << 30;
 /// What a decoder may keep of what came before, as the exponent of a power of two: 8 MiB.
 const WINDOW_LOG: u32 = 23;
+/// What is read at once where nothing tells how much is needed.
+const CHUNK_BYTES: u64 = 64 << 10;
 /// Of a frame with data (RFC 8878).
 const ZSTD: u32 = 0xFD2F_B528;
 
@@ -23,13 +28,13 @@ const ZSTD: u32 = 0xFD2F_B528;
 #[derive(Debug, Error)]
 pub enum ReadError {
     /// It is something else.
-    #[error("it is no recording of whylate (name a file that `whylate record` or -o has written)")]
+    #[error("it is not a whylate recording (name a file that `whylate record` or -o has written)")]
     NoRecording,
     /// Nothing was written to it.
     #[error("it is empty: recording ended before anything was measured")]
     Empty,
     /// A later version has written it.
-    #[error("whylate {whylate} wrote it in a newer form (use that version, or a newer one)")]
+    #[error("whylate {} wrote it in a newer format (use that version, or a newer one)", printable(.whylate))]
     Newer {
         /// That version.
         whylate: String,
@@ -126,14 +131,20 @@ impl<R: Read + Seek> Reader<R> {
             match read {
                 Ok(0) => self.close_frame(false),
                 Ok(_) if text.ends_with(b"\n") => {
-                    self.given += 1;
+                    self.given = self.given.saturating_add(1);
                     match Line::parse(&text) {
                         Ok(line) => return Ok(Some(line)),
                         // The first line of something else.
                         Err(_) if self.header.recording == 0 => return Err(ReadError::NoRecording),
-                        Err(_) => {
-                            self.damage.lines += 1;
-                        }
+                        Err(_) => self.damage.lines += 1,
+                    }
+                }
+                Ok(length) if length as u64 == MOST_LINE_BYTES => {
+                    drop(text);
+                    self.given = self.given.saturating_add(1);
+                    self.damage.lines += 1;
+                    if lines.skip_until(b'\n').is_err() {
+                        self.close_frame(true);
                     }
                 }
                 Ok(_) | Err(_) => self.close_frame(true),
@@ -172,10 +183,9 @@ impl<R: Read + Seek> Reader<R> {
             let number = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
             let (magic, length) = (number(0), u64::from(number(4)));
             if is_skippable(magic) {
-                if known < INDEX_BYTES && 8 + length > left {
-                    self.damage.is_cut = true;
-                    self.at = self.bytes;
-                    return Ok(false);
+                if 8 + length > left {
+                    self.go_on_at_index(8 + length < INDEX_BYTES as u64 * 2)?;
+                    continue;
                 }
                 self.at += 8 + length;
                 match Index::from_bytes(&head).filter(|index| index.is_closed()) {
@@ -189,11 +199,8 @@ impl<R: Read + Seek> Reader<R> {
                 if self.header.recording == 0 {
                     return Err(ReadError::NoRecording);
                 }
-                // Written over: nothing tells where the next one begins.
-                self.damage.frames += 1;
-                self.damage.is_cut = true;
-                self.at = self.bytes;
-                return Ok(false);
+                self.go_on_at_index(false)?;
+                continue;
             }
             self.open_unindexed()?;
             return Ok(true);
@@ -209,7 +216,8 @@ impl<R: Read + Seek> Reader<R> {
         // The header is in the first frame.
         let is_first = self.header.recording == 0;
         self.at = begins.saturating_add(index.bytes);
-        if !is_asked && !is_first && index.bytes <= left {
+        // The last one tells whether the recording was ended.
+        if !is_asked && !is_first && index.bytes < left {
             return Ok(false);
         }
         if index.bytes > left {
@@ -234,21 +242,64 @@ impl<R: Read + Seek> Reader<R> {
 
     /// A frame that was not ended, or that somebody else has made: it may be as long as the rest of the file.
     fn open_unindexed(&mut self) -> Result<(), ReadError> {
-        self.input.seek(SeekFrom::Start(self.at))?;
         let mut compressed = Vec::new();
-        self.input.by_ref().take(MOST_FRAME_BYTES).read_to_end(&mut compressed)?;
-        let all = compressed.len();
-        // How long it is tells where the next one begins; one that is cut has none behind it.
-        let length = zstd::zstd_safe::find_frame_compressed_size(&compressed).unwrap_or(all);
+        let mut wanted = CHUNK_BYTES;
+        // How long it is tells where the next one begins.
+        let length = loop {
+            self.input.seek(SeekFrom::Start(self.at + compressed.len() as u64))?;
+            self.input.by_ref().take(wanted - compressed.len() as u64).read_to_end(&mut compressed)?;
+            match zstd::zstd_safe::find_frame_compressed_size(&compressed) {
+                Ok(length) => break length,
+                Err(_) if (compressed.len() as u64) < wanted || wanted >= MOST_FRAME_BYTES => {
+                    // It is cut, or damaged: then another one may be behind it.
+                    let next = self.index_after(self.at + 1)?;
+                    break next.map_or(compressed.len(), |next| (next - self.at) as usize).min(compressed.len());
+                }
+                Err(_) => wanted *= 2,
+            }
+        };
         compressed.truncate(length);
         self.at += length as u64;
         self.lines = Some(lines_of(Cursor::new(compressed))?);
         Ok(())
+    }
+
+    /// Something was written over, or cut: goes on at the next index.
+    fn go_on_at_index(&mut self, is_end: bool) -> Result<(), ReadError> {
+        let next = self.index_after(self.at + 1)?;
+        self.damage.frames += u64::from(!is_end || next.is_some());
+        self.damage.is_cut |= next.is_none();
+        self.at = next.unwrap_or(self.bytes);
+        Ok(())
+    }
+
+    /// Where the next index is, from there on.
+    fn index_after(&mut self, from: u64) -> Result<Option<u64>, ReadError> {
+        let mut chunk = Vec::new();
+        let mut at = from;
+        while at < self.bytes {
+            self.input.seek(SeekFrom::Start(at))?;
+            chunk.clear();
+            self.input.by_ref().take(CHUNK_BYTES).read_to_end(&mut chunk)?;
+            let found = chunk.windows(INDEX_BYTES).position(|bytes| {
+                bytes.starts_with(&INDEX_BEGINS)
+                    && bytes.try_into().is_ok_and(|bytes| Index::from_bytes(bytes).is_some())
+            });
+            if let Some(found) = found {
+                return Ok(Some(at + found as u64));
+            }
+            // One may begin in this chunk and end in the next one.
+            match chunk.len().checked_sub(INDEX_BYTES - 1) {
+                Some(passed) if passed > 0 => at += passed as u64,
+                _ => break,
+            }
+        }
+        Ok(None)
     }
 }
 
 fn lines_of(compressed: Cursor<Vec<u8>>) -> io::Result<Box<dyn BufRead>> {
     let mut decoder = Decoder::with_buffer(compressed)?.single_frame();
     decoder.window_log_max(WINDOW_LOG)?;
-    Ok(Box::new(BufReader::new(decoder)))
+    Ok(Box::new(BufReader::new(decoder.take(MOST_UNPACKED_BYTES))))
 }

@@ -5,7 +5,8 @@ use std::io::Cursor;
 use proptest::prelude::*;
 
 use super::*;
-use crate::Snapshot;
+use crate::path::PathSegment;
+use crate::{LateEvent, Snapshot};
 
 fn bytes_of(line: &Line) -> Vec<u8> {
     let mut bytes = serde_json::to_vec(line).expect("a line serialises");
@@ -105,9 +106,10 @@ fn a_frame_that_was_not_ended_is_read_as_far_as_it_was_flushed() {
 
 #[test]
 fn only_frames_of_the_span_are_read() {
-    let file = file(&[4, 4, 4], false);
+    let file = file(&[4, 4, 4, 1], false);
     let (numbers, _) = read(&file, (5_500_000_000, 6_000_000_000)).expect("a recording");
-    assert_eq!(numbers, [4, 5, 6, 7]);
+    // And the last one, which tells whether the recording was ended.
+    assert_eq!(numbers, [4, 5, 6, 7, 12]);
 }
 
 #[test]
@@ -118,6 +120,52 @@ fn what_is_damaged_is_counted_and_the_rest_is_read() {
     let (numbers, damage) = read(&file, ALWAYS).expect("a recording");
     assert_eq!(numbers, [0, 1, 2, 3, 8, 9, 10, 11]);
     assert_eq!(damage, Damage { frames: 1, lines: 4, is_cut: false });
+}
+
+#[test]
+fn what_follows_an_index_that_was_written_over_is_read() {
+    for (at, flipped) in [(0, 0x55), (1, 0xff), (5, 0x40), (20, 0x01)] {
+        let mut file = file(&[4, 4, 4], false);
+        let second = bytes_of_frame(&file, 0);
+        file[second + at] ^= flipped;
+        let (numbers, damage) = read(&file, ALWAYS).expect("a recording");
+        assert!(numbers.ends_with(&[4, 5, 6, 7, 8, 9, 10, 11]), "{at}: {numbers:?}, {damage:?}");
+    }
+}
+
+#[test]
+fn whether_it_was_ended_is_told_of_any_span() {
+    let mut file = file(&[4, 4], false);
+    let mut frame = Frame::new().expect("memory");
+    let end = Line::End(End { at_unix_ns: 8_000_000_000 });
+    frame.add(&bytes_of(&end), end.span_unix_ns()).expect("memory");
+    let (bytes, index) = frame.finish().expect("memory");
+    file.extend(index.to_bytes());
+    file.extend(bytes);
+    for span in [(0, 1), (u64::MAX - 1, u64::MAX)] {
+        let mut reader = Reader::new(Cursor::new(&file)).expect("a recording").within(span.0, span.1);
+        let lines: Vec<Line> = std::iter::from_fn(|| reader.next_line().expect("read")).collect();
+        assert!(matches!(lines.last(), Some(Line::End(_))), "{lines:?}");
+    }
+}
+
+#[test]
+fn what_is_made_to_do_harm_is_counted_as_damage() {
+    let of_depth = |depth| {
+        let segment = PathSegment { depth, ..PathSegment::default() };
+        let late = vec![LateEvent { path: vec![segment], ..LateEvent::default() }];
+        Line::Snapshot(Box::new(Snapshot { late, ..Snapshot::new("offcpu", "made", "host", 0) }))
+    };
+    assert!(Line::parse(&bytes_of(&of_depth(64))).is_ok());
+    assert!(Line::parse(&bytes_of(&of_depth(1_000_000))).is_err());
+    // Frames of other programs, each of a few bytes, and one line that is too long.
+    let mut file = file(&[2], false);
+    let small = zstd::encode_all(&b"\n"[..], 3).expect("a frame");
+    let long = zstd::encode_all(&vec![b' '; MOST_LINE_BYTES as usize + 9][..], 1).expect("a frame");
+    (0..20_000).for_each(|_| file.extend(&small));
+    file.extend(long);
+    let (numbers, damage) = read(&file, ALWAYS).expect("a recording");
+    assert_eq!((numbers.len(), damage.lines), (2, 20_001));
 }
 
 /// How long a frame is, with its index.

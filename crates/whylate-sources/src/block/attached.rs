@@ -2,7 +2,7 @@
 //! The loaded programs and what they have gathered.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fs;
 use std::os::fd::AsFd as _;
 use std::rc::Rc;
@@ -259,35 +259,50 @@ impl Attached for AttachedBlock {
         attach::poll(ring, wait)?;
         // After them: what was done before a late request is there.
         self.read_kept();
+        let late: Vec<done_request> = self.late.borrow_mut().drain(..).collect();
+        let mut events: Vec<Option<LateEvent>> = late.iter().map(|_| None).collect();
         let mut spent = Duration::ZERO;
-        // Taken out one by one: `each` may take long, and more may come in meanwhile.
-        loop {
-            let taken = self.late.borrow_mut().pop_front();
-            let Some(late) = taken else { return Ok(()) };
-            let mut event = late::event_of(&late, &mut self.names);
+        for at in in_turn(&late, |late| late.request.facts.pid) {
+            let late = &late[at];
+            let mut event = late::event_of(late, &mut self.names);
             let is_explained = self.explain_over_ns.is_some_and(|over_ns| event.latency_ns >= over_ns);
-            match self.kept.as_ref().filter(|_| is_explained) {
-                Some(_) if spent > BUDGET => {
+            if let Some(kept) = self.kept.as_ref().filter(|_| is_explained) {
+                if spent > BUDGET {
                     self.unexplained.events += 1;
                     self.unexplained.total_ns += event.latency_ns;
                     continue;
                 }
-                Some(kept) => {
-                    let began = Instant::now();
-                    let usual_device_ns = kept.usual_device_ns(&late);
-                    let cpus = cpus_of(&late, usual_device_ns, self.account.as_ref(), &mut self.names);
-                    kept.explain(&late, &mut event, &mut self.names, cpus, self.keep_evidence);
-                    spent += began.elapsed();
-                }
-                None => {}
+                let began = Instant::now();
+                let usual_device_ns = kept.usual_device_ns(late);
+                let cpus = cpus_of(late, usual_device_ns, self.account.as_ref(), &mut self.names);
+                kept.explain(late, &mut event, &mut self.names, cpus, self.keep_evidence);
+                spent += began.elapsed();
             }
-            each(event);
+            events[at] = Some(event);
         }
+        // In the order in which they were done.
+        events.into_iter().flatten().for_each(each);
+        Ok(())
     }
 
     fn weaker(&self) -> Option<&str> {
         self.account.as_ref().and_then(Account::weaker)
     }
+}
+
+/// Everybody's first before anybody's second, and of these first whoever has few: a process that has hundreds late at
+/// once leaves time to explain what it does to others.
+fn in_turn<T>(late: &[T], whose: impl Fn(&T) -> u32) -> Vec<usize> {
+    let mut counts: HashMap<u32, usize> = HashMap::new();
+    let mut turns = Vec::with_capacity(late.len());
+    for one in late {
+        let count = counts.entry(whose(one)).or_default();
+        turns.push(*count);
+        *count += 1;
+    }
+    let mut order: Vec<usize> = (0..late.len()).collect();
+    order.sort_by_key(|&at| (turns[at], counts[&whose(&late[at])]));
+    order
 }
 
 /// Who had the CPU that ended it since it was told of it, and the one with the device's interrupt since it was issued.
@@ -305,5 +320,17 @@ fn cpus_of(late: &done_request, usual_device_ns: u64, account: Option<&Account>,
         usual_device_ns,
         interrupted: interrupted.and_then(|cpu| account.lately_late(cpu, before, BEFORE, names.symbols())),
         ended_on: account.lately(late.cpu, told_ns..late.completed_ns, UNTIL_DONE, names.symbols()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_turn;
+
+    #[test]
+    fn everybody_has_a_turn_before_anybodys_second() {
+        let late = [7, 7, 8, 7, 9, 8];
+        let order: Vec<u32> = in_turn(&late, |&pid| pid).into_iter().map(|at| late[at]).collect();
+        assert_eq!(order, [9, 8, 7, 8, 7, 7]);
     }
 }

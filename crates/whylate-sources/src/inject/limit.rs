@@ -29,8 +29,8 @@ impl Limit {
         let hierarchy = usable()?;
         let Hierarchy { root, is_of_v1 } = &hierarchy;
         let number = fs::read_to_string(format!("/sys/block/{disk}/dev"));
-        let number = number.with_context(|| format!("cannot tell the number of {disk}"))?;
-        let before = cgroups::own_path(&hierarchy).context("cannot tell which cgroup this is")?;
+        let number = number.with_context(|| format!("cannot read the device number of {disk}"))?;
+        let before = cgroups::own_path(&hierarchy).context("cannot find the cgroup of this process")?;
         let path = format!("/whylate-inject-{}", std::process::id());
         let of = |path: &str| root.join(path.trim_start_matches('/'));
         let (threads, limit, line) = if *is_of_v1 {
@@ -45,7 +45,7 @@ impl Limit {
         restore.make_folder(&of(&path))?;
         let limits = of(&path).join(limit);
         if !limits.exists() {
-            return Err(unsupported("this kernel has no limits of disks (CONFIG_BLK_DEV_THROTTLING)"));
+            return Err(unsupported("this kernel cannot throttle disks (it needs CONFIG_BLK_DEV_THROTTLING)"));
         }
         // It goes with the cgroup.
         fs::write(&limits, line).with_context(|| format!("cannot write to {}", limits.display()))?;
@@ -78,7 +78,7 @@ fn usable() -> Result<Hierarchy, AttachError> {
             || fs::read_to_string(hierarchy.root.join("cgroup.controllers")).is_ok_and(|names| has(&names, "io"))
     };
     let hierarchy = cgroups::of_disks().filter(has_io).ok_or_else(|| {
-        unsupported("no cgroup can limit a disk here: mount cgroup v2 with its controller io, or blkio of cgroup v1")
+        unsupported("cgroups cannot throttle disks here: mount cgroup v2 with the io controller, or cgroup v1 with the blkio controller")
     })?;
     access(&hierarchy.root, Access::WRITE_OK).map_err(|error| {
         let root = hierarchy.root.display();
@@ -95,7 +95,7 @@ fn has(names: &str, name: &str) -> bool {
 fn hand_down(root: &Path, restore: &mut Restore) -> anyhow::Result<()> {
     let below = root.join("cgroup.subtree_control");
     if !has(&Restore::read(&below)?, "io") {
-        restore.change(&below, "+io", "-io").context("cannot let cgroups have the controller io")?;
+        restore.change(&below, "+io", "-io").context("cannot enable the io controller in cgroup.subtree_control")?;
     }
     Ok(())
 }

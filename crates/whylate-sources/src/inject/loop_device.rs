@@ -115,7 +115,7 @@ pub(super) fn over(file: &File) -> Result<(File, String), AttachError> {
             Err(error) => return Err(cannot(error.into())),
         }
     }
-    Err(anyhow!("cannot make a loop device: others take each that is free (try again)").into())
+    Err(anyhow!("cannot make a loop device: other programs took every free one (try again)").into())
 }
 
 /// The kernel has none (its module is not loaded), or the caller may not have one.

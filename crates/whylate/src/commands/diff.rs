@@ -24,10 +24,10 @@ const OF_ALL: &str = "all";
 
 /// Tells what differs between two recordings, or between two spans of one
 ///
-/// Who makes others late, how often what is late, rates and latencies of each series, and where threads wait. A row is
-/// shown where a test finds more than chance: Mann-Whitney U over blocks of time, widened where neighbouring blocks are
-/// alike; by the Benjamini-Hochberg procedure at most 5 % of the shown rows are there by chance. Of what there is too
-/// little of, nothing is said. What has grown comes first.
+/// It compares who makes others late, what is late and how often, rates and latencies of each series, and where threads
+/// wait. A row is shown if a Mann-Whitney U test over blocks of time finds a difference; its variance is corrected for
+/// autocorrelation, and the Benjamini-Hochberg procedure limits the expected share of false differences to 5 %. Rows
+/// with too little data are not tested. What has grown comes first.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -150,7 +150,10 @@ fn measure(recording: &Recording, tells_missing: bool) -> anyhow::Result<Side> {
     })?;
     let name = recording.path.to_string_lossy().into_owned();
     if lengths.covered_ns() == 0 {
-        bail!("{} has nothing of that time", whylate_model::units::printable(&name));
+        bail!(
+            "{} has no snapshots of that time (choose a span within the recording)",
+            whylate_model::units::printable(&name)
+        );
     }
     lost.retain(|_, count| *count > 0);
     let about = About { name, host: header.host.clone(), kernel: header.kernel.clone(), lost, ..about };

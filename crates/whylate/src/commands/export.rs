@@ -12,7 +12,7 @@ use crate::recording::Span;
 use crate::recording::play::Recording;
 use crate::recording::times::{Given, given};
 
-/// Makes of a recording a trace for Perfetto, or tables for SQL engines and spreadsheets
+/// Exports a recording as a trace for Perfetto, or as tables for SQL engines and spreadsheets
 ///
 /// A recording can be queried as it is, too: it is JSON lines in zstd frames. docs/sql.md has queries for both.
 #[derive(Debug, Args)]
@@ -37,13 +37,13 @@ pub struct Arguments {
     /// Only what was seen until then
     #[arg(long, value_name = "TIME", value_parser = given)]
     to: Option<Given>,
-    /// Write late events with their causes, and figures, as a trace
+    /// Write a Perfetto trace of late events, their causes, and counters
     #[arg(long, value_name = "OUT")]
     perfetto: Option<PathBuf>,
-    /// Write tables into this folder
+    /// Write Parquet tables into this folder
     #[arg(long, value_name = "FOLDER")]
     parquet: Option<PathBuf>,
-    /// The same as CSV
+    /// Write the same tables as CSV into this folder
     #[arg(long, value_name = "FOLDER")]
     csv: Option<PathBuf>,
 }
@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     played.tell_missing();
     if !has_any {
-        bail!("{} has nothing of that time", played.name());
+        bail!("{} has no snapshots of that time (choose a span within the recording)", played.name());
     }
     exports.into_iter().try_for_each(|export| export.end()).context("cannot write what is exported")
 }

@@ -10,11 +10,12 @@ use clap::Args;
 use whylate_model::look::{Gatherer, Look, Unmeasured};
 use whylate_model::recording::{Account, Header, Line, Measured};
 use whylate_model::sources::named;
-use whylate_model::{Card, LateEvent, Merger, Snapshot};
-use whylate_sources::clock;
+use whylate_model::units::format_ns;
+use whylate_model::{Card, Merger, Snapshot, Stack};
+use whylate_sources::{Session, clock};
 
 use crate::arguments::{Rank, Record};
-use crate::commands::runner::{Feed, NOW_AND_THEN, wait};
+use crate::commands::runner::{Feed, NOW_AND_THEN, next_record, wait};
 use crate::commands::sources::{self, Sources, Wish};
 use crate::commands::watch::{Ended, Watch};
 use crate::commands::{Origin, Senseless, program, record};
@@ -91,54 +92,106 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
     };
     let begins = sources::begin(&session, &mut looking)?;
     let began = Instant::now();
-    let mut gatherer = Gatherer::of(looking.iter().map(|feed| feed.card).collect(), arguments.rank.into());
-    let mut gathered: Vec<Gathered> = looking.iter().map(|_| Gathered::default()).collect();
-    let keeps = store.is_some();
-    let mut add = |number: usize, card: &'static Card, event: LateEvent| {
-        if keeps {
-            gathered[number].add(&event);
-        }
-        gatherer.add(card, event);
+    let measured: Vec<Measured> = looking.iter().map(|feed| sources::measured(feed, &wish)).collect();
+    let header = || {
+        let (sources, unmeasured, weaker) = (measured.clone(), unmeasured.clone(), weaker.clone());
+        Header { sources, unmeasured, weaker, ..about::this_machine() }
     };
-    drain(&mut looking, &mut add, |number, at_ns| at_ns >= begins[number])?;
+    let mut recorder = store.map(|store| Recorder::start(store, header())).transpose()?;
+    let mut seen = Seen {
+        gatherer: Gatherer::of(looking.iter().map(|feed| feed.card).collect(), arguments.rank.into()),
+        gathered: recorder.iter().flat_map(|_| looking.iter().map(|_| Gathered::default())).collect(),
+        mergers: looking.iter().map(|_| Merger::default()).collect(),
+        lost: BTreeMap::new(),
+    };
+    seen.drain(&mut looking, |number, at_ns| at_ns >= begins[number])?;
     let end = began.checked_add(Duration::from_nanos(arguments.duration));
-    let ended = wait(&watch, end, NOW_AND_THEN, &mut || {
-        drain(&mut looking, &mut add, |number, at_ns| at_ns >= begins[number])?;
-        progress.show(&format!("{} of {} s", began.elapsed().as_secs(), arguments.duration / 1_000_000_000));
-        Ok(false)
-    })?;
+    let ended = loop {
+        let until = end.into_iter().chain(next_record(recorder.as_ref(), end)).min();
+        let ended = wait(&watch, until, NOW_AND_THEN, &mut || {
+            seen.drain(&mut looking, |number, at_ns| at_ns >= begins[number])?;
+            progress.show(&format!("{} of {} s", began.elapsed().as_secs(), arguments.duration / 1_000_000_000));
+            Ok(false)
+        })?;
+        if ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end) {
+            break ended;
+        }
+        let snapshots = seen.take(&mut looking)?;
+        seen.record(snapshots, &session, recorder.as_mut());
+    };
     if ended == Ended::OutputClosed {
         return Ok(None);
     }
     progress.show("detaching");
-    let (mut snapshots, mut ends, mut measured) = (Vec::new(), Vec::new(), Vec::new());
-    for feed in &mut looking {
-        let (card, snapshot) = (feed.card, feed.snapshot()?);
-        ends.push(snapshot.ended_ns);
-        measured.push(sources::measured(feed, &wish));
-        snapshots.push((card, snapshot));
-    }
-    drain(&mut looking, &mut add, |number, at_ns| (begins[number]..=ends[number]).contains(&at_ns))?;
-    let mut lost = session.take_lost();
-    lost.retain(|_, count| *count > 0);
+    let snapshots = seen.take(&mut looking)?;
+    let ends: Vec<u64> = snapshots.iter().map(|snapshot| snapshot.ended_ns).collect();
+    seen.drain(&mut looking, |number, at_ns| (begins[number]..=ends[number]).contains(&at_ns))?;
+    seen.record(snapshots, &session, recorder.as_mut());
+    let cards: Vec<&'static Card> = looking.iter().map(|feed| feed.card).collect();
     drop((looking, session));
     progress.clear();
-    if let Some(store) = store {
-        let (unmeasured, weaker) = (unmeasured.clone(), weaker.clone());
-        let header = Header { sources: measured.clone(), unmeasured, weaker, ..about::this_machine() };
-        let start_unix_ns = snapshots.iter().map(|(_, snapshot)| snapshot.start_unix_ns).min();
-        let header = Header { start_unix_ns: start_unix_ns.unwrap_or(header.start_unix_ns), ..header };
-        let mut recorder = Recorder::start(store, header)?;
-        let all = snapshots.iter().zip(&mut gathered);
-        let mut lines: Vec<Line> = all.flat_map(|((_, snapshot), gathered)| gathered.lines(snapshot.clone())).collect();
-        if !lost.is_empty() {
-            lines.push(Line::Account(Account { at_unix_ns: clock::unix_ns(), lost: lost.clone() }));
-        }
-        recorder.tick(lines);
-        recorder.end()?;
-    }
+    recorder.map_or(Ok(()), Recorder::end)?;
+    let Seen { gatherer, mut mergers, lost, .. } = seen;
+    let mut snapshots: Vec<(&Card, Snapshot)> =
+        cards.into_iter().zip(&mut mergers).filter_map(|(card, merger)| Some((card, merger.take()?))).collect();
     set_aside(&mut snapshots, &measured, &mut unmeasured);
     Ok(Some(Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) }))
+}
+
+/// What was seen so far, of each source by its number.
+struct Seen {
+    gatherer: Gatherer,
+    /// Late events that the next line of a recording has; empty where nothing is recorded.
+    gathered: Vec<Gathered>,
+    mergers: Vec<Merger>,
+    /// Of what sources share.
+    lost: BTreeMap<String, u64>,
+}
+
+impl Seen {
+    /// Takes in late events that are within the span of their source: those before and after have no span.
+    fn drain(&mut self, looking: &mut [Feed], is_within: impl Fn(usize, u64) -> bool) -> anyhow::Result<()> {
+        for (number, feed) in looking.iter_mut().enumerate() {
+            let card = feed.card;
+            feed.take_late(&mut |event| {
+                if is_within(number, event.at_ns) {
+                    if let Some(gathered) = self.gathered.get_mut(number) {
+                        gathered.add(&event);
+                    }
+                    self.gatherer.add(card, event);
+                }
+                Ok(None)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, looking: &mut [Feed]) -> anyhow::Result<Vec<Snapshot>> {
+        looking.iter_mut().map(Feed::snapshot).collect()
+    }
+
+    /// Records them, with the late events that have come, and keeps what the look tells.
+    fn record(&mut self, snapshots: Vec<Snapshot>, session: &Session, recorder: Option<&mut Recorder>) {
+        let mut lost = session.take_lost();
+        lost.retain(|_, count| *count > 0);
+        if let Some(recorder) = recorder {
+            let all = snapshots.iter().zip(&mut self.gathered);
+            let mut lines: Vec<Line> = all.flat_map(|(snapshot, gathered)| gathered.lines(snapshot.clone())).collect();
+            if !lost.is_empty() {
+                lines.push(Line::Account(Account { at_unix_ns: clock::unix_ns(), lost: lost.clone() }));
+            }
+            recorder.tick(lines);
+            if let Some(problem) = recorder.take_problem() {
+                say!("whylate: {problem}");
+            }
+        }
+        for (reason, count) in lost {
+            *self.lost.entry(reason).or_default() += count;
+        }
+        for (merger, snapshot) in self.mergers.iter_mut().zip(snapshots) {
+            merger.add(snapshot);
+        }
+    }
 }
 
 /// Sources that had nothing at all to measure have no row.
@@ -161,7 +214,9 @@ fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Look
     let cards: Vec<&'static Card> = header.sources.iter().filter_map(|of| named(&of.source)).collect();
     let mut gatherer = Gatherer::of(cards.clone(), arguments.rank.into());
     let mut mergers: Vec<Merger> = cards.iter().map(|_| Merger::default()).collect();
-    let mut lost = BTreeMap::new();
+    // A look tells of who waits at its end.
+    let mut last_stacks: Vec<Vec<Stack>> = cards.iter().map(|_| Vec::new()).collect();
+    let mut lost: BTreeMap<String, u64> = BTreeMap::new();
     while let Some(line) = played.next_line()? {
         match line {
             Line::Snapshot(mut snapshot) => {
@@ -169,42 +224,33 @@ fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Look
                 for event in std::mem::take(&mut snapshot.late) {
                     gatherer.add(cards[number], event);
                 }
+                last_stacks[number] = std::mem::take(&mut snapshot.stacks);
                 mergers[number].add(*snapshot);
             }
             Line::Account(account) => {
                 for (reason, count) in account.lost {
-                    *lost.entry(reason).or_insert(0) += count;
+                    let all = lost.entry(reason).or_default();
+                    *all = all.saturating_add(count);
                 }
             }
             _ => {}
         }
     }
-    let merged = cards.iter().zip(&mut mergers).filter_map(|(card, merger)| Some((*card, merger.take()?)));
+    let merged = cards.iter().zip(&mut mergers).zip(last_stacks);
+    let merged = merged.filter_map(|((card, merger), stacks)| Some((*card, Snapshot { stacks, ..merger.take()? })));
     let (mut snapshots, mut unmeasured): (Vec<_>, _) = (merged.collect(), header.unmeasured);
     set_aside(&mut snapshots, &header.sources, &mut unmeasured);
     played.tell_missing();
+    let mut weaker = header.weaker;
+    weaker.extend(header.sources.iter().filter_map(|of| {
+        let (from_ns, own_ns) = (of.late_from_ns?, named(&of.source)?.events().late_from_ns);
+        let reason = format!("late events of {} and longer only: the recording has no others", format_ns(from_ns));
+        (from_ns > own_ns).then(|| Unmeasured { source: of.source.clone(), reason })
+    }));
     if snapshots.is_empty() && unmeasured.is_empty() {
-        bail!("{} has nothing of that time", played.name());
+        bail!("{} has no snapshots of that time (choose a span within the recording)", played.name());
     }
-    Ok(Look { weaker: header.weaker, lost, ..gatherer.finish(&snapshots, unmeasured) })
-}
-
-/// Takes in late events that are within the span of their source, by its number: those before and after have no span.
-fn drain(
-    looking: &mut [Feed],
-    add: &mut dyn FnMut(usize, &'static Card, LateEvent),
-    is_within: impl Fn(usize, u64) -> bool,
-) -> anyhow::Result<()> {
-    for (number, feed) in looking.iter_mut().enumerate() {
-        let card = feed.card;
-        feed.take_late(&mut |event| {
-            if is_within(number, event.at_ns) {
-                add(number, card, event);
-            }
-            Ok(None)
-        })?;
-    }
-    Ok(())
+    Ok(Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) })
 }
 
 /// One line that is written again and again, on a terminal.
@@ -242,7 +288,7 @@ mod tests {
     use std::time::Duration;
 
     use whylate_model::sources::WQ;
-    use whylate_model::{Cause, CauseKind};
+    use whylate_model::{Cause, CauseKind, LateEvent};
     use whylate_sources::{Attached, Measuring};
 
     use super::*;
@@ -270,10 +316,10 @@ mod tests {
     fn what_is_late_within_a_look_counts_whoever_sets_the_clock() {
         let attached: Box<dyn Attached> = Box::new(SetBack(vec![99, 100, 150, 200, 201]));
         let feed = Feed::new(&WQ, Measuring { backend: "made", fallback_reason: None, attached }, Keep::Nothing);
-        let mut gatherer = Gatherer::default();
-        drain(&mut [feed], &mut |_, card, event| gatherer.add(card, event), |_, at_ns| (100..=200).contains(&at_ns))
-            .expect("it measures");
-        let look = gatherer.finish(&[(&WQ, Snapshot::new(WQ.name, "made", "host", 0))], Vec::new());
+        let mut seen =
+            Seen { gatherer: Gatherer::default(), gathered: Vec::new(), mergers: Vec::new(), lost: BTreeMap::new() };
+        seen.drain(&mut [feed], |_, at_ns| (100..=200).contains(&at_ns)).expect("it measures");
+        let look = seen.gatherer.finish(&[(&WQ, Snapshot::new(WQ.name, "made", "host", 0))], Vec::new());
         assert_eq!(look.sources[0].late, 3);
     }
 }

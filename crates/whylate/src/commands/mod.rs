@@ -121,7 +121,7 @@ fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
         Command::Sqpoll(arguments) => sqpoll::run(&arguments, origin).map(|()| SUCCESS),
         Command::Block(arguments) => block::run(&arguments, origin).map(|()| SUCCESS),
         _ if !origin.is_live() => {
-            Err(Senseless(anyhow!("that command shows no recording (name a source, or nothing for the look)")).into())
+            Err(Senseless(anyhow!("that command cannot be replayed (name a source, or none for the look)")).into())
         }
         Command::Record(arguments) => record::run(&arguments).map(|()| SUCCESS),
         Command::Replay(arguments) => replay::run(&arguments),

@@ -22,7 +22,7 @@ use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, O
 use whylate_sources::{Threads, cgroups};
 
 use crate::arguments::Explain;
-use crate::commands::runner::{Feed, Keep, Kept, NOW_AND_THEN, wait};
+use crate::commands::runner::{Feed, Keep, Kept, NOW_AND_THEN, next_record, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::commands::{Origin, Senseless, present, record};
 use crate::files;
@@ -425,18 +425,25 @@ fn live(
             say!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, backend));
         }
         let end = arguments.duration.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
-        let ended = match arguments.explain.why {
-            Some(_) => wait(&watch, end, NOW_AND_THEN, &mut || {
-                feed.take_late(&mut |event| {
-                    if let Some(recorder) = &mut recorder {
-                        recorder.late(&event);
-                    }
-                    gathering.add(&event);
-                    Ok(Some(event))
-                })?;
-                Ok(false)
-            })?,
-            None => watch.until(end)?,
+        let ended = loop {
+            let until = end.into_iter().chain(next_record(recorder.as_ref(), end)).min();
+            let ended = match arguments.explain.why {
+                Some(_) => wait(&watch, until, NOW_AND_THEN, &mut || {
+                    feed.take_late(&mut |event| {
+                        if let Some(recorder) = &mut recorder {
+                            recorder.late(&event);
+                        }
+                        gathering.add(&event);
+                        Ok(Some(event))
+                    })?;
+                    Ok(false)
+                })?,
+                None => watch.until(until)?,
+            };
+            if ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end) {
+                break ended;
+            }
+            feed.record(recorder.as_mut())?;
         };
         // A file is for somebody else than whoever reads our output.
         if ended == Ended::OutputClosed && !has_file && recorder.is_none() {
@@ -455,10 +462,11 @@ fn live(
 fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gathering) -> anyhow::Result<Snapshot> {
     let mut played = recording.play()?;
     if played.late_from_ns(OFFCPU.name)?.is_none() && arguments.explain.why.is_some() {
-        say!("whylate: {} has no late events of {}", played.name(), OFFCPU.name);
+        say!("whylate: {} was recorded without late events of {}", played.name(), OFFCPU.name);
     }
-    let (mut merger, mut kept) = (Merger::default(), Kept::new(arguments.keep()));
+    let (mut merger, mut kept, mut lead_ns) = (Merger::default(), Kept::new(arguments.keep()), None);
     while let Some(mut snapshot) = played.next_snapshot(OFFCPU.name)? {
+        let (length_ns, lead_ns) = (snapshot.duration_ns, *lead_ns.get_or_insert_with(|| played.lead_ns(&snapshot)));
         for event in std::mem::take(&mut snapshot.late) {
             let is_asked = arguments.explain.why.is_some_and(|over_ns| event.latency_ns >= over_ns);
             if is_asked && arguments.is_of(&event.labels) {
@@ -468,12 +476,15 @@ fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gather
         }
         snapshot.stacks.retain(|stack| arguments.is_of(&stack.labels) && arguments.is_in_state(stack));
         merger.add(snapshot);
-        if arguments.duration.is_some_and(|ns| merger.duration_ns() >= ns) {
+        let since_ns = merger.duration_ns().saturating_sub(lead_ns);
+        if arguments.duration.is_some_and(|ns| played.fills(since_ns, length_ns, ns)) {
             break;
         }
     }
     played.tell_missing();
-    let Some(mut snapshot) = merger.take() else { bail!("{} has nothing of that time", played.name()) };
+    let Some(mut snapshot) = merger.take() else {
+        bail!("{} has no snapshots of that time (choose a span within the recording)", played.name())
+    };
     kept.tell(&mut snapshot);
     Ok(snapshot)
 }

@@ -44,7 +44,7 @@ impl Of {
     /// When the process is not there, or it is a recording that is looked at.
     pub fn program(&self, origin: &Origin) -> anyhow::Result<Option<Program>> {
         if !origin.is_live() && (self.pid.is_some() || self.comm.is_some() || self.cgroup.is_some()) {
-            return Err(Senseless(anyhow!("a recording does not tell what one program does with its time")).into());
+            return Err(Senseless(anyhow!("a recording cannot show what one program does with its time (replay a command instead, such as offcpu -p PID)")).into());
         }
         if let Some(pid) = super::present(self.pid)? {
             return Ok(Some(Program::Process(pid)));

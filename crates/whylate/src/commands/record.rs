@@ -34,19 +34,19 @@ const FLIGHTS: &str = "whylate-recordings";
 
 /// Records what all sources see, with causes of what is late, for `whylate replay`
 ///
-/// Once a second each source's snapshot and late events are written. A recording stays readable however it ends. Only
+/// Every second (--every), the snapshot and late events of each source are written. A recording stays readable however it ends. Only
 /// its owner can read it; it has names of processes and functions, and no command lines.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate record -d 1h                        # one hour, into a file of this folder
+    whylate record -d 1h                        # one hour, into a file in the current folder
     whylate record -o web1.whylate --why 10ms   # causes of everything over 10 ms, until Ctrl-C
     whylate record -o /var/log/whylate/ --keep 7d --max-size 2G
-                                                # for ever, into a folder that stays this small
+                                                # until stopped, in a folder kept within these limits
     whylate record --ring 15m --on-late 100ms   # a file of the last 15 minutes each time that something is that late
     whylate replay web1.whylate                 # what was recorded")]
 pub struct Arguments {
-    /// File to write (.whylate), or a folder: it gets a new file each day [default: a file named after host and time]
+    /// File to write (.whylate), or a folder, which gets a new file each day [default: a file named after host and time; with --ring, the folder whylate-recordings]
     #[arg(short, long, value_name = "FILE|FOLDER/")]
     output: Option<PathBuf>,
     /// End after this time (e.g. 10m, 1h)
@@ -55,31 +55,31 @@ pub struct Arguments {
     /// Only these sources, e.g. wq,offcpu
     #[arg(long, value_name = "SOURCES", value_delimiter = ',', value_parser = source)]
     sources: Vec<String>,
-    /// Explain each latency this long or longer [default: each source's own limit, as the look]
+    /// Explain each latency this long or longer [default: each source's own limit, as in the look]
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
     why: Option<u64>,
-    /// From one snapshot to the next, at least 100 ms
+    /// Interval between snapshots, from 100ms to 1h
     #[arg(long, value_name = "INTERVAL", value_parser = every, default_value = "1s")]
     every: u64,
-    /// Of a folder: remove recordings that are older than this
+    /// With a folder: remove recordings older than this
     #[arg(long, value_name = "AGE", value_parser = duration_ns)]
     keep: Option<u64>,
-    /// Of a folder: remove the oldest recordings where all are larger than this, e.g. 2G
+    /// With a folder: remove the oldest recordings when all together are larger than this, e.g. 2G
     #[arg(long, value_name = "SIZE", value_parser = max_size)]
     max_size: Option<u64>,
     /// Pause while the file system has less free space than this
     #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = MIN_FREE)]
     min_free: u64,
-    /// Keep the last minutes in memory (at most 64 MB) and write them only at --on-late, or on SIGUSR1
+    /// Keep this much of the past in memory (at most 64 MiB, compressed), and write it only at --on-late or on SIGUSR1
     #[arg(long, value_name = "DURATION", value_parser = duration_ns)]
     ring: Option<u64>,
     /// With --ring: write a file when something is this late
     #[arg(long, value_name = "LATENCY", value_parser = duration_ns, requires = "ring")]
     on_late: Option<u64>,
-    /// With --ring: how much of what follows a file has too
+    /// With --ring: keep writing to the file for this long afterwards
     #[arg(long, value_name = "DURATION", value_parser = duration_ns, default_value = "1m", requires = "ring")]
     after: u64,
-    /// With --ring: the most files an hour
+    /// With --ring: write at most this many files an hour
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000), requires = "ring")]
     files_per_hour: u32,
 }
@@ -91,7 +91,11 @@ fn source(text: &str) -> Result<String, String> {
 
 fn every(text: &str) -> Result<u64, String> {
     let ns = duration_ns(text)?;
-    if (100_000_000..=3_600_000_000_000).contains(&ns) { Ok(ns) } else { Err("give from 100ms to 1h".to_owned()) }
+    if (100_000_000..=3_600_000_000_000).contains(&ns) {
+        Ok(ns)
+    } else {
+        Err("give an interval from 100ms to 1h".to_owned())
+    }
 }
 
 fn max_size(text: &str) -> Result<u64, String> {
@@ -124,7 +128,7 @@ pub fn file(path: &Path) -> anyhow::Result<Box<dyn Store>> {
 pub fn refuse(record_to: Option<&Path>) -> anyhow::Result<()> {
     match record_to {
         None => Ok(()),
-        Some(_) => Err(Senseless(anyhow!("a replay is not recorded again: leave -o out")).into()),
+        Some(_) => Err(Senseless(anyhow!("a replay cannot be recorded again: leave -o out")).into()),
     }
 }
 
@@ -170,7 +174,8 @@ impl Arguments {
 fn default_name(host: &str) -> anyhow::Result<PathBuf> {
     let is_plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
     let host: String = host.chars().filter(is_plain).take(64).collect();
-    let stamp = Timestamp::from_nanosecond(clock::unix_ns().into()).context("the clock is on no calendar")?;
+    let stamp =
+        Timestamp::from_nanosecond(clock::unix_ns().into()).context("the system clock is out of range (set it)")?;
     Ok(PathBuf::from(format!("{host}-{}.{EXTENSION}", stamp.strftime("%Y-%m-%dT%H%M%SZ"))))
 }
 
@@ -207,7 +212,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (started, every) = (Instant::now(), Duration::from_nanos(arguments.every));
     let end = arguments.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
     let (mut late, mut lost) = (0, 0);
-    for number in 1.. {
+    loop {
+        // What was missed, as while it was stopped, is not caught up with.
+        let number = (started.elapsed().as_nanos() / every.as_nanos()) as u32 + 1;
         let due = started.checked_add(every.saturating_mul(number));
         let until = due.into_iter().chain(end).min();
         let ended = wait(&watch, until, NOW_AND_THEN, &mut || {
@@ -251,7 +258,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     progress.clear();
     let files = recorder.finish()?;
     if files.is_empty() {
-        say!("whylate: nothing was that late: no file was written");
+        say!("whylate: no file was written: nothing was late enough, and no SIGUSR1 came");
         return Ok(());
     }
     for file in files {

@@ -15,7 +15,7 @@ use crate::recording::times::{Given, given};
 
 /// Shows a recording as if it were live: the look, or what a command shows
 ///
-/// Times are of this system's time zone unless they name another one (TZ=UTC shows all in UTC).
+/// Times are in this system's time zone unless they name another one (TZ=UTC shows all in UTC).
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -24,7 +24,7 @@ examples:
                                               # over five minutes
     whylate replay web1.whylate wq --table 60 # a table each minute
     whylate replay web1.whylate --at '2026-11-26 03:12' block --why 20ms
-                                              # of the second of an incident
+                                              # of one moment
     whylate replay web1.whylate offcpu -o sleep.svg
                                               # a flame graph")]
 pub struct Arguments {
@@ -40,7 +40,7 @@ pub struct Arguments {
     /// Only the snapshots of that moment
     #[arg(long, value_name = "TIME", value_parser = given, conflicts_with_all = ["from", "to"])]
     at: Option<Given>,
-    /// Show it N times as fast as it was measured, not as fast as it can be read
+    /// Replay at N times the original speed [default: as fast as it can be read]
     #[arg(long, value_name = "N", value_parser = speed)]
     speed: Option<f64>,
     /// The command whose output is shown, with its options; none for the look

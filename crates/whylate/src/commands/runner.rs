@@ -22,6 +22,8 @@ use crate::recording::{Played, Recorder, about};
 const AT_ONCE: Duration = Duration::from_millis(100);
 /// The same of those that are shown at the end.
 pub const NOW_AND_THEN: Duration = Duration::from_millis(200);
+/// What is recorded while it is shown has snapshots so often, at least.
+const RECORD_EVERY: Duration = Duration::from_secs(1);
 /// How many late events one snapshot carries at most, so that memory stays bounded; the others are counted as lost.
 const LATE_EVENTS: usize = 4_000;
 
@@ -97,6 +99,8 @@ pub struct Feed<S: Attached + ?Sized = dyn Attached> {
     pub card: &'static Card,
     pub source: Measuring<S>,
     kept: Kept,
+    /// What was recorded since the last snapshot that was shown.
+    recorded: Merger,
 }
 
 impl Feed {
@@ -116,7 +120,7 @@ impl Feed {
 impl<S: Attached + ?Sized> Feed<S> {
     /// Of a source that has just been attached.
     pub fn new(card: &'static Card, source: Measuring<S>, keep: Keep) -> Self {
-        Feed { card, source, kept: Kept::new(keep) }
+        Feed { card, source, kept: Kept::new(keep), recorded: Merger::default() }
     }
 
     /// Says on standard error what is not as good here as it could be.
@@ -164,21 +168,39 @@ impl<S: Attached + ?Sized> Feed<S> {
     /// # Errors
     /// When the source fails.
     pub fn snapshot_for(&mut self, recorder: Option<&mut Recorder>) -> anyhow::Result<Snapshot> {
-        let mut snapshot = self.source.snapshot()?;
+        self.record(recorder)?;
+        let mut snapshot = self.recorded.take().context("nothing was measured")?;
+        self.kept.tell(&mut snapshot);
+        Ok(snapshot)
+    }
+
+    /// Records what was seen since the previous call; the next snapshot has it as well.
+    ///
+    /// # Errors
+    /// When the source fails.
+    pub fn record(&mut self, recorder: Option<&mut Recorder>) -> anyhow::Result<()> {
+        let snapshot = self.source.snapshot()?;
         if let Some(recorder) = recorder {
             recorder.snapshot(&snapshot);
             if let Some(problem) = recorder.take_problem() {
                 say!("whylate: {problem}");
             }
         }
-        self.kept.tell(&mut snapshot);
-        Ok(snapshot)
+        self.recorded.add(snapshot);
+        Ok(())
     }
 
     /// The late events until a snapshot that is printed, where not all of them are.
     pub fn kept(&mut self) -> &mut Kept {
         &mut self.kept
     }
+}
+
+/// While something is recorded, when the next snapshot of it is due, however long nothing is shown; none so shortly before
+/// something is shown that a replay could take it for that.
+pub fn next_record(recorder: Option<&Recorder>, shown: Option<Instant>) -> Option<Instant> {
+    let next = recorder.map(|_| Instant::now() + RECORD_EVERY)?;
+    shown.is_none_or(|shown| next + RECORD_EVERY / 2 <= shown).then_some(next)
 }
 
 /// Waits until then, or until somebody ends it; `round` takes in what has come, so often, and tells if it is enough.
@@ -272,7 +294,7 @@ impl Stream {
         if let Some(late) = wanted.late {
             let asked_ns = late.least_ns().unwrap_or(0);
             match recorded_from_ns {
-                None => say!("whylate: {} has no late events of {}", played.name(), card.name),
+                None => say!("whylate: {} was recorded without late events of {}", played.name(), card.name),
                 Some(from_ns) if from_ns > asked_ns && asked_ns > 0 => {
                     say!("whylate: {} has late events of {} and longer only", played.name(), format_ns(from_ns));
                 }
@@ -335,21 +357,28 @@ fn drive_live(
     for number in 1.. {
         // A fixed schedule: an output that takes long does not shift the ones after it.
         let due = interval.and_then(|interval| started.checked_add(interval.saturating_mul(number)));
-        let until = [due, end].into_iter().flatten().min();
-        let ended = if wanted.late.is_some() {
-            wait(watch, until, AT_ONCE, &mut || {
-                feed.take_late(&mut |event| {
-                    if let Some(recorder) = recorder {
-                        recorder.late(&event);
-                    }
-                    output.late(out, &event)?;
-                    Ok(Some(event))
-                })?;
-                out.flush()?;
-                Ok(false)
-            })?
-        } else {
-            watch.until(until)?
+        let ended = loop {
+            let shown = due.into_iter().chain(end).min();
+            let until = shown.into_iter().chain(next_record(recorder.as_ref(), shown)).min();
+            let ended = if wanted.late.is_some() {
+                wait(watch, until, AT_ONCE, &mut || {
+                    feed.take_late(&mut |event| {
+                        if let Some(recorder) = recorder {
+                            recorder.late(&event);
+                        }
+                        output.late(out, &event)?;
+                        Ok(Some(event))
+                    })?;
+                    out.flush()?;
+                    Ok(false)
+                })?
+            } else {
+                watch.until(until)?
+            };
+            if ended != Ended::Time || due.into_iter().chain(end).any(|at| Instant::now() >= at) {
+                break ended;
+            }
+            feed.record(recorder.as_mut())?;
         };
         if ended == Ended::OutputClosed {
             return Ok(());
@@ -380,7 +409,9 @@ fn drive_recorded(
     let schedule = wanted.schedule;
     let source = wanted.source.info().card.name;
     let (mut merger, mut kept) = (Merger::default(), Kept::new(wanted.keep));
-    let (mut played_ns, mut printed) = (0, 0);
+    let (mut played_ns, mut printed) = (0_u64, 0);
+    // Intervals count from there: the beginning, or the end of the last gap.
+    let (mut from_ns, mut full, mut ended_unix_ns, mut lead_ns) = (0_u64, 0, None, None);
     let mut print = |merger: &mut Merger, kept: &mut Kept, output: &mut dyn Output, out: &mut dyn Write| {
         let Some(mut snapshot) = merger.take() else { return anyhow::Ok(()) };
         kept.tell(&mut snapshot);
@@ -398,21 +429,27 @@ fn drive_recorded(
         }
         snapshot.series.retain(|series| series.labels.is_empty() || (wanted.only)(&series.labels));
         let length_ns = snapshot.duration_ns;
-        played_ns += length_ns;
-        merger.add(snapshot);
-        // A snapshot belongs to the interval that has more of it.
-        let due_ns = schedule.interval.map(|interval| interval.saturating_mul(printed + 1));
-        if due_ns.is_some_and(|due_ns| played_ns.saturating_add(length_ns / 2) >= due_ns) {
+        let is_after_gap = |end_ns: u64| snapshot.start_unix_ns > end_ns.saturating_add(length_ns);
+        if schedule.interval.is_some() && ended_unix_ns.is_some_and(is_after_gap) && merger.duration_ns() > 0 {
             print(&mut merger, &mut kept, output, out)?;
-            printed += 1;
+            (from_ns, full, printed) = (played_ns.saturating_sub(lead_ns.unwrap_or(0)), 0, printed + 1);
         }
-        let is_over = schedule.duration.is_some_and(|ns| played_ns.saturating_add(length_ns / 2) >= ns);
+        ended_unix_ns = Some(snapshot.start_unix_ns.saturating_add(length_ns));
+        played_ns = played_ns.saturating_add(length_ns);
+        let since_ns = played_ns.saturating_sub(*lead_ns.get_or_insert_with(|| played.lead_ns(&snapshot)));
+        merger.add(snapshot);
+        let due_ns = schedule.interval.map(|interval| from_ns.saturating_add(interval.saturating_mul(full + 1)));
+        if due_ns.is_some_and(|due_ns| played.fills(since_ns, length_ns, due_ns)) {
+            print(&mut merger, &mut kept, output, out)?;
+            (full, printed) = (full + 1, printed + 1);
+        }
+        let is_over = schedule.duration.is_some_and(|ns| played.fills(since_ns, length_ns, ns));
         if is_over || schedule.count.is_some_and(|count| printed >= count) {
             break;
         }
     }
     if played_ns == 0 {
-        say!("whylate: {} has nothing of that time", played.name());
+        say!("whylate: {} has no snapshots of that time (choose a span within the recording)", played.name());
     }
     print(&mut merger, &mut kept, output, out)
 }

@@ -40,10 +40,10 @@ fn write_in(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>, z
     }
     let shown = if is_all { "" } else { " (--all shows every row)" };
     match differ {
-        0 => write!(out, "Nothing differs: {compared} rows are compared")?,
+        0 => write!(out, "Nothing differs: {compared} rows were compared")?,
         _ => write!(out, "{differ} of {compared} rows differ")?,
     }
-    writeln!(out, "; of {too_little} more there is too little to tell{shown}.")?;
+    writeln!(out, "; {too_little} more have too little data{shown}.")?;
     write_test(out, test)?;
     if !diff.not_compared.is_empty() {
         writeln!(out, "\nNot compared, or with care:")?;
@@ -63,7 +63,7 @@ fn heading(about: &About, zone: &TimeZone) -> String {
     let mut told = format!("{name}: {} of {host} ({kernel}) from {start} on", format_ns(about.duration_ns));
     let events: u64 = lost.values().sum();
     if events > 0 {
-        let by_source: Vec<String> = lost.iter().map(|(source, count)| format!("{count} {source}")).collect();
+        let by_source: Vec<String> = lost.iter().map(|(source, count)| format!("{count} ({source})")).collect();
         told += &format!("; lost {}: {}", why::counted(events, "event"), by_source.join(", "));
     }
     told
@@ -73,15 +73,15 @@ fn write_test(out: &mut dyn Write, test: &Test) -> io::Result<()> {
     let Test { name, correction, false_share, least_change, block_ns, blocks_before, blocks_after } = test;
     writeln!(
         out,
-        "Test: {name}, over {blocks_before} and {blocks_after} blocks of {}. By {correction}, at most {:.0} % of what differs \
-         does so by chance. A change of less than {:.0} % is left out.",
+        "Test: {name}, over {blocks_before} and {blocks_after} blocks of {}. {correction} keeps the expected share of \
+         false differences at {:.0} % or less. Changes of less than {:.0} % count as none.",
         format_ns(*block_ns),
         false_share * 100.0,
         least_change * 100.0,
     )?;
     if (*blocks_before).min(*blocks_after) < LEAST_BLOCKS as u64 {
-        let what = "Both sides have to be as long as that many of the longest snapshots of either";
-        writeln!(out, "Fewer than {LEAST_BLOCKS} blocks tell nothing. {what}.")?;
+        let what = format!("each side has to last at least {LEAST_BLOCKS} times the longest snapshot");
+        writeln!(out, "Fewer than {LEAST_BLOCKS} blocks are too few to test: {what}.")?;
     }
     Ok(())
 }
@@ -235,7 +235,7 @@ mod tests {
             blocks_after: 30,
         };
         let not_compared =
-            vec![Unmeasured { source: "sqpoll".to_owned(), reason: "it was measured after only".to_owned() }];
+            vec![Unmeasured { source: "sqpoll".to_owned(), reason: "it was measured only after".to_owned() }];
         let (before, after) = (about("a.whylate", &[("all", 3), ("wq", 1)]), about("b\n.whylate", &[]));
         Diff { schema: 1, before, after, test, compared: 212, differ: 5, too_little: 99, not_compared, rows }
     }
@@ -250,6 +250,6 @@ mod tests {
         let nothing = Diff { rows: Vec::new(), differ: 0, not_compared: Vec::new(), ..diff() };
         insta::assert_snapshot!(written(&nothing));
         let few = Diff { test: Test { blocks_after: 3, ..nothing.test.clone() }, ..nothing };
-        assert!(written(&few).ends_with("either.\n"), "{}", written(&few));
+        assert!(written(&few).ends_with("longest snapshot.\n"), "{}", written(&few));
     }
 }

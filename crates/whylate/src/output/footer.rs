@@ -35,7 +35,7 @@ pub fn write_lost(out: &mut dyn Write, lost: &[String]) -> io::Result<()> {
     if lost.is_empty() {
         return Ok(());
     }
-    writeln!(out, "lost: {} (see --help-lost)", lost.join(", "))
+    writeln!(out, "lost: {} (see --help-lost)", printable(&lost.join(", ")))
 }
 
 /// Tests find a reason that nobody could look up.

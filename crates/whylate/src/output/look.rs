@@ -41,7 +41,8 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
         if !of.is_empty() {
             writeln!(out, "\n{heading} (`whylate doctor` shows what the kernel lacks):")?;
         }
-        of.iter().try_for_each(|told| writeln!(out, "    {:<9} {}", told.source, printable(&told.reason)))?;
+        of.iter()
+            .try_for_each(|told| writeln!(out, "    {:<9} {}", printable(&told.source), printable(&told.reason)))?;
     }
     writeln!(out)?;
     let late: Vec<&Row<'_>> = rows.iter().filter(|row| row.is_late).collect();
@@ -66,7 +67,7 @@ fn write_not_judged(out: &mut dyn Write, unmeasured: &[Unmeasured], has_long_wai
     let unmeasured = unmeasured.iter().map(|of| (of.source.as_str(), "whylate doctor"));
     let beyond = CARDS.into_iter().flat_map(|card| card.beyond_a_look.iter().copied());
     for (what, command) in beyond.chain(unmeasured) {
-        writeln!(out, "    {what:<62}{command}")?;
+        writeln!(out, "    {:<62}{command}", printable(what))?;
     }
     Ok(())
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A recording as one file.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, OFlags, flock, fstatvfs};
+use rustix::fs::{FlockOperation, flock, fstatvfs};
 use whylate_model::recording::{Header, INDEX_BYTES, Index};
 
 use super::store::{Store, head, tail};
@@ -24,20 +24,18 @@ pub struct FileStore {
     /// Bytes of the file system that stay free.
     min_free: u64,
     has_header: bool,
+    /// It is somebody's work, and is only emptied once there is something to write.
+    was_there: bool,
 }
 
 impl FileStore {
-    /// Makes the file, or empties the user's own one, for its owner alone. `min_free` bytes of its file system stay free.
+    /// Makes the file, or takes the user's own one, for its owner alone; the first frame empties it. `min_free` bytes of its file system stay free.
     ///
     /// # Errors
     /// When it cannot be made, or somebody else writes to it.
     pub fn create(path: &Path, min_free: u64) -> io::Result<Self> {
-        // A recording that is being written is not emptied. Not even a FIFO is waited for.
-        let careful = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-        if let Ok(file) = OpenOptions::new().read(true).custom_flags(careful).open(path) {
-            locked(&file)?;
-        }
-        Self::of(files::create(path)?, path, min_free)
+        let was_there = fs::symlink_metadata(path).is_ok();
+        Self::of(files::open(path)?, path, min_free, was_there)
     }
 
     /// Makes a new file.
@@ -45,17 +43,17 @@ impl FileStore {
     /// # Errors
     /// When one is there, or it cannot be made.
     pub fn create_new(path: &Path, min_free: u64) -> io::Result<Self> {
-        Self::of(files::create_new(path)?, path, min_free)
+        Self::of(files::create_new(path)?, path, min_free, false)
     }
 
-    fn of(file: File, path: &Path, min_free: u64) -> io::Result<Self> {
+    fn of(file: File, path: &Path, min_free: u64, was_there: bool) -> io::Result<Self> {
         locked(&file)?;
         if let Some(folder) = path.parent() {
             let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
             // Else its name may be gone after a power cut. Not every file system can.
             let _ = File::open(folder).and_then(|folder| folder.sync_all());
         }
-        Ok(FileStore { file, path: path.to_owned(), index_at: 0, end: 0, min_free, has_header: false })
+        Ok(FileStore { file, path: path.to_owned(), index_at: 0, end: 0, min_free, has_header: false, was_there })
     }
 
     pub fn path(&self) -> &Path {
@@ -73,11 +71,23 @@ fn locked(file: &File) -> io::Result<()> {
     }
 }
 
+impl Drop for FileStore {
+    fn drop(&mut self) {
+        // Nothing was measured.
+        if !self.has_header && !self.was_there {
+            files::take_away(&self.file, &self.path);
+        }
+    }
+}
+
 impl Store for FileStore {
     fn begin_frame(&mut self, header: &Header) -> io::Result<()> {
         if !self.has_header {
             let (index, bytes) = head(header)?;
             self.index_at = 0;
+            if self.file.metadata()?.is_file() {
+                self.file.set_len(0)?;
+            }
             self.file.write_all_at(&index.to_bytes(), 0)?;
             self.file.write_all_at(&bytes, INDEX_BYTES as u64)?;
             self.end = INDEX_BYTES as u64 + index.bytes;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, flock, fstatvfs};
 use rustix::process::geteuid;
 use whylate_model::recording::{Header, Index};
 use whylate_sources::clock;
@@ -18,8 +18,10 @@ use super::file::FileStore;
 use super::store::Store;
 
 const DAY_NS: u64 = 86_400_000_000_000;
-/// Where a size is given, files are so much smaller that what goes with the oldest one is a small part.
+/// Where a size or an age is given, files are so much smaller that what goes with the oldest one is a small part.
 const FILES: u64 = 8;
+/// What names begin with, for any digit.
+const STAMP: &str = "0000-00-00T000000";
 /// What keeps two programs from the same folder.
 const LOCK: &str = ".lock";
 
@@ -39,10 +41,11 @@ pub struct Retention {
 pub struct FolderStore {
     folder: PathBuf,
     /// Held as long as this lives.
-    _lock: File,
+    lock: File,
     retention: Retention,
     file: Option<FileStore>,
-    day: u64,
+    /// When the file was begun.
+    begun_ns: u64,
     made: Vec<PathBuf>,
     written: u64,
 }
@@ -66,7 +69,7 @@ impl FolderStore {
             return Err(io::Error::other("another whylate is recording to it (choose another folder)"));
         }
         let folder = folder.to_owned();
-        Ok(FolderStore { folder, _lock: lock, retention, file: None, day: 0, made: Vec::new(), written: 0 })
+        Ok(FolderStore { folder, lock, retention, file: None, begun_ns: 0, made: Vec::new(), written: 0 })
     }
 
     /// The next frame begins a new file.
@@ -75,8 +78,10 @@ impl FolderStore {
     }
 
     fn is_due(&self, file: &FileStore, now_ns: u64) -> bool {
-        let is_large = self.retention.most_bytes.is_some_and(|most| file.bytes() >= most / FILES);
-        now_ns / DAY_NS != self.day || is_large
+        let Retention { keep_ns, most_bytes, .. } = self.retention;
+        let is_large = most_bytes.is_some_and(|most| file.bytes() >= most / FILES);
+        let is_long = keep_ns.is_some_and(|most_ns| now_ns.saturating_sub(self.begun_ns) >= most_ns / FILES);
+        now_ns / DAY_NS != self.begun_ns / DAY_NS || is_large || is_long
     }
 
     /// A new file, named after the moment in UTC; with a number where there is one.
@@ -91,7 +96,15 @@ impl FolderStore {
                 made => return made,
             }
         }
-        Err(io::Error::other("there are too many files of this second"))
+        Err(io::Error::other("this second already has 100 recordings (try again)"))
+    }
+
+    fn is_above_min_free(&self) -> io::Result<bool> {
+        if self.retention.min_free == 0 {
+            return Ok(true);
+        }
+        let about = fstatvfs(&self.lock)?;
+        Ok(about.f_bavail.saturating_mul(about.f_frsize) >= self.retention.min_free)
     }
 
     /// Takes old files away.
@@ -119,14 +132,28 @@ struct Kept {
     changed: SystemTime,
 }
 
-/// What is a recording by its name there, and a plain file.
+/// Whether `create` gives such names: others are somebody's, who wants to keep them.
+fn is_of_a_moment(name: &str) -> bool {
+    let Some((stamp, rest)) = name.strip_suffix(EXTENSION).and_then(|name| name.strip_suffix('.')?.split_once('Z'))
+    else {
+        return false;
+    };
+    let is_like = |c: char, like: char| if like == '0' { c.is_ascii_digit() } else { c == like };
+    let number = rest.strip_prefix('-').unwrap_or(rest);
+    stamp.len() == STAMP.len()
+        && stamp.chars().zip(STAMP.chars()).all(|(c, like)| is_like(c, like))
+        && number.chars().all(|c| c.is_ascii_digit())
+}
+
+/// What this user has recorded there.
 fn recordings_in(folder: &Path) -> Vec<Kept> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut files = Vec::new();
     for entry in entries.flatten() {
         let path = entry.path();
-        let is_ours = path.extension().is_some_and(|extension| extension == EXTENSION);
-        let about = entry.metadata().ok().filter(|about| is_ours && about.is_file());
+        let is_ours = entry.file_name().to_str().is_some_and(is_of_a_moment);
+        let about = entry.metadata().ok();
+        let about = about.filter(|about| is_ours && about.is_file() && about.uid() == geteuid().as_raw());
         if let Some((about, changed)) = about.and_then(|about| Some((about.len(), about.modified().ok()?))) {
             files.push(Kept { path, bytes: about, changed });
         }
@@ -145,7 +172,7 @@ impl Store for FolderStore {
         if self.file.is_none() {
             let file = self.create(now_ns)?;
             self.made.push(file.path().to_owned());
-            (self.file, self.day) = (Some(file), now_ns / DAY_NS);
+            (self.file, self.begun_ns) = (Some(file), now_ns);
         }
         self.retain();
         match &mut self.file {
@@ -174,7 +201,12 @@ impl Store for FolderStore {
     }
 
     fn has_room(&self) -> io::Result<bool> {
-        self.file.as_ref().map_or(Ok(true), FileStore::has_room)
+        if self.is_above_min_free()? {
+            return Ok(true);
+        }
+        // What is due to go makes room.
+        self.retain();
+        self.is_above_min_free()
     }
 
     fn bytes(&self) -> u64 {
@@ -208,13 +240,16 @@ mod tests {
         let mut store = FolderStore::open(&path, retention).expect("made");
         assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o700);
         assert!(FolderStore::open(&path, retention).is_err(), "two programs");
-        fs::write(path.join("notes.txt"), vec![0; 2 << 20]).expect("written");
+        for other in ["notes.txt", "before-upgrade.whylate"] {
+            fs::write(path.join(other), vec![0; 2 << 20]).expect("written");
+        }
         for _ in 0..60 {
             fill(&mut store, 1, 60_000);
             let all: u64 = recordings_in(&path).iter().map(|file| file.bytes).sum();
             assert!(all <= (1 << 20) + 70_000, "{all}");
         }
         assert!(recordings_in(&path).len() > 3 && path.join("notes.txt").exists());
+        assert!(path.join("before-upgrade.whylate").exists());
         drop(store);
         // After a while, only what is written is left.
         std::thread::sleep(Duration::from_millis(20));

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a recording has of a span of time.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use jiff::tz::TimeZone;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use whylate_model::Snapshot;
 use whylate_model::recording::{Damage, Gap, Header, Line, Reader};
@@ -16,6 +17,10 @@ use whylate_model::units::{format_ns, printable, rfc3339};
 
 use super::times::Given;
 use crate::commands::Senseless;
+use crate::output::why::counted;
+
+/// So many gaps are told one by one.
+const GAPS: usize = 20;
 
 /// A part of a recording.
 #[derive(Clone, Debug, Default)]
@@ -44,7 +49,11 @@ pub struct Played {
     to_ns: u64,
     speed: Option<f64>,
     gaps: Vec<Gap>,
+    /// Gaps beyond those that are told one by one.
+    more_gaps: u64,
     is_ended: bool,
+    /// Nobody has read what follows, which may say that it was ended.
+    has_more: bool,
     last_ns: u64,
 }
 
@@ -68,12 +77,14 @@ impl Recording {
         let first_ns = reader.header().start_unix_ns;
         let zone = TimeZone::system();
         let of = |given: &Option<Given>, otherwise| match given {
-            Some(given) => given.within(first_ns, &zone).ok_or_else(|| anyhow!("that time is on no calendar")),
+            Some(given) => given
+                .within(first_ns, &zone)
+                .ok_or_else(|| anyhow!("that time is out of range (give a date, such as 2026-11-26 10:00)")),
             None => Ok(otherwise),
         };
         let (from_ns, to_ns) = (of(&self.span.from, 0)?, of(&self.span.to, u64::MAX)?);
         if from_ns > to_ns {
-            return Err(Senseless(anyhow!("the span ends before it begins: swap its ends")).into());
+            return Err(Senseless(anyhow!("the span ends before it begins: swap the two times")).into());
         }
         let path = self.path.clone();
         Ok(Played {
@@ -84,7 +95,9 @@ impl Recording {
             to_ns,
             speed: self.speed,
             gaps: Vec::new(),
+            more_gaps: 0,
             is_ended: false,
+            has_more: true,
             last_ns: 0,
         })
     }
@@ -93,10 +106,12 @@ impl Recording {
 fn open(path: &Path) -> anyhow::Result<Reader<File>> {
     let name = printable(&path.to_string_lossy());
     let cannot = || format!("cannot read {name}");
-    let file = File::open(path).with_context(cannot)?;
+    // Not even a FIFO without a writer is waited for.
+    let without_waiting = OFlags::NONBLOCK.bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(without_waiting).open(path).with_context(cannot)?;
     // Reading a FIFO or a terminal has no end, and nothing can be passed over in one.
     if !file.metadata().with_context(cannot)?.is_file() {
-        bail!("cannot read {name}: it is no plain file (name a recording)");
+        bail!("cannot read {name}: it is not a regular file (name a recording)");
     }
     Reader::new(file).with_context(cannot)
 }
@@ -146,10 +161,15 @@ impl Played {
                 continue;
             }
             if let Line::Gap(gap) = &line {
-                self.gaps.push(gap.clone());
+                if self.gaps.len() < GAPS {
+                    self.gaps.push(gap.clone());
+                } else {
+                    self.more_gaps += 1;
+                }
             }
             return Ok(Some(line));
         }
+        self.has_more = false;
         Ok(None)
     }
 
@@ -169,6 +189,19 @@ impl Played {
         Ok(None)
     }
 
+    /// How much of the first snapshot was before whoever recorded it began to count, or before the span that is asked for.
+    pub fn lead_ns(&self, first: &Snapshot) -> u64 {
+        let begins_ns = if self.from_ns > 0 { self.from_ns } else { self.header().start_unix_ns };
+        begins_ns.saturating_sub(first.start_unix_ns)
+    }
+
+    /// Whether a snapshot so long, which ends so long after the beginning, is the last one of so much time: the one that
+    /// has more of it than the next; of a command that recorded what it showed, the one at whose end it did so.
+    pub fn fills(&self, since_ns: u64, length_ns: u64, asked_ns: u64) -> bool {
+        let rest_ns = if self.header().every_ns.is_some() { length_ns / 2 } else { 0 };
+        since_ns.saturating_add(rest_ns) >= asked_ns
+    }
+
     /// Lets as much time pass as did then, where that is asked for.
     pub fn pace(&self, span_ns: u64) {
         if let Some(speed) = self.speed {
@@ -186,7 +219,7 @@ impl Played {
             Some(measured) => Ok(measured.late_from_ns),
             None => {
                 let known: Vec<&str> = sources.iter().map(|measured| measured.source.as_str()).collect();
-                bail!("{} has no {source} (it has: {})", self.name, printable(&known.join(", ")))
+                bail!("{} was recorded without {source} (choose from: {})", self.name, printable(&known.join(", ")))
             }
         }
     }
@@ -196,19 +229,29 @@ impl Played {
         for gap in &self.gaps {
             say!("whylate: {}: {}", self.name, gap_in_words(gap));
         }
+        if self.more_gaps > 0 {
+            say!(
+                "whylate: {}: and {} (the recording has a line for each)",
+                self.name,
+                counted(self.more_gaps, "more gap")
+            );
+        }
         let Damage { frames, lines, is_cut } = self.reader.damage();
         if frames > 0 || lines > 0 {
-            say!("whylate: {}: {frames} frames are damaged; {lines} lines of them cannot be read", self.name);
+            let (lines, frames) = (counted(lines, "line"), counted(frames, "frame"));
+            say!("whylate: {}: cannot read {lines}: {frames} damaged", self.name);
         }
         let last = rfc3339::format(self.last_ns);
-        if self.is_ended || self.to_ns < self.last_ns {
+        if self.is_ended || self.has_more || self.to_ns < self.last_ns {
             return;
         }
         match fs::File::open(&self.path).map(|file| flock(file, FlockOperation::NonBlockingLockShared)) {
-            Ok(Err(Errno::WOULDBLOCK)) => say!("whylate: {}: it is still being recorded, by now to {last}", self.name),
+            Ok(Err(Errno::WOULDBLOCK)) => {
+                say!("whylate: {}: it is still being recorded; so far it ends at {last}", self.name)
+            }
             _ => {
-                let how = if is_cut { "it is cut off" } else { "recording was not ended" };
-                say!("whylate: {}: {how}: what came after {last} is missing", self.name);
+                let how = if is_cut { "it is cut off" } else { "it was not ended properly" };
+                say!("whylate: {}: {how}: whatever came after {last} is missing", self.name);
             }
         }
     }
@@ -219,15 +262,16 @@ fn gap_in_words(gap: &Gap) -> String {
     let Gap { start_unix_ns, duration_ns, reason, count } = gap;
     let at = rfc3339::format(*start_unix_ns);
     let lasted = format_ns(*duration_ns);
+    let snapshots = counted(*count, "snapshot");
     match reason.as_str() {
         "suspended" => format!("at {at} the machine was suspended for {lasted}"),
         "clock_set" => format!("at {at} the clock was set"),
-        "overload" => format!("{count} snapshots are missing from {at} on, for {lasted}: the disk was too slow"),
-        "disk_full" => format!("{count} snapshots are missing from {at} on, for {lasted}: the disk was full"),
+        "overload" => format!("lost {snapshots} from {at} on, for {lasted}: the disk was too slow"),
+        "disk_full" => format!("lost {snapshots} from {at} on, for {lasted}: the disk was full"),
         "write_failed" => {
-            format!("{count} snapshots are missing from {at} on, for {lasted}: they could not be written")
+            format!("lost {snapshots} from {at} on, for {lasted}: they could not be written")
         }
-        "late_events" => format!("{count} late events are missing before {at}: there were too many"),
+        "late_events" => format!("lost {} before {at}: there were too many", counted(*count, "late event")),
         other => format!("from {at} on, for {lasted}, something is missing ({})", printable(other)),
     }
 }

@@ -3,15 +3,16 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
 use rustix::io::Errno;
-use whylate_model::recording::{Clock, Frame, Gap, Header, Index, Line};
+use whylate_model::late::SLEEPER;
+use whylate_model::recording::{Clock, Frame, Gap, Header, Index, Line, MOST_LINE_BYTES};
 use whylate_model::{LateEvent, Snapshot};
 use whylate_sources::clock;
 
@@ -32,6 +33,14 @@ const CLOCK_EVERY_NS: u64 = 60_000_000_000;
 const STEP_NS: u64 = 100_000_000;
 /// Late events of one snapshot that are recorded; of others the number is.
 const LATE_EVENTS: usize = 10_000;
+/// No more late events and stacks wait for the disk.
+const MOST_QUEUED: usize = 100_000;
+/// While nothing can be written, no more lines of other kinds are kept.
+const MOST_KEPT: usize = 1_000;
+/// A frame with more is ended, so that little is lost where it is damaged.
+const FRAME_BYTES: usize = 8 << 20;
+/// A line with more is told without some of its late events: readers have a limit.
+const LINE_BYTES: usize = MOST_LINE_BYTES as usize / 2;
 
 /// What was seen at one moment.
 type Tick = Vec<Line>;
@@ -45,6 +54,8 @@ struct Told {
     problem: Mutex<Option<String>>,
     /// Somebody asks for a file.
     is_asked: AtomicBool,
+    /// Late events and stacks that wait for the disk.
+    queued: AtomicUsize,
 }
 
 /// Late events of one source until its next snapshot, in the order in which they came.
@@ -52,11 +63,29 @@ struct Told {
 pub struct Gathered {
     late: Vec<LateEvent>,
     beyond_limit: u64,
+    /// Waits for somebody who sleeps, which may be by design.
+    for_sleepers: u64,
+}
+
+/// A look does not count what waits for somebody who sleeps.
+fn is_late(event: &LateEvent) -> bool {
+    !event.labels.contains_key(SLEEPER)
+}
+
+/// How much of the lines is of a size that nobody knows before.
+fn weight(lines: &[Line]) -> usize {
+    let of_line = |line: &Line| if let Line::Snapshot(of) = line { of.late.len() + of.stacks.len() } else { 0 };
+    lines.iter().map(of_line).sum()
+}
+
+fn snapshots(lines: &[Line]) -> u64 {
+    lines.iter().filter(|line| matches!(line, Line::Snapshot(_))).count() as u64
 }
 
 impl Gathered {
     /// Adds one.
     pub fn add(&mut self, event: &LateEvent) {
+        self.for_sleepers += u64::from(!is_late(event));
         if self.late.len() < LATE_EVENTS {
             self.late.push(LateEvent { evidence: None, ..event.clone() });
         } else {
@@ -64,15 +93,16 @@ impl Gathered {
         }
     }
 
-    /// How many there are, with those that are only counted.
+    /// How many are late, with those that are only counted.
     pub fn count(&self) -> u64 {
-        self.late.len() as u64 + self.beyond_limit
+        (self.late.len() as u64 + self.beyond_limit).saturating_sub(self.for_sleepers)
     }
 
     /// The lines of a snapshot with them.
     pub fn lines(&mut self, snapshot: Snapshot) -> Vec<Line> {
         let end_ns = snapshot.start_unix_ns.saturating_add(snapshot.duration_ns);
         let late = std::mem::take(&mut self.late);
+        self.for_sleepers = 0;
         let mut lines = vec![Line::Snapshot(Box::new(Snapshot { late, ..snapshot }))];
         let count = std::mem::take(&mut self.beyond_limit);
         if count > 0 {
@@ -89,7 +119,7 @@ pub struct Recorder {
     sender: Option<SyncSender<Tick>>,
     thread: Option<JoinHandle<()>>,
     told: Arc<Told>,
-    /// Ticks that the disk was too slow for.
+    /// Snapshots that the disk was too slow for.
     missed: u64,
     missed_since_ns: u64,
     gathered: Gathered,
@@ -131,22 +161,32 @@ impl Recorder {
 
     /// Everything of one moment.
     pub fn tick(&mut self, mut lines: Tick) {
-        let now_ns = clock::unix_ns();
-        if self.missed > 0 {
-            let (start_unix_ns, reason) = (self.missed_since_ns, "overload".to_owned());
-            let duration_ns = now_ns.saturating_sub(start_unix_ns);
-            lines.insert(0, Line::Gap(Gap { start_unix_ns, duration_ns, reason, count: self.missed }));
+        let (count, begins_ns) = (snapshots(&lines), begin_unix_ns(&lines));
+        if let Some(gap) = self.gap(begins_ns) {
+            lines.insert(0, gap);
         }
         let Some(sender) = &self.sender else { return };
-        match sender.try_send(lines) {
+        let weight = weight(&lines);
+        let has_room = self.told.queued.load(Ordering::Relaxed) < MOST_QUEUED;
+        self.told.queued.fetch_add(weight, Ordering::Relaxed);
+        let sent = if has_room { sender.try_send(lines) } else { Err(TrySendError::Full(lines)) };
+        match sent {
             Ok(()) => self.missed = 0,
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                self.told.queued.fetch_sub(weight, Ordering::Relaxed);
                 if self.missed == 0 {
-                    self.missed_since_ns = now_ns;
+                    self.missed_since_ns = begins_ns;
                 }
-                self.missed += 1;
+                self.missed += count;
             }
         }
+    }
+
+    /// What the disk was too slow for until then.
+    fn gap(&self, until_ns: u64) -> Option<Line> {
+        let (start_unix_ns, reason, count) = (self.missed_since_ns, "overload".to_owned(), self.missed);
+        let duration_ns = until_ns.saturating_sub(start_unix_ns);
+        (count > 0).then_some(Line::Gap(Gap { start_unix_ns, duration_ns, reason, count }))
     }
 
     /// Asks for a file of what is kept in memory.
@@ -177,32 +217,45 @@ impl Recorder {
     /// # Errors
     /// As above.
     pub fn finish(mut self) -> anyhow::Result<Vec<PathBuf>> {
-        self.stop();
+        self.stop()?;
         let files = self.told.files.lock().map(|files| files.clone()).unwrap_or_default();
         self.take_problem().map_or(Ok(files), |problem| Err(anyhow!(problem)))
     }
 
-    fn stop(&mut self) {
-        self.sender = None;
-        if let Some(thread) = self.thread.take() {
-            // What it had to say is told.
-            let _ = thread.join();
+    fn stop(&mut self) -> anyhow::Result<()> {
+        let gap = self.gap(clock::unix_ns());
+        if let (Some(sender), Some(gap)) = (self.sender.take(), gap) {
+            // The disk has the time that it needs now.
+            let _ = sender.send(vec![gap]);
+        }
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Err(_)) => bail!("what writes the recording has failed: its end is missing"),
+            _ => Ok(()),
         }
     }
 }
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        self.stop();
+        // Whoever wants to know calls `finish`.
+        let _ = self.stop();
     }
+}
+
+/// When what these lines tell of began.
+fn begin_unix_ns(lines: &[Line]) -> u64 {
+    let begins = lines.iter().filter_map(Line::span_unix_ns).map(|(first_ns, _)| first_ns);
+    begins.min().unwrap_or_else(clock::unix_ns)
 }
 
 /// Why nothing is written.
 struct Pause {
-    since_ns: u64,
+    since_ns: Option<u64>,
     retry_at: Instant,
     reason: &'static str,
     missed: u64,
+    /// What is recorded all the same: what was missing before, and what was lost.
+    kept: Tick,
 }
 
 /// A frame. Its bytes stay in memory until all are written: where that fails, all are written later.
@@ -241,13 +294,19 @@ impl Writer {
             let open = self.open.as_ref().filter(|open| open.frame.is_some());
             let left = open.map_or(FRAME, |open| FRAME.saturating_sub(open.began.elapsed()));
             match ticks.recv_timeout(left) {
-                Ok(tick) => self.tick(tick),
+                Ok(tick) => {
+                    self.told.queued.fetch_sub(weight(&tick), Ordering::Relaxed);
+                    self.tick(tick);
+                }
                 Err(RecvTimeoutError::Timeout) => self.end_frame(),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             self.tell();
         }
-        self.try_again(true);
+        let left = self.try_again(None);
+        if !left.is_empty() {
+            self.add(&left);
+        }
         self.end_frame();
         if self.pause.is_none()
             && let Err(error) = self.store.finish()
@@ -257,7 +316,10 @@ impl Writer {
         self.tell();
     }
 
-    fn tell(&self) {
+    fn tell(&mut self) {
+        if let (Some(told), Ok(mut problem)) = (self.store.take_problem(), self.told.problem.lock()) {
+            *problem = Some(told);
+        }
         self.told.bytes.store(self.store.bytes(), Ordering::Relaxed);
         if let Ok(mut files) = self.told.files.lock() {
             *files = self.store.files();
@@ -268,19 +330,24 @@ impl Writer {
         if self.told.is_asked.swap(false, Ordering::Relaxed) {
             self.store.noticed(None);
         }
-        if let Some(gap) = self.try_again(false) {
-            lines.insert(0, gap);
-        }
+        let begins_ns = begin_unix_ns(&lines);
+        lines.splice(..0, self.try_again(Some(begins_ns)));
         if self.pause.is_none() && !self.store.has_room().unwrap_or(true) {
             self.halt(&Errno::NOSPC.into());
         }
         if let Some(pause) = &mut self.pause {
-            pause.missed += 1;
+            pause.missed += snapshots(&lines);
+            pause.since_ns.get_or_insert(begins_ns);
+            if pause.kept.len() < MOST_KEPT {
+                pause.kept.extend(lines.into_iter().filter(|line| !matches!(line, Line::Snapshot(_))));
+            }
             return;
         }
         self.look_at_clocks(&mut lines);
         self.add(&lines);
-        let is_full = self.open.as_ref().is_some_and(|open| open.ticks >= TICKS || open.began.elapsed() >= FRAME);
+        let is_full = self.open.as_ref().is_some_and(|open| {
+            open.ticks >= TICKS || open.bytes.len() >= FRAME_BYTES || open.began.elapsed() >= FRAME
+        });
         if is_full || self.store.wants_end() {
             self.end_frame();
         }
@@ -315,7 +382,8 @@ impl Writer {
             Line::Snapshot(snapshot) => Some(&snapshot.late),
             _ => None,
         });
-        events.flatten().for_each(|event| self.store.noticed(Some(event.latency_ns)));
+        let late = events.flatten().filter(|event| is_late(event));
+        late.for_each(|event| self.store.noticed(Some(event.latency_ns)));
         let added = self.put_into_frame(lines).and_then(|()| self.write_out());
         if let Err(error) = added {
             self.halt(&error);
@@ -341,9 +409,13 @@ impl Writer {
         };
         let Some(frame) = &mut open.frame else { return Ok(()) };
         for line in lines {
-            let mut text = Vec::new();
-            write_line(&mut text, line)?;
+            let (text, gap) = within_limit(line, LINE_BYTES)?;
             frame.add(&text, line.span_unix_ns())?;
+            if let Some(gap) = gap {
+                let mut text = Vec::new();
+                write_line(&mut text, &gap)?;
+                frame.add(&text, gap.span_unix_ns())?;
+            }
         }
         open.bytes.extend(frame.flush()?);
         open.ticks += 1;
@@ -394,40 +466,61 @@ impl Writer {
             && let Ok(mut problem) = self.told.problem.lock()
         {
             *problem = Some(match is_full {
-                true => "recording is paused: there is no room left (free some space)".to_owned(),
+                true => {
+                    "recording is paused: the disk is full, or has less free space than --min-free (free some space)"
+                        .to_owned()
+                }
                 false => format!("recording is paused: {error}"),
             });
         }
         let retry_at = Instant::now() + self.retry;
         match &mut self.pause {
             Some(pause) => pause.retry_at = retry_at,
-            None => self.pause = Some(Pause { since_ns: clock::unix_ns(), retry_at, reason, missed: 0 }),
+            None => self.pause = Some(Pause { since_ns: None, retry_at, reason, missed: 0, kept: Vec::new() }),
         }
     }
 
-    /// Writes again where that works by now, and tells of the gap.
-    fn try_again(&mut self, is_last: bool) -> Option<Line> {
-        let pause = self.pause.as_ref()?;
-        if (!is_last && Instant::now() < pause.retry_at) || !self.store.has_room().unwrap_or(true) {
-            return None;
+    /// Writes again where that works by now. Returns what is to be told of the gap, which what follows ends; `None` for
+    /// the end of the recording.
+    fn try_again(&mut self, until_ns: Option<u64>) -> Tick {
+        let Some(pause) = self.pause.as_ref() else { return Vec::new() };
+        let is_due = until_ns.is_none() || Instant::now() >= pause.retry_at;
+        if !is_due || !self.store.has_room().unwrap_or(true) {
+            return Vec::new();
         }
         if let Err(error) = self.write_out() {
             self.halt(&error);
-            return None;
+            return Vec::new();
         }
-        let Pause { since_ns, reason, missed, .. } = self.pause.take()?;
+        let Some(Pause { since_ns, reason, missed, kept, .. }) = self.pause.take() else { return Vec::new() };
         if let Ok(mut problem) = self.told.problem.lock() {
             *problem = None;
         }
-        let duration_ns = clock::unix_ns().saturating_sub(since_ns);
-        let gap = Gap { start_unix_ns: since_ns, duration_ns, reason: reason.to_owned(), count: missed };
-        let gap = Line::Gap(gap);
-        if is_last {
-            self.add(&[gap]);
-            return None;
-        }
-        Some(gap)
+        let until_ns = until_ns.unwrap_or_else(clock::unix_ns);
+        let start_unix_ns = since_ns.unwrap_or(until_ns);
+        let duration_ns = until_ns.saturating_sub(start_unix_ns);
+        let gap = Line::Gap(Gap { start_unix_ns, duration_ns, reason: reason.to_owned(), count: missed });
+        kept.into_iter().chain((missed > 0).then_some(gap)).collect()
     }
+}
+
+/// A line's text, with as many of its late events as there is room for, and how many are not in it.
+fn within_limit(line: &Line, most: usize) -> io::Result<(Vec<u8>, Option<Line>)> {
+    let mut text = Vec::new();
+    write_line(&mut text, line)?;
+    let Line::Snapshot(whole) = line else { return Ok((text, None)) };
+    let mut kept = whole.late.len();
+    while text.len() > most && kept > 0 {
+        kept /= 2;
+        text.clear();
+        let late = whole.late[..kept].to_vec();
+        let rest = Snapshot { late: Vec::new(), ..(**whole).clone() };
+        write_line(&mut text, &Line::Snapshot(Box::new(Snapshot { late, ..rest })))?;
+    }
+    let count = (whole.late.len() - kept) as u64;
+    let start_unix_ns = whole.start_unix_ns.saturating_add(whole.duration_ns);
+    let gap = Gap { start_unix_ns, duration_ns: 0, reason: "late_events".to_owned(), count };
+    Ok((text, (count > 0).then_some(Line::Gap(gap))))
 }
 
 #[cfg(test)]

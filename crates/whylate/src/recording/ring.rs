@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
 
+use rustix::io::Errno;
 use whylate_model::recording::{Header, Index};
 use whylate_sources::clock;
 
@@ -13,6 +14,8 @@ use super::store::Store;
 
 /// What is kept takes no more memory, however long it is to be.
 const MOST_BYTES: usize = 64 << 20;
+/// A file has no more of what follows than that many times what it was asked for, however often something is late.
+const MOST_AFTER: u64 = 10;
 const HOUR_NS: u64 = 3_600_000_000_000;
 
 /// When a file is written.
@@ -42,6 +45,8 @@ pub struct RingStore {
     writes_until_ns: Option<u64>,
     /// When the files of the last hour were begun.
     begun_ns: VecDeque<u64>,
+    /// Why something was not written, until that is told.
+    problem: Option<String>,
 }
 
 impl RingStore {
@@ -56,6 +61,7 @@ impl RingStore {
             has_reason: false,
             writes_until_ns: None,
             begun_ns: VecDeque::new(),
+            problem: None,
         }
     }
 
@@ -71,7 +77,8 @@ impl RingStore {
         self.kept_bytes += bytes.len();
         self.frames.push_back((index, bytes));
         let oldest_ns = index.last_unix_ns.saturating_sub(self.when.before_ns);
-        while self.kept_bytes > MOST_BYTES || self.frames.front().is_some_and(|(of, _)| of.last_unix_ns < oldest_ns) {
+        let is_too_much = |ring: &Self| ring.kept_bytes > MOST_BYTES && ring.frames.len() > 1;
+        while is_too_much(self) || self.frames.front().is_some_and(|(of, _)| of.last_unix_ns < oldest_ns) {
             let Some((_, bytes)) = self.frames.pop_front() else { break };
             self.kept_bytes -= bytes.len();
         }
@@ -84,6 +91,9 @@ impl RingStore {
     }
 
     fn put_all(&mut self) -> io::Result<()> {
+        if !self.folder.has_room()? {
+            return Err(Errno::NOSPC.into());
+        }
         if let Some((index, _)) = self.frames.front() {
             self.header.start_unix_ns = index.first_unix_ns;
         }
@@ -117,23 +127,34 @@ impl Store for RingStore {
         self.keep(*index, bytes);
         let now_ns = clock::monotonic_ns();
         if std::mem::take(&mut self.has_reason) {
-            if self.writes_until_ns.is_none() && self.may_begin(now_ns) {
-                self.folder.end_file()?;
-                self.begun_ns.push_back(now_ns);
-                self.writes_until_ns = Some(now_ns + self.when.after_ns);
-            } else if let Some(until_ns) = &mut self.writes_until_ns {
-                *until_ns = now_ns + self.when.after_ns;
+            let until_ns = now_ns.saturating_add(self.when.after_ns);
+            let may_begin = self.may_begin(now_ns);
+            match &mut self.writes_until_ns {
+                Some(writes_until_ns) => {
+                    let begun_ns = self.begun_ns.back().copied().unwrap_or(now_ns);
+                    let most_ns = begun_ns.saturating_add(self.when.after_ns.saturating_mul(MOST_AFTER));
+                    *writes_until_ns = until_ns.min(most_ns);
+                }
+                None if may_begin => {
+                    self.begun_ns.push_back(now_ns);
+                    self.writes_until_ns = Some(until_ns);
+                }
+                None => {
+                    let most = self.when.files_an_hour;
+                    self.problem =
+                        Some(format!("no file was written: there were {most} in an hour (--files-per-hour)"));
+                }
             }
         }
         if let Some(until_ns) = self.writes_until_ns {
-            if let Err(error) = self.put_all() {
-                // Whoever tries again hands it over again.
-                self.kept_bytes -= self.frames.pop_back().map_or(0, |(_, bytes)| bytes.len());
-                return Err(error);
+            // Memory keeps what the disk does not take, and it is tried again with the next frame.
+            let written = self.put_all();
+            let is_over = now_ns >= until_ns && written.is_ok();
+            if let Err(error) = written.and_then(|()| if is_over { self.folder.end_file() } else { Ok(()) }) {
+                self.problem = Some(format!("cannot write what is kept in memory: {error}"));
             }
-            if now_ns >= until_ns {
+            if is_over {
                 self.writes_until_ns = None;
-                self.folder.end_file()?;
             }
         }
         Ok(())
@@ -153,6 +174,10 @@ impl Store for RingStore {
             Some(latency_ns) => self.when.late_from_ns.is_some_and(|from_ns| latency_ns >= from_ns),
             None => true,
         };
+    }
+
+    fn take_problem(&mut self) -> Option<String> {
+        self.problem.take()
     }
 
     fn wants_end(&self) -> bool {
@@ -225,5 +250,6 @@ mod tests {
         ring.noticed(None);
         put(&mut ring, 33);
         assert_eq!(ring.files().len(), 2);
+        assert!(ring.take_problem().is_some_and(|told| told.contains("2 in an hour")));
     }
 }

@@ -34,6 +34,11 @@ pub trait Store: Send {
     /// A late event of that latency was recorded, or, with `None`, somebody asks for a file.
     fn noticed(&mut self, _latency_ns: Option<u64>) {}
 
+    /// Why something was not written that is kept, once.
+    fn take_problem(&mut self) -> Option<String> {
+        None
+    }
+
     /// Whether the frame is to end as soon as it can.
     fn wants_end(&self) -> bool {
         false

@@ -7,7 +7,7 @@ use jiff::{Span, Timestamp, ToSpan as _, Zoned};
 use whylate_model::units::parse_duration_ns;
 
 /// What is said of anything else.
-const HOW: &str = "give a time such as 10:00, 10m ago, yesterday 14:30, 2026-11-26 10:00 or an RFC 3339 stamp";
+const HOW: &str = "give a time such as 10:00, 10m ago, yesterday 14:30, 2026-11-26 10:00 or an RFC 3339 timestamp";
 
 /// A time as it was given: what day it is on may depend on the recording.
 #[derive(Clone, Debug, PartialEq, Eq)]

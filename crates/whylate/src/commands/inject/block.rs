@@ -22,15 +22,15 @@ use crate::values::duration_ns;
 /// It reads an unnamed temporary file with direct I/O, so each read is one disk request. With --hogs,
 /// threads named whylate-hog keep the disk busy with 512 KiB writes.
 ///
-/// With --loop, the file is a disk of its own for as long as this runs, so no other requests interfere. With --limit, the
-/// reading thread is in a cgroup /whylate-inject-PID whose reads the kernel holds back (io.max; blkio.throttle of cgroup
-/// v1). Both need root.
+/// With --loop, the file becomes a loop device for as long as this runs, to which nobody else sends requests. With
+/// --limit, the reading thread (with cgroup v2, the whole process) is in a cgroup /whylate-inject-PID whose reads the
+/// kernel throttles (io.max, or blkio.throttle with cgroup v1). Both need root.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
   whylate inject block                          100 reads, one every 10 ms
   whylate inject block --hogs 16                the same while 16 threads write
-  whylate inject block --limit 20               let through 20 reads a second: most are held back for 50 ms on average
+  whylate inject block --limit 20               throttle to 20 reads a second: about 50 ms each on average
   whylate inject block --loop --limit 20        the same on a loop device, for `whylate block -d loop0` beside it
   whylate inject block --folder /srv --json     on the disk that holds /srv, for a program to compare")]
 pub struct Arguments {
@@ -43,10 +43,10 @@ pub struct Arguments {
     /// Number of threads that write meanwhile.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=i64::from(requests::MAX_HOGS)))]
     hogs: u32,
-    /// Read a loop device made for it, which is gone afterwards, not the disk that has the file.
+    /// Read from a temporary loop device backed by the file, not from the disk that has the file.
     #[arg(long = "loop")]
     is_loop: bool,
-    /// Reads a second that a cgroup of its own may make; the kernel holds the rest back.
+    /// Throttle to this many reads a second, by a cgroup of its own.
     #[arg(long = "limit", value_name = "IOPS", value_parser = clap::value_parser!(u32).range(1..))]
     reads_a_second: Option<u32>,
     /// Folder for the file (default: the first of /var/tmp, /tmp and the current one that is on a disk).

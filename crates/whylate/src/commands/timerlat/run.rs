@@ -82,12 +82,13 @@ fn replay(plan: &Plan<'_>, mut played: Played) -> anyhow::Result<u8> {
     let common = plan.common;
     let late_from_ns = played.late_from_ns(TIMERLAT.name)?;
     if late_from_ns.is_none() && (common.why.is_some() || common.worst.is_some()) {
-        say!("whylate: {} has no late events of {}", played.name(), TIMERLAT.name);
+        say!("whylate: {} was recorded without late events of {}", played.name(), TIMERLAT.name);
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut figures = Figures::new(plan);
     let mut kept = Kept::new(Keep::worst(common.worst.map(usize::from).filter(|_| common.why.is_none())));
     figures.begin(&mut out)?;
+    let mut lead_ns = None;
     let mut next = played.next_snapshot(TIMERLAT.name)?;
     while let Some(mut snapshot) = next {
         for event in std::mem::take(&mut snapshot.late) {
@@ -107,7 +108,9 @@ fn replay(plan: &Plan<'_>, mut played: Played) -> anyhow::Result<u8> {
         }
         figures.has_user |= snapshot.series.iter().any(|series| series.histograms.contains_key(USER));
         figures.total.add(&snapshot);
-        let is_over = common.duration.is_some_and(|ns| figures.total.duration_ns + snapshot.duration_ns / 2 >= ns);
+        let lead_ns = *lead_ns.get_or_insert_with(|| played.lead_ns(&snapshot));
+        let since_ns = figures.total.duration_ns.saturating_sub(lead_ns);
+        let is_over = common.duration.is_some_and(|ns| played.fills(since_ns, snapshot.duration_ns, ns));
         next = if is_over { None } else { played.next_snapshot(TIMERLAT.name)? };
         if next.is_none() {
             kept.tell(&mut snapshot);
@@ -216,7 +219,8 @@ impl<'a> Measurement<'a> {
         let mut refreshes = 0;
         loop {
             // A fixed schedule: an output that takes long does not shift the ones after it.
-            let refresh = self.figures.refreshes().then(|| started + REFRESH.saturating_mul(refreshes + 1));
+            let has_steps = self.figures.refreshes() || self.recorder.is_some();
+            let refresh = has_steps.then(|| started + REFRESH.saturating_mul(refreshes + 1));
             let mut step = self.step(watch, refresh.into_iter().chain(end).min(), end, out)?;
             if step == Step::OutputClosed {
                 return Ok(SUCCESS);
@@ -241,8 +245,10 @@ impl<'a> Measurement<'a> {
             }
             if step == Step::Refresh {
                 refreshes += 1;
-                self.refresh(out, latest)?;
-                out.flush()?;
+                if self.figures.refreshes() {
+                    self.refresh(out, latest)?;
+                    out.flush()?;
+                }
             }
         }
     }

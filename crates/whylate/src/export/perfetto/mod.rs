@@ -8,7 +8,7 @@ mod packets;
 mod proto;
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 
 use whylate_model::path::PathSegment;
@@ -98,18 +98,24 @@ impl Trace {
         let to_ns = from_ns.saturating_add(snapshot.duration_ns);
         let root = self.packets.root(&snapshot.source)?;
         self.figures(root, snapshot, from_ns)?;
-        let lost: Vec<(&String, &u64)> = snapshot.lost.iter().filter(|(_, count)| **count > 0).collect();
-        if !lost.is_empty() {
-            let name = format!("{} events lost", lost.iter().map(|(_, count)| **count).sum::<u64>());
-            let debug_annotations = lost.into_iter().map(|(why, count)| Annotation::number(why, *count)).collect();
-            let event = TrackEvent { track_uuid: root, name, debug_annotations, ..TrackEvent::default() };
-            self.packets.instant(to_ns, event)?;
-        }
+        self.lost(root, &snapshot.lost, to_ns)?;
         self.stacks(root, snapshot, from_ns)?;
         // In order of time, few lanes are enough.
         let mut late: Vec<&LateEvent> = snapshot.late.iter().collect();
         late.sort_by_key(|event| event.at_unix_ns.saturating_sub(event.latency_ns));
         late.into_iter().try_for_each(|event| self.late(root, &snapshot.source, event))
+    }
+
+    fn lost(&mut self, track_uuid: u64, lost: &BTreeMap<String, u64>, at_ns: u64) -> io::Result<()> {
+        let lost: Vec<(&String, &u64)> = lost.iter().filter(|(_, count)| **count > 0).collect();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let all = lost.iter().fold(0_u64, |all, (_, count)| all.saturating_add(**count));
+        let name = format!("{all} events lost");
+        let debug_annotations = lost.into_iter().map(|(why, count)| Annotation::number(&printable(why), *count));
+        let debug_annotations = debug_annotations.collect();
+        self.packets.instant(at_ns, TrackEvent { track_uuid, name, debug_annotations, ..TrackEvent::default() })
     }
 
     /// The headline figures: each holds until the next one.
@@ -118,7 +124,7 @@ impl Trace {
         let figures = (card.figures)(snapshot);
         let a_second = figures.count() as f64 * 1e9 / snapshot.duration_ns.max(1) as f64;
         let source = card.name;
-        let track = self.packets.counter(root, &format!("{source}: count a second"), false)?;
+        let track = self.packets.counter(root, &format!("{source}: events per second"), false)?;
         self.packets.measure(at_ns, track, a_second)?;
         for (name, value) in [("p99", figures.quantile_ns(0.99)), ("max", figures.max_ns())] {
             let track = self.packets.counter(root, &format!("{source}: {name}"), true)?;
@@ -306,12 +312,16 @@ impl Export for Trace {
         if let Line::Clock(clock) = line {
             return Ok(self.packets.clock(clock)?);
         }
-        if matches!(line, Line::Snapshot(_) | Line::Gap(_)) {
+        if matches!(line, Line::Snapshot(_) | Line::Gap(_) | Line::Account(_)) {
             self.tell_header()?;
         }
         match line {
             Line::Snapshot(snapshot) => self.snapshot(snapshot)?,
             Line::Gap(gap) => self.gap(gap)?,
+            Line::Account(account) => {
+                let root = self.packets.root(RECORDING)?;
+                self.lost(root, &account.lost, self.packets.boot_ns(account.at_unix_ns))?;
+            }
             _ => {}
         }
         Ok(())

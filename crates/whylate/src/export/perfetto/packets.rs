@@ -35,6 +35,8 @@ pub struct Packets {
     out: Begun,
     has_begun: bool,
     clock: Option<Clock>,
+    /// Up to when clocks are told.
+    told_ns: Option<u64>,
     /// Tracks that were described.
     described: HashSet<u64>,
     /// For tracks whose slices may overlap: up to when each of their lanes is taken.
@@ -43,7 +45,7 @@ pub struct Packets {
 
 impl Packets {
     pub fn new(out: Begun) -> Self {
-        Packets { out, has_begun: false, clock: None, described: HashSet::new(), lanes: HashMap::new() }
+        Packets { out, has_begun: false, clock: None, told_ns: None, described: HashSet::new(), lanes: HashMap::new() }
     }
 
     pub fn end(self) -> io::Result<()> {
@@ -62,6 +64,11 @@ impl Packets {
     /// From then on, times are told by these clocks.
     pub fn clock(&mut self, clock: &Clock) -> io::Result<()> {
         self.clock = Some(*clock);
+        // Later ones are about later times: readers take others for invalid.
+        if self.told_ns.is_some_and(|told_ns| clock.boottime_ns <= told_ns) {
+            return Ok(());
+        }
+        self.told_ns = Some(clock.boottime_ns);
         let of = [(BOOTTIME, clock.boottime_ns), (MONOTONIC, clock.monotonic_ns), (REALTIME, clock.at_unix_ns)];
         let clocks = of.map(|(clock_id, timestamp)| proto::Clock { clock_id, timestamp });
         let clock_snapshot = ClockSnapshot { clocks: clocks.into(), primary_trace_clock: BOOTTIME };

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Whether a snapshot may be what whylate has written: a recording may be anybody's, and be made to do harm.
+
+use crate::holders::MOST_LINKS;
+use crate::import::DEEPEST;
+use crate::path::DEEPEST as DEEPEST_PATH;
+use crate::{LateEvent, Snapshot};
+
+/// Whoever draws paths and stacks goes as deep as they say.
+pub(super) fn is_credible(snapshot: &Snapshot) -> bool {
+    snapshot.late.iter().all(is_credible_event)
+        && snapshot.stacks.iter().all(|stack| {
+            let of_waker = stack.waker.iter().flat_map(|waker| [&waker.kernel, &waker.user]);
+            [&stack.kernel, &stack.user].into_iter().chain(of_waker).all(|frames| is_stack(frames))
+                && stack.waits_for.as_ref().is_none_or(|chain| chain.links.len() <= MOST_LINKS)
+        })
+}
+
+fn is_credible_event(event: &LateEvent) -> bool {
+    [&event.stack, &event.inside].into_iter().all(|frames| is_stack(frames))
+        && event.causes.iter().all(|cause| is_stack(&cause.stack))
+        && event.path.iter().all(|segment| segment.depth as usize <= DEEPEST_PATH && is_stack(&segment.stack))
+}
+
+fn is_stack(frames: &[String]) -> bool {
+    frames.len() <= DEEPEST
+}
