@@ -96,7 +96,8 @@ RUNS ?= 100
 trial: ## how often the true cause is named, in RUNS waits of each kind and RUNS runs of twelve slow services; and PostgreSQL (as root)
 	@scripts/install-deps programs
 	WHYLATE_ROUNDS=$(RUNS) $(CARGO) test -q -p whylate-sources --test kernel_paths -- --nocapture --test-threads=1
-	$(CARGO) test -q -p whylate --test real_programs -- --nocapture
+	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test real_programs -- --nocapture
+	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test pid_namespace selftest -- --nocapture
 	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test diff what_is_injected -- --nocapture
 	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test services in_a_trial -- --nocapture --test-threads=1
 
@@ -172,6 +173,11 @@ bench-why: ## what a look costs, compared with perf sched record and offcputime;
 bench-run: ## what `whylate run` adds to a build, how much memory ten minutes take, and what explaining a wait costs (as root)
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- run
+
+.PHONY: bench-record
+bench-record: ## what a recording takes of a disk, of the CPUs and of memory, beside perf sched record (as root)
+	@scripts/install-deps bench
+	$(CARGO) run --release -p whylate-bench -- record
 
 .PHONY: bench-timerlat-vm
 bench-timerlat-vm: ## what `whylate timerlat` tells and costs, beside rtla, in a virtual machine

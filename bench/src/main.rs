@@ -13,6 +13,7 @@ mod machine;
 mod occupancy;
 mod offcpu;
 mod programs;
+mod record;
 mod results;
 mod run;
 mod sqpoll;
@@ -74,6 +75,8 @@ enum What {
     Why(why::Arguments),
     /// What `whylate run` costs a command, and following a late wait to who ended it.
     Run(run::Arguments),
+    /// What `whylate record` takes of a disk, of the CPUs and of memory.
+    Record(record::Arguments),
     #[command(hide = true)]
     Sleepers(offcpu::sleepers::Arguments),
     #[command(hide = true)]
@@ -97,6 +100,7 @@ fn main() -> ExitCode {
         What::IrqsoffVmCost(arguments) => irqsoff_vm_cost::run(&arguments),
         What::Why(arguments) => why::run(&arguments),
         What::Run(arguments) => run::run(&arguments),
+        What::Record(arguments) => record::run(&arguments),
         What::Offcpu(arguments) => offcpu::run(&arguments),
         What::Sleepers(arguments) => offcpu::sleepers::run(&arguments).map(|()| true),
         What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),

@@ -34,8 +34,6 @@ pub const PRESENT: &str = "present";
 
 /// So many series are told apart in what was merged, and so many stacks.
 const MOST: usize = 1 << 18;
-/// Series and stacks beyond these.
-const BEYOND: &str = "merged_full";
 
 /// Adds up the snapshots of one source, in the order of their spans. Late events are the caller's: there may be many.
 ///
@@ -93,11 +91,13 @@ fn add(sum: &mut Snapshot, next: Snapshot) {
     sum.probe.runs = sum.probe.runs.saturating_add(next.probe.runs);
     sum.unexplained.events = sum.unexplained.events.saturating_add(next.unexplained.events);
     sum.unexplained.total_ns = sum.unexplained.total_ns.saturating_add(next.unexplained.total_ns);
-    let beyond = add_series(sum, next.series, spans) + add_stacks(sum, next.stacks);
-    let beyond = (beyond > 0).then(|| (BEYOND.to_owned(), beyond));
-    for (reason, count) in next.lost.into_iter().chain(beyond) {
+    for (reason, count) in next.lost {
         let lost = sum.lost.entry(reason).or_default();
         *lost = lost.saturating_add(count);
+    }
+    let beyond = add_series(sum, next.series, spans) + add_stacks(sum, next.stacks);
+    if beyond > 0 {
+        *sum.lost.entry("merged_full".to_owned()).or_default() += beyond;
     }
 }
 

@@ -43,12 +43,17 @@ fn names_in(text: &str) -> BTreeSet<String> {
 #[test]
 fn each_reason_is_explained() {
     let sources_of = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let files_of = Path::new(env!("CARGO_MANIFEST_DIR")).join("../whylate-model/src/ftrace");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../whylate-model/src");
     let mut found = BTreeSet::new();
-    for (file, of) in rust_files(&sources_of).into_iter().map(|file| (file, None)).chain(
-        // Traces that somebody has sent are read there.
-        rust_files(&files_of).into_iter().map(|file| (file, Some(&IRQSOFF))),
-    ) {
+    for (file, of) in rust_files(&sources_of)
+        .into_iter()
+        .map(|file| (file, None))
+        .chain(
+            // Traces that somebody has sent are read there.
+            rust_files(&model.join("ftrace")).into_iter().map(|file| (file, Some(&IRQSOFF))),
+        )
+        .chain([(model.join("merge.rs"), None)])
+    {
         if file.ends_with("lost_reasons.rs") {
             continue;
         }

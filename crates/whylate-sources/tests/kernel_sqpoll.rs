@@ -148,7 +148,7 @@ fn the_share_of_work_is_that_of_the_load() -> Result<()> {
     let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
     for way in ways()? {
         // Emulated, a request takes longer than the shortest ones last.
-        let (duties, times) = if is_emulated() { (&[0.37, 0.99][..], 1) } else { (&[0.01, 0.1, 0.37, 0.99][..], 2) };
+        let duties = if is_emulated() { &[0.37, 0.99][..] } else { &[0.01, 0.1, 0.37, 0.99] };
         for &duty in duties {
             let plan = Plan {
                 duty,
@@ -162,18 +162,16 @@ fn the_share_of_work_is_that_of_the_load() -> Result<()> {
             println!("work is told by {}", source.way());
             // The load learns how long a request takes.
             thread::sleep(Duration::from_millis(300));
-            for _ in 0..times {
-                let mut was_known = duty < MOST_URGENT;
-                let outcome = in_rounds(|| {
-                    let outcome = compare_once(&mut source, &load, duty);
-                    was_known |= outcome.as_ref().is_err_and(|error| !error.is::<Unknown>());
-                    outcome
-                });
-                match outcome {
-                    // So large a share comes from an application that is not urgent.
-                    Err(error) if !was_known => println!("skipped: {duty}: {error}"),
-                    outcome => outcome?,
-                }
+            let mut was_known = duty < MOST_URGENT;
+            let outcome = in_rounds(|| {
+                let outcome = compare_once(&mut source, &load, duty);
+                was_known |= outcome.as_ref().is_err_and(|error| !error.is::<Unknown>());
+                outcome
+            });
+            match outcome {
+                // So large a share comes from an application that is not urgent.
+                Err(error) if !was_known => println!("skipped: {duty}: {error}"),
+                outcome => outcome?,
             }
             drop(load);
             patching(|| drop(source));

@@ -65,19 +65,28 @@ impl Begun {
     pub fn new(path: &Path) -> io::Result<Self> {
         let path = path.to_owned();
         // What may not be written is refused before anything is.
-        if let Ok(about) = fs::symlink_metadata(&path) {
-            let file = open_own(&path)?;
-            if !about.is_file() {
-                return Ok(Begun { out: BufWriter::new(file), path, beside: None });
-            }
-        }
+        let there = match fs::symlink_metadata(&path) {
+            Ok(about) => Some((open_own(&path)?, about.is_file())),
+            Err(_) => None,
+        };
+        let there = match there {
+            Some((file, false)) => return Ok(Begun { out: BufWriter::new(file), path, beside: None }),
+            there => there.map(|(file, _)| file),
+        };
         let mut name = OsString::from(".");
         name.push(path.file_name().ok_or_else(|| refused("has no name"))?);
         name.push(format!(".{}.tmp", std::process::id()));
         let beside = path.with_file_name(name);
         // Of a process of this number that was killed.
         let _ = fs::remove_file(&beside);
-        Ok(Begun { out: BufWriter::new(create_new(&beside)?), path, beside: Some(beside) })
+        match (create_new(&beside), there) {
+            // A file of one's own in a folder where nothing can be made.
+            (Err(error), Some(file)) if error.kind() == io::ErrorKind::PermissionDenied => {
+                file.set_len(0)?;
+                Ok(Begun { out: BufWriter::new(file), path, beside: None })
+            }
+            (made, _) => Ok(Begun { out: BufWriter::new(made?), path, beside: Some(beside) }),
+        }
     }
 
     /// All is written.

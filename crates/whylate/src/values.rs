@@ -3,9 +3,19 @@
 
 use std::str::FromStr;
 
+use whylate_model::sources::{CARDS, named};
 use whylate_model::units::parse_duration_ns;
 use whylate_sources::cpus;
 use whylate_sources::timerlat::PERIODS_NS;
+
+/// The name of a source.
+///
+/// # Errors
+/// A sentence that names all.
+pub fn source(text: &str) -> Result<String, String> {
+    let known = || CARDS.map(|card| card.name).join(", ");
+    named(text).map(|card| card.name.to_owned()).ok_or_else(|| format!("choose from: {}", known()))
+}
 
 /// Reads a duration with its unit; a bare number is in seconds.
 pub fn duration_ns(text: &str) -> Result<u64, String> {

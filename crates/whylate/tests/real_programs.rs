@@ -137,6 +137,10 @@ fn ensure_alike(seen: &Seen, truth: &Waiting) -> Result<()> {
 
 #[test]
 fn postgres_is_told_to_wait_for_what_it_says_itself() -> Result<()> {
+    if std::env::var_os("WHYLATE_TRIAL").is_none() {
+        println!("skipped: that is what `make trial` does");
+        return Ok(());
+    }
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(cluster) = Cluster::start()? else { return Ok(()) };
     // All clients update the one row of pgbench_branches.

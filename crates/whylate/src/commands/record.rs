@@ -12,7 +12,6 @@ use clap::Args;
 use jiff::Timestamp;
 use signal_hook::consts::SIGUSR1;
 use whylate_model::recording::{Account, Header, Line};
-use whylate_model::sources::{CARDS, named};
 use whylate_model::units::printable;
 use whylate_sources::clock;
 
@@ -23,7 +22,7 @@ use crate::commands::watch::{Ended, Watch};
 use crate::recording::recorder::{Gathered, Recorder};
 use crate::recording::store::{FileStore, FolderStore, Retention, RingStore, Store, When};
 use crate::recording::{EXTENSION, about};
-use crate::values::{bytes, duration_ns};
+use crate::values::{bytes, duration_ns, source};
 
 /// What the file system keeps for others where nothing else is asked for.
 const MIN_FREE: &str = "100M";
@@ -82,11 +81,6 @@ pub struct Arguments {
     /// With --ring: write at most this many files an hour
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000), requires = "ring")]
     files_per_hour: u32,
-}
-
-fn source(text: &str) -> Result<String, String> {
-    let known = || CARDS.map(|card| card.name).join(", ");
-    named(text).map(|card| card.name.to_owned()).ok_or_else(|| format!("choose from: {}", known()))
 }
 
 fn every(text: &str) -> Result<u64, String> {

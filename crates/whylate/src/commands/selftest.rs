@@ -26,6 +26,7 @@ use crate::commands::watch::stop_at_signal;
 use crate::output::json::write_line;
 use crate::output::selftest;
 use crate::output::table::terminal_columns;
+use crate::values::source;
 
 /// How often a check is tried: whoever else uses the machine disturbs it as well.
 const TRIES: u32 = 3;
@@ -55,6 +56,9 @@ pub struct Arguments {
     /// Run even if real-time threads are at work
     #[arg(long)]
     force: bool,
+    /// Only these sources, e.g. wq,offcpu
+    #[arg(long, value_name = "SOURCES", value_delimiter = ',', value_parser = source)]
+    sources: Vec<String>,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -118,7 +122,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     announce(&place);
     let start_unix_ns = clock::unix_ns();
     let mut checks = Vec::new();
-    for (card, injected, attempt) in CHECKS {
+    let is_asked = |card: &Card| arguments.sources.is_empty() || arguments.sources.iter().any(|name| name == card.name);
+    for (card, injected, attempt) in CHECKS.into_iter().filter(|(card, ..)| is_asked(card)) {
         let tried = tried(card, injected, attempt, &place)?;
         if stop.load(Ordering::Relaxed) {
             break;
@@ -175,7 +180,7 @@ fn announce(place: &Place<'_>) {
     // Whoever does not see it misses nothing.
     let _ = writeln!(
         io::stderr(),
-        "whylate: this takes some 20 seconds, longer on a busy machine. CPU {cpu} is blocked for {} ms at a time, {disturbances} times, by disabled \
+        "whylate: all of it takes some 20 seconds, longer on a busy machine. CPU {cpu} is blocked for {} ms at a time, {disturbances} times, by disabled \
          interrupts, a softirq or a real-time thread; 50 work items occupy it for 1 ms each, and a submission thread for a third of 3 seconds, \
          during which a real-time thread on CPU {other} watches it. At the end, 16 threads write to a disk for about 1 s.",
         length_ns / 1_000_000

@@ -2,12 +2,11 @@
 //! What a recording says of the machine that it was made on.
 
 use std::fs;
-use std::thread;
 
 use jiff::tz::TimeZone;
 use whylate_model::recording::{Clock, FORMAT, Header, Measured};
 use whylate_model::snapshot::SCHEMA;
-use whylate_sources::{clock, pid_namespace};
+use whylate_sources::{clock, cpus, pid_namespace};
 
 /// A header without what measures.
 pub fn this_machine() -> Header {
@@ -22,7 +21,7 @@ pub fn this_machine() -> Header {
         host: text(uname.nodename()),
         kernel: text(uname.release()),
         boot_id: boot_id.trim().to_owned(),
-        cpus: thread::available_parallelism().map_or(0, |cpus| cpus.get() as u32),
+        cpus: cpus::online().map_or(0, |cpus| cpus.len() as u32),
         pid_namespace: pid_namespace::own(),
         time_zone: TimeZone::system().iana_name().unwrap_or_default().to_owned(),
         ..Header::default()

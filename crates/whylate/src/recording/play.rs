@@ -76,13 +76,15 @@ impl Recording {
         let reader = open(&self.path)?;
         let first_ns = reader.header().start_unix_ns;
         let zone = TimeZone::system();
-        let of = |given: &Option<Given>, otherwise| match given {
+        let of = |given: &Option<Given>, begins_ns, otherwise| match given {
             Some(given) => given
-                .within(first_ns, &zone)
+                .within(begins_ns, &zone)
                 .ok_or_else(|| anyhow!("that time is out of range (give a date, such as 2026-11-26 10:00)")),
             None => Ok(otherwise),
         };
-        let (from_ns, to_ns) = (of(&self.span.from, 0)?, of(&self.span.to, u64::MAX)?);
+        let from_ns = of(&self.span.from, first_ns, 0)?;
+        // From 23:00 to 01:00 ends on the next day.
+        let to_ns = of(&self.span.to, first_ns.max(from_ns), u64::MAX)?;
         if from_ns > to_ns {
             return Err(Senseless(anyhow!("the span ends before it begins: swap the two times")).into());
         }

@@ -122,6 +122,8 @@ pub struct Recorder {
     /// Snapshots that the disk was too slow for.
     missed: u64,
     missed_since_ns: u64,
+    /// What else was told meanwhile: what was lost, and late events beyond the limit.
+    held: Tick,
     gathered: Gathered,
 }
 
@@ -144,6 +146,7 @@ impl Recorder {
             told,
             missed: 0,
             missed_since_ns: 0,
+            held: Vec::new(),
             gathered: Gathered::default(),
         })
     }
@@ -162,9 +165,10 @@ impl Recorder {
     /// Everything of one moment.
     pub fn tick(&mut self, mut lines: Tick) {
         let (count, begins_ns) = (snapshots(&lines), begin_unix_ns(&lines));
-        if let Some(gap) = self.gap(begins_ns) {
-            lines.insert(0, gap);
-        }
+        lines.splice(..0, self.held.drain(..));
+        let gap = self.gap(begins_ns);
+        let gaps = gap.iter().len();
+        lines.extend(gap);
         let Some(sender) = &self.sender else { return };
         let weight = weight(&lines);
         let has_room = self.told.queued.load(Ordering::Relaxed) < MOST_QUEUED;
@@ -172,7 +176,11 @@ impl Recorder {
         let sent = if has_room { sender.try_send(lines) } else { Err(TrySendError::Full(lines)) };
         match sent {
             Ok(()) => self.missed = 0,
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+            Err(TrySendError::Full(mut lines) | TrySendError::Disconnected(mut lines)) => {
+                lines.truncate(lines.len() - gaps);
+                lines.retain(|line| !matches!(line, Line::Snapshot(_)));
+                lines.truncate(MOST_KEPT);
+                self.held = lines;
                 self.told.queued.fetch_sub(weight, Ordering::Relaxed);
                 if self.missed == 0 {
                     self.missed_since_ns = begins_ns;
@@ -224,9 +232,10 @@ impl Recorder {
 
     fn stop(&mut self) -> anyhow::Result<()> {
         let gap = self.gap(clock::unix_ns());
-        if let (Some(sender), Some(gap)) = (self.sender.take(), gap) {
+        let last: Tick = self.held.drain(..).chain(gap).collect();
+        if let Some(sender) = self.sender.take().filter(|_| !last.is_empty()) {
             // The disk has the time that it needs now.
-            let _ = sender.send(vec![gap]);
+            let _ = sender.send(last);
         }
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(_)) => bail!("what writes the recording has failed: its end is missing"),

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What `whylate record` takes of a disk, of the CPUs and of memory, beside a look that records nothing and beside
+//! `perf sched record`, which keeps every switch.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+
+use crate::child::Tool;
+use crate::figures::{Check, median_of};
+use crate::{figures, machine, results, whylate};
+
+/// What recording may take of a CPU beyond looking.
+const MORE_PERCENT: f64 = 0.2;
+/// What a day may take of a disk.
+const DAY_MB: f64 = 300.0;
+/// Until it has attached, and what that has left to do is done.
+const SETTLE: Duration = Duration::from_secs(5);
+const DAY_S: f64 = 86_400.0;
+
+/// What the benchmark takes.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    results: results::Arguments,
+    /// How long each is measured.
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+}
+
+/// What one program takes while it runs.
+struct Taken {
+    cpu_percent: f64,
+    bytes_per_s: f64,
+    peak_mb: f64,
+}
+
+struct Round {
+    look: Taken,
+    record: Taken,
+    perf_bytes_per_s: f64,
+    /// Of all CPUs, while `perf sched record` runs.
+    switches_per_s: f64,
+}
+
+pub fn run(arguments: &Arguments) -> Result<bool> {
+    if machine::is_skipped(&[("perf", "no perf to record switches with")]) {
+        return Ok(true);
+    }
+    let program = whylate::build("bench-record")?;
+    let folder = tempfile::tempdir().context("cannot make a folder")?;
+    let (rounds, length) = (arguments.results.rounds, Duration::from_secs(arguments.seconds));
+    let rounds_of_all: Vec<Round> =
+        (0..rounds).map(|_| round(&program, folder.path(), length)).collect::<Result<_>>()?;
+
+    let of = |figure: fn(&Round) -> f64| median_of(&rounds_of_all, figure);
+    let checks = [
+        Check::new(
+            "recording takes more of a CPU than looking (%)",
+            of(|round| round.record.cpu_percent - round.look.cpu_percent),
+            "",
+            MORE_PERCENT,
+        ),
+        Check::new("a day of it (MB)", of(|round| round.record.bytes_per_s * DAY_S / 1e6), "", DAY_MB),
+    ];
+    let options = format!("record --rounds {rounds} --seconds {}", arguments.seconds);
+    let mut text = results::heading("What `whylate record` takes", "bench-record", &options);
+    text += &figures::table(&checks, [2, 1]);
+    for (what, value, digits) in [
+        ("a look's process, of a CPU (%)", of(|round| round.look.cpu_percent), 2),
+        ("a recorder's, of a CPU (%)", of(|round| round.record.cpu_percent), 2),
+        ("a recording grows by (bytes/s)", of(|round| round.record.bytes_per_s), 0),
+        ("that of `perf sched record` (bytes/s)", of(|round| round.perf_bytes_per_s), 0),
+        ("switches while that ran (1/s)", of(|round| round.switches_per_s), 0),
+        ("peak memory of a look (MB)", of(|round| round.look.peak_mb), 1),
+        ("peak memory of a recorder (MB)", of(|round| round.record.peak_mb), 1),
+    ] {
+        text += &format!("| {what} | {value:.digits$} | | |\n");
+    }
+    text += &format!(
+        "\nMedians of {rounds} rounds of {} s each, all sources with causes, a snapshot a second, on whatever load the machine had. CPU time is \
+         that of the process's threads (`/proc/PID/task/*/schedstat`), without BPF programs, which are the same for both (see `bench-why`).\n",
+        arguments.seconds
+    );
+    arguments.results.publish("record", &text)?;
+    Ok(checks.iter().all(Check::is_within))
+}
+
+fn round(program: &Path, folder: &Path, length: Duration) -> Result<Round> {
+    let path = folder.join("a.whylate");
+    let name = path.to_str().context("a plain name")?;
+    let look = taken(program, &["-d", "1h"], None, length)?;
+    let record = taken(program, &["record", "-d", "1h", "-o", name], Some(&path), length)?;
+    fs::remove_file(&path).context("nothing was recorded")?;
+    let perf = folder.join("perf.data");
+    let before = switches()?;
+    let began = Instant::now();
+    let seconds = length.as_secs().min(10).to_string();
+    let status = Command::new("perf")
+        .args(["sched", "record", "-q", "-o"])
+        .arg(&perf)
+        .args(["sleep", &seconds])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .context("cannot run perf")?;
+    ensure!(status.success(), "perf sched record failed");
+    let took_s = began.elapsed().as_secs_f64();
+    let perf_bytes_per_s = fs::metadata(&perf)?.len() as f64 / took_s;
+    Ok(Round { look, record, perf_bytes_per_s, switches_per_s: (switches()? - before) as f64 / took_s })
+}
+
+fn taken(program: &Path, words: &[&str], file: Option<&Path>, length: Duration) -> Result<Taken> {
+    let mut tool = Tool::start(program, words)?;
+    let size = || file.map_or(Ok(0), |file| fs::metadata(file).map(|about| about.len()));
+    thread::sleep(SETTLE);
+    tool.expect_running()?;
+    let (began, cpu_ns, bytes) = (Instant::now(), cpu_ns(tool.pid())?, size()?);
+    thread::sleep(length);
+    let took_s = began.elapsed().as_secs_f64();
+    let taken = Taken {
+        cpu_percent: (self::cpu_ns(tool.pid())? - cpu_ns) as f64 / took_s / 1e7,
+        bytes_per_s: (size()? - bytes) as f64 / took_s,
+        peak_mb: tool.peak_kib()? / 1e3,
+    };
+    tool.end()?;
+    Ok(taken)
+}
+
+/// What its threads have had of the CPUs.
+fn cpu_ns(pid: u32) -> Result<u64> {
+    let mut sum_ns = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task")).context("the tool has ended")? {
+        let text = fs::read_to_string(task?.path().join("schedstat")).context("a thread has ended")?;
+        let first = text.split(' ').next().context("the kernel tells nothing")?;
+        sum_ns += first.parse::<u64>().context("the kernel tells no number")?;
+    }
+    Ok(sum_ns)
+}
+
+/// Of all CPUs since boot.
+fn switches() -> Result<u64> {
+    let text = fs::read_to_string("/proc/stat")?;
+    let count = text.lines().find_map(|line| line.strip_prefix("ctxt ")).context("the kernel counts no switches")?;
+    Ok(count.trim().parse()?)
+}
