@@ -29,7 +29,8 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// Makes the file, or takes the user's own one, for its owner alone; the first frame empties it. `min_free` bytes of its file system stay free.
+    /// Makes the file, or takes the user's own one, for its owner alone; the first frame empties it. `min_free` bytes of
+    /// its file system stay free.
     ///
     /// # Errors
     /// When it cannot be made, or somebody else writes to it.
