@@ -493,8 +493,10 @@ fn processes_on_the_path_are_told_one_by_one() -> Result<()> {
     // The longest wait first, below whoever began both.
     let names: Vec<&str> = rows.iter().map(|row| whylate_model::thread::without_number(row[3])).collect();
     ensure!(names[names.len().saturating_sub(3)..] == ["sh", "sleep", "sleep"], "{stderr}");
-    for (row, ms) in rows.iter().rev().zip(["50.", "60."]) {
-        ensure!(row[2].starts_with(ms) && row[2].ends_with("ms"), "{stderr}");
+    // A timer may be late by milliseconds, where the hypervisor does not tell that it stops a CPU.
+    for (row, ms) in rows.iter().rev().zip([50.0, 60.0]) {
+        let slept = row[2].strip_suffix("ms").and_then(|slept| slept.parse::<f64>().ok());
+        ensure!(slept.is_some_and(|slept| (ms..ms + 10.0).contains(&slept)), "{stderr}");
     }
     // A test has a thread of its own beside the first one of its process.
     let program = std::env::current_exe()?;
