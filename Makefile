@@ -98,6 +98,7 @@ trial: ## how often the true cause is named, in RUNS waits of each kind and RUNS
 	WHYLATE_ROUNDS=$(RUNS) $(CARGO) test -q -p whylate-sources --test kernel_paths -- --nocapture --test-threads=1
 	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test real_programs -- --nocapture
 	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test pid_namespace selftest -- --nocapture
+	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test run thousands -- --nocapture
 	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test diff what_is_injected -- --nocapture
 	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test services in_a_trial -- --nocapture --test-threads=1
 
