@@ -5,10 +5,11 @@
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::fs::{AtFlags, CWD, OFlags, fcntl_setfl, linkat};
 use rustix::process::geteuid;
 
 /// Only its owner reads it.
@@ -53,8 +54,18 @@ pub fn write<T, E: From<io::Error>>(path: &Path, write: impl FnOnce(&mut dyn Wri
 pub struct Begun {
     out: BufWriter<File>,
     path: PathBuf,
-    /// Where it is written meanwhile; `None` for a device or a FIFO.
-    beside: Option<PathBuf>,
+    meanwhile: Meanwhile,
+}
+
+/// What a file is called while it is written.
+#[derive(Debug)]
+enum Meanwhile {
+    /// Nothing: it has no name, and is gone with whoever writes it, however that ends.
+    Unnamed,
+    /// Where the file system has no files without names (`O_TMPFILE`: NFS, FUSE, overlayfs before 6.3).
+    Named(PathBuf),
+    /// As it will be: a device, a FIFO, or a file in a folder where no other can be made.
+    Itself,
 }
 
 impl Begun {
@@ -70,22 +81,20 @@ impl Begun {
             Err(_) => None,
         };
         let there = match there {
-            Some((file, false)) => return Ok(Begun { out: BufWriter::new(file), path, beside: None }),
+            Some((file, false)) => return Ok(Begun { out: BufWriter::new(file), path, meanwhile: Meanwhile::Itself }),
             there => there.map(|(file, _)| file),
         };
-        let mut name = OsString::from(".");
-        name.push(path.file_name().ok_or_else(|| refused("has no name"))?);
-        name.push(format!(".{}.tmp", std::process::id()));
-        let beside = path.with_file_name(name);
-        // Of a process of this number that was killed.
-        let _ = fs::remove_file(&beside);
+        if let Some(file) = unnamed_beside(&path) {
+            return Ok(Begun { out: BufWriter::new(file), path, meanwhile: Meanwhile::Unnamed });
+        }
+        let beside = name_beside(&path)?;
         match (create_new(&beside), there) {
             // A file of one's own in a folder where nothing can be made.
             (Err(error), Some(file)) if error.kind() == io::ErrorKind::PermissionDenied => {
                 file.set_len(0)?;
-                Ok(Begun { out: BufWriter::new(file), path, beside: None })
+                Ok(Begun { out: BufWriter::new(file), path, meanwhile: Meanwhile::Itself })
             }
-            (made, _) => Ok(Begun { out: BufWriter::new(made?), path, beside: Some(beside) }),
+            (made, _) => Ok(Begun { out: BufWriter::new(made?), path, meanwhile: Meanwhile::Named(beside) }),
         }
     }
 
@@ -95,12 +104,42 @@ impl Begun {
     /// Those of the file system.
     pub fn end(mut self) -> io::Result<()> {
         self.out.flush()?;
-        if let Some(beside) = &self.beside {
+        if matches!(self.meanwhile, Meanwhile::Unnamed) {
+            let beside = name_beside(&self.path)?;
+            linkat(CWD, own_name_of(self.out.get_ref()), CWD, &beside, AtFlags::SYMLINK_FOLLOW)?;
+            self.meanwhile = Meanwhile::Named(beside);
+        }
+        if let Meanwhile::Named(beside) = &self.meanwhile {
             fs::rename(beside, &self.path)?;
-            self.beside = None;
+            self.meanwhile = Meanwhile::Itself;
         }
         Ok(())
     }
+}
+
+/// A file without a name, which can be given one in the folder of a path; `None` where that is not to be had.
+fn unnamed_beside(path: &Path) -> Option<File> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let unnamed = OFlags::TMPFILE.bits() as i32;
+    let file = OpenOptions::new().write(true).custom_flags(unnamed).mode(MODE).open(folder).ok()?;
+    // Without procfs no user but root could name it.
+    fs::symlink_metadata(own_name_of(&file)).is_ok().then_some(file)
+}
+
+/// `open(2)`, `O_TMPFILE`: how it is given a name.
+fn own_name_of(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// A free name in the same folder.
+fn name_beside(path: &Path) -> io::Result<PathBuf> {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().ok_or_else(|| refused("has no name"))?);
+    name.push(format!(".{}.tmp", std::process::id()));
+    let beside = path.with_file_name(name);
+    // Of a process of this number that was killed.
+    let _ = fs::remove_file(&beside);
+    Ok(beside)
 }
 
 impl Write for Begun {
@@ -115,7 +154,7 @@ impl Write for Begun {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        if let Some(beside) = &self.beside {
+        if let Meanwhile::Named(beside) = &self.meanwhile {
             take_away(self.out.get_ref(), beside);
         }
     }
@@ -246,7 +285,10 @@ mod tests {
             file.write_all(b"all").expect("written");
             file
         };
-        drop(begun());
+        let unfinished = begun();
+        // Whoever is killed now leaves nothing.
+        assert!(unnamed_beside(&path).is_none() || fs::read_dir(folder.path()).expect("there").count() == 0);
+        drop(unfinished);
         assert!(!path.exists());
         begun().end().expect("written");
         assert_eq!(fs::read_to_string(&path).expect("there"), "all");
