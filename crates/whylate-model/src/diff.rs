@@ -59,7 +59,7 @@ pub struct Diff {
     pub too_little: u64,
     /// What is on one side alone, or cannot be compared, and why.
     pub not_compared: Vec<Unmeasured>,
-    /// What differs, who makes others late first and what has grown before what has shrunk; then the others.
+    /// What differs: what has grown before what has shrunk, and of each who makes others late first; then the others.
     pub rows: Vec<Row>,
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
-use whylate_model::diff::{Diff, Told, What};
+use whylate_model::diff::{Diff, Row, Told, What};
 use whylate_model::recording::{Frame, Header, Line, Measured};
 use whylate_model::{Cause, CauseKind, LateEvent, Series, Snapshot};
 
@@ -113,40 +113,72 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// A kind of injection, and what its first row names: whoever makes others late or, where nobody is, what there is more of.
-type Injection = (&'static [&'static str], &'static [&'static str]);
+/// A kind of injection.
+struct Injection {
+    words: &'static [&'static str],
+    /// From where on late events are recorded, where the sources' own limits are above what it does.
+    why: &'static [&'static str],
+    /// What the first row names, one of these: whoever makes others late or, where nobody is, what there is more of.
+    names: &'static [&'static str],
+}
 
-const HOG: Injection =
-    (&["hog", "--for", "40ms", "--every", "100ms", "--times", "1400", "--cpu", "0"], &["thread whylate-hog"]);
 /// On the first CPU alone, but for requests and the submission thread.
 const INJECTIONS: [Injection; 7] = [
-    HOG,
-    (
-        &["irqs-off", "--for", "20ms", "--every", "100ms", "--times", "2500", "--cpu", "0"],
-        &["irqs_off whylate-irqsoff"],
-    ),
-    (&["preempt-off", "--for", "20ms", "--every", "100ms", "--times", "2500", "--cpu", "0"], &["whylate-preempt"]),
-    (&["softirq", "--for", "20ms", "--every", "100ms", "--times", "2500", "--cpu", "0"], &["softirq hrtimer"]),
-    (&["work", "--items", "11000", "--at-once", "20", "--busy", "5ms", "--cpu", "0"], &["work bpf_wq_work"]),
-    (&["sqpoll", "--duty", "90", "--for", "10m"], &["iou-sqp", r#"sqpoll Series { labels: {"process": "whylate"#]),
-    (&["block", "--reads", "5000", "--hogs", "16"], &["whylate-hog", r#""operation": "write", "process": "whylate"#]),
+    Injection {
+        words: &["hog", "--for", "40ms", "--every", "100ms", "--times", "1400", "--cpu", "0"],
+        why: &[],
+        names: &["thread whylate-hog"],
+    },
+    Injection {
+        words: &["irqs-off", "--for", "20ms", "--every", "100ms", "--times", "2500", "--cpu", "0"],
+        why: &[],
+        names: &["irqs_off whylate-irqsoff"],
+    },
+    Injection {
+        words: &["preempt-off", "--for", "20ms", "--every", "100ms", "--times", "2500", "--cpu", "0"],
+        why: &[],
+        names: &["whylate-preempt"],
+    },
+    Injection {
+        words: &["softirq", "--for", "20ms", "--every", "100ms", "--times", "2500", "--cpu", "0"],
+        why: &[],
+        names: &["softirq hrtimer"],
+    },
+    Injection {
+        words: &["work", "--items", "11000", "--at-once", "20", "--busy", "5ms", "--cpu", "0"],
+        why: &[],
+        names: &["work bpf_wq_work"],
+    },
+    Injection {
+        words: &["sqpoll", "--duty", "90", "--for", "10m"],
+        why: &[],
+        names: &["iou-sqp", r#"sqpoll Series { labels: {"process": "whylate"#],
+    },
+    Injection {
+        words: &["block", "--reads", "5000", "--hogs", "16"],
+        // Reads are late by some milliseconds, and a look's limit is 50.
+        why: &["--why", "5ms"],
+        names: &["(write by whylate-hog)", "whylate-hog:* (writes)"],
+    },
 ];
 
 /// How long each recording is, and each snapshot of it.
-fn record(path: &Path, length: &str, every: &str) -> Result<()> {
-    let output = whylate(&["record", "-d", length, "--every", every, "-o"]).arg(path).output()?;
+const LENGTH: &[&str] = &["-d", "10s", "--every", "500ms"];
+
+fn record(path: &Path, injection: &Injection) -> Result<()> {
+    let output = whylate(&["record"]).args(LENGTH).args(injection.why).arg("-o").arg(path).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
 
 /// The same while something is injected.
-fn record_beside(injection: &[&str], path: &Path, length: &str, every: &str) -> Result<()> {
-    let words = [&["inject"], injection].concat();
+fn record_beside(injection: &Injection, path: &Path) -> Result<()> {
+    let words = [&["inject"], injection.words].concat();
     let mut injecting = Running::start(&words)?;
     injecting.wait_until_it_catches(Signal::INT)?;
     // Until it disturbs.
     thread::sleep(Duration::from_millis(500));
-    let recorded = if injecting.is_alive()? { record(path, length, every) } else { Ok(()) };
+    let recorded = if injecting.is_alive()? { record(path, injection) } else { Ok(()) };
     if !injecting.is_alive()? {
         bail!("it ended: {}", injecting.end()?.1);
     }
@@ -161,23 +193,6 @@ fn first_row(found: &Diff) -> String {
         Some((_, What::Culprit { kind, who })) => format!("{} {who}", kind.name()),
         Some((source, what)) => format!("{source} {what:?}"),
         None => "nothing".to_owned(),
-    }
-}
-
-/// Of the time of all CPUs, which share nobody had since the last call.
-struct Idle(u64, u64);
-
-impl Idle {
-    fn now() -> Result<Idle> {
-        let text = fs::read_to_string("/proc/stat")?;
-        let ticks: Vec<u64> = text.lines().next().unwrap_or_default().split(' ').flat_map(str::parse).collect();
-        ensure!(ticks.len() >= 8, "proc_stat(5) has eight figures");
-        Ok(Idle(ticks[3], ticks[..8].iter().sum()))
-    }
-
-    fn share_since(&self) -> Result<f64> {
-        let now = Idle::now()?;
-        Ok((now.0 - self.0) as f64 / (now.1 - self.1).max(1) as f64)
     }
 }
 
@@ -196,36 +211,39 @@ fn what_is_injected_comes_first() -> Result<()> {
     }
 }
 
-/// So many rounds of each kind. One recording without anything is compared with two or three.
+/// How often a pair is recorded anew, at most, where the hypervisor took more of the second one.
+const PAIRS: usize = 5;
+
+/// So many rounds of each kind, each with a recording of just before.
 fn trial(rounds: usize) -> Result<()> {
-    let (length, every) = ("15s", "500ms");
     let folder = tempfile::tempdir()?;
     let (before, after) = (folder.path().join("a.whylate"), folder.path().join("b.whylate"));
-    let (mut found_first, mut idle) = ([0; INJECTIONS.len()], 0.0);
+    let mut found_first = [0; INJECTIONS.len()];
     for round in 1..=rounds {
-        for (number, (injection, names)) in INJECTIONS.iter().enumerate() {
-            if number % 3 == 0 {
-                let began = Idle::now()?;
-                record(&before, length, every)?;
-                idle = began.share_since()?;
+        for (injection, found_first) in INJECTIONS.iter().zip(&mut found_first) {
+            let kind = injection.words[0];
+            for pair in 1..=PAIRS {
+                record(&before, injection)?;
+                record_beside(injection, &after)?;
+                let found = diff(&[&before, &after].map(|path| path.to_str().unwrap_or_default()))?;
+                let (first, differ, compared) = (first_row(&found), found.differ, found.compared);
+                println!("{round} {kind}: {first} ({differ} of {compared} rows)");
+                if injection.names.iter().any(|name| first.contains(name)) {
+                    *found_first += 1;
+                    break;
+                }
+                // Nobody on this machine was injected into the second one alone.
+                let is_stolen = |row: &&Row| matches!(row.what, What::Culprit { kind: CauseKind::Steal, .. });
+                let stolen = found.rows.iter().find(is_stolen);
+                if pair == PAIRS || stolen.is_none_or(|row| row.told != Told::More) {
+                    break;
+                }
+                println!("{round} {kind}: another pair: {stolen:?}");
             }
-            if let Err(error) = record_beside(injection, &after, length, every) {
-                println!("{round} {}: {error:#}", injection[0]);
-                continue;
-            }
-            let found = diff(&[&before, &after].map(|path| path.to_str().unwrap_or_default()))?;
-            let first = first_row(&found);
-            found_first[number] += usize::from(names.iter().any(|name| first.contains(name)));
-            let (differ, compared) = (found.differ, found.compared);
-            println!(
-                "{round} {}: {first} ({differ} of {compared} rows, {:.0} % idle before)",
-                injection[0],
-                idle * 100.0
-            );
         }
     }
-    for ((injection, _), found) in INJECTIONS.iter().zip(found_first) {
-        println!("{}: the first row in {found} of {rounds}", injection[0]);
+    for (injection, found) in INJECTIONS.iter().zip(found_first) {
+        println!("{}: the first row in {found} of {rounds}", injection.words[0]);
     }
     ensure!(found_first.iter().all(|&found| found == rounds), "not always");
     Ok(())

@@ -42,6 +42,8 @@ struct Candidate {
     row: Row,
     tier: u8,
     verdict: Option<Verdict>,
+    /// What its place depends on, of each block.
+    weighing: [Vec<f64>; 2],
     /// How many nanoseconds a second it adds at least, or takes away.
     weight: f64,
     /// What may be too small a change.
@@ -112,9 +114,9 @@ impl<'a> Side<'a> {
     }
 
     /// The same of all sources with causes together, of what adds up over time.
-    fn values_of_all(&self, samples: &Samples<'_>) -> Vec<f64> {
+    fn values_of_all(&self, samples: &Samples<'_>, value: fn(&Sample) -> f64) -> Vec<f64> {
         let amounts: HashMap<(usize, usize), f64> =
-            samples.iter().map(|&(card, at, sample)| ((card, at), sample.amount)).collect();
+            samples.iter().map(|&(card, at, sample)| ((card, at), value(sample))).collect();
         let cell = |of: &Vec<(usize, usize)>| {
             let rates = of.iter().map(|place @ &(card, at)| {
                 let amount = amounts.get(place).copied().unwrap_or(0.0);
@@ -164,10 +166,12 @@ fn of_key(sides: &[Side<'_>; 2], source: &str, key: &Key, samples: &[Samples<'_>
         let shares = [0, 1].map(|side| per_s(side) / sides[side].delayed_per_s.max(f64::MIN_POSITIVE));
         let mut measures = both(&per_s);
         measures.iter_mut().zip(shares).for_each(|(measure, share)| measure.share = Some(share));
-        let values = [0, 1].map(|side| sides[side].values_of_all(&samples[side]));
+        let values = |value| [0, 1].map(|side| sides[side].values_of_all(&samples[side], value));
         let is_enough = count >= LEAST_LATE && shares[0].max(shares[1]) >= LEAST_DELAY;
         let row = row("delay", "", Unit::NsPerSecond, measures);
-        return vec![Candidate::new(row, is_enough, values, None)];
+        // Delays that grow slowly all the time are as alike as those of a burst. How many there are is not.
+        let counts = values(|sample| sample.count as f64);
+        return vec![Candidate::new(row, is_enough, values(|sample| sample.amount), None).or_by(&counts)];
     };
     let covered_s = |side: usize| (sides[side].covered_ns[card] / 1e9).max(f64::MIN_POSITIVE);
     let values = |value: fn(&Block, &Sample) -> f64| [0, 1].map(|side| sides[side].values(card, &samples[side], value));
@@ -253,8 +257,11 @@ impl Candidate {
     /// Whose blocks have these values; `weighing` are those that its place depends on, where these are others.
     fn new(row: Row, is_enough: bool, values: [Vec<f64>; 2], weighing: Option<[Vec<f64>; 2]>) -> Self {
         let tier = match &row.what {
-            // That is nobody.
-            What::Culprit { kind: CauseKind::Unknown | CauseKind::Wakeup | CauseKind::IdleExit, .. } => 1,
+            // That is nobody, or nobody on this machine.
+            What::Culprit {
+                kind: CauseKind::Unknown | CauseKind::Wakeup | CauseKind::IdleExit | CauseKind::Steal,
+                ..
+            } => 1,
             What::Culprit { .. } => 0,
             What::Late { .. } => 2,
             What::Series { .. } => 3,
@@ -263,10 +270,27 @@ impl Candidate {
         };
         let [before, after] = &values;
         let verdict = (is_enough && before.len().min(after.len()) >= LEAST_BLOCKS).then(|| mann_whitney(before, after));
-        let widened = verdict.map_or(1.0, |verdict| verdict.widened);
-        let [before, after] = weighing.as_ref().unwrap_or(&values);
-        let weight = if before.is_empty() || after.is_empty() { 0.0 } else { surely_changed(before, after, widened) };
-        Candidate { row, tier, verdict, weight, least_change: 0.0 }
+        let weighing = weighing.unwrap_or(values);
+        let mut candidate = Candidate { row, tier, verdict, weighing, weight: 0.0, least_change: 0.0 };
+        candidate.weigh();
+        candidate
+    }
+
+    fn weigh(&mut self) {
+        let widened = self.verdict.map_or(1.0, |verdict| verdict.widened);
+        let [before, after] = &self.weighing;
+        self.weight = if before.is_empty() || after.is_empty() { 0.0 } else { surely_changed(before, after, widened) };
+    }
+
+    /// Tests other values of the same thing as well: it differs if either do, so either counts half (Bonferroni).
+    fn or_by(mut self, [before, after]: &[Vec<f64>; 2]) -> Self {
+        if let Some(own) = self.verdict {
+            let other = mann_whitney(before, after);
+            let clearer = if other.p < own.p { other } else { own };
+            self.verdict = Some(Verdict { p: (clearer.p * 2.0).min(1.0), ..clearer });
+            self.weigh();
+        }
+        self
     }
 
     fn judge(&mut self, q: f64) {
@@ -283,6 +307,15 @@ impl Candidate {
     }
 }
 
+/// What is new is asked for first, then what is gone.
+fn group(told: Told) -> u8 {
+    match told {
+        Told::More => 0,
+        Told::Less => 1,
+        Told::NoDifference | Told::TooLittle | Told::Untested => 2,
+    }
+}
+
 /// Decides what differs, over all rows, and puts them in order.
 fn judge(mut candidates: Vec<Candidate>) -> Vec<Row> {
     let tested: Vec<usize> = (0..candidates.len()).filter(|&at| candidates[at].verdict.is_some()).collect();
@@ -293,7 +326,7 @@ fn judge(mut candidates: Vec<Candidate>) -> Vec<Row> {
     }
     // What is equal stays in the order of its names.
     candidates.sort_by(|a, b| {
-        let order = |candidate: &Candidate| (!candidate.row.told.differs(), candidate.tier, candidate.row.told);
+        let order = |candidate: &Candidate| (group(candidate.row.told), candidate.tier, candidate.row.told);
         let strength = |candidate: &Candidate| {
             let is_told = candidate.row.told.differs();
             let z = candidate.verdict.map_or(0.0, |verdict| verdict.z.abs());

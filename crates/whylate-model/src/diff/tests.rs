@@ -197,6 +197,20 @@ fn who_is_there_after_and_was_not_before_comes_first() {
 }
 
 #[test]
+fn a_culprit_whose_delays_drift_comes_first_as_well() {
+    let mut machine = Machine::new(8, 0.5);
+    let before = machine.seconds(20);
+    // A timer that meets the same disturbance a bit later each time.
+    let mut after = Vec::new();
+    for second in 0..20 {
+        machine.hog_ns = 50_000_000 + second * 5_000_000;
+        after.extend(machine.seconds(1));
+    }
+    let first = &compare(&before, &after).rows[0];
+    assert_eq!(first.what, What::Culprit { kind: CauseKind::Thread, who: "hog".to_owned() }, "{first:?}");
+}
+
+#[test]
 fn nothing_is_said_of_a_side_that_has_none() {
     let mut machine = Machine::new(3, 0.0);
     let before = machine.seconds(30);
