@@ -51,7 +51,7 @@ test: ## all tests on this kernel (T=NAME: one test); those that need root are s
 ifneq ($(filter short_% whole_% matrix,$(T)),)
 	@$(MAKE) in-machines TESTS=$(patsubst matrix,whole_,$(T))
 else
-	@scripts/install-deps browser debugger disks
+	@scripts/install-deps browser terminal debugger disks
 	@scripts/check-tests $(T)
 endif
 

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use crate::culprits::{By, Culprit, Culprits};
 use crate::late::SLEEPER;
 use crate::snapshot::Unexplained;
-use crate::sources::{Card, Judged};
+use crate::sources::{Card, Judged, Remark};
 use crate::units::{format_ns, rfc3339};
-use crate::{LateEvent, Snapshot, Worst};
+use crate::{Histogram, LateEvent, Snapshot, Worst};
 
 /// How many of the worst events are kept.
 const WORST: usize = 5;
@@ -231,12 +231,18 @@ impl Gatherer {
     }
 
     /// The look over the snapshots of all sources that measured.
-    pub fn finish(mut self, snapshots: &[(&Card, Snapshot)], unmeasured: Vec<Unmeasured>) -> Look {
-        let mut sources: Vec<Headline> = snapshots
+    pub fn finish(self, snapshots: &[(&Card, Snapshot)], unmeasured: Vec<Unmeasured>) -> Look {
+        let found: Vec<Found<'_>> = snapshots.iter().map(|(card, snapshot)| Found::of(card, snapshot)).collect();
+        self.finish_with(&found, unmeasured)
+    }
+
+    /// The same of what they found.
+    pub fn finish_with(mut self, found: &[Found<'_>], unmeasured: Vec<Unmeasured>) -> Look {
+        let mut sources: Vec<Headline> = found
             .iter()
-            .map(|(card, snapshot)| {
-                let of = |lates: &BTreeMap<String, Lates>| lates.get(card.name).copied().unwrap_or_default();
-                headline(card, snapshot, of(&self.late), of(&self.held_up))
+            .map(|found| {
+                let of = |lates: &BTreeMap<String, Lates>| lates.get(found.card.name).copied().unwrap_or_default();
+                found.headline(of(&self.late), of(&self.held_up))
             })
             .collect();
         for headline in &mut sources {
@@ -266,10 +272,10 @@ impl Gatherer {
         worst.truncate(WORST);
         Look {
             schema: crate::snapshot::SCHEMA,
-            host: snapshots.first().map(|(_, snapshot)| snapshot.host.clone()).unwrap_or_default(),
-            pid_namespace: snapshots.first().and_then(|(_, snapshot)| snapshot.pid_namespace),
-            start_unix_ns: snapshots.iter().map(|(_, snapshot)| snapshot.start_unix_ns).min().unwrap_or_default(),
-            duration_ns: snapshots.iter().map(|(_, snapshot)| snapshot.duration_ns).max().unwrap_or_default(),
+            host: found.first().map(|found| found.host.clone()).unwrap_or_default(),
+            pid_namespace: found.first().and_then(|found| found.pid_namespace),
+            start_unix_ns: found.iter().map(|found| found.start_unix_ns).min().unwrap_or_default(),
+            duration_ns: found.iter().map(|found| found.duration_ns).max().unwrap_or_default(),
             sources,
             worst,
             culprits: self.culprits.take().culprits,
@@ -280,43 +286,127 @@ impl Gatherer {
     }
 }
 
-fn headline(card: &Card, snapshot: &Snapshot, lates: Lates, held_up: Lates) -> Headline {
-    let unexplained = snapshot.unexplained;
-    let late = lates.count + unexplained.events;
-    let (figures, remark) = ((card.figures)(snapshot), (card.remark)(snapshot));
-    let next = |judged: &Judged| judged.next.replace("{from}", &format_ns(judged.late_from_ns));
-    let late_of = card.events.map(|judged| LateOf {
-        of: judged.of.to_owned(),
-        late_from_ns: judged.late_from_ns,
-        max_ns: lates.max_ns,
-        next: next(&judged),
-    });
-    Headline {
-        source: snapshot.source.clone(),
-        backend: snapshot.backend.clone(),
-        of: card.judged.of.to_owned(),
-        count: figures.count(),
-        p50_ns: figures.quantile_ns(0.5),
-        p99_ns: figures.quantile_ns(0.99),
-        max_ns: figures.max_ns(),
-        late_from_ns: card.judged.late_from_ns,
-        late,
-        late_ns: lates.total_ns.saturating_add(held_up.total_ns).saturating_add(unexplained.total_ns),
-        unexplained,
-        late_of,
-        held_up: card.held_up.map(|judged| HeldUp {
+/// What one source found in a span, as far as a look tells of it.
+#[derive(Clone, Debug)]
+pub struct Found<'a> {
+    /// The source.
+    pub card: &'a Card,
+    /// How it measured.
+    pub backend: String,
+    /// The machine's host name.
+    pub host: String,
+    /// As of the snapshot.
+    pub pid_namespace: Option<u32>,
+    /// When the span began, in nanoseconds since 1970 (UTC).
+    pub start_unix_ns: u64,
+    /// How long it is.
+    pub duration_ns: u64,
+    /// The figures that add up over time.
+    figures: Histogram,
+    /// Those of who waits at the end.
+    at_end: Histogram,
+    remark: Remark,
+    unexplained: Unexplained,
+    lost: BTreeMap<String, u64>,
+}
+
+impl<'a> Found<'a> {
+    /// What a snapshot of the whole span has.
+    pub fn of(card: &'a Card, snapshot: &Snapshot) -> Self {
+        let Snapshot { backend, host, lost, .. } = snapshot;
+        Found {
+            card,
+            backend: backend.clone(),
+            host: host.clone(),
+            pid_namespace: snapshot.pid_namespace,
+            start_unix_ns: snapshot.start_unix_ns,
+            duration_ns: snapshot.duration_ns,
+            figures: (card.figures)(snapshot),
+            at_end: Histogram::default(),
+            remark: (card.remark)(snapshot),
+            unexplained: snapshot.unexplained,
+            lost: lost.iter().filter(|(_, count)| **count > 0).map(|(why, count)| (why.clone(), *count)).collect(),
+        }
+    }
+
+    /// The same of a part of the span, to which those that follow are added.
+    pub fn of_part(card: &'a Card, snapshot: &mut Snapshot) -> Self {
+        // Stacks tell of who waits at their end, and series of what happened.
+        let stacks = std::mem::take(&mut snapshot.stacks);
+        let found = Found::of(card, snapshot);
+        let series = std::mem::take(&mut snapshot.series);
+        snapshot.stacks = stacks;
+        let at_end = (card.figures)(snapshot);
+        snapshot.series = series;
+        Found { at_end, ..found }
+    }
+
+    /// Adds what the same source found in the part that follows.
+    pub fn add(&mut self, later: &Found<'_>) {
+        self.duration_ns = self.duration_ns.saturating_add(later.duration_ns);
+        self.figures.merge(&later.figures);
+        self.at_end.clone_from(&later.at_end);
+        let is_late = self.remark.is_late || later.remark.is_late;
+        self.remark = Remark { is_late, ..later.remark.clone() };
+        self.unexplained.events = self.unexplained.events.saturating_add(later.unexplained.events);
+        self.unexplained.total_ns = self.unexplained.total_ns.saturating_add(later.unexplained.total_ns);
+        for (reason, count) in &later.lost {
+            let lost = self.lost.entry(reason.clone()).or_default();
+            *lost = lost.saturating_add(*count);
+        }
+    }
+
+    /// The largest of its figures; `None` where there are none.
+    pub fn max_ns(&self) -> Option<u64> {
+        let has_any = !self.figures.is_empty() || !self.at_end.is_empty();
+        has_any.then(|| self.figures.max_ns().max(self.at_end.max_ns()))
+    }
+
+    /// All of its figures.
+    pub fn figures(&self) -> Histogram {
+        let mut figures = self.figures.clone();
+        figures.merge(&self.at_end);
+        figures
+    }
+
+    fn headline(&self, lates: Lates, held_up: Lates) -> Headline {
+        let Found { card, unexplained, remark, .. } = self;
+        let late = lates.count + unexplained.events;
+        let figures = self.figures();
+        let next = |judged: &Judged| judged.next.replace("{from}", &format_ns(judged.late_from_ns));
+        let late_of = card.events.map(|judged| LateOf {
             of: judged.of.to_owned(),
             late_from_ns: judged.late_from_ns,
-            late: held_up.count,
-            late_ns: held_up.total_ns,
-            max_ns: held_up.max_ns,
+            max_ns: lates.max_ns,
             next: next(&judged),
-            for_sleepers: Vec::new(),
-        }),
-        is_late: late > 0 || held_up.count > 0 || figures.max_ns() >= card.judged.late_from_ns || remark.is_late,
-        remark: remark.text,
-        next: next(&card.judged),
-        lost: snapshot.lost.iter().filter(|(_, count)| **count > 0).map(|(why, count)| (why.clone(), *count)).collect(),
+        });
+        Headline {
+            source: card.name.to_owned(),
+            backend: self.backend.clone(),
+            of: card.judged.of.to_owned(),
+            count: figures.count(),
+            p50_ns: figures.quantile_ns(0.5),
+            p99_ns: figures.quantile_ns(0.99),
+            max_ns: figures.max_ns(),
+            late_from_ns: card.judged.late_from_ns,
+            late,
+            late_ns: lates.total_ns.saturating_add(held_up.total_ns).saturating_add(unexplained.total_ns),
+            unexplained: *unexplained,
+            late_of,
+            held_up: card.held_up.map(|judged| HeldUp {
+                of: judged.of.to_owned(),
+                late_from_ns: judged.late_from_ns,
+                late: held_up.count,
+                late_ns: held_up.total_ns,
+                max_ns: held_up.max_ns,
+                next: next(&judged),
+                for_sleepers: Vec::new(),
+            }),
+            is_late: late > 0 || held_up.count > 0 || figures.max_ns() >= card.judged.late_from_ns || remark.is_late,
+            remark: remark.text.clone(),
+            next: next(&card.judged),
+            lost: self.lost.clone(),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use whylate_model::sources;
 
 use crate::commands::{
     block, diff, doctor, export, generate, inject, irqsoff, look, offcpu, record, replay, run, selftest, sqpoll,
-    timerlat, wq,
+    timerlat, top, wq,
 };
 
 /// Shows why Linux is late: which work items, timers, interrupts and threads wait, for how long, and who made them
@@ -36,6 +36,7 @@ pub enum Command {
     Offcpu(Box<offcpu::Arguments>),
     Sqpoll(sqpoll::Arguments),
     Block(block::Arguments),
+    Top(Box<top::Arguments>),
     Run(run::Arguments),
     Record(record::Arguments),
     Replay(replay::Arguments),
@@ -51,7 +52,8 @@ pub enum Command {
 /// Examples come first: they answer sooner than the list of options.
 const EXAMPLES_FIRST: &str = "{about}{after-help}\n\n{usage-heading} {usage}\n\n{all-args}";
 /// The commands that are no source, by what they are for.
-const OTHERS: [(&str, &[&str]); 4] = [
+const OTHERS: [(&str, &[&str]); 5] = [
+    ("Live screen", &["top"]),
     ("Programs", &["run"]),
     ("Recordings", &["record", "replay", "diff", "export"]),
     ("Proof", &["selftest", "inject"]),

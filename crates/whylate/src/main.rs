@@ -14,6 +14,7 @@ mod export;
 mod files;
 mod output;
 mod recording;
+mod top;
 mod values;
 
 use std::io::{self, Write as _};

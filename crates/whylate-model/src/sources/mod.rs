@@ -38,6 +38,8 @@ pub struct Card {
     pub held_up: Option<Judged>,
     /// What else there is to say of a snapshot.
     pub remark: fn(&Snapshot) -> Remark,
+    /// What to change, by what a snapshot shows, in a sentence each.
+    pub advice: fn(&Snapshot) -> Vec<String>,
     /// Whether it tells this late event of another source as well: where both measure, that counts once, here.
     pub tells: fn(&LateEvent) -> bool,
     /// What becomes of each figure of its series where two spans become one.
@@ -79,6 +81,7 @@ impl Card {
             events: None,
             held_up: None,
             remark: |_| Remark { text: String::new(), is_late: false },
+            advice: |_| Vec::new(),
             tells: |_| false,
             merging: sum_all,
             beyond_a_look: &[],

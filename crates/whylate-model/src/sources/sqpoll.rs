@@ -5,6 +5,7 @@ use super::lost::reason;
 use super::{Card, Judged, Remark};
 use crate::late::{ROLE, SUBMISSION_THREAD};
 use crate::merge::{Merging, PRESENT};
+use crate::sqpoll::verdicts;
 use crate::{Histogram, Series, Snapshot};
 
 /// A submission thread that waits for a CPU for more than this share of its time is starved.
@@ -13,6 +14,7 @@ const STARVED_FROM: f64 = 0.1;
 /// What submission threads do with their time. It counts those of their waits for a CPU that are late, and no others.
 pub static SQPOLL: Card = Card {
     remark,
+    advice: verdicts,
     tells: |event| event.labels.get(ROLE).is_some_and(|role| role == SUBMISSION_THREAD),
     merging: |name| match name {
         "working" | "spinning" | "running" | "sleeping" | "starved" | "sqes_per_s" | "wakeups_per_s" | PRESENT => {

@@ -85,7 +85,8 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
     let store = arguments.record.output.as_deref().map(record::file).transpose()?;
     let (progress, wish) = (Progress::new(), Wish::default());
     progress.show("attaching");
-    let Some(Sources { session, mut looking, mut unmeasured, weaker }) = sources::attach(&watch, &wish)? else {
+    let Some(Sources { session, mut looking, mut unmeasured, weaker }) = sources::attach(&watch, &wish, &mut |_| ())?
+    else {
         progress.clear();
         say!("whylate: interrupted before anything was measured");
         return Ok(None);

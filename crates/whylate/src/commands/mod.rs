@@ -19,6 +19,7 @@ pub mod selftest;
 pub mod sources;
 pub mod sqpoll;
 pub mod timerlat;
+pub mod top;
 pub mod watch;
 pub mod wq;
 
@@ -120,6 +121,7 @@ fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
         Command::Offcpu(arguments) => offcpu::run(&arguments, origin).map(|()| SUCCESS),
         Command::Sqpoll(arguments) => sqpoll::run(&arguments, origin).map(|()| SUCCESS),
         Command::Block(arguments) => block::run(&arguments, origin).map(|()| SUCCESS),
+        Command::Top(arguments) => top::run(&arguments, origin).map(|()| SUCCESS),
         _ if !origin.is_live() => {
             Err(Senseless(anyhow!("that command cannot be replayed (name a source, or none for the look)")).into())
         }
@@ -148,6 +150,7 @@ fn prints_numbers(command: Option<&Command>) -> bool {
             | Command::Block(_)
             | Command::Record(_)
             | Command::Run(_)
+            | Command::Top(_)
             | Command::Inject(_),
         ) => true,
         Some(Command::Selftest(arguments)) => !arguments.is_subject(),

@@ -11,15 +11,15 @@ use anyhow::{Context as _, anyhow};
 use clap::Args;
 use jiff::Timestamp;
 use signal_hook::consts::SIGUSR1;
-use whylate_model::recording::{Account, Header, Line};
+use whylate_model::recording::Header;
 use whylate_model::units::printable;
 use whylate_sources::clock;
 
 use crate::commands::Senseless;
 use crate::commands::runner::{NOW_AND_THEN, wait};
-use crate::commands::sources::{self, Sources, Wish};
+use crate::commands::sources::{self, Recorded, Wish};
 use crate::commands::watch::{Ended, Watch};
-use crate::recording::recorder::{Gathered, Recorder};
+use crate::recording::recorder::Recorder;
 use crate::recording::store::{FileStore, FolderStore, Retention, RingStore, Store, When};
 use crate::recording::{EXTENSION, about};
 use crate::values::{bytes, duration_ns, source};
@@ -165,7 +165,7 @@ impl Arguments {
 }
 
 /// After host and time; a host's name may hold anything.
-fn default_name(host: &str) -> anyhow::Result<PathBuf> {
+pub fn default_name(host: &str) -> anyhow::Result<PathBuf> {
     let is_plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
     let host: String = host.chars().filter(is_plain).take(64).collect();
     let stamp =
@@ -189,19 +189,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         surely_from_ns: arguments.on_late,
         in_detail: true,
     };
-    let Some(Sources { session, mut looking, unmeasured, weaker }) = sources::attach(&watch, &wish)? else {
+    let Some(sources) = sources::attach(&watch, &wish, &mut |_| ())? else {
         say!("whylate: interrupted before anything was measured");
         return Ok(());
     };
-    for missing in &unmeasured {
+    for missing in &sources.unmeasured {
         say!("whylate: cannot record {}: {}", missing.source, printable(&missing.reason));
     }
-    let begins = sources::begin(&session, &mut looking)?;
-    let measured = looking.iter().map(|feed| sources::measured(feed, &wish)).collect();
-    let header =
-        Header { sources: measured, unmeasured, weaker, every_ns: Some(arguments.every), ..about::this_machine() };
-    let mut recorder = Recorder::start(store, header)?;
-    let mut gathered: Vec<Gathered> = looking.iter().map(|_| Gathered::default()).collect();
+    let (mut recorded, header) = Recorded::begin(sources, &wish)?;
+    let mut recorder = Recorder::start(store, Header { every_ns: Some(arguments.every), ..header })?;
     let progress = Progress { name, is_shown: io::stderr().is_terminal() };
     let (started, every) = (Instant::now(), Duration::from_nanos(arguments.every));
     let end = arguments.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
@@ -212,33 +208,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let due = started.checked_add(every.saturating_mul(number));
         let until = due.into_iter().chain(end).min();
         let ended = wait(&watch, until, NOW_AND_THEN, &mut || {
-            for ((feed, gathered), &began_ns) in looking.iter_mut().zip(&mut gathered).zip(&begins) {
-                feed.take_late(&mut |event| {
-                    if event.at_ns >= began_ns {
-                        gathered.add(&event);
-                    }
-                    Ok(None)
-                })?;
-            }
+            recorded.take_late()?;
             if is_asked.swap(false, Ordering::Relaxed) {
                 recorder.ask();
             }
             Ok(false)
         })?;
-        let mut lines = Vec::new();
-        for (feed, gathered) in looking.iter_mut().zip(&mut gathered) {
-            let snapshot = feed.snapshot()?;
-            late += gathered.count();
-            lost += snapshot.lost.values().sum::<u64>();
-            lines.extend(gathered.lines(snapshot));
-        }
-        let mut of_account = session.take_lost();
-        of_account.retain(|_, count| *count > 0);
-        if !of_account.is_empty() {
-            lost += of_account.values().sum::<u64>();
-            lines.push(Line::Account(Account { at_unix_ns: clock::unix_ns(), lost: of_account }));
-        }
-        recorder.tick(lines);
+        let moment = recorded.moment()?;
+        late += moment.late;
+        lost += moment.lost;
+        recorder.tick(moment.lines);
         if let Some(problem) = recorder.take_problem() {
             progress.clear();
             say!("whylate: {problem}");
@@ -248,7 +227,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             break;
         }
     }
-    drop((looking, session));
+    drop(recorded);
     progress.clear();
     let files = recorder.finish()?;
     if files.is_empty() {

@@ -6,11 +6,13 @@ use std::time::Instant;
 use anyhow::Context as _;
 use whylate_model::Card;
 use whylate_model::look::Unmeasured;
-use whylate_model::recording::Measured;
-use whylate_sources::{Asked, Session, sources};
+use whylate_model::recording::{Account, Header, Line, Measured};
+use whylate_sources::{Asked, Session, clock, sources};
 
 use super::runner::{Feed, Keep};
 use super::watch::{Ended, Watch};
+use crate::recording::about;
+use crate::recording::recorder::Gathered;
 
 /// What measures, and what does not, or less well.
 pub struct Sources {
@@ -50,7 +52,11 @@ impl Wish {
 
 /// Every source that can attach, and why others cannot. `None` when told to stop meanwhile: on a busy machine it may take
 /// far longer than somebody waits who has seen enough.
-pub fn attach(watch: &Watch, wish: &Wish) -> anyhow::Result<Option<Sources>> {
+/// `begins` hears of each before it is attached.
+///
+/// # Errors
+/// When none can attach.
+pub fn attach(watch: &Watch, wish: &Wish, begins: &mut dyn FnMut(&Card)) -> anyhow::Result<Option<Sources>> {
     let (mut session, mut first) = (Session::of_several(), None);
     let (mut looking, mut unmeasured, mut weaker) = (Vec::new(), Vec::new(), Vec::<Unmeasured>::new());
     for mut source in sources() {
@@ -61,6 +67,7 @@ pub fn attach(watch: &Watch, wish: &Wish) -> anyhow::Result<Option<Sources>> {
         if !wish.takes(card) {
             continue;
         }
+        begins(card);
         let told = |reason| Unmeasured { source: card.name.to_owned(), reason };
         source.ask(Asked {
             explain_over_ns: Some(wish.late_from_ns(card)),
@@ -116,6 +123,75 @@ pub fn begin(session: &Session, looking: &mut [Feed]) -> anyhow::Result<Vec<u64>
     }
     session.take_lost();
     Ok(begins)
+}
+
+/// All sources from when each began on, and their late events until the next moment.
+pub struct Recorded {
+    session: Session,
+    looking: Vec<Feed>,
+    begins: Vec<u64>,
+    gathered: Vec<Gathered>,
+}
+
+/// What all saw since the previous moment, as lines of a recording.
+#[derive(Debug, Default)]
+pub struct Moment {
+    pub lines: Vec<Line>,
+    /// How many late events and lost ones these have.
+    pub late: u64,
+    pub lost: u64,
+}
+
+impl Recorded {
+    /// Lets all begin anew, and tells what a recording says of them.
+    ///
+    /// # Errors
+    /// When a source fails.
+    pub fn begin(sources: Sources, wish: &Wish) -> anyhow::Result<(Self, Header)> {
+        let Sources { session, mut looking, unmeasured, weaker } = sources;
+        let begins = begin(&session, &mut looking)?;
+        let measured = looking.iter().map(|feed| measured(feed, wish)).collect();
+        let header = Header { sources: measured, unmeasured, weaker, ..about::this_machine() };
+        let gathered = looking.iter().map(|_| Gathered::default()).collect();
+        Ok((Recorded { session, looking, begins, gathered }, header))
+    }
+
+    /// Takes in the late events that have come.
+    ///
+    /// # Errors
+    /// When a source fails.
+    pub fn take_late(&mut self) -> anyhow::Result<()> {
+        for ((feed, gathered), &began_ns) in self.looking.iter_mut().zip(&mut self.gathered).zip(&self.begins) {
+            feed.take_late(&mut |event| {
+                if event.at_ns >= began_ns {
+                    gathered.add(&event);
+                }
+                Ok(None)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What all saw since the previous call.
+    ///
+    /// # Errors
+    /// When a source fails.
+    pub fn moment(&mut self) -> anyhow::Result<Moment> {
+        let mut moment = Moment::default();
+        for (feed, gathered) in self.looking.iter_mut().zip(&mut self.gathered) {
+            let snapshot = feed.snapshot()?;
+            moment.late += gathered.count();
+            moment.lost += snapshot.lost.values().sum::<u64>();
+            moment.lines.extend(gathered.lines(snapshot));
+        }
+        let mut lost = self.session.take_lost();
+        lost.retain(|_, count| *count > 0);
+        if !lost.is_empty() {
+            moment.lost += lost.values().sum::<u64>();
+            moment.lines.push(Line::Account(Account { at_unix_ns: clock::unix_ns(), lost }));
+        }
+        Ok(moment)
+    }
 }
 
 /// What a recording says of a source.

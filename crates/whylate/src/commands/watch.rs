@@ -56,6 +56,11 @@ impl Watch {
         Ok(Watch { reads_output: false, ..Self::new()? })
     }
 
+    /// Of a thread that is asked to end by whoever has the other end of this.
+    pub fn of(peer: UnixStream) -> Self {
+        Watch { signals: peer, reads_output: false }
+    }
+
     /// Waits until then, or for ever.
     ///
     /// # Errors

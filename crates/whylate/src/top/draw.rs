@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Panels on a screen: a pure function of them and of its size.
+
+use ratatui::Frame;
+use ratatui::layout::Rect;
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::Line;
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
+use whylate_model::units::printable;
+
+use super::panel::{Body, Choice, Panel, Row};
+use super::state::{Mode, Phase, State, What};
+use crate::output::moment::moment;
+
+/// A panel has its title, a heading and a row at least.
+const LEAST_ROWS: u16 = 3;
+/// Names get this much at least where there is no room for all.
+const LEAST_NAME: usize = 8;
+
+/// What ` (+12)` takes.
+const LEFT_OUT: usize = 6;
+
+/// Draws what is to be seen.
+pub fn draw(frame: &mut Frame<'_>, state: &State) {
+    let area = frame.area();
+    if area.height < 3 || area.width < 10 {
+        frame.render_widget(Line::raw("too small"), area);
+        return;
+    }
+    let line = |y: u16| Rect { y, height: 1, ..area };
+    frame.render_widget(header(state, usize::from(area.width)), line(0));
+    frame.render_widget(footer(state, usize::from(area.width)), line(area.height - 1));
+    let body = Rect { y: 1, height: area.height - 2, ..area };
+    let view = state.view();
+    let heights = heights(&view.panels, view.focus, body.height);
+    let hidden: Vec<usize> = (0..heights.len()).filter(|&number| heights[number] == 0).collect();
+    let mut y = body.y;
+    for (number, ((panel, choice), height)) in view.panels.iter().zip(&view.choices).zip(&heights).enumerate() {
+        if *height > 0 {
+            let is_focused = number == view.focus;
+            let beside = if is_focused { hidden_titles(&view.panels, &hidden) } else { String::new() };
+            let late = if state.has_colours { bold().fg(Color::Red) } else { bold() };
+            draw_panel(frame, Rect { y, height: *height, ..body }, panel, choice, is_focused.then_some(&beside), late);
+        }
+        y += height;
+    }
+}
+
+/// How many lines each panel gets: the focused one first, then as many of the others as there is room for.
+fn heights(panels: &[Panel], focus: usize, room: u16) -> Vec<u16> {
+    let heading = |panel: &Panel| u16::from(!panel.rows().is_empty());
+    let wanted: Vec<u16> =
+        panels.iter().map(|panel| 1 + heading(panel) + u16::try_from(panel.len().max(1)).unwrap_or(u16::MAX)).collect();
+    let mut heights = vec![0; panels.len()];
+    let mut left = room;
+    let order = || std::iter::once(focus).chain((0..panels.len()).filter(|&number| number != focus));
+    for number in order().filter(|&number| number < panels.len()) {
+        let least = wanted[number].min(LEAST_ROWS);
+        if left >= least {
+            heights[number] = least;
+            left -= least;
+        }
+    }
+    // The rest in turns, so that none takes all of it.
+    while left > 0 {
+        let mut has_given = false;
+        for number in order().filter(|&number| number < panels.len()) {
+            if heights[number] > 0 && heights[number] < wanted[number] && left > 0 {
+                heights[number] += 1;
+                left -= 1;
+                has_given = true;
+            }
+        }
+        if !has_given {
+            break;
+        }
+    }
+    heights
+}
+
+fn hidden_titles(panels: &[Panel], hidden: &[usize]) -> String {
+    let titles: Vec<&str> =
+        hidden.iter().map(|&number| panels[number].title.split([',', ';', ':']).next().unwrap_or("")).collect();
+    if titles.is_empty() { String::new() } else { format!(" [Tab: {}]", titles.join(" | ")) }
+}
+
+fn bold() -> Style {
+    Style::new().add_modifier(Modifier::BOLD)
+}
+
+fn reversed() -> Style {
+    Style::new().add_modifier(Modifier::REVERSED)
+}
+
+/// Joins parts while there is room: the first ones matter most.
+fn joined(parts: impl IntoIterator<Item = String>, columns: usize) -> String {
+    let mut text = String::new();
+    for part in parts.into_iter().filter(|part| !part.is_empty()) {
+        let separator = if text.is_empty() { "" } else { "  " };
+        if !text.is_empty() && text.width() + separator.len() + part.width() > columns {
+            continue;
+        }
+        text = text + separator + &part;
+    }
+    text
+}
+
+fn header(state: &State, columns: usize) -> Line<'static> {
+    let mode = match (&state.mode, state.is_frozen()) {
+        (Mode::Replay(name), _) if state.is_playing() => format!("REPLAY {name} (playing)"),
+        (Mode::Replay(name), _) => format!("REPLAY {name}"),
+        (Mode::Live, true) => "FROZEN".to_owned(),
+        (Mode::Live, false) => "LIVE".to_owned(),
+    };
+    let host = if state.header.host.is_empty() { "this machine".to_owned() } else { printable(&state.header.host) };
+    let at = state
+        .shown_unix_ns()
+        .map_or_else(String::new, |ns| moment(ns, &state.zone).split('.').next().unwrap_or_default().to_owned());
+    let window = match state.window.is_empty() {
+        true => String::new(),
+        false => format!("last {}", short(state.window_ns() / 1_000_000_000)),
+    };
+    let lost: u64 = state.look.lost.values().chain(state.look.sources.iter().flat_map(|of| of.lost.values())).sum();
+    let lost = if lost > 0 { format!("{lost} lost") } else { String::new() };
+    let own = match state.mode {
+        Mode::Live if state.own.resident_bytes > 0 => {
+            let megabytes = state.own.resident_bytes >> 20;
+            format!("whylate {:.1}% of a CPU, {megabytes} MB", state.own.cpu * 100.0)
+        }
+        _ => String::new(),
+    };
+    let missed = if state.missed > 0 { format!("{} moments not shown", state.missed) } else { String::new() };
+    let namespace = state.header.pid_namespace.map_or_else(String::new, |_| "as seen from the namespace".to_owned());
+    let place: Vec<String> = state.views().iter().skip(1).map(|view| title_of(&view.what)).collect();
+    let place = if place.is_empty() { String::new() } else { format!("> {}", place.join(" > ")) };
+    Line::styled(joined([host, mode, at, window, place, lost, own, missed, namespace], columns), bold())
+}
+
+/// So many seconds, in a unit of which it is a whole number.
+fn short(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m", seconds / 60),
+        _ => format!("{}h", seconds / 3600),
+    }
+}
+
+fn title_of(what: &What) -> String {
+    match what {
+        What::Look => "look".to_owned(),
+        What::Source(name) => (*name).to_owned(),
+        What::Series(_, labels) => printable(&labels.values().cloned().collect::<Vec<_>>().join(" ")),
+        What::Culprit(_, who) => printable(who),
+        What::Event(source, ..) => format!("{source} event"),
+        What::Help => "keys".to_owned(),
+    }
+}
+
+fn footer(state: &State, columns: usize) -> Line<'static> {
+    if let Some(typed) = &state.typing {
+        return Line::raw(format!("/{}_", printable(typed)));
+    }
+    if !state.said.is_empty() {
+        return Line::styled(printable(&state.said), bold());
+    }
+    match &state.phase {
+        Phase::Attaching(source) if source.is_empty() => return Line::raw("attaching ..."),
+        Phase::Attaching(source) => return Line::raw(format!("attaching {source} ...")),
+        Phase::Running | Phase::Ended => {}
+    }
+    let filter = &state.view().filter;
+    let filtered = if filter.is_empty() { String::new() } else { format!("only /{}", printable(filter)) };
+    let freeze = match state.mode {
+        Mode::Live => "Space freeze",
+        Mode::Replay(_) => "Space play",
+    };
+    let keys = [
+        "? keys",
+        "q quit",
+        "Enter open",
+        "Esc back",
+        "Tab next",
+        freeze,
+        "/ filter",
+        "s sort",
+        "t T time",
+        "[ ] span",
+        "w write",
+    ];
+    Line::raw(joined(std::iter::once(filtered).chain(keys.map(str::to_owned)), columns))
+}
+
+/// Draws a panel; behind the title of the focused one there is what has no room. Rows of what is late look so.
+fn draw_panel(frame: &mut Frame<'_>, area: Rect, panel: &Panel, choice: &Choice, focus: Option<&String>, late: Style) {
+    let is_focused = focus.is_some();
+    let line = |row: u16| Rect { y: area.y + row, height: 1, ..area };
+    let mark = if is_focused { "> " } else { "  " };
+    let beside = focus.map_or("", String::as_str);
+    let room = usize::from(area.width).saturating_sub(mark.len() + beside.width());
+    let title = format!("{mark}{}{beside}", cut(&printable(&panel.title), room.max(LEAST_NAME)));
+    frame.render_widget(Line::styled(title, if is_focused { bold() } else { Style::new() }), line(0));
+    match &panel.body {
+        Body::Text(lines) => {
+            let shown = usize::from(area.height - 1);
+            let from = choice.place.min(lines.len().saturating_sub(shown));
+            for (row, text) in lines.iter().skip(from).take(shown).enumerate() {
+                frame.render_widget(Line::raw(format!("  {}", printable(text))), line(1 + row as u16));
+            }
+        }
+        Body::Table { rows, .. } if rows.is_empty() => {
+            frame.render_widget(Line::raw(format!("  {}", panel.nothing)), line(1));
+        }
+        Body::Table { columns, rows } => {
+            let shown = usize::from(area.height.saturating_sub(2));
+            let chosen = choice.place_in(panel);
+            // The chosen row is in sight, and stays where it is while there is room.
+            let from = chosen.saturating_sub(shown.saturating_sub(1)).min(rows.len().saturating_sub(shown));
+            let rows = &rows[from..(from + shown).min(rows.len())];
+            let layout = Columns::of(columns, rows, usize::from(area.width).saturating_sub(2));
+            let heading = layout.heading(columns, choice);
+            frame.render_widget(Line::raw(format!("  {heading}")), line(1));
+            for (number, row) in rows.iter().enumerate() {
+                let is_chosen = is_focused && from + number == chosen;
+                let mark = if is_chosen { "> " } else { "  " };
+                let style = match (is_chosen, row.is_late) {
+                    (true, true) => reversed().patch(late),
+                    (true, false) => reversed(),
+                    (false, true) => late,
+                    (false, false) => Style::new(),
+                };
+                let cells: Vec<String> = row.cells.iter().map(|cell| cell.text()).collect();
+                let text = format!("{mark}{}", layout.line(&cells));
+                frame.render_widget(Line::styled(text, style), line(2 + number as u16));
+            }
+        }
+    }
+}
+
+/// Where columns stand, in terminal columns.
+struct Columns {
+    widths: Vec<usize>,
+    is_name: Vec<bool>,
+    /// Columns from there on have no room.
+    shown: usize,
+}
+
+impl Columns {
+    fn of(names: &[String], rows: &[Row], room: usize) -> Self {
+        let is_name: Vec<bool> = names.iter().map(|name| name.starts_with('<')).collect();
+        let mut widths: Vec<usize> = names.iter().map(|name| name.trim_start_matches('<').width()).collect();
+        for row in rows {
+            for (width, cell) in widths.iter_mut().zip(&row.cells) {
+                *width = (*width).max(cell.text().width());
+            }
+        }
+        let total = |widths: &[usize]| widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
+        while total(&widths) > room {
+            let widest = widths.iter_mut().zip(&is_name).filter(|(_, is_name)| **is_name).map(|(width, _)| width);
+            match widest.max_by_key(|width| **width).filter(|width| **width > LEAST_NAME) {
+                Some(width) => *width -= 1,
+                None => break,
+            }
+        }
+        let mut shown = widths.len();
+        if total(&widths) > room {
+            // How many have none is told as well.
+            while shown > 1 && total(&widths[..shown]) + LEFT_OUT > room {
+                shown -= 1;
+            }
+        }
+        Columns { widths, is_name, shown }
+    }
+
+    fn heading(&self, names: &[String], choice: &Choice) -> String {
+        let names: Vec<String> = names
+            .iter()
+            .enumerate()
+            .map(|(number, name)| {
+                let mark = match (choice.sorted_by == Some(number), choice.is_reversed) {
+                    (false, _) => "",
+                    (true, false) => "*",
+                    (true, true) => "^",
+                };
+                format!("{}{mark}", name.trim_start_matches('<'))
+            })
+            .collect();
+        let left_out = names.len() - self.shown;
+        let more = if left_out > 0 { format!(" (+{left_out})") } else { String::new() };
+        self.line(&names) + &more
+    }
+
+    fn line(&self, cells: &[String]) -> String {
+        let mut line = String::new();
+        for (number, cell) in cells.iter().take(self.shown).enumerate() {
+            let width = self.widths[number];
+            let cell = cut(cell, width);
+            let padding = " ".repeat(width.saturating_sub(cell.width()));
+            if number > 0 {
+                line += "  ";
+            }
+            line += &if self.is_name[number] { cell + &padding } else { padding + &cell };
+        }
+        line.trim_end().to_owned()
+    }
+}
+
+/// As much of it as has room, by what each character takes on a terminal.
+fn cut(text: &str, columns: usize) -> String {
+    if text.width() <= columns {
+        return text.to_owned();
+    }
+    let (mut kept, mut used) = (String::new(), 0);
+    for character in text.chars() {
+        let width = character.width().unwrap_or(0);
+        if used + width + 2 > columns {
+            break;
+        }
+        kept.push(character);
+        used += width;
+    }
+    kept + &"..".chars().take(columns.saturating_sub(used)).collect::<String>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_cut_by_what_it_takes_on_a_terminal() {
+        assert_eq!((cut("abcdef", 6), cut("abcdefg", 6)), ("abcdef".to_owned(), "abcd..".to_owned()));
+        let wide = cut("\u{6f22}\u{5b57}\u{6f22}\u{5b57}", 7);
+        assert_eq!((wide.as_str(), wide.width()), ("\u{6f22}\u{5b57}..", 6));
+        assert_eq!(cut("e\u{301}e\u{301}e\u{301}", 3).width(), 3);
+        assert_eq!((cut("abc", 1), cut("abc", 0)), (".".to_owned(), String::new()));
+    }
+
+    #[test]
+    fn the_focused_panel_has_room_first() {
+        let panel = |lines: usize| Panel::text("a", &"x\n".repeat(lines));
+        let panels = [panel(20), panel(20), panel(1)];
+        assert_eq!(heights(&panels, 1, 22), [10, 10, 2]);
+        assert_eq!(heights(&panels, 1, 4), [0, 4, 0]);
+        assert_eq!(heights(&panels, 2, 5), [3, 0, 2]);
+    }
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The last minutes, within a bound of bytes: what a screen needs of each moment at once, and all of it compressed.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::ops::Range;
+
+use whylate_model::look::Found;
+use whylate_model::recording::{Account, Line};
+use whylate_model::{Card, LateEvent, Merger, Snapshot};
+
+/// As the line of a second is some kilobytes, more would take more time than it saves.
+const LEVEL: i32 = 1;
+/// No snapshot is longer when it is unpacked, in bytes: that of a recording's line.
+const LONGEST: usize = 64 << 20;
+/// What a late event takes in memory for each byte of its line.
+const EXPANSION: usize = 2;
+
+/// What all sources saw at one time.
+#[derive(Debug)]
+pub struct Moment {
+    /// Counts from 0, whatever is forgotten.
+    pub number: u64,
+    pub start_unix_ns: u64,
+    pub end_unix_ns: u64,
+    pub found: Vec<Found<'static>>,
+    pub late: Vec<(&'static Card, LateEvent)>,
+    /// Of what sources share.
+    pub lost: BTreeMap<String, u64>,
+    packed: Vec<(&'static Card, Vec<u8>)>,
+    bytes: usize,
+}
+
+impl Moment {
+    /// What that source found.
+    pub fn of(&self, card: &Card) -> Option<&Found<'static>> {
+        self.found.iter().find(|found| found.card.name == card.name)
+    }
+
+    /// Its late events.
+    pub fn late_of(&self, card: &Card) -> impl Iterator<Item = &LateEvent> {
+        self.late.iter().filter(move |(of, _)| of.name == card.name).map(|(_, event)| event)
+    }
+
+    /// The snapshot of that source, without its late events.
+    pub fn snapshot(&self, card: &Card) -> Option<Snapshot> {
+        let (_, packed) = self.packed.iter().find(|(of, _)| of.name == card.name)?;
+        let text = zstd::bulk::decompress(packed, LONGEST).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// As lines of a recording.
+    pub fn lines(&self) -> Vec<Line> {
+        let snapshots = self.packed.iter().filter_map(|(card, _)| {
+            let late = self.late_of(card).cloned().collect();
+            Some(Line::Snapshot(Box::new(Snapshot { late, ..self.snapshot(card)? })))
+        });
+        let account = Account { at_unix_ns: self.end_unix_ns, lost: self.lost.clone() };
+        snapshots.chain((!self.lost.is_empty()).then_some(Line::Account(account))).collect()
+    }
+}
+
+/// Moments in order of time, the oldest of which are forgotten.
+#[derive(Debug)]
+pub struct History {
+    moments: VecDeque<Moment>,
+    bytes: usize,
+    most_bytes: usize,
+    next: u64,
+}
+
+impl History {
+    /// An empty one, of so many bytes at most.
+    pub fn of(most_bytes: usize) -> Self {
+        History { moments: VecDeque::new(), bytes: 0, most_bytes, next: 0 }
+    }
+
+    /// Adds the next moment.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn add(&mut self, lines: Vec<Line>) -> io::Result<()> {
+        let mut moment = Moment {
+            number: self.next,
+            start_unix_ns: u64::MAX,
+            end_unix_ns: 0,
+            found: Vec::new(),
+            late: Vec::new(),
+            lost: BTreeMap::new(),
+            packed: Vec::new(),
+            bytes: size_of::<Moment>(),
+        };
+        for line in lines {
+            match line {
+                Line::Snapshot(snapshot) => moment.take(*snapshot)?,
+                Line::Account(account) => {
+                    for (reason, count) in account.lost {
+                        let lost = moment.lost.entry(reason).or_default();
+                        *lost = lost.saturating_add(count);
+                    }
+                }
+                _ => {}
+            }
+        }
+        if moment.found.is_empty() {
+            return Ok(());
+        }
+        self.next += 1;
+        self.bytes += moment.bytes;
+        self.moments.push_back(moment);
+        // What is shown now has to be there, however large it is.
+        while self.bytes > self.most_bytes && self.moments.len() > 1 {
+            self.bytes -= self.moments.pop_front().map_or(0, |oldest| oldest.bytes);
+        }
+        Ok(())
+    }
+
+    /// How many moments were forgotten.
+    pub fn forgotten(&self) -> u64 {
+        self.next - self.moments.len() as u64
+    }
+
+    pub fn moments(&self) -> &VecDeque<Moment> {
+        &self.moments
+    }
+
+    /// The moment of that number, if it is not forgotten.
+    pub fn get(&self, number: u64) -> Option<&Moment> {
+        self.moments.get(self.place(number)?)
+    }
+
+    fn place(&self, number: u64) -> Option<usize> {
+        usize::try_from(number.checked_sub(self.forgotten())?).ok().filter(|&place| place < self.moments.len())
+    }
+
+    /// The number of the newest moment.
+    pub fn newest(&self) -> Option<u64> {
+        self.moments.back().map(|moment| moment.number)
+    }
+
+    /// The moments of so much time that end with that one.
+    pub fn window(&self, newest: u64, window_ns: u64) -> Range<usize> {
+        let Some(newest) = self.place(newest) else { return 0..0 };
+        let from_ns = self.moments[newest].end_unix_ns.saturating_sub(window_ns);
+        // A moment that is half in is in: each is a bit longer or shorter than it should be.
+        let is_before = |moment: &Moment| moment.start_unix_ns / 2 + moment.end_unix_ns / 2 < from_ns;
+        let all = self.moments.range(..=newest);
+        let inside = all.rev().take_while(|moment| !is_before(moment)).count().max(1);
+        newest + 1 - inside..newest + 1
+    }
+
+    /// What that source saw in these moments, as one snapshot without late events; with stacks only where asked for.
+    pub fn merged(&self, window: Range<usize>, card: &Card, with_stacks: bool) -> Option<Snapshot> {
+        let mut merger = Merger::default();
+        for mut snapshot in self.moments.range(window).filter_map(|moment| moment.snapshot(card)) {
+            if !with_stacks {
+                snapshot.stacks.clear();
+            }
+            merger.add(snapshot);
+        }
+        merger.take()
+    }
+}
+
+impl Moment {
+    fn take(&mut self, mut snapshot: Snapshot) -> io::Result<()> {
+        let Some(card) = whylate_model::sources::named(&snapshot.source) else { return Ok(()) };
+        let late = std::mem::take(&mut snapshot.late);
+        self.start_unix_ns = self.start_unix_ns.min(snapshot.start_unix_ns);
+        self.end_unix_ns = self.end_unix_ns.max(snapshot.start_unix_ns.saturating_add(snapshot.duration_ns));
+        let packed = zstd::bulk::compress(&serde_json::to_vec(&snapshot)?, LEVEL)?;
+        self.bytes += packed.len();
+        self.packed.push((card, packed));
+        let found = Found::of_part(card, &mut snapshot);
+        self.bytes += size_of::<Found<'_>>() + found.figures().iter().count() * 24;
+        self.found.push(found);
+        for event in late {
+            self.bytes += serde_json::to_vec(&event)?.len() * EXPANSION + size_of::<LateEvent>();
+            self.late.push((card, event));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use whylate_model::sources::WQ;
+    use whylate_model::{Cause, CauseKind, Series};
+
+    use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    fn moment(second: u64, late: usize) -> Vec<Line> {
+        let mut snapshot = Snapshot::new(WQ.name, "made", "web1", second * SECOND_NS);
+        snapshot.duration_ns = SECOND_NS;
+        snapshot.series.push(Series {
+            labels: [("handler".to_owned(), "vmstat_update".to_owned())].into(),
+            histograms: [("latency".to_owned(), [1_000, 2_000].into_iter().collect())].into(),
+            ..Series::default()
+        });
+        let causes = vec![Cause::new(CauseKind::Work, "hog", 20_000_000)];
+        snapshot.late = vec![LateEvent { latency_ns: 20_000_000, causes, ..LateEvent::default() }; late];
+        vec![Line::Snapshot(Box::new(snapshot))]
+    }
+
+    #[test]
+    fn a_window_is_what_ends_with_a_moment() {
+        let mut history = History::of(1 << 20);
+        (0..20).for_each(|second| history.add(moment(second, 1)).expect("memory"));
+        assert_eq!(history.window(9, 5 * SECOND_NS), 5..10);
+        assert_eq!((history.window(2, 60 * SECOND_NS), history.window(99, 1)), (0..3, 0..0));
+        assert_eq!(history.window(7, 0), 7..8);
+        let merged = history.merged(5..10, &WQ, true).expect("a snapshot");
+        assert_eq!((merged.duration_ns, merged.total("latency").count()), (5 * SECOND_NS, 10));
+        let lines = history.get(3).expect("it is there").lines();
+        assert!(matches!(&lines[..], [Line::Snapshot(snapshot)] if snapshot.late.len() == 1), "{lines:?}");
+    }
+
+    #[test]
+    fn the_oldest_are_forgotten_where_there_is_no_room() {
+        let mut history = History::of(100_000);
+        for second in 0..2_000 {
+            history.add(moment(second, 3)).expect("memory");
+            assert!(history.bytes <= 100_000);
+        }
+        assert!(history.forgotten() > 1_000 && history.newest() == Some(1_999));
+        assert!(history.get(0).is_none() && history.get(1_999).is_some());
+        assert_eq!(history.moments().len() as u64 + history.forgotten(), 2_000);
+        // One that has no room at all is shown all the same.
+        history.add(moment(2_000, 5_000)).expect("memory");
+        assert_eq!(history.moments().len(), 1);
+    }
+}

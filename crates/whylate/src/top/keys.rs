@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Keys from what a terminal sends for them.
+
+/// What somebody pressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Key {
+    Char(char),
+    Enter,
+    Esc,
+    Tab,
+    BackTab,
+    Backspace,
+    Up,
+    Down,
+    Left,
+    Right,
+    PageUp,
+    PageDown,
+    Home,
+    End,
+    /// Ctrl-C.
+    Interrupt,
+    /// Ctrl-Z.
+    Suspend,
+    /// Ctrl-L.
+    Redraw,
+}
+
+/// No key is longer: what goes on is none.
+const LONGEST: usize = 32;
+const ESC: u8 = 0x1b;
+
+/// Takes bytes as they come; a key may come in several parts.
+#[derive(Debug, Default)]
+pub struct Keys {
+    pending: Vec<u8>,
+}
+
+/// What stands at the beginning of some bytes.
+enum Found {
+    /// A key, if it is a known one, and its length.
+    Key(Option<Key>, usize),
+    /// The beginning of one.
+    Part,
+}
+
+impl Keys {
+    /// The keys that are complete.
+    pub fn take(&mut self, bytes: &[u8]) -> Vec<Key> {
+        self.pending.extend_from_slice(bytes);
+        let mut keys = Vec::new();
+        let mut at = 0;
+        while at < self.pending.len() {
+            match first(&self.pending[at..]) {
+                Found::Key(key, length) => {
+                    keys.extend(key);
+                    at += length;
+                }
+                Found::Part if self.pending.len() - at > LONGEST => at = self.pending.len(),
+                Found::Part => break,
+            }
+        }
+        self.pending.drain(..at);
+        keys
+    }
+
+    /// Whether the beginning of a key has come, which may also be all of it.
+    pub fn has_part(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Nothing has followed for a while: what begins every long key is one itself.
+    pub fn end(&mut self) -> Option<Key> {
+        let is_escape = self.pending.first() == Some(&ESC);
+        self.pending.clear();
+        is_escape.then_some(Key::Esc)
+    }
+}
+
+fn first(bytes: &[u8]) -> Found {
+    let one = |key| Found::Key(Some(key), 1);
+    match bytes[0] {
+        ESC => escape(bytes),
+        b'\r' | b'\n' => one(Key::Enter),
+        b'\t' => one(Key::Tab),
+        0x7f | 0x08 => one(Key::Backspace),
+        0x03 => one(Key::Interrupt),
+        0x1a => one(Key::Suspend),
+        0x0c => one(Key::Redraw),
+        // Ctrl-B and Ctrl-U, Ctrl-F and Ctrl-D, as in less(1).
+        0x02 | 0x15 => one(Key::PageUp),
+        0x06 | 0x04 => one(Key::PageDown),
+        0..0x20 => Found::Key(None, 1),
+        _ => character(bytes),
+    }
+}
+
+fn character(bytes: &[u8]) -> Found {
+    let length = match bytes[0] {
+        0..0x80 => 1,
+        0xc0..0xe0 => 2,
+        0xe0..0xf0 => 3,
+        0xf0..0xf8 => 4,
+        _ => return Found::Key(None, 1),
+    };
+    let Some(whole) = bytes.get(..length) else { return Found::Part };
+    match std::str::from_utf8(whole).ok().and_then(|text| text.chars().next()) {
+        Some(character) => Found::Key(Some(Key::Char(character)).filter(|_| !character.is_control()), length),
+        None => Found::Key(None, 1),
+    }
+}
+
+/// ECMA-48: `ESC [`, parameters, and a final byte; or `ESC O` and one, of keypads.
+fn escape(bytes: &[u8]) -> Found {
+    match bytes.get(1) {
+        None => Found::Part,
+        Some(b'O') => match bytes.get(2) {
+            None => Found::Part,
+            Some(&byte) => Found::Key(of_letter(byte), 3),
+        },
+        Some(b'[') => {
+            let Some(length) = bytes[2..].iter().position(|byte| (0x40..0x7f).contains(byte)) else {
+                return match bytes[2..].iter().all(|byte| (0x20..0x40).contains(byte)) {
+                    true => Found::Part,
+                    false => Found::Key(None, 2),
+                };
+            };
+            let (parameters, last) = (&bytes[2..2 + length], bytes[2 + length]);
+            if !parameters.iter().all(|byte| (0x20..0x40).contains(byte)) {
+                return Found::Key(None, 2);
+            }
+            let number = parameters.split(|&byte| byte == b';').next().unwrap_or_default();
+            let key = match (last, number) {
+                (b'~', b"1" | b"7") => Some(Key::Home),
+                (b'~', b"4" | b"8") => Some(Key::End),
+                (b'~', b"5") => Some(Key::PageUp),
+                (b'~', b"6") => Some(Key::PageDown),
+                (b'Z', _) => Some(Key::BackTab),
+                (letter, _) => of_letter(letter),
+            };
+            Found::Key(key, length + 3)
+        }
+        // Two keys: Alt and a letter look like this as well.
+        Some(_) => Found::Key(Some(Key::Esc), 1),
+    }
+}
+
+fn of_letter(letter: u8) -> Option<Key> {
+    Some(match letter {
+        b'A' => Key::Up,
+        b'B' => Key::Down,
+        b'C' => Key::Right,
+        b'D' => Key::Left,
+        b'H' => Key::Home,
+        b'F' => Key::End,
+        b'M' => Key::Enter,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn each_key_is_known_by_what_is_sent_for_it() {
+        let of = |bytes: &[u8]| Keys::default().take(bytes);
+        assert_eq!(of(b"j\x1b[A\x1bOB\x1b[5~\x1b[1;5C\r"), {
+            [Key::Char('j'), Key::Up, Key::Down, Key::PageUp, Key::Right, Key::Enter]
+        });
+        assert_eq!(of("é\x1b[Z\x7f\x03".as_bytes()), [Key::Char('é'), Key::BackTab, Key::Backspace, Key::Interrupt]);
+        assert_eq!(of(b"\x1b[200~x\x01\xff"), [Key::Char('x')]);
+    }
+
+    #[test]
+    fn a_key_may_come_in_parts_and_what_begins_one_is_a_key() {
+        let mut keys = Keys::default();
+        assert_eq!((keys.take(b"\x1b"), keys.has_part()), (vec![], true));
+        assert_eq!((keys.take(b"["), keys.take(b"B"), keys.has_part()), (vec![], vec![Key::Down], false));
+        assert_eq!((keys.take(b"\x1b"), keys.end(), keys.has_part()), (vec![], Some(Key::Esc), false));
+        assert_eq!(keys.take(b"\x1b\x1b[A"), [Key::Esc, Key::Up]);
+    }
+
+    proptest! {
+        #[test]
+        fn keys_do_not_depend_on_how_their_bytes_come(
+            bytes in prop::collection::vec(prop_oneof![any::<u8>(), Just(ESC), Just(b'['), Just(b'A')], 0..60),
+            at in any::<prop::sample::Index>(),
+        ) {
+            let at = at.index(bytes.len() + 1);
+            let mut whole = Keys::default();
+            let all = whole.take(&bytes);
+            let mut parts = Keys::default();
+            let mut told = parts.take(&bytes[..at]);
+            told.extend(parts.take(&bytes[at..]));
+            prop_assert!(parts.pending.len() <= LONGEST && whole.pending.len() <= LONGEST);
+            prop_assert_eq!(all, told);
+        }
+    }
+}

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a screen consists of: tables of which a row can be chosen, and texts. How each is chosen from is kept beside it,
+//! by key, so that it stays whatever else comes and goes.
+
+use std::cmp::Ordering;
+
+use whylate_model::units::{format_ns, printable};
+
+use super::state::What;
+
+/// One value of a table.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cell {
+    Text(String),
+    Ns(u64),
+    Count(u64),
+    /// A fraction of 1.
+    Share(f64),
+    Number(f64),
+    /// Text that shows an order of its own.
+    Ordered(String, u64),
+    Missing,
+}
+
+impl Cell {
+    /// As it is shown; what names hold is neutralised.
+    pub fn text(&self) -> String {
+        match self {
+            Cell::Text(text) | Cell::Ordered(text, _) => printable(text),
+            Cell::Ns(ns) => format_ns(*ns),
+            Cell::Count(count) => count.to_string(),
+            Cell::Share(share) => format!("{:.1}%", share * 100.0),
+            Cell::Number(number) if number.fract() == 0.0 => format!("{number:.0}"),
+            Cell::Number(number) => format!("{number:.2}"),
+            Cell::Missing => "-".to_owned(),
+        }
+    }
+
+    fn number(&self) -> Option<f64> {
+        match self {
+            Cell::Ns(number) | Cell::Count(number) | Cell::Ordered(_, number) => Some(*number as f64),
+            Cell::Share(number) | Cell::Number(number) => Some(*number),
+            Cell::Text(_) | Cell::Missing => None,
+        }
+    }
+
+    /// Names from A on, figures from the largest on, and what is not known last.
+    fn order(&self, other: &Cell) -> Ordering {
+        match (self, other) {
+            (Cell::Text(one), Cell::Text(other)) => one.cmp(other),
+            _ => other.number().unwrap_or(f64::NEG_INFINITY).total_cmp(&self.number().unwrap_or(f64::NEG_INFINITY)),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// Tells it from others of its table, whatever its place.
+    pub key: String,
+    pub cells: Vec<Cell>,
+    pub is_late: bool,
+    /// What Enter opens.
+    pub opens: Option<What>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Body {
+    /// Names of columns, `<` before those that have names, and rows in the order that is meant.
+    Table {
+        columns: Vec<String>,
+        rows: Vec<Row>,
+    },
+    Text(Vec<String>),
+}
+
+/// A part of the screen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Panel {
+    pub title: String,
+    pub body: Body,
+    /// What stands in place of an empty table.
+    pub nothing: &'static str,
+}
+
+impl Panel {
+    pub fn table(title: impl Into<String>, columns: &str, rows: Vec<Row>, nothing: &'static str) -> Self {
+        let columns = columns.split(',').map(|column| column.trim().to_owned()).collect();
+        Panel { title: title.into(), body: Body::Table { columns, rows }, nothing }
+    }
+
+    pub fn text(title: impl Into<String>, text: &str) -> Self {
+        let lines = text.trim_end().lines().map(str::to_owned).collect();
+        Panel { title: title.into(), body: Body::Text(lines), nothing: "" }
+    }
+
+    /// How many rows or lines it has.
+    pub fn len(&self) -> usize {
+        match &self.body {
+            Body::Table { rows, .. } => rows.len(),
+            Body::Text(lines) => lines.len(),
+        }
+    }
+
+    pub fn rows(&self) -> &[Row] {
+        match &self.body {
+            Body::Table { rows, .. } => rows,
+            Body::Text(_) => &[],
+        }
+    }
+
+    pub fn columns(&self) -> &[String] {
+        match &self.body {
+            Body::Table { columns, .. } => columns,
+            Body::Text(_) => &[],
+        }
+    }
+
+    /// Leaves the rows that have the text in one of their names, and puts them in order.
+    pub fn arrange(&mut self, choice: &Choice, filter: &str) {
+        let Body::Table { columns, rows } = &mut self.body else { return };
+        if !filter.is_empty() {
+            let filter = filter.to_lowercase();
+            rows.retain(|row| row.cells.iter().any(|cell| cell.text().to_lowercase().contains(&filter)));
+        }
+        if let Some(column) = choice.sorted_by.filter(|&column| column < columns.len()) {
+            rows.sort_by(|one, other| one.cells[column].order(&other.cells[column]));
+        }
+        if choice.is_reversed {
+            rows.reverse();
+        }
+    }
+}
+
+/// What somebody has chosen of a panel.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Choice {
+    /// The chosen row; of a text, none.
+    pub key: Option<String>,
+    /// Where it was last, for when it is gone; of a text, its first line.
+    pub place: usize,
+    /// A column that rows are sorted by, in place of the order that is meant.
+    pub sorted_by: Option<usize>,
+    pub is_reversed: bool,
+}
+
+impl Choice {
+    /// The place of the chosen row in the panel as it is now.
+    pub fn place_in(&self, panel: &Panel) -> usize {
+        let found = self.key.as_ref().and_then(|key| panel.rows().iter().position(|row| row.key == *key));
+        found.unwrap_or_else(|| self.place.min(panel.len().saturating_sub(1)))
+    }
+
+    /// Follows the chosen row to its place. What is gone may come back: until somebody moves, it is the chosen one. Where
+    /// nobody has moved yet, the first row is, whichever that is.
+    pub fn follow(&mut self, panel: &Panel) {
+        self.place = self.place_in(panel);
+    }
+
+    /// Moves by so many rows.
+    pub fn step(&mut self, panel: &Panel, by: isize) {
+        let last = panel.len().saturating_sub(1);
+        self.place = self.place_in(panel).saturating_add_signed(by).min(last);
+        self.key = panel.rows().get(self.place).map(|row| row.key.clone());
+    }
+
+    /// Sorts by the next column, and at last as it is meant.
+    pub fn sort_on(&mut self, panel: &Panel) {
+        let columns = panel.columns().len();
+        self.sorted_by = match self.sorted_by {
+            None if columns > 0 => Some(0),
+            Some(column) if column + 1 < columns => Some(column + 1),
+            _ => None,
+        };
+    }
+}
+
+/// Characters that some terminals lack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Glyphs {
+    #[default]
+    Unicode,
+    Ascii,
+}
+
+impl Glyphs {
+    fn steps(self) -> [char; 8] {
+        match self {
+            Glyphs::Unicode => ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'],
+            Glyphs::Ascii => ['.', ':', '-', '=', '+', '*', '%', '#'],
+        }
+    }
+
+    /// A bar of that share of the columns; never longer, and of one character at least where there is anything.
+    pub fn bar(self, share: f64, columns: usize) -> String {
+        let full = match self {
+            Glyphs::Unicode => "█",
+            Glyphs::Ascii => "#",
+        };
+        let least = usize::from(share > 0.0).min(columns);
+        full.repeat(((share * columns as f64).round() as usize).clamp(least, columns))
+    }
+
+    /// A graph of latencies, each of which is the largest of its time: full from the limit on, and half of it is a step
+    /// below. Where nothing was seen there is a gap.
+    pub fn spark(self, values: &[Option<u64>], limit_ns: u64) -> String {
+        let step = |ns: u64| match (ns >= limit_ns, limit_ns / ns.max(1)) {
+            (true, _) => 7,
+            (false, times) => 6_usize.saturating_sub(times.checked_ilog2().unwrap_or(0) as usize / 2),
+        };
+        values.iter().map(|value| value.map_or(' ', |ns| self.steps()[step(ns)])).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(key: &str, ns: u64) -> Row {
+        Row { key: key.to_owned(), cells: vec![Cell::Text(key.to_owned()), Cell::Ns(ns)], is_late: false, opens: None }
+    }
+
+    fn panel(rows: Vec<Row>) -> Panel {
+        Panel::table("things", "<NAME, MAX", rows, "none")
+    }
+
+    #[test]
+    fn what_is_chosen_is_followed_by_its_key() {
+        let mut choice = Choice::default();
+        let before = panel(vec![row("a", 1), row("b", 2), row("c", 3)]);
+        choice.follow(&before);
+        assert_eq!((choice.place, &choice.key), (0, &None));
+        choice.step(&before, 1);
+        let mut after = panel(vec![row("c", 3), row("a", 1), row("b", 2)]);
+        choice.follow(&after);
+        assert_eq!((choice.place, choice.key.as_deref()), (2, Some("b")));
+        // Where it is gone, its place is; when it is there again, so is the choice.
+        choice.follow(&panel(vec![row("c", 3)]));
+        assert_eq!((choice.place, choice.key.as_deref()), (0, Some("b")));
+        choice.follow(&after);
+        assert_eq!(choice.place, 2);
+        choice.sort_on(&after);
+        choice.sort_on(&after);
+        after.arrange(&choice, "");
+        assert_eq!(after.rows()[0].key, "c", "figures begin with the largest");
+        after.arrange(&choice, "B");
+        assert_eq!(after.len(), 1);
+        choice.step(&panel(Vec::new()), 5);
+        assert_eq!((choice.place, choice.key), (0, None));
+    }
+
+    #[test]
+    fn a_graph_is_full_from_the_limit_on() {
+        let values = [None, Some(0), Some(1_000), Some(600_000), Some(1_000_000), Some(9_000_000)];
+        assert_eq!(Glyphs::Ascii.spark(&values, 1_000_000), " .-%##");
+        assert_eq!(Glyphs::Unicode.spark(&values[4..], 1_000_000), "██");
+        assert_eq!((Glyphs::Ascii.bar(0.5, 10), Glyphs::Ascii.bar(0.001, 10)), ("#####".to_owned(), "#".to_owned()));
+        assert_eq!((Glyphs::Ascii.bar(7.0, 3), Glyphs::Ascii.bar(0.0, 3)), ("###".to_owned(), String::new()));
+    }
+}

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The terminal: raw while the screen is shown, and as it was on every way out.
+//!
+//! What is pressed is read and understood here: a reader that tries again where a terminal is gone takes all of a CPU
+//! (crossterm-rs/crossterm#793).
+
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal as _, Write as _};
+use std::mem::ManuallyDrop;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use ratatui::Terminal;
+use ratatui::backend::CrosstermBackend;
+use ratatui::crossterm::cursor::{Hide, Show};
+use ratatui::crossterm::queue;
+use ratatui::crossterm::terminal::{
+    BeginSynchronizedUpdate, EndSynchronizedUpdate, EnterAlternateScreen, LeaveAlternateScreen,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, getpid, kill_process};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
+
+use super::draw::draw;
+use super::keys::{Key, Keys};
+use super::state::State;
+
+/// How long what begins a key waits for the rest of it.
+const REST_OF_KEY: Duration = Duration::from_millis(50);
+
+/// How the terminal was, until it is so again.
+static BEFORE: Mutex<Option<(File, Termios)>> = Mutex::new(None);
+
+/// Puts the terminal back, if it is not as it was. That it is gone meanwhile does not matter.
+fn put_back() {
+    let mut before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((mut file, termios)) = before.take() {
+        let _ = queue!(file, EndSynchronizedUpdate, Show, LeaveAlternateScreen);
+        let _ = file.flush();
+        let _ = tcsetattr(&file, OptionalActions::Now, &termios);
+    }
+}
+
+/// What there is to react to.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Event {
+    Keys(Vec<Key>),
+    /// The feed has something.
+    Fed,
+    /// The screen has another size, or is to be drawn anew.
+    Resized,
+    /// Nothing has come until then.
+    Time,
+    /// Somebody asks us to end, or the terminal is gone.
+    End,
+}
+
+/// The screen, while it is shown.
+pub struct Screen {
+    /// Dropping it would say on standard error that a terminal that is gone shows no cursor.
+    terminal: ManuallyDrop<Terminal<CrosstermBackend<BufWriter<File>>>>,
+    input: File,
+    keys: Keys,
+    ends: UnixStream,
+    changes: UnixStream,
+}
+
+impl Screen {
+    /// Takes the terminal over.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn open() -> anyhow::Result<Self> {
+        let (ends, changes) = (heard(&[SIGINT, SIGTERM, SIGHUP])?, heard(&[SIGWINCH, SIGCONT])?);
+        let (output, input) = (output()?, input()?);
+        restore_at_panic();
+        show_on(&input, &output)?;
+        let terminal = Terminal::new(CrosstermBackend::new(BufWriter::new(output))).context("cannot draw")?;
+        Ok(Screen { terminal: ManuallyDrop::new(terminal), input, keys: Keys::default(), ends, changes })
+    }
+
+    /// Columns and rows.
+    ///
+    /// # Errors
+    /// When the terminal is gone.
+    pub fn size(&self) -> io::Result<(usize, usize)> {
+        let size = rustix::termios::tcgetwinsize(&self.input)?;
+        Ok((usize::from(size.ws_col), usize::from(size.ws_row)))
+    }
+
+    /// Draws what has changed since the last time.
+    ///
+    /// # Errors
+    /// When the terminal is gone.
+    pub fn draw(&mut self, state: &State) -> io::Result<()> {
+        queue!(self.terminal.backend_mut(), BeginSynchronizedUpdate)?;
+        self.terminal.draw(|frame| draw(frame, state))?;
+        queue!(self.terminal.backend_mut(), EndSynchronizedUpdate)?;
+        ratatui::backend::Backend::flush(self.terminal.backend_mut())
+    }
+
+    /// Draws all of it the next time.
+    ///
+    /// # Errors
+    /// When the terminal is gone.
+    pub fn forget(&mut self) -> io::Result<()> {
+        self.terminal.clear()
+    }
+
+    /// Waits for what comes first.
+    ///
+    /// # Errors
+    /// When the kernel refuses to wait.
+    pub fn next(&mut self, fed: &UnixStream, until: Option<Instant>) -> io::Result<Event> {
+        loop {
+            let rest = self.keys.has_part().then(|| Instant::now() + REST_OF_KEY);
+            let next = until.into_iter().chain(rest).min();
+            let timeout = next.map(|next| next.saturating_duration_since(Instant::now()));
+            let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+            let mut watched = [
+                PollFd::new(&self.ends, PollFlags::IN),
+                PollFd::new(&self.input, PollFlags::IN),
+                PollFd::new(&self.changes, PollFlags::IN),
+                PollFd::new(fed, PollFlags::IN),
+            ];
+            match poll(&mut watched, timeout.as_ref()) {
+                Ok(0) if self.keys.has_part() => return Ok(Event::Keys(self.keys.end().into_iter().collect())),
+                Ok(0) => return Ok(Event::Time),
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            let [ends, input, changes, feed] = watched.map(|of| of.revents());
+            let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+            if !ends.is_empty() || input.intersects(gone) {
+                return Ok(Event::End);
+            }
+            if !input.is_empty() {
+                let mut bytes = [0; 1024];
+                return Ok(match rustix::io::read(&self.input, &mut bytes) {
+                    // A terminal has no end but that it is gone.
+                    Ok(0) => Event::End,
+                    Ok(length) => Event::Keys(self.keys.take(&bytes[..length])),
+                    Err(rustix::io::Errno::INTR) => continue,
+                    Err(_) => Event::End,
+                });
+            }
+            if !changes.is_empty() {
+                empty(&self.changes);
+                return Ok(Event::Resized);
+            }
+            if !feed.is_empty() {
+                empty(fed);
+                return Ok(Event::Fed);
+            }
+        }
+    }
+
+    /// Leaves the terminal to the shell until somebody continues this process.
+    ///
+    /// # Errors
+    /// When the terminal is gone.
+    pub fn suspend(&mut self) -> anyhow::Result<()> {
+        put_back();
+        kill_process(getpid(), Signal::TSTP).context("cannot suspend")?;
+        show_on(&self.input, &output()?)?;
+        self.forget().context("cannot draw")
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        put_back();
+    }
+}
+
+/// Where the screen is drawn.
+fn output() -> anyhow::Result<File> {
+    let stdout = io::stdout();
+    if !stdout.is_terminal() {
+        anyhow::bail!("this needs a terminal: run `whylate` for one look as text, or `whylate --json`");
+    }
+    Ok(File::from(stdout.as_fd().try_clone_to_owned().context("cannot use the terminal")?))
+}
+
+/// Where keys come from: whoever is handed something else on standard input has a terminal all the same.
+fn input() -> anyhow::Result<File> {
+    let stdin = io::stdin();
+    if stdin.is_terminal() {
+        return Ok(File::from(stdin.as_fd().try_clone_to_owned().context("cannot use the terminal")?));
+    }
+    File::open("/dev/tty").context("cannot read keys: standard input is no terminal (leave it as it is)")
+}
+
+fn show_on(input: &File, output: &File) -> anyhow::Result<()> {
+    let termios = tcgetattr(input).context("cannot use the terminal")?;
+    let mut raw = termios.clone();
+    raw.make_raw();
+    let mut file = output.try_clone().context("cannot use the terminal")?;
+    *BEFORE.lock().unwrap_or_else(PoisonError::into_inner) = Some((output.try_clone()?, termios));
+    tcsetattr(input, OptionalActions::Now, &raw).context("cannot use the terminal")?;
+    queue!(file, EnterAlternateScreen, Hide).context("cannot draw")?;
+    Ok(file.flush()?)
+}
+
+/// What a panic says is to be read on the screen that it was begun from.
+fn restore_at_panic() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            put_back();
+            before(panic);
+        }));
+    });
+}
+
+/// Becomes readable when one of these signals comes.
+fn heard(signals: &[i32]) -> anyhow::Result<UnixStream> {
+    let (receiver, sender) = UnixStream::pair().context("cannot watch for signals")?;
+    receiver.set_nonblocking(true)?;
+    for &signal in signals {
+        signal_hook::low_level::pipe::register(signal, sender.try_clone()?).context("cannot watch for signals")?;
+    }
+    Ok(receiver)
+}
+
+fn empty(stream: &UnixStream) {
+    let mut bytes = [0; 256];
+    while rustix::io::read(stream, &mut bytes).is_ok_and(|length| length == bytes.len()) {}
+}

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Every view, drawn from moments that are made up; and keys, sizes and moments in any order.
+
+use jiff::tz::TimeZone;
+use proptest::prelude::*;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use whylate_model::look::Unmeasured;
+use whylate_model::path::PathSegment;
+use whylate_model::recording::{Header, Line, Measured};
+use whylate_model::sources::{OFFCPU, TIMERLAT, WQ};
+use whylate_model::{Card, Cause, CauseKind, LateEvent, Series, Snapshot, Stack};
+
+use super::draw::draw;
+use super::history::History;
+use super::keys::Key;
+use super::panel::Glyphs;
+use super::state::{Mode, State, What};
+
+const SECOND_NS: u64 = 1_000_000_000;
+const MS: u64 = 1_000_000;
+/// 2026-11-21T09:14:00Z.
+const START_NS: u64 = 1_795_252_440 * SECOND_NS;
+
+fn labels(pairs: &[(&str, &str)]) -> whylate_model::Labels {
+    pairs.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+fn snapshot(card: &Card, second: u64) -> Snapshot {
+    let mut snapshot = Snapshot::new(card.name, "made", "web1", START_NS + second * SECOND_NS);
+    snapshot.duration_ns = SECOND_NS;
+    snapshot
+}
+
+fn series(of: &[(&str, &str)], name: &str, latencies_ns: &[u64]) -> Series {
+    let histograms = [(name.to_owned(), latencies_ns.iter().copied().collect())].into();
+    Series { labels: labels(of), histograms, ..Series::default() }
+}
+
+fn late(second: u64, subject: &str, causes: Vec<Cause>) -> LateEvent {
+    LateEvent {
+        subject: subject.to_owned(),
+        at_unix_ns: START_NS + second * SECOND_NS + 250 * MS,
+        latency_ns: causes.iter().map(|cause| cause.ns).sum(),
+        cpu: 1,
+        causes,
+        ..LateEvent::default()
+    }
+}
+
+/// What three sources see in a second: every fifth one has interrupts off, and the seventh one a wait for others.
+fn moment(second: u64) -> Vec<Line> {
+    let mut timerlat = snapshot(&TIMERLAT, second);
+    for cpu in ["0", "1"] {
+        timerlat.series.push(series(&[("cpu", cpu)], "thread", &[40_000, 60_000 + second * 100, 90_000]));
+    }
+    let mut wq = snapshot(&WQ, second);
+    wq.series.push(series(&[("handler", "vmstat_update"), ("workqueue", "mm_percpu_wq")], "latency", &[3_000; 9]));
+    wq.series.push(series(&[("handler", "\u{6f22}\u{5b57}\x1b[2J"), ("workqueue", "events")], "latency", &[9_000]));
+    wq.lost.insert("unmatched".to_owned(), u64::from(second == 3));
+    if second % 5 == 4 {
+        let stack = vec!["console_unlock".to_owned(), "vprintk_emit".to_owned()];
+        let off = Cause { stack, ..Cause::new(CauseKind::IrqsOff, "dd:4242", 18 * MS) };
+        let hog = Cause::new(CauseKind::Thread, "hog:7", 2 * MS);
+        timerlat.series[1] = series(&[("cpu", "1")], "thread", &[20 * MS, 60_000]);
+        timerlat.late.push(late(second, "CPU 1", vec![off.clone(), hog]));
+        wq.late.push(late(second, "vmstat_update", vec![Cause { ns: 12 * MS, ..off }]));
+    }
+    let mut offcpu = snapshot(&OFFCPU, second);
+    offcpu.stacks.push(Stack {
+        labels: labels(&[("process", "postgres"), ("thread", "postgres")]),
+        weight_ns: 900 * MS,
+        samples: 9,
+        kernel: vec!["io_schedule".to_owned(), "folio_wait_bit".to_owned()],
+        user: vec!["pread64".to_owned(), "main".to_owned()],
+        ..Stack::default()
+    });
+    if second % 7 == 6 {
+        let segment = |ms: u64, kind, who: &str, depth| PathSegment {
+            ns: ms * MS,
+            kind,
+            who: who.to_owned(),
+            via: Some("recvfrom (network)".to_owned()),
+            waiter: Some("client:7".to_owned()),
+            depth,
+            ..PathSegment::default()
+        };
+        let path = vec![
+            segment(180, CauseKind::Running, "server:8", 1),
+            segment(60, CauseKind::Disk, "vda (write by server:8)", 1),
+        ];
+        let causes = path.iter().map(|segment| Cause::new(segment.kind, segment.who.clone(), segment.ns)).collect();
+        offcpu.late.push(LateEvent { path, ..late(second, "client:7", causes) });
+    }
+    [timerlat, wq, offcpu].map(|snapshot| Line::Snapshot(Box::new(snapshot))).into()
+}
+
+fn header() -> Header {
+    let measured =
+        |card: &Card| Measured { source: card.name.to_owned(), backend: "made".to_owned(), ..Measured::default() };
+    Header {
+        host: "web1\x1b[2J".to_owned(),
+        sources: [&TIMERLAT, &WQ, &OFFCPU].map(measured).into(),
+        unmeasured: vec![Unmeasured { source: "sqpoll".to_owned(), reason: "no thread is there".to_owned() }],
+        ..Header::default()
+    }
+}
+
+fn state(glyphs: Glyphs, moments: u64, columns: usize, rows: usize) -> State {
+    let mut state = State::new(Mode::Live, glyphs, TimeZone::UTC, History::of(64 << 20));
+    state.resize(columns, rows);
+    state.begin(header());
+    (0..moments).for_each(|second| state.add(moment(second)));
+    state
+}
+
+fn drawn(state: &State, columns: u16, rows: u16) -> String {
+    let mut terminal = Terminal::new(TestBackend::new(columns, rows)).expect("a terminal");
+    terminal.draw(|frame| draw(frame, state)).expect("drawn");
+    let text = terminal.backend().to_string();
+    // The backend puts each line into quotes.
+    text.lines().map(|line| line.trim_matches('"').trim_end().to_owned() + "\n").collect()
+}
+
+fn press(state: &mut State, keys: &str) {
+    for key in keys.chars() {
+        state.press(match key {
+            '\n' => Key::Enter,
+            '\t' => Key::Tab,
+            '<' => Key::Esc,
+            key => Key::Char(key),
+        });
+    }
+}
+
+#[test]
+fn each_view_is_drawn_in_each_size() {
+    // By the keys that open it.
+    for (name, keys) in [
+        ("look", ""),
+        ("source", "jjj\n"),
+        ("stacks", "\n\t\t"),
+        ("series", "jjjj\n\n"),
+        ("culprit", "\t\n"),
+        ("event", "\t\t\n"),
+        ("path", "\t\tjj\n\t"),
+        ("keys", "?"),
+    ] {
+        for (columns, rows) in [(80, 24), (200, 50), (40, 10)] {
+            let mut state = state(Glyphs::Unicode, 30, columns, rows);
+            press(&mut state, keys);
+            let screen = drawn(&state, columns as u16, rows as u16);
+            assert!(!screen.contains('\x1b'), "{screen}");
+            insta::assert_snapshot!(format!("{name}_{columns}x{rows}"), screen);
+        }
+    }
+}
+
+#[test]
+fn without_utf8_and_before_anything_was_seen_there_is_a_screen() {
+    insta::assert_snapshot!("ascii_80x24", drawn(&state(Glyphs::Ascii, 30, 80, 24), 80, 24));
+    let empty = State::new(Mode::Live, Glyphs::Ascii, TimeZone::UTC, History::of(1 << 20));
+    insta::assert_snapshot!("empty_80x24", drawn(&empty, 80, 24));
+    drawn(&empty, 5, 2);
+}
+
+#[test]
+fn what_is_frozen_stays_and_time_goes_back() {
+    let mut state = state(Glyphs::Ascii, 10, 100, 30);
+    press(&mut state, " ");
+    let frozen = drawn(&state, 100, 30);
+    assert!(frozen.contains("FROZEN"), "{frozen}");
+    state.add(moment(10));
+    assert_eq!(drawn(&state, 100, 30), frozen);
+    press(&mut state, "t");
+    assert_ne!(drawn(&state, 100, 30), frozen);
+    press(&mut state, "TTTTTT[[[");
+    assert_eq!((state.window.clone(), state.window_ns()), (4..5, SECOND_NS));
+    assert_eq!(state.shown_lines().count(), 1);
+    press(&mut state, "t]");
+    assert_eq!(state.window.len(), 6);
+    press(&mut state, " ");
+    assert!(!state.is_frozen() && drawn(&state, 100, 30).contains("LIVE"));
+}
+
+#[test]
+fn a_recording_plays_to_its_end() {
+    let mut state = state(Glyphs::Ascii, 10, 100, 30);
+    state.mode = Mode::Replay("web1.whylate".to_owned());
+    state.end(None);
+    press(&mut state, "TTT ");
+    assert!(state.is_playing() && drawn(&state, 100, 30).contains("REPLAY web1.whylate (playing)"));
+    (0..4).for_each(|_| state.play());
+    assert!(!state.is_playing() && state.said.contains("ends"), "{}", state.said);
+}
+
+#[test]
+fn rows_are_found_by_a_text_and_sorted() {
+    let mut state = state(Glyphs::Ascii, 30, 120, 40);
+    press(&mut state, "\t\t/vmstat\n");
+    let panel = &state.view().panels[2];
+    assert!(panel.len() == 6 && panel.rows().iter().all(|row| row.cells[3].text() == "vmstat_update"));
+    press(&mut state, "<ss");
+    let latencies: Vec<String> = state.view().panels[2].rows().iter().map(|row| row.cells[1].text()).collect();
+    assert!(latencies.is_sorted(), "{latencies:?}");
+    press(&mut state, "I");
+    assert_eq!(state.view().panels[2].rows()[0].cells[1].text(), "wq");
+}
+
+#[test]
+fn much_is_drawn_at_once() {
+    let mut state = state(Glyphs::Unicode, 1, 120, 40);
+    let mut wq = snapshot(&WQ, 1);
+    for number in 0..10_000 {
+        wq.series.push(series(&[("handler", &format!("\u{6f22}handler_{number}"))], "latency", &[number * 1_000]));
+    }
+    state.add(vec![Line::Snapshot(Box::new(wq))]);
+    let place = state.view().panels[0].rows().iter().position(|row| row.cells[0].text() == "wq").expect("a row");
+    for _ in 0..place {
+        state.press(Key::Down);
+    }
+    state.press(Key::Enter);
+    assert_eq!(state.view().what, What::Source("wq"));
+    assert!(state.view().panels[0].len() >= 10_000);
+    state.press(Key::End);
+    assert!(drawn(&state, 120, 40).contains("handler_0 "));
+}
+
+fn key() -> impl Strategy<Value = Key> {
+    prop_oneof![
+        prop::sample::select("jkhlgGsIqtT[]/?w xvd".chars().map(Key::Char).collect::<Vec<_>>()),
+        prop::sample::select(vec![
+            Key::Enter,
+            Key::Esc,
+            Key::Tab,
+            Key::BackTab,
+            Key::Backspace,
+            Key::Up,
+            Key::Down,
+            Key::Left,
+            Key::Right,
+            Key::PageUp,
+            Key::PageDown,
+            Key::Home,
+            Key::End,
+            Key::Redraw,
+        ]),
+    ]
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Key(Key),
+    Moment,
+    Size(u16, u16),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => key().prop_map(Step::Key),
+        2 => Just(Step::Moment),
+        1 => (1_u16..210, 1_u16..60).prop_map(|(columns, rows)| Step::Size(columns, rows)),
+    ]
+}
+
+/// How many sequences of keys are tried: 100,000 keys where they are asked for.
+fn sequences() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(24)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: sequences(), ..ProptestConfig::default() })]
+    #[test]
+    fn nothing_that_is_pressed_loses_what_is_chosen(steps in prop::collection::vec(step(), 1..120)) {
+        // So little is kept that what is shown is forgotten now and then.
+        let mut state = State::new(Mode::Live, Glyphs::Unicode, TimeZone::UTC, History::of(60_000));
+        let (mut size, mut second) = ((80, 24), 0);
+        state.resize(80, 24);
+        state.begin(header());
+        for step in steps {
+            let view = state.view();
+            let chosen = view.choices.get(view.focus).and_then(|choice| choice.key.clone());
+            match step {
+                Step::Key(key) => {
+                    state.press(key);
+                }
+                Step::Moment => {
+                    state.add(moment(second));
+                    second += 1;
+                    if chosen.is_some() {
+                        let view = state.view();
+                        let kept = view.choices.get(view.focus).and_then(|choice| choice.key.clone());
+                        // A view may have other panels then, as one of stacks.
+                        prop_assert!(kept == chosen || view.panels.len() <= view.focus + 1 || kept.is_some());
+                    }
+                }
+                Step::Size(columns, rows) => {
+                    size = (columns, rows);
+                    state.resize(usize::from(columns), usize::from(rows));
+                }
+            }
+            let screen = drawn(&state, size.0, size.1);
+            prop_assert!(!screen.contains('\x1b'));
+        }
+    }
+}

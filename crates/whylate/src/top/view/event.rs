@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One late event: its causes, its path or phases in time, and stacks.
+
+use whylate_model::units::{format_ns, printable};
+use whylate_model::{LateEvent, Snapshot};
+
+use super::{late, written};
+use crate::output::{path, why};
+use crate::top::panel::{Cell, Glyphs, Panel, Row};
+use crate::top::state::{State, What};
+
+/// What stands beside a bar.
+const BESIDE_BAR: usize = 60;
+/// Parts of less than this share of the whole have no line where there are more.
+const SMALL: f64 = 0.005;
+
+pub fn panels(state: &State, source: &'static str, moment: u64, place: usize, columns: usize) -> Vec<Panel> {
+    let late = state.history.get(moment).and_then(|moment| moment.late.get(place));
+    let Some((_, event)) = late.filter(|(card, _)| card.name == source) else {
+        return vec![Panel::text("Late event", "It is older than what is kept.")];
+    };
+    let at = late::time_of_day(event.at_unix_ns, state);
+    let who = printable(&event.subject);
+    let title = format!("{source}: {who} waited {} until {at}, CPU {}", format_ns(event.latency_ns), event.cpu);
+    let rows = event.causes.iter().enumerate().map(|(number, cause)| Row {
+        key: number.to_string(),
+        cells: vec![
+            Cell::Share(cause.ns as f64 / event.latency_ns.max(1) as f64),
+            Cell::Ns(cause.ns),
+            Cell::Text(why::word(cause.kind).to_owned()),
+            Cell::Text(cause.who.clone()),
+        ],
+        is_late: false,
+        opens: Some(What::Culprit(cause.kind, cause.who.clone())),
+    });
+    let nothing = "it came too fast to be explained";
+    let mut panels = vec![Panel::table(title, "SHARE, DELAY, <HOW, <WHO", rows.collect(), nothing)];
+    let bar = columns.saturating_sub(BESIDE_BAR).clamp(8, 100);
+    if !event.path.is_empty() {
+        panels.push(Panel::text("In order of time", &in_time(state.glyphs, event, bar)));
+        panels.push(Panel::text("Along who ended each wait", &written(|out| path::write_wait(out, &event.path, 0))));
+    } else if !event.phases.is_empty() {
+        let parts = event.phases.iter().map(|(name, ns)| (*ns, printable(name)));
+        panels.push(Panel::text("In order of time", &bars(state.glyphs, parts.collect(), event.latency_ns, bar)));
+    }
+    let about = about(event);
+    if !about.is_empty() {
+        panels.push(Panel::text("Labels and stacks", &about));
+    }
+    panels
+}
+
+fn in_time(glyphs: Glyphs, event: &LateEvent, columns: usize) -> String {
+    let parts = event.path.iter().map(|segment| (segment.ns, path::what(segment)));
+    bars(glyphs, parts.collect(), event.latency_ns, columns)
+}
+
+/// A line a part, whose bar stands where the part was in time.
+fn bars(glyphs: Glyphs, parts: Vec<(u64, String)>, total_ns: u64, columns: usize) -> String {
+    let share = |ns: u64| ns as f64 / total_ns.max(1) as f64;
+    let (mut text, mut before_ns, mut small) = (String::new(), 0_u64, (0_u64, 0_u64));
+    for (ns, what) in &parts {
+        let at = ((share(before_ns) * columns as f64) as usize).min(columns.saturating_sub(1));
+        before_ns = before_ns.saturating_add(*ns);
+        if share(*ns) < SMALL && parts.len() > 1 {
+            small = (small.0 + 1, small.1 + ns);
+            continue;
+        }
+        let bar = glyphs.bar(share(*ns), columns - at);
+        text += &format!(
+            "|{:at$}{bar:<rest$}| {:>5.1}% {:>8}  {what}\n",
+            "",
+            share(*ns) * 100.0,
+            format_ns(*ns),
+            rest = columns - at
+        );
+    }
+    if small.0 > 0 {
+        text += &format!("and {}, {} in all\n", why::counted(small.0, "smaller part"), format_ns(small.1));
+    }
+    text
+}
+
+fn about(event: &LateEvent) -> String {
+    let mut text = String::new();
+    for (name, value) in &event.labels {
+        text += &format!("{}: {}\n", printable(name), printable(value));
+    }
+    let mut stack = |title: &str, frames: &[String]| {
+        if !frames.is_empty() {
+            text += &format!("{title}:\n");
+            frames.iter().for_each(|frame| text += &format!("    {}\n", printable(frame)));
+        }
+    };
+    stack("Who asked for it, innermost first", &event.stack);
+    stack("Found while it waited, innermost first", &event.inside);
+    for cause in event.causes.iter().filter(|cause| !cause.stack.is_empty()) {
+        stack(&format!("{}, {}", why::culprit(cause.kind, &cause.who), format_ns(cause.ns)), &cause.stack);
+    }
+    text
+}
+
+/// Whether it is of a series with these labels.
+pub fn is_of(event: &LateEvent, labels: &whylate_model::Labels) -> bool {
+    labels.iter().all(|(name, value)| event.labels.get(name).is_none_or(|of| of == value))
+        && labels.iter().any(|(name, value)| event.labels.get(name) == Some(value))
+}
+
+/// Those of a snapshot's stacks that are of a series with these labels.
+pub fn stacks_of(snapshot: &mut Snapshot, labels: &whylate_model::Labels) {
+    snapshot.stacks.retain(|stack| {
+        labels.iter().all(|(name, value)| stack.labels.get(name).is_none_or(|of| of == value))
+            && labels.iter().any(|(name, value)| stack.labels.get(name) == Some(value))
+    });
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The first view: what each source found, who made others late, and what was late.
+
+use std::ops::RangeInclusive;
+
+use whylate_model::Card;
+use whylate_model::look::Headline;
+use whylate_model::sources::named;
+use whylate_model::units::format_ns;
+
+use super::{late, over_time};
+use crate::output::why;
+use crate::top::history::Moment;
+use crate::top::panel::{Cell, Panel, Row};
+use crate::top::state::{State, What};
+
+/// What the columns beside the graph take at least.
+const BESIDE_GRAPH: usize = 66;
+const GRAPH: RangeInclusive<usize> = 12..=60;
+/// On a narrower screen, a median has no column.
+const WIDE: usize = 100;
+const BAR: usize = 12;
+
+pub fn panels(state: &State, columns: usize) -> Vec<Panel> {
+    vec![sources(state, columns), culprits(state), late::panel(state, |_, _| true)]
+}
+
+/// One limit of a source, and what is known of it.
+struct Judged<'a> {
+    name: &'static str,
+    of: &'a str,
+    late_from_ns: u64,
+    late: Option<u64>,
+    max_ns: Option<u64>,
+    is_late: bool,
+    value: fn(&Moment, &Card) -> Option<u64>,
+}
+
+fn sources(state: &State, columns: usize) -> Panel {
+    let graph = columns.saturating_sub(BESIDE_GRAPH).clamp(*GRAPH.start(), *GRAPH.end());
+    let is_wide = columns >= WIDE;
+    let mut rows = Vec::new();
+    for source in &state.look.sources {
+        let Some(card) = named(&source.source) else { continue };
+        for (number, judged) in judged(source).into_iter().enumerate() {
+            let values = over_time(state, graph, |moment| (judged.value)(moment, card));
+            let figure = |ns| if number == 0 && source.count > 0 { Cell::Ns(ns) } else { Cell::Missing };
+            let count = if number == 0 && !source.of.is_empty() { Cell::Count(source.count) } else { Cell::Missing };
+            let mut cells = vec![
+                Cell::Text(source.source.clone()),
+                Cell::Text(if judged.is_late { "LATE" } else { "normal" }.to_owned()),
+                count,
+            ];
+            cells.extend(is_wide.then(|| figure(source.p50_ns)));
+            cells.extend([
+                figure(source.p99_ns),
+                judged.max_ns.map_or(Cell::Missing, Cell::Ns),
+                judged.late.map_or(Cell::Missing, Cell::Count),
+                Cell::Text(state.glyphs.spark(&values, judged.late_from_ns)),
+                Cell::Text(judged.of.to_owned()),
+            ]);
+            rows.push(Row {
+                key: format!("{}{}", source.source, judged.name),
+                cells,
+                is_late: judged.is_late,
+                opens: Some(What::Source(card.name)),
+            });
+        }
+    }
+    for missing in &state.look.unmeasured {
+        let mut cells = vec![Cell::Text(missing.source.clone()), Cell::Text("none".to_owned())];
+        cells.resize(if is_wide { 8 } else { 7 }, Cell::Missing);
+        cells.push(Cell::Text(missing.reason.clone()));
+        rows.push(Row { key: format!("{} is not measured", missing.source), cells, is_late: false, opens: None });
+    }
+    let span = format_ns(state.look.duration_ns);
+    let title = format!("Sources over {span}; a full bar is late");
+    let p50 = if is_wide { "P50, " } else { "" };
+    let columns = format!("<SOURCE, <VERDICT, COUNT, {p50}P99, MAX, LATE, <OVER TIME, <OF");
+    Panel::table(title, &columns, rows, "nothing was seen yet")
+}
+
+fn judged(source: &Headline) -> Vec<Judged<'_>> {
+    let has_figures = source.count > 0;
+    let own_is_late = match source.late_of {
+        Some(_) => has_figures && source.max_ns >= source.late_from_ns,
+        None => source.is_late,
+    };
+    let mut all = vec![Judged {
+        name: "",
+        of: if source.remark.is_empty() { &source.of } else { &source.remark },
+        late_from_ns: source.late_from_ns,
+        late: source.late_of.is_none().then_some(source.late),
+        max_ns: has_figures.then_some(source.max_ns),
+        is_late: own_is_late,
+        value: |moment, card| {
+            let late = moment.late_of(card).filter(|event| event.path.is_empty()).map(|event| event.latency_ns).max();
+            let figures = moment.of(card)?.max_ns();
+            figures.or(card.events.is_none().then_some(late).flatten()).or(Some(0))
+        },
+    }];
+    let seen = |late: u64, max_ns: u64| (late > 0).then_some(max_ns);
+    all.extend(source.late_of.as_ref().map(|of| Judged {
+        name: " events",
+        of: &of.of,
+        late_from_ns: of.late_from_ns,
+        late: Some(source.late),
+        max_ns: seen(source.late, of.max_ns),
+        is_late: source.late > 0,
+        value: |moment, card| worst(moment, card, false),
+    }));
+    all.extend(source.held_up.as_ref().map(|of| Judged {
+        name: " held up",
+        of: &of.of,
+        late_from_ns: of.late_from_ns,
+        late: Some(of.late),
+        max_ns: seen(of.late, of.max_ns),
+        is_late: of.late > 0,
+        value: |moment, card| worst(moment, card, true),
+    }));
+    all
+}
+
+/// The longest late event of a moment in which the source measured; 0 where there was none.
+fn worst(moment: &Moment, card: &Card, with_path: bool) -> Option<u64> {
+    moment.of(card)?;
+    let late = moment.late_of(card).filter(|event| event.path.is_empty() != with_path);
+    Some(late.map(|event| event.latency_ns).max().unwrap_or(0))
+}
+
+fn culprits(state: &State) -> Panel {
+    let culprits = &state.look.culprits;
+    let all_ns: u64 = culprits.iter().map(|culprit| culprit.total_ns).sum();
+    let rows = culprits.iter().map(|culprit| {
+        let share = culprit.total_ns as f64 / all_ns.max(1) as f64;
+        let victims: Vec<String> = culprit
+            .victims
+            .iter()
+            .map(|of| format!("{} {} (worst {})", of.source, times(of.events), format_ns(of.worst_ns)))
+            .collect();
+        Row {
+            key: format!("{} {}", culprit.kind.name(), culprit.who),
+            cells: vec![
+                Cell::Share(share),
+                Cell::Ns(culprit.total_ns),
+                Cell::Ordered(state.glyphs.bar(share, BAR), culprit.total_ns),
+                Cell::Text(why::culprit(culprit.kind, &culprit.who)),
+                Cell::Text(victims.join(", ")),
+            ],
+            is_late: false,
+            opens: Some(What::Culprit(culprit.kind, culprit.who.clone())),
+        }
+    });
+    let mut title = "Who made others late".to_owned();
+    if all_ns > 0 {
+        title += &format!(", {} in all", format_ns(all_ns));
+    }
+    if let Some(percent) = state.look.unexplained().explained_percent(all_ns) {
+        title += &format!("; that is {percent:.1}% of the late time");
+    }
+    Panel::table(title, "SHARE, DELAY, <BAR, <WHO, <WHOM", rows.collect(), "nobody")
+}
+
+/// How often, in words.
+pub fn times(count: u64) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{count} times") }
+}

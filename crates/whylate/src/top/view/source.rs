@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One source: its series, its distribution, what to change, where its threads wait, and what was late.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use whylate_model::folded::Root;
+use whylate_model::merge::Merging;
+use whylate_model::snapshot::Labels;
+use whylate_model::tree::Node;
+use whylate_model::units::format_ns;
+use whylate_model::{Card, Histogram, Series, Snapshot};
+
+use super::event::{is_of, stacks_of};
+use super::{late, written};
+use crate::output::histogram;
+use crate::top::panel::{Cell, Glyphs, Panel, Row};
+use crate::top::state::{State, What};
+
+/// Frames of less than this share of all time have no row.
+const SMALL: f64 = 0.005;
+/// No outline is longer, in rows.
+const MOST_FRAMES: usize = 5_000;
+const BAR: usize = 12;
+
+pub fn panels(state: &State, card: &'static Card) -> Vec<Panel> {
+    let Some(snapshot) = state.history.merged(state.window.clone(), card, true) else {
+        return vec![Panel::text(card.name, "It has seen nothing in what is shown.")];
+    };
+    let mut panels = vec![series(card, &snapshot)];
+    let figures = figures_of(state, card);
+    let text = distribution(card, &snapshot, &figures, state);
+    if !text.is_empty() {
+        panels.push(Panel::text("Distribution and advice", &text));
+    }
+    panels.extend(outline(&snapshot, state.glyphs));
+    panels.push(late::panel(state, |of, _| of.name == card.name));
+    panels
+}
+
+/// The figures that a look judges.
+fn figures_of(state: &State, card: &Card) -> Histogram {
+    let mut found = state.history.moments().range(state.window.clone()).filter_map(|moment| moment.of(card));
+    let Some(mut sum) = found.next().cloned() else { return Histogram::default() };
+    found.for_each(|later| sum.add(later));
+    sum.figures()
+}
+
+fn distribution(card: &Card, snapshot: &Snapshot, figures: &Histogram, state: &State) -> String {
+    let mut text = String::new();
+    if !figures.is_empty() {
+        text += &format!("{}:\n", card.judged.of);
+        text += &written(|out| histogram::write(out, figures));
+    }
+    (card.advice)(snapshot).iter().for_each(|advice| text += &format!("{advice}\n"));
+    for (reason, count) in snapshot.lost.iter().filter(|(_, count)| **count > 0) {
+        text += &format!("lost: {count} {}", reason.replace('_', " "));
+        text += &card.meaning(reason).map_or_else(|| "\n".to_owned(), |meaning| format!(": {meaning}\n"));
+    }
+    if let Some(headline) = state.look.sources.iter().find(|headline| headline.source == card.name) {
+        let of_events = headline.late_of.as_ref().map(|of| &of.next);
+        let held_up = headline.held_up.as_ref().map(|of| &of.next);
+        for next in [Some(&headline.next), of_events, held_up].into_iter().flatten() {
+            text += &format!("More with: {next}\n");
+        }
+    }
+    text
+}
+
+/// What tells series apart, what they have distributions of, and their other figures.
+#[derive(Default)]
+struct Names<'a> {
+    labels: BTreeSet<&'a str>,
+    histograms: BTreeSet<&'a str>,
+    values: BTreeSet<&'a str>,
+}
+
+fn series(card: &'static Card, snapshot: &Snapshot) -> Panel {
+    let mut names = Names::default();
+    for series in &snapshot.series {
+        names.labels.extend(series.labels.keys().map(String::as_str));
+        names.histograms.extend(series.histograms.keys().map(String::as_str));
+        names.values.extend(series.values.keys().map(String::as_str));
+    }
+    let mut columns: Vec<String> = names.labels.iter().map(|name| format!("<{}", heading(name))).collect();
+    for name in &names.histograms {
+        let prefix = if names.histograms.len() > 1 { format!("{} ", heading(name)) } else { String::new() };
+        columns.extend(["COUNT", "P50", "P99", "MAX"].map(|figure| format!("{prefix}{figure}")));
+    }
+    columns.extend(names.values.iter().map(|name| heading(name)));
+    let mut order: Vec<&Series> = snapshot.series.iter().collect();
+    let total = |series: &Series| series.histograms.values().map(Histogram::sum_ns).sum::<u128>();
+    order.sort_by_key(|series| std::cmp::Reverse(total(series)));
+    let rows = order.into_iter().map(|series| {
+        let labels =
+            names.labels.iter().map(|name| series.labels.get(*name).map_or(Cell::Missing, |value| of_label(value)));
+        let histograms = names.histograms.iter().flat_map(|name| of_histogram(series.histograms.get(*name)));
+        let values = names.values.iter().map(|name| of_value(card, name, series.values.get(*name)));
+        Row {
+            key: format!("{:?}", series.labels),
+            cells: labels.chain(histograms).chain(values).collect(),
+            is_late: false,
+            opens: Some(What::Series(card.name, series.labels.clone())),
+        }
+    });
+    let title = format!("{} over {}, the longest time in all first", card.name, format_ns(snapshot.duration_ns));
+    Panel::table(title, &columns.join(","), rows.collect(), "no series")
+}
+
+/// A name as the heading of a column, which a comma would end.
+fn heading(name: &str) -> String {
+    name.replace('_', " ").replace([',', '<'], "?").to_uppercase()
+}
+
+/// Numbers, such as those of CPUs, are in the order of numbers.
+fn of_label(value: &str) -> Cell {
+    match value.parse::<u64>() {
+        // The largest first is not what anybody expects of these.
+        Ok(number) => Cell::Ordered(value.to_owned(), u64::MAX - number),
+        Err(_) => Cell::Text(value.to_owned()),
+    }
+}
+
+fn of_histogram(histogram: Option<&Histogram>) -> [Cell; 4] {
+    match histogram.filter(|histogram| !histogram.is_empty()) {
+        Some(of) => {
+            let quantile = |share| Cell::Ns(of.quantile_ns(share));
+            [Cell::Count(of.count()), quantile(0.5), quantile(0.99), Cell::Ns(of.max_ns())]
+        }
+        None => [Cell::Missing, Cell::Missing, Cell::Missing, Cell::Missing],
+    }
+}
+
+fn of_value(card: &Card, name: &str, value: Option<&f64>) -> Cell {
+    let Some(&value) = value else { return Cell::Missing };
+    let is_share = matches!((card.merging)(name), Merging::OverSpan | Merging::OverPresence | Merging::Derived(_));
+    match name {
+        _ if name.ends_with("_ns") => Cell::Ns(value.max(0.0) as u64),
+        _ if is_share && !name.ends_with("_per_s") && (0.0..=1.0).contains(&value) => Cell::Share(value),
+        _ => Cell::Number(value),
+    }
+}
+
+/// Where threads wait, from their outermost frames on.
+fn outline(snapshot: &Snapshot, glyphs: Glyphs) -> Option<Panel> {
+    if snapshot.stacks.is_empty() {
+        return None;
+    }
+    let tree = Node::of(&snapshot.stacks, Root::Process);
+    let mut rows = Vec::new();
+    add_frames(&tree, tree.all.weight_ns, "", 0, glyphs, &mut rows);
+    let title = format!("Where threads wait, {} of all threads", format_ns(tree.all.weight_ns));
+    Some(Panel::table(title, "SHARE, TIME, <BAR, <FRAME", rows, "nobody waited"))
+}
+
+fn add_frames(node: &Node, all_ns: u64, path: &str, depth: usize, glyphs: Glyphs, rows: &mut Vec<Row>) {
+    for (frame, child) in node.widest_first() {
+        let share = child.all.weight_ns as f64 / all_ns.max(1) as f64;
+        if share < SMALL || rows.len() >= MOST_FRAMES {
+            break;
+        }
+        let key = format!("{path};{}", frame.name);
+        rows.push(Row {
+            key: key.clone(),
+            cells: vec![
+                Cell::Share(share),
+                Cell::Ns(child.all.weight_ns),
+                Cell::Ordered(glyphs.bar(share, BAR), child.all.weight_ns),
+                Cell::Text(format!("{:depth$}{}", "", frame.name)),
+            ],
+            is_late: false,
+            opens: None,
+        });
+        add_frames(child, all_ns, &key, depth + 1, glyphs, rows);
+    }
+}
+
+/// One series: its distributions and figures, the stacks that have its labels, and its late events.
+pub fn of_series(state: &State, card: &'static Card, labels: &Labels) -> Vec<Panel> {
+    let Some(mut snapshot) = state.history.merged(state.window.clone(), card, true) else {
+        return vec![Panel::text(card.name, "It has seen nothing in what is shown.")];
+    };
+    let named: Vec<String> = labels.iter().map(|(name, value)| format!("{name} {value}")).collect();
+    let title = format!("{}: {}", card.name, named.join(", "));
+    let Some(series) = snapshot.series.iter().find(|series| series.labels == *labels) else {
+        return vec![Panel::text(title, "It is not in what is shown.")];
+    };
+    let distributions = series.histograms.iter().map(|(name, histogram)| {
+        let mut cells = vec![Cell::Text(name.clone())];
+        cells.extend(of_histogram(Some(histogram)));
+        cells.extend([Cell::Ns(histogram.mean_ns()), Cell::Ns(u64::try_from(histogram.sum_ns()).unwrap_or(u64::MAX))]);
+        Row { key: name.clone(), cells, is_late: false, opens: None }
+    });
+    let columns = "<DISTRIBUTION, COUNT, P50, P99, MAX, MEAN, IN ALL";
+    let mut panels = vec![Panel::table(title, columns, distributions.collect(), "no distributions")];
+    let mut text: BTreeMap<&str, String> = BTreeMap::new();
+    series.values.iter().for_each(|(name, value)| {
+        text.insert(name, of_value(card, name, Some(value)).text());
+    });
+    let mut lines: String = text.iter().map(|(name, value)| format!("{}: {value}\n", name.replace('_', " "))).collect();
+    for (name, of) in &series.histograms {
+        lines += &format!("{}:\n{}", name.replace('_', " "), written(|out| histogram::write(out, of)));
+    }
+    panels.push(Panel::text("Figures", &lines));
+    stacks_of(&mut snapshot, labels);
+    panels.extend(outline(&snapshot, state.glyphs));
+    panels.push(late::panel(state, |of, event| of.name == card.name && is_of(event, labels)));
+    panels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_columns_cannot_make_columns() {
+        assert_eq!(heading("a,<b_c"), "A??B C");
+    }
+}

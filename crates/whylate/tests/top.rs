@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate top` in a real terminal: tmux(1) shows what a person would see.
+
+mod running;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
+
+use running::{Running, whylate};
+use turn::turn_to_measure;
+
+/// Far longer than anything takes here.
+const PATIENCE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(50);
+
+/// A terminal of its own, in a folder of its own.
+struct Tmux {
+    folder: tempfile::TempDir,
+}
+
+impl Tmux {
+    /// `None` where there is no tmux.
+    fn start(columns: usize, rows: usize) -> Result<Option<Self>> {
+        if Command::new("tmux").arg("-V").stdout(Stdio::null()).status().is_err() {
+            println!("skipped: there is no tmux (scripts/install-deps terminal)");
+            return Ok(None);
+        }
+        let tmux = Tmux { folder: tempfile::tempdir()? };
+        let (columns, rows) = (columns.to_string(), rows.to_string());
+        tmux.run(&["new-session", "-d", "-x", &columns, "-y", &rows, "env PS1='$ ' sh"])?;
+        tmux.wait_for("$")?;
+        Ok(Some(tmux))
+    }
+
+    fn run(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new("tmux");
+        command.arg("-u").arg("-S").arg(self.folder.path().join("tmux")).args(["-f", "/dev/null"]).args(arguments);
+        command.current_dir(self.folder.path()).env("LC_ALL", "C.UTF-8").env_remove("TMUX").stdin(Stdio::null());
+        let output = command.output()?;
+        ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    fn screen(&self) -> Result<String> {
+        self.run(&["capture-pane", "-p"])
+    }
+
+    fn press(&self, keys: &[&str]) -> Result<()> {
+        self.run(&[&["send-keys"], keys].concat()).map(drop)
+    }
+
+    /// Types a command, and what ends it.
+    fn type_line(&self, line: &str) -> Result<()> {
+        self.run(&["send-keys", "-l", line])?;
+        self.press(&["Enter"])
+    }
+
+    /// The screen as soon as it has the text.
+    fn wait_for(&self, text: &str) -> Result<String> {
+        self.wait_until(text, |screen| screen.contains(text))
+    }
+
+    fn wait_until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> Result<String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let screen = self.screen()?;
+            if is_so(&screen) {
+                return Ok(screen);
+            }
+            ensure!(Instant::now() < deadline, "no {what:?} on the screen:\n{screen}");
+            thread::sleep(POLL);
+        }
+    }
+
+    /// The processes of this name that its shell has started.
+    fn pids(&self, name: &str) -> Result<Vec<u32>> {
+        let shell = self.run(&["display-message", "-p", "#{pane_pid}"])?;
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.trim()))?;
+        let is_named =
+            |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name);
+        Ok(children.split_whitespace().flat_map(str::parse).filter(is_named).collect())
+    }
+
+    /// Runs the screen, and waits for its first figures.
+    fn run_top(&self, arguments: &str) -> Result<u32> {
+        self.type_line(&format!("{} top {arguments}", env!("CARGO_BIN_EXE_whylate")))?;
+        self.wait_for("OVER TIME")?;
+        self.pids("whylate")?.first().copied().context("it runs")
+    }
+}
+
+impl Drop for Tmux {
+    fn drop(&mut self) {
+        let _ = self.run(&["kill-server"]);
+    }
+}
+
+fn wait_until_gone(pid: u32) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while fs::exists(format!("/proc/{pid}"))? {
+        ensure!(Instant::now() < deadline, "{pid} goes on without its terminal");
+        thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_culprit_is_found_and_handed_over() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else {
+        println!("skipped: no source measures here");
+        return Ok(());
+    };
+    let Some(tmux) = Tmux::start(140, 40)? else { return Ok(()) };
+    tmux.type_line("clear; stty -a >before")?;
+    let before = tmux.wait_until("prompt", |screen| screen.trim_end() == "$")?;
+    tmux.run_top("--sources wq,timerlat,offcpu")?;
+    let hog = Running::start(&["inject", "hog", "--for", "40ms", "--every", "100ms", "--times", "600", "--cpu", "0"])?;
+    tmux.wait_for("thread whylate-hog")?;
+    // Who it is, whom it made late, and one of these.
+    tmux.press(&["Tab"])?;
+    tmux.type_line("/whylate-hog")?;
+    tmux.press(&["Enter"])?;
+    let culprit = tmux.wait_for("Whom it made late: thread whylate-hog")?;
+    ensure!(["timerlat", "wq", "offcpu"].iter().any(|source| culprit.contains(source)), "{culprit}");
+    tmux.press(&["Enter"])?;
+    tmux.wait_until("causes", |screen| {
+        screen.contains("SHARE") && screen.contains("whylate-hog") && screen.contains("waited")
+    })?;
+    tmux.press(&["Space", "T", "t"])?;
+    tmux.wait_for("FROZEN")?;
+    // Only a wide screen has room for the span.
+    tmux.run(&["resize-window", "-x", "20", "-y", "5"])?;
+    tmux.wait_until("small screen", |screen| screen.contains("FROZEN") && !screen.contains("last 1m"))?;
+    tmux.run(&["resize-window", "-x", "140", "-y", "40"])?;
+    tmux.wait_for("last 1m")?;
+    tmux.press(&["w"])?;
+    let screen = tmux.wait_until("name", |screen| screen.contains("wrote ") && screen.contains(".whylate ("))?;
+    let name = screen.split("wrote ").nth(1).and_then(|rest| rest.split(" (").next()).context("it has a name")?;
+    let path = tmux.folder.path().join(name);
+    let replayed = whylate(&["replay"]).arg(&path).output()?;
+    let replayed = String::from_utf8_lossy(&replayed.stdout) + String::from_utf8_lossy(&replayed.stderr);
+    ensure!(replayed.contains("Who made others late") && replayed.contains("whylate-hog"), "{replayed}");
+    drop(hog);
+    tmux.press(&["q"])?;
+    // What was there before is there again.
+    tmux.wait_until("prompt", |screen| !screen.contains("FROZEN") && screen.contains('$'))?;
+    tmux.type_line("stty -a >after; clear")?;
+    tmux.wait_until("screen as before", |screen| screen == before)?;
+    let modes = ["before", "after"].map(|name| fs::read_to_string(tmux.folder.path().join(name)));
+    let [before, after] = modes;
+    ensure!(before? == after?, "the terminal is not as it was");
+    // The same screen of what was written.
+    tmux.type_line(&format!("{} top {name}", env!("CARGO_BIN_EXE_whylate")))?;
+    tmux.wait_until("replay", |screen| screen.contains("REPLAY") && screen.contains("whylate-hog"))?;
+    tmux.press(&["C-c"])?;
+    tmux.wait_until("prompt", |screen| !screen.contains("REPLAY"))?;
+    Ok(())
+}
+
+#[test]
+fn the_terminal_is_as_it_was_after_a_signal_and_nothing_stays_without_one() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else {
+        println!("skipped: no source measures here");
+        return Ok(());
+    };
+    let Some(tmux) = Tmux::start(80, 24)? else { return Ok(()) };
+    tmux.type_line("clear; stty -a >before")?;
+    let before = tmux.wait_until("prompt", |screen| screen.trim_end() == "$")?;
+    let top = tmux.run_top("--sources wq")?;
+    rustix::process::kill_process(rustix::process::Pid::from_raw(top as i32).context("a PID")?, Signal::TERM)?;
+    wait_until_gone(top)?;
+    tmux.type_line("stty -a >after; clear")?;
+    tmux.wait_until("screen as before", |screen| screen == before)?;
+    let modes = ["before", "after"].map(|name| fs::read_to_string(tmux.folder.path().join(name)));
+    let [before, after] = modes;
+    ensure!(before? == after?, "the terminal is not as it was");
+    // Suspended, the shell is there; afterwards the screen is.
+    tmux.type_line("set -m")?;
+    tmux.run_top("--sources wq")?;
+    tmux.press(&["C-z"])?;
+    tmux.wait_until("prompt", |screen| !screen.contains("OVER TIME") && screen.contains("$"))?;
+    tmux.type_line("fg")?;
+    tmux.wait_for("OVER TIME")?;
+    tmux.press(&["q"])?;
+    tmux.wait_until("prompt", |screen| !screen.contains("OVER TIME"))?;
+    // Whoever takes the terminal away leaves nothing, whether it hears of that or not.
+    for ignored in ["", "trap '' HUP; "] {
+        let Some(tmux) = Tmux::start(80, 24)? else { return Ok(()) };
+        tmux.type_line(&format!("{ignored}clear"))?;
+        let top = tmux.run_top("--sources wq")?;
+        drop(tmux);
+        wait_until_gone(top)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn without_a_terminal_or_a_recording_a_sentence_says_what_to_do() -> Result<()> {
+    for (arguments, status, told) in [
+        (&["top"][..], 1, "this needs a terminal: run `whylate` for one look as text"),
+        (&["top", "/dev/null"], 1, "not a regular file"),
+        (&["top", "/no/such/file"], 1, "cannot read /no/such/file"),
+        (&["top", "--every", "1ns"], 2, "give an interval from 100ms to 1m"),
+        (&["top", "x.whylate", "--why", "1ms"], 2, "cannot be used with"),
+    ] {
+        let output = whylate(arguments).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        if output.status.code() != Some(status) || !said.contains(told) {
+            bail!("{arguments:?}: {:?} {said}", output.status);
+        }
+    }
+    Ok(())
+}
