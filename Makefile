@@ -176,7 +176,7 @@ bench-run: ## what `whylate run` adds to a build, how much memory ten minutes ta
 	$(CARGO) run --release -p whylate-bench -- run
 
 .PHONY: bench-record
-bench-record: ## what a recording takes of a disk, of the CPUs and of memory, beside perf sched record (as root)
+bench-record: ## disk, CPU and memory use of `whylate record`, beside perf sched record (as root)
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- record
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate record` takes of a disk, of the CPUs and of memory, beside a look that records nothing and beside
+//! What `whylate record` costs of a disk, of the CPUs and of memory, beside a look that records nothing and beside
 //! `perf sched record`, which keeps every switch.
 
 use std::fs;
@@ -61,29 +61,29 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     let of = |figure: fn(&Round) -> f64| median_of(&rounds_of_all, figure);
     let checks = [
         Check::new(
-            "recording takes more of a CPU than looking (%)",
+            "CPU of a recorder beyond a look (%)",
             of(|round| round.record.cpu_percent - round.look.cpu_percent),
             "",
             MORE_PERCENT,
         ),
-        Check::new("a day of it (MB)", of(|round| round.record.bytes_per_s * DAY_S / 1e6), "", DAY_MB),
+        Check::new("per day (MB)", of(|round| round.record.bytes_per_s * DAY_S / 1e6), "", DAY_MB),
     ];
     let options = format!("record --rounds {rounds} --seconds {}", arguments.seconds);
-    let mut text = results::heading("What `whylate record` takes", "bench-record", &options);
+    let mut text = results::heading("What `whylate record` costs", "bench-record", &options);
     text += &figures::table(&checks, [2, 1]);
     for (what, value, digits) in [
-        ("a look's process, of a CPU (%)", of(|round| round.look.cpu_percent), 2),
-        ("a recorder's, of a CPU (%)", of(|round| round.record.cpu_percent), 2),
-        ("a recording grows by (bytes/s)", of(|round| round.record.bytes_per_s), 0),
-        ("that of `perf sched record` (bytes/s)", of(|round| round.perf_bytes_per_s), 0),
-        ("switches while that ran (1/s)", of(|round| round.switches_per_s), 0),
+        ("CPU of a look (%)", of(|round| round.look.cpu_percent), 2),
+        ("CPU of a recorder (%)", of(|round| round.record.cpu_percent), 2),
+        ("growth of a recording (bytes/s)", of(|round| round.record.bytes_per_s), 0),
+        ("growth of `perf sched record` (bytes/s)", of(|round| round.perf_bytes_per_s), 0),
+        ("switches during perf (1/s)", of(|round| round.switches_per_s), 0),
         ("peak memory of a look (MB)", of(|round| round.look.peak_mb), 1),
         ("peak memory of a recorder (MB)", of(|round| round.record.peak_mb), 1),
     ] {
         text += &format!("| {what} | {value:.digits$} | | |\n");
     }
     text += &format!(
-        "\nMedians of {rounds} rounds of {} s each, all sources with causes, a snapshot a second, on whatever load the machine had. CPU time is \
+        "\nMedians of {rounds} rounds of {} s each, all sources with causes, a snapshot a second, under whatever load there was; the first row is the median of the differences within each round. CPU time is \
          that of the process's threads (`/proc/PID/task/*/schedstat`), without BPF programs, which are the same for both (see `bench-why`).\n",
         arguments.seconds
     );

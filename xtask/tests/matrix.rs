@@ -43,6 +43,10 @@ fn short_6_12_tracers() -> Result<()> {
     short(&TRACERS_6_12)
 }
 
+fn waits(expected: &'static Expected) -> Result<()> {
+    machine::try_all(expected.kernel, "waits", parts::waits(expected))
+}
+
 #[test]
 fn whole_6_1_cloud() -> Result<()> {
     whole(&CLOUD_6_1)
@@ -63,7 +67,27 @@ fn whole_6_12_tracers() -> Result<()> {
     whole(&TRACERS_6_12)
 }
 
-/// By itself, as those below, so that no landing has to wait for all of a kernel's parts.
+#[test]
+fn whole_waits_6_1_cloud() -> Result<()> {
+    waits(&CLOUD_6_1)
+}
+
+#[test]
+fn whole_waits_6_12_cloud() -> Result<()> {
+    waits(&CLOUD_6_12)
+}
+
+#[test]
+fn whole_waits_6_12_rt() -> Result<()> {
+    waits(&RT_6_12)
+}
+
+#[test]
+fn whole_waits_6_12_tracers() -> Result<()> {
+    waits(&TRACERS_6_12)
+}
+
+/// By itself, as those above and below, so that no landing has to wait for all of a kernel's parts.
 #[test]
 fn whole_tracer_6_12_rt() -> Result<()> {
     machine::try_all(RT_6_12.kernel, "tracer", parts::tracer(&RT_6_12))

@@ -135,8 +135,9 @@ pub enum CauseKind {
     Rcu,
     /// Somebody beyond this machine or PID namespace was waited for.
     Outside,
-    /// It cannot be told apart.
+    /// It cannot be told apart; or a newer version told of a kind that this one does not know.
     #[default]
+    #[serde(other)]
     Unknown,
 }
 
@@ -181,6 +182,7 @@ mod tests {
         };
         let of_cpu = [IrqsOff, PreemptOff, Irq, Softirq, Nmi, Thread, Work, MaxActive];
         let of_paths = [Running, Disk, DiskQueue, Timer, Network, Interrupt, Rcu, Outside];
+        assert_eq!(serde_json::from_str::<CauseKind>("\"of_the_future\"").expect("it is read"), Unknown);
         for kind in of_cpu.into_iter().chain(of_paths).chain([IdleExit, Wakeup, Steal, Throttled, Unknown]) {
             assert_eq!(serde_json::to_value(kind).expect("a name"), kind.name());
         }

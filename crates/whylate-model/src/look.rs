@@ -206,8 +206,22 @@ impl Gatherer {
     /// Adds a late event of that source. One below the source's limit is none; one that another source of this look
     /// tells as well counts there.
     pub fn add(&mut self, card: &Card, event: LateEvent) {
-        if event.latency_ns < card.judges(&event).late_from_ns || !card.counts(&event, &self.cards) {
-            return;
+        if let Some(worst) = self.count(card, &event) {
+            worst.add(event);
+        }
+    }
+
+    /// The same of an event that is kept elsewhere.
+    pub fn add_kept(&mut self, card: &Card, event: &LateEvent) {
+        if let Some(worst) = self.count(card, event).filter(|worst| worst.takes(event.latency_ns)) {
+            worst.add(event.clone());
+        }
+    }
+
+    /// Counts it, and tells where it may be among the worst; `None` where it does not count.
+    fn count(&mut self, card: &Card, event: &LateEvent) -> Option<&mut Worst> {
+        if event.latency_ns < card.judges(event).late_from_ns || !card.counts(event, &self.cards) {
+            return None;
         }
         let source = card.name;
         if let Some(sleeper) = event.labels.get(SLEEPER) {
@@ -217,7 +231,7 @@ impl Gatherer {
             }
             let (waits, total_ns) = self.for_sleepers.entry(pair).or_default();
             (*waits, *total_ns) = (*waits + 1, total_ns.saturating_add(event.latency_ns));
-            return;
+            return None;
         }
         let is_held_up = card.held_up.is_some() && !event.path.is_empty();
         let lates = if is_held_up { &mut self.held_up } else { &mut self.late };
@@ -225,9 +239,9 @@ impl Gatherer {
         lates.count += 1;
         lates.total_ns = lates.total_ns.saturating_add(event.latency_ns);
         lates.max_ns = lates.max_ns.max(event.latency_ns);
-        self.culprits.add(card, &event);
+        self.culprits.add(card, event);
         let worst = self.worst.entry(source.to_owned()).or_default();
-        worst.get_or_insert_with(|| Worst::new(WORST_OF_SOURCE)).add(event);
+        Some(worst.get_or_insert_with(|| Worst::new(WORST_OF_SOURCE)))
     }
 
     /// The look over the snapshots of all sources that measured.
@@ -308,6 +322,8 @@ pub struct Found<'a> {
     remark: Remark,
     unexplained: Unexplained,
     lost: BTreeMap<String, u64>,
+    /// There was something to measure.
+    has_series: bool,
 }
 
 impl<'a> Found<'a> {
@@ -326,6 +342,7 @@ impl<'a> Found<'a> {
             remark: (card.remark)(snapshot),
             unexplained: snapshot.unexplained,
             lost: lost.iter().filter(|(_, count)| **count > 0).map(|(why, count)| (why.clone(), *count)).collect(),
+            has_series: !snapshot.series.is_empty(),
         }
     }
 
@@ -346,14 +363,34 @@ impl<'a> Found<'a> {
         self.duration_ns = self.duration_ns.saturating_add(later.duration_ns);
         self.figures.merge(&later.figures);
         self.at_end.clone_from(&later.at_end);
-        let is_late = self.remark.is_late || later.remark.is_late;
-        self.remark = Remark { is_late, ..later.remark.clone() };
+        self.remark.clone_from(&later.remark);
+        self.has_series |= later.has_series;
         self.unexplained.events = self.unexplained.events.saturating_add(later.unexplained.events);
         self.unexplained.total_ns = self.unexplained.total_ns.saturating_add(later.unexplained.total_ns);
         for (reason, count) in &later.lost {
             let lost = self.lost.entry(reason.clone()).or_default();
             *lost = lost.saturating_add(*count);
         }
+    }
+
+    /// Whether there is something to say beside figures, which follows from the snapshot of the whole span alone.
+    pub fn has_remark(&self) -> bool {
+        !self.remark.text.is_empty()
+    }
+
+    /// Says of the whole span what its snapshot has.
+    pub fn remark_on(&mut self, snapshot: &Snapshot) {
+        self.remark = (self.card.remark)(snapshot);
+    }
+
+    /// Whether it had nothing at all to measure.
+    pub fn is_nothing(&self) -> bool {
+        !self.has_series && self.lost.is_empty()
+    }
+
+    /// How many bytes its texts have.
+    pub fn text_bytes(&self) -> usize {
+        self.backend.len() + self.host.len() + self.remark.text.len() + self.lost.keys().map(String::len).sum::<usize>()
     }
 
     /// The largest of its figures; `None` where there are none.

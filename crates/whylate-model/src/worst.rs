@@ -30,6 +30,12 @@ impl Worst {
         }
     }
 
+    /// Whether one so long would be among them.
+    pub fn takes(&self, latency_ns: u64) -> bool {
+        let least = self.events.first_key_value().map(|((least, _), _)| *least);
+        !self.is_full() || least.is_some_and(|least| latency_ns > least)
+    }
+
     /// Whether another one is kept only instead of one that is there.
     pub fn is_full(&self) -> bool {
         self.events.len() >= self.limit

@@ -261,7 +261,7 @@ fn a_part_of_a_recording_has_what_was_seen_then() -> Result<()> {
     let snapshots = fs::read_to_string(tables.join("snapshots.csv"))?;
     ensure!(snapshots.lines().skip(1).all(|line| line.contains("2026-11-26T11:")), "{snapshots}");
     let (status, said) = refused(&["export", name(&file), "--from", "2027-01-01", "--csv", name(&tables)])?;
-    ensure!(status == 1 && said.contains("no snapshots of that time"), "{said}");
+    ensure!(status == 1 && said.contains("no snapshots in that span"), "{said}");
     let Some(trace) = decoded(&[name(&out)])? else { return Ok(()) };
     // The clocks are those of that time, although they were told before it.
     let late = slices(&trace, |slice| slice["name"] == "slow_work");

@@ -128,11 +128,11 @@ fn a_culprit_is_found_and_handed_over() -> Result<()> {
     tmux.press(&["Tab"])?;
     tmux.type_line("/whylate-hog")?;
     tmux.press(&["Enter"])?;
-    let culprit = tmux.wait_for("Whom it made late: thread whylate-hog")?;
+    let culprit = tmux.wait_for("Delayed by: thread whylate-hog")?;
     ensure!(["timerlat", "wq", "offcpu"].iter().any(|source| culprit.contains(source)), "{culprit}");
     tmux.press(&["Enter"])?;
     tmux.wait_until("causes", |screen| {
-        screen.contains("SHARE") && screen.contains("whylate-hog") && screen.contains("waited")
+        screen.contains("SHARE") && screen.contains("whylate-hog") && screen.contains("KIND")
     })?;
     tmux.press(&["Space", "T", "t"])?;
     tmux.wait_for("FROZEN")?;
@@ -142,8 +142,8 @@ fn a_culprit_is_found_and_handed_over() -> Result<()> {
     tmux.run(&["resize-window", "-x", "140", "-y", "40"])?;
     tmux.wait_for("last 1m")?;
     tmux.press(&["w"])?;
-    let screen = tmux.wait_until("name", |screen| screen.contains("wrote ") && screen.contains(".whylate ("))?;
-    let name = screen.split("wrote ").nth(1).and_then(|rest| rest.split(" (").next()).context("it has a name")?;
+    let screen = tmux.wait_until("name", |screen| screen.contains("saved ") && screen.contains(".whylate ("))?;
+    let name = screen.split("saved ").nth(1).and_then(|rest| rest.split(" (").next()).context("it has a name")?;
     let path = tmux.folder.path().join(name);
     let replayed = whylate(&["replay"]).arg(&path).output()?;
     let replayed = String::from_utf8_lossy(&replayed.stdout) + String::from_utf8_lossy(&replayed.stderr);
@@ -205,11 +205,11 @@ fn the_terminal_is_as_it_was_after_a_signal_and_nothing_stays_without_one() -> R
 #[test]
 fn without_a_terminal_or_a_recording_a_sentence_says_what_to_do() -> Result<()> {
     for (arguments, status, told) in [
-        (&["top"][..], 1, "this needs a terminal: run `whylate` for one look as text"),
+        (&["top"][..], 1, "standard output is not a terminal: run `whylate` for text"),
         (&["top", "/dev/null"], 1, "not a regular file"),
         (&["top", "/no/such/file"], 1, "cannot read /no/such/file"),
         (&["top", "--every", "1ns"], 2, "give an interval from 100ms to 1m"),
-        (&["top", "x.whylate", "--why", "1ms"], 2, "cannot be used with"),
+        (&["top", "x.whylate", "--every", "1s"], 2, "cannot be used with"),
     ] {
         let output = whylate(arguments).output()?;
         let said = String::from_utf8_lossy(&output.stderr);

@@ -72,7 +72,7 @@ pub fn short(expected: &'static Expected) -> Vec<Part> {
     parts
 }
 
-/// Everything but what has machines of its own: `tracer` and `torture`.
+/// Everything but what has machines of its own: `waits`, `tracer` and `torture`.
 pub fn whole(expected: &'static Expected) -> Vec<Part> {
     let mut parts = of_program(expected);
     parts.push(Part::tests("kernel_trace_lines", &[], move |said| is_skipped_for(said, expected.no_trace_lines)));
@@ -83,7 +83,6 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
     parts.push(Part::tests("kernel_why", &[], move |said| is_skipped_for(said, expected.cannot_disturb)));
     parts.push(Part::tests("kernel_timerlat", &[], move |said| timerlat_keeps_its_schedule(said, expected)));
     parts.push(Part::tests("kernel_irqsoff", &[], move |said| irqsoff_blames_no_user_code(said, expected)));
-    parts.push(Part::tests("kernel_offcpu", WAITS, offcpu_tells_where_threads_wait));
     if let Some(way) = expected.sqpoll {
         parts.push(Part::tests("kernel_sqpoll", &[], move |said| sqpoll_tells_work(said, way)));
         // Where work is told by samples (6.1), instances have no function_graph tracer; the rest is as with rounds.
@@ -93,7 +92,6 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
             }
         }
     }
-    parts.push(Part::tests("kernel_edges", &[], move |said| wakers_are_told(said, expected)));
     parts.push(Part::tests("kernel_block", &[], move |said| {
         let of_disk: &[&str] = if expected.has_disk { &[] } else { &[NOT_ON_DISK] };
         is_skipped_for(said, &[of_disk, &[NO_TIMES, NO_ZRAM]].concat())
@@ -104,9 +102,6 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
     for (program, lacking) in ["kernel_block_faults", "kernel_block_submitters"].into_iter().zip(lacking) {
         parts.push(Part::tests(program, &[], move |said| is_skipped_for(said, lacking)));
     }
-    parts.push(Part::tests("kernel_paths", &[], move |said| waits_are_followed(said, expected)));
-    parts.push(Part::shell("run and -p", COMMANDS, move |said| a_command_is_explained(said, expected)));
-    parts.push(Part::shell("offcpu --why", CROWDED, waits_for_a_cpu_are_explained));
     if expected.tells_preemption {
         parts.push(Part::shell("the kernel's own tracers", TRACERS, the_kernels_tracer_sees_a_delay));
         parts.push(Part::tests("kernel_irqsoff_delay", &[], delays_are_told));
@@ -117,6 +112,17 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
     }
     parts.extend(expected.of_irqsoff.iter().map(|words| Part::script("irqsoff.sh", words, nothing_wrong)));
     parts
+}
+
+/// Where threads wait, for whom, and along whom.
+pub fn waits(expected: &'static Expected) -> Vec<Part> {
+    vec![
+        Part::tests("kernel_offcpu", WAITS, offcpu_tells_where_threads_wait),
+        Part::tests("kernel_edges", &[], move |said| wakers_are_told(said, expected)),
+        Part::tests("kernel_paths", &[], move |said| waits_are_followed(said, expected)),
+        Part::shell("run and -p", COMMANDS, move |said| a_command_is_explained(said, expected)),
+        Part::shell("offcpu --why", CROWDED, waits_for_a_cpu_are_explained),
+    ]
 }
 
 /// What `timerlat` does with the kernel's own tracer.

@@ -22,41 +22,41 @@ use crate::recording::times::{Given, given};
 /// What the account of the CPUs, which all sources share, has lost.
 const OF_ALL: &str = "all";
 
-/// Tells what differs between two recordings, or between two spans of one
+/// Show what differs between two recordings, or between two spans of one
 ///
 /// It compares who makes others late, what is late and how often, rates and latencies of each series, and where threads
 /// wait. A row is shown if a Mann-Whitney U test over blocks of time finds a difference; its variance is corrected for
-/// autocorrelation, and the Benjamini-Hochberg procedure limits the expected share of false differences to 5 %. Rows
+/// autocorrelation, and the Benjamini-Hochberg procedure limits the false discovery rate to 5 %. Rows
 /// with too little data are not tested. What has grown comes first.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
     whylate diff monday.whylate tuesday.whylate
-                                              # what is later on Tuesday, and who makes it late
-    whylate diff web1.whylate --split 10:30   # since a change was made at 10:30
+                                              # what got worse on Tuesday, and who caused it
+    whylate diff web1.whylate --split 10:30   # before and after a change at 10:30
     whylate diff web1.whylate --before 10:00..10:05 --after 10:20..10:25
                                               # two spans of one recording
     whylate diff monday.whylate tuesday.whylate --before 9:00..17:00 --after 9:00..17:00
-                                              # working hours alone
+                                              # working hours only
     whylate diff old.whylate new.whylate --all --json
                                               # every row, for a program")]
 pub struct Arguments {
-    /// A recording
+    /// First recording
     #[arg(value_name = "BEFORE")]
     file: PathBuf,
-    /// Another one; none for two spans of the same
+    /// Second recording (omit for spans of BEFORE)
     #[arg(value_name = "AFTER")]
     other: Option<PathBuf>,
-    /// Compare what was before that time with what was after it
+    /// Compare the spans before and after this time
     #[arg(long, value_name = "TIME", value_parser = given, conflicts_with_all = ["other", "before", "after"])]
     split: Option<Given>,
-    /// Of BEFORE only that span, e.g. 10:00..10:05, ..10:05, or 'yesterday 14:30'..
+    /// Only this span of BEFORE, e.g. 10:00..10:05, ..10:05, or 'yesterday 14:30'..
     #[arg(long, value_name = "FROM..TO", value_parser = span)]
     before: Option<Span>,
-    /// Of AFTER only that span
+    /// Only this span of AFTER
     #[arg(long, value_name = "FROM..TO", value_parser = span)]
     after: Option<Span>,
-    /// Show the rows that do not differ too, and those with too little to tell
+    /// Also show rows that do not differ or have too little data
     #[arg(long)]
     all: bool,
     /// One JSON object
@@ -151,7 +151,7 @@ fn measure(recording: &Recording, tells_missing: bool) -> anyhow::Result<Side> {
     let name = recording.path.to_string_lossy().into_owned();
     if lengths.covered_ns() == 0 {
         bail!(
-            "{} has no snapshots of that time (choose a span within the recording)",
+            "{} has no snapshots in that span (choose one within the recording)",
             whylate_model::units::printable(&name)
         );
     }

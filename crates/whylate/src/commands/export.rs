@@ -12,7 +12,7 @@ use crate::recording::Span;
 use crate::recording::play::Recording;
 use crate::recording::times::{Given, given};
 
-/// Exports a recording as a trace for Perfetto, or as tables for SQL engines and spreadsheets
+/// Export a recording as a trace for Perfetto, or as tables for SQL engines and spreadsheets
 ///
 /// A recording can be queried as it is, too: it is JSON lines in zstd frames. docs/sql.md has queries for both.
 #[derive(Debug, Args)]
@@ -31,10 +31,10 @@ pub struct Arguments {
     /// A recording
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Only what was seen from then on, e.g. 10:00, 10m ago, yesterday 14:30 or 2026-11-26T10:00:00Z
+    /// Start at this time, e.g. 10:00, 10m ago, yesterday 14:30 or 2026-11-26T10:00:00Z
     #[arg(long, value_name = "TIME", value_parser = given)]
     from: Option<Given>,
-    /// Only what was seen until then
+    /// End at this time
     #[arg(long, value_name = "TIME", value_parser = given)]
     to: Option<Given>,
     /// Write a Perfetto trace of late events, their causes, and counters
@@ -48,7 +48,7 @@ pub struct Arguments {
     csv: Option<PathBuf>,
 }
 
-/// Exports it.
+/// Export it.
 ///
 /// # Errors
 /// When it is no recording, has nothing of what is asked for, or something cannot be written.
@@ -67,11 +67,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut has_any = false;
     while let Some(line) = played.next_of_all()? {
         has_any |= matches!(line, Line::Snapshot(_));
-        exports.iter_mut().try_for_each(|export| export.line(&line)).context("cannot write what is exported")?;
+        exports.iter_mut().try_for_each(|export| export.line(&line)).context("cannot write the export")?;
     }
     played.tell_missing();
     if !has_any {
-        bail!("{} has no snapshots of that time (choose a span within the recording)", played.name());
+        bail!("{} has no snapshots in that span (choose one within the recording)", played.name());
     }
-    exports.into_iter().try_for_each(|export| export.end()).context("cannot write what is exported")
+    exports.into_iter().try_for_each(|export| export.end()).context("cannot write the export")
 }

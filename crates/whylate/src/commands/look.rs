@@ -57,7 +57,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     let record_to = arguments.record.output.as_deref();
     if let Some(program) = arguments.of.program(origin)? {
         if record_to.is_some() {
-            return Err(Senseless(anyhow!("a look at one program cannot be recorded: leave -o out")).into());
+            return Err(Senseless(anyhow!("a look at one program cannot be recorded: omit -o")).into());
         }
         return program::run(&program, arguments.duration, arguments.json);
     }
@@ -249,7 +249,7 @@ fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Look
         (from_ns > own_ns).then(|| Unmeasured { source: of.source.clone(), reason })
     }));
     if snapshots.is_empty() && unmeasured.is_empty() {
-        bail!("{} has no snapshots of that time (choose a span within the recording)", played.name());
+        bail!("{} has no snapshots in that span (choose one within the recording)", played.name());
     }
     Ok(Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) })
 }

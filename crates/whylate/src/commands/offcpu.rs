@@ -483,7 +483,7 @@ fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gather
     }
     played.tell_missing();
     let Some(mut snapshot) = merger.take() else {
-        bail!("{} has no snapshots of that time (choose a span within the recording)", played.name())
+        bail!("{} has no snapshots in that span (choose one within the recording)", played.name())
     };
     kept.tell(&mut snapshot);
     Ok(snapshot)

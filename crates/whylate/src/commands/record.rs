@@ -31,7 +31,7 @@ const CLEAR_LINE: &str = "\r\x1b[K";
 /// Where the flight recorder writes.
 const FLIGHTS: &str = "whylate-recordings";
 
-/// Records what all sources see, with causes of what is late, for `whylate replay`
+/// Record what all sources see, with causes of what is late, for `whylate replay`
 ///
 /// Every second (--every), the snapshot and late events of each source are written. A recording stays readable however it ends. Only
 /// its owner can read it; it has names of processes and functions, and no command lines.
@@ -42,7 +42,7 @@ examples:
     whylate record -o web1.whylate --why 10ms   # causes of everything over 10 ms, until Ctrl-C
     whylate record -o /var/log/whylate/ --keep 7d --max-size 2G
                                                 # until stopped, in a folder kept within these limits
-    whylate record --ring 15m --on-late 100ms   # a file of the last 15 minutes each time that something is that late
+    whylate record --ring 15m --on-late 100ms   # a file of the last 15 minutes whenever something is that late
     whylate replay web1.whylate                 # what was recorded")]
 pub struct Arguments {
     /// File to write (.whylate), or a folder, which gets a new file each day [default: a file named after host and time; with --ring, the folder whylate-recordings]
@@ -69,7 +69,7 @@ pub struct Arguments {
     /// Pause while the file system has less free space than this
     #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = MIN_FREE)]
     min_free: u64,
-    /// Keep this much of the past in memory (at most 64 MiB, compressed), and write it only at --on-late or on SIGUSR1
+    /// Keep this much of the past in memory (at most 64 MiB, compressed), and write it only on --on-late or SIGUSR1
     #[arg(long, value_name = "DURATION", value_parser = duration_ns)]
     ring: Option<u64>,
     /// With --ring: write a file when something is this late
@@ -78,7 +78,7 @@ pub struct Arguments {
     /// With --ring: keep writing to the file for this long afterwards
     #[arg(long, value_name = "DURATION", value_parser = duration_ns, default_value = "1m", requires = "ring")]
     after: u64,
-    /// With --ring: write at most this many files an hour
+    /// With --ring: write at most this many files per hour
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000), requires = "ring")]
     files_per_hour: u32,
 }
@@ -109,7 +109,7 @@ pub fn is_recording(path: &Path) -> bool {
 pub fn file(path: &Path) -> anyhow::Result<Box<dyn Store>> {
     let name = printable(&path.to_string_lossy());
     if !is_recording(path) {
-        return Err(Senseless(anyhow!("a recording's name ends in .{EXTENSION}, not as {name} does")).into());
+        return Err(Senseless(anyhow!("cannot record to {name}: its name must end in .{EXTENSION}")).into());
     }
     let store = FileStore::create(path, 0).with_context(|| format!("cannot write {name}"))?;
     Ok(Box::new(store))
@@ -122,7 +122,7 @@ pub fn file(path: &Path) -> anyhow::Result<Box<dyn Store>> {
 pub fn refuse(record_to: Option<&Path>) -> anyhow::Result<()> {
     match record_to {
         None => Ok(()),
-        Some(_) => Err(Senseless(anyhow!("a replay cannot be recorded again: leave -o out")).into()),
+        Some(_) => Err(Senseless(anyhow!("a replay cannot be recorded again: omit -o")).into()),
     }
 }
 
@@ -218,7 +218,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         late += moment.late;
         lost += moment.lost;
         recorder.tick(moment.lines);
-        if let Some(problem) = recorder.take_problem() {
+        for problem in moment.problems.into_iter().chain(recorder.take_problem()) {
             progress.clear();
             say!("whylate: {problem}");
         }

@@ -13,7 +13,7 @@ use crate::recording::Span;
 use crate::recording::play::Recording;
 use crate::recording::times::{Given, given};
 
-/// Shows a recording as if it were live: the look, or what a command shows
+/// Show a recording as if it were live, as the look or any other command
 ///
 /// Times are in this system's time zone unless they name another one (TZ=UTC shows all in UTC).
 #[derive(Debug, Args)]
@@ -31,13 +31,13 @@ pub struct Arguments {
     /// A recording
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Only what was seen from then on, e.g. 10:00, 10m ago, yesterday 14:30 or 2026-11-26T10:00:00Z
+    /// Start at this time, e.g. 10:00, 10m ago, yesterday 14:30 or 2026-11-26T10:00:00Z
     #[arg(long, value_name = "TIME", value_parser = given)]
     from: Option<Given>,
-    /// Only what was seen until then
+    /// End at this time
     #[arg(long, value_name = "TIME", value_parser = given)]
     to: Option<Given>,
-    /// Only the snapshots of that moment
+    /// Only the snapshots at this time
     #[arg(long, value_name = "TIME", value_parser = given, conflicts_with_all = ["from", "to"])]
     at: Option<Given>,
     /// Replay at N times the original speed [default: as fast as it can be read]

@@ -449,7 +449,7 @@ fn drive_recorded(
         }
     }
     if played_ns == 0 {
-        say!("whylate: {} has no snapshots of that time (choose a span within the recording)", played.name());
+        say!("whylate: {} has no snapshots in that span (choose one within the recording)", played.name());
     }
     print(&mut merger, &mut kept, output, out)
 }

@@ -48,15 +48,15 @@ examples:
     whylate selftest --cpu 2 # disturb CPU 2
 
 Exit status: 0 if everything that can be checked here is right, 1 if something is wrong, 3 if nothing can be checked, \
-128 plus the signal's number if it was stopped.")]
+128+N if stopped by signal N.")]
 pub struct Arguments {
-    /// Disturb this CPU, and not the last one
+    /// Disturb this CPU, not the last one
     #[arg(long, value_name = "N")]
     cpu: Option<u32>,
-    /// Run even if real-time threads are at work
+    /// Run even if real-time threads are active
     #[arg(long)]
     force: bool,
-    /// Only these sources, e.g. wq,offcpu
+    /// Check only these sources, e.g. wq,offcpu
     #[arg(long, value_name = "SOURCES", value_delimiter = ',', value_parser = source)]
     sources: Vec<String>,
     /// One JSON object

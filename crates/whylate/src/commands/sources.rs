@@ -128,9 +128,16 @@ pub fn begin(session: &Session, looking: &mut [Feed]) -> anyhow::Result<Vec<u64>
 /// All sources from when each began on, and their late events until the next moment.
 pub struct Recorded {
     session: Session,
-    looking: Vec<Feed>,
-    begins: Vec<u64>,
-    gathered: Vec<Gathered>,
+    sources: Vec<OfSource>,
+    /// Of those that have failed since the last moment.
+    problems: Vec<String>,
+}
+
+struct OfSource {
+    feed: Feed,
+    began_ns: u64,
+    gathered: Gathered,
+    failed: Option<anyhow::Error>,
 }
 
 /// What all saw since the previous moment, as lines of a recording.
@@ -140,6 +147,8 @@ pub struct Moment {
     /// How many late events and lost ones these have.
     pub late: u64,
     pub lost: u64,
+    /// Which sources have failed, and why: they are not there any more.
+    pub problems: Vec<String>,
 }
 
 impl Recorded {
@@ -152,38 +161,63 @@ impl Recorded {
         let begins = begin(&session, &mut looking)?;
         let measured = looking.iter().map(|feed| measured(feed, wish)).collect();
         let header = Header { sources: measured, unmeasured, weaker, ..about::this_machine() };
-        let gathered = looking.iter().map(|_| Gathered::default()).collect();
-        Ok((Recorded { session, looking, begins, gathered }, header))
+        let sources = looking.into_iter().zip(begins);
+        let sources =
+            sources.map(|(feed, began_ns)| OfSource { feed, began_ns, gathered: Gathered::default(), failed: None });
+        Ok((Recorded { session, sources: sources.collect(), problems: Vec::new() }, header))
     }
 
     /// Takes in the late events that have come.
     ///
     /// # Errors
-    /// When a source fails.
+    /// When all sources have failed.
     pub fn take_late(&mut self) -> anyhow::Result<()> {
-        for ((feed, gathered), &began_ns) in self.looking.iter_mut().zip(&mut self.gathered).zip(&self.begins) {
-            feed.take_late(&mut |event| {
-                if event.at_ns >= began_ns {
+        for OfSource { feed, began_ns, gathered, failed } in &mut self.sources {
+            let outcome = feed.take_late(&mut |event| {
+                if event.at_ns >= *began_ns {
                     gathered.add(&event);
                 }
                 Ok(None)
-            })?;
+            });
+            *failed = outcome.err();
         }
-        Ok(())
+        self.leave_failed()
+    }
+
+    /// Goes on without sources that have failed, as long as there is one.
+    fn leave_failed(&mut self) -> anyhow::Result<()> {
+        let mut last = None;
+        for at in (0..self.sources.len()).rev() {
+            if let Some(error) = self.sources[at].failed.take() {
+                let name = self.sources.remove(at).feed.card.name;
+                self.problems.push(format!("{name} has failed, and the others go on: {error:#}"));
+                last = Some(error);
+            }
+        }
+        match last {
+            Some(error) if self.sources.is_empty() => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// What all saw since the previous call.
     ///
     /// # Errors
-    /// When a source fails.
+    /// When all sources have failed.
     pub fn moment(&mut self) -> anyhow::Result<Moment> {
         let mut moment = Moment::default();
-        for (feed, gathered) in self.looking.iter_mut().zip(&mut self.gathered) {
-            let snapshot = feed.snapshot()?;
-            moment.late += gathered.count();
-            moment.lost += snapshot.lost.values().sum::<u64>();
-            moment.lines.extend(gathered.lines(snapshot));
+        for OfSource { feed, gathered, failed, .. } in &mut self.sources {
+            match feed.snapshot() {
+                Ok(snapshot) => {
+                    moment.late += gathered.count();
+                    moment.lost += snapshot.lost.values().sum::<u64>();
+                    moment.lines.extend(gathered.lines(snapshot));
+                }
+                Err(error) => *failed = Some(error),
+            }
         }
+        self.leave_failed()?;
+        moment.problems = std::mem::take(&mut self.problems);
         let mut lost = self.session.take_lost();
         lost.retain(|_, count| *count > 0);
         if !lost.is_empty() {
@@ -201,5 +235,52 @@ pub fn measured(feed: &Feed, wish: &Wish) -> Measured {
         backend: feed.source.backend.to_owned(),
         late_from_ns: Some(wish.late_from_ns(feed.card)),
         nothing: feed.source.sees_nothing().map(str::to_owned),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use anyhow::bail;
+    use whylate_model::sources::{TIMERLAT, WQ};
+    use whylate_model::{LateEvent, Snapshot};
+    use whylate_sources::{Attached, Measuring};
+
+    use super::*;
+
+    /// A source that measures so many times.
+    struct Measures(&'static Card, u32);
+
+    impl Attached for Measures {
+        fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+            let Some(left) = self.1.checked_sub(1) else { bail!("its map is gone") };
+            self.1 = left;
+            Ok(Snapshot::new(self.0.name, "made", "host", 0))
+        }
+
+        fn drain_late(&mut self, _wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+            each(LateEvent { at_ns: 7, ..LateEvent::default() });
+            Ok(())
+        }
+    }
+
+    fn of(card: &'static Card, times: u32) -> OfSource {
+        let attached: Box<dyn Attached> = Box::new(Measures(card, times));
+        let feed = Feed::new(card, Measuring { backend: "made", fallback_reason: None, attached }, Keep::Nothing);
+        OfSource { feed, began_ns: 0, gathered: Gathered::default(), failed: None }
+    }
+
+    #[test]
+    fn a_source_that_fails_does_not_stop_the_others() {
+        let sources = vec![of(&WQ, 1), of(&TIMERLAT, 2)];
+        let mut recorded = Recorded { session: Session::of_several(), sources, problems: Vec::new() };
+        recorded.take_late().expect("both are there");
+        let moment = recorded.moment().expect("both are there");
+        assert_eq!((moment.lines.len(), moment.late, moment.problems.len()), (2, 2, 0));
+        let moment = recorded.moment().expect("one is there");
+        assert_eq!(moment.problems, ["wq has failed, and the others go on: its map is gone"]);
+        assert_eq!(moment.lines.len(), 1);
+        assert!(recorded.moment().is_err(), "nothing measures any more");
     }
 }

@@ -1,50 +1,53 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate top`: the look as a live screen, or a recording in the same one.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use clap::Args;
 use jiff::tz::TimeZone;
-use whylate_model::recording::Frame;
+use whylate_model::recording::{End, Frame, Header, Line};
 use whylate_model::units::printable;
 
 use crate::commands::sources::Wish;
 use crate::commands::{Origin, record};
 use crate::files;
 use crate::output::json::write_line;
+use crate::recording::about;
 use crate::recording::play::Recording;
-use crate::recording::store::{head, tail};
+use crate::recording::recorder::{FRAME_BYTES, LINE_BYTES, TICKS, within_limit};
+use crate::recording::store::frame_of;
 use crate::recording::times::{Given, given};
 use crate::recording::{EXTENSION, Span};
 use crate::top::feed::{Feed, Told};
 use crate::top::history::History;
 use crate::top::panel::Glyphs;
-use crate::top::state::{Mode, Reaction, State};
+use crate::top::state::{Mode, Phase, Reaction, State};
 use crate::top::terminal::{Event, Screen};
 use crate::values::{bytes, duration_ns, source};
+use whylate_sources::clock;
 
 /// What a recording goes on by while it is played.
 const PLAYED_EVERY: Duration = Duration::from_secs(1);
-/// A frame of what is written has so many moments.
-const MOMENTS_OF_FRAME: usize = 16;
+/// So much is taken in before keys are looked at again.
+const AT_ONCE: usize = 32;
 
-/// Shows live what is late and who makes it late, or a recording
+/// Show what is late and who makes it late, live or recorded
 ///
-/// Enter opens what is chosen, down to the causes and stacks of one late event. Space freezes; t, T, [ and ] go through the
-/// time that is kept; w writes a recording of what is shown; ? shows all keys.
+/// Enter opens the selected row, down to the causes and stacks of one late event. Space freezes; t and T step through time,
+/// [ and ] change the span; w saves the span as a recording; ? shows all keys.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
     whylate top                        # every source, each second
-    whylate top --sources wq,timerlat --why 1ms
-                                       # two of them, with causes from 1 ms on
+    whylate top --sources wq,timerlat  # two of them
     whylate top web1.whylate           # a recording
     whylate top web1.whylate --from 10:00 --to 10:05
                                        # five minutes of it")]
 pub struct Arguments {
-    /// A recording, in place of this machine
+    /// A recording, instead of this machine
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
     /// Interval between snapshots, from 100ms to 1m
@@ -53,16 +56,13 @@ pub struct Arguments {
     /// Only these sources, e.g. wq,offcpu
     #[arg(long, value_name = "SOURCES", value_delimiter = ',', value_parser = source, conflicts_with = "file")]
     sources: Vec<String>,
-    /// Explain each latency this long or longer [default: each source's own limit, as in the look]
-    #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns, conflicts_with = "file")]
-    why: Option<u64>,
-    /// Of a recording, only what was seen from then on, e.g. 10:00, 10m ago or 2026-11-26T10:00:00Z
+    /// With FILE: start at this time, e.g. 10:00, 10m ago or 2026-11-26T10:00:00Z
     #[arg(long, value_name = "TIME", value_parser = given, requires = "file")]
     from: Option<Given>,
-    /// Of a recording, only what was seen until then
+    /// With FILE: end at this time
     #[arg(long, value_name = "TIME", value_parser = given, requires = "file")]
     to: Option<Given>,
-    /// How much of the past is kept to go back to
+    /// Memory for the past, from 1M to 4G
     #[arg(long, value_name = "SIZE", value_parser = history, default_value = "64M")]
     history: u64,
 }
@@ -109,60 +109,56 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     let feed = match recording {
         Some(recording) => Feed::recorded(recording),
         None => {
-            let (only, why_ns) = (arguments.sources.clone(), arguments.why);
-            Feed::live(Wish { only, why_ns, in_detail: true, ..Wish::default() }, Duration::from_nanos(arguments.every))
+            let wish = Wish { only: arguments.sources.clone(), in_detail: true, ..Wish::default() };
+            Feed::live(wish, Duration::from_nanos(arguments.every))
         }
     };
     let mut feed = feed?;
-    let problem = show(&mut screen, &mut state, &mut feed)?;
+    let mut missing = Vec::new();
+    let outcome = show(&mut screen, &mut state, &mut feed, &mut missing);
     drop(screen);
     drop(feed);
-    problem.map_or(Ok(()), |problem| bail!(problem))
+    // What is missing of a recording is said as by `replay`, where it can be read.
+    missing.iter().for_each(|missing| say!("whylate: {missing}"));
+    outcome
 }
 
-/// Draws on each event. Returns what has failed before anything was seen.
-fn show(screen: &mut Screen, state: &mut State, feed: &mut Feed) -> anyhow::Result<Option<String>> {
+/// Draws on each event, until somebody quits.
+fn show(screen: &mut Screen, state: &mut State, feed: &mut Feed, missing: &mut Vec<String>) -> anyhow::Result<()> {
     let resize = |screen: &Screen, state: &mut State| {
         let (columns, rows) = screen.size().unwrap_or((80, 24));
         state.resize(columns, rows);
     };
     resize(screen, state);
-    let mut played = Instant::now();
+    let (mut played, mut has_more) = (Instant::now(), false);
     loop {
+        // Keys go to what is seen.
+        state.settle();
         // A terminal that is gone is told by the next wait.
         let _ = screen.draw(state);
-        let until = state.is_playing().then(|| played + PLAYED_EVERY);
-        match screen.next(&feed.wake, until)? {
-            Event::End => return Ok(None),
+        let next = state.is_playing().then(|| played + PLAYED_EVERY);
+        let until = if has_more { Some(Instant::now()) } else { next };
+        let event = screen.next(feed.wake(), until)?;
+        if event == Event::Fed || has_more {
+            has_more = take(state, feed, missing)?;
+        }
+        match event {
+            Event::End => return Ok(()),
             Event::Resized => {
                 resize(screen, state);
                 screen.forget().context("cannot draw")?;
             }
-            Event::Time => {
+            Event::Continued => screen.go_on()?,
+            Event::Time if next.is_some_and(|next| next <= Instant::now()) => {
                 played = Instant::now();
                 state.play();
             }
-            Event::Fed => {
-                while let Some(told) = feed.take() {
-                    match told {
-                        Told::Attaching(source) => state.phase = crate::top::state::Phase::Attaching(source),
-                        Told::Begun(header) => state.begin(*header),
-                        Told::Moment(lines, own) => {
-                            state.own = own;
-                            state.add(lines);
-                        }
-                        Told::Missed(count) => state.missed += count,
-                        // Whoever sees nothing is told below the prompt.
-                        Told::Ended(Some(problem)) if state.history.newest().is_none() => return Ok(Some(problem)),
-                        Told::Ended(problem) => state.end(problem),
-                    }
-                }
-            }
+            Event::Time | Event::Fed => {}
             Event::Keys(keys) => {
                 for key in keys {
                     match state.press(key) {
                         Reaction::Nothing => {}
-                        Reaction::Quit => return Ok(None),
+                        Reaction::Quit => return Ok(()),
                         Reaction::Suspend => screen.suspend()?,
                         Reaction::Redraw => screen.forget().context("cannot draw")?,
                         Reaction::Write => state.said = write(state),
@@ -174,36 +170,80 @@ fn show(screen: &mut Screen, state: &mut State, feed: &mut Feed) -> anyhow::Resu
     }
 }
 
+/// Takes in what the feed has told; true where there may be more.
+///
+/// # Errors
+/// When it has failed before anything was seen: whoever sees nothing is told below the prompt.
+fn take(state: &mut State, feed: &mut Feed, missing: &mut Vec<String>) -> anyhow::Result<bool> {
+    for _ in 0..AT_ONCE {
+        match feed.take() {
+            None => return Ok(false),
+            Some(Told::Attaching(source)) => state.phase = Phase::Attaching(source),
+            Some(Told::Begun(header)) => state.begin(*header),
+            Some(Told::Moment(lines, own)) => {
+                state.own = own;
+                state.add(lines);
+            }
+            Some(Told::Missed(count)) => state.missed += count,
+            Some(Told::Problem(problem)) => state.problem = problem,
+            Some(Told::Read(told)) => *missing = told,
+            Some(Told::Ended(Some(problem))) if state.history.newest().is_none() => return Err(problem),
+            Some(Told::Ended(problem)) => state.end(problem.map(|problem| format!("{problem:#}"))),
+        }
+    }
+    Ok(true)
+}
+
 /// Writes what is shown to a new file, and says so.
 fn write(state: &State) -> String {
     let written = record::default_name(&state.header.host).and_then(|path| {
         let path = free(path);
-        files::write(&path, |out| {
-            let (index, frame) = head(&state.header)?;
-            out.write_all(&index.to_bytes())?;
-            out.write_all(&frame)?;
-            let moments: Vec<_> = state.shown_lines().collect();
-            for moments in moments.chunks(MOMENTS_OF_FRAME) {
-                let mut frame = Frame::new()?;
-                for line in moments.iter().flatten() {
-                    let mut bytes = Vec::new();
-                    write_line(&mut bytes, line)?;
-                    frame.add(&bytes, line.span_unix_ns())?;
-                }
-                let (bytes, index) = frame.finish()?;
-                out.write_all(&index.to_bytes())?;
-                out.write_all(&bytes)?;
-            }
-            let (index, frame) = tail()?;
-            out.write_all(&index.to_bytes())?;
-            out.write_all(&frame)
-        })?;
+        files::write(&path, |out| write_lines(out, state))?;
         Ok(path)
     });
     match written {
-        Ok(path) => format!("wrote {} (whylate top or replay shows it)", path.display()),
-        Err(error) => format!("cannot write: {error:#}"),
+        Ok(path) => format!("saved {} (show it with: whylate top)", path.display()),
+        Err(error) => format!("cannot save: {error:#}"),
     }
+}
+
+/// Frame by frame: unpacked, all of it may be far more than there is memory.
+fn write_lines(out: &mut dyn Write, state: &State) -> io::Result<()> {
+    let mut write = |(index, frame): (whylate_model::recording::Index, Vec<u8>)| {
+        out.write_all(&index.to_bytes())?;
+        out.write_all(&frame)
+    };
+    let is_live = state.mode == Mode::Live;
+    let start_unix_ns = state.shown().next().map_or(0, |moment| moment.start_unix_ns);
+    let mut begin = vec![Line::Header(Header { start_unix_ns, ..state.header.clone() })];
+    // Those of another machine are in what it recorded.
+    begin.extend(is_live.then(|| Line::Clock(about::now())));
+    write(frame_of(&begin)?)?;
+    let (mut frame, mut moments, mut bytes) = (Frame::new()?, 0, 0);
+    for lines in state.shown_lines() {
+        for line in &lines {
+            let (text, gap) = within_limit(line, LINE_BYTES)?;
+            frame.add(&text, line.span_unix_ns())?;
+            bytes += text.len();
+            if let Some(gap) = gap {
+                let mut text = Vec::new();
+                write_line(&mut text, &gap)?;
+                frame.add(&text, gap.span_unix_ns())?;
+            }
+        }
+        moments += 1;
+        if moments >= TICKS || bytes >= FRAME_BYTES {
+            let (bytes_of, index) = std::mem::replace(&mut frame, Frame::new()?).finish()?;
+            write((index, bytes_of))?;
+            (moments, bytes) = (0, 0);
+        }
+    }
+    if moments > 0 {
+        let (bytes, index) = frame.finish()?;
+        write((index, bytes))?;
+    }
+    let at_unix_ns = if is_live { clock::unix_ns() } else { state.shown_unix_ns().unwrap_or(0) };
+    write(frame_of(&[Line::End(End { at_unix_ns })])?)
 }
 
 /// The name, or the first one with a number that nothing has.

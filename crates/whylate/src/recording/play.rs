@@ -228,34 +228,32 @@ impl Played {
 
     /// Says on standard error what is missing of the span.
     pub fn tell_missing(&self) {
-        for gap in &self.gaps {
-            say!("whylate: {}: {}", self.name, gap_in_words(gap));
-        }
+        self.missing().iter().for_each(|missing| say!("whylate: {missing}"));
+    }
+
+    /// What is missing of the span, a line each.
+    pub fn missing(&self) -> Vec<String> {
+        let mut told: Vec<String> = self.gaps.iter().map(gap_in_words).collect();
         if self.more_gaps > 0 {
-            say!(
-                "whylate: {}: and {} (the recording has a line for each)",
-                self.name,
-                counted(self.more_gaps, "more gap")
-            );
+            told.push(format!("and {} (the recording has a line for each)", counted(self.more_gaps, "more gap")));
         }
         let Damage { frames, lines, is_cut } = self.reader.damage();
         if frames > 0 || lines > 0 {
             let (lines, frames) = (counted(lines, "line"), counted(frames, "frame"));
-            say!("whylate: {}: cannot read {lines}: {frames} damaged", self.name);
+            told.push(format!("cannot read {lines}: {frames} damaged"));
         }
         let last = rfc3339::format(self.last_ns);
-        if self.is_ended || self.has_more || self.to_ns < self.last_ns {
-            return;
+        if !(self.is_ended || self.has_more || self.to_ns < self.last_ns) {
+            let locked = fs::File::open(&self.path).map(|file| flock(file, FlockOperation::NonBlockingLockShared));
+            told.push(match locked {
+                Ok(Err(Errno::WOULDBLOCK)) => format!("it is still being recorded; so far it ends at {last}"),
+                _ => {
+                    let how = if is_cut { "it is cut off" } else { "it was not ended properly" };
+                    format!("{how}: whatever came after {last} is missing")
+                }
+            });
         }
-        match fs::File::open(&self.path).map(|file| flock(file, FlockOperation::NonBlockingLockShared)) {
-            Ok(Err(Errno::WOULDBLOCK)) => {
-                say!("whylate: {}: it is still being recorded; so far it ends at {last}", self.name)
-            }
-            _ => {
-                let how = if is_cut { "it is cut off" } else { "it was not ended properly" };
-                say!("whylate: {}: {how}: whatever came after {last} is missing", self.name);
-            }
-        }
+        told.iter().map(|told| format!("{}: {told}", self.name)).collect()
     }
 }
 

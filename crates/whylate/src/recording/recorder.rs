@@ -21,7 +21,7 @@ use super::store::Store;
 use crate::output::json::write_line;
 
 /// A frame has at most so many ticks, and is no longer than that: what a power cut costs.
-const TICKS: u32 = 16;
+pub const TICKS: u32 = 16;
 const FRAME: Duration = Duration::from_secs(10);
 /// How many ticks wait for the disk; of others the number alone is recorded.
 const QUEUED: usize = 64;
@@ -38,9 +38,9 @@ const MOST_QUEUED: usize = 100_000;
 /// While nothing can be written, no more lines of other kinds are kept.
 const MOST_KEPT: usize = 1_000;
 /// A frame with more is ended, so that little is lost where it is damaged.
-const FRAME_BYTES: usize = 8 << 20;
+pub const FRAME_BYTES: usize = 8 << 20;
 /// A line with more is told without some of its late events: readers have a limit.
-const LINE_BYTES: usize = MOST_LINE_BYTES as usize / 2;
+pub const LINE_BYTES: usize = MOST_LINE_BYTES as usize / 2;
 
 /// What was seen at one moment.
 type Tick = Vec<Line>;
@@ -514,7 +514,10 @@ impl Writer {
 }
 
 /// A line's text, with as many of its late events as there is room for, and how many are not in it.
-fn within_limit(line: &Line, most: usize) -> io::Result<(Vec<u8>, Option<Line>)> {
+///
+/// # Errors
+/// When there is no memory.
+pub fn within_limit(line: &Line, most: usize) -> io::Result<(Vec<u8>, Option<Line>)> {
     let mut text = Vec::new();
     write_line(&mut text, line)?;
     let Line::Snapshot(whole) = line else { return Ok((text, None)) };

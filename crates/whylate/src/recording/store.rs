@@ -72,7 +72,11 @@ pub fn tail() -> io::Result<(Index, Vec<u8>)> {
     frame_of(&[Line::End(End { at_unix_ns: clock::unix_ns() })])
 }
 
-fn frame_of(lines: &[Line]) -> io::Result<(Index, Vec<u8>)> {
+/// A frame of these lines.
+///
+/// # Errors
+/// When there is no memory.
+pub fn frame_of(lines: &[Line]) -> io::Result<(Index, Vec<u8>)> {
     let mut frame = Frame::new()?;
     for line in lines {
         let mut bytes = Vec::new();

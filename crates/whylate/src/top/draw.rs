@@ -32,15 +32,23 @@ pub fn draw(frame: &mut Frame<'_>, state: &State) {
     frame.render_widget(footer(state, usize::from(area.width)), line(area.height - 1));
     let body = Rect { y: 1, height: area.height - 2, ..area };
     let view = state.view();
-    let heights = heights(&view.panels, view.focus, body.height);
+    let focus = view.focus();
+    let heights = heights(&view.panels, focus, body.height);
     let hidden: Vec<usize> = (0..heights.len()).filter(|&number| heights[number] == 0).collect();
     let mut y = body.y;
-    for (number, ((panel, choice), height)) in view.panels.iter().zip(&view.choices).zip(&heights).enumerate() {
+    for (number, (panel, height)) in view.panels.iter().zip(&heights).enumerate() {
         if *height > 0 {
-            let is_focused = number == view.focus;
+            let is_focused = number == focus;
             let beside = if is_focused { hidden_titles(&view.panels, &hidden) } else { String::new() };
             let late = if state.has_colours { bold().fg(Color::Red) } else { bold() };
-            draw_panel(frame, Rect { y, height: *height, ..body }, panel, choice, is_focused.then_some(&beside), late);
+            draw_panel(
+                frame,
+                Rect { y, height: *height, ..body },
+                panel,
+                &view.choice(panel),
+                is_focused.then_some(&beside),
+                late,
+            );
         }
         y += height;
     }
@@ -49,8 +57,10 @@ pub fn draw(frame: &mut Frame<'_>, state: &State) {
 /// How many lines each panel gets: the focused one first, then as many of the others as there is room for.
 fn heights(panels: &[Panel], focus: usize, room: u16) -> Vec<u16> {
     let heading = |panel: &Panel| u16::from(!panel.rows().is_empty());
-    let wanted: Vec<u16> =
-        panels.iter().map(|panel| 1 + heading(panel) + u16::try_from(panel.len().max(1)).unwrap_or(u16::MAX)).collect();
+    let wanted: Vec<u16> = panels
+        .iter()
+        .map(|panel| u16::try_from(panel.len().max(1)).unwrap_or(u16::MAX).saturating_add(1 + heading(panel)))
+        .collect();
     let mut heights = vec![0; panels.len()];
     let mut left = room;
     let order = || std::iter::once(focus).chain((0..panels.len()).filter(|&number| number != focus));
@@ -110,6 +120,7 @@ fn header(state: &State, columns: usize) -> Line<'static> {
         (Mode::Replay(name), _) if state.is_playing() => format!("REPLAY {name} (playing)"),
         (Mode::Replay(name), _) => format!("REPLAY {name}"),
         (Mode::Live, true) => "FROZEN".to_owned(),
+        (Mode::Live, false) if state.phase == Phase::Ended => "ENDED".to_owned(),
         (Mode::Live, false) => "LIVE".to_owned(),
     };
     let host = if state.header.host.is_empty() { "this machine".to_owned() } else { printable(&state.header.host) };
@@ -120,20 +131,25 @@ fn header(state: &State, columns: usize) -> Line<'static> {
         true => String::new(),
         false => format!("last {}", short(state.window_ns() / 1_000_000_000)),
     };
-    let lost: u64 = state.look.lost.values().chain(state.look.sources.iter().flat_map(|of| of.lost.values())).sum();
+    let lost = state.look.lost.values().chain(state.look.sources.iter().flat_map(|of| of.lost.values()));
+    let lost = lost.fold(0_u64, |all, count| all.saturating_add(*count));
     let lost = if lost > 0 { format!("{lost} lost") } else { String::new() };
     let own = match state.mode {
         Mode::Live if state.own.resident_bytes > 0 => {
             let megabytes = state.own.resident_bytes >> 20;
-            format!("whylate {:.1}% of a CPU, {megabytes} MB", state.own.cpu * 100.0)
+            format!("whylate {:.1}% CPU, {megabytes} MB", state.own.cpu * 100.0)
         }
         _ => String::new(),
     };
-    let missed = if state.missed > 0 { format!("{} moments not shown", state.missed) } else { String::new() };
-    let namespace = state.header.pid_namespace.map_or_else(String::new, |_| "as seen from the namespace".to_owned());
+    let missed = if state.missed > 0 { format!("{} snapshots lost", state.missed) } else { String::new() };
+    let namespace = state.header.pid_namespace.map_or_else(String::new, |_| "in a PID namespace".to_owned());
     let place: Vec<String> = state.views().iter().skip(1).map(|view| title_of(&view.what)).collect();
     let place = if place.is_empty() { String::new() } else { format!("> {}", place.join(" > ")) };
-    Line::styled(joined([host, mode, at, window, place, lost, own, missed, namespace], columns), bold())
+    let gap = if state.shown().any(|moment| moment.has_gap()) { "with gaps".to_owned() } else { String::new() };
+    // Live, what is dropped was there to be seen.
+    let is_cut = matches!(state.mode, Mode::Replay(_)) && state.history.forgotten() > 0;
+    let cut = if is_cut { "start not kept (--from, --history)".to_owned() } else { String::new() };
+    Line::styled(joined([mode, host, at, window, place, lost, gap, cut, own, missed, namespace], columns), bold())
 }
 
 /// So many seconds, in a unit of which it is a whole number.
@@ -150,9 +166,13 @@ fn title_of(what: &What) -> String {
         What::Look => "look".to_owned(),
         What::Source(name) => (*name).to_owned(),
         What::Series(_, labels) => printable(&labels.values().cloned().collect::<Vec<_>>().join(" ")),
+        What::Frames(_, path) => {
+            let key = path.split_terminator('\n').next_back().unwrap_or_default();
+            printable(key.split_once(' ').map_or(key, |(_, name)| name))
+        }
         What::Culprit(_, who) => printable(who),
         What::Event(source, ..) => format!("{source} event"),
-        What::Help => "keys".to_owned(),
+        What::Help => "help".to_owned(),
     }
 }
 
@@ -163,29 +183,34 @@ fn footer(state: &State, columns: usize) -> Line<'static> {
     if !state.said.is_empty() {
         return Line::styled(printable(&state.said), bold());
     }
+    if !state.problem.is_empty() {
+        return Line::styled(printable(&state.problem), bold());
+    }
     match &state.phase {
-        Phase::Attaching(source) if source.is_empty() => return Line::raw("attaching ..."),
+        Phase::Attaching(source) if source.is_empty() => return Line::raw("starting ..."),
         Phase::Attaching(source) => return Line::raw(format!("attaching {source} ...")),
         Phase::Running | Phase::Ended => {}
     }
     let filter = &state.view().filter;
     let filtered = if filter.is_empty() { String::new() } else { format!("only /{}", printable(filter)) };
     let freeze = match state.mode {
+        Mode::Live if state.is_frozen() => "Space resume",
         Mode::Live => "Space freeze",
+        Mode::Replay(_) if state.is_playing() => "Space pause",
         Mode::Replay(_) => "Space play",
     };
     let keys = [
-        "? keys",
+        "? help",
         "q quit",
         "Enter open",
         "Esc back",
-        "Tab next",
+        "Tab panel",
         freeze,
         "/ filter",
         "s sort",
         "t T time",
         "[ ] span",
-        "w write",
+        "w save",
     ];
     Line::raw(joined(std::iter::once(filtered).chain(keys.map(str::to_owned)), columns))
 }
@@ -254,6 +279,10 @@ impl Columns {
             }
         }
         let total = |widths: &[usize]| widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
+        // Step by step, but for what is far too wide.
+        for (width, _) in widths.iter_mut().zip(&is_name).filter(|(_, is_name)| **is_name) {
+            *width = (*width).min(room.max(LEAST_NAME));
+        }
         while total(&widths) > room {
             let widest = widths.iter_mut().zip(&is_name).filter(|(_, is_name)| **is_name).map(|(width, _)| width);
             match widest.max_by_key(|width| **width).filter(|width| **width > LEAST_NAME) {
@@ -305,7 +334,7 @@ impl Columns {
 }
 
 /// As much of it as has room, by what each character takes on a terminal.
-fn cut(text: &str, columns: usize) -> String {
+pub fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_owned();
     }
@@ -336,7 +365,7 @@ mod tests {
 
     #[test]
     fn the_focused_panel_has_room_first() {
-        let panel = |lines: usize| Panel::text("a", &"x\n".repeat(lines));
+        let panel = |lines: usize| Panel::text("a", "a", &"x\n".repeat(lines));
         let panels = [panel(20), panel(20), panel(1)];
         assert_eq!(heights(&panels, 1, 22), [10, 10, 2]);
         assert_eq!(heights(&panels, 1, 4), [0, 4, 0]);

@@ -5,12 +5,14 @@
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::{Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use rustix::time::{ClockId, clock_gettime};
 use whylate_model::recording::{Header, Line};
+use whylate_model::sources::named;
 
 use super::state::Own;
 use crate::commands::runner::{NOW_AND_THEN, wait};
@@ -20,27 +22,34 @@ use crate::recording::play::Recording;
 
 /// So much waits for the screen.
 const QUEUED: usize = 64;
+/// So many lines of one moment are taken.
+const MOST_LINES: usize = 100;
 /// The first figures come sooner than the others.
 const FIRST: Duration = Duration::from_millis(500);
 
+/// What a thread said when it panicked, where the screen is not to be written over.
+pub static PANIC: Mutex<Option<String>> = Mutex::new(None);
+
 /// What a feed tells.
-#[derive(Debug)]
 pub enum Told {
     /// That source is being attached.
     Attaching(String),
     Begun(Box<Header>),
     Moment(Vec<Line>, Own),
+    /// A source has failed, in words.
+    Problem(String),
     /// So many moments were not told.
     Missed(u64),
-    /// Nothing follows; `Some` where that is a failure, in words.
-    Ended(Option<String>),
+    /// A recording was read to its end, of which this is missing.
+    Read(Vec<String>),
+    /// Nothing follows; `Some` where that is a failure.
+    Ended(Option<anyhow::Error>),
 }
 
 /// A thread that tells.
 pub struct Feed {
     receiver: Option<Receiver<Told>>,
-    /// Readable when there is something.
-    pub wake: UnixStream,
+    wake: UnixStream,
     /// Closing it ends the thread.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
@@ -93,7 +102,7 @@ impl Feed {
     /// # Errors
     /// As above.
     pub fn recorded(recording: Recording) -> anyhow::Result<Self> {
-        Self::start("whylate-replay", move |teller, _| replay(teller, &recording))
+        Self::start("whylate-replay", move |teller, stop| replay(teller, &stop, &recording))
     }
 
     fn start(
@@ -109,9 +118,14 @@ impl Feed {
         let mut teller = Teller { sender, wake: wakes, missed: 0 };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
             let outcome = run(&mut teller, stops);
-            teller.tell_surely(Told::Ended(outcome.err().map(|error| format!("{error:#}"))));
+            teller.tell_surely(Told::Ended(outcome.err()));
         })?;
         Ok(Feed { receiver: Some(receiver), wake, stop: Some(stop), thread: Some(thread), has_ended: false })
+    }
+
+    /// Becomes readable when there is something; `None` where nothing follows.
+    pub fn wake(&self) -> Option<&UnixStream> {
+        Some(&self.wake).filter(|_| !self.has_ended)
     }
 
     /// What was told since the last call, one by one.
@@ -125,7 +139,8 @@ impl Feed {
             // It has panicked.
             Err(TryRecvError::Disconnected) if !self.has_ended => {
                 self.has_ended = true;
-                Some(Told::Ended(Some("what measures has failed".to_owned())))
+                let said = PANIC.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
+                Some(Told::Ended(Some(anyhow!("internal error (please report it): {said}"))))
             }
             Err(TryRecvError::Disconnected | TryRecvError::Empty) => None,
         }
@@ -147,7 +162,8 @@ fn measure(teller: &mut Teller, stop: UnixStream, wish: &Wish, every: Duration) 
     let mut attaching = |card: &whylate_model::Card| teller.tell(Told::Attaching(card.name.to_owned()));
     let Some(attached) = sources::attach(&watch, wish, &mut attaching)? else { return Ok(()) };
     let (mut recorded, header) = Recorded::begin(attached, wish)?;
-    teller.tell(Told::Begun(Box::new(header)));
+    let every_ns = u64::try_from(every.as_nanos()).ok();
+    teller.tell(Told::Begun(Box::new(Header { every_ns, ..header })));
     let started = Instant::now();
     let mut cost = Cost::now();
     let mut due = started + FIRST.min(every);
@@ -158,6 +174,7 @@ fn measure(teller: &mut Teller, stop: UnixStream, wish: &Wish, every: Duration) 
         }
         let moment = recorded.moment()?;
         teller.tell(Told::Moment(moment.lines, cost.since()));
+        moment.problems.into_iter().for_each(|problem| teller.tell(Told::Problem(problem)));
         // What was missed, as while it was stopped, is not caught up with.
         let number = (started.elapsed().as_nanos() / every.as_nanos().max(1)) as u32 + 1;
         due = started + every.saturating_mul(number);
@@ -189,28 +206,38 @@ impl Cost {
     }
 }
 
-fn replay(teller: &mut Teller, recording: &Recording) -> anyhow::Result<()> {
+fn replay(teller: &mut Teller, stop: &UnixStream, recording: &Recording) -> anyhow::Result<()> {
     let mut played = recording.play()?;
     if !teller.tell_surely(Told::Begun(Box::new(played.header().clone()))) {
         return Ok(());
     }
-    let (mut lines, mut has_any) = (Vec::new(), false);
-    while let Some(line) = played.next_line()? {
-        // All sources are asked in turn: the second snapshot of one begins the next moment.
-        let source = |line: &Line| if let Line::Snapshot(of) = line { Some(of.source.clone()) } else { None };
-        let of = source(&line);
-        if of.is_some() && lines.iter().any(|before| source(before) == of) {
-            has_any = true;
-            if !teller.tell_surely(Told::Moment(std::mem::take(&mut lines), Own::default())) {
-                return Ok(());
-            }
+    let (mut lines, mut seen, mut has_any): (Vec<Line>, Vec<&str>, bool) = (Vec::new(), Vec::new(), false);
+    while let Some(line) = played.next_of_all()? {
+        // A recording made to do harm may have no moment for long.
+        if rustix::io::read(stop, &mut [0_u8]).is_ok() {
+            return Ok(());
         }
-        lines.push(line);
+        if let Line::Snapshot(snapshot) = &line {
+            let Some(card) = named(&snapshot.source) else { continue };
+            // All sources are asked in turn: the second snapshot of one begins the next moment.
+            if seen.contains(&card.name) {
+                seen.clear();
+                if !teller.tell_surely(Told::Moment(std::mem::take(&mut lines), Own::default())) {
+                    return Ok(());
+                }
+            }
+            seen.push(card.name);
+            has_any = true;
+        }
+        // A moment has few lines of other kinds.
+        if lines.len() < MOST_LINES {
+            lines.push(line);
+        }
     }
-    has_any |= !lines.is_empty();
     teller.tell_surely(Told::Moment(lines, Own::default()));
     if !has_any {
-        bail!("{} has no snapshots of that time (choose a span within the recording)", played.name());
+        bail!("{} has no snapshots in that span (choose one within the recording)", played.name());
     }
+    teller.tell_surely(Told::Read(played.missing()));
     Ok(())
 }

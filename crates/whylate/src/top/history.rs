@@ -2,19 +2,21 @@
 //! The last minutes, within a bound of bytes: what a screen needs of each moment at once, and all of it compressed.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
+use std::io::{self, Read as _};
 use std::ops::Range;
 
 use whylate_model::look::Found;
-use whylate_model::recording::{Account, Line};
+use whylate_model::recording::{Account, Clock, Gap, Line};
 use whylate_model::{Card, LateEvent, Merger, Snapshot};
 
 /// As the line of a second is some kilobytes, more would take more time than it saves.
 const LEVEL: i32 = 1;
 /// No snapshot is longer when it is unpacked, in bytes: that of a recording's line.
-const LONGEST: usize = 64 << 20;
+const LONGEST: u64 = 64 << 20;
 /// What a late event takes in memory for each byte of its line.
-const EXPANSION: usize = 2;
+const EXPANSION: usize = 4;
+/// So many gaps of one moment are kept.
+const GAPS: usize = 100;
 
 /// What all sources saw at one time.
 #[derive(Debug)]
@@ -27,6 +29,9 @@ pub struct Moment {
     pub late: Vec<(&'static Card, LateEvent)>,
     /// Of what sources share.
     pub lost: BTreeMap<String, u64>,
+    /// What is missing before its end, and the time by each clock, as a recording tells them.
+    gaps: Vec<Gap>,
+    clock: Option<Clock>,
     packed: Vec<(&'static Card, Vec<u8>)>,
     bytes: usize,
 }
@@ -45,7 +50,8 @@ impl Moment {
     /// The snapshot of that source, without its late events.
     pub fn snapshot(&self, card: &Card) -> Option<Snapshot> {
         let (_, packed) = self.packed.iter().find(|(of, _)| of.name == card.name)?;
-        let text = zstd::bulk::decompress(packed, LONGEST).ok()?;
+        let mut text = Vec::new();
+        zstd::Decoder::new(&packed[..]).ok()?.take(LONGEST).read_to_end(&mut text).ok()?;
         serde_json::from_slice(&text).ok()
     }
 
@@ -56,7 +62,13 @@ impl Moment {
             Some(Line::Snapshot(Box::new(Snapshot { late, ..self.snapshot(card)? })))
         });
         let account = Account { at_unix_ns: self.end_unix_ns, lost: self.lost.clone() };
-        snapshots.chain((!self.lost.is_empty()).then_some(Line::Account(account))).collect()
+        let others = self.gaps.iter().cloned().map(Line::Gap).chain(self.clock.map(Line::Clock));
+        others.chain(snapshots).chain((!self.lost.is_empty()).then_some(Line::Account(account))).collect()
+    }
+
+    /// Whether something before its end is missing.
+    pub fn has_gap(&self) -> bool {
+        !self.gaps.is_empty()
     }
 }
 
@@ -87,6 +99,8 @@ impl History {
             found: Vec::new(),
             late: Vec::new(),
             lost: BTreeMap::new(),
+            gaps: Vec::new(),
+            clock: None,
             packed: Vec::new(),
             bytes: size_of::<Moment>(),
         };
@@ -99,9 +113,22 @@ impl History {
                         *lost = lost.saturating_add(count);
                     }
                 }
+                Line::Gap(gap) => {
+                    moment.bytes += size_of::<Gap>() + gap.reason.len();
+                    // What there was too much of was lost as well; other gaps are of time.
+                    if gap.duration_ns == 0 && gap.count > 0 {
+                        let lost = moment.lost.entry(gap.reason.clone()).or_default();
+                        *lost = lost.saturating_add(gap.count);
+                    }
+                    if moment.gaps.len() < GAPS {
+                        moment.gaps.push(gap);
+                    }
+                }
+                Line::Clock(clock) => moment.clock = Some(clock),
                 _ => {}
             }
         }
+        moment.bytes += moment.lost.keys().map(|reason| reason.len() + size_of::<(String, u64)>()).sum::<usize>();
         if moment.found.is_empty() {
             return Ok(());
         }
@@ -120,10 +147,6 @@ impl History {
         self.next - self.moments.len() as u64
     }
 
-    pub fn moments(&self) -> &VecDeque<Moment> {
-        &self.moments
-    }
-
     /// The moment of that number, if it is not forgotten.
     pub fn get(&self, number: u64) -> Option<&Moment> {
         self.moments.get(self.place(number)?)
@@ -139,25 +162,36 @@ impl History {
     }
 
     /// The moments of so much time that end with that one.
-    pub fn window(&self, newest: u64, window_ns: u64) -> Range<usize> {
-        let Some(newest) = self.place(newest) else { return 0..0 };
-        let from_ns = self.moments[newest].end_unix_ns.saturating_sub(window_ns);
-        // A moment that is half in is in: each is a bit longer or shorter than it should be.
-        let is_before = |moment: &Moment| moment.start_unix_ns / 2 + moment.end_unix_ns / 2 < from_ns;
-        let all = self.moments.range(..=newest);
-        let inside = all.rev().take_while(|moment| !is_before(moment)).count().max(1);
+    pub fn window(&self, newest: u64, window_ns: u64) -> Range<u64> {
+        let Some(place) = self.place(newest) else { return 0..0 };
+        let from_ns = self.moments[place].end_unix_ns.saturating_sub(window_ns);
+        let (mut inside, mut begins_ns) = (0, u64::MAX);
+        for moment in self.moments.range(..=place).rev() {
+            // A moment that is half in is in: each is a bit longer or shorter than it should be. Where the clock was set
+            // back, what was before that is not of this time.
+            let middle_ns = moment.start_unix_ns / 2 + moment.end_unix_ns / 2;
+            if inside > 0 && (middle_ns < from_ns || moment.start_unix_ns > begins_ns) {
+                break;
+            }
+            begins_ns = moment.start_unix_ns;
+            inside += 1;
+        }
         newest + 1 - inside..newest + 1
     }
 
-    /// What that source saw in these moments, as one snapshot without late events; with stacks only where asked for.
-    pub fn merged(&self, window: Range<usize>, card: &Card, with_stacks: bool) -> Option<Snapshot> {
+    /// The moments of these numbers that are not forgotten.
+    pub fn within(&self, window: &Range<u64>) -> impl DoubleEndedIterator<Item = &Moment> + ExactSizeIterator {
+        let place = |number: u64| {
+            let place = usize::try_from(number.saturating_sub(self.forgotten())).unwrap_or(usize::MAX);
+            place.min(self.moments.len())
+        };
+        self.moments.range(place(window.start)..place(window.end).max(place(window.start)))
+    }
+
+    /// What that source saw in these moments, as one snapshot without late events.
+    pub fn merged(&self, window: &Range<u64>, card: &Card) -> Option<Snapshot> {
         let mut merger = Merger::default();
-        for mut snapshot in self.moments.range(window).filter_map(|moment| moment.snapshot(card)) {
-            if !with_stacks {
-                snapshot.stacks.clear();
-            }
-            merger.add(snapshot);
-        }
+        self.within(window).filter_map(|moment| moment.snapshot(card)).for_each(|snapshot| merger.add(snapshot));
         merger.take()
     }
 }
@@ -172,7 +206,7 @@ impl Moment {
         self.bytes += packed.len();
         self.packed.push((card, packed));
         let found = Found::of_part(card, &mut snapshot);
-        self.bytes += size_of::<Found<'_>>() + found.figures().iter().count() * 24;
+        self.bytes += size_of::<Found<'_>>() + found.text_bytes() + found.figures().iter().count() * 24;
         self.found.push(found);
         for event in late {
             self.bytes += serde_json::to_vec(&event)?.len() * EXPANSION + size_of::<LateEvent>();
@@ -211,10 +245,31 @@ mod tests {
         assert_eq!(history.window(9, 5 * SECOND_NS), 5..10);
         assert_eq!((history.window(2, 60 * SECOND_NS), history.window(99, 1)), (0..3, 0..0));
         assert_eq!(history.window(7, 0), 7..8);
-        let merged = history.merged(5..10, &WQ, true).expect("a snapshot");
+        let merged = history.merged(&(5..10), &WQ).expect("a snapshot");
         assert_eq!((merged.duration_ns, merged.total("latency").count()), (5 * SECOND_NS, 10));
         let lines = history.get(3).expect("it is there").lines();
         assert!(matches!(&lines[..], [Line::Snapshot(snapshot)] if snapshot.late.len() == 1), "{lines:?}");
+    }
+
+    #[test]
+    fn what_was_before_the_clock_was_set_back_is_not_of_this_time() {
+        let mut history = History::of(1 << 20);
+        let seconds = [1_000, 1_001, 1_002, 500, 501];
+        seconds.into_iter().for_each(|second| history.add(moment(second, 0)).expect("memory"));
+        assert_eq!(history.window(4, 60 * SECOND_NS), 3..5);
+    }
+
+    #[test]
+    fn what_is_missing_is_kept_and_what_was_too_much_is_lost() {
+        let mut history = History::of(1 << 20);
+        let gap = |duration_ns, reason: &str| {
+            Line::Gap(Gap { start_unix_ns: 0, duration_ns, reason: reason.to_owned(), count: 7 })
+        };
+        let gaps = [gap(SECOND_NS, "suspended"), gap(0, "late_events")];
+        history.add(gaps.into_iter().chain(moment(1, 0)).collect()).expect("memory");
+        let moment = history.get(0).expect("it is there");
+        assert_eq!((moment.has_gap(), &moment.lost), (true, &[("late_events".to_owned(), 7)].into()));
+        assert_eq!(moment.lines().iter().filter(|line| matches!(line, Line::Gap(_))).count(), 2);
     }
 
     #[test]
@@ -226,9 +281,9 @@ mod tests {
         }
         assert!(history.forgotten() > 1_000 && history.newest() == Some(1_999));
         assert!(history.get(0).is_none() && history.get(1_999).is_some());
-        assert_eq!(history.moments().len() as u64 + history.forgotten(), 2_000);
+        assert_eq!(history.moments.len() as u64 + history.forgotten(), 2_000);
         // One that has no room at all is shown all the same.
         history.add(moment(2_000, 5_000)).expect("memory");
-        assert_eq!(history.moments().len(), 1);
+        assert_eq!(history.moments.len(), 1);
     }
 }

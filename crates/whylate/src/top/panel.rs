@@ -76,6 +76,8 @@ pub enum Body {
 /// A part of the screen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Panel {
+    /// Tells it from others of its view: what is chosen of it is kept by that.
+    pub id: &'static str,
     pub title: String,
     pub body: Body,
     /// What stands in place of an empty table.
@@ -83,14 +85,20 @@ pub struct Panel {
 }
 
 impl Panel {
-    pub fn table(title: impl Into<String>, columns: &str, rows: Vec<Row>, nothing: &'static str) -> Self {
+    pub fn table(
+        id: &'static str,
+        title: impl Into<String>,
+        columns: &str,
+        rows: Vec<Row>,
+        nothing: &'static str,
+    ) -> Self {
         let columns = columns.split(',').map(|column| column.trim().to_owned()).collect();
-        Panel { title: title.into(), body: Body::Table { columns, rows }, nothing }
+        Panel { id, title: title.into(), body: Body::Table { columns, rows }, nothing }
     }
 
-    pub fn text(title: impl Into<String>, text: &str) -> Self {
+    pub fn text(id: &'static str, title: impl Into<String>, text: &str) -> Self {
         let lines = text.trim_end().lines().map(str::to_owned).collect();
-        Panel { title: title.into(), body: Body::Text(lines), nothing: "" }
+        Panel { id, title: title.into(), body: Body::Text(lines), nothing: "" }
     }
 
     /// How many rows or lines it has.
@@ -121,9 +129,13 @@ impl Panel {
         if !filter.is_empty() {
             let filter = filter.to_lowercase();
             rows.retain(|row| row.cells.iter().any(|cell| cell.text().to_lowercase().contains(&filter)));
+            if rows.is_empty() {
+                self.nothing = "no row matches the filter";
+            }
         }
         if let Some(column) = choice.sorted_by.filter(|&column| column < columns.len()) {
-            rows.sort_by(|one, other| one.cells[column].order(&other.cells[column]));
+            let cell = |row: &Row| row.cells.get(column).cloned().unwrap_or(Cell::Missing);
+            rows.sort_by(|one, other| cell(one).order(&cell(other)));
         }
         if choice.is_reversed {
             rows.reverse();
@@ -220,7 +232,7 @@ mod tests {
     }
 
     fn panel(rows: Vec<Row>) -> Panel {
-        Panel::table("things", "<NAME, MAX", rows, "none")
+        Panel::table("things", "things", "<NAME, MAX", rows, "none")
     }
 
     #[test]

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What is shown: moments and keys change it, and nothing else does. Times come from moments, never from a clock.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::rc::Rc;
 
 use jiff::tz::TimeZone;
 use whylate_model::culprits::By;
-use whylate_model::look::{Found, Gatherer, Look};
+use whylate_model::late::SLEEPER;
+use whylate_model::look::{Found, Gatherer, Look, Unmeasured};
 use whylate_model::recording::{Header, Line};
 use whylate_model::snapshot::Labels;
 use whylate_model::sources::named;
-use whylate_model::{Card, CauseKind};
+use whylate_model::{Card, CauseKind, LateEvent, Snapshot};
 
-use super::history::History;
+use super::history::{History, Moment};
 use super::keys::Key;
 use super::panel::{Choice, Glyphs, Panel};
 use super::view;
@@ -23,6 +26,8 @@ const WINDOWS_S: [u64; 7] = [1, 10, 30, 60, 300, 900, 3600];
 const WINDOW: usize = 3;
 /// How far a page goes where nobody has drawn one yet.
 const PAGE: usize = 10;
+/// No more views are opened from each other.
+const DEEPEST: usize = 16;
 /// No search is longer.
 const LONGEST_FILTER: usize = 200;
 
@@ -34,6 +39,8 @@ pub enum What {
     Source(&'static str),
     /// One of its series.
     Series(&'static str, Labels),
+    /// What a frame of a source's stacks called, by its key and those of its callers.
+    Frames(&'static str, String),
     Culprit(CauseKind, String),
     /// A late event: its source, the number of its moment, and which of that moment's it is.
     Event(&'static str, u64, usize),
@@ -81,21 +88,38 @@ pub enum Reaction {
 pub struct View {
     pub what: What,
     pub panels: Vec<Panel>,
-    pub choices: Vec<Choice>,
-    pub focus: usize,
+    /// By the panel, which may be gone for a while.
+    choices: BTreeMap<&'static str, Choice>,
+    focus: Option<&'static str>,
     pub filter: String,
 }
 
 impl View {
     fn of(what: What) -> Self {
-        View { what, panels: Vec::new(), choices: Vec::new(), focus: 0, filter: String::new() }
+        View { what, panels: Vec::new(), choices: BTreeMap::new(), focus: None, filter: String::new() }
     }
 
-    /// The panel that keys go to, and what is chosen of it.
-    fn focused(&mut self) -> Option<(&Panel, &mut Choice)> {
-        Some((self.panels.get(self.focus)?, self.choices.get_mut(self.focus)?))
+    /// The place of the panel that keys go to: where nobody has turned to one yet, the first that has something.
+    pub fn focus(&self) -> usize {
+        let chosen = self.focus.and_then(|id| self.panels.iter().position(|panel| panel.id == id));
+        chosen.or_else(|| self.panels.iter().position(|panel| panel.len() > 0)).unwrap_or(0)
+    }
+
+    /// What is chosen of a panel.
+    pub fn choice(&self, panel: &Panel) -> Choice {
+        self.choices.get(panel.id).cloned().unwrap_or_default()
+    }
+
+    /// Changes what is chosen of the panel that keys go to.
+    fn choose(&mut self, change: impl FnOnce(&Panel, &mut Choice)) {
+        if let Some(panel) = self.panels.get(self.focus()) {
+            change(panel, self.choices.entry(panel.id).or_default());
+        }
     }
 }
+
+/// What one source saw in some moments.
+type Merged = (&'static str, Range<u64>, Rc<Snapshot>);
 
 #[derive(Debug)]
 pub struct State {
@@ -105,8 +129,8 @@ pub struct State {
     pub own: Own,
     pub history: History,
     pub look: Look,
-    /// Which of the history's moments are shown.
-    pub window: Range<usize>,
+    /// The numbers of the moments that are shown.
+    pub window: Range<u64>,
     pub glyphs: Glyphs,
     /// What is late is red as well; words say it in any case.
     pub has_colours: bool,
@@ -115,6 +139,8 @@ pub struct State {
     pub typing: Option<String>,
     /// What there is to say, until the next key.
     pub said: String,
+    /// Why nothing more comes, where that is a failure.
+    pub problem: String,
     /// Moments that the screen was too slow for.
     pub missed: u64,
     /// The number of the newest moment that is shown; `None` where it is the newest of all.
@@ -124,6 +150,10 @@ pub struct State {
     views: Vec<View>,
     columns: usize,
     page: usize,
+    /// Moments have come that were not looked at.
+    is_stale: bool,
+    /// What was merged last: most keys change nothing of it.
+    merged: RefCell<Option<Merged>>,
 }
 
 impl State {
@@ -142,6 +172,7 @@ impl State {
             zone,
             typing: None,
             said: String::new(),
+            problem: String::new(),
             missed: 0,
             at: None,
             is_playing: false,
@@ -149,6 +180,8 @@ impl State {
             views: vec![View::of(What::Look)],
             columns: 80,
             page: PAGE,
+            is_stale: false,
+            merged: RefCell::new(None),
         }
     }
 
@@ -168,20 +201,26 @@ impl State {
         self.refresh();
     }
 
-    /// Takes the next moment.
+    /// Takes the next moment; [`State::settle`] shows it.
     pub fn add(&mut self, lines: Vec<Line>) {
         if let Err(error) = self.history.add(lines) {
-            self.said = format!("cannot keep what was seen: {error}");
+            self.said = format!("cannot keep the snapshot: {error}");
         }
-        // What is shown is the newest, or is gone, or stays as it is.
-        let oldest = self.history.moments().front().map(|moment| moment.number);
-        if let (Some(at), Some(oldest)) = (self.at, oldest)
-            && at < oldest
-        {
+        self.is_stale = true;
+    }
+
+    /// Shows what has come.
+    pub fn settle(&mut self) {
+        if !std::mem::take(&mut self.is_stale) {
+            return;
+        }
+        let oldest = self.history.forgotten();
+        if self.at.is_some_and(|at| at < oldest) {
             self.at = Some(oldest);
-            self.said = "what was frozen is older than what is kept: this is the oldest".to_owned();
-            self.refresh();
-        } else if self.at.is_none() {
+            self.said = "the frozen snapshot is no longer kept: this is the oldest".to_owned();
+        }
+        // What is frozen stays as it is, but for what is gone.
+        if self.at.is_none() || self.window.start < oldest {
             self.refresh();
         }
     }
@@ -189,7 +228,8 @@ impl State {
     /// No more moments come.
     pub fn end(&mut self, problem: Option<String>) {
         self.phase = Phase::Ended;
-        self.said = problem.unwrap_or_default();
+        self.problem = problem.unwrap_or_default();
+        self.settle();
     }
 
     /// The view on top.
@@ -224,8 +264,29 @@ impl State {
 
     /// When what is shown ends, in nanoseconds since 1970.
     pub fn shown_unix_ns(&self) -> Option<u64> {
-        let newest = self.window.end.checked_sub(1)?;
-        self.history.moments().get(newest).map(|moment| moment.end_unix_ns)
+        self.shown().next_back().map(|moment| moment.end_unix_ns)
+    }
+
+    /// The moments that are shown.
+    pub fn shown(&self) -> impl DoubleEndedIterator<Item = &Moment> + ExactSizeIterator {
+        self.history.within(&self.window)
+    }
+
+    /// What a source saw in what is shown.
+    pub fn merged(&self, card: &Card) -> Option<Rc<Snapshot>> {
+        let known = self.merged.borrow().clone();
+        if let Some((_, _, snapshot)) = known.filter(|(name, window, _)| *name == card.name && *window == self.window) {
+            return Some(snapshot);
+        }
+        let snapshot = Rc::new(self.history.merged(&self.window, card)?);
+        *self.merged.borrow_mut() = Some((card.name, self.window.clone(), Rc::clone(&snapshot)));
+        Some(snapshot)
+    }
+
+    /// Whether a look counts that late event.
+    pub fn counts(&self, card: &Card, event: &LateEvent) -> bool {
+        let is_late = event.latency_ns >= card.judges(event).late_from_ns && !event.labels.contains_key(SLEEPER);
+        is_late && card.counts(event, &self.cards())
     }
 
     /// The sources that measure.
@@ -235,7 +296,7 @@ impl State {
 
     /// The lines of what is shown, a moment each.
     pub fn shown_lines(&self) -> impl Iterator<Item = Vec<Line>> + '_ {
-        self.history.moments().range(self.window.clone()).map(|moment| moment.lines())
+        self.shown().map(Moment::lines)
     }
 
     /// A second of a recording has passed.
@@ -256,7 +317,7 @@ impl State {
             Key::Interrupt | Key::Char('q') => return Reaction::Quit,
             Key::Suspend => return Reaction::Suspend,
             Key::Redraw => return Reaction::Redraw,
-            Key::Char('w') if self.history.newest().is_none() => self.said = "nothing was seen yet".to_owned(),
+            Key::Char('w') if self.history.newest().is_none() => self.said = "nothing to save yet".to_owned(),
             Key::Char('w') => return Reaction::Write,
             Key::Char('?') if self.view().what != What::Help => self.open(What::Help),
             Key::Char('/') => self.typing = Some(self.view().filter.clone()),
@@ -277,7 +338,7 @@ impl State {
             Key::Char('T') => self.step_by_hand(-1),
             Key::Char('[') => self.widen(-1),
             Key::Char(']') => self.widen(1),
-            Key::Char(_) => self.said = "? shows the keys".to_owned(),
+            Key::Char(_) => self.said = "press ? for help".to_owned(),
         }
         Reaction::Nothing
     }
@@ -300,20 +361,30 @@ impl State {
         Reaction::Nothing
     }
 
+    /// Shows a view, or goes back to it where it was opened before.
     fn open(&mut self, what: What) {
-        self.views.push(View::of(what));
+        let before = self.views.iter().position(|view| view.what == what);
+        if before.is_none() && self.views.len() >= DEEPEST {
+            self.said = "no deeper: Esc goes back".to_owned();
+            return;
+        }
+        // It is made anew when it is on top again.
+        self.view_mut().panels.clear();
+        match before {
+            Some(place) => self.views.truncate(place + 1),
+            None => self.views.push(View::of(what)),
+        }
         self.show();
-        // There may be nothing to choose from at the top.
-        let view = self.view_mut();
-        view.focus = view.panels.iter().position(|panel| panel.len() > 0).unwrap_or(0);
+        self.step(0);
     }
 
     fn open_chosen(&mut self) {
         let view = self.view();
-        let (Some(panel), Some(choice)) = (view.panels.get(view.focus), view.choices.get(view.focus)) else { return };
+        let Some(panel) = view.panels.get(view.focus()) else { return };
+        let choice = view.choice(panel);
         match panel.rows().get(choice.place_in(panel)).and_then(|row| row.opens.clone()) {
             Some(what) => self.open(what),
-            None => self.said = "there is no more to say of this".to_owned(),
+            None => self.said = "there are no more details".to_owned(),
         }
     }
 
@@ -331,22 +402,19 @@ impl State {
     fn turn_to(&mut self, by: isize) {
         let view = self.view_mut();
         let count = view.panels.len().max(1) as isize;
-        view.focus = (view.focus as isize + by).rem_euclid(count) as usize;
+        let focus = (view.focus() as isize + by).rem_euclid(count) as usize;
+        view.focus = view.panels.get(focus).map(|panel| panel.id);
         self.show();
         // Whoever comes here has seen which row is the first.
         self.step(0);
     }
 
     fn step(&mut self, by: isize) {
-        if let Some((panel, choice)) = self.view_mut().focused() {
-            choice.step(panel, by);
-        }
+        self.view_mut().choose(|panel, choice| choice.step(panel, by));
     }
 
     fn sort(&mut self, change: impl FnOnce(&Panel, &mut Choice)) {
-        if let Some((panel, choice)) = self.view_mut().focused() {
-            change(panel, choice);
-        }
+        self.view_mut().choose(change);
         self.show();
     }
 
@@ -365,7 +433,7 @@ impl State {
     fn step_by_hand(&mut self, by: i64) {
         self.is_playing = false;
         if !self.step_moment(by) {
-            let end = if by > 0 { "this is the newest" } else { "this is the oldest that is kept" };
+            let end = if by > 0 { "this is the newest" } else { "this is the oldest one kept" };
             self.said = end.to_owned();
         }
     }
@@ -393,9 +461,9 @@ impl State {
         let mut gatherer = Gatherer::of(self.cards(), By::Culprit);
         let mut found: Vec<Found<'static>> = Vec::new();
         let mut lost: BTreeMap<String, u64> = BTreeMap::new();
-        for moment in self.history.moments().range(self.window.clone()) {
+        for moment in self.shown() {
             for (card, event) in &moment.late {
-                gatherer.add(card, event.clone());
+                gatherer.add_kept(card, event);
             }
             for of in &moment.found {
                 match found.iter_mut().find(|sum| sum.card.name == of.card.name) {
@@ -408,22 +476,40 @@ impl State {
                 *lost = lost.saturating_add(*count);
             }
         }
-        let look = gatherer.finish_with(&found, self.header.unmeasured.clone());
+        for of in found.iter_mut().filter(|of| of.has_remark()) {
+            if let Some(snapshot) = self.history.merged(&self.window, of.card) {
+                of.remark_on(&snapshot);
+            }
+        }
+        let unmeasured = self.set_aside(&mut found);
+        let look = gatherer.finish_with(&found, unmeasured);
         self.look = Look { lost, weaker: self.header.weaker.clone(), ..look };
         self.show();
+    }
+
+    /// Sources that had nothing at all to measure are none that was measured.
+    fn set_aside(&self, found: &mut Vec<Found<'static>>) -> Vec<Unmeasured> {
+        let mut unmeasured = self.header.unmeasured.clone();
+        found.retain(|of| {
+            let measured = self.header.sources.iter().find(|measured| measured.source == of.card.name);
+            let nothing = measured.and_then(|measured| measured.nothing.clone()).filter(|_| of.is_nothing());
+            unmeasured.extend(nothing.clone().map(|reason| Unmeasured { source: of.card.name.to_owned(), reason }));
+            nothing.is_none()
+        });
+        unmeasured
     }
 
     /// Makes the panels of the view on top.
     fn show(&mut self) {
         let last = self.views.len() - 1;
-        let mut panels = view::panels(self, &self.views[last].what, self.columns);
+        let panels = view::panels(self, &self.views[last].what, self.columns);
         let view = &mut self.views[last];
-        view.choices.resize(panels.len(), Choice::default());
-        view.focus = view.focus.min(panels.len().saturating_sub(1));
-        for (number, (panel, choice)) in panels.iter_mut().zip(&mut view.choices).enumerate() {
-            panel.arrange(choice, if number == view.focus { &view.filter } else { "" });
+        view.panels = panels;
+        let focus = view.focus();
+        for (number, panel) in view.panels.iter_mut().enumerate() {
+            let choice = view.choices.entry(panel.id).or_default();
+            panel.arrange(choice, if number == focus { &view.filter } else { "" });
             choice.follow(panel);
         }
-        view.panels = panels;
     }
 }

@@ -9,7 +9,9 @@ use std::io::{self, BufWriter, IsTerminal as _, Write as _};
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -21,27 +23,28 @@ use ratatui::crossterm::terminal::{
     BeginSynchronizedUpdate, EndSynchronizedUpdate, EnterAlternateScreen, LeaveAlternateScreen,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Signal, kill_current_process_group};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 
 use super::draw::draw;
+use super::feed::PANIC;
 use super::keys::{Key, Keys};
 use super::state::State;
 
 /// How long what begins a key waits for the rest of it.
 const REST_OF_KEY: Duration = Duration::from_millis(50);
 
-/// How the terminal was, until it is so again.
-static BEFORE: Mutex<Option<(File, Termios)>> = Mutex::new(None);
+/// How the terminal was that keys come from, and where the screen is, until all is as it was.
+static BEFORE: Mutex<Option<(File, Termios, File)>> = Mutex::new(None);
 
 /// Puts the terminal back, if it is not as it was. That it is gone meanwhile does not matter.
 fn put_back() {
     let mut before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((mut file, termios)) = before.take() {
-        let _ = queue!(file, EndSynchronizedUpdate, Show, LeaveAlternateScreen);
-        let _ = file.flush();
-        let _ = tcsetattr(&file, OptionalActions::Now, &termios);
+    if let Some((input, termios, mut output)) = before.take() {
+        let _ = tcsetattr(&input, OptionalActions::Now, &termios);
+        let _ = queue!(output, EndSynchronizedUpdate, Show, LeaveAlternateScreen);
+        let _ = output.flush();
     }
 }
 
@@ -53,6 +56,8 @@ pub enum Event {
     Fed,
     /// The screen has another size, or is to be drawn anew.
     Resized,
+    /// The process was stopped, and goes on.
+    Continued,
     /// Nothing has come until then.
     Time,
     /// Somebody asks us to end, or the terminal is gone.
@@ -65,8 +70,11 @@ pub struct Screen {
     terminal: ManuallyDrop<Terminal<CrosstermBackend<BufWriter<File>>>>,
     input: File,
     keys: Keys,
+    /// When what has begun a key is all of it.
+    rest_of_key: Option<Instant>,
     ends: UnixStream,
-    changes: UnixStream,
+    resizes: UnixStream,
+    continues: UnixStream,
 }
 
 impl Screen {
@@ -75,12 +83,21 @@ impl Screen {
     /// # Errors
     /// When there is none.
     pub fn open() -> anyhow::Result<Self> {
-        let (ends, changes) = (heard(&[SIGINT, SIGTERM, SIGHUP])?, heard(&[SIGWINCH, SIGCONT])?);
+        let ends = [SIGINT, SIGTERM, SIGHUP];
+        // Whoever cannot write, as its terminal takes nothing, does not hear the first one. It finds the flag unset.
+        for signal in ends {
+            let is_second = Arc::new(AtomicBool::new(false));
+            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&is_second))
+                .and_then(|_| signal_hook::flag::register(signal, is_second))
+                .context("cannot watch for signals")?;
+        }
+        let (ends, resizes, continues) = (heard(&ends)?, heard(&[SIGWINCH])?, heard(&[SIGCONT])?);
         let (output, input) = (output()?, input()?);
         restore_at_panic();
         show_on(&input, &output)?;
         let terminal = Terminal::new(CrosstermBackend::new(BufWriter::new(output))).context("cannot draw")?;
-        Ok(Screen { terminal: ManuallyDrop::new(terminal), input, keys: Keys::default(), ends, changes })
+        let terminal = ManuallyDrop::new(terminal);
+        Ok(Screen { terminal, input, keys: Keys::default(), rest_of_key: None, ends, resizes, continues })
     }
 
     /// Columns and rows.
@@ -108,52 +125,68 @@ impl Screen {
     /// # Errors
     /// When the terminal is gone.
     pub fn forget(&mut self) -> io::Result<()> {
-        self.terminal.clear()
+        // `clear` asks the terminal where its cursor is, and waits for the answer.
+        let size = self.terminal.size()?;
+        self.terminal.resize(size.into())
     }
 
     /// Waits for what comes first.
     ///
     /// # Errors
     /// When the kernel refuses to wait.
-    pub fn next(&mut self, fed: &UnixStream, until: Option<Instant>) -> io::Result<Event> {
+    pub fn next(&mut self, fed: Option<&UnixStream>, until: Option<Instant>) -> io::Result<Event> {
         loop {
-            let rest = self.keys.has_part().then(|| Instant::now() + REST_OF_KEY);
-            let next = until.into_iter().chain(rest).min();
+            let next = until.into_iter().chain(self.rest_of_key).min();
             let timeout = next.map(|next| next.saturating_duration_since(Instant::now()));
             let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+            // A feed that has ended is readable for ever: the input stands for it, which is watched already.
+            let of_feed = fed.map_or(self.input.as_fd(), |fed| fed.as_fd());
             let mut watched = [
                 PollFd::new(&self.ends, PollFlags::IN),
                 PollFd::new(&self.input, PollFlags::IN),
-                PollFd::new(&self.changes, PollFlags::IN),
-                PollFd::new(fed, PollFlags::IN),
+                PollFd::new(&self.resizes, PollFlags::IN),
+                PollFd::new(&self.continues, PollFlags::IN),
+                PollFd::from_borrowed_fd(of_feed, PollFlags::IN),
             ];
             match poll(&mut watched, timeout.as_ref()) {
-                Ok(0) if self.keys.has_part() => return Ok(Event::Keys(self.keys.end().into_iter().collect())),
+                Ok(0) if self.rest_of_key.is_some_and(|at| at <= Instant::now()) => {
+                    self.rest_of_key = None;
+                    return Ok(Event::Keys(self.keys.end().into_iter().collect()));
+                }
                 Ok(0) => return Ok(Event::Time),
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
             }
-            let [ends, input, changes, feed] = watched.map(|of| of.revents());
+            let [ends, input, resizes, continues, feed] = watched.map(|of| of.revents());
             let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
             if !ends.is_empty() || input.intersects(gone) {
                 return Ok(Event::End);
             }
             if !input.is_empty() {
                 let mut bytes = [0; 1024];
-                return Ok(match rustix::io::read(&self.input, &mut bytes) {
-                    // A terminal has no end but that it is gone.
-                    Ok(0) => Event::End,
-                    Ok(length) => Event::Keys(self.keys.take(&bytes[..length])),
+                let length = match rustix::io::read(&self.input, &mut bytes) {
+                    Ok(length) => length,
                     Err(rustix::io::Errno::INTR) => continue,
-                    Err(_) => Event::End,
-                });
+                    Err(_) => 0,
+                };
+                // A terminal has no end but that it is gone.
+                if length == 0 {
+                    return Ok(Event::End);
+                }
+                let keys = self.keys.take(&bytes[..length]);
+                self.rest_of_key = self.keys.has_part().then(|| Instant::now() + REST_OF_KEY);
+                return Ok(Event::Keys(keys));
             }
-            if !changes.is_empty() {
-                empty(&self.changes);
-                return Ok(Event::Resized);
+            for (stream, events, event) in
+                [(&self.continues, continues, Event::Continued), (&self.resizes, resizes, Event::Resized)]
+            {
+                if !events.is_empty() {
+                    empty(stream);
+                    return Ok(event);
+                }
             }
-            if !feed.is_empty() {
+            if let Some(fed) = fed.filter(|_| !feed.is_empty()) {
                 empty(fed);
                 return Ok(Event::Fed);
             }
@@ -166,7 +199,16 @@ impl Screen {
     /// When the terminal is gone.
     pub fn suspend(&mut self) -> anyhow::Result<()> {
         put_back();
-        kill_process(getpid(), Signal::TSTP).context("cannot suspend")?;
+        // As the terminal does: a shell script that runs us is stopped as well.
+        kill_current_process_group(Signal::TSTP).context("cannot suspend")?;
+        self.go_on()
+    }
+
+    /// Takes the terminal over again, as the shell has used it meanwhile.
+    ///
+    /// # Errors
+    /// When the terminal is gone.
+    pub fn go_on(&mut self) -> anyhow::Result<()> {
         show_on(&self.input, &output()?)?;
         self.forget().context("cannot draw")
     }
@@ -182,7 +224,7 @@ impl Drop for Screen {
 fn output() -> anyhow::Result<File> {
     let stdout = io::stdout();
     if !stdout.is_terminal() {
-        anyhow::bail!("this needs a terminal: run `whylate` for one look as text, or `whylate --json`");
+        anyhow::bail!("standard output is not a terminal: run `whylate` for text, or `whylate --json`");
     }
     Ok(File::from(stdout.as_fd().try_clone_to_owned().context("cannot use the terminal")?))
 }
@@ -193,7 +235,7 @@ fn input() -> anyhow::Result<File> {
     if stdin.is_terminal() {
         return Ok(File::from(stdin.as_fd().try_clone_to_owned().context("cannot use the terminal")?));
     }
-    File::open("/dev/tty").context("cannot read keys: standard input is no terminal (leave it as it is)")
+    File::open("/dev/tty").context("cannot read keys: stdin is not a terminal (do not redirect it)")
 }
 
 fn show_on(input: &File, output: &File) -> anyhow::Result<()> {
@@ -201,7 +243,9 @@ fn show_on(input: &File, output: &File) -> anyhow::Result<()> {
     let mut raw = termios.clone();
     raw.make_raw();
     let mut file = output.try_clone().context("cannot use the terminal")?;
-    *BEFORE.lock().unwrap_or_else(PoisonError::into_inner) = Some((output.try_clone()?, termios));
+    let before = (input.try_clone()?, termios, output.try_clone()?);
+    // What is raw already was so before by our doing.
+    BEFORE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(before);
     tcsetattr(input, OptionalActions::Now, &raw).context("cannot use the terminal")?;
     queue!(file, EnterAlternateScreen, Hide).context("cannot draw")?;
     Ok(file.flush()?)
@@ -213,8 +257,13 @@ fn restore_at_panic() {
     ONCE.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
-            put_back();
-            before(panic);
+            if thread::current().name() == Some("main") {
+                put_back();
+                before(panic);
+            } else {
+                // The screen goes on, and tells it.
+                *PANIC.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic.to_string());
+            }
         }));
     });
 }

@@ -91,7 +91,7 @@ fn replay(plan: &Plan<'_>, mut played: Played) -> anyhow::Result<u8> {
     let mut lead_ns = None;
     let mut next = played.next_snapshot(TIMERLAT.name)?;
     if next.is_none() {
-        say!("whylate: {} has no snapshots of that time (choose a span within the recording)", played.name());
+        say!("whylate: {} has no snapshots in that span (choose one within the recording)", played.name());
     }
     while let Some(mut snapshot) = next {
         for event in std::mem::take(&mut snapshot.late) {

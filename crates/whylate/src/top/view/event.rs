@@ -2,7 +2,7 @@
 //! One late event: its causes, its path or phases in time, and stacks.
 
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{LateEvent, Snapshot};
+use whylate_model::{Labels, LateEvent};
 
 use super::{late, written};
 use crate::output::{path, why};
@@ -17,7 +17,7 @@ const SMALL: f64 = 0.005;
 pub fn panels(state: &State, source: &'static str, moment: u64, place: usize, columns: usize) -> Vec<Panel> {
     let late = state.history.get(moment).and_then(|moment| moment.late.get(place));
     let Some((_, event)) = late.filter(|(card, _)| card.name == source) else {
-        return vec![Panel::text("Late event", "It is older than what is kept.")];
+        return vec![Panel::text("causes", "Late event", "This event is no longer kept.")];
     };
     let at = late::time_of_day(event.at_unix_ns, state);
     let who = printable(&event.subject);
@@ -33,19 +33,19 @@ pub fn panels(state: &State, source: &'static str, moment: u64, place: usize, co
         is_late: false,
         opens: Some(What::Culprit(cause.kind, cause.who.clone())),
     });
-    let nothing = "it came too fast to be explained";
-    let mut panels = vec![Panel::table(title, "SHARE, DELAY, <HOW, <WHO", rows.collect(), nothing)];
+    let nothing = "no causes were recorded";
+    let mut panels = vec![Panel::table("causes", title, "SHARE, DELAY, <KIND, <WHO", rows.collect(), nothing)];
     let bar = columns.saturating_sub(BESIDE_BAR).clamp(8, 100);
     if !event.path.is_empty() {
-        panels.push(Panel::text("In order of time", &in_time(state.glyphs, event, bar)));
-        panels.push(Panel::text("Along who ended each wait", &written(|out| path::write_wait(out, &event.path, 0))));
+        panels.push(Panel::text("time", "Timeline", &in_time(state.glyphs, event, bar)));
+        panels.push(Panel::text("chain", "Wait chain", &written(|out| path::write_wait(out, &event.path, 0))));
     } else if !event.phases.is_empty() {
         let parts = event.phases.iter().map(|(name, ns)| (*ns, printable(name)));
-        panels.push(Panel::text("In order of time", &bars(state.glyphs, parts.collect(), event.latency_ns, bar)));
+        panels.push(Panel::text("time", "Timeline", &bars(state.glyphs, parts.collect(), event.latency_ns, bar)));
     }
     let about = about(event);
     if !about.is_empty() {
-        panels.push(Panel::text("Labels and stacks", &about));
+        panels.push(Panel::text("about", "Labels and stacks", &about));
     }
     panels
 }
@@ -63,16 +63,17 @@ fn bars(glyphs: Glyphs, parts: Vec<(u64, String)>, total_ns: u64, columns: usize
         let at = ((share(before_ns) * columns as f64) as usize).min(columns.saturating_sub(1));
         before_ns = before_ns.saturating_add(*ns);
         if share(*ns) < SMALL && parts.len() > 1 {
-            small = (small.0 + 1, small.1 + ns);
+            small = (small.0 + 1, small.1.saturating_add(*ns));
             continue;
         }
-        let bar = glyphs.bar(share(*ns), columns - at);
+        let room = columns - at;
+        let bar = glyphs.bar(share(*ns) * columns as f64 / room as f64, room);
         text += &format!(
             "|{:at$}{bar:<rest$}| {:>5.1}% {:>8}  {what}\n",
             "",
             share(*ns) * 100.0,
             format_ns(*ns),
-            rest = columns - at
+            rest = room
         );
     }
     if small.0 > 0 {
@@ -92,24 +93,16 @@ fn about(event: &LateEvent) -> String {
             frames.iter().for_each(|frame| text += &format!("    {}\n", printable(frame)));
         }
     };
-    stack("Who asked for it, innermost first", &event.stack);
-    stack("Found while it waited, innermost first", &event.inside);
+    stack("Stack, innermost first", &event.stack);
+    stack("NMI stack, innermost first", &event.inside);
     for cause in event.causes.iter().filter(|cause| !cause.stack.is_empty()) {
         stack(&format!("{}, {}", why::culprit(cause.kind, &cause.who), format_ns(cause.ns)), &cause.stack);
     }
     text
 }
 
-/// Whether it is of a series with these labels.
-pub fn is_of(event: &LateEvent, labels: &whylate_model::Labels) -> bool {
-    labels.iter().all(|(name, value)| event.labels.get(name).is_none_or(|of| of == value))
-        && labels.iter().any(|(name, value)| event.labels.get(name) == Some(value))
-}
-
-/// Those of a snapshot's stacks that are of a series with these labels.
-pub fn stacks_of(snapshot: &mut Snapshot, labels: &whylate_model::Labels) {
-    snapshot.stacks.retain(|stack| {
-        labels.iter().all(|(name, value)| stack.labels.get(name).is_none_or(|of| of == value))
-            && labels.iter().any(|(name, value)| stack.labels.get(name) == Some(value))
-    });
+/// Whether labels of one thing are those of another, as far as both have them, and they have any in common.
+pub fn agree(one: &Labels, other: &Labels) -> bool {
+    let common = || other.iter().filter_map(|(name, value)| one.get(name).map(|of| of == value));
+    common().all(|is_same| is_same) && common().next().is_some()
 }

@@ -4,28 +4,28 @@
 use crate::top::panel::Panel;
 
 const KEYS: &str = "\
-up down, j k       choose a row (PgUp PgDn, g G: far)
-Tab, Shift-Tab     the next or the previous part of the screen
-Enter, l, right    open the chosen row: a source, a culprit, a late event, a series
+up down, j k       select a row (PgUp PgDn: a page; g G: first, last)
+Tab, Shift-Tab     next, previous panel
+Enter, l, right    open the selected row: source, series, culprit or event
 Esc, h, left       back
 
-/                  show only rows with a text in them (Enter keeps it, Esc ends it)
-s                  sort by the next column
+/                  show only rows with a text (Enter keeps it, Esc clears it)
+s                  sort by the next column, marked *
 I                  reverse the order
 
-Space              freeze what is shown, and go on; of a recording, play it
-t T                a moment forward, a moment back
-[ ]                show less or more of the past: 1 s to 1 h
-w                  write the moments that are shown to a recording
+Space              freeze or resume; play or pause a recording
+t T                one snapshot forward, back (freezes)
+[ ]                shorter, longer span: 1 s to 1 h
+w                  save the span that is shown as a recording
 
-?                  these keys
-Ctrl-L             draw anew
-Ctrl-Z             suspend; fg comes back
+?                  this help
+Ctrl-L             redraw
+Ctrl-Z             suspend (fg resumes)
 q, Ctrl-C          quit
 
-LATE is what took at least the source's limit. A culprit's delay is the time that late
-events waited because of it. whylate replay, diff and export read what w wrote.";
+LATE: at least the source's limit. A culprit's delay is the time that late
+events waited because of it. replay, diff and export read what w saved.";
 
 pub fn panels() -> Vec<Panel> {
-    vec![Panel::text("Keys", KEYS)]
+    vec![Panel::text("help", "Help", KEYS)]
 }

@@ -2,7 +2,6 @@
 //! Late events as a table, the newest first.
 
 use jiff::Timestamp;
-use whylate_model::late::SLEEPER;
 use whylate_model::{Card, LateEvent};
 
 use crate::output::why;
@@ -15,17 +14,11 @@ const MOST: usize = 2_000;
 /// Late events of what is shown, as a look counts them, with the number of their moment and their place in it; the newest
 /// first.
 pub fn events(state: &State) -> impl Iterator<Item = (&'static Card, u64, usize, &LateEvent)> {
-    let cards = state.cards();
-    state.history.moments().range(state.window.clone()).rev().flat_map(move |moment| {
+    state.shown().rev().flat_map(move |moment| {
         let late = moment.late.iter().enumerate().rev();
-        let counts: Vec<_> = late.filter(|(_, (card, event))| is_counted(card, event, &cards)).collect();
-        counts.into_iter().map(|(place, (card, event))| (*card, moment.number, place, event))
+        let counts = late.filter(move |(_, (card, event))| state.counts(card, event));
+        counts.map(move |(place, (card, event))| (*card, moment.number, place, event))
     })
-}
-
-fn is_counted(card: &Card, event: &LateEvent, cards: &[&Card]) -> bool {
-    let from_ns = card.judges(event).late_from_ns;
-    event.latency_ns >= from_ns && card.counts(event, cards) && !event.labels.contains_key(SLEEPER)
 }
 
 /// Those for which it holds.
@@ -53,10 +46,10 @@ pub fn panel(state: &State, is_of: impl Fn(&Card, &LateEvent) -> bool) -> Panel 
         });
     }
     let title = match more {
-        0 => "Late, newest first".to_owned(),
-        _ => format!("Late, newest first; {more} older ones have no row"),
+        0 => "Late events, newest first".to_owned(),
+        _ => format!("Late events, newest first; {more} older ones not shown"),
     };
-    Panel::table(title, "<AT, <SOURCE, LATENCY, <WHO WAITED, <MAINLY BECAUSE OF", rows, "nothing was late")
+    Panel::table("late", title, "<AT, <SOURCE, LATENCY, <VICTIM, <MAIN CAUSE", rows, "nothing was late")
 }
 
 /// To the millisecond: what is longer has no room.

@@ -33,7 +33,7 @@ struct Judged<'a> {
     late: Option<u64>,
     max_ns: Option<u64>,
     is_late: bool,
-    value: fn(&Moment, &Card) -> Option<u64>,
+    value: fn(&State, &Moment, &Card) -> Option<u64>,
 }
 
 fn sources(state: &State, columns: usize) -> Panel {
@@ -43,7 +43,7 @@ fn sources(state: &State, columns: usize) -> Panel {
     for source in &state.look.sources {
         let Some(card) = named(&source.source) else { continue };
         for (number, judged) in judged(source).into_iter().enumerate() {
-            let values = over_time(state, graph, |moment| (judged.value)(moment, card));
+            let values = over_time(state, graph, |moment| (judged.value)(state, moment, card));
             let figure = |ns| if number == 0 && source.count > 0 { Cell::Ns(ns) } else { Cell::Missing };
             let count = if number == 0 && !source.of.is_empty() { Cell::Count(source.count) } else { Cell::Missing };
             let mut cells = vec![
@@ -68,16 +68,16 @@ fn sources(state: &State, columns: usize) -> Panel {
         }
     }
     for missing in &state.look.unmeasured {
-        let mut cells = vec![Cell::Text(missing.source.clone()), Cell::Text("none".to_owned())];
+        let mut cells = vec![Cell::Text(missing.source.clone()), Cell::Text("n/a".to_owned())];
         cells.resize(if is_wide { 8 } else { 7 }, Cell::Missing);
         cells.push(Cell::Text(missing.reason.clone()));
         rows.push(Row { key: format!("{} is not measured", missing.source), cells, is_late: false, opens: None });
     }
     let span = format_ns(state.look.duration_ns);
-    let title = format!("Sources over {span}; a full bar is late");
+    let title = format!("Sources over {span}; full height = late");
     let p50 = if is_wide { "P50, " } else { "" };
     let columns = format!("<SOURCE, <VERDICT, COUNT, {p50}P99, MAX, LATE, <OVER TIME, <OF");
-    Panel::table(title, &columns, rows, "nothing was seen yet")
+    Panel::table("sources", title, &columns, rows, "nothing measured yet")
 }
 
 fn judged(source: &Headline) -> Vec<Judged<'_>> {
@@ -93,10 +93,9 @@ fn judged(source: &Headline) -> Vec<Judged<'_>> {
         late: source.late_of.is_none().then_some(source.late),
         max_ns: has_figures.then_some(source.max_ns),
         is_late: own_is_late,
-        value: |moment, card| {
-            let late = moment.late_of(card).filter(|event| event.path.is_empty()).map(|event| event.latency_ns).max();
-            let figures = moment.of(card)?.max_ns();
-            figures.or(card.events.is_none().then_some(late).flatten()).or(Some(0))
+        value: |state, moment, card| {
+            let late = card.events.is_none().then(|| worst(state, moment, card, false)).flatten();
+            moment.of(card)?.max_ns().or(late).or(Some(0))
         },
     }];
     let seen = |late: u64, max_ns: u64| (late > 0).then_some(max_ns);
@@ -107,7 +106,7 @@ fn judged(source: &Headline) -> Vec<Judged<'_>> {
         late: Some(source.late),
         max_ns: seen(source.late, of.max_ns),
         is_late: source.late > 0,
-        value: |moment, card| worst(moment, card, false),
+        value: |state, moment, card| worst(state, moment, card, false),
     }));
     all.extend(source.held_up.as_ref().map(|of| Judged {
         name: " held up",
@@ -116,21 +115,21 @@ fn judged(source: &Headline) -> Vec<Judged<'_>> {
         late: Some(of.late),
         max_ns: seen(of.late, of.max_ns),
         is_late: of.late > 0,
-        value: |moment, card| worst(moment, card, true),
+        value: |state, moment, card| worst(state, moment, card, true),
     }));
     all
 }
 
 /// The longest late event of a moment in which the source measured; 0 where there was none.
-fn worst(moment: &Moment, card: &Card, with_path: bool) -> Option<u64> {
+fn worst(state: &State, moment: &Moment, card: &Card, with_path: bool) -> Option<u64> {
     moment.of(card)?;
-    let late = moment.late_of(card).filter(|event| event.path.is_empty() != with_path);
+    let late = moment.late_of(card).filter(|event| event.path.is_empty() != with_path && state.counts(card, event));
     Some(late.map(|event| event.latency_ns).max().unwrap_or(0))
 }
 
 fn culprits(state: &State) -> Panel {
     let culprits = &state.look.culprits;
-    let all_ns: u64 = culprits.iter().map(|culprit| culprit.total_ns).sum();
+    let all_ns = culprits.iter().fold(0_u64, |all, culprit| all.saturating_add(culprit.total_ns));
     let rows = culprits.iter().map(|culprit| {
         let share = culprit.total_ns as f64 / all_ns.max(1) as f64;
         let victims: Vec<String> = culprit
@@ -153,12 +152,12 @@ fn culprits(state: &State) -> Panel {
     });
     let mut title = "Who made others late".to_owned();
     if all_ns > 0 {
-        title += &format!(", {} in all", format_ns(all_ns));
+        title += &format!(", {} total", format_ns(all_ns));
     }
     if let Some(percent) = state.look.unexplained().explained_percent(all_ns) {
-        title += &format!("; that is {percent:.1}% of the late time");
+        title += &format!("; {percent:.1}% of late time explained");
     }
-    Panel::table(title, "SHARE, DELAY, <BAR, <WHO, <WHOM", rows.collect(), "nobody")
+    Panel::table("culprits", title, "SHARE, DELAY, <BAR, <WHO, <VICTIMS", rows.collect(), "no known culprits")
 }
 
 /// How often, in words.

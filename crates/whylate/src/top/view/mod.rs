@@ -3,6 +3,7 @@
 
 mod culprit;
 mod event;
+mod frames;
 mod help;
 mod late;
 mod look;
@@ -20,8 +21,13 @@ use super::state::{State, What};
 pub fn panels(state: &State, what: &What, columns: usize) -> Vec<Panel> {
     match what {
         What::Look => look::panels(state, columns),
-        What::Source(name) => named(name).map_or_else(Vec::new, |card| source::panels(state, card)),
-        What::Series(name, labels) => named(name).map_or_else(Vec::new, |card| source::of_series(state, card, labels)),
+        What::Source(name) => named(name).map_or_else(Vec::new, |card| source::panels(state, card, columns)),
+        What::Series(name, labels) => {
+            named(name).map_or_else(Vec::new, |card| source::of_series(state, card, labels, columns))
+        }
+        What::Frames(name, path) => {
+            named(name).map_or_else(Vec::new, |card| frames::zoomed(state, card, path, columns))
+        }
         What::Culprit(kind, who) => culprit::panels(state, *kind, who, columns),
         What::Event(source, moment, place) => event::panels(state, source, *moment, *place, columns),
         What::Help => help::panels(),
@@ -30,10 +36,14 @@ pub fn panels(state: &State, what: &What, columns: usize) -> Vec<Panel> {
 
 /// A value of each of so many parts of the time that is shown: the largest of its moments.
 fn over_time(state: &State, parts: usize, value: impl Fn(&Moment) -> Option<u64>) -> Vec<Option<u64>> {
-    let moments = state.history.moments().range(state.window.clone());
-    let per_part = moments.len().div_ceil(parts.max(1)).max(1);
-    let values: Vec<Option<u64>> = moments.map(value).collect();
+    let per_part = moments_per_part(state, parts);
+    let values: Vec<Option<u64>> = state.shown().map(value).collect();
     values.chunks(per_part).map(|part| part.iter().flatten().max().copied()).collect()
+}
+
+/// How many moments each of so many parts has, but the last one.
+fn moments_per_part(state: &State, parts: usize) -> usize {
+    state.shown().len().div_ceil(parts.max(1)).max(1)
 }
 
 /// What a writer of text writes.

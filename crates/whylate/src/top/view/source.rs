@@ -3,43 +3,35 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use whylate_model::folded::Root;
 use whylate_model::merge::Merging;
 use whylate_model::snapshot::Labels;
-use whylate_model::tree::Node;
 use whylate_model::units::format_ns;
 use whylate_model::{Card, Histogram, Series, Snapshot};
 
-use super::event::{is_of, stacks_of};
-use super::{late, written};
+use super::event::agree;
+use super::{frames, late, written};
 use crate::output::histogram;
-use crate::top::panel::{Cell, Glyphs, Panel, Row};
+use crate::top::panel::{Cell, Panel, Row};
 use crate::top::state::{State, What};
 
-/// Frames of less than this share of all time have no row.
-const SMALL: f64 = 0.005;
-/// No outline is longer, in rows.
-const MOST_FRAMES: usize = 5_000;
-const BAR: usize = 12;
-
-pub fn panels(state: &State, card: &'static Card) -> Vec<Panel> {
-    let Some(snapshot) = state.history.merged(state.window.clone(), card, true) else {
-        return vec![Panel::text(card.name, "It has seen nothing in what is shown.")];
+pub fn panels(state: &State, card: &'static Card, columns: usize) -> Vec<Panel> {
+    let Some(snapshot) = state.merged(card) else {
+        return vec![Panel::text("series", card.name, "It saw nothing in this span.")];
     };
     let mut panels = vec![series(card, &snapshot)];
     let figures = figures_of(state, card);
     let text = distribution(card, &snapshot, &figures, state);
     if !text.is_empty() {
-        panels.push(Panel::text("Distribution and advice", &text));
+        panels.push(Panel::text("distribution", "Distribution and advice", &text));
     }
-    panels.extend(outline(&snapshot, state.glyphs));
+    panels.extend(frames::panels(&snapshot.stacks, card, state.glyphs, columns));
     panels.push(late::panel(state, |of, _| of.name == card.name));
     panels
 }
 
 /// The figures that a look judges.
 fn figures_of(state: &State, card: &Card) -> Histogram {
-    let mut found = state.history.moments().range(state.window.clone()).filter_map(|moment| moment.of(card));
+    let mut found = state.shown().filter_map(|moment| moment.of(card));
     let Some(mut sum) = found.next().cloned() else { return Histogram::default() };
     found.for_each(|later| sum.add(later));
     sum.figures()
@@ -51,6 +43,9 @@ fn distribution(card: &Card, snapshot: &Snapshot, figures: &Histogram, state: &S
         text += &format!("{}:\n", card.judged.of);
         text += &written(|out| histogram::write(out, figures));
     }
+    for weaker in state.look.weaker.iter().filter(|of| of.source == card.name) {
+        text += &format!("less precise here: {}\n", weaker.reason);
+    }
     (card.advice)(snapshot).iter().for_each(|advice| text += &format!("{advice}\n"));
     for (reason, count) in snapshot.lost.iter().filter(|(_, count)| **count > 0) {
         text += &format!("lost: {count} {}", reason.replace('_', " "));
@@ -60,7 +55,7 @@ fn distribution(card: &Card, snapshot: &Snapshot, figures: &Histogram, state: &S
         let of_events = headline.late_of.as_ref().map(|of| &of.next);
         let held_up = headline.held_up.as_ref().map(|of| &of.next);
         for next in [Some(&headline.next), of_events, held_up].into_iter().flatten() {
-            text += &format!("More with: {next}\n");
+            text += &format!("For more: {next}\n");
         }
     }
     text
@@ -102,8 +97,8 @@ fn series(card: &'static Card, snapshot: &Snapshot) -> Panel {
             opens: Some(What::Series(card.name, series.labels.clone())),
         }
     });
-    let title = format!("{} over {}, the longest time in all first", card.name, format_ns(snapshot.duration_ns));
-    Panel::table(title, &columns.join(","), rows.collect(), "no series")
+    let title = format!("{} over {}, longest total time first", card.name, format_ns(snapshot.duration_ns));
+    Panel::table("series", title, &columns.join(","), rows.collect(), "no series")
 }
 
 /// A name as the heading of a column, which a comma would end.
@@ -140,49 +135,15 @@ fn of_value(card: &Card, name: &str, value: Option<&f64>) -> Cell {
     }
 }
 
-/// Where threads wait, from their outermost frames on.
-fn outline(snapshot: &Snapshot, glyphs: Glyphs) -> Option<Panel> {
-    if snapshot.stacks.is_empty() {
-        return None;
-    }
-    let tree = Node::of(&snapshot.stacks, Root::Process);
-    let mut rows = Vec::new();
-    add_frames(&tree, tree.all.weight_ns, "", 0, glyphs, &mut rows);
-    let title = format!("Where threads wait, {} of all threads", format_ns(tree.all.weight_ns));
-    Some(Panel::table(title, "SHARE, TIME, <BAR, <FRAME", rows, "nobody waited"))
-}
-
-fn add_frames(node: &Node, all_ns: u64, path: &str, depth: usize, glyphs: Glyphs, rows: &mut Vec<Row>) {
-    for (frame, child) in node.widest_first() {
-        let share = child.all.weight_ns as f64 / all_ns.max(1) as f64;
-        if share < SMALL || rows.len() >= MOST_FRAMES {
-            break;
-        }
-        let key = format!("{path};{}", frame.name);
-        rows.push(Row {
-            key: key.clone(),
-            cells: vec![
-                Cell::Share(share),
-                Cell::Ns(child.all.weight_ns),
-                Cell::Ordered(glyphs.bar(share, BAR), child.all.weight_ns),
-                Cell::Text(format!("{:depth$}{}", "", frame.name)),
-            ],
-            is_late: false,
-            opens: None,
-        });
-        add_frames(child, all_ns, &key, depth + 1, glyphs, rows);
-    }
-}
-
 /// One series: its distributions and figures, the stacks that have its labels, and its late events.
-pub fn of_series(state: &State, card: &'static Card, labels: &Labels) -> Vec<Panel> {
-    let Some(mut snapshot) = state.history.merged(state.window.clone(), card, true) else {
-        return vec![Panel::text(card.name, "It has seen nothing in what is shown.")];
+pub fn of_series(state: &State, card: &'static Card, labels: &Labels, columns: usize) -> Vec<Panel> {
+    let Some(snapshot) = state.merged(card) else {
+        return vec![Panel::text("series", card.name, "It saw nothing in this span.")];
     };
     let named: Vec<String> = labels.iter().map(|(name, value)| format!("{name} {value}")).collect();
     let title = format!("{}: {}", card.name, named.join(", "));
     let Some(series) = snapshot.series.iter().find(|series| series.labels == *labels) else {
-        return vec![Panel::text(title, "It is not in what is shown.")];
+        return vec![Panel::text("series", title, "Not seen in this span.")];
     };
     let distributions = series.histograms.iter().map(|(name, histogram)| {
         let mut cells = vec![Cell::Text(name.clone())];
@@ -190,8 +151,8 @@ pub fn of_series(state: &State, card: &'static Card, labels: &Labels) -> Vec<Pan
         cells.extend([Cell::Ns(histogram.mean_ns()), Cell::Ns(u64::try_from(histogram.sum_ns()).unwrap_or(u64::MAX))]);
         Row { key: name.clone(), cells, is_late: false, opens: None }
     });
-    let columns = "<DISTRIBUTION, COUNT, P50, P99, MAX, MEAN, IN ALL";
-    let mut panels = vec![Panel::table(title, columns, distributions.collect(), "no distributions")];
+    let names = "<DISTRIBUTION, COUNT, P50, P99, MAX, MEAN, TOTAL";
+    let mut panels = vec![Panel::table("series", title, names, distributions.collect(), "no distributions")];
     let mut text: BTreeMap<&str, String> = BTreeMap::new();
     series.values.iter().for_each(|(name, value)| {
         text.insert(name, of_value(card, name, Some(value)).text());
@@ -200,10 +161,10 @@ pub fn of_series(state: &State, card: &'static Card, labels: &Labels) -> Vec<Pan
     for (name, of) in &series.histograms {
         lines += &format!("{}:\n{}", name.replace('_', " "), written(|out| histogram::write(out, of)));
     }
-    panels.push(Panel::text("Figures", &lines));
-    stacks_of(&mut snapshot, labels);
-    panels.extend(outline(&snapshot, state.glyphs));
-    panels.push(late::panel(state, |of, event| of.name == card.name && is_of(event, labels)));
+    panels.push(Panel::text("figures", "Figures", &lines));
+    let own = snapshot.stacks.iter().filter(|stack| agree(&stack.labels, labels));
+    panels.extend(frames::panels(own, card, state.glyphs, columns));
+    panels.push(late::panel(state, |of, event| of.name == card.name && agree(&event.labels, labels)));
     panels
 }
 

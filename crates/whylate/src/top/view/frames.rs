@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Where threads wait, from their outermost frames on: as an icicle graph, and as an outline whose frames are opened.
+
+use std::ops::Range;
+
+use unicode_width::UnicodeWidthStr as _;
+use whylate_model::folded::{Frame, Root};
+use whylate_model::tree::Node;
+use whylate_model::units::{format_ns, printable};
+use whylate_model::{Card, Stack};
+
+use crate::top::draw::cut;
+use crate::top::panel::{Cell, Glyphs, Panel, Row};
+use crate::top::state::{State, What};
+
+/// Frames of less than this share of all time have no row.
+const SMALL: f64 = 0.005;
+/// No outline is longer, in rows.
+const MOST_FRAMES: usize = 5_000;
+const BAR: usize = 12;
+/// An icicle is no deeper.
+const DEEPEST: usize = 40;
+/// A frame with fewer columns has no room for a name.
+const LEAST_COLUMNS: usize = 3;
+
+/// Of all of these stacks; none where there are none.
+pub fn panels<'a>(
+    stacks: impl IntoIterator<Item = &'a Stack>,
+    card: &'static Card,
+    glyphs: Glyphs,
+    columns: usize,
+) -> Vec<Panel> {
+    let tree = Node::of(stacks, Root::Process);
+    if tree.children.is_empty() {
+        return Vec::new();
+    }
+    of_node(&tree, card, "", glyphs, columns)
+}
+
+/// The same of what a frame called, and of the frame.
+pub fn zoomed(state: &State, card: &'static Card, path: &str, columns: usize) -> Vec<Panel> {
+    let snapshot = state.merged(card);
+    let stacks = snapshot.iter().flat_map(|snapshot| &snapshot.stacks);
+    let tree = Node::of(stacks, Root::Process);
+    let (mut node, mut frames) = (&tree, 0);
+    // Names have no newline: they are those of folded lines.
+    for key in path.split_terminator('\n') {
+        let Some((_, child)) = node.children.iter().find(|(frame, _)| key_of(frame) == key) else {
+            return vec![Panel::text("outline", card.name, "Not seen in this span.")];
+        };
+        (node, frames) = (child, frames + 1);
+    }
+    let mut panels = of_node(node, card, path, state.glyphs, columns);
+    if let Some(name) = path.split_terminator('\n').next_back().and_then(|key| key.split_once(' '))
+        && let Some(panel) = panels.first_mut()
+    {
+        panel.title = format!("{}, {frames} frames deep: {}", name.1, panel.title);
+    }
+    panels
+}
+
+fn of_node(node: &Node, card: &'static Card, path: &str, glyphs: Glyphs, columns: usize) -> Vec<Panel> {
+    let mut rows = Vec::new();
+    add_frames(node, node.all.weight_ns, path, 0, (card, glyphs), &mut rows);
+    let title = format!("Where threads wait, {} of thread time", format_ns(node.all.weight_ns));
+    let outline = Panel::table("outline", title, "SHARE, TIME, <BAR, <FRAME", rows, "nobody waited");
+    vec![outline, Panel::text("icicle", "Icicle graph of the same", &icicle(node, columns.saturating_sub(2)))]
+}
+
+/// Tells frames of one node apart.
+fn key_of(frame: &Frame) -> String {
+    format!("{:?} {}", frame.kind, frame.name)
+}
+
+fn add_frames(node: &Node, all_ns: u64, path: &str, depth: usize, shown: (&'static Card, Glyphs), rows: &mut Vec<Row>) {
+    for (frame, child) in node.widest_first() {
+        let share = child.all.weight_ns as f64 / all_ns.max(1) as f64;
+        if share < SMALL || rows.len() >= MOST_FRAMES {
+            break;
+        }
+        let key = format!("{path}{}\n", key_of(frame));
+        rows.push(Row {
+            key: key.clone(),
+            cells: vec![
+                Cell::Share(share),
+                Cell::Ns(child.all.weight_ns),
+                Cell::Ordered(shown.1.bar(share, BAR), child.all.weight_ns),
+                Cell::Text(format!("{:depth$}{}", "", frame.name)),
+            ],
+            is_late: false,
+            opens: (!child.children.is_empty()).then(|| What::Frames(shown.0.name, key.clone())),
+        });
+        add_frames(child, all_ns, &key, depth + 1, shown, rows);
+    }
+}
+
+/// A line a depth, on which each frame is as wide as its share; the outermost ones are on top.
+fn icicle(node: &Node, columns: usize) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    add_boxes(node, 0..columns, 0, &mut lines);
+    lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+fn add_boxes(node: &Node, place: Range<usize>, depth: usize, lines: &mut Vec<String>) {
+    if depth >= DEEPEST {
+        return;
+    }
+    let all_ns = node.all.weight_ns.max(1) as f64;
+    let mut from = place.start;
+    for (frame, child) in node.widest_first() {
+        let width = (child.all.weight_ns as f64 / all_ns * place.len() as f64) as usize;
+        let width = width.min(place.end - from);
+        if width < LEAST_COLUMNS {
+            break;
+        }
+        if lines.len() <= depth {
+            lines.push(String::new());
+        }
+        let line = &mut lines[depth];
+        *line += &" ".repeat(from.saturating_sub(line.width()));
+        let name = cut(&printable(&frame.name), width - 1);
+        *line += &format!("|{name}{}", "_".repeat(width.saturating_sub(1 + name.width())));
+        add_boxes(child, from..from + width, depth + 1, lines);
+        from += width;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stack(frames: &[&str], weight_ns: u64) -> Stack {
+        let user = frames.iter().rev().map(|&frame| frame.to_owned()).collect();
+        let labels = [("process".to_owned(), "app".to_owned())].into();
+        Stack { labels, user, weight_ns, samples: 1, ..Stack::default() }
+    }
+
+    #[test]
+    fn a_frame_is_as_wide_as_its_share_and_stands_below_its_caller() {
+        let stacks = [stack(&["main", "read"], 600), stack(&["main", "\u{6f22}\u{5b57}"], 300), stack(&["idle"], 100)];
+        let tree = Node::of(&stacks, Root::Process);
+        let picture = icicle(&tree, 40);
+        let lines: Vec<&str> = picture.lines().collect();
+        assert_eq!(lines[0], format!("|app{}", "_".repeat(36)));
+        assert_eq!(lines[1].find("|i.."), Some(36), "{picture}");
+        assert!(lines[2].starts_with("|read___") && lines[2].contains("|\u{6f22}\u{5b57}__"), "{picture}");
+        assert!(lines.iter().all(|line| line.width() <= 40), "{picture}");
+        // What is too narrow for a name has no box.
+        assert!(!icicle(&tree, 20).contains("|i") && icicle(&tree, 1).is_empty());
+    }
+}
