@@ -36,8 +36,8 @@ const AT_ONCE: usize = 32;
 
 /// Show what is late and who makes it late, live or recorded
 ///
-/// Enter opens the selected row, down to the causes and stacks of one late event. Space freezes; t and T step through time,
-/// [ and ] change the span; w saves the span as a recording; ? shows all keys.
+/// Enter opens the selected row, down to the causes and stacks of one late event. Space freezes; t and T step through time;
+/// brackets change the span; w saves the span as a recording; ? shows all keys.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
