@@ -80,6 +80,21 @@ impl Tmux {
         }
     }
 
+    /// The screen of a shell that has done nothing; the terminal's modes are in a file.
+    fn before(&self) -> Result<String> {
+        self.type_line("clear; stty -a >before")?;
+        self.wait_until("prompt", |screen| screen.trim_end() == "$")
+    }
+
+    /// Screen and modes are those of before.
+    fn ensure_as_before(&self, before: &str) -> Result<()> {
+        self.type_line("stty -a >after; clear")?;
+        self.wait_until("screen as before", |screen| screen == before)?;
+        let [before, after] = ["before", "after"].map(|name| fs::read_to_string(self.folder.path().join(name)));
+        ensure!(before? == after?, "the terminal is not as it was");
+        Ok(())
+    }
+
     /// The processes of this name that its shell has started.
     fn pids(&self, name: &str) -> Result<Vec<u32>> {
         let shell = self.run(&["display-message", "-p", "#{pane_pid}"])?;
@@ -119,8 +134,7 @@ fn a_culprit_is_found_and_handed_over() -> Result<()> {
         return Ok(());
     };
     let Some(tmux) = Tmux::start(140, 40)? else { return Ok(()) };
-    tmux.type_line("clear; stty -a >before")?;
-    let before = tmux.wait_until("prompt", |screen| screen.trim_end() == "$")?;
+    let before = tmux.before()?;
     tmux.run_top("--sources wq,timerlat,offcpu")?;
     let hog = Running::start(&["inject", "hog", "--for", "40ms", "--every", "100ms", "--times", "600", "--cpu", "0"])?;
     tmux.wait_for("thread whylate-hog")?;
@@ -152,11 +166,7 @@ fn a_culprit_is_found_and_handed_over() -> Result<()> {
     tmux.press(&["q"])?;
     // What was there before is there again.
     tmux.wait_until("prompt", |screen| !screen.contains("FROZEN") && screen.contains('$'))?;
-    tmux.type_line("stty -a >after; clear")?;
-    tmux.wait_until("screen as before", |screen| screen == before)?;
-    let modes = ["before", "after"].map(|name| fs::read_to_string(tmux.folder.path().join(name)));
-    let [before, after] = modes;
-    ensure!(before? == after?, "the terminal is not as it was");
+    tmux.ensure_as_before(&before)?;
     // The same screen of what was written.
     tmux.type_line(&format!("{} top {name}", env!("CARGO_BIN_EXE_whylate")))?;
     tmux.wait_until("replay", |screen| screen.contains("REPLAY") && screen.contains("whylate-hog"))?;
@@ -172,16 +182,11 @@ fn the_terminal_is_as_it_was_after_a_signal_and_nothing_stays_without_one() -> R
         return Ok(());
     };
     let Some(tmux) = Tmux::start(80, 24)? else { return Ok(()) };
-    tmux.type_line("clear; stty -a >before")?;
-    let before = tmux.wait_until("prompt", |screen| screen.trim_end() == "$")?;
+    let before = tmux.before()?;
     let top = tmux.run_top("--sources wq")?;
     rustix::process::kill_process(rustix::process::Pid::from_raw(top as i32).context("a PID")?, Signal::TERM)?;
     wait_until_gone(top)?;
-    tmux.type_line("stty -a >after; clear")?;
-    tmux.wait_until("screen as before", |screen| screen == before)?;
-    let modes = ["before", "after"].map(|name| fs::read_to_string(tmux.folder.path().join(name)));
-    let [before, after] = modes;
-    ensure!(before? == after?, "the terminal is not as it was");
+    tmux.ensure_as_before(&before)?;
     // Suspended, the shell is there; afterwards the screen is.
     tmux.type_line("set -m")?;
     tmux.run_top("--sources wq")?;

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What one source found, of a whole span at once or of its parts one after the other.
+
+use std::collections::BTreeMap;
+
+use super::{Headline, HeldUp, LateOf, Lates};
+use crate::snapshot::Unexplained;
+use crate::sources::{Card, Judged, Remark};
+use crate::units::format_ns;
+use crate::{Histogram, Snapshot};
+
+/// What one source found in a span, as far as a look tells of it.
+#[derive(Clone, Debug)]
+pub struct Found<'a> {
+    /// The source.
+    pub card: &'a Card,
+    /// How it measured.
+    pub backend: String,
+    /// The machine's host name.
+    pub host: String,
+    /// As of the snapshot.
+    pub pid_namespace: Option<u32>,
+    /// When the span began, in nanoseconds since 1970 (UTC).
+    pub start_unix_ns: u64,
+    /// How long it is.
+    pub duration_ns: u64,
+    /// The figures that add up over time.
+    figures: Histogram,
+    /// Those of who waits at the end.
+    at_end: Histogram,
+    remark: Remark,
+    unexplained: Unexplained,
+    lost: BTreeMap<String, u64>,
+    /// There was something to measure.
+    has_series: bool,
+}
+
+impl<'a> Found<'a> {
+    /// What a snapshot of the whole span has.
+    pub fn of(card: &'a Card, snapshot: &Snapshot) -> Self {
+        let Snapshot { backend, host, lost, .. } = snapshot;
+        Found {
+            card,
+            backend: backend.clone(),
+            host: host.clone(),
+            pid_namespace: snapshot.pid_namespace,
+            start_unix_ns: snapshot.start_unix_ns,
+            duration_ns: snapshot.duration_ns,
+            figures: (card.figures)(snapshot),
+            at_end: Histogram::default(),
+            remark: (card.remark)(snapshot),
+            unexplained: snapshot.unexplained,
+            lost: lost.iter().filter(|(_, count)| **count > 0).map(|(why, count)| (why.clone(), *count)).collect(),
+            has_series: !snapshot.series.is_empty(),
+        }
+    }
+
+    /// The same of a part of the span, to which those that follow are added.
+    pub fn of_part(card: &'a Card, snapshot: &mut Snapshot) -> Self {
+        // Stacks tell of who waits at their end, and series of what happened.
+        let stacks = std::mem::take(&mut snapshot.stacks);
+        let found = Found::of(card, snapshot);
+        let series = std::mem::take(&mut snapshot.series);
+        snapshot.stacks = stacks;
+        let at_end = (card.figures)(snapshot);
+        snapshot.series = series;
+        Found { at_end, ..found }
+    }
+
+    /// Adds what the same source found in the part that follows.
+    pub fn add(&mut self, later: &Found<'_>) {
+        self.duration_ns = self.duration_ns.saturating_add(later.duration_ns);
+        self.figures.merge(&later.figures);
+        self.at_end.clone_from(&later.at_end);
+        self.remark.clone_from(&later.remark);
+        self.has_series |= later.has_series;
+        self.unexplained.events = self.unexplained.events.saturating_add(later.unexplained.events);
+        self.unexplained.total_ns = self.unexplained.total_ns.saturating_add(later.unexplained.total_ns);
+        for (reason, count) in &later.lost {
+            let lost = self.lost.entry(reason.clone()).or_default();
+            *lost = lost.saturating_add(*count);
+        }
+    }
+
+    /// Whether there is something to say beside figures, which follows from the snapshot of the whole span alone.
+    pub fn has_remark(&self) -> bool {
+        !self.remark.text.is_empty()
+    }
+
+    /// Says of the whole span what its snapshot has.
+    pub fn remark_on(&mut self, snapshot: &Snapshot) {
+        self.remark = (self.card.remark)(snapshot);
+    }
+
+    /// Whether it had nothing at all to measure.
+    pub fn is_nothing(&self) -> bool {
+        !self.has_series && self.lost.is_empty()
+    }
+
+    /// How many bytes its texts have.
+    pub fn text_bytes(&self) -> usize {
+        self.backend.len() + self.host.len() + self.remark.text.len() + self.lost.keys().map(String::len).sum::<usize>()
+    }
+
+    /// The largest of its figures; `None` where there are none.
+    pub fn max_ns(&self) -> Option<u64> {
+        let has_any = !self.figures.is_empty() || !self.at_end.is_empty();
+        has_any.then(|| self.figures.max_ns().max(self.at_end.max_ns()))
+    }
+
+    /// All of its figures.
+    pub fn figures(&self) -> Histogram {
+        let mut figures = self.figures.clone();
+        figures.merge(&self.at_end);
+        figures
+    }
+
+    pub(super) fn headline(&self, lates: Lates, held_up: Lates) -> Headline {
+        let Found { card, unexplained, remark, .. } = self;
+        let late = lates.count + unexplained.events;
+        let figures = self.figures();
+        let next = |judged: &Judged| judged.next.replace("{from}", &format_ns(judged.late_from_ns));
+        let late_of = card.events.map(|judged| LateOf {
+            of: judged.of.to_owned(),
+            late_from_ns: judged.late_from_ns,
+            max_ns: lates.max_ns,
+            next: next(&judged),
+        });
+        Headline {
+            source: card.name.to_owned(),
+            backend: self.backend.clone(),
+            of: card.judged.of.to_owned(),
+            count: figures.count(),
+            p50_ns: figures.quantile_ns(0.5),
+            p99_ns: figures.quantile_ns(0.99),
+            max_ns: figures.max_ns(),
+            late_from_ns: card.judged.late_from_ns,
+            late,
+            late_ns: lates.total_ns.saturating_add(held_up.total_ns).saturating_add(unexplained.total_ns),
+            unexplained: *unexplained,
+            late_of,
+            held_up: card.held_up.map(|judged| HeldUp {
+                of: judged.of.to_owned(),
+                late_from_ns: judged.late_from_ns,
+                late: held_up.count,
+                late_ns: held_up.total_ns,
+                max_ns: held_up.max_ns,
+                next: next(&judged),
+                for_sleepers: Vec::new(),
+            }),
+            is_late: late > 0 || held_up.count > 0 || figures.max_ns() >= card.judged.late_from_ns || remark.is_late,
+            remark: remark.text.clone(),
+            next: next(&card.judged),
+            lost: self.lost.clone(),
+        }
+    }
+}
