@@ -180,6 +180,11 @@ bench-record: ## disk, CPU and memory use of `whylate record`, beside perf sched
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- record
 
+.PHONY: bench-top
+bench-top: ## CPU and memory use of `whylate top`, and how soon it shows figures (as root)
+	@scripts/install-deps bench
+	$(CARGO) run --release -p whylate-bench -- top
+
 .PHONY: bench-timerlat-vm
 bench-timerlat-vm: ## what `whylate timerlat` tells and costs, beside rtla, in a virtual machine
 	@scripts/install-deps bench static vm

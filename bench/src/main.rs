@@ -21,6 +21,7 @@ mod sqpoll_vm;
 mod timerlat;
 mod timerlat_vm;
 mod timerlat_why;
+mod top;
 mod user_time;
 mod vm;
 mod why;
@@ -77,6 +78,8 @@ enum What {
     Run(run::Arguments),
     /// What `whylate record` takes of a disk, of the CPUs and of memory.
     Record(record::Arguments),
+    /// What `whylate top` takes of the CPUs and of memory, and how soon it shows figures.
+    Top(top::Arguments),
     #[command(hide = true)]
     Sleepers(offcpu::sleepers::Arguments),
     #[command(hide = true)]
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
         What::Why(arguments) => why::run(&arguments),
         What::Run(arguments) => run::run(&arguments),
         What::Record(arguments) => record::run(&arguments),
+        What::Top(arguments) => top::run(&arguments),
         What::Offcpu(arguments) => offcpu::run(&arguments),
         What::Sleepers(arguments) => offcpu::sleepers::run(&arguments).map(|()| true),
         What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 
-use crate::child::Tool;
+use crate::child::{Tool, peak_kib};
 use crate::figures::{Check, median_of};
 use crate::{figures, machine, results, whylate};
 
@@ -34,10 +34,10 @@ pub struct Arguments {
 }
 
 /// What one program takes while it runs.
-struct Taken {
-    cpu_percent: f64,
+pub struct Taken {
+    pub cpu_percent: f64,
     bytes_per_s: f64,
-    peak_mb: f64,
+    pub peak_mb: f64,
 }
 
 struct Round {
@@ -94,8 +94,15 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
 fn round(program: &Path, folder: &Path, length: Duration) -> Result<Round> {
     let path = folder.join("a.whylate");
     let name = path.to_str().context("a plain name")?;
-    let look = taken(program, &["-d", "1h"], None, length)?;
-    let record = taken(program, &["record", "-d", "1h", "-o", name], Some(&path), length)?;
+    let tool = |words: &[&str], file: Option<&Path>| {
+        let mut tool = Tool::start(program, words)?;
+        let pid = tool.pid();
+        let taken = taken(&mut tool, pid, file, length)?;
+        tool.end()?;
+        Ok::<_, anyhow::Error>(taken)
+    };
+    let look = tool(&["-d", "1h"], None)?;
+    let record = tool(&["record", "-d", "1h", "-o", name], Some(&path))?;
     fs::remove_file(&path).context("nothing was recorded")?;
     let perf = folder.join("perf.data");
     let before = switches()?;
@@ -116,21 +123,20 @@ fn round(program: &Path, folder: &Path, length: Duration) -> Result<Round> {
     Ok(Round { look, record, perf_bytes_per_s, switches_per_s: (switches()? - before) as f64 / took_s })
 }
 
-fn taken(program: &Path, words: &[&str], file: Option<&Path>, length: Duration) -> Result<Taken> {
-    let mut tool = Tool::start(program, words)?;
+/// What a process of a tool takes, and how the file grows.
+pub fn taken(tool: &mut Tool, pid: u32, file: Option<&Path>, length: Duration) -> Result<Taken> {
     let size = || file.map_or(Ok(0), |file| fs::metadata(file).map(|about| about.len()));
     thread::sleep(SETTLE);
     tool.expect_running()?;
-    let (began, cpu_ns, bytes) = (Instant::now(), cpu_ns(tool.pid())?, size()?);
+    let (began, cpu_ns, bytes) = (Instant::now(), cpu_ns(pid)?, size()?);
     thread::sleep(length);
     let took_s = began.elapsed().as_secs_f64();
-    let taken = Taken {
-        cpu_percent: (self::cpu_ns(tool.pid())? - cpu_ns) as f64 / took_s / 1e7,
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).context("the tool has ended")?;
+    Ok(Taken {
+        cpu_percent: (self::cpu_ns(pid)? - cpu_ns) as f64 / took_s / 1e7,
         bytes_per_s: (size()? - bytes) as f64 / took_s,
-        peak_mb: tool.peak_kib()? / 1e3,
-    };
-    tool.end()?;
-    Ok(taken)
+        peak_mb: peak_kib(&status).context("the kernel does not tell the peak of a process's memory")? / 1e3,
+    })
 }
 
 /// What its threads have had of the CPUs.

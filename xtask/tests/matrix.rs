@@ -87,6 +87,44 @@ fn whole_waits_6_12_tracers() -> Result<()> {
     waits(&TRACERS_6_12)
 }
 
+fn disks(expected: &'static Expected) -> Result<()> {
+    machine::try_all(expected.kernel, "disks", parts::disks(expected))
+}
+
+fn sqpoll(expected: &'static Expected) -> Result<()> {
+    machine::try_all(expected.kernel, "sqpoll", parts::sqpoll(expected))
+}
+
+#[test]
+fn whole_disks_6_1_cloud() -> Result<()> {
+    disks(&CLOUD_6_1)
+}
+
+#[test]
+fn whole_sqpoll_6_1_cloud() -> Result<()> {
+    sqpoll(&CLOUD_6_1)
+}
+
+#[test]
+fn whole_disks_6_12_cloud() -> Result<()> {
+    disks(&CLOUD_6_12)
+}
+
+#[test]
+fn whole_sqpoll_6_12_cloud() -> Result<()> {
+    sqpoll(&CLOUD_6_12)
+}
+
+#[test]
+fn whole_disks_6_12_rt() -> Result<()> {
+    disks(&RT_6_12)
+}
+
+#[test]
+fn whole_disks_6_12_tracers() -> Result<()> {
+    disks(&TRACERS_6_12)
+}
+
 /// By itself, as those above and below, so that no landing has to wait for all of a kernel's parts.
 #[test]
 fn whole_tracer_6_12_rt() -> Result<()> {

@@ -12,7 +12,7 @@ use crate::clock;
 use crate::occupancy::Kept;
 use crate::pid_namespace;
 use crate::source::{AttachError, Need};
-use crate::symbols::KernelSymbols;
+use crate::symbols::{KernelSymbols, ReadOnce};
 
 /// What is there once, however many sources measure. The account of the CPUs costs as much for several as for one; the
 /// first source that needs it says which timers it watches, so one with timers of its own on each CPU comes first.
@@ -23,6 +23,8 @@ pub struct Session {
     account: RefCell<Option<Rc<RefCell<Kept>>>>,
     kernel: RefCell<Option<KernelFacts>>,
     symbols: KernelSymbols,
+    /// Until all sources are attached.
+    read_once: RefCell<Option<ReadOnce>>,
 }
 
 impl Session {
@@ -44,6 +46,7 @@ impl Session {
             account: RefCell::default(),
             kernel: RefCell::default(),
             symbols: KernelSymbols::default(),
+            read_once: RefCell::new(has_several.then(ReadOnce::begin)),
         }
     }
 
@@ -74,6 +77,7 @@ impl Session {
     /// When the kernel does not let its programs in.
     pub fn begin(&self) -> Result<(), AttachError> {
         *self.kernel.borrow_mut() = None;
+        *self.read_once.borrow_mut() = None;
         self.account.borrow().as_ref().map_or(Ok(()), |kept| kept.borrow_mut().attach(true))
     }
 

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use blazesym::MaybeDefault;
@@ -21,12 +22,49 @@ fn symbols_of(kallsyms: &str) -> impl Iterator<Item = (u64, &str)> {
     })
 }
 
+/// The kernel's symbols while some [`ReadOnce`] is there, and how many are.
+static READ_ONCE: Mutex<(usize, Option<Arc<str>>)> = Mutex::new((0, None));
+
+/// While it is there /proc/kallsyms is read once, which takes some 60 ms each time: a distribution's kernel has 200,000
+/// symbols. They take some ten megabytes.
+pub(crate) struct ReadOnce(());
+
+impl ReadOnce {
+    pub fn begin() -> Self {
+        READ_ONCE.lock().unwrap_or_else(PoisonError::into_inner).0 += 1;
+        ReadOnce(())
+    }
+}
+
+impl Drop for ReadOnce {
+    fn drop(&mut self) {
+        let mut kept = READ_ONCE.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.0 -= 1;
+        if kept.0 == 0 {
+            kept.1 = None;
+        }
+    }
+}
+
+/// The text of /proc/kallsyms.
+fn kallsyms() -> std::io::Result<Arc<str>> {
+    let mut kept = READ_ONCE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let (1.., Some(text)) = &*kept {
+        return Ok(Arc::clone(text));
+    }
+    let text: Arc<str> = std::fs::read_to_string("/proc/kallsyms")?.into();
+    if kept.0 > 0 {
+        kept.1 = Some(Arc::clone(&text));
+    }
+    Ok(text)
+}
+
 /// Where a kernel function is.
 ///
 /// # Errors
 /// When the kernel does not tell, as it does not without CAP_SYSLOG, and what to do then.
 pub fn address_of(function: &str) -> std::io::Result<u64> {
-    let kallsyms = std::fs::read_to_string("/proc/kallsyms")?;
+    let kallsyms = kallsyms()?;
     let found = symbols_of(&kallsyms).find(|&(_, name)| name == function);
     match found {
         Some((address, _)) if address != 0 => Ok(address),
@@ -48,13 +86,12 @@ pub(crate) fn to_see_addresses() -> &'static str {
 
 /// Whether the kernel tells where its functions are.
 fn are_addresses_told() -> bool {
-    let kallsyms = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
-    symbols_of(&kallsyms).any(|(address, _)| address != 0)
+    kallsyms().is_ok_and(|kallsyms| symbols_of(&kallsyms).any(|(address, _)| address != 0))
 }
 
 /// From where to where the code of kernel functions goes, as far as the kernel tells.
 pub(crate) fn code_of<const COUNT: usize>(functions: [&str; COUNT]) -> [Option<Range<u64>>; COUNT] {
-    code_in(&std::fs::read_to_string("/proc/kallsyms").unwrap_or_default(), functions)
+    code_in(&kallsyms().unwrap_or_default(), functions)
 }
 
 fn code_in<const COUNT: usize>(kallsyms: &str, functions: [&str; COUNT]) -> [Option<Range<u64>>; COUNT] {
@@ -75,7 +112,7 @@ fn code_in<const COUNT: usize>(kallsyms: &str, functions: [&str; COUNT]) -> [Opt
 
 /// The code from a function of the kernel to the end of the last one that begins so, where addresses are told.
 pub(crate) fn code_between(first: &str, last_begins: &str) -> Option<Range<u64>> {
-    between_in(&std::fs::read_to_string("/proc/kallsyms").unwrap_or_default(), first, last_begins)
+    between_in(&kallsyms().unwrap_or_default(), first, last_begins)
 }
 
 fn between_in(kallsyms: &str, first: &str, last_begins: &str) -> Option<Range<u64>> {
@@ -204,7 +241,7 @@ fn name(address: u64, found: &Symbolized<'_>, code: &mut LoadedCode) -> Option<S
 
 /// Whether the kernel or one of its modules has a function of this name; `None` where the kernel does not tell.
 pub fn is_kernel_function(name: &str) -> Option<bool> {
-    let kallsyms = std::fs::read_to_string("/proc/kallsyms").ok()?;
+    let kallsyms = kallsyms().ok()?;
     Some(symbols_of(&kallsyms).any(|(_, known)| known == name))
 }
 
@@ -224,6 +261,15 @@ pub(crate) mod fuzzing {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn symbols_are_kept_as_long_as_somebody_asks_for_that() {
+        let read_once = [ReadOnce::begin(), ReadOnce::begin()];
+        let Ok(first) = kallsyms() else { return };
+        assert!(Arc::ptr_eq(&first, &kallsyms().expect("it is there")));
+        drop(read_once);
+        assert!(!Arc::ptr_eq(&first, &kallsyms().expect("it is there")));
+    }
 
     #[test]
     fn symbols_are_read_again_only_where_addresses_are_told() {

@@ -176,7 +176,7 @@ fn a_culprit_is_found_and_handed_over() -> Result<()> {
 }
 
 #[test]
-fn the_terminal_is_as_it_was_after_a_signal_and_nothing_stays_without_one() -> Result<()> {
+fn the_terminal_is_as_it_was_after_signals_and_faults() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
@@ -196,11 +196,33 @@ fn the_terminal_is_as_it_was_after_a_signal_and_nothing_stays_without_one() -> R
     tmux.wait_for("OVER TIME")?;
     tmux.press(&["q"])?;
     tmux.wait_until("prompt", |screen| !screen.contains("OVER TIME"))?;
-    // Whoever takes the terminal away leaves nothing, whether it hears of that or not.
-    for ignored in ["", "trap '' HUP; "] {
+    // A fault of the screen is told below the prompt, and one of the feed on the screen.
+    let program = env!("CARGO_BIN_EXE_whylate");
+    tmux.type_line(&format!("clear; WHYLATE_PANIC=screen {program} top --sources wq"))?;
+    tmux.wait_until("fault", |screen| screen.contains("a test asks for it") && !screen.contains("OVER TIME"))?;
+    tmux.ensure_as_before(&before)?;
+    tmux.type_line(&format!("clear; WHYLATE_PANIC=feed {program} top --sources wq"))?;
+    tmux.wait_until("fault", |screen| screen.contains("internal error") && screen.contains("ENDED"))?;
+    tmux.press(&["q"])?;
+    tmux.wait_until("prompt", |screen| !screen.contains("ENDED"))?;
+    tmux.ensure_as_before(&before)
+}
+
+#[test]
+fn whoever_takes_the_terminal_away_leaves_nothing() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else {
+        println!("skipped: no source measures here");
+        return Ok(());
+    };
+    // Whether it hears of that or not, and whether the terminal's program closes it or is killed.
+    for (ignored, is_killed) in [("", false), ("trap '' HUP; ", false), ("", true)] {
         let Some(tmux) = Tmux::start(80, 24)? else { return Ok(()) };
         tmux.type_line(&format!("{ignored}clear"))?;
         let top = tmux.run_top("--sources wq")?;
+        if is_killed {
+            let server = tmux.run(&["display-message", "-p", "#{pid}"])?.trim().parse()?;
+            rustix::process::kill_process(rustix::process::Pid::from_raw(server).context("a PID")?, Signal::KILL)?;
+        }
         drop(tmux);
         wait_until_gone(top)?;
     }

@@ -72,7 +72,7 @@ pub fn short(expected: &'static Expected) -> Vec<Part> {
     parts
 }
 
-/// Everything but what has machines of its own: `waits`, `tracer` and `torture`.
+/// Everything but what has machines of its own: all functions that follow.
 pub fn whole(expected: &'static Expected) -> Vec<Part> {
     let mut parts = of_program(expected);
     parts.push(Part::tests("kernel_trace_lines", &[], move |said| is_skipped_for(said, expected.no_trace_lines)));
@@ -83,6 +83,21 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
     parts.push(Part::tests("kernel_why", &[], move |said| is_skipped_for(said, expected.cannot_disturb)));
     parts.push(Part::tests("kernel_timerlat", &[], move |said| timerlat_keeps_its_schedule(said, expected)));
     parts.push(Part::tests("kernel_irqsoff", &[], move |said| irqsoff_blames_no_user_code(said, expected)));
+    if expected.tells_preemption {
+        parts.push(Part::shell("the kernel's own tracers", TRACERS, the_kernels_tracer_sees_a_delay));
+        parts.push(Part::tests("kernel_irqsoff_delay", &[], delays_are_told));
+        for backend in ["tracer", "bpf"] {
+            let script = DELAYS.replace("@BACKEND@", backend);
+            parts.push(Part::shell(&format!("blame by {backend}"), &script, who_keeps_interrupts_off_is_blamed));
+        }
+    }
+    parts.extend(expected.of_irqsoff.iter().map(|words| Part::script("irqsoff.sh", words, nothing_wrong)));
+    parts
+}
+
+/// What submission threads do, on kernels that have them.
+pub fn sqpoll(expected: &'static Expected) -> Vec<Part> {
+    let mut parts = Vec::new();
     if let Some(way) = expected.sqpoll {
         parts.push(Part::tests("kernel_sqpoll", &[], move |said| sqpoll_tells_work(said, way)));
         // Where work is told by samples (6.1), instances have no function_graph tracer; the rest is as with rounds.
@@ -92,6 +107,12 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
             }
         }
     }
+    parts
+}
+
+/// How long requests take, of disks and of what is made of them.
+pub fn disks(expected: &'static Expected) -> Vec<Part> {
+    let mut parts = Vec::new();
     parts.push(Part::tests("kernel_block", &[], move |said| {
         let of_disk: &[&str] = if expected.has_disk { &[] } else { &[NOT_ON_DISK] };
         is_skipped_for(said, &[of_disk, &[NO_TIMES, NO_ZRAM]].concat())
@@ -102,15 +123,6 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
     for (program, lacking) in ["kernel_block_faults", "kernel_block_submitters"].into_iter().zip(lacking) {
         parts.push(Part::tests(program, &[], move |said| is_skipped_for(said, lacking)));
     }
-    if expected.tells_preemption {
-        parts.push(Part::shell("the kernel's own tracers", TRACERS, the_kernels_tracer_sees_a_delay));
-        parts.push(Part::tests("kernel_irqsoff_delay", &[], delays_are_told));
-        for backend in ["tracer", "bpf"] {
-            let script = DELAYS.replace("@BACKEND@", backend);
-            parts.push(Part::shell(&format!("blame by {backend}"), &script, who_keeps_interrupts_off_is_blamed));
-        }
-    }
-    parts.extend(expected.of_irqsoff.iter().map(|words| Part::script("irqsoff.sh", words, nothing_wrong)));
     parts
 }
 

@@ -46,11 +46,23 @@ impl Of {
         if !origin.is_live() && (self.pid.is_some() || self.comm.is_some() || self.cgroup.is_some()) {
             return Err(Senseless(anyhow!("a recording cannot show what one program does with its time (replay a command instead, such as offcpu -p PID)")).into());
         }
-        if let Some(pid) = super::present(self.pid)? {
-            return Ok(Some(Program::Process(pid)));
-        }
-        let by_name = self.comm.clone().map(Program::Name);
-        Ok(by_name.or_else(|| self.cgroup.clone().map(Program::Cgroup)))
+        self.present()
+    }
+
+    /// The program, whose process is there now.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn present(&self) -> anyhow::Result<Option<Program>> {
+        super::present(self.pid)?;
+        Ok(self.recorded())
+    }
+
+    /// The program, of which a recording may tell whether it is there now or not.
+    pub fn recorded(&self) -> Option<Program> {
+        let by_name = || self.comm.clone().map(Program::Name);
+        let by_cgroup = || self.cgroup.clone().map(Program::Cgroup);
+        self.pid.map(Program::Process).or_else(by_name).or_else(by_cgroup)
     }
 }
 

@@ -50,13 +50,21 @@ impl Wish {
     }
 }
 
+/// How far attaching is.
+pub enum Attaching<'a> {
+    /// This source is next.
+    Begins(&'a Card),
+    /// These are attached. What they tell before all are has no causes.
+    Done(&'a mut [Feed]),
+}
+
 /// Every source that can attach, and why others cannot. `None` when told to stop meanwhile: on a busy machine it may take
 /// far longer than somebody waits who has seen enough.
-/// `begins` hears of each before it is attached.
+/// `told_of` hears of each.
 ///
 /// # Errors
 /// When none can attach.
-pub fn attach(watch: &Watch, wish: &Wish, begins: &mut dyn FnMut(&Card)) -> anyhow::Result<Option<Sources>> {
+pub fn attach(watch: &Watch, wish: &Wish, told_of: &mut dyn FnMut(Attaching<'_>)) -> anyhow::Result<Option<Sources>> {
     let (mut session, mut first) = (Session::of_several(), None);
     let (mut looking, mut unmeasured, mut weaker) = (Vec::new(), Vec::new(), Vec::<Unmeasured>::new());
     for mut source in sources() {
@@ -67,7 +75,7 @@ pub fn attach(watch: &Watch, wish: &Wish, begins: &mut dyn FnMut(&Card)) -> anyh
         if !wish.takes(card) {
             continue;
         }
-        begins(card);
+        told_of(Attaching::Begins(card));
         let told = |reason| Unmeasured { source: card.name.to_owned(), reason };
         source.ask(Asked {
             explain_over_ns: Some(wish.late_from_ns(card)),
@@ -86,6 +94,7 @@ pub fn attach(watch: &Watch, wish: &Wish, begins: &mut dyn FnMut(&Card)) -> anyh
                     }
                 }
                 looking.push(Feed::new(card, source, Keep::Nothing));
+                told_of(Attaching::Done(&mut looking));
             }
             Err(error) => {
                 // An account that goes by the timers of a source that is not there would go by none.

@@ -12,7 +12,7 @@ use whylate_model::recording::{End, Frame, Header, Line};
 use whylate_model::units::printable;
 
 use crate::commands::sources::Wish;
-use crate::commands::{Origin, record};
+use crate::commands::{Origin, program, record};
 use crate::files;
 use crate::output::json::write_line;
 use crate::recording::about;
@@ -21,11 +21,12 @@ use crate::recording::recorder::{FRAME_BYTES, LINE_BYTES, TICKS, within_limit};
 use crate::recording::store::frame_of;
 use crate::recording::times::{Given, given};
 use crate::recording::{EXTENSION, Span};
-use crate::top::feed::{Feed, Told};
+use crate::top::feed::{Feed, Told, panic_if_asked};
 use crate::top::history::History;
 use crate::top::panel::Glyphs;
 use crate::top::state::{Mode, Phase, Reaction, State};
 use crate::top::terminal::{Event, Screen};
+use crate::top::whose::Whose;
 use crate::values::{bytes, duration_ns, source};
 use whylate_sources::clock;
 
@@ -43,6 +44,7 @@ const AT_ONCE: usize = 32;
 examples:
     whylate top                        # every source, each second
     whylate top --sources wq,timerlat  # two of them
+    whylate top --comm postgres        # what these processes do, and who makes them late
     whylate top web1.whylate           # a recording
     whylate top web1.whylate --from 10:00 --to 10:05
                                        # five minutes of it")]
@@ -62,6 +64,8 @@ pub struct Arguments {
     /// With FILE: end at this time
     #[arg(long, value_name = "TIME", value_parser = given, requires = "file")]
     to: Option<Given>,
+    #[command(flatten)]
+    of: program::Of,
     /// Memory for the past, from 1M to 4G
     #[arg(long, value_name = "SIZE", value_parser = history, default_value = "64M")]
     history: u64,
@@ -102,7 +106,11 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         }
         None => Mode::Live,
     };
+    let of = if mode == Mode::Live { arguments.of.present()? } else { arguments.of.recorded() };
     let mut state = State::new(mode, glyphs, TimeZone::system(), kept);
+    if let Some(program) = of {
+        state.look_at(Whose::Program(program));
+    }
     // As no-color.org has it.
     state.has_colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let mut screen = Screen::open()?;
@@ -136,6 +144,9 @@ fn show(screen: &mut Screen, state: &mut State, feed: &mut Feed, missing: &mut V
         state.settle();
         // A terminal that is gone is told by the next wait.
         let _ = screen.draw(state);
+        if state.history.newest().is_some() {
+            panic_if_asked("screen");
+        }
         let next = state.is_playing().then(|| played + PLAYED_EVERY);
         let until = if has_more { Some(Instant::now()) } else { next };
         let event = screen.next(feed.wake(), until)?;
@@ -179,6 +190,7 @@ fn take(state: &mut State, feed: &mut Feed, missing: &mut Vec<String>) -> anyhow
         match feed.take() {
             None => return Ok(false),
             Some(Told::Attaching(source)) => state.phase = Phase::Attaching(source),
+            Some(Told::Early(header, lines)) => state.add_early(*header, lines),
             Some(Told::Begun(header)) => state.begin(*header),
             Some(Told::Moment(lines, own)) => {
                 state.own = own;

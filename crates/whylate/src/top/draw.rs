@@ -166,12 +166,13 @@ fn title_of(what: &What) -> String {
         What::Look => "look".to_owned(),
         What::Source(name) => (*name).to_owned(),
         What::Series(_, labels) => printable(&labels.values().cloned().collect::<Vec<_>>().join(" ")),
-        What::Frames(_, path) => {
+        What::Frames(_, _, path) => {
             let key = path.split_terminator('\n').next_back().unwrap_or_default();
             printable(key.split_once(' ').map_or(key, |(_, name)| name))
         }
         What::Culprit(_, who) => printable(who),
         What::Event(source, ..) => format!("{source} event"),
+        What::Program(whose) => printable(&whose.name(None)),
         What::Help => "help".to_owned(),
     }
 }

@@ -16,8 +16,9 @@ use whylate_model::sources::named;
 
 use super::state::Own;
 use crate::commands::runner::{NOW_AND_THEN, wait};
-use crate::commands::sources::{self, Recorded, Wish};
+use crate::commands::sources::{self, Attaching, Recorded, Wish, measured};
 use crate::commands::watch::{Ended, Watch};
+use crate::recording::about;
 use crate::recording::play::Recording;
 
 /// So much waits for the screen.
@@ -30,10 +31,18 @@ const FIRST: Duration = Duration::from_millis(500);
 /// What a thread said when it panicked, where the screen is not to be written over.
 pub static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
+/// Panics where a test asks for it, of the screen or of the feed; a release never does.
+pub fn panic_if_asked(of: &str) {
+    let is_asked = || std::env::var_os("WHYLATE_PANIC").is_some_and(|asked| asked == of);
+    assert!(!(cfg!(debug_assertions) && is_asked()), "a test asks for it");
+}
+
 /// What a feed tells.
 pub enum Told {
     /// That source is being attached.
     Attaching(String),
+    /// What those see that are attached already, without causes.
+    Early(Box<Header>, Vec<Line>),
     Begun(Box<Header>),
     Moment(Vec<Line>, Own),
     /// A source has failed, in words.
@@ -159,7 +168,19 @@ impl Drop for Feed {
 
 fn measure(teller: &mut Teller, stop: UnixStream, wish: &Wish, every: Duration) -> anyhow::Result<()> {
     let watch = Watch::of(stop);
-    let mut attaching = |card: &whylate_model::Card| teller.tell(Told::Attaching(card.name.to_owned()));
+    let mut attaching = |step: Attaching<'_>| match step {
+        Attaching::Begins(card) => teller.tell(Told::Attaching(card.name.to_owned())),
+        Attaching::Done(looking) => {
+            // The newest one has seen nothing yet. What fails now fails again, and is told then.
+            let last = looking.len().saturating_sub(1);
+            let sources = looking[..last].iter().map(|feed| measured(feed, wish)).collect();
+            let lines = looking[..last].iter_mut().filter_map(|feed| feed.snapshot().ok());
+            let lines: Vec<Line> = lines.map(|snapshot| Line::Snapshot(Box::new(snapshot))).collect();
+            if !lines.is_empty() {
+                teller.tell(Told::Early(Box::new(Header { sources, ..about::this_machine() }), lines));
+            }
+        }
+    };
     let Some(attached) = sources::attach(&watch, wish, &mut attaching)? else { return Ok(()) };
     let (mut recorded, header) = Recorded::begin(attached, wish)?;
     let every_ns = u64::try_from(every.as_nanos()).ok();
@@ -174,6 +195,7 @@ fn measure(teller: &mut Teller, stop: UnixStream, wish: &Wish, every: Duration) 
         }
         let moment = recorded.moment()?;
         teller.tell(Told::Moment(moment.lines, cost.since()));
+        panic_if_asked("feed");
         moment.problems.into_iter().for_each(|problem| teller.tell(Told::Problem(problem)));
         // What was missed, as while it was stopped, is not caught up with.
         let number = (started.elapsed().as_nanos() / every.as_nanos().max(1)) as u32 + 1;

@@ -33,10 +33,17 @@ pub struct Moment {
     gaps: Vec<Gap>,
     clock: Option<Clock>,
     packed: Vec<(&'static Card, Vec<u8>)>,
+    /// The sources that have seen stacks of programs.
+    of_programs: Vec<&'static Card>,
     bytes: usize,
 }
 
 impl Moment {
+    /// Whether that source has seen stacks of programs.
+    pub fn has_programs(&self, card: &Card) -> bool {
+        self.of_programs.iter().any(|of| of.name == card.name)
+    }
+
     /// What that source found.
     pub fn of(&self, card: &Card) -> Option<&Found<'static>> {
         self.found.iter().find(|found| found.card.name == card.name)
@@ -102,6 +109,7 @@ impl History {
             gaps: Vec::new(),
             clock: None,
             packed: Vec::new(),
+            of_programs: Vec::new(),
             bytes: size_of::<Moment>(),
         };
         for line in lines {
@@ -140,6 +148,12 @@ impl History {
             self.bytes -= self.moments.pop_front().map_or(0, |oldest| oldest.bytes);
         }
         Ok(())
+    }
+
+    /// Forgets all of them.
+    pub fn clear(&mut self) {
+        self.moments.clear();
+        self.bytes = 0;
     }
 
     /// How many moments were forgotten.
@@ -205,6 +219,9 @@ impl Moment {
         let packed = zstd::bulk::compress(&serde_json::to_vec(&snapshot)?, LEVEL)?;
         self.bytes += packed.len();
         self.packed.push((card, packed));
+        if snapshot.stacks.iter().any(|stack| stack.labels.contains_key("process")) {
+            self.of_programs.push(card);
+        }
         let found = Found::of_part(card, &mut snapshot);
         self.bytes += size_of::<Found<'_>>() + found.text_bytes() + found.figures().iter().count() * 24;
         self.found.push(found);

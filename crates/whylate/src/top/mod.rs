@@ -10,6 +10,7 @@ pub mod panel;
 pub mod state;
 pub mod terminal;
 mod view;
+pub mod whose;
 
 #[cfg(test)]
 mod tests;

@@ -19,6 +19,7 @@ use super::history::{History, Moment};
 use super::keys::Key;
 use super::panel::{Choice, Glyphs, Panel};
 use super::view;
+use super::whose::{Stacks, Whose};
 
 /// How much of the past is shown at once, from which `[` and `]` choose.
 const WINDOWS_S: [u64; 7] = [1, 10, 30, 60, 300, 900, 3600];
@@ -40,10 +41,12 @@ pub enum What {
     /// One of its series.
     Series(&'static str, Labels),
     /// What a frame of a source's stacks called, by its key and those of its callers.
-    Frames(&'static str, String),
+    Frames(&'static str, Stacks, String),
     Culprit(CauseKind, String),
     /// A late event: its source, the number of its moment, and which of that moment's it is.
     Event(&'static str, u64, usize),
+    /// A program, or threads.
+    Program(Whose),
     Help,
 }
 
@@ -152,6 +155,8 @@ pub struct State {
     page: usize,
     /// Moments have come that were not looked at.
     is_stale: bool,
+    /// The moments that are there are not of all sources.
+    is_early: bool,
     /// What was merged last: most keys change nothing of it.
     merged: RefCell<Option<Merged>>,
 }
@@ -181,6 +186,7 @@ impl State {
             columns: 80,
             page: PAGE,
             is_stale: false,
+            is_early: false,
             merged: RefCell::new(None),
         }
     }
@@ -201,8 +207,18 @@ impl State {
         self.refresh();
     }
 
+    /// What is seen before all sources are attached: it is shown until the first moment comes.
+    pub fn add_early(&mut self, header: Header, lines: Vec<Line>) {
+        self.header = header;
+        self.add(lines);
+        self.is_early = true;
+    }
+
     /// Takes the next moment; [`State::settle`] shows it.
     pub fn add(&mut self, lines: Vec<Line>) {
+        if std::mem::take(&mut self.is_early) && self.phase == Phase::Running {
+            self.history.clear();
+        }
         if let Err(error) = self.history.add(lines) {
             self.said = format!("cannot keep the snapshot: {error}");
         }
@@ -359,6 +375,11 @@ impl State {
         self.typing = (key != Key::Esc).then_some(typed);
         self.show();
         Reaction::Nothing
+    }
+
+    /// Begins with one program; what all of the machine does is behind it.
+    pub fn look_at(&mut self, whose: Whose) {
+        self.open(What::Program(whose));
     }
 
     /// Shows a view, or goes back to it where it was opened before.

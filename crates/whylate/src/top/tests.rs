@@ -9,13 +9,16 @@ use whylate_model::look::Unmeasured;
 use whylate_model::path::PathSegment;
 use whylate_model::recording::{Header, Line, Measured};
 use whylate_model::sources::{OFFCPU, TIMERLAT, WQ};
+use whylate_model::wait::{Wait, WaitClass};
 use whylate_model::{Card, Cause, CauseKind, LateEvent, Series, Snapshot, Stack};
+use whylate_sources::paths::Program;
 
 use super::draw::draw;
 use super::history::History;
 use super::keys::Key;
 use super::panel::Glyphs;
-use super::state::{Mode, State, What};
+use super::state::{Mode, Phase, State, What};
+use super::whose::{Stacks, Whose};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
@@ -67,10 +70,21 @@ fn moment(second: u64) -> Vec<Line> {
         wq.late.push(late(second, "vmstat_update", vec![Cause { ns: 12 * MS, ..off }]));
     }
     let mut offcpu = snapshot(&OFFCPU, second);
+    let wait = |class| Some(Wait { class, rule: "made".to_owned() });
+    let of_postgres = labels(&[("process", "postgres"), ("pid", "7"), ("thread", "postgres"), ("cgroup", "/db")]);
     offcpu.stacks.push(Stack {
-        labels: labels(&[("process", "postgres"), ("thread", "postgres")]),
+        labels: of_postgres.clone(),
+        wait: wait(WaitClass::OnCpu),
+        weight_ns: 100 * MS,
+        samples: 1,
+        ..Stack::default()
+    });
+    offcpu.stacks.push(Stack {
+        labels: of_postgres.clone(),
+        wait: wait(WaitClass::Disk),
         weight_ns: 900 * MS,
         samples: 9,
+        age: [70 * MS].into_iter().collect(),
         kernel: vec!["io_schedule".to_owned(), "folio_wait_bit".to_owned()],
         user: vec!["pread64".to_owned(), "main".to_owned()],
         ..Stack::default()
@@ -90,7 +104,7 @@ fn moment(second: u64) -> Vec<Line> {
             segment(60, CauseKind::Disk, "vda (write by server:8)", 1),
         ];
         let causes = path.iter().map(|segment| Cause::new(segment.kind, segment.who.clone(), segment.ns)).collect();
-        offcpu.late.push(LateEvent { path, ..late(second, "client:7", causes) });
+        offcpu.late.push(LateEvent { path, labels: of_postgres, ..late(second, "client:7", causes) });
     }
     [timerlat, wq, offcpu].map(|snapshot| Line::Snapshot(Box::new(snapshot))).into()
 }
@@ -160,6 +174,51 @@ fn each_view_is_drawn_in_each_size() {
             insta::assert_snapshot!(format!("{name}_{columns}x{rows}"), screen);
         }
     }
+}
+
+#[test]
+fn a_program_is_looked_at_and_the_machine_is_behind_it() {
+    let pid = Whose::Program(Program::Process(7));
+    for (columns, rows) in [(80, 24), (200, 50), (40, 10)] {
+        let mut state = state(Glyphs::Unicode, 30, columns, rows);
+        state.look_at(pid.clone());
+        insta::assert_snapshot!(format!("program_{columns}x{rows}"), drawn(&state, columns as u16, rows as u16));
+    }
+    let mut state = state(Glyphs::Ascii, 30, 120, 40);
+    state.look_at(pid.clone());
+    let panels = &state.view().panels;
+    assert_eq!((panels[0].rows()[0].key.as_str(), panels[1].len(), panels[2].len()), ("disk", 2, 4));
+    // A late event of it leads back to it, and what its frames called is of it alone.
+    press(&mut state, "\t\t\n\t\t\t");
+    assert_eq!(state.view().panels[state.view().focus()].id, "program");
+    press(&mut state, "\n");
+    assert_eq!((&state.view().what, state.views().len()), (&What::Program(pid.clone()), 2));
+    press(&mut state, "\t\n");
+    assert!(matches!(&state.view().what, What::Frames(_, Stacks::Of(of), _) if *of == pid), "{:?}", state.view().what);
+    press(&mut state, "<<");
+    assert_eq!(state.view().what, What::Look);
+    state.look_at(Whose::Program(Program::Cgroup("/web".to_owned())));
+    assert!(state.view().panels.iter().all(|panel| panel.rows().is_empty()));
+    assert!(drawn(&state, 120, 40).contains("not seen in this span"));
+}
+
+#[test]
+fn what_is_seen_while_sources_are_attached_is_shown_until_all_are() {
+    let mut state = State::new(Mode::Live, Glyphs::Ascii, TimeZone::UTC, History::of(1 << 20));
+    state.resize(100, 30);
+    let first = Header { sources: header().sources[..1].to_vec(), ..header() };
+    for second in 0..2 {
+        state.add_early(first.clone(), moment(second)[..1].to_vec());
+        state.settle();
+    }
+    state.phase = Phase::Attaching("wq".to_owned());
+    let early = drawn(&state, 100, 30);
+    assert!(early.contains("timerlat") && early.contains("attaching wq") && !early.contains("offcpu"), "{early}");
+    state.begin(header());
+    assert!(drawn(&state, 100, 30).contains("timerlat"));
+    add(&mut state, moment(2));
+    add(&mut state, moment(3));
+    assert_eq!((state.shown().len(), state.window.clone()), (2, 2..4));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{CauseKind, LateEvent};
 
-use super::{late, moments_per_part};
+use super::{late, moments_per_part, program};
 use crate::output::why;
 use crate::top::panel::{Cell, Panel, Row};
 use crate::top::state::{State, What};
@@ -83,6 +83,10 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
     let whom =
         Panel::table("victims", title, "<SOURCE, <VICTIM, EVENTS, TOTAL, WORST, <OVER TIME", rows.collect(), "nothing");
     let mut panels = vec![whom, late::panel(state, |_, event| delay(event, kind, who) > 0)];
+    // A thread is called by its name and number.
+    if let Some((thread, _)) = who.rsplit_once(':').filter(|_| kind == CauseKind::Thread) {
+        panels.extend(program::link(&[("thread".to_owned(), thread.to_owned())].into()));
+    }
     if !stacks.is_empty() {
         panels.push(Panel::text("stacks", "Its stacks, innermost first", &stacks_in_words(stacks)));
     }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One late event: its causes, its path or phases in time, and stacks.
 
+use whylate_model::LateEvent;
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Labels, LateEvent};
 
-use super::{late, written};
+use super::{late, program, written};
 use crate::output::{path, why};
 use crate::top::panel::{Cell, Glyphs, Panel, Row};
 use crate::top::state::{State, What};
@@ -43,6 +43,7 @@ pub fn panels(state: &State, source: &'static str, moment: u64, place: usize, co
         let parts = event.phases.iter().map(|(name, ns)| (*ns, printable(name)));
         panels.push(Panel::text("time", "Timeline", &bars(state.glyphs, parts.collect(), event.latency_ns, bar)));
     }
+    panels.extend(program::link(&event.labels));
     let about = about(event);
     if !about.is_empty() {
         panels.push(Panel::text("about", "Labels and stacks", &about));
@@ -99,10 +100,4 @@ fn about(event: &LateEvent) -> String {
         stack(&format!("{}, {}", why::culprit(cause.kind, &cause.who), format_ns(cause.ns)), &cause.stack);
     }
     text
-}
-
-/// Whether labels of one thing are those of another, as far as both have them, and they have any in common.
-pub fn agree(one: &Labels, other: &Labels) -> bool {
-    let common = || other.iter().filter_map(|(name, value)| one.get(name).map(|of| of == value));
-    common().all(|is_same| is_same) && common().next().is_some()
 }

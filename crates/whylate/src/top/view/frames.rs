@@ -12,6 +12,7 @@ use whylate_model::{Card, Stack};
 use crate::top::draw::cut;
 use crate::top::panel::{Cell, Glyphs, Panel, Row};
 use crate::top::state::{State, What};
+use crate::top::whose::Stacks;
 
 /// Frames of less than this share of all time have no row.
 const SMALL: f64 = 0.005;
@@ -23,25 +24,20 @@ const DEEPEST: usize = 40;
 /// A frame with fewer columns has no room for a name.
 const LEAST_COLUMNS: usize = 3;
 
-/// Of all of these stacks; none where there are none.
-pub fn panels<'a>(
-    stacks: impl IntoIterator<Item = &'a Stack>,
-    card: &'static Card,
-    glyphs: Glyphs,
-    columns: usize,
-) -> Vec<Panel> {
-    let tree = Node::of(stacks, Root::Process);
+/// Of those of these stacks that are shown; none where there are none.
+pub fn panels(state: &State, card: &'static Card, stacks: &[Stack], shown: &Stacks, columns: usize) -> Vec<Panel> {
+    let tree = Node::of(stacks.iter().filter(|stack| shown.has(&stack.labels)), Root::Process);
     if tree.children.is_empty() {
         return Vec::new();
     }
-    of_node(&tree, card, "", glyphs, columns)
+    of_node(&Zoom { card, shown, path: "", glyphs: state.glyphs }, &tree, columns)
 }
 
 /// The same of what a frame called, and of the frame.
-pub fn zoomed(state: &State, card: &'static Card, path: &str, columns: usize) -> Vec<Panel> {
+pub fn zoomed(state: &State, card: &'static Card, shown: &Stacks, path: &str, columns: usize) -> Vec<Panel> {
     let snapshot = state.merged(card);
     let stacks = snapshot.iter().flat_map(|snapshot| &snapshot.stacks);
-    let tree = Node::of(stacks, Root::Process);
+    let tree = Node::of(stacks.filter(|stack| shown.has(&stack.labels)), Root::Process);
     let (mut node, mut frames) = (&tree, 0);
     // Names have no newline: they are those of folded lines.
     for key in path.split_terminator('\n') {
@@ -50,7 +46,7 @@ pub fn zoomed(state: &State, card: &'static Card, path: &str, columns: usize) ->
         };
         (node, frames) = (child, frames + 1);
     }
-    let mut panels = of_node(node, card, path, state.glyphs, columns);
+    let mut panels = of_node(&Zoom { card, shown, path, glyphs: state.glyphs }, node, columns);
     if let Some(name) = path.split_terminator('\n').next_back().and_then(|key| key.split_once(' '))
         && let Some(panel) = panels.first_mut()
     {
@@ -59,9 +55,18 @@ pub fn zoomed(state: &State, card: &'static Card, path: &str, columns: usize) ->
     panels
 }
 
-fn of_node(node: &Node, card: &'static Card, path: &str, glyphs: Glyphs, columns: usize) -> Vec<Panel> {
+/// Where in the stacks of a source one is.
+struct Zoom<'a> {
+    card: &'static Card,
+    shown: &'a Stacks,
+    /// The keys of the frame and its callers.
+    path: &'a str,
+    glyphs: Glyphs,
+}
+
+fn of_node(zoom: &Zoom<'_>, node: &Node, columns: usize) -> Vec<Panel> {
     let mut rows = Vec::new();
-    add_frames(node, node.all.weight_ns, path, 0, (card, glyphs), &mut rows);
+    add_frames(zoom, node, node.all.weight_ns, zoom.path, 0, &mut rows);
     let title = format!("Where threads wait, {} of thread time", format_ns(node.all.weight_ns));
     let outline = Panel::table("outline", title, "SHARE, TIME, <BAR, <FRAME", rows, "nobody waited");
     vec![outline, Panel::text("icicle", "Icicle graph of the same", &icicle(node, columns.saturating_sub(2)))]
@@ -72,7 +77,7 @@ fn key_of(frame: &Frame) -> String {
     format!("{:?} {}", frame.kind, frame.name)
 }
 
-fn add_frames(node: &Node, all_ns: u64, path: &str, depth: usize, shown: (&'static Card, Glyphs), rows: &mut Vec<Row>) {
+fn add_frames(zoom: &Zoom<'_>, node: &Node, all_ns: u64, path: &str, depth: usize, rows: &mut Vec<Row>) {
     for (frame, child) in node.widest_first() {
         let share = child.all.weight_ns as f64 / all_ns.max(1) as f64;
         if share < SMALL || rows.len() >= MOST_FRAMES {
@@ -84,13 +89,13 @@ fn add_frames(node: &Node, all_ns: u64, path: &str, depth: usize, shown: (&'stat
             cells: vec![
                 Cell::Share(share),
                 Cell::Ns(child.all.weight_ns),
-                Cell::Ordered(shown.1.bar(share, BAR), child.all.weight_ns),
+                Cell::Ordered(zoom.glyphs.bar(share, BAR), child.all.weight_ns),
                 Cell::Text(format!("{:depth$}{}", "", frame.name)),
             ],
             is_late: false,
-            opens: (!child.children.is_empty()).then(|| What::Frames(shown.0.name, key.clone())),
+            opens: (!child.children.is_empty()).then(|| What::Frames(zoom.card.name, zoom.shown.clone(), key.clone())),
         });
-        add_frames(child, all_ns, &key, depth + 1, shown, rows);
+        add_frames(zoom, child, all_ns, &key, depth + 1, rows);
     }
 }
 

@@ -4,6 +4,7 @@
 use std::ops::RangeInclusive;
 
 use whylate_model::Card;
+use whylate_model::culprits::Culprit;
 use whylate_model::look::Headline;
 use whylate_model::sources::named;
 use whylate_model::units::format_ns;
@@ -129,7 +130,19 @@ fn worst(state: &State, moment: &Moment, card: &Card, with_path: bool) -> Option
 
 fn culprits(state: &State) -> Panel {
     let culprits = &state.look.culprits;
-    let all_ns = culprits.iter().fold(0_u64, |all, culprit| all.saturating_add(culprit.total_ns));
+    let all_ns = total_ns(culprits);
+    let explained = state.look.unexplained().explained_percent(all_ns);
+    let explained = explained.map_or_else(String::new, |percent| format!("; {percent:.1}% of late time explained"));
+    culprits_of(state, culprits, "Who made others late", &explained)
+}
+
+fn total_ns(culprits: &[Culprit]) -> u64 {
+    culprits.iter().fold(0_u64, |all, culprit| all.saturating_add(culprit.total_ns))
+}
+
+/// A row each, with a title of these beginnings and ends.
+pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str) -> Panel {
+    let all_ns = total_ns(culprits);
     let rows = culprits.iter().map(|culprit| {
         let share = culprit.total_ns as f64 / all_ns.max(1) as f64;
         let victims: Vec<String> = culprit
@@ -150,13 +163,8 @@ fn culprits(state: &State) -> Panel {
             opens: Some(What::Culprit(culprit.kind, culprit.who.clone())),
         }
     });
-    let mut title = "Who made others late".to_owned();
-    if all_ns > 0 {
-        title += &format!(", {} total", format_ns(all_ns));
-    }
-    if let Some(percent) = state.look.unexplained().explained_percent(all_ns) {
-        title += &format!("; {percent:.1}% of late time explained");
-    }
+    let total = if all_ns > 0 { format!(", {} total", format_ns(all_ns)) } else { String::new() };
+    let title = format!("{title}{total}{ends}");
     Panel::table("culprits", title, "SHARE, DELAY, <BAR, <WHO, <VICTIMS", rows.collect(), "no known culprits")
 }
 

@@ -7,6 +7,7 @@ mod frames;
 mod help;
 mod late;
 mod look;
+mod program;
 mod source;
 
 use std::io::{self, Write};
@@ -25,11 +26,12 @@ pub fn panels(state: &State, what: &What, columns: usize) -> Vec<Panel> {
         What::Series(name, labels) => {
             named(name).map_or_else(Vec::new, |card| source::of_series(state, card, labels, columns))
         }
-        What::Frames(name, path) => {
-            named(name).map_or_else(Vec::new, |card| frames::zoomed(state, card, path, columns))
+        What::Frames(name, stacks, path) => {
+            named(name).map_or_else(Vec::new, |card| frames::zoomed(state, card, stacks, path, columns))
         }
         What::Culprit(kind, who) => culprit::panels(state, *kind, who, columns),
         What::Event(source, moment, place) => event::panels(state, source, *moment, *place, columns),
+        What::Program(whose) => program::panels(state, whose, columns),
         What::Help => help::panels(),
     }
 }

@@ -8,11 +8,11 @@ use whylate_model::snapshot::Labels;
 use whylate_model::units::format_ns;
 use whylate_model::{Card, Histogram, Series, Snapshot};
 
-use super::event::agree;
 use super::{frames, late, written};
 use crate::output::histogram;
 use crate::top::panel::{Cell, Panel, Row};
 use crate::top::state::{State, What};
+use crate::top::whose::{Stacks, agree};
 
 pub fn panels(state: &State, card: &'static Card, columns: usize) -> Vec<Panel> {
     let Some(snapshot) = state.merged(card) else {
@@ -24,7 +24,7 @@ pub fn panels(state: &State, card: &'static Card, columns: usize) -> Vec<Panel> 
     if !text.is_empty() {
         panels.push(Panel::text("distribution", "Distribution and advice", &text));
     }
-    panels.extend(frames::panels(&snapshot.stacks, card, state.glyphs, columns));
+    panels.extend(frames::panels(state, card, &snapshot.stacks, &Stacks::All, columns));
     panels.push(late::panel(state, |of, _| of.name == card.name));
     panels
 }
@@ -162,8 +162,7 @@ pub fn of_series(state: &State, card: &'static Card, labels: &Labels, columns: u
         lines += &format!("{}:\n{}", name.replace('_', " "), written(|out| histogram::write(out, of)));
     }
     panels.push(Panel::text("figures", "Figures", &lines));
-    let own = snapshot.stacks.iter().filter(|stack| agree(&stack.labels, labels));
-    panels.extend(frames::panels(own, card, state.glyphs, columns));
+    panels.extend(frames::panels(state, card, &snapshot.stacks, &Stacks::Series(labels.clone()), columns));
     panels.push(late::panel(state, |of, event| of.name == card.name && agree(&event.labels, labels)));
     panels
 }

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What `whylate top` costs beside a look, which measures as much and draws nothing, and how soon it shows figures.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::child::{Tool, wait_until};
+use crate::figures::{Check, median_of};
+use crate::record::{Taken, taken};
+use crate::{figures, machine, results, whylate};
+
+/// What the screen may take of a CPU beyond looking.
+const MORE_PERCENT: f64 = 1.0;
+/// How soon the first figures are to be seen.
+const FIRST_S: f64 = 1.0;
+/// The heading of a column that is there as soon as a source has figures.
+const FIGURES: &[u8] = b"VERDICT";
+
+/// What the benchmark takes.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    results: results::Arguments,
+    /// How long each is measured.
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+}
+
+struct Round {
+    look: Taken,
+    top: Taken,
+    first_s: f64,
+}
+
+pub fn run(arguments: &Arguments) -> Result<bool> {
+    if machine::is_skipped(&[("script", "no script(1) to give it a terminal")]) {
+        return Ok(true);
+    }
+    let program = whylate::build("bench-top")?;
+    let (rounds, length) = (arguments.results.rounds, Duration::from_secs(arguments.seconds));
+    let all: Vec<Round> = (0..rounds).map(|_| round(&program, length)).collect::<Result<_>>()?;
+    let of = |figure: fn(&Round) -> f64| median_of(&all, figure);
+    let checks = [
+        Check::new(
+            "CPU of the screen beyond a look (%)",
+            of(|round| round.top.cpu_percent - round.look.cpu_percent),
+            "",
+            MORE_PERCENT,
+        ),
+        Check::new("first figures after (s)", of(|round| round.first_s), "", FIRST_S),
+    ];
+    let options = format!("top --rounds {rounds} --seconds {}", arguments.seconds);
+    let mut text = results::heading("What `whylate top` costs", "bench-top", &options);
+    text += &figures::table(&checks, [2, 1]);
+    for (what, value, digits) in [
+        ("CPU of a look (%)", of(|round| round.look.cpu_percent), 2),
+        ("CPU of the screen (%)", of(|round| round.top.cpu_percent), 2),
+        ("peak memory of a look (MB)", of(|round| round.look.peak_mb), 1),
+        ("peak memory of the screen (MB)", of(|round| round.top.peak_mb), 1),
+    ] {
+        text += &format!("| {what} | {value:.digits$} | | |\n");
+    }
+    text += &format!(
+        "\nMedians of {rounds} rounds of {} s each, all sources with causes, a snapshot a second, on a terminal of 140 columns and 40 rows; \
+         the first row is the median of the differences within each round. CPU time as for `bench-record`.\n",
+        arguments.seconds
+    );
+    arguments.results.publish("top", &text)?;
+    Ok(checks.iter().all(Check::is_within))
+}
+
+fn round(program: &Path, length: Duration) -> Result<Round> {
+    let mut look = Tool::start(program, &["-d", "1h"])?;
+    let pid = look.pid();
+    let of_look = taken(&mut look, pid, None, length)?;
+    look.end()?;
+    let output = tempfile::NamedTempFile::new().context("cannot make a file")?;
+    let name = output.path().to_str().context("a plain name")?;
+    // The shell becomes the program.
+    let command = format!("stty rows 40 cols 140; exec '{}' top", program.display());
+    let mut terminal = Tool::start("script", &["-qfc", &command, name])?;
+    let began = std::time::Instant::now();
+    wait_until("it shows no figures", || Ok(fs::read(name)?.windows(FIGURES.len()).any(|bytes| bytes == FIGURES)))?;
+    let first_s = began.elapsed().as_secs_f64();
+    let pid = child_of(terminal.pid())?;
+    let top = taken(&mut terminal, pid, None, length)?;
+    kill_process(Pid::from_raw(pid as i32).context("a PID")?, Signal::TERM).context("it has ended")?;
+    // Whoever measures next is alone.
+    wait_until("it does not end", || Ok(!fs::exists(format!("/proc/{pid}"))?))?;
+    Ok(Round { look: of_look, top, first_s })
+}
+
+/// The only child of a process.
+fn child_of(pid: u32) -> Result<u32> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).context("the terminal has ended")?;
+    children.split_whitespace().next().context("it runs nothing")?.parse().context("the kernel tells no number")
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One program: what its threads do with their time, who makes them late, and where they wait.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use whylate_model::culprits::By;
+use whylate_model::look::Gatherer;
+use whylate_model::units::format_ns;
+use whylate_model::wait::WaitClass;
+use whylate_model::{Card, Labels, Snapshot, Stack};
+
+use super::{frames, late, look};
+use crate::top::panel::{Cell, Panel, Row};
+use crate::top::state::{State, What};
+use crate::top::whose::{Stacks, Whose};
+
+const BAR: usize = 12;
+
+pub fn panels(state: &State, whose: &Whose, columns: usize) -> Vec<Panel> {
+    let snapshots: Vec<(&'static Card, Rc<Snapshot>)> =
+        of_programs(state).into_iter().filter_map(|card| Some((card, state.merged(card)?))).collect();
+    let stacks = || snapshots.iter().flat_map(|(_, snapshot)| &snapshot.stacks);
+    let own = || stacks().filter(|stack| whose.has(&stack.labels));
+    let late = || late::events(state).filter(|(.., event)| whose.has(&event.labels));
+    let seen = own().map(|stack| &stack.labels).chain(late().map(|(.., event)| &event.labels)).next();
+    let mut panels = vec![time(state, whose, seen, own())];
+    let mut gatherer = Gatherer::of(state.cards(), By::Culprit);
+    late().for_each(|(card, .., event)| gatherer.add_kept(card, event));
+    let culprits = gatherer.finish_with(&[], Vec::new()).culprits;
+    panels.push(look::culprits_of(state, &culprits, "Who made it late", ""));
+    panels.push(late::panel(state, |_, event| whose.has(&event.labels)));
+    for (card, snapshot) in &snapshots {
+        panels.extend(frames::panels(state, card, &snapshot.stacks, &Stacks::Of(whose.clone()), columns));
+    }
+    panels
+}
+
+/// The sources that look at threads of programs.
+fn of_programs(state: &State) -> Vec<&'static Card> {
+    let mut cards = state.cards();
+    cards.retain(|card| state.shown().any(|moment| moment.has_programs(card)));
+    cards
+}
+
+/// How long its threads did what.
+fn time<'a>(state: &State, whose: &Whose, seen: Option<&Labels>, stacks: impl Iterator<Item = &'a Stack>) -> Panel {
+    let (mut classes, mut all_ns): (BTreeMap<WaitClass, (u64, u64)>, u64) = (BTreeMap::new(), 0);
+    for stack in stacks {
+        let Some(wait) = &stack.wait else { continue };
+        let (ns, oldest_ns) = classes.entry(wait.class).or_default();
+        *ns = ns.saturating_add(stack.weight_ns);
+        *oldest_ns = (*oldest_ns).max(stack.age.max_ns());
+        all_ns = all_ns.saturating_add(stack.weight_ns);
+    }
+    let mut order: Vec<_> = classes.into_iter().collect();
+    order.sort_by_key(|(_, (ns, _))| Reverse(*ns));
+    let rows = order.into_iter().map(|(class, (ns, oldest_ns))| {
+        let share = ns as f64 / all_ns.max(1) as f64;
+        Row {
+            key: class.words().to_owned(),
+            cells: vec![
+                Cell::Share(share),
+                Cell::Ns(ns),
+                Cell::Ordered(state.glyphs.bar(share, BAR), ns),
+                Cell::Text(class.words().to_owned()),
+                if oldest_ns > 0 { Cell::Ns(oldest_ns) } else { Cell::Missing },
+            ],
+            is_late: false,
+            opens: None,
+        }
+    });
+    let title =
+        format!("{}, {} of thread time in {}", whose.name(seen), format_ns(all_ns), format_ns(state.look.duration_ns));
+    let nothing = "not seen in this span: none of its threads was there, or no source looks at threads";
+    Panel::table("time", title, "SHARE, TIME, <BAR, <WHAT ITS THREADS DO, LONGEST NOW", rows.collect(), nothing)
+}
+
+/// A row that opens it, of what has these labels; no rows where they tell nobody.
+pub fn link(labels: &Labels) -> Option<Panel> {
+    let whose = Whose::of(labels)?;
+    let label = |name: &str| labels.get(name).map_or(Cell::Missing, |value| Cell::Text(value.clone()));
+    let row = Row {
+        key: "program".to_owned(),
+        cells: vec![Cell::Text(whose.name(Some(labels))), label("thread"), label("cgroup")],
+        is_late: false,
+        opens: Some(What::Program(whose)),
+    };
+    Some(Panel::table("program", "Whose it is", "<PROGRAM, <THREAD, <CGROUP", vec![row], ""))
+}
