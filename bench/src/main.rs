@@ -79,7 +79,7 @@ enum What {
     /// What `whylate record` takes of a disk, of the CPUs and of memory.
     Record(record::Arguments),
     /// What `whylate top` takes of the CPUs and of memory, and how soon it shows figures.
-    Top(top::Arguments),
+    Top(record::Arguments),
     #[command(hide = true)]
     Sleepers(offcpu::sleepers::Arguments),
     #[command(hide = true)]

@@ -27,10 +27,10 @@ const DAY_S: f64 = 86_400.0;
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
-    results: results::Arguments,
+    pub results: results::Arguments,
     /// How long each is measured.
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
-    seconds: u64,
+    pub seconds: u64,
 }
 
 /// What one program takes while it runs.

@@ -6,12 +6,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use clap::Args;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::child::{Tool, wait_until};
 use crate::figures::{Check, median_of};
-use crate::record::{Taken, taken};
+use crate::record::{Arguments, Taken, taken};
 use crate::{figures, machine, results, whylate};
 
 /// What the screen may take of a CPU beyond looking.
@@ -20,16 +19,6 @@ const MORE_PERCENT: f64 = 1.0;
 const FIRST_S: f64 = 1.0;
 /// The heading of a column that is there as soon as a source has figures.
 const FIGURES: &[u8] = b"VERDICT";
-
-/// What the benchmark takes.
-#[derive(Debug, Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    results: results::Arguments,
-    /// How long each is measured.
-    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
-    seconds: u64,
-}
 
 struct Round {
     look: Taken,

@@ -21,6 +21,27 @@ pub fn online() -> io::Result<Vec<u32>> {
     read("online")
 }
 
+/// How long a hypervisor has had a CPU since the start, to a tick of [`stolen_tick_ns`] (proc_stat(5)); 0 where the kernel
+/// does not tell.
+///
+/// # Errors
+/// When the kernel's counts cannot be read.
+pub fn stolen_ns(cpu: u32) -> io::Result<u64> {
+    Ok(stolen_ticks(&std::fs::read_to_string("/proc/stat")?, cpu).unwrap_or(0).saturating_mul(stolen_tick_ns()))
+}
+
+/// What the kernel's counts are rounded to.
+pub fn stolen_tick_ns() -> u64 {
+    1_000_000_000 / rustix::param::clock_ticks_per_second().max(1)
+}
+
+/// The eighth count of a CPU's line.
+fn stolen_ticks(stat: &str, cpu: u32) -> Option<u64> {
+    let name = format!("cpu{cpu}");
+    let mut words = stat.lines().map(str::split_ascii_whitespace).find(|words| words.clone().next() == Some(&name))?;
+    words.nth(8)?.parse().ok()
+}
+
 /// Those that run, that this thread may use, and that are not set apart for somebody (`isolcpus`, `nohz_full`).
 ///
 /// # Errors
@@ -182,6 +203,13 @@ impl Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_hypervisor_had_is_told_of_each_cpu() {
+        let stat = "cpu  9 9 9 9 9 9 9 99 0 0\ncpu1 1 2 3 4 5 6 7 8 9 0\ncpu11 1 2 3 4 5 6 7 80 9 0\nctxt 5\n";
+        assert_eq!([1, 11, 0].map(|cpu| stolen_ticks(stat, cpu)), [Some(8), Some(80), None]);
+        assert_eq!(stolen_ticks("cpu0 1 2 3\n", 0), None);
+    }
 
     #[test]
     fn interrupts_without_events_are_told() {

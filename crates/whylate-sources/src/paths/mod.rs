@@ -7,5 +7,5 @@ mod recorder;
 
 pub use names::PathNames;
 pub(crate) use names::device_name;
-pub use program::{Member, Program, priority};
+pub use program::{Member, Program, is_same_name, is_within, priority};
 pub use recorder::{Recorded, Recorder};

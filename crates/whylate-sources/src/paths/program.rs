@@ -67,15 +67,25 @@ impl Program {
     fn has(&self, process: u32, name: &str, folder: &str) -> bool {
         match self {
             Program::Process(wanted) => *wanted == process,
-            Program::Name(wanted) => attach::kept_name(wanted) == attach::kept_name(name),
+            Program::Name(wanted) => is_same_name(wanted, name),
             Program::Cgroup(wanted) => {
                 let cgroups = fs::read_to_string(format!("{folder}/cgroup")).unwrap_or_default();
                 let mut paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-                let wanted = Path::new(wanted);
-                wanted != Path::new("/") && paths.any(|path| Path::new(path).starts_with(wanted))
+                paths.any(|path| is_within(path, wanted))
             }
         }
     }
+}
+
+/// Whether two names are one, as far as the kernel keeps them.
+pub fn is_same_name(one: &str, other: &str) -> bool {
+    attach::kept_name(one) == attach::kept_name(other)
+}
+
+/// Whether a cgroup is that one, or below it; the root, which has all of them, is no program.
+pub fn is_within(cgroup: &str, wanted: &str) -> bool {
+    let wanted = Path::new(wanted);
+    wanted != Path::new("/") && Path::new(cgroup).starts_with(wanted)
 }
 
 fn number(name: &std::ffi::OsStr) -> Option<u32> {

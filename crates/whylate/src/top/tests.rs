@@ -199,7 +199,7 @@ fn a_program_is_looked_at_and_the_machine_is_behind_it() {
     assert_eq!(state.view().what, What::Look);
     state.look_at(Whose::Program(Program::Cgroup("/web".to_owned())));
     assert!(state.view().panels.iter().all(|panel| panel.rows().is_empty()));
-    assert!(drawn(&state, 120, 40).contains("not seen in this span"));
+    assert!(drawn(&state, 120, 40).contains("none of its threads was seen"));
 }
 
 #[test]

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One program, as labels of stacks and late events tell it: what is recorded has no `/proc`.
 
-use std::path::Path;
-
 use whylate_model::Labels;
 use whylate_model::late::CGROUP;
-use whylate_sources::paths::Program;
+use whylate_sources::paths::{Program, is_same_name, is_within};
 
-/// So much of a name the kernel keeps (TASK_COMM_LEN, less the byte that ends it).
-const KEPT_BYTES: usize = 15;
 /// Where a process's number stands: of who waited, who queued a work item, and who asked for a request.
 const PIDS: [&str; 3] = ["pid", "queued_by_pid", "submitter_pid"];
 /// The same of threads, by name.
@@ -32,13 +28,11 @@ impl Whose {
             Whose::Program(Program::Process(pid)) => any(&PIDS, &|value| value.parse() == Ok(*pid)),
             // Who queued an item or asked for a request is known by its thread's name alone.
             Whose::Program(Program::Name(name)) => {
-                any(&["process"], &|value| kept(value) == kept(name))
-                    || !labels.contains_key("process") && any(&THREADS, &|value| kept(value) == kept(name))
+                any(&["process"], &|value| is_same_name(value, name))
+                    || !labels.contains_key("process") && any(&THREADS, &|value| is_same_name(value, name))
             }
-            Whose::Program(Program::Cgroup(path)) => {
-                any(&[CGROUP, "charged_to"], &|value| Path::new(value).starts_with(path))
-            }
-            Whose::Threads(name) => any(&THREADS, &|value| kept(value) == kept(name)),
+            Whose::Program(Program::Cgroup(path)) => any(&[CGROUP, "charged_to"], &|value| is_within(value, path)),
+            Whose::Threads(name) => any(&THREADS, &|value| is_same_name(value, name)),
         }
     }
 
@@ -91,10 +85,6 @@ pub fn agree(one: &Labels, other: &Labels) -> bool {
     common().all(|is_same| is_same) && common().next().is_some()
 }
 
-fn kept(name: &str) -> &[u8] {
-    &name.as_bytes()[..name.len().min(KEPT_BYTES)]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,6 +104,7 @@ mod tests {
         assert_eq!(has(Whose::Program(Program::Name("writer".to_owned()))), (false, false));
         assert_eq!(has(Whose::Program(Program::Cgroup("/db".to_owned()))), (true, false));
         assert_eq!(has(Whose::Program(Program::Cgroup("/d".to_owned()))), (false, false));
+        assert_eq!(has(Whose::Program(Program::Cgroup("/".to_owned()))), (false, false));
         assert_eq!(has(Whose::Threads("writer".to_owned())), (true, false));
     }
 

@@ -10,6 +10,7 @@ use whylate_model::blame::Evidence;
 use whylate_model::selftest::{Check, Unit};
 use whylate_model::sources::{IRQSOFF, TIMERLAT};
 use whylate_model::{Cause, CauseKind, LateEvent};
+use whylate_sources::cpus;
 use whylate_sources::inject::disturbance::{self, Kind, Plan, Policy};
 use whylate_sources::irqsoff::IrqsoffOptions;
 use whylate_sources::timerlat::TimerlatOptions;
@@ -67,16 +68,13 @@ fn timer(
     }
     .start(&Session::of_one())?;
     let seen = while_disturbed(&mut *source, place, kind)?;
-    let is_within = |event: &LateEvent, length_ns: u64| {
-        // A hypervisor's share is the kernel's own count, and comes before a disturbance, within it or after it.
-        let longest_ns = length_ns + place.apart_ns + stolen_ns(event);
-        let bounds = length_ns.saturating_sub(PERIOD_NS + place.apart_ns)..=longest_ns;
-        bounds.contains(&event.latency_ns)
+    let is_within = |event: &LateEvent, length_ns: u64, stolen_ns: u64| {
+        // A hypervisor has its share before a disturbance, within it or after it.
+        let longest_ns = length_ns + place.apart_ns + stolen_ns;
+        (length_ns.saturating_sub(PERIOD_NS + place.apart_ns)..=longest_ns).contains(&event.latency_ns)
     };
-    // Of whom this machine has: a hypervisor may have taken more.
-    let is_right = |event: &LateEvent| event.causes.iter().find(|cause| !is_stolen(cause)).is_some_and(&is_true);
     let check = Check::new(TIMERLAT.name, source.backend, injected, "waits of the known length");
-    Ok(vec![seen.judge(check, is_within, cause, is_right)])
+    Ok(vec![seen.judge(check, is_within, cause, |event, is_known| first_of(event, is_known).is_some_and(&is_true))])
 }
 
 /// Windows with interrupts off are told with bounds, and whose they are.
@@ -91,20 +89,25 @@ pub(super) fn windows(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     }
     .attach(&Session::of_one())?;
     let seen = while_disturbed(&mut *source, place, Kind::IrqsOff)?;
-    let is_within = |event: &LateEvent, length_ns: u64| {
+    let is_within = |event: &LateEvent, length_ns: u64, _| {
         let bounds = event.latency_ns..=event.at_most_ns.unwrap_or(event.latency_ns);
         bounds.end() - bounds.start() <= PERIOD_NS + place.apart_ns && bounds.contains(&length_ns)
     };
-    let is_right = |event: &LateEvent| event.labels.get("function").is_some_and(|function| function == ENABLES);
+    let is_right = |event: &LateEvent, _| event.labels.get("function").is_some_and(|function| function == ENABLES);
     let check = Check::new(IRQSOFF.name, source.backend, IRQS_OFF, "windows within their bounds");
     Ok(vec![seen.judge(check, is_within, ENABLES, is_right)])
+}
+
+/// The largest cause; the hypervisor may have more where the kernel knows of that.
+fn first_of(event: &LateEvent, is_known: bool) -> Option<&Cause> {
+    event.causes.iter().find(|cause| !(is_known && is_stolen(cause)))
 }
 
 fn is_stolen(cause: &Cause) -> bool {
     cause.kind == CauseKind::Steal
 }
 
-/// What a hypervisor had of a wait.
+/// What a source says that a hypervisor had of a wait.
 fn stolen_ns(event: &LateEvent) -> u64 {
     event.causes.iter().filter(|cause| is_stolen(cause)).map(|cause| cause.ns).sum()
 }
@@ -113,6 +116,8 @@ struct Seen {
     /// On CLOCK_MONOTONIC.
     made: Vec<Range<u64>>,
     events: Vec<LateEvent>,
+    /// What a hypervisor had of the CPU meanwhile, at most, as the kernel counts it in /proc/stat.
+    stolen_ns: u64,
 }
 
 impl Seen {
@@ -120,15 +125,19 @@ impl Seen {
     fn judge(
         &self,
         check: Check,
-        is_within: impl Fn(&LateEvent, u64) -> bool,
+        is_within: impl Fn(&LateEvent, u64, u64) -> bool,
         cause: &str,
-        is_right: impl Fn(&LateEvent) -> bool,
+        is_right: impl Fn(&LateEvent, bool) -> bool,
     ) -> Check {
-        let (mut within, mut right) = (0_u64, 0);
+        let (mut within, mut right, mut left_ns) = (0_u64, 0, self.stolen_ns);
         for made in &self.made {
             let Some((event, _)) = event_of(&self.events, made) else { continue };
-            within += u64::from(is_within(event, made.end - made.start));
-            right += u64::from(is_right(event));
+            // A source cannot excuse more by a hypervisor than the kernel knows of.
+            let told_ns = stolen_ns(event);
+            let stolen_ns = told_ns.min(left_ns);
+            left_ns -= stolen_ns;
+            within += u64::from(is_within(event, made.end - made.start, stolen_ns));
+            right += u64::from(is_right(event, stolen_ns == told_ns));
         }
         let disturbances = self.made.len() as u64;
         check.compare(Unit::Count, disturbances as f64, within as f64, disturbances as f64 / 20.0).blames(
@@ -143,7 +152,8 @@ fn while_disturbed(source: &mut dyn Attached, place: &Place<'_>, kind: Kind) -> 
     // Apart by no multiple of a period, so that they begin at any moment of it.
     let every_ns = 3 * place.length_ns + 137_000;
     let plan = Plan { kind, length_ns: place.length_ns, times: TIMES, every_ns, cpu: Some(place.cpu) };
-    let mut events = Vec::new();
+    let stolen = || cpus::stolen_ns(place.cpu).context("cannot tell what a hypervisor has had");
+    let (mut events, stolen_before_ns) = (Vec::new(), stolen()?);
     let report = thread::scope(|scope| {
         let disturbing = scope.spawn(|| disturbance::run(&plan, place.stop, &mut |_| Ok(())));
         let mut drained = Ok(());
@@ -162,7 +172,8 @@ fn while_disturbed(source: &mut dyn Attached, place: &Place<'_>, kind: Kind) -> 
     let span = |made: &disturbance::Disturbance| {
         made.start.monotonic_ns..made.start.monotonic_ns.saturating_add(made.length_ns)
     };
-    Ok(Seen { made: report.made.iter().map(span).collect(), events })
+    let stolen_ns = stolen()?.saturating_sub(stolen_before_ns) + cpus::stolen_tick_ns();
+    Ok(Seen { made: report.made.iter().map(span).collect(), events, stolen_ns })
 }
 
 /// The event that a disturbance has delayed most, and the span in which it waited.
@@ -177,5 +188,46 @@ fn waited(event: &LateEvent) -> Option<Range<u64>> {
         Evidence::Timer(timer) => Some(timer.due_ns..timer.thread_ns),
         Evidence::Tick(tick) => Some(tick.due_ns..tick.came_ns),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use whylate_model::blame::TimerEvidence;
+    use whylate_model::selftest::Verdict;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Twenty disturbances of 10 ms, each of which a source says that a hypervisor made longer by 10 ms.
+    fn judged(stolen_ns: u64) -> Check {
+        let made: Vec<Range<u64>> = (0..20).map(|number| number * 100 * MS..(number * 100 + 10) * MS).collect();
+        let events = made.iter().map(|made| {
+            let (due_ns, thread_ns) = (made.start, made.end + 10 * MS);
+            let causes = vec![
+                Cause::new(CauseKind::Steal, "hypervisor", 10 * MS),
+                Cause::new(CauseKind::Thread, "whylate-hog:7", 10 * MS),
+            ];
+            let evidence =
+                Some(Box::new(Evidence::Timer(TimerEvidence { due_ns, thread_ns, ..TimerEvidence::default() })));
+            LateEvent { latency_ns: thread_ns - due_ns, causes, evidence, ..LateEvent::default() }
+        });
+        let seen = Seen { events: events.collect(), made, stolen_ns };
+        let is_within = |event: &LateEvent, length_ns: u64, stolen_ns: u64| event.latency_ns <= length_ns + stolen_ns;
+        let is_true = |cause: &Cause| cause.kind == CauseKind::Thread;
+        seen.judge(Check::new("made", "", "", ""), is_within, "whylate-hog", |event, is_known| {
+            first_of(event, is_known).is_some_and(is_true)
+        })
+    }
+
+    #[test]
+    fn a_hypervisor_is_an_excuse_only_as_far_as_the_kernel_counts() {
+        assert_eq!((judged(200 * MS).verdict, judged(200 * MS).measured), (Verdict::Pass, 20.0));
+        // Half of it was made up by the source; all of it was.
+        assert_eq!((judged(100 * MS).verdict, judged(100 * MS).measured), (Verdict::Fail, 10.0));
+        let made_up = judged(0);
+        assert_eq!((made_up.verdict, made_up.measured), (Verdict::Fail, 0.0));
+        assert_eq!(made_up.found.map(|found| found.right), Some(0));
     }
 }

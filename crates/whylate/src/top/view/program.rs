@@ -73,7 +73,7 @@ fn time<'a>(state: &State, whose: &Whose, seen: Option<&Labels>, stacks: impl It
     });
     let title =
         format!("{}, {} of thread time in {}", whose.name(seen), format_ns(all_ns), format_ns(state.look.duration_ns));
-    let nothing = "not seen in this span: none of its threads was there, or no source looks at threads";
+    let nothing = "none of its threads was seen in this span";
     Panel::table("time", title, "SHARE, TIME, <BAR, <WHAT ITS THREADS DO, LONGEST NOW", rows.collect(), nothing)
 }
 
@@ -87,5 +87,5 @@ pub fn link(labels: &Labels) -> Option<Panel> {
         is_late: false,
         opens: Some(What::Program(whose)),
     };
-    Some(Panel::table("program", "Whose it is", "<PROGRAM, <THREAD, <CGROUP", vec![row], ""))
+    Some(Panel::table("program", "Program", "<PROGRAM, <THREAD, <CGROUP", vec![row], ""))
 }
