@@ -23,7 +23,7 @@ fn symbols_of(kallsyms: &str) -> impl Iterator<Item = (u64, &str)> {
 }
 
 /// The kernel's symbols while some [`ReadOnce`] is there, and how many are.
-static READ_ONCE: Mutex<(usize, Option<Arc<str>>)> = Mutex::new((0, None));
+static READ_ONCE: Mutex<(usize, Option<Arc<String>>)> = Mutex::new((0, None));
 
 /// While it is there /proc/kallsyms is read once, which takes some 60 ms each time: a distribution's kernel has 200,000
 /// symbols. They take some ten megabytes.
@@ -47,12 +47,12 @@ impl Drop for ReadOnce {
 }
 
 /// The text of /proc/kallsyms.
-fn kallsyms() -> std::io::Result<Arc<str>> {
+fn kallsyms() -> std::io::Result<Arc<String>> {
     let mut kept = READ_ONCE.lock().unwrap_or_else(PoisonError::into_inner);
     if let (1.., Some(text)) = &*kept {
         return Ok(Arc::clone(text));
     }
-    let text: Arc<str> = std::fs::read_to_string("/proc/kallsyms")?.into();
+    let text = Arc::new(std::fs::read_to_string("/proc/kallsyms")?);
     if kept.0 > 0 {
         kept.1 = Some(Arc::clone(&text));
     }
