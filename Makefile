@@ -60,7 +60,7 @@ lint: ## check formatting, lints and documentation; fails on any warning
 	@scripts/install-deps
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --quiet --workspace --all-targets -- -D warnings
-	$(CARGO) clippy --quiet --package xtask --test matrix -- -D warnings
+	$(CARGO) clippy --quiet --workspace --test matrix -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --quiet --workspace --no-deps --document-private-items
 
 .PHONY: test-short

@@ -5,6 +5,7 @@ mod block;
 mod child;
 mod figures;
 mod floor;
+mod hours;
 mod irqsoff;
 mod irqsoff_vm;
 mod irqsoff_vm_cost;

@@ -140,7 +140,7 @@ pub fn taken(tool: &mut Tool, pid: u32, file: Option<&Path>, length: Duration) -
 }
 
 /// What its threads have had of the CPUs.
-fn cpu_ns(pid: u32) -> Result<u64> {
+pub fn cpu_ns(pid: u32) -> Result<u64> {
     let mut sum_ns = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task")).context("the tool has ended")? {
         let text = fs::read_to_string(task?.path().join("schedstat")).context("a thread has ended")?;

@@ -1,22 +1,28 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate top` costs beside a look, which measures as much and draws nothing, and how soon it shows figures.
+//! What `whylate top` costs beside a look, which measures as much and draws nothing, how soon it shows figures, and what
+//! memory it has after hours.
 
 use std::fs;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::child::{Tool, wait_until};
 use crate::figures::{Check, median_of};
 use crate::record::{Arguments, Taken, taken};
-use crate::{figures, machine, results, whylate};
+use crate::{figures, hours, machine, results, whylate};
 
 /// What the screen may take of a CPU beyond looking.
 const MORE_PERCENT: f64 = 1.0;
 /// How soon the first figures are to be seen.
 const FIRST_S: f64 = 1.0;
+/// What a screen may have in memory whose history is full.
+const MEMORY_MB: f64 = 96.0;
+/// How much more it may have after eight hours.
+const GROWTH: f64 = 1.05;
 /// The heading of a column that is there as soon as a source has figures.
 const FIGURES: &[u8] = b"VERDICT";
 
@@ -34,6 +40,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     let (rounds, length) = (arguments.results.rounds, Duration::from_secs(arguments.seconds));
     let all: Vec<Round> = (0..rounds).map(|_| round(&program, length)).collect::<Result<_>>()?;
     let of = |figure: fn(&Round) -> f64| median_of(&all, figure);
+    let [hour_mb, hours_mb] = after_hours(&program)?;
     let checks = [
         Check::new(
             "CPU of the screen beyond a look (%)",
@@ -42,6 +49,8 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
             MORE_PERCENT,
         ),
         Check::new("first figures after (s)", of(|round| round.first_s), "", FIRST_S),
+        Check::new("memory with an hour in a full history (MB)", hour_mb, "", MEMORY_MB),
+        Check::new("memory after eight hours, of that after one", hours_mb / hour_mb, "", GROWTH),
     ];
     let options = format!("top --rounds {rounds} --seconds {}", arguments.seconds);
     let mut text = results::heading("What `whylate top` costs", "bench-top", &options);
@@ -56,7 +65,8 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     }
     text += &format!(
         "\nMedians of {rounds} rounds of {} s each, all sources with causes, a snapshot a second, on a terminal of 140 columns and 40 rows; \
-         the first row is the median of the differences within each round. CPU time as for `bench-record`.\n",
+         the first row is the median of the differences within each round. CPU time as for `bench-record`. The hours are of a recording that was made by repeating \
+         a minute of this machine; the screen reads it as fast as it can, and has no source attached.\n",
         arguments.seconds
     );
     arguments.results.publish("top", &text)?;
@@ -78,14 +88,33 @@ fn round(program: &Path, length: Duration) -> Result<Round> {
     let first_s = began.elapsed().as_secs_f64();
     let pid = child_of(terminal.pid())?;
     let top = taken(&mut terminal, pid, None, length)?;
-    kill_process(Pid::from_raw(pid as i32).context("a PID")?, Signal::TERM).context("it has ended")?;
-    // Whoever measures next is alone.
-    wait_until("it does not end", || Ok(!fs::exists(format!("/proc/{pid}"))?))?;
+    end(pid)?;
     Ok(Round { look: of_look, top, first_s })
 }
 
+/// What a screen has in memory after one hour, and after eight.
+fn after_hours(program: &Path) -> Result<[f64; 2]> {
+    let folder = tempfile::tempdir().context("cannot make a folder")?;
+    let [minute, long] = ["minute.whylate", "hours.whylate"].map(|name| folder.path().join(name));
+    let name = minute.to_str().context("a plain name")?;
+    let status = Command::new(program).args(["record", "-d", "1m", "-o", name]).stderr(Stdio::null()).status()?;
+    ensure!(status.success(), "whylate record failed");
+    let after = |hours| {
+        hours::lengthen(&minute, &long, hours)?;
+        hours::resident_mb(program, &long)
+    };
+    Ok([after(1)?, after(8)?])
+}
+
+/// Ends a screen.
+pub fn end(pid: u32) -> Result<()> {
+    kill_process(Pid::from_raw(pid as i32).context("a PID")?, Signal::TERM).context("it has ended")?;
+    // Whoever measures next is alone.
+    wait_until("it does not end", || Ok(!fs::exists(format!("/proc/{pid}"))?))
+}
+
 /// The only child of a process.
-fn child_of(pid: u32) -> Result<u32> {
+pub fn child_of(pid: u32) -> Result<u32> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).context("the terminal has ended")?;
     children.split_whitespace().next().context("it runs nothing")?.parse().context("the kernel tells no number")
 }

@@ -5,6 +5,7 @@ mod host;
 mod initramfs;
 mod kernels;
 mod output;
+mod picture;
 mod processor;
 mod vm;
 mod wake;
@@ -28,12 +29,14 @@ struct Arguments {
 enum What {
     Kernels(kernels::Arguments),
     Vm(vm::Arguments),
+    Picture(picture::Arguments),
 }
 
 fn main() -> ExitCode {
     let outcome: Result<u8> = match Arguments::parse().what {
         What::Kernels(arguments) => kernels::run(&arguments).map(|()| 0),
         What::Vm(arguments) => vm::run(&arguments),
+        What::Picture(arguments) => picture::run(&arguments).map(|()| 0),
     };
     match outcome {
         Ok(status) => ExitCode::from(status),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Who caused how much delay, over many late events of one source or several.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::late::CGROUP;
 use crate::snapshot::Unexplained;
 use crate::sources::Card;
+use crate::thread::by_name;
 use crate::{CauseKind, Cgroup, LateEvent};
 
 /// How many culprits are told apart; those that come later are counted together.
@@ -26,6 +28,8 @@ pub enum By {
     Culprit,
     /// The cgroup of the threads; what is in none stands for itself.
     Cgroup,
+    /// Threads of one name together.
+    Name,
 }
 
 /// Adds up what each culprit did. Memory is bounded.
@@ -50,6 +54,9 @@ pub struct Culprit {
     pub kind: CauseKind,
     /// Its name, or the path of its cgroup where delays are added up by that.
     pub who: String,
+    /// How many threads have that name, where delays are added up by it and there are several; 0 otherwise.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub alike: u64,
     /// A thread's cgroup: the last one that it was seen in.
     #[serde(flatten)]
     pub cgroup: Option<Cgroup>,
@@ -102,6 +109,8 @@ impl Ranking {
 struct Delays {
     by_source: BTreeMap<&'static str, Delay>,
     cgroup: Option<Cgroup>,
+    /// Those of one name, by what they are called; empty where delays are not added up by it.
+    called: BTreeSet<String>,
 }
 
 #[derive(Debug, Default)]
@@ -128,25 +137,34 @@ impl Culprits {
         let subject = self.number_of(&event.subject);
         let own_cgroup = event.labels.get(CGROUP);
         let own = own_cgroup.map(|path| format!("{path} (itself)")).unwrap_or_default();
-        let mut by_whom: BTreeMap<(CauseKind, &str), u64> = BTreeMap::new();
+        let mut by_whom: BTreeMap<(CauseKind, Cow<'_, str>), u64> = BTreeMap::new();
         let mut unknown_ns = 0_u64;
         for cause in &event.causes {
             let of_kind = self.delays.entry(cause.kind).or_default();
-            let (mut kind, mut who) = (cause.kind, cause.who.as_str());
-            match &cause.cgroup {
-                Some(cgroup) if self.by == By::Cgroup && own_cgroup == Some(&cgroup.path) => who = &own,
-                Some(cgroup) if self.by == By::Cgroup => who = &cgroup.path,
-                _ => {}
-            }
-            match of_kind.get_mut(who) {
+            let mut kind = cause.kind;
+            let mut who: Cow<'_, str> = match (&cause.cgroup, self.by) {
+                (Some(cgroup), By::Cgroup) if own_cgroup == Some(&cgroup.path) => own.as_str().into(),
+                (Some(cgroup), By::Cgroup) => cgroup.path.as_str().into(),
+                (_, By::Name) => by_name(&cause.who),
+                _ => cause.who.as_str().into(),
+            };
+            match of_kind.get_mut(&*who) {
                 Some(known) if cause.cgroup.is_none() || known.cgroup == cause.cgroup => {}
                 Some(known) => known.cgroup.clone_from(&cause.cgroup),
                 // Why something is unknown is one of a few reasons.
                 None if cause.kind == CauseKind::Unknown || self.count < CULPRITS => {
                     self.count += 1;
-                    of_kind.insert(who.to_owned(), Delays { cgroup: cause.cgroup.clone(), ..Delays::default() });
+                    of_kind
+                        .insert(who.clone().into_owned(), Delays { cgroup: cause.cgroup.clone(), ..Delays::default() });
                 }
-                None => (kind, who) = (CauseKind::Unknown, BEYOND),
+                None => (kind, who) = (CauseKind::Unknown, BEYOND.into()),
+            }
+            if self.by == By::Name
+                && let Some(delays) = of_kind.get_mut(&*who)
+                && delays.called.len() < VICTIMS
+                && !delays.called.contains(&cause.who)
+            {
+                delays.called.insert(cause.who.clone());
             }
             let ns = by_whom.entry((kind, who)).or_default();
             *ns = ns.saturating_add(cause.ns);
@@ -157,10 +175,10 @@ impl Culprits {
         for ((kind, who), ns) in by_whom {
             let of_kind = self.delays.entry(kind).or_default();
             // Only BEYOND can be new.
-            if !of_kind.contains_key(who) {
-                of_kind.insert(who.to_owned(), Delays::default());
+            if !of_kind.contains_key(&*who) {
+                of_kind.insert(who.clone().into_owned(), Delays::default());
             }
-            let of_source = of_kind.get_mut(who).map(|delays| delays.by_source.entry(card.name).or_default());
+            let of_source = of_kind.get_mut(&*who).map(|delays| delays.by_source.entry(card.name).or_default());
             of_source.into_iter().for_each(|delay| delay.add(ns, subject));
         }
         self.unknown.add(unknown_ns, subject);
@@ -179,10 +197,14 @@ impl Culprits {
             taken.delays.into_iter().flat_map(|(kind, by_name)| by_name.into_iter().map(move |of| (kind, of)));
         let mut culprits: Vec<Culprit> = by_name
             .map(|(kind, (who, delays))| {
-                let Delays { by_source, cgroup } = delays;
+                let Delays { by_source, cgroup, called } = delays;
+                // One that is alone keeps its number.
+                let alike = if called.len() > 1 { called.len() as u64 } else { 0 };
+                let who = called.into_iter().next().filter(|_| alike == 0).unwrap_or(who);
                 let mut victims: Vec<Victims> = by_source.iter().map(|(source, delay)| delay.victims(source)).collect();
                 victims.sort_by_key(|victims| Reverse(victims.total_ns));
-                Culprit { kind, who, cgroup, total_ns: victims.iter().map(|victims| victims.total_ns).sum(), victims }
+                let total_ns = victims.iter().map(|victims| victims.total_ns).sum();
+                Culprit { kind, who, alike, cgroup, total_ns, victims }
             })
             .collect();
         let events = |culprit: &Culprit| culprit.victims.iter().map(|victims| victims.events).sum::<u64>();
@@ -232,6 +254,10 @@ impl Delay {
     }
 }
 
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,8 +288,14 @@ mod tests {
         let victims = |events, subjects, total_ns, worst_ns| {
             vec![Victims { source: "wq".to_owned(), events, subjects, total_ns, worst_ns }]
         };
-        let culprit =
-            |kind, who: &str, total_ns, victims| Culprit { kind, who: who.to_owned(), cgroup: None, total_ns, victims };
+        let culprit = |kind, who: &str, total_ns, victims| Culprit {
+            kind,
+            who: who.to_owned(),
+            alike: 0,
+            cgroup: None,
+            total_ns,
+            victims,
+        };
         assert_eq!((ranking.events, ranking.latency_ns), (3, 96));
         assert_eq!(
             ranking.culprits,
@@ -299,6 +331,26 @@ mod tests {
         let named = |list: &[(&str, u64)]| list.iter().map(|&(who, ns)| (who.to_owned(), ns)).collect::<Vec<_>>();
         assert_eq!(told(By::Cgroup), named(&[("/pod2", 50), ("/pod1 (itself)", 10), ("nvme0q1", 5)]));
         assert_eq!(told(By::Culprit), named(&[("c:3", 30), ("b:2", 20), ("a:1", 10), ("nvme0q1", 5)]));
+    }
+
+    #[test]
+    fn delays_add_up_by_the_names_of_threads() {
+        let mut culprits = Culprits::by(By::Name);
+        let off = |who, ns| (CauseKind::IrqsOff, who, ns);
+        culprits.add(&WQ, &late("a", &[(CauseKind::Thread, "dd:1", 10), (CauseKind::Thread, "dd:2", 20)]));
+        culprits
+            .add(&WQ, &late("b", &[(CauseKind::Thread, "dd:2", 5), off("dd:2", 4), off("kworker/0:1-events:9", 3)]));
+        culprits.add(&WQ, &late("b", &[off("kworker/1:2-events:8", 7), (CauseKind::Work, "f:1", 1)]));
+        let told = culprits.take().culprits.into_iter();
+        let told: Vec<_> = told.map(|of| (of.who, of.alike, of.total_ns, of.victims[0].events)).collect();
+        let expected = [
+            ("dd", 2, 35, 2),
+            ("kworker/1:2-events:8", 0, 7, 1),
+            ("dd:2", 0, 4, 1),
+            ("kworker/0:1-events:9", 0, 3, 1),
+            ("f:1", 0, 1, 1),
+        ];
+        assert_eq!(told, expected.map(|(who, alike, ns, events)| (who.to_owned(), alike, ns, events)));
     }
 
     #[test]

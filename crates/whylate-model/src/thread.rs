@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Threads by their names and numbers, as whoever looks knows them.
 
+use std::borrow::Cow;
+
 /// In the number of a thread that has none in the PID namespace of whoever looks, added to the kernel's, which is below
 /// 2^22. So threads outside are told apart, and none is taken for one inside.
 pub const OUTSIDE: u32 = 1 << 31;
@@ -20,6 +22,15 @@ pub fn without_number(called: &str) -> &str {
     match called.rsplit_once(':') {
         Some((name, number)) if number == "outside" || number.parse::<u32>().is_ok() => name,
         _ => called,
+    }
+}
+
+/// The same where it stands for how somebody did something as well: `vda (read by dd)` of `vda (read by dd:4711)`.
+pub fn by_name(called: &str) -> Cow<'_, str> {
+    match called.strip_suffix(')') {
+        Some(inner) if without_number(inner).len() < inner.len() => format!("{})", without_number(inner)).into(),
+        Some(_) => called.into(),
+        None => without_number(called).into(),
     }
 }
 
@@ -54,6 +65,21 @@ pub fn alike(called: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_of_one_name_differ_by_number_alone() {
+        for (called, name) in [
+            ("dd:4711", "dd"),
+            ("a:b:outside", "a:b"),
+            ("vda (write by dd:4711)", "vda (write by dd)"),
+            ("kworker/0:1-events:77", "kworker/0:1-events"),
+            ("CPU 1", "CPU 1"),
+            ("(sd-pam):9", "(sd-pam)"),
+            ("nvme0n1 (no free request)", "nvme0n1 (no free request)"),
+        ] {
+            assert_eq!(by_name(called), name);
+        }
+    }
 
     #[test]
     fn threads_of_one_kind_are_alike() {

@@ -63,7 +63,8 @@ pub struct Record {
 /// By what culprits are ranked: what every command that ranks them takes.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Rank {
-    /// Rank culprits as they are, or threads by their cgroup: which pod, container or service delays the others
+    /// Rank culprits as they are, threads of one name together, or threads by their cgroup: which pod, container or
+    /// service delays the others
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = RankBy::Culprit)]
     pub by: RankBy,
 }
@@ -71,6 +72,7 @@ pub struct Rank {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RankBy {
     Culprit,
+    Name,
     Cgroup,
 }
 
@@ -78,6 +80,7 @@ impl From<Rank> for By {
     fn from(rank: Rank) -> By {
         match rank.by {
             RankBy::Culprit => By::Culprit,
+            RankBy::Name => By::Name,
             RankBy::Cgroup => By::Cgroup,
         }
     }

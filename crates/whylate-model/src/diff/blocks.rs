@@ -206,7 +206,7 @@ impl Comparison {
             self.add_late(&mut open.block, card, &event);
         }
         if self.late_from[card].is_some_and(|from| from.is_same) && unexplained.events > 0 {
-            let what = What::Late { late: self.cards[card].events().of.to_owned() };
+            let what = What::late(self.cards[card].events());
             let late = Sample { count: unexplained.events, amount: unexplained.total_ns as f64, histogram: None };
             self.put(&mut open.block, Key { card: Some(card), what, of: Of::Events }, &late);
         }
@@ -232,7 +232,7 @@ impl Comparison {
             return;
         }
         let late = Sample { count: 1, amount: event.latency_ns as f64, histogram: None };
-        let what = What::Late { late: judged.of.to_owned() };
+        let what = What::late(judged);
         self.put(block, Key { card: Some(card), what, of: Of::Events }, &late);
         let mut by_whom: BTreeMap<What, u64> = BTreeMap::new();
         for cause in &event.causes {

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::snapshot::Labels;
+use crate::sources::Judged;
 use crate::thread::alike;
 use crate::{Cause, CauseKind};
 
@@ -55,6 +56,13 @@ impl What {
             _ => alike(&cause.who),
         };
         What::Culprit { kind: cause.kind, who }
+    }
+
+    /// What is late by that.
+    pub(super) fn late(judged: &Judged) -> What {
+        // A source that judges no figures has no word for them.
+        let late = if judged.of.is_empty() { "late events" } else { judged.of };
+        What::Late { late: late.to_owned() }
     }
 
     pub(super) fn series(labels: &Labels) -> What {

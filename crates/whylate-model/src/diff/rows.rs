@@ -16,6 +16,8 @@ const LEAST_EVENTS: u64 = 10;
 /// A culprit with a smaller share of all delays, and a stack with a smaller one of all thread-seconds, is not compared.
 const LEAST_DELAY: f64 = 0.005;
 const LEAST_STACK: f64 = 0.001;
+/// What whylate's own threads are called.
+const OWN: &str = "whylate";
 /// How many values make a value of their own: neighbouring blocks with fewer of them are taken together. So the values
 /// of both sides spread as wide, however many there are.
 const VALUES_OF_MEDIAN: u64 = 10;
@@ -262,6 +264,8 @@ impl Candidate {
                 kind: CauseKind::Unknown | CauseKind::Wakeup | CauseKind::IdleExit | CauseKind::Steal,
                 ..
             } => 1,
+            // It measures on both sides, and has more to do where more is late.
+            What::Culprit { who, .. } if who == OWN => 1,
             What::Culprit { .. } => 0,
             What::Late { .. } => 2,
             What::Series { .. } => 3,

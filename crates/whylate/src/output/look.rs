@@ -188,10 +188,11 @@ fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
             .collect();
         writeln!(
             out,
-            "    {:>5.1}%  {:<14}  {}: {}",
+            "    {:>5.1}%  {:<14}  {}{}: {}",
             percent(culprit.total_ns),
             word(culprit.kind),
             printable(&culprit.who),
+            why::how_many(culprit),
             victims.join(", ")
         )?;
     }
@@ -265,6 +266,7 @@ mod tests {
         let culprit = |kind, who: &str, total_ns| Culprit {
             kind,
             who: who.to_owned(),
+            alike: 0,
             cgroup: None,
             total_ns,
             victims: vec![
@@ -305,6 +307,7 @@ mod tests {
         let culprit = Culprit {
             kind: CauseKind::Thread,
             who: "hog:7".to_owned(),
+            alike: 0,
             cgroup: None,
             total_ns: 1_000_000,
             victims: vec![Victims { source: "wq".to_owned(), events: 1, subjects: 1, total_ns: 1, worst_ns: 1 }],

@@ -133,6 +133,16 @@ pub fn word(kind: CauseKind) -> &'static str {
 }
 
 /// Who it is and how it delays, in words.
+pub fn whom(of: &Culprit) -> String {
+    culprit(of.kind, &of.who) + &how_many(of)
+}
+
+/// How many threads it stands for, where those of one name are ranked together.
+pub fn how_many(of: &Culprit) -> String {
+    if of.alike > 0 { format!(" ({} of that name)", of.alike) } else { String::new() }
+}
+
+/// The same of a name alone.
 pub fn culprit(kind: CauseKind, who: &str) -> String {
     let (who, word) = (printable(who), word(kind));
     match kind {
@@ -159,7 +169,7 @@ fn sentence(culprit: &Culprit, late: Late) -> String {
     let of_cgroup = |of: &Cgroup| culprit.kind == CauseKind::Thread && culprit.who.starts_with(&of.path);
     let name = match &culprit.cgroup {
         Some(of) if of_cgroup(of) => format!("threads of {}", printable(&culprit.who)),
-        _ => self::culprit(culprit.kind, &culprit.who),
+        _ => whom(culprit),
     };
     let Some(&Victims { events, subjects, total_ns, worst_ns, .. }) = culprit.victims.first() else { return name };
     if events == 1 {

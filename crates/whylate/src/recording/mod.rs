@@ -7,6 +7,7 @@
 pub mod about;
 mod file;
 mod folder;
+pub mod frames;
 pub mod play;
 pub mod recorder;
 mod ring;

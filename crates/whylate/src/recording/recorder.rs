@@ -12,16 +12,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use rustix::io::Errno;
 use whylate_model::late::SLEEPER;
-use whylate_model::recording::{Clock, Frame, Gap, Header, Index, Line, MOST_LINE_BYTES};
+use whylate_model::recording::{Clock, Frame, Gap, Header, Index, Line};
 use whylate_model::{LateEvent, Snapshot};
 use whylate_sources::clock;
 
-use super::about;
 use super::store::Store;
-use crate::output::json::write_line;
+use super::{about, frames};
 
-/// A frame has at most so many ticks, and is no longer than that: what a power cut costs.
-pub const TICKS: u32 = 16;
+/// A frame is no longer than that: what a power cut costs.
 const FRAME: Duration = Duration::from_secs(10);
 /// How many ticks wait for the disk; of others the number alone is recorded.
 const QUEUED: usize = 64;
@@ -33,14 +31,10 @@ const CLOCK_EVERY_NS: u64 = 60_000_000_000;
 const STEP_NS: u64 = 100_000_000;
 /// Late events of one snapshot that are recorded; of others the number is.
 const LATE_EVENTS: usize = 10_000;
-/// No more late events and stacks wait for the disk.
-const MOST_QUEUED: usize = 100_000;
+/// No more late events and stacks wait for a disk or a screen.
+pub const MOST_QUEUED: usize = 100_000;
 /// While nothing can be written, no more lines of other kinds are kept.
 const MOST_KEPT: usize = 1_000;
-/// A frame with more is ended, so that little is lost where it is damaged.
-pub const FRAME_BYTES: usize = 8 << 20;
-/// A line with more is told without some of its late events: readers have a limit.
-pub const LINE_BYTES: usize = MOST_LINE_BYTES as usize / 2;
 
 /// What was seen at one moment.
 type Tick = Vec<Line>;
@@ -73,7 +67,7 @@ fn is_late(event: &LateEvent) -> bool {
 }
 
 /// How much of the lines is of a size that nobody knows before.
-fn weight(lines: &[Line]) -> usize {
+pub fn weight(lines: &[Line]) -> usize {
     let of_line = |line: &Line| if let Line::Snapshot(of) = line { of.late.len() + of.stacks.len() } else { 0 };
     lines.iter().map(of_line).sum()
 }
@@ -355,7 +349,7 @@ impl Writer {
         self.look_at_clocks(&mut lines);
         self.add(&lines);
         let is_full = self.open.as_ref().is_some_and(|open| {
-            open.ticks >= TICKS || open.bytes.len() >= FRAME_BYTES || open.began.elapsed() >= FRAME
+            open.ticks >= frames::TICKS || open.bytes.len() >= frames::BYTES || open.began.elapsed() >= FRAME
         });
         if is_full || self.store.wants_end() {
             self.end_frame();
@@ -417,15 +411,7 @@ impl Writer {
             }),
         };
         let Some(frame) = &mut open.frame else { return Ok(()) };
-        for line in lines {
-            let (text, gap) = within_limit(line, LINE_BYTES)?;
-            frame.add(&text, line.span_unix_ns())?;
-            if let Some(gap) = gap {
-                let mut text = Vec::new();
-                write_line(&mut text, &gap)?;
-                frame.add(&text, gap.span_unix_ns())?;
-            }
-        }
+        frames::add(frame, lines)?;
         open.bytes.extend(frame.flush()?);
         open.ticks += 1;
         Ok(())
@@ -511,28 +497,6 @@ impl Writer {
         let gap = Line::Gap(Gap { start_unix_ns, duration_ns, reason: reason.to_owned(), count: missed });
         kept.into_iter().chain((missed > 0).then_some(gap)).collect()
     }
-}
-
-/// A line's text, with as many of its late events as there is room for, and how many are not in it.
-///
-/// # Errors
-/// When there is no memory.
-pub fn within_limit(line: &Line, most: usize) -> io::Result<(Vec<u8>, Option<Line>)> {
-    let mut text = Vec::new();
-    write_line(&mut text, line)?;
-    let Line::Snapshot(whole) = line else { return Ok((text, None)) };
-    let mut kept = whole.late.len();
-    while text.len() > most && kept > 0 {
-        kept /= 2;
-        text.clear();
-        let late = whole.late[..kept].to_vec();
-        let rest = Snapshot { late: Vec::new(), ..(**whole).clone() };
-        write_line(&mut text, &Line::Snapshot(Box::new(Snapshot { late, ..rest })))?;
-    }
-    let count = (whole.late.len() - kept) as u64;
-    let start_unix_ns = whole.start_unix_ns.saturating_add(whole.duration_ns);
-    let gap = Gap { start_unix_ns, duration_ns: 0, reason: "late_events".to_owned(), count };
-    Ok((text, (count > 0).then_some(Line::Gap(gap))))
 }
 
 #[cfg(test)]

@@ -4,11 +4,10 @@
 use std::io;
 use std::path::PathBuf;
 
-use whylate_model::recording::{End, Frame, Header, Index, Line};
+use whylate_model::recording::{End, Header, Index, Line};
 use whylate_sources::clock;
 
-use super::about;
-use crate::output::json::write_line;
+use super::{about, frames};
 
 pub use super::file::FileStore;
 pub use super::folder::{FolderStore, Retention};
@@ -61,7 +60,7 @@ pub trait Store: Send {
 /// # Errors
 /// When there is no memory.
 pub fn head(header: &Header) -> io::Result<(Index, Vec<u8>)> {
-    frame_of(&[Line::Header(header.clone()), Line::Clock(about::now())])
+    frames::of(&[Line::Header(header.clone()), Line::Clock(about::now())])
 }
 
 /// A frame that says that nothing follows.
@@ -69,20 +68,5 @@ pub fn head(header: &Header) -> io::Result<(Index, Vec<u8>)> {
 /// # Errors
 /// When there is no memory.
 pub fn tail() -> io::Result<(Index, Vec<u8>)> {
-    frame_of(&[Line::End(End { at_unix_ns: clock::unix_ns() })])
-}
-
-/// A frame of these lines.
-///
-/// # Errors
-/// When there is no memory.
-pub fn frame_of(lines: &[Line]) -> io::Result<(Index, Vec<u8>)> {
-    let mut frame = Frame::new()?;
-    for line in lines {
-        let mut bytes = Vec::new();
-        write_line(&mut bytes, line)?;
-        frame.add(&bytes, line.span_unix_ns())?;
-    }
-    let (bytes, index) = frame.finish()?;
-    Ok((index, bytes))
+    frames::of(&[Line::End(End { at_unix_ns: clock::unix_ns() })])
 }

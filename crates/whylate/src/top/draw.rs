@@ -8,12 +8,10 @@ use ratatui::text::Line;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 use whylate_model::units::printable;
 
-use super::panel::{Body, Choice, Panel, Row};
+use super::panel::{Body, Choice, Panel, Row, heights};
 use super::state::{Mode, Phase, State, What};
 use crate::output::moment::moment;
 
-/// A panel has its title, a heading and a row at least.
-const LEAST_ROWS: u16 = 3;
 /// Names get this much at least where there is no room for all.
 const LEAST_NAME: usize = 8;
 
@@ -52,40 +50,6 @@ pub fn draw(frame: &mut Frame<'_>, state: &State) {
         }
         y += height;
     }
-}
-
-/// How many lines each panel gets: the focused one first, then as many of the others as there is room for.
-fn heights(panels: &[Panel], focus: usize, room: u16) -> Vec<u16> {
-    let heading = |panel: &Panel| u16::from(!panel.rows().is_empty());
-    let wanted: Vec<u16> = panels
-        .iter()
-        .map(|panel| u16::try_from(panel.len().max(1)).unwrap_or(u16::MAX).saturating_add(1 + heading(panel)))
-        .collect();
-    let mut heights = vec![0; panels.len()];
-    let mut left = room;
-    let order = || std::iter::once(focus).chain((0..panels.len()).filter(|&number| number != focus));
-    for number in order().filter(|&number| number < panels.len()) {
-        let least = wanted[number].min(LEAST_ROWS);
-        if left >= least {
-            heights[number] = least;
-            left -= least;
-        }
-    }
-    // The rest in turns, so that none takes all of it.
-    while left > 0 {
-        let mut has_given = false;
-        for number in order().filter(|&number| number < panels.len()) {
-            if heights[number] > 0 && heights[number] < wanted[number] && left > 0 {
-                heights[number] += 1;
-                left -= 1;
-                has_given = true;
-            }
-        }
-        if !has_given {
-            break;
-        }
-    }
-    heights
 }
 
 fn hidden_titles(panels: &[Panel], hidden: &[usize]) -> String {
@@ -265,7 +229,8 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, panel: &Panel, choice: &Choice,
 /// Where columns stand, in terminal columns.
 struct Columns {
     widths: Vec<usize>,
-    is_name: Vec<bool>,
+    /// They begin at the left: names, which may be cut, and graphs, which may not.
+    is_left: Vec<bool>,
     /// Columns from there on have no room.
     shown: usize,
 }
@@ -273,7 +238,8 @@ struct Columns {
 impl Columns {
     fn of(names: &[String], rows: &[Row], room: usize) -> Self {
         let is_name: Vec<bool> = names.iter().map(|name| name.starts_with('<')).collect();
-        let mut widths: Vec<usize> = names.iter().map(|name| name.trim_start_matches('<').width()).collect();
+        let is_left = names.iter().map(|name| name.starts_with(['<', '='])).collect();
+        let mut widths: Vec<usize> = names.iter().map(|name| name.trim_start_matches(['<', '=']).width()).collect();
         for row in rows {
             for (width, cell) in widths.iter_mut().zip(&row.cells) {
                 *width = (*width).max(cell.text().width());
@@ -298,7 +264,7 @@ impl Columns {
                 shown -= 1;
             }
         }
-        Columns { widths, is_name, shown }
+        Columns { widths, is_left, shown }
     }
 
     fn heading(&self, names: &[String], choice: &Choice) -> String {
@@ -311,7 +277,7 @@ impl Columns {
                     (true, false) => "*",
                     (true, true) => "^",
                 };
-                format!("{}{mark}", name.trim_start_matches('<'))
+                format!("{}{mark}", name.trim_start_matches(['<', '=']))
             })
             .collect();
         let left_out = names.len() - self.shown;
@@ -328,7 +294,7 @@ impl Columns {
             if number > 0 {
                 line += "  ";
             }
-            line += &if self.is_name[number] { cell + &padding } else { padding + &cell };
+            line += &if self.is_left[number] { cell + &padding } else { padding + &cell };
         }
         line.trim_end().to_owned()
     }
@@ -362,14 +328,5 @@ mod tests {
         assert_eq!((wide.as_str(), wide.width()), ("\u{6f22}\u{5b57}..", 6));
         assert_eq!(cut("e\u{301}e\u{301}e\u{301}", 3).width(), 3);
         assert_eq!((cut("abc", 1), cut("abc", 0)), (".".to_owned(), String::new()));
-    }
-
-    #[test]
-    fn the_focused_panel_has_room_first() {
-        let panel = |lines: usize| Panel::text("a", "a", &"x\n".repeat(lines));
-        let panels = [panel(20), panel(20), panel(1)];
-        assert_eq!(heights(&panels, 1, 22), [10, 10, 2]);
-        assert_eq!(heights(&panels, 1, 4), [0, 4, 0]);
-        assert_eq!(heights(&panels, 2, 5), [3, 0, 2]);
     }
 }

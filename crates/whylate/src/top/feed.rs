@@ -4,8 +4,9 @@
 
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -20,9 +21,11 @@ use crate::commands::sources::{self, Attaching, Recorded, Wish, measured};
 use crate::commands::watch::{Ended, Watch};
 use crate::recording::about;
 use crate::recording::play::Recording;
+use crate::recording::recorder::{MOST_QUEUED, weight};
 
-/// So much waits for the screen.
+/// So many moments wait for the screen; of a recording, which waits for the screen in turn, a few are enough.
 const QUEUED: usize = 64;
+const QUEUED_OF_RECORDING: usize = 16;
 /// So many lines of one moment are taken.
 const MOST_LINES: usize = 100;
 /// The first figures come sooner than the others.
@@ -55,9 +58,18 @@ pub enum Told {
     Ended(Option<anyhow::Error>),
 }
 
+impl Told {
+    /// How much of a moment is of a size that nobody knows before.
+    fn weight(&self) -> Option<usize> {
+        if let Told::Moment(lines, _) = self { Some(weight(lines)) } else { None }
+    }
+}
+
 /// A thread that tells.
 pub struct Feed {
     receiver: Option<Receiver<Told>>,
+    /// Late events and stacks that wait for the screen.
+    queued: Arc<AtomicUsize>,
     wake: UnixStream,
     /// Closing it ends the thread.
     stop: Option<UnixStream>,
@@ -68,6 +80,7 @@ pub struct Feed {
 /// The thread's side.
 struct Teller {
     sender: SyncSender<Told>,
+    queued: Arc<AtomicUsize>,
     wake: UnixStream,
     missed: u64,
 }
@@ -75,15 +88,20 @@ struct Teller {
 impl Teller {
     /// Tells it, or counts it.
     fn tell(&mut self, told: Told) {
-        let is_moment = matches!(told, Told::Moment(..));
-        match self.sender.try_send(told) {
+        let weight = told.weight();
+        let has_room = weight.is_none() || self.queued.load(Ordering::Relaxed) < MOST_QUEUED;
+        self.queued.fetch_add(weight.unwrap_or(0), Ordering::Relaxed);
+        match if has_room { self.sender.try_send(told) } else { Err(TrySendError::Full(told)) } {
             Ok(()) if self.missed > 0 => {
                 if self.sender.try_send(Told::Missed(self.missed)).is_ok() {
                     self.missed = 0;
                 }
             }
             Ok(()) => {}
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => self.missed += u64::from(is_moment),
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                self.queued.fetch_sub(weight.unwrap_or(0), Ordering::Relaxed);
+                self.missed += u64::from(weight.is_some());
+            }
         }
         // Where it is full, it is readable.
         let _ = self.wake.write(&[0]);
@@ -91,6 +109,7 @@ impl Teller {
 
     /// The same, and waits until there is room; false where nobody listens any more.
     fn tell_surely(&mut self, told: Told) -> bool {
+        self.queued.fetch_add(told.weight().unwrap_or(0), Ordering::Relaxed);
         let is_heard = self.sender.send(told).is_ok();
         let _ = self.wake.write(&[0]);
         is_heard
@@ -103,7 +122,7 @@ impl Feed {
     /// # Errors
     /// When the system has no descriptors or threads left.
     pub fn live(wish: Wish, every: Duration) -> anyhow::Result<Self> {
-        Self::start("whylate-measure", move |teller, stop| measure(teller, stop, &wish, every))
+        Self::start("whylate-measure", QUEUED, move |teller, stop| measure(teller, stop, &wish, every))
     }
 
     /// Reads a recording.
@@ -111,25 +130,27 @@ impl Feed {
     /// # Errors
     /// As above.
     pub fn recorded(recording: Recording) -> anyhow::Result<Self> {
-        Self::start("whylate-replay", move |teller, stop| replay(teller, &stop, &recording))
+        Self::start("whylate-replay", QUEUED_OF_RECORDING, move |teller, stop| replay(teller, &stop, &recording))
     }
 
     fn start(
         name: &str,
+        most: usize,
         run: impl FnOnce(&mut Teller, UnixStream) -> anyhow::Result<()> + Send + 'static,
     ) -> anyhow::Result<Self> {
-        let (sender, receiver) = sync_channel(QUEUED);
+        let (sender, receiver) = sync_channel(most);
         let (wake, wakes) = UnixStream::pair().context("cannot start to measure")?;
         let (stop, stops) = UnixStream::pair().context("cannot start to measure")?;
         for stream in [&wake, &wakes, &stops] {
             stream.set_nonblocking(true)?;
         }
-        let mut teller = Teller { sender, wake: wakes, missed: 0 };
+        let queued = Arc::new(AtomicUsize::new(0));
+        let mut teller = Teller { sender, queued: Arc::clone(&queued), wake: wakes, missed: 0 };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
             let outcome = run(&mut teller, stops);
             teller.tell_surely(Told::Ended(outcome.err()));
         })?;
-        Ok(Feed { receiver: Some(receiver), wake, stop: Some(stop), thread: Some(thread), has_ended: false })
+        Ok(Feed { receiver: Some(receiver), queued, wake, stop: Some(stop), thread: Some(thread), has_ended: false })
     }
 
     /// Becomes readable when there is something; `None` where nothing follows.
@@ -142,6 +163,7 @@ impl Feed {
         let told = self.receiver.as_ref()?.try_recv();
         match told {
             Ok(told) => {
+                self.queued.fetch_sub(told.weight().unwrap_or(0), Ordering::Relaxed);
                 self.has_ended |= matches!(told, Told::Ended(_));
                 Some(told)
             }

@@ -8,6 +8,9 @@ use whylate_model::units::{format_ns, printable};
 
 use super::state::What;
 
+/// A panel has its title, a heading and a row at least.
+const LEAST_ROWS: u16 = 3;
+
 /// One value of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cell {
@@ -65,7 +68,7 @@ pub struct Row {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Body {
-    /// Names of columns, `<` before those that have names, and rows in the order that is meant.
+    /// Names of columns, `<` before those that have names and `=` before graphs, and rows in the order that is meant.
     Table {
         columns: Vec<String>,
         rows: Vec<Row>,
@@ -186,6 +189,40 @@ impl Choice {
     }
 }
 
+/// How many lines each panel gets: the focused one first, then as many of the others as there is room for.
+pub fn heights(panels: &[Panel], focus: usize, room: u16) -> Vec<u16> {
+    let heading = |panel: &Panel| u16::from(!panel.rows().is_empty());
+    let wanted: Vec<u16> = panels
+        .iter()
+        .map(|panel| u16::try_from(panel.len().max(1)).unwrap_or(u16::MAX).saturating_add(1 + heading(panel)))
+        .collect();
+    let mut heights = vec![0; panels.len()];
+    let mut left = room;
+    let order = || std::iter::once(focus).chain((0..panels.len()).filter(|&number| number != focus));
+    for number in order().filter(|&number| number < panels.len()) {
+        let least = wanted[number].min(LEAST_ROWS);
+        if left >= least {
+            heights[number] = least;
+            left -= least;
+        }
+    }
+    // The rest in turns, so that none takes all of it.
+    while left > 0 {
+        let mut has_given = false;
+        for number in order().filter(|&number| number < panels.len()) {
+            if heights[number] > 0 && heights[number] < wanted[number] && left > 0 {
+                heights[number] += 1;
+                left -= 1;
+                has_given = true;
+            }
+        }
+        if !has_given {
+            break;
+        }
+    }
+    heights
+}
+
 /// Characters that some terminals lack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Glyphs {
@@ -267,5 +304,14 @@ mod tests {
         assert_eq!(Glyphs::Unicode.spark(&values[4..], 1_000_000), "██");
         assert_eq!((Glyphs::Ascii.bar(0.5, 10), Glyphs::Ascii.bar(0.001, 10)), ("#####".to_owned(), "#".to_owned()));
         assert_eq!((Glyphs::Ascii.bar(7.0, 3), Glyphs::Ascii.bar(0.0, 3)), ("###".to_owned(), String::new()));
+    }
+
+    #[test]
+    fn the_focused_panel_has_room_first() {
+        let panel = |lines: usize| Panel::text("a", "a", &"x\n".repeat(lines));
+        let panels = [panel(20), panel(20), panel(1)];
+        assert_eq!(heights(&panels, 1, 22), [10, 10, 2]);
+        assert_eq!(heights(&panels, 1, 4), [0, 4, 0]);
+        assert_eq!(heights(&panels, 2, 5), [3, 0, 2]);
     }
 }

@@ -17,7 +17,7 @@ use whylate_model::{Card, CauseKind, LateEvent, Snapshot};
 
 use super::history::{History, Moment};
 use super::keys::Key;
-use super::panel::{Choice, Glyphs, Panel};
+use super::panel::{Body, Choice, Glyphs, Panel, heights};
 use super::view;
 use super::whose::{Stacks, Whose};
 
@@ -25,8 +25,6 @@ use super::whose::{Stacks, Whose};
 const WINDOWS_S: [u64; 7] = [1, 10, 30, 60, 300, 900, 3600];
 /// Of these the first.
 const WINDOW: usize = 3;
-/// How far a page goes where nobody has drawn one yet.
-const PAGE: usize = 10;
 /// No more views are opened from each other.
 const DEEPEST: usize = 16;
 /// No search is longer.
@@ -42,6 +40,7 @@ pub enum What {
     Series(&'static str, Labels),
     /// What a frame of a source's stacks called, by its key and those of its callers.
     Frames(&'static str, Stacks, String),
+    /// Somebody who made others late; without a number, all threads of that name.
     Culprit(CauseKind, String),
     /// A late event: its source, the number of its moment, and which of that moment's it is.
     Event(&'static str, u64, usize),
@@ -152,7 +151,7 @@ pub struct State {
     window_choice: usize,
     views: Vec<View>,
     columns: usize,
-    page: usize,
+    rows: usize,
     /// Moments have come that were not looked at.
     is_stale: bool,
     /// The moments that are there are not of all sources.
@@ -184,7 +183,7 @@ impl State {
             window_choice: WINDOW,
             views: vec![View::of(What::Look)],
             columns: 80,
-            page: PAGE,
+            rows: 24,
             is_stale: false,
             is_early: false,
             merged: RefCell::new(None),
@@ -193,7 +192,7 @@ impl State {
 
     /// How large the screen is.
     pub fn resize(&mut self, columns: usize, rows: usize) {
-        self.page = (rows / 2).max(1);
+        self.rows = rows;
         if columns != self.columns {
             self.columns = columns;
             self.show();
@@ -343,8 +342,8 @@ impl State {
             Key::BackTab => self.turn_to(-1),
             Key::Up | Key::Char('k') => self.step(-1),
             Key::Down | Key::Char('j') => self.step(1),
-            Key::PageUp => self.step(-(self.page as isize)),
-            Key::PageDown => self.step(self.page as isize),
+            Key::PageUp => self.step(-self.page()),
+            Key::PageDown => self.step(self.page()),
             Key::Home | Key::Char('g') => self.step(isize::MIN / 2),
             Key::End | Key::Char('G') => self.step(isize::MAX / 2),
             Key::Char('s') => self.sort(|panel, choice| choice.sort_on(panel)),
@@ -431,7 +430,23 @@ impl State {
     }
 
     fn step(&mut self, by: isize) {
-        self.view_mut().choose(|panel, choice| choice.step(panel, by));
+        // The first line of the screen and the last one are not of panels.
+        let room = u16::try_from(self.rows.saturating_sub(2)).unwrap_or(u16::MAX);
+        let view = self.view_mut();
+        let focus = view.focus();
+        let shown = heights(&view.panels, focus, room).get(focus).map_or(0, |height| usize::from(*height));
+        view.choose(|panel, choice| {
+            choice.step(panel, by);
+            // A text is at its end where its last line is in sight, below its title.
+            if matches!(panel.body, Body::Text(_)) {
+                choice.place = choice.place.min(panel.len().saturating_sub(shown.saturating_sub(1)));
+            }
+        });
+    }
+
+    /// How far a page goes.
+    fn page(&self) -> isize {
+        (self.rows / 2).max(1) as isize
     }
 
     fn sort(&mut self, change: impl FnOnce(&Panel, &mut Choice)) {
@@ -479,7 +494,7 @@ impl State {
     fn refresh(&mut self) {
         let Some(newest) = self.at.or(self.history.newest()) else { return self.show() };
         self.window = self.history.window(newest, self.window_ns());
-        let mut gatherer = Gatherer::of(self.cards(), By::Culprit);
+        let mut gatherer = Gatherer::of(self.cards(), By::Name);
         let mut found: Vec<Found<'static>> = Vec::new();
         let mut lost: BTreeMap<String, u64> = BTreeMap::new();
         for moment in self.shown() {

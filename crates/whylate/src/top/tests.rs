@@ -306,22 +306,87 @@ fn rows_are_found_by_a_text_and_sorted() {
 }
 
 #[test]
+fn threads_of_one_name_are_one_culprit() {
+    let mut state = state(Glyphs::Ascii, 10, 120, 40);
+    press(&mut state, "\t");
+    let dd = |number: u64| Cause::new(CauseKind::Thread, format!("dd:{number}"), 900 * MS);
+    let mut wq = snapshot(&WQ, 10);
+    wq.late.push(late(10, "vmstat_update", vec![dd(1)]));
+    add(&mut state, vec![Line::Snapshot(Box::new(wq.clone()))]);
+    state.press(Key::Home);
+    let first = |state: &State| state.view().panels[1].rows()[0].cells[3].text();
+    assert_eq!(first(&state), "thread dd:1");
+    let chosen = state.view().choice(&state.view().panels[1]).key;
+    wq.late = (2..65).map(|number| late(10, "vmstat_update", vec![dd(number)])).collect();
+    add(&mut state, vec![Line::Snapshot(Box::new(wq))]);
+    assert_eq!(first(&state), "thread dd (64 of that name)");
+    assert_eq!(state.view().choice(&state.view().panels[1]).key, chosen);
+    press(&mut state, "\n");
+    let panels = &state.view().panels;
+    assert_eq!(
+        (panels[0].title.as_str(), panels[0].rows()[0].cells[2].text()),
+        ("Delayed by: thread dd", "64".to_owned())
+    );
+    let alike = panels.iter().find(|panel| panel.id == "alike").expect("its threads");
+    assert_eq!(
+        (alike.len(), alike.rows()[0].opens.clone()),
+        (64, Some(What::Culprit(CauseKind::Thread, "dd:1".to_owned())))
+    );
+}
+
+#[test]
+fn a_text_goes_back_from_its_end_at_once() {
+    let mut state = state(Glyphs::Ascii, 1, 100, 30);
+    let mut wq = snapshot(&WQ, 1);
+    let stack = (0..100).map(|number| format!("frame_{number}")).collect();
+    wq.late.push(LateEvent { stack, ..late(1, "vmstat_update", vec![Cause::new(CauseKind::Work, "hog", 40 * MS)]) });
+    add(&mut state, vec![Line::Snapshot(Box::new(wq))]);
+    press(&mut state, "\t\t\n\tG");
+    let end = drawn(&state, 100, 30);
+    assert!(end.contains("frame_99") && !end.contains("frame_0\n"), "{end}");
+    press(&mut state, "k");
+    assert!(!drawn(&state, 100, 30).contains("frame_99"));
+}
+
+#[test]
 fn much_is_drawn_at_once() {
     let mut state = state(Glyphs::Unicode, 1, 120, 40);
-    let mut wq = snapshot(&WQ, 1);
+    let (mut wq, mut timerlat) = (snapshot(&WQ, 1), snapshot(&TIMERLAT, 1));
     for number in 0..10_000 {
         wq.series.push(series(&[("handler", &format!("\u{6f22}handler_{number}"))], "latency", &[number * 1_000]));
     }
-    add(&mut state, vec![Line::Snapshot(Box::new(wq))]);
-    let place = state.view().panels[0].rows().iter().position(|row| row.cells[0].text() == "wq").expect("a row");
-    for _ in 0..place {
-        state.press(Key::Down);
+    for cpu in 0..4_096 {
+        timerlat.series.push(series(&[("cpu", &cpu.to_string())], "thread", &[50_000 + cpu]));
     }
-    state.press(Key::Enter);
-    assert_eq!(state.view().what, What::Source("wq"));
-    assert!(state.view().panels[0].len() >= 10_000);
-    state.press(Key::End);
-    assert!(drawn(&state, 120, 40).contains("handler_0 "));
+    add(&mut state, [wq, timerlat].map(|snapshot| Line::Snapshot(Box::new(snapshot))).into());
+    // How long a frame takes is looked at, and nothing fails by it: `cargo test --release much_is -- --nocapture`.
+    let took = |what: &str, work: &mut dyn FnMut()| {
+        let began = std::time::Instant::now();
+        work();
+        println!("{what}: {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
+    };
+    for (source, series) in [("wq", 10_000), ("timerlat", 4_096)] {
+        let place = state.view().panels[0].rows().iter().position(|row| row.cells[0].text() == source).expect("a row");
+        state.press(Key::Home);
+        for _ in 0..place {
+            state.press(Key::Down);
+        }
+        took(&format!("opening {source}"), &mut || {
+            state.press(Key::Enter);
+        });
+        assert_eq!(state.view().what, What::Source(source));
+        assert!(state.view().panels[0].len() >= series);
+        state.press(Key::End);
+        let mut screen = String::new();
+        took(&format!("a frame of {source}"), &mut || screen = drawn(&state, 120, 40));
+        took(&format!("a key and a frame of {source}"), &mut || {
+            state.press(Key::Up);
+            drop(drawn(&state, 120, 40));
+        });
+        let last = state.view().panels[0].rows().last().expect("a row").cells[0].text();
+        assert!(screen.contains(&format!(" {last} ")), "{last} {screen}");
+        state.press(Key::Esc);
+    }
 }
 
 fn key() -> impl Strategy<Value = Key> {

@@ -4,8 +4,9 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use whylate_model::thread::by_name;
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{CauseKind, LateEvent};
+use whylate_model::{Cause, CauseKind, LateEvent};
 
 use super::{late, moments_per_part, program};
 use crate::output::why;
@@ -17,17 +18,36 @@ const STACKS: usize = 5;
 /// What the columns beside the graph take.
 const BESIDE_GRAPH: usize = 60;
 
+/// The causes that it, or one of that name, is.
+fn own<'a>(event: &'a LateEvent, kind: CauseKind, who: &str) -> impl Iterator<Item = &'a Cause> {
+    let is_it = move |cause: &&Cause| cause.kind == kind && (cause.who == who || by_name(&cause.who) == who);
+    event.causes.iter().filter(is_it)
+}
+
 /// How long it kept that event waiting.
 fn delay(event: &LateEvent, kind: CauseKind, who: &str) -> u64 {
-    let causes = event.causes.iter().filter(|cause| cause.kind == kind && cause.who == who);
-    causes.fold(0, |all, cause| all.saturating_add(cause.ns))
+    own(event, kind, who).fold(0, |all, cause| all.saturating_add(cause.ns))
+}
+
+/// Delays of one victim, or by one thread.
+#[derive(Default)]
+struct Delays {
+    events: u64,
+    total_ns: u64,
+    worst_ns: u64,
+}
+
+impl Delays {
+    fn add(&mut self, ns: u64) {
+        self.events += 1;
+        self.total_ns = self.total_ns.saturating_add(ns);
+        self.worst_ns = self.worst_ns.max(ns);
+    }
 }
 
 #[derive(Default)]
 struct Victim {
-    events: u64,
-    total_ns: u64,
-    worst_ns: u64,
+    delays: Delays,
     /// The worst of each part of the time that is shown.
     over_time: Vec<Option<u64>>,
     /// The latest of its events.
@@ -37,6 +57,7 @@ struct Victim {
 pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<Panel> {
     let mut victims: BTreeMap<(&'static str, &str), Victim> = BTreeMap::new();
     let mut stacks: BTreeMap<&[String], (u64, u64)> = BTreeMap::new();
+    let mut threads: BTreeMap<&str, Delays> = BTreeMap::new();
     let graph = columns.saturating_sub(BESIDE_GRAPH).clamp(8, 60);
     let per_part = moments_per_part(state, graph);
     let nothing = vec![Some(0); state.shown().len().div_ceil(per_part)];
@@ -46,9 +67,7 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
             continue;
         }
         let victim = victims.entry((card.name, &event.subject)).or_default();
-        victim.events += 1;
-        victim.total_ns = victim.total_ns.saturating_add(ns);
-        victim.worst_ns = victim.worst_ns.max(ns);
+        victim.delays.add(ns);
         if victim.over_time.is_empty() {
             victim.over_time.clone_from(&nothing);
         }
@@ -57,7 +76,8 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
             *value = Some(value.unwrap_or(0).max(ns));
         }
         victim.event.get_or_insert(What::Event(card.name, moment, place));
-        for cause in event.causes.iter().filter(|cause| cause.kind == kind && cause.who == who) {
+        for cause in own(event, kind, who) {
+            threads.entry(&cause.who).or_default().add(cause.ns);
             if !cause.stack.is_empty() {
                 let (count, ns) = stacks.entry(&cause.stack).or_default();
                 (*count, *ns) = (*count + 1, ns.saturating_add(cause.ns));
@@ -65,32 +85,59 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
         }
     }
     let mut order: Vec<_> = victims.into_iter().collect();
-    order.sort_by_key(|(_, victim)| Reverse(victim.total_ns));
+    order.sort_by_key(|(_, victim)| Reverse(victim.delays.total_ns));
     let rows = order.into_iter().map(|((source, subject), victim)| Row {
         key: format!("{source} {subject}"),
         cells: vec![
             Cell::Text(source.to_owned()),
             Cell::Text(subject.to_owned()),
-            Cell::Count(victim.events),
-            Cell::Ns(victim.total_ns),
-            Cell::Ns(victim.worst_ns),
-            Cell::Text(state.glyphs.spark(&victim.over_time, victim.worst_ns)),
+            Cell::Count(victim.delays.events),
+            Cell::Ns(victim.delays.total_ns),
+            Cell::Ns(victim.delays.worst_ns),
+            Cell::Text(state.glyphs.spark(&victim.over_time, victim.delays.worst_ns)),
         ],
         is_late: false,
         opens: victim.event,
     });
+    // Of one alone, the number tells more.
+    let who = if threads.len() == 1 { threads.keys().next().copied().unwrap_or(who) } else { who };
     let title = format!("Delayed by: {}", why::culprit(kind, who));
     let whom =
-        Panel::table("victims", title, "<SOURCE, <VICTIM, EVENTS, TOTAL, WORST, <OVER TIME", rows.collect(), "nothing");
+        Panel::table("victims", title, "<SOURCE, <VICTIM, EVENTS, TOTAL, WORST, =OVER TIME", rows.collect(), "nothing");
     let mut panels = vec![whom, late::panel(state, |_, event| delay(event, kind, who) > 0)];
     // A thread is called by its name and number.
-    if let Some((thread, _)) = who.rsplit_once(':').filter(|_| kind == CauseKind::Thread) {
+    let thread = threads.keys().next().copied().unwrap_or(who);
+    if let Some((thread, _)) = thread.rsplit_once(':').filter(|_| kind == CauseKind::Thread) {
         panels.extend(program::link(&[("thread".to_owned(), thread.to_owned())].into()));
+    }
+    if threads.len() > 1 {
+        panels.push(alike(kind, threads));
     }
     if !stacks.is_empty() {
         panels.push(Panel::text("stacks", "Its stacks, innermost first", &stacks_in_words(stacks)));
     }
     panels
+}
+
+/// Those of one name, a row each.
+fn alike(kind: CauseKind, threads: BTreeMap<&str, Delays>) -> Panel {
+    let title = format!("{} of that name", threads.len());
+    let all_ns = threads.values().fold(0_u64, |all, of| all.saturating_add(of.total_ns));
+    let mut order: Vec<_> = threads.into_iter().collect();
+    order.sort_by_key(|(_, of)| Reverse(of.total_ns));
+    let rows = order.into_iter().map(|(who, of)| Row {
+        key: who.to_owned(),
+        cells: vec![
+            Cell::Share(of.total_ns as f64 / all_ns.max(1) as f64),
+            Cell::Ns(of.total_ns),
+            Cell::Count(of.events),
+            Cell::Ns(of.worst_ns),
+            Cell::Text(who.to_owned()),
+        ],
+        is_late: false,
+        opens: Some(What::Culprit(kind, who.to_owned())),
+    });
+    Panel::table("alike", title, "SHARE, DELAY, TIMES, WORST, <WHO", rows.collect(), "none")
 }
 
 fn stacks_in_words(stacks: BTreeMap<&[String], (u64, u64)>) -> String {

@@ -7,6 +7,7 @@ use whylate_model::Card;
 use whylate_model::culprits::Culprit;
 use whylate_model::look::Headline;
 use whylate_model::sources::named;
+use whylate_model::thread::by_name;
 use whylate_model::units::format_ns;
 
 use super::{late, over_time};
@@ -77,7 +78,7 @@ fn sources(state: &State, columns: usize) -> Panel {
     let span = format_ns(state.look.duration_ns);
     let title = format!("Sources over {span}; full height = late");
     let p50 = if is_wide { "P50, " } else { "" };
-    let columns = format!("<SOURCE, <VERDICT, COUNT, {p50}P99, MAX, LATE, <OVER TIME, <OF");
+    let columns = format!("<SOURCE, <VERDICT, COUNT, {p50}P99, MAX, LATE, =OVER TIME, <OF");
     Panel::table("sources", title, &columns, rows, "nothing measured yet")
 }
 
@@ -150,17 +151,19 @@ pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str)
             .iter()
             .map(|of| format!("{} {} (worst {})", of.source, times(of.events), format_ns(of.worst_ns)))
             .collect();
+        // By its name alone: it is the same one when there are more of that name.
+        let name = by_name(&culprit.who).into_owned();
         Row {
-            key: format!("{} {}", culprit.kind.name(), culprit.who),
+            key: format!("{} {name}", culprit.kind.name()),
             cells: vec![
                 Cell::Share(share),
                 Cell::Ns(culprit.total_ns),
                 Cell::Ordered(state.glyphs.bar(share, BAR), culprit.total_ns),
-                Cell::Text(why::culprit(culprit.kind, &culprit.who)),
+                Cell::Text(why::whom(culprit)),
                 Cell::Text(victims.join(", ")),
             ],
             is_late: false,
-            opens: Some(What::Culprit(culprit.kind, culprit.who.clone())),
+            opens: Some(What::Culprit(culprit.kind, name)),
         }
     });
     let total = if all_ns > 0 { format!(", {} total", format_ns(all_ns)) } else { String::new() };

@@ -26,7 +26,7 @@ pub fn panels(state: &State, whose: &Whose, columns: usize) -> Vec<Panel> {
     let late = || late::events(state).filter(|(.., event)| whose.has(&event.labels));
     let seen = own().map(|stack| &stack.labels).chain(late().map(|(.., event)| &event.labels)).next();
     let mut panels = vec![time(state, whose, seen, own())];
-    let mut gatherer = Gatherer::of(state.cards(), By::Culprit);
+    let mut gatherer = Gatherer::of(state.cards(), By::Name);
     late().for_each(|(card, .., event)| gatherer.add_kept(card, event));
     let culprits = gatherer.finish_with(&[], Vec::new()).culprits;
     panels.push(look::culprits_of(state, &culprits, "Who made it late", ""));

@@ -103,7 +103,7 @@ fn series(card: &'static Card, snapshot: &Snapshot) -> Panel {
 
 /// A name as the heading of a column, which a comma would end.
 fn heading(name: &str) -> String {
-    name.replace('_', " ").replace([',', '<'], "?").to_uppercase()
+    name.replace('_', " ").replace([',', '<', '='], "?").to_uppercase()
 }
 
 /// Numbers, such as those of CPUs, are in the order of numbers.

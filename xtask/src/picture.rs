@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A terminal's screen, as `tmux capture-pane -e -p` prints it, as an SVG for documentation.
+
+use std::fmt::Write as _;
+use std::io::{self, Read as _, Write as _};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+
+/// What a character takes, in pixels.
+const WIDTH: f64 = 8.4;
+const HEIGHT: f64 = 18.0;
+const MARGIN: f64 = 14.0;
+/// Readable on light and on dark pages: the picture has a background of its own.
+const STYLE: &str = "\
+    rect.page { fill: #16181d } rect.reversed { fill: #d7dae0 }\n\
+    text { font: 14px 'DejaVu Sans Mono', Menlo, Consolas, monospace; fill: #d7dae0; white-space: pre }\n\
+    .bold { font-weight: bold; fill: #ffffff } .red { fill: #ff8a80 } .reversed { fill: #16181d }";
+
+/// Draw a terminal's screen as an SVG: reads what `tmux capture-pane -e -p` prints
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// What the picture shows, for whoever cannot see it
+    #[arg(long)]
+    title: String,
+}
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let mut screen = String::new();
+    io::stdin().read_to_string(&mut screen).context("cannot read the screen")?;
+    io::stdout().write_all(svg(&arguments.title, &screen).as_bytes()).context("cannot write the picture")
+}
+
+/// How characters look.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Look {
+    bold: bool,
+    reversed: bool,
+    red: bool,
+}
+
+impl Look {
+    /// Changes it as a sequence `ESC [ numbers m` has it (ECMA-48, 8.3.117); other colours than red are not drawn.
+    fn select(&mut self, numbers: &str) {
+        for number in numbers.split([';', ':']) {
+            match number {
+                "" | "0" => *self = Look::default(),
+                "1" => self.bold = true,
+                "22" => self.bold = false,
+                "7" => self.reversed = true,
+                "27" => self.reversed = false,
+                "31" | "91" => self.red = true,
+                "39" => self.red = false,
+                _ => {}
+            }
+        }
+    }
+
+    fn classes(self) -> String {
+        let all = [(self.bold, "bold"), (self.red, "red"), (self.reversed, "reversed")];
+        all.iter().filter(|(is_so, _)| *is_so).map(|(_, name)| *name).collect::<Vec<_>>().join(" ")
+    }
+}
+
+fn svg(title: &str, screen: &str) -> String {
+    let mut look = Look::default();
+    let lines: Vec<Vec<(Look, String)>> = screen.lines().map(|line| parts(line, &mut look)).collect();
+    let length = |line: &Vec<(Look, String)>| line.iter().map(|(_, text)| text.chars().count()).sum::<usize>();
+    let columns = lines.iter().map(length).max().unwrap_or(0) as f64;
+    let (width, height) = (columns * WIDTH + 2.0 * MARGIN, lines.len() as f64 * HEIGHT + 2.0 * MARGIN);
+    let title = escaped(title);
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} {height:.0}\" \
+         role=\"img\" aria-label=\"{title}\">\n<title>{title}</title>\n<style>{STYLE}</style>\n\
+         <rect class=\"page\" width=\"100%\" height=\"100%\" rx=\"8\"/>\n"
+    );
+    for (number, line) in lines.iter().enumerate() {
+        let top = MARGIN + number as f64 * HEIGHT;
+        let mut x = MARGIN;
+        for (look, text) in line {
+            let (wide, classes) = (text.chars().count() as f64 * WIDTH, look.classes());
+            if look.reversed {
+                let _ = writeln!(
+                    out,
+                    "<rect class=\"reversed\" x=\"{x:.1}\" y=\"{top:.1}\" width=\"{wide:.1}\" height=\"{HEIGHT}\"/>"
+                );
+            }
+            if !text.trim().is_empty() {
+                let class = if classes.is_empty() { String::new() } else { format!(" class=\"{classes}\"") };
+                // Whatever font there is, columns stand where they stood.
+                let _ = writeln!(
+                    out,
+                    "<text{class} x=\"{x:.1}\" y=\"{:.1}\" textLength=\"{wide:.1}\" lengthAdjust=\"spacingAndGlyphs\" xml:space=\"preserve\">{}</text>",
+                    top + HEIGHT * 0.75,
+                    escaped(text)
+                );
+            }
+            x += wide;
+        }
+    }
+    out + "</svg>\n"
+}
+
+/// The parts of a line that look different.
+fn parts(line: &str, look: &mut Look) -> Vec<(Look, String)> {
+    let mut parts: Vec<(Look, String)> = Vec::new();
+    let mut rest = line;
+    while !rest.is_empty() {
+        let text = rest.find('\x1b').map_or(rest, |at| &rest[..at]);
+        if !text.is_empty() {
+            match parts.last_mut().filter(|(of, _)| of == look) {
+                Some((_, before)) => before.push_str(text),
+                None => parts.push((*look, text.to_owned())),
+            }
+        }
+        rest = &rest[text.len()..];
+        if let Some(sequence) = rest.strip_prefix('\x1b') {
+            // A sequence ends with its first letter; others than those of looks change nothing that is drawn.
+            let end = sequence.find(|c: char| c.is_ascii_alphabetic()).map_or(sequence.len(), |at| at + 1);
+            let (sequence, after) = sequence.split_at(end);
+            if let Some(numbers) = sequence.strip_prefix('[').and_then(|of| of.strip_suffix('m')) {
+                look.select(numbers);
+            }
+            rest = after;
+        }
+    }
+    parts
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_are_drawn_and_columns_stay() {
+        let picture = svg("a <screen>", "\x1b[1mbold\x1b[0m plain\n\x1b[7;31m> ▆ & x\x1b[39m\x1b[27m  y");
+        assert!(picture.contains("<title>a &lt;screen&gt;</title>"), "{picture}");
+        assert!(picture.contains("class=\"bold\" x=\"14.0\"") && picture.contains(">bold</text>"), "{picture}");
+        assert!(picture.contains("<text x=\"47.6\"") && picture.contains("> plain</text>"), "{picture}");
+        assert!(picture.contains("class=\"red reversed\"") && picture.contains("&gt; ▆ &amp; x</text>"), "{picture}");
+        assert!(picture.contains(">  y</text>") && !picture.contains('\x1b'), "{picture}");
+    }
+}
