@@ -155,7 +155,7 @@ const INJECTIONS: [Injection; 7] = [
     Injection {
         words: &["sqpoll", "--duty", "90", "--for", "10m"],
         why: &[],
-        names: &["iou-sqp", r#"sqpoll Series { labels: {"process": "whylate"#, "sqpoll Late"],
+        names: &["iou-sqp", r#"sqpoll Series { labels: {"process": "whylate"#, "sqpoll Late", "whylate-app"],
     },
     Injection {
         words: &["block", "--reads", "5000", "--hogs", "16"],

@@ -16,8 +16,12 @@ const LEAST_EVENTS: u64 = 10;
 /// A culprit with a smaller share of all delays, and a stack with a smaller one of all thread-seconds, is not compared.
 const LEAST_DELAY: f64 = 0.005;
 const LEAST_STACK: f64 = 0.001;
-/// What whylate's own threads are called.
-const OWN: &str = "whylate";
+/// Of a culprit that delays all others together by less, in nanoseconds a second, nobody feels anything: such a one is
+/// part of others' delays, as the timer's interrupt is.
+const LEAST_FELT: f64 = 200_000.0;
+/// What whylate's threads are called that measure. They do so on both sides, and have more to do where more happens.
+const MEASURING: [&str; 6] =
+    ["whylate", "whylate-measure", "whylate-record", "whylate-offcpu", "whylate-reads", "whylate-maxima"];
 /// How many values make a value of their own: neighbouring blocks with fewer of them are taken together. So the values
 /// of both sides spread as wide, however many there are.
 const VALUES_OF_MEDIAN: u64 = 10;
@@ -258,19 +262,20 @@ fn shares_above(samples: &Samples<'_>, ns: u64, at_least: u64) -> Vec<f64> {
 impl Candidate {
     /// Whose blocks have these values; `weighing` are those that its place depends on, where these are others.
     fn new(row: Row, is_enough: bool, values: [Vec<f64>; 2], weighing: Option<[Vec<f64>; 2]>) -> Self {
+        let most = row.before.value.unwrap_or(0.0).max(row.after.value.unwrap_or(0.0));
         let tier = match &row.what {
             // That is nobody, or nobody on this machine.
             What::Culprit {
                 kind: CauseKind::Unknown | CauseKind::Wakeup | CauseKind::IdleExit | CauseKind::Steal,
                 ..
             } => 1,
-            // It measures on both sides, and has more to do where more is late.
-            What::Culprit { who, .. } if who == OWN => 1,
+            What::Culprit { who, .. } if MEASURING.contains(&who.as_str()) => 4,
+            What::Culprit { .. } if most < LEAST_FELT => 4,
             What::Culprit { .. } => 0,
             What::Late { .. } => 2,
             What::Series { .. } => 3,
-            What::Total => 4,
-            What::Stack { .. } => 5,
+            What::Total => 5,
+            What::Stack { .. } => 6,
         };
         let [before, after] = &values;
         let verdict = (is_enough && before.len().min(after.len()) >= LEAST_BLOCKS).then(|| mann_whitney(before, after));
