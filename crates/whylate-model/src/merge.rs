@@ -2,8 +2,6 @@
 //! Snapshots of following spans as one: what a source would have told had it been asked once.
 
 use std::collections::HashMap;
-use std::collections::hash_map::DefaultHasher;
-use std::hash::{Hash, Hasher};
 
 use crate::snapshot::{Labels, Series, Snapshot};
 use crate::sources::{Card, named};
@@ -139,12 +137,12 @@ fn add_stacks(sum: &mut Snapshot, next: Vec<Stack>) -> u64 {
         // Those are of who is there at the end.
         stack.age = crate::Histogram::default();
         stack.waits_for = None;
-        known.entry(hash_of(stack)).or_default().push(at);
+        known.entry(stack.place_hash()).or_default().push(at);
     }
     let mut beyond = 0;
     for stack in next {
-        let alike = known.entry(hash_of(&stack)).or_default();
-        match alike.iter().copied().find(|&at| is_same(&sum.stacks[at], &stack)) {
+        let alike = known.entry(stack.place_hash()).or_default();
+        match alike.iter().copied().find(|&at| sum.stacks[at].is_same_place(&stack)) {
             Some(at) => {
                 let into = &mut sum.stacks[at];
                 into.samples = into.samples.saturating_add(stack.samples);
@@ -228,25 +226,6 @@ fn follow(series: &mut Series, later: Option<Series>, spans: (u64, u64), merging
             None => series.values.remove(&name),
         };
     }
-}
-
-fn hash_of(stack: &Stack) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (&stack.labels, &stack.state, &stack.kernel, &stack.user).hash(&mut hasher);
-    if let Some(waker) = &stack.waker {
-        (&waker.labels, &waker.kernel, &waker.user).hash(&mut hasher);
-    }
-    hasher.finish()
-}
-
-/// Of the same threads at the same place, for the same, ended by the same.
-fn is_same(one: &Stack, other: &Stack) -> bool {
-    one.labels == other.labels
-        && one.state == other.state
-        && one.wait == other.wait
-        && one.kernel == other.kernel
-        && one.user == other.user
-        && one.waker == other.waker
 }
 
 #[cfg(test)]

@@ -8,19 +8,17 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::Args;
 use jiff::tz::TimeZone;
-use whylate_model::recording::{End, Frame, Header, Line};
+use whylate_model::recording::{Header, Line};
 use whylate_model::units::printable;
 
 use crate::commands::sources::Wish;
 use crate::commands::{Origin, program, record};
 use crate::files;
-use crate::output::json::write_line;
+use crate::recording::Span;
 use crate::recording::about;
+use crate::recording::packer::Packer;
 use crate::recording::play::Recording;
-use crate::recording::recorder::{FRAME_BYTES, LINE_BYTES, TICKS, within_limit};
-use crate::recording::store::frame_of;
 use crate::recording::times::{Given, given};
-use crate::recording::{EXTENSION, Span};
 use crate::top::feed::{Feed, Told, panic_if_asked};
 use crate::top::history::History;
 use crate::top::panel::Glyphs;
@@ -209,7 +207,7 @@ fn take(state: &mut State, feed: &mut Feed, missing: &mut Vec<String>) -> anyhow
 /// Writes what is shown to a new file, and says so.
 fn write(state: &State) -> String {
     let written = record::default_name(&state.header.host).and_then(|path| {
-        let path = free(path);
+        let path = files::free(path);
         files::write(&path, |out| write_lines(out, state))?;
         Ok(path)
     });
@@ -219,53 +217,16 @@ fn write(state: &State) -> String {
     }
 }
 
-/// Frame by frame: unpacked, all of it may be far more than there is memory.
 fn write_lines(out: &mut dyn Write, state: &State) -> io::Result<()> {
-    let mut write = |(index, frame): (whylate_model::recording::Index, Vec<u8>)| {
-        out.write_all(&index.to_bytes())?;
-        out.write_all(&frame)
-    };
     let is_live = state.mode == Mode::Live;
     let start_unix_ns = state.shown().next().map_or(0, |moment| moment.start_unix_ns);
-    let mut begin = vec![Line::Header(Header { start_unix_ns, ..state.header.clone() })];
+    let mut head = vec![Line::Header(Header { start_unix_ns, ..state.header.clone() })];
     // Those of another machine are in what it recorded.
-    begin.extend(is_live.then(|| Line::Clock(about::now())));
-    write(frame_of(&begin)?)?;
-    let (mut frame, mut moments, mut bytes) = (Frame::new()?, 0, 0);
-    for lines in state.shown_lines() {
-        for line in &lines {
-            let (text, gap) = within_limit(line, LINE_BYTES)?;
-            frame.add(&text, line.span_unix_ns())?;
-            bytes += text.len();
-            if let Some(gap) = gap {
-                let mut text = Vec::new();
-                write_line(&mut text, &gap)?;
-                frame.add(&text, gap.span_unix_ns())?;
-            }
-        }
-        moments += 1;
-        if moments >= TICKS || bytes >= FRAME_BYTES {
-            let (bytes_of, index) = std::mem::replace(&mut frame, Frame::new()?).finish()?;
-            write((index, bytes_of))?;
-            (moments, bytes) = (0, 0);
-        }
-    }
-    if moments > 0 {
-        let (bytes, index) = frame.finish()?;
-        write((index, bytes))?;
-    }
-    let at_unix_ns = if is_live { clock::unix_ns() } else { state.shown_unix_ns().unwrap_or(0) };
-    write(frame_of(&[Line::End(End { at_unix_ns })])?)
-}
-
-/// The name, or the first one with a number that nothing has.
-fn free(path: PathBuf) -> PathBuf {
-    let numbered = |number: u32| {
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        PathBuf::from(format!("{stem}-{number}.{EXTENSION}"))
-    };
-    let is_free = |path: &PathBuf| std::fs::symlink_metadata(path).is_err();
-    std::iter::once(path.clone()).chain((2..1000).map(numbered)).find(is_free).unwrap_or(path)
+    head.extend(is_live.then(|| Line::Clock(about::now())));
+    let mut packer = Packer::begin(out, &head)?;
+    state.shown_lines().try_for_each(|lines| packer.moment(&lines))?;
+    packer.end(if is_live { clock::unix_ns() } else { state.shown_unix_ns().unwrap_or(0) })?;
+    Ok(())
 }
 
 /// Whether the terminal is told to take UTF-8, as locale(7) has it.

@@ -7,6 +7,7 @@
 pub mod about;
 mod file;
 mod folder;
+pub mod packer;
 pub mod play;
 pub mod recorder;
 mod ring;
