@@ -38,6 +38,13 @@ const MOST_LATE_BYTES: usize = 3 << 20;
 /// What is longer is compressed.
 const PLAIN_BYTES: usize = 2 << 20;
 
+/// Buckets by the name of the distribution.
+type Distributions = BTreeMap<String, Vec<u64>>;
+/// A slot, and what somebody did in it: events, nanoseconds, the longest.
+type OfSlot = (u32, u64, u64, u64);
+/// Nanoseconds by slot.
+type BySlot = Vec<(u32, u64)>;
+
 #[derive(Serialize)]
 struct Data<'a> {
     schema: u32,
@@ -108,7 +115,7 @@ fn is_zero(count: &u64) -> bool {
 struct OfSeries {
     labels: Labels,
     /// By slot: distributions, and values.
-    slots: Vec<(u32, BTreeMap<String, Vec<u64>>, BTreeMap<String, f64>)>,
+    slots: Vec<(u32, Distributions, BTreeMap<String, f64>)>,
 }
 
 #[derive(Serialize)]
@@ -119,7 +126,7 @@ struct OfCulprit {
     told: String,
     cgroup: Option<String>,
     /// By source: slot, events, nanoseconds, the longest.
-    by: Vec<(String, Vec<(u32, u64, u64, u64)>)>,
+    by: Vec<(String, Vec<OfSlot>)>,
 }
 
 #[derive(Serialize)]
@@ -147,7 +154,7 @@ struct OfGraph {
     /// Names of frames with their colours.
     frames: Vec<(String, &'static str)>,
     /// Frames, whether it is idle by design, and nanoseconds by slot.
-    rows: Vec<(Vec<u32>, u8, Vec<(u32, u64)>)>,
+    rows: Vec<(Vec<u32>, u8, BySlot)>,
 }
 
 /// Numbers for names, which are the same few again and again.
@@ -324,10 +331,8 @@ fn all_series(report: &Report, number: usize, whole: &Snapshot) -> Vec<OfSeries>
                 (slot, histograms, series.values.clone())
             })
             .collect();
-        let size: usize = slots
-            .iter()
-            .map(|(_, of, _): &(u32, BTreeMap<String, Vec<u64>>, _)| 1 + of.values().map(Vec::len).sum::<usize>())
-            .sum();
+        let size: usize =
+            slots.iter().map(|(_, of, _): &(u32, Distributions, _)| 1 + of.values().map(Vec::len).sum::<usize>()).sum();
         if size > left {
             break;
         }

@@ -143,7 +143,7 @@ fn facts(report: &Report) -> String {
     facts.extend(report.look.weaker.iter().map(|of| ("Less precise", format!("{}: {}", name(&of.source), of.reason))));
     let mut out = "<dl class=\"facts\" id=\"facts\">".to_owned();
     for (what, value) in facts {
-        let _ = write!(out, "<div><dt>{what}</dt><dd>{}</dd></div>\n", sentence(&value));
+        let _ = writeln!(out, "<div><dt>{what}</dt><dd>{}</dd></div>", sentence(&value));
     }
     out + "</dl>\n"
 }
@@ -182,14 +182,14 @@ fn overview(report: &Report, scale: &Scale, compared: Option<&Compared>) -> Stri
     );
     let first = timeline::write(report, scale);
     let _ = match compared {
-        Some(compared) => write!(
+        Some(compared) => writeln!(
             out,
-            "<div class=\"two\"><div class=\"run\" id=\"first\"><h3>Before</h3>\n{first}</div>\n<div class=\"run\"><h3>After</h3>\n{}</div></div>\n",
+            "<div class=\"two\"><div class=\"run\" id=\"first\"><h3>Before</h3>\n{first}</div>\n<div class=\"run\"><h3>After</h3>\n{}</div></div>",
             timeline::write(&compared.other, scale)
         ),
-        None => write!(out, "<div class=\"run\" id=\"first\">{first}</div>\n"),
+        None => writeln!(out, "<div class=\"run\" id=\"first\">{first}</div>"),
     };
-    let _ = write!(out, "{SELECTION}</section>\n");
+    let _ = writeln!(out, "{SELECTION}</section>");
     out += &compared.map_or_else(String::new, Compared::other);
     out += "<section id=\"judged\"><h2>What each source found</h2>\n";
     out += &help(
@@ -203,7 +203,7 @@ fn overview(report: &Report, scale: &Scale, compared: Option<&Compared>) -> Stri
         .map(|row| format!("<li><code>{}</code></li>", sentence(row.next)))
         .collect();
     if !next.is_empty() {
-        let _ = write!(out, "<p>Look closer on that machine with:</p><ul class=\"next\">{}</ul>\n", next.concat());
+        let _ = writeln!(out, "<p>Look closer on that machine with:</p><ul class=\"next\">{}</ul>", next.concat());
     }
     out += "</section>\n<section id=\"who\"><h2>Who made others late</h2>\n";
     out += &help(
@@ -218,7 +218,7 @@ fn overview(report: &Report, scale: &Scale, compared: Option<&Compared>) -> Stri
          Open one to see its time drawn in order, its causes, and the stacks of who waited, who woke it and who was in the way. \
          Headings sort the table.",
     );
-    let _ = write!(out, "<p id=\"how-many\">{}</p>\n", sentence(&tables::of_how_many(report)));
+    let _ = writeln!(out, "<p id=\"how-many\">{}</p>", sentence(&tables::of_how_many(report)));
     out += &tables::late(report);
     out + "</section>\n"
 }
@@ -242,7 +242,7 @@ fn of_source(report: &Report, number: usize, card: &Card) -> String {
         out += &histogram(&figures);
     }
     for advice in (card.advice)(snapshot) {
-        let _ = write!(out, "<p class=\"advice\">{}</p>\n", sentence(&advice));
+        let _ = writeln!(out, "<p class=\"advice\">{}</p>", sentence(&advice));
     }
     out += &series::shares(card, snapshot);
     out += &series::grouped(card, snapshot);
@@ -307,7 +307,7 @@ fn histogram(figures: &Histogram) -> String {
          <ol class=\"x\"><li>{}</li><li>{}</li><li>{}</li></ol>\n\
          <div class=\"wide\"><table class=\"percentiles\">{}<tbody><tr>{}{}{}{}{}{}</tr></tbody></table></div>\n",
         bound(low),
-        bound((low + high + 1) / 2),
+        bound((low + high).div_ceil(2)),
         bound(high + 1),
         head(&["Count", "p50", "p90", "p99", "p99.9", "Max"]),
         count(Some(figures.count())),
@@ -329,9 +329,9 @@ fn inside(report: &Report, made: &Made) -> String {
         }
     };
     let mut out = format!("<section id=\"raw\"><h2>Raw data</h2>\n<p>{what} ({kib} KiB).</p>\n");
-    let _ = write!(
+    let _ = writeln!(
         out,
-        "<p><button type=\"button\" id=\"save\" data-name=\"{}\" hidden>Save the recording</button></p>\n",
+        "<p><button type=\"button\" id=\"save\" data-name=\"{}\" hidden>Save the recording</button></p>",
         text(&made.saved_as)
     );
     out += "<noscript><p>With scripts, a button saves it. Without, it is the base64 text of the script block with the id \"recording\".</p></noscript>\n";
@@ -342,9 +342,9 @@ fn inside(report: &Report, made: &Made) -> String {
     );
     let at = Timestamp::from_nanosecond(made.at_unix_ns.into())
         .map_or_else(|_| String::new(), |at| at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string());
-    let _ = write!(
+    let _ = writeln!(
         out,
-        "<p>Made by whylate {} at {at}:</p>\n<pre><code>{}</code></pre>\n",
+        "<p>Made by whylate {} at {at}:</p>\n<pre><code>{}</code></pre>",
         text(&made.version),
         sentence(&made.command)
     );

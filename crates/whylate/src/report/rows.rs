@@ -136,6 +136,9 @@ impl Stacks {
     }
 }
 
+/// Its frames, and its nanoseconds by slot.
+pub type Chain<'a> = (&'a [Frame], &'a [(u32, u64)]);
+
 /// Chains of waits, with their nanoseconds.
 #[derive(Debug, Default)]
 pub struct Chains {
@@ -160,7 +163,7 @@ impl Chains {
     }
 
     /// Each chain with its nanoseconds by slot, always in the same order.
-    pub fn iter(&self) -> Vec<(&[Frame], &[(u32, u64)])> {
+    pub fn iter(&self) -> Vec<Chain<'_>> {
         let mut all: Vec<_> = self.known.iter().map(|(frames, &row)| (frames.as_slice(), self.ns.row(row))).collect();
         all.sort_by(|a, b| a.0.cmp(b.0));
         all

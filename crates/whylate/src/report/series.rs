@@ -142,7 +142,7 @@ pub fn table(card: &Card, snapshot: &Snapshot, class: &str, most: usize) -> Stri
     let mut out = format!("<div class=\"wide\"><table class=\"{class}\">{}<tbody>", markup::head(&headings));
     for (number, series) in in_order(snapshot).into_iter().take(most).enumerate() {
         let cells: String = columns.iter().map(|column| column.cell(series)).collect();
-        let _ = write!(out, "<tr data-row=\"{number}\">{cells}</tr>\n");
+        let _ = writeln!(out, "<tr data-row=\"{number}\">{cells}</tr>");
     }
     out += "</tbody></table></div>\n";
     let more = snapshot.series.len().saturating_sub(most);

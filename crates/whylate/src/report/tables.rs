@@ -26,9 +26,9 @@ pub fn sources(look: &Look, id: &str) -> String {
     let mut out = format!("<div class=\"wide\"><table id=\"{id}\">{}<tbody>", head(&columns));
     for row in shown(look) {
         let class = if row.is_late { " class=\"late\"" } else { "" };
-        let _ = write!(
+        let _ = writeln!(
             out,
-            "<tr{class}>{}<td>{}</td>{}{}{}{}{}{}{}</tr>\n",
+            "<tr{class}>{}<td>{}</td>{}{}{}{}{}{}{}</tr>",
             named(row.source),
             verdict(row.is_late),
             count(row.count),
@@ -60,9 +60,9 @@ pub fn culprits(look: &Look, prefix: &str) -> String {
         let part = culprit.total_ns as f64 / all_ns.max(1) as f64;
         let cgroup =
             culprit.cgroup.as_ref().map_or_else(String::new, |of| format!(" <small>{}</small>", text(&of.path)));
-        let _ = write!(
+        let _ = writeln!(
             out,
-            "<tr data-row=\"{number}\">{}{}{}<td>{}</td><td>{}{cgroup}</td><td>{}</td></tr>\n",
+            "<tr data-row=\"{number}\">{}{}{}<td>{}</td><td>{}{cgroup}</td><td>{}</td></tr>",
             share(part),
             ns(Some(culprit.total_ns)),
             bar(part),
@@ -75,9 +75,9 @@ pub fn culprits(look: &Look, prefix: &str) -> String {
     let more = look.culprits.len().saturating_sub(CULPRITS);
     if more > 0 {
         let ns: u64 = look.culprits.iter().skip(CULPRITS).map(|culprit| culprit.total_ns).sum();
-        let _ = write!(
+        let _ = writeln!(
             out,
-            "<p class=\"note\" id=\"{prefix}more-culprits\">{} caused {} more.</p>\n",
+            "<p class=\"note\" id=\"{prefix}more-culprits\">{} caused {} more.</p>",
             why::counted(more as u64, "other"),
             format_ns(ns)
         );
@@ -100,9 +100,9 @@ pub fn late(report: &Report) -> String {
         out += &late_row(late, &report.zone);
         let details = event::write(&late.event);
         if !details.is_empty() {
-            let _ = write!(
+            let _ = writeln!(
                 out,
-                "<tr class=\"more\"><td colspan=\"{}\"><details><summary>Why</summary>{details}</details></td></tr>\n",
+                "<tr class=\"more\"><td colspan=\"{}\"><details><summary>Why</summary>{details}</details></td></tr>",
                 COLUMNS.len()
             );
         }
