@@ -2,8 +2,9 @@
 //! Snapshots of following spans as one: what a source would have told had it been asked once.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
 
-use crate::snapshot::{Labels, Series, Snapshot};
+use crate::snapshot::{Series, Snapshot};
 use crate::sources::{Card, named};
 use crate::stack::Stack;
 
@@ -102,18 +103,23 @@ fn add(sum: &mut Snapshot, next: Snapshot) {
 /// Returns how many there was no room for.
 fn add_series(sum: &mut Snapshot, next: Vec<Series>, spans: (u64, u64)) -> u64 {
     let merging = named(&sum.source).map_or(sum_all as fn(&str) -> Merging, |card: &Card| card.merging);
-    let mut known: HashMap<Labels, usize> =
-        sum.series.iter().enumerate().map(|(at, series)| (series.labels.clone(), at)).collect();
+    // Labels are hashed and not kept: a snapshot has hundreds, and a day of them is merged.
+    let hasher = RandomState::new();
+    let mut known: HashMap<u64, Vec<usize>> = HashMap::new();
+    for (at, series) in sum.series.iter().enumerate() {
+        known.entry(hasher.hash_one(&series.labels)).or_default().push(at);
+    }
     let mut later: Vec<Option<Series>> = vec![None; sum.series.len()];
     let mut beyond = 0;
     for series in next {
-        match known.get(&series.labels) {
-            Some(&at) if later[at].is_none() => later[at] = Some(series),
+        let alike = known.entry(hasher.hash_one(&series.labels)).or_default();
+        match alike.iter().copied().find(|&at| sum.series[at].labels == series.labels) {
+            Some(at) if later[at].is_none() => later[at] = Some(series),
             // Two of one name in one snapshot.
-            Some(&at) => sum.series[at].absorb(&series),
+            Some(at) => sum.series[at].absorb(&series),
             None if sum.series.len() >= MOST => beyond += 1,
             None => {
-                known.insert(series.labels.clone(), sum.series.len());
+                alike.push(sum.series.len());
                 let mut new = Series { labels: series.labels.clone(), ..Series::default() };
                 if has_presence(merging) {
                     // It was not there in what came before.

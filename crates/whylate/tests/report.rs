@@ -186,6 +186,17 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
     Ok(())
 }
 
+/// What stands in a page without scripts, but for how it was made.
+#[test]
+fn a_page_of_a_recording_stays_as_it_is() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let page = page(&[GOLDEN], &folder.path().join("x.html"))?;
+    let (_, body) = page.split_once("<main>").context("no page")?;
+    let (body, _) = body.split_once("<section id=\"raw\">").context("no end")?;
+    insta::assert_snapshot!(body);
+    Ok(())
+}
+
 #[test]
 fn a_page_is_html_as_the_standard_says() -> Result<()> {
     let Some(python) = python_with("html", &["html5lib==1.1"])? else { return Ok(()) };

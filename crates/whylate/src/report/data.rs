@@ -23,6 +23,7 @@ use super::kept::Late;
 use super::markup::name;
 use super::rows::Sum as _;
 use super::series::{Column, in_order};
+use super::tables::DAY_NS;
 use super::timeline::Axis;
 use crate::output::why::{culprit as in_words, word};
 
@@ -52,6 +53,8 @@ struct Data<'a> {
     base_ns: String,
     /// Of the recorder's time zone, at the beginning.
     offset_s: i32,
+    /// Times of the day are not enough.
+    has_dates: bool,
     command: &'a str,
     /// Where it begins and ends in the pictures, and what replay is asked for.
     slots: Vec<(u64, u64, u64, u64, String, String)>,
@@ -249,6 +252,7 @@ fn data<'a>(report: &Report, command: &'a str) -> Data<'a> {
         schema: SCHEMA,
         base_ns: base_ns.to_string(),
         offset_s,
+        has_dates: report.look.duration_ns >= DAY_NS,
         command,
         slots: slots.collect(),
         lost: report.slots.iter().map(|slot| lost(&slot.lost)).collect(),

@@ -75,7 +75,11 @@ pub fn sentence(look: &Look, victim: Option<&Victim>) -> String {
         let times = if *events == 1 { String::new() } else { format!(" ({events} times)") };
         let due = cause.as_ref().map_or_else(String::new, |(kind, who, ns)| {
             let percent = *ns as f64 * 100.0 / (*total_ns).max(1) as f64;
-            format!(", {percent:.0} % of it due to {}", why::culprit(*kind, who))
+            let told = match kind {
+                CauseKind::Disk | CauseKind::DiskQueue => format!("{}: {who}", why::word(*kind)),
+                _ => why::culprit(*kind, who),
+            };
+            format!(", {percent:.0} % of it due to {told}")
         });
         return format!("{who} ({source}) waited {} in {span}{times}{due}.", format_ns(*total_ns));
     }
@@ -117,7 +121,7 @@ mod tests {
         let first = victims.first();
         assert_eq!(
             sentence(&look, first.as_ref()),
-            "postgres:4711 (offcpu) waited 2.00s in 60.0s (2 times), 64 % of it due to disk nvme0n1 (write by backup:812)."
+            "postgres:4711 (offcpu) waited 2.00s in 60.0s (2 times), 64 % of it due to disk: nvme0n1 (write by backup:812)."
         );
         let mut one = Victims::default();
         one.add(&WQ, &late("vmstat_update", &[]));

@@ -86,7 +86,8 @@ fn day(report: &Report) -> String {
     in_zone(report, report.look.start_unix_ns, "%Y-%m-%d %H:%M")
 }
 
-fn in_zone(report: &Report, unix_ns: u64, format: &str) -> String {
+/// A time where the recording was made.
+pub fn in_zone(report: &Report, unix_ns: u64, format: &str) -> String {
     let stamp = Timestamp::from_nanosecond(unix_ns.into());
     stamp.map_or_else(|_| String::new(), |at| at.to_zoned(report.zone.clone()).strftime(format).to_string())
 }
@@ -140,12 +141,21 @@ fn facts(report: &Report) -> String {
     facts.extend(
         report.look.unmeasured.iter().map(|of| ("Not measured", format!("{}: {}", name(&of.source), of.reason))),
     );
-    facts.extend(report.look.weaker.iter().map(|of| ("Less precise", format!("{}: {}", name(&of.source), of.reason))));
     let mut out = "<dl class=\"facts\" id=\"facts\">".to_owned();
     for (what, value) in facts {
         let _ = writeln!(out, "<div><dt>{what}</dt><dd>{}</dd></div>", sentence(&value));
     }
-    out + "</dl>\n"
+    out += "</dl>\n";
+    let weaker = &report.look.weaker;
+    if !weaker.is_empty() {
+        let notes = counted(weaker.len() as u64, "note");
+        let _ = write!(out, "<details class=\"help\"><summary>Less precise on that machine: {notes}</summary><ul>");
+        for of in weaker {
+            let _ = write!(out, "<li>{}: {}</li>", text(&of.source), sentence(&of.reason));
+        }
+        out += "</ul></details>\n";
+    }
+    out
 }
 
 /// Events that could not be counted, and why.
@@ -166,8 +176,8 @@ fn lost(report: &Report) -> String {
 const SELECTION: &str = "<div id=\"selection\" hidden>
 <p><label>From <input type=\"range\" id=\"from\" min=\"0\" value=\"0\" step=\"1\"></label>
 <label>to <input type=\"range\" id=\"to\" min=\"0\" value=\"0\" step=\"1\"></label>
-<button type=\"button\" id=\"all\">All of it</button></p>
-<p>Selected: <output id=\"span\"></output></p>
+<button type=\"button\" id=\"all\">All of it</button>
+<output id=\"span\"></output></p>
 <p class=\"note\" id=\"under\"></p>
 <p class=\"note\">The same as text: <code id=\"command\"></code></p>
 </div>

@@ -335,7 +335,8 @@
     const isOf = (late) => state.culprit < 0 || late.causes.some(([culprit]) => culprit === state.culprit);
     const all = data.late.map((late, at) => ({ late, at })).filter(({ late }) => inSpan(late.slot) && isOf(late));
     const rows = all.map(({ late, at }) => {
-      const [, time] = local(late.at), isOpen = state.open.has(at);
+      const [day, clock] = local(late.at), isOpen = state.open.has(at);
+      const time = data.has_dates ? day.slice(5) + " " + clock : clock;
       const open = button((isOpen ? "▾ " : "▸ ") + time, { class: "open", "aria-expanded": String(isOpen) }, () => {
         if (!state.open.delete(at)) state.open.add(at);
         lateTable();
@@ -601,8 +602,8 @@
 
   function span() {
     const first = data.slots[state.from], last = data.slots[state.to];
-    const [day, from] = local(first[0]), [, to] = local(last[1]);
-    byId("span").textContent = day + " " + from.slice(0, 12) + " to " + to.slice(0, 12) + " (" + formatNs(last[1] - first[0]) + ", " +
+    const [day, from] = local(first[0]), [until, to] = local(last[1]);
+    byId("span").textContent = day + " " + from.slice(0, 12) + " to " + (until === day ? "" : until + " ") + to.slice(0, 12) + " (" + formatNs(last[1] - first[0]) + ", " +
       counted(state.to - state.from + 1, "slot") + " of " + data.slots.length + ")";
     const options = isWhole() ? "" : " --from " + first[4] + " --to " + last[5];
     byId("command").textContent = data.command + options;
@@ -652,8 +653,8 @@
 
   function under(drawn, slot) {
     const plot = drawn.closest(".plot"), source = data.sources.find((of) => of.name === plot.dataset.source);
-    const [, time] = local(data.slots[slot][0]);
-    const told = [time.slice(0, 12)];
+    const [day, time] = local(data.slots[slot][0]);
+    const told = [(data.has_dates ? day.slice(5) + " " : "") + time.slice(0, 12)];
     if (source && source.slots[slot]) {
       const cell = source.slots[slot], of = gathered([cell.f, cell.e]);
       told.push(source.name + ": " + of.count + " values" + (of.count > 0 ? ", p99 " + formatNs(quantile(of, 0.99)) + ", max " + formatNs(of.max) : "") +

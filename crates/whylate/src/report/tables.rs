@@ -4,7 +4,6 @@
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
-use jiff::tz::TimeZone;
 use whylate_model::look::Look;
 use whylate_model::units::format_ns;
 
@@ -12,6 +11,7 @@ use super::Report;
 use super::event::{self, main_cause};
 use super::kept::Late;
 use super::markup::{bar, count, head, named, none, ns, sentence, share, text};
+use super::page::in_zone;
 use crate::output::look::{shown, verdict, victims};
 use crate::output::moment::moment;
 use crate::output::why::{self, word};
@@ -19,6 +19,8 @@ use crate::output::why::{self, word};
 /// So many culprits are shown without scripts, and so many late events.
 const CULPRITS: usize = 30;
 const LATE: usize = 50;
+/// What is as long has times of the day twice, or nearly.
+pub const DAY_NS: u64 = 72_000_000_000_000;
 
 /// What all sources judge.
 pub fn sources(look: &Look, id: &str) -> String {
@@ -97,7 +99,7 @@ pub fn late(report: &Report) -> String {
     }
     let mut out = format!("<div class=\"wide\"><table id=\"late\">{}<tbody>", head(&COLUMNS));
     for late in order.iter().take(LATE) {
-        out += &late_row(late, &report.zone);
+        out += &late_row(late, report);
         let details = event::write(&late.event);
         if !details.is_empty() {
             let _ = writeln!(
@@ -110,18 +112,27 @@ pub fn late(report: &Report) -> String {
     out + "</tbody></table></div>\n"
 }
 
-fn late_row(late: &Late, zone: &TimeZone) -> String {
+fn late_row(late: &Late, report: &Report) -> String {
     let event = &late.event;
     let subject = if event.subject.is_empty() { none() } else { named(&event.subject) };
     format!(
         "<tr><td data-v=\"{}\">{}</td>{}{}{subject}{}<td>{}</td></tr>\n",
         event.at_unix_ns,
-        moment(event.at_unix_ns, zone),
+        at(event.at_unix_ns, report),
         named(late.card.name),
         ns(Some(event.latency_ns)),
         count(Some(event.cpu.into())),
         text(&main_cause(event))
     )
+}
+
+/// The time of day, with the date where there are several.
+fn at(unix_ns: u64, report: &Report) -> String {
+    let time = moment(unix_ns, &report.zone);
+    match report.look.duration_ns < DAY_NS {
+        true => time,
+        false => format!("{} {time}", in_zone(report, unix_ns, "%m-%d")),
+    }
 }
 
 /// Of how many late events a page tells.

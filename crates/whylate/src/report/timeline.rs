@@ -174,7 +174,7 @@ fn heat(report: &Report, number: usize, card: &Card, scale: &Scale, axis: &Axis)
     }
     let y = |ns: u64| ((f64::from(high) + 1.0 - (ns.max(1) as f64).log2()) * ROW as f64).clamp(0.0, height as f64);
     let mut marks = String::new();
-    let mut late = 0;
+    let mut late = 0_u64;
     for one in report.late.iter().filter(|one| one.card.name == card.name) {
         let _ = write!(marks, "M{} {:.1}h.1", axis.x(one.event.at_unix_ns), y(one.event.latency_ns));
         late += 1;
@@ -183,17 +183,19 @@ fn heat(report: &Report, number: usize, card: &Card, scale: &Scale, axis: &Axis)
     let from = format_ns(judged.late_from_ns);
     let of = if card.judged.of.is_empty() { judged.of } else { card.judged.of };
     let mut out = format!(
-        "<div class=\"plot\" data-source=\"{0}\"><h3>{0}</h3><p class=\"what\">{1}; dashed: late from {from}; dots: {late} late events</p>\n<div class=\"axes\">",
+        "<div class=\"plot\" data-source=\"{0}\"><h3>{0}</h3><p class=\"what\">{1}; dashed: late from {from}; dots: {2}</p>\n<div class=\"axes\">",
         card.name,
-        text(of)
+        text(of),
+        why::counted(late, "late event")
     );
     let middle = u64::from(low + high + 1) / 2;
     let power = |power: u64| format_ns(1_u64.checked_shl(power as u32).unwrap_or(u64::MAX));
     out += &beside([power(u64::from(high) + 1), power(middle), power(low.into())]);
     let _ = write!(
         out,
-        "<svg class=\"heat\" viewBox=\"0 0 {WIDTH} {height}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{} over time: {} late events\">",
-        card.name, late
+        "<svg class=\"heat\" viewBox=\"0 0 {WIDTH} {height}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{} over time: {}\">",
+        card.name,
+        why::counted(late, "late event")
     );
     for (shade, cells) in shades.iter().enumerate().filter(|(_, cells)| !cells.is_empty()) {
         let _ = write!(out, "<path class=\"h{shade}\" d=\"{cells}\"/>");

@@ -133,7 +133,7 @@ impl Browser {
     /// Opens a page, and waits until its script is ready.
     pub fn open(&mut self, address: &str) -> Result<()> {
         self.call("Page.navigate", json!({"url": address}))?;
-        self.until("document.documentElement.dataset.ready === 'yes'")
+        self.until("document.documentElement !== null && document.documentElement.dataset.ready === 'yes'")
     }
 
     /// Presses, moves and lets go.
