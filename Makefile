@@ -180,6 +180,11 @@ bench-record: ## disk, CPU and memory use of `whylate record`, beside perf sched
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- record
 
+.PHONY: bench-report
+bench-report: ## time, memory and size of `whylate report` for a recording of a day (as root)
+	@scripts/install-deps bench
+	$(CARGO) run --release -p whylate-bench -- report --rounds 3
+
 .PHONY: bench-top
 bench-top: ## CPU and memory use of `whylate top`, and how soon it shows figures (as root)
 	@scripts/install-deps bench

@@ -15,6 +15,7 @@ mod occupancy;
 mod offcpu;
 mod programs;
 mod record;
+mod report;
 mod results;
 mod run;
 mod sqpoll;
@@ -79,6 +80,8 @@ enum What {
     Run(run::Arguments),
     /// What `whylate record` takes of a disk, of the CPUs and of memory.
     Record(record::Arguments),
+    /// What `whylate report` takes for a recording of a day.
+    Report(report::Arguments),
     /// What `whylate top` takes of the CPUs and of memory, and how soon it shows figures.
     Top(record::Arguments),
     #[command(hide = true)]
@@ -105,6 +108,7 @@ fn main() -> ExitCode {
         What::Why(arguments) => why::run(&arguments),
         What::Run(arguments) => run::run(&arguments),
         What::Record(arguments) => record::run(&arguments),
+        What::Report(arguments) => report::run(&arguments),
         What::Top(arguments) => top::run(&arguments),
         What::Offcpu(arguments) => offcpu::run(&arguments),
         What::Sleepers(arguments) => offcpu::sleepers::run(&arguments).map(|()| true),

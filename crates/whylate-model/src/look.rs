@@ -224,7 +224,7 @@ impl Gatherer {
 
     /// Counts it, and tells where it may be among the worst; `None` where it does not count.
     fn count(&mut self, card: &Card, event: &LateEvent) -> Option<&mut Worst> {
-        if event.latency_ns < card.judges(event).late_from_ns || !card.counts(event, &self.cards) {
+        if !card.judges_late(event, &self.cards) {
             return None;
         }
         let source = card.name;

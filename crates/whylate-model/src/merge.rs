@@ -2,10 +2,9 @@
 //! Snapshots of following spans as one: what a source would have told had it been asked once.
 
 use std::collections::HashMap;
-use std::collections::hash_map::DefaultHasher;
-use std::hash::{Hash, Hasher};
+use std::hash::{BuildHasher as _, RandomState};
 
-use crate::snapshot::{Labels, Series, Snapshot};
+use crate::snapshot::{Series, Snapshot};
 use crate::sources::{Card, named};
 use crate::stack::Stack;
 
@@ -104,18 +103,23 @@ fn add(sum: &mut Snapshot, next: Snapshot) {
 /// Returns how many there was no room for.
 fn add_series(sum: &mut Snapshot, next: Vec<Series>, spans: (u64, u64)) -> u64 {
     let merging = named(&sum.source).map_or(sum_all as fn(&str) -> Merging, |card: &Card| card.merging);
-    let mut known: HashMap<Labels, usize> =
-        sum.series.iter().enumerate().map(|(at, series)| (series.labels.clone(), at)).collect();
+    // Labels are hashed and not kept: a snapshot has hundreds, and a day of them is merged.
+    let hasher = RandomState::new();
+    let mut known: HashMap<u64, Vec<usize>> = HashMap::new();
+    for (at, series) in sum.series.iter().enumerate() {
+        known.entry(hasher.hash_one(&series.labels)).or_default().push(at);
+    }
     let mut later: Vec<Option<Series>> = vec![None; sum.series.len()];
     let mut beyond = 0;
     for series in next {
-        match known.get(&series.labels) {
-            Some(&at) if later[at].is_none() => later[at] = Some(series),
+        let alike = known.entry(hasher.hash_one(&series.labels)).or_default();
+        match alike.iter().copied().find(|&at| sum.series[at].labels == series.labels) {
+            Some(at) if later[at].is_none() => later[at] = Some(series),
             // Two of one name in one snapshot.
-            Some(&at) => sum.series[at].absorb(&series),
+            Some(at) => sum.series[at].absorb(&series),
             None if sum.series.len() >= MOST => beyond += 1,
             None => {
-                known.insert(series.labels.clone(), sum.series.len());
+                alike.push(sum.series.len());
                 let mut new = Series { labels: series.labels.clone(), ..Series::default() };
                 if has_presence(merging) {
                     // It was not there in what came before.
@@ -139,12 +143,12 @@ fn add_stacks(sum: &mut Snapshot, next: Vec<Stack>) -> u64 {
         // Those are of who is there at the end.
         stack.age = crate::Histogram::default();
         stack.waits_for = None;
-        known.entry(hash_of(stack)).or_default().push(at);
+        known.entry(stack.place_hash()).or_default().push(at);
     }
     let mut beyond = 0;
     for stack in next {
-        let alike = known.entry(hash_of(&stack)).or_default();
-        match alike.iter().copied().find(|&at| is_same(&sum.stacks[at], &stack)) {
+        let alike = known.entry(stack.place_hash()).or_default();
+        match alike.iter().copied().find(|&at| sum.stacks[at].is_same_place(&stack)) {
             Some(at) => {
                 let into = &mut sum.stacks[at];
                 into.samples = into.samples.saturating_add(stack.samples);
@@ -228,25 +232,6 @@ fn follow(series: &mut Series, later: Option<Series>, spans: (u64, u64), merging
             None => series.values.remove(&name),
         };
     }
-}
-
-fn hash_of(stack: &Stack) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (&stack.labels, &stack.state, &stack.kernel, &stack.user).hash(&mut hasher);
-    if let Some(waker) = &stack.waker {
-        (&waker.labels, &waker.kernel, &waker.user).hash(&mut hasher);
-    }
-    hasher.finish()
-}
-
-/// Of the same threads at the same place, for the same, ended by the same.
-fn is_same(one: &Stack, other: &Stack) -> bool {
-    one.labels == other.labels
-        && one.state == other.state
-        && one.wait == other.wait
-        && one.kernel == other.kernel
-        && one.user == other.user
-        && one.waker == other.waker
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A call stack with the weight that was seen on it.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
 use serde::{Deserialize, Serialize};
 
 use crate::Histogram;
@@ -41,6 +43,28 @@ pub struct Stack {
     /// Whom the thread that is here at the end of the span waits for, where that is asked for and the kernel tells.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<Chain>,
+}
+
+impl Stack {
+    /// Whether both are of the same threads at the same place, for the same, ended by the same: over time these are one.
+    pub fn is_same_place(&self, other: &Stack) -> bool {
+        self.labels == other.labels
+            && self.state == other.state
+            && self.wait == other.wait
+            && self.kernel == other.kernel
+            && self.user == other.user
+            && self.waker == other.waker
+    }
+
+    /// The same number for stacks of one place, as long as the program runs.
+    pub fn place_hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (&self.labels, &self.state, &self.kernel, &self.user).hash(&mut hasher);
+        if let Some(waker) = &self.waker {
+            (&waker.labels, &waker.kernel, &waker.user).hash(&mut hasher);
+        }
+        hasher.finish()
+    }
 }
 
 /// Who ended waits by waking the thread.

@@ -7,8 +7,8 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use whylate_model::sources;
 
 use crate::commands::{
-    block, diff, doctor, export, generate, inject, irqsoff, look, offcpu, record, replay, run, selftest, sqpoll,
-    timerlat, top, wq,
+    block, diff, doctor, export, generate, inject, irqsoff, look, offcpu, record, replay, report, run, selftest,
+    sqpoll, timerlat, top, wq,
 };
 
 /// Shows why Linux is late: which work items, timers, interrupts and threads wait, for how long, and who made them
@@ -42,6 +42,7 @@ pub enum Command {
     Replay(replay::Arguments),
     Diff(Box<diff::Arguments>),
     Export(export::Arguments),
+    Report(report::Arguments),
     Inject(inject::Arguments),
     Selftest(selftest::Arguments),
     Doctor(doctor::Arguments),
@@ -55,7 +56,7 @@ const EXAMPLES_FIRST: &str = "{about}{after-help}\n\n{usage-heading} {usage}\n\n
 const OTHERS: [(&str, &[&str]); 5] = [
     ("Live screen", &["top"]),
     ("Programs", &["run"]),
-    ("Recordings", &["record", "replay", "diff", "export"]),
+    ("Recordings", &["record", "replay", "report", "diff", "export"]),
     ("Proof", &["selftest", "inject"]),
     ("Machine", &["doctor"]),
 ];

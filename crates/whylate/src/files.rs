@@ -2,7 +2,7 @@
 //! Files that are written for the user. They tell of everybody's programs, and whoever writes them may be root in a
 //! folder where others can put something first.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::os::fd::AsRawFd as _;
@@ -216,6 +216,15 @@ fn open_own(path: &Path) -> io::Result<File> {
 /// When it is there, or the file system refuses.
 pub fn create_new(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(MODE).open(path)
+}
+
+/// The name, or the first one with a number before its extension that nothing has.
+pub fn free(path: PathBuf) -> PathBuf {
+    let part = |part: Option<&OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+    let numbered =
+        |number: u32| path.with_file_name(format!("{}-{number}.{}", part(path.file_stem()), part(path.extension())));
+    let is_free = |path: &PathBuf| fs::symlink_metadata(path).is_err();
+    std::iter::once(path.clone()).chain((2..1000).map(numbered)).find(is_free).unwrap_or(path)
 }
 
 fn refused(why: &str) -> io::Error {

@@ -14,6 +14,7 @@ mod export;
 mod files;
 mod output;
 mod recording;
+mod report;
 mod top;
 mod values;
 

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Headline, HeldUp, LateOf, Lates};
+use super::{Headline, HeldUp, LateOf, Lates, Unmeasured};
+use crate::recording::Measured;
 use crate::snapshot::Unexplained;
 use crate::sources::{Card, Judged, Remark};
 use crate::units::format_ns;
@@ -97,6 +98,19 @@ impl<'a> Found<'a> {
         !self.has_series && self.lost.is_empty()
     }
 
+    /// Takes those out that had nothing at all to measure, of which a recording says why: they are none that measured.
+    pub fn set_aside(all: &mut Vec<Found<'_>>, measured: &[Measured]) -> Vec<Unmeasured> {
+        let mut aside = Vec::new();
+        all.retain(|of| {
+            let measured = measured.iter().find(|measured| measured.source == of.card.name);
+            let nothing = measured.and_then(|measured| measured.nothing.clone()).filter(|_| of.is_nothing());
+            let is_there = nothing.is_none();
+            aside.extend(nothing.map(|reason| Unmeasured { source: of.card.name.to_owned(), reason }));
+            is_there
+        });
+        aside
+    }
+
     /// How many bytes its texts have.
     pub fn text_bytes(&self) -> usize {
         self.backend.len() + self.host.len() + self.remark.text.len() + self.lost.keys().map(String::len).sum::<usize>()
@@ -106,6 +120,31 @@ impl<'a> Found<'a> {
     pub fn max_ns(&self) -> Option<u64> {
         let has_any = !self.figures.is_empty() || !self.at_end.is_empty();
         has_any.then(|| self.figures.max_ns().max(self.at_end.max_ns()))
+    }
+
+    /// Those of its figures that add up over time.
+    pub fn adding(&self) -> &Histogram {
+        &self.figures
+    }
+
+    /// Those of who waits at its end: those of the part that follows take their place.
+    pub fn at_end(&self) -> &Histogram {
+        &self.at_end
+    }
+
+    /// Late events that came too fast to be explained.
+    pub fn unexplained(&self) -> Unexplained {
+        self.unexplained
+    }
+
+    /// Events that could not be counted, by reason.
+    pub fn lost(&self) -> &BTreeMap<String, u64> {
+        &self.lost
+    }
+
+    /// Whether there was something to measure.
+    pub fn has_series(&self) -> bool {
+        self.has_series
     }
 
     /// All of its figures.

@@ -6,6 +6,7 @@ use super::{Card, Judged};
 
 /// How long I/O requests take, from their submission until they are done.
 pub static BLOCK: Card = Card {
+    grouped_by: Some("device"),
     lost: &[
         reason("buckets_full", "the memory for histograms was full"),
         reason("held_full", "the table of bios held back by cgroup limits was full"),

@@ -7,6 +7,7 @@ use crate::merge::Merging;
 
 /// Who keeps interrupts off, and for how long. Late events are of whatever kept an interrupt out, as its figures are.
 pub static IRQSOFF: Card = Card {
+    stacks: "where interrupts were kept off",
     beyond_a_look: &[
         ("how long preemption is off", "whylate irqsoff --preempt 10 1"),
         ("timers of other threads and of the kernel", "whylate irqsoff --timers 10 1"),

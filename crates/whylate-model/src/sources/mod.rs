@@ -17,6 +17,7 @@ pub use sqpoll::SQPOLL;
 pub use timerlat::TIMERLAT;
 pub use wq::WQ;
 
+use crate::late::SLEEPER;
 use crate::merge::{Merging, sum_all};
 use crate::{Histogram, LateEvent, Snapshot};
 
@@ -44,6 +45,14 @@ pub struct Card {
     pub tells: fn(&LateEvent) -> bool,
     /// What becomes of each figure of its series where two spans become one.
     pub merging: fn(&str) -> Merging,
+    /// Those figures of a series that are shares of its time, in the order of their names in a bar; the rest is not told.
+    pub shares: &'static [&'static str],
+    /// What else is judged of its series than latencies.
+    pub judged_share: Option<JudgedShare>,
+    /// Of what its stacks tell; empty where it has none.
+    pub stacks: &'static str,
+    /// The label by which its series are added up first, where they are many of one thing.
+    pub grouped_by: Option<&'static str>,
     /// What a look leaves out, and the command that measures it.
     pub beyond_a_look: &'static [(&'static str, &'static str)],
     /// Why its events may be lost, beside [`SHARED_LOST`], in the order of their names.
@@ -60,6 +69,26 @@ pub struct Judged {
     pub late_from_ns: u64,
     /// The command that tells more, with the limit in place of `{from}`.
     pub next: &'static str,
+}
+
+/// A share of time that is judged: of each series that has it.
+#[derive(Clone, Copy, Debug)]
+pub struct JudgedShare {
+    /// The figure's name.
+    pub value: &'static str,
+    /// From where on it is late, as a fraction of 1.
+    pub late_from: f64,
+    /// What the series are of, and what those are called that are late.
+    pub of: &'static str,
+    /// The same.
+    pub late: &'static str,
+}
+
+impl JudgedShare {
+    /// In words, of so many series of which some are late.
+    pub fn remark(&self, all: usize, late: usize) -> Remark {
+        Remark { text: format!("{}: {all}, {}: {late}", self.of, self.late), is_late: late > 0 }
+    }
 }
 
 /// What figures alone do not tell.
@@ -84,6 +113,10 @@ impl Card {
             advice: |_| Vec::new(),
             tells: |_| false,
             merging: sum_all,
+            shares: &[],
+            judged_share: None,
+            stacks: "",
+            grouped_by: None,
             beyond_a_look: &[],
             lost: &[],
         }
@@ -102,6 +135,16 @@ impl Card {
     /// Whether a late event of it counts here, and not with one of these sources that tells it as well.
     pub fn counts(&self, event: &LateEvent, beside: &[&Card]) -> bool {
         !beside.iter().any(|other| other.name != self.name && (other.tells)(event))
+    }
+
+    /// Whether it is as long as what is late, and counts here.
+    pub fn judges_late(&self, event: &LateEvent, beside: &[&Card]) -> bool {
+        event.latency_ns >= self.judges(event).late_from_ns && self.counts(event, beside)
+    }
+
+    /// The same, but for what waits for somebody who sleeps, which may be so by design.
+    pub fn is_late(&self, event: &LateEvent, beside: &[&Card]) -> bool {
+        self.judges_late(event, beside) && !event.labels.contains_key(SLEEPER)
     }
 
     /// Every reason for which its events may be lost, in the order of their names.

@@ -9,6 +9,7 @@ use crate::{Histogram, Snapshot};
 /// Where threads sleep, and how long runnable ones wait for a CPU: 20 ms is what that takes beside five others. What
 /// takes others longer than 100 ms is felt by whoever waits for them.
 pub static OFFCPU: Card = Card {
+    stacks: "where threads wait",
     events: Some(Judged {
         of: "threads that can run, until they have a CPU",
         late_from_ns: 20_000_000,

@@ -2,19 +2,23 @@
 //! `sqpoll`: io_uring's submission threads.
 
 use super::lost::reason;
-use super::{Card, Judged, Remark};
+use super::{Card, Judged, JudgedShare, Remark};
 use crate::late::{ROLE, SUBMISSION_THREAD};
 use crate::merge::{Merging, PRESENT};
 use crate::sqpoll::verdicts;
 use crate::{Histogram, Series, Snapshot};
 
 /// A submission thread that waits for a CPU for more than this share of its time is starved.
-const STARVED_FROM: f64 = 0.1;
+const STARVED: JudgedShare =
+    JudgedShare { value: "starved", late_from: 0.1, of: "submission threads", late: "starved" };
 
 /// What submission threads do with their time. It counts those of their waits for a CPU that are late, and no others.
 pub static SQPOLL: Card = Card {
     remark,
     advice: verdicts,
+    judged_share: Some(STARVED),
+    // Where work cannot be told from spinning, `running` is both.
+    shares: &["working", "spinning", "running", "sleeping", "starved"],
     tells: |event| event.labels.get(ROLE).is_some_and(|role| role == SUBMISSION_THREAD),
     merging: |name| match name {
         "working" | "spinning" | "running" | "sleeping" | "starved" | "sqes_per_s" | "wakeups_per_s" | PRESENT => {
@@ -49,8 +53,8 @@ pub static SQPOLL: Card = Card {
 
 fn remark(snapshot: &Snapshot) -> Remark {
     let shares: Vec<f64> = snapshot.series.iter().filter_map(starved).collect();
-    let starving = shares.iter().filter(|&&share| share >= STARVED_FROM).count();
-    Remark { text: format!("submission threads: {}, starved: {starving}", shares.len()), is_late: starving > 0 }
+    let starving = shares.iter().filter(|&&share| share >= STARVED.late_from).count();
+    STARVED.remark(shares.len(), starving)
 }
 
 /// Of its time on a CPU, the share with something to do.
@@ -60,5 +64,5 @@ fn utilisation(series: &Series) -> Option<f64> {
 }
 
 fn starved(series: &Series) -> Option<f64> {
-    series.values.get("starved").copied()
+    series.values.get(STARVED.value).copied()
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::{anyhow, bail};
 use clap::Args;
 use whylate_model::Snapshot;
-use whylate_model::diff::{About, Comparison, Lengths, block_ns};
+use whylate_model::diff::{About, Comparison, Diff, Lengths, block_ns};
 use whylate_model::recording::{Header, Line};
 
 use crate::commands::Senseless;
@@ -100,20 +100,7 @@ impl Arguments {
 /// # Errors
 /// When a file is no recording, or has nothing of its span.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let sides = arguments.sides()?;
-    // How long blocks are follows from how long both sides are, so each is read twice.
-    let measured = [measure(&sides[0], true)?, measure(&sides[1], true)?];
-    let block_ns = block_ns([&measured[0].lengths, &measured[1].lengths]);
-    let mut comparison = Comparison::new(measured.each_ref().map(|side| side.header.sources.as_slice()), block_ns);
-    for (number, (side, measured)) in sides.iter().zip(&measured).enumerate() {
-        each_line(side, false, &mut |line| {
-            if let Line::Snapshot(snapshot) = line {
-                let middle_ns = middle_unix_ns(&snapshot).saturating_sub(measured.about.start_unix_ns);
-                comparison.add(number, middle_ns, *snapshot);
-            }
-        })?;
-    }
-    let mut found = comparison.finish(measured.map(|side| side.about));
+    let mut found = compare(&arguments.sides()?, true)?;
     if !arguments.all {
         found.rows.retain(|row| row.told.differs());
     }
@@ -124,6 +111,26 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         diff::write(&mut out, &found, terminal_columns())?;
     }
     Ok(out.flush()?)
+}
+
+/// Compares two sides, with the rows that do not differ; what is missing of them is said on standard error where asked for.
+///
+/// # Errors
+/// As above.
+pub fn compare(sides: &[Recording; 2], tells_missing: bool) -> anyhow::Result<Diff> {
+    // How long blocks are follows from how long both sides are, so each is read twice.
+    let measured = [measure(&sides[0], tells_missing)?, measure(&sides[1], tells_missing)?];
+    let block_ns = block_ns([&measured[0].lengths, &measured[1].lengths]);
+    let mut comparison = Comparison::new(measured.each_ref().map(|side| side.header.sources.as_slice()), block_ns);
+    for (number, (side, measured)) in sides.iter().zip(&measured).enumerate() {
+        each_line(side, false, &mut |line| {
+            if let Line::Snapshot(snapshot) = line {
+                let middle_ns = middle_unix_ns(&snapshot).saturating_sub(measured.about.start_unix_ns);
+                comparison.add(number, middle_ns, *snapshot);
+            }
+        })?;
+    }
+    Ok(comparison.finish(measured.map(|side| side.about)))
 }
 
 /// What is known of a side before it is compared.

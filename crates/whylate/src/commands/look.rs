@@ -243,15 +243,20 @@ fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Look
     set_aside(&mut snapshots, &header.sources, &mut unmeasured);
     played.tell_missing();
     let mut weaker = header.weaker;
-    weaker.extend(header.sources.iter().filter_map(|of| {
-        let (from_ns, own_ns) = (of.late_from_ns?, named(&of.source)?.events().late_from_ns);
-        let reason = format!("late events of {} and longer only: the recording has no others", format_ns(from_ns));
-        (from_ns > own_ns).then(|| Unmeasured { source: of.source.clone(), reason })
-    }));
+    weaker.extend(not_recorded(&header.sources));
     if snapshots.is_empty() && unmeasured.is_empty() {
         bail!("{} has no snapshots in that span (choose one within the recording)", played.name());
     }
     Ok(Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) })
+}
+
+/// Which late events a look counts that a recording does not have.
+pub fn not_recorded(sources: &[Measured]) -> impl Iterator<Item = Unmeasured> {
+    sources.iter().filter_map(|of| {
+        let (from_ns, own_ns) = (of.late_from_ns?, named(&of.source)?.events().late_from_ns);
+        let reason = format!("late events of {} and longer only: the recording has no others", format_ns(from_ns));
+        (from_ns > own_ns).then(|| Unmeasured { source: of.source.clone(), reason })
+    })
 }
 
 /// One line that is written again and again, on a terminal.

@@ -13,6 +13,7 @@ pub mod offcpu;
 pub mod program;
 pub mod record;
 pub mod replay;
+pub mod report;
 pub mod run;
 pub mod runner;
 pub mod selftest;
@@ -129,6 +130,7 @@ fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Diff(arguments) => diff::run(&arguments).map(|()| SUCCESS),
         Command::Export(arguments) => export::run(&arguments).map(|()| SUCCESS),
+        Command::Report(arguments) => report::run(&arguments).map(|()| SUCCESS),
         Command::Run(arguments) => run::run(&arguments),
         Command::Selftest(arguments) => selftest::run(&arguments),
         Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
@@ -154,6 +156,7 @@ fn prints_numbers(command: Option<&Command>) -> bool {
             | Command::Inject(_),
         ) => true,
         Some(Command::Selftest(arguments)) => !arguments.is_subject(),
+        Some(Command::Report(arguments)) => arguments.is_live(),
         Some(
             Command::Replay(_) | Command::Diff(_) | Command::Export(_) | Command::Doctor(_) | Command::Generate(_),
         ) => false,

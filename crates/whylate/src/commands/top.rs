@@ -8,15 +8,17 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::Args;
 use jiff::tz::TimeZone;
-use whylate_model::recording::{End, Header, Line};
+use whylate_model::recording::{Header, Line};
 use whylate_model::units::printable;
 
 use crate::commands::sources::Wish;
 use crate::commands::{Origin, program, record};
 use crate::files;
+use crate::recording::Span;
+use crate::recording::about;
+use crate::recording::packer::Packer;
 use crate::recording::play::Recording;
 use crate::recording::times::{Given, given};
-use crate::recording::{EXTENSION, Span, about, frames};
 use crate::top::feed::{Feed, Told, panic_if_asked};
 use crate::top::history::History;
 use crate::top::panel::Glyphs;
@@ -205,8 +207,8 @@ fn take(state: &mut State, feed: &mut Feed, missing: &mut Vec<String>) -> anyhow
 /// Writes what is shown to a new file, and says so.
 fn write(state: &State) -> String {
     let written = record::default_name(&state.header.host).and_then(|path| {
-        let path = free(path);
-        files::write(&path, |out| write_shown(out, state))?;
+        let path = files::free(path);
+        files::write(&path, |out| write_lines(out, state))?;
         Ok(path)
     });
     match written {
@@ -215,25 +217,16 @@ fn write(state: &State) -> String {
     }
 }
 
-/// The moments that are shown, as a recording.
-fn write_shown(out: &mut dyn Write, state: &State) -> io::Result<()> {
+fn write_lines(out: &mut dyn Write, state: &State) -> io::Result<()> {
     let is_live = state.mode == Mode::Live;
     let start_unix_ns = state.shown().next().map_or(0, |moment| moment.start_unix_ns);
-    let mut begin = vec![Line::Header(Header { start_unix_ns, ..state.header.clone() })];
+    let mut head = vec![Line::Header(Header { start_unix_ns, ..state.header.clone() })];
     // Those of another machine are in what it recorded.
-    begin.extend(is_live.then(|| Line::Clock(about::now())));
-    let at_unix_ns = if is_live { clock::unix_ns() } else { state.shown_unix_ns().unwrap_or(0) };
-    frames::write(out, &begin, state.shown_lines(), End { at_unix_ns })
-}
-
-/// The name, or the first one with a number that nothing has.
-fn free(path: PathBuf) -> PathBuf {
-    let numbered = |number: u32| {
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        PathBuf::from(format!("{stem}-{number}.{EXTENSION}"))
-    };
-    let is_free = |path: &PathBuf| std::fs::symlink_metadata(path).is_err();
-    std::iter::once(path.clone()).chain((2..1000).map(numbered)).find(is_free).unwrap_or(path)
+    head.extend(is_live.then(|| Line::Clock(about::now())));
+    let mut packer = Packer::begin(out, &head)?;
+    state.shown_lines().try_for_each(|lines| packer.moment(&lines))?;
+    packer.end(if is_live { clock::unix_ns() } else { state.shown_unix_ns().unwrap_or(0) })?;
+    Ok(())
 }
 
 /// Whether the terminal is told to take UTF-8, as locale(7) has it.

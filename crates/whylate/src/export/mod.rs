@@ -50,7 +50,11 @@ impl Place {
         Ok(Place { recording: (about.dev(), about.ino()) })
     }
 
-    fn begin(&self, path: &Path) -> anyhow::Result<Begun> {
+    /// Any one file.
+    ///
+    /// # Errors
+    /// When it cannot be made, or is the recording.
+    pub fn begin(&self, path: &Path) -> anyhow::Result<Begun> {
         let name = printable(&path.to_string_lossy());
         if fs::metadata(path).is_ok_and(|about| (about.dev(), about.ino()) == self.recording) {
             bail!("cannot write {name}: it is the recording itself (choose another file)");

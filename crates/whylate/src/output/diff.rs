@@ -54,7 +54,7 @@ fn write_in(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>, z
 }
 
 /// Which file, when, how long, of which machine, and what is missing of it.
-fn heading(about: &About, zone: &TimeZone) -> String {
+pub fn heading(about: &About, zone: &TimeZone) -> String {
     let start = match Timestamp::from_nanosecond(about.start_unix_ns.into()) {
         Ok(stamp) => stamp.to_zoned(zone.clone()).strftime("%Y-%m-%d %H:%M:%S").to_string(),
         Err(_) => String::new(),
@@ -69,7 +69,8 @@ fn heading(about: &About, zone: &TimeZone) -> String {
     told
 }
 
-fn write_test(out: &mut dyn Write, test: &Test) -> io::Result<()> {
+/// How it was decided what differs.
+pub fn write_test(out: &mut dyn Write, test: &Test) -> io::Result<()> {
     let Test { name, correction, false_share, least_change, block_ns, blocks_before, blocks_after } = test;
     writeln!(
         out,
@@ -94,14 +95,10 @@ fn table(rows: &[&Row]) -> Table {
     let mut table = Table::new("<SOURCE, <WHAT, <FIGURE, BEFORE, AFTER, CHANGE, N BEFORE, N AFTER");
     for row in rows {
         let source = if row.source.is_empty() { "all" } else { &row.source };
-        let figure = match row.distribution.is_empty() {
-            true => row.figure.replace('_', " "),
-            false => format!("{} {}", row.distribution.replace('_', " "), row.figure),
-        };
         table.row(vec![
             source.to_owned(),
             what(&row.what),
-            figure,
+            figure(row),
             value(&row.before, row.unit),
             value(&row.after, row.unit),
             change(row),
@@ -112,7 +109,16 @@ fn table(rows: &[&Row]) -> Table {
     table
 }
 
-fn what(what: &What) -> String {
+/// Which of its figures a row is of.
+pub fn figure(row: &Row) -> String {
+    match row.distribution.is_empty() {
+        true => row.figure.replace('_', " "),
+        false => format!("{} {}", row.distribution.replace('_', " "), row.figure),
+    }
+}
+
+/// What a row is of.
+pub fn what(what: &What) -> String {
     match what {
         What::Culprit { kind, who } => why::culprit(*kind, who),
         What::Late { late } => late.clone(),
@@ -131,7 +137,8 @@ fn short(number: f64) -> String {
     }
 }
 
-fn value(measure: &Measure, unit: Unit) -> String {
+/// A figure of one side.
+pub fn value(measure: &Measure, unit: Unit) -> String {
     let Some(value) = measure.value else { return "-".to_owned() };
     let told = match unit {
         Unit::Ns => format_ns(value as u64),
@@ -146,7 +153,8 @@ fn value(measure: &Measure, unit: Unit) -> String {
     }
 }
 
-fn change(row: &Row) -> String {
+/// What can be said of a row.
+pub fn change(row: &Row) -> String {
     match row.told {
         Told::NoDifference => return "none".to_owned(),
         Told::TooLittle => return "too little".to_owned(),

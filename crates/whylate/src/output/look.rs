@@ -50,14 +50,7 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
         return write_not_judged(out, &look.unmeasured, for_sleepers > 0);
     }
     writeln!(out, "Look closer with:")?;
-    late.iter().try_for_each(|row| {
-        let next = match row.of {
-            Of::Figures => &row.source.next,
-            Of::Events(late_of) => &late_of.next,
-            Of::HeldUp(held_up) => &held_up.next,
-        };
-        writeln!(out, "    {}", printable(next))
-    })
+    late.iter().try_for_each(|row| writeln!(out, "    {}", printable(row.shown().next)))
 }
 
 /// Nothing of what was judged was late, which says nothing of the rest.
@@ -101,46 +94,94 @@ fn rows_of(source: &Headline) -> impl Iterator<Item = Row<'_>> {
     std::iter::once(Row { source, of: Of::Figures, is_late }).chain(events).chain(held_up)
 }
 
+/// One thing that a source judges, as it is shown. What is not known is `None`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown<'a> {
+    pub source: &'a str,
+    pub is_late: bool,
+    pub count: Option<u64>,
+    pub p50_ns: Option<u64>,
+    pub p99_ns: Option<u64>,
+    pub max_ns: Option<u64>,
+    pub late_from_ns: u64,
+    pub late: Option<u64>,
+    pub of: &'a str,
+    /// The command that tells more.
+    pub next: &'a str,
+}
+
+/// What all sources of a look judge, in the order in which it is shown.
+pub fn shown(look: &Look) -> impl Iterator<Item = Shown<'_>> {
+    look.sources.iter().flat_map(rows_of).map(|row| row.shown())
+}
+
+/// What a verdict is called.
+pub fn verdict(is_late: bool) -> &'static str {
+    if is_late { "LATE" } else { "normal" }
+}
+
+impl<'a> Row<'a> {
+    fn shown(&self) -> Shown<'a> {
+        let Row { source, of, is_late } = *self;
+        let figure = |ns| (source.count > 0).then_some(ns);
+        let events = |max_ns, late_from_ns, late: u64, of: &'a str, next: &'a str| Shown {
+            source: &source.source,
+            is_late,
+            count: None,
+            p50_ns: None,
+            p99_ns: None,
+            max_ns: (late > 0).then_some(max_ns),
+            late_from_ns,
+            late: Some(late),
+            of,
+            next,
+        };
+        match of {
+            Of::Figures => Shown {
+                source: &source.source,
+                is_late,
+                // A source without figures counts what is late alone.
+                count: (!source.of.is_empty()).then_some(source.count),
+                p50_ns: figure(source.p50_ns),
+                p99_ns: figure(source.p99_ns),
+                max_ns: figure(source.max_ns),
+                late_from_ns: source.late_from_ns,
+                late: match (is_late, source.late) {
+                    (false, _) => Some(0),
+                    // Sources that explain nothing count none.
+                    (true, late) => (late > 0 && source.late_of.is_none()).then_some(late),
+                },
+                of: if source.remark.is_empty() { &source.of } else { &source.remark },
+                next: &source.next,
+            },
+            Of::Events(late_of) => {
+                events(late_of.max_ns, late_of.late_from_ns, source.late, &late_of.of, &late_of.next)
+            }
+            Of::HeldUp(held_up) => {
+                events(held_up.max_ns, held_up.late_from_ns, held_up.late, &held_up.of, &held_up.next)
+            }
+        }
+    }
+}
+
 fn headlines(rows: &[Row<'_>]) -> Table {
     let mut table = Table::new("<SOURCE, <VERDICT, COUNT, P50, P99, MAX, LATE FROM, LATE, <OF");
-    let or_dash = |cell: String, is_known: bool| if is_known { cell } else { "-".to_owned() };
-    for Row { source, of, is_late } in rows {
-        let verdict = if *is_late { "LATE" } else { "normal" }.to_owned();
-        let figure = |ns| or_dash(format_ns(ns), source.count > 0);
-        let unknown = || "-".to_owned();
-        let events = |max_ns, late_from_ns, late: u64, of: &str| {
-            vec![
-                source.source.clone(),
-                verdict.clone(),
-                unknown(),
-                unknown(),
-                unknown(),
-                or_dash(format_ns(max_ns), late > 0),
-                format_ns(late_from_ns),
-                late.to_string(),
-                of.to_owned(),
-            ]
-        };
-        table.row(match of {
-            Of::Figures => vec![
-                source.source.clone(),
-                verdict.clone(),
-                // A source without figures counts what is late alone.
-                or_dash(source.count.to_string(), !source.of.is_empty()),
-                figure(source.p50_ns),
-                figure(source.p99_ns),
-                figure(source.max_ns),
-                format_ns(source.late_from_ns),
-                match (is_late, source.late) {
-                    (false, _) => "0".to_owned(),
-                    // Sources that explain nothing count none.
-                    (true, late) => or_dash(late.to_string(), late > 0 && source.late_of.is_none()),
-                },
-                if source.remark.is_empty() { source.of.clone() } else { source.remark.clone() },
-            ],
-            Of::Events(late_of) => events(late_of.max_ns, late_of.late_from_ns, source.late, &late_of.of),
-            Of::HeldUp(held_up) => events(held_up.max_ns, held_up.late_from_ns, held_up.late, &held_up.of),
-        });
+    let count = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
+    let ns = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), format_ns);
+    for Shown { source, is_late, count: counted, p50_ns, p99_ns, max_ns, late_from_ns, late, of, .. } in
+        rows.iter().map(Row::shown)
+    {
+        table.row(vec![
+            source.to_owned(),
+            verdict(is_late).to_owned(),
+            count(counted),
+            ns(p50_ns),
+            ns(p99_ns),
+            ns(max_ns),
+            format_ns(late_from_ns),
+            count(late),
+            of.to_owned(),
+        ]);
     }
     table
 }
@@ -173,19 +214,6 @@ fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
     let shown = culprits.iter().take(CULPRITS).take_while(is_shown).count();
     let (shown, rest) = culprits.split_at(shown);
     for culprit in shown {
-        let victims: Vec<String> = culprit
-            .victims
-            .iter()
-            .map(|victims| {
-                let times = if victims.events == 1 { "once".to_owned() } else { format!("{} times", victims.events) };
-                format!(
-                    "{} {times} by {} (worst {})",
-                    victims.source,
-                    format_ns(victims.total_ns),
-                    format_ns(victims.worst_ns)
-                )
-            })
-            .collect();
         writeln!(
             out,
             "    {:>5.1}%  {:<14}  {}{}: {}",
@@ -193,7 +221,7 @@ fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
             word(culprit.kind),
             printable(&culprit.who),
             why::how_many(culprit),
-            victims.join(", ")
+            victims(culprit)
         )?;
     }
     if !rest.is_empty() {
@@ -202,6 +230,16 @@ fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
         writeln!(out, "    {:>5.1}%  {} {others}", percent(rest_ns), rest.len())?;
     }
     Ok(())
+}
+
+/// Whom somebody delayed, how often and for how long.
+pub fn victims(culprit: &Culprit) -> String {
+    let told = culprit.victims.iter().map(|victims| {
+        let times = if victims.events == 1 { "once".to_owned() } else { format!("{} times", victims.events) };
+        let (total, worst) = (format_ns(victims.total_ns), format_ns(victims.worst_ns));
+        format!("{} {times} by {total} (worst {worst})", victims.source)
+    });
+    told.collect::<Vec<_>>().join(", ")
 }
 
 /// Long waits that are not late, as whoever was waited for slept: only its user knows whether that was meant so.
@@ -238,7 +276,7 @@ mod tests {
 
     use super::*;
 
-    fn shown(look: &Look) -> String {
+    fn screen(look: &Look) -> String {
         let mut out = Vec::new();
         write_in(&mut out, look, None, &TimeZone::UTC).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
@@ -299,7 +337,7 @@ mod tests {
             weaker: vec![Unmeasured { source: "wq".to_owned(), reason: "no heartbeat".to_owned() }],
             ..Look::default()
         };
-        insta::assert_snapshot!(shown(&look));
+        insta::assert_snapshot!(screen(&look));
     }
 
     #[test]
@@ -317,7 +355,7 @@ mod tests {
         let look = Look { sources: vec![wq], culprits: vec![culprit], ..Look::default() };
         let told = "Who made others late, 1.00ms in all:\n    That is 25.0% of the late time: 40 late events more (3.00ms in all) \
                     came too fast to be explained.\n";
-        assert!(shown(&look).contains(told), "{}", shown(&look));
+        assert!(screen(&look).contains(told), "{}", screen(&look));
     }
 
     #[test]
@@ -326,7 +364,7 @@ mod tests {
         (nothing.count, nothing.lost) = (0, std::collections::BTreeMap::new());
         let unmeasured = vec![Unmeasured { source: "sqpoll".to_owned(), reason: "no thread is there".to_owned() }];
         let sources = vec![nothing, offcpu(0, 0)];
-        insta::assert_snapshot!(shown(&Look { host: "web1".to_owned(), sources, unmeasured, ..Look::default() }));
+        insta::assert_snapshot!(screen(&Look { host: "web1".to_owned(), sources, unmeasured, ..Look::default() }));
     }
 
     /// So many threads were in uninterruptible sleep for 20 s, and so many waited for a CPU for long.
@@ -384,7 +422,7 @@ mod tests {
             ..LateEvent::default()
         };
         let worst = vec![Sighting { source: "offcpu".to_owned(), event }];
-        insta::assert_snapshot!(shown(&Look { sources: vec![source], worst, ..Look::default() }));
+        insta::assert_snapshot!(screen(&Look { sources: vec![source], worst, ..Look::default() }));
     }
 
     #[test]
@@ -398,7 +436,7 @@ mod tests {
             total_ns: ms * 1_000_000,
         };
         held_up.for_sleepers = vec![pair("client:7", 12, 1_800), pair("client:9", 1, 150)];
-        let text = shown(&Look { sources: vec![source], ..Look::default() });
+        let text = screen(&Look { sources: vec![source], ..Look::default() });
         let told = "\nWaits of 100ms or longer for a thread that waited for a timer itself (a sleep or a timeout), maybe by design:
     client:7 waited for peer?[2J:8 12 times, 1.80s in all
     client:9 waited for peer?[2J:8 once, 150ms in all
@@ -410,7 +448,7 @@ None of this counts as late.";
     #[test]
     fn each_row_has_one_limit_and_what_is_late_by_it() {
         let look = |source| Look { sources: vec![source], ..Look::default() };
-        let (waits, both) = (shown(&look(offcpu(0, 69))), shown(&look(offcpu(2, 69))));
+        let (waits, both) = (screen(&look(offcpu(0, 69))), screen(&look(offcpu(2, 69))));
         insta::assert_snapshot!(format!("{waits}\n{both}"));
         // What it has no figures of, it has not counted.
         let sqpoll = Headline {
@@ -419,7 +457,7 @@ None of this counts as late.";
             remark: "submission threads: 1".to_owned(),
             ..headline("sqpoll", true)
         };
-        let text = shown(&look(sqpoll));
+        let text = screen(&look(sqpoll));
         let row: Vec<&str> = text.lines().nth(3).unwrap_or_default().split_whitespace().take(8).collect();
         assert_eq!(row, ["sqpoll", "LATE", "-", "-", "-", "-", "5.00ms", "1"]);
     }

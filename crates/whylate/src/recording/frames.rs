@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Lines of a recording as frames.
 
-use std::io::{self, Write};
+use std::io;
 
 use whylate_model::Snapshot;
-use whylate_model::recording::{End, Frame, Gap, Index, Line, MOST_LINE_BYTES};
+use whylate_model::recording::{Frame, Gap, Index, Line, MOST_LINE_BYTES};
 
 use crate::output::json::write_line;
 
@@ -43,32 +43,6 @@ pub fn of(lines: &[Line]) -> io::Result<(Index, Vec<u8>)> {
     add(&mut frame, lines)?;
     let (bytes, index) = frame.finish()?;
     Ok((index, bytes))
-}
-
-/// Writes a recording of ticks that are there already. Frame by frame: unpacked, all of it may be far more than there is
-/// memory.
-///
-/// # Errors
-/// When it cannot be written.
-pub fn write(out: &mut dyn Write, begin: &[Line], ticks: impl Iterator<Item = Vec<Line>>, end: End) -> io::Result<()> {
-    let mut write = |(index, frame): (Index, Vec<u8>)| {
-        out.write_all(&index.to_bytes())?;
-        out.write_all(&frame)
-    };
-    write(of(begin)?)?;
-    let mut ticks = ticks.peekable();
-    while ticks.peek().is_some() {
-        let (mut frame, mut bytes) = (Frame::new()?, 0);
-        for lines in ticks.by_ref().take(TICKS as usize) {
-            bytes += add(&mut frame, &lines)?;
-            if bytes >= BYTES {
-                break;
-            }
-        }
-        let (bytes, index) = frame.finish()?;
-        write((index, bytes))?;
-    }
-    write(of(&[Line::End(end)])?)
 }
 
 /// A line's text, with as many of its late events as there is room for, and how many are not in it.

@@ -8,6 +8,7 @@ pub mod about;
 mod file;
 mod folder;
 pub mod frames;
+pub mod packer;
 pub mod play;
 pub mod recorder;
 mod ring;

@@ -258,7 +258,7 @@ impl Played {
 }
 
 /// What is missing, and why.
-fn gap_in_words(gap: &Gap) -> String {
+pub fn gap_in_words(gap: &Gap) -> String {
     let Gap { start_unix_ns, duration_ns, reason, count } = gap;
     let at = rfc3339::format(*start_unix_ns);
     let lasted = format_ns(*duration_ns);

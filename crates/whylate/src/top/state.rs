@@ -8,8 +8,7 @@ use std::rc::Rc;
 
 use jiff::tz::TimeZone;
 use whylate_model::culprits::By;
-use whylate_model::late::SLEEPER;
-use whylate_model::look::{Found, Gatherer, Look, Unmeasured};
+use whylate_model::look::{Found, Gatherer, Look};
 use whylate_model::recording::{Header, Line};
 use whylate_model::snapshot::Labels;
 use whylate_model::sources::named;
@@ -300,8 +299,7 @@ impl State {
 
     /// Whether a look counts that late event.
     pub fn counts(&self, card: &Card, event: &LateEvent) -> bool {
-        let is_late = event.latency_ns >= card.judges(event).late_from_ns && !event.labels.contains_key(SLEEPER);
-        is_late && card.counts(event, &self.cards())
+        card.is_late(event, &self.cards())
     }
 
     /// The sources that measure.
@@ -517,22 +515,11 @@ impl State {
                 of.remark_on(&snapshot);
             }
         }
-        let unmeasured = self.set_aside(&mut found);
+        let mut unmeasured = self.header.unmeasured.clone();
+        unmeasured.extend(Found::set_aside(&mut found, &self.header.sources));
         let look = gatherer.finish_with(&found, unmeasured);
         self.look = Look { lost, weaker: self.header.weaker.clone(), ..look };
         self.show();
-    }
-
-    /// Sources that had nothing at all to measure are none that was measured.
-    fn set_aside(&self, found: &mut Vec<Found<'static>>) -> Vec<Unmeasured> {
-        let mut unmeasured = self.header.unmeasured.clone();
-        found.retain(|of| {
-            let measured = self.header.sources.iter().find(|measured| measured.source == of.card.name);
-            let nothing = measured.and_then(|measured| measured.nothing.clone()).filter(|_| of.is_nothing());
-            unmeasured.extend(nothing.clone().map(|reason| Unmeasured { source: of.card.name.to_owned(), reason }));
-            nothing.is_none()
-        });
-        unmeasured
     }
 
     /// Makes the panels of the view on top.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Python with what reads exports. It is fetched once and kept in the build folder.
+//! Python with what reads exports and pages. It is fetched once and kept in the build folder.
+#![allow(dead_code)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,18 +22,23 @@ impl Python {
     }
 }
 
-/// `None`, with the reason printed, where it cannot be had.
+/// What reads exports; `None`, with the reason printed, where it cannot be had.
 pub fn python() -> Result<Option<Python>> {
+    python_with("python", &PACKAGES)
+}
+
+/// The same with these packages, in a folder of that name.
+pub fn python_with(name: &str, packages: &[&str]) -> Result<Option<Python>> {
     // Tests are threads of one process.
     static FETCHING: Mutex<Option<String>> = Mutex::new(None);
     let mut failed = FETCHING.lock().map_err(|_| anyhow::anyhow!("another test has failed"))?;
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("python");
-    let (ready, wanted) = (folder.join("ready"), PACKAGES.join(" "));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let (ready, wanted) = (folder.join("ready"), packages.join(" "));
     if fs::read_to_string(&ready).is_ok_and(|is| is == wanted) {
         return Ok(Some(Python(folder)));
     }
     if failed.is_none() {
-        *failed = fetch(&folder).err();
+        *failed = fetch(&folder, packages).err();
     }
     if let Some(reason) = &*failed {
         println!("skipped: {reason}");
@@ -42,7 +48,7 @@ pub fn python() -> Result<Option<Python>> {
     Ok(Some(Python(folder)))
 }
 
-fn fetch(folder: &Path) -> Result<(), String> {
+fn fetch(folder: &Path, packages: &[&str]) -> Result<(), String> {
     let run = |command: &mut Command, what: &str| match command.stdin(Stdio::null()).output() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
@@ -56,5 +62,5 @@ fn fetch(folder: &Path) -> Result<(), String> {
     let options = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"];
     let patience = ["--timeout", "15", "--retries", "1"];
     let mut pip = Command::new(folder.join("bin/python"));
-    run(pip.args(options).args(patience).args(PACKAGES), "PyPI cannot be reached")
+    run(pip.args(options).args(patience).args(packages), "PyPI cannot be reached")
 }

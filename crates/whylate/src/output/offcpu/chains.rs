@@ -136,7 +136,7 @@ impl Chains {
 }
 
 /// The parts of a wait with their frames, which add up to it.
-fn parts_of(event: &LateEvent, root: Root) -> Vec<(Vec<Frame>, u64)> {
+pub fn parts_of(event: &LateEvent, root: Root) -> Vec<(Vec<Frame>, u64)> {
     let victim = labels(&event.labels, root);
     if event.path.is_empty() {
         let part = |cause: &Cause| ([victim.clone(), cause_frames(event, cause)].concat(), cause.ns);

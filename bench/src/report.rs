@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What `whylate report` takes for a recording of a day: a minute of this machine, recorded again and again with later times.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+use whylate_model::recording::{End, Frame, Line, Reader};
+
+use crate::child::peak_kib;
+use crate::figures::{self, Check};
+use crate::{machine, results, whylate};
+
+/// What a report of a day may take.
+const SECONDS: f64 = 20.0;
+const MEMORY_MB: f64 = 512.0;
+const PAGE_MB: f64 = 8.0;
+/// So many moments are a frame, as `record` writes them.
+const MOMENTS: usize = 10;
+/// How often its memory is looked at.
+const POLL: Duration = Duration::from_millis(20);
+
+/// What the benchmark takes.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    pub results: results::Arguments,
+    /// How many hours long the recording is.
+    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=24))]
+    pub hours: u64,
+    /// How long this machine is recorded.
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(2..=3600))]
+    pub seconds: u64,
+}
+
+struct Taken {
+    seconds: f64,
+    peak_mb: f64,
+    page_mb: f64,
+}
+
+pub fn run(arguments: &Arguments) -> Result<bool> {
+    if machine::is_skipped(&[]) {
+        return Ok(true);
+    }
+    let program = whylate::build("bench-report")?;
+    let folder = tempfile::tempdir().context("cannot make a folder")?;
+    let [minute, day, page] = ["minute.whylate", "day.whylate", "day.html"].map(|name| folder.path().join(name));
+    let seconds = arguments.seconds.to_string();
+    let status = Command::new(&program)
+        .args(["record", "-d", &format!("{seconds}s"), "-o"])
+        .arg(&minute)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .context("cannot run whylate")?;
+    ensure!(status.success(), "whylate record failed");
+    let moments = lengthen(&minute, &day, arguments.hours * 3600)?;
+    let day_mb = fs::metadata(&day)?.len() as f64 / 1e6;
+    let rounds = arguments.results.rounds;
+    let all: Vec<Taken> = (0..rounds).map(|_| report(&program, &day, &page)).collect::<Result<_>>()?;
+    let of = |figure: fn(&Taken) -> f64| figures::median_of(&all, figure);
+    let checks = [
+        Check::new("time (s)", of(|taken| taken.seconds), "", SECONDS),
+        Check::new("peak memory (MB)", of(|taken| taken.peak_mb), "", MEMORY_MB),
+        Check::new("page (MB)", of(|taken| taken.page_mb), "", PAGE_MB),
+    ];
+    let options = format!("report --rounds {rounds} --hours {} --seconds {}", arguments.hours, arguments.seconds);
+    let mut text = results::heading("What `whylate report` takes", "bench-report", &options);
+    text += &figures::table(&checks, [1, 0]);
+    text += &format!(
+        "\nMedians of {rounds} rounds, of a recording of {} hours with a snapshot a second ({moments} moments, {day_mb:.0} MB): {seconds} s of this machine, \
+         recorded with all sources and repeated with later times. A day of a machine on which more changes has more different stacks.\n",
+        arguments.hours
+    );
+    arguments.results.publish("report", &text)?;
+    Ok(checks.iter().all(Check::is_within))
+}
+
+/// Writes what a file has again and again, each time later, until it is so long. Returns how many moments it has.
+fn lengthen(from: &Path, to: &Path, length_s: u64) -> Result<usize> {
+    let mut reader = Reader::new(File::open(from)?).context("nothing was recorded")?;
+    let header = Line::Header(reader.header().clone());
+    let mut moments: Vec<Vec<Line>> = Vec::new();
+    let mut first = String::new();
+    while let Some(line) = reader.next_line()? {
+        if let Line::Snapshot(snapshot) = &line {
+            if first.is_empty() {
+                first.clone_from(&snapshot.source);
+            }
+            if snapshot.source == first {
+                moments.push(Vec::new());
+            }
+        }
+        if let (Line::Snapshot(_) | Line::Account(_), Some(moment)) = (&line, moments.last_mut()) {
+            moment.push(line);
+        }
+    }
+    ensure!(!moments.is_empty(), "nothing was recorded");
+    let spans = || moments.iter().flatten().filter_map(Line::span_unix_ns);
+    let begins_ns = spans().map(|(first_ns, _)| first_ns).min().unwrap_or(0);
+    let each_ns = spans().map(|(_, last_ns)| last_ns).max().unwrap_or(0).saturating_sub(begins_ns);
+    let mut out = BufWriter::new(File::create(to)?);
+    let mut write = |lines: &[Line]| -> Result<()> {
+        let mut frame = Frame::new()?;
+        for line in lines {
+            let mut text = serde_json::to_vec(line)?;
+            text.push(b'\n');
+            frame.add(&text, line.span_unix_ns())?;
+        }
+        let (bytes, index) = frame.finish()?;
+        out.write_all(&index.to_bytes())?;
+        Ok(out.write_all(&bytes)?)
+    };
+    write(&[header])?;
+    let (mut count, mut later_ns) = (0, 0);
+    while later_ns < length_s * 1_000_000_000 {
+        for frame in moments.chunks(MOMENTS) {
+            let lines: Vec<Line> = frame.iter().flatten().map(|line| later(line, later_ns)).collect();
+            write(&lines)?;
+            count += frame.len();
+        }
+        later_ns += each_ns;
+    }
+    write(&[Line::End(End { at_unix_ns: begins_ns + later_ns })])?;
+    out.flush()?;
+    Ok(count)
+}
+
+fn later(line: &Line, by_ns: u64) -> Line {
+    let mut line = line.clone();
+    match &mut line {
+        Line::Snapshot(snapshot) => {
+            snapshot.start_unix_ns += by_ns;
+            snapshot.late.iter_mut().for_each(|event| event.at_unix_ns += by_ns);
+        }
+        Line::Account(account) => account.at_unix_ns += by_ns,
+        _ => {}
+    }
+    line
+}
+
+fn report(program: &Path, day: &Path, page: &Path) -> Result<Taken> {
+    let began = Instant::now();
+    let mut child = Command::new(program)
+        .arg("report")
+        .arg(day)
+        .arg("-o")
+        .arg(page)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context("cannot run whylate")?;
+    let mut peak = 0.0_f64;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        let told = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        peak = peak.max(peak_kib(&told).unwrap_or(0.0));
+        std::thread::sleep(POLL);
+    };
+    ensure!(status.success(), "whylate report failed");
+    let page_mb = fs::metadata(page)?.len() as f64 / 1e6;
+    Ok(Taken { seconds: began.elapsed().as_secs_f64(), peak_mb: peak / 1e3, page_mb })
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate report`: one HTML file that explains what was late, of a recording or of this machine.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail};
+use clap::Args;
+use whylate_model::recording::Header;
+use whylate_model::units::printable;
+use whylate_sources::clock;
+
+use crate::commands::runner::{NOW_AND_THEN, wait};
+use crate::commands::sources::{self, Recorded, Wish};
+use crate::commands::watch::{Ended, Watch};
+use crate::commands::{Senseless, diff, record};
+use crate::export::Place;
+use crate::files::{self, Begun};
+use crate::recording::Span;
+use crate::recording::play::Recording;
+use crate::recording::times::{Given, given};
+use crate::report::{self, Compared, Gathering, Made, Report, recorded};
+use crate::values::duration_ns;
+
+/// What such files are called.
+const EXTENSION: &str = "html";
+/// How often this machine is asked, as `record` does.
+const EVERY: Duration = Duration::from_secs(1);
+/// Back to the line's start, and clear it.
+const CLEAR_LINE: &str = "\r\x1b[K";
+
+/// Write one HTML file that explains what was late, of a recording or of this machine
+///
+/// The file needs no network, no server and no whylate: when it was late, what, who made it late, and the stacks to prove it. Drag over
+/// its timeline to see one span. The snapshots are inside, and can be saved as a recording again.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate report web1.whylate               # of a recording
+    whylate report web1.whylate --from 10:00 --to 10:05 -o late.html
+                                              # of five minutes of it
+    whylate report -d 1m                      # of this machine, measured for a minute now
+    whylate report monday.whylate --diff tuesday.whylate
+                                              # both, with what differs first")]
+pub struct Arguments {
+    /// A recording, instead of this machine
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Without FILE: measure for this long (e.g. 30s, 5m)
+    #[arg(short, long, value_name = "DURATION", value_parser = duration_ns, default_value = "30s", conflicts_with = "file")]
+    duration: u64,
+    /// File to write (.html) [default: a file named after host and time]
+    #[arg(short, long, value_name = "OUT")]
+    output: Option<PathBuf>,
+    /// With FILE: start at this time, e.g. 10:00, 10m ago, yesterday 14:30 or 2026-11-26T10:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = given, requires = "file")]
+    from: Option<Given>,
+    /// With FILE: end at this time
+    #[arg(long, value_name = "TIME", value_parser = given, requires = "file")]
+    to: Option<Given>,
+    /// With FILE: also show this recording, and what differs in it
+    #[arg(long, value_name = "FILE2", requires = "file")]
+    diff: Option<PathBuf>,
+}
+
+impl Arguments {
+    /// Whether it measures this machine.
+    pub fn is_live(&self) -> bool {
+        self.file.is_none()
+    }
+
+    /// Where it is written, if that is given.
+    fn output(&self) -> anyhow::Result<Option<&Path>> {
+        let is_page = |path: &Path| path.extension().is_some_and(|of| of == EXTENSION || of == "htm");
+        match self.output.as_deref() {
+            Some(path) if !is_page(path) => {
+                let name = printable(&path.to_string_lossy());
+                Err(Senseless(anyhow!("cannot write {name}: its name must end in .{EXTENSION}")).into())
+            }
+            path => Ok(path),
+        }
+    }
+}
+
+/// Writes the report.
+///
+/// # Errors
+/// When nothing can be measured, a recording cannot be read or has nothing of its span, or the file cannot be written.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let given = arguments.output()?;
+    let span = Span { from: arguments.from.clone(), to: arguments.to.clone() };
+    let recording = arguments.file.clone().map(|path| Recording { path, span, speed: None });
+    // Who may not write there hears of it before anything is measured.
+    if let Some(path) = given {
+        begin(path, recording.as_ref())?;
+    }
+    let report = match &recording {
+        Some(recording) => Some(recorded(recording)?),
+        None => live(arguments.duration)?,
+    };
+    let Some(report) = report else { return Ok(()) };
+    let compared = match (&recording, &arguments.diff) {
+        (Some(recording), Some(path)) => {
+            let other = Recording { path: path.clone(), span: Span::default(), speed: None };
+            let diff = diff::compare(&[recording.clone(), other.clone()], false)?;
+            Some(Compared { diff, other: recorded(&other)? })
+        }
+        _ => None,
+    };
+    let path = match given {
+        Some(path) => path.to_owned(),
+        None => files::free(record::default_name(&report.header.host)?.with_extension(EXTENSION)),
+    };
+    let mut out = begin(&path, recording.as_ref())?;
+    let name = printable(&path.to_string_lossy());
+    let made = made(&path, recording.as_ref());
+    report::write(&mut out, &report, compared.as_ref(), &made)
+        .and_then(|()| out.end())
+        .with_context(|| format!("cannot write {name}"))?;
+    for missing in &report.missing {
+        say!("whylate: {}", printable(missing));
+    }
+    say!("whylate: wrote {name} (open it in a browser)");
+    Ok(())
+}
+
+/// Begins the file. What is read is not written over.
+fn begin(path: &Path, recording: Option<&Recording>) -> anyhow::Result<Begun> {
+    match recording {
+        Some(recording) => {
+            let name = || format!("cannot read {}", printable(&recording.path.to_string_lossy()));
+            Place::beside(&recording.path).with_context(name)?.begin(path)
+        }
+        None => Begun::new(path).with_context(|| format!("cannot write {}", printable(&path.to_string_lossy()))),
+    }
+}
+
+/// How it came to be, in words of a shell.
+fn made(path: &Path, recording: Option<&Recording>) -> Made {
+    let words: Vec<String> = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy())).collect();
+    let saved_as = path.with_extension(crate::recording::EXTENSION);
+    let saved_as = saved_as.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let replayed =
+        recording.map_or_else(|| saved_as.clone(), |recording| recording.path.to_string_lossy().into_owned());
+    Made {
+        command: format!("whylate {}", words.join(" ")),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        at_unix_ns: clock::unix_ns(),
+        replay: format!("whylate replay {}", quoted(&printable(&replayed))),
+        saved_as,
+    }
+}
+
+/// As a shell takes it for one word.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// What there is to see now; `None` where it was interrupted before anything was measured.
+fn live(duration_ns: u64) -> anyhow::Result<Option<Report>> {
+    let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
+    let wish = Wish { in_detail: true, ..Wish::default() };
+    let Some(sources) = sources::attach(&watch, &wish, &mut |_| ())? else {
+        say!("whylate: interrupted before anything was measured");
+        return Ok(None);
+    };
+    let (mut recorded, header) = Recorded::begin(sources, &wish)?;
+    let every_ns = u64::try_from(EVERY.as_nanos()).ok();
+    let mut gathering = Gathering::new(Header { every_ns, ..header })?;
+    let (started, length) = (Instant::now(), Duration::from_nanos(duration_ns));
+    let end = started.checked_add(length);
+    let is_shown = io::stderr().is_terminal();
+    let tell = |text: &str| {
+        if is_shown {
+            // Whoever does not see it misses nothing.
+            let _ = write!(io::stderr(), "{CLEAR_LINE}{text}");
+        }
+    };
+    loop {
+        // What was missed, as while it was stopped, is not caught up with.
+        let number = started.elapsed().as_secs() as u32 + 1;
+        let due = started.checked_add(EVERY.saturating_mul(number));
+        let until = due.into_iter().chain(end).min();
+        let ended = wait(&watch, until, NOW_AND_THEN, &mut || recorded.take_late().map(|()| false))?;
+        let moment = recorded.moment()?;
+        for problem in &moment.problems {
+            tell("");
+            say!("whylate: {problem}");
+        }
+        gathering.tell(moment.problems);
+        gathering.moment(moment.lines)?;
+        tell(&format!("Looking at this machine: {} of {} s ...", started.elapsed().as_secs(), length.as_secs()));
+        if ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end) {
+            break;
+        }
+    }
+    drop(recorded);
+    tell("");
+    if gathering.is_empty() {
+        bail!("nothing was measured (try a longer time with -d)");
+    }
+    gathering.finish().map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_takes_what_is_quoted_for_one_word() {
+        for (word, expected) in [("-d", "-d"), ("a b", "'a b'"), ("", "''"), ("it's", r"'it'\''s'"), ("$(x)", "'$(x)'")]
+        {
+            assert_eq!(quoted(word), expected);
+        }
+    }
+}

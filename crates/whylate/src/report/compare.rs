@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Two runs on one page: what differs, by the test of `whylate diff`, and the other run on the scales of the first.
+
+use std::fmt::Write as _;
+
+use whylate_model::diff::{Diff, Row, Told};
+
+use super::markup::{head, named, sentence, text};
+use super::{Report, tables};
+use crate::output::diff::{change, figure, heading, value, what, write_test};
+use crate::output::why::counted;
+
+/// So many rows are shown.
+const ROWS: usize = 200;
+
+/// The other run, and what differs.
+pub struct Compared {
+    pub diff: Diff,
+    pub other: Report,
+}
+
+impl Compared {
+    /// What differs, which is the first that is asked.
+    pub fn differences(&self, zone: &jiff::tz::TimeZone) -> String {
+        let diff = &self.diff;
+        let mut out = "<section id=\"differs\"><h2>What differs</h2>\n<dl class=\"facts\">".to_owned();
+        for (side, about) in [("Before", &diff.before), ("After", &diff.after)] {
+            let _ = write!(out, "<div><dt>{side}</dt><dd>{}</dd></div>", sentence(&heading(about, zone)));
+        }
+        out += "</dl>\n";
+        let differing: Vec<&Row> = diff.rows.iter().filter(|row| row.told.differs()).collect();
+        let more = counted(diff.too_little, "more row");
+        match differing.is_empty() {
+            true => {
+                let _ = write!(
+                    out,
+                    "<p>Nothing differs: {} rows were compared; {more} have too little data.</p>",
+                    diff.compared
+                );
+            }
+            false => {
+                let _ = write!(
+                    out,
+                    "<p>{} of {} rows differ; {more} have too little data.</p>",
+                    diff.differ, diff.compared
+                );
+                let columns = ["<Source", "<What", "<Figure", "Before", "After", "<Change", "N before", "N after"];
+                let _ = write!(out, "<div class=\"wide\"><table id=\"diff\">{}<tbody>", head(&columns));
+                differing.iter().take(ROWS).for_each(|row| out += &row_of(row));
+                out += "</tbody></table></div>\n";
+            }
+        }
+        let mut test = Vec::new();
+        // A vector takes everything.
+        let _ = write_test(&mut test, &diff.test);
+        let _ = write!(out, "<p class=\"note\">{}</p>", sentence(String::from_utf8_lossy(&test).trim_end()));
+        for told in &diff.not_compared {
+            let _ = write!(
+                out,
+                "<p class=\"note\">Not compared, or with care: {}: {}</p>",
+                text(&told.source),
+                sentence(&told.reason)
+            );
+        }
+        out + "</section>\n"
+    }
+
+    /// What the other run found; what follows is of the first one.
+    pub fn other(&self) -> String {
+        let other = &self.other;
+        let mut out = "<section id=\"other\"><h2>After: what the other run found</h2>\n".to_owned();
+        out += &tables::sources(&other.look, "other-sources");
+        out += "<h3>Who made others late</h3>\n";
+        out += &tables::culprits(&other.look, "other-");
+        out + "<p class=\"note\">All that follows is of the run before.</p></section>\n"
+    }
+}
+
+/// Grey where nothing can be said; what one side does not have has no difference of its values.
+fn row_of(row: &Row) -> String {
+    let source = if row.source.is_empty() { "all" } else { &row.source };
+    let class = match row.told {
+        Told::More => "more-of-it",
+        Told::Less => "less-of-it",
+        Told::NoDifference | Told::TooLittle | Told::Untested => "neutral",
+    };
+    let arrow = match row.told {
+        Told::More => "more: ",
+        Told::Less => "less: ",
+        _ => "",
+    };
+    let cell = |told: String| format!("<td class=\"n\">{}</td>", text(&told));
+    format!(
+        "<tr class=\"{class}\">{}{}{}{}{}<td>{arrow}{}</td>{}{}</tr>\n",
+        named(source),
+        named(&what(&row.what)),
+        named(&figure(row)),
+        cell(value(&row.before, row.unit)),
+        cell(value(&row.after, row.unit)),
+        text(&change(row)),
+        cell(row.before.count.to_string()),
+        cell(row.after.count.to_string()),
+    )
+}

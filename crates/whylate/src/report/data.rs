@@ -1,0 +1,457 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the script needs to tell of any span: by slot of time, everything that adds up, and the late events.
+//!
+//! Names are neutralised here already: the script puts them into the page as text.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write as _};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde::Serialize;
+use whylate_model::culprits::Culprit;
+use whylate_model::merge::Merging;
+use whylate_model::snapshot::Labels;
+use whylate_model::{Histogram, Series, Snapshot};
+
+use super::Report;
+use super::event::{self, facts, main_cause};
+use super::flame::{self, Graph};
+use super::kept::Late;
+use super::markup::name;
+use super::rows::Sum as _;
+use super::series::{Column, in_order};
+use super::tables::DAY_NS;
+use super::timeline::Axis;
+use crate::output::why::{culprit as in_words, word};
+
+/// The version of this form.
+const SCHEMA: u32 = 1;
+/// So many culprits are told by slot; what others caused is one sum.
+const CULPRITS: usize = 300;
+/// So many series of a source are told by slot, and fewer where their buckets are more than that.
+pub const SERIES: usize = 60;
+const MOST_BUCKETS: usize = 300_000;
+/// Late events have no more bytes: of more, the shortest are left out.
+const MOST_LATE_BYTES: usize = 3 << 20;
+/// What is longer is compressed.
+const PLAIN_BYTES: usize = 2 << 20;
+
+/// Buckets by the name of the distribution.
+type Distributions = BTreeMap<String, Vec<u64>>;
+/// A slot, and what somebody did in it: events, nanoseconds, the longest.
+type OfSlot = (u32, u64, u64, u64);
+/// Nanoseconds by slot.
+type BySlot = Vec<(u32, u64)>;
+
+#[derive(Serialize)]
+struct Data<'a> {
+    schema: u32,
+    /// Times are nanoseconds since then: those since 1970 are no numbers of JavaScript.
+    base_ns: String,
+    /// Of the recorder's time zone, at the beginning.
+    offset_s: i32,
+    /// Times of the day are not enough.
+    has_dates: bool,
+    command: &'a str,
+    /// Where it begins and ends in the pictures, and what replay is asked for.
+    slots: Vec<(u64, u64, u64, u64, String, String)>,
+    lost: Vec<BTreeMap<String, u64>>,
+    sources: Vec<Source>,
+    culprits: Vec<OfCulprit>,
+    /// What other culprits caused, and how many there are.
+    others: Vec<(u32, u64)>,
+    others_count: usize,
+    late: Vec<OfLate>,
+    names: Vec<String>,
+    graphs: Vec<OfGraph>,
+}
+
+#[derive(Serialize)]
+struct Source {
+    name: &'static str,
+    of: &'static str,
+    from: u64,
+    late_of: Option<(&'static str, u64)>,
+    held_up: Option<(&'static str, u64)>,
+    share: Option<(&'static str, f64, &'static str, &'static str)>,
+    /// There was nothing to measure when it began.
+    is_nothing: bool,
+    slots: Vec<Option<Cell>>,
+    columns: Vec<[String; 3]>,
+    merging: BTreeMap<String, &'static str>,
+    series: Vec<OfSeries>,
+}
+
+/// What a source has in a slot. Buckets are pairs of upper bound and count, in one row; the largest value is before them.
+#[derive(Serialize)]
+struct Cell {
+    d: u64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    f: Vec<u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    e: Vec<u64>,
+    #[serde(skip_serializing_if = "is_zero")]
+    late: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    late_max: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    held: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    held_max: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    late_ns: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unexplained: Option<(u64, u64)>,
+    has: bool,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    lost: BTreeMap<String, u64>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+#[derive(Serialize)]
+struct OfSeries {
+    labels: Labels,
+    /// By slot: distributions, and values.
+    slots: Vec<(u32, Distributions, BTreeMap<String, f64>)>,
+}
+
+#[derive(Serialize)]
+struct OfCulprit {
+    kind: &'static str,
+    word: &'static str,
+    who: String,
+    told: String,
+    cgroup: Option<String>,
+    /// By source: slot, events, nanoseconds, the longest.
+    by: Vec<(String, Vec<OfSlot>)>,
+}
+
+#[derive(Serialize)]
+struct OfLate {
+    slot: u32,
+    source: usize,
+    at: i64,
+    ns: u64,
+    who: String,
+    cpu: u32,
+    main: String,
+    in_order: bool,
+    parts: Vec<(u64, &'static str, String)>,
+    /// Culprits by their numbers, or -1, with how, who and how long.
+    causes: Vec<(i64, &'static str, String, u64)>,
+    facts: Vec<(String, String)>,
+    /// Whose stack, and the numbers of its frames.
+    stacks: Vec<(String, Vec<u32>)>,
+}
+
+#[derive(Serialize)]
+struct OfGraph {
+    source: usize,
+    title: String,
+    /// Names of frames with their colours.
+    frames: Vec<(String, &'static str)>,
+    /// Frames, whether it is idle by design, and nanoseconds by slot.
+    rows: Vec<(Vec<u32>, u8, BySlot)>,
+}
+
+/// Numbers for names, which are the same few again and again.
+#[derive(Default)]
+struct Names {
+    numbers: HashMap<String, u32>,
+    names: Vec<String>,
+}
+
+impl Names {
+    fn number(&mut self, of: &str) -> u32 {
+        let of = name(of);
+        let next = self.names.len() as u32;
+        *self.numbers.entry(of).or_insert_with_key(|of| {
+            self.names.push(of.clone());
+            next
+        })
+    }
+}
+
+fn safe(labels: &Labels) -> Labels {
+    labels.iter().map(|(label, value)| (name(label), name(value))).collect()
+}
+
+fn lost(of: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    of.iter().map(|(reason, count)| (name(reason), *count)).collect()
+}
+
+fn buckets(of: &Histogram) -> Vec<u64> {
+    if of.is_empty() {
+        return Vec::new();
+    }
+    std::iter::once(of.max_ns()).chain(of.iter().flat_map(|(range, count)| [*range.end(), count])).collect()
+}
+
+/// As it stands in the page: a JSON block, compressed where it is long.
+///
+/// # Errors
+/// When there is no memory.
+pub fn block(report: &Report, command: &str) -> io::Result<String> {
+    let json = escaped(&serde_json::to_string(&data(report, command))?);
+    if json.len() <= PLAIN_BYTES {
+        return Ok(format!("<script type=\"application/json\" id=\"data\">{json}</script>\n"));
+    }
+    let mut packed = GzEncoder::new(Vec::new(), Compression::default());
+    packed.write_all(json.as_bytes())?;
+    Ok(format!("<script type=\"application/gzip\" id=\"packed\">{}</script>\n", STANDARD.encode(packed.finish()?)))
+}
+
+/// Nothing in it ends a script, begins a comment, or is a line's end to JavaScript.
+fn escaped(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            '<' => out.push_str("\\u003c"),
+            '>' => out.push_str("\\u003e"),
+            '&' => out.push_str("\\u0026"),
+            '\u{2028}' => out.push_str("\\u2028"),
+            '\u{2029}' => out.push_str("\\u2029"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// A stamp that `replay` takes, to the nanosecond.
+fn stamp(unix_ns: u64) -> String {
+    jiff::Timestamp::from_nanosecond(unix_ns.into()).map_or_else(|_| String::new(), |at| format!("{at:.9}"))
+}
+
+fn data<'a>(report: &Report, command: &'a str) -> Data<'a> {
+    let axis = Axis::of(report);
+    let base_ns = report.slots.iter().map(|slot| slot.start_unix_ns).min().unwrap_or(0);
+    let mut names = Names::default();
+    let slots = report.slots.iter().enumerate().map(|(number, slot)| {
+        let (from_ns, to_ns) = report.slots.span_unix_ns(number, number);
+        let relative = |ns: u64| ns.saturating_sub(base_ns);
+        let (x, end) = (axis.x(slot.start_unix_ns), axis.x(slot.end_unix_ns));
+        (relative(slot.start_unix_ns), relative(slot.end_unix_ns), x, end, stamp(from_ns), stamp(to_ns))
+    });
+    let culprits: Vec<OfCulprit> =
+        report.look.culprits.iter().take(CULPRITS).map(|culprit| of_culprit(report, culprit)).collect();
+    let mut others: BTreeMap<u32, u64> = BTreeMap::new();
+    for culprit in report.look.culprits.iter().skip(CULPRITS) {
+        for (slot, delay) in report.culprits.of(culprit.kind, &culprit.who).into_iter().flat_map(|(_, delays)| delays) {
+            others.entry(*slot).or_default().add(&delay.total_ns);
+        }
+    }
+    let offset_s = jiff::Timestamp::from_nanosecond(base_ns.into()).map_or(0, |at| report.zone.to_offset(at).seconds());
+    let late = all_late(report, base_ns, &mut names);
+    Data {
+        schema: SCHEMA,
+        base_ns: base_ns.to_string(),
+        offset_s,
+        has_dates: report.look.duration_ns >= DAY_NS,
+        command,
+        slots: slots.collect(),
+        lost: report.slots.iter().map(|slot| lost(&slot.lost)).collect(),
+        sources: (0..report.cards.len()).map(|number| source(report, number)).collect(),
+        others: others.into_iter().collect(),
+        others_count: report.look.culprits.len().saturating_sub(CULPRITS),
+        culprits,
+        late,
+        names: names.names,
+        graphs: (0..report.cards.len()).flat_map(|number| graphs(report, number)).collect(),
+    }
+}
+
+fn source(report: &Report, number: usize) -> Source {
+    let card = report.cards[number];
+    let measured = report.header.sources.iter().find(|of| of.source == card.name);
+    let slots = report.slots.iter().map(|slot| {
+        let of = slot.sources[number].as_ref()?;
+        let unexplained = of.found.unexplained();
+        Some(Cell {
+            d: of.found.duration_ns,
+            f: buckets(of.found.adding()),
+            e: buckets(of.found.at_end()),
+            late: of.late,
+            late_max: of.late_max_ns,
+            held: of.held_up,
+            held_max: of.held_up_max_ns,
+            late_ns: of.late_ns,
+            unexplained: (!unexplained.is_none()).then_some((unexplained.events, unexplained.total_ns)),
+            has: of.found.has_series(),
+            lost: lost(of.found.lost()),
+        })
+    });
+    let empty = Snapshot::new(card.name, "", "", 0);
+    let whole = report.whole[number].as_ref().unwrap_or(&empty);
+    let merging = whole.series.iter().flat_map(|series| series.values.keys());
+    let merging = merging.map(|value| (value.clone(), rule((card.merging)(value)))).collect();
+    Source {
+        name: card.name,
+        of: card.judged.of,
+        from: card.judged.late_from_ns,
+        late_of: card.events.map(|judged| (judged.of, judged.late_from_ns)),
+        held_up: card.held_up.map(|judged| (judged.of, judged.late_from_ns)),
+        share: card.judged_share.map(|of| (of.value, of.late_from, of.of, of.late)),
+        is_nothing: measured.is_some_and(|of| of.nothing.is_some()),
+        slots: slots.collect(),
+        columns: Column::all(card, whole).iter().map(Column::told).collect(),
+        merging,
+        series: all_series(report, number, whole),
+    }
+}
+
+/// What the script does where two slots become one.
+fn rule(merging: Merging) -> &'static str {
+    match merging {
+        Merging::Sum => "sum",
+        Merging::Max => "max",
+        Merging::Latest => "latest",
+        Merging::LastKnown => "known",
+        Merging::OverSpan => "span",
+        Merging::OverPresence => "presence",
+        Merging::Derived(_) => "derived",
+    }
+}
+
+fn all_series(report: &Report, number: usize, whole: &Snapshot) -> Vec<OfSeries> {
+    let by_labels: Vec<HashMap<&Labels, &Series>> = report
+        .merged
+        .iter()
+        .map(|of| of[number].iter().flat_map(|of| &of.series).map(|series| (&series.labels, series)).collect())
+        .collect();
+    let mut left = MOST_BUCKETS;
+    let mut told = Vec::new();
+    for series in in_order(whole).into_iter().take(SERIES) {
+        let of_slots =
+            by_labels.iter().zip(0..).filter_map(|(by_labels, slot)| Some((slot, by_labels.get(&series.labels)?)));
+        let slots: Vec<_> = of_slots
+            .map(|(slot, series)| {
+                let histograms = series.histograms.iter().map(|(name, of)| (name.clone(), buckets(of))).collect();
+                (slot, histograms, series.values.clone())
+            })
+            .collect();
+        let size: usize =
+            slots.iter().map(|(_, of, _): &(u32, Distributions, _)| 1 + of.values().map(Vec::len).sum::<usize>()).sum();
+        if size > left {
+            break;
+        }
+        left -= size;
+        told.push(OfSeries { labels: safe(&series.labels), slots });
+    }
+    told
+}
+
+fn of_culprit(report: &Report, culprit: &Culprit) -> OfCulprit {
+    let by = report.culprits.of(culprit.kind, &culprit.who).into_iter().map(|(source, delays)| {
+        let delays = delays.iter().map(|(slot, of)| (*slot, of.events, of.total_ns, of.worst_ns));
+        (source.to_owned(), delays.collect())
+    });
+    OfCulprit {
+        kind: culprit.kind.name(),
+        word: word(culprit.kind),
+        who: name(&culprit.who),
+        told: name(&in_words(culprit.kind, &culprit.who)),
+        cgroup: culprit.cgroup.as_ref().map(|of| name(&of.path)),
+        by: by.collect(),
+    }
+}
+
+fn all_late(report: &Report, base_ns: u64, names: &mut Names) -> Vec<OfLate> {
+    let known: HashMap<(&str, &str), i64> = report
+        .look
+        .culprits
+        .iter()
+        .take(CULPRITS)
+        .zip(0..)
+        .map(|(culprit, number)| ((culprit.kind.name(), culprit.who.as_str()), number))
+        .collect();
+    let mut order: Vec<&Late> = report.late.iter().collect();
+    order.sort_by_key(|late| std::cmp::Reverse(late.event.latency_ns));
+    let (mut left, mut told) = (MOST_LATE_BYTES, Vec::new());
+    for late in order {
+        let event = &late.event;
+        let causes = event.causes.iter().map(|cause| {
+            let number = known.get(&(cause.kind.name(), cause.who.as_str())).copied().unwrap_or(-1);
+            (number, word(cause.kind), name(&cause.who), cause.ns)
+        });
+        let places = event::places(event).into_iter();
+        let stacks =
+            places.map(|place| (name(&place.of), place.frames.iter().map(|frame| names.number(frame)).collect()));
+        let of = OfLate {
+            slot: late.slot,
+            source: report.cards.iter().position(|card| card.name == late.card.name).unwrap_or(0),
+            at: event.at_unix_ns as i64 - base_ns as i64,
+            ns: event.latency_ns,
+            who: name(&event.subject),
+            cpu: event.cpu,
+            main: main_cause(event),
+            in_order: event::is_in_order(event),
+            parts: event::parts(event)
+                .into_iter()
+                .map(|part| (part.ns, part.kind, super::markup::short_sentence(&part.text)))
+                .collect(),
+            causes: causes.collect(),
+            facts: facts(event).into_iter().map(|(what, value)| (name(&what), name(&value))).collect(),
+            stacks: stacks.collect(),
+        };
+        // Roughly as many bytes as its JSON has.
+        let texts = of.parts.iter().map(|part| part.2.len() + 24).sum::<usize>()
+            + of.causes.iter().map(|cause| cause.2.len() + 32).sum::<usize>()
+            + of.facts.iter().map(|fact| fact.0.len() + fact.1.len() + 8).sum::<usize>()
+            + of.stacks.iter().map(|stack| stack.0.len() + 5 * stack.1.len()).sum::<usize>();
+        let size = 150 + of.who.len() + of.main.len() + texts;
+        if size > left {
+            break;
+        }
+        left -= size;
+        told.push(of);
+    }
+    told
+}
+
+fn graphs(report: &Report, number: usize) -> Vec<OfGraph> {
+    flame::of(report, number).iter().map(|graph| of_graph(number, graph)).collect()
+}
+
+fn of_graph(source: usize, graph: &Graph) -> OfGraph {
+    let mut numbers: HashMap<(String, &'static str), u32> = HashMap::new();
+    let mut frames = Vec::new();
+    let rows = graph.rows.iter().map(|row| {
+        let of_row = row.frames.iter().map(|frame| {
+            let key = (name(&frame.name), flame::class(frame.kind));
+            let next = frames.len() as u32;
+            *numbers.entry(key).or_insert_with_key(|key| {
+                frames.push(key.clone());
+                next
+            })
+        });
+        (of_row.collect(), u8::from(row.is_idle), row.slots.clone())
+    });
+    let rows = rows.collect();
+    OfGraph { source, title: graph.title.clone(), frames, rows }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_ends_no_script() {
+        let json = serde_json::to_string("</script><!--<script>\u{2028}&").expect("a string");
+        let told = escaped(&json);
+        assert!(!told.contains(['<', '>', '&', '\u{2028}']), "{told}");
+        assert_eq!(serde_json::from_str::<String>(&told).expect("the same"), "</script><!--<script>\u{2028}&");
+    }
+
+    #[test]
+    fn buckets_have_the_largest_value_before_them() {
+        let of: Histogram = [5, 5, 100].into_iter().collect();
+        assert_eq!(buckets(&of), [100, 5, 2, 103, 1]);
+        assert!(buckets(&Histogram::default()).is_empty());
+    }
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Flame graphs, with the root on top. The script draws the same rows anew when somebody zooms, searches or selects a span.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use whylate_model::folded::{Frame, Kind, Root, frames};
+use whylate_model::units::format_ns;
+use whylate_model::{Stack, WaitClass};
+
+use super::Report;
+use super::markup::text;
+use super::rows::Sum as _;
+
+/// So many rows have frames of their own; others are told by their first frame alone.
+const MOST_ROWS: usize = 1_500;
+/// Deeper stacks lose their middle.
+const DEEPEST: usize = 100;
+/// A picture without scripts: its width, the height of a frame, the width of a letter, and the narrowest frame.
+const WIDTH: f64 = 1_200.0;
+const HEIGHT: usize = 18;
+const LETTER: f64 = 7.0;
+const NARROWEST: f64 = 2.0;
+/// A picture has no more frames.
+const MOST_FRAMES: usize = 3_000;
+
+/// A graph.
+pub struct Graph {
+    pub title: String,
+    pub rows: Vec<Row>,
+    /// What there was no room for.
+    pub beyond_ns: u64,
+}
+
+/// A stack, or a chain of waits, with its time by slot.
+pub struct Row {
+    pub frames: Vec<Frame>,
+    /// It waits for work, and nobody waits for it.
+    pub is_idle: bool,
+    pub slots: Vec<(u32, u64)>,
+}
+
+impl Row {
+    fn ns(&self) -> u64 {
+        self.slots.iter().fold(0, |sum, (_, ns)| sum.saturating_add(*ns))
+    }
+}
+
+/// What there is to draw of a source.
+pub fn of(report: &Report, number: usize) -> Vec<Graph> {
+    let card = report.cards[number];
+    let class = |stack: &Stack| stack.wait.as_ref().map(|wait| wait.class);
+    let waiting = report.stacks[number].iter().filter(|(stack, _)| class(stack) != Some(WaitClass::OnCpu));
+    let rows = waiting.map(|(stack, seen)| Row {
+        frames: short(frames_of(stack)),
+        is_idle: class(stack) == Some(WaitClass::Idle),
+        slots: seen.iter().map(|(slot, seen)| (*slot, seen.weight_ns)).collect(),
+    });
+    let stacks = Graph {
+        title: format!("Flame graph: {}", card.stacks),
+        rows: fewest(rows.collect()),
+        beyond_ns: report.stacks[number].beyond_ns(),
+    };
+    let chains = report.chains[number].iter().into_iter();
+    let chains =
+        chains.map(|(frames, slots)| Row { frames: short(frames.to_vec()), is_idle: false, slots: slots.to_vec() });
+    let title = "Chains of late waits: who waited where, who ended that, and what was done meanwhile".to_owned();
+    let chains = Graph { title, rows: fewest(chains.collect()), beyond_ns: report.chains[number].beyond_ns() };
+    [stacks, chains].into_iter().filter(|graph| !graph.rows.is_empty()).collect()
+}
+
+fn frames_of(stack: &Stack) -> Vec<Frame> {
+    let mut all = frames(stack, Root::Process);
+    if !stack.labels.contains_key("process") {
+        let labels: Vec<&str> = stack.labels.values().map(String::as_str).collect();
+        all[0] = Frame::new(Kind::Label, &labels.join(" "));
+    }
+    all
+}
+
+/// The outermost and the innermost frames.
+fn short(mut frames: Vec<Frame>) -> Vec<Frame> {
+    if frames.len() > DEEPEST {
+        let cut = frames.len() - DEEPEST;
+        frames.splice(DEEPEST / 2..DEEPEST / 2 + cut, [Frame::new(Kind::Between, "...")]);
+    }
+    frames
+}
+
+/// Those with most time; the others as one for each first frame.
+fn fewest(mut rows: Vec<Row>) -> Vec<Row> {
+    rows.retain(|row| row.ns() > 0);
+    rows.sort_by(|a, b| Reverse(a.ns()).cmp(&Reverse(b.ns())).then_with(|| a.frames.cmp(&b.frames)));
+    if rows.len() <= MOST_ROWS {
+        return rows;
+    }
+    let mut sums: BTreeMap<(Frame, bool), BTreeMap<u32, u64>> = BTreeMap::new();
+    for row in rows.split_off(MOST_ROWS) {
+        let Some(first) = row.frames.into_iter().next() else { continue };
+        let sum = sums.entry((first, row.is_idle)).or_default();
+        row.slots.iter().for_each(|(slot, ns)| sum.entry(*slot).or_default().add(ns));
+    }
+    let smaller = || Frame::new(Kind::Between, "[smaller ones]");
+    rows.extend(sums.into_iter().map(|((first, is_idle), slots)| Row {
+        frames: vec![first, smaller()],
+        is_idle,
+        slots: slots.into_iter().collect(),
+    }));
+    rows
+}
+
+/// How a frame is coloured.
+pub fn class(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Label => "f-label",
+        Kind::Runnable => "f-runnable",
+        Kind::User => "f-user",
+        Kind::Between => "f-between",
+        Kind::Kernel => "f-kernel",
+        Kind::Waker => "f-waker",
+        Kind::Meanwhile => "f-meanwhile",
+    }
+}
+
+#[derive(Default)]
+struct Node<'a> {
+    ns: u64,
+    children: BTreeMap<&'a Frame, Node<'a>>,
+}
+
+impl Graph {
+    /// How much of it is idle by design, of how much.
+    pub fn idle_ns(&self) -> (u64, u64) {
+        let sum = |rows: &mut dyn Iterator<Item = &Row>| rows.fold(0_u64, |sum, row| sum.saturating_add(row.ns()));
+        (sum(&mut self.rows.iter().filter(|row| row.is_idle)), sum(&mut self.rows.iter()))
+    }
+
+    /// The picture over the whole span, without what is idle by design where anything else is there.
+    pub fn draw(&self) -> String {
+        let (idle_ns, all_ns) = self.idle_ns();
+        let is_shown = |row: &&Row| !row.is_idle || idle_ns == all_ns;
+        let mut root = Node::default();
+        for row in self.rows.iter().filter(is_shown) {
+            let (mut node, ns) = (&mut root, row.ns());
+            node.ns = node.ns.saturating_add(ns);
+            for frame in &row.frames {
+                node = node.children.entry(frame).or_default();
+                node.ns = node.ns.saturating_add(ns);
+            }
+        }
+        let mut drawn = Drawn { out: String::new(), whole_ns: root.ns.max(1), frames: 0, deepest: 0 };
+        drawn.frame("all", "f-label", root.ns, 0.0, 0);
+        drawn.children(&root, 0.0, 1);
+        let height = (drawn.deepest + 1) * HEIGHT;
+        format!(
+            "<div class=\"wide\"><svg class=\"flame\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">{}</svg></div>\n",
+            text(&self.title),
+            drawn.out
+        )
+    }
+}
+
+struct Drawn {
+    out: String,
+    whole_ns: u64,
+    frames: usize,
+    deepest: usize,
+}
+
+impl Drawn {
+    fn width(&self, ns: u64) -> f64 {
+        ns as f64 / self.whole_ns as f64 * WIDTH
+    }
+
+    fn frame(&mut self, name: &str, class: &str, ns: u64, x: f64, depth: usize) {
+        let (width, y) = (self.width(ns), depth * HEIGHT);
+        self.frames += 1;
+        self.deepest = self.deepest.max(depth);
+        let percent = ns as f64 * 100.0 / self.whole_ns as f64;
+        let _ = write!(
+            self.out,
+            "<g><title>{}: {} ({percent:.1}%)</title><rect class=\"{class}\" x=\"{x:.1}\" y=\"{y}\" width=\"{width:.1}\" height=\"{}\"/>",
+            text(name),
+            format_ns(ns),
+            HEIGHT - 1
+        );
+        let room = ((width - 4.0) / LETTER) as usize;
+        if room >= 3 {
+            let name = super::markup::name(name);
+            let shown: String = if name.chars().count() <= room {
+                name
+            } else {
+                name.chars().take(room - 2).chain("..".chars()).collect()
+            };
+            let _ = write!(self.out, "<text x=\"{:.1}\" y=\"{}\">{}</text>", x + 3.0, y + 13, text(&shown));
+        }
+        self.out += "</g>";
+    }
+
+    fn children(&mut self, node: &Node<'_>, x: f64, depth: usize) {
+        let mut x = x;
+        for (frame, child) in &node.children {
+            let width = self.width(child.ns);
+            if width >= NARROWEST && self.frames < MOST_FRAMES {
+                self.frame(&frame.name, class(frame.kind), child.ns, x, depth);
+                self.children(child, x, depth + 1);
+            }
+            x += width;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(names: &str, ns: u64, is_idle: bool) -> Row {
+        let frames = names.split(' ').map(|name| Frame::new(Kind::User, name)).collect();
+        Row { frames, is_idle, slots: vec![(0, ns)] }
+    }
+
+    #[test]
+    fn the_root_is_on_top_and_as_wide_as_all() {
+        let rows = vec![row("server read", 600, false), row("server wait", 300, false), row("idle", 100, true)];
+        let graph = Graph { title: "x".to_owned(), rows, beyond_ns: 0 };
+        let drawn = graph.draw();
+        assert!(
+            drawn.contains(
+                "<title>all: 900ns (100.0%)</title><rect class=\"f-label\" x=\"0.0\" y=\"0\" width=\"1200.0\""
+            ),
+            "{drawn}"
+        );
+        assert!(drawn.contains("<title>wait: 300ns (33.3%)</title>") && !drawn.contains("idle"), "{drawn}");
+        assert_eq!(graph.idle_ns(), (100, 1_000));
+    }
+
+    #[test]
+    fn rows_beyond_the_limit_keep_their_time() {
+        let rows: Vec<Row> = (0..MOST_ROWS as u64 + 50)
+            .map(|number| row(&format!("p{} f{number}", number % 3), 10 + number, false))
+            .collect();
+        let all_ns: u64 = rows.iter().map(Row::ns).sum();
+        let kept = fewest(rows);
+        assert_eq!((kept.len(), kept.iter().map(Row::ns).sum::<u64>()), (MOST_ROWS + 3, all_ns));
+        assert_eq!(short(vec![Frame::new(Kind::Kernel, "f"); 500]).len(), DEEPEST + 1);
+    }
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a report says in one sentence: whose waits took most, and what most of that was due to.
+
+use std::collections::HashMap;
+
+use whylate_model::look::Look;
+use whylate_model::units::format_ns;
+use whylate_model::{Card, CauseKind, LateEvent};
+
+use crate::output::why;
+
+/// So many victims are told apart, and so many culprits of each.
+const VICTIMS: usize = 10_000;
+const CULPRITS: usize = 200;
+
+/// Takes late events in as they come.
+#[derive(Debug, Default)]
+pub struct Victims {
+    known: HashMap<(&'static str, String), Waited>,
+}
+
+#[derive(Debug, Default)]
+struct Waited {
+    events: u64,
+    total_ns: u64,
+    causes: HashMap<(CauseKind, String), u64>,
+}
+
+/// Who waited longest in all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Victim {
+    pub source: &'static str,
+    pub who: String,
+    pub events: u64,
+    pub total_ns: u64,
+    /// What most of it was due to, where that is known.
+    pub cause: Option<(CauseKind, String, u64)>,
+}
+
+impl Victims {
+    pub fn add(&mut self, card: &Card, event: &LateEvent) {
+        let key = (card.name, event.subject.clone());
+        if event.subject.is_empty() || (self.known.len() >= VICTIMS && !self.known.contains_key(&key)) {
+            return;
+        }
+        let waited = self.known.entry(key).or_default();
+        waited.events += 1;
+        waited.total_ns = waited.total_ns.saturating_add(event.latency_ns);
+        for cause in &event.causes {
+            let key = (cause.kind, cause.who.clone());
+            if waited.causes.len() < CULPRITS || waited.causes.contains_key(&key) {
+                let ns = waited.causes.entry(key).or_default();
+                *ns = ns.saturating_add(cause.ns);
+            }
+        }
+    }
+
+    pub fn first(self) -> Option<Victim> {
+        let longest = |(_, waited): &(_, Waited)| waited.total_ns;
+        let mut all: Vec<((&'static str, String), Waited)> = self.known.into_iter().collect();
+        // Of equal ones always the same.
+        all.sort_by(|a, b| b.0.cmp(&a.0));
+        let ((source, who), waited) = all.into_iter().max_by_key(longest)?;
+        let mut causes: Vec<((CauseKind, String), u64)> = waited.causes.into_iter().collect();
+        causes.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        let cause = causes.into_iter().next().map(|((kind, who), ns)| (kind, who, ns));
+        Some(Victim { source, who, events: waited.events, total_ns: waited.total_ns, cause })
+    }
+}
+
+/// The sentence.
+pub fn sentence(look: &Look, victim: Option<&Victim>) -> String {
+    let (host, span) = (&look.host, format_ns(look.duration_ns));
+    if let Some(Victim { source, who, events, total_ns, cause }) = victim {
+        let times = if *events == 1 { String::new() } else { format!(" ({events} times)") };
+        let due = cause.as_ref().map_or_else(String::new, |(kind, who, ns)| {
+            let percent = *ns as f64 * 100.0 / (*total_ns).max(1) as f64;
+            let told = match kind {
+                CauseKind::Disk | CauseKind::DiskQueue => format!("{}: {who}", why::word(*kind)),
+                _ => why::culprit(*kind, who),
+            };
+            format!(", {percent:.0} % of it due to {told}")
+        });
+        return format!("{who} ({source}) waited {} in {span}{times}{due}.", format_ns(*total_ns));
+    }
+    match look.sources.iter().find(|headline| headline.is_late) {
+        Some(headline) if headline.count > 0 => {
+            format!("On {host}, {} took up to {} in {span}.", headline.of, format_ns(headline.max_ns))
+        }
+        Some(headline) => format!("On {host}, {} was late in {span}.", headline.source),
+        None => format!("Nothing was late on {host} in {span}."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use whylate_model::Cause;
+    use whylate_model::sources::{OFFCPU, WQ};
+
+    use super::*;
+
+    fn late(subject: &str, causes: &[(CauseKind, &str, u64)]) -> LateEvent {
+        LateEvent {
+            subject: subject.to_owned(),
+            latency_ns: causes.iter().map(|cause| cause.2).sum(),
+            causes: causes.iter().map(|&(kind, who, ns)| Cause::new(kind, who, ns)).collect(),
+            ..LateEvent::default()
+        }
+    }
+
+    #[test]
+    fn the_sentence_is_made_from_the_figures() {
+        let look = Look { host: "web1".to_owned(), duration_ns: 60_000_000_000, ..Look::default() };
+        assert_eq!(sentence(&look, None), "Nothing was late on web1 in 60.0s.");
+        let mut victims = Victims::default();
+        let disk = (CauseKind::Disk, "nvme0n1 (write by backup:812)", 640_000_000);
+        for _ in 0..2 {
+            victims.add(&OFFCPU, &late("postgres:4711", &[disk, (CauseKind::Running, "writer:9", 360_000_000)]));
+        }
+        victims.add(&WQ, &late("vmstat_update", &[(CauseKind::Work, "hog", 1_900_000_000)]));
+        let first = victims.first();
+        assert_eq!(
+            sentence(&look, first.as_ref()),
+            "postgres:4711 (offcpu) waited 2.00s in 60.0s (2 times), 64 % of it due to disk: nvme0n1 (write by backup:812)."
+        );
+        let mut one = Victims::default();
+        one.add(&WQ, &late("vmstat_update", &[]));
+        assert_eq!(sentence(&look, one.first().as_ref()), "vmstat_update (wq) waited 0ns in 60.0s.");
+    }
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The recording inside a report: whole where it is small, and otherwise the merged snapshots of the slots, with the late
+//! events that the report shows.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use whylate_model::recording::{Account, Gap, Header, Line};
+use whylate_model::{Card, LateEvent, Snapshot, Stack};
+
+use super::kept::Late;
+use super::rows::{Seen, Stacks};
+use super::slots::Slots;
+use crate::recording::packer::Packer;
+
+/// No recording inside a report has more bytes: in base64 that is a third more.
+const MOST_BYTES: usize = 3 << 20;
+/// So many stacks of a source are in each of the merged snapshots at first; fewer where these become too large.
+const STACKS: usize = 200;
+
+/// The lines as they come, as long as there are not too many.
+pub struct Raw {
+    whole: Option<Packer<Vec<u8>>>,
+    last_unix_ns: u64,
+}
+
+/// A recording as bytes.
+#[derive(Debug, Default)]
+pub struct Inside {
+    pub bytes: Vec<u8>,
+    /// All of it is there.
+    pub is_whole: bool,
+}
+
+/// What slots have that is not in their snapshots.
+pub struct Thinned<'a> {
+    pub header: &'a Header,
+    pub slots: &'a Slots,
+    pub cards: &'a [&'static Card],
+    pub merged: &'a [Vec<Option<Snapshot>>],
+    /// By the number of the source.
+    pub stacks: &'a [Stacks],
+    pub last_stacks: &'a [Vec<Stack>],
+    pub late: &'a [Late],
+    /// How many late events are not among those.
+    pub more_late: u64,
+}
+
+impl Raw {
+    pub fn begin(header: &Header) -> io::Result<Self> {
+        let whole = Packer::begin(Vec::new(), &[Line::Header(header.clone())])?;
+        Ok(Raw { whole: Some(whole), last_unix_ns: header.start_unix_ns })
+    }
+
+    pub fn moment(&mut self, lines: &[Line]) -> io::Result<()> {
+        let ends = lines.iter().filter_map(Line::span_unix_ns).map(|(_, last_ns)| last_ns);
+        self.last_unix_ns = ends.max().unwrap_or(0).max(self.last_unix_ns);
+        if let Some(whole) = &mut self.whole {
+            whole.moment(lines)?;
+            if whole.written().len() > MOST_BYTES {
+                self.whole = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// When its last line ends.
+    pub fn last_unix_ns(&self) -> u64 {
+        self.last_unix_ns
+    }
+
+    /// The recording inside. Where it is thinned, each line of it is made of a slot.
+    pub fn end(self, thinned: &Thinned<'_>) -> io::Result<Inside> {
+        if let Some(whole) = self.whole {
+            return Ok(Inside { bytes: whole.end(self.last_unix_ns)?, is_whole: true });
+        }
+        let mut most = STACKS;
+        loop {
+            let bytes = thinned.pack(most, self.last_unix_ns)?;
+            if bytes.len() <= MOST_BYTES || most == 0 {
+                return Ok(Inside { bytes, is_whole: false });
+            }
+            most /= 4;
+        }
+    }
+}
+
+impl Thinned<'_> {
+    fn pack(&self, most_stacks: usize, last_unix_ns: u64) -> io::Result<Vec<u8>> {
+        let header = Header { every_ns: None, ..self.header.clone() };
+        let mut packer = Packer::begin(Vec::new(), &[Line::Header(header)])?;
+        let mut stacks: Vec<BTreeMap<u32, Vec<Stack>>> =
+            self.stacks.iter().map(|of| heaviest(of, most_stacks)).collect();
+        if let Some(last) = (self.slots.len() as u32).checked_sub(1) {
+            for (of, at_end) in stacks.iter_mut().zip(self.last_stacks) {
+                with_ages(of.entry(last).or_default(), at_end);
+            }
+        }
+        for (number, slot) in self.slots.iter().enumerate() {
+            let mut lines = Vec::new();
+            for (card, snapshot) in self.merged.get(number).into_iter().flatten().enumerate() {
+                let Some(snapshot) = snapshot else { continue };
+                let is_of = |late: &&Late| late.slot as usize == number && late.card.name == self.cards[card].name;
+                let late: Vec<LateEvent> = self.late.iter().filter(is_of).map(|late| late.event.clone()).collect();
+                let stacks = stacks[card].remove(&(number as u32)).unwrap_or_default();
+                lines.push(Line::Snapshot(Box::new(Snapshot { late, stacks, ..snapshot.clone() })));
+            }
+            if !slot.lost.is_empty() {
+                // It is told before what follows begins, as in every recording.
+                lines.push(Line::Account(Account { at_unix_ns: slot.end_unix_ns, lost: slot.lost.clone() }));
+            }
+            if number == 0 && self.more_late > 0 {
+                let (start_unix_ns, reason) = (slot.start_unix_ns, "late_events".to_owned());
+                lines.push(Line::Gap(Gap { start_unix_ns, duration_ns: 0, reason, count: self.more_late }));
+            }
+            packer.moment(&lines)?;
+        }
+        packer.end(last_unix_ns)
+    }
+}
+
+/// The stacks with most time, by slot.
+fn heaviest(of: &Stacks, most: usize) -> BTreeMap<u32, Vec<Stack>> {
+    let mut all: Vec<(&Stack, &[(u32, Seen)])> = of.iter().collect();
+    all.sort_by_key(|(_, seen)| std::cmp::Reverse(seen.iter().map(|(_, seen)| seen.weight_ns).sum::<u64>()));
+    let mut by_slot: BTreeMap<u32, Vec<Stack>> = BTreeMap::new();
+    for (place, seen) in all.into_iter().take(most) {
+        for (slot, Seen { samples, weight_ns, waits }) in seen {
+            let stack = Stack { samples: *samples, weight_ns: *weight_ns, waits: *waits, ..place.clone() };
+            by_slot.entry(*slot).or_default().push(stack);
+        }
+    }
+    by_slot
+}
+
+/// What is known of who is there at the end, which later merging needs.
+fn with_ages(stacks: &mut Vec<Stack>, at_end: &[Stack]) {
+    for last in at_end.iter().filter(|last| !last.age.is_empty()) {
+        match stacks.iter_mut().find(|stack| stack.is_same_place(last)) {
+            Some(stack) => stack.age = last.age.clone(),
+            // It has no time that is not told elsewhere.
+            None => stacks.push(Stack { samples: 0, weight_ns: 0, waits: 0, ..last.clone() }),
+        }
+    }
+}

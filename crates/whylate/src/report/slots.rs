@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A recording of any length as a few hundred slots of time: the moments of a slot are merged as a replay merges them.
+
+use std::collections::BTreeMap;
+
+use whylate_model::look::{Found, Look};
+use whylate_model::{Card, Merger, Snapshot};
+
+/// So many slots there are at most: more can hardly be seen on a screen.
+pub const MOST: usize = 360;
+
+/// Slots in order of time. Each has equally many moments, but for the last one.
+#[derive(Debug, Default)]
+pub struct Slots {
+    slots: Vec<Slot>,
+    /// A power of two.
+    moments_each: u64,
+    in_last: u64,
+    moments: u64,
+    /// When all of it ends.
+    end_unix_ns: u64,
+}
+
+/// What all sources saw in a few neighbouring moments.
+#[derive(Debug)]
+pub struct Slot {
+    /// When its first snapshot begins and its last one ends, to the microsecond as recordings have it.
+    pub start_unix_ns: u64,
+    pub end_unix_ns: u64,
+    /// By the number of the source.
+    pub sources: Vec<Option<OfSource>>,
+    /// Of what sources share.
+    pub lost: BTreeMap<String, u64>,
+}
+
+/// What one of them saw.
+#[derive(Debug)]
+pub struct OfSource {
+    pub found: Found<'static>,
+    merger: Merger,
+    /// How many events were late, those of `found` that were not explained with them, and the longest.
+    pub late: u64,
+    pub late_max_ns: u64,
+    /// Waits for others that were held up.
+    pub held_up: u64,
+    pub held_up_max_ns: u64,
+    /// Of all of these.
+    pub late_ns: u64,
+}
+
+/// What one source saw in one moment.
+pub struct Part {
+    pub number: usize,
+    pub found: Found<'static>,
+    /// Without stacks and late events.
+    pub snapshot: Snapshot,
+}
+
+impl Slots {
+    /// The slot that the next moment goes to.
+    pub fn next(&self) -> u32 {
+        let is_full = self.slots.is_empty() || self.in_last >= self.moments_each;
+        (self.slots.len() as u32).saturating_sub(u32::from(!is_full))
+    }
+
+    /// Adds a moment, of which the look tells who was late; `lost` is of what sources share. True where slots have become
+    /// half as many: whoever counts by slot does the same.
+    pub fn add(&mut self, parts: Vec<Part>, look: &Look, lost: BTreeMap<String, u64>, sources: usize) -> bool {
+        let mut moment = Slot { start_unix_ns: u64::MAX, end_unix_ns: 0, sources: Vec::new(), lost };
+        moment.sources.resize_with(sources, || None);
+        for Part { number, found, mut snapshot } in parts {
+            // As a line of the recording has it.
+            snapshot.start_unix_ns = snapshot.start_unix_ns / 1_000 * 1_000;
+            moment.start_unix_ns = moment.start_unix_ns.min(snapshot.start_unix_ns);
+            moment.end_unix_ns = moment.end_unix_ns.max(snapshot.start_unix_ns.saturating_add(snapshot.duration_ns));
+            moment.sources[number] = Some(OfSource::new(found, snapshot, look));
+        }
+        let next = self.next() as usize;
+        match self.slots.get_mut(next) {
+            Some(last) => {
+                last.add(moment);
+                self.in_last += 1;
+            }
+            None => {
+                self.slots.push(moment);
+                self.in_last = 1;
+            }
+        }
+        self.moments_each = self.moments_each.max(1);
+        self.moments += 1;
+        let is_full = self.slots.len() >= 2 * MOST && self.in_last >= self.moments_each;
+        if is_full {
+            self.coarsen();
+        }
+        is_full
+    }
+
+    fn coarsen(&mut self) {
+        let was_alone = self.slots.len() % 2 == 1;
+        let mut kept: Vec<Slot> = Vec::with_capacity(self.slots.len() / 2 + 1);
+        for (number, slot) in std::mem::take(&mut self.slots).into_iter().enumerate() {
+            match kept.last_mut() {
+                Some(last) if number % 2 == 1 => last.add(slot),
+                _ => kept.push(slot),
+            }
+        }
+        self.in_last = if was_alone { self.in_last } else { self.in_last + self.moments_each };
+        self.moments_each *= 2;
+        self.slots = kept;
+    }
+
+    /// Whether there are more than may stay: then they become half as many.
+    pub fn narrow(&mut self) -> bool {
+        let is_too_many = self.slots.len() > MOST;
+        if is_too_many {
+            self.coarsen();
+        }
+        is_too_many
+    }
+
+    /// Nothing follows but what was lost since.
+    pub fn end(&mut self, end_unix_ns: u64, lost: BTreeMap<String, u64>) {
+        self.end_unix_ns = end_unix_ns;
+        if let Some(last) = self.slots.last_mut() {
+            super::add_lost(&mut last.lost, lost);
+        }
+    }
+
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Slot> + ExactSizeIterator {
+        self.slots.iter()
+    }
+
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// How many moments there are in all, and in each slot.
+    pub fn moments(&self) -> (u64, u64) {
+        (self.moments, self.moments_each)
+    }
+
+    /// The snapshot of each source in each slot.
+    pub fn merged(&mut self) -> Vec<Vec<Option<Snapshot>>> {
+        let of_slot =
+            |slot: &mut Slot| slot.sources.iter_mut().map(|of| of.as_mut().and_then(|of| of.merger.take())).collect();
+        self.slots.iter_mut().map(of_slot).collect()
+    }
+
+    /// From when to when `replay` has to be asked for what these slots have: a snapshot that ends when a span begins is not of
+    /// it, and one that begins when it ends is.
+    pub fn span_unix_ns(&self, first: usize, last: usize) -> (u64, u64) {
+        let from_ns = match first.checked_sub(1).and_then(|before| self.slots.get(before)) {
+            Some(before) => before.end_unix_ns,
+            None => self.slots.first().map_or(0, |slot| slot.start_unix_ns),
+        };
+        let to_ns = match self.slots.get(last + 1) {
+            Some(after) => after.start_unix_ns.saturating_sub(1),
+            None => self.slots.last().map_or(0, |slot| slot.end_unix_ns.max(self.end_unix_ns)),
+        };
+        (from_ns, to_ns)
+    }
+}
+
+impl Slot {
+    fn add(&mut self, later: Slot) {
+        self.start_unix_ns = self.start_unix_ns.min(later.start_unix_ns);
+        self.end_unix_ns = self.end_unix_ns.max(later.end_unix_ns);
+        super::add_lost(&mut self.lost, later.lost);
+        for (of, later) in self.sources.iter_mut().zip(later.sources) {
+            match (of.as_mut(), later) {
+                (Some(of), Some(later)) => of.add(later),
+                (None, later) => *of = later,
+                (Some(_), None) => {}
+            }
+        }
+    }
+}
+
+impl OfSource {
+    fn new(found: Found<'static>, snapshot: Snapshot, look: &Look) -> Self {
+        let mut merger = Merger::default();
+        merger.add(snapshot);
+        let headline = look.sources.iter().find(|headline| headline.source == found.card.name);
+        let held_up = headline.and_then(|headline| headline.held_up.as_ref());
+        OfSource {
+            merger,
+            late: headline.map_or(0, |headline| headline.late),
+            late_max_ns: headline.and_then(|headline| headline.late_of.as_ref()).map_or(0, |of| of.max_ns),
+            held_up: held_up.map_or(0, |held_up| held_up.late),
+            held_up_max_ns: held_up.map_or(0, |held_up| held_up.max_ns),
+            late_ns: headline.map_or(0, |headline| headline.late_ns),
+            found,
+        }
+    }
+
+    fn add(&mut self, mut later: OfSource) {
+        self.found.add(&later.found);
+        later.merger.take().into_iter().for_each(|snapshot| self.merger.add(snapshot));
+        self.late = self.late.saturating_add(later.late);
+        self.late_max_ns = self.late_max_ns.max(later.late_max_ns);
+        self.held_up = self.held_up.saturating_add(later.held_up);
+        self.held_up_max_ns = self.held_up_max_ns.max(later.held_up_max_ns);
+        self.late_ns = self.late_ns.saturating_add(later.late_ns);
+    }
+}
+
+/// What all slots of a source have found.
+pub fn whole<'a>(card: &Card, slots: impl Iterator<Item = &'a Slot>) -> Option<Found<'static>> {
+    let mut whole: Option<Found<'static>> = None;
+    for of in slots.flat_map(|slot| &slot.sources).flatten().filter(|of| of.found.card.name == card.name) {
+        match &mut whole {
+            Some(whole) => whole.add(&of.found),
+            None => whole = Some(of.found.clone()),
+        }
+    }
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use whylate_model::Series;
+    use whylate_model::sources::WQ;
+
+    use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    fn part(second: u64) -> Part {
+        let mut snapshot = Snapshot::new(WQ.name, "made", "web1", second * SECOND_NS);
+        snapshot.duration_ns = SECOND_NS;
+        snapshot.series.push(Series {
+            labels: [("handler".to_owned(), format!("h{}", second % 3))].into(),
+            histograms: [("latency".to_owned(), [1_000 + second, 2_000].into_iter().collect())].into(),
+            ..Series::default()
+        });
+        Part { number: 0, found: Found::of_part(&WQ, &mut snapshot), snapshot }
+    }
+
+    fn slots(moments: u64) -> Slots {
+        let mut slots = Slots::default();
+        for second in 0..moments {
+            slots.add(vec![part(second)], &Look::default(), [("torn".to_owned(), 1)].into(), 1);
+        }
+        slots
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn slots_have_what_the_moments_have(moments in 1u64..6_000) {
+            let mut slots = slots(moments);
+            prop_assert!(slots.len() <= 2 * MOST);
+            slots.narrow();
+            prop_assert!(slots.len() <= MOST);
+            let (counted, each) = slots.moments();
+            prop_assert!(counted == moments && each.is_power_of_two());
+            prop_assert_eq!(slots.len() as u64, moments.div_ceil(each));
+            let found = whole(&WQ, slots.iter()).expect("it is there");
+            prop_assert_eq!((found.figures().count(), found.duration_ns), (2 * moments, moments * SECOND_NS));
+            prop_assert_eq!(slots.iter().map(|slot| slot.lost["torn"]).sum::<u64>(), moments);
+            let merged = slots.merged();
+            let counts = merged.iter().flatten().flatten().map(|snapshot| snapshot.total("latency").count());
+            prop_assert_eq!(counts.sum::<u64>(), 2 * moments);
+            prop_assert!(merged.iter().flatten().flatten().all(|snapshot| snapshot.series.len() <= 3));
+        }
+    }
+
+    #[test]
+    fn a_span_of_slots_has_their_snapshots_and_no_others() {
+        let slots = slots(10);
+        let (from_ns, to_ns) = slots.span_unix_ns(3, 5);
+        let replayed = (0..10).filter(|second| (second + 1) * SECOND_NS > from_ns && second * SECOND_NS <= to_ns);
+        assert_eq!(replayed.collect::<Vec<u64>>(), [3, 4, 5]);
+        assert_eq!(slots.span_unix_ns(0, 9), (0, 10 * SECOND_NS));
+    }
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate report`: its tables have the figures of `replay --json`, however long the recording is and whatever its names are.
+
+#[path = "report/made.rs"]
+mod made;
+#[path = "export/python.rs"]
+mod python;
+mod running;
+#[path = "report/tables.rs"]
+mod tables;
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+
+use made::recording;
+use python::python_with;
+use running::whylate;
+use tables::{ensure_same, rows};
+
+/// One of each version of the format stays here, and is read for ever.
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recordings/schema-1.whylate");
+/// Of what parses HTML as the standard says, and takes no error.
+const CHECK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/report/check.py");
+
+fn name(path: &Path) -> &str {
+    path.to_str().unwrap_or_default()
+}
+
+/// Writes a page, and reads it.
+fn page(arguments: &[&str], out: &Path) -> Result<String> {
+    let output = whylate(&["report"]).args(arguments).args(["-o", name(out)]).env("TZ", "UTC").output()?;
+    ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(fs::metadata(out)?.permissions().mode() & 0o777 == 0o600, "others may read it");
+    Ok(fs::read_to_string(out)?)
+}
+
+fn look(arguments: &[&str]) -> Result<Value> {
+    let output = whylate(&["replay"]).args(arguments).arg("--json").output()?;
+    ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// The recording inside a page.
+fn inside(page: &str) -> Result<Vec<u8>> {
+    let (_, rest) = page.split_once("id=\"recording\">").context("no recording is inside")?;
+    Ok(STANDARD.decode(rest.split_once('<').context("it does not end")?.0)?)
+}
+
+#[test]
+fn a_page_has_the_figures_that_replay_prints() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (short, long) = (folder.path().join("short"), folder.path().join("long"));
+    fs::create_dir(&short)?;
+    fs::create_dir(&long)?;
+    // The longer one has far more moments than slots.
+    for file in [Path::new(GOLDEN).to_owned(), recording(&short, 30, false)?, recording(&long, 1_500, false)?] {
+        let page = page(&[name(&file)], &folder.path().join("x.html"))?;
+        let look = look(&[name(&file)])?;
+        ensure_same(&rows(&page, "<table id=\"sources\">")?, &rows(&page, "<table id=\"culprits\">")?, &look)
+            .with_context(|| name(&file).to_owned())?;
+        // The worst of the look come first among late events.
+        let late = rows(&page, "<table id=\"late\">")?;
+        let worst = look["worst"].as_array().context("worst")?;
+        ensure!(!worst.is_empty() && late[0][2] == worst[0]["latency_ns"].to_string(), "{:?}", late[0]);
+        for (reason, count) in look["lost"].as_object().into_iter().flatten() {
+            ensure!(page.contains(&format!("{count} {} (all)", reason.replace('_', " "))), "{reason}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_part_of_a_recording_is_what_replay_takes_for_it() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = recording(folder.path(), 60, false)?;
+    let span = ["--from", "2026-11-26T10:00:20Z", "--to", "2026-11-26T10:00:40Z"];
+    let page = page(&[&[name(&file)], &span[..]].concat(), &folder.path().join("x.html"))?;
+    let look = look(&[&[name(&file)], &span[..]].concat())?;
+    ensure_same(&rows(&page, "<table id=\"sources\">")?, &rows(&page, "<table id=\"culprits\">")?, &look)
+}
+
+#[test]
+fn series_have_the_figures_that_their_command_prints() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = recording(folder.path(), 45, false)?;
+    let page = page(&[name(&file)], &folder.path().join("x.html"))?;
+    let output = whylate(&["replay", name(&file), "timerlat", "top", "-q", "--json"]).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let snapshot: whylate_model::Snapshot = serde_json::from_str(text.lines().last().context(said.into_owned())?)?;
+    let (_, section) = page.split_once("data-source=\"timerlat\" data-number").context("no section")?;
+    let table = rows(section, "<table class=\"series\">")?;
+    ensure!(table.len() == 2, "{table:?}");
+    for (row, series) in table.iter().zip(&snapshot.series) {
+        let of = &series.histograms["thread"];
+        let expected =
+            [of.count(), of.quantile_ns(0.5), of.quantile_ns(0.99), of.max_ns()].map(|figure| figure.to_string());
+        ensure!(row[5..9] == expected, "{row:?}: {expected:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_recording_inside_replays_the_same() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = recording(folder.path(), 40, false)?;
+    let saved = folder.path().join("saved.whylate");
+    fs::write(&saved, inside(&page(&[name(&file)], &folder.path().join("x.html"))?)?)?;
+    ensure!(look(&[name(&saved)])? == look(&[name(&file)])?, "it replays something else");
+    Ok(())
+}
+
+#[test]
+fn strangers_write_no_markup() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = recording(folder.path(), 12, true)?;
+    let page = page(&[name(&file)], &folder.path().join("x.html"))?;
+    ensure!(page.matches("<script").count() == 3, "{} scripts", page.matches("<script").count());
+    ensure!(!page.contains("<img") && !page.contains("<svg/"), "a name is markup");
+    ensure!(page.contains("&lt;img src=x"), "no name is told");
+    let turns =
+        |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{1b}');
+    ensure!(!page.contains(turns), "a name turns text around");
+    ensure!(!page.contains(&"x".repeat(1_100)), "a name is as long as it likes");
+    // What is in attributes is ours.
+    for attribute in ["href=", "src=\"", " style=", "onerror=\"", "onclick="] {
+        let (document, _) = page.split_once("<script type=").context("no data")?;
+        let (_, body) = document.split_once("</style>").context("no style")?;
+        ensure!(!body.contains(attribute), "{attribute}");
+    }
+    Ok(())
+}
+
+#[test]
+fn two_runs_are_on_one_page() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+    fs::create_dir(&one)?;
+    fs::create_dir(&other)?;
+    let (before, after) = (recording(&one, 40, false)?, recording(&other, 80, false)?);
+    let page = page(&[name(&before), "--diff", name(&after)], &folder.path().join("x.html"))?;
+    let look = look(&[name(&after)])?;
+    ensure_same(&rows(&page, "<table id=\"other-sources\">")?, &rows(&page, "<table id=\"other-culprits\">")?, &look)?;
+    let (what, when) =
+        (page.find("id=\"differs\"").context("nothing is compared")?, page.find("id=\"when\"").context("no time")?);
+    ensure!(what < when && page.contains("Mann–Whitney"), "differences come first");
+    Ok(())
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = recording(folder.path(), 3, false)?;
+    let link = folder.path().join("link.html");
+    symlink(&file, &link)?;
+    let before = fs::read(&file)?;
+    for (arguments, status, told) in [
+        (&["-o", "x.txt"][..], 2, "must end in .html"),
+        (&[name(&file), "-o", name(&file)], 2, "must end in .html"),
+        (&[name(&file), "-d", "5s"], 2, "cannot be used with"),
+        (&["--diff", name(&file)], 2, "FILE"),
+        (&[name(&file), "-o", name(&link)], 1, "it is the recording itself"),
+        (&["/dev/null", "-o", "/dev/null/x.html"], 1, "/dev/null"),
+        (&[name(&file), "--from", "2027-01-01", "-o", "/tmp/no-such-folder/x.html"], 1, "cannot write"),
+    ] {
+        let output = whylate(&["report"]).args(arguments).current_dir(folder.path()).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(status) && said.contains(told), "{arguments:?}: {said}");
+    }
+    ensure!(fs::read(&file)? == before, "the recording was written over");
+    // Without a name it gets a new one each time.
+    for _ in 0..2 {
+        let output = whylate(&["report", name(&file)]).current_dir(folder.path()).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let pages = fs::read_dir(folder.path())?
+        .flatten()
+        .filter(|file| name(&file.path()).ends_with("Z.html") || name(&file.path()).contains("Z-"));
+    ensure!(pages.count() == 2, "one was written over");
+    Ok(())
+}
+
+/// What stands in a page without scripts, but for how it was made.
+#[test]
+fn a_page_of_a_recording_stays_as_it_is() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let page = page(&[GOLDEN], &folder.path().join("x.html"))?;
+    let (_, body) = page.split_once("<main>").context("no page")?;
+    let (body, _) = body.split_once("<section id=\"raw\">").context("no end")?;
+    insta::assert_snapshot!(body.replace(GOLDEN, "schema-1.whylate"));
+    Ok(())
+}
+
+#[test]
+fn a_page_is_html_as_the_standard_says() -> Result<()> {
+    let Some(python) = python_with("html", &["html5lib==1.1"])? else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    for (seconds, is_evil) in [(20, true), (9, false)] {
+        let file = recording(folder.path(), seconds, is_evil)?;
+        let out = folder.path().join("x.html");
+        page(&[name(&file), "--diff", name(&file)], &out)?;
+        let output = python.command().args([CHECK, name(&out)]).output()?;
+        ensure!(
+            output.status.success(),
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(())
+}
