@@ -104,6 +104,7 @@ fn a_selected_span_has_the_figures_that_replay_prints() -> Result<()> {
         browser.drag(at(from), at(to))?;
         let look = ensure_as_replayed(&mut browser, &file).with_context(|| format!("{from} to {to}"))?;
         let slots = browser.text("document.getElementById('span').textContent")?;
+        browser.value("(document.getElementById('show-all') || document.body).click()")?;
         let late = shown(&mut browser, "#late")?;
         let counted: u64 = look["sources"]
             .as_array()
@@ -176,6 +177,8 @@ fn culprits_filter_events_open_and_tables_are_sorted() -> Result<()> {
     let Some(mut browser) = browser()? else { return Ok(()) };
     let folder = tempfile::tempdir()?;
     opened(&mut browser, folder.path(), 30, false)?;
+    ensure!(shown(&mut browser, "#late")?.len() == 50, "the first ones");
+    browser.value("document.getElementById('show-all').click()")?;
     let all = shown(&mut browser, "#late")?.len();
 
     // A culprit's button shows only what it had a part in.

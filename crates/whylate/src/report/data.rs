@@ -356,7 +356,7 @@ fn of_culprit(report: &Report, culprit: &Culprit) -> OfCulprit {
         word: word(culprit.kind),
         who: name(&culprit.who),
         told: name(&in_words(culprit.kind, &culprit.who)),
-        cgroup: culprit.cgroup.as_ref().map(|of| name(&of.path)),
+        cgroup: culprit.cgroup.as_ref().filter(|of| of.path != "/").map(|of| name(&of.path)),
         by: by.collect(),
     }
 }

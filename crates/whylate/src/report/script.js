@@ -6,9 +6,9 @@
 (function () {
   const SVG = "http://www.w3.org/2000/svg";
   const WIDTH = 10000;
-  const MOST_ROWS = 500;
+  const MOST_ROWS = 50;
   const MOST_CULPRITS = 30;
-  const state = { from: 0, to: 0, culprit: -1, sorts: {}, open: new Set() };
+  const state = { from: 0, to: 0, culprit: -1, sorts: {}, open: new Set(), showsAll: false };
   let data = null;
   const byId = (id) => document.getElementById(id);
 
@@ -206,7 +206,7 @@
     const distributions = {}, figures = values(source, series);
     const of = (name) => (distributions[name] = distributions[name] || gathered(inside.map(([, of]) => of[name])));
     const cells = source.columns.map(([what, name, how]) => {
-      if (what === "label") return series.labels[name] === undefined ? none : cellText(series.labels[name]);
+      if (what === "label") return series.labels[name] === undefined ? { t: "-", v: null } : cellText(series.labels[name]);
       if (what === "of") {
         const all = of(name);
         if (all.count === 0) return none;
@@ -221,10 +221,10 @@
     return { cells, kind: "" };
   }
 
-  // Tables: rows of cells, sorted by whatever heading was chosen.
+  // Tables: rows of cells, sorted by whatever heading was chosen. Returns those that are beyond the first so many.
 
-  function fill(table, key, rows) {
-    if (!table) return;
+  function fill(table, key, rows, most) {
+    if (!table) return [];
     const sort = state.sorts[key];
     if (sort) {
       const value = (row) => row.cells[sort.column].v;
@@ -236,14 +236,12 @@
         return sort.up ? order : -order;
       });
     }
-    const body = table.tBodies[0];
-    const made = [];
+    const rest = most === undefined ? [] : rows.splice(most), made = [];
     for (const row of rows) {
-      const tr = element("tr", row.kind ? { class: row.kind } : {}, row.cells.map(cell));
-      made.push(tr);
-      if (row.after) made.push(row.after);
+      made.push(element("tr", row.kind ? { class: row.kind } : {}, row.cells.map(cell)));
+      if (row.opened) made.push(row.opened());
     }
-    body.replaceChildren(...made);
+    table.tBodies[0].replaceChildren(...made);
     if (!table.dataset.sortable) {
       table.dataset.sortable = "yes";
       [...table.tHead.rows[0].cells].forEach((heading, column) => {
@@ -260,6 +258,7 @@
       if (sort && sort.column === column) heading.setAttribute("aria-sort", sort.up ? "ascending" : "descending");
       else heading.removeAttribute("aria-sort");
     });
+    return rest;
 
     function cell(of) {
       const attributes = of.n ? { class: "n" } : of.bar !== undefined ? { class: "bar" } : {};
@@ -302,10 +301,9 @@
     all.sort((a, b) => b.total - a.total || b.events - a.events || a.at - b.at);
     const others = data.others.filter(([slot]) => inSpan(slot)).reduce((sum, [, ns]) => sum + ns, 0);
     const whole = all.reduce((sum, of) => sum + of.total, others);
-    const shown = state.sorts.culprits ? all : all.slice(0, MOST_CULPRITS);
     byId("delay").textContent = formatNs(whole);
     byId("delay").dataset.v = whole;
-    fill(table, "culprits", shown.map((of) => {
+    const left = fill(table, "culprits", all.map((of) => {
       const { culprit, at, total, victims } = of, share = total / Math.max(whole, 1);
       const isChosen = state.culprit === at;
       const choose = button(culprit.who, { class: "choose", "aria-pressed": String(isChosen), title: "Show only what it had a part in" }, () => {
@@ -318,9 +316,9 @@
       const cgroup = culprit.cgroup ? [" ", element("small", {}, [culprit.cgroup])] : [];
       const cells = [cellShare(share), cellNs(total), { bar: share, v: share }, cellText(culprit.word),
         { t: culprit.who, v: culprit.who, nodes: [choose, ...cgroup] }, cellText(told.join(", "))];
-      return { cells, kind: isChosen ? "chosen" : "" };
-    }));
-    const more = byId("more-culprits"), left = all.slice(shown.length);
+      return { cells, kind: isChosen ? "chosen" : "", total };
+    }), MOST_CULPRITS);
+    const more = byId("more-culprits");
     if (more) {
       const count = left.length + (others > 0 ? data.others_count : 0);
       more.textContent = count === 0 ? "" : counted(count, "other") + " caused " + formatNs(left.reduce((sum, of) => sum + of.total, others)) + " more.";
@@ -345,21 +343,25 @@
       });
       open.dataset.late = at;
       const cells = [{ t: time, v: late.at, nodes: [open] }, cellText(data.sources[late.source].name), cellNs(late.ns),
-        late.who === "" ? none : cellText(late.who), cellCount(late.cpu), cellText(late.main)];
-      return { cells, kind: "", make: isOpen ? () => details(late) : null };
+        cellText(late.who || "-"), cellCount(late.cpu), cellText(late.main)];
+      return { cells, kind: "", opened: isOpen ? () => details(late) : null };
     });
-    const key = "late", shown = state.sorts[key] ? rows : rows.slice(0, MOST_ROWS);
-    for (const row of shown) if (row.make) row.after = row.make();
-    fill(table, key, shown);
-    const told = [];
-    if (state.culprit >= 0) told.push("Only events that " + data.culprits[state.culprit].told + " had a part in: " + all.length + ".");
-    else told.push(all.length + " late events are told of here.");
-    if (shown.length < rows.length) told.push("The " + shown.length + " longest are shown.");
+    const rest = fill(table, "late", rows, state.showsAll ? undefined : MOST_ROWS);
+    const told = [state.culprit >= 0
+      ? "Only events that " + data.culprits[state.culprit].told + " had a part in: " + all.length + "."
+      : counted(all.length, "late event") + " can be opened here."];
+    if (rest.length > 0) told.push("The first " + rows.length + " are shown.");
     const how = byId("how-many");
     const kept = how.dataset.kept === undefined ? (how.dataset.kept = how.textContent.replace(/Without scripts.*/, "")) : how.dataset.kept;
     how.replaceChildren(kept + told.join(" "));
+    if (rest.length > 0) {
+      how.append(" ", button("Show all " + all.length, { id: "show-all" }, () => {
+        state.showsAll = true;
+        lateTable();
+      }));
+    }
     if (state.culprit >= 0) {
-      how.append(" ", button("Show all", { id: "unfilter" }, () => {
+      how.append(" ", button("Whoever made them late", { id: "unfilter" }, () => {
         state.culprit = -1;
         show();
       }));

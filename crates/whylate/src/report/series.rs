@@ -85,7 +85,7 @@ impl Column {
 
     fn cell(&self, series: &Series) -> String {
         match self {
-            Column::Label(name) => series.labels.get(name).map_or_else(markup::none, |value| markup::named(value)),
+            Column::Label(name) => markup::named(series.labels.get(name).map_or("-", String::as_str)),
             Column::Of(name, figure) => {
                 let of = series.histograms.get(name).filter(|of| !of.is_empty());
                 match figure {

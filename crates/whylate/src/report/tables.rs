@@ -10,7 +10,7 @@ use whylate_model::units::format_ns;
 use super::Report;
 use super::event::{self, main_cause};
 use super::kept::Late;
-use super::markup::{bar, count, head, named, none, ns, sentence, share, text};
+use super::markup::{bar, count, head, named, ns, sentence, share, text};
 use super::page::in_zone;
 use crate::output::look::{shown, verdict, victims};
 use crate::output::moment::moment;
@@ -60,8 +60,11 @@ pub fn culprits(look: &Look, prefix: &str) -> String {
     );
     for (number, culprit) in look.culprits.iter().take(CULPRITS).enumerate() {
         let part = culprit.total_ns as f64 / all_ns.max(1) as f64;
-        let cgroup =
-            culprit.cgroup.as_ref().map_or_else(String::new, |of| format!(" <small>{}</small>", text(&of.path)));
+        let cgroup = culprit
+            .cgroup
+            .as_ref()
+            .filter(|of| of.path != "/")
+            .map_or_else(String::new, |of| format!(" <small>{}</small>", text(&of.path)));
         let _ = writeln!(
             out,
             "<tr data-row=\"{number}\">{}{}{}<td>{}</td><td>{}{cgroup}</td><td>{}</td></tr>",
@@ -114,7 +117,7 @@ pub fn late(report: &Report) -> String {
 
 fn late_row(late: &Late, report: &Report) -> String {
     let event = &late.event;
-    let subject = if event.subject.is_empty() { none() } else { named(&event.subject) };
+    let subject = named(if event.subject.is_empty() { "-" } else { &event.subject });
     format!(
         "<tr><td data-v=\"{}\">{}</td>{}{}{subject}{}<td>{}</td></tr>\n",
         event.at_unix_ns,

@@ -26,6 +26,8 @@ const ROW: u64 = 10;
 const STACK: f64 = 1_000.0;
 /// So many shades there are; each is of four times as many values as the one before it.
 const SHADES: usize = 6;
+/// What is shorter than a microsecond is in the lowest row: it is never late.
+const LOWEST: u32 = 10;
 /// So many culprits have a colour of their own.
 pub const COLOURED: usize = 6;
 
@@ -48,7 +50,7 @@ fn powers(slot: &Slot, number: usize) -> BTreeMap<u32, u64> {
     if let Some(of) = &slot.sources[number] {
         for (range, count) in of.found.figures().iter() {
             let middle = range.start() / 2 + range.end() / 2 + (range.start() & range.end() & 1);
-            *powers.entry(middle.checked_ilog2().unwrap_or(0)).or_default() += count;
+            *powers.entry(middle.checked_ilog2().unwrap_or(0).max(LOWEST)).or_default() += count;
         }
     }
     powers
@@ -69,7 +71,7 @@ impl Scale {
                         .for_each(|(power, count)| include(power, count as f64 / seconds(slot)));
                 }
                 let late = report.late.iter().filter(|late| late.card.name == card.name);
-                late.for_each(|late| include(late.event.latency_ns.checked_ilog2().unwrap_or(0), 0.0));
+                late.for_each(|late| include(late.event.latency_ns.checked_ilog2().unwrap_or(0).max(LOWEST), 0.0));
                 if of.0 <= of.1 {
                     // The limit is in the picture.
                     let limit = card.events().late_from_ns.max(1).ilog2();
@@ -183,7 +185,7 @@ fn heat(report: &Report, number: usize, card: &Card, scale: &Scale, axis: &Axis)
     let from = format_ns(judged.late_from_ns);
     let of = if card.judged.of.is_empty() { judged.of } else { card.judged.of };
     let mut out = format!(
-        "<div class=\"plot\" data-source=\"{0}\"><h3>{0}</h3><p class=\"what\">{1}; dashed: late from {from}; dots: {2}</p>\n<div class=\"axes\">",
+        "<div class=\"plot\" data-source=\"{0}\"><h3>{0}</h3><p class=\"what\">{1}; dots: {2}, from {from} on (dashed)</p>\n<div class=\"axes\">",
         card.name,
         text(of),
         why::counted(late, "late event")
