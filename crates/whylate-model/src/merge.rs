@@ -50,6 +50,11 @@ impl Merger {
         self.sums.iter().fold(0, |all, (_, sum)| all.saturating_add(sum.duration_ns))
     }
 
+    /// How many series it keeps, which are most of its memory.
+    pub fn series(&self) -> usize {
+        self.sums.iter().map(|(_, sum)| sum.series.len()).sum()
+    }
+
     /// Adds the snapshot of the span that follows; its late events are left out.
     pub fn add(&mut self, next: Snapshot) {
         self.sums.push((0, Snapshot { late: Vec::new(), ..next }));

@@ -67,7 +67,7 @@ fn a_page_has_the_figures_that_replay_prints() -> Result<()> {
         // The worst of the look come first among late events.
         let late = rows(&page, "<table id=\"late\">")?;
         let worst = look["worst"].as_array().context("worst")?;
-        ensure!(!worst.is_empty() && late[0][2] == worst[0]["latency_ns"].to_string(), "{:?}", late[0]);
+        ensure!(!worst.is_empty() && late[0][2].parse().ok() == worst[0]["latency_ns"].as_u64(), "{:?}", late[0]);
         for (reason, count) in look["lost"].as_object().into_iter().flatten() {
             ensure!(page.contains(&format!("{count} {} (all)", reason.replace('_', " "))), "{reason}");
         }

@@ -11,7 +11,7 @@ use super::{Gathering, Report};
 use crate::recording::play::Recording;
 
 /// So many moments are read ahead.
-const AHEAD: usize = 64;
+const AHEAD: usize = 16;
 /// Lines of other kinds than snapshots that a moment has at most.
 const MOST_LINES: usize = 10_000;
 

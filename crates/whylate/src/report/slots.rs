@@ -9,6 +9,10 @@ use whylate_model::{Card, Merger, Snapshot};
 /// So many slots there are at most: more can hardly be seen on a screen.
 pub const MOST: usize = 360;
 
+/// And so many series at most: with more of them there are fewer slots, but never fewer than that.
+const MOST_SERIES: usize = 100_000;
+const LEAST: usize = 60;
+
 /// Slots in order of time. Each has equally many moments, but for the last one.
 #[derive(Debug, Default)]
 pub struct Slots {
@@ -88,11 +92,16 @@ impl Slots {
         }
         self.moments_each = self.moments_each.max(1);
         self.moments += 1;
-        let is_full = self.slots.len() >= 2 * MOST && self.in_last >= self.moments_each;
+        let is_many = self.slots.len() >= 2 * LEAST && self.series() > MOST_SERIES;
+        let is_full = (self.slots.len() >= 2 * MOST || is_many) && self.in_last >= self.moments_each;
         if is_full {
             self.coarsen();
         }
         is_full
+    }
+
+    fn series(&self) -> usize {
+        self.slots.iter().flat_map(|slot| &slot.sources).flatten().map(|of| of.merger.series()).sum()
     }
 
     fn coarsen(&mut self) {

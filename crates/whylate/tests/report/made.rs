@@ -136,7 +136,7 @@ fn fill(snapshot: &mut Snapshot, second: u64, names: &Names) {
                 ("pid".to_owned(), "77".to_owned()),
                 ("tid".to_owned(), "78".to_owned()),
             ];
-            let starved = if second % 6 == 0 { 0.4 } else { 0.05 };
+            let starved = if second.is_multiple_of(6) { 0.4 } else { 0.05 };
             let shares = [
                 ("working", 0.2),
                 ("spinning", 0.3),
@@ -184,7 +184,7 @@ fn threads(snapshot: &mut Snapshot, second: u64, names: &Names) {
         user: frames("read serve main"),
         ..Stack::default()
     };
-    let stuck: &[u64] = if second % 3 == 0 { &[2 * SECOND_NS] } else { &[] };
+    let stuck: &[u64] = if second.is_multiple_of(3) { &[2 * SECOND_NS] } else { &[] };
     snapshot.stacks = vec![
         place("postgres", "S", WaitClass::Lock, "futex_wait do_futex", 600 * MS, &[]),
         place("postgres", "D", WaitClass::Disk, "io_schedule ext4_sync", 100 * MS * (1 + second % 3), stuck),
@@ -192,7 +192,7 @@ fn threads(snapshot: &mut Snapshot, second: u64, names: &Names) {
         place("postgres", "R", WaitClass::OnCpu, "", 200 * MS, &[]),
     ];
     let at_ns = snapshot.start_unix_ns + 900 * MS;
-    if second % 3 == 0 {
+    if second.is_multiple_of(3) {
         let segment = |ns, kind, who: &str, depth: u32| PathSegment {
             ns,
             kind,
@@ -216,7 +216,7 @@ fn threads(snapshot: &mut Snapshot, second: u64, names: &Names) {
         event.path = path;
         snapshot.late.push(event);
     }
-    if second % 4 == 0 {
+    if second.is_multiple_of(4) {
         let of = Cause {
             cgroup: Some(Cgroup::of(&names.of("/batch", 2))),
             ..Cause::new(CauseKind::Thread, names.of(CULPRIT, 2), 25 * MS)
