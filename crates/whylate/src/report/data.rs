@@ -33,9 +33,9 @@ const SCHEMA: u32 = 1;
 const CULPRITS: usize = 300;
 /// So many series of a source are told by slot, and fewer where their buckets are more than that.
 pub const SERIES: usize = 60;
-const MOST_BUCKETS: usize = 300_000;
+const MOST_BUCKETS: usize = 200_000;
 /// Late events have no more bytes: of more, the shortest are left out.
-const MOST_LATE_BYTES: usize = 3 << 20;
+const MOST_LATE_BYTES: usize = 2 << 20;
 /// What is longer is compressed.
 const PLAIN_BYTES: usize = 2 << 20;
 

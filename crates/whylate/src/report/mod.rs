@@ -4,7 +4,7 @@
 //! [`Gathering`] takes the moments of a recording, or of this machine, one by one, and keeps none of them: [`slots`] merges
 //! them into a few hundred slots of time, and [`kept`] chooses the late events that are shown. The whole look is that of
 //! `whylate replay`, by the same code. [`page`] writes the file: tables and pictures are made here, so that they are there
-//! without scripts; `script.js` makes them anew of a span that somebody selects, from [`data`].
+//! without scripts; the script makes them anew of a span that somebody selects, from [`data`].
 //!
 //! Flame graphs are drawn here ([`flame`]) and not by inferno: its script finds its parts by ids of the whole document, so that
 //! several graphs would each need a frame of their own; it is called from event attributes, which a strict

@@ -19,7 +19,16 @@ use crate::output::look::shown;
 use crate::output::why::counted;
 
 const STYLE: &str = include_str!("style.css");
-const SCRIPT: &str = include_str!("script.js");
+/// One classic script: pages that are opened from a file have no modules.
+const SCRIPT: &str = concat!(
+    "(function () {\n\"use strict\";\n",
+    include_str!("script/elements.js"),
+    include_str!("script/sums.js"),
+    include_str!("script/tables.js"),
+    include_str!("script/graphs.js"),
+    include_str!("script/selection.js"),
+    "})();\n",
+);
 
 /// How the page came to be.
 #[derive(Clone, Debug, Default)]

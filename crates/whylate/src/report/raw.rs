@@ -14,7 +14,7 @@ use super::slots::Slots;
 use crate::recording::packer::Packer;
 
 /// No recording inside a report has more bytes: in base64 that is a third more.
-const MOST_BYTES: usize = 3 << 20;
+const MOST_BYTES: usize = 2 << 20;
 /// So many stacks of a source are in each of the merged snapshots at first; fewer where these become too large.
 const STACKS: usize = 200;
 
