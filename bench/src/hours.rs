@@ -79,7 +79,7 @@ pub fn resident_mb(program: &Path, recording: &Path) -> Result<f64> {
     loop {
         let before_ns = cpu_ns(pid)?;
         thread::sleep(Duration::from_secs(1));
-        if cpu_ns(pid)? - before_ns < IDLE_NS {
+        if cpu_ns(pid)?.saturating_sub(before_ns) < IDLE_NS {
             break;
         }
         ensure!(began.elapsed() < PATIENCE, "the screen does not come to the end of the recording");

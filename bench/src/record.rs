@@ -143,7 +143,8 @@ pub fn taken(tool: &mut Tool, pid: u32, file: Option<&Path>, length: Duration) -
 pub fn cpu_ns(pid: u32) -> Result<u64> {
     let mut sum_ns = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task")).context("the tool has ended")? {
-        let text = fs::read_to_string(task?.path().join("schedstat")).context("a thread has ended")?;
+        // A thread may end meanwhile.
+        let Ok(text) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
         let first = text.split(' ').next().context("the kernel tells nothing")?;
         sum_ns += first.parse::<u64>().context("the kernel tells no number")?;
     }

@@ -25,12 +25,18 @@ pub fn without_number(called: &str) -> &str {
     }
 }
 
-/// The same where it stands for how somebody did something as well: `vda (read by dd)` of `vda (read by dd:4711)`.
+/// The same where it is told how somebody did something as well: `vda (read by dd)` of `vda (read by dd:4711)`,
+/// `dd (writes)` of `dd:4711 (writes)`.
 pub fn by_name(called: &str) -> Cow<'_, str> {
-    match called.strip_suffix(')') {
-        Some(inner) if without_number(inner).len() < inner.len() => format!("{})", without_number(inner)).into(),
-        Some(_) => called.into(),
-        None => without_number(called).into(),
+    let (who, how) = called.strip_suffix(')').and_then(|rest| rest.split_once(" (")).unwrap_or((called, ""));
+    let [named, named_in_it] = [who, how].map(|of| {
+        // A device that has no name is called `259:3`.
+        Some(without_number(of)).filter(|name| name.parse::<u32>().is_err()).unwrap_or(of)
+    });
+    match named.len() + named_in_it.len() < who.len() + how.len() {
+        false => called.into(),
+        true if how.is_empty() => named.into(),
+        true => format!("{named} ({named_in_it})").into(),
     }
 }
 
@@ -75,6 +81,9 @@ mod tests {
             ("kworker/0:1-events:77", "kworker/0:1-events"),
             ("CPU 1", "CPU 1"),
             ("(sd-pam):9", "(sd-pam)"),
+            ("dd:4711 (writes)", "dd (writes)"),
+            ("259:3", "259:3"),
+            ("259:3 (write by dd:outside)", "259:3 (write by dd)"),
             ("nvme0n1 (no free request)", "nvme0n1 (no free request)"),
         ] {
             assert_eq!(by_name(called), name);

@@ -226,6 +226,15 @@ fn wake_there(over: &AtomicBool) {
     }
 }
 
+/// Says so when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// How often a pair is recorded anew, at most, where the hypervisor took more of the second one.
 const PAIRS: usize = 5;
 
@@ -234,9 +243,9 @@ fn trial(rounds: usize) -> Result<()> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| wake_there(&over));
-        let outcome = rounds_of(rounds);
-        over.store(true, Ordering::Relaxed);
-        outcome
+        // A panic has to end it as well.
+        let _over = Over(&over);
+        rounds_of(rounds)
     })
 }
 
@@ -247,6 +256,7 @@ fn rounds_of(rounds: usize) -> Result<()> {
     let only = std::env::var("WHYLATE_TRIAL_OF").ok();
     let is_asked = |injection: &&Injection| only.as_ref().is_none_or(|only| only == injection.words[0]);
     let injections: Vec<&Injection> = INJECTIONS.iter().filter(is_asked).collect();
+    ensure!(!injections.is_empty(), "WHYLATE_TRIAL_OF names no kind");
     let mut found_first = vec![0; injections.len()];
     for round in 1..=rounds {
         for (&injection, found_first) in injections.iter().zip(&mut found_first) {

@@ -16,12 +16,17 @@ const LEAST_EVENTS: u64 = 10;
 /// A culprit with a smaller share of all delays, and a stack with a smaller one of all thread-seconds, is not compared.
 const LEAST_DELAY: f64 = 0.005;
 const LEAST_STACK: f64 = 0.001;
-/// Of a culprit that delays all others together by less, in nanoseconds a second, nobody feels anything: such a one is
+/// A culprit that delays all others together by less, in nanoseconds a second, and each by less, is felt by nobody: it is a
 /// part of others' delays, as the timer's interrupt is.
 const LEAST_FELT: f64 = 200_000.0;
-/// What whylate's threads are called that measure. They do so on both sides, and have more to do where more happens.
-const MEASURING: [&str; 6] =
-    ["whylate", "whylate-measure", "whylate-record", "whylate-offcpu", "whylate-reads", "whylate-maxima"];
+const LEAST_FELT_EACH: f64 = 1_000_000.0;
+/// What whylate's threads are called. Those that measure do so on both sides, have more to do where more happens, and take
+/// less than that.
+const OWN: &str = "whylate";
+const MOST_OWN: f64 = 10_000_000.0;
+/// The places of culprits, and of those that nobody feels.
+const FIRST_TIER: u8 = 0;
+const SLIGHT_TIER: u8 = 4;
 /// How many values make a value of their own: neighbouring blocks with fewer of them are taken together. So the values
 /// of both sides spread as wide, however many there are.
 const VALUES_OF_MEDIAN: u64 = 10;
@@ -177,7 +182,15 @@ fn of_key(sides: &[Side<'_>; 2], source: &str, key: &Key, samples: &[Samples<'_>
         let row = row("delay", "", Unit::NsPerSecond, measures);
         // Delays that grow slowly all the time are as alike as those of a burst. How many there are is not.
         let counts = values(|sample| sample.count as f64);
-        return vec![Candidate::new(row, is_enough, values(|sample| sample.amount), None).or_by(&counts)];
+        let amount: f64 = samples.iter().flatten().map(|(.., of)| of.amount).sum();
+        let (most_per_s, each) = (per_s(0).max(per_s(1)), amount / count.max(1) as f64);
+        let is_own = matches!(&key.what, What::Culprit { who, .. } if who.starts_with(OWN));
+        let is_slight = most_per_s < LEAST_FELT && each < LEAST_FELT_EACH || is_own && most_per_s < MOST_OWN;
+        let mut candidate = Candidate::new(row, is_enough, values(|sample| sample.amount), None).or_by(&counts);
+        if is_slight && candidate.tier == FIRST_TIER {
+            candidate.tier = SLIGHT_TIER;
+        }
+        return vec![candidate];
     };
     let covered_s = |side: usize| (sides[side].covered_ns[card] / 1e9).max(f64::MIN_POSITIVE);
     let values = |value: fn(&Block, &Sample) -> f64| [0, 1].map(|side| sides[side].values(card, &samples[side], value));
@@ -262,16 +275,13 @@ fn shares_above(samples: &Samples<'_>, ns: u64, at_least: u64) -> Vec<f64> {
 impl Candidate {
     /// Whose blocks have these values; `weighing` are those that its place depends on, where these are others.
     fn new(row: Row, is_enough: bool, values: [Vec<f64>; 2], weighing: Option<[Vec<f64>; 2]>) -> Self {
-        let most = row.before.value.unwrap_or(0.0).max(row.after.value.unwrap_or(0.0));
         let tier = match &row.what {
             // That is nobody, or nobody on this machine.
             What::Culprit {
                 kind: CauseKind::Unknown | CauseKind::Wakeup | CauseKind::IdleExit | CauseKind::Steal,
                 ..
             } => 1,
-            What::Culprit { who, .. } if MEASURING.contains(&who.as_str()) => 4,
-            What::Culprit { .. } if most < LEAST_FELT => 4,
-            What::Culprit { .. } => 0,
+            What::Culprit { .. } => FIRST_TIER,
             What::Late { .. } => 2,
             What::Series { .. } => 3,
             What::Total => 5,

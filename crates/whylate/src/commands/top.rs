@@ -197,7 +197,7 @@ fn take(state: &mut State, feed: &mut Feed, missing: &mut Vec<String>) -> anyhow
             Some(Told::Missed(count)) => state.missed += count,
             Some(Told::Problem(problem)) => state.problem = problem,
             Some(Told::Read(told)) => *missing = told,
-            Some(Told::Ended(Some(problem))) if state.history.newest().is_none() => return Err(problem),
+            Some(Told::Ended(Some(problem))) if !state.has_begun() => return Err(problem),
             Some(Told::Ended(problem)) => state.end(problem.map(|problem| format!("{problem:#}"))),
         }
     }

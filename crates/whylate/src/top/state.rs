@@ -212,6 +212,11 @@ impl State {
         self.is_early = true;
     }
 
+    /// Whether anything was seen by all sources.
+    pub fn has_begun(&self) -> bool {
+        self.history.newest().is_some() && !self.is_early
+    }
+
     /// Takes the next moment; [`State::settle`] shows it.
     pub fn add(&mut self, lines: Vec<Line>) {
         if std::mem::take(&mut self.is_early) && self.phase == Phase::Running {

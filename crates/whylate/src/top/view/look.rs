@@ -152,7 +152,8 @@ pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str)
             .map(|of| format!("{} {} (worst {})", of.source, times(of.events), format_ns(of.worst_ns)))
             .collect();
         // By its name alone: it is the same one when there are more of that name.
-        let name = by_name(&culprit.who).into_owned();
+        let is_name = culprit.alike > 0;
+        let name = if is_name { culprit.who.clone() } else { by_name(&culprit.who).into_owned() };
         Row {
             key: format!("{} {name}", culprit.kind.name()),
             cells: vec![
