@@ -5,11 +5,8 @@ use std::io::{self, Write};
 
 use zstd::stream::write::Encoder;
 
-/// A sixth smaller than by zstd's default level; the next ones cost more than they save.
-const LEVEL: i32 = 9;
-/// A snapshot repeats much of the one before it: of so many bytes, as the power of two, something is found again. A larger
-/// window saves 1 % and takes megabytes.
-const WINDOW_LOG: u32 = 19;
+/// zstd's default level: the next ones cost more than they save.
+const LEVEL: i32 = 3;
 /// Of a skippable frame (RFC 8878): any of 16 numbers.
 const SKIPPABLE: u32 = 0x184D_2A5E;
 /// What follows the magic number and the length of the skippable frame.
@@ -98,9 +95,7 @@ impl Frame {
     /// # Errors
     /// When there is no memory.
     pub fn new() -> io::Result<Frame> {
-        let mut encoder = Encoder::new(Vec::new(), LEVEL)?;
-        encoder.window_log(WINDOW_LOG)?;
-        Ok(Frame { encoder, crc: crc32fast::Hasher::new(), index: Index::default() })
+        Ok(Frame { encoder: Encoder::new(Vec::new(), LEVEL)?, crc: crc32fast::Hasher::new(), index: Index::default() })
     }
 
     /// Adds a line, which ends with a newline character, and when what it tells of began and ended.
