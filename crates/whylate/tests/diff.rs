@@ -155,7 +155,7 @@ const INJECTIONS: [Injection; 7] = [
     Injection {
         words: &["sqpoll", "--duty", "90", "--for", "10m"],
         why: &[],
-        names: &["iou-sqp", r#"sqpoll Series { labels: {"process": "whylate"#, "sqpoll Late", "whylate-app"],
+        names: &["iou-sqp", r#"sqpoll Series { labels: {"process": "whylate"#],
     },
     Injection {
         words: &["block", "--reads", "5000", "--hogs", "16"],
@@ -272,11 +272,7 @@ fn rounds_of(rounds: usize) -> Result<()> {
                     break;
                 }
                 // Nobody on this machine was injected into the second one alone.
-                let is_stolen = |row: &&Row| match &row.what {
-                    What::Culprit { kind: CauseKind::Steal, .. } => true,
-                    What::Culprit { kind: CauseKind::Unknown, who } => who.starts_with("hypervisor"),
-                    _ => false,
-                };
+                let is_stolen = |row: &&Row| matches!(row.what, What::Culprit { kind: CauseKind::Steal, .. });
                 let stolen = found.rows.iter().find(is_stolen);
                 if pair == PAIRS || stolen.is_none_or(|row| row.told != Told::More) {
                     break;

@@ -282,18 +282,17 @@ fn a_thread_that_has_used_up_a_real_time_limit_waits_for_that() -> Result<()> {
         return Ok(());
     }
     fs::write(cgroup.0.join("cpu.rt_runtime_us"), runtime_us)?;
+    let spinner = Spinner::start(places.disturbed)?;
+    fs::write(cgroup.0.join("cgroup.procs"), spinner.0.id().to_string())?;
+    let is_set = Command::new("chrt").args(["-f", "-p", "1", &spinner.0.id().to_string()]).status()?.success();
+    ensure!(is_set, "the spinner cannot have real-time priority");
+    let options = OffcpuOptions {
+        threads: Threads::of(spinner.0.id()),
+        explain_over_ns: Some(40_000_000),
+        ..OffcpuOptions::default()
+    };
     let limit = format!("real-time limit of {}", cgroup.name());
-    // Each round has a thread of its own: what befalls one has no say in the others.
     in_rounds(|| {
-        let spinner = Spinner::start(places.disturbed)?;
-        fs::write(cgroup.0.join("cgroup.procs"), spinner.0.id().to_string())?;
-        let is_set = Command::new("chrt").args(["-f", "-p", "1", &spinner.0.id().to_string()]).status()?.success();
-        ensure!(is_set, "the spinner cannot have real-time priority");
-        let options = OffcpuOptions {
-            threads: Threads::of(spinner.0.id()),
-            explain_over_ns: Some(40_000_000),
-            ..OffcpuOptions::default()
-        };
         let mut source = options.attach(&Session::of_one())?;
         sleep(WATCHED * 2);
         let mut events: Vec<LateEvent> = Vec::new();
