@@ -249,10 +249,24 @@ static __always_inline bool queues_are_throttled(void)
 	       bpf_core_field_exists(struct sched_entity, cfs_rq);
 }
 
+/* A real-time thread of the classes FIFO and RR (include/linux/sched/prio.h). */
+static __always_inline bool is_real_time(const struct task_struct *task)
+{
+	return task->prio >= 0 && task->prio < 100;
+}
+
+/* Quotas are for threads of the fair class: one that left it while it was throttled keeps that mark (6.18). */
+static __always_inline bool may_be_throttled(const struct task_struct *task)
+{
+	return task->prio >= 100;
+}
+
 static __always_inline bool is_throttled(const struct task_struct *task)
 {
 	const struct task_struct___6_18 *newer = (const void *)task;
 
+	if (!may_be_throttled(task))
+		return false;
 	if (bpf_core_field_exists(newer->throttled))
 		return newer->throttled;
 	return queues_are_throttled() && task->se.cfs_rq->throttle_count > 0;
@@ -267,7 +281,7 @@ static __always_inline bool finds_quota_used_up(const struct task_struct *task, 
 	struct task_group *group;
 	struct cfs_rq *queue;
 
-	if (!queues_are_throttled())
+	if (!queues_are_throttled() || !may_be_throttled(task))
 		return false;
 	/* Nearly always. */
 	if (!task->se.cfs_rq->runtime_enabled && !task->se.cfs_rq->throttle_count)
@@ -279,12 +293,6 @@ static __always_inline bool finds_quota_used_up(const struct task_struct *task, 
 		return true;
 	return BPF_CORE_READ(queue, runtime_enabled) && BPF_CORE_READ(queue, runtime_remaining) <= 0 &&
 	       !BPF_CORE_READ(group, cfs_bandwidth.runtime);
-}
-
-/* A real-time thread of the classes FIFO and RR (include/linux/sched/prio.h). */
-static __always_inline bool is_real_time(const struct task_struct *task)
-{
-	return task->prio >= 0 && task->prio < 100;
 }
 
 static __always_inline bool is_deadline(const struct task_struct *task)

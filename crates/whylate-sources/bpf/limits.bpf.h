@@ -79,8 +79,7 @@ static __noinline int tell_limits(struct limits *limits, struct task_struct *tas
 		limits->deadline_ns = refilled_ns;
 	group = group_of(task);
 	limits->own_cgroup = cgroup_of_group(group);
-	/* Quotas are for threads of the fair class. */
-	if (is_deadline(task) || is_real_time(task))
+	if (!may_be_throttled(task))
 		return 0;
 	group = group_with_quota(group);
 	if (!group)

@@ -164,7 +164,7 @@ static __noinline u8 throttled_from(struct task_struct *task, u64 since_ns)
 {
 	u64 filled_ns;
 
-	if (!task || is_deadline(task) || is_real_time(task))
+	if (!task || !may_be_throttled(task))
 		return 0;
 	filled_ns = cpu_quota_filled_ns(task, since_ns);
 	return filled_ns > since_ns ? short_of_ns(filled_ns - since_ns) : 0;

@@ -284,6 +284,8 @@ fn a_thread_that_has_used_up_a_real_time_limit_waits_for_that() -> Result<()> {
     fs::write(cgroup.0.join("cpu.rt_runtime_us"), runtime_us)?;
     let spinner = Spinner::start(places.disturbed)?;
     fs::write(cgroup.0.join("cgroup.procs"), spinner.0.id().to_string())?;
+    // The kernel leaves the mark of a used-up quota at one that is given real-time priority meanwhile (6.18).
+    sleep(Duration::from_millis(50));
     let is_set = Command::new("chrt").args(["-f", "-p", "1", &spinner.0.id().to_string()]).status()?.success();
     ensure!(is_set, "the spinner cannot have real-time priority");
     let options = OffcpuOptions {
