@@ -9,7 +9,6 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use whylate_model::{CauseKind, LateEvent, thread};
 use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::{Session, Source as _, Threads};
@@ -95,12 +94,10 @@ impl Spinner {
         Self::of("while :; do :; done", cpu)
     }
 
+    /// Each of its threads is on that CPU from its first moment on.
     fn of(script: &str, cpu: u32) -> Result<Self> {
-        let spinner = Spinner(Command::new("sh").args(["-c", script]).stdin(Stdio::null()).spawn()?);
-        let mut only = CpuSet::new();
-        only.set(cpu as usize);
-        sched_setaffinity(Pid::from_raw(spinner.0.id() as i32), &only)?;
-        Ok(spinner)
+        let bound = ["-c", &cpu.to_string(), "sh", "-c", script];
+        Ok(Spinner(Command::new("taskset").args(bound).stdin(Stdio::null()).spawn()?))
     }
 
     /// How long it has had a CPU (proc_pid_schedstat(5)).
