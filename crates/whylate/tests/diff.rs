@@ -155,7 +155,8 @@ const INJECTIONS: [Injection; 7] = [
     Injection {
         words: &["sqpoll", "--duty", "90", "--for", "10m"],
         why: &[],
-        names: &["iou-sqp", r#"sqpoll Series { labels: {"process": "whylate"#],
+        // Its two threads and its process.
+        names: &["iou-sqp", "thread whylate-app", r#"sqpoll Series { labels: {"process": "whylate"#],
     },
     Injection {
         words: &["block", "--reads", "5000", "--hogs", "16"],

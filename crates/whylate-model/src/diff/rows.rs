@@ -282,8 +282,9 @@ impl Candidate {
                 ..
             } => 1,
             What::Culprit { .. } => FIRST_TIER,
-            What::Late { .. } => 2,
-            What::Series { .. } => 3,
+            What::Series { .. } => 2,
+            // That something was late, and not who or what.
+            What::Late { .. } => 3,
             What::Total => 5,
             What::Stack { .. } => 6,
         };
