@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory of a screen that has been up for hours: of a recording of so many hours, which it reads as fast as it can.
+//! Recordings of hours, made of a minute, and the memory of a screen that has read one, which it does as fast as it can.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};
@@ -17,23 +17,34 @@ use crate::record::cpu_ns;
 const MOMENTS: usize = 16;
 /// How long a screen may take to read all of it.
 const PATIENCE: Duration = Duration::from_secs(900);
+/// What a screen says whose history is full.
+const FULL: &[u8] = b"start dropped";
 /// A screen that takes less than this of a second's CPU time has read all.
 const IDLE_NS: u64 = 20_000_000;
 
-/// Writes what is recorded in one file again and again, until there are so many hours of it.
-pub fn lengthen(from: &Path, to: &Path, hours: u64) -> Result<()> {
-    let mut reader = Reader::new(File::open(from)?)?;
-    let header = reader.header().clone();
-    let (mut lines, mut until_ns) = (Vec::new(), 0);
+/// Writes what a file has again and again, each time later, until it is so long. Returns how many moments it has.
+pub fn lengthen(from: &Path, to: &Path, length_s: u64) -> Result<usize> {
+    let mut reader = Reader::new(File::open(from)?).context("nothing was recorded")?;
+    let header = Line::Header(reader.header().clone());
+    let mut moments: Vec<Vec<Line>> = Vec::new();
+    let mut first = String::new();
     while let Some(line) = reader.next_line()? {
-        if let (Line::Snapshot(_) | Line::Account(_), Some((_, last_ns))) = (&line, line.span_unix_ns()) {
-            until_ns = until_ns.max(last_ns);
-            lines.push(line);
+        if let Line::Snapshot(snapshot) = &line {
+            if first.is_empty() {
+                first.clone_from(&snapshot.source);
+            }
+            if snapshot.source == first {
+                moments.push(Vec::new());
+            }
+        }
+        if let (Line::Snapshot(_) | Line::Account(_), Some(moment)) = (&line, moments.last_mut()) {
+            moment.push(line);
         }
     }
-    let span_ns = until_ns.saturating_sub(header.start_unix_ns);
-    ensure!(span_ns > 0, "nothing was recorded");
-    let moment = header.sources.len().max(1);
+    ensure!(!moments.is_empty(), "nothing was recorded");
+    let spans = || moments.iter().flatten().filter_map(Line::span_unix_ns);
+    let begins_ns = spans().map(|(first_ns, _)| first_ns).min().unwrap_or(0);
+    let each_ns = spans().map(|(_, last_ns)| last_ns).max().unwrap_or(0).saturating_sub(begins_ns);
     let mut out = BufWriter::new(File::create(to)?);
     let mut write = |lines: &[Line]| -> Result<()> {
         let mut frame = Frame::new()?;
@@ -46,20 +57,24 @@ pub fn lengthen(from: &Path, to: &Path, hours: u64) -> Result<()> {
         out.write_all(&index.to_bytes())?;
         Ok(out.write_all(&bytes)?)
     };
-    write(&[Line::Header(header.clone())])?;
-    let times = (hours * 3_600_000_000_000).div_ceil(span_ns);
-    for _ in 0..times {
-        for chunk in lines.chunks(MOMENTS * moment) {
-            write(chunk)?;
+    write(&[header])?;
+    let (mut count, mut later_ns) = (0, 0);
+    while later_ns < length_s * 1_000_000_000 {
+        for frame in moments.chunks(MOMENTS) {
+            let lines: Vec<Line> = frame.iter().flatten().map(|line| later(line, later_ns)).collect();
+            write(&lines)?;
+            count += frame.len();
         }
-        lines.iter_mut().for_each(|line| move_on(line, span_ns));
+        later_ns += each_ns;
     }
-    write(&[Line::End(End { at_unix_ns: header.start_unix_ns + times * span_ns })])?;
-    Ok(out.flush()?)
+    write(&[Line::End(End { at_unix_ns: begins_ns + later_ns })])?;
+    out.flush()?;
+    Ok(count)
 }
 
-fn move_on(line: &mut Line, by_ns: u64) {
-    match line {
+fn later(line: &Line, by_ns: u64) -> Line {
+    let mut line = line.clone();
+    match &mut line {
         Line::Snapshot(snapshot) => {
             snapshot.start_unix_ns += by_ns;
             snapshot.late.iter_mut().for_each(|event| event.at_unix_ns += by_ns);
@@ -67,12 +82,19 @@ fn move_on(line: &mut Line, by_ns: u64) {
         Line::Account(account) => account.at_unix_ns += by_ns,
         _ => {}
     }
+    line
 }
 
 /// What a screen of that recording has in memory, in MB, once it has read all of it.
+///
+/// # Errors
+/// When its history has room for all of it.
 pub fn resident_mb(program: &Path, recording: &Path) -> Result<f64> {
-    let words = format!("stty rows 40 cols 140; exec '{}' top '{}'", program.display(), recording.display());
-    let mut terminal = Tool::start("script", &["-qfc", &words, "/dev/null"])?;
+    let seen = tempfile::NamedTempFile::new().context("cannot make a file")?;
+    let name = seen.path().to_str().context("a plain name")?;
+    // Wide enough for all of its first line.
+    let words = format!("stty rows 40 cols 400; exec '{}' top '{}'", program.display(), recording.display());
+    let mut terminal = Tool::start("script", &["-qfc", &words, name])?;
     let began = Instant::now();
     thread::sleep(Duration::from_secs(2));
     let pid = crate::top::child_of(terminal.pid())?;
@@ -89,5 +111,7 @@ pub fn resident_mb(program: &Path, recording: &Path) -> Result<f64> {
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("the kernel tells no memory")?;
     let kib: f64 = resident.trim().trim_end_matches(" kB").parse()?;
     crate::top::end(pid)?;
+    let is_full = fs::read(name)?.windows(FULL.len()).any(|bytes| bytes == FULL);
+    ensure!(is_full, "the history of the screen is not full");
     Ok(kib * 1024.0 / 1e6)
 }

@@ -1,26 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What `whylate report` takes for a recording of a day: a minute of this machine, recorded again and again with later times.
 
-use std::fs::{self, File};
-use std::io::{BufWriter, Write as _};
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
-use whylate_model::recording::{End, Frame, Line, Reader};
 
 use crate::child::peak_kib;
 use crate::figures::{self, Check};
-use crate::{machine, results, whylate};
+use crate::{hours, machine, results, whylate};
 
 /// What a report of a day may take.
 const SECONDS: f64 = 20.0;
 const MEMORY_MB: f64 = 512.0;
 const PAGE_MB: f64 = 8.0;
-/// So many moments are a frame, as `record` writes them.
-const MOMENTS: usize = 10;
 /// How often its memory is looked at.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -59,7 +55,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         .status()
         .context("cannot run whylate")?;
     ensure!(status.success(), "whylate record failed");
-    let moments = lengthen(&minute, &day, arguments.hours * 3600)?;
+    let moments = hours::lengthen(&minute, &day, arguments.hours * 3600)?;
     let day_mb = fs::metadata(&day)?.len() as f64 / 1e6;
     let rounds = arguments.results.rounds;
     let all: Vec<Taken> = (0..rounds).map(|_| report(&program, &day, &page)).collect::<Result<_>>()?;
@@ -79,69 +75,6 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     );
     arguments.results.publish("report", &text)?;
     Ok(checks.iter().all(Check::is_within))
-}
-
-/// Writes what a file has again and again, each time later, until it is so long. Returns how many moments it has.
-fn lengthen(from: &Path, to: &Path, length_s: u64) -> Result<usize> {
-    let mut reader = Reader::new(File::open(from)?).context("nothing was recorded")?;
-    let header = Line::Header(reader.header().clone());
-    let mut moments: Vec<Vec<Line>> = Vec::new();
-    let mut first = String::new();
-    while let Some(line) = reader.next_line()? {
-        if let Line::Snapshot(snapshot) = &line {
-            if first.is_empty() {
-                first.clone_from(&snapshot.source);
-            }
-            if snapshot.source == first {
-                moments.push(Vec::new());
-            }
-        }
-        if let (Line::Snapshot(_) | Line::Account(_), Some(moment)) = (&line, moments.last_mut()) {
-            moment.push(line);
-        }
-    }
-    ensure!(!moments.is_empty(), "nothing was recorded");
-    let spans = || moments.iter().flatten().filter_map(Line::span_unix_ns);
-    let begins_ns = spans().map(|(first_ns, _)| first_ns).min().unwrap_or(0);
-    let each_ns = spans().map(|(_, last_ns)| last_ns).max().unwrap_or(0).saturating_sub(begins_ns);
-    let mut out = BufWriter::new(File::create(to)?);
-    let mut write = |lines: &[Line]| -> Result<()> {
-        let mut frame = Frame::new()?;
-        for line in lines {
-            let mut text = serde_json::to_vec(line)?;
-            text.push(b'\n');
-            frame.add(&text, line.span_unix_ns())?;
-        }
-        let (bytes, index) = frame.finish()?;
-        out.write_all(&index.to_bytes())?;
-        Ok(out.write_all(&bytes)?)
-    };
-    write(&[header])?;
-    let (mut count, mut later_ns) = (0, 0);
-    while later_ns < length_s * 1_000_000_000 {
-        for frame in moments.chunks(MOMENTS) {
-            let lines: Vec<Line> = frame.iter().flatten().map(|line| later(line, later_ns)).collect();
-            write(&lines)?;
-            count += frame.len();
-        }
-        later_ns += each_ns;
-    }
-    write(&[Line::End(End { at_unix_ns: begins_ns + later_ns })])?;
-    out.flush()?;
-    Ok(count)
-}
-
-fn later(line: &Line, by_ns: u64) -> Line {
-    let mut line = line.clone();
-    match &mut line {
-        Line::Snapshot(snapshot) => {
-            snapshot.start_unix_ns += by_ns;
-            snapshot.late.iter_mut().for_each(|event| event.at_unix_ns += by_ns);
-        }
-        Line::Account(account) => account.at_unix_ns += by_ns,
-        _ => {}
-    }
-    line
 }
 
 fn report(program: &Path, day: &Path, page: &Path) -> Result<Taken> {

@@ -15,13 +15,13 @@ use std::sync::OnceLock;
 
 use figures::Figures;
 use libfuzzer_sys::fuzz_target;
-use whylate_model::Merger;
 use whylate_model::diff::{About, Comparison};
 use whylate_model::ftrace::{self, ImportOptions};
 use whylate_model::import::{Imported, Names, Order};
 use whylate_model::path::import::{Trace, Wanted};
 use whylate_model::recording::{Frame, Line, Reader};
 use whylate_model::wait::Classes;
+use whylate_model::{Merger, Stack};
 use whylate_sources::fuzzing;
 
 type Target = fn(&[u8]);
@@ -41,6 +41,25 @@ fn recorded(bytes: &[u8]) {
     }
     let _ = comparison.finish([About::default(), About::default()]);
     mergers.values_mut().for_each(|merger| drop(merger.take()));
+    repeated(bytes);
+}
+
+/// Stacks whose text repeats are those that serde reads.
+fn repeated(bytes: &[u8]) {
+    let [mut repeating, mut other] = [(); 2].map(|()| Reader::new(Cursor::new(bytes)).expect("it was read before"));
+    repeating.repeat(|_, _| true);
+    while let Ok(Some(line)) = other.next_line() {
+        let same = repeating.next_line().expect("the same bytes").expect("as many lines");
+        // What nobody can order is equal to nothing.
+        if line == line.clone() {
+            assert_eq!(same, line);
+        }
+        if let (Line::Snapshot(snapshot), Some(of)) = (line, repeating.take_repeated()) {
+            let told = |stack: &Stack| (stack.samples, stack.weight_ns, stack.waits);
+            assert!(of.stacks.iter().map(|of| (of.samples, of.weight_ns, of.waits)).eq(snapshot.stacks.iter().map(told)));
+        }
+    }
+    assert_eq!(repeating.damage(), other.damage());
 }
 
 /// A recording with these lines behind a header.

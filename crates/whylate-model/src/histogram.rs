@@ -190,18 +190,22 @@ impl Histogram {
             *self = other.clone();
             return;
         }
-        let (mine, others) = if self.buckets.config() == other.buckets.config() {
-            (self.buckets.clone(), other.buckets.clone())
-        } else {
-            (coarse(&self.buckets), coarse(&other.buckets))
+        let sum = match self.buckets.config() == other.buckets.config() {
+            true => self.buckets.wrapping_add(&other.buckets),
+            false => coarse(&self.buckets).wrapping_add(&coarse(&other.buckets)),
         };
         // Both sides have one layout now, so only a count above 2^64 could fail; the kernel's counters wrap too.
-        if let Ok(sum) = mine.wrapping_add(&others) {
+        if let Ok(sum) = sum {
             self.buckets = sum;
         }
         self.sum_ns += other.sum_ns;
         self.min_ns = self.min_ns.min(other.min_ns);
         self.max_ns = self.max_ns.max(other.max_ns);
+    }
+
+    /// The same in the usual layout: fewer buckets.
+    pub fn coarse(&self) -> Histogram {
+        if self.is_fine() { Histogram { buckets: coarse(&self.buckets), ..self.clone() } } else { self.clone() }
     }
 
     fn is_fine(&self) -> bool {
@@ -212,6 +216,16 @@ impl Histogram {
 /// Each bucket of the fine layout lies within one of the other.
 fn coarse(buckets: &SparseHistogram) -> SparseHistogram {
     SparseHistogram::from(&dense(LAYOUT, buckets.iter().map(|bucket| (bucket.end(), bucket.count()))))
+}
+
+/// Of upper bounds and counts; as they are printed, bounds ascend.
+fn sparse(layout: Config, counts: &[(u64, u64)]) -> SparseHistogram {
+    let power = if layout == FINE_LAYOUT { FINE_GROUPING_POWER } else { GROUPING_POWER };
+    let index: Vec<u32> = counts.iter().map(|&(ns, _)| bucket_in(power, ns) as u32).collect();
+    let is_as_printed = index.is_sorted_by(|a, b| a < b) && counts.iter().all(|&(_, count)| count > 0);
+    let counted = || counts.iter().map(|&(_, count)| count).collect();
+    let buckets = is_as_printed.then(|| SparseHistogram::from_parts(layout, index, counted()).ok()).flatten();
+    buckets.unwrap_or_else(|| SparseHistogram::from(&dense(layout, counts.iter().copied())))
 }
 
 fn dense(layout: Config, counts: impl Iterator<Item = (u64, u64)>) -> DenseHistogram {
@@ -290,7 +304,7 @@ impl<'de> Deserialize<'de> for Histogram {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let printed = Printed::deserialize(deserializer)?;
         let layout = if printed.grouping_power == FINE_GROUPING_POWER { FINE_LAYOUT } else { LAYOUT };
-        let buckets = SparseHistogram::from(&dense(layout, printed.buckets.into_iter()));
+        let buckets = sparse(layout, &printed.buckets);
         if buckets.is_empty() {
             return Ok(Histogram::default());
         }

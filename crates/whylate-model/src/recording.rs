@@ -8,10 +8,12 @@ mod credible;
 mod frame;
 mod line;
 mod reader;
+mod repeats;
 
 pub use frame::{Frame, INDEX_BYTES, Index};
 pub use line::{Account, Clock, End, FORMAT, Gap, Header, Line, Measured};
-pub use reader::{Damage, MOST_LINE_BYTES, ReadError, Reader};
+pub use reader::{Damage, MOST_LINE_BYTES, ReadError, Reader, RepeatedStacks};
+pub use repeats::{Place, Repeated, Repeating, Repeats};
 
 #[cfg(test)]
 mod tests;

@@ -88,16 +88,25 @@ impl Node {
     pub fn of<'a>(stacks: impl IntoIterator<Item = &'a Stack>, root: Root) -> Self {
         let mut tree = Node::default();
         for stack in stacks {
-            tree.add(stack, &frames(stack, root));
+            tree.add(&frames(stack, root), &|sums| sums.add(stack));
         }
         tree
     }
 
-    fn add(&mut self, stack: &Stack, frames: &[Frame]) {
-        self.all.add(stack);
+    /// The tree of parts of waits, each with its frames and its nanoseconds.
+    pub fn of_parts(parts: impl IntoIterator<Item = (Vec<Frame>, u64)>) -> Self {
+        let mut tree = Node::default();
+        for (frames, ns) in parts {
+            tree.add(&frames, &|sums| sums.weight_ns = sums.weight_ns.saturating_add(ns));
+        }
+        tree
+    }
+
+    fn add(&mut self, frames: &[Frame], take: &impl Fn(&mut Sums)) {
+        take(&mut self.all);
         match frames.split_first() {
-            Some((first, rest)) => self.children.entry(first.clone()).or_default().add(stack, rest),
-            None => self.own.add(stack),
+            Some((first, rest)) => self.children.entry(first.clone()).or_default().add(rest, take),
+            None => take(&mut self.own),
         }
     }
 

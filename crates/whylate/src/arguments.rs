@@ -63,8 +63,8 @@ pub struct Record {
 /// By what culprits are ranked: what every command that ranks them takes.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Rank {
-    /// Rank culprits as they are, threads of one name together, or threads by their cgroup: which pod, container or
-    /// service delays the others
+    /// Rank each culprit separately, threads with the same name together, or threads by cgroup (which pod, container or
+    /// service delays the others)
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = RankBy::Culprit)]
     pub by: RankBy,
 }

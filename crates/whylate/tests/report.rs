@@ -10,6 +10,7 @@ mod running;
 mod tables;
 
 use std::fs;
+use std::io::Cursor;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 
@@ -17,6 +18,8 @@ use anyhow::{Context, Result, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
+use whylate_model::Snapshot;
+use whylate_model::recording::Reader;
 
 use made::recording;
 use python::python_with;
@@ -113,6 +116,26 @@ fn the_recording_inside_replays_the_same() -> Result<()> {
     let saved = folder.path().join("saved.whylate");
     fs::write(&saved, inside(&page(&[name(&file)], &folder.path().join("x.html"))?)?)?;
     ensure!(look(&[name(&saved)])? == look(&[name(&file)])?, "it replays something else");
+    Ok(())
+}
+
+#[test]
+fn a_recording_that_is_thinned_has_the_same_stacks_and_series() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = recording(folder.path(), 6_000, false)?;
+    let saved = folder.path().join("saved.whylate");
+    let bytes = inside(&page(&[name(&file)], &folder.path().join("x.html"))?)?;
+    ensure!(Reader::new(Cursor::new(&bytes))?.header().every_ns.is_none(), "all of it is inside");
+    fs::write(&saved, bytes)?;
+    let snapshot = |path: &Path| -> Result<Snapshot> {
+        let output = whylate(&["replay", name(path), "offcpu", "--json"]).output()?;
+        let mut snapshot: Snapshot = serde_json::from_slice(&output.stdout)?;
+        snapshot.stacks.sort_by(|a, b| a.labels.cmp(&b.labels).then_with(|| a.kernel.cmp(&b.kernel)));
+        Ok(snapshot)
+    };
+    let (whole, thinned) = (snapshot(&file)?, snapshot(&saved)?);
+    ensure!(whole.stacks.len() > 1 && whole.stacks == thinned.stacks, "{:?}\n{:?}", whole.stacks, thinned.stacks);
+    ensure!(whole.series.len() == thinned.series.len(), "{:?}\n{:?}", whole.series, thinned.series);
     Ok(())
 }
 

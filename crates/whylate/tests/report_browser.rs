@@ -14,6 +14,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use whylate_model::Snapshot;
+use whylate_model::sources::named;
 
 use cdp::{Browser, browser};
 use made::recording;
@@ -138,11 +140,7 @@ fn ensure_series(browser: &mut Browser, file: &str) -> Result<()> {
     for (source, options) in
         [("wq", &["--json", "3600"][..]), ("sqpoll", &["--json", "3600"]), ("irqsoff", &["--json", "3600"])]
     {
-        let output = whylate(&["replay", file]).args(&words).arg(source).args(options).output()?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let text = String::from_utf8_lossy(&output.stdout);
-        ensure!(text.lines().count() == 1, "{text}");
-        let snapshot: whylate_model::Snapshot = serde_json::from_str(&text)?;
+        let snapshot = replayed_source(file, &words, source, options)?;
         let table = format!("section[data-source={source}] table.series");
         let headings: Vec<String> = serde_json::from_value(
             browser.value(&format!("[...document.querySelectorAll('{table} th')].map((of) => of.textContent)"))?,
@@ -168,8 +166,36 @@ fn ensure_series(browser: &mut Browser, file: &str) -> Result<()> {
                 ensure!(row.windows(4).any(|cells| cells == figures), "{source}: {row:?} has not {figures:?}");
             }
         }
+        // The bars above it tell the same shares.
+        let told = browser.text(&format!(
+            "[...document.querySelectorAll('section[data-source={source}] ul.shares li')].map((of) => of.textContent).join()"
+        ))?;
+        let shares = named(source).map_or(&[][..], |card| card.shares);
+        for (name, value) in snapshot.series.iter().flat_map(|series| &series.values) {
+            let share = format!("{name} {:.1}%", value * 100.0);
+            ensure!(!shares.contains(&name.as_str()) || told.contains(&share), "{source}: no {share} in {told}");
+        }
+    }
+    let snapshot = replayed_source(file, &words, "block", &["--json", "3600"])?;
+    let rows = shown(browser, "section[data-source=block] table.grouped")?;
+    let groups = snapshot.merged_by("device");
+    ensure!(rows.len() == groups.len() && !groups.is_empty(), "{rows:?}\n{groups:?}");
+    for of in groups {
+        let (device, latency) = (&of.labels["device"], &of.histograms["latency"]);
+        let figures = [latency.count(), latency.quantile_ns(0.5), latency.quantile_ns(0.99), latency.max_ns()];
+        let figures = figures.map(|of| of.to_string());
+        let is_it = |row: &Row| row[0] == *device && row.windows(4).any(|cells| cells == figures);
+        ensure!(rows.iter().any(is_it), "no {device} with {figures:?} in {rows:?}");
     }
     Ok(())
+}
+
+fn replayed_source(file: &str, span: &[&str], source: &str, options: &[&str]) -> Result<Snapshot> {
+    let output = whylate(&["replay", file]).args(span).arg(source).args(options).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(text.lines().count() == 1, "{text}");
+    Ok(serde_json::from_str(&text)?)
 }
 
 #[test]

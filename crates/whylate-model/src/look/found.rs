@@ -83,6 +83,11 @@ impl<'a> Found<'a> {
         }
     }
 
+    /// What there is to say beside figures.
+    pub fn remark(&self) -> &Remark {
+        &self.remark
+    }
+
     /// Whether there is something to say beside figures, which follows from the snapshot of the whole span alone.
     pub fn has_remark(&self) -> bool {
         !self.remark.text.is_empty()

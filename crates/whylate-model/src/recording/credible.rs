@@ -4,16 +4,17 @@
 use crate::holders::MOST_LINKS;
 use crate::import::DEEPEST;
 use crate::path::DEEPEST as DEEPEST_PATH;
-use crate::{LateEvent, Snapshot};
+use crate::{LateEvent, Snapshot, Stack};
 
 /// Whoever draws paths and stacks goes as deep as they say.
 pub(super) fn is_credible(snapshot: &Snapshot) -> bool {
-    snapshot.late.iter().all(is_credible_event)
-        && snapshot.stacks.iter().all(|stack| {
-            let of_waker = stack.waker.iter().flat_map(|waker| [&waker.kernel, &waker.user]);
-            [&stack.kernel, &stack.user].into_iter().chain(of_waker).all(|frames| is_stack(frames))
-                && stack.waits_for.as_ref().is_none_or(|chain| chain.links.len() <= MOST_LINKS)
-        })
+    snapshot.late.iter().all(is_credible_event) && snapshot.stacks.iter().all(is_credible_stack)
+}
+
+pub(super) fn is_credible_stack(stack: &Stack) -> bool {
+    let of_waker = stack.waker.iter().flat_map(|waker| [&waker.kernel, &waker.user]);
+    [&stack.kernel, &stack.user].into_iter().chain(of_waker).all(|frames| is_stack(frames))
+        && stack.waits_for.as_ref().is_none_or(|chain| chain.links.len() <= MOST_LINKS)
 }
 
 fn is_credible_event(event: &LateEvent) -> bool {

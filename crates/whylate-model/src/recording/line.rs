@@ -122,7 +122,7 @@ pub struct Gap {
     pub start_unix_ns: u64,
     /// How long it was; 0 where only single events are missing.
     pub duration_ns: u64,
-    /// Why: `suspended`, `clock_set`, `overload`, `disk_full`, `write_failed`, `late_events`.
+    /// Why: `suspended`, `clock_set`, `overload`, `slow_screen`, `disk_full`, `write_failed`, `late_events`.
     pub reason: String,
     /// How many snapshots or events are missing, where that is known.
     #[serde(default)]

@@ -8,6 +8,8 @@ use zstd::stream::read::Decoder;
 
 use super::frame::{INDEX_BEGINS, INDEX_BYTES, Index, is_skippable};
 use super::line::{FORMAT, Header, Line};
+use super::repeats::{Repeated, Repeating, Repeats};
+use crate::Stack;
 use crate::snapshot::SCHEMA;
 use crate::units::printable;
 
@@ -68,6 +70,17 @@ pub struct Reader<R> {
     expected: Option<u32>,
     given: u32,
     damage: Damage,
+    repeats: Option<Repeats>,
+    repeated: Option<RepeatedStacks>,
+}
+
+/// The stacks of a snapshot whose text repeats.
+#[derive(Debug)]
+pub struct RepeatedStacks {
+    /// All of them, without their ages.
+    pub stacks: Vec<Repeated>,
+    /// The whole line.
+    pub line: Vec<u8>,
 }
 
 impl<R: Read + Seek> Reader<R> {
@@ -87,6 +100,8 @@ impl<R: Read + Seek> Reader<R> {
             expected: None,
             given: 0,
             damage: Damage::default(),
+            repeats: None,
+            repeated: None,
         };
         if bytes == 0 {
             return Err(ReadError::Empty);
@@ -111,6 +126,17 @@ impl<R: Read + Seek> Reader<R> {
         Reader { span_unix_ns: (first_unix_ns, last_unix_ns), ..self }
     }
 
+    /// From now on, stacks that were seen before are told by [`Reader::take_repeated`]; a snapshot has of those only the ones
+    /// whose age is asked for: of that source, that stack.
+    pub fn repeat(&mut self, asks_for_age: fn(&str, &Stack) -> bool) {
+        self.repeats.get_or_insert_with(|| Repeats::new(asks_for_age));
+    }
+
+    /// The stacks of the snapshot that came last, where it has only those whose age is asked for.
+    pub fn take_repeated(&mut self) -> Option<RepeatedStacks> {
+        self.repeated.take()
+    }
+
     /// What could not be read so far.
     pub fn damage(&self) -> Damage {
         self.damage
@@ -132,6 +158,10 @@ impl<R: Read + Seek> Reader<R> {
                 Ok(0) => self.close_frame(false),
                 Ok(_) if text.ends_with(b"\n") => {
                     self.given = self.given.saturating_add(1);
+                    if let Some(Repeating { snapshot, stacks }) = self.repeats.as_mut().and_then(|of| of.read(&text)) {
+                        self.repeated = Some(RepeatedStacks { stacks, line: text });
+                        return Ok(Some(Line::Snapshot(snapshot)));
+                    }
                     match Line::parse(&text) {
                         Ok(line) => return Ok(Some(line)),
                         // The first line of something else.

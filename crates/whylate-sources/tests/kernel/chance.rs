@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! When a comparison on a machine that others use too has failed: by a bound with a stated chance of a false alarm.
 
+#[path = "stolen.rs"]
+mod stolen;
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::{self, Display, Formatter};
@@ -9,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use whylate_sources::AttachError;
+
+use stolen::{is_too_much, stolen};
 
 /// How often a test of something that is right may fail: in one of so many runs.
 const RUNS_A_FALSE_ALARM: f64 = 10_000.0;
@@ -66,9 +71,6 @@ impl Verdict {
 const ROUND_BY_CHANCE: f64 = 0.05;
 /// An emulated CPU stops at any time.
 const ROUND_BY_CHANCE_EMULATED: f64 = 0.15;
-/// A round that fails is not judged where the hypervisor took more of a CPU than this share, and than a tick.
-const TAKEN: f64 = 0.01;
-const TICK: Duration = Duration::from_millis(10);
 const UNJUDGED: u32 = 4;
 
 /// Of a round that tells nothing, since something else than what is tested was in its way.
@@ -100,7 +102,7 @@ pub fn in_rounds(mut round: impl FnMut() -> Result<()>) -> Result<()> {
             return outcome;
         }
         let stolen = stolen().saturating_sub(before);
-        let is_stolen = stolen > TICK && stolen.as_secs_f64() > TAKEN * began.elapsed().as_secs_f64();
+        let is_stolen = is_too_much(stolen, began.elapsed());
         let is_judged = match &outcome {
             Ok(()) => true,
             Err(error) => !is_stolen && !error.is::<Unjudged>(),
@@ -136,14 +138,6 @@ pub fn in_rounds(mut round: impl FnMut() -> Result<()>) -> Result<()> {
 /// What holds exactly where a CPU is one, and by rounds where an emulated one stops between any two instructions.
 pub fn exactly_unless_emulated(mut round: impl FnMut() -> Result<()>) -> Result<()> {
     if super::is_emulated() { in_rounds(round) } else { round() }
-}
-
-/// What the hypervisor has taken from all CPUs (proc_stat(5)).
-fn stolen() -> Duration {
-    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
-    let ticks =
-        text.lines().next().and_then(|line| line.split_whitespace().nth(8)).and_then(|ticks| ticks.parse().ok());
-    Duration::from_millis(10).saturating_mul(ticks.unwrap_or(0))
 }
 
 /// How long each thread whose name begins so has waited for a CPU by now, by the scheduler's count

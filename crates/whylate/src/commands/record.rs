@@ -235,7 +235,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     for file in files {
-        say!("whylate: recorded to {} (show it with: whylate replay)", printable(&file.to_string_lossy()));
+        let file = printable(&file.to_string_lossy());
+        say!("whylate: recorded to {file} (open it with: whylate replay {file})");
     }
     Ok(())
 }

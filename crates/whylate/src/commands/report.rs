@@ -30,7 +30,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// Back to the line's start, and clear it.
 const CLEAR_LINE: &str = "\r\x1b[K";
 
-/// Write one HTML file that explains what was late, of a recording or of this machine
+/// Write a self-contained HTML report on a recording or on this machine
 ///
 /// The file needs no network, no server and no whylate: when it was late, what, who made it late, and the stacks to prove it. Drag over
 /// its timeline to see one span. The snapshots are inside, and can be saved as a recording again.
@@ -95,6 +95,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(path) = given {
         begin(path, recording.as_ref())?;
     }
+    // Nor is the first one read where the other one cannot be.
+    if let Some(path) = &arguments.diff {
+        Recording { path: path.clone(), span: Span::default(), speed: None }.play()?;
+    }
     let report = match &recording {
         Some(recording) => Some(recorded(recording)?),
         None => live(arguments.duration)?,
@@ -118,7 +122,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     report::write(&mut out, &report, compared.as_ref(), &made)
         .and_then(|()| out.end())
         .with_context(|| format!("cannot write {name}"))?;
-    for missing in &report.missing {
+    for missing in report.missing.iter().chain(compared.iter().flat_map(|compared| &compared.other.missing)) {
         say!("whylate: {}", printable(missing));
     }
     say!("whylate: wrote {name} (open it in a browser)");

@@ -194,7 +194,6 @@ fn take(state: &mut State, feed: &mut Feed, missing: &mut Vec<String>) -> anyhow
                 state.own = own;
                 state.add(lines);
             }
-            Some(Told::Missed(count)) => state.missed += count,
             Some(Told::Problem(problem)) => state.problem = problem,
             Some(Told::Read(told)) => *missing = told,
             Some(Told::Ended(Some(problem))) if !state.has_begun() => return Err(problem),
@@ -212,7 +211,7 @@ fn write(state: &State) -> String {
         Ok(path)
     });
     match written {
-        Ok(path) => format!("saved {} (show it with: whylate top)", path.display()),
+        Ok(path) => format!("saved {0} (open it with: whylate top {0})", path.display()),
         Err(error) => format!("cannot save: {error:#}"),
     }
 }

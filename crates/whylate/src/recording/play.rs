@@ -175,6 +175,11 @@ impl Played {
         Ok(None)
     }
 
+    /// The reader, for what it tells beside lines.
+    pub fn reader(&mut self) -> &mut Reader<File> {
+        &mut self.reader
+    }
+
     /// The next snapshot of that source.
     ///
     /// # Errors
@@ -231,6 +236,11 @@ impl Played {
         self.missing().iter().for_each(|missing| say!("whylate: {missing}"));
     }
 
+    /// That whoever reads it had no room for so many lines; nothing for none.
+    pub fn beyond_in_words(&self, lines: u64) -> Option<String> {
+        (lines > 0).then(|| format!("{}: left out {}: one snapshot has too many", self.name, counted(lines, "line")))
+    }
+
     /// What is missing of the span, a line each.
     pub fn missing(&self) -> Vec<String> {
         let mut told: Vec<String> = self.gaps.iter().map(gap_in_words).collect();
@@ -267,6 +277,7 @@ pub fn gap_in_words(gap: &Gap) -> String {
         "suspended" => format!("at {at} the machine was suspended for {lasted}"),
         "clock_set" => format!("at {at} the clock was set"),
         "overload" => format!("lost {snapshots} from {at} on, for {lasted}: the disk was too slow"),
+        "slow_screen" => format!("lost {snapshots} from {at} on, for {lasted}: the screen was too slow"),
         "disk_full" => format!("lost {snapshots} from {at} on, for {lasted}: the disk was full"),
         "write_failed" => {
             format!("lost {snapshots} from {at} on, for {lasted}: they could not be written")

@@ -69,6 +69,9 @@ impl Compared {
     pub fn other(&self) -> String {
         let other = &self.other;
         let mut out = "<section id=\"other\"><h2>After: what the other run found</h2>\n".to_owned();
+        for missing in &other.missing {
+            let _ = write!(out, "<p class=\"note\">Missing: {}</p>", sentence(missing));
+        }
         out += &tables::sources(&other.look, "other-sources");
         out += "<h3>Who made others late</h3>\n";
         out += &tables::culprits(&other.look, "other-");

@@ -3,7 +3,7 @@
 //!
 //! Names are neutralised here already: the script puts them into the page as text.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, Write as _};
 
 use base64::Engine as _;
@@ -12,9 +12,10 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde::Serialize;
 use whylate_model::culprits::Culprit;
-use whylate_model::merge::Merging;
+use whylate_model::look::Found;
+use whylate_model::merge::{Merging, PRESENT};
 use whylate_model::snapshot::Labels;
-use whylate_model::{Histogram, Series, Snapshot};
+use whylate_model::{CauseKind, Histogram, Series, Snapshot};
 
 use super::Report;
 use super::event::{self, facts, main_cause};
@@ -22,15 +23,16 @@ use super::flame::{self, Graph};
 use super::kept::Late;
 use super::markup::name;
 use super::rows::Sum as _;
-use super::series::{Column, in_order};
+use super::series::{Column, GROUPS, added_up, in_order};
 use super::tables::DAY_NS;
 use super::timeline::Axis;
 use crate::output::why::{culprit as in_words, word};
 
 /// The version of this form.
 const SCHEMA: u32 = 1;
-/// So many culprits are told by slot; what others caused is one sum.
+/// So many culprits are told by slot, and so many of each slot; what others caused is one sum.
 const CULPRITS: usize = 300;
+const CULPRITS_OF_SLOT: usize = 5;
 /// So many series of a source are told by slot, and fewer where their buckets are more than that.
 pub const SERIES: usize = 60;
 const MOST_BUCKETS: usize = 200_000;
@@ -83,6 +85,24 @@ struct Source {
     columns: Vec<[String; 3]>,
     merging: BTreeMap<String, &'static str>,
     series: Vec<OfSeries>,
+    /// No series is missing.
+    has_all: bool,
+    /// Percentiles of series have larger bounds.
+    is_coarse: bool,
+    /// Where series are missing, the figure of all by which the source is judged.
+    judged: Vec<OfSeries>,
+    /// What that tells of the whole span, and whether that is late.
+    remark: Option<(String, bool)>,
+    grouped: Option<Grouped>,
+    shares: &'static [&'static str],
+}
+
+/// By which label series are added up, and its values in the order in which they are shown.
+#[derive(Serialize)]
+struct Grouped {
+    label: &'static str,
+    columns: Vec<[String; 3]>,
+    order: Vec<String>,
 }
 
 /// What a source has in a slot. Buckets are pairs of upper bound and count, in one row; the largest value is before them.
@@ -123,7 +143,8 @@ struct OfSeries {
 
 #[derive(Serialize)]
 struct OfCulprit {
-    kind: &'static str,
+    /// Which of equal ones comes first.
+    rank: usize,
     word: &'static str,
     who: String,
     told: String,
@@ -238,16 +259,23 @@ fn data<'a>(report: &Report, command: &'a str) -> Data<'a> {
         let (x, end) = (axis.x(slot.start_unix_ns), axis.x(slot.end_unix_ns));
         (relative(slot.start_unix_ns), relative(slot.end_unix_ns), x, end, stamp(from_ns), stamp(to_ns))
     });
-    let culprits: Vec<OfCulprit> =
-        report.look.culprits.iter().take(CULPRITS).map(|culprit| of_culprit(report, culprit)).collect();
+    let chosen = chosen(report);
+    let told: HashSet<Who<'_>> = chosen.iter().map(|culprit| who(culprit)).collect();
     let mut others: BTreeMap<u32, u64> = BTreeMap::new();
-    for culprit in report.look.culprits.iter().skip(CULPRITS) {
-        for (slot, delay) in report.culprits.of(culprit.kind, &culprit.who).into_iter().flat_map(|(_, delays)| delays) {
-            others.entry(*slot).or_default().add(&delay.total_ns);
-        }
+    for (_, slot, ns) in report.culprits.by_slot().filter(|(who, ..)| who.is_none_or(|who| !told.contains(&who))) {
+        others.entry(slot).or_default().add(&ns);
     }
+    let mut names_in_order: Vec<Who<'_>> = told.iter().copied().collect();
+    names_in_order.sort_unstable();
+    let culprits: Vec<OfCulprit> = chosen
+        .iter()
+        .map(|culprit| {
+            let rank = names_in_order.binary_search(&who(culprit)).unwrap_or(0);
+            of_culprit(report, culprit, rank)
+        })
+        .collect();
     let offset_s = jiff::Timestamp::from_nanosecond(base_ns.into()).map_or(0, |at| report.zone.to_offset(at).seconds());
-    let late = all_late(report, base_ns, &mut names);
+    let late = all_late(report, &chosen, base_ns, &mut names);
     Data {
         schema: SCHEMA,
         base_ns: base_ns.to_string(),
@@ -258,12 +286,37 @@ fn data<'a>(report: &Report, command: &'a str) -> Data<'a> {
         lost: report.slots.iter().map(|slot| lost(&slot.lost)).collect(),
         sources: (0..report.cards.len()).map(|number| source(report, number)).collect(),
         others: others.into_iter().collect(),
-        others_count: report.look.culprits.len().saturating_sub(CULPRITS),
+        others_count: report.look.culprits.len().saturating_sub(culprits.len()),
         culprits,
         late,
         names: names.names,
         graphs: (0..report.cards.len()).flat_map(|number| graphs(report, number)).collect(),
     }
+}
+
+/// A culprit by its kind and name.
+type Who<'a> = (CauseKind, &'a str);
+
+fn who(culprit: &Culprit) -> Who<'_> {
+    (culprit.kind, &culprit.who)
+}
+
+/// Those that are told by slot: the worst of all, and the worst of each slot.
+fn chosen(report: &Report) -> Vec<&Culprit> {
+    let mut by_slot: BTreeMap<u32, HashMap<Who<'_>, u64>> = BTreeMap::new();
+    for (who, slot, ns) in report.culprits.by_slot() {
+        if let Some(who) = who {
+            by_slot.entry(slot).or_default().entry(who).or_default().add(&ns);
+        }
+    }
+    let mut worst: HashSet<Who<'_>> = HashSet::new();
+    for of_slot in by_slot.into_values() {
+        let mut order: Vec<(Who<'_>, u64)> = of_slot.into_iter().collect();
+        order.sort_unstable_by_key(|&(who, ns)| (std::cmp::Reverse(ns), who));
+        worst.extend(order.into_iter().take(CULPRITS_OF_SLOT).map(|(who, _)| who));
+    }
+    let ranked = report.look.culprits.iter().enumerate();
+    ranked.filter(|(rank, culprit)| *rank < CULPRITS || worst.contains(&who(culprit))).map(|(_, of)| of).collect()
 }
 
 fn source(report: &Report, number: usize) -> Source {
@@ -288,9 +341,30 @@ fn source(report: &Report, number: usize) -> Source {
     });
     let empty = Snapshot::new(card.name, "", "", 0);
     let whole = report.whole[number].as_ref().unwrap_or(&empty);
-    let merging = whole.series.iter().flat_map(|series| series.values.keys());
-    let merging = merging.map(|value| (value.clone(), rule((card.merging)(value)))).collect();
+    // What is known at the end of a slot may be gone at the end of all.
+    let of_slots = report.merged.iter().flat_map(|of| &of[number]).flat_map(|of| &of.series);
+    let merging = whole.series.iter().chain(of_slots).flat_map(|series| series.values.keys());
+    let merging: BTreeMap<String, &'static str> =
+        merging.map(|value| (value.clone(), rule((card.merging)(value)))).collect();
+    let by_slots = BySlots::of(report, number);
+    let (series, is_coarse) = by_slots.first(whole);
+    let has_all = series.len() == whole.series.len();
+    let judged = card.judged_share.filter(|_| !has_all).map(|of| by_slots.judged(whole, of.value)).unwrap_or_default();
+    let found = report.found.iter().find(|found| found.card.name == card.name);
+    let remark = found.map(Found::remark).filter(|remark| !remark.text.is_empty());
+    let grouped = added_up(card, whole).map(|(label, by_label)| {
+        let values =
+            in_order(&by_label).into_iter().take(GROUPS).map(|of| of.labels.get(label).map_or("", String::as_str));
+        let columns = Column::all(card, &by_label).iter().map(Column::told).collect();
+        Grouped { label, columns, order: values.map(name).collect() }
+    });
     Source {
+        has_all,
+        is_coarse,
+        judged,
+        remark: remark.map(|of| (of.text.clone(), of.is_late)),
+        grouped,
+        shares: card.shares,
         name: card.name,
         of: card.judged.of,
         from: card.judged.late_from_ns,
@@ -301,7 +375,7 @@ fn source(report: &Report, number: usize) -> Source {
         slots: slots.collect(),
         columns: Column::all(card, whole).iter().map(Column::told).collect(),
         merging,
-        series: all_series(report, number, whole),
+        series,
     }
 }
 
@@ -318,41 +392,82 @@ fn rule(merging: Merging) -> &'static str {
     }
 }
 
-fn all_series(report: &Report, number: usize, whole: &Snapshot) -> Vec<OfSeries> {
-    let by_labels: Vec<HashMap<&Labels, &Series>> = report
-        .merged
-        .iter()
-        .map(|of| of[number].iter().flat_map(|of| &of.series).map(|series| (&series.labels, series)).collect())
-        .collect();
-    let mut left = MOST_BUCKETS;
-    let mut told = Vec::new();
-    for series in in_order(whole).into_iter().take(SERIES) {
-        let of_slots =
-            by_labels.iter().zip(0..).filter_map(|(by_labels, slot)| Some((slot, by_labels.get(&series.labels)?)));
-        let slots: Vec<_> = of_slots
-            .map(|(slot, series)| {
-                let histograms = series.histograms.iter().map(|(name, of)| (name.clone(), buckets(of))).collect();
-                (slot, histograms, series.values.clone())
-            })
-            .collect();
-        let size: usize =
-            slots.iter().map(|(_, of, _): &(u32, Distributions, _)| 1 + of.values().map(Vec::len).sum::<usize>()).sum();
-        if size > left {
-            break;
-        }
-        left -= size;
-        told.push(OfSeries { labels: safe(&series.labels), slots });
+/// The series of a source by slot.
+struct BySlots<'a>(Vec<HashMap<&'a Labels, &'a Series>>);
+
+impl<'a> BySlots<'a> {
+    fn of(report: &'a Report, number: usize) -> Self {
+        let of_slot = |of: &'a Vec<Option<Snapshot>>| {
+            of[number].iter().flat_map(|of| &of.series).map(|series| (&series.labels, series)).collect()
+        };
+        BySlots(report.merged.iter().map(of_slot).collect())
     }
-    told
+
+    /// One of them, with these figures of its distributions.
+    fn series(&self, of: &Series, buckets: impl Fn(&Histogram) -> Vec<u64>) -> OfSeries {
+        let of_slots = self.0.iter().zip(0..).filter_map(|(by_labels, slot)| Some((slot, by_labels.get(&of.labels)?)));
+        let slots = of_slots.map(|(slot, series)| {
+            let histograms = series.histograms.iter().map(|(name, of)| (name.clone(), buckets(of))).collect();
+            (slot, histograms, series.values.clone())
+        });
+        OfSeries { labels: safe(&of.labels), slots: slots.collect() }
+    }
+
+    /// The first ones; and whether their distributions have larger buckets than they had, as there would be too many.
+    fn first(&self, whole: &Snapshot) -> (Vec<OfSeries>, bool) {
+        let all = |buckets: fn(&Histogram) -> Vec<u64>| -> Vec<OfSeries> {
+            in_order(whole).into_iter().take(SERIES).map(|of| self.series(of, buckets)).collect()
+        };
+        let exact = all(buckets);
+        if exact.iter().map(OfSeries::size).sum::<usize>() <= MOST_BUCKETS {
+            return (exact, false);
+        }
+        let mut left = MOST_BUCKETS;
+        let mut coarse = all(|of| buckets(&of.coarse()));
+        coarse.retain(|of| {
+            let fits = of.size() <= left;
+            left -= if fits { of.size() } else { 0 };
+            fits
+        });
+        (coarse, true)
+    }
+
+    /// The figure by which a source is judged, of all series where that is not too much.
+    fn judged(&self, whole: &Snapshot, value: &str) -> Vec<OfSeries> {
+        let judged = whole.series.iter().filter(|series| series.values.contains_key(value));
+        let mut told: Vec<OfSeries> = Vec::new();
+        let mut left = MOST_BUCKETS;
+        for series in judged {
+            let mut of = self.series(series, |_| Vec::new());
+            for (_, distributions, values) in &mut of.slots {
+                distributions.clear();
+                values.retain(|name, _| name == value || name == PRESENT);
+            }
+            of.labels.clear();
+            match left.checked_sub(of.size()) {
+                Some(rest) => left = rest,
+                None => return Vec::new(),
+            }
+            told.push(of);
+        }
+        told
+    }
 }
 
-fn of_culprit(report: &Report, culprit: &Culprit) -> OfCulprit {
+impl OfSeries {
+    /// How many numbers it has, or so.
+    fn size(&self) -> usize {
+        self.slots.iter().map(|(_, of, values)| 1 + values.len() + of.values().map(Vec::len).sum::<usize>()).sum()
+    }
+}
+
+fn of_culprit(report: &Report, culprit: &Culprit, rank: usize) -> OfCulprit {
     let by = report.culprits.of(culprit.kind, &culprit.who).into_iter().map(|(source, delays)| {
         let delays = delays.iter().map(|(slot, of)| (*slot, of.events, of.total_ns, of.worst_ns));
         (source.to_owned(), delays.collect())
     });
     OfCulprit {
-        kind: culprit.kind.name(),
+        rank,
         word: word(culprit.kind),
         who: name(&culprit.who),
         told: name(&in_words(culprit.kind, &culprit.who)),
@@ -361,22 +476,16 @@ fn of_culprit(report: &Report, culprit: &Culprit) -> OfCulprit {
     }
 }
 
-fn all_late(report: &Report, base_ns: u64, names: &mut Names) -> Vec<OfLate> {
-    let known: HashMap<(&str, &str), i64> = report
-        .look
-        .culprits
-        .iter()
-        .take(CULPRITS)
-        .zip(0..)
-        .map(|(culprit, number)| ((culprit.kind.name(), culprit.who.as_str()), number))
-        .collect();
+fn all_late(report: &Report, culprits: &[&Culprit], base_ns: u64, names: &mut Names) -> Vec<OfLate> {
+    let known: HashMap<Who<'_>, i64> =
+        culprits.iter().zip(0..).map(|(culprit, number)| (who(culprit), number)).collect();
     let mut order: Vec<&Late> = report.late.iter().collect();
     order.sort_by_key(|late| std::cmp::Reverse(late.event.latency_ns));
     let (mut left, mut told) = (MOST_LATE_BYTES, Vec::new());
     for late in order {
         let event = &late.event;
         let causes = event.causes.iter().map(|cause| {
-            let number = known.get(&(cause.kind.name(), cause.who.as_str())).copied().unwrap_or(-1);
+            let number = known.get(&(cause.kind, cause.who.as_str())).copied().unwrap_or(-1);
             (number, word(cause.kind), name(&cause.who), cause.ns)
         });
         let places = event::places(event).into_iter();

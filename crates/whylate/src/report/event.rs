@@ -90,7 +90,7 @@ fn without_short(parts: Vec<Part>, whole_ns: u64) -> Vec<Part> {
 pub fn places(event: &LateEvent) -> Vec<Place<'_>> {
     let mut places = Vec::new();
     add(&mut places, format!("Victim: {}", event.subject), &event.stack);
-    add(&mut places, "Found while it waited".to_owned(), &event.inside);
+    add(&mut places, "Stack from an NMI while interrupts were off".to_owned(), &event.inside);
     let mut told: Vec<(&str, &[String])> = Vec::new();
     for segment in event.path.iter().filter(|segment| !segment.stack.is_empty()) {
         let waiter = segment.waiter.as_deref().unwrap_or("a thread");

@@ -32,7 +32,7 @@ use jiff::tz::TimeZone;
 use whylate_model::culprits::By;
 use whylate_model::folded::Root;
 use whylate_model::look::{Found, Gatherer, Look};
-use whylate_model::recording::{Header, Line};
+use whylate_model::recording::{Header, Line, RepeatedStacks};
 use whylate_model::sources::named;
 use whylate_model::{Card, LateEvent, Merger, Snapshot, Stack};
 
@@ -64,12 +64,31 @@ pub struct Gathering {
     /// By the number of the source, as all that follow.
     stacks: Vec<Stacks>,
     chains: Vec<Chains>,
-    last_stacks: Vec<Vec<Stack>>,
+    last_stacks: Vec<Last>,
     /// What sources share has lost, in all and since the last moment.
     lost: BTreeMap<String, u64>,
     lost_since: BTreeMap<String, u64>,
     raw: Raw,
     missing: Vec<String>,
+}
+
+/// The stacks of a source's newest snapshot.
+enum Last {
+    Stacks(Vec<Stack>),
+    /// In the text of its line.
+    Line(Vec<u8>),
+}
+
+impl Last {
+    fn stacks(self) -> Vec<Stack> {
+        match self {
+            Last::Stacks(stacks) => stacks,
+            Last::Line(text) => match Line::parse(&text) {
+                Ok(Line::Snapshot(snapshot)) => snapshot.stacks,
+                _ => Vec::new(),
+            },
+        }
+    }
 }
 
 /// Everything that a page shows.
@@ -120,7 +139,7 @@ impl Gathering {
             culprits: Culprits::default(),
             stacks: cards.iter().map(|_| Stacks::default()).collect(),
             chains: cards.iter().map(|_| Chains::default()).collect(),
-            last_stacks: cards.iter().map(|_| Vec::new()).collect(),
+            last_stacks: cards.iter().map(|_| Last::Stacks(Vec::new())).collect(),
             lost: BTreeMap::new(),
             lost_since: BTreeMap::new(),
             raw: Raw::begin(&header)?,
@@ -135,6 +154,11 @@ impl Gathering {
     /// # Errors
     /// When there is no memory.
     pub fn moment(&mut self, lines: Vec<Line>) -> anyhow::Result<()> {
+        self.moment_of(lines, BTreeMap::new())
+    }
+
+    /// The same, of snapshots of which some have their stacks here, by source.
+    fn moment_of(&mut self, lines: Vec<Line>, mut repeated: BTreeMap<String, RepeatedStacks>) -> anyhow::Result<()> {
         self.raw.moment(&lines)?;
         let slot = self.slots.next();
         // The account is asked after the snapshots, when the next ones have begun: a replay of these counts it.
@@ -153,8 +177,17 @@ impl Gathering {
                     }
                     found.push(Found::of_part(self.cards[number], &mut snapshot));
                     let stacks = std::mem::take(&mut snapshot.stacks);
-                    stacks.iter().for_each(|stack| self.stacks[number].add(slot, stack));
-                    self.last_stacks[number] = stacks;
+                    let of_source = &mut self.stacks[number];
+                    self.last_stacks[number] = match repeated.remove(self.cards[number].name) {
+                        Some(RepeatedStacks { stacks, line }) => {
+                            stacks.iter().for_each(|of| of_source.add_repeated(slot, of));
+                            Last::Line(line)
+                        }
+                        None => {
+                            stacks.iter().for_each(|stack| of_source.add(slot, stack));
+                            Last::Stacks(stacks)
+                        }
+                    };
                     snapshots.push((number, snapshot));
                 }
                 Line::Account(account) => {
@@ -209,6 +242,11 @@ impl Gathering {
         self.chains.iter_mut().for_each(Chains::coarsen);
     }
 
+    /// Whether the recording inside has only a part of what was read.
+    pub fn is_thinned(&self) -> bool {
+        self.raw.is_thinned()
+    }
+
     /// Whether nothing was seen.
     pub fn is_empty(&self) -> bool {
         self.slots.len() == 0
@@ -236,18 +274,19 @@ impl Gathering {
         self.slots.end(self.raw.last_unix_ns(), lost_since);
         let merged = self.slots.merged();
         let (late, counted) = self.kept.finish();
+        let last_stacks: Vec<Vec<Stack>> = self.last_stacks.into_iter().map(Last::stacks).collect();
         let inside = self.raw.end(&Thinned {
             header: &self.header,
             slots: &self.slots,
             cards: &self.cards,
             merged: &merged,
             stacks: &self.stacks,
-            last_stacks: &self.last_stacks,
+            last_stacks: &last_stacks,
             late: &late,
             more_late: counted - late.len() as u64,
         })?;
         let (mut whole, mut found) = (Vec::new(), Vec::new());
-        for (number, (card, stacks)) in self.cards.iter().zip(self.last_stacks).enumerate() {
+        for (number, (card, stacks)) in self.cards.iter().zip(last_stacks).enumerate() {
             let mut merger = Merger::default();
             merged.iter().filter_map(|of| of[number].clone()).for_each(|snapshot| merger.add(snapshot));
             let snapshot = merger.take().map(|snapshot| Snapshot { stacks, ..snapshot });

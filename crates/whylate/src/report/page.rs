@@ -116,12 +116,14 @@ fn facts(report: &Report) -> String {
             .map_or_else(|_| String::new(), |at| at.strftime("%Y-%m-%d %H:%M:%S").to_string())
     };
     let zone = report.zone.iana_name().map_or_else(String::new, |zone| format!(" ({})", name(zone)));
+    let is_of_a_day = to_ns.saturating_sub(from_ns) < tables::DAY_NS;
+    let ends = if is_of_a_day { "%H:%M:%S %:z" } else { "%Y-%m-%d %H:%M:%S %:z" };
     facts.push((
         "Time",
         format!(
             "{} to {}{zone}; in UTC {} to {}; {} in all",
             in_zone(report, from_ns, "%Y-%m-%d %H:%M:%S"),
-            in_zone(report, to_ns, "%H:%M:%S %:z"),
+            in_zone(report, to_ns, ends),
             utc(from_ns),
             utc(to_ns),
             format_ns(to_ns.saturating_sub(from_ns))
@@ -185,7 +187,7 @@ fn lost(report: &Report) -> String {
 const SELECTION: &str = "<div id=\"selection\" hidden>
 <p><label>From <input type=\"range\" id=\"from\" min=\"0\" value=\"0\" step=\"1\"></label>
 <label>to <input type=\"range\" id=\"to\" min=\"0\" value=\"0\" step=\"1\"></label>
-<button type=\"button\" id=\"all\">All of it</button>
+<button type=\"button\" id=\"all\">Whole span</button>
 <output id=\"span\"></output></p>
 <p class=\"note\" id=\"under\"></p>
 <p class=\"note\">The same as text: <code id=\"command\"></code></p>
@@ -227,8 +229,8 @@ fn overview(report: &Report, scale: &Scale, compared: Option<&Compared>) -> Stri
     out += "</section>\n<section id=\"who\"><h2>Who made others late</h2>\n";
     out += &help(
         "Each late event's time is split into causes that add up to it; here they are added up by who caused them. \
-         A culprit had a CPU, a lock, a disk or a worker while somebody waited for it. \
-         The button beside one shows only the events and stacks that it had a part in.",
+         A culprit is whatever the event waited for, or behind: a thread, an interrupt, a work item, a disk, a limit, or the hypervisor. \
+         Click one to see only the events and stacks that it had a part in.",
     );
     out += &tables::culprits(&report.look, "");
     out += "</section>\n<section id=\"events\"><h2>Late events</h2>\n";
@@ -267,6 +269,7 @@ fn of_source(report: &Report, number: usize, card: &Card) -> String {
     out += &series::grouped(card, snapshot);
     if !snapshot.series.is_empty() {
         let _ = write!(out, "<h3>Series</h3>\n{}", series::table(card, snapshot, "series", data::SERIES));
+        out += "<p class=\"note of-part\" hidden></p>\n";
     }
     let graphs = flame::of(report, number);
     if !graphs.is_empty() {
@@ -282,7 +285,7 @@ fn of_source(report: &Report, number: usize, card: &Card) -> String {
         if idle_ns > 0 && idle_ns < all_ns {
             let _ = write!(
                 out,
-                "<p class=\"note\">Of {} of thread time, {} is idle by design and not drawn.</p>",
+                "<p class=\"note whole\">Of {} of thread time, {} is idle by design and not drawn.</p>",
                 format_ns(all_ns),
                 format_ns(idle_ns)
             );
@@ -290,7 +293,7 @@ fn of_source(report: &Report, number: usize, card: &Card) -> String {
         if graph.beyond_ns > 0 {
             let _ = write!(
                 out,
-                "<p class=\"note\">{} more are in stacks beyond the first 10,000.</p>",
+                "<p class=\"note whole\">{} more are in stacks beyond the first 10,000.</p>",
                 format_ns(graph.beyond_ns)
             );
         }

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::io;
 
 use whylate_model::recording::{Account, Gap, Header, Line};
-use whylate_model::{Card, LateEvent, Snapshot, Stack};
+use whylate_model::{Card, LateEvent, Merger, Snapshot, Stack};
 
 use super::kept::Late;
 use super::rows::{Seen, Stacks};
-use super::slots::Slots;
+use super::slots::{Slot, Slots};
 use crate::recording::packer::Packer;
 
 /// No recording inside a report has more bytes: in base64 that is a third more.
@@ -64,6 +64,11 @@ impl Raw {
         Ok(())
     }
 
+    /// Whether there are too many lines for all of them to be inside.
+    pub fn is_thinned(&self) -> bool {
+        self.whole.is_none()
+    }
+
     /// When its last line ends.
     pub fn last_unix_ns(&self) -> u64 {
         self.last_unix_ns
@@ -74,19 +79,22 @@ impl Raw {
         if let Some(whole) = self.whole {
             return Ok(Inside { bytes: whole.end(self.last_unix_ns)?, is_whole: true });
         }
-        let mut most = STACKS;
+        let (mut most, mut slots_each) = (STACKS, 1);
         loop {
-            let bytes = thinned.pack(most, self.last_unix_ns)?;
-            if bytes.len() <= MOST_BYTES || most == 0 {
+            let bytes = thinned.pack(most, slots_each, self.last_unix_ns)?;
+            if bytes.len() <= MOST_BYTES || slots_each >= thinned.slots.len() {
                 return Ok(Inside { bytes, is_whole: false });
             }
+            // To pack all of it takes long: it is not tried with a bit less.
             most /= 4;
+            slots_each = (slots_each * 2).max(bytes.len().div_ceil(MOST_BYTES));
         }
     }
 }
 
 impl Thinned<'_> {
-    fn pack(&self, most_stacks: usize, last_unix_ns: u64) -> io::Result<Vec<u8>> {
+    /// With so many stacks of each source, and so many slots as one.
+    fn pack(&self, most_stacks: usize, slots_each: usize, last_unix_ns: u64) -> io::Result<Vec<u8>> {
         let header = Header { every_ns: None, ..self.header.clone() };
         let mut packer = Packer::begin(Vec::new(), &[Line::Header(header)])?;
         let mut stacks: Vec<BTreeMap<u32, Vec<Stack>>> =
@@ -96,21 +104,30 @@ impl Thinned<'_> {
                 with_ages(of.entry(last).or_default(), at_end);
             }
         }
-        for (number, slot) in self.slots.iter().enumerate() {
+        let slots: Vec<&Slot> = self.slots.iter().collect();
+        for (chunk, slots) in slots.chunks(slots_each).enumerate() {
+            let numbers = chunk * slots_each..chunk * slots_each + slots.len();
             let mut lines = Vec::new();
-            for (card, snapshot) in self.merged.get(number).into_iter().flatten().enumerate() {
-                let Some(snapshot) = snapshot else { continue };
-                let is_of = |late: &&Late| late.slot as usize == number && late.card.name == self.cards[card].name;
+            for (card, of_card) in stacks.iter_mut().enumerate() {
+                let mut merger = Merger::default();
+                for number in numbers.clone() {
+                    let Some(Some(snapshot)) = self.merged.get(number).and_then(|of| of.get(card)) else { continue };
+                    let stacks = of_card.remove(&(number as u32)).unwrap_or_default();
+                    merger.add(Snapshot { stacks, ..snapshot.clone() });
+                }
+                let Some(snapshot) = merger.take() else { continue };
+                let is_of = |of: &&Late| numbers.contains(&(of.slot as usize)) && of.card.name == self.cards[card].name;
                 let late: Vec<LateEvent> = self.late.iter().filter(is_of).map(|late| late.event.clone()).collect();
-                let stacks = stacks[card].remove(&(number as u32)).unwrap_or_default();
-                lines.push(Line::Snapshot(Box::new(Snapshot { late, stacks, ..snapshot.clone() })));
+                lines.push(Line::Snapshot(Box::new(Snapshot { late, ..snapshot })));
             }
-            if !slot.lost.is_empty() {
+            let mut lost = BTreeMap::new();
+            slots.iter().for_each(|slot| super::add_lost(&mut lost, slot.lost.clone()));
+            if let Some(last) = slots.last().filter(|_| !lost.is_empty()) {
                 // It is told before what follows begins, as in every recording.
-                lines.push(Line::Account(Account { at_unix_ns: slot.end_unix_ns, lost: slot.lost.clone() }));
+                lines.push(Line::Account(Account { at_unix_ns: last.end_unix_ns, lost }));
             }
-            if number == 0 && self.more_late > 0 {
-                let (start_unix_ns, reason) = (slot.start_unix_ns, "late_events".to_owned());
+            if let Some(first) = slots.first().filter(|_| chunk == 0 && self.more_late > 0) {
+                let (start_unix_ns, reason) = (first.start_unix_ns, "late_events".to_owned());
                 lines.push(Line::Gap(Gap { start_unix_ns, duration_ns: 0, reason, count: self.more_late }));
             }
             packer.moment(&lines)?;

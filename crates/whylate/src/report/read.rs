@@ -1,23 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A recording, moment by moment. A thread reads and parses ahead, which takes as long as what is done with it.
 
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread;
 
 use anyhow::{Context as _, bail};
-use whylate_model::recording::{Header, Line};
+use whylate_model::recording::{Header, Line, RepeatedStacks};
+use whylate_model::sources::named;
+use whylate_model::{Histogram, Snapshot, Stack};
 
 use super::{Gathering, Report};
 use crate::recording::play::Recording;
 
 /// So many moments are read ahead.
-const AHEAD: usize = 16;
+const AHEAD: usize = 4;
 /// Lines of other kinds than snapshots that a moment has at most.
 const MOST_LINES: usize = 10_000;
 
 enum Told {
     Header(Box<Header>),
-    Moment(Vec<Line>),
+    Moment(Vec<Line>, BTreeMap<String, RepeatedStacks>),
     /// The end, and what is missing.
     End(Vec<String>),
 }
@@ -28,14 +32,18 @@ enum Told {
 /// When it is no recording, or has nothing of its span.
 pub fn recorded(recording: &Recording) -> anyhow::Result<Report> {
     let (sender, receiver) = sync_channel(AHEAD);
+    let is_thinned = &AtomicBool::new(false);
     thread::scope(|scope| {
         // Where nobody listens any more, its end is told by whoever did.
-        let reader = scope.spawn(move || read(recording, &mut |told| sender.send(told).is_ok()));
+        let reader = scope.spawn(move || read(recording, is_thinned, &mut |told| sender.send(told).is_ok()));
         let mut gathering: Option<Gathering> = None;
         for told in receiver {
             match (told, &mut gathering) {
                 (Told::Header(header), _) => gathering = Some(Gathering::new(*header)?),
-                (Told::Moment(lines), Some(gathering)) => gathering.moment(lines)?,
+                (Told::Moment(lines, repeated), Some(gathering)) => {
+                    gathering.moment_of(lines, repeated)?;
+                    is_thinned.store(gathering.is_thinned(), Ordering::Relaxed);
+                }
                 (Told::End(missing), Some(gathering)) => {
                     gathering.forget_gaps();
                     gathering.tell(missing);
@@ -51,29 +59,49 @@ pub fn recorded(recording: &Recording) -> anyhow::Result<Report> {
     })
 }
 
-/// Returns the file's name.
-fn read(recording: &Recording, tell: &mut dyn FnMut(Told) -> bool) -> anyhow::Result<String> {
+/// Whether what a source has found depends on how long threads have been at that stack.
+fn asks_for_age(source: &str, stack: &Stack) -> bool {
+    let Some(card) = named(source) else { return false };
+    let mut snapshot = Snapshot::new(source, "", "", 0);
+    snapshot.stacks.push(Stack { age: Histogram::from_iter([1]), ..stack.clone() });
+    !(card.figures)(&snapshot).is_empty()
+}
+
+/// Returns the file's name. A recording that is thinned needs no text of stacks that were seen before.
+fn read(recording: &Recording, is_thinned: &AtomicBool, tell: &mut dyn FnMut(Told) -> bool) -> anyhow::Result<String> {
     let mut played = recording.play()?;
     let mut goes_on = tell(Told::Header(Box::new(played.header().clone())));
     let (mut lines, mut seen, mut others): (Vec<Line>, Vec<String>, usize) = (Vec::new(), Vec::new(), 0);
-    while goes_on && let Some(line) = played.next_of_all()? {
+    let (mut repeated, mut beyond) = (BTreeMap::new(), 0);
+    while goes_on {
+        if is_thinned.load(Ordering::Relaxed) {
+            played.reader().repeat(asks_for_age);
+        }
+        let Some(line) = played.next_of_all()? else { break };
         match &line {
             // All sources are asked in turn: the second snapshot of one begins the next moment.
+            // Whatever nobody knows would make moments without end.
+            Line::Snapshot(snapshot) if named(&snapshot.source).is_none() => continue,
             Line::Snapshot(snapshot) => {
                 if seen.contains(&snapshot.source) {
                     seen.clear();
                     others = 0;
-                    goes_on = tell(Told::Moment(std::mem::take(&mut lines)));
+                    goes_on = tell(Told::Moment(std::mem::take(&mut lines), std::mem::take(&mut repeated)));
                 }
                 seen.push(snapshot.source.clone());
+                repeated.extend(played.reader().take_repeated().map(|stacks| (snapshot.source.clone(), stacks)));
             }
-            _ if others >= MOST_LINES => continue,
+            _ if others >= MOST_LINES => {
+                beyond += 1;
+                continue;
+            }
             _ => others += 1,
         }
         lines.push(line);
     }
-    if goes_on && tell(Told::Moment(lines)) {
-        tell(Told::End(played.missing()));
+    if goes_on && tell(Told::Moment(lines, repeated)) {
+        let beyond = played.beyond_in_words(beyond);
+        tell(Told::End(played.missing().into_iter().chain(beyond).collect()));
     }
     Ok(played.name().to_owned())
 }

@@ -4,12 +4,13 @@
 use std::collections::HashMap;
 
 use whylate_model::folded::Frame;
+use whylate_model::recording::Repeated;
 use whylate_model::{CauseKind, Stack};
 
 /// So many stacks of a source are told apart, and so many chains; the time of others is summed up.
 const MOST_STACKS: usize = 10_000;
 const MOST_CHAINS: usize = 10_000;
-/// So many culprits are told apart by slot.
+/// So many culprits are told apart by slot; what others did is summed up.
 const MOST_CULPRITS: usize = 10_000;
 
 /// What adds up over time.
@@ -96,6 +97,8 @@ pub struct Stacks {
     known: HashMap<u64, Vec<u32>>,
     /// Without what was seen.
     places: Vec<Stack>,
+    /// The row of each place that the reader of a recording knows; `None` where there was no room.
+    by_number: HashMap<usize, Option<u32>>,
     seen: BySlot<Seen>,
     /// What there was no room for.
     beyond: BySlot<Seen>,
@@ -103,21 +106,46 @@ pub struct Stacks {
 
 impl Stacks {
     pub fn add(&mut self, slot: u32, stack: &Stack) {
-        let alike = self.known.entry(stack.place_hash()).or_default();
-        let seen = Seen { samples: stack.samples, weight_ns: stack.weight_ns, waits: stack.waits };
-        let known = alike.iter().copied().find(|&at| self.places[at as usize].is_same_place(stack));
-        let at = match known {
-            Some(at) => at,
-            None if self.places.len() >= MOST_STACKS => return self.beyond.add(0, slot, &seen),
+        let row = self.row(stack);
+        self.add_to(row, slot, &Seen { samples: stack.samples, weight_ns: stack.weight_ns, waits: stack.waits });
+    }
+
+    /// The same of a stack that the reader of a recording knows.
+    pub fn add_repeated(&mut self, slot: u32, of: &Repeated) {
+        let row = match self.by_number.get(&of.place.number) {
+            Some(&row) => row,
             None => {
-                let at = self.places.len() as u32;
-                alike.push(at);
-                let (age, waits_for) = Default::default();
-                self.places.push(Stack { samples: 0, weight_ns: 0, waits: 0, age, waits_for, ..stack.clone() });
-                at
+                let row = self.row(&of.place.stack);
+                // The reader forgets them now and then, and gives them new numbers.
+                if self.by_number.len() >= 2 * MOST_STACKS {
+                    self.by_number.clear();
+                }
+                self.by_number.insert(of.place.number, row);
+                row
             }
         };
-        self.seen.add(at as usize, slot, &seen);
+        self.add_to(row, slot, &Seen { samples: of.samples, weight_ns: of.weight_ns, waits: of.waits });
+    }
+
+    fn add_to(&mut self, row: Option<u32>, slot: u32, seen: &Seen) {
+        match row {
+            Some(row) => self.seen.add(row as usize, slot, seen),
+            None => self.beyond.add(0, slot, seen),
+        }
+    }
+
+    /// Its row; `None` where there is no room for one.
+    fn row(&mut self, stack: &Stack) -> Option<u32> {
+        let alike = self.known.entry(stack.place_hash()).or_default();
+        let known = alike.iter().copied().find(|&at| self.places[at as usize].is_same_place(stack));
+        if known.is_some() || self.places.len() >= MOST_STACKS {
+            return known;
+        }
+        let row = self.places.len() as u32;
+        alike.push(row);
+        let (age, waits_for) = Default::default();
+        self.places.push(Stack { samples: 0, weight_ns: 0, waits: 0, age, waits_for, ..stack.clone() });
+        Some(row)
     }
 
     pub fn coarsen(&mut self) {
@@ -197,23 +225,37 @@ pub struct Culprits {
     known: HashMap<(CauseKind, String), HashMap<String, usize>>,
     rows: usize,
     delays: BySlot<Delay>,
+    beyond: BySlot<Delay>,
 }
 
 impl Culprits {
     pub fn add(&mut self, slot: u32, kind: CauseKind, who: &str, source: &str, delay: Delay) {
-        let has_room = self.rows < MOST_CULPRITS;
         let key = (kind, who.to_owned());
-        let known = self.known.get(&key).and_then(|by_source| by_source.get(source)).copied();
-        let Some(row) = known.or(has_room.then_some(self.rows)) else { return };
-        if known.is_none() {
-            self.known.entry(key).or_default().insert(source.to_owned(), row);
-            self.rows += 1;
+        if self.known.len() >= MOST_CULPRITS && !self.known.contains_key(&key) {
+            return self.beyond.add(0, slot, &delay);
         }
+        let by_source = self.known.entry(key).or_default();
+        let row = *by_source.entry(source.to_owned()).or_insert_with(|| {
+            self.rows += 1;
+            self.rows - 1
+        });
         self.delays.add(row, slot, &delay);
     }
 
     pub fn coarsen(&mut self) {
         self.delays.coarsen();
+        self.beyond.coarsen();
+    }
+
+    /// Everybody with their nanoseconds by slot, and those that there was no room for without a name.
+    pub fn by_slot(&self) -> impl Iterator<Item = (Option<(CauseKind, &str)>, u32, u64)> {
+        let told =
+            |slots: &'_ [(u32, Delay)]| slots.iter().map(|(slot, delay)| (*slot, delay.total_ns)).collect::<Vec<_>>();
+        let named = self.known.iter().flat_map(move |((kind, who), by_source)| {
+            let slots = by_source.values().flat_map(move |&row| told(self.delays.row(row)));
+            slots.map(move |(slot, ns)| (Some((*kind, who.as_str())), slot, ns))
+        });
+        named.chain(told(self.beyond.row(0)).into_iter().map(|(slot, ns)| (None, slot, ns)))
     }
 
     /// By source, what that one did in each slot.
@@ -260,5 +302,19 @@ mod tests {
             [(0, Delay { events: 2, total_ns: 12, worst_ns: 7 }), (1, Delay { events: 1, total_ns: 1, worst_ns: 1 })];
         assert_eq!(culprits.of(CauseKind::Thread, "hog:7"), [("wq", &delays[..])]);
         assert!(culprits.of(CauseKind::Work, "hog:7").is_empty());
+    }
+
+    #[test]
+    fn culprits_that_there_is_no_room_for_are_one_sum() {
+        let mut culprits = Culprits::default();
+        for number in 0..MOST_CULPRITS + 5 {
+            for source in ["wq", "offcpu"] {
+                let delay = Delay { events: 1, total_ns: 3, worst_ns: 3 };
+                culprits.add(0, CauseKind::Thread, &format!("a:{number}"), source, delay);
+            }
+        }
+        let (named, others): (Vec<_>, Vec<_>) = culprits.by_slot().partition(|(who, ..)| who.is_some());
+        let sum = |of: &[(Option<(CauseKind, &str)>, u32, u64)]| of.iter().map(|(.., ns)| ns).sum::<u64>();
+        assert_eq!((sum(&named), sum(&others)), (MOST_CULPRITS as u64 * 6, 30));
     }
 }

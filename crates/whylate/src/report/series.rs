@@ -10,6 +10,9 @@ use whylate_model::{Card, Histogram, Series, Snapshot};
 
 use super::markup;
 
+/// So many groups of series are shown.
+pub const GROUPS: usize = 50;
+
 /// A column, and what its cells are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Column {
@@ -181,9 +184,9 @@ pub fn shares(card: &Card, snapshot: &Snapshot) -> String {
     }
 }
 
-/// The series added up by the label that the source is read by.
-pub fn grouped(card: &Card, snapshot: &Snapshot) -> String {
-    let Some(label) = card.grouped_by else { return String::new() };
+/// The series added up by the label that the source is read by; `None` where it is read by none.
+pub fn added_up(card: &Card, snapshot: &Snapshot) -> Option<(&'static str, Snapshot)> {
+    let label = card.grouped_by?;
     let mut by_label = snapshot.clone();
     by_label.series = snapshot.merged_by(label).into_iter().filter(|series| !series.histograms.is_empty()).collect();
     for series in &mut by_label.series {
@@ -191,10 +194,15 @@ pub fn grouped(card: &Card, snapshot: &Snapshot) -> String {
         // Figures such as the longest of a kind do not add up.
         series.values.clear();
     }
-    if by_label.series.is_empty() {
-        return String::new();
-    }
-    format!("<h4 class=\"whole-only\">By {label}</h4>{}", table(card, &by_label, "grouped", 50))
+    (!by_label.series.is_empty()).then_some((label, by_label))
+}
+
+/// The same as a table.
+pub fn grouped(card: &Card, snapshot: &Snapshot) -> String {
+    let told = |(label, by_label)| {
+        format!("<h4 class=\"whole-only\">By {label}</h4>{}", table(card, &by_label, "grouped", GROUPS))
+    };
+    added_up(card, snapshot).map(told).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -92,8 +92,9 @@ impl Slots {
         }
         self.moments_each = self.moments_each.max(1);
         self.moments += 1;
-        let is_many = self.slots.len() >= 2 * LEAST && self.series() > MOST_SERIES;
-        let is_full = (self.slots.len() >= 2 * MOST || is_many) && self.in_last >= self.moments_each;
+        // To count them is asked last: it takes longest.
+        let is_many = || self.slots.len() >= 2 * LEAST && self.series() > MOST_SERIES;
+        let is_full = self.in_last >= self.moments_each && (self.slots.len() >= 2 * MOST || is_many());
         if is_full {
             self.coarsen();
         }

@@ -49,7 +49,7 @@ pub fn sources(look: &Look, id: &str) -> String {
 pub fn culprits(look: &Look, prefix: &str) -> String {
     let all_ns: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
     let rest = why::unexplained(&look.unexplained(), all_ns, "event");
-    let rest = rest.map_or_else(String::new, |rest| format!("<p>{}</p>", sentence(&rest)));
+    let rest = rest.map_or_else(String::new, |rest| format!("<p class=\"note whole\">{}</p>", sentence(&rest)));
     if look.culprits.is_empty() {
         return format!("<p>Nobody is known to have made anything late.</p>{rest}");
     }

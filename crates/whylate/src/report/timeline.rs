@@ -40,8 +40,14 @@ pub struct Scale {
     most_delay: f64,
 }
 
-fn seconds(slot: &Slot) -> f64 {
-    (slot.end_unix_ns.saturating_sub(slot.start_unix_ns) as f64 / 1e9).max(1e-9)
+/// How long each slot is, in seconds. One that was cut short counts as half of the usual one: a second of it tells little.
+fn lengths(report: &Report) -> Vec<f64> {
+    let seconds = |slot: &Slot| slot.end_unix_ns.saturating_sub(slot.start_unix_ns) as f64 / 1e9;
+    let lengths: Vec<f64> = report.slots.iter().map(seconds).collect();
+    let mut order = lengths.clone();
+    order.sort_unstable_by(f64::total_cmp);
+    let least = order.get(order.len() / 2).map_or(1.0, |usual| usual / 2.0).max(1e-9);
+    lengths.into_iter().map(|length| length.max(least)).collect()
 }
 
 /// How many values a slot has by power of two.
@@ -60,15 +66,14 @@ impl Scale {
     pub fn of(reports: &[&Report]) -> Self {
         let mut scale = Scale::default();
         for report in reports {
+            let lengths = lengths(report);
             for (number, card) in report.cards.iter().enumerate() {
                 let mut of = scale.sources.get(card.name).copied().unwrap_or((u32::MAX, 0, 0.0));
                 let mut include = |power: u32, rate: f64| {
                     of = (of.0.min(power), of.1.max(power), of.2.max(rate));
                 };
-                for slot in report.slots.iter() {
-                    powers(slot, number)
-                        .into_iter()
-                        .for_each(|(power, count)| include(power, count as f64 / seconds(slot)));
+                for (slot, length) in report.slots.iter().zip(&lengths) {
+                    powers(slot, number).into_iter().for_each(|(power, count)| include(power, count as f64 / length));
                 }
                 let late = report.late.iter().filter(|late| late.card.name == card.name);
                 late.for_each(|late| include(late.event.latency_ns.checked_ilog2().unwrap_or(0).max(LOWEST), 0.0));
@@ -80,9 +85,9 @@ impl Scale {
                 }
             }
             let delays = delays(report);
-            for (slot, of_slot) in report.slots.iter().zip(0..) {
+            for (length, of_slot) in lengths.iter().zip(0..) {
                 let sum: u64 = delays.iter().map(|of| of.get(&of_slot).copied().unwrap_or(0)).sum();
-                scale.most_delay = scale.most_delay.max(sum as f64 / seconds(slot));
+                scale.most_delay = scale.most_delay.max(sum as f64 / length);
             }
         }
         scale
@@ -165,10 +170,10 @@ fn heat(report: &Report, number: usize, card: &Card, scale: &Scale, axis: &Axis)
     let (low, high, most) = *scale.sources.get(card.name)?;
     let height = u64::from(high - low + 1) * ROW;
     let mut shades = vec![String::new(); SHADES];
-    for slot in report.slots.iter() {
+    for (slot, length) in report.slots.iter().zip(lengths(report)) {
         let (x, width) = axis.place(slot);
         for (power, count) in powers(slot, number) {
-            let less = (most / (count as f64 / seconds(slot)).max(1e-9)).max(1.0).log2() / 2.0;
+            let less = (most / (count as f64 / length).max(1e-9)).max(1.0).log2() / 2.0;
             let shade = (SHADES - 1).saturating_sub(less as usize);
             let y = u64::from(high - power) * ROW;
             let _ = write!(shades[shade], "M{x} {y}h{width}v{ROW}h-{width}z");
@@ -223,12 +228,12 @@ fn stack(report: &Report, scale: &Scale, axis: &Axis) -> String {
     }
     let delays = delays(report);
     let mut paths = vec![String::new(); COLOURED + 1];
-    for (slot, number) in report.slots.iter().zip(0..) {
+    for ((slot, length), number) in report.slots.iter().zip(lengths(report)).zip(0..) {
         let (x, width) = axis.place(slot);
         let mut below = 0.0;
         for (path, of) in paths.iter_mut().zip(&delays) {
             let Some(&ns) = of.get(&number).filter(|ns| **ns > 0) else { continue };
-            let height = ns as f64 / seconds(slot) / scale.most_delay.max(1e-9) * STACK;
+            let height = ns as f64 / length / scale.most_delay.max(1e-9) * STACK;
             let _ = write!(path, "M{x} {:.1}h{width}v{height:.1}h-{width}z", STACK - below - height);
             below += height;
         }

@@ -11,6 +11,7 @@ use whylate_model::units::printable;
 use super::panel::{Body, Choice, Panel, Row, heights};
 use super::state::{Mode, Phase, State, What};
 use crate::output::moment::moment;
+use crate::output::why::counted;
 
 /// Names get this much at least where there is no room for all.
 const LEAST_NAME: usize = 8;
@@ -97,11 +98,11 @@ fn header(state: &State, columns: usize) -> Line<'static> {
     };
     let lost = state.look.lost.values().chain(state.look.sources.iter().flat_map(|of| of.lost.values()));
     let lost = lost.fold(0_u64, |all, count| all.saturating_add(*count));
-    let lost = if lost > 0 { format!("{lost} lost") } else { String::new() };
+    let lost = if lost > 0 { format!("{} lost", counted(lost, "event")) } else { String::new() };
     let own = match state.mode {
         Mode::Live if state.own.resident_bytes > 0 => {
-            let megabytes = state.own.resident_bytes >> 20;
-            format!("whylate {:.1}% CPU, {megabytes} MB", state.own.cpu * 100.0)
+            let mebibytes = state.own.resident_bytes >> 20;
+            format!("whylate {:.1}% CPU, {mebibytes} MiB", state.own.cpu * 100.0)
         }
         _ => String::new(),
     };
@@ -112,7 +113,7 @@ fn header(state: &State, columns: usize) -> Line<'static> {
     let gap = if state.shown().any(|moment| moment.has_gap()) { "with gaps".to_owned() } else { String::new() };
     // Live, what is dropped was there to be seen.
     let is_cut = matches!(state.mode, Mode::Replay(_)) && state.history.forgotten() > 0;
-    let cut = if is_cut { "start not kept (--from, --history)".to_owned() } else { String::new() };
+    let cut = if is_cut { "start dropped (use --from or a larger --history)".to_owned() } else { String::new() };
     Line::styled(joined([mode, host, at, window, place, lost, gap, cut, own, missed, namespace], columns), bold())
 }
 

@@ -2,17 +2,18 @@
 //! Where moments come from: a thread that measures, or one that reads a recording. It never waits for the screen while it
 //! measures: what the screen is too slow for is counted.
 
+use std::collections::VecDeque;
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use rustix::time::{ClockId, clock_gettime};
-use whylate_model::recording::{Header, Line};
+use whylate_model::recording::{Gap, Header, Line};
 use whylate_model::sources::named;
 
 use super::state::Own;
@@ -28,6 +29,8 @@ const QUEUED: usize = 64;
 const QUEUED_OF_RECORDING: usize = 16;
 /// So many lines of one moment are taken.
 const MOST_LINES: usize = 100;
+/// Why a moment is missing, as recordings say it.
+pub const SLOW_SCREEN: &str = "slow_screen";
 /// The first figures come sooner than the others.
 const FIRST: Duration = Duration::from_millis(500);
 
@@ -50,8 +53,6 @@ pub enum Told {
     Moment(Vec<Line>, Own),
     /// A source has failed, in words.
     Problem(String),
-    /// So many moments were not told.
-    Missed(u64),
     /// A recording was read to its end, of which this is missing.
     Read(Vec<String>),
     /// Nothing follows; `Some` where that is a failure.
@@ -82,29 +83,42 @@ struct Teller {
     sender: SyncSender<Told>,
     queued: Arc<AtomicUsize>,
     wake: UnixStream,
-    missed: u64,
+    /// What the screen was too slow for: the next moment has it.
+    missed: Option<Gap>,
 }
 
 impl Teller {
-    /// Tells it, or counts it.
-    fn tell(&mut self, told: Told) {
+    /// Tells of a moment; where the screen is too slow for it, the next one tells of that.
+    fn moment(&mut self, mut lines: Vec<Line>, own: Own) {
+        let span = lines.iter().filter_map(Line::span_unix_ns).reduce(|all, of| (all.0.min(of.0), all.1.max(of.1)));
+        let (first_ns, last_ns) = span.unwrap_or_default();
+        let count = lines.iter().filter(|line| matches!(line, Line::Snapshot(_))).count() as u64;
+        let before = self.missed.take();
+        lines.splice(..0, before.iter().cloned().map(Line::Gap));
+        if !self.tell(Told::Moment(lines, own)) {
+            let mut gap = before.unwrap_or(Gap {
+                start_unix_ns: first_ns,
+                duration_ns: 0,
+                reason: SLOW_SCREEN.to_owned(),
+                count: 0,
+            });
+            (gap.duration_ns, gap.count) = (last_ns.saturating_sub(gap.start_unix_ns), gap.count + count);
+            self.missed = Some(gap);
+        }
+    }
+
+    /// Tells it, if there is room.
+    fn tell(&mut self, told: Told) -> bool {
         let weight = told.weight();
         let has_room = weight.is_none() || self.queued.load(Ordering::Relaxed) < MOST_QUEUED;
         self.queued.fetch_add(weight.unwrap_or(0), Ordering::Relaxed);
-        match if has_room { self.sender.try_send(told) } else { Err(TrySendError::Full(told)) } {
-            Ok(()) if self.missed > 0 => {
-                if self.sender.try_send(Told::Missed(self.missed)).is_ok() {
-                    self.missed = 0;
-                }
-            }
-            Ok(()) => {}
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
-                self.queued.fetch_sub(weight.unwrap_or(0), Ordering::Relaxed);
-                self.missed += u64::from(weight.is_some());
-            }
+        let is_told = has_room && self.sender.try_send(told).is_ok();
+        if !is_told {
+            self.queued.fetch_sub(weight.unwrap_or(0), Ordering::Relaxed);
         }
         // Where it is full, it is readable.
         let _ = self.wake.write(&[0]);
+        is_told
     }
 
     /// The same, and waits until there is room; false where nobody listens any more.
@@ -145,7 +159,7 @@ impl Feed {
             stream.set_nonblocking(true)?;
         }
         let queued = Arc::new(AtomicUsize::new(0));
-        let mut teller = Teller { sender, queued: Arc::clone(&queued), wake: wakes, missed: 0 };
+        let mut teller = Teller { sender, queued: Arc::clone(&queued), wake: wakes, missed: None };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
             let outcome = run(&mut teller, stops);
             teller.tell_surely(Told::Ended(outcome.err()));
@@ -191,7 +205,9 @@ impl Drop for Feed {
 fn measure(teller: &mut Teller, stop: UnixStream, wish: &Wish, every: Duration) -> anyhow::Result<()> {
     let watch = Watch::of(stop);
     let mut attaching = |step: Attaching<'_>| match step {
-        Attaching::Begins(card) => teller.tell(Told::Attaching(card.name.to_owned())),
+        Attaching::Begins(card) => {
+            teller.tell(Told::Attaching(card.name.to_owned()));
+        }
         Attaching::Done(looking) => {
             // The newest one has seen nothing yet. What fails now fails again, and is told then.
             let last = looking.len().saturating_sub(1);
@@ -210,15 +226,22 @@ fn measure(teller: &mut Teller, stop: UnixStream, wish: &Wish, every: Duration) 
     let started = Instant::now();
     let mut cost = Cost::now();
     let mut due = started + FIRST.min(every);
+    let mut problems: VecDeque<String> = VecDeque::new();
     loop {
         let ended = wait(&watch, Some(due), NOW_AND_THEN, &mut || recorded.take_late().map(|()| false))?;
         if ended != Ended::Time {
             return Ok(());
         }
         let moment = recorded.moment()?;
-        teller.tell(Told::Moment(moment.lines, cost.since()));
+        teller.moment(moment.lines, cost.since());
         panic_if_asked("feed");
-        moment.problems.into_iter().for_each(|problem| teller.tell(Told::Problem(problem)));
+        problems.extend(moment.problems);
+        // Where there is no room now, there is later.
+        while let Some(problem) = problems.front()
+            && teller.tell(Told::Problem(problem.clone()))
+        {
+            problems.pop_front();
+        }
         // What was missed, as while it was stopped, is not caught up with.
         let number = (started.elapsed().as_nanos() / every.as_nanos().max(1)) as u32 + 1;
         due = started + every.saturating_mul(number);
@@ -256,6 +279,7 @@ fn replay(teller: &mut Teller, stop: &UnixStream, recording: &Recording) -> anyh
         return Ok(());
     }
     let (mut lines, mut seen, mut has_any): (Vec<Line>, Vec<&str>, bool) = (Vec::new(), Vec::new(), false);
+    let mut beyond = 0;
     while let Some(line) = played.next_of_all()? {
         // A recording made to do harm may have no moment for long.
         if rustix::io::read(stop, &mut [0_u8]).is_ok() {
@@ -276,12 +300,16 @@ fn replay(teller: &mut Teller, stop: &UnixStream, recording: &Recording) -> anyh
         // A moment has few lines of other kinds.
         if lines.len() < MOST_LINES {
             lines.push(line);
+        } else {
+            beyond += 1;
         }
     }
     teller.tell_surely(Told::Moment(lines, Own::default()));
     if !has_any {
         bail!("{} has no snapshots in that span (choose one within the recording)", played.name());
     }
-    teller.tell_surely(Told::Read(played.missing()));
+    let mut missing = played.missing();
+    missing.extend(played.beyond_in_words(beyond));
+    teller.tell_surely(Told::Read(missing));
     Ok(())
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The last minutes, within a bound of bytes: what a screen needs of each moment at once, and all of it compressed.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read as _};
 use std::ops::Range;
@@ -17,6 +18,8 @@ const LONGEST: u64 = 64 << 20;
 const EXPANSION: usize = 4;
 /// So many gaps of one moment are kept.
 const GAPS: usize = 100;
+/// So many neighbouring moments are merged once for all, the largest first: each new moment has the span of an hour merged.
+const BLOCKS: [u64; 2] = [256, 16];
 
 /// What all sources saw at one time.
 #[derive(Debug)]
@@ -57,9 +60,7 @@ impl Moment {
     /// The snapshot of that source, without its late events.
     pub fn snapshot(&self, card: &Card) -> Option<Snapshot> {
         let (_, packed) = self.packed.iter().find(|(of, _)| of.name == card.name)?;
-        let mut text = Vec::new();
-        zstd::Decoder::new(&packed[..]).ok()?.take(LONGEST).read_to_end(&mut text).ok()?;
-        serde_json::from_slice(&text).ok()
+        unpack(packed)
     }
 
     /// As lines of a recording.
@@ -79,10 +80,25 @@ impl Moment {
     }
 }
 
+fn pack(snapshot: &Snapshot) -> io::Result<Vec<u8>> {
+    zstd::bulk::compress(&serde_json::to_vec(snapshot)?, LEVEL)
+}
+
+fn unpack(packed: &[u8]) -> Option<Snapshot> {
+    let mut text = Vec::new();
+    zstd::Decoder::new(packed).ok()?.take(LONGEST).read_to_end(&mut text).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+/// What a source saw in a block of moments, by its name, the block's length and its number; `None` for nothing.
+type Blocks = BTreeMap<(&'static str, u64, u64), Option<Vec<u8>>>;
+
 /// Moments in order of time, the oldest of which are forgotten.
 #[derive(Debug)]
 pub struct History {
     moments: VecDeque<Moment>,
+    /// Those that were asked for, of the moments that are here.
+    blocks: RefCell<Blocks>,
     bytes: usize,
     most_bytes: usize,
     next: u64,
@@ -91,7 +107,7 @@ pub struct History {
 impl History {
     /// An empty one, of so many bytes at most.
     pub fn of(most_bytes: usize) -> Self {
-        History { moments: VecDeque::new(), bytes: 0, most_bytes, next: 0 }
+        History { moments: VecDeque::new(), blocks: RefCell::default(), bytes: 0, most_bytes, next: 0 }
     }
 
     /// Adds the next moment.
@@ -147,12 +163,15 @@ impl History {
         while self.bytes > self.most_bytes && self.moments.len() > 1 {
             self.bytes -= self.moments.pop_front().map_or(0, |oldest| oldest.bytes);
         }
+        let forgotten = self.forgotten();
+        self.blocks.get_mut().retain(|&(_, length, number), _| number * length >= forgotten);
         Ok(())
     }
 
     /// Forgets all of them.
     pub fn clear(&mut self) {
         self.moments.clear();
+        self.blocks.get_mut().clear();
         self.bytes = 0;
     }
 
@@ -204,9 +223,38 @@ impl History {
 
     /// What that source saw in these moments, as one snapshot without late events.
     pub fn merged(&self, window: &Range<u64>, card: &Card) -> Option<Snapshot> {
+        self.merge(window.start.max(self.forgotten())..window.end.min(self.next), card, &BLOCKS)
+    }
+
+    /// The same of moments that are here, by blocks of these lengths.
+    fn merge(&self, window: Range<u64>, card: &Card, blocks: &[u64]) -> Option<Snapshot> {
         let mut merger = Merger::default();
-        self.within(window).filter_map(|moment| moment.snapshot(card)).for_each(|snapshot| merger.add(snapshot));
+        let mut at = window.start;
+        while at < window.end {
+            let fits = |length: u64| at.is_multiple_of(length) && window.end - at >= length;
+            let (length, snapshot) = match blocks.iter().position(|&length| fits(length)) {
+                Some(place) => (blocks[place], self.block(at / blocks[place], card, &blocks[place..])),
+                None => (1, self.get(at).and_then(|moment| moment.snapshot(card))),
+            };
+            snapshot.into_iter().for_each(|snapshot| merger.add(snapshot));
+            at += length;
+        }
         merger.take()
+    }
+
+    /// A block of the first of these lengths, merged from shorter ones where nobody has asked for it before.
+    fn block(&self, number: u64, card: &Card, blocks: &[u64]) -> Option<Snapshot> {
+        let (&length, shorter) = blocks.split_first()?;
+        let key = (card.name, length, number);
+        if let Some(packed) = self.blocks.borrow().get(&key) {
+            return packed.as_deref().and_then(unpack);
+        }
+        let snapshot = self.merge(number * length..(number + 1) * length, card, shorter);
+        // Without memory for it, it is merged again the next time.
+        if let Some(packed) = snapshot.as_ref().map(pack).transpose().ok() {
+            self.blocks.borrow_mut().insert(key, packed);
+        }
+        snapshot
     }
 }
 
@@ -216,7 +264,7 @@ impl Moment {
         let late = std::mem::take(&mut snapshot.late);
         self.start_unix_ns = self.start_unix_ns.min(snapshot.start_unix_ns);
         self.end_unix_ns = self.end_unix_ns.max(snapshot.start_unix_ns.saturating_add(snapshot.duration_ns));
-        let packed = zstd::bulk::compress(&serde_json::to_vec(&snapshot)?, LEVEL)?;
+        let packed = pack(&snapshot)?;
         self.bytes += packed.len();
         self.packed.push((card, packed));
         if snapshot.stacks.iter().any(|stack| stack.labels.contains_key("process")) {
@@ -266,6 +314,28 @@ mod tests {
         assert_eq!((merged.duration_ns, merged.total("latency").count()), (5 * SECOND_NS, 10));
         let lines = history.get(3).expect("it is there").lines();
         assert!(matches!(&lines[..], [Line::Snapshot(snapshot)] if snapshot.late.len() == 1), "{lines:?}");
+    }
+
+    #[test]
+    fn a_span_that_is_merged_by_blocks_has_every_moment_once() {
+        let mut history = History::of(1 << 20);
+        (0..700).for_each(|second| history.add(moment(second, 0)).expect("memory"));
+        let one_by_one = |window: &Range<u64>| history.merge(window.clone(), &WQ, &[]);
+        for window in [0..700, 0..1, 1..700, 5..21, 16..32, 15..33, 255..513, 300..300, 690..900] {
+            let window = window.start..window.end.min(700);
+            for _ in 0..2 {
+                assert_eq!(history.merged(&window, &WQ), one_by_one(&window), "{window:?}");
+            }
+        }
+        assert!(!history.blocks.borrow().is_empty());
+        // What is forgotten is in no block.
+        let mut small = History::of(100_000);
+        for second in 0..2_000 {
+            small.add(moment(second, 3)).expect("memory");
+            let merged = small.merged(&(0..second + 1), &WQ).expect("a snapshot");
+            assert_eq!(merged.duration_ns, small.moments.len() as u64 * SECOND_NS);
+        }
+        assert!(small.blocks.borrow().len() <= small.moments.len() / 16);
     }
 
     #[test]

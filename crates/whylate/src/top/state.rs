@@ -14,6 +14,7 @@ use whylate_model::snapshot::Labels;
 use whylate_model::sources::named;
 use whylate_model::{Card, CauseKind, LateEvent, Snapshot};
 
+use super::feed::SLOW_SCREEN;
 use super::history::{History, Moment};
 use super::keys::Key;
 use super::panel::{Body, Choice, Glyphs, Panel, heights};
@@ -142,7 +143,7 @@ pub struct State {
     pub said: String,
     /// Why nothing more comes, where that is a failure.
     pub problem: String,
-    /// Moments that the screen was too slow for.
+    /// Snapshots that the screen was too slow for.
     pub missed: u64,
     /// The number of the newest moment that is shown; `None` where it is the newest of all.
     at: Option<u64>,
@@ -221,6 +222,13 @@ impl State {
     pub fn add(&mut self, lines: Vec<Line>) {
         if std::mem::take(&mut self.is_early) && self.phase == Phase::Running {
             self.history.clear();
+        }
+        for line in &lines {
+            if let (Line::Gap(gap), Mode::Live) = (line, &self.mode)
+                && gap.reason == SLOW_SCREEN
+            {
+                self.missed = self.missed.saturating_add(gap.count);
+            }
         }
         if let Err(error) = self.history.add(lines) {
             self.said = format!("cannot keep the snapshot: {error}");
@@ -388,7 +396,7 @@ impl State {
     fn open(&mut self, what: What) {
         let before = self.views.iter().position(|view| view.what == what);
         if before.is_none() && self.views.len() >= DEEPEST {
-            self.said = "no deeper: Esc goes back".to_owned();
+            self.said = "cannot open more views (press Esc to go back)".to_owned();
             return;
         }
         // It is made anew when it is on top again.
@@ -407,7 +415,7 @@ impl State {
         let choice = view.choice(panel);
         match panel.rows().get(choice.place_in(panel)).and_then(|row| row.opens.clone()) {
             Some(what) => self.open(what),
-            None => self.said = "there are no more details".to_owned(),
+            None => self.said = "this row has no details".to_owned(),
         }
     }
 
@@ -417,7 +425,7 @@ impl State {
         } else if self.views.len() > 1 {
             self.views.pop();
         } else if key == Key::Esc {
-            self.said = "q quits".to_owned();
+            self.said = "press q to quit".to_owned();
         }
         self.show();
     }

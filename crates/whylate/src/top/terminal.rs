@@ -224,7 +224,7 @@ impl Drop for Screen {
 fn output() -> anyhow::Result<File> {
     let stdout = io::stdout();
     if !stdout.is_terminal() {
-        anyhow::bail!("standard output is not a terminal: run `whylate` for text, or `whylate --json`");
+        anyhow::bail!("standard output is not a terminal (run `whylate` for text, or `whylate --json`)");
     }
     Ok(File::from(stdout.as_fd().try_clone_to_owned().context("cannot use the terminal")?))
 }

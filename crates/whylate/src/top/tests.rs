@@ -194,6 +194,10 @@ fn a_program_is_looked_at_and_the_machine_is_behind_it() {
     press(&mut state, "\n");
     assert_eq!((&state.view().what, state.views().len()), (&What::Program(pid.clone()), 2));
     press(&mut state, "\t\n");
+    let What::Frames(_, shown, _) = &state.view().what else { panic!("{:?}", state.view().what) };
+    assert_eq!(*shown, Stacks::Chains(pid.clone()));
+    assert!(state.view().panels[0].title.contains("Chains of late waits"), "{}", state.view().panels[0].title);
+    press(&mut state, "<\t\n");
     assert!(matches!(&state.view().what, What::Frames(_, Stacks::Of(of), _) if *of == pid), "{:?}", state.view().what);
     press(&mut state, "<<");
     assert_eq!(state.view().what, What::Look);
@@ -325,7 +329,7 @@ fn threads_of_one_name_are_one_culprit() {
     let panels = &state.view().panels;
     assert_eq!(
         (panels[0].title.as_str(), panels[0].rows()[0].cells[2].text()),
-        ("Delayed by: thread dd", "64".to_owned())
+        ("Victims of thread dd", "64".to_owned())
     );
     let alike = panels.iter().find(|panel| panel.id == "alike").expect("its threads");
     assert_eq!(

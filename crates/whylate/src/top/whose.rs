@@ -66,6 +66,8 @@ pub enum Stacks {
     /// Those that agree with the labels of a series.
     Series(Labels),
     Of(Whose),
+    /// The chains of its late waits, along who ended them.
+    Chains(Whose),
 }
 
 impl Stacks {
@@ -74,7 +76,7 @@ impl Stacks {
         match self {
             Stacks::All => true,
             Stacks::Series(series) => agree(labels, series),
-            Stacks::Of(whose) => whose.has(labels),
+            Stacks::Of(whose) | Stacks::Chains(whose) => whose.has(labels),
         }
     }
 }

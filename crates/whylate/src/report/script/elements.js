@@ -42,8 +42,9 @@ function swatch(kind) {
 
 // As `toFixed`, but that a number exactly between two goes to the even one.
 function fixed(value, digits) {
-  const scaled = value * 10 ** digits, below = Math.floor(scaled);
-  if (scaled - below === 0.5 && below % 2 === 0) return (below / 10 ** digits).toFixed(digits);
+  // By all the digits that the number has: a product would be rounded itself.
+  const [whole, part] = value.toFixed(60).split("."), kept = whole + part.slice(0, digits);
+  if (/^50*$/.test(part.slice(digits)) && "02468".includes(kept.at(-1))) return whole + (digits > 0 ? "." + part.slice(0, digits) : "");
   return value.toFixed(digits);
 }
 

@@ -9,9 +9,51 @@ function sections() {
     const of = found(source);
     const drawn = section.querySelector("svg.histogram");
     if (drawn) histogram(section, drawn, of ? of.figures : gathered([]));
-    const table = section.querySelector("table.series");
-    fill(table, "series " + source.name, source.series.map((series) => seriesRow(source, series)).filter((row) => row !== null));
+    const table = section.querySelector("table.series"), isExact = source.has_all && !source.is_coarse;
+    if (table && !isExact && !statics.has(table)) statics.set(table, staticRows(table));
+    const rows = isWhole() && !isExact ? statics.get(table) || [] : source.series.map((series) => seriesRow(source, series)).filter((row) => row !== null);
+    fill(table, "series " + source.name, rows);
+    const note = section.querySelector("p.of-part");
+    if (note) {
+      const told = source.is_coarse ? ["Percentiles of a part are up to 12.5 % too high."] : [];
+      if (!source.has_all) told.push("A part has figures of " + source.series.length + " of the series.");
+      note.hidden = isWhole() || told.length === 0;
+      note.textContent = told.join(" ");
+    }
+    // What is of series that are not all here stays that of the whole span.
+    if (!source.has_all) continue;
+    section.querySelectorAll("h4.whole-only").forEach((heading) => heading.classList.remove("whole-only"));
+    if (source.grouped) fill(section.querySelector("table.grouped"), "grouped " + source.name, groupedRows(source));
+    const shares = section.querySelector("ul.shares");
+    if (shares) shares.replaceChildren(...source.series.map((series) => shareItem(source, series)).filter((item) => item !== null));
   }
+}
+
+// The rows that the page came with: they have what the script does not.
+const statics = new Map();
+
+function staticRows(table) {
+  const value = (cell) => {
+    const told = cell.dataset.v;
+    return told === undefined ? (cell.textContent === "-" ? null : cell.textContent) : told !== "" && !Number.isNaN(Number(told)) ? Number(told) : told;
+  };
+  return [...table.tBodies[0].rows].map((row) => ({ kind: "", cells: [...row.cells].map((cell) => ({ t: cell.textContent, v: value(cell), n: cell.classList.contains("n") })) }));
+}
+
+// What shares of its time a series has.
+function shareItem(source, series) {
+  const of = values(source, series), known = source.shares.map((name, rank) => [name, "c" + rank, of[name]]).filter(([, , share]) => share !== undefined);
+  if (known.length === 0) return null;
+  const paths = [], words = [];
+  let at = 0;
+  for (const [name, kind, share] of known) {
+    const width = Math.min(Math.max(share, 0), 1) * 1000;
+    paths.push(picture("path", { class: kind, d: "M" + at.toFixed(0) + " 0h" + width.toFixed(0) + "v10h-" + width.toFixed(0) + "z" }));
+    words.push(...(words.length > 0 ? [", "] : []), swatch(kind), " " + name + " " + percent(share));
+    at += width;
+  }
+  const drawn = picture("svg", { class: "share", viewBox: "0 0 1000 10", preserveAspectRatio: "none", "aria-hidden": "true" }, paths);
+  return element("li", {}, [Object.values(series.labels).join(" ") + " ", drawn, " ", ...words]);
 }
 
 function histogram(section, drawn, of) {
@@ -71,15 +113,20 @@ class Flame {
     this.svg.addEventListener("keydown", (event) => this.key(event));
   }
 
-  // The rows of the span, and of the culprit that was chosen where any has it.
+  // The rows of the span, and of the culprit that was chosen: those with its name, or that speak of it.
   rows() {
     const { rows, frames } = this.graph;
     const shown = rows.filter((row) => !this.hidesIdle || !row[1]);
     if (state.culprit < 0) return shown;
     const who = data.culprits[state.culprit].who.replace(/:[0-9]+$/, "");
-    const has = new Set(frames.map((frame, at) => (frame[0].includes(who) ? at : -1)));
-    const of = shown.filter((row) => row[0].some((frame) => has.has(frame)));
-    return of.length > 0 ? of : shown;
+    const letter = (text, at) => at >= 0 && at < text.length && /[A-Za-z0-9_]/.test(text[at]);
+    const tells = ([name, kind]) => {
+      if (name === who) return true;
+      const at = name.indexOf(who), isInWords = ["f-label", "f-waker", "f-meanwhile"].includes(kind);
+      return isInWords && at >= 0 && !letter(name, at - 1) && !letter(name, at + who.length);
+    };
+    const has = new Set(frames.map((frame, at) => (tells(frame) ? at : -1)));
+    return shown.filter((row) => row[0].some((frame) => has.has(frame)));
   }
 
   tree() {
@@ -129,7 +176,9 @@ class Flame {
     this.svg.replaceChildren(...this.shown.map((of, at) => this.frame(of, at, root, isHit(of.node))));
     this.svg.setAttribute("role", "group");
     const matched = (node) => (isHit(node) ? node.ns : [...node.children.values()].reduce((sum, child) => sum + matched(child), 0));
-    this.said.textContent = wanted === "" ? "" : "Matched: " + percent(root.ns > 0 ? matched(root) / root.ns : 0);
+    const isEmpty = root.ns === 0 && state.culprit >= 0;
+    this.said.textContent = isEmpty ? "No stack here tells of " + data.culprits[state.culprit].told + "."
+      : wanted === "" ? "" : "Matched: " + percent(root.ns > 0 ? matched(root) / root.ns : 0);
   }
 
   frame({ node, x, width, depth, isAbove }, at, root, isHit) {

@@ -154,7 +154,7 @@ if (plain) {
   begin(plain.textContent);
 } else if (packed && window.DecompressionStream) {
   const unpacked = new Blob([bytesOf(packed.textContent)]).stream().pipeThrough(new DecompressionStream("gzip"));
-  new Response(unpacked).text().then(begin);
+  new Response(unpacked).text().then(begin, makeSave);
 } else {
   makeSave();
 }

@@ -18,9 +18,12 @@ function found(source) {
   let remark = null;
   if (source.share) {
     const [value, from, of, late] = source.share;
-    const shares = source.series.map((series) => values(source, series)[value]).filter((share) => share !== undefined);
+    const series = source.has_all ? source.series : source.judged;
+    const shares = series.map((series) => values(source, series)[value]).filter((share) => share !== undefined);
     const starved = shares.filter((share) => share >= from).length;
-    remark = { text: of + ": " + shares.length + ", " + late + ": " + starved, late: starved > 0 };
+    const isKnown = source.has_all || source.judged.length > 0;
+    if (isKnown) remark = { text: of + ": " + shares.length + ", " + late + ": " + starved, late: starved > 0 };
+    else if (source.remark) remark = { text: source.remark[0] + (isWhole() ? "" : " (over the whole span)"), late: source.remark[1] };
   }
   const late = sum((cell) => cell.late), held = sum((cell) => cell.held);
   return {
@@ -103,10 +106,25 @@ function values(source, series) {
 function seriesRow(source, series) {
   const inside = series.slots.filter(([slot]) => inSpan(slot));
   if (inside.length === 0) return null;
-  const distributions = {}, figures = values(source, series);
+  return { cells: cellsOf(source.columns, series.labels, inside, values(source, series)), kind: "" };
+}
+
+// Series added up by the label that the source is read by.
+function groupedRows(source) {
+  const { label, columns, order } = source.grouped, groups = new Map(order.map((value) => [value, []]));
+  for (const series of source.series) {
+    const inside = series.slots.filter(([slot, of]) => inSpan(slot) && Object.keys(of).length > 0);
+    (groups.get(series.labels[label] || "") || []).push(...inside);
+  }
+  const rows = [...groups].filter(([, inside]) => inside.length > 0);
+  return rows.map(([value, inside]) => ({ cells: cellsOf(columns, { [label]: value }, inside, {}), kind: "" }));
+}
+
+function cellsOf(columns, labels, inside, figures) {
+  const distributions = {};
   const of = (name) => (distributions[name] = distributions[name] || gathered(inside.map(([, of]) => of[name])));
-  const cells = source.columns.map(([what, name, how]) => {
-    if (what === "label") return series.labels[name] === undefined ? { t: "-", v: null } : cellText(series.labels[name]);
+  return columns.map(([what, name, how]) => {
+    if (what === "label") return labels[name] === undefined ? { t: "-", v: null } : cellText(labels[name]);
     if (what === "of") {
       const all = of(name);
       if (all.count === 0) return none;
@@ -118,5 +136,4 @@ function seriesRow(source, series) {
     return how === "ns" ? cellNs(Math.floor(Math.max(value, 0)))
       : how === "share" ? cellShare(value) : { t: number(value), v: value, n: true };
   });
-  return { cells, kind: "" };
 }

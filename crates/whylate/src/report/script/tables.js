@@ -78,7 +78,7 @@ function culpritsTable() {
   const table = byId("culprits");
   if (!table) return;
   const all = data.culprits.map((culprit, at) => Object.assign({ culprit, at }, delays(culprit))).filter((of) => of.total > 0);
-  all.sort((a, b) => b.total - a.total || b.events - a.events || a.at - b.at);
+  all.sort((a, b) => b.total - a.total || b.events - a.events || a.culprit.rank - b.culprit.rank);
   const others = data.others.filter(([slot]) => inSpan(slot)).reduce((sum, [, ns]) => sum + ns, 0);
   const whole = all.reduce((sum, of) => sum + of.total, others);
   byId("delay").textContent = formatNs(whole);
@@ -100,8 +100,10 @@ function culpritsTable() {
   }), MOST_CULPRITS);
   const more = byId("more-culprits");
   if (more) {
-    const count = left.length + (others > 0 ? data.others_count : 0);
-    more.textContent = count === 0 ? "" : counted(count, "other") + " caused " + formatNs(left.reduce((sum, of) => sum + of.total, others)) + " more.";
+    const ns = left.reduce((sum, of) => sum + of.total, others);
+    // How many the others of a part are is not known.
+    const who = others === 0 ? counted(left.length, "other") : isWhole() ? counted(left.length + data.others_count, "other") : "Others";
+    more.textContent = ns === 0 ? "" : who + " caused " + formatNs(ns) + " more.";
   }
 }
 
@@ -141,7 +143,7 @@ function lateTable() {
     }));
   }
   if (state.culprit >= 0) {
-    how.append(" ", button("Whoever made them late", { id: "unfilter" }, () => {
+    how.append(" ", button("Show events of all culprits", { id: "unfilter" }, () => {
       state.culprit = -1;
       show();
     }));

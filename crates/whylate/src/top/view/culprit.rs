@@ -101,7 +101,7 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
     });
     // Of one alone, the number tells more.
     let who = if threads.len() == 1 { threads.keys().next().copied().unwrap_or(who) } else { who };
-    let title = format!("Delayed by: {}", why::culprit(kind, who));
+    let title = format!("Victims of {}", why::culprit(kind, who));
     let whom =
         Panel::table("victims", title, "<SOURCE, <VICTIM, EVENTS, TOTAL, WORST, =OVER TIME", rows.collect(), "nothing");
     let mut panels = vec![whom, late::panel(state, |_, event| delay(event, kind, who) > 0)];

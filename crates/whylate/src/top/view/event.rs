@@ -95,7 +95,7 @@ fn about(event: &LateEvent) -> String {
         }
     };
     stack("Stack, innermost first", &event.stack);
-    stack("NMI stack, innermost first", &event.inside);
+    stack("Stack from an NMI while interrupts were off, innermost first", &event.inside);
     for cause in event.causes.iter().filter(|cause| !cause.stack.is_empty()) {
         stack(&format!("{}, {}", why::culprit(cause.kind, &cause.who), format_ns(cause.ns)), &cause.stack);
     }

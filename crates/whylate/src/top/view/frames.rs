@@ -9,10 +9,12 @@ use whylate_model::tree::Node;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Card, Stack};
 
+use super::late;
+use crate::output::offcpu::chains::parts_of;
 use crate::top::draw::cut;
 use crate::top::panel::{Cell, Glyphs, Panel, Row};
 use crate::top::state::{State, What};
-use crate::top::whose::Stacks;
+use crate::top::whose::{Stacks, Whose};
 
 /// Frames of less than this share of all time have no row.
 const SMALL: f64 = 0.005;
@@ -33,11 +35,28 @@ pub fn panels(state: &State, card: &'static Card, stacks: &[Stack], shown: &Stac
     of_node(&Zoom { card, shown, path: "", glyphs: state.glyphs }, &tree, columns)
 }
 
+/// What the late waits of a program consisted of: where it waited, who ended that, and where they waited in turn.
+pub fn chains(state: &State, card: &'static Card, whose: &Whose) -> Option<Panel> {
+    let shown = Stacks::Chains(whose.clone());
+    let tree = of_chains(state, card, whose);
+    (!tree.children.is_empty()).then(|| outline(&Zoom { card, shown: &shown, path: "", glyphs: state.glyphs }, &tree))
+}
+
+fn of_chains(state: &State, card: &Card, whose: &Whose) -> Node {
+    let own = late::events(state).filter(|(of, .., event)| of.name == card.name && whose.has(&event.labels));
+    Node::of_parts(own.flat_map(|(.., event)| parts_of(event, Root::Process)))
+}
+
 /// The same of what a frame called, and of the frame.
 pub fn zoomed(state: &State, card: &'static Card, shown: &Stacks, path: &str, columns: usize) -> Vec<Panel> {
-    let snapshot = state.merged(card);
-    let stacks = snapshot.iter().flat_map(|snapshot| &snapshot.stacks);
-    let tree = Node::of(stacks.filter(|stack| shown.has(&stack.labels)), Root::Process);
+    let tree = match shown {
+        Stacks::Chains(whose) => of_chains(state, card, whose),
+        _ => {
+            let snapshot = state.merged(card);
+            let stacks = snapshot.iter().flat_map(|snapshot| &snapshot.stacks);
+            Node::of(stacks.filter(|stack| shown.has(&stack.labels)), Root::Process)
+        }
+    };
     let (mut node, mut frames) = (&tree, 0);
     // Names have no newline: they are those of folded lines.
     for key in path.split_terminator('\n') {
@@ -65,11 +84,23 @@ struct Zoom<'a> {
 }
 
 fn of_node(zoom: &Zoom<'_>, node: &Node, columns: usize) -> Vec<Panel> {
+    vec![outline(zoom, node), Panel::text("icicle", "Icicle graph", &icicle(node, columns.saturating_sub(2)))]
+}
+
+fn outline(zoom: &Zoom<'_>, node: &Node) -> Panel {
     let mut rows = Vec::new();
     add_frames(zoom, node, node.all.weight_ns, zoom.path, 0, &mut rows);
-    let title = format!("Where threads wait, {} of thread time", format_ns(node.all.weight_ns));
-    let outline = Panel::table("outline", title, "SHARE, TIME, <BAR, <FRAME", rows, "nobody waited");
-    vec![outline, Panel::text("icicle", "Icicle graph of the same", &icicle(node, columns.saturating_sub(2)))]
+    let time = format_ns(node.all.weight_ns);
+    match zoom.shown {
+        Stacks::Chains(_) => {
+            let title = format!("Chains of late waits, along who ended them, {time}");
+            Panel::table("chains", title, "SHARE, TIME, <BAR, <FRAME", rows, "nothing was late")
+        }
+        _ => {
+            let title = format!("Where threads wait, {time} of thread time");
+            Panel::table("outline", title, "SHARE, TIME, <BAR, <FRAME", rows, "nobody waited")
+        }
+    }
 }
 
 /// Tells frames of one node apart.

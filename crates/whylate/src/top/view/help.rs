@@ -9,13 +9,13 @@ Tab, Shift-Tab     next, previous panel
 Enter, l, right    open the selected row: source, series, culprit or event
 Esc, h, left       back
 
-/                  show only rows with a text (Enter keeps it, Esc clears it)
+/                  show only rows that contain a text (Enter keeps, Esc clears)
 s                  sort by the next column, marked *
 I                  reverse the order
 
 Space              freeze or resume; play or pause a recording
-t T                one snapshot forward, back (freezes)
-[ ]                shorter, longer span: 1 s to 1 h
+t T                go one snapshot forward, back (freezes)
+[ ]                shorten, lengthen the span: 1 s to 1 h
 w                  save the span that is shown as a recording
 
 ?                  this help
@@ -24,7 +24,7 @@ Ctrl-Z             suspend (fg resumes)
 q, Ctrl-C          quit
 
 LATE: at least the source's limit. A culprit's delay is the time that late
-events waited because of it. replay, diff and export read what w saved.";
+events waited because of it.";
 
 pub fn panels() -> Vec<Panel> {
     vec![Panel::text("help", "Help", KEYS)]

@@ -46,8 +46,8 @@ pub fn panel(state: &State, is_of: impl Fn(&Card, &LateEvent) -> bool) -> Panel 
         });
     }
     let title = match more {
-        0 => "Late events, newest first".to_owned(),
-        _ => format!("Late events, newest first; {more} older ones not shown"),
+        0 => "Late events".to_owned(),
+        _ => format!("Late events; {more} older ones not shown"),
     };
     Panel::table("late", title, "<AT, <SOURCE, LATENCY, <VICTIM, <MAIN CAUSE", rows, "nothing was late")
 }

@@ -31,6 +31,9 @@ pub fn panels(state: &State, whose: &Whose, columns: usize) -> Vec<Panel> {
     let culprits = gatherer.finish_with(&[], Vec::new()).culprits;
     panels.push(look::culprits_of(state, &culprits, "Who made it late", ""));
     panels.push(late::panel(state, |_, event| whose.has(&event.labels)));
+    // Only who follows waits tells in what each was.
+    let followed = state.cards().into_iter().filter(|card| card.held_up.is_some());
+    panels.extend(followed.filter_map(|card| frames::chains(state, card, whose)));
     for (card, snapshot) in &snapshots {
         panels.extend(frames::panels(state, card, &snapshot.stacks, &Stacks::Of(whose.clone()), columns));
     }
@@ -74,7 +77,7 @@ fn time<'a>(state: &State, whose: &Whose, seen: Option<&Labels>, stacks: impl It
     let title =
         format!("{}, {} of thread time in {}", whose.name(seen), format_ns(all_ns), format_ns(state.look.duration_ns));
     let nothing = "none of its threads was seen in this span";
-    Panel::table("time", title, "SHARE, TIME, <BAR, <WHAT ITS THREADS DO, LONGEST NOW", rows.collect(), nothing)
+    Panel::table("time", title, "SHARE, TIME, <BAR, <WAIT CLASS, LONGEST WAIT", rows.collect(), nothing)
 }
 
 /// A row that opens it, of what has these labels; no rows where they tell nobody.

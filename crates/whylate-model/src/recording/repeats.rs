@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Stacks from the text of snapshots, most of which repeats: threads that sleep where they slept a second ago.
+//!
+//! Nearly all of a day's recording is such stacks. Their text is compared with that of stacks that were seen before, and
+//! only its numbers are read; whatever is not exactly as [`crate::Snapshot`] writes it is left to serde.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use memchr::{memchr, memmem};
+
+use super::Line;
+use super::credible::is_credible_stack;
+use crate::{Histogram, Snapshot, Stack};
+
+/// So many stacks are known by their text; then it begins anew.
+const MOST: usize = 10_000;
+
+const STACKS: &[u8] = b"],\"stacks\":[";
+const SAMPLES: &[u8] = b",\"samples\":";
+const WEIGHT: &[u8] = b",\"weight_ns\":";
+const WAITS: &[u8] = b",\"waits\":";
+const AGE: &[u8] = b",\"age\":";
+/// A stack in place of all of them.
+const PLACEHOLDER: &[u8] = b"{\"labels\":{},\"samples\":0,\"weight_ns\":0}";
+
+/// A stack that was seen before.
+#[derive(Debug)]
+pub struct Place {
+    /// Counts from 0, and is never used again.
+    pub number: usize,
+    /// Without what was seen.
+    pub stack: Stack,
+    /// Whether whoever reads it asks for its age.
+    has_age: bool,
+    /// Its text behind the figures, and where in that the age stands.
+    tail: Vec<u8>,
+    age_at: usize,
+}
+
+/// What was seen at a place.
+#[derive(Clone, Debug)]
+pub struct Repeated {
+    /// Where.
+    pub place: Arc<Place>,
+    /// As in [`Stack`].
+    pub samples: u64,
+    /// The same.
+    pub weight_ns: u64,
+    /// The same.
+    pub waits: u64,
+}
+
+/// A snapshot whose stacks are told by their places.
+#[derive(Debug)]
+pub struct Repeating {
+    /// Its stacks are those alone whose age is asked for.
+    pub snapshot: Box<Snapshot>,
+    /// All of them, in order.
+    pub stacks: Vec<Repeated>,
+}
+
+/// The stacks that are known by their text.
+pub struct Repeats {
+    asks_for_age: fn(&str, &Stack) -> bool,
+    /// By the source, and by the text before the figures.
+    by_head: HashMap<String, HashMap<Vec<u8>, Vec<Arc<Place>>>>,
+    known: usize,
+    next: usize,
+}
+
+impl Repeats {
+    /// Knows none. The function tells of which stacks of which source the age is needed.
+    pub fn new(asks_for_age: fn(&str, &Stack) -> bool) -> Self {
+        Repeats { asks_for_age, by_head: HashMap::new(), known: 0, next: 0 }
+    }
+
+    /// Reads the line of a snapshot with stacks; `None` for any other, and for one that has to be read whole.
+    pub fn read(&mut self, line: &[u8]) -> Option<Repeating> {
+        // No text has a quotation mark without a backslash before it: what is found is the name of a field.
+        let begin = memmem::find(line, STACKS)? + STACKS.len();
+        let source = source_of(line)?;
+        let (mut stacks, mut aged) = (Vec::new(), Vec::new());
+        let mut at = begin;
+        loop {
+            let text = &line[at..];
+            let (repeated, age, length) = match self.known(source, text) {
+                Some(known) => known,
+                None => {
+                    self.learn(source, text)?;
+                    self.known(source, text)?
+                }
+            };
+            if repeated.place.has_age {
+                let age = age.map_or(Ok(Histogram::default()), serde_json::from_slice).ok()?;
+                let Repeated { samples, weight_ns, waits, .. } = repeated;
+                aged.push(Stack { samples, weight_ns, waits, age, ..repeated.place.stack.clone() });
+            }
+            stacks.push(repeated);
+            at += length;
+            match line.get(at)? {
+                b',' => at += 1,
+                b']' => break,
+                _ => return None,
+            }
+        }
+        let rest = [&line[..begin], PLACEHOLDER, &line[at..]].concat();
+        let Ok(Line::Snapshot(mut snapshot)) = Line::parse(&rest) else { return None };
+        // Elsewhere that field is something else.
+        if snapshot.stacks.len() != 1 || snapshot.source != source {
+            return None;
+        }
+        snapshot.stacks = aged;
+        Some(Repeating { snapshot, stacks })
+    }
+
+    /// What was seen at the place whose text this begins with, the text of its age, and how long all of it is.
+    fn known<'a>(&self, source: &str, text: &'a [u8]) -> Option<(Repeated, Option<&'a [u8]>, usize)> {
+        let head = memmem::find(text, SAMPLES)?;
+        let places = self.by_head.get(source)?.get(&text[..head])?;
+        places.iter().find_map(|place| {
+            let ([samples, weight_ns, waits], age, length) = place.figures_in(&text[head..])?;
+            let repeated = Repeated { place: Arc::clone(place), samples, weight_ns, waits };
+            Some((repeated, age, head + length))
+        })
+    }
+
+    /// Keeps the text of the stack that this begins with; `None` where there is no room, or it is written otherwise.
+    fn learn(&mut self, source: &str, text: &[u8]) -> Option<()> {
+        let stack: Stack = serde_json::Deserializer::from_slice(text).into_iter().next()?.ok()?;
+        if !is_credible_stack(&stack) {
+            return None;
+        }
+        let place = Stack { samples: 0, weight_ns: 0, waits: 0, age: Histogram::default(), waits_for: None, ..stack };
+        let [without, with_age] = [Histogram::default(), Histogram::from_iter([1])]
+            .map(|age| serde_json::to_vec(&Stack { age, ..place.clone() }));
+        let (without, with_age) = (without.ok()?, with_age.ok()?);
+        let head = memmem::find(&without, SAMPLES)?;
+        let mut figures = Text(&without[head..]);
+        figures.number_after(SAMPLES)?;
+        figures.number_after(WEIGHT)?;
+        let behind = without.len() - figures.0.len();
+        let place = Place {
+            number: self.next,
+            has_age: (self.asks_for_age)(source, &place),
+            tail: without[behind..].to_vec(),
+            age_at: memmem::find(&with_age, AGE)? - behind,
+            stack: place,
+        };
+        // What is written otherwise is never found.
+        if !text.starts_with(&without[..head]) || place.figures_in(&text[head..]).is_none() {
+            return None;
+        }
+        if self.known >= MOST {
+            self.by_head.clear();
+            self.known = 0;
+        }
+        (self.known, self.next) = (self.known + 1, self.next + 1);
+        let of_source = self.by_head.entry(source.to_owned()).or_default();
+        of_source.entry(without[..head].to_vec()).or_default().push(Arc::new(place));
+        Some(())
+    }
+}
+
+impl Place {
+    /// Samples, nanoseconds and waits, the text of the age, and how long all of it is.
+    fn figures_in<'a>(&self, text: &'a [u8]) -> Option<([u64; 3], Option<&'a [u8]>, usize)> {
+        let mut rest = Text(text);
+        let (samples, weight_ns) = (rest.number_after(SAMPLES)?, rest.number_after(WEIGHT)?);
+        let waits = if rest.0.starts_with(WAITS) { rest.number_after(WAITS)? } else { 0 };
+        rest.skip(&self.tail[..self.age_at])?;
+        let mut age = None;
+        if rest.skip(AGE).is_some() {
+            // A histogram has no object in it.
+            let (of_age, behind) = rest.0.split_at(memchr(b'}', rest.0)? + 1);
+            (age, rest.0) = (Some(of_age), behind);
+        }
+        rest.skip(&self.tail[self.age_at..])?;
+        Some(([samples, weight_ns, waits], age, text.len() - rest.0.len()))
+    }
+}
+
+/// The name of its source, which a snapshot tells before its stacks.
+fn source_of(line: &[u8]) -> Option<&str> {
+    const SOURCE: &[u8] = b",\"source\":\"";
+    let begin = memmem::find(line, SOURCE)? + SOURCE.len();
+    let length = memchr(b'"', &line[begin..])?;
+    std::str::from_utf8(&line[begin..begin + length]).ok()
+}
+
+/// What is left of a text.
+struct Text<'a>(&'a [u8]);
+
+impl Text<'_> {
+    fn skip(&mut self, begins: &[u8]) -> Option<()> {
+        self.0 = self.0.strip_prefix(begins)?;
+        Some(())
+    }
+
+    /// As serde writes it.
+    fn number_after(&mut self, name: &[u8]) -> Option<u64> {
+        self.skip(name)?;
+        let digits = self.0.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let (number, rest) = self.0.split_at(digits);
+        let has_zero_before = digits > 1 && number[0] == b'0';
+        self.0 = rest;
+        std::str::from_utf8(number).ok()?.parse().ok().filter(|_| !has_zero_before)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::wait::{Wait, WaitClass};
+    use crate::{Series, Waker, WokenBy};
+
+    fn name() -> impl Strategy<Value = String> {
+        prop::sample::select(vec![
+            "a",
+            "\"",
+            "\\",
+            "\\\",\"samples\":1",
+            "],\"stacks\":[",
+            "}",
+            "\u{1b}[31m",
+            "\u{6f22}",
+        ])
+        .prop_map(str::to_owned)
+    }
+
+    fn stack() -> impl Strategy<Value = Stack> {
+        let figures = (0_u64..4, 0_u64..u64::MAX, 0_u64..2, prop::collection::vec(1_u64..1 << 40, 0..3));
+        let place = (name(), name(), prop::collection::vec(name(), 0..3), any::<[bool; 3]>());
+        (figures, place).prop_map(
+            |((samples, weight_ns, waits, ages), (label, state, frames, [waits_is, waker, user]))| Stack {
+                labels: [("process".to_owned(), label)].into(),
+                state,
+                samples,
+                weight_ns,
+                waits,
+                wait: waits_is.then(|| Wait { class: WaitClass::Lock, rule: "a futex".to_owned() }),
+                age: ages.into_iter().collect(),
+                user: if user { frames.clone() } else { Vec::new() },
+                kernel: frames,
+                waker: waker.then(|| Waker { by: WokenBy::Interrupt, ..Waker::default() }),
+                waits_for: None,
+            },
+        )
+    }
+
+    fn line(stacks: Vec<Stack>) -> (Snapshot, Vec<u8>) {
+        let mut snapshot = Snapshot::new("offcpu", "sample", "a host", 1_000_000_000);
+        snapshot.series.push(Series::default());
+        let snapshot = Snapshot { stacks, ..snapshot };
+        let text = serde_json::to_vec(&Line::Snapshot(Box::new(snapshot.clone()))).expect("a line serialises");
+        (snapshot, text)
+    }
+
+    /// Of all of them.
+    fn whole(read: Repeating) -> Snapshot {
+        let mut aged = read.snapshot.stacks.into_iter();
+        let stacks = read.stacks.iter().map(|of| {
+            let Repeated { samples, weight_ns, waits, .. } = *of;
+            let age = aged.next().map(|stack| stack.age).unwrap_or_default();
+            Stack { samples, weight_ns, waits, age, ..of.place.stack.clone() }
+        });
+        let stacks = stacks.collect();
+        Snapshot { stacks, ..*read.snapshot }
+    }
+
+    proptest! {
+        #[test]
+        fn what_repeats_is_read_as_what_is_new(snapshots in prop::collection::vec(prop::collection::vec(stack(), 1..6), 1..5)) {
+            let mut repeats = Repeats::new(|_, _| true);
+            for stacks in snapshots {
+                let (snapshot, text) = line(stacks);
+                let read = repeats.read(&text);
+                prop_assert_eq!(read.map(whole), Some(snapshot));
+            }
+        }
+
+        #[test]
+        fn what_is_damaged_is_read_as_serde_reads_it_or_not_at_all(
+            stacks in prop::collection::vec(stack(), 1..4), at in any::<prop::sample::Index>(), byte in any::<u8>(),
+        ) {
+            let mut repeats = Repeats::new(|_, _| true);
+            let (_, mut text) = line(stacks);
+            repeats.read(&text);
+            let at = at.index(text.len());
+            text[at] = byte;
+            if let Some(read) = repeats.read(&text) {
+                match Line::parse(&text) {
+                    Ok(Line::Snapshot(snapshot)) => prop_assert_eq!(whole(read), *snapshot),
+                    other => prop_assert!(false, "{other:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ages_are_read_where_they_are_asked_for() {
+        let stack = |state: &str| Stack { state: state.to_owned(), age: [7].into_iter().collect(), ..Stack::default() };
+        let mut repeats = Repeats::new(|source, stack| source == "offcpu" && stack.state == "D");
+        let (_, text) = line(vec![stack("S"), stack("D"), stack("S")]);
+        for _ in 0..2 {
+            let read = repeats.read(&text).expect("as it is written");
+            let places: Vec<usize> = read.stacks.iter().map(|of| of.place.number).collect();
+            assert_eq!((places, read.snapshot.stacks), (vec![0, 1, 0], vec![stack("D")]));
+        }
+    }
+
+    #[test]
+    fn what_is_written_otherwise_is_left_to_serde() {
+        let mut repeats = Repeats::new(|_, _| false);
+        let (_, text) = line(vec![Stack { samples: 1, ..Stack::default() }]);
+        let text = String::from_utf8(text).expect("JSON is text");
+        assert!(repeats.read(text.as_bytes()).is_some());
+        for (from, to) in [
+            ("\"samples\":1", "\"samples\": 1"),
+            ("\"samples\":1", "\"samples\":01"),
+            ("\"samples\":1", "\"samples\":99999999999999999999"),
+            ("\"stacks\":[{", "\"stacks\":[ {"),
+            ("\"stacks\":[{", "\"stacks\":[{\"new\":1,"),
+            ("}],\"lost\"", "},],\"lost\""),
+        ] {
+            assert!(text.contains(from), "{text}");
+            assert!(repeats.read(text.replace(from, to).as_bytes()).is_none(), "{from} {to}");
+        }
+        let nested =
+            text.replace("],\"stacks\":[", "],\"new\":{\"a\":[],\"stacks\":[").replace("}],\"lost\"", "}]},\"lost\"");
+        assert!(Line::parse(nested.as_bytes()).is_ok() && repeats.read(nested.as_bytes()).is_none(), "{nested}");
+        let (_, without) = line(Vec::new());
+        assert!(repeats.read(&without).is_none());
+    }
+}
