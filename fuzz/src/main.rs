@@ -56,7 +56,7 @@ fn repeated(bytes: &[u8]) {
         }
         if let (Line::Snapshot(snapshot), Some(of)) = (line, repeating.take_repeated()) {
             let told = |stack: &Stack| (stack.samples, stack.weight_ns, stack.waits);
-            assert!(of.stacks.iter().map(|of| (of.samples, of.weight_ns, of.waits)).eq(snapshot.stacks.iter().map(told)));
+            assert!(of.iter().map(|of| (of.samples, of.weight_ns, of.waits)).eq(snapshot.stacks.iter().map(told)));
         }
     }
     assert_eq!(repeating.damage(), other.damage());

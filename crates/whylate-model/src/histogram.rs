@@ -190,13 +190,12 @@ impl Histogram {
             *self = other.clone();
             return;
         }
-        let sum = match self.buckets.config() == other.buckets.config() {
-            true => self.buckets.wrapping_add(&other.buckets),
-            false => coarse(&self.buckets).wrapping_add(&coarse(&other.buckets)),
-        };
-        // Both sides have one layout now, so only a count above 2^64 could fail; the kernel's counters wrap too.
-        if let Ok(sum) = sum {
-            self.buckets = sum;
+        match self.buckets.config() == other.buckets.config() {
+            true => add(&mut self.buckets, &other.buckets),
+            false => {
+                self.buckets = coarse(&self.buckets);
+                add(&mut self.buckets, &coarse(&other.buckets));
+            }
         }
         self.sum_ns += other.sum_ns;
         self.min_ns = self.min_ns.min(other.min_ns);
@@ -216,6 +215,41 @@ impl Histogram {
 /// Each bucket of the fine layout lies within one of the other.
 fn coarse(buckets: &SparseHistogram) -> SparseHistogram {
     SparseHistogram::from(&dense(LAYOUT, buckets.iter().map(|bucket| (bucket.end(), bucket.count()))))
+}
+
+/// Adds counts of the same layout; they wrap above 2^64, as the kernel's do.
+fn add(sum: &mut SparseHistogram, other: &SparseHistogram) {
+    let (layout, mut index, mut count) = std::mem::replace(sum, SparseHistogram::with_config(&LAYOUT)).into_parts();
+    let (mut at, mut missing) = (0, 0);
+    for (&bucket, &more) in other.index().iter().zip(other.count()) {
+        while index.get(at).is_some_and(|&known| known < bucket) {
+            at += 1;
+        }
+        match index.get(at) {
+            Some(&known) if known == bucket => count[at] = count[at].wrapping_add(more),
+            _ => missing += 1,
+        }
+    }
+    // Most buckets are there already where much was added. The others are put among them from the end on.
+    let (mut from, mut to) = (index.len(), index.len() + missing);
+    index.resize(to, 0);
+    count.resize(to, 0);
+    for (&bucket, &more) in other.index().iter().zip(other.count()).rev() {
+        if from == to {
+            break;
+        }
+        while from > 0 && index[from - 1] > bucket {
+            (from, to) = (from - 1, to - 1);
+            (index[to], count[to]) = (index[from], count[from]);
+        }
+        if from == 0 || index[from - 1] != bucket {
+            to -= 1;
+            (index[to], count[to]) = (bucket, more);
+        }
+    }
+    if let Ok(added) = SparseHistogram::from_parts(layout, index, count) {
+        *sum = added;
+    }
 }
 
 /// Of upper bounds and counts; as they are printed, bounds ascend.

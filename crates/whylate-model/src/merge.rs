@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 
-use crate::snapshot::{Series, Snapshot};
+use crate::snapshot::{Labels, Series, Snapshot};
 use crate::sources::{Card, named};
 use crate::stack::Stack;
 
@@ -108,23 +108,24 @@ fn add(sum: &mut Snapshot, next: Snapshot) {
 /// Returns how many there was no room for.
 fn add_series(sum: &mut Snapshot, next: Vec<Series>, spans: (u64, u64)) -> u64 {
     let merging = named(&sum.source).map_or(sum_all as fn(&str) -> Merging, |card: &Card| card.merging);
-    // Labels are hashed and not kept: a snapshot has hundreds, and a day of them is merged.
-    let hasher = RandomState::new();
-    let mut known: HashMap<u64, Vec<usize>> = HashMap::new();
-    for (at, series) in sum.series.iter().enumerate() {
-        known.entry(hasher.hash_one(&series.labels)).or_default().push(at);
-    }
+    let mut places: Option<Places> = None;
     let mut later: Vec<Option<Series>> = vec![None; sum.series.len()];
-    let mut beyond = 0;
+    let (mut beyond, mut expected) = (0, 0);
     for series in next {
-        let alike = known.entry(hasher.hash_one(&series.labels)).or_default();
-        match alike.iter().copied().find(|&at| sum.series[at].labels == series.labels) {
+        // Most snapshots have the same series as the one before, in the same order.
+        let is_expected = sum.series.get(expected).is_some_and(|next| next.labels == series.labels);
+        let known = match is_expected {
+            true => Some(expected),
+            false => places.get_or_insert_with(|| Places::of(&sum.series)).place(&sum.series, &series.labels),
+        };
+        expected = known.map_or(expected, |at| at + 1);
+        match known {
             Some(at) if later[at].is_none() => later[at] = Some(series),
             // Two of one name in one snapshot.
             Some(at) => sum.series[at].absorb(&series),
             None if sum.series.len() >= MOST => beyond += 1,
             None => {
-                alike.push(sum.series.len());
+                places.iter_mut().for_each(|places| places.add(sum.series.len(), &series.labels));
                 let mut new = Series { labels: series.labels.clone(), ..Series::default() };
                 if has_presence(merging) {
                     // It was not there in what came before.
@@ -139,6 +140,29 @@ fn add_series(sum: &mut Snapshot, next: Vec<Series>, spans: (u64, u64)) -> u64 {
         follow(series, later, spans, merging);
     }
     beyond
+}
+
+/// Where series stand. Labels are hashed and not kept: a snapshot has hundreds, and a day of them is merged.
+struct Places {
+    hasher: RandomState,
+    by_hash: HashMap<u64, Vec<usize>>,
+}
+
+impl Places {
+    fn of(series: &[Series]) -> Self {
+        let mut places = Places { hasher: RandomState::new(), by_hash: HashMap::new() };
+        series.iter().enumerate().for_each(|(at, series)| places.add(at, &series.labels));
+        places
+    }
+
+    fn add(&mut self, at: usize, labels: &Labels) {
+        self.by_hash.entry(self.hasher.hash_one(labels)).or_default().push(at);
+    }
+
+    fn place(&self, series: &[Series], labels: &Labels) -> Option<usize> {
+        let alike = self.by_hash.get(&self.hasher.hash_one(labels))?;
+        alike.iter().copied().find(|&at| series[at].labels == *labels)
+    }
 }
 
 /// Returns how many there was no room for.
@@ -188,11 +212,18 @@ fn follow(series: &mut Series, later: Option<Series>, spans: (u64, u64), merging
     let was_there = presence(series, spans.0);
     let is_there = later.as_ref().map_or(0.0, |later| presence(later, spans.1));
     let later = later.unwrap_or_default();
-    for (name, histogram) in &later.histograms {
-        series.histograms.entry(name.clone()).or_default().merge(histogram);
+    for (name, histogram) in later.histograms {
+        match series.histograms.get_mut(&name) {
+            Some(sum) => sum.merge(&histogram),
+            None => drop(series.histograms.insert(name, histogram)),
+        }
     }
     for (name, steps) in &later.steps {
         series.steps.entry(name.clone()).or_default().merge(steps);
+    }
+    // Nothing follows from nothing.
+    if series.values.is_empty() && later.values.is_empty() && !has_presence(merging) {
+        return;
     }
     let whole_ns = spans.0 as f64 + spans.1 as f64;
     let mut names: Vec<String> = series.values.keys().chain(later.values.keys()).cloned().collect();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Lines from the bytes of a recording, however it ended.
 
+use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom};
 
 use thiserror::Error;
@@ -69,18 +70,13 @@ pub struct Reader<R> {
     /// Of the frame that is read.
     expected: Option<u32>,
     given: u32,
+    /// The memory of the last line, for the next one.
+    text: Vec<u8>,
     damage: Damage,
     repeats: Option<Repeats>,
-    repeated: Option<RepeatedStacks>,
-}
-
-/// The stacks of a snapshot whose text repeats.
-#[derive(Debug)]
-pub struct RepeatedStacks {
-    /// All of them, without their ages.
-    pub stacks: Vec<Repeated>,
-    /// The whole line.
-    pub line: Vec<u8>,
+    repeated: Option<Vec<Repeated>>,
+    /// By source, the last snapshot whose stacks were told so.
+    repeated_lines: BTreeMap<String, Vec<u8>>,
 }
 
 impl<R: Read + Seek> Reader<R> {
@@ -99,9 +95,11 @@ impl<R: Read + Seek> Reader<R> {
             lines: None,
             expected: None,
             given: 0,
+            text: Vec::new(),
             damage: Damage::default(),
             repeats: None,
             repeated: None,
+            repeated_lines: BTreeMap::new(),
         };
         if bytes == 0 {
             return Err(ReadError::Empty);
@@ -132,9 +130,14 @@ impl<R: Read + Seek> Reader<R> {
         self.repeats.get_or_insert_with(|| Repeats::new(asks_for_age));
     }
 
-    /// The stacks of the snapshot that came last, where it has only those whose age is asked for.
-    pub fn take_repeated(&mut self) -> Option<RepeatedStacks> {
+    /// All stacks of the snapshot that came last, without their ages, where it has only those whose age is asked for.
+    pub fn take_repeated(&mut self) -> Option<Vec<Repeated>> {
         self.repeated.take()
+    }
+
+    /// The lines of the last snapshots whose stacks were told so, by source.
+    pub fn take_repeated_lines(&mut self) -> BTreeMap<String, Vec<u8>> {
+        std::mem::take(&mut self.repeated_lines)
     }
 
     /// What could not be read so far.
@@ -152,17 +155,28 @@ impl<R: Read + Seek> Reader<R> {
                 return Ok(None);
             }
             let Some(lines) = &mut self.lines else { return Ok(None) };
-            let mut text = Vec::new();
+            let mut text = std::mem::take(&mut self.text);
+            text.clear();
             let read = lines.as_mut().take(MOST_LINE_BYTES).read_until(b'\n', &mut text);
             match read {
                 Ok(0) => self.close_frame(false),
                 Ok(_) if text.ends_with(b"\n") => {
                     self.given = self.given.saturating_add(1);
                     if let Some(Repeating { snapshot, stacks }) = self.repeats.as_mut().and_then(|of| of.read(&text)) {
-                        self.repeated = Some(RepeatedStacks { stacks, line: text });
+                        // The memory of the line before is as large as the next one needs.
+                        match self.repeated_lines.get_mut(&snapshot.source) {
+                            Some(last) => std::mem::swap(last, &mut text),
+                            None => {
+                                self.repeated_lines.insert(snapshot.source.clone(), std::mem::take(&mut text));
+                            }
+                        }
+                        self.text = text;
+                        self.repeated = Some(stacks);
                         return Ok(Some(Line::Snapshot(snapshot)));
                     }
-                    match Line::parse(&text) {
+                    let parsed = Line::parse(&text);
+                    self.text = text;
+                    match parsed {
                         Ok(line) => return Ok(Some(line)),
                         // The first line of something else.
                         Err(_) if self.header.recording == 0 => return Err(ReadError::NoRecording),

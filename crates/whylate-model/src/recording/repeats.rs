@@ -5,9 +5,10 @@
 //! only its numbers are read; whatever is not exactly as [`crate::Snapshot`] writes it is left to serde.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use memchr::{memchr, memmem};
+use memchr::memchr;
+use memchr::memmem::{self, Finder};
 
 use super::Line;
 use super::credible::is_credible_stack;
@@ -23,6 +24,9 @@ const WAITS: &[u8] = b",\"waits\":";
 const AGE: &[u8] = b",\"age\":";
 /// A stack in place of all of them.
 const PLACEHOLDER: &[u8] = b"{\"labels\":{},\"samples\":0,\"weight_ns\":0}";
+
+static BEGIN_STACKS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(STACKS));
+static BEGIN_FIGURES: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(SAMPLES));
 
 /// A stack that was seen before.
 #[derive(Debug)]
@@ -78,7 +82,7 @@ impl Repeats {
     /// Reads the line of a snapshot with stacks; `None` for any other, and for one that has to be read whole.
     pub fn read(&mut self, line: &[u8]) -> Option<Repeating> {
         // No text has a quotation mark without a backslash before it: what is found is the name of a field.
-        let begin = memmem::find(line, STACKS)? + STACKS.len();
+        let begin = BEGIN_STACKS.find(line)? + STACKS.len();
         let source = source_of(line)?;
         let (mut stacks, mut aged) = (Vec::new(), Vec::new());
         let mut at = begin;
@@ -116,7 +120,7 @@ impl Repeats {
 
     /// What was seen at the place whose text this begins with, the text of its age, and how long all of it is.
     fn known<'a>(&self, source: &str, text: &'a [u8]) -> Option<(Repeated, Option<&'a [u8]>, usize)> {
-        let head = memmem::find(text, SAMPLES)?;
+        let head = BEGIN_FIGURES.find(text)?;
         let places = self.by_head.get(source)?.get(&text[..head])?;
         places.iter().find_map(|place| {
             let ([samples, weight_ns, waits], age, length) = place.figures_in(&text[head..])?;

@@ -32,7 +32,7 @@ use jiff::tz::TimeZone;
 use whylate_model::culprits::By;
 use whylate_model::folded::Root;
 use whylate_model::look::{Found, Gatherer, Look};
-use whylate_model::recording::{Header, Line, RepeatedStacks};
+use whylate_model::recording::{Header, Line, Repeated};
 use whylate_model::sources::named;
 use whylate_model::{Card, LateEvent, Merger, Snapshot, Stack};
 
@@ -64,31 +64,13 @@ pub struct Gathering {
     /// By the number of the source, as all that follow.
     stacks: Vec<Stacks>,
     chains: Vec<Chains>,
-    last_stacks: Vec<Last>,
+    /// Of the newest snapshot; `None` where its line has them, which the reader keeps.
+    last_stacks: Vec<Option<Vec<Stack>>>,
     /// What sources share has lost, in all and since the last moment.
     lost: BTreeMap<String, u64>,
     lost_since: BTreeMap<String, u64>,
     raw: Raw,
     missing: Vec<String>,
-}
-
-/// The stacks of a source's newest snapshot.
-enum Last {
-    Stacks(Vec<Stack>),
-    /// In the text of its line.
-    Line(Vec<u8>),
-}
-
-impl Last {
-    fn stacks(self) -> Vec<Stack> {
-        match self {
-            Last::Stacks(stacks) => stacks,
-            Last::Line(text) => match Line::parse(&text) {
-                Ok(Line::Snapshot(snapshot)) => snapshot.stacks,
-                _ => Vec::new(),
-            },
-        }
-    }
 }
 
 /// Everything that a page shows.
@@ -139,7 +121,7 @@ impl Gathering {
             culprits: Culprits::default(),
             stacks: cards.iter().map(|_| Stacks::default()).collect(),
             chains: cards.iter().map(|_| Chains::default()).collect(),
-            last_stacks: cards.iter().map(|_| Last::Stacks(Vec::new())).collect(),
+            last_stacks: cards.iter().map(|_| Some(Vec::new())).collect(),
             lost: BTreeMap::new(),
             lost_since: BTreeMap::new(),
             raw: Raw::begin(&header)?,
@@ -158,7 +140,7 @@ impl Gathering {
     }
 
     /// The same, of snapshots of which some have their stacks here, by source.
-    fn moment_of(&mut self, lines: Vec<Line>, mut repeated: BTreeMap<String, RepeatedStacks>) -> anyhow::Result<()> {
+    fn moment_of(&mut self, lines: Vec<Line>, mut repeated: BTreeMap<String, Vec<Repeated>>) -> anyhow::Result<()> {
         self.raw.moment(&lines)?;
         let slot = self.slots.next();
         // The account is asked after the snapshots, when the next ones have begun: a replay of these counts it.
@@ -179,13 +161,13 @@ impl Gathering {
                     let stacks = std::mem::take(&mut snapshot.stacks);
                     let of_source = &mut self.stacks[number];
                     self.last_stacks[number] = match repeated.remove(self.cards[number].name) {
-                        Some(RepeatedStacks { stacks, line }) => {
-                            stacks.iter().for_each(|of| of_source.add_repeated(slot, of));
-                            Last::Line(line)
+                        Some(repeated) => {
+                            repeated.iter().for_each(|of| of_source.add_repeated(slot, of));
+                            None
                         }
                         None => {
                             stacks.iter().for_each(|stack| of_source.add(slot, stack));
-                            Last::Stacks(stacks)
+                            Some(stacks)
                         }
                     };
                     snapshots.push((number, snapshot));
@@ -257,6 +239,15 @@ impl Gathering {
         self.missing.extend(missing);
     }
 
+    /// Takes the stacks of newest snapshots that came without them.
+    fn last_lines(&mut self, lines: &BTreeMap<String, Vec<u8>>) {
+        for (card, last) in self.cards.iter().zip(&mut self.last_stacks).filter(|(_, last)| last.is_none()) {
+            if let Some(Ok(Line::Snapshot(snapshot))) = lines.get(card.name).map(|text| Line::parse(text)) {
+                *last = Some(snapshot.stacks);
+            }
+        }
+    }
+
     /// Forgets which gaps came by: whoever has read the recording tells of them himself.
     pub fn forget_gaps(&mut self) {
         self.missing.clear();
@@ -274,7 +265,7 @@ impl Gathering {
         self.slots.end(self.raw.last_unix_ns(), lost_since);
         let merged = self.slots.merged();
         let (late, counted) = self.kept.finish();
-        let last_stacks: Vec<Vec<Stack>> = self.last_stacks.into_iter().map(Last::stacks).collect();
+        let last_stacks: Vec<Vec<Stack>> = self.last_stacks.into_iter().map(Option::unwrap_or_default).collect();
         let inside = self.raw.end(&Thinned {
             header: &self.header,
             slots: &self.slots,

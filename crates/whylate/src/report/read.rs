@@ -7,23 +7,27 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 
 use anyhow::{Context as _, bail};
-use whylate_model::recording::{Header, Line, RepeatedStacks};
+use whylate_model::recording::{Header, Line, Repeated};
 use whylate_model::sources::named;
 use whylate_model::{Histogram, Snapshot, Stack};
 
 use super::{Gathering, Report};
 use crate::recording::play::Recording;
 
-/// So many moments are read ahead.
-const AHEAD: usize = 4;
+/// So many moments are handed over at once, as waking whoever takes them costs as much as one; and that is read ahead once.
+const AT_ONCE: usize = 8;
+const AHEAD: usize = 1;
 /// Lines of other kinds than snapshots that a moment has at most.
 const MOST_LINES: usize = 10_000;
 
+/// Lines, and the stacks of those snapshots that lack them, by source.
+type Moment = (Vec<Line>, BTreeMap<String, Vec<Repeated>>);
+
 enum Told {
     Header(Box<Header>),
-    Moment(Vec<Line>, BTreeMap<String, RepeatedStacks>),
-    /// The end, and what is missing.
-    End(Vec<String>),
+    Moments(Vec<Moment>),
+    /// The end, what is missing, and the lines of the last snapshots that lack their stacks.
+    End(Vec<String>, BTreeMap<String, Vec<u8>>),
 }
 
 /// Makes a report of it.
@@ -40,11 +44,12 @@ pub fn recorded(recording: &Recording) -> anyhow::Result<Report> {
         for told in receiver {
             match (told, &mut gathering) {
                 (Told::Header(header), _) => gathering = Some(Gathering::new(*header)?),
-                (Told::Moment(lines, repeated), Some(gathering)) => {
-                    gathering.moment_of(lines, repeated)?;
+                (Told::Moments(moments), Some(gathering)) => {
+                    moments.into_iter().try_for_each(|(lines, repeated)| gathering.moment_of(lines, repeated))?;
                     is_thinned.store(gathering.is_thinned(), Ordering::Relaxed);
                 }
-                (Told::End(missing), Some(gathering)) => {
+                (Told::End(missing, lines), Some(gathering)) => {
+                    gathering.last_lines(&lines);
                     gathering.forget_gaps();
                     gathering.tell(missing);
                 }
@@ -72,7 +77,7 @@ fn read(recording: &Recording, is_thinned: &AtomicBool, tell: &mut dyn FnMut(Tol
     let mut played = recording.play()?;
     let mut goes_on = tell(Told::Header(Box::new(played.header().clone())));
     let (mut lines, mut seen, mut others): (Vec<Line>, Vec<String>, usize) = (Vec::new(), Vec::new(), 0);
-    let (mut repeated, mut beyond) = (BTreeMap::new(), 0);
+    let (mut moments, mut repeated, mut beyond): (Vec<Moment>, _, _) = (Vec::new(), BTreeMap::new(), 0);
     while goes_on {
         if is_thinned.load(Ordering::Relaxed) {
             played.reader().repeat(asks_for_age);
@@ -86,7 +91,10 @@ fn read(recording: &Recording, is_thinned: &AtomicBool, tell: &mut dyn FnMut(Tol
                 if seen.contains(&snapshot.source) {
                     seen.clear();
                     others = 0;
-                    goes_on = tell(Told::Moment(std::mem::take(&mut lines), std::mem::take(&mut repeated)));
+                    moments.push((std::mem::take(&mut lines), std::mem::take(&mut repeated)));
+                    if moments.len() >= AT_ONCE {
+                        goes_on = tell(Told::Moments(std::mem::take(&mut moments)));
+                    }
                 }
                 seen.push(snapshot.source.clone());
                 repeated.extend(played.reader().take_repeated().map(|stacks| (snapshot.source.clone(), stacks)));
@@ -99,9 +107,11 @@ fn read(recording: &Recording, is_thinned: &AtomicBool, tell: &mut dyn FnMut(Tol
         }
         lines.push(line);
     }
-    if goes_on && tell(Told::Moment(lines, repeated)) {
+    moments.push((lines, repeated));
+    if goes_on && tell(Told::Moments(moments)) {
         let beyond = played.beyond_in_words(beyond);
-        tell(Told::End(played.missing().into_iter().chain(beyond).collect()));
+        let lines = played.reader().take_repeated_lines();
+        tell(Told::End(played.missing().into_iter().chain(beyond).collect(), lines));
     }
     Ok(played.name().to_owned())
 }
