@@ -190,6 +190,13 @@ fn ensure_series(browser: &mut Browser, file: &str) -> Result<()> {
     Ok(())
 }
 
+fn replayed_timerlat(file: &str, span: &[&str]) -> Result<Snapshot> {
+    let output = whylate(&["replay", file]).args(span).args(["timerlat", "top", "-q", "--json"]).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let last = text.lines().last().with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
+    Ok(serde_json::from_str(last)?)
+}
+
 fn replayed_source(file: &str, span: &[&str], source: &str, options: &[&str]) -> Result<Snapshot> {
     let output = whylate(&["replay", file]).args(span).arg(source).args(options).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -371,9 +378,37 @@ fn a_long_recording_is_unpacked_and_saved() -> Result<()> {
             == true
     );
     ensure_as_replayed(&mut browser, &file).context("all of it")?;
+    // The series of the whole span are those that came with the page, however much of them can be told of a part.
+    let cpus = "section[data-source=timerlat] table.series";
+    let timerlat = replayed_timerlat(&file, &[])?;
+    let rows = shown(&mut browser, cpus)?;
+    ensure!(rows.len() == 2 && timerlat.series.len() == 2, "{rows:?}");
+    for (row, series) in rows.iter().zip(&timerlat.series) {
+        let of = &series.histograms["thread"];
+        let figures = [of.count(), of.quantile_ns(0.5), of.quantile_ns(0.99), of.max_ns()].map(|of| of.to_string());
+        ensure!(row.windows(4).any(|cells| cells == figures), "{row:?} has not {figures:?}");
+    }
     let (left, top, width, height) = middle(&mut browser, "#first svg.heat")?;
     browser.drag((left + width * 0.3, top + height / 2.0), (left + width * 0.45, top + height / 2.0))?;
     ensure_as_replayed(&mut browser, &file).context("a part of it")?;
+    let command = browser.text("document.getElementById('command').textContent")?;
+    let words: Vec<&str> = command.split_whitespace().skip(3).collect();
+    let timerlat = replayed_timerlat(&file, &words)?;
+    let rows = shown(&mut browser, cpus)?;
+    ensure!(rows.len() == 2 && timerlat.series.len() == 2, "{rows:?}");
+    for (row, series) in rows.iter().zip(&timerlat.series) {
+        // Counts and maxima are exact in any case, and percentiles up to 12.5 % too high.
+        let of = &series.histograms["thread"];
+        let is_near =
+            |cell: &str, ns: u64| cell.parse::<u64>().is_ok_and(|told| told >= ns && told as f64 <= ns as f64 * 1.125);
+        let is_of = |cells: &[String]| {
+            cells[0] == of.count().to_string()
+                && is_near(&cells[1], of.quantile_ns(0.5))
+                && is_near(&cells[2], of.quantile_ns(0.99))
+                && cells[3] == of.max_ns().to_string()
+        };
+        ensure!(row.windows(4).any(is_of), "{row:?}: {of:?}");
+    }
     // What the button saves is a recording.
     let downloads = json!({"behavior": "allow", "downloadPath": name(folder.path()), "eventsEnabled": false});
     browser.call("Browser.setDownloadBehavior", downloads)?;

@@ -6,12 +6,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use whylate_model::histogram::fine_bucket_of;
 use whylate_model::path::PathSegment;
 use whylate_model::recording::{Account, End, FORMAT, Frame, Header, Line, Measured};
 use whylate_model::snapshot::{Labels, SCHEMA};
 use whylate_model::sources::CARDS;
 use whylate_model::wait::Wait;
-use whylate_model::{Cause, CauseKind, Cgroup, LateEvent, Series, Snapshot, Stack, WaitClass};
+use whylate_model::{Cause, CauseKind, Cgroup, Histogram, LateEvent, Series, Snapshot, Stack, WaitClass};
 
 pub const MS: u64 = 1_000_000;
 pub const SECOND_NS: u64 = 1_000 * MS;
@@ -45,11 +46,28 @@ impl Names {
     }
 }
 
-fn latencies(second: u64, scale_ns: u64, count: u64) -> whylate_model::Histogram {
+fn latencies(second: u64, scale_ns: u64, count: u64) -> Histogram {
     (0..count).map(|number| scale_ns * (1 + (number * 37 + second * 11) % 90)).collect()
 }
 
-fn series(labels: Labels, histograms: &[(&str, whylate_model::Histogram)], values: &[(&str, f64)]) -> Series {
+/// The same in the fine layout, as `timerlat` has it.
+fn fine(second: u64, scale_ns: u64, count: u64) -> Histogram {
+    let mut values: Vec<u64> =
+        (0..count).map(|number| scale_ns * (1 + (number * 37 + second * 11) % 90) + number * 997).collect();
+    values.sort_unstable();
+    let mut buckets: Vec<(u32, u64)> = Vec::new();
+    for &ns in &values {
+        let bucket = fine_bucket_of(ns) as u32;
+        match buckets.last_mut() {
+            Some((last, count)) if *last == bucket => *count += 1,
+            _ => buckets.push((bucket, 1)),
+        }
+    }
+    let (first, last) = (values.first().copied().unwrap_or(0), values.last().copied().unwrap_or(0));
+    Histogram::from_fine_buckets(buckets, values.iter().sum(), first, last).unwrap_or_default()
+}
+
+fn series(labels: Labels, histograms: &[(&str, Histogram)], values: &[(&str, f64)]) -> Series {
     Series {
         labels,
         histograms: histograms.iter().map(|(name, of)| ((*name).to_owned(), of.clone())).collect(),
@@ -99,10 +117,10 @@ fn fill(snapshot: &mut Snapshot, second: u64, names: &Names) {
         "timerlat" => {
             for cpu in 0..2_u64 {
                 let labels = [("cpu".to_owned(), cpu.to_string())].into();
-                let of = latencies(second + cpu, 30_000, 60);
+                let of = fine(second + cpu, 30_000, 60);
                 snapshot.series.push(series(
                     labels,
-                    &[("irq", latencies(second, 900, 60)), ("thread", of)],
+                    &[("irq", fine(second, 900, 60)), ("thread", of)],
                     &[("missed", 1.0)],
                 ));
             }
