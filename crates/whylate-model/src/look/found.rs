@@ -116,9 +116,14 @@ impl<'a> Found<'a> {
         aside
     }
 
-    /// How many bytes its texts have.
-    pub fn text_bytes(&self) -> usize {
-        self.backend.len() + self.host.len() + self.remark.text.len() + self.lost.keys().map(String::len).sum::<usize>()
+    /// How many bytes it takes in memory, or somewhat more.
+    pub fn heap_bytes(&self) -> usize {
+        // Each text is a piece of memory of its own, and a map has nodes with room for eleven.
+        let text = |text: &String| if text.is_empty() { 0 } else { text.len() + 32 };
+        let texts = [&self.backend, &self.host, &self.remark.text].map(text).iter().sum::<usize>();
+        let lost = self.lost.keys().map(text).sum::<usize>() + self.lost.len().div_ceil(6) * 11 * 40;
+        let buckets = [&self.figures, &self.at_end].map(|of| of.iter().count() * 12 + 64).iter().sum::<usize>();
+        size_of::<Self>() + texts + lost + buckets
     }
 
     /// The largest of its figures; `None` where there are none.

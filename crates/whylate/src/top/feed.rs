@@ -26,7 +26,7 @@ use crate::recording::recorder::{MOST_QUEUED, weight};
 
 /// So many moments wait for the screen; of a recording, which waits for the screen in turn, a few are enough.
 const QUEUED: usize = 64;
-const QUEUED_OF_RECORDING: usize = 16;
+const QUEUED_OF_RECORDING: usize = 4;
 /// So many lines of one moment are taken.
 const MOST_LINES: usize = 100;
 /// Why a moment is missing, as recordings say it.

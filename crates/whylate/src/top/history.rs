@@ -16,6 +16,8 @@ const LEVEL: i32 = 1;
 const LONGEST: u64 = 64 << 20;
 /// What a late event takes in memory for each byte of its line.
 const EXPANSION: usize = 4;
+/// What the system takes for each piece of memory beside what was asked for.
+const ALLOCATED: usize = 16;
 /// So many gaps of one moment are kept.
 const GAPS: usize = 100;
 /// So many neighbouring moments are merged once for all, the largest first: each new moment has the span of an hour merged.
@@ -35,7 +37,7 @@ pub struct Moment {
     /// What is missing before its end, and the time by each clock, as a recording tells them.
     gaps: Vec<Gap>,
     clock: Option<Clock>,
-    packed: Vec<(&'static Card, Vec<u8>)>,
+    packed: Vec<(&'static Card, Box<[u8]>)>,
     /// The sources that have seen stacks of programs.
     of_programs: Vec<&'static Card>,
     bytes: usize,
@@ -80,8 +82,9 @@ impl Moment {
     }
 }
 
-fn pack(snapshot: &Snapshot) -> io::Result<Vec<u8>> {
-    zstd::bulk::compress(&serde_json::to_vec(snapshot)?, LEVEL)
+fn pack(snapshot: &Snapshot) -> io::Result<Box<[u8]>> {
+    // The compressor takes as much memory as the text has.
+    Ok(zstd::bulk::compress(&serde_json::to_vec(snapshot)?, LEVEL)?.into_boxed_slice())
 }
 
 fn unpack(packed: &[u8]) -> Option<Snapshot> {
@@ -91,7 +94,7 @@ fn unpack(packed: &[u8]) -> Option<Snapshot> {
 }
 
 /// What a source saw in a block of moments, by its name, the block's length and its number; `None` for nothing.
-type Blocks = BTreeMap<(&'static str, u64, u64), Option<Vec<u8>>>;
+type Blocks = BTreeMap<(&'static str, u64, u64), Option<Box<[u8]>>>;
 
 /// Moments in order of time, the oldest of which are forgotten.
 #[derive(Debug)]
@@ -156,6 +159,9 @@ impl History {
         if moment.found.is_empty() {
             return Ok(());
         }
+        moment.found.shrink_to_fit();
+        moment.late.shrink_to_fit();
+        moment.packed.shrink_to_fit();
         self.next += 1;
         self.bytes += moment.bytes;
         self.moments.push_back(moment);
@@ -265,13 +271,13 @@ impl Moment {
         self.start_unix_ns = self.start_unix_ns.min(snapshot.start_unix_ns);
         self.end_unix_ns = self.end_unix_ns.max(snapshot.start_unix_ns.saturating_add(snapshot.duration_ns));
         let packed = pack(&snapshot)?;
-        self.bytes += packed.len();
+        self.bytes += packed.len() + size_of::<(&Card, Box<[u8]>)>() + ALLOCATED;
         self.packed.push((card, packed));
         if snapshot.stacks.iter().any(|stack| stack.labels.contains_key("process")) {
             self.of_programs.push(card);
         }
         let found = Found::of_part(card, &mut snapshot);
-        self.bytes += size_of::<Found<'_>>() + found.text_bytes() + found.figures().iter().count() * 24;
+        self.bytes += found.heap_bytes();
         self.found.push(found);
         for event in late {
             self.bytes += serde_json::to_vec(&event)?.len() * EXPANSION + size_of::<LateEvent>();
