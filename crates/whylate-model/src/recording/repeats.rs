@@ -123,7 +123,7 @@ impl Repeats {
         let head = BEGIN_FIGURES.find(text)?;
         let places = self.by_head.get(source)?.get(&text[..head])?;
         places.iter().find_map(|place| {
-            let ([samples, weight_ns, waits], age, length) = place.figures_in(&text[head..])?;
+            let Figures { samples, weight_ns, waits, age, length } = place.figures_in(&text[head..])?;
             let repeated = Repeated { place: Arc::clone(place), samples, weight_ns, waits };
             Some((repeated, age, head + length))
         })
@@ -166,9 +166,19 @@ impl Repeats {
     }
 }
 
+/// What the text of a stack tells from its figures on.
+struct Figures<'a> {
+    samples: u64,
+    weight_ns: u64,
+    waits: u64,
+    age: Option<&'a [u8]>,
+    /// How long all of it is.
+    length: usize,
+}
+
 impl Place {
-    /// Samples, nanoseconds and waits, the text of the age, and how long all of it is.
-    fn figures_in<'a>(&self, text: &'a [u8]) -> Option<([u64; 3], Option<&'a [u8]>, usize)> {
+    /// What a text tells that begins with the figures of this stack, and goes on as its text does.
+    fn figures_in<'a>(&self, text: &'a [u8]) -> Option<Figures<'a>> {
         let mut rest = Text(text);
         let (samples, weight_ns) = (rest.number_after(SAMPLES)?, rest.number_after(WEIGHT)?);
         let waits = if rest.0.starts_with(WAITS) { rest.number_after(WAITS)? } else { 0 };
@@ -180,7 +190,7 @@ impl Place {
             (age, rest.0) = (Some(of_age), behind);
         }
         rest.skip(&self.tail[self.age_at..])?;
-        Some(([samples, weight_ns, waits], age, text.len() - rest.0.len()))
+        Some(Figures { samples, weight_ns, waits, age, length: text.len() - rest.0.len() })
     }
 }
 

@@ -257,7 +257,7 @@ impl History {
         }
         let snapshot = self.merge(number * length..(number + 1) * length, card, shorter);
         // Without memory for it, it is merged again the next time.
-        if let Some(packed) = snapshot.as_ref().map(pack).transpose().ok() {
+        if let Ok(packed) = snapshot.as_ref().map(pack).transpose() {
             self.blocks.borrow_mut().insert(key, packed);
         }
         snapshot
