@@ -150,6 +150,8 @@ impl<R: Read + Seek> Reader<R> {
     /// # Errors
     /// When the system cannot read the file. What is damaged in it is passed over and counted.
     pub fn next_line(&mut self) -> Result<Option<Line>, ReadError> {
+        // Whoever passes over a snapshot passes over its stacks.
+        self.repeated = None;
         loop {
             if self.lines.is_none() && !self.open_frame()? {
                 return Ok(None);

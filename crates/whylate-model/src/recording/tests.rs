@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::path::PathSegment;
-use crate::{LateEvent, Snapshot};
+use crate::{LateEvent, Snapshot, Stack};
 
 fn bytes_of(line: &Line) -> Vec<u8> {
     let mut bytes = serde_json::to_vec(line).expect("a line serialises");
@@ -95,6 +95,30 @@ fn each_kind_of_line_is_restored() {
         assert_eq!(Line::parse(&bytes_of(&line)).expect("a line"), line);
     }
     assert_eq!(Line::parse(br#"{"line":"of next year","x":1}"#).expect("a line"), Line::Other);
+}
+
+#[test]
+fn stacks_of_a_snapshot_that_is_passed_over_are_of_no_other() {
+    let mut asleep = Snapshot::new("offcpu", "sample", "host", 2_000_000_000);
+    asleep.stacks.push(Stack { samples: 3, kernel: vec!["schedule".to_owned()], ..Stack::default() });
+    let mut frame = Frame::new().expect("memory");
+    for line in [header(), Line::Snapshot(Box::new(asleep)), snapshot(2)] {
+        frame.add(&bytes_of(&line), line.span_unix_ns()).expect("memory");
+    }
+    let (bytes, index) = frame.finish().expect("memory");
+    let file = [&index.to_bytes()[..], &bytes].concat();
+    for is_taken in [true, false] {
+        let mut reader = Reader::new(Cursor::new(&file)).expect("a recording");
+        reader.repeat(|_, _| false);
+        assert!(matches!(reader.next_line(), Ok(Some(Line::Snapshot(_)))));
+        if is_taken {
+            assert_eq!(reader.take_repeated().map(|stacks| stacks[0].samples), Some(3));
+        }
+        assert!(matches!(reader.next_line(), Ok(Some(Line::Snapshot(_)))));
+        assert!(reader.take_repeated().is_none());
+        let lines = reader.take_repeated_lines();
+        assert!(matches!(Line::parse(&lines["offcpu"]), Ok(Line::Snapshot(of)) if of.stacks.len() == 1));
+    }
 }
 
 #[test]
