@@ -49,13 +49,8 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
             MORE_PERCENT,
         ),
         Check::new("first figures after (s)", of(|round| round.first_s), "", FIRST_S),
-        Check::new(
-            "memory after 8 hours, with a full history, beyond that after a minute (MB)",
-            full_mb,
-            "",
-            MEMORY_MB,
-        ),
-        Check::new("memory after 16 hours, of that after 8", longer_mb / full_mb, "", GROWTH),
+        Check::new("memory growth from 1 minute to 8 hours, history full (MB)", full_mb, "", MEMORY_MB),
+        Check::new("that growth to 16 hours, as a multiple", longer_mb / full_mb, "", GROWTH),
     ];
     let options = format!("top --rounds {rounds} --seconds {}", arguments.seconds);
     let mut text = results::heading("What `whylate top` costs", "bench-top", &options);

@@ -273,18 +273,15 @@ fn dense(layout: Config, counts: impl Iterator<Item = (u64, u64)>) -> DenseHisto
 
 impl FromIterator<u64> for Histogram {
     fn from_iter<I: IntoIterator<Item = u64>>(values_ns: I) -> Self {
-        let mut dense = DenseHistogram::with_config(&LAYOUT);
-        let mut result = Histogram::default();
-        for value_ns in values_ns {
-            // The layout covers every u64.
-            if dense.increment(value_ns).is_ok() {
-                result.sum_ns += u128::from(value_ns);
-                result.min_ns = result.min_ns.min(value_ns);
-                result.max_ns = result.max_ns.max(value_ns);
-            }
-        }
-        result.buckets = SparseHistogram::from(&dense);
-        result
+        let mut values_ns: Vec<u64> = values_ns.into_iter().collect();
+        values_ns.sort_unstable();
+        let (Some(&min_ns), Some(&max_ns)) = (values_ns.first(), values_ns.last()) else { return Histogram::default() };
+        let alike = values_ns.chunk_by(|&one, &other| bucket_of(one) == bucket_of(other));
+        let (index, count) = alike.map(|values| (bucket_of(values[0]) as u32, values.len() as u64)).unzip();
+        let sum_ns = values_ns.iter().copied().map(u128::from).sum();
+        // They ascend, and the layout covers every u64.
+        let buckets = SparseHistogram::from_parts(LAYOUT, index, count);
+        buckets.map_or_else(|_| Histogram::default(), |buckets| Histogram { buckets, sum_ns, min_ns, max_ns })
     }
 }
 

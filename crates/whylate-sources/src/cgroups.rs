@@ -17,6 +17,14 @@ const OF_SESSION: u64 = 0;
 /// Of the time, at most one part in so many goes into that.
 const SHARE: u32 = 50;
 
+/// How a cgroup is told that is gone, or was not found: no path begins so.
+const UNKNOWN: &str = "unknown:";
+
+/// Whether a cgroup that was told has no path.
+pub(crate) fn is_unknown(told: &str) -> bool {
+    told.starts_with(UNKNOWN)
+}
+
 /// The controller of cgroup v1 by whose hierarchy containers are told.
 const CPU: &str = "cpu";
 /// The one of disks.
@@ -58,6 +66,8 @@ struct Read {
     path_by_id: HashMap<u64, String>,
     at: Instant,
     took: Duration,
+    /// Somebody begins to ask anew.
+    is_of_before: bool,
 }
 
 impl Cgroups {
@@ -66,12 +76,20 @@ impl Cgroups {
         Cgroups { controller: BLKIO, read: None }
     }
 
+    /// Lets the folders be gone through again once for a cgroup that is not known, however lately that was done.
+    pub(crate) fn may_read_again(&mut self) {
+        if let Some(read) = &mut self.read {
+            read.is_of_before = true;
+        }
+    }
+
     /// The path within the hierarchy, such as `/system.slice/ssh.service`; `None` when it is gone, or is outside the
     /// cgroup namespace of this process.
     pub fn path(&mut self, id: u64) -> Option<String> {
         let controller = self.controller;
         let read = self.read.get_or_insert_with(|| read(controller));
-        if !read.path_by_id.contains_key(&id) && read.at.elapsed() >= AGAIN.max(read.took * SHARE) {
+        let may_have_more = read.is_of_before || read.at.elapsed() >= AGAIN.max(read.took * SHARE);
+        if !read.path_by_id.contains_key(&id) && may_have_more {
             *read = self::read(controller);
         }
         read.path_by_id.get(&id).cloned()
@@ -84,7 +102,7 @@ impl Cgroups {
         }
         let path = self.path(id);
         let is_mounted = self.read.as_ref().is_some_and(|read| !read.path_by_id.is_empty());
-        path.or_else(|| is_mounted.then(|| format!("unknown:{id}")))
+        path.or_else(|| is_mounted.then(|| format!("{UNKNOWN}{id}")))
     }
 }
 
@@ -190,7 +208,7 @@ fn read(controller: &str) -> Read {
     if let Some(Hierarchy { root, .. }) = hierarchy(controller) {
         descend(&root, &root, &mut path_by_id);
     }
-    Read { path_by_id, at, took: at.elapsed() }
+    Read { path_by_id, at, took: at.elapsed(), is_of_before: false }
 }
 
 fn descend(root: &Path, folder: &Path, found: &mut HashMap<u64, String>) {

@@ -71,6 +71,9 @@ impl Distributions {
     /// The nonzero counters and the sum, read while nobody counted; where that never pauses, by the last attempt.
     fn read(&self, owners: &MappedArray, id: usize) -> (Vec<Counted>, u64) {
         let mut before = self.read_buckets(owners, id);
+        if before.is_empty() {
+            return (before, 0);
+        }
         for attempt in 1.. {
             let sum_ns = owners.u64_at(id, self.places.sum_ns).load(Acquire);
             let after = self.read_buckets(owners, id);

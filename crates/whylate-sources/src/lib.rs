@@ -41,6 +41,7 @@ pub mod symbols;
 mod syscalls;
 pub mod timerlat;
 pub mod tracefs;
+mod whole_map;
 pub mod wq;
 
 pub use occupancy::{Edges, History, Stream};

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 
 use zstd::stream::write::Encoder;
 
-/// zstd's default level: the next ones cost more than they save.
-const LEVEL: i32 = 3;
+/// The lowest level: of such frames the default one saves some 2 %, and the thread that writes takes an eighth longer.
+const LEVEL: i32 = 1;
 /// Of a skippable frame (RFC 8878): any of 16 numbers.
 const SKIPPABLE: u32 = 0x184D_2A5E;
 /// What follows the magic number and the length of the skippable frame.

@@ -127,11 +127,19 @@ impl AttachedTicks {
         if span_ns < 2 * self.period.ns {
             return Ok(());
         }
-        let online = cpus::online().context("cannot tell which CPUs are online")?;
+        let mut still = Vec::new();
         for &cpu in &self.cpus {
             let ticks = self.programs.ticks(cpu);
-            let before = self.ticks_seen.insert(cpu, ticks);
-            if before == Some(ticks) && online.contains(&cpu) {
+            if self.ticks_seen.insert(cpu, ticks) == Some(ticks) {
+                still.push(cpu);
+            }
+        }
+        if still.is_empty() {
+            return Ok(());
+        }
+        let online = cpus::online().context("cannot tell which CPUs are online")?;
+        for cpu in still {
+            if online.contains(&cpu) {
                 let id = self.heartbeats.restart(cpu, self.period.ns);
                 self.programs.watch(cpu, id.with_context(|| format!("cannot start the timer of CPU {cpu} again"))?);
                 self.looks_lost += u64::from(!self.looks.restart(cpu, self.programs.look()));

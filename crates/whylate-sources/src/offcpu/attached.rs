@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The source while it samples, and snapshots of what it has gathered.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::thread;
 use std::time::Duration;
 
 use whylate_model::thread::number;
 use whylate_model::wait::{Classes, Seen, State, classify};
-use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack, Waker, WokenBy};
+use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack};
 
 use super::holders::{self, Holders};
-use super::names::{Frames, Names, TORN, UNREAD, UNREADABLE, UNWOUND_PARTLY};
+use super::named::Named;
+use super::names::{Frames, TORN, UNREAD, UNREADABLE, UNWOUND_PARTLY};
 use super::pace::Pace;
 use super::patience::Worker;
-use super::places::{Place, Woken};
-use super::process::Process;
+use super::places::Place;
 use super::sampler::{Gathered, Met, Sampler};
 use super::skel::types::{place_key, thread_now, user_end};
 use super::{INFO, OffcpuOptions, TRACE, state};
 use crate::attach::{self, Meter, PlainData};
-use crate::cgroups::Cgroups;
 use crate::clock;
 use crate::pid_namespace;
 use crate::session::Session;
@@ -28,8 +27,7 @@ use crate::source::{AttachError, Attached};
 /// The source `offcpu`, sampling on a thread of its own. Its programs go with it.
 pub struct AttachedOffcpu {
     sampler: Worker<anyhow::Result<Gathered>>,
-    names: Names,
-    classes: Classes,
+    named: Named,
     host: String,
     meter: Meter,
     met: Met,
@@ -56,8 +54,7 @@ impl AttachedOffcpu {
         )?;
         Ok(AttachedOffcpu {
             sampler,
-            names: Names::new(options.lines, session.symbols()),
-            classes: options.classes.clone(),
+            named: Named::new(options.lines, session.symbols(), options.classes.clone()),
             host: session.host().to_owned(),
             meter: Meter::default(),
             met: Met::default(),
@@ -74,40 +71,8 @@ impl AttachedOffcpu {
 
     /// They, and how many threads wait for one that was not met.
     fn stacks(&mut self, gathered: &Gathered) -> (Vec<Stack>, u64) {
-        let frames = |stack: u32| gathered.stacks.get(&stack).map_or(&[][..], Vec::as_slice);
-        let wanted: BTreeSet<(u32, u64, bool)> = gathered
-            .places
-            .iter()
-            .flat_map(keys)
-            .flat_map(|key| {
-                frames(key.user_stack).iter().enumerate().map(|(depth, &address)| (key.process, address, depth == 0))
-            })
-            .collect();
-        let user = self.names.user(&wanted, &gathered.memory);
-        let addresses: BTreeSet<u64> =
-            gathered.places.iter().flat_map(keys).flat_map(|key| frames(key.kernel_stack)).copied().collect();
-        self.names.kernel.look_up_all(&addresses);
-        let mut cgroups = Cgroups::default();
-        let mut stacks = Vec::new();
-        for place in &gathered.places {
-            let mut frames_of = |key: &place_key| -> [Vec<String>; 2] {
-                let kernel = frames(key.kernel_stack).iter().map(|&at| plain(self.names.kernel.name(at)).to_owned());
-                [kernel.collect(), user_frames(key, frames(key.user_stack), &user)]
-            };
-            let both = frames_of(&place.key);
-            let waker = place.woken.map(|woken| match woken {
-                Woken::By(by) => Waker { by, ..Waker::default() },
-                Woken::Thread(key) => {
-                    let [kernel, user] = frames_of(&key);
-                    let labels = labels_of(&key, gathered.processes.get(&key.process));
-                    Waker { by: WokenBy::Thread, labels, kernel, user }
-                }
-            });
-            let process = gathered.processes.get(&place.key.process);
-            stacks
-                .push(Stack { waker, ..stack_of(place, both, process, cgroups.told(place.key.cgroup), &self.classes) });
-        }
-        let mut holders = Holders::of(&gathered.holders, &mut self.names.kernel);
+        let mut stacks = self.named.stacks(gathered);
+        let mut holders = Holders::of(&gathered.holders, self.named.kernel());
         let mut ages: HashMap<usize, Vec<u64>> = HashMap::new();
         let mut unmet = 0;
         for (place, thread) in &gathered.threads {
@@ -127,6 +92,9 @@ impl AttachedOffcpu {
 /// The function's name without what the compiler adds to the names of parts and copies of functions.
 pub(super) fn plain(name: &str) -> &str {
     const ADDED: [&str; 6] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm.", ".lto_priv."];
+    if !name.contains('.') {
+        return name;
+    }
     let end = ADDED.iter().filter_map(|added| name.find(added)).filter(|&at| at > 0).min();
     &name[..end.unwrap_or(name.len())]
 }
@@ -154,13 +122,8 @@ pub(super) fn user_frames(
     user
 }
 
-/// Of a place, and of whoever ended the waits there.
-fn keys(place: &Place) -> impl Iterator<Item = &place_key> {
-    [&place.key].into_iter().chain(place.waker())
-}
-
 /// Whose place it is.
-fn labels_of(key: &place_key, process: Option<&(u32, String)>) -> Labels {
+pub(super) fn labels_of(key: &place_key, process: Option<&(u32, String)>) -> Labels {
     let mut labels: Labels = [("thread".to_owned(), attach::text(&key.comm))].into();
     if let Some((pid, name)) = process {
         labels.insert("process".to_owned(), name.clone());
@@ -220,7 +183,7 @@ impl Attached for AttachedOffcpu {
         snapshot.ended_ns = gathered.ended_ns;
         let unmet;
         (snapshot.stacks, unmet) = self.stacks(&gathered);
-        let unread: u64 = gathered.memory.values().map(Process::take_unread).sum();
+        let unread: u64 = gathered.memory.values().map(|process| process.take_unread()).sum();
         for &(reason, count) in &gathered.lost {
             *snapshot.lost.entry(reason.to_owned()).or_default() += count;
         }

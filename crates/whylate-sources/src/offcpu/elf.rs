@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What an ELF file tells of its code: how to unwind each of its functions, and where their names are.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EhFrameOffset, EndianSlice, LittleEndian, Operation, Register,
@@ -18,6 +19,7 @@ use object::elf::{ProgramHeader64, SectionHeader64};
 use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _};
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use super::names::Frames;
 use super::rules::{BP_KEPT, Rule};
 use super::skel::types::rule_base;
 
@@ -80,6 +82,8 @@ pub(super) struct Elf {
     /// Of these, once somebody asks for them; nobody else can change it.
     copied: OnceLock<Option<Copied>>,
     has_failed: AtomicBool,
+    /// Functions that were asked for, by what the file calls the address.
+    known: Mutex<HashMap<u64, Frames>>,
 }
 
 /// How the file tells callers.
@@ -137,6 +141,7 @@ impl Elf {
             lines: Vec::new(),
             copied: OnceLock::new(),
             has_failed: AtomicBool::new(false),
+            known: Mutex::default(),
         };
         if begin.and_then(|begin| elf.read_headers(&begin)).is_none() {
             elf.has_failed = AtomicBool::new(true);
@@ -233,6 +238,11 @@ impl Elf {
         });
         // As long as it is open it is there.
         copied.as_ref().map(|copied| (PathBuf::from(format!("/proc/self/fd/{}", copied.file.as_raw_fd())), false))
+    }
+
+    /// Functions by what the file calls their addresses, for as long as somebody needs the file.
+    pub(super) fn known(&self) -> MutexGuard<'_, HashMap<u64, Frames>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn copy(&self, with_lines: bool) -> Option<Copied> {

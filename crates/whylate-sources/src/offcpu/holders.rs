@@ -81,7 +81,7 @@ fn target_of(types: &Btf<'_>, of: &str, field: &str) -> Option<String> {
     Some(target.and_then(|target| Some(target.name()?.to_string_lossy().into_owned())).unwrap_or_default())
 }
 
-/// Walks over all threads three times (`holders.bpf.h`).
+/// Walks over all threads three times (`holders.bpf.h`), or once where nobody waits for anybody.
 pub(super) fn look(skeleton: &mut OffcpuSkel<'_>, link: &Link) -> anyhow::Result<Vec<holder_now>> {
     let maps = &skeleton.maps;
     for thread in maps.wait_by_thread.keys().collect::<Vec<_>>() {
@@ -94,6 +94,9 @@ pub(super) fn look(skeleton: &mut OffcpuSkel<'_>, link: &Link) -> anyhow::Result
         iterate(link, |bytes| {
             threads.extend(bytes.chunks_exact(size_of::<holder_now>()).filter_map(read_plain::<holder_now>));
         })?;
+        if skeleton.maps.wait_by_thread.keys().next().is_none() {
+            break;
+        }
     }
     Ok(threads)
 }

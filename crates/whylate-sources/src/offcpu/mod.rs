@@ -15,6 +15,7 @@ mod far_files;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod holders;
+mod named;
 mod names;
 mod pace;
 mod patience;

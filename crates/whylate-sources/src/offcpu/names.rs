@@ -3,10 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 
+use super::elf::Elf;
 use super::process::Process;
 use crate::symbols::KernelSymbols;
 
@@ -29,22 +31,30 @@ pub(super) type Frames = Vec<String>;
 pub(super) struct Names {
     pub(super) kernel: KernelSymbols,
     symbolizer: Option<Symbolizer>,
-    /// By file and by what the file calls the address.
-    known: HashMap<(PathBuf, u64), Frames>,
     /// Whether files and lines are told too.
     lines: bool,
 }
 
 /// An address in user space that is to be named: where its name is.
-enum Place {
+enum Place<'a> {
     File {
-        names: PathBuf,
-        is_address: bool,
+        elf: &'a Elf,
+        /// What the file calls the address.
         offset: u64,
         shown: String,
+        names: PathBuf,
+        is_address: bool,
     },
     /// Named already.
     Name(String),
+}
+
+/// What is asked of a file with names.
+struct InFile<'a> {
+    elf: &'a Elf,
+    is_address: bool,
+    shown: String,
+    offsets: BTreeSet<u64>,
 }
 
 impl Names {
@@ -56,34 +66,34 @@ impl Names {
     pub(super) fn user(
         &mut self,
         wanted: &BTreeSet<(u32, u64, bool)>,
-        processes: &HashMap<u32, Process>,
+        processes: &HashMap<u32, Arc<Process>>,
     ) -> HashMap<(u32, u64, bool), Frames> {
         let mut named = HashMap::new();
-        let mut by_file: BTreeMap<(PathBuf, bool, String), BTreeSet<u64>> = BTreeMap::new();
+        let mut by_file: BTreeMap<PathBuf, InFile<'_>> = BTreeMap::new();
         let mut places = Vec::new();
         for &(id, address, innermost) in wanted {
             // A return address is behind the call, which may be the last instruction of its function.
             let at = if innermost { address } else { address.wrapping_sub(1) };
-            match place_of(processes.get(&id), at, self.lines) {
+            match place_of(processes.get(&id).map(Arc::as_ref), at, self.lines) {
                 Place::Name(name) => {
                     named.insert((id, address, innermost), vec![name]);
                 }
-                Place::File { names, is_address, offset, shown } => {
-                    if !self.known.contains_key(&(names.clone(), offset)) {
-                        by_file.entry((names.clone(), is_address, shown)).or_default().insert(offset);
+                Place::File { elf, offset, shown, names, is_address } => {
+                    if !elf.known().contains_key(&offset) {
+                        let new = || InFile { elf, is_address, shown, offsets: BTreeSet::new() };
+                        by_file.entry(names).or_insert_with(new).offsets.insert(offset);
                     }
-                    places.push(((id, address, innermost), names, offset));
+                    places.push(((id, address, innermost), elf, offset));
                 }
             }
         }
-        for ((file, is_address, shown), offsets) in by_file {
+        for (file, InFile { elf, is_address, shown, offsets }) in by_file {
             let offsets: Vec<u64> = offsets.into_iter().collect();
-            for (offset, name) in offsets.iter().zip(self.in_file(&file, is_address, &shown, &offsets)) {
-                self.known.insert((file.clone(), *offset), name);
-            }
+            let names = self.in_file(&file, is_address, &shown, &offsets);
+            elf.known().extend(offsets.into_iter().zip(names));
         }
-        for (key, file, offset) in places {
-            if let Some(name) = self.known.get(&(file, offset)) {
+        for (key, elf, offset) in places {
+            if let Some(name) = elf.known().get(&offset) {
                 named.insert(key, name.clone());
             }
         }
@@ -142,7 +152,7 @@ fn shown(file: &Path) -> String {
     file.file_name().map_or_else(|| "?".into(), |name| name.to_string_lossy()).into_owned()
 }
 
-fn place_of(process: Option<&Process>, at: u64, with_lines: bool) -> Place {
+fn place_of(process: Option<&Process>, at: u64, with_lines: bool) -> Place<'_> {
     let Some(process) = process else { return Place::Name(EXITED.to_owned()) };
     let Some(mapping) = process.mapping_of(at) else { return Place::Name(EXITED.to_owned()) };
     let Some(elf) = &mapping.elf else {
@@ -158,10 +168,10 @@ fn place_of(process: Option<&Process>, at: u64, with_lines: bool) -> Place {
     let shown = shown(Path::new(&mapping.path));
     match elf.names(with_lines) {
         Some((file, true)) => match elf.address_of(offset) {
-            Some(address) => Place::File { names: file, is_address: true, offset: address, shown },
+            Some(address) => Place::File { elf, offset: address, shown, names: file, is_address: true },
             None => Place::Name(format!("{shown}+{offset:#x}")),
         },
-        Some((file, false)) => Place::File { names: file, is_address: false, offset, shown },
+        Some((file, false)) => Place::File { elf, offset, shown, names: file, is_address: false },
         None => Place::Name(format!("{shown}+{offset:#x}")),
     }
 }

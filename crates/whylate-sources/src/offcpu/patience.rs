@@ -59,7 +59,8 @@ fn runs(told: &Told) -> Option<Option<Vec<String>>> {
 
 /// Waits for a thread's answer for as long as it gets on: until it has been held up for so long.
 fn answer_of<T>(told: &Told, answers: &Receiver<T>, held_up_for: Duration) -> Result<T, NoAnswer> {
-    let (mut known, mut since) = (runs(told), Instant::now());
+    // Most answers come before anything need be known of the thread.
+    let mut known: Option<(Option<Option<Vec<String>>>, Instant)> = None;
     loop {
         match answers.recv_timeout(POLL) {
             Ok(answer) => return Ok(answer),
@@ -68,10 +69,13 @@ fn answer_of<T>(told: &Told, answers: &Receiver<T>, held_up_for: Duration) -> Re
         }
         let now = runs(told);
         let limit = if now.is_none() { BLIND_PATIENCE.max(held_up_for) } else { held_up_for };
-        if now == Some(None) || now != known {
-            (known, since) = (now, Instant::now());
-        } else if since.elapsed() >= limit {
-            return Err(if told.is_some() { NoAnswer::HeldUp } else { NoAnswer::Unknown });
+        match &known {
+            Some((before, since)) if now != Some(None) && now == *before => {
+                if since.elapsed() >= limit {
+                    return Err(if told.is_some() { NoAnswer::HeldUp } else { NoAnswer::Unknown });
+                }
+            }
+            _ => known = Some((now, Instant::now())),
         }
     }
 }

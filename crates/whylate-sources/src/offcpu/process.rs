@@ -63,7 +63,7 @@ impl Mapping {
 /// Answers the program's questions.
 #[derive(Default)]
 pub(super) struct Processes {
-    by_id: HashMap<u32, Process>,
+    by_id: HashMap<u32, Arc<Process>>,
     /// Each file once, by what tells it from others.
     elf_by_file: HashMap<String, Option<Option<Arc<Elf>>>>,
     /// Files that could not be opened since they were told.
@@ -91,15 +91,17 @@ impl Processes {
     }
 
     /// What is known of processes by their number.
-    pub(super) fn known(&self) -> HashMap<u32, Process> {
+    pub(super) fn known(&self) -> HashMap<u32, Arc<Process>> {
         self.by_id.clone()
     }
 
     /// Reads the lists of compiled code of processes that have some, for as long as they live.
     pub(super) fn read_compiled(&mut self) {
         for process in self.by_id.values_mut().filter(|process| process.mappings.iter().any(|m| m.path.is_empty())) {
-            if let Some(compiled) = read_perf_map(process.tgid, &mut self.files) {
-                process.compiled = Arc::new(compiled);
+            let compiled = read_perf_map(process.tgid, &mut self.files);
+            // Names are kept for as long as nothing has changed.
+            if let Some(compiled) = compiled.filter(|compiled| *compiled != *process.compiled) {
+                Arc::make_mut(process).compiled = Arc::new(compiled);
             }
         }
     }
@@ -175,7 +177,8 @@ impl Processes {
             self.by_id.get(&id).is_none_or(|known| known.mapping_of(address).is_none() && known.read_in != self.walk);
         if is_stale {
             let mappings = self.read_mappings(id, tgid);
-            let known = self.by_id.entry(id).or_insert_with(|| Process { tgid, ..Process::default() });
+            let new = || Arc::new(Process { tgid, ..Process::default() });
+            let known = Arc::make_mut(self.by_id.entry(id).or_insert_with(new));
             known.read_in = self.walk;
             // Of a process that has ended meanwhile nothing is left to read.
             if !mappings.is_empty() {

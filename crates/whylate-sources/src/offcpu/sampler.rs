@@ -17,7 +17,7 @@ pub(super) use gathered::Gathered;
 
 use super::holders;
 use super::pace::Pace;
-use super::places::Sum;
+use super::places::{Sum, Tables};
 use super::process::Processes;
 use super::rules::Rules;
 use super::skel::types::{bss, lost_reason, offcpu_limits, place_sum, rodata, stack_value, unknown_frame};
@@ -101,12 +101,15 @@ pub(super) struct Sampler {
     sums: MappedArray,
     lost: MappedArray,
     processes: Processes,
+    tables: Tables,
     /// What the sums were when the last span ended.
     told: Vec<Sum>,
     told_lost: [u64; LOST.len()],
     lost_rules: u64,
     /// How many processes there had been when the tables were emptied.
     processes_before: u32,
+    /// Emptying them has failed half way: what they hold is of two kinds.
+    is_half_empty: bool,
     since_ns: u64,
     walk_began_ns: u64,
     walks: u64,
@@ -186,10 +189,12 @@ impl Sampler {
             sums: map(&maps.sum_by_place, offcpu_limits::PLACES.0 as usize, size_of::<place_sum>())?,
             lost: map(&maps.lost_by_reason, LOST.len(), size_of::<u64>())?,
             processes: Processes::new(options.call_graph),
+            tables: Tables::default(),
             told: Vec::new(),
             told_lost: [0; LOST.len()],
             lost_rules: 0,
             processes_before: 0,
+            is_half_empty: false,
             since_ns: began_ns,
             walk_began_ns: 0,
             walks: 0,
@@ -340,9 +345,10 @@ impl Sampler {
     }
 
     fn needs_room(&mut self) -> anyhow::Result<bool> {
-        let before = self.processes_before;
+        let (before, is_half_empty) = (self.processes_before, self.is_half_empty);
         let variables = self.variables()?;
-        Ok(variables.places >= offcpu_limits::PLACES.0 / 2
+        Ok(is_half_empty
+            || variables.places >= offcpu_limits::PLACES.0 / 2
             || variables.stacks >= offcpu_limits::STACKS.0 / 2
             || variables.processes - before >= offcpu_limits::PROCESSES.0 / 2)
     }
@@ -367,6 +373,8 @@ impl Sampler {
         self.processes_before = variables.processes;
         variables.generation += 1;
         (variables.places, variables.stacks) = (0, 0);
+        self.tables = Tables::default();
+        self.is_half_empty = true;
         let maps = &self.skeleton.maps;
         for key in maps.place_by_key.keys().collect::<Vec<_>>() {
             maps.place_by_key.delete(&key)?;
@@ -390,6 +398,7 @@ impl Sampler {
             self.sums.u32_at(place, offset_of!(place_sum, ready_place)).store(0, Relaxed);
         }
         self.told.clear();
+        self.is_half_empty = false;
         Ok(())
     }
 

@@ -8,6 +8,7 @@
 use std::fs;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
+use std::sync::LazyLock;
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
@@ -25,10 +26,13 @@ const FIRST: u32 = 0xeffffffc;
 /// No process has this number.
 const NOBODY: u32 = u32::MAX >> 1;
 
-/// The namespace by its inode; `None` where this is the first one, or that cannot be told.
+/// The namespace by its inode; `None` where this is the first one, or that cannot be told. A process never leaves its own.
 pub fn own() -> Option<u32> {
-    let inode = fs::metadata("/proc/self/ns/pid").ok()?.ino() as u32;
-    (inode != FIRST).then_some(inode)
+    static OWN: LazyLock<Option<u32>> = LazyLock::new(|| {
+        let inode = fs::metadata("/proc/self/ns/pid").ok()?.ino() as u32;
+        (inode != FIRST).then_some(inode)
+    });
+    *OWN
 }
 
 /// The namespace as programs know it.

@@ -181,6 +181,9 @@ impl Gathered {
     /// never pauses, the last attempt counts, and what its parts do not agree on is made up for the next time.
     fn read(&self, id: usize, start: usize) -> (Vec<(u32, Position, u64)>, u64) {
         let mut before = self.read_buckets(id, start);
+        if before.is_empty() {
+            return (before, 0);
+        }
         for attempt in 1.. {
             let sum_ns = self.series.u64_at(id, start + offset_of!(distribution, sum_ns)).load(Acquire);
             let after = self.read_buckets(id, start);

@@ -44,7 +44,7 @@ impl Of {
     /// When the process is not there, or it is a recording that is looked at.
     pub fn program(&self, origin: &Origin) -> anyhow::Result<Option<Program>> {
         if !origin.is_live() && (self.pid.is_some() || self.comm.is_some() || self.cgroup.is_some()) {
-            return Err(Senseless(anyhow!("a recording cannot be analyzed for one program this way (open it with whylate top FILE -p PID, or replay a command, such as offcpu -p PID)")).into());
+            return Err(Senseless(anyhow!("a recording cannot show one program this way (run `whylate top FILE -p PID`, or replay a command such as `offcpu -p PID`)")).into());
         }
         self.present()
     }

@@ -17,9 +17,9 @@ use crate::commands::watch::{Ended, Watch};
 use crate::commands::{Senseless, diff, record};
 use crate::export::Place;
 use crate::files::{self, Begun};
-use crate::recording::Span;
 use crate::recording::play::Recording;
 use crate::recording::times::{Given, given};
+use crate::recording::{Span, about};
 use crate::report::{self, Compared, Gathering, Made, Report, recorded};
 use crate::values::duration_ns;
 
@@ -32,8 +32,8 @@ const CLEAR_LINE: &str = "\r\x1b[K";
 
 /// Write a self-contained HTML report on a recording or on this machine
 ///
-/// The file needs no network, no server and no whylate: when it was late, what, who made it late, and the stacks to prove it. Drag over
-/// its timeline to see one span. The snapshots are inside, and can be saved as a recording again.
+/// The file needs no network, no server and no whylate. It shows when something was late, what it was, who made it late, and the stacks
+/// that prove it. Drag over its timeline to see one span. The snapshots are inside, and can be saved as a recording again.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -92,8 +92,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let span = Span { from: arguments.from.clone(), to: arguments.to.clone() };
     let recording = arguments.file.clone().map(|path| Recording { path, span, speed: None });
     // Who may not write there hears of it before anything is measured.
-    if let Some(path) = given {
-        begin(path, recording.as_ref())?;
+    let host = || match &recording {
+        Some(recording) => recording.play().map(|played| played.header().host.clone()),
+        None => Ok(about::this_machine().host),
+    };
+    match given {
+        Some(path) => drop(begin(path, recording.as_ref())?),
+        None => drop(begin(&free(&host()?)?, recording.as_ref())?),
     }
     // Nor is the first one read where the other one cannot be.
     if let Some(path) = &arguments.diff {
@@ -114,7 +119,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let path = match given {
         Some(path) => path.to_owned(),
-        None => files::free(record::default_name(&report.header.host)?.with_extension(EXTENSION)),
+        None => free(&report.header.host)?,
     };
     let mut out = begin(&path, recording.as_ref())?;
     let name = printable(&path.to_string_lossy());
@@ -127,6 +132,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     say!("whylate: wrote {name} (open it in a browser)");
     Ok(())
+}
+
+/// A name that no file has.
+fn free(host: &str) -> anyhow::Result<PathBuf> {
+    Ok(files::free(record::default_name(host)?.with_extension(EXTENSION)))
 }
 
 /// Begins the file. What is read is not written over.

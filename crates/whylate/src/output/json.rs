@@ -11,7 +11,7 @@ use super::Output;
 use super::footer::are_explained;
 
 /// Writes an object on a line. Everything printed as JSON goes through here, so that no name moves a terminal's cursor.
-pub fn write_line(out: &mut dyn Write, object: &impl Serialize) -> io::Result<()> {
+pub fn write_line<W: Write + ?Sized>(out: &mut W, object: &impl Serialize) -> io::Result<()> {
     object.serialize(&mut serde_json::Serializer::with_formatter(&mut *out, NoControls))?;
     writeln!(out)
 }
@@ -21,6 +21,10 @@ struct NoControls;
 
 impl Formatter for NoControls {
     fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        // serde has escaped those of ASCII but DEL, and most fragments have no others.
+        if fragment.bytes().all(|byte| byte < 0x7f) {
+            return CompactFormatter.write_string_fragment(writer, fragment);
+        }
         let mut rest = fragment;
         while let Some(at) = rest.find(|c: char| c.is_control()) {
             let (plain, from) = rest.split_at(at);

@@ -15,6 +15,9 @@ pub const BYTES: usize = 8 << 20;
 /// A line with more is told without some of its late events: readers have a limit.
 const LINE_BYTES: usize = MOST_LINE_BYTES as usize / 2;
 
+/// Room for most lines.
+const LINE: usize = 16 << 10;
+
 /// Adds the lines of a tick to a frame. Returns how long they are.
 ///
 /// # Errors
@@ -50,7 +53,7 @@ pub fn of(lines: &[Line]) -> io::Result<(Index, Vec<u8>)> {
 /// # Errors
 /// When there is no memory.
 fn within_limit(line: &Line, most: usize) -> io::Result<(Vec<u8>, Option<Line>)> {
-    let mut text = Vec::new();
+    let mut text = Vec::with_capacity(LINE);
     write_line(&mut text, line)?;
     let Line::Snapshot(whole) = line else { return Ok((text, None)) };
     let mut kept = whole.late.len();

@@ -238,7 +238,8 @@ impl Played {
 
     /// That whoever reads it had no room for so many lines; nothing for none.
     pub fn beyond_in_words(&self, lines: u64) -> Option<String> {
-        (lines > 0).then(|| format!("{}: left out {}: one snapshot has too many", self.name, counted(lines, "line")))
+        (lines > 0)
+            .then(|| format!("{}: skipped {}, too many between two snapshots", self.name, counted(lines, "line")))
     }
 
     /// What is missing of the span, a line each.
@@ -277,7 +278,9 @@ pub fn gap_in_words(gap: &Gap) -> String {
         "suspended" => format!("at {at} the machine was suspended for {lasted}"),
         "clock_set" => format!("at {at} the clock was set"),
         "overload" => format!("lost {snapshots} from {at} on, for {lasted}: the disk was too slow"),
-        "slow_screen" => format!("lost {snapshots} from {at} on, for {lasted}: the screen was too slow"),
+        "slow_screen" => {
+            format!("lost {snapshots} from {at} on, for {lasted}: the terminal of whylate top was too slow")
+        }
         "disk_full" => format!("lost {snapshots} from {at} on, for {lasted}: the disk was full"),
         "write_failed" => {
             format!("lost {snapshots} from {at} on, for {lasted}: they could not be written")

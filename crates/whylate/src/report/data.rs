@@ -10,6 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use jiff::tz::TimeZone;
 use serde::Serialize;
 use whylate_model::culprits::Culprit;
 use whylate_model::look::Found;
@@ -38,6 +39,8 @@ pub const SERIES: usize = 60;
 const MOST_BUCKETS: usize = 200_000;
 /// Late events have no more bytes: of more, the shortest are left out.
 const MOST_LATE_BYTES: usize = 2 << 20;
+/// Clocks change twice a year, and a recording may begin in 1970, before its machine was told the time.
+const MOST_CHANGES: usize = 1_000;
 /// What is longer is compressed.
 const PLAIN_BYTES: usize = 2 << 20;
 
@@ -53,8 +56,8 @@ struct Data<'a> {
     schema: u32,
     /// Times are nanoseconds since then: those since 1970 are no numbers of JavaScript.
     base_ns: String,
-    /// Of the recorder's time zone, at the beginning.
-    offset_s: i32,
+    /// Of the recorder's time zone: from when on, in nanoseconds since then, it is how many seconds ahead.
+    offsets: Vec<(u64, i32)>,
     /// Times of the day are not enough.
     has_dates: bool,
     command: &'a str,
@@ -274,12 +277,11 @@ fn data<'a>(report: &Report, command: &'a str) -> Data<'a> {
             of_culprit(report, culprit, rank)
         })
         .collect();
-    let offset_s = jiff::Timestamp::from_nanosecond(base_ns.into()).map_or(0, |at| report.zone.to_offset(at).seconds());
     let late = all_late(report, &chosen, base_ns, &mut names);
     Data {
         schema: SCHEMA,
         base_ns: base_ns.to_string(),
-        offset_s,
+        offsets: offsets(&report.zone, base_ns, report.slots.iter().map(|slot| slot.end_unix_ns).max().unwrap_or(0)),
         has_dates: report.look.duration_ns >= DAY_NS,
         command,
         slots: slots.collect(),
@@ -292,6 +294,18 @@ fn data<'a>(report: &Report, command: &'a str) -> Data<'a> {
         names: names.names,
         graphs: (0..report.cards.len()).flat_map(|number| graphs(report, number)).collect(),
     }
+}
+
+/// How far a time zone is ahead from when on, in nanoseconds since the first of these times.
+fn offsets(zone: &TimeZone, from_ns: u64, to_ns: u64) -> Vec<(u64, i32)> {
+    let at = |ns: u64| jiff::Timestamp::from_nanosecond(ns.into());
+    let (Ok(first), Ok(last)) = (at(from_ns), at(to_ns)) else { return vec![(0, 0)] };
+    let changes = zone.following(first).take_while(|change| change.timestamp() <= last).take(MOST_CHANGES);
+    let later = changes.filter_map(|change| {
+        let at_ns = u64::try_from(change.timestamp().as_nanosecond()).ok()?;
+        Some((at_ns.saturating_sub(from_ns), change.offset().seconds()))
+    });
+    [(0, zone.to_offset(first).seconds())].into_iter().chain(later).collect()
 }
 
 /// A culprit by its kind and name.
@@ -355,7 +369,7 @@ fn source(report: &Report, number: usize) -> Source {
     let grouped = added_up(card, whole).map(|(label, by_label)| {
         let values =
             in_order(&by_label).into_iter().take(GROUPS).map(|of| of.labels.get(label).map_or("", String::as_str));
-        let columns = Column::all(card, &by_label).iter().map(Column::told).collect();
+        let columns = Column::all(card, [&by_label]).iter().map(Column::told).collect();
         Grouped { label, columns, order: values.map(name).collect() }
     });
     Source {
@@ -373,7 +387,7 @@ fn source(report: &Report, number: usize) -> Source {
         share: card.judged_share.map(|of| (of.value, of.late_from, of.of, of.late)),
         is_nothing: measured.is_some_and(|of| of.nothing.is_some()),
         slots: slots.collect(),
-        columns: Column::all(card, whole).iter().map(Column::told).collect(),
+        columns: Column::all(card, report.snapshots(number)).iter().map(Column::told).collect(),
         merging,
         series,
     }
@@ -555,6 +569,19 @@ mod tests {
         let told = escaped(&json);
         assert!(!told.contains(['<', '>', '&', '\u{2028}']), "{told}");
         assert_eq!(serde_json::from_str::<String>(&told).expect("the same"), "</script><!--<script>\u{2028}&");
+    }
+
+    #[test]
+    fn clocks_that_change_within_a_recording_have_two_offsets() {
+        let zone = TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").expect("that of Berlin");
+        let at = |text: &str| {
+            let at: jiff::Timestamp = text.parse().expect("a time");
+            u64::try_from(at.as_nanosecond()).expect("after 1970")
+        };
+        let (from_ns, to_ns) = (at("2026-10-24T22:00:00Z"), at("2026-10-25T22:00:00Z"));
+        assert_eq!(offsets(&zone, from_ns, to_ns), [(0, 7200), (3 * 3_600_000_000_000, 3600)]);
+        assert_eq!(offsets(&zone, to_ns, to_ns), [(0, 3600)]);
+        assert_eq!(offsets(&TimeZone::UTC, from_ns, to_ns), [(0, 0)]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use whylate_model::{Card, CauseKind, LateEvent};
 
 use crate::output::why;
 
-/// So many victims are told apart, and so many culprits of each.
+/// So many victims are told apart, and so many culprits of each. Of more, those that waited less are forgotten.
 const VICTIMS: usize = 10_000;
 const CULPRITS: usize = 200;
 
@@ -17,12 +17,15 @@ const CULPRITS: usize = 200;
 #[derive(Debug, Default)]
 pub struct Victims {
     known: HashMap<(&'static str, String), Waited>,
+    /// Some were forgotten: whoever comes after that may have been there before.
+    has_forgotten: bool,
 }
 
 #[derive(Debug, Default)]
 struct Waited {
     events: u64,
     total_ns: u64,
+    is_part: bool,
     causes: HashMap<(CauseKind, String), u64>,
 }
 
@@ -33,17 +36,23 @@ pub struct Victim {
     pub who: String,
     pub events: u64,
     pub total_ns: u64,
+    /// It may have been more: not all was kept.
+    pub is_part: bool,
     /// What most of it was due to, where that is known.
     pub cause: Option<(CauseKind, String, u64)>,
 }
 
 impl Victims {
     pub fn add(&mut self, card: &Card, event: &LateEvent) {
-        let key = (card.name, event.subject.clone());
-        if event.subject.is_empty() || (self.known.len() >= VICTIMS && !self.known.contains_key(&key)) {
+        if event.subject.is_empty() {
             return;
         }
-        let waited = self.known.entry(key).or_default();
+        let key = (card.name, event.subject.clone());
+        if self.known.len() >= VICTIMS && !self.known.contains_key(&key) {
+            self.forget();
+        }
+        let is_part = self.has_forgotten;
+        let waited = self.known.entry(key).or_insert_with(|| Waited { is_part, ..Waited::default() });
         waited.events += 1;
         waited.total_ns = waited.total_ns.saturating_add(event.latency_ns);
         for cause in &event.causes {
@@ -55,24 +64,47 @@ impl Victims {
         }
     }
 
+    /// Half of them, those that waited less.
+    fn forget(&mut self) {
+        let mut all: Vec<((&'static str, String), Waited)> = self.known.drain().collect();
+        // Of equal ones always the same.
+        all.sort_unstable_by(|a, b| b.1.total_ns.cmp(&a.1.total_ns).then_with(|| a.0.cmp(&b.0)));
+        self.known.extend(all.into_iter().take(VICTIMS / 2));
+        self.has_forgotten = true;
+    }
+
     pub fn first(self) -> Option<Victim> {
         let longest = |(_, waited): &(_, Waited)| waited.total_ns;
         let mut all: Vec<((&'static str, String), Waited)> = self.known.into_iter().collect();
         // Of equal ones always the same.
         all.sort_by(|a, b| b.0.cmp(&a.0));
         let ((source, who), waited) = all.into_iter().max_by_key(longest)?;
-        let mut causes: Vec<((CauseKind, String), u64)> = waited.causes.into_iter().collect();
+        let mut causes: Vec<((CauseKind, String), u64)> =
+            waited.causes.iter().map(|(of, ns)| (of.clone(), *ns)).collect();
         causes.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         let cause = causes.into_iter().next().map(|((kind, who), ns)| (kind, who, ns));
-        Some(Victim { source, who, events: waited.events, total_ns: waited.total_ns, cause })
+        let Waited { events, total_ns, is_part, .. } = waited;
+        Some(Victim { source, who, events, total_ns, is_part, cause })
+    }
+}
+
+/// Minutes and more as people say them.
+pub fn span_in_words(ns: u64) -> String {
+    const MINUTE_S: u64 = 60;
+    let s = ns / 1_000_000_000;
+    match s / MINUTE_S {
+        0..2 => format_ns(ns),
+        minutes @ 2..60 => format!("{minutes}m {}s", s % MINUTE_S),
+        minutes => format!("{}h {}m", minutes / 60, minutes % 60),
     }
 }
 
 /// The sentence.
 pub fn sentence(look: &Look, victim: Option<&Victim>) -> String {
-    let (host, span) = (&look.host, format_ns(look.duration_ns));
-    if let Some(Victim { source, who, events, total_ns, cause }) = victim {
+    let (host, span) = (&look.host, span_in_words(look.duration_ns));
+    if let Some(Victim { source, who, events, total_ns, is_part, cause }) = victim {
         let times = if *events == 1 { String::new() } else { format!(" ({events} times)") };
+        let least = if *is_part { "at least " } else { "" };
         let due = cause.as_ref().map_or_else(String::new, |(kind, who, ns)| {
             let percent = *ns as f64 * 100.0 / (*total_ns).max(1) as f64;
             let told = match kind {
@@ -81,7 +113,7 @@ pub fn sentence(look: &Look, victim: Option<&Victim>) -> String {
             };
             format!(", {percent:.0} % of it due to {told}")
         });
-        return format!("{who} ({source}) waited {} in {span}{times}{due}.", format_ns(*total_ns));
+        return format!("{who} ({source}) waited {least}{} in {span}{times}{due}.", span_in_words(*total_ns));
     }
     match look.sources.iter().find(|headline| headline.is_late) {
         Some(headline) if headline.count > 0 => {
@@ -106,6 +138,33 @@ mod tests {
             causes: causes.iter().map(|&(kind, who, ns)| Cause::new(kind, who, ns)).collect(),
             ..LateEvent::default()
         }
+    }
+
+    #[test]
+    fn minutes_and_hours_are_told_as_such() {
+        let of = |s: u64| span_in_words(s * 1_000_000_000);
+        assert_eq!([1, 119, 120, 3_725, 7_200, 57_605].map(of), ["1.00s", "119s", "2m 0s", "1h 2m", "2h 0m", "16h 0m"]);
+        assert_eq!(span_in_words(0), "0ns");
+    }
+
+    #[test]
+    fn who_waited_most_is_found_behind_many_who_waited_once() {
+        let mut victims = Victims::default();
+        for number in 0..3 * VICTIMS {
+            victims.add(&OFFCPU, &late(&format!("thread:{number}"), &[(CauseKind::Running, "hog", 1)]));
+            victims.add(&OFFCPU, &late("steady", &[(CauseKind::Running, "hog", 2)]));
+            assert!(victims.known.len() <= VICTIMS);
+        }
+        let most = |victims: &Victims| {
+            let all = victims.known.iter().max_by_key(|(_, waited)| waited.total_ns);
+            all.map(|((_, who), waited)| (who.clone(), waited.total_ns, waited.is_part))
+        };
+        assert_eq!(most(&victims), Some(("steady".to_owned(), 6 * VICTIMS as u64, false)));
+        victims.add(&OFFCPU, &late("new", &[(CauseKind::Running, "hog", 1_000_000)]));
+        let first = victims.first().expect("there are some");
+        let look = Look { host: "web1".to_owned(), duration_ns: 60_000_000_000, ..Look::default() };
+        let told = sentence(&look, Some(&first));
+        assert!(told.starts_with("new (offcpu) waited at least 1.00ms in 60.0s, 100 % of it"), "{told}");
     }
 
     #[test]

@@ -106,6 +106,13 @@ fn add_lost(into: &mut BTreeMap<String, u64>, lost: BTreeMap<String, u64>) {
     }
 }
 
+impl Report {
+    /// What a source saw in all, and in each slot: what is known at the end of one may be gone at the end of all.
+    pub fn snapshots(&self, number: usize) -> impl Iterator<Item = &Snapshot> {
+        self.whole[number].iter().chain(self.merged.iter().flat_map(move |of| &of[number]))
+    }
+}
+
 impl Gathering {
     /// Of what was recorded with that header.
     ///

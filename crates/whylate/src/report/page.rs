@@ -13,6 +13,7 @@ use whylate_model::{Card, Histogram};
 
 use super::compare::Compared;
 use super::markup::{count, head, name, ns, sentence, text};
+use super::series::Column;
 use super::timeline::Scale;
 use super::{Report, data, flame, headline, series, tables, timeline};
 use crate::output::look::shown;
@@ -126,7 +127,7 @@ fn facts(report: &Report) -> String {
             in_zone(report, to_ns, ends),
             utc(from_ns),
             utc(to_ns),
-            format_ns(to_ns.saturating_sub(from_ns))
+            headline::span_in_words(to_ns.saturating_sub(from_ns))
         ),
     ));
     let measured: Vec<String> =
@@ -199,7 +200,7 @@ fn overview(report: &Report, scale: &Scale, compared: Option<&Compared>) -> Stri
     out += &help(
         "Each picture shows one source over time: the higher, the longer something took; the darker, the more often. \
          Dots are late events, and the bars at the bottom are the delay that each culprit caused then. \
-         Drag over a picture, or use the two sliders, to select a span: everything below then tells of that span alone.",
+         Drag over a picture, or use the two sliders, to select a span: everything below then covers only that span.",
     );
     let first = timeline::write(report, scale);
     let _ = match compared {
@@ -268,7 +269,8 @@ fn of_source(report: &Report, number: usize, card: &Card) -> String {
     out += &series::shares(card, snapshot);
     out += &series::grouped(card, snapshot);
     if !snapshot.series.is_empty() {
-        let _ = write!(out, "<h3>Series</h3>\n{}", series::table(card, snapshot, "series", data::SERIES));
+        let columns = Column::all(card, report.snapshots(number));
+        let _ = write!(out, "<h3>Series</h3>\n{}", series::table(&columns, snapshot, "series", data::SERIES));
         out += "<p class=\"note of-part\" hidden></p>\n";
     }
     let graphs = flame::of(report, number);

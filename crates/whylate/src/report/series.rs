@@ -46,16 +46,17 @@ const FIGURES: [(Figure, &str, &str); 4] = [
 ];
 
 impl Column {
-    /// What all series of a snapshot have.
-    pub fn all(card: &Card, snapshot: &Snapshot) -> Vec<Column> {
+    /// What all series of these snapshots have.
+    pub fn all<'a>(card: &Card, snapshots: impl IntoIterator<Item = &'a Snapshot>) -> Vec<Column> {
+        let all: Vec<&Series> = snapshots.into_iter().flat_map(|snapshot| &snapshot.series).collect();
         let (mut labels, mut histograms, mut values) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        for series in &snapshot.series {
+        for series in &all {
             labels.extend(series.labels.keys());
             histograms.extend(series.histograms.keys());
             values.extend(series.values.keys());
         }
         let of = |name: &String| FIGURES.map(|(figure, ..)| Column::Of(name.clone(), figure));
-        let value = |name: &String| Column::Value(name.clone(), kind(card, name, snapshot));
+        let value = |name: &String| Column::Value(name.clone(), kind(card, name, &all));
         let columns = labels.into_iter().cloned().map(Column::Label);
         columns.chain(histograms.into_iter().flat_map(of)).chain(values.into_iter().map(value)).collect()
     }
@@ -112,9 +113,9 @@ fn words(name: &str) -> String {
     name.replace('_', " ").replace('<', "?")
 }
 
-fn kind(card: &Card, name: &str, snapshot: &Snapshot) -> Kind {
+fn kind(card: &Card, name: &str, all: &[&Series]) -> Kind {
     let is_share = matches!((card.merging)(name), Merging::OverSpan | Merging::OverPresence | Merging::Derived(_));
-    let mut values = snapshot.series.iter().filter_map(|series| series.values.get(name));
+    let mut values = all.iter().filter_map(|series| series.values.get(name));
     match name {
         _ if name.ends_with("_ns") => Kind::Ns,
         _ if is_share && !name.ends_with("_per_s") && values.all(|value| (0.0..=1.0).contains(value)) => Kind::Share,
@@ -136,8 +137,7 @@ pub fn in_order(snapshot: &Snapshot) -> Vec<&Series> {
 }
 
 /// The table, with at most so many rows.
-pub fn table(card: &Card, snapshot: &Snapshot, class: &str, most: usize) -> String {
-    let columns = Column::all(card, snapshot);
+pub fn table(columns: &[Column], snapshot: &Snapshot, class: &str, most: usize) -> String {
     let distributions: BTreeSet<&String> =
         columns.iter().filter_map(|column| if let Column::Of(name, _) = column { Some(name) } else { None }).collect();
     let headings: Vec<String> = columns.iter().map(|column| column.heading(distributions.len() > 1)).collect();
@@ -200,7 +200,10 @@ pub fn added_up(card: &Card, snapshot: &Snapshot) -> Option<(&'static str, Snaps
 /// The same as a table.
 pub fn grouped(card: &Card, snapshot: &Snapshot) -> String {
     let told = |(label, by_label)| {
-        format!("<h4 class=\"whole-only\">By {label}</h4>{}", table(card, &by_label, "grouped", GROUPS))
+        format!(
+            "<h4 class=\"whole-only\">By {label}</h4>{}",
+            table(&Column::all(card, [&by_label]), &by_label, "grouped", GROUPS)
+        )
     };
     added_up(card, snapshot).map(told).unwrap_or_default()
 }
@@ -240,7 +243,8 @@ mod tests {
     #[test]
     fn a_table_has_what_the_series_have() {
         let rows = vec![series(&[("tid", "7"), ("process", "<b>")], &[], &[("working", 0.25), ("sqes_per_s", 1.5)])];
-        let written = table(&SQPOLL, &snapshot(&SQPOLL, rows.clone()), "series", 9);
+        let of_rows = snapshot(&SQPOLL, rows.clone());
+        let written = table(&Column::all(&SQPOLL, [&of_rows]), &of_rows, "series", 9);
         for told in ["&lt;b&gt;", ">25.0%<", ">1.50<", "sqes per s"] {
             assert!(written.contains(told), "{told}: {written}");
         }

@@ -159,13 +159,20 @@ impl Slots {
     /// From when to when `replay` has to be asked for what these slots have: a snapshot that ends when a span begins is not of
     /// it, and one that begins when it ends is.
     pub fn span_unix_ns(&self, first: usize, last: usize) -> (u64, u64) {
-        let from_ns = match first.checked_sub(1).and_then(|before| self.slots.get(before)) {
-            Some(before) => before.end_unix_ns,
-            None => self.slots.first().map_or(0, |slot| slot.start_unix_ns),
+        let (begins_ns, ends_ns) = match (self.slots.get(first), self.slots.get(last)) {
+            (Some(first), Some(last)) => (first.start_unix_ns, last.end_unix_ns),
+            _ => return (0, 0),
         };
-        let to_ns = match self.slots.get(last + 1) {
+        // Where the clock was set back, what came before or after has other times.
+        let before = first.checked_sub(1).and_then(|before| self.slots.get(before));
+        let before = before.filter(|before| before.start_unix_ns <= begins_ns);
+        let after = self.slots.get(last + 1).filter(|after| ends_ns <= after.end_unix_ns);
+        let is_last = last + 1 == self.slots.len();
+        let from_ns = before.map_or(begins_ns, |before| before.end_unix_ns);
+        let to_ns = match after {
             Some(after) => after.start_unix_ns.saturating_sub(1),
-            None => self.slots.last().map_or(0, |slot| slot.end_unix_ns.max(self.end_unix_ns)),
+            None if is_last => ends_ns.max(self.end_unix_ns),
+            None => ends_ns,
         };
         (from_ns, to_ns)
     }
@@ -283,5 +290,20 @@ mod tests {
         let replayed = (0..10).filter(|second| (second + 1) * SECOND_NS > from_ns && second * SECOND_NS <= to_ns);
         assert_eq!(replayed.collect::<Vec<u64>>(), [3, 4, 5]);
         assert_eq!(slots.span_unix_ns(0, 9), (0, 10 * SECOND_NS));
+    }
+
+    #[test]
+    fn a_span_before_or_after_the_clock_was_set_back_has_no_other_snapshots() {
+        let mut slots = Slots::default();
+        let seconds = [100, 101, 102, 7, 8, 9];
+        for second in seconds {
+            slots.add(vec![part(second)], &Look::default(), BTreeMap::new(), 1);
+        }
+        for (first, last) in [(0, 0), (1, 2), (0, 2), (2, 2), (3, 3), (3, 5), (4, 5)] {
+            let (from_ns, to_ns) = slots.span_unix_ns(first, last);
+            let is_within = |second: &u64| (second + 1) * SECOND_NS > from_ns && second * SECOND_NS <= to_ns;
+            let replayed: Vec<u64> = seconds.iter().copied().filter(is_within).collect();
+            assert_eq!(replayed, seconds[first..=last], "{first} to {last}");
+        }
     }
 }

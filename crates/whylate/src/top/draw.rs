@@ -106,7 +106,7 @@ fn header(state: &State, columns: usize) -> Line<'static> {
         }
         _ => String::new(),
     };
-    let missed = if state.missed > 0 { format!("{} snapshots lost", state.missed) } else { String::new() };
+    let missed = if state.missed > 0 { format!("{} lost", counted(state.missed, "snapshot")) } else { String::new() };
     let namespace = state.header.pid_namespace.map_or_else(String::new, |_| "in a PID namespace".to_owned());
     let place: Vec<String> = state.views().iter().skip(1).map(|view| title_of(&view.what)).collect();
     let place = if place.is_empty() { String::new() } else { format!("> {}", place.join(" > ")) };

@@ -93,8 +93,16 @@ fn unpack(packed: &[u8]) -> Option<Snapshot> {
     serde_json::from_slice(&text).ok()
 }
 
+/// Blocks are at most one part in so many of the history.
+const MOST_BLOCKS: usize = 8;
+
 /// What a source saw in a block of moments, by its name, the block's length and its number; `None` for nothing.
 type Blocks = BTreeMap<(&'static str, u64, u64), Option<Box<[u8]>>>;
+
+fn bytes_of(blocks: &Blocks) -> usize {
+    let bytes = blocks.values().flatten().map(|packed| packed.len()).sum::<usize>();
+    bytes + blocks.len() * (ALLOCATED + size_of::<(&str, u64, u64)>())
+}
 
 /// Moments in order of time, the oldest of which are forgotten.
 #[derive(Debug)]
@@ -166,7 +174,8 @@ impl History {
         self.bytes += moment.bytes;
         self.moments.push_back(moment);
         // What is shown now has to be there, however large it is.
-        while self.bytes > self.most_bytes && self.moments.len() > 1 {
+        let of_blocks = bytes_of(self.blocks.get_mut());
+        while self.bytes + of_blocks > self.most_bytes && self.moments.len() > 1 {
             self.bytes -= self.moments.pop_front().map_or(0, |oldest| oldest.bytes);
         }
         let forgotten = self.forgotten();
@@ -256,10 +265,14 @@ impl History {
             return packed.as_deref().and_then(unpack);
         }
         let snapshot = self.merge(number * length..(number + 1) * length, card, shorter);
-        // Without memory for it, it is merged again the next time.
-        if let Ok(packed) = snapshot.as_ref().map(pack).transpose() {
-            self.blocks.borrow_mut().insert(key, packed);
+        // Without memory for it, or much else that is kept, it is merged again the next time.
+        let mut known = self.blocks.borrow_mut();
+        if bytes_of(&known) <= self.most_bytes / MOST_BLOCKS
+            && let Ok(packed) = snapshot.as_ref().map(pack).transpose()
+        {
+            known.insert(key, packed);
         }
+        drop(known);
         snapshot
     }
 }

@@ -196,7 +196,7 @@ fn a_program_is_looked_at_and_the_machine_is_behind_it() {
     press(&mut state, "\t\n");
     let What::Frames(_, shown, _) = &state.view().what else { panic!("{:?}", state.view().what) };
     assert_eq!(*shown, Stacks::Chains(pid.clone()));
-    assert!(state.view().panels[0].title.contains("Chains of late waits"), "{}", state.view().panels[0].title);
+    assert!(state.view().panels[0].title.contains("Wakeup chains of late waits"), "{}", state.view().panels[0].title);
     press(&mut state, "<\t\n");
     assert!(matches!(&state.view().what, What::Frames(_, Stacks::Of(of), _) if *of == pid), "{:?}", state.view().what);
     press(&mut state, "<<");

@@ -3,16 +3,16 @@
 
 use std::collections::HashMap;
 use std::mem::{replace, take};
+use std::sync::Arc;
 
-use libbpf_rs::{MapCore as _, MapFlags};
 use whylate_model::Series;
 
-use super::{LOST, Met, Sampler, frames_of, iterate, until_programs_have_ended};
+use super::{LOST, Met, Sampler, iterate, until_programs_have_ended};
 use crate::attach::{self, ProgramStatistics, read_plain};
 use crate::clock;
-use crate::offcpu::places::{self, Place};
+use crate::offcpu::places::Place;
 use crate::offcpu::process::Process;
-use crate::offcpu::skel::types::{holder_now, process_value, stack_value, thread_now};
+use crate::offcpu::skel::types::{holder_now, thread_now};
 use crate::offcpu::{disks, holders};
 
 /// Everything that was gathered in one span, as numbers and addresses.
@@ -20,10 +20,12 @@ pub(in crate::offcpu) struct Gathered {
     pub(in crate::offcpu) began_ns: u64,
     pub(in crate::offcpu) ended_ns: u64,
     pub(in crate::offcpu) places: Vec<Place>,
+    /// Numbers of places mean something else in another one.
+    pub(in crate::offcpu) generation: u32,
     /// Frames by the number of the stack, innermost first.
-    pub(in crate::offcpu) stacks: HashMap<u32, Vec<u64>>,
+    pub(in crate::offcpu) stacks: HashMap<u32, Arc<[u64]>>,
     pub(in crate::offcpu) processes: HashMap<u32, (u32, String)>,
-    pub(in crate::offcpu) memory: HashMap<u32, Process>,
+    pub(in crate::offcpu) memory: HashMap<u32, Arc<Process>>,
     pub(in crate::offcpu) threads: Vec<(usize, thread_now)>,
     /// Threads that wait or are waited for, where that is asked for.
     pub(in crate::offcpu) holders: Vec<holder_now>,
@@ -49,6 +51,7 @@ impl Sampler {
             None => Vec::new(),
         };
         let disks = if self.holders.is_some() { disks::busy() } else { None };
+        let generation = self.variables()?.generation;
         let needs_room = self.needs_room()?;
         if needs_room && !self.switches.is_empty() {
             // What switches add from here on would be in no snapshot, and a place written down while the tables are
@@ -58,25 +61,13 @@ impl Sampler {
         }
         let sums = self.sums();
         let maps = &self.skeleton.maps;
-        let places = places::changed(maps, &sums, &self.told, self.tells_wakers)?;
+        let places = self.tables.changed(maps, &sums, &self.told, self.tells_wakers)?;
         let index_of_place: HashMap<u32, usize> =
             places.iter().enumerate().map(|(index, place)| (place.number, index)).collect();
-        let mut stacks = HashMap::new();
-        for key in maps.stack_by_hash.keys() {
-            if let Some(stack) =
-                maps.stack_by_hash.lookup(&key, MapFlags::ANY)?.and_then(|s| read_plain::<stack_value>(&s))
-            {
-                stacks.insert(stack.id, frames_of(&stack).to_vec());
-            }
-        }
-        let mut processes = HashMap::new();
-        for key in maps.process_by_key.keys() {
-            if let Some(process) =
-                maps.process_by_key.lookup(&key, MapFlags::ANY)?.and_then(|value| read_plain::<process_value>(&value))
-            {
-                processes.insert(process.id, (process.tgid, attach::text(&process.comm)));
-            }
-        }
+        let keys = || places.iter().flat_map(Place::keys);
+        let stacks = keys().flat_map(|key| [key.kernel_stack, key.user_stack]).collect();
+        let stacks = self.tables.stacks(maps, &stacks)?;
+        let processes = self.tables.processes(maps, &keys().map(|key| key.process).collect())?;
         let lost = self.lost_counts();
         let told_lost = replace(&mut self.told_lost, lost);
         self.processes.read_compiled();
@@ -84,6 +75,7 @@ impl Sampler {
             began_ns: replace(&mut self.since_ns, ended_ns),
             ended_ns,
             places,
+            generation,
             stacks,
             processes,
             memory: self.processes.known(),

@@ -69,7 +69,9 @@ const cellText = (text) => ({ t: text, v: text });
 
 // Where the recording was made: its date and time of day, to the microsecond.
 function local(ns) {
-  const us = (BigInt(data.base_ns) + BigInt(Math.round(ns))) / 1000n + BigInt(data.offset_s) * 1000000n;
+  // Clocks may have changed within it.
+  const [, ahead] = data.offsets.findLast(([from]) => from <= ns) || data.offsets[0];
+  const us = (BigInt(data.base_ns) + BigInt(Math.round(ns))) / 1000n + BigInt(ahead) * 1000000n;
   const date = new Date(Number(us / 1000n)).toISOString();
   return [date.slice(0, 10), date.slice(11, 23) + String(us % 1000n).padStart(3, "0")];
 }

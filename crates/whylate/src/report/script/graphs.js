@@ -15,8 +15,8 @@ function sections() {
     fill(table, "series " + source.name, rows);
     const note = section.querySelector("p.of-part");
     if (note) {
-      const told = source.is_coarse ? ["Percentiles of a part are up to 12.5 % too high."] : [];
-      if (!source.has_all) told.push("A part has figures of " + source.series.length + " of the series.");
+      const told = source.is_coarse ? ["Over a selected span, percentiles are up to 12.5 % too high."] : [];
+      if (!source.has_all) told.push("Only " + source.series.length + " series have figures for a selected span.");
       note.hidden = isWhole() || told.length === 0;
       note.textContent = told.join(" ");
     }
@@ -177,7 +177,7 @@ class Flame {
     this.svg.setAttribute("role", "group");
     const matched = (node) => (isHit(node) ? node.ns : [...node.children.values()].reduce((sum, child) => sum + matched(child), 0));
     const isEmpty = root.ns === 0 && state.culprit >= 0;
-    this.said.textContent = isEmpty ? "No stack here tells of " + data.culprits[state.culprit].told + "."
+    this.said.textContent = isEmpty ? "No stack here names " + data.culprits[state.culprit].told + "."
       : wanted === "" ? "" : "Matched: " + percent(root.ns > 0 ? matched(root) / root.ns : 0);
   }
 

@@ -8,7 +8,9 @@ function span() {
   const [day, from] = local(first[0]), [until, to] = local(last[1]);
   byId("span").textContent = day + " " + from.slice(0, 12) + " to " + (until === day ? "" : until + " ") + to.slice(0, 12) + " (" + formatNs(last[1] - first[0]) + ", " +
     counted(state.to - state.from + 1, "slot") + " of " + data.slots.length + ")";
-  const options = isWhole() ? "" : " --from " + first[4] + " --to " + last[5];
+  // Over a change of the clock, times are not in order.
+  const [from_stamp, to_stamp] = [first[4], last[5]].sort();
+  const options = isWhole() ? "" : " --from " + from_stamp + " --to " + to_stamp;
   byId("command").textContent = data.command + options;
   byId("from").value = state.from;
   byId("to").value = state.to;

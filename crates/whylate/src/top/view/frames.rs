@@ -93,7 +93,7 @@ fn outline(zoom: &Zoom<'_>, node: &Node) -> Panel {
     let time = format_ns(node.all.weight_ns);
     match zoom.shown {
         Stacks::Chains(_) => {
-            let title = format!("Chains of late waits, along who ended them, {time}");
+            let title = format!("Wakeup chains of late waits, {time} in all");
             Panel::table("chains", title, "SHARE, TIME, <BAR, <FRAME", rows, "nothing was late")
         }
         _ => {

@@ -9,7 +9,7 @@ Tab, Shift-Tab     next, previous panel
 Enter, l, right    open the selected row: source, series, culprit or event
 Esc, h, left       back
 
-/                  show only rows that contain a text (Enter keeps, Esc clears)
+/                  filter rows by text (Enter keeps the filter, Esc clears)
 s                  sort by the next column, marked *
 I                  reverse the order
 

@@ -77,7 +77,7 @@ fn time<'a>(state: &State, whose: &Whose, seen: Option<&Labels>, stacks: impl It
     let title =
         format!("{}, {} of thread time in {}", whose.name(seen), format_ns(all_ns), format_ns(state.look.duration_ns));
     let nothing = "none of its threads was seen in this span";
-    Panel::table("time", title, "SHARE, TIME, <BAR, <WAIT CLASS, LONGEST WAIT", rows.collect(), nothing)
+    Panel::table("time", title, "SHARE, TIME, <BAR, <CLASS, AGE-MAX", rows.collect(), nothing)
 }
 
 /// A row that opens it, of what has these labels; no rows where they tell nobody.
