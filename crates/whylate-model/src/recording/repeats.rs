@@ -14,8 +14,11 @@ use super::Line;
 use super::credible::is_credible_stack;
 use crate::{Histogram, Snapshot, Stack};
 
-/// So many stacks are known by their text; then it begins anew.
+/// So many stacks are known by their text, with so many bytes of it; then it begins anew.
 const MOST: usize = 10_000;
+const MOST_BYTES: usize = 64 << 20;
+/// Of a longer one, far above what the deepest has, serde reads the snapshot.
+const LONGEST: usize = 1 << 20;
 
 const STACKS: &[u8] = b"],\"stacks\":[";
 const SAMPLES: &[u8] = b",\"samples\":";
@@ -70,13 +73,14 @@ pub struct Repeats {
     /// By the source, and by the text before the figures.
     by_head: HashMap<String, HashMap<Vec<u8>, Vec<Arc<Place>>>>,
     known: usize,
+    bytes: usize,
     next: usize,
 }
 
 impl Repeats {
     /// Knows none. The function tells of which stacks of which source the age is needed.
     pub fn new(asks_for_age: fn(&str, &Stack) -> bool) -> Self {
-        Repeats { asks_for_age, by_head: HashMap::new(), known: 0, next: 0 }
+        Repeats { asks_for_age, by_head: HashMap::new(), known: 0, bytes: 0, next: 0 }
     }
 
     /// Reads the line of a snapshot with stacks; `None` for any other, and for one that has to be read whole.
@@ -155,11 +159,15 @@ impl Repeats {
         if !text.starts_with(&without[..head]) || place.figures_in(&text[head..]).is_none() {
             return None;
         }
-        if self.known >= MOST {
+        if without.len() > LONGEST {
+            return None;
+        }
+        if self.known >= MOST || self.bytes >= MOST_BYTES {
             self.by_head.clear();
-            self.known = 0;
+            (self.known, self.bytes) = (0, 0);
         }
         (self.known, self.next) = (self.known + 1, self.next + 1);
+        self.bytes += without.len();
         let of_source = self.by_head.entry(source.to_owned()).or_default();
         of_source.entry(without[..head].to_vec()).or_default().push(Arc::new(place));
         Some(())
@@ -323,6 +331,18 @@ mod tests {
             let places: Vec<usize> = read.stacks.iter().map(|of| of.place.number).collect();
             assert_eq!((places, read.snapshot.stacks), (vec![0, 1, 0], vec![stack("D")]));
         }
+    }
+
+    #[test]
+    fn long_texts_are_not_kept_without_end() {
+        let mut repeats = Repeats::new(|_, _| false);
+        let named = |name: String| line(vec![Stack { samples: 1, kernel: vec![name], ..Stack::default() }]).1;
+        assert!(repeats.read(&named("f".repeat(LONGEST))).is_none());
+        for number in 0..200 {
+            assert!(repeats.read(&named(format!("{number}{}", "f".repeat(700_000)))).is_some());
+            assert!(repeats.bytes < MOST_BYTES + LONGEST, "{number}");
+        }
+        assert!(repeats.known < 100, "it has begun anew");
     }
 
     #[test]

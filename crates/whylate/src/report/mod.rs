@@ -153,7 +153,7 @@ impl Gathering {
         // The account is asked after the snapshots, when the next ones have begun: a replay of these counts it.
         let lost = std::mem::take(&mut self.lost_since);
         let mut of_moment = Gatherer::of(self.cards.clone(), By::Culprit);
-        let (mut found, mut snapshots) = (Vec::new(), Vec::new());
+        let (mut found, mut snapshots, mut has_late) = (Vec::new(), Vec::new(), false);
         for line in lines {
             match line {
                 Line::Snapshot(snapshot) => {
@@ -162,6 +162,7 @@ impl Gathering {
                     };
                     let mut snapshot = *snapshot;
                     for event in std::mem::take(&mut snapshot.late) {
+                        has_late = true;
                         self.late(slot, number, event, &mut of_moment);
                     }
                     found.push(Found::of_part(self.cards[number], &mut snapshot));
@@ -191,7 +192,8 @@ impl Gathering {
             add_lost(&mut self.lost_since, lost);
             return Ok(());
         }
-        let look = of_moment.finish_with(&found, Vec::new());
+        // Nothing was late in most moments.
+        let look = if has_late { of_moment.finish_with(&found, Vec::new()) } else { Look::default() };
         for culprit in &look.culprits {
             for of in &culprit.victims {
                 let delay = Delay { events: of.events, total_ns: of.total_ns, worst_ns: of.worst_ns };

@@ -7,8 +7,9 @@ use whylate_model::folded::Frame;
 use whylate_model::recording::Repeated;
 use whylate_model::{CauseKind, Stack};
 
-/// So many stacks of a source are told apart, and so many chains; the time of others is summed up.
+/// So many stacks of a source are told apart, with so many bytes of names, and so many chains; the time of others is summed up.
 const MOST_STACKS: usize = 10_000;
+const MOST_STACK_BYTES: usize = 64 << 20;
 const MOST_CHAINS: usize = 10_000;
 /// So many culprits are told apart by slot; what others did is summed up.
 const MOST_CULPRITS: usize = 10_000;
@@ -97,6 +98,8 @@ pub struct Stacks {
     known: HashMap<u64, Vec<u32>>,
     /// Without what was seen.
     places: Vec<Stack>,
+    /// Of their names.
+    bytes: usize,
     /// The row of each place that the reader of a recording knows; `None` where there was no room.
     by_number: HashMap<usize, Option<u32>>,
     seen: BySlot<Seen>,
@@ -138,9 +141,11 @@ impl Stacks {
     fn row(&mut self, stack: &Stack) -> Option<u32> {
         let alike = self.known.entry(stack.place_hash()).or_default();
         let known = alike.iter().copied().find(|&at| self.places[at as usize].is_same_place(stack));
-        if known.is_some() || self.places.len() >= MOST_STACKS {
+        if known.is_some() || self.places.len() >= MOST_STACKS || self.bytes >= MOST_STACK_BYTES {
             return known;
         }
+        self.bytes +=
+            stack.kernel.iter().chain(&stack.user).chain(stack.labels.values()).map(String::len).sum::<usize>();
         let row = self.places.len() as u32;
         alike.push(row);
         let (age, waits_for) = Default::default();
@@ -288,6 +293,18 @@ mod tests {
                 prop_assert!(rows.row(row).is_sorted_by(|a, b| a.0 < b.0));
             }
         }
+    }
+
+    #[test]
+    fn stacks_with_long_names_are_bounded_by_their_bytes() {
+        let mut stacks = Stacks::default();
+        for number in 0..100 {
+            let kernel = vec![format!("{number}{}", "f".repeat(1_000_000))];
+            stacks.add(0, &Stack { kernel, weight_ns: 1, ..Stack::default() });
+        }
+        let kept = stacks.iter().count() as u64;
+        assert!((60..70).contains(&kept), "{kept}");
+        assert_eq!(stacks.beyond_ns(), 100 - kept);
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl Slots {
         (self.slots.len() as u32).saturating_sub(u32::from(!is_full))
     }
 
-    /// Adds a moment, of which the look tells who was late; `lost` is of what sources share. True where slots have become
+    /// Adds a moment, of which the look tells who was late, and nothing where nobody was; `lost` is of what sources share. True where slots have become
     /// half as many: whoever counts by slot does the same.
     pub fn add(&mut self, parts: Vec<Part>, look: &Look, lost: BTreeMap<String, u64>, sources: usize) -> bool {
         let mut moment = Slot { start_unix_ns: u64::MAX, end_unix_ns: 0, sources: Vec::new(), lost };
@@ -199,13 +199,14 @@ impl OfSource {
         merger.add(snapshot);
         let headline = look.sources.iter().find(|headline| headline.source == found.card.name);
         let held_up = headline.and_then(|headline| headline.held_up.as_ref());
+        let unexplained = found.unexplained();
         OfSource {
             merger,
-            late: headline.map_or(0, |headline| headline.late),
+            late: headline.map_or(unexplained.events, |headline| headline.late),
             late_max_ns: headline.and_then(|headline| headline.late_of.as_ref()).map_or(0, |of| of.max_ns),
             held_up: held_up.map_or(0, |held_up| held_up.late),
             held_up_max_ns: held_up.map_or(0, |held_up| held_up.max_ns),
-            late_ns: headline.map_or(0, |headline| headline.late_ns),
+            late_ns: headline.map_or(unexplained.total_ns, |headline| headline.late_ns),
             found,
         }
     }
