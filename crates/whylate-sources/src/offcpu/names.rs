@@ -69,7 +69,8 @@ impl Names {
         processes: &HashMap<u32, Arc<Process>>,
     ) -> HashMap<(u32, u64, bool), Frames> {
         let mut named = HashMap::new();
-        let mut by_file: BTreeMap<PathBuf, InFile<'_>> = BTreeMap::new();
+        // Copies of a file may have their names in the same one.
+        let mut by_file: BTreeMap<(PathBuf, usize), InFile<'_>> = BTreeMap::new();
         let mut places = Vec::new();
         for &(id, address, innermost) in wanted {
             // A return address is behind the call, which may be the last instruction of its function.
@@ -81,13 +82,14 @@ impl Names {
                 Place::File { elf, offset, shown, names, is_address } => {
                     if !elf.known().contains_key(&offset) {
                         let new = || InFile { elf, is_address, shown, offsets: BTreeSet::new() };
-                        by_file.entry(names).or_insert_with(new).offsets.insert(offset);
+                        let file = (names, std::ptr::from_ref(elf).addr());
+                        by_file.entry(file).or_insert_with(new).offsets.insert(offset);
                     }
                     places.push(((id, address, innermost), elf, offset));
                 }
             }
         }
-        for (file, InFile { elf, is_address, shown, offsets }) in by_file {
+        for ((file, _), InFile { elf, is_address, shown, offsets }) in by_file {
             let offsets: Vec<u64> = offsets.into_iter().collect();
             let names = self.in_file(&file, is_address, &shown, &offsets);
             elf.known().extend(offsets.into_iter().zip(names));

@@ -18,6 +18,8 @@ const LONGEST: u64 = 64 << 20;
 const EXPANSION: usize = 4;
 /// What the system takes for each piece of memory beside what was asked for.
 const ALLOCATED: usize = 16;
+/// What compressing keeps of memory for the next time.
+const MOST_PACKING: usize = 1 << 20;
 /// So many gaps of one moment are kept.
 const GAPS: usize = 100;
 /// So many neighbouring moments are merged once for all, the largest first: each new moment has the span of an hour merged.
@@ -82,9 +84,36 @@ impl Moment {
     }
 }
 
+/// What compressing takes. What is kept lies between what is not: memory taken anew each time would leave holes.
+struct Packing {
+    compressor: zstd::bulk::Compressor<'static>,
+    text: Vec<u8>,
+    packed: Vec<u8>,
+}
+
+thread_local! {
+    static PACKING: RefCell<Option<Packing>> = const { RefCell::new(None) };
+}
+
 fn pack(snapshot: &Snapshot) -> io::Result<Box<[u8]>> {
-    // The compressor takes as much memory as the text has.
-    Ok(zstd::bulk::compress(&serde_json::to_vec(snapshot)?, LEVEL)?.into_boxed_slice())
+    PACKING.with_borrow_mut(|packing| {
+        let Packing { compressor, text, packed } = match packing {
+            Some(packing) => packing,
+            None => {
+                let compressor = zstd::bulk::Compressor::new(LEVEL)?;
+                packing.insert(Packing { compressor, text: Vec::new(), packed: Vec::new() })
+            }
+        };
+        text.clear();
+        packed.clear();
+        serde_json::to_writer(&mut *text, snapshot)?;
+        packed.reserve(zstd::zstd_safe::compress_bound(text.len()));
+        compressor.compress_to_buffer(text, packed)?;
+        let kept = packed.as_slice().into();
+        text.shrink_to(MOST_PACKING);
+        packed.shrink_to(MOST_PACKING);
+        Ok(kept)
+    })
 }
 
 fn unpack(packed: &[u8]) -> Option<Snapshot> {
