@@ -281,7 +281,9 @@ fn writes_are_told(file: &File) -> Result<bool> {
         flushes += usize::from(request.operation == Operation::Flush);
     }
     println!("{waits} waits of {} calls: {writes} writes, {flushes} flushes, {journal} for a thread", calls.len());
-    Ok(2 * (writes + flushes) >= waits - journal && 2 * flushes >= calls.len() && writes > 0)
+    // A disk may have flushed before its caller sleeps: then a call has one wait.
+    let for_disk = waits - journal;
+    Ok(2 * (writes + flushes) >= for_disk && 2 * flushes >= for_disk.saturating_sub(calls.len()) && writes > 0)
 }
 
 /// A bit of everything that wakes threads, for a while.
