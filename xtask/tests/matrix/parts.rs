@@ -232,9 +232,7 @@ fn wakers_are_told(said: &str, expected: &Expected) -> Result<()> {
     if !expected.has_disk {
         return is_skipped_for(said, &[NOT_ON_DISK]);
     }
-    let told = said.lines().find_map(|line| line.split_once(" writes and ")).context("no writes were told")?;
-    let flushes = told.1.split(' ').next().and_then(|flushes| flushes.parse::<u64>().ok());
-    ensure!(flushes > Some(0), "{flushes:?} flushes were waited for");
+    ensure!(said.lines().any(|line| line.contains(" writes, ")), "no writes were told");
     is_skipped_for(said, &[])
 }
 
