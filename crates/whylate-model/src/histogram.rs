@@ -6,9 +6,11 @@
 //! a property test compares the two. Sources that count in user space have the room for [`FINE_GROUPING_POWER`], with
 //! buckets of at most 1.6 %. Count, sum, minimum and maximum are exact; percentiles are bucket bounds.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 
 use histogram::{Config, Histogram as DenseHistogram, SparseHistogram};
+use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Each power of two is cut into `2^GROUPING_POWER` buckets.
@@ -122,6 +124,24 @@ impl Histogram {
             max_ns: max_ns.clamp(*last.start(), *last.end()),
             buckets,
         })
+    }
+
+    /// Becomes what was printed: upper bounds with their counts, of which the layout is told by its power.
+    pub(crate) fn become_printed(
+        &mut self,
+        grouping_power: u8,
+        buckets: &[(u64, u64)],
+        sum_ns: u64,
+        min_ns: u64,
+        max_ns: u64,
+    ) {
+        let was = std::mem::take(self);
+        let (_, index, count) = was.buckets.into_parts();
+        let layout = if grouping_power == FINE_GROUPING_POWER { FINE_LAYOUT } else { LAYOUT };
+        let buckets = sparse(layout, buckets, (index, count));
+        if !buckets.is_empty() {
+            *self = Histogram { buckets, sum_ns: sum_ns.into(), min_ns, max_ns };
+        }
     }
 
     /// `count` values, all of them zero.
@@ -252,13 +272,16 @@ fn add(sum: &mut SparseHistogram, other: &SparseHistogram) {
     }
 }
 
-/// Of upper bounds and counts; as they are printed, bounds ascend.
-fn sparse(layout: Config, counts: &[(u64, u64)]) -> SparseHistogram {
+/// Of upper bounds and counts; as they are printed, bounds ascend. Takes that memory.
+fn sparse(layout: Config, counts: &[(u64, u64)], memory: (Vec<u32>, Vec<u64>)) -> SparseHistogram {
     let power = if layout == FINE_LAYOUT { FINE_GROUPING_POWER } else { GROUPING_POWER };
-    let index: Vec<u32> = counts.iter().map(|&(ns, _)| bucket_in(power, ns) as u32).collect();
+    let (mut index, mut count) = memory;
+    index.clear();
+    index.extend(counts.iter().map(|&(ns, _)| bucket_in(power, ns) as u32));
     let is_as_printed = index.is_sorted_by(|a, b| a < b) && counts.iter().all(|&(_, count)| count > 0);
-    let counted = || counts.iter().map(|&(_, count)| count).collect();
-    let buckets = is_as_printed.then(|| SparseHistogram::from_parts(layout, index, counted()).ok()).flatten();
+    count.clear();
+    count.extend(counts.iter().map(|&(_, count)| count));
+    let buckets = is_as_printed.then(|| SparseHistogram::from_parts(layout, index, count).ok()).flatten();
     buckets.unwrap_or_else(|| SparseHistogram::from(&dense(layout, counts.iter().copied())))
 }
 
@@ -301,7 +324,36 @@ struct Printed {
     grouping_power: u8,
     /// Without it a reader could only restore the sum to within `count` nanoseconds.
     sum_ns: u64,
-    buckets: Vec<(u64, u64)>,
+    buckets: Buckets,
+}
+
+/// Upper bounds, and counts.
+#[derive(Serialize)]
+struct Buckets(Vec<(u64, u64)>);
+
+/// Room for so many is taken at once: few have more.
+const USUAL_BUCKETS: usize = 64;
+
+impl<'de> Deserialize<'de> for Buckets {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pairs;
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = Buckets;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("pairs of a bound and a count")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut pairs: A) -> Result<Buckets, A::Error> {
+                let mut buckets = Vec::with_capacity(USUAL_BUCKETS);
+                while let Some(pair) = pairs.next_element()? {
+                    buckets.push(pair);
+                }
+                Ok(Buckets(buckets))
+            }
+        }
+        deserializer.deserialize_seq(Pairs)
+    }
 }
 
 fn usual_power() -> u8 {
@@ -325,7 +377,7 @@ impl Serialize for Histogram {
             max_ns: self.max_ns(),
             grouping_power: if self.is_fine() { FINE_GROUPING_POWER } else { GROUPING_POWER },
             sum_ns: u64::try_from(self.sum_ns).unwrap_or(u64::MAX),
-            buckets: self.iter().map(|(range, count)| (*range.end(), count)).collect(),
+            buckets: Buckets(self.iter().map(|(range, count)| (*range.end(), count)).collect()),
         }
         .serialize(serializer)
     }
@@ -333,13 +385,10 @@ impl Serialize for Histogram {
 
 impl<'de> Deserialize<'de> for Histogram {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let printed = Printed::deserialize(deserializer)?;
-        let layout = if printed.grouping_power == FINE_GROUPING_POWER { FINE_LAYOUT } else { LAYOUT };
-        let buckets = sparse(layout, &printed.buckets);
-        if buckets.is_empty() {
-            return Ok(Histogram::default());
-        }
-        Ok(Histogram { buckets, sum_ns: printed.sum_ns.into(), min_ns: printed.min_ns, max_ns: printed.max_ns })
+        let Printed { grouping_power, buckets, sum_ns, min_ns, max_ns, .. } = Printed::deserialize(deserializer)?;
+        let mut read = Histogram::default();
+        read.become_printed(grouping_power, &buckets.0, sum_ns, min_ns, max_ns);
+        Ok(read)
     }
 }
 

@@ -57,12 +57,31 @@ impl Merger {
 
     /// Adds the snapshot of the span that follows; its late events are left out.
     pub fn add(&mut self, next: Snapshot) {
-        self.sums.push((0, Snapshot { late: Vec::new(), ..next }));
+        if !self.add_to_one(&next) {
+            self.sums.push((0, Snapshot { late: Vec::new(), ..next }));
+        }
+    }
+
+    /// The same for whoever keeps the snapshot.
+    pub fn add_copy(&mut self, next: &Snapshot) {
+        if !self.add_to_one(next) {
+            let mut copy = next.clone();
+            copy.late.clear();
+            self.sums.push((0, copy));
+        }
+    }
+
+    /// Adds it to the one before, where that is alone.
+    fn add_to_one(&mut self, next: &Snapshot) -> bool {
+        let Some((power, one)) = self.sums.last_mut().filter(|(power, _)| *power == 0) else { return false };
+        *power = 1;
+        add(one, next);
         while let [.., (of_one, _), (of_other, _)] = self.sums[..]
             && of_one == of_other
         {
             self.add_last_two();
         }
+        true
     }
 
     fn add_last_two(&mut self) {
@@ -70,7 +89,7 @@ impl Merger {
             && let Some((into, sum)) = self.sums.last_mut()
         {
             *into = power + 1;
-            add(sum, last);
+            add(sum, &last);
         }
     }
 
@@ -84,7 +103,7 @@ impl Merger {
 }
 
 /// Adds the snapshot of the span that follows.
-fn add(sum: &mut Snapshot, next: Snapshot) {
+fn add(sum: &mut Snapshot, next: &Snapshot) {
     let spans = (sum.duration_ns, next.duration_ns);
     sum.duration_ns = sum.duration_ns.saturating_add(next.duration_ns);
     sum.ended_ns = next.ended_ns;
@@ -95,21 +114,23 @@ fn add(sum: &mut Snapshot, next: Snapshot) {
     sum.probe.runs = sum.probe.runs.saturating_add(next.probe.runs);
     sum.unexplained.events = sum.unexplained.events.saturating_add(next.unexplained.events);
     sum.unexplained.total_ns = sum.unexplained.total_ns.saturating_add(next.unexplained.total_ns);
-    for (reason, count) in next.lost {
-        let lost = sum.lost.entry(reason).or_default();
-        *lost = lost.saturating_add(count);
+    for (reason, count) in &next.lost {
+        match sum.lost.get_mut(reason) {
+            Some(lost) => *lost = lost.saturating_add(*count),
+            None => drop(sum.lost.insert(reason.clone(), *count)),
+        }
     }
-    let beyond = add_series(sum, next.series, spans) + add_stacks(sum, next.stacks);
+    let beyond = add_series(sum, &next.series, spans) + add_stacks(sum, &next.stacks);
     if beyond > 0 {
         *sum.lost.entry("merged_full".to_owned()).or_default() += beyond;
     }
 }
 
 /// Returns how many there was no room for.
-fn add_series(sum: &mut Snapshot, next: Vec<Series>, spans: (u64, u64)) -> u64 {
+fn add_series(sum: &mut Snapshot, next: &[Series], spans: (u64, u64)) -> u64 {
     let merging = named(&sum.source).map_or(sum_all as fn(&str) -> Merging, |card: &Card| card.merging);
     let mut places: Option<Places> = None;
-    let mut later: Vec<Option<Series>> = vec![None; sum.series.len()];
+    let mut later: Vec<Option<&Series>> = vec![None; sum.series.len()];
     let (mut beyond, mut expected) = (0, 0);
     for series in next {
         // Most snapshots have the same series as the one before, in the same order.
@@ -122,7 +143,7 @@ fn add_series(sum: &mut Snapshot, next: Vec<Series>, spans: (u64, u64)) -> u64 {
         match known {
             Some(at) if later[at].is_none() => later[at] = Some(series),
             // Two of one name in one snapshot.
-            Some(at) => sum.series[at].absorb(&series),
+            Some(at) => sum.series[at].absorb(series),
             None if sum.series.len() >= MOST => beyond += 1,
             None => {
                 places.iter_mut().for_each(|places| places.add(sum.series.len(), &series.labels));
@@ -166,7 +187,7 @@ impl Places {
 }
 
 /// Returns how many there was no room for.
-fn add_stacks(sum: &mut Snapshot, next: Vec<Stack>) -> u64 {
+fn add_stacks(sum: &mut Snapshot, next: &[Stack]) -> u64 {
     let mut known: HashMap<u64, Vec<usize>> = HashMap::new();
     for (at, stack) in sum.stacks.iter_mut().enumerate() {
         // Those are of who is there at the end.
@@ -177,19 +198,19 @@ fn add_stacks(sum: &mut Snapshot, next: Vec<Stack>) -> u64 {
     let mut beyond = 0;
     for stack in next {
         let alike = known.entry(stack.place_hash()).or_default();
-        match alike.iter().copied().find(|&at| sum.stacks[at].is_same_place(&stack)) {
+        match alike.iter().copied().find(|&at| sum.stacks[at].is_same_place(stack)) {
             Some(at) => {
                 let into = &mut sum.stacks[at];
                 into.samples = into.samples.saturating_add(stack.samples);
                 into.weight_ns = into.weight_ns.saturating_add(stack.weight_ns);
                 into.waits = into.waits.saturating_add(stack.waits);
                 into.age.merge(&stack.age);
-                into.waits_for = stack.waits_for.or(into.waits_for.take());
+                into.waits_for = stack.waits_for.clone().or(into.waits_for.take());
             }
             None if sum.stacks.len() >= MOST => beyond += 1,
             None => {
                 alike.push(sum.stacks.len());
-                sum.stacks.push(stack);
+                sum.stacks.push(stack.clone());
             }
         }
     }
@@ -207,15 +228,16 @@ fn has_presence(merging: fn(&str) -> Merging) -> bool {
 }
 
 /// Adds what a series was in the span that followed, if it was there.
-fn follow(series: &mut Series, later: Option<Series>, spans: (u64, u64), merging: fn(&str) -> Merging) {
+fn follow(series: &mut Series, later: Option<&Series>, spans: (u64, u64), merging: fn(&str) -> Merging) {
     let presence = |of: &Series, span_ns: u64| of.values.get(PRESENT).copied().unwrap_or(1.0) * span_ns as f64;
     let was_there = presence(series, spans.0);
-    let is_there = later.as_ref().map_or(0.0, |later| presence(later, spans.1));
-    let later = later.unwrap_or_default();
-    for (name, histogram) in later.histograms {
-        match series.histograms.get_mut(&name) {
-            Some(sum) => sum.merge(&histogram),
-            None => drop(series.histograms.insert(name, histogram)),
+    let is_there = later.map_or(0.0, |later| presence(later, spans.1));
+    let nothing = Series::default();
+    let later = later.unwrap_or(&nothing);
+    for (name, histogram) in &later.histograms {
+        match series.histograms.get_mut(name) {
+            Some(sum) => sum.merge(histogram),
+            None => drop(series.histograms.insert(name.clone(), histogram.clone())),
         }
     }
     for (name, steps) in &later.steps {
@@ -225,36 +247,36 @@ fn follow(series: &mut Series, later: Option<Series>, spans: (u64, u64), merging
     if series.values.is_empty() && later.values.is_empty() && !has_presence(merging) {
         return;
     }
-    let whole_ns = spans.0 as f64 + spans.1 as f64;
-    let mut names: Vec<String> = series.values.keys().chain(later.values.keys()).cloned().collect();
-    names.sort_unstable();
-    names.dedup();
-    let mut derived = Vec::new();
-    for name in names {
-        let (was, is) = (series.values.get(&name).copied(), later.values.get(&name).copied());
+    let merged = |rule: Merging, was: Option<f64>, is: Option<f64>| {
         let averaged = |of_was: f64, of_is: f64| {
             let all = of_was + of_is;
             (all > 0.0).then(|| (was.unwrap_or(0.0) * of_was + is.unwrap_or(0.0) * of_is) / all)
         };
-        let merged = match merging(&name) {
-            _ if name == PRESENT && has_presence(merging) => continue,
+        match rule {
             Merging::Sum => Some(was.unwrap_or(0.0) + is.unwrap_or(0.0)),
             Merging::Max => Some(was.unwrap_or(f64::MIN).max(is.unwrap_or(f64::MIN))),
             Merging::Latest => is,
             Merging::LastKnown => is.or(was),
             Merging::OverSpan => averaged(spans.0 as f64, spans.1 as f64),
             Merging::OverPresence => averaged(was_there, is_there),
-            Merging::Derived(from) => {
-                derived.push((name, from));
-                continue;
-            }
-        };
-        match merged {
-            Some(value) => series.values.insert(name, value),
-            None => series.values.remove(&name),
-        };
+            // That has to wait for the others.
+            Merging::Derived(_) => was.or(is),
+        }
+    };
+    let is_presence = |name: &str| name == PRESENT && has_presence(merging);
+    series.values.retain(|name, value| {
+        let is = later.values.get(name).copied();
+        let merged = if is_presence(name) { Some(*value) } else { merged(merging(name), Some(*value), is) };
+        merged.map(|merged| *value = merged).is_some()
+    });
+    for (name, is) in later.values.iter().filter(|(name, _)| !is_presence(name)) {
+        if !series.values.contains_key(name) {
+            let merged = merged(merging(name), None, Some(*is));
+            series.values.extend(merged.map(|merged| (name.clone(), merged)));
+        }
     }
     if has_presence(merging) {
+        let whole_ns = spans.0 as f64 + spans.1 as f64;
         let present = if whole_ns > 0.0 { (was_there + is_there) / whole_ns } else { 1.0 };
         if present < 1.0 {
             series.values.insert(PRESENT.to_owned(), present);
@@ -262,8 +284,11 @@ fn follow(series: &mut Series, later: Option<Series>, spans: (u64, u64), merging
             series.values.remove(PRESENT);
         }
     }
-    for (name, from) in derived {
-        match from(series) {
+    let is_derived = |name: &&String| matches!(merging(name), Merging::Derived(_));
+    let derived: Vec<String> = series.values.keys().filter(is_derived).cloned().collect();
+    for name in derived {
+        let Merging::Derived(from_others) = merging(&name) else { continue };
+        match from_others(series) {
             Some(value) => series.values.insert(name, value),
             None => series.values.remove(&name),
         };

@@ -7,6 +7,7 @@
 mod credible;
 mod frame;
 mod line;
+mod quick;
 mod reader;
 mod repeats;
 

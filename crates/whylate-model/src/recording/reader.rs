@@ -125,9 +125,16 @@ impl<R: Read + Seek> Reader<R> {
     }
 
     /// From now on, stacks that were seen before are told by [`Reader::take_repeated`]; a snapshot has of those only the ones
-    /// whose age is asked for: of that source, that stack.
+    /// whose age is asked for: of that source, that stack. No snapshot names reasons any more for which nothing was lost.
     pub fn repeat(&mut self, asks_for_age: fn(&str, &Stack) -> bool) {
         self.repeats.get_or_insert_with(|| Repeats::new(asks_for_age));
+    }
+
+    /// Takes a line that nobody needs any more: where snapshots repeat, its memory is for the next one.
+    pub fn use_again(&mut self, line: Line) {
+        if let (Some(repeats), Line::Snapshot(snapshot)) = (&mut self.repeats, line) {
+            repeats.use_again(*snapshot);
+        }
     }
 
     /// All stacks of the snapshot that came last, without their ages, where it has only those whose age is asked for.
@@ -176,7 +183,10 @@ impl<R: Read + Seek> Reader<R> {
                         self.repeated = Some(stacks);
                         return Ok(Some(Line::Snapshot(snapshot)));
                     }
-                    let parsed = Line::parse(&text);
+                    let parsed = match &mut self.repeats {
+                        Some(repeats) => repeats.parse(&text),
+                        None => Line::parse(&text),
+                    };
                     self.text = text;
                     match parsed {
                         Ok(line) => return Ok(Some(line)),

@@ -12,6 +12,7 @@ use memchr::memmem::{self, Finder};
 
 use super::Line;
 use super::credible::is_credible_stack;
+use super::quick::{Spare, Text, parse, source_of};
 use crate::{Histogram, Snapshot, Stack};
 
 /// So many stacks are known by their text, with so many bytes of it; then it begins anew.
@@ -40,9 +41,20 @@ pub struct Place {
     pub stack: Stack,
     /// Whether whoever reads it asks for its age.
     has_age: bool,
+    /// Its text before the figures.
+    head: Arc<[u8]>,
     /// Its text behind the figures, and where in that the age stands.
     tail: Vec<u8>,
     age_at: usize,
+}
+
+/// Those of one source.
+#[derive(Default)]
+struct OfSource {
+    /// By the text before the figures.
+    by_head: HashMap<Arc<[u8]>, Vec<Arc<Place>>>,
+    /// Those of its last snapshot, in order.
+    last: Vec<Arc<Place>>,
 }
 
 /// What was seen at a place.
@@ -70,8 +82,8 @@ pub struct Repeating {
 /// The stacks that are known by their text.
 pub struct Repeats {
     asks_for_age: fn(&str, &Stack) -> bool,
-    /// By the source, and by the text before the figures.
-    by_head: HashMap<String, HashMap<Vec<u8>, Vec<Arc<Place>>>>,
+    by_source: HashMap<String, OfSource>,
+    spare: Spare,
     known: usize,
     bytes: usize,
     next: usize,
@@ -80,7 +92,20 @@ pub struct Repeats {
 impl Repeats {
     /// Knows none. The function tells of which stacks of which source the age is needed.
     pub fn new(asks_for_age: fn(&str, &Stack) -> bool) -> Self {
-        Repeats { asks_for_age, by_head: HashMap::new(), known: 0, bytes: 0, next: 0 }
+        Repeats { asks_for_age, by_source: HashMap::new(), spare: Spare::default(), known: 0, bytes: 0, next: 0 }
+    }
+
+    /// Reads a line of any kind, as [`Line::parse`] does, but for reasons for which nothing was lost.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn parse(&mut self, line: &[u8]) -> Result<Line, serde_json::Error> {
+        parse(line, &mut self.spare)
+    }
+
+    /// Takes what nobody needs any more: its memory is for what is read next.
+    pub fn use_again(&mut self, snapshot: Snapshot) {
+        self.spare.add(snapshot);
     }
 
     /// Reads the line of a snapshot with stacks; `None` for any other, and for one that has to be read whole.
@@ -89,16 +114,17 @@ impl Repeats {
         let begin = BEGIN_STACKS.find(line)? + STACKS.len();
         let source = source_of(line)?;
         let (mut stacks, mut aged) = (Vec::new(), Vec::new());
-        let mut at = begin;
+        let (mut at, mut expected) = (begin, 0);
         loop {
             let text = &line[at..];
-            let (repeated, age, length) = match self.known(source, text) {
+            let known = match self.known(source, text, &mut expected) {
                 Some(known) => known,
                 None => {
                     self.learn(source, text)?;
-                    self.known(source, text)?
+                    self.known(source, text, &mut expected)?
                 }
             };
+            let (repeated, age, length) = known;
             if repeated.place.has_age {
                 let age = age.map_or(Ok(Histogram::default()), serde_json::from_slice).ok()?;
                 let Repeated { samples, weight_ns, waits, .. } = repeated;
@@ -113,24 +139,42 @@ impl Repeats {
             }
         }
         let rest = [&line[..begin], PLACEHOLDER, &line[at..]].concat();
-        let Ok(Line::Snapshot(mut snapshot)) = Line::parse(&rest) else { return None };
+        let Ok(Line::Snapshot(mut snapshot)) = self.parse(&rest) else { return None };
         // Elsewhere that field is something else.
         if snapshot.stacks.len() != 1 || snapshot.source != source {
             return None;
         }
         snapshot.stacks = aged;
+        if let Some(of) = self.by_source.get_mut(source) {
+            of.last.clear();
+            of.last.extend(stacks.iter().map(|of: &Repeated| Arc::clone(&of.place)));
+        }
         Some(Repeating { snapshot, stacks })
     }
 
-    /// What was seen at the place whose text this begins with, the text of its age, and how long all of it is.
-    fn known<'a>(&self, source: &str, text: &'a [u8]) -> Option<(Repeated, Option<&'a [u8]>, usize)> {
-        let head = BEGIN_FIGURES.find(text)?;
-        let places = self.by_head.get(source)?.get(&text[..head])?;
-        places.iter().find_map(|place| {
-            let Figures { samples, weight_ns, waits, age, length } = place.figures_in(&text[head..])?;
+    /// What was seen at the place whose text this begins with, the text of its age, and how long all of it is. Most are in
+    /// the order of the snapshot before, of which it is told where the next one is expected.
+    fn known<'a>(
+        &self,
+        source: &str,
+        text: &'a [u8],
+        expected: &mut usize,
+    ) -> Option<(Repeated, Option<&'a [u8]>, usize)> {
+        let of = self.by_source.get(source)?;
+        let of_place = |place: &Arc<Place>| {
+            let figures = text.strip_prefix(&*place.head)?;
+            let Figures { samples, weight_ns, waits, age, length } = place.figures_in(figures)?;
             let repeated = Repeated { place: Arc::clone(place), samples, weight_ns, waits };
-            Some((repeated, age, head + length))
-        })
+            Some((repeated, age, place.head.len() + length))
+        };
+        // One may be gone.
+        for at in *expected..*expected + 2 {
+            if let Some(known) = of.last.get(at).and_then(of_place) {
+                *expected = at + 1;
+                return Some(known);
+            }
+        }
+        of.by_head.get(&text[..BEGIN_FIGURES.find(text)?])?.iter().find_map(of_place)
     }
 
     /// Keeps the text of the stack that this begins with; `None` where there is no room, or it is written otherwise.
@@ -151,6 +195,7 @@ impl Repeats {
         let place = Place {
             number: self.next,
             has_age: (self.asks_for_age)(source, &place),
+            head: without[..head].into(),
             tail: without[behind..].to_vec(),
             age_at: memmem::find(&with_age, AGE)? - behind,
             stack: place,
@@ -163,13 +208,13 @@ impl Repeats {
             return None;
         }
         if self.known >= MOST || self.bytes >= MOST_BYTES {
-            self.by_head.clear();
+            self.by_source.clear();
             (self.known, self.bytes) = (0, 0);
         }
         (self.known, self.next) = (self.known + 1, self.next + 1);
         self.bytes += without.len();
-        let of_source = self.by_head.entry(source.to_owned()).or_default();
-        of_source.entry(without[..head].to_vec()).or_default().push(Arc::new(place));
+        let of_source = self.by_source.entry(source.to_owned()).or_default();
+        of_source.by_head.entry(Arc::clone(&place.head)).or_default().push(Arc::new(place));
         Some(())
     }
 }
@@ -199,34 +244,6 @@ impl Place {
         }
         rest.skip(&self.tail[self.age_at..])?;
         Some(Figures { samples, weight_ns, waits, age, length: text.len() - rest.0.len() })
-    }
-}
-
-/// The name of its source, which a snapshot tells before its stacks.
-fn source_of(line: &[u8]) -> Option<&str> {
-    const SOURCE: &[u8] = b",\"source\":\"";
-    let begin = memmem::find(line, SOURCE)? + SOURCE.len();
-    let length = memchr(b'"', &line[begin..])?;
-    std::str::from_utf8(&line[begin..begin + length]).ok()
-}
-
-/// What is left of a text.
-struct Text<'a>(&'a [u8]);
-
-impl Text<'_> {
-    fn skip(&mut self, begins: &[u8]) -> Option<()> {
-        self.0 = self.0.strip_prefix(begins)?;
-        Some(())
-    }
-
-    /// As serde writes it.
-    fn number_after(&mut self, name: &[u8]) -> Option<u64> {
-        self.skip(name)?;
-        let digits = self.0.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let (number, rest) = self.0.split_at(digits);
-        let has_zero_before = digits > 1 && number[0] == b'0';
-        self.0 = rest;
-        std::str::from_utf8(number).ok()?.parse().ok().filter(|_| !has_zero_before)
     }
 }
 

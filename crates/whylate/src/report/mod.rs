@@ -142,13 +142,14 @@ impl Gathering {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn moment(&mut self, lines: Vec<Line>) -> anyhow::Result<()> {
-        self.moment_of(lines, BTreeMap::new())
+    pub fn moment(&mut self, mut lines: Vec<Line>) -> anyhow::Result<()> {
+        self.moment_of(&mut lines, &BTreeMap::new())
     }
 
-    /// The same, of snapshots of which some have their stacks here, by source.
-    fn moment_of(&mut self, lines: Vec<Line>, mut repeated: BTreeMap<String, Vec<Repeated>>) -> anyhow::Result<()> {
-        self.raw.moment(&lines)?;
+    /// The same, of snapshots of which some have their stacks here, by source. Takes late events and stacks out of the lines,
+    /// and leaves the rest for whoever can use their memory again.
+    fn moment_of(&mut self, lines: &mut [Line], repeated: &BTreeMap<String, Vec<Repeated>>) -> anyhow::Result<()> {
+        self.raw.moment(lines)?;
         let slot = self.slots.next();
         // The account is asked after the snapshots, when the next ones have begun: a replay of these counts it.
         let lost = std::mem::take(&mut self.lost_since);
@@ -160,15 +161,14 @@ impl Gathering {
                     let Some(number) = self.cards.iter().position(|card| card.name == snapshot.source) else {
                         continue;
                     };
-                    let mut snapshot = *snapshot;
                     for event in std::mem::take(&mut snapshot.late) {
                         has_late = true;
                         self.late(slot, number, event, &mut of_moment);
                     }
-                    found.push(Found::of_part(self.cards[number], &mut snapshot));
+                    found.push(Found::of_part(self.cards[number], snapshot));
                     let stacks = std::mem::take(&mut snapshot.stacks);
                     let of_source = &mut self.stacks[number];
-                    self.last_stacks[number] = match repeated.remove(self.cards[number].name) {
+                    self.last_stacks[number] = match repeated.get(self.cards[number].name) {
                         Some(repeated) => {
                             repeated.iter().for_each(|of| of_source.add_repeated(slot, of));
                             None
@@ -178,13 +178,13 @@ impl Gathering {
                             Some(stacks)
                         }
                     };
-                    snapshots.push((number, snapshot));
+                    snapshots.push((number, &**snapshot));
                 }
                 Line::Account(account) => {
                     add_lost(&mut self.lost, account.lost.clone());
-                    add_lost(&mut self.lost_since, account.lost);
+                    add_lost(&mut self.lost_since, account.lost.clone());
                 }
-                Line::Gap(gap) if self.missing.len() < GAPS => self.missing.push(gap_in_words(&gap)),
+                Line::Gap(gap) if self.missing.len() < GAPS => self.missing.push(gap_in_words(gap)),
                 _ => {}
             }
         }

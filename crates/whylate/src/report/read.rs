@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::thread;
 
 use anyhow::{Context as _, bail};
@@ -36,16 +36,19 @@ enum Told {
 /// When it is no recording, or has nothing of its span.
 pub fn recorded(recording: &Recording) -> anyhow::Result<Report> {
     let (sender, receiver) = sync_channel(AHEAD);
+    let (spent_sender, spent) = channel();
     let is_thinned = &AtomicBool::new(false);
     thread::scope(|scope| {
         // Where nobody listens any more, its end is told by whoever did.
-        let reader = scope.spawn(move || read(recording, is_thinned, &mut |told| sender.send(told).is_ok()));
+        let reader = scope.spawn(move || read(recording, is_thinned, &spent, &mut |told| sender.send(told).is_ok()));
         let mut gathering: Option<Gathering> = None;
         for told in receiver {
             match (told, &mut gathering) {
                 (Told::Header(header), _) => gathering = Some(Gathering::new(*header)?),
-                (Told::Moments(moments), Some(gathering)) => {
-                    moments.into_iter().try_for_each(|(lines, repeated)| gathering.moment_of(lines, repeated))?;
+                (Told::Moments(mut moments), Some(gathering)) => {
+                    moments.iter_mut().try_for_each(|(lines, repeated)| gathering.moment_of(lines, repeated))?;
+                    // At the end nobody takes them.
+                    let _ = spent_sender.send(moments);
                     is_thinned.store(gathering.is_thinned(), Ordering::Relaxed);
                 }
                 (Told::End(missing, lines), Some(gathering)) => {
@@ -72,8 +75,14 @@ fn asks_for_age(source: &str, stack: &Stack) -> bool {
     !(card.figures)(&snapshot).is_empty()
 }
 
-/// Returns the file's name. A recording that is thinned needs no text of stacks that were seen before.
-fn read(recording: &Recording, is_thinned: &AtomicBool, tell: &mut dyn FnMut(Told) -> bool) -> anyhow::Result<String> {
+/// Returns the file's name. A recording that is thinned needs no text of stacks that were seen before. What was told comes
+/// back: memory that one thread takes and another one gives back makes both wait.
+fn read(
+    recording: &Recording,
+    is_thinned: &AtomicBool,
+    spent: &Receiver<Vec<Moment>>,
+    tell: &mut dyn FnMut(Told) -> bool,
+) -> anyhow::Result<String> {
     let mut played = recording.play()?;
     let mut goes_on = tell(Told::Header(Box::new(played.header().clone())));
     let (mut lines, mut seen, mut others): (Vec<Line>, Vec<String>, usize) = (Vec::new(), Vec::new(), 0);
@@ -94,6 +103,8 @@ fn read(recording: &Recording, is_thinned: &AtomicBool, tell: &mut dyn FnMut(Tol
                     moments.push((std::mem::take(&mut lines), std::mem::take(&mut repeated)));
                     if moments.len() >= AT_ONCE {
                         goes_on = tell(Told::Moments(std::mem::take(&mut moments)));
+                        let lines = spent.try_iter().flatten().flat_map(|(lines, _)| lines);
+                        lines.for_each(|line| played.reader().use_again(line));
                     }
                 }
                 seen.push(snapshot.source.clone());

@@ -53,11 +53,11 @@ pub struct OfSource {
 }
 
 /// What one source saw in one moment.
-pub struct Part {
+pub struct Part<'a> {
     pub number: usize,
     pub found: Found<'static>,
     /// Without stacks and late events.
-    pub snapshot: Snapshot,
+    pub snapshot: &'a Snapshot,
 }
 
 impl Slots {
@@ -69,27 +69,16 @@ impl Slots {
 
     /// Adds a moment, of which the look tells who was late, and nothing where nobody was; `lost` is of what sources share. True where slots have become
     /// half as many: whoever counts by slot does the same.
-    pub fn add(&mut self, parts: Vec<Part>, look: &Look, lost: BTreeMap<String, u64>, sources: usize) -> bool {
-        let mut moment = Slot { start_unix_ns: u64::MAX, end_unix_ns: 0, sources: Vec::new(), lost };
-        moment.sources.resize_with(sources, || None);
-        for Part { number, found, mut snapshot } in parts {
-            // As a line of the recording has it.
-            snapshot.start_unix_ns = snapshot.start_unix_ns / 1_000 * 1_000;
-            moment.start_unix_ns = moment.start_unix_ns.min(snapshot.start_unix_ns);
-            moment.end_unix_ns = moment.end_unix_ns.max(snapshot.start_unix_ns.saturating_add(snapshot.duration_ns));
-            moment.sources[number] = Some(OfSource::new(found, snapshot, look));
-        }
+    pub fn add(&mut self, parts: Vec<Part<'_>>, look: &Look, lost: BTreeMap<String, u64>, sources: usize) -> bool {
         let next = self.next() as usize;
-        match self.slots.get_mut(next) {
-            Some(last) => {
-                last.add(moment);
-                self.in_last += 1;
-            }
-            None => {
-                self.slots.push(moment);
-                self.in_last = 1;
-            }
+        if next == self.slots.len() {
+            self.slots.push(Slot::empty(sources));
+            self.in_last = 0;
         }
+        self.in_last += 1;
+        let slot = &mut self.slots[next];
+        super::add_lost(&mut slot.lost, lost);
+        parts.into_iter().for_each(|part| slot.add_part(part, look));
         self.moments_each = self.moments_each.max(1);
         self.moments += 1;
         // To count them is asked last: it takes longest.
@@ -179,6 +168,27 @@ impl Slots {
 }
 
 impl Slot {
+    fn empty(sources: usize) -> Self {
+        let sources = (0..sources).map(|_| None).collect();
+        Slot { start_unix_ns: u64::MAX, end_unix_ns: 0, sources, lost: BTreeMap::new() }
+    }
+
+    fn add_part(&mut self, Part { number, found, snapshot }: Part<'_>, look: &Look) {
+        // As a line of the recording has it.
+        let start_unix_ns = snapshot.start_unix_ns / 1_000 * 1_000;
+        self.start_unix_ns = self.start_unix_ns.min(start_unix_ns);
+        self.end_unix_ns = self.end_unix_ns.max(start_unix_ns.saturating_add(snapshot.duration_ns));
+        let of = OfSource::new(found, look);
+        let into = match &mut self.sources[number] {
+            Some(into) => {
+                into.add(of);
+                into
+            }
+            into => into.insert(of),
+        };
+        into.merger.add_copy(snapshot);
+    }
+
     fn add(&mut self, later: Slot) {
         self.start_unix_ns = self.start_unix_ns.min(later.start_unix_ns);
         self.end_unix_ns = self.end_unix_ns.max(later.end_unix_ns);
@@ -194,14 +204,13 @@ impl Slot {
 }
 
 impl OfSource {
-    fn new(found: Found<'static>, snapshot: Snapshot, look: &Look) -> Self {
-        let mut merger = Merger::default();
-        merger.add(snapshot);
+    /// Without its snapshot.
+    fn new(found: Found<'static>, look: &Look) -> Self {
         let headline = look.sources.iter().find(|headline| headline.source == found.card.name);
         let held_up = headline.and_then(|headline| headline.held_up.as_ref());
         let unexplained = found.unexplained();
         OfSource {
-            merger,
+            merger: Merger::default(),
             late: headline.map_or(unexplained.events, |headline| headline.late),
             late_max_ns: headline.and_then(|headline| headline.late_of.as_ref()).map_or(0, |of| of.max_ns),
             held_up: held_up.map_or(0, |held_up| held_up.late),
@@ -244,7 +253,7 @@ mod tests {
 
     const SECOND_NS: u64 = 1_000_000_000;
 
-    fn part(second: u64) -> Part {
+    fn snapshot(second: u64) -> Snapshot {
         let mut snapshot = Snapshot::new(WQ.name, "made", "web1", second * SECOND_NS);
         snapshot.duration_ns = SECOND_NS;
         snapshot.series.push(Series {
@@ -252,13 +261,19 @@ mod tests {
             histograms: [("latency".to_owned(), [1_000 + second, 2_000].into_iter().collect())].into(),
             ..Series::default()
         });
-        Part { number: 0, found: Found::of_part(&WQ, &mut snapshot), snapshot }
+        snapshot
+    }
+
+    fn add(slots: &mut Slots, second: u64, lost: BTreeMap<String, u64>) {
+        let mut snapshot = snapshot(second);
+        let found = Found::of_part(&WQ, &mut snapshot);
+        slots.add(vec![Part { number: 0, found, snapshot: &snapshot }], &Look::default(), lost, 1);
     }
 
     fn slots(moments: u64) -> Slots {
         let mut slots = Slots::default();
         for second in 0..moments {
-            slots.add(vec![part(second)], &Look::default(), [("torn".to_owned(), 1)].into(), 1);
+            add(&mut slots, second, [("torn".to_owned(), 1)].into());
         }
         slots
     }
@@ -298,7 +313,7 @@ mod tests {
         let mut slots = Slots::default();
         let seconds = [100, 101, 102, 7, 8, 9];
         for second in seconds {
-            slots.add(vec![part(second)], &Look::default(), BTreeMap::new(), 1);
+            add(&mut slots, second, BTreeMap::new());
         }
         for (first, last) in [(0, 0), (1, 2), (0, 2), (2, 2), (3, 3), (3, 5), (4, 5)] {
             let (from_ns, to_ns) = slots.span_unix_ns(first, last);
