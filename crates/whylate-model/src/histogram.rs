@@ -6,11 +6,9 @@
 //! a property test compares the two. Sources that count in user space have the room for [`FINE_GROUPING_POWER`], with
 //! buckets of at most 1.6 %. Count, sum, minimum and maximum are exact; percentiles are bucket bounds.
 
-use std::fmt;
 use std::ops::RangeInclusive;
 
 use histogram::{Config, Histogram as DenseHistogram, SparseHistogram};
-use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Each power of two is cut into `2^GROUPING_POWER` buckets.
@@ -324,36 +322,7 @@ struct Printed {
     grouping_power: u8,
     /// Without it a reader could only restore the sum to within `count` nanoseconds.
     sum_ns: u64,
-    buckets: Buckets,
-}
-
-/// Upper bounds, and counts.
-#[derive(Serialize)]
-struct Buckets(Vec<(u64, u64)>);
-
-/// Room for so many is taken at once: few have more.
-const USUAL_BUCKETS: usize = 64;
-
-impl<'de> Deserialize<'de> for Buckets {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Pairs;
-        impl<'de> Visitor<'de> for Pairs {
-            type Value = Buckets;
-
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("pairs of a bound and a count")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut pairs: A) -> Result<Buckets, A::Error> {
-                let mut buckets = Vec::with_capacity(USUAL_BUCKETS);
-                while let Some(pair) = pairs.next_element()? {
-                    buckets.push(pair);
-                }
-                Ok(Buckets(buckets))
-            }
-        }
-        deserializer.deserialize_seq(Pairs)
-    }
+    buckets: Vec<(u64, u64)>,
 }
 
 fn usual_power() -> u8 {
@@ -377,7 +346,7 @@ impl Serialize for Histogram {
             max_ns: self.max_ns(),
             grouping_power: if self.is_fine() { FINE_GROUPING_POWER } else { GROUPING_POWER },
             sum_ns: u64::try_from(self.sum_ns).unwrap_or(u64::MAX),
-            buckets: Buckets(self.iter().map(|(range, count)| (*range.end(), count)).collect()),
+            buckets: self.iter().map(|(range, count)| (*range.end(), count)).collect(),
         }
         .serialize(serializer)
     }
@@ -387,7 +356,7 @@ impl<'de> Deserialize<'de> for Histogram {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Printed { grouping_power, buckets, sum_ns, min_ns, max_ns, .. } = Printed::deserialize(deserializer)?;
         let mut read = Histogram::default();
-        read.become_printed(grouping_power, &buckets.0, sum_ns, min_ns, max_ns);
+        read.become_printed(grouping_power, &buckets, sum_ns, min_ns, max_ns);
         Ok(read)
     }
 }

@@ -158,14 +158,20 @@ const INJECTIONS: [Injection; 7] = [
     Injection {
         words: &["sqpoll", "--duty", "90", "--for", "10m"],
         why: &[],
-        // Its two threads and its process.
-        names: &["iou-sqp", "thread whylate-app", r#"sqpoll Series { labels: {"process": "whylate"#],
+        // Its two threads and its process, and whose turn it had to wait for.
+        names: &[
+            "iou-sqp",
+            "thread whylate-app",
+            r#"sqpoll Series { labels: {"process": "whylate"#,
+            r#"sqpoll Series { labels: {"by": "timerlat/*", "process": "whylate"#,
+        ],
     },
     Injection {
         words: &["block", "--reads", "5000", "--hogs", "16"],
         // Reads are late by some milliseconds, and a look's limit is 50.
         why: &["--why", "5ms"],
-        names: &["(write by whylate-hog)", "whylate-hog:* (writes)"],
+        // Where the disk is so fast that none is late, its writes themselves are what is new.
+        names: &["(write by whylate-hog)", "whylate-hog:* (writes)", r#""operation": "write", "process": "whylate"#],
     },
 ];
 

@@ -76,8 +76,9 @@ fn widening(before: &[f64], after: &[f64]) -> f64 {
     (1.0 + alike) / (1.0 - alike)
 }
 
-/// How much the mean has grown at least, or shrunk: the bound of the 95 % interval of the difference that is nearer to
-/// none; 0 where that holds none. Of a few values far away it says little, as it should.
+/// How much the mean has grown at least, or shrunk: the bound of the 68 % interval of the difference that is nearer to
+/// none; 0 where that holds none. Of a few values far away it says little, as it should; the bound of a wider interval
+/// would say nothing of delays that come in one of five blocks, however much of all delays they are.
 pub fn surely_changed(before: &[f64], after: &[f64], widened: f64) -> f64 {
     let moments = |values: &[f64]| {
         let count = values.len() as f64;
@@ -87,7 +88,7 @@ pub fn surely_changed(before: &[f64], after: &[f64], widened: f64) -> f64 {
     };
     let ((was, of_was), (is, of_is)) = (moments(before), moments(after));
     let change = is - was;
-    (change.abs() - 1.96 * ((of_was + of_is) * widened).sqrt()).max(0.0).copysign(change)
+    (change.abs() - ((of_was + of_is) * widened).sqrt()).max(0.0).copysign(change)
 }
 
 /// The procedure of Benjamini and Hochberg (1995): for each probability the least share of false finds among all finds

@@ -125,7 +125,7 @@ impl<R: Read + Seek> Reader<R> {
     }
 
     /// From now on, stacks that were seen before are told by [`Reader::take_repeated`]; a snapshot has of those only the ones
-    /// whose age is asked for: of that source, that stack. No snapshot names reasons any more for which nothing was lost.
+    /// whose age is asked for: of that source, that stack. Reasons for which nothing was lost may be left out.
     pub fn repeat(&mut self, asks_for_age: fn(&str, &Stack) -> bool) {
         self.repeats.get_or_insert_with(|| Repeats::new(asks_for_age));
     }

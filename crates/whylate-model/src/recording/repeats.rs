@@ -2,7 +2,8 @@
 //! Stacks from the text of snapshots, most of which repeats: threads that sleep where they slept a second ago.
 //!
 //! Nearly all of a day's recording is such stacks. Their text is compared with that of stacks that were seen before, and
-//! only its numbers are read; whatever is not exactly as [`crate::Snapshot`] writes it is left to serde.
+//! only its numbers are read; whatever is not exactly as [`crate::Snapshot`] writes it is left to serde. The rest of a
+//! snapshot is read by [`super::quick`].
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -13,11 +14,14 @@ use memchr::memmem::{self, Finder};
 use super::Line;
 use super::credible::is_credible_stack;
 use super::quick::{Spare, Text, parse, source_of};
+use crate::sources::named;
 use crate::{Histogram, Snapshot, Stack};
 
 /// So many stacks are known by their text, with so many bytes of it; then it begins anew.
 const MOST: usize = 10_000;
 const MOST_BYTES: usize = 64 << 20;
+/// So many places are looked at in the order of the snapshot before, as some are gone.
+const NEAR: usize = 8;
 /// Of a longer one, far above what the deepest has, serde reads the snapshot.
 const LONGEST: usize = 1 << 20;
 
@@ -95,7 +99,7 @@ impl Repeats {
         Repeats { asks_for_age, by_source: HashMap::new(), spare: Spare::default(), known: 0, bytes: 0, next: 0 }
     }
 
-    /// Reads a line of any kind, as [`Line::parse`] does, but for reasons for which nothing was lost.
+    /// Reads a line of any kind, as [`Line::parse`] does, but may leave out reasons for which nothing was lost.
     ///
     /// # Errors
     /// As there.
@@ -112,7 +116,8 @@ impl Repeats {
     pub fn read(&mut self, line: &[u8]) -> Option<Repeating> {
         // No text has a quotation mark without a backslash before it: what is found is the name of a field.
         let begin = BEGIN_STACKS.find(line)? + STACKS.len();
-        let source = source_of(line)?;
+        // Anybody can write the names of sources without end.
+        let source = named(source_of(line)?)?.name;
         let (mut stacks, mut aged) = (Vec::new(), Vec::new());
         let (mut at, mut expected) = (begin, 0);
         loop {
@@ -141,7 +146,7 @@ impl Repeats {
         let rest = [&line[..begin], PLACEHOLDER, &line[at..]].concat();
         let Ok(Line::Snapshot(mut snapshot)) = self.parse(&rest) else { return None };
         // Elsewhere that field is something else.
-        if snapshot.stacks.len() != 1 || snapshot.source != source {
+        if snapshot.stacks != [Stack::default()] || snapshot.source != source {
             return None;
         }
         snapshot.stacks = aged;
@@ -152,8 +157,8 @@ impl Repeats {
         Some(Repeating { snapshot, stacks })
     }
 
-    /// What was seen at the place whose text this begins with, the text of its age, and how long all of it is. Most are in
-    /// the order of the snapshot before, of which it is told where the next one is expected.
+    /// What was seen at the place whose text this begins with, the text of its age, and how long all of it is. Most stand
+    /// in the order of the snapshot before: `expected` is where in that this one should stand.
     fn known<'a>(
         &self,
         source: &str,
@@ -167,8 +172,7 @@ impl Repeats {
             let repeated = Repeated { place: Arc::clone(place), samples, weight_ns, waits };
             Some((repeated, age, place.head.len() + length))
         };
-        // One may be gone.
-        for at in *expected..*expected + 2 {
+        for at in *expected..*expected + NEAR {
             if let Some(known) = of.last.get(at).and_then(of_place) {
                 *expected = at + 1;
                 return Some(known);

@@ -37,7 +37,7 @@ const CLEAR_LINE: &str = "\r\x1b[K";
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate report web1.whylate               # of a recording
+    whylate report web1.whylate               # from a recording
     whylate report web1.whylate --from 10:00 --to 10:05 -o late.html
                                               # of five minutes of it
     whylate report -d 1m                      # of this machine, measured for a minute now

@@ -46,7 +46,7 @@ fn write_in(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>, z
     writeln!(out, "; {too_little} more have too little data{shown}.")?;
     write_test(out, test)?;
     if !diff.not_compared.is_empty() {
-        writeln!(out, "\nNot compared, or with care:")?;
+        writeln!(out, "\nNot compared, or of limited comparability:")?;
     }
     diff.not_compared
         .iter()

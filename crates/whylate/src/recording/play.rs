@@ -250,8 +250,9 @@ impl Played {
         }
         let Damage { frames, lines, is_cut } = self.reader.damage();
         if frames > 0 || lines > 0 {
-            let (lines, frames) = (counted(lines, "line"), counted(frames, "frame"));
-            told.push(format!("cannot read {lines}: {frames} damaged"));
+            let frames = (frames > 0).then(|| format!("{} damaged", counted(frames, "frame")));
+            let lines = (lines > 0).then(|| format!("{} unreadable", counted(lines, "line")));
+            told.push(frames.into_iter().chain(lines).collect::<Vec<String>>().join(", "));
         }
         let last = rfc3339::format(self.last_ns);
         if !(self.is_ended || self.has_more || self.to_ns < self.last_ns) {
@@ -277,15 +278,15 @@ pub fn gap_in_words(gap: &Gap) -> String {
     match reason.as_str() {
         "suspended" => format!("at {at} the machine was suspended for {lasted}"),
         "clock_set" => format!("at {at} the clock was set"),
-        "overload" => format!("lost {snapshots} from {at} on, for {lasted}: the disk was too slow"),
+        "overload" => format!("lost {snapshots} in the {lasted} from {at}: the disk was too slow"),
         "slow_screen" => {
-            format!("lost {snapshots} from {at} on, for {lasted}: the terminal of whylate top was too slow")
+            format!("lost {snapshots} in the {lasted} from {at}: the terminal of whylate top was too slow")
         }
-        "disk_full" => format!("lost {snapshots} from {at} on, for {lasted}: the disk was full"),
+        "disk_full" => format!("lost {snapshots} in the {lasted} from {at}: the disk was full"),
         "write_failed" => {
-            format!("lost {snapshots} from {at} on, for {lasted}: they could not be written")
+            format!("lost {snapshots} in the {lasted} from {at}: write failed")
         }
         "late_events" => format!("lost {} before {at}: there were too many", counted(*count, "late event")),
-        other => format!("from {at} on, for {lasted}, something is missing ({})", printable(other)),
+        other => format!("data is missing for {lasted} from {at} ({})", printable(other)),
     }
 }

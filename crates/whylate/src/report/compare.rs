@@ -8,7 +8,6 @@ use whylate_model::diff::{Diff, Row, Told};
 use super::markup::{head, named, sentence, text};
 use super::{Report, tables};
 use crate::output::diff::{change, figure, heading, value, what, write_test};
-use crate::output::why::counted;
 
 /// So many rows are shown.
 const ROWS: usize = 200;
@@ -29,25 +28,30 @@ impl Compared {
         }
         out += "</dl>\n";
         let differing: Vec<&Row> = diff.rows.iter().filter(|row| row.told.differs()).collect();
-        let more = counted(diff.too_little, "more row");
         match differing.is_empty() {
             true => {
                 let _ = write!(
                     out,
-                    "<p>Nothing differs: {} rows were compared; {more} have too little data.</p>",
-                    diff.compared
+                    "<p>Nothing differs: {} rows were compared; {} more have too little data.</p>",
+                    diff.compared, diff.too_little
                 );
             }
             false => {
                 let _ = write!(
                     out,
-                    "<p>{} of {} rows differ; {more} have too little data.</p>",
-                    diff.differ, diff.compared
+                    "<p>{} of {} rows differ; {} more have too little data.</p>",
+                    diff.differ, diff.compared, diff.too_little
                 );
                 let columns = ["<Source", "<What", "<Figure", "Before", "After", "<Change", "N before", "N after"];
                 let _ = write!(out, "<div class=\"wide\"><table id=\"diff\">{}<tbody>", head(&columns));
                 differing.iter().take(ROWS).for_each(|row| out += &row_of(row));
                 out += "</tbody></table></div>\n";
+                if differing.len() > ROWS {
+                    let _ = write!(
+                        out,
+                        "<p class=\"note\">Only the first {ROWS} are shown; <code>whylate diff</code> shows all.</p>"
+                    );
+                }
             }
         }
         let mut test = Vec::new();
@@ -57,7 +61,7 @@ impl Compared {
         for told in &diff.not_compared {
             let _ = write!(
                 out,
-                "<p class=\"note\">Not compared, or with care: {}: {}</p>",
+                "<p class=\"note\">Not compared, or of limited comparability: {}: {}</p>",
                 text(&told.source),
                 sentence(&told.reason)
             );
@@ -75,7 +79,7 @@ impl Compared {
         out += &tables::sources(&other.look, "other-sources");
         out += "<h3>Who made others late</h3>\n";
         out += &tables::culprits(&other.look, "other-");
-        out + "<p class=\"note\">All that follows is of the run before.</p></section>\n"
+        out + "<p class=\"note\">Everything below is from the first recording (Before).</p></section>\n"
     }
 }
 

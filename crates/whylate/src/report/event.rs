@@ -96,7 +96,7 @@ pub fn places(event: &LateEvent) -> Vec<Place<'_>> {
         let waiter = segment.waiter.as_deref().unwrap_or("a thread");
         if segment.stack != event.stack && !told.contains(&(waiter, &segment.stack)) {
             told.push((waiter, &segment.stack));
-            add(&mut places, format!("Waker: {waiter}, where it waited itself"), &segment.stack);
+            add(&mut places, format!("Waker: {waiter}, while it was blocked itself"), &segment.stack);
         }
     }
     for cause in &event.causes {
@@ -241,6 +241,6 @@ mod tests {
             ..LateEvent::default()
         };
         let told: Vec<String> = places(&event).into_iter().map(|place| place.of).collect();
-        assert_eq!(told, ["Victim: a:1", "Waker: b:2, where it waited itself", "Culprit: interrupts off dd:4"]);
+        assert_eq!(told, ["Victim: a:1", "Waker: b:2, while it was blocked itself", "Culprit: interrupts off dd:4"]);
     }
 }

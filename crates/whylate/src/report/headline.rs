@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use whylate_model::look::Look;
+use whylate_model::look::{Headline, Look};
 use whylate_model::units::format_ns;
 use whylate_model::{Card, CauseKind, LateEvent};
 
@@ -117,7 +117,8 @@ pub fn sentence(look: &Look, victim: Option<&Victim>) -> String {
     }
     match look.sources.iter().find(|headline| headline.is_late) {
         Some(headline) if headline.count > 0 => {
-            format!("On {host}, {} took up to {} in {span}.", headline.of, format_ns(headline.max_ns))
+            let Headline { source, of, max_ns, .. } = headline;
+            format!("On {host}, {source} measured up to {} in {span} ({of}).", format_ns(*max_ns))
         }
         Some(headline) => format!("On {host}, {} was late in {span}.", headline.source),
         None => format!("Nothing was late on {host} in {span}."),

@@ -139,15 +139,15 @@ fn facts(report: &Report) -> String {
     if each > 1 {
         let length = format_ns(to_ns.saturating_sub(from_ns) / report.slots.len().max(1) as u64);
         facts.push((
-            "Thinned",
+            "Downsampled",
             format!("{moments} snapshots of each source are merged into {} of some {length} each; figures over a span of these are exact", report.slots.len()),
         ));
     }
     if (report.late.len() as u64) < report.counted {
-        let told = report.late.len();
+        let told = report.late.len() as u64;
         facts.push((
-            "Thinned",
-            format!("{told} of {} late events are shown one by one; all of them count in the figures", report.counted),
+            "Not listed",
+            format!("{} of {} late events; all of them count in the figures", report.counted - told, report.counted),
         ));
     }
     facts.extend(
@@ -216,7 +216,7 @@ fn overview(report: &Report, scale: &Scale, compared: Option<&Compared>) -> Stri
     out += "<section id=\"judged\"><h2>What each source found</h2>\n";
     out += &help(
         "A source is LATE if something took as long as its limit or longer. \
-         p50 and p99 are the times that 50 % and 99 % of all took at most; they are up to 12.5 % too high, the maximum is exact. \
+         p50 and p99 are the times that 50 % and 99 % of all took at most; they are at most 12.5 % too high (timerlat: 1.6 %); the maximum is exact. \
          Late counts those from the limit on.",
     );
     out += &tables::sources(&report.look, "sources");
@@ -237,7 +237,7 @@ fn overview(report: &Report, scale: &Scale, compared: Option<&Compared>) -> Stri
     out += "</section>\n<section id=\"events\"><h2>Late events</h2>\n";
     out += &help(
         "Each row is one wait that was late, with what most of it was due to. \
-         Open one to see its time drawn in order, its causes, and the stacks of who waited, who woke it and who was in the way. \
+         Open one to see its time drawn in order, its causes, and the stacks of the victim, its wakers and the culprits. \
          Headings sort the table.",
     );
     let _ = writeln!(out, "<p id=\"how-many\">{}</p>", sentence(&tables::of_how_many(report)));
@@ -257,7 +257,7 @@ fn of_source(report: &Report, number: usize, card: &Card) -> String {
     let figures = report.found.iter().find(|found| found.card.name == card.name).map(super::Found::figures);
     if let Some(figures) = figures.filter(|figures| !figures.is_empty()) {
         out += &help(
-            "Each bar is twice as long a time as the one to its left; the higher, the more often. \
+            "Each bar covers durations twice as long as the bar to its left; its height is how many there were. \
              The table below it has the counts and percentiles. \
              Series further below are the same by what took the time.",
         );
@@ -277,8 +277,8 @@ fn of_source(report: &Report, number: usize, card: &Card) -> String {
     if !graphs.is_empty() {
         out += &help(
             "Each box is a function or a name, as wide as the time that was spent in it and in what it called; the root, on top, is all of it. \
-             Below a thread's own frames may stand who woke it, and what was done meanwhile. \
-             Choose a box to make it as wide as the window; search to see how much of the time has a name in it.",
+             Below a thread's own frames there may be its waker and what was done meanwhile. \
+             Click a box to zoom in; search for the share of time in matching frames.",
         );
     }
     for graph in &graphs {
@@ -287,15 +287,15 @@ fn of_source(report: &Report, number: usize, card: &Card) -> String {
         if idle_ns > 0 && idle_ns < all_ns {
             let _ = write!(
                 out,
-                "<p class=\"note whole\">Of {} of thread time, {} is idle by design and not drawn.</p>",
-                format_ns(all_ns),
-                format_ns(idle_ns)
+                "<p class=\"note whole\">{} of {} of thread time is idle by design and hidden at first.</p>",
+                format_ns(idle_ns),
+                format_ns(all_ns)
             );
         }
         if graph.beyond_ns > 0 {
             let _ = write!(
                 out,
-                "<p class=\"note whole\">{} more are in stacks beyond the first 10,000.</p>",
+                "<p class=\"note whole\">Another {} is in stacks beyond the first 10,000.</p>",
                 format_ns(graph.beyond_ns)
             );
         }
@@ -347,10 +347,8 @@ fn histogram(figures: &Histogram) -> String {
 fn inside(report: &Report, made: &Made) -> String {
     let kib = report.inside.bytes.len().div_ceil(1024);
     let what = match report.inside.is_whole {
-        true => "Inside this file is the recording that it was made of",
-        false => {
-            "Inside this file is a recording of the merged snapshots that it was made of, with the late events that it shows"
-        }
+        true => "This file contains the recording that it was made from",
+        false => "This file contains a recording of the merged snapshots, with the late events that are shown here",
     };
     let mut out = format!("<section id=\"raw\"><h2>Raw data</h2>\n<p>{what} ({kib} KiB).</p>\n");
     let _ = writeln!(
@@ -360,7 +358,7 @@ fn inside(report: &Report, made: &Made) -> String {
     );
     out += "<noscript><p>With scripts, a button saves it. Without, it is the base64 text of the script block with the id \"recording\".</p></noscript>\n";
     out += &help(
-        "<code>whylate replay</code> and <code>whylate top</code> show a recording as if it were live, <code>whylate diff</code> compares two. \
+        "<code>whylate replay</code> and <code>whylate top</code> show a recording as if it were live; <code>whylate diff</code> compares two. \
          It is JSON lines in zstd frames, so <code>zstd -dc FILE | jq</code> reads it as well. \
          This page needs no network and no whylate.",
     );

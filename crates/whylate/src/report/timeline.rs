@@ -17,7 +17,7 @@ use super::Report;
 use super::markup::text;
 use super::rows::Sum as _;
 use super::slots::Slot;
-use crate::output::why;
+use crate::output::why::{self, counted};
 
 /// How wide a picture is in its own coordinates.
 pub const WIDTH: u64 = 10_000;
@@ -255,7 +255,8 @@ fn stack(report: &Report, scale: &Scale, axis: &Axis) -> String {
     }
     if !others.is_empty() {
         let ns: u64 = others.iter().map(|culprit| culprit.total_ns).sum();
-        let _ = write!(out, "<li>{}{} others: {}</li>", swatch(&format!("c{COLOURED}")), others.len(), format_ns(ns));
+        let how_many = counted(others.len() as u64, "other");
+        let _ = write!(out, "<li>{}{how_many}: {}</li>", swatch(&format!("c{COLOURED}")), format_ns(ns));
     }
     out + "</ul></div>\n"
 }

@@ -106,7 +106,7 @@ class Flame {
         this.path = [];
         this.draw();
       });
-      tools.push(element("label", {}, [check, " without what is idle by design"]));
+      tools.push(element("label", {}, [check, " Hide waits that are idle by design"]));
     }
     box.querySelector("h3").after(element("p", { class: "tools" }, [...tools, this.said]));
     this.svg.addEventListener("click", (event) => this.choose(event.target));

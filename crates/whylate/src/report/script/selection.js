@@ -62,7 +62,7 @@ function under(drawn, slot) {
   const told = [(data.has_dates ? day.slice(5) + " " : "") + time.slice(0, 12)];
   if (source && source.slots[slot]) {
     const cell = source.slots[slot], of = gathered([cell.f, cell.e]);
-    told.push(source.name + ": " + of.count + " values" + (of.count > 0 ? ", p99 " + formatNs(quantile(of, 0.99)) + ", max " + formatNs(of.max) : "") +
+    told.push(source.name + ": " + counted(of.count, "value") + (of.count > 0 ? ", p99 " + formatNs(quantile(of, 0.99)) + ", max " + formatNs(of.max) : "") +
       ", " + ((cell.late || 0) + (cell.held || 0)) + " late");
   } else if (!source) {
     const most = data.culprits.map((culprit) => [culprit.told, culprit.by.reduce((sum, [, delays]) =>

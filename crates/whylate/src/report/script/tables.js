@@ -157,12 +157,12 @@ function details(late) {
     inside.push(element("ol", { class: "parts" }, late.parts.map(([ns, kind, text]) =>
       element("li", {}, [swatch("k-" + kind), " ", element("b", {}, [formatNs(ns)]), " " + text]))));
   }
-  if (late.causes.length > 0) {
+  if (late.in_order && late.causes.length > 0) {
     const head = ["Share", "Time", "How", "Who"].map((text, at) => element("th", at < 2 ? { scope: "col", class: "n" } : { scope: "col" }, [text]));
     const rows = late.causes.map(([, word, who, ns]) => element("tr", {}, [
       element("td", { class: "n" }, [percent(ns / Math.max(late.ns, 1))]), element("td", { class: "n", "data-v": ns }, [formatNs(ns)]),
       element("td", {}, [word]), element("td", {}, [who])]));
-    inside.push(element("h4", {}, ["Causes"]), element("table", { class: "causes" },
+    inside.push(element("h4", {}, ["Causes, summed up"]), element("table", { class: "causes" },
       [element("thead", {}, [element("tr", {}, head)]), element("tbody", {}, rows)]));
   }
   if (late.facts.length > 0) {
