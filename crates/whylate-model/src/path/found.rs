@@ -2,6 +2,7 @@
 //! What a walk has found of one wait, put together in order of time and in words.
 
 use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
@@ -57,6 +58,8 @@ pub trait Names {
     fn handler(&mut self, number: u64) -> String;
     /// A block device.
     fn device(&mut self, device: u32) -> String;
+    /// A thread that was not met on the way, where it is still there to be asked.
+    fn thread(&mut self, tid: u32) -> Option<Name>;
     /// What limits a thread.
     fn limit(&mut self, number: u32) -> String;
     /// Whose quota limits threads of that cgroup.
@@ -333,11 +336,25 @@ impl Found {
         self.parts.extend(small);
     }
 
+    /// Names of threads that are told of and had no CPU in all that time: whoever submitted a request before.
+    fn learn_names(&mut self, names: &mut dyn Names) {
+        let of_part = |part: &Part| {
+            let submitter = if let Party::Disk(request) = part.who { Some(request.submitter) } else { None };
+            [part.ready, submitter.filter(|&tid| tid != 0)]
+        };
+        for tid in self.parts.iter().flat_map(of_part).flatten() {
+            if let Entry::Vacant(unknown) = self.names.entry(tid) {
+                names.thread(tid).map(|name| unknown.insert(name));
+            }
+        }
+    }
+
     /// In words, in order of time.
     pub fn finish(mut self, names: &mut dyn Names) -> Path {
         if self.is_folded {
             self.fold(None);
         }
+        self.learn_names(names);
         let waits: Vec<(Option<String>, Vec<String>)> = self
             .waits
             .iter()

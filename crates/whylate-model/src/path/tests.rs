@@ -63,6 +63,9 @@ impl Told {
 
 struct Plain;
 
+/// A thread that is still there when the path is told.
+const PRESENT: u32 = 60;
+
 impl Names for Plain {
     fn handler(&mut self, number: u64) -> String {
         format!("handler{number}")
@@ -70,6 +73,10 @@ impl Names for Plain {
 
     fn device(&mut self, device: u32) -> String {
         format!("disk{device}")
+    }
+
+    fn thread(&mut self, tid: u32) -> Option<Name> {
+        (tid == PRESENT).then(|| name(tid))
     }
 
     fn limit(&mut self, number: u32) -> String {
@@ -208,6 +215,19 @@ fn what_follows_the_end_does_not_matter() {
     let path = told(history.past(14), asked);
     let running = |ms, who, depth| segment(ms, CauseKind::Running, who, depth);
     assert_eq!(path, [running(1, "t5:5", 0), running(8, "t6:6", 1), running(3, "t5:5", 0)]);
+}
+
+#[test]
+fn who_submitted_a_request_before_the_wait_is_asked_for_its_name() {
+    for (submitter, called) in [(PRESENT, "t60:60"), (61, "thread 61")] {
+        let mut history = Told::new(2);
+        history.preempted(0, 1, submitter).at(1, 1, Event::RequestBegins(8, 77, Operation::Write)).sleeps(2, 1, 0);
+        history.at(2, 1, Event::RequestIssued(8, 77, Operation::Write)).preempted(3, 0, 1).sleeps(5, 0, 0);
+        history.at(9, 1, Event::Irq(Name::of("nvme"))).at(9, 1, Event::RequestDone(8, 77)).wakes(9, 1, 1);
+        history.preempted(9, 0, 1);
+        let path = told(history.past(10), asked(1, 5, 9));
+        assert_eq!(path, [segment(4, CauseKind::Disk, &format!("disk8 (write by {called})"), 1)]);
+    }
 }
 
 #[test]

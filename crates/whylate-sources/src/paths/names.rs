@@ -6,9 +6,11 @@ use std::fs;
 
 use whylate_model::Cgroup;
 use whylate_model::path::Names;
-use whylate_model::path::history::Blocked;
+use whylate_model::path::history::{Blocked, Name};
+use whylate_model::thread::OUTSIDE;
 
 use crate::cgroups::Cgroups;
+use crate::pid_namespace;
 use crate::symbols::KernelSymbols;
 use crate::syscalls;
 
@@ -20,11 +22,13 @@ pub struct PathNames {
     symbols: KernelSymbols,
     devices: HashMap<u32, String>,
     cgroups: Cgroups,
+    /// Whether threads are found there by their numbers.
+    has_proc: Option<bool>,
 }
 
 impl PathNames {
     pub(crate) fn new(symbols: KernelSymbols) -> Self {
-        PathNames { symbols, devices: HashMap::new(), cgroups: Cgroups::default() }
+        PathNames { symbols, devices: HashMap::new(), cgroups: Cgroups::default(), has_proc: None }
     }
 }
 
@@ -35,6 +39,15 @@ impl Names for PathNames {
 
     fn device(&mut self, device: u32) -> String {
         self.devices.entry(device).or_insert_with(|| device_name(device)).clone()
+    }
+
+    fn thread(&mut self, tid: u32) -> Option<Name> {
+        if tid & OUTSIDE != 0 || !*self.has_proc.get_or_insert_with(pid_namespace::has_proc) {
+            return None;
+        }
+        // Not kept: the number may be another thread's a second later.
+        let name = fs::read_to_string(format!("/proc/{tid}/comm")).ok()?;
+        Some(Name::of(without_item(name.trim_end_matches('\n'))))
     }
 
     fn limit(&mut self, _number: u32) -> String {
@@ -57,6 +70,15 @@ impl Names for PathNames {
     }
 }
 
+/// A worker's name without what it is at, which `/proc` adds behind a `-` or a `+` (`wq_worker_comm` in kernel/workqueue.c)
+/// and switches do not tell. That of a rescuer (`kworker/R-`) is its own.
+fn without_item(name: &str) -> &str {
+    if !name.starts_with("kworker/") || name.starts_with("kworker/R-") {
+        return name;
+    }
+    name.split(['-', '+']).next().unwrap_or(name)
+}
+
 /// As it is called in `/dev`; its numbers where it is gone.
 pub(crate) fn device_name(device: u32) -> String {
     let (major, minor) = (device >> MINOR_BITS, device & ((1 << MINOR_BITS) - 1));
@@ -72,5 +94,18 @@ mod tests {
     #[test]
     fn a_device_that_is_not_there_has_its_numbers() {
         assert_eq!(device_name(4095 << MINOR_BITS | 77), "4095:77");
+    }
+
+    #[test]
+    fn a_worker_has_the_name_that_switches_tell() {
+        for (in_proc, name) in [
+            ("kworker/0:1-events", "kworker/0:1"),
+            ("kworker/u9:3+events_unbound", "kworker/u9:3"),
+            ("kworker/0:1H", "kworker/0:1H"),
+            ("kworker/R-rcu_g", "kworker/R-rcu_g"),
+            ("jbd2/vda-8", "jbd2/vda-8"),
+        ] {
+            assert_eq!(without_item(in_proc), name);
+        }
     }
 }

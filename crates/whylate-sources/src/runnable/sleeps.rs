@@ -302,6 +302,10 @@ impl Names for Told<'_> {
         self.names.device(device)
     }
 
+    fn thread(&mut self, tid: u32) -> Option<Name> {
+        self.names.thread(tid)
+    }
+
     fn limit(&mut self, number: u32) -> String {
         let limit = self.known.get(number as usize).and_then(|known| known.limit.as_ref());
         limit.map_or_else(String::new, |(_, by)| by.clone())

@@ -171,6 +171,10 @@ impl Names for Told<'_> {
         format!("{}:{}", device >> 20, device & 0xf_ffff)
     }
 
+    fn thread(&mut self, _tid: u32) -> Option<Name> {
+        None
+    }
+
     fn limit(&mut self, _number: u32) -> String {
         String::new()
     }
