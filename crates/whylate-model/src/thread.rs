@@ -44,12 +44,8 @@ pub fn by_name(called: &str) -> Cow<'_, str> {
 /// are those that stand behind something that is neither letter nor digit. `kworker/0:1-events:77` is `kworker/*:*-events`,
 /// `vda (read by dd:4711)` is `vda (read by dd)`.
 pub fn alike(called: &str) -> String {
-    let (inner, end) = match called.strip_suffix(')') {
-        Some(inner) => (inner, ")"),
-        None => (called, ""),
-    };
-    let name = without_number(inner);
-    let (mut told, mut before) = (String::with_capacity(called.len()), None);
+    let name = by_name(called);
+    let (mut told, mut before) = (String::with_capacity(name.len()), None);
     for c in name.chars() {
         let is_within_number = before == Some('*') && c.is_ascii_digit();
         let begins_number = c.is_ascii_digit() && before.is_some_and(|before: char| !before.is_alphanumeric());
@@ -65,7 +61,7 @@ pub fn alike(called: &str) -> String {
             }
         }
     }
-    told + end
+    told
 }
 
 #[cfg(test)]
@@ -98,6 +94,8 @@ mod tests {
             ("iou-sqp-4711:4712", "iou-sqp-*"),
             ("dd:outside", "dd"),
             ("vda (read by dd:4711)", "vda (read by dd)"),
+            ("dd:4711 (writes)", "dd (writes)"),
+            ("259:3", "259:*"),
             ("run queue of CPU 12", "run queue of CPU *"),
             ("opt 4lgyvyourp7:21840", "opt *lgyvyourp7"),
             ("cc1:5", "cc1"),

@@ -171,7 +171,7 @@ const INJECTIONS: [Injection; 7] = [
         // Reads are late by some milliseconds, and a look's limit is 50.
         why: &["--why", "5ms"],
         // Where the disk is so fast that none is late, its writes themselves are what is new.
-        names: &["(write by whylate-hog)", "whylate-hog:* (writes)", r#""operation": "write", "process": "whylate"#],
+        names: &["(write by whylate-hog)", "whylate-hog (writes)", r#""operation": "write", "process": "whylate"#],
     },
 ];
 

@@ -53,8 +53,6 @@ struct Candidate {
     row: Row,
     tier: u8,
     verdict: Option<Verdict>,
-    /// What its place depends on, of each block.
-    weighing: [Vec<f64>; 2],
     /// How many nanoseconds a second it adds at least, or takes away.
     weight: f64,
     /// What may be too small a change.
@@ -186,7 +184,9 @@ fn of_key(sides: &[Side<'_>; 2], source: &str, key: &Key, samples: &[Samples<'_>
         let (most_per_s, each) = (per_s(0).max(per_s(1)), amount / count.max(1) as f64);
         let is_own = matches!(&key.what, What::Culprit { who, .. } if who.starts_with(OWN));
         let is_slight = most_per_s < LEAST_FELT && each < LEAST_FELT_EACH || is_own && most_per_s < MOST_OWN;
-        let mut candidate = Candidate::new(row, is_enough, values(|sample| sample.amount), None).or_by(&counts);
+        let mut tested = with_presence(values(|sample| sample.amount));
+        tested.push(counts);
+        let mut candidate = Candidate::new(row, is_enough, tested, None);
         if is_slight && candidate.tier == FIRST_TIER {
             candidate.tier = SLIGHT_TIER;
         }
@@ -202,16 +202,16 @@ fn of_key(sides: &[Side<'_>; 2], source: &str, key: &Key, samples: &[Samples<'_>
             let is_enough = count >= LEAST_EVENTS && share(0).max(share(1)) >= LEAST_STACK;
             let shares = values(|block, sample| sample.amount / block.waiting_ns.max(f64::MIN_POSITIVE));
             let row = row("share", "", Unit::Share, both(&share));
-            vec![Candidate { least_change: LEAST_STACK, ..Candidate::new(row, is_enough, shares, None) }]
+            vec![Candidate { least_change: LEAST_STACK, ..Candidate::new(row, is_enough, vec![shares], None) }]
         }
         (Of::Events, _) => {
             let row =
                 row("late", "", Unit::PerHour, both(&|side| totals[side].count as f64 * 3600.0 / covered_s(side)));
-            vec![Candidate::new(row, count >= LEAST_LATE, counts_per_s(), Some(ns_per_s()))]
+            vec![Candidate::new(row, count >= LEAST_LATE, with_presence(counts_per_s()), Some(ns_per_s()))]
         }
         (Of::Count, _) => {
             let row = row("rate", "", Unit::PerSecond, both(&|side| totals[side].count as f64 / covered_s(side)));
-            vec![Candidate::new(row, count >= LEAST_EVENTS, counts_per_s(), Some(ns_per_s()))]
+            vec![Candidate::new(row, count >= LEAST_EVENTS, with_presence(counts_per_s()), Some(ns_per_s()))]
         }
         (Of::Value(name), _) => {
             let is_rate = name.ends_with(PER_SECOND) || cards_sum(source, name);
@@ -219,7 +219,7 @@ fn of_key(sides: &[Side<'_>; 2], source: &str, key: &Key, samples: &[Samples<'_>
             let row = row(name, "", unit, both(&|side| totals[side].amount * scale / covered_s(side)));
             // A share of the time is so many nanoseconds of each second.
             let weight = Some(if is_rate { [Vec::new(), Vec::new()] } else { ns_per_s() });
-            vec![Candidate::new(row, count >= LEAST_BLOCKS as u64, ns_per_s(), weight)]
+            vec![Candidate::new(row, count >= LEAST_BLOCKS as u64, with_presence(ns_per_s()), weight)]
         }
         (Of::Histogram(name), _) => {
             let histograms = totals.each_ref().map(|total| total.histogram.clone().unwrap_or_default());
@@ -234,10 +234,10 @@ fn of_key(sides: &[Side<'_>; 2], source: &str, key: &Key, samples: &[Samples<'_>
             };
             let quantile = |figure, of: f64, at_least, measures| {
                 let shares = samples.each_ref().map(|samples| shares_above(samples, joint.quantile_ns(of), at_least));
-                Candidate::new(row(figure, name, Unit::Ns, measures), true, shares, Some(ns_per_s()))
+                Candidate::new(row(figure, name, Unit::Ns, measures), true, vec![shares], Some(ns_per_s()))
             };
             let max = row("max", name, Unit::Ns, measures(Histogram::max_ns));
-            let max = Candidate::new(Row { told: Told::Untested, ..max }, false, [Vec::new(), Vec::new()], None);
+            let max = Candidate::new(Row { told: Told::Untested, ..max }, false, Vec::new(), None);
             vec![
                 quantile("p50", 0.5, VALUES_OF_MEDIAN, measures(|histogram| histogram.quantile_ns(0.5))),
                 quantile("p99", 0.99, VALUES_OF_P99, measures(|histogram| histogram.quantile_ns(0.99))),
@@ -272,9 +272,21 @@ fn shares_above(samples: &Samples<'_>, ns: u64, at_least: u64) -> Vec<f64> {
     shares
 }
 
+/// Values of blocks and, where one side has none at all, whether each block has any. What comes and stays, but becomes less
+/// and less, is as alike from block to block as a burst; that it is there is not.
+fn with_presence(values: [Vec<f64>; 2]) -> Vec<[Vec<f64>; 2]> {
+    let is_there = |values: &Vec<f64>| values.iter().any(|&value| value != 0.0);
+    if is_there(&values[0]) == is_there(&values[1]) {
+        return vec![values];
+    }
+    let presence = values.each_ref().map(|values| values.iter().map(|&value| f64::from(value != 0.0)).collect());
+    vec![values, presence]
+}
+
 impl Candidate {
-    /// Whose blocks have these values; `weighing` are those that its place depends on, where these are others.
-    fn new(row: Row, is_enough: bool, values: [Vec<f64>; 2], weighing: Option<[Vec<f64>; 2]>) -> Self {
+    /// Whose blocks have these values. It differs if any of them do, so each counts for so many less (Bonferroni). Its place
+    /// depends on the first, or on `weighing`.
+    fn new(row: Row, is_enough: bool, tested: Vec<[Vec<f64>; 2]>, weighing: Option<[Vec<f64>; 2]>) -> Self {
         let tier = match &row.what {
             // That is nobody, or nobody on this machine.
             What::Culprit {
@@ -288,29 +300,18 @@ impl Candidate {
             What::Total => 5,
             What::Stack { .. } => 6,
         };
-        let [before, after] = &values;
-        let verdict = (is_enough && before.len().min(after.len()) >= LEAST_BLOCKS).then(|| mann_whitney(before, after));
-        let weighing = weighing.unwrap_or(values);
-        let mut candidate = Candidate { row, tier, verdict, weighing, weight: 0.0, least_change: 0.0 };
-        candidate.weigh();
-        candidate
-    }
-
-    fn weigh(&mut self) {
-        let widened = self.verdict.map_or(1.0, |verdict| verdict.widened);
-        let [before, after] = &self.weighing;
-        self.weight = if before.is_empty() || after.is_empty() { 0.0 } else { surely_changed(before, after, widened) };
-    }
-
-    /// Tests other values of the same thing as well: it differs if either do, so either counts half (Bonferroni).
-    fn or_by(mut self, [before, after]: &[Vec<f64>; 2]) -> Self {
-        if let Some(own) = self.verdict {
-            let other = mann_whitney(before, after);
-            let clearer = if other.p < own.p { other } else { own };
-            self.verdict = Some(Verdict { p: (clearer.p * 2.0).min(1.0), ..clearer });
-            self.weigh();
-        }
-        self
+        let is_long = |[before, after]: &&[Vec<f64>; 2]| before.len().min(after.len()) >= LEAST_BLOCKS;
+        let verdicts =
+            tested.iter().filter(|_| is_enough).filter(is_long).map(|[before, after]| mann_whitney(before, after));
+        let clearest = verdicts.min_by(|one, other| one.p.total_cmp(&other.p));
+        let verdict = clearest.map(|verdict| Verdict { p: (verdict.p * tested.len() as f64).min(1.0), ..verdict });
+        let weight = match weighing.as_ref().or(tested.first()) {
+            Some([before, after]) if !before.is_empty() && !after.is_empty() => {
+                surely_changed(before, after, verdict.map_or(1.0, |verdict| verdict.widened))
+            }
+            _ => 0.0,
+        };
+        Candidate { row, tier, verdict, weight, least_change: 0.0 }
     }
 
     fn judge(&mut self, q: f64) {

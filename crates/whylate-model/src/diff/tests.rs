@@ -211,6 +211,23 @@ fn a_culprit_whose_delays_drift_comes_first_as_well() {
 }
 
 #[test]
+fn what_is_there_after_and_was_not_before_differs_though_it_becomes_less() {
+    let mut machine = Machine::new(9, 0.5);
+    let [before, mut after] = [20, 20].map(|seconds| machine.seconds(seconds));
+    let of_wq = after.iter_mut().filter(|snapshot| snapshot.source == WQ.name);
+    for (second, snapshot) in (0..).zip(of_wq) {
+        snapshot.series.push(Series {
+            labels: [("handler".to_owned(), "new".to_owned())].into(),
+            histograms: [("latency".to_owned(), vec![1_000_000; 500 - 20 * second].into_iter().collect())].into(),
+            ..Series::default()
+        });
+    }
+    let diff = compare(&before, &after);
+    let rate = row(&diff, "rate", |what| matches!(what, What::Series { labels } if labels["handler"] == "new"));
+    assert_eq!((rate.told, rate.before.count), (Told::More, 0), "{rate:?}");
+}
+
+#[test]
 fn nothing_is_said_of_a_side_that_has_none() {
     let mut machine = Machine::new(3, 0.0);
     let before = machine.seconds(30);
