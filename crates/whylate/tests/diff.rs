@@ -9,7 +9,7 @@ mod stolen;
 mod turn;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -264,6 +264,8 @@ fn rounds_of(rounds: usize) -> Result<()> {
     let (before, after) = (folder.path().join("a.whylate"), folder.path().join("b.whylate"));
     // One kind alone, where that is asked for.
     let only = std::env::var("WHYLATE_TRIAL_OF").ok();
+    // Where pairs go whose first row is something else, to be looked at.
+    let kept = std::env::var_os("WHYLATE_TRIAL_KEPT").map(PathBuf::from);
     let is_asked = |injection: &&Injection| only.as_ref().is_none_or(|only| only == injection.words[0]);
     let injections: Vec<&Injection> = INJECTIONS.iter().filter(is_asked).collect();
     ensure!(!injections.is_empty(), "WHYLATE_TRIAL_OF names no kind");
@@ -282,6 +284,11 @@ fn rounds_of(rounds: usize) -> Result<()> {
                 if injection.names.iter().any(|name| first.contains(name)) {
                     *found_first += 1;
                     break;
+                }
+                if let Some(folder) = &kept {
+                    for (path, side) in [(&before, "before"), (&after, "after")] {
+                        fs::copy(path, folder.join(format!("{kind}-{round}-{pair}-{side}.whylate")))?;
+                    }
                 }
                 // By the kernel's count, the hypervisor was in the second one as well.
                 if pair == PAIRS || !is_too_much(stolen, elapsed) {

@@ -5,8 +5,9 @@ use std::io::{self, Write};
 
 use zstd::stream::write::Encoder;
 
-/// The lowest level: of such frames the default one saves some 2 %, and the thread that writes takes an eighth longer.
-const LEVEL: i32 = 1;
+/// The default level saves 2 % of the bytes of the lowest, this one 15 % for 0.2 ms more of each second of a look; what is
+/// beyond saves hardly more and takes twice as long.
+const LEVEL: i32 = 6;
 /// Of a skippable frame (RFC 8878): any of 16 numbers.
 const SKIPPABLE: u32 = 0x184D_2A5E;
 /// What follows the magic number and the length of the skippable frame.
