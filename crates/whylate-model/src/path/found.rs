@@ -2,7 +2,6 @@
 //! What a walk has found of one wait, put together in order of time and in words.
 
 use std::cmp::Reverse;
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
@@ -58,7 +57,7 @@ pub trait Names {
     fn handler(&mut self, number: u64) -> String;
     /// A block device.
     fn device(&mut self, device: u32) -> String;
-    /// A thread that was not met on the way, where it is still there to be asked.
+    /// A thread that was not met on the way, where that can be asked now.
     fn thread(&mut self, tid: u32) -> Option<Name>;
     /// What limits a thread.
     fn limit(&mut self, number: u32) -> String;
@@ -336,16 +335,20 @@ impl Found {
         self.parts.extend(small);
     }
 
-    /// Names of threads that are told of and had no CPU in all that time: whoever submitted a request before.
+    /// Names of threads that had no CPU in all that time and are told of: who waited, or submitted a request before.
     fn learn_names(&mut self, names: &mut dyn Names) {
+        for wait in &self.waits {
+            if let Some((name, _)) = wait.asleep {
+                self.names.entry(wait.tid).or_insert(name);
+            }
+        }
         let of_part = |part: &Part| {
             let submitter = if let Party::Disk(request) = part.who { Some(request.submitter) } else { None };
             [part.ready, submitter.filter(|&tid| tid != 0)]
         };
-        for tid in self.parts.iter().flat_map(of_part).flatten() {
-            if let Entry::Vacant(unknown) = self.names.entry(tid) {
-                names.thread(tid).map(|name| unknown.insert(name));
-            }
+        let unknown: HashSet<u32> = self.parts.iter().flat_map(of_part).flatten().collect();
+        for tid in unknown.into_iter().filter(|tid| !self.names.contains_key(tid)).collect::<Vec<_>>() {
+            names.thread(tid).map(|name| self.names.insert(tid, name));
         }
     }
 

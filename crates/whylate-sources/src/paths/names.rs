@@ -30,6 +30,17 @@ impl PathNames {
     pub(crate) fn new(symbols: KernelSymbols) -> Self {
         PathNames { symbols, devices: HashMap::new(), cgroups: Cgroups::default(), has_proc: None }
     }
+
+    /// What the thread is called that has this number now.
+    pub(crate) fn present_thread(&mut self, tid: u32) -> Option<Name> {
+        if tid & OUTSIDE != 0 || !*self.has_proc.get_or_insert_with(pid_namespace::has_proc) {
+            return None;
+        }
+        let told = fs::read(format!("/proc/{tid}/comm")).ok()?;
+        let mut name = [0; 16];
+        name.iter_mut().zip(without_item(&told).iter().take(15)).for_each(|(to, &from)| *to = from);
+        Some(Name(name))
+    }
 }
 
 impl Names for PathNames {
@@ -41,13 +52,9 @@ impl Names for PathNames {
         self.devices.entry(device).or_insert_with(|| device_name(device)).clone()
     }
 
-    fn thread(&mut self, tid: u32) -> Option<Name> {
-        if tid & OUTSIDE != 0 || !*self.has_proc.get_or_insert_with(pid_namespace::has_proc) {
-            return None;
-        }
-        // Not kept: the number may be another thread's a second later.
-        let name = fs::read_to_string(format!("/proc/{tid}/comm")).ok()?;
-        Some(Name::of(without_item(name.trim_end_matches('\n'))))
+    fn thread(&mut self, _tid: u32) -> Option<Name> {
+        // A past is told long after it was recorded, when the number may be another thread's.
+        None
     }
 
     fn limit(&mut self, _number: u32) -> String {
@@ -70,13 +77,15 @@ impl Names for PathNames {
     }
 }
 
-/// A worker's name without what it is at, which `/proc` adds behind a `-` or a `+` (`wq_worker_comm` in kernel/workqueue.c)
-/// and switches do not tell. That of a rescuer (`kworker/R-`) is its own.
-fn without_item(name: &str) -> &str {
-    if !name.starts_with("kworker/") || name.starts_with("kworker/R-") {
+/// A name in `/proc` without the end of its line, and that of a worker without what it is at, which `/proc` adds behind a `-`
+/// or a `+` (`wq_worker_comm` in kernel/workqueue.c) and switches do not tell. A rescuer's own name has a `-` (`kworker/R-`).
+fn without_item(told: &[u8]) -> &[u8] {
+    let name = told.strip_suffix(b"\n").unwrap_or(told);
+    if !name.starts_with(b"kworker/") {
         return name;
     }
-    name.split(['-', '+']).next().unwrap_or(name)
+    let is_rescuer = name.starts_with(b"kworker/R-");
+    name.split(|&byte| byte == b'+' || byte == b'-' && !is_rescuer).next().unwrap_or(name)
 }
 
 /// As it is called in `/dev`; its numbers where it is gone.
@@ -102,10 +111,11 @@ mod tests {
             ("kworker/0:1-events", "kworker/0:1"),
             ("kworker/u9:3+events_unbound", "kworker/u9:3"),
             ("kworker/0:1H", "kworker/0:1H"),
-            ("kworker/R-rcu_g", "kworker/R-rcu_g"),
-            ("jbd2/vda-8", "jbd2/vda-8"),
+            ("kworker/R-nfsiod", "kworker/R-nfsiod"),
+            ("kworker/R-nfsiod+nfsiod", "kworker/R-nfsiod"),
+            ("jbd2/vda-8\n", "jbd2/vda-8"),
         ] {
-            assert_eq!(without_item(in_proc), name);
+            assert_eq!(without_item(in_proc.as_bytes()), name.as_bytes());
         }
     }
 }

@@ -303,7 +303,8 @@ impl Names for Told<'_> {
     }
 
     fn thread(&mut self, tid: u32) -> Option<Name> {
-        self.names.thread(tid)
+        // It was recorded a moment ago.
+        self.names.present_thread(tid)
     }
 
     fn limit(&mut self, number: u32) -> String {
