@@ -14,6 +14,8 @@ mod hostile;
 mod left;
 #[path = "torture/limits.rs"]
 mod limits;
+#[path = "torture/neighbors.rs"]
+mod neighbors;
 #[path = "torture/outputs.rs"]
 mod outputs;
 mod running;
