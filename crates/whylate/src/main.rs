@@ -24,6 +24,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use whylate_sources::credentials::keep_capabilities;
 use whylate_sources::memory::Memory;
 
 #[global_allocator]
@@ -48,6 +49,10 @@ fn main() -> ExitCode {
             };
         }
     };
+    // Nothing that whylate starts needs them: not the command of `run`, no shell of `timerlat`, no fio.
+    if let Err(error) = keep_capabilities() {
+        return commands::end(Err(error).context("cannot clear the inheritable capabilities"));
+    }
     // A command that is run has its own limit.
     if !matches!(cli.command, Some(cli::Command::Run(_))) {
         allow_descriptors();
