@@ -18,7 +18,6 @@ mod report;
 mod top;
 mod values;
 
-use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -42,7 +41,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are no failures; a closed pipe does not matter for them either.
-            let printed = error.print().and_then(|()| io::stdout().flush()).map_err(anyhow::Error::from);
+            let printed = cli::print(&error).map_err(anyhow::Error::from);
             return match error.use_stderr() {
                 true => ExitCode::from(commands::usage_status()),
                 false => commands::end(printed.context("cannot write to standard output").map(|()| commands::SUCCESS)),
