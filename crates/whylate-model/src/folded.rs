@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::units::is_printable;
 use crate::wait::WaitClass;
 use crate::{Labels, Snapshot, Stack, Waker};
 
@@ -151,13 +152,13 @@ pub fn line(frames: &str, count: u64) -> String {
     }
 }
 
-/// A name without what separates frames or moves a terminal's cursor: processes choose their own.
+/// A name without what separates frames or is not printable: processes choose their own.
 pub fn safe(name: &str) -> String {
     name.chars()
         .map(|c| match c {
             ';' => ':',
-            c if c.is_control() => '?',
-            c => c,
+            c if is_printable(c) => c,
+            _ => '?',
         })
         .collect()
 }

@@ -70,9 +70,26 @@ pub fn format_ns(ns: u64) -> String {
     format!("{value:.digits$}{unit}")
 }
 
-/// Text that is safe on a terminal: control characters, which a process may put into its name, become `?`.
+/// Text that is safe on a terminal and in a page: characters that are not [`is_printable`] become `?`. A process chooses
+/// its own name, and a user those of files, cgroups and functions.
 pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    text.chars().map(|c| if is_printable(c) { c } else { '?' }).collect()
+}
+
+/// Whether a character is shown as itself. Not printable are control characters, marks that embed, override or isolate a
+/// direction of text, ends of lines and paragraphs, and what is not visible at all, such as spaces without width, tags and
+/// variation selectors (Cc, Zl, Zp, and Default_Ignorable_Code_Point of Unicode): a name could show other text than its own
+/// in the rest of its line, or look like another name.
+pub fn is_printable(c: char) -> bool {
+    match c {
+        ' '..='~' => true,
+        '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' => false,
+        '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' => false,
+        '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' => false,
+        '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' => false,
+        '\u{e0000}'..='\u{e0fff}' => false,
+        _ => true,
+    }
 }
 
 /// Wall-clock stamps as RFC 3339 in UTC, to the microsecond.
@@ -143,8 +160,15 @@ mod tests {
     }
 
     #[test]
-    fn escape_sequences_lose_their_effect() {
+    fn escape_sequences_and_marks_of_direction_lose_their_effect() {
         assert_eq!(printable("a\x1b[31mb\u{9b}c\n"), "a?[31mb?c?");
+        // As a file named "gnp.exe" in reverse is shown.
+        assert_eq!(printable("\u{202e}gnp"), "?gnp");
+        let invisible = "\u{61c}\u{200b}\u{200c}\u{200d}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202b}\u{202c}\u{202d}\u{202e}\
+            \u{2060}\u{2066}\u{2067}\u{2068}\u{2069}\u{feff}\u{e0001}\u{e0041}\u{e007f}\u{fe0f}\u{e0100}\u{ad}";
+        assert!(printable(invisible).chars().all(|c| c == '?'), "{:?}", printable(invisible));
+        let names = "kworker/0:1H-kblockd ~ é ß 漢字 Ελληνικά עברית عربى 한글 \u{a0}\u{300} 🐧 \u{fffd}";
+        assert_eq!(printable(names), names);
     }
 
     #[test]

@@ -2,9 +2,11 @@
 //! The command line as clap sees it. Each command's arguments stand with the command.
 
 use std::ffi::OsString;
+use std::io::{self, Write as _};
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use whylate_model::sources;
+use whylate_model::units::is_printable;
 
 use crate::commands::{
     block, diff, doctor, export, generate, inject, irqsoff, look, offcpu, record, replay, report, run, selftest,
@@ -69,6 +71,19 @@ pub fn parse() -> Result<Cli, clap::Error> {
 pub fn parse_words(words: &[OsString]) -> Result<Cli, clap::Error> {
     let line = std::iter::once(OsString::from("whylate")).chain(words.iter().cloned());
     arranged(Cli::command()).try_get_matches_from(line).and_then(|matches| Cli::from_arg_matches(&matches))
+}
+
+/// Prints help, or why a command line is refused. Names in the command line, which a script may have put there, are printable.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn print(error: &clap::Error) -> io::Result<()> {
+    let is_safe = |word: OsString| word.to_string_lossy().chars().all(is_printable);
+    if error.use_stderr() && !std::env::args_os().all(is_safe) {
+        error.render().to_string().lines().for_each(|line| say!("{line}"));
+        return Ok(());
+    }
+    error.print().and_then(|()| io::stdout().flush())
 }
 
 /// With commands in groups, and the examples of each at the top of its help.

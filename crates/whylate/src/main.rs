@@ -18,12 +18,12 @@ mod report;
 mod top;
 mod values;
 
-use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use whylate_sources::credentials::keep_capabilities;
 use whylate_sources::memory::Memory;
 
 #[global_allocator]
@@ -41,13 +41,17 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are no failures; a closed pipe does not matter for them either.
-            let printed = error.print().and_then(|()| io::stdout().flush()).map_err(anyhow::Error::from);
+            let printed = cli::print(&error).map_err(anyhow::Error::from);
             return match error.use_stderr() {
                 true => ExitCode::from(commands::usage_status()),
                 false => commands::end(printed.context("cannot write to standard output").map(|()| commands::SUCCESS)),
             };
         }
     };
+    // Nothing that whylate starts needs them: not the command of `run`, no shell of `timerlat`, no fio.
+    if let Err(error) = keep_capabilities() {
+        return commands::end(Err(error).context("cannot clear the inheritable capabilities"));
+    }
     // A command that is run has its own limit.
     if !matches!(cli.command, Some(cli::Command::Run(_))) {
         allow_descriptors();

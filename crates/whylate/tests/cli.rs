@@ -391,10 +391,10 @@ fn another_pid_namespace_leaves_settings_of_living_measurements_alone() -> Resul
     let setting = own.path("tracing_on");
     let mut living = Restore::default();
     living.set(&setting, "0")?;
-    let line = format!("{}\t1\n", setting.display());
+    let entry = format!("\t{}\t1\t0\n", setting.display());
     let is_on_record = || -> Result<bool> {
         let records = std::fs::read_dir("/run/whylate")?.flatten().map(|entry| entry.path());
-        Ok(records.filter_map(|record| std::fs::read_to_string(record).ok()).any(|text| text == line))
+        Ok(records.filter_map(|record| std::fs::read_to_string(record).ok()).any(|text| text.contains(&entry)))
     };
     ensure!(is_on_record()?, "it is not on record");
     let output =

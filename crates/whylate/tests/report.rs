@@ -20,8 +20,9 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use whylate_model::Snapshot;
 use whylate_model::recording::Reader;
+use whylate_model::units::is_printable;
 
-use made::recording;
+use made::{MARKS, recording};
 use python::python_with;
 use running::whylate;
 use tables::{ensure_same, rows};
@@ -156,6 +157,81 @@ fn strangers_write_no_markup() -> Result<()> {
         let (document, _) = page.split_once("<script type=").context("no data")?;
         let (_, body) = document.split_once("</style>").context("no style")?;
         ensure!(!body.contains(attribute), "{attribute}");
+    }
+    Ok(())
+}
+
+/// Commands that show what is in a recording; the last one is refused.
+const SHOW: [&str; 25] = [
+    "replay FILE",
+    "replay FILE --json",
+    "replay FILE --by cgroup",
+    "replay FILE wq",
+    "replay FILE wq --table --why 1ms",
+    "replay FILE wq --why 1ms --json",
+    "replay FILE timerlat top --why 1ms",
+    "replay FILE timerlat hist",
+    "replay FILE irqsoff",
+    "replay FILE irqsoff --why 1ms --json",
+    "replay FILE offcpu",
+    "replay FILE offcpu --flat",
+    "replay FILE offcpu --why 1ms",
+    "replay FILE offcpu --json",
+    "replay FILE sqpoll --why 1ms",
+    "replay FILE block --why 1ms",
+    "replay FILE block --table --json",
+    "replay FILE offcpu -o OUT/x.svg",
+    "replay FILE offcpu -o OUT/x.folded",
+    "replay FILE offcpu --why 1ms -o OUT/why.svg",
+    "diff FILE FILE",
+    "diff FILE FILE --json",
+    "export FILE --csv OUT/tables",
+    "export FILE --perfetto OUT/trace",
+    "replay FILE wq NAME",
+];
+
+/// Names are foreign in each output: text, JSON, tables, folded stacks, graphs, traces and messages. All of them have marks.
+#[test]
+fn what_is_shown_is_printable() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let evil = directory.path().join(format!("{MARKS}.whylate"));
+    fs::rename(recording(directory.path(), 12, true)?, &evil)?;
+    let out = directory.path().join("out");
+    fs::create_dir(&out)?;
+    let is_safe = |text: &str| text.lines().all(|line| line.chars().all(|c| is_printable(c) || c == '\t'));
+    for line in SHOW {
+        let words = line.split(' ').map(|word| match word {
+            "FILE" => name(&evil).to_owned(),
+            "NAME" => format!("--{MARKS}"),
+            word => word.replace("OUT", name(&out)),
+        });
+        let output = whylate(&[]).args(words).env("TZ", "UTC").output()?;
+        let status = if line.ends_with("NAME") { 2 } else { 0 };
+        ensure!(output.status.code() == Some(status), "{line}: {output:?}");
+        let (stdout, stderr) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
+        ensure!(is_safe(&stdout) && is_safe(&stderr), "{line}: {stdout:?} {stderr:?}");
+        if line.ends_with("--json") {
+            // Up to what serde escapes itself.
+            let marks = MARKS.split('\x1b').next().context("marks")?;
+            let has_marks =
+                |line: &str| serde_json::from_str::<Value>(line).map(|json| json.to_string().contains(marks));
+            let marked = stdout.lines().map(has_marks).collect::<Result<Vec<_>, _>>()?;
+            ensure!(marked.contains(&true) || line.starts_with("diff"), "{line}: names are others: {stdout}");
+        }
+    }
+    let tables = fs::read_dir(out.join("tables"))?.map(|entry| Ok(entry?.path()));
+    let files = ["x.svg", "x.folded", "why.svg", "trace"].map(|file| Ok(out.join(file)));
+    let paths = tables.chain(files).collect::<Result<Vec<_>>>()?;
+    ensure!(paths.len() > 8, "{paths:?}");
+    for path in paths {
+        let bytes = fs::read(&path)?;
+        // A trace is no text as a whole.
+        let is_marked = MARKS.chars().filter(|&c| c > '\x7f').any(|mark| {
+            let mark = mark.to_string();
+            bytes.windows(mark.len()).any(|part| part == mark.as_bytes())
+        });
+        ensure!(!is_marked, "{path:?} has marks");
+        ensure!(path.ends_with("trace") || is_safe(std::str::from_utf8(&bytes)?), "{path:?}");
     }
     Ok(())
 }

@@ -4,6 +4,8 @@
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/chance.rs"]
 mod chance;
+#[path = "run/credentials.rs"]
+mod credentials;
 #[path = "running/quota.rs"]
 mod quota;
 mod running;

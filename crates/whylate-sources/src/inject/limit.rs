@@ -42,7 +42,7 @@ impl Limit {
         if !is_of_v1 {
             hand_down(root, &mut restore).map_err(|error| unsupported(&format!("{error:#}")))?;
         }
-        restore.make_folder(&of(&path))?;
+        restore.make_directory(&of(&path))?;
         let limits = of(&path).join(limit);
         if !limits.exists() {
             return Err(unsupported("this kernel cannot throttle disks (it needs CONFIG_BLK_DEV_THROTTLING)"));
@@ -94,8 +94,5 @@ fn has(names: &str, name: &str) -> bool {
 /// Lets cgroups below have the controller `io`. In a container, where this one has processes, the kernel refuses.
 fn hand_down(root: &Path, restore: &mut Restore) -> anyhow::Result<()> {
     let below = root.join("cgroup.subtree_control");
-    if !has(&Restore::read(&below)?, "io") {
-        restore.change(&below, "+io", "-io").context("cannot enable the io controller in cgroup.subtree_control")?;
-    }
-    Ok(())
+    restore.enable_controller(&below, "io").context("cannot enable the io controller in cgroup.subtree_control")
 }

@@ -43,16 +43,17 @@ impl Shallow {
     }
 
     fn below(root: &Path, mut settings: Restore, cpus: &[u32], deepest: i32) -> anyhow::Result<Self> {
+        let mut deeper = Vec::new();
         for cpu in cpus {
             let folder = root.join(format!("cpu{cpu}/cpuidle"));
             let states = states(&folder).unwrap_or_default();
             if states.is_empty() {
                 bail!("CPU {cpu} has no idle states to choose from: leave --deepest-idle-state out");
             }
-            for state in states.into_iter().filter(|&state| state > deepest) {
-                settings.set(&folder.join(format!("state{state}/disable")), "1")?;
-            }
+            let states = states.into_iter().filter(|&state| state > deepest);
+            deeper.extend(states.map(|state| folder.join(format!("state{state}/disable"))));
         }
+        settings.set_each(&deeper, "1")?;
         Ok(Shallow { _settings: settings })
     }
 }

@@ -86,8 +86,8 @@ impl Display for Unjudged {
 impl Error for Unjudged {}
 
 /// Decides a comparison of times by rounds. A round that fails while the hypervisor takes CPU time, by the kernel's
-/// count, is not judged, nor is one that says so ([`Unjudged`]). Where four are not, and none has failed, it is skipped
-/// and says so.
+/// count, is not judged, nor is one that says so ([`Unjudged`]). Where four are not, and none has failed, the test is
+/// inconclusive and says so: a run of tests fails if more than a few are.
 pub fn in_rounds(mut round: impl FnMut() -> Result<()>) -> Result<()> {
     let mut verdict = Verdict::new(if super::is_emulated() { ROUND_BY_CHANCE_EMULATED } else { ROUND_BY_CHANCE });
     let (mut rounds, mut unjudged, mut last) = (0, 0, None);
@@ -115,7 +115,7 @@ pub fn in_rounds(mut round: impl FnMut() -> Result<()>) -> Result<()> {
             }
             return match last {
                 None => {
-                    println!("skipped: {error:#}");
+                    println!("inconclusive: {error:#}");
                     Ok(())
                 }
                 Some(failure) => Err(anyhow::Error::context(failure, "of the rounds that are judged all fail")),

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One kernel test at a time on the whole machine, and none where the machine cannot run them.
 
+#[path = "hooks.rs"]
+pub mod hooks;
+
 use std::fs::File;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,16 +29,17 @@ pub fn plan(items: u64) -> Plan {
 
 /// `None`, and a line that says why, where the machine cannot run tests with injected items.
 pub fn turn() -> Option<Turn> {
-    turn_if(|| run(&plan(1), &AtomicBool::new(false)).map(|_| ()))
+    let has_hooks = || hooks::can_measure_work() && hooks::can_call(&["bpf_wq_init", "bpf_wq_start"]);
+    turn_if(|| run(&plan(1), &AtomicBool::new(false)).map(|_| ()), has_hooks)
 }
 
 /// The same for tests that inject nothing, or only where that is possible.
 pub fn turn_to_measure() -> Option<Turn> {
-    turn_if(|| WqOptions::default().attach(&Session::of_one()).map(|_| ()))
+    turn_if(|| WqOptions::default().attach(&Session::of_one()).map(|_| ()), hooks::can_measure_work)
 }
 
-fn turn_if(possible: impl FnOnce() -> Result<(), AttachError>) -> Option<Turn> {
-    match wait_for_turn(possible) {
+fn turn_if(possible: impl FnOnce() -> Result<(), AttachError>, has_hooks: impl Fn() -> bool) -> Option<Turn> {
+    match wait_for_turn(possible, has_hooks) {
         Ok(turn) => Some(turn),
         Err(reason) => {
             println!("skipped: {reason}");
@@ -44,14 +48,21 @@ fn turn_if(possible: impl FnOnce() -> Result<(), AttachError>) -> Option<Turn> {
     }
 }
 
-fn wait_for_turn(possible: impl FnOnce() -> Result<(), AttachError>) -> Result<Turn, String> {
+fn wait_for_turn(
+    possible: impl FnOnce() -> Result<(), AttachError>,
+    has_hooks: impl Fn() -> bool,
+) -> Result<Turn, String> {
     let process = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let tracefs = tracefs::find().map_err(|error| format!("tracefs: {error}"))?;
     // The folder itself is the lock that all processes share, so that nothing stays behind.
     let machine = File::open(tracefs.join("instances")).map_err(|error| format!("tracefs: {error}"))?;
     flock(&machine, FlockOperation::LockExclusive).map_err(|error| format!("cannot wait for other tests: {error}"))?;
     match possible() {
-        Err(error @ (AttachError::NotPermitted | AttachError::Unsupported(_))) => Err(error.to_string()),
+        Err(error @ (AttachError::NotPermitted | AttachError::Unsupported(_))) => {
+            // A skipped test would hide a fault of the code under test.
+            assert!(!has_hooks(), "this kernel has all hooks, and whylate says: {error}");
+            Err(error.to_string())
+        }
         // Anything else is for the test to find out.
         _ => Ok(Turn { _machine: machine, _process: process }),
     }

@@ -2,7 +2,6 @@
 //! `whylate replay`: what any command would have shown, from a recording.
 
 use std::ffi::OsString;
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -61,7 +60,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let cli = match cli::parse_words(&arguments.command) {
         Ok(cli) => cli,
         Err(error) => {
-            error.print().and_then(|()| io::stdout().flush())?;
+            cli::print(&error)?;
             return Ok(if error.use_stderr() { usage_status() } else { SUCCESS });
         }
     };

@@ -2,6 +2,7 @@
 //! `whylate run`: runs a command, and tells what its elapsed time went into.
 
 mod import;
+mod user;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -26,12 +27,14 @@ use whylate_model::path::Asked;
 use whylate_model::path::command::{Explained, explain};
 use whylate_model::path::members::{Marked, Members};
 use whylate_sources::clock;
+use whylate_sources::credentials::run_as_real_user;
 use whylate_sources::paths::{Recorded, Recorder};
 
 use crate::commands::{SUCCESS, Senseless};
 use crate::files;
 use crate::output::json::write_line;
 use crate::output::run::{self as text, Form};
+use user::User;
 
 /// As often as that what happened is taken in.
 const OFTEN: Duration = Duration::from_millis(20);
@@ -47,7 +50,10 @@ examples:
     whylate run -o build.svg -- make # and the path as a flame graph
     whylate run --tree -- ./test.sh  # and a tree of the processes on the path
     whylate run --import trace.txt   # explain what trace-cmd, perf or ftrace has recorded
+    sudo whylate run --user \"$SUDO_USER\" -- make   # run it as yourself
 
+The command runs as the user who runs whylate: under sudo as root, unless --user names another.
+It gets none of the capabilities that whylate was given.
 The report goes to standard error, as with time(1), and the exit status is the command's.
 With --import, the report goes to standard output.")]
 pub struct Arguments {
@@ -69,6 +75,9 @@ pub struct Arguments {
     /// With --import: explain the thread with this name
     #[arg(long, requires = "import", value_name = "NAME", conflicts_with = "command")]
     comm: Option<String>,
+    /// Run the command as this user (a name or number): with the user's groups, and HOME, USER and LOGNAME set
+    #[arg(long, value_name = "NAME", conflicts_with = "import")]
+    user: Option<String>,
     /// The command and its arguments
     #[arg(
         trailing_var_arg = true,
@@ -115,17 +124,23 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         // Nobody waits for an hour to be told that there is no such folder.
         files::try_to_create(path).with_context(|| format!("cannot write {}", path.display()))?;
     }
+    let user = arguments.user.as_deref().map(User::find).transpose()?;
     let signals = Signals::take()?;
     let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
     let mut command = Command::new(name);
     command.args(rest);
+    match &user {
+        Some(user) => user.runs(&mut command),
+        None => run_as_real_user(&mut command),
+    }
     signals.is_alone.store(false, Ordering::Relaxed);
     let ended = run_beside(command, &signals, &mut || recorder.take_in());
     signals.is_alone.store(true, Ordering::Relaxed);
     let ended = match ended? {
         Ok(ended) => ended,
         Err(error) => {
-            say!("whylate: cannot run {}: {error}", name.to_string_lossy());
+            let as_user = user.map(|user| format!(" as {}", user.name)).unwrap_or_default();
+            say!("whylate: cannot run {}{as_user}: {error}", name.to_string_lossy());
             return Ok(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE });
         }
     };

@@ -10,7 +10,7 @@ use serde::Serialize;
 use whylate_model::path::PathSegment;
 use whylate_model::recording::Line;
 use whylate_model::snapshot::Labels;
-use whylate_model::units::printable;
+use whylate_model::units::{is_printable, printable};
 use whylate_model::{Cause, Histogram, LateEvent, Series, Snapshot, Stack};
 
 use super::Export;
@@ -141,7 +141,7 @@ impl Table {
 
 /// Names are foreign, and whoever shows a table may be a terminal. What has no name has no text.
 fn text(text: &str) -> Cell<'_> {
-    let is_plain = !text.chars().any(char::is_control);
+    let is_plain = text.chars().all(is_printable);
     let text = if is_plain { Cow::Borrowed(text) } else { printable(text).into() };
     Cell::Text((!text.is_empty()).then_some(text))
 }

@@ -286,6 +286,9 @@ pub(super) mod tests {
         let mut out = Vec::new();
         write(&example(), &mut out).expect("memory takes everything");
         let text = String::from_utf8_lossy(&out);
-        assert!(text.lines().all(|line| line == line.trim_end() && !line.chars().any(char::is_control)), "{text}");
+        assert!(
+            text.lines().all(|line| line == line.trim_end() && line.chars().all(whylate_model::units::is_printable)),
+            "{text}"
+        );
     }
 }

@@ -11,23 +11,14 @@ use crate::output::table::without_middle;
 const LONGEST: usize = 160;
 const LONGEST_SENTENCE: usize = 1_000;
 
-/// A name as it may be shown: without control characters, marks that change the direction of text, and most of its length.
+/// A name as it may be shown: of printable characters, and without most of its length.
 pub fn name(text: &str) -> String {
-    without_middle(&plain(text), LONGEST)
+    without_middle(&printable(text), LONGEST)
 }
 
 /// Such a sentence for the script, which makes text of it.
 pub fn short_sentence(text: &str) -> String {
-    without_middle(&plain(text), LONGEST_SENTENCE)
-}
-
-fn plain(text: &str) -> String {
-    printable(text).chars().map(|c| if turns_text(c) { '?' } else { c }).collect()
-}
-
-/// Marks of bidirectional text, and what has no width.
-fn turns_text(c: char) -> bool {
-    matches!(c, '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
+    without_middle(&printable(text), LONGEST_SENTENCE)
 }
 
 /// Such a name as text or as the value of an attribute in quotes.
@@ -115,6 +106,8 @@ pub fn head(columns: &[&str]) -> String {
 mod tests {
     use proptest::prelude::*;
 
+    use whylate_model::units::is_printable;
+
     use super::*;
 
     #[test]
@@ -142,7 +135,7 @@ mod tests {
         fn no_text_opens_a_tag_or_ends_an_attribute(given in ".{0,200}") {
             let told = text(&given).to_string();
             prop_assert!(!told.contains(['<', '>', '"', '\'']));
-            prop_assert!(!told.chars().any(|c| c.is_control() || turns_text(c)));
+            prop_assert!(!told.chars().any(|c| !is_printable(c)));
         }
     }
 }

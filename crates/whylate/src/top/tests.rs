@@ -9,6 +9,7 @@ use whylate_model::look::Unmeasured;
 use whylate_model::path::PathSegment;
 use whylate_model::recording::{Header, Line, Measured};
 use whylate_model::sources::{OFFCPU, TIMERLAT, WQ};
+use whylate_model::units::is_printable;
 use whylate_model::wait::{Wait, WaitClass};
 use whylate_model::{Card, Cause, CauseKind, LateEvent, Series, Snapshot, Stack};
 use whylate_sources::paths::Program;
@@ -113,7 +114,7 @@ fn header() -> Header {
     let measured =
         |card: &Card| Measured { source: card.name.to_owned(), backend: "made".to_owned(), ..Measured::default() };
     Header {
-        host: "web1\x1b[2J".to_owned(),
+        host: "web1\u{202e}[2J".to_owned(),
         sources: [&TIMERLAT, &WQ, &OFFCPU].map(measured).into(),
         unmeasured: vec![Unmeasured { source: "sqpoll".to_owned(), reason: "no thread is there".to_owned() }],
         ..Header::default()
@@ -170,7 +171,7 @@ fn each_view_is_drawn_in_each_size() {
             let mut state = state(Glyphs::Unicode, 30, columns, rows);
             press(&mut state, keys);
             let screen = drawn(&state, columns as u16, rows as u16);
-            assert!(!screen.contains('\x1b'), "{screen}");
+            assert!(screen.lines().all(|line| line.chars().all(is_printable)), "{screen}");
             insta::assert_snapshot!(format!("{name}_{columns}x{rows}"), screen);
         }
     }
@@ -468,7 +469,7 @@ proptest! {
                 }
             }
             let screen = drawn(&state, size.0, size.1);
-            prop_assert!(!screen.contains('\x1b'));
+            prop_assert!(screen.lines().all(|line| line.chars().all(is_printable)));
         }
     }
 }

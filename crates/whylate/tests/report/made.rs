@@ -27,6 +27,9 @@ pub const EVIL: [&str; 4] = [
     "<!--<script>'\"><svg/onload=document.title=`owned`>&lt;",
 ];
 
+/// What else is in each of their names: marks of direction, a space without width, a tag, controls and the end of a line.
+pub const MARKS: &str = "\u{202e}\u{2066}\u{200b}\u{e0041}\u{9b}31m\u{1b}[31m\u{2028}\n";
+
 /// How things are called.
 pub struct Names {
     is_evil: bool,
@@ -37,7 +40,7 @@ impl Names {
         match self.is_evil {
             false => plain.to_owned(),
             true if number % 5 == 4 => "x".repeat(4_096),
-            true => format!("{}{plain}", EVIL[number % 5]),
+            true => format!("{}{MARKS}{plain}", EVIL[number % 5]),
         }
     }
 

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, getppid, kill_process};
+use whylate_sources::credentials::run_as_real_user;
 
 use super::values::Action;
 use crate::files;
@@ -49,7 +50,9 @@ fn signal(number: i32, pid: Option<i32>) -> anyhow::Result<()> {
 }
 
 fn shell(command: &str) -> anyhow::Result<()> {
-    let status = Command::new("/bin/sh").arg("-c").arg(command).status().context("cannot start a shell")?;
+    let mut shell = Command::new("/bin/sh");
+    run_as_real_user(shell.arg("-c").arg(command));
+    let status = shell.status().context("cannot start a shell")?;
     if !status.success() {
         bail!("`{command}` failed, {status}");
     }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use whylate_model::{Series, Snapshot};
+use whylate_sources::credentials::run_as_real_user;
 use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{Attached as _, Session};
 
@@ -125,6 +126,7 @@ fn command(arguments: &Arguments, path: &Path, depth: u32) -> anyhow::Result<Com
 }
 
 fn start(mut command: Command) -> anyhow::Result<Child> {
+    run_as_real_user(&mut command);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     child.map_err(|error| match error.kind() {
         ErrorKind::NotFound => anyhow!("fio is not installed: install it, or leave --fio out"),

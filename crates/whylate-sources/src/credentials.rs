@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Credentials of the programs that whylate executes: they get none of its privileges.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use rustix::process::{Gid, Uid, getegid, geteuid, getgid, getuid};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
+};
+
+/// User and groups of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// The user ID.
+    pub uid: u32,
+    /// The primary group ID.
+    pub gid: u32,
+    /// The supplementary group IDs, with the primary one.
+    pub groups: Vec<u32>,
+}
+
+/// Whether this process may change its user and groups.
+pub fn may_change_user() -> bool {
+    let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))
+}
+
+/// Keeps the capabilities of this process from the programs that it executes: the inheritable and the ambient ones. The
+/// process itself keeps its own, and a program of root has those that the kernel gives root. Call it before there is
+/// another thread: each has its own sets.
+///
+/// # Errors
+/// When the kernel refuses it.
+pub fn keep_capabilities() -> io::Result<()> {
+    let sets = capabilities(None)?;
+    // The ambient set has nothing that the inheritable one has not: it is cleared with it.
+    if sets.inheritable.is_empty() {
+        return Ok(());
+    }
+    Ok(set_capabilities(None, CapabilitySets { inheritable: CapabilitySet::empty(), ..sets })?)
+}
+
+/// Lets a program run as the user who runs this process, if that is another one because of a set-user-ID bit.
+pub fn run_as_real_user(command: &mut Command) {
+    if (getuid(), getgid()) != (geteuid(), getegid()) {
+        run_as(command, getuid(), getgid(), None);
+    }
+}
+
+/// Lets a program run as another user.
+pub fn run_as_user(command: &mut Command, user: &Credentials) {
+    let groups = user.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
+    run_as(command, Uid::from_raw(user.uid), Gid::from_raw(user.gid), Some(groups));
+}
+
+fn run_as(command: &mut Command, uid: Uid, gid: Gid, groups: Option<Vec<Gid>>) {
+    let change = move || -> io::Result<()> {
+        // The user last: afterwards the groups cannot be changed.
+        if let Some(groups) = &groups {
+            set_thread_groups(groups)?;
+        }
+        set_thread_res_gid(gid, gid, gid)?;
+        Ok(set_thread_res_uid(uid, uid, uid)?)
+    };
+    // SAFETY: between fork and exec, the closure makes system calls only. It allocates no memory and takes no lock.
+    unsafe { command.pre_exec(change) };
+}
