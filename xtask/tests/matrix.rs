@@ -136,6 +136,13 @@ fn whole_tracer_6_12_tracers() -> Result<()> {
     machine::try_all(TRACERS_6_12.kernel, "tracer", parts::tracer(&TRACERS_6_12))
 }
 
+/// One of its two CPUs is set apart from the boot on.
+#[test]
+fn whole_isolated_6_12_cloud() -> Result<()> {
+    let words = Some("isolcpus=1 nohz_full=1");
+    machine::try_all_booted_with(CLOUD_6_12.kernel, "isolated", words, parts::isolated())
+}
+
 #[test]
 fn whole_torture_6_12_cloud() -> Result<()> {
     machine::try_all(CLOUD_6_12.kernel, "torture", parts::torture())

@@ -58,7 +58,12 @@ pub(crate) fn of_disks() -> Option<Hierarchy> {
 /// That of a controller of cgroup v1 where there is one, else cgroup v2.
 fn hierarchy(controller: &str) -> Option<Hierarchy> {
     let of_v1 = mounted_of_v1(controller).map(|root| Hierarchy { root, is_of_v1: true });
-    of_v1.or_else(|| Some(Hierarchy { root: mount_of(|kind, _| kind == "cgroup2")?, is_of_v1: false }))
+    of_v1.or_else(|| Some(Hierarchy { root: unified_root()?, is_of_v1: false }))
+}
+
+/// Where cgroup v2 is mounted.
+pub(crate) fn unified_root() -> Option<PathBuf> {
+    mount_of(|kind, _| kind == "cgroup2")
 }
 
 #[derive(Debug)]

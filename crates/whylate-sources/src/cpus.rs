@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Which CPUs there are, and of what kind.
 
+mod choice;
+
 use std::io;
 
-use rustix::thread::{CpuSet, sched_getaffinity};
+pub use choice::{Choice, Reason};
+pub(crate) use choice::{Rules, allowed_of};
 
 /// The largest number that a CPU can have; numbers may be left out below it.
 ///
@@ -42,19 +45,12 @@ fn stolen_ticks(stat: &str, cpu: u32) -> Option<u64> {
     words.nth(8)?.parse().ok()
 }
 
-/// Those that run, that this thread may use, and that are not set apart for somebody (`isolcpus`, `nohz_full`).
+/// CPUs that run, that this process may use, and that are not set apart (`isolcpus`, `nohz_full`, cpusets).
 ///
 /// # Errors
-/// When the kernel does not tell.
+/// When the kernel does not list them.
 pub fn usable() -> io::Result<Vec<u32>> {
-    let allowed = sched_getaffinity(None)?;
-    let apart: Vec<u32> =
-        ["isolated", "nohz_full"].into_iter().flat_map(|which| read(which).unwrap_or_default()).collect();
-    let is_usable = |cpu: &u32| {
-        let index = *cpu as usize;
-        index < CpuSet::MAX_CPU && allowed.is_set(index) && !apart.contains(cpu)
-    };
-    Ok(online()?.into_iter().filter(is_usable).collect())
+    Ok(Rules::here()?.usable(&online()?))
 }
 
 fn read(which: &str) -> io::Result<Vec<u32>> {

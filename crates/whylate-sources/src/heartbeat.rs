@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::cpus;
+use crate::cpus::{self, Choice};
 use crate::perf_event::{self, EVERY_THREAD, PERF_EVENT_IOC_DISABLE, PERF_EVENT_IOC_ENABLE};
 use crate::symbols::address_of;
 
@@ -95,8 +95,13 @@ impl Heartbeats {
     }
 
     /// From now on lets timers rest on CPUs of which `written` tells many intervals, and starts them on CPUs that come
-    /// (back). `written` gets the number of a CPU and returns how many intervals that has had, wrapping.
-    pub(crate) fn keep_pace(&mut self, written: impl Fn(u32) -> u32 + Send + 'static) -> io::Result<()> {
+    /// online and are to be measured. `written` gets the number of a CPU and returns how many intervals that has had,
+    /// wrapping.
+    pub(crate) fn keep_pace(
+        &mut self,
+        choice: Choice,
+        written: impl Fn(u32) -> u32 + Send + 'static,
+    ) -> io::Result<()> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let (mut beats, period_ns) = (std::mem::take(&mut self.beats), self.period_ns);
@@ -109,7 +114,7 @@ impl Heartbeats {
                 }
                 looks = (looks + 1) % LOOKS_AT_CPUS;
                 if looks == 0 {
-                    follow_cpus(&mut beats, period_ns);
+                    follow_cpus(&mut beats, &choice, period_ns);
                 }
             }
         })?;
@@ -164,8 +169,8 @@ impl Beat {
 }
 
 /// A CPU that goes takes its timer with it. Where none can be started it is tried again the next time.
-fn follow_cpus(beats: &mut Vec<Beat>, period_ns: u64) {
-    for cpu in cpus::online().unwrap_or_default() {
+fn follow_cpus(beats: &mut Vec<Beat>, choice: &Choice, period_ns: u64) {
+    for cpu in cpus::online().unwrap_or_default().into_iter().filter(|&cpu| choice.takes(cpu)) {
         match beats.iter_mut().find(|beat| beat.cpu == cpu) {
             Some(beat) => {
                 let is_gone = beat.rests == 0 && !beat.goes_on();
@@ -191,29 +196,41 @@ mod tests {
 
     #[test]
     fn a_timer_that_has_gone_with_its_cpu_is_started_again() {
-        let cpu = *cpus::online().expect("the kernel tells").last().expect("one runs this");
+        let choice = Choice::here(&[]).expect("the kernel lists its CPUs");
+        let cpu = *choice.measured.last().expect("one runs this");
         let Ok(beat) = Beat::start(cpu, PERIOD_NS) else {
             println!("skipped: this user may have no timer on a CPU");
             return;
         };
         let mut beats = vec![beat];
-        follow_cpus(&mut beats, PERIOD_NS);
+        let follow_cpus = |beats: &mut Vec<Beat>| follow_cpus(beats, &choice, PERIOD_NS);
+        follow_cpus(&mut beats);
         let first = beats.iter().position(|beat| beat.cpu == cpu).expect("it is still there");
         let event = |beats: &[Beat]| beats[first].event.as_raw_fd();
         let before = event(&beats);
         thread::sleep(Duration::from_millis(5));
-        follow_cpus(&mut beats, PERIOD_NS);
+        follow_cpus(&mut beats);
         assert_eq!(event(&beats), before, "it goes on");
         // As when the CPU has gone: it is there, and counts no more.
         perf_event::request(&beats[first].event, PERF_EVENT_IOC_DISABLE).expect("it may be held back");
-        follow_cpus(&mut beats, PERIOD_NS);
+        follow_cpus(&mut beats);
         thread::sleep(Duration::from_millis(5));
-        follow_cpus(&mut beats, PERIOD_NS);
+        follow_cpus(&mut beats);
         thread::sleep(Duration::from_millis(5));
         assert!(beats[first].goes_on(), "another one counts");
         let mut all: Vec<u32> = beats.iter().map(|beat| beat.cpu).collect();
         all.sort_unstable();
-        assert_eq!(all, cpus::online().expect("the kernel tells"), "each CPU has one");
+        assert_eq!(all, choice.measured, "each CPU has one");
+    }
+
+    #[test]
+    fn no_timer_is_started_on_a_cpu_that_is_left_out() {
+        let online = cpus::online().expect("the kernel lists its CPUs");
+        let (asked, left_out) = online.split_at(1);
+        let choice = Choice::here(asked).expect("it is online");
+        let mut beats = Vec::new();
+        follow_cpus(&mut beats, &choice, PERIOD_NS);
+        assert!(beats.iter().all(|beat| asked.contains(&beat.cpu)), "{beats:?}, left out {left_out:?}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use crate::cpus;
 use crate::pid_namespace;
 use crate::sqpoll::numbers;
 
@@ -15,7 +16,15 @@ const PF_KTHREAD: u64 = 0x0020_0000;
 /// `SCHED_FIFO`, `SCHED_RR` and `SCHED_DEADLINE` (sched(7)).
 const POLICIES: [(u64, &str); 3] = [(1, "fifo"), (2, "rr"), (6, "deadline")];
 
-/// One that has run.
+/// How long threads are watched to learn which CPUs they use.
+const WATCHED: Duration = Duration::from_millis(100);
+/// Of the time they are watched, the part for which a thread that may use any CPU has to run to keep one.
+const KEEPS_ONE_OF: u32 = 100;
+/// Names of threads that measure or are an injected delay, followed by a CPU's number or by nothing: whylate's own, which
+/// another whylate may run, and those of rtla and cyclictest.
+const MEASURES: [&str; 4] = ["timerlat/", "timerlatu/", "cyclictest", "whylate-hog"];
+
+/// A thread that has run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RealtimeThread {
     /// Its name and number.
@@ -24,6 +33,10 @@ pub struct RealtimeThread {
     pub policy: &'static str,
     /// How long it had a CPU meanwhile, in nanoseconds.
     pub ran_ns: u64,
+    /// The CPUs that it had last when it began to be watched and at the end.
+    pub cpus: Vec<u32>,
+    /// The CPUs that it may use; empty where that cannot be read.
+    pub allowed: Vec<u32>,
 }
 
 /// Those of other processes that had a CPU within that time, which passes meanwhile; kernel threads do not count.
@@ -31,15 +44,63 @@ pub struct RealtimeThread {
 /// # Errors
 /// When `/proc` cannot be read.
 pub fn at_work(during: Duration) -> std::io::Result<Vec<RealtimeThread>> {
-    let before = all()?;
+    ran_since(&all()?, during)
+}
+
+fn ran_since(before: &BTreeMap<PathBuf, Seen>, during: Duration) -> std::io::Result<Vec<RealtimeThread>> {
     thread::sleep(during);
-    let after = all()?;
-    let ran = after.into_iter().filter_map(|(path, now)| {
+    let ran = all()?.into_iter().filter_map(|(path, now)| {
+        let before = before.get(&path).map(|before| &before.thread);
         // One that is new has run for as long as it has in all.
-        let ran_ns = now.thread.ran_ns.saturating_sub(before.get(&path).map_or(0, |before| before.thread.ran_ns));
-        (ran_ns > 0 || now.is_runnable).then_some(RealtimeThread { ran_ns, ..now.thread })
+        let ran_ns = now.thread.ran_ns.saturating_sub(before.map_or(0, |before| before.ran_ns));
+        let mut cpus = now.thread.cpus;
+        cpus.extend(before.iter().flat_map(|before| &before.cpus));
+        let status = || fs::read_to_string(path.join("status")).ok();
+        (ran_ns > 0 || now.is_runnable).then(|| RealtimeThread {
+            ran_ns,
+            cpus,
+            allowed: status().and_then(|status| cpus::allowed_of(&status)).unwrap_or_default(),
+            ..now.thread
+        })
     });
     Ok(ran.collect())
+}
+
+/// Which of these CPUs run a real-time thread of another process, and its name and policy. Takes no time where
+/// there is no such thread.
+pub(crate) fn cpus_at_work(of: &[u32]) -> std::io::Result<BTreeMap<u32, String>> {
+    let mut before = all()?;
+    before.retain(|_, seen| !seen.measures());
+    if before.is_empty() || of.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let mut ran = ran_since(&before, WATCHED)?;
+    ran.retain(|thread| !measures(&thread.name));
+    Ok(kept_by(&ran, of, WATCHED))
+}
+
+/// Which of these CPUs those threads keep. A thread that may use all of them is moved to another CPU when it has to wait,
+/// and many machines have some that hardly run: it keeps a CPU from one percent of it on.
+fn kept_by(threads: &[RealtimeThread], of: &[u32], watched: Duration) -> BTreeMap<u32, String> {
+    let least_ns = (watched / KEEPS_ONE_OF).as_nanos();
+    let keeps = |thread: &&RealtimeThread| {
+        let is_bound = !thread.allowed.is_empty() && of.iter().any(|cpu| !thread.allowed.contains(cpu));
+        is_bound || u128::from(thread.ran_ns) >= least_ns
+    };
+    let mut kept = BTreeMap::new();
+    for thread in threads.iter().filter(keeps) {
+        for cpu in thread.cpus.iter().filter(|cpu| of.contains(cpu)) {
+            kept.entry(*cpu).or_insert_with(|| format!("{} ({})", thread.name, thread.policy));
+        }
+    }
+    kept
+}
+
+/// Whether a thread of that name and number measures, or is a delay that is to be measured.
+fn measures(thread: &str) -> bool {
+    let name = thread.rsplit_once(':').map_or(thread, |(name, _)| name);
+    let is_number = |rest: &str| rest.bytes().all(|byte| byte.is_ascii_digit());
+    MEASURES.into_iter().any(|known| name.strip_prefix(known).is_some_and(is_number))
 }
 
 /// One at one moment, and how long it has run in all.
@@ -47,6 +108,12 @@ struct Seen {
     thread: RealtimeThread,
     /// It has a CPU or wants one: on a CPU without a tick the kernel counts its time up now and then only.
     is_runnable: bool,
+}
+
+impl Seen {
+    fn measures(&self) -> bool {
+        measures(&self.thread.name)
+    }
 }
 
 /// By their folders.
@@ -58,30 +125,32 @@ fn all() -> std::io::Result<BTreeMap<PathBuf, Seen>> {
         // Those that are gone meanwhile disturb nobody.
         for tid in numbers(&tasks).unwrap_or_default() {
             let folder = tasks.join(tid.to_string());
-            let Some((name, policy, is_runnable)) =
+            let Some((name, policy, is_runnable, cpu)) =
                 fs::read_to_string(folder.join("stat")).ok().and_then(|text| realtime(&text))
             else {
                 continue;
             };
             let schedstat = fs::read_to_string(folder.join("schedstat")).unwrap_or_default();
             let ran_ns = schedstat.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0);
-            let thread = RealtimeThread { name: format!("{name}:{tid}"), policy, ran_ns };
+            let (name, cpus) = (format!("{name}:{tid}"), vec![cpu]);
+            let thread = RealtimeThread { name, policy, ran_ns, cpus, allowed: Vec::new() };
             found.insert(folder, Seen { thread, is_runnable });
         }
     }
     Ok(found)
 }
 
-/// Name, policy and whether it is runnable (proc_pid_stat(5)); `None` for kernel threads and other policies.
-fn realtime(stat: &str) -> Option<(String, &'static str, bool)> {
+/// Name, policy, whether it is runnable, and the CPU that it had last (proc_pid_stat(5)); `None` for kernel threads and
+/// other policies.
+fn realtime(stat: &str) -> Option<(String, &'static str, bool, u32)> {
     // The name may have blanks and parentheses in it; the third field comes after it.
     let (head, rest) = stat.rsplit_once(") ")?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
-    let (flags, policy) = (field(9)?, field(41)?);
+    let (flags, cpu, policy) = (field(9)?, field(39)?, field(41)?);
     let (_, policy) = POLICIES.into_iter().find(|&(number, _)| number == policy)?;
-    (flags & PF_KTHREAD == 0)
-        .then(|| (head.split_once('(').map_or("", |(_, name)| name).to_owned(), policy, rest.starts_with('R')))
+    let name = head.split_once('(').map_or("", |(_, name)| name);
+    (flags & PF_KTHREAD == 0).then(|| (name.to_owned(), policy, rest.starts_with('R'), cpu as u32))
 }
 
 #[cfg(test)]
@@ -90,17 +159,47 @@ mod tests {
 
     fn stat(flags: u64, policy: u64) -> String {
         let mut fields = vec!["0".to_owned(); 50];
-        (fields[9 - 3], fields[41 - 3]) = (flags.to_string(), policy.to_string());
+        (fields[9 - 3], fields[39 - 3], fields[41 - 3]) = (flags.to_string(), "3".to_owned(), policy.to_string());
         format!("42 (a (b) c) {}", fields.join(" "))
     }
 
     #[test]
     fn only_real_time_threads_of_processes_count() {
-        assert_eq!(realtime(&stat(0, 1)), Some(("a (b) c".to_owned(), "fifo", false)));
-        assert_eq!(realtime(&stat(0, 6)).map(|(_, policy, _)| policy), Some("deadline"));
+        assert_eq!(realtime(&stat(0, 1)), Some(("a (b) c".to_owned(), "fifo", false, 3)));
+        assert_eq!(realtime(&stat(0, 6)).map(|(_, policy, ..)| policy), Some("deadline"));
         assert_eq!(realtime(&stat(0, 0)), None);
         assert_eq!(realtime(&stat(PF_KTHREAD, 1)), None);
         assert_eq!(realtime("garbage"), None);
+    }
+
+    #[test]
+    fn a_bound_thread_keeps_its_cpu_and_a_free_one_from_a_percent_on() {
+        let thread = |cpus: &[u32], allowed: &[u32], ran_us: u64| RealtimeThread {
+            name: "loop:7".to_owned(),
+            policy: "fifo",
+            ran_ns: ran_us * 1_000,
+            cpus: cpus.to_vec(),
+            allowed: allowed.to_vec(),
+        };
+        let kept = |thread| kept_by(&[thread], &[0, 1, 2], Duration::from_millis(100)).into_keys().collect::<Vec<_>>();
+        assert_eq!(kept(thread(&[1], &[1], 3)), [1]);
+        assert_eq!(kept(thread(&[2, 1], &[1, 2], 3)), [1, 2]);
+        assert_eq!(kept(thread(&[1], &[0, 1, 2, 3], 999)), [0_u32; 0]);
+        assert_eq!(kept(thread(&[1], &[0, 1, 2, 3], 1_000)), [1]);
+        // A CPU that is not measured anyway.
+        assert_eq!(kept(thread(&[3], &[3], 90_000)), [0_u32; 0]);
+        let named = kept_by(&[thread(&[1], &[1], 3)], &[0, 1], Duration::from_millis(100));
+        assert_eq!(named.get(&1).map(String::as_str), Some("loop:7 (fifo)"));
+    }
+
+    #[test]
+    fn threads_that_measure_keep_no_cpu() {
+        for name in ["timerlat/0:12", "timerlat/17:12", "timerlatu/1:12", "cyclictest:12", "whylate-hog:12"] {
+            assert!(measures(name), "{name}");
+        }
+        for name in ["timerlat/a:12", "timerlat:12", "cyclictester:12", "loop:12", "a:timerlat/0:12"] {
+            assert!(!measures(name), "{name}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use whylate_model::{Card, Snapshot};
 
 use crate::capabilities::KernelFacts;
 use crate::clock;
+use crate::cpus::Choice;
 use crate::occupancy::Kept;
 use crate::pid_namespace;
 use crate::source::{AttachError, Need};
@@ -20,6 +21,9 @@ pub struct Session {
     host: String,
     /// Whether several sources share the account; then none of them tells its cost.
     has_several: bool,
+    /// CPUs that are asked for; empty for the usable ones.
+    asked_cpus: Vec<u32>,
+    cpus: RefCell<Option<Rc<Choice>>>,
     account: RefCell<Option<Rc<RefCell<Kept>>>>,
     kernel: RefCell<Option<KernelFacts>>,
     symbols: KernelSymbols,
@@ -30,19 +34,26 @@ pub struct Session {
 impl Session {
     /// For one source, whose figures tell what its account costs and loses.
     pub fn of_one() -> Self {
-        Self::new(false)
+        Self::new(false, &[])
     }
 
     /// For sources that are attached one after the other: late events have causes from [`Session::begin`] on.
     pub fn of_several() -> Self {
-        Self::new(true)
+        Self::of_several_on(&[])
     }
 
-    fn new(has_several: bool) -> Self {
+    /// The same, with threads and timers on these CPUs; on the usable ones where there is none.
+    pub fn of_several_on(cpus: &[u32]) -> Self {
+        Self::new(true, cpus)
+    }
+
+    fn new(has_several: bool, asked_cpus: &[u32]) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Session {
             host,
             has_several,
+            asked_cpus: asked_cpus.to_vec(),
+            cpus: RefCell::default(),
             account: RefCell::default(),
             kernel: RefCell::default(),
             symbols: KernelSymbols::default(),
@@ -53,6 +64,23 @@ impl Session {
     /// The machine's name.
     pub fn host(&self) -> &str {
         &self.host
+    }
+
+    /// The CPUs that are measured with threads or timers of this process: those that a source is asked for, or those of
+    /// the session. All sources get one answer, which is found before the first thread or timer is started.
+    ///
+    /// # Errors
+    /// When a CPU that is asked for cannot be used, or the kernel does not list its CPUs.
+    pub fn cpus(&self, asked: &[u32]) -> Result<Rc<Choice>, AttachError> {
+        let known = self.cpus.borrow().clone();
+        match known {
+            Some(known) if asked.is_empty() || known.measured == asked => Ok(known),
+            Some(_) => Choice::here(asked).map(Rc::new),
+            None => {
+                let choice = Choice::here(if asked.is_empty() { &self.asked_cpus } else { asked })?;
+                Ok(Rc::clone(self.cpus.borrow_mut().insert(Rc::new(choice))))
+            }
+        }
     }
 
     /// Names of kernel addresses, which are read once.

@@ -148,6 +148,11 @@ pub trait Attached {
         None
     }
 
+    /// Which CPUs were left out that no thread or timer of this process measures, and how to measure them, if any.
+    fn left_out(&self) -> Option<&str> {
+        None
+    }
+
     /// What was chosen for this machine and makes figures coarser, and how to have it otherwise, if anything.
     fn chosen(&self) -> Option<&str> {
         None

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use whylate_model::culprits::By;
 
-use crate::values::duration_ns;
+use crate::values::{Cpus, duration_ns};
 
 /// When to print, and as what: what every command that prints at intervals takes.
 #[derive(Clone, Copy, Debug, Default, Args)]
@@ -58,6 +58,22 @@ pub struct Record {
     /// Also record to this file (.whylate), for `whylate replay`
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+}
+
+/// Where threads and timers of whylate's own run: what every command takes that attaches all sources.
+#[derive(Clone, Debug, Default, Args)]
+pub struct OwnCpus {
+    /// CPUs on which irqsoff and timerlat measure, with timers and threads of their own, e.g. 0,2-5 [default: those that
+    /// whylate may use, without isolated and nohz_full ones and those where a real-time thread runs]
+    #[arg(short, long, value_name = "CPUS")]
+    cpus: Option<Cpus>,
+}
+
+impl OwnCpus {
+    /// Those that are asked for; empty where none is.
+    pub fn asked(&self) -> Vec<u32> {
+        self.cpus.as_ref().map_or_else(Vec::new, |cpus| cpus.0.clone())
+    }
 }
 
 /// By what culprits are ranked: what every command that ranks them takes.

@@ -133,6 +133,14 @@ impl Part {
         Part::new(&format!("{file}: {}", words[0]), What::Command(command, vec![path]), judge)
     }
 
+    /// This program is there too.
+    pub fn with(mut self, program: &str) -> Part {
+        if let What::Command(_, files) = &mut self.what {
+            files.push(PathBuf::from(program));
+        }
+        self
+    }
+
     /// A test program's tests of these names; all of them without a name.
     pub fn tests(
         program: &'static str,
@@ -189,8 +197,13 @@ impl Part {
 
 /// Tries all of them in one machine with this kernel, or in some more after a fault of the emulator. `None`, and a line
 /// that says why, where there can be none.
-pub fn try_all(kernel: &str, tier: &str, mut open: Vec<Part>) -> Result<()> {
-    let Some(mut machine) = Machine::new(kernel, tier)? else { return Ok(()) };
+pub fn try_all(kernel: &str, tier: &str, open: Vec<Part>) -> Result<()> {
+    try_all_booted_with(kernel, tier, None, open)
+}
+
+/// The same with these words on the kernel's command line.
+pub fn try_all_booted_with(kernel: &str, tier: &str, words: Option<&str>, mut open: Vec<Part>) -> Result<()> {
+    let Some(mut machine) = Machine::new(kernel, tier, words)? else { return Ok(()) };
     while !open.is_empty() {
         let boot = machine.boot(&open)?;
         let mut wrong = Vec::new();
@@ -243,6 +256,8 @@ struct Boot {
 
 struct Machine<'a> {
     kernel: &'a str,
+    /// More words of the kernel's command line.
+    words: Option<&'a str>,
     console: tempfile::NamedTempFile,
     /// All that the machines with this kernel print.
     log: File,
@@ -251,7 +266,7 @@ struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    fn new(kernel: &'a str, tier: &str) -> Result<Option<Self>> {
+    fn new(kernel: &'a str, tier: &str, words: Option<&'a str>) -> Result<Option<Self>> {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(reason) = can_run(kernel) {
             // CI installs what is needed: what is missing there is a failure.
@@ -261,7 +276,7 @@ impl<'a> Machine<'a> {
         }
         let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("matrix-{tier}-{kernel}.log"));
         let (console, log) = (tempfile::NamedTempFile::new()?, File::create(log)?);
-        Ok(Some(Self { kernel, console, log, faults: 0, _turn: turn }))
+        Ok(Some(Self { kernel, words, console, log, faults: 0, _turn: turn }))
     }
 
     fn boot(&mut self, parts: &[Part]) -> Result<Boot> {
@@ -279,6 +294,9 @@ impl<'a> Machine<'a> {
         let mut vm = xtask();
         vm.args(["vm", self.kernel, "--no-tools", "--disk", DISK_MEBIBYTES, "--timeout", PATIENCE_S]);
         vm.arg("--console").arg(self.console.path());
+        if let Some(words) = self.words {
+            vm.args(["--append", words]);
+        }
         for name in LOADS.iter().chain(&DISK_TRACERS).chain(&DISK_MAKERS) {
             if is_arm64(self.kernel) || !installed(name) {
                 continue;

@@ -152,6 +152,52 @@ pub fn torture() -> Vec<Part> {
     ["hotplug", "clocks"].map(|part| Part::script("torture.sh", &[part], judge).switches_cpus_off()).into()
 }
 
+/// What an overview does to a real-time thread on a CPU that is isolated and has no tick.
+pub fn isolated() -> Vec<Part> {
+    vec![Part::shell("an isolated CPU", ISOLATED, an_isolated_cpu_is_left_alone).with("/usr/bin/chrt")]
+}
+
+/// A thread of SCHED_FIFO:90 loops on CPU 1: the timer interrupts and switches that it suffers in 5 s alone, and from an
+/// overview's beginning to its end. It may keep its CPU for good.
+const ISOLATED: &str = r#"
+    echo -1 >/proc/sys/kernel/sched_rt_runtime_us
+    taskset 2 /usr/bin/chrt -f 90 sh -c 'while :; do :; done' &
+    loop=$!
+    trap 'kill $loop' EXIT
+    count() {
+        timers=$(awk '/LOC:/ { print $3 }' /proc/interrupts)
+        switches=$(awk '/^nonvoluntary/ { print $2 }' /proc/$loop/status)
+        echo "$1 $timers $switches $(cut -d ' ' -f 1 /proc/uptime)"
+    }
+    sleep 2
+    count alone
+    sleep 5
+    count beside
+    whylate -d 5s >/tmp/look 2>&1 || { cat /tmp/look; exit 1; }
+    count end
+    cat /tmp/look
+"#;
+
+/// The kernel's own timers come about once a second there; measured threads and timers come 100 times a second at least.
+fn an_isolated_cpu_is_left_alone(said: &str) -> Result<()> {
+    let counts = |name: &str| -> Result<[f64; 3]> {
+        let line = said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let numbers = line.with_context(|| format!("no counts {name}"))?.split(' ').map(str::parse);
+        let numbers: Vec<f64> = numbers.collect::<Result<_, _>>()?;
+        numbers.try_into().ok().with_context(|| format!("no three counts {name}"))
+    };
+    let [alone, beside, end] = [counts("alone")?, counts("beside")?, counts("end")?];
+    let rates = |from: [f64; 3], to: [f64; 3]| [0, 1].map(|of| (to[of] - from[of]) / (to[2] - from[2]));
+    let (before, during) = (rates(alone, beside), rates(beside, end));
+    println!("timer interrupts and switches a second on CPU 1: {before:.1?} alone, {during:.1?} beside an overview");
+    for (alone, beside) in before.into_iter().zip(during) {
+        ensure!(beside <= 2.0 * alone + 1.0, "{beside:.1} a second beside an overview, {alone:.1} alone");
+    }
+    let left_out = "CPU 1 was left out: isolated (isolcpus); -c 1 measures it";
+    ensure!(said.lines().filter(|line| line.ends_with(left_out)).count() == 2, "it is not named by each source");
+    Ok(())
+}
+
 /// Of a machine with a kernel that has not been tried before: what the static program does there.
 pub fn of_program(expected: &'static Expected) -> Vec<Part> {
     vec![

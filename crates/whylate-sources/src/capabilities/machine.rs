@@ -2,7 +2,7 @@
 //! The kernel's version and the machine under it, from the text of its files.
 
 use super::{Fact, read_line, words};
-use crate::cpus::{self, Signs};
+use crate::cpus::{self, Choice, Signs};
 
 const CPUS: &str = "/sys/devices/system/cpu";
 const CLOCK_SOURCES: &str = "/sys/devices/system/clocksource/clocksource0";
@@ -55,6 +55,10 @@ pub struct Cpus {
     pub isolated: Option<CpuList>,
     /// Without a tick while one thread runs.
     pub nohz_full: Option<CpuList>,
+    /// Measured with threads and timers of whylate's own, where none are asked for.
+    pub measured: Option<CpuList>,
+    /// Which of the others are left out and why; `None` where none are.
+    pub left_out: Option<String>,
 }
 
 pub(super) fn probe_kernel() -> Kernel {
@@ -98,13 +102,15 @@ pub(super) fn probe_clock_source() -> ClockSource {
     }
 }
 
-pub(super) fn probe_cpus() -> Cpus {
+pub(super) fn probe_cpus(choice: Option<&Choice>) -> Cpus {
     let read = |name: &str| read_line(&format!("{CPUS}/{name}")).ok().map(|line| cpu_list(&line));
     Cpus {
         online: read("online"),
         possible: read("possible"),
         isolated: read("isolated"),
         nohz_full: read("nohz_full"),
+        measured: choice.map(|choice| cpu_list(&cpus::list(&choice.measured))),
+        left_out: choice.and_then(Choice::remark),
     }
 }
 

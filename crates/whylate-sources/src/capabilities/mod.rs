@@ -22,8 +22,9 @@ pub use privileges::{Privilege, Privileges, Sysctl};
 
 use whylate_model::sources::CARDS;
 
+use crate::cpus::Choice;
 use crate::heartbeat::{self, Heartbeats};
-use crate::{cpus, sources, tracefs};
+use crate::{sources, tracefs};
 
 /// Whether something is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,17 +110,16 @@ pub struct Tracefs {
     pub tracers: Option<Vec<String>>,
 }
 
-/// Whether there can be a timer of its own on each CPU.
-fn probe_heartbeat() -> Fact {
-    let online = cpus::online().unwrap_or_default();
-    match Heartbeats::start(online.get(..1).unwrap_or_default(), heartbeat::PERIOD_NS) {
+/// Whether there can be a timer of its own on each CPU, tried on the first one that is measured.
+fn probe_heartbeat(measured: &[u32]) -> Fact {
+    match Heartbeats::start(measured.get(..1).unwrap_or_default(), heartbeat::PERIOD_NS) {
         Ok(_) => Fact::yes(""),
         // Whoever lacks the privilege cannot find out more.
         Err(error) => Fact::unknown(format!("{error} (run as root, or with CAP_PERFMON and CAP_SYSLOG)")),
     }
 }
 
-/// Looks at everything. Takes some 20 ms.
+/// Looks at everything. Takes some 20 ms, and 100 ms more beside real-time threads.
 pub fn probe() -> Capabilities {
     let privileges = privileges::probe();
     let facts = KernelFacts::of(&privileges);
@@ -128,13 +128,15 @@ pub fn probe() -> Capabilities {
     let mut all = sources();
     all.sort_by_key(|source| CARDS.iter().position(|card| card.name == source.info().card.name));
     let sources = all.iter().map(|source| needs::readiness(source.as_ref(), &facts)).collect();
-    let causes = needs::causes(&probe_heartbeat(), &facts);
+    let choice = Choice::here(&[]).ok();
+    let measured = choice.as_ref().map_or(&[][..], |choice| &choice.measured);
+    let causes = needs::causes(&probe_heartbeat(measured), &facts);
     let injections = needs::injections(&bpf);
     Capabilities {
         kernel: machine::probe_kernel(),
         lockdown: privileges::probe_lockdown(facts.names().map(bpf::KernelNames::have_lockdown)),
         sysctls: privileges::probe_sysctls(),
-        cpus: machine::probe_cpus(),
+        cpus: machine::probe_cpus(choice.as_ref()),
         hypervisor: machine::probe_hypervisor(),
         btf: facts.btf().clone(),
         tracefs: facts.tracefs().clone(),

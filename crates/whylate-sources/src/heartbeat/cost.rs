@@ -7,7 +7,6 @@ use std::thread;
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 use crate::clock::{monotonic_ns, thread_cpu_ns};
-use crate::cpus;
 use crate::perf_event::{EVERY_THREAD, start_timer};
 
 /// How often the timer is due: for many interrupts soon, and not so often that the kernel throttles it.
@@ -35,12 +34,11 @@ struct Gap {
 }
 
 /// What one interrupt of a timer takes of a CPU, in nanoseconds, as a thread sees it that reads the clock all the time;
-/// `None` where that cannot be told. It takes some 10 ms, on a CPU that may be used and is not set apart.
-pub(crate) fn interrupt_ns() -> Option<u64> {
-    let usable = cpus::usable().ok()?;
-    // The one that this thread has just got is not somebody else's for long.
-    let here = u32::try_from(sched_getcpu()).ok().filter(|here| usable.contains(here));
-    let cpu = here.or(usable.last().copied())?;
+/// `None` where that cannot be told. It takes some 10 ms, on one of the CPUs that are measured.
+pub(crate) fn interrupt_ns(measured: &[u32]) -> Option<u64> {
+    // The CPU that this thread has just got is free.
+    let here = u32::try_from(sched_getcpu()).ok().filter(|here| measured.contains(here));
+    let cpu = here.or(measured.last().copied())?;
     // A thread of its own, so that the caller stays free to run anywhere.
     let measuring = thread::Builder::new().name("heartbeat-cost".to_owned()).spawn(move || measure(cpu)).ok()?;
     measuring.join().ok()?
@@ -155,7 +153,7 @@ mod tests {
             println!("skipped: needs root");
             return;
         }
-        let Some(ns) = interrupt_ns() else {
+        let Some(ns) = interrupt_ns(&crate::cpus::usable().expect("the kernel lists its CPUs")) else {
             println!("skipped: the cost of an interrupt cannot be told here");
             return;
         };

@@ -21,15 +21,15 @@ pub(crate) struct Period {
 }
 
 impl Period {
-    /// The one that was asked for, or one that this machine can afford.
-    pub(crate) fn of(asked_ns: Option<u64>) -> Self {
-        asked_ns.map_or_else(Period::affordable, |ns| Period { ns, interrupt_ns: None })
+    /// The one that was asked for, or one that the measured CPUs can afford.
+    pub(crate) fn of(asked_ns: Option<u64>, measured: &[u32]) -> Self {
+        asked_ns.map_or_else(|| Period::affordable(measured), |ns| Period { ns, interrupt_ns: None })
     }
 
-    /// One that this machine can afford. What an interrupt costs is measured once.
-    pub(crate) fn affordable() -> Self {
-        static MEASURED: OnceLock<Option<u64>> = OnceLock::new();
-        Self::chosen(*MEASURED.get_or_init(interrupt_ns))
+    /// One that the measured CPUs can afford. What an interrupt costs is measured once.
+    pub(crate) fn affordable(measured: &[u32]) -> Self {
+        static COST: OnceLock<Option<u64>> = OnceLock::new();
+        Self::chosen(*COST.get_or_init(|| interrupt_ns(measured)))
     }
 
     fn chosen(interrupt_ns: Option<u64>) -> Self {
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_period_that_was_asked_for_stays_and_is_no_news() {
-        let period = Period::of(Some(5 * MS_NS));
+        let period = Period::of(Some(5 * MS_NS), &[]);
         assert_eq!((period.ns, period.interrupt_ns, period.remark("it comes", "")), (5 * MS_NS, None, None));
     }
 

@@ -126,7 +126,7 @@ pub struct IrqsoffOptions {
     /// How often each CPU's timer is due, for `ticks`; `None` takes one of [`DEFAULT_PERIODS_NS`] by what an interrupt
     /// costs here, which is measured for some 10 ms.
     pub period_ns: Option<u64>,
-    /// CPUs to measure; empty for all that are online.
+    /// CPUs to measure; empty for all that are online or, with `ticks`, for those of the session, which are the usable ones.
     pub cpus: Vec<u32>,
     /// Shorter ones do not count.
     pub from_ns: u64,

@@ -17,7 +17,6 @@ use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Stack};
 use self::culprits::Late;
 use self::looks::Looks;
 use self::programs::{Programs, Told};
-use super::wanted::wanted_cpus;
 use super::{INFO, IrqsoffOptions, TICKS};
 use crate::attach::Meter;
 use crate::cpus;
@@ -44,15 +43,17 @@ pub(super) struct AttachedTicks {
     symbols: KernelSymbols,
     span: Span,
     weaker: Option<String>,
+    left_out: Option<String>,
     meter: Meter,
     cut_short: u64,
 }
 
 impl AttachedTicks {
     pub(super) fn new(options: &IrqsoffOptions, session: &Session) -> Result<Self, AttachError> {
-        let wanted = wanted_cpus(&options.cpus)?;
+        let choice = session.cpus(&options.cpus)?;
+        let wanted = choice.at_least_one()?.to_vec();
         let looks = if sends_late_events(options) { Looks::open(&wanted) } else { Ok(Looks::default()) };
-        Self::with_looks(options, session, wanted, looks)
+        Ok(AttachedTicks { left_out: choice.remark(), ..Self::with_looks(options, session, wanted, looks)? })
     }
 
     /// The text is why nothing can look into sections here.
@@ -67,7 +68,7 @@ impl AttachedTicks {
             Err(reason) => (Looks::default(), Some(format!("no stack is taken inside sections: {reason}"))),
         };
         // Before there are other timers.
-        let period = Period::of(options.period_ns);
+        let period = Period::of(options.period_ns, &wanted);
         let programs = Programs::attach(options, session, period.ns, &looks)?;
         let heartbeats = Heartbeats::start(&wanted, period.ns).map_err(refused_heartbeat)?;
         for (cpu, id) in heartbeats.ids().context("cannot tell the timers of CPUs apart")? {
@@ -92,6 +93,7 @@ impl AttachedTicks {
             symbols: session.symbols(),
             span: Span::begin(INFO.card, session),
             weaker,
+            left_out: None,
             meter: Meter::default(),
             cut_short: 0,
         };
@@ -253,6 +255,10 @@ impl Attached for AttachedTicks {
 
     fn weaker(&self) -> Option<&str> {
         self.weaker.as_deref()
+    }
+
+    fn left_out(&self) -> Option<&str> {
+        self.left_out.as_deref()
     }
 
     fn chosen(&self) -> Option<&str> {

@@ -37,7 +37,7 @@ pub use self::stream::Stream;
 use self::unexplained::Unexplained;
 use crate::attach::{self, PlainData, ProgramStatistics};
 use crate::cgroups;
-use crate::cpus::{self, Machine};
+use crate::cpus::{self, Choice, Machine};
 use crate::heartbeat::{self, Heartbeats};
 use crate::mapped::MappedArray;
 use crate::percpu::PerCpu;
@@ -147,6 +147,8 @@ pub(crate) struct Kept {
     is_complete: bool,
     skeleton: OccupancySkel<'static>,
     heartbeats: Option<Heartbeats>,
+    /// The CPUs that have one.
+    choice: Rc<Choice>,
     /// Whose programs it calls.
     steps: BTreeSet<Step>,
     weaker: Option<String>,
@@ -197,9 +199,10 @@ impl Account {
     /// Loads the programs, but lets none run yet. Of a session with several sources the first one does.
     pub(crate) fn load(session: &Session, of: Timers, wakeups: Wakeups) -> Result<Self, AttachError> {
         attach::require_btf()?;
-        let (kept, is_own) = match session.account(|| Kept::load(of, Wakeups::OfAll, true))? {
+        let choice = session.cpus(&[])?;
+        let (kept, is_own) = match session.account(|| Kept::load(&choice, of, Wakeups::OfAll, true))? {
             Some(kept) => (kept, false),
-            None => (Rc::new(RefCell::new(Kept::load(of, wakeups, false)?)), true),
+            None => (Rc::new(RefCell::new(Kept::load(&choice, of, wakeups, false)?)), true),
         };
         let weaker = kept.borrow().weaker.clone();
         Ok(Account { kept, weaker, is_own, unexplained: None })
@@ -261,17 +264,23 @@ impl Account {
 
 impl Kept {
     /// Loads the programs. Where sources share them, they suit each: measured threads' timers count too.
-    fn load(of: Timers, wakeups: Wakeups, is_shared: bool) -> Result<Self, AttachError> {
+    fn load(choice: &Rc<Choice>, of: Timers, wakeups: Wakeups, is_shared: bool) -> Result<Self, AttachError> {
         let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
-        let online = cpus::online().context("cannot tell which CPUs are online")?;
         let (heartbeats, weaker) = match of {
             Timers::HeartbeatsOfSource { .. } => (None, None),
             Timers::Ticks => (None, cpus::unseen_interrupts().map(str::to_owned)),
-            _ => match Heartbeats::start(&online, heartbeat::PERIOD_NS) {
+            _ => match Heartbeats::start(&choice.measured, heartbeat::PERIOD_NS) {
                 Ok(heartbeats) => (Some(heartbeats), cpus::unseen_interrupts().map(str::to_owned)),
                 Err(error) => (None, Some(format!("{WITHOUT_HEARTBEAT}: {error}"))),
             },
         };
+        // A source with threads or timers of its own names them itself.
+        let left_out = match of {
+            Timers::Heartbeats => choice.named().map(|named| format!("{named}; {WITHOUT_HEARTBEAT} there")),
+            _ => None,
+        };
+        let weaker: Vec<String> = weaker.into_iter().chain(left_out).collect();
+        let weaker = (!weaker.is_empty()).then(|| weaker.join("; "));
         let timer_is_unannounced = cpus::unseen_interrupts().is_some();
         let mut open = OccupancySkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
@@ -330,6 +339,7 @@ impl Kept {
             is_complete: false,
             skeleton,
             heartbeats,
+            choice: Rc::clone(choice),
             steps: BTreeSet::new(),
             weaker,
             cpus,
@@ -361,7 +371,9 @@ impl Kept {
         let accounts = MappedArray::new(&self.skeleton.maps.account_by_cpu, self.cpus as usize, size_of::<account>())
             .context("cannot map the accounts of CPUs")?;
         let written = move |cpu| accounts.u32_at(cpu as usize, offset_of!(account, written)).load(Ordering::Relaxed);
-        heartbeats.keep_pace(written).context("cannot start the thread that lets heartbeats rest")?;
+        heartbeats
+            .keep_pace((*self.choice).clone(), written)
+            .context("cannot start the thread that lets heartbeats rest")?;
         Ok(())
     }
 

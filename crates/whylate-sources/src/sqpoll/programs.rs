@@ -145,7 +145,10 @@ impl Programs {
             account.attach()?;
         }
         let threads = skeleton.progs.look_at_threads.attach()?;
-        let samples = (way == Way::Samples).then(|| Samples::start(&skeleton)).transpose()?;
+        let samples = match way {
+            Way::Samples => Some(Samples::start(&skeleton, session.cpus(&[])?)?),
+            _ => None,
+        };
         Ok(Programs { _links: links, _called: called, threads, records, account, lost, way, samples, skeleton })
     }
 

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -12,10 +13,12 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
+use rustix::thread::{CpuSet, Pid, sched_getaffinity};
 
 use super::skel::SqpollSkel;
 use super::skel::types::sq_thread;
 use crate::attach;
+use crate::cpus::Choice;
 use crate::perf_event::{run_at, start_timer};
 use crate::source::AttachError;
 
@@ -33,7 +36,8 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    pub(super) fn start(skeleton: &SqpollSkel<'_>) -> Result<Self, AttachError> {
+    /// No timer runs on CPUs that are left out, whose threads are counted as not sampled.
+    pub(super) fn start(skeleton: &SqpollSkel<'_>, choice: Rc<Choice>) -> Result<Self, AttachError> {
         let program = skeleton.progs.on_sample.as_fd().try_clone_to_owned().context("cannot keep a program")?;
         // The caller's own, for a moment, tells whether threads can be sampled at all.
         sample(0, &program).map_err(|error| {
@@ -41,11 +45,11 @@ impl Samples {
         })?;
         let threads = MapHandle::try_from(&skeleton.maps.sq_thread_by_identity)?;
         let (stop, failed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (stopped, failures) = (Arc::clone(&stop), Arc::clone(&failed));
+        let (stopped, failures, choice) = (Arc::clone(&stop), Arc::clone(&failed), (*choice).clone());
         let thread = thread::Builder::new().name("sq-samples".to_owned()).spawn(move || {
             let mut timers = HashMap::new();
             while !stopped.load(Ordering::Relaxed) {
-                failures.fetch_add(follow(&threads, &program, &mut timers), Ordering::Relaxed);
+                failures.fetch_add(follow(&threads, &program, &choice, &mut timers), Ordering::Relaxed);
                 thread::park_timeout(LOOK_EVERY);
             }
         });
@@ -70,7 +74,7 @@ impl Drop for Samples {
 }
 
 /// Starts timers for threads that are new, ends those of threads that are gone. Returns how many could not be started.
-fn follow(threads: &MapHandle, program: &OwnedFd, timers: &mut HashMap<Vec<u8>, OwnedFd>) -> u64 {
+fn follow(threads: &MapHandle, program: &OwnedFd, choice: &Choice, timers: &mut HashMap<Vec<u8>, OwnedFd>) -> u64 {
     let there: Vec<Vec<u8>> = threads.keys().collect();
     timers.retain(|key, _| there.contains(key));
     let mut failed = 0;
@@ -83,6 +87,10 @@ fn follow(threads: &MapHandle, program: &OwnedFd, timers: &mut HashMap<Vec<u8>, 
         let Some(thread) = attach::read_plain::<sq_thread>(&bytes).filter(|thread| thread.own_tid != 0) else {
             continue;
         };
+        if !may_be_sampled(thread.own_tid, choice) {
+            failed += 1;
+            continue;
+        }
         match sample(thread.own_tid as libc::pid_t, program) {
             Ok(timer) => drop(timers.insert(key, timer)),
             // It is tried again, and counted each time: the thread has no samples meanwhile.
@@ -90,6 +98,13 @@ fn follow(threads: &MapHandle, program: &OwnedFd, timers: &mut HashMap<Vec<u8>, 
         }
     }
     failed
+}
+
+/// Whether a thread may run on a CPU that is measured: its timer goes where it does.
+fn may_be_sampled(tid: u32, choice: &Choice) -> bool {
+    let affinity = Pid::from_raw(tid as i32).and_then(|tid| sched_getaffinity(Some(tid)).ok());
+    // A thread that is gone is told by its timer.
+    affinity.is_none_or(|set| (0..CpuSet::MAX_CPU).any(|cpu| set.is_set(cpu) && choice.takes(cpu as u32)))
 }
 
 /// Has the program look at a thread (0: the caller) until the descriptor is closed.

@@ -17,7 +17,7 @@ use super::programs::Programs;
 use super::threads::{Stop, Stopped};
 use super::tracer::Tracer;
 use super::workload::Workload;
-use super::{INFO, TimerlatOptions};
+use super::{INFO, Threads, TimerlatOptions};
 use crate::attach::Meter;
 use crate::floors::Floors;
 use crate::occupancy::Account;
@@ -58,6 +58,7 @@ pub struct AttachedTimerlat {
     /// Late events that nobody asked for, the newest last: what stops the measurement comes in after them.
     held: VecDeque<(TimerEvidence, LateEvent)>,
     weaker: Option<String>,
+    left_out: Option<String>,
     /// Why its period is not the one that was asked for.
     pub(super) chosen: Option<String>,
     meter: Meter,
@@ -70,11 +71,7 @@ impl AttachedTimerlat {
         let recorded = options.record.as_ref().filter(|_| !with_tracer && !options.explains());
         let explain_worst = options.explain_worst.or(recorded.and_then(|record| record.worst));
         let options = &TimerlatOptions { explain_worst, ..options.clone() };
-        let online = cpus::online().context("cannot tell which CPUs are online")?;
-        let wanted = if options.cpus.is_empty() { online.clone() } else { options.cpus.clone() };
-        if let Some(cpu) = wanted.iter().find(|cpu| !online.contains(cpu)) {
-            return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
-        }
+        let (wanted, left_out) = chosen_cpus(options, session)?;
         let tracer = with_tracer.then(|| Tracer::new(options, &wanted)).transpose()?;
         let has_programs = !with_tracer || options.explains();
         let programs = has_programs.then(|| Programs::attach(options, session, with_tracer)).transpose()?;
@@ -107,6 +104,7 @@ impl AttachedTimerlat {
             is_told: false,
             held: VecDeque::new(),
             weaker,
+            left_out,
             chosen: None,
             explain_over_ns: options.explain_over_ns.unwrap_or(u64::MAX),
             explain_irq_over_ns: options.explain_irq_over_ns.unwrap_or(u64::MAX),
@@ -117,6 +115,16 @@ impl AttachedTimerlat {
         attached.span.begin_at(attached.counts_from_ns);
         Ok(attached)
     }
+}
+
+/// The CPUs that are measured, and which were left out. Whoever reads the tracer's files chooses where: no thread or
+/// timer is this process's then.
+fn chosen_cpus(options: &TimerlatOptions, session: &Session) -> Result<(Vec<u32>, Option<String>), AttachError> {
+    if options.threads == Threads::Others && options.cpus.is_empty() {
+        return Ok((cpus::online().context("cannot read which CPUs are online")?, None));
+    }
+    let choice = session.cpus(&options.cpus)?;
+    Ok((choice.at_least_one()?.to_vec(), choice.remark()))
 }
 
 /// What is told less well on these CPUs than it could be.
@@ -209,6 +217,10 @@ impl Attached for AttachedTimerlat {
 
     fn weaker(&self) -> Option<&str> {
         self.weaker.as_deref()
+    }
+
+    fn left_out(&self) -> Option<&str> {
+        self.left_out.as_deref()
     }
 
     fn chosen(&self) -> Option<&str> {

@@ -103,7 +103,7 @@ pub struct TimerlatOptions {
     pub aligned_ns: Option<u64>,
     /// Take a longer period than that where a timer's interrupt is dear.
     pub is_frugal: bool,
-    /// CPUs with a measured thread; empty for all that are online.
+    /// CPUs with a measured thread; empty for those of the session, which are the usable ones.
     pub cpus: Vec<u32>,
     /// How urgent the measured threads are.
     pub policy: Policy,
@@ -168,7 +168,7 @@ impl TimerlatOptions {
             return Err(AttachError::Contradiction("a period is from 100 us to 1 s long".to_owned()));
         }
         if self.is_frugal {
-            let period = Period::affordable();
+            let period = Period::affordable(session.cpus(&self.cpus)?.at_least_one()?);
             let ns = period.ns.max(self.period_ns);
             let remark = period.remark("its threads are woken", "timerlat top wakes them each millisecond");
             let mut started = TimerlatOptions { period_ns: ns, is_frugal: false, ..self.clone() }.start(session)?;

@@ -14,7 +14,7 @@ use whylate_model::units::format_ns;
 use whylate_model::{Card, Merger, Snapshot, Stack};
 use whylate_sources::{Session, clock};
 
-use crate::arguments::{Rank, Record};
+use crate::arguments::{OwnCpus, Rank, Record};
 use crate::commands::runner::{Feed, NOW_AND_THEN, next_record, wait};
 use crate::commands::sources::{self, Sources, Wish};
 use crate::commands::watch::{Ended, Watch};
@@ -33,7 +33,10 @@ const CLEAR_LINE: &str = "\r\x1b[K";
 /// What a look takes.
 #[derive(Debug, Args)]
 // Of one program, nobody is ranked.
-#[command(mut_arg("by", |by| by.conflicts_with_all(["pid", "comm", "cgroup"])))]
+#[command(
+    mut_arg("by", |by| by.conflicts_with_all(["pid", "comm", "cgroup"])),
+    mut_arg("cpus", |cpus| cpus.conflicts_with_all(["pid", "comm", "cgroup"]))
+)]
 pub struct Arguments {
     /// How long to look (e.g. 10s, 1m)
     #[arg(short, long, value_name = "DURATION", value_parser = duration_ns, default_value = "10s")]
@@ -42,6 +45,8 @@ pub struct Arguments {
     of: program::Of,
     #[command(flatten)]
     rank: Rank,
+    #[command(flatten)]
+    own: OwnCpus,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -64,6 +69,9 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     let look = match origin {
         Origin::Recording(recording) => {
             record::refuse(record_to)?;
+            if !arguments.own.asked().is_empty() {
+                return Err(Senseless(anyhow!("a recording has the CPUs that were measured: omit -c")).into());
+            }
             Some(recorded(arguments, recording)?)
         }
         Origin::Live => live(arguments)?,
@@ -83,7 +91,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
 fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let store = arguments.record.output.as_deref().map(record::file).transpose()?;
-    let (progress, wish) = (Progress::new(), Wish::default());
+    let (progress, wish) = (Progress::new(), Wish { cpus: arguments.own.asked(), ..Wish::default() });
     progress.show("attaching");
     let Some(Sources { session, mut looking, mut unmeasured, weaker }) = sources::attach(&watch, &wish, &mut |_| ())?
     else {

@@ -15,6 +15,7 @@ use whylate_model::recording::Header;
 use whylate_model::units::printable;
 use whylate_sources::clock;
 
+use crate::arguments::OwnCpus;
 use crate::commands::Senseless;
 use crate::commands::runner::{NOW_AND_THEN, wait};
 use crate::commands::sources::{self, Recorded, Wish};
@@ -54,6 +55,8 @@ pub struct Arguments {
     /// Only these sources, e.g. wq,offcpu
     #[arg(long, value_name = "SOURCES", value_delimiter = ',', value_parser = source)]
     sources: Vec<String>,
+    #[command(flatten)]
+    own: OwnCpus,
     /// Explain each latency this long or longer [default: each source's own limit, as in the look]
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
     why: Option<u64>,
@@ -188,6 +191,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         why_ns: arguments.why,
         surely_from_ns: arguments.on_late,
         in_detail: true,
+        cpus: arguments.own.asked(),
     };
     let Some(sources) = sources::attach(&watch, &wish, &mut |_| ())? else {
         say!("whylate: interrupted before anything was measured");
@@ -195,6 +199,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     for missing in &sources.unmeasured {
         say!("whylate: cannot record {}: {}", missing.source, printable(&missing.reason));
+    }
+    if let Some(left_out) = sources.left_out() {
+        say!("whylate: {}", printable(&left_out));
     }
     let (mut recorded, header) = Recorded::begin(sources, &wish)?;
     let mut recorder = Recorder::start(store, Header { every_ns: Some(arguments.every), ..header })?;

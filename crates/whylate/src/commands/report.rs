@@ -11,6 +11,7 @@ use whylate_model::recording::Header;
 use whylate_model::units::printable;
 use whylate_sources::clock;
 
+use crate::arguments::OwnCpus;
 use crate::commands::runner::{NOW_AND_THEN, wait};
 use crate::commands::sources::{self, Recorded, Wish};
 use crate::commands::watch::{Ended, Watch};
@@ -35,6 +36,7 @@ const CLEAR_LINE: &str = "\r\x1b[K";
 /// The file needs no network, no server and no whylate. It shows when something was late, what it was, who made it late, and the stacks
 /// that prove it. Drag over its timeline to see one span. The snapshots are inside, and can be saved as a recording again.
 #[derive(Debug, Args)]
+#[command(mut_arg("cpus", |cpus| cpus.conflicts_with("file")))]
 #[command(after_help = "\
 examples:
     whylate report web1.whylate               # from a recording
@@ -50,6 +52,8 @@ pub struct Arguments {
     /// Without FILE: measure for this long (e.g. 30s, 5m)
     #[arg(short, long, value_name = "DURATION", value_parser = duration_ns, default_value = "30s", conflicts_with = "file")]
     duration: u64,
+    #[command(flatten)]
+    own: OwnCpus,
     /// File to write (.html) [default: a file named after host and time]
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
@@ -106,7 +110,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let report = match &recording {
         Some(recording) => Some(recorded(recording)?),
-        None => live(arguments.duration)?,
+        None => live(arguments.duration, arguments.own.asked())?,
     };
     let Some(report) = report else { return Ok(()) };
     let compared = match (&recording, &arguments.diff) {
@@ -177,9 +181,9 @@ fn quoted(word: &str) -> String {
 }
 
 /// What there is to see now; `None` where it was interrupted before anything was measured.
-fn live(duration_ns: u64) -> anyhow::Result<Option<Report>> {
+fn live(duration_ns: u64, cpus: Vec<u32>) -> anyhow::Result<Option<Report>> {
     let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
-    let wish = Wish { in_detail: true, ..Wish::default() };
+    let wish = Wish { in_detail: true, cpus, ..Wish::default() };
     let Some(sources) = sources::attach(&watch, &wish, &mut |_| ())? else {
         say!("whylate: interrupted before anything was measured");
         return Ok(None);

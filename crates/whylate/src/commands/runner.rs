@@ -129,7 +129,8 @@ impl<S: Attached + ?Sized> Feed<S> {
         if let Some(reason) = fallback_reason {
             say!("whylate: {} uses the {backend} backend: {reason}{}", self.card.name, what_to_do(reason));
         }
-        for told in self.source.weaker().into_iter().chain(self.source.chosen()) {
+        let Measuring { attached, .. } = &self.source;
+        for told in attached.weaker().into_iter().chain(attached.left_out()).chain(attached.chosen()) {
             say!("whylate: {told}");
         }
     }

@@ -221,7 +221,13 @@ mod tests {
     #[test]
     fn real_time_threads_at_work_are_a_reason_to_refuse() {
         assert!(refuse(&[]).is_ok());
-        let thread = |name: &str, ran_ns| RealtimeThread { name: name.to_owned(), policy: "fifo", ran_ns };
+        let thread = |name: &str, ran_ns| RealtimeThread {
+            name: name.to_owned(),
+            policy: "fifo",
+            ran_ns,
+            cpus: vec![0],
+            allowed: vec![0],
+        };
         let said = refuse(&[thread("jackd:7", 5), thread("rt:8", 9)]).map_err(|error| error.to_string());
         let expected = "2 real-time threads are at work here, above all rt:8 (fifo), and would be disturbed: stop them first, or use --force";
         assert_eq!(said, Err(expected.to_owned()));

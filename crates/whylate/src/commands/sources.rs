@@ -22,6 +22,14 @@ pub struct Sources {
     pub weaker: Vec<Unmeasured>,
 }
 
+impl Sources {
+    /// Which CPUs were left out by a source that measures with threads or timers of its own.
+    pub fn left_out(&self) -> Option<String> {
+        let attached = self.looking.iter().map(|feed| &feed.source.attached);
+        attached.filter_map(|attached| attached.left_out()).next().map(str::to_owned)
+    }
+}
+
 /// Which sources, and what they are to tell.
 #[derive(Clone, Debug, Default)]
 pub struct Wish {
@@ -33,6 +41,8 @@ pub struct Wish {
     pub surely_from_ns: Option<u64>,
     /// Their series tell as much apart as they can.
     pub in_detail: bool,
+    /// CPUs with threads and timers of whylate's own; empty for the usable ones.
+    pub cpus: Vec<u32>,
 }
 
 impl Wish {
@@ -65,7 +75,11 @@ pub enum Attaching<'a> {
 /// # Errors
 /// When none can attach.
 pub fn attach(watch: &Watch, wish: &Wish, told_of: &mut dyn FnMut(Attaching<'_>)) -> anyhow::Result<Option<Sources>> {
-    let (mut session, mut first) = (Session::of_several(), None);
+    let (mut session, mut first) = (Session::of_several_on(&wish.cpus), None);
+    if !wish.cpus.is_empty() {
+        // A CPU that cannot be measured is an error of the command, not of each source.
+        session.cpus(&[])?;
+    }
     let (mut looking, mut unmeasured, mut weaker) = (Vec::new(), Vec::new(), Vec::<Unmeasured>::new());
     for mut source in sources() {
         if watch.until(Some(Instant::now()))? != Ended::Time {
@@ -93,13 +107,15 @@ pub fn attach(watch: &Watch, wish: &Wish, told_of: &mut dyn FnMut(Attaching<'_>)
                         weaker.push(told(reason.to_owned()));
                     }
                 }
+                // Each source that leaves CPUs out is named.
+                weaker.extend(source.left_out().map(|reason| told(reason.to_owned())));
                 looking.push(Feed::new(card, source, Keep::Nothing));
                 told_of(Attaching::Done(&mut looking));
             }
             Err(error) => {
                 // An account that goes by the timers of a source that is not there would go by none.
                 if looking.is_empty() {
-                    session = Session::of_several();
+                    session = Session::of_several_on(&wish.cpus);
                 }
                 unmeasured.push(told(error.to_string()));
                 first.get_or_insert(error);

@@ -11,6 +11,7 @@ use jiff::tz::TimeZone;
 use whylate_model::recording::{Header, Line};
 use whylate_model::units::printable;
 
+use crate::arguments::OwnCpus;
 use crate::commands::sources::Wish;
 use crate::commands::{Origin, program, record};
 use crate::files;
@@ -38,6 +39,7 @@ const AT_ONCE: usize = 32;
 /// Enter opens the selected row, down to the causes and stacks of one late event. Space freezes; t and T step through time;
 /// brackets change the span; w saves the span as a recording; ? shows all keys.
 #[derive(Debug, Args)]
+#[command(mut_arg("cpus", |cpus| cpus.conflicts_with("file")))]
 #[command(after_help = "\
 examples:
     whylate top                        # every source, each second
@@ -56,6 +58,8 @@ pub struct Arguments {
     /// Only these sources, e.g. wq,offcpu
     #[arg(long, value_name = "SOURCES", value_delimiter = ',', value_parser = source, conflicts_with = "file")]
     sources: Vec<String>,
+    #[command(flatten)]
+    own: OwnCpus,
     /// With FILE: start at this time, e.g. 10:00, 10m ago or 2026-11-26T10:00:00Z
     #[arg(long, value_name = "TIME", value_parser = given, requires = "file")]
     from: Option<Given>,
@@ -115,7 +119,8 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     let feed = match recording {
         Some(recording) => Feed::recorded(recording),
         None => {
-            let wish = Wish { only: arguments.sources.clone(), in_detail: true, ..Wish::default() };
+            let (only, cpus) = (arguments.sources.clone(), arguments.own.asked());
+            let wish = Wish { only, in_detail: true, cpus, ..Wish::default() };
             Feed::live(wish, Duration::from_nanos(arguments.every))
         }
     };

@@ -23,6 +23,7 @@ pub fn write(found: &Capabilities, out: &mut impl Write) -> io::Result<()> {
     rows.extend(found.sysctls.iter().map(|one| (one.name, sysctl(one))));
     rows.push(("clock source", clock_source(&found.clock_source)));
     rows.push(("CPUs", cpus(&found.cpus)));
+    rows.extend(found.cpus.left_out.iter().map(|left_out| ("", left_out.clone())));
     rows.push(("hypervisor", sentence(&found.hypervisor)));
 
     let width = rows.iter().map(|(label, _)| label.len()).max().unwrap_or(0);
@@ -227,7 +228,14 @@ pub(super) mod tests {
                 current: Some("hpet".to_owned()),
                 available: vec!["hpet".to_owned(), "acpi_pm".to_owned()],
             },
-            cpus: Cpus { online: cpus("0-1", 2), possible: cpus("0-3", 4), isolated: cpus("", 0), nohz_full: None },
+            cpus: Cpus {
+                online: cpus("0-1", 2),
+                possible: cpus("0-3", 4),
+                isolated: cpus("", 0),
+                nohz_full: None,
+                measured: cpus("0-1", 2),
+                left_out: None,
+            },
             hypervisor: Fact::yes("KVM, QEMU Standard PC"),
             sources: vec![
                 Readiness {

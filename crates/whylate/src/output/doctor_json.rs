@@ -63,6 +63,8 @@ fn object(found: &Capabilities) -> Value {
             "possible": cpu_list(cpus.possible.as_ref()),
             "isolated": cpu_list(cpus.isolated.as_ref()),
             "nohz_full": cpu_list(cpus.nohz_full.as_ref()),
+            "measured": cpu_list(cpus.measured.as_ref()),
+            "left_out": cpus.left_out,
         },
         "hypervisor": fact(&found.hypervisor),
         "sources": found.sources.iter().map(readiness).collect::<Vec<_>>(),

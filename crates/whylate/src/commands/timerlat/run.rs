@@ -11,9 +11,10 @@ use anyhow::{Context as _, anyhow};
 use whylate_model::blame::Evidence;
 use whylate_model::sources::TIMERLAT;
 use whylate_model::{LateEvent, Snapshot, TimerEvidence, Worst};
+use whylate_sources::cpus::Choice;
 use whylate_sources::timerlat::idle::{self, Shallow};
 use whylate_sources::timerlat::{self, AttachedTimerlat, Stop, placement};
-use whylate_sources::{Attached as _, Measuring, Session, cpus};
+use whylate_sources::{Attached as _, Measuring, Session};
 
 use super::figures::Figures;
 use super::{Arguments, Common, Plan, RECORDED_WORST, actions};
@@ -52,9 +53,15 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let options = plan.options();
     let store = plan.common.output.as_deref().map(record::file).transpose()?;
+    if let Some(name) = plan.common.cgroup.as_deref().filter(|name| !name.is_empty()) {
+        placement::join_cgroup(name)?;
+    }
+    // Before this thread is bound to some CPUs, which is not what the user allows, and after the cgroup's cpuset does.
+    let session = Session::of_one();
+    let choice = session.cpus(&options.cpus).context("cannot attach timerlat")?;
     // Until the end.
-    let _surroundings = Surroundings::arrange(plan.common)?;
-    let source = options.start(&Session::of_one()).context("cannot attach timerlat")?;
+    let _surroundings = Surroundings::arrange(plan.common, &choice)?;
+    let source = options.start(&session).context("cannot attach timerlat")?;
     if let Some(cgroup) = &plan.common.cgroup {
         placement::move_to_cgroup(cgroup, source.kernel_threads())?;
     }
@@ -142,23 +149,17 @@ struct Surroundings {
 }
 
 impl Surroundings {
-    fn arrange(common: &Common) -> anyhow::Result<Self> {
-        let online = cpus::online().context("cannot tell which CPUs are online")?;
-        let measured = common.cpus.as_ref().map_or(&online, |cpus| &cpus.0);
-        if let Some(name) = common.cgroup.as_deref().filter(|name| !name.is_empty()) {
-            placement::join_cgroup(name)?;
-        }
-        let others: Vec<u32> = online.iter().copied().filter(|cpu| !measured.contains(cpu)).collect();
+    fn arrange(common: &Common, choice: &Choice) -> anyhow::Result<Self> {
         match &common.house_keeping {
             Some(cpus) => placement::keep_to(&cpus.0)?,
             // As rtla does: whoever measures stays away from what is measured.
             None => {
                 // Where that may not be, it shares their CPUs.
-                let _ = others.is_empty() || placement::keep_to(&others).is_ok();
+                let _ = choice.others.is_empty() || placement::keep_to(&choice.others).is_ok();
             }
         }
         let latency = common.dma_latency.map(idle::bound_exit_latency).transpose()?;
-        let idle = common.deepest_idle_state.map(|state| Shallow::new(measured, state)).transpose()?;
+        let idle = common.deepest_idle_state.map(|state| Shallow::new(&choice.measured, state)).transpose()?;
         Ok(Surroundings { _latency: latency, _idle: idle })
     }
 }

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The CPUs that are measured with threads or timers of this process: those that it may use and that are set apart for
+//! nothing else, or those that are asked for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
+
+use anyhow::{Context as _, anyhow};
+use rustix::process::getpid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use super::{list, numbers, online, read};
+use crate::cgroups;
+use crate::realtime;
+use crate::source::AttachError;
+
+/// Why a CPU is left out where none is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// The affinity of this process (taskset) or its cpuset.
+    NotAllowed,
+    /// `isolcpus=`.
+    Isolated,
+    /// A cpuset partition of cgroup v2.
+    Partition,
+    /// `nohz_full=`.
+    NohzFull,
+    /// A real-time thread of another process has it.
+    RealTime(String),
+}
+
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Reason::NotAllowed => f.write_str("not in whylate's affinity or cpuset"),
+            Reason::Isolated => f.write_str("isolated (isolcpus)"),
+            Reason::Partition => f.write_str("isolated (cpuset)"),
+            Reason::NohzFull => f.write_str("nohz_full"),
+            Reason::RealTime(thread) => write!(f, "real-time thread {thread} runs there"),
+        }
+    }
+}
+
+/// What sets CPUs apart.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rules {
+    /// Those that this process may use, also where they are offline.
+    allowed: BTreeSet<u32>,
+    isolated: BTreeSet<u32>,
+    /// Isolated by cpusets: until Linux 7.0 the kernel's list of isolated CPUs lacks them.
+    partitions: BTreeSet<u32>,
+    nohz_full: BTreeSet<u32>,
+    /// CPUs on which real-time threads of other processes run, with one thread of each.
+    realtime: BTreeMap<u32, String>,
+}
+
+impl Rules {
+    /// Those of this machine for this process, without real-time threads.
+    pub(crate) fn here() -> std::io::Result<Self> {
+        let of = |which| read(which).unwrap_or_default().into_iter().collect();
+        Ok(Rules {
+            allowed: allowed()?,
+            isolated: of("isolated"),
+            partitions: partitions().into_iter().collect(),
+            nohz_full: of("nohz_full"),
+            realtime: BTreeMap::new(),
+        })
+    }
+
+    /// Why a CPU is left out where none is asked for; `None` where it is measured.
+    fn why_left_out(&self, cpu: u32) -> Option<Reason> {
+        match cpu {
+            _ if self.isolated.contains(&cpu) => Some(Reason::Isolated),
+            _ if self.partitions.contains(&cpu) => Some(Reason::Partition),
+            _ if self.nohz_full.contains(&cpu) => Some(Reason::NohzFull),
+            _ if !self.allowed.contains(&cpu) => Some(Reason::NotAllowed),
+            _ => self.realtime.get(&cpu).cloned().map(Reason::RealTime),
+        }
+    }
+
+    /// Those of these CPUs that are set apart for nothing else.
+    pub(crate) fn usable(&self, online: &[u32]) -> Vec<u32> {
+        online.iter().copied().filter(|&cpu| self.why_left_out(cpu).is_none()).collect()
+    }
+
+    fn choose(self, online: &[u32], asked: &[u32]) -> Choice {
+        let usable = self.usable(online);
+        if !asked.is_empty() {
+            let others = usable.into_iter().filter(|cpu| !asked.contains(cpu)).collect();
+            return Choice { measured: asked.to_vec(), left_out: Vec::new(), others, asked: true, rules: self };
+        }
+        let left_out = online.iter().filter_map(|&cpu| Some((cpu, self.why_left_out(cpu)?))).collect();
+        Choice { measured: usable, left_out, others: Vec::new(), asked: false, rules: self }
+    }
+}
+
+/// Which CPUs are measured with threads or timers of this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Those that are measured, all of them online; empty where each is left out.
+    pub measured: Vec<u32>,
+    /// The other CPUs that are online, where none was asked for.
+    pub left_out: Vec<(u32, Reason)>,
+    /// CPUs beside those that were asked for that are set apart for nothing else.
+    pub others: Vec<u32>,
+    asked: bool,
+    rules: Rules,
+}
+
+impl Choice {
+    /// The choice for this process: the CPUs that are asked for or, where none is, the usable ones. It takes 100 ms
+    /// where there are real-time threads of other processes; one that starts later changes nothing.
+    ///
+    /// # Errors
+    /// When a CPU that is asked for is offline or outside of the cpuset, or the kernel does not list its CPUs.
+    pub fn here(asked: &[u32]) -> Result<Self, AttachError> {
+        let online = online().context("cannot read which CPUs are online")?;
+        let mut rules = Rules::here().context("cannot read which CPUs this process may use")?;
+        if asked.is_empty() {
+            let usable = rules.usable(&online);
+            rules.realtime = realtime::cpus_at_work(&usable).context("cannot read where real-time threads run")?;
+            return Ok(rules.choose(&online, asked));
+        }
+        if let Some(cpu) = asked.iter().find(|cpu| !online.contains(cpu)) {
+            return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
+        }
+        let denied: Vec<u32> =
+            asked.iter().copied().filter(|cpu| !rules.allowed.contains(cpu) && !may_run_on(*cpu)).collect();
+        if !denied.is_empty() {
+            return Err(AttachError::Unsupported(format!(
+                "{} outside of the cpuset of this process: choose others (-c {}), or run whylate in a cgroup with {}",
+                are(&denied, "is", "are"),
+                list(&rules.allowed.iter().copied().filter(|cpu| online.contains(cpu)).collect::<Vec<_>>()),
+                if denied.len() == 1 { "that CPU" } else { "those CPUs" },
+            )));
+        }
+        Ok(rules.choose(&online, asked))
+    }
+
+    /// The CPUs that are measured, of which there is at least one.
+    ///
+    /// # Errors
+    /// When each CPU is left out.
+    pub(crate) fn at_least_one(&self) -> Result<&[u32], AttachError> {
+        match self.remark() {
+            Some(remark) if self.measured.is_empty() => Err(AttachError::Unsupported(remark)),
+            _ => Ok(&self.measured),
+        }
+    }
+
+    /// Whether a CPU is to be measured that comes online later.
+    pub(crate) fn takes(&self, cpu: u32) -> bool {
+        if self.asked { self.measured.contains(&cpu) } else { self.rules.why_left_out(cpu).is_none() }
+    }
+
+    /// Which CPUs were left out and why; `None` where none was.
+    pub(crate) fn named(&self) -> Option<String> {
+        let mut by_reason: BTreeMap<&Reason, Vec<u32>> = BTreeMap::new();
+        self.left_out.iter().for_each(|(cpu, reason)| by_reason.entry(reason).or_default().push(*cpu));
+        let named = by_reason.iter().map(|(reason, cpus)| format!("{} left out: {reason}", are(cpus, "was", "were")));
+        (!by_reason.is_empty()).then(|| named.collect::<Vec<_>>().join("; "))
+    }
+
+    /// The same, and how to measure them.
+    pub fn remark(&self) -> Option<String> {
+        let cpus: Vec<u32> = self.left_out.iter().map(|&(cpu, _)| cpu).collect();
+        let them = if cpus.len() == 1 { "it" } else { "them" };
+        self.named().map(|named| format!("{named}; -c {} measures {them}", list(&cpus)))
+    }
+}
+
+/// `CPU 1 is`, `CPUs 1-2 are`.
+fn are(cpus: &[u32], one: &str, more: &str) -> String {
+    if cpus.len() == 1 { format!("CPU {} {one}", list(cpus)) } else { format!("CPUs {} {more}", list(cpus)) }
+}
+
+/// The CPUs that the first thread of this process may use, whose affinity is what taskset has set; other threads may be
+/// bound already. Offline CPUs are in it, which sched_getaffinity(2) leaves out.
+fn allowed() -> std::io::Result<BTreeSet<u32>> {
+    let listed = std::fs::read_to_string("/proc/self/status").ok().and_then(|status| allowed_of(&status));
+    if let Some(listed) = listed {
+        return Ok(listed.into_iter().collect());
+    }
+    let set = sched_getaffinity(Some(getpid()))?;
+    Ok((0..CpuSet::MAX_CPU as u32).filter(|&cpu| set.is_set(cpu as usize)).collect())
+}
+
+/// From a thread's `status` (proc_pid_status(5)).
+pub(crate) fn allowed_of(status: &str) -> Option<Vec<u32>> {
+    numbers(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)
+}
+
+fn partitions() -> Vec<u32> {
+    let listed =
+        cgroups::unified_root().and_then(|root| std::fs::read_to_string(root.join("cpuset.cpus.isolated")).ok());
+    listed.and_then(|text| numbers(&text)).unwrap_or_default()
+}
+
+/// Whether the cpuset of this process has a CPU: only then a thread can be bound to it.
+fn may_run_on(cpu: u32) -> bool {
+    let attempt = move || -> anyhow::Result<()> {
+        if cpu as usize >= CpuSet::MAX_CPU {
+            return Err(anyhow!("no set has it"));
+        }
+        let mut only = CpuSet::new();
+        only.set(cpu as usize);
+        Ok(sched_setaffinity(None, &only)?)
+    };
+    // A thread of its own, so that the caller remains where it is.
+    thread::spawn(attempt).join().is_ok_and(|outcome| outcome.is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rules() -> Rules {
+        Rules {
+            allowed: (0..8).collect(),
+            isolated: [1].into(),
+            partitions: [2].into(),
+            nohz_full: [1, 3].into(),
+            realtime: [(4, "loop:123 (fifo)".to_owned())].into(),
+        }
+    }
+
+    #[test]
+    fn cpus_that_are_set_apart_are_left_out_and_named() {
+        let choice = rules().choose(&[0, 1, 2, 3, 4, 5, 6, 7], &[]);
+        assert_eq!(choice.measured, [0, 5, 6, 7]);
+        let remark = "CPU 1 was left out: isolated (isolcpus); CPU 2 was left out: isolated (cpuset); CPU 3 was left out: nohz_full; \
+                      CPU 4 was left out: real-time thread loop:123 (fifo) runs there; -c 1-4 measures them";
+        assert_eq!(choice.remark().as_deref(), Some(remark));
+    }
+
+    #[test]
+    fn cpus_outside_of_the_affinity_are_left_out() {
+        let rules = Rules { allowed: [0].into(), ..Rules::default() };
+        let choice = rules.choose(&[0, 1, 2], &[]);
+        assert_eq!(choice.measured, [0]);
+        let remark = "CPUs 1-2 were left out: not in whylate's affinity or cpuset; -c 1-2 measures them";
+        assert_eq!(choice.remark().as_deref(), Some(remark));
+    }
+
+    #[test]
+    fn cpus_that_are_asked_for_are_measured_whatever_sets_them_apart() {
+        let choice = rules().choose(&[0, 1, 2, 3, 4, 5], &[1, 5]);
+        assert_eq!((choice.measured.as_slice(), choice.others.as_slice()), (&[1, 5][..], &[0][..]));
+        assert_eq!(choice.remark(), None);
+        assert!(choice.takes(1) && !choice.takes(0));
+    }
+
+    #[test]
+    fn where_each_cpu_is_left_out_the_error_names_the_reason() {
+        let rules = Rules { allowed: [1].into(), isolated: [1].into(), ..Rules::default() };
+        let error = rules.choose(&[1], &[]).at_least_one().expect_err("no CPU is measured");
+        assert_eq!(error.to_string(), "CPU 1 was left out: isolated (isolcpus); -c 1 measures it");
+    }
+
+    #[test]
+    fn a_cpu_that_comes_online_is_measured_unless_it_is_set_apart() {
+        let choice = rules().choose(&[0], &[]);
+        assert_eq!((choice.measured.as_slice(), choice.remark()), (&[0][..], None));
+        assert_eq!([1, 2, 3, 4, 5, 8].map(|cpu| choice.takes(cpu)), [false, false, false, false, true, false]);
+    }
+
+    #[test]
+    fn a_cpu_outside_of_the_machine_is_an_error() {
+        let error = Choice::here(&[60_000]).expect_err("there is no such CPU").to_string();
+        assert_eq!(error, "CPU 60000 is not online: choose others");
+    }
+
+    #[test]
+    fn the_affinity_of_the_process_is_read_and_not_that_of_a_bound_thread() -> std::io::Result<()> {
+        let set = sched_getaffinity(Some(getpid()))?;
+        let mut first = CpuSet::new();
+        first.set((0..CpuSet::MAX_CPU).find(|&cpu| set.is_set(cpu)).unwrap_or(0));
+        sched_setaffinity(None, &first)?;
+        let of_call: BTreeSet<u32> = (0..CpuSet::MAX_CPU as u32).filter(|&cpu| set.is_set(cpu as usize)).collect();
+        assert!(allowed()?.is_superset(&of_call));
+        assert_eq!(allowed_of("Name:\ta\nCpus_allowed:\t3\nCpus_allowed_list:\t0-1,4\n"), Some(vec![0, 1, 4]));
+        assert_eq!(allowed_of("Name:\ta\n"), None);
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn each_online_cpu_is_measured_or_left_out(
+            online in proptest::collection::btree_set(0..12_u32, 1..12),
+            allowed in proptest::collection::btree_set(0..12_u32, 0..12),
+            isolated in proptest::collection::btree_set(0..12_u32, 0..4),
+            partitions in proptest::collection::btree_set(0..12_u32, 0..4),
+            nohz_full in proptest::collection::btree_set(0..12_u32, 0..4),
+            realtime in proptest::collection::btree_map(0..12_u32, "[a-z]", 0..4),
+        ) {
+            let rules = Rules { allowed, isolated, partitions, nohz_full, realtime };
+            let online: Vec<u32> = online.into_iter().collect();
+            let choice = rules.clone().choose(&online, &[]);
+            let mut all: Vec<u32> = choice.left_out.iter().map(|&(cpu, _)| cpu).chain(choice.measured.clone()).collect();
+            all.sort_unstable();
+            prop_assert_eq!(all, online);
+            for cpu in choice.measured {
+                let apart = [&rules.isolated, &rules.partitions, &rules.nohz_full];
+                prop_assert!(rules.allowed.contains(&cpu) && !apart.iter().any(|set| set.contains(&cpu)));
+                prop_assert!(!rules.realtime.contains_key(&cpu));
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! CPUs that are left out: outside of the affinity, outside of the cpuset, or with a real-time thread of another process.
+
+mod running;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use whylate_model::Snapshot;
+use whylate_model::look::Look;
+use whylate_sources::cpus;
+
+use running::whylate;
+use turn::turn_to_measure;
+
+/// Far longer than attaching takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The function of perf's timers in the kernel's list of timers.
+const TIMER: &str = "perf_swevent_hrtimer";
+
+/// A process that ends with this.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The first usable CPU, and another one.
+fn two_cpus() -> Result<Option<(u32, u32)>> {
+    let usable = cpus::usable()?;
+    let two = usable.first().copied().zip(usable.get(1).copied());
+    if two.is_none() {
+        println!("skipped: it needs two usable CPUs");
+    }
+    Ok(two)
+}
+
+/// That command, bound to a CPU.
+fn bound(cpu: u32, program: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new("taskset");
+    command.arg("-c").arg(cpu.to_string()).arg(program).args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_whylate"))
+}
+
+/// CPUs of measured threads in `timerlat`'s JSON.
+fn measured(output: &Output) -> Result<Vec<String>> {
+    let said = String::from_utf8_lossy(&output.stderr);
+    let snapshot: Snapshot = serde_json::from_slice(&output.stdout).with_context(|| format!("no snapshot: {said}"))?;
+    Ok(snapshot.series.iter().filter_map(|series| series.labels.get("cpu").cloned()).collect())
+}
+
+/// Names of a process's threads that may use that CPU alone.
+fn bound_threads(pid: u32, cpu: u32) -> Vec<String> {
+    let only = format!("Cpus_allowed_list:\t{cpu}");
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let statuses = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+    let bound = statuses.filter(|status| status.lines().any(|line| line == only));
+    bound.map(|status| status.lines().next().unwrap_or_default().to_owned()).collect()
+}
+
+/// How many timers of perf events that CPU has; `None` where the kernel does not list its timers.
+fn timers_of(cpu: u32) -> Option<usize> {
+    let list = fs::read_to_string("/proc/timer_list").ok()?;
+    let (_, of_cpu) = list.split_once(&format!("\ncpu: {cpu}\n"))?;
+    Some(of_cpu.split("\ncpu: ").next()?.matches(TIMER).count())
+}
+
+#[test]
+fn an_overview_starts_no_thread_and_no_timer_outside_of_its_affinity() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some((own, other)) = two_cpus()? else { return Ok(()) };
+    let before = timers_of(other);
+    let output = tempfile::NamedTempFile::new()?;
+    let mut child = bound(own, program(), &["-d", "1s", "--json"]);
+    let mut child = Ended(child.stdout(output.reopen()?).stderr(Stdio::inherit()).spawn()?);
+    let (pid, began) = (child.0.id(), Instant::now());
+    // Its threads come last.
+    while !bound_threads(pid, own).iter().any(|name| name.contains(&format!("timerlat/{own}"))) {
+        let is_over = began.elapsed() >= PATIENCE || child.0.try_wait()?.is_some();
+        ensure!(!is_over, "no thread of timerlat is started: {}", fs::read_to_string(output.path())?);
+        thread::sleep(Duration::from_millis(20));
+    }
+    let (threads, timers, own_timers) = (bound_threads(pid, other), timers_of(other), timers_of(own));
+    ensure!(child.0.wait()?.success(), "the overview fails");
+    let text = fs::read_to_string(output.path())?;
+    ensure!(threads.is_empty(), "bound to CPU {other}: {threads:?}");
+    println!(
+        "timers on CPU {other}: {before:?} before, {timers:?} beside an overview, which has {own_timers:?} on CPU {own}"
+    );
+    if before.is_some() {
+        ensure!(own_timers > Some(0), "no timer is listed where they are");
+        ensure!(timers <= before, "{timers:?} timers on CPU {other}, {before:?} before");
+    }
+    let look: Look = serde_json::from_str(&text)?;
+    let named = format!("CPU {other} was left out: not in whylate's affinity or cpuset; -c {other} measures it");
+    let by: Vec<&str> =
+        look.weaker.iter().filter(|weaker| weaker.reason == named).map(|weaker| weaker.source.as_str()).collect();
+    ensure!(by == ["irqsoff", "timerlat"], "{:?}", look.weaker);
+    Ok(())
+}
+
+#[test]
+fn a_cpu_is_left_to_a_real_time_thread_unless_it_is_asked_for() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some((own, other)) = two_cpus()? else { return Ok(()) };
+    let script = ["-f", "1", "sh", "-c", "while :; do sleep 0.01; done"];
+    let _realtime = Ended(bound(other, Path::new("chrt"), &script).stderr(Stdio::null()).spawn()?);
+    thread::sleep(Duration::from_millis(300));
+    let timerlat = ["timerlat", "top", "--json", "-q", "-d", "300ms"];
+    let output = whylate(&timerlat).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(said.contains(&format!("CPU {other} was left out: real-time thread ")), "{said}");
+    ensure!(said.contains(&format!("(fifo) runs there; -c {other} measures it")), "{said}");
+    let cpus = measured(&output)?;
+    ensure!(cpus.contains(&own.to_string()) && !cpus.contains(&other.to_string()), "measured: {cpus:?}");
+    let asked = other.to_string();
+    let output = whylate(&[&timerlat[..], &["-c", &asked]].concat()).output()?;
+    ensure!(measured(&output)? == [asked], "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// A cpuset with one CPU, which goes with this.
+struct Cpuset(PathBuf);
+
+impl Cpuset {
+    /// `None`, and a line with why, where hierarchies would have to be changed for it.
+    fn make(cpu: u32) -> Result<Option<Self>> {
+        let name = format!("whylate-left-out-{}", std::process::id());
+        let (of_v1, unified) = (Path::new("/sys/fs/cgroup/cpuset"), Path::new("/sys/fs/cgroup"));
+        let controllers = fs::read_to_string(unified.join("cgroup.subtree_control")).unwrap_or_default();
+        let parent = match () {
+            () if of_v1.join("cpuset.mems").exists() => of_v1,
+            () if controllers.split_whitespace().any(|name| name == "cpuset") => unified,
+            () => {
+                println!("skipped: no cgroup may have a cpuset here");
+                return Ok(None);
+            }
+        };
+        fs::create_dir(parent.join(&name))?;
+        let made = Cpuset(parent.join(name));
+        fs::write(made.0.join("cpuset.cpus"), cpu.to_string())?;
+        if parent == of_v1 {
+            fs::write(made.0.join("cpuset.mems"), fs::read_to_string(parent.join("cpuset.mems"))?.trim())?;
+        }
+        Ok(Some(made))
+    }
+
+    /// What whylate prints in it.
+    fn output(&self, arguments: &[&str]) -> Result<Output> {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ >\"$0/cgroup.procs\" && exec \"$@\""]).arg(&self.0).arg(program());
+        Ok(command.args(arguments).stdin(Stdio::null()).output()?)
+    }
+}
+
+impl Drop for Cpuset {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn the_cpus_of_a_cpuset_are_measured_and_others_are_refused() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some((own, other)) = two_cpus()? else { return Ok(()) };
+    let Some(cpuset) = Cpuset::make(own)? else { return Ok(()) };
+    let output = cpuset.output(&["timerlat", "top", "--json", "-q", "-d", "300ms"])?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(said.contains("left out: not in whylate's affinity or cpuset"), "{said}");
+    ensure!(measured(&output)? == [own.to_string()], "{said}");
+    for command in ["timerlat", "irqsoff"] {
+        let output = cpuset.output(&[command, "-c", &other.to_string(), "-d", "1s"])?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(3), "{command}: {said}");
+        ensure!(
+            said.contains(&format!("CPU {other} is outside of the cpuset of this process: choose others")),
+            "{said}"
+        );
+    }
+    Ok(())
+}
