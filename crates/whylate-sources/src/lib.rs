@@ -11,6 +11,7 @@ pub mod cgroups;
 pub mod clock;
 pub mod cpus;
 mod distribution;
+mod elements;
 mod floors;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
