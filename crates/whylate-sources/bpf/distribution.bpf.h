@@ -9,6 +9,7 @@
  */
 #pragma once
 
+#include "elements.bpf.h"
 #include "histogram.bpf.h"
 
 /* Functions without `static` are verified once, not at each call. */
@@ -44,21 +45,22 @@ struct {
 	__type(value, struct bucket_page);
 } bucket_pages SEC(".maps");
 
-/* Page 0 stands for no page. */
-u32 next_page = 1;
-
-/* Gives a distribution its page; 0 when there is none left. Two CPUs may race: one page then stays unused. */
+/* Gives a distribution its page; 0 when there is none left. */
 __noinline u32 new_page(u32 *entry)
 {
 	u32 page, taken;
 
-	if (!entry || next_page >= page_limit)
+	if (!entry)
 		return 0;
-	page = __sync_fetch_and_add(&next_page, 1);
-	if (page >= page_limit)
+	page = take_element(&bucket_pages, page_limit);
+	if (!page)
 		return 0;
 	taken = __sync_val_compare_and_swap(entry, 0, page);
-	return taken ? taken : page;
+	if (!taken)
+		return page;
+	/* Another CPU was faster. */
+	return_element(&bucket_pages, page);
+	return taken;
 }
 
 /* Every failed attempt means that another CPU raised the maximum in between, so few are ever needed. */

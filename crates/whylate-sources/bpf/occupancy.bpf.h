@@ -28,6 +28,11 @@ enum occupancy_limits {
 	EXPLAIN_EVENT_STEPS = 64,
 	/* So many a second and CPU are its budget, and twice as many in a second after one without. */
 	EXPLAIN_STEPS = 250000,
+	/* Stacks of late interrupts that are kept. */
+	LATE_STACKS = 8192,
+	/* Their numbers start again after the largest s32. */
+	LATE_STACK_NUMBERS = 0x7fffffff,
+	LATE_STACK_FRAMES = 64,
 };
 
 enum occupant_kind {
@@ -167,8 +172,16 @@ _Static_assert(sizeof(struct disk_request) == 32, "a cache line holds two reques
 /* An interrupt that came late has no handler: its place holds these. */
 struct lateness {
 	u32 late_ns;
-	/* Of the stack that it found; negative without one. */
+	/* The number of the stack that it found; negative without one. */
 	s32 stack;
+};
+
+struct late_stack {
+	/* Its number plus one; 0 while it is written. */
+	u64 number;
+	s64 bytes;
+	/* Those of the tracepoint and of its program first. */
+	u64 frames[LATE_STACK_FRAMES];
 };
 
 /* The state of one CPU's account. Only programs on that CPU write it. */

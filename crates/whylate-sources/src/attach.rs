@@ -114,8 +114,16 @@ impl Meter {
     }
 }
 
-/// Waits until every BPF program that ran when this was called has ended: they run in read-side critical sections of
-/// RCU. `false` where the kernel cannot tell (it refuses with `nohz_full`).
+/// Returns when every BPF program has ended that ran at the time of the call.
+pub fn wait_for_programs() {
+    if !wait_for_grace_period() {
+        // A program takes microseconds, and the hypervisor may stop it.
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Waits for a grace period of RCU: BPF programs run in read-side critical sections. `false` where the kernel refuses, as
+/// with `nohz_full`.
 pub fn wait_for_grace_period() -> bool {
     // SAFETY: no memory is involved.
     unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) == 0 }

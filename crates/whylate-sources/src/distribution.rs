@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use whylate_model::Histogram;
 use whylate_model::histogram::BUCKETS;
 
+use crate::elements;
 use crate::mapped::MappedArray;
 
 const PAGE_BUCKETS: usize = 16;
@@ -27,6 +28,21 @@ pub(crate) struct Places {
     pub max_ns: usize,
     pub inverted_min_ns: usize,
     pub pages: usize,
+}
+
+impl Places {
+    /// Clears a distribution in which no program counts any more, and frees its pages. Its counts are taken out before.
+    pub(crate) fn clear(&self, owners: &MappedArray, id: usize, pages: &MappedArray) {
+        for word in [self.sum_ns, self.max_ns, self.inverted_min_ns] {
+            owners.u64_at(id, word).store(0, Relaxed);
+        }
+        for page in 0..PAGES {
+            let number = owners.u32_at(id, self.pages + page * size_of::<u32>()).swap(0, Relaxed) as usize;
+            if number != 0 && number < pages.entries() {
+                elements::free(pages, number);
+            }
+        }
+    }
 }
 
 /// Distributions of one kind, each in an element of an array.
@@ -66,6 +82,14 @@ impl Distributions {
             self.owed_ns.insert(id, rest_ns);
         }
         histogram
+    }
+
+    /// Takes the rest out of a distribution in which no program counts any more, and frees its pages.
+    pub(crate) fn release(&mut self, owners: &MappedArray, id: usize) -> Histogram {
+        let rest = self.take(owners, id);
+        self.owed_ns.remove(&id);
+        self.places.clear(owners, id, &self.pages);
+        rest
     }
 
     /// The nonzero counters and the sum, read while nobody counted; where that never pauses, by the last attempt.

@@ -12,6 +12,7 @@ pub mod clock;
 pub mod cpus;
 pub mod credentials;
 mod distribution;
+mod elements;
 mod floors;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;

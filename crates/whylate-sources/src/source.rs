@@ -138,6 +138,11 @@ pub trait Attached {
     /// When the kernel refuses to hand over what was gathered.
     fn drain_late(&mut self, wait: std::time::Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()>;
 
+    /// Whether tables of the programs may fill between two snapshots: `drain_late` is called some times a second then.
+    fn fills_between_snapshots(&self) -> bool {
+        false
+    }
+
     /// Why there was nothing at all to measure, if there was not.
     fn sees_nothing(&self) -> Option<&str> {
         None

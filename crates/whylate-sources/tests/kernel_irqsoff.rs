@@ -416,3 +416,51 @@ fn what_cannot_be_measured_is_refused() -> Result<()> {
     }
     Ok(())
 }
+
+/// A table of eight culprits is full at once; culprits that are quiet make room.
+#[test]
+fn culprits_beyond_the_table_are_counted_once_others_are_quiet() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+        return Ok(());
+    };
+    let most = 8;
+    let mut source = start(&IrqsoffOptions {
+        // Each tick counts that comes in a little later than usual.
+        from_ns: 1,
+        most_culprits: Some(most),
+        late_over_ns: None,
+        keep_evidence: false,
+        ..options(places)
+    })?;
+    let over = AtomicBool::new(false);
+    let mut stacks = BTreeSet::new();
+    let mut full = 0;
+    thread::scope(|scope| -> Result<()> {
+        let working = scope.spawn(|| -> Result<()> {
+            stay_on(places.disturbed)?;
+            // The timer finds it somewhere in the kernel.
+            while !over.load(Ordering::Relaxed) {
+                std::fs::read_dir("/proc/self")?.for_each(drop);
+                std::fs::read_to_string("/proc/self/status")?;
+            }
+            Ok(())
+        });
+        let mut look = || -> Result<()> {
+            for _ in 0..15 {
+                thread::sleep(Duration::from_millis(100));
+                source.drain_late(Duration::ZERO, &mut |_| {})?;
+                let snapshot = source.snapshot()?;
+                stacks.extend(snapshot.stacks.into_iter().map(|stack| stack.kernel));
+                full += snapshot.lost["culprits_full"];
+            }
+            Ok(())
+        };
+        let looked = look();
+        over.store(true, Ordering::Relaxed);
+        working.join().expect("working does not panic").and(looked)
+    })?;
+    patching(|| drop(source));
+    println!("{} stacks with room for {most}; {full} ticks found no room", stacks.len());
+    ensure!(stacks.len() > 2 * most as usize, "{} stacks", stacks.len());
+    Ok(())
+}

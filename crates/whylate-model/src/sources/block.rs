@@ -13,7 +13,7 @@ pub static BLOCK: Card = Card {
         reason("in_progress_full", "the table of requests in progress was full"),
         reason("own", "requests of whylate itself, which are left out"),
         reason("reused", "a request started in the memory of one whose end was not seen"),
-        reason("series_full", "the table of series was full"),
+        reason("series_full", "more processes, threads or cgroups submitted at once than the table of series holds"),
         reason(
             "unmatched",
             "a request completed whose start was not seen, mostly because it was in progress when measuring began",

@@ -21,7 +21,7 @@ pub static IRQSOFF: Card = Card {
     lost: &[
         reason("buckets_full", "the memory for histograms was full"),
         reason("cpus_full", "the file has events of more CPUs than are read (--import)"),
-        reason("culprits_full", "the table of culprits was full"),
+        reason("culprits_full", "more culprits at once than their table holds"),
         reason("events", "the kernel says in the file that it lost events (--import)"),
         reason("looks", "a CPU went offline and came back; no NMI looks into its sections any more"),
         reason("series_full", "the table of series was full"),

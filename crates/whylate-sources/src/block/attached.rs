@@ -18,7 +18,7 @@ use whylate_model::{LateEvent, Snapshot};
 use super::gather::Gathered;
 use super::late::{self, Cpus, KEEP_NS, Kept};
 use super::names::{Names, number_of};
-use super::skel::types::{done_request, lost_reason, series_key, told_by};
+use super::skel::types::{done_request, lost_reason, series_key, series_limits, told_by};
 use super::skel::{BlockSkel, BlockSkelBuilder, OpenBlockSkel};
 use super::{BlockOptions, By, FEXIT, INFO, INSERT};
 use crate::attach::{self, Meter};
@@ -60,6 +60,7 @@ pub(super) struct AttachedBlock {
     _links: Vec<Link>,
     skeleton: BlockSkel<'static>,
     backend: &'static str,
+    by: By,
     gathered: Gathered,
     names: Names,
     lost: MappedArray,
@@ -90,7 +91,7 @@ impl AttachedBlock {
             open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.done_by_cpu = done_by_cpu;
         }
         let mut skeleton = open.load()?;
-        let gathered = Gathered::new(&skeleton, options.by)?;
+        let gathered = Gathered::new(&skeleton, options.by, series_limit(options))?;
         let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>())
             .context("cannot map the counts of lost events")?;
         let kept = options.explain_over_ns.map(|_| Kept::new(&skeleton, cpus, done_by_cpu)).transpose()?;
@@ -108,6 +109,7 @@ impl AttachedBlock {
         Ok(AttachedBlock {
             _links: links,
             backend,
+            by: options.by,
             gathered,
             names: Names::new(session.symbols()),
             lost,
@@ -144,6 +146,9 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
         By::Thread => series_key::BY_THREAD,
         By::Cgroup => series_key::BY_CGROUP,
     };
+    settings.series_limit = series_limit(options);
+    open.maps.series_by_id.set_max_entries(settings.series_limit)?;
+    open.maps.series_by_key.set_max_entries(settings.series_limit)?;
     settings.own_process = options.leave_out.unwrap_or(0);
     settings.has_bio_devices = has_devices_without_requests();
     settings.tells_limits = backend == FEXIT;
@@ -173,6 +178,15 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     programs.on_softirq_entry.set_autoload(options.phases);
     programs.on_softirq_exit.set_autoload(options.phases);
     Ok(())
+}
+
+/// Elements of the table of series.
+fn series_limit(options: &BlockOptions) -> u32 {
+    let most = match options.by {
+        By::Device => series_limits::MAX_DEVICE_SERIES.0,
+        By::Process | By::Thread | By::Cgroup => series_limits::MAX_SERIES.0,
+    };
+    options.most_series.map_or(most, |wanted| wanted.clamp(2, most))
 }
 
 /// Device mapper, md, zram and others take bios as they are. Only queues of requests have a folder `mq`.
@@ -230,8 +244,7 @@ fn late_ring(
 impl Attached for AttachedBlock {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let mut snapshot = self.span.end(self.backend);
-        let count = self.skeleton.maps.bss_data.as_ref().map_or(0, |data| data.series_count);
-        snapshot.series = self.gathered.take(count, &mut self.names);
+        snapshot.series = self.gathered.take(&mut self.names);
         for (reason, name) in LOST {
             let count = self.lost.u64_at(reason.0 as usize, 0).swap(0, Relaxed);
             snapshot.lost.insert(name.to_owned(), count);
@@ -253,6 +266,7 @@ impl Attached for AttachedBlock {
     }
 
     fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        self.gathered.make_room(&mut self.names);
         let Some(ring) = &self.ring else {
             return Ok(());
         };
@@ -283,6 +297,11 @@ impl Attached for AttachedBlock {
         // In the order in which they were done.
         events.into_iter().flatten().for_each(each);
         Ok(())
+    }
+
+    fn fills_between_snapshots(&self) -> bool {
+        // Processes and cgroups come and go; disks and operations are few.
+        self.by != By::Device
     }
 
     fn weaker(&self) -> Option<&str> {

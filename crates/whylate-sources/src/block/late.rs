@@ -327,4 +327,4 @@ impl Kept {
 /// How long a record lies in the past at most when it is explained: those who wait longer have causes of this time.
 pub(super) const KEEP_NS: u64 = 10_000_000_000;
 
-const _: () = assert!(size_of::<request_facts>() == 80);
+const _: () = assert!(size_of::<request_facts>() == 88);

@@ -97,6 +97,8 @@ pub struct BlockOptions {
     pub leave_out: Option<u32>,
     /// Also gather histograms of the phases, and tell `completion` apart from `device`, which takes programs at interrupts.
     pub phases: bool,
+    /// Series that the programs tell apart at a time, where that is to be less than there is memory for.
+    pub most_series: Option<u32>,
 }
 
 /// How series are told apart, beside their device and operation.

@@ -72,6 +72,8 @@ struct held_bio {
 	u64 handler;
 	u32 tid;
 	u32 pid;
+	u32 identity;
+	u32 unused;
 	char comm[COMM_LENGTH];
 	char process[COMM_LENGTH];
 };
@@ -230,6 +232,18 @@ static __always_inline u64 own_handler(const struct task_struct *task)
 	return task->flags & PF_WQ_WORKER ? handler_of_worker(task) : 0;
 }
 
+/*
+ * A hash of the name and the creation time of a process or thread: a later one with the same PID or TID differs, and so
+ * does the same one under another name.
+ */
+static __always_inline u32 identity_of(const struct task_struct *task, const char *comm)
+{
+	u64 words[COMM_LENGTH / 8];
+
+	__builtin_memcpy(words, comm, sizeof(words));
+	return ((words[0] * 0x9E3779B97F4A7C15ull ^ words[1]) * 0xC2B2AE3D27D4EB4Full ^ task->start_time) * 0x9E3779B97F4A7C15ull >> 32;
+}
+
 /* The one that runs submits it. */
 static __always_inline void describe_submitter(struct request_facts *facts)
 {
@@ -246,28 +260,37 @@ static __always_inline void describe_submitter(struct request_facts *facts)
 		facts->handler = 0;
 		facts->tid = 0;
 		facts->pid = 0;
+		facts->identity = 0;
 		__builtin_memset(facts->comm, 0, sizeof(facts->comm));
 		__builtin_memset(facts->process, 0, sizeof(facts->process));
 		return;
 	}
-	facts->handler = own_handler(task);
 	facts->tid = shown_number(task);
 	facts->pid = shown_process(task);
-	bpf_get_current_comm(facts->comm, sizeof(facts->comm));
-	if (series_key == BY_PROCESS)
-		bpf_probe_read_kernel(facts->process, sizeof(facts->process), task->group_leader->comm);
+	if (late_over_ns)
+		facts->handler = own_handler(task);
+	if (late_over_ns || series_key == BY_THREAD)
+		bpf_get_current_comm(facts->comm, sizeof(facts->comm));
+	if (series_key == BY_THREAD)
+		facts->identity = identity_of(task, facts->comm);
+	if (series_key == BY_PROCESS) {
+		const struct task_struct *leader = task->group_leader;
+
+		bpf_probe_read_kernel(facts->process, sizeof(facts->process), leader->comm);
+		facts->identity = identity_of(leader, facts->process);
+	}
 }
 
 static __always_inline void describe(struct request_facts *facts, const struct request *request)
 {
-	if (wants_submitters) {
+	if (late_over_ns) {
 		facts->sector = request->__sector;
 		facts->flags = flags_of(request->cmd_flags);
 	}
 	facts->bytes = request->__data_len;
 	facts->operation = operation_of(request->cmd_flags, request->__data_len);
 	facts->device = device_of(request);
-	facts->cgroup = wants_submitters ? cgroup_of_bio(request->bio) : 0;
+	facts->cgroup = late_over_ns || series_key == BY_CGROUP ? cgroup_of_bio(request->bio) : 0;
 	describe_submitter(facts);
 }
 
@@ -278,7 +301,7 @@ static __always_inline void describe_bio(struct request_facts *facts, const stru
 	facts->flags = flags_of(bio->bi_opf);
 	facts->operation = operation_of(bio->bi_opf, bio->bi_iter.bi_size);
 	facts->device = number_of_disk(bio->bi_bdev->bd_disk);
-	facts->cgroup = wants_submitters ? cgroup_of_bio(bio) : 0;
+	facts->cgroup = late_over_ns || series_key == BY_CGROUP ? cgroup_of_bio(bio) : 0;
 	describe_submitter(facts);
 }
 
@@ -295,6 +318,10 @@ static __always_inline void bio_is_held(u64 bio)
 
 	bpf_get_current_comm(held.comm, sizeof(held.comm));
 	bpf_probe_read_kernel(held.process, sizeof(held.process), task->group_leader->comm);
+	if (series_key == BY_THREAD)
+		held.identity = identity_of(task, held.comm);
+	else if (series_key == BY_PROCESS)
+		held.identity = identity_of(task->group_leader, held.process);
 	if (bpf_map_update_elem(&held_by_bio, &bio, &held, BPF_ANY))
 		lose(LOST_HELD_FULL);
 }
@@ -341,6 +368,7 @@ static __always_inline void take_held(struct block_request *begun, u64 bio)
 		begun->facts.handler = held->handler;
 		begun->facts.tid = held->tid;
 		begun->facts.pid = held->pid;
+		begun->facts.identity = held->identity;
 		__builtin_memcpy(begun->facts.comm, held->comm, sizeof(held->comm));
 		__builtin_memcpy(begun->facts.process, held->process, sizeof(held->process));
 	}

@@ -4,10 +4,6 @@
 
 #include "requests.bpf.h"
 
-enum series_limits {
-	MAX_SERIES = 2048,
-};
-
 enum distribution_kind {
 	LATENCY,
 	THROTTLED,
@@ -20,11 +16,13 @@ enum distribution_kind {
 struct block_key {
 	u32 device;
 	u32 operation;
-	/* A process, thread or cgroup. */
+	/* A cgroup; or a PID or TID, with its identity in the upper half. */
 	u64 whose;
 };
 
 struct series {
+	/* ELEMENT_COUNTS, or as in elements.bpf.h. */
+	u64 state;
 	struct block_key key;
 	char comm[COMM_LENGTH];
 	u64 bytes;
@@ -34,6 +32,7 @@ struct series {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
+	/* User space makes both shorter where series are few. */
 	__uint(max_entries, MAX_SERIES);
 	__type(key, struct block_key);
 	__type(value, u32);
@@ -47,33 +46,38 @@ struct {
 	__type(value, struct series);
 } series_by_id SEC(".maps");
 
-u32 series_count = 0;
-
 enum {
 	HINTS = 64,
 };
 
-/* The series of a device and operation that was counted last; any other number finds none of this key. */
+/* The series of a device and operation that was counted last. */
 u32 hinted_series[HINTS] = {};
 
+static __always_inline bool has_key(const struct series *series, const struct block_key *key)
+{
+	return series->key.device == key->device && series->key.operation == key->operation && series->key.whose == key->whose;
+}
+
+/* The order of the steps is that of elements.bpf.h. */
 static __noinline struct series *new_series(const struct block_key *key, const struct request_facts *facts)
 {
-	u32 id, *known;
-	struct series *series;
+	u32 id = take_element(&series_by_id, series_limit), *known;
+	struct series *series = bpf_map_lookup_elem(&series_by_id, &id);
 
-	if (series_count >= MAX_SERIES)
-		return NULL;
-	id = __sync_fetch_and_add(&series_count, 1);
-	series = bpf_map_lookup_elem(&series_by_id, &id);
-	if (!series)
+	if (!id || !series)
 		return NULL;
 	series->key = *key;
 	__builtin_memcpy(series->comm, series_key == BY_PROCESS ? facts->process : facts->comm, sizeof(series->comm));
-	if (!bpf_map_update_elem(&series_by_key, key, &id, BPF_NOEXIST))
+	if (!bpf_map_update_elem(&series_by_key, key, &id, BPF_NOEXIST)) {
+		store_word_in_order(&series->state, ELEMENT_COUNTS);
 		return series;
-	/* Another CPU was faster; this one stays empty. */
+	}
+	/* Another CPU was faster. */
+	__builtin_memset(&series->key, 0, sizeof(series->key));
+	return_element(&series_by_id, id);
 	known = bpf_map_lookup_elem(&series_by_key, key);
-	return known ? bpf_map_lookup_elem(&series_by_id, known) : NULL;
+	series = known ? bpf_map_lookup_elem(&series_by_id, known) : NULL;
+	return series && has_key(series, key) ? series : NULL;
 }
 
 static __always_inline struct series *series_of(const struct request_facts *facts)
@@ -84,21 +88,21 @@ static __always_inline struct series *series_of(const struct request_facts *fact
 	u32 *id, hinted;
 
 	if (series_key == BY_PROCESS)
-		key.whose = facts->pid;
+		key.whose = (u64)facts->identity << 32 | facts->pid;
 	else if (series_key == BY_THREAD)
-		key.whose = facts->tid;
+		key.whose = (u64)facts->identity << 32 | facts->tid;
 	else if (series_key == BY_CGROUP)
 		key.whose = facts->cgroup;
 	hinted = hinted_series[hint];
 	series = bpf_map_lookup_elem(&series_by_id, &hinted);
-	if (series && hinted < series_count && series->key.device == key.device && series->key.operation == key.operation &&
-	    series->key.whose == key.whose)
+	if (series && series->state == ELEMENT_COUNTS && has_key(series, &key))
 		return series;
 	id = bpf_map_lookup_elem(&series_by_key, &key);
-	if (!id)
+	series = id ? bpf_map_lookup_elem(&series_by_id, id) : NULL;
+	if (!id || !series || !has_key(series, &key))
 		return new_series(&key, facts);
 	hinted_series[hint] = *id;
-	return bpf_map_lookup_elem(&series_by_id, id);
+	return series;
 }
 
 static __always_inline void count(struct series *series, enum distribution_kind kind, u64 ns)

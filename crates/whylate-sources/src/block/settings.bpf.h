@@ -18,6 +18,12 @@ enum operation {
 	OPERATIONS,
 };
 
+enum series_limits {
+	MAX_SERIES = 4096,
+	/* Where series are of devices and operations alone. */
+	MAX_DEVICE_SERIES = 512,
+};
+
 /* Requests that could not be counted, by reason. */
 enum lost_reason {
 	/* A request was done whose begin was not seen, mostly because it was in progress when measuring began. */
@@ -77,6 +83,9 @@ struct request_facts {
 	u32 operation;
 	/* enum request_flag */
 	u32 flags;
+	/* Where series are told apart by process or thread: see identity_of(). */
+	u32 identity;
+	u32 unused;
 	/* The function of the work item that submitted it, which tells the flusher's writes; 0: it was none. */
 	u64 handler;
 	char comm[COMM_LENGTH];
@@ -131,6 +140,8 @@ const volatile bool begins_by_bio = false;
 /* on_throttle_exit() is attached. */
 const volatile bool tells_limits = false;
 const volatile enum series_key series_key = BY_DEVICE;
+/* Elements of series_by_id that are used; a test sets fewer. */
+const volatile u32 series_limit = MAX_SERIES;
 /* 0: no late requests. */
 const volatile u64 late_over_ns = 0;
 /* Keep those that are done, for what they made others wait. */

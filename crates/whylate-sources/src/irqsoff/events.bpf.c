@@ -9,6 +9,7 @@
 #include <bpf/bpf_core_read.h>
 #include "distribution.bpf.h"
 #include "pid_namespace.bpf.h"
+#include "registers.bpf.h"
 #include "ways.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -58,11 +59,13 @@ struct place_key {
 
 /* Who ends sections, how long they are, and what they are called. */
 struct place {
+	/* ELEMENT_COUNTS, or as in elements.bpf.h. */
+	u64 state;
+	struct place_key key;
 	struct distribution length;
 	char enabled_by[PLACE_NAME_LENGTH];
 	char caller[PLACE_NAME_LENGTH];
 	char disabled_by[PLACE_NAME_LENGTH];
-	u64 is_named;
 };
 
 struct late_section {
@@ -71,7 +74,7 @@ struct late_section {
 	struct place_key key;
 	u32 cpu;
 	u32 tid;
-	/* MAX_PLACES where there was no room for one. */
+	/* 0 where there was no room for one. */
 	u32 place;
 	s32 stack_bytes;
 	char comm[16];
@@ -82,14 +85,13 @@ struct late_section {
 struct {
 	struct late_section late_section;
 	struct place place;
+	struct place_key place_key;
 	enum section_limits section_limits;
 	enum section_lost section_lost;
 } layouts = {};
 
 /* The caller of whoever ends a section is looked up from this length on: walking the stack takes a microsecond. */
 const volatile u64 caller_from_ns = 10000;
-
-u32 places = 0;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -137,26 +139,39 @@ static __always_inline void write_name(char *name, u64 address)
 		BPF_SNPRINTF(name, PLACE_NAME_LENGTH, "%ps", (void *)address);
 }
 
-/* Two CPUs may come here with one key: the number of one of them is then never used. */
+static __always_inline bool has_key(const struct place *place, const struct place_key *key)
+{
+	return place->key.enabled_by == key->enabled_by && place->key.caller == key->caller && place->key.disabled_by == key->disabled_by;
+}
+
+/* 0: there is no room. The order of the steps is that of elements.bpf.h. */
 static __noinline u32 new_place(const struct place_key *key)
 {
 	u32 id, *known;
 	struct place *place;
 
-	if (!key || places >= MAX_PLACES)
-		return MAX_PLACES;
-	id = __sync_fetch_and_add(&places, 1);
+	if (!key)
+		return 0;
+	id = take_element(&place_by_id, MAX_PLACES);
 	place = bpf_map_lookup_elem(&place_by_id, &id);
-	if (!place)
-		return MAX_PLACES;
+	if (!id || !place)
+		return 0;
+	place->key = *key;
+	place->enabled_by[0] = place->caller[0] = place->disabled_by[0] = 0;
 	write_name(place->enabled_by, key->enabled_by);
 	write_name(place->caller, key->caller);
 	write_name(place->disabled_by, key->disabled_by);
-	place->is_named = 1;
-	if (bpf_map_update_elem(&place_by_key, key, &id, BPF_NOEXIST) == 0)
+	if (!bpf_map_update_elem(&place_by_key, key, &id, BPF_NOEXIST)) {
+		store_word_in_order(&place->state, ELEMENT_COUNTS);
 		return id;
+	}
+	/* Another CPU was faster. */
+	__builtin_memset(&place->key, 0, sizeof(place->key));
+	return_element(&place_by_id, id);
 	known = bpf_map_lookup_elem(&place_by_key, key);
-	return known ? *known : MAX_PLACES;
+	id = known ? *known : 0;
+	place = bpf_map_lookup_elem(&place_by_id, &id);
+	return id && place && has_key(place, key) ? id : 0;
 }
 
 /* Whoever called the function that `address` is in; 0 where the stack does not tell. */
@@ -229,9 +244,13 @@ static __always_inline int ends(void *context, u64 address, u64 parent)
 	if (!parent && length_ns >= caller_from_ns)
 		key.caller = caller_of(context, address);
 	known = bpf_map_lookup_elem(&place_by_key, &key);
-	id = known ? *known : new_place(&key);
+	id = known ? *known : 0;
 	place = bpf_map_lookup_elem(&place_by_id, &id);
-	if (!place)
+	if (!id || !place || !has_key(place, &key)) {
+		id = new_place(&key);
+		place = bpf_map_lookup_elem(&place_by_id, &id);
+	}
+	if (!id || !place)
 		lose(section, SECTION_PLACES_FULL);
 	else if (!distribution_add(&place->length, length_ns, true))
 		lose(section, SECTION_BUCKETS_FULL);

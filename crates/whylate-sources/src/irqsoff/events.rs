@@ -31,6 +31,8 @@ pub(super) struct AttachedEvents {
     span: Span,
     meter: Meter,
     cut_short: u64,
+    /// Lengths of sections since the last snapshot.
+    lengths: BTreeMap<Labels, Histogram>,
 }
 
 impl AttachedEvents {
@@ -48,6 +50,7 @@ impl AttachedEvents {
             span: Span::begin(INFO.card, session),
             meter: Meter::default(),
             cut_short: 0,
+            lengths: BTreeMap::new(),
         };
         attached.forget_worst();
         attached.cpus.iter().for_each(|&cpu| attached.programs.watch(cpu));
@@ -75,16 +78,28 @@ impl AttachedEvents {
     }
 
     fn event_of(&mut self, late: &late_section) -> LateEvent {
-        event_of(late, &self.programs.names(late.place), self.options.what, &mut self.symbols)
+        let names = self.programs.names_of(late).unwrap_or_else(|| {
+            // Address 0: the kernel reported no caller.
+            let mut name = |address| if address == 0 { String::new() } else { self.symbols.name(address).to_owned() };
+            Names {
+                enabled_by: name(late.key.enabled_by),
+                caller: name(late.key.caller),
+                disabled_by: name(late.key.disabled_by),
+            }
+        });
+        event_of(late, &names, self.options.what, &mut self.symbols)
+    }
+
+    fn gather(&mut self) {
+        for (names, length) in self.programs.take_lengths() {
+            self.lengths.entry(names.place(self.options.what).labels()).or_default().merge(&length);
+        }
     }
 
     /// Places with the same names are one series.
     fn series(&mut self, measured_ns: f64) -> Vec<Series> {
-        let mut lengths: BTreeMap<Labels, Histogram> = BTreeMap::new();
-        for (names, length) in self.programs.take_lengths() {
-            lengths.entry(names.place(self.options.what).labels()).or_default().merge(&length);
-        }
-        let series = lengths.into_iter().map(|(labels, length)| Series {
+        self.gather();
+        let series = std::mem::take(&mut self.lengths).into_iter().map(|(labels, length)| Series {
             labels,
             values: [("share".to_owned(), length.sum_ns() as f64 / measured_ns)].into(),
             histograms: [("length".to_owned(), length)].into(),
@@ -129,6 +144,9 @@ impl Attached for AttachedEvents {
     }
 
     fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        if self.programs.needs_room() {
+            self.gather();
+        }
         self.programs.poll(wait)?;
         while let Some(bytes) = self.programs.take_record() {
             match attach::read_plain::<late_section>(&bytes) {
@@ -141,6 +159,10 @@ impl Attached for AttachedEvents {
             }
         }
         Ok(())
+    }
+
+    fn fills_between_snapshots(&self) -> bool {
+        true
     }
 }
 

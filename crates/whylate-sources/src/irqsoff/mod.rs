@@ -140,6 +140,8 @@ pub struct IrqsoffOptions {
     pub timer_test: bool,
     /// Measure every hrtimer instead, by its function.
     pub timers: bool,
+    /// Culprits that `ticks` tells apart at a time, where that is to be less than there is memory for.
+    pub most_culprits: Option<u32>,
     /// Late events also carry what their causes were told from.
     pub keep_evidence: bool,
 }
@@ -158,6 +160,7 @@ impl Default for IrqsoffOptions {
             worst: None,
             timer_test: false,
             timers: false,
+            most_culprits: None,
             keep_evidence: false,
         }
     }

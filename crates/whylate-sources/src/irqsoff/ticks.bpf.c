@@ -48,6 +48,8 @@ const volatile bool with_causes = false;
 const volatile bool looks_inside = false;
 /* How far each CPU's `steal_time` lies from its `hrtimer_bases`; 0 where the kernel has none. */
 const volatile s64 steal_time_distance = 0;
+/* Elements of culprit_by_id that are used; a test sets fewer. */
+const volatile u32 culprit_limit = MAX_CULPRITS;
 /* It takes no stack unless interrupts are off there. Cleared by a test alone that has no NMI. */
 const volatile bool proves_inside = true;
 
@@ -59,13 +61,6 @@ struct {
 	__type(key, u32);
 	__type(value, struct tick);
 } tick_by_cpu SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
-	__uint(max_entries, MAX_STACKS);
-	__uint(key_size, sizeof(u32));
-	__uint(value_size, STACK_FRAMES * sizeof(u64));
-} late_tick_stacks SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -93,7 +88,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	/* User space makes it larger where causes are asked for. */
-	__uint(max_entries, 1 << 19);
+	__uint(max_entries, 1 << 21);
 } late_ticks SEC(".maps");
 
 struct {
@@ -104,9 +99,6 @@ struct {
 	__type(key, u32);
 	__type(value, struct inside);
 } inside_by_cpu SEC(".maps");
-
-/* How many culprit numbers are given out. Two CPUs that find one culprit at once take two; user space adds them up. */
-u32 culprits = 0;
 
 static __always_inline struct tick *tick_here(void)
 {
@@ -277,26 +269,44 @@ static __always_inline void find_reason(struct tick *tick, struct late_tick *lat
 	}
 }
 
-static __always_inline u32 new_culprit(const struct late_tick *late)
+static __always_inline bool has_key(const struct culprit *culprit, const struct culprit_key *key)
 {
-	u32 id = __sync_fetch_and_add(&culprits, 1);
-	struct culprit *culprit;
+	return culprit->key.id == key->id && culprit->key.stack == key->stack && culprit->key.found == key->found &&
+	       culprit->key.reason == key->reason;
+}
 
-	culprit = bpf_map_lookup_elem(&culprit_by_id, &id);
-	if (!culprit)
-		return MAX_CULPRITS;
-	__builtin_memcpy(&culprit->key, &late->key, sizeof(culprit->key));
+/* The order of the steps is that of elements.bpf.h. */
+static __noinline struct culprit *new_culprit(const struct late_tick *late)
+{
+	u32 id = take_element(&culprit_by_id, culprit_limit), *known;
+	struct culprit *culprit = bpf_map_lookup_elem(&culprit_by_id, &id);
+
+	if (!id || !culprit)
+		return NULL;
+	culprit->key = late->key;
 	__builtin_memcpy(culprit->name, late->name, sizeof(culprit->name));
-	bpf_map_update_elem(&culprit_id_by_key, &late->key, &id, BPF_ANY);
-	return id;
+	__builtin_memcpy(&culprit->stack, &late->stack, sizeof(culprit->stack));
+	if (!late->key.stack)
+		culprit->stack.bytes = 0;
+	if (!bpf_map_update_elem(&culprit_id_by_key, &late->key, &id, BPF_NOEXIST)) {
+		store_word_in_order(&culprit->state, ELEMENT_COUNTS);
+		return culprit;
+	}
+	/* Another CPU was faster. */
+	__builtin_memset(&culprit->key, 0, sizeof(culprit->key));
+	return_element(&culprit_by_id, id);
+	known = bpf_map_lookup_elem(&culprit_id_by_key, &late->key);
+	culprit = known ? bpf_map_lookup_elem(&culprit_by_id, known) : NULL;
+	return culprit && has_key(culprit, &late->key) ? culprit : NULL;
 }
 
 static __always_inline void count(struct tick *tick, const struct late_tick *late)
 {
 	u32 *known = bpf_map_lookup_elem(&culprit_id_by_key, &late->key);
-	u32 id = known ? *known : new_culprit(late);
-	struct culprit *culprit = bpf_map_lookup_elem(&culprit_by_id, &id);
+	struct culprit *culprit = known ? bpf_map_lookup_elem(&culprit_by_id, known) : NULL;
 
+	if (!culprit || !has_key(culprit, &late->key))
+		culprit = new_culprit(late);
 	if (!culprit)
 		tick->lost_culprits++;
 	else if (!distribution_add(&culprit->length, since(late->came_ns, late->due_ns), true))
@@ -388,17 +398,34 @@ static __always_inline void send(struct tick *tick, struct late_tick *late)
 		tick->lost_late_events++;
 }
 
-/* Global, so that the verifier walks through it once. */
-__noinline int tick_is_late(struct tick *tick, u64 came_ns, u64 stolen_ns, u64 read_before_ns, s32 stack)
+static __always_inline struct late_tick *late_tick_here(void)
 {
-	struct late_tick *late;
 	u32 zero = 0;
+
+	return bpf_map_lookup_elem(&late_tick_to_send, &zero);
+}
+
+/* 0 without a stack only. 64 bits distinguish the stacks of a table of some thousands. */
+static __always_inline u64 hash_of_stack(const struct interrupted_stack *stack)
+{
+	u64 hash = stack->bytes;
+
+	if (stack->bytes <= 0)
+		return 0;
+	for (u32 frame = 0; frame < STACK_FRAMES && frame * (s64)sizeof(u64) < stack->bytes; frame++) {
+		hash = (hash ^ stack->frames[frame]) * 0x9E3779B97F4A7C15ull;
+		hash ^= hash >> 32;
+	}
+	return hash | 1;
+}
+
+/* Global, so that the verifier walks through it once. */
+__noinline int tick_is_late(struct tick *tick, u64 came_ns, u64 stolen_ns, u64 read_before_ns)
+{
+	struct late_tick *late = late_tick_here();
 	u64 late_ns;
 
-	if (!tick)
-		return 0;
-	late = bpf_map_lookup_elem(&late_tick_to_send, &zero);
-	if (!late)
+	if (!tick || !late)
 		return 0;
 	late->due_ns = tick->due_ns;
 	late->came_ns = came_ns;
@@ -408,13 +435,14 @@ __noinline int tick_is_late(struct tick *tick, u64 came_ns, u64 stolen_ns, u64 r
 	late->handlers_ns = tick->handlers_ns < late_ns ? tick->handlers_ns : late_ns;
 	__builtin_memset(late->name, 0, sizeof(late->name));
 	late->key.found = what_is_interrupted(tick);
-	late->key.stack = stack;
+	late->key.stack = hash_of_stack(&late->stack);
+	late->key._unused = 0;
 	find_reason(tick, late);
 	if (late_ns >= tick->send_from_ns)
 		send(tick, late);
 	/* The stack has nothing to do with it; an idle state is told by its stack. */
 	if ((late->key.reason != REASON_NONE && late->key.reason != REASON_PERHAPS_STEAL) || late->key.found == FOUND_USER) {
-		late->key.stack = -1;
+		late->key.stack = 0;
 		late->key.found = late->key.reason == REASON_NONE || late->key.reason == REASON_PERHAPS_STEAL ? FOUND_USER : FOUND_KERNEL;
 	}
 	count(tick, late);
@@ -465,7 +493,7 @@ __noinline int count_tick(struct tick *tick, u64 late_ns)
 static __always_inline void tick_comes(void *ctx, struct tick *tick, u64 due_ns, u64 now_ns)
 {
 	u64 read_before_ns = tick->steal_read_ns, stolen_ns, steal_before_ns = tick->steal_ns, came_ns = now_ns;
-	s32 stack;
+	struct late_tick *late;
 
 	if (tick->due_ns && due_ns > tick->due_ns)
 		tick->unseen += (due_ns - tick->due_ns) / period_ns;
@@ -485,12 +513,13 @@ static __always_inline void tick_comes(void *ctx, struct tick *tick, u64 due_ns,
 	}
 	if (since(came_ns, due_ns) < from_ns)
 		return;
-	stack = keep_stack(ctx, &late_tick_stacks);
-	if (stack < 0) {
+	late = late_tick_here();
+	if (!late)
+		return;
+	late->stack.bytes = bpf_get_stack(ctx, late->stack.frames, sizeof(late->stack.frames), 0);
+	if (late->stack.bytes <= 0)
 		tick->lost_stacks++;
-		stack = -1;
-	}
-	tick_is_late(tick, came_ns, stolen_ns, read_before_ns, stack);
+	tick_is_late(tick, came_ns, stolen_ns, read_before_ns);
 }
 
 SEC("tp_btf/hrtimer_expire_entry")

@@ -11,8 +11,6 @@ enum {
 enum tick_limits {
 	/* Culprits that are told apart: stacks, handlers. */
 	MAX_CULPRITS = 4096,
-	/* Half empty, so that few stacks meet in one place. */
-	MAX_STACKS = 8192,
 };
 
 /* What a late tick interrupted, as the registers tell. */
@@ -95,17 +93,29 @@ _Static_assert(sizeof(struct tick) % 64 == 0, "two CPUs share a cache line");
 
 struct culprit_key {
 	u64 id;
-	s32 stack;
+	/* A hash of the stack; 0: it has none. */
+	u64 stack;
 	/* enum tick_found */
 	u16 found;
 	/* enum tick_reason */
 	u16 reason;
+	u32 _unused;
+};
+
+/* What the timer's interrupt found, with the frames of the tracepoint and of its program. */
+struct interrupted_stack {
+	/* Negative or 0: none. */
+	s64 bytes;
+	u64 frames[STACK_FRAMES];
 };
 
 struct culprit {
+	/* ELEMENT_COUNTS, or as in elements.bpf.h. */
+	u64 state;
 	struct culprit_key key;
 	/* Of a device's handler. */
 	char name[16];
+	struct interrupted_stack stack;
 	struct distribution length;
 };
 
@@ -135,6 +145,7 @@ struct late_tick {
 	u32 cpu;
 	u32 tid;
 	char comm[16];
+	struct interrupted_stack stack;
 	/* Left out without one where there is no window. */
 	struct stack_taken inside;
 	/* With causes only. */

@@ -46,6 +46,8 @@ pub(super) struct AttachedTicks {
     left_out: Option<String>,
     meter: Meter,
     cut_short: u64,
+    /// What culprits did since the last snapshot, by what was interrupted.
+    by_stack: BTreeMap<(Keeper, Vec<String>), Histogram>,
 }
 
 impl AttachedTicks {
@@ -96,6 +98,7 @@ impl AttachedTicks {
             left_out: None,
             meter: Meter::default(),
             cut_short: 0,
+            by_stack: BTreeMap::new(),
         };
         attached.forget_worst();
         Ok(attached)
@@ -161,7 +164,8 @@ impl AttachedTicks {
     fn tell_culprits(&mut self, snapshot: &mut Snapshot, lengths: Vec<(usize, Histogram)>) {
         let measured_ns = snapshot.duration_ns as f64 * self.cpus.len() as f64;
         let mut by_culprit: BTreeMap<Keeper, Histogram> = BTreeMap::new();
-        for Told { culprit, stack, length } in self.programs.told(lengths, &mut self.symbols) {
+        self.name(lengths);
+        for ((culprit, stack), length) in std::mem::take(&mut self.by_stack) {
             if culprit.kind == CauseKind::IrqsOff {
                 let weight_ns = u64::try_from(length.sum_ns()).unwrap_or(u64::MAX);
                 let (labels, samples) = (culprit.labels(), length.count());
@@ -184,6 +188,15 @@ impl AttachedTicks {
         }
     }
 
+    /// Names culprits, and frees those that did nothing where there is little room for more.
+    fn name(&mut self, lengths: Vec<(usize, Histogram)>) {
+        let mut named = self.programs.told(lengths, &mut self.symbols);
+        named.extend(self.programs.free_unused(&mut self.symbols));
+        for Told { culprit, stack, length } in named {
+            self.by_stack.entry((culprit, stack)).or_default().merge(&length);
+        }
+    }
+
     fn tell_ticks(&self, snapshot: &mut Snapshot, ticks: Vec<(u32, (Histogram, u64))>) {
         for (cpu, (lateness, overruns)) in ticks {
             let values = [("overruns", overruns as f64), ("period_ns", self.period.ns as f64)];
@@ -202,7 +215,7 @@ impl AttachedTicks {
         if occupancy.is_none() && self.options.explain_over_ns.is_some() {
             return None;
         }
-        let stack = self.programs.stack(late.stack, &mut self.symbols);
+        let stack = self.symbols.stack(&late.stack);
         Some(late.event(stack, occupancy, &self.options, self.period.ns, &mut self.symbols))
     }
 }
@@ -240,6 +253,10 @@ impl Attached for AttachedTicks {
     }
 
     fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        if self.programs.needs_room() {
+            let lengths = self.programs.take_lengths();
+            self.name(lengths);
+        }
         self.programs.poll(wait)?;
         while let Some(bytes) = self.programs.take_record() {
             let event = Late::read(&bytes).and_then(|(late, window)| self.event_of(&late, window));
@@ -251,6 +268,10 @@ impl Attached for AttachedTicks {
             each(event);
         }
         Ok(())
+    }
+
+    fn fills_between_snapshots(&self) -> bool {
+        true
     }
 
     fn weaker(&self) -> Option<&str> {

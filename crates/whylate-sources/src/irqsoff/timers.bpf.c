@@ -7,6 +7,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 #include "compat.bpf.h"
+#include "registers.bpf.h"
 #include "ways.bpf.h"
 #include "distribution.bpf.h"
 
@@ -38,6 +39,8 @@ struct timer_key {
 };
 
 struct timer_series {
+	/* ELEMENT_COUNTS, or as in elements.bpf.h. */
+	u64 state;
 	struct timer_key key;
 	/* The last one that was seen, of a timer that is periodic. */
 	u64 period_ns;
@@ -63,6 +66,7 @@ struct timer_state {
 /* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
 struct {
 	struct timer_series timer_series;
+	struct timer_key timer_key;
 	enum timer_limits timer_limits;
 	enum timers_lost timers_lost;
 } layouts = {};
@@ -97,9 +101,6 @@ struct {
 	__type(value, u64);
 } lost_by_reason SEC(".maps");
 
-/* How many numbers of series are given out. */
-u32 timer_series_count = 0;
-
 static __always_inline void lose(enum timers_lost reason)
 {
 	u32 index = reason;
@@ -109,25 +110,52 @@ static __always_inline void lose(enum timers_lost reason)
 		__sync_fetch_and_add(count, 1);
 }
 
-static __always_inline u32 series_of(const struct hrtimer *timer)
+static __always_inline struct timer_key key_of(const struct hrtimer *timer)
 {
 	struct timer_key key = {
 		.function = (u64)timer->function,
 		.cpu = bpf_get_smp_processor_id(),
 		.is_soft = bpf_core_field_exists(timer->is_soft) ? timer->is_soft : 0,
 	};
-	u32 *known = bpf_map_lookup_elem(&timer_series_id_by_key, &key), id;
+
+	return key;
+}
+
+static __always_inline bool has_key(const struct timer_series *series, const struct timer_key *key)
+{
+	return series->key.function == key->function && series->key.cpu == key->cpu && series->key.is_soft == key->is_soft;
+}
+
+/* The order of the steps is that of elements.bpf.h. */
+static __noinline u32 new_series(const struct timer_key *key)
+{
+	u32 id = take_element(&timer_series_by_id, MAX_TIMER_SERIES);
+	struct timer_series *series = bpf_map_lookup_elem(&timer_series_by_id, &id);
+
+	if (!id || !series)
+		return 0;
+	series->key = *key;
+	if (!bpf_map_update_elem(&timer_series_id_by_key, key, &id, BPF_NOEXIST)) {
+		store_word_in_order(&series->state, ELEMENT_COUNTS);
+		return id;
+	}
+	/* A timer that interrupts this program may have made it. */
+	__builtin_memset(&series->key, 0, sizeof(series->key));
+	return_element(&timer_series_by_id, id);
+	return 0;
+}
+
+/* 0: there is no room. */
+static __always_inline u32 series_of(const struct timer_key *key)
+{
+	u32 *known = bpf_map_lookup_elem(&timer_series_id_by_key, key), id;
 	struct timer_series *series;
 
-	if (known)
-		return *known;
-	id = __sync_fetch_and_add(&timer_series_count, 1);
+	if (!known)
+		return new_series(key);
+	id = *known;
 	series = bpf_map_lookup_elem(&timer_series_by_id, &id);
-	if (!series)
-		return MAX_TIMER_SERIES;
-	series->key = key;
-	bpf_map_update_elem(&timer_series_id_by_key, &key, &id, BPF_ANY);
-	return id;
+	return series && has_key(series, key) ? id : new_series(key);
 }
 
 static __always_inline void count(struct distribution *distribution, u64 value_ns)
@@ -163,11 +191,12 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 	/* By its own clock, which may be that of the day; the offset is to CLOCK_MONOTONIC. */
 	u64 due_ns = timer->node.expires;
 	u64 late_ns = since(now_ns, due_ns - BPF_CORE_READ(timer, base, offset));
+	struct timer_key key = key_of(timer);
 	struct timer_series *series;
-	u32 id = series_of(timer);
+	u32 id = series_of(&key);
 
 	series = bpf_map_lookup_elem(&timer_series_by_id, &id);
-	if (!series) {
+	if (!id || !series) {
 		lose(TIMERS_SERIES_FULL);
 		return 0;
 	}
@@ -195,6 +224,7 @@ int BPF_PROG(on_hrtimer_expire_exit, struct hrtimer *timer)
 {
 	u64 now_ns = bpf_ktime_get_ns(), address = (u64)timer;
 	struct timer_state *state = bpf_map_lookup_elem(&state_by_timer, &address);
+	struct timer_key key = key_of(timer);
 	struct timer_series *series;
 	u32 id;
 
@@ -204,8 +234,15 @@ int BPF_PROG(on_hrtimer_expire_exit, struct hrtimer *timer)
 	}
 	id = state->id;
 	series = bpf_map_lookup_elem(&timer_series_by_id, &id);
-	if (series)
+	/* User space may have freed it since the function was called. */
+	if (!series || !has_key(series, &key)) {
+		id = series_of(&key);
+		series = bpf_map_lookup_elem(&timer_series_by_id, &id);
+	}
+	if (id && series)
 		count(&series->runtime, since(now_ns, state->called_ns));
+	else
+		lose(TIMERS_SERIES_FULL);
 	state->called_ns = 0;
 	return 0;
 }

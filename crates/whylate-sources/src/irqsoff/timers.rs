@@ -17,6 +17,7 @@ use self::skel::types::{bucket_page, distribution, timer_key, timer_limits, time
 use super::INFO;
 use crate::attach::{self, Meter};
 use crate::distribution::{Distributions, Places};
+use crate::elements::Elements;
 use crate::mapped::MappedArray;
 use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached};
@@ -42,7 +43,9 @@ pub(super) struct AttachedTimers {
     _links: Vec<Link>,
     skeleton: skel::TimersSkel<'static>,
     cpus: Vec<u32>,
-    series: MappedArray,
+    series: Elements,
+    /// What was counted since the last snapshot.
+    taken: BTreeMap<Timer, Taken>,
     lost: MappedArray,
     latency: Distributions,
     runtime: Distributions,
@@ -63,6 +66,9 @@ impl AttachedTimers {
         let maps = &skeleton.maps;
         let series = timer_limits::MAX_TIMER_SERIES.0 as usize;
         let series = MappedArray::new(maps.timer_series_by_id.as_fd(), series, size_of::<timer_series>());
+        let key = offset_of!(timer_series, key)..offset_of!(timer_series, key) + size_of::<timer_key>();
+        let (series, limit) = (series.context("cannot map the series")?, timer_limits::MAX_TIMER_SERIES.0);
+        let series = Elements::new(series, key, limit, &maps.timer_series_id_by_key);
         let pages = MappedArray::new(maps.bucket_pages.as_fd(), PAGES as usize, size_of::<bucket_page>());
         let pages = Rc::new(pages.context("cannot map the histograms")?);
         let lost = MappedArray::new(maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>());
@@ -72,7 +78,8 @@ impl AttachedTimers {
         Ok(AttachedTimers {
             _links: links,
             cpus: cpus.to_vec(),
-            series: series.context("cannot map the series")?,
+            series: series.context("cannot open the table of series")?,
+            taken: BTreeMap::new(),
             lost: lost.context("cannot map the counts of lost events")?,
             latency: Distributions::new(Rc::clone(&pages), places(offset_of!(timer_series, latency))),
             runtime: Distributions::new(pages, places(offset_of!(timer_series, runtime))),
@@ -83,22 +90,44 @@ impl AttachedTimers {
         })
     }
 
-    /// What was counted since the last call, all at once: reading the kernel's symbols to name functions takes a while.
-    fn take_all(&mut self) -> Vec<Taken> {
-        let given = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.timer_series_count);
-        let ids = 0..given.min(timer_limits::MAX_TIMER_SERIES.0) as usize;
-        ids.map(|id| self.take_one(id)).collect()
+    /// Takes out what was counted, all at once: reading the kernel's symbols to name functions takes a while. Frees series
+    /// that counted nothing where the table is half full.
+    fn gather(&mut self) {
+        let mut unused = Vec::new();
+        for id in self.series.counting() {
+            let (timer, taken) = (self.timer(id), self.take_one(id));
+            if taken.latency.is_empty() && taken.runtime.is_empty() {
+                unused.push(id);
+            } else {
+                self.taken.entry(timer).or_default().add(taken);
+            }
+        }
+        if !self.series.is_half_full() {
+            return;
+        }
+        let timers: BTreeMap<usize, Timer> = unused.iter().map(|&id| (id, self.timer(id))).collect();
+        let AttachedTimers { series, taken, latency, runtime, .. } = self;
+        series.free(&unused, |series, id| {
+            let rest = Taken {
+                period_ns: series.u64_at(id, offset_of!(timer_series, period_ns)).swap(0, Ordering::Relaxed),
+                overruns: series.u64_at(id, offset_of!(timer_series, overruns)).swap(0, Ordering::Relaxed),
+                latency: latency.release(series, id),
+                runtime: runtime.release(series, id),
+            };
+            if let (Some(timer), false) = (timers.get(&id), rest.latency.is_empty() && rest.runtime.is_empty()) {
+                taken.entry(*timer).or_default().add(rest);
+            }
+        });
     }
 
-    /// Functions on CPUs. Those that have got two numbers are added up.
-    fn series(&mut self, taken: Vec<Taken>) -> Vec<Series> {
+    /// Functions with one name on a CPU are one series.
+    fn series(&mut self, taken: BTreeMap<Timer, Taken>) -> Vec<Series> {
         let mut by_labels: BTreeMap<Labels, Series> = BTreeMap::new();
-        for one in taken {
-            let is_measured = self.cpus.is_empty() || self.cpus.contains(&one.cpu);
-            if (one.latency.is_empty() && one.runtime.is_empty()) || !is_measured {
+        for (timer, one) in taken {
+            if !self.cpus.is_empty() && !self.cpus.contains(&timer.cpu) {
                 continue;
             }
-            let labels = labels(self.symbols.name(one.function), one.cpu, one.is_soft);
+            let labels = labels(self.symbols.name(timer.function), timer.cpu, timer.is_soft);
             let mut values = BTreeMap::from([("overruns".to_owned(), one.overruns as f64)]);
             if one.period_ns > 0 {
                 values.insert("period_ns".to_owned(), one.period_ns as f64);
@@ -113,31 +142,51 @@ impl AttachedTimers {
         by_labels.into_values().collect()
     }
 
-    fn take_one(&mut self, id: usize) -> Taken {
+    fn timer(&self, id: usize) -> Timer {
         let key_at = offset_of!(timer_series, key);
-        let number = |offset| self.series.u32_at(id, key_at + offset).load(Ordering::Relaxed);
-        let counter = |offset| self.series.u64_at(id, offset);
-        Taken {
-            function: counter(key_at + offset_of!(timer_key, function)).load(Ordering::Relaxed),
+        let number = |offset| self.series.array.u32_at(id, key_at + offset).load(Ordering::Relaxed);
+        Timer {
+            function: self.series.array.u64_at(id, key_at + offset_of!(timer_key, function)).load(Ordering::Relaxed),
             cpu: number(offset_of!(timer_key, cpu)),
             is_soft: number(offset_of!(timer_key, is_soft)) != 0,
-            period_ns: counter(offset_of!(timer_series, period_ns)).load(Ordering::Relaxed),
-            overruns: counter(offset_of!(timer_series, overruns)).swap(0, Ordering::Relaxed),
-            latency: self.latency.take(&self.series, id),
-            runtime: self.runtime.take(&self.series, id),
+        }
+    }
+
+    fn take_one(&mut self, id: usize) -> Taken {
+        let series = &self.series.array;
+        Taken {
+            period_ns: series.u64_at(id, offset_of!(timer_series, period_ns)).load(Ordering::Relaxed),
+            overruns: series.u64_at(id, offset_of!(timer_series, overruns)).swap(0, Ordering::Relaxed),
+            latency: self.latency.take(series, id),
+            runtime: self.runtime.take(series, id),
         }
     }
 }
 
-/// What was counted of one function on one CPU.
-struct Taken {
+/// A function of timers on one CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Timer {
     function: u64,
     cpu: u32,
     is_soft: bool,
+}
+
+/// What was counted of one.
+#[derive(Default)]
+struct Taken {
     period_ns: u64,
     overruns: u64,
     latency: Histogram,
     runtime: Histogram,
+}
+
+impl Taken {
+    fn add(&mut self, later: Taken) {
+        self.period_ns = if later.period_ns > 0 { later.period_ns } else { self.period_ns };
+        self.overruns += later.overruns;
+        self.latency.merge(&later.latency);
+        self.runtime.merge(&later.runtime);
+    }
 }
 
 fn labels(callback: &str, cpu: u32, is_soft: bool) -> Labels {
@@ -157,7 +206,8 @@ fn places(at: usize) -> Places {
 
 impl Attached for AttachedTimers {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
-        let taken = self.take_all();
+        self.gather();
+        let taken = std::mem::take(&mut self.taken);
         let lost = LOST
             .map(|(reason, name)| (name.to_owned(), self.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed)));
         // Once all is read: reading it the first time takes longest.
@@ -170,8 +220,15 @@ impl Attached for AttachedTimers {
     }
 
     fn drain_late(&mut self, wait: Duration, _each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
-        // There are none.
+        if self.series.is_half_full() {
+            self.gather();
+        }
+        // There are no late events.
         std::thread::sleep(wait);
         Ok(())
+    }
+
+    fn fills_between_snapshots(&self) -> bool {
+        true
     }
 }

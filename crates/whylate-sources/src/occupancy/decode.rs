@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! From the kernel's record of a window to the model's.
 
-use std::collections::BTreeMap;
+use std::mem::offset_of;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::fence;
 
-use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use whylate_model::occupancy::{BusyPools, Interval, Merged, MergedPart, Occupancy, Occupant, Taken};
 
-use super::skel::types::{busy_pools, interval, irq_vector, lateness, merged_part, occupant_kind, window};
+use super::skel::types::{busy_pools, interval, irq_vector, late_stack, lateness, merged_part, occupant_kind, window};
 use crate::attach::{self, PlainData};
 use crate::cgroups::Cgroups;
+use crate::mapped::MappedArray;
 use crate::symbols::KernelSymbols;
 
 // SAFETY: integers and arrays of integers only.
@@ -26,14 +28,15 @@ pub(super) const SOFTIRQS: [&str; 10] =
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     /// The stacks of late interrupts; without them, there are none.
-    late_stacks: Option<MapHandle>,
-    stacks: BTreeMap<i32, Vec<String>>,
+    late_stacks: Option<MappedArray>,
+    /// Stacks that another one had replaced before they were read.
+    stacks_overwritten: u64,
     /// Paths of cgroups, also for the sources.
     pub(crate) cgroups: Cgroups,
 }
 
 impl Windows {
-    pub(super) fn with(late_stacks: MapHandle) -> Self {
+    pub(super) fn with(late_stacks: MappedArray) -> Self {
         Windows { late_stacks: Some(late_stacks), ..Windows::default() }
     }
 
@@ -91,18 +94,36 @@ impl Windows {
         Some(to)
     }
 
-    /// Stacks are kept by the kernel as long as the account, so each is looked up once.
-    fn stack(&mut self, id: i32, symbols: &mut KernelSymbols) -> Vec<String> {
-        if id < 0 {
-            return Vec::new();
-        }
-        let Some(stacks) = &self.late_stacks else { return Vec::new() };
-        let read = || {
-            let bytes = stacks.lookup(&id.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
-            symbols.stack(&bytes)
-        };
-        self.stacks.entry(id).or_insert_with(read).clone()
+    /// Stacks that another one had replaced before they were read.
+    pub(super) fn stacks_overwritten(&self) -> u64 {
+        self.stacks_overwritten
     }
+
+    fn stack(&mut self, number: i32, symbols: &mut KernelSymbols) -> Vec<String> {
+        let (Ok(number), Some(stacks)) = (u64::try_from(number), &self.late_stacks) else { return Vec::new() };
+        let Some(frames) = frames_of(stacks, number) else {
+            self.stacks_overwritten += 1;
+            return Vec::new();
+        };
+        symbols.stack(&frames)
+    }
+}
+
+/// The frames of the stack with this number, as bytes; `None` where another one has its place.
+fn frames_of(stacks: &MappedArray, number: u64) -> Option<Vec<u8>> {
+    let place = number as usize % stacks.entries();
+    let is_there = || stacks.u64_at(place, offset_of!(late_stack, number)).load(Acquire) == number + 1;
+    if !is_there() {
+        return None;
+    }
+    let bytes = stacks.u64_at(place, offset_of!(late_stack, bytes)).load(Relaxed) as i64;
+    let frames = (usize::try_from(bytes).unwrap_or(0) / size_of::<u64>()).min(late_stack::default().frames.len());
+    let frame = |frame: usize| {
+        stacks.u64_at(place, offset_of!(late_stack, frames) + frame * size_of::<u64>()).load(Relaxed).to_ne_bytes()
+    };
+    let frames = (0..frames).flat_map(frame).collect();
+    fence(Acquire);
+    is_there().then_some(frames)
 }
 
 /// Where the steal clock is read when a thread leaves the CPU alone, all that was stolen since it came is told at its

@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
-use libbpf_rs::{Link, MapCore as _, MapFlags, MapHandle, OpenObject, Program};
+use libbpf_rs::{Link, MapCore as _, MapFlags, OpenObject, Program};
 use whylate_model::thread;
 
 use self::decode::spread_steal;
@@ -30,7 +30,7 @@ pub(crate) use self::decode::{Windows, vector};
 pub use self::edges::Edges;
 pub use self::history::History;
 use self::rings::Rings;
-use self::skel::types::{account, disk_request, interval, occupancy_limits, wakeup_limits};
+use self::skel::types::{account, disk_request, interval, late_stack, occupancy_limits, wakeup_limits};
 use self::skel::{OccupancySkel, OccupancySkelBuilder};
 pub(crate) use self::steps::{Called, Step};
 pub use self::stream::Stream;
@@ -332,7 +332,9 @@ impl Kept {
         let skeleton = open.load()?;
         steps::goes_on_with(&skeleton)?;
         let rings = Rc::new(rings_of(&skeleton, cpus, interval_bits).context("cannot map the accounts of CPUs")?);
-        let windows = Windows::with(MapHandle::try_from(&skeleton.maps.late_interrupt_stacks)?);
+        let stacks = occupancy_limits::LATE_STACKS.0 as usize;
+        let stacks = MappedArray::new(&skeleton.maps.late_interrupt_stacks, stacks, size_of::<late_stack>());
+        let windows = Windows::with(stacks.context("cannot map the stacks of late interrupts")?);
         Ok(Kept {
             links: Vec::new(),
             attached: Vec::new(),
@@ -394,6 +396,7 @@ impl Kept {
                 now.queuers_overwritten += account.queuers_overwritten;
             }
         }
+        now.stacks += self.windows.stacks_overwritten();
         now.intervals_overwritten = self.rings.intervals_lost.load(Ordering::Relaxed);
         now.requests_overwritten = self.rings.requests_lost.load(Ordering::Relaxed);
         let before = std::mem::replace(&mut self.lost, now);
@@ -414,7 +417,7 @@ fn named(lost: Lost) -> Vec<(&'static str, u64)> {
     vec![
         // Events that interrupted the account's own programs.
         ("occupancy_nested", lost.nested),
-        // Late interrupts whose stack had no room.
+        // Stacks of late interrupts that could not be taken, or were overwritten before they were read.
         ("occupancy_stacks", lost.stacks),
         // Times in which another thread had the CPU than the one that was seen taking it.
         ("unseen_switches", lost.astray),

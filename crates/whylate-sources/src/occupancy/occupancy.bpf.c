@@ -13,7 +13,6 @@
 #include "keep_requests.bpf.h"
 #include "steps.bpf.h"
 #include "irq_vectors.bpf.h"
-#include "stacks.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -24,6 +23,7 @@ struct {
 	struct unexplained unexplained;
 	struct wakeup wakeup;
 	struct lateness lateness;
+	struct late_stack late_stack;
 	struct disk_request disk_request;
 	enum occupant_kind occupant_kind;
 	enum entry_kind entry_kind;
@@ -38,7 +38,6 @@ struct {
 } layouts = {};
 
 enum {
-	STACK_FRAMES = 64,
 	/* Of the time, at most one part in so many goes into stacks. */
 	STACK_SHARE = 16,
 };
@@ -64,13 +63,17 @@ const volatile u64 tracer_function = 0;
 /* Threads that have had no CPU for so long concern the program that explains waits. 0: there is none. */
 u64 explain_waits_over_ns = 0;
 
+/* What late interrupts found last: each takes the place of the oldest. */
 struct {
-	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
-	/* Half empty, so that few stacks meet in one place. */
-	__uint(max_entries, 8192);
-	__uint(key_size, sizeof(u32));
-	__uint(value_size, STACK_FRAMES * sizeof(u64));
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, LATE_STACKS);
+	__type(key, u32);
+	__type(value, struct late_stack);
 } late_interrupt_stacks SEC(".maps");
+
+/* Stacks of late interrupts so far. */
+u32 late_stacks = 0;
 
 static __always_inline void hand_over(struct account *account, u32 cpu, bool preempt, struct task_struct *prev, struct task_struct *next,
 				      u32 prev_state, u64 now_ns)
@@ -356,13 +359,21 @@ int BPF_PROG(on_nmi_handler, void *handler, s64 delta_ns)
 static __always_inline s32 stack_of_late(void *ctx, struct account *account)
 {
 	u64 now_ns = bpf_ktime_get_ns();
-	s32 stack;
+	struct late_stack *stack;
+	u32 number, place;
 
 	if (now_ns < account->next_stack_ns)
 		return -1;
-	stack = keep_stack(ctx, &late_interrupt_stacks);
+	number = __sync_fetch_and_add(&late_stacks, 1) & LATE_STACK_NUMBERS;
+	place = number & (LATE_STACKS - 1);
+	stack = bpf_map_lookup_elem(&late_interrupt_stacks, &place);
+	if (!stack)
+		return -1;
+	store_word_in_order(&stack->number, 0);
+	stack->bytes = bpf_get_stack(ctx, stack->frames, sizeof(stack->frames), 0);
+	store_word_in_order(&stack->number, (u64)number + 1);
 	account->next_stack_ns = now_ns + STACK_SHARE * since(bpf_ktime_get_ns(), now_ns);
-	return stack;
+	return stack->bytes > 0 ? (s32)number : -1;
 }
 
 /*

@@ -459,13 +459,6 @@ fn records_for(threads: u32) -> u32 {
     threads.saturating_mul(4).clamp(least, most).next_power_of_two()
 }
 
-fn until_programs_have_ended() {
-    if !attach::wait_for_grace_period() {
-        // A program takes microseconds, and the hypervisor may stop it.
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 /// Runs an iterator over all threads, and hands over what it writes.
 pub(super) fn iterate(link: &Link, mut each: impl FnMut(&[u8])) -> anyhow::Result<()> {
     let mut iterator = Iter::new(link).context("cannot walk over the threads")?;

@@ -14,7 +14,7 @@ use libbpf_rs::{Link, MapCore, MapFlags, RingBuffer, RingBufferBuilder};
 use whylate_model::{LateEvent, Snapshot};
 
 use super::gather::{self, Gathered, per_cpu};
-use super::skel::types::{explain_limits, item_limits, late_item, lost_reason, series_key};
+use super::skel::types::{explain_limits, item_limits, late_item, lost_reason, series_key, stack_limits};
 use super::skel::{OpenWqSkel, WqSkel, WqSkelBuilder};
 use super::{By, FENTRY, INFO, WqOptions, explain, late};
 use crate::attach::{self, Meter};
@@ -25,8 +25,6 @@ use crate::pid_namespace;
 use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 use crate::symbols::KernelSymbols;
-
-const QUEUEING_STACKS: u32 = 16384;
 
 /// Room for late events with their windows, in bytes: some hundred large ones, some thousand small ones.
 const EXPLAINED_ITEMS_BYTES: u32 = 4 << 20;
@@ -164,7 +162,8 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &WqOptions, backend: &str) -> R
     if options.late_over_ns.or(options.explain_over_ns).is_some() {
         open.maps.queuer_by_entry.set_max_entries(item_limits::ENTRIES.0)?;
         if options.stacks {
-            open.maps.queueing_stacks.set_max_entries(QUEUEING_STACKS)?;
+            open.maps.even_queueing_stacks.set_max_entries(stack_limits::QUEUEING_STACKS.0)?;
+            open.maps.odd_queueing_stacks.set_max_entries(stack_limits::QUEUEING_STACKS.0)?;
         }
     }
 
@@ -240,6 +239,9 @@ impl Attached for AttachedWq {
         for (reason, name) in LOST {
             let count = self.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed);
             snapshot.lost.insert(name.to_owned(), count);
+            if reason == lost_reason::LOST_STACKS && count > 0 {
+                self.begin_stack_generation()?;
+            }
         }
         if let Some(account) = &mut self.account {
             for (reason, count) in account.take_lost() {
@@ -296,13 +298,102 @@ impl AttachedWq {
     }
 
     /// The stack of whoever queued the item, innermost frame first.
-    fn stack_of(&mut self, id: i32) -> Vec<String> {
-        let Ok(id) = u32::try_from(id) else {
+    fn stack_of(&mut self, number: i32) -> Vec<String> {
+        let Ok(number) = u32::try_from(number) else {
             return Vec::new();
         };
-        match self.skeleton.maps.queueing_stacks.lookup(&id.to_ne_bytes(), MapFlags::ANY) {
-            Ok(Some(bytes)) => self.symbols.stack(&bytes),
-            _ => Vec::new(),
+        let now = self.skeleton.maps.bss_data.as_ref().map_or(0, |data| data.stack_generation);
+        let place = number % stack_limits::QUEUEING_STACKS.0;
+        let bytes = match generations_ago(number, now) {
+            0 | 1 => self
+                .queueing_stacks(number >> stack_limits::QUEUEING_STACK_BITS.0)
+                .lookup(&place.to_ne_bytes(), MapFlags::ANY),
+            _ => Ok(None),
+        };
+        if let Ok(Some(bytes)) = bytes {
+            return self.symbols.stack(&bytes);
+        }
+        self.lost.u64_at(lost_reason::LOST_STACKS.0 as usize, 0).fetch_add(1, Ordering::Relaxed);
+        Vec::new()
+    }
+
+    /// The map of stacks of a generation.
+    fn queueing_stacks(&self, generation: u32) -> &libbpf_rs::MapMut<'static> {
+        let maps = &self.skeleton.maps;
+        if generation.is_multiple_of(2) { &maps.even_queueing_stacks } else { &maps.odd_queueing_stacks }
+    }
+
+    /// Empties the map of stacks that are older than a generation, and has programs add to it.
+    fn begin_stack_generation(&mut self) -> anyhow::Result<()> {
+        let now = self.skeleton.maps.bss_data.as_ref().map_or(0, |data| data.stack_generation);
+        // A program that was interrupted in an earlier generation would add to it.
+        attach::wait_for_programs();
+        let stacks = self.queueing_stacks(now.wrapping_add(1));
+        for place in stacks.keys().collect::<Vec<_>>() {
+            stacks.delete(&place).context("cannot forget old stacks")?;
+        }
+        let data = self.skeleton.maps.bss_data.as_mut().context("the BPF object has no variables")?;
+        data.stack_generation = now.wrapping_add(1);
+        Ok(())
+    }
+}
+
+/// How many generations a stack's number is older than this one.
+fn generations_ago(number: u32, now: u32) -> u32 {
+    let then = number >> stack_limits::QUEUEING_STACK_BITS.0;
+    now.wrapping_sub(then) % stack_limits::STACK_GENERATIONS.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stacks_are_known_for_two_generations_and_then_lost() {
+        let options = WqOptions { late_over_ns: Some(u64::MAX), stacks: true, by: By::Handler, ..WqOptions::default() };
+        let mut attached = match AttachedWq::new(&options, &Session::of_one(), crate::wq::TRACEPOINT) {
+            Ok(attached) => attached,
+            Err(AttachError::NotPermitted) => {
+                println!("skipped: BPF programs cannot be loaded here (run as root)");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let lost = |attached: &AttachedWq| {
+            attached.lost.u64_at(lost_reason::LOST_STACKS.0 as usize, 0).load(Ordering::Relaxed)
+        };
+        // A stack of each generation, once somebody queues an item.
+        let stack = |attached: &AttachedWq, generation: u32| {
+            for _ in 0..300 {
+                rustix::fs::sync();
+                if let Some(place) = attached.queueing_stacks(generation).keys().next() {
+                    let place = u32::from_ne_bytes(place.try_into().expect("a place is a number"));
+                    return (generation << stack_limits::QUEUEING_STACK_BITS.0 | place) as i32;
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            panic!("no item is queued");
+        };
+        let first = stack(&attached, 0);
+        assert!(!attached.stack_of(first).is_empty());
+        attached.begin_stack_generation().expect("a map is emptied");
+        let second = stack(&attached, 1);
+        assert!(!attached.stack_of(first).is_empty() && !attached.stack_of(second).is_empty());
+        let before = lost(&attached);
+        attached.begin_stack_generation().expect("a map is emptied");
+        assert!(attached.stack_of(first).is_empty() && !attached.stack_of(second).is_empty());
+        assert!(lost(&attached) > before);
+    }
+
+    #[test]
+    fn the_number_of_a_stack_has_its_generation() {
+        let number = |generation: u32, place: u32| {
+            (generation % stack_limits::STACK_GENERATIONS.0) << stack_limits::QUEUEING_STACK_BITS.0 | place
+        };
+        let last = stack_limits::STACK_GENERATIONS.0 - 1;
+        for (then, now) in [(0, 0), (0, 1), (last, last + 1), (7, 9), (u32::MAX, 0)] {
+            assert_eq!(generations_ago(number(then, 16_383), now), now.wrapping_sub(then), "{then} {now}");
+            assert!(number(then, 16_383) <= i32::MAX as u32);
         }
     }
 }

@@ -15,6 +15,8 @@ use super::skel::types::{
 };
 use super::unfinished::{Counts, Unfinished};
 use super::{By, WqOptions};
+use crate::attach;
+use crate::distribution::Places;
 use crate::mapped::MappedArray;
 use crate::source::AttachError;
 
@@ -75,25 +77,38 @@ impl Gathered {
                 by_labels.entry(Labels::new()).or_default().absorb(&taken);
             }
         } else {
+            let mut add = |taken: Series| {
+                if !taken.values.is_empty() || !taken.histograms.values().all(Histogram::is_empty) {
+                    let into = by_labels
+                        .entry(taken.labels.clone())
+                        .or_insert_with_key(|labels| Series { labels: labels.clone(), ..Series::default() });
+                    into.absorb(&taken);
+                }
+            };
+            let mut gone = Vec::new();
             for (id, handler, retired) in self.ids_in_use() {
-                if self.series.u32_at(id, offset_of!(series, r#use)).load(Acquire) == series_use::SERIES_COUNTS.0 {
-                    let labels = self.labels(id);
-                    let mut taken = self.take_one(id, labels.clone());
+                if let Some(mut taken) = self.take_counting(id) {
                     add_values(&mut taken, unfinished.get(&id));
-                    if !taken.values.is_empty() || !taken.histograms.values().all(Histogram::is_empty) {
-                        let into = by_labels
-                            .entry(labels)
-                            .or_insert_with_key(|labels| Series { labels: labels.clone(), ..Series::default() });
-                        into.absorb(&taken);
-                    }
+                    add(taken);
                 }
                 if retired {
-                    self.owed_ns.retain(|&(series, _), _| series != id);
-                    self.recycle(id, handler);
+                    gone.push((id, handler));
                 }
+            }
+            if !gone.is_empty() {
+                attach::wait_for_programs();
+            }
+            for (id, handler) in gone {
+                self.take_counting(id).into_iter().for_each(&mut add);
+                self.recycle(id, handler);
             }
         }
         by_labels.into_values().collect()
+    }
+
+    fn take_counting(&mut self, id: usize) -> Option<Series> {
+        let counts = self.series.u32_at(id, offset_of!(series, r#use)).load(Acquire) == series_use::SERIES_COUNTS.0;
+        counts.then(|| self.take_one(id, self.labels(id)))
     }
 
     /// Every series that a key leads to: its number, the position of its slot, and whether no item can come any more.
@@ -113,8 +128,19 @@ impl Gathered {
         ids
     }
 
-    /// Gives the slot of a workqueue that is gone to the next one. Its counts are taken out; its pages stay with it.
-    fn recycle(&self, id: usize, (group, offset): (usize, usize)) {
+    /// Frees the slot of a workqueue that is gone, and its pages, once its counts are taken out.
+    fn recycle(&mut self, id: usize, (group, offset): (usize, usize)) {
+        self.owed_ns.retain(|&(series, _), _| series != id);
+        for kind in 0..KINDS {
+            let at = offset_of!(series, distributions) + kind * size_of::<distribution>();
+            let places = Places {
+                sum_ns: at + offset_of!(distribution, sum_ns),
+                max_ns: at + offset_of!(distribution, max_ns),
+                inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
+                pages: at + offset_of!(distribution, pages),
+            };
+            places.clear(&self.series, id, &self.pages);
+        }
         self.series.u32_at(id, offset_of!(series, r#use)).store(series_use::SERIES_UNUSED.0, Relaxed);
         self.index.u64_at(group, offset).store(key_mark::SLOT_FREE.0.into(), std::sync::atomic::Ordering::Release);
     }

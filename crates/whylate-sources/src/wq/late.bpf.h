@@ -32,13 +32,52 @@ struct {
 	__uint(max_entries, 1 << 20);
 } late_items SEC(".maps");
 
+enum stack_limits {
+	QUEUEING_STACK_BITS = 14,
+	QUEUEING_STACKS = 1 << QUEUEING_STACK_BITS,
+	/* The number of a stack is its place in a map, and the generation above that. */
+	STACK_GENERATION_BITS = 31 - QUEUEING_STACK_BITS,
+	STACK_GENERATIONS = 1 << STACK_GENERATION_BITS,
+};
+
+/*
+ * Which of the two maps of stacks programs add to: the even or the odd one. Where a stack finds no place, user space
+ * empties the other map and begins the next generation there; numbers of the previous generation stay valid.
+ */
+u32 stack_generation = 0;
+
 struct {
 	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
-	/* User space makes it larger where stacks are asked for. */
+	/* User space makes it QUEUEING_STACKS long where stacks are asked for. */
 	__uint(max_entries, 1);
 	__uint(key_size, sizeof(u32));
 	__uint(value_size, STACK_FRAMES * sizeof(u64));
-} queueing_stacks SEC(".maps");
+} even_queueing_stacks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
+	/* The same. */
+	__uint(max_entries, 1);
+	__uint(key_size, sizeof(u32));
+	__uint(value_size, STACK_FRAMES * sizeof(u64));
+} odd_queueing_stacks SEC(".maps");
+
+/* The number of the stack here; -1 where it finds no place. */
+static __always_inline s32 keep_queueing_stack(void *ctx)
+{
+	u32 generation = *(volatile u32 *)&stack_generation;
+	s32 place;
+
+	if (generation & 1)
+		place = bpf_get_stackid(ctx, &odd_queueing_stacks, 0);
+	else
+		place = bpf_get_stackid(ctx, &even_queueing_stacks, 0);
+	if (place < 0) {
+		lose(LOST_STACKS);
+		return -1;
+	}
+	return (generation & (STACK_GENERATIONS - 1)) << QUEUEING_STACK_BITS | place;
+}
 
 /* Only the pwq of an item that was moved, as it waits since somebody queued it first. */
 static __always_inline void remember_queuer(void *ctx, u32 entry, u64 pwq, bool was_moved)
@@ -54,12 +93,7 @@ static __always_inline void remember_queuer(void *ctx, u32 entry, u64 pwq, bool 
 	queuer->tid = shown_number(task);
 	queuer->pid = shown_process(task);
 	bpf_get_current_comm(queuer->comm, sizeof(queuer->comm));
-	queuer->stack = -1;
-	if (keep_stacks) {
-		queuer->stack = bpf_get_stackid(ctx, &queueing_stacks, 0);
-		if (queuer->stack < 0)
-			lose(LOST_STACKS);
-	}
+	queuer->stack = keep_stacks ? keep_queueing_stack(ctx) : -1;
 }
 
 /* Everything but the times. */

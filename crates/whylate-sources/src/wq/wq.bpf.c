@@ -32,6 +32,7 @@ struct {
 	enum lost_reason lost_reason;
 	enum item_limits item_limits;
 	enum series_limits series_limits;
+	enum stack_limits stack_limits;
 	enum distribution_kind distribution_kind;
 	enum series_use series_use;
 	enum key_mark key_mark;

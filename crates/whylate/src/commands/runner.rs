@@ -361,7 +361,7 @@ fn drive_live(
         let ended = loop {
             let shown = due.into_iter().chain(end).min();
             let until = shown.into_iter().chain(next_record(recorder.as_ref(), shown)).min();
-            let ended = if wanted.late.is_some() {
+            let ended = if wanted.late.is_some() || feed.source.fills_between_snapshots() {
                 wait(watch, until, AT_ONCE, &mut || {
                     feed.take_late(&mut |event| {
                         if let Some(recorder) = recorder {

@@ -16,11 +16,12 @@ use whylate_model::Histogram;
 use whylate_model::ftrace::Place;
 
 pub(super) use self::skel::types::late_section;
-use self::skel::types::{bucket_page, distribution, place, section, section_limits, section_lost};
+use self::skel::types::{bucket_page, distribution, place, place_key, section, section_limits, section_lost};
 use super::super::What;
 use crate::attach::{self, PlainData, ProgramStatistics};
 use crate::cpus;
 use crate::distribution::{Distributions, Places};
+use crate::elements::Elements;
 use crate::mapped::MappedArray;
 use crate::pid_namespace;
 use crate::records::Records;
@@ -72,7 +73,7 @@ pub(super) struct Programs {
     _links: Vec<Link>,
     records: Records,
     sections: MappedArray,
-    places: MappedArray,
+    places: Elements,
     lengths: Distributions,
     skeleton: skel::EventsSkel<'static>,
 }
@@ -110,6 +111,9 @@ impl Programs {
         let maps = &skeleton.maps;
         let sections = map(&maps.section_by_cpu, entries, size_of::<section>()).context("cannot map the sections")?;
         let places = map(&maps.place_by_id, MAX_PLACES, size_of::<place>()).context("cannot map the places")?;
+        let key = offset_of!(place, key)..offset_of!(place, key) + size_of::<place_key>();
+        let places = Elements::new(places, key, MAX_PLACES, &maps.place_by_key);
+        let places = places.context("cannot open the table of places")?;
         let pages = map(&maps.bucket_pages, PAGES, size_of::<bucket_page>()).context("cannot map the histograms")?;
         let lengths = Distributions::new(Rc::new(pages), length_places());
         let records = Records::of(&skeleton.maps.late_sections)?;
@@ -138,24 +142,48 @@ impl Programs {
 
     /// The lengths of sections since the last call, by place.
     pub(super) fn take_lengths(&mut self) -> Vec<(Names, Histogram)> {
-        let given = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.places);
-        let mut taken = Vec::new();
-        for id in 0..given.min(MAX_PLACES) as usize {
-            let length = self.lengths.take(&self.places, id);
-            if !length.is_empty() {
-                taken.push((self.names(id as u32), length));
+        let (mut taken, mut unused) = (Vec::new(), Vec::new());
+        for id in self.places.counting() {
+            let length = self.lengths.take(&self.places.array, id);
+            if length.is_empty() {
+                unused.push(id);
+            } else {
+                taken.push((self.names(id), length));
             }
+        }
+        if self.needs_room() {
+            let names: Vec<Names> = unused.iter().map(|&id| self.names(id)).collect();
+            let mut names = names.into_iter();
+            let lengths = &mut self.lengths;
+            // In the order of the indices.
+            self.places.free(&unused, |places, id| {
+                let rest = lengths.release(places, id);
+                taken.extend(names.next().filter(|_| !rest.is_empty()).map(|names| (names, rest)));
+            });
         }
         taken
     }
 
-    /// What the kernel called the functions of a place when it was new; nothing where there is no such place.
-    pub(super) fn names(&self, id: u32) -> Names {
-        if id as usize >= self.places.entries() {
-            return Names::default();
+    pub(super) fn needs_room(&self) -> bool {
+        self.places.is_half_full()
+    }
+
+    /// What the kernel called the functions of a section when its place was new; `None` where that has been freed.
+    pub(super) fn names_of(&self, late: &late_section) -> Option<Names> {
+        let id = late.place as usize;
+        if id == 0 || id >= self.places.array.entries() {
+            return None;
         }
+        let names = self.names(id);
+        let address = |at| self.places.array.u64_at(id, offset_of!(place, key) + at).load(Ordering::Relaxed);
+        let key =
+            [offset_of!(place_key, enabled_by), offset_of!(place_key, caller), offset_of!(place_key, disabled_by)];
+        (key.map(address) == [late.key.enabled_by, late.key.caller, late.key.disabled_by]).then_some(names)
+    }
+
+    fn names(&self, id: usize) -> Names {
         let name = |offset: usize| {
-            let byte = |at: usize| self.places.u8_at(id as usize, offset + at).load(Ordering::Relaxed);
+            let byte = |at: usize| self.places.array.u8_at(id, offset + at).load(Ordering::Relaxed);
             let bytes: Vec<u8> = (0..NAME_LENGTH).map(byte).take_while(|&byte| byte != 0).collect();
             // Without its module: `function [module]`.
             let name = String::from_utf8_lossy(&bytes);

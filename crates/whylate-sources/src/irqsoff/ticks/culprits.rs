@@ -7,7 +7,9 @@ use whylate_model::blame::{Found, LateTick, Reason, interrupted_stack, tick_caus
 use whylate_model::late::cpu_subject;
 use whylate_model::{LateEvent, Occupancy, thread};
 
-use super::programs::types::{culprit_key, late_tick, stack_taken, tick_found, tick_reason};
+use super::programs::types::{
+    culprit_key, interrupted_stack as interrupted_stack_record, late_tick, stack_taken, tick_found, tick_reason,
+};
 use crate::irqsoff::IrqsoffOptions;
 use crate::symbols::KernelSymbols;
 use crate::{attach, clock, occupancy};
@@ -24,8 +26,8 @@ pub(super) struct Late {
     steal_ns: u64,
     perhaps_stolen_ns: u64,
     handlers_ns: u64,
-    /// Its number; negative without one.
-    pub stack: i32,
+    /// The frames that it found, as bytes, innermost first; empty without any.
+    pub stack: Vec<u8>,
     cpu: u32,
     tid: u32,
     name: String,
@@ -58,7 +60,7 @@ impl Late {
             steal_ns: u64_at(offset_of!(late_tick, steal_ns))?,
             perhaps_stolen_ns: u64_at(offset_of!(late_tick, perhaps_stolen_ns))?,
             handlers_ns: u64_at(offset_of!(late_tick, handlers_ns))?,
-            stack: key.stack,
+            stack: stack_of(bytes.get(offset_of!(late_tick, stack)..)?)?.to_vec(),
             cpu: u32_at(offset_of!(late_tick, cpu))?,
             tid: u32_at(offset_of!(late_tick, tid))?,
             name: text_at(offset_of!(late_tick, comm))?,
@@ -69,7 +71,7 @@ impl Late {
         Some((late, bytes.get(offset_of!(late_tick, window)..).unwrap_or_default()))
     }
 
-    /// The late event; the stack is the one of its number.
+    /// The late event; the stack is the one that it found.
     pub(super) fn event(
         &self,
         stack: Vec<String>,
@@ -113,6 +115,14 @@ impl Late {
             ..LateEvent::default()
         }
     }
+}
+
+/// The frames of a `struct interrupted_stack`, as bytes.
+pub(super) fn stack_of(record: &[u8]) -> Option<&[u8]> {
+    let taken = i64::from_ne_bytes(*record.first_chunk()?);
+    let most = size_of_val(&interrupted_stack_record::default().frames);
+    let from = offset_of!(interrupted_stack_record, frames);
+    record.get(from..from + usize::try_from(taken).unwrap_or(0).min(most))
 }
 
 /// All of it is of the code that was looked at, also where that is a BPF program.

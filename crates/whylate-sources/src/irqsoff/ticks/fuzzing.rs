@@ -12,7 +12,7 @@ pub fn late_ticks(bytes: &[u8]) {
     let Some((late, window)) = Late::read(bytes) else { return };
     let options = IrqsoffOptions { timer_test: true, keep_evidence: true, ..IrqsoffOptions::default() };
     with_names(|windows, symbols| {
-        let stack = vec![format!("{:#x}", late.stack)];
+        let stack = symbols.stack(&late.stack);
         let occupancy = windows.read(window, symbols);
         late.event(Vec::new(), None, &options, PERIOD_NS, symbols);
         Some(late.event(stack, occupancy, &options, PERIOD_NS, symbols))

@@ -10,16 +10,19 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
-use libbpf_rs::{Link, MapCore as _, MapFlags};
-use whylate_model::blame::{Keeper, interrupted_stack, keeper};
+#[cfg(test)]
+use libbpf_rs::{MapCore as _, MapFlags};
+use whylate_model::blame::{self, Keeper, keeper};
 use whylate_model::{Histogram, Occupancy, Snapshot};
 
-use self::types::{bucket_page, culprit, culprit_key, distribution, tick, tick_limits};
+use self::types::{bucket_page, culprit, culprit_key, distribution, interrupted_stack, tick, tick_limits};
 use super::culprits;
 use super::looks::Looks;
 use crate::attach::{self, PlainData, ProgramStatistics};
 use crate::distribution::{Distributions, Places};
+use crate::elements::Elements;
 use crate::irqsoff::IrqsoffOptions;
 use crate::mapped::MappedArray;
 use crate::occupancy::{Account, Timers, Wakeups, leave_out_what_the_kernel_lacks};
@@ -50,10 +53,11 @@ pub(super) struct Programs {
     /// Where causes are asked for.
     account: Option<Account>,
     ticks: MappedArray,
-    culprits: MappedArray,
+    culprits: Elements,
+    /// Those that made no tick late in the last call of `take_lengths`.
+    unused: Vec<usize>,
     lengths: Distributions,
     lateness: Distributions,
-    stacks: HashMap<i32, Vec<String>>,
     /// Culprits by their number, each with what was interrupted.
     names: HashMap<usize, (Keeper, Vec<String>)>,
     skeleton: skel::TicksSkel<'static>,
@@ -105,6 +109,8 @@ impl Programs {
         settings.looks_inside = !looks.is_empty();
         settings.proves_inside = looks.prove();
         settings.page_limit = PAGES;
+        let culprit_limit = options.most_culprits.unwrap_or(u32::MAX).min(tick_limits::MAX_CULPRITS.0);
+        settings.culprit_limit = culprit_limit;
         let variables = PerCpu::new()?;
         settings.steal_time_distance = variables.distance("hrtimer_bases", "steal_time").unwrap_or(0);
         settings.irq_registers_distance = variables.distance("hrtimer_bases", "__irq_regs").unwrap_or(0);
@@ -129,6 +135,9 @@ impl Programs {
         let maps = &skeleton.maps;
         let ticks = map(&maps.tick_by_cpu, entries, size_of::<tick>()).context("cannot map the ticks")?;
         let culprits = map(&maps.culprit_by_id, tick_limits::MAX_CULPRITS.0, size_of::<culprit>());
+        let culprits = culprits.context("cannot map the culprits")?;
+        let key = offset_of!(culprit, key)..offset_of!(culprit, key) + size_of::<culprit_key>();
+        let culprits = Elements::new(culprits, key, culprit_limit, &maps.culprit_id_by_key);
         let pages = map(&maps.bucket_pages, PAGES, size_of::<bucket_page>()).context("cannot map the histograms")?;
         let pages = Rc::new(pages);
         let lengths = Distributions::new(Rc::clone(&pages), places(offset_of!(culprit, length)));
@@ -150,10 +159,10 @@ impl Programs {
             records,
             account,
             ticks,
-            culprits: culprits.context("cannot map the culprits")?,
+            culprits: culprits.context("cannot open the table of culprits")?,
+            unused: Vec::new(),
             lengths,
             lateness,
-            stacks: HashMap::new(),
             names: HashMap::new(),
             skeleton,
         })
@@ -212,10 +221,34 @@ impl Programs {
 
     /// Who made ticks late since the last call, by the stack that was found, and for how long.
     pub(super) fn take_lengths(&mut self) -> Vec<(usize, Histogram)> {
-        let given = self.skeleton.maps.bss_data.as_deref().map_or(0, |data| data.culprits);
-        let ids = 0..given.min(tick_limits::MAX_CULPRITS.0) as usize;
-        let taken = ids.map(|id| (id, self.lengths.take(&self.culprits, id)));
-        taken.filter(|(_, length)| !length.is_empty()).collect()
+        let array = &self.culprits.array;
+        let taken = self.culprits.counting().into_iter().map(|id| (id, self.lengths.take(array, id)));
+        let (unused, taken): (Vec<_>, Vec<_>) = taken.partition(|(_, length)| length.is_empty());
+        self.unused = unused.into_iter().map(|(id, _)| id).collect();
+        taken
+    }
+
+    pub(super) fn needs_room(&self) -> bool {
+        self.culprits.is_half_full()
+    }
+
+    /// Frees culprits that made no tick late, where the table is half full. Yields what they did until then.
+    pub(super) fn free_unused(&mut self, symbols: &mut KernelSymbols) -> Vec<Told> {
+        let unused = std::mem::take(&mut self.unused);
+        if !self.needs_room() {
+            return Vec::new();
+        }
+        let mut named: HashMap<usize, _> = unused.iter().map(|&id| (id, self.culprit(id, symbols))).collect();
+        let Programs { culprits, lengths, names, .. } = self;
+        let mut rest = Vec::new();
+        culprits.free(&unused, |array, id| {
+            names.remove(&id);
+            let length = lengths.release(array, id);
+            if let (Some((culprit, stack)), false) = (named.remove(&id), length.is_empty()) {
+                rest.push(Told { culprit, stack, length });
+            }
+        });
+        rest
     }
 
     /// The same by culprit. The first time, this reads the kernel's symbols, which takes a while.
@@ -231,29 +264,19 @@ impl Programs {
         if let Some(known) = self.names.get(&id) {
             return known.clone();
         }
-        let byte = |at: usize| self.culprits.u8_at(id, at).load(Ordering::Relaxed);
-        let bytes: Vec<u8> = (0..size_of::<culprit_key>()).map(|at| byte(offset_of!(culprit, key) + at)).collect();
-        let key: culprit_key = attach::read_plain(&bytes).unwrap_or_default();
-        let name: Vec<i8> = (0..16).map(|at| byte(offset_of!(culprit, name) + at) as i8).collect();
+        let bytes = |from: usize, length: usize| -> Vec<u8> {
+            (from..from + length).map(|at| self.culprits.array.u8_at(id, at).load(Ordering::Relaxed)).collect()
+        };
+        let key = bytes(offset_of!(culprit, key), size_of::<culprit_key>());
+        let key: culprit_key = attach::read_plain(&key).unwrap_or_default();
+        let name: Vec<i8> = bytes(offset_of!(culprit, name), 16).into_iter().map(|byte| byte as i8).collect();
         let reason = culprits::reason(&key, &attach::text(&name), symbols);
-        let stack = self.stack(key.stack, symbols);
+        let stack = bytes(offset_of!(culprit, stack), size_of::<interrupted_stack>());
+        let stack = symbols.stack(culprits::stack_of(&stack).unwrap_or_default());
         let culprit = keeper(culprits::found(&key), &reason, &stack);
-        let named = (culprit, interrupted_stack(&stack).to_vec());
+        let named = (culprit, blame::interrupted_stack(&stack).to_vec());
         self.names.insert(id, named.clone());
         named
-    }
-
-    /// Stacks are kept by the kernel as long as the programs, so each is looked up once.
-    pub(super) fn stack(&mut self, id: i32, symbols: &mut KernelSymbols) -> Vec<String> {
-        if id < 0 {
-            return Vec::new();
-        }
-        let stacks = &self.skeleton.maps.late_tick_stacks;
-        let read = || {
-            let bytes = stacks.lookup(&id.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
-            symbols.stack(&bytes)
-        };
-        self.stacks.entry(id).or_insert_with(read).clone()
     }
 
     /// A window of the account; `None` where there is no account.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use whylate_model::Series;
 
-use super::{LOST, Met, Sampler, iterate, until_programs_have_ended};
+use super::{LOST, Met, Sampler, iterate};
 use crate::attach::{self, ProgramStatistics, read_plain};
 use crate::clock;
 use crate::offcpu::places::Place;
@@ -57,7 +57,7 @@ impl Sampler {
             // What switches add from here on would be in no snapshot, and a place written down while the tables are
             // emptied would count into another one later.
             self.variables()?.is_tracing = false;
-            until_programs_have_ended();
+            attach::wait_for_programs();
         }
         let sums = self.sums();
         let maps = &self.skeleton.maps;

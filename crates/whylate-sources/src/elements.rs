@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Frees elements of arrays that BPF programs take (`bpf/elements.bpf.h`), so that tables of series never fill for good.
+
+use std::io;
+use std::mem::offset_of;
+use std::ops::Range;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
+
+use crate::attach;
+use crate::mapped::MappedArray;
+
+/// The first word of an element that counts (`ELEMENT_COUNTS`).
+const COUNTS: u64 = u64::MAX;
+
+/// The start of element 0 (`struct element_list`).
+#[repr(C)]
+struct List {
+    head: u64,
+    used: u32,
+    in_use: u32,
+}
+
+/// Appends an element to the free list: its first word becomes the index of the next free element.
+pub(crate) fn free(array: &MappedArray, index: usize) {
+    let head = array.u64_at(0, offset_of!(List, head));
+    let mut before = head.load(Acquire);
+    loop {
+        array.u64_at(index, 0).store(before & u64::from(u32::MAX), Relaxed);
+        let after = ((before >> 32).wrapping_add(1) << 32) | index as u64;
+        match head.compare_exchange_weak(before, after, AcqRel, Acquire) {
+            Ok(_) => break,
+            Err(now) => before = now,
+        }
+    }
+    array.u32_at(0, offset_of!(List, in_use)).fetch_sub(1, AcqRel);
+}
+
+/// What `Elements` asks of the kernel.
+pub(crate) trait Kernel {
+    /// The index that the hash map has for a key.
+    fn index_of(&self, key: &[u8]) -> Option<u32>;
+    fn delete(&self, key: &[u8]);
+    /// Returns when every program has ended that ran at the time of the call.
+    fn wait_for_programs(&self);
+}
+
+/// A hash map from keys to indices.
+pub(crate) struct IndexByKey(MapHandle);
+
+impl Kernel for IndexByKey {
+    fn index_of(&self, key: &[u8]) -> Option<u32> {
+        let index = self.0.lookup(key, MapFlags::ANY).ok()??;
+        Some(u32::from_ne_bytes(index.try_into().ok()?))
+    }
+
+    fn delete(&self, key: &[u8]) {
+        // A key that is not there needs no deletion.
+        let _ = self.0.delete(key);
+    }
+
+    fn wait_for_programs(&self) {
+        attach::wait_for_programs();
+    }
+}
+
+/// Elements in which programs count, found by a key.
+pub(crate) struct Elements<K = IndexByKey> {
+    pub array: MappedArray,
+    /// Where the key is in an element, in bytes; a multiple of 4.
+    key: Range<usize>,
+    /// Elements that can be in use.
+    limit: usize,
+    kernel: K,
+}
+
+impl Elements {
+    /// # Errors
+    /// When the kernel refuses another descriptor.
+    pub fn new(
+        array: MappedArray,
+        key: Range<usize>,
+        limit: u32,
+        index_by_key: &libbpf_rs::MapMut<'_>,
+    ) -> io::Result<Self> {
+        let map = MapHandle::try_from(index_by_key).map_err(io::Error::other)?;
+        Ok(Elements { limit: (limit as usize).min(array.entries()), array, key, kernel: IndexByKey(map) })
+    }
+}
+
+impl<K: Kernel> Elements<K> {
+    /// The indices of those that count.
+    pub fn counting(&self) -> Vec<usize> {
+        (1..self.limit).filter(|&index| self.array.u64_at(index, 0).load(Acquire) == COUNTS).collect()
+    }
+
+    /// Whether elements should be freed that count nothing.
+    pub fn is_half_full(&self) -> bool {
+        self.in_use() * 2 >= self.limit
+    }
+
+    /// Whether all should be freed: those that count go on in new ones.
+    pub fn is_nearly_full(&self) -> bool {
+        self.in_use() * 4 >= self.limit * 3
+    }
+
+    fn in_use(&self) -> usize {
+        self.array.u32_at(0, offset_of!(List, in_use)).load(Relaxed) as usize
+    }
+
+    /// Frees elements that count. `take_last` takes the rest out of each, once no program counts in it any more, and clears
+    /// its counters.
+    pub fn free(&self, unused: &[usize], mut take_last: impl FnMut(&MappedArray, usize)) {
+        if unused.is_empty() {
+            return;
+        }
+        for &index in unused {
+            let words = self.key.clone().step_by(4);
+            let key: Vec<u8> =
+                words.clone().flat_map(|at| self.array.u32_at(index, at).load(Relaxed).to_ne_bytes()).collect();
+            if self.kernel.index_of(&key) == Some(index as u32) {
+                self.kernel.delete(&key);
+            }
+            // After the entry: a program that finds the cleared key makes a new series, for which the hash map has room.
+            self.array.u64_at(index, 0).store(0, Release);
+            words.for_each(|at| self.array.u32_at(index, at).store(0, Relaxed));
+        }
+        self.kernel.wait_for_programs();
+        for &index in unused {
+            take_last(&self.array, index);
+            free(&self.array, index);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::collections::BTreeMap;
+    use std::fs::File;
+    use std::rc::Rc;
+
+    use proptest::prelude::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    const KEY: usize = 8;
+    const COUNT: usize = 16;
+    const ELEMENT: usize = 24;
+
+    /// Where a program is; each step is one access to memory that others see.
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        LookUp,
+        ReadIndex { slot: usize },
+        CompareKey { index: usize, is_last_chance: bool },
+        Take,
+        WriteKey { index: usize, word: usize },
+        Insert { index: usize },
+        LookUpAgain,
+        ReadIndexAgain { slot: usize },
+        Publish { index: usize },
+        Count { index: usize },
+    }
+
+    /// The kernel with running programs that follow `bpf/elements.bpf.h`.
+    struct World {
+        array: MappedArray,
+        limit: usize,
+        /// Entries of the hash map. The memory of a deleted one is used again at once.
+        slots: RefCell<Vec<(Option<u32>, usize)>>,
+        programs: RefCell<Vec<(u32, Step)>>,
+        counted: RefCell<BTreeMap<u32, u64>>,
+        lost: Cell<u64>,
+        /// No program starts any more.
+        are_last: Cell<bool>,
+        random: Cell<u64>,
+    }
+
+    impl World {
+        fn next(&self, below: usize) -> usize {
+            let mut random = self.random.get();
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            self.random.set(random);
+            (random >> 11) as usize % below
+        }
+
+        fn slot_of(&self, key: u32) -> Option<usize> {
+            self.slots.borrow().iter().position(|slot| slot.0 == Some(key))
+        }
+
+        fn key_in(&self, index: usize) -> [u32; 2] {
+            [KEY, KEY + 4].map(|at| self.array.u32_at(index, at).load(Relaxed))
+        }
+
+        fn take(&self) -> Option<usize> {
+            let head = self.array.u64_at(0, 0);
+            let first = head.load(Relaxed) as u32 as usize;
+            let index = if first != 0 {
+                let next = self.array.u64_at(first, 0).load(Relaxed);
+                head.store(((head.load(Relaxed) >> 32) + 1) << 32 | u64::from(next as u32), Relaxed);
+                self.array.u64_at(first, 0).store(0, Relaxed);
+                first
+            } else {
+                let used = self.array.u32_at(0, offset_of!(List, used));
+                let index = used.load(Relaxed) as usize + 1;
+                if index >= self.limit {
+                    return None;
+                }
+                used.fetch_add(1, Relaxed);
+                index
+            };
+            self.array.u32_at(0, offset_of!(List, in_use)).fetch_add(1, Relaxed);
+            Some(index)
+        }
+
+        /// One step of a program with this key; `None` once it has ended.
+        fn after(&self, key: u32, step: Step) -> Option<Step> {
+            let lose = || {
+                self.lost.set(self.lost.get() + 1);
+                None
+            };
+            match step {
+                Step::LookUp => Some(self.slot_of(key).map_or(Step::Take, |slot| Step::ReadIndex { slot })),
+                Step::ReadIndex { slot } => {
+                    Some(Step::CompareKey { index: self.slots.borrow()[slot].1, is_last_chance: false })
+                }
+                Step::CompareKey { index, .. } if self.key_in(index) == [key, !key] => Some(Step::Count { index }),
+                Step::CompareKey { is_last_chance: true, .. } => lose(),
+                Step::CompareKey { .. } => Some(Step::Take),
+                Step::Take => match self.take() {
+                    Some(index) => Some(Step::WriteKey { index, word: 0 }),
+                    None => lose(),
+                },
+                Step::WriteKey { index, word } => {
+                    self.array.u32_at(index, KEY + word * 4).store([key, !key][word], Relaxed);
+                    Some(if word == 0 { Step::WriteKey { index, word: 1 } } else { Step::Insert { index } })
+                }
+                Step::Insert { index } if self.slot_of(key).is_none() => {
+                    let mut slots = self.slots.borrow_mut();
+                    let free = slots.iter().position(|slot| slot.0.is_none());
+                    slots[free.expect("as many entries as elements")] = (Some(key), index);
+                    Some(Step::Publish { index })
+                }
+                Step::Insert { index } => {
+                    [KEY, KEY + 4].into_iter().for_each(|at| self.array.u32_at(index, at).store(0, Relaxed));
+                    free(&self.array, index);
+                    Some(Step::LookUpAgain)
+                }
+                Step::LookUpAgain => self.slot_of(key).map(|slot| Step::ReadIndexAgain { slot }).or_else(lose),
+                Step::ReadIndexAgain { slot } => {
+                    Some(Step::CompareKey { index: self.slots.borrow()[slot].1, is_last_chance: true })
+                }
+                Step::Publish { index } => {
+                    self.array.u64_at(index, 0).store(COUNTS, Relaxed);
+                    Some(Step::Count { index })
+                }
+                Step::Count { index } => {
+                    self.array.u64_at(index, COUNT).fetch_add(1, Relaxed);
+                    *self.counted.borrow_mut().entry(key).or_default() += 1;
+                    None
+                }
+            }
+        }
+
+        fn advance(&self, program: usize) {
+            let (key, step) = self.programs.borrow()[program];
+            match self.after(key, step) {
+                Some(step) => self.programs.borrow_mut()[program].1 = step,
+                None => drop(self.programs.borrow_mut().swap_remove(program)),
+            }
+        }
+
+        fn end_programs(&self) {
+            loop {
+                let programs = self.programs.borrow().len();
+                if programs == 0 {
+                    break;
+                }
+                self.advance(self.next(programs));
+            }
+        }
+
+        /// Programs start and go on, in any order.
+        fn go_on(&self, keys: u32) {
+            for _ in 0..self.next(12) {
+                let programs = self.programs.borrow().len();
+                if !self.are_last.get() && programs < 4 && self.next(3) == 0 {
+                    self.programs.borrow_mut().push((1 + self.next(keys as usize) as u32, Step::LookUp));
+                } else if programs > 0 {
+                    self.advance(self.next(programs));
+                }
+            }
+        }
+    }
+
+    struct Simulated {
+        world: Rc<World>,
+        keys: u32,
+    }
+
+    impl Kernel for Simulated {
+        fn index_of(&self, key: &[u8]) -> Option<u32> {
+            self.world.go_on(self.keys);
+            let slot = self.world.slot_of(u32::from_ne_bytes(key[..4].try_into().ok()?))?;
+            Some(self.world.slots.borrow()[slot].1 as u32)
+        }
+
+        fn delete(&self, key: &[u8]) {
+            self.world.go_on(self.keys);
+            let key = u32::from_ne_bytes(key[..4].try_into().expect("a key has eight bytes"));
+            let slot = self.world.slot_of(key).expect("it is there");
+            self.world.slots.borrow_mut()[slot].0 = None;
+            self.world.go_on(self.keys);
+        }
+
+        fn wait_for_programs(&self) {
+            let running = self.world.programs.borrow().len();
+            self.world.go_on(self.keys);
+            // More of them than have to.
+            self.world.end_programs();
+            (0..=running).for_each(|_| self.world.go_on(self.keys));
+        }
+    }
+
+    fn elements(limit: usize, keys: u32, random: u64) -> (Rc<World>, Elements<Simulated>) {
+        let memory = File::from(memfd_create("elements", MemfdFlags::CLOEXEC).expect("memory for a test"));
+        ftruncate(&memory, 4096).expect("memory for a test");
+        let map = || MappedArray::new(&memory, limit, ELEMENT).expect("it is mapped");
+        let world = Rc::new(World {
+            array: map(),
+            limit,
+            slots: RefCell::new(vec![(None, 0); limit]),
+            programs: RefCell::default(),
+            counted: RefCell::default(),
+            lost: Cell::new(0),
+            are_last: Cell::new(keys == 0),
+            random: Cell::new(random | 1),
+        });
+        let kernel = Simulated { world: Rc::clone(&world), keys };
+        (world, Elements { array: map(), key: KEY..COUNT, limit, kernel })
+    }
+
+    /// What is counted since the last time, by key, as sources do it.
+    fn take(elements: &Elements<Simulated>, taken: &mut BTreeMap<u32, u64>) {
+        let mut unused = Vec::new();
+        let mut add = |key, count| *taken.entry(key).or_default() += count;
+        for index in elements.counting() {
+            let key = elements.array.u32_at(index, KEY).load(Relaxed);
+            let count = elements.array.u64_at(index, COUNT).swap(0, Relaxed);
+            add(key, count);
+            if count == 0 || elements.is_nearly_full() {
+                unused.push((index, key));
+            }
+        }
+        if elements.is_half_full() {
+            let indices: Vec<usize> = unused.iter().map(|&(index, _)| index).collect();
+            elements.free(&indices, |array, index| {
+                let rest = array.u64_at(index, COUNT).swap(0, Relaxed);
+                unused.iter().filter(|&&(unused, _)| rest > 0 && unused == index).for_each(|&(_, key)| add(key, rest));
+            });
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+        #[test]
+        fn whatever_the_order_each_event_counts_once_and_under_its_key(
+            random: u64, limit in 2..8_usize, keys in 1..12_u32, rounds in 1..60_usize,
+        ) {
+            let (world, elements) = elements(limit, keys, random);
+            let mut taken = BTreeMap::new();
+            for _ in 0..rounds {
+                world.go_on(keys);
+                take(&elements, &mut taken);
+            }
+            world.are_last.set(true);
+            world.end_programs();
+            take(&elements, &mut taken);
+            taken.retain(|_, count| *count > 0);
+            prop_assert_eq!(&taken, &*world.counted.borrow());
+        }
+    }
+
+    #[test]
+    fn keys_that_come_later_find_room_when_earlier_ones_are_quiet() {
+        let (world, elements) = elements(8, 0, 1);
+        let mut taken = BTreeMap::new();
+        for key in 1..=1_000 {
+            world.programs.borrow_mut().push((key, Step::LookUp));
+            world.end_programs();
+            take(&elements, &mut taken);
+        }
+        assert_eq!((taken.len(), world.lost.get()), (1_000, 0));
+    }
+
+    #[test]
+    fn a_freed_element_is_the_next_to_be_taken() {
+        let (world, elements) = elements(4, 0, 1);
+        let all: Vec<_> = std::iter::from_fn(|| world.take()).collect();
+        assert_eq!((all, elements.is_half_full()), (vec![1, 2, 3], true));
+        [3, 1].into_iter().for_each(|index| free(&elements.array, index));
+        assert!(!elements.is_half_full());
+        assert_eq!(std::iter::from_fn(|| world.take()).collect::<Vec<_>>(), [1, 3]);
+    }
+}
