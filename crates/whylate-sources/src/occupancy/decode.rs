@@ -27,7 +27,8 @@ pub(super) const SOFTIRQS: [&str; 10] =
 pub(crate) struct Windows {
     /// The stacks of late interrupts; without them, there are none.
     late_stacks: Option<MapHandle>,
-    stacks: BTreeMap<i32, Vec<String>>,
+    /// Addresses: other code may be loaded where it was.
+    stacks: BTreeMap<i32, Vec<u8>>,
     /// Paths of cgroups, also for the sources.
     pub(crate) cgroups: Cgroups,
 }
@@ -97,11 +98,8 @@ impl Windows {
             return Vec::new();
         }
         let Some(stacks) = &self.late_stacks else { return Vec::new() };
-        let read = || {
-            let bytes = stacks.lookup(&id.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
-            symbols.stack(&bytes)
-        };
-        self.stacks.entry(id).or_insert_with(read).clone()
+        let read = || stacks.lookup(&id.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
+        symbols.stack(self.stacks.entry(id).or_insert_with(read))
     }
 }
 

@@ -53,9 +53,11 @@ pub(super) struct Programs {
     culprits: MappedArray,
     lengths: Distributions,
     lateness: Distributions,
-    stacks: HashMap<i32, Vec<String>>,
+    stacks: HashMap<i32, Vec<u8>>,
     /// Culprits by their number, each with what was interrupted.
     names: HashMap<usize, (Keeper, Vec<String>)>,
+    /// That of the symbols which have named them.
+    generation: u64,
     skeleton: skel::TicksSkel<'static>,
 }
 
@@ -155,6 +157,7 @@ impl Programs {
             lateness,
             stacks: HashMap::new(),
             names: HashMap::new(),
+            generation: 0,
             skeleton,
         })
     }
@@ -220,6 +223,11 @@ impl Programs {
 
     /// The same by culprit. The first time, this reads the kernel's symbols, which takes a while.
     pub(super) fn told(&mut self, lengths: Vec<(usize, Histogram)>, symbols: &mut KernelSymbols) -> Vec<Told> {
+        // Other code may be loaded where a culprit's was, which is another culprit.
+        let generation = symbols.generation();
+        if std::mem::replace(&mut self.generation, generation) != generation {
+            self.names.clear();
+        }
         let told = lengths.into_iter().map(|(id, length)| {
             let (culprit, stack) = self.culprit(id, symbols);
             Told { culprit, stack, length }
@@ -249,11 +257,8 @@ impl Programs {
             return Vec::new();
         }
         let stacks = &self.skeleton.maps.late_tick_stacks;
-        let read = || {
-            let bytes = stacks.lookup(&id.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
-            symbols.stack(&bytes)
-        };
-        self.stacks.entry(id).or_insert_with(read).clone()
+        let read = || stacks.lookup(&id.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
+        symbols.stack(self.stacks.entry(id).or_insert_with(read))
     }
 
     /// A window of the account; `None` where there is no account.
