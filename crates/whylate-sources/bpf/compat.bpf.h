@@ -28,6 +28,40 @@ static __always_inline void let_cpu_go(void)
 		bpf_preempt_enable();
 }
 
+/* Gives memory of the kernel a type, so that a program reads it without a call (6.2). */
+extern void *bpf_rdonly_cast(const void *memory, u32 type) __weak __ksym;
+
+/* A number of 32 bits at any address of the kernel; 0 where that cannot be read. */
+static __always_inline u32 read_u32(u64 address)
+{
+	const struct refcount_struct *count;
+	u32 value = 0;
+
+	if (bpf_ksym_exists(bpf_rdonly_cast)) {
+		count = bpf_rdonly_cast((const void *)address, bpf_core_type_id_kernel(struct refcount_struct));
+		return count->refs.counter;
+	}
+	bpf_probe_read_kernel(&value, sizeof(value), (const void *)address);
+	return value;
+}
+
+/* x86 counts preemption in a variable of each CPU: in this one from 6.2 to 6.14, else in `__preempt_count`. */
+struct pcpu_hot {
+	int preempt_count;
+} __attribute__((preserve_access_index));
+
+/* Address of the count, by that of the variable. */
+static __always_inline u64 preempt_count_in(u64 variable)
+{
+	return bpf_core_type_exists(struct pcpu_hot) ? variable + bpf_core_field_offset(struct pcpu_hot, preempt_count) : variable;
+}
+
+/* The run queue of the CPU that the thread has; 0 without CONFIG_FAIR_GROUP_SCHED. */
+static __always_inline u64 run_queue_of(const struct task_struct *current)
+{
+	return bpf_core_field_exists(current->se.cfs_rq) ? (u64)current->se.cfs_rq->rq : 0;
+}
+
 /* Named in 6.9; before, an anonymous enum with the same bits since 5.15 (bit 1 was called DELAYED until then). */
 enum work_bits {
 	WORK_STRUCT_PENDING_BIT = 0,

@@ -89,6 +89,14 @@ typedef struct {
 	s64 counter;
 } atomic64_t;
 
+typedef struct {
+	int counter;
+} atomic_t;
+
+struct refcount_struct {
+	atomic_t refs;
+};
+
 struct list_head {
 	struct list_head *next;
 };

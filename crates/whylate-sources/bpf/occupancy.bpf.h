@@ -254,14 +254,16 @@ struct account {
 	/* Until then the budget for explaining is used up. */
 	u64 explained_until_ns;
 	/* Requests that found no room, and those that were done without having been seen to begin. */
-	u64 requests_full;
-	u64 requests_unseen;
+	u32 requests_full;
+	u32 requests_unseen;
 	/* When it was handed over first, where `missed_switch`. */
 	u64 missed_ns;
 	/* Items whose place another one took before a worker began them. */
 	u64 queuers_overwritten;
-	/* CPUs share no cache line. */
-	u64 _unused;
+	/* Address of the CPU's preemption count; 0: not known yet, or nowhere. */
+	u64 preempt_count;
+	/* Wakers, submitters and queuers that are not known: interrupts without a tracepoint. CPUs share no cache line. */
+	u64 unseen_interrupts;
 };
 _Static_assert(__builtin_offsetof(struct account, entry) == 128, "what is used at each switch takes more than two cache lines");
 _Static_assert(sizeof(struct account) % 64 == 0, "accounts of two CPUs share a cache line");

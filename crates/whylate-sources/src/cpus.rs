@@ -8,6 +8,8 @@ use std::io;
 pub use choice::{Choice, Reason};
 pub(crate) use choice::{Rules, allowed_of};
 
+use crate::percpu::PreemptCount;
+
 /// The largest number that a CPU can have; numbers may be left out below it.
 ///
 /// # Errors
@@ -86,16 +88,19 @@ pub fn list(cpus: &[u32]) -> String {
 /// What is weaker where timers come in by interrupts that the kernel has no events of.
 pub(crate) fn unseen_interrupts() -> Option<&'static str> {
     let device = std::fs::read_to_string("/sys/devices/system/clockevents/clockevent0/current_device").ok()?;
-    unseen_interrupts_of(device.trim())
+    unseen_interrupts_of(device.trim(), PreemptCount::here() != PreemptCount::Unknown)
 }
 
 /// By the name of a clock event device. `sysvec_hyperv_stimer0` and `sysvec_hyperv_callback` (arch/x86/kernel/cpu/mshyperv.c)
-/// have no tracepoints.
-fn unseen_interrupts_of(device: &str) -> Option<&'static str> {
-    const HYPER_V: &str = "the kernel has no tracepoints for Hyper-V's timer and VMBus interrupts: their time counts as that of \
+/// have no tracepoints. With the preemption count, programs know that there is one.
+fn unseen_interrupts_of(device: &str, has_preempt_count: bool) -> Option<&'static str> {
+    const WITH_COUNT: &str = "the kernel has no tracepoints for Hyper-V's timer and VMBus interrupts: their time counts as that \
+                              of what they interrupt, threads that they wake have an unseen waker, and only late timers show \
+                              interrupts that are off (not tried on such a machine)";
+    const WITHOUT: &str = "the kernel has no tracepoints for Hyper-V's timer and VMBus interrupts: their time counts as that of \
                            what they interrupt, and only late timers show interrupts that are off (not tried on such a \
                            machine)";
-    device.starts_with("Hyper-V").then_some(HYPER_V)
+    device.starts_with("Hyper-V").then_some(if has_preempt_count { WITH_COUNT } else { WITHOUT })
 }
 
 /// What runs the kernel.
@@ -208,10 +213,14 @@ mod tests {
     }
 
     #[test]
-    fn interrupts_without_events_are_told() {
-        assert!(unseen_interrupts_of("Hyper-V clockevent").is_some_and(|told| told.contains("VMBus")));
+    fn interrupts_without_tracepoints_are_reported() {
+        for has_preempt_count in [true, false] {
+            let text = unseen_interrupts_of("Hyper-V clockevent", has_preempt_count).expect("VMBus has no tracepoints");
+            assert!(text.contains("VMBus"), "{text}");
+            assert_eq!(text.contains("unseen waker"), has_preempt_count, "{text}");
+        }
         for device in ["lapic-deadline", "hpet", "xen", "arch_sys_timer"] {
-            assert_eq!(unseen_interrupts_of(device), None, "{device}");
+            assert_eq!(unseen_interrupts_of(device, true), None, "{device}");
         }
     }
 

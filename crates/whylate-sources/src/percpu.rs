@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How far apart the kernel's per-CPU variables are: BTF always tells places, addresses need CONFIG_KALLSYMS_ALL.
 
+use std::sync::OnceLock;
+
 use libbpf_rs::Btf;
-use libbpf_rs::btf::types::{DataSec, Var};
+use libbpf_rs::btf::types::{DataSec, Struct, Var};
 
 #[derive(Debug)]
 pub(crate) struct PerCpu {
@@ -29,9 +31,73 @@ impl PerCpu {
     }
 }
 
+/// Where programs find the preemption count of a CPU, which says whether an interrupt runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PreemptCount {
+    /// In the current thread: every architecture but x86.
+    InThread,
+    /// In a variable of the CPU, at this distance from its `runqueues`, in bytes.
+    BesideRunQueue(i64),
+    /// The kernel does not say where.
+    Unknown,
+}
+
+/// From 6.2 to 6.14 it is in `pcpu_hot`.
+const PREEMPT_COUNTS: [&str; 2] = ["__preempt_count", "pcpu_hot"];
+
+impl PreemptCount {
+    /// Looks at this kernel's types, once.
+    pub(crate) fn here() -> Self {
+        static HERE: OnceLock<PreemptCount> = OnceLock::new();
+        *HERE.get_or_init(|| match PerCpu::new() {
+            _ if !cfg!(target_arch = "x86_64") => PreemptCount::InThread,
+            Ok(variables) => variables.preempt_count(),
+            Err(_) => PreemptCount::Unknown,
+        })
+    }
+
+    /// The value of programs' `preempt_count_distance`; 0 where it is of no use.
+    pub(crate) fn distance(self) -> i64 {
+        match self {
+            PreemptCount::BesideRunQueue(distance) => distance,
+            PreemptCount::InThread | PreemptCount::Unknown => 0,
+        }
+    }
+
+    /// What cannot be measured where programs cannot read the count.
+    pub(crate) fn limitation(self) -> Option<&'static str> {
+        const UNKNOWN: &str = "a thread that is interrupted without a tracepoint may be shown as a waker, a submitter or a queuer: \
+                               the kernel's BTF does not say where the CPU's preemption count is";
+        (self == PreemptCount::Unknown).then_some(UNKNOWN)
+    }
+}
+
+impl PerCpu {
+    fn preempt_count(&self) -> PreemptCount {
+        // With CONFIG_FAIR_GROUP_SCHED a thread leads to the run queue of its CPU.
+        let entity = self.types.type_by_name::<Struct<'_>>("sched_entity");
+        let has_queue =
+            entity.is_some_and(|entity| entity.iter().any(|member| member.name.is_some_and(|name| name == "cfs_rq")));
+        let distance = PREEMPT_COUNTS.iter().find_map(|name| self.distance("runqueues", name));
+        distance.filter(|_| has_queue).map_or(PreemptCount::Unknown, PreemptCount::BesideRunQueue)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_preemption_count_is_found() {
+        if PerCpu::new().is_err() {
+            println!("skipped: this kernel has no BTF");
+            return;
+        }
+        let found = PreemptCount::here();
+        assert!(found.limitation().is_none(), "{found:?}");
+        assert_eq!(found.distance() != 0, cfg!(target_arch = "x86_64"), "{found:?}");
+        assert!(PreemptCount::Unknown.limitation().is_some_and(|limitation| limitation.contains("preemption count")));
+    }
 
     #[test]
     fn distances_add_up() {

@@ -134,9 +134,9 @@ impl Session {
 }
 
 /// The time since the last snapshot of a source.
-#[derive(Debug)]
 pub(crate) struct Span {
     card: &'static Card,
+    symbols: KernelSymbols,
     host: String,
     since_unix_ns: u64,
     since_monotonic_ns: u64,
@@ -146,7 +146,8 @@ impl Span {
     /// From now on.
     pub fn begin(card: &'static Card, session: &Session) -> Self {
         let host = session.host.clone();
-        Span { card, host, since_unix_ns: clock::unix_ns(), since_monotonic_ns: clock::monotonic_ns() }
+        let symbols = session.symbols();
+        Span { card, symbols, host, since_unix_ns: clock::unix_ns(), since_monotonic_ns: clock::monotonic_ns() }
     }
 
     /// From then on, on CLOCK_MONOTONIC.
@@ -161,12 +162,15 @@ impl Span {
 
     /// A snapshot of it, empty as yet. The next one begins now.
     pub fn end(&mut self, backend: &str) -> Snapshot {
+        // What is gone by now does not run in the next span.
+        self.symbols.list_code();
         let (now_monotonic_ns, now_unix_ns) = (clock::monotonic_ns(), clock::unix_ns());
         let mut snapshot = Snapshot::new(self.card.name, backend, &self.host, self.since_unix_ns);
         snapshot.pid_namespace = pid_namespace::own();
         snapshot.ended_ns = now_monotonic_ns;
         // It may begin a moment after attaching.
         snapshot.duration_ns = now_monotonic_ns.saturating_sub(self.since_monotonic_ns);
+        self.symbols.span_ended(self.card.name, self.since_monotonic_ns);
         (self.since_monotonic_ns, self.since_unix_ns) = (now_monotonic_ns, now_unix_ns);
         snapshot
     }

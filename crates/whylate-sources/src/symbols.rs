@@ -2,17 +2,18 @@
 //! Names of kernel addresses.
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use blazesym::MaybeDefault;
-use blazesym::symbolize::source::{Kernel, Source};
+use blazesym::symbolize::source::{Kernel as Kallsyms, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
+use rustix::time::{ClockId, clock_gettime};
 
-use crate::loaded_code::LoadedCode;
+use crate::loaded_code::{Listed, LoadedCode};
 
 /// The kernel's symbols in the order of /proc/kallsyms. Their addresses are 0 where the kernel does not tell them.
 fn symbols_of(kallsyms: &str) -> impl Iterator<Item = (u64, &str)> {
@@ -84,11 +85,6 @@ pub(crate) fn to_see_addresses() -> &'static str {
     }
 }
 
-/// Whether the kernel tells where its functions are.
-fn are_addresses_told() -> bool {
-    kallsyms().is_ok_and(|kallsyms| symbols_of(&kallsyms).any(|(address, _)| address != 0))
-}
-
 /// From where to where the code of kernel functions goes, as far as the kernel tells.
 pub(crate) fn code_of<const COUNT: usize>(functions: [&str; COUNT]) -> [Option<Range<u64>>; COUNT] {
     code_in(&kallsyms().unwrap_or_default(), functions)
@@ -110,82 +106,221 @@ fn code_in<const COUNT: usize>(kallsyms: &str, functions: [&str; COUNT]) -> [Opt
     })
 }
 
-/// The code from a function of the kernel to the end of the last one that begins so, where addresses are told.
-pub(crate) fn code_between(first: &str, last_begins: &str) -> Option<Range<u64>> {
-    between_in(&kallsyms().unwrap_or_default(), first, last_begins)
-}
-
-fn between_in(kallsyms: &str, first: &str, last_begins: &str) -> Option<Range<u64>> {
-    let (begin, _) = symbols_of(kallsyms).find(|&(at, name)| name == first && at != 0)?;
-    let last = symbols_of(kallsyms).filter(|(_, name)| name.starts_with(last_begins)).map(|(at, _)| at).max()?;
-    let end = symbols_of(kallsyms).map(|(at, _)| at).filter(|&at| at > last).min()?;
-    (begin < end).then_some(begin..end)
-}
-
 /// How functions begin that stand in a stack only because a program of ours takes it.
 const OWN: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"];
 
 /// Reading the symbols again for each address that is nobody's would take all the time.
 const READ_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// The kernel's symbols as they were read, and the code that there was.
-struct Symbols {
-    symbolizer: Symbolizer,
-    code: LoadedCode,
-    read: Instant,
-    /// Without the privilege no address has a name, however often the symbols are read.
-    are_told: bool,
+/// What is loaded is listed anew before names are looked up, unless it was within this time.
+const LISTED_FOR_NS: u64 = 20_000_000;
+
+/// How many names each user of the symbols keeps.
+const MAX_NAMES: usize = 1 << 16;
+
+/// A function of the kernel's list of symbols.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Function {
+    name: String,
+    begins: u64,
 }
 
-/// Looks kernel addresses up, each once. Reading the kernel's symbols takes some ten milliseconds and megabytes, so it
-/// happens with the first look-up only, and sources share what was read ([`crate::Session`]).
-#[derive(Default)]
+/// Finds the functions at addresses in symbols that were read once.
+type Find = dyn Fn(&[u64]) -> Vec<Option<Function>>;
+
+/// What is asked of the kernel.
+trait Kernel {
+    /// Code that stays; `None` where the kernel does not show addresses.
+    fn fixed(&self) -> Option<Range<u64>>;
+    /// The symbols as they are now.
+    fn symbols(&self) -> Rc<Find>;
+    /// What is loaded, with functions of programs that are not known.
+    fn loaded(&self, known: &BTreeSet<u32>) -> Listed;
+    fn now_ns(&self) -> u64;
+}
+
+struct Running;
+
+impl Kernel for Running {
+    fn fixed(&self) -> Option<Range<u64>> {
+        fixed_in(&kallsyms().unwrap_or_default())
+    }
+
+    fn symbols(&self) -> Rc<Find> {
+        // The running kernel's own list has every function; an image on disk would have to be searched for.
+        let source = Source::Kernel(Kallsyms { vmlinux: MaybeDefault::None, debug_syms: false, ..Kallsyms::default() });
+        let symbolizer = Symbolizer::new();
+        Rc::new(move |addresses| {
+            let found = symbolizer.symbolize(&source, Input::AbsAddr(addresses)).unwrap_or_default();
+            let functions = addresses.iter().zip(&found).map(|(&address, found)| function(address, found));
+            functions.collect()
+        })
+    }
+
+    fn loaded(&self, known: &BTreeSet<u32>) -> Listed {
+        Listed::now(known)
+    }
+
+    fn now_ns(&self) -> u64 {
+        let now = clock_gettime(ClockId::MonotonicCoarse);
+        (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
+    }
+}
+
+/// The kernel's own text, without modules; `None` where addresses are hidden, and empty where its end is not known.
+fn fixed_in(kallsyms: &str) -> Option<Range<u64>> {
+    let (mut begin, mut end, mut is_shown) = (0, 0, false);
+    for (address, name) in symbols_of(kallsyms) {
+        is_shown |= address != 0;
+        match name {
+            "_stext" => begin = address,
+            "_etext" => end = address,
+            _ => {}
+        }
+    }
+    is_shown.then_some(if begin != 0 && begin < end { begin..end } else { 0..0 })
+}
+
+/// What a user of the symbols knows of an address.
+struct Named {
+    name: String,
+    /// Of which code it is.
+    of: Code,
+}
+
+/// The code at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Code {
+    /// The kernel's own text, which stays.
+    Fixed,
+    /// That of an epoch of [`LoadedCode`].
+    Of(u64),
+    /// Other code may have run there since the span began: a name is good for this span only.
+    Changed,
+}
+
+/// What is known of the kernel's symbols and code, by all who name addresses.
+struct Shared {
+    kernel: Box<dyn Kernel>,
+    /// Read with the first look-up.
+    fixed: Option<Option<Range<u64>>>,
+    symbols: Option<Symbols>,
+    code: LoadedCode<Rc<Find>>,
+    listed_ns: u64,
+    /// When the last span of each source began: what is named now ran since then.
+    began_ns: BTreeMap<&'static str, u64>,
+    /// Changes when an address may have another name than before.
+    generation: u64,
+}
+
+/// The kernel's symbols as they were read.
+struct Symbols {
+    find: Rc<Find>,
+    /// In which epoch of the code.
+    epoch: u64,
+    read: Instant,
+}
+
+/// Looks kernel addresses up, each once while the code there is the same. Reading the kernel's symbols takes some ten
+/// milliseconds and megabytes, so it happens with the first look-up only, and sources share what was read
+/// ([`crate::Session`]). An address in code that was unloaded since the span began has the names of both, as
+/// `one or other`: which of them ran is unknown.
 pub struct KernelSymbols {
-    read: Rc<RefCell<Option<Symbols>>>,
-    names: HashMap<u64, String>,
+    shared: Rc<RefCell<Shared>>,
+    names: HashMap<u64, Named>,
+}
+
+impl Default for KernelSymbols {
+    fn default() -> Self {
+        KernelSymbols::new(Box::new(Running))
+    }
 }
 
 impl KernelSymbols {
+    fn new(kernel: Box<dyn Kernel>) -> Self {
+        let shared = Shared {
+            kernel,
+            fixed: None,
+            symbols: None,
+            code: LoadedCode::default(),
+            listed_ns: 0,
+            began_ns: BTreeMap::new(),
+            generation: 0,
+        };
+        KernelSymbols { shared: Rc::new(RefCell::new(shared)), names: HashMap::new() }
+    }
+
     /// Of a kernel that does not tell where its functions are.
     #[cfg(feature = "fuzzing")]
     pub(crate) fn untold() -> Self {
-        let symbols = Symbols { are_told: false, ..Symbols::now() };
-        KernelSymbols { read: Rc::new(RefCell::new(Some(symbols))), names: HashMap::new() }
+        let symbols = KernelSymbols::default();
+        symbols.shared.borrow_mut().fixed = Some(None);
+        symbols
     }
 
-    /// Others, by the same reading.
+    /// Others, by the same reading. What is loaded is known from then on.
     pub fn shared(&self) -> Self {
-        KernelSymbols { read: Rc::clone(&self.read), names: HashMap::new() }
+        self.shared.borrow_mut().list_if_old();
+        KernelSymbols { shared: Rc::clone(&self.shared), names: HashMap::new() }
+    }
+
+    /// Lists the code that is loaded, at the end of a span and before the next one begins.
+    pub(crate) fn list_code(&self) {
+        self.shared.borrow_mut().list_if_old();
+    }
+
+    /// A span of this source has ended: what is named next ran since that time, on CLOCK_MONOTONIC.
+    pub(crate) fn span_ended(&self, source: &'static str, began_ns: u64) {
+        self.shared.borrow_mut().span_ended(source, began_ns);
+    }
+
+    /// The same number for as long as each address has the name that it had.
+    pub(crate) fn generation(&self) -> u64 {
+        self.shared.borrow_mut().list_if_old();
+        self.shared.borrow().generation
     }
 
     /// The function's name, or the address where nothing is known (e.g. under `kernel.kptr_restrict`).
     pub fn name(&mut self, address: u64) -> &str {
-        if !self.names.contains_key(&address) {
-            let name = self.look_up(address);
-            self.names.insert(address, name);
+        let of = self.shared.borrow_mut().code_at(address);
+        if !self.has(address, of) {
+            let name = self.shared.borrow_mut().name(address, of);
+            self.keep(address, Named { name, of });
         }
-        &self.names[&address]
+        self.names.get(&address).map_or("", |named| &named.name)
+    }
+
+    /// Whether its name was looked up, and is good still.
+    pub(crate) fn is_known(&self, address: u64) -> bool {
+        self.has(address, self.shared.borrow_mut().code_at(address))
+    }
+
+    fn has(&self, address: u64, of: Code) -> bool {
+        of != Code::Changed && self.names.get(&address).is_some_and(|named| named.of == of)
+    }
+
+    fn keep(&mut self, address: u64, named: Named) {
+        if self.names.len() >= MAX_NAMES {
+            self.names.clear();
+        }
+        self.names.insert(address, named);
     }
 
     /// Looks up all of these addresses together, which takes a third of the time that it takes one by one.
     pub fn look_up_all(&mut self, addresses: &BTreeSet<u64>) {
-        let unknown: Vec<u64> = addresses.iter().copied().filter(|address| !self.names.contains_key(address)).collect();
-        if unknown.is_empty() {
-            return;
-        }
-        let mut read = self.read.borrow_mut();
-        let Symbols { symbolizer, code, are_told: true, .. } = read.get_or_insert_with(Symbols::now) else { return };
-        let Ok(found) = symbolizer.symbolize(&Self::source(), Input::AbsAddr(&unknown)) else { return };
+        let shared = Rc::clone(&self.shared);
+        let mut shared = shared.borrow_mut();
+        let codes = addresses.iter().map(|&address| (address, shared.code_at(address)));
+        let codes: Vec<(u64, Code)> = codes.collect();
+        let unknown: Vec<(u64, Code)> =
+            codes.into_iter().filter(|&(address, of)| of != Code::Changed && !self.has(address, of)).collect();
         // Those that are not found may be of code that was loaded since: they are looked up again when they are asked
         // for.
-        let named =
-            unknown.into_iter().zip(found).filter_map(|(address, found)| Some((address, name(address, &found, code)?)));
-        self.names.extend(named);
-    }
-
-    /// The running kernel's own list has every function; an image on disk would have to be searched for.
-    fn source() -> Source<'static> {
-        Source::Kernel(Kernel { vmlinux: MaybeDefault::None, debug_syms: false, ..Kernel::default() })
+        for ((address, of), name) in unknown.iter().zip(shared.look_up(&unknown)) {
+            if let Some(name) = name {
+                self.keep(*address, Named { name, of: *of });
+            }
+        }
     }
 
     /// The functions of a stack as the kernel's stack maps hold it, innermost first, without our own program and what
@@ -201,42 +336,121 @@ impl KernelSymbols {
             .skip_while(|name| OWN.iter().any(|prefix| name.starts_with(prefix)))
             .collect()
     }
+}
 
-    fn look_up(&mut self, address: u64) -> String {
-        let mut name = self.look_up_known(address);
-        // BPF programs and modules come and go: one that was loaded since the symbols were read is not among them.
-        let may_help =
-            self.read.borrow().as_ref().is_some_and(|known| known.are_told && known.read.elapsed() >= READ_AGAIN_AFTER);
-        if name.is_none() && may_help {
-            *self.read.borrow_mut() = None;
-            name = self.look_up_known(address);
+impl Shared {
+    /// The code that stays, which is read once.
+    fn fixed(&mut self) -> Option<&Range<u64>> {
+        self.fixed.get_or_insert_with(|| self.kernel.fixed()).as_ref()
+    }
+
+    fn list_if_old(&mut self) {
+        // Where addresses are hidden, none has a name.
+        if matches!(self.fixed, Some(None)) {
+            return;
         }
-        name.unwrap_or_else(|| format!("{address:#x}"))
+        let now_ns = self.kernel.now_ns();
+        if self.listed_ns == 0 || now_ns.saturating_sub(self.listed_ns) > LISTED_FOR_NS {
+            self.list(now_ns);
+        }
     }
 
-    fn look_up_known(&mut self, address: u64) -> Option<String> {
-        let mut read = self.read.borrow_mut();
-        let Symbols { symbolizer, code, are_told: true, .. } = read.get_or_insert_with(Symbols::now) else {
-            return None;
-        };
-        let found = symbolizer.symbolize_single(&Self::source(), Input::AbsAddr(address)).ok()?;
-        name(address, &found, code)
+    fn list(&mut self, now_ns: u64) {
+        self.listed_ns = now_ns;
+        let listed = self.kernel.loaded(self.code.known());
+        let epoch = self.code.epoch();
+        let names = self.symbols.as_ref().map(|symbols| (&symbols.find, symbols.epoch));
+        self.code.update(listed, now_ns, names);
+        self.generation += u64::from(self.code.epoch() != epoch);
+    }
+
+    fn span_ended(&mut self, source: &'static str, began_ns: u64) {
+        self.list_if_old();
+        self.began_ns.insert(source, began_ns);
+        let since_ns = self.began_ns.values().min().copied().unwrap_or_default();
+        let had_former = self.code.has_former();
+        self.code.forget_former(since_ns);
+        self.generation += u64::from(had_former);
+    }
+
+    fn code_at(&mut self, address: u64) -> Code {
+        if self.fixed().is_none_or(|fixed| fixed.contains(&address)) {
+            return Code::Fixed;
+        }
+        self.list_if_old();
+        if self.code.has_former() && self.code.former_at(address).next().is_some() {
+            return Code::Changed;
+        }
+        Code::Of(self.code.epoch_of(address))
+    }
+
+    fn name(&mut self, address: u64, of: Code) -> String {
+        let mut names: Vec<String> = Vec::new();
+        if of == Code::Changed {
+            for former in self.code.former_at(address) {
+                let function = former.names.as_ref().and_then(|find| find(&[address]).pop().flatten());
+                let name = function.filter(|function| former.has(function.begins)).map(|function| function.name);
+                names.push(name.unwrap_or_else(|| hexadecimal(address)));
+            }
+        }
+        // Where nothing is loaded now, the former code has run.
+        if names.is_empty() || self.code.has(address) {
+            names.push(self.current_name(address, of).unwrap_or_else(|| hexadecimal(address)));
+        }
+        let mut seen = BTreeSet::new();
+        names.retain(|name| seen.insert(name.clone()));
+        names.join(" or ")
+    }
+
+    fn current_name(&mut self, address: u64, of: Code) -> Option<String> {
+        let of = [(address, if of == Code::Changed { Code::Of(self.code.epoch_of(address)) } else { of })];
+        let look_up = |shared: &mut Self| shared.look_up(&of).pop().flatten();
+        let name = look_up(self);
+        // What is in no list, such as a trampoline, comes and goes: it may have been loaded since the symbols were read.
+        let may_help = self.symbols.as_ref().is_some_and(|symbols| symbols.read.elapsed() >= READ_AGAIN_AFTER);
+        if name.is_none() && may_help {
+            self.read();
+            return look_up(self);
+        }
+        name
+    }
+
+    /// The names of the code that is at these addresses now, as far as it has any.
+    fn look_up(&mut self, wanted: &[(u64, Code)]) -> Vec<Option<String>> {
+        if self.fixed().is_none() || wanted.is_empty() {
+            return vec![None; wanted.len()];
+        }
+        let newest = wanted.iter().map(|(_, of)| if let Code::Of(epoch) = of { *epoch } else { 0 }).max();
+        if self.symbols.as_ref().is_none_or(|symbols| newest > Some(symbols.epoch)) {
+            self.read();
+        }
+        let Some(symbols) = &self.symbols else { return vec![None; wanted.len()] };
+        let addresses: Vec<u64> = wanted.iter().map(|&(address, _)| address).collect();
+        let code = &self.code;
+        let names = (symbols.find)(&addresses).into_iter().zip(&addresses).map(|(function, &address)| {
+            let Function { name, begins } = function?;
+            code.belongs(address, &name, begins).then_some(name)
+        });
+        names.collect()
+    }
+
+    /// Reads the symbols, which are those of all code that is listed.
+    fn read(&mut self) {
+        let (find, epoch) = (self.kernel.symbols(), self.code.epoch());
+        let before = self.symbols.replace(Symbols { find, epoch, read: Instant::now() });
+        // Each takes megabytes.
+        self.code.keep_names(|names| before.as_ref().is_some_and(|before| Rc::ptr_eq(names, &before.find)));
     }
 }
 
-impl Symbols {
-    /// To be read with the first look-up, and the code that there is.
-    fn now() -> Self {
-        let (symbolizer, code) = (Symbolizer::new(), LoadedCode::now());
-        Symbols { symbolizer, code, read: Instant::now(), are_told: are_addresses_told() }
-    }
+fn hexadecimal(address: u64) -> String {
+    format!("{address:#x}")
 }
 
-/// The name that was found, unless the function is over before the address.
-fn name(address: u64, found: &Symbolized<'_>, code: &mut LoadedCode) -> Option<String> {
+/// The function that was found.
+fn function(address: u64, found: &Symbolized<'_>) -> Option<Function> {
     let symbol = found.as_sym()?;
-    let begins = address.saturating_sub(symbol.offset as u64);
-    code.belongs(address, &symbol.name, begins).then(|| symbol.name.to_string())
+    Some(Function { name: symbol.name.to_string(), begins: address.saturating_sub(symbol.offset as u64) })
 }
 
 /// Whether the kernel or one of its modules has a function of this name; `None` where the kernel does not tell.
@@ -253,13 +467,17 @@ pub(crate) mod fuzzing {
     /// When code ends before it begins.
     pub fn kallsyms(text: &str) {
         let [one, other] = super::code_in(text, ["schedule", "a"]);
-        let between = super::between_in(text, "a", "b");
-        assert!([one, other, between].into_iter().flatten().all(|code| code.start < code.end));
+        assert!([one, other].into_iter().flatten().all(|code| code.start < code.end));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::os::fd::{FromRawFd as _, OwnedFd};
+
+    use libbpf_rs::libbpf_sys;
+
     use super::*;
 
     #[test]
@@ -271,16 +489,254 @@ mod tests {
         assert!(!Arc::ptr_eq(&first, &kallsyms().expect("it is there")));
     }
 
+    /// A kernel with the code and symbols that a test sets.
+    #[derive(Clone, Default)]
+    struct FakeKernel {
+        /// BPF programs of 256 bytes: number, address, name.
+        programs: Rc<RefCell<Vec<(u32, u64, &'static str)>>>,
+        now_ns: Rc<Cell<u64>>,
+        read: Rc<Cell<u32>>,
+        is_hidden: bool,
+    }
+
+    const FIXED: u64 = 0x100_0000;
+    const PLACE: u64 = 0x900_0000;
+
+    impl Kernel for FakeKernel {
+        fn fixed(&self) -> Option<Range<u64>> {
+            (!self.is_hidden).then_some(FIXED..FIXED + 0x1000)
+        }
+
+        fn symbols(&self) -> Rc<Find> {
+            self.read.set(self.read.get() + 1);
+            let programs = self.programs.borrow().clone();
+            let find = move |address: u64| {
+                let of_program =
+                    programs.iter().filter(|(_, begins, _)| (*begins..begins + 256).contains(&address)).last();
+                let function = |begins, name: &str| Function { name: name.to_owned(), begins };
+                let fixed = (address >= FIXED && address < FIXED + 0x1000).then(|| function(FIXED, "schedule"));
+                of_program.map(|(_, begins, name)| function(*begins, name)).or(fixed)
+            };
+            Rc::new(move |addresses| addresses.iter().map(|&address| find(address)).collect())
+        }
+
+        fn loaded(&self, known: &BTreeSet<u32>) -> Listed {
+            let programs = self.programs.borrow();
+            let new = programs.iter().filter(|(id, ..)| !known.contains(id));
+            Listed {
+                programs: programs.iter().map(|(id, ..)| *id).collect(),
+                functions: new.map(|&(id, begins, _)| (id, vec![begins..begins + 256])).collect(),
+                ..Listed::default()
+            }
+        }
+
+        fn now_ns(&self) -> u64 {
+            self.now_ns.get()
+        }
+    }
+
+    impl FakeKernel {
+        fn load(&self, programs: &[(u32, u64, &'static str)]) {
+            *self.programs.borrow_mut() = programs.to_vec();
+        }
+
+        /// A second goes by, in which a span ends that began with it.
+        fn next_span(&self, symbols: &KernelSymbols) {
+            let began_ns = self.now_ns.get();
+            self.now_ns.set(began_ns + 1_000_000_000);
+            symbols.list_code();
+            symbols.span_ended("source", began_ns);
+        }
+    }
+
+    fn fake() -> (FakeKernel, KernelSymbols) {
+        let kernel = FakeKernel::default();
+        kernel.now_ns.set(1_000_000_000);
+        (kernel.clone(), KernelSymbols::new(Box::new(kernel)))
+    }
+
+    const ONE: &str = "bpf_prog_0123456789abcdef_one";
+    const OTHER: &str = "bpf_prog_fedcba9876543210_other";
+
     #[test]
-    fn symbols_are_read_again_only_where_addresses_are_told() {
-        let long_ago = Instant::now() - 2 * READ_AGAIN_AFTER;
-        for are_told in [true, false] {
-            let mut symbols = KernelSymbols::default();
-            *symbols.read.borrow_mut() = Some(Symbols { read: long_ago, are_told, ..Symbols::now() });
+    fn code_in_the_place_of_other_code_has_its_own_name() {
+        let (kernel, symbols) = fake();
+        kernel.load(&[(7, PLACE, ONE)]);
+        let mut users = [symbols.shared(), symbols.shared()];
+        for user in &mut users {
+            assert_eq!([FIXED + 8, PLACE + 8].map(|at| user.name(at).to_owned()), ["schedule", ONE]);
+        }
+        let (read, generation) = (kernel.read.get(), symbols.generation());
+        kernel.next_span(&symbols);
+        // Unloaded: what ran before has its name as long as it may have run.
+        kernel.load(&[]);
+        kernel.next_span(&symbols);
+        assert_ne!(symbols.generation(), generation);
+        assert!(users.iter_mut().all(|user| user.name(PLACE + 8) == ONE));
+        // Also where it was not asked for before.
+        assert_eq!(users[0].name(PLACE + 16), ONE);
+        assert_eq!(kernel.read.get(), read);
+        kernel.next_span(&symbols);
+        kernel.load(&[(8, PLACE, OTHER)]);
+        kernel.next_span(&symbols);
+        for user in &mut users {
+            assert_eq!(
+                [FIXED + 8, PLACE + 8, PLACE + 16].map(|at| user.name(at).to_owned()),
+                ["schedule", OTHER, OTHER]
+            );
+        }
+        users[0].look_up_all(&BTreeSet::from([PLACE + 24]));
+        assert_eq!(users[0].names[&(PLACE + 24)].name, OTHER);
+        assert!(kernel.read.get() <= read + 2, "{} readings", kernel.read.get());
+    }
+
+    #[test]
+    fn an_address_of_two_pieces_of_code_in_one_span_has_both_names() {
+        let (kernel, symbols) = fake();
+        kernel.load(&[(7, PLACE, ONE)]);
+        let mut user = symbols.shared();
+        assert_eq!(user.name(PLACE + 8), ONE);
+        kernel.next_span(&symbols);
+        kernel.load(&[(8, PLACE, OTHER)]);
+        kernel.next_span(&symbols);
+        let both = format!("{ONE} or {OTHER}");
+        user.look_up_all(&BTreeSet::from([PLACE + 8, PLACE + 24]));
+        assert_eq!([PLACE + 8, PLACE + 24].map(|at| user.name(at).to_owned()), [both.clone(), both]);
+        assert!(!user.is_known(PLACE + 8));
+        let generation = symbols.generation();
+        kernel.next_span(&symbols);
+        assert_ne!(symbols.generation(), generation);
+        assert_eq!(user.name(PLACE + 8), OTHER);
+        assert!(user.is_known(PLACE + 8));
+        // Code that nobody had asked for was never named: the later one's name would be a guess.
+        let (kernel, symbols) = fake();
+        kernel.load(&[(7, PLACE, ONE)]);
+        let mut user = symbols.shared();
+        kernel.load(&[(8, PLACE, OTHER)]);
+        kernel.next_span(&symbols);
+        assert_eq!(user.name(PLACE + 8), format!("{:#x} or {OTHER}", PLACE + 8));
+    }
+
+    #[test]
+    fn code_that_comes_has_other_code_keep_its_name_without_reading() {
+        let (kernel, symbols) = fake();
+        kernel.load(&[(7, PLACE, ONE)]);
+        let mut user = symbols.shared();
+        assert_eq!(user.name(PLACE + 8), ONE);
+        let read = kernel.read.get();
+        for id in 8..20 {
+            kernel.load(&[(7, PLACE, ONE), (id, PLACE + 0x1000, OTHER)]);
+            kernel.next_span(&symbols);
+            assert_eq!(
+                [FIXED + 8, FIXED + u64::from(id), PLACE + 8].map(|at| user.name(at).to_owned()),
+                ["schedule", "schedule", ONE]
+            );
+        }
+        assert_eq!(kernel.read.get(), read);
+    }
+
+    #[test]
+    fn names_are_bounded() {
+        let (_, mut symbols) = fake();
+        for address in 0..MAX_NAMES as u64 + 10 {
+            symbols.name(FIXED + (address & 0xfff));
+            symbols.name(PLACE * 2 + address);
+        }
+        assert!(symbols.names.len() <= MAX_NAMES, "{} names", symbols.names.len());
+    }
+
+    #[test]
+    fn symbols_are_read_again_only_where_addresses_are_shown() {
+        for is_hidden in [true, false] {
+            let kernel = FakeKernel { is_hidden, ..FakeKernel::default() };
+            let mut symbols = KernelSymbols::new(Box::new(kernel.clone()));
             // Nobody's, as each address is where they are hidden.
             assert_eq!(symbols.name(0x10), "0x10");
-            let read = symbols.read.borrow().as_ref().map(|known| known.read);
-            assert_eq!(read != Some(long_ago), are_told);
+            assert_eq!(kernel.read.get(), u32::from(!is_hidden));
+            if let Some(symbols) = &mut symbols.shared.borrow_mut().symbols {
+                symbols.read -= 2 * READ_AGAIN_AFTER;
+            }
+            assert_eq!(symbols.name(0x20), "0x20");
+            assert_eq!(kernel.read.get(), if is_hidden { 0 } else { 2 });
         }
+    }
+
+    #[test]
+    fn the_text_that_stays_is_found() {
+        let kallsyms = "ffffffff81000000 T _stext\nffffffff82000000 T _etext\nffffffffc0000000 t x [ext4]\n";
+        assert_eq!(fixed_in(kallsyms), Some(0xffff_ffff_8100_0000..0xffff_ffff_8200_0000));
+        assert_eq!(fixed_in("0000000000000000 T _stext\n0000000000000000 T _etext\n"), None);
+        assert_eq!(fixed_in("ffffffff81000000 T _text\n"), Some(0..0));
+    }
+
+    /// Loads the smallest program, and returns it with its address.
+    #[allow(unsafe_code)]
+    fn loaded(name: &std::ffi::CStr, value: i32) -> Option<(OwnedFd, u64)> {
+        let instruction = |code: u32, imm| libbpf_sys::bpf_insn { code: code as u8, imm, ..Default::default() };
+        // r0 = value; exit
+        let instructions = [instruction(0xb7, value), instruction(0x95, 0)];
+        let license = c"GPL";
+        // SAFETY: the instructions and the names last for the call.
+        let raw = unsafe {
+            libbpf_sys::bpf_prog_load(
+                libbpf_sys::BPF_PROG_TYPE_SOCKET_FILTER,
+                name.as_ptr(),
+                license.as_ptr(),
+                instructions.as_ptr(),
+                instructions.len() as _,
+                std::ptr::null_mut(),
+            )
+        };
+        if raw < 0 {
+            return None;
+        }
+        // SAFETY: it is this program's.
+        let program = unsafe { OwnedFd::from_raw_fd(raw) };
+        let newest = Listed::now(&BTreeSet::new()).functions.pop_last()?;
+        Some((program, newest.1.first()?.start))
+    }
+
+    #[test]
+    fn a_program_in_the_place_of_another_one_has_its_own_name() {
+        if !rustix::process::geteuid().is_root() || fixed_in(&kallsyms().unwrap_or_default()).is_none() {
+            println!("skipped: needs root and a kernel that shows addresses");
+            return;
+        }
+        let Some((first, place)) = loaded(c"first_one", 1) else {
+            println!("skipped: no program is compiled");
+            return;
+        };
+        let session = KernelSymbols::default();
+        let mut symbols = session.shared();
+        let name = symbols.name(place).to_owned();
+        assert!(name.contains("first_one"), "{name}");
+        let ended = |began_ns| {
+            std::thread::sleep(Duration::from_millis(30));
+            session.span_ended("source", began_ns);
+        };
+        ended(Running.now_ns());
+        drop(first);
+        // The kernel puts a program that is as long anywhere in the same page, and frees memory some time later.
+        let mut others = Vec::new();
+        let later = (0..3_000).find_map(|attempt| {
+            if attempt % 30 == 29 {
+                others.clear();
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let (program, at) = loaded(c"later_one", 2)?;
+            if at == place {
+                return Some(program);
+            }
+            others.push(program);
+            None
+        });
+        let Some(_later) = later else {
+            println!("skipped: no other program came into its place");
+            return;
+        };
+        let name = symbols.name(place).to_owned();
+        assert!(name.contains("first_one or bpf_prog_") && name.ends_with("later_one"), "{name}");
+        ended(Running.now_ns());
+        assert!(symbols.name(place).ends_with("later_one") && !symbols.name(place).contains("first_one"));
     }
 }

@@ -2,49 +2,7 @@
 //! The programs of the account, compiled by the host's compiler, on a CPU whose every nanosecond is known: interrupts come
 //! in, and threads are preempted, also in the middle of a program. Nobody is told to have had a CPU that another had.
 
-use std::fs;
-use std::path::Path;
-use std::process::Command;
-
-/// What the headers of libbpf have, for one CPU. Wherever a program calls a helper, it may lose the CPU.
-const HELPERS: &str = r#"
-#pragma once
-#define SEC(name)
-#define __uint(name, value) int (*name)[value]
-#define __type(name, value) typeof(value) *name
-#define __always_inline inline
-#define __noinline
-#define __weak __attribute__((weak))
-#define __ksym
-#define barrier() __asm__ volatile("" ::: "memory")
-#define BPF_PROG(name, ...) name(void *ctx, ##__VA_ARGS__)
-#define bpf_core_field_exists(...) 1
-#define bpf_core_type_exists(...) 0
-#define bpf_core_enum_value_exists(...) 0
-#define bpf_core_enum_value(type, value) value
-#define bpf_core_field_offset(...) 0
-#define bpf_core_type_size(...) 0
-#define bpf_ksym_exists(symbol) 0
-#define bpf_core_read(to, size, from) __builtin_memcpy(to, from, size)
-#define READ_1(a, b) (a)->b
-#define READ_2(a, b, c) (a)->b->c
-#define READ_3(a, b, c, d) (a)->b->c->d
-#define READ_4(a, b, c, d, e) (a)->b->c->d->e
-#define READ_OF(_1, _2, _3, _4, name, ...) name
-#define BPF_CORE_READ(from, ...) READ_OF(__VA_ARGS__, READ_4, READ_3, READ_2, READ_1)(from, __VA_ARGS__)
-void *bpf_map_lookup_elem(void *map, const void *key);
-u64 bpf_ktime_get_ns(void);
-u32 bpf_get_smp_processor_id(void);
-struct task_struct *bpf_get_current_task_btf(void);
-#define BPF_CORE_READ_BITFIELD(from, field) (from)->field
-static inline long bpf_task_pt_regs(struct task_struct *task) { return 0; }
-static inline long bpf_map_update_elem(void *map, const void *key, const void *value, u64 flags) { return -1; }
-static inline long bpf_map_delete_elem(void *map, const void *key) { return -1; }
-static inline long bpf_probe_read_kernel(void *to, u32 size, const void *from) { return -1; }
-static inline long bpf_tail_call(void *ctx, void *map, u32 step) { return -1; }
-static inline long bpf_get_stackid(void *ctx, void *map, u64 flags) { return -1; }
-static inline long bpf_probe_read_kernel_str(void *to, u32 size, const void *from) { return 0; }
-"#;
+mod libbpf_on_host;
 
 /// Runs threads for some microseconds and prints what they had (`had`), and what the account says (`told`).
 const PROGRAM: &str = r#"
@@ -275,29 +233,8 @@ struct Found {
 
 /// `preemptible`, `unannounced` or neither.
 fn simulate(how: &str) -> Found {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let at = |name: &str| folder.path().join(name);
-    fs::create_dir(at("bpf")).expect("a folder");
-    for name in ["bpf_helpers.h", "bpf_tracing.h", "bpf_core_read.h"] {
-        fs::write(at("bpf").join(name), HELPERS).expect("a header is written");
-    }
-    fs::write(at("account.c"), PROGRAM).expect("the program is written");
-    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let status = Command::new("cc")
-        // The kernel's types are no host's: `bool` and casts of pointers are as programs need them.
-        .args(["-O1", "-w", "-std=gnu11", "-I"])
-        .arg(folder.path())
-        .arg("-I")
-        .arg(crate_folder.join("bpf"))
-        .arg("-I")
-        .arg(crate_folder.join("src/occupancy"))
-        .args([at("account.c"), "-o".into(), at("account")])
-        .status()
-        .expect("cc runs");
-    assert!(status.success());
-    let output = Command::new(at("account")).arg(how).output().expect("it runs");
-    assert!(output.status.success(), "{:?}", output.status);
-    check(&String::from_utf8_lossy(&output.stdout))
+    let output = libbpf_on_host::build(PROGRAM).run(&[how]);
+    check(&output)
 }
 
 /// Goes through what was printed, run by run.

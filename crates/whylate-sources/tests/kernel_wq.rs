@@ -268,6 +268,39 @@ fn late_events(options: &WqOptions, plan: &Plan) -> Result<(Vec<LateEvent>, Vec<
     Ok((events, truth))
 }
 
+/// Delayed items, such as those that sum up the counters of each CPU every second, are queued by timers.
+#[test]
+fn an_interrupted_thread_queues_no_item() -> Result<()> {
+    const BUSY: &str = "wq-interrupted";
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let options = WqOptions { late_over_ns: Some(1), ..WqOptions::default() };
+    let mut source = options.attach(&Session::of_one())?;
+    let is_over = AtomicBool::new(false);
+    let mut queuers: BTreeMap<String, u64> = BTreeMap::new();
+    // With PREEMPT_RT, threads of the kernel serve timers.
+    let by_timers = |queuers: &BTreeMap<String, u64>| -> u64 {
+        let is_timer = |name: &str| ["softirq", "interrupt"].contains(&name) || name.starts_with("ktimers/");
+        queuers.iter().filter(|(name, _)| is_timer(name)).map(|(_, count)| count).sum()
+    };
+    let until = Instant::now() + Duration::from_secs(3);
+    thread::scope(|scope| -> Result<()> {
+        for _ in 0..thread::available_parallelism()?.get() {
+            let spin = || while !is_over.load(Ordering::Relaxed) && Instant::now() < until {};
+            thread::Builder::new().name(BUSY.to_owned()).spawn_scoped(scope, spin)?;
+        }
+        while Instant::now() < until && by_timers(&queuers) < 3 {
+            let mut count = |event: LateEvent| *queuers.entry(event.labels["queued_by"].clone()).or_default() += 1;
+            source.drain_late(Duration::from_millis(20), &mut count)?;
+        }
+        is_over.store(true, Ordering::Relaxed);
+        Ok(())
+    })?;
+    println!("{queuers:?}");
+    ensure!(!queuers.contains_key(BUSY), "an interrupted thread is shown as a queuer: {queuers:?}");
+    ensure!(by_timers(&queuers) > 0, "no timer queued an item: {queuers:?}");
+    Ok(())
+}
+
 #[test]
 fn every_item_over_the_threshold_is_a_late_event() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };

@@ -50,6 +50,10 @@ pub const SHARED_LOST: &[Reason] = &[
         "older records found no room in memory or in a file; on paths, that time is `not recorded` (run)",
     ),
     reason(
+        "unseen_interrupts",
+        "a waker, submitter or queuer is unknown: an interrupt without a tracepoint was running (--why, run)",
+    ),
+    reason(
         "unseen_requests",
         "the start of a disk request was not seen; waits for it do not show the time at the device (--why, run)",
     ),

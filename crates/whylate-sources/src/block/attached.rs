@@ -25,6 +25,7 @@ use crate::attach::{self, Meter};
 use crate::cpus;
 use crate::mapped::MappedArray;
 use crate::occupancy::{Account, Timers, Wakeups};
+use crate::percpu::PreemptCount;
 use crate::pid_namespace;
 use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached};
@@ -158,6 +159,7 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     settings.wants_phases = options.phases;
     let wants_moments = options.phases || over_ns.is_some();
     settings.wants_submitters = over_ns.is_some() || options.by != By::Device;
+    settings.preempt_count_distance = PreemptCount::here().distance();
     settings.keep_done = options.explain_over_ns.is_some();
     if let Some(device) = &options.device {
         settings.wanted_device = number_of(device).map_err(|error| AttachError::Contradiction(error.to_string()))?;
@@ -305,7 +307,10 @@ impl Attached for AttachedBlock {
     }
 
     fn weaker(&self) -> Option<&str> {
-        self.account.as_ref().and_then(Account::weaker)
+        let settings = self.skeleton.maps.rodata_data;
+        let has_submitters = settings.is_some_and(|settings| settings.wants_submitters);
+        let of_submitters = || if has_submitters { PreemptCount::here().limitation() } else { None };
+        self.account.as_ref().and_then(Account::weaker).or_else(of_submitters)
     }
 }
 

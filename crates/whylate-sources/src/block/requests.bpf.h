@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "context.bpf.h"
 #include "disks.bpf.h"
 #include "registers.bpf.h"
 #include "settings.bpf.h"
@@ -244,19 +245,28 @@ static __always_inline u32 identity_of(const struct task_struct *task, const cha
 	return ((words[0] * 0x9E3779B97F4A7C15ull ^ words[1]) * 0xC2B2AE3D27D4EB4Full ^ task->start_time) * 0x9E3779B97F4A7C15ull >> 32;
 }
 
+/* Whether an interrupt runs: also by its events, as not every kernel gives programs the preemption count. */
+static __always_inline bool is_interrupted(const struct task_struct *task)
+{
+	const struct at_interrupt *at = own_interrupt();
+
+	return (at && (at->since_ns || is_in_softirq(at))) || interrupts_here(task);
+}
+
 /* The one that runs submits it. */
 static __always_inline void describe_submitter(struct request_facts *facts)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	struct at_interrupt *at;
 
 	if (!wants_submitters) {
 		facts->pid = own_process ? shown_process(task) : 0;
+		/* Of requests, only those of this process are told apart. */
+		if (own_process && facts->pid == own_process && is_interrupted(task))
+			facts->pid = 0;
 		return;
 	}
-	at = own_interrupt();
-	if (at && (at->since_ns || is_in_softirq(at))) {
-		/* Whoever was interrupted has nothing to do with it. */
+	if (is_interrupted(task)) {
+		/* The interrupted thread has nothing to do with it. */
 		facts->handler = 0;
 		facts->tid = 0;
 		facts->pid = 0;
@@ -311,17 +321,19 @@ static __always_inline void bio_is_held(u64 bio)
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct held_bio held = {
 		.since_ns = bpf_ktime_get_ns(),
-		.handler = own_handler(task),
-		.tid = shown_number(task),
-		.pid = shown_process(task),
 	};
 
-	bpf_get_current_comm(held.comm, sizeof(held.comm));
-	bpf_probe_read_kernel(held.process, sizeof(held.process), task->group_leader->comm);
-	if (series_key == BY_THREAD)
-		held.identity = identity_of(task, held.comm);
-	else if (series_key == BY_PROCESS)
-		held.identity = identity_of(task->group_leader, held.process);
+	if (!is_interrupted(task)) {
+		held.handler = own_handler(task);
+		held.tid = shown_number(task);
+		held.pid = shown_process(task);
+		bpf_get_current_comm(held.comm, sizeof(held.comm));
+		bpf_probe_read_kernel(held.process, sizeof(held.process), task->group_leader->comm);
+		if (series_key == BY_THREAD)
+			held.identity = identity_of(task, held.comm);
+		else if (series_key == BY_PROCESS)
+			held.identity = identity_of(task->group_leader, held.process);
+	}
 	if (bpf_map_update_elem(&held_by_bio, &bio, &held, BPF_ANY))
 		lose(LOST_HELD_FULL);
 }

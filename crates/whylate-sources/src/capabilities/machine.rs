@@ -3,6 +3,7 @@
 
 use super::{Fact, read_line, words};
 use crate::cpus::{self, Choice, Signs};
+use crate::percpu::PreemptCount;
 
 const CPUS: &str = "/sys/devices/system/cpu";
 const CLOCK_SOURCES: &str = "/sys/devices/system/clocksource/clocksource0";
@@ -133,8 +134,10 @@ fn count_cpus(list: &str) -> Option<u64> {
 
 pub(super) fn probe_hypervisor() -> Fact {
     let found = hypervisor(&Signs::here());
-    let Some(unseen) = cpus::unseen_interrupts() else { return found };
-    Fact { detail: format!("{}; {unseen}", found.detail), ..found }
+    let limitations = [cpus::unseen_interrupts(), PreemptCount::here().limitation()];
+    let detail =
+        limitations.into_iter().flatten().fold(found.detail, |detail, limitation| format!("{detail}; {limitation}"));
+    Fact { detail, ..found }
 }
 
 fn hypervisor(signs: &Signs) -> Fact {

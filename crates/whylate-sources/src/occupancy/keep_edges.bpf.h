@@ -5,8 +5,12 @@
  */
 #pragma once
 
+#include "context.bpf.h"
 #include "keep_wakeups.bpf.h"
 #include "registers.bpf.h"
+
+/* The timer's interrupt has no tracepoint (Hyper-V): those of the timers that it expires stand in. */
+const volatile bool timer_is_unannounced = false;
 
 /* include/linux/interrupt.h */
 enum softirq {
@@ -34,9 +38,44 @@ enum {
 };
 
 /* Idle CPUs do in their own context what they would have been interrupted for. */
+static __always_inline bool is_idle(void)
+{
+	return !bpf_get_current_task_btf()->pid;
+}
+
 static __always_inline bool is_in_irq(const struct account *account)
 {
-	return account->in_irq || (!account->softirq && !bpf_get_current_task_btf()->pid);
+	return account->in_irq || (!account->softirq && is_idle());
+}
+
+/* What the CPU's preemption count says of interrupts. */
+static __always_inline u32 interrupts_of(struct account *account)
+{
+	const struct task_struct *current = bpf_get_current_task_btf();
+
+	if (!has_count_in_thread(current) && !account->preempt_count)
+		account->preempt_count = preempt_count_here(current);
+	return interrupts_in(current, account->preempt_count);
+}
+
+/*
+ * Whether an interrupt runs that the account has not seen begin: one without a tracepoint, or one that came in while a
+ * program of the account was running. It may have interrupted a softirq.
+ */
+static __always_inline bool in_unseen_interrupt(struct account *account)
+{
+	if (account->in_irq)
+		return false;
+	if (account->softirq)
+		return interrupts_of(account) & IN_HARDIRQ;
+	return interrupts_of(account) && !is_idle();
+}
+
+/* Before its first switch, the account has seen no interrupt. */
+static __always_inline void count_unseen_interrupt(struct account *account)
+{
+	if (account->since_ns)
+		__sync_fetch_and_add(&account->unseen_interrupts, 1);
 }
 
 /* A net softirq that a thread has raised hands over what that thread sends to this machine itself. */
@@ -83,39 +122,63 @@ static __always_inline enum entry_kind kind_by_woken(const struct task_struct *w
 	return begins_with(woken->comm, "ktimers/", 8) ? ENTRY_TIMER : ENTRY_THREAD;
 }
 
-/* Who wakes a thread or queues an item here, by what the CPU is doing: whom an interrupt has interrupted does neither. */
-static __always_inline enum entry_kind kind_here(const struct account *account)
+/* In an interrupt, or on an idle CPU. */
+static __always_inline enum entry_kind kind_in_irq(const struct account *account)
+{
+	if (account->completed[IN_IRQ])
+		return ENTRY_DISK;
+	/* Without an event of that interrupt's end, the mark may be an old one. */
+	if (account->in_timer && (account->in_irq || timer_is_unannounced))
+		return ENTRY_TIMER;
+	if (account->in_irq && account->irq_kind == OCCUPANT_VECTOR && account->irq_id == VECTOR_LOCAL_TIMER)
+		return ENTRY_TIMER;
+	return ENTRY_IRQ;
+}
+
+/*
+ * Who wakes a thread or queues an item here, by what the CPU is doing: the thread that an interrupt has interrupted does
+ * neither. Where the CPU's preemption count says that there is an interrupt, and no event has named it, the actor is unseen.
+ */
+static __always_inline enum entry_kind kind_here(struct account *account)
 {
 	/* Interrupts that come in while a program of the account is at work are not seen, unless that was preempted. */
 	if (account->is_busy)
 		return account->missed_switch ? ENTRY_UNSEEN : ENTRY_IRQ;
-	if (account->softirq && !account->in_irq)
-		return kind_in_softirq(account);
-	if (is_in_irq(account) && account->completed[IN_IRQ])
-		return ENTRY_DISK;
-	/* There are interrupts without an event of their own. */
-	if (account->in_timer)
-		return ENTRY_TIMER;
-	if (account->in_irq && account->irq_kind == OCCUPANT_VECTOR && account->irq_id == VECTOR_LOCAL_TIMER)
-		return ENTRY_TIMER;
-	return is_in_irq(account) ? ENTRY_IRQ : ENTRY_THREAD;
+	if (account->in_irq)
+		return kind_in_irq(account);
+	if (account->softirq) {
+		if (!(interrupts_of(account) & IN_HARDIRQ))
+			return kind_in_softirq(account);
+	} else if (is_idle()) {
+		return kind_in_irq(account);
+	} else if (!interrupts_of(account) && !(account->in_timer && timer_is_unannounced)) {
+		return ENTRY_THREAD;
+	}
+	return account->in_timer && timer_is_unannounced ? ENTRY_TIMER : ENTRY_UNSEEN;
 }
 
-static __always_inline enum entry_kind kind_of_waking(const struct account *account, const struct task_struct *woken)
+static __always_inline enum entry_kind kind_of_waking(struct account *account, const struct task_struct *woken)
 {
-	enum entry_kind kind = kind_here(account);
+	enum entry_kind kind = kind_here(account), by_woken;
 
 	/* The last CPU of an expedited grace period reports in the interrupt that has asked it to. */
 	if (kind == ENTRY_IRQ && woken->flags & PF_KTHREAD && begins_with(woken->comm, "rcu_", 4))
 		return ENTRY_RCU;
-	return kind == ENTRY_THREAD && !account->softirq ? kind_by_woken(woken) : kind;
+	if (kind != ENTRY_UNSEEN && (kind != ENTRY_THREAD || account->softirq))
+		return kind;
+	by_woken = kind_by_woken(woken);
+	if (by_woken != ENTRY_THREAD)
+		return by_woken;
+	if (kind == ENTRY_UNSEEN)
+		count_unseen_interrupt(account);
+	return kind;
 }
 
 /* At the waking of a thread that is asleep, or about to be. */
 static __always_inline void keep_waking(const struct task_struct *task, bool is_new)
 {
 	u32 cpu = bpf_get_smp_processor_id();
-	const struct account *account = account_of(cpu);
+	struct account *account = account_of(cpu);
 	const struct task_struct *waker = NULL;
 	struct wakeup *wakeup;
 	enum entry_kind kind;
@@ -270,7 +333,7 @@ int BPF_PROG(on_softirq_raise, unsigned int number)
 		return 0;
 	account = account_of(bpf_get_smp_processor_id());
 	/* A device's thread has not sent what comes in. */
-	if (account && !account->is_busy && !account->in_irq && !account->softirq)
+	if (account && !account->is_busy && !account->softirq && !is_in_irq(account) && !in_unseen_interrupt(account))
 		account->net_raisers[number & 1] = is_of_irq(raiser) ? 0 : shown_number(raiser);
 	return 0;
 }

@@ -48,6 +48,8 @@ int BPF_PROG(on_workqueue_queue_work, int requested_cpu, struct pool_workqueue *
 	entry.kind = kind_here(account);
 	if (entry.kind == ENTRY_THREAD)
 		entry.waker = account->softirq ? net_raiser_here(account) : shown_number(bpf_get_current_task_btf());
+	if (entry.kind == ENTRY_UNSEEN)
+		count_unseen_interrupt(account);
 	if (entry.kind == ENTRY_DISK)
 		entry.waker = account->completed[is_in_irq(account)] - 1;
 	entry.kind |= ENTRY_OF_ITEM;
@@ -73,7 +75,7 @@ static __always_inline void take_queuer(struct entry *to, const struct work_stru
 	/* Another item took its place over, or it is queued again. */
 	if (__sync_val_compare_and_swap(&queued->work, (u64)work, 0) != (u64)work || to->woken_ns != queued->entry.woken_ns)
 		__builtin_memset(to, 0, sizeof(*to));
-	/* A program was preempted, and nobody knows in what it was queued. */
+	/* A program was preempted, or an interrupt was not seen: its queuer is unknown. */
 	if (to->kind == (ENTRY_UNSEEN | ENTRY_OF_ITEM))
 		to->kind = 0;
 }

@@ -73,8 +73,12 @@ static __always_inline void keep_begun(u64 key, struct disk_request *begun)
 
 	if (!account)
 		return;
-	if (!account->is_busy && !account->softirq && !is_in_irq(account))
-		begun->submitter = shown_number(bpf_get_current_task_btf());
+	if (!account->is_busy && !account->softirq && !is_in_irq(account)) {
+		if (in_unseen_interrupt(account))
+			count_unseen_interrupt(account);
+		else
+			begun->submitter = shown_number(bpf_get_current_task_btf());
+	}
 	/* It may be the next one in the memory of one that never ended. */
 	if (bpf_map_update_elem(&requests_by_address, &key, begun, BPF_ANY))
 		__sync_fetch_and_add(&account->requests_full, 1);
@@ -160,7 +164,7 @@ int BPF_PROG(on_block_rq_complete, struct request *request, int error, unsigned 
 	begun = begun_of(request, &key);
 	if (!begun)
 		account->requests_unseen++;
-	if (!account->is_busy && (is_in_irq(account) || account->softirq)) {
+	if (!account->is_busy && (is_in_irq(account) || account->softirq) && !in_unseen_interrupt(account)) {
 		position = __sync_fetch_and_add(&account->completions, 1);
 		done = request_at(account, cpu, position);
 		if (!done)

@@ -40,7 +40,7 @@ use crate::cgroups;
 use crate::cpus::{self, Choice, Machine};
 use crate::heartbeat::{self, Heartbeats};
 use crate::mapped::MappedArray;
-use crate::percpu::PerCpu;
+use crate::percpu::{PerCpu, PreemptCount};
 use crate::pid_namespace;
 use crate::session::Session;
 use crate::source::{AttachError, Need};
@@ -193,6 +193,7 @@ struct Lost {
     intervals_overwritten: u64,
     requests_overwritten: u64,
     queuers_overwritten: u64,
+    unseen_interrupts: u64,
 }
 
 impl Account {
@@ -266,11 +267,16 @@ impl Kept {
     /// Loads the programs. Where sources share them, they suit each: measured threads' timers count too.
     fn load(choice: &Rc<Choice>, of: Timers, wakeups: Wakeups, is_shared: bool) -> Result<Self, AttachError> {
         let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        // Wakers are known only if programs can distinguish interrupts from threads.
+        let preempt_count = PreemptCount::here();
+        let of_context = if wakeups == Wakeups::OfAll { preempt_count.limitation() } else { None };
+        let unseen: Vec<&str> = [cpus::unseen_interrupts(), of_context].into_iter().flatten().collect();
+        let unseen = (!unseen.is_empty()).then(|| unseen.join("; "));
         let (heartbeats, weaker) = match of {
-            Timers::HeartbeatsOfSource { .. } => (None, None),
-            Timers::Ticks => (None, cpus::unseen_interrupts().map(str::to_owned)),
+            Timers::HeartbeatsOfSource { .. } => (None, of_context.map(str::to_owned)),
+            Timers::Ticks => (None, unseen),
             _ => match Heartbeats::start(&choice.measured, heartbeat::PERIOD_NS) {
-                Ok(heartbeats) => (Some(heartbeats), cpus::unseen_interrupts().map(str::to_owned)),
+                Ok(heartbeats) => (Some(heartbeats), unseen),
                 Err(error) => (None, Some(format!("{WITHOUT_HEARTBEAT}: {error}"))),
             },
         };
@@ -312,6 +318,7 @@ impl Kept {
         settings.own_namespace = pid_namespace::as_setting();
         settings.has_cgroups_of_v1 = cgroups::are_of_v1();
         settings.steal_time_distance = PerCpu::new()?.distance("runqueues", "steal_time").unwrap_or(0);
+        settings.preempt_count_distance = preempt_count.distance();
         settings.keeps_all_wakeups = wakeups == Wakeups::OfAll;
         open.maps.account_by_cpu.set_max_entries(cpus)?;
         let interval_bits = match wakeups {
@@ -391,9 +398,10 @@ impl Kept {
                 now.nested += account.nested;
                 now.stacks += account.stacks_lost;
                 now.astray += account.astray;
-                now.requests_full += account.requests_full;
-                now.requests_unseen += account.requests_unseen;
+                now.requests_full += u64::from(account.requests_full);
+                now.requests_unseen += u64::from(account.requests_unseen);
                 now.queuers_overwritten += account.queuers_overwritten;
+                now.unseen_interrupts += account.unseen_interrupts;
             }
         }
         now.stacks += self.windows.stacks_overwritten();
@@ -409,6 +417,7 @@ impl Kept {
             intervals_overwritten: now.intervals_overwritten.saturating_sub(before.intervals_overwritten),
             requests_overwritten: now.requests_overwritten.saturating_sub(before.requests_overwritten),
             queuers_overwritten: now.queuers_overwritten.saturating_sub(before.queuers_overwritten),
+            unseen_interrupts: now.unseen_interrupts.saturating_sub(before.unseen_interrupts),
         })
     }
 }
@@ -430,6 +439,8 @@ fn named(lost: Lost) -> Vec<(&'static str, u64)> {
         ("requests_overwritten", lost.requests_overwritten),
         // Work items that nobody had begun when another one took their place.
         ("queuers_overwritten", lost.queuers_overwritten),
+        // Wakers, submitters and queuers in interrupts without a tracepoint.
+        ("unseen_interrupts", lost.unseen_interrupts),
     ]
 }
 
@@ -481,3 +492,6 @@ fn leave_out_edges(open: &mut OpenObject, wakeups: Wakeups) {
         }
     }
 }
+
+#[cfg(test)]
+mod unannounced;

@@ -47,9 +47,6 @@ const volatile u64 heartbeat_function = 0;
 /* That of the CPU's own tick, for which the same holds. */
 const volatile u64 tick_function = 0;
 
-/* The kernel has no event of the timer's interrupt (Hyper-V): those of timers that are called in it tell of it. */
-const volatile bool timer_is_unannounced = false;
-
 /* Interrupts that are off for shorter are not told. */
 const volatile u64 late_from_ns = 100000;
 

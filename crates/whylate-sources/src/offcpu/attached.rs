@@ -98,7 +98,8 @@ fn told_age_ns(age_ns: u64) -> u64 {
 /// The function's name without what the compiler adds to the names of parts and copies of functions.
 pub(super) fn plain(name: &str) -> &str {
     const ADDED: [&str; 6] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm.", ".lto_priv."];
-    if !name.contains('.') {
+    // An address that was in two pieces of code has both names.
+    if !name.contains('.') || name.contains(" or ") {
         return name;
     }
     let end = ADDED.iter().filter_map(|added| name.find(added)).filter(|&at| at > 0).min();
@@ -181,6 +182,7 @@ pub(super) fn stack_of(
 
 impl Attached for AttachedOffcpu {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        self.named.kernel().list_code();
         let gathered = self.sampler.ask()??;
         let start = clock::unix_ns_of(gathered.began_ns);
         let mut snapshot = Snapshot::new(INFO.card.name, self.backend, &self.host, start);

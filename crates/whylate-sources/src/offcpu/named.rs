@@ -11,6 +11,7 @@ use std::sync::Arc;
 use whylate_model::wait::Classes;
 use whylate_model::{Stack, Waker, WokenBy};
 
+use super::INFO;
 use super::attached::{labels_of, plain, stack_of, user_frames};
 use super::names::{Frames, Names};
 use super::places::{Place, Sum, Woken};
@@ -26,6 +27,8 @@ pub(super) struct Named {
     cgroups: Cgroups,
     /// The tables of which `known` has the numbers.
     generation: u32,
+    /// That of the kernel's symbols which have named `known`.
+    symbols: u64,
     /// Those of the last snapshot, by the number of the place.
     known: HashMap<u32, Known>,
 }
@@ -61,7 +64,7 @@ impl Known {
 impl Named {
     pub(super) fn new(lines: bool, kernel: KernelSymbols, classes: Classes) -> Self {
         let (names, cgroups) = (Names::new(lines, kernel), Cgroups::default());
-        Named { names, classes, cgroups, generation: 0, known: HashMap::new() }
+        Named { names, classes, cgroups, generation: 0, symbols: 0, known: HashMap::new() }
     }
 
     pub(super) fn kernel(&mut self) -> &mut KernelSymbols {
@@ -75,10 +78,21 @@ impl Named {
         if replace(&mut self.generation, gathered.generation) != gathered.generation {
             before.clear();
         }
-        let mut keep = |place: &Place| before.remove(&place.number).filter(|known| known.holds(place, gathered));
+        let frames = |stack: u32| gathered.stacks.get(&stack).map_or(&[][..], |frames| frames);
+        let symbols = &self.names.kernel;
+        symbols.span_ended(INFO.card.name, gathered.began_ns);
+        let generation = symbols.generation();
+        let is_other = replace(&mut self.symbols, generation) != generation;
+        // Code may have been loaded where other code was.
+        let has_names = |place: &Place| {
+            !is_other
+                || place.keys().all(|key| frames(key.kernel_stack).iter().all(|&address| symbols.is_known(address)))
+        };
+        let mut keep = |place: &Place| {
+            before.remove(&place.number).filter(|known| known.holds(place, gathered) && has_names(place))
+        };
         let known: Vec<Option<Known>> = gathered.places.iter().map(&mut keep).collect();
         let new = || gathered.places.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(place, _)| place);
-        let frames = |stack: u32| gathered.stacks.get(&stack).map_or(&[][..], |frames| frames);
         let wanted: BTreeSet<(u32, u64, bool)> = new()
             .flat_map(Place::keys)
             .flat_map(|key| {

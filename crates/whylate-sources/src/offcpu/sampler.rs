@@ -27,6 +27,7 @@ use crate::attach;
 use crate::cgroups;
 use crate::clock;
 use crate::mapped::MappedArray;
+use crate::percpu::PreemptCount;
 use crate::pid_namespace;
 use crate::source::AttachError;
 use crate::symbols;
@@ -146,15 +147,11 @@ impl Sampler {
             }
         }
         if options.wakers {
-            let interrupts = symbols::code_between("asm_common_interrupt", "asm_sysvec_");
-            if interrupts.is_none() && cfg!(target_arch = "x86_64") {
-                return Err(AttachError::Unsupported(format!(
-                    "who woke a thread cannot be told from interrupts: /proc/kallsyms does not tell where functions are ({})",
-                    symbols::to_see_addresses()
-                )));
+            let count = PreemptCount::here();
+            if let Some(limitation) = count.limitation() {
+                return Err(AttachError::Unsupported(format!("wakers are not known: {limitation}")));
             }
-            let interrupts = interrupts.unwrap_or_default();
-            (settings.interrupts_begin, settings.interrupts_end) = (interrupts.start, interrupts.end);
+            settings.preempt_count_distance = count.distance();
         }
         let records = records_for(if traces { 0 } else { threads() });
         settings.records_mask = records - 1;

@@ -24,7 +24,7 @@ enum thread_state {
 /* Who has ended a wait. */
 enum waker {
 	WAKER_UNSEEN,
-	/* An interrupt, or a softirq on its stack. */
+	/* An interrupt, or a softirq. */
 	WAKER_INTERRUPT,
 	/* And the number of the place of a thread in STATE_WAKES. */
 	WAKER_THREADS,
@@ -282,9 +282,6 @@ const volatile u64 replaced_return_end[REPLACED_RETURNS] = {};
 /* do_syscall_64(). */
 const volatile u64 system_call_begin = 0;
 const volatile u64 system_call_end = 0;
-/* Where handlers of interrupts return to: each vector's entry code. */
-const volatile u64 interrupts_begin = 0;
-const volatile u64 interrupts_end = 0;
 
 /* Each walk over the threads has rounds: after the first one, user space says how to unwind what was not known. */
 u32 walk_round = 0;

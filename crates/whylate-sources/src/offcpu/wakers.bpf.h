@@ -5,6 +5,8 @@
  */
 #pragma once
 
+#include "context.bpf.h"
+
 /* The place of the thread that is running here; WAKER_UNSEEN where there is no room. */
 static __always_inline u32 waking_thread(struct task_struct *task, const void *arguments)
 {
@@ -33,50 +35,14 @@ static __always_inline u32 waking_thread(struct task_struct *task, const void *a
 	return WAKER_THREADS + place;
 }
 
-enum {
-	/* Of a thread's stack on x86-64 (THREAD_SIZE, without KASAN). */
-	STACK_BYTES = 16 << 10,
-	/* Softirqs, hardware interrupts and NMIs in the preemption count (include/linux/preempt.h). */
-	IN_INTERRUPT = 0xff0000 | 1 << 8,
-};
-
-/*
- * Whether the program was called in an interrupt, or a softirq on the interrupts' stack; -1 where that is unknown. x86
- * counts them in a variable of the CPU, without an address unless CONFIG_KALLSYMS_ALL is set. Interrupts of kernel code
- * have their own stack there (arch/x86/include/asm/irq_stack.h); those of user code run on the thread's, where the
- * first thing below user space's registers is the return address into the entry code of their vector.
- */
-static __always_inline int is_in_interrupt(struct task_struct *task, const void *arguments)
-{
-	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
-	struct stack_copy *copy;
-	u64 returns_to, end;
-	u32 zero = 0;
-
-	if (bpf_core_field_exists(task->thread_info.preempt_count))
-		return (task->thread_info.preempt_count & IN_INTERRUPT) != 0;
-	copy = bpf_map_lookup_elem(&stack_copy_of_cpu, &zero);
-	if (!bpf_core_field_exists(regs->ip) || !copy)
-		return -1;
-	copy->begin = (u64)arguments;
-	copy->end = (u64)regs;
-	end = copy->end;
-	if (end - copy->begin > STACK_BYTES)
-		return 1;
-	if (bpf_probe_read_kernel(&returns_to, sizeof(returns_to), (void *)(end - 8)))
-		return -1;
-	return returns_to >= interrupts_begin && returns_to < interrupts_end;
-}
-
 static __always_inline u32 waker_here(const void *arguments)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	int in_interrupt = is_in_interrupt(task, arguments);
 
-	if (in_interrupt < 0)
+	if (!has_preempt_count(task))
 		return WAKER_UNSEEN;
 	/* On its way out of idleness, a CPU does what it would have been interrupted for. */
-	return in_interrupt || !task->pid ? (u32)WAKER_INTERRUPT : waking_thread(task, arguments);
+	return interrupts_here(task) || !task->pid ? (u32)WAKER_INTERRUPT : waking_thread(task, arguments);
 }
 
 /*

@@ -21,6 +21,7 @@ use crate::attach::{self, Meter};
 use crate::cpus;
 use crate::mapped::MappedArray;
 use crate::occupancy::{Account, Timers, Wakeups};
+use crate::percpu::PreemptCount;
 use crate::pid_namespace;
 use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached};
@@ -135,6 +136,7 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &WqOptions, backend: &str) -> R
     settings.late_over_ns = options.late_over_ns.unwrap_or(0);
     settings.explain_over_ns = options.explain_over_ns.unwrap_or(0);
     settings.keep_stacks = options.stacks;
+    settings.preempt_count_distance = PreemptCount::here().distance();
     settings.taken_under_lock = backend == FENTRY;
     if let Some(handler) = &options.only {
         // One byte stays for the end of the text.
@@ -276,7 +278,8 @@ impl Attached for AttachedWq {
     }
 
     fn weaker(&self) -> Option<&str> {
-        self.account.as_ref().and_then(Account::weaker)
+        let of_queuers = || if self.ring.is_some() { PreemptCount::here().limitation() } else { None };
+        self.account.as_ref().and_then(Account::weaker).or_else(of_queuers)
     }
 }
 

@@ -2,6 +2,8 @@
 /* Who queued an item, and the report of one that was late. */
 #pragma once
 
+#include "context.bpf.h"
+
 /* When and how the item that starts was queued. */
 struct queueing {
 	/* 0 when it was not seen being queued. */
@@ -79,20 +81,38 @@ static __always_inline s32 keep_queueing_stack(void *ctx)
 	return (generation & (STACK_GENERATIONS - 1)) << QUEUEING_STACK_BITS | place;
 }
 
+/* A timer or a device queues it: the interrupted thread does not. */
+static __always_inline void describe_interrupt(struct queuer *queuer, u32 interrupts)
+{
+	queuer->tid = 0;
+	queuer->pid = 0;
+	__builtin_memset(queuer->comm, 0, sizeof(queuer->comm));
+	if (interrupts & IN_HARDIRQ)
+		__builtin_memcpy(queuer->comm, "interrupt", sizeof("interrupt"));
+	else
+		__builtin_memcpy(queuer->comm, "softirq", sizeof("softirq"));
+}
+
 /* Only the pwq of an item that was moved, as it waits since somebody queued it first. */
 static __always_inline void remember_queuer(void *ctx, u32 entry, u64 pwq, bool was_moved)
 {
 	struct queuer *queuer = bpf_map_lookup_elem(&queuer_by_entry, &entry);
 	struct task_struct *task = bpf_get_current_task_btf();
+	u32 interrupts;
 
 	if (!queuer)
 		return;
 	queuer->pwq = pwq;
 	if (was_moved)
 		return;
-	queuer->tid = shown_number(task);
-	queuer->pid = shown_process(task);
-	bpf_get_current_comm(queuer->comm, sizeof(queuer->comm));
+	interrupts = interrupts_here(task);
+	if (interrupts) {
+		describe_interrupt(queuer, interrupts);
+	} else {
+		queuer->tid = shown_number(task);
+		queuer->pid = shown_process(task);
+		bpf_get_current_comm(queuer->comm, sizeof(queuer->comm));
+	}
 	queuer->stack = keep_stacks ? keep_queueing_stack(ctx) : -1;
 }
 

@@ -38,7 +38,8 @@ impl Whose {
 
     /// Whom something with these labels is of, where they tell a process or a thread.
     pub fn of(labels: &Labels) -> Option<Self> {
-        let pid = PIDS.iter().find_map(|name| labels.get(*name)?.parse().ok());
+        // 0: an interrupt.
+        let pid = PIDS.iter().find_map(|name| labels.get(*name)?.parse().ok().filter(|pid| *pid != 0));
         let by_name = || labels.get("process").cloned().map(Program::Name);
         let threads = || THREADS.iter().find_map(|name| labels.get(*name)).cloned().map(Whose::Threads);
         pid.map(Program::Process).or_else(by_name).map(Whose::Program).or_else(threads)
@@ -98,6 +99,7 @@ mod tests {
     #[test]
     fn a_program_is_known_by_number_name_or_cgroup() {
         let waits = labels(&[("process", "postgres"), ("pid", "7"), ("thread", "writer"), ("cgroup", "/db/main")]);
+        assert_eq!(Whose::of(&labels(&[("handler", "f"), ("queued_by_pid", "0")])), None);
         let item = labels(&[("handler", "f"), ("queued_by", "postgres"), ("queued_by_pid", "7")]);
         let has = |whose: Whose| (whose.has(&waits), whose.has(&item));
         assert_eq!(has(Whose::Program(Program::Process(7))), (true, true));

@@ -60,6 +60,8 @@ pub(super) struct Programs {
     lateness: Distributions,
     /// Culprits by their number, each with what was interrupted.
     names: HashMap<usize, (Keeper, Vec<String>)>,
+    /// That of the symbols which have named them.
+    generation: u64,
     skeleton: skel::TicksSkel<'static>,
 }
 
@@ -164,6 +166,7 @@ impl Programs {
             lengths,
             lateness,
             names: HashMap::new(),
+            generation: 0,
             skeleton,
         })
     }
@@ -253,6 +256,11 @@ impl Programs {
 
     /// The same by culprit. The first time, this reads the kernel's symbols, which takes a while.
     pub(super) fn told(&mut self, lengths: Vec<(usize, Histogram)>, symbols: &mut KernelSymbols) -> Vec<Told> {
+        // Other code may be loaded where a culprit's was, which is another culprit.
+        let generation = symbols.generation();
+        if std::mem::replace(&mut self.generation, generation) != generation {
+            self.names.clear();
+        }
         let told = lengths.into_iter().map(|(id, length)| {
             let (culprit, stack) = self.culprit(id, symbols);
             Told { culprit, stack, length }

@@ -18,6 +18,11 @@ pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
     )
 }
 
+/// An interrupt has no number.
+fn queuer(name: &str, pid: &str) -> String {
+    if pid == "0" { name.to_owned() } else { format!("{name}:{pid}") }
+}
+
 /// Writes one late item, and below it its causes and the stack of whoever queued it, where they are known.
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
     let label = |name: &str| printable(event.labels.get(name).map_or("", String::as_str));
@@ -26,7 +31,7 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
     };
     writeln!(
         out,
-        "{:<15} {:>3} {:>8} {:>8} {:>8}  {:<28} {:<20} {:<16} {}:{}",
+        "{:<15} {:>3} {:>8} {:>8} {:>8}  {:<28} {:<20} {:<16} {}",
         moment(event.at_unix_ns, zone),
         event.cpu,
         format_ns(event.latency_ns),
@@ -35,8 +40,7 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
         label("handler"),
         label("workqueue"),
         label("worker"),
-        label("queued_by"),
-        label("queued_by_pid"),
+        queuer(&label("queued_by"), &label("queued_by_pid")),
     )?;
     why::write_causes(out, event)?;
     // The causes may have stacks too.
@@ -55,6 +59,11 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interrupt_has_no_number() {
+        assert_eq!([queuer("dd", "42"), queuer("softirq", "0")], ["dd:42", "softirq"]);
+    }
 
     #[test]
     fn a_line_tells_what_waited_for_how_long_and_who_queued_it() {

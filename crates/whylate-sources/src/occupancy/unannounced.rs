@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Wakers where the kernel announces no interrupt, as Hyper-V does: the programs at interrupts are left out.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libbpf_rs::skel::Skel as _;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use whylate_model::path::history::{Entry, Past as _, Waker};
+
+use super::{Account, Timers, Wakeups};
+use crate::clock::monotonic_ns;
+use crate::cpus;
+use crate::session::Session;
+
+const FOR: Duration = Duration::from_millis(500);
+
+/// What direct I/O reads into.
+#[repr(align(4096))]
+struct Page([u8; 4096]);
+
+/// Without the programs at interrupts, nor those at softirqs where these are left out.
+fn attached(has_softirqs: bool) -> Account {
+    let account = Account::load(&Session::of_one(), Timers::Ticks, Wakeups::OfAll).expect("it loads");
+    {
+        let mut kept = account.kept.borrow_mut();
+        let names: Vec<String> =
+            kept.skeleton.object().progs().map(|program| program.name().to_string_lossy().into_owned()).collect();
+        let of_interrupts = |name: &String| {
+            let is_pair = name.ends_with("_entry") || name.ends_with("_exit");
+            is_pair && !(has_softirqs && name.contains("softirq")) && !name.contains("hrtimer")
+        };
+        kept.attached.extend(names.into_iter().filter(of_interrupts));
+        kept.attach(true).expect("it attaches");
+    }
+    account
+}
+
+fn tid() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
+fn stay_on(cpu: u32) {
+    let mut here = CpuSet::new();
+    here.set(cpu as usize);
+    sched_setaffinity(None, &here).expect("it is online");
+}
+
+/// A file whose reads a disk ends in interrupts; `None` where the tests are on no disk.
+fn file_on_disk() -> Option<File> {
+    let tests = std::env::current_exe().expect("there is a program");
+    let file = tempfile::tempfile_in(tests.parent()?).expect("a file");
+    if libc::major(file.metadata().expect("it is open").dev()) == 0 {
+        return None;
+    }
+    file.write_all_at(&[1; 4096], 0).expect("there is room");
+    file.sync_all().expect("there is room");
+    let again = format!("/proc/self/fd/{}", file.as_raw_fd());
+    OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(again).ok()
+}
+
+/// How the thread came by its CPUs, where it had waited.
+fn entries_of(account: &Account, tid: u32) -> Vec<Entry> {
+    let mut history = account.history(monotonic_ns()).expect("edges are kept");
+    let mut entries = Vec::new();
+    for cpu in 0..history.cpus() {
+        while let Some(slice) = history.previous(cpu) {
+            if slice.holder.tid() == Some(tid) && matches!(slice.entry, Entry::Woken { .. } | Entry::Unseen) {
+                entries.push(slice.entry);
+            }
+        }
+    }
+    entries
+}
+
+fn count(entries: &[Entry], is_it: impl Fn(&Entry) -> bool) -> usize {
+    entries.iter().filter(|entry| is_it(entry)).count()
+}
+
+#[test]
+fn a_thread_that_is_interrupted_is_no_waker() {
+    if !rustix::process::geteuid().is_root() || crate::attach::require_btf().is_err() {
+        println!("skipped: needs root and a kernel with BTF");
+        return;
+    }
+    let cpu = cpus::usable().expect("there are CPUs").last().copied().expect("one is usable");
+    for has_softirqs in [true, false] {
+        let mut account = attached(has_softirqs);
+        let unseen = unseen_on(&account, cpu, has_softirqs);
+        let lost = account.take_lost().into_iter().find(|(reason, _)| *reason == "unseen_interrupts");
+        assert!(lost.is_some_and(|(_, count)| count >= unseen as u64), "{lost:?} of {unseen} are counted");
+    }
+}
+
+/// How many wakers are unseen of threads that interrupts wake beside a busy thread. The busy thread wakes none.
+fn unseen_on(account: &Account, cpu: u32, has_softirqs: bool) -> usize {
+    let over = AtomicBool::new(false);
+    let until = Instant::now() + FOR;
+    let (busy, sleeper, reader, [ping, pong]) = thread::scope(|scope| {
+        let busy = scope.spawn(|| {
+            stay_on(cpu);
+            while !over.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+            tid()
+        });
+        // Timers and requests end in interrupts of the busy thread.
+        let sleeper = scope.spawn(|| {
+            stay_on(cpu);
+            while Instant::now() < until {
+                thread::sleep(Duration::from_micros(500));
+            }
+            tid()
+        });
+        let reader = scope.spawn(|| {
+            let file = file_on_disk()?;
+            let mut page = Box::new(Page([0; 4096]));
+            stay_on(cpu);
+            while Instant::now() < until {
+                file.read_exact_at(&mut page.0, 0).ok()?;
+            }
+            Some(tid())
+        });
+        let (mut from_ping, mut to_pong) = std::io::pipe().expect("a pipe");
+        let (mut from_pong, mut to_ping) = std::io::pipe().expect("a pipe");
+        let pong = scope.spawn(move || {
+            while from_ping.read_exact(&mut [0]).is_ok() && to_ping.write_all(&[0]).is_ok() {}
+            tid()
+        });
+        let ping = scope.spawn(move || {
+            while Instant::now() < until {
+                to_pong.write_all(&[0]).expect("it is read");
+                from_pong.read_exact(&mut [0]).expect("it is written");
+            }
+            tid()
+        });
+        let [sleeper, ping, pong] = [sleeper, ping, pong].map(|thread| thread.join().expect("it does not panic"));
+        let reader = reader.join().expect("it does not panic");
+        over.store(true, Ordering::Relaxed);
+        (busy.join().expect("it does not panic"), sleeper, reader, [ping, pong])
+    });
+    let by = |entry: &Entry, tid: u32| matches!(entry, Entry::Woken { by: Waker::Thread(waker), .. } if *waker == tid);
+    let mut unseen = 0;
+    for (name, tid) in [("sleeper", Some(sleeper)), ("reader", reader)] {
+        let Some(tid) = tid else { continue };
+        let entries = entries_of(account, tid);
+        let [by_busy, by_any, not_seen] = [
+            count(&entries, |entry| by(entry, busy)),
+            count(&entries, |entry| matches!(entry, Entry::Woken { by: Waker::Thread(_), .. })),
+            count(&entries, |entry| *entry == Entry::Unseen),
+        ];
+        println!(
+            "{name}, with softirqs {has_softirqs}: {} waits ended, {not_seen} by an unseen waker, {by_any} by a thread",
+            entries.len()
+        );
+        assert_eq!(by_busy, 0, "{name}: the busy thread wakes nobody");
+        // A thread of the kernel may end a request for others.
+        assert!(by_any * 50 <= entries.len(), "{name}: {by_any} of {} waits are ended by threads", entries.len());
+        // Requests end in softirqs, which have events, on a disk with one queue.
+        let least = if name == "reader" && has_softirqs { 0 } else { 20 };
+        assert!(not_seen >= least, "{name}: {not_seen} of {} wakers are unseen", entries.len());
+        unseen += not_seen;
+    }
+    for (tid, other) in [(ping, pong), (pong, ping)] {
+        let entries = entries_of(account, tid);
+        let known = count(&entries, |entry| by(entry, other));
+        println!("pipe: {known} of {} waits are ended by the other thread", entries.len());
+        assert!(known >= 20 && known * 50 >= entries.len() * 49, "{known} of {} wakers are known", entries.len());
+    }
+    unseen
+}
