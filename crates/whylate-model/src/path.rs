@@ -12,10 +12,12 @@
 
 pub mod budget;
 pub mod command;
+mod cursors;
 pub mod events;
 mod found;
 mod held_up;
 pub mod history;
+mod holding;
 pub mod import;
 mod items;
 pub mod members;

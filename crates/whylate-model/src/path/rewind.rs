@@ -6,6 +6,11 @@ use std::collections::BinaryHeap;
 
 use super::history::{Exit, Holder, Past, Slice};
 
+/// How many lanes that were passed are kept in all, while threads wait for their CPUs.
+const PASSED: usize = 1 << 16;
+/// How many of each CPU, where CPUs are many.
+const PASSED_OF_CPU: usize = 1 << 10;
+
 /// One CPU at the present moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lane {
@@ -34,6 +39,19 @@ pub(super) struct Rewind<'a> {
     changes: BinaryHeap<(u64, Reverse<usize>)>,
     /// Of each CPU, what comes before its lane's slice; kept where a gap lies in between.
     waiting: Vec<Option<Slice>>,
+    /// The thread of each lane's slice.
+    tids: Vec<Option<u32>>,
+    /// Of each CPU, what was passed since a thread began to wait for it.
+    passed: Vec<Passed>,
+    /// How many lanes are kept of each CPU at most.
+    room: usize,
+}
+
+/// The lanes of one CPU that were passed, the latest first, as long as threads wait for it.
+#[derive(Debug, Default)]
+struct Passed {
+    lanes: Vec<Lane>,
+    threads: usize,
 }
 
 impl<'a> Rewind<'a> {
@@ -45,6 +63,9 @@ impl<'a> Rewind<'a> {
             lanes: vec![Lane::default(); cpus],
             changes: BinaryHeap::with_capacity(cpus),
             waiting: vec![None; cpus],
+            tids: vec![None; cpus],
+            passed: (0..cpus).map(|_| Passed::default()).collect(),
+            room: (PASSED / cpus.max(1)).max(PASSED_OF_CPU),
         };
         for cpu in 0..cpus {
             // After the end nothing is known.
@@ -69,12 +90,48 @@ impl<'a> Rewind<'a> {
 
     /// Goes back to before a change.
     pub fn pass(&mut self, change: &Change) {
+        let passed = &mut self.passed[change.cpu];
+        if passed.threads > 0 {
+            passed.lanes.push(self.lanes[change.cpu]);
+        }
         self.enter(change.cpu, change.before);
+    }
+
+    /// From now on, until [`Rewind::end_wait`], one more thread waits for this CPU.
+    pub fn begin_wait(&mut self, cpu: usize) {
+        self.passed[cpu].threads += 1;
+    }
+
+    /// One thread less waits for this CPU.
+    pub fn end_wait(&mut self, cpu: usize) {
+        let passed = &mut self.passed[cpu];
+        passed.threads -= 1;
+        if passed.threads == 0 {
+            passed.lanes.clear();
+        }
+    }
+
+    /// Whether the lanes of this CPU have no more room: whoever waits for it takes them in before they are forgotten.
+    pub fn is_full(&self, cpu: usize) -> bool {
+        self.passed[cpu].lanes.len() >= self.room
+    }
+
+    /// Forgets the lanes of a CPU that were passed: all threads that wait for it have taken them in.
+    pub fn forget_passed(&mut self, cpu: usize) {
+        self.passed[cpu].lanes.clear();
+    }
+
+    /// The lanes of a CPU within a time since a thread began to wait for it, the latest first.
+    pub fn passed(&self, cpu: usize, from_ns: u64, to_ns: u64) -> impl Iterator<Item = &Lane> {
+        let passed = &self.passed[cpu].lanes;
+        let later = passed.partition_point(|lane| lane.slice.start_ns >= to_ns);
+        let within = move |lane: &&Lane| lane.slice.end_ns > from_ns;
+        passed[later..].iter().chain([&self.lanes[cpu]]).take_while(within)
     }
 
     /// The CPU that this thread has, itself and not an interrupt on top of it.
     pub fn cpu_of(&self, tid: u32) -> Option<usize> {
-        self.lanes.iter().position(|lane| lane.slice.holder.tid() == Some(tid))
+        self.tids.iter().position(|&holder| holder == Some(tid))
     }
 
     /// Who had the CPU up to `end_ns`, from when the slice began; nobody where nothing is known.
@@ -106,6 +163,7 @@ impl<'a> Rewind<'a> {
             _ => u64::MAX,
         };
         lane.slice = slice;
+        self.tids[cpu] = slice.holder.tid();
         if slice.start_ns > 0 {
             self.changes.push((slice.start_ns, Reverse(cpu)));
         }

@@ -5,9 +5,11 @@
 //! that has a CPU the time is its own, while it could run the time belongs to whoever had its CPU, and where it was
 //! woken the walk goes on with whoever woke it, until it comes to where the thread that waited fell asleep.
 
+use super::cursors::Cursors;
 use super::history::{Entry, Exit, Holder, Request, Slice, Waker};
+use super::holding::tell_holder;
 use super::items::{Item, Items};
-use super::rewind::{Change, Lane, Rewind};
+use super::rewind::{Change, Rewind};
 use super::{Asked, Finding, Hop, Limits, Party, Past, Segment};
 use crate::{CauseKind, thread};
 
@@ -19,7 +21,7 @@ const SLACK_NS: u64 = 20_000_000;
 /// The number of no thread.
 const NOBODY: u32 = u32::MAX;
 
-const NOT_RECORDED: &str = "not recorded";
+pub(super) const NOT_RECORDED: &str = "not recorded";
 
 /// A wait that was followed to who ended it.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +59,15 @@ enum Mode {
     Done,
 }
 
+/// The CPU whose changes matter to a cursor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Each of them.
+    Running(usize),
+    /// All of them at once, when a thread has waited for it.
+    Ready(usize),
+}
+
 /// Since when a thread could run.
 #[derive(Clone, Copy, Debug)]
 enum Since {
@@ -86,14 +97,14 @@ pub(super) struct Woken {
     /// `None`: that was not seen.
     pub by: Option<Waker>,
     pub cpu: u32,
-    is_of_member: bool,
+    pub is_of_member: bool,
     /// It slept in the middle of a work item.
-    is_within_item: bool,
+    pub is_within_item: bool,
 }
 
 /// One walk.
 #[derive(Debug)]
-struct Cursor {
+pub(super) struct Cursor {
     asked: Asked,
     /// What has been explained begins here.
     now_ns: u64,
@@ -108,33 +119,39 @@ struct Cursor {
 /// Walks back through the past for each of `asked`, and hands out what it finds of them, the latest first: the segments
 /// of each partition its time. What was handed out is not kept, so memory does not grow with time.
 pub fn walk(past: &mut dyn Past, asked: &[Asked], limits: &dyn Limits, found: &mut dyn FnMut(usize, Finding)) {
+    count_visits(past, asked, limits, found);
+}
+
+/// Does the same, and returns how often a cursor was shown a change.
+pub(super) fn count_visits(
+    past: &mut dyn Past,
+    asked: &[Asked],
+    limits: &dyn Limits,
+    found: &mut dyn FnMut(usize, Finding),
+) -> u64 {
     let mut order: Vec<usize> = (0..asked.len()).collect();
     order.sort_by_key(|&index| asked[index].to_ns);
-    let mut cursors: Vec<(usize, Cursor)> = Vec::new();
     let mut rewind = Rewind::new(past);
+    let mut cursors = Cursors::new(rewind.lanes.len());
     loop {
         let reached_ns = rewind.next_ns().unwrap_or(0);
         while let Some(&index) = order.last()
             && asked[index].to_ns.saturating_add(SLACK_NS) >= reached_ns
         {
             order.pop();
-            cursors.push((index, Cursor::new(asked[index])));
+            cursors.add(index, Cursor::new(asked[index]));
         }
         let change = rewind.next();
-        for (index, cursor) in &mut cursors {
-            let mut told = |finding| found(*index, finding);
-            cursor.go_back(&rewind, reached_ns, change.as_ref(), limits, &mut told);
-        }
-        cursors.retain(|(_, cursor)| !matches!(cursor.mode, Mode::Done));
+        cursors.visit(&mut rewind, reached_ns, change.as_ref(), limits, found);
         match change {
             Some(change) if !(cursors.is_empty() && order.is_empty()) => rewind.pass(&change),
-            _ => break,
+            _ => return cursors.visits,
         }
     }
 }
 
 impl Cursor {
-    fn new(asked: Asked) -> Self {
+    pub fn new(asked: Asked) -> Self {
         let mode = if asked.from_ns < asked.to_ns { Mode::Before } else { Mode::Done };
         Cursor {
             asked,
@@ -147,8 +164,61 @@ impl Cursor {
         }
     }
 
-    /// Explains what lies after `reached_ns`, at which `change` is.
-    fn go_back(
+    /// Whether all of its time is explained.
+    pub fn is_done(&self) -> bool {
+        matches!(self.mode, Mode::Done)
+    }
+
+    /// Its end lies before `reached_ns`.
+    fn has_begun(&self, reached_ns: u64) -> bool {
+        reached_ns < self.asked.to_ns
+    }
+
+    /// Nothing is explained yet: the first lane that is found with its thread is where it runs.
+    fn is_at_end(&self) -> bool {
+        self.now_ns == self.asked.to_ns && self.hops == 0
+    }
+
+    /// The time at which [`Cursor::go_back`] has something to do even if no CPU changes hands.
+    pub fn wake_ns(&self, reached_ns: u64) -> u64 {
+        if !self.has_begun(reached_ns) {
+            return self.asked.to_ns.saturating_sub(1);
+        }
+        let of_mode = match self.mode {
+            // It is not due where a CPU changes hands at the same time.
+            Mode::Ready { since: Since::Lost(at_ns), .. } => at_ns.saturating_sub(1),
+            _ => self.due_of_mode_ns().unwrap_or(0),
+        };
+        of_mode.max(self.items.due_ns().unwrap_or(0)).max(self.asked.from_ns)
+    }
+
+    /// The threads whose changes of CPU matter to it, apart from those of the CPU that it runs on.
+    pub fn tids(&self) -> impl Iterator<Item = u32> {
+        let is_followed = self.is_at_end() || matches!(self.mode, Mode::Ready { since: Since::Lost(_), .. });
+        let followed = is_followed.then_some(self.tid);
+        [self.asked.tid].into_iter().chain(self.frames.iter().map(|frame| frame.tid)).chain(followed)
+    }
+
+    /// The CPU whose changes matter to it.
+    pub fn place(&self, reached_ns: u64) -> Option<Place> {
+        match self.mode {
+            _ if !self.has_begun(reached_ns) => None,
+            // What the thread waited for is explained once it has the wait behind it, but for the last part.
+            Mode::Ready { cpu, .. } if !self.is_at_end() => Some(Place::Ready(cpu)),
+            Mode::Running { cpu } | Mode::Ready { cpu, .. } => Some(Place::Running(cpu)),
+            _ => None,
+        }
+    }
+
+    /// Whether a change decides where its thread runs at its end, once the change is passed.
+    pub fn is_settled_by(&self, change: &Change, reached_ns: u64) -> bool {
+        let holders = [change.before.holder, change.after.holder];
+        self.has_begun(reached_ns) && self.is_at_end() && holders.iter().any(|holder| holder.tid() == Some(self.tid))
+    }
+
+    /// Explains what lies after `reached_ns`, at which `change` is. Where nothing happens to the thread that is followed,
+    /// and nothing that [`Cursor::wake_ns`], [`Cursor::tids`] and [`Cursor::place`] name, it does nothing.
+    pub fn go_back(
         &mut self,
         rewind: &Rewind<'_>,
         reached_ns: u64,
@@ -156,7 +226,7 @@ impl Cursor {
         limits: &dyn Limits,
         found: &mut dyn FnMut(Finding),
     ) {
-        if reached_ns >= self.asked.to_ns {
+        if !self.has_begun(reached_ns) {
             // As yet only how it got its CPU matters: the last of these that is met is the one, if it waited by then.
             if let Some(change) = change.filter(|change| change.after.holder.tid() == Some(self.asked.tid)) {
                 self.enter(change, limits, found);
@@ -167,7 +237,7 @@ impl Cursor {
             }
             return;
         }
-        if self.now_ns == self.asked.to_ns && self.hops == 0 {
+        if self.is_at_end() {
             match (rewind.cpu_of(self.tid), self.mode) {
                 (Some(cpu), _) => self.mode = Mode::Running { cpu },
                 (None, Mode::Before) => self.lose("not over yet", found),
@@ -182,17 +252,17 @@ impl Cursor {
             self.pass_due(rewind, found);
         }
         let asleep = change.and_then(|change| self.frame_that_begins(&change.before, change.at_ns));
+        let is_back = change.is_some_and(|change| self.is_back(&change.before));
+        let is_own = change.is_some_and(|change| self.lane() == Some(change.cpu));
+        if is_own || is_back || asleep.is_some() || until_ns == self.asked.from_ns {
+            self.explain(rewind, until_ns, found);
+        }
         if let (Some(index), Some(change)) = (asleep, change)
             && let Exit::Blocked(blocked) = change.before.exit
         {
             let Slice { name, .. } = change.before;
             // The bound may come after the beginning.
             found(Finding::Asleep { hop: self.frames[index].hop, name, blocked, at_ns: until_ns });
-        }
-        let is_back = change.is_some_and(|change| self.is_back(&change.before));
-        let is_own = change.is_some_and(|change| self.lane() == Some(change.cpu));
-        if is_own || is_back || asleep.is_some() || until_ns == self.asked.from_ns {
-            self.explain(rewind, until_ns, found);
         }
         match change {
             _ if until_ns == self.asked.from_ns => self.mode = Mode::Done,
@@ -251,14 +321,20 @@ impl Cursor {
     /// The next moment at which something happens to what is followed, whatever the CPUs do.
     fn due_ns(&self, reached_ns: u64) -> Option<u64> {
         let of_mode = match self.mode {
-            Mode::Ready { since: Since::Woken(woken), .. } => Some(woken.at_ns),
             // Where its CPU changed hands then, it is met there.
-            Mode::Ready { since: Since::Lost(at_ns), .. } if at_ns > reached_ns => Some(at_ns),
+            Mode::Ready { since: Since::Lost(at_ns), .. } if at_ns <= reached_ns => None,
+            _ => self.due_of_mode_ns(),
+        };
+        of_mode.max(self.items.due_ns()).map(|at_ns| at_ns.min(self.now_ns))
+    }
+
+    fn due_of_mode_ns(&self) -> Option<u64> {
+        match self.mode {
+            Mode::Ready { since, .. } => Some(since.at_ns()),
             Mode::Disk { request, is_issued: true } => Some(request.issued_ns),
             Mode::Disk { request, is_issued: false } => Some(request.queued_ns),
             _ => None,
-        };
-        of_mode.max(self.items.due_ns()).map(|at_ns| at_ns.min(self.now_ns))
+        }
     }
 
     /// The item that is due: its worker may have been woken for it, just after it was queued.
@@ -420,11 +496,16 @@ impl Cursor {
         match self.mode {
             Mode::Running { cpu } => tell_holder(&rewind.lanes[cpu], cpu, from_ns, to_ns, None, &mut tell),
             Mode::Ready { cpu, limit, .. } => {
-                // Up to the end of a limit nobody else is to blame.
-                let free_ns = limit.map_or(0, |(until_ns, _)| until_ns).clamp(from_ns, to_ns);
-                tell_holder(&rewind.lanes[cpu], cpu, free_ns, to_ns, Some(self.tid), &mut tell);
-                if let Some((_, by)) = limit {
-                    tell(from_ns, free_ns, CauseKind::Throttled, by);
+                let limit_ns = limit.map_or(0, |(until_ns, _)| until_ns);
+                for lane in rewind.passed(cpu, from_ns, to_ns) {
+                    let from_ns = lane.slice.start_ns.max(from_ns);
+                    let to_ns = lane.slice.end_ns.min(to_ns);
+                    // Up to the end of a limit nobody else is to blame.
+                    let free_ns = limit_ns.clamp(from_ns, to_ns);
+                    tell_holder(lane, cpu, free_ns, to_ns, Some(self.tid), &mut tell);
+                    if let Some((_, by)) = limit {
+                        tell(from_ns, free_ns, CauseKind::Throttled, by);
+                    }
                 }
             }
             Mode::Leaf { kind, who } => tell(from_ns, to_ns, kind, who),
@@ -471,42 +552,4 @@ fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
             leaf(CauseKind::Interrupt, who)
         }
     }
-}
-
-/// Whoever had a CPU during a part of a slice, to the thread `ready` that could have had it, or to itself. What the
-/// hypervisor took is not known more closely than for the whole slice, and is told last of the part.
-fn tell_holder(
-    lane: &Lane,
-    cpu: usize,
-    from_ns: u64,
-    to_ns: u64,
-    ready: Option<u32>,
-    tell: &mut dyn FnMut(u64, u64, CauseKind, Party),
-) {
-    let slice = &lane.slice;
-    let (ns, whole_ns) = (to_ns.saturating_sub(from_ns), slice.end_ns.saturating_sub(slice.start_ns));
-    let steal_ns = (u128::from(slice.steal_ns) * u128::from(ns)).checked_div(u128::from(whole_ns)).unwrap_or(0);
-    let own_end_ns = to_ns - u64::try_from(steal_ns).unwrap_or(u64::MAX).min(ns);
-    tell(own_end_ns, to_ns, CauseKind::Steal, Party::Text("hypervisor"));
-    let name = slice.name;
-    let (kind, who) = match slice.holder {
-        Holder::Irq { .. } => (CauseKind::Irq, Party::Interrupt(name)),
-        Holder::Softirq => (CauseKind::Softirq, Party::Interrupt(name)),
-        Holder::Work { handler, .. } => (CauseKind::Work, Party::Work(handler)),
-        Holder::Thread(tid) => {
-            let kind = match ready {
-                None => CauseKind::Running,
-                Some(ready) if ready == tid => CauseKind::Wakeup,
-                Some(_) => CauseKind::Thread,
-            };
-            (kind, Party::Thread { tid, name, cgroup: slice.cgroup, is_member: slice.is_member })
-        }
-        Holder::Idle => (CauseKind::IdleExit, Party::Cpu(cpu as u32)),
-        Holder::Nobody => (CauseKind::Unknown, Party::Text(NOT_RECORDED)),
-    };
-    // A thread's own interrupts that are off are its own work.
-    let keeps_off = ready.is_some() && slice.holder.tid().is_some();
-    let off_ns = if keeps_off { lane.irqs_off_ns.clamp(from_ns, own_end_ns) } else { own_end_ns };
-    tell(off_ns, own_end_ns, CauseKind::IrqsOff, who);
-    tell(from_ns, off_ns, kind, who);
 }
