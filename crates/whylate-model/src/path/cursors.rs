@@ -4,8 +4,23 @@
 use std::collections::BTreeSet;
 
 use super::rewind::{Change, Rewind};
-use super::walk::{Cursor, Place};
+use super::cursor::{Cursor, Place};
 use super::{Finding, Limits};
+
+/// How much work walks may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bound {
+    /// As much as there is to follow.
+    None,
+    /// So many visits and findings for each change, and so many more, of walks that follow who ended a wait: where it is
+    /// more, only those of some threads do.
+    Work { of_change: u64, more: u64 },
+}
+
+impl Bound {
+    /// That of sums.
+    pub const OF_SUMS: Bound = Bound::Work { of_change: 8, more: 1 << 20 };
+}
 
 /// All cursors of a walk that have begun and are not done.
 #[derive(Debug)]
@@ -27,12 +42,19 @@ pub(super) struct Cursors {
     visited: Vec<u32>,
     /// How many visits there were.
     pub visits: u64,
+    bound: Bound,
+    /// How much work is left.
+    left: u64,
+    /// Of the walks, one of 2 to the power of this is followed to who ended its waits.
+    cut: u32,
 }
 
 #[derive(Debug)]
 struct Entry {
     /// Which of the walks it is.
     index: usize,
+    /// By how many halvings of the threads it is still followed to who ended its waits.
+    stays: u32,
     cursor: Cursor,
     /// What is noted of it in `by_tid`, `due`, and in `running` or `ready`, with its position there.
     tids: Vec<u32>,
@@ -42,7 +64,7 @@ struct Entry {
 
 impl Cursors {
     /// None yet, on so many CPUs.
-    pub fn new(cpus: usize) -> Self {
+    pub fn new(cpus: usize, bound: Bound) -> Self {
         Cursors {
             entries: Vec::new(),
             count: 0,
@@ -53,6 +75,9 @@ impl Cursors {
             next: Vec::new(),
             visited: Vec::new(),
             visits: 0,
+            bound,
+            left: if let Bound::Work { more, .. } = bound { more } else { u64::MAX },
+            cut: 0,
         }
     }
 
@@ -61,9 +86,12 @@ impl Cursors {
     }
 
     /// Adds one, which is visited at the next change.
-    pub fn add(&mut self, index: usize, cursor: Cursor) {
+    pub fn add(&mut self, index: usize, mut cursor: Cursor, tid: u32) {
         self.next.push(self.entries.len() as u32);
-        self.entries.push(Some(Entry { index, cursor, tids: Vec::new(), due_ns: None, place: None }));
+        // Spreads numbers that follow each other (Knuth's multiplicative hash).
+        let stays = tid.wrapping_mul(0x9e37_79b1).leading_zeros();
+        cursor.set_cut(stays < self.cut);
+        self.entries.push(Some(Entry { index, stays, cursor, tids: Vec::new(), due_ns: None, place: None }));
         self.count += 1;
     }
 
@@ -79,18 +107,58 @@ impl Cursors {
     ) {
         let is_full = change.is_some_and(|change| rewind.is_full(change.cpu));
         let visited = self.concerned(reached_ns, change, is_full);
+        let mut work = 0;
         for &number in &visited {
             let Some(entry) = &mut self.entries[number as usize] else { continue };
             self.visits += 1;
+            // What a thread does itself is always told.
+            let counts = u64::from(entry.cursor.follows());
             let index = entry.index;
-            entry.cursor.go_back(rewind, reached_ns, change, limits, &mut |finding| found(index, finding));
+            work += counts;
+            entry.cursor.go_back(rewind, reached_ns, change, limits, &mut |finding| {
+                work += counts;
+                found(index, finding);
+            });
             self.note(number, rewind, reached_ns, change);
         }
         if let Some(change) = change.filter(|_| is_full) {
-            rewind.forget_passed(change.cpu);
+            rewind.passed_mut(change.cpu).clear();
         }
+        self.spend(work, rewind, reached_ns, found);
         // Its memory is used again.
         self.visited = visited;
+    }
+
+    /// Takes work from what is left. Where none is, waits of half as many threads are followed from now on,
+    /// and where there are plenty, of twice as many.
+    fn spend(
+        &mut self,
+        work: u64,
+        rewind: &mut Rewind<'_>,
+        reached_ns: u64,
+        found: &mut dyn FnMut(usize, Finding),
+    ) {
+        let Bound::Work { of_change, more } = self.bound else { return };
+        self.left = (self.left + of_change).saturating_sub(work).min(more);
+        let cut = match self.left {
+            0 => self.cut + 1,
+            left if left == more => self.cut.saturating_sub(1),
+            _ => self.cut,
+        };
+        if cut == self.cut {
+            return;
+        }
+        self.left = if cut > self.cut { more / 16 } else { more / 2 };
+        self.cut = cut;
+        for number in 0..self.entries.len() as u32 {
+            let Some(entry) = &mut self.entries[number as usize] else { continue };
+            let (index, is_cut) = (entry.index, entry.stays < cut);
+            entry.cursor.set_cut(is_cut);
+            if is_cut && entry.cursor.cut_short(rewind, reached_ns, &mut |finding| found(index, finding)) {
+                found(index, Finding::NotFollowed);
+                self.note(number, rewind, reached_ns, None);
+            }
+        }
     }
 
     /// Those that have something to do, in the order in which they were added.
@@ -177,7 +245,7 @@ impl Cursors {
             entry.place = Some((place, position));
         }
         if let Place::Ready(cpu) = place {
-            rewind.begin_wait(cpu);
+            rewind.passed_mut(cpu).begin_wait();
         }
     }
 
@@ -191,7 +259,7 @@ impl Cursors {
             moved.place = Some((place, position));
         }
         if let Place::Ready(cpu) = place {
-            rewind.end_wait(cpu);
+            rewind.passed_mut(cpu).end_wait();
         }
     }
 }

@@ -4,7 +4,7 @@
 use super::Party;
 use super::history::Holder;
 use super::rewind::Lane;
-use super::walk::NOT_RECORDED;
+use super::cursor::NOT_RECORDED;
 use crate::CauseKind;
 
 /// Whoever had a CPU during a part of a slice, to the thread `ready` that could have had it, or to itself. What the
@@ -19,7 +19,11 @@ pub(super) fn tell_holder(
 ) {
     let slice = &lane.slice;
     let (ns, whole_ns) = (to_ns.saturating_sub(from_ns), slice.end_ns.saturating_sub(slice.start_ns));
-    let steal_ns = (u128::from(slice.steal_ns) * u128::from(ns)).checked_div(u128::from(whole_ns)).unwrap_or(0);
+    // A division of so many bits is as much work as all the rest.
+    let steal_ns = match slice.steal_ns {
+        0 => 0,
+        steal_ns => (u128::from(steal_ns) * u128::from(ns)).checked_div(u128::from(whole_ns)).unwrap_or(0),
+    };
     let own_end_ns = to_ns - u64::try_from(steal_ns).unwrap_or(u64::MAX).min(ns);
     tell(own_end_ns, to_ns, CauseKind::Steal, Party::Text("hypervisor"));
     let name = slice.name;

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::history::{Exit, Holder, Past, Slice};
+use super::passed::{Passed, Sum};
 
 /// How many lanes that were passed are kept in all, while threads wait for their CPUs.
 const PASSED: usize = 1 << 16;
@@ -45,18 +46,13 @@ pub(super) struct Rewind<'a> {
     passed: Vec<Passed>,
     /// How many lanes are kept of each CPU at most.
     room: usize,
-}
-
-/// The lanes of one CPU that were passed, the latest first, as long as threads wait for it.
-#[derive(Debug, Default)]
-struct Passed {
-    lanes: Vec<Lane>,
-    threads: usize,
+    /// Long waits for a CPU are told in sums.
+    has_sums: bool,
 }
 
 impl<'a> Rewind<'a> {
     /// At the end of what is known.
-    pub fn new(past: &'a mut dyn Past) -> Self {
+    pub fn new(past: &'a mut dyn Past, has_sums: bool) -> Self {
         let cpus = past.cpus();
         let mut rewind = Rewind {
             past,
@@ -66,6 +62,7 @@ impl<'a> Rewind<'a> {
             tids: vec![None; cpus],
             passed: (0..cpus).map(|_| Passed::default()).collect(),
             room: (PASSED / cpus.max(1)).max(PASSED_OF_CPU),
+            has_sums,
         };
         for cpu in 0..cpus {
             // After the end nothing is known.
@@ -90,43 +87,29 @@ impl<'a> Rewind<'a> {
 
     /// Goes back to before a change.
     pub fn pass(&mut self, change: &Change) {
-        let passed = &mut self.passed[change.cpu];
-        if passed.threads > 0 {
-            passed.lanes.push(self.lanes[change.cpu]);
-        }
+        self.passed[change.cpu].push(change.cpu, self.lanes[change.cpu], self.has_sums);
         self.enter(change.cpu, change.before);
     }
 
-    /// From now on, until [`Rewind::end_wait`], one more thread waits for this CPU.
-    pub fn begin_wait(&mut self, cpu: usize) {
-        self.passed[cpu].threads += 1;
+    /// What a CPU was passed doing while threads wait for it.
+    pub fn passed_mut(&mut self, cpu: usize) -> &mut Passed {
+        &mut self.passed[cpu]
     }
 
-    /// One thread less waits for this CPU.
-    pub fn end_wait(&mut self, cpu: usize) {
-        let passed = &mut self.passed[cpu];
-        passed.threads -= 1;
-        if passed.threads == 0 {
-            passed.lanes.clear();
-        }
-    }
-
-    /// Whether the lanes of this CPU have no more room: whoever waits for it takes them in before they are forgotten.
+    /// Whether no more lanes of this CPU are to be kept: whoever waits for it takes them in, and they are forgotten.
     pub fn is_full(&self, cpu: usize) -> bool {
-        self.passed[cpu].lanes.len() >= self.room
-    }
-
-    /// Forgets the lanes of a CPU that were passed: all threads that wait for it have taken them in.
-    pub fn forget_passed(&mut self, cpu: usize) {
-        self.passed[cpu].lanes.clear();
+        self.passed[cpu].len() >= self.room
     }
 
     /// The lanes of a CPU within a time since a thread began to wait for it, the latest first.
     pub fn passed(&self, cpu: usize, from_ns: u64, to_ns: u64) -> impl Iterator<Item = &Lane> {
-        let passed = &self.passed[cpu].lanes;
-        let later = passed.partition_point(|lane| lane.slice.start_ns >= to_ns);
-        let within = move |lane: &&Lane| lane.slice.end_ns > from_ns;
-        passed[later..].iter().chain([&self.lanes[cpu]]).take_while(within)
+        self.passed[cpu].lanes(from_ns, to_ns).iter().chain([&self.lanes[cpu]])
+    }
+
+    /// What they were to the thread that waited, where they are many and sums are wanted.
+    pub fn sum(&self, cpu: usize, from_ns: u64, to_ns: u64, ready: u32) -> Option<Sum> {
+        let before = &self.lanes[cpu];
+        self.has_sums.then(|| self.passed[cpu].sum(cpu, before, from_ns, to_ns, ready)).flatten()
     }
 
     /// The CPU that this thread has, itself and not an interrupt on top of it.

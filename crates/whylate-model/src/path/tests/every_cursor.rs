@@ -9,7 +9,7 @@
 use super::super::history::{Entry, Exit, Holder, Request, Slice, Waker};
 use super::super::items::{Item, Items};
 use super::super::rewind::{Change, Lane, Rewind};
-use super::super::walk::{DEEPEST, Woken};
+use super::super::cursor::{DEEPEST, Woken};
 use super::super::{Asked, Finding, Hop, Limits, Party, Past, Segment};
 use crate::{CauseKind, thread};
 
@@ -100,7 +100,7 @@ pub fn walk_every(past: &mut dyn Past, asked: &[Asked], limits: &dyn Limits, fou
     let mut order: Vec<usize> = (0..asked.len()).collect();
     order.sort_by_key(|&index| asked[index].to_ns);
     let mut cursors: Vec<(usize, Cursor)> = Vec::new();
-    let mut rewind = Rewind::new(past);
+    let mut rewind = Rewind::new(past, false);
     loop {
         let reached_ns = rewind.next_ns().unwrap_or(0);
         while let Some(&index) = order.last()
