@@ -12,24 +12,29 @@
 
 pub mod budget;
 pub mod command;
+mod cursor;
+mod cursors;
 pub mod events;
 mod found;
 mod held_up;
 pub mod history;
+mod holding;
 pub mod import;
 mod items;
 pub mod members;
 pub mod outline;
 pub mod packed;
+mod passed;
 mod rewind;
 pub mod stolen;
 mod sums;
 mod walk;
+pub mod watched;
 mod within;
 
 pub use found::{Found, Names, OTHERS, Path, PathSegment};
 pub use history::Past;
-pub(crate) use walk::DEEPEST;
+pub(crate) use cursor::DEEPEST;
 pub use walk::walk;
 pub use within::within;
 
@@ -78,6 +83,8 @@ pub enum Finding {
         /// When.
         at_ns: u64,
     },
+    /// A wait is not followed any further, because there are too many: the rest of it is nobody's.
+    NotFollowed,
 }
 
 /// A part of a path, and whose it is.
@@ -113,7 +120,7 @@ pub struct Hop {
 }
 
 /// Who or what a segment is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Party {
     /// A thread.
     Thread {

@@ -1,20 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What threads did with their time: a budget that adds up, with each kind of wait followed to what it ends in.
 
+mod kind;
+mod latencies;
+mod ready;
+mod waits;
+
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
 use super::command::LongWait;
-use super::history::{Blocked, Name, Waker};
+use self::kind::{Called, Kind, Part};
+use self::latencies::Latencies;
+use self::ready::Ready;
+use self::waits::Open;
+use super::history::{Name, Waker};
 use super::sums::Sums;
-use super::{Asked, Finding, Found, Hop, Limits, Names, Party, Past, PathSegment, Segment, walk};
-use crate::{CauseKind, Histogram};
+use super::walk::walk_for_sums;
+use super::{Asked, Finding, Limits, Names, Party, Past, PathSegment, Segment};
+use crate::Histogram;
 
 /// So many waits are told one by one.
 const LONGEST: usize = 5;
-/// Waits that are shorter are counted, and not followed.
+/// Waits that are shorter are counted, and told together.
 const FOLLOWED_NS: u64 = 50_000;
 
 /// What some threads did in a span of time.
@@ -34,6 +44,9 @@ pub struct Budget {
     pub waits: Vec<Waits>,
     /// The longest of these waits that are over, the longest first.
     pub longest: Vec<LongWait>,
+    /// How many waits were not followed to who ended them, or not all the way, because there were too many.
+    #[serde(default)]
+    pub not_followed: u64,
 }
 
 /// Who or what ended a wait.
@@ -83,30 +96,21 @@ pub struct Waits {
     pub path: Vec<PathSegment>,
 }
 
-/// A wait that is being gone back through.
-struct Open {
-    found: Found,
-    ns: u64,
-    from_ns: u64,
-    by: Option<Waker>,
-    woken_ns: u64,
-    blocked: Option<Blocked>,
-}
-
 /// Gathers what walks find.
 struct Gatherer<'a> {
     names: &'a mut dyn Names,
     asked: &'a [Asked],
     known: &'a BTreeMap<u32, Known>,
     /// The numbers of those that are asked for.
-    own: BTreeSet<u32>,
+    own: HashSet<u32>,
     budget: Budget,
-    waits: BTreeMap<(String, EndedBy), (Waits, Sums)>,
+    waits: BTreeMap<(String, EndedBy), Kind>,
     /// Of each thread, the wait that is being gone back through.
     open: Vec<Option<Open>>,
     /// Of each thread, how long it could run without a break.
     ready_ns: Vec<u64>,
-    ready: Vec<Found>,
+    ready_latencies: Latencies,
+    ready: Vec<Ready>,
     from_ns: u64,
 }
 
@@ -127,10 +131,11 @@ pub fn budget(
         waits: BTreeMap::new(),
         open: asked.iter().map(|_| None).collect(),
         ready_ns: vec![0; asked.len()],
-        ready: asked.iter().map(|_| Found::default()).collect(),
+        ready_latencies: Latencies::default(),
+        ready: asked.iter().map(|_| Ready::of_many(asked.len())).collect(),
         from_ns: asked.iter().map(|asked| asked.from_ns).min().unwrap_or(0),
     };
-    walk(past, asked, limits, &mut |number, finding| gatherer.add(number, finding));
+    walk_for_sums(past, asked, limits, &mut |number, finding| gatherer.add(number, finding));
     gatherer.finish()
 }
 
@@ -140,30 +145,19 @@ impl Gatherer<'_> {
             Finding::Hop(hop) if hop.within.is_none() => {
                 self.close(number);
                 self.close_ready(number);
-                let Hop { by, woken_ns, .. } = hop;
-                self.open[number] =
-                    Some(Open { found: Found::default(), ns: 0, from_ns: 0, by, woken_ns, blocked: None });
+                self.open[number] = Some(Open::new(hop));
+                return;
             }
             Finding::Segment(segment) if segment.hop.is_none() => {
                 self.close(number);
                 self.add_own(number, segment);
             }
-            Finding::Segment(segment) => {
-                self.budget.total_ns += segment.to_ns - segment.from_ns;
-                if let Some(open) = &mut self.open[number] {
-                    open.ns += segment.to_ns - segment.from_ns;
-                    open.from_ns = segment.from_ns;
-                }
-            }
-            Finding::Asleep { hop, blocked, .. } => {
-                if let Some(open) = self.open[number].as_mut().filter(|open| open.found.is_outermost(hop)) {
-                    open.blocked = Some(blocked);
-                }
-            }
-            Finding::Hop(_) | Finding::Called { .. } => {}
+            Finding::Segment(segment) => self.budget.total_ns += segment.to_ns - segment.from_ns,
+            Finding::NotFollowed => self.budget.not_followed += 1,
+            Finding::Asleep { .. } | Finding::Hop(_) | Finding::Called { .. } => {}
         }
         if let Some(open) = &mut self.open[number] {
-            open.found.add(finding);
+            open.add(finding);
         }
     }
 
@@ -171,9 +165,9 @@ impl Gatherer<'_> {
     fn add_own(&mut self, number: usize, segment: Segment) {
         let ns = segment.to_ns - segment.from_ns;
         self.budget.total_ns += ns;
-        if segment.ready.is_some() {
+        if let Some(ready) = segment.ready {
             self.ready_ns[number] += ns;
-            self.ready[number].add(Finding::Segment(segment));
+            self.ready[number].add(segment.kind, segment.who, ready, ns);
         } else {
             if let Party::Thread { tid, name, .. } = segment.who {
                 self.ready[number].name(tid, name);
@@ -187,74 +181,78 @@ impl Gatherer<'_> {
         let ns = std::mem::take(&mut self.ready_ns[number]);
         if ns > 0 {
             self.budget.ready.ns += ns;
-            self.budget.ready.latency.merge(&[ns].into_iter().collect());
+            self.ready_latencies.add(ns);
         }
     }
 
     fn ended_by(&self, number: usize, open: &Open) -> EndedBy {
-        match open.by {
+        match open.hop.by {
             Some(Waker::Thread(tid) | Waker::Parent(tid)) if self.own.contains(&tid) => EndedBy::Own,
             Some(Waker::Thread(_) | Waker::Parent(_)) => EndedBy::Others,
             Some(Waker::Disk(_)) => EndedBy::Disk,
             Some(Waker::Timer) => EndedBy::Timer,
             Some(Waker::Network) => EndedBy::Network,
             Some(Waker::Rcu | Waker::Softirq | Waker::Irq) => EndedBy::Interrupt,
-            None if open.woken_ns == self.asked[number].to_ns => EndedBy::NotOver,
+            None if open.hop.woken_ns == self.asked[number].to_ns => EndedBy::NotOver,
             None => EndedBy::Unseen,
         }
     }
 
     fn close(&mut self, number: usize) {
-        let Some(mut open) = self.open[number].take().filter(|open| open.ns > 0) else { return };
+        let Some(open) = self.open[number].take().filter(|open| open.ns > 0) else { return };
         let ended_by = self.ended_by(number, &open);
         let asked = self.asked[number];
         let known = self.known.get(&asked.tid);
-        if let Some(known) = known {
-            open.found.name(asked.tid, known.name);
-        }
+        let name = known.map(|known| known.name);
         // Where it fell asleep before anybody looked, what it was found in then is what it waited in.
-        let began_earlier = open.blocked.is_none() && open.from_ns == asked.from_ns;
+        let blocked = open.blocked();
+        let began_earlier = blocked.is_none() && open.from_ns == asked.from_ns;
         let waits_in = known.filter(|_| began_earlier).and_then(|known| known.waits_in.as_ref());
-        let mut path = open.found.finish(self.names).segments;
-        if let Some(waits_in) = waits_in {
-            let own = path.iter_mut().filter(|segment| segment.depth == 1);
-            own.for_each(|segment| segment.via = Some(waits_in.clone()));
-        }
-        let outermost = path.iter().find(|segment| segment.depth == 1);
-        let via = outermost.and_then(|segment| segment.via.clone());
-        let sleeps = via.as_deref().is_some_and(|via| via.contains("nanosleep"));
-        if matches!(ended_by, EndedBy::Timer | EndedBy::NotOver) && sleeps {
-            self.budget.own_sleep_ns += open.ns;
+        let (ns, from_ns) = (open.ns, open.from_ns);
+        let is_short = ns < FOLLOWED_NS;
+        let is_flat = is_short || open.parts().is_some();
+        let mut via = is_flat.then(|| waits_in.cloned().or_else(|| open.waits_in(self.names))).flatten();
+        if is_own_sleep(via.as_ref(), ended_by) {
+            self.budget.own_sleep_ns += ns;
             return;
         }
-        let other = match open.blocked {
+        let waiter = Called::Thread(asked.tid, open.name().or(name).unwrap_or_default());
+        let parts = match open.parts().unwrap_or_default() {
+            _ if is_short => vec![(Part::of_short(waiter), ns)],
+            parts => parts.iter().map(|part| (Part::of(waiter, part, parts), part.to_ns - part.from_ns)).collect(),
+        };
+        // What is not over has nothing to tell, and whatever is idle all the time would be all that is told.
+        let longest = &self.budget.longest;
+        let is_long = longest.len() < LONGEST || longest.last().is_some_and(|last| last.ns < ns);
+        let is_told = is_long && !is_short && ended_by != EndedBy::NotOver;
+        let path = (is_told || !is_flat).then(|| open.path(name, waits_in, self.names)).unwrap_or_default();
+        if !is_flat {
+            via = path.iter().find(|segment| segment.depth == 1).and_then(|segment| segment.via.clone());
+            if is_own_sleep(via.as_ref(), ended_by) {
+                self.budget.own_sleep_ns += ns;
+                return;
+            }
+        }
+        if is_told {
+            let wait = LongWait { after_ns: from_ns.saturating_sub(self.from_ns), ns, path: path.clone() };
+            self.budget.longest.push(wait);
+            self.budget.longest.sort_by_key(|wait| Reverse(wait.ns));
+            self.budget.longest.truncate(LONGEST);
+        }
+        let has_via = via.is_some();
+        let other = match blocked {
             Some(blocked) if blocked.is_kernel => "waits of kernel threads",
             Some(_) => "waits outside system calls",
             None => "waits that began earlier",
         };
-        let via = via.unwrap_or_else(|| other.to_owned());
-        let (waits, sums) = self
-            .waits
-            .entry((via.clone(), ended_by))
-            .or_insert_with(|| (Waits { via, ended_by: Some(ended_by), ..Waits::default() }, Sums::default()));
-        waits.ns += open.ns;
-        waits.latency.merge(&[open.ns].into_iter().collect());
-        if open.ns < FOLLOWED_NS {
-            let short = path.first().cloned().unwrap_or_default();
-            let short =
-                PathSegment { ns: open.ns, kind: CauseKind::Unknown, who: "short waits".to_owned(), depth: 1, ..short };
-            sums.add(vec![short]);
-            return;
+        let kind = self.waits.entry((via.unwrap_or_else(|| other.to_owned()), ended_by)).or_default();
+        kind.has_via = has_via;
+        kind.ns += ns;
+        kind.latencies.add(ns);
+        match is_flat {
+            true => parts.into_iter().for_each(|(part, ns)| kind.add_part(part, ns)),
+            false => kind.sums.add(path),
         }
-        // What is not over has nothing to tell, and whatever is idle all the time would be all that is told.
-        if ended_by != EndedBy::NotOver {
-            let longest = &mut self.budget.longest;
-            let after_ns = open.from_ns.saturating_sub(self.from_ns);
-            longest.push(LongWait { after_ns, ns: open.ns, path: path.clone() });
-            longest.sort_by_key(|wait| Reverse(wait.ns));
-            longest.truncate(LONGEST);
-        }
-        sums.add(path);
     }
 
     fn finish(mut self) -> Budget {
@@ -263,13 +261,21 @@ impl Gatherer<'_> {
             self.close_ready(number);
         }
         let mut ready = Sums::default();
-        for found in std::mem::take(&mut self.ready) {
-            ready.add(found.finish(self.names).segments);
+        for of_thread in std::mem::take(&mut self.ready) {
+            ready.add(of_thread.finish(self.names));
         }
         self.budget.ready.path = ready.finish();
-        let with_path = |(waits, sums): (Waits, Sums)| Waits { path: sums.finish(), ..waits };
-        let mut waits: Vec<Waits> = self.waits.into_values().map(with_path).collect();
+        self.budget.ready.latency = self.ready_latencies.finish();
+        let mut waits = Vec::new();
+        for ((via, ended_by), kind) in self.waits {
+            waits.push(kind.finish(via, ended_by, self.names));
+        }
         waits.sort_by_key(|waits| Reverse(waits.ns));
         Budget { waits, ..self.budget }
     }
+}
+
+/// Whether it is a sleep that lasts as long as the thread wanted.
+fn is_own_sleep(via: Option<&String>, ended_by: EndedBy) -> bool {
+    matches!(ended_by, EndedBy::Timer | EndedBy::NotOver) && via.is_some_and(|via| via.contains("nanosleep"))
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a walk has found of one wait, put together in order of time and in words.
 
+mod fold;
+
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
@@ -13,6 +15,8 @@ use crate::{Cgroup, thread};
 
 /// So many segments are kept in order; beyond that, those that are alike become one.
 const SEGMENTS: usize = 400;
+/// Of those that are alike already, so many are compared with each that is new, before all are again.
+const FIRST: usize = 64;
 
 /// Whose parts are that were summed up so far that nobody of them is known any more.
 pub const OTHERS: &str = "others";
@@ -163,8 +167,10 @@ struct Wait {
 pub struct Found {
     parts: Vec<Part>,
     waits: Vec<Wait>,
-    /// Waits by the numbers of their hops.
-    numbers: HashMap<u32, usize>,
+    /// Waits that are open, the outermost first, with the numbers of their hops.
+    open: Vec<(u32, usize)>,
+    /// The thread whose name was taken in last.
+    named: Option<u32>,
     names: HashMap<u32, Name>,
     /// Of the threads that have names.
     cgroups: HashMap<u32, u64>,
@@ -176,17 +182,15 @@ impl Found {
     pub fn add(&mut self, finding: Finding) {
         match finding {
             Finding::Segment(segment) => self.add_segment(segment),
-            Finding::Hop(Hop { number, within, tid, woken_ns, by }) => {
-                let within = within.and_then(|number| self.numbers.get(&number).copied());
-                self.numbers.insert(number, self.waits.len());
-                self.waits.push(Wait { within, tid, woken_ns, by, asleep: None });
-            }
+            Finding::Hop(hop) => self.add_hop(hop),
             Finding::Called { tid, name } => self.name(tid, name),
             Finding::Asleep { hop, name, blocked, .. } => {
-                if let Some(&wait) = self.numbers.get(&hop) {
-                    self.waits[wait].asleep = Some((name, blocked));
+                if let Some(wait) = self.wait_of(hop) {
+                    let is_known = self.is_folded && self.waits[wait].asleep.is_some();
+                    self.waits[wait].asleep = if is_known { self.waits[wait].asleep } else { Some((name, blocked)) };
                 }
             }
+            Finding::NotFollowed => {}
         }
     }
 
@@ -197,142 +201,47 @@ impl Found {
         }
     }
 
-    /// Whether this hop is the first that was taken in.
-    pub(super) fn is_outermost(&self, hop: u32) -> bool {
-        self.numbers.get(&hop) == Some(&0)
+    fn wait_of(&self, hop: u32) -> Option<usize> {
+        self.open.iter().rev().find(|(number, _)| *number == hop).map(|&(_, wait)| wait)
+    }
+
+    fn add_hop(&mut self, Hop { number, within, tid, woken_ns, by }: Hop) {
+        while self.open.last().is_some_and(|&(number, _)| Some(number) != within) {
+            self.open.pop();
+        }
+        let wait = Wait { within: self.open.last().map(|&(_, wait)| wait), tid, woken_ns, by, asleep: None };
+        let known = if self.is_folded { self.waits.iter().take(FIRST).position(|known| known.is_like(&wait)) } else { None };
+        self.open.push((number, known.unwrap_or(self.waits.len())));
+        if known.is_none() {
+            self.waits.push(wait);
+        }
     }
 
     fn add_segment(&mut self, segment: Segment) {
         let Segment { from_ns, to_ns, kind, who, ready, hop } = segment;
-        if let Party::Thread { tid, name, cgroup, .. } = who {
+        if let Party::Thread { tid, name, cgroup, .. } = who
+            && self.named != Some(tid)
+        {
             self.name(tid, name);
             if let (Some(cgroup), true) = (cgroup, self.names.contains_key(&tid)) {
                 self.cgroups.entry(tid).or_insert(cgroup);
             }
+            self.named = Some(tid);
         }
-        let wait = hop.and_then(|number| self.numbers.get(&number).copied());
+        let wait = hop.and_then(|number| self.wait_of(number));
         let part = Part { ns: to_ns - from_ns, kind, who, ready, wait };
-        match self.parts.last_mut() {
-            Some(last) if last.is_like(&part) => last.ns += part.ns,
-            _ => self.parts.push(part),
+        let like = match self.parts.last_mut() {
+            Some(last) if last.is_like(&part) => Some(last),
+            _ if self.is_folded => self.parts.iter_mut().take(FIRST).find(|known| known.is_like(&part)),
+            _ => None,
+        };
+        match like {
+            Some(like) => like.ns += part.ns,
+            None => self.parts.push(part),
         }
         if self.parts.len() >= 2 * SEGMENTS {
             self.fold(wait);
         }
-    }
-
-    /// Makes one of parts that are alike, and of waits of one thread for the same one within the same wait.
-    fn fold(&mut self, innermost: Option<usize>) {
-        self.is_folded = true;
-        let mut waits: Vec<Wait> = Vec::new();
-        let mut places = Vec::with_capacity(self.waits.len());
-        let mut known: HashMap<(Option<usize>, u32, u64), usize> = HashMap::new();
-        for wait in &self.waits {
-            let within = wait.within.map(|within: usize| places[within]);
-            let place = *known.entry((within, wait.tid, ended_by(wait.by))).or_insert_with(|| {
-                waits.push(Wait { within, ..wait.clone() });
-                waits.len() - 1
-            });
-            waits[place].asleep = waits[place].asleep.or(wait.asleep);
-            places.push(place);
-        }
-        let mut parts: Vec<Part> = Vec::new();
-        let mut alike: HashMap<_, Vec<usize>> = HashMap::new();
-        for part in &self.parts {
-            let part = Part { wait: part.wait.map(|wait| places[wait]), ..*part };
-            let same = alike.entry((part.wait, part.kind, part.who.key(), part.ready)).or_default();
-            match same.iter().find(|&&place| parts[place].is_like(&part)) {
-                Some(&place) => parts[place].ns += part.ns,
-                None => {
-                    same.push(parts.len());
-                    parts.push(part);
-                }
-            }
-        }
-        // Only those that are still open are named again.
-        let mut open = Vec::new();
-        let mut next = innermost;
-        while let Some(wait) = next {
-            open.push(wait);
-            next = self.waits[wait].within;
-        }
-        self.numbers.retain(|_, wait| open.contains(wait));
-        self.numbers.values_mut().for_each(|wait| *wait = places[*wait]);
-        (self.waits, self.parts) = (waits, parts);
-        let latest = self.parts.last().copied();
-        if self.parts.len() > SEGMENTS {
-            self.sum_up_small();
-        }
-        self.forget_waits();
-        self.forget_names(latest);
-    }
-
-    /// Those of which no part is told any more.
-    fn forget_waits(&mut self) {
-        let mut is_used = vec![false; self.waits.len()];
-        // The first one is what was asked about.
-        is_used.iter_mut().take(1).for_each(|first| *first = true);
-        for wait in self.parts.iter().filter_map(|part| part.wait).chain(self.numbers.values().copied()) {
-            let mut next = Some(wait);
-            while let Some(at) = next.filter(|&at| !is_used[at]) {
-                is_used[at] = true;
-                next = self.waits[at].within;
-            }
-        }
-        let mut kept = 0;
-        let places: Vec<usize> = is_used.iter().map(|&is_used| (kept, kept += usize::from(is_used)).0).collect();
-        let mut at = 0;
-        self.waits.retain(|_| (is_used[at], at += 1).0);
-        self.waits.iter_mut().for_each(|wait| wait.within = wait.within.map(|within| places[within]));
-        self.parts.iter_mut().for_each(|part| part.wait = part.wait.map(|wait| places[wait]));
-        self.numbers.values_mut().for_each(|wait| *wait = places[*wait]);
-    }
-
-    /// Those of threads that no part is about, but for the latest.
-    fn forget_names(&mut self, latest: Option<Part>) {
-        let of_part = |part: &Part| {
-            let who = match part.who {
-                Party::Thread { tid, .. } => Some(tid),
-                Party::Disk(request) => Some(request.submitter),
-                _ => None,
-            };
-            [part.ready, who]
-        };
-        let of_parts = self.parts.iter().chain(&latest).flat_map(of_part).flatten();
-        let used: HashSet<u32> = of_parts.chain(self.waits.iter().map(|wait| wait.tid)).collect();
-        self.names.retain(|tid, _| used.contains(tid));
-        self.cgroups.retain(|tid, _| used.contains(tid));
-    }
-
-    /// Where even different parts are too many, threads of one name become one in the smallest; beyond that these lose
-    /// their names.
-    fn sum_up_small(&mut self) {
-        let mut by_size: Vec<usize> = (0..self.parts.len()).collect();
-        by_size.sort_by_key(|&place| Reverse(self.parts[place].ns));
-        let mut small: Vec<Part> = Vec::new();
-        let mut places: HashMap<(CauseKind, Option<(Name, bool)>), usize> = HashMap::new();
-        let mut is_small = vec![false; self.parts.len()];
-        for &place in &by_size[SEGMENTS / 2..] {
-            is_small[place] = true;
-            let part = self.parts[place];
-            let named = part
-                .who
-                .named()
-                .filter(|&named| places.len() < SEGMENTS / 4 || places.contains_key(&(part.kind, Some(named))));
-            let sum = *places.entry((part.kind, named)).or_insert_with(|| {
-                let program = |(name, is_member)| Party::Program { name, is_member };
-                let who = named.map_or(Party::Text(OTHERS), program);
-                small.push(Part { ns: 0, who, ready: None, wait: None, ..part });
-                small.len() - 1
-            });
-            small[sum].ns += part.ns;
-        }
-        let mut place = 0;
-        self.parts.retain(|_| {
-            place += 1;
-            !is_small[place - 1]
-        });
-        self.parts.extend(small);
     }
 
     /// Names of threads that had no CPU in all that time and are told of: who waited, or submitted a request before.
@@ -416,88 +325,5 @@ impl Found {
                 .and_then(|&number| names.cgroup(number)),
         });
         Path { segments: segments.collect(), is_folded: self.is_folded }
-    }
-}
-
-impl Part {
-    fn is_like(&self, other: &Part) -> bool {
-        let who = match (self.who, other.who) {
-            (Party::Disk(one), Party::Disk(other)) => {
-                (one.device, one.operation, one.submitter) == (other.device, other.operation, other.submitter)
-            }
-            (one, other) => one == other,
-        };
-        who && (self.kind, self.ready, self.wait) == (other.kind, other.ready, other.wait)
-    }
-}
-
-impl Party {
-    /// What threads that are alike have in common.
-    fn named(&self) -> Option<(Name, bool)> {
-        match *self {
-            Party::Thread { name, is_member, .. } | Party::Program { name, is_member } => Some((name, is_member)),
-            _ => None,
-        }
-    }
-
-    /// The same for those that are alike.
-    fn key(&self) -> u64 {
-        match *self {
-            Party::Thread { tid, .. } => u64::from(tid),
-            Party::Work(handler) => handler,
-            Party::Interrupt(Name(bytes)) | Party::Program { name: Name(bytes), .. } => {
-                u64::from_le_bytes(std::array::from_fn(|at| bytes[at]))
-            }
-            Party::Cpu(cpu) => u64::from(cpu),
-            Party::Disk(request) => u64::from(request.device),
-            Party::Limit(number) => u64::from(number),
-            Party::Quota(cgroup) => cgroup.unwrap_or(0),
-            Party::Text(text) => text.len() as u64,
-        }
-    }
-}
-
-/// The same for waits that end alike.
-fn ended_by(by: Option<Waker>) -> u64 {
-    match by {
-        None => 0,
-        Some(Waker::Thread(tid) | Waker::Parent(tid)) => 1 << 32 | u64::from(tid),
-        Some(Waker::Timer) => 2 << 32,
-        Some(Waker::Network) => 3 << 32,
-        Some(Waker::Rcu) => 4 << 32,
-        Some(Waker::Softirq) => 5 << 32,
-        Some(Waker::Irq) => 6 << 32,
-        Some(Waker::Disk(request)) => 7 << 32 | u64::from(request.device),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// As of a build that runs for hours: each process waits once for another one, and once for a CPU.
-    #[test]
-    fn what_is_kept_does_not_grow_with_the_number_of_threads() {
-        let mut found = Found::default();
-        let mut now_ns = 1 << 40;
-        let mut add = |found: &mut Found, ns: u64, kind, tid: u32, ready, hop| {
-            let who = Party::Thread { tid, name: Name::of("cc1"), cgroup: None, is_member: true };
-            found.add(Finding::Segment(Segment { from_ns: now_ns - ns, to_ns: now_ns, kind, who, ready, hop }));
-            now_ns -= ns;
-        };
-        for number in 0..20_000_u32 {
-            let (tid, waker) = (10 + 2 * number, 11 + 2 * number);
-            let by = Some(Waker::Thread(waker));
-            found.add(Finding::Hop(Hop { number, within: None, tid, woken_ns: 0, by }));
-            add(&mut found, 10, CauseKind::Running, waker, None, Some(number));
-            add(&mut found, 5, CauseKind::Running, tid, None, None);
-            // The earlier, the longer: those are told one by one.
-            add(&mut found, 20 + u64::from(number), CauseKind::Thread, waker, Some(tid), None);
-            assert!(found.waits.len() <= 3 * SEGMENTS && found.names.len() <= 4 * SEGMENTS);
-        }
-        found.fold(None);
-        assert!(found.waits.len() <= SEGMENTS, "{} waits", found.waits.len());
-        let ready: Vec<u32> = found.parts.iter().filter_map(|part| part.ready).collect();
-        assert!(ready.len() > 100 && ready.iter().all(|tid| found.names.contains_key(tid)));
     }
 }

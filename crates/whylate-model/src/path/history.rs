@@ -113,7 +113,7 @@ pub enum Waker {
 }
 
 /// A request of a block device that is done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Request {
     /// When it came into being.
     pub queued_ns: u64,
@@ -128,7 +128,7 @@ pub struct Request {
 }
 
 /// What a request does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Reads.
     #[default]
@@ -168,7 +168,7 @@ pub enum Exit {
 }
 
 /// In what a thread waits, as far as that is known without its stack.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Blocked {
     /// The number of its system call.
     pub syscall: Option<u16>,

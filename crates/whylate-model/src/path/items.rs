@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The work items for which workers are followed, while a walk is within their waits.
 
-use super::walk::Woken;
+use super::cursor::Woken;
 
 /// Before it was queued, its wait was whoever queued it, whatever its worker did then.
 #[derive(Clone, Copy, Debug)]

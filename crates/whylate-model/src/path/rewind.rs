@@ -5,6 +5,12 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::history::{Exit, Holder, Past, Slice};
+use super::passed::{Passed, Sum};
+
+/// How many lanes that were passed are kept in all, while threads wait for their CPUs.
+const PASSED: usize = 1 << 16;
+/// How many of each CPU, where CPUs are many.
+const PASSED_OF_CPU: usize = 1 << 10;
 
 /// One CPU at the present moment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,17 +40,29 @@ pub(super) struct Rewind<'a> {
     changes: BinaryHeap<(u64, Reverse<usize>)>,
     /// Of each CPU, what comes before its lane's slice; kept where a gap lies in between.
     waiting: Vec<Option<Slice>>,
+    /// The thread of each lane's slice.
+    tids: Vec<Option<u32>>,
+    /// Of each CPU, what was passed since a thread began to wait for it.
+    passed: Vec<Passed>,
+    /// How many lanes are kept of each CPU at most.
+    room: usize,
+    /// Long waits for a CPU are told in sums.
+    has_sums: bool,
 }
 
 impl<'a> Rewind<'a> {
     /// At the end of what is known.
-    pub fn new(past: &'a mut dyn Past) -> Self {
+    pub fn new(past: &'a mut dyn Past, has_sums: bool) -> Self {
         let cpus = past.cpus();
         let mut rewind = Rewind {
             past,
             lanes: vec![Lane::default(); cpus],
             changes: BinaryHeap::with_capacity(cpus),
             waiting: vec![None; cpus],
+            tids: vec![None; cpus],
+            passed: (0..cpus).map(|_| Passed::default()).collect(),
+            room: (PASSED / cpus.max(1)).max(PASSED_OF_CPU),
+            has_sums,
         };
         for cpu in 0..cpus {
             // After the end nothing is known.
@@ -69,12 +87,34 @@ impl<'a> Rewind<'a> {
 
     /// Goes back to before a change.
     pub fn pass(&mut self, change: &Change) {
+        self.passed[change.cpu].push(change.cpu, self.lanes[change.cpu], self.has_sums);
         self.enter(change.cpu, change.before);
+    }
+
+    /// What a CPU was passed doing while threads wait for it.
+    pub fn passed_mut(&mut self, cpu: usize) -> &mut Passed {
+        &mut self.passed[cpu]
+    }
+
+    /// Whether no more lanes of this CPU are to be kept: whoever waits for it takes them in, and they are forgotten.
+    pub fn is_full(&self, cpu: usize) -> bool {
+        self.passed[cpu].len() >= self.room
+    }
+
+    /// The lanes of a CPU within a time since a thread began to wait for it, the latest first.
+    pub fn passed(&self, cpu: usize, from_ns: u64, to_ns: u64) -> impl Iterator<Item = &Lane> {
+        self.passed[cpu].lanes(from_ns, to_ns).iter().chain([&self.lanes[cpu]])
+    }
+
+    /// What they were to the thread that waited, where they are many and sums are wanted.
+    pub fn sum(&self, cpu: usize, from_ns: u64, to_ns: u64, ready: u32) -> Option<Sum> {
+        let before = &self.lanes[cpu];
+        self.has_sums.then(|| self.passed[cpu].sum(cpu, before, from_ns, to_ns, ready)).flatten()
     }
 
     /// The CPU that this thread has, itself and not an interrupt on top of it.
     pub fn cpu_of(&self, tid: u32) -> Option<usize> {
-        self.lanes.iter().position(|lane| lane.slice.holder.tid() == Some(tid))
+        self.tids.iter().position(|&holder| holder == Some(tid))
     }
 
     /// Who had the CPU up to `end_ns`, from when the slice began; nobody where nothing is known.
@@ -106,6 +146,7 @@ impl<'a> Rewind<'a> {
             _ => u64::MAX,
         };
         lane.slice = slice;
+        self.tids[cpu] = slice.holder.tid();
         if slice.start_ns > 0 {
             self.changes.push((slice.start_ns, Reverse(cpu)));
         }

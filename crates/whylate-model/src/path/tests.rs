@@ -2,8 +2,10 @@
 //! Histories with known answers, and random ones.
 
 mod budgets;
+mod every_cursor;
 mod forward;
 mod shapes;
+mod visits;
 
 use proptest::prelude::*;
 

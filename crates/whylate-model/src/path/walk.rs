@@ -1,512 +1,57 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The walk back from the end of a wait, along who ended it.
-//!
-//! It goes strictly back in time, so it ends without looking for circles. At each moment it follows one thread: while
-//! that has a CPU the time is its own, while it could run the time belongs to whoever had its CPU, and where it was
-//! woken the walk goes on with whoever woke it, until it comes to where the thread that waited fell asleep.
+//! Walks back through one past, all of them at once.
 
-use super::history::{Entry, Exit, Holder, Request, Slice, Waker};
-use super::items::{Item, Items};
-use super::rewind::{Change, Lane, Rewind};
-use super::{Asked, Finding, Hop, Limits, Party, Past, Segment};
-use crate::{CauseKind, thread};
+use super::cursor::Cursor;
+use super::cursors::{Bound, Cursors};
+use super::rewind::Rewind;
+use super::{Asked, Finding, Limits, Past};
 
-/// Waits within waits are followed so deep.
-pub(crate) const DEEPEST: usize = 64;
 /// Whoever asks may have seen a thread get its CPU so much earlier than the past tells, where a virtual CPU stops between.
 const SLACK_NS: u64 = 20_000_000;
-
-/// The number of no thread.
-const NOBODY: u32 = u32::MAX;
-
-const NOT_RECORDED: &str = "not recorded";
-
-/// A wait that was followed to who ended it.
-#[derive(Clone, Copy, Debug)]
-struct Frame {
-    tid: u32,
-    hop: u32,
-}
-
-/// Where a walk is.
-#[derive(Clone, Copy, Debug)]
-enum Mode {
-    /// It has not begun.
-    Before,
-    /// The thread has this CPU, or an interrupt on top of it.
-    Running {
-        cpu: usize,
-    },
-    /// The thread could run, and waits for this CPU.
-    Ready {
-        cpu: usize,
-        since: Since,
-        /// Up to when it was not allowed to run, and for whom.
-        limit: Option<(u64, Party)>,
-    },
-    /// Nobody can be followed until the innermost thread that waits falls asleep.
-    Leaf {
-        kind: CauseKind,
-        who: Party,
-    },
-    /// A request is at its device, or waits for it.
-    Disk {
-        request: Request,
-        is_issued: bool,
-    },
-    Done,
-}
-
-/// Since when a thread could run.
-#[derive(Clone, Copy, Debug)]
-enum Since {
-    Woken(Woken),
-    /// It lost its CPU then.
-    Lost(u64),
-}
-
-impl Since {
-    fn at_ns(self) -> u64 {
-        match self {
-            Since::Woken(Woken { at_ns, .. }) | Since::Lost(at_ns) => at_ns,
-        }
-    }
-
-    fn can_be_before(self, to_ns: u64) -> bool {
-        match self {
-            Since::Woken(Woken { by: None, .. }) => true,
-            Since::Woken(Woken { at_ns, .. }) | Since::Lost(at_ns) => at_ns < to_ns,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Woken {
-    pub at_ns: u64,
-    /// `None`: that was not seen.
-    pub by: Option<Waker>,
-    pub cpu: u32,
-    is_of_member: bool,
-    /// It slept in the middle of a work item.
-    is_within_item: bool,
-}
-
-/// One walk.
-#[derive(Debug)]
-struct Cursor {
-    asked: Asked,
-    /// What has been explained begins here.
-    now_ns: u64,
-    mode: Mode,
-    /// The thread that is followed.
-    tid: u32,
-    frames: Vec<Frame>,
-    hops: u32,
-    items: Items,
-}
 
 /// Walks back through the past for each of `asked`, and hands out what it finds of them, the latest first: the segments
 /// of each partition its time. What was handed out is not kept, so memory does not grow with time.
 pub fn walk(past: &mut dyn Past, asked: &[Asked], limits: &dyn Limits, found: &mut dyn FnMut(usize, Finding)) {
+    walk_within(past, asked, limits, Bound::None, found);
+}
+
+/// The same of many threads of which sums are wanted: the segments of a long wait for a CPU come in any order, one of each
+/// holder, and where walks have too much to do, only some of them are followed to who ended their waits
+/// ([`Finding::NotFollowed`]). So it takes as long as the past is, however many threads there are.
+pub(super) fn walk_for_sums(
+    past: &mut dyn Past,
+    asked: &[Asked],
+    limits: &dyn Limits,
+    found: &mut dyn FnMut(usize, Finding),
+) {
+    walk_within(past, asked, limits, Bound::OF_SUMS, found);
+}
+
+/// Returns how often a cursor was shown a change.
+pub(super) fn walk_within(
+    past: &mut dyn Past,
+    asked: &[Asked],
+    limits: &dyn Limits,
+    bound: Bound,
+    found: &mut dyn FnMut(usize, Finding),
+) -> u64 {
     let mut order: Vec<usize> = (0..asked.len()).collect();
     order.sort_by_key(|&index| asked[index].to_ns);
-    let mut cursors: Vec<(usize, Cursor)> = Vec::new();
-    let mut rewind = Rewind::new(past);
+    let mut rewind = Rewind::new(past, bound != Bound::None);
+    let mut cursors = Cursors::new(rewind.lanes.len(), bound);
     loop {
         let reached_ns = rewind.next_ns().unwrap_or(0);
         while let Some(&index) = order.last()
             && asked[index].to_ns.saturating_add(SLACK_NS) >= reached_ns
         {
             order.pop();
-            cursors.push((index, Cursor::new(asked[index])));
+            cursors.add(index, Cursor::new(asked[index]), asked[index].tid);
         }
         let change = rewind.next();
-        for (index, cursor) in &mut cursors {
-            let mut told = |finding| found(*index, finding);
-            cursor.go_back(&rewind, reached_ns, change.as_ref(), limits, &mut told);
-        }
-        cursors.retain(|(_, cursor)| !matches!(cursor.mode, Mode::Done));
+        cursors.visit(&mut rewind, reached_ns, change.as_ref(), limits, found);
         match change {
             Some(change) if !(cursors.is_empty() && order.is_empty()) => rewind.pass(&change),
-            _ => break,
+            _ => return cursors.visits,
         }
     }
-}
-
-impl Cursor {
-    fn new(asked: Asked) -> Self {
-        let mode = if asked.from_ns < asked.to_ns { Mode::Before } else { Mode::Done };
-        Cursor {
-            asked,
-            now_ns: asked.to_ns,
-            mode,
-            tid: asked.tid,
-            frames: Vec::new(),
-            hops: 0,
-            items: Items::default(),
-        }
-    }
-
-    /// Explains what lies after `reached_ns`, at which `change` is.
-    fn go_back(
-        &mut self,
-        rewind: &Rewind<'_>,
-        reached_ns: u64,
-        change: Option<&Change>,
-        limits: &dyn Limits,
-        found: &mut dyn FnMut(Finding),
-    ) {
-        if reached_ns >= self.asked.to_ns {
-            // As yet only how it got its CPU matters: the last of these that is met is the one, if it waited by then.
-            if let Some(change) = change.filter(|change| change.after.holder.tid() == Some(self.asked.tid)) {
-                self.enter(change, limits, found);
-                self.items = Items::default();
-                if !matches!(self.mode, Mode::Ready { since, .. } if since.can_be_before(self.asked.to_ns)) {
-                    self.mode = Mode::Before;
-                }
-            }
-            return;
-        }
-        if self.now_ns == self.asked.to_ns && self.hops == 0 {
-            match (rewind.cpu_of(self.tid), self.mode) {
-                (Some(cpu), _) => self.mode = Mode::Running { cpu },
-                (None, Mode::Before) => self.lose("not over yet", found),
-                _ => {}
-            }
-        }
-        let until_ns = reached_ns.max(self.asked.from_ns);
-        // What happens between two changes: wakings, and the phases of requests.
-        while let Some(at_ns) = self.due_ns(reached_ns).filter(|&at_ns| at_ns >= until_ns && at_ns > self.asked.from_ns)
-        {
-            self.explain(rewind, at_ns, found);
-            self.pass_due(rewind, found);
-        }
-        let asleep = change.and_then(|change| self.frame_that_begins(&change.before, change.at_ns));
-        if let (Some(index), Some(change)) = (asleep, change)
-            && let Exit::Blocked(blocked) = change.before.exit
-        {
-            let Slice { name, .. } = change.before;
-            // The bound may come after the beginning.
-            found(Finding::Asleep { hop: self.frames[index].hop, name, blocked, at_ns: until_ns });
-        }
-        let is_back = change.is_some_and(|change| self.is_back(&change.before));
-        let is_own = change.is_some_and(|change| self.lane() == Some(change.cpu));
-        if is_own || is_back || asleep.is_some() || until_ns == self.asked.from_ns {
-            self.explain(rewind, until_ns, found);
-        }
-        match change {
-            _ if until_ns == self.asked.from_ns => self.mode = Mode::Done,
-            None => {
-                self.mode = unknown(NOT_RECORDED);
-                self.explain(rewind, self.asked.from_ns, found);
-                self.mode = Mode::Done;
-            }
-            // This is where the wait began.
-            Some(_) if asleep == Some(0) && self.asked.is_wait => self.mode = Mode::Done,
-            Some(change) => self.pass(change, asleep, is_back, limits, found),
-        }
-    }
-
-    /// Goes back to before a change, up to which all is explained that it matters for.
-    fn pass(
-        &mut self,
-        change: &Change,
-        asleep: Option<usize>,
-        is_back: bool,
-        limits: &dyn Limits,
-        found: &mut dyn FnMut(Finding),
-    ) {
-        if let Some(index) = asleep {
-            self.tid = self.frames[index].tid;
-            self.frames.truncate(index);
-            self.items.up_to(index + 1);
-            self.mode = Mode::Running { cpu: change.cpu };
-        } else if is_back {
-            self.mode = Mode::Running { cpu: change.cpu };
-        } else if let Mode::Running { cpu } = self.mode
-            && cpu == change.cpu
-        {
-            if change.after.holder.tid() == Some(self.tid) {
-                self.enter(change, limits, found);
-            }
-            let is_other = match change.before.holder {
-                Holder::Thread(tid) | Holder::Work { tid, .. } => tid != self.tid,
-                Holder::Idle | Holder::Nobody => true,
-                Holder::Irq { .. } | Holder::Softirq => false,
-            };
-            if matches!(self.mode, Mode::Running { .. }) && is_other {
-                self.lose("how it got its CPU was not seen", found);
-            }
-        }
-    }
-
-    /// The CPU that tells whose the present time is.
-    fn lane(&self) -> Option<usize> {
-        match self.mode {
-            Mode::Running { cpu } | Mode::Ready { cpu, .. } => Some(cpu),
-            _ => None,
-        }
-    }
-
-    /// The next moment at which something happens to what is followed, whatever the CPUs do.
-    fn due_ns(&self, reached_ns: u64) -> Option<u64> {
-        let of_mode = match self.mode {
-            Mode::Ready { since: Since::Woken(woken), .. } => Some(woken.at_ns),
-            // Where its CPU changed hands then, it is met there.
-            Mode::Ready { since: Since::Lost(at_ns), .. } if at_ns > reached_ns => Some(at_ns),
-            Mode::Disk { request, is_issued: true } => Some(request.issued_ns),
-            Mode::Disk { request, is_issued: false } => Some(request.queued_ns),
-            _ => None,
-        };
-        of_mode.max(self.items.due_ns()).map(|at_ns| at_ns.min(self.now_ns))
-    }
-
-    /// The item that is due: its worker may have been woken for it, just after it was queued.
-    fn take_item_due(&mut self) -> Option<Item> {
-        let due = self.items.take_due(self.now_ns);
-        due.or_else(|| match self.mode {
-            Mode::Ready { since: Since::Woken(woken), .. } if !woken.is_within_item => {
-                self.items.take_woken_for(self.frames.len(), woken)
-            }
-            _ => None,
-        })
-    }
-
-    fn pass_due(&mut self, rewind: &Rewind<'_>, found: &mut dyn FnMut(Finding)) {
-        if let Some(item) = self.take_item_due() {
-            return self.follow_queuer(rewind, item, found);
-        }
-        match self.mode {
-            Mode::Ready { since: Since::Woken(woken), .. } => self.follow(rewind, woken, found),
-            Mode::Ready { since: Since::Lost(_), .. } => self.lose("how it lost its CPU was not seen", found),
-            Mode::Disk { request, is_issued: true } => self.mode = Mode::Disk { request, is_issued: false },
-            Mode::Disk { request, is_issued: false } => self.follow_submitter(rewind, request),
-            _ => {}
-        }
-    }
-
-    /// Which of the waits that are followed begins where this slice ends: its thread has a CPU then, so it does not wait
-    /// any more, even where it was not seen to fall asleep.
-    fn frame_that_begins(&self, before: &Slice, at_ns: u64) -> Option<usize> {
-        let tid = before.holder.tid()?;
-        self.frames.iter().position(|frame| frame.tid == tid).filter(|_| before.end_ns == at_ns)
-    }
-
-    /// The thread cannot be followed further, until it is met again.
-    fn lose(&mut self, why: &'static str, found: &mut dyn FnMut(Finding)) {
-        self.push(Woken { at_ns: self.now_ns, ..Woken::default() }, self.tid, found);
-        self.mode = unknown(why);
-    }
-
-    /// The thread that is followed waits for whoever is followed from now on, until it is met as `tid`.
-    fn push(&mut self, woken: Woken, tid: u32, found: &mut dyn FnMut(Finding)) {
-        let (number, within) = (self.hops, self.frames.last().map(|frame| frame.hop));
-        found(Finding::Hop(Hop { number, within, tid: self.tid, woken_ns: woken.at_ns, by: woken.by }));
-        self.frames.push(Frame { tid, hop: number });
-        self.hops += 1;
-    }
-
-    /// Whether the thread that could run lost its CPU where this slice ends.
-    fn is_back(&self, before: &Slice) -> bool {
-        let waits = matches!(self.mode, Mode::Ready { since: Since::Lost(_), .. });
-        waits && before.holder.tid() == Some(self.tid) && before.exit != Exit::GoesOn
-    }
-
-    /// The thread that is followed got its CPU here.
-    fn enter(&mut self, change: &Change, limits: &dyn Limits, found: &mut dyn FnMut(Finding)) {
-        if let Holder::Work { tid, .. } = change.after.holder {
-            // Its time is the item's, which tells no name for its wait before.
-            found(Finding::Called { tid, name: change.after.name });
-        }
-        let Slice { throttled_ns, cgroup, .. } = change.after;
-        let ready = |since: Since| {
-            let quota =
-                || (throttled_ns > 0).then(|| (since.at_ns().saturating_add(throttled_ns), Party::Quota(cgroup)));
-            let limit = limits.of(self.tid, change.at_ns).map(|(until_ns, by)| (until_ns, Party::Limit(by)));
-            Mode::Ready { cpu: change.cpu, since, limit: limit.or_else(quota) }
-        };
-        self.mode = match change.after.entry {
-            Entry::GoesOn => Mode::Running { cpu: change.cpu },
-            Entry::Preempted { at_ns } => ready(Since::Lost(at_ns)),
-            Entry::Woken { at_ns, by, cpu } => {
-                let (is_of_member, is_within_item) =
-                    (change.after.is_of_member, matches!(change.after.holder, Holder::Work { .. }));
-                ready(Since::Woken(Woken { at_ns, by: Some(by), cpu, is_of_member, is_within_item }))
-            }
-            Entry::Queued { at_ns, by, cpu } => {
-                let queued = Woken { at_ns, by: Some(by), cpu, ..Woken::default() };
-                self.items.begin(Item { queued, depth: self.frames.len(), tid: self.tid });
-                Mode::Running { cpu: change.cpu }
-            }
-            Entry::Unseen => ready(Since::Woken(Woken { at_ns: change.at_ns, ..Woken::default() })),
-        };
-    }
-
-    /// Goes on with whoever woke the thread.
-    fn follow(&mut self, rewind: &Rewind<'_>, woken: Woken, found: &mut dyn FnMut(Finding)) {
-        let waker = waker_of(rewind, woken);
-        if let Ok((tid, cpu)) = waker {
-            let is_of_command = self.asked.is_command && self.frames.is_empty() && woken.is_of_member;
-            // What is new has not waited.
-            if is_of_command || matches!(woken.by, Some(Waker::Parent(_))) {
-                (self.tid, self.mode) = (tid, Mode::Running { cpu });
-                return;
-            }
-        } else if let Some(Waker::Parent(parent)) = woken.by
-            && parent & thread::OUTSIDE == 0
-        {
-            self.tid = parent;
-            self.lose("who made it was not seen", found);
-            return;
-        }
-        self.push(woken, self.tid, found);
-        if self.frames.len() > DEEPEST {
-            self.mode = unknown("too many waits within waits");
-        } else {
-            self.go_on_with(waker);
-        }
-    }
-
-    /// Before an item there was whoever queued it, whatever its worker did.
-    fn follow_queuer(&mut self, rewind: &Rewind<'_>, item: Item, found: &mut dyn FnMut(Finding)) {
-        self.frames.truncate(item.depth);
-        let queuer = waker_of(rewind, item.queued);
-        if queuer.is_err() {
-            // It is the item's wait and not its worker's, so what that did before does not end it.
-            self.tid = item.tid;
-            self.push(item.queued, NOBODY, found);
-        }
-        self.go_on_with(queuer);
-    }
-
-    fn go_on_with(&mut self, waker: Result<(u32, usize), Mode>) {
-        self.mode = match waker {
-            Ok((tid, cpu)) => {
-                self.tid = tid;
-                Mode::Running { cpu }
-            }
-            Err(ends_here) => ends_here,
-        };
-    }
-
-    /// Before a request there was whoever made it.
-    fn follow_submitter(&mut self, rewind: &Rewind<'_>, request: Request) {
-        let waits_itself = self.frames.iter().any(|frame| frame.tid == request.submitter);
-        self.mode = match rewind.cpu_of(request.submitter) {
-            // The walk comes back to where it fell asleep.
-            _ if waits_itself => Mode::Leaf { kind: CauseKind::DiskQueue, who: Party::Disk(request) },
-            Some(cpu) => {
-                self.tid = request.submitter;
-                Mode::Running { cpu }
-            }
-            None => unknown("who submitted the request was not seen"),
-        };
-    }
-
-    /// Hands out the time from `from_ns` up to now.
-    fn explain(&mut self, rewind: &Rewind<'_>, from_ns: u64, found: &mut dyn FnMut(Finding)) {
-        let to_ns = self.now_ns;
-        if from_ns >= to_ns {
-            return;
-        }
-        self.now_ns = from_ns;
-        let hop = self.frames.last().map(|frame| frame.hop);
-        let ready = matches!(self.mode, Mode::Ready { .. }).then_some(self.tid);
-        let mut tell = |from_ns, to_ns, kind, who| {
-            if from_ns < to_ns {
-                found(Finding::Segment(Segment { from_ns, to_ns, kind, who, ready, hop }));
-            }
-        };
-        match self.mode {
-            Mode::Running { cpu } => tell_holder(&rewind.lanes[cpu], cpu, from_ns, to_ns, None, &mut tell),
-            Mode::Ready { cpu, limit, .. } => {
-                // Up to the end of a limit nobody else is to blame.
-                let free_ns = limit.map_or(0, |(until_ns, _)| until_ns).clamp(from_ns, to_ns);
-                tell_holder(&rewind.lanes[cpu], cpu, free_ns, to_ns, Some(self.tid), &mut tell);
-                if let Some((_, by)) = limit {
-                    tell(from_ns, free_ns, CauseKind::Throttled, by);
-                }
-            }
-            Mode::Leaf { kind, who } => tell(from_ns, to_ns, kind, who),
-            Mode::Disk { request, is_issued } => {
-                let kind = if is_issued { CauseKind::Disk } else { CauseKind::DiskQueue };
-                tell(from_ns, to_ns, kind, Party::Disk(request));
-            }
-            Mode::Before | Mode::Done => tell(from_ns, to_ns, CauseKind::Unknown, Party::Text(NOT_RECORDED)),
-        }
-    }
-}
-
-fn unknown(why: &'static str) -> Mode {
-    Mode::Leaf { kind: CauseKind::Unknown, who: Party::Text(why) }
-}
-
-/// The thread that woke another one and its CPU, or what else the walk goes on with.
-fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
-    let waking_cpu = woken.cpu as usize;
-    let there = rewind.lanes.get(waking_cpu).map(|lane| lane.slice).unwrap_or_default();
-    let is_interrupt = matches!(there.holder, Holder::Irq { .. } | Holder::Softirq);
-    let leaf = |kind, who| Err(Mode::Leaf { kind, who });
-    match woken.by {
-        Some(by @ (Waker::Thread(tid) | Waker::Parent(tid))) => {
-            let is_outside = tid & thread::OUTSIDE != 0;
-            // A thread that sends through a softirq of its own is below it.
-            match rewind.cpu_of(tid).or_else(|| is_interrupt.then_some(waking_cpu)) {
-                Some(cpu) if !is_outside || matches!(by, Waker::Parent(_)) => Ok((tid, cpu)),
-                _ if is_outside => leaf(CauseKind::Outside, Party::Text("outside this PID namespace")),
-                _ => Err(unknown("its waker was not seen")),
-            }
-        }
-        None => Err(unknown("its waking was not seen")),
-        Some(Waker::Timer) => leaf(CauseKind::Timer, Party::Text("timer")),
-        Some(Waker::Network) => leaf(CauseKind::Network, Party::Text("network")),
-        Some(Waker::Rcu) => leaf(CauseKind::Rcu, Party::Text("grace period")),
-        // When it came into being is not known either.
-        Some(Waker::Disk(request)) if request == Request::default() => {
-            leaf(CauseKind::Disk, Party::Text("unknown (its request was overwritten)"))
-        }
-        Some(Waker::Disk(request)) => Err(Mode::Disk { request, is_issued: true }),
-        Some(Waker::Irq | Waker::Softirq) => {
-            let who = if is_interrupt { Party::Interrupt(there.name) } else { Party::Text("interrupt") };
-            leaf(CauseKind::Interrupt, who)
-        }
-    }
-}
-
-/// Whoever had a CPU during a part of a slice, to the thread `ready` that could have had it, or to itself. What the
-/// hypervisor took is not known more closely than for the whole slice, and is told last of the part.
-fn tell_holder(
-    lane: &Lane,
-    cpu: usize,
-    from_ns: u64,
-    to_ns: u64,
-    ready: Option<u32>,
-    tell: &mut dyn FnMut(u64, u64, CauseKind, Party),
-) {
-    let slice = &lane.slice;
-    let (ns, whole_ns) = (to_ns.saturating_sub(from_ns), slice.end_ns.saturating_sub(slice.start_ns));
-    let steal_ns = (u128::from(slice.steal_ns) * u128::from(ns)).checked_div(u128::from(whole_ns)).unwrap_or(0);
-    let own_end_ns = to_ns - u64::try_from(steal_ns).unwrap_or(u64::MAX).min(ns);
-    tell(own_end_ns, to_ns, CauseKind::Steal, Party::Text("hypervisor"));
-    let name = slice.name;
-    let (kind, who) = match slice.holder {
-        Holder::Irq { .. } => (CauseKind::Irq, Party::Interrupt(name)),
-        Holder::Softirq => (CauseKind::Softirq, Party::Interrupt(name)),
-        Holder::Work { handler, .. } => (CauseKind::Work, Party::Work(handler)),
-        Holder::Thread(tid) => {
-            let kind = match ready {
-                None => CauseKind::Running,
-                Some(ready) if ready == tid => CauseKind::Wakeup,
-                Some(_) => CauseKind::Thread,
-            };
-            (kind, Party::Thread { tid, name, cgroup: slice.cgroup, is_member: slice.is_member })
-        }
-        Holder::Idle => (CauseKind::IdleExit, Party::Cpu(cpu as u32)),
-        Holder::Nobody => (CauseKind::Unknown, Party::Text(NOT_RECORDED)),
-    };
-    // A thread's own interrupts that are off are its own work.
-    let keeps_off = ready.is_some() && slice.holder.tid().is_some();
-    let off_ns = if keeps_off { lane.irqs_off_ns.clamp(from_ns, own_end_ns) } else { own_end_ns };
-    tell(off_ns, own_end_ns, CauseKind::IrqsOff, who);
-    tell(from_ns, off_ns, kind, who);
 }

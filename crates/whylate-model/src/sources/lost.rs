@@ -61,4 +61,8 @@ pub const SHARED_LOST: &[Reason] = &[
         "unseen_switches",
         "the CPU ran a thread that was not seen switching in; some supervisors hide theirs (--why)",
     ),
+    reason(
+        "waits_not_followed",
+        "too many waits to follow each in time; of some threads, the rest is `not followed` (-p, --comm, --cgroup)",
+    ),
 ];

@@ -37,6 +37,14 @@ impl Program {
     /// # Errors
     /// When `/proc` cannot be read, or has other numbers than this process.
     pub fn threads(&self) -> std::io::Result<BTreeMap<u32, Member>> {
+        self.threads_but(&BTreeMap::new())
+    }
+
+    /// Its threads now, without those that are known already, whose files are not read again.
+    ///
+    /// # Errors
+    /// As of [`Program::threads`].
+    pub fn threads_but(&self, known: &BTreeMap<u32, Member>) -> std::io::Result<BTreeMap<u32, Member>> {
         if let Some(why) = pid_namespace::lacks_proc() {
             return Err(std::io::Error::other(why));
         }
@@ -52,7 +60,7 @@ impl Program {
             }
             // It may end meanwhile.
             for task in fs::read_dir(format!("{folder}/task")).into_iter().flatten().flatten() {
-                let Some(tid) = number(&task.file_name()) else { continue };
+                let Some(tid) = number(&task.file_name()).filter(|tid| !known.contains_key(tid)) else { continue };
                 let of_thread = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
                 let thread_name = of_thread("comm").trim_end_matches('\n').to_owned();
                 // The word `running` of one that has a CPU, or could have; -1 of one outside a system call.

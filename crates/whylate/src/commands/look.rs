@@ -2,7 +2,7 @@
 //! `whylate` without a command: every source that can attach looks at what is late here, and who makes it late.
 
 use std::collections::BTreeMap;
-use std::io::{self, IsTerminal as _, Write};
+use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
@@ -15,6 +15,7 @@ use whylate_model::{Card, Merger, Snapshot, Stack};
 use whylate_sources::{Session, clock};
 
 use crate::arguments::{OwnCpus, Rank, Record};
+use crate::commands::progress::Progress;
 use crate::commands::runner::{Feed, NOW_AND_THEN, next_record, wait};
 use crate::commands::sources::{self, Sources, Wish};
 use crate::commands::watch::{Ended, Watch};
@@ -26,9 +27,6 @@ use crate::recording::about;
 use crate::recording::play::Recording;
 use crate::recording::recorder::{Gathered, Recorder};
 use crate::values::duration_ns;
-
-/// Back to the line's start, and clear it.
-const CLEAR_LINE: &str = "\r\x1b[K";
 
 /// What a look takes.
 #[derive(Debug, Args)]
@@ -91,7 +89,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
 fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let store = arguments.record.output.as_deref().map(record::file).transpose()?;
-    let (progress, wish) = (Progress::new(), Wish { cpus: arguments.own.asked(), ..Wish::default() });
+    let (progress, wish) = (Progress::new("Looking at this machine"), Wish { cpus: arguments.own.asked(), ..Wish::default() });
     progress.show("attaching");
     let Some(Sources { session, mut looking, mut unmeasured, weaker }) = sources::attach(&watch, &wish, &mut |_| ())?
     else {
@@ -265,36 +263,6 @@ pub fn not_recorded(sources: &[Measured]) -> impl Iterator<Item = Unmeasured> {
         let reason = format!("late events of {} and longer only: the recording has no others", format_ns(from_ns));
         (from_ns > own_ns).then(|| Unmeasured { source: of.source.clone(), reason })
     })
-}
-
-/// One line that is written again and again, on a terminal.
-struct Progress {
-    is_shown: bool,
-}
-
-impl Progress {
-    fn new() -> Self {
-        Progress { is_shown: io::stderr().is_terminal() }
-    }
-
-    fn show(&self, text: &str) {
-        if self.is_shown {
-            // Whoever does not see it misses nothing.
-            let _ = write!(io::stderr(), "{CLEAR_LINE}Looking at this machine: {text} ...");
-        }
-    }
-
-    fn clear(&self) {
-        if self.is_shown {
-            let _ = write!(io::stderr(), "{CLEAR_LINE}");
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.clear();
-    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ pub mod irqsoff;
 pub mod look;
 pub mod offcpu;
 pub mod program;
+pub mod progress;
 pub mod record;
 pub mod replay;
 pub mod report;

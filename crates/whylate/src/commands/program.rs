@@ -10,9 +10,12 @@ use clap::Args;
 use whylate_model::path::Asked;
 use whylate_model::path::budget::{Known, budget};
 use whylate_model::path::history::Name;
+use whylate_model::path::watched::Watched;
+use whylate_model::units::format_ns;
 use whylate_sources::paths::{Member, Program, Recorded, Recorder, priority};
 use whylate_sources::{cgroups, clock};
 
+use crate::commands::progress::Progress;
 use crate::commands::runner::wait;
 use crate::commands::watch::{Ended, Watch};
 use crate::commands::{Origin, Senseless};
@@ -72,13 +75,21 @@ impl Of {
 /// When nothing can be recorded, there is no such program, or the output cannot be written.
 pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+    let progress = Progress::new(format!("Looking at {}", name(program)));
+    progress.show("attaching");
     let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
     let mut threads = program.threads().context("cannot read /proc")?;
     let throttled_before = throttled(&threads);
     let from_ns = clock::monotonic_ns();
-    let end = Instant::now().checked_add(Duration::from_nanos(duration_ns));
+    let began = Instant::now();
+    let end = began.checked_add(Duration::from_nanos(duration_ns));
+    let mut seconds = None;
     let ended = wait(&watch, end, OFTEN, &mut || {
         recorder.take_in();
+        let now = began.elapsed().as_secs();
+        if seconds.replace(now) != Some(now) {
+            progress.show(&format!("{now} of {} s", duration_ns / 1_000_000_000));
+        }
         Ok(false)
     })?;
     if ended == Ended::OutputClosed {
@@ -90,8 +101,8 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
         *ns = ns.saturating_sub(throttled_before.get(path).copied().unwrap_or(0));
         *ns > 0
     });
-    for (tid, member) in program.threads().context("cannot read /proc")? {
-        threads.entry(tid).or_insert(Member { waits_in: None, ..member });
+    for (tid, member) in program.threads_but(&threads).context("cannot read /proc")? {
+        threads.insert(tid, Member { waits_in: None, ..member });
     }
     let known: BTreeMap<u32, Known> = threads.iter().map(|(&tid, member)| (tid, known(member))).collect();
     anyhow::ensure!(
@@ -99,7 +110,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
         "no thread of {} was found (see names and cgroups with ps -eo pid,comm,cgroup)",
         name(program)
     );
-    let Recorded { mut past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
+    let Recorded { past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
     let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
     let asked: Vec<Asked> = threads
         .keys()
@@ -110,10 +121,33 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
             Asked { tid, from_ns: born_ns, to_ns: dead_ns.min(to_ns), is_wait: false, is_command: false }
         })
         .collect();
+    let mut interrupted = None;
+    let mut goes_on = || {
+        interrupted = watch.until(Some(Instant::now())).ok().filter(|ended| *ended != Ended::Time);
+        interrupted.is_none()
+    };
+    let mut back = progress.back(from_ns, to_ns, &mut goes_on);
+    let mut reached_ns = to_ns;
+    let mut goes_on = |at_ns| {
+        reached_ns = at_ns;
+        back(at_ns)
+    };
+    let mut past = Watched::new(past, &mut goes_on);
     let budget = budget(&mut past, &asked, &known, &(), &mut names);
-    if let Some(error) = past.past.take_error() {
+    if let Some(error) = past.past.past.take_error() {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
+    drop(back);
+    progress.clear();
+    match interrupted {
+        Some(Ended::OutputClosed) => return Ok(()),
+        Some(_) => say!(
+            "whylate: interrupted: only the last {} are explained",
+            format_ns(to_ns.saturating_sub(reached_ns))
+        ),
+        None => {}
+    }
+    lost.insert("waits_not_followed".to_owned(), budget.not_followed);
     lost.retain(|_, count| *count > 0);
     let processes: BTreeSet<u32> = threads.values().map(|member| member.process).collect();
     let seen = Seen {

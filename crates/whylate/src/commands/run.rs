@@ -26,10 +26,12 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use whylate_model::path::Asked;
 use whylate_model::path::command::{Explained, explain};
 use whylate_model::path::members::{Marked, Members};
+use whylate_model::path::watched::Watched;
 use whylate_sources::clock;
 use whylate_sources::credentials::run_as_real_user;
 use whylate_sources::paths::{Recorded, Recorder};
 
+use crate::commands::progress::Progress;
 use crate::commands::{SUCCESS, Senseless};
 use crate::files;
 use crate::output::json::write_line;
@@ -240,12 +242,17 @@ fn run_beside(
 }
 
 fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BTreeMap<String, u64>, Members)> {
-    let Recorded { mut past, births, lost, mut names, .. } = recorded;
+    let Recorded { past, births, lost, mut names, .. } = recorded;
     let members = births.descendants_of(ended.tid);
     let Ended { tid, from_ns, to_ns, .. } = *ended;
     let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command: true };
+    let progress = Progress::new("The command has ended");
+    // A signal ends it at once by now.
+    let mut goes_on = || true;
+    let mut back = progress.back(from_ns, to_ns, &mut goes_on);
+    let mut past = Watched::new(past, &mut back);
     let explained = explain(&mut Marked { past: &mut past, members: &members }, asked, &(), &mut names);
-    if let Some(error) = past.past.take_error() {
+    if let Some(error) = past.past.past.take_error() {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
     Ok((explained, lost.into_iter().filter(|(_, count)| *count > 0).collect(), members))

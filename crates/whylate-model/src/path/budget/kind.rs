@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Waits of one kind, in sums.
+
+use std::collections::HashMap;
+
+use super::super::history::Name;
+use super::super::sums::Sums;
+use super::super::{Finding, Found, Hop, Names, OTHERS, Party, PathSegment, Segment};
+use super::{EndedBy, Latencies, Waits};
+use crate::CauseKind;
+
+/// So many parts are kept apart by thread; beyond that, by name. So many names more are kept, then they are others.
+const PARTS: usize = 4_096;
+
+/// A thread, or all of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Called {
+    Thread(u32, Name),
+    Name(Name),
+}
+
+impl Called {
+    fn name(self) -> Name {
+        match self {
+            Called::Thread(_, name) | Called::Name(name) => name,
+        }
+    }
+
+    fn tid(self) -> u32 {
+        match self {
+            Called::Thread(tid, _) => tid,
+            Called::Name(_) => 0,
+        }
+    }
+}
+
+/// A part of waits that have no waits in them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Part {
+    pub waiter: Called,
+    pub kind: CauseKind,
+    pub who: Party,
+    pub ready: Option<Called>,
+}
+
+impl Part {
+    /// All of a short wait.
+    pub fn of_short(waiter: Called) -> Self {
+        Part { waiter, kind: CauseKind::Unknown, who: Party::Text("short waits"), ready: None }
+    }
+
+    /// One of the parts of a wait, which may tell the name of the thread that could run.
+    pub fn of(waiter: Called, part: &Segment, parts: &[Segment]) -> Self {
+        let name = |tid: u32| {
+            let named = parts.iter().find_map(|part| match part.who {
+                Party::Thread { tid: of, name, .. } if of == tid => Some(name),
+                _ => None,
+            });
+            named.unwrap_or_default()
+        };
+        let ready = part.ready.map(|tid| Called::Thread(tid, name(tid)));
+        Part { waiter, kind: part.kind, who: part.who, ready }
+    }
+
+    fn by_name(self) -> Self {
+        let by_name = |called: Called| Called::Name(called.name());
+        Part { waiter: by_name(self.waiter), who: self.who.by_name(), ready: self.ready.map(by_name), ..self }
+    }
+
+    /// In words.
+    fn segment(self, ns: u64, via: Option<&String>, names: &mut dyn Names) -> Option<PathSegment> {
+        let Part { waiter, kind, who, ready } = self;
+        let mut found = Found::default();
+        let tid = waiter.tid();
+        found.add(Finding::Hop(Hop { number: 0, within: None, tid, woken_ns: 0, by: None }));
+        for called in [waiter].into_iter().chain(ready) {
+            found.name(called.tid(), called.name());
+        }
+        let ready_tid = ready.map(Called::tid);
+        found.add(Finding::Segment(Segment { from_ns: 0, to_ns: ns, kind, who, ready: ready_tid, hop: Some(0) }));
+        let mut segment = found.finish(names).segments.pop()?;
+        segment.via = via.cloned();
+        if let Called::Name(name) = waiter {
+            segment.waiter = Some(name.text());
+        }
+        if let Some(Called::Name(name)) = ready {
+            segment.ready = Some(name.text());
+        }
+        Some(segment)
+    }
+}
+
+/// Waits in one system call that were ended alike.
+#[derive(Debug, Default)]
+pub(super) struct Kind {
+    /// The name of the kind is that of the call.
+    pub has_via: bool,
+    pub ns: u64,
+    pub latencies: Latencies,
+    /// Those with waits in them.
+    pub sums: Sums,
+    parts: HashMap<Part, u64>,
+    is_by_name: bool,
+}
+
+impl Kind {
+    /// Adds a part of a wait that has no waits in it.
+    pub fn add_part(&mut self, part: Part, ns: u64) {
+        let mut part = if self.is_by_name { part.by_name() } else { part };
+        if self.parts.len() >= 2 * PARTS && !self.parts.contains_key(&part) {
+            part = Part { waiter: Called::Name(Name::of(OTHERS)), who: Party::Text(OTHERS), ready: None, ..part };
+        }
+        *self.parts.entry(part).or_default() += ns;
+        if self.parts.len() > PARTS && !self.is_by_name {
+            self.is_by_name = true;
+            for (part, ns) in std::mem::take(&mut self.parts) {
+                self.add_part(part, ns);
+            }
+        }
+    }
+
+    /// What there is to tell of them.
+    pub fn finish(mut self, via: String, ended_by: EndedBy, names: &mut dyn Names) -> Waits {
+        let mut parts: Vec<(Part, u64)> = self.parts.into_iter().collect();
+        parts.sort_by_cached_key(|&(Part { waiter, kind, who, ready }, _)| (waiter, kind, who.key(), ready));
+        for (part, ns) in parts {
+            let segment = part.segment(ns, self.has_via.then_some(&via), names);
+            self.sums.add(segment.into_iter().collect());
+        }
+        Waits { via, ended_by: Some(ended_by), ns: self.ns, latency: self.latencies.finish(), path: self.sums.finish() }
+    }
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Waits that are gone back through.
+
+use super::super::history::{Blocked, Name};
+use super::super::{Finding, Found, Hop, Names, Party, PathSegment, Segment};
+
+/// A wait without waits in it has so many parts at most.
+const PARTS: usize = 32;
+
+/// A wait that is being gone back through.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub hop: Hop,
+    pub ns: u64,
+    pub from_ns: u64,
+    /// Where it began, with the thread's name then.
+    asleep: Option<(Name, Blocked)>,
+    /// Its parts, the latest first, as long as they are few and no wait is in it.
+    parts: Vec<Segment>,
+    /// What was found, once there is more.
+    found: Option<Found>,
+}
+
+impl Open {
+    /// It ends with a hop.
+    pub fn new(hop: Hop) -> Self {
+        Open { hop, ns: 0, from_ns: 0, asleep: None, parts: Vec::new(), found: None }
+    }
+
+    /// Takes in what is found within it.
+    pub fn add(&mut self, finding: Finding) {
+        match finding {
+            Finding::Segment(segment) => {
+                self.ns += segment.to_ns - segment.from_ns;
+                self.from_ns = segment.from_ns;
+                if self.found.is_none() && self.add_part(segment) {
+                    return;
+                }
+            }
+            Finding::Asleep { hop, name, blocked, .. } if hop == self.hop.number => {
+                self.asleep = Some((name, blocked));
+                if self.found.is_none() {
+                    return;
+                }
+            }
+            Finding::NotFollowed => return,
+            Finding::Asleep { .. } | Finding::Hop(_) | Finding::Called { .. } => {}
+        }
+        self.found().add(finding);
+    }
+
+    /// Whether it is kept as one of few.
+    fn add_part(&mut self, segment: Segment) -> bool {
+        // Each request is another one.
+        if segment.hop != Some(self.hop.number) || matches!(segment.who, Party::Disk(_)) {
+            return false;
+        }
+        let told = |part: &Segment| (part.kind, part.who, part.ready);
+        let has_room = self.parts.len() < PARTS;
+        match self.parts.last_mut() {
+            Some(last) if told(last) == told(&segment) => last.from_ns = segment.from_ns,
+            _ if has_room => self.parts.push(segment),
+            _ => return false,
+        }
+        true
+    }
+
+    fn found(&mut self) -> &mut Found {
+        self.found.get_or_insert_with(|| {
+            let mut found = Found::default();
+            found.add(Finding::Hop(self.hop));
+            if let Some((name, blocked)) = self.asleep {
+                found.add(Finding::Asleep { hop: self.hop.number, name, blocked, at_ns: self.from_ns });
+            }
+            self.parts.drain(..).for_each(|part| found.add(Finding::Segment(part)));
+            found
+        })
+    }
+
+    /// All of its parts, where they are few and no wait is in it.
+    pub fn parts(&self) -> Option<&[Segment]> {
+        self.found.is_none().then_some(&self.parts)
+    }
+
+    /// In what it was, where it was seen to begin.
+    pub fn blocked(&self) -> Option<Blocked> {
+        self.asleep.map(|(_, blocked)| blocked)
+    }
+
+    /// The thread's name, where it was seen to begin.
+    pub fn name(&self) -> Option<Name> {
+        self.asleep.map(|(name, _)| name)
+    }
+
+    /// In what it was, in words.
+    pub fn waits_in(&self, names: &mut dyn Names) -> Option<String> {
+        names.waits_in(self.hop.tid, self.hop.woken_ns, &self.blocked().unwrap_or_default()).0
+    }
+
+    /// What it consists of, in words. Where it is not known in what it was, that is in `waits_in`.
+    pub fn path(mut self, name: Option<Name>, waits_in: Option<&String>, names: &mut dyn Names) -> Vec<PathSegment> {
+        self.found();
+        let mut found = self.found.take().unwrap_or_default();
+        if let Some(name) = name {
+            found.name(self.hop.tid, name);
+        }
+        let mut path = found.finish(names).segments;
+        if let Some(waits_in) = waits_in {
+            let own = path.iter_mut().filter(|segment| segment.depth == 1);
+            own.for_each(|segment| segment.via = Some(waits_in.clone()));
+        }
+        path
+    }
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Many parts of a path in few: those that are alike become one.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+
+use super::super::Party;
+use super::super::history::{Name, Waker};
+use super::{Found, OTHERS, Part, SEGMENTS, Wait};
+use crate::late::CauseKind;
+
+impl Found {
+    /// Makes one of parts that are alike, and of waits of one thread for the same one within the same wait.
+    pub(super) fn fold(&mut self, innermost: Option<usize>) {
+        self.is_folded = true;
+        let mut waits: Vec<Wait> = Vec::new();
+        let mut places = Vec::with_capacity(self.waits.len());
+        let mut known: HashMap<(Option<usize>, u32, u64), usize> = HashMap::new();
+        for wait in &self.waits {
+            let within = wait.within.map(|within: usize| places[within]);
+            let place = *known.entry((within, wait.tid, ended_by(wait.by))).or_insert_with(|| {
+                waits.push(Wait { within, ..wait.clone() });
+                waits.len() - 1
+            });
+            waits[place].asleep = waits[place].asleep.or(wait.asleep);
+            places.push(place);
+        }
+        let mut parts: Vec<Part> = Vec::new();
+        let mut alike: HashMap<_, Vec<usize>> = HashMap::new();
+        for part in &self.parts {
+            let part = Part { wait: part.wait.map(|wait| places[wait]), ..*part };
+            let same = alike.entry((part.wait, part.kind, part.who.key(), part.ready)).or_default();
+            match same.iter().find(|&&place| parts[place].is_like(&part)) {
+                Some(&place) => parts[place].ns += part.ns,
+                None => {
+                    same.push(parts.len());
+                    parts.push(part);
+                }
+            }
+        }
+        // Only those that are still open are named again.
+        let innermost = self.open.iter().rposition(|&(_, wait)| Some(wait) == innermost);
+        self.open.truncate(innermost.map_or(0, |innermost| innermost + 1));
+        self.open.iter_mut().for_each(|(_, wait)| *wait = places[*wait]);
+        self.named = None;
+        (self.waits, self.parts) = (waits, parts);
+        let latest = self.parts.last().copied();
+        if self.parts.len() > SEGMENTS {
+            self.sum_up_small();
+        }
+        self.forget_waits();
+        self.forget_names(latest);
+    }
+
+    /// Those of which no part is told any more.
+    fn forget_waits(&mut self) {
+        let mut is_used = vec![false; self.waits.len()];
+        // The first one is what was asked about.
+        is_used.iter_mut().take(1).for_each(|first| *first = true);
+        for wait in self.parts.iter().filter_map(|part| part.wait).chain(self.open.iter().map(|&(_, wait)| wait)) {
+            let mut next = Some(wait);
+            while let Some(at) = next.filter(|&at| !is_used[at]) {
+                is_used[at] = true;
+                next = self.waits[at].within;
+            }
+        }
+        let mut kept = 0;
+        let places: Vec<usize> = is_used.iter().map(|&is_used| (kept, kept += usize::from(is_used)).0).collect();
+        let mut at = 0;
+        self.waits.retain(|_| (is_used[at], at += 1).0);
+        self.waits.iter_mut().for_each(|wait| wait.within = wait.within.map(|within| places[within]));
+        self.parts.iter_mut().for_each(|part| part.wait = part.wait.map(|wait| places[wait]));
+        self.open.iter_mut().for_each(|(_, wait)| *wait = places[*wait]);
+    }
+
+    /// Those of threads that no part is about, but for the latest.
+    fn forget_names(&mut self, latest: Option<Part>) {
+        let of_part = |part: &Part| {
+            let who = match part.who {
+                Party::Thread { tid, .. } => Some(tid),
+                Party::Disk(request) => Some(request.submitter),
+                _ => None,
+            };
+            [part.ready, who]
+        };
+        let of_parts = self.parts.iter().chain(&latest).flat_map(of_part).flatten();
+        let used: HashSet<u32> = of_parts.chain(self.waits.iter().map(|wait| wait.tid)).collect();
+        self.names.retain(|tid, _| used.contains(tid));
+        self.cgroups.retain(|tid, _| used.contains(tid));
+    }
+
+    /// Where even different parts are too many, threads of one name become one in the smallest; beyond that these lose
+    /// their names.
+    fn sum_up_small(&mut self) {
+        let mut by_size: Vec<usize> = (0..self.parts.len()).collect();
+        by_size.sort_by_key(|&place| Reverse(self.parts[place].ns));
+        let mut small: Vec<Part> = Vec::new();
+        let mut places: HashMap<(CauseKind, Option<(Name, bool)>), usize> = HashMap::new();
+        let mut is_small = vec![false; self.parts.len()];
+        for &place in &by_size[SEGMENTS / 2..] {
+            is_small[place] = true;
+            let part = self.parts[place];
+            let named = part
+                .who
+                .named()
+                .filter(|&named| places.len() < SEGMENTS / 4 || places.contains_key(&(part.kind, Some(named))));
+            let sum = *places.entry((part.kind, named)).or_insert_with(|| {
+                let program = |(name, is_member)| Party::Program { name, is_member };
+                let who = named.map_or(Party::Text(OTHERS), program);
+                small.push(Part { ns: 0, who, ready: None, wait: None, ..part });
+                small.len() - 1
+            });
+            small[sum].ns += part.ns;
+        }
+        let mut place = 0;
+        self.parts.retain(|_| {
+            place += 1;
+            !is_small[place - 1]
+        });
+        self.parts.extend(small);
+    }
+}
+
+impl Wait {
+    /// Whether it is one of the same thread that was ended alike, within the same wait.
+    pub(super) fn is_like(&self, other: &Wait) -> bool {
+        (self.within, self.tid, ended_by(self.by)) == (other.within, other.tid, ended_by(other.by))
+    }
+}
+
+impl Part {
+    pub(super) fn is_like(&self, other: &Part) -> bool {
+        let who = match (self.who, other.who) {
+            (Party::Disk(one), Party::Disk(other)) => {
+                (one.device, one.operation, one.submitter) == (other.device, other.operation, other.submitter)
+            }
+            (one, other) => one == other,
+        };
+        who && (self.kind, self.ready, self.wait) == (other.kind, other.ready, other.wait)
+    }
+}
+
+impl Party {
+    /// What threads that are alike have in common.
+    pub(in super::super) fn named(&self) -> Option<(Name, bool)> {
+        match *self {
+            Party::Thread { name, is_member, .. } | Party::Program { name, is_member } => Some((name, is_member)),
+            _ => None,
+        }
+    }
+
+    /// The same for those that are alike.
+    pub(in super::super) fn key(&self) -> u64 {
+        match *self {
+            Party::Thread { tid, .. } => u64::from(tid),
+            Party::Work(handler) => handler,
+            Party::Interrupt(Name(bytes)) | Party::Program { name: Name(bytes), .. } => {
+                u64::from_le_bytes(std::array::from_fn(|at| bytes[at]))
+            }
+            Party::Cpu(cpu) => u64::from(cpu),
+            Party::Disk(request) => u64::from(request.device),
+            Party::Limit(number) => u64::from(number),
+            Party::Quota(cgroup) => cgroup.unwrap_or(0),
+            Party::Text(text) => text.len() as u64,
+        }
+    }
+}
+
+/// The same for waits that end alike.
+fn ended_by(by: Option<Waker>) -> u64 {
+    match by {
+        None => 0,
+        Some(Waker::Thread(tid) | Waker::Parent(tid)) => 1 << 32 | u64::from(tid),
+        Some(Waker::Timer) => 2 << 32,
+        Some(Waker::Network) => 3 << 32,
+        Some(Waker::Rcu) => 4 << 32,
+        Some(Waker::Softirq) => 5 << 32,
+        Some(Waker::Irq) => 6 << 32,
+        Some(Waker::Disk(request)) => 7 << 32 | u64::from(request.device),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::{Finding, Hop, Segment};
+    use super::*;
+
+    /// As of a build that runs for hours: each process waits once for another one, and once for a CPU.
+    #[test]
+    fn what_is_kept_does_not_grow_with_the_number_of_threads() {
+        let mut found = Found::default();
+        let mut now_ns = 1 << 40;
+        let mut add = |found: &mut Found, ns: u64, kind, tid: u32, ready, hop| {
+            let who = Party::Thread { tid, name: Name::of("cc1"), cgroup: None, is_member: true };
+            found.add(Finding::Segment(Segment { from_ns: now_ns - ns, to_ns: now_ns, kind, who, ready, hop }));
+            now_ns -= ns;
+        };
+        for number in 0..20_000_u32 {
+            let (tid, waker) = (10 + 2 * number, 11 + 2 * number);
+            let by = Some(Waker::Thread(waker));
+            found.add(Finding::Hop(Hop { number, within: None, tid, woken_ns: 0, by }));
+            add(&mut found, 10, CauseKind::Running, waker, None, Some(number));
+            add(&mut found, 5, CauseKind::Running, tid, None, None);
+            // The earlier, the longer: those are told one by one.
+            add(&mut found, 20 + u64::from(number), CauseKind::Thread, waker, Some(tid), None);
+            assert!(found.waits.len() <= 3 * SEGMENTS && found.names.len() <= 4 * SEGMENTS);
+        }
+        found.fold(None);
+        assert!(found.waits.len() <= SEGMENTS, "{} waits", found.waits.len());
+        let ready: Vec<u32> = found.parts.iter().filter_map(|part| part.ready).collect();
+        assert!(ready.len() > 100 && ready.iter().all(|tid| found.names.contains_key(tid)));
+    }
+}

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Cursors are visited by what can change them: as often as that happens, and nothing is missed.
+
+
+
+use std::collections::BTreeMap;
+
+use super::super::cursors::Bound;
+use super::super::history::Past as _;
+use super::super::walk::walk_within;
+use super::super::{Finding, Limits, Party};
+use super::every_cursor::walk_every;
+use super::*;
+
+/// Limits a thread now and then.
+struct SomeLimits;
+
+impl Limits for SomeLimits {
+    fn of(&self, tid: u32, running_ns: u64) -> Option<(u64, u32)> {
+        (running_ns % 5 == 0).then(|| (running_ns.saturating_sub(u64::from(tid) * 7), tid))
+    }
+}
+
+fn any_asked() -> impl Strategy<Value = Asked> {
+    (1_u32..6, 0_u64..450, 0_u64..450, any::<bool>(), any::<bool>()).prop_map(
+        |(tid, from_ns, to_ns, is_wait, is_command)| Asked { tid, from_ns, to_ns, is_wait, is_command },
+    )
+}
+
+/// In the order in which they were found; of each walk, as walks do not depend on each other.
+fn of_each(asked: &[Asked], walk: impl FnOnce(&mut dyn FnMut(usize, Finding))) -> Vec<Vec<Finding>> {
+    let mut found = vec![Vec::new(); asked.len()];
+    walk(&mut |index, finding| found[index].push(finding));
+    found
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3_000))]
+
+    #[test]
+    fn walks_find_the_same_as_if_each_change_were_shown_to_each(
+        cpus in prop::collection::vec(prop::collection::vec(any_slice(), 0..40), 1..4),
+        asked in prop::collection::vec(any_asked(), 0..12),
+        is_sorted in any::<bool>(),
+        is_limited in any::<bool>(),
+    ) {
+        let mut past = Recorded { cpus };
+        if is_sorted {
+            past.cpus.iter_mut().for_each(|cpu| cpu.sort_by_key(|slice| (slice.start_ns, slice.end_ns)));
+        }
+        let limits: &dyn Limits = if is_limited { &SomeLimits } else { &() };
+        let now = of_each(&asked, |found| walk(&mut past.clone(), &asked, limits, found));
+        let before = of_each(&asked, |found| walk_every(&mut past.clone(), &asked, limits, found));
+        for (now, before) in now.into_iter().zip(before) {
+            // Where a wait began was found just before the last part of it.
+            let is_asleep = |finding: &Finding| matches!(finding, Finding::Asleep { .. });
+            let apart = |all: &[Finding]| all.iter().copied().partition::<Vec<Finding>, _>(is_asleep);
+            prop_assert_eq!(apart(&now), apart(&before));
+            let path = |all: Vec<Finding>| {
+                let mut found = Found::default();
+                all.into_iter().for_each(|finding| found.add(finding));
+                found.finish(&mut Plain)
+            };
+            prop_assert_eq!(path(now), path(before));
+        }
+    }
+}
+
+/// Threads that have one CPU in turn, each for 10 ns, which they take and leave as told.
+fn in_turn(turns: u64, slice: impl Fn(u64) -> (u32, Entry, Exit)) -> Recorded {
+    let of = |turn: u64| {
+        let (tid, entry, exit) = slice(turn);
+        let (start_ns, end_ns) = (1 + turn * 10, 11 + turn * 10);
+        Slice { start_ns, end_ns, holder: Holder::Thread(tid), name: name(tid), entry, exit, ..Slice::default() }
+    };
+    Recorded { cpus: vec![(0..turns).map(of).collect()] }
+}
+
+fn over_all(past: &Recorded, tids: std::ops::RangeInclusive<u32>) -> Vec<Asked> {
+    let to_ns = past.cpus.iter().flatten().map(|slice| slice.end_ns).max().unwrap_or(0);
+    tids.map(|tid| Asked { tid, from_ns: 1, to_ns, is_wait: false, is_command: false }).collect()
+}
+
+/// How often cursors are visited, and what they find.
+fn visits(past: &Recorded, asked: &[Asked], bound: Bound) -> (u64, Vec<Vec<Finding>>) {
+    let mut visits = 0;
+    let found = of_each(asked, |found| visits = walk_within(&mut past.clone(), asked, &(), bound, found));
+    (visits, found)
+}
+
+const ASLEEP: Exit = Exit::Blocked(Blocked { syscall: Some(230), is_uninterruptible: false, in_iowait: false, is_kernel: false });
+
+#[test]
+fn threads_that_sleep_cost_nothing_at_the_changes_of_others() {
+    // 1 and 2 take turns, and 3 to 1,000 sleep all the time.
+    let past = in_turn(20_000, |turn| (1 + (turn % 2) as u32, Entry::Preempted { at_ns: (turn * 10).saturating_sub(9) }, Exit::Preempted));
+    let (visits, _) = visits(&past, &over_all(&past, 3..=1_000), Bound::None);
+    assert!(visits <= 5 * 1_000, "{visits} visits");
+}
+
+#[test]
+fn a_thread_that_sleeps_and_runs_costs_as_much_as_it_does_so() {
+    // Each of 1,000 runs 20 times, woken by a timer just before.
+    let woken = |turn: u64| Entry::Woken { at_ns: turn * 10 - 3, by: Waker::Timer, cpu: 0 };
+    let past = in_turn(20_000, |turn| (1 + (turn % 1_000) as u32, if turn == 0 { Entry::Unseen } else { woken(turn) }, ASLEEP));
+    let (visits, _) = visits(&past, &over_all(&past, 1..=1_000), Bound::None);
+    assert!(visits <= 5 * (20_000 + 1_000), "{visits} visits");
+}
+
+#[test]
+fn threads_that_wait_for_a_cpu_cost_as_much_as_they_get_it() {
+    // 1,000 threads that never sleep: between two turns of each lie those of all others.
+    let lost = |turn: u64| Entry::Preempted { at_ns: (1 + turn * 10).saturating_sub(9_990) };
+    let past = in_turn(20_000, |turn| (1 + (turn % 1_000) as u32, lost(turn), Exit::Preempted));
+    let asked = over_all(&past, 1..=1_000);
+    let (visits, exact) = visits(&past, &asked, Bound::None);
+    assert!(visits <= 5 * (20_000 + 1_000), "{visits} visits");
+    // In sums they cost no more in findings either.
+    let (_, sums) = self::visits(&past, &asked, Bound::OF_SUMS);
+    let all = |found: &[Vec<Finding>]| found.iter().map(Vec::len).sum::<usize>();
+    assert!(all(&exact) > 10_000_000 && all(&sums) <= 2_500_000, "{} and {}", all(&exact), all(&sums));
+}
+
+/// 1 wakes 2 to `threads` in turn, each of which sleeps until it comes to it again.
+fn of_one_waker(threads: u64, turns: u64) -> Recorded {
+    in_turn(turns, |turn| match turn % 2 {
+        0 => (1, Entry::Preempted { at_ns: (1 + turn * 10).saturating_sub(10) }, Exit::Preempted),
+        _ => {
+            let entry = Entry::Woken { at_ns: turn * 10 - 3, by: Waker::Thread(1), cpu: 0 };
+            (2 + (turn / 2 % (threads - 1)) as u32, entry, ASLEEP)
+        }
+    })
+}
+
+#[test]
+fn where_many_follow_one_thread_only_some_do_and_the_rest_is_told_as_such() {
+    let past = of_one_waker(500, 20_000);
+    let asked = over_all(&past, 2..=500);
+    let (all, exact) = visits(&past, &asked, Bound::None);
+    let bound = Bound::Work { of_change: 8, more: 1_000 };
+    let (some, found) = visits(&past, &asked, bound);
+    assert!(all > 5_000_000 && some < 500_000, "{all} and {some} visits");
+    let (mut not_followed, mut followed) = (0, 0);
+    for (found, exact) in found.iter().zip(&exact) {
+        not_followed += found.iter().filter(|finding| **finding == Finding::NotFollowed).count();
+        let sums = [found, exact].map(|found| by_name(found));
+        let total = |sums: &BTreeMap<String, u64>| sums.values().sum::<u64>();
+        assert_eq!(total(&sums[0]), total(&sums[1]));
+        // Whoever has the CPU itself, and when, is told of all.
+        let is_own = |finding: &&Finding| matches!(finding, Finding::Segment(segment) if segment.hop.is_none());
+        let own = |all: &[Finding]| all.iter().filter(is_own).copied().collect::<Vec<Finding>>();
+        assert_eq!(own(found), own(exact));
+        let is_of_waker = |finding: &&Finding| matches!(finding, Finding::Segment(segment) if segment.kind == CauseKind::Running && segment.hop.is_some());
+        followed += found.iter().filter(is_of_waker).count();
+    }
+    assert!(not_followed > 100 && followed > 1_000, "{not_followed} waits, {followed} parts");
+}
+
+/// For how long what happened, to threads of which name.
+fn by_name(found: &[Finding]) -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::new();
+    for finding in found {
+        if let Finding::Segment(segment) = finding {
+            let who = match segment.who {
+                Party::Thread { name, is_member, .. } => Party::Program { name, is_member },
+                other => other,
+            };
+            let what = format!("{:?} {who:?} {:?} {:?}", segment.kind, segment.ready, segment.hop);
+            *sums.entry(what).or_default() += segment.to_ns - segment.from_ns;
+        }
+    }
+    sums
+}
+
+/// A thread of a busy CPU, for how long it has it, and how long before it lost its last CPU, or was woken.
+type Turn = (u32, u64, Option<(u64, bool)>);
+
+/// CPUs on which threads take turns that wait long for them.
+fn crowded(cpus: &[Vec<Turn>], names: u32) -> Recorded {
+    let of_cpu = |turns: &Vec<Turn>| {
+        let mut end_ns = 1;
+        let of = |&(tid, ns, waited_ns): &Turn| {
+            let start_ns = end_ns;
+            end_ns += ns;
+            let (holder, steal_ns) = match tid {
+                0 => (Holder::Idle, 0),
+                100.. => (Holder::Irq { late_ns: ns / 2 }, 0),
+                tid => (Holder::Thread(tid), ns / 7),
+            };
+            let entry = match waited_ns.map(|(ns, is_woken)| (start_ns.saturating_sub(ns), is_woken)) {
+                None => Entry::GoesOn,
+                Some((at_ns, false)) => Entry::Preempted { at_ns },
+                Some((at_ns, true)) => Entry::Woken { at_ns, by: Waker::Timer, cpu: 0 },
+            };
+            let name = name(tid % names);
+            Slice { start_ns, end_ns, holder, name, entry, exit: Exit::Preempted, steal_ns, ..Slice::default() }
+        };
+        turns.iter().map(of).collect()
+    };
+    Recorded { cpus: cpus.iter().map(of_cpu).collect() }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    #[test]
+    fn sums_of_long_waits_for_a_cpu_are_those_of_their_parts(
+        cpus in prop::collection::vec(
+            prop::collection::vec((0_u32..104, 1_u64..40, prop::option::of((0_u64..30_000, any::<bool>()))), 0..1_500),
+            1..3,
+        ),
+        tids in 1_u32..80,
+        names in 1_u32..10,
+        asked in prop::collection::vec((1_u32..80, 0_u64..20_000, 0_u64..40_000), 1..8),
+        is_limited in any::<bool>(),
+    ) {
+        let cpus: Vec<Vec<Turn>> = cpus
+            .into_iter()
+            .map(|turns| turns.into_iter().map(|(tid, ns, waited)| (if tid < 100 { tid % tids } else { tid }, ns, waited)).collect())
+            .collect();
+        let past = crowded(&cpus, names);
+        prop_assert_eq!(past.backwards().cpus(), cpus.len());
+        let limits: &dyn Limits = if is_limited { &SomeLimits } else { &() };
+        let asked: Vec<Asked> = asked
+            .into_iter()
+            .map(|(tid, from_ns, to_ns)| Asked { tid: tid % tids, from_ns, to_ns, is_wait: false, is_command: false })
+            .collect();
+        let bound = Bound::Work { of_change: u64::MAX >> 1, more: u64::MAX >> 1 };
+        let sums = of_each(&asked, |found| {
+            walk_within(&mut past.clone(), &asked, limits, bound, found);
+        });
+        let exact = of_each(&asked, |found| walk_every(&mut past.clone(), &asked, limits, found));
+        for (sums, exact) in sums.iter().zip(&exact) {
+            prop_assert_eq!(by_name(sums), by_name(exact));
+            let mut from_ns = None;
+            for finding in sums {
+                if let Finding::Segment(segment) = finding {
+                    prop_assert!(from_ns.is_none_or(|from_ns| from_ns == segment.to_ns), "a gap after {segment:?}");
+                    from_ns = Some(segment.from_ns);
+                }
+            }
+        }
+    }
+}
