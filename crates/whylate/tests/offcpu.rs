@@ -19,6 +19,8 @@ use anyhow::{Context, Result, ensure};
 use running::{Running, whylate};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::mount::{MountFlags, UnmountFlags, unmount};
+use rustix::process::Signal;
 use serde_json::Value;
 use turn::turn_to_measure;
 use whylate_model::{Snapshot, WaitClass};
@@ -315,6 +317,56 @@ fn c_library() -> Result<Option<Vec<u8>>> {
         name == "libc.so.6" || name.starts_with("libc-2.")
     };
     paths.into_iter().find(is_it).map(fs::read).transpose().map_err(Into::into)
+}
+
+/// A file system in memory, mounted until it is dropped.
+struct MemoryDisk(tempfile::TempDir);
+
+impl MemoryDisk {
+    /// `None` where mounting is not permitted.
+    fn mount() -> Result<Option<Self>> {
+        let directory = tempfile::tempdir()?;
+        let mounted = rustix::mount::mount("whylate-test", directory.path(), "tmpfs", MountFlags::empty(), None);
+        Ok(mounted.is_ok().then_some(MemoryDisk(directory)))
+    }
+}
+
+impl Drop for MemoryDisk {
+    fn drop(&mut self) {
+        let _ = unmount(self.0.path(), UnmountFlags::DETACH);
+    }
+}
+
+/// Files of code that stay open keep a file system mounted, a container's too, and a deleted program's disk space in use.
+#[test]
+fn a_file_system_can_be_unmounted_once_its_programs_have_ended() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let disk = MemoryDisk::mount()?.context("root may mount a file system")?;
+    let program = disk.0.path().join("prog");
+    ensure!(Command::new("cp").arg("/bin/sleep").arg(&program).status()?.success(), "cp cannot copy /bin/sleep");
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("x.folded");
+    let name = file.to_str().context("a name in UTF-8")?;
+    let mut running = Running::start(&["offcpu", "-d", "4s", "-F", "49", "--comm", "prog", "-o", name])?;
+    running.wait_until_it_catches(Signal::INT)?;
+    let mut sleeping = Command::new(&program).arg("1").spawn()?;
+    // By another path it is another mapping of the same file.
+    let deleted = disk.0.path().join("deleted");
+    fs::hard_link(&program, &deleted)?;
+    let mut also_sleeping = Command::new(&deleted).arg("1").spawn()?;
+    fs::remove_file(&deleted)?;
+    ensure!(sleeping.wait()?.success() && also_sleeping.wait()?.success());
+    let ended = Instant::now();
+    while unmount(disk.0.path(), UnmountFlags::empty()).is_err() {
+        ensure!(running.is_alive()? && ended.elapsed() < Duration::from_secs(2), "the file system is busy");
+        sleep(Duration::from_millis(50));
+    }
+    ensure!(running.is_alive()?, "whylate had ended");
+    let (status, stderr) = running.end()?;
+    ensure!(status.success(), "{status}: {stderr}");
+    let stacks = fs::read_to_string(&file)?;
+    ensure!(stacks.contains("nanosleep"), "{stacks}");
+    Ok(())
 }
 
 /// Whoever owns a library could end a whylate that has it mapped.

@@ -43,7 +43,7 @@ pub static OFFCPU: Card = Card {
         ),
         reason(
             "unread_files",
-            "an executable or library was unreadable, truncated or too large; its stacks end in [unwound partly] or lack names",
+            "an executable, a library or a list of mappings was unreadable, too large or not read in time; stacks end in [unwound partly] or lack names",
         ),
         reason("unreadable", "the stack of a living thread could not be read (backend proc)"),
         reason("unseen", "a wait was not seen to begin; its time is left out (backend trace)"),

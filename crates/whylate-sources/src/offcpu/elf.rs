@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What an ELF file tells of its code: how to unwind each of its functions, and where their names are.
 
-use std::collections::HashMap;
 use std::fs::File;
-use std::ops::Range;
-use std::os::fd::AsRawFd as _;
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EhFrameOffset, EndianSlice, LittleEndian, Operation, Register,
@@ -19,7 +15,6 @@ use object::elf::{ProgramHeader64, SectionHeader64};
 use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::names::Frames;
 use super::rules::{BP_KEPT, Rule};
 use super::skel::types::rule_base;
 
@@ -37,53 +32,39 @@ const MOST_PACKED: u64 = 1_100;
 /// The largest headers, unwind tables, and rules of one function that are read: far above what compilers write.
 const MOST_HEADERS: u64 = 8 << 20;
 const MOST_TABLE: u64 = 8 << 20;
-const MOST_RULES: u64 = 1 << 20;
-/// What is copied of the names of one file at most, and with its lines.
+const MOST_FRAMES: u64 = 48 << 20;
+const MOST_RULES: usize = 1 << 20;
+/// What is read of the names of one file at most, and with its lines.
 const MOST_NAMES: u64 = 64 << 20;
 const MOST_LINES: u64 = 256 << 20;
-/// What is kept of all files together.
-const MOST_KEPT: u64 = 512 << 20;
-
-/// Bytes that are kept of all files.
-static KEPT: AtomicU64 = AtomicU64::new(0);
-
-/// Room for so many bytes, until it is dropped.
-struct Room(u64);
-
-impl Room {
-    fn take(bytes: u64) -> Option<Self> {
-        let all = KEPT.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        Some(Room(bytes)).filter(|_| all <= MOST_KEPT)
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        KEPT.fetch_sub(self.0, Ordering::Relaxed);
-    }
-}
+/// How they are compressed: to a fifth, at a gigabyte a second.
+const FASTER: i32 = -5;
+/// What is read at once of these.
+const PIECE_BYTES: usize = 64 << 10;
 
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 type Header = object::elf::FileHeader64<Endianness>;
 
-/// A file of code. Whoever owns it may cut it short at any time, which ends a process that has it mapped: it is read.
+/// What was read of a file of code. Its owner may cut it short at any time, so it is not mapped, and it need not stay
+/// open.
 pub(super) struct Elf {
-    file: File,
+    /// How long the file is.
+    length: u64,
     /// File offset, length and address of what is loaded.
     segments: Vec<(u64, u64, u64)>,
     unwind: Unwind,
-    /// It names no other file for its debug information, and what is packed in it cannot be larger than it says.
-    is_self_contained: bool,
     /// Where distributions put its names, which are found there by address rather than by file offset.
     elsewhere: Option<PathBuf>,
-    /// File offset and length of what names are made of, and of what lines are.
-    names: Vec<(u64, u64)>,
-    lines: Vec<(u64, u64)>,
-    /// Of these, once somebody asks for them; nobody else can change it.
-    copied: OnceLock<Option<Copied>>,
-    has_failed: AtomicBool,
-    /// Functions that were asked for, by what the file calls the address.
-    known: Mutex<HashMap<u64, Frames>>,
+    /// What names are made of, and lines; `None` where that could not be read, or is too much.
+    names: Option<Packed>,
+}
+
+/// Parts of a file, compressed: names of functions take a tenth of their room then.
+#[derive(Default)]
+struct Packed {
+    /// File offset and length.
+    parts: Vec<(u64, u64)>,
+    bytes: Vec<u8>,
 }
 
 /// How the file tells callers.
@@ -91,23 +72,13 @@ enum Unwind {
     /// Not at all, such as Go's, which keeps frame pointers.
     ByFramePointers,
     By(UnwindSections),
-    /// It tells, and cannot be read.
-    Unread,
 }
 
+/// Two sections, with their addresses.
 struct UnwindSections {
-    /// With its address.
     table: (Vec<u8>, u64),
-    _room: Room,
-    /// Where it is in the file, and its address.
-    frames: (Range<u64>, u64),
+    frames: (Vec<u8>, u64),
     text: u64,
-}
-
-/// Parts of a file where they were in it, and holes between them.
-struct Copied {
-    file: File,
-    _room: Room,
 }
 
 /// A part of a file in memory of its own; `None` where there is not so much of it.
@@ -118,47 +89,33 @@ fn read(file: &File, offset: u64, bytes: u64, most: u64) -> Option<Vec<u8>> {
 }
 
 impl Elf {
-    /// Looks at a file; `None` when it is none of this kind.
+    /// Reads what unwinding and names need of a file, and lines with `lines`; `None` when it is no ELF file.
     ///
     /// # Errors
-    /// When nothing is told of it.
-    pub(super) fn of(file: File) -> std::io::Result<Option<Self>> {
-        if !file.metadata()?.is_file() {
+    /// When it cannot be read, or makes no sense.
+    pub(super) fn of(file: &File, lines: bool) -> io::Result<Option<Self>> {
+        let about = file.metadata()?;
+        if !about.is_file() {
             return Ok(None);
         }
-        let begin = read(&file, 0, size_of::<Header>() as u64, MOST_HEADERS);
+        let begin = read(file, 0, size_of::<Header>() as u64, MOST_HEADERS);
         // Code that lies in a file without a header was in a longer one when it was mapped.
         if begin.as_ref().is_some_and(|begin| !begin.starts_with(&object::elf::ELFMAG)) {
             return Ok(None);
         }
-        let mut elf = Elf {
-            file,
-            segments: Vec::new(),
-            unwind: Unwind::Unread,
-            is_self_contained: false,
-            elsewhere: None,
-            names: Vec::new(),
-            lines: Vec::new(),
-            copied: OnceLock::new(),
-            has_failed: AtomicBool::new(false),
-            known: Mutex::default(),
-        };
-        if begin.and_then(|begin| elf.read_headers(&begin)).is_none() {
-            elf.has_failed = AtomicBool::new(true);
-        }
-        Ok(Some(elf))
+        let elf = begin.and_then(|begin| Elf::read(file, about.len(), &begin, lines));
+        elf.map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    fn read_headers(&mut self, begin: &[u8]) -> Option<()> {
+    fn read(file: &File, length: u64, begin: &[u8], lines: bool) -> Option<Self> {
         let (header, _) = object::pod::from_bytes::<Header>(begin).ok()?;
         let endian = header.endian().ok().filter(|_| header.e_ident.class == object::elf::ELFCLASS64)?;
-        let table = |offset: u64, count: u16, size: usize| {
-            read(&self.file, offset, u64::from(count) * size as u64, MOST_HEADERS)
-        };
+        let table =
+            |offset: u64, count: u16, size: usize| read(file, offset, u64::from(count) * size as u64, MOST_HEADERS);
         let (count, offset) = (header.e_phnum(endian), header.e_phoff(endian));
         let loaded = table(offset, count, size_of::<ProgramHeader64<Endianness>>())?;
         let (loaded, _) = object::pod::slice_from_bytes::<ProgramHeader64<Endianness>>(&loaded, count.into()).ok()?;
-        self.segments = loaded
+        let segments = loaded
             .iter()
             .filter(|segment| segment.p_type(endian) == object::elf::PT_LOAD)
             .map(|segment| (segment.p_offset(endian), segment.p_filesz(endian), segment.p_vaddr(endian)))
@@ -168,11 +125,11 @@ impl Elf {
         let (sections, _) =
             object::pod::slice_from_bytes::<SectionHeader64<Endianness>>(&headers_bytes, count.into()).ok()?;
         let Some(strings) = sections.get(usize::from(header.e_shstrndx.get(endian).0)) else {
-            // Without sections nothing is told of callers.
-            self.unwind = Unwind::ByFramePointers;
-            return Some(());
+            // Without sections nothing is known of callers.
+            let unwind = Unwind::ByFramePointers;
+            return Some(Elf { length, segments, unwind, elsewhere: None, names: None });
         };
-        let strings = read(&self.file, strings.sh_offset(endian), strings.sh_size(endian), MOST_HEADERS)?;
+        let strings = read(file, strings.sh_offset(endian), strings.sh_size(endian), MOST_HEADERS)?;
         let name_of = |section: &SectionHeader64<Endianness>| {
             let name = strings.get(section.sh_name(endian) as usize..).unwrap_or_default();
             String::from_utf8_lossy(name.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
@@ -182,93 +139,86 @@ impl Elf {
         let named: Vec<_> = in_file.map(|section| (name_of(section), section)).collect();
         let find = |name: &str| named.iter().find(|(known, _)| known == name).map(|(_, section)| *section);
         let range = |section: &SectionHeader64<Endianness>| (section.sh_offset(endian), section.sh_size(endian));
-        self.unwind = match (find(".eh_frame_hdr"), find(".eh_frame"), find(".text")) {
+        let unwind = match (find(".eh_frame_hdr"), find(".eh_frame"), find(".text")) {
             (Some(table), Some(frames), Some(text)) => {
-                let bytes = read(&self.file, table.sh_offset(endian), table.sh_size(endian), MOST_TABLE)?;
-                let (begin, length) = range(frames);
+                let section = |section: &SectionHeader64<Endianness>, most| {
+                    let (offset, bytes) = range(section);
+                    Some((read(file, offset, bytes, most)?, section.sh_addr(endian)))
+                };
                 Unwind::By(UnwindSections {
-                    _room: Room::take(bytes.len() as u64)?,
-                    table: (bytes, table.sh_addr(endian)),
-                    frames: (begin..begin.checked_add(length)?, frames.sh_addr(endian)),
+                    table: section(table, MOST_TABLE)?,
+                    frames: section(frames, MOST_FRAMES)?,
                     text: text.sh_addr(endian),
                 })
             }
             _ => Unwind::ByFramePointers,
         };
+        let mut elsewhere = None;
         if find(".symtab").is_none() {
             let id = find(".note.gnu.build-id").map(range);
-            let id = id.and_then(|(offset, bytes)| read(&self.file, offset, bytes, 1 << 10));
+            let id = id.and_then(|(offset, bytes)| read(file, offset, bytes, 1 << 10));
             // A header of 12 bytes and the name GNU come before it.
-            self.elsewhere = id.and_then(|note| debug_file(note.get(16..)?));
+            elsewhere = id.and_then(|note| debug_file(note.get(16..)?));
         }
-        self.is_self_contained = named.iter().all(|(name, section)| {
-            let is_packed = section.sh_flags(endian).0 & object::elf::SHF_COMPRESSED.0 != 0;
-            let header = || read(&self.file, section.sh_offset(endian), 24, 24);
-            let unpacked = || Some(u64::from_le_bytes(header()?[8..16].try_into().ok()?));
-            let is_plausible =
-                !is_packed || unpacked().is_some_and(|bytes| bytes / MOST_PACKED <= section.sh_size(endian));
-            // What GNU's tools packed before there was a flag for it says nothing that is checked here.
-            !ELSEWHERE.contains(&name.as_str()) && !name.starts_with(".zdebug") && is_plausible
-        });
+        // It names no other file for its debug information, and what is packed in it cannot be larger than it says.
+        let is_self_contained = || {
+            named.iter().all(|(name, section)| {
+                let is_packed = section.sh_flags(endian).0 & object::elf::SHF_COMPRESSED.0 != 0;
+                let header = || read(file, section.sh_offset(endian), 24, 24);
+                let unpacked = || Some(u64::from_le_bytes(header()?[8..16].try_into().ok()?));
+                let is_plausible =
+                    !is_packed || unpacked().is_some_and(|bytes| bytes / MOST_PACKED <= section.sh_size(endian));
+                // What GNU's tools packed before there was a flag for it says nothing that is checked here.
+                !ELSEWHERE.contains(&name.as_str()) && !name.starts_with(".zdebug") && is_plausible
+            })
+        };
         let headers = [(0, begin.len() as u64), (header.e_phoff(endian), size_of_val(loaded) as u64)];
         let headers = headers.into_iter().chain([(offset, headers_bytes.len() as u64)]);
         let parts = |is_wanted: fn(&str) -> bool| {
             named.iter().filter(move |(name, _)| is_wanted(name)).map(|(_, section)| range(section))
         };
-        self.names = headers.chain(parts(|name| NAMES.contains(&name) || name.starts_with(".note"))).collect();
-        self.lines = parts(|name| name.starts_with(".debug_")).collect();
-        Some(())
+        let mut names: Vec<(u64, u64)> =
+            headers.chain(parts(|name| NAMES.contains(&name) || name.starts_with(".note"))).collect();
+        let with_lines = lines && is_self_contained();
+        if with_lines {
+            names.extend(parts(|name| name.starts_with(".debug_")));
+        }
+        let most = if with_lines { MOST_LINES } else { MOST_NAMES };
+        let names = if elsewhere.is_some() { Some(Packed::default()) } else { Packed::read(file, names, most) };
+        Some(Elf { length, segments, unwind, elsewhere, names })
     }
 
-    /// Whether something could not be read since the last call.
-    pub(super) fn take_failure(&self) -> bool {
-        self.has_failed.swap(false, Ordering::Relaxed)
+    /// The memory that this takes.
+    pub(super) fn bytes(&self) -> u64 {
+        let unwind = match &self.unwind {
+            Unwind::By(sections) => sections.table.0.len() + sections.frames.0.len(),
+            Unwind::ByFramePointers => 0,
+        };
+        (size_of::<Self>() + unwind + self.names.as_ref().map_or(0, |names| names.bytes.len())) as u64
     }
 
-    /// Where the names of its functions are, with its lines if these are asked for and can be trusted, and whether they
-    /// are found there by address rather than by file offset.
-    pub(super) fn names(&self, with_lines: bool) -> Option<(PathBuf, bool)> {
+    /// Whether its names could be read.
+    pub(super) fn has_all_names(&self) -> bool {
+        self.names.is_some()
+    }
+
+    /// How many bytes a copy has from which its names are found.
+    pub(super) fn names_bytes(&self) -> u64 {
+        self.names.iter().flat_map(|names| &names.parts).map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Where its names are: in a file of the machine, where they are found by address, or in a copy, where they are
+    /// found by file offset. Nobody else can change the copy.
+    pub(super) fn names(&self) -> Option<Named> {
         if let Some(elsewhere) = &self.elsewhere {
-            return Some((elsewhere.clone(), true));
+            return Some(Named::Elsewhere(elsewhere.clone()));
         }
-        let copied = self.copied.get_or_init(|| {
-            let copied = self.copy(with_lines && self.is_self_contained);
-            self.has_failed.fetch_or(copied.is_none(), Ordering::Relaxed);
-            copied
-        });
-        // As long as it is open it is there.
-        copied.as_ref().map(|copied| (PathBuf::from(format!("/proc/self/fd/{}", copied.file.as_raw_fd())), false))
-    }
-
-    /// Functions by what the file calls their addresses, for as long as somebody needs the file.
-    pub(super) fn known(&self) -> MutexGuard<'_, HashMap<u64, Frames>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn copy(&self, with_lines: bool) -> Option<Copied> {
-        let lines = if with_lines { &self.lines[..] } else { &[] };
-        let parts = || self.names.iter().chain(lines).filter(|(_, bytes)| *bytes > 0);
-        let bytes = parts().try_fold(0_u64, |sum, (_, bytes)| sum.checked_add(*bytes))?;
-        if self.names.is_empty() || bytes > if with_lines { MOST_LINES } else { MOST_NAMES } {
-            return None;
-        }
-        let room = Room::take(bytes)?;
-        let file = memfd_create("whylate-names", MemfdFlags::CLOEXEC).ok()?;
-        let copied = Copied { file: File::from(file), _room: room };
+        let names = self.names.as_ref().filter(|names| !names.parts.is_empty())?;
+        let copy = File::from(memfd_create("whylate-names", MemfdFlags::CLOEXEC).ok()?);
         // What is not copied reads as zeros.
-        copied.file.set_len(self.file.metadata().ok()?.len()).ok()?;
-        let mut part = vec![0; 1 << 16];
-        for &(offset, bytes) in parts() {
-            let end = offset.checked_add(bytes)?;
-            let mut at = offset;
-            while at < end {
-                let length = part.len().min((end - at) as usize);
-                self.file.read_exact_at(&mut part[..length], at).ok()?;
-                copied.file.write_all_at(&part[..length], at).ok()?;
-                at += length as u64;
-            }
-        }
-        Some(copied)
+        copy.set_len(self.length).ok()?;
+        names.unpack(&copy).ok()?;
+        Some(Named::Copied(copy))
     }
 
     /// The address that the file gives to what lies at this offset.
@@ -289,7 +239,6 @@ impl Elf {
     pub(super) fn rule_at(&self, offset: u64) -> Rule {
         match &self.unwind {
             Unwind::ByFramePointers => Rule::plain(rule_base::RULE_CHAIN),
-            Unwind::Unread => Rule::plain(rule_base::RULE_BROKEN),
             Unwind::By(sections) => {
                 self.unwound(sections, offset).unwrap_or_else(|| Rule::plain(rule_base::RULE_BROKEN))
             }
@@ -298,7 +247,7 @@ impl Elf {
 
     fn unwound(&self, sections: &UnwindSections, offset: u64) -> Option<Rule> {
         let address = self.address_of(offset)?;
-        let ((table, table_at), (_, frames_at)) = (&sections.table, &sections.frames);
+        let ((table, table_at), (frames, frames_at)) = (&sections.table, &sections.frames);
         // As all linkers count rows. Of another number the library's own product with their size may overflow.
         if table.get(2) != Some(&gimli::DW_EH_PE_udata4.0) {
             return None;
@@ -309,35 +258,64 @@ impl Elf {
         let table = parsed.table()?;
         // The library's own difference of these two overflows where a table points below the section.
         let frames_begin = parsed.eh_frame_ptr().direct().ok()?;
-        let at = table.lookup(address, &bases).ok()?.direct().ok()?.checked_sub(frames_begin)?;
-        let function = self.entry(sections, at)?;
+        let at = usize::try_from(table.lookup(address, &bases).ok()?.direct().ok()?.checked_sub(frames_begin)?).ok()?;
+        let function = entry(frames, at)?;
         // What all functions of a kind have in common stands so many bytes before the number that says so.
         let back = u32::from_le_bytes(function.get(4..8)?.try_into().ok()?);
-        let common = self.entry(sections, (at + 4).checked_sub(back.into())?)?;
-        // Both, one behind the other, with the function at its own address: it may be told relative to where it stands.
-        let mut both = common;
-        let function_at = both.len();
-        both.extend(&function);
-        both[function_at + 4..function_at + 8].copy_from_slice(&u32::try_from(function_at + 4).ok()?.to_le_bytes());
-        let bases = bases.set_eh_frame(frames_at.wrapping_add(at).wrapping_sub(function_at as u64));
-        let frames = EhFrame::new(&both, LittleEndian);
-        let entry = frames.fde_from_offset(&bases, EhFrameOffset(function_at), EhFrame::cie_from_offset).ok()?;
+        entry(frames, (at + 4).checked_sub(usize::try_from(back).ok()?)?)?;
+        let frames = EhFrame::new(frames, LittleEndian);
+        let entry = frames.fde_from_offset(&bases, EhFrameOffset(at), EhFrame::cie_from_offset).ok()?;
         let mut context = UnwindContext::new();
         rule_of(entry.unwind_info_for_address(&frames, &bases, &mut context, address).ok()?, &frames)
     }
+}
 
-    /// An entry of `.eh_frame`, with its length.
-    fn entry(&self, sections: &UnwindSections, at: u64) -> Option<Vec<u8>> {
-        let (range, _) = &sections.frames;
-        let begin = range.start.checked_add(at)?;
-        let part = |bytes: u64| {
-            let part = begin.checked_add(bytes).filter(|end| *end <= range.end)?;
-            let part = read(&self.file, begin, part - begin, MOST_RULES);
-            self.has_failed.fetch_or(part.is_none(), Ordering::Relaxed);
-            part
-        };
-        let length = u32::from_le_bytes(part(4)?.try_into().ok()?);
-        part(u64::from(length) + 4)
+/// Where the names of a file are.
+pub(super) enum Named {
+    Elsewhere(PathBuf),
+    Copied(File),
+}
+
+/// An entry of `.eh_frame`, with its length; `None` for one that no compiler writes.
+fn entry(frames: &[u8], at: usize) -> Option<&[u8]> {
+    let entry = frames.get(at..)?;
+    let length = u32::from_le_bytes(entry.get(..4)?.try_into().ok()?) as usize;
+    entry.get(..length.checked_add(4).filter(|length| *length <= MOST_RULES)?)
+}
+
+impl Packed {
+    /// Reads parts of a file; `None` where there is not so much of it, or more than is read.
+    fn read(file: &File, mut parts: Vec<(u64, u64)>, most: u64) -> Option<Self> {
+        parts.retain(|(_, bytes)| *bytes > 0);
+        let bytes = parts.iter().try_fold(0_u64, |sum, (_, bytes)| sum.checked_add(*bytes))?;
+        let mut packed = zstd::stream::write::Encoder::new(Vec::new(), FASTER).ok().filter(|_| bytes <= most)?;
+        let mut piece = vec![0; PIECE_BYTES];
+        for &(offset, bytes) in &parts {
+            let end = offset.checked_add(bytes)?;
+            for at in (offset..end).step_by(PIECE_BYTES) {
+                let piece = &mut piece[..PIECE_BYTES.min((end - at) as usize)];
+                file.read_exact_at(piece, at).ok()?;
+                packed.write_all(piece).ok()?;
+            }
+        }
+        let mut bytes = packed.finish().ok()?;
+        bytes.shrink_to_fit();
+        Some(Packed { parts, bytes })
+    }
+
+    /// Writes the parts where they were in the file.
+    fn unpack(&self, copy: &File) -> io::Result<()> {
+        let mut packed = zstd::stream::read::Decoder::new(self.bytes.as_slice())?;
+        let mut piece = vec![0; PIECE_BYTES];
+        for &(offset, bytes) in &self.parts {
+            let end = offset + bytes;
+            for at in (offset..end).step_by(PIECE_BYTES) {
+                let piece = &mut piece[..PIECE_BYTES.min((end - at) as usize)];
+                packed.read_exact(piece)?;
+                copy.write_all_at(piece, at)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -408,12 +386,11 @@ fn operations(code: Bytes<'_>) -> Vec<(Register, i64, bool)> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, OpenOptions};
+    use std::os::fd::AsRawFd as _;
+    use std::path::Path;
 
     use proptest::prelude::*;
-
-    use std::fs::OpenOptions;
-    use std::path::Path;
 
     use super::*;
 
@@ -438,7 +415,11 @@ mod tests {
     }
 
     fn opened(path: &Path) -> Elf {
-        Elf::of(File::open(path).expect("it opens")).expect("it is looked at").expect("it is an ELF file")
+        read_again(path).expect("it is read").expect("it is an ELF file")
+    }
+
+    fn read_again(path: &Path) -> io::Result<Option<Elf>> {
+        Elf::of(&File::open(path)?, false)
     }
 
     #[test]
@@ -450,7 +431,6 @@ mod tests {
         assert_eq!((entered.base, entered.cfa_offset), (rule_base::RULE_SP, 8), "{entered:?}");
         let inside = elf.rule_at(offset + 64);
         assert!([rule_base::RULE_SP, rule_base::RULE_BP].contains(&inside.base), "{inside:?}");
-        assert!(!elf.take_failure());
     }
 
     #[test]
@@ -459,7 +439,7 @@ mod tests {
         let bytes = include_bytes!("../../../../fuzz/corpus/elf/many_rows");
         let file = File::from(memfd_create("whylate-test", MemfdFlags::CLOEXEC).expect("there is memory"));
         file.write_all_at(bytes, 0).expect("there is memory");
-        let elf = Elf::of(file).expect("it is looked at").expect("it is an ELF file");
+        let elf = Elf::of(&file, false).expect("it is read").expect("it is an ELF file");
         let places = elf.segments.iter().flat_map(|&(at, length, _)| (at..at.saturating_add(length)).step_by(16));
         let rules: Vec<_> = places.take(1_000).map(|at| elf.rule_at(at).base).collect();
         assert!(!rules.is_empty() && rules.iter().all(|&base| base == rule_base::RULE_BROKEN), "{rules:?}");
@@ -468,10 +448,10 @@ mod tests {
     #[test]
     fn names_come_from_a_copy_that_nobody_can_cut_short() {
         let elf = opened(&own_program());
-        let (path, by_address) = elf.names(false).expect("it has names");
+        let Some(Named::Copied(copy)) = elf.names() else { panic!("it has names of its own") };
         let program = fs::metadata(own_program()).expect("there").len();
-        let copy = fs::metadata(&path).expect("there");
-        assert!(!by_address && copy.len() <= program);
+        assert_eq!(copy.metadata().expect("there").len(), program);
+        let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
         let offset = offset_of(opened as *const (), &elf);
         let mut source = blazesym::symbolize::source::Elf::new(&path);
         source.debug_syms = false;
@@ -484,30 +464,19 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_short_is_told_and_ends_nobody() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("program");
+    fn a_file_that_is_cut_short_later_changes_nothing_and_is_refused_when_it_is_read_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("program");
         fs::copy(own_program(), &path).expect("copied");
-        let (elf, whole) = (opened(&path), opened(&own_program()));
-        let offset = offset_of(opened as *const (), &whole);
-        assert_eq!(elf.rule_at(offset).base, rule_base::RULE_SP);
-        OpenOptions::new().write(true).open(&path).expect("there").set_len(100).expect("cut short");
-        assert_eq!(elf.rule_at(offset).base, rule_base::RULE_BROKEN);
-        assert!(elf.take_failure() && !elf.take_failure());
-        assert!(elf.names(false).is_none() && elf.take_failure());
-        // Opened once more, it is one whose headers are gone: no frame pointers are assumed.
+        let elf = opened(&path);
+        let offset = offset_of(opened as *const (), &elf);
         for bytes in [100, 0] {
             OpenOptions::new().write(true).open(&path).expect("there").set_len(bytes).expect("cut short");
-            let again = opened(&path);
-            assert_eq!(again.rule_at(offset).base, rule_base::RULE_BROKEN);
-            assert!(again.take_failure());
+            assert_eq!(elf.rule_at(offset).base, rule_base::RULE_SP);
+            assert!(elf.names().is_some());
+            // No frame pointers are assumed of one whose headers are gone.
+            assert!(read_again(&path).is_err());
         }
-    }
-
-    #[test]
-    fn what_is_kept_of_all_files_is_bounded() {
-        assert!(Room::take(MOST_KEPT + 1).is_none());
-        assert!(Room::take(1).is_some());
     }
 
     #[test]
@@ -522,9 +491,7 @@ mod tests {
         }
         fs::write(&path, &bytes).expect("written");
         OpenOptions::new().write(true).open(&path).expect("there").set_len(1 << 41).expect("a hole");
-        let elf = opened(&path);
-        assert!(elf.take_failure() && elf.names(true).is_none());
-        assert_eq!(elf.rule_at(0x2000).base, rule_base::RULE_BROKEN);
+        assert!(read_again(&path).is_err());
     }
 
     #[test]
@@ -557,7 +524,7 @@ mod tests {
         bytes[56..58].fill(0);
         fs::write(&path, &bytes).expect("written");
         let elf = opened(&path);
-        assert!(elf.address_of(0).is_none() && elf.names(false).is_some());
+        assert!(elf.address_of(0).is_none() && elf.names().is_some());
     }
 
     proptest! {
@@ -573,11 +540,11 @@ mod tests {
             let folder = tempfile::tempdir().expect("a folder");
             let path = folder.path().join("program");
             fs::write(&path, &bytes).expect("written");
-            if let Ok(Some(elf)) = File::open(&path).and_then(Elf::of) {
+            if let Ok(Some(elf)) = Elf::of(&File::open(&path).expect("it opens"), true) {
                 for offset in (0..bytes.len() as u64).step_by(97) {
                     elf.rule_at(offset);
                 }
-                elf.names(true);
+                elf.names();
             }
         }
     }

@@ -1,162 +1,281 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Files of code on file systems that may not answer, such as FUSE's and NFS's. Whoever waits for one of these may not
-//! even be killed, so such a file is copied by a process of its own, which is given up.
+//! Files of other processes, which choose what lies at a path and when. A file is opened only once it is known to be a
+//! regular one: an `O_PATH` descriptor has no side effects, and is opened again through /proc/self/fd.
+//!
+//! A file on a file system that may not answer, such as FUSE and NFS, is copied by a process of its own, which is given
+//! up: not even SIGKILL ends a process that waits for one of these.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, OsStr};
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _};
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::ffi::{CStr, CString};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, Mode, OFlags, ResolveFlags, memfd_create, openat2};
+use rustix::fs::{
+    AtFlags, CWD, FileType, MemfdFlags, Mode, OFlags, ResolveFlags, StatxFlags, memfd_create, openat, openat2, statx,
+};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid};
 
-/// File systems that wait for nobody but this machine's disks and memory.
-const NEAR: [&str; 22] = [
-    "bcachefs",
-    "btrfs",
-    "cramfs",
-    "erofs",
-    "exfat",
-    "ext2",
-    "ext3",
-    "ext4",
-    "f2fs",
-    "hugetlbfs",
-    "iso9660",
-    "jfs",
-    "overlay",
-    "ramfs",
-    "reiserfs",
-    "romfs",
-    "rootfs",
-    "squashfs",
-    "tmpfs",
-    "vfat",
-    "xfs",
-    "zfs",
-];
+use super::mappings::Mapping;
+use super::mounts::{Device, Mounts};
 
-/// How long a file may take to be copied; half of it for each that was given up and still waits.
+/// How long a file may take to be copied; half of it for each copier that was given up and still waits.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// So many processes that were given up may wait at a time; then no more of such files are read.
+/// How many copiers that were given up may wait at a time; then no more files are copied.
 const MOST_GIVEN_UP: usize = 4;
 /// What is copied of a file at most.
-const MOST_BYTES: usize = 256 << 20;
-/// What is read of a list of mounts at most.
-const MOST_MOUNTS: u64 = 1 << 20;
+const MOST_BYTES: usize = 128 << 20;
+/// How long a disk's number is taken to be that of the same file system.
+const DISK_KNOWN_FOR: Duration = Duration::from_secs(10);
+/// How long a far file is taken to be the one that was copied.
+const COPY_KNOWN_FOR: Duration = Duration::from_secs(10);
+/// How many far files are remembered.
+const MOST_COPIES: usize = 1024;
+
+/// What distinguishes a file from all others, also from a later one with the same inode number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Identity([u64; 7]);
+
+/// What a copier writes behind the copy: an [`Identity`].
+const IDENTITY_BYTES: usize = size_of::<Identity>();
 
 /// Opens files of other processes.
 #[derive(Default)]
 pub(super) struct FarFiles {
-    is_near: HashMap<String, bool>,
-    /// Which still wait, by what tells their end.
-    given_up: Vec<OwnedFd>,
+    /// Disks with a near file system, and when that was found.
+    near_disks: HashMap<Device, Instant>,
+    /// Far files by their line in maps, with what they were when they were copied.
+    copies: HashMap<(Device, u64, String), (Identity, Instant)>,
+    /// Copiers that still wait, with the file system for which they do.
+    given_up: Vec<(Device, OwnedFd)>,
+    /// How long copiers were waited for.
+    waited: Duration,
 }
 
 impl FarFiles {
-    /// Opens the first of the paths that is there, on a device as proc_pid_maps(5) tells it, or a copy of it.
+    /// Opens the file of a mapping, or a copy of it. Without a file: `is_known` has said that the file is not needed.
     ///
     /// # Errors
-    /// When it cannot be opened, or does not answer.
-    pub(super) fn open(&mut self, tgid: u32, device: &str, paths: &[String]) -> io::Result<File> {
-        let is_near = match self.is_near.get(device) {
-            Some(is_near) => *is_near,
-            None => {
-                let mounts = mounts_of(tgid);
-                let is_near = type_of(&mounts, device).is_some_and(|name| NEAR.contains(&name));
-                // Of a process that has ended nothing is told. Numbers of devices that are none are given out anew.
-                let is_kept = !is_near || !device.starts_with("00:");
-                if is_kept && !mounts.is_empty() {
-                    self.is_near.insert(device.to_owned(), is_near);
+    /// When the file cannot be opened, is not the one that is mapped, or does not answer.
+    pub(super) fn open(
+        &mut self,
+        tgid: u32,
+        mapping: &Mapping,
+        is_known: impl Fn(&Identity) -> bool,
+    ) -> io::Result<(Identity, Option<File>)> {
+        // This link leads to the file that is mapped, whatever its path leads to by now, and through no directory. A
+        // network file system may be asked even so.
+        let link = format!("/proc/{tgid}/map_files/{:x}-{:x}", mapping.start, mapping.end);
+        if self.is_near_device(tgid, mapping.device) {
+            match openat(CWD, &link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+                Ok(found) if self.is_near(tgid, found.as_fd()) => {
+                    let identity = identity_of(found.as_fd())?;
+                    let file = if is_known(&identity) { None } else { Some(reopen(found.as_fd())?) };
+                    return Ok((identity, file));
                 }
-                is_near
-            }
-        };
-        let mut failed = io::Error::from(io::ErrorKind::NotFound);
-        for path in paths {
-            // A FIFO that somebody put there would have it wait.
-            let opened = if is_near {
-                OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
-            } else {
-                self.copy(c"/", path)
-            };
-            match opened {
-                Ok(file) => return Ok(file),
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(error),
-                Err(error) => failed = error,
+                // Another file is mapped there by now; or the link takes a privilege that is missing.
+                Ok(_) | Err(rustix::io::Errno::PERM | rustix::io::Errno::ACCESS) => {}
+                Err(error) => return Err(error.into()),
             }
         }
-        Err(failed)
+        let key = (mapping.device, mapping.inode, mapping.path.to_string());
+        let recent = self.copies.get(&key).filter(|(_, copied)| copied.elapsed() < COPY_KNOWN_FOR);
+        if let Some((identity, _)) = recent.filter(|(identity, _)| is_known(identity)) {
+            return Ok((*identity, None));
+        }
+        let (identity, file) = self.copy(
+            mapping.device,
+            &Wanted {
+                link: Some(CString::new(link)?),
+                root: CString::new(format!("/proc/{tgid}/root"))?,
+                path: CString::new(mapping.path.as_bytes())?,
+                resolve: ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS,
+                mapped: Some((libc::makedev(mapping.device.0, mapping.device.1), mapping.inode)),
+            },
+        )?;
+        if self.copies.len() >= MOST_COPIES {
+            self.copies.retain(|_, (_, copied)| copied.elapsed() < COPY_KNOWN_FOR);
+            if self.copies.len() >= MOST_COPIES {
+                self.copies.clear();
+            }
+        }
+        self.copies.insert(key, (identity, Instant::now()));
+        Ok((identity, Some(file)))
     }
 
-    /// Opens a file in a process's `/tmp`, or a copy of it. Any process can put anything there: links are not followed,
-    /// and nothing outside of its root is reached.
+    /// Opens a regular file in a process's `/tmp`, or a copy of it. Any process can put anything there: nothing outside
+    /// of its root is reached.
     ///
     /// # Errors
-    /// When it cannot be opened, or does not answer.
+    /// When the file cannot be opened, or does not answer.
     pub(super) fn open_temporary(&mut self, tgid: u32, name: &str) -> io::Result<File> {
-        let root = CString::new(format!("/proc/{tgid}/root"))?;
-        if !type_at(&mounts_of(tgid), "/tmp").is_some_and(|name| NEAR.contains(&name)) {
-            return self.copy(&root, &format!("tmp/{name}"));
+        let root = format!("/proc/{tgid}/root");
+        if let Some(found) = self.find_near_temporary(tgid, &root, name)? {
+            identity_of(found.as_fd())?;
+            return reopen(found.as_fd());
         }
-        let root = File::open(OsStr::from_bytes(root.as_bytes()))?;
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let within = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        Ok(File::from(openat2(&root, format!("tmp/{name}"), flags, Mode::empty(), within)?))
+        // Of a process's `/tmp` no number is known.
+        let (_, file) = self.copy(
+            (u32::MAX, tgid),
+            &Wanted {
+                link: None,
+                root: CString::new(root)?,
+                path: CString::new(format!("tmp/{name}"))?,
+                resolve: ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
+                mapped: None,
+            },
+        )?;
+        Ok(file)
     }
 
-    /// `root` other than `/` is not left, and links are not followed there.
-    fn copy(&mut self, root: &CStr, path: &str) -> io::Result<File> {
-        self.given_up.retain(|process| !has_ended(process, Duration::ZERO));
-        if self.given_up.len() >= MOST_GIVEN_UP {
+    /// Finds such a file step by step, each only once the file system of the one before is known to be near; `None` if
+    /// one of them is not, or the way leads through a link.
+    fn find_near_temporary(&mut self, tgid: u32, root: &str, name: &str) -> io::Result<Option<OwnedFd>> {
+        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let within = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let root = openat(CWD, root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        if !self.is_near(tgid, root.as_fd()) {
+            return Ok(None);
+        }
+        let tmp = match openat2(&root, "tmp", directory, Mode::empty(), within) {
+            Ok(tmp) if self.is_near(tgid, tmp.as_fd()) => tmp,
+            Ok(_) | Err(rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let file = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(Some(openat2(&tmp, name, file, Mode::empty(), within | ResolveFlags::NO_XDEV)?))
+    }
+
+    /// Whether a device as maps shows it has a near file system.
+    fn is_near_device(&mut self, tgid: u32, device: Device) -> bool {
+        self.is_near_disk(device)
+            || Mounts::of(&tgid.to_string()).is_near_device(device, || Mounts::of("self")) && {
+                // Only disks keep their numbers.
+                if device.0 != 0 {
+                    self.near_disks.insert(device, Instant::now());
+                }
+                true
+            }
+    }
+
+    fn is_near_disk(&mut self, device: Device) -> bool {
+        self.near_disks.retain(|_, found| found.elapsed() < DISK_KNOWN_FOR);
+        self.near_disks.contains_key(&device)
+    }
+
+    /// Whether an `O_PATH` descriptor is of a near file system, which is not asked.
+    fn is_near(&mut self, tgid: u32, found: BorrowedFd<'_>) -> bool {
+        let unasked = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let device =
+            statx(found, c"", unasked, StatxFlags::TYPE).map(|about| (about.stx_dev_major, about.stx_dev_minor));
+        device.is_ok_and(|device| self.is_near_disk(device))
+            || mount_of(found)
+                .is_some_and(|mount| Mounts::of(&tgid.to_string()).is_near_mount(mount, || Mounts::of("self")))
+    }
+
+    /// How long copiers were waited for since the last call.
+    pub(super) fn take_waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
+    }
+
+    fn copy(&mut self, device: Device, wanted: &Wanted) -> io::Result<(Identity, File)> {
+        self.given_up.retain(|(_, process)| end_of(process, Duration::ZERO).is_none());
+        // Another one would wait for the same.
+        if self.given_up.len() >= MOST_GIVEN_UP || self.given_up.iter().any(|(silent, _)| *silent == device) {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        let path = CString::new(path)?;
         let copy = File::from(memfd_create("whylate-copy", MemfdFlags::CLOEXEC)?);
         // SAFETY: the new process makes system calls alone, as another thread may have held any lock of this program.
         let pid = match unsafe { libc::fork() } {
-            0 => copy_and_end(root, &path, copy.as_raw_fd()),
+            0 => copy_and_end(wanted, copy.as_raw_fd()),
             pid => Pid::from_raw(pid).filter(|pid| !pid.is_init()).ok_or_else(io::Error::last_os_error)?,
         };
         let process = pidfd_open(pid, PidfdFlags::empty())?;
-        if !has_ended(&process, PATIENCE / (1 << self.given_up.len())) {
+        let began = Instant::now();
+        let status = end_of(&process, PATIENCE / (1 << self.given_up.len()));
+        self.waited += began.elapsed();
+        let Some(status) = status else {
             // It has no effect for as long as the file system holds it.
             let _ = pidfd_send_signal(&process, Signal::KILL);
-            self.given_up.push(process);
+            self.given_up.push((device, process));
             return Err(io::ErrorKind::TimedOut.into());
+        };
+        if status != 0 {
+            return Err(io::Error::from_raw_os_error(status));
         }
-        // An empty file is none of code.
-        if copy.metadata()?.len() == 0 { Err(io::ErrorKind::NotFound.into()) } else { Ok(copy) }
+        let mut identity = [0; IDENTITY_BYTES];
+        let length = copy.metadata()?.len().checked_sub(IDENTITY_BYTES as u64).ok_or(io::ErrorKind::UnexpectedEof)?;
+        copy.read_exact_at(&mut identity, length)?;
+        copy.set_len(length)?;
+        let (words, _) = identity.as_chunks();
+        Ok((Identity(std::array::from_fn(|word| u64::from_ne_bytes(words[word]))), copy))
     }
 }
 
-/// Whether a process ends within so long; it is reaped then.
-fn has_ended(process: &OwnedFd, within: Duration) -> bool {
+/// What a regular file is told by.
+fn identity_of(found: BorrowedFd<'_>) -> io::Result<Identity> {
+    let about = statx(found, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
+    if FileType::from_raw_mode(about.stx_mode.into()) != FileType::RegularFile {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    Ok(Identity([
+        libc::makedev(about.stx_dev_major, about.stx_dev_minor),
+        about.stx_ino,
+        about.stx_size,
+        about.stx_mtime.tv_sec as u64,
+        about.stx_mtime.tv_nsec.into(),
+        about.stx_ctime.tv_sec as u64,
+        about.stx_ctime.tv_nsec.into(),
+    ]))
+}
+
+/// Opens a regular file of an `O_PATH` descriptor. A lease on the file would make it wait.
+fn reopen(found: BorrowedFd<'_>) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    Ok(openat(CWD, format!("/proc/self/fd/{}", found.as_raw_fd()), flags, Mode::empty())?.into())
+}
+
+/// The number of the mount of a descriptor, for which no file system is asked.
+fn mount_of(found: BorrowedFd<'_>) -> Option<u64> {
+    let about = fs::read_to_string(format!("/proc/self/fdinfo/{}", found.as_raw_fd())).ok()?;
+    about.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
+}
+
+/// Waits for a process's end; its status. It is reaped then.
+fn end_of(process: &OwnedFd, within: Duration) -> Option<i32> {
     let until = Instant::now() + within;
     loop {
         let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok();
         match poll(&mut [PollFd::new(process, PollFlags::IN)], left.as_ref()) {
-            Ok(0) => return false,
+            Ok(0) => return None,
             Ok(_) => break,
             Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return false,
+            Err(_) => return None,
         }
     }
-    let _ = waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
-    true
+    let ended = waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+    Some(ended.ok().flatten().and_then(|ended| ended.exit_status()).unwrap_or(libc::EIO))
 }
 
-/// Copies a regular file, whole or not at all, and ends: without taking memory or a lock, since the threads that may
-/// have had these are not there.
-fn copy_and_end(root: &CStr, path: &CStr, copy: RawFd) -> ! {
-    const CONFINED: u64 = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
-    let mut part = [0_u8; 16 << 10];
+/// A file for a copier.
+struct Wanted {
+    /// A link of the kernel's that leads to it, where that may be followed.
+    link: Option<CString>,
+    /// Else a directory, and a path from there.
+    root: CString,
+    path: CString,
+    resolve: ResolveFlags,
+    /// Device and inode of the file at the path; without them any regular file will do.
+    mapped: Option<(u64, u64)>,
+}
+
+/// Copies a regular file with its identity and ends with 0, or with an error number: without taking memory or a lock,
+/// since the threads that may have had these are not there.
+fn copy_and_end(wanted: &Wanted, copy: RawFd) -> ! {
     // SAFETY: system calls on memory of this function, and on descriptors of this process, which has its own table.
     unsafe {
         // Handlers of signals are for the program that this is a copy of.
@@ -167,105 +286,151 @@ fn copy_and_end(root: &CStr, path: &CStr, copy: RawFd) -> ! {
         // What is held open would keep programs attached in the kernel for as long as this waits.
         libc::dup2(copy, 0);
         libc::syscall(libc::SYS_close_range, 1, u32::MAX, 0);
-        let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
-        let file = if root == c"/" {
-            libc::open(path.as_ptr(), flags)
-        } else {
-            let mut how: libc::open_how = std::mem::zeroed();
-            (how.flags, how.resolve) = ((flags | libc::O_NOFOLLOW) as u64, CONFINED);
-            let root = libc::open(root.as_ptr(), libc::O_PATH | libc::O_DIRECTORY);
-            libc::syscall(libc::SYS_openat2, root, path.as_ptr(), &raw const how, size_of_val(&how)) as RawFd
-        };
-        let mut about: libc::stat = std::mem::zeroed();
-        let is_wanted = file >= 0
-            && libc::fstat(file, &mut about) == 0
-            && about.st_mode & libc::S_IFMT == libc::S_IFREG
-            && about.st_size as usize <= MOST_BYTES;
-        let mut copied = 0;
-        let mut is_whole = false;
-        while is_wanted && copied <= MOST_BYTES && !is_whole {
-            let bytes = libc::read(file, part.as_mut_ptr().cast(), part.len());
-            is_whole = bytes == 0;
-            if bytes < 0 || libc::write(0, part.as_ptr().cast(), bytes as usize) != bytes {
-                break;
-            }
-            copied += bytes as usize;
+        match copy_of(wanted) {
+            Ok(()) => libc::_exit(0),
+            Err(error) => libc::_exit(error),
         }
-        if is_whole {
-            libc::_exit(0);
-        }
-        libc::ftruncate(0, 0);
-        libc::_exit(1);
     }
 }
 
-/// The type of the file system on a device, as proc_pid_maps(5) tells it, by proc_pid_mountinfo(5).
-pub(super) fn type_of<'a>(mounts: &'a str, device: &str) -> Option<&'a str> {
-    let (major, minor) = device.split_once(':')?;
-    let number = |hex: &str| u32::from_str_radix(hex, 16).ok();
-    let device = format!("{}:{}", number(major)?, number(minor)?);
-    let line = mounts.lines().find(|line| line.split(' ').nth(2) == Some(&device))?;
-    line.split_once(" - ")?.1.split(' ').next()
-}
-
-/// The same of what is mounted at a path, or above it.
-pub(super) fn type_at<'a>(mounts: &'a str, path: &str) -> Option<&'a str> {
-    let mounted = mounts.lines().filter_map(|line| {
-        let point = line.split(' ').nth(4)?;
-        let is_above =
-            path.strip_prefix(point.trim_end_matches('/')).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-        is_above.then_some((point.len(), line))
-    });
-    // What is mounted last hides what is below it.
-    let (_, line) = mounted.max_by_key(|(length, _)| *length)?;
-    line.split_once(" - ")?.1.split(' ').next()
-}
-
-/// As far as they are no more than anybody has; what is mounted beyond that counts as far.
-fn mounts_of(tgid: u32) -> String {
-    let mut mounts = Vec::new();
-    let file = File::open(format!("/proc/{tgid}/mountinfo"));
-    let _ = file.and_then(|file| file.take(MOST_MOUNTS).read_to_end(&mut mounts));
-    String::from_utf8_lossy(&mounts).into_owned()
+/// Copies to descriptor 0, the only one that is open.
+///
+/// # Safety
+/// Descriptors of this process are closed.
+unsafe fn copy_of(wanted: &Wanted) -> Result<(), i32> {
+    // The only error number that is not taken from the system must not be 0 either.
+    let failed = || Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
+    // SAFETY: system calls on memory of this function and of the caller's.
+    unsafe {
+        let follow = |link: &CStr| libc::open(link.as_ptr(), libc::O_PATH | libc::O_CLOEXEC);
+        let mut found = wanted.link.as_deref().map_or(-1, follow);
+        let mut is_mapped = found >= 0;
+        if found < 0 {
+            if wanted.link.is_some() && !matches!(failed(), Err(libc::EPERM | libc::EACCES)) {
+                return failed();
+            }
+            let root = libc::open(wanted.root.as_ptr(), libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC);
+            let mut how: libc::open_how = std::mem::zeroed();
+            how.flags = (libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC) as u64;
+            how.resolve = wanted.resolve.bits();
+            found = libc::syscall(libc::SYS_openat2, root, wanted.path.as_ptr(), &raw const how, size_of_val(&how))
+                as RawFd;
+        }
+        let mut about: libc::stat = std::mem::zeroed();
+        if found < 0 || libc::fstat(found, &mut about) != 0 {
+            return failed();
+        }
+        if about.st_mode & libc::S_IFMT != libc::S_IFREG {
+            return Err(libc::EINVAL);
+        }
+        if about.st_size as usize > MOST_BYTES {
+            return Err(libc::EFBIG);
+        }
+        if let Some((device, inode)) = wanted.mapped {
+            let mut system: libc::statfs = std::mem::zeroed();
+            // A subvolume of btrfs has a device number that maps does not show.
+            is_mapped |= inode == about.st_ino
+                && (device == about.st_dev
+                    || libc::fstatfs(found, &mut system) == 0 && system.f_type == libc::BTRFS_SUPER_MAGIC);
+            if !is_mapped {
+                return Err(libc::ESTALE);
+            }
+        }
+        // Few descriptors are open: the number is one digit.
+        let mut path = *b"/proc/self/fd/0\0";
+        path[path.len() - 2] += found as u8;
+        let file =
+            libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY);
+        let (mut part, mut copied) = ([0_u8; 16 << 10], 0);
+        while copied <= MOST_BYTES {
+            let bytes = libc::read(file, part.as_mut_ptr().cast(), part.len());
+            if bytes < 0 || libc::write(0, part.as_ptr().cast(), bytes as usize) != bytes {
+                return failed();
+            }
+            copied += bytes as usize;
+            if bytes == 0 {
+                let identity = Identity([
+                    about.st_dev,
+                    about.st_ino,
+                    about.st_size as u64,
+                    about.st_mtime as u64,
+                    about.st_mtime_nsec as u64,
+                    about.st_ctime as u64,
+                    about.st_ctime_nsec as u64,
+                ]);
+                let written = libc::write(0, (&raw const identity).cast(), IDENTITY_BYTES);
+                return if written == IDENTITY_BYTES as isize { Ok(()) } else { failed() };
+            }
+        }
+        Err(libc::EFBIG)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::io::Read as _;
+    use std::os::unix::fs::{MetadataExt as _, symlink};
+    use std::path::Path;
+
+    use rustix::fs::{mkfifoat, mknodat};
 
     use super::*;
 
-    #[test]
-    fn the_type_is_told_by_the_device() {
-        let mounts = "22 27 0:21 / /proc rw,relatime - proc proc rw\n\
-                      36 35 254:1 / /mnt rw,noatime shared:1 master:2 - ext4 /dev/root rw\n\
-                      40 35 0:46 / /home/a\\040b rw - fuse.sshfs me@there:/ rw\n";
-        assert_eq!(type_of(mounts, "fe:01"), Some("ext4"));
-        assert_eq!(type_of(mounts, "00:2e"), Some("fuse.sshfs"));
-        assert_eq!(type_of(mounts, "fe:02"), None);
-        assert_eq!(type_of(mounts, "nonsense"), None);
-        let mounts = "1 0 0:5 / / rw - fuse.fuse-overlayfs o rw\n2 1 0:6 / /tmpfiles rw - ext4 o rw\n";
-        assert_eq!(type_at(mounts, "/tmp"), Some("fuse.fuse-overlayfs"));
-        let mounts = "1 0 0:5 / / rw - ext4 o rw\n2 1 0:6 / /tmp rw - tmpfs o rw\n3 2 0:7 / /tmp rw - nfs4 o rw\n";
-        assert_eq!(type_at(mounts, "/tmp"), Some("nfs4"));
-        assert_eq!(type_at("", "/tmp"), None);
+    fn fifo(path: &Path) {
+        mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR).expect("made");
+    }
+
+    fn wanted(path: &Path, mapped: Option<(u64, u64)>) -> Wanted {
+        let path = CString::new(path.to_str().expect("a path in UTF-8")).expect("no zeros");
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        Wanted { link: None, root: c"/".into(), path, resolve, mapped }
     }
 
     #[test]
-    fn files_are_copied_whole_and_others_are_not() -> io::Result<()> {
+    fn a_copier_without_a_link_copies_the_mapped_file_alone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [path, other, pipe, link] = ["file", "other", "pipe", "link"].map(|name| directory.path().join(name));
+        let content = "content".repeat(10_000);
+        fs::write(&path, &content).expect("written");
+        fs::write(&other, "other").expect("written");
+        fifo(&pipe);
+        symlink(&path, &link).expect("linked");
+        let about = fs::metadata(&path).expect("there");
+        let mapped = Some((about.dev(), about.ino()));
         let mut files = FarFiles::default();
-        let path = std::env::current_exe()?.to_string_lossy().into_owned();
-        let mut copied = Vec::new();
-        // On a device that no mount tells of.
-        let paths = ["/no/such/file".to_owned(), path.clone()];
-        let mut copy = files.open(std::process::id(), "fff:fff", &paths)?;
-        std::io::Seek::rewind(&mut copy)?;
-        copy.read_to_end(&mut copied)?;
-        assert!(copied == fs::read(path)?, "a copy is the same");
-        for none in ["/no/such/file", "/proc/self", "/dev/zero"] {
-            assert!(files.open(std::process::id(), "fff:fff", &[none.to_owned()]).is_err(), "{none}");
+        let (identity, mut copy) = files.copy((0, 0), &wanted(&path, mapped)).expect("it is copied");
+        let mut copied = String::new();
+        io::Seek::rewind(&mut copy).expect("rewound");
+        copy.read_to_string(&mut copied).expect("it is read");
+        assert!(copied == content && identity == identity_of(File::open(&path).expect("there").as_fd()).expect("told"));
+        let mut error = |path: &Path, mapped| {
+            files.copy((0, 0), &wanted(path, mapped)).err().and_then(|error| error.raw_os_error())
+        };
+        assert_eq!(error(&other, mapped), Some(libc::ESTALE));
+        for none in [&link, pipe.as_path(), directory.path(), "/dev/zero".as_ref()] {
+            assert_eq!(error(none, None), Some(libc::EINVAL), "{}", none.display());
         }
+        assert_eq!(error(Path::new("/no/such/file"), None), Some(libc::ENOENT));
         assert!(files.given_up.is_empty());
-        Ok(())
+    }
+
+    #[test]
+    fn only_a_regular_file_is_opened_in_tmp() {
+        let (mut files, own) = (FarFiles::default(), std::process::id());
+        let path = |kind: &str| format!("/tmp/whylate-test-{own}-{kind}");
+        fs::write(path("file"), "content").expect("written");
+        fifo(path("pipe").as_ref());
+        symlink(path("file"), path("link")).expect("linked");
+        let device = rustix::fs::makedev(1, 3);
+        let has_device = mknodat(CWD, path("device"), FileType::CharacterDevice, Mode::RUSR, device).is_ok();
+        let mut opened = |kind: &str| files.open_temporary(own, &format!("whylate-test-{own}-{kind}"));
+        let mut content = String::new();
+        let read = opened("file").and_then(|mut file| file.read_to_string(&mut content));
+        let others = ["pipe", "link", "none", "device"].map(|kind| opened(kind).is_err());
+        for kind in ["file", "pipe", "link"].into_iter().chain(has_device.then_some("device")) {
+            fs::remove_file(path(kind)).expect("there");
+        }
+        assert!(read.is_ok() && content == "content", "{read:?}");
+        assert_eq!(others, [true; 4]);
     }
 }

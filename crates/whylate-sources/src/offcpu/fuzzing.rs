@@ -8,11 +8,13 @@ use whylate_model::wait::Classes;
 
 use super::attached::{plain, stack_of, user_frames};
 use super::elf::Elf;
+use super::mappings::CodeMapped;
+use super::mounts::Mounts;
 use super::places::{Place, Sum, Woken, can_be_woken, woken};
-use super::process::{CodeMapped, parse_perf_map};
+use super::proc;
+use super::process::parse_perf_map;
 use super::sampler::frames_of;
 use super::skel::types::{place_key, process_value, stack_value};
-use super::{far_files, proc};
 use crate::attach::{read_plain, text};
 
 /// At so many places of each part of a file it is asked how to unwind.
@@ -20,8 +22,8 @@ const PLACES: u64 = 16;
 
 /// Headers, names, and how functions are unwound.
 pub fn elf_in(file: File) {
-    let Ok(Some(elf)) = Elf::of(file) else { return };
-    elf.names(true);
+    let Ok(Some(elf)) = Elf::of(&file, true) else { return };
+    elf.names();
     for (at, length) in elf.parts() {
         for place in 0..PLACES {
             let offset = at.saturating_add(length / PLACES * place);
@@ -53,11 +55,12 @@ pub(crate) fn load(text: &str) {
     super::choice::threads_of(text);
 }
 
-/// Which file system lies at a path, and on a device; both are in the first line.
+/// Which file system is mounted with a number, and on a device; the number is in the first line.
 pub fn mountinfo(text: &str) {
     let (asked, mounts) = text.split_once('\n').unwrap_or_default();
-    far_files::type_of(mounts, asked);
-    far_files::type_at(mounts, asked);
+    let (number, mounts) = (asked.parse().unwrap_or(0), Mounts::from_text(mounts));
+    mounts.is_near_mount(number, || Mounts::from_text(text));
+    mounts.is_near_device((0, number as u32), || Mounts::from_text(text));
 }
 
 /// A place with its stack and process, and functions of the kernel by name.

@@ -7,7 +7,9 @@
 #![doc = include_str!("how.md")]
 
 mod attached;
+mod budget;
 mod choice;
+mod code_files;
 mod disks;
 mod elf;
 mod explained;
@@ -15,6 +17,8 @@ mod far_files;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod holders;
+mod mappings;
+mod mounts;
 mod named;
 mod names;
 mod pace;

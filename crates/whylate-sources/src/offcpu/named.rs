@@ -99,16 +99,17 @@ impl Named {
                 frames(key.user_stack).iter().enumerate().map(|(depth, &address)| (key.process, address, depth == 0))
             })
             .collect();
-        let user = self.names.user(&wanted, &gathered.memory);
+        let (user, is_whole) = self.names.user(&wanted, &gathered.memory);
         let addresses: BTreeSet<u64> =
             new().flat_map(Place::keys).flat_map(|key| frames(key.kernel_stack)).copied().collect();
         self.names.kernel.look_up_all(&addresses);
         let mut stacks = Vec::with_capacity(known.len());
         for (place, known) in gathered.places.iter().zip(known) {
+            let is_new = known.is_none();
             let known = known.unwrap_or_else(|| self.name(place, gathered, &user));
             let Sum { ns, samples, waits } = place.sum;
             stacks.push(Stack { samples, weight_ns: ns, waits, ..known.stack.clone() });
-            if known.is_lasting() {
+            if known.is_lasting() && (is_whole || !is_new) {
                 self.known.insert(place.number, known);
             }
         }

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Names for the addresses of stacks, each once, all of a file together.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 
-use super::elf::Elf;
-use super::process::Process;
+use super::code_files::CodeFile;
+use super::elf::{Elf, Named};
+use super::process::{Code, Process};
+use crate::clock;
 use crate::symbols::KernelSymbols;
 
 /// A frame whose caller could not be told.
@@ -30,20 +35,40 @@ pub(super) type Frames = Vec<String>;
 #[derive(Default)]
 pub(super) struct Names {
     pub(super) kernel: KernelSymbols,
-    symbolizer: Option<Symbolizer>,
+    /// The files that were used last, the latest at the end.
+    symbolizers: Vec<OfFile>,
     /// Whether files and lines are told too.
     lines: bool,
+    has_named: bool,
+}
+
+/// How many files are ready to be asked for names, and the size of their symbols together.
+const MOST_READY: usize = 32;
+const MOST_READY_BYTES: u64 = 64 << 20;
+/// A file that was not asked for so long is no longer ready.
+const READY_FOR: Duration = Duration::from_secs(10);
+/// CPU time of naming at a snapshot, and at the first one; the names of further files are looked up at the next one.
+const PER_SNAPSHOT_NS: u64 = 400_000_000;
+const PER_FIRST_SNAPSHOT_NS: u64 = 2_000_000_000;
+
+/// A file that is ready to be asked for names.
+struct OfFile {
+    elf: Weak<Elf>,
+    bytes: u64,
+    used: Instant,
+    symbolizer: Symbolizer,
+    names: PathBuf,
+    is_address: bool,
+    /// As long as it is open, it is at the path.
+    _copy: Option<File>,
 }
 
 /// An address in user space that is to be named: where its name is.
 enum Place<'a> {
     File {
-        elf: &'a Elf,
-        /// What the file calls the address.
+        file: &'a CodeFile,
         offset: u64,
         shown: String,
-        names: PathBuf,
-        is_address: bool,
     },
     /// Named already.
     Name(String),
@@ -51,8 +76,8 @@ enum Place<'a> {
 
 /// What is asked of a file with names.
 struct InFile<'a> {
-    elf: &'a Elf,
-    is_address: bool,
+    file: &'a CodeFile,
+    elf: Option<Arc<Elf>>,
     shown: String,
     offsets: BTreeSet<u64>,
 }
@@ -63,63 +88,112 @@ impl Names {
     }
 
     /// Names all frames of user stacks, by the process's number and the address; the flag tells the innermost frame.
+    /// The other flag says whether all were named that can be: the others are to be asked for again.
     pub(super) fn user(
         &mut self,
         wanted: &BTreeSet<(u32, u64, bool)>,
         processes: &HashMap<u32, Arc<Process>>,
-    ) -> HashMap<(u32, u64, bool), Frames> {
+    ) -> (HashMap<(u32, u64, bool), Frames>, bool) {
         let mut named = HashMap::new();
-        // Copies of a file may have their names in the same one.
-        let mut by_file: BTreeMap<(PathBuf, usize), InFile<'_>> = BTreeMap::new();
+        let mut by_file: HashMap<usize, InFile<'_>> = HashMap::new();
         let mut places = Vec::new();
         for &(id, address, innermost) in wanted {
             // A return address is behind the call, which may be the last instruction of its function.
             let at = if innermost { address } else { address.wrapping_sub(1) };
-            match place_of(processes.get(&id).map(Arc::as_ref), at, self.lines) {
+            match place_of(processes.get(&id).map(Arc::as_ref), at) {
                 Place::Name(name) => {
                     named.insert((id, address, innermost), vec![name]);
                 }
-                Place::File { elf, offset, shown, names, is_address } => {
-                    if !elf.known().contains_key(&offset) {
-                        let new = || InFile { elf, is_address, shown, offsets: BTreeSet::new() };
-                        let file = (names, std::ptr::from_ref(elf).addr());
-                        by_file.entry(file).or_insert_with(new).offsets.insert(offset);
+                Place::File { file, offset, shown } => {
+                    if !file.known().contains_key(&offset) {
+                        let new = || InFile { file, elf: file.elf(), shown: shown.clone(), offsets: BTreeSet::new() };
+                        by_file.entry(std::ptr::from_ref(file).addr()).or_insert_with(new).offsets.insert(offset);
                     }
-                    places.push(((id, address, innermost), elf, offset));
+                    places.push(((id, address, innermost), file, offset, shown));
                 }
             }
         }
-        for ((file, _), InFile { elf, is_address, shown, offsets }) in by_file {
-            let offsets: Vec<u64> = offsets.into_iter().collect();
-            let names = self.in_file(&file, is_address, &shown, &offsets);
-            elf.known().extend(offsets.into_iter().zip(names));
-        }
-        for (key, elf, offset) in places {
-            if let Some(name) = elf.known().get(&offset) {
-                named.insert(key, name.clone());
+        let (began, began_cpu_ns) = (Instant::now(), clock::thread_cpu_ns());
+        let most_ns = if self.has_named { PER_SNAPSHOT_NS } else { PER_FIRST_SNAPSHOT_NS };
+        self.symbolizers.retain(|of_file| began - of_file.used < READY_FOR && of_file.elf.strong_count() > 0);
+        let mut files: Vec<_> = by_file.into_values().collect();
+        // Those with few symbols take the least time.
+        files.sort_by_key(|in_file| in_file.elf.as_ref().map_or(0, |elf| elf.names_bytes()));
+        let mut is_whole = true;
+        for InFile { file, elf, shown, offsets } in files {
+            let is_late = clock::thread_cpu_ns() - began_cpu_ns > most_ns;
+            self.has_named = true;
+            match elf.filter(|_| !is_late) {
+                Some(elf) => {
+                    let offsets: Vec<u64> = offsets.into_iter().collect();
+                    let names = self.in_file(&elf, &shown, &offsets);
+                    file.known().extend(offsets.into_iter().zip(names));
+                }
+                None => {
+                    file.fail();
+                    is_whole = false;
+                }
             }
         }
-        named
+        for (key, file, offset, shown) in places {
+            let name = file.known().get(&offset).cloned();
+            named.insert(key, name.unwrap_or_else(|| vec![format!("{shown}+{offset:#x}")]));
+        }
+        (named, is_whole)
     }
 
-    fn in_file(&mut self, file: &Path, is_address: bool, shown: &str, offsets: &[u64]) -> Vec<Frames> {
+    /// Makes a file ready to be asked for names; `None` if it has none.
+    fn ready(&mut self, elf: &Arc<Elf>) -> Option<&OfFile> {
+        let is_it = |of_file: &OfFile| of_file.elf.ptr_eq(&Arc::downgrade(elf));
+        let mut of_file = match self.symbolizers.iter().position(is_it) {
+            Some(index) => self.symbolizers.remove(index),
+            None => {
+                let (names, is_address, copy) = match elf.names()? {
+                    Named::Elsewhere(path) => (path, true, None),
+                    Named::Copied(copy) => (format!("/proc/self/fd/{}", copy.as_raw_fd()).into(), false, Some(copy)),
+                };
+                // Lines and inlined functions take a hundred times as long.
+                let builder = Symbolizer::builder().enable_code_info(self.lines).enable_inlined_fns(self.lines);
+                let symbolizer = builder.enable_demangling(true).build();
+                let (elf, bytes) = (Arc::downgrade(elf), elf.names_bytes());
+                OfFile { elf, bytes, used: Instant::now(), symbolizer, names, is_address, _copy: copy }
+            }
+        };
+        of_file.used = Instant::now();
+        let ready_bytes = |ready: &[OfFile]| ready.iter().map(|of_file| of_file.bytes).sum::<u64>();
+        while self.symbolizers.len() >= MOST_READY
+            || !self.symbolizers.is_empty() && ready_bytes(&self.symbolizers) + of_file.bytes > MOST_READY_BYTES
+        {
+            self.symbolizers.remove(0);
+        }
+        self.symbolizers.push(of_file);
+        self.symbolizers.last()
+    }
+
+    /// Names what lies at these offsets of a file.
+    fn in_file(&mut self, elf: &Arc<Elf>, shown: &str, offsets: &[u64]) -> Vec<Frames> {
         let lines = self.lines;
         let unknown = |offset: &u64| vec![format!("{shown}+{offset:#x}")];
-        let symbolizer = self.symbolizer.get_or_insert_with(|| {
-            // Lines and inlined functions take a hundred times as long.
-            Symbolizer::builder().enable_code_info(lines).enable_inlined_fns(lines).enable_demangling(true).build()
-        });
-        let input = if is_address { Input::VirtOffset(offsets) } else { Input::FileOffset(offsets) };
-        let mut elf = ElfSource::new(file);
-        // Of others the copy has lines only where they can be trusted.
-        elf.debug_syms = lines;
-        let has_lines = elf.debug_syms;
-        let mut found = symbolizer.symbolize(&Source::Elf(elf), input);
-        if found.is_err() && has_lines {
+        let Some(OfFile { symbolizer, names: file, is_address, .. }) = self.ready(elf) else {
+            return offsets.iter().map(unknown).collect();
+        };
+        // An offset without an address is in no function.
+        let addresses: Vec<u64>;
+        let input = if *is_address {
+            addresses = offsets.iter().map(|&offset| elf.address_of(offset).unwrap_or(0)).collect();
+            Input::VirtOffset(addresses.as_slice())
+        } else {
+            Input::FileOffset(offsets)
+        };
+        let mut source = ElfSource::new(file);
+        // The copy has lines only where they can be trusted.
+        source.debug_syms = lines;
+        let mut found = symbolizer.symbolize(&Source::Elf(source), input);
+        if found.is_err() && lines {
             // Debug information that makes no sense, or is packed in a way that is not known, leaves the names.
-            let mut elf = ElfSource::new(file);
-            elf.debug_syms = false;
-            found = symbolizer.symbolize(&Source::Elf(elf), input);
+            let mut source = ElfSource::new(file);
+            source.debug_syms = false;
+            found = symbolizer.symbolize(&Source::Elf(source), input);
         }
         match found {
             Ok(found) => found
@@ -154,26 +228,21 @@ fn shown(file: &Path) -> String {
     file.file_name().map_or_else(|| "?".into(), |name| name.to_string_lossy()).into_owned()
 }
 
-fn place_of(process: Option<&Process>, at: u64, with_lines: bool) -> Place<'_> {
+fn place_of(process: Option<&Process>, at: u64) -> Place<'_> {
     let Some(process) = process else { return Place::Name(EXITED.to_owned()) };
     let Some(mapping) = process.mapping_of(at) else { return Place::Name(EXITED.to_owned()) };
-    let Some(elf) = &mapping.elf else {
-        let after = process.compiled.partition_point(|(start, _, _)| *start <= at);
-        let compiled = process.compiled[..after].last().filter(|(start, length, _)| at - start < *length);
-        return Place::Name(match compiled {
-            Some((_, _, name)) => name.clone(),
-            None if mapping.path.is_empty() => "[anonymous code]".to_owned(),
-            None => mapping.path.clone(),
-        });
-    };
-    let offset = mapping.offset_of(at);
-    let shown = shown(Path::new(&mapping.path));
-    match elf.names(with_lines) {
-        Some((file, true)) => match elf.address_of(offset) {
-            Some(address) => Place::File { elf, offset: address, shown, names: file, is_address: true },
-            None => Place::Name(format!("{shown}+{offset:#x}")),
-        },
-        Some((file, false)) => Place::File { elf, offset, shown, names: file, is_address: false },
-        None => Place::Name(format!("{shown}+{offset:#x}")),
+    let shown = || shown(Path::new(&*mapping.path));
+    match process.code_of(mapping) {
+        Some(Code::File(file)) => Place::File { file, offset: mapping.offset_of(at), shown: shown() },
+        Some(Code::Failed(_)) => Place::Name(format!("{}+{:#x}", shown(), mapping.offset_of(at))),
+        Some(Code::Other) | None => {
+            let after = process.compiled.partition_point(|(start, _, _)| *start <= at);
+            let compiled = process.compiled[..after].last().filter(|(start, length, _)| at - start < *length);
+            Place::Name(match compiled {
+                Some((_, _, name)) => name.clone(),
+                None if mapping.path.is_empty() => "[anonymous code]".to_owned(),
+                None => mapping.path.to_string(),
+            })
+        }
     }
 }

@@ -302,6 +302,7 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 				return LOOKED_AGAIN;
 			}
 			lose(LOST_UNREAD);
+			unread_now = UNREAD_MEMORY;
 		}
 		if (scratch->user.length) {
 			key->user_stack = number_of_stack(&scratch->user, key->process);
@@ -348,16 +349,16 @@ static __always_inline struct thread_record *record_of(struct task_struct *task)
 
 /* 0, or the reason for which the place is not known. */
 static __always_inline enum looked place_of(struct task_struct *task, struct thread_record *record, enum thread_state state,
-					    u64 switches, u32 *place, enum lost_reason *reason, bool *is_unread)
+					    u64 switches, u32 *place, enum lost_reason *reason)
 {
 	struct place_key key = {};
-	bool was_unread = record->is_unread;
+	bool was_unread = record->unread == UNREAD_MEMORY;
 
 	*reason = LOST_PROCESSES;
 	if (!fill_key(task, record, &key))
 		return LOOKED_NO_ROOM;
 	key.state = state;
-	*is_unread = false;
+	unread_now = UNREAD_NOTHING;
 	if (state != STATE_ON_CPU) {
 		enum looked looked;
 
@@ -368,7 +369,6 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 		looked = look_at_stacks(task, &key, was_unread);
 		if (looked != LOOKED_OK)
 			return looked;
-		*is_unread = key.user_end == USER_UNREAD;
 		/* It is the same wait as long as it has not run; a thread that runs is counted when it stops. */
 		if (switches_of(task) != switches || state_of(task) != state) {
 			if (!is_last_round)
@@ -405,7 +405,6 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 	bool has_run = !record->is_known || record->switches != switches || is_other;
 	enum lost_reason reason;
 	enum looked looked;
-	bool is_unread = record->is_unread;
 	u32 place = 0;
 
 	if (traces && is_tracing && state == STATE_ON_CPU && !has_run && record->state != STATE_ON_CPU && record->generation == generation + 1) {
@@ -417,7 +416,7 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 		}
 		count_unseen_run(task, record, now_ns);
 	}
-	looked = place_of(task, record, state, switches, &place, &reason, &is_unread);
+	looked = place_of(task, record, state, switches, &place, &reason);
 	/*
 	 * Found anew, and the same, as nobody else takes records over: the verifier would follow the look at stacks once
 	 * for each map that it may be in.
@@ -427,7 +426,7 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 		lose(LOST_THREADS);
 		return;
 	}
-	record->is_unread = is_unread;
+	record->unread = unread_now;
 	if (looked != LOOKED_OK && !is_last_round) {
 		/* Memory that there is none of now may have been found by the next round. */
 		record->is_unresolved = true;
@@ -487,8 +486,8 @@ static __always_inline bool has_not_run(const struct task_struct *task, const st
 {
 	u32 state;
 
-	if (record->generation != generation + 1 || record->is_unresolved || record->is_skipped || record->is_unread ||
-	    record->switches != switches_of(task))
+	if (record->generation != generation + 1 || record->is_unresolved || record->is_skipped || record->unread == UNREAD_MEMORY ||
+	    (record->unread == UNREAD_CODE && retries_code) || record->switches != switches_of(task))
 		return false;
 	/* Switches are seen, whatever it does; but for a few. */
 	if (traces && is_tracing)

@@ -1,93 +1,146 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The memory of processes: which file each piece of code is from, kept so that it is known when the process has ended.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
+use std::io::{self, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::CallGraph;
-use super::elf::Elf;
+use super::budget::{Budget, Retry};
+use super::code_files::{CodeFile, CodeFiles};
 use super::far_files::FarFiles;
+use super::mappings::{Mapping, Mappings};
 use super::patience::Reader;
 use super::rules::{INNERMOST, Rule, Rules};
 use super::skel::types::{offcpu_limits, rule_base, unknown_frame};
-
-/// Where a piece of a file lies in a process.
-#[derive(Clone)]
-pub(super) struct Mapping {
-    start: u64,
-    end: u64,
-    offset: u64,
-    /// `None` for memory without a file of code, such as that of a just-in-time compiler.
-    pub(super) elf: Option<Arc<Elf>>,
-    /// There may be such a file, which cannot be opened.
-    is_closed: bool,
-    /// The file's path as the process sees it.
-    pub(super) path: String,
-}
+use crate::clock;
 
 /// A process whose user stacks were read.
 #[derive(Clone, Default)]
 pub(super) struct Process {
     pub(super) tgid: u32,
-    /// Executable ones, in order of their addresses.
-    mappings: Vec<Mapping>,
+    /// Executable ones; of a process with very many, those in which threads were met.
+    mappings: Arc<Mappings>,
+    /// What is known of the code of mappings in which threads were met, by where these start.
+    code: BTreeMap<u64, Code>,
     /// Of a just-in-time compiler, by address: where it begins, how long it is, and its name.
     pub(super) compiled: Arc<Vec<(u64, u64, String)>>,
-    /// The walk in which the mappings were read last.
+    /// The walk in which the mappings were read last, and in which reading was put off last.
     read_in: u64,
+    put_off_in: u64,
+    /// When the mappings may be read again.
+    next_reading: Option<Instant>,
+    /// Something else is mapped where there was a file.
+    is_stale: bool,
+    /// The user whose process it is.
+    user: u32,
+}
+
+/// What is known of the code of a mapping.
+#[derive(Clone)]
+pub(super) enum Code {
+    File(Arc<CodeFile>),
+    /// The file is no ELF file.
+    Other,
+    /// The file could not be read.
+    Failed(Retry),
 }
 
 impl Process {
-    /// How many of its files could not be read since somebody asked about each.
+    /// How many of its files could not be read since the last call.
     pub(super) fn take_unread(&self) -> u64 {
-        let elfs = self.mappings.iter().filter_map(|mapping| mapping.elf.as_ref());
-        elfs.map(|elf| u64::from(elf.take_failure())).sum()
+        let failures = self.code.values().map(|code| match code {
+            Code::File(file) => u64::from(file.take_failure()),
+            Code::Other | Code::Failed(_) => 0,
+        });
+        failures.sum()
     }
 
     /// Where an address lies.
     pub(super) fn mapping_of(&self, address: u64) -> Option<&Mapping> {
-        let after = self.mappings.partition_point(|mapping| mapping.start <= address);
-        self.mappings[..after].last().filter(|mapping| address < mapping.end)
+        self.mappings.at(address)
     }
-}
 
-impl Mapping {
-    pub(super) fn offset_of(&self, address: u64) -> u64 {
-        address - self.start + self.offset
+    /// What is known of the code of a mapping.
+    pub(super) fn code_of(&self, mapping: &Mapping) -> Option<&Code> {
+        self.code.get(&mapping.start)
     }
 }
 
 /// Answers the program's questions.
-#[derive(Default)]
 pub(super) struct Processes {
     by_id: HashMap<u32, Arc<Process>>,
-    /// Each file once, by what tells it from others.
-    elf_by_file: HashMap<String, Option<Option<Arc<Elf>>>>,
-    /// Files that could not be opened since they were told.
+    code: CodeFiles,
+    /// The memory that the mappings of all processes take.
+    kept: usize,
+    /// What could not be read since the last snapshot.
     closed: u64,
     walk: u64,
     call_graph: CallGraph,
     reader: Reader,
-    files: FarFiles,
-    /// Processes whose memory did not answer, and how often that was met since it was told.
-    held_up: HashSet<u32>,
+    budget: Budget,
+    /// Processes whose memory did not answer, and how often that was met since the last snapshot.
+    held_up: HashMap<u32, Retry>,
     unread: u64,
+    /// When the rules of code that could not be read are to be asked for again, and when they were last.
+    retry_at: Option<Instant>,
+    retried: Option<Instant>,
 }
 
-/// Files stay open while their names may be needed; so many are enough, and far from what a process may have open.
-const FILES: usize = 400;
+/// What is kept of the mappings of all processes, and what is left once some of that is dropped.
+const MOST_KEPT: usize = 16 << 20;
+const LEFT_OF_KEPT: usize = 12 << 20;
+/// Asking again goes through the table of rules.
+const BETWEEN_RETRIES: Duration = Duration::from_millis(100);
+
+/// What there is at an address.
+enum Found {
+    Code(Arc<CodeFile>, u64),
+    /// Memory without a file of code, such as that of a just-in-time compiler.
+    NoFile,
+    Nothing,
+    /// It cannot be read now.
+    Later,
+}
 
 impl Processes {
-    pub(super) fn new(call_graph: CallGraph) -> Self {
-        Processes { call_graph, ..Processes::default() }
+    pub(super) fn new(call_graph: CallGraph, lines: bool) -> Self {
+        Processes {
+            by_id: HashMap::new(),
+            code: CodeFiles::new(lines),
+            kept: 0,
+            closed: 0,
+            walk: 0,
+            call_graph,
+            reader: Reader::default(),
+            budget: Budget::default(),
+            held_up: HashMap::new(),
+            unread: 0,
+            retry_at: None,
+            retried: None,
+        }
     }
 
     /// Begins a walk: mappings that do not hold an address may be read again.
     pub(super) fn begin_walk(&mut self) {
         self.walk += 1;
+        self.budget.begin_walk(Instant::now());
+        self.code.drop_unused();
+    }
+
+    /// Whether code that could not be read is to be tried again now.
+    pub(super) fn is_retry_due(&mut self) -> bool {
+        let now = Instant::now();
+        let rests = self.retried.is_some_and(|retried| now - retried < BETWEEN_RETRIES);
+        let is_due = !rests && self.retry_at.is_some_and(|at| at <= now);
+        if is_due {
+            (self.retry_at, self.retried) = (None, Some(now));
+        }
+        is_due
     }
 
     /// What is known of processes by their number.
@@ -97,8 +150,9 @@ impl Processes {
 
     /// Reads the lists of compiled code of processes that have some, for as long as they live.
     pub(super) fn read_compiled(&mut self) {
-        for process in self.by_id.values_mut().filter(|process| process.mappings.iter().any(|m| m.path.is_empty())) {
-            let compiled = read_perf_map(process.tgid, &mut self.files);
+        for process in self.by_id.values_mut().filter(|process| process.mappings.list.iter().any(|m| m.path.is_empty()))
+        {
+            let compiled = read_perf_map(process.tgid, &mut self.code.files);
             // Names are kept for as long as nothing has changed.
             if let Some(compiled) = compiled.filter(|compiled| *compiled != *process.compiled) {
                 Arc::make_mut(process).compiled = Arc::new(compiled);
@@ -115,6 +169,7 @@ impl Processes {
     pub(super) fn clear(&mut self) {
         self.by_id.clear();
         self.held_up.clear();
+        self.kept = 0;
     }
 
     /// Finds the rule for a frame, and for those of its callers, as far as they are not known.
@@ -139,121 +194,237 @@ impl Processes {
         }
     }
 
-    /// What is read of a process's memory, as long as it answers: then the rest of the machine is looked at.
+    /// What is read of a process's memory; `None` where that did not answer lately.
     fn of_process<T>(&mut self, id: u32, read: impl FnOnce(&mut Reader) -> Result<T, HeldUp>) -> Option<T> {
-        if self.held_up.contains(&id) {
+        let before = self.held_up.get(&id).copied();
+        if before.is_some_and(|retry| retry.due > Instant::now()) {
             return None;
         }
-        let told = read(&mut self.reader);
-        if told.is_err() {
-            self.held_up.insert(id);
+        let answer = read(&mut self.reader);
+        if answer.is_err() {
+            self.held_up.insert(id, Retry::after(before, Instant::now()));
             self.unread += 1;
+        } else if before.is_some() {
+            self.held_up.remove(&id);
         }
-        told.ok()
+        answer.ok()
     }
 
     fn rule_for(&mut self, unknown: &unknown_frame, ip: u64, innermost: bool) -> Rule {
         // A return address is behind the call, which may be the last instruction of its function.
         let at = if innermost { ip } else { ip.wrapping_sub(1) };
         let by_frame_pointer = !innermost && self.call_graph == CallGraph::FramePointers;
-        let process = self.process(unknown.process, unknown.tgid, at);
-        match process.mapping_of(at) {
-            None | Some(Mapping { is_closed: true, .. }) => Rule::plain(rule_base::RULE_BROKEN),
-            Some(mapping) => match &mapping.elf {
-                Some(elf) => {
-                    let rule = elf.rule_at(mapping.offset_of(at));
-                    // The first function of a thread has no caller, however it is told.
-                    let is_told = !by_frame_pointer || rule.base == rule_base::RULE_ROOT;
-                    if is_told { rule } else { Rule::plain(rule_base::RULE_CHAIN) }
-                }
-                None => Rule::plain(rule_base::RULE_CHAIN),
-            },
-        }
-    }
-
-    /// The process, with mappings that are read again where they do not hold the address.
-    fn process(&mut self, id: u32, tgid: u32, address: u64) -> &Process {
-        let is_stale =
-            self.by_id.get(&id).is_none_or(|known| known.mapping_of(address).is_none() && known.read_in != self.walk);
-        if is_stale {
-            let mappings = self.read_mappings(id, tgid);
-            let new = || Arc::new(Process { tgid, ..Process::default() });
-            let known = Arc::make_mut(self.by_id.entry(id).or_insert_with(new));
-            known.read_in = self.walk;
-            // Of a process that has ended meanwhile nothing is left to read.
-            if !mappings.is_empty() {
-                known.mappings = mappings;
+        match self.find(unknown.process, unknown.tgid, at) {
+            Found::Nothing => Rule::plain(rule_base::RULE_BROKEN),
+            Found::Later => Rule::plain(rule_base::RULE_FAILED),
+            Found::NoFile => Rule::plain(rule_base::RULE_CHAIN),
+            Found::Code(file, offset) => {
+                self.code.use_now(&file);
+                let Some(elf) = file.elf() else { return Rule::plain(rule_base::RULE_FAILED) };
+                let rule = elf.rule_at(offset);
+                // The first function of a thread has no caller, by frame pointers or not.
+                let is_by_unwinding = !by_frame_pointer || rule.base == rule_base::RULE_ROOT;
+                if is_by_unwinding { rule } else { Rule::plain(rule_base::RULE_CHAIN) }
             }
         }
-        self.by_id.entry(id).or_default()
     }
 
-    fn read_mappings(&mut self, id: u32, tgid: u32) -> Vec<Mapping> {
-        let read = move || fs::read(format!("/proc/{tgid}/maps")).unwrap_or_default();
-        let text = self.of_process(id, |reader| reader.read(read).ok_or(HeldUp)).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
-        text.lines().filter_map(|line| self.mapping(tgid, line)).collect()
-    }
-
-    fn mapping(&mut self, tgid: u32, line: &str) -> Option<Mapping> {
-        let CodeMapped { range, start, end, offset, device, inode, path } = CodeMapped::parse(line)?;
-        let found = (inode != "0").then(|| self.elf(tgid, range, [device, inode], path));
-        let (elf, is_closed) = found.map_or((None, false), |found| (found.clone().flatten(), found.is_none()));
-        Some(Mapping { start, end, offset, elf, is_closed, path: path.to_owned() })
-    }
-
-    /// `None` where it cannot be opened.
-    fn elf(&mut self, tgid: u32, range: &str, [device, inode]: [&str; 2], path: &str) -> Option<Option<Arc<Elf>>> {
-        let file = format!("{device} {inode}");
-        if let Some(known) = self.elf_by_file.get(&file) {
-            return known.clone();
+    /// Finds what there is at an address of a process, whose mappings are read again where they do not hold it.
+    fn find(&mut self, id: u32, tgid: u32, at: u64) -> Found {
+        let known = self
+            .by_id
+            .entry(id)
+            .or_insert_with(|| Arc::new(Process { tgid, user: user_of(tgid), ..Process::default() }));
+        if (known.is_stale || known.mapping_of(at).is_none()) && known.read_in != self.walk {
+            let (user, now) = (known.user, Instant::now());
+            let due = known.next_reading.filter(|next| *next > now);
+            if due.is_some() || !self.budget.allows(user, now) {
+                return self.put_off(id, due.unwrap_or(now));
+            }
+            if let Err(failure) = self.read_mappings(id, tgid, at) {
+                let due = failure.unwrap_or(now);
+                return self.put_off(id, due);
+            }
         }
-        if self.elf_by_file.len() >= FILES {
-            self.elf_by_file.retain(|_, elf| elf.iter().flatten().any(|elf| Arc::strong_count(elf) > 1));
+        let Some(known) = self.by_id.get(&id) else { return Found::Nothing };
+        let Some(mapping) = known.mapping_of(at).cloned() else {
+            self.closed += u64::from(known.mappings.is_cut);
+            return Found::Nothing;
+        };
+        if mapping.inode == 0 {
+            return self.note(id, &mapping, Code::Other);
         }
-        // By its mapping a file is found in other mount namespaces, and when deleted; that takes a privilege.
-        let candidates =
-            [format!("/proc/{tgid}/map_files/{range}"), format!("/proc/{tgid}/root{path}"), path.to_owned()];
-        let elf = self.files.open(tgid, device, &candidates).and_then(Elf::of).ok();
-        let elf = elf.map(|elf| elf.map(Arc::new));
-        // A process that has ended meanwhile is told as such.
-        self.closed += u64::from(elf.is_none() && Path::new(&format!("/proc/{tgid}")).exists());
-        self.elf_by_file.insert(file, elf.clone());
-        elf
+        let before = match known.code_of(&mapping) {
+            Some(Code::File(file)) if file.elf().is_some() => {
+                return Found::Code(Arc::clone(file), mapping.offset_of(at));
+            }
+            Some(Code::Other) => return Found::NoFile,
+            Some(Code::Failed(retry)) => Some(*retry),
+            Some(Code::File(_)) | None => None,
+        };
+        let (user, now) = (known.user, Instant::now());
+        let due = before.map(|retry| retry.due).filter(|due| *due > now);
+        if due.is_some() {
+            self.retry_at = self.retry_at.into_iter().chain(due).min();
+            return Found::Later;
+        }
+        if !self.budget.allows(user, now) {
+            return self.put_off(id, now);
+        }
+        match self.open(id, tgid, &mapping, before) {
+            Code::File(file) => Found::Code(file, mapping.offset_of(at)),
+            Code::Other => Found::NoFile,
+            Code::Failed(_) => Found::Later,
+        }
+    }
+
+    /// Reads the code of a mapping, and keeps what came of that.
+    fn open(&mut self, id: u32, tgid: u32, mapping: &Mapping, before: Option<Retry>) -> Code {
+        let began_cpu_ns = clock::thread_cpu_ns();
+        self.code.files.take_waited();
+        let opened = self.code.open(tgid, mapping);
+        let cpu = Duration::from_nanos(clock::thread_cpu_ns() - began_cpu_ns);
+        let user = self.by_id.get(&id).map_or(0, |known| known.user);
+        self.budget.charge(user, cpu + self.code.files.take_waited());
+        let mut is_stale = false;
+        let code = match opened {
+            Ok(Some(file)) => Code::File(file),
+            Ok(None) => Code::Other,
+            Err(error) => {
+                is_stale = error.kind() == io::ErrorKind::NotFound;
+                // Of a process that has ended meanwhile nothing is left to read.
+                self.closed += u64::from(is_alive(tgid));
+                let retry = Retry::after(before, Instant::now());
+                self.retry_at = self.retry_at.into_iter().chain([retry.due]).min();
+                Code::Failed(retry)
+            }
+        };
+        if let Some(known) = self.by_id.get_mut(&id) {
+            let known = Arc::make_mut(known);
+            known.is_stale |= is_stale;
+            known.code.insert(mapping.start, code.clone());
+        }
+        code
+    }
+
+    fn note(&mut self, id: u32, mapping: &Mapping, code: Code) -> Found {
+        if let Some(known) = self.by_id.get_mut(&id)
+            && known.code_of(mapping).is_none()
+        {
+            Arc::make_mut(known).code.insert(mapping.start, code);
+        }
+        Found::NoFile
+    }
+
+    /// Counts, once in a walk, that something of a process could not be read in time.
+    fn put_off(&mut self, id: u32, until: Instant) -> Found {
+        self.retry_at = self.retry_at.into_iter().chain([until]).min();
+        if let Some(known) = self.by_id.get_mut(&id)
+            && known.put_off_in != self.walk
+        {
+            Arc::make_mut(known).put_off_in = self.walk;
+            self.closed += 1;
+        }
+        Found::Later
+    }
+
+    /// Reads the mappings of a process, of which one with the address is wanted.
+    ///
+    /// # Errors
+    /// When that did not answer, with when it is tried again.
+    fn read_mappings(&mut self, id: u32, tgid: u32, at: u64) -> Result<(), Option<Instant>> {
+        let Some(known) = self.by_id.get(&id) else { return Ok(()) };
+        let mut wanted: Vec<u64> = known.code.keys().copied().chain([at]).collect();
+        wanted.sort_unstable();
+        let user = known.user;
+        let read = move || {
+            let began_cpu_ns = clock::thread_cpu_ns();
+            let maps = File::open(format!("/proc/{tgid}/maps"));
+            let mappings = maps.and_then(|maps| Mappings::read(BufReader::new(maps), &wanted));
+            (mappings, Duration::from_nanos(clock::thread_cpu_ns() - began_cpu_ns))
+        };
+        let began = Instant::now();
+        let answer = self.of_process(id, |reader| reader.read(read).ok_or(HeldUp));
+        let Some((answer, cpu)) = answer else {
+            self.budget.charge(user, began.elapsed());
+            return Err(self.held_up.get(&id).map(|retry| retry.due));
+        };
+        self.budget.charge(user, cpu);
+        let mappings = match answer {
+            // Without the privilege, and of a process that has ended, there is nothing to read.
+            Err(error) if error.kind() != io::ErrorKind::PermissionDenied && is_alive(tgid) => {
+                let retry = Retry::after(self.held_up.get(&id).copied(), Instant::now());
+                self.held_up.insert(id, retry);
+                return Err(Some(retry.due));
+            }
+            mappings => mappings.unwrap_or_default(),
+        };
+        let replaced = self.update(id, mappings, cpu);
+        // Frames in these have rules, and nothing asks for their names.
+        for mapping in replaced {
+            if self.budget.allows(user, Instant::now()) {
+                self.open(id, tgid, &mapping, None);
+            }
+        }
+        self.drop_mappings(id, at);
+        Ok(())
+    }
+
+    /// Takes over what was read; the mappings at whose place another file was mapped before.
+    fn update(&mut self, id: u32, mappings: Mappings, took: Duration) -> Vec<Mapping> {
+        let Some(known) = self.by_id.get_mut(&id) else { return Vec::new() };
+        let known = Arc::make_mut(known);
+        (known.read_in, known.is_stale) = (self.walk, false);
+        known.next_reading = Some(Budget::next_reading(Instant::now(), took));
+        let mut replaced = Vec::new();
+        // Of a process that has ended meanwhile nothing is left to read.
+        if !mappings.list.is_empty() {
+            let before = std::mem::replace(&mut known.mappings, Arc::new(mappings));
+            self.kept = (self.kept + known.mappings.bytes).saturating_sub(before.bytes);
+            let now = &known.mappings;
+            known.code.retain(|start, _| {
+                let (before, now) = (before.at(*start), now.at(*start));
+                if before != now {
+                    replaced.extend(now.filter(|now| now.start == *start && now.inode != 0).cloned());
+                }
+                before == now
+            });
+        }
+        replaced
+    }
+
+    /// Drops mappings in which no thread was met once those of all processes take too much memory: of the processes
+    /// with the most first, so that one process takes no room from others. They are read again when they are needed.
+    fn drop_mappings(&mut self, id: u32, at: u64) {
+        if self.kept <= MOST_KEPT {
+            return;
+        }
+        let mut largest: Vec<(usize, u32)> =
+            self.by_id.iter().map(|(id, process)| (process.mappings.bytes, *id)).collect();
+        largest.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+        for (_, each) in largest {
+            if self.kept <= LEFT_OF_KEPT {
+                break;
+            }
+            let Some(process) = self.by_id.get_mut(&each) else { continue };
+            let few = process
+                .mappings
+                .only(|mapping| process.code.contains_key(&mapping.start) || (each == id && mapping.holds(at)));
+            self.kept = (self.kept + few.bytes).saturating_sub(process.mappings.bytes);
+            Arc::make_mut(process).mappings = Arc::new(few);
+        }
     }
 }
 
-/// A line of proc_pid_maps(5) about code.
-pub(super) struct CodeMapped<'a> {
-    /// As it stands there.
-    range: &'a str,
-    start: u64,
-    end: u64,
-    offset: u64,
-    device: &'a str,
-    inode: &'a str,
-    path: &'a str,
+fn is_alive(tgid: u32) -> bool {
+    Path::new(&format!("/proc/{tgid}")).exists()
 }
 
-impl<'a> CodeMapped<'a> {
-    /// `None` where it is not executable.
-    pub(super) fn parse(line: &'a str) -> Option<Self> {
-        let mut words = line.splitn(6, ' ');
-        let range = words.next()?;
-        let (start, end) = range.split_once('-')?;
-        if !words.next()?.contains('x') {
-            return None;
-        }
-        Some(CodeMapped {
-            range,
-            start: u64::from_str_radix(start, 16).ok()?,
-            end: u64::from_str_radix(end, 16).ok()?,
-            offset: u64::from_str_radix(words.next()?, 16).ok()?,
-            device: words.next()?,
-            inode: words.next()?,
-            path: words.next().unwrap_or_default().trim_start(),
-        })
-    }
+/// The real user of a process; 0 where it has ended.
+fn user_of(tgid: u32) -> u32 {
+    let status = fs::read_to_string(format!("/proc/{tgid}/status")).unwrap_or_default();
+    let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    user.and_then(|users| users.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
 /// Memory that does not answer.
@@ -360,9 +531,117 @@ pub(super) fn parse_perf_map(text: &str) -> Vec<(u64, u64, String)> {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write as _;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::offcpu::mappings::tests::Mapped;
+
+    fn processes() -> Processes {
+        let mut processes = Processes::new(CallGraph::Rules, false);
+        processes.begin_walk();
+        processes
+    }
+
+    fn kind(found: &Found) -> &'static str {
+        match found {
+            Found::Code(..) => "code",
+            Found::NoFile => "no file",
+            Found::Nothing => "nothing",
+            Found::Later => "later",
+        }
+    }
+
+    #[test]
+    fn of_many_mapped_files_only_those_in_which_threads_are_met_are_read() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mapped: Vec<Mapped> = (0..300)
+            .map(|number| {
+                let path = directory.path().join(number.to_string());
+                fs::copy("/bin/true", &path).expect("copied");
+                Mapped::new(&path)
+            })
+            .collect();
+        let (mut processes, own) = (processes(), std::process::id());
+        for mapped in &mapped[7..9] {
+            assert_eq!(kind(&processes.find(1, own, mapped.mapping.start + 8)), "code");
+        }
+        let process = &processes.known()[&1];
+        assert!(process.mappings.list.len() > 300 && process.code.len() == 2, "{}", process.code.len());
+        assert_eq!(kind(&processes.find(1, own, 8)), "nothing");
+    }
+
+    #[test]
+    fn a_file_that_could_not_be_read_is_read_later() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("program");
+        fs::copy("/bin/true", &path).expect("copied");
+        let mapped = Mapped::new(&path);
+        let (mut processes, own, at) = (processes(), std::process::id(), mapped.mapping.start);
+        File::options().write(true).open(&path).and_then(|file| file.set_len(0)).expect("cut short");
+        assert_eq!(kind(&processes.find(1, own, at)), "later");
+        assert_eq!(processes.take_lost(), [("unread", 0), ("unread_files", 1)]);
+        fs::write(&path, fs::read("/bin/true").expect("there")).expect("written");
+        assert_eq!(kind(&processes.find(1, own, at)), "later", "not at once");
+        assert!(!processes.is_retry_due(), "in two seconds");
+        let now = Instant::now();
+        let process = Arc::make_mut(processes.by_id.get_mut(&1).expect("it is known"));
+        let Some(Code::Failed(retry)) = process.code.get_mut(&at) else { panic!("it has failed") };
+        retry.due = now;
+        processes.retry_at = Some(now);
+        assert!(processes.is_retry_due() && !processes.is_retry_due());
+        assert_eq!(kind(&processes.find(1, own, at)), "code");
+    }
+
+    #[test]
+    fn the_code_of_a_mapping_that_is_replaced_is_read_with_the_mappings() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let paths = ["true", "false"].map(|name| directory.path().join(name));
+        for path in &paths {
+            let name = path.file_name().expect("a name");
+            fs::copy(Path::new("/bin").join(name), path).expect("copied");
+        }
+        let mapped = Mapped::new(&paths[0]);
+        let (mut processes, own, start) = (processes(), std::process::id(), mapped.mapping.start);
+        assert_eq!(kind(&processes.find(1, own, start)), "code");
+        let code = |processes: &Processes| match &processes.known()[&1].code[&start] {
+            Code::File(file) => Arc::clone(file),
+            Code::Other | Code::Failed(_) => panic!("a file of code"),
+        };
+        let before = code(&processes);
+        let mapped = mapped.replace(&paths[1]);
+        assert_eq!(mapped.mapping.start, start);
+        processes.begin_walk();
+        assert_eq!(kind(&processes.find(1, own, 8)), "later", "maps was read a moment ago");
+        Arc::make_mut(processes.by_id.get_mut(&1).expect("it is known")).next_reading = None;
+        assert_eq!(kind(&processes.find(1, own, 8)), "nothing");
+        assert!(!Arc::ptr_eq(&before, &code(&processes)));
+    }
+
+    #[test]
+    fn mappings_of_large_processes_make_room() {
+        let mut processes = processes();
+        let mut add = |id: u32, mappings: u64| {
+            let mut text = String::new();
+            for number in 0..mappings {
+                let start = 0x10_0000 + number * 0x2000;
+                writeln!(text, "{start:08x}-{:08x} r-xp 00000000 fe:01 7 /bin/true", start + 0x1000).expect("memory");
+            }
+            processes.by_id.insert(id, Arc::new(Process::default()));
+            let mappings = Mappings::read(text.as_bytes(), &[]).expect("it is read");
+            processes.update(id, mappings, Duration::ZERO);
+            processes.drop_mappings(id, 0x10_0000);
+            assert!(processes.kept <= MOST_KEPT, "{}", processes.kept);
+        };
+        (1..=100).for_each(|id| add(id, 40));
+        (101..=106).for_each(|id| add(id, 65_000));
+        let lengths: Vec<usize> = (1..=106).map(|id| processes.by_id[&id].mappings.list.len()).collect();
+        assert!(lengths[..100].iter().all(|&length| length == 40), "{lengths:?}");
+        assert!(lengths[100..].iter().any(|&length| length <= 1), "{lengths:?}");
+        let bytes: usize = processes.by_id.values().map(|process| process.mappings.bytes).sum();
+        assert_eq!(processes.kept, bytes);
+    }
 
     #[test]
     fn compiled_code_is_named_by_lines_of_start_length_and_name() {

@@ -89,10 +89,19 @@ impl Rules {
 
     /// Has what was asked for and not answered be asked for again.
     pub(super) fn ask_again(&self) {
+        self.drop_all(rule_base::RULE_ASKED);
+    }
+
+    /// Has rules for code that could not be read be asked for again.
+    pub(super) fn retry_failed(&self) {
+        self.drop_all(rule_base::RULE_FAILED);
+    }
+
+    fn drop_all(&self, dropped: rule_base) {
         for slot in 0..self.slots.entries() {
             let base = self.slots.u32_at(slot, BASE);
             // An answer comes from this thread alone.
-            if base.load(Relaxed) == rule_base::RULE_ASKED.0 {
+            if base.load(Relaxed) == dropped.0 {
                 base.store(rule_base::RULE_NONE.0, Relaxed);
             }
         }

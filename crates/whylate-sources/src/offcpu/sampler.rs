@@ -185,7 +185,7 @@ impl Sampler {
             unknown: map(&maps.unknown_frames, offcpu_limits::UNKNOWN_FRAMES.0 as usize, size_of::<unknown_frame>())?,
             sums: map(&maps.sum_by_place, offcpu_limits::PLACES.0 as usize, size_of::<place_sum>())?,
             lost: map(&maps.lost_by_reason, LOST.len(), size_of::<u64>())?,
-            processes: Processes::new(options.call_graph),
+            processes: Processes::new(options.call_graph, options.lines),
             tables: Tables::default(),
             told: Vec::new(),
             told_lost: [0; LOST.len()],
@@ -247,6 +247,15 @@ impl Sampler {
         }
     }
 
+    /// Has rules for code that could not be read be asked for again, if that is due.
+    fn retry_code(&mut self) -> bool {
+        let is_due = self.processes.is_retry_due();
+        if is_due {
+            self.rules.retry_failed();
+        }
+        is_due
+    }
+
     fn start_questions(&mut self) {
         // What a CPU still writes of the last round is told by its number.
         self.answered = 0;
@@ -261,8 +270,10 @@ impl Sampler {
     pub(super) fn walk(&mut self) -> anyhow::Result<()> {
         let (began, began_cpu_ns) = (Instant::now(), clock::thread_cpu_ns());
         self.processes.begin_walk();
+        let retries_code = self.retry_code();
         let variables = self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
         variables.is_calibrated = false;
+        variables.retries_code = retries_code;
         (variables.last_walk_ns, self.walk_began_ns) = (self.walk_began_ns, clock::monotonic_ns());
         variables.threads_met = 0;
         variables.threads_changed = 0;
@@ -406,6 +417,7 @@ impl Sampler {
                 Ok(answer) => drop(answer.send(self.gather())),
                 Err(RecvTimeoutError::Timeout) => {
                     self.processes.begin_walk();
+                    self.retry_code();
                     self.answer();
                 }
                 Err(RecvTimeoutError::Disconnected) => return,

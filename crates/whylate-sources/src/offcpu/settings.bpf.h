@@ -94,6 +94,15 @@ enum user_end {
 	USER_UNREAD,
 };
 
+/* What of a thread's stack could not be read. */
+enum unread {
+	UNREAD_NOTHING,
+	/* Its memory might have waited: the next walk takes the stack again. */
+	UNREAD_MEMORY,
+	/* Code: the next walk does that for which user space tries to read it again. */
+	UNREAD_CODE,
+};
+
 /* How to get from a frame to its caller. */
 enum rule_base {
 	RULE_NONE,
@@ -112,6 +121,8 @@ enum rule_base {
 	RULE_ROOT,
 	/* The code says how, in a way that is not understood here. */
 	RULE_BROKEN,
+	/* The code could not be read: user space asks for the rule again later. */
+	RULE_FAILED,
 };
 
 enum {
@@ -242,8 +253,8 @@ struct thread_record {
 	u8 is_new;
 	/* What it does now is counted as lost already. */
 	u8 is_lost;
-	/* Reading its stack might have waited: the next walk looks again. */
-	u8 is_unread;
+	/* enum unread: the stack is taken again by a later walk. */
+	u8 unread;
 	u8 unused;
 };
 
@@ -317,6 +328,13 @@ u64 look_clock_ns = 0;
 u64 sampler_waited_ns = 0;
 /* User space takes it back when it begins a walk. */
 bool is_calibrated = false;
+/* In this walk user space tries again to read code that it could not read. */
+bool retries_code = false;
+/*
+ * enum unread of the stack that the walk has taken last. Not on the stack, where the verifier would follow each value.
+ * Where switches are traced, one of another thread may be taken for it: then a later walk takes the stack again in vain.
+ */
+volatile u32 unread_now = 0;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

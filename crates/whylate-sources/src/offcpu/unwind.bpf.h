@@ -196,8 +196,12 @@ __noinline int slot_of_rule(u32 process, u64 ip)
 			rule->base = RULE_ASKED;
 			return RULE_TO_ASK;
 		}
-		if (rule->ip == ip && rule->process == process)
-			return rule->base == RULE_ASKED || rule->base == RULE_CLAIMED ? (int)RULE_IS_ASKED : (int)index;
+		if (rule->ip != ip || rule->process != process)
+			continue;
+		/* Here, as the verifier would follow the whole walk once more for another end of it. */
+		if (rule->base == RULE_FAILED)
+			unread_now = UNREAD_CODE;
+		return rule->base == RULE_ASKED || rule->base == RULE_CLAIMED ? (int)RULE_IS_ASKED : (int)index;
 	}
 	return RULE_NO_ROOM;
 }

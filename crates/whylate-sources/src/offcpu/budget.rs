@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How long reading mappings and files may take: a limit for each walk, so that snapshots come in time, and a share for
+//! each user, so that the processes of one do not keep those of another from being read.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// CPU time, and time of waiting for files that are not this machine's, that reading takes in a walk. The first walks
+/// read what all processes have, and take longer.
+const PER_WALK: Duration = Duration::from_millis(100);
+const PER_FIRST_WALK: Duration = Duration::from_secs(1);
+/// A walk that has taken so many times as long, as disks are slow or CPUs are busy, reads no more.
+const SLOWNESS: u32 = 5;
+const FIRST_WALKS: u64 = 2;
+/// The same of a user, at once, and the part of the time that passes that is added to it.
+const BURST: Duration = Duration::from_secs(1);
+const SHARE: u32 = 4;
+/// A list of mappings is not read again before so many times the CPU time that that took.
+const REST: u32 = 10;
+/// How many users are remembered.
+const MOST_USERS: usize = 1024;
+
+/// When something that failed is tried again: after 2 s, and each time after twice as long, up to 64 s.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Retry {
+    pub(super) due: Instant,
+    times: u32,
+}
+
+impl Retry {
+    const FIRST: Duration = Duration::from_secs(2);
+    const DOUBLED: u32 = 5;
+
+    /// After a failure; `before` is the retry that has failed.
+    pub(super) fn after(before: Option<Retry>, now: Instant) -> Self {
+        let times = before.map_or(0, |before| (before.times + 1).min(Self::DOUBLED));
+        Retry { due: now + Self::FIRST * (1 << times), times }
+    }
+}
+
+/// What may still be read.
+pub(super) struct Budget {
+    left_in_walk: Duration,
+    /// When the walk reads no more.
+    until: Instant,
+    walks: u64,
+    left_by_user: HashMap<u32, (Left, Instant)>,
+}
+
+/// In ns, negative after a reading that took longer than was left.
+type Left = i64;
+
+impl Default for Budget {
+    fn default() -> Self {
+        Budget { left_in_walk: Duration::ZERO, until: Instant::now(), walks: 0, left_by_user: HashMap::new() }
+    }
+}
+
+impl Budget {
+    pub(super) fn begin_walk(&mut self, now: Instant) {
+        self.walks += 1;
+        self.left_in_walk = if self.walks <= FIRST_WALKS { PER_FIRST_WALK } else { PER_WALK };
+        self.until = now + self.left_in_walk * SLOWNESS;
+    }
+
+    /// Whether something of a user's processes may be read now.
+    pub(super) fn allows(&mut self, user: u32, now: Instant) -> bool {
+        if self.left_in_walk.is_zero() || now >= self.until {
+            return false;
+        }
+        if self.left_by_user.len() >= MOST_USERS && !self.left_by_user.contains_key(&user) {
+            // Of a user who has not read for so long everything is left again.
+            let rest = BURST * SHARE * 2;
+            self.left_by_user.retain(|_, (_, since)| now.saturating_duration_since(*since) < rest);
+        }
+        let burst = BURST.as_nanos() as Left;
+        let (left, since) = self.left_by_user.entry(user).or_insert((burst, now));
+        let added = (now.saturating_duration_since(*since) / SHARE).as_nanos() as Left;
+        (*left, *since) = (left.saturating_add(added).min(burst), now);
+        *left > 0
+    }
+
+    /// Takes off what a reading took.
+    pub(super) fn charge(&mut self, user: u32, took: Duration) {
+        self.left_in_walk = self.left_in_walk.saturating_sub(took);
+        if let Some((left, _)) = self.left_by_user.get_mut(&user) {
+            *left = left.saturating_sub(took.as_nanos() as Left);
+        }
+    }
+
+    /// When a list that took so long may be read again.
+    pub(super) fn next_reading(now: Instant, took: Duration) -> Instant {
+        now + took * REST
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_user_does_not_use_up_what_others_may_read() {
+        let (mut budget, mut now) = (Budget::default(), Instant::now());
+        let (mut hostile, mut honest) = (0, 0);
+        for _ in 0..90 {
+            now += Duration::from_millis(111);
+            budget.begin_walk(now);
+            while budget.allows(1, now) {
+                budget.charge(1, Duration::from_millis(30));
+                hostile += 30;
+            }
+            if budget.allows(2, now) {
+                budget.charge(2, Duration::from_millis(2));
+                honest += 1;
+            }
+        }
+        // A quarter of ten seconds, and a second at once.
+        assert!((3_000..3_800).contains(&hostile), "{hostile} ms");
+        assert!(honest >= 75, "read in {honest} of 90 walks");
+    }
+
+    #[test]
+    fn a_walk_takes_no_longer_than_its_limit() {
+        let (mut budget, now) = (Budget::default(), Instant::now());
+        (0..3).for_each(|_| budget.begin_walk(now));
+        let readings = (0..1_000).take_while(|&user| {
+            let is_allowed = budget.allows(user, now);
+            budget.charge(user, Duration::from_millis(10));
+            is_allowed
+        });
+        assert_eq!(readings.count(), 10);
+        budget.begin_walk(now);
+        let late = now + PER_WALK * SLOWNESS;
+        assert!(budget.allows(1_001, late - Duration::from_millis(1)) && !budget.allows(1_001, late));
+    }
+
+    #[test]
+    fn failures_are_retried_later_each_time() {
+        let now = Instant::now();
+        let mut retry = None;
+        let waits: Vec<u64> = (0..7)
+            .map(|_| {
+                let next = Retry::after(retry, now);
+                retry = Some(next);
+                (next.due - now).as_secs()
+            })
+            .collect();
+        assert_eq!(waits, [2, 4, 8, 16, 32, 64, 64]);
+    }
+}

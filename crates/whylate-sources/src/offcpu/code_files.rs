@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Files of code, each once for all processes that have it mapped. None stays open: what unwinding and names need of a
+//! file is kept in memory, within bounds, and read again when it is needed after it was dropped.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::elf::Elf;
+use super::far_files::{FarFiles, Identity};
+use super::mappings::Mapping;
+use super::names::Frames;
+
+/// What is kept of all files together, and if file names and lines are wanted too.
+const MOST_KEPT: u64 = 48 << 20;
+const MOST_KEPT_WITH_LINES: u64 = 512 << 20;
+/// A file that was used so lately makes room only for a smaller one: its names were perhaps not taken yet.
+const IN_USE: Duration = Duration::from_secs(3);
+/// What was read of a file is dropped once it was not used for so long.
+const UNUSED: Duration = Duration::from_secs(10);
+/// Files that no process has any more are forgotten from this number on.
+const MOST_FORGOTTEN: usize = 1024;
+
+/// A file of code.
+#[derive(Default)]
+pub(super) struct CodeFile {
+    /// `None` once it has made room for others.
+    elf: Mutex<Option<Arc<Elf>>>,
+    /// Functions that were asked for, by the offset of their code in the file.
+    known: Mutex<HashMap<u64, Frames>>,
+    has_failed: AtomicBool,
+    /// When it was used last, in ms since the first file was read.
+    used_ms: AtomicU64,
+}
+
+impl CodeFile {
+    /// What was read of the file.
+    pub(super) fn elf(&self) -> Option<Arc<Elf>> {
+        lock(&self.elf).clone()
+    }
+
+    /// Names of functions by file offset.
+    pub(super) fn known(&self) -> MutexGuard<'_, HashMap<u64, Frames>> {
+        lock(&self.known)
+    }
+
+    /// Notes that something could not be read.
+    pub(super) fn fail(&self) {
+        self.has_failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether something could not be read since the last call.
+    pub(super) fn take_failure(&self) -> bool {
+        self.has_failed.swap(false, Ordering::Relaxed)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// All files of code.
+pub(super) struct CodeFiles {
+    by_identity: HashMap<Identity, Arc<CodeFile>>,
+    forget_at: usize,
+    kept: u64,
+    most_kept: u64,
+    lines: bool,
+    began: Instant,
+    dropped_ms: u64,
+    pub(super) files: FarFiles,
+}
+
+impl CodeFiles {
+    pub(super) fn new(lines: bool) -> Self {
+        CodeFiles {
+            by_identity: HashMap::new(),
+            forget_at: MOST_FORGOTTEN,
+            kept: 0,
+            most_kept: if lines { MOST_KEPT_WITH_LINES } else { MOST_KEPT },
+            lines,
+            began: Instant::now(),
+            dropped_ms: 0,
+            files: FarFiles::default(),
+        }
+    }
+
+    /// Opens the file of a mapping; `None` where it is no ELF file.
+    ///
+    /// # Errors
+    /// When it cannot be read, or there is no room for it.
+    pub(super) fn open(&mut self, tgid: u32, mapping: &Mapping) -> io::Result<Option<Arc<CodeFile>>> {
+        let known = &self.by_identity;
+        let is_known = |identity: &Identity| known.get(identity).is_some_and(|file| file.elf().is_some());
+        let (identity, file) = self.files.open(tgid, mapping, is_known)?;
+        if let Some(file) = file {
+            let Some(elf) = Elf::of(&file, self.lines)? else { return Ok(None) };
+            drop(file);
+            self.keep(identity, elf)?;
+        }
+        let file = self.by_identity.get(&identity).map(Arc::clone);
+        file.inspect(|file| self.use_now(file)).map(Some).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Notes that a file is in use.
+    pub(super) fn use_now(&self, file: &CodeFile) {
+        file.used_ms.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    /// Drops what was read of files that have not been used for some time.
+    pub(super) fn drop_unused(&mut self) {
+        let now_ms = self.now_ms();
+        if now_ms - self.dropped_ms < 1_000 {
+            return;
+        }
+        self.dropped_ms = now_ms;
+        let used_before = now_ms.saturating_sub(UNUSED.as_millis() as u64);
+        for file in self.by_identity.values().filter(|file| file.used_ms.load(Ordering::Relaxed) < used_before) {
+            let dropped = lock(&file.elf).take();
+            self.kept -= dropped.map_or(0, |elf| elf.bytes());
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    fn keep(&mut self, identity: Identity, elf: Elf) -> io::Result<()> {
+        if !self.make_room(elf.bytes()) {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        self.kept += elf.bytes();
+        self.forget();
+        let file = self.by_identity.entry(identity).or_default();
+        if !elf.has_all_names() {
+            file.fail();
+        }
+        *lock(&file.elf) = Some(Arc::new(elf));
+        Ok(())
+    }
+
+    /// Drops what was read of other files: of those unused for some time the longest unused first, then of larger ones
+    /// the largest. So a user with large files takes no room from those with small ones.
+    fn make_room(&mut self, bytes: u64) -> bool {
+        let in_use_from = self.now_ms().saturating_sub(IN_USE.as_millis() as u64);
+        while self.kept + bytes > self.most_kept {
+            let read = self.by_identity.values().filter_map(|file| {
+                let (used_ms, bytes) = (file.used_ms.load(Ordering::Relaxed), file.elf()?.bytes());
+                Some((used_ms, bytes, file))
+            });
+            let read: Vec<_> = read.collect();
+            let unused =
+                read.iter().filter(|(used_ms, ..)| *used_ms < in_use_from).min_by_key(|(used_ms, ..)| *used_ms);
+            let largest = || read.iter().max_by_key(|(_, bytes, _)| *bytes).filter(|(_, large, _)| *large > bytes);
+            let Some((_, dropped, file)) = unused.or_else(largest) else { return false };
+            *lock(&file.elf) = None;
+            self.kept -= *dropped;
+        }
+        true
+    }
+
+    /// Forgets files of processes that have ended, each time that there are twice as many as were left.
+    fn forget(&mut self) {
+        if self.by_identity.len() < self.forget_at {
+            return;
+        }
+        let kept = &mut self.kept;
+        self.by_identity.retain(|_, file| {
+            let is_used = Arc::strong_count(file) > 1;
+            if !is_used {
+                *kept -= file.elf().map_or(0, |elf| elf.bytes());
+            }
+            is_used
+        });
+        self.forget_at = (2 * self.by_identity.len()).max(MOST_FORGOTTEN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs::{self, File};
+    use std::path::Path;
+
+    use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+    use super::*;
+    use crate::offcpu::mappings::tests::{BYTES, Mapped};
+
+    fn program(directory: &Path, name: &str) -> std::path::PathBuf {
+        let path = directory.join(name);
+        fs::copy("/bin/true", &path).expect("copied");
+        path
+    }
+
+    /// A mapping whose file system is not known counts as far, and is copied by another process.
+    fn far(mapping: &Mapping) -> Mapping {
+        Mapping { device: (0xfff, 0xfff), ..mapping.clone() }
+    }
+
+    fn own_descriptors_below(directory: &Path) -> usize {
+        let descriptors = fs::read_dir("/proc/self/fd").expect("/proc is mounted").flatten();
+        descriptors.filter(|entry| fs::read_link(entry.path()).is_ok_and(|to| to.starts_with(directory))).count()
+    }
+
+    #[test]
+    fn files_are_read_once_and_do_not_stay_open() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut files = CodeFiles::new(false);
+        let own = std::process::id();
+        let first = Mapped::new(&program(directory.path(), "first"));
+        let opened = files.open(own, &first.mapping).expect("it is read").expect("it is an ELF file");
+        let elf = opened.elf().expect("it was read");
+        let again = files.open(own, &first.mapping).expect("it is known").expect("it is an ELF file");
+        assert!(Arc::ptr_eq(&opened, &again) && Arc::ptr_eq(&elf, &again.elf().expect("it was read")));
+        let copied = files.open(own, &far(&first.mapping)).expect("it is copied").expect("it is an ELF file");
+        assert!(Arc::ptr_eq(&opened, &copied), "a copy has the identity of the file");
+        assert_eq!(own_descriptors_below(directory.path()), 0);
+        // Deleted, it is found by its mapping still.
+        fs::remove_file(directory.path().join("first")).expect("there");
+        assert!(files.open(own, &far(&first.mapping)).is_ok_and(|file| file.is_some()));
+    }
+
+    #[test]
+    fn files_that_maps_shows_alike_are_distinguished() {
+        // Two subvolumes of btrfs have the same device and the same inodes there.
+        let directory = tempfile::tempdir().expect("a directory");
+        let [first, second] = ["first", "second"].map(|name| Mapped::new(&program(directory.path(), name)));
+        let (mut files, own) = (CodeFiles::new(false), std::process::id());
+        let mut alike = second.mapping.clone();
+        alike.inode = first.mapping.inode;
+        let [first, alike] = [&first.mapping, &alike].map(|mapping| files.open(own, mapping).expect("it is read"));
+        assert!(!Arc::ptr_eq(&first.expect("an ELF file"), &alike.expect("an ELF file")));
+    }
+
+    #[test]
+    fn a_file_that_takes_over_an_inode_is_another_one() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (mut files, own) = (CodeFiles::new(false), std::process::id());
+        let path = program(directory.path(), "program");
+        let before = Mapped::new(&path);
+        let first = files.open(own, &before.mapping).expect("it is read").expect("an ELF file");
+        drop(before);
+        // It has the same inode, length and time of change of its content.
+        let about = fs::metadata(&path).expect("there");
+        fs::write(&path, fs::read("/bin/true").expect("there")).expect("written");
+        let file = File::options().write(true).open(&path).expect("there");
+        file.set_modified(about.modified().expect("it has a time")).expect("set");
+        let after = Mapped::new(&path);
+        let second = files.open(own, &after.mapping).expect("it is read").expect("an ELF file");
+        assert!(!Arc::ptr_eq(&first, &second));
+    }
+
+    #[test]
+    fn what_lies_at_the_path_of_a_mapping_by_now_is_not_opened() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (fifo, other) = (directory.path().join("fifo"), program(directory.path(), "other"));
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
+        let notes = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).expect("inotify");
+        let (mut files, own) = (CodeFiles::new(false), std::process::id());
+        let mut mappings = Vec::new();
+        for (number, target) in [&fifo, &other].into_iter().enumerate() {
+            let path = program(directory.path(), &number.to_string());
+            let mapped = Mapped::new(&path);
+            mappings.push(mapped.mapping.clone());
+            drop(mapped);
+            fs::remove_file(&path).expect("there");
+            std::os::unix::fs::symlink(target, &path).expect("linked");
+        }
+        // Also without a link: the file at the path is another one.
+        let path = program(directory.path(), "replaced");
+        mappings.push(Mapped::new(&path).mapping.clone());
+        fs::rename(&other, &path).expect("renamed");
+        fs::copy("/bin/true", &other).expect("copied");
+        for watched in [&fifo, &other, &path] {
+            inotify::add_watch(&notes, watched, WatchFlags::OPEN).expect("watched");
+        }
+        for mapping in &mappings {
+            assert!(files.open(own, mapping).is_err(), "{mapping:?}");
+            assert!(files.open(own, &far(mapping)).is_err(), "{mapping:?}");
+        }
+        let mut buffer = [std::mem::MaybeUninit::uninit(); 1024];
+        assert!(inotify::Reader::new(&notes, &mut buffer).next().is_err(), "something was opened");
+    }
+
+    #[test]
+    fn other_files_than_regular_ones_are_not_opened() {
+        let (mut files, own) = (CodeFiles::new(false), std::process::id());
+        let zero = File::open("/dev/zero").expect("there");
+        let (code, private) = (ProtFlags::READ, MapFlags::PRIVATE);
+        // SAFETY: memory of its own, wherever the kernel has room for it.
+        #[allow(unsafe_code)]
+        let at = unsafe { mmap(std::ptr::null_mut(), BYTES, code, private, &zero, 0) }.expect("it is mapped");
+        let start = at.addr() as u64;
+        let mapping =
+            Mapping { start, end: start + BYTES as u64, offset: 0, device: (0, 6), inode: 4, path: "/x".into() };
+        assert!(files.open(own, &mapping).is_err() && files.open(own, &far(&mapping)).is_err());
+        // SAFETY: nothing refers to it.
+        #[allow(unsafe_code)]
+        unsafe { munmap(at, BYTES) }.expect("it was mapped");
+    }
+
+    #[test]
+    fn large_files_make_room_for_small_ones_and_not_the_other_way_round() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (mut files, own) = (CodeFiles::new(false), std::process::id());
+        let small: Vec<Mapped> =
+            (0..4).map(|number| Mapped::new(&program(directory.path(), &number.to_string()))).collect();
+        let large = Mapped::new(&std::env::current_exe().expect("there"));
+        let opened = |files: &mut CodeFiles, mapped: &Mapped| files.open(own, &mapped.mapping).ok().flatten();
+        let (first, big) = (opened(&mut files, &small[0]).expect("read"), opened(&mut files, &large).expect("read"));
+        let bytes = |file: &CodeFile| file.elf().map_or(0, |elf| elf.bytes());
+        files.most_kept = bytes(&first) + bytes(&big);
+        assert_eq!(files.kept, files.most_kept);
+        let second = opened(&mut files, &small[1]).expect("read");
+        assert!(bytes(&first) > 0 && bytes(&big) == 0 && bytes(&second) > 0);
+        files.most_kept = bytes(&first) * 5 / 2;
+        assert!(opened(&mut files, &large).is_none() && bytes(&first) > 0, "it would take the room of smaller ones");
+        assert!(opened(&mut files, &small[2]).is_none(), "those were used a moment ago");
+        first.used_ms.store(0, Ordering::Relaxed);
+        files.began -= 2 * IN_USE;
+        files.use_now(&second);
+        let third = opened(&mut files, &small[2]).expect("read");
+        assert!(bytes(&first) == 0 && bytes(&second) > 0 && bytes(&third) > 0, "the longest unused one makes room");
+        assert_eq!(files.kept, bytes(&second) + bytes(&third));
+        files.began -= UNUSED - IN_USE;
+        files.use_now(&third);
+        files.began -= IN_USE;
+        files.drop_unused();
+        assert!(bytes(&second) == 0 && bytes(&third) > 0 && files.kept == bytes(&third));
+    }
+
+    #[test]
+    fn files_of_processes_that_have_ended_are_forgotten() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (mut files, own) = (CodeFiles::new(false), std::process::id());
+        files.forget_at = 3;
+        let mut kept = BTreeSet::new();
+        for number in 0..6 {
+            let mapped = Mapped::new(&program(directory.path(), &number.to_string()));
+            files.open(own, &mapped.mapping).expect("it is read");
+            kept.insert(files.by_identity.len());
+            files.forget_at = files.forget_at.min(3);
+        }
+        assert_eq!(kept, [1, 2, 3].into());
+        let bytes: u64 = files.by_identity.values().filter_map(|file| Some(file.elf()?.bytes())).sum();
+        assert_eq!(files.kept, bytes);
+    }
+}

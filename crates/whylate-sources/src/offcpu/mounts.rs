@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Which file systems answer without waiting for anything but this machine's disks and memory.
+
+use std::fs::File;
+use std::io::Read as _;
+
+/// A device number as (major, minor).
+pub(super) type Device = (u32, u32);
+
+/// File systems that wait for nothing but this machine's disks and memory.
+const NEAR: [&str; 22] = [
+    "bcachefs",
+    "btrfs",
+    "cramfs",
+    "erofs",
+    "exfat",
+    "ext2",
+    "ext3",
+    "ext4",
+    "f2fs",
+    "hugetlbfs",
+    "iso9660",
+    "jfs",
+    OVERLAY,
+    "ramfs",
+    "reiserfs",
+    "romfs",
+    "rootfs",
+    "squashfs",
+    "tmpfs",
+    "vfat",
+    "xfs",
+    "zfs",
+];
+
+/// An unprivileged user may mount one in a user namespace, with layers on FUSE.
+const OVERLAY: &str = "overlay";
+
+/// What is read of a list of mounts at most.
+const MOST_MOUNTS: u64 = 1 << 20;
+
+/// The mounts of a process (proc_pid_mountinfo(5)).
+pub(super) struct Mounts(String);
+
+impl Mounts {
+    /// Reads the list, up to 1 MB. A mount that is missing counts as far.
+    pub(super) fn of(process: &str) -> Self {
+        let mut text = Vec::new();
+        let file = File::open(format!("/proc/{process}/mountinfo"));
+        let _ = file.and_then(|file| file.take(MOST_MOUNTS).read_to_end(&mut text));
+        Mounts(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn from_text(text: &str) -> Self {
+        Mounts(text.to_owned())
+    }
+
+    /// Whether the file system with this device number is near; `own` has the mounts of whylate's mount namespace.
+    pub(super) fn is_near_device(&self, device: Device, own: impl FnOnce() -> Mounts) -> bool {
+        self.lines().find(|mount| mount.device == Some(device)).is_some_and(|mount| mount.is_near(own))
+    }
+
+    /// Whether a mount is of a near file system.
+    pub(super) fn is_near_mount(&self, id: u64, own: impl FnOnce() -> Mounts) -> bool {
+        self.lines().find(|mount| mount.id == Some(id)).is_some_and(|mount| mount.is_near(own))
+    }
+
+    fn lines(&self) -> impl Iterator<Item = Mount<'_>> {
+        self.0.lines().filter_map(Mount::parse)
+    }
+}
+
+struct Mount<'a> {
+    id: Option<u64>,
+    device: Option<Device>,
+    kind: &'a str,
+}
+
+impl<'a> Mount<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let mut words = line.split(' ');
+        let id = words.next()?.parse().ok();
+        let (major, minor) = words.nth(1)?.split_once(':')?;
+        let device = major.parse().ok().zip(minor.parse().ok());
+        let kind = line.split_once(" - ")?.1.split(' ').next()?;
+        Some(Mount { id, device, kind })
+    }
+
+    /// An overlay is near only if it is mounted in whylate's own mount namespace too: then root has mounted it.
+    fn is_near(&self, own: impl FnOnce() -> Mounts) -> bool {
+        let is_roots = || own().lines().any(|mount| mount.kind == OVERLAY && mount.device == self.device);
+        NEAR.contains(&self.kind) && (self.kind != OVERLAY || is_roots())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn none() -> Mounts {
+        Mounts::from_text("")
+    }
+
+    #[test]
+    fn a_file_system_is_found_by_device_and_by_mount() {
+        let mounts = Mounts::from_text(
+            "22 27 0:21 / /proc rw,relatime - proc proc rw\n\
+             36 35 254:1 / /mnt rw,noatime shared:1 master:2 - ext4 /dev/root rw\n\
+             40 35 0:46 / /home/a\\040b rw - fuse.sshfs me@there:/ rw\n",
+        );
+        let near = |device| mounts.is_near_device(device, none);
+        assert_eq!([(254, 1), (0, 46), (0, 21), (254, 2)].map(near), [true, false, false, false]);
+        assert_eq!([36, 40, 22, 41].map(|id| mounts.is_near_mount(id, none)), [true, false, false, false]);
+        assert!(!Mounts::from_text("nonsense - - ext4\n\n1 2 x:y - ext4").is_near_device((0, 0), none));
+    }
+
+    #[test]
+    fn an_overlay_is_near_if_it_is_mounted_here_too() {
+        let text = "50 1 0:60 / / rw - overlay overlay rw,lowerdir=/fuse\n";
+        let mounts = Mounts::from_text(text);
+        assert!(!mounts.is_near_mount(50, none));
+        assert!(!mounts.is_near_mount(50, || Mounts::from_text("9 1 0:61 / /x rw - overlay o rw\n")));
+        assert!(mounts.is_near_mount(50, || Mounts::from_text("9 1 0:60 / /x rw - overlay o rw\n")));
+    }
+}
