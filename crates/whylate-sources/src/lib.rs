@@ -10,6 +10,7 @@ pub mod capabilities;
 pub mod cgroups;
 pub mod clock;
 pub mod cpus;
+mod demangle;
 mod distribution;
 mod floors;
 #[cfg(feature = "fuzzing")]

@@ -12,6 +12,7 @@ use blazesym::MaybeDefault;
 use blazesym::symbolize::source::{Kernel, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
 
+use crate::demangle::demangled;
 use crate::loaded_code::LoadedCode;
 
 /// The kernel's symbols in the order of /proc/kallsyms. Their addresses are 0 where the kernel does not tell them.
@@ -227,7 +228,8 @@ impl KernelSymbols {
 impl Symbols {
     /// To be read with the first look-up, and the code that there is.
     fn now() -> Self {
-        let (symbolizer, code) = (Symbolizer::new(), LoadedCode::now());
+        let symbolizer = Symbolizer::builder().enable_demangling(false).build();
+        let code = LoadedCode::now();
         Symbols { symbolizer, code, read: Instant::now(), are_told: are_addresses_told() }
     }
 }
@@ -236,7 +238,7 @@ impl Symbols {
 fn name(address: u64, found: &Symbolized<'_>, code: &mut LoadedCode) -> Option<String> {
     let symbol = found.as_sym()?;
     let begins = address.saturating_sub(symbol.offset as u64);
-    code.belongs(address, &symbol.name, begins).then(|| symbol.name.to_string())
+    code.belongs(address, &symbol.name, begins).then(|| demangled(&symbol.name).into_owned())
 }
 
 /// Whether the kernel or one of its modules has a function of this name; `None` where the kernel does not tell.

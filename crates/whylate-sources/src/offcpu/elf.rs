@@ -39,10 +39,10 @@ const MOST_HEADERS: u64 = 8 << 20;
 const MOST_TABLE: u64 = 8 << 20;
 const MOST_RULES: u64 = 1 << 20;
 /// What is copied of the names of one file at most, and with its lines.
-const MOST_NAMES: u64 = 64 << 20;
+const MOST_NAMES: u64 = 32 << 20;
 const MOST_LINES: u64 = 256 << 20;
 /// What is kept of all files together.
-const MOST_KEPT: u64 = 512 << 20;
+const MOST_KEPT: u64 = 64 << 20;
 
 /// Bytes that are kept of all files.
 static KEPT: AtomicU64 = AtomicU64::new(0);

@@ -9,10 +9,10 @@ use whylate_model::wait::Classes;
 use super::attached::{plain, stack_of, user_frames};
 use super::elf::Elf;
 use super::places::{Place, Sum, Woken, can_be_woken, woken};
-use super::process::{CodeMapped, parse_perf_map};
+use super::process::CodeMapped;
 use super::sampler::frames_of;
 use super::skel::types::{place_key, process_value, stack_value};
-use super::{far_files, proc};
+use super::{far_files, perf_map, proc};
 use crate::attach::{read_plain, text};
 
 /// At so many places of each part of a file it is asked how to unwind.
@@ -39,8 +39,11 @@ pub fn maps(text: &str) {
 }
 
 /// What compilers at run time write into /tmp/perf-PID.map.
-pub fn perf_map(text: &str) {
-    parse_perf_map(text);
+///
+/// # Panics
+/// When an address has not the name of the last line for it.
+pub fn perf_map(bytes: &[u8]) {
+    perf_map::check(bytes);
 }
 
 /// What /proc/PID/stat tells of a thread that may call itself anything.

@@ -11,6 +11,7 @@ use super::CallGraph;
 use super::elf::Elf;
 use super::far_files::FarFiles;
 use super::patience::Reader;
+use super::perf_map::{CompiledCode, PerfMaps};
 use super::rules::{INNERMOST, Rule, Rules};
 use super::skel::types::{offcpu_limits, rule_base, unknown_frame};
 
@@ -34,8 +35,8 @@ pub(super) struct Process {
     pub(super) tgid: u32,
     /// Executable ones, in order of their addresses.
     mappings: Vec<Mapping>,
-    /// Of a just-in-time compiler, by address: where it begins, how long it is, and its name.
-    pub(super) compiled: Arc<Vec<(u64, u64, String)>>,
+    /// The names of what a just-in-time compiler has made.
+    pub(super) compiled: Arc<CompiledCode>,
     /// The walk in which the mappings were read last.
     read_in: u64,
 }
@@ -45,6 +46,15 @@ impl Process {
     pub(super) fn take_unread(&self) -> u64 {
         let elfs = self.mappings.iter().filter_map(|mapping| mapping.elf.as_ref());
         elfs.map(|elf| u64::from(elf.take_failure())).sum()
+    }
+
+    /// Drops what was named in its files, each of which is named again when it is asked for.
+    pub(super) fn forget_names(&self) {
+        self.mappings.iter().filter_map(|mapping| mapping.elf.as_ref()).for_each(|elf| elf.known().clear());
+    }
+
+    fn has_compiled_code(&self) -> bool {
+        self.mappings.iter().any(|mapping| mapping.path.is_empty())
     }
 
     /// Where an address lies.
@@ -72,6 +82,7 @@ pub(super) struct Processes {
     call_graph: CallGraph,
     reader: Reader,
     files: FarFiles,
+    perf_maps: PerfMaps,
     /// Processes whose memory did not answer, and how often that was met since it was told.
     held_up: HashSet<u32>,
     unread: u64,
@@ -87,7 +98,18 @@ impl Processes {
 
     /// Begins a walk: mappings that do not hold an address may be read again.
     pub(super) fn begin_walk(&mut self) {
+        let walk = self.walk;
+        let new = self.with_compiled_code(|process| process.read_in == walk);
+        if !new.is_empty() {
+            // They are read while the processes go on, and may be there when names are asked for.
+            self.perf_maps.read(new);
+        }
         self.walk += 1;
+    }
+
+    fn with_compiled_code(&self, is_wanted: impl Fn(&Process) -> bool) -> Vec<(u32, u32)> {
+        let processes = self.by_id.iter().filter(|(_, process)| is_wanted(process) && process.has_compiled_code());
+        processes.map(|(id, process)| (*id, process.tgid)).collect()
     }
 
     /// What is known of processes by their number.
@@ -95,20 +117,24 @@ impl Processes {
         self.by_id.clone()
     }
 
-    /// Reads the lists of compiled code of processes that have some, for as long as they live.
+    /// Takes the names of compiled code that have changed.
     pub(super) fn read_compiled(&mut self) {
-        for process in self.by_id.values_mut().filter(|process| process.mappings.iter().any(|m| m.path.is_empty())) {
-            let compiled = read_perf_map(process.tgid, &mut self.files);
-            // Names are kept for as long as nothing has changed.
-            if let Some(compiled) = compiled.filter(|compiled| *compiled != *process.compiled) {
-                Arc::make_mut(process).compiled = Arc::new(compiled);
+        let all = self.with_compiled_code(|_| true);
+        for (id, compiled) in self.perf_maps.changed(all) {
+            // A process keeps its names for as long as nothing has changed.
+            if let Some(process) = self.by_id.get_mut(&id) {
+                Arc::make_mut(process).compiled = compiled;
             }
         }
     }
 
     /// What could not be read since the last call, by reason.
-    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 2] {
-        [("unread", std::mem::take(&mut self.unread)), ("unread_files", std::mem::take(&mut self.closed))]
+    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 3] {
+        [
+            ("unread", std::mem::take(&mut self.unread)),
+            ("unread_files", std::mem::take(&mut self.closed)),
+            ("unread_perf_maps", self.perf_maps.take_unread()),
+        ]
     }
 
     /// Forgets processes, whose numbers are given out anew.
@@ -327,58 +353,9 @@ fn caller_of(rule: Rule, sp: u64, bp: u64, mut word: impl FnMut(u64) -> Option<u
     (caller != 0).then_some((caller, cfa, callers_bp))
 }
 
-/// A larger list is none that a compiler writes.
-const LARGEST_PERF_MAP_BYTES: u64 = 256 << 20;
-
-/// The list of compiled code that a process writes, in its own mount and process namespaces, sorted by address. A process
-/// can only name its own code there.
-fn read_perf_map(tgid: u32, files: &mut FarFiles) -> Option<Vec<(u64, u64, String)>> {
-    let status = fs::read_to_string(format!("/proc/{tgid}/status")).ok()?;
-    let own_number = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?;
-    let file = files.open_temporary(tgid, &format!("perf-{own_number}.map")).ok()?;
-    let about = file.metadata().ok()?;
-    if !about.is_file() || about.len() > LARGEST_PERF_MAP_BYTES {
-        return None;
-    }
-    let mut bytes = vec![0; about.len() as usize];
-    file.read_exact_at(&mut bytes, 0).ok()?;
-    Some(parse_perf_map(&String::from_utf8_lossy(&bytes)))
-}
-
-pub(super) fn parse_perf_map(text: &str) -> Vec<(u64, u64, String)> {
-    let mut found: Vec<(u64, u64, String)> = text
-        .lines()
-        .filter_map(|line| {
-            let mut words = line.splitn(3, ' ');
-            let number = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
-            Some((number(words.next()?)?, number(words.next()?)?, words.next()?.to_owned()))
-        })
-        .collect();
-    found.sort();
-    found
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
-
-    #[test]
-    fn compiled_code_is_named_by_lines_of_start_length_and_name() {
-        let lines = "7f00 20 later name\n0x1000 10 LazyCompile:~f file.js:1\nnonsense\n";
-        assert_eq!(
-            parse_perf_map(lines),
-            [(0x1000, 0x10, "LazyCompile:~f file.js:1".to_owned()), (0x7f00, 0x20, "later name".to_owned())]
-        );
-    }
-
-    proptest! {
-        #[test]
-        fn no_list_of_compiled_code_makes_it_fail(text in ".*") {
-            parse_perf_map(&text);
-        }
-    }
 
     #[test]
     fn callers_are_found_by_each_kind_of_rule() {
