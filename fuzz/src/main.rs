@@ -91,6 +91,7 @@ fn recording_of(lines: &[u8]) -> io::Result<Vec<u8>> {
 
 const TARGETS: &[(&str, Target)] = &[
     ("activations", fuzzing::activations),
+    ("demangle", |bytes| fuzzing::demangle(&text(bytes))),
     ("elf", fuzzing::elf),
     ("cgroups", |bytes| fuzzing::cgroups(&text(bytes))),
     ("fdinfo", |bytes| fuzzing::fdinfo(&text(bytes))),
@@ -111,7 +112,7 @@ const TARGETS: &[(&str, Target)] = &[
     ("looks", fuzzing::looks),
     ("maps", |bytes| fuzzing::maps(&text(bytes))),
     ("mountinfo", |bytes| fuzzing::mountinfo(&text(bytes))),
-    ("perf_map", |bytes| fuzzing::perf_map(&text(bytes))),
+    ("perf_map", fuzzing::perf_map),
     ("places", fuzzing::places),
     ("ring_page", fuzzing::ring_page),
     ("sections", fuzzing::sections),

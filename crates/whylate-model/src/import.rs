@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
+use crate::name::bounded;
 use crate::text;
 
 /// Why a text could not be read.
@@ -172,7 +173,7 @@ impl Imported {
             }
             let heading = line.trim().trim_start_matches("==>").trim_end_matches("<==").trim();
             if !heading.is_empty() {
-                label = Some(crate::folded::safe(heading));
+                label = Some(safe(heading));
             }
         }
         Ok(())
@@ -183,7 +184,7 @@ impl Imported {
             match line.rsplit_once(' ').and_then(|(frames, count)| Some((frames, count.parse::<u64>().ok()?))) {
                 Some((frames, _)) if frames.len() > text::LONGEST_LINE => self.too_long += 1,
                 Some((frames, count)) => {
-                    let frames = frames.split(';').take(DEEPEST + 1).map(crate::folded::safe).collect();
+                    let frames = frames.split(';').take(DEEPEST + 1).map(safe).collect();
                     self.count(Vec::new(), frames, count)?;
                 }
                 None => self.unread += 1,
@@ -227,8 +228,8 @@ fn procstat_line(line: &str, stack_column: Option<usize>) -> Option<ProcstatThre
             (rest[..at].join(" "), rest[at..].to_vec())
         }
     };
-    let frames = frames.into_iter().rev().map(crate::folded::safe).collect();
-    Some(ProcstatThread { process: crate::folded::safe(process), name: crate::folded::safe(&name), frames })
+    let frames = frames.into_iter().rev().map(safe).collect();
+    Some(ProcstatThread { process: safe(process), name: safe(&name), frames })
 }
 
 /// What follows a text's first word.
@@ -242,7 +243,12 @@ pub fn kernel_frame(line: &str) -> Option<String> {
     let (_, frame) = line.trim().strip_prefix("[<")?.split_once(">]")?;
     let name = frame.split_whitespace().next()?;
     let name = name.split_once("+0x").map_or(name, |(name, _)| name);
-    Some(crate::folded::safe(name))
+    Some(safe(name))
+}
+
+/// A name as a line may have it, of bounded length.
+fn safe(name: &str) -> String {
+    crate::folded::safe(&bounded(name))
 }
 
 #[cfg(test)]
@@ -279,6 +285,22 @@ mod tests {
         assert_eq!(read(&format!("{} 1\na 1\n", "f".repeat(text::LONGEST_LINE + 1))), Ok((1, 1)));
         assert_eq!(read(&format!("==> a <==\n{}\n==> b <==\n[<0>] g\n", "[<0>] f\n".repeat(DEEPEST + 1))), Ok((1, 1)));
         assert_eq!(read(&format!("0 1 kernel swapper mi_switch{}\n", " f".repeat(DEEPEST))), Err(ImportError::TooLong));
+    }
+
+    #[test]
+    fn long_names_are_cut() {
+        let long = "f".repeat(70_000);
+        for text in [
+            format!("{long};b 1\n"),
+            format!("==> {long} <==\n[<0>] {long}+0x1/0x2\n"),
+            format!("0 1 {long} {long} mi_switch {long}\n"),
+        ] {
+            let read = Imported::read(&text, Names::Thread).expect("it is one of the forms");
+            let names = || read.stacks.keys().flat_map(|(labels, frames)| labels.iter().chain(frames));
+            assert!(
+                names().all(|name| name.len() <= crate::name::MAX_BYTES) && names().any(|name| name.ends_with("[cut]"))
+            );
+        }
     }
 
     #[test]

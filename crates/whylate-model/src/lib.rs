@@ -17,6 +17,7 @@ pub mod irqsoff;
 pub mod late;
 pub mod look;
 pub mod merge;
+pub mod name;
 pub mod occupancy;
 pub mod path;
 pub mod recording;

@@ -7,6 +7,7 @@
 mod credible;
 mod frame;
 mod line;
+mod long_names;
 mod quick;
 mod reader;
 mod repeats;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Paths of cgroups by their numbers, which are those of their folders (on 64-bit kernels).
+//! Paths of cgroups by their numbers, which are the inodes of their directories (on 64-bit kernels).
 //!
 //! A machine has one hierarchy by which containers are told: the one of the controller `cpu` of cgroup v1 where there is
 //! one, else cgroup v2. What a request is charged to, and who limits it, is in that of `blkio` or else of cgroup v2.
+
+mod by_handle;
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,8 +12,16 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How often the folders are gone through again at most, for cgroups that are made meanwhile.
+use whylate_model::name::into_bounded;
+
+use by_handle::ByHandle;
+
+/// The memory that known paths take at most. A user with a subtree of its own can make cgroups without end.
+const MAX_PATH_BYTES: usize = 4 << 20;
+/// How often directories are walked again at most, for new cgroups.
 const AGAIN: Duration = Duration::from_millis(50);
+/// The most cgroups that a walk visits: those beyond have no paths.
+const MAX_WALKED: usize = 20_000;
 /// The number of a session's group (autogroup of cgroup v1), which only threads of the root have.
 const OF_SESSION: u64 = 0;
 /// Of the time, at most one part in so many goes into that.
@@ -30,16 +40,64 @@ const CPU: &str = "cpu";
 /// The one of disks.
 const BLKIO: &str = "blkio";
 
-/// The hierarchy, read when the first path is asked for.
+/// Paths of cgroups by their numbers, each of which is looked up once.
+///
+/// With CAP_DAC_READ_SEARCH the kernel opens a cgroup by its number. Without it, a bounded number of directories is walked
+/// at a bounded rate.
 #[derive(Debug)]
 pub struct Cgroups {
     controller: &'static str,
-    read: Option<Read>,
+    /// `None` before the first path is asked for.
+    hierarchy: Option<Opened>,
+    paths: Paths,
+}
+
+/// How cgroups are found.
+#[derive(Debug)]
+enum Opened {
+    /// There is no hierarchy.
+    None,
+    ByHandle(ByHandle),
+    ByWalk {
+        root: PathBuf,
+        /// When the last walk began, and how long it took.
+        last: Option<(Instant, Duration)>,
+    },
+}
+
+#[derive(Debug, Default)]
+struct Paths {
+    by_id: HashMap<u64, String>,
+    bytes: usize,
+}
+
+impl Paths {
+    fn add(&mut self, id: u64, path: String) {
+        if self.bytes > MAX_PATH_BYTES {
+            *self = Paths::default();
+        }
+        let path = into_bounded(path);
+        // What a map's entry takes, beside its text.
+        self.bytes += path.len() + 64;
+        self.by_id.insert(id, path);
+    }
+}
+
+impl Opened {
+    fn new(controller: &str) -> Self {
+        match hierarchy(controller) {
+            None => Opened::None,
+            Some(Hierarchy { root, .. }) => match ByHandle::new(&root) {
+                Some(by_handle) => Opened::ByHandle(by_handle),
+                None => Opened::ByWalk { root, last: None },
+            },
+        }
+    }
 }
 
 impl Default for Cgroups {
     fn default() -> Self {
-        Cgroups { controller: CPU, read: None }
+        Cgroups { controller: CPU, hierarchy: None, paths: Paths::default() }
     }
 }
 
@@ -66,38 +124,35 @@ pub(crate) fn unified_root() -> Option<PathBuf> {
     mount_of(|kind, _| kind == "cgroup2")
 }
 
-#[derive(Debug)]
-struct Read {
-    path_by_id: HashMap<u64, String>,
-    at: Instant,
-    took: Duration,
-    /// Somebody begins to ask anew.
-    is_of_before: bool,
-}
-
 impl Cgroups {
     /// Those that requests are charged to.
     pub(crate) fn of_disks() -> Self {
-        Cgroups { controller: BLKIO, read: None }
-    }
-
-    /// Lets the folders be gone through again once for a cgroup that is not known, however lately that was done.
-    pub(crate) fn may_read_again(&mut self) {
-        if let Some(read) = &mut self.read {
-            read.is_of_before = true;
-        }
+        Cgroups { controller: BLKIO, ..Cgroups::default() }
     }
 
     /// The path within the hierarchy, such as `/system.slice/ssh.service`; `None` when it is gone, or is outside the
     /// cgroup namespace of this process.
     pub fn path(&mut self, id: u64) -> Option<String> {
-        let controller = self.controller;
-        let read = self.read.get_or_insert_with(|| read(controller));
-        let may_have_more = read.is_of_before || read.at.elapsed() >= AGAIN.max(read.took * SHARE);
-        if !read.path_by_id.contains_key(&id) && may_have_more {
-            *read = self::read(controller);
+        if let Some(path) = self.paths.by_id.get(&id) {
+            return Some(path.clone());
         }
-        read.path_by_id.get(&id).cloned()
+        match self.hierarchy.get_or_insert_with(|| Opened::new(self.controller)) {
+            Opened::None => {}
+            Opened::ByHandle(by_handle) => {
+                if let Some(path) = by_handle.path(id) {
+                    self.paths.add(id, path);
+                }
+            }
+            Opened::ByWalk { root, last } => {
+                let may_walk = last.is_none_or(|(at, took)| at.elapsed() >= AGAIN.max(took * SHARE));
+                if may_walk {
+                    let at = Instant::now();
+                    walk(root, &mut self.paths);
+                    *last = Some((at, at.elapsed()));
+                }
+            }
+        }
+        self.paths.by_id.get(&id).cloned()
     }
 
     /// The same of a thread's cgroup, also of one that is gone; `None` where there is no hierarchy.
@@ -106,7 +161,7 @@ impl Cgroups {
             return Some("/".to_owned());
         }
         let path = self.path(id);
-        let is_mounted = self.read.as_ref().is_some_and(|read| !read.path_by_id.is_empty());
+        let is_mounted = !matches!(self.hierarchy, None | Some(Opened::None));
         path.or_else(|| is_mounted.then(|| format!("{UNKNOWN}{id}")))
     }
 }
@@ -207,22 +262,23 @@ fn mount_in(mounts: &str, is_it: impl Fn(&str, &str) -> bool) -> Option<PathBuf>
     })
 }
 
-fn read(controller: &str) -> Read {
-    let at = Instant::now();
-    let mut path_by_id = HashMap::new();
-    if let Some(Hierarchy { root, .. }) = hierarchy(controller) {
-        descend(&root, &root, &mut path_by_id);
-    }
-    Read { path_by_id, at, took: at.elapsed(), is_of_before: false }
-}
-
-fn descend(root: &Path, folder: &Path, found: &mut HashMap<u64, String>) {
-    let Ok(about) = fs::metadata(folder) else { return };
-    let inside = folder.strip_prefix(root).unwrap_or(folder);
-    found.insert(about.ino(), format!("/{}", inside.display()));
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            descend(root, &entry.path(), found);
+/// Adds the paths of all cgroups, breadth first: those of containers are near the root.
+fn walk(root: &Path, paths: &mut Paths) {
+    let mut directories = std::collections::VecDeque::from([root.to_owned()]);
+    let mut visited = 0;
+    *paths = Paths::default();
+    while let Some(directory) = directories.pop_front() {
+        visited += 1;
+        if visited > MAX_WALKED || paths.bytes > MAX_PATH_BYTES {
+            return;
+        }
+        let Ok(about) = fs::metadata(&directory) else { continue };
+        let inside = directory.strip_prefix(root).unwrap_or(&directory);
+        paths.add(about.ino(), format!("/{}", inside.display()));
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            if directories.len() < MAX_WALKED && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                directories.push_back(entry.path());
+            }
         }
     }
 }
@@ -247,6 +303,58 @@ pub(crate) mod fuzzing {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A cgroup below this process's own, or the root's where that has processes; `None` without the privilege.
+    fn made() -> Option<(PathBuf, String)> {
+        let root = mounted()?;
+        let name = format!("/whylate-{}-{:?}", std::process::id(), std::thread::current().id()).replace(['(', ')'], "");
+        let directory = root.join(name.trim_start_matches('/'));
+        fs::create_dir(&directory).ok().map(|()| (directory, name))
+    }
+
+    #[test]
+    fn a_cgroup_is_found_by_its_number_however_many_there_are() {
+        let Some(root) = mounted() else { return };
+        let mut by_handle = Cgroups::default();
+        by_handle.path(1);
+        let is_by_handle = matches!(by_handle.hierarchy, Some(Opened::ByHandle(_)));
+        let mut by_walk = Cgroups { hierarchy: Some(Opened::ByWalk { root, last: None }), ..Cgroups::default() };
+        let Some((directory, name)) = made() else { return };
+        let id = fs::metadata(&directory).expect("it is there").ino();
+        let found = [&mut by_handle, &mut by_walk].map(|cgroups| cgroups.path(id));
+        let gone = [&mut by_handle, &mut by_walk].map(|cgroups| cgroups.path(u64::MAX / 3));
+        fs::remove_dir(&directory).expect("it is empty");
+        assert_eq!(found, [Some(name.clone()), Some(name.clone())]);
+        assert_eq!(gone, [None, None]);
+        assert_eq!(by_handle.path(id), Some(name), "it was known before it went");
+        assert_eq!(Cgroups::default().path(id), None);
+        // Root may open files by handles, but in a user namespace of its own.
+        assert!(is_by_handle || !rustix::process::geteuid().is_root(), "directories are walked");
+    }
+
+    #[test]
+    fn known_paths_take_bounded_memory() {
+        let mut paths = Paths::default();
+        for id in 0..3_000 {
+            paths.add(id, "/a".repeat(10_000));
+            assert!(paths.bytes <= MAX_PATH_BYTES + 5_000);
+        }
+        assert_eq!(paths.by_id[&2_999].len(), whylate_model::name::MAX_BYTES);
+    }
+
+    #[test]
+    fn directories_are_not_walked_for_each_unknown_cgroup() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let last = Some((Instant::now(), Duration::from_secs(1)));
+        let opened = Opened::ByWalk { root: directory.path().to_owned(), last };
+        let mut cgroups = Cgroups { hierarchy: Some(opened), ..Cgroups::default() };
+        let id = fs::metadata(directory.path()).expect("it is there").ino();
+        assert_eq!(cgroups.path(id), None, "a walk takes a fiftieth of the time at most");
+        if let Some(Opened::ByWalk { last, .. }) = &mut cgroups.hierarchy {
+            *last = None;
+        }
+        assert_eq!(cgroups.path(id).as_deref(), Some("/"));
+    }
 
     #[test]
     fn both_versions_tell_for_how_long_a_cgroup_was_throttled() {

@@ -15,6 +15,11 @@ pub fn boot_ns() -> u64 {
     now_ns(ClockId::Boottime).saturating_add_signed(-offsets_ns().1)
 }
 
+/// When the machine was started, in nanoseconds since 1970 (UTC), as /proc counts from there for this process.
+pub(crate) fn boot_unix_ns() -> u64 {
+    unix_ns().saturating_sub(now_ns(ClockId::Boottime))
+}
+
 /// That moment of [`monotonic_ns`] as system calls of this process take it, which add the time namespace's offset.
 pub(crate) fn as_called_ns(monotonic_ns: u64) -> u64 {
     monotonic_ns.saturating_add_signed(offsets_ns().0)

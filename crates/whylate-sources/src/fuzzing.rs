@@ -40,6 +40,17 @@ pub fn elf(bytes: &[u8]) {
     elf_in(file);
 }
 
+/// A symbol of any program.
+///
+/// # Panics
+/// When its name is longer than names are.
+pub fn demangle(symbol: &str) {
+    for begins in ["", "_Z", "_R", "_ZN"] {
+        let name = crate::demangle::demangled(&format!("{begins}{symbol}")).into_owned();
+        assert!(name.len() <= whylate_model::name::MAX_BYTES);
+    }
+}
+
 /// A page of the kernel's ring buffer.
 pub fn ring_page(bytes: &[u8]) {
     Page::new(bytes).into_iter().for_each(|page| page.for_each(drop));

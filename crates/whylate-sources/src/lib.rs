@@ -11,6 +11,7 @@ pub mod cgroups;
 pub mod clock;
 pub mod cpus;
 pub mod credentials;
+mod demangle;
 mod distribution;
 mod elements;
 mod floors;

@@ -13,6 +13,7 @@ use blazesym::symbolize::source::{Kernel as Kallsyms, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::demangle::demangled;
 use crate::loaded_code::{Listed, LoadedCode};
 
 /// The kernel's symbols in the order of /proc/kallsyms. Their addresses are 0 where the kernel does not tell them.
@@ -149,7 +150,7 @@ impl Kernel for Running {
     fn symbols(&self) -> Rc<Find> {
         // The running kernel's own list has every function; an image on disk would have to be searched for.
         let source = Source::Kernel(Kallsyms { vmlinux: MaybeDefault::None, debug_syms: false, ..Kallsyms::default() });
-        let symbolizer = Symbolizer::new();
+        let symbolizer = Symbolizer::builder().enable_demangling(false).build();
         Rc::new(move |addresses| {
             let found = symbolizer.symbolize(&source, Input::AbsAddr(addresses)).unwrap_or_default();
             let functions = addresses.iter().zip(&found).map(|(&address, found)| function(address, found));
@@ -450,7 +451,7 @@ fn hexadecimal(address: u64) -> String {
 /// The function that was found.
 fn function(address: u64, found: &Symbolized<'_>) -> Option<Function> {
     let symbol = found.as_sym()?;
-    Some(Function { name: symbol.name.to_string(), begins: address.saturating_sub(symbol.offset as u64) })
+    Some(Function { name: demangled(&symbol.name).into_owned(), begins: address.saturating_sub(symbol.offset as u64) })
 }
 
 /// Whether the kernel or one of its modules has a function of this name; `None` where the kernel does not tell.

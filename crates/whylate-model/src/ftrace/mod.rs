@@ -22,12 +22,13 @@ pub use self::place::Place;
 use self::capture::Capture;
 use self::latency::{LatencyReader, Was};
 use crate::late::cpu_subject;
+use crate::name::MAX_BYTES;
 use crate::sources::IRQSOFF;
 use crate::text::{BINARY, is_binary};
 use crate::{Cause, LateEvent, Snapshot, Worst};
 
 /// Longer lines are no lines of a trace.
-const LONGEST: usize = 8 << 10;
+const LONGEST: usize = MAX_BYTES;
 /// The start of what `trace-cmd record` writes, and of compressed files.
 pub(crate) const TRACE_DAT: &[u8] = b"\x17\x08\x44tracing";
 pub(crate) const COMPRESSED: [&[u8]; 3] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Lines from the bytes of a recording, however it ended.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom};
 
@@ -9,6 +10,7 @@ use zstd::stream::read::Decoder;
 
 use super::frame::{INDEX_BEGINS, INDEX_BYTES, Index, is_skippable};
 use super::line::{FORMAT, Header, Line};
+use super::long_names::bounded;
 use super::repeats::{Repeated, Repeating, Repeats};
 use crate::Stack;
 use crate::snapshot::SCHEMA;
@@ -171,6 +173,9 @@ impl<R: Read + Seek> Reader<R> {
                 Ok(0) => self.close_frame(false),
                 Ok(_) if text.ends_with(b"\n") => {
                     self.given = self.given.saturating_add(1);
+                    if let Cow::Owned(bounded) = bounded(&text) {
+                        text = bounded;
+                    }
                     if let Some(Repeating { snapshot, stacks }) = self.repeats.as_mut().and_then(|of| of.read(&text)) {
                         // The memory of the line before is as large as the next one needs.
                         match self.repeated_lines.get_mut(&snapshot.source) {

@@ -45,6 +45,10 @@ pub static OFFCPU: Card = Card {
             "unread_files",
             "an executable, a library or a list of mappings was unreadable, too large or not read in time; stacks end in [unwound partly] or lack names",
         ),
+        reason(
+            "unread_perf_maps",
+            "a perf map (/tmp/perf-PID.map) was too large, or was not read to its end in time; compiled code lacks names",
+        ),
         reason("unreadable", "the stack of a living thread could not be read (backend proc)"),
         reason("unseen", "a wait was not seen to begin; its time is left out (backend trace)"),
         reason(

@@ -35,7 +35,7 @@ const MOST_TABLE: u64 = 8 << 20;
 const MOST_FRAMES: u64 = 48 << 20;
 const MOST_RULES: usize = 1 << 20;
 /// What is read of the names of one file at most, and with its lines.
-const MOST_NAMES: u64 = 64 << 20;
+const MOST_NAMES: u64 = 32 << 20;
 const MOST_LINES: u64 = 256 << 20;
 /// How they are compressed: to a fifth, at a gigabyte a second.
 const FASTER: i32 = -5;

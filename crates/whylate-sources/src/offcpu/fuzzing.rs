@@ -12,7 +12,7 @@ use super::mappings::CodeMapped;
 use super::mounts::Mounts;
 use super::places::{Place, Sum, Woken, can_be_woken, woken};
 use super::proc;
-use super::process::parse_perf_map;
+use super::perf_map;
 use super::sampler::frames_of;
 use super::skel::types::{place_key, process_value, stack_value};
 use crate::attach::{read_plain, text};
@@ -41,8 +41,11 @@ pub fn maps(text: &str) {
 }
 
 /// What compilers at run time write into /tmp/perf-PID.map.
-pub fn perf_map(text: &str) {
-    parse_perf_map(text);
+///
+/// # Panics
+/// When an address has not the name of the last line for it.
+pub fn perf_map(bytes: &[u8]) {
+    perf_map::check(bytes);
 }
 
 /// What /proc/PID/stat tells of a thread that may call itself anything.

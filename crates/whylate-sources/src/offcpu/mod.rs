@@ -23,6 +23,7 @@ mod named;
 mod names;
 mod pace;
 mod patience;
+mod perf_map;
 mod places;
 mod proc;
 mod process;

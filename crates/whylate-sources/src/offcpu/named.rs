@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::mem::{replace, take};
 use std::sync::Arc;
 
+use whylate_model::name::cut;
 use whylate_model::wait::Classes;
 use whylate_model::{Stack, Waker, WokenBy};
 
@@ -37,6 +38,26 @@ struct Known {
     /// The memory of whoever waits, and of whoever ended the waits.
     memory: [Option<Arc<Process>>; 2],
     stack: Stack,
+}
+
+/// The bytes that long names may take in a snapshot. Stacks share no names, and a program can have thousands of stacks of
+/// hundreds of long names.
+const MAX_LONG_NAMES: usize = 8 << 20;
+/// Longer names are long.
+const USUAL_NAME: usize = 256;
+
+/// Cuts long names that do not fit.
+fn shorten(stack: &mut Stack, room: &mut usize) {
+    let of_waker = stack.waker.iter_mut().flat_map(|waker| [&mut waker.kernel, &mut waker.user]);
+    for name in [&mut stack.kernel, &mut stack.user].into_iter().chain(of_waker).flatten() {
+        if name.len() <= USUAL_NAME {
+            continue;
+        }
+        match room.checked_sub(name.len()) {
+            Some(left) => *room = left,
+            None => *name = cut(take(name), USUAL_NAME),
+        }
+    }
 }
 
 /// That of whoever waits, and of whoever ended the waits.
@@ -73,7 +94,6 @@ impl Named {
 
     /// In the order of the places.
     pub(super) fn stacks(&mut self, gathered: &Gathered) -> Vec<Stack> {
-        self.cgroups.may_read_again();
         let mut before = take(&mut self.known);
         if replace(&mut self.generation, gathered.generation) != gathered.generation {
             before.clear();
@@ -104,9 +124,11 @@ impl Named {
             new().flat_map(Place::keys).flat_map(|key| frames(key.kernel_stack)).copied().collect();
         self.names.kernel.look_up_all(&addresses);
         let mut stacks = Vec::with_capacity(known.len());
+        let mut room = MAX_LONG_NAMES;
         for (place, known) in gathered.places.iter().zip(known) {
             let is_new = known.is_none();
-            let known = known.unwrap_or_else(|| self.name(place, gathered, &user));
+            let mut known = known.unwrap_or_else(|| self.name(place, gathered, &user));
+            shorten(&mut known.stack, &mut room);
             let Sum { ns, samples, waits } = place.sum;
             stacks.push(Stack { samples, weight_ns: ns, waits, ..known.stack.clone() });
             if known.is_lasting() && (is_whole || !is_new) {
@@ -193,6 +215,18 @@ mod tests {
         Arc::make_mut(&mut process).tgid = 9;
         let after = gathered(0, "a", Some(&process));
         assert!(!known.holds(&after.places[0], &after));
+    }
+
+    #[test]
+    fn long_names_are_cut_where_there_are_many() {
+        let stack = || Stack { user: vec!["f".repeat(4_000), "g".to_owned()], ..Stack::default() };
+        let (mut first, mut second) = (stack(), stack());
+        let mut room = 5_000;
+        shorten(&mut first, &mut room);
+        shorten(&mut second, &mut room);
+        assert_eq!((first, room), (stack(), 1_000));
+        assert_eq!((second.user[0].len(), second.user[0].ends_with("f[cut]")), (USUAL_NAME, true));
+        assert_eq!(second.user[1], "g");
     }
 
     #[test]

@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
+use whylate_model::name::{bounded, into_bounded};
 
 use super::code_files::CodeFile;
 use super::elf::{Elf, Named};
 use super::process::{Code, Process};
 use crate::clock;
+use crate::demangle::demangled;
 use crate::symbols::KernelSymbols;
 
 /// A frame whose caller could not be told.
@@ -32,11 +34,19 @@ const EXITED: &str = "[exited]";
 /// The function at an address, and before it those that the compiler has inlined there, innermost first.
 pub(super) type Frames = Vec<String>;
 
+/// The maximum number of inlined functions at one address. A file may describe any number, and recordings reject stacks of
+/// more than 4,096 frames.
+const MAX_INLINED: usize = 30;
+/// The memory of the names that files keep for later snapshots.
+const MAX_KEPT_BYTES: usize = 16 << 20;
+
 #[derive(Default)]
 pub(super) struct Names {
     pub(super) kernel: KernelSymbols,
     /// The files that were used last, the latest at the end.
     symbolizers: Vec<OfFile>,
+    /// The memory of the names that files keep.
+    kept_bytes: usize,
     /// Whether files and lines are told too.
     lines: bool,
     has_named: bool,
@@ -94,6 +104,10 @@ impl Names {
         wanted: &BTreeSet<(u32, u64, bool)>,
         processes: &HashMap<u32, Arc<Process>>,
     ) -> (HashMap<(u32, u64, bool), Frames>, bool) {
+        if self.kept_bytes > MAX_KEPT_BYTES {
+            processes.values().for_each(|process| process.forget_names());
+            self.kept_bytes = 0;
+        }
         let mut named = HashMap::new();
         let mut by_file: HashMap<usize, InFile<'_>> = HashMap::new();
         let mut places = Vec::new();
@@ -127,6 +141,7 @@ impl Names {
                 Some(elf) => {
                     let offsets: Vec<u64> = offsets.into_iter().collect();
                     let names = self.in_file(&elf, &shown, &offsets);
+                    self.kept_bytes += names.iter().flatten().map(|name| size_of::<String>() + name.len()).sum::<usize>();
                     file.known().extend(offsets.into_iter().zip(names));
                 }
                 None => {
@@ -154,7 +169,7 @@ impl Names {
                 };
                 // Lines and inlined functions take a hundred times as long.
                 let builder = Symbolizer::builder().enable_code_info(self.lines).enable_inlined_fns(self.lines);
-                let symbolizer = builder.enable_demangling(true).build();
+                let symbolizer = builder.enable_demangling(false).build();
                 let (elf, bytes) = (Arc::downgrade(elf), elf.names_bytes());
                 OfFile { elf, bytes, used: Instant::now(), symbolizer, names, is_address, _copy: copy }
             }
@@ -211,21 +226,28 @@ impl Names {
 
 /// Inlined functions come outermost first.
 fn frames_of(symbol: &Sym<'_>) -> Frames {
-    let inlined = symbol.inlined.iter().rev().map(|function| frame(&function.name, function.code_info.as_ref()));
+    let inlined = symbol
+        .inlined
+        .iter()
+        .rev()
+        .take(MAX_INLINED)
+        .map(|function| frame(&function.name, function.code_info.as_ref()));
     inlined.chain([frame(&symbol.name, symbol.code_info.as_deref())]).collect()
 }
 
 fn frame(name: &str, code: Option<&CodeInfo<'_>>) -> String {
     // glibc's own name for what it exports under the rest of it.
-    let name = name.strip_prefix("__GI_").unwrap_or(name);
+    let name = demangled(name.strip_prefix("__GI_").unwrap_or(name));
     match code {
-        Some(CodeInfo { file, line: Some(line), .. }) => format!("{name} ({}:{line})", file.to_string_lossy()),
-        _ => name.to_owned(),
+        Some(CodeInfo { file, line: Some(line), .. }) => {
+            into_bounded(format!("{name} ({}:{line})", file.to_string_lossy()))
+        }
+        _ => name.into_owned(),
     }
 }
 
 fn shown(file: &Path) -> String {
-    file.file_name().map_or_else(|| "?".into(), |name| name.to_string_lossy()).into_owned()
+    into_bounded(file.file_name().map_or_else(|| "?".into(), |name| name.to_string_lossy()).into_owned())
 }
 
 fn place_of(process: Option<&Process>, at: u64) -> Place<'_> {
@@ -236,12 +258,10 @@ fn place_of(process: Option<&Process>, at: u64) -> Place<'_> {
         Some(Code::File(file)) => Place::File { file, offset: mapping.offset_of(at), shown: shown() },
         Some(Code::Failed(_)) => Place::Name(format!("{}+{:#x}", shown(), mapping.offset_of(at))),
         Some(Code::Other) | None => {
-            let after = process.compiled.partition_point(|(start, _, _)| *start <= at);
-            let compiled = process.compiled[..after].last().filter(|(start, length, _)| at - start < *length);
-            Place::Name(match compiled {
-                Some((_, _, name)) => name.clone(),
+            Place::Name(match process.compiled.name_at(at) {
+                Some(name) => name,
                 None if mapping.path.is_empty() => "[anonymous code]".to_owned(),
-                None => mapping.path.to_string(),
+                None => bounded(&mapping.path).into_owned(),
             })
         }
     }

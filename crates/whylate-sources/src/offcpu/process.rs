@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use super::CallGraph;
 use super::budget::{Budget, Retry};
 use super::code_files::{CodeFile, CodeFiles};
-use super::far_files::FarFiles;
 use super::mappings::{Mapping, Mappings};
 use super::patience::Reader;
+use super::perf_map::{CompiledCode, PerfMaps};
 use super::rules::{INNERMOST, Rule, Rules};
 use super::skel::types::{offcpu_limits, rule_base, unknown_frame};
 use crate::clock;
@@ -27,8 +27,8 @@ pub(super) struct Process {
     mappings: Arc<Mappings>,
     /// What is known of the code of mappings in which threads were met, by where these start.
     code: BTreeMap<u64, Code>,
-    /// Of a just-in-time compiler, by address: where it begins, how long it is, and its name.
-    pub(super) compiled: Arc<Vec<(u64, u64, String)>>,
+    /// The names of what a just-in-time compiler has made.
+    pub(super) compiled: Arc<CompiledCode>,
     /// The walk in which the mappings were read last, and in which reading was put off last.
     read_in: u64,
     put_off_in: u64,
@@ -60,6 +60,19 @@ impl Process {
         failures.sum()
     }
 
+    /// Drops what was named in its files, each of which is named again when it is asked for.
+    pub(super) fn forget_names(&self) {
+        for code in self.code.values() {
+            if let Code::File(file) = code {
+                file.known().clear();
+            }
+        }
+    }
+
+    fn has_compiled_code(&self) -> bool {
+        self.mappings.list.iter().any(|mapping| mapping.path.is_empty())
+    }
+
     /// Where an address lies.
     pub(super) fn mapping_of(&self, address: u64) -> Option<&Mapping> {
         self.mappings.at(address)
@@ -82,6 +95,7 @@ pub(super) struct Processes {
     walk: u64,
     call_graph: CallGraph,
     reader: Reader,
+    perf_maps: PerfMaps,
     budget: Budget,
     /// Processes whose memory did not answer, and how often that was met since the last snapshot.
     held_up: HashMap<u32, Retry>,
@@ -114,6 +128,7 @@ impl Processes {
             code: CodeFiles::new(lines),
             kept: 0,
             closed: 0,
+            perf_maps: PerfMaps::default(),
             walk: 0,
             call_graph,
             reader: Reader::default(),
@@ -127,6 +142,12 @@ impl Processes {
 
     /// Begins a walk: mappings that do not hold an address may be read again.
     pub(super) fn begin_walk(&mut self) {
+        let walk = self.walk;
+        let new = self.with_compiled_code(|process| process.read_in == walk);
+        if !new.is_empty() {
+            // They are read while the processes go on, and may be there when names are asked for.
+            self.perf_maps.read(new);
+        }
         self.walk += 1;
         self.budget.begin_walk(Instant::now());
         self.code.drop_unused();
@@ -143,26 +164,34 @@ impl Processes {
         is_due
     }
 
+    fn with_compiled_code(&self, is_wanted: impl Fn(&Process) -> bool) -> Vec<(u32, u32)> {
+        let processes = self.by_id.iter().filter(|(_, process)| is_wanted(process) && process.has_compiled_code());
+        processes.map(|(id, process)| (*id, process.tgid)).collect()
+    }
+
     /// What is known of processes by their number.
     pub(super) fn known(&self) -> HashMap<u32, Arc<Process>> {
         self.by_id.clone()
     }
 
-    /// Reads the lists of compiled code of processes that have some, for as long as they live.
+    /// Takes the names of compiled code that have changed.
     pub(super) fn read_compiled(&mut self) {
-        for process in self.by_id.values_mut().filter(|process| process.mappings.list.iter().any(|m| m.path.is_empty()))
-        {
-            let compiled = read_perf_map(process.tgid, &mut self.code.files);
-            // Names are kept for as long as nothing has changed.
-            if let Some(compiled) = compiled.filter(|compiled| *compiled != *process.compiled) {
-                Arc::make_mut(process).compiled = Arc::new(compiled);
+        let all = self.with_compiled_code(|_| true);
+        for (id, compiled) in self.perf_maps.changed(all) {
+            // A process keeps its names for as long as nothing has changed.
+            if let Some(process) = self.by_id.get_mut(&id) {
+                Arc::make_mut(process).compiled = compiled;
             }
         }
     }
 
     /// What could not be read since the last call, by reason.
-    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 2] {
-        [("unread", std::mem::take(&mut self.unread)), ("unread_files", std::mem::take(&mut self.closed))]
+    pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 3] {
+        [
+            ("unread", std::mem::take(&mut self.unread)),
+            ("unread_files", std::mem::take(&mut self.closed)),
+            ("unread_perf_maps", self.perf_maps.take_unread()),
+        ]
     }
 
     /// Forgets processes, whose numbers are given out anew.
@@ -498,42 +527,9 @@ fn caller_of(rule: Rule, sp: u64, bp: u64, mut word: impl FnMut(u64) -> Option<u
     (caller != 0).then_some((caller, cfa, callers_bp))
 }
 
-/// A larger list is none that a compiler writes.
-const LARGEST_PERF_MAP_BYTES: u64 = 256 << 20;
-
-/// The list of compiled code that a process writes, in its own mount and process namespaces, sorted by address. A process
-/// can only name its own code there.
-fn read_perf_map(tgid: u32, files: &mut FarFiles) -> Option<Vec<(u64, u64, String)>> {
-    let status = fs::read_to_string(format!("/proc/{tgid}/status")).ok()?;
-    let own_number = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?;
-    let file = files.open_temporary(tgid, &format!("perf-{own_number}.map")).ok()?;
-    let about = file.metadata().ok()?;
-    if !about.is_file() || about.len() > LARGEST_PERF_MAP_BYTES {
-        return None;
-    }
-    let mut bytes = vec![0; about.len() as usize];
-    file.read_exact_at(&mut bytes, 0).ok()?;
-    Some(parse_perf_map(&String::from_utf8_lossy(&bytes)))
-}
-
-pub(super) fn parse_perf_map(text: &str) -> Vec<(u64, u64, String)> {
-    let mut found: Vec<(u64, u64, String)> = text
-        .lines()
-        .filter_map(|line| {
-            let mut words = line.splitn(3, ' ');
-            let number = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
-            Some((number(words.next()?)?, number(words.next()?)?, words.next()?.to_owned()))
-        })
-        .collect();
-    found.sort();
-    found
-}
-
 #[cfg(test)]
 mod tests {
     use std::fmt::Write as _;
-
-    use proptest::prelude::*;
 
     use super::*;
     use crate::offcpu::mappings::tests::Mapped;
@@ -581,7 +577,7 @@ mod tests {
         let (mut processes, own, at) = (processes(), std::process::id(), mapped.mapping.start);
         File::options().write(true).open(&path).and_then(|file| file.set_len(0)).expect("cut short");
         assert_eq!(kind(&processes.find(1, own, at)), "later");
-        assert_eq!(processes.take_lost(), [("unread", 0), ("unread_files", 1)]);
+        assert_eq!(processes.take_lost(), [("unread", 0), ("unread_files", 1), ("unread_perf_maps", 0)]);
         fs::write(&path, fs::read("/bin/true").expect("there")).expect("written");
         assert_eq!(kind(&processes.find(1, own, at)), "later", "not at once");
         assert!(!processes.is_retry_due(), "in two seconds");
@@ -641,22 +637,6 @@ mod tests {
         assert!(lengths[100..].iter().any(|&length| length <= 1), "{lengths:?}");
         let bytes: usize = processes.by_id.values().map(|process| process.mappings.bytes).sum();
         assert_eq!(processes.kept, bytes);
-    }
-
-    #[test]
-    fn compiled_code_is_named_by_lines_of_start_length_and_name() {
-        let lines = "7f00 20 later name\n0x1000 10 LazyCompile:~f file.js:1\nnonsense\n";
-        assert_eq!(
-            parse_perf_map(lines),
-            [(0x1000, 0x10, "LazyCompile:~f file.js:1".to_owned()), (0x7f00, 0x20, "later name".to_owned())]
-        );
-    }
-
-    proptest! {
-        #[test]
-        fn no_list_of_compiled_code_makes_it_fail(text in ".*") {
-            parse_perf_map(&text);
-        }
     }
 
     #[test]

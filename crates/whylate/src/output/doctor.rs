@@ -8,6 +8,8 @@ use whylate_sources::capabilities::{
     Btf, Capabilities, ClockSource, CpuList, Cpus, Fact, Kernel, Privileges, Readiness, State, Sysctl, Tracefs,
 };
 
+use crate::output::pad::Left;
+
 /// Two columns of facts, then a table of the sources.
 pub fn write(found: &Capabilities, out: &mut impl Write) -> io::Result<()> {
     let mut rows = vec![
@@ -28,7 +30,7 @@ pub fn write(found: &Capabilities, out: &mut impl Write) -> io::Result<()> {
 
     let width = rows.iter().map(|(label, _)| label.len()).max().unwrap_or(0);
     for (label, value) in rows {
-        writeln!(out, "{label:width$}  {}", printable(&value))?;
+        writeln!(out, "{}  {}", Left(label, width), printable(&value))?;
     }
     writeln!(out)?;
     sources(found.sources.iter().chain([&found.causes]).chain(&found.injections), out)
@@ -168,7 +170,7 @@ fn sources<'a>(sources: impl Iterator<Item = &'a Readiness>, out: &mut impl Writ
     let first = rows.iter().map(|(name, _, _)| name.chars().count()).max().unwrap_or(0);
     let second = rows.iter().map(|(_, backend, _)| backend.chars().count()).max().unwrap_or(0);
     for (name, backend, remark) in rows {
-        writeln!(out, "{name:first$}  {backend:second$}  {remark}")?;
+        writeln!(out, "{}  {}  {remark}", Left(&name, first), Left(&backend, second))?;
     }
     Ok(())
 }

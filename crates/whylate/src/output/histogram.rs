@@ -5,6 +5,8 @@ use std::io::{self, Write};
 
 use whylate_model::Histogram;
 
+use crate::output::pad::{Left, Right};
+
 /// Columns that the fullest row's stars take.
 const STARS: u64 = 40;
 /// Rows above this power of two need wider columns.
@@ -28,8 +30,9 @@ pub fn write(out: &mut dyn Write, histogram: &Histogram) -> io::Result<()> {
         let low = if power == 0 { 0 } else { 1u128 << power };
         let high = (1u128 << (power + 1)) - 1;
         let filled = usize::try_from(u128::from(count) * u128::from(stars) / u128::from(fullest.max(1))).unwrap_or(0);
-        let width = stars as usize;
-        writeln!(out, "{low:>number$} -> {high:<number$} : {count:<8} |{:<width$}|", "*".repeat(filled))?;
+        let (low, high, bar) = (low.to_string(), high.to_string(), "*".repeat(filled));
+        let (low, high, bar) = (Right(&low, number), Left(&high, number), Left(&bar, stars as usize));
+        writeln!(out, "{low} -> {high} : {count:<8} |{bar}|")?;
     }
     Ok(())
 }

@@ -5,6 +5,8 @@ use std::io::{self, Write};
 
 use whylate_model::Card;
 
+use crate::output::pad::Left;
+
 /// Explains the reasons of each of these sources.
 pub fn write(out: &mut dyn Write, cards: &[&Card]) -> io::Result<()> {
     writeln!(out, "Lost events could not be counted, for one of these reasons:")?;
@@ -13,7 +15,7 @@ pub fn write(out: &mut dyn Write, cards: &[&Card]) -> io::Result<()> {
         let reasons = card.reasons();
         let width = reasons.iter().map(|reason| reason.name.len()).max().unwrap_or(0);
         for reason in reasons {
-            writeln!(out, "  {:width$}  {}", reason.name, reason.meaning)?;
+            writeln!(out, "  {}  {}", Left(reason.name, width), reason.meaning)?;
         }
     }
     Ok(())

@@ -13,6 +13,7 @@ pub mod look;
 pub mod lost;
 pub mod moment;
 pub mod offcpu;
+pub mod pad;
 pub mod path;
 pub mod processes;
 pub mod program;

@@ -10,6 +10,8 @@ use whylate_model::path::outline::{Piece, pieces};
 use whylate_model::thread::without_number;
 use whylate_model::units::{format_ns, printable};
 
+use crate::output::pad::Spaces;
+
 /// Parts of less than this share of the whole are summed up, where there are several.
 const SMALL_PERCENT: f64 = 1.0;
 /// Waits within waits are shown so deep.
@@ -142,8 +144,8 @@ fn merge(parts: &mut Vec<Part>, part: Part) {
 fn write_parts(out: &mut dyn Write, parts: &[Part], total_ns: u64, indent: usize, depth: usize) -> io::Result<()> {
     let percent = |ns: u64| ns as f64 * 100.0 / total_ns.max(1) as f64;
     let line = |out: &mut dyn Write, ns: u64, text: &str| {
-        let deeper = 2 * depth;
-        writeln!(out, "{:indent$}{:>5.1}% {:>8}  {:deeper$}{text}", "", percent(ns), format_ns(ns), "")
+        let (indent, deeper) = (Spaces(indent), Spaces(2 * depth));
+        writeln!(out, "{indent}{:>5.1}% {:>8}  {deeper}{text}", percent(ns), format_ns(ns))
     };
     let shown = parts.partition_point(|part| percent(part.ns) >= SMALL_PERCENT);
     let (shown, small) = if parts.len() - shown > 1 { parts.split_at(shown) } else { (parts, &[][..]) };

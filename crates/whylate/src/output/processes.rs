@@ -11,6 +11,8 @@ use whylate_model::path::members::Members;
 use whylate_model::thread::without_number;
 use whylate_model::units::{format_ns, printable};
 
+use crate::output::pad::Spaces;
+
 /// Rows for what is no thread's, and for parts of threads that were summed up.
 const OTHER: &str = "interrupts, steal, unknown";
 const SMALL: &str = "small parts, thread not kept";
@@ -49,7 +51,7 @@ pub fn write(out: &mut dyn Write, explained: &Explained, members: &Members) -> i
     for (process, depth) in in_order(&rows, members) {
         let Row { name, threads, columns, .. } = &rows[&process];
         let threads = if threads.len() > 1 { format!(" ({} threads)", threads.len()) } else { String::new() };
-        write_row(out, columns, &format!("{:1$}{name}{threads}", "", 2 * depth))?;
+        write_row(out, columns, &format!("{}{name}{threads}", Spaces(2 * depth)))?;
     }
     others.sort_by_key(|&(who, columns)| (Reverse(columns.iter().sum::<u64>()), who));
     others.iter().try_for_each(|(who, columns)| write_row(out, columns, who))

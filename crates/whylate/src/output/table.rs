@@ -6,6 +6,8 @@ use std::ops::Range;
 
 use whylate_model::units::printable;
 
+use super::pad::{Left, Right};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Align {
     /// Names.
@@ -64,9 +66,11 @@ impl Table {
                     line.push_str("  ");
                 }
                 let cell = without_middle(cell, width);
+                // One long cell does not make all rows long.
+                let width = width.min(MAX_PADDING);
                 match align {
-                    Align::Left => line.push_str(&format!("{cell:<width$}")),
-                    Align::Right => line.push_str(&format!("{cell:>width$}")),
+                    Align::Left => line.push_str(&Left(&cell, width).to_string()),
+                    Align::Right => line.push_str(&Right(&cell, width).to_string()),
                 }
             }
             let shown: String = line.chars().take(terminal_columns).collect();
@@ -86,6 +90,9 @@ impl Table {
         }
     }
 }
+
+/// The most columns that a cell is padded to.
+const MAX_PADDING: usize = 300;
 
 /// The least room that names get.
 const LEAST_NAME: usize = 10;
@@ -152,6 +159,19 @@ mod tests {
             written(None),
             "NAME         COUNT  WHERE\na?[2Jname        7  somewhere far away\nb          1234567\n"
         );
+    }
+
+    #[test]
+    fn a_cell_of_any_length_is_written_and_other_rows_stay_short() {
+        let mut table = Table::new("<NAME, COUNT");
+        let long = "f".repeat(70_000);
+        table.row(vec![long.clone(), "7".to_owned()]);
+        table.row(vec!["b".to_owned(), "8".to_owned()]);
+        let mut out = Vec::new();
+        table.write(&mut out, None).expect("a vector takes everything");
+        let lines: Vec<String> = String::from_utf8(out).expect("text").lines().map(str::to_owned).collect();
+        assert_eq!(lines[1], format!("{long}      7"));
+        assert!(lines[2].len() < 400 && lines[2].ends_with("  8"), "{}", lines[2].len());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::output::json::write_line;
 pub const TICKS: u32 = 16;
 /// One with more is ended before.
 pub const BYTES: usize = 8 << 20;
-/// A line with more is told without some of its late events: readers have a limit.
+/// A line with more is written without some of what it has: readers have a limit.
 const LINE_BYTES: usize = MOST_LINE_BYTES as usize / 2;
 
 /// Room for most lines.
@@ -25,10 +25,10 @@ const LINE: usize = 16 << 10;
 pub fn add(frame: &mut Frame, lines: &[Line]) -> io::Result<usize> {
     let mut bytes = 0;
     for line in lines {
-        let (text, gap) = within_limit(line, LINE_BYTES)?;
+        let (text, gaps) = within_limit(line, LINE_BYTES)?;
         frame.add(&text, line.span_unix_ns())?;
         bytes += text.len();
-        if let Some(gap) = gap {
+        for gap in gaps {
             let mut text = Vec::new();
             write_line(&mut text, &gap)?;
             frame.add(&text, gap.span_unix_ns())?;
@@ -48,24 +48,106 @@ pub fn of(lines: &[Line]) -> io::Result<(Index, Vec<u8>)> {
     Ok((index, bytes))
 }
 
-/// A line's text, with as many of its late events as there is room for, and how many are not in it.
+/// A list of a snapshot that a line may omit in part: the reason in a gap, its length, and its truncation.
+type Part = (&'static str, fn(&Snapshot) -> usize, fn(&mut Snapshot, usize));
+
+/// In the order in which they are omitted. Stacks are sorted by weight.
+const PARTS: [Part; 3] = [
+    ("late_events", |of| of.late.len(), |of, count| of.late.truncate(count)),
+    ("stacks", |of| of.stacks.len(), |of, count| of.stacks.truncate(count)),
+    ("series", |of| of.series.len(), |of, count| of.series.truncate(count)),
+];
+
+/// A line's text, and gaps that count what is omitted from it.
 ///
 /// # Errors
 /// When there is no memory.
-fn within_limit(line: &Line, most: usize) -> io::Result<(Vec<u8>, Option<Line>)> {
+fn within_limit(line: &Line, most: usize) -> io::Result<(Vec<u8>, Vec<Line>)> {
     let mut text = Vec::with_capacity(LINE);
     write_line(&mut text, line)?;
-    let Line::Snapshot(whole) = line else { return Ok((text, None)) };
-    let mut kept = whole.late.len();
-    while text.len() > most && kept > 0 {
-        kept /= 2;
-        text.clear();
-        let late = whole.late[..kept].to_vec();
-        let rest = Snapshot { late: Vec::new(), ..(**whole).clone() };
-        write_line(&mut text, &Line::Snapshot(Box::new(Snapshot { late, ..rest })))?;
+    let Line::Snapshot(whole) = line else { return Ok((text, Vec::new())) };
+    let mut gaps = Vec::new();
+    if text.len() <= most {
+        return Ok((text, gaps));
     }
-    let count = (whole.late.len() - kept) as u64;
+    let mut rest = (**whole).clone();
     let start_unix_ns = whole.start_unix_ns.saturating_add(whole.duration_ns);
-    let gap = Gap { start_unix_ns, duration_ns: 0, reason: "late_events".to_owned(), count };
-    Ok((text, (count > 0).then_some(Line::Gap(gap))))
+    for (reason, count_of, truncate) in PARTS {
+        while text.len() > most && count_of(&rest) > 0 {
+            let half = count_of(&rest) / 2;
+            truncate(&mut rest, half);
+            text.clear();
+            write_line(&mut text, &rest)?;
+        }
+        let count = (count_of(whole) - count_of(&rest)) as u64;
+        if count > 0 {
+            gaps.push(Line::Gap(Gap { start_unix_ns, duration_ns: 0, reason: reason.to_owned(), count }));
+        }
+    }
+    Ok((text, gaps))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use whylate_model::recording::{FORMAT, Header, Reader};
+    use whylate_model::snapshot::SCHEMA;
+    use whylate_model::{LateEvent, Series, Stack};
+
+    use super::*;
+
+    /// A snapshot of stacks, late events and series with names of `name_bytes`.
+    fn snapshot(stacks: usize, late: usize, series: usize, name_bytes: usize) -> Line {
+        let name = |number: usize| format!("{number}{}", "f".repeat(name_bytes));
+        let mut snapshot = Snapshot::new("offcpu", "sample", "a host", 1_000_000_000);
+        let stack = |number| Stack { user: vec![name(number)], samples: 1, ..Stack::default() };
+        snapshot.stacks = (0..stacks).map(stack).collect();
+        snapshot.late = (0..late).map(|number| LateEvent { subject: name(number), ..LateEvent::default() }).collect();
+        let labels = |number| [("name".to_owned(), name(number))].into();
+        snapshot.series = (0..series).map(|number| Series { labels: labels(number), ..Series::default() }).collect();
+        Line::Snapshot(Box::new(snapshot))
+    }
+
+    #[test]
+    fn what_has_no_room_in_a_line_is_left_out_and_counted() {
+        for ((stacks, late, series), expected) in [
+            ((10, 0, 0), vec![]),
+            ((10, 30, 0), vec!["late_events"]),
+            ((100, 0, 3), vec!["stacks"]),
+            ((100, 100, 3), vec!["late_events", "stacks"]),
+            ((0, 0, 100), vec!["series"]),
+            ((50, 50, 50), vec!["late_events", "stacks", "series"]),
+        ] {
+            let line = snapshot(stacks, late, series, 1_000);
+            let (text, gaps) = within_limit(&line, 30_000).expect("memory");
+            assert!(text.len() <= 30_000 && text.ends_with(b"\n"));
+            let Ok(Line::Snapshot(read)) = Line::parse(&text) else { panic!("it is read") };
+            let Line::Snapshot(whole) = &line else { panic!("it is one") };
+            assert!(whole.stacks.starts_with(&read.stacks) && whole.late.starts_with(&read.late));
+            let kept = [read.late.len(), read.stacks.len(), read.series.len()];
+            let all = [late, stacks, series].iter().sum::<usize>();
+            let missing = gaps.iter().map(|gap| match gap {
+                Line::Gap(gap) => (gap.reason.as_str(), gap.count as usize),
+                other => panic!("{other:?}"),
+            });
+            let (reasons, counts): (Vec<&str>, Vec<usize>) = missing.unzip();
+            assert_eq!((reasons, counts.iter().sum::<usize>() + kept.iter().sum::<usize>()), (expected, all));
+        }
+    }
+
+    #[test]
+    fn a_line_of_seventy_megabytes_can_be_read_again() {
+        let header = Header { recording: FORMAT, schema: SCHEMA, ..Header::default() };
+        let lines = [Line::Header(header), snapshot(70, 0, 1, 1 << 20)];
+        let (index, bytes) = of(&lines).expect("memory");
+        let mut reader = Reader::new(Cursor::new([&index.to_bytes()[..], &bytes].concat())).expect("a recording");
+        let Ok(Some(Line::Snapshot(read))) = reader.next_line() else { panic!("the snapshot is there") };
+        assert!(read.stacks.len() >= 17, "{} stacks", read.stacks.len());
+        // Names of older versions are cut.
+        assert!(read.stacks.iter().all(|stack| stack.user[0].len() <= whylate_model::name::MAX_BYTES));
+        let Ok(Some(Line::Gap(gap))) = reader.next_line() else { panic!("the gap is there") };
+        assert_eq!((gap.reason.as_str(), gap.count as usize), ("stacks", 70 - read.stacks.len()));
+        assert_eq!(reader.damage().lines, 0);
+    }
 }

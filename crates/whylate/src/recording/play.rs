@@ -287,6 +287,10 @@ pub fn gap_in_words(gap: &Gap) -> String {
             format!("lost {snapshots} in the {lasted} from {at}: write failed")
         }
         "late_events" => format!("lost {} before {at}: there were too many", counted(*count, "late event")),
+        "stacks" | "series" => {
+            let of = if reason == "stacks" { "stack" } else { "row" };
+            format!("lost {} before {at}: they did not fit into a line of the recording", counted(*count, of))
+        }
         other => format!("data is missing for {lasted} from {at} ({})", printable(other)),
     }
 }

@@ -10,6 +10,7 @@ use whylate_model::units::{format_ns, printable};
 use whylate_model::{Histogram, Series, Snapshot, Stack, WaitClass};
 
 use super::flat;
+use crate::output::pad::Spaces;
 
 /// So many of the threads that wait for the same are named.
 const MOST_NAMES: usize = 8;
@@ -118,19 +119,19 @@ fn write_chain(out: &mut dyn Write, chain: &Chain, waiters: &[String]) -> io::Re
     }
     let mut who = (names.as_str(), if waiters.len() > 1 { "wait" } else { "waits" });
     for (depth, link) in chain.links.iter().enumerate() {
-        writeln!(out, "{:indent$}{} {} for {}", "", printable(who.0), who.1, what(link), indent = depth * 2)?;
+        writeln!(out, "{}{} {} for {}", Spaces(depth * 2), printable(who.0), who.1, what(link))?;
         who = (&link.holder.who, "waits");
     }
-    let indent = chain.links.len() * 2;
+    let indent = Spaces(chain.links.len() * 2);
     // The cycle is of those in it, whoever waits for them.
     let cycle = printable(&chain.cycle(&waiters[0]).join(" -> "));
     match chain.end {
         End::Free => Ok(()),
-        End::Cycle => writeln!(out, "{:indent$}cycle: {cycle}", ""),
+        End::Cycle => writeln!(out, "{indent}cycle: {cycle}"),
         End::PerhapsCycle => {
-            writeln!(out, "{:indent$}cycle, unless one of them has let go meanwhile: {cycle}", "")
+            writeln!(out, "{indent}cycle, unless one of them has let go meanwhile: {cycle}")
         }
-        End::Cut => writeln!(out, "{:indent$}..", ""),
+        End::Cut => writeln!(out, "{indent}.."),
     }
 }
 

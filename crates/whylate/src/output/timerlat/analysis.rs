@@ -8,6 +8,7 @@ use whylate_model::blame::timer_analysis;
 use whylate_model::units::printable;
 use whylate_model::{Cause, CauseKind, TimerAnalysis, TimerEvidence};
 
+use crate::output::pad::{Right, Spaces};
 use crate::output::why::word;
 
 /// Where figures end.
@@ -73,7 +74,8 @@ pub fn write_parts(out: &mut dyn Write, evidence: &TimerEvidence, format: StackF
     interference(out, &analysis, whole_ns)?;
     writeln!(out, "{}", "-".repeat(72))?;
     let figure = us(analysis.thread_latency_ns);
-    writeln!(out, "  Thread latency:{figure:>width$} us (100%)", width = FIGURES + 1 - "  Thread latency:".len())
+    let figure = Right(&figure, FIGURES + 1 - "  Thread latency:".len());
+    writeln!(out, "  Thread latency:{figure} us (100%)")
 }
 
 fn interference(out: &mut dyn Write, analysis: &TimerAnalysis, whole_ns: u64) -> io::Result<()> {
@@ -94,7 +96,7 @@ fn interference(out: &mut dyn Write, analysis: &TimerAnalysis, whole_ns: u64) ->
 /// A line of a part of the latency; with its share of the whole.
 fn part(name: &str, ns: u64, whole_ns: Option<u64>) -> String {
     let figure = us(ns);
-    let line = format!("{name}{figure:>width$} us", width = FIGURES.saturating_sub(name.len()));
+    let line = format!("{name}{} us", Right(&figure, FIGURES.saturating_sub(name.len())));
     match whole_ns {
         Some(whole_ns) => format!("{line} ({:.2} %)", ns as f64 * 100.0 / whole_ns.max(1) as f64),
         None => line,
@@ -117,7 +119,7 @@ fn detail(out: &mut dyn Write, cause: &Cause) -> io::Result<()> {
     };
     let figure = us(cause.ns);
     let width = FIGURES.saturating_sub(NAMES + who.chars().count()).max(figure.len() + 1);
-    writeln!(out, "{:NAMES$}{who}{figure:>width$} us", "")
+    writeln!(out, "{}{who}{} us", Spaces(NAMES), Right(&figure, width))
 }
 
 fn stack(out: &mut dyn Write, name: &str, frames: &[&str]) -> io::Result<()> {

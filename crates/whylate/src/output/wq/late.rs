@@ -8,6 +8,7 @@ use whylate_model::LateEvent;
 use whylate_model::units::{format_ns, printable};
 
 use crate::output::moment::moment;
+use crate::output::pad::Spaces;
 use crate::output::why;
 
 pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
@@ -51,7 +52,7 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
         8
     };
     for frame in &event.stack {
-        writeln!(out, "{:indent$}{}", "", printable(frame))?;
+        writeln!(out, "{}{}", Spaces(indent), printable(frame))?;
     }
     Ok(())
 }

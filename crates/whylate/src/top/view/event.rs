@@ -5,6 +5,7 @@ use whylate_model::LateEvent;
 use whylate_model::units::{format_ns, printable};
 
 use super::{late, program, written};
+use crate::output::pad::{Left, Spaces};
 use crate::output::{path, why};
 use crate::top::panel::{Cell, Glyphs, Panel, Row};
 use crate::top::state::{State, What};
@@ -70,11 +71,11 @@ fn bars(glyphs: Glyphs, parts: Vec<(u64, String)>, total_ns: u64, columns: usize
         let room = columns - at;
         let bar = glyphs.bar(share(*ns) * columns as f64 / room as f64, room);
         text += &format!(
-            "|{:at$}{bar:<rest$}| {:>5.1}% {:>8}  {what}\n",
-            "",
+            "|{}{}| {:>5.1}% {:>8}  {what}\n",
+            Spaces(at),
+            Left(&bar, room),
             share(*ns) * 100.0,
             format_ns(*ns),
-            rest = room
         );
     }
     if small.0 > 0 {

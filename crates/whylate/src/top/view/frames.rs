@@ -11,6 +11,7 @@ use whylate_model::{Card, Stack};
 
 use super::late;
 use crate::output::offcpu::chains::parts_of;
+use crate::output::pad::Spaces;
 use crate::top::draw::cut;
 use crate::top::panel::{Cell, Glyphs, Panel, Row};
 use crate::top::state::{State, What};
@@ -121,7 +122,7 @@ fn add_frames(zoom: &Zoom<'_>, node: &Node, all_ns: u64, path: &str, depth: usiz
                 Cell::Share(share),
                 Cell::Ns(child.all.weight_ns),
                 Cell::Ordered(zoom.glyphs.bar(share, BAR), child.all.weight_ns),
-                Cell::Text(format!("{:depth$}{}", "", frame.name)),
+                Cell::Text(format!("{}{}", Spaces(depth), frame.name)),
             ],
             is_late: false,
             opens: (!child.children.is_empty()).then(|| What::Frames(zoom.card.name, zoom.shown.clone(), key.clone())),

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Opening a cgroup by its number, in the same time for any number of cgroups.
+#![allow(unsafe_code)]
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// The kind of a handle that is a number of kernfs, of which cgroupfs is one (`FILEID_KERNFS`, exportfs.h).
+const OF_KERNFS: i32 = 0xfe;
+
+/// `struct file_handle` of open_by_handle_at(2) with such a number.
+#[repr(C)]
+struct Handle {
+    bytes: u32,
+    kind: i32,
+    id: [u8; 8],
+}
+
+/// A mounted hierarchy, of which cgroups can be opened by their numbers.
+#[derive(Debug)]
+pub(super) struct ByHandle {
+    mount: File,
+    root: PathBuf,
+}
+
+impl ByHandle {
+    /// `None` where this process may not open files by handles, as without CAP_DAC_READ_SEARCH.
+    pub(super) fn new(root: &Path) -> Option<Self> {
+        let by_handle = ByHandle { mount: File::open(root).ok()?, root: root.to_owned() };
+        let own = std::os::unix::fs::MetadataExt::ino(&fs::metadata(root).ok()?);
+        (by_handle.path(own).as_deref() == Some("/")).then_some(by_handle)
+    }
+
+    /// The path within the hierarchy; `None` where the cgroup is gone, or lies outside of what is mounted.
+    pub(super) fn path(&self, id: u64) -> Option<String> {
+        let cgroup = self.open(id).ok()?;
+        let path = fs::read_link(format!("/proc/self/fd/{}", cgroup.as_raw_fd())).ok()?;
+        let inside = path.strip_prefix(&self.root).ok()?.to_str()?;
+        // Of one that was removed while something holds it, the kernel adds that to its path.
+        (!inside.ends_with(" (deleted)")).then(|| format!("/{inside}"))
+    }
+
+    fn open(&self, id: u64) -> io::Result<OwnedFd> {
+        let mut handle = Handle { bytes: 8, kind: OF_KERNFS, id: id.to_ne_bytes() };
+        let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        // SAFETY: the handle is as long as it says.
+        let opened =
+            unsafe { libc::syscall(libc::SYS_open_by_handle_at, self.mount.as_raw_fd(), &raw mut handle, flags) };
+        if opened < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new, and this is its only owner.
+        Ok(unsafe { OwnedFd::from_raw_fd(opened as i32) })
+    }
+}
