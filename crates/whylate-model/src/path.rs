@@ -32,9 +32,9 @@ mod walk;
 pub mod watched;
 mod within;
 
+pub(crate) use cursor::DEEPEST;
 pub use found::{Found, Names, OTHERS, Path, PathSegment};
 pub use history::Past;
-pub(crate) use cursor::DEEPEST;
 pub use walk::walk;
 pub use within::within;
 

@@ -11,11 +11,11 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::command::LongWait;
 use self::kind::{Called, Kind, Part};
 use self::latencies::Latencies;
 use self::ready::Ready;
 use self::waits::Open;
+use super::command::LongWait;
 use super::history::{Name, Waker};
 use super::sums::Sums;
 use super::walk::walk_for_sums;
@@ -225,7 +225,7 @@ impl Gatherer<'_> {
         let longest = &self.budget.longest;
         let is_long = longest.len() < LONGEST || longest.last().is_some_and(|last| last.ns < ns);
         let is_told = is_long && !is_short && ended_by != EndedBy::NotOver;
-        let path = (is_told || !is_flat).then(|| open.path(name, waits_in, self.names)).unwrap_or_default();
+        let path = if is_told || !is_flat { open.path(name, waits_in, self.names) } else { Vec::new() };
         if !is_flat {
             via = path.iter().find(|segment| segment.depth == 1).and_then(|segment| segment.via.clone());
             if is_own_sleep(via.as_ref(), ended_by) {

@@ -205,9 +205,7 @@ impl Cursor {
     /// Whether a change decides where its thread runs at its end, once the change is passed.
     pub fn is_settled_by(&self, change: &Change, reached_ns: u64) -> bool {
         let holders = [change.before.holder, change.after.holder];
-        self.has_begun(reached_ns)
-            && self.is_at_end()
-            && holders.iter().any(|holder| holder.tid() == Some(self.tid))
+        self.has_begun(reached_ns) && self.is_at_end() && holders.iter().any(|holder| holder.tid() == Some(self.tid))
     }
 
     /// Explains what lies after `reached_ns`, at which `change` is. Where nothing happens to the thread that is followed,
@@ -497,7 +495,9 @@ impl Cursor {
                 let limit_ns = limit.map_or(0, |(until_ns, _)| until_ns);
                 // Up to the end of a limit nobody else is to blame.
                 let of_limit = |from_ns, to_ns, tell: &mut dyn FnMut(u64, u64, CauseKind, Party)| {
-                    limit.map(|(_, by)| tell(from_ns, to_ns, CauseKind::Throttled, by));
+                    if let Some((_, by)) = limit {
+                        tell(from_ns, to_ns, CauseKind::Throttled, by);
+                    }
                 };
                 let free_ns = limit_ns.clamp(from_ns, to_ns);
                 if let Some(sum) = rewind.sum(cpu, free_ns, to_ns, self.tid) {

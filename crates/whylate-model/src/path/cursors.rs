@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use super::rewind::{Change, Rewind};
 use super::cursor::{Cursor, Place};
+use super::rewind::{Change, Rewind};
 use super::{Finding, Limits};
 
 /// How much work walks may be.
@@ -131,13 +131,7 @@ impl Cursors {
 
     /// Takes work from what is left. Where none is, waits of half as many threads are followed from now on,
     /// and where there are plenty, of twice as many.
-    fn spend(
-        &mut self,
-        work: u64,
-        rewind: &mut Rewind<'_>,
-        reached_ns: u64,
-        found: &mut dyn FnMut(usize, Finding),
-    ) {
+    fn spend(&mut self, work: u64, rewind: &mut Rewind<'_>, reached_ns: u64, found: &mut dyn FnMut(usize, Finding)) {
         let Bound::Work { of_change, more } = self.bound else { return };
         self.left = (self.left + of_change).saturating_sub(work).min(more);
         let cut = match self.left {

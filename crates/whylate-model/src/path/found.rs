@@ -210,7 +210,8 @@ impl Found {
             self.open.pop();
         }
         let wait = Wait { within: self.open.last().map(|&(_, wait)| wait), tid, woken_ns, by, asleep: None };
-        let known = if self.is_folded { self.waits.iter().take(FIRST).position(|known| known.is_like(&wait)) } else { None };
+        let known =
+            if self.is_folded { self.waits.iter().take(FIRST).position(|known| known.is_like(&wait)) } else { None };
         self.open.push((number, known.unwrap_or(self.waits.len())));
         if known.is_none() {
             self.waits.push(wait);

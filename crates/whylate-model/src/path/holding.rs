@@ -2,9 +2,9 @@
 //! What the time of a CPU's slice is to a thread.
 
 use super::Party;
+use super::cursor::NOT_RECORDED;
 use super::history::Holder;
 use super::rewind::Lane;
-use super::cursor::NOT_RECORDED;
 use crate::CauseKind;
 
 /// Whoever had a CPU during a part of a slice, to the thread `ready` that could have had it, or to itself. What the

@@ -43,7 +43,7 @@ pub static OFFCPU: Card = Card {
         ),
         reason(
             "unread_files",
-            "an executable, a library or a list of mappings was unreadable, too large or not read in time; stacks end in [unwound partly] or lack names",
+            "a mapped file or a list of mappings was unreadable, too large or not read in time; stacks lack frames or names",
         ),
         reason(
             "unread_perf_maps",

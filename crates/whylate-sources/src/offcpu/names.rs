@@ -141,7 +141,8 @@ impl Names {
                 Some(elf) => {
                     let offsets: Vec<u64> = offsets.into_iter().collect();
                     let names = self.in_file(&elf, &shown, &offsets);
-                    self.kept_bytes += names.iter().flatten().map(|name| size_of::<String>() + name.len()).sum::<usize>();
+                    self.kept_bytes +=
+                        names.iter().flatten().map(|name| size_of::<String>() + name.len()).sum::<usize>();
                     file.known().extend(offsets.into_iter().zip(names));
                 }
                 None => {
@@ -257,12 +258,10 @@ fn place_of(process: Option<&Process>, at: u64) -> Place<'_> {
     match process.code_of(mapping) {
         Some(Code::File(file)) => Place::File { file, offset: mapping.offset_of(at), shown: shown() },
         Some(Code::Failed(_)) => Place::Name(format!("{}+{:#x}", shown(), mapping.offset_of(at))),
-        Some(Code::Other) | None => {
-            Place::Name(match process.compiled.name_at(at) {
-                Some(name) => name,
-                None if mapping.path.is_empty() => "[anonymous code]".to_owned(),
-                None => bounded(&mapping.path).into_owned(),
-            })
-        }
+        Some(Code::Other) | None => Place::Name(match process.compiled.name_at(at) {
+            Some(name) => name,
+            None if mapping.path.is_empty() => "[anonymous code]".to_owned(),
+            None => bounded(&mapping.path).into_owned(),
+        }),
     }
 }

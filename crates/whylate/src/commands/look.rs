@@ -89,7 +89,8 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
 fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let store = arguments.record.output.as_deref().map(record::file).transpose()?;
-    let (progress, wish) = (Progress::new("Looking at this machine"), Wish { cpus: arguments.own.asked(), ..Wish::default() });
+    let (progress, wish) =
+        (Progress::new("Looking at this machine"), Wish { cpus: arguments.own.asked(), ..Wish::default() });
     progress.show("attaching");
     let Some(Sources { session, mut looking, mut unmeasured, weaker }) = sources::attach(&watch, &wish, &mut |_| ())?
     else {

@@ -141,10 +141,9 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     progress.clear();
     match interrupted {
         Some(Ended::OutputClosed) => return Ok(()),
-        Some(_) => say!(
-            "whylate: interrupted: only the last {} are explained",
-            format_ns(to_ns.saturating_sub(reached_ns))
-        ),
+        Some(_) => {
+            say!("whylate: interrupted: only the last {} are explained", format_ns(to_ns.saturating_sub(reached_ns)))
+        }
         None => {}
     }
     lost.insert("waits_not_followed".to_owned(), budget.not_followed);

@@ -205,6 +205,7 @@ mod tests {
                 waits("read", EndedBy::Others, &[40, 45, 90], &pipe),
                 waits("fdatasync", EndedBy::Disk, &[400], &disk),
             ],
+            not_followed: 0,
             longest: vec![LongWait {
                 after_ns: 1_500 * MS,
                 ns: 90 * MS,

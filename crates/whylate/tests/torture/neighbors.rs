@@ -28,8 +28,8 @@ const MOST_MEMORY_KB: u64 = 200 << 10;
 const MOST_DESCRIPTORS: usize = 1_024;
 /// How long after its span an answer may take, with what it takes to start.
 const ANSWER: Duration = Duration::from_secs(3);
-/// Of a recording of eight seconds, each source has at least this many snapshots.
-const MOST_SPAN: &str = "8s";
+/// A recording of this length has at least this many snapshots of each source.
+const SPAN: &str = "8s";
 const LEAST_SNAPSHOTS: usize = 7;
 
 /// The compiled processes, in a directory that all users can enter.
@@ -99,6 +99,9 @@ fn ready(command: &mut Command) -> Result<Neighbor> {
     Ok(neighbor)
 }
 
+/// An exercise beside such processes.
+type Row = fn(&Neighbors) -> Result<()>;
+
 /// What one run of whylate took at most, and what it printed.
 struct Run {
     memory_kb: u64,
@@ -141,11 +144,9 @@ fn keeps_within_bounds(exercise: &mut Exercise, pid: u32, beside: &str) -> Resul
     let (pid, recording) = (pid.to_string(), exercise.folder().join("x.whylate"));
     let path = recording.to_str().context("a temporary directory's path is text")?.to_owned();
     let (mut memory_kb, mut descriptors) = (0, 0);
-    for (words, span) in [
-        (&["-d", "3s"][..], 3),
-        (&["record", "-d", MOST_SPAN, "-o", &path], 8),
-        (&["-p", &pid, "-d", "3s"], 3),
-    ] {
+    for (words, span) in
+        [(&["-d", "3s"][..], 3), (&["record", "-d", SPAN, "-o", &path], 8), (&["-p", &pid, "-d", "3s"], 3)]
+    {
         let Some(run) = run(exercise, words)? else { continue };
         if run.elapsed > Duration::from_secs(span) + ANSWER {
             exercise.wrong(&format!("{words:?} beside {beside} takes {:.1} s", run.elapsed.as_secs_f64()));
@@ -161,7 +162,7 @@ fn keeps_within_bounds(exercise: &mut Exercise, pid: u32, beside: &str) -> Resul
     }
     for (source, snapshots) in snapshots_by_source(&recording)? {
         if snapshots < LEAST_SNAPSHOTS {
-            exercise.wrong(&format!("beside {beside} {source} has {snapshots} snapshots in {MOST_SPAN}"));
+            exercise.wrong(&format!("beside {beside} {source} has {snapshots} snapshots in {SPAN}"));
         }
     }
     fs::remove_file(recording)?;
@@ -252,7 +253,8 @@ fn symbols(neighbors: &Neighbors) -> Result<()> {
         neighbors.compile_as(&name, &bomb(levels))?;
         let one = neighbors.start(&name, &["symbol"])?;
         let pid = one.0.id().to_string();
-        for words in [&["offcpu", "-p", &pid, "-d", "2s", "--json"][..], &["offcpu", "-p", &pid, "-d", "1s", "--flat"]] {
+        for words in [&["offcpu", "-p", &pid, "-d", "2s", "--json"][..], &["offcpu", "-p", &pid, "-d", "1s", "--flat"]]
+        {
             let Some(run) = run(&mut exercise, words)? else { continue };
             most_kb = most_kb.max(run.memory_kb);
             if run.stdout.len() > 64 << 10 {
@@ -289,10 +291,10 @@ fn maps(neighbors: &Neighbors) -> Result<()> {
     // A program that begins beside them has names.
     let plain = neighbors.start("neighbors", &["symbol"])?;
     let words = ["offcpu", "-d", "2s", "--json"];
-    if let Some(run) = run(&mut exercise, &words)? {
-        if !String::from_utf8_lossy(&run.stdout).contains("\"plain\"") {
-            exercise.wrong("a program beside 20,000 mapped files has no names");
-        }
+    if let Some(run) = run(&mut exercise, &words)?
+        && !String::from_utf8_lossy(&run.stdout).contains("\"plain\"")
+    {
+        exercise.wrong("a program beside 20,000 mapped files has no names");
     }
     drop((plain, one, other));
     exercise.note(notes.join("; "));
@@ -388,7 +390,8 @@ fn identities(neighbors: &Neighbors) -> Result<()> {
     if let Some(run) = run(&mut exercise, &["offcpu", "-p", &pid, "--call-graph", "fp", "-d", "2s", "--json"])? {
         let text = String::from_utf8_lossy(&run.stdout);
         // The code is there on x86-64 alone.
-        if cfg!(target_arch = "x86_64") && (!text.contains("name_of_live_code") || text.contains("name_of_freed_code")) {
+        if cfg!(target_arch = "x86_64") && (!text.contains("name_of_live_code") || text.contains("name_of_freed_code"))
+        {
             exercise.wrong("code is named by an old line of a perf map");
         }
     }
@@ -428,7 +431,7 @@ fn hostile_and_large_neighbors_do_not_hurt() -> Result<()> {
         println!("skipped: only make torture does it");
         return Ok(());
     }
-    let rows: [(&str, fn(&Neighbors) -> Result<()>); 8] = [
+    let rows: [(&str, Row); 8] = [
         ("series", series),
         ("links", links),
         ("symbols", symbols),
@@ -443,7 +446,8 @@ fn hostile_and_large_neighbors_do_not_hurt() -> Result<()> {
     };
     let neighbors = Neighbors::compile()?;
     // Each has its row, whatever the others' say.
-    let failed: Vec<String> = rows.iter().filter_map(|(_, row)| row(&neighbors).err()).map(|error| error.to_string()).collect();
+    let failed: Vec<String> =
+        rows.iter().filter_map(|(_, row)| row(&neighbors).err()).map(|error| error.to_string()).collect();
     ensure!(failed.is_empty(), "{}", failed.join("; "));
     Ok(())
 }

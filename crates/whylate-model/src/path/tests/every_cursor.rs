@@ -6,10 +6,10 @@
 //! that has a CPU the time is its own, while it could run the time belongs to whoever had its CPU, and where it was
 //! woken the walk goes on with whoever woke it, until it comes to where the thread that waited fell asleep.
 
+use super::super::cursor::{DEEPEST, Woken};
 use super::super::history::{Entry, Exit, Holder, Request, Slice, Waker};
 use super::super::items::{Item, Items};
 use super::super::rewind::{Change, Lane, Rewind};
-use super::super::cursor::{DEEPEST, Woken};
 use super::super::{Asked, Finding, Hop, Limits, Party, Past, Segment};
 use crate::{CauseKind, thread};
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Cursors are visited by what can change them: as often as that happens, and nothing is missed.
 
-
-
 use std::collections::BTreeMap;
 
 use super::super::cursors::Bound;
@@ -17,14 +15,13 @@ struct SomeLimits;
 
 impl Limits for SomeLimits {
     fn of(&self, tid: u32, running_ns: u64) -> Option<(u64, u32)> {
-        (running_ns % 5 == 0).then(|| (running_ns.saturating_sub(u64::from(tid) * 7), tid))
+        running_ns.is_multiple_of(5).then(|| (running_ns.saturating_sub(u64::from(tid) * 7), tid))
     }
 }
 
 fn any_asked() -> impl Strategy<Value = Asked> {
-    (1_u32..6, 0_u64..450, 0_u64..450, any::<bool>(), any::<bool>()).prop_map(
-        |(tid, from_ns, to_ns, is_wait, is_command)| Asked { tid, from_ns, to_ns, is_wait, is_command },
-    )
+    (1_u32..6, 0_u64..450, 0_u64..450, any::<bool>(), any::<bool>())
+        .prop_map(|(tid, from_ns, to_ns, is_wait, is_command)| Asked { tid, from_ns, to_ns, is_wait, is_command })
 }
 
 /// In the order in which they were found; of each walk, as walks do not depend on each other.
@@ -88,12 +85,15 @@ fn visits(past: &Recorded, asked: &[Asked], bound: Bound) -> (u64, Vec<Vec<Findi
     (visits, found)
 }
 
-const ASLEEP: Exit = Exit::Blocked(Blocked { syscall: Some(230), is_uninterruptible: false, in_iowait: false, is_kernel: false });
+const ASLEEP: Exit =
+    Exit::Blocked(Blocked { syscall: Some(230), is_uninterruptible: false, in_iowait: false, is_kernel: false });
 
 #[test]
 fn threads_that_sleep_cost_nothing_at_the_changes_of_others() {
     // 1 and 2 take turns, and 3 to 1,000 sleep all the time.
-    let past = in_turn(20_000, |turn| (1 + (turn % 2) as u32, Entry::Preempted { at_ns: (turn * 10).saturating_sub(9) }, Exit::Preempted));
+    let past = in_turn(20_000, |turn| {
+        (1 + (turn % 2) as u32, Entry::Preempted { at_ns: (turn * 10).saturating_sub(9) }, Exit::Preempted)
+    });
     let (visits, _) = visits(&past, &over_all(&past, 3..=1_000), Bound::None);
     assert!(visits <= 5 * 1_000, "{visits} visits");
 }
@@ -102,7 +102,9 @@ fn threads_that_sleep_cost_nothing_at_the_changes_of_others() {
 fn a_thread_that_sleeps_and_runs_costs_as_much_as_it_does_so() {
     // Each of 1,000 runs 20 times, woken by a timer just before.
     let woken = |turn: u64| Entry::Woken { at_ns: turn * 10 - 3, by: Waker::Timer, cpu: 0 };
-    let past = in_turn(20_000, |turn| (1 + (turn % 1_000) as u32, if turn == 0 { Entry::Unseen } else { woken(turn) }, ASLEEP));
+    let past = in_turn(20_000, |turn| {
+        (1 + (turn % 1_000) as u32, if turn == 0 { Entry::Unseen } else { woken(turn) }, ASLEEP)
+    });
     let (visits, _) = visits(&past, &over_all(&past, 1..=1_000), Bound::None);
     assert!(visits <= 5 * (20_000 + 1_000), "{visits} visits");
 }
