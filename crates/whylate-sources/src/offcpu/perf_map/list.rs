@@ -15,8 +15,8 @@ use crate::offcpu::far_files::FarFiles;
 const PART_BYTES: u64 = 1 << 20;
 /// The bytes of a file that are read at most, at its end.
 const MAX_FILE_BYTES: u64 = 64 << 20;
-/// The memory that the names of one process may take, some 150,000 functions.
-const MAX_BYTES: usize = 12 << 20;
+/// The memory that the names of one process may take, some 100,000 functions.
+const MAX_BYTES: usize = 8 << 20;
 /// The last bytes that were read, by which a rewritten file differs from an appended one.
 const TAIL_BYTES: usize = 64;
 /// The interval between copies of a file on a file system that may not answer.

@@ -12,7 +12,7 @@ use crate::clock;
 use crate::offcpu::far_files::FarFiles;
 
 /// The memory that the names of all processes may take.
-const MAX_BYTES: usize = 24 << 20;
+const MAX_BYTES: usize = 16 << 20;
 /// The CPU time of the thread: a burst, and the refill for each second.
 const BURST_NS: u64 = 1_000_000_000;
 const REFILL_NS: u64 = 50_000_000;
