@@ -20,9 +20,10 @@ const POLICIES: [(u64, &str); 3] = [(1, "fifo"), (2, "rr"), (6, "deadline")];
 const WATCHED: Duration = Duration::from_millis(100);
 /// Of the time they are watched, the part for which a thread that may use any CPU has to run to keep one.
 const KEEPS_ONE_OF: u32 = 100;
-/// Names of threads that measure or are an injected delay, followed by a CPU's number or by nothing: whylate's own, which
-/// another whylate may run, and those of rtla and cyclictest.
-const MEASURES: [&str; 4] = ["timerlat/", "timerlatu/", "cyclictest", "whylate-hog"];
+/// Names of threads that measure, followed by a CPU's number or by nothing: those of another whylate, rtla and cyclictest.
+const MEASURES: [&str; 3] = ["timerlat/", "timerlatu/", "cyclictest"];
+/// How the names of whylate's own threads begin, also of those that are an injected delay.
+const OWN: &str = "whylate-";
 
 /// A thread that has run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,7 +101,7 @@ fn kept_by(threads: &[RealtimeThread], of: &[u32], watched: Duration) -> BTreeMa
 fn measures(thread: &str) -> bool {
     let name = thread.rsplit_once(':').map_or(thread, |(name, _)| name);
     let is_number = |rest: &str| rest.bytes().all(|byte| byte.is_ascii_digit());
-    MEASURES.into_iter().any(|known| name.strip_prefix(known).is_some_and(is_number))
+    name.starts_with(OWN) || MEASURES.into_iter().any(|known| name.strip_prefix(known).is_some_and(is_number))
 }
 
 /// One at one moment, and how long it has run in all.
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     fn threads_that_measure_keep_no_cpu() {
-        for name in ["timerlat/0:12", "timerlat/17:12", "timerlatu/1:12", "cyclictest:12", "whylate-hog:12"] {
+        for name in ["timerlat/0:12", "timerlat/17:12", "timerlatu/1:12", "cyclictest:12", "whylate-hog:12", "whylate-irqsoff:12"] {
             assert!(measures(name), "{name}");
         }
         for name in ["timerlat/a:12", "timerlat:12", "cyclictester:12", "loop:12", "a:timerlat/0:12"] {

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 /// read what all processes have, and take longer.
 const PER_WALK: Duration = Duration::from_millis(100);
 const PER_FIRST_WALK: Duration = Duration::from_secs(1);
-/// A walk that has taken so many times as long, as disks are slow or CPUs are busy, reads no more.
+/// A walk reads no more after five times its limit, as when disks are slow or CPUs are busy.
 const SLOWNESS: u32 = 5;
 const FIRST_WALKS: u64 = 2;
-/// The same of a user, at once, and the part of the time that passes that is added to it.
+/// The limit of a user: a burst, and the share of elapsed time that refills it.
 const BURST: Duration = Duration::from_secs(1);
 const SHARE: u32 = 4;
-/// A list of mappings is not read again before so many times the CPU time that that took.
+/// A list of mappings is not read again before ten times the CPU time of the last reading has passed.
 const REST: u32 = 10;
 /// How many users are remembered.
 const MOST_USERS: usize = 1024;
@@ -69,7 +69,7 @@ impl Budget {
             return false;
         }
         if self.left_by_user.len() >= MOST_USERS && !self.left_by_user.contains_key(&user) {
-            // Of a user who has not read for so long everything is left again.
+            // The budget of such a user is full again.
             let rest = BURST * SHARE * 2;
             self.left_by_user.retain(|_, (_, since)| now.saturating_duration_since(*since) < rest);
         }
@@ -88,7 +88,7 @@ impl Budget {
         }
     }
 
-    /// When a list that took so long may be read again.
+    /// Returns when a list may be read again.
     pub(super) fn next_reading(now: Instant, took: Duration) -> Instant {
         now + took * REST
     }

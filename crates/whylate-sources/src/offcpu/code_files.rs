@@ -16,9 +16,9 @@ use super::names::Frames;
 /// What is kept of all files together, and if file names and lines are wanted too.
 const MOST_KEPT: u64 = 48 << 20;
 const MOST_KEPT_WITH_LINES: u64 = 512 << 20;
-/// A file that was used so lately makes room only for a smaller one: its names were perhaps not taken yet.
+/// A file in use makes room only for a smaller one: its names may not have been looked up yet.
 const IN_USE: Duration = Duration::from_secs(3);
-/// What was read of a file is dropped once it was not used for so long.
+/// What was read of a file is dropped after this time without use.
 const UNUSED: Duration = Duration::from_secs(10);
 /// Files that no process has any more are forgotten from this number on.
 const MOST_FORGOTTEN: usize = 1024;
@@ -197,7 +197,7 @@ mod tests {
         path
     }
 
-    /// A mapping whose file system is not known counts as far, and is copied by another process.
+    /// A mapping on an unknown file system counts as far, and is copied by another process.
     fn far(mapping: &Mapping) -> Mapping {
         Mapping { device: (0xfff, 0xfff), ..mapping.clone() }
     }

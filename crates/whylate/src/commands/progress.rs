@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One line on a terminal that says how far a command is.
 
+use std::cell::Cell;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
@@ -13,26 +14,29 @@ const PACE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct Progress {
     label: String,
-    is_shown: bool,
+    is_terminal: bool,
+    /// Whether the line has text now.
+    has_text: Cell<bool>,
 }
 
 impl Progress {
     /// What the command does, in words.
     pub fn new(label: impl Into<String>) -> Self {
-        Progress { label: label.into(), is_shown: io::stderr().is_terminal() }
+        Progress { label: label.into(), is_terminal: io::stderr().is_terminal(), has_text: Cell::new(false) }
     }
 
     /// Writes how far it is.
     pub fn show(&self, text: &str) {
-        if self.is_shown {
-            // Whoever does not see it misses nothing.
+        if self.is_terminal {
+            self.has_text.set(true);
+            // A failed write of progress matters to nobody.
             let _ = write!(io::stderr(), "{CLEAR_LINE}{}: {text} ...", self.label);
         }
     }
 
     /// Removes the line.
     pub fn clear(&self) {
-        if self.is_shown {
+        if self.has_text.take() {
             let _ = write!(io::stderr(), "{CLEAR_LINE}");
         }
     }
