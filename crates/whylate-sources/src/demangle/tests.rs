@@ -34,7 +34,6 @@ const NAMES: &[(&str, &str)] = &[
     ("_Z1fPFPFvicEdE", "f(void (*(*)(double))(int, char))"),
     ("_Z1fRA10_i", "f(int (&) [10])"),
     ("_Z1fM1AKFvvE", "f(void (A::*)() const)"),
-    ("_ZN1AcvT_IiEEv", "A::operator int<int>()"),
     ("_Z1fIJicEEvDpRKT_", "void f<int, char>(int const&, char const&)"),
     ("_ZN1AIiE1fEv.isra.0.constprop.1", "A<int>::f() [clone .isra.0] [clone .constprop.1]"),
     ("_ZNO1A1fEv", "A::f() &&"),

@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(files.kept, bytes(&second) + bytes(&third));
         files.began -= UNUSED - IN_USE;
         files.use_now(&third);
-        files.began -= IN_USE;
+        files.began -= 2 * IN_USE;
         files.drop_unused();
         assert!(bytes(&second) == 0 && bytes(&third) > 0 && files.kept == bytes(&third));
     }
