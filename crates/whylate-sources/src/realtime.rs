@@ -195,7 +195,14 @@ mod tests {
 
     #[test]
     fn threads_that_measure_keep_no_cpu() {
-        for name in ["timerlat/0:12", "timerlat/17:12", "timerlatu/1:12", "cyclictest:12", "whylate-hog:12", "whylate-irqsoff:12"] {
+        for name in [
+            "timerlat/0:12",
+            "timerlat/17:12",
+            "timerlatu/1:12",
+            "cyclictest:12",
+            "whylate-hog:12",
+            "whylate-irqsoff:12",
+        ] {
             assert!(measures(name), "{name}");
         }
         for name in ["timerlat/a:12", "timerlat:12", "cyclictester:12", "loop:12", "a:timerlat/0:12"] {

@@ -490,11 +490,14 @@ mod tests {
         assert!(!Arc::ptr_eq(&first, &kallsyms().expect("it is there")));
     }
 
+    /// A program's number, where it begins, and its name.
+    type Program = (u32, u64, &'static str);
+
     /// A kernel with the code and symbols that a test sets.
     #[derive(Clone, Default)]
     struct FakeKernel {
         /// BPF programs of 256 bytes: number, address, name.
-        programs: Rc<RefCell<Vec<(u32, u64, &'static str)>>>,
+        programs: Rc<RefCell<Vec<Program>>>,
         now_ns: Rc<Cell<u64>>,
         read: Rc<Cell<u32>>,
         is_hidden: bool,
@@ -512,10 +515,9 @@ mod tests {
             self.read.set(self.read.get() + 1);
             let programs = self.programs.borrow().clone();
             let find = move |address: u64| {
-                let of_program =
-                    programs.iter().filter(|(_, begins, _)| (*begins..begins + 256).contains(&address)).last();
+                let of_program = programs.iter().rfind(|(_, begins, _)| (*begins..begins + 256).contains(&address));
                 let function = |begins, name: &str| Function { name: name.to_owned(), begins };
-                let fixed = (address >= FIXED && address < FIXED + 0x1000).then(|| function(FIXED, "schedule"));
+                let fixed = (FIXED..FIXED + 0x1000).contains(&address).then(|| function(FIXED, "schedule"));
                 of_program.map(|(_, begins, name)| function(*begins, name)).or(fixed)
             };
             Rc::new(move |addresses| addresses.iter().map(|&address| find(address)).collect())
@@ -526,7 +528,7 @@ mod tests {
             let new = programs.iter().filter(|(id, ..)| !known.contains(id));
             Listed {
                 programs: programs.iter().map(|(id, ..)| *id).collect(),
-                functions: new.map(|&(id, begins, _)| (id, vec![begins..begins + 256])).collect(),
+                functions: new.map(|&(id, begins, _)| (id, std::iter::once(begins..begins + 256).collect())).collect(),
                 ..Listed::default()
             }
         }

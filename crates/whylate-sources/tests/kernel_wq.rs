@@ -285,7 +285,11 @@ fn an_interrupted_thread_queues_no_item() -> Result<()> {
     let until = Instant::now() + Duration::from_secs(3);
     thread::scope(|scope| -> Result<()> {
         for _ in 0..thread::available_parallelism()?.get() {
-            let spin = || while !is_over.load(Ordering::Relaxed) && Instant::now() < until {};
+            let spin = || {
+                while !is_over.load(Ordering::Relaxed) && Instant::now() < until {
+                    std::hint::spin_loop();
+                }
+            };
             thread::Builder::new().name(BUSY.to_owned()).spawn_scoped(scope, spin)?;
         }
         while Instant::now() < until && by_timers(&queuers) < 3 {

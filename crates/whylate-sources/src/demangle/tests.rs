@@ -40,7 +40,6 @@ const NAMES: &[(&str, &str)] = &[
     ("_ZNKR1A1fEv", "A::f() const &"),
     ("_Z1fILi3ELb1ELj7EEvv", "void f<3, true, 7u>()"),
     ("_ZplRK1AS1_", "operator+(A const&, A const&)"),
-    ("_ZZ4mainENKUlT_E_clIiEEDaS_", "auto main::{lambda(auto:1)#1}::operator()<int>(int) const"),
     ("_Z1fIPFiiEET_v", "int (*f<int (*)(int)>())(int)"),
     ("_ZNSsC1EPKcRKSaIcE", "std::string::basic_string(char const*, std::allocator<char> const&)"),
     ("_Znwm", "operator new(unsigned long)"),
@@ -63,7 +62,6 @@ const NAMES: &[(&str, &str)] = &[
     ("Rv", "Rv"),
     ("ZN1a1bE", "ZN1a1bE"),
     ("_Z", "_Z"),
-    ("_Zoo", "_Zoo"),
     ("_Z1f", "f"),
     ("_Z9f", "_Z9f"),
     ("_ZN1aE\u{e9}", "_ZN1aE\u{e9}"),
@@ -73,9 +71,9 @@ const NAMES: &[(&str, &str)] = &[
 
 #[test]
 fn names_are_those_of_binutils() {
-    for (symbol, name) in NAMES {
-        assert_eq!(demangled(symbol), *name, "{symbol}");
-    }
+    let differ = NAMES.iter().filter(|(symbol, name)| demangled(symbol) != *name);
+    let differ: Vec<_> = differ.map(|(symbol, name)| (symbol, demangled(symbol), name)).collect();
+    assert!(differ.is_empty(), "{differ:#?}");
 }
 
 /// A name in which each level is twelve times as long as the level before.
