@@ -470,7 +470,9 @@ fn who_keeps_interrupts_off_is_blamed(said: &str) -> Result<()> {
 
 /// Tests were skipped for each of these reasons, and for no other.
 fn is_skipped_for(said: &str, reasons: &[&str]) -> Result<()> {
-    let reason = |line: &'_ str| line.strip_prefix("skipped: ").or_else(|| line.strip_prefix("inconclusive: "));
+    fn reason(line: &str) -> Option<&str> {
+        line.strip_prefix("skipped: ").or_else(|| line.strip_prefix("inconclusive: "))
+    }
     let skipped: Vec<&str> = said.lines().filter_map(reason).collect();
     let other = skipped.iter().find(|skipped| !reasons.iter().any(|reason| skipped.contains(reason)));
     ensure!(other.is_none(), "a test was skipped: {other:?}");
