@@ -12,7 +12,7 @@ enum occupancy_limits {
 	MOST_INTERVAL_BITS = 16,
 	/* Programs look back at so many. */
 	INTERVALS = 1 << INTERVAL_BITS,
-	/* For so many intervals one request of a disk is kept. */
+	/* For so many intervals one request of a disk and one move are kept. */
 	INTERVALS_A_REQUEST_BITS = 4,
 	/* Requests in progress at any time, on all disks. */
 	REQUESTS = 8192,
@@ -95,7 +95,9 @@ enum entry_kind {
 	ENTRY_IRQ,
 	/* `waker` is the position of the request that was done, on `waker_cpu`. */
 	ENTRY_DISK,
-	/* A bit beside these: it had its CPU before, and begins a work item that was queued so. */
+	/* A bit beside these: it was moved here from another CPU's run queue, of which `moves_by_position` tells. */
+	ENTRY_MOVED = 1 << 6,
+	/* Another one: it had its CPU before, and begins a work item that was queued so. */
 	ENTRY_OF_ITEM = 1 << 7,
 };
 
@@ -142,6 +144,14 @@ struct interval {
 	struct entry entry;
 };
 _Static_assert(sizeof(struct interval) == 64, "an interval takes more than one cache line");
+
+/* A thread that could run was moved from one run queue to another. */
+struct run_queue_move {
+	u64 at_ns;
+	/* The interval that it begins; another number while it is written. */
+	u32 position;
+	u32 from_cpu;
+};
 
 /* What a request of a disk does. */
 enum disk_operation {
@@ -246,9 +256,14 @@ struct account {
 	u64 steal_clock;
 	/* Events that came while a program was at work. */
 	u64 nested;
-	u64 stacks_lost;
+	/* Stacks of late interrupts that were not taken. */
+	u32 stacks_lost;
+	/* Items whose place another one took before a worker began them. */
+	u32 queuers_overwritten;
 	/* How often another thread had the CPU than the one that was seen taking it. */
 	u64 astray;
+	/* From the scheduler's clock to CLOCK_MONOTONIC at the last switch; 0: not known, or not needed so far. */
+	u64 clock_behind_ns;
 	/* No stack is taken before. */
 	u64 next_stack_ns;
 	/* Until then the budget for explaining is used up. */
@@ -258,8 +273,6 @@ struct account {
 	u32 requests_unseen;
 	/* When it was handed over first, where `missed_switch`. */
 	u64 missed_ns;
-	/* Items whose place another one took before a worker began them. */
-	u64 queuers_overwritten;
 	/* Address of the CPU's preemption count; 0: not known yet, or nowhere. */
 	u64 preempt_count;
 	/* Wakers, submitters and queuers that are not known: interrupts without a tracepoint. CPUs share no cache line. */
@@ -334,6 +347,14 @@ static __always_inline struct interval *interval_at(const struct account *accoun
 	u32 index = (cpu << bits) | (position & ((1u << bits) - 1));
 
 	return bpf_map_lookup_elem(&intervals_by_position, &index);
+}
+
+/* Where a CPU has a request or a move, of which there are fewer than intervals. */
+static __always_inline u32 index_of_detail(const struct account *account, u32 cpu, u32 position)
+{
+	u32 bits = (account->interval_bits - INTERVALS_A_REQUEST_BITS) & 31;
+
+	return (cpu << bits) | (position & ((1u << bits) - 1));
 }
 
 static __always_inline void describe_thread(struct interval *interval, const struct account *account)

@@ -44,6 +44,12 @@ struct {
 	__type(value, struct wakeup);
 } wakeup_by_tid SEC(".maps");
 
+/* Whether it was moved to another CPU's run queue while it waited. */
+static __always_inline bool was_moved(const struct wakeup *wakeup)
+{
+	return wakeup->moved_ns && wakeup->moved_ns >= wakeup->waits_since_ns;
+}
+
 static __always_inline u32 switches_before(const struct task_struct *task)
 {
 	return task->nvcsw + task->nivcsw;

@@ -30,6 +30,9 @@ pub struct RunnableEvidence {
     pub kept_from_idle: Option<String>,
     /// Who had the CPU.
     pub occupancy: Occupancy,
+    /// Who had the CPU that it was moved from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub occupancy_before: Option<Occupancy>,
 }
 
 /// That a thread may not run.
@@ -46,27 +49,29 @@ pub struct Throttled {
 /// A CPU comes out of the deepest idle state within so many nanoseconds.
 const IDLE_EXIT_NS: u64 = 1_000_000;
 
-/// The causes of the wait, largest first: who throttled the thread while it was throttled, whoever had the CPU, and the
-/// run queue that the thread was moved from. Where the CPU was idle for longer than leaving an idle state takes, who
-/// may keep the thread from it did so. They add up to the wait; what is not known is [`CauseKind::Unknown`].
+/// The causes of the wait, largest first: who throttled the thread while it was throttled, and who had the CPU in whose run
+/// queue it was: until it was moved, those of its former CPU. Where the CPU was idle for longer than leaving an idle state
+/// takes, who may keep the thread from it did so. They add up to the wait; what is not known is [`CauseKind::Unknown`].
 pub fn runnable_causes(evidence: &RunnableEvidence) -> Vec<Cause> {
     let span = Span { from_ns: evidence.runnable_ns, to_ns: evidence.running_ns };
     if span.ns() == 0 {
         return Vec::new();
     }
+    let before = evidence.occupancy_before.as_ref().map(Timeline::new);
     let mut window = Window::new(span, evidence.tid);
-    let free_until = |until_ns: u64, window: &mut Window<'_>| {
+    let mut throttled = evidence.throttled.iter();
+    let mut next = throttled.next();
+    loop {
+        let until_ns = next.map_or(evidence.running_ns, |throttled| throttled.from_ns);
         if let Some((moved_ns, cpu)) = evidence.moved {
-            let queue = Blame::new(CauseKind::Wakeup, format!("run queue of CPU {cpu}"));
-            window.part(moved_ns.min(until_ns), Rule::Fixed(queue));
+            let queue = || Rule::Fixed(Blame::new(CauseKind::Wakeup, format!("run queue of CPU {cpu}")));
+            window.part(moved_ns.min(until_ns), before.as_ref().map_or_else(queue, Rule::OccupantsOf));
         }
         window.part(until_ns, Rule::Occupants);
-    };
-    for Throttled { from_ns, until_ns, by } in &evidence.throttled {
-        free_until(*from_ns, &mut window);
+        let Some(Throttled { until_ns, by, .. }) = next else { break };
         window.part(*until_ns, Rule::Fixed(Blame::new(CauseKind::Throttled, &**by)));
+        next = throttled.next();
     }
-    free_until(evidence.running_ns, &mut window);
     let mut causes = window.causes(&Timeline::new(&evidence.occupancy));
     let kept_off_idle = |cause: &Cause| cause.kind == CauseKind::IdleExit && cause.ns > IDLE_EXIT_NS;
     if let Some(by) = &evidence.kept_from_idle
@@ -129,7 +134,13 @@ mod tests {
         let quota = (CauseKind::Throttled, "cgroup /a".to_owned(), 30_000_000);
         assert_eq!(told(&evidence), [quota, queue.clone()]);
         evidence.kept_from_idle = None;
-        assert_eq!(told(&evidence), [(CauseKind::IdleExit, "CPU 0".to_owned(), 30_000_000), queue]);
+        let idle = (CauseKind::IdleExit, "CPU 0".to_owned(), 30_000_000);
+        assert_eq!(told(&evidence), [idle.clone(), queue]);
+        // Where it is known who had that CPU, and for how long after the move.
+        let hog = Occupant::Thread { tid: 7, name: "hog".to_owned(), cgroup: None };
+        let had = Interval { start_ns: 0, end_ns: 35_000_000, occupant: hog, ..Interval::default() };
+        evidence.occupancy_before = Some(Occupancy { cpu: 3, intervals: vec![had], ..Occupancy::default() });
+        assert_eq!(told(&evidence), [idle, (CauseKind::Thread, "hog:7".to_owned(), 10_000_000)]);
     }
 
     #[test]

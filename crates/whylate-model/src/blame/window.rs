@@ -42,6 +42,8 @@ pub(super) enum Rule<'a> {
     Fixed(Blame),
     /// By whoever had the CPU.
     Occupants,
+    /// By whoever had another CPU, in whose run queue the thread was.
+    OccupantsOf(&'a Timeline<'a>),
     /// By whoever had the CPU while an item of this pool was in progress and not asleep, or while it was the awaited
     /// thread itself; by `otherwise` at other times, and where nothing is known of the CPU.
     OccupantsWhileBusy {
@@ -101,7 +103,7 @@ impl<'a> Window<'a> {
         sum.into_causes()
     }
 
-    fn explain(&self, span: Span, rule: &Rule<'_>, timeline: &Timeline<'a>, sum: &mut Sum<'a>) {
+    fn explain(&self, span: Span, rule: &Rule<'a>, timeline: &Timeline<'a>, sum: &mut Sum<'a>) {
         match rule {
             Rule::Fixed(blame) => sum.add(blame.clone(), span.ns(), &[]),
             Rule::Held { slots, otherwise } => held::share(span, slots, otherwise, sum),
@@ -113,6 +115,7 @@ impl<'a> Window<'a> {
                 }
                 Known::Nothing => sum.add(Blame::unknown(NOT_RECORDED), part.ns(), &[]),
             }),
+            Rule::OccupantsOf(other) => self.explain(span, &Rule::Occupants, other, sum),
             Rule::OccupantsWhileBusy { pool, otherwise } => timeline.each(span, |part, known| match known {
                 Known::Piece(piece) if self.is_awaited(&piece.interval.occupant) => {
                     self.blame_piece(part, piece, timeline.cpu, sum);

@@ -5,7 +5,7 @@
 //! that has a CPU the time is its own, while it could run the time belongs to whoever had its CPU, and where it was
 //! woken the walk goes on with whoever woke it, until it comes to where the thread that waited fell asleep.
 
-use super::history::{Entry, Exit, Holder, Request, Slice, Waker};
+use super::history::{Entry, Exit, Holder, Move, Request, Slice, Waker};
 use super::holding::tell_holder;
 use super::items::{Item, Items};
 use super::rewind::{Change, Rewind};
@@ -40,6 +40,8 @@ enum Mode {
     Ready {
         cpu: usize,
         since: Since,
+        /// It was in another run queue before.
+        moved: Option<Move>,
         /// Up to when it was not allowed to run, and for whom.
         limit: Option<(u64, Party)>,
     },
@@ -177,7 +179,7 @@ impl Cursor {
         }
         let of_mode = match self.mode {
             // It is not due where a CPU changes hands at the same time.
-            Mode::Ready { since: Since::Lost(at_ns), .. } => at_ns.saturating_sub(1),
+            Mode::Ready { since: Since::Lost(at_ns), moved: None, .. } => at_ns.saturating_sub(1),
             _ => self.due_of_mode_ns().unwrap_or(0),
         };
         of_mode.max(self.items.due_ns().unwrap_or(0)).max(self.asked.from_ns)
@@ -314,7 +316,7 @@ impl Cursor {
     fn due_ns(&self, reached_ns: u64) -> Option<u64> {
         let of_mode = match self.mode {
             // Where its CPU changed hands then, it is met there.
-            Mode::Ready { since: Since::Lost(at_ns), .. } if at_ns <= reached_ns => None,
+            Mode::Ready { since: Since::Lost(at_ns), moved: None, .. } if at_ns <= reached_ns => None,
             _ => self.due_of_mode_ns(),
         };
         of_mode.max(self.items.due_ns()).map(|at_ns| at_ns.min(self.now_ns))
@@ -322,6 +324,7 @@ impl Cursor {
 
     fn due_of_mode_ns(&self) -> Option<u64> {
         match self.mode {
+            Mode::Ready { moved: Some(Move { at_ns, .. }), .. } => Some(at_ns),
             Mode::Ready { since, .. } => Some(since.at_ns()),
             Mode::Disk { request, is_issued: true } => Some(request.issued_ns),
             Mode::Disk { request, is_issued: false } => Some(request.queued_ns),
@@ -345,6 +348,10 @@ impl Cursor {
             return self.follow_queuer(rewind, item, found);
         }
         match self.mode {
+            Mode::Ready { since, limit, moved: Some(Move { from_cpu, .. }), .. } => {
+                let cpu = (from_cpu as usize).min(rewind.lanes.len().saturating_sub(1));
+                self.mode = Mode::Ready { cpu, since, limit, moved: None };
+            }
             Mode::Ready { since: Since::Woken(woken), .. } => self.follow(rewind, woken, found),
             Mode::Ready { since: Since::Lost(_), .. } => self.lose("how it lost its CPU was not seen", found),
             Mode::Disk { request, is_issued: true } => self.mode = Mode::Disk { request, is_issued: false },
@@ -386,12 +393,13 @@ impl Cursor {
             // Its time is the item's, which tells no name for its wait before.
             found(Finding::Called { tid, name: change.after.name });
         }
-        let Slice { throttled_ns, cgroup, .. } = change.after;
+        let Slice { throttled_ns, cgroup, moved, .. } = change.after;
         let ready = |since: Since| {
             let quota =
                 || (throttled_ns > 0).then(|| (since.at_ns().saturating_add(throttled_ns), Party::Quota(cgroup)));
             let limit = limits.of(self.tid, change.at_ns).map(|(until_ns, by)| (until_ns, Party::Limit(by)));
-            Mode::Ready { cpu: change.cpu, since, limit: limit.or_else(quota) }
+            let is_within = |moved: &Move| since.at_ns() < moved.at_ns && moved.at_ns < change.at_ns;
+            Mode::Ready { cpu: change.cpu, since, moved: moved.filter(is_within), limit: limit.or_else(quota) }
         };
         self.mode = match change.after.entry {
             Entry::GoesOn => Mode::Running { cpu: change.cpu },

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::history::{Entry, Exit, Holder, Name, Operation, Recorded, Request, Slice, Waker};
+use super::history::{Entry, Exit, Holder, Move, Name, Operation, Recorded, Request, Slice, Waker};
 
 /// What happened on a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub enum Event {
     WakingBy(u32, Waker),
     /// `sched_wakeup`: a thread can run.
     Awake(u32),
+    /// `sched_migrate_task`: a thread leaves the run queue of this CPU for another one.
+    Moved(u32, u32),
     /// `sched_wakeup_new`: a thread is made.
     New(u32),
     /// `sched_process_exec`: the thread that has the CPU is another program now.
@@ -80,6 +82,7 @@ struct Cpu {
     tid: u32,
     name: Name,
     entry: Entry,
+    moved: Option<Move>,
     handler: Option<u64>,
     irq: Option<Name>,
     softirq: Option<u8>,
@@ -96,6 +99,13 @@ struct Ready {
     entry: Entry,
     /// It has been seen to be able to.
     is_awake: bool,
+    moved: Option<Move>,
+}
+
+impl Ready {
+    fn new(entry: Entry, is_awake: bool) -> Self {
+        Ready { entry, is_awake, moved: None }
+    }
 }
 
 /// Makes slices of events.
@@ -128,11 +138,11 @@ impl Builder {
             }
             Event::Waking(tid) => {
                 let entry = Entry::Woken { at_ns, by: self.waker(cpu), cpu: cpu as u32 };
-                self.ready.insert(tid, Ready { entry, is_awake: false });
+                self.ready.insert(tid, Ready::new(entry, false));
             }
             Event::WakingBy(tid, by) => {
                 let by = self.waker_in(cpu, by);
-                self.ready.insert(tid, Ready { entry: Entry::Woken { at_ns, by, cpu: cpu as u32 }, is_awake: false });
+                self.ready.insert(tid, Ready::new(Entry::Woken { at_ns, by, cpu: cpu as u32 }, false));
             }
             Event::Awake(tid) => {
                 self.has_wakeups = true;
@@ -140,9 +150,15 @@ impl Builder {
                     ready.is_awake = true;
                 }
             }
+            Event::Moved(tid, from_cpu) => {
+                // As it is woken it may get another run queue, and has been in none before.
+                if let Some(ready) = self.ready.get_mut(&tid).filter(|ready| ready.is_awake) {
+                    ready.moved = Some(Move { at_ns, from_cpu });
+                }
+            }
             Event::New(tid) => {
                 let by = Waker::Parent(self.cpus[cpu].tid);
-                self.ready.insert(tid, Ready { entry: Entry::Woken { at_ns, by, cpu: cpu as u32 }, is_awake: true });
+                self.ready.insert(tid, Ready::new(Entry::Woken { at_ns, by, cpu: cpu as u32 }, true));
             }
             Event::Exec(name) => {
                 self.end_slice(cpu, at_ns, Exit::GoesOn);
@@ -288,15 +304,16 @@ impl Builder {
         // thread as it ran: it need not wait at all.
         let is_woken = self.has_wakeups && waking.is_some_and(|ready| !ready.is_awake);
         if exit == Exit::Preempted || matches!(exit, Exit::Blocked(_)) && is_woken {
-            self.ready.insert(from, Ready { entry: Entry::Preempted { at_ns }, is_awake: true });
+            self.ready.insert(from, Ready::new(Entry::Preempted { at_ns }, true));
         }
-        let entry = self.ready.remove(&to).map_or(Entry::Unseen, |ready| ready.entry);
+        let (entry, moved) = self.ready.remove(&to).map_or((Entry::Unseen, None), |ready| (ready.entry, ready.moved));
         let state = &mut self.cpus[cpu];
         if let Some(handler) = state.handler.take().filter(|_| exit != Exit::Dead) {
             self.interrupted.insert(from, handler);
         }
         (state.tid, state.name, state.handler) = (to, to_name, self.interrupted.remove(&to));
         state.entry = if to == 0 { Entry::GoesOn } else { entry };
+        state.moved = moved;
         (state.sender, state.done) = (None, None);
     }
 
@@ -314,9 +331,10 @@ impl Builder {
             _ if state.tid == 0 => (Holder::Idle, state.name),
             _ => (Holder::Thread(state.tid), state.name),
         };
-        let entry = if is_interrupt { Entry::GoesOn } else { std::mem::take(&mut state.entry) };
+        let (entry, moved) =
+            if is_interrupt { (Entry::GoesOn, None) } else { (std::mem::take(&mut state.entry), state.moved.take()) };
         if start_ns < at_ns || exit != Exit::GoesOn || entry != Entry::GoesOn {
-            let slice = Slice { start_ns, end_ns: at_ns, holder, name, entry, exit, ..Slice::default() };
+            let slice = Slice { start_ns, end_ns: at_ns, holder, name, entry, moved, exit, ..Slice::default() };
             self.past.cpus[cpu].push(slice);
         }
     }

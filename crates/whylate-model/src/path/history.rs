@@ -91,6 +91,15 @@ pub enum Entry {
     Unseen,
 }
 
+/// A thread that could run was moved from one CPU's run queue to another's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// When, on CLOCK_MONOTONIC.
+    pub at_ns: u64,
+    /// The CPU in whose run queue it was until then.
+    pub from_cpu: u32,
+}
+
 /// Who ended a wait, or queued a work item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waker {
@@ -193,6 +202,8 @@ pub struct Slice {
     pub name: Name,
     /// How it came by the CPU.
     pub entry: Entry,
+    /// The last move while it waited for a CPU.
+    pub moved: Option<Move>,
     /// For how long it was not allowed to run since it was woken or lost its last CPU, as its cgroup's quota was used up.
     pub throttled_ns: u64,
     /// The thread's cgroup, by a number that [`super::Names`] knows, where that is known.

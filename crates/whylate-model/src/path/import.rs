@@ -249,6 +249,7 @@ impl Reader {
             // Without the event of a waking its end tells as much, but for who it was where it ended on another CPU.
             Said::Awake(tid) if !self.kinds.wakings => self.waking(cpu, line, tid),
             Said::Awake(tid) => Event::Awake(tid),
+            Said::Moved(tid, from_cpu) => Event::Moved(tid, from_cpu),
             Said::Irq(name) => {
                 self.kinds.interrupts = true;
                 Event::Irq(Name::of(name))

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
-use super::history::{Blocked, Entry, Exit, Holder, Name, Operation, Past, Request, Slice, Waker};
+use super::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Past, Request, Slice, Waker};
 
 /// So many slices of one CPU are packed together.
 const BLOCK: usize = 4_096;
@@ -206,6 +206,8 @@ const GOES_ON: u8 = 1 << 7;
 const IS_MEMBER: u8 = 1 << 6;
 const HAS_STEAL: u8 = 1 << 5;
 const HAS_QUOTA: u8 = 1 << 4;
+const IS_MOVED: u8 = 1 << 3;
+const KIND: u8 = 7;
 /// Beside the kind of an entry.
 const QUEUED: u8 = 1 << 7;
 
@@ -228,7 +230,8 @@ fn pack(slices: &[Slice]) -> Vec<u8> {
         let flags = flag(goes_on, GOES_ON)
             | flag(slice.is_member, IS_MEMBER)
             | flag(slice.steal_ns > 0, HAS_STEAL)
-            | flag(slice.throttled_ns > 0, HAS_QUOTA);
+            | flag(slice.throttled_ns > 0, HAS_QUOTA)
+            | flag(slice.moved.is_some(), IS_MOVED);
         to.0.push(kind | flags);
         to.distance(slice.start_ns, end_ns);
         to.distance(slice.end_ns, slice.start_ns);
@@ -248,6 +251,10 @@ fn pack(slices: &[Slice]) -> Vec<u8> {
         if slice.throttled_ns > 0 {
             to.number(slice.throttled_ns);
             to.number(slice.cgroup.map_or(0, |number| number.saturating_add(1)));
+        }
+        if let Some(Move { at_ns, from_cpu }) = slice.moved {
+            to.distance(at_ns, slice.start_ns);
+            to.number(from_cpu.into());
         }
         if !goes_on {
             pack_entry(&mut to, slice);
@@ -323,7 +330,7 @@ fn unpack(bytes: &[u8]) -> io::Result<Vec<Slice>> {
         let kind = from.byte()?;
         let start_ns = from.distance(end_ns)?;
         end_ns = from.distance(start_ns)?;
-        let holder = match kind & 0xf {
+        let holder = match kind & KIND {
             0 => Holder::Nobody,
             1 => Holder::Idle,
             2 => Holder::Thread(from.small()?),
@@ -345,6 +352,9 @@ fn unpack(bytes: &[u8]) -> io::Result<Vec<Slice>> {
         let mut slice = Slice { start_ns, end_ns, holder, name, steal_ns, ..Slice::default() };
         if kind & HAS_QUOTA != 0 {
             (slice.throttled_ns, slice.cgroup) = (from.number()?, from.number()?.checked_sub(1));
+        }
+        if kind & IS_MOVED != 0 {
+            slice.moved = Some(Move { at_ns: from.distance(start_ns)?, from_cpu: from.small()? });
         }
         slice.is_member = kind & IS_MEMBER != 0;
         if kind & GOES_ON == 0 {

@@ -10,7 +10,7 @@ mod visits;
 use proptest::prelude::*;
 
 use super::events::{Builder, Event};
-use super::history::{Blocked, Entry, Exit, Holder, Name, Operation, Recorded, Slice, Waker};
+use super::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Recorded, Slice, Waker};
 use super::{Asked, Found, Names, Path, PathSegment, walk};
 use crate::{CauseKind, Cgroup};
 
@@ -205,6 +205,39 @@ fn while_a_quota_is_used_up_nobody_else_is_to_blame_and_threads_have_their_cgrou
     let causes = path_of(past, asked(5, 0, 12)).causes();
     let cgroups: Vec<_> = causes.iter().map(|cause| (&*cause.who, cause.cgroup.as_ref().map(|of| &*of.path))).collect();
     assert_eq!(cgroups[..3], [("quota77", None), ("t5:5", Some("/77")), ("t6:6", None)]);
+}
+
+#[test]
+fn until_a_thread_is_moved_its_former_cpu_is_to_blame() {
+    let slice = |tid, from_ms, to_ms, entry| Slice {
+        start_ns: 1 + from_ms * MS,
+        end_ns: 1 + to_ms * MS,
+        holder: if tid == 0 { Holder::Idle } else { Holder::Thread(tid) },
+        name: name(tid),
+        entry,
+        ..Slice::default()
+    };
+    let [woken, lost] =
+        [Entry::Woken { at_ns: 1 + 2 * MS, by: Waker::Timer, cpu: 0 }, Entry::Preempted { at_ns: 1 + 2 * MS }];
+    for entry in [woken, lost] {
+        // t5 is in the run queue of CPU 1, behind t7, until CPU 0 takes it at 9 ms.
+        let first = Slice { exit: Exit::Preempted, ..slice(5, 0, 2, Entry::GoesOn) };
+        let moved = Some(Move { at_ns: 1 + 9 * MS, from_cpu: 1 });
+        let cpus = vec![
+            vec![
+                slice(0, 0, 8, Entry::GoesOn),
+                slice(6, 8, 10, Entry::GoesOn),
+                Slice { moved, ..slice(5, 10, 12, entry) },
+            ],
+            vec![first, slice(7, 2, 12, Entry::GoesOn)],
+        ];
+        let expected = [
+            segment(7, CauseKind::Thread, "t7:7", 0),
+            segment(1, CauseKind::Thread, "t6:6", 0),
+            segment(2, CauseKind::Running, "t5:5", 0),
+        ];
+        assert_eq!(told(Recorded { cpus }, asked(5, 0, 12))[1..], expected, "{entry:?}");
+    }
 }
 
 #[test]
@@ -450,8 +483,10 @@ pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
     ];
     let times = (0_u64..400, 0_u64..60);
     let quota = prop_oneof![Just((0, None)), (1_u64..60, prop::option::of(0_u64..3))];
-    (times, holder, entry, exit, 0_u64..40, any::<bool>(), quota).prop_map(
-        |((start_ns, ns), holder, entry, exit, steal_ns, is_member, (throttled_ns, cgroup))| Slice {
+    let moved = prop::option::of((0_u64..400, 0_u32..4).prop_map(|(at_ns, from_cpu)| Move { at_ns, from_cpu }));
+    (times, holder, entry, exit, 0_u64..40, any::<bool>(), (quota, moved)).prop_map(
+        |((start_ns, ns), holder, entry, exit, steal_ns, is_member, ((throttled_ns, cgroup), moved))| Slice {
+            moved,
             start_ns,
             end_ns: start_ns + ns,
             holder,

@@ -34,6 +34,10 @@ pub const SHARED_LOST: &[Reason] = &[
         "late events beyond what may be spent on causes, per CPU and second; they count as late (--why)",
     ),
     reason(
+        "moves_overwritten",
+        "in whose run queue a thread was before it was moved was overwritten; that time counts for its last CPU (--why, run)",
+    ),
+    reason(
         "queuers_overwritten",
         "who queued a work item was overwritten before the item started, or the item was cancelled (--why, run)",
     ),

@@ -69,7 +69,7 @@ impl Past for History {
             if of.start_ns >= self.until_ns {
                 continue;
             }
-            let mut slice = slice(&of, lane.end_ns, |cpu, position| self.rings.request(cpu, position));
+            let mut slice = slice(&of, lane.end_ns, (cpu, position), &*self.rings);
             lane.end_ns = of.start_ns;
             lane.stolen.spread(&mut slice);
             return Some(slice);

@@ -14,7 +14,8 @@ static __always_inline void end_interval(struct account *account, u32 cpu, u64 n
 {
 	struct interval *interval;
 
-	if (account->since_ns) {
+	/* None is empty, as those who read them take a start for an order. */
+	if (account->since_ns && now_ns > account->since_ns) {
 		interval = interval_at(account, cpu, account->written);
 		if (interval) {
 			describe(interval, account);
@@ -84,46 +85,76 @@ static __always_inline void enter_thread(struct account *account, const struct t
 		enter_worker(account, task);
 }
 
-/*
- * The thread that has the CPU now. Global, so that the verifier checks it once: each pointer that is read from a thread
- * makes it search all types of the kernel by name.
- */
-__noinline int enter_current(struct account *account)
-{
-	if (!account)
-		return 0;
-	enter_thread(account, bpf_get_current_task_btf());
-	return 0;
-}
-
-/* Where a switch was not seen (some kernels hide a supervisor's threads), whoever had the CPU until now is unknown. */
+/* Where a switch was not seen (some kernels hide those away from a supervisor's threads), another thread has the CPU now. */
 static __always_inline bool is_astray(const struct account *account, const struct task_struct *task)
 {
 	return account->since_ns && account->tid != (u32)task->pid;
 }
 
-static __always_inline void forget_thread(struct account *account)
+/* How the current thread came by its CPU at a switch that was not seen. */
+int tell_entry_of_current(struct account *account, u32 cpu);
+
+/*
+ * When a thread took the CPU whose switch_in was not seen: by the scheduler's clock, which has just been read at a switch_out,
+ * and else is as far behind CLOCK_MONOTONIC as it was at the last switch. That was at least 1 ns ago.
+ */
+static __always_inline u64 unseen_switch_in_ns(const struct account *account, struct task_struct *task, u64 now_ns, bool is_leaving)
+{
+	u64 at_ns = now_ns - 1;
+
+	if (is_leaving)
+		at_ns -= task_ran_ns(task);
+	else if (account->clock_behind_ns && bpf_core_field_exists(task->sched_info.last_arrival) && task->sched_info.last_arrival)
+		at_ns = task->sched_info.last_arrival + account->clock_behind_ns;
+	if (at_ns >= now_ns)
+		at_ns = now_ns - 1;
+	return at_ns > account->since_ns ? at_ns : account->since_ns;
+}
+
+/* Nobody knows who had the CPU until a thread took it whose switch_in was not seen. */
+static __always_inline void end_unseen(struct account *account, u32 cpu, u64 switch_in_ns)
 {
 	account->kind = OCCUPANT_NOBODY;
 	account->handler = 0;
 	account->own_pool = 0;
 	account->astray++;
+	end_interval(account, cpu, switch_in_ns, 0, 0);
+}
+
+/*
+ * The current thread has the CPU, and stays. Global, so that the verifier checks it once: each pointer that is read from a
+ * thread makes it search all types of the kernel by name.
+ */
+__noinline int find_current(struct account *account, u32 cpu, u64 now_ns)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	if (!account)
+		return 0;
+	/* What is on top of it has begun since. */
+	if (account->in_irq || account->softirq)
+		account->astray++;
+	else
+		end_unseen(account, cpu, unseen_switch_in_ns(account, task, now_ns, false));
+	enter_thread(account, task);
+	return tell_entry_of_current(account, cpu);
 }
 
 /* Ends the present interval of a CPU whose thread stays. */
 static __always_inline void end_interval_of_thread(struct account *account, u32 cpu)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	bool astray = is_astray(account, task);
+	bool astray = is_astray(account, task), is_on_top = account->in_irq || account->softirq;
+	u64 now_ns = bpf_ktime_get_ns();
 
-	if (astray)
-		forget_thread(account);
+	if (astray && !is_on_top)
+		find_current(account, cpu, now_ns);
 	if (!account->steal_clock && steal_time_distance && bpf_core_field_exists(task->se.cfs_rq))
 		account->steal_clock = (u64)BPF_CORE_READ(task, se.cfs_rq, rq) + steal_time_distance;
 	/* Without an exact clock, what was stolen is told at the next switch. */
-	end_interval(account, cpu, bpf_ktime_get_ns(), exact_steal_ns(account->steal_clock), 0);
-	if (astray)
-		enter_current(account);
+	end_interval(account, cpu, now_ns, exact_steal_ns(account->steal_clock), 0);
+	if (astray && is_on_top)
+		find_current(account, cpu, now_ns);
 }
 
 enum {

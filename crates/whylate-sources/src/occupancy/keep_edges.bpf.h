@@ -233,14 +233,40 @@ static __noinline u8 throttled_from(struct task_struct *task, u64 since_ns)
 	return filled_ns > since_ns ? short_of_ns(filled_ns - since_ns) : 0;
 }
 
-/*
- * How the thread comes by the CPU. A waking that was seen one switch before its last one came while it was leaving its
- * CPU: where it had still kept it from sleeping, a later one would have been seen.
- */
-static __always_inline void tell_entry(struct entry *entry, struct task_struct *task)
+/* Moves of threads that could run, before they got the CPU. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	/* User space makes it as long as `requests_by_position`. */
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct run_queue_move);
+} moves_by_position SEC(".maps");
+
+/* Of the interval that is written next. */
+static __always_inline void tell_move(struct account *account, u32 cpu, const struct wakeup *wakeup)
 {
+	u32 index = index_of_detail(account, cpu, account->written);
+	struct run_queue_move *move = bpf_map_lookup_elem(&moves_by_position, &index);
+
+	if (!move)
+		return;
+	store_in_order(&move->position, ~account->written);
+	barrier();
+	move->at_ns = wakeup->moved_ns;
+	move->from_cpu = wakeup->moved_from;
+	store_in_order(&move->position, account->written);
+	account->entry.kind |= ENTRY_MOVED;
+}
+
+/*
+ * How a thread has come by the CPU that it has at its switch number `switches`. A waking that was seen one switch before its
+ * last one came while it was leaving its CPU: where it had still kept it from sleeping, a later one would have been seen.
+ */
+static __always_inline void tell_entry(struct account *account, u32 cpu, struct task_struct *task, u32 switches)
+{
+	struct entry *entry = &account->entry;
 	const struct wakeup *wakeup;
-	u32 switches;
 
 	if (!task->pid)
 		return;
@@ -248,13 +274,15 @@ static __always_inline void tell_entry(struct entry *entry, struct task_struct *
 	wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
 	if (!wakeup || wakeup->tid != (u32)task->pid || wakeup->born_us != born_us(task))
 		return;
-	switches = switches_before(task) - wakeup->switches;
+	switches -= wakeup->switches;
 	if (switches > (wakeup->entry != ENTRY_PREEMPTED))
 		return;
 	entry->kind = wakeup->entry;
 	entry->woken_ns = wakeup->waits_since_ns;
 	if (wakeup->throttled_by == THROTTLED_BY_QUOTA)
 		entry->throttled = throttled_from(task, entry->woken_ns);
+	if (__builtin_expect(was_moved(wakeup), 0) && wakeup->moved_from != cpu)
+		tell_move(account, cpu, wakeup);
 	if (wakeup->entry == ENTRY_PREEMPTED)
 		return;
 	entry->waker = wakeup->entry == ENTRY_DISK ? wakeup->completed : wakeup->waker_tid;
@@ -265,6 +293,25 @@ static __always_inline void tell_entry(struct entry *entry, struct task_struct *
 		__builtin_memset(entry, 0, sizeof(*entry));
 		entry->kind = ENTRY_UNSEEN;
 	}
+}
+
+/* The same where its switch_in was not seen, but at that time. A waking since then is one of its next wait. */
+static __always_inline void tell_unseen_entry(struct account *account, u32 cpu, struct task_struct *task, u32 switches)
+{
+	tell_entry(account, cpu, task, switches);
+	if (account->entry.woken_ns > account->since_ns) {
+		__builtin_memset(&account->entry, 0, sizeof(account->entry));
+		account->entry.kind = ENTRY_UNSEEN;
+	}
+}
+
+__noinline int tell_entry_of_current(struct account *account, u32 cpu)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	if (account && keeps_all_wakeups)
+		tell_unseen_entry(account, cpu, task, switches_before(task));
+	return 0;
 }
 
 /* The number of the system call that the thread is in, plus one; 0 for none, or where that is not known. */

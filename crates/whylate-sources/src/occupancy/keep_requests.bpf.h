@@ -26,8 +26,7 @@ struct {
 
 static __always_inline struct disk_request *request_at(const struct account *account, u32 cpu, u32 position)
 {
-	u32 bits = (account->interval_bits - INTERVALS_A_REQUEST_BITS) & 31;
-	u32 index = (cpu << bits) | (position & ((1u << bits) - 1));
+	u32 index = index_of_detail(account, cpu, position);
 
 	return bpf_map_lookup_elem(&requests_by_position, &index);
 }

@@ -30,7 +30,7 @@ pub(crate) use self::decode::{Windows, vector};
 pub use self::edges::Edges;
 pub use self::history::History;
 use self::rings::Rings;
-use self::skel::types::{account, disk_request, interval, late_stack, occupancy_limits, wakeup_limits};
+use self::skel::types::{account, disk_request, interval, late_stack, occupancy_limits, run_queue_move, wakeup_limits};
 use self::skel::{OccupancySkel, OccupancySkelBuilder};
 pub(crate) use self::steps::{Called, Step};
 pub use self::stream::Stream;
@@ -192,6 +192,7 @@ struct Lost {
     requests_unseen: u64,
     intervals_overwritten: u64,
     requests_overwritten: u64,
+    moves_overwritten: u64,
     queuers_overwritten: u64,
     unseen_interrupts: u64,
 }
@@ -329,6 +330,7 @@ impl Kept {
         if wakeups == Wakeups::OfAll {
             let requests = cpus << (interval_bits - occupancy_limits::INTERVALS_A_REQUEST_BITS.0);
             open.maps.requests_by_position.set_max_entries(requests)?;
+            open.maps.moves_by_position.set_max_entries(requests)?;
             open.maps.requests_by_address.set_max_entries(occupancy_limits::REQUESTS.0)?;
             open.maps.queued_by_work.set_max_entries(occupancy_limits::ITEMS.0)?;
         }
@@ -396,17 +398,18 @@ impl Kept {
             let bytes = self.skeleton.maps.account_by_cpu.lookup(&cpu.to_ne_bytes(), MapFlags::ANY);
             if let Some(account) = bytes.ok().flatten().and_then(|bytes| attach::read_plain::<account>(&bytes)) {
                 now.nested += account.nested;
-                now.stacks += account.stacks_lost;
+                now.stacks += u64::from(account.stacks_lost);
                 now.astray += account.astray;
                 now.requests_full += u64::from(account.requests_full);
                 now.requests_unseen += u64::from(account.requests_unseen);
-                now.queuers_overwritten += account.queuers_overwritten;
+                now.queuers_overwritten += u64::from(account.queuers_overwritten);
                 now.unseen_interrupts += account.unseen_interrupts;
             }
         }
         now.stacks += self.windows.stacks_overwritten();
         now.intervals_overwritten = self.rings.intervals_lost.load(Ordering::Relaxed);
         now.requests_overwritten = self.rings.requests_lost.load(Ordering::Relaxed);
+        now.moves_overwritten = self.rings.moves_lost.load(Ordering::Relaxed);
         let before = std::mem::replace(&mut self.lost, now);
         named(Lost {
             nested: now.nested.saturating_sub(before.nested),
@@ -416,6 +419,7 @@ impl Kept {
             requests_unseen: now.requests_unseen.saturating_sub(before.requests_unseen),
             intervals_overwritten: now.intervals_overwritten.saturating_sub(before.intervals_overwritten),
             requests_overwritten: now.requests_overwritten.saturating_sub(before.requests_overwritten),
+            moves_overwritten: now.moves_overwritten.saturating_sub(before.moves_overwritten),
             queuers_overwritten: now.queuers_overwritten.saturating_sub(before.queuers_overwritten),
             unseen_interrupts: now.unseen_interrupts.saturating_sub(before.unseen_interrupts),
         })
@@ -437,6 +441,7 @@ fn named(lost: Lost) -> Vec<(&'static str, u64)> {
         // Intervals and requests that were overwritten before somebody had read them who wants each.
         ("edges_overwritten", lost.intervals_overwritten),
         ("requests_overwritten", lost.requests_overwritten),
+        ("moves_overwritten", lost.moves_overwritten),
         // Work items that nobody had begun when another one took their place.
         ("queuers_overwritten", lost.queuers_overwritten),
         // Wakers, submitters and queuers in interrupts without a tracepoint.
@@ -474,7 +479,8 @@ fn rings_of(skeleton: &OccupancySkel<'_>, cpus: u32, interval_bits: u32) -> std:
     }
     let intervals = map(&maps.intervals_by_position, size_of::<interval>())?;
     let requests = map(&maps.requests_by_position, size_of::<disk_request>())?;
-    Ok(Rings::new(accounts, intervals, requests, interval_bits))
+    let moves = map(&maps.moves_by_position, size_of::<run_queue_move>())?;
+    Ok(Rings::new(accounts, intervals, requests, moves, interval_bits))
 }
 
 /// What only tells who woke whom costs nothing where nobody asks for that.

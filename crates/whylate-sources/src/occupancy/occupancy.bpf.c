@@ -25,6 +25,7 @@ struct {
 	struct lateness lateness;
 	struct late_stack late_stack;
 	struct disk_request disk_request;
+	struct run_queue_move run_queue_move;
 	enum occupant_kind occupant_kind;
 	enum entry_kind entry_kind;
 	enum left_bits left_bits;
@@ -72,23 +73,33 @@ struct {
 /* Stacks of late interrupts so far. */
 u32 late_stacks = 0;
 
+/* A thread leaves the CPU that was not seen taking it. By now its switch_out is counted. */
+static __always_inline void find_leaving(struct account *account, u32 cpu, struct task_struct *task, u64 now_ns)
+{
+	end_unseen(account, cpu, unseen_switch_in_ns(account, task, now_ns, true));
+	enter_thread(account, task);
+	if (keeps_all_wakeups)
+		tell_unseen_entry(account, cpu, task, switches_before(task) - 1);
+}
+
 static __always_inline void hand_over(struct account *account, u32 cpu, bool preempt, struct task_struct *prev, struct task_struct *next,
 				      u32 prev_state, u64 now_ns)
 {
+	bool is_open = open(account, cpu);
 	u16 left = 0;
 
+	if (is_open && is_astray(account, prev))
+		find_leaving(account, cpu, prev, now_ns);
 	/* One that is still runnable was preempted, or has yielded. */
 	if (keeps_all_wakeups && prev->pid && (preempt || !prev->__state))
 		keep_wait(prev, false, NULL, now_ns);
 	if (keeps_all_wakeups)
 		keep_throttle(prev, now_ns);
-	if (!open(account, cpu)) {
+	if (!is_open) {
 		miss_switch(account, now_ns);
 		return;
 	}
-	if (is_astray(account, prev))
-		forget_thread(account);
-	else if (keeps_all_wakeups)
+	if (keeps_all_wakeups)
 		left = how_it_leaves(prev, preempt, prev_state);
 	/* The scheduler has brought that up to date before it switches. */
 	end_interval(account, cpu, now_ns, steal_ns_of_queue(next), left);
@@ -102,8 +113,10 @@ static __always_inline void hand_over(struct account *account, u32 cpu, bool pre
 	if (keeps_all_wakeups) {
 		account->in_timer = false;
 		account->completed[IN_IRQ] = 0;
-		tell_entry(&account->entry, next);
+		tell_entry(account, cpu, next, switches_before(next));
 	}
+	if (__builtin_expect(account->astray, 0) && bpf_core_field_exists(next->se.cfs_rq))
+		account->clock_behind_ns = now_ns - next->se.cfs_rq->rq->clock;
 	close_account(account);
 }
 
@@ -462,10 +475,12 @@ int BPF_PROG(on_sched_migrate_task, struct task_struct *task, int to_cpu)
 	wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
 	if (!wakeup || wakeup->tid != (u32)task->pid)
 		return 0;
+	/* It is being woken, and has not been in its former queue. */
+	if (task->__state & TASK_WAKING) {
+		wakeup->throttled_by = finds_quota_used_up(task, to_cpu) ? THROTTLED_BY_QUOTA : THROTTLED_NOT;
+		return 0;
+	}
 	wakeup->moved_from = task->thread_info.cpu;
 	wakeup->moved_ns = bpf_ktime_get_ns();
-	/* It has not been in its former queue. */
-	if (task->__state & TASK_WAKING)
-		wakeup->throttled_by = finds_quota_used_up(task, to_cpu) ? THROTTLED_BY_QUOTA : THROTTLED_NOT;
 	return 0;
 }

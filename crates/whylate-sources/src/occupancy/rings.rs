@@ -4,10 +4,10 @@
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use whylate_model::path::history::Request;
+use whylate_model::path::history::{Move, Request};
 
-use super::skel::types::{account, disk_request, interval, occupancy_limits, occupant_kind};
-use super::slices;
+use super::skel::types::{account, disk_request, interval, occupancy_limits, occupant_kind, run_queue_move};
+use super::slices::{self, Details};
 use crate::mapped::MappedArray;
 use crate::pid_namespace;
 
@@ -28,11 +28,13 @@ pub(super) struct Rings {
     accounts: MappedArray,
     intervals: MappedArray,
     requests: MappedArray,
+    moves: MappedArray,
     interval_bits: u32,
     /// Threads have numbers of their own here.
     is_translated: bool,
     pub intervals_lost: AtomicU64,
     pub requests_lost: AtomicU64,
+    pub moves_lost: AtomicU64,
 }
 
 impl Rings {
@@ -40,16 +42,19 @@ impl Rings {
         accounts: MappedArray,
         intervals: MappedArray,
         requests: MappedArray,
+        moves: MappedArray,
         interval_bits: u32,
     ) -> Self {
         Rings {
             accounts,
             intervals,
             requests,
+            moves,
             interval_bits,
             is_translated: pid_namespace::own().is_some(),
             intervals_lost: AtomicU64::new(0),
             requests_lost: AtomicU64::new(0),
+            moves_lost: AtomicU64::new(0),
         }
     }
 
@@ -93,25 +98,6 @@ impl Rings {
         (is_there && start_ns != 0).then_some(start_ns)
     }
 
-    /// A request that was done, or one without times where another one has taken its place.
-    pub(super) fn request(&self, cpu: u32, position: u32) -> Request {
-        let bits = self.interval_bits - occupancy_limits::INTERVALS_A_REQUEST_BITS.0;
-        let index = place(cpu as usize, position, bits);
-        let is_there = || {
-            index < self.requests.entries()
-                && self.requests.u32_at(index, offset_of!(disk_request, position)).load(Ordering::Acquire) == position
-        };
-        let read = || {
-            let of: disk_request = if is_there() { self.requests.copy(index)? } else { return None };
-            fence(Ordering::Acquire);
-            is_there().then(|| slices::request(&of))
-        };
-        read().unwrap_or_else(|| {
-            self.requests_lost.fetch_add(1, Ordering::Relaxed);
-            Request::default()
-        })
-    }
-
     /// The interval in progress, and how many were written before it; `None` before the first switch.
     pub(super) fn present(&self, cpu: usize) -> Option<(interval, u32)> {
         let mut seen = account::default();
@@ -128,6 +114,11 @@ impl Rings {
         // It changes hands all the time, or its virtual CPU has stopped just there.
         let kind = occupant_kind::OCCUPANT_NOBODY.0 as u8;
         (seen.since_ns != 0).then(|| (interval { start_ns: seen.since_ns, kind, ..interval::default() }, seen.written))
+    }
+
+    /// How many requests and moves a CPU has room for, as a power of two.
+    fn detail_bits(&self) -> u32 {
+        self.interval_bits - occupancy_limits::INTERVALS_A_REQUEST_BITS.0
     }
 
     /// As `describe` in `bpf/occupancy.bpf.h` does.
@@ -147,6 +138,44 @@ impl Rings {
             to.name = of.name;
         }
         to
+    }
+}
+
+impl Details for Rings {
+    /// One without times where another one has taken its place.
+    fn request(&self, cpu: u32, position: u32) -> Request {
+        let index = place(cpu as usize, position, self.detail_bits());
+        let is_there = || {
+            index < self.requests.entries()
+                && self.requests.u32_at(index, offset_of!(disk_request, position)).load(Ordering::Acquire) == position
+        };
+        let read = || {
+            let of: disk_request = if is_there() { self.requests.copy(index)? } else { return None };
+            fence(Ordering::Acquire);
+            is_there().then(|| slices::request(&of))
+        };
+        read().unwrap_or_else(|| {
+            self.requests_lost.fetch_add(1, Ordering::Relaxed);
+            Request::default()
+        })
+    }
+
+    /// None where another one has taken its place: then the thread has waited for this CPU alone.
+    fn moved(&self, cpu: usize, position: u32) -> Option<Move> {
+        let index = place(cpu, position, self.detail_bits());
+        let is_there = || {
+            index < self.moves.entries()
+                && self.moves.u32_at(index, offset_of!(run_queue_move, position)).load(Ordering::Acquire) == position
+        };
+        let read = || {
+            let of: run_queue_move = if is_there() { self.moves.copy(index)? } else { return None };
+            fence(Ordering::Acquire);
+            is_there().then(|| slices::moved(&of))
+        };
+        read().or_else(|| {
+            self.moves_lost.fetch_add(1, Ordering::Relaxed);
+            None
+        })
     }
 }
 
@@ -182,8 +211,9 @@ pub(super) mod made_up {
         let accounts = file(1, size_of::<account>());
         let intervals = file(SLOTS as usize, size_of::<interval>());
         let requests = file(1 << (BITS - 4), size_of::<disk_request>());
+        let moves = file(1 << (BITS - 4), size_of::<run_queue_move>());
         let kernel = Kernel { accounts: accounts(), intervals: intervals() };
-        (Rings::new(accounts(), intervals(), requests(), BITS), kernel)
+        (Rings::new(accounts(), intervals(), requests(), moves(), BITS), kernel)
     }
 
     impl Kernel {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! From the kernel's record of an interval to the model's slice of a CPU's past.
 
-use whylate_model::path::history::{Blocked, Entry, Exit, Holder, Name, Operation, Request, Slice, Waker};
+use whylate_model::path::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Request, Slice, Waker};
 
 use super::decode::{SOFTIRQS, vector};
 use super::skel::types::{
-    disk_operation, disk_request, entry, entry_kind, interval, lateness, left_bits, occupant_kind,
+    disk_operation, disk_request, entry, entry_kind, interval, lateness, left_bits, occupant_kind, run_queue_move,
 };
 use crate::attach::{self, PlainData};
 
@@ -15,15 +15,29 @@ unsafe impl PlainData for interval {}
 // SAFETY: integers only.
 #[allow(unsafe_code)]
 unsafe impl PlainData for disk_request {}
+// SAFETY: integers only.
+#[allow(unsafe_code)]
+unsafe impl PlainData for run_queue_move {}
 
-/// The slice of an interval that ended then; `request` finds one that was done, by its CPU and position.
-pub(super) fn slice(of: &interval, end_ns: u64, request: impl FnOnce(u32, u32) -> Request) -> Slice {
+/// What intervals refer to.
+pub(super) trait Details {
+    /// The request that was done at this position of a CPU.
+    fn request(&self, cpu: u32, position: u32) -> Request;
+
+    /// The move of the thread whose interval has this position of a CPU.
+    fn moved(&self, cpu: usize, position: u32) -> Option<Move>;
+}
+
+/// The slice of the interval at a position of a CPU, which ended at `end_ns`.
+pub(super) fn slice(of: &interval, end_ns: u64, (cpu, position): (usize, u32), details: &impl Details) -> Slice {
+    let is_moved = u32::from(of.entry.kind) & entry_kind::ENTRY_MOVED.0 != 0;
     Slice {
         start_ns: of.start_ns,
         end_ns,
         holder: holder(of),
         name: name(of),
-        entry: entry_of(&of.entry, request),
+        entry: entry_of(&of.entry, details),
+        moved: is_moved.then(|| details.moved(cpu, position)).flatten(),
         throttled_ns: ns_of_short(of.entry.throttled),
         cgroup: (u32::from(of.kind) == occupant_kind::OCCUPANT_THREAD.0).then_some(of.handler),
         exit: exit(of.left.into()),
@@ -69,9 +83,9 @@ fn kept(name: &[i8; 16]) -> Name {
     Name(std::array::from_fn(|at| if at < length { name[at] as u8 } else { 0 }))
 }
 
-fn entry_of(of: &entry, request: impl FnOnce(u32, u32) -> Request) -> Entry {
-    let of_item = entry_kind::ENTRY_OF_ITEM.0 as u8;
-    let by = match entry_kind((of.kind & !of_item).into()) {
+fn entry_of(of: &entry, details: &impl Details) -> Entry {
+    let (of_item, moved) = (entry_kind::ENTRY_OF_ITEM.0 as u8, entry_kind::ENTRY_MOVED.0 as u8);
+    let by = match entry_kind((of.kind & !(of_item | moved)).into()) {
         entry_kind::ENTRY_GOES_ON => return Entry::GoesOn,
         entry_kind::ENTRY_PREEMPTED => return Entry::Preempted { at_ns: of.woken_ns },
         entry_kind::ENTRY_THREAD => Waker::Thread(of.waker),
@@ -81,7 +95,7 @@ fn entry_of(of: &entry, request: impl FnOnce(u32, u32) -> Request) -> Entry {
         entry_kind::ENTRY_RCU => Waker::Rcu,
         entry_kind::ENTRY_SOFTIRQ => Waker::Softirq,
         entry_kind::ENTRY_IRQ => Waker::Irq,
-        entry_kind::ENTRY_DISK => Waker::Disk(request(of.waker_cpu.into(), of.waker)),
+        entry_kind::ENTRY_DISK => Waker::Disk(details.request(of.waker_cpu.into(), of.waker)),
         _ if of.kind & of_item != 0 => return Entry::GoesOn,
         _ => return Entry::Unseen,
     };
@@ -105,6 +119,10 @@ fn exit(left: u32) -> Exit {
     }
 }
 
+pub(super) fn moved(of: &run_queue_move) -> Move {
+    Move { at_ns: of.at_ns, from_cpu: of.from_cpu }
+}
+
 pub(super) fn request(of: &disk_request) -> Request {
     Request {
         queued_ns: of.queued_ns,
@@ -124,8 +142,20 @@ pub(super) fn request(of: &disk_request) -> Request {
 mod tests {
     use super::*;
 
+    struct MadeUp;
+
+    impl Details for MadeUp {
+        fn request(&self, cpu: u32, position: u32) -> Request {
+            Request { queued_ns: cpu.into(), submitter: position, ..Request::default() }
+        }
+
+        fn moved(&self, cpu: usize, position: u32) -> Option<Move> {
+            Some(Move { at_ns: 50 + u64::from(position), from_cpu: cpu as u32 + 1 })
+        }
+    }
+
     fn decoded(of: &interval) -> Slice {
-        slice(of, 200, |cpu, position| Request { queued_ns: cpu.into(), submitter: position, ..Request::default() })
+        slice(of, 200, (3, 9), &MadeUp)
     }
 
     fn thread() -> interval {
@@ -153,6 +183,18 @@ mod tests {
         let blocked = Blocked { syscall: Some(75), is_uninterruptible: true, ..Blocked::default() };
         assert_eq!(slice.exit, Exit::Blocked(blocked));
         assert_eq!(slice.name, Name::of("ab"));
+    }
+
+    #[test]
+    fn a_thread_that_was_moved_has_its_move() {
+        let mut of = thread();
+        of.entry = entry { woken_ns: 50, waker: 9, waker_cpu: 3, kind: entry_kind::ENTRY_THREAD.0 as u8, throttled: 0 };
+        let entry = decoded(&of).entry;
+        assert_eq!(decoded(&of).moved, None);
+        of.entry.kind |= entry_kind::ENTRY_MOVED.0 as u8;
+        assert_eq!((decoded(&of).moved, decoded(&of).entry), (Some(Move { at_ns: 59, from_cpu: 4 }), entry));
+        of.entry.kind = (entry_kind::ENTRY_MOVED.0 | entry_kind::ENTRY_PREEMPTED.0) as u8;
+        assert_eq!(decoded(&of).entry, Entry::Preempted { at_ns: 50 });
     }
 
     #[test]

@@ -87,8 +87,9 @@ impl Lane {
         if next.start_ns > until_ns {
             return None;
         }
+        let slice = slice(&of, next.start_ns, (cpu, self.position), rings);
         (self.read, self.position, self.since_ns) = (whole, after, next.start_ns);
-        Some(slice(&of, next.start_ns, |cpu, position| rings.request(cpu, position)))
+        Some(slice)
     }
 
     /// The one in progress, up to a moment that is over.
@@ -98,7 +99,7 @@ impl Lane {
             return None;
         }
         self.since_ns = until_ns;
-        Some(slice(&of, until_ns, |cpu, position| rings.request(cpu, position)))
+        Some(slice(&of, until_ns, (cpu, written), rings))
     }
 
     /// `None` where nothing was.

@@ -5,5 +5,5 @@ use crate::fuzzing::with_names;
 
 /// A record with its window.
 pub fn waits(bytes: &[u8]) {
-    with_names(|windows, symbols| super::event_of(bytes, windows, symbols, true));
+    with_names(|windows, symbols| super::described(bytes, None, windows, symbols, true));
 }

@@ -16,7 +16,7 @@ use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use whylate_model::blame::{self, Evidence, RunnableEvidence};
 use whylate_model::late::{CGROUP, ROLE, SUBMISSION_THREAD, WORKER};
-use whylate_model::{Labels, LateEvent, Snapshot, thread};
+use whylate_model::{Labels, LateEvent, Occupancy, Snapshot, thread};
 
 use self::skel::RunnableSkelBuilder;
 use self::skel::types::{runnable_wait, thread_role};
@@ -36,6 +36,8 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/runnable/runnable.skel.rs"));
 }
 
+/// How many intervals are taken of the CPU that a thread was moved from.
+const MOST_BEFORE: usize = 256;
 /// Room for late waits with their windows, in bytes.
 const LATE_BYTES: u32 = 4 << 20;
 
@@ -134,11 +136,11 @@ impl Waits {
         self.records.poll(wait)?;
         while let Some(record) = self.records.next() {
             if let Some(sleeps) = &mut self.sleeps
-                && sleeps.take_in(&record, &mut self.account.windows())
+                && sleeps.take_in(&record, &self.account)
             {
                 continue;
             }
-            match event_of(&record, &mut self.account.windows(), &mut self.symbols, self.keep_evidence) {
+            match event_of(&record, &self.account, &mut self.symbols, self.keep_evidence) {
                 Some(event) => each(event),
                 None => self.cut_short += 1,
             }
@@ -185,14 +187,35 @@ impl Waits {
 /// The late event of a `struct runnable_wait`, which lacks the window's unused intervals; `None` where it is cut short.
 pub(crate) fn event_of(
     bytes: &[u8],
+    account: &Account,
+    symbols: &mut KernelSymbols,
+    keep_evidence: bool,
+) -> Option<LateEvent> {
+    let record = whole(bytes)?;
+    let before = match record.moved_ns {
+        0 => None,
+        // An interrupt that comes in late tells of interrupts that were off until then.
+        _ => account.lately(record.moved_from, record.runnable_ns..record.running_ns, MOST_BEFORE, symbols),
+    };
+    described(bytes, before, &mut account.windows(), symbols, keep_evidence)
+}
+
+fn whole(bytes: &[u8]) -> Option<runnable_wait> {
+    let mut whole = bytes.to_vec();
+    whole.resize(size_of::<runnable_wait>().max(bytes.len()), 0);
+    attach::read_plain(&whole)
+}
+
+/// The same, knowing who had the CPU that the thread was moved from.
+fn described(
+    bytes: &[u8],
+    occupancy_before: Option<Occupancy>,
     windows: &mut Windows,
     symbols: &mut KernelSymbols,
     keep_evidence: bool,
 ) -> Option<LateEvent> {
     let occupancy = windows.read(bytes.get(offset_of!(runnable_wait, window)..)?, symbols)?;
-    let mut whole = bytes.to_vec();
-    whole.resize(size_of::<runnable_wait>().max(bytes.len()), 0);
-    let record: runnable_wait = attach::read_plain(&whole)?;
+    let record = whole(bytes)?;
     let subject = thread::called(&text(&record.thread), record.tid);
     let labels = labels_of(&record, windows, symbols);
     let cgroups = &mut windows.cgroups;
@@ -204,6 +227,7 @@ pub(crate) fn event_of(
         throttled: limits::throttled(&record.limits, [record.runnable_ns, record.running_ns], &subject, cgroups),
         kept_from_idle: limits::kept_from_idle(&record.limits, cgroups),
         occupancy,
+        occupancy_before,
     };
     Some(LateEvent {
         subject,

@@ -40,11 +40,6 @@ u64 lost_wakeups = 0;
 /* Long waits for others that came too fast. */
 u64 lost_sleeps = 0;
 
-static __always_inline bool was_moved(const struct wakeup *wakeup)
-{
-	return wakeup->moved_ns && wakeup->moved_ns >= wakeup->waits_since_ns;
-}
-
 /* It has slept, and something has woken it that is to be told. */
 static __always_inline bool has_slept(const struct wakeup *wakeup)
 {

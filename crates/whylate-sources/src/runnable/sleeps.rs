@@ -10,11 +10,10 @@ use whylate_model::path::{Asked, Finding, Found, Hop, Limits, Names, Path, walk}
 use whylate_model::wait::{Classes, Seen, State, classify};
 use whylate_model::{Cgroup, LateEvent, WaitClass, thread};
 
-use super::skel::types::runnable_wait;
 use super::{Wanted, labels_of, limits};
-use crate::attach::{self, text};
+use crate::attach::text;
 use crate::clock;
-use crate::occupancy::{Account, Windows};
+use crate::occupancy::Account;
 use crate::paths::PathNames;
 use crate::symbols::KernelSymbols;
 
@@ -96,10 +95,8 @@ impl Sleeps {
     }
 
     /// Takes a record in. False: it is late for a CPU alone, if at all.
-    pub(super) fn take_in(&mut self, bytes: &[u8], windows: &mut Windows) -> bool {
-        let mut whole = bytes.to_vec();
-        whole.resize(size_of::<runnable_wait>().max(bytes.len()), 0);
-        let Some(record) = attach::read_plain::<runnable_wait>(&whole) else { return false };
+    pub(super) fn take_in(&mut self, bytes: &[u8], account: &Account) -> bool {
+        let Some(record) = super::whole(bytes) else { return false };
         if record.woken_ns == 0 {
             return false;
         }
@@ -110,8 +107,9 @@ impl Sleeps {
         let frames = record.slept_in.get(..record.frames as usize).unwrap_or_default();
         let stack: Vec<String> = frames.iter().map(|&address| self.symbols.name(address).to_owned()).collect();
         let is_late_for_cpu = record.window.count > 0;
-        let for_cpu = || super::event_of(bytes, windows, &mut self.symbols, false);
+        let for_cpu = || super::event_of(bytes, account, &mut self.symbols, false);
         let for_cpu = is_late_for_cpu.then(for_cpu).flatten();
+        let windows = &mut account.windows();
         let seen = Seen {
             state: State::Sleeping,
             in_iowait: false,

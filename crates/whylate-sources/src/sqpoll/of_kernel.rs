@@ -86,7 +86,7 @@ impl OfKernel {
         loop {
             let record = self.programs.take_record()?;
             let account = self.programs.account.as_ref()?;
-            match runnable::event_of(&record, &mut account.windows(), &mut self.symbols, self.keep_evidence) {
+            match runnable::event_of(&record, account, &mut self.symbols, self.keep_evidence) {
                 Some(event) if self.pid.is_none_or(|pid| event.labels.get("pid") == Some(&pid.to_string())) => {
                     return Some(event);
                 }

@@ -17,6 +17,8 @@ pub(super) enum Said<'a> {
     Awake(u32),
     /// A thread is made.
     New(u32, &'a str),
+    /// `sched_migrate_task`: a thread, and the CPU in whose run queue it was.
+    Moved(u32, u32),
     /// By the path of the program.
     Exec(&'a str),
     Irq(&'a str),
@@ -78,6 +80,7 @@ pub(super) fn said<'a>(event: &'a str, text: &'a str) -> Option<Said<'a>> {
         "sched_process_fork" => {
             Said::New(last_number(text, " child_pid=")?, between(text, " child_comm=", " child_pid=")?)
         }
+        "sched_migrate_task" => Said::Moved(thread(text)?.0, last_number(text, " orig_cpu=")?),
         "sched_process_exec" => Said::Exec(between(text, "filename=", " pid=")?),
         "irq_handler_entry" => Said::Irq(text.split_once("name=")?.1),
         "irq_handler_exit" => Said::IrqEnds,

@@ -7,7 +7,7 @@
 //! woken the walk goes on with whoever woke it, until it comes to where the thread that waited fell asleep.
 
 use super::super::cursor::{DEEPEST, Woken};
-use super::super::history::{Entry, Exit, Holder, Request, Slice, Waker};
+use super::super::history::{Entry, Exit, Holder, Move, Request, Slice, Waker};
 use super::super::items::{Item, Items};
 use super::super::rewind::{Change, Lane, Rewind};
 use super::super::{Asked, Finding, Hop, Limits, Party, Past, Segment};
@@ -41,6 +41,7 @@ enum Mode {
     Ready {
         cpu: usize,
         since: Since,
+        moved: Option<Move>,
         /// Up to when it was not allowed to run, and for whom.
         limit: Option<(u64, Party)>,
     },
@@ -240,6 +241,7 @@ impl Cursor {
     /// The next moment at which something happens to what is followed, whatever the CPUs do.
     fn due_ns(&self, reached_ns: u64) -> Option<u64> {
         let of_mode = match self.mode {
+            Mode::Ready { moved: Some(moved), .. } => Some(moved.at_ns),
             Mode::Ready { since: Since::Woken(woken), .. } => Some(woken.at_ns),
             // Where its CPU changed hands then, it is met there.
             Mode::Ready { since: Since::Lost(at_ns), .. } if at_ns > reached_ns => Some(at_ns),
@@ -266,6 +268,10 @@ impl Cursor {
             return self.follow_queuer(rewind, item, found);
         }
         match self.mode {
+            Mode::Ready { since, limit, moved: Some(moved), .. } => {
+                let cpu = (moved.from_cpu as usize).min(rewind.lanes.len() - 1);
+                self.mode = Mode::Ready { cpu, since, limit, moved: None };
+            }
             Mode::Ready { since: Since::Woken(woken), .. } => self.follow(rewind, woken, found),
             Mode::Ready { since: Since::Lost(_), .. } => self.lose("how it lost its CPU was not seen", found),
             Mode::Disk { request, is_issued: true } => self.mode = Mode::Disk { request, is_issued: false },
@@ -312,7 +318,9 @@ impl Cursor {
             let quota =
                 || (throttled_ns > 0).then(|| (since.at_ns().saturating_add(throttled_ns), Party::Quota(cgroup)));
             let limit = limits.of(self.tid, change.at_ns).map(|(until_ns, by)| (until_ns, Party::Limit(by)));
-            Mode::Ready { cpu: change.cpu, since, limit: limit.or_else(quota) }
+            let is_within = |moved: &Move| since.at_ns() < moved.at_ns && moved.at_ns < change.at_ns;
+            let moved = change.after.moved.filter(is_within);
+            Mode::Ready { cpu: change.cpu, since, moved, limit: limit.or_else(quota) }
         };
         self.mode = match change.after.entry {
             Entry::GoesOn => Mode::Running { cpu: change.cpu },
