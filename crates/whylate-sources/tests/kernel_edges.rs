@@ -2,6 +2,8 @@
 //! Who woke whom, beside what threads know of it themselves, and beside the kernel's own record. They run as root.
 
 mod kernel;
+#[path = "kernel_edges/naps.rs"]
+mod naps;
 
 use std::collections::HashMap;
 use std::fs::File;

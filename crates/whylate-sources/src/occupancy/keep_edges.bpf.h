@@ -141,9 +141,12 @@ static __always_inline enum entry_kind kind_in_irq(const struct account *account
  */
 static __always_inline enum entry_kind kind_here(struct account *account)
 {
-	/* Interrupts that come in while a program of the account is at work are not seen, unless that was preempted. */
-	if (account->is_busy)
-		return account->missed_switch ? ENTRY_UNSEEN : ENTRY_IRQ;
+	/* An interrupt has come in while a program of the account is at work, or that was preempted. */
+	if (account->is_busy) {
+		if (account->missed_switch)
+			return ENTRY_UNSEEN;
+		return account->in_timer ? ENTRY_TIMER : ENTRY_IRQ;
+	}
 	if (account->in_irq)
 		return kind_in_irq(account);
 	if (account->softirq) {
@@ -260,10 +263,21 @@ static __always_inline void tell_move(struct account *account, u32 cpu, const st
 }
 
 /*
- * How a thread has come by the CPU that it has at its switch number `switches`. A waking that was seen one switch before its
- * last one came while it was leaving its CPU: where it had still kept it from sleeping, a later one would have been seen.
+ * Whether a waking that was kept one switch_out ago came while the thread was leaving its CPU. Otherwise it has had the CPU
+ * since, and the waking that has ended its present wait was not seen. At a switch_in, the stamp is that of the one before.
  */
-static __always_inline void tell_entry(struct account *account, u32 cpu, struct task_struct *task, u32 switches)
+static __always_inline bool was_leaving(const struct task_struct *task, const struct wakeup *wakeup, u64 now_ns)
+{
+	u64 off_cpu_ns = task_off_cpu_ns(task);
+
+	return off_cpu_ns > now_ns || wakeup->waits_since_ns > now_ns - off_cpu_ns;
+}
+
+/*
+ * How a thread comes by the CPU from now on; it has left one `switches` times. A waking that came while it was leaving its CPU
+ * was kept before that was counted.
+ */
+static __always_inline void tell_entry(struct account *account, u32 cpu, struct task_struct *task, u32 switches, bool is_switch_in)
 {
 	struct entry *entry = &account->entry;
 	const struct wakeup *wakeup;
@@ -275,7 +289,9 @@ static __always_inline void tell_entry(struct account *account, u32 cpu, struct 
 	if (!wakeup || wakeup->tid != (u32)task->pid || wakeup->born_us != born_us(task))
 		return;
 	switches -= wakeup->switches;
-	if (switches > (wakeup->entry != ENTRY_PREEMPTED))
+	if (switches > 1)
+		return;
+	if (switches && (!is_switch_in || wakeup->entry == ENTRY_PREEMPTED || !was_leaving(task, wakeup, account->since_ns)))
 		return;
 	entry->kind = wakeup->entry;
 	entry->woken_ns = wakeup->waits_since_ns;
@@ -295,10 +311,10 @@ static __always_inline void tell_entry(struct account *account, u32 cpu, struct 
 	}
 }
 
-/* The same where its switch_in was not seen, but at that time. A waking since then is one of its next wait. */
+/* The same of a thread whose switch_in was not seen. A waking since then is one of its next wait. */
 static __always_inline void tell_unseen_entry(struct account *account, u32 cpu, struct task_struct *task, u32 switches)
 {
-	tell_entry(account, cpu, task, switches);
+	tell_entry(account, cpu, task, switches, false);
 	if (account->entry.woken_ns > account->since_ns) {
 		__builtin_memset(&account->entry, 0, sizeof(account->entry));
 		account->entry.kind = ENTRY_UNSEEN;

@@ -113,7 +113,7 @@ static __always_inline void hand_over(struct account *account, u32 cpu, bool pre
 	if (keeps_all_wakeups) {
 		account->in_timer = false;
 		account->completed[IN_IRQ] = 0;
-		tell_entry(account, cpu, next, switches_before(next));
+		tell_entry(account, cpu, next, switches_before(next), true);
 	}
 	if (__builtin_expect(account->astray, 0) && bpf_core_field_exists(next->se.cfs_rq))
 		account->clock_behind_ns = now_ns - next->se.cfs_rq->rq->clock;
@@ -284,10 +284,15 @@ static __always_inline void enter_irq(struct account *account, u32 cpu, u32 kind
 static __always_inline int irq_begins(u32 kind, u32 id, const char *name)
 {
 	u32 cpu = bpf_get_smp_processor_id();
-	struct account *account = open_account(cpu);
+	struct account *account = account_of(cpu);
 
 	if (!account)
 		return 0;
+	if (!open(account, cpu)) {
+		/* What it wakes is by this interrupt, which may be no timer's. */
+		account->in_timer = false;
+		return 0;
+	}
 	if (account->since_ns) {
 		enter_irq(account, cpu, kind, id);
 		account->in_timer = false;
