@@ -83,6 +83,11 @@ pub enum Finding {
         /// When.
         at_ns: u64,
     },
+    /// A wait within another one had begun when that began: where it did is found later, if at all.
+    Unmet {
+        /// Which one.
+        hop: u32,
+    },
     /// A wait is not followed any further, because there are too many: the rest of it is nobody's.
     NotFollowed,
 }

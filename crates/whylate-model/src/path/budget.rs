@@ -7,7 +7,7 @@ mod ready;
 mod waits;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +24,8 @@ use crate::Histogram;
 
 /// So many waits are told one by one.
 const LONGEST: usize = 5;
+/// So many waits of all threads are kept until it is found where waits within them began.
+const KEPT: usize = 4096;
 /// Waits that are shorter are counted, and told together.
 const FOLLOWED_NS: u64 = 50_000;
 
@@ -107,6 +109,9 @@ struct Gatherer<'a> {
     waits: BTreeMap<(String, EndedBy), Kind>,
     /// Of each thread, the wait that is being gone back through.
     open: Vec<Option<Open>>,
+    /// Those that are explained, but for where waits within them began, the latest first; how many there are of all threads.
+    unmet: Vec<VecDeque<Open>>,
+    kept: usize,
     /// Of each thread, how long it could run without a break.
     ready_ns: Vec<u64>,
     ready_latencies: Latencies,
@@ -130,6 +135,8 @@ pub fn budget(
         budget: Budget { threads: asked.len() as u64, ..Budget::default() },
         waits: BTreeMap::new(),
         open: asked.iter().map(|_| None).collect(),
+        unmet: asked.iter().map(|_| VecDeque::new()).collect(),
+        kept: 0,
         ready_ns: vec![0; asked.len()],
         ready_latencies: Latencies::default(),
         ready: asked.iter().map(|_| Ready::of_many(asked.len())).collect(),
@@ -154,7 +161,9 @@ impl Gatherer<'_> {
             }
             Finding::Segment(segment) => self.budget.total_ns += segment.to_ns - segment.from_ns,
             Finding::NotFollowed => self.budget.not_followed += 1,
-            Finding::Asleep { .. } | Finding::Hop(_) | Finding::Called { .. } => {}
+            Finding::Asleep { hop, .. } if self.is_earlier(number, hop) => return self.meet(number, hop, finding),
+            Finding::Unmet { hop } if self.is_earlier(number, hop) => return,
+            Finding::Asleep { .. } | Finding::Unmet { .. } | Finding::Hop(_) | Finding::Called { .. } => {}
         }
         if let Some(open) = &mut self.open[number] {
             open.add(finding);
@@ -198,8 +207,34 @@ impl Gatherer<'_> {
         }
     }
 
+    /// Whether a wait is none of the one that is being gone back through.
+    fn is_earlier(&self, number: usize, hop: u32) -> bool {
+        self.open[number].as_ref().is_none_or(|open| hop < open.hop.number)
+    }
+
+    /// It is found where a wait began within one that is explained.
+    fn meet(&mut self, number: usize, hop: u32, finding: Finding) {
+        let unmet = &mut self.unmet[number];
+        let Some(at) = unmet.iter().rposition(|open| open.hop.number <= hop) else { return };
+        unmet[at].add(finding);
+        unmet[at].unmet = unmet[at].unmet.saturating_sub(1);
+        if unmet[at].unmet == 0 {
+            self.kept -= 1;
+            unmet.remove(at).into_iter().for_each(|open| self.count(number, open));
+        }
+    }
+
     fn close(&mut self, number: usize) {
         let Some(open) = self.open[number].take().filter(|open| open.ns > 0) else { return };
+        if open.unmet > 0 && self.kept < KEPT {
+            self.kept += 1;
+            self.unmet[number].push_back(open);
+        } else {
+            self.count(number, open);
+        }
+    }
+
+    fn count(&mut self, number: usize, open: Open) {
         let ended_by = self.ended_by(number, &open);
         let asked = self.asked[number];
         let known = self.known.get(&asked.tid);
@@ -259,6 +294,7 @@ impl Gatherer<'_> {
         for number in 0..self.open.len() {
             self.close(number);
             self.close_ready(number);
+            std::mem::take(&mut self.unmet[number]).into_iter().for_each(|open| self.count(number, open));
         }
         let mut ready = Sums::default();
         for of_thread in std::mem::take(&mut self.ready) {

@@ -5,7 +5,7 @@
 //! that has a CPU the time is its own, while it could run the time belongs to whoever had its CPU, and where it was
 //! woken the walk goes on with whoever woke it, until it comes to where the thread that waited fell asleep.
 
-use super::history::{Entry, Exit, Holder, Move, Request, Slice, Waker};
+use super::history::{Blocked, Entry, Exit, Holder, Move, Request, Slice, Waker};
 use super::holding::tell_holder;
 use super::items::{Item, Items};
 use super::rewind::{Change, Rewind};
@@ -16,6 +16,8 @@ use crate::{CauseKind, thread};
 pub(crate) const DEEPEST: usize = 64;
 /// The number of no thread.
 const NOBODY: u32 = u32::MAX;
+/// So many threads are looked for at a time, to know in what they waited.
+const UNMET: usize = 64;
 
 pub(super) const NOT_RECORDED: &str = "not recorded";
 const NOT_FOLLOWED: &str = "not followed (too many waits)";
@@ -111,6 +113,10 @@ pub(super) struct Cursor {
     /// The thread that is followed.
     tid: u32,
     frames: Vec<Frame>,
+    /// Waits whose time is explained, but not where they began.
+    unmet: Vec<Frame>,
+    /// They are looked for up to there.
+    unmet_until_ns: u64,
     hops: u32,
     items: Items,
     /// Whoever ends a wait of its thread is not followed any further.
@@ -126,6 +132,8 @@ impl Cursor {
             mode,
             tid: asked.tid,
             frames: Vec::new(),
+            unmet: Vec::new(),
+            unmet_until_ns: 0,
             hops: 0,
             items: Items::default(),
             is_cut: false,
@@ -157,9 +165,9 @@ impl Cursor {
         true
     }
 
-    /// Whether all of its time is explained.
+    /// Whether all of its time is explained, and nothing is looked for any more.
     pub fn is_done(&self) -> bool {
-        matches!(self.mode, Mode::Done)
+        matches!(self.mode, Mode::Done) && self.unmet.is_empty()
     }
 
     /// Its end lies before `reached_ns`.
@@ -177,6 +185,9 @@ impl Cursor {
         if !self.has_begun(reached_ns) {
             return self.asked.to_ns.saturating_sub(1);
         }
+        if matches!(self.mode, Mode::Done) {
+            return self.unmet_until_ns;
+        }
         let of_mode = match self.mode {
             // It is not due where a CPU changes hands at the same time.
             Mode::Ready { since: Since::Lost(at_ns), moved: None, .. } => at_ns.saturating_sub(1),
@@ -190,7 +201,8 @@ impl Cursor {
         // What a thread that waits for a CPU does there itself meanwhile is told apart from what others do.
         let is_followed = self.is_at_end() || matches!(self.mode, Mode::Ready { .. });
         let followed = is_followed.then_some(self.tid);
-        [self.asked.tid].into_iter().chain(self.frames.iter().map(|frame| frame.tid)).chain(followed)
+        let waits = self.frames.iter().chain(&self.unmet).map(|frame| frame.tid);
+        [self.asked.tid].into_iter().chain(waits).chain(followed)
     }
 
     /// The CPU whose changes matter to it.
@@ -231,6 +243,15 @@ impl Cursor {
             }
             return;
         }
+        if let Some(change) = change.filter(|_| !self.unmet.is_empty()) {
+            self.meet(change, found);
+        }
+        if matches!(self.mode, Mode::Done) {
+            if change.is_none() || reached_ns <= self.unmet_until_ns {
+                self.unmet.clear();
+            }
+            return;
+        }
         if self.is_at_end() {
             match (rewind.cpu_of(self.tid), self.mode) {
                 (Some(cpu), _) => self.mode = Mode::Running { cpu },
@@ -259,15 +280,46 @@ impl Cursor {
             found(Finding::Asleep { hop: self.frames[index].hop, name, blocked, at_ns: until_ns });
         }
         match change {
-            _ if until_ns == self.asked.from_ns => self.mode = Mode::Done,
+            _ if until_ns == self.asked.from_ns => self.end(asleep, found),
             None => {
                 self.mode = unknown(NOT_RECORDED);
                 self.explain(rewind, self.asked.from_ns, found);
                 self.mode = Mode::Done;
             }
             // This is where the wait began.
-            Some(_) if asleep == Some(0) && self.asked.is_wait => self.mode = Mode::Done,
+            Some(_) if asleep == Some(0) && self.asked.is_wait => self.end(asleep, found),
             Some(change) => self.pass(change, asleep, is_back, limits, found),
+        }
+    }
+
+    /// All of its time is explained. Where the waits began that are followed, but for one that begins here, is looked for in as
+    /// much time again.
+    fn end(&mut self, asleep: Option<usize>, found: &mut dyn FnMut(Finding)) {
+        self.mode = Mode::Done;
+        asleep.map(|index| self.frames.remove(index));
+        self.leave(0, found);
+        self.unmet_until_ns = self.now_ns.saturating_sub(self.asked.to_ns - self.now_ns);
+    }
+
+    /// Follows these waits no more, from that one on, whose threads are asleep.
+    fn leave(&mut self, first: usize, found: &mut dyn FnMut(Finding)) {
+        for frame in self.frames.drain(first.min(self.frames.len())..) {
+            let is_new = frame.tid != NOBODY && self.unmet.iter().all(|unmet| unmet.tid != frame.tid);
+            if is_new && self.unmet.len() < UNMET {
+                self.unmet.push(frame);
+                found(Finding::Unmet { hop: frame.hop });
+            }
+        }
+    }
+
+    /// Finds where a wait began, if that is a change.
+    fn meet(&mut self, change: &Change, found: &mut dyn FnMut(Finding)) {
+        let Slice { holder, name, exit, end_ns, .. } = change.before;
+        let is_it = |frame: &Frame| holder.tid() == Some(frame.tid) && end_ns == change.at_ns;
+        if let Some(index) = self.unmet.iter().position(is_it) {
+            let hop = self.unmet.swap_remove(index).hop;
+            let blocked = if let Exit::Blocked(blocked) = exit { blocked } else { Blocked::default() };
+            found(Finding::Asleep { hop, name, blocked, at_ns: change.at_ns });
         }
     }
 
@@ -282,6 +334,7 @@ impl Cursor {
     ) {
         if let Some(index) = asleep {
             self.tid = self.frames[index].tid;
+            self.leave(index + 1, found);
             self.frames.truncate(index);
             self.items.up_to(index + 1);
             self.mode = Mode::Running { cpu: change.cpu };

@@ -17,6 +17,8 @@ use crate::{Cgroup, thread};
 const SEGMENTS: usize = 400;
 /// Of those that are alike already, so many are compared with each that is new, before all are again.
 const FIRST: usize = 64;
+/// So many waits are known that may be found to have begun earlier.
+const UNMET: usize = 256;
 
 /// Whose parts are that were summed up so far that nobody of them is known any more.
 pub const OTHERS: &str = "others";
@@ -169,6 +171,8 @@ pub struct Found {
     waits: Vec<Wait>,
     /// Waits that are open, the outermost first, with the numbers of their hops.
     open: Vec<(u32, usize)>,
+    /// The same of those that are not open any more and may be found to have begun earlier.
+    unmet: Vec<(u32, usize)>,
     /// The thread whose name was taken in last.
     named: Option<u32>,
     names: HashMap<u32, Name>,
@@ -190,6 +194,10 @@ impl Found {
                     self.waits[wait].asleep = if is_known { self.waits[wait].asleep } else { Some((name, blocked)) };
                 }
             }
+            Finding::Unmet { hop } => {
+                let wait = self.wait_of(hop).filter(|_| self.unmet.len() < UNMET);
+                self.unmet.extend(wait.map(|wait| (hop, wait)));
+            }
             Finding::NotFollowed => {}
         }
     }
@@ -202,7 +210,8 @@ impl Found {
     }
 
     fn wait_of(&self, hop: u32) -> Option<usize> {
-        self.open.iter().rev().find(|(number, _)| *number == hop).map(|&(_, wait)| wait)
+        let numbered = |(number, _): &&(u32, usize)| *number == hop;
+        self.open.iter().rev().find(numbered).or_else(|| self.unmet.iter().find(numbered)).map(|&(_, wait)| wait)
     }
 
     fn add_hop(&mut self, Hop { number, within, tid, woken_ns, by }: Hop) {

@@ -15,6 +15,8 @@ pub(super) struct Open {
     pub from_ns: u64,
     /// Where it began, with the thread's name then.
     asleep: Option<(Name, Blocked)>,
+    /// How many waits within it are still to be found to have begun.
+    pub unmet: u32,
     /// Its parts, the latest first, as long as they are few and no wait is in it.
     parts: Vec<Segment>,
     /// What was found, once there is more.
@@ -24,7 +26,7 @@ pub(super) struct Open {
 impl Open {
     /// It ends with a hop.
     pub fn new(hop: Hop) -> Self {
-        Open { hop, ns: 0, from_ns: 0, asleep: None, parts: Vec::new(), found: None }
+        Open { hop, ns: 0, from_ns: 0, asleep: None, unmet: 0, parts: Vec::new(), found: None }
     }
 
     /// Takes in what is found within it.
@@ -43,6 +45,8 @@ impl Open {
                     return;
                 }
             }
+            Finding::Unmet { hop } if hop == self.hop.number => return,
+            Finding::Unmet { .. } => self.unmet += 1,
             Finding::NotFollowed => return,
             Finding::Asleep { .. } | Finding::Hop(_) | Finding::Called { .. } => {}
         }

@@ -13,6 +13,7 @@ impl Found {
     /// Makes one of parts that are alike, and of waits of one thread for the same one within the same wait.
     pub(super) fn fold(&mut self, innermost: Option<usize>) {
         self.is_folded = true;
+        self.unmet.clear();
         let mut waits: Vec<Wait> = Vec::new();
         let mut places = Vec::with_capacity(self.waits.len());
         let mut known: HashMap<(Option<usize>, u32, u64), usize> = HashMap::new();

@@ -70,3 +70,27 @@ fn a_worker_whose_time_is_all_its_items_has_a_name_too() {
     let told: Vec<_> = path.segments.iter().map(|part| (part.ready.as_deref(), part.who.as_str())).collect();
     assert!(told.contains(&(Some("t2:2"), "t9:9")) && told.contains(&(None, "handler7")), "{told:?}");
 }
+
+#[test]
+fn a_server_that_was_asleep_when_its_client_began_to_wait_is_named_with_its_system_call() {
+    let mut told = Told::new(2);
+    // Server 2 naps from 10 to 60 ms. Client 1 waits from 30 to 70 ms, and again from 80 to 95 ms, for a timer.
+    told.preempted(5, 0, 2).preempted(5, 1, 1).sleeps(10, 0, 0).sleeps(30, 1, 0);
+    told.at(60, 0, Event::WakingBy(2, Waker::Timer)).preempted(60, 0, 2).wakes(70, 0, 1).preempted(70, 1, 1);
+    told.sleeps(75, 0, 0).sleeps(80, 1, 0).at(95, 1, Event::WakingBy(1, Waker::Timer)).preempted(95, 1, 1);
+    let past = told.past(100);
+    let asked = |is_wait, to_ms| Asked { is_wait, ..asked(1, 25, to_ms) };
+    let of_server = |segment: &&PathSegment| segment.waiter.as_deref() == Some("t2:2");
+    let seen = budget(&mut past.clone(), &[asked(false, 100)], &BTreeMap::new(), &(), &mut Plain);
+    let waits =
+        seen.waits.iter().find(|waits| waits.ended_by == Some(EndedBy::Others)).expect("it waits for the server");
+    let nap = waits.path.iter().find(of_server).expect("the server naps");
+    assert_eq!((in_ms(nap.ns), nap.kind, nap.via.as_deref()), (30, CauseKind::Timer, Some("call202")));
+    // The same of that wait alone.
+    let path = path_of(past.clone(), asked(false, 75));
+    assert_eq!(path.segments.iter().find(of_server).and_then(|nap| nap.via.as_deref()), Some("call202"));
+    let mut found = Found::default();
+    walk(&mut past.clone(), &[asked(true, 70)], &(), &mut |_, finding| found.add(finding));
+    let path = found.finish(&mut Plain);
+    assert_eq!(path.segments.iter().find(of_server).and_then(|nap| nap.via.as_deref()), Some("call202"));
+}
