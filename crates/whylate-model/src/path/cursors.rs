@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Walks by what can change them, so that a change costs as much as it matters, however many walks there are.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use super::cursor::{Cursor, Place};
 use super::rewind::{Change, Rewind};
@@ -28,8 +28,8 @@ pub(super) struct Cursors {
     /// By number, in the order in which they were added.
     entries: Vec<Option<Entry>>,
     count: usize,
-    /// A thread, and a cursor that its changes of CPU matter to.
-    by_tid: BTreeSet<(u32, u32)>,
+    /// Of a thread, the cursors that its changes of CPU matter to.
+    by_tid: HashMap<u32, BTreeSet<u32>>,
     /// Of each CPU, the cursors that each of its changes matters to.
     running: Vec<Vec<u32>>,
     /// Of each CPU, the cursors whose thread waits for it, which take in its changes at the end of the wait.
@@ -68,7 +68,7 @@ impl Cursors {
         Cursors {
             entries: Vec::new(),
             count: 0,
-            by_tid: BTreeSet::new(),
+            by_tid: HashMap::new(),
             running: vec![Vec::new(); cpus],
             ready: vec![Vec::new(); cpus],
             due: BTreeSet::new(),
@@ -167,7 +167,7 @@ impl Cursors {
         concerned.extend(self.due.range((reached_ns, 0)..).map(|&(_, number)| number));
         let [before, after] = [change.before.holder.tid(), change.after.holder.tid()];
         for tid in before.into_iter().chain(after.filter(|_| before != after)) {
-            concerned.extend(self.by_tid.range((tid, 0)..=(tid, u32::MAX)).map(|&(_, number)| number));
+            concerned.extend(self.by_tid.get(&tid).into_iter().flatten());
         }
         concerned.extend_from_slice(&self.running[change.cpu]);
         if is_full {
@@ -197,12 +197,12 @@ impl Cursors {
         let known = entry.tids.iter().copied().zip(entry.cursor.tids()).take_while(|(noted, now)| noted == now).count();
         for tid in entry.tids.split_off(known) {
             if !entry.tids.contains(&tid) {
-                self.by_tid.remove(&(tid, number));
+                forget(&mut self.by_tid, tid, number);
             }
         }
         for tid in entry.cursor.tids().skip(known) {
             if !entry.tids.contains(&tid) {
-                self.by_tid.insert((tid, number));
+                self.by_tid.entry(tid).or_default().insert(number);
             }
             entry.tids.push(tid);
         }
@@ -218,9 +218,7 @@ impl Cursors {
         let Some(entry) = self.entries[number as usize].take() else { return };
         self.count -= 1;
         entry.due_ns.map(|due_ns| self.due.remove(&(due_ns, number)));
-        entry.tids.into_iter().for_each(|tid| {
-            self.by_tid.remove(&(tid, number));
-        });
+        entry.tids.into_iter().for_each(|tid| forget(&mut self.by_tid, tid, number));
     }
 
     fn at(&mut self, place: Place) -> &mut Vec<u32> {
@@ -255,5 +253,14 @@ impl Cursors {
         if let Place::Ready(cpu) = place {
             rewind.passed_mut(cpu).end_wait();
         }
+    }
+}
+
+/// A thread's changes do not matter to a cursor any more, if they did.
+fn forget(by_tid: &mut HashMap<u32, BTreeSet<u32>>, tid: u32, number: u32) {
+    let Some(cursors) = by_tid.get_mut(&tid) else { return };
+    cursors.remove(&number);
+    if cursors.is_empty() {
+        by_tid.remove(&tid);
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct Open {
     /// Its parts, the latest first, as long as they are few and no wait is in it.
     parts: Vec<Segment>,
     /// What was found, once there is more.
-    found: Option<Found>,
+    found: Option<Box<Found>>,
 }
 
 impl Open {
@@ -77,7 +77,7 @@ impl Open {
                 found.add(Finding::Asleep { hop: self.hop.number, name, blocked, at_ns: self.from_ns });
             }
             self.parts.drain(..).for_each(|part| found.add(Finding::Segment(part)));
-            found
+            Box::new(found)
         })
     }
 
@@ -104,7 +104,7 @@ impl Open {
     /// What it consists of, in words. Where it is not known in what it was, that is in `waits_in`.
     pub fn path(mut self, name: Option<Name>, waits_in: Option<&String>, names: &mut dyn Names) -> Vec<PathSegment> {
         self.found();
-        let mut found = self.found.take().unwrap_or_default();
+        let mut found = *self.found.take().unwrap_or_default();
         if let Some(name) = name {
             found.name(self.hop.tid, name);
         }
