@@ -59,6 +59,10 @@ pub struct Diff {
     pub too_little: u64,
     /// What is on one side alone, or cannot be compared, and why.
     pub not_compared: Vec<Unmeasured>,
+    /// Late events and culprits that are on one side alone, or ten times as many there, and too rare or too much in bursts for the
+    /// test.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bursts: Vec<Row>,
     /// What differs: what has grown before what has shrunk, and of each who makes others late first; then the others.
     pub rows: Vec<Row>,
 }
@@ -186,6 +190,11 @@ impl Told {
 }
 
 impl Test {
+    /// Whether a side is too short for anything to be tested.
+    pub fn are_too_few(&self) -> bool {
+        self.blocks_before.min(self.blocks_after) < LEAST_BLOCKS as u64
+    }
+
     fn of(block_ns: u64, blocks: [usize; 2]) -> Self {
         Test {
             name: TEST.to_owned(),
@@ -199,12 +208,36 @@ impl Test {
     }
 }
 
+/// Fewer events are no burst.
+const LEAST_OF_BURST: u64 = 3;
+/// So many times as many events as on the other side.
+const TIMES_OF_BURST: u64 = 10;
+/// Less delay is negligible, in nanoseconds a second: as of culprits that the test finds.
+const LEAST_DELAY: f64 = 200_000.0;
+
+impl Row {
+    /// Whether something is late, or makes others late, nearly on one side alone, which the test has not found.
+    fn is_burst(&self) -> bool {
+        let is_of_interest = match &self.what {
+            What::Late { .. } => true,
+            What::Culprit { .. } => {
+                let delay = |side: &Measure| side.value.unwrap_or(0.0);
+                delay(&self.before).max(delay(&self.after)) >= LEAST_DELAY
+            }
+            _ => false,
+        };
+        let (least, most) = (self.before.count.min(self.after.count), self.before.count.max(self.after.count));
+        is_of_interest && !self.told.differs() && most >= LEAST_OF_BURST && most / TIMES_OF_BURST >= least
+    }
+}
+
 impl Diff {
     fn new(sides: [About; 2], test: Test, rows: Vec<Row>, not_compared: Vec<Unmeasured>) -> Self {
         let count = |is_of: fn(Told) -> bool| rows.iter().filter(|row| is_of(row.told)).count() as u64;
         let (differ, too_little) = (count(Told::differs), count(|told| told == Told::TooLittle));
         let compared = differ + count(|told| told == Told::NoDifference);
         let [before, after] = sides;
-        Diff { schema: SCHEMA, before, after, test, compared, differ, too_little, not_compared, rows }
+        let bursts = rows.iter().filter(|row| row.is_burst()).cloned().collect();
+        Diff { schema: SCHEMA, before, after, test, compared, differ, too_little, not_compared, bursts, rows }
     }
 }

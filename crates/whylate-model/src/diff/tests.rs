@@ -197,6 +197,27 @@ fn who_is_there_after_and_was_not_before_comes_first() {
 }
 
 #[test]
+fn a_burst_that_the_test_cannot_judge_is_told_all_the_same() {
+    let machine = || Machine::new(5, 0.5);
+    let before = machine().seconds(40);
+    let mut after = machine().seconds(40);
+    // In two of 40 seconds, and never before.
+    let mut hogged = machine();
+    hogged.hog_ns = 30_000_000;
+    for second in [30, 31] {
+        let late = (0..50).map(|_| hogged.late("hog", 30_000_000));
+        after[second * 2].late.extend(late);
+    }
+    let diff = compare(&before, &after);
+    let is_hog = |what: &What| matches!(what, What::Culprit { who, .. } if who.starts_with("hog"));
+    assert!(!diff.rows.iter().any(|row| row.told.differs() && is_hog(&row.what)), "the test has found it");
+    let burst = diff.bursts.iter().find(|row| is_hog(&row.what)).expect("it is told");
+    assert_eq!((burst.before.count, burst.after.count), (0, 100));
+    // What is on both sides is none, nor is there one where nothing is.
+    assert!(compare(&before, &before).bursts.is_empty());
+}
+
+#[test]
 fn a_culprit_whose_delays_drift_comes_first_as_well() {
     let mut machine = Machine::new(8, 0.5);
     let before = machine.seconds(20);

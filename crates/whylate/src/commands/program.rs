@@ -74,6 +74,7 @@ impl Of {
 /// # Errors
 /// When nothing can be recorded, there is no such program, or the output cannot be written.
 pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()> {
+    ensure_there(program, &program.threads().context("cannot read /proc")?)?;
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let progress = Progress::new(format!("Looking at {}", name(program)));
     progress.show("attaching");
@@ -105,11 +106,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
         threads.insert(tid, Member { waits_in: None, ..member });
     }
     let known: BTreeMap<u32, Known> = threads.iter().map(|(&tid, member)| (tid, known(member))).collect();
-    anyhow::ensure!(
-        !threads.is_empty(),
-        "no thread of {} was found (see names and cgroups with ps -eo pid,comm,cgroup)",
-        name(program)
-    );
+    ensure_there(program, &threads)?;
     let Recorded { past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
     let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
     let asked: Vec<Asked> = threads
@@ -164,6 +161,13 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
         text::write(&mut out, &seen, &mut priority)?;
     }
     Ok(out.flush()?)
+}
+
+/// A program that has no thread is said to have none.
+fn ensure_there(program: &Program, threads: &BTreeMap<u32, Member>) -> anyhow::Result<()> {
+    let name = name(program);
+    anyhow::ensure!(!threads.is_empty(), "no thread of {name} was found (see names and cgroups with ps -eo pid,comm,cgroup)");
+    Ok(())
 }
 
 fn known(member: &Member) -> Known {

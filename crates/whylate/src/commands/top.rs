@@ -29,6 +29,9 @@ use crate::top::whose::Whose;
 use crate::values::{bytes, duration_ns, source};
 use whylate_sources::clock;
 
+/// Memory for the past of this machine, and for that of a recording, in bytes.
+const HISTORY: u64 = 64 << 20;
+const HISTORY_OF_FILE: u64 = 1 << 30;
 /// What a recording goes on by while it is played.
 const PLAYED_EVERY: Duration = Duration::from_secs(1);
 /// So much is taken in before keys are looked at again.
@@ -68,9 +71,9 @@ pub struct Arguments {
     to: Option<Given>,
     #[command(flatten)]
     of: program::Of,
-    /// Memory for the past, from 1M to 4G
-    #[arg(long, value_name = "SIZE", value_parser = history, default_value = "64M")]
-    history: u64,
+    /// Memory for the past, from 1M to 4G (default: 64M; with FILE 1G, for all of most recordings)
+    #[arg(long, value_name = "SIZE", value_parser = history)]
+    history: Option<u64>,
 }
 
 fn every(text: &str) -> Result<u64, String> {
@@ -99,7 +102,8 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         (Origin::Live, None) => None,
     };
     let glyphs = if is_utf8() { Glyphs::Unicode } else { Glyphs::Ascii };
-    let kept = History::of(usize::try_from(arguments.history).unwrap_or(usize::MAX));
+    let default = if recording.is_some() { HISTORY_OF_FILE } else { HISTORY };
+    let kept = History::of(usize::try_from(arguments.history.unwrap_or(default)).unwrap_or(usize::MAX));
     let mode = match &recording {
         Some(recording) => {
             // What is no recording is said where the command was given.

@@ -13,6 +13,8 @@ use super::why;
 
 /// How many stacks are shown by their own, and how much of each.
 const STACKS: usize = 10;
+/// How many rows of bursts are shown.
+const BURSTS: usize = 10;
 const FRAMES: usize = 90;
 
 pub fn write(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>) -> io::Result<()> {
@@ -32,14 +34,25 @@ fn write_in(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>, z
         // All of them stay in their order.
         let rows: Vec<&Row> =
             if is_all { diff.rows.iter().collect() } else { [&others[..], &stacks[..shown]].concat() };
-        table(&rows).write(out, terminal_columns)?;
+        table(&rows, change).write(out, terminal_columns)?;
         if stacks.len() > shown {
             writeln!(out, "... and {}", why::counted((stacks.len() - shown) as u64, "more stack"))?;
         }
         writeln!(out)?;
     }
     let shown = if is_all { "" } else { " (--all shows every row)" };
+    if !diff.bursts.is_empty() {
+        writeln!(out, "On one side alone or ten times as many there, in bursts that the test cannot judge:")?;
+        let shown = &diff.bursts[..if is_all { diff.bursts.len() } else { diff.bursts.len().min(BURSTS) }];
+        table(&shown.iter().collect::<Vec<_>>(), change_of_burst).write(out, terminal_columns)?;
+        if diff.bursts.len() > shown.len() {
+            writeln!(out, "... and {}", why::counted((diff.bursts.len() - shown.len()) as u64, "more row"))?;
+        }
+        writeln!(out)?;
+    }
     match differ {
+        0 if test.are_too_few() => write!(out, "Too short to compare: {compared} rows were compared")?,
+        0 if !diff.bursts.is_empty() => write!(out, "By the test no row differs: {compared} rows were compared")?,
         0 => write!(out, "Nothing differs: {compared} rows were compared")?,
         _ => write!(out, "{differ} of {compared} rows differ")?,
     }
@@ -80,7 +93,7 @@ pub fn write_test(out: &mut dyn Write, test: &Test) -> io::Result<()> {
         false_share * 100.0,
         least_change * 100.0,
     )?;
-    if (*blocks_before).min(*blocks_after) < LEAST_BLOCKS as u64 {
+    if test.are_too_few() {
         let what = format!("each side has to last at least {LEAST_BLOCKS} times the longest snapshot");
         writeln!(out, "Fewer than {LEAST_BLOCKS} blocks are too few to test: {what}.")?;
     }
@@ -91,7 +104,7 @@ fn is_stack(row: &Row) -> bool {
     matches!(row.what, What::Stack { .. })
 }
 
-fn table(rows: &[&Row]) -> Table {
+fn table(rows: &[&Row], change: fn(&Row) -> String) -> Table {
     let mut table = Table::new("<SOURCE, <WHAT, <FIGURE, BEFORE, AFTER, CHANGE, N BEFORE, N AFTER");
     for row in rows {
         let source = if row.source.is_empty() { "all" } else { &row.source };
@@ -161,6 +174,11 @@ pub fn change(row: &Row) -> String {
         Told::Untested => return "no test".to_owned(),
         Told::More | Told::Less => {}
     }
+    change_of_burst(row)
+}
+
+/// By how much the sides are apart, whatever the test says.
+pub fn change_of_burst(row: &Row) -> String {
     match (row.before.value, row.after.value) {
         (None | Some(0.0), _) => "only after".to_owned(),
         (_, None | Some(0.0)) => "only before".to_owned(),

@@ -7,7 +7,7 @@ use whylate_model::diff::{Diff, Row, Told};
 
 use super::markup::{head, named, sentence, text};
 use super::{Report, tables};
-use crate::output::diff::{change, figure, heading, value, what, write_test};
+use crate::output::diff::{change, change_of_burst, figure, heading, value, what, write_test};
 
 /// So many rows are shown.
 const ROWS: usize = 200;
@@ -30,9 +30,14 @@ impl Compared {
         let differing: Vec<&Row> = diff.rows.iter().filter(|row| row.told.differs()).collect();
         match differing.is_empty() {
             true => {
+                let said = match diff {
+                    _ if diff.test.are_too_few() => "Too short to compare",
+                    _ if !diff.bursts.is_empty() => "By the test no row differs",
+                    _ => "Nothing differs",
+                };
                 let _ = write!(
                     out,
-                    "<p>Nothing differs: {} rows were compared; {} more have too little data.</p>",
+                    "<p>{said}: {} rows were compared; {} more have too little data.</p>",
                     diff.compared, diff.too_little
                 );
             }
@@ -44,7 +49,7 @@ impl Compared {
                 );
                 let columns = ["<Source", "<What", "<Figure", "Before", "After", "<Change", "N before", "N after"];
                 let _ = write!(out, "<div class=\"wide\"><table id=\"diff\">{}<tbody>", head(&columns));
-                differing.iter().take(ROWS).for_each(|row| out += &row_of(row));
+                differing.iter().take(ROWS).for_each(|row| out += &row_of(row, change));
                 out += "</tbody></table></div>\n";
                 if differing.len() > ROWS {
                     let _ = write!(
@@ -53,6 +58,13 @@ impl Compared {
                     );
                 }
             }
+        }
+        if !diff.bursts.is_empty() {
+            out += "<p>On one side alone or ten times as many there, in bursts that the test cannot judge:</p>\n";
+            let columns = ["<Source", "<What", "<Figure", "Before", "After", "<Change", "N before", "N after"];
+            let _ = write!(out, "<div class=\"wide\"><table id=\"bursts\">{}<tbody>", head(&columns));
+            diff.bursts.iter().take(ROWS).for_each(|row| out += &row_of(row, change_of_burst));
+            out += "</tbody></table></div>\n";
         }
         let mut test = Vec::new();
         // A vector takes everything.
@@ -84,7 +96,7 @@ impl Compared {
 }
 
 /// Grey where nothing can be said; what one side does not have has no difference of its values.
-fn row_of(row: &Row) -> String {
+fn row_of(row: &Row, change: fn(&Row) -> String) -> String {
     let source = if row.source.is_empty() { "all" } else { &row.source };
     let class = match row.told {
         Told::More => "more-of-it",
