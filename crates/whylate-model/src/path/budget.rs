@@ -26,7 +26,7 @@ use crate::Histogram;
 const LONGEST: usize = 5;
 /// So many waits of all threads are kept until it is found where waits within them began.
 const KEPT: usize = 4096;
-/// Waits that are shorter are counted, and told together.
+/// Waits that are shorter and have other waits in them are told together.
 const FOLLOWED_NS: u64 = 50_000;
 
 /// What some threads did in a span of time.
@@ -252,9 +252,11 @@ impl Gatherer<'_> {
             return;
         }
         let waiter = Called::Thread(asked.tid, open.name().or(name).unwrap_or_default());
-        let parts = match open.parts().unwrap_or_default() {
-            _ if is_short => vec![(Part::of_short(waiter), ns)],
-            parts => parts.iter().map(|part| (Part::of(waiter, part, parts), part.to_ns - part.from_ns)).collect(),
+        let parts = match open.parts() {
+            Some(parts) => {
+                parts.iter().map(|part| (Part::of(waiter, part, parts), part.to_ns - part.from_ns)).collect()
+            }
+            None => vec![(Part::of_short(waiter), ns)],
         };
         // What is not over has nothing to tell, and whatever is idle all the time would be all that is told.
         let longest = &self.budget.longest;

@@ -166,7 +166,10 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
 /// A program that has no thread is said to have none.
 fn ensure_there(program: &Program, threads: &BTreeMap<u32, Member>) -> anyhow::Result<()> {
     let name = name(program);
-    anyhow::ensure!(!threads.is_empty(), "no thread of {name} was found (see names and cgroups with ps -eo pid,comm,cgroup)");
+    anyhow::ensure!(
+        !threads.is_empty(),
+        "no thread of {name} was found (see names and cgroups with ps -eo pid,comm,cgroup)"
+    );
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Waits that are gone back through.
 
-use super::super::history::{Blocked, Name};
+use super::super::history::{Blocked, Name, Request};
 use super::super::{Finding, Found, Hop, Names, Party, PathSegment, Segment};
 
 /// A wait without waits in it has so many parts at most.
@@ -55,10 +55,15 @@ impl Open {
 
     /// Whether it is kept as one of few.
     fn add_part(&mut self, segment: Segment) -> bool {
-        // Each request is another one.
-        if segment.hop != Some(self.hop.number) || matches!(segment.who, Party::Disk(_)) {
+        if segment.hop != Some(self.hop.number) {
             return false;
         }
+        // Requests that are alike are told as one, whenever they were.
+        let who = match segment.who {
+            Party::Disk(request) => Party::Disk(Request { queued_ns: 0, issued_ns: 0, ..request }),
+            who => who,
+        };
+        let segment = Segment { who, ..segment };
         let told = |part: &Segment| (part.kind, part.who, part.ready);
         let has_room = self.parts.len() < PARTS;
         match self.parts.last_mut() {

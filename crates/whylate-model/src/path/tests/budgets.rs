@@ -94,3 +94,45 @@ fn a_server_that_was_asleep_when_its_client_began_to_wait_is_named_with_its_syst
     let path = found.finish(&mut Plain);
     assert_eq!(path.segments.iter().find(of_server).and_then(|nap| nap.via.as_deref()), Some("call202"));
 }
+
+#[test]
+fn short_waits_for_a_disk_are_told_by_what_they_were_for() {
+    const US: u64 = 1_000;
+    let thread = |at_us: u64, entry| Slice {
+        start_ns: 1 + at_us * US,
+        end_ns: 1 + (at_us + 10) * US,
+        holder: Holder::Thread(5),
+        name: name(5),
+        entry,
+        exit: Exit::Blocked(Blocked { is_uninterruptible: true, ..Blocked::default() }),
+        ..Slice::default()
+    };
+    let idle = |at_us: u64| Slice {
+        start_ns: 1 + at_us * US,
+        end_ns: 1 + (at_us + 40) * US,
+        holder: Holder::Idle,
+        ..Slice::default()
+    };
+    // It faults 100 times, and each time waits 40 us for a page.
+    let slices = (0..100_u64).flat_map(|round| {
+        let at_us = round * 50;
+        let request = super::super::history::Request {
+            queued_ns: 1 + at_us.saturating_sub(40) * US,
+            issued_ns: 1 + at_us.saturating_sub(39) * US,
+            device: 7,
+            submitter: 5,
+            ..Default::default()
+        };
+        let woken = Entry::Woken { at_ns: 1 + at_us * US, by: Waker::Disk(request), cpu: 0 };
+        [thread(at_us, if round == 0 { Entry::GoesOn } else { woken }), idle(at_us + 10)]
+    });
+    let mut past = Recorded { cpus: vec![slices.collect()] };
+    let asked = Asked { tid: 5, from_ns: 1, to_ns: 1 + 4_955 * US, is_wait: false, is_command: false };
+    let seen = budget(&mut past, &[asked], &BTreeMap::new(), &(), &mut Plain);
+    let [waits] = seen.waits.as_slice() else { panic!("{:?}", seen.waits) };
+    assert_eq!((waits.ended_by, waits.ns), (Some(EndedBy::Disk), 99 * 40 * US));
+    let mut parts: Vec<_> = waits.path.iter().map(|part| (part.kind, part.who.as_str(), part.ns / US)).collect();
+    parts.sort_unstable_by_key(|&(_, _, us)| us);
+    let request = "disk7 (read by t5:5)";
+    assert_eq!(parts, [(CauseKind::DiskQueue, request, 99), (CauseKind::Disk, request, 99 * 39)]);
+}
