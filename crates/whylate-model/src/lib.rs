@@ -18,6 +18,7 @@ pub mod late;
 pub mod look;
 pub mod merge;
 pub mod occupancy;
+pub mod paste;
 pub mod path;
 pub mod recording;
 pub mod selftest;
