@@ -209,6 +209,9 @@ impl Imported {
             // A line that is no frame ends a stack, and names the thread of the next one.
             let heading = line.trim().trim_start_matches("==>").trim_end_matches("<==").trim();
             if !heading.is_empty() && Row::of(&line) != Row::End {
+                // Whose stack follows is told by its path, or in a heading of tail(1); else it may be a part of a line.
+                let is_heading = line.contains("/proc/") || line.contains("==>");
+                self.unread += u64::from(!is_heading);
                 let path =
                     heading.split_whitespace().find(|word| word.starts_with("/proc/") && word.ends_with("/stack"));
                 label = Some(crate::folded::safe(path.unwrap_or(heading)));

@@ -62,6 +62,11 @@ pub trait Form {
         false
     }
 
+    /// Whether two lines are the same record.
+    fn is_same(&self, one: &str, other: &str) -> bool {
+        one == other
+    }
+
     /// Whether the rest of a record may look like a record: it is then only where the line before it is full.
     fn is_rest_alike(&self) -> bool {
         false

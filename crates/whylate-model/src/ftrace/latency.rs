@@ -211,14 +211,19 @@ pub(crate) fn is_part(line: &str) -> bool {
     title(line).is_some()
         || super::is_stack_frame(line)
         || is_heading(line) && !line.starts_with(['#', '-'])
-        || record(line).is_some() && (line.contains(" <-") || !line.contains("<-"))
+        || record(line).is_some() && !is_cut(line) && (line.contains(" <-") || !line.contains("<-"))
 }
 
 /// Whether a line of the heading, or a record, lacks its end.
 pub(crate) fn is_cut(line: &str) -> bool {
     let line = line.trim_start_matches([' ', '#']).trim_end();
     let has_cpu = || line.split_once("CPU#").is_some_and(|(_, cpu)| cpu.starts_with(|c: char| c.is_ascii_digit()));
-    let has_no_function = || line.ends_with(':') && record(&format!("{line} x")).is_some();
+    let has_no_function = || match record(line) {
+        // An event has a name with a colon.
+        Some(Record::Event) => line.split_once("us").is_some_and(|(_, text)| text.matches(": ").count() < 2),
+        Some(_) => false,
+        None => line.ends_with(':') && record(&format!("{line} x")).is_some(),
+    };
     line == "=> started at:"
         || line == "=> ended at:"
         || line.starts_with("latency: ") && !has_cpu()

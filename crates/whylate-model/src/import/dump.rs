@@ -31,7 +31,8 @@ impl Row {
             None => Row::Other,
             Some("?") => Row::Guess,
             Some("0xffffffffffffffff" | "0xffffffff") => Row::End,
-            Some(symbol) => Row::Frame(safe(function(symbol))),
+            // No function has the sign in its name; what follows may be cut off.
+            Some(symbol) => Row::Frame(safe(function(symbol).split('+').next().unwrap_or_default())),
         }
     }
 }
@@ -51,6 +52,7 @@ pub(super) struct Dump;
 impl Form for Dump {
     fn piece(&self, line: &str) -> Piece {
         match Row::of(line) {
+            Row::Frame(_) if !line.contains("+0x") => Piece::Begins,
             Row::Frame(_) | Row::End | Row::Guess => Piece::Whole,
             Row::Module => Piece::Own,
             // An address, and the function in the next line.
@@ -64,6 +66,10 @@ impl Form for Dump {
     }
 
     fn can_continue(&self, line: &str) -> bool {
-        line.trim_start().starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_') && line.contains("+0x")
+        line.trim_start().starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_') && line.contains("0x")
+    }
+
+    fn is_same(&self, one: &str, other: &str) -> bool {
+        Row::of(one) == Row::of(other)
     }
 }

@@ -64,7 +64,7 @@ pub(super) fn of(lines: &[String], form: &impl Form) -> Result<Option<Prefix>, V
         }
     }
     let numbers = Prefix::Number { is_spaced: is_spaced(|line| number(line).map(|(_, rest)| rest)) };
-    if are_numbered(lines, form) && is_evident(&numbers, lines, form) {
+    if are_consecutive(lines, number) || are_numbered(lines, form) && is_evident(&numbers, lines, form) {
         return Ok(Some(numbers));
     }
     if are_consecutive(lines, counted) && is_evident(&Prefix::Counted, lines, form) {
@@ -95,7 +95,10 @@ fn is_evident(prefix: &Prefix, lines: &[String], form: &impl Form) -> bool {
     }
     // No name begins with a date.
     let is_dated = matches!(prefix, Prefix::Log { .. });
-    with > 0 && (is_dated || without == 0 || with >= 3 && subjects.len() >= 2)
+    // Where each line of a text has one, records may be broken.
+    let mut texts = lines.iter().filter(|line| !line.trim().is_empty());
+    let all_have = is_dated && lines.len() >= 3 && texts.all(|line| prefix.strip(line).is_some());
+    all_have || with > 0 && (is_dated || without == 0 || with >= 3 && subjects.len() >= 2)
 }
 
 /// The record behind whatever else stands in front of it.
@@ -243,7 +246,9 @@ fn bracketed_stamp(text: &str, is_any: bool) -> Option<&str> {
     let (inner, rest) = text.strip_prefix('[')?.split_once(']')?;
     let inner = inner.trim();
     let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    let is_stamp = || inner.split_once('.').is_some_and(|(seconds, rest)| is_number(seconds) && is_number(rest));
+    let is_stamp = || {
+        inner.split_once('.').is_some_and(|(seconds, rest)| is_number(seconds) && is_number(rest) && rest.len() == 6)
+    };
     let is_caller = || inner.strip_prefix(['T', 'C']).is_some_and(is_number);
     (is_stamp() || is_any && is_caller()).then_some(rest)
 }

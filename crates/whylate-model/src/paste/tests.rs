@@ -61,7 +61,10 @@ fn what_was_done_twice_is_undone_twice() {
     assert_eq!(read(&quoted), (EVENTS.map(str::to_owned).to_vec(), vec!["quoting".to_owned(); 2]));
     let mail = quoted.replace('=', "=3D").replace("100.00", "100=\n.00");
     let (lines, undone) = read(&mail);
-    assert_eq!((lines, undone[0].as_str()), (EVENTS.map(str::to_owned).to_vec(), "quoted-printable"));
+    assert_eq!(
+        (lines, undone.join(", ").as_str()),
+        (EVENTS.map(str::to_owned).to_vec(), "quoting, quoting, quoted-printable")
+    );
 }
 
 #[test]
@@ -71,7 +74,7 @@ fn a_broken_line_is_joined_as_it_was_broken() {
     let (lines, undone) = read(&text);
     assert_eq!((lines, undone), (EVENTS.map(str::to_owned).to_vec(), vec!["3 line breaks within records".to_owned()]));
     // At the edge of a terminal, within words.
-    let cut = |line: &str| format!("{}\n{}\n", &line[..80], &line[80..]);
+    let cut = |line: &str| format!("{}\n{}\n", &line[..86], &line[86..]);
     assert_eq!(read(&EVENTS.map(cut).concat()).0, EVENTS);
     // What is whole takes nothing from the text behind it.
     let text = format!("{text}\nThat is all.\n");

@@ -95,12 +95,15 @@ impl Votes {
     }
 
     /// Whether lines were cut at an edge; otherwise between words.
-    fn decide(&self, is_edge: bool) -> Result<bool, Ambiguous> {
+    fn decide(&self, is_edge: bool, width: usize) -> Result<bool, Ambiguous> {
         let is_any_way = self.whole > 0 && self.differing + self.only_edge == 0;
         if is_any_way {
             return Ok(false);
         }
         if self.only_edge + self.within > 0 {
+            // Behind something that was taken off, first lines are shorter than others.
+            let reaches = |lengths: Option<(usize, usize)>| lengths.is_none_or(|(_, most)| most == width);
+            let is_edge = is_edge && reaches(self.first) && reaches(self.others);
             let is_by_edge = is_edge && self.whole_by_edge == self.whole && self.only_words == 0;
             return if is_by_edge { Ok(true) } else { Err(Ambiguous) };
         }
@@ -162,7 +165,7 @@ impl Wrap {
             match (&by_word, by_edge.as_ref().or(trimmed.as_ref())) {
                 (Some(_), None) => votes.only_words += 1,
                 (None, Some(_)) => votes.only_edge += 1,
-                (Some(one), Some(other)) => votes.differing += u64::from(one.0 != other.0),
+                (Some(one), Some(other)) => votes.differing += u64::from(!form.is_same(&one.0, &other.0)),
                 (None, None) => {}
             }
             let used = [by_word.as_ref(), by_edge.as_ref(), trimmed.as_ref()]
@@ -191,7 +194,7 @@ impl Wrap {
             is_edge = pairs().all(|two| length(&two[0]) == width);
         }
         votes.count_words(lines);
-        votes.decide(is_edge).map(|is_by_edge| Some(if is_by_edge { edge } else { word }))
+        votes.decide(is_edge, width).map(|is_by_edge| Some(if is_by_edge { edge } else { word }))
     }
 
     /// The record of which these are the lines, and how many of those after the first belong to it.

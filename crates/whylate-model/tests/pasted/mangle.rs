@@ -186,7 +186,7 @@ pub const WAYS: [(&str, Way); 19] = [
     ("without trailing blanks", |text, _| each(text, |line| line.trim_end().to_owned())),
     ("quoted-printable", |text, _| quoted_printable(text)),
     ("CRLF", |text, _| text.replace('\n', "\r\n")),
-    ("tabs", |text, _| each(text, |line| line.replace("        ", "\t"))),
+    ("tabs", |text, _| each(text, tabbed)),
     ("HTML", |text, _| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")),
     ("colors", |text, _| each(text, |line| format!("\x1b[01;31m\x1b[K{line}\x1b[m\x1b[K"))),
     ("a kernel's log", |text, how| each(text, |line| format!("[ {:4}.{:06}] {line}", how, 4711))),
@@ -204,6 +204,13 @@ pub const WAYS: [(&str, Way); 19] = [
 
 fn each(text: &str, of: impl Fn(&str) -> String) -> String {
     text.lines().map(|line| of(line) + "\n").collect()
+}
+
+/// Blanks at the start of a line as tabs.
+fn tabbed(line: &str) -> String {
+    let text = line.trim_start_matches(' ');
+    let blanks = line.len() - text.len();
+    "\t".repeat(blanks / 8) + &" ".repeat(blanks % 8) + text
 }
 
 /// Between words, as mail programs do; each line after the first is indented.
