@@ -6,7 +6,7 @@ use std::io::{self, Read};
 /// No stack is a longer line, in bytes.
 pub const LONGEST_LINE: usize = 1 << 20;
 /// Text that is kept whole, in bytes.
-const LONGEST: u64 = 256 << 20;
+pub(crate) const LONGEST: u64 = 256 << 20;
 /// Where in a file what is no text shows, in bytes: as far as git looks.
 const START: usize = 8_000;
 
@@ -36,6 +36,14 @@ pub fn read(mut input: impl Read) -> io::Result<String> {
     Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
+/// A function's name without offset, address and module: of `console_unlock+0xc0/0x510 [module] <ffff…>`, and of
+/// `tick_nohz_handler/0x0`, as old versions of trace-cmd print it.
+pub fn function(symbol: &str) -> &str {
+    let name = symbol.split_ascii_whitespace().next().unwrap_or_default();
+    let end = ["+0x", "/0x"].iter().filter_map(|offset| name.find(offset)).min();
+    end.map_or(name, |end| &name[..end])
+}
+
 fn invalid(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
@@ -43,6 +51,20 @@ fn invalid(why: &str) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_function_has_no_offset() {
+        for (symbol, name) in [
+            ("qseecom_probe+0x1/0x2 [qseecom]", "qseecom_probe"),
+            ("tick_nohz_handler/0x0", "tick_nohz_handler"),
+            ("mi_switch+0xbc", "mi_switch"),
+            ("operator <ffff8000>", "operator"),
+            ("0xffffffff81000000", "0xffffffff81000000"),
+            ("", ""),
+        ] {
+            assert_eq!(function(symbol), name);
+        }
+    }
 
     #[test]
     fn what_is_no_text_or_has_no_end_is_refused() {

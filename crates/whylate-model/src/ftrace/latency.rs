@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The latency trace of the tracers `irqsoff`, `preemptoff` and `preemptirqsoff`: a heading about the longest section,
-//! its records, and the stack at its end (print_trace_header() in kernel/trace/trace.c; since 2.6, but for more flags).
+//! its records, and the stack at its end (print_trace_header() in kernel/trace/trace.c). Up to 2.6.2x the heading has no
+//! `#` in front, and records have the caller in parentheses.
 
-use super::line::{function, number};
+use super::line::number;
 use super::place::Place;
+use crate::text::function;
 use crate::{Labels, LateEvent};
 
 /// What the tracers' own functions are called in a trace, at the end of a section.
@@ -146,8 +148,8 @@ pub enum Was {
 impl LatencyReader {
     /// What the line was; and the trace that ended with it, or before it.
     pub fn take(&mut self, line: &str) -> (Was, Option<LatencyTrace>) {
-        let line = line.trim_end();
-        if let Some((tracer, release)) = line.strip_prefix("# ").and_then(|rest| rest.split_once(" latency trace v")) {
+        let line = line.trim();
+        if let Some((tracer, release)) = title(line) {
             let finished = self.finish();
             let is_ours = ["irqsoff", "preemptoff", "preemptirqsoff"].contains(&tracer);
             if !is_ours {
@@ -159,14 +161,14 @@ impl LatencyReader {
             return (Was::Part, finished);
         }
         let Some(trace) = &mut self.open else { return (Was::Other, None) };
-        if let Some(comment) = line.strip_prefix('#') {
-            if comment.trim_start().starts_with("tracer:") {
-                return (Was::Part, self.finish());
-            }
-            self.has_latency |= heading(trace, comment.trim());
+        if line.strip_prefix('#').is_some_and(|comment| comment.trim_start().starts_with("tracer:")) {
+            return (Was::Part, self.finish());
+        }
+        if is_heading(line) {
+            self.has_latency |= heading(trace, line.trim_start_matches('#').trim());
             return (Was::Part, None);
         }
-        if let Some(frame) = line.trim_start().strip_prefix("=> ") {
+        if let Some(frame) = line.strip_prefix("=> ") {
             if self.in_stack && trace.stack.len() < FRAMES {
                 trace.stack.push(function(frame).to_owned());
             }
@@ -201,6 +203,45 @@ impl LatencyReader {
         let LatencyReader { open, has_latency, .. } = std::mem::take(self);
         open.filter(|_| has_latency)
     }
+}
+
+/// Whether a line belongs to a latency trace, whatever stands before it.
+pub(crate) fn is_part(line: &str) -> bool {
+    let line = line.trim();
+    title(line).is_some()
+        || super::is_stack_frame(line)
+        || is_heading(line) && !line.starts_with(['#', '-'])
+        || record(line).is_some() && !is_cut(line) && (line.contains(" <-") || !line.contains("<-"))
+}
+
+/// Whether a line of the heading, or a record, lacks its end.
+pub(crate) fn is_cut(line: &str) -> bool {
+    let line = line.trim_start_matches([' ', '#']).trim_end();
+    let has_cpu = || line.split_once("CPU#").is_some_and(|(_, cpu)| cpu.starts_with(|c: char| c.is_ascii_digit()));
+    let has_no_function = || match record(line) {
+        // An event has a name with a colon.
+        Some(Record::Event) => line.split_once("us").is_some_and(|(_, text)| text.matches(": ").count() < 2),
+        Some(_) => false,
+        None => line.ends_with(':') && record(&format!("{line} x")).is_some(),
+    };
+    line == "=> started at:"
+        || line == "=> ended at:"
+        || line.starts_with("latency: ") && !has_cpu()
+        || has_no_function()
+}
+
+/// The tracer, and what follows: `irqsoff latency trace v1.1.5 on 2.6.26`.
+fn title(line: &str) -> Option<(&str, &str)> {
+    let (tracer, rest) = line.trim_start_matches('#').trim_start().split_once(" latency trace v")?;
+    (!tracer.contains(char::is_whitespace)).then_some((tracer, rest))
+}
+
+/// Whether a line is of the heading: a comment, or what old kernels write without the sign of one.
+fn is_heading(line: &str) -> bool {
+    let starts = ["latency: ", "| task: ", "=> started at:", "=> ended at:"];
+    line.starts_with('#')
+        || starts.iter().any(|start| line.starts_with(start))
+        || line.len() >= 10 && line.bytes().all(|byte| byte == b'-')
 }
 
 /// Takes one line of the heading; true for the one with the latency.
@@ -246,7 +287,9 @@ fn record(line: &str) -> Option<Record<'_>> {
         return Some(Record::Stack);
     }
     // A kernel without frame pointers does not know the caller.
-    let called = text.split_once(" <-").map_or(text, |(called, _)| called).trim();
+    let text = text.trim();
+    let in_parentheses = || text.strip_suffix(')')?.split_once(" (");
+    let called = text.split_once(" <-").or_else(in_parentheses).map_or(text, |(called, _)| called).trim();
     if called.is_empty() || called.contains([' ', ':', '=']) {
         return Some(Record::Event);
     }
@@ -315,6 +358,20 @@ mod tests {
         assert_eq!(trace.labels()["disabled_by"], "execute_preemptirqtest");
         let stack = "execute_preemptirqtest preemptirq_delay_run kthread ret_from_fork ret_from_fork_asm";
         assert_eq!(trace.whole_stack(), stack.split_whitespace().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_heading_of_2_6_has_no_signs_of_comments() {
+        for indent in ["", " "] {
+            let text = include_str!("../../tests/ftrace/irqsoff-2.6.txt");
+            let text: String = text.lines().map(|line| format!("{indent}{line}\n")).collect();
+            let trace = LatencyTrace::parse(&text).expect("a trace");
+            assert_eq!((trace.latency_ns, trace.cpu, trace.release.as_str()), (7_310_000, 3, "2.6.27"));
+            assert_eq!((trace.comm.as_str(), trace.tid), ("my daemon", 412));
+            assert_eq!((trace.function(), trace.caller()), ("_spin_unlock_irqrestore", "tty_ldisc_flush"));
+            assert_eq!(trace.disabled_by.as_deref(), Some("_spin_lock_irqsave"));
+            assert_eq!(trace.place().kind(), CauseKind::IrqsOff);
+        }
     }
 
     #[test]

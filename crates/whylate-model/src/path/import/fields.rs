@@ -2,6 +2,7 @@
 //! What the text of an event says, as the kernel prints it, and as trace-cmd does with its plugins.
 
 use crate::path::history::{Blocked, Exit, Operation};
+use crate::text::function;
 
 /// What an event says of its CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,8 +18,12 @@ pub(super) enum Said<'a> {
     Awake(u32),
     /// A thread is made.
     New(u32, &'a str),
-    /// By the path of the program.
-    Exec(&'a str),
+    /// By the path of the program, with the number that the thread has and the one that it had.
+    Exec {
+        path: &'a str,
+        tid: u32,
+        old_tid: u32,
+    },
     Irq(&'a str),
     IrqEnds,
     Softirq(u8),
@@ -78,7 +83,11 @@ pub(super) fn said<'a>(event: &'a str, text: &'a str) -> Option<Said<'a>> {
         "sched_process_fork" => {
             Said::New(last_number(text, " child_pid=")?, between(text, " child_comm=", " child_pid=")?)
         }
-        "sched_process_exec" => Said::Exec(between(text, "filename=", " pid=")?),
+        "sched_process_exec" => {
+            let tid = last_number(text, " pid=")?;
+            let old_tid = last_number(text, " old_pid=").unwrap_or(tid);
+            Said::Exec { path: between(text, "filename=", " pid=")?, tid, old_tid }
+        }
         "irq_handler_entry" => Said::Irq(text.split_once("name=")?.1),
         "irq_handler_exit" => Said::IrqEnds,
         "softirq_entry" => Said::Softirq(softirq(text)?),
@@ -87,7 +96,7 @@ pub(super) fn said<'a>(event: &'a str, text: &'a str) -> Option<Said<'a>> {
         "hrtimer_expire_entry" | "timer_expire_entry" => Said::TimerExpires,
         "hrtimer_expire_exit" | "timer_expire_exit" => Said::TimerEnds,
         "workqueue_queue_work" => item(text).map_or(Said::Other, Said::Queued),
-        "workqueue_execute_start" => Said::Work(item(text), word(text.split_once("function ")?.1)?),
+        "workqueue_execute_start" => Said::Work(item(text), function(word(text.split_once("function ")?.1)?)),
         "workqueue_execute_end" => Said::WorkEnds,
         "block_io_start" | "block_rq_insert" => request(text, Stage::Begun)?,
         "block_rq_issue" => request(text, Stage::Issued)?,
@@ -236,7 +245,7 @@ mod tests {
         let fork = said("sched_process_fork", "comm=a b pid=12 child_comm=a b child_pid=13");
         assert_eq!(fork, Some(Said::New(13, "a b")));
         let exec = said("sched_process_exec", "filename=/usr/bin/a b pid=12 old_pid=11");
-        assert_eq!(exec, Some(Said::Exec("/usr/bin/a b")));
+        assert_eq!(exec, Some(Said::Exec { path: "/usr/bin/a b", tid: 12, old_tid: 11 }));
     }
 
     #[test]
@@ -247,6 +256,8 @@ mod tests {
         assert_eq!(said("softirq_entry", "vec=9 [action=RCU]"), Some(Said::Softirq(9)));
         let work = "work struct 00000000de996d5a: function vmstat_update";
         assert_eq!(said("workqueue_execute_start", work), Some(Said::Work(Some(0xde99_6d5a), "vmstat_update")));
+        let old = "work struct 0xde996d5a: function vmstat_update/0x0";
+        assert_eq!(said("workqueue_execute_start", old), Some(Said::Work(Some(0xde99_6d5a), "vmstat_update")));
         let queued = "work struct=00000000de996d5a function=vmstat_update workqueue=mm_percpu_wq req_cpu=8192 cpu=0";
         assert_eq!(said("workqueue_queue_work", queued), Some(Said::Queued(0xde99_6d5a)));
         assert_eq!(said("sys_entry", "1"), Some(Said::Other));

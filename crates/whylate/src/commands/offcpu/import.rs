@@ -11,7 +11,7 @@ use whylate_model::import::{DEEPEST, Imported, Names, Order};
 use whylate_model::text;
 use whylate_model::units::printable;
 
-use crate::commands::Senseless;
+use crate::commands::{Senseless, undid};
 use crate::files;
 use crate::output::offcpu::file::Form;
 use crate::output::offcpu::{svg, write_lines};
@@ -63,6 +63,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let read = Imported::read(&text, names).with_context(cannot)?;
         all.merge(read).with_context(|| format!("cannot add {} to the files before it", path.display()))?;
     }
+    undid(&all.undone);
     if all.too_long > 0 {
         say!("whylate: skipped {} stacks of more than {DEEPEST} frames or 1 MiB", all.too_long);
     }

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Dumps of Linux's `/proc/PID/stack`: a line per frame, innermost first.
+
+use super::safe;
+use crate::paste::{Form, Piece};
+use crate::text::function;
+
+/// What a line of a dump is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Row {
+    Frame(String),
+    /// `[<ffffffffffffffff>] 0xffffffffffffffff`, with which each stack ends up to Linux 4.x.
+    End,
+    /// `? function`: a guess of the kernel, which may be of an earlier call.
+    Guess,
+    /// `[module]`, the rest of the line before.
+    Module,
+    Other,
+}
+
+impl Row {
+    pub(super) fn of(line: &str) -> Self {
+        let line = line.trim();
+        let Some((_, frame)) = line.strip_prefix("[<").and_then(|rest| rest.split_once(">]")) else {
+            let module = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+            let is_name =
+                |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+            return if module.is_some_and(is_name) { Row::Module } else { Row::Other };
+        };
+        match frame.split_whitespace().next() {
+            None => Row::Other,
+            Some("?") => Row::Guess,
+            Some("0xffffffffffffffff" | "0xffffffff") => Row::End,
+            // No function has the sign in its name; what follows may be cut off.
+            Some(symbol) => Row::Frame(safe(function(symbol).split('+').next().unwrap_or_default())),
+        }
+    }
+}
+
+/// A line of proc_pid_stack(5), `[<0>] function+0x12/0x34 [module]`, without what follows the function's name.
+pub fn kernel_frame(line: &str) -> Option<String> {
+    match Row::of(line) {
+        Row::Frame(name) => Some(name),
+        _ => None,
+    }
+}
+
+/// The lines of `/proc/PID/stack`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Dump;
+
+impl Form for Dump {
+    fn piece(&self, line: &str) -> Piece {
+        match Row::of(line) {
+            Row::Frame(_) if !line.contains("+0x") => Piece::Begins,
+            Row::Frame(_) | Row::End | Row::Guess => Piece::Whole,
+            Row::Module => Piece::Own,
+            // An address, and the function in the next line.
+            Row::Other if line.trim().strip_prefix("[<").is_some_and(|rest| rest.ends_with(">]")) => Piece::Begins,
+            Row::Other => Piece::Other,
+        }
+    }
+
+    fn subject<'a>(&self, line: &'a str) -> Option<&'a str> {
+        line.split_once(">]").map(|(_, symbol)| function(symbol))
+    }
+
+    fn can_continue(&self, line: &str) -> bool {
+        line.trim_start().starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_') && line.contains("0x")
+    }
+
+    fn is_same(&self, one: &str, other: &str) -> bool {
+        Row::of(one) == Row::of(other)
+    }
+}
