@@ -11,8 +11,8 @@ use thiserror::Error;
 pub use self::dump::kernel_frame;
 use self::dump::{Dump, Row};
 use self::procstat::{Heading, Procstat, Thread};
-use crate::name::bounded;
-use crate::paste::{Form, Lines, PasteError, Piece};
+use crate::name::{CUT, bounded};
+use crate::paste::{ELLIPSES, Form, Lines, PasteError, Piece};
 use crate::text;
 
 /// Why a text could not be read.
@@ -72,6 +72,8 @@ pub struct Imported {
     pub stacks: BTreeMap<(Vec<String>, Vec<String>), u64>,
     /// Lines that are none of the form.
     pub unread: u64,
+    /// Stacks that may lack frames, as their lines were cut off, or end in no function in which a stack is known to end.
+    pub cut: u64,
     /// What was done to the lines, and has been undone.
     pub undone: Vec<String>,
     /// Stacks that are left out, as they have more than [`DEEPEST`] frames, or more than [`text::LONGEST_LINE`] bytes.
@@ -94,9 +96,10 @@ impl Imported {
         } else {
             let dump = Lines::new(text.as_bytes(), Dump, text::LONGEST_LINE + 1)?;
             if dump.has_records() || text.lines().any(|line| kernel_frame(line).is_some()) {
-                imported.read_dump(dump, names)?;
+                imported.read_dump(dump, names, text.contains("+0x"))?;
             } else {
-                imported.read_folded(Lines::new(text.as_bytes(), Folded, text::LONGEST_LINE + 1)?)?;
+                imported
+                    .read_folded(Lines::new(text.as_bytes(), Folded, text::LONGEST_LINE + 1)?, text.contains(';'))?;
             }
         }
         match imported.stacks.is_empty() {
@@ -115,6 +118,7 @@ impl Imported {
             self.add(stack, count)?;
         }
         self.unread += other.unread;
+        self.cut += other.cut;
         self.undone.extend(other.undone);
         self.too_long += other.too_long;
         Ok(())
@@ -162,10 +166,15 @@ impl Imported {
                 self.too_long += 1;
                 continue;
             }
-            let Some(Thread { process, name, frames }) = Thread::of(text, &heading) else {
+            let Some(mut thread) = Thread::of(text, &heading) else {
                 self.unread += u64::from(!text.is_empty());
                 continue;
             };
+            self.cut += u64::from(!thread.has_end());
+            if let Some(last) = thread.frames.last_mut().filter(|_| lines.is_cut(&line)) {
+                *last = cut(last);
+            }
+            let Thread { process, name, frames } = thread;
             let labels = match names {
                 Names::Nothing => Vec::new(),
                 Names::Process => vec![process],
@@ -177,7 +186,7 @@ impl Imported {
         Ok(())
     }
 
-    fn read_dump(&mut self, mut lines: Lines<&[u8], Dump>, names: Names) -> Result<(), ImportError> {
+    fn read_dump(&mut self, mut lines: Lines<&[u8], Dump>, names: Names, has_offsets: bool) -> Result<(), ImportError> {
         let mut label = None;
         let mut frames: Vec<String> = Vec::new();
         let mut line = String::new();
@@ -186,8 +195,18 @@ impl Imported {
             match if is_any { Row::of(&line) } else { Row::End } {
                 // One more tells that there are too many.
                 Row::Frame(frame) => {
+                    let is_whole = !has_offsets || line.contains("+0x") || frame.starts_with("0x");
+                    let is_cut = !is_whole || lines.is_cut(&line);
+                    self.cut += u64::from(is_cut);
                     if frames.len() <= DEEPEST {
-                        frames.push(frame);
+                        frames.push(if is_cut { cut(&frame) } else { frame });
+                    }
+                    continue;
+                }
+                Row::Address => {
+                    self.cut += 1;
+                    if frames.len() <= DEEPEST {
+                        frames.push(CUT.to_owned());
                     }
                     continue;
                 }
@@ -222,7 +241,7 @@ impl Imported {
         Ok(())
     }
 
-    fn read_folded(&mut self, mut lines: Lines<&[u8], Folded>) -> Result<(), ImportError> {
+    fn read_folded(&mut self, mut lines: Lines<&[u8], Folded>, has_separators: bool) -> Result<(), ImportError> {
         let mut line = String::new();
         // The numbers that each line ends in, at least.
         let mut counts = usize::MAX;
@@ -233,6 +252,9 @@ impl Imported {
             }
             match folded(text) {
                 _ if text.len() > text::LONGEST_LINE => self.too_long += 1,
+                // Its count may lack digits.
+                Some(_) if lines.is_cut(&line) => self.unread += 1,
+                Some((frames, _)) if has_separators && is_prose(frames) => self.unread += 1,
                 Some((frames, count)) => {
                     let numbers = frames.split(' ').rev().take_while(|word| word.parse::<u64>().is_ok()).count();
                     counts = counts.min(1 + numbers);
@@ -273,15 +295,32 @@ impl Form for Folded {
         true
     }
 
+    fn has_open_end(&self, _line: &str, is_at_edge: bool) -> bool {
+        is_at_edge
+    }
+
     fn is_rest_alike(&self) -> bool {
         true
     }
+}
+
+/// Whether what stands before a number is a command in a shell or a sentence, where stacks have several frames.
+fn is_prose(text: &str) -> bool {
+    let words = || text.split_whitespace();
+    let has_prompt = || words().count() > 1 && words().take(2).any(|word| word.ends_with(['$', '#', '%']));
+    !text.contains(';') && (words().count() > 3 || has_prompt())
 }
 
 /// The frames of a folded line, and its count.
 fn folded(line: &str) -> Option<(&str, u64)> {
     let (frames, count) = line.rsplit_once(' ')?;
     Some((frames, count.parse().ok()?))
+}
+
+/// A name of which the end is missing.
+fn cut(name: &str) -> String {
+    let start = ELLIPSES.iter().find_map(|ellipsis| name.strip_suffix(ellipsis)).unwrap_or(name);
+    format!("{start}{CUT}")
 }
 
 /// A name as a line may have it, of bounded length.
@@ -419,6 +458,49 @@ mod tests {
             Imported::read(text, Names::Process).expect("a stack").lines(Order::RootFirst),
             ["/proc/812/stack;a 1"]
         );
+    }
+
+    #[test]
+    fn stacks_that_were_cut_off_say_so_and_are_counted() {
+        let read = |text: &str| {
+            let read = Imported::read(text, Names::Nothing).expect("stacks");
+            (read.lines(Order::RootFirst), read.cut, read.unread)
+        };
+        let two = |lines: [&str; 2]| lines.map(str::to_owned).to_vec();
+        // In one column; at an ellipsis; and between words.
+        for (end, last) in
+            [("_sle", "_sle[cut]"), ("_sle...", "_sle[cut]"), ("_sle\u{2026}", "_sle[cut]"), ("", "mi_switch")]
+        {
+            let text = format!("1 2 a - mi_switch {end}\n3 4 b - mi_switch {end}\n5 6 c - mi_switch fork_trampoline\n");
+            let text = if end.is_empty() { text.replace("switch \n", "switch\n") } else { text };
+            let (lines, cut, unread) = read(&text.replace(" fork", if end == "_sle" { "\n" } else { " fork" }));
+            let expected = if end.is_empty() { "mi_switch 2".to_owned() } else { format!("{last};mi_switch 2") };
+            assert!(lines.contains(&expected), "{lines:?}");
+            assert_eq!(cut, if end == "_sle" { 3 } else { 2 }, "{end}: {lines:?} {unread}");
+        }
+        let dump = "[<0>] futex_wait+0x1/0x2\n[<0>] do_fu\n[<0>\n[<0>] entry+0x1/0x2\n";
+        assert_eq!(read(dump), (vec!["entry;[cut];do_fu[cut];futex_wait 1".to_owned()], 2, 0));
+        // The counts may have had more digits.
+        let folded = "a;bbbbb 12\na;cccccc 3\na;b 120\na;dddddddd\n";
+        assert_eq!(read(folded), (vec!["a;b 120".to_owned()], 0, 3));
+        assert_eq!(read("a;b 1\na;c 12\n").0, two(["a;b 1", "a;c 12"]));
+    }
+
+    #[test]
+    fn commands_and_sentences_are_no_folded_lines() {
+        let text = "$ head -n 20\nme@host:~$ uptime -s 2\nIt happens since 12\nIt has happened since release 12\na;b 1\nmain 2\n";
+        let read = Imported::read(text, Names::Nothing).expect("folded lines");
+        assert_eq!(
+            (read.lines(Order::RootFirst), read.unread),
+            (vec!["It happens since 12".to_owned(), "a;b 1".to_owned(), "main 2".to_owned()], 3)
+        );
+    }
+
+    #[test]
+    fn a_process_whose_name_has_blanks_keeps_it_where_its_thread_has_none() {
+        let read =
+            Imported::read("5 100042 Web Content - mi_switch fork_trampoline\n", Names::Thread).expect("a stack");
+        assert_eq!(read.lines(Order::RootFirst), ["Web Content;-;fork_trampoline;mi_switch 1"]);
     }
 
     #[test]

@@ -26,6 +26,8 @@ const HEAD: usize = 64 << 10;
 const ENDLESS: usize = 65 << 20;
 /// Transformations that are undone one after the other: a quoted mail of a log of a mail.
 const LAYERS: usize = 6;
+/// Stand for the rest of a line that was left out.
+pub(crate) const ELLIPSES: [&str; 2] = ["\u{2026}", "..."];
 
 /// What a line is to the form that an importer reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +59,9 @@ pub trait Form {
     /// Whether a line of [`Piece::Other`] may be the rest of a record.
     fn can_continue(&self, line: &str) -> bool;
 
-    /// Whether a record that seems whole may lack the end of the last thing that is read of it.
-    fn has_open_end(&self, _line: &str) -> bool {
+    /// Whether a record that seems whole may lack the end of the last thing that is read of it; `is_at_edge` where all
+    /// longer lines of the file were cut in the column in which it ends.
+    fn has_open_end(&self, _line: &str, _is_at_edge: bool) -> bool {
         false
     }
 
@@ -84,7 +87,8 @@ pub enum PasteError {
     Binary,
     /// Wrapped lines can be joined in two ways that differ.
     #[error(
-        "its lines are wrapped, and joining them with or without a space gives different names: give the lines unwrapped"
+        "its lines are wrapped or cut off, and joining them with or without a space gives different names: give the \
+         lines as they were"
     )]
     Wrapped,
     /// It has the events of several machines or files.
@@ -111,9 +115,9 @@ impl Layer {
     }
 
     /// Undoes it in a line; false where the line goes on in the next one.
-    fn undo(&self, line: &mut String, pending: &mut String) -> bool {
+    fn undo(&self, line: &mut String, pending: &mut String, longest: usize) -> bool {
         match self {
-            Layer::Encoding(encoding) => encoding.undo(line, pending),
+            Layer::Encoding(encoding) => encoding.undo(line, pending, longest),
             Layer::Prefix(prefix) => {
                 if let Some(rest) = prefix.strip(line) {
                     *line = rest.to_owned();
@@ -123,12 +127,12 @@ impl Layer {
         }
     }
 
-    fn undo_all(&self, lines: &[String]) -> Vec<String> {
+    fn undo_all(&self, lines: &[String], longest: usize) -> Vec<String> {
         let mut pending = String::new();
         let mut undone = Vec::with_capacity(lines.len());
         for line in lines {
             let mut line = line.clone();
-            if self.undo(&mut line, &mut pending) {
+            if self.undo(&mut line, &mut pending, longest) {
                 undone.push(line);
             }
         }
@@ -149,7 +153,10 @@ pub struct Lines<R, F> {
     ready: VecDeque<String>,
     bytes: Vec<u8>,
     has_records: bool,
-    is_cut: bool,
+    /// The file ends without the end of a line, and that line was given out.
+    is_at_end: bool,
+    /// The column in which lines were cut off, in characters.
+    edge: Option<usize>,
 }
 
 impl<R: BufRead, F: Form> Lines<R, F> {
@@ -164,18 +171,18 @@ impl<R: BufRead, F: Form> Lines<R, F> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 bytes => bytes?,
             };
-            let taken = bytes.len().min(HEAD - head.len());
+            // One line at least.
+            let most = if head.contains(&b'\n') { HEAD } else { longest.max(HEAD) };
+            let taken = bytes.len().min(most.saturating_sub(head.len()));
             head.extend_from_slice(&bytes[..taken]);
             input.consume(taken);
             if taken == 0 {
                 break;
             }
         }
-        if let Some(is_big_endian) = encoding::utf16(&head) {
-            let mut all = std::mem::take(&mut head);
-            // The text gets half as long at least.
-            input.by_ref().take(2 * text::LONGEST).read_to_end(&mut all)?;
-            head = encoding::from_utf16(&all, is_big_endian).into_bytes();
+        if text::utf16(&head).is_some() {
+            input.by_ref().take(text::LONGEST + 1 - head.len() as u64).read_to_end(&mut head)?;
+            head = text::decoded(head)?.into_bytes();
         } else if text::is_binary(&head) {
             return Err(PasteError::Binary);
         }
@@ -189,7 +196,8 @@ impl<R: BufRead, F: Form> Lines<R, F> {
             ready: VecDeque::new(),
             bytes: Vec::new(),
             has_records: false,
-            is_cut: false,
+            is_at_end: false,
+            edge: None,
         };
         lines.examine()?;
         Ok(lines)
@@ -200,10 +208,19 @@ impl<R: BufRead, F: Form> Lines<R, F> {
         self.has_records
     }
 
-    /// Whether the line given out last is cut off: the file ends without the end of a line, and a record
-    /// lacks its own, or may.
+    /// Whether the line given out last is a record that was cut off: where the file ends, at the edge at which others
+    /// were, or with an ellipsis.
     pub fn is_cut(&self, line: &str) -> bool {
-        self.is_cut && (self.form.piece(line) == Piece::Begins || self.form.has_open_end(line))
+        let has_ellipsis = ELLIPSES.iter().any(|ellipsis| line.trim_end().ends_with(ellipsis));
+        let is_at_edge = has_ellipsis || self.edge.is_some_and(|edge| wrap::ends_at(line, edge));
+        if !is_at_edge && !self.is_at_end {
+            return false;
+        }
+        match self.form.piece(line) {
+            Piece::Begins => true,
+            Piece::Whole => self.form.has_open_end(line, is_at_edge),
+            Piece::Own | Piece::Other => false,
+        }
     }
 
     /// How many bytes were read.
@@ -223,18 +240,8 @@ impl<R: BufRead, F: Form> Lines<R, F> {
     /// # Errors
     /// When the file cannot be read.
     pub fn next(&mut self, line: &mut String) -> io::Result<bool> {
-        if let Some(ready) = self.ready.pop_front() {
-            *line = ready;
-            return Ok(true);
-        }
-        if self.wrapped.is_none() {
-            return self.unlayered(line);
-        }
+        let mut is_any = true;
         loop {
-            let is_any = self.unlayered(line)?;
-            let Some(wrapped) = &mut self.wrapped else { return Ok(is_any) };
-            let given = if is_any { Some(std::mem::take(line)) } else { None };
-            wrapped.take(given, &self.form, &mut self.ready);
             if let Some(ready) = self.ready.pop_front() {
                 *line = ready;
                 return Ok(true);
@@ -242,6 +249,10 @@ impl<R: BufRead, F: Form> Lines<R, F> {
             if !is_any {
                 return Ok(false);
             }
+            is_any = self.unlayered(line)?;
+            let Some(wrapped) = &mut self.wrapped else { return Ok(is_any) };
+            let given = if is_any { Some(std::mem::take(line)) } else { None };
+            wrapped.take(given, &self.form, &mut self.ready);
         }
     }
 
@@ -259,40 +270,36 @@ impl<R: BufRead, F: Form> Lines<R, F> {
             let prefix = prefix::of(&lines, &self.form).map_err(PasteError::SeveralMachines)?.map(Layer::Prefix);
             let layer = prefix.or_else(|| Encoding::of(&lines, &self.form).map(Layer::Encoding));
             let Some(layer) = layer else { break };
-            lines = layer.undo_all(&lines);
+            lines = layer.undo_all(&lines, self.longest);
             self.layers.push((layer, String::new()));
         }
         self.has_records = lines.iter().any(|line| self.form.piece(line).is_record());
-        self.wrapped = match Wrap::of(&lines, &self.form) {
-            Ok(wrap) => wrap.map(Wrapped::new),
+        match Wrap::of(&lines, &self.form) {
+            Ok(Some(wrap)) => self.wrapped = Some(Wrapped::new(wrap, self.longest)),
+            Ok(None) => self.edge = wrap::edge(&lines, &self.form),
             Err(wrap::Ambiguous) => return Err(PasteError::Wrapped),
-        };
+        }
         Ok(())
     }
 
     /// The next line with all layers undone.
     fn unlayered(&mut self, line: &mut String) -> io::Result<bool> {
-        'lines: loop {
-            if !self.raw()? {
+        loop {
+            let mut from = 0;
+            if self.raw()? {
+                clean(&self.bytes, line);
+            } else if let Some(at) = self.layers.iter().position(|(_, pending)| !pending.is_empty()) {
                 // What waits for its rest gets none.
-                let Some(at) = self.layers.iter().position(|(_, pending)| !pending.is_empty()) else {
-                    return Ok(false);
-                };
                 *line = std::mem::take(&mut self.layers[at].1);
-                for (layer, pending) in &mut self.layers[at + 1..] {
-                    if !layer.undo(line, pending) {
-                        continue 'lines;
-                    }
-                }
+                from = at + 1;
+            } else {
+                return Ok(false);
+            }
+            let longest = self.longest;
+            if self.layers[from..].iter_mut().all(|(layer, pending)| layer.undo(line, pending, longest)) {
+                truncate(line, longest);
                 return Ok(true);
             }
-            *line = cleaned(&self.bytes);
-            for (layer, pending) in &mut self.layers {
-                if !layer.undo(line, pending) {
-                    continue 'lines;
-                }
-            }
-            return Ok(true);
         }
     }
 
@@ -306,7 +313,7 @@ impl<R: BufRead, F: Form> Lines<R, F> {
                 bytes => bytes?,
             };
             if bytes.is_empty() || length > ENDLESS {
-                self.is_cut |= length > 0;
+                self.is_at_end |= length > 0;
                 return Ok(length > 0);
             }
             let end = bytes.iter().position(|&byte| byte == b'\n');
@@ -324,16 +331,30 @@ impl<R: BufRead, F: Form> Lines<R, F> {
 }
 
 /// A line as text, without its carriage return, a byte order mark, and what web pages have in place of spaces.
-fn cleaned(bytes: &[u8]) -> String {
+fn clean(bytes: &[u8], line: &mut String) {
     let end = bytes.iter().rposition(|&byte| byte != b'\r').map_or(0, |last| last + 1);
-    let bytes = &bytes[..end];
-    let text = String::from_utf8_lossy(bytes);
+    let text = String::from_utf8_lossy(&bytes[..end]);
+    line.clear();
     if text.is_ascii() {
-        return text.into_owned();
+        return line.push_str(&text);
     }
     let is_space = |c: char| matches!(c, '\u{a0}' | '\u{2000}'..='\u{200a}' | '\u{202f}' | '\u{205f}' | '\u{3000}');
-    let has_no_width = |c: char| matches!(c, '\u{ad}' | '\u{200b}'..='\u{200d}' | '\u{2060}' | '\u{feff}');
-    text.chars().filter(|&c| !has_no_width(c)).map(|c| if is_space(c) { ' ' } else { c }).collect()
+    let has_no_width = |c: char| matches!(c, '\u{ad}' | '\u{200b}' | '\u{2060}' | '\u{feff}');
+    line.extend(text.chars().filter(|&c| !has_no_width(c)).map(|c| if is_space(c) { ' ' } else { c }));
+}
+
+/// Drops what is beyond so many bytes.
+fn truncate(line: &mut String, longest: usize) {
+    if line.len() > longest {
+        let end = (0..=longest).rev().find(|&end| line.is_char_boundary(end));
+        line.truncate(end.unwrap_or(0));
+    }
+}
+
+fn cleaned(bytes: &[u8]) -> String {
+    let mut line = String::new();
+    clean(bytes, &mut line);
+    line
 }
 
 #[cfg(test)]

@@ -40,8 +40,8 @@ fn a_mangled_text_has_the_same_answer_or_is_refused_or_what_is_dropped_is_counte
             if pastes == seed + 1 {
                 println!("{}", String::from_utf8_lossy(&bytes));
             }
-            let (count, _) = wrong.entry((format!("{kind:?}"), done)).or_insert((0, (seed, why)));
-            *count += 1;
+            let done = format!("{kind:?}, {}, e.g. seed {seed}", done.join(", "));
+            wrong.insert(done, why);
         }
     }
     println!("{pastes} pastes: {same} with the same answer, {refused} refused, {} wrong", wrong.len());
@@ -49,8 +49,8 @@ fn a_mangled_text_has_the_same_answer_or_is_refused_or_what_is_dropped_is_counte
     assert!(same * 10 >= pastes * 7, "too few are understood: {same} of {pastes}");
 }
 
-/// What is done alone is undone without a loss. A cut at the edge of a terminal may be refused, and so is a latency trace
-/// without its heading.
+/// What is done alone is undone without a loss, unless text is missing then. A cut at the edge of a terminal may be
+/// refused, and so is a latency trace without its heading.
 #[test]
 fn each_way_to_mangle_a_text_is_undone() {
     for (kind, text) in TEXTS {
@@ -59,6 +59,12 @@ fn each_way_to_mangle_a_text_is_undone() {
         for (name, way) in WAYS {
             for how in [0, 1, 2, 12, 21] {
                 let mangled = way(&text, how);
+                if let Err(why) = check(kind, mangled.as_bytes(), &original) {
+                    panic!("{kind:?}, {name} {how}: {why}\n{mangled}");
+                }
+                if name.starts_with("cut off") || name == "half quoted" {
+                    continue;
+                }
                 match imported(kind, mangled.as_bytes()) {
                     Ok(outcome) => assert!(
                         outcome.answer == original.answer,

@@ -22,7 +22,7 @@ const LAST: [(&str, &str); 10] = [
     ("irq_enable", "parent="),
     ("preempt_disable", "parent="),
     ("preempt_enable", "parent="),
-    ("hrtimer_start", "expires="),
+    ("hrtimer_start", " softexpires="),
 ];
 
 impl Form for Events {
@@ -62,8 +62,10 @@ impl Form for Events {
         true
     }
 
-    fn has_open_end(&self, line: &str) -> bool {
-        let Some(event) = Line::parse_perf(line).or_else(|| Line::parse(line)) else { return false };
+    fn has_open_end(&self, line: &str, is_at_edge: bool) -> bool {
+        let Some(event) = Line::parse_perf(line).or_else(|| Line::parse(line)) else {
+            return is_at_edge && latency::is_part(line);
+        };
         let last = event.text.rsplit([' ', '=']).next().unwrap_or_default();
         match event.event {
             // A function with its offset is whole.
@@ -78,15 +80,24 @@ impl Form for Events {
 }
 
 fn is_whole(event: &str, text: &str) -> bool {
+    has_end(event, text) && is_readable(event, text)
+}
+
+/// Whether an event has all that is read of it, as far as that shows.
+pub(crate) fn has_end(event: &str, text: &str) -> bool {
     let Some((_, last)) = LAST.iter().find(|(name, _)| *name == event) else {
-        return is_readable(event, text) && (!event.starts_with("block_rq_") || text.ends_with(']'));
+        return !event.starts_with("block_rq_") || text.ends_with(']');
     };
     // With trace-cmd's plugins: `a:1 [120] S ==> b:2 [120]`, `b:2 [120] CPU:000`.
     let with_plugin =
         || event.starts_with("sched_") && !text.contains("pid=") && text.contains(" [") && text.contains(']');
-    let has_last = text.rsplit_once(last).is_some_and(|(_, value)| !value.is_empty() && !value.starts_with(' '));
+    // The kernel prints either all functions with their offsets or none.
+    let has_offset = |value: &str| value.contains("+0x") || value.starts_with("0x") || !text.contains("+0x");
+    let has_last = text.rsplit_once(last).is_some_and(|(_, value)| {
+        !value.is_empty() && !value.starts_with(' ') && (*last != "parent=" || has_offset(value))
+    });
     let is_switch = || event != "sched_switch" || text.split_once(" ==> ").is_some_and(|(_, next)| next.ends_with(']'));
-    (has_last || with_plugin() && is_switch()) && is_readable(event, text)
+    has_last || with_plugin() && is_switch()
 }
 
 #[cfg(test)]
@@ -111,6 +122,9 @@ mod tests {
             let cut = text.strip_suffix(rest).expect("its end");
             assert_eq!(whole(cut), Piece::Begins, "{cut}");
         }
+        // With offsets, one is missing.
+        assert_eq!(whole("irq_disable: caller=a+0x1 parent=tty_ldi"), Piece::Begins);
+        assert_eq!(whole("irq_disable: caller=a parent=tty_ldisc"), Piece::Whole);
         assert_eq!(Events.piece("# tracer: nop"), Piece::Own);
         assert_eq!(Events.piece("CPU:1 [LOST 4 EVENTS]"), Piece::Own);
         assert_eq!(Events.piece("          job-10 [000] d..2. "), Piece::Begins);

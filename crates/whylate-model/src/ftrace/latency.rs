@@ -174,6 +174,11 @@ impl LatencyReader {
             }
             return (Was::Part, None);
         }
+        if !self.in_stack && is_cut(line) {
+            // What the trace says of its functions is not known then.
+            self.open = None;
+            return (Was::Other, None);
+        }
         match record(line) {
             // The stack is the last of it.
             Some(_) if self.in_stack => (Was::Other, self.finish()),
@@ -217,7 +222,6 @@ pub(crate) fn is_part(line: &str) -> bool {
 /// Whether a line of the heading, or a record, lacks its end.
 pub(crate) fn is_cut(line: &str) -> bool {
     let line = line.trim_start_matches([' ', '#']).trim_end();
-    let has_cpu = || line.split_once("CPU#").is_some_and(|(_, cpu)| cpu.starts_with(|c: char| c.is_ascii_digit()));
     let has_no_function = || match record(line) {
         // An event has a name with a colon.
         Some(Record::Event) => line.split_once("us").is_some_and(|(_, text)| text.matches(": ").count() < 2),
@@ -226,7 +230,7 @@ pub(crate) fn is_cut(line: &str) -> bool {
     };
     line == "=> started at:"
         || line == "=> ended at:"
-        || line.starts_with("latency: ") && !has_cpu()
+        || line.starts_with("latency: ") && !line.ends_with(')')
         || has_no_function()
 }
 
@@ -246,7 +250,7 @@ fn is_heading(line: &str) -> bool {
 
 /// Takes one line of the heading; true for the one with the latency.
 fn heading(trace: &mut LatencyTrace, line: &str) -> bool {
-    if let Some(rest) = line.strip_prefix("latency: ") {
+    if let Some(rest) = line.strip_prefix("latency: ").filter(|_| !is_cut(line)) {
         let latency = rest.split_once(" us").and_then(|(us, _)| number::<u64>(us)?.checked_mul(1_000));
         let cpu = rest
             .split_once("CPU#")

@@ -16,7 +16,7 @@ use std::io::BufRead;
 
 use thiserror::Error;
 
-pub(crate) use self::form::Events;
+pub(crate) use self::form::{Events, has_end};
 pub use self::latency::LatencyTrace;
 pub use self::line::{GONE, Gap, Lacks, Line};
 pub use self::place::Place;
@@ -56,8 +56,8 @@ pub enum ImportError {
     /// It is compressed.
     #[error("this is compressed: decompress it first")]
     Compressed,
-    /// A latency trace has no heading, or one that stops before its latency, and there is nothing else.
-    #[error("the latency trace breaks off in its heading, or lacks it: copy all of it, from `# tracer:` on")]
+    /// A latency trace has no heading, or one that stops before its latency, or cut lines, and there is nothing else.
+    #[error("the latency trace lacks its heading, or lines of it are cut off: copy all of it, from `# tracer:` on")]
     Truncated,
     /// A latency trace of a tracer that measures something else.
     #[error("this is the latency trace of another tracer: give one of irqsoff, preemptoff or preemptirqsoff")]
@@ -175,10 +175,13 @@ impl Found {
             Was::Other => {
                 if let Some(line) = Line::parse(line).filter(Line::is_credible) {
                     self.events += 1;
-                    self.capture.add(&line, lates);
+                    match has_end(line.event, line.text) {
+                        true => self.capture.add(&line, lates),
+                        false => self.unreadable += 1,
+                    }
                 } else if !self.capture.gap(line) && !is_blank(line) {
                     self.unreadable += 1;
-                    self.has_broken_heading |= latency::is_part(line);
+                    self.has_broken_heading |= latency::is_part(line) || latency::is_cut(line);
                     match Line::lacks(line) {
                         Some(Lacks::Cpu) => self.without_cpu += 1,
                         Some(Lacks::Point) => self.without_point += 1,

@@ -13,6 +13,8 @@ pub(super) enum Row {
     End,
     /// `? function`: a guess of the kernel, which may be of an earlier call.
     Guess,
+    /// An address without its function.
+    Address,
     /// `[module]`, the rest of the line before.
     Module,
     Other,
@@ -21,14 +23,14 @@ pub(super) enum Row {
 impl Row {
     pub(super) fn of(line: &str) -> Self {
         let line = line.trim();
-        let Some((_, frame)) = line.strip_prefix("[<").and_then(|rest| rest.split_once(">]")) else {
+        let Some(rest) = line.strip_prefix("[<") else {
             let module = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
             let is_name =
                 |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
             return if module.is_some_and(is_name) { Row::Module } else { Row::Other };
         };
-        match frame.split_whitespace().next() {
-            None => Row::Other,
+        match rest.split_once(">]").and_then(|(_, frame)| frame.split_whitespace().next()) {
+            None => Row::Address,
             Some("?") => Row::Guess,
             Some("0xffffffffffffffff" | "0xffffffff") => Row::End,
             // No function has the sign in its name; what follows may be cut off.
@@ -55,8 +57,8 @@ impl Form for Dump {
             Row::Frame(_) if !line.contains("+0x") => Piece::Begins,
             Row::Frame(_) | Row::End | Row::Guess => Piece::Whole,
             Row::Module => Piece::Own,
-            // An address, and the function in the next line.
-            Row::Other if line.trim().strip_prefix("[<").is_some_and(|rest| rest.ends_with(">]")) => Piece::Begins,
+            // The function is in the next line.
+            Row::Address => Piece::Begins,
             Row::Other => Piece::Other,
         }
     }

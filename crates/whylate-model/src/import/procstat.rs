@@ -39,11 +39,11 @@ impl Form for Procstat {
         if Heading::of(line).is_some() {
             return Piece::Own;
         }
-        let Some(thread) = Thread::of(line, &Heading::default()) else { return Piece::Other };
-        let innermost = thread.frames.join(" ");
-        let is_whole = thread.frames.last().is_some_and(|last| OUTERMOST.contains(&last.as_str()))
-            || OUTERMOST.contains(&innermost.as_str());
-        if is_whole { Piece::Whole } else { Piece::Begins }
+        match Thread::of(line, &Heading::default()) {
+            Some(thread) if thread.has_end() => Piece::Whole,
+            Some(_) => Piece::Begins,
+            None => Piece::Other,
+        }
     }
 
     fn subject<'a>(&self, line: &'a str) -> Option<&'a str> {
@@ -109,14 +109,24 @@ impl Thread {
         let stack_at = known().or_else(|| heading.stack.filter(|&at| begins_column(names, at)))?;
         let (process, name) = match heading.thread.filter(|&at| at < stack_at && begins_column(names, at)) {
             Some(at) => (names[..at].trim(), names[at..stack_at].trim()),
-            None => {
-                let (process, name) = first_word(&names[..stack_at])?;
-                (process, name.trim())
-            }
+            // Blanks are of the process's name where the thread has none.
+            None => match names[..stack_at].trim().strip_suffix(" -") {
+                Some(process) => (process.trim(), "-"),
+                None => {
+                    let (process, name) = first_word(&names[..stack_at])?;
+                    (process, name.trim())
+                }
+            },
         };
         let frames = names[stack_at..].split_whitespace().map(|frame| safe(function(frame))).collect();
         let name = if name.is_empty() { "-" } else { name };
         Some(Thread { process: safe(process), name: safe(&squeezed(name)), frames })
+    }
+
+    /// Whether its outermost function is one in which stacks end, or something stands for the stack.
+    pub(super) fn has_end(&self) -> bool {
+        self.frames.last().is_some_and(|last| OUTERMOST.contains(&last.as_str()))
+            || OUTERMOST.contains(&self.frames.join(" ").as_str())
     }
 }
 

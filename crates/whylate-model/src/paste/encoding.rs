@@ -1,21 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Encodings of text within text: UTF-16, quoted-printable, HTML, a terminal's colors, tabs.
+//! Encodings of text within text: quoted-printable, HTML, a terminal's colors, tabs, blank lines in between.
 
 use super::Form;
+use crate::text;
 
 /// Tags that stand around text in pages; `<idle>` is none of them.
 const TAGS: [&str; 16] =
     ["a", "br", "code", "div", "font", "li", "p", "pre", "samp", "span", "table", "tbody", "td", "tr", "tt", "ul"];
-const ENTITIES: [(&str, char); 8] = [
-    ("&lt;", '<'),
-    ("&gt;", '>'),
-    ("&amp;", '&'),
-    ("&nbsp;", ' '),
-    ("&quot;", '"'),
-    ("&#39;", '\''),
-    ("&#x27;", '\''),
-    ("&apos;", '\''),
-];
+const ENTITIES: [(&str, char); 6] =
+    [("lt", '<'), ("gt", '>'), ("amp", '&'), ("nbsp", ' '), ("quot", '"'), ("apos", '\'')];
+/// No entity is longer, in bytes.
+const LONGEST_ENTITY: usize = 8;
 const TAB: usize = 8;
 
 /// One of them.
@@ -29,6 +24,8 @@ pub(super) enum Encoding {
     Colors,
     /// Tabs in place of spaces.
     Tabs,
+    /// A blank line after each.
+    Doubled,
 }
 
 impl Encoding {
@@ -38,6 +35,7 @@ impl Encoding {
             Encoding::Html => "HTML",
             Encoding::Colors => "colors of a terminal",
             Encoding::Tabs => "tabs",
+            Encoding::Doubled => "a blank line after each",
         }
     }
 
@@ -49,7 +47,7 @@ impl Encoding {
         let gains = |encoding: Encoding| {
             let undone = |line: &String| {
                 let mut line = line.clone();
-                encoding.undo(&mut line, &mut String::new());
+                encoding.undo(&mut line, &mut String::new(), text::LONGEST_LINE);
                 line
             };
             records(&mut lines.iter().map(undone)) > records(&mut lines.iter().cloned())
@@ -63,45 +61,54 @@ impl Encoding {
                 return Some(Encoding::Colors);
             }
         }
-        let has_entities = lines.iter().any(|line| ENTITIES.iter().any(|(entity, _)| line.contains(entity)));
-        if has_entities {
+        if lines.iter().any(|line| has_closing_tag(line)) {
+            return Some(Encoding::Html);
+        }
+        if lines.iter().any(|line| without_entities(line) != *line) {
             // A page that has escaped them has no bare ones but in its tags, and in front of quoted lines.
             let is_bare = |line: &String| without_tags(line).trim_start_matches(['>', ' ', '|']).contains(['<', '>']);
             let has_brackets = lines.iter().any(|line| {
+                let brackets = |line: &str| line.matches(['<', '>']).count();
+                let once = without_entities(line);
                 // Escaped twice, it is `&amp;lt;`.
-                ["&lt;", "&gt;", "&amp;lt;", "&amp;gt;"].iter().any(|entity| line.contains(entity))
+                brackets(&once) > brackets(line) || brackets(&without_entities(&once)) > brackets(line)
             });
             if has_brackets && !lines.iter().any(is_bare) || gains(Encoding::Html) {
                 return Some(Encoding::Html);
             }
         }
-        (lines.iter().any(|line| line.contains('\t')) && gains(Encoding::Tabs)).then_some(Encoding::Tabs)
+        if lines.iter().any(|line| line.contains('\t')) && gains(Encoding::Tabs) {
+            return Some(Encoding::Tabs);
+        }
+        is_doubled(lines, form).then_some(Encoding::Doubled)
     }
 
     /// Undoes it in a line; false where the line goes on in the next one.
-    pub(super) fn undo(self, line: &mut String, pending: &mut String) -> bool {
+    pub(super) fn undo(self, line: &mut String, pending: &mut String, longest: usize) -> bool {
         match self {
             Encoding::QuotedPrintable => {
                 // Blanks at the end of a line were added on the way.
                 let text = line.trim_end();
                 let goes_on = text.strip_suffix('=');
                 pending.push_str(goes_on.unwrap_or(text));
-                if goes_on.is_some() && pending.len() < crate::text::LONGEST_LINE {
+                if goes_on.is_some() && pending.len() < longest {
                     return false;
                 }
                 *line = from_quoted_printable(pending);
                 pending.clear();
             }
-            Encoding::Html => {
-                let mut text = without_tags(line);
-                // What an entity stands for is none.
-                for (entity, c) in ENTITIES.iter().filter(|(_, c)| *c != '&') {
-                    text = text.replace(entity, &c.to_string());
-                }
-                *line = text.replace("&amp;", "&");
-            }
+            Encoding::Html => *line = without_entities(&without_tags(line)),
             Encoding::Colors => *line = without_colors(line),
             Encoding::Tabs => *line = without_tabs(line),
+            // What is pending says that a blank line is due.
+            Encoding::Doubled => {
+                let is_due = !pending.is_empty();
+                pending.clear();
+                if is_due && line.trim().is_empty() {
+                    return false;
+                }
+                pending.push('\n');
+            }
         }
         true
     }
@@ -129,7 +136,9 @@ fn is_quoted_printable(lines: &[String]) -> bool {
             match escaped(rest) {
                 // Encoders escape what is no printable ASCII, the sign itself, blanks at the end of a line, and the
                 // start of lines that would end or change a mail.
-                Some(byte) if byte == b'=' || byte == b'\t' || byte >= 0x80 => valid += 1,
+                Some(b'=' | b'\t') => valid += 1,
+                // No character of UTF-8 that is not ASCII is a single byte.
+                Some(0x80..) if rest.get(2) == Some(&b'=') || at >= 3 && line[at - 3] == b'=' => valid += 1,
                 Some(b' ') if rest.len() == 2 => valid += 1,
                 Some(b'.' | b'F') if at == 0 => valid += 1,
                 _ if rest.is_empty() && at > 0 && line[at - 1] != b'=' => valid += 1,
@@ -159,17 +168,24 @@ fn from_quoted_printable(line: &str) -> String {
     super::cleaned(&bytes)
 }
 
+/// No name of C++ has one.
+fn has_closing_tag(line: &str) -> bool {
+    line.match_indices("</").any(|(at, _)| TAGS.iter().any(|tag| line[at + 2..].starts_with(&format!("{tag}>"))))
+}
+
 fn without_tags(line: &str) -> String {
     let mut text = String::with_capacity(line.len());
     let mut rest = line;
     while let Some((before, tag)) = rest.split_once('<') {
         text.push_str(before);
-        let is_tag = tag.split_once('>').is_some_and(|(inner, _)| {
+        // A tag has no other one in it.
+        let end = tag.find(['<', '>']).filter(|&end| tag[end..].starts_with('>'));
+        let is_tag = |inner: &str| {
             let name = inner.trim_start_matches('/').split([' ', '/']).next().unwrap_or_default();
             TAGS.contains(&name.to_ascii_lowercase().as_str())
-        });
-        match tag.split_once('>').filter(|_| is_tag) {
-            Some((_, after)) => rest = after,
+        };
+        match end.filter(|&end| is_tag(&tag[..end])) {
+            Some(end) => rest = &tag[end + 1..],
             None => {
                 text.push('<');
                 rest = tag;
@@ -178,6 +194,51 @@ fn without_tags(line: &str) -> String {
     }
     text.push_str(rest);
     text
+}
+
+/// What an entity stands for is none.
+fn without_entities(line: &str) -> String {
+    let mut text = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once('&') {
+        text.push_str(before);
+        let name = after.bytes().take(LONGEST_ENTITY).position(|byte| byte == b';').map(|end| &after[..end]);
+        match name.and_then(|name| Some((name, entity(name)?))) {
+            Some((name, c)) => {
+                text.push(c);
+                rest = &after[name.len() + 1..];
+            }
+            None => {
+                text.push('&');
+                rest = after;
+            }
+        }
+    }
+    text.push_str(rest);
+    text
+}
+
+/// What stands between `&` and `;`: a name, `#60` or `#x3c`.
+fn entity(name: &str) -> Option<char> {
+    let Some(number) = name.strip_prefix('#') else {
+        return ENTITIES.iter().find(|(known, _)| *known == name).map(|(_, c)| *c);
+    };
+    let c = match number.strip_prefix(['x', 'X']) {
+        Some(digits) => u32::from_str_radix(digits, 16).ok()?,
+        None => number.parse().ok()?,
+    };
+    match char::from_u32(c)? {
+        '\u{a0}' => Some(' '),
+        c => Some(c).filter(|c| !c.is_control()),
+    }
+}
+
+/// Whether each line has a blank one behind it, and records do.
+fn is_doubled(lines: &[String], form: &impl Form) -> bool {
+    let is_blank = |line: &&String| line.trim().is_empty();
+    let texts = || lines.iter().step_by(2);
+    lines.iter().skip(1).step_by(2).all(|line| is_blank(&line))
+        && texts().filter(|line| form.piece(line).is_record()).count() >= 3
 }
 
 fn without_colors(line: &str) -> String {
@@ -201,29 +262,4 @@ pub(super) fn without_tabs(line: &str) -> String {
         if c == '\t' { text.extend(std::iter::repeat_n(' ', width)) } else { text.push(c) }
     }
     text
-}
-
-/// Whether a file is UTF-16, and whether the upper byte comes first: by its byte order mark, or as every other byte of
-/// its start is zero.
-pub(super) fn utf16(head: &[u8]) -> Option<bool> {
-    match head {
-        [0xff, 0xfe, ..] => return head.iter().skip(3).step_by(2).take(64).any(|&byte| byte == 0).then_some(false),
-        [0xfe, 0xff, ..] => return head.iter().skip(2).step_by(2).take(64).any(|&byte| byte == 0).then_some(true),
-        _ => {}
-    }
-    let start = &head[..head.len().min(512) & !1];
-    let zeros = |at: usize| start.iter().skip(at).step_by(2).filter(|&&byte| byte == 0).count();
-    let (even, odd, half) = (zeros(0), zeros(1), start.len() / 2);
-    match (even, odd) {
-        _ if half < 8 => None,
-        (0, odd) if odd * 10 >= half * 9 => Some(false),
-        (even, 0) if even * 10 >= half * 9 => Some(true),
-        _ => None,
-    }
-}
-
-pub(super) fn from_utf16(bytes: &[u8], is_big_endian: bool) -> String {
-    let unit = |two: &[u8; 2]| if is_big_endian { u16::from_be_bytes(*two) } else { u16::from_le_bytes(*two) };
-    let units = bytes.as_chunks::<2>().0.iter().map(unit);
-    char::decode_utf16(units).map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
 }

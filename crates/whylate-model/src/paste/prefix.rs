@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Form, LAYERS};
+use super::{Form, LAYERS, Piece};
 
 /// More names in front of lines are none of files.
 const FILES: usize = 16;
@@ -64,7 +64,13 @@ pub(super) fn of(lines: &[String], form: &impl Form) -> Result<Option<Prefix>, V
         }
     }
     let numbers = Prefix::Number { is_spaced: is_spaced(|line| number(line).map(|(_, rest)| rest)) };
-    if are_consecutive(lines, number) || are_numbered(lines, form) && is_evident(&numbers, lines, form) {
+    let is_listing = || {
+        let rests = || lines.iter().filter_map(|line| numbers.strip(line));
+        let is_record = |line: &&str| form.piece(line).is_record();
+        are_consecutive(lines, number)
+            && rests().filter(is_record).count() >= lines.iter().filter(|line| is_record(&line.as_str())).count()
+    };
+    if is_listing() || are_numbered(lines, form) && is_evident(&numbers, lines, form) {
         return Ok(Some(numbers));
     }
     if are_consecutive(lines, counted) && is_evident(&Prefix::Counted, lines, form) {
@@ -78,13 +84,15 @@ pub(super) fn of(lines: &[String], form: &impl Form) -> Result<Option<Prefix>, V
     }
 }
 
-/// Whether all records have it; or some, of several threads: one thread may have such a name.
+/// Whether all records have it, or some of which that is sure: they are of several threads, or no lines of the form as
+/// they are. One thread may have such a name.
 fn is_evident(prefix: &Prefix, lines: &[String], form: &impl Form) -> bool {
     let mut subjects = BTreeSet::new();
-    let (mut with, mut without) = (0, 0);
+    let (mut with, mut without, mut gained) = (0, 0, 0);
     for line in lines {
         match prefix.strip(line) {
             Some(rest) => {
+                gained += usize::from(form.piece(line) == Piece::Other && form.piece(rest) != Piece::Other);
                 if let Some(record) = behind_others(rest, form, LAYERS) {
                     with += 1;
                     subjects.extend(form.subject(record));
@@ -98,7 +106,7 @@ fn is_evident(prefix: &Prefix, lines: &[String], form: &impl Form) -> bool {
     // Where each line of a text has one, records may be broken.
     let mut texts = lines.iter().filter(|line| !line.trim().is_empty());
     let all_have = is_dated && lines.len() >= 3 && texts.all(|line| prefix.strip(line).is_some());
-    all_have || with > 0 && (is_dated || without == 0 || with >= 3 && subjects.len() >= 2)
+    all_have || with > 0 && (is_dated || without == 0 || gained > 0 || with >= 3 && subjects.len() >= 2)
 }
 
 /// The record behind whatever else stands in front of it.

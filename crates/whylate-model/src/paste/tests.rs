@@ -98,6 +98,47 @@ fn entities_and_colors_are_undone_where_all_of_the_text_has_them() {
 }
 
 #[test]
+fn entities_with_numbers_and_blank_lines_between_are_undone() {
+    let page = EVENTS.map(|line| line.replace('<', "&#60;").replace('>', "&#x3E;")).join("\n\n");
+    let (lines, undone) = read(&page);
+    assert_eq!(undone, ["HTML", "a blank line after each"]);
+    assert_eq!(
+        lines.iter().filter(|line| !line.trim().is_empty()).collect::<Vec<_>>(),
+        EVENTS.iter().collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn events_that_were_cut_off_in_one_column_are_known() {
+    let fork = |comm: &str, child: &str| {
+        format!(
+            "{comm:>16}-7 [001] .... 1.000000: sched_process_fork: comm={comm} pid=7 child_comm=x child_pid={child}\n"
+        )
+    };
+    let text = fork("a", "12")
+        + &fork("bc", "3")
+        + "    d-7 [001] .... 1.000001: irq_enable: caller="
+        + &"a".repeat(60)
+        + "\n";
+    let width = text.lines().next().map_or(0, str::len);
+    let cut = |text: &str| text.lines().map(|line| format!("{}\n", &line[..line.len().min(width)])).collect::<String>();
+    for (text, expected) in [(cut(&text), [true, true, true]), (text, [false, false, false])] {
+        let mut lines = Lines::new(text.as_bytes(), Events, 8 << 10).expect("text");
+        let mut line = String::new();
+        for expected in expected {
+            assert!(lines.next(&mut line).expect("it is in memory"));
+            assert_eq!(lines.is_cut(&line), expected, "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_single_byte_beyond_ascii_is_no_escape() {
+    let text = format!("{}\n{}=DE\n", EVENTS[1].replace('=', " "), EVENTS[2].replace('=', " "));
+    assert_eq!(read(&text).1, Vec::<String>::new());
+}
+
+#[test]
 fn utf_16_is_text() {
     let units: Vec<u16> = EVENTS.join("\r\n").encode_utf16().collect();
     let little = |mark: &[u8]| [mark, &units.iter().flat_map(|unit| unit.to_le_bytes()).collect::<Vec<u8>>()].concat();

@@ -242,6 +242,20 @@ impl Wrap {
     }
 }
 
+/// The column in which the lines of a head were cut off, if they were: several end in the last one, and some of these
+/// lack their end.
+pub(super) fn edge(lines: &[String], form: &impl Form) -> Option<usize> {
+    let records = || lines.iter().filter(|line| form.piece(line).is_record());
+    let edge = records().map(|line| line.chars().count()).max()?;
+    let widest = || records().filter(|line| ends_at(line, edge));
+    (widest().count() >= 2 && widest().any(|line| form.piece(line) == Piece::Begins)).then_some(edge)
+}
+
+/// Whether a line reaches that column with a word, which may be a part of one.
+pub(super) fn ends_at(line: &str, edge: usize) -> bool {
+    !line.ends_with(char::is_whitespace) && line.chars().count() >= edge
+}
+
 /// Whether a line may belong to the record that these began.
 fn goes_on(form: &impl Form, group: &[String], line: &str) -> bool {
     let (Some(first), Some(last)) = (group.first(), group.last()) else { return false };
@@ -259,14 +273,16 @@ fn goes_on(form: &impl Form, group: &[String], line: &str) -> bool {
 #[derive(Debug)]
 pub(super) struct Wrapped {
     wrap: Wrap,
+    /// No record has more bytes.
+    longest: usize,
     /// A record and the lines that may belong to it.
     group: Vec<String>,
     joined: u64,
 }
 
 impl Wrapped {
-    pub(super) fn new(wrap: Wrap) -> Self {
-        Wrapped { wrap, group: Vec::new(), joined: 0 }
+    pub(super) fn new(wrap: Wrap, longest: usize) -> Self {
+        Wrapped { wrap, longest, group: Vec::new(), joined: 0 }
     }
 
     /// How many line breaks were undone.
@@ -277,7 +293,8 @@ impl Wrapped {
     /// Takes a line, or the end of the file, and hands out what is complete.
     pub(super) fn take(&mut self, line: Option<String>, form: &impl Form, ready: &mut VecDeque<String>) {
         let Some(line) = line else { return self.end_group(form, ready) };
-        if goes_on(form, &self.group, &line) {
+        let is_short = self.group.iter().map(String::len).sum::<usize>() + line.len() < self.longest;
+        if is_short && goes_on(form, &self.group, &line) {
             return self.group.push(line);
         }
         self.end_group(form, ready);
@@ -311,6 +328,7 @@ impl Wrapped {
             (record, used) = (longer, used + 1);
         }
         self.joined += used as u64;
+        super::truncate(&mut record, self.longest);
         ready.push_back(record);
         ready.extend(group.into_iter().skip(used + 1));
     }

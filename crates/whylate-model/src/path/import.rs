@@ -22,7 +22,7 @@ use self::lives::Lives;
 use super::events::{Builder, Event};
 use super::history::{Exit, Name, Recorded, Waker};
 use crate::ftrace::{
-    COMPRESSED, Events, GONE, Gap, LONGEST, Lacks, Line, NO_CPU, NO_POINT, TRACE_DAT, is_blank, is_heading,
+    COMPRESSED, Events, GONE, Gap, LONGEST, Lacks, Line, NO_CPU, NO_POINT, TRACE_DAT, has_end, is_blank, is_heading,
 };
 use crate::paste::{Lines, PasteError};
 
@@ -210,7 +210,9 @@ impl Reader {
         }
         self.last_ns = self.last_ns.max(line.time_ns);
         self.begin_ns.get_or_insert(self.last_ns);
-        let Some(said) = said(line.event, line.text) else { return self.lose("unreadable", 1) };
+        let Some(said) = said(line.event, line.text).filter(|_| has_end(line.event, line.text)) else {
+            return self.lose("unreadable", 1);
+        };
         if self.timers.len() <= cpu {
             self.timers.resize(cpu + 1, false);
         }

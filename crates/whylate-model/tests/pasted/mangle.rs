@@ -94,19 +94,22 @@ pub enum Kind {
 /// What an import yields: an answer to be compared, the names in it, and how much it has counted as not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
+    /// What was imported.
+    text: String,
     pub answer: String,
     pub names: BTreeSet<String>,
     pub dropped: u64,
 }
 
 pub fn imported(kind: Kind, bytes: &[u8]) -> Result<Outcome, String> {
+    let text = String::from_utf8_lossy(bytes).into_owned();
     match kind {
         Kind::Stacks => {
-            let text = whylate_model::text::read(bytes).map_err(|error| error.to_string())?;
-            let read = Imported::read(&text, Names::Nothing).map_err(|error| error.to_string())?;
+            let read = whylate_model::text::read(bytes).map_err(|error| error.to_string())?;
+            let read = Imported::read(&read, Names::Thread).map_err(|error| error.to_string())?;
             let lines = read.lines(Order::RootFirst);
             let names = lines.iter().filter_map(|line| Some(line.rsplit_once(' ')?.0.to_owned())).collect();
-            Ok(Outcome { answer: lines.join("\n"), names, dropped: read.unread + read.too_long })
+            Ok(Outcome { text, answer: lines.join("\n"), names, dropped: read.unread + read.too_long + read.cut })
         }
         Kind::Trace => {
             let trace = Trace::read(bytes).map_err(|error| error.to_string())?;
@@ -119,26 +122,28 @@ pub fn imported(kind: Kind, bytes: &[u8]) -> Result<Outcome, String> {
                 cpu.iter().map(|slice| Slice { name: Name::of(&squeezed(slice.name)), ..*slice }).collect()
             };
             let cpus: Vec<Vec<Slice>> = cpus.map(slices).collect();
-            Ok(Outcome { answer: format!("{cpus:?}"), names, dropped: trace.lost.values().sum() })
+            Ok(Outcome { text, answer: format!("{cpus:?}"), names, dropped: trace.lost.values().sum() })
         }
         Kind::Irqs => {
             let mut late = Vec::new();
             let options = ImportOptions { late_over_ns: None, worst: 20 };
             let (snapshot, _) =
                 import(bytes, "", options, &mut |event| late.push(event)).map_err(|error| error.to_string())?;
-            let names = late.iter().flat_map(|event| event.labels.values().cloned()).collect();
+            let labels = late.iter().flat_map(|event| &event.labels).filter(|(label, _)| *label != "kind");
+            let names = labels.map(|(_, name)| name.clone()).collect();
             let answer = format!("{:?} {late:?}", snapshot.series);
-            Ok(Outcome { answer, names, dropped: snapshot.lost.values().sum() })
+            Ok(Outcome { text, answer, names, dropped: snapshot.lost.values().sum() })
         }
     }
 }
 
-/// Some lines of a text, from its first one on.
+/// Some lines of a text, mostly from its first one on.
 pub fn some_lines(text: &str, choose: &mut dyn FnMut() -> u8) -> String {
     let lines: Vec<&str> = text.lines().take(LINES).collect();
     // A text is rarely cut.
     let kept = if choose() < 40 { 1 + usize::from(choose()) % lines.len() } else { lines.len() };
-    lines[..kept].iter().map(|line| format!("{line}\n")).collect()
+    let skipped = if choose() < 20 { usize::from(choose()) % kept } else { 0 };
+    lines[skipped..kept].iter().map(|line| format!("{line}\n")).collect()
 }
 
 /// Does one to three things to a text; their names.
@@ -174,7 +179,7 @@ pub fn mangle(text: &str, choose: &mut dyn FnMut() -> u8) -> (Vec<u8>, Vec<&'sta
 type Way = fn(&str, u8) -> String;
 
 /// By its name; a number tells how exactly.
-pub const WAYS: [(&str, Way); 19] = [
+pub const WAYS: [(&str, Way); 30] = [
     ("quoted", |text, how| {
         each(text, |line| format!("{}{line}", ["> ", ">> ", "> > ", "| ", ">", " > "][usize::from(how) % 6]))
     }),
@@ -200,6 +205,39 @@ pub const WAYS: [(&str, Way); 19] = [
     }),
     ("prose around it", |text, _| format!("Hello,\n\nthis is what I see:\n\n{text}\nAny idea?\n")),
     ("a fence", |text, _| format!("```\n{text}```\n")),
+    ("cut off", |text, how| each(text, |line| line.chars().take([72, 80, 100, 64][usize::from(how) % 4]).collect())),
+    ("cut off with an ellipsis", |text, how| {
+        let (width, ellipsis) =
+            ([72, 80, 100, 64][usize::from(how) % 4], ["\u{2026}", "..."][usize::from(how / 4) % 2]);
+        each(text, |line| match line.char_indices().nth(width) {
+            Some((at, _)) => format!("{}{ellipsis}", &line[..at]),
+            None => line.to_owned(),
+        })
+    }),
+    ("indented", |text, how| each(text, |line| format!("{}{line}", ["    ", "\t", "  "][usize::from(how) % 3]))),
+    ("trailing blanks", |text, how| each(text, |line| format!("{line}{}", ["  ", " ", "\t"][usize::from(how) % 3]))),
+    ("a blank line after each", |text, _| each(text, |line| format!("{line}\n"))),
+    ("entities with numbers", |text, how| {
+        let of = |c| if how % 2 == 0 { format!("&#{};", u32::from(c)) } else { format!("&#x{:x};", u32::from(c)) };
+        text.replace('&', "&amp;").replace('<', &of('<')).replace('>', &of('>'))
+    }),
+    ("a page", |text, _| {
+        let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+        format!("<div class=\"code\"><pre><code>{text}</code></pre></div>\n")
+    }),
+    ("a shell around it", |text, how| {
+        let prompt = ["$", "root@host:~#", "[me@host ~]$", "me@host:/tmp$"][usize::from(how) % 4];
+        format!("{prompt} head -n 60 out.txt\n{text}{prompt} uptime -s 2\n")
+    }),
+    ("prose with numbers", |text, _| {
+        format!("It happens since release 12\n\n{text}\nI have seen it 3 times, on CPU 2\n")
+    }),
+    ("half quoted", |text, how| {
+        let (lines, from) = (text.lines().count(), usize::from(how));
+        let quoted = |(at, line)| if at >= from % lines.max(1) { format!("> {line}\n") } else { format!("{line}\n") };
+        text.lines().enumerate().map(quoted).collect()
+    }),
+    ("without the last newline", |text, _| text.trim_end_matches('\n').to_owned()),
 ];
 
 fn each(text: &str, of: impl Fn(&str) -> String) -> String {
@@ -284,6 +322,24 @@ pub fn difference(one: &str, other: &str) -> String {
     format!("there is\n    {}\nin place of\n    {}", around(one), around(other))
 }
 
+/// Whether a stack is a part of another one, maybe with names of which the end is missing, and says so.
+fn is_part_of(stack: &str, whole: &str) -> bool {
+    let [frames, all] = [stack, whole].map(|stack| stack.split(';').collect::<Vec<_>>());
+    let is_same = |(frame, other): (&&str, &&str)| match frame.strip_suffix("[cut]") {
+        Some(start) => other.starts_with(start),
+        // A label with blanks may have been broken there.
+        None => frame == other || other.split(' ').any(|word| word == *frame),
+    };
+    let mut all = all.iter();
+    frames.iter().all(|frame| all.any(|other| is_same((frame, other))))
+}
+
+/// Whether a text has a name as a whole word.
+fn is_in(text: &str, name: &str) -> bool {
+    let is_end = |c: char| !c.is_alphanumeric() && c != '_';
+    text.match_indices(name).any(|(at, _)| text[..at].ends_with(is_end) && text[at + name.len()..].starts_with(is_end))
+}
+
 /// Whether an import of a mangled text is right: what the text as it was yields; or a refusal; or less, without any name
 /// that is not in it, and with a count of what was dropped.
 pub fn check(kind: Kind, bytes: &[u8], original: &Outcome) -> Result<(), String> {
@@ -291,12 +347,14 @@ pub fn check(kind: Kind, bytes: &[u8], original: &Outcome) -> Result<(), String>
     if outcome.answer == original.answer {
         return Ok(());
     }
-    // A stack may be shorter where the rest is counted.
+    // A stack may be shorter, and functions be of other sections, where that is counted.
     let is_part = |name: &String| {
-        let part = |name: &str| format!(" {} ", name.replace(';', " "));
-        kind == Kind::Stacks
-            && outcome.dropped > original.dropped
-            && original.names.iter().any(|whole| part(whole).contains(&part(name)))
+        outcome.dropped > original.dropped
+            && match kind {
+                Kind::Stacks => original.names.iter().any(|whole| is_part_of(name, whole)),
+                Kind::Irqs => is_in(&original.text, &name.replace(':', "-")),
+                Kind::Trace => false,
+            }
     };
     let invented: Vec<&String> = outcome.names.difference(&original.names).filter(|name| !is_part(name)).collect();
     if !invented.is_empty() {

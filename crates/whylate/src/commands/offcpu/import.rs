@@ -67,6 +67,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if all.too_long > 0 {
         say!("whylate: skipped {} stacks of more than {DEEPEST} frames or 1 MiB", all.too_long);
     }
+    if all.cut > 0 {
+        say!("whylate: {} stacks may lack frames: they were cut off, or end in an unknown function", all.cut);
+    }
     if all.unread > 0 {
         say!("whylate: skipped {} lines that are not stacks", all.unread);
     }
