@@ -234,7 +234,7 @@ impl Imported {
                 self.unread += u64::from(!is_heading);
                 let path =
                     heading.split_whitespace().find(|word| word.starts_with("/proc/") && word.ends_with("/stack"));
-                label = Some(safe(path.unwrap_or(heading)));
+                label = path.or(Some(heading).filter(|heading| !is_prose(heading))).map(safe);
             }
         }
         self.undone = lines.undone();
@@ -254,7 +254,7 @@ impl Imported {
                 _ if text.len() > text::LONGEST_LINE => self.too_long += 1,
                 // Its count may lack digits.
                 Some(_) if lines.is_cut(&line) => self.unread += 1,
-                Some((frames, _)) if has_separators && is_prose(frames) => self.unread += 1,
+                Some((frames, _)) if frames.starts_with("> ") || has_separators && is_prose(frames) => self.unread += 1,
                 Some((frames, count)) => {
                     let numbers = frames.split(' ').rev().take_while(|word| word.parse::<u64>().is_ok()).count();
                     counts = counts.min(1 + numbers);
@@ -304,7 +304,7 @@ impl Form for Folded {
     }
 }
 
-/// Whether what stands before a number is a command in a shell or a sentence, where stacks have several frames.
+/// Whether a line, or what stands before a number, is a command in a shell or a sentence.
 fn is_prose(text: &str) -> bool {
     let words = || text.split_whitespace();
     let has_prompt = || words().count() > 1 && words().take(2).any(|word| word.ends_with(['$', '#', '%']));

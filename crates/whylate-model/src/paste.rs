@@ -212,7 +212,7 @@ impl<R: BufRead, F: Form> Lines<R, F> {
     /// were, or with an ellipsis.
     pub fn is_cut(&self, line: &str) -> bool {
         let has_ellipsis = ELLIPSES.iter().any(|ellipsis| line.trim_end().ends_with(ellipsis));
-        let is_at_edge = has_ellipsis || self.edge.is_some_and(|edge| wrap::ends_at(line, edge));
+        let is_at_edge = has_ellipsis || self.edge.is_some_and(|edge| wrap::length(line) >= edge);
         if !is_at_edge && !self.is_at_end {
             return false;
         }
@@ -267,12 +267,14 @@ impl<R: BufRead, F: Form> Lines<R, F> {
         }
         while self.layers.len() < LAYERS {
             // A line that goes on in the next one is joined without what stands in front of that.
-            let prefix = prefix::of(&lines, &self.form).map_err(PasteError::SeveralMachines)?.map(Layer::Prefix);
-            let layer = prefix.or_else(|| Encoding::of(&lines, &self.form).map(Layer::Encoding));
+            let prefix = prefix::of(&lines, &self.form).map_err(PasteError::SeveralMachines)?;
+            let prefix = prefix.or_else(|| prefix::indent(&lines).filter(|_| encoding::is_quoted_printable(&lines)));
+            let layer = prefix.map(Layer::Prefix).or_else(|| Encoding::of(&lines, &self.form).map(Layer::Encoding));
             let Some(layer) = layer else { break };
             lines = layer.undo_all(&lines, self.longest);
             self.layers.push((layer, String::new()));
         }
+        lines.iter_mut().filter(|line| is_fence(line)).for_each(String::clear);
         self.has_records = lines.iter().any(|line| self.form.piece(line).is_record());
         match Wrap::of(&lines, &self.form) {
             Ok(Some(wrap)) => self.wrapped = Some(Wrapped::new(wrap, self.longest)),
@@ -297,6 +299,9 @@ impl<R: BufRead, F: Form> Lines<R, F> {
             }
             let longest = self.longest;
             if self.layers[from..].iter_mut().all(|(layer, pending)| layer.undo(line, pending, longest)) {
+                if is_fence(line) {
+                    line.clear();
+                }
                 truncate(line, longest);
                 return Ok(true);
             }
@@ -341,6 +346,13 @@ fn clean(bytes: &[u8], line: &mut String) {
     let is_space = |c: char| matches!(c, '\u{a0}' | '\u{2000}'..='\u{200a}' | '\u{202f}' | '\u{205f}' | '\u{3000}');
     let has_no_width = |c: char| matches!(c, '\u{ad}' | '\u{200b}' | '\u{2060}' | '\u{feff}');
     line.extend(text.chars().filter(|&c| !has_no_width(c)).map(|c| if is_space(c) { ' ' } else { c }));
+}
+
+/// Whether a line marks the start or the end of a quoted text in a report.
+fn is_fence(line: &str) -> bool {
+    let line = line.trim();
+    ["```", "~~~", "{code", "{noformat}", "[code]", "[/code]"].iter().any(|fence| line.starts_with(fence))
+        && !line.contains(' ')
 }
 
 /// Drops what is beyond so many bytes.

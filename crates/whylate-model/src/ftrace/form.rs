@@ -74,7 +74,7 @@ impl Form for Events {
             }
             "sched_process_fork" | "sched_process_exec" | "irq_handler_entry" => true,
             "hrtimer_start" | "hrtimer_expire_entry" => function(last) == last && !event.text.contains(" mode="),
-            _ => false,
+            name => is_at_edge && LAST.iter().all(|(known, _)| *known != name),
         }
     }
 }

@@ -240,14 +240,10 @@ pub(crate) fn is_stack_frame(line: &str) -> bool {
     frame.is_some_and(|frame| !frame.contains(['=', ':']) && !frame.trim().is_empty())
 }
 
-/// What trace-cmd writes first, what stands around text in pages, and the frames of stacks that perf writes.
+/// What trace-cmd writes first, and the frames of stacks that perf writes.
 pub(crate) fn is_heading(line: &str) -> bool {
     let line = line.trim();
     let is_cpu = || line.starts_with("CPU ") && line.ends_with(" is empty");
-    let is_fence = || {
-        line.starts_with("```")
-            || ["{code", "{noformat}", "[code]", "[/code]"].iter().any(|fence| line.starts_with(fence))
-    };
     let mut words = line.split_ascii_whitespace();
     let (address, symbol) = (words.next().unwrap_or_default(), words.next());
     let is_field = |word: &str| {
@@ -259,7 +255,7 @@ pub(crate) fn is_heading(line: &str) -> bool {
         let is_address = address.len() >= 5 && address.bytes().all(|byte| byte.is_ascii_hexdigit());
         is_address && symbol.is_some_and(|symbol| !is_field(symbol))
     };
-    line.starts_with("cpus=") || line.starts_with("version = ") || is_cpu() || is_fence() || is_frame()
+    line.starts_with("cpus=") || line.starts_with("version = ") || is_cpu() || is_frame()
 }
 
 /// The late event of a section that ended then, in a thread (`name:tid`). Its cause is itself.

@@ -32,7 +32,12 @@ impl Row {
         match rest.split_once(">]").and_then(|(_, frame)| frame.split_whitespace().next()) {
             None => Row::Address,
             Some("?") => Row::Guess,
-            Some("0xffffffffffffffff" | "0xffffffff") => Row::End,
+            // Of either width, maybe cut off.
+            Some(symbol)
+                if symbol.strip_prefix("0xf").is_some_and(|digits| digits.bytes().all(|digit| digit == b'f')) =>
+            {
+                Row::End
+            }
             // No function has the sign in its name; what follows may be cut off.
             Some(symbol) => Row::Frame(safe(function(symbol).split('+').next().unwrap_or_default())),
         }

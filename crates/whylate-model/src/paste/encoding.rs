@@ -128,7 +128,7 @@ fn escaped(bytes: &[u8]) -> Option<u8> {
 }
 
 /// Whether nearly every `=` begins an escape that an encoder makes, and some do.
-fn is_quoted_printable(lines: &[String]) -> bool {
+pub(super) fn is_quoted_printable(lines: &[String]) -> bool {
     let (mut valid, mut invalid) = (0_u64, 0_u64);
     for line in lines.iter().map(|line| line.trim_end().as_bytes()) {
         for (at, _) in line.iter().enumerate().filter(|(_, byte)| **byte == b'=') {

@@ -24,6 +24,8 @@ pub(super) enum Prefix {
     Counted,
     /// `trace.dat: `: the same in front of each.
     File(String),
+    /// The same blanks. They matter where a line goes on in the next one.
+    Indent(String),
 }
 
 impl Prefix {
@@ -34,6 +36,7 @@ impl Prefix {
             Prefix::Log { .. } => "stamps of a log",
             Prefix::Number { .. } | Prefix::Counted => "line numbers",
             Prefix::File(_) => "the name of a file in front of each line",
+            Prefix::Indent(_) => "indentation",
         }
     }
 
@@ -47,6 +50,7 @@ impl Prefix {
                 number(line).map(|(_, rest)| if *is_spaced { without_space(rest) } else { rest })
             }
             Prefix::Counted => counted(line).map(|(_, rest)| rest),
+            Prefix::Indent(blanks) => line.strip_prefix(blanks.as_str()),
             Prefix::File(name) => line.trim_start().strip_prefix(name.as_str())?.strip_prefix(':').map(without_space),
         }
     }
@@ -82,6 +86,16 @@ pub(super) fn of(lines: &[String], form: &impl Form) -> Result<Option<Prefix>, V
         0 => Ok(None),
         _ => Err(files.into_iter().collect()),
     }
+}
+
+/// The blanks with which each line begins.
+pub(super) fn indent(lines: &[String]) -> Option<Prefix> {
+    let blanks = |line: &'_ String| line.len() - line.trim_start().len();
+    let texts = || lines.iter().filter(|line| !line.trim().is_empty());
+    let first = texts().next()?;
+    let common = |line: &String| first.bytes().zip(line.bytes()).take_while(|(one, other)| one == other).count();
+    let width = texts().map(|line| common(line).min(blanks(line))).min()?;
+    (width > 0).then(|| Prefix::Indent(first[..width].to_owned()))
 }
 
 /// Whether all records have it, or some of which that is sure: they are of several threads, or no lines of the form as

@@ -124,7 +124,7 @@ fn words(line: &str) -> impl DoubleEndedIterator<Item = &str> {
 pub(super) struct Ambiguous;
 
 /// In characters, as a terminal shows it.
-fn length(line: &str) -> usize {
+pub(super) fn length(line: &str) -> usize {
     let line = line.trim_end();
     if line.contains('\t') { without_tabs(line).chars().count() } else { line.chars().count() }
 }
@@ -224,11 +224,14 @@ impl Wrap {
                 joined.push_str(line.trim());
             }
             Joins::Edge => {
-                let missing = self.width.saturating_sub(last.chars().count());
-                joined.extend(std::iter::repeat_n(' ', missing));
+                joined.truncate(joined.trim_end().len());
+                joined.extend(std::iter::repeat_n(' ', self.width.saturating_sub(length(last))));
                 joined.push_str(line);
             }
-            Joins::Trimmed => joined.push_str(line),
+            Joins::Trimmed => {
+                joined.truncate(joined.trim_end().len());
+                joined.push_str(line);
+            }
         }
     }
 
@@ -246,14 +249,9 @@ impl Wrap {
 /// lack their end.
 pub(super) fn edge(lines: &[String], form: &impl Form) -> Option<usize> {
     let records = || lines.iter().filter(|line| form.piece(line).is_record());
-    let edge = records().map(|line| line.chars().count()).max()?;
-    let widest = || records().filter(|line| ends_at(line, edge));
+    let edge = records().map(|line| length(line)).max()?;
+    let widest = || records().filter(|line| length(line) == edge);
     (widest().count() >= 2 && widest().any(|line| form.piece(line) == Piece::Begins)).then_some(edge)
-}
-
-/// Whether a line reaches that column with a word, which may be a part of one.
-pub(super) fn ends_at(line: &str, edge: usize) -> bool {
-    !line.ends_with(char::is_whitespace) && line.chars().count() >= edge
 }
 
 /// Whether a line may belong to the record that these began.

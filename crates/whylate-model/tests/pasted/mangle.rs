@@ -163,6 +163,11 @@ pub fn mangle(text: &str, choose: &mut dyn FnMut() -> u8) -> (Vec<u8>, Vec<&'sta
         {
             continue;
         }
+        // What lacks its ends is not broken as well.
+        let is_cut = |name: &str| name.starts_with("cut off");
+        if is_cut(name) && is_broken || breaks.contains(&name) && done.iter().any(|done| is_cut(done)) {
+            continue;
+        }
         text = mangle(&text, choose());
         done.push(name);
     }
@@ -204,7 +209,7 @@ pub const WAYS: [(&str, Way); 30] = [
         text.lines().filter(|line| !line.starts_with("# ")).map(|line| format!("{line}\n")).collect()
     }),
     ("prose around it", |text, _| format!("Hello,\n\nthis is what I see:\n\n{text}\nAny idea?\n")),
-    ("a fence", |text, _| format!("```\n{text}```\n")),
+    ("a fence", |text, _| format!("```\n{}\n```\n", text.trim_end_matches('\n'))),
     ("cut off", |text, how| each(text, |line| line.chars().take([72, 80, 100, 64][usize::from(how) % 4]).collect())),
     ("cut off with an ellipsis", |text, how| {
         let (width, ellipsis) =
@@ -227,7 +232,7 @@ pub const WAYS: [(&str, Way); 30] = [
     }),
     ("a shell around it", |text, how| {
         let prompt = ["$", "root@host:~#", "[me@host ~]$", "me@host:/tmp$"][usize::from(how) % 4];
-        format!("{prompt} head -n 60 out.txt\n{text}{prompt} uptime -s 2\n")
+        format!("{prompt} head -n 60 out.txt\n{}\n{prompt} uptime -s 2\n", text.trim_end_matches('\n'))
     }),
     ("prose with numbers", |text, _| {
         format!("It happens since release 12\n\n{text}\nI have seen it 3 times, on CPU 2\n")
@@ -322,16 +327,18 @@ pub fn difference(one: &str, other: &str) -> String {
     format!("there is\n    {}\nin place of\n    {}", around(one), around(other))
 }
 
-/// Whether a stack is a part of another one, maybe with names of which the end is missing, and says so.
+/// Whether a stack is a part of another one, maybe with names of which the end is missing; that of the outermost
+/// function need not be marked.
 fn is_part_of(stack: &str, whole: &str) -> bool {
     let [frames, all] = [stack, whole].map(|stack| stack.split(';').collect::<Vec<_>>());
-    let is_same = |(frame, other): (&&str, &&str)| match frame.strip_suffix("[cut]") {
+    let is_same = |at: usize, frame: &str, other: &str| match frame.strip_suffix("[cut]") {
         Some(start) => other.starts_with(start),
+        None if at <= 2 && other.starts_with(frame) => true,
         // A label with blanks may have been broken there.
-        None => frame == other || other.split(' ').any(|word| word == *frame),
+        None => frame == other || other.split(' ').any(|word| word == frame),
     };
-    let mut all = all.iter();
-    frames.iter().all(|frame| all.any(|other| is_same((frame, other))))
+    let mut all = all.into_iter();
+    frames.into_iter().enumerate().all(|(at, frame)| all.any(|other| is_same(at, frame, other)))
 }
 
 /// Whether a text has a name as a whole word.
