@@ -245,16 +245,19 @@ impl Imported {
         let mut line = String::new();
         // The numbers that each line ends in, at least.
         let mut counts = usize::MAX;
+        let mut after_part = false;
         while lines.next(&mut line).map_err(PasteError::Io)? {
             let text = line.trim();
             if text.is_empty() || text.starts_with('#') {
                 continue;
             }
+            let is_part =
+                std::mem::replace(&mut after_part, Folded.piece(text) == Piece::Begins) && !text.contains(';');
             match folded(text) {
                 _ if text.len() > text::LONGEST_LINE => self.too_long += 1,
-                // Its count may lack digits.
-                Some(_) if lines.is_cut(&line) => self.unread += 1,
-                Some((frames, _)) if frames.starts_with("> ") || has_separators && is_prose(frames) => self.unread += 1,
+                // Its count may lack digits, or it is the rest of the line before.
+                Some(_) if lines.is_cut(&line) || is_part => self.unread += 1,
+                Some((frames, _)) if is_quoted(frames) || has_separators && is_prose(frames) => self.unread += 1,
                 Some((frames, count)) => {
                     let numbers = frames.split(' ').rev().take_while(|word| word.parse::<u64>().is_ok()).count();
                     counts = counts.min(1 + numbers);
@@ -281,6 +284,7 @@ impl Form for Folded {
         let line = line.trim();
         match folded(line) {
             _ if line.is_empty() || line.starts_with('#') => Piece::Own,
+            Some((frames, _)) if is_prose(frames) => Piece::Other,
             Some(_) => Piece::Whole,
             None if line.contains(';') => Piece::Begins,
             None => Piece::Other,
@@ -304,6 +308,11 @@ impl Form for Folded {
     }
 }
 
+/// Whether a line has something in front of it that was not undone.
+fn is_quoted(frames: &str) -> bool {
+    frames.starts_with("> ") || frames.contains('\t')
+}
+
 /// Whether a line, or what stands before a number, is a command in a shell or a sentence.
 fn is_prose(text: &str) -> bool {
     let words = || text.split_whitespace();
@@ -320,7 +329,8 @@ fn folded(line: &str) -> Option<(&str, u64)> {
 /// A name of which the end is missing.
 fn cut(name: &str) -> String {
     let start = ELLIPSES.iter().find_map(|ellipsis| name.strip_suffix(ellipsis)).unwrap_or(name);
-    format!("{start}{CUT}")
+    // No function has the sign of an offset in its name.
+    format!("{}{CUT}", start.split('+').next().unwrap_or_default())
 }
 
 /// A name as a line may have it, of bounded length.

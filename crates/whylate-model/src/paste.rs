@@ -267,8 +267,10 @@ impl<R: BufRead, F: Form> Lines<R, F> {
         }
         while self.layers.len() < LAYERS {
             // A line that goes on in the next one is joined without what stands in front of that.
-            let prefix = prefix::of(&lines, &self.form).map_err(PasteError::SeveralMachines)?;
-            let prefix = prefix.or_else(|| prefix::indent(&lines).filter(|_| encoding::is_quoted_printable(&lines)));
+            let prefix = match prefix::indent(&lines, &self.form) {
+                Some(indent) => Some(indent),
+                None => prefix::of(&lines, &self.form).map_err(PasteError::SeveralMachines)?,
+            };
             let layer = prefix.map(Layer::Prefix).or_else(|| Encoding::of(&lines, &self.form).map(Layer::Encoding));
             let Some(layer) = layer else { break };
             lines = layer.undo_all(&lines, self.longest);

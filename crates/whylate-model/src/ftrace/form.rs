@@ -12,7 +12,7 @@ use crate::text::function;
 pub(crate) struct Events;
 
 /// What each event has last of what is read of it.
-const LAST: [(&str, &str); 10] = [
+const LAST: [(&str, &str); 11] = [
     ("sched_switch", " next_prio="),
     ("sched_waking", " prio="),
     ("sched_wakeup", " prio="),
@@ -23,6 +23,7 @@ const LAST: [(&str, &str); 10] = [
     ("preempt_disable", "parent="),
     ("preempt_enable", "parent="),
     ("hrtimer_start", " softexpires="),
+    ("irq_handler_entry", " name="),
 ];
 
 impl Form for Events {
@@ -43,7 +44,11 @@ impl Form for Events {
         if latency::is_part(line) {
             return Piece::Whole;
         }
-        if Gap::parse(line).is_some() || super::is_blank(line) || super::is_heading(line) {
+        if Gap::parse(line).is_some()
+            || super::is_blank(line)
+            || super::is_heading(line)
+            || latency::is_heading(line.trim())
+        {
             return Piece::Own;
         }
         // Stamps without a point, and events without a CPU, are refused with their reason, so these are events as well.
@@ -74,6 +79,7 @@ impl Form for Events {
             }
             "sched_process_fork" | "sched_process_exec" | "irq_handler_entry" => true,
             "hrtimer_start" | "hrtimer_expire_entry" => function(last) == last && !event.text.contains(" mode="),
+            // Nothing is known of others.
             name => is_at_edge && LAST.iter().all(|(known, _)| *known != name),
         }
     }
@@ -93,8 +99,10 @@ pub(crate) fn has_end(event: &str, text: &str) -> bool {
         || event.starts_with("sched_") && !text.contains("pid=") && text.contains(" [") && text.contains(']');
     // The kernel prints either all functions with their offsets or none.
     let has_offset = |value: &str| value.contains("+0x") || value.starts_with("0x") || !text.contains("+0x");
+    let is_module_or_field = |word: &str| word.contains('=') || word.starts_with('[');
     let has_last = text.rsplit_once(last).is_some_and(|(_, value)| {
-        !value.is_empty() && !value.starts_with(' ') && (*last != "parent=" || has_offset(value))
+        let are_functions = || has_offset(value) && text.split_ascii_whitespace().all(is_module_or_field);
+        !value.is_empty() && !value.starts_with(' ') && (*last != "parent=" || are_functions())
     });
     let is_switch = || event != "sched_switch" || text.split_once(" ==> ").is_some_and(|(_, next)| next.ends_with(']'));
     has_last || with_plugin() && is_switch()

@@ -131,6 +131,10 @@ pub struct LatencyReader {
     open: Option<LatencyTrace>,
     /// The heading has been read as far as the latency.
     has_latency: bool,
+    /// The line with the latency lacks its end so far, which is a parenthesis.
+    is_unended: bool,
+    /// The line before was a record.
+    after_record: bool,
     in_stack: bool,
 }
 
@@ -161,11 +165,21 @@ impl LatencyReader {
             return (Was::Part, finished);
         }
         let Some(trace) = &mut self.open else { return (Was::Other, None) };
+        if line.is_empty() {
+            return (Was::Other, None);
+        }
         if line.strip_prefix('#').is_some_and(|comment| comment.trim_start().starts_with("tracer:")) {
             return (Was::Part, self.finish());
         }
+        let after_record = std::mem::replace(&mut self.after_record, false);
+        if self.is_unended && line.ends_with(')') && !line.contains("| task:") {
+            self.is_unended = false;
+            return (Was::Part, None);
+        }
         if is_heading(line) {
-            self.has_latency |= heading(trace, line.trim_start_matches('#').trim());
+            if heading(trace, line.trim_start_matches('#').trim()) {
+                (self.has_latency, self.is_unended) = (true, !line.ends_with(')'));
+            }
             return (Was::Part, None);
         }
         if let Some(frame) = line.strip_prefix("=> ") {
@@ -174,12 +188,14 @@ impl LatencyReader {
             }
             return (Was::Part, None);
         }
-        if !self.in_stack && is_cut(line) {
+        let record = record(line);
+        if !self.in_stack && (is_cut(line) || after_record && record.is_none() && is_rest(line)) {
             // What the trace says of its functions is not known then.
             self.open = None;
             return (Was::Other, None);
         }
-        match record(line) {
+        self.after_record = record.is_some();
+        match record {
             // The stack is the last of it.
             Some(_) if self.in_stack => (Was::Other, self.finish()),
             Some(Record::Stack) => {
@@ -187,6 +203,11 @@ impl LatencyReader {
                 (Was::Part, None)
             }
             Some(Record::Call { function, irqs_off, at_us }) => {
+                if trace.comm.is_empty()
+                    && let Some((comm, tid)) = thread(line)
+                {
+                    (trace.comm, trace.tid) = (comm.to_owned(), tid);
+                }
                 if trace.disabled_by.is_none() {
                     trace.disabled_by = Some(function.to_owned());
                 }
@@ -205,8 +226,8 @@ impl LatencyReader {
 
     /// The trace that has begun, unless its heading breaks off before the latency.
     pub fn finish(&mut self) -> Option<LatencyTrace> {
-        let LatencyReader { open, has_latency, .. } = std::mem::take(self);
-        open.filter(|_| has_latency)
+        let LatencyReader { open, has_latency, is_unended, .. } = std::mem::take(self);
+        open.filter(|_| has_latency && !is_unended)
     }
 }
 
@@ -222,6 +243,7 @@ pub(crate) fn is_part(line: &str) -> bool {
 /// Whether a line of the heading, or a record, lacks its end.
 pub(crate) fn is_cut(line: &str) -> bool {
     let line = line.trim_start_matches([' ', '#']).trim_end();
+    let has_cpu = || line.split_once("CPU#").is_some_and(|(_, cpu)| cpu.starts_with(|c: char| c.is_ascii_digit()));
     let has_no_function = || match record(line) {
         // An event has a name with a colon.
         Some(Record::Event) => line.split_once("us").is_some_and(|(_, text)| text.matches(": ").count() < 2),
@@ -230,8 +252,14 @@ pub(crate) fn is_cut(line: &str) -> bool {
     };
     line == "=> started at:"
         || line == "=> ended at:"
-        || line.starts_with("latency: ") && !line.ends_with(')')
+        || line.starts_with("latency: ") && !has_cpu()
         || has_no_function()
+}
+
+/// Whether a line may be the rest of a record: `lock <-caller`, `(caller)`, a word.
+fn is_rest(line: &str) -> bool {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_.$".contains(&byte);
+    line.contains("<-") || line.ends_with(')') || line.bytes().all(is_name)
 }
 
 /// The tracer, and what follows: `irqsoff latency trace v1.1.5 on 2.6.26`.
@@ -241,7 +269,7 @@ fn title(line: &str) -> Option<(&str, &str)> {
 }
 
 /// Whether a line is of the heading: a comment, or what old kernels write without the sign of one.
-fn is_heading(line: &str) -> bool {
+pub(crate) fn is_heading(line: &str) -> bool {
     let starts = ["latency: ", "| task: ", "=> started at:", "=> ended at:"];
     line.starts_with('#')
         || starts.iter().any(|start| line.starts_with(start))
@@ -302,6 +330,15 @@ fn record(line: &str) -> Option<Record<'_>> {
     let irqs_off = flags.trim_start_matches(|c: char| c.is_ascii_digit()).starts_with(['d', 'D']);
     let stamp = line[..at].rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
     Some(Record::Call { function: function(called), irqs_off, at_us: number(stamp) })
+}
+
+/// The thread of a record; of its name up to 8 bytes.
+fn thread(line: &str) -> Option<(&str, u32)> {
+    let at = line.match_indices("us").map(|(at, _)| at).take(8).find(|&at| is_stamp(line, at))?;
+    let head = line[..at].trim_end_matches(|c: char| c.is_ascii_digit()).trim_end();
+    let (thread, _) = head.rsplit_once(' ')?;
+    let (comm, tid) = thread.trim().rsplit_once('-')?;
+    Some((comm, number(tid)?))
 }
 
 /// Whether a number of microseconds ends there, with a mark and a colon after it.

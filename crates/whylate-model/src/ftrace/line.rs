@@ -24,7 +24,7 @@ pub struct Line<'a> {
 }
 
 /// No name of a thread is longer, in bytes, unless it is a worker's with that of its queue.
-const LONGEST_COMM: usize = 15;
+pub(crate) const LONGEST_COMM: usize = 15;
 /// What the latency format leaves of a name, in bytes.
 const CUT_COMM: usize = 8;
 /// Flags of a CPU that stand before the preemption depth (trace_print_lat_fmt() in kernel/trace/trace_output.c).

@@ -18,6 +18,7 @@ use thiserror::Error;
 
 pub(crate) use self::form::{Events, has_end};
 pub use self::latency::LatencyTrace;
+pub(crate) use self::line::LONGEST_COMM;
 pub use self::line::{GONE, Gap, Lacks, Line};
 pub use self::place::Place;
 

@@ -102,12 +102,14 @@ impl Encoding {
             Encoding::Tabs => *line = without_tabs(line),
             // What is pending says that a blank line is due.
             Encoding::Doubled => {
-                let is_due = !pending.is_empty();
+                let (is_due, is_blank) = (!pending.is_empty(), line.trim().is_empty());
                 pending.clear();
-                if is_due && line.trim().is_empty() {
+                if is_due && is_blank {
                     return false;
                 }
-                pending.push('\n');
+                if !is_blank {
+                    pending.push('\n');
+                }
             }
         }
         true
@@ -128,7 +130,7 @@ fn escaped(bytes: &[u8]) -> Option<u8> {
 }
 
 /// Whether nearly every `=` begins an escape that an encoder makes, and some do.
-pub(super) fn is_quoted_printable(lines: &[String]) -> bool {
+fn is_quoted_printable(lines: &[String]) -> bool {
     let (mut valid, mut invalid) = (0_u64, 0_u64);
     for line in lines.iter().map(|line| line.trim_end().as_bytes()) {
         for (at, _) in line.iter().enumerate().filter(|(_, byte)| **byte == b'=') {
@@ -233,12 +235,13 @@ fn entity(name: &str) -> Option<char> {
     }
 }
 
-/// Whether each line has a blank one behind it, and records do.
+/// Whether each line has a blank one behind it, but for one at either end of what was pasted.
 fn is_doubled(lines: &[String], form: &impl Form) -> bool {
-    let is_blank = |line: &&String| line.trim().is_empty();
-    let texts = || lines.iter().step_by(2);
-    lines.iter().skip(1).step_by(2).all(|line| is_blank(&line))
-        && texts().filter(|line| form.piece(line).is_record()).count() >= 3
+    let is_text = |line: &String| !line.trim().is_empty();
+    let is_record = |line: &&String| form.piece(line).is_record();
+    lines.windows(2).filter(|two| two.iter().all(is_text)).count() <= 2
+        && lines.iter().filter(is_record).count() >= 2
+        && !lines.windows(2).any(|two| two.iter().all(|line| is_record(&line)))
 }
 
 fn without_colors(line: &str) -> String {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Form, LAYERS, Piece};
+use super::{Form, LAYERS, Piece, is_fence};
 
 /// More names in front of lines are none of files.
 const FILES: usize = 16;
@@ -61,7 +61,8 @@ pub(super) fn of(lines: &[String], form: &impl Form) -> Result<Option<Prefix>, V
     let is_spaced = |rest_of: for<'a> fn(&'a str) -> Option<&'a str>| {
         lines.iter().filter_map(|line| rest_of(line)).all(|rest| rest.is_empty() || rest.starts_with(' '))
     };
-    let has_program = lines.iter().filter_map(|line| dated(line)).all(|rest| program(rest).is_some());
+    let dated = || lines.iter().filter_map(|line| dated(line));
+    let has_program = dated().filter(|rest| program(rest).is_some()).count() * 2 > dated().count();
     for prefix in [Prefix::Quote { is_spaced: is_spaced(quote) }, Prefix::Log { has_program }, Prefix::Patch] {
         if is_evident(&prefix, lines, form) {
             return Ok(Some(prefix));
@@ -88,14 +89,16 @@ pub(super) fn of(lines: &[String], form: &impl Form) -> Result<Option<Prefix>, V
     }
 }
 
-/// The blanks with which each line begins.
-pub(super) fn indent(lines: &[String]) -> Option<Prefix> {
+/// The blanks with which each line begins, where some may be the rest of others.
+pub(super) fn indent(lines: &[String], form: &impl Form) -> Option<Prefix> {
     let blanks = |line: &'_ String| line.len() - line.trim_start().len();
-    let texts = || lines.iter().filter(|line| !line.trim().is_empty());
+    let texts = || lines.iter().filter(|line| !line.trim().is_empty() && !is_fence(line));
     let first = texts().next()?;
     let common = |line: &String| first.bytes().zip(line.bytes()).take_while(|(one, other)| one == other).count();
     let width = texts().map(|line| common(line).min(blanks(line))).min()?;
-    (width > 0).then(|| Prefix::Indent(first[..width].to_owned()))
+    let is_indent = width >= 2 || width > 0 && first.starts_with('\t');
+    let has_others = || texts().any(|line| form.piece(line) == Piece::Other);
+    (is_indent && has_others()).then(|| Prefix::Indent(first[..width].to_owned()))
 }
 
 /// Whether all records have it, or some of which that is sure: they are of several threads, or no lines of the form as
@@ -196,7 +199,7 @@ fn log(line: &str, has_program: bool) -> Option<&str> {
     let mut is_any = after_date.is_some();
     rest = after_date.unwrap_or(rest);
     if is_any && has_program {
-        rest = program(rest)?;
+        rest = program(rest).unwrap_or(rest);
     }
     while let Some(after) = bracketed_stamp(rest, is_any) {
         (rest, is_any) = (after, true);

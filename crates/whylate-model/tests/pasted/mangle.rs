@@ -163,9 +163,12 @@ pub fn mangle(text: &str, choose: &mut dyn FnMut() -> u8) -> (Vec<u8>, Vec<&'sta
         {
             continue;
         }
-        // What lacks its ends is not broken as well.
-        let is_cut = |name: &str| name.starts_with("cut off");
-        if is_cut(name) && is_broken || breaks.contains(&name) && done.iter().any(|done| is_cut(done)) {
+        // What lacks its ends, or is quoted in part, is not broken as well.
+        let is_last = |name: &str| name.starts_with("cut off") || name == "half quoted";
+        let is_break = |name: &str| breaks.contains(&name) || name == "quoted-printable" || is_last(name);
+        if is_last(name) && done.iter().any(|done| is_break(done))
+            || is_break(name) && done.iter().any(|done| is_last(done))
+        {
             continue;
         }
         text = mangle(&text, choose());
@@ -210,7 +213,14 @@ pub const WAYS: [(&str, Way); 30] = [
     }),
     ("prose around it", |text, _| format!("Hello,\n\nthis is what I see:\n\n{text}\nAny idea?\n")),
     ("a fence", |text, _| format!("```\n{}\n```\n", text.trim_end_matches('\n'))),
-    ("cut off", |text, how| each(text, |line| line.chars().take([72, 80, 100, 64][usize::from(how) % 4]).collect())),
+    ("cut off", |text, how| {
+        let width = [72, 80, 100, 64][usize::from(how) % 4];
+        // A single one does not show it.
+        match text.lines().filter(|line| line.trim_end().chars().count() > width).count() {
+            0 | 1 => text.to_owned(),
+            _ => each(text, |line| line.chars().take(width).collect()),
+        }
+    }),
     ("cut off with an ellipsis", |text, how| {
         let (width, ellipsis) =
             ([72, 80, 100, 64][usize::from(how) % 4], ["\u{2026}", "..."][usize::from(how / 4) % 2]);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the text of an event says, as the kernel prints it, and as trace-cmd does with its plugins.
 
+use crate::ftrace::LONGEST_COMM;
 use crate::path::history::{Blocked, Exit, Operation};
 use crate::text::function;
 
@@ -126,10 +127,10 @@ fn switch(text: &str) -> Option<Said<'_>> {
         let (_, state) = rest.split_once(" prev_state=")?;
         return Some(Said::Switch {
             from: number(word(rest)?)?,
-            from_name,
+            from_name: comm(from_name)?,
             exit: exit(word(state)?)?,
             to: number(word(to)?)?,
-            to_name,
+            to_name: comm(to_name)?,
         });
     }
     let (from, to) = text.rsplit_once(" ==> ")?;
@@ -141,11 +142,16 @@ fn switch(text: &str) -> Option<Said<'_>> {
 /// A thread: `comm=a pid=1 prio=120 target_cpu=000`, or `a:1 [120] CPU:000`.
 fn thread(text: &str) -> Option<(u32, &str)> {
     if let Some(name) = between(text, "comm=", " pid=") {
-        return Some((last_number(text, " pid=")?, name));
+        return Some((last_number(text, " pid=")?, comm(name)?));
     }
     let (thread, _) = text.rsplit_once(" [")?;
     let (name, tid) = thread.rsplit_once(':')?;
-    Some((number(tid)?, name))
+    Some((number(tid)?, comm(name)?))
+}
+
+/// A thread's name. A longer text has more than one event in it.
+fn comm(name: &str) -> Option<&str> {
+    Some(name).filter(|name| name.chars().nth(LONGEST_COMM).is_none())
 }
 
 /// What a thread's state says of how it leaves its CPU.
@@ -215,6 +221,8 @@ mod tests {
         let expected = Said::Switch { from: 12, from_name: "a prev_pid=7", exit: ASLEEP, to: 0, to_name: "swapper/1" };
         let kernel = "prev_comm=a prev_pid=7 prev_pid=12 prev_prio=120 prev_state=S ==> next_comm=swapper/1 next_pid=0 next_prio=120";
         assert_eq!(said("sched_switch", kernel), Some(expected));
+        // Two events whose lines were joined.
+        assert_eq!(said("sched_switch", &format!("{kernel} job 7 [000] 1.5: sched:sched_switch: {kernel}")), None);
         assert_eq!(said("sched_switch", "a prev_pid=7:12 [120] S ==> swapper/1:0 [120]"), Some(expected));
         let exit = |state: &str| {
             let text = format!(
