@@ -98,8 +98,7 @@ impl Imported {
             if dump.has_records() || text.lines().any(|line| kernel_frame(line).is_some()) {
                 imported.read_dump(dump, names, text.contains("+0x"))?;
             } else {
-                imported
-                    .read_folded(Lines::new(text.as_bytes(), Folded, text::LONGEST_LINE + 1)?, text.contains(';'))?;
+                imported.read_folded(Lines::new(text.as_bytes(), Folded, text::LONGEST_LINE + 1)?)?;
             }
         }
         match imported.stacks.is_empty() {
@@ -205,13 +204,18 @@ impl Imported {
                 }
                 Row::Address => {
                     self.cut += 1;
-                    if frames.len() <= DEEPEST {
+                    // It stands for one or more of them.
+                    if frames.last().is_none_or(|last| last != CUT) {
                         frames.push(CUT.to_owned());
                     }
                     continue;
                 }
                 Row::Module => continue,
                 Row::Guess => {
+                    self.unread += 1;
+                    continue;
+                }
+                Row::Other if !frames.is_empty() && dump::is_rest(&line) => {
                     self.unread += 1;
                     continue;
                 }
@@ -241,7 +245,7 @@ impl Imported {
         Ok(())
     }
 
-    fn read_folded(&mut self, mut lines: Lines<&[u8], Folded>, has_separators: bool) -> Result<(), ImportError> {
+    fn read_folded(&mut self, mut lines: Lines<&[u8], Folded>) -> Result<(), ImportError> {
         let mut line = String::new();
         // The numbers that each line ends in, at least.
         let mut counts = usize::MAX;
@@ -257,7 +261,7 @@ impl Imported {
                 _ if text.len() > text::LONGEST_LINE => self.too_long += 1,
                 // Its count may lack digits, or it is the rest of the line before.
                 Some(_) if lines.is_cut(&line) || is_part => self.unread += 1,
-                Some((frames, _)) if is_quoted(frames) || has_separators && is_prose(frames) => self.unread += 1,
+                Some((frames, _)) if is_quoted(frames) || is_prose(frames) => self.unread += 1,
                 Some((frames, count)) => {
                     let numbers = frames.split(' ').rev().take_while(|word| word.parse::<u64>().is_ok()).count();
                     counts = counts.min(1 + numbers);
@@ -284,7 +288,7 @@ impl Form for Folded {
         let line = line.trim();
         match folded(line) {
             _ if line.is_empty() || line.starts_with('#') => Piece::Own,
-            Some((frames, _)) if is_prose(frames) => Piece::Other,
+            Some((frames, _)) if is_quoted(frames) || is_prose(frames) => Piece::Other,
             Some(_) => Piece::Whole,
             None if line.contains(';') => Piece::Begins,
             None => Piece::Other,
@@ -310,7 +314,7 @@ impl Form for Folded {
 
 /// Whether a line has something in front of it that was not undone.
 fn is_quoted(frames: &str) -> bool {
-    frames.starts_with("> ") || frames.contains('\t')
+    frames.starts_with('>') || frames.contains('\t') || frames.contains("=\"")
 }
 
 /// Whether a line, or what stands before a number, is a command in a shell or a sentence.

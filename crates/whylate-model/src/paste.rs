@@ -265,6 +265,7 @@ impl<R: BufRead, F: Form> Lines<R, F> {
         if is_cut || lines.last().is_some_and(String::is_empty) {
             lines.pop();
         }
+        lines.iter_mut().filter(|line| is_fence(line)).for_each(String::clear);
         while self.layers.len() < LAYERS {
             // A line that goes on in the next one is joined without what stands in front of that.
             let prefix = match prefix::indent(&lines, &self.form) {

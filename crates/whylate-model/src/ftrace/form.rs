@@ -92,7 +92,10 @@ fn is_whole(event: &str, text: &str) -> bool {
 /// Whether an event has all that is read of it, as far as that shows.
 pub(crate) fn has_end(event: &str, text: &str) -> bool {
     let Some((_, last)) = LAST.iter().find(|(name, _)| *name == event) else {
-        return !event.starts_with("block_rq_") || text.ends_with(']');
+        return match event {
+            "irq_handler_exit" => text.ends_with("handled"),
+            _ => !event.starts_with("block_rq_") || text.ends_with(']'),
+        };
     };
     // With trace-cmd's plugins: `a:1 [120] S ==> b:2 [120]`, `b:2 [120] CPU:000`.
     let with_plugin =

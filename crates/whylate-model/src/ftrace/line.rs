@@ -141,7 +141,9 @@ impl<'a> Line<'a> {
 
     /// Whether the name can be a thread's; where it cannot, something else stands in front of it.
     pub fn is_credible(&self) -> bool {
-        self.comm.len() <= LONGEST_COMM || !self.comm.contains(char::is_whitespace)
+        let is_name = self.comm.len() <= LONGEST_COMM || !self.comm.contains(char::is_whitespace);
+        let has_mark = |mark: &str| self.comm.len() > mark.len() && self.comm.ends_with(mark);
+        is_name && !has_mark("<...>") && !has_mark("<idle>")
     }
 
     /// What stands after `name=`, up to the next space.

@@ -254,7 +254,8 @@ pub(crate) fn is_heading(line: &str) -> bool {
     };
     let is_frame = || {
         let is_address = address.len() >= 5 && address.bytes().all(|byte| byte.is_ascii_hexdigit());
-        is_address && symbol.is_some_and(|symbol| !is_field(symbol))
+        let is_symbol = |symbol: &str| !is_field(symbol) && (!symbol.starts_with('[') || symbol == "[unknown]");
+        is_address && symbol.is_some_and(is_symbol)
     };
     line.starts_with("cpus=") || line.starts_with("version = ") || is_cpu() || is_frame()
 }

@@ -2,7 +2,7 @@
 //! Dumps of Linux's `/proc/PID/stack`: a line per frame, innermost first.
 
 use super::safe;
-use crate::paste::{Form, Piece};
+use crate::paste::{ELLIPSES, Form, Piece};
 use crate::text::function;
 
 /// What a line of a dump is.
@@ -33,15 +33,27 @@ impl Row {
             None => Row::Address,
             Some("?") => Row::Guess,
             // Of either width, maybe cut off.
-            Some(symbol)
-                if symbol.strip_prefix("0xf").is_some_and(|digits| digits.bytes().all(|digit| digit == b'f')) =>
-            {
-                Row::End
-            }
+            Some(symbol) if is_end(symbol) => Row::End,
             // No function has the sign in its name; what follows may be cut off.
             Some(symbol) => Row::Frame(safe(function(symbol).split('+').next().unwrap_or_default())),
         }
     }
+}
+
+/// Whether a line is the rest of a frame: `x12/0x34 [module]`, `dule]`.
+pub(super) fn is_rest(line: &str) -> bool {
+    let line = line.trim();
+    let (offset, module) = line.rsplit_once('[').unwrap_or(match line.ends_with(']') {
+        true => ("", line),
+        false => (line, "]"),
+    });
+    let is_offset = |byte: u8| byte.is_ascii_hexdigit() || b"x/".contains(&byte);
+    !line.is_empty() && module.ends_with(']') && offset.trim().bytes().all(is_offset)
+}
+
+fn is_end(symbol: &str) -> bool {
+    let start = ELLIPSES.iter().find_map(|ellipsis| symbol.strip_suffix(ellipsis)).unwrap_or(symbol);
+    !start.is_empty() && "0xffffffffffffffff".starts_with(start)
 }
 
 /// A line of proc_pid_stack(5), `[<0>] function+0x12/0x34 [module]`, without what follows the function's name.

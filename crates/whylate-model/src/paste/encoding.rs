@@ -52,14 +52,14 @@ impl Encoding {
             };
             records(&mut lines.iter().map(undone)) > records(&mut lines.iter().cloned())
         };
-        if is_quoted_printable(lines) {
-            return Some(Encoding::QuotedPrintable);
-        }
         if lines.iter().any(|line| line.contains("\x1b[")) {
             let has_reset = |line: &String| ["\x1b[0m", "\x1b[m", "\x1b[K"].iter().any(|reset| line.contains(reset));
             if lines.iter().any(has_reset) || gains(Encoding::Colors) {
                 return Some(Encoding::Colors);
             }
+        }
+        if is_quoted_printable(lines) {
+            return Some(Encoding::QuotedPrintable);
         }
         if lines.iter().any(|line| has_closing_tag(line)) {
             return Some(Encoding::Html);

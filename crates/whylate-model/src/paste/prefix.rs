@@ -13,7 +13,7 @@ const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Au
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Prefix {
     /// `>`, `>>`, `|`, `JD>`: one level; with a space behind it in each line, or without.
-    Quote { is_spaced: bool },
+    Quote { sign: char, is_spaced: bool },
     /// `+ ` or `- ` of a patch.
     Patch,
     /// `[   12.345678] `, `2026-11-28T15:39:22+0000 `; `Nov 28 15:39:22 host kernel: ` if each line has a program.
@@ -43,7 +43,9 @@ impl Prefix {
     /// The rest of a line that has it.
     pub(super) fn strip<'a>(&self, line: &'a str) -> Option<&'a str> {
         match self {
-            Prefix::Quote { is_spaced } => quote(line).map(|rest| if *is_spaced { without_space(rest) } else { rest }),
+            Prefix::Quote { sign, is_spaced } => {
+                quote(line, *sign).map(|rest| if *is_spaced { without_space(rest) } else { rest })
+            }
             Prefix::Patch => line.strip_prefix('+'),
             Prefix::Log { has_program } => log(line, *has_program),
             Prefix::Number { is_spaced } => {
@@ -58,17 +60,18 @@ impl Prefix {
 
 /// What stands in front of the records; the names of files where there are several.
 pub(super) fn of(lines: &[String], form: &impl Form) -> Result<Option<Prefix>, Vec<String>> {
-    let is_spaced = |rest_of: for<'a> fn(&'a str) -> Option<&'a str>| {
+    let is_spaced = |rest_of: &dyn for<'a> Fn(&'a str) -> Option<&'a str>| {
         lines.iter().filter_map(|line| rest_of(line)).all(|rest| rest.is_empty() || rest.starts_with(' '))
     };
     let dated = || lines.iter().filter_map(|line| dated(line));
     let has_program = dated().filter(|rest| program(rest).is_some()).count() * 2 > dated().count();
-    for prefix in [Prefix::Quote { is_spaced: is_spaced(quote) }, Prefix::Log { has_program }, Prefix::Patch] {
+    let quoted = |sign| Prefix::Quote { sign, is_spaced: is_spaced(&|line| quote(line, sign)) };
+    for prefix in [quoted('>'), quoted('|'), Prefix::Log { has_program }, Prefix::Patch] {
         if is_evident(&prefix, lines, form) {
             return Ok(Some(prefix));
         }
     }
-    let numbers = Prefix::Number { is_spaced: is_spaced(|line| number(line).map(|(_, rest)| rest)) };
+    let numbers = Prefix::Number { is_spaced: is_spaced(&|line| number(line).map(|(_, rest)| rest)) };
     let is_listing = || {
         let rests = || lines.iter().filter_map(|line| numbers.strip(line));
         let is_record = |line: &&str| form.piece(line).is_record();
@@ -92,13 +95,19 @@ pub(super) fn of(lines: &[String], form: &impl Form) -> Result<Option<Prefix>, V
 /// The blanks with which each line begins, where some may be the rest of others.
 pub(super) fn indent(lines: &[String], form: &impl Form) -> Option<Prefix> {
     let blanks = |line: &'_ String| line.len() - line.trim_start().len();
-    let texts = || lines.iter().filter(|line| !line.trim().is_empty() && !is_fence(line));
+    let is_indented = |line: &String| line.starts_with("  ") || line.starts_with('\t');
+    let is_blank = |line: &String| line.trim().is_empty() || is_fence(line);
+    // What stands around it need not have them.
+    let is_rim = |two: &[String]| !two.iter().any(is_blank) && is_indented(&two[0]) != is_indented(&two[1]);
+    if lines.windows(2).any(is_rim) {
+        return None;
+    }
+    let texts = || lines.iter().filter(|line| is_indented(line) && !is_blank(line));
     let first = texts().next()?;
     let common = |line: &String| first.bytes().zip(line.bytes()).take_while(|(one, other)| one == other).count();
     let width = texts().map(|line| common(line).min(blanks(line))).min()?;
-    let is_indent = width >= 2 || width > 0 && first.starts_with('\t');
     let has_others = || texts().any(|line| form.piece(line) == Piece::Other);
-    (is_indent && has_others()).then(|| Prefix::Indent(first[..width].to_owned()))
+    (width > 0 && has_others()).then(|| Prefix::Indent(first[..width].to_owned()))
 }
 
 /// Whether all records have it, or some of which that is sure: they are of several threads, or no lines of the form as
@@ -120,10 +129,11 @@ fn is_evident(prefix: &Prefix, lines: &[String], form: &impl Form) -> bool {
     }
     // No name begins with a date.
     let is_dated = matches!(prefix, Prefix::Log { .. });
+    let is_quote = matches!(prefix, Prefix::Quote { sign: '>', .. });
     // Where each line of a text has one, records may be broken.
     let mut texts = lines.iter().filter(|line| !line.trim().is_empty());
-    let all_have = is_dated && lines.len() >= 3 && texts.all(|line| prefix.strip(line).is_some());
-    all_have || with > 0 && (is_dated || without == 0 || gained > 0 || with >= 3 && subjects.len() >= 2)
+    let all_have = (is_dated || is_quote) && lines.len() >= 3 && texts.all(|line| prefix.strip(line).is_some());
+    all_have || gained >= 2 || with > 0 && (is_dated || without == 0 || gained > 0 || with >= 3 && subjects.len() >= 2)
 }
 
 /// The record behind whatever else stands in front of it.
@@ -132,7 +142,8 @@ fn behind_others<'a>(line: &'a str, form: &impl Form, layers: usize) -> Option<&
         return Some(line);
     }
     let kinds = [
-        Prefix::Quote { is_spaced: true },
+        Prefix::Quote { sign: '>', is_spaced: true },
+        Prefix::Quote { sign: '|', is_spaced: true },
         Prefix::Log { has_program: true },
         Prefix::Log { has_program: false },
         Prefix::Patch,
@@ -168,7 +179,7 @@ fn without_space(rest: &str) -> &str {
     rest.strip_prefix(' ').unwrap_or(rest)
 }
 
-fn quote(line: &str) -> Option<&str> {
+fn quote(line: &str, sign: char) -> Option<&str> {
     let trimmed = line.trim_start();
     // Further in, it is text.
     if line.len() - trimmed.len() > 3 {
@@ -176,7 +187,7 @@ fn quote(line: &str) -> Option<&str> {
     }
     let initials = trimmed.find(|c: char| !c.is_ascii_uppercase()).filter(|&end| end <= 3).unwrap_or(0);
     let rest = trimmed.get(initials..)?;
-    rest.strip_prefix('>').or_else(|| rest.strip_prefix('|').filter(|_| initials == 0))
+    rest.strip_prefix(sign).filter(|_| initials == 0 || sign == '>')
 }
 
 /// What follows a date or the time of day.
@@ -310,7 +321,7 @@ fn are_numbered(lines: &[String], form: &impl Form) -> bool {
     let records: Vec<(u64, u64)> = records.collect();
     match records[..] {
         [] => false,
-        [(at, number)] => at == number,
+        [(at, number)] => at == number || number == 1,
         _ => records.windows(2).all(|two| two[0].1.checked_add(1) == Some(two[1].1)),
     }
 }
@@ -318,7 +329,7 @@ fn are_numbered(lines: &[String], form: &impl Form) -> bool {
 /// Whether each line has the number after that of the one before.
 fn are_consecutive(lines: &[String], number: fn(&str) -> Option<(u64, &str)>) -> bool {
     let of = |line: &String| number(line).map(|(number, _)| number).or_else(|| line.trim().parse().ok());
-    let numbers: Vec<Option<u64>> = lines.iter().map(of).collect();
+    let numbers: Vec<Option<u64>> = lines.iter().filter(|line| !line.trim().is_empty()).map(of).collect();
     let follows = |two: &[Option<u64>]| matches!(two, [Some(one), Some(next)] if one.checked_add(1) == Some(*next));
-    numbers.len() >= 3 && numbers.windows(2).all(follows)
+    (numbers.len() >= 3 || numbers.len() == 2 && numbers[0] == Some(1)) && numbers.windows(2).all(follows)
 }

@@ -203,7 +203,7 @@ impl Wrap {
         let mut last = &group[0];
         for (used, line) in group.iter().enumerate().skip(1) {
             let is_off_edge = self.joins == Joins::Edge && length(last) + 1 < self.width;
-            if is_off_edge || form.is_rest_alike() && !self.is_full(last, line) {
+            if is_off_edge || form.is_rest_alike() && self.joins != Joins::Trimmed && !self.is_full(last, line) {
                 return None;
             }
             self.join(&mut joined, last, line);

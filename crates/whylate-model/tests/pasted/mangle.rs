@@ -155,8 +155,13 @@ pub fn mangle(text: &str, choose: &mut dyn FnMut() -> u8) -> (Vec<u8>, Vec<&'sta
         // ways, is undone in one.
         let breaks = ["wrapped", "cut at the edge"];
         let is_broken = done.iter().any(|done| breaks.contains(done) || *done == "quoted-printable");
-        // A terminal shows tabs as blanks, and no colors.
-        if name == "cut at the edge" && (done.contains(&"tabs") || done.contains(&"colors")) {
+        // A terminal shows tabs as blanks, and neither colors nor byte order marks nor the source of a page.
+        let is_unseen = |done: &&str| {
+            ["tabs", "colors", "a byte order mark", "HTML", "entities with numbers", "a page"].contains(done)
+        };
+        if name == "cut at the edge" && done.iter().any(is_unseen)
+            || name == "tabs" && done.contains(&"cut at the edge")
+        {
             continue;
         }
         if name == "without leading blanks" && done.contains(&"quoted-printable") || is_broken && breaks.contains(&name)
